@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/clock.h"
+
+#include <errno.h>
+#include <time.h>
+
+uint64_t clock_us(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail for this clock */
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
+int64_t clock_unix_s(void)
+{
+    return (int64_t)time(NULL);
+}
+
+void clock_sleep_us(uint64_t us)
+{
+    struct timespec left = {.tv_sec = (time_t)(us / 1000000u),
+                            .tv_nsec = (long)(us % 1000000u) * 1000};
+
+    while (nanosleep(&left, &left) == -1 && errno == EINTR)
+        continue; /* the rest of the time is in left */
+}

@@ -1,0 +1,12 @@
+/* Time. Everything inside quire is measured in microseconds of CLOCK_MONOTONIC, which all
+ * processes of a machine share; the wall clock is for clients' eyes only. */
+#ifndef QUIRE_BASE_CLOCK_H
+#define QUIRE_BASE_CLOCK_H
+
+#include <stdint.h>
+
+uint64_t clock_us(void);      /* monotonic, any thread, about 20 ns */
+int64_t clock_unix_s(void);   /* seconds since 1970 */
+void clock_sleep_us(uint64_t us);
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The table behind err.h, made from err.def. */
+#include "base/err.h"
+
+#include <stddef.h>
+
+struct err_row {
+    int number;
+    int status;
+    const char *name;
+    const char *type;
+    const char *code;
+    const char *sentence;
+};
+
+static const struct err_row err_rows[] = {
+#define ERR(name, number, status, type, code, sentence) \
+    {(number), (status), #name, (type), (code), (sentence)},
+#include "base/err.def"
+#undef ERR
+};
+
+static const struct err_row *err_row(int err)
+{
+    for (size_t i = 0; i < sizeof err_rows / sizeof err_rows[0]; i++) {
+        if (err_rows[i].number == err)
+            return &err_rows[i];
+    }
+    return err_row(ERR_INTERNAL);
+}
+
+const char *err_name(int err)
+{
+    return err_row(err)->name;
+}
+
+const char *err_sentence(int err)
+{
+    return err_row(err)->sentence;
+}
+
+int err_http_status(int err)
+{
+    return err_row(err)->status;
+}
+
+const char *err_openai_type(int err)
+{
+    return err_row(err)->type;
+}
+
+const char *err_openai_code(int err)
+{
+    return err_row(err)->code;
+}

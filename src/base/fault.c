@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The counters behind fault.h. Atomic, because the store's thread and the loop pass points of
+ * the same table. */
+#include "base/fault.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+
+struct fault_point {
+    const char *name;
+    atomic_int passes_left; /* 0: not armed; n: the n-th pass from here fails */
+    atomic_int fired;
+    bool forever;
+};
+
+bool fault_armed;
+
+static struct fault_point fault_points[FAULT_COUNT] = {
+#define FAULT(id, what) {.name = #id},
+#include "base/fault.def"
+#undef FAULT
+};
+
+void fault_arm(enum fault f, int n, bool forever)
+{
+    fault_points[f].forever = forever;
+    atomic_store(&fault_points[f].fired, 0);
+    atomic_store(&fault_points[f].passes_left, n);
+    fault_armed = true;
+}
+
+static void fault_arm_text(const char *text)
+{
+    char name[64];
+    int n = 0;
+    char plus = '\0';
+
+    if (sscanf(text, "%63[a-z_]:%d%c", name, &n, &plus) >= 2 && n > 0) {
+        for (int i = 0; i < FAULT_COUNT; i++) {
+            if (strcmp(fault_points[i].name, name) == 0) {
+                fault_arm((enum fault)i, n, plus == '+');
+                log_warn("fault: %s is armed", text);
+                return;
+            }
+        }
+    }
+    log_warn("fault: \"%s\" is no fault point", text);
+}
+
+void fault_init(void)
+{
+    const char *env = getenv("QUIRE_FAULT");
+    char copy[256];
+    char *save = NULL;
+
+    if (env == NULL)
+        return;
+    (void)snprintf(copy, sizeof copy, "%s", env);
+    for (char *p = strtok_r(copy, ",", &save); p != NULL; p = strtok_r(NULL, ",", &save))
+        fault_arm_text(p);
+}
+
+bool fault_hit(enum fault f)
+{
+    struct fault_point *p = &fault_points[f];
+    int left = atomic_load(&p->passes_left);
+
+    while (left > 1) {
+        if (atomic_compare_exchange_weak(&p->passes_left, &left, left - 1))
+            return false;
+    }
+    if (left != 1)
+        return false;
+    if (!p->forever)
+        atomic_store(&p->passes_left, 0);
+    atomic_fetch_add(&p->fired, 1);
+    return true;
+}
+
+int fault_fired(enum fault f)
+{
+    return atomic_load(&fault_points[f].fired);
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * OpenSSL's SHA-256 (it picks the CPU's instructions) and xxHash's XXH3. A digest that cannot
+ * be computed would be a name without meaning, so failure is a must(). */
+#include "base/hash.h"
+
+#include <openssl/evp.h>
+#include <xxhash.h>
+
+#include "base/must.h"
+
+/* Fetching an algorithm costs more than a short digest, so each thread keeps its context. */
+static _Thread_local EVP_MD_CTX *hash_ctx;
+static _Thread_local EVP_MD *hash_md;
+
+struct hash hash_sha256(const void *a, size_t a_len, const void *b, size_t b_len)
+{
+    struct hash h;
+    unsigned int len = 0;
+
+    if (hash_ctx == NULL) {
+        hash_ctx = EVP_MD_CTX_new();
+        hash_md = EVP_MD_fetch(NULL, "SHA256", NULL);
+        must(hash_ctx != NULL);
+        must(hash_md != NULL);
+    }
+    must(EVP_DigestInit_ex2(hash_ctx, hash_md, NULL) == 1);
+    must(EVP_DigestUpdate(hash_ctx, a, a_len) == 1);
+    must(b_len == 0 || EVP_DigestUpdate(hash_ctx, b, b_len) == 1);
+    must(EVP_DigestFinal_ex(hash_ctx, h.bytes, &len) == 1);
+    must(len == HASH_BYTES);
+    return h;
+}
+
+uint64_t hash_xxh3(const void *bytes, size_t len)
+{
+    return XXH3_64bits(bytes, len);
+}
+
+void hash_hex(const uint8_t *bytes, size_t n, char *out)
+{
+    static const char digits[] = "0123456789abcdef";
+
+    for (size_t i = 0; i < n; i++) {
+        out[2 * i] = digits[bytes[i] >> 4];
+        out[2 * i + 1] = digits[bytes[i] & 15];
+    }
+    out[2 * n] = '\0';
+}

@@ -1,0 +1,23 @@
+/* Log lines on standard error, one write each, with the priority prefix that journald reads.
+ *
+ *   log_error("store: map full at %zu bytes; raise kv_store_bytes", n);
+ *
+ * A line starts with the part that speaks, says the numbers and, for errors, what to do. No
+ * prompt text, token or key is ever logged. Any thread. */
+#ifndef QUIRE_BASE_LOG_H
+#define QUIRE_BASE_LOG_H
+
+enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
+
+/* Lines above this level are dropped; LOG_LEVEL_INFO until set. Call before threads start. */
+void log_set_level(enum log_level level);
+
+/* Write one line. Lines above 2 KiB are cut. */
+void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#define log_error(...) log_line(LOG_LEVEL_ERROR, __VA_ARGS__)
+#define log_warn(...)  log_line(LOG_LEVEL_WARN, __VA_ARGS__)
+#define log_info(...)  log_line(LOG_LEVEL_INFO, __VA_ARGS__)
+#define log_debug(...) log_line(LOG_LEVEL_DEBUG, __VA_ARGS__)
+
+#endif

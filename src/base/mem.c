@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Thin wrappers over the allocator (jemalloc, by linking) and the arena: a list of chunks that
+ * double from 16 KiB to 1 MiB. */
+#include "base/mem.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fault.h"
+#include "base/must.h"
+
+#define ARENA_CHUNK_MIN ((size_t)16 << 10) /* holds most requests whole */
+#define ARENA_CHUNK_MAX ((size_t)1 << 20)  /* past this, doubling only wastes */
+#define ARENA_ALIGN     ((size_t)16)
+
+struct arena_chunk {
+    struct arena_chunk *next;
+    size_t cap;
+    size_t used;
+    size_t pad; /* keeps the bytes that follow 16-byte aligned */
+};
+
+static bool mem_sealed;
+
+void *mem_alloc(size_t bytes)
+{
+    must(!mem_sealed);
+    if (FAULT_HIT(mem_alloc))
+        return NULL;
+    return malloc(bytes == 0 ? 1 : bytes);
+}
+
+void *mem_zalloc(size_t bytes)
+{
+    return mem_zalloc_array(1, bytes == 0 ? 1 : bytes);
+}
+
+void *mem_zalloc_array(size_t n, size_t bytes)
+{
+    must(!mem_sealed);
+    if (FAULT_HIT(mem_alloc))
+        return NULL;
+    return calloc(n == 0 ? 1 : n, bytes);
+}
+
+void *mem_realloc(void *p, size_t bytes)
+{
+    must(!mem_sealed);
+    if (FAULT_HIT(mem_alloc))
+        return NULL;
+    return realloc(p, bytes == 0 ? 1 : bytes);
+}
+
+void mem_free(void *p)
+{
+    free(p);
+}
+
+void mem_seal(void)
+{
+    mem_sealed = true;
+}
+
+static struct arena_chunk *arena_grow(struct arena *a, size_t bytes)
+{
+    size_t cap = a->chunks == NULL ? ARENA_CHUNK_MIN : a->chunks->cap * 2;
+    struct arena_chunk *c;
+
+    if (cap > ARENA_CHUNK_MAX)
+        cap = ARENA_CHUNK_MAX;
+    if (cap < bytes)
+        cap = bytes;
+    c = mem_alloc(sizeof *c + cap);
+    if (c == NULL)
+        return NULL;
+    *c = (struct arena_chunk){.next = a->chunks, .cap = cap};
+    a->chunks = c;
+    return c;
+}
+
+void *arena_alloc(struct arena *a, size_t bytes)
+{
+    struct arena_chunk *c = a->chunks;
+    void *p;
+
+    if (bytes > SIZE_MAX / 2)
+        return NULL;
+    bytes = (bytes + ARENA_ALIGN - 1) & ~(ARENA_ALIGN - 1);
+    if (a->limit_bytes != 0 && bytes > a->limit_bytes - a->used_bytes)
+        return NULL;
+    if (c == NULL || bytes > c->cap - c->used) {
+        c = arena_grow(a, bytes);
+        if (c == NULL)
+            return NULL;
+    }
+    p = (char *)(c + 1) + c->used;
+    c->used += bytes;
+    a->used_bytes += bytes;
+    return p;
+}
+
+void *arena_zalloc(struct arena *a, size_t bytes)
+{
+    void *p = arena_alloc(a, bytes);
+
+    if (p != NULL)
+        memset(p, 0, bytes);
+    return p;
+}
+
+char *arena_strndup(struct arena *a, const char *text, size_t len)
+{
+    char *copy = len < SIZE_MAX ? arena_alloc(a, len + 1) : NULL;
+
+    if (copy == NULL)
+        return NULL;
+    memcpy(copy, text, len);
+    copy[len] = '\0';
+    return copy;
+}
+
+void arena_reset(struct arena *a)
+{
+    while (a->chunks != NULL) {
+        struct arena_chunk *next = a->chunks->next;
+
+        mem_free(a->chunks);
+        a->chunks = next;
+    }
+    a->used_bytes = 0;
+}

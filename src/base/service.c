@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The only file that includes libsystemd. */
+#include "base/service.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <systemd/sd-daemon.h>
+
+#include "base/log.h"
+
+void service_ready(void)
+{
+    (void)sd_notify(0, "READY=1"); /* no manager is no error */
+}
+
+void service_stopping(void)
+{
+    (void)sd_notify(0, "STOPPING=1");
+}
+
+void service_status(const char *format, ...)
+{
+    char text[256];
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    (void)sd_notifyf(0, "STATUS=%s", text);
+}
+
+void service_watchdog(uint64_t now_us)
+{
+    static uint64_t period_us = UINT64_MAX;
+    static uint64_t last_us;
+
+    if (period_us == UINT64_MAX && sd_watchdog_enabled(0, &period_us) <= 0)
+        period_us = 0;
+    if (period_us == 0 || now_us - last_us < period_us / 2)
+        return;
+    last_us = now_us;
+    (void)sd_notify(0, "WATCHDOG=1");
+}
+
+int service_listen_fd(void)
+{
+    return sd_listen_fds(0) >= 1 ? SD_LISTEN_FDS_START : -1;
+}
+
+int service_signal_fd(int *fd)
+{
+    sigset_t set;
+
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGINT);
+    (void)signal(SIGPIPE, SIG_IGN);
+    if (pthread_sigmask(SIG_BLOCK, &set, NULL) != 0)
+        return ERR_IO;
+    *fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (*fd == -1) {
+        log_error("service: signalfd: %s", strerror(errno));
+        return ERR_IO;
+    }
+    return ERR_OK;
+}

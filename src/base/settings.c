@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A table made from settings.def: each row knows its place in struct settings, so that reading,
+ * printing and range checks are one loop each. */
+#include "base/settings.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+
+enum settings_type { CONF_IS_TEXT, CONF_IS_INT, CONF_IS_BYTES, CONF_IS_REAL, CONF_IS_FLAG };
+
+struct settings_row {
+    enum settings_type type;
+    const char *name;
+    const char *preset; /* as text, so that defaults pass the same parser */
+    double low;
+    double high;
+    const char *programs;
+    const char *help;
+    size_t offset;
+};
+
+static const struct settings_row settings_rows[] = {
+#define CONF(type, name, preset, low, high, programs, help)                             \
+    {CONF_IS_##type, #name, #preset, (double)(low), (double)(high), (programs), (help), \
+     offsetof(struct settings, name)},
+#include "base/settings.def"
+#undef CONF
+};
+
+#define SETTINGS_COUNT (sizeof settings_rows / sizeof settings_rows[0])
+
+static bool settings_number(const struct settings_row *row, const char *text, double *out)
+{
+    char *end = NULL;
+    double v;
+
+    errno = 0;
+    v = strtod(text, &end);
+    if (end == text || errno != 0 || isnan(v))
+        return false;
+    if (row->type == CONF_IS_BYTES && *end != '\0') {
+        static const char suffixes[] = "KMGT";
+        const char *s = strchr(suffixes, toupper((unsigned char)*end));
+
+        if (s == NULL || *s == '\0')
+            return false;
+        v *= (double)((uint64_t)1 << (10 * (s - suffixes + 1)));
+        end++;
+    }
+    if (*end != '\0' || v < row->low || v > row->high)
+        return false;
+    if (row->type != CONF_IS_REAL && v != floor(v))
+        return false;
+    *out = v;
+    return true;
+}
+
+static bool settings_flag(const char *text, bool *out)
+{
+    static const char *const yes[] = {"1", "true", "yes", "on"};
+    static const char *const no[] = {"0", "false", "no", "off"};
+
+    for (size_t i = 0; i < 4; i++) {
+        if (strcmp(text, yes[i]) == 0 || strcmp(text, no[i]) == 0) {
+            *out = strcmp(text, yes[i]) == 0;
+            return true;
+        }
+    }
+    return false;
+}
+
+static int settings_set(struct settings *out, const struct settings_row *row, const char *text)
+{
+    char *field = (char *)out + row->offset;
+    double v = 0;
+    bool flag = false;
+
+    switch (row->type) {
+    case CONF_IS_TEXT: {
+        char *copy = mem_alloc(strlen(text) + 1); /* lives as long as the process */
+
+        if (copy == NULL)
+            return ERR_NO_MEMORY;
+        memcpy(copy, text, strlen(text) + 1);
+        memcpy(field, &copy, sizeof copy);
+        return ERR_OK;
+    }
+    case CONF_IS_FLAG:
+        if (!settings_flag(text, &flag))
+            break;
+        memcpy(field, &flag, sizeof flag);
+        return ERR_OK;
+    case CONF_IS_INT:
+    case CONF_IS_BYTES:
+    case CONF_IS_REAL:
+        if (!settings_number(row, text, &v))
+            break;
+        if (row->type == CONF_IS_INT)
+            memcpy(field, &(int){(int)v}, sizeof(int));
+        else if (row->type == CONF_IS_BYTES)
+            memcpy(field, &(size_t){(size_t)v}, sizeof(size_t));
+        else
+            memcpy(field, &v, sizeof v);
+        return ERR_OK;
+    }
+    if (row->type == CONF_IS_FLAG)
+        log_error("settings: %s = \"%s\" must be true or false", row->name, text);
+    else
+        log_error("settings: %s = \"%s\" must be a %snumber from %.10g to %.10g", row->name, text,
+                  row->type == CONF_IS_REAL ? "" : "whole ", row->low, row->high);
+    return ERR_INVALID;
+}
+
+static const struct settings_row *settings_find(const char *name, size_t len)
+{
+    for (size_t i = 0; i < SETTINGS_COUNT; i++) {
+        const char *p = settings_rows[i].name;
+        size_t j = 0;
+
+        while (j < len && p[j] != '\0' && (name[j] == p[j] || (name[j] == '-' && p[j] == '_')))
+            j++;
+        if (j == len && p[j] == '\0')
+            return &settings_rows[i];
+    }
+    return NULL;
+}
+
+static char *settings_trim(char *text)
+{
+    char *end = text + strlen(text);
+
+    while (end > text && isspace((unsigned char)end[-1]))
+        *--end = '\0';
+    while (isspace((unsigned char)*text))
+        text++;
+    return text;
+}
+
+static int settings_line(struct settings *out, const char *path, int number, char *line)
+{
+    char *text = settings_trim(line);
+    char *equals = strchr(text, '=');
+    const struct settings_row *row;
+    char *name;
+
+    if (*text == '\0' || *text == '#')
+        return ERR_OK;
+    if (equals == NULL) {
+        log_error("settings: %s:%d: expected `name = value`", path, number);
+        return ERR_INVALID;
+    }
+    *equals = '\0';
+    name = settings_trim(text);
+    row = settings_find(name, strlen(name));
+    if (row == NULL || strcmp(row->name, "config") == 0) {
+        log_error("settings: %s:%d: there is no setting \"%s\"", path, number, name);
+        return ERR_INVALID;
+    }
+    return settings_set(out, row, settings_trim(equals + 1));
+}
+
+static int settings_read_file(struct settings *out, const char *path)
+{
+    FILE *f = fopen(path, "re");
+    char line[4096];
+    int number = 0;
+    int rc = ERR_OK;
+
+    if (f == NULL) {
+        log_error("settings: %s: %s", path, strerror(errno));
+        return ERR_IO;
+    }
+    while (rc == ERR_OK && fgets(line, sizeof line, f) != NULL)
+        rc = settings_line(out, path, ++number, line);
+    (void)fclose(f); /* only read from */
+    return rc;
+}
+
+static void settings_print_value(const struct settings *s, const struct settings_row *row)
+{
+    const char *field = (const char *)s + row->offset;
+
+    switch (row->type) {
+    case CONF_IS_TEXT: printf("%s", *(const char *const *)(const void *)field); break;
+    case CONF_IS_INT: printf("%d", *(const int *)(const void *)field); break;
+    case CONF_IS_BYTES: printf("%zu", *(const size_t *)(const void *)field); break;
+    case CONF_IS_REAL: printf("%.10g", *(const double *)(const void *)field); break;
+    case CONF_IS_FLAG: printf("%s", *(const bool *)(const void *)field ? "true" : "false"); break;
+    }
+}
+
+static void settings_print(const struct settings *s, char program, bool help)
+{
+    for (size_t i = 0; i < SETTINGS_COUNT; i++) {
+        const struct settings_row *row = &settings_rows[i];
+
+        if (strchr(row->programs, program) == NULL)
+            continue;
+        printf(help ? "  --%s " : "%s = ", row->name);
+        settings_print_value(s, row);
+        printf(help ? "\n        %s\n" : "\n", row->help);
+    }
+}
+
+static int settings_arg(struct settings *s, char program, int *i, int argc, char **argv, int pass)
+{
+    const char *arg = argv[*i];
+    const char *equals = strchr(arg, '=');
+    size_t len = equals == NULL ? strlen(arg) : (size_t)(equals - arg);
+    const struct settings_row *row =
+        strncmp(arg, "--", 2) == 0 ? settings_find(arg + 2, len - 2) : NULL;
+    const char *value = equals == NULL ? NULL : equals + 1;
+    bool is_config;
+
+    if (row == NULL || strchr(row->programs, program) == NULL) {
+        log_error("settings: there is no option \"%s\"; --help lists them", arg);
+        return ERR_INVALID;
+    }
+    if (value == NULL) {
+        if (*i + 1 >= argc) {
+            log_error("settings: %s wants a value", arg);
+            return ERR_INVALID;
+        }
+        value = argv[++*i];
+    }
+    is_config = strcmp(row->name, "config") == 0;
+    if (is_config != (pass == 0))
+        return ERR_OK;
+    if (is_config) {
+        int rc = settings_read_file(s, value);
+
+        if (rc != ERR_OK)
+            return rc;
+    }
+    return settings_set(s, row, value);
+}
+
+int settings_read(struct settings *out, char program, int argc, char **argv, bool *exit_now)
+{
+    struct settings s = {0};
+    bool print = false;
+    bool help = false;
+    int rc = ERR_OK;
+
+    for (size_t i = 0; i < SETTINGS_COUNT && rc == ERR_OK; i++) {
+        const char *preset = settings_rows[i].preset;
+        char text[256];
+
+        /* A text's default was stringified with its quotes. */
+        (void)snprintf(text, sizeof text, "%s", preset[0] == '"' ? preset + 1 : preset);
+        if (preset[0] == '"')
+            text[strlen(text) - 1] = '\0';
+        rc = settings_set(&s, &settings_rows[i], text);
+    }
+    /* The file first, so that the command line wins. */
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 1; i < argc && rc == ERR_OK; i++) {
+            if (strcmp(argv[i], "--help") == 0)
+                help = true;
+            else if (strcmp(argv[i], "--print-settings") == 0)
+                print = true;
+            else
+                rc = settings_arg(&s, program, &i, argc, argv, pass);
+        }
+    }
+    if (rc != ERR_OK)
+        return rc;
+    *exit_now = help || print;
+    if (*exit_now)
+        settings_print(&s, program, help);
+    *out = s;
+    return ERR_OK;
+}

@@ -1,0 +1,39 @@
+/* Settings: one struct, filled from the command line and a file, in that order of precedence.
+ *
+ * The list stands in settings.def. Numbers outside their range are refused at start. */
+#ifndef QUIRE_BASE_SETTINGS_H
+#define QUIRE_BASE_SETTINGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+struct settings {
+#define CONF_TEXT(name)  const char *name;
+#define CONF_INT(name)   int name;
+#define CONF_BYTES(name) size_t name;
+#define CONF_REAL(name)  double name;
+#define CONF_FLAG(name)  bool name;
+#define CONF(type, name, preset, low, high, programs, help) CONF_##type(name)
+#include "base/settings.def"
+#undef CONF
+#undef CONF_TEXT
+#undef CONF_INT
+#undef CONF_BYTES
+#undef CONF_REAL
+#undef CONF_FLAG
+};
+
+/* Read settings for one program ('E' engine, 'F' front). --help prints the list and sets
+ * *exit_now, --print-settings prints the result and sets it as well. Texts live until the
+ * process ends.
+ *
+ * Returns ERR_OK; ERR_INVALID (logged, with the setting's name) for an unknown name, a setting
+ * of another program on the command line, or a bad value; ERR_IO when the file cannot be read.
+ * In the file, settings of other programs are accepted: one file serves all. */
+int settings_read(struct settings *out, char program, int argc, char **argv, bool *exit_now)
+    ERR_CHECKED;
+
+#endif

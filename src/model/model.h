@@ -1,0 +1,76 @@
+/* A model on a device: weights, KV pages and the forward pass behind a handful of calls.
+ *
+ * The engine's thread is the only caller. Nothing is allocated after model_open(). An error of
+ * the device is returned as ERR_GPU and is final: the engine exits and is started again. */
+#ifndef QUIRE_MODEL_MODEL_H
+#define QUIRE_MODEL_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/hash.h"
+#include "model/batch.h"
+
+struct model;
+
+struct model_options {
+    const char *dir;            /* Hugging Face folder: config.json, *.safetensors */
+    const char *device;         /* "auto", "cuda", "cpu" */
+    bool dummy_weights;         /* random weights in the shapes of config.json; no files read */
+    int cpu_threads;            /* 0: one per core */
+    int block_tokens;           /* tokens of a page */
+    int max_num_seqs;           /* 0: the device's default (256 cuda, 64 cpu) */
+    int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 512 cpu) */
+    int max_model_len;          /* 0: as the model says */
+    int num_pages;              /* 0: as many as fit */
+    double gpu_memory_utilization;
+    size_t cpu_kv_bytes;
+};
+
+/* What became of the options and of config.json. */
+struct model_shape {
+    int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
+    int max_model_len;
+    int max_num_seqs;
+    int max_num_batched_tokens;
+    int block_tokens;
+    int n_pages;             /* KV pages on the device, ids 0 .. n_pages - 1 */
+    size_t page_bytes;       /* one page, all layers, in the device's KV type */
+    int n_eos;               /* ids that end a text: generation_config.json, else config.json */
+    int32_t eos[8];
+    char device[64];         /* for the log, e.g. "cpu, 2 threads" or the GPU's name */
+    struct hash fingerprint; /* digest of weights, config, KV type and page layout: equal
+                              * fingerprints mean that KV pages may be exchanged */
+};
+
+/* Load a model. Logs progress on long loads and the memory table (weights, KV pages,
+ * activations, workspace) at the end. Blocks for the whole load.
+ *
+ * Returns ERR_OK; ERR_NOT_FOUND, ERR_SYNTAX, ERR_INVALID, ERR_CORRUPT or ERR_UNSUPPORTED for a
+ * folder that is missing, damaged or of an unknown kind; ERR_NO_MEMORY; ERR_GPU. All are
+ * logged with the file and the reason. */
+int model_open(struct model **out, const struct model_options *options) ERR_CHECKED;
+void model_close(struct model *m); /* NULL is fine */
+
+const struct model_shape *model_shape(const struct model *m);
+
+/* Start one step: writes K and V of the batch's tokens into their pages, computes logits of the
+ * rows and samples them. May return before the device is done; the batch is borrowed until
+ * model_step_end(). A batch that breaks batch.h's ranges is the caller's bug (must()).
+ * Same tokens, same bits: a row does not depend on what else is in the batch. */
+int model_step_begin(struct model *m, const struct batch *b) ERR_CHECKED;
+
+/* Wait for the step; token_ids out: int32 [n_rows]. */
+int model_step_end(struct model *m, int32_t *token_ids) ERR_CHECKED;
+
+/* Logits of the last step's rows before penalties, float32 [n_rows][n_vocab]; for tests. */
+int model_logits(struct model *m, float *logits) ERR_CHECKED;
+
+/* Copy one page between the device and host memory of page_bytes; blocks. Never during a step
+ * that writes the page. */
+int model_page_read(struct model *m, int32_t page_id, void *host) ERR_CHECKED;
+int model_page_write(struct model *m, int32_t page_id, const void *host) ERR_CHECKED;
+
+#endif
