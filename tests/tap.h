@@ -74,6 +74,23 @@ __attribute__((unused)) static unsigned tap_seed(unsigned seed)
     return seed;
 }
 
+/* A small generator, the same on every machine. */
+__attribute__((unused)) static unsigned random_next(unsigned *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* A step that the test cannot go on without. */
+#define must_ok(rc)                                                                     \
+    do {                                                                                \
+        int tap_rc = (rc);                                                              \
+        if (tap_rc != 0) {                                                              \
+            printf("Bail out! %s gave %d at %s:%d\n", #rc, tap_rc, __FILE__, __LINE__); \
+            exit(1);                                                                    \
+        }                                                                               \
+    } while (0)
+
 /* A path below the source tree, for data files; valid until the next call. */
 __attribute__((unused)) static const char *tap_path(const char *below)
 {
