@@ -5,12 +5,6 @@
 #include "base/must.h"
 #include "engine/engine.h"
 
-static void publish_put(struct engine *e, const struct seq *q, enum wire_kind kind, int32_t value)
-{
-    lane_put(&e->lanes[q->lane_idx].lane, q->slot,
-             (struct wire_out){.kind = (uint8_t)kind, .value = value, .time_us = e->now_us});
-}
-
 static double publish_seconds(uint64_t from_us, uint64_t to_us)
 {
     return to_us > from_us ? (double)(to_us - from_us) * 1e-6 : 0.0;
@@ -25,7 +19,9 @@ void publish_admitted(struct engine *e)
             continue;
         q->admitted = true;
         q->admitted_us = e->now_us;
-        publish_put(e, q, WIRE_ADMITTED, q->n_cached);
+        lane_put(
+            &e->lanes[q->lane_idx].lane, q->slot,
+            (struct wire_out){.kind = WIRE_ADMITTED, .value = q->n_cached, .time_us = e->now_us});
         stats_add(&e->stats, METRIC_prompt_tokens, (uint64_t)q->n_prompt);
         stats_observe(&e->stats, HISTOGRAM_queue,
                       publish_seconds(q->request.arrival_us, e->now_us));
@@ -100,8 +96,15 @@ static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t 
 
 static void publish_token(struct engine *e, struct seq *q, int32_t id)
 {
+    bool ends;
+
     q->tokens[q->n_tokens++] = id;
-    publish_put(e, q, WIRE_TOKEN, id);
+    ends = publish_is_end(e, q, id);
+    lane_put(&e->lanes[q->lane_idx].lane, q->slot,
+             (struct wire_out){.kind = WIRE_TOKEN,
+                               .finish = ends ? WIRE_FIN_STOP : 0,
+                               .value = id,
+                               .time_us = e->now_us});
     stats_add(&e->stats, METRIC_generation_tokens, 1);
     if (q->first_token_us == 0) {
         q->first_token_us = e->now_us;
@@ -111,7 +114,7 @@ static void publish_token(struct engine *e, struct seq *q, int32_t id)
         stats_observe(&e->stats, HISTOGRAM_itl, publish_seconds(q->last_token_us, e->now_us));
     }
     q->last_token_us = e->now_us;
-    if (publish_is_end(e, q, id))
+    if (ends)
         publish_finish(e, q, WIRE_FIN_STOP, id);
     else if (q->n_tokens >= q->tokens_max)
         publish_finish(e, q, WIRE_FIN_LENGTH, 0);

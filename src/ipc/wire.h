@@ -72,7 +72,7 @@ struct wire_request {
 
 enum wire_kind {
     WIRE_ADMITTED = 1, /* value: prompt tokens found in the prefix cache; always first */
-    WIRE_TOKEN = 2,    /* value: token id */
+    WIRE_TOKEN = 2,    /* value: token id; finish is WIRE_FIN_STOP for the one that ends it */
     WIRE_FINISHED = 3, /* finish says why; value: stop token id, or enum err; always last */
 };
 
