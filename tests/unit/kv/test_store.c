@@ -85,7 +85,13 @@ static int load(struct store *st, int c, int n)
     rc = store_load(st, &p.name, p.tokens, 42);
     if (rc == ERR_NOT_FOUND)
         return 0;
-    if (rc != ERR_OK || poll(&f, 1, 5000) != 1 || !store_poll(st, &done) || done.ticket != 42)
+    if (rc != ERR_OK)
+        return -1;
+    while (!store_poll(st, &done)) { /* empties the event, then waits for a real one */
+        if (poll(&f, 1, 5000) != 1)
+            return -1;
+    }
+    if (done.ticket != 42)
         return -1;
     if (done.rc != ERR_OK)
         return 0;
