@@ -112,8 +112,14 @@ struct jval {
         struct jloop *loop;
         const struct jmacro *macro;
         const struct jmethod *method;
-        bool *used; /* JV_JOINER: text follows in method->... */
+        struct jjoiner *joiner;
     };
+};
+
+struct jjoiner {
+    const char *text;
+    size_t len;
+    bool used; /* the first call gives nothing */
 };
 
 struct jlist {
