@@ -222,7 +222,7 @@ bool jv_compare(struct jrender *r, struct jval a, struct jval b, int *order)
         return true;
     }
     if ((a.kind == JV_LIST || a.kind == JV_TUPLE) && a.kind == b.kind) {
-        if (++r->depth > JINJA_DEPTH_MAX)
+        if (++r->depth > JINJA_DEPTH_MAX * 20)
             return jraise(r, "values nest too deep to be compared");
         for (i = 0; i < a.list->n && i < b.list->n; i++)
             if (!jv_equal(a.list->items[i], b.list->items[i])) {
