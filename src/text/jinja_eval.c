@@ -508,6 +508,8 @@ static enum jflow run_loop(struct jrender *r, const struct jnode *n, struct jsco
             (void)jno_memory(r);
             return JF_FAILED;
         }
+        if (!jstep(r, 8)) /* each round takes memory for its variables */
+            return JF_FAILED;
         inner->parent = s;
         loop->at = i;
         if (!scope_set(r, inner, "loop", 4, (struct jval){.kind = JV_LOOP, .loop = loop}) ||
@@ -586,7 +588,7 @@ static bool bind_rest(struct jrender *r, const struct jmacro *m, size_t n_params
             return false;
         }
     }
-    return scope_set(r, s, "varargs", 7, jv_list(varargs)) &&
+    return scope_set(r, s, "varargs", 7, (struct jval){.kind = JV_TUPLE, .list = varargs}) &&
            scope_set(r, s, "kwargs", 6, (struct jval){.kind = JV_DICT, .dict = kwargs});
 }
 

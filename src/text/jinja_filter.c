@@ -560,7 +560,10 @@ static bool f_map(struct jrender *r, struct jval in, const struct jargs *args, s
     struct jlist *mapped = jlist_new(r, 0);
     size_t i;
 
-    if (mapped == NULL || !jv_iterate(r, in, &l))
+    if (mapped == NULL)
+        return false;
+    l = mapped; /* what is empty or None has no items */
+    if (jv_truth(in) && !jv_iterate(r, in, &l))
         return false;
     if (!by_attr && (args->n_placed == 0 || !text_name(r, args->values[0], &name)))
         return jraise(r, "map requires a filter argument");
@@ -589,7 +592,10 @@ static bool choose(struct jrender *r, struct jval in, const struct jargs *args, 
     struct jlist *kept = jlist_new(r, 0);
     size_t i;
 
-    if (kept == NULL || !jv_iterate(r, in, &l))
+    if (kept == NULL)
+        return false;
+    l = kept; /* what is empty or None has no items */
+    if (jv_truth(in) && !jv_iterate(r, in, &l))
         return false;
     if (by_attr && args->n_placed == 0)
         return jraise(r, "Missing parameter for attribute name");

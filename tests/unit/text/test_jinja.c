@@ -86,12 +86,15 @@ static void test_bounds(void)
 {
     char deep[4096];
 
-    memset(deep, '(', sizeof deep);
+    memset(deep, '(', sizeof deep / 2);
+    memset(deep + sizeof deep / 2, ')', sizeof deep / 2);
     memcpy(deep, "{{", 2);
+    deep[sizeof deep / 2 - 1] = '1';
+    memcpy(deep + sizeof deep - 3, "}}", 2);
     deep[sizeof deep - 1] = '\0';
     test_bound(deep, ERR_LIMIT);
     test_bound("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ERR_LIMIT);
-    test_bound("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    test_bound("{% for i in range(9999) %}{% for j in range(999) %}{% endfor %}{% endfor %}",
                ERR_LIMIT);
     test_bound("{{ range(1000000) }}", ERR_INVALID);
     test_bound("{{ 'aaaaaaaaaa' * 99999999 }}", ERR_LIMIT);
@@ -137,15 +140,15 @@ static void render_chat(const char *messages, const char *tools, bool go_on, int
 
 static void test_chats(void)
 {
-    render_chat("[{\"role\":\"user\",\"content\":\"hi\"}]", NULL, false, ERR_OK, "<user>hi\n>");
+    render_chat("[{\"role\":\"user\",\"content\":\"hi\"}]", NULL, false, ERR_OK, "<user>hi>");
     render_chat("[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
                 "{\"type\":\"text\",\"text\":\"b\"}]}]",
-                NULL, false, ERR_OK, "<user>a\nb\n>");
+                NULL, false, ERR_OK, "<user>a\nb>");
     render_chat("[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]", NULL, false,
                 ERR_INVALID, NULL);
     render_chat("[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"function\":{"
                 "\"name\":\"f\",\"arguments\":\"{\\\"a\\\": 7}\"}}]}]",
-                "[]", false, ERR_OK, "<assistant>7\n>");
+                "[]", false, ERR_OK, "<assistant>7>");
     render_chat("[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"arguments\":\"{\"}}]}]",
                 NULL, false, ERR_INVALID, NULL);
     render_chat("[{\"role\":\"assistant\",\"content\":\"so far \"}]", NULL, true, ERR_OK,
