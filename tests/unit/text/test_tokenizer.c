@@ -152,8 +152,8 @@ static void test_names(void)
 /* A megabyte of the worst texts in about a second each. */
 static void test_hostile(void)
 {
-    static const char *const units[] = {"a", " ", "ab", "\n", "\xf0\x9f\x98\x80", "<|en", "'s",
-                                        "e\xcc\x81", "\xff", "A", "  x"};
+    static const char *const units[] = {
+        "a", " ", "ab", "\n", "\xf0\x9f\x98\x80", "<|en", "'s", "e\xcc\x81", "\xff", "A", "  x"};
     size_t len = (size_t)1 << 20;
     char *text = malloc(len);
     size_t m;
@@ -210,9 +210,9 @@ static int open_text(const char *text, size_t len, char *why, size_t why_cap)
     return rc;
 }
 
-#define MODEL(vocab, merges)                                                                       \
-    "{\"model\":{\"type\":\"BPE\",\"vocab\":" vocab ",\"merges\":" merges "},"                     \
-    "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"                       \
+#define MODEL(vocab, merges)                                                   \
+    "{\"model\":{\"type\":\"BPE\",\"vocab\":" vocab ",\"merges\":" merges "}," \
+    "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"   \
     "\"decoder\":{\"type\":\"ByteLevel\"}"
 
 static const struct {
@@ -345,8 +345,8 @@ static void test_real(void)
     from = clock_us();
     ok(tokenizer_open(&t, path, why, sizeof why) == ERR_OK, "phi-2 opens in %.2f s %s",
        (double)(clock_us() - from) / 1e6, why);
-    if (t == NULL || file_read(&text, path, "tokenizer_config.json", (size_t)1 << 28, why,
-                               sizeof why) != ERR_OK)
+    if (t == NULL ||
+        file_read(&text, path, "tokenizer_config.json", (size_t)1 << 28, why, sizeof why) != ERR_OK)
         return;
     while (text.len < (size_t)4 << 20)
         buf_add(&text, text.bytes, text.len < 8192 ? text.len : 8192);
