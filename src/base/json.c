@@ -1,0 +1,750 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * JSON by cJSON, between a strict scan and a conversion that take its traps away.
+ *
+ * 1. scan: RFC 8259, UTF-8, depth; refuses all that cJSON lets through or cuts silently, and
+ *    notes where each number stands.
+ * 2. cJSON reads a copy in which every number is a 0, so that its double (and its limit of 63
+ *    digits) never matters.
+ * 3. convert: cJSON's tree, walked in document order beside the list of numbers, becomes ours.
+ *
+ * Both recursions go no deeper than JSON_DEPTH_MAX, which the scan has checked. */
+#include "base/json.h"
+
+#include <cJSON.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/must.h"
+#include "base/utf8.h"
+
+#define INDEX_FROM 9 /* members; below, comparing one by one is as fast */
+
+struct number_place {
+    uint32_t at;
+    uint32_t len;
+};
+
+struct scan {
+    const char *text;
+    size_t len;
+    size_t at;
+    const char *reason; /* NULL while all is well */
+    int rc;
+    struct number_place *numbers;
+    size_t n_numbers;
+    size_t numbers_cap;
+    size_t numbers_bytes; /* their lengths and a NUL each */
+};
+
+static bool scan_fail(struct scan *s, int rc, const char *reason)
+{
+    if (s->reason == NULL) {
+        s->reason = reason;
+        s->rc = rc;
+    }
+    return false;
+}
+
+static int scan_peek(const struct scan *s)
+{
+    return s->at < s->len ? (unsigned char)s->text[s->at] : -1;
+}
+
+static void scan_space(struct scan *s)
+{
+    while (s->at < s->len && (s->text[s->at] == ' ' || s->text[s->at] == '\t' ||
+                              s->text[s->at] == '\n' || s->text[s->at] == '\r'))
+        s->at++;
+}
+
+static int hex_digit(int c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F')
+        return c - 'A' + 10;
+    return -1;
+}
+
+/* Four hexadecimal digits at `at`; -1 when they are not there. */
+static int scan_hex4(const struct scan *s, size_t at)
+{
+    int value = 0;
+    int i;
+
+    if (s->len - s->at < 4 || at > s->len - 4)
+        return -1;
+    for (i = 0; i < 4; i++) {
+        int digit = hex_digit((unsigned char)s->text[at + (size_t)i]);
+
+        if (digit < 0)
+            return -1;
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+/* After "\u". */
+static bool scan_unicode_escape(struct scan *s)
+{
+    int high = scan_hex4(s, s->at);
+    int low;
+
+    if (high < 0)
+        return scan_fail(s, ERR_SYNTAX, "\\u needs four hexadecimal digits");
+    if (high == 0)
+        return scan_fail(s, ERR_SYNTAX, "\\u0000 is not supported in strings");
+    if (high >= 0xdc00 && high <= 0xdfff)
+        return scan_fail(s, ERR_SYNTAX, "a low surrogate without a high one before it");
+    s->at += 4;
+    if (high < 0xd800 || high > 0xdbff)
+        return true;
+    low = -1;
+    if (s->len - s->at >= 6 && s->text[s->at] == '\\' && s->text[s->at + 1] == 'u')
+        low = scan_hex4(s, s->at + 2);
+    if (low < 0xdc00 || low > 0xdfff)
+        return scan_fail(s, ERR_SYNTAX, "a high surrogate without a low one after it");
+    s->at += 6;
+    return true;
+}
+
+static bool scan_escape(struct scan *s)
+{
+    int c;
+
+    s->at++;
+    c = scan_peek(s);
+    if (c == -1)
+        return scan_fail(s, ERR_SYNTAX, "the string does not end");
+    if (c != 'u' && strchr("\"\\/bfnrt", c) == NULL)
+        return scan_fail(s, ERR_SYNTAX, "an unknown escape in a string");
+    s->at++;
+    return c != 'u' || scan_unicode_escape(s);
+}
+
+static bool scan_string(struct scan *s)
+{
+    s->at++;
+    while (s->at < s->len) {
+        unsigned char c = (unsigned char)s->text[s->at];
+        size_t n = 1;
+
+        if (c == '"') {
+            s->at++;
+            return true;
+        }
+        if (c < 0x20)
+            return scan_fail(s, ERR_SYNTAX, "a control character in a string must be escaped");
+        if (c == '\\') {
+            if (!scan_escape(s))
+                return false;
+            continue;
+        }
+        if (c >= 0x80)
+            n = utf8_sequence(s->text + s->at, s->len - s->at);
+        if (n == 0)
+            return scan_fail(s, ERR_SYNTAX, "invalid UTF-8");
+        s->at += n;
+    }
+    return scan_fail(s, ERR_SYNTAX, "the string does not end");
+}
+
+static size_t scan_digits(struct scan *s)
+{
+    size_t from = s->at;
+
+    while (s->at < s->len && s->text[s->at] >= '0' && s->text[s->at] <= '9')
+        s->at++;
+    return s->at - from;
+}
+
+static bool scan_note_number(struct scan *s, size_t from)
+{
+    if (s->n_numbers == s->numbers_cap) {
+        size_t cap = s->numbers_cap == 0 ? 64 : s->numbers_cap * 2;
+        struct number_place *grown = mem_realloc(s->numbers, cap * sizeof *grown);
+
+        if (grown == NULL)
+            return scan_fail(s, ERR_NO_MEMORY, "out of memory");
+        s->numbers = grown;
+        s->numbers_cap = cap;
+    }
+    s->numbers[s->n_numbers++] =
+        (struct number_place){.at = (uint32_t)from, .len = (uint32_t)(s->at - from)};
+    s->numbers_bytes += s->at - from + 1;
+    return true;
+}
+
+static bool scan_number(struct scan *s)
+{
+    size_t from = s->at;
+
+    if (scan_peek(s) == '-')
+        s->at++;
+    if (scan_peek(s) == '0')
+        s->at++;
+    else if (scan_digits(s) == 0)
+        return scan_fail(s, ERR_SYNTAX, "a digit is missing in a number");
+    if (scan_peek(s) >= '0' && scan_peek(s) <= '9')
+        return scan_fail(s, ERR_SYNTAX, "a number must not begin with 0");
+    if (scan_peek(s) == '.') {
+        s->at++;
+        if (scan_digits(s) == 0)
+            return scan_fail(s, ERR_SYNTAX, "a digit is missing after the point");
+    }
+    if (scan_peek(s) == 'e' || scan_peek(s) == 'E') {
+        s->at++;
+        if (scan_peek(s) == '+' || scan_peek(s) == '-')
+            s->at++;
+        if (scan_digits(s) == 0)
+            return scan_fail(s, ERR_SYNTAX, "a digit is missing in the exponent");
+    }
+    return scan_note_number(s, from);
+}
+
+static bool scan_word(struct scan *s, const char *word)
+{
+    size_t n = strlen(word);
+
+    if (s->len - s->at < n || memcmp(s->text + s->at, word, n) != 0)
+        return scan_fail(s, ERR_SYNTAX, "a value is expected here");
+    s->at += n;
+    return true;
+}
+
+/* A value that holds no others. */
+static bool scan_scalar(struct scan *s)
+{
+    switch (scan_peek(s)) {
+    case '"': return scan_string(s);
+    case 't': return scan_word(s, "true");
+    case 'f': return scan_word(s, "false");
+    case 'n': return scan_word(s, "null");
+    case -1: return scan_fail(s, ERR_SYNTAX, "the text ends where a value is expected");
+    default: break;
+    }
+    if (scan_peek(s) != '-' && (scan_peek(s) < '0' || scan_peek(s) > '9'))
+        return scan_fail(s, ERR_SYNTAX, "a value is expected here");
+    return scan_number(s);
+}
+
+static bool scan_name(struct scan *s)
+{
+    scan_space(s);
+    if (scan_peek(s) != '"')
+        return scan_fail(s, ERR_SYNTAX, "a member's name in quotes is expected here");
+    if (!scan_string(s))
+        return false;
+    scan_space(s);
+    if (scan_peek(s) != ':')
+        return scan_fail(s, ERR_SYNTAX, "':' is expected here");
+    s->at++;
+    return true;
+}
+
+/* After a value: close what ends here, up to the next value's start. True with *done when the
+ * outermost value is complete. */
+static bool scan_after(struct scan *s, const char *open, int *depth, bool *done)
+{
+    while (*depth > 0) {
+        char closing = open[*depth - 1] == '{' ? '}' : ']';
+
+        scan_space(s);
+        if (scan_peek(s) == ',') {
+            s->at++;
+            *done = false;
+            return closing == ']' || scan_name(s);
+        }
+        if (scan_peek(s) != closing)
+            return scan_fail(s, ERR_SYNTAX,
+                             closing == '}' ? "',' or '}' is expected here"
+                                            : "',' or ']' is expected here");
+        s->at++;
+        --*depth;
+    }
+    *done = true;
+    return true;
+}
+
+/* At '{' or '['. *empty when it closes at once. */
+static bool scan_open(struct scan *s, char *open, int *depth, bool *empty)
+{
+    char c = s->text[s->at];
+
+    if (*depth == JSON_DEPTH_MAX)
+        return scan_fail(s, ERR_LIMIT, "lists and objects are nested too deep");
+    s->at++;
+    scan_space(s);
+    *empty = scan_peek(s) == (c == '{' ? '}' : ']');
+    if (*empty) {
+        s->at++;
+        return true;
+    }
+    open[(*depth)++] = c;
+    return c == '[' || scan_name(s);
+}
+
+static bool scan_all(struct scan *s)
+{
+    char open[JSON_DEPTH_MAX];
+    int depth = 0;
+    bool done = false;
+
+    while (!done) {
+        bool whole = true;
+
+        scan_space(s);
+        if (scan_peek(s) == '{' || scan_peek(s) == '[') {
+            if (!scan_open(s, open, &depth, &whole))
+                return false;
+        } else if (!scan_scalar(s)) {
+            return false;
+        }
+        if (whole && !scan_after(s, open, &depth, &done))
+            return false;
+    }
+    scan_space(s);
+    if (s->at != s->len)
+        return scan_fail(s, ERR_SYNTAX, "there is more after the end of the value");
+    return true;
+}
+
+static void scan_explain(const struct scan *s, char *why, size_t why_cap)
+{
+    size_t line = 1;
+    size_t column = 1;
+    size_t i;
+
+    if (why == NULL || why_cap == 0)
+        return;
+    for (i = 0; i < s->at && i < s->len; i++) {
+        column++;
+        if (s->text[i] == '\n') {
+            line++;
+            column = 1;
+        }
+    }
+    (void)snprintf(why, why_cap, "line %zu, column %zu: %s", line, column, s->reason);
+}
+
+/* --- conversion --------------------------------------------------------------------------------*/
+
+struct convert {
+    struct arena *arena;
+    const struct scan *scan;
+    size_t next_number;
+    char *numbers; /* room for the numbers' texts */
+};
+
+static uint32_t *index_slot(uint32_t *index, const struct json *items, const char *key, size_t len)
+{
+    uint32_t mask = index[0];
+    uint32_t i = (uint32_t)hash_xxh3(key, len) & mask;
+
+    while (index[1 + i] != 0) {
+        const struct json *item = &items[index[1 + i] - 1];
+
+        if (item->key_len == len && memcmp(item->key, key, len) == 0)
+            break;
+        i = (i + 1) & mask;
+    }
+    return &index[1 + i];
+}
+
+static uint32_t *index_new(struct arena *arena, uint32_t n)
+{
+    uint32_t size = 16;
+    uint32_t *index;
+
+    while (size < n * 2)
+        size *= 2;
+    index = arena_zalloc(arena, ((size_t)size + 1) * sizeof *index);
+    if (index != NULL)
+        index[0] = size - 1;
+    return index;
+}
+
+static void convert_number(struct convert *c, struct json *node)
+{
+    const struct number_place *place = &c->scan->numbers[c->next_number++];
+    char *text = c->numbers;
+    bool whole;
+
+    memcpy(text, c->scan->text + place->at, place->len);
+    text[place->len] = '\0';
+    c->numbers += place->len + 1;
+    node->text = text;
+    node->n = place->len;
+    whole = strpbrk(text, ".eE") == NULL;
+    errno = 0;
+    if (whole) {
+        node->kind = JSON_INT;
+        node->whole = strtoll(text, NULL, 10);
+        if (errno == 0)
+            return;
+    }
+    errno = 0;
+    if (whole && text[0] != '-') {
+        node->kind = JSON_UINT;
+        node->uwhole = strtoull(text, NULL, 10);
+        if (errno == 0)
+            return;
+    }
+    node->kind = JSON_REAL;
+    node->real = strtod(text, NULL);
+}
+
+static int convert_node(struct convert *c, const cJSON *from, struct json *node);
+
+/* Where a member goes: its own place, or that of an earlier one of the same name. */
+static struct json *member_place(struct json *items, uint32_t *n, uint32_t *index, const char *key,
+                                 size_t key_len)
+{
+    uint32_t i;
+
+    if (index != NULL) {
+        uint32_t *slot = index_slot(index, items, key, key_len);
+
+        if (*slot == 0)
+            *slot = ++*n;
+        return &items[*slot - 1];
+    }
+    for (i = 0; i < *n; i++)
+        if (items[i].key_len == key_len && memcmp(items[i].key, key, key_len) == 0)
+            return &items[i];
+    return &items[(*n)++];
+}
+
+static int convert_members(struct convert *c, const cJSON *from, struct json *node)
+{
+    uint32_t n = 0;
+    uint32_t count = 0;
+    uint32_t *index = NULL;
+    const cJSON *child;
+    struct json *items;
+
+    for (child = from->child; child != NULL; child = child->next)
+        count++;
+    items = arena_zalloc(c->arena, (count + (size_t)1) * sizeof *items);
+    if (items == NULL)
+        return ERR_NO_MEMORY;
+    if (node->kind == JSON_OBJECT && count >= INDEX_FROM) {
+        index = index_new(c->arena, count);
+        if (index == NULL)
+            return ERR_NO_MEMORY;
+    }
+    for (child = from->child; child != NULL; child = child->next) {
+        struct json *item = &items[n];
+        const char *key = NULL;
+        size_t key_len = 0;
+        int rc;
+
+        if (node->kind == JSON_OBJECT) {
+            key_len = strlen(child->string);
+            key = arena_strndup(c->arena, child->string, key_len);
+            if (key == NULL)
+                return ERR_NO_MEMORY;
+            item = member_place(items, &n, index, key, key_len);
+        } else {
+            n++;
+        }
+        item->key = key;
+        item->key_len = key_len;
+        rc = convert_node(c, child, item);
+        if (rc != ERR_OK)
+            return rc;
+    }
+    node->n = n;
+    node->index = index;
+    node->items = items;
+    return ERR_OK;
+}
+
+static int convert_node(struct convert *c, const cJSON *from, struct json *node)
+{
+    switch (from->type & 0xff) {
+    case cJSON_NULL: node->kind = JSON_NULL; return ERR_OK;
+    case cJSON_True:
+        node->kind = JSON_BOOL;
+        node->flag = true;
+        return ERR_OK;
+    case cJSON_False:
+        node->kind = JSON_BOOL;
+        node->flag = false;
+        return ERR_OK;
+    case cJSON_Number: convert_number(c, node); return ERR_OK;
+    case cJSON_String:
+        node->kind = JSON_TEXT;
+        node->text_len = strlen(from->valuestring);
+        node->text = arena_strndup(c->arena, from->valuestring, node->text_len);
+        return node->text == NULL ? ERR_NO_MEMORY : ERR_OK;
+    case cJSON_Array: node->kind = JSON_LIST; return convert_members(c, from, node);
+    case cJSON_Object: node->kind = JSON_OBJECT; return convert_members(c, from, node);
+    default: break;
+    }
+    must(!"cJSON made a node of a kind that it does not parse");
+    return ERR_INTERNAL;
+}
+
+/* The text with every number blanked to a 0. */
+static char *blanked(const struct scan *s)
+{
+    char *copy = mem_alloc(s->len + 1);
+    size_t i;
+
+    if (copy == NULL)
+        return NULL;
+    memcpy(copy, s->text, s->len);
+    copy[s->len] = '\0';
+    for (i = 0; i < s->n_numbers; i++) {
+        memset(copy + s->numbers[i].at, ' ', s->numbers[i].len);
+        copy[s->numbers[i].at] = '0';
+    }
+    return copy;
+}
+
+static int parse_scanned(const struct json **out, struct arena *arena, const struct scan *s)
+{
+    struct convert c = {.arena = arena, .scan = s};
+    int rc = ERR_NO_MEMORY;
+    struct json *root = arena_zalloc(arena, sizeof *root);
+    char *copy = blanked(s);
+    cJSON *tree = NULL;
+
+    c.numbers = arena_alloc(arena, s->numbers_bytes + 1);
+    if (root == NULL || copy == NULL || c.numbers == NULL)
+        goto out;
+    tree = cJSON_ParseWithLengthOpts(copy, s->len + 1, NULL, 1);
+    if (tree == NULL)
+        goto out; /* what the scan lets pass, cJSON refuses for want of memory only */
+    rc = convert_node(&c, tree, root);
+    if (rc == ERR_OK)
+        *out = root;
+out:
+    cJSON_Delete(tree);
+    mem_free(copy);
+    return rc;
+}
+
+int json_parse(const struct json **out, struct arena *arena, const char *text, size_t len,
+               char *why, size_t why_cap)
+{
+    struct scan s = {.text = text, .len = len};
+    int rc;
+
+    if (len > JSON_BYTES_MAX) {
+        s.len = 0;
+        s.reason = "the text is too long";
+        s.rc = ERR_LIMIT;
+    } else if (scan_all(&s)) {
+        rc = parse_scanned(out, arena, &s);
+        if (rc != ERR_OK) {
+            s.reason = "out of memory";
+            s.rc = rc;
+        }
+    }
+    if (s.reason != NULL)
+        scan_explain(&s, why, why_cap);
+    mem_free(s.numbers);
+    return s.rc;
+}
+
+/* --- reading -----------------------------------------------------------------------------------*/
+
+const struct json *json_get_n(const struct json *obj, const char *name, size_t name_len)
+{
+    const uint32_t *index;
+    uint32_t i;
+
+    if (obj == NULL || obj->kind != JSON_OBJECT)
+        return NULL;
+    index = obj->index;
+    if (index == NULL) {
+        for (i = 0; i < obj->n; i++)
+            if (obj->items[i].key_len == name_len && memcmp(obj->items[i].key, name, name_len) == 0)
+                return &obj->items[i];
+        return NULL;
+    }
+    i = (uint32_t)hash_xxh3(name, name_len) & index[0];
+    for (; index[1 + i] != 0; i = (i + 1) & index[0]) {
+        const struct json *item = &obj->items[index[1 + i] - 1];
+
+        if (item->key_len == name_len && memcmp(item->key, name, name_len) == 0)
+            return item;
+    }
+    return NULL;
+}
+
+const struct json *json_get(const struct json *obj, const char *name)
+{
+    return json_get_n(obj, name, strlen(name));
+}
+
+const struct json *json_get_kind(const struct json *obj, const char *name, enum json_kind kind)
+{
+    const struct json *node = json_get(obj, name);
+
+    return node != NULL && node->kind == kind && kind != JSON_NULL ? node : NULL;
+}
+
+bool json_get_bool(const struct json *obj, const char *name, bool preset)
+{
+    const struct json *node = json_get_kind(obj, name, JSON_BOOL);
+
+    return node == NULL ? preset : node->flag;
+}
+
+int64_t json_get_int(const struct json *obj, const char *name, int64_t preset)
+{
+    const struct json *node = json_get_kind(obj, name, JSON_INT);
+
+    return node == NULL ? preset : node->whole;
+}
+
+const char *json_get_text(const struct json *obj, const char *name, const char *preset)
+{
+    const struct json *node = json_get_kind(obj, name, JSON_TEXT);
+
+    return node == NULL ? preset : node->text;
+}
+
+double json_real(const struct json *node)
+{
+    must(json_is_number(node));
+    if (node->kind == JSON_INT)
+        return (double)node->whole;
+    if (node->kind == JSON_UINT)
+        return (double)node->uwhole;
+    return node->real;
+}
+
+bool json_is_number(const struct json *node)
+{
+    return node != NULL &&
+           (node->kind == JSON_INT || node->kind == JSON_UINT || node->kind == JSON_REAL);
+}
+
+bool json_is_text(const struct json *node, const char *text)
+{
+    return node != NULL && node->kind == JSON_TEXT && strcmp(node->text, text) == 0;
+}
+
+const char *json_kind_name(enum json_kind kind)
+{
+    switch (kind) {
+    case JSON_NULL: return "null";
+    case JSON_BOOL: return "true or false";
+    case JSON_INT: return "whole number";
+    case JSON_UINT: return "whole number";
+    case JSON_REAL: return "number";
+    case JSON_TEXT: return "string";
+    case JSON_LIST: return "list";
+    case JSON_OBJECT: return "object";
+    }
+    return "value";
+}
+
+/* --- writing -----------------------------------------------------------------------------------*/
+
+/* The fewest digits that read back as the value: "d.ddde[+-]xx". */
+static void shortest_digits(double value, char *out, size_t cap)
+{
+    int precision;
+
+    for (precision = 0; precision <= 16; precision++) {
+        (void)snprintf(out, cap, "%.*e", precision, value);
+        if (strtod(out, NULL) == value)
+            return;
+    }
+}
+
+void json_write_real(struct buf *out, double value)
+{
+    char text[40];
+    char digits[32];
+    size_t n_digits = 0;
+    const char *p = text;
+    long exponent;
+    size_t i;
+
+    if (isnan(value) || isinf(value)) {
+        buf_add_text(out, isnan(value) ? "nan" : value < 0 ? "-inf" : "inf");
+        return;
+    }
+    shortest_digits(value, text, sizeof text);
+    if (*p == '-')
+        buf_add_byte(out, *p++);
+    for (; *p != 'e'; p++)
+        if (*p != '.')
+            digits[n_digits++] = *p;
+    exponent = strtol(p + 1, NULL, 10);
+    if (exponent < -4 || exponent >= 16) {
+        buf_add_byte(out, digits[0]);
+        if (n_digits > 1)
+            buf_add_byte(out, '.');
+        buf_add(out, digits + 1, n_digits - 1);
+        buf_printf(out, "e%c%02ld", exponent < 0 ? '-' : '+', labs(exponent));
+        return;
+    }
+    if (exponent < 0) {
+        buf_add(out, "0.000", (size_t)(1 - exponent));
+        buf_add(out, digits, n_digits);
+        return;
+    }
+    for (i = 0; i <= (size_t)exponent; i++)
+        buf_add_byte(out, i < n_digits ? digits[i] : '0');
+    buf_add_byte(out, '.');
+    if (n_digits > (size_t)exponent + 1)
+        buf_add(out, digits + exponent + 1, n_digits - (size_t)exponent - 1);
+    else
+        buf_add_byte(out, '0');
+}
+
+static void write_number(struct buf *out, const struct json *node)
+{
+    if (node->kind != JSON_REAL || strpbrk(node->text, ".eE") == NULL) {
+        if (strcmp(node->text, "-0") == 0)
+            buf_add_byte(out, '0'); /* as a whole number it has no sign */
+        else
+            buf_add(out, node->text, node->n);
+    } else if (isinf(node->real)) {
+        buf_add_text(out, node->real < 0 ? "-Infinity" : "Infinity");
+    } else {
+        json_write_real(out, node->real);
+    }
+}
+
+/* Depth is that of the tree, JSON_DEPTH_MAX at most. */
+void json_write(struct buf *out, const struct json *node, enum json_style style)
+{
+    uint32_t i;
+
+    if (node->kind == JSON_NULL)
+        buf_add_text(out, "null");
+    else if (node->kind == JSON_BOOL)
+        buf_add_text(out, node->flag ? "true" : "false");
+    else if (node->kind == JSON_TEXT)
+        buf_add_json_string(out, node->text, node->text_len);
+    else if (json_is_number(node))
+        write_number(out, node);
+    if (node->kind != JSON_LIST && node->kind != JSON_OBJECT)
+        return;
+    buf_add_byte(out, node->kind == JSON_LIST ? '[' : '{');
+    for (i = 0; i < node->n; i++) {
+        if (i > 0)
+            buf_add_text(out, style == JSON_PYTHON ? ", " : ",");
+        if (node->kind == JSON_OBJECT) {
+            buf_add_json_string(out, node->items[i].key, node->items[i].key_len);
+            buf_add_text(out, style == JSON_PYTHON ? ": " : ":");
+        }
+        json_write(out, &node->items[i], style);
+    }
+    buf_add_byte(out, node->kind == JSON_LIST ? ']' : '}');
+}
