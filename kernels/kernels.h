@@ -1,0 +1,211 @@
+/* The operations of a transformer, twice: ref_op() in plain C on float32, which is the
+ * specification, and k_op() in CUDA on bfloat16, which is the fast twin.
+ *
+ * Shapes are written as C arrays, last index fastest. Launchers k_op() only enqueue on the given
+ * stream: no allocation, no synchronisation, no host read. They return 0, or -1 when the launch
+ * was refused (the caller asks CUDA why). All pointers of a launcher are device pointers, those
+ * of a reference are host pointers. References run on the caller's thread; those with a range
+ * argument compute one part, so that a caller may share the work between threads: every part
+ * gives the same bits whoever computes it.
+ *
+ * Accuracy of a launcher: inputs are bfloat16, sums are float32, results are rounded to bfloat16
+ * once; tests/kernel states the limit for each. Same input, same bits. */
+#ifndef QUIRE_KERNELS_H
+#define QUIRE_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef uint16_t k_bf16;              /* the upper half of a float32 */
+typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
+
+#define K_HEAD_DIM_MAX 256
+#define K_BANNED_MAX   24
+
+/* The tokens of a step. Tokens of all sequences stand one after another; sequence s owns tokens
+ * seq_start[s] .. seq_start[s + 1] - 1, the last ones of its kv_len[s]. */
+struct k_tokens {
+    const int32_t *ids;       /* int32 [n_tokens] */
+    const int32_t *seq;       /* int32 [n_tokens]: the sequence of each token */
+    const int32_t *pos;       /* int32 [n_tokens]: its position, counted from 0 */
+    const int32_t *seq_start; /* int32 [n_seqs + 1] */
+    const int32_t *kv_len;    /* int32 [n_seqs], tokens, this step's included */
+    const int32_t *page_ids;  /* int32 [n_seqs][pages_max] */
+    int n_tokens;
+    int n_seqs;
+    int pages_max;
+};
+
+/* One layer's keys and values in the pages: [page][layer][K|V][kv_head][block_tokens][head_dim].
+ * bf16 for launchers, float32 for references. */
+struct k_kv {
+    void *pages;        /* the first page */
+    size_t page_elems;  /* elements of a page, all layers */
+    size_t layer_elems; /* elements from a page's start to this layer's K */
+    int n_kv_heads;
+    int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
+    int block_tokens;
+};
+
+/* How one row is sampled; the meaning of each field stands at ref_sample(). */
+struct k_sample_row {
+    float temperature;
+    float top_p;
+    float min_p;
+    int32_t top_k;
+    float presence;
+    float frequency;
+    float repetition;
+    int32_t n_banned;
+    uint64_t seed;
+    uint64_t position;
+    int64_t history_at; /* index of this row's history in the array of all histories */
+    int32_t n_history;  /* 0 when no penalty is on */
+    int32_t n_prompt;
+    int32_t banned[K_BANNED_MAX];
+};
+
+/* --- rows ------------------------------------------------------------------------------------ */
+
+/* x [n][dim] = table [n_vocab][dim] at ids [n]. The residual x is float32 on both sides. */
+void ref_embed(float *x, const float *table, const int32_t *ids, int n, int dim);
+int k_embed(float *x, const k_bf16 *table, const int32_t *ids, int n, int dim, k_stream stream);
+
+/* out [n][dim] = x / sqrt(mean(x^2) + eps) * weight [dim]. The sum of squares is float64 in the
+ * reference. */
+void ref_rmsnorm(float *out, const float *x, const float *weight, float eps, int n, int dim);
+int k_rmsnorm(k_bf16 *out, const float *x, const k_bf16 *weight, float eps, int n, int dim,
+              k_stream stream);
+
+/* x [n][dim] += delta [n][dim], then out = rmsnorm(x). One pass over x in the kernel: reads 6,
+ * writes 6 bytes an element. */
+void ref_add_rmsnorm(float *out, float *x, const float *delta, const float *weight, float eps,
+                     int n, int dim);
+int k_add_rmsnorm(k_bf16 *out, float *x, const k_bf16 *delta, const k_bf16 *weight, float eps,
+                  int n, int dim, k_stream stream);
+
+/* out [n_rows][dim] = x + delta at rows token_idx [n_rows]: what is left of a batch after the
+ * last layer. */
+void ref_gather_add(float *out, const float *x, const float *delta, const int32_t *token_idx,
+                    int n_rows, int dim);
+int k_gather_add(float *out, const float *x, const k_bf16 *delta, const int32_t *token_idx,
+                 int n_rows, int dim, k_stream stream);
+
+/* out [n][ff_dim] = silu(gate) * up, where in [n][2 * ff_dim] holds a row's gate, then its up. */
+void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
+int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
+
+/* --- attention --------------------------------------------------------------------------------- */
+
+/* Rotate queries and keys, and put keys and values into their pages.
+ *
+ *   qkv    [n_tokens][(n_heads + 2 * n_kv_heads) * head_dim]: queries, keys, values of a token;
+ *          queries are rotated in place, keys and values are read
+ *   turns  float32 [max_len][head_dim / 2][2]: cosine and sine by position and pair
+ *
+ * Pairs are (d, d + head_dim / 2), as GPT-NeoX has them: y0 = x0 cos - x1 sin,
+ * y1 = x1 cos + x0 sin. The reference does tokens first .. last - 1. */
+void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t, const float *turns,
+                 int n_heads, int first, int last);
+int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t, const float *turns,
+              int n_heads, k_stream stream);
+
+/* Causal attention over the pages with grouped queries: head h reads kv head
+ * h / (n_heads / n_kv_heads).
+ *
+ *   out  [n_tokens][n_heads][head_dim]
+ *   qkv  as above, queries rotated; keys and values of the step stand in the pages already
+ *
+ * A token sees the keys of positions 0 .. its own. The reference computes one pair of token and
+ * kv head: its scores (scratch, float32 [pos + 1]), their softmax, the sum of the values in the
+ * order of positions. */
+void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct k_tokens *t,
+              int n_heads, float scale, int token, int kv_head, float *scratch);
+
+/* The same for a whole step. Tokens of sequences with one token (decodes) and of those with
+ * several (chunks) go to two kernels; the lists say which.
+ *
+ * decode_seqs [n_decodes] are sequences with one token. Their keys are cut into parts of
+ * k_attn_part_tokens(kv_len) tokens, one block each; the parts' results meet in a second kernel.
+ * part_count is the largest number of parts of the step's decodes; work is float32
+ * [n_decodes][n_heads][part_count][head_dim + 2].
+ *
+ * tile_seqs [n_tiles], tile_starts [n_tiles]: sequence and first token (relative to the
+ * sequence's first) of each tile of K_TILE_TOKENS(group) tokens. */
+struct k_attn_plan {
+    const int32_t *decode_seqs;
+    const int32_t *tile_seqs;
+    const int32_t *tile_starts;
+    int n_decodes;
+    int n_tiles;
+    int part_count;
+    float *work;
+};
+
+#define K_TILE_ROWS  64 /* rows (token, head of the group) of a tile: four warps of 16 */
+#define K_PART_TOKENS 256 /* a part below this costs more to start than to read */
+#define K_PARTS_MAX   64  /* parts of a sequence; bounds the memory of their results */
+
+/* Tokens of a tile: 64 rows shared by the query heads of a kv head; 1 for groups above 64. */
+#define K_TILE_TOKENS(group) ((group) >= K_TILE_ROWS ? 1 : K_TILE_ROWS / (group))
+
+/* Tokens of a part, a function of the length alone. */
+static inline int k_attn_part_tokens(int kv_len)
+{
+    int part = (kv_len + K_PARTS_MAX - 1) / K_PARTS_MAX;
+
+    part = (part + 63) / 64 * 64;
+    return part < K_PART_TOKENS ? K_PART_TOKENS : part;
+}
+
+int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+           const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
+
+/* --- sampling ---------------------------------------------------------------------------------- */
+
+/* Choose a token of one row.
+ *
+ *   logits   float32 [n_vocab], unchanged
+ *   row      how; row->history_at counts from history
+ *   scratch  float32 [n_vocab]
+ *   counts   int32 [n_vocab]: 2 * times in the output + (1 if in the prompt); used when
+ *            row->n_history > 0
+ *
+ * In this order (vLLM's): banned ids get -infinity. A token in the prompt or output: a positive
+ * logit is divided by repetition, another multiplied; then frequency * count and, once,
+ * presence are subtracted for tokens of the output. Temperature 0: the largest value, the lowest
+ * id among equals. Otherwise z = value / temperature and the weight of an id is
+ * w = floor(2^32 * e^(z - max z)) by k_exp_fixed() of draw.h, an integer, so that sums do not
+ * depend on their order. Kept are: z with w >= min_p * 2^32; of those the top_k
+ * largest z and all equal to the last; of those the fewest largest z whose weights reach
+ * ceil(top_p * sum), and all equal to the last. Let W be the sum of what is kept and
+ * r = (k_random(seed, position) * W) >> 64; the result is the first id, in the order of ids, at
+ * which the running sum of kept weights exceeds r.
+ *
+ * So the draw is a function of the row's logits and settings alone, on both sides. A row in
+ * which W is 0 gives what temperature 0 gives; NaN is less than all numbers. */
+int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *row,
+                   const int32_t *history, float *scratch, int32_t *counts);
+
+/* The same for n_rows rows; scratch float32 [n_rows][n_vocab], counts int32 [n_rows][n_vocab].
+ * k_sample_count() must have run for the rows with n_history > 0: it zeroes and fills counts
+ * from the histories of rows first .. last - 1. One block a row; reads a row about 10 times when
+ * it is sampled, once when it is greedy. */
+int k_sample_count(int32_t *counts, const struct k_sample_row *rows, const int32_t *history,
+                   int first, int last, int n_vocab, k_stream stream);
+int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
+             const struct k_sample_row *rows, float *scratch, const int32_t *counts,
+             k_stream stream);
+
+/* n elements of approximately normal noise, mean 0, the given deviation, from (seed, index). */
+int k_fill_random(k_bf16 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

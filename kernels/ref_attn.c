@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * References of rotary positions and attention over pages. */
+#include "config.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+/* Keys of one position of a sequence; its values stand value_elems further on. */
+static float *key_row(const struct k_kv *kv, const struct k_tokens *t, int seq, int pos,
+                      int kv_head)
+{
+    int32_t page = t->page_ids[(size_t)seq * t->pages_max + pos / kv->block_tokens];
+    size_t row = (size_t)kv_head * kv->block_tokens + pos % kv->block_tokens;
+
+    return (float *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
+           row * kv->head_dim;
+}
+
+static size_t value_elems(const struct k_kv *kv)
+{
+    return (size_t)kv->n_kv_heads * kv->block_tokens * kv->head_dim;
+}
+
+static void rotate(float *out, const float *x, const float *turns, int head_dim)
+{
+    int half = head_dim / 2;
+
+    for (int d = 0; d < half; d++) {
+        float x0 = x[d], x1 = x[d + half], c = turns[2 * d], s = turns[2 * d + 1];
+
+        out[d] = x0 * c - x1 * s;
+        out[d + half] = x1 * c + x0 * s;
+    }
+}
+
+void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t, const float *turns,
+                 int n_heads, int first, int last)
+{
+    int hd = kv->head_dim;
+    size_t stride = (size_t)(n_heads + 2 * kv->n_kv_heads) * hd;
+
+    for (int i = first; i < last; i++) {
+        const float *turn = turns + (size_t)t->pos[i] * hd;
+        float *row = qkv + (size_t)i * stride;
+
+        for (int h = 0; h < n_heads; h++, row += hd)
+            rotate(row, row, turn, hd);
+        for (int h = 0; h < kv->n_kv_heads; h++, row += hd) {
+            float *key = key_row(kv, t, t->seq[i], t->pos[i], h);
+
+            rotate(key, row, turn, hd);
+            memcpy(key + value_elems(kv), row + (size_t)kv->n_kv_heads * hd,
+                   (size_t)hd * sizeof *row);
+        }
+    }
+}
+
+void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct k_tokens *t,
+              int n_heads, float scale, int token, int kv_head, float *scratch)
+{
+    int hd = kv->head_dim, group = n_heads / kv->n_kv_heads;
+    int seq = t->seq[token], n_keys = t->pos[token] + 1;
+
+    for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
+        const float *q = qkv + (size_t)token * (n_heads + 2 * kv->n_kv_heads) * hd + (size_t)h * hd;
+        float *o = out + ((size_t)token * n_heads + h) * hd;
+        float top = -INFINITY, sum = 0.0f;
+
+        for (int i = 0; i < n_keys; i++) {
+            const float *key = key_row(kv, t, seq, i, kv_head);
+            float dot = 0.0f;
+
+            for (int d = 0; d < hd; d++)
+                dot += q[d] * key[d];
+            scratch[i] = dot * scale;
+            top = fmaxf(top, scratch[i]);
+        }
+        memset(o, 0, (size_t)hd * sizeof *o);
+        for (int i = 0; i < n_keys; i++) {
+            const float *value = key_row(kv, t, seq, i, kv_head) + value_elems(kv);
+            float w = expf(scratch[i] - top);
+
+            sum += w;
+            for (int d = 0; d < hd; d++)
+                o[d] += w * value[d];
+        }
+        for (int d = 0; d < hd; d++)
+            o[d] /= sum;
+    }
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reference of sampling. All filters keep an upper set of z, so each is a threshold on the sort
+ * key of z, and they compose by taking the larger one. A threshold is found byte by byte from
+ * the top, as the kernel does: sums of integers, so the order of adding does not matter. */
+#include "config.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/draw.h"
+#include "kernels/kernels.h"
+
+static int32_t argmax(const float *z, int n)
+{
+    int32_t best = 0;
+
+    for (int32_t i = 1; i < n; i++) {
+        if (k_sort_key(z[i]) > k_sort_key(z[best]))
+            best = i;
+    }
+    return best;
+}
+
+/* What the filters keep so far. */
+struct kept {
+    const float *z;
+    int n;
+    float top;           /* the largest z */
+    uint64_t min_weight; /* of min_p */
+    uint32_t least_key;  /* of top_k, then of top_p */
+};
+
+static uint64_t weight_of(const struct kept *k, int i)
+{
+    uint64_t w = k_exp_fixed(k->z[i] - k->top);
+
+    return w >= k->min_weight && k_sort_key(k->z[i]) >= k->least_key ? w : 0;
+}
+
+/* One byte of a threshold: the bin, from the top, in which the running sum reaches *need; *need
+ * becomes what is wanted of that bin. */
+static uint32_t pick_bin(const uint64_t bins[256], uint64_t *need)
+{
+    uint32_t b = 255;
+
+    while (b > 0 && bins[b] < *need)
+        *need -= bins[b--];
+    return b;
+}
+
+/* The largest key such that need keys are as large or larger. */
+static uint32_t key_by_count(const struct kept *k, uint64_t need)
+{
+    uint32_t prefix = 0;
+
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        uint64_t bins[256] = {0};
+
+        for (int i = 0; i < k->n; i++) {
+            uint32_t key = k_sort_key(k->z[i]);
+
+            if (((uint64_t)key >> (shift + 8)) == prefix)
+                bins[key >> shift & 255]++;
+        }
+        prefix = prefix << 8 | pick_bin(bins, &need);
+    }
+    return prefix;
+}
+
+/* The largest key such that the weights of all keys as large or larger reach need. */
+static uint32_t key_by_weight(const struct kept *k, uint64_t need)
+{
+    uint32_t prefix = 0;
+
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        uint64_t bins[256] = {0};
+
+        for (int i = 0; i < k->n; i++) {
+            uint32_t key = k_sort_key(k->z[i]);
+
+            if (((uint64_t)key >> (shift + 8)) == prefix)
+                bins[key >> shift & 255] += weight_of(k, i);
+        }
+        prefix = prefix << 8 | pick_bin(bins, &need);
+    }
+    return prefix;
+}
+
+static uint64_t weight_sum(const struct kept *k)
+{
+    uint64_t sum = 0;
+
+    for (int i = 0; i < k->n; i++)
+        sum += weight_of(k, i);
+    return sum;
+}
+
+static void count_history(int32_t *counts, int n_vocab, const struct k_sample_row *row,
+                          const int32_t *history)
+{
+    memset(counts, 0, (size_t)n_vocab * sizeof *counts);
+    for (int i = 0; i < row->n_history; i++) {
+        int32_t id = history[row->history_at + i];
+
+        if (i < row->n_prompt)
+            counts[id] |= 1;
+        else
+            counts[id] += 2;
+    }
+}
+
+static int32_t draw(const struct kept *k, const struct k_sample_row *row, uint64_t sum)
+{
+    uint64_t r = k_mul_high(k_random(row->seed, row->position), sum);
+    uint64_t run = 0;
+
+    for (int32_t i = 0; i < k->n; i++) {
+        run += weight_of(k, i);
+        if (run > r)
+            return i;
+    }
+    return 0; /* not reached: r < sum */
+}
+
+int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *row,
+                   const int32_t *history, float *scratch, int32_t *counts)
+{
+    struct kept k = {.z = scratch, .n = n_vocab};
+    uint64_t sum;
+    int32_t best;
+
+    if (row->n_history == 0 && row->n_banned == 0 && row->temperature <= 0.0f)
+        return argmax(logits, n_vocab);
+    memcpy(scratch, logits, (size_t)n_vocab * sizeof *scratch);
+    if (row->n_history > 0) {
+        count_history(counts, n_vocab, row, history);
+        for (int i = 0; i < n_vocab; i++)
+            scratch[i] = k_penalise(logits[i], counts[i], row->repetition, row->frequency,
+                                    row->presence);
+    }
+    for (int i = 0; i < row->n_banned; i++)
+        scratch[row->banned[i]] = -INFINITY;
+    best = argmax(scratch, n_vocab);
+    if (row->temperature <= 0.0f)
+        return best;
+    for (int i = 0; i < n_vocab; i++)
+        scratch[i] /= row->temperature;
+    k.top = scratch[best];
+    k.min_weight = k_min_weight(row->min_p);
+    if (row->top_k > 0 && row->top_k < n_vocab)
+        k.least_key = key_by_count(&k, (uint64_t)row->top_k);
+    if ((sum = weight_sum(&k)) == 0)
+        return best;
+    if (row->top_p < 1.0f) {
+        uint32_t key = key_by_weight(&k, k_top_weight(row->top_p, sum));
+
+        k.least_key = key > k.least_key ? key : k.least_key;
+        sum = weight_sum(&k);
+    }
+    return draw(&k, row, sum);
+}

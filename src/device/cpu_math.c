@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cpu_tile.h, compiled once for each instruction set. Vectors of 16 floats are GCC's vector
+ * extension: the compiler splits them where the machine's registers are narrower. */
+#ifndef __clang__
+#pragma GCC optimize("O3") /* keeps the tiles of sums in registers */
+#endif
+
+#include "config.h"
+
+#include "device/cpu_math.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+
+typedef float lanes __attribute__((vector_size(64)));
+typedef int32_t lanes_int __attribute__((vector_size(64)));
+typedef float lanes_at __attribute__((vector_size(64), aligned(4), may_alias)); /* in arrays */
+
+#define JOIN2(a, b) a##b
+#define JOIN(a, b)  JOIN2(a, b)
+
+#define TILE(name) JOIN(name, _plain)
+#define TILE_NAME  "generic"
+#define TILE_ROWS  1
+#define TILE_OUTS  2
+#include "device/cpu_tile.h"
+#undef TILE
+#undef TILE_NAME
+#undef TILE_ROWS
+#undef TILE_OUTS
+
+#ifdef __x86_64__
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define TILE(name) JOIN(name, _avx2)
+#define TILE_NAME  "AVX2"
+#define TILE_ROWS  2
+#define TILE_OUTS  2
+#include "device/cpu_tile.h"
+#undef TILE
+#undef TILE_NAME
+#undef TILE_ROWS
+#undef TILE_OUTS
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,fma,prefer-vector-width=512")
+#define TILE(name) JOIN(name, _avx512)
+#define TILE_NAME  "AVX-512"
+#define TILE_ROWS  4
+#define TILE_OUTS  4
+#include "device/cpu_tile.h"
+#pragma GCC pop_options
+#endif
+
+const struct cpu_math *cpu_math_choose(void)
+{
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
+        return &math_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return &math_avx2;
+#endif
+    return &math_plain;
+}

@@ -1,0 +1,38 @@
+/* The cpu device's inner loops, built for several instruction sets and chosen at start.
+ *
+ * Sums run over 16 lanes, lane i adding the elements i, i + 16, ... in their order; the lanes
+ * are folded in halves at the end. So every result is a function of its inputs alone: neither
+ * the number of rows nor the part of the work a thread got changes a bit. Between instruction
+ * sets results may differ in the last bit (fused or separate multiply and add). */
+#ifndef QUIRE_DEVICE_CPU_MATH_H
+#define QUIRE_DEVICE_CPU_MATH_H
+
+/* A part of y [.][n_out] = x [.][n_in] * transpose(w [n_out][n_in]) + bias [n_out]:
+ * rows row_first .. row_last - 1, outputs out_first .. out_last - 1. bias may be NULL. */
+struct cpu_matmul {
+    float *y;
+    const float *x;
+    const float *w;
+    const float *bias;
+    int n_in, n_out;
+    int row_first, row_last;
+    int out_first, out_last;
+};
+
+struct cpu_math {
+    const char *name; /* of the instruction set */
+    void (*matmul)(const struct cpu_matmul *m);
+    /* scores [n] = scale * keys [n][dim] . q [dim]; returns their maximum. */
+    float (*scores)(float *scores, const float *q, const float *keys, int n, int dim, float scale);
+    /* scores [n] = exp(scores - top), their sum returned; room up to a multiple of 16. */
+    float (*weights)(float *scores, int n, float top);
+    /* out [dim] += sum of weights [n] * values [n][dim]. */
+    void (*mix)(float *out, const float *weights, const float *values, int n, int dim);
+    /* out [n] = silu(gate [n]) * up [n] */
+    void (*silu_mul)(float *out, const float *gate, const float *up, int n);
+};
+
+/* The best set that this machine has. */
+const struct cpu_math *cpu_math_choose(void);
+
+#endif

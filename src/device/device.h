@@ -1,0 +1,101 @@
+/* What a model may ask of a device: one table of operations, chosen at start.
+ *
+ * The cpu device holds weights, activations and KV in float32, the cuda device in bfloat16; the
+ * residual and the logits are float32 on both. Memory is got at start from device_alloc() and
+ * given back as a whole by close(). Operations of a step are enqueued in order on one stream;
+ * an error sticks and is returned by end(). One thread calls.
+ *
+ * The operations are those of kernels/kernels.h, which says what they compute. Pointers to
+ * device memory are void * or float *; the cpu device's are plain memory. */
+#ifndef QUIRE_DEVICE_DEVICE_H
+#define QUIRE_DEVICE_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "kernels/kernels.h"
+
+enum device_type { DEVICE_BF16, DEVICE_F16, DEVICE_F32 }; /* of weights in a file */
+
+/* The most that a step may hold; what work memory is sized by. */
+struct device_limits {
+    int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
+    int n_heads, n_kv_heads, head_dim, dim, ff_dim, n_vocab;
+};
+
+/* One step as host arrays; borrowed until end(). */
+struct device_batch {
+    struct k_tokens tokens;
+    const int32_t *row_tokens;        /* int32 [n_rows]: token of each row */
+    const struct k_sample_row *rows;  /* [n_rows]; history_at is not read */
+    const int32_t *const *histories;  /* [n_rows]: int32 [n_history] of each row */
+    int n_rows;
+};
+
+struct device;
+
+struct device_ops {
+    void (*close)(struct device *d);
+
+    /* Memory. free() tells what device_alloc() may still give, in bytes. upload() and download()
+     * block; ERR_GPU. */
+    int (*free)(struct device *d, size_t *free_bytes, size_t *total_bytes);
+    void *(*alloc)(struct device *d, size_t bytes);
+    int (*upload)(struct device *d, void *dst, const void *src, size_t bytes);
+    int (*download)(struct device *d, void *dst, const void *src, size_t bytes);
+
+    /* n weights from a file's type into the device's, to element at of dst. Borrowed for the
+     * call. */
+    int (*weights)(struct device *d, void *dst, size_t at, const void *src, enum device_type type,
+                   size_t n);
+    int (*fill_random)(struct device *d, void *dst, size_t n, float deviation, uint64_t seed);
+
+    /* Allocate what steps within the limits need. */
+    int (*reserve)(struct device *d, const struct device_limits *limits);
+
+    /* A step: begin, operations, sample, end. */
+    int (*begin)(struct device *d, const struct device_batch *b);
+    void (*embed)(struct device *d, float *x, const void *table);
+    void (*rmsnorm)(struct device *d, void *out, const float *x, const void *weight, float eps,
+                    int n);
+    void (*add_rmsnorm)(struct device *d, void *out, float *x, const void *delta,
+                        const void *weight, float eps, int n);
+    /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none). The second
+     * gives float32 on every device. */
+    void (*matmul)(struct device *d, void *y, const void *x, const void *w, const void *bias,
+                   int n, int n_out, int n_in);
+    void (*matmul_float)(struct device *d, float *y, const void *x, const void *w, int n,
+                         int n_out, int n_in);
+    void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const float *turns);
+    void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale);
+    void (*silu_mul)(struct device *d, void *out, const void *in, int n);
+    void (*gather_add)(struct device *d, float *out, const float *x, const void *delta);
+    void (*sample)(struct device *d, const float *logits);
+    /* Wait; ids out: int32 [n_rows]. ERR_GPU when anything of the step failed. */
+    int (*end)(struct device *d, int32_t *ids);
+};
+
+/* The part that all devices share; each kind's own struct begins with it. */
+struct device {
+    const struct device_ops *ops;
+    struct device_limits limits;
+    size_t elem_bytes; /* of weights, activations and KV: 4 cpu, 2 cuda */
+    size_t allocated_bytes; /* by alloc() so far */
+    bool is_gpu;
+    char name[64]; /* for the log */
+};
+
+/* Open "cpu", "cuda" or "auto" (cuda where there is a GPU, else cpu). cpu_threads: 0 means one a
+ * core. ERR_INVALID for another name, ERR_UNSUPPORTED for a kind that was not built in, ERR_GPU,
+ * ERR_NO_MEMORY; all logged. */
+int device_open(struct device **out, const char *kind, int cpu_threads) ERR_CHECKED;
+void device_close(struct device *d); /* NULL is fine */
+
+/* The kinds, for device_open(). */
+int device_cpu_open(struct device **out, int n_threads) ERR_CHECKED;
+int device_cuda_open(struct device **out) ERR_CHECKED;
+int device_cuda_count(void); /* usable GPUs; 0 when there is no driver */
+
+#endif

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The cpu device: float32 throughout, work shared by a pool of threads.
+ *
+ * Every number is computed by one thread in an order that depends on nothing but its own inputs
+ * (cpu_math.h), so a token's result is the same alone and in a crowd, in one chunk and in many.
+ * Rows of the simple operations are those of the references; products and attention use the
+ * inner loops of cpu_math.c. */
+#include "config.h"
+
+#include "device/device.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+#include "device/cpu_math.h"
+#include "device/pool.h"
+#include "kernels/draw.h"
+
+#define INLINE_WORK 100000 /* multiply-adds below which waking a thread costs more than it saves */
+#define OUTS_A_TASK 32     /* outputs of a product's task: its weights stay in the L1/L2 cache */
+#define ROWS_A_TASK 128
+#define ALLOCS_MAX  16384/* device_alloc() calls of one model */
+#define ALIGN       64
+
+struct cpu {
+    struct device base; /* first */
+    struct pool *pool;
+    const struct cpu_math *math;
+    const struct device_batch *batch; /* of the step under way */
+    float *scratch;                   /* float [threads][scratch_len]: scores, a row of logits */
+    int32_t *counts;                  /* int32 [threads][n_vocab] */
+    size_t scratch_len;
+    int32_t *ids; /* int32 [n_seqs]: sampled */
+    int n_allocs;
+    void *allocs[ALLOCS_MAX];
+};
+
+static struct cpu *cpu_of(struct device *d)
+{
+    return (struct cpu *)d;
+}
+
+/* --- memory ------------------------------------------------------------------------------------ */
+
+static int cpu_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+
+    (void)d;
+    *total_bytes = (size_t)pages * (size_t)page_bytes;
+    *free_bytes = *total_bytes;
+    return ERR_OK;
+}
+
+static void *cpu_alloc(struct device *d, size_t bytes)
+{
+    struct cpu *c = cpu_of(d);
+    char *p;
+
+    must(c->n_allocs < ALLOCS_MAX);
+    if (bytes > SIZE_MAX - ALIGN || (p = mem_zalloc(bytes + ALIGN)) == NULL) {
+        log_error("device: no memory for %zu bytes", bytes);
+        return NULL;
+    }
+    c->allocs[c->n_allocs++] = p;
+    d->allocated_bytes += bytes;
+    return p + (ALIGN - (uintptr_t)p % ALIGN);
+}
+
+static int cpu_copy(struct device *d, void *dst, const void *src, size_t bytes)
+{
+    (void)d;
+    memcpy(dst, src, bytes);
+    return ERR_OK;
+}
+
+static float float_of_half(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
+    uint32_t bits;
+    float f;
+
+    if (exponent == 0) { /* zero or subnormal: fraction * 2^-24 */
+        f = (float)fraction * 0x1p-24f;
+        return sign == 0 ? f : -f;
+    }
+    bits = sign | (exponent == 31 ? 255U : exponent + 112) << 23 | fraction << 13;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static int cpu_weights(struct device *d, void *dst, size_t at, const void *src,
+                       enum device_type type, size_t n)
+{
+    float *out = (float *)dst + at;
+    const char *bytes = src; /* a file's data need not be aligned */
+    uint16_t half;
+
+    (void)d;
+    switch (type) {
+    case DEVICE_F32: memcpy(out, src, n * sizeof *out); break;
+    case DEVICE_BF16:
+        for (size_t i = 0; i < n; i++) {
+            uint32_t bits;
+
+            memcpy(&half, bytes + 2 * i, 2);
+            bits = (uint32_t)half << 16;
+            memcpy(out + i, &bits, 4);
+        }
+        break;
+    case DEVICE_F16:
+        for (size_t i = 0; i < n; i++) {
+            memcpy(&half, bytes + 2 * i, 2);
+            out[i] = float_of_half(half);
+        }
+        break;
+    }
+    return ERR_OK;
+}
+
+static int cpu_fill_random(struct device *d, void *dst, size_t n, float deviation, uint64_t seed)
+{
+    float *out = dst;
+
+    (void)d;
+    for (size_t i = 0; i < n; i++)
+        out[i] = k_noise(seed, i) * deviation;
+    return ERR_OK;
+}
+
+/* --- rows: shared out in runs of rows ------------------------------------------------------------ */
+
+enum row_op { ROW_EMBED, ROW_NORM, ROW_ADD_NORM, ROW_ROPE, ROW_SILU };
+
+struct row_job {
+    struct cpu *c;
+    enum row_op op;
+    float *out, *x;
+    const float *a, *b; /* delta or input; weight or table */
+    const struct k_kv *kv;
+    float eps;
+    int n, rows_a_task;
+};
+
+static void row_task(void *arg, int task, int worker)
+{
+    const struct row_job *j = arg;
+    const struct device_limits *lim = &j->c->base.limits;
+    const struct k_tokens *tokens = &j->c->batch->tokens;
+    int first = task * j->rows_a_task;
+    int n = j->n - first < j->rows_a_task ? j->n - first : j->rows_a_task;
+    size_t at = (size_t)first * lim->dim;
+
+    (void)worker;
+    switch (j->op) {
+    case ROW_EMBED: ref_embed(j->x + at, j->b, tokens->ids + first, n, lim->dim); break;
+    case ROW_NORM: ref_rmsnorm(j->out + at, j->x + at, j->b, j->eps, n, lim->dim); break;
+    case ROW_ADD_NORM:
+        ref_add_rmsnorm(j->out + at, j->x + at, j->a + at, j->b, j->eps, n, lim->dim);
+        break;
+    case ROW_ROPE: ref_rope_kv(j->out, j->kv, tokens, j->b, lim->n_heads, first, first + n); break;
+    case ROW_SILU:
+        for (int r = first; r < first + n; r++) {
+            const float *in = j->a + (size_t)r * 2 * lim->ff_dim;
+
+            j->c->math->silu_mul(j->out + (size_t)r * lim->ff_dim, in, in + lim->ff_dim,
+                                 lim->ff_dim);
+        }
+        break;
+    }
+}
+
+static void row_run(struct row_job *j, int width)
+{
+    int n_tasks = (size_t)j->n * width < INLINE_WORK / 4 ? 1 : 4 * pool_width(j->c->pool);
+
+    j->rows_a_task = (j->n + n_tasks - 1) / n_tasks;
+    if (j->rows_a_task > 0)
+        pool_run(j->c->pool, row_task, j, (j->n + j->rows_a_task - 1) / j->rows_a_task);
+}
+
+static void cpu_embed(struct device *d, float *x, const void *table)
+{
+    struct row_job j = {
+        .c = cpu_of(d), .op = ROW_EMBED, .x = x, .b = table, .n = cpu_of(d)->batch->tokens.n_tokens};
+
+    row_run(&j, d->limits.dim);
+}
+
+static void cpu_rmsnorm(struct device *d, void *out, const float *x, const void *weight, float eps,
+                        int n)
+{
+    struct row_job j = {.c = cpu_of(d), .op = ROW_NORM, .out = out, .b = weight, .eps = eps, .n = n};
+
+    memcpy(&j.x, &x, sizeof x); /* only read by ROW_NORM */
+    row_run(&j, d->limits.dim);
+}
+
+static void cpu_add_rmsnorm(struct device *d, void *out, float *x, const void *delta,
+                            const void *weight, float eps, int n)
+{
+    struct row_job j = {.c = cpu_of(d), .op = ROW_ADD_NORM, .out = out, .x = x, .a = delta,
+                        .b = weight, .eps = eps, .n = n};
+
+    row_run(&j, d->limits.dim);
+}
+
+static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, const float *turns)
+{
+    struct row_job j = {.c = cpu_of(d), .op = ROW_ROPE, .out = qkv, .b = turns, .kv = kv,
+                        .n = cpu_of(d)->batch->tokens.n_tokens};
+
+    row_run(&j, (d->limits.n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
+}
+
+static void cpu_silu_mul(struct device *d, void *out, const void *in, int n)
+{
+    struct row_job j = {.c = cpu_of(d), .op = ROW_SILU, .out = out, .a = in, .n = n};
+
+    row_run(&j, d->limits.ff_dim);
+}
+
+static void cpu_gather_add(struct device *d, float *out, const float *x, const void *delta)
+{
+    const struct device_batch *b = cpu_of(d)->batch;
+
+    ref_gather_add(out, x, delta, b->row_tokens, b->n_rows, d->limits.dim);
+}
+
+/* --- products -------------------------------------------------------------------------------------- */
+
+struct matmul_job {
+    const struct cpu_math *math;
+    struct cpu_matmul m; /* ranges are filled in for each task */
+    int n, n_out_tasks;
+};
+
+static void matmul_task(void *arg, int task, int worker)
+{
+    const struct matmul_job *j = arg;
+    struct cpu_matmul m = j->m;
+    int out = task % j->n_out_tasks, row = task / j->n_out_tasks;
+
+    (void)worker;
+    m.out_first = out * OUTS_A_TASK;
+    m.out_last = m.out_first + OUTS_A_TASK < m.n_out ? m.out_first + OUTS_A_TASK : m.n_out;
+    m.row_first = row * ROWS_A_TASK;
+    m.row_last = m.row_first + ROWS_A_TASK < j->n ? m.row_first + ROWS_A_TASK : j->n;
+    j->math->matmul(&m);
+}
+
+static void cpu_matmul(struct device *d, void *y, const void *x, const void *w, const void *bias,
+                       int n, int n_out, int n_in)
+{
+    struct cpu *c = cpu_of(d);
+    struct matmul_job j = {.math = c->math, .n = n};
+
+    j.m = (struct cpu_matmul){.y = y, .x = x, .w = w, .bias = bias, .n_in = n_in, .n_out = n_out,
+                              .row_last = n, .out_last = n_out};
+    if ((size_t)n * n_out * n_in < INLINE_WORK) {
+        c->math->matmul(&j.m);
+        return;
+    }
+    j.n_out_tasks = (n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
+    pool_run(c->pool, matmul_task, &j, j.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
+}
+
+static void cpu_matmul_float(struct device *d, float *y, const void *x, const void *w, int n,
+                             int n_out, int n_in)
+{
+    cpu_matmul(d, y, x, w, NULL, n, n_out, n_in);
+}
+
+/* --- attention --------------------------------------------------------------------------------------- */
+
+struct attn_job {
+    struct cpu *c;
+    float *out;
+    const float *qkv;
+    const struct k_kv *kv;
+    float scale;
+};
+
+static const float *page_keys(const struct k_kv *kv, int32_t page, int kv_head)
+{
+    return (const float *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
+           (size_t)kv_head * kv->block_tokens * kv->head_dim;
+}
+
+/* One token and one kv head: all query heads of its group. Sums as ref_attn() does, by pages. */
+static void attn_task(void *arg, int task, int worker)
+{
+    const struct attn_job *j = arg;
+    const struct k_kv *kv = j->kv;
+    const struct k_tokens *t = &j->c->batch->tokens;
+    const struct cpu_math *math = j->c->math;
+    int n_heads = j->c->base.limits.n_heads, hd = kv->head_dim, bt = kv->block_tokens;
+    int token = task / kv->n_kv_heads, kv_head = task % kv->n_kv_heads;
+    int group = n_heads / kv->n_kv_heads, n_keys = t->pos[token] + 1;
+    const int32_t *pages = t->page_ids + (size_t)t->seq[token] * t->pages_max;
+    size_t values = (size_t)kv->n_kv_heads * bt * hd;
+    float *scores = j->c->scratch + (size_t)worker * j->c->scratch_len;
+
+    for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
+        const float *q = j->qkv + ((size_t)token * (n_heads + 2 * kv->n_kv_heads) + h) * hd;
+        float *out = j->out + ((size_t)token * n_heads + h) * hd;
+        float top = -INFINITY, sum;
+
+        for (int i = 0; i < n_keys; i += bt) {
+            int n = n_keys - i < bt ? n_keys - i : bt;
+
+            top = fmaxf(top, math->scores(scores + i, q, page_keys(kv, pages[i / bt], kv_head), n,
+                                          hd, j->scale));
+        }
+        sum = math->weights(scores, n_keys, top);
+        memset(out, 0, (size_t)hd * sizeof *out);
+        for (int i = 0; i < n_keys; i += bt) {
+            int n = n_keys - i < bt ? n_keys - i : bt;
+
+            math->mix(out, scores + i, page_keys(kv, pages[i / bt], kv_head) + values, n, hd);
+        }
+        for (int e = 0; e < hd; e++)
+            out[e] /= sum;
+    }
+}
+
+static void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
+                     float scale)
+{
+    struct cpu *c = cpu_of(d);
+    struct attn_job j = {.c = c, .out = out, .qkv = qkv, .kv = kv, .scale = scale};
+    const struct k_tokens *t = &c->batch->tokens;
+    size_t work = 0;
+    int n_tasks = t->n_tokens * kv->n_kv_heads;
+
+    for (int i = 0; i < t->n_tokens; i++)
+        work += ((size_t)t->pos[i] + 1) * (size_t)d->limits.n_heads * (size_t)kv->head_dim * 2;
+    if (work >= INLINE_WORK) {
+        pool_run(c->pool, attn_task, &j, n_tasks);
+        return;
+    }
+    for (int i = 0; i < n_tasks; i++)
+        attn_task(&j, i, 0);
+}
+
+/* --- a step -------------------------------------------------------------------------------------------- */
+
+struct sample_job {
+    struct cpu *c;
+    const float *logits;
+};
+
+static void sample_task(void *arg, int task, int worker)
+{
+    const struct sample_job *j = arg;
+    const struct device_batch *b = j->c->batch;
+    struct k_sample_row row = b->rows[task];
+    int n_vocab = j->c->base.limits.n_vocab;
+
+    row.history_at = 0;
+    j->c->ids[task] = ref_sample(j->logits + (size_t)task * n_vocab, n_vocab, &row,
+                                 b->histories[task],
+                                 j->c->scratch + (size_t)worker * j->c->scratch_len,
+                                 j->c->counts + (size_t)worker * n_vocab);
+}
+
+static void cpu_sample(struct device *d, const float *logits)
+{
+    struct sample_job j = {.c = cpu_of(d), .logits = logits};
+
+    pool_run(j.c->pool, sample_task, &j, j.c->batch->n_rows);
+}
+
+static int cpu_begin(struct device *d, const struct device_batch *b)
+{
+    cpu_of(d)->batch = b;
+    return ERR_OK;
+}
+
+static int cpu_end(struct device *d, int32_t *ids)
+{
+    struct cpu *c = cpu_of(d);
+
+    if (c->batch->n_rows > 0)
+        memcpy(ids, c->ids, (size_t)c->batch->n_rows * sizeof *ids);
+    c->batch = NULL;
+    return ERR_OK;
+}
+
+static int cpu_reserve(struct device *d, const struct device_limits *limits)
+{
+    struct cpu *c = cpu_of(d);
+    size_t len = (size_t)(limits->len_max > limits->n_vocab ? limits->len_max : limits->n_vocab);
+    size_t width = (size_t)pool_width(c->pool);
+
+    d->limits = *limits;
+    c->scratch_len = (len + 31) / 16 * 16;
+    c->scratch = cpu_alloc(d, width * c->scratch_len * sizeof *c->scratch);
+    c->counts = cpu_alloc(d, width * (size_t)limits->n_vocab * sizeof *c->counts);
+    c->ids = cpu_alloc(d, (size_t)limits->n_seqs * sizeof *c->ids);
+    return c->scratch == NULL || c->counts == NULL || c->ids == NULL ? ERR_NO_MEMORY : ERR_OK;
+}
+
+static void cpu_close(struct device *d)
+{
+    struct cpu *c = cpu_of(d);
+
+    pool_close(c->pool);
+    for (int i = 0; i < c->n_allocs; i++)
+        mem_free(c->allocs[i]);
+    mem_free(c);
+}
+
+static const struct device_ops cpu_ops = {
+    .close = cpu_close,
+    .free = cpu_free,
+    .alloc = cpu_alloc,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .weights = cpu_weights,
+    .fill_random = cpu_fill_random,
+    .reserve = cpu_reserve,
+    .begin = cpu_begin,
+    .embed = cpu_embed,
+    .rmsnorm = cpu_rmsnorm,
+    .add_rmsnorm = cpu_add_rmsnorm,
+    .matmul = cpu_matmul,
+    .matmul_float = cpu_matmul_float,
+    .rope_kv = cpu_rope_kv,
+    .attn = cpu_attn,
+    .silu_mul = cpu_silu_mul,
+    .gather_add = cpu_gather_add,
+    .sample = cpu_sample,
+    .end = cpu_end,
+};
+
+int device_cpu_open(struct device **out, int n_threads)
+{
+    struct cpu *c = mem_zalloc(sizeof *c);
+    int rc = ERR_NO_MEMORY;
+
+    if (c == NULL)
+        goto out;
+    c->base.ops = &cpu_ops;
+    c->base.elem_bytes = sizeof(float);
+    c->math = cpu_math_choose();
+    if ((rc = pool_open(&c->pool, n_threads)) != ERR_OK)
+        goto out;
+    (void)snprintf(c->base.name, sizeof c->base.name, "cpu, %d threads, %s", pool_width(c->pool),
+                   c->math->name);
+    *out = &c->base;
+    c = NULL;
+out:
+    if (c != NULL)
+        cpu_close(&c->base);
+    return rc;
+}

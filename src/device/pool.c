@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A job is handed out through one 64-bit ticket: its number in the upper half, the next task in
+ * the lower. A worker claims a task by compare-and-swap on the whole ticket, so one that wakes
+ * late, with the words of an earlier job in hand, claims nothing: the number has changed. The job
+ * cannot end while a claimed task runs, because pool_run() waits for as many ends as tasks.
+ *
+ * A step is a burst of some hundred jobs with microseconds between them, so a worker looks for
+ * the next job for POOL_SPIN_US before it sleeps on a condition; idle workers use no CPU. */
+#include "config.h"
+
+#include "device/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+
+#define POOL_SPIN_US   60 /* longer than the gap between two jobs of a step, shorter than a tick */
+#define POOL_SPIN_LAPS 64 /* looks at the ticket between two looks at the clock */
+
+struct pool_worker {
+    struct pool *pool;
+    pthread_t thread;
+    int idx;
+};
+
+struct pool {
+    _Alignas(64) atomic_uint_least64_t ticket; /* job number << 32 | next task */
+    _Alignas(64) atomic_int n_done;            /* tasks of this job that have ended */
+    _Atomic(pool_task *) task;
+    _Atomic(void *) job;
+    atomic_int n_tasks;
+    atomic_int n_asleep;
+    atomic_bool stop;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    int width;
+    int n_started;
+    struct pool_worker workers[POOL_THREADS_MAX];
+};
+
+static void pause_cpu(void)
+{
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#endif
+}
+
+/* Claim and run tasks of the current job until none is left. */
+static void work(struct pool *p, int worker)
+{
+    for (;;) { /* ends when the ticket's tasks are used up */
+        uint64_t ticket = atomic_load_explicit(&p->ticket, memory_order_acquire);
+        pool_task *task = atomic_load_explicit(&p->task, memory_order_relaxed);
+        void *job = atomic_load_explicit(&p->job, memory_order_relaxed);
+        int n_tasks = atomic_load_explicit(&p->n_tasks, memory_order_relaxed);
+
+        if ((int)(uint32_t)ticket >= n_tasks)
+            return;
+        if (!atomic_compare_exchange_weak_explicit(&p->ticket, &ticket, ticket + 1,
+                                                   memory_order_acq_rel, memory_order_relaxed))
+            continue;
+        task(job, (int)(uint32_t)ticket, worker);
+        atomic_fetch_add_explicit(&p->n_done, 1, memory_order_release);
+    }
+}
+
+/* True when a job after `seen` has begun within the time to spin. */
+static bool spin(struct pool *p, uint32_t seen)
+{
+    uint64_t start = clock_us();
+
+    do {
+        for (int i = 0; i < POOL_SPIN_LAPS; i++) {
+            uint64_t ticket = atomic_load_explicit(&p->ticket, memory_order_acquire);
+
+            if ((uint32_t)(ticket >> 32) != seen)
+                return true;
+            pause_cpu();
+        }
+    } while (clock_us() - start < POOL_SPIN_US);
+    return false;
+}
+
+static void sleep_until_job(struct pool *p, uint32_t seen)
+{
+    (void)pthread_mutex_lock(&p->lock); /* cannot fail: initialised, not held by us */
+    atomic_fetch_add(&p->n_asleep, 1);
+    while (!atomic_load(&p->stop) && (uint32_t)(atomic_load(&p->ticket) >> 32) == seen)
+        (void)pthread_cond_wait(&p->wake, &p->lock);
+    atomic_fetch_sub(&p->n_asleep, 1);
+    (void)pthread_mutex_unlock(&p->lock);
+}
+
+static void *worker_main(void *arg)
+{
+    struct pool_worker *w = arg;
+    struct pool *p = w->pool;
+    uint32_t seen = 0;
+
+    while (!atomic_load(&p->stop)) {
+        if (!spin(p, seen))
+            sleep_until_job(p, seen);
+        seen = (uint32_t)(atomic_load(&p->ticket) >> 32);
+        work(p, w->idx);
+    }
+    return NULL;
+}
+
+void pool_run(struct pool *p, pool_task *task, void *job, int n_tasks)
+{
+    uint64_t number = atomic_load_explicit(&p->ticket, memory_order_relaxed) >> 32;
+
+    if (n_tasks <= 1 || p->width == 1) {
+        for (int i = 0; i < n_tasks; i++)
+            task(job, i, 0);
+        return;
+    }
+    /* Closed to claims while its words change: a worker that reads the new n_tasks with the old
+     * ticket fails at the swap. */
+    atomic_store(&p->ticket, (number + 1) << 32 | INT32_MAX);
+    atomic_store(&p->n_done, 0);
+    atomic_store(&p->task, task);
+    atomic_store(&p->job, job);
+    atomic_store(&p->n_tasks, n_tasks);
+    atomic_store(&p->ticket, (number + 2) << 32);
+    if (atomic_load(&p->n_asleep) > 0) {
+        (void)pthread_mutex_lock(&p->lock);
+        (void)pthread_cond_broadcast(&p->wake);
+        (void)pthread_mutex_unlock(&p->lock);
+    }
+    work(p, 0);
+    for (int laps = 0; atomic_load_explicit(&p->n_done, memory_order_acquire) < n_tasks; laps++) {
+        if (laps % 256 == 255)
+            (void)sched_yield(); /* the last task's thread may want this core */
+        pause_cpu();
+    }
+}
+
+int pool_width(const struct pool *p)
+{
+    return p->width;
+}
+
+static int usable_cores(void)
+{
+    cpu_set_t set;
+
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return CPU_COUNT(&set);
+    return (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+int pool_open(struct pool **out, int n_threads)
+{
+    struct pool *p = mem_zalloc(sizeof *p);
+    int rc = ERR_NO_MEMORY;
+
+    if (p == NULL)
+        goto out;
+    if (n_threads <= 0)
+        n_threads = usable_cores();
+    p->width = n_threads < 1 ? 1 : n_threads > POOL_THREADS_MAX ? POOL_THREADS_MAX : n_threads;
+    (void)pthread_mutex_init(&p->lock, NULL); /* default attributes: cannot fail on Linux */
+    (void)pthread_cond_init(&p->wake, NULL);
+    for (int i = 1; i < p->width; i++) {
+        struct pool_worker *w = &p->workers[i];
+
+        w->pool = p;
+        w->idx = i;
+        if (pthread_create(&w->thread, NULL, worker_main, w) != 0) {
+            log_error("device: thread %d of %d cannot be started; lower cpu_threads", i, p->width);
+            goto out;
+        }
+        p->n_started++;
+    }
+    *out = p;
+    p = NULL;
+    rc = ERR_OK;
+out:
+    pool_close(p);
+    return rc;
+}
+
+void pool_close(struct pool *p)
+{
+    if (p == NULL)
+        return;
+    (void)pthread_mutex_lock(&p->lock);
+    atomic_store(&p->stop, true);
+    (void)pthread_cond_broadcast(&p->wake);
+    (void)pthread_mutex_unlock(&p->lock);
+    for (int i = 1; i <= p->n_started; i++)
+        (void)pthread_join(p->workers[i].thread, NULL);
+    (void)pthread_cond_destroy(&p->wake);
+    (void)pthread_mutex_destroy(&p->lock);
+    mem_free(p);
+}

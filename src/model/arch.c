@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One row per architecture. A family that is a Llama but for the fields of struct arch is a line
+ * here; anything more is a field more. */
+#include <string.h>
+
+#include "model/config.h"
+
+static const struct arch_names llama_names = {
+    .embed = "model.embed_tokens.weight",
+    .norm = "model.norm.weight",
+    .head = "lm_head.weight",
+    .norm_attn = "model.layers.%d.input_layernorm.weight",
+    .q = "model.layers.%d.self_attn.q_proj.weight",
+    .k = "model.layers.%d.self_attn.k_proj.weight",
+    .v = "model.layers.%d.self_attn.v_proj.weight",
+    .o = "model.layers.%d.self_attn.o_proj.weight",
+    .norm_mlp = "model.layers.%d.post_attention_layernorm.weight",
+    .gate = "model.layers.%d.mlp.gate_proj.weight",
+    .up = "model.layers.%d.mlp.up_proj.weight",
+    .down = "model.layers.%d.mlp.down_proj.weight",
+};
+
+static const struct arch arch_table[] = {
+    {.name = "LlamaForCausalLM", .reads_bias_switches = true, .names = &llama_names},
+    {.name = "MistralForCausalLM", .window_always = true, .names = &llama_names},
+    {.name = "Qwen2ForCausalLM", .qkv_bias = true, .names = &llama_names},
+};
+
+const struct arch *arch_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof arch_table / sizeof arch_table[0]; i++) {
+        if (strcmp(arch_table[i].name, name) == 0)
+            return &arch_table[i];
+    }
+    return NULL;
+}

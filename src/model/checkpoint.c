@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tensors of a folder. Where there is an index, only the files it names are opened (folders
+ * often hold a second copy of the weights in another arrangement), and every name must stand in
+ * the file that the index gives. */
+#include "config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+
+#define FILES_MAX       4096
+#define INDEX_BYTES_MAX ((size_t)256 << 20)
+#define ARENA_MAX       ((size_t)4 << 30)
+
+struct checkpoint_file {
+    const char *path;
+    void *map; /* NULL until mapped */
+    size_t len;
+    struct tensor *tensors; /* sorted by data, then moved to the checkpoint's list */
+    size_t n_tensors;
+};
+
+struct checkpoint {
+    struct arena arena;
+    struct checkpoint_file *files;
+    int n_files;
+    struct tensor *tensors; /* all files', sorted by name */
+    size_t n_tensors;
+};
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
+}
+
+static int map_file(struct checkpoint_file *f)
+{
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC), rc = ERR_IO;
+    struct stat st;
+
+    if (fd == -1) {
+        log_error("model: %s: %s", f->path, strerror(errno));
+        return errno == ENOENT ? ERR_NOT_FOUND : ERR_IO;
+    }
+    if (fstat(fd, &st) == -1 || !S_ISREG(st.st_mode) || st.st_size < 8) {
+        log_error("model: %s: not a file of at least 8 bytes", f->path);
+        rc = ERR_CORRUPT;
+        goto out;
+    }
+    f->len = (size_t)st.st_size;
+    f->map = mmap(NULL, f->len, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (f->map == MAP_FAILED) {
+        f->map = NULL;
+        log_error("model: %s: mapping %zu bytes: %s", f->path, f->len, strerror(errno));
+        goto out;
+    }
+    rc = ERR_OK;
+out:
+    (void)close(fd); /* was only read */
+    return rc;
+}
+
+static int open_file(struct checkpoint *c, int file)
+{
+    struct checkpoint_file *f = &c->files[file];
+    char why[300];
+    int rc = map_file(f);
+
+    if (rc != ERR_OK)
+        return rc;
+    rc = safetensors_parse(&f->tensors, &f->n_tensors, &c->arena, f->map, f->len, why, sizeof why);
+    if (rc != ERR_OK) {
+        log_error("model: %s: %s", f->path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
+        return rc;
+    }
+    for (size_t i = 0; i < f->n_tensors; i++)
+        f->tensors[i].file = file;
+    return ERR_OK;
+}
+
+/* Put all files' tensors into one list, sorted by name. */
+static int gather(struct checkpoint *c)
+{
+    size_t n = 0;
+
+    for (int i = 0; i < c->n_files; i++)
+        n += c->files[i].n_tensors;
+    c->tensors = arena_alloc(&c->arena, (n + 1) * sizeof *c->tensors);
+    if (c->tensors == NULL)
+        return ERR_NO_MEMORY;
+    for (int i = 0; i < c->n_files; i++) {
+        if (c->files[i].n_tensors == 0)
+            continue;
+        memcpy(c->tensors + c->n_tensors, c->files[i].tensors,
+               c->files[i].n_tensors * sizeof *c->tensors);
+        c->n_tensors += c->files[i].n_tensors;
+    }
+    qsort(c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
+    for (size_t i = 1; i < c->n_tensors; i++) {
+        if (by_name(&c->tensors[i - 1], &c->tensors[i]) == 0) {
+            log_error("model: tensor %.100s stands in two places", c->tensors[i].name);
+            return ERR_CORRUPT;
+        }
+    }
+    return ERR_OK;
+}
+
+/* The file with this name, added when it is new; negative on error. */
+static int add_file(struct checkpoint *c, const char *dir, const char *name)
+{
+    size_t room = strlen(dir) + strlen(name) + 2;
+    char *path;
+
+    if (name[0] == '\0' || strchr(name, '/') != NULL || strcmp(name, "..") == 0) {
+        log_error("model: %s: the index names a file outside: \"%.100s\"", dir, name);
+        return ERR_CORRUPT;
+    }
+    for (int i = 0; i < c->n_files; i++) {
+        if (strcmp(strrchr(c->files[i].path, '/') + 1, name) == 0)
+            return i;
+    }
+    if (c->n_files == FILES_MAX)
+        return ERR_LIMIT;
+    if ((path = arena_alloc(&c->arena, room)) == NULL)
+        return ERR_NO_MEMORY;
+    (void)snprintf(path, room, "%s/%s", dir, name);
+    c->files[c->n_files].path = path;
+    return c->n_files++;
+}
+
+static int read_index(struct checkpoint *c, const struct json **map, const char *path,
+                      const char *text, size_t len)
+{
+    const struct json *index;
+    char why[200];
+    int rc = json_parse(&index, &c->arena, text, len, why, sizeof why);
+
+    if (rc != ERR_OK) {
+        log_error("model: %s: %s", path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
+        return rc;
+    }
+    *map = json_get_kind(index, "weight_map", JSON_OBJECT);
+    if (*map == NULL) {
+        log_error("model: %s: weight_map is missing", path);
+        return ERR_SYNTAX;
+    }
+    for (uint32_t i = 0; i < (*map)->n; i++) {
+        if ((*map)->items[i].kind != JSON_TEXT) {
+            log_error("model: %s: weight_map must hold file names", path);
+            return ERR_SYNTAX;
+        }
+    }
+    return ERR_OK;
+}
+
+/* Every name of the index stands in the file that the index says. */
+static int check_index(const struct checkpoint *c, const struct json *map)
+{
+    for (uint32_t i = 0; i < map->n; i++) {
+        const struct tensor *t = checkpoint_find(c, map->items[i].key);
+
+        if (t == NULL || strcmp(strrchr(c->files[t->file].path, '/') + 1, map->items[i].text) != 0) {
+            log_error("model: the index says that %.100s holds %.100s; it does not",
+                      map->items[i].text, map->items[i].key);
+            return ERR_CORRUPT;
+        }
+    }
+    return ERR_OK;
+}
+
+static int open_all(struct checkpoint *c, const char *dir, const struct json *map)
+{
+    int rc;
+
+    if (map == NULL && (rc = add_file(c, dir, "model.safetensors")) < 0)
+        return rc;
+    for (uint32_t i = 0; map != NULL && i < map->n; i++) {
+        if ((rc = add_file(c, dir, map->items[i].text)) < 0)
+            return rc;
+    }
+    for (int i = 0; i < c->n_files; i++) {
+        if ((rc = open_file(c, i)) != ERR_OK)
+            return rc;
+    }
+    if ((rc = gather(c)) != ERR_OK)
+        return rc;
+    return map == NULL ? ERR_OK : check_index(c, map);
+}
+
+int checkpoint_open(struct checkpoint **out, const char *dir)
+{
+    struct checkpoint *c = mem_zalloc(sizeof *c);
+    const struct json *map = NULL;
+    char path[4096], *text = NULL;
+    size_t len = 0;
+    int rc = ERR_NO_MEMORY;
+
+    if (c == NULL)
+        goto out;
+    c->arena.limit_bytes = ARENA_MAX;
+    c->files = arena_zalloc(&c->arena, FILES_MAX * sizeof *c->files);
+    if (c->files == NULL)
+        goto out;
+    (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir); /* cut: not found */
+    rc = config_file(&text, &len, path, INDEX_BYTES_MAX);
+    if (rc == ERR_OK)
+        rc = read_index(c, &map, path, text, len);
+    else if (rc == ERR_NOT_FOUND)
+        rc = ERR_OK;
+    if (rc == ERR_OK)
+        rc = open_all(c, dir, map);
+    if (rc != ERR_OK)
+        goto out;
+    *out = c;
+    c = NULL;
+out:
+    mem_free(text);
+    checkpoint_close(c);
+    return rc;
+}
+
+void checkpoint_close(struct checkpoint *c)
+{
+    if (c == NULL)
+        return;
+    for (int i = 0; i < c->n_files; i++) {
+        if (c->files[i].map != NULL)
+            (void)munmap(c->files[i].map, c->files[i].len); /* own mapping: cannot fail */
+    }
+    arena_reset(&c->arena);
+    mem_free(c);
+}
+
+const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name)
+{
+    struct tensor key = {.name = name};
+
+    return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
+}
+
+const char *checkpoint_path(const struct checkpoint *c, const struct tensor *t)
+{
+    return c->files[t->file].path;
+}

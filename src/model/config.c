@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * config.json as transformers writes it, in its older spelling (rope_theta, rope_scaling) and
+ * its newer one (rope_parameters). Numbers are bounded here, once, so that later products of
+ * shapes fit a size_t and nobody else checks them. */
+#include "model/config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "kernels/kernels.h"
+
+#define CONFIG_BYTES_MAX ((size_t)4 << 20) /* the largest known config.json has 200 KiB */
+#define CONFIG_ARENA_MAX ((size_t)64 << 20)
+
+/* Parsing one file: where numbers are looked up and whom to blame. */
+struct source {
+    const char *name; /* of the file */
+    int rc;           /* the first error */
+};
+
+static void fail(struct source *s, int rc)
+{
+    if (s->rc == ERR_OK)
+        s->rc = rc;
+}
+
+/* A whole number from low to high; preset where it is missing or null, 0 meaning "required". */
+static int whole(struct source *s, const struct json *obj, const char *field, int preset, int low,
+                 int high)
+{
+    const struct json *v = json_get(obj, field);
+
+    if (v == NULL || v->kind == JSON_NULL) {
+        if (preset != 0)
+            return preset;
+        log_error("model: %s: %s is missing", s->name, field);
+        fail(s, ERR_INVALID);
+        return low;
+    }
+    if (v->kind != JSON_INT || v->whole < low || v->whole > high) {
+        log_error("model: %s: %s must be a whole number from %d to %d", s->name, field, low, high);
+        fail(s, ERR_INVALID);
+        return low;
+    }
+    return (int)v->whole;
+}
+
+/* A positive number; preset where it is missing or null, 0 meaning "required". */
+static double positive(struct source *s, const struct json *obj, const char *field, double preset)
+{
+    const struct json *v = json_get(obj, field);
+    double x;
+
+    if ((v == NULL || v->kind == JSON_NULL) && preset > 0.0)
+        return preset;
+    x = json_is_number(v) ? json_real(v) : 0.0;
+    if (!(x > 0.0 && x < 1e30)) {
+        log_error("model: %s: %s must be a positive number", s->name, field);
+        fail(s, ERR_INVALID);
+        return 1.0;
+    }
+    return x;
+}
+
+static bool flag(struct source *s, const struct json *obj, const char *field, bool preset)
+{
+    const struct json *v = json_get(obj, field);
+
+    if (v == NULL || v->kind == JSON_NULL)
+        return preset;
+    if (v->kind != JSON_BOOL) {
+        log_error("model: %s: %s must be true or false", s->name, field);
+        fail(s, ERR_INVALID);
+        return preset;
+    }
+    return v->flag;
+}
+
+static void read_rope(struct source *s, struct rope_config *r, const struct json *obj)
+{
+    const struct json *rope = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
+    const char *kind;
+
+    if (rope == NULL)
+        rope = json_get_kind(obj, "rope_scaling", JSON_OBJECT);
+    r->theta = positive(s, obj, "rope_theta", 10000.0);
+    if (rope == NULL)
+        return;
+    r->theta = positive(s, rope, "rope_theta", r->theta);
+    kind = json_get_text(rope, "rope_type", json_get_text(rope, "type", "default"));
+    if (strcmp(kind, "default") == 0)
+        return;
+    if (strcmp(kind, "linear") == 0) {
+        r->kind = ROPE_LINEAR;
+        r->factor = positive(s, rope, "factor", 0.0);
+    } else if (strcmp(kind, "llama3") == 0) {
+        r->kind = ROPE_LLAMA3;
+        r->factor = positive(s, rope, "factor", 0.0);
+        r->low_factor = positive(s, rope, "low_freq_factor", 0.0);
+        r->high_factor = positive(s, rope, "high_freq_factor", 0.0);
+        r->original_len = positive(s, rope, "original_max_position_embeddings", 0.0);
+        if (s->rc == ERR_OK && r->high_factor <= r->low_factor) {
+            log_error("model: %s: high_freq_factor must be above low_freq_factor", s->name);
+            fail(s, ERR_INVALID);
+        }
+    } else {
+        log_error("model: %s: position scaling \"%.40s\" is not supported", s->name, kind);
+        fail(s, ERR_UNSUPPORTED);
+    }
+}
+
+/* What would change the result and is not computed. */
+static void refuse_unknown(struct source *s, const struct json *obj)
+{
+    const struct json *quant = json_get(obj, "quantization_config");
+    const char *act = json_get_text(obj, "hidden_act", "silu");
+    const struct json *part = json_get(obj, "partial_rotary_factor");
+
+    if (quant != NULL && quant->kind != JSON_NULL) {
+        log_error("model: %s: quantised checkpoints (quantization_config) are not supported; use "
+                  "the bf16 one", s->name);
+        fail(s, ERR_UNSUPPORTED);
+    }
+    if (strcmp(act, "silu") != 0) {
+        log_error("model: %s: hidden_act \"%.40s\" is not supported, only silu", s->name, act);
+        fail(s, ERR_UNSUPPORTED);
+    }
+    if (json_is_number(part) && fabs(json_real(part) - 1.0) > 1e-9) {
+        log_error("model: %s: partial_rotary_factor is not supported", s->name);
+        fail(s, ERR_UNSUPPORTED);
+    }
+}
+
+static void read_arch(struct source *s, struct config *c, const struct json *obj)
+{
+    const struct json *list = json_get_kind(obj, "architectures", JSON_LIST);
+    const char *name = list != NULL && list->n > 0 && list->items[0].kind == JSON_TEXT
+                           ? list->items[0].text
+                           : NULL;
+
+    if (name == NULL) {
+        log_error("model: %s: architectures must be a list with a name", s->name);
+        fail(s, ERR_INVALID);
+        return;
+    }
+    c->arch = arch_find(name);
+    if (c->arch == NULL) {
+        log_error("model: %s: architecture \"%.80s\" is not supported", s->name, name);
+        fail(s, ERR_UNSUPPORTED);
+    }
+}
+
+/* Attention that sees only a window is full attention as long as the text fits the window. */
+static void read_window(struct source *s, struct config *c, const struct json *obj)
+{
+    const struct json *v = json_get(obj, "sliding_window");
+
+    if (v == NULL || v->kind == JSON_NULL ||
+        (!c->arch->window_always && !flag(s, obj, "use_sliding_window", false)))
+        return;
+    if (v->kind == JSON_INT && v->whole > 0 && v->whole < c->len_max) {
+        log_warn("model: %s: attention sees %lld tokens (sliding_window); longer texts are refused",
+                 s->name, (long long)v->whole);
+        c->len_max = (int)v->whole;
+    }
+}
+
+static void read_shape(struct source *s, struct config *c, const struct json *obj)
+{
+    c->dim = whole(s, obj, "hidden_size", 0, 1, 65536);
+    c->n_layers = whole(s, obj, "num_hidden_layers", 0, 1, 1024);
+    c->n_heads = whole(s, obj, "num_attention_heads", 0, 1, 1024);
+    c->n_kv_heads = whole(s, obj, "num_key_value_heads", c->n_heads, 1, 1024);
+    c->ff_dim = whole(s, obj, "intermediate_size", 0, 1, 1 << 20);
+    c->n_vocab = whole(s, obj, "vocab_size", 0, 1, 1 << 22);
+    c->len_max = whole(s, obj, "max_position_embeddings", 0, 1, 1 << 24);
+    c->norm_eps = (float)positive(s, obj, "rms_norm_eps", 1e-6);
+    c->tied = flag(s, obj, "tie_word_embeddings", false);
+    if (s->rc != ERR_OK)
+        return;
+    c->head_dim = c->dim / c->n_heads;
+    if (c->head_dim == 0)
+        c->head_dim = 1;
+    c->head_dim = whole(s, obj, "head_dim", c->head_dim, 1, K_HEAD_DIM_MAX);
+    if (c->n_heads % c->n_kv_heads != 0) {
+        log_error("model: %s: num_attention_heads %d is no multiple of num_key_value_heads %d",
+                  s->name, c->n_heads, c->n_kv_heads);
+        fail(s, ERR_INVALID);
+    }
+    if (c->head_dim % 2 != 0 || c->head_dim > K_HEAD_DIM_MAX) {
+        log_error("model: %s: head_dim %d must be even and at most %d", s->name, c->head_dim,
+                  K_HEAD_DIM_MAX);
+        fail(s, ERR_INVALID);
+    }
+}
+
+/* eos_token_id: a number or a list of them. Ids that the vocabulary lacks end nothing. */
+static void read_eos(struct source *s, struct config *c, const struct json *obj)
+{
+    const struct json *v = json_get(obj, "eos_token_id");
+    const struct json *items = v;
+    uint32_t n = 1;
+
+    if (v == NULL || v->kind == JSON_NULL)
+        return;
+    if (v->kind == JSON_LIST) {
+        items = v->items;
+        n = v->n;
+    }
+    c->n_eos = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (items[i].kind != JSON_INT || c->n_eos == CONFIG_EOS_MAX) {
+            log_error("model: %s: eos_token_id must be an id or a list of at most %d", s->name,
+                      CONFIG_EOS_MAX);
+            fail(s, ERR_INVALID);
+            return;
+        }
+        if (items[i].whole >= 0 && items[i].whole < c->n_vocab)
+            c->eos[c->n_eos++] = (int32_t)items[i].whole;
+    }
+}
+
+static int parse(const struct json **out, struct arena *arena, const char *name, const char *text,
+                 size_t len)
+{
+    char why[200];
+    int rc = json_parse(out, arena, text, len, why, sizeof why);
+
+    if (rc != ERR_OK) {
+        log_error("model: %s: %s", name, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
+        return rc;
+    }
+    if ((*out)->kind != JSON_OBJECT) {
+        log_error("model: %s: an object was expected", name);
+        return ERR_SYNTAX;
+    }
+    return ERR_OK;
+}
+
+int config_parse(struct config *out, const char *name, const char *text, size_t len,
+                 const char *generation, size_t generation_len)
+{
+    struct arena arena = {.limit_bytes = CONFIG_ARENA_MAX};
+    struct source s = {.name = name};
+    struct config c = {.n_eos = 0};
+    const struct json *obj;
+
+    if ((s.rc = parse(&obj, &arena, name, text, len)) != ERR_OK)
+        goto out;
+    read_arch(&s, &c, obj);
+    if (s.rc != ERR_OK)
+        goto out;
+    refuse_unknown(&s, obj);
+    read_shape(&s, &c, obj);
+    read_rope(&s, &c.rope, obj);
+    read_window(&s, &c, obj);
+    read_eos(&s, &c, obj);
+    c.qkv_bias = c.arch->qkv_bias;
+    if (c.arch->reads_bias_switches) {
+        c.qkv_bias = c.o_bias = flag(&s, obj, "attention_bias", false);
+        c.mlp_bias = flag(&s, obj, "mlp_bias", false);
+    }
+    c.digest = hash_sha256(text, len, NULL, 0);
+    if (s.rc == ERR_OK && generation != NULL) {
+        s.name = "generation_config.json";
+        s.rc = parse(&obj, &arena, s.name, generation, generation_len);
+        if (s.rc == ERR_OK)
+            read_eos(&s, &c, obj);
+    }
+    if (s.rc == ERR_OK)
+        *out = c;
+out:
+    arena_reset(&arena);
+    return s.rc;
+}
+
+int config_file(char **out, size_t *len, const char *path, size_t bytes_max)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC), rc = ERR_IO;
+    struct stat st;
+    char *text = NULL;
+    size_t n = 0, want;
+
+    if (fd == -1 && (errno == ENOENT || errno == ENOTDIR))
+        return ERR_NOT_FOUND;
+    if (fd == -1 || fstat(fd, &st) == -1 || !S_ISREG(st.st_mode)) {
+        log_error("model: %s: %s", path, fd == -1 ? strerror(errno) : "not a file");
+        goto out;
+    }
+    want = (size_t)st.st_size;
+    if (want > bytes_max || (text = mem_alloc(want + 1)) == NULL) {
+        log_error("model: %s: %zu bytes are too many", path, want);
+        rc = want > bytes_max ? ERR_TOO_LARGE : ERR_NO_MEMORY;
+        goto out;
+    }
+    while (n < want) {
+        ssize_t got = read(fd, text + n, want - n);
+
+        if (got == -1 && errno == EINTR)
+            continue;
+        if (got <= 0) {
+            log_error("model: %s: %s", path, got == 0 ? "it became shorter" : strerror(errno));
+            goto out;
+        }
+        n += (size_t)got;
+    }
+    text[n] = '\0';
+    *out = text;
+    *len = n;
+    text = NULL;
+    rc = ERR_OK;
+out:
+    mem_free(text);
+    if (fd != -1)
+        (void)close(fd); /* was only read */
+    return rc;
+}
+
+int config_read(struct config *out, const char *dir)
+{
+    char path[4096], generation_path[4096];
+    char *text = NULL, *generation = NULL;
+    size_t len = 0, generation_len = 0;
+    int rc;
+
+    if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path ||
+        snprintf(generation_path, sizeof generation_path, "%s/generation_config.json", dir) >=
+            (int)sizeof generation_path) {
+        log_error("model: the folder's name is too long");
+        return ERR_INVALID;
+    }
+    rc = config_file(&text, &len, path, CONFIG_BYTES_MAX);
+    if (rc == ERR_NOT_FOUND)
+        log_error("model: %s does not exist; --model names a Hugging Face folder", path);
+    if (rc != ERR_OK)
+        goto out;
+    rc = config_file(&generation, &generation_len, generation_path, CONFIG_BYTES_MAX);
+    if (rc != ERR_OK && rc != ERR_NOT_FOUND)
+        goto out;
+    rc = config_parse(out, path, text, len, generation, generation_len);
+out:
+    mem_free(generation);
+    mem_free(text);
+    return rc;
+}
+
+/* llama3: long waves turn factor times slower, short ones as they are, a smooth mix between. */
+static double scale_frequency(const struct rope_config *r, double frequency)
+{
+    double wave = 2.0 * M_PI / frequency, smooth;
+
+    if (r->kind == ROPE_LINEAR)
+        return frequency / r->factor;
+    if (r->kind == ROPE_PLAIN || wave < r->original_len / r->high_factor)
+        return frequency;
+    if (wave > r->original_len / r->low_factor)
+        return frequency / r->factor;
+    smooth = (r->original_len / wave - r->low_factor) / (r->high_factor - r->low_factor);
+    return (1.0 - smooth) * frequency / r->factor + smooth * frequency;
+}
+
+void config_turns(const struct config *c, float *turns, int n_positions)
+{
+    int half = c->head_dim / 2;
+    float frequency[K_HEAD_DIM_MAX / 2];
+
+    for (int d = 0; d < half; d++)
+        frequency[d] = (float)scale_frequency(
+            &c->rope, (double)(1.0f / powf((float)c->rope.theta,
+                                           (float)(2 * d) / (float)c->head_dim)));
+    for (int p = 0; p < n_positions; p++) {
+        for (int d = 0; d < half; d++, turns += 2) {
+            float angle = (float)p * frequency[d];
+
+            turns[0] = cosf(angle);
+            turns[1] = sinf(angle);
+        }
+    }
+}

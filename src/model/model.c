@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opens a model: config.json, device, weights, work memory, and KV pages from what is left; then
+ * turns the engine's batches into steps of the device. */
+#include "model/model.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+#include "device/device.h"
+#include "model/config.h"
+#include "model/forward.h"
+#include "model/weights.h"
+
+#define LAYOUT_VERSION 1 /* of a page; part of the fingerprint */
+#define PAGES_MAX      16777216
+#define MIB            (1.0 / 1048576.0)
+
+_Static_assert(BATCH_BANNED_MAX == K_BANNED_MAX, "a row's banned ids are copied one by one");
+_Static_assert(sizeof(((struct model_shape *)0)->eos) == sizeof(((struct config *)0)->eos),
+               "the ids that end a text are copied whole");
+
+struct model {
+    struct device *device;
+    struct config config;
+    struct model_shape shape;
+    struct weights weights;
+    struct activations act;
+    struct k_kv kv; /* of layer 0 */
+    float *turns;   /* device, float [max_model_len][head_dim / 2][2] */
+    const struct batch *batch; /* of the step under way */
+    int n_rows;                /* of the last step */
+    size_t work_bytes;         /* activations, tables and work areas, for the log */
+    /* What begin() derives from a batch. */
+    int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
+    int32_t *row_tokens;            /* int32 [max_num_seqs] */
+    struct k_sample_row *rows;      /* [max_num_seqs] */
+    const int32_t **histories;      /* [max_num_seqs] */
+    struct device_batch device_batch;
+};
+
+/* --- opening ------------------------------------------------------------------------------------- */
+
+static int pages_for(int tokens, int block_tokens)
+{
+    return (tokens + block_tokens - 1) / block_tokens;
+}
+
+/* Options and presets become the shape; all but the pages. */
+static int choose_shape(struct model *m, const struct model_options *o)
+{
+    struct model_shape *s = &m->shape;
+    const struct config *c = &m->config;
+    bool gpu = m->device->is_gpu;
+
+    s->n_layers = c->n_layers;
+    s->dim = c->dim;
+    s->n_heads = c->n_heads;
+    s->n_kv_heads = c->n_kv_heads;
+    s->head_dim = c->head_dim;
+    s->ff_dim = c->ff_dim;
+    s->n_vocab = c->n_vocab;
+    s->block_tokens = o->block_tokens;
+    s->max_num_seqs = o->max_num_seqs > 0 ? o->max_num_seqs : gpu ? 256 : 64;
+    s->max_num_batched_tokens = o->max_num_batched_tokens > 0 ? o->max_num_batched_tokens
+                                : gpu                         ? 8192
+                                                              : 512;
+    s->max_model_len = o->max_model_len > 0 ? o->max_model_len : c->len_max;
+    s->n_eos = c->n_eos;
+    memcpy(s->eos, c->eos, sizeof s->eos);
+    (void)snprintf(s->device, sizeof s->device, "%s", m->device->name);
+    if (s->block_tokens < 1 || s->block_tokens > 256) {
+        log_error("model: block_tokens %d must be 1 to 256", s->block_tokens);
+        return ERR_INVALID;
+    }
+    if (s->max_model_len > c->len_max) {
+        log_error("model: max_model_len %d is more than the model's %d", s->max_model_len,
+                  c->len_max);
+        return ERR_INVALID;
+    }
+    if (s->max_num_batched_tokens < s->max_num_seqs) {
+        log_error("model: max_num_batched_tokens %d must be at least max_num_seqs %d",
+                  s->max_num_batched_tokens, s->max_num_seqs);
+        return ERR_INVALID;
+    }
+    s->page_bytes = (size_t)s->block_tokens * (size_t)s->n_layers * 2 * (size_t)s->n_kv_heads *
+                    (size_t)s->head_dim * m->device->elem_bytes;
+    return ERR_OK;
+}
+
+static int alloc_host(struct model *m)
+{
+    size_t tokens = (size_t)m->shape.max_num_batched_tokens, seqs = (size_t)m->shape.max_num_seqs;
+
+    m->token_seq = mem_zalloc_array(tokens, sizeof *m->token_seq);
+    m->token_pos = mem_zalloc_array(tokens, sizeof *m->token_pos);
+    m->row_tokens = mem_zalloc_array(seqs, sizeof *m->row_tokens);
+    m->rows = mem_zalloc_array(seqs, sizeof *m->rows);
+    m->histories = mem_zalloc_array(seqs, sizeof *m->histories);
+    if (m->token_seq == NULL || m->token_pos == NULL || m->row_tokens == NULL || m->rows == NULL ||
+        m->histories == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
+/* Activations, work areas and the table of turns: everything but weights and pages. */
+static int alloc_work(struct model *m)
+{
+    const struct model_shape *s = &m->shape;
+    struct device *d = m->device;
+    struct device_limits limits = {
+        .n_tokens = s->max_num_batched_tokens, .n_seqs = s->max_num_seqs,
+        .pages_max = pages_for(s->max_model_len, s->block_tokens), .len_max = s->max_model_len,
+        .n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads, .head_dim = s->head_dim,
+        .dim = s->dim, .ff_dim = s->ff_dim, .n_vocab = s->n_vocab,
+    };
+    size_t turns_bytes = (size_t)s->max_model_len * (size_t)s->head_dim * sizeof(float);
+    float *turns;
+    int rc;
+
+    if ((rc = d->ops->reserve(d, &limits)) != ERR_OK)
+        return rc;
+    if ((rc = activations_alloc(&m->act, d, &limits)) != ERR_OK)
+        return rc;
+    if ((rc = alloc_host(m)) != ERR_OK)
+        return rc;
+    turns = mem_alloc(turns_bytes);
+    m->turns = d->ops->alloc(d, turns_bytes);
+    rc = ERR_NO_MEMORY;
+    if (turns != NULL && m->turns != NULL) {
+        config_turns(&m->config, turns, s->max_model_len);
+        rc = d->ops->upload(d, m->turns, turns, turns_bytes);
+    }
+    mem_free(turns);
+    return rc;
+}
+
+/* Bytes that KV pages may take. */
+static int kv_budget(struct model *m, const struct model_options *o, size_t *out)
+{
+    size_t free_bytes = 0, total_bytes = 0, used, allowed;
+    int rc;
+
+    if (!m->device->is_gpu) {
+        *out = o->cpu_kv_bytes;
+        return ERR_OK;
+    }
+    if ((rc = m->device->ops->free(m->device, &free_bytes, &total_bytes)) != ERR_OK)
+        return rc;
+    used = total_bytes - free_bytes;
+    allowed = (size_t)((double)total_bytes * o->gpu_memory_utilization);
+    *out = allowed > used ? allowed - used : 0;
+    return ERR_OK;
+}
+
+/* Settle n_pages, and max_model_len where the memory is short and nobody asked for a length. */
+static int choose_pages(struct model *m, const struct model_options *o)
+{
+    struct model_shape *s = &m->shape;
+    size_t budget = 0, n;
+    int rc = kv_budget(m, o, &budget), need = pages_for(s->max_model_len, s->block_tokens);
+
+    if (rc != ERR_OK)
+        return rc;
+    n = o->num_pages > 0 ? (size_t)o->num_pages : budget / s->page_bytes;
+    n = n > PAGES_MAX ? PAGES_MAX : n;
+    if (n == 0 || (n < (size_t)need && o->max_model_len > 0)) {
+        log_error("model: KV memory holds %zu tokens (%zu pages), max_model_len is %d; lower "
+                  "max_model_len or give more memory (%s)", n * (size_t)s->block_tokens, n,
+                  s->max_model_len, m->device->is_gpu ? "gpu_memory_utilization" : "cpu_kv_bytes");
+        return ERR_NO_MEMORY;
+    }
+    s->n_pages = (int)n;
+    if (n < (size_t)need) {
+        log_warn("model: KV memory holds %zu tokens, the model could take %d: max_model_len is %zu",
+                 n * (size_t)s->block_tokens, s->max_model_len, n * (size_t)s->block_tokens);
+        s->max_model_len = (int)(n * (size_t)s->block_tokens);
+    }
+    return ERR_OK;
+}
+
+static int alloc_pages(struct model *m)
+{
+    const struct model_shape *s = &m->shape;
+
+    m->kv = (struct k_kv){
+        .page_elems = s->page_bytes / m->device->elem_bytes,
+        .n_kv_heads = s->n_kv_heads,
+        .head_dim = s->head_dim,
+        .block_tokens = s->block_tokens,
+        .pages = m->device->ops->alloc(m->device, (size_t)s->n_pages * s->page_bytes),
+    };
+    return m->kv.pages == NULL ? ERR_NO_MEMORY : ERR_OK;
+}
+
+static void set_fingerprint(struct model *m)
+{
+    char text[400];
+    char config[2 * HASH_BYTES + 1];
+    int n;
+
+    hash_hex(m->config.digest.bytes, HASH_BYTES, config);
+    n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, block_tokens %d", LAYOUT_VERSION,
+                 config, m->device->elem_bytes == 2 ? "bf16" : "f32", m->shape.block_tokens);
+    m->shape.fingerprint = hash_sha256(text, (size_t)n, m->weights.digest.bytes, HASH_BYTES);
+}
+
+static void log_table(const struct model *m, const char *dir, uint64_t start_us)
+{
+    const struct model_shape *s = &m->shape;
+    char hex[17];
+
+    hash_hex(s->fingerprint.bytes, 8, hex);
+    log_info("model: %s, %s: %d layers, dim %d, %d/%d heads of %d, vocabulary %d", dir,
+             m->config.arch->name, s->n_layers, s->dim, s->n_heads, s->n_kv_heads, s->head_dim,
+             s->n_vocab);
+    log_info("model: memory in MiB on %s: weights %.0f, KV pages %.0f (%d of %d tokens, %zu bytes "
+             "each), activations and workspace %.0f", s->device, (double)m->weights.bytes * MIB,
+             (double)s->page_bytes * s->n_pages * MIB, s->n_pages, s->block_tokens, s->page_bytes,
+             (double)m->work_bytes * MIB);
+    log_info("model: ready after %.1f s; max_model_len %d, max_num_seqs %d, "
+             "max_num_batched_tokens %d, fingerprint %s", (double)(clock_us() - start_us) * 1e-6,
+             s->max_model_len, s->max_num_seqs, s->max_num_batched_tokens, hex);
+}
+
+static int load(struct model *m, const struct model_options *o)
+{
+    size_t before;
+    int rc = o->dummy_weights
+                 ? weights_random(&m->weights, m->device, &m->config)
+                 : weights_load(&m->weights, m->device, &m->config, o->dir);
+
+    if (rc != ERR_OK)
+        return rc;
+    before = m->device->allocated_bytes;
+    if ((rc = alloc_work(m)) != ERR_OK)
+        return rc;
+    m->work_bytes = m->device->allocated_bytes - before;
+    if ((rc = choose_pages(m, o)) != ERR_OK)
+        return rc;
+    return alloc_pages(m);
+}
+
+int model_open(struct model **out, const struct model_options *o)
+{
+    struct model *m = mem_zalloc(sizeof *m);
+    uint64_t start_us = clock_us();
+    int rc = ERR_NO_MEMORY;
+
+    if (m == NULL)
+        goto out;
+    if ((rc = config_read(&m->config, o->dir)) != ERR_OK)
+        goto out;
+    if ((rc = device_open(&m->device, o->device, o->cpu_threads)) != ERR_OK)
+        goto out;
+    if ((rc = choose_shape(m, o)) != ERR_OK)
+        goto out;
+    if ((rc = load(m, o)) != ERR_OK)
+        goto out;
+    set_fingerprint(m);
+    log_table(m, o->dir, start_us);
+    *out = m;
+    m = NULL;
+out:
+    if (rc == ERR_NO_MEMORY)
+        log_error("model: %s does not fit the memory", o->dir);
+    model_close(m);
+    return rc;
+}
+
+void model_close(struct model *m)
+{
+    if (m == NULL)
+        return;
+    device_close(m->device);
+    weights_fini(&m->weights);
+    mem_free(m->histories);
+    mem_free(m->rows);
+    mem_free(m->row_tokens);
+    mem_free(m->token_pos);
+    mem_free(m->token_seq);
+    mem_free(m);
+}
+
+const struct model_shape *model_shape(const struct model *m)
+{
+    return &m->shape;
+}
+
+/* --- steps ----------------------------------------------------------------------------------------- */
+
+/* Sequence and position of each token; the batch's ranges on the way. */
+static void place_tokens(struct model *m, const struct batch *b)
+{
+    const struct model_shape *s = &m->shape;
+
+    must(b->n_tokens >= 1 && b->n_tokens <= s->max_num_batched_tokens);
+    must(b->n_seqs >= 1 && b->n_seqs <= s->max_num_seqs);
+    must(b->n_rows >= 0 && b->n_rows <= s->max_num_seqs);
+    must(b->seq_start[0] == 0);
+    must(b->seq_start[b->n_seqs] == b->n_tokens);
+    for (int i = 0; i < b->n_seqs; i++) {
+        int first = b->seq_start[i], last = b->seq_start[i + 1], len = b->kv_len[i];
+        int n_pages = pages_for(len, s->block_tokens);
+
+        must(first < last);
+        must(len >= last - first && len <= s->max_model_len);
+        must(n_pages <= b->pages_max);
+        for (int p = 0; p < n_pages; p++) {
+            int32_t page = b->page_ids[(size_t)i * (size_t)b->pages_max + (size_t)p];
+
+            must(page >= 0 && page < s->n_pages);
+        }
+        for (int t = first; t < last; t++) {
+            must(b->token_ids[t] >= 0 && b->token_ids[t] < s->n_vocab);
+            m->token_seq[t] = i;
+            m->token_pos[t] = len - (last - first) + (t - first);
+        }
+    }
+}
+
+static bool has_penalty(const struct batch_row *r)
+{
+    return r->n_history > 0 && (r->presence < 0.0f || r->presence > 0.0f || r->frequency < 0.0f ||
+                                r->frequency > 0.0f || r->repetition < 1.0f || r->repetition > 1.0f);
+}
+
+static void place_row(struct model *m, const struct batch *b, int i)
+{
+    const struct batch_row *r = &b->rows[i];
+    struct k_sample_row *k = &m->rows[i];
+
+    must(r->token_idx >= 0 && r->token_idx < b->n_tokens);
+    must(i == 0 || r->token_idx >= b->rows[i - 1].token_idx);
+    must(r->n_banned >= 0 && r->n_banned <= BATCH_BANNED_MAX);
+    m->row_tokens[i] = r->token_idx;
+    m->histories[i] = r->history;
+    *k = (struct k_sample_row){
+        .temperature = r->temperature, .top_p = r->top_p, .min_p = r->min_p, .top_k = r->top_k,
+        .presence = r->presence, .frequency = r->frequency, .repetition = r->repetition,
+        .n_banned = r->n_banned, .seed = r->seed, .position = r->position,
+        .n_history = has_penalty(r) ? r->n_history : 0, .n_prompt = r->n_prompt,
+    };
+    for (int j = 0; j < r->n_banned; j++) {
+        must(r->banned[j] >= 0 && r->banned[j] < m->shape.n_vocab);
+        k->banned[j] = r->banned[j];
+    }
+    for (int j = 0; j < k->n_history; j++)
+        must(r->history[j] >= 0 && r->history[j] < m->shape.n_vocab);
+}
+
+int model_step_begin(struct model *m, const struct batch *b)
+{
+    int rc;
+
+    must(m->batch == NULL);
+    place_tokens(m, b);
+    for (int i = 0; i < b->n_rows; i++)
+        place_row(m, b, i);
+    m->device_batch = (struct device_batch){
+        .tokens = {.ids = b->token_ids, .seq = m->token_seq, .pos = m->token_pos,
+                   .seq_start = b->seq_start, .kv_len = b->kv_len, .page_ids = b->page_ids,
+                   .n_tokens = b->n_tokens, .n_seqs = b->n_seqs, .pages_max = b->pages_max},
+        .row_tokens = m->row_tokens, .rows = m->rows, .histories = m->histories,
+        .n_rows = b->n_rows,
+    };
+    if ((rc = m->device->ops->begin(m->device, &m->device_batch)) != ERR_OK)
+        return rc;
+    m->batch = b;
+    m->n_rows = b->n_rows;
+    forward(m->device, &m->config, &m->weights, &m->act, &m->kv, m->turns, b->n_tokens, b->n_rows);
+    return ERR_OK;
+}
+
+int model_step_end(struct model *m, int32_t *token_ids)
+{
+    must(m->batch != NULL);
+    m->batch = NULL;
+    return m->device->ops->end(m->device, token_ids);
+}
+
+int model_logits(struct model *m, float *logits)
+{
+    return m->device->ops->download(m->device, logits, m->act.logits,
+                                    (size_t)m->n_rows * (size_t)m->shape.n_vocab * sizeof *logits);
+}
+
+static char *page_at(const struct model *m, int32_t page_id)
+{
+    must(page_id >= 0 && page_id < m->shape.n_pages);
+    return (char *)m->kv.pages + (size_t)page_id * m->shape.page_bytes;
+}
+
+int model_page_read(struct model *m, int32_t page_id, void *host)
+{
+    return m->device->ops->download(m->device, host, page_at(m, page_id), m->shape.page_bytes);
+}
+
+int model_page_write(struct model *m, int32_t page_id, const void *host)
+{
+    return m->device->ops->upload(m->device, page_at(m, page_id), host, m->shape.page_bytes);
+}

@@ -1,0 +1,42 @@
+/* The weights of a model on its device. */
+#ifndef QUIRE_MODEL_WEIGHTS_H
+#define QUIRE_MODEL_WEIGHTS_H
+
+#include "base/err.h"
+#include "base/hash.h"
+#include "device/device.h"
+#include "model/config.h"
+
+/* One layer; all in the device's type, biases NULL where the model has none. */
+struct layer_weights {
+    void *norm_attn;    /* [dim] */
+    void *qkv;          /* [(n_heads + 2 * n_kv_heads) * head_dim][dim]: q, k, v */
+    void *qkv_bias;
+    void *o;            /* [dim][n_heads * head_dim] */
+    void *o_bias;
+    void *norm_mlp;     /* [dim] */
+    void *gate_up;      /* [2 * ff_dim][dim]: gate, up */
+    void *gate_up_bias;
+    void *down;         /* [dim][ff_dim] */
+    void *down_bias;
+};
+
+struct weights {
+    struct layer_weights *layers; /* [n_layers] */
+    void *embed;                  /* [n_vocab][dim] */
+    void *norm;                   /* [dim] */
+    void *head;                   /* [n_vocab][dim]; embed itself when tied */
+    size_t bytes;                 /* on the device */
+    struct hash digest;           /* of every tensor's name, type and bytes, as they were read */
+};
+
+/* Allocate on the device and fill from the folder's files, or with random numbers. Logs progress
+ * every few seconds. Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape
+ * than config.json implies, ERR_NOT_FOUND for a missing one, ERR_GPU; all logged. The layers'
+ * array is released by weights_fini(), device memory with the device. */
+int weights_load(struct weights *w, struct device *d, const struct config *c, const char *dir)
+    ERR_CHECKED;
+int weights_random(struct weights *w, struct device *d, const struct config *c) ERR_CHECKED;
+void weights_fini(struct weights *w);
+
+#endif

@@ -1,0 +1,195 @@
+/* The whole model against transformers: logits and greedy continuations of the golden files
+ * (README.md says how they are made and what they hold).
+ *
+ * QUIRE_TEST_DEVICE=cuda runs it on the GPU, with bfloat16's limits; QUIRE_GOLDENS names another
+ * folder than tests/golden. */
+#include <math.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include "tests/golden/run.h"
+#include "tests/tap.h"
+
+#define CHUNK 37 /* of prefills: no multiple of a page */
+
+struct golden {
+    int32_t *prompt, *greedy;
+    float *logits; /* float [n_rows][n_vocab]: of the prompt's last n_rows positions */
+    int n_prompt, n_greedy, n_rows;
+};
+
+static bool on_gpu;
+static char *contents;
+static long contents_len, contents_at;
+
+static const void *take(long bytes)
+{
+    const void *p = contents + contents_at;
+
+    contents_at += bytes;
+    if (contents_at > contents_len) {
+        printf("Bail out! a golden file is cut short\n");
+        exit(1);
+    }
+    return p;
+}
+
+static int take_int(void)
+{
+    uint32_t v;
+
+    memcpy(&v, take(4), 4);
+    return (int)v;
+}
+
+static void *take_array(int n)
+{
+    void *p = malloc((size_t)n * 4 + 4);
+
+    memcpy(p, take((long)n * 4), (size_t)n * 4);
+    return p;
+}
+
+static bool open_golden(const char *path)
+{
+    FILE *f = fopen(path, "rb");
+
+    if (f == NULL)
+        return false;
+    fseek(f, 0, SEEK_END);
+    contents_len = ftell(f);
+    rewind(f);
+    contents = malloc((size_t)contents_len + 1);
+    contents_at = 0;
+    contents_len = (long)fread(contents, 1, (size_t)contents_len, f);
+    fclose(f);
+    return memcmp(take(8), "QGOLD1\0", 8) == 0;
+}
+
+static struct golden next_golden(int n_vocab)
+{
+    struct golden g = {.n_prompt = take_int(), .n_greedy = take_int(), .n_rows = take_int()};
+
+    g.prompt = take_array(g.n_prompt);
+    g.greedy = take_array(g.n_greedy);
+    g.logits = take_array(g.n_rows * n_vocab);
+    return g;
+}
+
+/* |got - want| / |want| over all elements, in the 2-norm. */
+static double relative_error(const float *got, const float *want, size_t n)
+{
+    double diff = 0.0, norm = 0.0;
+
+    for (size_t i = 0; i < n; i++) {
+        diff += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+        norm += (double)want[i] * (double)want[i];
+    }
+    return sqrt(diff / norm);
+}
+
+static void check_logits(struct run *r, const struct golden *g, const char *name, int n_vocab)
+{
+    struct run_seq *s = calloc(1, sizeof *s);
+    float *logits = malloc((size_t)g->n_rows * (size_t)n_vocab * sizeof *logits);
+    int rc = ERR_OK;
+    double error;
+
+    memcpy(s->tokens, g->prompt, (size_t)g->n_prompt * 4);
+    s->n_tokens = g->n_prompt;
+    while (rc == ERR_OK && s->n_computed < s->n_tokens) {
+        int left = s->n_tokens - s->n_computed;
+
+        run_clear(r);
+        run_add(r, s, left < CHUNK ? left : CHUNK, g->n_rows > 1);
+        rc = run_step(r);
+    }
+    is_int(rc, ERR_OK, "%s: prompt of %d runs", name, g->n_prompt);
+    is_int(model_logits(r->m, logits), ERR_OK, "%s: logits", name);
+    error = relative_error(logits, g->logits, (size_t)g->n_rows * (size_t)n_vocab);
+    ok(error < (on_gpu ? 2e-2 : 1e-4), "%s: prompt of %d: logits within %.2e of transformers'",
+       name, g->n_prompt, error);
+    free(logits);
+    free(s);
+}
+
+static void check_greedy(struct run *r, const struct golden *g, const char *name)
+{
+    struct run_seq *s = calloc(1, sizeof *s);
+    int n_same = 0;
+
+    memcpy(s->tokens, g->prompt, (size_t)g->n_prompt * 4);
+    s->n_tokens = g->n_prompt;
+    is_int(run_greedy(r, s, CHUNK, g->n_greedy), ERR_OK, "%s: greedy runs", name);
+    while (n_same < g->n_greedy && s->tokens[g->n_prompt + n_same] == g->greedy[n_same])
+        n_same++;
+    /* With bfloat16 a choice between near equals may fall otherwise, and all after it. */
+    if (on_gpu)
+        ok(n_same >= g->n_greedy / 16, "%s: prompt of %d: %d of %d greedy tokens in bfloat16", name,
+           g->n_prompt, n_same, g->n_greedy);
+    else
+        is_int(n_same, g->n_greedy, "%s: prompt of %d: greedy tokens equal", name, g->n_prompt);
+    free(s);
+}
+
+static void check_model(const char *name, const char *folder, const char *golden_path)
+{
+    struct model_options o = {.dir = folder, .device = on_gpu ? "cuda" : "cpu", .block_tokens = 16,
+                              .num_pages = 256, .gpu_memory_utilization = 0.9,
+                              .max_num_seqs = RUN_SEQS, .max_num_batched_tokens = 512};
+    struct run *r = malloc(sizeof *r);
+    struct model *m = NULL;
+    int n_cases, n_vocab;
+
+    if (!open_golden(golden_path)) {
+        ok(false, "%s: %s is a golden file", name, golden_path);
+        return;
+    }
+    is_int(model_open(&m, &o), ERR_OK, "%s: opens", name);
+    if (m == NULL)
+        return;
+    run_init(r, m);
+    n_cases = take_int();
+    n_vocab = take_int();
+    is_int(n_vocab, model_shape(m)->n_vocab, "%s: vocabulary", name);
+    for (int i = 0; i < n_cases && n_vocab == model_shape(m)->n_vocab; i++) {
+        struct golden g = next_golden(n_vocab);
+
+        check_logits(r, &g, name, n_vocab);
+        check_greedy(r, &g, name);
+        free(g.prompt);
+        free(g.greedy);
+        free(g.logits);
+    }
+    model_close(m);
+    free(contents);
+    free(r);
+}
+
+int main(void)
+{
+    static const char *const names[] = {"llama-gqa", "llama-odd", "llama-scaled", "demo"};
+    const char *device = getenv("QUIRE_TEST_DEVICE"), *root = getenv("QUIRE_GOLDENS");
+    char folder[4200], path[4200], base[4096];
+    struct stat st;
+    int n_found = 0;
+
+    on_gpu = device != NULL && strcmp(device, "cuda") == 0;
+    snprintf(base, sizeof base, "%s", root != NULL ? root : tap_path("tests/golden"));
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s/golden.bin", base, names[i]);
+        if (strcmp(names[i], "demo") == 0)
+            snprintf(folder, sizeof folder, "%s/../../tools/demo-model/model", base);
+        else
+            snprintf(folder, sizeof folder, "%s/%s", base, names[i]);
+        if (stat(path, &st) != 0) {
+            printf("# %s does not exist: not tested\n", path);
+            continue;
+        }
+        n_found++;
+        check_model(names[i], folder, path);
+    }
+    if (n_found == 0)
+        tap_skip_all("no golden files in tests/golden");
+    return tap_done();
+}
