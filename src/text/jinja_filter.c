@@ -62,6 +62,8 @@ static struct jargs rest_of(const struct jargs *args, size_t skip)
     struct jargs rest = *args;
 
     skip = skip < args->n_placed ? skip : args->n_placed;
+    if (skip == 0)
+        return rest;
     rest.values += skip;
     rest.names += skip;
     rest.n -= skip;

@@ -124,6 +124,8 @@ static void add_lossy(struct buf *out, const char *text, size_t len)
     size_t from = 0;
     size_t i = 0;
 
+    if (len == 0)
+        return; /* text may be NULL */
     while (i < len) {
         size_t n = (unsigned char)text[i] < 0x80 ? 1 : utf8_sequence(text + i, len - i);
 

@@ -343,13 +343,15 @@ static void test_real(void)
         return;
     }
     from = clock_us();
-    ok(tokenizer_open(&t, path, why, sizeof why) == ERR_OK, "phi-2 opens in %.2f s %s",
-       (double)(clock_us() - from) / 1e6, why);
+    if (tokenizer_open(&t, path, why, sizeof why) != ERR_OK)
+        t = NULL;
+    ok(t != NULL, "phi-2 opens in %.2f s %s", (double)(clock_us() - from) / 1e6, why);
     if (t == NULL ||
         file_read(&text, path, "tokenizer_config.json", (size_t)1 << 28, why, sizeof why) != ERR_OK)
         return;
     while (text.len < (size_t)4 << 20)
-        buf_add(&text, text.bytes, text.len < 8192 ? text.len : 8192);
+        if (buf_reserve(&text, 8192)) /* before its own bytes are added to it */
+            buf_add(&text, text.bytes, text.len < 8192 ? text.len : 8192);
     from = clock_us();
     is_int(tokenizer_encode(t, text.bytes, text.len, false, &ids), ERR_OK, "encodes");
     from = clock_us() - from;
