@@ -332,7 +332,7 @@ http {{
       fastcgi_buffering off;
       fastcgi_intercept_errors off;
       fastcgi_read_timeout 600s;
-      fastcgi_next_upstream error http_503 non_idempotent;
+      fastcgi_next_upstream error non_idempotent;
       fastcgi_next_upstream_tries 2;
       fastcgi_pass quire;
     }}
