@@ -666,14 +666,11 @@ static void store_set_aside(const struct store *st, const char *why)
 
 static int store_open_index(struct store *st)
 {
-    bool fresh = false;
-    int rc = ERR_CORRUPT;
+    int rc = store_db_open(&st->db, st->options.dir, &st->format, STORE_MAP_BYTES);
 
-    if (store_db_probe(st->options.dir))
-        rc = store_db_open(&st->db, st->options.dir, &st->format, STORE_MAP_BYTES, &fresh);
     if (rc == ERR_CORRUPT || rc == ERR_VERSION) {
         store_set_aside(st, rc == ERR_VERSION ? "pages of another size" : "a damaged index");
-        rc = store_db_open(&st->db, st->options.dir, &st->format, STORE_MAP_BYTES, &fresh);
+        rc = store_db_open(&st->db, st->options.dir, &st->format, STORE_MAP_BYTES);
     }
     if (rc == ERR_OK) {
         struct store_space space = {.fingerprint = st->options.namespace_id};
