@@ -7,11 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __CUDACC__
-#define K_BOTH static __host__ __device__ inline
-#else
-#define K_BOTH static inline
-#endif
+#include "kernels/kernels.h"
 
 /* A product that no compiler joins with a later sum. */
 #ifdef __CUDA_ARCH__

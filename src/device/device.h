@@ -82,6 +82,8 @@ struct device {
     const struct device_ops *ops;
     struct device_limits limits;
     size_t elem_bytes; /* of weights, activations and KV: 4 cpu, 2 cuda */
+    int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
+                             * must have room for them */
     size_t allocated_bytes; /* by alloc() so far */
     bool is_gpu;
     char name[64]; /* for the log */
