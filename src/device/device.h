@@ -100,4 +100,7 @@ int device_cpu_open(struct device **out, int n_threads) ERR_CHECKED;
 int device_cuda_open(struct device **out) ERR_CHECKED;
 int device_cuda_count(void); /* usable GPUs; 0 when there is no driver */
 
+/* The stream of a cuda device: for tests that launch kernels themselves. */
+k_stream device_cuda_stream(struct device *d);
+
 #endif

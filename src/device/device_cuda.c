@@ -549,6 +549,11 @@ int device_cuda_count(void)
     return 0;
 }
 
+k_stream device_cuda_stream(struct device *d)
+{
+    return cuda_of(d)->stream;
+}
+
 static int start(struct cuda *c)
 {
     struct cudaDeviceProp prop;
