@@ -16,7 +16,7 @@ static int tap_failed;
 
 /* One check; the rest is a printf format that names it. Returns cond. */
 __attribute__((format(printf, 4, 5), unused)) static bool tap_ok(bool cond, const char *file,
-                                                                  int line, const char *format, ...)
+                                                                 int line, const char *format, ...)
 {
     va_list args;
 
@@ -35,19 +35,18 @@ __attribute__((format(printf, 4, 5), unused)) static bool tap_ok(bool cond, cons
 
 #define ok(cond, ...) tap_ok((cond), __FILE__, __LINE__, __VA_ARGS__)
 
-#define is_int(got, want, ...)                                                             \
-    do {                                                                                   \
-        long long tap_g = (long long)(got), tap_w = (long long)(want);                     \
-        if (!tap_ok(tap_g == tap_w, __FILE__, __LINE__, __VA_ARGS__))                      \
-            printf("# got %lld, wanted %lld\n", tap_g, tap_w);                             \
+#define is_int(got, want, ...)                                         \
+    do {                                                               \
+        long long tap_g = (long long)(got), tap_w = (long long)(want); \
+        if (!tap_ok(tap_g == tap_w, __FILE__, __LINE__, __VA_ARGS__))  \
+            printf("# got %lld, wanted %lld\n", tap_g, tap_w);         \
     } while (0)
 
-#define is_text(got, want, ...)                                                            \
-    do {                                                                                   \
-        const char *tap_g = (got), *tap_w = (want);                                        \
-        if (!tap_ok(tap_g != NULL && strcmp(tap_g, tap_w) == 0, __FILE__, __LINE__,        \
-                    __VA_ARGS__))                                                          \
-            printf("# got    %s\n# wanted %s\n", tap_g == NULL ? "(null)" : tap_g, tap_w); \
+#define is_text(got, want, ...)                                                                   \
+    do {                                                                                          \
+        const char *tap_g = (got), *tap_w = (want);                                               \
+        if (!tap_ok(tap_g != NULL && strcmp(tap_g, tap_w) == 0, __FILE__, __LINE__, __VA_ARGS__)) \
+            printf("# got    %s\n# wanted %s\n", tap_g == NULL ? "(null)" : tap_g, tap_w);        \
     } while (0)
 
 /* The whole program cannot run here: say why, loudly, and leave. */
@@ -74,6 +73,23 @@ __attribute__((unused)) static unsigned tap_seed(unsigned seed)
     printf("# SEED=%u\n", seed);
     return seed;
 }
+
+/* A small generator, the same on every machine. */
+__attribute__((unused)) static unsigned random_next(unsigned *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* A step that the test cannot go on without. */
+#define must_ok(rc)                                                                     \
+    do {                                                                                \
+        int tap_rc = (rc);                                                              \
+        if (tap_rc != 0) {                                                              \
+            printf("Bail out! %s gave %d at %s:%d\n", #rc, tap_rc, __FILE__, __LINE__); \
+            exit(1);                                                                    \
+        }                                                                               \
+    } while (0)
 
 /* A path below the source tree, for data files; valid until the next call. */
 __attribute__((unused)) static const char *tap_path(const char *below)

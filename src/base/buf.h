@@ -9,15 +9,15 @@
 #include <stddef.h>
 
 struct buf {
-    char *bytes;      /* NUL-terminated after each append; NULL while nothing was appended */
-    size_t len;       /* without the NUL */
-    size_t cap;       /* allocated */
-    size_t limit;     /* appending past it fails; 0 means no limit */
-    bool failed;      /* an append found no room; the content is cut */
+    char *bytes;  /* NUL-terminated after each append; NULL while nothing was appended */
+    size_t len;   /* without the NUL */
+    size_t cap;   /* allocated */
+    size_t limit; /* appending past it fails; 0 means no limit */
+    bool failed;  /* an append found no room; the content is cut */
 };
 
-void buf_fini(struct buf *b); /* empty and usable again */
-void buf_clear(struct buf *b); /* len 0, memory kept, failed reset */
+void buf_fini(struct buf *b);                 /* empty and usable again */
+void buf_clear(struct buf *b);                /* len 0, memory kept, failed reset */
 bool buf_reserve(struct buf *b, size_t more); /* room for `more` bytes; false sets failed */
 void buf_add(struct buf *b, const void *bytes, size_t len);
 void buf_add_text(struct buf *b, const char *text);

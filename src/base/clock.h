@@ -5,8 +5,8 @@
 
 #include <stdint.h>
 
-uint64_t clock_us(void);      /* monotonic, any thread, about 20 ns */
-int64_t clock_unix_s(void);   /* seconds since 1970 */
+uint64_t clock_us(void);    /* monotonic, any thread, about 20 ns */
+int64_t clock_unix_s(void); /* seconds since 1970 */
 void clock_sleep_us(uint64_t us);
 
 #endif

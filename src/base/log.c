@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,6 +17,26 @@ static enum log_level log_level_max = LOG_LEVEL_INFO;
 void log_set_level(enum log_level level)
 {
     log_level_max = level;
+}
+
+int log_set_level_text(const char *text)
+{
+    static const struct {
+        const char *text;
+        enum log_level level;
+    } rows[] = {{"error", LOG_LEVEL_ERROR},
+                {"warn", LOG_LEVEL_WARN},
+                {"info", LOG_LEVEL_INFO},
+                {"debug", LOG_LEVEL_DEBUG}};
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].text, text) == 0) {
+            log_set_level(rows[i].level);
+            return ERR_OK;
+        }
+    }
+    log_error("log: log_level = \"%s\" must be error, warn, info or debug", text);
+    return ERR_INVALID;
 }
 
 static int log_prefix(char *text, size_t cap, enum log_level level)

@@ -7,10 +7,15 @@
 #ifndef QUIRE_BASE_LOG_H
 #define QUIRE_BASE_LOG_H
 
+#include "base/err.h"
+
 enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
 
 /* Lines above this level are dropped; LOG_LEVEL_INFO until set. Call before threads start. */
 void log_set_level(enum log_level level);
+
+/* The same from a setting's text: error, warn, info or debug. ERR_INVALID (logged). */
+int log_set_level_text(const char *text) ERR_CHECKED;
 
 /* Write one line. Lines above 2 KiB are cut. */
 void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

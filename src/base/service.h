@@ -9,8 +9,8 @@
 
 #include "base/err.h"
 
-void service_ready(void);                     /* READY=1: start is over */
-void service_stopping(void);                  /* STOPPING=1 */
+void service_ready(void);    /* READY=1: start is over */
+void service_stopping(void); /* STOPPING=1 */
 void service_status(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Tell the watchdog that work goes on. Called by the loop after real progress, never by a

@@ -28,9 +28,9 @@ struct settings_row {
 };
 
 static const struct settings_row settings_rows[] = {
-#define CONF(type, name, preset, low, high, programs, help)                             \
-    {CONF_IS_##type, #name, #preset, (double)(low), (double)(high), (programs), (help), \
-     offsetof(struct settings, name)},
+#define CONF(type, name, preset, low, high, programs, help) \
+    {CONF_IS_##type, #name,      #preset, (double)(low),    \
+     (double)(high), (programs), (help),  offsetof(struct settings, name)},
 #include "base/settings.def"
 #undef CONF
 };

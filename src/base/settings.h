@@ -11,11 +11,11 @@
 #include "base/err.h"
 
 struct settings {
-#define CONF_TEXT(name)  const char *name;
-#define CONF_INT(name)   int name;
-#define CONF_BYTES(name) size_t name;
-#define CONF_REAL(name)  double name;
-#define CONF_FLAG(name)  bool name;
+#define CONF_TEXT(name)                                     const char *name;
+#define CONF_INT(name)                                      int name;
+#define CONF_BYTES(name)                                    size_t name;
+#define CONF_REAL(name)                                     double name;
+#define CONF_FLAG(name)                                     bool name;
 #define CONF(type, name, preset, low, high, programs, help) CONF_##type(name)
 #include "base/settings.def"
 #undef CONF
@@ -33,7 +33,7 @@ struct settings {
  * Returns ERR_OK; ERR_INVALID (logged, with the setting's name) for an unknown name, a setting
  * of another program on the command line, or a bad value; ERR_IO when the file cannot be read.
  * In the file, settings of other programs are accepted: one file serves all. */
-int settings_read(struct settings *out, char program, int argc, char **argv, bool *exit_now)
-    ERR_CHECKED;
+int settings_read(struct settings *out, char program, int argc, char **argv,
+                  bool *exit_now) ERR_CHECKED;
 
 #endif

@@ -1,0 +1,223 @@
+/* Everything that crosses a process boundary: the lane between one front and the engine.
+ *
+ * A lane is a sealed memfd that lives exactly as long as the connection of its front to the
+ * engine's control socket. Nothing in it is ever repaired: a dead peer ends the lane, and the
+ * next connection makes another.
+ *
+ *   wire_lane | uint32 queue[queue_cap] | wire_slot[n_slots] | wire_out[n_slots][OUT_CAP] | arena
+ *
+ * One writer a cache line, marked [W: ...]. What is published is stored with release and read
+ * with acquire; a sleeper sets its flag, fences, looks again and only then sleeps.
+ *
+ * A slot's life, and what is found when its owner is gone:
+ *
+ *   state       known by           front dies there              engine dies there
+ *   free        front              nothing to do                 nothing to do
+ *   filling     front              nothing was published         submitted to the next engine
+ *   queued      front, ring        engine drops the lane         submitted to the next engine
+ *   running     both               engine frees its pages        resubmitted if nothing was sent,
+ *                                                                else the client gets an error
+ *   finished    both, in out ring  engine has nothing to free    front still reads the records
+ *
+ * The engine treats a lane as hostile input: it copies, then checks, then uses the copy, and
+ * keeps its own indices in private memory. */
+#ifndef QUIRE_IPC_WIRE_H
+#define QUIRE_IPC_WIRE_H
+
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define WIRE_MAGIC     UINT64_C(0x3165726975716e6c) /* "lnquire1" */
+#define WIRE_SLOTS_MAX 4096                         /* a bit each in wire_lane.ready */
+#define WIRE_OUT_CAP \
+    1024                   /* records of one slot; a power of two. A client may be this far
+                              * behind before its sequence pauses */
+#define WIRE_STOP_IDS   16 /* stop_token_ids of one request */
+#define WIRE_SALT_BYTES 16
+#define WIRE_EOS_MAX    8
+#define WIRE_LINE       64 /* bytes of a cache line */
+
+enum wire_engine_state { WIRE_STARTING = 0, WIRE_SERVING = 1, WIRE_DRAINING = 2 };
+
+enum wire_flags { WIRE_IGNORE_EOS = 1 }; /* of wire_request.flags */
+
+/* Why a front no longer wants a sequence: the value of wire_slot.cancel. */
+enum wire_cancel { WIRE_WANTED = 0, WIRE_CLIENT_GONE = 1, WIRE_STOP_STRING = 2 };
+
+/* One request as the front submits it. Sampling fields as in model/batch.h. */
+struct wire_request {
+    uint64_t arrival_us;  /* clock_us() when the front read it; for the latency metrics */
+    uint64_t deadline_us; /* clock_us() after which nobody wants it; 0: none */
+    uint64_t seed;
+    uint64_t arena_offset; /* bytes from the arena's start to int32 [n_tokens] */
+    uint32_t n_tokens;     /* prompt and, after an engine's death, the output so far */
+    uint32_t n_prompt;     /* 1 .. n_tokens */
+    uint32_t max_tokens;   /* >= 1; counts from n_prompt */
+    uint32_t min_tokens;   /* no end of text before this many */
+    uint32_t flags;        /* enum wire_flags */
+    int32_t priority;      /* lower runs first */
+    int32_t top_k;
+    float temperature;
+    float top_p;
+    float min_p;
+    float presence;
+    float frequency;
+    float repetition;
+    uint32_t n_stop_ids; /* 0 .. WIRE_STOP_IDS */
+    int32_t stop_ids[WIRE_STOP_IDS];
+    uint8_t salt[WIRE_SALT_BYTES]; /* prefixes are shared only under equal salts */
+};
+
+enum wire_kind {
+    WIRE_ADMITTED = 1, /* value: prompt tokens found in the prefix cache; always first */
+    WIRE_TOKEN = 2,    /* value: token id; finish is WIRE_FIN_STOP for the one that ends it */
+    WIRE_FINISHED = 3, /* finish says why; value: stop token id, or enum err; always last */
+};
+
+enum wire_finish {
+    WIRE_FIN_STOP = 1,      /* an end-of-text or stop id, which is the last token sent */
+    WIRE_FIN_LENGTH = 2,    /* max_tokens or the model's length */
+    WIRE_FIN_CANCELLED = 3, /* the front asked for it */
+    WIRE_FIN_ERROR = 4,     /* value is a negative enum err; may come without WIRE_ADMITTED */
+};
+
+struct wire_out {
+    int32_t value;
+    uint8_t kind;   /* enum wire_kind */
+    uint8_t finish; /* enum wire_finish, with WIRE_FINISHED */
+    uint16_t unused;
+    uint64_t time_us; /* when the engine had it */
+};
+
+struct wire_slot {
+    alignas(WIRE_LINE) struct wire_request request; /* [W: front] before it is queued */
+    alignas(WIRE_LINE) _Atomic uint32_t cancel;     /* [W: front] enum wire_cancel */
+    alignas(WIRE_LINE) _Atomic uint32_t out_tail;   /* [W: engine] records written */
+    alignas(WIRE_LINE) _Atomic uint32_t out_head;   /* [W: front] records taken */
+};
+
+struct wire_lane {
+    /* [W: creator], before the front sees it. */
+    uint64_t magic;
+    uint64_t layout; /* wire_layout() */
+    uint64_t lane_bytes;
+    uint64_t epoch;        /* of the engine: one life */
+    uint64_t queue_offset; /* bytes from the start of the lane, as the following */
+    uint64_t slots_offset;
+    uint64_t out_offset;
+    uint64_t arena_offset;
+    uint64_t arena_bytes;
+    uint32_t n_slots;
+    uint32_t queue_cap;  /* a power of two >= n_slots: the queue can never be full */
+    uint32_t engine_pid; /* for people and tools, never for decisions */
+    uint32_t front_pid;
+
+    alignas(WIRE_LINE) _Atomic uint64_t heartbeat_us; /* [W: engine] last progress */
+    _Atomic uint32_t engine_state;                    /* [W: engine] */
+    _Atomic uint32_t n_running;                       /* [W: engine] sequences, all lanes */
+    _Atomic uint32_t n_waiting;                       /* [W: engine] */
+    _Atomic uint32_t retry_after_s;                   /* [W: engine] for a 429, from its rate */
+
+    alignas(WIRE_LINE) _Atomic uint32_t queue_tail; /* [W: front] */
+    alignas(WIRE_LINE) _Atomic uint32_t queue_head; /* [W: engine] */
+
+    /* Written by both with exchange: the sleeper sets 1, who wakes it sets 0. A front that lies
+     * here delays nobody but itself, because each lane has its own. */
+    alignas(WIRE_LINE) _Atomic uint32_t engine_sleeping;
+    alignas(WIRE_LINE) _Atomic uint32_t front_sleeping;
+
+    /* Slots with something to read: the engine sets a bit, the front takes the word. */
+    alignas(WIRE_LINE) _Atomic uint64_t ready[WIRE_SLOTS_MAX / 64];
+};
+
+/* First message of a front; its wake-up eventfd travels with it. */
+struct wire_hello {
+    uint64_t magic;
+    uint64_t layout;
+};
+
+/* The engine's answer. With error == 0 three descriptors travel with it: the lane, the engine's
+ * wake-up eventfd, the statistics page. */
+struct wire_welcome {
+    uint64_t magic;
+    uint64_t layout;
+    uint64_t epoch;
+    uint64_t lane_bytes;
+    int32_t error; /* enum err */
+    uint32_t n_vocab;
+    uint32_t max_model_len;
+    uint32_t block_tokens;
+    uint32_t n_eos;
+    int32_t eos[WIRE_EOS_MAX];
+    uint8_t fingerprint[32];
+};
+
+/* --- statistics: one page for all fronts, written by the engine, mapped read-only -------------- */
+
+/* Upper bounds of vLLM's buckets; the last bucket, +Inf, is implied. */
+#define WIRE_BUCKETS_TTFT                                                                       \
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, \
+        20.0, 40.0, 80.0, 160.0, 640.0, 2560.0
+#define WIRE_BUCKETS_ITL                                                                           \
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, \
+        40.0, 80.0
+#define WIRE_BUCKETS_LONG                                                                    \
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, \
+        240.0, 480.0, 960.0, 1920.0, 7680.0
+#define WIRE_BUCKETS_TOKENS                                                                \
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, \
+        20000.0, 50000.0, 100000.0, 200000.0
+#define WIRE_BUCKETS_STEP \
+    1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0
+
+#define WIRE_BUCKETS_MAX 24
+
+enum wire_metric {
+#define COUNTER(id, name, labels, help) METRIC_##id,
+#define GAUGE(id, name, labels, help)   METRIC_##id,
+#define HISTOGRAM(id, name, help, buckets)
+#include "ipc/metric.def"
+#undef COUNTER
+#undef GAUGE
+#undef HISTOGRAM
+    METRIC_COUNT
+};
+
+enum wire_histogram_id {
+#define COUNTER(id, name, labels, help)
+#define GAUGE(id, name, labels, help)
+#define HISTOGRAM(id, name, help, buckets) HISTOGRAM_##id,
+#include "ipc/metric.def"
+#undef COUNTER
+#undef GAUGE
+#undef HISTOGRAM
+    HISTOGRAM_COUNT
+};
+
+struct wire_histogram {
+    _Atomic uint64_t buckets[WIRE_BUCKETS_MAX]; /* not cumulative; the last used one is +Inf */
+    _Atomic uint64_t count;
+    _Atomic uint64_t sum_micro; /* sum of the observed values, in millionths */
+};
+
+struct wire_stats { /* [W: engine], all of it */
+    uint64_t magic;
+    uint64_t layout;
+    _Atomic uint64_t values[METRIC_COUNT];
+    struct wire_histogram histograms[HISTOGRAM_COUNT];
+};
+
+_Static_assert(sizeof(struct wire_out) == 16, "four records share a cache line");
+_Static_assert(sizeof(struct wire_slot) % WIRE_LINE == 0, "slots do not share cache lines");
+_Static_assert((WIRE_OUT_CAP & (WIRE_OUT_CAP - 1)) == 0, "indices wrap by masking");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "a lock in shared memory dies with its holder");
+
+/* Digest of sizeof and offsetof of everything above: two builds that differ refuse each other. */
+uint64_t wire_layout(void);
+
+/* Bucket bounds of a histogram; the number of them in *n. */
+const double *wire_bucket_bounds(enum wire_histogram_id id, int *n);
+
+#endif

@@ -14,34 +14,35 @@
 
 /* One token to sample: from which position of the batch, and how. */
 struct batch_row {
-    int32_t token_idx;   /* index into token_ids: its logits are sampled */
-    float temperature;   /* 0: greedy, the lowest id among equals; else > 0 */
-    float top_p;         /* (0, 1]; 1: off */
-    float min_p;         /* [0, 1]; 0: off */
-    int32_t top_k;       /* 0: off */
-    float presence;      /* subtracted once if the token stands in the output */
-    float frequency;     /* subtracted for each time it stands in the output */
-    float repetition;    /* > 0; 1: off; divides positive and multiplies negative logits of
+    int32_t token_idx; /* index into token_ids: its logits are sampled */
+    float temperature; /* 0: greedy, the lowest id among equals; else > 0 */
+    float top_p;       /* (0, 1]; 1: off */
+    float min_p;       /* [0, 1]; 0: off */
+    int32_t top_k;     /* 0: off */
+    float presence;    /* subtracted once if the token stands in the output */
+    float frequency;   /* subtracted for each time it stands in the output */
+    float repetition;  /* > 0; 1: off; divides positive and multiplies negative logits of
                           * tokens that stand in the prompt or the output */
-    uint64_t seed;       /* the random stream: a function of (seed, position) and nothing else */
-    uint64_t position;   /* of the token to be sampled, counted from the prompt's first */
-    const int32_t *history; /* int32 [n_history]: prompt, then output; NULL unless a penalty is on */
+    uint64_t seed;     /* the random stream: a function of (seed, position) and nothing else */
+    uint64_t position; /* of the token to be sampled, counted from the prompt's first */
+    const int32_t
+        *history; /* int32 [n_history]: prompt, then output; NULL unless a penalty is on */
     int32_t n_history;
-    int32_t n_prompt;    /* the first n_prompt of history are the prompt */
-    int32_t n_banned;    /* 0 .. BATCH_BANNED_MAX */
+    int32_t n_prompt;                 /* the first n_prompt of history are the prompt */
+    int32_t n_banned;                 /* 0 .. BATCH_BANNED_MAX */
     int32_t banned[BATCH_BANNED_MAX]; /* ids with probability 0 */
 };
 
 struct batch {
-    int n_tokens;             /* 1 .. max_num_batched_tokens */
-    int n_seqs;               /* 1 .. max_num_seqs */
-    int n_rows;               /* 0 .. max_num_seqs */
-    int pages_max;            /* row length of page_ids */
-    int32_t *token_ids;       /* int32 [n_tokens], 0 <= id < n_vocab */
-    int32_t *seq_start;       /* int32 [n_seqs + 1] */
-    int32_t *kv_len;          /* int32 [n_seqs], tokens, this step's included */
-    int32_t *page_ids;        /* int32 [n_seqs][pages_max]; first ceil(kv_len / block_tokens) valid */
-    struct batch_row *rows;   /* [n_rows], token_idx ascending */
+    int n_tokens;           /* 1 .. max_num_batched_tokens */
+    int n_seqs;             /* 1 .. max_num_seqs */
+    int n_rows;             /* 0 .. max_num_seqs */
+    int pages_max;          /* row length of page_ids */
+    int32_t *token_ids;     /* int32 [n_tokens], 0 <= id < n_vocab */
+    int32_t *seq_start;     /* int32 [n_seqs + 1] */
+    int32_t *kv_len;        /* int32 [n_seqs], tokens, this step's included */
+    int32_t *page_ids;      /* int32 [n_seqs][pages_max]; first ceil(kv_len / block_tokens) valid */
+    struct batch_row *rows; /* [n_rows], token_idx ascending */
 };
 
 #endif

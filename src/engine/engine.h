@@ -1,0 +1,129 @@
+/* The engine: one process, one loop, one thread that owns everything below.
+ *
+ *   intake    fronts that come and go, requests, cancellations        intake.c
+ *   plan      which sequences compute how many tokens                 sched.c
+ *   fill      the plan as arrays for the model                        fill.c
+ *   forward   the model                                               model/
+ *   publish   tokens to their lanes, ends, metrics                    publish.c
+ *   tiers     pages to and from the store                             tiers.c
+ *
+ * The parts share struct engine; only main.c makes and ends it. */
+#ifndef QUIRE_ENGINE_ENGINE_H
+#define QUIRE_ENGINE_ENGINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/err.h"
+#include "base/settings.h"
+#include "engine/sched.h"
+#include "engine/seq.h"
+#include "engine/stats.h"
+#include "ipc/lane.h"
+#include "kv/pages.h"
+#include "kv/store.h"
+#include "model/model.h"
+
+enum engine_lane_state { LANE_FREE, LANE_GREETING, LANE_OPEN };
+
+struct engine_lane {
+    enum engine_lane_state state;
+    int control_fd; /* its end is the front's end */
+    int wake_fd;    /* the front's eventfd */
+    struct lane lane;
+    struct seq **by_slot; /* [lane_slots], NULL where no sequence runs; mapped at start */
+    int n_bad;            /* malformed requests so far */
+    pid_t pid;            /* for the log */
+};
+
+/* A page that was named and is not on disk yet. */
+struct engine_dirty {
+    int32_t page;
+    struct hash name; /* to notice that the page was given to somebody else since */
+};
+
+/* A page on its way from the store. */
+struct engine_load {
+    bool used;
+    int32_t page; /* holds one reference */
+    struct hash name;
+    struct hash parent;
+    int32_t *tokens_copy; /* int32 [block_tokens] */
+    struct seq *seq;      /* who waits, or NULL when it left */
+};
+
+struct engine {
+    struct settings settings;
+    struct model *model;
+    const struct model_shape *shape; /* borrowed from model */
+    struct pages *pages;
+    struct sched sched;
+    struct store *store; /* NULL: no store is kept */
+    struct stats stats;
+    struct seq_pool pool;
+
+    int epoll_fd;
+    int listen_fd;
+    int signal_fd;
+    int doorbell_fd; /* fronts ring here */
+    uint64_t epoch;
+    struct engine_lane *lanes; /* [max_lanes] */
+    uint64_t n_requests;       /* next seq.order */
+
+    struct batch batch;    /* arrays made at start */
+    struct seq **row_seqs; /* [max_num_seqs], whose row it is */
+    int32_t *row_tokens;   /* int32 [max_num_seqs], what was sampled */
+
+    struct engine_dirty *dirty; /* ring [dirty_cap] */
+    uint32_t dirty_cap, dirty_head, dirty_tail;
+    struct engine_load *loads; /* [n_loads] */
+    int n_loads;
+    int n_loads_used;
+
+    bool draining;
+    bool stop;
+    uint64_t drain_until_us;
+    uint64_t now_us;   /* once per pass */
+    double done_per_s; /* smoothed rate of finished requests, for Retry-After */
+    uint64_t last_done_us;
+};
+
+/* --- loop.c --- */
+
+/* Run until SIGTERM has been followed through. ERR_OK, or ERR_GPU when the device failed. */
+int engine_run(struct engine *e) ERR_CHECKED;
+
+/* --- intake.c --- */
+
+/* Wait for something to do, at most timeout_ms (0: only look), and take what came: fronts,
+ * hellos, ends of connections, signals. */
+void intake_events(struct engine *e, int timeout_ms);
+int intake_init(struct engine *e) ERR_CHECKED;
+void intake_requests(struct engine *e);      /* new requests of all lanes */
+void intake_cancellations(struct engine *e); /* and deadlines, and slow clients */
+
+/* --- fill.c --- */
+
+int fill_init(struct engine *e) ERR_CHECKED;
+void fill_batch(struct engine *e); /* the plan as e->batch and e->row_seqs */
+
+/* --- publish.c --- */
+
+void publish_admitted(struct engine *e); /* before the step: who runs for the first time */
+void publish_step(struct engine *e);     /* after it: tokens, ends */
+void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32_t value);
+void publish_wake(struct engine *e); /* fronts that got something; gauges */
+
+/* --- tiers.c --- */
+
+int tiers_init(struct engine *e) ERR_CHECKED;
+void tiers_prefetch(struct engine *e);     /* ask the store for waiting prompts' pages */
+void tiers_poll(struct engine *e);         /* put what was read into pages */
+void tiers_save_evicted(struct engine *e); /* before a step overwrites them */
+void tiers_note_named(void *engine, int32_t page);
+void tiers_write_behind(struct engine *e, int pages_max); /* some of what is not on disk */
+void tiers_save_all(struct engine *e);                    /* at the end */
+void tiers_forget(struct engine *e, struct seq *q);       /* before a waiting sequence goes */
+
+#endif

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What comes from outside. A front is trusted with nothing but its own lane: every number of a
+ * request is checked after it was copied, and a lane whose ring cannot be right is dropped with
+ * all its sequences. */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/must.h"
+#include "base/service.h"
+#include "engine/engine.h"
+#include "ipc/attach.h"
+#include "kv/prefix.h"
+
+#define INTAKE_BAD_MAX 64 /* malformed requests before a lane is dropped: a bug, not a client */
+
+/* epoll's data: the kind of descriptor; lanes add their index. */
+enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_DOORBELL, INTAKE_STORE, INTAKE_LANE };
+
+static int intake_watch(struct engine *e, int fd, uint64_t data)
+{
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = data};
+
+    return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, fd, &ev) == 0 ? ERR_OK : ERR_IO;
+}
+
+int intake_init(struct engine *e)
+{
+    e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    e->doorbell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (e->epoll_fd == -1 || e->doorbell_fd == -1 ||
+        intake_watch(e, e->doorbell_fd, INTAKE_DOORBELL) != ERR_OK ||
+        intake_watch(e, e->signal_fd, INTAKE_SIGNAL) != ERR_OK ||
+        intake_watch(e, e->listen_fd, INTAKE_LISTEN) != ERR_OK ||
+        (e->store != NULL && intake_watch(e, store_event_fd(e->store), INTAKE_STORE) != ERR_OK)) {
+        log_error("engine: epoll: %s", strerror(errno));
+        return ERR_IO;
+    }
+    return ERR_OK;
+}
+
+static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char *why)
+{
+    int n = 0;
+
+    if (l->state == LANE_OPEN) {
+        for (uint32_t slot = 0; slot < l->lane.n_slots; slot++) {
+            struct seq *q = l->by_slot[slot];
+
+            if (q == NULL)
+                continue;
+            tiers_forget(e, q);
+            sched_remove(&e->sched, q);
+            seq_release(&e->pool, q);
+            l->by_slot[slot] = NULL;
+            stats_add(&e->stats, METRIC_success_abort, 1);
+            n++;
+        }
+        log_info("engine: front %d %s; %d of its requests were dropped", (int)l->pid, why, n);
+    }
+    lane_detach(&l->lane);
+    if (l->wake_fd != -1)
+        (void)close(l->wake_fd);
+    (void)close(l->control_fd); /* leaves epoll as well */
+    l->control_fd = -1;
+    l->wake_fd = -1;
+    l->state = LANE_FREE;
+}
+
+static void intake_accept(struct engine *e)
+{
+    int fd;
+    pid_t pid;
+    uid_t uid;
+
+    while (attach_accept(e->listen_fd, &fd, &pid, &uid) == ERR_OK) {
+        int i = 0;
+
+        while (i < e->settings.max_lanes && e->lanes[i].state != LANE_FREE)
+            i++;
+        if (i == e->settings.max_lanes) {
+            struct wire_welcome w = {
+                .magic = WIRE_MAGIC, .layout = wire_layout(), .error = ERR_OVERLOADED};
+
+            log_warn("engine: front %d refused: %d lanes are in use; raise max_lanes", (int)pid,
+                     e->settings.max_lanes);
+            (void)!attach_send_welcome(fd, &w, NULL); /* it may have left */
+            (void)close(fd);
+            continue;
+        }
+        e->lanes[i].state = LANE_GREETING;
+        e->lanes[i].control_fd = fd;
+        e->lanes[i].wake_fd = -1;
+        e->lanes[i].pid = pid;
+        e->lanes[i].n_bad = 0;
+        if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)i) != ERR_OK)
+            intake_drop_lane(e, &e->lanes[i], "could not be watched");
+    }
+}
+
+/* Make the lane and send it. */
+static int intake_welcome(struct engine *e, struct engine_lane *l)
+{
+    const struct model_shape *m = e->shape;
+    struct wire_welcome w = {
+        .magic = WIRE_MAGIC,
+        .layout = wire_layout(),
+        .epoch = e->epoch,
+        .n_vocab = (uint32_t)m->n_vocab,
+        .max_model_len = (uint32_t)m->max_model_len,
+        .block_tokens = (uint32_t)m->block_tokens,
+        .n_eos = (uint32_t)m->n_eos,
+    };
+    int fds[ATTACH_FDS] = {[ATTACH_DOORBELL] = e->doorbell_fd, [ATTACH_STATS] = e->stats.fd};
+    int rc = lane_create(&l->lane, &fds[ATTACH_LANE], (uint32_t)e->settings.lane_slots,
+                         e->settings.lane_arena_bytes, e->epoch, (uint32_t)l->pid);
+
+    if (rc != ERR_OK) {
+        w.error = rc;
+        (void)!attach_send_welcome(l->control_fd, &w, NULL); /* the lane is dropped next */
+        return rc;
+    }
+    l->lane.wake_fd = l->wake_fd;
+    atomic_store(&l->lane.shared->heartbeat_us, e->now_us);
+    atomic_store(&l->lane.shared->engine_state, e->draining ? WIRE_DRAINING : WIRE_SERVING);
+    memcpy(w.eos, m->eos, sizeof w.eos);
+    memcpy(w.fingerprint, m->fingerprint.bytes, sizeof w.fingerprint);
+    w.lane_bytes = l->lane.lane_bytes;
+    rc = attach_send_welcome(l->control_fd, &w, fds);
+    (void)close(fds[ATTACH_LANE]); /* the mapping stays */
+    return rc;
+}
+
+static void intake_lane_event(struct engine *e, struct engine_lane *l, uint32_t events)
+{
+    int rc;
+
+    if (l->state == LANE_FREE)
+        return; /* an event of a lane that was dropped in this round */
+    if (l->state == LANE_GREETING && (events & EPOLLIN) != 0) {
+        rc = attach_read_hello(l->control_fd, &l->wake_fd);
+        if (rc == ERR_AGAIN)
+            return;
+        if (rc == ERR_VERSION) {
+            struct wire_welcome w = {
+                .magic = WIRE_MAGIC, .layout = wire_layout(), .error = ERR_VERSION};
+
+            (void)!attach_send_welcome(l->control_fd, &w, NULL); /* so that it can say why */
+        }
+        if (rc == ERR_OK)
+            rc = intake_welcome(e, l);
+        if (rc != ERR_OK) {
+            intake_drop_lane(e, l, "was refused");
+            return;
+        }
+        l->state = LANE_OPEN;
+        log_info("engine: front %d attached", (int)l->pid);
+        return;
+    }
+    /* A front says nothing after its hello: whatever comes is its end. */
+    intake_drop_lane(e, l, "left");
+}
+
+static void intake_drain_fd(int fd)
+{
+    char bytes[256];
+
+    while (read(fd, bytes, sizeof bytes) > 0)
+        continue; /* non-blocking: ends when it is empty */
+}
+
+static void intake_signal(struct engine *e)
+{
+    intake_drain_fd(e->signal_fd);
+    if (e->draining) {
+        e->drain_until_us = e->now_us; /* asked twice: now */
+        return;
+    }
+    e->draining = true;
+    e->drain_until_us = e->now_us + (uint64_t)e->settings.drain_timeout_s * 1000000u;
+    service_stopping();
+    log_info("engine: stopping; %d running and %d waiting requests get %d s", e->sched.n_running,
+             e->sched.n_waiting, e->settings.drain_timeout_s);
+    for (int i = 0; i < e->settings.max_lanes; i++) {
+        if (e->lanes[i].state == LANE_OPEN)
+            atomic_store(&e->lanes[i].lane.shared->engine_state, WIRE_DRAINING);
+    }
+}
+
+void intake_events(struct engine *e, int timeout_ms)
+{
+    struct epoll_event ev[32];
+    int n = epoll_wait(e->epoll_fd, ev, 32, timeout_ms);
+
+    e->now_us = clock_us();
+    for (int i = 0; i < n; i++) {
+        switch (ev[i].data.u64) {
+        case INTAKE_LISTEN: intake_accept(e); break;
+        case INTAKE_SIGNAL: intake_signal(e); break;
+        case INTAKE_DOORBELL: intake_drain_fd(e->doorbell_fd); break;
+        case INTAKE_STORE: break; /* tiers_poll() looks anyway */
+        default: intake_lane_event(e, &e->lanes[ev[i].data.u64 - INTAKE_LANE], ev[i].events); break;
+        }
+    }
+}
+
+static bool intake_finite(const struct wire_request *r)
+{
+    return isfinite(r->temperature) && isfinite(r->top_p) && isfinite(r->min_p) &&
+           isfinite(r->presence) && isfinite(r->frequency) && isfinite(r->repetition);
+}
+
+/* Is the copy of a request within every bound? Fronts check the same with better words. */
+static int intake_check(const struct engine *e, const struct wire_request *r)
+{
+    uint32_t longest = (uint32_t)e->shape->max_model_len;
+
+    if (r->n_tokens < 1 || r->n_prompt < 1 || r->n_prompt > r->n_tokens || r->max_tokens < 1)
+        return ERR_INVALID;
+    if (r->n_tokens >= longest)
+        return ERR_TOO_LONG;
+    if (!intake_finite(r) || r->temperature < 0.0f || r->top_p <= 0.0f || r->top_p > 1.0f ||
+        r->min_p < 0.0f || r->min_p > 1.0f || r->top_k < 0 || r->repetition <= 0.0f)
+        return ERR_INVALID;
+    if (r->n_stop_ids > WIRE_STOP_IDS)
+        return ERR_INVALID;
+    for (uint32_t i = 0; i < r->n_stop_ids; i++) {
+        if (r->stop_ids[i] < 0 || r->stop_ids[i] >= e->shape->n_vocab)
+            return ERR_INVALID;
+    }
+    return ERR_OK;
+}
+
+/* Answer a request that never became a sequence. */
+static void intake_reject(struct engine *e, struct engine_lane *l, uint32_t slot, int err)
+{
+    stats_add(&e->stats, err == ERR_OVERLOADED ? METRIC_rejected : METRIC_success_error, 1);
+    lane_put(
+        &l->lane, slot,
+        (struct wire_out){
+            .kind = WIRE_FINISHED, .finish = WIRE_FIN_ERROR, .value = err, .time_us = e->now_us});
+}
+
+static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slot,
+                           const struct wire_request *r)
+{
+    struct seq *q;
+    uint64_t end = (uint64_t)r->n_prompt + r->max_tokens;
+    int rc;
+
+    if (e->draining)
+        return ERR_DRAINING;
+    if (e->sched.n_waiting >= e->settings.max_num_queued_reqs)
+        return ERR_OVERLOADED;
+    rc = intake_check(e, r);
+    if (rc != ERR_OK)
+        return rc;
+    q = seq_claim(&e->pool);
+    if (q == NULL)
+        return ERR_OVERLOADED;
+    q->request = *r;
+    q->n_tokens = (int)r->n_tokens;
+    rc = lane_tokens(&l->lane, r, e->shape->n_vocab, q->tokens);
+    if (rc != ERR_OK) {
+        seq_release(&e->pool, q);
+        return rc;
+    }
+    if (r->arrival_us > e->now_us || r->arrival_us == 0)
+        q->request.arrival_us = e->now_us;
+    q->lane_idx = (int)(l - e->lanes);
+    q->slot = slot;
+    q->order = e->n_requests++;
+    q->n_prompt = (int)r->n_prompt;
+    q->tokens_max = end < (uint64_t)e->shape->max_model_len ? (int)end : e->shape->max_model_len;
+    q->root = prefix_root(&e->shape->fingerprint, r->salt);
+    if (q->tokens_max <= q->n_tokens) { /* resubmitted with nothing left to say */
+        seq_release(&e->pool, q);
+        return ERR_INVALID;
+    }
+    l->by_slot[slot] = q;
+    sched_add(&e->sched, q);
+    return ERR_OK;
+}
+
+static void intake_lane(struct engine *e, struct engine_lane *l)
+{
+    struct wire_request r;
+    uint32_t slot;
+    int got;
+
+    /* At most one round of the ring: a lane cannot keep the loop from its step. */
+    for (uint32_t i = 0; i < l->lane.queue_cap; i++) {
+        int rc;
+
+        got = lane_take(&l->lane, &slot, &r);
+        if (got == 0)
+            break;
+        if (got < 0 || l->by_slot[slot] != NULL || lane_room(&l->lane, slot) < 4) {
+            stats_add(&e->stats, METRIC_bad_entries, 1);
+            intake_drop_lane(e, l, "broke the ring's rules");
+            return;
+        }
+        rc = intake_sequence(e, l, slot, &r);
+        if (rc != ERR_OK)
+            intake_reject(e, l, slot, rc);
+        if (rc == ERR_INVALID) {
+            stats_add(&e->stats, METRIC_bad_entries, 1);
+            if (++l->n_bad > INTAKE_BAD_MAX) {
+                intake_drop_lane(e, l, "sent too many malformed requests");
+                return;
+            }
+        }
+    }
+    lane_taken(&l->lane);
+}
+
+void intake_requests(struct engine *e)
+{
+    for (int i = 0; i < e->settings.max_lanes; i++) {
+        if (e->lanes[i].state == LANE_OPEN && lane_has_work(&e->lanes[i].lane))
+            intake_lane(e, &e->lanes[i]);
+    }
+}
+
+/* One sequence's wishes: does anybody still want it, and is there room for what it says? */
+static void intake_look(struct engine *e, struct seq *q)
+{
+    struct engine_lane *l = &e->lanes[q->lane_idx];
+    enum wire_cancel cancel = lane_cancelled(&l->lane, q->slot);
+    int room = lane_room(&l->lane, q->slot);
+
+    if (room < 0) {
+        intake_drop_lane(e, l, "broke the ring's rules");
+        return;
+    }
+    q->paused = room < 4; /* admitted, token, end: and one to spare */
+    if (cancel != WIRE_WANTED)
+        publish_finish(e, q, WIRE_FIN_CANCELLED, (int32_t)cancel);
+    else if (q->request.deadline_us != 0 && e->now_us > q->request.deadline_us)
+        publish_finish(e, q, WIRE_FIN_ERROR, ERR_DEADLINE);
+    else if (e->draining && e->now_us >= e->drain_until_us)
+        publish_finish(e, q, WIRE_FIN_ERROR, ERR_DRAINING);
+}
+
+void intake_cancellations(struct engine *e)
+{
+    for (int i = 0; i < e->pool.n; i++) {
+        if (e->pool.seqs[i].state != SEQ_FREE)
+            intake_look(e, &e->pool.seqs[i]);
+    }
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The loop. An idle engine sleeps in epoll and wakes once a second to show that it lives; a
+ * busy one never waits for anything but the device. */
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/must.h"
+#include "base/service.h"
+#include "engine/engine.h"
+
+#define LOOP_TICK_MS    1000 /* idle: heartbeat and watchdog */
+#define LOOP_PAUSED_MS  2    /* everybody waits for a slow client or the disk: look again */
+#define LOOP_WRITE_BUSY 1    /* pages written behind per step: bounds the copies a step pays for */
+#define LOOP_WRITE_IDLE 8
+
+/* How long intake may sleep. */
+static int loop_timeout_ms(const struct engine *e)
+{
+    if (e->sched.n_running + e->sched.n_waiting == 0)
+        return e->dirty_head != e->dirty_tail ? LOOP_PAUSED_MS : e->draining ? 0 : LOOP_TICK_MS;
+    return e->sched.n_planned == 0 ? LOOP_PAUSED_MS : 0;
+}
+
+/* Sleep unless there is work. The flags are set on all lanes before the last look at any. */
+static void loop_wait(struct engine *e)
+{
+    int timeout_ms = loop_timeout_ms(e);
+
+    for (int i = 0; i < e->settings.max_lanes && timeout_ms > 0; i++) {
+        if (e->lanes[i].state == LANE_OPEN)
+            lane_sleep_begin(&e->lanes[i].lane);
+    }
+    for (int i = 0; i < e->settings.max_lanes && timeout_ms > 0; i++) {
+        if (e->lanes[i].state == LANE_OPEN && lane_has_work(&e->lanes[i].lane))
+            timeout_ms = 0;
+    }
+    intake_events(e, timeout_ms);
+    for (int i = 0; i < e->settings.max_lanes; i++) {
+        if (e->lanes[i].state == LANE_OPEN)
+            lane_sleep_end(&e->lanes[i].lane);
+    }
+}
+
+static int loop_step(struct engine *e)
+{
+    int rc;
+
+    must(!FAULT_HIT(engine_step));
+    fill_batch(e);
+    publish_admitted(e);
+    tiers_save_evicted(e);
+    rc = model_step_begin(e->model, &e->batch);
+    if (rc != ERR_OK)
+        return rc;
+    publish_wake(e); /* the fronts send headers while the device computes */
+    rc = model_step_end(e->model, e->row_tokens);
+    if (rc != ERR_OK)
+        return rc;
+    e->now_us = clock_us();
+    publish_step(e);
+    return ERR_OK;
+}
+
+int engine_run(struct engine *e)
+{
+    while (!e->stop) {
+        int rc = ERR_OK;
+
+        loop_wait(e);
+        intake_requests(e);
+        intake_cancellations(e);
+        tiers_poll(e);
+        tiers_prefetch(e);
+        sched_plan(&e->sched);
+        if (e->sched.n_planned > 0)
+            rc = loop_step(e);
+        if (rc != ERR_OK)
+            return rc;
+        tiers_save_evicted(e);
+        tiers_write_behind(e, e->sched.n_running == 0 ? LOOP_WRITE_IDLE : LOOP_WRITE_BUSY);
+        publish_wake(e);
+        service_watchdog(e->now_us);
+        e->stop = e->draining && e->sched.n_running + e->sched.n_waiting == 0;
+    }
+    return ERR_OK;
+}

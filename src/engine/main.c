@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * quire-engine: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources
+ * at start, 3 device error, 134 our own bug (must()). */
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/service.h"
+#include "engine/engine.h"
+#include "ipc/attach.h"
+
+#define MAIN_STAGING_BYTES ((size_t)256 << 20) /* for pages on their way to and from the disk */
+
+static int main_open_model(struct engine *e)
+{
+    const struct settings *s = &e->settings;
+    struct model_options options = {
+        .dir = s->model,
+        .device = s->device,
+        .dummy_weights = strcmp(s->load_format, "dummy") == 0,
+        .cpu_threads = s->cpu_threads,
+        .block_tokens = s->block_tokens,
+        .max_num_seqs = s->max_num_seqs,
+        .max_num_batched_tokens = s->max_num_batched_tokens,
+        .max_model_len = s->max_model_len,
+        .num_pages = s->num_pages,
+        .gpu_memory_utilization = s->gpu_memory_utilization,
+        .cpu_kv_bytes = s->cpu_kv_bytes,
+    };
+    int rc;
+
+    if (s->model[0] == '\0') {
+        log_error("engine: no model: set model to a Hugging Face folder");
+        return ERR_INVALID;
+    }
+    if (!options.dummy_weights && strcmp(s->load_format, "auto") != 0) {
+        log_error("engine: load_format = \"%s\" must be auto or dummy", s->load_format);
+        return ERR_INVALID;
+    }
+    service_status("loading %s", s->model);
+    rc = model_open(&e->model, &options);
+    if (rc == ERR_OK)
+        e->shape = model_shape(e->model);
+    return rc;
+}
+
+static int main_open_store(struct engine *e)
+{
+    size_t n_buffers = MAIN_STAGING_BYTES / e->shape->page_bytes;
+    const char *name = e->settings.served_model_name;
+    struct store_options options = {
+        .dir = e->settings.kv_store_dir,
+        .max_bytes = e->settings.kv_store_bytes,
+        .page_bytes = e->shape->page_bytes,
+        .block_tokens = e->shape->block_tokens,
+        .n_buffers = n_buffers < 4    ? 4
+                     : n_buffers > 64 ? 64
+                                      : (int)n_buffers,
+        .namespace_id = e->shape->fingerprint,
+        .namespace_name = name[0] != '\0' ? name : e->settings.model,
+    };
+
+    return options.dir[0] == '\0' ? ERR_OK : store_open(&e->store, &options);
+}
+
+static int main_open_lanes(struct engine *e)
+{
+    size_t n = (size_t)e->settings.max_lanes;
+    size_t slots = (size_t)e->settings.lane_slots;
+
+    e->lanes = mem_zalloc_array(n, sizeof *e->lanes);
+    if (e->lanes == NULL)
+        return ERR_NO_MEMORY;
+    for (size_t i = 0; i < n; i++) {
+        e->lanes[i].control_fd = -1;
+        e->lanes[i].wake_fd = -1;
+        e->lanes[i].by_slot = mem_zalloc_array(slots, sizeof(struct seq *));
+        if (e->lanes[i].by_slot == NULL)
+            return ERR_NO_MEMORY;
+    }
+    return ERR_OK;
+}
+
+static int main_open_queues(struct engine *e)
+{
+    const struct model_shape *m = e->shape;
+    int threshold = e->settings.long_prefill_token_threshold;
+    struct sched_limits limits = {
+        .max_num_seqs = m->max_num_seqs,
+        .max_num_batched_tokens = m->max_num_batched_tokens,
+        .long_prefill_tokens = threshold > 0 ? threshold : (m->max_num_batched_tokens + 1) / 2,
+        .block_tokens = m->block_tokens,
+        .prefix_caching = e->settings.enable_prefix_caching,
+    };
+    int rc = pages_open(&e->pages, m->n_pages, m->block_tokens);
+
+    if (rc == ERR_OK)
+        rc = sched_init(&e->sched, &limits, e->pages);
+    if (rc == ERR_OK)
+        rc = seq_pool_init(&e->pool, e->settings.max_num_queued_reqs + m->max_num_seqs,
+                           m->max_model_len, m->block_tokens);
+    if (rc == ERR_OK)
+        rc = fill_init(e);
+    if (rc == ERR_OK)
+        rc = tiers_init(e);
+    return rc;
+}
+
+static int main_open(struct engine *e)
+{
+    int rc = service_signal_fd(&e->signal_fd);
+
+    e->now_us = clock_us();
+    e->epoch = (uint64_t)clock_unix_s() << 20 | ((uint64_t)getpid() & 0xfffff);
+    if (rc == ERR_OK)
+        rc = main_open_model(e);
+    if (rc == ERR_OK)
+        rc = main_open_store(e);
+    if (rc == ERR_OK)
+        rc = main_open_queues(e);
+    if (rc == ERR_OK)
+        rc = main_open_lanes(e);
+    if (rc == ERR_OK)
+        rc = stats_open(&e->stats);
+    /* Last, so that a front that connects is answered at once. */
+    if (rc == ERR_OK)
+        rc = attach_listen(e->settings.engine_socket, &e->listen_fd);
+    if (rc == ERR_OK)
+        rc = intake_init(e);
+    return rc;
+}
+
+static void main_close(struct engine *e)
+{
+    tiers_save_all(e);
+    store_close(e->store);
+    e->store = NULL;
+    (void)unlink(e->settings.engine_socket);
+    model_close(e->model);
+    e->model = NULL;
+    pages_check(e->pages);
+    pages_close(e->pages);
+    e->pages = NULL;
+}
+
+int main(int argc, char **argv)
+{
+    static struct engine e = {.epoll_fd = -1, .listen_fd = -1, .signal_fd = -1, .doorbell_fd = -1};
+    bool exit_now = false;
+    int rc;
+
+    fault_init();
+    if (settings_read(&e.settings, 'E', argc, argv, &exit_now) != ERR_OK)
+        return 1;
+    if (exit_now)
+        return 0;
+    rc = log_set_level_text(e.settings.log_level);
+    if (rc == ERR_OK)
+        rc = main_open(&e);
+    if (rc != ERR_OK) {
+        log_error("engine: cannot start: %s", err_sentence(rc));
+        return rc == ERR_GPU ? 3 : rc == ERR_NO_MEMORY || rc == ERR_IO ? 2 : 1;
+    }
+    mem_seal();
+    service_ready();
+    service_status("serving %s on %s", e.settings.model, e.shape->device);
+    log_info("engine: ready on %s: %d pages of %d tokens, up to %d sequences and %d tokens a step",
+             e.shape->device, e.shape->n_pages, e.shape->block_tokens, e.shape->max_num_seqs,
+             e.shape->max_num_batched_tokens);
+    rc = engine_run(&e);
+    if (rc != ERR_OK)
+        return 3; /* nothing is saved: a device that failed may hold anything */
+    main_close(&e);
+    log_info("engine: stopped");
+    return 0;
+}

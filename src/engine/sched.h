@@ -1,0 +1,88 @@
+/* The scheduler: which sequences compute how many tokens in the next step.
+ *
+ * A function of queues and budgets: no clock, no device, no I/O, so that it can be simulated.
+ * There is no prefill phase and no decode phase. A sequence has n_tokens known tokens of which
+ * n_computed are computed; a step hands out max_num_batched_tokens among all:
+ *
+ *   1. sequences that lack one token (decodes), oldest first;
+ *   2. running sequences that lack more (chunks of prompts), each at most its share;
+ *   3. waiting sequences, by priority and arrival, as long as their whole prompt finds pages.
+ *
+ * Out of pages in 1 or 2: the running sequence of lowest priority and latest arrival loses its
+ * pages and waits again (its tokens are kept and computed anew); then nobody is admitted in
+ * this step. */
+#ifndef QUIRE_ENGINE_SCHED_H
+#define QUIRE_ENGINE_SCHED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "engine/seq.h"
+#include "kv/pages.h"
+
+struct sched_limits {
+    int max_num_seqs;           /* running at once */
+    int max_num_batched_tokens; /* in a step */
+    int long_prefill_tokens;    /* of one sequence in a step that others share */
+    int block_tokens;
+    bool prefix_caching;
+};
+
+struct sched_eviction {
+    int32_t page;
+    struct page_label label;
+};
+
+struct sched {
+    struct sched_limits limits;
+    struct pages *pages;  /* borrowed */
+    struct seq **running; /* [max_num_seqs], by priority and arrival */
+    int n_running;
+    struct seq *waiting; /* by priority and arrival */
+    int n_waiting;
+
+    /* The plan, until the next one. */
+    struct seq **planned; /* [max_num_seqs]; n_planned of each is set */
+    int n_planned;
+    int n_planned_tokens;
+
+    /* Pages that lost their name; their content stands until the step runs. */
+    struct sched_eviction *evictions; /* [evictions_cap] */
+    int n_evictions;
+    int evictions_cap;
+
+    /* Counters, only growing. */
+    uint64_t n_preemptions;
+    uint64_t n_prefix_queries; /* tokens */
+    uint64_t n_prefix_hits;    /* tokens */
+};
+
+int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages) ERR_CHECKED;
+
+/* Queue a new sequence; its root, tokens, n_tokens, request.priority and order are set. */
+void sched_add(struct sched *s, struct seq *q);
+
+/* Take a sequence out, whatever its state; its pages are unreferenced, last first. */
+void sched_remove(struct sched *s, struct seq *q);
+
+/* Make the plan. Sequences that are paused or loading are passed over. */
+void sched_plan(struct sched *s);
+
+/* Take a page for something else than a sequence (the store's loads); reports evictions as the
+ * plan does. -1 when there is none. */
+int32_t sched_take_page(struct sched *s);
+
+/* After the step: the planned tokens of q are computed; full pages get their names. Calls
+ * named() for each page that got one. */
+typedef void sched_named_fn(void *context, int32_t page);
+void sched_advance(struct sched *s, struct seq *q, sched_named_fn *named, void *context);
+
+/* The longest run of full pages that the cache holds for a sequence's first n_tokens - 1
+ * tokens, in pages; *chain is the name of the last. Takes no references. */
+int sched_match(const struct sched *s, const struct seq *q, struct hash *chain);
+
+/* Prove that lists, states and pages agree. must() on failure. */
+void sched_check(const struct sched *s);
+
+#endif

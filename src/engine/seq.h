@@ -1,0 +1,72 @@
+/* A sequence: the engine's side of one request, from intake to its last record. */
+#ifndef QUIRE_ENGINE_SEQ_H
+#define QUIRE_ENGINE_SEQ_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/hash.h"
+#include "ipc/wire.h"
+
+enum seq_state {
+    SEQ_FREE,    /* not in use */
+    SEQ_WAITING, /* has no pages; in the scheduler's waiting list */
+    SEQ_RUNNING, /* has pages; in the scheduler's running array */
+};
+
+struct seq {
+    enum seq_state state;
+    struct wire_request request; /* checked copy */
+    int lane_idx;
+    uint32_t slot;
+    uint64_t order; /* of arrival; unique */
+
+    /* What is known and what is done. 0 <= n_computed < n_tokens <= tokens_max. */
+    int32_t *tokens; /* int32 [max_model_len], prompt then output */
+    int n_tokens;
+    int n_prompt;
+    int n_computed; /* tokens whose keys and values lie in pages */
+    int tokens_max; /* the sequence ends when n_tokens reaches it */
+
+    /* Pages, in order; the first n_named of them have names. */
+    int32_t *pages; /* int32 [ceil(max_model_len / block_tokens)] */
+    int n_pages;
+    int n_named;
+    struct hash root;  /* the name before the first page */
+    struct hash chain; /* the name of page n_named - 1, or root */
+
+    int n_cached;  /* prompt tokens found in the cache at the first admission */
+    int n_loading; /* pages on their way from the store; not admitted before 0 */
+    bool searched; /* the store was asked once */
+    bool admitted; /* WIRE_ADMITTED was sent */
+    bool paused;   /* its output ring is full: the client is slow */
+    int n_planned; /* tokens in this step's plan */
+
+    uint64_t admitted_us; /* clock_us() of the events that the metrics want */
+    uint64_t first_token_us;
+    uint64_t last_token_us;
+
+    struct seq *next; /* in the free or waiting list */
+};
+
+/* All sequences there can be, made at start. */
+struct seq_pool {
+    struct seq *seqs; /* [n] */
+    struct seq *free;
+    int n;
+    int tokens_cap; /* room of one sequence's tokens */
+    int pages_cap;
+};
+
+/* Address space for n sequences of the longest length is reserved, memory is taken as it is
+ * touched. ERR_NO_MEMORY. */
+int seq_pool_init(struct seq_pool *p, int n, int max_model_len, int block_tokens) ERR_CHECKED;
+
+/* A sequence with empty fields and its own arrays, or NULL when all are in use. */
+struct seq *seq_claim(struct seq_pool *p);
+
+/* Back to the pool; it holds no pages. Memory of long prompts goes back to the system. */
+void seq_release(struct seq_pool *p, struct seq *s);
+
+#endif

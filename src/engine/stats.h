@@ -1,0 +1,22 @@
+/* The engine's statistics page: written here, mapped read-only by every front. */
+#ifndef QUIRE_ENGINE_STATS_H
+#define QUIRE_ENGINE_STATS_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "ipc/wire.h"
+
+struct stats {
+    struct wire_stats *page;
+    int fd; /* memfd that travels to the fronts; they cannot map it for writing */
+};
+
+int stats_open(struct stats *s) ERR_CHECKED;
+void stats_add(struct stats *s, enum wire_metric m, uint64_t n);
+void stats_set(struct stats *s, enum wire_metric m, uint64_t value);
+
+/* Put a value (seconds, or a count of tokens) into a histogram. */
+void stats_observe(struct stats *s, enum wire_histogram_id h, double value);
+
+#endif

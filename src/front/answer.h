@@ -1,0 +1,23 @@
+/* The shape of an answer: OpenAI's objects and events, for chats and completions. */
+#ifndef QUIRE_FRONT_ANSWER_H
+#define QUIRE_FRONT_ANSWER_H
+
+#include "front/exchange.h"
+
+/* The status line and, for a stream, each choice's first chunk. Once, at the first admission. */
+void answer_begin(struct exchange *x);
+
+/* A stream: send what g->text holds. Without streaming it stays there. */
+void answer_text(struct exchange *x, struct gen *g);
+
+/* g has ended. After the last one the answer is complete. */
+void answer_end(struct exchange *x, struct gen *g);
+
+/* An SSE comment that keeps proxies from closing a silent stream. */
+void answer_keepalive(struct exchange *x);
+
+/* The exchange fails: an error answer, or, after the head, an error event and no [DONE]. */
+void answer_fail(struct exchange *x, int err, const char *message, const char *param,
+                 int retry_after_s);
+
+#endif

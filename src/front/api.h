@@ -1,0 +1,36 @@
+/* The endpoints: each reads one kind of request and leaves an answer or generations in the
+ * exchange. All run on reader threads; none blocks on the engine. */
+#ifndef QUIRE_FRONT_API_H
+#define QUIRE_FRONT_API_H
+
+#include "base/json.h"
+#include "front/front.h"
+
+/* body is the parsed request, an object; NULL for GET. */
+typedef void api_fn(struct front *f, struct exchange *x, const struct json *body);
+
+api_fn api_chat;        /* POST /v1/chat/completions */
+api_fn api_completions; /* POST /v1/completions */
+api_fn api_tokenize;    /* POST /tokenize */
+api_fn api_detokenize;  /* POST /detokenize */
+api_fn api_models;      /* GET /v1/models */
+api_fn api_health;      /* GET /health */
+api_fn api_version;     /* GET /version */
+api_fn api_metrics;     /* GET /metrics */
+
+/* --- shared by the generating endpoints (gen.c) --- */
+
+/* Fields, id and n_gens generations with empty prompts. False after an error answer. */
+bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
+                 enum exchange_format format, int n_gens);
+
+/* Append ids of a text, or of a JSON list of ids, to a prompt. ERR_OK or an error. */
+int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special);
+
+/* The prompts are complete: check that none is empty. False after an error answer. */
+bool gen_finish_prompts(struct exchange *x, const char *param);
+
+/* Render messages of body to out; false after an error answer. */
+bool api_render_chat(struct front *f, struct exchange *x, const struct json *body, struct buf *out);
+
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * POST /v1/chat/completions: messages -> the model's template -> tokens -> one generation. */
+#include "front/api.h"
+
+bool api_render_chat(struct front *f, struct exchange *x, const struct json *body, struct buf *out)
+{
+    const struct json *messages = json_get(body, "messages");
+    struct chat_request r = {
+        .messages = messages,
+        .kwargs = json_get_kind(body, "chat_template_kwargs", JSON_OBJECT),
+        .add_generation_prompt = json_get_bool(body, "add_generation_prompt", true),
+        .continue_final_message = json_get_bool(body, "continue_final_message", false),
+    };
+    char why[512] = "";
+    int rc;
+
+    if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0) {
+        exchange_reply_error(x, ERR_INVALID,
+                             messages == NULL ? "'messages' is required"
+                                              : "'messages' must be a list with a message",
+                             "messages", 0);
+        return false;
+    }
+    if (r.continue_final_message && json_get_bool(body, "add_generation_prompt", false)) {
+        exchange_reply_error(x, ERR_INVALID,
+                             "'continue_final_message' and 'add_generation_prompt' exclude each "
+                             "other",
+                             "continue_final_message", 0);
+        return false;
+    }
+    if (r.continue_final_message)
+        r.add_generation_prompt = false;
+    rc = chat_render(f->chat, &r, &x->arena, out, why, sizeof why);
+    if (rc == ERR_OK)
+        return true;
+    exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
+    return false;
+}
+
+void api_chat(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct buf prompt = {0};
+    int rc;
+
+    if (!gen_prepare(f, x, body, EXCHANGE_CHAT, 1))
+        return;
+    if (api_render_chat(f, x, body, &prompt)) {
+        rc = gen_add_text(f, &x->gens[0], prompt.bytes == NULL ? "" : prompt.bytes, prompt.len,
+                          false);
+        if (rc != ERR_OK)
+            exchange_reply_error(x, rc, NULL, "messages", 0);
+        else
+            (void)gen_finish_prompts(x, "messages"); /* has answered when it is false */
+    }
+    buf_fini(&prompt);
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * POST /v1/completions: a text, a list of texts, token ids, or a list of lists of ids. Each
+ * prompt becomes one generation and one choice. */
+#include <stdio.h>
+
+#include "front/api.h"
+
+#define API_MAX_TOKENS_PRESET 16 /* OpenAI's and vLLM's for completions */
+
+static bool api_is_ids(const struct json *v)
+{
+    return v->kind == JSON_LIST && v->n > 0 && v->items[0].kind == JSON_INT;
+}
+
+/* How many prompts there are; 0 when the value has none of the four shapes. */
+static int api_count_prompts(const struct json *prompt)
+{
+    if (prompt == NULL)
+        return 0;
+    if (prompt->kind == JSON_TEXT || api_is_ids(prompt))
+        return 1;
+    if (prompt->kind != JSON_LIST || prompt->n > EXCHANGE_GENS_MAX)
+        return 0;
+    return (int)prompt->n;
+}
+
+static int api_add_ids(struct gen *g, const struct json *ids)
+{
+    for (uint32_t i = 0; i < ids->n; i++) {
+        const struct json *id = &ids->items[i];
+        int rc;
+
+        if (id->kind != JSON_INT || id->whole < 0 || id->whole > INT32_MAX)
+            return ERR_INVALID;
+        rc = token_list_add(&g->tokens, (int32_t)id->whole);
+        if (rc != ERR_OK)
+            return rc;
+    }
+    return ERR_OK;
+}
+
+static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, bool add_special)
+{
+    if (v->kind == JSON_TEXT)
+        return gen_add_text(f, g, v->text, v->text_len, add_special);
+    return api_is_ids(v) ? api_add_ids(g, v) : ERR_INVALID;
+}
+
+void api_completions(struct front *f, struct exchange *x, const struct json *body)
+{
+    const struct json *prompt = json_get(body, "prompt");
+    int n = api_count_prompts(prompt);
+    bool add_special = json_get_bool(body, "add_special_tokens", true);
+
+    if (n == 0) {
+        char why[160];
+
+        (void)snprintf(why, sizeof why,
+                       "'prompt' must be a string, token ids, or a list of up to %d of these",
+                       EXCHANGE_GENS_MAX);
+        exchange_reply_error(x, ERR_INVALID, why, "prompt", 0);
+        return;
+    }
+    if (!gen_prepare(f, x, body, EXCHANGE_COMPLETION, n))
+        return;
+    if (!x->max_tokens_given) {
+        x->max_tokens_given = true;
+        x->max_tokens = API_MAX_TOKENS_PRESET;
+    }
+    for (int i = 0; i < n; i++) {
+        bool one = prompt->kind == JSON_TEXT || api_is_ids(prompt);
+        int rc = api_add_prompt(f, &x->gens[i], one ? prompt : &prompt->items[i], add_special);
+
+        if (rc != ERR_OK) {
+            exchange_reply_error(x, rc,
+                                 rc == ERR_INVALID ? "'prompt' holds what is neither text "
+                                                     "nor token ids"
+                                                   : NULL,
+                                 "prompt", 0);
+            return;
+        }
+    }
+    (void)gen_finish_prompts(x, "prompt"); /* has answered when it is false */
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * GET /v1/models, /health, /version, /metrics: what the server is and how it does. */
+#include <config.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "front/api.h"
+
+/* An engine writes its heartbeat every step and every idle second; past this it hangs. */
+#define API_HEARTBEAT_MAX_US 15000000u
+
+void api_models(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct link_state state;
+    struct buf b = {0};
+
+    (void)body;
+    link_read_state(&f->link, &state, clock_us());
+    buf_add_text(&b, "{\"object\":\"list\",\"data\":[{\"id\":");
+    buf_add_json_string(&b, f->model_name, strlen(f->model_name));
+    buf_printf(&b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
+               (long long)f->started_unix_s);
+    buf_add_json_string(&b, f->model_name, strlen(f->model_name));
+    buf_add_text(&b, ",\"parent\":null,\"max_model_len\":");
+    if (state.max_model_len == 0)
+        buf_add_text(&b, "null}]}");
+    else
+        buf_printf(&b, "%u}]}", state.max_model_len);
+    exchange_reply(x, 200, "application/json", b.bytes == NULL ? "" : b.bytes, b.len);
+    buf_fini(&b);
+}
+
+void api_health(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct link_state state;
+
+    (void)body;
+    link_read_state(&f->link, &state, clock_us());
+    if (!state.attached)
+        exchange_reply_error(x, ERR_ENGINE_GONE, NULL, NULL, 1);
+    else if (state.draining)
+        exchange_reply_error(x, ERR_DRAINING, NULL, NULL, 1);
+    else if (state.heartbeat_age_us > API_HEARTBEAT_MAX_US)
+        exchange_reply_error(x, ERR_ENGINE_GONE, "the engine makes no progress", NULL, 1);
+    else
+        exchange_reply(x, 200, "application/json", "{}", 2);
+}
+
+void api_version(struct front *f, struct exchange *x, const struct json *body)
+{
+    static const char text[] = "{\"version\":\"" PACKAGE_VERSION "\"}";
+
+    (void)f;
+    (void)body;
+    exchange_reply(x, 200, "application/json", text, sizeof text - 1);
+}
+
+static void api_labels(const struct front *f, struct buf *b, const char *labels)
+{
+    buf_add_text(b, "{model_name=");
+    buf_add_json_string(b, f->model_name, strlen(f->model_name));
+    if (labels[0] != '\0')
+        buf_printf(b, ",%s", labels);
+}
+
+/* HELP and TYPE once per name; rows of one name follow each other. */
+static void api_metric_head(struct buf *b, const char **last, const char *name, const char *type,
+                            const char *help)
+{
+    if (strcmp(*last, name) == 0)
+        return;
+    *last = name;
+    buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void api_metric_value(const struct front *f, struct buf *b, const struct wire_stats *s,
+                             enum wire_metric id, const char *name, const char *labels)
+{
+    unsigned long long v = atomic_load_explicit(&s->values[id], memory_order_relaxed);
+
+    buf_add_text(b, name);
+    api_labels(f, b, labels);
+    if (id == METRIC_kv_usage_permille)
+        buf_printf(b, "} %.3f\n", (double)v / 1000.0);
+    else
+        buf_printf(b, "} %llu\n", v);
+}
+
+static void api_metric_histogram(const struct front *f, struct buf *b, const struct wire_stats *s,
+                                 enum wire_histogram_id id, const char *name)
+{
+    const struct wire_histogram *h = &s->histograms[id];
+    unsigned long long sum = 0;
+    char le[64];
+    int n;
+    const double *bounds = wire_bucket_bounds(id, &n);
+
+    for (int i = 0; i <= n; i++) {
+        sum += atomic_load_explicit(&h->buckets[i], memory_order_relaxed);
+        if (i < n)
+            (void)snprintf(le, sizeof le, "le=\"%g\"", bounds[i]);
+        else
+            (void)snprintf(le, sizeof le, "le=\"+Inf\"");
+        buf_printf(b, "%s_bucket", name);
+        api_labels(f, b, le);
+        buf_printf(b, "} %llu\n", sum);
+    }
+    buf_printf(b, "%s_sum", name);
+    api_labels(f, b, "");
+    buf_printf(b, "} %.6f\n%s_count", (double)atomic_load(&h->sum_micro) * 1e-6, name);
+    api_labels(f, b, "");
+    buf_printf(b, "} %llu\n", sum);
+}
+
+static void api_metrics_engine(const struct front *f, struct buf *b, const struct wire_stats *s)
+{
+    const char *last = "";
+
+#define COUNTER(id, name, labels, help)               \
+    api_metric_head(b, &last, name, "counter", help); \
+    api_metric_value(f, b, s, METRIC_##id, name, labels);
+#define GAUGE(id, name, labels, help)               \
+    api_metric_head(b, &last, name, "gauge", help); \
+    api_metric_value(f, b, s, METRIC_##id, name, labels);
+#define HISTOGRAM(id, name, help, ...)                  \
+    api_metric_head(b, &last, name, "histogram", help); \
+    api_metric_histogram(f, b, s, HISTOGRAM_##id, name);
+#include "ipc/metric.def"
+#undef COUNTER
+#undef GAUGE
+#undef HISTOGRAM
+}
+
+void api_metrics(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct wire_stats *s = arena_alloc(&x->arena, sizeof *s);
+    struct link_state state;
+    struct buf b = {0};
+
+    (void)body;
+    link_read_state(&f->link, &state, clock_us());
+    buf_add_text(&b, "# HELP quire:engine_up Whether an engine is attached to this front.\n"
+                     "# TYPE quire:engine_up gauge\nquire:engine_up");
+    api_labels(f, &b, "");
+    buf_printf(&b, "} %d\n", state.attached ? 1 : 0);
+    if (s != NULL && link_copy_stats(&f->link, s))
+        api_metrics_engine(f, &b, s);
+    if (b.failed)
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+    else
+        exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", b.bytes, b.len);
+    buf_fini(&b);
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * POST /tokenize and /detokenize, in vLLM's shapes. */
+#include "front/api.h"
+
+static void api_reply_buf(struct exchange *x, struct buf *b)
+{
+    if (b->failed)
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+    else
+        exchange_reply(x, 200, "application/json", b->bytes, b->len);
+    buf_fini(b);
+}
+
+void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
+{
+    const struct json *prompt = json_get(body, "prompt");
+    bool chat = prompt == NULL && json_get(body, "messages") != NULL;
+    struct token_list ids = {0};
+    struct link_state state;
+    struct buf text = {0};
+    struct buf b = {0};
+    int rc;
+
+    if (!chat && (prompt == NULL || prompt->kind != JSON_TEXT)) {
+        exchange_reply_error(x, ERR_INVALID, "'prompt' must be a string, or give 'messages'",
+                             "prompt", 0);
+        return;
+    }
+    if (chat && !api_render_chat(f, x, body, &text)) {
+        buf_fini(&text);
+        return;
+    }
+    if (chat)
+        rc = tokenizer_encode(f->tokenizer, text.bytes == NULL ? "" : text.bytes, text.len,
+                              json_get_bool(body, "add_special_tokens", false), &ids);
+    else
+        rc = tokenizer_encode(f->tokenizer, prompt->text, prompt->text_len,
+                              json_get_bool(body, "add_special_tokens", true), &ids);
+    buf_fini(&text);
+    if (rc != ERR_OK) {
+        exchange_reply_error(x, rc, NULL, "prompt", 0);
+        token_list_fini(&ids);
+        return;
+    }
+    link_read_state(&f->link, &state, x->arrival_us);
+    buf_printf(&b, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.len,
+               state.max_model_len);
+    for (size_t i = 0; i < ids.len; i++)
+        buf_printf(&b, "%s%d", i == 0 ? "" : ",", ids.ids[i]);
+    buf_add_text(&b, "]}");
+    token_list_fini(&ids);
+    api_reply_buf(x, &b);
+}
+
+void api_detokenize(struct front *f, struct exchange *x, const struct json *body)
+{
+    const struct json *tokens = json_get_kind(body, "tokens", JSON_LIST);
+    struct token_list ids = {0};
+    struct buf text = {0};
+    struct buf b = {0};
+    int rc = tokens == NULL ? ERR_INVALID : ERR_OK;
+
+    for (uint32_t i = 0; rc == ERR_OK && i < tokens->n; i++) {
+        const struct json *id = &tokens->items[i];
+
+        if (id->kind != JSON_INT || id->whole < 0 || id->whole >= tokenizer_n_vocab(f->tokenizer))
+            rc = ERR_INVALID;
+        else
+            rc = token_list_add(&ids, (int32_t)id->whole);
+    }
+    if (rc != ERR_OK) {
+        exchange_reply_error(x, rc, "'tokens' must be a list of token ids of this model", "tokens",
+                             0);
+    } else {
+        tokenizer_decode(f->tokenizer, ids.ids, ids.len, false, &text);
+        buf_add_text(&b, "{\"prompt\":");
+        buf_add_json_string(&b, text.bytes == NULL ? "" : text.bytes, text.len);
+        buf_add_byte(&b, '}');
+        b.failed = b.failed || text.failed;
+        api_reply_buf(x, &b);
+    }
+    buf_fini(&text);
+    token_list_fini(&ids);
+}

@@ -1,0 +1,99 @@
+/* An exchange: one HTTP request from its first byte to the last of its answer.
+ *
+ * A reader thread makes it, parses the request into either an answer or generations, and hands
+ * it to the streamer thread, which owns it from there on. */
+#ifndef QUIRE_FRONT_EXCHANGE_H
+#define QUIRE_FRONT_EXCHANGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "front/fcgi.h"
+#include "ipc/wire.h"
+#include "text/detok.h"
+#include "text/tokenizer.h"
+
+#define EXCHANGE_GENS_MAX 256 /* prompts in one request */
+
+enum exchange_format { EXCHANGE_CHAT, EXCHANGE_COMPLETION };
+
+/* Why a generation ended, as the API says it. */
+enum gen_finish { GEN_RUNNING, GEN_STOP, GEN_LENGTH, GEN_FAILED };
+
+/* One continuation of one prompt. The front holds the truth: prompt and all tokens so far, so
+ * that an engine that died can be replaced by the next. */
+struct gen {
+    struct exchange *exchange;
+    int index;                   /* of the choice */
+    struct wire_request request; /* sampling fields; the rest is filled in when submitted */
+    struct token_list tokens;    /* prompt, then output */
+    uint32_t n_prompt;
+    uint32_t n_cached; /* prompt tokens that the prefix cache had */
+    int64_t slot;      /* in the lane, or -1 */
+    int n_submits;     /* engines that were given it */
+    bool admitted;
+    enum gen_finish finish;
+    int error;       /* enum err, with GEN_FAILED */
+    int32_t stop_id; /* the stop_token_ids member that ended it, or -1 */
+    struct detok detok;
+    struct buf text;  /* what is not sent yet; without streaming all of it */
+    struct gen *next; /* in the streamer's list of those that wait for an engine */
+    bool waiting;     /* is in that list */
+};
+
+struct exchange {
+    struct fcgi *fcgi;
+    struct arena arena; /* the body and everything parsed from it */
+    uint64_t arrival_us;
+
+    /* The answer. */
+    struct buf out; /* not sent yet: from out_sent on */
+    size_t out_sent;
+    bool complete;  /* nothing will be added to out */
+    bool head_sent; /* the status line is in out: errors go into the stream */
+
+    /* Generations, if it has any. */
+    enum exchange_format format;
+    struct gen *gens; /* [n_gens], in the arena */
+    int n_gens;
+    int n_finished;
+    bool stream;
+    bool include_usage;
+    const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
+    int n_stops;
+    bool max_tokens_given;
+    uint32_t max_tokens; /* when given */
+    char id[48];         /* "chatcmpl-..." */
+    int64_t created;     /* unix seconds */
+    const char *model;   /* the served name; lives as long as the process */
+
+    /* The streamer's. */
+    bool watching_out;    /* epoll is asked for writability */
+    uint64_t progress_us; /* when the client last took a byte, or nothing was pending */
+    uint64_t said_us;     /* when something was last added to out */
+    bool dead;            /* to be freed at the end of the pass */
+    bool keep_answer;     /* and then ended properly */
+    struct exchange *prev, *next;
+};
+
+struct exchange *exchange_new(struct fcgi *f);
+
+/* Free all but the slots that the engine still writes to. keep_answer: end it properly. */
+void exchange_free(struct exchange *x, bool keep_answer);
+
+/* Make the whole answer: head and body. The exchange is complete then. */
+void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len);
+
+/* The same with an OpenAI error object. message NULL: the error's own sentence. param may be
+ * NULL. retry_after_s > 0 adds the header. */
+void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
+                          int retry_after_s);
+
+/* Append `{"error":{...}}`. */
+void exchange_add_error(struct buf *b, int err, const char *message, const char *param);
+
+#endif

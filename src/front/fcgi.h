@@ -1,0 +1,46 @@
+/* One FastCGI request: its parameters, its body, its answer. The only door to libfcgi.
+ *
+ * Reading blocks (nginx has the whole body before it connects); writing never does. A request
+ * belongs to one thread at a time. */
+#ifndef QUIRE_FRONT_FCGI_H
+#define QUIRE_FRONT_FCGI_H
+
+#include <stddef.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+
+struct fcgi;
+
+/* Prepare the library. SIGTERM must be blocked before: libfcgi would take it over. ERR_IO. */
+int fcgi_start(void) ERR_CHECKED;
+
+/* Listen on a unix socket at path, mode 0660. ERR_IO (logged). */
+int fcgi_listen(const char *path, int *fd) ERR_CHECKED;
+
+/* Take one request; listen_fd is non-blocking. ERR_AGAIN when another thread was faster or the
+ * peer spoke no FastCGI; ERR_NO_MEMORY. */
+int fcgi_accept(struct fcgi **out, int listen_fd) ERR_CHECKED;
+
+/* A parameter as nginx sent it, or "" when there is none. Lives as long as the request. */
+const char *fcgi_param(const struct fcgi *f, const char *name);
+
+/* The whole body, NUL-terminated, in the arena. ERR_TOO_LARGE past max_bytes, ERR_CLIENT_GONE
+ * when it ends early, ERR_NO_MEMORY. */
+int fcgi_read_body(struct fcgi *f, struct arena *arena, size_t max_bytes, const char **bytes,
+                   size_t *len) ERR_CHECKED;
+
+/* The connection, for epoll: EPOLLRDHUP says that the client went away. */
+int fcgi_fd(const struct fcgi *f);
+
+/* Send as much of bytes as the socket takes without blocking. The number sent, 0 .. len, or
+ * ERR_CLIENT_GONE. */
+long fcgi_write(struct fcgi *f, const char *bytes, size_t len);
+
+/* End the answer (the client sees it complete) and free the request. */
+void fcgi_finish(struct fcgi *f);
+
+/* Free the request without ending the answer: nginx sees a broken one. */
+void fcgi_abort(struct fcgi *f);
+
+#endif

@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every field is a row: its name, the formats that have it, the function that reads it. A field
+ * that is in no row is refused by name, as OpenAI does: to ignore what may matter would be a
+ * silent wrong answer. */
+#include "front/fields.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { FIELDS_CHAT = 1, FIELDS_TEXT = 2, FIELDS_BOTH = 3 };
+
+struct fields_read_context {
+    struct fields *out;
+    struct exchange *x;
+    const char *model_name;
+    char *why;
+    size_t why_cap;
+};
+
+struct fields_row;
+typedef int fields_fn(struct fields_read_context *c, const struct fields_row *row,
+                      const struct json *v);
+
+struct fields_row {
+    const char *name;
+    int formats;
+    fields_fn *read;
+    size_t offset; /* in struct wire_request, for numbers */
+    double low;    /* range of numbers, both ends allowed unless low_open */
+    double high;
+    bool low_open;
+};
+
+static int fields_type(struct fields_read_context *c, const struct fields_row *row,
+                       const char *wanted, const struct json *v)
+{
+    (void)snprintf(c->why, c->why_cap, "'%s' must be %s, not %s", row->name, wanted,
+                   json_kind_name(v->kind));
+    return ERR_INVALID;
+}
+
+static int fields_range(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v, double *out)
+{
+    double d;
+
+    if (!json_is_number(v))
+        return fields_type(c, row, "a number", v);
+    d = json_real(v);
+    if (!(d >= row->low && d <= row->high) || (row->low_open && d == row->low)) {
+        (void)snprintf(c->why, c->why_cap, "'%s' must be %s %g and at most %g", row->name,
+                       row->low_open ? "above" : "at least", row->low, row->high);
+        return ERR_INVALID;
+    }
+    *out = d;
+    return ERR_OK;
+}
+
+static int fields_real(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    double d;
+    int rc = fields_range(c, row, v, &d);
+
+    if (rc == ERR_OK)
+        memcpy((char *)&c->out->request + row->offset, &(float){(float)d}, sizeof(float));
+    return rc;
+}
+
+static int fields_whole(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    double d;
+    int rc;
+
+    if (v->kind != JSON_INT && v->kind != JSON_UINT)
+        return fields_type(c, row, "a whole number", v);
+    rc = fields_range(c, row, v, &d);
+    if (rc == ERR_OK)
+        memcpy((char *)&c->out->request + row->offset, &(int32_t){(int32_t)d}, sizeof(int32_t));
+    return rc;
+}
+
+static int fields_top_k(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    int rc = fields_whole(c, row, v);
+
+    if (rc == ERR_OK && c->out->request.top_k < 0)
+        c->out->request.top_k = 0; /* vLLM writes "off" as -1, too */
+    return rc;
+}
+
+static int fields_seed(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    if (v->kind != JSON_INT && v->kind != JSON_UINT)
+        return fields_type(c, row, "a whole number of 64 bits", v);
+    c->out->request.seed = v->kind == JSON_INT ? (uint64_t)v->whole : v->uwhole;
+    c->out->seed_given = true;
+    return ERR_OK;
+}
+
+static int fields_max_tokens(struct fields_read_context *c, const struct fields_row *row,
+                             const struct json *v)
+{
+    double d;
+    int rc;
+
+    if (v->kind != JSON_INT && v->kind != JSON_UINT)
+        return fields_type(c, row, "a whole number", v);
+    /* max_completion_tokens wins over max_tokens, whichever comes first. */
+    if (c->x->max_tokens_given && strcmp(row->name, "max_tokens") == 0)
+        return ERR_OK;
+    rc = fields_range(c, row, v, &d);
+    if (rc == ERR_OK) {
+        c->x->max_tokens_given = true;
+        c->x->max_tokens = (uint32_t)d;
+    }
+    return rc;
+}
+
+static int fields_flag(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    if (v->kind != JSON_BOOL)
+        return fields_type(c, row, "true or false", v);
+    if (strcmp(row->name, "stream") == 0)
+        c->x->stream = v->flag;
+    else if (strcmp(row->name, "skip_special_tokens") == 0)
+        c->out->skip_special = v->flag;
+    else if (strcmp(row->name, "include_stop_str_in_output") == 0)
+        c->out->include_stop = v->flag;
+    else if (strcmp(row->name, "ignore_eos") == 0 && v->flag)
+        c->out->request.flags |= WIRE_IGNORE_EOS;
+    return ERR_OK;
+}
+
+static int fields_stream_options(struct fields_read_context *c, const struct fields_row *row,
+                                 const struct json *v)
+{
+    if (v->kind != JSON_OBJECT)
+        return fields_type(c, row, "an object", v);
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json *m = &v->items[i];
+
+        if (m->kind == JSON_NULL)
+            continue;
+        if (m->kind == JSON_BOOL && strcmp(m->key, "include_usage") == 0) {
+            c->x->include_usage = m->flag;
+        } else if (m->kind != JSON_BOOL || m->flag ||
+                   (strcmp(m->key, "include_obfuscation") != 0 &&
+                    strcmp(m->key, "continuous_usage_stats") != 0)) {
+            (void)snprintf(c->why, c->why_cap, "'stream_options.%.64s' is not supported", m->key);
+            return ERR_UNSUPPORTED;
+        }
+    }
+    return ERR_OK;
+}
+
+static int fields_stop_text(struct fields_read_context *c, const struct fields_row *row,
+                            const struct json *v)
+{
+    if (v->kind != JSON_TEXT)
+        return fields_type(c, row, "a string or a list of strings", v);
+    if (v->text_len == 0 || v->text_len > DETOK_STOP_BYTES_MAX ||
+        c->out->n_stops == DETOK_STOPS_MAX) {
+        (void)snprintf(c->why, c->why_cap, "'stop' takes at most %d strings of 1 to %d bytes",
+                       DETOK_STOPS_MAX, DETOK_STOP_BYTES_MAX);
+        return ERR_INVALID;
+    }
+    c->x->stop_texts[c->x->n_stops++] = v->text;
+    c->out->stops[c->out->n_stops++] = (struct detok_stop){.text = v->text, .len = v->text_len};
+    return ERR_OK;
+}
+
+static int fields_stop(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    int rc = ERR_OK;
+
+    if (v->kind != JSON_LIST)
+        return fields_stop_text(c, row, v);
+    for (uint32_t i = 0; i < v->n && rc == ERR_OK; i++)
+        rc = fields_stop_text(c, row, &v->items[i]);
+    return rc;
+}
+
+static int fields_stop_ids(struct fields_read_context *c, const struct fields_row *row,
+                           const struct json *v)
+{
+    struct wire_request *r = &c->out->request;
+
+    if (v->kind != JSON_LIST)
+        return fields_type(c, row, "a list of token ids", v);
+    if (v->n > WIRE_STOP_IDS) {
+        (void)snprintf(c->why, c->why_cap, "'stop_token_ids' takes at most %d ids", WIRE_STOP_IDS);
+        return ERR_INVALID;
+    }
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json *id = &v->items[i];
+
+        if (id->kind != JSON_INT || id->whole < 0 || id->whole > INT32_MAX)
+            return fields_type(c, row, "a list of token ids", id);
+        r->stop_ids[r->n_stop_ids++] = (int32_t)id->whole;
+    }
+    return ERR_OK;
+}
+
+static int fields_model(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    if (v->kind != JSON_TEXT)
+        return fields_type(c, row, "a string", v);
+    if (strcmp(v->text, c->model_name) == 0)
+        return ERR_OK;
+    (void)snprintf(c->why, c->why_cap, "the model '%.200s' does not exist; this server has '%s'",
+                   v->text, c->model_name);
+    return ERR_NO_MODEL;
+}
+
+/* Has no bearing on the answer. */
+static int fields_ignore(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    (void)c;
+    (void)row;
+    (void)v;
+    return ERR_OK;
+}
+
+/* A feature that is not there: accepted only when the value asks for nothing. */
+static int fields_neutral(struct fields_read_context *c, const struct fields_row *row,
+                          const struct json *v)
+{
+    bool nothing = false;
+
+    switch (v->kind) {
+    case JSON_NULL: nothing = true; break;
+    case JSON_BOOL: nothing = !v->flag; break;
+    case JSON_INT: nothing = v->whole == (int64_t)row->low; break;
+    case JSON_UINT:
+    case JSON_REAL: nothing = json_real(v) == row->low; break;
+    case JSON_TEXT: nothing = v->text_len == 0 || strcmp(v->text, "none") == 0; break;
+    case JSON_LIST:
+        nothing = v->n == 0 || (v->n == 1 && strcmp(row->name, "modalities") == 0 &&
+                                json_is_text(&v->items[0], "text"));
+        break;
+    case JSON_OBJECT:
+        nothing = v->n == 0 || (strcmp(row->name, "response_format") == 0 &&
+                                json_is_text(json_get(v, "type"), "text"));
+        break;
+    }
+    if (nothing)
+        return ERR_OK;
+    (void)snprintf(c->why, c->why_cap, "'%s' is not supported with this value", row->name);
+    return ERR_UNSUPPORTED;
+}
+
+#define AT(field) offsetof(struct wire_request, field)
+
+static const struct fields_row fields_rows[] = {
+    {"model", FIELDS_BOTH, fields_model, 0, 0, 0, false},
+    {"messages", FIELDS_CHAT, fields_ignore, 0, 0, 0, false}, /* api_chat.c reads it */
+    {"prompt", FIELDS_TEXT, fields_ignore, 0, 0, 0, false},   /* api_completions.c */
+    {"add_special_tokens", FIELDS_TEXT, fields_ignore, 0, 0, 0, false},
+    {"add_generation_prompt", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
+    {"continue_final_message", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
+    {"chat_template_kwargs", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
+    {"max_tokens", FIELDS_BOTH, fields_max_tokens, 0, 1, INT_MAX, false},
+    {"max_completion_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
+    {"min_tokens", FIELDS_BOTH, fields_whole, AT(min_tokens), 0, INT_MAX, false},
+    {"temperature", FIELDS_BOTH, fields_real, AT(temperature), 0, 2, false},
+    {"top_p", FIELDS_BOTH, fields_real, AT(top_p), 0, 1, true},
+    {"top_k", FIELDS_BOTH, fields_top_k, AT(top_k), -1, INT_MAX, false},
+    {"min_p", FIELDS_BOTH, fields_real, AT(min_p), 0, 1, false},
+    {"presence_penalty", FIELDS_BOTH, fields_real, AT(presence), -2, 2, false},
+    {"frequency_penalty", FIELDS_BOTH, fields_real, AT(frequency), -2, 2, false},
+    {"repetition_penalty", FIELDS_BOTH, fields_real, AT(repetition), 0, 100, true},
+    {"priority", FIELDS_BOTH, fields_whole, AT(priority), INT_MIN, INT_MAX, false},
+    {"seed", FIELDS_BOTH, fields_seed, 0, 0, 0, false},
+    {"stop", FIELDS_BOTH, fields_stop, 0, 0, 0, false},
+    {"stop_token_ids", FIELDS_BOTH, fields_stop_ids, 0, 0, 0, false},
+    {"ignore_eos", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
+    {"stream", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
+    {"stream_options", FIELDS_BOTH, fields_stream_options, 0, 0, 0, false},
+    {"skip_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
+    {"include_stop_str_in_output", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
+    /* Harmless: for the books of whoever runs a service. */
+    {"user", FIELDS_BOTH, fields_ignore, 0, 0, 0, false},
+    {"metadata", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
+    {"store", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
+    {"service_tier", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
+    {"safety_identifier", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
+    {"prompt_cache_key", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
+    {"request_id", FIELDS_BOTH, fields_ignore, 0, 0, 0, false},
+    {"parallel_tool_calls", FIELDS_CHAT, fields_ignore, 0, 0, 0, false}, /* there are no tools */
+    /* Not there yet; low is the number that asks for nothing. */
+    {"n", FIELDS_BOTH, fields_neutral, 0, 1, 0, false},
+    {"best_of", FIELDS_TEXT, fields_neutral, 0, 1, 0, false},
+    {"logprobs", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
+    {"logprobs", FIELDS_TEXT, fields_neutral, 0, -1, 0, false}, /* 0 asks for the chosen token's */
+    {"top_logprobs", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
+    {"prompt_logprobs", FIELDS_BOTH, fields_neutral, 0, -2, 0, false},
+    {"logit_bias", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"echo", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"suffix", FIELDS_TEXT, fields_neutral, 0, 0, 0, false},
+    {"tools", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
+    {"tool_choice", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
+    {"response_format", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"modalities", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
+    {"use_beam_search", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"length_penalty", FIELDS_BOTH, fields_neutral, 0, 1, 0, false},
+};
+
+static const struct fields_row *fields_find(const char *name, enum exchange_format format)
+{
+    int mask = format == EXCHANGE_CHAT ? FIELDS_CHAT : FIELDS_TEXT;
+
+    for (size_t i = 0; i < sizeof fields_rows / sizeof fields_rows[0]; i++) {
+        if ((fields_rows[i].formats & mask) != 0 && strcmp(fields_rows[i].name, name) == 0)
+            return &fields_rows[i];
+    }
+    return NULL;
+}
+
+int fields_read(struct fields *out, struct exchange *x, const struct json *body,
+                const char *model_name, char *why, size_t why_cap, const char **param)
+{
+    struct fields_read_context c = {
+        .out = out, .x = x, .model_name = model_name, .why = why, .why_cap = why_cap};
+
+    *out = (struct fields){
+        .request = {.temperature = 1.0f, .top_p = 1.0f, .repetition = 1.0f},
+        .skip_special = true,
+    };
+    for (uint32_t i = 0; i < body->n; i++) {
+        const struct json *v = &body->items[i];
+        const struct fields_row *row = fields_find(v->key, x->format);
+        int rc;
+
+        *param = v->key;
+        if (row == NULL) {
+            (void)snprintf(why, why_cap, "unrecognized request argument: '%.64s'", v->key);
+            return ERR_INVALID;
+        }
+        rc = v->kind == JSON_NULL ? ERR_OK : row->read(&c, row, v);
+        if (rc != ERR_OK)
+            return rc;
+    }
+    if (x->include_usage && !x->stream) {
+        *param = "stream_options";
+        (void)snprintf(why, why_cap, "'stream_options' is only allowed when 'stream' is true");
+        return ERR_INVALID;
+    }
+    *param = NULL;
+    return ERR_OK;
+}

@@ -1,0 +1,32 @@
+/* The fields of a generation request: which there are, what they may be, what becomes of them.
+ *
+ * One table (fields.c) says for each field whether it is used, harmless or refused. A field
+ * that is null counts as absent. */
+#ifndef QUIRE_FRONT_FIELDS_H
+#define QUIRE_FRONT_FIELDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "front/exchange.h"
+
+/* Sampling and answer fields of a request; `prompt` and `messages` are the caller's. */
+struct fields {
+    struct wire_request request; /* temperature .. stop_ids, seed, min_tokens, flags */
+    bool seed_given;
+    bool skip_special;
+    bool include_stop;
+    struct detok_stop stops[DETOK_STOPS_MAX];
+    int n_stops;
+};
+
+/* Read body (an object). Fills *out and the exchange's stream, include_usage and max_tokens.
+ * On error why is a sentence for the client and *param the field's name.
+ * ERR_INVALID, ERR_UNSUPPORTED, ERR_NO_MODEL. */
+int fields_read(struct fields *out, struct exchange *x, const struct json *body,
+                const char *model_name, char *why, size_t why_cap, const char **param) ERR_CHECKED;
+
+#endif

@@ -1,0 +1,56 @@
+/* A front: one process that turns HTTP into token ids and token ids into HTTP.
+ *
+ *   reader threads  accept, read, parse, tokenize      reader.c -> route.c -> api_*.c
+ *   streamer        the lane, every answer's bytes     streamer.c -> link.c, answer.c
+ *
+ * What both sides see stands in struct front and is constant after start, but for the hand-over
+ * list and what link.h marks. */
+#ifndef QUIRE_FRONT_FRONT_H
+#define QUIRE_FRONT_FRONT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/settings.h"
+#include "front/exchange.h"
+#include "front/link.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
+
+struct front {
+    struct settings settings;
+    struct tokenizer *tokenizer;
+    struct chat *chat;
+    const char *model_name;
+    int64_t started_unix_s;
+    int listen_fd;
+    int signal_fd;
+    int stop_fd;           /* readable once the process stops accepting */
+    _Atomic int n_readers; /* reader threads that still run */
+    struct link link;
+
+    pthread_mutex_t handover_lock;
+    struct exchange *handover; /* newest first; from readers to the streamer */
+    int handover_fd;           /* eventfd: something is there */
+};
+
+/* --- reader.c --- */
+
+/* A reader thread: accepts until stop_fd is readable. */
+void *reader_run(void *front);
+
+/* --- route.c --- */
+
+/* Answer the request, or give the exchange its generations. */
+void route_exchange(struct front *f, struct exchange *x);
+
+/* --- streamer.c --- */
+
+/* The streamer: runs in main's thread until SIGTERM has been followed through. */
+int streamer_run(struct front *f) ERR_CHECKED;
+
+/* Give an exchange to the streamer. Any thread. */
+void streamer_adopt(struct front *f, struct exchange *x);
+
+#endif

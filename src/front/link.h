@@ -1,0 +1,61 @@
+/* The link to the engine: attach, attach again, slots, statistics.
+ *
+ * The streamer's alone, except link_read_state() and link_copy_stats(), which any thread calls. */
+#ifndef QUIRE_FRONT_LINK_H
+#define QUIRE_FRONT_LINK_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "ipc/attach.h"
+#include "ipc/lane.h"
+
+struct gen;
+
+struct link {
+    const char *path; /* the engine's control socket */
+    int bell_fd;      /* our eventfd; the engine rings it */
+    int control_fd;   /* -1 while no engine is attached */
+    int doorbell_fd;  /* the engine's eventfd */
+    struct lane lane;
+    struct wire_welcome engine; /* of the last engine; n_vocab == 0 before the first */
+    struct gen **by_slot;       /* [n_slots]; NULL: free, or nobody wants what still comes */
+    uint32_t *free_slots;       /* [n_slots], stack */
+    uint32_t n_free;
+    uint64_t retry_us; /* when to try to attach again */
+
+    pthread_mutex_t lock; /* guards what follows against readers of /health, /metrics */
+    const struct wire_stats *stats;
+    bool attached;
+};
+
+/* What /health and /v1/models want to know. */
+struct link_state {
+    bool attached;
+    bool draining;
+    uint64_t heartbeat_age_us; /* since the engine's last sign of progress */
+    uint32_t max_model_len;    /* 0 before the first engine */
+    uint32_t n_vocab;
+};
+
+int link_init(struct link *l, const char *path) ERR_CHECKED;
+
+/* Try to attach if it is time to. True when an engine was attached by this call. */
+bool link_try(struct link *l, uint64_t now_us);
+
+/* The engine's end of the control socket was closed: forget the lane. by_slot still says whose
+ * generations it had; the caller empties it first. */
+void link_lost(struct link *l, uint64_t now_us);
+
+/* A free slot, or -1. */
+int64_t link_claim(struct link *l);
+void link_release(struct link *l, uint32_t slot);
+
+void link_read_state(struct link *l, struct link_state *out, uint64_t now_us);
+
+/* Copy the statistics page; false when there never was an engine. */
+bool link_copy_stats(struct link *l, struct wire_stats *out);
+
+#endif

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * quire-front: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/service.h"
+#include "front/front.h"
+
+#define MAIN_STACK_BYTES ((size_t)1 << 20) /* readers recurse into templates, boundedly */
+
+/* The last part of the model folder's path names the model unless a setting does. */
+static const char *main_model_name(const struct settings *s)
+{
+    const char *slash = strrchr(s->model, '/');
+
+    if (s->served_model_name[0] != '\0')
+        return s->served_model_name;
+    return slash == NULL || slash[1] == '\0' ? s->model : slash + 1;
+}
+
+static int main_open_text(struct front *f)
+{
+    char why[512] = "";
+    int rc;
+
+    if (f->settings.model[0] == '\0') {
+        log_error("front: no model: set model to a Hugging Face folder");
+        return ERR_INVALID;
+    }
+    rc = tokenizer_open(&f->tokenizer, f->settings.model, why, sizeof why);
+    if (rc == ERR_OK)
+        rc = chat_open(&f->chat, f->settings.model, f->settings.chat_template, why, sizeof why);
+    if (rc != ERR_OK)
+        log_error("front: %s", why[0] == '\0' ? err_sentence(rc) : why);
+    else if (!chat_has_template(f->chat))
+        log_warn("front: the model has no chat template; chats are refused");
+    return rc;
+}
+
+static int main_open_listen(struct front *f)
+{
+    int flags;
+    int rc = ERR_OK;
+
+    if (f->settings.listen[0] != '\0') {
+        rc = fcgi_listen(f->settings.listen, &f->listen_fd);
+    } else {
+        f->listen_fd = service_listen_fd();
+        if (f->listen_fd == -1) {
+            log_error("front: systemd passed no socket; set listen to a path");
+            rc = ERR_INVALID;
+        }
+    }
+    if (rc != ERR_OK)
+        return rc;
+    /* Readers that lose the race for a connection must not sleep in accept(). */
+    flags = fcntl(f->listen_fd, F_GETFL);
+    if (flags == -1 || fcntl(f->listen_fd, F_SETFL, flags | O_NONBLOCK) == -1)
+        return ERR_IO;
+    return ERR_OK;
+}
+
+static int main_open(struct front *f)
+{
+    int rc = service_signal_fd(&f->signal_fd);
+
+    f->model_name = main_model_name(&f->settings);
+    f->started_unix_s = clock_unix_s();
+    f->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    f->handover_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (rc == ERR_OK && (f->stop_fd == -1 || f->handover_fd == -1 ||
+                         pthread_mutex_init(&f->handover_lock, NULL) != 0)) {
+        log_error("front: eventfd: %s", strerror(errno));
+        rc = ERR_IO;
+    }
+    if (rc == ERR_OK)
+        rc = main_open_text(f);
+    if (rc == ERR_OK)
+        rc = link_init(&f->link, f->settings.engine_socket);
+    if (rc == ERR_OK)
+        rc = fcgi_start();
+    if (rc == ERR_OK)
+        rc = main_open_listen(f);
+    return rc;
+}
+
+static int main_start_readers(struct front *f)
+{
+    pthread_attr_t attr;
+
+    if (pthread_attr_init(&attr) != 0 || pthread_attr_setstacksize(&attr, MAIN_STACK_BYTES) != 0 ||
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED) != 0)
+        return ERR_NO_MEMORY;
+    for (int i = 0; i < f->settings.front_threads; i++) {
+        pthread_t thread;
+
+        atomic_fetch_add(&f->n_readers, 1);
+        if (pthread_create(&thread, &attr, reader_run, f) != 0) {
+            log_error("front: a thread cannot be made: %s", strerror(errno));
+            return ERR_NO_MEMORY;
+        }
+    }
+    return ERR_OK;
+}
+
+int main(int argc, char **argv)
+{
+    static struct front f = {.listen_fd = -1, .signal_fd = -1, .stop_fd = -1, .handover_fd = -1};
+    bool exit_now = false;
+    int rc;
+
+    fault_init();
+    if (settings_read(&f.settings, 'F', argc, argv, &exit_now) != ERR_OK)
+        return 1;
+    if (exit_now)
+        return 0;
+    rc = log_set_level_text(f.settings.log_level);
+    if (rc == ERR_OK)
+        rc = main_open(&f);
+    if (rc == ERR_OK)
+        rc = main_start_readers(&f);
+    if (rc != ERR_OK) {
+        log_error("front: cannot start: %s", err_sentence(rc));
+        return rc == ERR_NO_MEMORY || rc == ERR_IO ? 2 : 1;
+    }
+    service_ready();
+    log_info("front: ready, model %s", f.model_name);
+    rc = streamer_run(&f);
+    if (f.settings.listen[0] != '\0')
+        (void)unlink(f.settings.listen);
+    log_info("front: stopped");
+    return rc == ERR_OK ? 0 : 2;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Path and method to endpoint. POST bodies are read and parsed here, once, under one set of
+ * bounds. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "front/api.h"
+
+/* Parsed trees take up to about fifty times their text: `[[],[],` is the worst. */
+#define ROUTE_TREE_FACTOR 64
+
+struct route {
+    const char *path;
+    const char *method;
+    api_fn *answer;
+};
+
+static const struct route routes[] = {
+    {"/v1/chat/completions", "POST", api_chat}, {"/v1/completions", "POST", api_completions},
+    {"/v1/models", "GET", api_models},          {"/tokenize", "POST", api_tokenize},
+    {"/detokenize", "POST", api_detokenize},    {"/health", "GET", api_health},
+    {"/metrics", "GET", api_metrics},           {"/version", "GET", api_version},
+};
+
+/* Copy the path, without query and trailing slash. */
+static void route_path(const struct exchange *x, char *path, size_t cap)
+{
+    const char *uri = fcgi_param(x->fcgi, "REQUEST_URI");
+    size_t len = strcspn(uri, "?");
+
+    while (len > 1 && uri[len - 1] == '/')
+        len--;
+    if (len >= cap)
+        len = cap - 1;
+    memcpy(path, uri, len);
+    path[len] = '\0';
+}
+
+static const struct json *route_body(struct front *f, struct exchange *x)
+{
+    const struct json *body = NULL;
+    const char *text = NULL;
+    char why[256] = "";
+    size_t len = 0;
+    int rc;
+
+    x->arena.limit_bytes = f->settings.max_body_bytes * ROUTE_TREE_FACTOR;
+    rc = fcgi_read_body(x->fcgi, &x->arena, f->settings.max_body_bytes, &text, &len);
+    if (rc == ERR_OK)
+        rc = json_parse(&body, &x->arena, text, len, why, sizeof why);
+    if (rc == ERR_OK && body->kind != JSON_OBJECT) {
+        rc = ERR_INVALID;
+        (void)snprintf(why, sizeof why, "the body must be a JSON object");
+    }
+    if (rc == ERR_OK)
+        return body;
+    exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, NULL, 0);
+    return NULL;
+}
+
+void route_exchange(struct front *f, struct exchange *x)
+{
+    const char *method = fcgi_param(x->fcgi, "REQUEST_METHOD");
+    char path[256];
+    char why[512];
+    bool known = false;
+
+    route_path(x, path, sizeof path);
+    if (strcmp(method, "HEAD") == 0)
+        method = "GET"; /* nginx drops the body */
+    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
+        const struct route *r = &routes[i];
+        const struct json *body = NULL;
+
+        if (strcmp(path, r->path) != 0)
+            continue;
+        known = true;
+        if (strcmp(method, r->method) != 0)
+            continue;
+        if (strcmp(method, "POST") == 0) {
+            body = route_body(f, x);
+            if (body == NULL)
+                return;
+        }
+        r->answer(f, x, body);
+        /* An endpoint that failed after it had made generations has answered. */
+        if (x->complete) {
+            for (int g = 0; g < x->n_gens; g++)
+                x->gens[g].finish = GEN_FAILED;
+        }
+        return;
+    }
+    (void)snprintf(why, sizeof why, known ? "%s is not allowed for %s" : "there is no %s %s",
+                   method, path);
+    exchange_reply_error(x, known ? ERR_METHOD : ERR_NOT_FOUND, why, NULL, 0);
+}

@@ -1,0 +1,651 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The streamer: one thread, one epoll, every open exchange of the process. It submits to the
+ * lane, reads what the engine says, writes answers as far as sockets take them, and notices
+ * clients and engines that go away. It never blocks on any of them.
+ *
+ * An exchange that ends during a pass is freed at the end of the pass, because events of the
+ * same pass may still name it. */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/service.h"
+#include "front/answer.h"
+#include "front/front.h"
+
+#define STREAMER_EVENTS      256
+#define STREAMER_TICK_MS     500          /* timeouts are looked at this often */
+#define STREAMER_DETACHED_MS 50           /* without an engine: how often to try to attach */
+#define STREAMER_BACKLOG     (256u << 10) /* unsent bytes past which a client's records wait */
+#define STREAMER_SUBMITS_MAX 3 /* engines that may die under a request before it is blamed */
+
+struct streamer {
+    struct front *f;
+    int epoll_fd;
+    uint64_t now_us;
+    uint64_t tick_us;
+    struct exchange *open; /* all that are not dead */
+    struct exchange *dead; /* to be freed at the end of the pass */
+    struct gen *waiting;   /* generations without an engine, oldest first */
+    int n_open;
+    bool draining;
+    uint64_t drain_until_us;
+};
+
+/* --- lists -------------------------------------------------------------------------------- */
+
+static void streamer_link(struct streamer *s, struct exchange *x)
+{
+    x->prev = NULL;
+    x->next = s->open;
+    if (s->open != NULL)
+        s->open->prev = x;
+    s->open = x;
+    s->n_open++;
+}
+
+static void streamer_unlink(struct streamer *s, struct exchange *x)
+{
+    if (x->prev == NULL)
+        s->open = x->next;
+    else
+        x->prev->next = x->next;
+    if (x->next != NULL)
+        x->next->prev = x->prev;
+    s->n_open--;
+}
+
+static void streamer_wait_add(struct streamer *s, struct gen *g)
+{
+    struct gen **at = &s->waiting;
+
+    if (g->waiting)
+        return;
+    while (*at != NULL)
+        at = &(*at)->next;
+    g->next = NULL;
+    g->waiting = true;
+    *at = g;
+}
+
+static void streamer_wait_remove(struct streamer *s, struct gen *g)
+{
+    struct gen **at = &s->waiting;
+
+    if (!g->waiting)
+        return;
+    while (*at != g)
+        at = &(*at)->next;
+    *at = g->next;
+    g->waiting = false;
+}
+
+/* --- ends --------------------------------------------------------------------------------- */
+
+/* Drop what a slot says that nobody wants; its last record makes it free. */
+static void streamer_drain_slot(struct link *l, uint32_t slot)
+{
+    struct wire_out o;
+
+    while (lane_record(&l->lane, slot, &o)) {
+        if (o.kind == WIRE_FINISHED) {
+            link_release(l, slot);
+            return;
+        }
+    }
+}
+
+/* Nobody wants what the engine still says about g; its slot comes back with the last record,
+ * which may be there already. */
+static void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
+{
+    struct link *l = &s->f->link;
+
+    streamer_wait_remove(s, g);
+    if (g->slot < 0)
+        return;
+    lane_cancel(&l->lane, (uint32_t)g->slot, why);
+    l->by_slot[g->slot] = NULL;
+    streamer_drain_slot(l, (uint32_t)g->slot);
+    g->slot = -1;
+}
+
+static void streamer_close(struct streamer *s, struct exchange *x, bool keep_answer)
+{
+    for (int i = 0; i < x->n_gens; i++)
+        streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
+    (void)epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, fcgi_fd(x->fcgi), NULL); /* may be closed */
+    streamer_unlink(s, x);
+    x->keep_answer = keep_answer;
+    x->dead = true; /* later events of this pass pass over it */
+    x->next = s->dead;
+    s->dead = x;
+}
+
+/* Stop all of x's generations and answer with an error. */
+static void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *message,
+                          const char *param)
+{
+    int retry_after_s = 0;
+
+    for (int i = 0; i < x->n_gens; i++)
+        streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
+    if (err_http_status(err) == 429 || err_http_status(err) == 503) {
+        struct link *l = &s->f->link;
+
+        retry_after_s = 1;
+        if (l->control_fd != -1)
+            retry_after_s = (int)atomic_load(&l->lane.shared->retry_after_s);
+        if (retry_after_s < 1 || retry_after_s > 30)
+            retry_after_s = 1;
+    }
+    answer_fail(x, err, message, param, retry_after_s);
+}
+
+/* --- writing ------------------------------------------------------------------------------ */
+
+static void streamer_watch(struct streamer *s, struct exchange *x, bool out)
+{
+    struct epoll_event ev = {.events = EPOLLRDHUP | (out ? EPOLLOUT : 0), .data.ptr = x};
+
+    if (x->watching_out == out)
+        return;
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, fcgi_fd(x->fcgi), &ev) == 0)
+        x->watching_out = out;
+}
+
+static void streamer_flush(struct streamer *s, struct exchange *x)
+{
+    size_t left = x->out.len - x->out_sent;
+    long n;
+
+    if (x->dead)
+        return;
+    if (x->out.failed) {
+        streamer_close(s, x, false);
+        return;
+    }
+    if (left > 0) {
+        n = fcgi_write(x->fcgi, x->out.bytes + x->out_sent, left);
+        if (n < 0) {
+            streamer_close(s, x, false);
+            return;
+        }
+        if (n > 0)
+            x->progress_us = s->now_us;
+        x->out_sent += (size_t)n;
+    }
+    if (x->out_sent < x->out.len) {
+        streamer_watch(s, x, true);
+        return;
+    }
+    buf_clear(&x->out);
+    x->out_sent = 0;
+    x->progress_us = s->now_us;
+    if (x->complete)
+        streamer_close(s, x, true);
+    else
+        streamer_watch(s, x, false);
+}
+
+/* --- submitting --------------------------------------------------------------------------- */
+
+/* Everything that only the engine's welcome can tell. ERR_OK, or an error with its words. */
+static int streamer_check(const struct streamer *s, const struct gen *g, char *why, size_t cap,
+                          const char **param)
+{
+    const struct wire_welcome *w = &s->f->link.engine;
+    const struct exchange *x = g->exchange;
+    uint64_t longest = w->max_model_len;
+    uint64_t more = x->max_tokens_given ? x->max_tokens : 1;
+
+    *param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
+    if (g->n_prompt + more > longest) {
+        (void)snprintf(why, cap,
+                       "This model's maximum context length is %llu tokens. However, you "
+                       "requested %llu tokens (%u in the prompt, %llu in the completion).",
+                       (unsigned long long)longest, (unsigned long long)(g->n_prompt + more),
+                       g->n_prompt, (unsigned long long)more);
+        return ERR_TOO_LONG;
+    }
+    for (size_t i = 0; i < g->tokens.len; i++) {
+        if (g->tokens.ids[i] < 0 || g->tokens.ids[i] >= (int64_t)w->n_vocab) {
+            (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
+                           g->tokens.ids[i], w->n_vocab);
+            return ERR_INVALID;
+        }
+    }
+    for (uint32_t i = 0; i < g->request.n_stop_ids; i++) {
+        if (g->request.stop_ids[i] >= (int64_t)w->n_vocab) {
+            *param = "stop_token_ids";
+            (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
+                           g->request.stop_ids[i], w->n_vocab);
+            return ERR_INVALID;
+        }
+    }
+    return ERR_OK;
+}
+
+/* Put g into the lane. ERR_OVERLOADED when there is no slot or no room for its prompt. */
+static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
+                               const char **param)
+{
+    struct link *l = &s->f->link;
+    struct wire_request r = g->request;
+    const struct exchange *x = g->exchange;
+    int rc = streamer_check(s, g, why, cap, param);
+    int64_t slot;
+
+    if (rc != ERR_OK)
+        return rc;
+    slot = link_claim(l);
+    *param = NULL;
+    if (slot < 0)
+        return ERR_OVERLOADED;
+    r.arrival_us = x->arrival_us;
+    r.n_tokens = (uint32_t)g->tokens.len;
+    r.n_prompt = g->n_prompt;
+    r.max_tokens = x->max_tokens_given ? x->max_tokens : l->engine.max_model_len - g->n_prompt;
+    if (lane_submit(&l->lane, (uint32_t)slot, r, g->tokens.ids) != ERR_OK) {
+        link_release(l, (uint32_t)slot);
+        return ERR_OVERLOADED;
+    }
+    g->slot = slot;
+    g->n_submits++;
+    l->by_slot[slot] = g;
+    return ERR_OK;
+}
+
+static void streamer_submit(struct streamer *s, struct gen *g)
+{
+    struct exchange *x = g->exchange;
+    const char *param = NULL;
+    char why[256] = "";
+    int rc;
+
+    if (s->f->link.control_fd == -1) {
+        streamer_wait_add(s, g);
+        return;
+    }
+    rc = streamer_submit_gen(s, g, why, sizeof why, &param);
+    if (rc != ERR_OK)
+        streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
+}
+
+static void streamer_adopt_one(struct streamer *s, struct exchange *x)
+{
+    struct epoll_event ev = {.events = EPOLLRDHUP, .data.ptr = x};
+
+    streamer_link(s, x);
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fcgi_fd(x->fcgi), &ev) == -1) {
+        log_warn("front: epoll: %s", strerror(errno));
+        streamer_close(s, x, false);
+        return;
+    }
+    for (int i = 0; i < x->n_gens && !x->complete; i++)
+        streamer_submit(s, &x->gens[i]);
+    streamer_flush(s, x);
+}
+
+void streamer_adopt(struct front *f, struct exchange *x)
+{
+    uint64_t one = 1;
+
+    (void)pthread_mutex_lock(&f->handover_lock);
+    x->next = f->handover;
+    f->handover = x;
+    (void)pthread_mutex_unlock(&f->handover_lock);
+    (void)!write(f->handover_fd, &one, sizeof one); /* cannot fail: the counter is small */
+}
+
+static void streamer_adopt_all(struct streamer *s)
+{
+    struct exchange *list;
+    struct exchange *in_order = NULL;
+
+    (void)pthread_mutex_lock(&s->f->handover_lock);
+    list = s->f->handover;
+    s->f->handover = NULL;
+    (void)pthread_mutex_unlock(&s->f->handover_lock);
+    while (list != NULL) { /* newest first; serve the oldest first */
+        struct exchange *next = list->next;
+
+        list->next = in_order;
+        in_order = list;
+        list = next;
+    }
+    while (in_order != NULL) {
+        struct exchange *next = in_order->next;
+
+        streamer_adopt_one(s, in_order);
+        in_order = next;
+    }
+}
+
+/* --- what the engine says ----------------------------------------------------------------- */
+
+static void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out *o)
+{
+    struct exchange *x = g->exchange;
+
+    link_release(&s->f->link, (uint32_t)g->slot);
+    g->slot = -1;
+    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {
+        streamer_wait_add(s, g); /* the next engine goes on with it */
+        return;
+    }
+    if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {
+        streamer_fail(s, x, o->finish == WIRE_FIN_ERROR ? o->value : ERR_INTERNAL, NULL, NULL);
+        return;
+    }
+    (void)detok_finish(&g->detok, &g->text);
+    g->finish = o->finish == WIRE_FIN_STOP ? GEN_STOP : GEN_LENGTH;
+    if (g->detok.status == DETOK_STOPPED)
+        g->finish = GEN_STOP;
+    for (uint32_t i = 0; i < g->request.n_stop_ids && o->finish == WIRE_FIN_STOP; i++) {
+        if (g->request.stop_ids[i] == o->value)
+            g->stop_id = o->value;
+    }
+    answer_end(x, g);
+}
+
+static void streamer_token(struct streamer *s, struct gen *g, const struct wire_out *o)
+{
+    struct exchange *x = g->exchange;
+
+    if (token_list_add(&g->tokens, o->value) != ERR_OK) {
+        streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
+        return;
+    }
+    /* The token that ends a text is counted but not said, unless its text was asked for. */
+    if (o->finish == WIRE_FIN_STOP && !g->detok.include_stop)
+        return;
+    if (detok_push(&g->detok, o->value, &g->text) == DETOK_STOPPED) {
+        streamer_let_go(s, g, WIRE_STOP_STRING);
+        g->finish = GEN_STOP;
+        answer_end(x, g);
+    }
+}
+
+/* One record of a generation that somebody wants. */
+static void streamer_record(struct streamer *s, struct gen *g, const struct wire_out *o)
+{
+    struct exchange *x = g->exchange;
+
+    switch ((enum wire_kind)o->kind) {
+    case WIRE_ADMITTED:
+        if (!g->admitted)
+            g->n_cached = (uint32_t)o->value < g->n_prompt ? (uint32_t)o->value : g->n_prompt;
+        g->admitted = true;
+        answer_begin(x);
+        break;
+    case WIRE_TOKEN: streamer_token(s, g, o); break;
+    case WIRE_FINISHED: streamer_finished(s, g, o); break;
+    }
+    x->said_us = s->now_us;
+}
+
+/* Read a slot until it is empty, its generation has ended, or its client is too far behind. */
+static void streamer_slot(struct streamer *s, uint32_t slot)
+{
+    struct link *l = &s->f->link;
+    struct gen *g = l->by_slot[slot];
+    struct exchange *x;
+    struct wire_out o;
+
+    if (g == NULL) {
+        streamer_drain_slot(l, slot);
+        return;
+    }
+    x = g->exchange;
+    while (g->slot == (int64_t)slot && x->out.len - x->out_sent < STREAMER_BACKLOG &&
+           lane_record(&l->lane, slot, &o))
+        streamer_record(s, g, &o);
+    if (!x->complete && g->finish == GEN_RUNNING)
+        answer_text(x, g);
+    streamer_flush(s, x);
+}
+
+static void streamer_lane(struct streamer *s)
+{
+    struct link *l = &s->f->link;
+
+    if (l->control_fd == -1)
+        return;
+    for (uint32_t w = 0; w * 64 < l->lane.n_slots; w++) {
+        uint64_t bits = lane_ready(&l->lane, w);
+
+        while (bits != 0) {
+            uint32_t slot = w * 64 + (uint32_t)__builtin_ctzll(bits);
+
+            bits &= bits - 1;
+            if (slot < l->lane.n_slots)
+                streamer_slot(s, slot);
+        }
+    }
+}
+
+/* --- engines that come and go ------------------------------------------------------------- */
+
+static void streamer_engine_lost(struct streamer *s)
+{
+    struct link *l = &s->f->link;
+
+    /* What the engine said before it died is still in the lane. */
+    streamer_lane(s);
+    for (uint32_t i = 0; i < l->lane.n_slots; i++) {
+        struct gen *g = l->by_slot[i];
+
+        if (g == NULL)
+            continue;
+        g->slot = -1;
+        if (g->n_submits >= STREAMER_SUBMITS_MAX) {
+            /* It was under way in every one of them: do not offer it to another. */
+            streamer_fail(s, g->exchange, ERR_INTERNAL,
+                          "the engine stopped several times during this request", NULL);
+            streamer_flush(s, g->exchange);
+        } else {
+            streamer_wait_add(s, g);
+        }
+    }
+    link_lost(l, s->now_us);
+}
+
+static void streamer_engine(struct streamer *s)
+{
+    struct link *l = &s->f->link;
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &l->control_fd};
+
+    if (!link_try(l, s->now_us))
+        return;
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, l->control_fd, &ev) == -1) {
+        log_error("front: epoll: %s", strerror(errno));
+        link_lost(l, s->now_us);
+        return;
+    }
+    while (s->waiting != NULL) { /* each pass takes one off */
+        struct gen *g = s->waiting;
+
+        streamer_wait_remove(s, g);
+        streamer_submit(s, g);
+        streamer_flush(s, g->exchange);
+    }
+}
+
+/* --- time --------------------------------------------------------------------------------- */
+
+static bool streamer_waits(const struct exchange *x)
+{
+    for (int i = 0; i < x->n_gens; i++) {
+        if (x->gens[i].waiting)
+            return true;
+    }
+    return false;
+}
+
+static void streamer_tick_one(struct streamer *s, struct exchange *x)
+{
+    const struct settings *c = &s->f->settings;
+    uint64_t stall_us = (uint64_t)c->client_stall_s * 1000000u;
+    uint64_t wait_us = (uint64_t)c->engine_wait_ms * 1000u;
+
+    if (x->out_sent < x->out.len && s->now_us - x->progress_us > stall_us) {
+        streamer_close(s, x, false);
+        return;
+    }
+    if (!x->complete && streamer_waits(x) && s->now_us - x->said_us > wait_us)
+        streamer_fail(s, x, ERR_ENGINE_GONE, NULL, NULL);
+    else if (!x->complete && s->draining && s->now_us > s->drain_until_us)
+        streamer_fail(s, x, ERR_DRAINING, NULL, NULL);
+    else if (!x->complete && x->stream && x->head_sent && x->out.len == 0 &&
+             s->now_us - x->said_us > (uint64_t)c->keepalive_s * 1000000u) {
+        answer_keepalive(x);
+        x->said_us = s->now_us;
+    }
+    streamer_flush(s, x);
+}
+
+static void streamer_tick(struct streamer *s)
+{
+    struct exchange *x = s->open;
+
+    if (s->now_us - s->tick_us < STREAMER_TICK_MS * 1000u)
+        return;
+    s->tick_us = s->now_us;
+    while (x != NULL) {
+        struct exchange *next = x->next;
+
+        streamer_tick_one(s, x);
+        x = next;
+    }
+    service_watchdog(s->now_us);
+}
+
+/* --- the loop ----------------------------------------------------------------------------- */
+
+static void streamer_signal(struct streamer *s)
+{
+    uint64_t one = 1;
+
+    service_stopping();
+    log_info("front: stopping; %d requests under way", s->n_open);
+    s->drain_until_us = s->now_us;
+    if (!s->draining)
+        s->drain_until_us += (uint64_t)s->f->settings.drain_timeout_s * 1000000u;
+    s->draining = true;
+    (void)!write(s->f->stop_fd, &one, sizeof one); /* never read: it stays readable */
+}
+
+static void streamer_drain_fd(int fd)
+{
+    char bytes[512];
+
+    while (read(fd, bytes, sizeof bytes) > 0)
+        continue; /* non-blocking */
+}
+
+/* An exchange's socket: the client left, or takes bytes again. */
+static void streamer_client(struct streamer *s, struct exchange *x, uint32_t events)
+{
+    if (x->dead)
+        return;
+    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+        streamer_close(s, x, false);
+        return;
+    }
+    streamer_flush(s, x);
+    for (int i = 0; i < x->n_gens && !x->dead; i++) {
+        if (x->gens[i].slot >= 0)
+            streamer_slot(s, (uint32_t)x->gens[i].slot); /* records that were left waiting */
+    }
+}
+
+static void streamer_events(struct streamer *s, int timeout_ms)
+{
+    struct front *f = s->f;
+    struct epoll_event ev[STREAMER_EVENTS];
+    int n = epoll_wait(s->epoll_fd, ev, STREAMER_EVENTS, timeout_ms);
+
+    s->now_us = clock_us();
+    for (int i = 0; i < n; i++) {
+        void *p = ev[i].data.ptr;
+
+        if (p == &f->link.bell_fd)
+            streamer_drain_fd(f->link.bell_fd);
+        else if (p == &f->link.control_fd)
+            streamer_engine_lost(s);
+        else if (p == &f->signal_fd) {
+            streamer_drain_fd(f->signal_fd);
+            streamer_signal(s);
+        } else if (p == &f->handover_fd) {
+            streamer_drain_fd(f->handover_fd);
+            streamer_adopt_all(s);
+        } else {
+            streamer_client(s, p, ev[i].events);
+        }
+    }
+}
+
+static int streamer_timeout_ms(struct streamer *s)
+{
+    struct link *l = &s->f->link;
+
+    if (l->control_fd == -1)
+        return STREAMER_DETACHED_MS;
+    if (!lane_front_sleep(&l->lane))
+        return 0;
+    return s->n_open > 0 ? STREAMER_TICK_MS : 2 * STREAMER_TICK_MS;
+}
+
+static void streamer_bury(struct streamer *s)
+{
+    while (s->dead != NULL) {
+        struct exchange *x = s->dead;
+
+        s->dead = x->next;
+        exchange_free(x, x->keep_answer);
+    }
+}
+
+static int streamer_open(struct streamer *s)
+{
+    struct front *f = s->f;
+    int *fds[] = {&f->link.bell_fd, &f->signal_fd, &f->handover_fd};
+
+    s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
+        struct epoll_event ev = {.events = EPOLLIN, .data.ptr = fds[i]};
+
+        if (s->epoll_fd == -1 || epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, *fds[i], &ev) == -1) {
+            log_error("front: epoll: %s", strerror(errno));
+            return ERR_IO;
+        }
+    }
+    return ERR_OK;
+}
+
+int streamer_run(struct front *f)
+{
+    struct streamer s = {.f = f, .epoll_fd = -1, .now_us = clock_us()};
+    int rc = streamer_open(&s);
+
+    while (rc == ERR_OK && (!s.draining || s.n_open > 0 || atomic_load(&f->n_readers) > 0)) {
+        int timeout_ms = streamer_timeout_ms(&s);
+
+        streamer_events(&s, timeout_ms);
+        if (f->link.control_fd != -1)
+            lane_front_awake(&f->link.lane);
+        streamer_engine(&s);
+        streamer_lane(&s);
+        streamer_tick(&s);
+        streamer_bury(&s);
+    }
+    return rc;
+}

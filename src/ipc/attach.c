@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sockets and descriptor passing. A descriptor that arrives with a message that is then refused
+ * is closed: a peer must not be able to fill the table of the other. */
+#include "ipc/attach.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+#define ATTACH_BACKLOG 64
+
+static int attach_address(struct sockaddr_un *a, const char *path)
+{
+    *a = (struct sockaddr_un){.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof a->sun_path) {
+        log_error("attach: the socket path %s is longer than %zu bytes", path,
+                  sizeof a->sun_path - 1);
+        return ERR_INVALID;
+    }
+    (void)snprintf(a->sun_path, sizeof a->sun_path, "%s", path);
+    return ERR_OK;
+}
+
+static int attach_socket(int flags)
+{
+    return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
+}
+
+/* Send one message with up to ATTACH_FDS descriptors. */
+static int attach_send(int fd, const void *bytes, size_t len, const int *fds, int n_fds)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * ATTACH_FDS)];
+    } control = {0};
+    struct iovec iov = {.iov_len = len};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    ssize_t n;
+
+    memcpy(&iov.iov_base, &bytes, sizeof bytes); /* sendmsg() does not write to it */
+    if (n_fds > 0) {
+        struct cmsghdr *c;
+
+        m.msg_control = control.bytes;
+        m.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)n_fds);
+        c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)n_fds);
+        memcpy(CMSG_DATA(c), fds, sizeof(int) * (size_t)n_fds);
+    }
+    do
+        n = sendmsg(fd, &m, MSG_NOSIGNAL);
+    while (n == -1 && errno == EINTR);
+    return n == (ssize_t)len ? ERR_OK : ERR_CLIENT_GONE;
+}
+
+/* Receive one message of exactly len bytes and exactly n_fds descriptors. */
+static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * (ATTACH_FDS + 1))];
+    } control = {0};
+    struct iovec iov = {.iov_base = bytes, .iov_len = len};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = control.bytes,
+                       .msg_controllen = sizeof control.bytes};
+    int got[ATTACH_FDS + 1];
+    int n_got = 0;
+    ssize_t n;
+
+    do
+        n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC);
+    while (n == -1 && errno == EINTR);
+    if (n == -1)
+        return errno == EAGAIN ? ERR_AGAIN : ERR_CLIENT_GONE;
+    if (n == 0)
+        return ERR_CLIENT_GONE;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c != NULL; c = CMSG_NXTHDR(&m, c)) {
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+            n_got = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            memcpy(got, CMSG_DATA(c), sizeof(int) * (size_t)n_got);
+        }
+    }
+    if ((size_t)n == len && n_got == n_fds && (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0) {
+        memcpy(fds, got, sizeof(int) * (size_t)n_fds);
+        return ERR_OK;
+    }
+    /* An error's welcome carries no descriptors. */
+    for (int i = 0; i < n_got; i++)
+        (void)close(got[i]);
+    for (int i = 0; i < n_fds; i++)
+        fds[i] = -1;
+    return (size_t)n == len && n_got == 0 ? ERR_NOT_FOUND : ERR_CORRUPT;
+}
+
+int attach_listen(const char *path, int *fd)
+{
+    struct sockaddr_un a;
+    int probe;
+    int s;
+    int rc = attach_address(&a, path);
+
+    if (rc != ERR_OK)
+        return rc;
+    probe = attach_socket(0);
+    if (probe != -1 && connect(probe, (struct sockaddr *)&a, sizeof a) == 0) {
+        log_error("attach: another engine serves %s; stop it or set engine_socket", path);
+        (void)close(probe);
+        return ERR_OVERLOADED;
+    }
+    if (probe != -1)
+        (void)close(probe);
+    (void)unlink(path); /* nobody answered: it is a dead engine's */
+    s = attach_socket(SOCK_NONBLOCK);
+    if (s == -1 || bind(s, (struct sockaddr *)&a, sizeof a) == -1 || chmod(path, 0660) == -1 ||
+        listen(s, ATTACH_BACKLOG) == -1) {
+        log_error("attach: cannot listen at %s: %s", path, strerror(errno));
+        if (s != -1)
+            (void)close(s);
+        return ERR_IO;
+    }
+    *fd = s;
+    return ERR_OK;
+}
+
+int attach_accept(int listen_fd, int *fd, pid_t *pid, uid_t *uid)
+{
+    struct ucred who;
+    socklen_t len = sizeof who;
+    int s = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+    if (s == -1)
+        return ERR_AGAIN;
+    if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &who, &len) == -1) {
+        (void)close(s);
+        return ERR_AGAIN;
+    }
+    *fd = s;
+    *pid = who.pid;
+    *uid = who.uid;
+    return ERR_OK;
+}
+
+int attach_read_hello(int fd, int *wake_fd)
+{
+    struct wire_hello h;
+    int got = -1;
+    int rc = attach_receive(fd, &h, sizeof h, &got, 1);
+
+    if (rc != ERR_OK)
+        return rc == ERR_NOT_FOUND ? ERR_CORRUPT : rc;
+    if (h.magic != WIRE_MAGIC || h.layout != wire_layout()) {
+        log_warn("attach: layout %016llx of a front is not ours (%016llx): different builds",
+                 (unsigned long long)h.layout, (unsigned long long)wire_layout());
+        (void)close(got);
+        return ERR_VERSION;
+    }
+    *wake_fd = got;
+    return ERR_OK;
+}
+
+int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds)
+{
+    return attach_send(fd, w, sizeof *w, fds, fds == NULL ? 0 : ATTACH_FDS);
+}
+
+int attach_connect(const char *path, int wake_fd, int timeout_ms, int *fd, struct wire_welcome *w,
+                   int *fds)
+{
+    struct wire_hello h = {.magic = WIRE_MAGIC, .layout = wire_layout()};
+    struct pollfd p = {.events = POLLIN};
+    struct sockaddr_un a;
+    int s;
+    int rc = attach_address(&a, path);
+
+    if (rc != ERR_OK)
+        return rc;
+    s = attach_socket(0);
+    if (s == -1)
+        return ERR_IO;
+    p.fd = s;
+    rc = ERR_ENGINE_GONE;
+    if (connect(s, (struct sockaddr *)&a, sizeof a) == -1)
+        goto out;
+    if (attach_send(s, &h, sizeof h, &wake_fd, 1) != ERR_OK || poll(&p, 1, timeout_ms) != 1)
+        goto out;
+    rc = attach_receive(s, w, sizeof *w, fds, ATTACH_FDS);
+    if (rc == ERR_NOT_FOUND)
+        rc = w->error != ERR_OK ? w->error : ERR_CORRUPT;
+    else if (rc == ERR_CLIENT_GONE || rc == ERR_AGAIN)
+        rc = ERR_ENGINE_GONE;
+    if (rc == ERR_OK)
+        *fd = s;
+out:
+    if (rc != ERR_OK)
+        (void)close(s);
+    return rc;
+}

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Both ends of a lane. Memory orders: a producer writes the entry, then stores the index with
+ * release; the consumer loads the index with acquire. Around sleeping both sides use a full
+ * fence between "I publish" / "I look whether you sleep" and "I say that I sleep" / "I look
+ * whether you published": without it each may miss the other, and a wake-up is lost. */
+#include "ipc/lane.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+
+static uint64_t lane_align(uint64_t bytes)
+{
+    return (bytes + WIRE_LINE - 1) & ~(uint64_t)(WIRE_LINE - 1);
+}
+
+static uint32_t lane_power_of_two(uint32_t n)
+{
+    uint32_t p = 1;
+
+    while (p < n)
+        p *= 2;
+    return p;
+}
+
+/* The whole layout follows from n_slots and arena_bytes; both ends compute it. */
+static struct wire_lane lane_layout(uint32_t n_slots, size_t arena_bytes)
+{
+    uint32_t queue_cap = lane_power_of_two(n_slots);
+    struct wire_lane w = {
+        .magic = WIRE_MAGIC,
+        .layout = wire_layout(),
+        .n_slots = n_slots,
+        .queue_cap = queue_cap,
+        .arena_bytes = lane_align(arena_bytes),
+    };
+
+    w.queue_offset = lane_align(sizeof w);
+    w.slots_offset = lane_align(w.queue_offset + sizeof(uint32_t) * queue_cap);
+    w.out_offset = w.slots_offset + sizeof(struct wire_slot) * n_slots;
+    w.arena_offset =
+        lane_align(w.out_offset + sizeof(struct wire_out) * WIRE_OUT_CAP * (uint64_t)n_slots);
+    w.lane_bytes = w.arena_offset + w.arena_bytes;
+    return w;
+}
+
+/* Fill the view. The numbers come from lane_layout(), never from the shared page. */
+static int lane_view(struct lane *l, void *base, const struct wire_lane *w)
+{
+    char *p = base;
+
+    *l = (struct lane){
+        .shared = base,
+        .queue = (uint32_t *)(void *)(p + w->queue_offset),
+        .slots = (struct wire_slot *)(void *)(p + w->slots_offset),
+        .out = (struct wire_out *)(void *)(p + w->out_offset),
+        .arena = p + w->arena_offset,
+        .lane_bytes = w->lane_bytes,
+        .arena_bytes = w->arena_bytes,
+        .n_slots = w->n_slots,
+        .queue_cap = w->queue_cap,
+        .wake_fd = -1,
+    };
+    return ERR_OK;
+}
+
+/* The engine attaches fronts after mem_seal(), so a lane's private arrays are mapped. */
+static void *lane_private(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static int lane_memfd(size_t bytes)
+{
+    int fd = memfd_create("quire-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (fd == -1)
+        return -1;
+    /* Without the seals a front could shrink the file and kill the engine with SIGBUS. */
+    if (ftruncate(fd, (off_t)bytes) == -1 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == -1) {
+        (void)close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+int lane_create(struct lane *l, int *fd, uint32_t n_slots, size_t arena_bytes, uint64_t epoch,
+                uint32_t front_pid)
+{
+    struct wire_lane w;
+    void *base = MAP_FAILED;
+    int memfd = -1;
+
+    must(n_slots >= 1);
+    must(n_slots <= WIRE_SLOTS_MAX);
+    w = lane_layout(n_slots, arena_bytes);
+    *l = (struct lane){.wake_fd = -1};
+    memfd = FAULT_HIT(lane_create) ? -1 : lane_memfd(w.lane_bytes);
+    if (memfd != -1)
+        base = mmap(NULL, w.lane_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+    if (base == MAP_FAILED) {
+        log_error("lane: no memory for a lane of %llu bytes: %s; lower lane_slots or "
+                  "lane_arena_bytes",
+                  (unsigned long long)w.lane_bytes, strerror(errno));
+        if (memfd != -1)
+            (void)close(memfd);
+        return ERR_NO_MEMORY;
+    }
+    w.epoch = epoch;
+    w.engine_pid = (uint32_t)getpid();
+    w.front_pid = front_pid;
+    (void)lane_view(l, base, &w);
+    l->out_at = lane_private(sizeof(uint32_t) * n_slots);
+    if (l->out_at == NULL) {
+        lane_detach(l);
+        (void)close(memfd);
+        return ERR_NO_MEMORY;
+    }
+    memcpy(base, &w, offsetof(struct wire_lane, heartbeat_us)); /* the rest starts as zero */
+    *fd = memfd;
+    return ERR_OK;
+}
+
+int lane_attach(struct lane *l, int fd, size_t lane_bytes)
+{
+    struct wire_lane got;
+    struct wire_lane w;
+    void *base;
+
+    *l = (struct lane){.wake_fd = -1};
+    if (lane_bytes < sizeof got)
+        return ERR_CORRUPT;
+    base = mmap(NULL, lane_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return ERR_NO_MEMORY;
+    memcpy(&got, base, offsetof(struct wire_lane, heartbeat_us));
+    if (got.magic != WIRE_MAGIC || got.layout != wire_layout()) {
+        log_error("lane: layout %016llx of the engine is not ours (%016llx): different builds",
+                  (unsigned long long)got.layout, (unsigned long long)wire_layout());
+        (void)munmap(base, lane_bytes);
+        return ERR_VERSION;
+    }
+    if (got.n_slots < 1 || got.n_slots > WIRE_SLOTS_MAX || got.arena_bytes > lane_bytes) {
+        (void)munmap(base, lane_bytes);
+        return ERR_CORRUPT;
+    }
+    w = lane_layout(got.n_slots, got.arena_bytes);
+    if (w.lane_bytes != lane_bytes) {
+        (void)munmap(base, lane_bytes);
+        return ERR_CORRUPT;
+    }
+    (void)lane_view(l, base, &w);
+    l->out_at = lane_private(sizeof(uint32_t) * w.n_slots);
+    l->arena_marks = lane_private(sizeof(uint64_t) * w.queue_cap);
+    if (l->out_at == NULL || l->arena_marks == NULL) {
+        lane_detach(l);
+        return ERR_NO_MEMORY;
+    }
+    return ERR_OK;
+}
+
+void lane_detach(struct lane *l)
+{
+    if (l->out_at != NULL)
+        (void)munmap(l->out_at, sizeof(uint32_t) * l->n_slots);
+    if (l->arena_marks != NULL)
+        (void)munmap(l->arena_marks, sizeof(uint64_t) * l->queue_cap);
+    if (l->shared != NULL)
+        (void)munmap(l->shared, l->lane_bytes);
+    *l = (struct lane){.wake_fd = -1};
+}
+
+static void lane_ring(int wake_fd)
+{
+    uint64_t one = 1;
+
+    if (wake_fd != -1)
+        (void)!write(wake_fd, &one, sizeof one); /* fails only when already signalled 2^64 times */
+}
+
+/* --- engine ------------------------------------------------------------------------------- */
+
+int lane_take(struct lane *l, uint32_t *slot, struct wire_request *request)
+{
+    uint32_t tail = atomic_load_explicit(&l->shared->queue_tail, memory_order_acquire);
+    uint32_t n = tail - l->queue_at;
+    uint32_t s;
+
+    if (n == 0)
+        return 0;
+    if (n > l->queue_cap)
+        return ERR_CORRUPT;
+    s = ((volatile uint32_t *)l->queue)[l->queue_at & (l->queue_cap - 1)];
+    l->queue_at++;
+    if (s >= l->n_slots)
+        return ERR_CORRUPT;
+    memcpy(request, &l->slots[s].request, sizeof *request);
+    *slot = s;
+    return 1;
+}
+
+int lane_tokens(const struct lane *l, const struct wire_request *request, int32_t n_vocab,
+                int32_t *tokens)
+{
+    uint64_t bytes = (uint64_t)request->n_tokens * sizeof *tokens;
+
+    if (bytes > l->arena_bytes || request->arena_offset > l->arena_bytes - bytes ||
+        request->arena_offset % sizeof *tokens != 0)
+        return ERR_INVALID;
+    memcpy(tokens, l->arena + request->arena_offset, bytes);
+    for (uint32_t i = 0; i < request->n_tokens; i++) {
+        if (tokens[i] < 0 || tokens[i] >= n_vocab)
+            return ERR_INVALID;
+    }
+    return ERR_OK;
+}
+
+void lane_taken(struct lane *l)
+{
+    atomic_store_explicit(&l->shared->queue_head, l->queue_at, memory_order_release);
+}
+
+int lane_room(const struct lane *l, uint32_t slot)
+{
+    uint32_t head = atomic_load_explicit(&l->slots[slot].out_head, memory_order_acquire);
+    uint32_t used = l->out_at[slot] - head;
+
+    return used > WIRE_OUT_CAP ? ERR_CORRUPT : (int)(WIRE_OUT_CAP - used);
+}
+
+void lane_put(struct lane *l, uint32_t slot, struct wire_out record)
+{
+    uint32_t at = l->out_at[slot]++;
+
+    l->out[(size_t)slot * WIRE_OUT_CAP + (at & (WIRE_OUT_CAP - 1))] = record;
+    atomic_store_explicit(&l->slots[slot].out_tail, at + 1, memory_order_release);
+    atomic_fetch_or_explicit(&l->shared->ready[slot / 64], UINT64_C(1) << (slot % 64),
+                             memory_order_release);
+    l->touched = true;
+}
+
+void lane_flush(struct lane *l)
+{
+    if (!l->touched)
+        return;
+    l->touched = false;
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&l->shared->front_sleeping, memory_order_relaxed) != 0 &&
+        atomic_exchange(&l->shared->front_sleeping, 0) != 0)
+        lane_ring(l->wake_fd);
+}
+
+enum wire_cancel lane_cancelled(const struct lane *l, uint32_t slot)
+{
+    uint32_t v = atomic_load_explicit(&l->slots[slot].cancel, memory_order_relaxed);
+
+    return v == WIRE_WANTED        ? WIRE_WANTED
+           : v == WIRE_STOP_STRING ? WIRE_STOP_STRING
+                                   : WIRE_CLIENT_GONE;
+}
+
+void lane_sleep_begin(struct lane *l)
+{
+    atomic_store(&l->shared->engine_sleeping, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+bool lane_has_work(const struct lane *l)
+{
+    return atomic_load_explicit(&l->shared->queue_tail, memory_order_acquire) != l->queue_at;
+}
+
+void lane_sleep_end(struct lane *l)
+{
+    atomic_store(&l->shared->engine_sleeping, 0);
+}
+
+/* --- front -------------------------------------------------------------------------------- */
+
+/* Give back the arena space of everything that the engine has taken. */
+static void lane_reclaim(struct lane *l)
+{
+    uint32_t head = atomic_load_explicit(&l->shared->queue_head, memory_order_acquire);
+
+    while (l->arena_seen != head && l->arena_seen != l->queue_at) {
+        l->arena_free = l->arena_marks[l->arena_seen & (l->queue_cap - 1)];
+        l->arena_seen++;
+    }
+}
+
+/* Contiguous room in the ring; the end of the arena is skipped when the prompt does not fit. */
+static int lane_arena(struct lane *l, size_t bytes, uint64_t *offset)
+{
+    uint64_t at = l->arena_put % l->arena_bytes;
+    uint64_t skip = bytes > l->arena_bytes - at ? l->arena_bytes - at : 0;
+
+    if (bytes > l->arena_bytes || l->arena_put + skip + bytes - l->arena_free > l->arena_bytes)
+        return ERR_AGAIN;
+    *offset = (l->arena_put + skip) % l->arena_bytes;
+    l->arena_put += skip + bytes;
+    return ERR_OK;
+}
+
+int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, const int32_t *tokens)
+{
+    size_t bytes = lane_align(sizeof *tokens * (uint64_t)request.n_tokens);
+    uint32_t at = l->queue_at & (l->queue_cap - 1);
+
+    must(slot < l->n_slots);
+    lane_reclaim(l);
+    if (l->queue_at - l->arena_seen >= l->queue_cap)
+        return ERR_AGAIN;
+    if (lane_arena(l, bytes, &request.arena_offset) != ERR_OK)
+        return ERR_AGAIN;
+    l->arena_marks[at] = l->arena_put;
+    memcpy(l->arena + request.arena_offset, tokens, sizeof *tokens * (size_t)request.n_tokens);
+    l->slots[slot].request = request;
+    atomic_store_explicit(&l->slots[slot].cancel, WIRE_WANTED, memory_order_relaxed);
+    l->queue[at] = slot;
+    l->queue_at++;
+    atomic_store_explicit(&l->shared->queue_tail, l->queue_at, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&l->shared->engine_sleeping, memory_order_relaxed) != 0 &&
+        atomic_exchange(&l->shared->engine_sleeping, 0) != 0)
+        lane_ring(l->wake_fd);
+    return ERR_OK;
+}
+
+bool lane_record(struct lane *l, uint32_t slot, struct wire_out *record)
+{
+    uint32_t tail = atomic_load_explicit(&l->slots[slot].out_tail, memory_order_acquire);
+    uint32_t at = l->out_at[slot];
+
+    if (at == tail)
+        return false;
+    *record = l->out[(size_t)slot * WIRE_OUT_CAP + (at & (WIRE_OUT_CAP - 1))];
+    l->out_at[slot] = at + 1;
+    atomic_store_explicit(&l->slots[slot].out_head, at + 1, memory_order_release);
+    return true;
+}
+
+uint64_t lane_ready(struct lane *l, uint32_t w)
+{
+    /* The plain load keeps the cache line shared while nothing is there. */
+    if (atomic_load_explicit(&l->shared->ready[w], memory_order_relaxed) == 0)
+        return 0;
+    return atomic_exchange_explicit(&l->shared->ready[w], 0, memory_order_acquire);
+}
+
+void lane_cancel(struct lane *l, uint32_t slot, enum wire_cancel why)
+{
+    atomic_store_explicit(&l->slots[slot].cancel, (uint32_t)why, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&l->shared->engine_sleeping, memory_order_relaxed) != 0 &&
+        atomic_exchange(&l->shared->engine_sleeping, 0) != 0)
+        lane_ring(l->wake_fd);
+}
+
+bool lane_front_sleep(struct lane *l)
+{
+    atomic_store(&l->shared->front_sleeping, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    for (uint32_t w = 0; w * 64 < l->n_slots; w++) {
+        if (atomic_load_explicit(&l->shared->ready[w], memory_order_relaxed) != 0)
+            return false;
+    }
+    return true;
+}
+
+void lane_front_awake(struct lane *l)
+{
+    atomic_store(&l->shared->front_sleeping, 0);
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The layout digest and the bucket tables. */
+#include "ipc/wire.h"
+
+#include "base/hash.h"
+
+uint64_t wire_layout(void)
+{
+    static const uint32_t facts[] = {
+        sizeof(struct wire_request),
+        offsetof(struct wire_request, arena_offset),
+        offsetof(struct wire_request, n_tokens),
+        offsetof(struct wire_request, temperature),
+        offsetof(struct wire_request, n_stop_ids),
+        offsetof(struct wire_request, salt),
+        sizeof(struct wire_out),
+        offsetof(struct wire_out, kind),
+        offsetof(struct wire_out, time_us),
+        sizeof(struct wire_slot),
+        offsetof(struct wire_slot, cancel),
+        offsetof(struct wire_slot, out_tail),
+        offsetof(struct wire_slot, out_head),
+        sizeof(struct wire_lane),
+        offsetof(struct wire_lane, n_slots),
+        offsetof(struct wire_lane, heartbeat_us),
+        offsetof(struct wire_lane, queue_tail),
+        offsetof(struct wire_lane, queue_head),
+        offsetof(struct wire_lane, engine_sleeping),
+        offsetof(struct wire_lane, front_sleeping),
+        offsetof(struct wire_lane, ready),
+        sizeof(struct wire_hello),
+        sizeof(struct wire_welcome),
+        offsetof(struct wire_welcome, fingerprint),
+        sizeof(struct wire_stats),
+        offsetof(struct wire_stats, histograms),
+        WIRE_OUT_CAP,
+        METRIC_COUNT,
+        HISTOGRAM_COUNT,
+    };
+
+    return hash_xxh3(facts, sizeof facts);
+}
+
+#define COUNTER(id, name, labels, help)
+#define GAUGE(id, name, labels, help)
+#define HISTOGRAM(id, name, help, ...) static const double wire_bounds_##id[] = {__VA_ARGS__};
+#include "ipc/metric.def"
+#undef HISTOGRAM
+
+const double *wire_bucket_bounds(enum wire_histogram_id id, int *n)
+{
+    switch (id) {
+#define HISTOGRAM(id, name, help, ...)                                                            \
+    case HISTOGRAM_##id:                                                                          \
+        _Static_assert(sizeof wire_bounds_##id / sizeof(double) < WIRE_BUCKETS_MAX, "+Inf fits"); \
+        *n = (int)(sizeof wire_bounds_##id / sizeof(double));                                     \
+        return wire_bounds_##id;
+#include "ipc/metric.def"
+#undef HISTOGRAM
+    case HISTOGRAM_COUNT: break;
+    }
+    *n = 0;
+    return NULL;
+}

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Three structures over one array: a free list (unnamed, unreferenced), a list of cached pages
+ * in order of last use, and an open-addressing table from name to page. The first eight bytes
+ * of a name are its hash: names are SHA-256, so they are as good as random. */
+#include "kv/pages.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/must.h"
+
+struct page {
+    struct hash name;
+    struct hash parent;
+    int32_t refs;
+    int32_t prev; /* neighbours in the list that the page is in, or -1 */
+    int32_t next;
+    bool named;
+    bool stored;
+};
+
+struct page_list {
+    int32_t first; /* taken next */
+    int32_t last;
+    int count;
+};
+
+struct pages {
+    int n_pages;
+    int block_tokens;
+    uint32_t table_mask;
+    struct page *page; /* [n_pages] */
+    int32_t *tokens;   /* int32 [n_pages][block_tokens] */
+    int32_t *table;    /* [table_mask + 1], page id or -1 */
+    struct page_list free;
+    struct page_list cached;
+};
+
+static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
+{
+    struct page *g = &p->page[id];
+
+    g->prev = l->last;
+    g->next = -1;
+    if (l->last == -1)
+        l->first = id;
+    else
+        p->page[l->last].next = id;
+    l->last = id;
+    l->count++;
+}
+
+static void pages_list_remove(struct pages *p, struct page_list *l, int32_t id)
+{
+    struct page *g = &p->page[id];
+
+    if (g->prev == -1)
+        l->first = g->next;
+    else
+        p->page[g->prev].next = g->next;
+    if (g->next == -1)
+        l->last = g->prev;
+    else
+        p->page[g->next].prev = g->prev;
+    g->prev = -1;
+    g->next = -1;
+    l->count--;
+}
+
+int pages_open(struct pages **out, int n_pages, int block_tokens)
+{
+    struct pages *p = mem_zalloc(sizeof *p);
+    uint32_t cap = 16;
+
+    must(n_pages >= 1);
+    must(block_tokens >= 1);
+    if (p == NULL)
+        return ERR_NO_MEMORY;
+    while (cap < 2u * (uint32_t)n_pages)
+        cap *= 2;
+    p->n_pages = n_pages;
+    p->block_tokens = block_tokens;
+    p->table_mask = cap - 1;
+    p->page = mem_zalloc_array((size_t)n_pages, sizeof *p->page);
+    p->tokens = mem_zalloc_array((size_t)n_pages * (size_t)block_tokens, sizeof *p->tokens);
+    p->table = mem_zalloc_array(cap, sizeof *p->table);
+    if (p->page == NULL || p->tokens == NULL || p->table == NULL) {
+        pages_close(p);
+        return ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < cap; i++)
+        p->table[i] = -1;
+    p->free = (struct page_list){.first = -1, .last = -1};
+    p->cached = p->free;
+    for (int32_t i = 0; i < n_pages; i++)
+        pages_list_push(p, &p->free, i);
+    *out = p;
+    return ERR_OK;
+}
+
+void pages_close(struct pages *p)
+{
+    if (p == NULL)
+        return;
+    mem_free(p->page);
+    mem_free(p->tokens);
+    mem_free(p->table);
+    mem_free(p);
+}
+
+static uint32_t pages_slot(const struct pages *p, const struct hash *name)
+{
+    uint32_t h;
+
+    memcpy(&h, name->bytes, sizeof h);
+    return h & p->table_mask;
+}
+
+/* The table index of a name, or of the empty place where it would go. Ends because the table
+ * is at most half full. */
+static uint32_t pages_probe(const struct pages *p, const struct hash *name)
+{
+    uint32_t i = pages_slot(p, name);
+
+    while (p->table[i] != -1 &&
+           memcmp(p->page[p->table[i]].name.bytes, name->bytes, HASH_BYTES) != 0)
+        i = (i + 1) & p->table_mask;
+    return i;
+}
+
+/* Remove an entry and close the gap: a later entry of the same run moves up unless its own
+ * place lies behind the gap. */
+static void pages_table_erase(struct pages *p, const struct hash *name)
+{
+    uint32_t gap = pages_probe(p, name);
+    uint32_t i = gap;
+
+    must(p->table[gap] != -1);
+    p->table[gap] = -1;
+    for (;;) { /* ends at the first empty place */
+        uint32_t home;
+
+        i = (i + 1) & p->table_mask;
+        if (p->table[i] == -1)
+            return;
+        home = pages_slot(p, &p->page[p->table[i]].name);
+        if (((i - home) & p->table_mask) < ((i - gap) & p->table_mask))
+            continue;
+        p->table[gap] = p->table[i];
+        p->table[i] = -1;
+        gap = i;
+    }
+}
+
+int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
+{
+    bool from_cache = p->free.count == 0;
+    struct page_list *l = from_cache ? &p->cached : &p->free;
+    int32_t id = l->first;
+    struct page *g;
+
+    *evicted = false;
+    if (id == -1)
+        return -1;
+    g = &p->page[id];
+    must(g->refs == 0);
+    if (from_cache) {
+        *evicted = pages_label(p, id, label);
+        pages_table_erase(p, &g->name);
+    }
+    pages_list_remove(p, l, id);
+    g->named = false;
+    g->stored = false;
+    g->refs = 1;
+    return id;
+}
+
+void pages_ref(struct pages *p, int32_t page)
+{
+    struct page *g = &p->page[page];
+
+    must(page >= 0 && page < p->n_pages);
+    if (g->refs == 0) {
+        must(g->named);
+        pages_list_remove(p, &p->cached, page);
+    }
+    g->refs++;
+}
+
+void pages_unref(struct pages *p, int32_t page)
+{
+    struct page *g = &p->page[page];
+
+    must(page >= 0 && page < p->n_pages);
+    must(g->refs > 0);
+    if (--g->refs == 0)
+        pages_list_push(p, g->named ? &p->cached : &p->free, page);
+}
+
+bool pages_name(struct pages *p, int32_t page, const struct hash *name, const struct hash *parent,
+                const int32_t *tokens)
+{
+    struct page *g = &p->page[page];
+    uint32_t i = pages_probe(p, name);
+
+    must(g->refs > 0);
+    must(!g->named);
+    if (p->table[i] != -1)
+        return false;
+    p->table[i] = page;
+    g->name = *name;
+    g->parent = *parent;
+    g->named = true;
+    memcpy(p->tokens + (size_t)page * (size_t)p->block_tokens, tokens,
+           sizeof *tokens * (size_t)p->block_tokens);
+    return true;
+}
+
+int32_t pages_find(struct pages *p, const struct hash *name)
+{
+    int32_t id = p->table[pages_probe(p, name)];
+
+    if (id != -1)
+        pages_ref(p, id);
+    return id;
+}
+
+bool pages_has(const struct pages *p, const struct hash *name)
+{
+    return p->table[pages_probe(p, name)] != -1;
+}
+
+bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
+{
+    const struct page *g = &p->page[page];
+
+    if (!g->named)
+        return false;
+    *label = (struct page_label){
+        .name = g->name,
+        .parent = g->parent,
+        .tokens = p->tokens + (size_t)page * (size_t)p->block_tokens,
+    };
+    return true;
+}
+
+void pages_set_stored(struct pages *p, int32_t page)
+{
+    p->page[page].stored = true;
+}
+
+bool pages_stored(const struct pages *p, int32_t page)
+{
+    return p->page[page].stored;
+}
+
+int pages_count(const struct pages *p)
+{
+    return p->n_pages;
+}
+
+int pages_free(const struct pages *p)
+{
+    return p->free.count + p->cached.count;
+}
+
+int pages_cached(const struct pages *p)
+{
+    return p->cached.count;
+}
+
+static int pages_walk(const struct pages *p, const struct page_list *l, bool named)
+{
+    int n = 0;
+    int32_t prev = -1;
+
+    for (int32_t i = l->first; i != -1; i = p->page[i].next) {
+        must(n < p->n_pages);
+        must(p->page[i].refs == 0);
+        must(p->page[i].named == named);
+        must(p->page[i].prev == prev);
+        prev = i;
+        n++;
+    }
+    must(l->last == prev);
+    must(l->count == n);
+    return n;
+}
+
+void pages_check(const struct pages *p)
+{
+    int n_unused = pages_walk(p, &p->free, false) + pages_walk(p, &p->cached, true);
+    int n_used = 0;
+    int n_named = 0;
+    int n_table = 0;
+
+    for (int32_t i = 0; i < p->n_pages; i++) {
+        const struct page *g = &p->page[i];
+
+        must(g->refs >= 0);
+        n_used += g->refs > 0;
+        n_named += g->named;
+        if (g->named)
+            must(p->table[pages_probe(p, &g->name)] == i);
+    }
+    for (uint32_t i = 0; i <= p->table_mask; i++)
+        n_table += p->table[i] != -1;
+    must(n_unused + n_used == p->n_pages);
+    must(n_named == n_table);
+}

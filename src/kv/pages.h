@@ -1,0 +1,72 @@
+/* The pool of KV pages: who uses a page, what it holds, which goes next.
+ *
+ * A page is the keys and values of block_tokens consecutive tokens, all layers; here it is a
+ * number. A page that is full gets a name (prefix.h): a digest of all tokens up to its end.
+ * A finished page keeps its name and content until its place is needed.
+ *
+ * Rules:
+ *  1. Without a reference, a page's content is not touched.
+ *  2. A page with a name is never written again.
+ *  3. Only the last unref makes a page cached (named) or free (unnamed).
+ *  4. Only pages_take() erases a name, and it reports it, so that the content can be saved
+ *     before the next step overwrites it.
+ *  5. Two pages never carry the same name; the second stays unnamed.
+ *
+ * Pure memory: no device, no clock, no I/O. The engine's thread alone. */
+#ifndef QUIRE_KV_PAGES_H
+#define QUIRE_KV_PAGES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/hash.h"
+
+/* What a page holds; kept beside it so that it can be stored after its sequence is gone. */
+struct page_label {
+    struct hash name;
+    struct hash parent;    /* name of the page before it, or the namespace's root */
+    const int32_t *tokens; /* int32 [block_tokens]; borrowed until the page is taken again */
+};
+
+struct pages;
+
+int pages_open(struct pages **out, int n_pages, int block_tokens) ERR_CHECKED;
+void pages_close(struct pages *p); /* NULL is fine */
+
+/* Take a page with one reference: a free one, else the cached one that was used least
+ * recently. Returns its id, or -1 when every page is referenced. When a name was erased,
+ * *evicted is true and *label is what the page holds until it is written; label->tokens is
+ * valid until pages_name() for that page. O(1). */
+int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label);
+
+void pages_ref(struct pages *p, int32_t page);
+void pages_unref(struct pages *p, int32_t page);
+
+/* Name a full page; tokens int32 [block_tokens] are copied. False, and nothing happens, when
+ * another page has the name already. */
+bool pages_name(struct pages *p, int32_t page, const struct hash *name, const struct hash *parent,
+                const int32_t *tokens);
+
+/* The page of that name, with one more reference, or -1. */
+int32_t pages_find(struct pages *p, const struct hash *name);
+
+/* The same without a reference: is it here? */
+bool pages_has(const struct pages *p, const struct hash *name);
+
+/* What a named page holds; false for an unnamed one. */
+bool pages_label(const struct pages *p, int32_t page, struct page_label *label);
+
+/* A mark the store keeps per page: its content lies on disk as well. Reset by pages_take(). */
+void pages_set_stored(struct pages *p, int32_t page);
+bool pages_stored(const struct pages *p, int32_t page);
+
+int pages_count(const struct pages *p);  /* all */
+int pages_free(const struct pages *p);   /* what pages_take() can hand out: free and cached */
+int pages_cached(const struct pages *p); /* named and unreferenced */
+
+/* Prove the invariants: every page is free, cached or referenced, lists and table agree with
+ * the marks. O(n). must() on failure. */
+void pages_check(const struct pages *p);
+
+#endif

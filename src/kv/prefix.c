@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kv/prefix.h"
+
+#include <string.h>
+
+struct hash prefix_root(const struct hash *fingerprint, const uint8_t *salt)
+{
+    static const char kind[] = "quire-kv1";
+    uint8_t text[sizeof kind - 1 + HASH_BYTES];
+
+    memcpy(text, kind, sizeof kind - 1);
+    memcpy(text + sizeof kind - 1, fingerprint->bytes, HASH_BYTES);
+    return hash_sha256(text, sizeof text, salt, 16);
+}
+
+struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int block_tokens)
+{
+    return hash_sha256(parent->bytes, HASH_BYTES, tokens, sizeof *tokens * (size_t)block_tokens);
+}

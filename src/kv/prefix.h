@@ -1,0 +1,21 @@
+/* Names of prefixes: a chain of SHA-256 digests, one per full page.
+ *
+ *   root   = H("quire-kv1", fingerprint, salt)
+ *   name_i = H(name_(i-1), tokens of page i as little-endian int32)
+ *
+ * Equal names mean equal weights, equal page layout, equal tenant and equal tokens from the
+ * first on. Names are stable over restarts and so are keys on disk. 0.1 us a page. */
+#ifndef QUIRE_KV_PREFIX_H
+#define QUIRE_KV_PREFIX_H
+
+#include <stdint.h>
+
+#include "base/hash.h"
+
+/* The name before the first page. salt: 16 bytes; zeros are the namespace that all share. */
+struct hash prefix_root(const struct hash *fingerprint, const uint8_t *salt);
+
+/* The name of the page with these tokens, int32 [block_tokens], after the page `parent`. */
+struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int block_tokens);
+
+#endif

@@ -1,0 +1,89 @@
+/* The page store: pages that outlive the engine. A page file for payloads, LMDB for the index.
+ *
+ * One I/O thread does all reading and writing; the engine's thread never waits for a disk. It
+ * hands over staging buffers and polls for what is done. The index is in memory (filled by one
+ * scan at open), so store_has() is a hash probe.
+ *
+ *   dir/pages.kv   slots of a 4 KiB-aligned size: header (name, parent, namespace, tokens,
+ *                  generation, payload length, checksums) and payload
+ *   dir/data.mdb   LMDB: slot number -> record; namespaces; last use
+ *
+ * Payload first, then fdatasync, then the index entry: what the index names was written. Each
+ * page is checked when it is read (name, tokens, checksum); a wrong one is a miss, is counted
+ * and loses its entry. Bounded by max_bytes: the least recently used slot goes first. A store
+ * of another format, or damaged beyond opening, is moved aside with one log line and a new one
+ * begun: the engine never refuses to serve because of a cache. */
+#ifndef QUIRE_KV_STORE_H
+#define QUIRE_KV_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/hash.h"
+#include "kv/pages.h"
+
+struct store;
+
+struct store_options {
+    const char *dir;   /* created when missing, mode 0750 */
+    size_t max_bytes;  /* of payload slots on disk */
+    size_t page_bytes; /* payload of one page */
+    int block_tokens;
+    int n_buffers;              /* staging buffers of page_bytes, >= 2 */
+    struct hash namespace_id;   /* the model's fingerprint: pages of others are kept, not served */
+    const char *namespace_name; /* for people: the served model's name */
+};
+
+/* What became of a store_load(). */
+struct store_done {
+    uint64_t ticket;
+    int rc;              /* ERR_OK; ERR_NOT_FOUND, ERR_IO or ERR_CORRUPT: a miss */
+    const void *payload; /* page_bytes, with ERR_OK; give back with store_release() */
+};
+
+struct store_counters {
+    uint64_t entries; /* pages of this namespace that can be served */
+    uint64_t written; /* since open */
+    uint64_t read;
+    uint64_t faults; /* pages that failed their check or could not be read or written */
+};
+
+/* Open or create. ERR_OVERLOADED (logged) when another engine holds the store; ERR_IO (logged)
+ * when the folder cannot be used at all; ERR_NO_MEMORY. Starts the I/O thread. */
+int store_open(struct store **out, const struct store_options *options) ERR_CHECKED;
+
+/* Write what is queued, commit, note the clean end, stop the thread. NULL is fine. */
+void store_close(struct store *st);
+
+/* Is a page of this name to be had? Engine thread; a probe in memory. */
+bool store_has(const struct store *st, const struct hash *name);
+
+/* A staging buffer of page_bytes to fill for store_save(), or NULL when all are in use. */
+void *store_buffer(struct store *st);
+
+/* Queue a filled buffer for writing; the label's tokens are copied. A name that is already
+ * stored is only marked as used. The buffer belongs to the store from here on. */
+void store_save(struct store *st, void *buffer, const struct page_label *label);
+
+/* Queue a read; tokens, int32 [block_tokens], are what the page must hold. ERR_AGAIN when no
+ * buffer is free: ask again in a later step. ERR_NOT_FOUND when the index does not have it. */
+int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
+               uint64_t ticket) ERR_CHECKED;
+
+/* Take one finished read; false when there is none. */
+bool store_poll(struct store *st, struct store_done *done);
+
+/* Give back the buffer of a payload, or one from store_buffer() that was not used. */
+void store_release(struct store *st, const void *buffer);
+
+/* Readable while store_poll() has something. */
+int store_event_fd(const struct store *st);
+
+/* Wait until everything queued so far is written and committed; tests and shutdown. */
+void store_flush(struct store *st);
+
+void store_read_counters(const struct store *st, struct store_counters *out);
+
+#endif

@@ -1,0 +1,127 @@
+/* The index of the page store on disk: LMDB, and what its values and the page file's headers
+ * look like. The one file that includes lmdb.h is store_db.c; the engine's store (store.c) and
+ * the operator's tool (tools/lmdb-dump.c) both come through here.
+ *
+ *   meta    "format" -> struct store_format
+ *   spaces  u32 index -> struct store_space      one per model (namespace)
+ *   slots   u64 slot -> struct store_record      MDB_INTEGERKEY: 150 bytes written a put,
+ *                                                against 5.4 KB when keyed by random hashes
+ *   uses    u32 chunk -> struct store_use [STORE_USES]   last use of that many slots
+ *
+ * All numbers are little-endian, as the machines that run this are. */
+#ifndef QUIRE_KV_STORE_DB_H
+#define QUIRE_KV_STORE_DB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/hash.h"
+
+#define STORE_MAGIC        UINT64_C(0x31736567617071)
+#define STORE_VERSION      1
+#define STORE_ALIGN        4096 /* of slots in the page file: O_DIRECT wants it */
+#define STORE_HEADER_BYTES 4096
+#define STORE_TOKENS_MAX   768 /* token ids that fit into a header */
+#define STORE_USES         256 /* slots per chunk of last uses: 2 KiB values */
+#define STORE_SPACES_MAX   1024
+
+struct store_format {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t block_tokens;
+    uint64_t slot_bytes; /* header and payload, a multiple of STORE_ALIGN */
+    uint64_t page_bytes; /* payload */
+};
+
+struct store_space {
+    struct hash fingerprint;
+    char name[96]; /* NUL-terminated, for people */
+};
+
+struct store_record {
+    struct hash name;
+    struct hash parent;
+    uint64_t generation; /* of the slot: grows with each reuse */
+    uint64_t payload_xxh3;
+    uint32_t space;
+    uint32_t n_tokens;
+    uint32_t created; /* unix seconds */
+    uint32_t unused;
+};
+
+struct store_use {
+    uint32_t last;  /* unix seconds */
+    uint32_t count; /* reads since it was written */
+};
+
+/* The first STORE_HEADER_BYTES of a slot in the page file: it says itself what it is. */
+struct store_header {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t n_tokens;
+    uint64_t generation;
+    uint64_t payload_bytes;
+    uint64_t payload_xxh3;
+    struct hash name;
+    struct hash parent;
+    struct hash fingerprint;
+    int32_t tokens[STORE_TOKENS_MAX];
+    uint64_t header_xxh3; /* of everything before it; last */
+};
+
+_Static_assert(sizeof(struct store_header) <= STORE_HEADER_BYTES, "a header fits its place");
+_Static_assert(sizeof(struct store_record) == 96, "records are part of the format");
+
+struct store_db;
+
+/* Open for writing. What is there is read (in a child process first, see store_db_probe()) and
+ * written into a file of its own, which then takes the old one's place: a tree that was damaged
+ * where no record lies cannot harm the writer later, and the file has no holes. A million
+ * records take about a second.
+ *
+ * ERR_OK, also for a store that is begun; ERR_VERSION when the format on disk is another;
+ * ERR_CORRUPT (logged) when it cannot be read; ERR_IO (logged), ERR_NO_MEMORY. */
+int store_db_open(struct store_db **out, const char *dir, const struct store_format *format,
+                  size_t map_bytes) ERR_CHECKED;
+
+/* Open for reading beside a running engine; takes no lock that it could wait for. ERR_NOT_FOUND
+ * when there is no store, ERR_IO, ERR_CORRUPT. */
+int store_db_open_read(struct store_db **out, const char *dir,
+                       struct store_format *format) ERR_CHECKED;
+
+void store_db_close(struct store_db *db); /* NULL is fine */
+
+/* The index of a namespace, made when it is new. Writer only. */
+int store_db_space(struct store_db *db, const struct store_space *space,
+                   uint32_t *index) ERR_CHECKED;
+
+/* A namespace's description; false when there is none of this index. */
+bool store_db_read_space(struct store_db *db, uint32_t index, struct store_space *out);
+
+/* Call for each record, in order of slots; use is zero where none was noted. Values of a wrong
+ * size are passed over and counted in *n_bad. A reader renews its snapshot every 10,000
+ * records, so that the writer's old pages are not held. */
+typedef void store_db_fn(void *context, uint64_t slot, const struct store_record *r,
+                         const struct store_use *use);
+int store_db_scan(struct store_db *db, store_db_fn *fn, void *context, uint64_t *n_bad) ERR_CHECKED;
+
+/* One transaction of changes. put == NULL deletes the record of the slot. */
+struct store_change {
+    uint64_t slot;
+    bool erase;
+    struct store_record record;
+};
+int store_db_commit(struct store_db *db, const struct store_change *changes,
+                    int n_changes) ERR_CHECKED;
+
+/* Write chunks of last uses: use is [n_chunks * STORE_USES], the marked ones are written. */
+int store_db_write_uses(struct store_db *db, const struct store_use *uses, const bool *marked,
+                        uint32_t n_chunks) ERR_CHECKED;
+
+/* Is a header as it must be for this record? The payload's own sum is the caller's to check. */
+bool store_header_matches(const struct store_header *h, const struct store_record *r,
+                          uint64_t page_bytes);
+
+#endif

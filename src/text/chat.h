@@ -1,0 +1,56 @@
+/* Chats: a conversation becomes the text of a prompt by the model's own template.
+ *
+ * Immutable after chat_open(): shared by threads without locks. */
+#ifndef QUIRE_TEXT_CHAT_H
+#define QUIRE_TEXT_CHAT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+struct chat;
+
+/* What to render. All borrowed for the call. */
+struct chat_request {
+    const struct json *messages;  /* list of objects, as OpenAI's API has them */
+    const struct json *tools;     /* list, or NULL */
+    const struct json *documents; /* list, or NULL */
+    const struct json *kwargs;    /* object of further variables (chat_template_kwargs), or NULL */
+    bool add_generation_prompt;   /* end with the start of the assistant's answer */
+    bool continue_final_message;  /* end inside the last message, so that it goes on */
+    int64_t now_unix_s;           /* what the template takes for now; 0 stands for the clock */
+};
+
+/* Load the template of a model folder: template_path if not NULL or "", else
+ * chat_template.jinja, else chat_template of tokenizer_config.json (a text, or a list of named
+ * ones: "tool_use" when there are tools, else "default"), else chat_template.json.
+ *
+ * Returns ERR_OK, also when the folder has no template (chat_has_template() says so);
+ * ERR_NOT_FOUND when template_path does not exist; ERR_IO, ERR_SYNTAX, ERR_INVALID,
+ * ERR_UNSUPPORTED, ERR_NO_MEMORY with the file and the reason in why. */
+int chat_open(struct chat **out, const char *dir, const char *template_path, char *why,
+              size_t why_cap) ERR_CHECKED;
+void chat_close(struct chat *c); /* NULL is fine */
+
+bool chat_has_template(const struct chat *c);
+
+/* Append the prompt. Tokenize it with add_special = false.
+ *
+ * Content given as a list of text parts is passed joined by newlines unless the template reads
+ * parts itself; other kinds of parts are then refused. Arguments of tool calls given as JSON text
+ * are passed as the object they hold, as vLLM does.
+ *
+ *   arena   scratch for the call; nothing in out points into it
+ *   why     out on error: a sentence for the client
+ *
+ * Returns ERR_OK; ERR_INVALID when the messages are not as they must be or the template raised;
+ * ERR_UNSUPPORTED when the model has no template; ERR_LIMIT; ERR_NO_MEMORY. */
+int chat_render(const struct chat *c, const struct chat_request *r, struct arena *arena,
+                struct buf *out, char *why, size_t why_cap) ERR_CHECKED;
+
+#endif

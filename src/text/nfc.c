@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * NFC: decompose, order the marks, compose; a starter with its marks at a time, so that the
+ * work and the memory stay small however long the text is. Hangul is arithmetic. */
+#include "base/mem.h"
+#include "base/utf8.h"
+#include "text/unicode.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(array)   (sizeof(array) / sizeof(array)[0])
+
+#define HANGUL_S       0xac00
+#define HANGUL_L       0x1100
+#define HANGUL_V       0x1161
+#define HANGUL_T       0x11a7
+#define HANGUL_L_COUNT 19
+#define HANGUL_V_COUNT 21
+#define HANGUL_T_COUNT 28
+#define HANGUL_N_COUNT (HANGUL_V_COUNT * HANGUL_T_COUNT)
+#define HANGUL_S_COUNT (HANGUL_L_COUNT * HANGUL_N_COUNT)
+
+struct unicode_ccc {
+    uint32_t c;
+    uint8_t ccc;
+};
+
+struct unicode_decompose {
+    uint32_t c;
+    uint16_t from;
+    uint16_t n;
+};
+
+struct unicode_compose {
+    uint32_t first;
+    uint32_t second;
+    uint32_t composed;
+};
+
+#include "text/nfc.inc"
+
+/* A decomposed character and where it stood, so that equal classes keep their order. */
+struct nfc_char {
+    uint32_t c;
+    uint32_t order;
+    uint8_t ccc;
+};
+
+struct nfc {
+    struct nfc_char *chars;
+    size_t n;
+    size_t cap;
+    bool failed;
+};
+
+static int ccc_compare(const void *key, const void *entry)
+{
+    uint32_t c = *(const uint32_t *)key;
+    uint32_t e = ((const struct unicode_ccc *)entry)->c;
+
+    return c < e ? -1 : c > e;
+}
+
+static int decompose_compare(const void *key, const void *entry)
+{
+    uint32_t c = *(const uint32_t *)key;
+    uint32_t e = ((const struct unicode_decompose *)entry)->c;
+
+    return c < e ? -1 : c > e;
+}
+
+static int compose_compare(const void *key, const void *entry)
+{
+    const struct unicode_compose *a = key;
+    const struct unicode_compose *b = entry;
+
+    if (a->first != b->first)
+        return a->first < b->first ? -1 : 1;
+    return a->second < b->second ? -1 : a->second > b->second;
+}
+
+static uint8_t ccc_of(uint32_t c)
+{
+    const struct unicode_ccc *found;
+
+    if (c < 0x300)
+        return 0;
+    found = bsearch(&c, unicode_ccc, COUNT(unicode_ccc), sizeof unicode_ccc[0], ccc_compare);
+    return found == NULL ? 0 : found->ccc;
+}
+
+static void nfc_add(struct nfc *n, uint32_t c)
+{
+    if (n->n == n->cap) {
+        size_t cap = n->cap == 0 ? 64 : n->cap * 2;
+        struct nfc_char *grown = mem_realloc(n->chars, cap * sizeof *grown);
+
+        if (grown == NULL) {
+            n->failed = true;
+            return;
+        }
+        n->chars = grown;
+        n->cap = cap;
+    }
+    n->chars[n->n] = (struct nfc_char){.c = c, .order = (uint32_t)n->n, .ccc = ccc_of(c)};
+    n->n++;
+}
+
+static void nfc_decompose(struct nfc *n, uint32_t c)
+{
+    const struct unicode_decompose *found;
+    uint16_t i;
+
+    if (c < 0xc0) {
+        nfc_add(n, c);
+        return;
+    }
+    if (c >= HANGUL_S && c < HANGUL_S + HANGUL_S_COUNT) {
+        uint32_t s = c - HANGUL_S;
+
+        nfc_add(n, HANGUL_L + s / HANGUL_N_COUNT);
+        nfc_add(n, HANGUL_V + s % HANGUL_N_COUNT / HANGUL_T_COUNT);
+        if (s % HANGUL_T_COUNT != 0)
+            nfc_add(n, HANGUL_T + s % HANGUL_T_COUNT);
+        return;
+    }
+    found = bsearch(&c, unicode_decompose, COUNT(unicode_decompose), sizeof unicode_decompose[0],
+                    decompose_compare);
+    if (found == NULL) {
+        nfc_add(n, c);
+        return;
+    }
+    for (i = 0; i < found->n; i++)
+        nfc_add(n, unicode_parts[found->from + i]);
+}
+
+static int order_compare(const void *a, const void *b)
+{
+    const struct nfc_char *x = a;
+    const struct nfc_char *y = b;
+
+    if (x->ccc != y->ccc)
+        return x->ccc < y->ccc ? -1 : 1;
+    return x->order < y->order ? -1 : x->order > y->order;
+}
+
+/* Sort each run of marks by class. */
+static void nfc_order(struct nfc *n)
+{
+    size_t i = 0;
+
+    while (i < n->n) {
+        size_t end = i + 1;
+
+        if (n->chars[i].ccc == 0) {
+            i++;
+            continue;
+        }
+        while (end < n->n && n->chars[end].ccc != 0)
+            end++;
+        qsort(n->chars + i, end - i, sizeof n->chars[0], order_compare);
+        i = end;
+    }
+}
+
+/* What a and b become together; 0 when nothing. */
+static uint32_t composed(uint32_t a, uint32_t b)
+{
+    struct unicode_compose key = {.first = a, .second = b};
+    const struct unicode_compose *found;
+
+    if (a >= HANGUL_L && a < HANGUL_L + HANGUL_L_COUNT && b >= HANGUL_V &&
+        b < HANGUL_V + HANGUL_V_COUNT)
+        return HANGUL_S + ((a - HANGUL_L) * HANGUL_V_COUNT + (b - HANGUL_V)) * HANGUL_T_COUNT;
+    if (a >= HANGUL_S && a < HANGUL_S + HANGUL_S_COUNT && (a - HANGUL_S) % HANGUL_T_COUNT == 0 &&
+        b > HANGUL_T && b < HANGUL_T + HANGUL_T_COUNT)
+        return a + (b - HANGUL_T);
+    found = bsearch(&key, unicode_compose, COUNT(unicode_compose), sizeof unicode_compose[0],
+                    compose_compare);
+    return found == NULL ? 0 : found->composed;
+}
+
+static void nfc_compose(struct nfc *n)
+{
+    size_t kept = 0;
+    size_t starter = SIZE_MAX; /* place of the last starter kept */
+    size_t i;
+
+    for (i = 0; i < n->n; i++) {
+        struct nfc_char x = n->chars[i];
+        bool blocked = starter == SIZE_MAX;
+
+        /* Between them stand only marks of a lower class, or nothing. */
+        if (!blocked && kept > starter + 1)
+            blocked = n->chars[kept - 1].ccc == 0 || n->chars[kept - 1].ccc >= x.ccc;
+        if (!blocked) {
+            uint32_t c = composed(n->chars[starter].c, x.c);
+
+            if (c != 0) {
+                n->chars[starter].c = c;
+                continue;
+            }
+        }
+        if (x.ccc == 0)
+            starter = kept;
+        n->chars[kept++] = x;
+    }
+    n->n = kept;
+}
+
+static void nfc_flush(struct nfc *n, struct buf *out)
+{
+    size_t i;
+
+    nfc_order(n);
+    nfc_compose(n);
+    for (i = 0; i < n->n; i++) {
+        char utf8[4];
+
+        buf_add(out, utf8, utf8_encode(n->chars[i].c, utf8));
+    }
+    n->n = 0;
+}
+
+void unicode_nfc(const char *text, size_t len, struct buf *out)
+{
+    struct nfc n = {0};
+    size_t i = 0;
+
+    while (i < len) {
+        uint32_t c = utf8_decode(text + i);
+
+        /* A character that NFC leaves alone begins a new segment: nothing reaches over it. */
+        if (n.n > 0 && (c < 0x80 || (unicode_class(c) & UNICODE_CHECK) == 0))
+            nfc_flush(&n, out);
+        nfc_decompose(&n, c);
+        i += utf8_sequence(text + i, len - i);
+    }
+    nfc_flush(&n, out);
+    if (n.failed)
+        out->failed = true;
+    mem_free(n.chars);
+}

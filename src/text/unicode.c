@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Searches in the tables of unicode.inc. */
+#include "text/unicode.h"
+
+#include "base/utf8.h"
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+struct unicode_case {
+    uint32_t c;
+    uint32_t forms[3]; /* by enum unicode_letter_case; 0: in unicode_special_cases */
+};
+
+struct unicode_special_case {
+    uint32_t c;
+    int form;
+    uint32_t out[3];
+};
+
+#include "text/unicode.inc"
+
+uint8_t unicode_class(uint32_t c)
+{
+    size_t low = 0;
+    size_t high = COUNT(unicode_runs);
+
+    while (high - low > 1) {
+        size_t mid = (low + high) / 2;
+
+        if (unicode_runs[mid] >> 8 <= c)
+            low = mid;
+        else
+            high = mid;
+    }
+    return (uint8_t)unicode_runs[low];
+}
+
+void unicode_fill(uint8_t *classes, uint32_t n)
+{
+    size_t run = 0;
+    uint32_t c;
+
+    for (c = 0; c < n; c++) {
+        while (run + 1 < COUNT(unicode_runs) && unicode_runs[run + 1] >> 8 <= c)
+            run++;
+        classes[c] = (uint8_t)unicode_runs[run];
+    }
+}
+
+static int special_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
+{
+    size_t i;
+    int n = 0;
+
+    for (i = 0; i < COUNT(unicode_special_cases); i++) {
+        const struct unicode_special_case *s = &unicode_special_cases[i];
+
+        if (s->c != c || s->form != (int)to)
+            continue;
+        while (n < 3 && s->out[n] != 0) {
+            out[n] = s->out[n];
+            n++;
+        }
+    }
+    return n;
+}
+
+int unicode_to_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
+{
+    size_t low = 0;
+    size_t high = COUNT(unicode_cases);
+
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+
+        if (unicode_cases[mid].c < c)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    out[0] = c;
+    if (low == COUNT(unicode_cases) || unicode_cases[low].c != c)
+        return 1;
+    if (unicode_cases[low].forms[to] == 0)
+        return special_case(c, to, out);
+    out[0] = unicode_cases[low].forms[to];
+    return 1;
+}
+
+bool unicode_is_printable(uint32_t c)
+{
+    uint8_t category = unicode_class(c) & UNICODE_CATEGORY;
+
+    return c == ' ' || (category != UNICODE_CN && category < UNICODE_ZS);
+}
+
+bool unicode_is_python_space(uint32_t c)
+{
+    return (unicode_class(c) & UNICODE_SPACE) != 0 || (c >= 0x1c && c <= 0x1f);
+}
+
+bool unicode_is_nfc(const char *text, size_t len)
+{
+    size_t i = 0;
+
+    while (i < len) {
+        if ((unsigned char)text[i] < 0xcc) { /* below U+0300 nothing changes */
+            i += (unsigned char)text[i] < 0x80 ? 1 : 2;
+            continue;
+        }
+        if (unicode_class(utf8_decode(text + i)) & UNICODE_CHECK)
+            return false;
+        i += utf8_sequence(text + i, len - i);
+    }
+    return true;
+}

@@ -1,0 +1,172 @@
+/* Goal: what json.h promises. Method: a table of texts that must be refused, with a part of the
+ * reason; trees read member by member; numbers and texts written back as Python writes them. */
+#include "base/json.h"
+
+#include "tests/tap.h"
+
+static const struct {
+    const char *text;
+    int rc;
+    const char *why;
+} refused[] = {
+    {"", ERR_SYNTAX, "ends where a value"},
+    {" ", ERR_SYNTAX, "line 1, column 2"},
+    {"\xef\xbb\xbf{}", ERR_SYNTAX, "a value is expected"},
+    {"{\"a\":1,}", ERR_SYNTAX, "member's name"},
+    {"[1,]", ERR_SYNTAX, "a value is expected"},
+    {"[1 2]", ERR_SYNTAX, "',' or ']'"},
+    {"{\"a\" 1}", ERR_SYNTAX, "':'"},
+    {"{a:1}", ERR_SYNTAX, "member's name"},
+    {"{} x", ERR_SYNTAX, "more after"},
+    {"01", ERR_SYNTAX, "begin with 0"},
+    {"-", ERR_SYNTAX, "digit"},
+    {"1.", ERR_SYNTAX, "after the point"},
+    {".5", ERR_SYNTAX, "a value"},
+    {"1e", ERR_SYNTAX, "exponent"},
+    {"+1", ERR_SYNTAX, "a value"},
+    {"NaN", ERR_SYNTAX, "a value"},
+    {"Infinity", ERR_SYNTAX, "a value"},
+    {"nul", ERR_SYNTAX, "a value"},
+    {"truex", ERR_SYNTAX, "more after"},
+    {"'a'", ERR_SYNTAX, "a value"},
+    {"\"a", ERR_SYNTAX, "does not end"},
+    {"\"\\", ERR_SYNTAX, "does not end"},
+    {"\"\\x41\"", ERR_SYNTAX, "escape"},
+    {"\"\\u00g0\"", ERR_SYNTAX, "hexadecimal"},
+    {"\"\\u12", ERR_SYNTAX, "hexadecimal"},
+    {"\"a\\u0000b\"", ERR_SYNTAX, "\\u0000"},
+    {"\"\\ud800\"", ERR_SYNTAX, "high surrogate"},
+    {"\"\\ud800\\u0041\"", ERR_SYNTAX, "high surrogate"},
+    {"\"\\udc00\"", ERR_SYNTAX, "low surrogate"},
+    {"\"a\nb\"", ERR_SYNTAX, "control character"},
+    {"\"\xff\"", ERR_SYNTAX, "UTF-8"},
+    {"\"\xed\xa0\x80\"", ERR_SYNTAX, "UTF-8"},
+    {"\"\xc3", ERR_SYNTAX, "UTF-8"},
+    {"{\n\"a\": [1,\n  x]}", ERR_SYNTAX, "line 3, column 3"},
+};
+
+static void test_refused(void)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        struct arena a = {0};
+        const struct json *node = NULL;
+        char why[200] = "";
+        int rc = json_parse(&node, &a, refused[i].text, strlen(refused[i].text), why, sizeof why);
+
+        ok(rc == refused[i].rc && node == NULL && strstr(why, refused[i].why) != NULL,
+           "refused: case %zu: %s", i, why);
+        arena_reset(&a);
+    }
+}
+
+static const struct {
+    const char *text;
+    const char *python; /* json.dumps(json.loads(text), ensure_ascii=False) */
+} written[] = {
+    {"1.0", "1.0"},
+    {"1", "1"},
+    {"-0", "0"},
+    {"-0.0", "-0.0"},
+    {"9007199254740993", "9007199254740993"},
+    {"-9223372036854775808", "-9223372036854775808"},
+    {"18446744073709551615", "18446744073709551615"},
+    {"123456789012345678901234567890", "123456789012345678901234567890"},
+    {"0.1", "0.1"},
+    {"0.30000000000000004", "0.30000000000000004"},
+    {"1e16", "1e+16"},
+    {"1E15", "1000000000000000.0"},
+    {"123456789.125e3", "123456789125.0"},
+    {"1e-4", "0.0001"},
+    {"1e-5", "1e-05"},
+    {"1.5e300", "1.5e+300"},
+    {"5e-324", "5e-324"},
+    {"1e999", "Infinity"},
+    {"0.1000000000000000000000000000000000000000000000000000000000000000000000000001", "0.1"},
+    {"[1,[],{},\"a\\\"\\u00e9\\n\"]", "[1, [], {}, \"a\\\"\xc3\xa9\\n\"]"},
+    {"{\"b\":1,\"a\":2,\"b\":3}", "{\"b\": 3, \"a\": 2}"},
+    {"\"\\ud83d\\ude00\\/\"", "\"\xf0\x9f\x98\x80/\""},
+    {" [ true , false , null ] ", "[true, false, null]"},
+};
+
+static void test_written(void)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof written / sizeof written[0]; i++) {
+        struct arena a = {0};
+        const struct json *node = NULL;
+        struct buf out = {0};
+        char why[200] = "";
+
+        if (json_parse(&node, &a, written[i].text, strlen(written[i].text), why, sizeof why) == 0)
+            json_write(&out, node, JSON_PYTHON);
+        is_text(out.bytes, written[i].python, "written as Python does: %s", written[i].text);
+        buf_fini(&out);
+        arena_reset(&a);
+    }
+}
+
+static void test_tree(void)
+{
+    static const char text[] = "{\"n\": 18446744073709551615, \"i\": -5, \"r\": 1.0, \"t\": \"x\", "
+                               "\"l\": [1, 2], \"T\": true, \"z\": null, \"a\":1,\"b\":1,\"c\":1,"
+                               "\"d\":1,\"a\":7}";
+    struct arena a = {0};
+    const struct json *node = NULL;
+    struct buf out = {0};
+
+    is_int(json_parse(&node, &a, text, strlen(text), NULL, 0), ERR_OK, "an object is read");
+    is_int(json_get(node, "n")->kind, JSON_UINT, "above INT64_MAX: unsigned");
+    ok(json_get(node, "n")->uwhole == UINT64_MAX, "its value");
+    is_int(json_get_int(node, "i", 0), -5, "int");
+    is_int(json_get(node, "r")->kind, JSON_REAL, "1.0 is real");
+    is_text(json_get(node, "r")->text, "1.0", "source text of a number");
+    is_text(json_get_text(node, "t", ""), "x", "text");
+    ok(json_get_bool(node, "T", false), "names are case-sensitive");
+    is_int(json_get(node, "l")->n, 2, "list");
+    ok(json_get_kind(node, "z", JSON_TEXT) == NULL, "null counts as missing");
+    ok(json_get(node, "nothing") == NULL && json_get(NULL, "x") == NULL, "missing members");
+    is_int(json_get_int(node, "a", 0), 7, "the last of two equal names counts, indexed");
+    is_int(node->n, 11, "and stands once");
+    json_write(&out, json_get(node, "l"), JSON_COMPACT);
+    is_text(out.bytes, "[1,2]", "compact");
+    buf_fini(&out);
+    arena_reset(&a);
+}
+
+/* 10 MB of '[' and of nested objects: refused at once, without depth. */
+static void test_deep(void)
+{
+    size_t len = (size_t)10 << 20;
+    char *text = malloc(len);
+    struct arena a = {0};
+    const struct json *node = NULL;
+    char why[200] = "";
+    size_t i;
+
+    if (text == NULL)
+        tap_skip_all("no memory");
+    memset(text, '[', len);
+    is_int(json_parse(&node, &a, text, len, why, sizeof why), ERR_LIMIT, "10 MB of [: %s", why);
+    for (i = 0; i + 5 <= len; i += 5)
+        memcpy(text + i, "{\"a\":", 5);
+    is_int(json_parse(&node, &a, text, len, why, sizeof why), ERR_LIMIT, "10 MB of {: %s", why);
+    memset(text, '[', JSON_DEPTH_MAX);
+    memset(text + JSON_DEPTH_MAX, ']', JSON_DEPTH_MAX);
+    is_int(json_parse(&node, &a, text, 2 * JSON_DEPTH_MAX, NULL, 0), ERR_OK, "the deepest allowed");
+    memset(text, ' ', len);
+    is_int(json_parse(&node, &a, text, len, NULL, 0), ERR_SYNTAX, "10 MB of spaces");
+    arena_reset(&a);
+    free(text);
+}
+
+int main(void)
+{
+    test_refused();
+    test_written();
+    test_tree();
+    test_deep();
+    return tap_done();
+}

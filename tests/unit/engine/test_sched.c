@@ -1,0 +1,213 @@
+/* Goal: the scheduler never exceeds a budget, starves nobody, loses no page, and preemption
+ * and prefix sharing do not change what a sequence computes. Method: simulation of many
+ * thousand steps with random arrivals over a small pool, invariants checked on the way. */
+#include "base/mem.h"
+#include "engine/sched.h"
+#include "kv/prefix.h"
+#include "tests/tap.h"
+
+#define BLOCK   4
+#define LONGEST 128
+#define N_SEQS  40
+
+struct world {
+    struct seq_pool pool;
+    struct pages *pages;
+    struct sched sched;
+    uint64_t order;
+    int n_done;
+    int n_named;
+    unsigned seed;
+    int *waited; /* [N_SEQS] steps since the sequence last got tokens */
+};
+
+static void note_named(void *context, int32_t page)
+{
+    struct world *w = context;
+
+    (void)page;
+    w->n_named++;
+}
+
+static void world_open(struct world *w, int n_pages, int budget, int max_seqs, unsigned seed)
+{
+    struct sched_limits limits = {.max_num_seqs = max_seqs,
+                                  .max_num_batched_tokens = budget,
+                                  .long_prefill_tokens = budget / 2,
+                                  .block_tokens = BLOCK,
+                                  .prefix_caching = true};
+
+    *w = (struct world){.seed = seed, .waited = mem_zalloc_array(N_SEQS, sizeof(int))};
+    must_ok(pages_open(&w->pages, n_pages, BLOCK));
+    must_ok(sched_init(&w->sched, &limits, w->pages));
+    must_ok(seq_pool_init(&w->pool, N_SEQS, LONGEST, BLOCK));
+}
+
+static void world_close(struct world *w)
+{
+    mem_free(w->sched.running);
+    mem_free(w->sched.planned);
+    mem_free(w->sched.evictions);
+    mem_free(w->pool.seqs);
+    mem_free(w->waited);
+    pages_close(w->pages);
+}
+
+/* A prompt of n tokens; a few families share their beginning. */
+static struct seq *world_add(struct world *w, int n, int n_new, int priority, int family)
+{
+    struct seq *q = seq_claim(&w->pool);
+
+    if (q == NULL)
+        return NULL;
+    for (int i = 0; i < n; i++)
+        q->tokens[i] = i < n / 2 ? family * 1000 + i : (int32_t)(random_next(&w->seed) % 997);
+    q->n_tokens = n;
+    q->n_prompt = n;
+    q->tokens_max = n + n_new;
+    q->order = w->order++;
+    q->request.priority = priority;
+    w->waited[q - w->pool.seqs] = 0;
+    sched_add(&w->sched, q);
+    return q;
+}
+
+/* One step; false when an invariant broke. */
+static bool world_step(struct world *w)
+{
+    struct sched *s = &w->sched;
+    int sum = 0;
+
+    sched_plan(s);
+    s->n_evictions = 0;
+    for (int i = 0; i < s->n_planned; i++) {
+        struct seq *q = s->planned[i];
+
+        sum += q->n_planned;
+        if (q->n_planned < 1 || q->n_computed + q->n_planned > q->n_pages * BLOCK)
+            return false;
+    }
+    if (sum != s->n_planned_tokens || sum > s->limits.max_num_batched_tokens ||
+        s->n_planned > s->limits.max_num_seqs)
+        return false;
+    for (int i = 0; i < N_SEQS; i++)
+        w->waited[i]++;
+    for (int i = s->n_planned - 1; i >= 0; i--) {
+        struct seq *q = s->planned[i];
+
+        w->waited[q - w->pool.seqs] = 0;
+        sched_advance(s, q, note_named, w);
+        if (q->n_computed < q->n_tokens)
+            continue;
+        q->tokens[q->n_tokens++] = (int32_t)(random_next(&w->seed) % 997);
+        if (q->n_tokens < q->tokens_max)
+            continue;
+        sched_remove(s, q);
+        seq_release(&w->pool, q);
+        w->n_done++;
+    }
+    return true;
+}
+
+static void test_simulation(int n_pages, int budget, int max_seqs, unsigned seed)
+{
+    struct world w;
+    bool good = true;
+    int n_added = 0;
+    int longest_wait = 0;
+
+    world_open(&w, n_pages, budget, max_seqs, seed);
+    for (int step = 0; step < 20000 && good; step++) {
+        if (random_next(&w.seed) % 4 == 0) {
+            int n = 1 + (int)(random_next(&w.seed) % (LONGEST - 30));
+
+            n_added += world_add(&w, n, 1 + (int)(random_next(&w.seed) % 28), 0,
+                                 (int)(random_next(&w.seed) % 5)) != NULL;
+        }
+        good = world_step(&w);
+        for (int i = 0; i < N_SEQS; i++) {
+            if (w.pool.seqs[i].state != SEQ_FREE && w.waited[i] > longest_wait)
+                longest_wait = w.waited[i];
+        }
+        if (step % 50 == 0)
+            sched_check(&w.sched);
+    }
+    for (int step = 0; step < 20000 && good && w.n_done < n_added; step++)
+        good = world_step(&w);
+    ok(good, "pages %d, budget %d, %d at once: every plan kept its bounds", n_pages, budget,
+       max_seqs);
+    is_int(w.n_done, n_added, "every sequence came to its end");
+    is_int(pages_free(w.pages), n_pages, "and all pages came back");
+    ok(longest_wait < 3000, "nobody waited longer than 3000 steps (%d)", longest_wait);
+    printf("# %d sequences, %llu preemptions, %llu of %llu prompt tokens from the cache\n", n_added,
+           (unsigned long long)w.sched.n_preemptions, (unsigned long long)w.sched.n_prefix_hits,
+           (unsigned long long)w.sched.n_prefix_queries);
+    world_close(&w);
+}
+
+static void test_long_prompt(void)
+{
+    struct world w;
+    struct seq *large;
+    struct seq *small;
+
+    world_open(&w, 200, 16, 8, 1);
+    large = world_add(&w, 100, 4, 0, 1);
+    small = world_add(&w, 4, 4, 0, 2);
+    (void)world_step(&w);
+    ok(large->n_computed == 8 && small->n_computed == 4,
+       "a long prompt leaves room for a short one in the same step");
+    world_close(&w);
+}
+
+static void test_priority(void)
+{
+    struct world w;
+    struct seq *low;
+    struct seq *high;
+
+    world_open(&w, 8, 64, 8, 1);
+    low = world_add(&w, 18, 20, 5, 1);
+    (void)world_step(&w);
+    high = world_add(&w, 11, 20, 0, 2);
+    for (int i = 0; i < 6; i++)
+        (void)world_step(&w);
+    ok(high->state == SEQ_RUNNING && low->state == SEQ_WAITING,
+       "out of pages the sequence of lower priority waits again");
+    ok(low->n_tokens >= 20 && low->n_computed == 0, "its tokens are kept");
+    world_close(&w);
+}
+
+static void test_prefix(void)
+{
+    struct world w;
+    struct seq *q;
+    struct hash chain;
+
+    world_open(&w, 64, 64, 8, 1);
+    (void)world_add(&w, 32, 1, 0, 3);
+    (void)world_step(&w);
+    q = world_add(&w, 32, 4, 0, 3); /* shares 16 tokens */
+    is_int(sched_match(&w.sched, q, &chain), 4, "four pages of the shared half are found");
+    (void)world_step(&w);
+    is_int(q->n_cached, 16, "and counted as cached");
+    for (int i = 0; i < 8; i++)
+        (void)world_step(&w);
+    q = world_add(&w, 32, 1, 0, 3);
+    q->n_tokens = 16;
+    is_int(sched_match(&w.sched, q, &chain), 3, "the last token is always computed");
+    world_close(&w);
+}
+
+int main(void)
+{
+    unsigned seed = tap_seed(7);
+
+    test_simulation(33, 64, 8, seed); /* one sequence of full length fits: much preemption */
+    test_simulation(100, 16, 4, seed);
+    test_simulation(1000, 256, 32, seed);
+    test_long_prompt();
+    test_priority();
+    test_prefix();
+    return tap_done();
+}

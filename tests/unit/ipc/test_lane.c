@@ -1,0 +1,376 @@
+/* Goal: nothing is lost, nothing is seen half, no wake-up is missed, and no content of the
+ * shared memory harms the engine. Method: both ends as threads of one process, then as two
+ * processes of which one is killed, then with random bytes in the lane. */
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "ipc/attach.h"
+#include "ipc/lane.h"
+#include "tests/tap.h"
+
+#define N_SLOTS 70
+
+struct pair {
+    struct lane engine;
+    struct lane front;
+    int fd;
+};
+
+static void pair_open(struct pair *p, size_t arena_bytes)
+{
+    must_ok(lane_create(&p->engine, &p->fd, N_SLOTS, arena_bytes, 1, 2));
+    must_ok(lane_attach(&p->front, p->fd, p->engine.lane_bytes));
+}
+
+static void pair_close(struct pair *p)
+{
+    lane_detach(&p->front);
+    lane_detach(&p->engine);
+    (void)close(p->fd);
+}
+
+static void test_order(void)
+{
+    struct pair p;
+    int32_t tokens[300];
+    int32_t got[300];
+    unsigned seed = 3;
+    bool good = true;
+    int n_full = 0;
+
+    pair_open(&p, 4096);
+    for (int i = 0; i < 20000 && good; i++) {
+        struct wire_request r = {.n_tokens = 1 + random_next(&seed) % 300, .seed = (uint64_t)i};
+        uint32_t slot = (uint32_t)i % N_SLOTS;
+        uint32_t at = 0;
+        struct wire_request copy;
+
+        for (uint32_t t = 0; t < r.n_tokens; t++)
+            tokens[t] = (int32_t)(i + (int)t);
+        if (lane_submit(&p.front, slot, r, tokens) == ERR_AGAIN) {
+            n_full++;
+            i--;
+        }
+        if (random_next(&seed) % 3 != 0 && n_full % 2 == 0)
+            continue; /* let some pile up, but not for ever */
+        while (lane_take(&p.engine, &at, &copy) == 1) {
+            good = good && lane_tokens(&p.engine, &copy, 1 << 30, got) == ERR_OK &&
+                   at == copy.seed % N_SLOTS && got[0] == (int32_t)copy.seed &&
+                   got[copy.n_tokens - 1] == (int32_t)(copy.seed + copy.n_tokens - 1);
+        }
+        n_full = 0;
+        lane_taken(&p.engine);
+    }
+    ok(good, "20000 prompts through an arena of 4 KiB arrive whole and in order");
+    pair_close(&p);
+}
+
+static void test_full(void)
+{
+    struct pair p;
+    int32_t tokens[64] = {0};
+    struct wire_request r = {.n_tokens = 64};
+    struct wire_request copy;
+    uint32_t slot;
+    int n = 0;
+
+    pair_open(&p, 1024);
+    while (n < 100 && lane_submit(&p.front, (uint32_t)n % N_SLOTS, r, tokens) == ERR_OK)
+        n++;
+    is_int(n, 4, "an arena of 1 KiB holds four prompts of 64 tokens, then says so");
+    (void)lane_take(&p.engine, &slot, &copy);
+    lane_taken(&p.engine);
+    ok(lane_submit(&p.front, 9, r, tokens) == ERR_OK, "room comes back as prompts are taken");
+    for (n = 0; lane_room(&p.engine, 5) > 0; n++)
+        lane_put(&p.engine, 5, (struct wire_out){.value = n});
+    is_int(n, WIRE_OUT_CAP, "an output ring holds its records");
+    ok((lane_ready(&p.front, 0) & 1 << 5) != 0, "and is marked as ready");
+    for (int i = 0; i < n; i++) {
+        struct wire_out o;
+
+        if (!lane_record(&p.front, 5, &o) || o.value != i) {
+            ok(false, "record %d", i);
+            break;
+        }
+    }
+    is_int(lane_room(&p.engine, 5), WIRE_OUT_CAP, "all records arrive in order");
+    pair_close(&p);
+}
+
+/* --- wake-ups: each side sleeps whenever it can --- */
+
+struct wake {
+    struct pair p;
+    int doorbell;
+    int bell;
+    int rounds;
+    bool late; /* a poll ran into its limit: a wake-up was lost */
+};
+
+static void wake_sleep(struct wake *w, int fd, bool may)
+{
+    struct pollfd f = {.fd = fd, .events = POLLIN};
+    uint64_t n;
+
+    if (may && poll(&f, 1, 2000) == 0)
+        w->late = true;
+    (void)!read(fd, &n, sizeof n);
+}
+
+static void *wake_engine(void *context)
+{
+    struct wake *w = context;
+    struct lane *l = &w->p.engine;
+    int done = 0;
+
+    while (done < w->rounds && !w->late) {
+        struct wire_request r;
+        uint32_t slot;
+
+        while (lane_take(l, &slot, &r) == 1) {
+            lane_put(l, slot, (struct wire_out){.kind = WIRE_FINISHED, .value = (int)r.seed});
+            done++;
+        }
+        lane_taken(l);
+        lane_flush(l);
+        if (done == w->rounds)
+            break;
+        lane_sleep_begin(l);
+        wake_sleep(w, w->doorbell, !lane_has_work(l));
+        lane_sleep_end(l);
+    }
+    return NULL;
+}
+
+static void test_wake(void)
+{
+    struct wake w = {.rounds = 30000};
+    pthread_t thread;
+    int32_t token = 1;
+    int got = 0;
+    bool good = true;
+
+    pair_open(&w.p, 4096);
+    w.doorbell = eventfd(0, EFD_NONBLOCK);
+    w.bell = eventfd(0, EFD_NONBLOCK);
+    w.p.engine.wake_fd = w.bell;
+    w.p.front.wake_fd = w.doorbell;
+    (void)pthread_create(&thread, NULL, wake_engine, &w);
+    for (int i = 0; i < w.rounds && good && !w.late; i++) {
+        struct wire_request r = {.n_tokens = 1, .seed = (uint64_t)i};
+        uint32_t slot = (uint32_t)i % N_SLOTS;
+        struct wire_out o;
+
+        good = lane_submit(&w.p.front, slot, r, &token) == ERR_OK;
+        while (!lane_record(&w.p.front, slot, &o) && !w.late) {
+            (void)lane_ready(&w.p.front, slot / 64);
+            if (lane_record(&w.p.front, slot, &o))
+                break;
+            wake_sleep(&w, w.bell, lane_front_sleep(&w.p.front));
+            lane_front_awake(&w.p.front);
+            (void)lane_ready(&w.p.front, slot / 64);
+        }
+        good = good && o.value == i;
+        got++;
+    }
+    (void)pthread_join(thread, NULL);
+    ok(good && got == w.rounds && !w.late, "30000 ping-pongs of two sleepers lose no wake-up");
+    (void)close(w.doorbell);
+    (void)close(w.bell);
+    pair_close(&w.p);
+}
+
+/* --- a front that is killed at any instruction --- */
+
+static void kill_child(struct pair *p)
+{
+    int32_t tokens[256];
+    unsigned i = 0;
+
+    for (int t = 0; t < 256; t++)
+        tokens[t] = t;
+    for (;;) { /* until killed */
+        struct wire_request r = {.n_tokens = 256, .seed = 77, .n_prompt = 256};
+
+        (void)!lane_submit(&p->front, i++ % N_SLOTS, r, tokens);
+    }
+}
+
+static void test_killed_front(void)
+{
+    bool good = true;
+    uint64_t taken = 0;
+
+    for (int round = 0; round < 30 && good; round++) {
+        struct pair p;
+        pid_t pid;
+        struct wire_request r;
+        uint32_t slot;
+        int32_t got[256];
+        uint64_t until;
+
+        pair_open(&p, 65536);
+        pid = fork();
+        if (pid == 0)
+            kill_child(&p);
+        until = clock_us() + 3000 + (uint64_t)round * 131;
+        while (clock_us() < until && good) {
+            int rc = lane_take(&p.engine, &slot, &r);
+
+            if (rc == 1) {
+                good = r.seed == 77 && r.n_tokens == 256 &&
+                       lane_tokens(&p.engine, &r, 256, got) == ERR_OK && got[255] == 255;
+                taken++;
+            }
+            good = good && rc >= 0;
+            lane_taken(&p.engine);
+        }
+        (void)kill(pid, SIGKILL);
+        (void)waitpid(pid, NULL, 0);
+        while (good && lane_take(&p.engine, &slot, &r) == 1)
+            good = r.seed == 77 && lane_tokens(&p.engine, &r, 256, got) == ERR_OK;
+        pair_close(&p);
+    }
+    ok(good, "30 fronts killed while submitting leave only whole entries (%llu seen)",
+       (unsigned long long)taken);
+}
+
+/* --- hostile content --- */
+
+static void test_hostile(unsigned seed)
+{
+    struct pair p;
+    int n_refused = 0;
+    int n_good = 0;
+
+    pair_open(&p, 8192);
+    for (int i = 0; i < 100000; i++) {
+        char *bytes = (char *)p.engine.shared;
+        size_t from = offsetof(struct wire_lane, heartbeat_us);
+        struct wire_request r;
+        uint32_t slot = 0;
+        int32_t got[2048];
+
+        for (int k = 0; k < 8; k++)
+            bytes[from + random_next(&seed) % (p.engine.lane_bytes - from)] =
+                (char)random_next(&seed);
+        atomic_store(&p.engine.shared->queue_tail,
+                     p.engine.queue_at + random_next(&seed) % (2 * N_SLOTS));
+        p.engine.queue[p.engine.queue_at & (p.engine.queue_cap - 1)] =
+            random_next(&seed) % 4 == 0 ? random_next(&seed) : random_next(&seed) % N_SLOTS;
+        if (lane_take(&p.engine, &slot, &r) != 1) {
+            n_refused++;
+            continue;
+        }
+        if (lane_room(&p.engine, slot) == ERR_CORRUPT)
+            n_refused++;
+        r.n_tokens = random_next(&seed);
+        r.arena_offset = random_next(&seed) % 2 ? random_next(&seed) : (uint64_t)-4;
+        if (lane_tokens(&p.engine, &r, 1000, got) != ERR_OK)
+            n_refused++;
+        else
+            n_good++;
+        (void)lane_cancelled(&p.engine, slot);
+    }
+    ok(n_refused > 0, "100000 corruptions: %d refused, %d harmless", n_refused, n_good);
+    ok(ftruncate(p.fd, 4096) == -1, "a front cannot shrink the lane under the engine");
+    pair_close(&p);
+}
+
+/* --- the control socket --- */
+
+static void *attach_front(void *context)
+{
+    struct wire_welcome w;
+    int fds[ATTACH_FDS];
+    int fd = -1;
+    int bell = eventfd(0, EFD_CLOEXEC);
+    static int rc;
+
+    rc = attach_connect(context, bell, 2000, &fd, &w, fds);
+    if (rc == ERR_OK) {
+        struct lane l;
+
+        rc = lane_attach(&l, fds[ATTACH_LANE], w.lane_bytes);
+        lane_detach(&l);
+        for (int i = 0; i < ATTACH_FDS; i++)
+            (void)close(fds[i]);
+        (void)close(fd);
+    }
+    (void)close(bell);
+    return &rc;
+}
+
+static void test_attach(void)
+{
+    char path[] = "/tmp/quire-test-XXXXXX";
+    char sock[64];
+    int listen_fd;
+    int again;
+    int fd = -1;
+    int bell = -1;
+    pthread_t thread;
+    pid_t pid;
+    uid_t uid;
+    void *rc;
+    struct lane l;
+    struct wire_welcome w = {.magic = WIRE_MAGIC, .layout = wire_layout()};
+    int fds[ATTACH_FDS] = {[ATTACH_DOORBELL] = 0, [ATTACH_STATS] = 0};
+
+    (void)!mkdtemp(path);
+    (void)snprintf(sock, sizeof sock, "%s/e.sock", path);
+    must_ok(attach_listen(sock, &listen_fd));
+    log_set_level(0); /* the next calls complain on purpose */
+    is_int(attach_listen(sock, &again), ERR_OVERLOADED, "a second engine is refused");
+    while (attach_accept(listen_fd, &fd, &pid, &uid) == ERR_OK)
+        (void)close(fd); /* the probe of the second engine */
+    (void)pthread_create(&thread, NULL, attach_front, sock);
+    for (int i = 0; i < 2000 && attach_accept(listen_fd, &fd, &pid, &uid) != ERR_OK; i++)
+        clock_sleep_us(1000);
+    is_int(pid, getpid(), "the kernel says who attaches");
+    for (int i = 0; i < 2000 && attach_read_hello(fd, &bell) == ERR_AGAIN; i++)
+        clock_sleep_us(1000);
+    must_ok(lane_create(&l, &fds[ATTACH_LANE], N_SLOTS, 4096, 1, (uint32_t)pid));
+    w.lane_bytes = l.lane_bytes;
+    must_ok(attach_send_welcome(fd, &w, fds));
+    (void)pthread_join(thread, &rc);
+    is_int(*(int *)rc, ERR_OK, "hello, welcome, lane");
+    lane_detach(&l);
+    (void)close(fds[ATTACH_LANE]);
+    (void)close(fd);
+    (void)close(bell);
+
+    (void)pthread_create(&thread, NULL, attach_front, sock);
+    for (int i = 0; i < 2000 && attach_accept(listen_fd, &fd, &pid, &uid) != ERR_OK; i++)
+        clock_sleep_us(1000);
+    w.error = ERR_VERSION;
+    must_ok(attach_send_welcome(fd, &w, NULL));
+    (void)pthread_join(thread, &rc);
+    is_int(*(int *)rc, ERR_VERSION, "a refusal carries its reason");
+    (void)close(fd);
+    (void)close(listen_fd);
+    is_int(*(int *)attach_front(sock), ERR_ENGINE_GONE, "a dead engine's socket is no engine");
+    fault_arm(FAULT_lane_create, 1, false);
+    is_int(lane_create(&l, &fd, 4, 4096, 1, 1), ERR_NO_MEMORY, "a lane that cannot be made");
+    (void)unlink(sock);
+    (void)rmdir(path);
+}
+
+int main(void)
+{
+    test_order();
+    test_full();
+    test_wake();
+    test_killed_front();
+    test_hostile(tap_seed(5));
+    test_attach();
+    return tap_done();
+}

@@ -1,0 +1,356 @@
+/* Goal: a page comes back as it was written or not at all: over restarts, kill -9, damage of
+ * every file, full disks and a bound on its size. Method: a real store in a temporary folder,
+ * payloads that can be recomputed from their number. */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "kv/prefix.h"
+#include "kv/store.h"
+#include "kv/store_db.h"
+#include "tests/tap.h"
+
+#define BLOCK      16
+#define PAGE_BYTES 10000 /* not a multiple of the alignment */
+
+static char dir[64];
+
+struct page_of {
+    struct hash name;
+    struct hash parent;
+    int32_t tokens[BLOCK];
+    unsigned char payload[PAGE_BYTES];
+};
+
+/* Page n of chain c. */
+static void make_page(struct page_of *p, int c, int n)
+{
+    struct hash root = {{(uint8_t)c}};
+
+    p->parent = root;
+    for (int i = 0; i <= n; i++) {
+        if (i > 0)
+            p->parent = p->name;
+        for (int t = 0; t < BLOCK; t++)
+            p->tokens[t] = c * 1000 + i * BLOCK + t;
+        p->name = prefix_name(&p->parent, p->tokens, BLOCK);
+    }
+    for (int i = 0; i < PAGE_BYTES; i++)
+        p->payload[i] = (unsigned char)(i * 7 + c * 31 + n);
+}
+
+static int open_store(struct store **st, size_t max_bytes, int space)
+{
+    struct store_options o = {.dir = dir,
+                              .max_bytes = max_bytes,
+                              .page_bytes = PAGE_BYTES,
+                              .block_tokens = BLOCK,
+                              .n_buffers = 6,
+                              .namespace_id = {{(uint8_t)space}},
+                              .namespace_name = "test"};
+
+    return store_open(st, &o);
+}
+
+static void save(struct store *st, int c, int n)
+{
+    struct page_of p;
+    struct page_label label;
+    void *buffer;
+
+    make_page(&p, c, n);
+    while ((buffer = store_buffer(st)) == NULL)
+        store_flush(st);
+    memcpy(buffer, p.payload, PAGE_BYTES);
+    label = (struct page_label){.name = p.name, .parent = p.parent, .tokens = p.tokens};
+    store_save(st, buffer, &label);
+}
+
+/* 1: came back right; 0: a miss; -1: came back wrong. */
+static int load(struct store *st, int c, int n)
+{
+    struct page_of p;
+    struct store_done done;
+    struct pollfd f = {.fd = store_event_fd(st), .events = POLLIN};
+    int good;
+    int rc;
+
+    make_page(&p, c, n);
+    rc = store_load(st, &p.name, p.tokens, 42);
+    if (rc == ERR_NOT_FOUND)
+        return 0;
+    if (rc != ERR_OK)
+        return -1;
+    while (!store_poll(st, &done)) { /* empties the event, then waits for a real one */
+        if (poll(&f, 1, 5000) != 1)
+            return -1;
+    }
+    if (done.ticket != 42)
+        return -1;
+    if (done.rc != ERR_OK)
+        return 0;
+    good = memcmp(done.payload, p.payload, PAGE_BYTES) == 0 ? 1 : -1;
+    store_release(st, done.payload);
+    return good;
+}
+
+static int count_good(struct store *st, int c, int n, int *n_wrong)
+{
+    int good = 0;
+
+    for (int i = 0; i < n; i++) {
+        int r = load(st, c, i);
+
+        good += r == 1;
+        *n_wrong += r == -1;
+    }
+    return good;
+}
+
+static void wipe(void)
+{
+    char command[128];
+
+    (void)snprintf(command, sizeof command, "rm -rf %s/*", dir);
+    (void)!system(command);
+}
+
+static void test_restart(void)
+{
+    struct store *st;
+    struct store *second;
+    struct store_counters k;
+    int wrong = 0;
+
+    must_ok(open_store(&st, 100 * 16384, 1));
+    is_int(load(st, 1, 0), 0, "an empty store has nothing");
+    for (int i = 0; i < 20; i++)
+        save(st, 1, i);
+    store_flush(st);
+    is_int(count_good(st, 1, 20, &wrong), 20, "what was saved comes back");
+    is_int(open_store(&second, 100 * 16384, 1), ERR_OVERLOADED, "a second engine is refused");
+    store_close(st);
+    must_ok(open_store(&st, 100 * 16384, 1));
+    is_int(count_good(st, 1, 20, &wrong), 20, "and after a restart");
+    save(st, 1, 3);
+    store_flush(st);
+    store_read_counters(st, &k);
+    is_int(k.entries, 20, "a page saved twice is kept once");
+    is_int(k.written, 0, "and not written again");
+    store_close(st);
+    must_ok(open_store(&st, 100 * 16384, 2));
+    store_read_counters(st, &k);
+    is_int(k.entries, 0, "another model counts its own pages only");
+    store_close(st);
+    is_int(wrong, 0, "nothing came back wrong");
+    wipe();
+}
+
+static void test_bound(void)
+{
+    struct store *st;
+    struct stat s;
+    char path[128];
+    int wrong = 0;
+
+    must_ok(open_store(&st, 10 * 16384, 1));
+    for (int i = 0; i < 4; i++)
+        save(st, 9, i);
+    store_flush(st);
+    for (int i = 0; i < 40; i++) {
+        save(st, 1 + i % 4, i / 4);
+        store_flush(st);
+        (void)load(st, 9, 3); /* in use: stays, and so does what it continues */
+    }
+    is_int(count_good(st, 9, 4, &wrong), 4, "a prefix in use survives eviction with its parents");
+    (void)snprintf(path, sizeof path, "%s/pages.kv", dir);
+    must_ok(stat(path, &s));
+    ok(s.st_size > 0 && s.st_size <= 10 * 16384, "the page file keeps its bound (%lld)",
+       (long long)s.st_size);
+    is_int(wrong, 0, "reused slots never give an old page");
+    store_close(st);
+    wipe();
+}
+
+static void test_kill(void)
+{
+    int wrong = 0;
+    int good = 0;
+    int opened = 0;
+
+    for (int round = 0; round < 12; round++) {
+        struct store *st;
+        pid_t pid = fork();
+
+        if (pid == 0) {
+            must_ok(open_store(&st, 30 * 16384, 1));
+            for (int i = 0;; i++) /* until killed */
+                save(st, i % 5, i / 5 % 10);
+        }
+        clock_sleep_us(20000 + (uint64_t)round * 3791);
+        (void)kill(pid, SIGKILL);
+        (void)waitpid(pid, NULL, 0);
+        if (open_store(&st, 30 * 16384, 1) != ERR_OK)
+            continue;
+        opened++;
+        for (int c = 0; c < 5; c++)
+            good += count_good(st, c, 10, &wrong);
+        store_close(st);
+    }
+    is_int(opened, 12, "killed while writing, it opens again each time");
+    is_int(wrong, 0, "and gives no wrong page");
+    ok(good > 12, "but most of the right ones (%d)", good);
+    wipe();
+}
+
+static void scribble(const char *name, off_t from, off_t to, int n, unsigned *seed)
+{
+    char path[128];
+    int fd;
+
+    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
+    fd = open(path, O_RDWR);
+    for (int i = 0; i < n; i++) {
+        unsigned char byte = (unsigned char)random_next(seed);
+
+        (void)!pwrite(fd, &byte, 1, from + (off_t)(random_next(seed) % (unsigned)(to - from)));
+    }
+    (void)close(fd);
+}
+
+static void test_damaged_payload(unsigned seed)
+{
+    struct store *st;
+    struct store_counters k;
+    int wrong = 0;
+    int good;
+
+    must_ok(open_store(&st, 100 * 16384, 1));
+    for (int i = 0; i < 20; i++)
+        save(st, 1, i);
+    store_close(st);
+    scribble("pages.kv", 0, 10 * 16384, 2000, &seed);
+    must_ok(open_store(&st, 100 * 16384, 1));
+    good = count_good(st, 1, 20, &wrong);
+    ok(good >= 10 && good < 20 && wrong == 0, "damaged payloads are misses (%d of 20 good)", good);
+    store_read_counters(st, &k);
+    is_int(k.faults, 20 - good, "each is counted");
+    is_int(count_good(st, 1, 20, &wrong), good, "and forgotten");
+    for (int i = 0; i < 20; i++)
+        save(st, 1, i);
+    store_flush(st);
+    is_int(count_good(st, 1, 20, &wrong), 20, "what was lost can be saved again");
+    store_close(st);
+    wipe();
+}
+
+/* Random bytes anywhere in the index: it opens, with what is left or anew, and lies never. */
+static void test_damaged_index(unsigned seed)
+{
+    int wrong = 0;
+    int opened = 0;
+    int good = 0;
+
+    for (int round = 0; round < 40; round++) {
+        struct store *st;
+        struct stat s;
+        char path[128];
+
+        must_ok(open_store(&st, 100 * 16384, 1));
+        for (int i = 0; i < 20; i++)
+            save(st, 1, i);
+        store_close(st);
+        (void)snprintf(path, sizeof path, "%s/data.mdb", dir);
+        must_ok(stat(path, &s));
+        if (round % 4 == 3)
+            must_ok(truncate(path, s.st_size / 2));
+        else
+            scribble("data.mdb", round % 2 ? 0 : 8192, s.st_size, 1 << (round % 12), &seed);
+        if (open_store(&st, 100 * 16384, 1) != ERR_OK)
+            continue;
+        opened++;
+        good += count_good(st, 1, 20, &wrong);
+        save(st, 2, 0);
+        store_close(st);
+        if (round % 8 == 0)
+            wipe();
+    }
+    is_int(opened, 40, "with a damaged index it opens each time");
+    is_int(wrong, 0, "and gives no wrong page (%d right ones)", good);
+    wipe();
+}
+
+static void test_faults(void)
+{
+    static const enum fault faults[] = {FAULT_store_write, FAULT_store_read, FAULT_store_commit};
+    int wrong = 0;
+
+    for (int f = 0; f < 3; f++) {
+        for (int n = 1; n < 8; n++) {
+            struct store *st;
+
+            must_ok(open_store(&st, 8 * 16384, 1));
+            fault_arm(faults[f], n, n % 2 == 0);
+            for (int i = 0; i < 16; i++) {
+                save(st, 1, i % 12);
+                if (i % 3 == 0)
+                    store_flush(st);
+                (void)count_good(st, 1, 4, &wrong);
+            }
+            fault_arm(faults[f], 0, false);
+            save(st, 3, 0);
+            store_flush(st);
+            if (load(st, 3, 0) != 1)
+                wrong++;
+            store_close(st);
+            if (n == 7)
+                wipe();
+        }
+    }
+    is_int(wrong, 0,
+           "failing writes, reads and commits lose pages, never give wrong ones, and "
+           "the store goes on");
+}
+
+static void test_other_format(void)
+{
+    struct store *st;
+    struct store_options o = {.dir = dir,
+                              .max_bytes = 1 << 20,
+                              .page_bytes = 512,
+                              .block_tokens = 4,
+                              .n_buffers = 2,
+                              .namespace_name = "small"};
+
+    must_ok(open_store(&st, 100 * 16384, 1));
+    save(st, 1, 0);
+    store_close(st);
+    is_int(store_open(&st, &o), ERR_OK, "pages of another size: begun anew");
+    store_close(st);
+    wipe();
+}
+
+int main(void)
+{
+    unsigned seed = tap_seed(11);
+
+    (void)snprintf(dir, sizeof dir, "/tmp/quire-store-XXXXXX");
+    if (mkdtemp(dir) == NULL)
+        tap_skip_all("no temporary folder");
+    log_set_level(0);
+    test_restart();
+    test_bound();
+    test_kill();
+    test_damaged_payload(seed);
+    test_damaged_index(seed);
+    test_faults();
+    test_other_format();
+    (void)rmdir(dir);
+    return tap_done();
+}

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * lmdb-dump: what the prefix cache on disk holds, while the engine runs or not.
+ *
+ * Reads LMDB's snapshot and, with --verify, the page file; writes nothing and holds nothing that
+ * the engine waits for. Needs write permission on lock.mdb (LMDB's reader table): be root or in
+ * the engine's group. */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "kv/store_db.h"
+
+struct dump {
+    const char *dir;
+    bool json;
+    bool verify;
+    bool summary;
+    const char *name;  /* prefix of the name, hexadecimal */
+    const char *space; /* part of the namespace's name, or start of its fingerprint */
+    uint64_t limit;
+
+    struct store_db *db;
+    struct store_format format;
+    struct buf out;
+    void *slot; /* slot_bytes, for --verify */
+    int file_fd;
+    uint64_t n_entries, n_shown, n_tokens, n_damaged;
+    uint64_t by_space[STORE_SPACES_MAX];
+};
+
+static bool dump_space_matches(struct dump *d, uint32_t index, struct store_space *space)
+{
+    char hex[2 * HASH_BYTES + 1];
+
+    if (!store_db_read_space(d->db, index, space))
+        *space = (struct store_space){.name = "?"};
+    if (d->space == NULL)
+        return true;
+    hash_hex(space->fingerprint.bytes, HASH_BYTES, hex);
+    return strstr(space->name, d->space) != NULL || strncmp(hex, d->space, strlen(d->space)) == 0;
+}
+
+/* Read a slot and check it as the engine would. NULL: whole, else what is wrong. */
+static const char *dump_verify(struct dump *d, uint64_t slot, const struct store_record *r)
+{
+    const struct store_header *h = d->slot;
+    size_t done = 0;
+
+    while (done < d->format.slot_bytes) {
+        ssize_t n = pread(d->file_fd, (char *)d->slot + done, d->format.slot_bytes - done,
+                          (off_t)(slot * d->format.slot_bytes + done));
+
+        if (n == -1 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return "unreadable";
+        done += (size_t)n;
+    }
+    if (!store_header_matches(h, r, d->format.page_bytes))
+        return "header";
+    if (h->payload_xxh3 != r->payload_xxh3 ||
+        h->payload_xxh3 !=
+            hash_xxh3((const char *)d->slot + STORE_HEADER_BYTES, d->format.page_bytes))
+        return "payload";
+    return NULL;
+}
+
+static void dump_time(char *out, size_t cap, uint32_t unix_s)
+{
+    time_t t = (time_t)unix_s;
+    struct tm tm;
+
+    if (unix_s == 0 || gmtime_r(&t, &tm) == NULL)
+        (void)snprintf(out, cap, "-");
+    else
+        (void)strftime(out, cap, "%Y-%m-%dT%H:%M:%SZ", &tm);
+}
+
+static void dump_entry(struct dump *d, uint64_t slot, const struct store_record *r,
+                       const struct store_use *use, const char *damage)
+{
+    char name[2 * HASH_BYTES + 1];
+    char parent[2 * HASH_BYTES + 1];
+    char last[32];
+
+    hash_hex(r->name.bytes, HASH_BYTES, name);
+    hash_hex(r->parent.bytes, HASH_BYTES, parent);
+    dump_time(last, sizeof last, use->last != 0 ? use->last : r->created);
+    if (d->json) {
+        buf_printf(&d->out,
+                   "%s{\"slot\":%llu,\"name\":\"%s\",\"parent\":\"%s\",\"space\":%u,"
+                   "\"tokens\":%u,\"tier\":\"disk\",\"bytes\":%llu,\"uses\":%u,"
+                   "\"last_use\":%u,\"created\":%u,\"generation\":%llu",
+                   d->n_shown == 0 ? "" : ",\n", (unsigned long long)slot, name, parent, r->space,
+                   r->n_tokens, (unsigned long long)d->format.page_bytes, use->count, use->last,
+                   r->created, (unsigned long long)r->generation);
+        if (d->verify)
+            buf_printf(&d->out, ",\"damage\":%s%s%s", damage == NULL ? "null" : "\"",
+                       damage == NULL ? "" : damage, damage == NULL ? "" : "\"");
+        buf_add_byte(&d->out, '}');
+    } else {
+        buf_printf(&d->out, "%8llu  %.16s  %.16s  %5u  %6u  disk  %10llu  %5u  %-20s %s\n",
+                   (unsigned long long)slot, name, parent, r->space, r->n_tokens,
+                   (unsigned long long)d->format.page_bytes, use->count, last,
+                   damage == NULL ? "" : damage);
+    }
+    (void)fwrite(d->out.bytes, 1, d->out.len, stdout);
+    buf_clear(&d->out);
+}
+
+static void dump_one(void *context, uint64_t slot, const struct store_record *r,
+                     const struct store_use *use)
+{
+    struct dump *d = context;
+    struct store_space space;
+    char name[2 * HASH_BYTES + 1];
+    const char *damage = NULL;
+
+    hash_hex(r->name.bytes, HASH_BYTES, name);
+    if (d->name != NULL && strncmp(name, d->name, strlen(d->name)) != 0)
+        return;
+    if (!dump_space_matches(d, r->space, &space))
+        return;
+    d->n_entries++;
+    d->n_tokens += r->n_tokens;
+    if (r->space < STORE_SPACES_MAX)
+        d->by_space[r->space]++;
+    if (d->verify) {
+        damage = dump_verify(d, slot, r);
+        d->n_damaged += damage != NULL;
+    }
+    if (d->summary || (d->limit != 0 && d->n_shown >= d->limit))
+        return;
+    dump_entry(d, slot, r, use, damage);
+    d->n_shown++;
+}
+
+static void dump_totals(struct dump *d, uint64_t n_bad)
+{
+    struct buf *b = &d->out;
+    bool first = true;
+
+    if (d->json)
+        buf_printf(b, "],\n\"entries\":%llu,\"tokens\":%llu,\"bytes\":%llu,\"bad_records\":%llu,",
+                   (unsigned long long)d->n_entries, (unsigned long long)d->n_tokens,
+                   (unsigned long long)(d->n_entries * d->format.page_bytes),
+                   (unsigned long long)n_bad);
+    if (d->json && d->verify)
+        buf_printf(b, "\"damaged\":%llu,", (unsigned long long)d->n_damaged);
+    buf_add_text(b, d->json ? "\"namespaces\":[" : "\nnamespaces\n");
+    for (uint32_t i = 0; i < STORE_SPACES_MAX; i++) {
+        struct store_space space;
+        char hex[2 * HASH_BYTES + 1];
+
+        if (!store_db_read_space(d->db, i, &space))
+            break;
+        if (!dump_space_matches(d, i, &space))
+            continue;
+        hash_hex(space.fingerprint.bytes, HASH_BYTES, hex);
+        if (d->json) {
+            buf_printf(b, "%s{\"space\":%u,\"fingerprint\":\"%s\",\"entries\":%llu,\"name\":",
+                       first ? "" : ",", i, hex, (unsigned long long)d->by_space[i]);
+            buf_add_json_string(b, space.name, strlen(space.name));
+            buf_add_byte(b, '}');
+        } else {
+            buf_printf(b, "%5u  %.16s  %8llu entries  %s\n", i, hex,
+                       (unsigned long long)d->by_space[i], space.name);
+        }
+        first = false;
+    }
+    if (d->json) {
+        buf_add_text(b, "]}\n");
+    } else {
+        buf_printf(b, "\n%llu entries, %llu tokens, %.1f MiB of payload; pages of %u tokens",
+                   (unsigned long long)d->n_entries, (unsigned long long)d->n_tokens,
+                   (double)(d->n_entries * d->format.page_bytes) / 1048576.0,
+                   d->format.block_tokens);
+        if (d->verify)
+            buf_printf(b, "; %llu damaged", (unsigned long long)d->n_damaged);
+        if (n_bad != 0)
+            buf_printf(b, "; %llu records of a wrong size", (unsigned long long)n_bad);
+        buf_add_byte(b, '\n');
+    }
+    (void)fwrite(b->bytes, 1, b->len, stdout);
+    buf_clear(b);
+}
+
+static int dump_open(struct dump *d)
+{
+    char path[4096];
+    int rc = store_db_open_read(&d->db, d->dir, &d->format);
+
+    if (rc != ERR_OK) {
+        (void)fprintf(stderr, "lmdb-dump: %s: %s\n", d->dir,
+                      rc == ERR_NOT_FOUND ? "there is no page store" : err_sentence(rc));
+        return rc;
+    }
+    if (!d->verify)
+        return ERR_OK;
+    (void)snprintf(path, sizeof path, "%s/pages.kv", d->dir);
+    d->file_fd = open(path, O_RDONLY | O_CLOEXEC);
+    d->slot = mem_alloc(d->format.slot_bytes);
+    if (d->file_fd == -1 || d->slot == NULL) {
+        (void)fprintf(stderr, "lmdb-dump: %s: %s\n", path, strerror(errno));
+        return ERR_IO;
+    }
+    return ERR_OK;
+}
+
+static int dump_run(struct dump *d)
+{
+    uint64_t n_bad = 0;
+    int rc = dump_open(d);
+
+    if (rc != ERR_OK)
+        return rc;
+    if (d->json)
+        (void)printf("{\"format\":%u,\"block_tokens\":%u,\"page_bytes\":%llu,\"pages\":[\n",
+                     d->format.version, d->format.block_tokens,
+                     (unsigned long long)d->format.page_bytes);
+    else if (!d->summary)
+        (void)printf("%8s  %-16s  %-16s  %5s  %6s  tier  %10s  %5s  last use\n", "slot", "name",
+                     "parent", "space", "tokens", "bytes", "uses");
+    rc = store_db_scan(d->db, dump_one, d, &n_bad);
+    dump_totals(d, n_bad);
+    return rc;
+}
+
+static const char dump_usage[] =
+    "usage: lmdb-dump [options] DIR\n"
+    "Print the page store of quire in DIR (kv_store_dir). Never blocks the engine.\n"
+    "  --json          one JSON object\n"
+    "  --verify        read every payload again and check it\n"
+    "  --summary       totals only\n"
+    "  --name HEX      entries whose name begins with HEX\n"
+    "  --space TEXT    entries of namespaces whose name holds TEXT or fingerprint begins with it\n"
+    "  --limit N       show at most N entries; totals count all\n"
+    "Exit status: 0 fine, 1 usage, 2 unreadable, 3 --verify found damage.\n";
+
+int main(int argc, char **argv)
+{
+    static struct dump d = {.file_fd = -1};
+    static const struct option options[] = {
+        {"json", no_argument, NULL, 'j'},        {"verify", no_argument, NULL, 'v'},
+        {"summary", no_argument, NULL, 's'},     {"name", required_argument, NULL, 'n'},
+        {"space", required_argument, NULL, 'p'}, {"limit", required_argument, NULL, 'l'},
+        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
+    };
+    int opt;
+    int rc;
+
+    while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (opt) {
+        case 'j': d.json = true; break;
+        case 'v': d.verify = true; break;
+        case 's': d.summary = true; break;
+        case 'n': d.name = optarg; break;
+        case 'p': d.space = optarg; break;
+        case 'l': d.limit = strtoull(optarg, NULL, 10); break;
+        case 'h': (void)fputs(dump_usage, stdout); return 0;
+        default: (void)fputs(dump_usage, stderr); return 1;
+        }
+    }
+    if (optind != argc - 1) {
+        (void)fputs(dump_usage, stderr);
+        return 1;
+    }
+    d.dir = argv[optind];
+    log_set_level(LOG_LEVEL_ERROR);
+    rc = dump_run(&d);
+    store_db_close(d.db);
+    buf_fini(&d.out);
+    mem_free(d.slot);
+    if (rc != ERR_OK)
+        return 2;
+    return d.n_damaged > 0 ? 3 : 0;
+}
