@@ -16,6 +16,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Small functions that both sides use. */
+#ifdef __CUDACC__
+#define K_BOTH static __host__ __device__ inline
+#else
+#define K_BOTH static inline
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -154,7 +161,7 @@ struct k_attn_plan {
 #define K_TILE_TOKENS(group) ((group) >= K_TILE_ROWS ? 1 : K_TILE_ROWS / (group))
 
 /* Tokens of a part, a function of the length alone. */
-static inline int k_attn_part_tokens(int kv_len)
+K_BOTH int k_attn_part_tokens(int kv_len)
 {
     int part = (kv_len + K_PARTS_MAX - 1) / K_PARTS_MAX;
 

@@ -82,6 +82,8 @@ struct device {
     const struct device_ops *ops;
     struct device_limits limits;
     size_t elem_bytes; /* of weights, activations and KV: 4 cpu, 2 cuda */
+    int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
+                             * must have room for them */
     size_t allocated_bytes; /* by alloc() so far */
     bool is_gpu;
     char name[64]; /* for the log */
@@ -97,5 +99,8 @@ void device_close(struct device *d); /* NULL is fine */
 int device_cpu_open(struct device **out, int n_threads) ERR_CHECKED;
 int device_cuda_open(struct device **out) ERR_CHECKED;
 int device_cuda_count(void); /* usable GPUs; 0 when there is no driver */
+
+/* The stream of a cuda device: for tests that launch kernels themselves. */
+k_stream device_cuda_stream(struct device *d);
 
 #endif

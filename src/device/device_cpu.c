@@ -449,6 +449,7 @@ int device_cpu_open(struct device **out, int n_threads)
         goto out;
     c->base.ops = &cpu_ops;
     c->base.elem_bytes = sizeof(float);
+    c->base.rows_multiple = 1;
     c->math = cpu_math_choose();
     if ((rc = pool_open(&c->pool, n_threads)) != ERR_OK)
         goto out;
