@@ -36,4 +36,6 @@ struct settings {
 int settings_read(struct settings *out, char program, int argc, char **argv,
                   bool *exit_now) ERR_CHECKED;
 
+void settings_fini(struct settings *s); /* accepts {0} */
+
 #endif
