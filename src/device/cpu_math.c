@@ -24,10 +24,10 @@ typedef float lanes_at __attribute__((vector_size(64), aligned(4), may_alias)); 
 #define JOIN2(a, b) a##b
 #define JOIN(a, b)  JOIN2(a, b)
 
-#define TILE(name) JOIN(name, _plain)
-#define TILE_NAME  "generic"
-#define TILE_ROWS  1
-#define TILE_OUTS  2
+#define TILE(name)  JOIN(name, _plain)
+#define TILE_NAME   "generic"
+#define TILE_ROWS   1
+#define TILE_OUTS   2
 #include "device/cpu_tile.h"
 #undef TILE
 #undef TILE_NAME

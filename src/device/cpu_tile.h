@@ -9,9 +9,10 @@ static inline float TILE(fold)(const lanes *v)
     float f[LANES];
 
     memcpy(f, v, sizeof f);
-    EACH (int width = LANES / 2; width > 0; width /= 2) {
-        EACH (int i = 0; i < width; i++)
-            f[i] += f[i + width];
+    EACH(int width = LANES / 2; width > 0; width /= 2)
+    {
+        EACH(int i = 0; i < width; i++)
+        f[i] += f[i + width];
     }
     return f[0];
 }
@@ -24,34 +25,36 @@ static inline void TILE(load_rest)(lanes *v, const float *p, int n)
 }
 
 /* rows x outs results; rows and outs are constants wherever this is inlined. */
-#define TILE_BLOCK(rows, outs)                                                             \
-    lanes sum[rows][outs] = {0};                                                           \
-    int k = 0;                                                                             \
-                                                                                           \
-    for (; k + LANES <= n_in; k += LANES) {                                                \
-        lanes b[outs];                                                                     \
-                                                                                           \
-        EACH (int j = 0; j < (outs); j++)                                                  \
-            b[j] = *(const lanes_at *)(w + (size_t)j * n_in + k);                          \
-        EACH (int i = 0; i < (rows); i++) {                                                \
-            lanes a = *(const lanes_at *)(x + (size_t)i * n_in + k);                       \
-                                                                                           \
-            EACH (int j = 0; j < (outs); j++)                                              \
-                sum[i][j] += a * b[j];                                                     \
-        }                                                                                  \
-    }                                                                                      \
-    EACH (int i = 0; i < (rows); i++) {                                                    \
-        EACH (int j = 0; j < (outs); j++) {                                                \
-            if (k < n_in) {                                                                \
-                lanes a, b;                                                                \
-                                                                                           \
-                TILE(load_rest)(&a, x + (size_t)i * n_in + k, n_in - k);                   \
-                TILE(load_rest)(&b, w + (size_t)j * n_in + k, n_in - k);                   \
-                sum[i][j] += a * b;                                                        \
-            }                                                                              \
-            y[(size_t)i * n_out + j] =                                                     \
-                TILE(fold)(&sum[i][j]) + (bias == NULL ? 0.0f : bias[j]);                  \
-        }                                                                                  \
+#define TILE_BLOCK(rows, outs)                                                                   \
+    lanes sum[rows][outs] = {0};                                                                 \
+    int k = 0;                                                                                   \
+                                                                                                 \
+    for (; k + LANES <= n_in; k += LANES) {                                                      \
+        lanes b[outs];                                                                           \
+                                                                                                 \
+        EACH(int j = 0; j < (outs); j++)                                                         \
+        b[j] = *(const lanes_at *)(w + (size_t)j * n_in + k);                                    \
+        EACH(int i = 0; i < (rows); i++)                                                         \
+        {                                                                                        \
+            lanes a = *(const lanes_at *)(x + (size_t)i * n_in + k);                             \
+                                                                                                 \
+            EACH(int j = 0; j < (outs); j++)                                                     \
+            sum[i][j] += a * b[j];                                                               \
+        }                                                                                        \
+    }                                                                                            \
+    EACH(int i = 0; i < (rows); i++)                                                             \
+    {                                                                                            \
+        EACH(int j = 0; j < (outs); j++)                                                         \
+        {                                                                                        \
+            if (k < n_in) {                                                                      \
+                lanes a, b;                                                                      \
+                                                                                                 \
+                TILE(load_rest)(&a, x + (size_t)i * n_in + k, n_in - k);                         \
+                TILE(load_rest)(&b, w + (size_t)j * n_in + k, n_in - k);                         \
+                sum[i][j] += a * b;                                                              \
+            }                                                                                    \
+            y[(size_t)i * n_out + j] = TILE(fold)(&sum[i][j]) + (bias == NULL ? 0.0f : bias[j]); \
+        }                                                                                        \
     }
 
 static void TILE(block_full)(float *y, const float *x, const float *w, const float *bias, int n_in,
@@ -84,17 +87,17 @@ static void TILE(matmul)(const struct cpu_matmul *m)
         int r = m->row_first;
 
         for (; r + TILE_ROWS <= m->row_last; r += TILE_ROWS)
-            TILE(block_full)(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias,
-                             m->n_in, m->n_out);
+            TILE(block_full)
+        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out);
         for (; r < m->row_last; r++)
-            TILE(block_row)(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias,
-                            m->n_in, m->n_out);
+            TILE(block_row)
+        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out);
     }
     for (; o < m->out_last; o++) {
         for (int r = m->row_first; r < m->row_last; r++)
-            TILE(block_one)(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in,
-                            m->w + (size_t)o * n_in, m->bias == NULL ? NULL : m->bias + o,
-                            m->n_in, m->n_out);
+            TILE(block_one)
+        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m->w + (size_t)o * n_in,
+         m->bias == NULL ? NULL : m->bias + o, m->n_in, m->n_out);
     }
 }
 

@@ -109,7 +109,8 @@ static void check_pool(void)
     for (int i = 0; i < 50; i++)
         nanosleep(&nap, NULL);
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-    cpu_s = (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec);
+    cpu_s =
+        (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec);
     ok(cpu_s < 0.02, "an idle pool sleeps: %.1f ms of CPU in 100", cpu_s * 1e3);
     pool_close(p);
     free(t);
