@@ -286,6 +286,50 @@ static void test_damaged_index(unsigned seed)
     wipe();
 }
 
+/* Records that lie, written as an engine would write them. */
+static void test_lying_records(unsigned seed)
+{
+    struct store_format format = {.magic = STORE_MAGIC,
+                                  .version = STORE_VERSION,
+                                  .block_tokens = BLOCK,
+                                  .slot_bytes = STORE_HEADER_BYTES + 12288,
+                                  .page_bytes = PAGE_BYTES};
+    int wrong = 0;
+    int good = 0;
+
+    for (int round = 0; round < 30; round++) {
+        struct store_change changes[8];
+        struct store_db *db;
+        struct store *st;
+
+        must_ok(open_store(&st, 100 * 16384, 1));
+        for (int i = 0; i < 20; i++)
+            save(st, 1, i);
+        store_close(st);
+        must_ok(store_db_open(&db, dir, &format, (size_t)1 << 30));
+        for (int i = 0; i < 8; i++) {
+            struct page_of p;
+            unsigned char *bytes = (unsigned char *)&changes[i].record;
+
+            make_page(&p, 1, (int)(random_next(&seed) % 20));
+            changes[i] = (struct store_change){
+                .slot = random_next(&seed) % 4 ? random_next(&seed) % 24 : UINT64_MAX - (uint64_t)i,
+                .record = {.name = p.name, .parent = p.parent, .n_tokens = BLOCK, .generation = 1}};
+            if (random_next(&seed) % 2)
+                bytes[random_next(&seed) % sizeof changes[i].record] ^= 1;
+        }
+        must_ok(store_db_commit(db, changes, 8));
+        store_db_close(db);
+        must_ok(open_store(&st, 100 * 16384, 1));
+        good += count_good(st, 1, 20, &wrong);
+        save(st, 2, round % 10);
+        store_close(st);
+    }
+    is_int(wrong, 0, "index entries that lie are misses (%d of 600 pages survive)", good);
+    ok(good > 100, "and harm no others");
+    wipe();
+}
+
 static void test_faults(void)
 {
     static const enum fault faults[] = {FAULT_store_write, FAULT_store_read, FAULT_store_commit};
@@ -349,6 +393,7 @@ int main(void)
     test_kill();
     test_damaged_payload(seed);
     test_damaged_index(seed);
+    test_lying_records(seed);
     test_faults();
     test_other_format();
     (void)rmdir(dir);
