@@ -383,6 +383,8 @@ static _Noreturn void store_db_probe_child(const char *dir, const char *scratch,
     struct store_db *to = NULL;
     int rc;
 
+    /* The engine's lock on the store must not outlive the engine here. */
+    (void)close_range(STDERR_FILENO + 1, ~0U, 0);
     (void)alarm(STORE_DB_PROBE_S); /* a loop in a damaged tree ends as a crash does */
     rc = store_db_open_read(&from, dir, &got);
     if (rc == ERR_OK && memcmp(&got, format, sizeof got) != 0)
