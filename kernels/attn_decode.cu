@@ -65,11 +65,8 @@ template <int HEADS>
 static __device__ inline void take_keys(softmax_state<HEADS> &st, const float score[HEADS][KEYS],
                                         const uint4 value[KEYS])
 {
-    float v[KEYS][8];
+    float weight[HEADS][KEYS];
 
-#pragma unroll
-    for (int k = 0; k < KEYS; k++)
-        unpack8(v[k], value[k]);
 #pragma unroll
     for (int g = 0; g < HEADS; g++) {
         float top = st.top[g], shrink;
@@ -85,12 +82,20 @@ static __device__ inline void take_keys(softmax_state<HEADS> &st, const float sc
             st.acc[g][d] *= shrink;
 #pragma unroll
         for (int k = 0; k < KEYS; k++) {
-            float w = exp2_fast(score[g][k] - top);
+            weight[g][k] = exp2_fast(score[g][k] - top);
+            st.sum[g] += weight[g][k];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < KEYS; k++) {
+        float v[8];
 
-            st.sum[g] += w;
+        unpack8(v, value[k]);
+#pragma unroll
+        for (int g = 0; g < HEADS; g++) {
 #pragma unroll
             for (int d = 0; d < 8; d++)
-                st.acc[g][d] = fmaf(w, v[k][d], st.acc[g][d]);
+                st.acc[g][d] = fmaf(weight[g][k], v[d], st.acc[g][d]);
         }
     }
 }
@@ -183,7 +188,7 @@ static __device__ void write_head(const decode_args &a, int decode, int head, in
 }
 
 template <int LANES, int HEADS>
-static __global__ void __launch_bounds__(DECODE_WARPS * 32)
+static __global__ void __launch_bounds__(DECODE_WARPS * 32, 2)
     attn_decode_kernel(const decode_args a)
 {
     __shared__ float shared[DECODE_WARPS][HEADS][LANES][10]; /* top, sum, acc of a lane */

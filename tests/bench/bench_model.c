@@ -111,6 +111,27 @@ static void bench_prefill(struct bench *n)
     printf("prefill, %d tokens: %.1f ms\n", length, (double)(clock_us() - start) * 1e-3);
 }
 
+/* Many decodes at one context; the KV is whatever stands in the pages. */
+static void bench_decodes(struct bench *n, int n_seqs, int context)
+{
+    int pages_each = context / n->shape->block_tokens + 1, n_steps = 20;
+    uint64_t start = 0;
+    double us;
+
+    for (int i = -2; i < n_steps; i++) {
+        if (i == 0)
+            start = clock_us();
+        clear(n);
+        for (int s = 0; s < n_seqs; s++)
+            add(n, s, context - 1, 1, pages_each);
+        step(n);
+    }
+    us = (double)(clock_us() - start) / n_steps;
+    printf("decode, %d sequences, context %d: %.2f ms a step, %.1f%% of read bandwidth\n", n_seqs,
+           context, us * 1e-3, 100.0 * (n->weight_bytes + (double)n->shape->page_bytes * n_seqs *
+           context / n->shape->block_tokens) / (us * 1e-6) / n->limit_bytes_s);
+}
+
 /* Each sequence's done tokens; the prompt of half tokens, then half decodes. */
 static void bench_crowd(struct bench *n, int n_seqs, int half)
 {
@@ -177,6 +198,8 @@ int main(int argc, char **argv)
     printf("%s on %s\n", o.dir, n->shape->device);
     bench_decode(n);
     bench_prefill(n);
+    if (gpu)
+        bench_decodes(n, SEQS_MAX, 1536);
     if (gpu)
         bench_crowd(n, SEQS_MAX, 1024);
     else
