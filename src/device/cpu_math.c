@@ -18,6 +18,8 @@
 #define LANES 16
 
 typedef float lanes __attribute__((vector_size(64)));
+typedef float lanes8 __attribute__((vector_size(32)));
+typedef float lanes4 __attribute__((vector_size(16)));
 typedef int32_t lanes_int __attribute__((vector_size(64)));
 typedef float lanes_at __attribute__((vector_size(64), aligned(4), may_alias)); /* in arrays */
 

@@ -4,16 +4,14 @@
 
 #define EACH _Pragma("GCC unroll 16") for
 
+/* Lane i + lane i + width, for width 8, 4, 2, 1. */
 static inline float TILE(fold)(const lanes *v)
 {
-    float f[LANES];
+    lanes8 a = __builtin_shufflevector(*v, *v, 0, 1, 2, 3, 4, 5, 6, 7) +
+               __builtin_shufflevector(*v, *v, 8, 9, 10, 11, 12, 13, 14, 15);
+    lanes4 b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
 
-    memcpy(f, v, sizeof f);
-    EACH (int width = LANES / 2; width > 0; width /= 2) {
-        EACH (int i = 0; i < width; i++)
-            f[i] += f[i + width];
-    }
-    return f[0];
+    return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
 /* *v = the first n < 16 elements of p, then zeros. */
