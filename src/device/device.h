@@ -28,9 +28,9 @@ struct device_limits {
 /* One step as host arrays; borrowed until end(). */
 struct device_batch {
     struct k_tokens tokens;
-    const int32_t *row_tokens;        /* int32 [n_rows]: token of each row */
-    const struct k_sample_row *rows;  /* [n_rows]; history_at is not read */
-    const int32_t *const *histories;  /* [n_rows]: int32 [n_history] of each row */
+    const int32_t *row_tokens;       /* int32 [n_rows]: token of each row */
+    const struct k_sample_row *rows; /* [n_rows]; history_at is not read */
+    const int32_t *const *histories; /* [n_rows]: int32 [n_history] of each row */
     int n_rows;
 };
 
@@ -64,10 +64,10 @@ struct device_ops {
                         const void *weight, float eps, int n);
     /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none). The second
      * gives float32 on every device. */
-    void (*matmul)(struct device *d, void *y, const void *x, const void *w, const void *bias,
-                   int n, int n_out, int n_in);
-    void (*matmul_float)(struct device *d, float *y, const void *x, const void *w, int n,
-                         int n_out, int n_in);
+    void (*matmul)(struct device *d, void *y, const void *x, const void *w, const void *bias, int n,
+                   int n_out, int n_in);
+    void (*matmul_float)(struct device *d, float *y, const void *x, const void *w, int n, int n_out,
+                         int n_in);
     void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const float *turns);
     void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale);
     void (*silu_mul)(struct device *d, void *out, const void *in, int n);
@@ -81,7 +81,7 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     struct device_limits limits;
-    size_t elem_bytes; /* of weights, activations and KV: 4 cpu, 2 cuda */
+    size_t elem_bytes;      /* of weights, activations and KV: 4 cpu, 2 cuda */
     int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
                              * must have room for them */
     size_t allocated_bytes; /* by alloc() so far */

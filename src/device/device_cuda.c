@@ -42,8 +42,8 @@ struct cuda {
     cudaStream_t stream;
     struct gemm *gemm;
     const struct device_batch *batch;
-    struct k_tokens tokens;  /* on the device */
-    struct k_attn_plan plan; /* on the device */
+    struct k_tokens tokens;    /* on the device */
+    struct k_attn_plan plan;   /* on the device */
     struct step_arrays arrays; /* on the device */
     char *staging, *mirror;    /* pinned, and its image on the device */
     size_t staging_bytes;
@@ -81,7 +81,7 @@ static void keep(struct cuda *c, int rc, const char *what)
     c->rc = ERR_GPU;
 }
 
-/* --- memory -------------------------------------------------------------------------------------- */
+/* --- memory ---------------------------------------------------------------------------- */
 
 static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
@@ -190,7 +190,7 @@ static int cuda_fill_random(struct device *d, void *dst, size_t n, float deviati
     return ERR_OK;
 }
 
-/* --- a step's arrays -------------------------------------------------------------------------------- */
+/* --- a step's arrays ------------------------------------------------------------------- */
 
 static void *lay(char *base, size_t *at, size_t n, size_t bytes)
 {
@@ -297,20 +297,25 @@ static int cuda_begin(struct device *d, const struct device_batch *b)
     c->batch = b;
     c->arrays = lay_out(c->mirror, t->n_tokens, t->n_seqs, n_pages, b->n_rows);
     c->tokens = (struct k_tokens){
-        .ids = c->arrays.ids, .seq = c->arrays.seq, .pos = c->arrays.pos,
-        .seq_start = c->arrays.seq_start, .kv_len = c->arrays.kv_len,
-        .page_ids = c->arrays.page_ids, .n_tokens = t->n_tokens, .n_seqs = t->n_seqs,
+        .ids = c->arrays.ids,
+        .seq = c->arrays.seq,
+        .pos = c->arrays.pos,
+        .seq_start = c->arrays.seq_start,
+        .kv_len = c->arrays.kv_len,
+        .page_ids = c->arrays.page_ids,
+        .n_tokens = t->n_tokens,
+        .n_seqs = t->n_seqs,
         .pages_max = n_pages,
     };
     c->plan.decode_seqs = c->arrays.decode_seqs;
     c->plan.tile_seqs = c->arrays.tile_seqs;
     c->plan.tile_starts = c->arrays.tile_starts;
     c->plan.work = c->attn_work;
-    return check(cudaMemcpyAsync(c->mirror, c->staging, a.bytes, cudaMemcpyHostToDevice,
-                                 c->stream), "copying a batch");
+    return check(cudaMemcpyAsync(c->mirror, c->staging, a.bytes, cudaMemcpyHostToDevice, c->stream),
+                 "copying a batch");
 }
 
-/* --- operations ---------------------------------------------------------------------------------------- */
+/* --- operations ------------------------------------------------------------------------ */
 
 static void cuda_embed(struct device *d, float *x, const void *table)
 {
@@ -320,8 +325,8 @@ static void cuda_embed(struct device *d, float *x, const void *table)
          "embed");
 }
 
-static void cuda_rmsnorm(struct device *d, void *out, const float *x, const void *weight,
-                         float eps, int n)
+static void cuda_rmsnorm(struct device *d, void *out, const float *x, const void *weight, float eps,
+                         int n)
 {
     keep(cuda_of(d), k_rmsnorm(out, x, weight, eps, n, d->limits.dim, cuda_of(d)->stream),
          "rmsnorm");
@@ -378,8 +383,10 @@ static void cuda_gather_add(struct device *d, float *out, const float *x, const 
 {
     struct cuda *c = cuda_of(d);
 
-    keep(c, k_gather_add(out, x, delta, c->arrays.row_tokens, c->batch->n_rows, d->limits.dim,
-                         c->stream), "gather_add");
+    keep(c,
+         k_gather_add(out, x, delta, c->arrays.row_tokens, c->batch->n_rows, d->limits.dim,
+                      c->stream),
+         "gather_add");
 }
 
 /* Copy histories of rows first .. last - 1 and count them. */
@@ -387,11 +394,15 @@ static void count_histories(struct cuda *c, int first, int last, size_t n)
 {
     if (n == 0)
         return;
-    keep(c, check(cudaMemcpyAsync(c->history_mirror, c->history, n * sizeof *c->history,
-                                  cudaMemcpyHostToDevice, c->stream), "copying histories"),
+    keep(c,
+         check(cudaMemcpyAsync(c->history_mirror, c->history, n * sizeof *c->history,
+                               cudaMemcpyHostToDevice, c->stream),
+               "copying histories"),
          "histories");
-    keep(c, k_sample_count(c->counts, c->arrays.rows, c->history_mirror, first, last,
-                           c->base.limits.n_vocab, c->stream), "sample_count");
+    keep(c,
+         k_sample_count(c->counts, c->arrays.rows, c->history_mirror, first, last,
+                        c->base.limits.n_vocab, c->stream),
+         "sample_count");
 }
 
 /* Places are those that fill_rows() gave. When the room is used up, the stream is waited for:
@@ -424,10 +435,15 @@ static void cuda_sample(struct device *d, const float *logits)
     int n_rows = c->batch->n_rows;
 
     copy_histories(c);
-    keep(c, k_sample(c->ids_mirror, logits, n_rows, d->limits.n_vocab, c->arrays.rows,
-                     c->sample_scratch, c->counts, c->stream), "sample");
-    keep(c, check(cudaMemcpyAsync(c->ids, c->ids_mirror, (size_t)n_rows * sizeof *c->ids,
-                                  cudaMemcpyDeviceToHost, c->stream), "copying ids"), "sample");
+    keep(c,
+         k_sample(c->ids_mirror, logits, n_rows, d->limits.n_vocab, c->arrays.rows,
+                  c->sample_scratch, c->counts, c->stream),
+         "sample");
+    keep(c,
+         check(cudaMemcpyAsync(c->ids, c->ids_mirror, (size_t)n_rows * sizeof *c->ids,
+                               cudaMemcpyDeviceToHost, c->stream),
+               "copying ids"),
+         "sample");
 }
 
 static int cuda_end(struct device *d, int32_t *ids)
@@ -443,7 +459,7 @@ static int cuda_end(struct device *d, int32_t *ids)
     return ERR_OK;
 }
 
-/* --- open and close ---------------------------------------------------------------------------------------- */
+/* --- open and close -------------------------------------------------------------------- */
 
 static void *pinned(size_t bytes)
 {
@@ -476,9 +492,8 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
         return ERR_UNSUPPORTED;
     }
     d->limits = *lim;
-    c->staging_bytes =
-        lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->pages_max, lim->n_seqs).bytes;
-    c->history_cap = history < HISTORY_MAX              ? history
+    c->staging_bytes = lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->pages_max, lim->n_seqs).bytes;
+    c->history_cap = history < HISTORY_MAX                ? history
                      : HISTORY_MAX > (size_t)lim->len_max ? HISTORY_MAX
                                                           : (size_t)lim->len_max;
     c->staging = pinned(c->staging_bytes);

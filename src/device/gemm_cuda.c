@@ -113,8 +113,11 @@ static cublasStatus_t choose_algo(const struct gemm *g, struct gemm_plan *p)
 static cublasStatus_t find_plan(struct gemm *g, struct gemm_plan **out,
                                 const struct gemm_product *p)
 {
-    struct gemm_plan want = {.n = gemm_rows(p->n), .n_out = p->n_out, .n_in = p->n_in,
-                             .y_is_float = p->y_is_float, .has_bias = p->bias != NULL};
+    struct gemm_plan want = {.n = gemm_rows(p->n),
+                             .n_out = p->n_out,
+                             .n_in = p->n_in,
+                             .y_is_float = p->y_is_float,
+                             .has_bias = p->bias != NULL};
     uint64_t mixed = ((uint64_t)want.n * 0x9e3779b97f4a7c15U) ^
                      ((uint64_t)want.n_out * 0xbf58476d1ce4e5b9U) ^
                      ((uint64_t)want.n_in * 0x94d049bb133111ebU);
@@ -144,8 +147,8 @@ int gemm_run(struct gemm *g, const struct gemm_product *p, k_stream stream)
                                            sizeof p->bias);
     if (s == 0)
         s = cublasLtMatmul(g->handle, &plan->op, &one, p->w, &plan->w, p->x, &plan->x, &zero, p->y,
-                           &plan->y, p->y, &plan->y, &plan->algo, g->workspace,
-                           g->workspace_bytes, stream);
+                           &plan->y, p->y, &plan->y, &plan->algo, g->workspace, g->workspace_bytes,
+                           stream);
     if (s == 0)
         return ERR_OK;
     log_error("device: product of %d x %d x %d: %s", p->n, p->n_out, p->n_in,

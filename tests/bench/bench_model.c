@@ -56,8 +56,8 @@ static void add(struct bench *n, int seq, int done, int count, int pages_each)
     b->kv_len[i] = done + count;
     for (int p = 0; p * bt < done + count; p++)
         b->page_ids[(size_t)i * (size_t)b->pages_max + (size_t)p] = seq * pages_each + p;
-    b->rows[b->n_rows++] = (struct batch_row){.token_idx = b->n_tokens - 1, .top_p = 1.0f,
-                                              .repetition = 1.0f};
+    b->rows[b->n_rows++] =
+        (struct batch_row){.token_idx = b->n_tokens - 1, .top_p = 1.0f, .repetition = 1.0f};
 }
 
 static int least(int a, int b)
@@ -95,8 +95,8 @@ static void bench_decode(struct bench *n)
         double bytes = n->weight_bytes + kv_token * (mark + last) / 2.0;
 
         printf("decode, 1 sequence, context %d..%d: %.1f tok/s, %.3f ms a token, %.1f%% of read "
-               "bandwidth\n", mark, last, 1e6 / us, us * 1e-3,
-               100.0 * bytes / (us * 1e-6) / n->limit_bytes_s);
+               "bandwidth\n",
+               mark, last, 1e6 / us, us * 1e-3, 100.0 * bytes / (us * 1e-6) / n->limit_bytes_s);
     }
 }
 
@@ -128,8 +128,11 @@ static void bench_decodes(struct bench *n, int n_seqs, int context)
     }
     us = (double)(clock_us() - start) / n_steps;
     printf("decode, %d sequences, context %d: %.2f ms a step, %.1f%% of read bandwidth\n", n_seqs,
-           context, us * 1e-3, 100.0 * (n->weight_bytes + (double)n->shape->page_bytes * n_seqs *
-           context / n->shape->block_tokens) / (us * 1e-6) / n->limit_bytes_s);
+           context, us * 1e-3,
+           100.0 *
+               (n->weight_bytes +
+                (double)n->shape->page_bytes * n_seqs * context / n->shape->block_tokens) /
+               (us * 1e-6) / n->limit_bytes_s);
 }
 
 /* Each sequence's done tokens; the prompt of half tokens, then half decodes. */
@@ -176,9 +179,12 @@ static double weight_bytes(const struct model_shape *s, double elem_bytes)
 
 int main(int argc, char **argv)
 {
-    struct model_options o = {.dir = argc > 1 ? argv[1] : "", .device = argc > 2 ? argv[2] : "auto",
-                              .dummy_weights = true, .block_tokens = 16,
-                              .gpu_memory_utilization = 0.9, .cpu_kv_bytes = (size_t)1 << 30,
+    struct model_options o = {.dir = argc > 1 ? argv[1] : "",
+                              .device = argc > 2 ? argv[2] : "auto",
+                              .dummy_weights = true,
+                              .block_tokens = 16,
+                              .gpu_memory_utilization = 0.9,
+                              .cpu_kv_bytes = (size_t)1 << 30,
                               .max_model_len = 0};
     struct bench *n = calloc(1, sizeof *n);
     bool gpu;

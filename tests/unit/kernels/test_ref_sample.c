@@ -67,7 +67,8 @@ static void allowed(bool may[N], const struct k_sample_row *r)
 
     memcpy(sorted, logits, sizeof sorted);
     qsort(sorted, N, sizeof *sorted, by_size);
-    while (n < N && exp((double)(sorted[n] - sorted[0]) / (double)r->temperature) >= (double)r->min_p &&
+    while (n < N &&
+           exp((double)(sorted[n] - sorted[0]) / (double)r->temperature) >= (double)r->min_p &&
            (r->top_k == 0 || n < r->top_k || sorted[n] == sorted[n - 1]))
         n++;
     for (int i = 0; i < n; i++)
@@ -86,9 +87,9 @@ static void check_filters(void)
     static const struct {
         float temperature, top_p, min_p;
         int32_t top_k;
-    } cases[] = {{1.0f, 0.5f, 0.0f, 0},  {1.0f, 1.0f, 0.0f, 5},   {0.7f, 1.0f, 0.13f, 0},
+    } cases[] = {{1.0f, 0.5f, 0.0f, 0},    {1.0f, 1.0f, 0.0f, 5},   {0.7f, 1.0f, 0.13f, 0},
                  {1.5f, 0.83f, 0.02f, 20}, {1.0f, 0.001f, 0.0f, 0}, {2.0f, 0.97f, 0.0f, 1},
-                 {0.3f, 0.61f, 0.0f, 10}, {1.0f, 1.0f, 0.0f, 0}};
+                 {0.3f, 0.61f, 0.0f, 10},  {1.0f, 1.0f, 0.0f, 0}};
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct k_sample_row r = row_of(cases[i].temperature);
@@ -107,8 +108,8 @@ static void check_filters(void)
             n_outside += seen[j] && !may[j];
             n_missing += may[j] && !seen[j];
         }
-        ok(n_outside == 0 && n_missing == 0, "filters %zu: what a sort keeps, all of it (%d, %d)", i,
-           n_outside, n_missing);
+        ok(n_outside == 0 && n_missing == 0, "filters %zu: what a sort keeps, all of it (%d, %d)",
+           i, n_outside, n_missing);
     }
 }
 
@@ -151,7 +152,8 @@ static void check_arithmetic(void)
     ok(k_mul_high(UINT64_MAX, UINT64_MAX) == UINT64_MAX - 1 && k_mul_high(1ULL << 63, 6) == 3,
        "k_mul_high");
     ok(k_sort_key(-0.0f) == k_sort_key(0.0f) && k_sort_key(-1.0f) < k_sort_key(1.0f) &&
-           k_sort_key(NAN) < k_sort_key(-INFINITY), "k_sort_key");
+           k_sort_key(NAN) < k_sort_key(-INFINITY),
+       "k_sort_key");
 }
 
 int main(void)

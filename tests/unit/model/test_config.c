@@ -5,9 +5,9 @@
 #include "model/config.h"
 #include "tests/tap.h"
 
-#define LLAMA                                                                          \
-    "\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":64,"                     \
-    "\"num_hidden_layers\":2,\"num_attention_heads\":8,\"intermediate_size\":128,"     \
+#define LLAMA                                                                      \
+    "\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":64,"                 \
+    "\"num_hidden_layers\":2,\"num_attention_heads\":8,\"intermediate_size\":128," \
     "\"vocab_size\":320,\"max_position_embeddings\":512"
 
 static struct config c;
@@ -57,19 +57,26 @@ static void check_values(void)
     is_int(parse("{" LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"llama3\","
                  "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
                  "\"original_max_position_embeddings\":8192},\"eos_token_id\":[3,4,999],"
-                 "\"attention_bias\":true}", NULL), ERR_OK, "an older Llama 3");
+                 "\"attention_bias\":true}",
+                 NULL),
+           ERR_OK, "an older Llama 3");
     ok(c.rope.kind == ROPE_LLAMA3 && fabs(c.rope.theta - 5e5) < 1e-9, "its rope");
     is_int(c.n_eos, 2, "ids outside the vocabulary end nothing");
     ok(c.qkv_bias && c.o_bias && !c.mlp_bias, "its biases");
     is_int(parse("{" LLAMA ",\"eos_token_id\":3,\"rope_parameters\":{\"rope_type\":\"default\","
-                 "\"rope_theta\":500.0}}", "{\"eos_token_id\":[7,8]}"), ERR_OK, "a newer one");
+                 "\"rope_theta\":500.0}}",
+                 "{\"eos_token_id\":[7,8]}"),
+           ERR_OK, "a newer one");
     ok(fabs(c.rope.theta - 500.0) < 1e-9, "its theta");
     ok(c.n_eos == 2 && c.eos[0] == 7, "generation_config.json's ids count");
     is_int(parse("{" LLAMA ",\"architectures\":[\"MistralForCausalLM\"],\"sliding_window\":100}",
-                 NULL), ERR_OK, "a Mistral with a window");
+                 NULL),
+           ERR_OK, "a Mistral with a window");
     is_int(c.len_max, 100, "is as long as its window");
     is_int(parse("{" LLAMA ",\"architectures\":[\"Qwen2ForCausalLM\"],\"sliding_window\":100,"
-                 "\"use_sliding_window\":false}", NULL), ERR_OK, "a Qwen2");
+                 "\"use_sliding_window\":false}",
+                 NULL),
+           ERR_OK, "a Qwen2");
     ok(c.qkv_bias && !c.o_bias && c.len_max == 512, "has its biases and no window");
 }
 

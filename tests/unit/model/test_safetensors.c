@@ -69,8 +69,8 @@ static const struct {
      ERR_CORRUPT},
     {"a negative shape", "{" T("a", "U8", "[-2]", "[0,2]") "}", 2, ERR_CORRUPT},
     {"a broken number", "{" T("a", "U8", "[2.0]", "[0,2]") "}", 2, ERR_CORRUPT},
-    {"a product that overflows",
-     "{" T("a", "F32", "[4294967296,4294967296,4]", "[0,0]") "}", 0, ERR_CORRUPT},
+    {"a product that overflows", "{" T("a", "F32", "[4294967296,4294967296,4]", "[0,0]") "}", 0,
+     ERR_CORRUPT},
     {"a product that overflows to its size",
      "{" T("a", "F32", "[4611686018427387904,4]", "[0,0]") "}", 0, ERR_CORRUPT},
     {"an unknown type", "{" T("a", "F4", "[2]", "[0,1]") "}", 1, ERR_UNSUPPORTED},
@@ -86,7 +86,8 @@ static const struct {
 static void check_rows(void)
 {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        is_int(parse(make(rows[i].header, rows[i].n_data)), rows[i].rc, "%s: %s", rows[i].what, why);
+        is_int(parse(make(rows[i].header, rows[i].n_data)), rows[i].rc, "%s: %s", rows[i].what,
+               why);
         if (rows[i].rc != ERR_OK)
             ok(why[0] != '\0', "%s: says why", rows[i].what);
     }
@@ -109,8 +110,8 @@ static void check_lengths(void)
 
 static void check_noise(void)
 {
-    static const char header[] = "{\"__metadata__\":{\"x\":\"y\"}," T("a", "F32", "[2,2]", "[0,16]") ","
-                                 T("b", "BF16", "[3]", "[16,22]") "}";
+    static const char header[] = "{\"__metadata__\":{\"x\":\"y\"}," T(
+        "a", "F32", "[2,2]", "[0,16]") "," T("b", "BF16", "[3]", "[16,22]") "}";
     int n_ok = 0, n_bad = 0;
 
     srand(tap_seed(1));
