@@ -70,6 +70,7 @@ static void TILE(block_one)(float *y, const float *x, const float *w, const floa
 
 #undef TILE_BLOCK
 
+/* clang-format off */
 static void TILE(matmul)(const struct cpu_matmul *m)
 {
     size_t n_in = (size_t)m->n_in, n_out = (size_t)m->n_out;
@@ -80,19 +81,20 @@ static void TILE(matmul)(const struct cpu_matmul *m)
         int r = m->row_first;
 
         for (; r + TILE_ROWS <= m->row_last; r += TILE_ROWS)
-            TILE(block_full)
-        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out);
+            TILE(block_full)(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias,
+                             m->n_in, m->n_out);
         for (; r < m->row_last; r++)
-            TILE(block_row)
-        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out);
+            TILE(block_row)(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias,
+                            m->n_in, m->n_out);
     }
     for (; o < m->out_last; o++) {
         for (int r = m->row_first; r < m->row_last; r++)
-            TILE(block_one)
-        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m->w + (size_t)o * n_in,
-         m->bias == NULL ? NULL : m->bias + o, m->n_in, m->n_out);
+            TILE(block_one)(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in,
+                            m->w + (size_t)o * n_in, m->bias == NULL ? NULL : m->bias + o,
+                            m->n_in, m->n_out);
     }
 }
+/* clang-format on */
 
 static float TILE(scores)(float *scores, const float *q, const float *keys, int n, int dim,
                           float scale)

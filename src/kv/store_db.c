@@ -247,6 +247,8 @@ static int store_db_scan_part(struct store_db *db, MDB_txn *txn, uint64_t *from,
         if (key.mv_size == sizeof slot) {
             memcpy(&slot, key.mv_data, sizeof slot);
             *from = slot + 1;
+            if (*from == 0)
+                rc = MDB_NOTFOUND; /* the highest key there can be: nothing follows */
         }
         if (key.mv_size != sizeof slot || v.mv_size != sizeof r) {
             (*n_bad)++;
@@ -256,7 +258,8 @@ static int store_db_scan_part(struct store_db *db, MDB_txn *txn, uint64_t *from,
             memcpy(&r, v.mv_data, sizeof r);
             fn(context, slot, &r, &use);
         }
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+        if (rc == 0)
+            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
@@ -380,6 +383,8 @@ static _Noreturn void store_db_probe_child(const char *dir, const char *scratch,
     struct store_db *to = NULL;
     int rc;
 
+    /* The engine's lock on the store must not outlive the engine here. */
+    (void)close_range(STDERR_FILENO + 1, ~0U, 0);
     (void)alarm(STORE_DB_PROBE_S); /* a loop in a damaged tree ends as a crash does */
     rc = store_db_open_read(&from, dir, &got);
     if (rc == ERR_OK && memcmp(&got, format, sizeof got) != 0)

@@ -5,8 +5,8 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,7 +23,6 @@ struct peer {
     struct lane lane;
     struct wire_welcome welcome;
     int control;
-    int bell;
     int fds[ATTACH_FDS];
 };
 
@@ -50,15 +49,15 @@ static int peer_open(struct peer *p)
 {
     int rc = ERR_ENGINE_GONE;
 
-    *p = (struct peer){.control = -1, .bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+    *p = (struct peer){.control = -1};
     for (int i = 0; i < 200 && rc != ERR_OK; i++) {
-        rc = attach_connect(sock, p->bell, 1000, &p->control, &p->welcome, p->fds);
+        rc = attach_connect(sock, 1000, &p->control, &p->welcome, p->fds);
         if (rc != ERR_OK)
             clock_sleep_us(50000);
     }
     if (rc == ERR_OK)
         rc = lane_attach(&p->lane, p->fds[ATTACH_LANE], p->welcome.lane_bytes);
-    p->lane.wake_fd = p->fds[ATTACH_DOORBELL];
+    p->lane.wake_fd = p->control;
     return rc;
 }
 
@@ -68,7 +67,6 @@ static void peer_close(struct peer *p)
     for (int i = 0; i < ATTACH_FDS; i++)
         (void)close(p->fds[i]);
     (void)close(p->control);
-    (void)close(p->bell);
 }
 
 /* Ask for n tokens greedily; the number that came before an honest end, or -1. */
@@ -88,9 +86,8 @@ static int peer_ask(struct peer *p, uint32_t slot, int n)
     if (lane_submit(&p->lane, slot, r, prompt) != ERR_OK)
         return -1;
     while (clock_us() < until) {
-        struct pollfd f = {.fd = p->bell, .events = POLLIN};
+        struct pollfd f = {.fd = p->control, .events = POLLIN};
         struct wire_out o;
-        uint64_t bell;
 
         while (lane_record(&p->lane, slot, &o)) {
             got += o.kind == WIRE_TOKEN;
@@ -101,7 +98,8 @@ static int peer_ask(struct peer *p, uint32_t slot, int n)
         if (lane_front_sleep(&p->lane))
             (void)poll(&f, 1, 100);
         lane_front_awake(&p->lane);
-        (void)!read(p->bell, &bell, sizeof bell);
+        if (lane_take_wakes(p->control) != ERR_OK)
+            return -1;
     }
     return -1;
 }
@@ -132,7 +130,6 @@ static void scribble(struct peer *p, unsigned *seed)
     for (int i = 0; i < 2000; i++) {
         uint32_t slot = random_next(seed) % p->lane.n_slots;
         uint32_t at = p->lane.queue_at & (p->lane.queue_cap - 1);
-        uint64_t one = 1;
 
         p->lane.slots[slot].request = bad_request(seed);
         p->lane.queue[at] = random_next(seed) % 8 ? slot : random_next(seed);
@@ -142,7 +139,7 @@ static void scribble(struct peer *p, unsigned *seed)
             atomic_store(&p->lane.slots[slot].out_head, random_next(seed));
         for (int k = 0; k < 4; k++)
             bytes[from + random_next(seed) % (p->lane.lane_bytes - from)] = (char)random_next(seed);
-        (void)!write(p->lane.wake_fd, &one, sizeof one);
+        (void)!send(p->control, bytes, 1 + random_next(seed) % 64, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (i % 100 == 0)
             clock_sleep_us(500);
     }
@@ -187,18 +184,16 @@ static void test_beyond(struct peer *honest)
 static void test_strangers(struct peer *honest)
 {
     for (int i = 0; i < 40; i++) {
-        int bell = eventfd(0, 0);
         int fd = -1;
         struct wire_welcome w;
         int fds[ATTACH_FDS];
 
         /* A front that leaves before its welcome is read. */
-        if (attach_connect(sock, bell, i % 3, &fd, &w, fds) == ERR_OK) {
+        if (attach_connect(sock, i % 3, &fd, &w, fds) == ERR_OK) {
             (void)close(fd);
             for (int k = 0; k < ATTACH_FDS; k++)
                 (void)close(fds[k]);
         }
-        (void)close(bell);
     }
     is_int(peer_ask(honest, 41, 5), 5, "40 fronts that leave at once change nothing");
 }
