@@ -250,11 +250,11 @@ static void plan_attention(struct cuda *c, const struct step_arrays *a, const st
 static int pages_needed(const struct cuda *c, const struct device_batch *b)
 {
     const struct device_limits *lim = &c->base.limits;
-    int len = 1, block_tokens = (lim->len_max + lim->pages_max - 1) / lim->pages_max;
+    int len = 1;
 
     for (int s = 0; s < b->tokens.n_seqs; s++)
         len = b->tokens.kv_len[s] > len ? b->tokens.kv_len[s] : len;
-    len = (len + block_tokens - 1) / block_tokens;
+    len = (len + lim->block_tokens - 1) / lim->block_tokens;
     return len < b->tokens.pages_max ? len : b->tokens.pages_max;
 }
 

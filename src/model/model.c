@@ -117,6 +117,7 @@ static int alloc_work(struct model *m)
         .n_seqs = s->max_num_seqs,
         .pages_max = pages_for(s->max_model_len, s->block_tokens),
         .len_max = s->max_model_len,
+        .block_tokens = s->block_tokens,
         .n_heads = s->n_heads,
         .n_kv_heads = s->n_kv_heads,
         .head_dim = s->head_dim,
