@@ -12,12 +12,12 @@
  * is FlashAttention-2's (arXiv:2307.08691). */
 #include "kernels/pages.cuh"
 
-#define WARPS     4
-#define ROWS      K_TILE_ROWS
-#define BLOCK     64 /* keys at a time */
-#define PAD       8  /* elements behind a row: ldmatrix then meets all banks */
-#define LOG2_E    1.44269504f
-#define NOTHING   (-1e30f)
+#define WARPS   4
+#define ROWS    K_TILE_ROWS
+#define BLOCK   64 /* keys at a time */
+#define PAD     8  /* elements behind a row: ldmatrix then meets all banks */
+#define LOG2_E  1.44269504f
+#define NOTHING (-1e30f)
 
 static_assert(ROWS == WARPS * 16, "a warp owns the 16 rows of one mma");
 
@@ -56,9 +56,9 @@ static __device__ inline void multiply(float c[4], const uint32_t a[4], uint32_t
 
 static __device__ inline void copy16(bf16 *to, const k_bf16 *from)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from));
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from));
 }
 
 /* One row of head_dim elements into D of shared memory; from NULL: zeros. Eight threads a row. */
@@ -71,8 +71,7 @@ static __device__ inline void copy_row(bf16 *to, const k_bf16 *from, int hd, int
             continue;
         }
         for (int e = d; e < d + 8; e += 2)
-            *(uint32_t *)(to + e) =
-                from != NULL && e < hd ? *(const uint32_t *)(from + e) : 0U;
+            *(uint32_t *)(to + e) = from != NULL && e < hd ? *(const uint32_t *)(from + e) : 0U;
     }
 }
 
@@ -240,14 +239,15 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
     int n_seq = a.t.seq_start[seq + 1] - a.t.seq_start[seq];
     int n_tokens = min(K_TILE_TOKENS(group), n_seq - start);
     int token0 = a.t.seq_start[seq] + start, pos0 = a.t.kv_len[seq] - n_seq + start;
-    int last = pos0 + n_tokens - 1, warp = threadIdx.x / 32, row0 = warp * 16 + threadIdx.x % 32 / 4;
+    int last = pos0 + n_tokens - 1, warp = threadIdx.x / 32,
+        row0 = warp * 16 + threadIdx.x % 32 / 4;
     const int32_t *pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
     chunk_state<D> st;
 
     for (int r = threadIdx.x / 8; r < ROWS; r += WARPS * 4) {
         size_t head = kv_head * group + r % group;
-        const k_bf16 *from = a.qkv + ((size_t)(token0 + r / group) *
-                                      (a.n_heads + 2 * a.kv.n_kv_heads) + head) * hd;
+        const k_bf16 *from =
+            a.qkv + ((size_t)(token0 + r / group) * (a.n_heads + 2 * a.kv.n_kv_heads) + head) * hd;
 
         copy_row<D>(q + r * (D + PAD), r / group < n_tokens ? from : NULL, hd, threadIdx.x % 8);
     }
@@ -267,7 +267,7 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
         soften<D>(st, score, a.scale * LOG2_E, limit);
         __syncthreads();
         copy_block<D>(k, a, pages, kv_head, base + BLOCK, last, 0); /* past the end: zeros */
-        wait_groups<1>(); /* the values */
+        wait_groups<1>();                                           /* the values */
         __syncthreads();
         add_values<D>(st, score, v);
         __syncthreads();

@@ -65,11 +65,8 @@ template <int HEADS>
 static __device__ inline void take_keys(softmax_state<HEADS> &st, const float score[HEADS][KEYS],
                                         const uint4 value[KEYS])
 {
-    float v[KEYS][8];
+    float weight[HEADS][KEYS];
 
-#pragma unroll
-    for (int k = 0; k < KEYS; k++)
-        unpack8(v[k], value[k]);
 #pragma unroll
     for (int g = 0; g < HEADS; g++) {
         float top = st.top[g], shrink;
@@ -85,19 +82,26 @@ static __device__ inline void take_keys(softmax_state<HEADS> &st, const float sc
             st.acc[g][d] *= shrink;
 #pragma unroll
         for (int k = 0; k < KEYS; k++) {
-            float w = exp2_fast(score[g][k] - top);
+            weight[g][k] = exp2_fast(score[g][k] - top);
+            st.sum[g] += weight[g][k];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < KEYS; k++) {
+        float v[8];
 
-            st.sum[g] += w;
+        unpack8(v, value[k]);
+#pragma unroll
+        for (int g = 0; g < HEADS; g++) {
 #pragma unroll
             for (int d = 0; d < 8; d++)
-                st.acc[g][d] = fmaf(w, v[k][d], st.acc[g][d]);
+                st.acc[g][d] = fmaf(weight[g][k], v[d], st.acc[g][d]);
         }
     }
 }
 
 /* Add the state of the lane `apart` lanes away. */
-template <int HEADS>
-static __device__ inline void join_lanes(softmax_state<HEADS> &st, int apart)
+template <int HEADS> static __device__ inline void join_lanes(softmax_state<HEADS> &st, int apart)
 {
 #pragma unroll
     for (int g = 0; g < HEADS; g++) {
@@ -108,8 +112,7 @@ static __device__ inline void join_lanes(softmax_state<HEADS> &st, int apart)
         st.sum[g] = st.sum[g] * mine + __shfl_xor_sync(~0U, st.sum[g], apart) * its;
 #pragma unroll
         for (int d = 0; d < 8; d++)
-            st.acc[g][d] =
-                st.acc[g][d] * mine + __shfl_xor_sync(~0U, st.acc[g][d], apart) * its;
+            st.acc[g][d] = st.acc[g][d] * mine + __shfl_xor_sync(~0U, st.acc[g][d], apart) * its;
         st.top[g] = top;
     }
 }
@@ -183,7 +186,7 @@ static __device__ void write_head(const decode_args &a, int decode, int head, in
 }
 
 template <int LANES, int HEADS>
-static __global__ void __launch_bounds__(DECODE_WARPS * 32)
+static __global__ void __launch_bounds__(DECODE_WARPS * 32, 2)
     attn_decode_kernel(const decode_args a)
 {
     __shared__ float shared[DECODE_WARPS][HEADS][LANES][10]; /* top, sum, acc of a lane */
@@ -194,7 +197,8 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     int part = k_attn_part_tokens(len), n_parts = (len + part - 1) / part;
     int first = blockIdx.x * part, last = min(first + part, len);
     int lane = threadIdx.x % LANES, d = lane * 8, n = min(max(hd - d, 0), 8);
-    const k_bf16 *q_row = a.qkv + (size_t)a.t.seq_start[seq] * (a.n_heads + 2 * a.kv.n_kv_heads) * hd;
+    const k_bf16 *q_row =
+        a.qkv + (size_t)a.t.seq_start[seq] * (a.n_heads + 2 * a.kv.n_kv_heads) * hd;
     softmax_state<HEADS> st;
     float q[HEADS][8];
 
@@ -252,8 +256,8 @@ static __global__ void attn_join_kernel(const decode_args a)
 {
     int head = blockIdx.x, hd = a.kv.head_dim, seq = a.plan.decode_seqs[blockIdx.y];
     int len = a.t.kv_len[seq], part = k_attn_part_tokens(len), n_parts = (len + part - 1) / part;
-    const float *work = a.plan.work + ((size_t)blockIdx.y * a.n_heads + head) *
-                                          a.plan.part_count * (hd + 2);
+    const float *work =
+        a.plan.work + ((size_t)blockIdx.y * a.n_heads + head) * a.plan.part_count * (hd + 2);
     float top = NOTHING, sum = 0.0f;
 
     if (n_parts == 1)
@@ -266,8 +270,7 @@ static __global__ void attn_join_kernel(const decode_args a)
         float acc = 0.0f;
 
         for (int p = 0; p < n_parts; p++)
-            acc += work[(size_t)p * (hd + 2) + 2 + d] *
-                   exp2_fast(work[(size_t)p * (hd + 2)] - top);
+            acc += work[(size_t)p * (hd + 2) + 2 + d] * exp2_fast(work[(size_t)p * (hd + 2)] - top);
         store_bf16(a.out + ((size_t)a.t.seq_start[seq] * a.n_heads + head) * hd + d, acc / sum);
     }
 }
@@ -275,8 +278,7 @@ static __global__ void attn_join_kernel(const decode_args a)
 template <int LANES, int HEADS> static int launch_decode(const decode_args &a, k_stream stream)
 {
     int group = a.n_heads / a.kv.n_kv_heads;
-    dim3 grid(a.plan.part_count, a.kv.n_kv_heads * ((group + HEADS - 1) / HEADS),
-              a.plan.n_decodes);
+    dim3 grid(a.plan.part_count, a.kv.n_kv_heads * ((group + HEADS - 1) / HEADS), a.plan.n_decodes);
 
     return K_LAUNCH((attn_decode_kernel<LANES, HEADS>), grid, DECODE_WARPS * 32, 0, stream, a);
 }

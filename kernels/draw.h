@@ -53,8 +53,8 @@ K_BOTH uint64_t k_mul_high(uint64_t a, uint64_t b)
     return a1 * b1 + (mid >> 32) + (mid2 >> 32);
 }
 
-/* 2^32 * e^x for x <= 0 as a whole number, within 1e-5 relative; 2^32 at 0; 0 below 2^-32. Each operation
- * is an exactly rounded one, so the result is the same wherever it is computed. */
+/* 2^32 * e^x for x <= 0 as a whole number, within 1e-5 relative; 2^32 at 0; 0 below 2^-32. Each
+ * operation is an exactly rounded one, so the result is the same wherever it is computed. */
 K_BOTH uint64_t k_exp_fixed(float x)
 {
     float y, whole, p;

@@ -4,14 +4,16 @@
 
 #include "kernels/common.cuh"
 
-/* Keys of a position; its values stand value_elems() further on. pages is the sequence's row. */
+/* Keys of a position; its values stand value_elems() further on. pages is the sequence's row.
+ * Pages of 2^n tokens, the rule, are found without a division. */
 static __device__ inline k_bf16 *key_row(const struct k_kv &kv, const int32_t *pages, int pos,
                                          int kv_head)
 {
-    int slot = pos % kv.block_tokens;
+    int bt = kv.block_tokens;
+    int page = (bt & (bt - 1)) == 0 ? pos >> (31 - __clz(bt)) : pos / bt;
 
-    return (k_bf16 *)kv.pages + (size_t)pages[pos / kv.block_tokens] * kv.page_elems +
-           kv.layer_elems + ((size_t)kv_head * kv.block_tokens + slot) * kv.head_dim;
+    return (k_bf16 *)kv.pages + (size_t)pages[page] * kv.page_elems + kv.layer_elems +
+           (unsigned)((kv_head * bt + pos - page * bt) * kv.head_dim);
 }
 
 static __device__ inline size_t value_elems(const struct k_kv &kv)

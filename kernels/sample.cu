@@ -105,8 +105,7 @@ static __device__ void clear_bins(struct shared_state *s)
 }
 
 /* The largest key such that need keys are as large or larger. */
-static __device__ uint32_t key_by_count(const struct kept &k, uint64_t need,
-                                        struct shared_state *s)
+static __device__ uint32_t key_by_count(const struct kept &k, uint64_t need, struct shared_state *s)
 {
     uint32_t prefix = 0;
 
@@ -193,8 +192,8 @@ static __device__ void adjust(float *z, const float *logits, const int32_t *coun
     for (int i = threadIdx.x; i < n; i += SAMPLE_THREADS) {
         int32_t count = row->n_history > 0 ? counts[i] : 0;
 
-        z[i] = k_penalise(logits[i], count, row->repetition, row->frequency, row->presence) /
-               divisor;
+        z[i] =
+            k_penalise(logits[i], count, row->repetition, row->frequency, row->presence) / divisor;
     }
     __syncthreads();
     if ((int)threadIdx.x < row->n_banned)

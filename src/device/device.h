@@ -22,6 +22,7 @@ enum device_type { DEVICE_BF16, DEVICE_F16, DEVICE_F32 }; /* of weights in a fil
 /* The most that a step may hold; what work memory is sized by. */
 struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
+    int block_tokens;
     int n_heads, n_kv_heads, head_dim, dim, ff_dim, n_vocab;
 };
 

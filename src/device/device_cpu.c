@@ -46,7 +46,7 @@ static struct cpu *cpu_of(struct device *d)
     return (struct cpu *)d;
 }
 
-/* --- memory ------------------------------------------------------------------------------------ */
+/* --- memory ---------------------------------------------------------------------------- */
 
 static int cpu_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
@@ -134,7 +134,7 @@ static int cpu_fill_random(struct device *d, void *dst, size_t n, float deviatio
     return ERR_OK;
 }
 
-/* --- rows: shared out in runs of rows ------------------------------------------------------------ */
+/* --- rows: shared out in runs of rows -------------------------------------------------- */
 
 enum row_op { ROW_EMBED, ROW_NORM, ROW_ADD_NORM, ROW_ROPE, ROW_SILU };
 
@@ -247,7 +247,7 @@ static void cpu_gather_add(struct device *d, float *out, const float *x, const v
     ref_gather_add(out, x, delta, b->row_tokens, b->n_rows, d->limits.dim);
 }
 
-/* --- products -------------------------------------------------------------------------------------- */
+/* --- products -------------------------------------------------------------------------- */
 
 struct matmul_job {
     const struct cpu_math *math;
@@ -297,7 +297,7 @@ static void cpu_matmul_float(struct device *d, float *y, const void *x, const vo
     cpu_matmul(d, y, x, w, NULL, n, n_out, n_in);
 }
 
-/* --- attention --------------------------------------------------------------------------------------- */
+/* --- attention ------------------------------------------------------------------------- */
 
 struct attn_job {
     struct cpu *c;
@@ -369,7 +369,7 @@ static void cpu_attn(struct device *d, void *out, const void *qkv, const struct 
         attn_task(&j, i, 0);
 }
 
-/* --- a step -------------------------------------------------------------------------------------------- */
+/* --- a step ---------------------------------------------------------------------------- */
 
 struct sample_job {
     struct cpu *c;

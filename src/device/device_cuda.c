@@ -81,7 +81,7 @@ static void keep(struct cuda *c, int rc, const char *what)
     c->rc = ERR_GPU;
 }
 
-/* --- memory -------------------------------------------------------------------------------------- */
+/* --- memory ---------------------------------------------------------------------------- */
 
 static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
@@ -190,7 +190,7 @@ static int cuda_fill_random(struct device *d, void *dst, size_t n, float deviati
     return ERR_OK;
 }
 
-/* --- a step's arrays -------------------------------------------------------------------------------- */
+/* --- a step's arrays ------------------------------------------------------------------- */
 
 static void *lay(char *base, size_t *at, size_t n, size_t bytes)
 {
@@ -250,11 +250,11 @@ static void plan_attention(struct cuda *c, const struct step_arrays *a, const st
 static int pages_needed(const struct cuda *c, const struct device_batch *b)
 {
     const struct device_limits *lim = &c->base.limits;
-    int len = 1, block_tokens = (lim->len_max + lim->pages_max - 1) / lim->pages_max;
+    int len = 1;
 
     for (int s = 0; s < b->tokens.n_seqs; s++)
         len = b->tokens.kv_len[s] > len ? b->tokens.kv_len[s] : len;
-    len = (len + block_tokens - 1) / block_tokens;
+    len = (len + lim->block_tokens - 1) / lim->block_tokens;
     return len < b->tokens.pages_max ? len : b->tokens.pages_max;
 }
 
@@ -315,7 +315,7 @@ static int cuda_begin(struct device *d, const struct device_batch *b)
                  "copying a batch");
 }
 
-/* --- operations ---------------------------------------------------------------------------------------- */
+/* --- operations ------------------------------------------------------------------------ */
 
 static void cuda_embed(struct device *d, float *x, const void *table)
 {
@@ -459,7 +459,7 @@ static int cuda_end(struct device *d, int32_t *ids)
     return ERR_OK;
 }
 
-/* --- open and close ---------------------------------------------------------------------------------------- */
+/* --- open and close -------------------------------------------------------------------- */
 
 static void *pinned(size_t bytes)
 {

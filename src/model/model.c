@@ -43,7 +43,7 @@ struct model {
     struct device_batch device_batch;
 };
 
-/* --- opening ------------------------------------------------------------------------------------- */
+/* --- opening --------------------------------------------------------------------------- */
 
 static int pages_for(int tokens, int block_tokens)
 {
@@ -117,6 +117,7 @@ static int alloc_work(struct model *m)
         .n_seqs = s->max_num_seqs,
         .pages_max = pages_for(s->max_model_len, s->block_tokens),
         .len_max = s->max_model_len,
+        .block_tokens = s->block_tokens,
         .n_heads = s->n_heads,
         .n_kv_heads = s->n_kv_heads,
         .head_dim = s->head_dim,
@@ -298,7 +299,7 @@ const struct model_shape *model_shape(const struct model *m)
     return &m->shape;
 }
 
-/* --- steps ----------------------------------------------------------------------------------------- */
+/* --- steps ----------------------------------------------------------------------------- */
 
 /* Sequence and position of each token; the batch's ranges on the way. */
 static void place_tokens(struct model *m, const struct batch *b)

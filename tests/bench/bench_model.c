@@ -56,8 +56,8 @@ static void add(struct bench *n, int seq, int done, int count, int pages_each)
     b->kv_len[i] = done + count;
     for (int p = 0; p * bt < done + count; p++)
         b->page_ids[(size_t)i * (size_t)b->pages_max + (size_t)p] = seq * pages_each + p;
-    b->rows[b->n_rows++] = (struct batch_row){.token_idx = b->n_tokens - 1, .top_p = 1.0f,
-                                              .repetition = 1.0f};
+    b->rows[b->n_rows++] =
+        (struct batch_row){.token_idx = b->n_tokens - 1, .top_p = 1.0f, .repetition = 1.0f};
 }
 
 static int least(int a, int b)
@@ -95,8 +95,8 @@ static void bench_decode(struct bench *n)
         double bytes = n->weight_bytes + kv_token * (mark + last) / 2.0;
 
         printf("decode, 1 sequence, context %d..%d: %.1f tok/s, %.3f ms a token, %.1f%% of read "
-               "bandwidth\n", mark, last, 1e6 / us, us * 1e-3,
-               100.0 * bytes / (us * 1e-6) / n->limit_bytes_s);
+               "bandwidth\n",
+               mark, last, 1e6 / us, us * 1e-3, 100.0 * bytes / (us * 1e-6) / n->limit_bytes_s);
     }
 }
 
@@ -109,6 +109,30 @@ static void bench_prefill(struct bench *n)
     start = clock_us();
     prefill(n, length);
     printf("prefill, %d tokens: %.1f ms\n", length, (double)(clock_us() - start) * 1e-3);
+}
+
+/* Many decodes at one context; the KV is whatever stands in the pages. */
+static void bench_decodes(struct bench *n, int n_seqs, int context)
+{
+    int pages_each = context / n->shape->block_tokens + 1, n_steps = 20;
+    uint64_t start = 0;
+    double us;
+
+    for (int i = -2; i < n_steps; i++) {
+        if (i == 0)
+            start = clock_us();
+        clear(n);
+        for (int s = 0; s < n_seqs; s++)
+            add(n, s, context - 1, 1, pages_each);
+        step(n);
+    }
+    us = (double)(clock_us() - start) / n_steps;
+    printf("decode, %d sequences, context %d: %.2f ms a step, %.1f%% of read bandwidth\n", n_seqs,
+           context, us * 1e-3,
+           100.0 *
+               (n->weight_bytes +
+                (double)n->shape->page_bytes * n_seqs * context / n->shape->block_tokens) /
+               (us * 1e-6) / n->limit_bytes_s);
 }
 
 /* Each sequence's done tokens; the prompt of half tokens, then half decodes. */
@@ -155,9 +179,12 @@ static double weight_bytes(const struct model_shape *s, double elem_bytes)
 
 int main(int argc, char **argv)
 {
-    struct model_options o = {.dir = argc > 1 ? argv[1] : "", .device = argc > 2 ? argv[2] : "auto",
-                              .dummy_weights = true, .block_tokens = 16,
-                              .gpu_memory_utilization = 0.9, .cpu_kv_bytes = (size_t)1 << 30,
+    struct model_options o = {.dir = argc > 1 ? argv[1] : "",
+                              .device = argc > 2 ? argv[2] : "auto",
+                              .dummy_weights = true,
+                              .block_tokens = 16,
+                              .gpu_memory_utilization = 0.9,
+                              .cpu_kv_bytes = (size_t)1 << 30,
                               .max_model_len = 0};
     struct bench *n = calloc(1, sizeof *n);
     bool gpu;
@@ -177,6 +204,8 @@ int main(int argc, char **argv)
     printf("%s on %s\n", o.dir, n->shape->device);
     bench_decode(n);
     bench_prefill(n);
+    if (gpu)
+        bench_decodes(n, SEQS_MAX, 1536);
     if (gpu)
         bench_crowd(n, SEQS_MAX, 1024);
     else

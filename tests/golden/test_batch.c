@@ -25,9 +25,14 @@ static const char config[] =
 static void open_model(void)
 {
     char dir[] = "/tmp/quire-batch-XXXXXX", path[64];
-    struct model_options o = {.dir = dir, .device = "cpu", .dummy_weights = true,
-                              .block_tokens = 8, .num_pages = 400, .max_num_seqs = 16,
-                              .max_num_batched_tokens = 256, .cpu_threads = 3};
+    struct model_options o = {.dir = dir,
+                              .device = "cpu",
+                              .dummy_weights = true,
+                              .block_tokens = 8,
+                              .num_pages = 400,
+                              .max_num_seqs = 16,
+                              .max_num_batched_tokens = 256,
+                              .cpu_threads = 3};
     FILE *f;
 
     ok(mkdtemp(dir) != NULL, "a folder");

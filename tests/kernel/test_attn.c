@@ -75,12 +75,16 @@ static void place(struct attn_run *r)
             for (int p = 0; p < (c->kv_len[s] + c->block_tokens - 1) / c->block_tokens; p++)
                 r->page_ids[s * pages_max + p] = n_pages - 1 - page++;
     }
-    r->host = (struct k_tokens){.seq = r->seq, .pos = r->pos, .seq_start = r->seq_start,
-                                .kv_len = c->kv_len, .page_ids = r->page_ids,
-                                .n_tokens = r->n_tokens, .n_seqs = c->n_seqs,
+    r->host = (struct k_tokens){.seq = r->seq,
+                                .pos = r->pos,
+                                .seq_start = r->seq_start,
+                                .kv_len = c->kv_len,
+                                .page_ids = r->page_ids,
+                                .n_tokens = r->n_tokens,
+                                .n_seqs = c->n_seqs,
                                 .pages_max = pages_max};
-    r->host_kv = (struct k_kv){.n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim,
-                               .block_tokens = c->block_tokens};
+    r->host_kv = (struct k_kv){
+        .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim, .block_tokens = c->block_tokens};
     /* Two layers; the second is used. */
     r->host_kv.layer_elems = (size_t)(2 * c->n_kv_heads * c->block_tokens * c->head_dim);
     r->host_kv.page_elems = 2 * r->host_kv.layer_elems;
@@ -127,8 +131,9 @@ static void plan(struct attn_run *r)
     p->decode_seqs = gpu_array(decodes, sizeof decodes);
     p->tile_seqs = gpu_array(tiles, sizeof tiles);
     p->tile_starts = gpu_array(starts, sizeof starts);
-    p->work = gpu_array(NULL, (size_t)(p->n_decodes * c->n_heads * p->part_count) *
-                                  (size_t)(c->head_dim + 2) * 4 + 4);
+    p->work = gpu_array(
+        NULL,
+        (size_t)(p->n_decodes * c->n_heads * p->part_count) * (size_t)(c->head_dim + 2) * 4 + 4);
 }
 
 /* A decode by itself, in its own launch: the bits that it had beside the others. */
@@ -155,7 +160,8 @@ static void check_alone(struct attn_run *r, const float *got, const char *name)
                         device_cuda_stream(gpu)));
         all = gpu_floats(out, r->out_size);
         ok(memcmp(all + (size_t)r->seq_start[s] * row, got + (size_t)r->seq_start[s] * row,
-                  row * 4) == 0, "%s: decode %d alone has the same bits", name, s);
+                  row * 4) == 0,
+           "%s: decode %d alone has the same bits", name, s);
         free(all);
     }
 }

@@ -1,13 +1,13 @@
 /* k_sample() against ref_sample(): the same ids, for every kind of row and several vocabularies. */
 #include "tests/kernel/gpu.h"
 
-#define ROWS 96
+#define ROWS    96
 #define HISTORY 40
 
 static void random_row(struct k_sample_row *r, int i, int n_vocab)
 {
-    *r = (struct k_sample_row){.top_p = 1.0f, .repetition = 1.0f,
-                               .seed = (uint64_t)i * 77 + 5, .position = (uint64_t)i};
+    *r = (struct k_sample_row){
+        .top_p = 1.0f, .repetition = 1.0f, .seed = (uint64_t)i * 77 + 5, .position = (uint64_t)i};
     if (i % 4 != 0)
         r->temperature = i % 4 == 1 ? 1.0f : 0.2f * (float)(i % 7 + 1);
     if (i % 3 == 1)

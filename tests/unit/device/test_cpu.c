@@ -43,9 +43,58 @@ static void check_matmul(struct device *d, int n, int n_out, int n_in)
     free(x), free(bias), free(w), free(y), free(row);
 }
 
-static void check_softmax(void)
+/* Each instruction set's product against the best one's, which check_matmul() proves. */
+static void check_set(const struct cpu_math *m)
 {
-    const struct cpu_math *m = cpu_math_choose();
+    enum { ROWS = 7, OUTS = 13, INS = 77 };
+    float *x = random_floats(ROWS * INS), *w = random_floats(OUTS * INS), got[ROWS * OUTS];
+    float want[ROWS * OUTS];
+    struct cpu_matmul p = {
+        .y = got, .x = x, .w = w, .n_in = INS, .n_out = OUTS, .row_last = ROWS, .out_last = OUTS};
+    double worst = 0.0;
+
+    m->matmul(&p);
+    p.y = want;
+    cpu_math_choose()->matmul(&p);
+    for (int i = 0; i < ROWS * OUTS; i++)
+        worst = fmax(worst, fabs((double)got[i] - (double)want[i]));
+    ok(worst < 1e-5, "%s: matmul within %.1e of %s", m->name, worst, cpu_math_choose()->name);
+    free(x), free(w);
+}
+
+/* Attention's loops over keys and values, as float64 has them. */
+static void check_keys(const struct cpu_math *m)
+{
+    enum { KEYS = 5, DIM = 44 };
+    float *q = random_floats(DIM), *keys = random_floats(KEYS * DIM), scores[16], out[DIM] = {0};
+    float top = m->scores(scores, q, keys, KEYS, DIM, 0.5f);
+    double worst = 0.0, largest = -1e30;
+
+    for (int i = 0; i < KEYS; i++) {
+        double dot = 0.0;
+
+        for (int e = 0; e < DIM; e++)
+            dot += (double)q[e] * (double)keys[i * DIM + e];
+        worst = fmax(worst, fabs(0.5 * dot - (double)scores[i]));
+        largest = fmax(largest, (double)scores[i]);
+    }
+    ok(worst < 1e-5 && (double)top >= largest && (double)top <= largest, "%s: scores within %.1e",
+       m->name, worst);
+    m->mix(out, scores, keys, KEYS, DIM);
+    worst = 0.0;
+    for (int e = 0; e < DIM; e++) {
+        double sum = 0.0;
+
+        for (int i = 0; i < KEYS; i++)
+            sum += (double)scores[i] * (double)keys[i * DIM + e];
+        worst = fmax(worst, fabs(sum - (double)out[e]));
+    }
+    ok(worst < 1e-5, "%s: mix within %.1e", m->name, worst);
+    free(q), free(keys);
+}
+
+static void check_softmax(const struct cpu_math *m)
+{
     float scores[64], want[64], gate[37], up[37], out[37];
     double worst = 0.0, sum = 0.0;
     float got_sum;
@@ -71,7 +120,7 @@ static void check_softmax(void)
 
         worst = fmax(worst, fabs((double)out[i] - s) / (fabs(s) + 1e-6));
     }
-    ok(worst < 3e-6, "silu within %.1e", worst);
+    ok(worst < 3e-6, "%s: silu within %.1e", m->name, worst);
 }
 
 struct tally {
@@ -128,7 +177,11 @@ int main(void)
     check_matmul(d, 9, 60, 37);
     check_matmul(d, 70, 100, 256);
     check_matmul(d, 300, 96, 333);
-    check_softmax();
+    for (int i = 0; cpu_math_at(i) != NULL; i++) {
+        check_set(cpu_math_at(i));
+        check_keys(cpu_math_at(i));
+        check_softmax(cpu_math_at(i));
+    }
     device_close(d);
     check_pool();
     return tap_done();
