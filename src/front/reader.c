@@ -4,6 +4,8 @@
  * before it connects, so no slow client holds a reader. */
 #include <poll.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <unistd.h>
 
 #include "base/fault.h"
 #include "base/log.h"
@@ -28,6 +30,7 @@ static void reader_take(struct front *f)
 void *reader_run(void *front)
 {
     struct front *f = front;
+    uint64_t one = 1;
 
     for (;;) { /* until stop_fd is readable */
         struct pollfd p[2] = {{.fd = f->listen_fd, .events = POLLIN},
@@ -40,5 +43,6 @@ void *reader_run(void *front)
         reader_take(f);
     }
     atomic_fetch_sub(&f->n_readers, 1);
+    (void)!write(f->handover_fd, &one, sizeof one); /* the streamer may wait for the last one */
     return NULL;
 }

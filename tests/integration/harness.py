@@ -1,0 +1,587 @@
+"""A whole server in a private folder: nginx, fronts, an engine on the cpu device, the demo model.
+
+Stack starts and supervises them as systemd would: the fronts' sockets are made here and passed
+on, so that they stay open while a front is started again; a process that ends is started again
+until the stack stops. Everything listens on unix sockets but for one TLS port on 127.0.0.1. A
+process dies with the test that started it, however that ends.
+
+Only the standard library. Tests print TAP through Tap.
+"""
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SRCDIR = os.environ.get("srcdir") or os.path.dirname(os.path.dirname(HERE))
+BUILDDIR = os.environ.get("builddir") or os.path.join(SRCDIR, "build")
+MODEL = os.path.join(SRCDIR, "tools", "demo-model", "model")
+GOLDEN = os.path.join(SRCDIR, "tests", "golden", "demo")
+MODEL_NAME = "demo"
+WAIT_S = 30  # for anything that should come at once; a loaded machine may take long
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent():
+    _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+# --- TAP --------------------------------------------------------------------------------------
+
+
+class Tap:
+    """Numbered results. `with tap.section(...)` turns an exception into one failed result."""
+
+    def __init__(self):
+        self.n = 0
+        self.failed = 0
+        self.started = time.monotonic()
+
+    def ok(self, good, name, detail=""):
+        self.n += 1
+        self.failed += not good
+        print("%s %d - %s" % ("ok" if good else "not ok", self.n, name))
+        if detail != "" and not good:
+            for line in str(detail).splitlines()[:20]:
+                print("#   " + line[:400])
+        sys.stdout.flush()
+        return good
+
+    def eq(self, got, want, name):
+        return self.ok(got == want, name, "got  %r\nwant %r" % (got, want))
+
+    def skip(self, name, why):
+        self.n += 1
+        print("ok %d - %s # SKIP %s" % (self.n, name, why))
+
+    def note(self, text):
+        for line in str(text).splitlines():
+            print("# " + line)
+        sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def section(self, name):
+        try:
+            yield
+        except Exception:  # a test that breaks off is a failed one; the next still runs
+            self.ok(False, name, traceback.format_exc())
+
+    def done(self):
+        print("1..%d" % self.n)
+        self.note("%.1f s" % (time.monotonic() - self.started))
+        sys.exit(1 if self.failed else 0)
+
+
+def skip_all(why):
+    print("1..0 # SKIP " + why)
+    sys.exit(0)
+
+
+def find_nginx():
+    return shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+
+
+def need_nginx():
+    if find_nginx() is None:
+        skip_all("there is no nginx")
+
+
+def golden(name):
+    with open(os.path.join(GOLDEN, name)) as f:
+        return json.load(f)
+
+
+def until(condition, timeout_s=WAIT_S, step_s=0.02):
+    """Wait until condition() is true; its value, or False when the time is over."""
+    end = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            return False
+        time.sleep(step_s)
+
+
+# --- HTTP -------------------------------------------------------------------------------------
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path, timeout=60, receive_bytes=0):
+        super().__init__("localhost", timeout=timeout)
+        self.path = path
+        self.receive_bytes = receive_bytes
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if self.receive_bytes:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_bytes)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
+class Reply:
+    def __init__(self, status, headers, body):
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    @property
+    def text(self):
+        return self.body.decode("utf-8")
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self):
+        return self.json["error"]
+
+
+class Stream:
+    """An SSE answer. Iterating gives the JSON of each event; done says that [DONE] came."""
+
+    def __init__(self, connection, response):
+        self.connection = connection
+        self.response = response
+        self.status = response.status
+        self.headers = response.headers
+        self.done = False
+        self.comments = 0
+        self.broken = None  # the exception that ended it early
+
+    def __iter__(self):
+        try:
+            # http.client takes the chunked coding off, wherever its borders fall in an event.
+            for line in self.response:
+                line = line.rstrip(b"\r\n")
+                if line.startswith(b":"):
+                    self.comments += 1
+                elif line == b"data: [DONE]":
+                    self.done = True
+                elif line.startswith(b"data: "):
+                    yield json.loads(line[6:])
+                elif line != b"":
+                    raise ValueError("not SSE: %r" % line)
+        except (OSError, http.client.HTTPException) as e:
+            self.broken = e
+        finally:
+            self.close()
+
+    def close(self):
+        self.response.close()
+        self.connection.close()
+
+
+class Told:
+    """What the events of one stream add up to."""
+
+    def __init__(self):
+        self.text = {}
+        self.finish = {}
+        self.stop = {}
+        self.usage = None
+        self.error = None
+        self.events = []
+        self.done = False
+        self.status = 0
+        self.broken = None
+
+    def add(self, event):
+        self.events.append(event)
+        if "error" in event:
+            self.error = event["error"]
+            return
+        if event.get("usage"):
+            self.usage = event["usage"]
+        for c in event["choices"]:
+            i = c["index"]
+            piece = c["text"] if "text" in c else c["delta"].get("content") or ""
+            self.text[i] = self.text.get(i, "") + piece
+            if c["finish_reason"] is not None:
+                self.finish[i] = c["finish_reason"]
+                self.stop[i] = c.get("stop_reason")
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+class Supervised:
+    """One program, started again when it ends, until stop(). What it says is kept in a file."""
+
+    def __init__(self, argv, log, env=None, fd=None, restart=True, pause_s=0.1):
+        self.argv, self.log, self.fd = argv, log, fd
+        self.env = dict(os.environ, **(env or {}))
+        self.restart, self.pause_s = restart, pause_s
+        self.proc = None
+        self.exits = []  # return codes
+        self.stopping = False
+        self.held = threading.Event()  # set: may be started
+        self.held.set()
+        self.started = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        self.started.wait(WAIT_S)
+
+    def _spawn(self):
+        argv = self.argv
+        keep = ()
+        if self.fd is not None:
+            # As systemd passes a socket: number 3, and the process's own id in LISTEN_PID.
+            script = 'LISTEN_PID=$$; LISTEN_FDS=1; export LISTEN_PID LISTEN_FDS; exec "$@" 3<&%d'
+            argv = ["/bin/sh", "-c", script % self.fd, "sh"] + argv
+            keep = (self.fd,)
+        with open(self.log, "ab") as log:
+            return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                    env=self.env, pass_fds=keep, preexec_fn=_die_with_parent)
+
+    def _run(self):
+        # The thread that forks must live on: the children die with it.
+        while not self.stopping:
+            self.proc = self._spawn()
+            self.started.set()
+            self.exits.append(self.proc.wait())
+            if not self.restart:
+                return
+            time.sleep(self.pause_s)
+            self.held.wait()
+
+    @property
+    def pid(self):
+        return self.proc.pid
+
+    def alive(self):
+        return self.proc is not None and self.proc.poll() is None
+
+    def kill(self, sig=signal.SIGKILL):
+        """Send a signal; the supervisor starts the program again when it has ended."""
+        pid = self.pid
+        os.kill(pid, sig)
+        return pid
+
+    def hold(self):
+        """Do not start again until release()."""
+        self.held.clear()
+
+    def release(self):
+        self.held.set()
+
+    def stop(self, timeout_s=20):
+        """SIGTERM, then SIGKILL. The seconds it took, or None when it had to be killed."""
+        self.stopping = True
+        self.restart = False
+        self.held.set()
+        began = time.monotonic()
+        polite = True
+        if self.alive():
+            self.proc.terminate()
+            try:
+                self.proc.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                polite = False
+                self.proc.kill()
+        self.thread.join(timeout_s)
+        return time.monotonic() - began if polite else None
+
+    def said(self):
+        with open(self.log, errors="replace") as f:
+            return f.read()
+
+
+NGINX_CONF = """
+worker_processes 2;
+daemon off;
+pid {dir}/nginx.pid;
+error_log {dir}/nginx-error.log notice;
+{user}
+worker_rlimit_nofile 8192;
+events {{ worker_connections 2048; }}
+http {{
+  access_log off;
+  default_type application/json;
+  client_body_temp_path {dir}/t-body; fastcgi_temp_path {dir}/t-fcgi; proxy_temp_path {dir}/t-proxy;
+  uwsgi_temp_path {dir}/t-uwsgi; scgi_temp_path {dir}/t-scgi;
+  client_max_body_size 32m; client_body_buffer_size 1m;
+  upstream quire {{
+    least_conn;
+{servers}
+  }}
+  server {{
+    listen unix:{dir}/nginx.sock;
+    listen 127.0.0.1:{port} ssl http2;
+    ssl_certificate {dir}/cert.pem; ssl_certificate_key {dir}/key.pem;
+    location / {{
+      fastcgi_param REQUEST_METHOD $request_method;
+      fastcgi_param REQUEST_URI $request_uri;
+      fastcgi_param CONTENT_TYPE $content_type;
+      fastcgi_param CONTENT_LENGTH $content_length;
+      fastcgi_buffering off;
+      fastcgi_intercept_errors off;
+      fastcgi_read_timeout 600s;
+      fastcgi_next_upstream error non_idempotent;
+      fastcgi_next_upstream_tries 2;
+      fastcgi_pass quire;
+    }}
+  }}
+}}
+"""
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Stack:
+    """nginx + fronts + engine. Use with `with`."""
+
+    def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
+                 start_engine=True):
+        self.dir = tempfile.mkdtemp(prefix="quire-t-")
+        os.chmod(self.dir, 0o755)
+        self.socket = os.path.join(self.dir, "nginx.sock")
+        self.engine_socket = os.path.join(self.dir, "engine.sock")
+        self.port = free_port()
+        self.n_fronts = n_fronts
+        self.listeners = []
+        self.fronts = []
+        self.engine = None
+        self.nginx = None
+        self.env = dict(env or {})
+        self.leftovers = []
+        common = ["--model", MODEL, "--served-model-name", MODEL_NAME, "--engine-socket",
+                  self.engine_socket]
+        self.engine_argv = [os.path.join(BUILDDIR, "quire-engine")] + common + \
+            ["--device", "cpu", "--cpu-threads", "2"] + [str(a) for a in engine]
+        if store:
+            self.store_dir = os.path.join(self.dir, "store")
+            os.mkdir(self.store_dir)
+            self.engine_argv += ["--kv-store-dir", self.store_dir, "--kv-store-bytes", "256M"]
+        self.front_argv = [os.path.join(BUILDDIR, "quire-front")] + common + \
+            [str(a) for a in front]
+        try:
+            if start_engine:
+                self.start_engine()
+            for i in range(n_fronts):
+                self._start_front(i)
+            if nginx:
+                self._start_nginx()
+                if start_engine and (not until(lambda: self.get("/health").status == 200 or
+                                               len(self.engine.exits) > 1) or self.engine.exits):
+                    raise RuntimeError("the server does not get ready:\n" + self.logs())
+                # Each front, not only the one that answered.
+                want = b"fronts_attached{model_name=\"demo\"} %d\n" % n_fronts
+                if start_engine and not until(lambda: want in self.get("/metrics").body):
+                    raise RuntimeError("not all fronts attach:\n" + self.logs())
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def start_engine(self):
+        self.engine = Supervised(self.engine_argv, self.path("engine.log"), env=self.env)
+
+    def front_path(self, i):
+        return self.path("front%d.sock" % i)
+
+    def _start_front(self, i):
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        s.bind(self.front_path(i))
+        os.chmod(self.front_path(i), 0o666)
+        s.listen(4096)
+        self.listeners.append(s)
+        self.fronts.append(Supervised(self.front_argv, self.path("front%d.log" % i), env=self.env,
+                                      fd=s.fileno()))
+
+    def _start_nginx(self):
+        servers = "\n".join("    server unix:%s max_fails=0;" % self.front_path(i)
+                            for i in range(self.n_fronts))
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+                        "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj",
+                        "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+                        "-keyout", self.path("key.pem"), "-out", self.path("cert.pem")],
+                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with open(self.path("nginx.conf"), "w") as f:
+            f.write(NGINX_CONF.format(dir=self.dir, port=self.port, servers=servers,
+                                      user="user root;" if os.getuid() == 0 else ""))
+        self.nginx = Supervised([find_nginx(), "-p", self.dir, "-e", self.path("nginx-error.log"),
+                                 "-c", self.path("nginx.conf")], self.path("nginx.log"),
+                                restart=False)
+        if not until(lambda: os.path.exists(self.socket) or not self.nginx.alive(), 10) or \
+                not self.nginx.alive():
+            raise RuntimeError("nginx does not start:\n" + self.logs())
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def logs(self, n=30):
+        out = []
+        for name in sorted(os.listdir(self.dir)):
+            if name.endswith(".log"):
+                with open(self.path(name), errors="replace") as f:
+                    out += ["--- " + name] + f.read().splitlines()[-n:]
+        return "\n".join(out)
+
+    def stop(self):
+        """End everything; a process that did not follow SIGTERM is named in leftovers."""
+        for name, p in ([("nginx", self.nginx)] +
+                        [("front %d" % i, p) for i, p in enumerate(self.fronts)] +
+                        [("engine", self.engine)]):
+            if p is not None and p.stop() is None:
+                self.leftovers.append(name)
+        for s in self.listeners:
+            s.close()
+        if os.environ.get("KEEP"):
+            print("# kept " + self.dir)
+        else:
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+    # --- requests ---
+
+    def connect(self, **kw):
+        return UnixConnection(self.socket, **kw)
+
+    def request(self, method, path, body=None, headers=None, timeout=60):
+        """body: bytes as they are, anything else as JSON."""
+        c = self.connect(timeout=timeout)
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        try:
+            c.request(method, path, body, dict({"Content-Type": "application/json"},
+                                               **(headers or {})))
+            r = c.getresponse()
+            return Reply(r.status, r.headers, r.read())
+        finally:
+            c.close()
+
+    def get(self, path):
+        return self.request("GET", path)
+
+    def post(self, path, body, **kw):
+        return self.request("POST", path, body, **kw)
+
+    def open_stream(self, path, body, timeout=120, **kw):
+        c = self.connect(timeout=timeout, **kw)
+        c.request("POST", path, json.dumps(dict(body, stream=True)).encode(),
+                  {"Content-Type": "application/json"})
+        return Stream(c, c.getresponse())
+
+    def stream(self, path, body, on_event=None, timeout=120):
+        """A whole stream. An error before its first byte is in .error as well."""
+        told = Told()
+        try:
+            s = self.open_stream(path, body, timeout=timeout)
+        except (OSError, http.client.HTTPException) as e:
+            told.broken = e
+            return told
+        told.status = s.status
+        if s.status != 200:
+            told.error = json.loads(s.response.read())["error"]
+            s.close()
+            return told
+        for event in s:
+            told.add(event)
+            if on_event:
+                on_event(told)
+        told.done = s.done
+        told.broken = s.broken
+        return told
+
+    def chat(self, content, **fields):
+        messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+        return dict({"model": MODEL_NAME, "messages": messages, "temperature": 0}, **fields)
+
+    def completion(self, prompt, **fields):
+        return dict({"model": MODEL_NAME, "prompt": prompt, "temperature": 0}, **fields)
+
+    def metrics(self):
+        return parse_metrics(self.get("/metrics").text)[0]
+
+    def metric(self, name):
+        """The sum over all label sets."""
+        return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)
+
+    def idle(self, timeout_s=WAIT_S):
+        """Wait until the engine runs nothing; true when it came to that."""
+        def quiet():
+            m = self.metrics()
+            return not any(v for k, v in m.items()
+                           if k.split("{")[0] in ("vllm:num_requests_running",
+                                                  "vllm:num_requests_waiting"))
+        return until(quiet, timeout_s, 0.05)
+
+
+SAMPLE = re.compile(r'^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\]|\\["\\n])*"'
+                    r'(?:,|(?=\})))*\})? (-?[0-9.]+(?:[eE][+-]?[0-9]+)?|NaN|[+-]Inf)$')
+
+
+def parse_metrics(text):
+    """Prometheus text -> ({name{labels}: value}, {name: type}). ValueError when it is not."""
+    values, types = {}, {}
+    if not text.endswith("\n"):
+        raise ValueError("no newline at the end")
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            if name in types:
+                raise ValueError("two TYPE lines for " + name)
+            types[name] = kind
+        elif line.startswith("# HELP ") or line == "":
+            continue
+        else:
+            m = SAMPLE.match(line)
+            if m is None:
+                raise ValueError("not a sample: " + line)
+            key = m.group(1) + (m.group(2) or "")
+            if key in values:
+                raise ValueError("twice: " + key)
+            base = re.sub(r"_(bucket|sum|count)$", "", m.group(1))
+            if m.group(1) not in types and base not in types:
+                raise ValueError("no TYPE before " + line)
+            values[key] = float(m.group(3))
+    return values, types
+
+
+def crowd(n, work, timeout_s=120):
+    """Run work(i) for 0 .. n-1 at the same time; the list of what they return. An exception is
+    a result like any other."""
+    results = [TimeoutError("unfinished")] * n
+
+    def one(i):
+        try:
+            results[i] = work(i)
+        except Exception as e:
+            results[i] = e
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(n)]
+    for t in threads:
+        t.start()
+    end = time.monotonic() + timeout_s
+    for t in threads:
+        t.join(max(0.0, end - time.monotonic()))
+    return results
+
+
+def cpu_seconds(pid):
+    with open("/proc/%d/stat" % pid) as f:
+        fields = f.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
