@@ -7,11 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __CUDACC__
-#define K_BOTH static __host__ __device__ inline
-#else
-#define K_BOTH static inline
-#endif
+#include "kernels/kernels.h"
 
 /* A product that no compiler joins with a later sum. */
 #ifdef __CUDA_ARCH__
@@ -57,8 +53,8 @@ K_BOTH uint64_t k_mul_high(uint64_t a, uint64_t b)
     return a1 * b1 + (mid >> 32) + (mid2 >> 32);
 }
 
-/* floor(2^32 * e^x) for x <= 0, within 1e-7 relative; 2^32 at 0; 0 below 2^-32. Each operation
- * is an exactly rounded one, so the result is the same wherever it is computed. */
+/* 2^32 * e^x for x <= 0 as a whole number, within 1e-5 relative; 2^32 at 0; 0 below 2^-32. Each
+ * operation is an exactly rounded one, so the result is the same wherever it is computed. */
 K_BOTH uint64_t k_exp_fixed(float x)
 {
     float y, whole, p;

@@ -16,6 +16,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Small functions that both sides use. */
+#ifdef __CUDACC__
+#define K_BOTH static __host__ __device__ inline
+#else
+#define K_BOTH static inline
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -69,7 +76,7 @@ struct k_sample_row {
     int32_t banned[K_BANNED_MAX];
 };
 
-/* --- rows ------------------------------------------------------------------------------------ */
+/* --- rows ------------------------------------------------------------------------------ */
 
 /* x [n][dim] = table [n_vocab][dim] at ids [n]. The residual x is float32 on both sides. */
 void ref_embed(float *x, const float *table, const int32_t *ids, int n, int dim);
@@ -99,7 +106,7 @@ int k_gather_add(float *out, const float *x, const k_bf16 *delta, const int32_t 
 void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
 
-/* --- attention --------------------------------------------------------------------------------- */
+/* --- attention ------------------------------------------------------------------------- */
 
 /* Rotate queries and keys, and put keys and values into their pages.
  *
@@ -146,7 +153,7 @@ struct k_attn_plan {
     float *work;
 };
 
-#define K_TILE_ROWS  64 /* rows (token, head of the group) of a tile: four warps of 16 */
+#define K_TILE_ROWS   64  /* rows (token, head of the group) of a tile: four warps of 16 */
 #define K_PART_TOKENS 256 /* a part below this costs more to start than to read */
 #define K_PARTS_MAX   64  /* parts of a sequence; bounds the memory of their results */
 
@@ -154,7 +161,7 @@ struct k_attn_plan {
 #define K_TILE_TOKENS(group) ((group) >= K_TILE_ROWS ? 1 : K_TILE_ROWS / (group))
 
 /* Tokens of a part, a function of the length alone. */
-static inline int k_attn_part_tokens(int kv_len)
+K_BOTH int k_attn_part_tokens(int kv_len)
 {
     int part = (kv_len + K_PARTS_MAX - 1) / K_PARTS_MAX;
 
@@ -165,7 +172,7 @@ static inline int k_attn_part_tokens(int kv_len)
 int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
            const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
 
-/* --- sampling ---------------------------------------------------------------------------------- */
+/* --- sampling -------------------------------------------------------------------------- */
 
 /* Choose a token of one row.
  *

@@ -136,8 +136,8 @@ int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *
     if (row->n_history > 0) {
         count_history(counts, n_vocab, row, history);
         for (int i = 0; i < n_vocab; i++)
-            scratch[i] = k_penalise(logits[i], counts[i], row->repetition, row->frequency,
-                                    row->presence);
+            scratch[i] =
+                k_penalise(logits[i], counts[i], row->repetition, row->frequency, row->presence);
     }
     for (int i = 0; i < row->n_banned; i++)
         scratch[row->banned[i]] = -INFINITY;

@@ -94,7 +94,7 @@ static void dump_entry(struct dump *d, uint64_t slot, const struct store_record 
 
     hash_hex(r->name.bytes, HASH_BYTES, name);
     hash_hex(r->parent.bytes, HASH_BYTES, parent);
-    dump_time(last, sizeof last, use->last);
+    dump_time(last, sizeof last, use->last != 0 ? use->last : r->created);
     if (d->json) {
         buf_printf(&d->out,
                    "%s{\"slot\":%llu,\"name\":\"%s\",\"parent\":\"%s\",\"space\":%u,"

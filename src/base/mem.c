@@ -40,10 +40,12 @@ void *mem_zalloc(size_t bytes)
 
 void *mem_zalloc_array(size_t n, size_t bytes)
 {
+    size_t all;
+
     must(!mem_sealed);
-    if (FAULT_HIT(mem_alloc))
+    if (FAULT_HIT(mem_alloc) || __builtin_mul_overflow(n, bytes, &all))
         return NULL;
-    return calloc(n == 0 ? 1 : n, bytes);
+    return calloc(all == 0 ? 1 : all, 1);
 }
 
 void *mem_realloc(void *p, size_t bytes)

@@ -85,11 +85,14 @@ static int settings_set(struct settings *out, const struct settings_row *row, co
 
     switch (row->type) {
     case CONF_IS_TEXT: {
-        char *copy = mem_alloc(strlen(text) + 1); /* lives as long as the process */
+        char *copy = mem_alloc(strlen(text) + 1);
+        char *old;
 
         if (copy == NULL)
             return ERR_NO_MEMORY;
         memcpy(copy, text, strlen(text) + 1);
+        memcpy(&old, field, sizeof old);
+        mem_free(old);
         memcpy(field, &copy, sizeof copy);
         return ERR_OK;
     }
@@ -243,6 +246,19 @@ static int settings_arg(struct settings *s, char program, int *i, int argc, char
     return settings_set(s, row, value);
 }
 
+void settings_fini(struct settings *s)
+{
+    for (size_t i = 0; i < SETTINGS_COUNT; i++) {
+        char *text;
+
+        if (settings_rows[i].type != CONF_IS_TEXT)
+            continue;
+        memcpy(&text, (char *)s + settings_rows[i].offset, sizeof text);
+        mem_free(text);
+    }
+    *s = (struct settings){0};
+}
+
 int settings_read(struct settings *out, char program, int argc, char **argv, bool *exit_now)
 {
     struct settings s = {0};
@@ -271,8 +287,10 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
                 rc = settings_arg(&s, program, &i, argc, argv, pass);
         }
     }
-    if (rc != ERR_OK)
+    if (rc != ERR_OK) {
+        settings_fini(&s);
         return rc;
+    }
     *exit_now = help || print;
     if (*exit_now)
         settings_print(&s, program, help);

@@ -27,13 +27,15 @@ struct settings {
 };
 
 /* Read settings for one program ('E' engine, 'F' front). --help prints the list and sets
- * *exit_now, --print-settings prints the result and sets it as well. Texts live until the
- * process ends.
+ * *exit_now, --print-settings prints the result and sets it as well. Texts live until
+ * settings_fini().
  *
  * Returns ERR_OK; ERR_INVALID (logged, with the setting's name) for an unknown name, a setting
  * of another program on the command line, or a bad value; ERR_IO when the file cannot be read.
  * In the file, settings of other programs are accepted: one file serves all. */
 int settings_read(struct settings *out, char program, int argc, char **argv,
                   bool *exit_now) ERR_CHECKED;
+
+void settings_fini(struct settings *s); /* accepts {0} */
 
 #endif

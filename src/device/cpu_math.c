@@ -18,16 +18,18 @@
 #define LANES 16
 
 typedef float lanes __attribute__((vector_size(64)));
+typedef float lanes8 __attribute__((vector_size(32)));
+typedef float lanes4 __attribute__((vector_size(16)));
 typedef int32_t lanes_int __attribute__((vector_size(64)));
 typedef float lanes_at __attribute__((vector_size(64), aligned(4), may_alias)); /* in arrays */
 
 #define JOIN2(a, b) a##b
 #define JOIN(a, b)  JOIN2(a, b)
 
-#define TILE(name) JOIN(name, _plain)
-#define TILE_NAME  "generic"
-#define TILE_ROWS  1
-#define TILE_OUTS  2
+#define TILE(name)  JOIN(name, _plain)
+#define TILE_NAME   "generic"
+#define TILE_ROWS   1
+#define TILE_OUTS   2
 #include "device/cpu_tile.h"
 #undef TILE
 #undef TILE_NAME
@@ -58,14 +60,25 @@ typedef float lanes_at __attribute__((vector_size(64), aligned(4), may_alias)); 
 #pragma GCC pop_options
 #endif
 
-const struct cpu_math *cpu_math_choose(void)
+const struct cpu_math *cpu_math_at(int n)
 {
+    if (n == 0)
+        return &math_plain;
 #ifdef __x86_64__
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+    if (n == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return &math_avx2;
+    if (n == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
         return &math_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return &math_avx2;
 #endif
-    return &math_plain;
+    return NULL;
+}
+
+const struct cpu_math *cpu_math_choose(void)
+{
+    const struct cpu_math *best = cpu_math_at(0);
+
+    for (int n = 1; cpu_math_at(n) != NULL; n++)
+        best = cpu_math_at(n);
+    return best;
 }

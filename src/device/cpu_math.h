@@ -35,4 +35,7 @@ struct cpu_math {
 /* The best set that this machine has. */
 const struct cpu_math *cpu_math_choose(void);
 
+/* The sets that this machine can run, worst first; NULL from some n on. For tests. */
+const struct cpu_math *cpu_math_at(int n);
+
 #endif

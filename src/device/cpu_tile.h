@@ -2,18 +2,15 @@
  *
  * TILE(name) names what is defined; TILE_ROWS x TILE_OUTS sums are kept in registers. */
 
-#define EACH _Pragma("GCC unroll 16") for
-
+/* Lane i + lane i + width, for width 8, 4, 2, 1. */
 static inline float TILE(fold)(const lanes *v)
 {
-    float f[LANES];
+    lanes8 a = __builtin_shufflevector(*v, *v, 0, 1, 2, 3, 4, 5, 6, 7) +
+               __builtin_shufflevector(*v, *v, 8, 9, 10, 11, 12, 13, 14, 15);
+    lanes4 b =
+        __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
 
-    memcpy(f, v, sizeof f);
-    EACH (int width = LANES / 2; width > 0; width /= 2) {
-        EACH (int i = 0; i < width; i++)
-            f[i] += f[i + width];
-    }
-    return f[0];
+    return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
 /* *v = the first n < 16 elements of p, then zeros. */
@@ -24,34 +21,33 @@ static inline void TILE(load_rest)(lanes *v, const float *p, int n)
 }
 
 /* rows x outs results; rows and outs are constants wherever this is inlined. */
-#define TILE_BLOCK(rows, outs)                                                             \
-    lanes sum[rows][outs] = {0};                                                           \
-    int k = 0;                                                                             \
-                                                                                           \
-    for (; k + LANES <= n_in; k += LANES) {                                                \
-        lanes b[outs];                                                                     \
-                                                                                           \
-        EACH (int j = 0; j < (outs); j++)                                                  \
-            b[j] = *(const lanes_at *)(w + (size_t)j * n_in + k);                          \
-        EACH (int i = 0; i < (rows); i++) {                                                \
-            lanes a = *(const lanes_at *)(x + (size_t)i * n_in + k);                       \
-                                                                                           \
-            EACH (int j = 0; j < (outs); j++)                                              \
-                sum[i][j] += a * b[j];                                                     \
-        }                                                                                  \
-    }                                                                                      \
-    EACH (int i = 0; i < (rows); i++) {                                                    \
-        EACH (int j = 0; j < (outs); j++) {                                                \
-            if (k < n_in) {                                                                \
-                lanes a, b;                                                                \
-                                                                                           \
-                TILE(load_rest)(&a, x + (size_t)i * n_in + k, n_in - k);                   \
-                TILE(load_rest)(&b, w + (size_t)j * n_in + k, n_in - k);                   \
-                sum[i][j] += a * b;                                                        \
-            }                                                                              \
-            y[(size_t)i * n_out + j] =                                                     \
-                TILE(fold)(&sum[i][j]) + (bias == NULL ? 0.0f : bias[j]);                  \
-        }                                                                                  \
+#define TILE_BLOCK(rows, outs)                                                                   \
+    lanes sum[rows][outs] = {0};                                                                 \
+    int k = 0;                                                                                   \
+                                                                                                 \
+    for (; k + LANES <= n_in; k += LANES) {                                                      \
+        lanes b[outs];                                                                           \
+                                                                                                 \
+        for (int j = 0; j < (outs); j++)                                                         \
+            b[j] = *(const lanes_at *)(w + (size_t)j * n_in + k);                                \
+        for (int i = 0; i < (rows); i++) {                                                       \
+            lanes a = *(const lanes_at *)(x + (size_t)i * n_in + k);                             \
+                                                                                                 \
+            for (int j = 0; j < (outs); j++)                                                     \
+                sum[i][j] += a * b[j];                                                           \
+        }                                                                                        \
+    }                                                                                            \
+    for (int i = 0; i < (rows); i++) {                                                           \
+        for (int j = 0; j < (outs); j++) {                                                       \
+            if (k < n_in) {                                                                      \
+                lanes a, b;                                                                      \
+                                                                                                 \
+                TILE(load_rest)(&a, x + (size_t)i * n_in + k, n_in - k);                         \
+                TILE(load_rest)(&b, w + (size_t)j * n_in + k, n_in - k);                         \
+                sum[i][j] += a * b;                                                              \
+            }                                                                                    \
+            y[(size_t)i * n_out + j] = TILE(fold)(&sum[i][j]) + (bias == NULL ? 0.0f : bias[j]); \
+        }                                                                                        \
     }
 
 static void TILE(block_full)(float *y, const float *x, const float *w, const float *bias, int n_in,
@@ -74,6 +70,7 @@ static void TILE(block_one)(float *y, const float *x, const float *w, const floa
 
 #undef TILE_BLOCK
 
+/* clang-format off */
 static void TILE(matmul)(const struct cpu_matmul *m)
 {
     size_t n_in = (size_t)m->n_in, n_out = (size_t)m->n_out;
@@ -97,6 +94,7 @@ static void TILE(matmul)(const struct cpu_matmul *m)
                             m->n_in, m->n_out);
     }
 }
+/* clang-format on */
 
 static float TILE(scores)(float *scores, const float *q, const float *keys, int n, int dim,
                           float scale)
@@ -203,5 +201,3 @@ static const struct cpu_math TILE(math) = {
     .mix = TILE(mix),
     .silu_mul = TILE(silu_mul),
 };
-
-#undef EACH

@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 
-#ifndef DEVICE_HAS_CUDA
+#ifndef HAVE_CUDA
 int device_cuda_count(void)
 {
     return 0;

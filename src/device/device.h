@@ -22,15 +22,16 @@ enum device_type { DEVICE_BF16, DEVICE_F16, DEVICE_F32 }; /* of weights in a fil
 /* The most that a step may hold; what work memory is sized by. */
 struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
+    int block_tokens;
     int n_heads, n_kv_heads, head_dim, dim, ff_dim, n_vocab;
 };
 
 /* One step as host arrays; borrowed until end(). */
 struct device_batch {
     struct k_tokens tokens;
-    const int32_t *row_tokens;        /* int32 [n_rows]: token of each row */
-    const struct k_sample_row *rows;  /* [n_rows]; history_at is not read */
-    const int32_t *const *histories;  /* [n_rows]: int32 [n_history] of each row */
+    const int32_t *row_tokens;       /* int32 [n_rows]: token of each row */
+    const struct k_sample_row *rows; /* [n_rows]; history_at is not read */
+    const int32_t *const *histories; /* [n_rows]: int32 [n_history] of each row */
     int n_rows;
 };
 
@@ -64,10 +65,10 @@ struct device_ops {
                         const void *weight, float eps, int n);
     /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none). The second
      * gives float32 on every device. */
-    void (*matmul)(struct device *d, void *y, const void *x, const void *w, const void *bias,
-                   int n, int n_out, int n_in);
-    void (*matmul_float)(struct device *d, float *y, const void *x, const void *w, int n,
-                         int n_out, int n_in);
+    void (*matmul)(struct device *d, void *y, const void *x, const void *w, const void *bias, int n,
+                   int n_out, int n_in);
+    void (*matmul_float)(struct device *d, float *y, const void *x, const void *w, int n, int n_out,
+                         int n_in);
     void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const float *turns);
     void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale);
     void (*silu_mul)(struct device *d, void *out, const void *in, int n);
@@ -81,7 +82,9 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     struct device_limits limits;
-    size_t elem_bytes; /* of weights, activations and KV: 4 cpu, 2 cuda */
+    size_t elem_bytes;      /* of weights, activations and KV: 4 cpu, 2 cuda */
+    int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
+                             * must have room for them */
     size_t allocated_bytes; /* by alloc() so far */
     bool is_gpu;
     char name[64]; /* for the log */
@@ -97,5 +100,8 @@ void device_close(struct device *d); /* NULL is fine */
 int device_cpu_open(struct device **out, int n_threads) ERR_CHECKED;
 int device_cuda_open(struct device **out) ERR_CHECKED;
 int device_cuda_count(void); /* usable GPUs; 0 when there is no driver */
+
+/* The stream of a cuda device: for tests that launch kernels themselves. */
+k_stream device_cuda_stream(struct device *d);
 
 #endif

@@ -25,7 +25,7 @@
 #define INLINE_WORK 100000 /* multiply-adds below which waking a thread costs more than it saves */
 #define OUTS_A_TASK 32     /* outputs of a product's task: its weights stay in the L1/L2 cache */
 #define ROWS_A_TASK 128
-#define ALLOCS_MAX  16384/* device_alloc() calls of one model */
+#define ALLOCS_MAX  16384 /* device_alloc() calls of one model */
 #define ALIGN       64
 
 struct cpu {
@@ -46,7 +46,7 @@ static struct cpu *cpu_of(struct device *d)
     return (struct cpu *)d;
 }
 
-/* --- memory ------------------------------------------------------------------------------------ */
+/* --- memory ---------------------------------------------------------------------------- */
 
 static int cpu_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
@@ -134,7 +134,7 @@ static int cpu_fill_random(struct device *d, void *dst, size_t n, float deviatio
     return ERR_OK;
 }
 
-/* --- rows: shared out in runs of rows ------------------------------------------------------------ */
+/* --- rows: shared out in runs of rows -------------------------------------------------- */
 
 enum row_op { ROW_EMBED, ROW_NORM, ROW_ADD_NORM, ROW_ROPE, ROW_SILU };
 
@@ -187,8 +187,11 @@ static void row_run(struct row_job *j, int width)
 
 static void cpu_embed(struct device *d, float *x, const void *table)
 {
-    struct row_job j = {
-        .c = cpu_of(d), .op = ROW_EMBED, .x = x, .b = table, .n = cpu_of(d)->batch->tokens.n_tokens};
+    struct row_job j = {.c = cpu_of(d),
+                        .op = ROW_EMBED,
+                        .x = x,
+                        .b = table,
+                        .n = cpu_of(d)->batch->tokens.n_tokens};
 
     row_run(&j, d->limits.dim);
 }
@@ -196,7 +199,8 @@ static void cpu_embed(struct device *d, float *x, const void *table)
 static void cpu_rmsnorm(struct device *d, void *out, const float *x, const void *weight, float eps,
                         int n)
 {
-    struct row_job j = {.c = cpu_of(d), .op = ROW_NORM, .out = out, .b = weight, .eps = eps, .n = n};
+    struct row_job j = {
+        .c = cpu_of(d), .op = ROW_NORM, .out = out, .b = weight, .eps = eps, .n = n};
 
     memcpy(&j.x, &x, sizeof x); /* only read by ROW_NORM */
     row_run(&j, d->limits.dim);
@@ -205,15 +209,25 @@ static void cpu_rmsnorm(struct device *d, void *out, const float *x, const void 
 static void cpu_add_rmsnorm(struct device *d, void *out, float *x, const void *delta,
                             const void *weight, float eps, int n)
 {
-    struct row_job j = {.c = cpu_of(d), .op = ROW_ADD_NORM, .out = out, .x = x, .a = delta,
-                        .b = weight, .eps = eps, .n = n};
+    struct row_job j = {.c = cpu_of(d),
+                        .op = ROW_ADD_NORM,
+                        .out = out,
+                        .x = x,
+                        .a = delta,
+                        .b = weight,
+                        .eps = eps,
+                        .n = n};
 
     row_run(&j, d->limits.dim);
 }
 
 static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, const float *turns)
 {
-    struct row_job j = {.c = cpu_of(d), .op = ROW_ROPE, .out = qkv, .b = turns, .kv = kv,
+    struct row_job j = {.c = cpu_of(d),
+                        .op = ROW_ROPE,
+                        .out = qkv,
+                        .b = turns,
+                        .kv = kv,
                         .n = cpu_of(d)->batch->tokens.n_tokens};
 
     row_run(&j, (d->limits.n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
@@ -233,7 +247,7 @@ static void cpu_gather_add(struct device *d, float *out, const float *x, const v
     ref_gather_add(out, x, delta, b->row_tokens, b->n_rows, d->limits.dim);
 }
 
-/* --- products -------------------------------------------------------------------------------------- */
+/* --- products -------------------------------------------------------------------------- */
 
 struct matmul_job {
     const struct cpu_math *math;
@@ -261,8 +275,14 @@ static void cpu_matmul(struct device *d, void *y, const void *x, const void *w, 
     struct cpu *c = cpu_of(d);
     struct matmul_job j = {.math = c->math, .n = n};
 
-    j.m = (struct cpu_matmul){.y = y, .x = x, .w = w, .bias = bias, .n_in = n_in, .n_out = n_out,
-                              .row_last = n, .out_last = n_out};
+    j.m = (struct cpu_matmul){.y = y,
+                              .x = x,
+                              .w = w,
+                              .bias = bias,
+                              .n_in = n_in,
+                              .n_out = n_out,
+                              .row_last = n,
+                              .out_last = n_out};
     if ((size_t)n * n_out * n_in < INLINE_WORK) {
         c->math->matmul(&j.m);
         return;
@@ -277,7 +297,7 @@ static void cpu_matmul_float(struct device *d, float *y, const void *x, const vo
     cpu_matmul(d, y, x, w, NULL, n, n_out, n_in);
 }
 
-/* --- attention --------------------------------------------------------------------------------------- */
+/* --- attention ------------------------------------------------------------------------- */
 
 struct attn_job {
     struct cpu *c;
@@ -349,7 +369,7 @@ static void cpu_attn(struct device *d, void *out, const void *qkv, const struct 
         attn_task(&j, i, 0);
 }
 
-/* --- a step -------------------------------------------------------------------------------------------- */
+/* --- a step ---------------------------------------------------------------------------- */
 
 struct sample_job {
     struct cpu *c;
@@ -364,10 +384,10 @@ static void sample_task(void *arg, int task, int worker)
     int n_vocab = j->c->base.limits.n_vocab;
 
     row.history_at = 0;
-    j->c->ids[task] = ref_sample(j->logits + (size_t)task * n_vocab, n_vocab, &row,
-                                 b->histories[task],
-                                 j->c->scratch + (size_t)worker * j->c->scratch_len,
-                                 j->c->counts + (size_t)worker * n_vocab);
+    j->c->ids[task] =
+        ref_sample(j->logits + (size_t)task * n_vocab, n_vocab, &row, b->histories[task],
+                   j->c->scratch + (size_t)worker * j->c->scratch_len,
+                   j->c->counts + (size_t)worker * n_vocab);
 }
 
 static void cpu_sample(struct device *d, const float *logits)
@@ -449,6 +469,7 @@ int device_cpu_open(struct device **out, int n_threads)
         goto out;
     c->base.ops = &cpu_ops;
     c->base.elem_bytes = sizeof(float);
+    c->base.rows_multiple = 1;
     c->math = cpu_math_choose();
     if ((rc = pool_open(&c->pool, n_threads)) != ERR_OK)
         goto out;

@@ -30,7 +30,6 @@ enum engine_lane_state { LANE_FREE, LANE_GREETING, LANE_OPEN };
 struct engine_lane {
     enum engine_lane_state state;
     int control_fd; /* its end is the front's end */
-    int wake_fd;    /* the front's eventfd */
     struct lane lane;
     struct seq **by_slot; /* [lane_slots], NULL where no sequence runs; mapped at start */
     int n_bad;            /* malformed requests so far */
@@ -66,7 +65,6 @@ struct engine {
     int epoll_fd;
     int listen_fd;
     int signal_fd;
-    int doorbell_fd; /* fronts ring here */
     uint64_t epoch;
     struct engine_lane *lanes; /* [max_lanes] */
     uint64_t n_requests;       /* next seq.order */

@@ -7,7 +7,6 @@
 #include <math.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -21,7 +20,7 @@
 #define INTAKE_BAD_MAX 64 /* malformed requests before a lane is dropped: a bug, not a client */
 
 /* epoll's data: the kind of descriptor; lanes add their index. */
-enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_DOORBELL, INTAKE_STORE, INTAKE_LANE };
+enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_STORE, INTAKE_LANE };
 
 static int intake_watch(struct engine *e, int fd, uint64_t data)
 {
@@ -33,10 +32,7 @@ static int intake_watch(struct engine *e, int fd, uint64_t data)
 int intake_init(struct engine *e)
 {
     e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    e->doorbell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (e->epoll_fd == -1 || e->doorbell_fd == -1 ||
-        intake_watch(e, e->doorbell_fd, INTAKE_DOORBELL) != ERR_OK ||
-        intake_watch(e, e->signal_fd, INTAKE_SIGNAL) != ERR_OK ||
+    if (e->epoll_fd == -1 || intake_watch(e, e->signal_fd, INTAKE_SIGNAL) != ERR_OK ||
         intake_watch(e, e->listen_fd, INTAKE_LISTEN) != ERR_OK ||
         (e->store != NULL && intake_watch(e, store_event_fd(e->store), INTAKE_STORE) != ERR_OK)) {
         log_error("engine: epoll: %s", strerror(errno));
@@ -65,11 +61,8 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
         log_info("engine: front %d %s; %d of its requests were dropped", (int)l->pid, why, n);
     }
     lane_detach(&l->lane);
-    if (l->wake_fd != -1)
-        (void)close(l->wake_fd);
     (void)close(l->control_fd); /* leaves epoll as well */
     l->control_fd = -1;
-    l->wake_fd = -1;
     l->state = LANE_FREE;
 }
 
@@ -96,7 +89,6 @@ static void intake_accept(struct engine *e)
         }
         e->lanes[i].state = LANE_GREETING;
         e->lanes[i].control_fd = fd;
-        e->lanes[i].wake_fd = -1;
         e->lanes[i].pid = pid;
         e->lanes[i].n_bad = 0;
         if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)i) != ERR_OK)
@@ -117,7 +109,7 @@ static int intake_welcome(struct engine *e, struct engine_lane *l)
         .block_tokens = (uint32_t)m->block_tokens,
         .n_eos = (uint32_t)m->n_eos,
     };
-    int fds[ATTACH_FDS] = {[ATTACH_DOORBELL] = e->doorbell_fd, [ATTACH_STATS] = e->stats.fd};
+    int fds[ATTACH_FDS] = {[ATTACH_STATS] = e->stats.fd};
     int rc = lane_create(&l->lane, &fds[ATTACH_LANE], (uint32_t)e->settings.lane_slots,
                          e->settings.lane_arena_bytes, e->epoch, (uint32_t)l->pid);
 
@@ -126,7 +118,7 @@ static int intake_welcome(struct engine *e, struct engine_lane *l)
         (void)!attach_send_welcome(l->control_fd, &w, NULL); /* the lane is dropped next */
         return rc;
     }
-    l->lane.wake_fd = l->wake_fd;
+    l->lane.wake_fd = l->control_fd;
     atomic_store(&l->lane.shared->heartbeat_us, e->now_us);
     atomic_store(&l->lane.shared->engine_state, e->draining ? WIRE_DRAINING : WIRE_SERVING);
     memcpy(w.eos, m->eos, sizeof w.eos);
@@ -144,7 +136,7 @@ static void intake_lane_event(struct engine *e, struct engine_lane *l, uint32_t 
     if (l->state == LANE_FREE)
         return; /* an event of a lane that was dropped in this round */
     if (l->state == LANE_GREETING && (events & EPOLLIN) != 0) {
-        rc = attach_read_hello(l->control_fd, &l->wake_fd);
+        rc = attach_read_hello(l->control_fd);
         if (rc == ERR_AGAIN)
             return;
         if (rc == ERR_VERSION) {
@@ -163,7 +155,8 @@ static void intake_lane_event(struct engine *e, struct engine_lane *l, uint32_t 
         log_info("engine: front %d attached", (int)l->pid);
         return;
     }
-    /* A front says nothing after its hello: whatever comes is its end. */
+    if ((events & (EPOLLRDHUP | EPOLLHUP)) == 0 && lane_take_wakes(l->control_fd) == ERR_OK)
+        return;
     intake_drop_lane(e, l, "left");
 }
 
@@ -203,7 +196,6 @@ void intake_events(struct engine *e, int timeout_ms)
         switch (ev[i].data.u64) {
         case INTAKE_LISTEN: intake_accept(e); break;
         case INTAKE_SIGNAL: intake_signal(e); break;
-        case INTAKE_DOORBELL: intake_drain_fd(e->doorbell_fd); break;
         case INTAKE_STORE: break; /* tiers_poll() looks anyway */
         default: intake_lane_event(e, &e->lanes[ev[i].data.u64 - INTAKE_LANE], ev[i].events); break;
         }

@@ -77,7 +77,6 @@ static int main_open_lanes(struct engine *e)
         return ERR_NO_MEMORY;
     for (size_t i = 0; i < n; i++) {
         e->lanes[i].control_fd = -1;
-        e->lanes[i].wake_fd = -1;
         e->lanes[i].by_slot = mem_zalloc_array(slots, sizeof(struct seq *));
         if (e->lanes[i].by_slot == NULL)
             return ERR_NO_MEMORY;
@@ -149,7 +148,7 @@ static void main_close(struct engine *e)
 
 int main(int argc, char **argv)
 {
-    static struct engine e = {.epoll_fd = -1, .listen_fd = -1, .signal_fd = -1, .doorbell_fd = -1};
+    static struct engine e = {.epoll_fd = -1, .listen_fd = -1, .signal_fd = -1};
     bool exit_now = false;
     int rc;
 

@@ -237,7 +237,7 @@ static bool sched_admit(struct sched *s, struct seq *q)
     sched_wait_remove(s, q);
     sched_run_insert(s, q);
     if (!q->admitted) {
-        s->n_prefix_queries += (uint64_t)q->n_prompt;
+        s->n_prefix_queries += (uint64_t)q->n_tokens;
         s->n_prefix_hits += (uint64_t)q->n_computed;
         q->n_cached = q->n_computed < q->n_prompt ? q->n_computed : q->n_prompt;
     }

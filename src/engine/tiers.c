@@ -90,7 +90,7 @@ static void tiers_prefetch_seq(struct engine *e, struct seq *q)
         n++;
     }
     if (!q->admitted && q->searched)
-        stats_add(&e->stats, METRIC_store_queries, (uint64_t)(q->n_prompt - first * block));
+        stats_add(&e->stats, METRIC_store_queries, (uint64_t)(q->n_tokens - first * block));
 }
 
 void tiers_prefetch(struct engine *e)

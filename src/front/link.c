@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "front/link.h"
 
-#include <errno.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,14 +15,9 @@
 
 int link_init(struct link *l, const char *path)
 {
-    *l = (struct link){.path = path, .control_fd = -1, .doorbell_fd = -1};
+    *l = (struct link){.path = path, .control_fd = -1};
     l->lane.wake_fd = -1;
-    l->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (l->bell_fd == -1 || pthread_mutex_init(&l->lock, NULL) != 0) {
-        log_error("front: eventfd: %s", strerror(errno));
-        return ERR_IO;
-    }
-    return ERR_OK;
+    return pthread_mutex_init(&l->lock, NULL) == 0 ? ERR_OK : ERR_NO_MEMORY;
 }
 
 static int link_slots(struct link *l)
@@ -77,14 +70,13 @@ static int link_open(struct link *l, const struct wire_welcome *w, const int *fd
 
     if (rc != ERR_OK)
         return rc;
-    l->lane.wake_fd = fds[ATTACH_DOORBELL];
+    l->lane.wake_fd = l->control_fd;
     rc = link_slots(l);
     if (rc != ERR_OK)
         return rc;
     stats = link_map_stats(fds[ATTACH_STATS]);
     if (stats == NULL)
         return ERR_VERSION;
-    l->doorbell_fd = fds[ATTACH_DOORBELL];
     link_publish(l, w, stats);
     return ERR_OK;
 }
@@ -97,9 +89,6 @@ static void link_close(struct link *l)
     mem_free(l->free_slots);
     l->free_slots = NULL;
     l->n_free = 0;
-    if (l->doorbell_fd != -1)
-        (void)close(l->doorbell_fd);
-    l->doorbell_fd = -1;
     if (l->control_fd != -1)
         (void)close(l->control_fd);
     l->control_fd = -1;
@@ -114,7 +103,7 @@ bool link_try(struct link *l, uint64_t now_us)
     if (l->control_fd != -1 || now_us < l->retry_us)
         return false;
     l->retry_us = now_us + LINK_RETRY_US;
-    rc = attach_connect(l->path, l->bell_fd, LINK_TIMEOUT_MS, &l->control_fd, &w, fds);
+    rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &w, fds);
     if (rc != ERR_OK) {
         l->control_fd = -1;
         if (rc == ERR_VERSION || rc == ERR_OVERLOADED)
@@ -126,8 +115,6 @@ bool link_try(struct link *l, uint64_t now_us)
     (void)close(fds[ATTACH_STATS]);
     if (rc != ERR_OK) {
         log_error("front: the engine's lane cannot be used: %s", err_sentence(rc));
-        if (l->doorbell_fd == -1)
-            (void)close(fds[ATTACH_DOORBELL]);
         link_close(l);
         return false;
     }

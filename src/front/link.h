@@ -16,9 +16,7 @@ struct gen;
 
 struct link {
     const char *path; /* the engine's control socket */
-    int bell_fd;      /* our eventfd; the engine rings it */
     int control_fd;   /* -1 while no engine is attached */
-    int doorbell_fd;  /* the engine's eventfd */
     struct lane lane;
     struct wire_welcome engine; /* of the last engine; n_vocab == 0 before the first */
     struct gen **by_slot;       /* [n_slots]; NULL: free, or nobody wants what still comes */

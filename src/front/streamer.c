@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -577,11 +576,11 @@ static void streamer_events(struct streamer *s, int timeout_ms)
     for (int i = 0; i < n; i++) {
         void *p = ev[i].data.ptr;
 
-        if (p == &f->link.bell_fd)
-            streamer_drain_fd(f->link.bell_fd);
-        else if (p == &f->link.control_fd)
-            streamer_engine_lost(s);
-        else if (p == &f->signal_fd) {
+        if (p == &f->link.control_fd) {
+            if ((ev[i].events & (EPOLLRDHUP | EPOLLHUP)) != 0 ||
+                lane_take_wakes(f->link.control_fd) != ERR_OK)
+                streamer_engine_lost(s);
+        } else if (p == &f->signal_fd) {
             streamer_drain_fd(f->signal_fd);
             streamer_signal(s);
         } else if (p == &f->handover_fd) {
@@ -617,7 +616,7 @@ static void streamer_bury(struct streamer *s)
 static int streamer_open(struct streamer *s)
 {
     struct front *f = s->f;
-    int *fds[] = {&f->link.bell_fd, &f->signal_fd, &f->handover_fd};
+    int *fds[] = {&f->signal_fd, &f->handover_fd};
 
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {

@@ -93,7 +93,8 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
         }
     }
     if ((size_t)n == len && n_got == n_fds && (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0) {
-        memcpy(fds, got, sizeof(int) * (size_t)n_fds);
+        if (n_fds > 0)
+            memcpy(fds, got, sizeof(int) * (size_t)n_fds);
         return ERR_OK;
     }
     /* An error's welcome carries no descriptors. */
@@ -152,21 +153,18 @@ int attach_accept(int listen_fd, int *fd, pid_t *pid, uid_t *uid)
     return ERR_OK;
 }
 
-int attach_read_hello(int fd, int *wake_fd)
+int attach_read_hello(int fd)
 {
     struct wire_hello h;
-    int got = -1;
-    int rc = attach_receive(fd, &h, sizeof h, &got, 1);
+    int rc = attach_receive(fd, &h, sizeof h, NULL, 0);
 
     if (rc != ERR_OK)
         return rc == ERR_NOT_FOUND ? ERR_CORRUPT : rc;
     if (h.magic != WIRE_MAGIC || h.layout != wire_layout()) {
         log_warn("attach: layout %016llx of a front is not ours (%016llx): different builds",
                  (unsigned long long)h.layout, (unsigned long long)wire_layout());
-        (void)close(got);
         return ERR_VERSION;
     }
-    *wake_fd = got;
     return ERR_OK;
 }
 
@@ -175,8 +173,7 @@ int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds)
     return attach_send(fd, w, sizeof *w, fds, fds == NULL ? 0 : ATTACH_FDS);
 }
 
-int attach_connect(const char *path, int wake_fd, int timeout_ms, int *fd, struct wire_welcome *w,
-                   int *fds)
+int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w, int *fds)
 {
     struct wire_hello h = {.magic = WIRE_MAGIC, .layout = wire_layout()};
     struct pollfd p = {.events = POLLIN};
@@ -193,7 +190,7 @@ int attach_connect(const char *path, int wake_fd, int timeout_ms, int *fd, struc
     rc = ERR_ENGINE_GONE;
     if (connect(s, (struct sockaddr *)&a, sizeof a) == -1)
         goto out;
-    if (attach_send(s, &h, sizeof h, &wake_fd, 1) != ERR_OK || poll(&p, 1, timeout_ms) != 1)
+    if (attach_send(s, &h, sizeof h, NULL, 0) != ERR_OK || poll(&p, 1, timeout_ms) != 1)
         goto out;
     rc = attach_receive(s, w, sizeof *w, fds, ATTACH_FDS);
     if (rc == ERR_NOT_FOUND)

@@ -1,7 +1,7 @@
 /* The control socket: how a front and the engine find each other and exchange descriptors.
  *
- * A SEQPACKET unix socket. One hello, one welcome, then silence: the connection itself is the
- * sign of life. Its end is the peer's end. */
+ * A SEQPACKET unix socket. One hello, one welcome, then only bytes that wake (lane.h). The
+ * connection itself is the sign of life: its end is the peer's end. */
 #ifndef QUIRE_IPC_ATTACH_H
 #define QUIRE_IPC_ATTACH_H
 
@@ -12,7 +12,7 @@
 #include "ipc/wire.h"
 
 /* Descriptors that travel with a welcome, in this order. */
-enum attach_fd { ATTACH_LANE = 0, ATTACH_DOORBELL = 1, ATTACH_STATS = 2, ATTACH_FDS = 3 };
+enum attach_fd { ATTACH_LANE = 0, ATTACH_STATS = 1, ATTACH_FDS = 2 };
 
 /* --- engine --- */
 
@@ -23,9 +23,9 @@ int attach_listen(const char *path, int *fd) ERR_CHECKED;
 /* Accept one front. ERR_AGAIN when none is waiting. *uid and *pid are the kernel's word. */
 int attach_accept(int listen_fd, int *fd, pid_t *pid, uid_t *uid) ERR_CHECKED;
 
-/* Read the hello; *wake_fd is the front's eventfd, owned by the caller. ERR_AGAIN when it is
- * not there yet, ERR_VERSION (logged) for another build, ERR_CLIENT_GONE, ERR_CORRUPT. */
-int attach_read_hello(int fd, int *wake_fd) ERR_CHECKED;
+/* Read the hello. ERR_AGAIN when it is not there yet, ERR_VERSION (logged) for another build,
+ * ERR_CLIENT_GONE, ERR_CORRUPT. */
+int attach_read_hello(int fd) ERR_CHECKED;
 
 /* Send the welcome; fds NULL with an error in it. ERR_CLIENT_GONE when the front left. */
 int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds) ERR_CHECKED;
@@ -35,7 +35,7 @@ int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds) ER
 /* Connect, send hello, wait at most timeout_ms for the welcome. On success *fd is the
  * connection and fds[ATTACH_FDS] are owned by the caller. ERR_ENGINE_GONE when nobody serves
  * the path or does not answer, ERR_VERSION (logged), or the welcome's error. */
-int attach_connect(const char *path, int wake_fd, int timeout_ms, int *fd, struct wire_welcome *w,
+int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w,
                    int *fds) ERR_CHECKED;
 
 #endif

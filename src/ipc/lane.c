@@ -10,12 +10,15 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+
+#define LANE_WAKES_MAX 64 /* read in one go: a peer that floods must not hold us */
 
 static uint64_t lane_align(uint64_t bytes)
 {
@@ -181,12 +184,28 @@ void lane_detach(struct lane *l)
     *l = (struct lane){.wake_fd = -1};
 }
 
+/* Wake the peer by a byte on the control socket. An eventfd would be shared with a peer that
+ * can make it blocking and full under us; this send never waits. It fails when the peer is gone,
+ * which its end of the socket tells, or when it has not read earlier bytes: then it is awake. */
 static void lane_ring(int wake_fd)
 {
-    uint64_t one = 1;
-
     if (wake_fd != -1)
-        (void)!write(wake_fd, &one, sizeof one); /* fails only when already signalled 2^64 times */
+        (void)!send(wake_fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+int lane_take_wakes(int wake_fd)
+{
+    char byte;
+
+    for (int i = 0; i < LANE_WAKES_MAX; i++) {
+        ssize_t n = recv(wake_fd, &byte, 1, MSG_DONTWAIT);
+
+        if (n == 0 || (n == -1 && errno != EAGAIN && errno != EINTR))
+            return ERR_CLIENT_GONE;
+        if (n == -1)
+            return ERR_OK;
+    }
+    return ERR_OK; /* the rest is taken next time */
 }
 
 /* --- engine ------------------------------------------------------------------------------- */

@@ -25,7 +25,7 @@ struct lane {
     uint32_t queue_cap;
     uint32_t queue_at; /* engine: taken so far; front: put so far */
     uint32_t *out_at;  /* [n_slots], engine: written; front: taken */
-    int wake_fd;       /* the peer's eventfd; borrowed */
+    int wake_fd;       /* control socket, to wake the peer; borrowed; -1: nobody sleeps */
     bool touched;      /* engine: something was put since lane_flush() */
     /* Front only: the arena is a ring of prompts, freed when the engine has taken them. */
     uint64_t arena_put;    /* bytes ever allocated */
@@ -44,6 +44,9 @@ int lane_create(struct lane *l, int *fd, uint32_t n_slots, size_t arena_bytes, u
 int lane_attach(struct lane *l, int fd, size_t lane_bytes) ERR_CHECKED;
 
 void lane_detach(struct lane *l); /* unmap; an empty lane is fine */
+
+/* Read the bytes that woke us. ERR_CLIENT_GONE when the peer has closed its end. */
+int lane_take_wakes(int wake_fd) ERR_CHECKED;
 
 /* --- engine --- */
 

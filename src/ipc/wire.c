@@ -44,17 +44,19 @@ uint64_t wire_layout(void)
 
 #define COUNTER(id, name, labels, help)
 #define GAUGE(id, name, labels, help)
-#define HISTOGRAM(id, name, help, ...) static const double wire_bounds_##id[] = {__VA_ARGS__};
+#define HISTOGRAM(id, name, help, ...)                                          \
+    static const double wire_bounds_##id[] = {__VA_ARGS__};                     \
+    _Static_assert(sizeof wire_bounds_##id / sizeof(double) < WIRE_BUCKETS_MAX, \
+                   "one bucket is left for +Inf");
 #include "ipc/metric.def"
 #undef HISTOGRAM
 
 const double *wire_bucket_bounds(enum wire_histogram_id id, int *n)
 {
     switch (id) {
-#define HISTOGRAM(id, name, help, ...)                                                            \
-    case HISTOGRAM_##id:                                                                          \
-        _Static_assert(sizeof wire_bounds_##id / sizeof(double) < WIRE_BUCKETS_MAX, "+Inf fits"); \
-        *n = (int)(sizeof wire_bounds_##id / sizeof(double));                                     \
+#define HISTOGRAM(id, name, help, ...)                        \
+    case HISTOGRAM_##id:                                      \
+        *n = (int)(sizeof wire_bounds_##id / sizeof(double)); \
         return wire_bounds_##id;
 #include "ipc/metric.def"
 #undef HISTOGRAM

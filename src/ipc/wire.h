@@ -132,14 +132,14 @@ struct wire_lane {
     alignas(WIRE_LINE) _Atomic uint64_t ready[WIRE_SLOTS_MAX / 64];
 };
 
-/* First message of a front; its wake-up eventfd travels with it. */
+/* First message of a front. */
 struct wire_hello {
     uint64_t magic;
     uint64_t layout;
 };
 
-/* The engine's answer. With error == 0 three descriptors travel with it: the lane, the engine's
- * wake-up eventfd, the statistics page. */
+/* The engine's answer. With error == 0 two descriptors travel with it: the lane and the
+ * statistics page. Afterwards each side sends single bytes to wake the other. */
 struct wire_welcome {
     uint64_t magic;
     uint64_t layout;

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <lmdb.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -17,6 +18,8 @@
 #define STORE_DB_RENEW   10000 /* records a reader sees in one snapshot */
 #define STORE_DB_READERS 64
 #define STORE_DB_PROBE_S 60
+
+enum { STORE_DB_PROBE_NONE = 10, STORE_DB_PROBE_VERSION = 11 }; /* exit statuses */
 
 struct store_db {
     MDB_env *env;
@@ -91,11 +94,13 @@ static int store_db_format(struct store_db *db, MDB_txn *txn, struct store_forma
     return out->magic == STORE_MAGIC ? 0 : MDB_INCOMPATIBLE;
 }
 
-int store_db_open(struct store_db **out, const char *dir, const struct store_format *format,
-                  size_t map_bytes, bool *fresh)
+/* A new, empty store of this format. */
+static int store_db_create(struct store_db **out, const char *dir,
+                           const struct store_format *format, size_t map_bytes)
 {
     struct store_db *db = mem_zalloc(sizeof *db);
-    struct store_format got = {0};
+    MDB_val key = store_db_val("format", 6);
+    MDB_val v = store_db_val(format, sizeof *format);
     MDB_txn *txn = NULL;
     int rc;
 
@@ -107,15 +112,7 @@ int store_db_open(struct store_db **out, const char *dir, const struct store_for
     if (rc == 0)
         rc = store_db_tables(db, txn, MDB_CREATE);
     if (rc == 0)
-        rc = store_db_format(db, txn, &got);
-    *fresh = rc == MDB_NOTFOUND;
-    if (*fresh) {
-        MDB_val key = store_db_val("format", 6);
-        MDB_val v = store_db_val(format, sizeof *format);
-
-        got = *format;
         rc = mdb_put(txn, db->meta, &key, &v, 0);
-    }
     if (rc == 0) {
         rc = mdb_txn_commit(txn);
         txn = NULL;
@@ -125,10 +122,6 @@ int store_db_open(struct store_db **out, const char *dir, const struct store_for
     if (rc != 0) {
         store_db_close(db);
         return store_db_error(dir, rc);
-    }
-    if (memcmp(&got, format, sizeof got) != 0) {
-        store_db_close(db);
-        return ERR_VERSION;
     }
     *out = db;
     return ERR_OK;
@@ -254,6 +247,8 @@ static int store_db_scan_part(struct store_db *db, MDB_txn *txn, uint64_t *from,
         if (key.mv_size == sizeof slot) {
             memcpy(&slot, key.mv_data, sizeof slot);
             *from = slot + 1;
+            if (*from == 0)
+                rc = MDB_NOTFOUND; /* the highest key there can be: nothing follows */
         }
         if (key.mv_size != sizeof slot || v.mv_size != sizeof r) {
             (*n_bad)++;
@@ -263,7 +258,8 @@ static int store_db_scan_part(struct store_db *db, MDB_txn *txn, uint64_t *from,
             memcpy(&r, v.mv_data, sizeof r);
             fn(context, slot, &r, &use);
         }
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+        if (rc == 0)
+            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
@@ -332,50 +328,164 @@ int store_db_write_uses(struct store_db *db, const struct store_use *uses, const
     return rc == 0 ? ERR_OK : store_db_error("last uses cannot be written", rc);
 }
 
-static void store_db_probe_one(void *context, uint64_t slot, const struct store_record *r,
-                               const struct store_use *use)
+/* Copies one table as it is. The new file is not in use yet: one transaction. */
+static int store_db_copy_table(MDB_txn *from, MDB_dbi from_table, MDB_txn *to, MDB_dbi to_table)
 {
-    uint64_t *sum = context;
+    MDB_cursor *cursor = NULL;
+    MDB_val key;
+    MDB_val v;
+    int rc = mdb_cursor_open(from, from_table, &cursor);
 
-    *sum += slot + r->generation + use->count; /* touches every value */
+    if (rc == 0)
+        rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
+    while (rc == 0) {
+        rc = mdb_put(to, to_table, &key, &v, 0);
+        if (rc == 0)
+            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+    }
+    if (cursor != NULL)
+        mdb_cursor_close(cursor);
+    return rc == MDB_NOTFOUND ? 0 : rc;
 }
 
-/* In the child: exit status 0 when all of it could be read. */
-static _Noreturn void store_db_probe_child(const char *dir)
+static int store_db_copy(struct store_db *from, struct store_db *to)
 {
-    struct store_format format;
-    struct store_db *db = NULL;
-    struct store_space space;
-    volatile uint64_t kept;
-    uint64_t sum = 0;
-    uint64_t n_bad = 0;
+    MDB_txn *a = NULL;
+    MDB_txn *b = NULL;
+    int rc = mdb_txn_begin(from->env, NULL, MDB_RDONLY, &a);
+
+    if (rc == 0)
+        rc = mdb_txn_begin(to->env, NULL, 0, &b);
+    if (rc == 0)
+        rc = store_db_copy_table(a, from->spaces, b, to->spaces);
+    if (rc == 0)
+        rc = store_db_copy_table(a, from->slots, b, to->slots);
+    if (rc == 0)
+        rc = store_db_copy_table(a, from->uses, b, to->uses);
+    if (rc == 0) {
+        rc = mdb_txn_commit(b);
+        b = NULL;
+    }
+    if (b != NULL)
+        mdb_txn_abort(b);
+    if (a != NULL)
+        mdb_txn_abort(a);
+    return rc == 0 ? ERR_OK : store_db_error("the index cannot be copied", rc);
+}
+
+/* Everything that opening does with an old file, to be survived before it is done for real:
+ * LMDB trusts its file, and a damaged tree may crash its reader. Exit status 0: it was. */
+static _Noreturn void store_db_probe_child(const char *dir, const char *scratch,
+                                           const struct store_format *format, size_t map_bytes)
+{
+    struct store_format got;
+    struct store_db *from = NULL;
+    struct store_db *to = NULL;
     int rc;
 
+    /* The engine's lock on the store must not outlive the engine here. */
+    (void)close_range(STDERR_FILENO + 1, ~0U, 0);
     (void)alarm(STORE_DB_PROBE_S); /* a loop in a damaged tree ends as a crash does */
-    rc = store_db_open_read(&db, dir, &format);
-    if (rc == ERR_NOT_FOUND)
-        _exit(0);
-    if (rc == ERR_OK) {
-        (void)store_db_read_space(db, 0, &space); /* may be missing */
-        rc = store_db_scan(db, store_db_probe_one, &sum, &n_bad);
-    }
-    kept = sum;
-    (void)kept;
-    _exit(rc == ERR_OK ? 0 : 1);
+    rc = store_db_open_read(&from, dir, &got);
+    if (rc == ERR_OK && memcmp(&got, format, sizeof got) != 0)
+        _exit(STORE_DB_PROBE_VERSION);
+    if (rc == ERR_OK)
+        rc = store_db_create(&to, scratch, format, map_bytes);
+    if (rc == ERR_OK)
+        rc = store_db_copy(from, to);
+    store_db_close(to);
+    _exit(rc == ERR_OK ? 0 : rc == ERR_NOT_FOUND ? STORE_DB_PROBE_NONE : 1);
 }
 
-bool store_db_probe(const char *dir)
+/* Copy the index in dir to scratch in a child process. ERR_OK, ERR_NOT_FOUND, ERR_VERSION, or
+ * ERR_CORRUPT when the child did not come through. */
+static int store_db_rebuild(const char *dir, const char *scratch, const struct store_format *format,
+                            size_t map_bytes)
 {
     int status = 0;
     pid_t pid = fork();
 
     if (pid == 0)
-        store_db_probe_child(dir);
+        store_db_probe_child(dir, scratch, format, map_bytes);
     if (pid == -1)
-        return true; /* no process to spare: trust it, as LMDB does */
+        return ERR_NO_MEMORY;
     while (waitpid(pid, &status, 0) == -1 && errno == EINTR)
         continue;
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (!WIFEXITED(status))
+        return ERR_CORRUPT;
+    switch (WEXITSTATUS(status)) {
+    case 0: return ERR_OK;
+    case STORE_DB_PROBE_NONE: return ERR_NOT_FOUND;
+    case STORE_DB_PROBE_VERSION: return ERR_VERSION;
+    default: return ERR_CORRUPT;
+    }
+}
+
+static void store_db_clear(const char *scratch)
+{
+    static const char *const names[] = {"data.mdb", "lock.mdb"};
+
+    for (size_t i = 0; i < 2; i++) {
+        char path[4200];
+
+        (void)snprintf(path, sizeof path, "%s/%s", scratch, names[i]);
+        (void)unlink(path); /* may not be there */
+    }
+    (void)rmdir(scratch);
+}
+
+int store_db_open(struct store_db **out, const char *dir, const struct store_format *format,
+                  size_t map_bytes)
+{
+    struct store_db *db = mem_zalloc(sizeof *db);
+    char scratch[4096];
+    char from[4200];
+    char to[4200];
+    int rc;
+
+    if (db == NULL)
+        return ERR_NO_MEMORY;
+    (void)snprintf(scratch, sizeof scratch, "%s/rebuild", dir);
+    store_db_clear(scratch); /* of an engine that died here */
+    if (mkdir(scratch, 0750) == -1) {
+        log_error("store: %s: %s", scratch, strerror(errno));
+        mem_free(db);
+        return ERR_IO;
+    }
+    rc = store_db_rebuild(dir, scratch, format, map_bytes);
+    if (rc == ERR_NOT_FOUND) {
+        rc = store_db_create(out, dir, format, map_bytes);
+        store_db_clear(scratch);
+        mem_free(db);
+        return rc;
+    }
+    if (rc == ERR_OK) {
+        (void)snprintf(from, sizeof from, "%s/data.mdb", scratch);
+        (void)snprintf(to, sizeof to, "%s/data.mdb", dir);
+        if (rename(from, to) == -1) /* readers of the old file keep it */
+            rc = ERR_IO;
+    }
+    store_db_clear(scratch);
+    if (rc == ERR_OK) {
+        MDB_txn *txn = NULL;
+        int e = store_db_env(db, dir, 0, map_bytes);
+
+        if (e == 0)
+            e = mdb_txn_begin(db->env, NULL, 0, &txn);
+        if (e == 0)
+            e = store_db_tables(db, txn, 0);
+        if (e == 0)
+            e = mdb_txn_commit(txn);
+        else if (txn != NULL)
+            mdb_txn_abort(txn);
+        rc = e == 0 ? ERR_OK : store_db_error(dir, e);
+    }
+    if (rc != ERR_OK) {
+        store_db_close(db);
+        return rc;
+    }
+    *out = db;
+    return ERR_OK;
 }
 
 bool store_header_matches(const struct store_header *h, const struct store_record *r,

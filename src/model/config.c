@@ -127,7 +127,8 @@ static void refuse_unknown(struct source *s, const struct json *obj)
 
     if (quant != NULL && quant->kind != JSON_NULL) {
         log_error("model: %s: quantised checkpoints (quantization_config) are not supported; use "
-                  "the bf16 one", s->name);
+                  "the bf16 one",
+                  s->name);
         fail(s, ERR_UNSUPPORTED);
     }
     if (strcmp(act, "silu") != 0) {
@@ -375,8 +376,8 @@ void config_turns(const struct config *c, float *turns, int n_positions)
 
     for (int d = 0; d < half; d++)
         frequency[d] = (float)scale_frequency(
-            &c->rope, (double)(1.0f / powf((float)c->rope.theta,
-                                           (float)(2 * d) / (float)c->head_dim)));
+            &c->rope,
+            (double)(1.0f / powf((float)c->rope.theta, (float)(2 * d) / (float)c->head_dim)));
     for (int p = 0; p < n_positions; p++) {
         for (int d = 0; d < half; d++, turns += 2) {
             float angle = (float)p * frequency[d];

@@ -10,9 +10,15 @@
 
 #include <math.h>
 
+/* n rows and room for those that a product may touch beyond them. */
+static size_t padded(const struct device *d, int n)
+{
+    return (size_t)((n + d->rows_multiple - 1) / d->rows_multiple * d->rows_multiple);
+}
+
 int activations_alloc(struct activations *a, struct device *d, const struct device_limits *limits)
 {
-    size_t tokens = (size_t)limits->n_tokens, rows = (size_t)limits->n_seqs;
+    size_t tokens = padded(d, limits->n_tokens), rows = padded(d, limits->n_seqs);
     size_t dim = (size_t)limits->dim, ff = (size_t)limits->ff_dim, elem = d->elem_bytes;
     size_t q = (size_t)limits->n_heads * (size_t)limits->head_dim;
     size_t qkv = q + 2 * (size_t)limits->n_kv_heads * (size_t)limits->head_dim;

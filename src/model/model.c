@@ -30,8 +30,8 @@ struct model {
     struct model_shape shape;
     struct weights weights;
     struct activations act;
-    struct k_kv kv; /* of layer 0 */
-    float *turns;   /* device, float [max_model_len][head_dim / 2][2] */
+    struct k_kv kv;            /* of layer 0 */
+    float *turns;              /* device, float [max_model_len][head_dim / 2][2] */
     const struct batch *batch; /* of the step under way */
     int n_rows;                /* of the last step */
     size_t work_bytes;         /* activations, tables and work areas, for the log */
@@ -43,7 +43,7 @@ struct model {
     struct device_batch device_batch;
 };
 
-/* --- opening ------------------------------------------------------------------------------------- */
+/* --- opening --------------------------------------------------------------------------- */
 
 static int pages_for(int tokens, int block_tokens)
 {
@@ -113,10 +113,17 @@ static int alloc_work(struct model *m)
     const struct model_shape *s = &m->shape;
     struct device *d = m->device;
     struct device_limits limits = {
-        .n_tokens = s->max_num_batched_tokens, .n_seqs = s->max_num_seqs,
-        .pages_max = pages_for(s->max_model_len, s->block_tokens), .len_max = s->max_model_len,
-        .n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads, .head_dim = s->head_dim,
-        .dim = s->dim, .ff_dim = s->ff_dim, .n_vocab = s->n_vocab,
+        .n_tokens = s->max_num_batched_tokens,
+        .n_seqs = s->max_num_seqs,
+        .pages_max = pages_for(s->max_model_len, s->block_tokens),
+        .len_max = s->max_model_len,
+        .block_tokens = s->block_tokens,
+        .n_heads = s->n_heads,
+        .n_kv_heads = s->n_kv_heads,
+        .head_dim = s->head_dim,
+        .dim = s->dim,
+        .ff_dim = s->ff_dim,
+        .n_vocab = s->n_vocab,
     };
     size_t turns_bytes = (size_t)s->max_model_len * (size_t)s->head_dim * sizeof(float);
     float *turns;
@@ -170,8 +177,9 @@ static int choose_pages(struct model *m, const struct model_options *o)
     n = n > PAGES_MAX ? PAGES_MAX : n;
     if (n == 0 || (n < (size_t)need && o->max_model_len > 0)) {
         log_error("model: KV memory holds %zu tokens (%zu pages), max_model_len is %d; lower "
-                  "max_model_len or give more memory (%s)", n * (size_t)s->block_tokens, n,
-                  s->max_model_len, m->device->is_gpu ? "gpu_memory_utilization" : "cpu_kv_bytes");
+                  "max_model_len or give more memory (%s)",
+                  n * (size_t)s->block_tokens, n, s->max_model_len,
+                  m->device->is_gpu ? "gpu_memory_utilization" : "cpu_kv_bytes");
         return ERR_NO_MEMORY;
     }
     s->n_pages = (int)n;
@@ -219,20 +227,20 @@ static void log_table(const struct model *m, const char *dir, uint64_t start_us)
              m->config.arch->name, s->n_layers, s->dim, s->n_heads, s->n_kv_heads, s->head_dim,
              s->n_vocab);
     log_info("model: memory in MiB on %s: weights %.0f, KV pages %.0f (%d of %d tokens, %zu bytes "
-             "each), activations and workspace %.0f", s->device, (double)m->weights.bytes * MIB,
-             (double)s->page_bytes * s->n_pages * MIB, s->n_pages, s->block_tokens, s->page_bytes,
-             (double)m->work_bytes * MIB);
+             "each), activations and workspace %.0f",
+             s->device, (double)m->weights.bytes * MIB, (double)s->page_bytes * s->n_pages * MIB,
+             s->n_pages, s->block_tokens, s->page_bytes, (double)m->work_bytes * MIB);
     log_info("model: ready after %.1f s; max_model_len %d, max_num_seqs %d, "
-             "max_num_batched_tokens %d, fingerprint %s", (double)(clock_us() - start_us) * 1e-6,
-             s->max_model_len, s->max_num_seqs, s->max_num_batched_tokens, hex);
+             "max_num_batched_tokens %d, fingerprint %s",
+             (double)(clock_us() - start_us) * 1e-6, s->max_model_len, s->max_num_seqs,
+             s->max_num_batched_tokens, hex);
 }
 
 static int load(struct model *m, const struct model_options *o)
 {
     size_t before;
-    int rc = o->dummy_weights
-                 ? weights_random(&m->weights, m->device, &m->config)
-                 : weights_load(&m->weights, m->device, &m->config, o->dir);
+    int rc = o->dummy_weights ? weights_random(&m->weights, m->device, &m->config)
+                              : weights_load(&m->weights, m->device, &m->config, o->dir);
 
     if (rc != ERR_OK)
         return rc;
@@ -291,7 +299,7 @@ const struct model_shape *model_shape(const struct model *m)
     return &m->shape;
 }
 
-/* --- steps ----------------------------------------------------------------------------------------- */
+/* --- steps ----------------------------------------------------------------------------- */
 
 /* Sequence and position of each token; the batch's ranges on the way. */
 static void place_tokens(struct model *m, const struct batch *b)
@@ -325,8 +333,9 @@ static void place_tokens(struct model *m, const struct batch *b)
 
 static bool has_penalty(const struct batch_row *r)
 {
-    return r->n_history > 0 && (r->presence < 0.0f || r->presence > 0.0f || r->frequency < 0.0f ||
-                                r->frequency > 0.0f || r->repetition < 1.0f || r->repetition > 1.0f);
+    return r->n_history > 0 &&
+           (r->presence < 0.0f || r->presence > 0.0f || r->frequency < 0.0f ||
+            r->frequency > 0.0f || r->repetition < 1.0f || r->repetition > 1.0f);
 }
 
 static void place_row(struct model *m, const struct batch *b, int i)
@@ -340,10 +349,18 @@ static void place_row(struct model *m, const struct batch *b, int i)
     m->row_tokens[i] = r->token_idx;
     m->histories[i] = r->history;
     *k = (struct k_sample_row){
-        .temperature = r->temperature, .top_p = r->top_p, .min_p = r->min_p, .top_k = r->top_k,
-        .presence = r->presence, .frequency = r->frequency, .repetition = r->repetition,
-        .n_banned = r->n_banned, .seed = r->seed, .position = r->position,
-        .n_history = has_penalty(r) ? r->n_history : 0, .n_prompt = r->n_prompt,
+        .temperature = r->temperature,
+        .top_p = r->top_p,
+        .min_p = r->min_p,
+        .top_k = r->top_k,
+        .presence = r->presence,
+        .frequency = r->frequency,
+        .repetition = r->repetition,
+        .n_banned = r->n_banned,
+        .seed = r->seed,
+        .position = r->position,
+        .n_history = has_penalty(r) ? r->n_history : 0,
+        .n_prompt = r->n_prompt,
     };
     for (int j = 0; j < r->n_banned; j++) {
         must(r->banned[j] >= 0 && r->banned[j] < m->shape.n_vocab);
@@ -362,10 +379,18 @@ int model_step_begin(struct model *m, const struct batch *b)
     for (int i = 0; i < b->n_rows; i++)
         place_row(m, b, i);
     m->device_batch = (struct device_batch){
-        .tokens = {.ids = b->token_ids, .seq = m->token_seq, .pos = m->token_pos,
-                   .seq_start = b->seq_start, .kv_len = b->kv_len, .page_ids = b->page_ids,
-                   .n_tokens = b->n_tokens, .n_seqs = b->n_seqs, .pages_max = b->pages_max},
-        .row_tokens = m->row_tokens, .rows = m->rows, .histories = m->histories,
+        .tokens = {.ids = b->token_ids,
+                   .seq = m->token_seq,
+                   .pos = m->token_pos,
+                   .seq_start = b->seq_start,
+                   .kv_len = b->kv_len,
+                   .page_ids = b->page_ids,
+                   .n_tokens = b->n_tokens,
+                   .n_seqs = b->n_seqs,
+                   .pages_max = b->pages_max},
+        .row_tokens = m->row_tokens,
+        .rows = m->rows,
+        .histories = m->histories,
         .n_rows = b->n_rows,
     };
     if ((rc = m->device->ops->begin(m->device, &m->device_batch)) != ERR_OK)

@@ -18,10 +18,10 @@ static const struct {
     const char *name;
     size_t bytes;
 } dtypes[] = {
-    {"BOOL", 1},    {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1},     {"F8_E4M3", 1},
-    {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1},
-    {"F16", 2},     {"BF16", 2}, {"I32", 4}, {"U32", 4},        {"F32", 4},
-    {"I64", 8},     {"U64", 8}, {"F64", 8}, {"C64", 8},
+    {"BOOL", 1},    {"U8", 1},   {"I8", 1},  {"F8_E5M2", 1},     {"F8_E4M3", 1},
+    {"F8_E8M0", 1}, {"I16", 2},  {"U16", 2}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1},
+    {"F16", 2},     {"BF16", 2}, {"I32", 4}, {"U32", 4},         {"F32", 4},
+    {"I64", 8},     {"U64", 8},  {"F64", 8}, {"C64", 8},
 };
 
 struct parse {
@@ -89,15 +89,19 @@ static int read_tensor(const struct parse *p, struct tensor *t, const struct jso
     }
     if (span->items[0].whole < 0 || span->items[1].whole < span->items[0].whole ||
         (uint64_t)span->items[1].whole > p->data_bytes)
-        return refuse(p, ERR_CORRUPT, "tensor %.100s: data_offsets lie outside the file's %zu bytes"
-                      " of data (is it cut short?)", t->name, p->data_bytes);
+        return refuse(p, ERR_CORRUPT,
+                      "tensor %.100s: data_offsets lie outside the file's %zu bytes"
+                      " of data (is it cut short?)",
+                      t->name, p->data_bytes);
     t->data = data + span->items[0].whole;
     t->bytes = (size_t)(span->items[1].whole - span->items[0].whole);
     if ((rc = tensor_bytes(p, t, &want)) != ERR_OK)
         return rc;
     if (want != t->bytes)
-        return refuse(p, ERR_CORRUPT, "tensor %.100s has %zu bytes where its shape and type say "
-                      "%zu", t->name, t->bytes, want);
+        return refuse(p, ERR_CORRUPT,
+                      "tensor %.100s has %zu bytes where its shape and type say "
+                      "%zu",
+                      t->name, t->bytes, want);
     return ERR_OK;
 }
 
@@ -141,8 +145,10 @@ int safetensors_parse(struct tensor **out, size_t *n, struct arena *arena, const
     for (size_t i = 0; i < 8 && i < len; i++)
         header_len |= (uint64_t)bytes[i] << (8 * i);
     if (len < 8 || header_len > HEADER_BYTES_MAX || header_len > len - 8)
-        return refuse(&p, ERR_CORRUPT, "the header has %llu bytes, the file %zu: it is cut short "
-                      "or no safetensors file", (unsigned long long)header_len, len);
+        return refuse(&p, ERR_CORRUPT,
+                      "the header has %llu bytes, the file %zu: it is cut short "
+                      "or no safetensors file",
+                      (unsigned long long)header_len, len);
     if (header_len == 0 || bytes[8] != '{')
         return refuse(&p, ERR_CORRUPT, "the header does not begin with '{'");
     p.data_bytes = len - 8 - (size_t)header_len;

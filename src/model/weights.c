@@ -15,9 +15,9 @@
 #include "base/mem.h"
 #include "model/safetensors.h"
 
-#define PROGRESS_US     5000000 /* between two lines of progress */
-#define RANDOM_SCALE    0.02f   /* of random matrices: what models are initialised with */
-#define PART_BYTES      ((size_t)64 << 20) /* of a tensor between two looks at the clock */
+#define PROGRESS_US  5000000            /* between two lines of progress */
+#define RANDOM_SCALE 0.02f              /* of random matrices: what models are initialised with */
+#define PART_BYTES   ((size_t)64 << 20) /* of a tensor between two looks at the clock */
 
 struct loader {
     struct weights *w;
@@ -107,7 +107,8 @@ static const struct tensor *find(struct loader *l, const char *name, int rows, i
                      : t->n_dims == 2 && t->dims[0] == rows && t->dims[1] == cols;
     if (!fits) {
         log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says "
-                  "[%d%s%.0d]", checkpoint_path(l->files, t), name, t->n_dims,
+                  "[%d%s%.0d]",
+                  checkpoint_path(l->files, t), name, t->n_dims,
                   t->n_dims > 0 ? (long long)t->dims[0] : 0LL, rows, cols == 0 ? "" : "][", cols);
         l->rc = ERR_INVALID;
         return NULL;

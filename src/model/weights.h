@@ -9,15 +9,15 @@
 
 /* One layer; all in the device's type, biases NULL where the model has none. */
 struct layer_weights {
-    void *norm_attn;    /* [dim] */
-    void *qkv;          /* [(n_heads + 2 * n_kv_heads) * head_dim][dim]: q, k, v */
+    void *norm_attn; /* [dim] */
+    void *qkv;       /* [(n_heads + 2 * n_kv_heads) * head_dim][dim]: q, k, v */
     void *qkv_bias;
-    void *o;            /* [dim][n_heads * head_dim] */
+    void *o; /* [dim][n_heads * head_dim] */
     void *o_bias;
-    void *norm_mlp;     /* [dim] */
-    void *gate_up;      /* [2 * ff_dim][dim]: gate, up */
+    void *norm_mlp; /* [dim] */
+    void *gate_up;  /* [2 * ff_dim][dim]: gate, up */
     void *gate_up_bias;
-    void *down;         /* [dim][ff_dim] */
+    void *down; /* [dim][ff_dim] */
     void *down_bias;
 };
 
@@ -34,8 +34,8 @@ struct weights {
  * every few seconds. Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape
  * than config.json implies, ERR_NOT_FOUND for a missing one, ERR_GPU; all logged. The layers'
  * array is released by weights_fini(), device memory with the device. */
-int weights_load(struct weights *w, struct device *d, const struct config *c, const char *dir)
-    ERR_CHECKED;
+int weights_load(struct weights *w, struct device *d, const struct config *c,
+                 const char *dir) ERR_CHECKED;
 int weights_random(struct weights *w, struct device *d, const struct config *c) ERR_CHECKED;
 void weights_fini(struct weights *w);
 

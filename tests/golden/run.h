@@ -31,8 +31,11 @@ static inline void run_init(struct run *r, struct model *m)
 {
     memset(r, 0, sizeof *r);
     r->m = m;
-    r->b = (struct batch){.token_ids = r->token_ids, .seq_start = r->seq_start,
-                          .kv_len = r->kv_len, .page_ids = r->page_ids, .rows = r->rows,
+    r->b = (struct batch){.token_ids = r->token_ids,
+                          .seq_start = r->seq_start,
+                          .kv_len = r->kv_len,
+                          .page_ids = r->page_ids,
+                          .rows = r->rows,
                           .pages_max = RUN_TOKENS};
 }
 
@@ -58,8 +61,8 @@ static inline void run_add(struct run *r, struct run_seq *s, int n, bool all)
     for (int i = 0; i < n; i++) {
         if (!all && (i < n - 1 || s->n_computed < s->n_tokens))
             continue;
-        r->rows[b->n_rows++] = (struct batch_row){.token_idx = b->n_tokens + i, .top_p = 1.0f,
-                                                  .repetition = 1.0f};
+        r->rows[b->n_rows++] =
+            (struct batch_row){.token_idx = b->n_tokens + i, .top_p = 1.0f, .repetition = 1.0f};
     }
     b->n_tokens += n;
 }

@@ -1,7 +1,10 @@
 /* The whole model against transformers: logits and greedy continuations of the golden files
  * (README.md says how they are made and what they hold).
  *
- * QUIRE_TEST_DEVICE=cuda runs it on the GPU, with bfloat16's limits; QUIRE_GOLDENS names another
+ * QUIRE_TEST_DEVICE=cuda runs it on the GPU, whose weights and activations are bfloat16: the demo
+ * model, which was trained, must stay within 2e-2 and say the same words. The random models have
+ * weights ten times as large as trained ones, so that their texts vary, and amplify roundings as
+ * much: they must stay within 0.15, and their words are only shown. QUIRE_GOLDENS names another
  * folder than tests/golden. */
 #include <math.h>
 #include <stdint.h>
@@ -107,8 +110,10 @@ static void check_logits(struct run *r, const struct golden *g, const char *name
     is_int(rc, ERR_OK, "%s: prompt of %d runs", name, g->n_prompt);
     is_int(model_logits(r->m, logits), ERR_OK, "%s: logits", name);
     error = relative_error(logits, g->logits, (size_t)g->n_rows * (size_t)n_vocab);
-    ok(error < (on_gpu ? 2e-2 : 1e-4), "%s: prompt of %d: logits within %.2e of transformers'",
-       name, g->n_prompt, error);
+    ok(error < (!on_gpu                     ? 1e-4
+                : strcmp(name, "demo") == 0 ? 2e-2
+                                            : 0.15),
+       "%s: prompt of %d: logits within %.2e of transformers'", name, g->n_prompt, error);
     free(logits);
     free(s);
 }
@@ -123,10 +128,9 @@ static void check_greedy(struct run *r, const struct golden *g, const char *name
     is_int(run_greedy(r, s, CHUNK, g->n_greedy), ERR_OK, "%s: greedy runs", name);
     while (n_same < g->n_greedy && s->tokens[g->n_prompt + n_same] == g->greedy[n_same])
         n_same++;
-    /* With bfloat16 a choice between near equals may fall otherwise, and all after it. */
-    if (on_gpu)
-        ok(n_same >= g->n_greedy / 16, "%s: prompt of %d: %d of %d greedy tokens in bfloat16", name,
-           g->n_prompt, n_same, g->n_greedy);
+    if (on_gpu && strcmp(name, "demo") != 0)
+        printf("# %s: prompt of %d: %d of %d greedy tokens in bfloat16\n", name, g->n_prompt,
+               n_same, g->n_greedy);
     else
         is_int(n_same, g->n_greedy, "%s: prompt of %d: greedy tokens equal", name, g->n_prompt);
     free(s);
@@ -134,9 +138,13 @@ static void check_greedy(struct run *r, const struct golden *g, const char *name
 
 static void check_model(const char *name, const char *folder, const char *golden_path)
 {
-    struct model_options o = {.dir = folder, .device = on_gpu ? "cuda" : "cpu", .block_tokens = 16,
-                              .num_pages = 256, .gpu_memory_utilization = 0.9,
-                              .max_num_seqs = RUN_SEQS, .max_num_batched_tokens = 512};
+    struct model_options o = {.dir = folder,
+                              .device = on_gpu ? "cuda" : "cpu",
+                              .block_tokens = 16,
+                              .num_pages = 256,
+                              .gpu_memory_utilization = 0.9,
+                              .max_num_seqs = RUN_SEQS,
+                              .max_num_batched_tokens = 512};
     struct run *r = malloc(sizeof *r);
     struct model *m = NULL;
     int n_cases, n_vocab;

@@ -80,8 +80,10 @@ static void test_hash(void)
     is_text(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad", "SHA-256");
 }
 
+/* Into s, which holds texts of its own or is zero. */
 static int settings_of(struct settings *s, const char *a, const char *b)
 {
+    struct settings got;
     char *argv[4];
     bool exit_now;
     int rc;
@@ -89,7 +91,11 @@ static int settings_of(struct settings *s, const char *a, const char *b)
     argv[0] = strdup("test");
     argv[1] = strdup(a);
     argv[2] = strdup(b);
-    rc = settings_read(s, 'E', 3, argv, &exit_now);
+    rc = settings_read(&got, 'E', 3, argv, &exit_now);
+    if (rc == ERR_OK) {
+        settings_fini(s);
+        *s = got;
+    }
     for (int i = 0; i < 3; i++)
         free(argv[i]);
     return rc;
@@ -97,7 +103,7 @@ static int settings_of(struct settings *s, const char *a, const char *b)
 
 static void test_settings(void)
 {
-    struct settings s;
+    struct settings s = {0};
 
     is_int(settings_of(&s, "--max-model-len", "4096"), ERR_OK, "dashes are accepted");
     is_int(s.max_model_len, 4096, "and the value is there");
@@ -109,6 +115,7 @@ static void test_settings(void)
     is_int(settings_of(&s, "--block_tokens", "1.5"), ERR_INVALID, "whole numbers only");
     is_int(settings_of(&s, "--no_such", "1"), ERR_INVALID, "unknown names are refused");
     is_int(settings_of(&s, "--front_threads", "2"), ERR_INVALID, "the front's settings as well");
+    settings_fini(&s);
 }
 
 int main(void)

@@ -3,9 +3,9 @@
  * processes of which one is killed, then with random bytes in the lane. */
 #include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -109,8 +109,7 @@ static void test_full(void)
 
 struct wake {
     struct pair p;
-    int doorbell;
-    int bell;
+    int ends[2]; /* of the control socket: engine, front */
     int rounds;
     bool late; /* a poll ran into its limit: a wake-up was lost */
 };
@@ -118,11 +117,10 @@ struct wake {
 static void wake_sleep(struct wake *w, int fd, bool may)
 {
     struct pollfd f = {.fd = fd, .events = POLLIN};
-    uint64_t n;
 
     if (may && poll(&f, 1, 2000) == 0)
         w->late = true;
-    (void)!read(fd, &n, sizeof n);
+    must_ok(lane_take_wakes(fd));
 }
 
 static void *wake_engine(void *context)
@@ -144,7 +142,7 @@ static void *wake_engine(void *context)
         if (done == w->rounds)
             break;
         lane_sleep_begin(l);
-        wake_sleep(w, w->doorbell, !lane_has_work(l));
+        wake_sleep(w, w->ends[0], !lane_has_work(l));
         lane_sleep_end(l);
     }
     return NULL;
@@ -156,13 +154,13 @@ static void test_wake(void)
     pthread_t thread;
     int32_t token = 1;
     int got = 0;
+    int rc = ERR_OK;
     bool good = true;
 
     pair_open(&w.p, 4096);
-    w.doorbell = eventfd(0, EFD_NONBLOCK);
-    w.bell = eventfd(0, EFD_NONBLOCK);
-    w.p.engine.wake_fd = w.bell;
-    w.p.front.wake_fd = w.doorbell;
+    must_ok(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, w.ends));
+    w.p.engine.wake_fd = w.ends[0];
+    w.p.front.wake_fd = w.ends[1];
     (void)pthread_create(&thread, NULL, wake_engine, &w);
     for (int i = 0; i < w.rounds && good && !w.late; i++) {
         struct wire_request r = {.n_tokens = 1, .seed = (uint64_t)i};
@@ -174,7 +172,7 @@ static void test_wake(void)
             (void)lane_ready(&w.p.front, slot / 64);
             if (lane_record(&w.p.front, slot, &o))
                 break;
-            wake_sleep(&w, w.bell, lane_front_sleep(&w.p.front));
+            wake_sleep(&w, w.ends[1], lane_front_sleep(&w.p.front));
             lane_front_awake(&w.p.front);
             (void)lane_ready(&w.p.front, slot / 64);
         }
@@ -183,8 +181,20 @@ static void test_wake(void)
     }
     (void)pthread_join(thread, NULL);
     ok(good && got == w.rounds && !w.late, "30000 ping-pongs of two sleepers lose no wake-up");
-    (void)close(w.doorbell);
-    (void)close(w.bell);
+    for (int i = 0; i < 5000; i++) /* a peer that never reads: the sender does not wait */
+        lane_cancel(&w.p.front, 0, WIRE_CLIENT_GONE);
+    atomic_store(&w.p.front.shared->engine_sleeping, 1);
+    for (int i = 0; i < 5000; i++) {
+        atomic_store(&w.p.front.shared->engine_sleeping, 1);
+        lane_cancel(&w.p.front, 0, WIRE_CLIENT_GONE);
+    }
+    ok(true, "10000 wake-ups that nobody reads block nobody");
+    must_ok(lane_take_wakes(w.ends[0]));
+    (void)close(w.ends[1]);
+    for (int i = 0; i < 1000 && rc == ERR_OK; i++)
+        rc = lane_take_wakes(w.ends[0]);
+    is_int(rc, ERR_CLIENT_GONE, "the end of a peer is seen");
+    (void)close(w.ends[0]);
     pair_close(&w.p);
 }
 
@@ -292,10 +302,9 @@ static void *attach_front(void *context)
     struct wire_welcome w;
     int fds[ATTACH_FDS];
     int fd = -1;
-    int bell = eventfd(0, EFD_CLOEXEC);
     static int rc;
 
-    rc = attach_connect(context, bell, 2000, &fd, &w, fds);
+    rc = attach_connect(context, 2000, &fd, &w, fds);
     if (rc == ERR_OK) {
         struct lane l;
 
@@ -305,7 +314,6 @@ static void *attach_front(void *context)
             (void)close(fds[i]);
         (void)close(fd);
     }
-    (void)close(bell);
     return &rc;
 }
 
@@ -316,14 +324,13 @@ static void test_attach(void)
     int listen_fd;
     int again;
     int fd = -1;
-    int bell = -1;
     pthread_t thread;
     pid_t pid;
     uid_t uid;
     void *rc;
     struct lane l;
     struct wire_welcome w = {.magic = WIRE_MAGIC, .layout = wire_layout()};
-    int fds[ATTACH_FDS] = {[ATTACH_DOORBELL] = 0, [ATTACH_STATS] = 0};
+    int fds[ATTACH_FDS] = {[ATTACH_STATS] = 0};
 
     (void)!mkdtemp(path);
     (void)snprintf(sock, sizeof sock, "%s/e.sock", path);
@@ -336,7 +343,7 @@ static void test_attach(void)
     for (int i = 0; i < 2000 && attach_accept(listen_fd, &fd, &pid, &uid) != ERR_OK; i++)
         clock_sleep_us(1000);
     is_int(pid, getpid(), "the kernel says who attaches");
-    for (int i = 0; i < 2000 && attach_read_hello(fd, &bell) == ERR_AGAIN; i++)
+    for (int i = 0; i < 2000 && attach_read_hello(fd) == ERR_AGAIN; i++)
         clock_sleep_us(1000);
     must_ok(lane_create(&l, &fds[ATTACH_LANE], N_SLOTS, 4096, 1, (uint32_t)pid));
     w.lane_bytes = l.lane_bytes;
@@ -346,7 +353,6 @@ static void test_attach(void)
     lane_detach(&l);
     (void)close(fds[ATTACH_LANE]);
     (void)close(fd);
-    (void)close(bell);
 
     (void)pthread_create(&thread, NULL, attach_front, sock);
     for (int i = 0; i < 2000 && attach_accept(listen_fd, &fd, &pid, &uid) != ERR_OK; i++)

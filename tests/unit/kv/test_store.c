@@ -170,7 +170,8 @@ static void test_bound(void)
     }
     is_int(count_good(st, 9, 4, &wrong), 4, "a prefix in use survives eviction with its parents");
     (void)snprintf(path, sizeof path, "%s/pages.kv", dir);
-    ok(stat(path, &s) == 0 && s.st_size <= 10 * 16384, "the page file keeps its bound (%lld)",
+    must_ok(stat(path, &s));
+    ok(s.st_size > 0 && s.st_size <= 10 * 16384, "the page file keeps its bound (%lld)",
        (long long)s.st_size);
     is_int(wrong, 0, "reused slots never give an old page");
     store_close(st);
@@ -285,6 +286,50 @@ static void test_damaged_index(unsigned seed)
     wipe();
 }
 
+/* Records that lie, written as an engine would write them. */
+static void test_lying_records(unsigned seed)
+{
+    struct store_format format = {.magic = STORE_MAGIC,
+                                  .version = STORE_VERSION,
+                                  .block_tokens = BLOCK,
+                                  .slot_bytes = STORE_HEADER_BYTES + 12288,
+                                  .page_bytes = PAGE_BYTES};
+    int wrong = 0;
+    int good = 0;
+
+    for (int round = 0; round < 30; round++) {
+        struct store_change changes[8];
+        struct store_db *db;
+        struct store *st;
+
+        must_ok(open_store(&st, 100 * 16384, 1));
+        for (int i = 0; i < 20; i++)
+            save(st, 1, i);
+        store_close(st);
+        must_ok(store_db_open(&db, dir, &format, (size_t)1 << 30));
+        for (int i = 0; i < 8; i++) {
+            struct page_of p;
+            unsigned char *bytes = (unsigned char *)&changes[i].record;
+
+            make_page(&p, 1, (int)(random_next(&seed) % 20));
+            changes[i] = (struct store_change){
+                .slot = random_next(&seed) % 4 ? random_next(&seed) % 24 : UINT64_MAX - (uint64_t)i,
+                .record = {.name = p.name, .parent = p.parent, .n_tokens = BLOCK, .generation = 1}};
+            if (random_next(&seed) % 2)
+                bytes[random_next(&seed) % sizeof changes[i].record] ^= 1;
+        }
+        must_ok(store_db_commit(db, changes, 8));
+        store_db_close(db);
+        must_ok(open_store(&st, 100 * 16384, 1));
+        good += count_good(st, 1, 20, &wrong);
+        save(st, 2, round % 10);
+        store_close(st);
+    }
+    is_int(wrong, 0, "index entries that lie are misses (%d of 600 pages survive)", good);
+    ok(good > 100, "and harm no others");
+    wipe();
+}
+
 static void test_faults(void)
 {
     static const enum fault faults[] = {FAULT_store_write, FAULT_store_read, FAULT_store_commit};
@@ -315,6 +360,116 @@ static void test_faults(void)
     is_int(wrong, 0,
            "failing writes, reads and commits lose pages, never give wrong ones, and "
            "the store goes on");
+}
+
+/* --- readers beside a writer --- */
+
+struct reader {
+    int ask, answer;      /* pipes to the writer */
+    uint64_t n, n_second; /* records seen, and those of the second generation */
+};
+
+static void reader_one(void *context, uint64_t slot, const struct store_record *r,
+                       const struct store_use *use)
+{
+    struct reader *w = context;
+    char byte = 0;
+
+    (void)slot;
+    (void)use;
+    w->n_second += r->generation == 2;
+    if (++w->n == 5000) { /* in the middle of the first snapshot: let the writer change all */
+        (void)!write(w->ask, &byte, 1);
+        (void)!read(w->answer, &byte, 1);
+    }
+}
+
+static void write_generation(struct store_db *db, uint64_t generation)
+{
+    static struct store_change changes[1000];
+
+    for (int i = 0; i < 25; i++) {
+        for (int k = 0; k < 1000; k++)
+            changes[k] =
+                (struct store_change){.slot = (uint64_t)(i * 1000 + k),
+                                      .record = {.n_tokens = BLOCK, .generation = generation}};
+        must_ok(store_db_commit(db, changes, 1000));
+    }
+}
+
+/* A reader that kept one snapshot would keep every page of it from being used again. */
+static void test_reader(void)
+{
+    struct store_format format = {.magic = STORE_MAGIC, .slot_bytes = STORE_ALIGN};
+    struct store_db *db;
+    int ask[2];
+    int answer[2];
+    int status = 1;
+    char byte;
+    pid_t pid;
+
+    must_ok(store_db_open(&db, dir, &format, (size_t)1 << 30));
+    write_generation(db, 1);
+    must_ok(pipe(ask));
+    must_ok(pipe(answer));
+    pid = fork();
+    if (pid == 0) { /* LMDB wants another process */
+        struct reader w = {.ask = ask[1], .answer = answer[0]};
+        struct store_db *mine;
+        uint64_t n_bad;
+
+        if (store_db_open_read(&mine, dir, &format) != ERR_OK ||
+            store_db_scan(mine, reader_one, &w, &n_bad) != ERR_OK)
+            _exit(1);
+        _exit(w.n == 25000 && w.n_second == 15000 ? 0 : 2);
+    }
+    (void)!read(ask[0], &byte, 1);
+    write_generation(db, 2);
+    (void)!write(answer[1], &byte, 1);
+    (void)waitpid(pid, &status, 0);
+    is_int(WEXITSTATUS(status), 0,
+           "a reader takes a new snapshot every 10000 records, and the writer never waits");
+    store_db_close(db);
+    wipe();
+}
+
+/* LMDB's readers write into lock.mdb: the group may, others are told. */
+static void test_permissions(void)
+{
+    struct stat s;
+    struct store *st;
+    char path[128];
+    int status[2] = {1, 1};
+
+    if (geteuid() != 0) {
+        ok(true, "permissions # SKIP only root can become others");
+        return;
+    }
+    must_ok(open_store(&st, 1 << 20, 1));
+    save(st, 1, 0);
+    store_flush(st);
+    (void)snprintf(path, sizeof path, "%s/lock.mdb", dir);
+    must_ok(stat(path, &s));
+    is_int(s.st_mode & 0777 & ~022u, 0640 & ~022u, "lock.mdb is not the world's");
+    must_ok(chmod(dir, 0755));
+    (void)snprintf(path, sizeof path, "%s/data.mdb", dir);
+    must_ok(chmod(path, 0640));
+    for (int member = 0; member < 2; member++) {
+        pid_t pid = fork();
+
+        if (pid == 0) {
+            struct store_format format;
+            struct store_db *mine;
+
+            if (setgid(member == 1 ? s.st_gid : 65534) == -1 || setuid(65534) == -1)
+                _exit(9);
+            _exit(store_db_open_read(&mine, dir, &format) == ERR_OK ? 0 : 1);
+        }
+        (void)waitpid(pid, &status[member], 0);
+    }
+    is_int(WEXITSTATUS(status[0]), 1, "a stranger is refused, not crashed");
+    store_close(st);
+    wipe();
 }
 
 static void test_other_format(void)
@@ -348,8 +503,11 @@ int main(void)
     test_kill();
     test_damaged_payload(seed);
     test_damaged_index(seed);
+    test_lying_records(seed);
     test_faults();
     test_other_format();
+    test_reader();
+    test_permissions();
     (void)rmdir(dir);
     return tap_done();
 }

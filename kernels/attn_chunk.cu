@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Causal attention of several query tokens a sequence over its pages, on tensor cores.
+ *
+ * One block of four warps for each (tile, kv head). A tile's 64 rows are pairs (token, query head
+ * of the group), so that grouped heads share the keys that are read; a warp owns 16 rows. Keys
+ * and values come in blocks of 64 positions through shared memory; scores are
+ * q [64][D] . k [64][D], kept in registers, and become the left operand of the second product
+ * (mma.m16n8k16: the accumulator's layout is the operand's). Softmax runs in float32.
+ *
+ * D is head_dim rounded up to the next size built; what lies between is zero. Source: the scheme
+ * is FlashAttention-2's (arXiv:2307.08691). */
+#include "kernels/pages.cuh"
+
+#define WARPS   4
+#define ROWS    K_TILE_ROWS
+#define BLOCK   64 /* keys at a time */
+#define PAD     8  /* elements behind a row: ldmatrix then meets all banks */
+#define LOG2_E  1.44269504f
+#define NOTHING (-1e30f)
+
+static_assert(ROWS == WARPS * 16, "a warp owns the 16 rows of one mma");
+
+struct chunk_args {
+    k_bf16 *out;
+    const k_bf16 *qkv;
+    struct k_kv kv;
+    struct k_tokens t;
+    struct k_attn_plan plan;
+    int n_heads;
+    float scale;
+};
+
+static __device__ inline void load_matrices(uint32_t r[4], const bf16 *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(p)));
+}
+
+static __device__ inline void load_matrices_turned(uint32_t r[4], const bf16 *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(p)));
+}
+
+/* c [16][8] += a [16][16] * b [16][8] */
+static __device__ inline void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ inline void copy16(bf16 *to, const k_bf16 *from)
+{
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from));
+}
+
+/* One row of head_dim elements into D of shared memory; from NULL: zeros. Eight threads a row. */
+template <int D>
+static __device__ inline void copy_row(bf16 *to, const k_bf16 *from, int hd, int part)
+{
+    for (int d = part * 8; d < D; d += 64) {
+        if (from != NULL && hd % 8 == 0 && d < hd) {
+            copy16(to + d, from + d);
+            continue;
+        }
+        for (int e = d; e < d + 8; e += 2)
+            *(uint32_t *)(to + e) = from != NULL && e < hd ? *(const uint32_t *)(from + e) : 0U;
+    }
+}
+
+static __device__ inline void end_group(void)
+{
+    asm volatile("cp.async.commit_group;");
+}
+
+template <int LEFT> static __device__ inline void wait_groups(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* What one thread holds of its warp's 16 rows: rows lane / 4 and lane / 4 + 8. */
+template <int D> struct chunk_state {
+    float acc[D / 8][4];
+    float top[2], sum[2];
+};
+
+/* score [16][BLOCK] = q . k, in units of log2. */
+template <int D>
+static __device__ inline void score_block(float score[BLOCK / 8][4], const bf16 *q, const bf16 *k)
+{
+    int lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int j = 0; j < BLOCK / 8; j++)
+        score[j][0] = score[j][1] = score[j][2] = score[j][3] = 0.0f;
+#pragma unroll
+    for (int d = 0; d < D; d += 16) {
+        uint32_t a[4];
+
+        load_matrices(a, q + (lane % 16) * (D + PAD) + d + lane / 16 * 8);
+#pragma unroll
+        for (int j = 0; j < BLOCK / 16; j++) {
+            uint32_t b[4];
+
+            load_matrices(b, k + (j * 16 + lane % 8 + lane / 16 * 8) * (D + PAD) + d +
+                                 lane / 8 % 2 * 8);
+            multiply(score[2 * j], a, b[0], b[1]);
+            multiply(score[2 * j + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+/* Turn scores into weights, and shrink what stands in the state. limit: the last key that each
+ * of the two rows may see, relative to the block. */
+template <int D>
+static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][4], float scale,
+                                     const int limit[2])
+{
+    int col = threadIdx.x % 4 * 2;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = st.top[r], shrink;
+
+#pragma unroll
+        for (int j = 0; j < BLOCK / 8; j++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float *s = &score[j][2 * r + e];
+
+                *s = j * 8 + col + e <= limit[r] ? *s * scale : -INFINITY;
+                top = fmaxf(top, *s);
+            }
+        }
+        top = fmaxf(top, __shfl_xor_sync(~0U, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0U, top, 2));
+        shrink = exp2_fast(st.top[r] - top);
+        st.top[r] = top;
+        st.sum[r] *= shrink;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) {
+            st.acc[j][2 * r] *= shrink;
+            st.acc[j][2 * r + 1] *= shrink;
+        }
+#pragma unroll
+        for (int j = 0; j < BLOCK / 8; j++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float w = exp2_fast(score[j][2 * r + e] - top);
+
+                score[j][2 * r + e] = w;
+                st.sum[r] += w;
+            }
+        }
+    }
+}
+
+template <int D>
+static __device__ inline void add_values(chunk_state<D> &st, const float weight[BLOCK / 8][4],
+                                         const bf16 *v)
+{
+    int lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int j = 0; j < BLOCK / 16; j++) {
+        uint32_t a[4] = {pack_bf16(weight[2 * j][0], weight[2 * j][1]),
+                         pack_bf16(weight[2 * j][2], weight[2 * j][3]),
+                         pack_bf16(weight[2 * j + 1][0], weight[2 * j + 1][1]),
+                         pack_bf16(weight[2 * j + 1][2], weight[2 * j + 1][3])};
+
+#pragma unroll
+        for (int d = 0; d < D; d += 16) {
+            uint32_t b[4];
+
+            load_matrices_turned(b, v + (j * 16 + lane % 16) * (D + PAD) + d + lane / 16 * 8);
+            multiply(st.acc[d / 8], a, b[0], b[1]);
+            multiply(st.acc[d / 8 + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+/* Keys or values (offset 0 or value_elems()) of BLOCK positions from base; zeros past last. */
+template <int D>
+static __device__ inline void copy_block(bf16 *to, const chunk_args &a, const int32_t *pages,
+                                         int kv_head, int base, int last, size_t offset)
+{
+    for (int r = threadIdx.x / 8; r < BLOCK; r += WARPS * 4) {
+        const k_bf16 *from =
+            base + r <= last ? key_row(a.kv, pages, base + r, kv_head) + offset : NULL;
+
+        copy_row<D>(to + r * (D + PAD), from, a.kv.head_dim, threadIdx.x % 8);
+    }
+    end_group();
+}
+
+template <int D>
+static __device__ void write_rows(const chunk_state<D> &st, const chunk_args &a, int token0,
+                                  int n_tokens, int kv_head)
+{
+    int group = a.n_heads / a.kv.n_kv_heads, hd = a.kv.head_dim, lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * r, token = row / group;
+        float sum = st.sum[r], scale;
+
+        sum += __shfl_xor_sync(~0U, sum, 1);
+        sum += __shfl_xor_sync(~0U, sum, 2);
+        scale = 1.0f / sum;
+        if (token >= n_tokens)
+            continue;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) {
+            int d = j * 8 + lane % 4 * 2;
+            size_t head = kv_head * group + row % group;
+
+            if (d < hd)
+                *(uint32_t *)(a.out + ((size_t)(token0 + token) * a.n_heads + head) * hd + d) =
+                    pack_bf16(st.acc[j][2 * r] * scale, st.acc[j][2 * r + 1] * scale);
+        }
+    }
+}
+
+template <int D>
+static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chunk_args a)
+{
+    extern __shared__ __align__(16) bf16 shared[];
+    bf16 *q = shared, *k = q + ROWS * (D + PAD), *v = k + BLOCK * (D + PAD);
+    int tile = gridDim.x - 1 - blockIdx.x; /* the last tiles see most keys: begin with them */
+    int kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads, hd = a.kv.head_dim;
+    int seq = a.plan.tile_seqs[tile], start = a.plan.tile_starts[tile];
+    int n_seq = a.t.seq_start[seq + 1] - a.t.seq_start[seq];
+    int n_tokens = min(K_TILE_TOKENS(group), n_seq - start);
+    int token0 = a.t.seq_start[seq] + start, pos0 = a.t.kv_len[seq] - n_seq + start;
+    int last = pos0 + n_tokens - 1, warp = threadIdx.x / 32,
+        row0 = warp * 16 + threadIdx.x % 32 / 4;
+    const int32_t *pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
+    chunk_state<D> st;
+
+    for (int r = threadIdx.x / 8; r < ROWS; r += WARPS * 4) {
+        size_t head = kv_head * group + r % group;
+        const k_bf16 *from =
+            a.qkv + ((size_t)(token0 + r / group) * (a.n_heads + 2 * a.kv.n_kv_heads) + head) * hd;
+
+        copy_row<D>(q + r * (D + PAD), r / group < n_tokens ? from : NULL, hd, threadIdx.x % 8);
+    }
+    for (int j = 0; j < D / 8; j++)
+        st.acc[j][0] = st.acc[j][1] = st.acc[j][2] = st.acc[j][3] = 0.0f;
+    st.top[0] = st.top[1] = NOTHING;
+    st.sum[0] = st.sum[1] = 0.0f;
+    copy_block<D>(k, a, pages, kv_head, 0, last, 0);
+    for (int base = 0; base <= last; base += BLOCK) {
+        float score[BLOCK / 8][4];
+        int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
+
+        copy_block<D>(v, a, pages, kv_head, base, last, value_elems(a.kv));
+        wait_groups<1>(); /* the keys */
+        __syncthreads();
+        score_block<D>(score, q + warp * 16 * (D + PAD), k);
+        soften<D>(st, score, a.scale * LOG2_E, limit);
+        __syncthreads();
+        copy_block<D>(k, a, pages, kv_head, base + BLOCK, last, 0); /* past the end: zeros */
+        wait_groups<1>();                                           /* the values */
+        __syncthreads();
+        add_values<D>(st, score, v);
+        __syncthreads();
+    }
+    wait_groups<0>();
+    write_rows<D>(st, a, token0, n_tokens, kv_head);
+}
+
+template <int D> static int launch_chunk(const chunk_args &a, k_stream stream)
+{
+    size_t smem = (size_t)(ROWS + 2 * BLOCK) * (D + PAD) * sizeof(bf16);
+
+    if (cudaFuncSetAttribute(attn_chunk_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)smem) != cudaSuccess)
+        return -1;
+    return K_LAUNCH(attn_chunk_kernel<D>, dim3(a.plan.n_tiles, a.kv.n_kv_heads), WARPS * 32, smem,
+                    stream, a);
+}
+
+int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                 const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+{
+    chunk_args a = {out, qkv, *kv, *t, *plan, n_heads, scale};
+    int hd = kv->head_dim;
+
+    if (hd <= 16)
+        return launch_chunk<16>(a, stream);
+    if (hd <= 32)
+        return launch_chunk<32>(a, stream);
+    if (hd <= 64)
+        return launch_chunk<64>(a, stream);
+    if (hd <= 96)
+        return launch_chunk<96>(a, stream);
+    if (hd <= 128)
+        return launch_chunk<128>(a, stream);
+    return launch_chunk<256>(a, stream);
+}

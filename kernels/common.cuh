@@ -1,0 +1,81 @@
+/* What all kernels share: the launch, bfloat16, sums over a block. */
+#ifndef QUIRE_KERNELS_COMMON_CUH
+#define QUIRE_KERNELS_COMMON_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/kernels.h"
+
+/* The stream is an argument, not an option: a launch on the default stream by omission cannot
+ * be written. */
+#define K_LAUNCH(kernel, grid, block, smem, stream, ...)         \
+    (kernel<<<(grid), (block), (smem), (stream)>>>(__VA_ARGS__), \
+     cudaPeekAtLastError() == cudaSuccess ? 0 : -1)
+
+typedef __nv_bfloat16 bf16;
+
+static __device__ inline const bf16 *as_bf16(const k_bf16 *p)
+{
+    return (const bf16 *)p;
+}
+
+static __device__ inline bf16 *as_bf16(k_bf16 *p)
+{
+    return (bf16 *)p;
+}
+
+static __device__ inline float load_bf16(const k_bf16 *p)
+{
+    return __bfloat162float(*as_bf16(p));
+}
+
+static __device__ inline void store_bf16(k_bf16 *p, float x)
+{
+    *as_bf16(p) = __float2bfloat16(x);
+}
+
+/* Two bfloat16 packed in a word, the first in the lower half. */
+static __device__ inline float low_half(uint32_t two)
+{
+    return __uint_as_float(two << 16);
+}
+
+static __device__ inline float high_half(uint32_t two)
+{
+    return __uint_as_float(two & 0xffff0000U);
+}
+
+static __device__ inline uint32_t pack_bf16(float low, float high)
+{
+    __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+
+    return *(uint32_t *)&two;
+}
+
+/* 2^x within 2 ulp; 0 at -infinity. */
+static __device__ inline float exp2_fast(float x)
+{
+    float y;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Sum over a block of whole warps, to all threads, in a fixed order; shared: float [33]. */
+static __device__ inline float block_sum(float x, float *shared)
+{
+    int n_warps = blockDim.x / 32;
+
+    for (int i = 16; i > 0; i /= 2)
+        x += __shfl_xor_sync(~0U, x, i);
+    if (threadIdx.x % 32 == 0)
+        shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = (int)threadIdx.x % 32 < n_warps ? shared[threadIdx.x % 32] : 0.0f;
+    for (int i = 16; i > 0; i /= 2)
+        x += __shfl_xor_sync(~0U, x, i);
+    return x;
+}
+
+#endif

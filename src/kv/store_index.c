@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every slot is an entry: free, or in the table and in the list of last use. A page that other
+ * stored pages continue is not evicted before them: without its parent a page is never asked
+ * for. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+#include "kv/store_parts.h"
+
+#define STORE_EVICT_LOOK 4096 /* entries looked at for one without children */
+
+static uint32_t store_home(const struct store *st, const struct hash *name)
+{
+    uint32_t h;
+
+    memcpy(&h, name->bytes + 8, sizeof h);
+    return h & st->table_mask;
+}
+
+static uint32_t store_probe(const struct store *st, const struct hash *name)
+{
+    uint32_t i = store_home(st, name);
+
+    while (st->table[i] != -1 &&
+           memcmp(&st->entries[st->table[i]].record.name, name, sizeof *name) != 0)
+        i = (i + 1) & st->table_mask;
+    return i;
+}
+
+int32_t store_find(const struct store *st, const struct hash *name)
+{
+    return st->table[store_probe(st, name)];
+}
+
+static void store_table_erase(struct store *st, const struct hash *name)
+{
+    uint32_t gap = store_probe(st, name);
+    uint32_t i = gap;
+
+    must(st->table[gap] != -1);
+    st->table[gap] = -1;
+    for (;;) { /* ends at the first empty place; the table is at most half full */
+        uint32_t home;
+
+        i = (i + 1) & st->table_mask;
+        if (st->table[i] == -1)
+            return;
+        home = store_home(st, &st->entries[st->table[i]].record.name);
+        if (((i - home) & st->table_mask) < ((i - gap) & st->table_mask))
+            continue;
+        st->table[gap] = st->table[i];
+        st->table[i] = -1;
+        gap = i;
+    }
+}
+
+static void store_list_add(struct store *st, int32_t slot)
+{
+    struct store_entry *e = &st->entries[slot];
+
+    e->prev = st->newest;
+    e->next = -1;
+    if (st->newest == -1)
+        st->oldest = slot;
+    else
+        st->entries[st->newest].next = slot;
+    st->newest = slot;
+}
+
+static void store_list_remove(struct store *st, int32_t slot)
+{
+    struct store_entry *e = &st->entries[slot];
+
+    if (e->prev == -1)
+        st->oldest = e->next;
+    else
+        st->entries[e->prev].next = e->next;
+    if (e->next == -1)
+        st->newest = e->prev;
+    else
+        st->entries[e->next].prev = e->prev;
+}
+
+void store_touch(struct store *st, int32_t slot, bool read)
+{
+    st->uses[slot].last = (uint32_t)clock_unix_s();
+    st->uses[slot].count = read ? st->uses[slot].count + 1 : 0;
+    st->uses_marked[slot / STORE_USES] = true;
+    store_list_remove(st, slot);
+    store_list_add(st, slot);
+}
+
+static void store_parent_count(struct store *st, const struct hash *parent, int by)
+{
+    int32_t p = store_find(st, parent);
+
+    if (p != -1)
+        st->entries[p].n_children = (uint32_t)((int)st->entries[p].n_children + by);
+}
+
+/* Make a page visible. */
+void store_insert(struct store *st, int32_t slot, const struct store_record *r)
+{
+    struct store_entry *e = &st->entries[slot];
+
+    e->record = *r;
+    e->used = true;
+    e->n_children = 0;
+    st->table[store_probe(st, &r->name)] = slot;
+    store_list_add(st, slot);
+    store_parent_count(st, &r->parent, 1);
+    st->counters.entries += r->space == st->space;
+}
+
+/* Take a page out of sight; its slot is in no list afterwards. */
+void store_remove(struct store *st, int32_t slot)
+{
+    struct store_entry *e = &st->entries[slot];
+
+    must(e->used);
+    store_table_erase(st, &e->record.name);
+    store_list_remove(st, slot);
+    store_parent_count(st, &e->record.parent, -1);
+    st->counters.entries -= e->record.space == st->space;
+    e->used = false;
+}
+
+void store_free_slot(struct store *st, int32_t slot)
+{
+    st->entries[slot].next = st->free;
+    st->free = slot;
+}
+
+/* A slot to write to: a free one, or that of the page used least recently. -1: all are read. */
+int32_t store_take_slot(struct store *st)
+{
+    int32_t slot = st->free;
+    int32_t fallback = -1;
+
+    if (slot != -1) {
+        st->free = st->entries[slot].next;
+        return slot;
+    }
+    slot = st->oldest;
+    for (int i = 0; slot != -1 && i < STORE_EVICT_LOOK; i++) {
+        const struct store_entry *e = &st->entries[slot];
+
+        if (e->n_readers == 0 && e->n_children == 0)
+            break;
+        if (e->n_readers == 0 && fallback == -1)
+            fallback = slot;
+        slot = e->next;
+    }
+    if (slot == -1 || st->entries[slot].n_readers != 0 || st->entries[slot].n_children != 0)
+        slot = fallback;
+    if (slot != -1)
+        store_remove(st, slot);
+    return slot;
+}
+
+struct store_scan {
+    struct store *st;
+    uint64_t n_dropped;
+};
+
+static void store_scan_one(void *context, uint64_t slot, const struct store_record *r,
+                           const struct store_use *use)
+{
+    struct store_scan *s = context;
+    struct store *st = s->st;
+
+    if (slot >= st->n_slots || r->n_tokens != (uint32_t)st->options.block_tokens ||
+        st->entries[slot].used || store_find(st, &r->name) != -1) {
+        s->n_dropped++;
+        return;
+    }
+    st->uses[slot] = *use;
+    st->entries[slot].record = *r;
+    st->entries[slot].used = true;
+    st->table[store_probe(st, &r->name)] = (int32_t)slot;
+}
+
+/* Order the list of last use: a counting pass over seconds would need memory, and this is done
+ * once; slots are in order already when the store was never full. */
+static int store_by_use(const void *a, const void *b, void *context)
+{
+    const struct store *st = context;
+    const int32_t *x = a;
+    const int32_t *y = b;
+
+    if (st->uses[*x].last != st->uses[*y].last)
+        return st->uses[*x].last < st->uses[*y].last ? -1 : 1;
+    return *x < *y ? -1 : *x > *y;
+}
+
+int store_load_index(struct store *st)
+{
+    struct store_scan s = {.st = st};
+    int32_t *order;
+    uint64_t n_bad = 0;
+    uint32_t n = 0;
+    int rc = store_db_scan(st->db, store_scan_one, &s, &n_bad);
+
+    if (rc != ERR_OK)
+        return rc;
+    order = mem_zalloc_array(st->n_slots, sizeof *order);
+    if (order == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = st->n_slots; i-- > 0;) {
+        if (!st->entries[i].used)
+            store_free_slot(st, (int32_t)i);
+    }
+    for (uint32_t i = 0; i < st->n_slots; i++) {
+        if (st->entries[i].used)
+            order[n++] = (int32_t)i;
+    }
+    qsort_r(order, n, sizeof *order, store_by_use, st);
+    for (uint32_t i = 0; i < n; i++) {
+        store_list_add(st, order[i]);
+        store_parent_count(st, &st->entries[order[i]].record.parent, 1);
+        st->counters.entries += st->entries[order[i]].record.space == st->space;
+    }
+    mem_free(order);
+    log_info("store: %s holds %u pages, %llu of this model; %llu index entries were dropped",
+             st->options.dir, n, (unsigned long long)st->counters.entries,
+             (unsigned long long)(n_bad + s.n_dropped));
+    return ERR_OK;
+}

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The I/O thread takes all queued writes as one batch: payloads, fdatasync, one LMDB
+ * transaction, then the pages become visible. Reads go before writes. */
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "kv/store_parts.h"
+
+#define STORE_USES_US     60000000u /* last uses are written this often */
+#define STORE_COMPLAIN_US 60000000u /* a failing disk is reported this often */
+
+static void store_complain(struct store *st, const char *what)
+{
+    uint64_t now = clock_us();
+
+    if (st->complained_us != 0 && now - st->complained_us < STORE_COMPLAIN_US)
+        return;
+    st->complained_us = now;
+    log_warn("store: %s in %s: %s; pages are computed anew meanwhile", what, st->options.dir,
+             errno == 0 ? "short count" : strerror(errno));
+}
+
+static bool store_io(struct store *st, struct store_buffer *b, bool write)
+{
+    char *bytes = (char *)b->header;
+    size_t left = st->format.slot_bytes;
+    off_t at = (off_t)b->slot * (off_t)st->format.slot_bytes;
+
+    if (write ? FAULT_HIT(store_write) : FAULT_HIT(store_read)) {
+        errno = EIO;
+        return false;
+    }
+    while (left > 0) {
+        ssize_t n =
+            write ? pwrite(st->file_fd, bytes, left, at) : pread(st->file_fd, bytes, left, at);
+
+        if (n == -1 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            errno = n == 0 ? 0 : errno;
+            return false;
+        }
+        bytes += n;
+        left -= (size_t)n;
+        at += n;
+    }
+    return true;
+}
+
+/* Fill the header of a buffer whose payload stands behind it. */
+static void store_seal(struct store *st, struct store_buffer *b, uint64_t generation)
+{
+    struct store_header *h = b->header;
+
+    memset(h, 0, STORE_HEADER_BYTES);
+    h->magic = STORE_MAGIC;
+    h->version = STORE_VERSION;
+    h->n_tokens = (uint32_t)st->options.block_tokens;
+    h->generation = generation;
+    h->payload_bytes = st->options.page_bytes;
+    h->payload_xxh3 = hash_xxh3((const char *)h + STORE_HEADER_BYTES, st->options.page_bytes);
+    h->name = b->name;
+    h->parent = b->parent;
+    h->fingerprint = st->options.namespace_id;
+    memcpy(h->tokens, b->tokens, sizeof *b->tokens * (size_t)st->options.block_tokens);
+    h->header_xxh3 = hash_xxh3(h, offsetof(struct store_header, header_xxh3));
+}
+
+/* Write one payload; the change for the index in *c. False when there is nothing to commit. */
+static bool store_write_one(struct store *st, struct store_buffer *b, struct store_change *c)
+{
+    uint64_t generation;
+    bool known;
+
+    (void)pthread_mutex_lock(&st->lock);
+    b->slot = store_find(st, &b->name);
+    known = b->slot != -1;
+    if (known)
+        store_touch(st, b->slot, false);
+    else
+        b->slot = store_take_slot(st);
+    (void)pthread_mutex_unlock(&st->lock);
+    if (known || b->slot == -1)
+        return false;
+    generation = st->entries[b->slot].record.generation + 1; /* only this thread changes it */
+    store_seal(st, b, generation);
+    *c = (struct store_change){
+        .slot = (uint64_t)b->slot,
+        .record = {.name = b->name,
+                   .parent = b->parent,
+                   .generation = generation,
+                   .payload_xxh3 = b->header->payload_xxh3,
+                   .space = st->space,
+                   .n_tokens = (uint32_t)st->options.block_tokens,
+                   .created = (uint32_t)clock_unix_s()},
+    };
+    if (store_io(st, b, true))
+        return true;
+    store_complain(st, "writing a page failed");
+    /* The slot's old record, if it had one, names a page that is gone. */
+    c->erase = true;
+    return true;
+}
+
+static int store_sync(struct store *st, int n_changes)
+{
+    if (n_changes == 0)
+        return ERR_OK;
+    if (FAULT_HIT(store_commit) || fdatasync(st->file_fd) == -1) {
+        store_complain(st, "syncing pages failed");
+        return ERR_IO;
+    }
+    return store_db_commit(st->db, st->changes, n_changes);
+}
+
+/* The whole queue as one batch. */
+static void store_write_batch(struct store *st, struct store_buffer *list)
+{
+    int n = 0;
+    int rc;
+
+    for (struct store_buffer *b = list; b != NULL; b = b->next) {
+        if (store_write_one(st, b, &st->changes[n]))
+            n++;
+    }
+    rc = store_sync(st, n);
+    (void)pthread_mutex_lock(&st->lock);
+    for (int i = 0; i < n; i++) {
+        const struct store_change *c = &st->changes[i];
+        int32_t slot = (int32_t)c->slot;
+
+        st->entries[slot].record.generation = c->record.generation;
+        /* The same page may have come twice within one batch. */
+        if (rc == ERR_OK && !c->erase && store_find(st, &c->record.name) == -1) {
+            store_insert(st, slot, &c->record);
+            store_touch(st, slot, false);
+            st->counters.written++;
+        } else {
+            store_free_slot(st, slot);
+            st->counters.faults += rc != ERR_OK || c->erase;
+        }
+    }
+    while (list != NULL) {
+        struct store_buffer *next = list->next;
+
+        store_push(&st->idle_buffers, list);
+        list = next;
+    }
+    (void)pthread_mutex_unlock(&st->lock);
+}
+
+/* Is what was read the page that was asked for? */
+static bool store_verify(const struct store *st, const struct store_buffer *b)
+{
+    const struct store_header *h = b->header;
+    const struct store_record *r = &st->entries[b->slot].record;
+    size_t n = (size_t)st->options.block_tokens;
+
+    return store_header_matches(h, r, st->options.page_bytes) &&
+           memcmp(h->tokens, b->tokens, sizeof *b->tokens * n) == 0 &&
+           h->payload_xxh3 ==
+               hash_xxh3((const char *)h + STORE_HEADER_BYTES, st->options.page_bytes);
+}
+
+static void store_read_one(struct store *st, struct store_buffer *b)
+{
+    uint64_t one = 1;
+    struct store_change c = {.erase = true};
+
+    b->rc = ERR_OK;
+    if (!store_io(st, b, false)) {
+        store_complain(st, "reading a page failed");
+        b->rc = ERR_IO;
+    } else if (!store_verify(st, b)) {
+        log_warn("store: slot %d in %s is damaged; dropped", b->slot, st->options.dir);
+        b->rc = ERR_CORRUPT;
+    }
+    (void)pthread_mutex_lock(&st->lock);
+    st->entries[b->slot].n_readers--;
+    if (b->rc == ERR_OK) {
+        st->counters.read++;
+        store_touch(st, b->slot, true);
+    } else {
+        st->counters.faults++;
+        if (st->entries[b->slot].used && st->entries[b->slot].n_readers == 0) {
+            store_remove(st, b->slot);
+            store_free_slot(st, b->slot);
+        }
+    }
+    c.slot = (uint64_t)b->slot;
+    (void)pthread_mutex_unlock(&st->lock);
+    if (b->rc == ERR_CORRUPT && store_db_commit(st->db, &c, 1) != ERR_OK)
+        b->rc = ERR_IO; /* logged; the record dies with the slot's next use */
+    (void)pthread_mutex_lock(&st->lock);
+    store_push(&st->done, b);
+    (void)pthread_mutex_unlock(&st->lock);
+    (void)!write(st->event_fd, &one, sizeof one); /* only fails when it is readable already */
+}
+
+void store_write_uses(struct store *st)
+{
+    size_t n = (size_t)st->n_chunks * STORE_USES;
+
+    (void)pthread_mutex_lock(&st->lock);
+    memcpy(st->uses_copy, st->uses, n * sizeof *st->uses);
+    memcpy(st->uses_copy_marked, st->uses_marked, st->n_chunks * sizeof *st->uses_marked);
+    memset(st->uses_marked, 0, st->n_chunks * sizeof *st->uses_marked);
+    (void)pthread_mutex_unlock(&st->lock);
+    if (store_db_write_uses(st->db, st->uses_copy, st->uses_copy_marked, st->n_chunks) != ERR_OK)
+        log_warn("store: last uses are lost; eviction will be less apt");
+    st->uses_written_us = clock_us();
+}
+
+static void store_wait(struct store *st)
+{
+    struct timespec until;
+
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += STORE_USES_US / 1000000u;
+    (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* time-outs are fine */
+}
+
+void *store_run(void *context)
+{
+    struct store *st = context;
+
+    (void)pthread_mutex_lock(&st->lock);
+    while (!st->stop || st->reads.first != NULL || st->writes.first != NULL) {
+        struct store_buffer *read = store_pop(&st->reads);
+        struct store_buffer *writes = NULL;
+
+        if (read == NULL) {
+            writes = st->writes.first;
+            st->writes = (struct store_queue){0};
+        }
+        st->busy = read != NULL || writes != NULL;
+        if (!st->busy) {
+            (void)pthread_cond_broadcast(&st->idle);
+            if (st->stop)
+                break;
+            store_wait(st);
+        }
+        (void)pthread_mutex_unlock(&st->lock);
+        if (read != NULL)
+            store_read_one(st, read);
+        if (writes != NULL)
+            store_write_batch(st, writes);
+        if (clock_us() - st->uses_written_us > STORE_USES_US)
+            store_write_uses(st);
+        (void)pthread_mutex_lock(&st->lock);
+    }
+    st->busy = false;
+    (void)pthread_cond_broadcast(&st->idle);
+    (void)pthread_mutex_unlock(&st->lock);
+    return NULL;
+}

@@ -1,0 +1,128 @@
+/* The inside of the page store, for its three files: store.c (open, close, the engine's calls),
+ * store_index.c (which page lies where, which goes next), store_io.c (the I/O thread).
+ *
+ * One mutex guards the queues and the index in memory; it is held for probes and list moves,
+ * never over I/O. */
+#ifndef QUIRE_KV_STORE_PARTS_H
+#define QUIRE_KV_STORE_PARTS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kv/store.h"
+#include "kv/store_db.h"
+
+struct store_entry {
+    struct store_record record;
+    uint32_t n_children; /* stored pages whose parent this is */
+    uint32_t n_readers;  /* reads under way: not evicted */
+    int32_t prev, next;  /* in the list of last use, or of free slots (next) */
+    bool used;
+};
+
+/* A staging buffer: header and payload, as they stand in the page file. */
+struct store_buffer {
+    struct store_header *header; /* STORE_HEADER_BYTES, then page_bytes */
+    struct store_buffer *next;   /* in the free, write, read or done queue */
+    struct hash name;
+    struct hash parent;
+    int32_t tokens[STORE_TOKENS_MAX];
+    uint64_t ticket;
+    int32_t slot;
+    int rc;
+};
+
+struct store_queue {
+    struct store_buffer *first, *last;
+};
+
+struct store {
+    struct store_options options;
+    struct store_format format;
+    struct store_db *db;
+    uint32_t space;
+    int lock_fd;
+    int file_fd;
+    int event_fd;
+    pthread_t thread;
+    bool thread_runs;
+
+    pthread_mutex_t lock; /* guards all that follows */
+    pthread_cond_t work;  /* for the I/O thread */
+    pthread_cond_t idle;  /* for store_flush() */
+    bool stop;
+    bool busy; /* the I/O thread works on a batch */
+    uint32_t n_slots;
+    struct store_entry *entries; /* [n_slots] */
+    int32_t *table;              /* [table_mask + 1]: slot or -1 */
+    uint32_t table_mask;
+    int32_t oldest, newest;
+    int32_t free;
+    struct store_use *uses; /* [n_chunks * STORE_USES] */
+    bool *uses_marked;      /* [n_chunks] */
+    uint32_t n_chunks;
+    struct store_buffer *buffers; /* [n_buffers] */
+    struct store_queue idle_buffers, writes, reads, done;
+    struct store_counters counters;
+
+    /* The I/O thread's own. */
+    struct store_change *changes; /* [n_buffers * 2] */
+    bool *uses_copy_marked;
+    struct store_use *uses_copy;
+    uint64_t uses_written_us;
+    uint64_t complained_us;
+};
+
+/* --- store_index.c; the lock is held ------------------------------------------------------- */
+
+/* The slot of a page, or -1. */
+int32_t store_find(const struct store *st, const struct hash *name);
+
+/* Make a page visible, take it out of sight (its slot is in no list then), give a slot back. */
+void store_insert(struct store *st, int32_t slot, const struct store_record *r);
+void store_remove(struct store *st, int32_t slot);
+void store_free_slot(struct store *st, int32_t slot);
+
+/* Used right now; read: by a load, which counts. */
+void store_touch(struct store *st, int32_t slot, bool read);
+
+/* A slot to write to: a free one, or that of the page used least recently. -1: all are read. */
+int32_t store_take_slot(struct store *st);
+
+/* Fill the index from the database, once, before the I/O thread runs. */
+int store_load_index(struct store *st) ERR_CHECKED;
+
+/* --- store_io.c ---------------------------------------------------------------------------- */
+
+/* The I/O thread, until st->stop and empty queues. */
+void *store_run(void *store);
+
+/* Write last uses that changed. By the I/O thread, and once after it has ended. */
+void store_write_uses(struct store *st);
+
+/* --- queues; the lock is held -------------------------------------------------------------- */
+
+static inline void store_push(struct store_queue *q, struct store_buffer *b)
+{
+    b->next = NULL;
+    if (q->last == NULL)
+        q->first = b;
+    else
+        q->last->next = b;
+    q->last = b;
+}
+
+static inline struct store_buffer *store_pop(struct store_queue *q)
+{
+    struct store_buffer *b = q->first;
+
+    if (b == NULL)
+        return NULL;
+    q->first = b->next;
+    if (q->first == NULL)
+        q->last = NULL;
+    return b;
+}
+
+#endif

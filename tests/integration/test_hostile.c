@@ -1,0 +1,225 @@
+/* Goal: a front that writes anything it likes into its lane harms nobody: the engine refuses or
+ * drops it, lives, and serves a well-behaved front beside it. Method: a real quire-engine with
+ * the demo model; hostile fronts attach one after another and scribble; an honest one asks. */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "ipc/attach.h"
+#include "ipc/lane.h"
+#include "tests/tap.h"
+
+static char dir[64];
+static char sock[96];
+static pid_t engine;
+
+struct peer {
+    struct lane lane;
+    struct wire_welcome welcome;
+    int control;
+    int fds[ATTACH_FDS];
+};
+
+static void start_engine(void)
+{
+    char binary[4096];
+    char model[4096];
+    const char *builddir = getenv("builddir");
+
+    (void)snprintf(binary, sizeof binary, "%s/quire-engine", builddir == NULL ? "." : builddir);
+    (void)snprintf(model, sizeof model, "%s", tap_path("tools/demo-model/model"));
+    engine = fork();
+    if (engine == 0) {
+        int null = open("/dev/null", O_WRONLY);
+
+        (void)dup2(null, 2);
+        (void)execl(binary, binary, "--model", model, "--engine-socket", sock, "--device", "cpu",
+                    "--lane-slots", "64", "--lane-arena-bytes", "1M", (char *)NULL);
+        _exit(127);
+    }
+}
+
+static int peer_open(struct peer *p)
+{
+    int rc = ERR_ENGINE_GONE;
+
+    *p = (struct peer){.control = -1};
+    for (int i = 0; i < 200 && rc != ERR_OK; i++) {
+        rc = attach_connect(sock, 1000, &p->control, &p->welcome, p->fds);
+        if (rc != ERR_OK)
+            clock_sleep_us(50000);
+    }
+    if (rc == ERR_OK)
+        rc = lane_attach(&p->lane, p->fds[ATTACH_LANE], p->welcome.lane_bytes);
+    p->lane.wake_fd = p->control;
+    return rc;
+}
+
+static void peer_close(struct peer *p)
+{
+    lane_detach(&p->lane);
+    for (int i = 0; i < ATTACH_FDS; i++)
+        (void)close(p->fds[i]);
+    (void)close(p->control);
+}
+
+/* Ask for n tokens greedily; the number that came before an honest end, or -1. */
+static int peer_ask(struct peer *p, uint32_t slot, int n)
+{
+    int32_t prompt[4] = {70, 71, 72, 73};
+    struct wire_request r = {.n_tokens = 4,
+                             .n_prompt = 4,
+                             .max_tokens = (uint32_t)n,
+                             .flags = WIRE_IGNORE_EOS,
+                             .top_p = 1.0f,
+                             .repetition = 1.0f,
+                             .arrival_us = clock_us()};
+    uint64_t until = clock_us() + 20000000u;
+    int got = 0;
+
+    if (lane_submit(&p->lane, slot, r, prompt) != ERR_OK)
+        return -1;
+    while (clock_us() < until) {
+        struct pollfd f = {.fd = p->control, .events = POLLIN};
+        struct wire_out o;
+
+        while (lane_record(&p->lane, slot, &o)) {
+            got += o.kind == WIRE_TOKEN;
+            if (o.kind == WIRE_FINISHED)
+                return o.finish == WIRE_FIN_LENGTH ? got : -1;
+        }
+        (void)lane_ready(&p->lane, slot / 64);
+        if (lane_front_sleep(&p->lane))
+            (void)poll(&f, 1, 100);
+        lane_front_awake(&p->lane);
+        if (lane_take_wakes(p->control) != ERR_OK)
+            return -1;
+    }
+    return -1;
+}
+
+/* A request in which every field is likely to be wrong. */
+static struct wire_request bad_request(unsigned *seed)
+{
+    struct wire_request r;
+    unsigned char *bytes = (unsigned char *)&r;
+
+    for (size_t i = 0; i < sizeof r; i++)
+        bytes[i] = (unsigned char)random_next(seed);
+    if (random_next(seed) % 2) {
+        r.n_tokens = 1 + random_next(seed) % 64;
+        r.n_prompt = r.n_tokens;
+        r.max_tokens = 1 + random_next(seed) % 9;
+        r.arena_offset = random_next(seed) % 2 ? 0 : (uint64_t)-8;
+        r.n_stop_ids = random_next(seed) % 20;
+    }
+    return r;
+}
+
+static void scribble(struct peer *p, unsigned *seed)
+{
+    char *bytes = (char *)p->lane.shared;
+    size_t from = offsetof(struct wire_lane, heartbeat_us);
+
+    for (int i = 0; i < 2000; i++) {
+        uint32_t slot = random_next(seed) % p->lane.n_slots;
+        uint32_t at = p->lane.queue_at & (p->lane.queue_cap - 1);
+
+        p->lane.slots[slot].request = bad_request(seed);
+        p->lane.queue[at] = random_next(seed) % 8 ? slot : random_next(seed);
+        p->lane.queue_at += random_next(seed) % 64 ? 1 : random_next(seed);
+        atomic_store(&p->lane.shared->queue_tail, p->lane.queue_at);
+        if (random_next(seed) % 4 == 0)
+            atomic_store(&p->lane.slots[slot].out_head, random_next(seed));
+        for (int k = 0; k < 4; k++)
+            bytes[from + random_next(seed) % (p->lane.lane_bytes - from)] = (char)random_next(seed);
+        (void)!send(p->control, bytes, 1 + random_next(seed) % 64, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (i % 100 == 0)
+            clock_sleep_us(500);
+    }
+}
+
+static void test_malformed(struct peer *honest, unsigned seed)
+{
+    int alive = 0;
+
+    for (int round = 0; round < 30; round++) {
+        struct peer p;
+
+        if (peer_open(&p) != ERR_OK)
+            break;
+        scribble(&p, &seed);
+        peer_close(&p);
+        alive += peer_ask(honest, (uint32_t)round, 12) == 12;
+    }
+    is_int(alive, 30, "30 hostile fronts: the honest one is served after each");
+}
+
+/* Well-formed requests that go beyond the model. */
+static void test_beyond(struct peer *honest)
+{
+    struct peer p;
+    int32_t ids[8] = {-1, 1 << 30, INT32_MIN, 5000, 1, 2, 3, 4};
+    struct wire_out o = {0};
+    struct wire_request r = {
+        .n_tokens = 8, .n_prompt = 8, .max_tokens = 4, .top_p = 1.0f, .repetition = 1.0f};
+
+    must_ok(peer_open(&p));
+    must_ok(lane_submit(&p.lane, 0, r, ids));
+    for (int i = 0; i < 200 && !lane_record(&p.lane, 0, &o); i++)
+        clock_sleep_us(10000);
+    ok(o.kind == WIRE_FINISHED && o.finish == WIRE_FIN_ERROR && o.value == ERR_INVALID,
+       "token ids outside the vocabulary are refused");
+    peer_close(&p);
+    is_int(peer_ask(honest, 40, 5), 5, "and the honest front goes on");
+}
+
+/* Connections that say nothing, the wrong thing, or leave at once. */
+static void test_strangers(struct peer *honest)
+{
+    for (int i = 0; i < 40; i++) {
+        int fd = -1;
+        struct wire_welcome w;
+        int fds[ATTACH_FDS];
+
+        /* A front that leaves before its welcome is read. */
+        if (attach_connect(sock, i % 3, &fd, &w, fds) == ERR_OK) {
+            (void)close(fd);
+            for (int k = 0; k < ATTACH_FDS; k++)
+                (void)close(fds[k]);
+        }
+    }
+    is_int(peer_ask(honest, 41, 5), 5, "40 fronts that leave at once change nothing");
+}
+
+int main(void)
+{
+    struct peer honest;
+    unsigned seed = tap_seed(21);
+    int status = 0;
+
+    (void)snprintf(dir, sizeof dir, "/tmp/quire-hostile-XXXXXX");
+    if (mkdtemp(dir) == NULL)
+        tap_skip_all("no temporary folder");
+    (void)snprintf(sock, sizeof sock, "%s/e.sock", dir);
+    start_engine();
+    must_ok(peer_open(&honest));
+    is_int(peer_ask(&honest, 63, 20), 20, "an honest front is served");
+    test_malformed(&honest, seed);
+    test_beyond(&honest);
+    test_strangers(&honest);
+    is_int(waitpid(engine, &status, WNOHANG), 0, "the engine lives");
+    (void)kill(engine, SIGTERM);
+    (void)waitpid(engine, &status, 0);
+    ok(WIFEXITED(status) && WEXITSTATUS(status) == 0,
+       "and proves its invariants and stops cleanly");
+    peer_close(&honest);
+    (void)rmdir(dir);
+    return tap_done();
+}

@@ -1,0 +1,149 @@
+/* Memory and comparison for tests of kernels: arrays between guard bands, inputs rounded to
+ * bfloat16 on the host so that kernel and reference see the same numbers. */
+#ifndef QUIRE_TESTS_KERNEL_GPU_H
+#define QUIRE_TESTS_KERNEL_GPU_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/device.h"
+#include "tests/tap.h"
+
+#define GUARD 256 /* bytes of 0xAB before and behind each array */
+
+static struct device *gpu;
+static unsigned gpu_seed;
+
+static inline void gpu_open(void)
+{
+    if (device_cuda_count() == 0)
+        tap_skip_all("NO GPU: kernels are not tested");
+    if (device_cuda_open(&gpu) != ERR_OK) {
+        printf("Bail out! the GPU does not open\n");
+        exit(1);
+    }
+    gpu_seed = tap_seed(1);
+}
+
+static inline void gpu_must(int rc)
+{
+    if (rc != 0) {
+        printf("Bail out! the GPU failed\n");
+        exit(1);
+    }
+}
+
+/* An array on the device, copied from src (NULL: 0xAB). */
+static inline void *gpu_array(const void *src, size_t bytes)
+{
+    char *host = malloc(bytes + 2 * GUARD), *dev = gpu->ops->alloc(gpu, bytes + 2 * GUARD);
+
+    gpu_must(dev == NULL);
+    memset(host, 0xab, bytes + 2 * GUARD);
+    if (src != NULL)
+        memcpy(host + GUARD, src, bytes);
+    gpu_must(gpu->ops->upload(gpu, dev, host, bytes + 2 * GUARD));
+    free(host);
+    return dev + GUARD;
+}
+
+/* Copy an array back; false when a guard band was written. */
+static inline bool gpu_get(void *dst, const void *dev, size_t bytes)
+{
+    unsigned char *host = malloc(bytes + 2 * GUARD);
+    bool intact = true;
+
+    gpu_must(gpu->ops->download(gpu, host, (const char *)dev - GUARD, bytes + 2 * GUARD));
+    for (size_t i = 0; i < GUARD; i++)
+        intact = intact && host[i] == 0xab && host[bytes + GUARD + i] == 0xab;
+    memcpy(dst, host + GUARD, bytes);
+    free(host);
+    return intact;
+}
+
+static inline k_bf16 gpu_round(float f)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &f, 4);
+    return (k_bf16)((bits + 0x7fffU + (bits >> 16 & 1)) >> 16);
+}
+
+static inline float gpu_widen(k_bf16 h)
+{
+    uint32_t bits = (uint32_t)h << 16;
+    float f;
+
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static inline float gpu_uniform(void)
+{
+    gpu_seed = gpu_seed * 1664525U + 1013904223U;
+    return (float)(gpu_seed >> 8) * 0x1p-23f - 1.0f; /* [-1, 1) */
+}
+
+/* n random numbers that bfloat16 holds exactly. */
+static inline float *gpu_random(size_t n, float scale)
+{
+    float *f = malloc(n * sizeof *f + 4);
+
+    for (size_t i = 0; i < n; i++)
+        f[i] = gpu_widen(gpu_round(gpu_uniform() * scale));
+    return f;
+}
+
+/* Such numbers as bfloat16 on the device. */
+static inline k_bf16 *gpu_bf16(const float *f, size_t n)
+{
+    k_bf16 *h = malloc(n * sizeof *h + 4), *dev;
+
+    for (size_t i = 0; i < n; i++)
+        h[i] = gpu_round(f[i]);
+    dev = gpu_array(h, n * sizeof *h);
+    free(h);
+    return dev;
+}
+
+/* The device's bfloat16 array as floats; bails out on a broken guard band. */
+static inline float *gpu_floats(const k_bf16 *dev, size_t n)
+{
+    k_bf16 *h = malloc(n * sizeof *h + 4);
+    float *f = malloc(n * sizeof *f + 4);
+
+    ok(gpu_get(h, dev, n * sizeof *h), "guard bands are whole");
+    for (size_t i = 0; i < n; i++)
+        f[i] = gpu_widen(h[i]);
+    free(h);
+    return f;
+}
+
+/* Mean square error over mean square, and the worst difference over the largest value. The limit
+ * of the mean is for many elements; of a few, each may be as far off as half a unit, 2^-8. */
+static inline void gpu_compare(const float *got, const float *want, size_t n, double nmse_limit,
+                               double worst_limit, const char *name)
+{
+    double error = 0.0, square = 0.0, worst = 0.0, largest = 1e-30;
+
+    if (n < 64 && nmse_limit < 0x1p-16 && nmse_limit > 1e-8)
+        nmse_limit = 0x1p-16;
+
+    for (size_t i = 0; i < n; i++) {
+        double diff = fabs((double)got[i] - (double)want[i]);
+
+        if (!(diff < 1e30))
+            diff = 1e30; /* NaN counts */
+        error += diff * diff;
+        square += (double)want[i] * (double)want[i];
+        worst = fmax(worst, diff);
+        largest = fmax(largest, fabs((double)want[i]));
+    }
+    ok(error <= nmse_limit * square + 1e-30 && worst <= worst_limit * largest,
+       "%s: NMSE %.1e of %.1e, worst %.1e of %.1e", name, error / (square + 1e-30), nmse_limit,
+       worst / largest, worst_limit);
+}
+
+#endif

@@ -1,0 +1,188 @@
+/* The cpu device against the references in float64, the same bits whatever is computed beside,
+ * and a pool that does each task once. */
+#include <math.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#include "device/cpu_math.h"
+#include "device/device.h"
+#include "device/pool.h"
+#include "tests/tap.h"
+
+static float *random_floats(size_t n)
+{
+    float *f = malloc(n * sizeof *f + 64);
+
+    for (size_t i = 0; i < n; i++)
+        f[i] = (float)(rand() % 20001 - 10000) * 1e-4f;
+    return f;
+}
+
+static void check_matmul(struct device *d, int n, int n_out, int n_in)
+{
+    float *x = random_floats((size_t)n * (size_t)n_in), *bias = random_floats((size_t)n_out);
+    float *w = random_floats((size_t)n_out * (size_t)n_in);
+    float *y = malloc((size_t)n * (size_t)n_out * 4), *row = malloc((size_t)n_out * 4);
+    double worst = 0.0;
+    bool same = true;
+
+    d->ops->matmul(d, y, x, w, bias, n, n_out, n_in);
+    for (int r = 0; r < n; r++) {
+        for (int o = 0; o < n_out; o++) {
+            double sum = (double)bias[o];
+
+            for (int i = 0; i < n_in; i++)
+                sum += (double)x[r * n_in + i] * (double)w[o * n_in + i];
+            worst = fmax(worst, fabs(sum - (double)y[r * n_out + o]));
+        }
+        d->ops->matmul(d, row, x + r * n_in, w, bias, 1, n_out, n_in);
+        same = same && memcmp(row, y + r * n_out, (size_t)n_out * 4) == 0;
+    }
+    ok(worst < 1e-5 * sqrt((double)n_in), "matmul %d x %d x %d within %.1e", n, n_out, n_in, worst);
+    ok(same, "matmul %d x %d x %d: a row alone has the same bits", n, n_out, n_in);
+    free(x), free(bias), free(w), free(y), free(row);
+}
+
+/* Each instruction set's product against the best one's, which check_matmul() proves. */
+static void check_set(const struct cpu_math *m)
+{
+    enum { ROWS = 7, OUTS = 13, INS = 77 };
+    float *x = random_floats(ROWS * INS), *w = random_floats(OUTS * INS), got[ROWS * OUTS];
+    float want[ROWS * OUTS];
+    struct cpu_matmul p = {
+        .y = got, .x = x, .w = w, .n_in = INS, .n_out = OUTS, .row_last = ROWS, .out_last = OUTS};
+    double worst = 0.0;
+
+    m->matmul(&p);
+    p.y = want;
+    cpu_math_choose()->matmul(&p);
+    for (int i = 0; i < ROWS * OUTS; i++)
+        worst = fmax(worst, fabs((double)got[i] - (double)want[i]));
+    ok(worst < 1e-5, "%s: matmul within %.1e of %s", m->name, worst, cpu_math_choose()->name);
+    free(x), free(w);
+}
+
+/* Attention's loops over keys and values, as float64 has them. */
+static void check_keys(const struct cpu_math *m)
+{
+    enum { KEYS = 5, DIM = 44 };
+    float *q = random_floats(DIM), *keys = random_floats(KEYS * DIM), scores[16], out[DIM] = {0};
+    float top = m->scores(scores, q, keys, KEYS, DIM, 0.5f);
+    double worst = 0.0, largest = -1e30;
+
+    for (int i = 0; i < KEYS; i++) {
+        double dot = 0.0;
+
+        for (int e = 0; e < DIM; e++)
+            dot += (double)q[e] * (double)keys[i * DIM + e];
+        worst = fmax(worst, fabs(0.5 * dot - (double)scores[i]));
+        largest = fmax(largest, (double)scores[i]);
+    }
+    ok(worst < 1e-5 && (double)top >= largest && (double)top <= largest, "%s: scores within %.1e",
+       m->name, worst);
+    m->mix(out, scores, keys, KEYS, DIM);
+    worst = 0.0;
+    for (int e = 0; e < DIM; e++) {
+        double sum = 0.0;
+
+        for (int i = 0; i < KEYS; i++)
+            sum += (double)scores[i] * (double)keys[i * DIM + e];
+        worst = fmax(worst, fabs(sum - (double)out[e]));
+    }
+    ok(worst < 1e-5, "%s: mix within %.1e", m->name, worst);
+    free(q), free(keys);
+}
+
+static void check_softmax(const struct cpu_math *m)
+{
+    float scores[64], want[64], gate[37], up[37], out[37];
+    double worst = 0.0, sum = 0.0;
+    float got_sum;
+
+    for (int i = 0; i < 37; i++) {
+        scores[i] = want[i] = (float)(rand() % 4000) * -0.01f;
+        gate[i] = (float)(rand() % 4000 - 2000) * 0.01f;
+        up[i] = 1.5f;
+    }
+    got_sum = m->weights(scores, 37, -1.0f);
+    for (int i = 0; i < 37; i++) {
+        double e = exp((double)want[i] + 1.0);
+
+        sum += e;
+        worst = fmax(worst, fabs((double)scores[i] - e) / e);
+    }
+    ok(worst < 3e-6 && fabs((double)got_sum - sum) < 1e-5 * sum, "%s: exp within %.1e", m->name,
+       worst);
+    m->silu_mul(out, gate, up, 37);
+    worst = 0.0;
+    for (int i = 0; i < 37; i++) {
+        double g = (double)gate[i], s = g / (1.0 + exp(-g)) * 1.5;
+
+        worst = fmax(worst, fabs((double)out[i] - s) / (fabs(s) + 1e-6));
+    }
+    ok(worst < 3e-6, "%s: silu within %.1e", m->name, worst);
+}
+
+struct tally {
+    atomic_int n[1000];
+};
+
+static void tally_task(void *job, int task, int worker)
+{
+    (void)worker;
+    atomic_fetch_add(&((struct tally *)job)->n[task], 1);
+}
+
+static void check_pool(void)
+{
+    struct pool *p = NULL;
+    struct tally *t = calloc(1, sizeof *t);
+    struct timespec nap = {.tv_nsec = 2000000}, before, after;
+    bool once = true;
+    double cpu_s;
+
+    is_int(pool_open(&p, 4), ERR_OK, "a pool of four");
+    for (int run = 1; run <= 2000; run++) {
+        int n = rand() % 1000 + 1;
+
+        memset(t, 0, sizeof *t);
+        if (run % 500 == 0)
+            nanosleep(&nap, NULL); /* workers fall asleep */
+        pool_run(p, tally_task, t, n);
+        for (int i = 0; i < 1000; i++)
+            once = once && atomic_load(&t->n[i]) == (i < n);
+    }
+    ok(once, "each task runs once");
+    nanosleep(&nap, NULL);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    for (int i = 0; i < 50; i++)
+        nanosleep(&nap, NULL);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    cpu_s =
+        (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec);
+    ok(cpu_s < 0.02, "an idle pool sleeps: %.1f ms of CPU in 100", cpu_s * 1e3);
+    pool_close(p);
+    free(t);
+}
+
+int main(void)
+{
+    struct device *d = NULL;
+
+    srand(tap_seed(1));
+    is_int(device_open(&d, "tpu", 0), ERR_INVALID, "an unknown device is refused");
+    is_int(device_open(&d, "cpu", 2), ERR_OK, "cpu opens");
+    check_matmul(d, 1, 3, 5);
+    check_matmul(d, 5, 131, 60);
+    check_matmul(d, 9, 60, 37);
+    check_matmul(d, 70, 100, 256);
+    check_matmul(d, 300, 96, 333);
+    for (int i = 0; cpu_math_at(i) != NULL; i++) {
+        check_set(cpu_math_at(i));
+        check_keys(cpu_math_at(i));
+        check_softmax(cpu_math_at(i));
+    }
+    device_close(d);
+    check_pool();
+    return tap_done();
+}

@@ -1,0 +1,107 @@
+/* config.json: both spellings, defaults, what is refused and how. */
+#include <math.h>
+
+#include "base/log.h"
+#include "model/config.h"
+#include "tests/tap.h"
+
+#define LLAMA                                                                      \
+    "\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":64,"                 \
+    "\"num_hidden_layers\":2,\"num_attention_heads\":8,\"intermediate_size\":128," \
+    "\"vocab_size\":320,\"max_position_embeddings\":512"
+
+static struct config c;
+
+static int parse(const char *text, const char *generation)
+{
+    return config_parse(&c, "config.json", text, strlen(text), generation,
+                        generation == NULL ? 0 : strlen(generation));
+}
+
+static const struct {
+    const char *what, *text;
+    int rc;
+} refused[] = {
+    {"not JSON", "{", ERR_SYNTAX},
+    {"a list", "[]", ERR_SYNTAX},
+    {"no architecture", "{}", ERR_INVALID},
+    {"another architecture", "{\"architectures\":[\"FooForCausalLM\"]}", ERR_UNSUPPORTED},
+    {"no sizes", "{\"architectures\":[\"LlamaForCausalLM\"]}", ERR_INVALID},
+    {"a size of 0", "{" LLAMA ",\"hidden_size\":0}", ERR_INVALID},
+    {"a negative size", "{" LLAMA ",\"vocab_size\":-1}", ERR_INVALID},
+    {"a huge size", "{" LLAMA ",\"num_hidden_layers\":100000000000}", ERR_INVALID},
+    {"a broken size", "{" LLAMA ",\"hidden_size\":64.5}", ERR_INVALID},
+    {"a text for a size", "{" LLAMA ",\"hidden_size\":\"64\"}", ERR_INVALID},
+    {"uneven groups", "{" LLAMA ",\"num_key_value_heads\":3}", ERR_INVALID},
+    {"an odd head", "{" LLAMA ",\"head_dim\":7}", ERR_INVALID},
+    {"a head too large", "{" LLAMA ",\"head_dim\":512}", ERR_INVALID},
+    {"another activation", "{" LLAMA ",\"hidden_act\":\"gelu\"}", ERR_UNSUPPORTED},
+    {"a quantised one", "{" LLAMA ",\"quantization_config\":{}}", ERR_UNSUPPORTED},
+    {"another rope", "{" LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}",
+     ERR_UNSUPPORTED},
+    {"a rope without its factor", "{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"linear\"}}",
+     ERR_INVALID},
+    {"a factor of 0", "{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}}",
+     ERR_INVALID},
+    {"eos as a text", "{" LLAMA ",\"eos_token_id\":\"x\"}", ERR_INVALID},
+    {"tied as a number", "{" LLAMA ",\"tie_word_embeddings\":1}", ERR_INVALID},
+};
+
+static void check_values(void)
+{
+    is_int(parse("{" LLAMA "}", NULL), ERR_OK, "the least Llama");
+    is_int(c.n_kv_heads, 8, "kv heads default to heads");
+    is_int(c.head_dim, 8, "head_dim defaults to dim / heads");
+    ok(fabs(c.rope.theta - 10000.0) < 1e-9 && c.rope.kind == ROPE_PLAIN, "rope's defaults");
+    ok(!c.tied && !c.qkv_bias && c.n_eos == 0, "other defaults");
+    is_int(parse("{" LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"llama3\","
+                 "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
+                 "\"original_max_position_embeddings\":8192},\"eos_token_id\":[3,4,999],"
+                 "\"attention_bias\":true}",
+                 NULL),
+           ERR_OK, "an older Llama 3");
+    ok(c.rope.kind == ROPE_LLAMA3 && fabs(c.rope.theta - 5e5) < 1e-9, "its rope");
+    is_int(c.n_eos, 2, "ids outside the vocabulary end nothing");
+    ok(c.qkv_bias && c.o_bias && !c.mlp_bias, "its biases");
+    is_int(parse("{" LLAMA ",\"eos_token_id\":3,\"rope_parameters\":{\"rope_type\":\"default\","
+                 "\"rope_theta\":500.0}}",
+                 "{\"eos_token_id\":[7,8]}"),
+           ERR_OK, "a newer one");
+    ok(fabs(c.rope.theta - 500.0) < 1e-9, "its theta");
+    ok(c.n_eos == 2 && c.eos[0] == 7, "generation_config.json's ids count");
+    is_int(parse("{" LLAMA ",\"architectures\":[\"MistralForCausalLM\"],\"sliding_window\":100}",
+                 NULL),
+           ERR_OK, "a Mistral with a window");
+    is_int(c.len_max, 100, "is as long as its window");
+    is_int(parse("{" LLAMA ",\"architectures\":[\"Qwen2ForCausalLM\"],\"sliding_window\":100,"
+                 "\"use_sliding_window\":false}",
+                 NULL),
+           ERR_OK, "a Qwen2");
+    ok(c.qkv_bias && !c.o_bias && c.len_max == 512, "has its biases and no window");
+}
+
+static void check_turns(void)
+{
+    float turns[4 * 8];
+
+    is_int(parse("{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL), ERR_OK,
+           "linear scaling");
+    config_turns(&c, turns, 4);
+    ok(turns[0] == 1.0f && turns[1] == 0.0f, "position 0 does not turn");
+    ok(fabs((double)turns[2 * 8] - cos(1.0)) < 1e-6, "position 2 at half speed");
+    ok(fabs((double)turns[2 * 8 + 3] - sin(0.1)) < 1e-6, "the second pair is ten times slower");
+}
+
+int main(void)
+{
+    struct config before;
+
+    log_set_level(LOG_LEVEL_ERROR);
+    check_values();
+    before = c;
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        is_int(parse(refused[i].text, NULL), refused[i].rc, "%s is refused", refused[i].what);
+    ok(memcmp(&before, &c, sizeof c) == 0, "and nothing is written");
+    check_turns();
+    return tap_done();
+}
