@@ -445,7 +445,9 @@ with Stack() as s:
            s.logs())
 with tap.section("front's own limit"), Stack(front=["--max-body-bytes", 100000]) as s:
     # nginx lets these through; the front says no without reading them.
-    for n in (150000, 5000000, 20000000):
-        refuse(s, CHAT, b"x" * n, 413, None, "request_too_large", "413 by the front, %d bytes" % n)
+    for n in (150000, 5000000, 20000000, 20000000, 20000000):
+        refuse(s, CHAT, b"x" * n, 413, None, "request_too_large", "a body of %d bytes" % n)
+        refuse(s, "/v1/none", b"x" * n, 404, None, name="a body of %d bytes" % n)
+        refuse(s, "/health", b"x" * n, 405, None, name="a body of %d bytes" % n)
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
 tap.done()
