@@ -200,6 +200,20 @@ with tap.section("--listen"), Stack() as s:
         took = q.stop(10)
         tap.ok(took is not None and took < 2, "%d blocked readers stop on SIGTERM (%r s)" %
                (threads, took))
+    # Readers that wait for a body that does not come must not outlive the drain.
+    q = Supervised(s.front_argv + ["--listen", s.path("r.sock"), "--drain-timeout-s", "1"],
+                   s.path("r.log"))
+    until(lambda: os.path.exists(s.path("r.sock")), 10)
+    held = [connect(s.path("r.sock")) for _ in range(2)]
+    for k in held:
+        k.sendall(begin() + record(PARAMS, pairs(dict(
+            REQUEST_METHOD="POST", REQUEST_URI="/v1/completions", CONTENT_LENGTH="100"))) +
+            record(PARAMS) + record(STDIN, b"half"))
+    time.sleep(0.3)
+    took = q.stop(10)
+    tap.ok(took is not None and took < 4, "readers in mid-body stop on SIGTERM (%r s)" % took)
+    for k in held:
+        k.close()
     took = p.stop(10)
     tap.ok(took is not None and not os.path.exists(path), "SIGTERM removes the socket")
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
