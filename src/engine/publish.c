@@ -2,6 +2,7 @@
  *
  * What the fronts are told. A sequence is planned only while its output ring has room for all
  * that one step can say, so putting a record never fails. */
+#include "base/fault.h"
 #include "base/must.h"
 #include "engine/engine.h"
 
@@ -114,10 +115,10 @@ static void publish_token(struct engine *e, struct seq *q, int32_t id)
         stats_observe(&e->stats, HISTOGRAM_itl, publish_seconds(q->last_token_us, e->now_us));
     }
     q->last_token_us = e->now_us;
-    if (ends)
-        publish_finish(e, q, WIRE_FIN_STOP, id);
-    else if (q->n_tokens >= q->tokens_max)
-        publish_finish(e, q, WIRE_FIN_LENGTH, 0);
+    if (!ends && q->n_tokens < q->tokens_max)
+        return;
+    must(!FAULT_HIT(engine_end));
+    publish_finish(e, q, ends ? WIRE_FIN_STOP : WIRE_FIN_LENGTH, ends ? id : 0);
 }
 
 void publish_step(struct engine *e)

@@ -36,6 +36,7 @@ struct gen {
     int64_t slot;      /* in the lane, or -1 */
     int n_submits;     /* engines that were given it */
     bool admitted;
+    bool ended; /* the last token is one that ends the text; its end may not have come yet */
     enum gen_finish finish;
     int error;       /* enum err, with GEN_FAILED */
     int32_t stop_id; /* the stop_token_ids member that ended it, or -1 */

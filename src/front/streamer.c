@@ -363,6 +363,7 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
         streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
         return;
     }
+    g->ended = o->finish == WIRE_FIN_STOP;
     /* The token that ends a text is counted but not said, unless its text was asked for. */
     if (o->finish == WIRE_FIN_STOP && !g->detok.include_stop)
         return;
@@ -433,6 +434,24 @@ static void streamer_lane(struct streamer *s)
 
 /* --- engines that come and go ------------------------------------------------------------- */
 
+/* An engine may die between the last token and the end of a text: no other could go on with it.
+ * Fills *o with the end that did not come. */
+static bool streamer_said_all(const struct streamer *s, const struct gen *g, struct wire_out *o)
+{
+    const struct exchange *x = g->exchange;
+    size_t n_out = g->tokens.len - g->n_prompt;
+    size_t longest = s->f->link.engine.max_model_len - g->n_prompt;
+
+    if (x->max_tokens_given && x->max_tokens < longest)
+        longest = x->max_tokens;
+    *o = (struct wire_out){.kind = WIRE_FINISHED, .finish = WIRE_FIN_LENGTH};
+    if (g->ended) {
+        o->finish = WIRE_FIN_STOP;
+        o->value = g->tokens.ids[g->tokens.len - 1];
+    }
+    return g->ended || n_out >= longest;
+}
+
 static void streamer_engine_lost(struct streamer *s)
 {
     struct link *l = &s->f->link;
@@ -441,9 +460,15 @@ static void streamer_engine_lost(struct streamer *s)
     streamer_lane(s);
     for (uint32_t i = 0; i < l->lane.n_slots; i++) {
         struct gen *g = l->by_slot[i];
+        struct wire_out end;
 
         if (g == NULL)
             continue;
+        if (streamer_said_all(s, g, &end)) {
+            streamer_finished(s, g, &end);
+            streamer_flush(s, g->exchange);
+            continue;
+        }
         g->slot = -1;
         if (g->n_submits >= STREAMER_SUBMITS_MAX) {
             /* It was under way in every one of them: do not offer it to another. */
