@@ -48,8 +48,7 @@ check, why_no_schema = schema_checker()
 
 def valid(name, values, what):
     if check is None:
-        tap.skip(what + " follows OpenAI's schema", why_no_schema)
-        return
+        return  # said once, at the end
     bad = [e for v in values for e in check(name, v)]
     tap.eq(bad[:5], [], what + " follows OpenAI's schema")
 
@@ -85,8 +84,16 @@ def both(s, path, body, name):
     chat = path == CHAT
     valid("CreateChatCompletionResponse" if chat else "CreateCompletionResponse", [plain],
           name + ": the answer")
-    valid("CreateChatCompletionStreamResponse" if chat else "CreateCompletionResponse",
-          told.events, name + ": each event")
+    if chat:
+        valid("CreateChatCompletionStreamResponse", told.events, name + ": each event")
+    else:
+        # The description has no events of completions; OpenAI's own have null where nothing is
+        # known yet, which it does not allow in a whole answer.
+        events = [{k: v for k, v in e.items() if v is not None} for e in told.events]
+        for e in events:
+            e["choices"] = [dict(c, finish_reason=c["finish_reason"] or "stop")
+                            for c in e["choices"]]
+        valid("CreateCompletionResponse", events, name + ": each event")
     heads = set((e["id"], e["created"], e["model"], e["object"]) for e in told.events)
     tap.eq(len(heads), 1, name + ": one id, time, model and object in all events")
     return plain
@@ -443,6 +450,8 @@ with Stack() as s:
             part(s)
     tap.ok(all(f.exits == [] for f in s.fronts) and s.engine.exits == [], "no process died",
            s.logs())
+    if check is None:
+        tap.skip("answers and events follow OpenAI's schema", why_no_schema)
 with tap.section("front's own limit"), Stack(front=["--max-body-bytes", 100000]) as s:
     # nginx lets these through; the front says no without reading them.
     for n in (150000, 5000000, 20000000, 20000000, 20000000):
