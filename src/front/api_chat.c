@@ -3,6 +3,26 @@
  * POST /v1/chat/completions: messages -> the model's template -> tokens -> one generation. */
 #include "front/api.h"
 
+/* Content is text or parts; only an assistant, whose tool calls may be all it said, can do
+ * without. What else a message must have is the template's to say. */
+static const char *api_check_messages(const struct json *messages)
+{
+    for (uint32_t i = 0; i < messages->n; i++) {
+        const struct json *m = &messages->items[i];
+        const struct json *content = json_get(m, "content");
+
+        if (m->kind != JSON_OBJECT || json_get_kind(m, "role", JSON_TEXT) == NULL)
+            return "each message must be an object with a role";
+        if (content == NULL || content->kind == JSON_NULL) {
+            if (!json_is_text(json_get(m, "role"), "assistant"))
+                return "a message has no content";
+        } else if (content->kind != JSON_TEXT && content->kind != JSON_LIST) {
+            return "the content of a message must be a string or a list of parts";
+        }
+    }
+    return NULL;
+}
+
 bool api_render_chat(struct front *f, struct exchange *x, const struct json *body, struct buf *out)
 {
     const struct json *messages = json_get(body, "messages");
@@ -12,6 +32,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
         .add_generation_prompt = json_get_bool(body, "add_generation_prompt", true),
         .continue_final_message = json_get_bool(body, "continue_final_message", false),
     };
+    const char *wrong;
     char why[512] = "";
     int rc;
 
@@ -20,6 +41,11 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
                              messages == NULL ? "'messages' is required"
                                               : "'messages' must be a list with a message",
                              "messages", 0);
+        return false;
+    }
+    wrong = api_check_messages(messages);
+    if (wrong != NULL) {
+        exchange_reply_error(x, ERR_INVALID, wrong, "messages", 0);
         return false;
     }
     if (r.continue_final_message && json_get_bool(body, "add_generation_prompt", false)) {

@@ -95,6 +95,14 @@ const char *fcgi_param(const struct fcgi *f, const char *name)
     return v == NULL ? "" : v;
 }
 
+void fcgi_skip_body(struct fcgi *f)
+{
+    char bytes[FCGI_CHUNK_BYTES];
+
+    while (FCGX_GetStr(bytes, sizeof bytes, f->r.in) > 0)
+        continue; /* ends with the body, whose length nginx has limited */
+}
+
 int fcgi_read_body(struct fcgi *f, struct arena *arena, size_t max_bytes, const char **bytes,
                    size_t *len)
 {
@@ -117,6 +125,7 @@ int fcgi_read_body(struct fcgi *f, struct arena *arena, size_t max_bytes, const 
             return ERR_CLIENT_GONE;
         got += (size_t)n;
     }
+    fcgi_skip_body(f); /* the record that ends it */
     body[got] = '\0';
     *bytes = body;
     *len = got;

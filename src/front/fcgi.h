@@ -30,6 +30,10 @@ const char *fcgi_param(const struct fcgi *f, const char *name);
 int fcgi_read_body(struct fcgi *f, struct arena *arena, size_t max_bytes, const char **bytes,
                    size_t *len) ERR_CHECKED;
 
+/* Read the rest of the body and forget it: a front that closes while nginx still writes makes it
+ * answer 502 in our place. Blocks like fcgi_read_body(). */
+void fcgi_skip_body(struct fcgi *f);
+
 /* The connection, for epoll: EPOLLRDHUP says that the client went away. */
 int fcgi_fd(const struct fcgi *f);
 

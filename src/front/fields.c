@@ -122,6 +122,7 @@ static int fields_max_tokens(struct fields_read_context *c, const struct fields_
     return rc;
 }
 
+/* Some of these are read by the endpoint; here they must be flags. */
 static int fields_flag(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -221,6 +222,13 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
     return ERR_NO_MODEL;
 }
 
+/* The endpoint reads it. */
+static int fields_object(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    return v->kind == JSON_OBJECT ? ERR_OK : fields_type(c, row, "an object", v);
+}
+
 /* Has no bearing on the answer. */
 static int fields_ignore(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
@@ -265,10 +273,10 @@ static const struct fields_row fields_rows[] = {
     {"model", FIELDS_BOTH, fields_model, 0, 0, 0, false},
     {"messages", FIELDS_CHAT, fields_ignore, 0, 0, 0, false}, /* api_chat.c reads it */
     {"prompt", FIELDS_TEXT, fields_ignore, 0, 0, 0, false},   /* api_completions.c */
-    {"add_special_tokens", FIELDS_TEXT, fields_ignore, 0, 0, 0, false},
-    {"add_generation_prompt", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
-    {"continue_final_message", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
-    {"chat_template_kwargs", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
+    {"add_special_tokens", FIELDS_TEXT, fields_flag, 0, 0, 0, false},
+    {"add_generation_prompt", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
+    {"continue_final_message", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
+    {"chat_template_kwargs", FIELDS_CHAT, fields_object, 0, 0, 0, false},
     {"max_tokens", FIELDS_BOTH, fields_max_tokens, 0, 1, INT_MAX, false},
     {"max_completion_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
     {"min_tokens", FIELDS_BOTH, fields_whole, AT(min_tokens), 0, INT_MAX, false},

@@ -56,6 +56,7 @@ static const struct json *route_body(struct front *f, struct exchange *x)
     }
     if (rc == ERR_OK)
         return body;
+    fcgi_skip_body(x->fcgi); /* of which nothing was read when it is too large */
     exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, NULL, 0);
     return NULL;
 }
@@ -92,6 +93,7 @@ void route_exchange(struct front *f, struct exchange *x)
         }
         return;
     }
+    fcgi_skip_body(x->fcgi);
     (void)snprintf(why, sizeof why, known ? "%s is not allowed for %s" : "there is no %s %s",
                    method, path);
     exchange_reply_error(x, known ? ERR_METHOD : ERR_NOT_FOUND, why, NULL, 0);

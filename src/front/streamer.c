@@ -630,12 +630,20 @@ static int streamer_open(struct streamer *s)
     return ERR_OK;
 }
 
+/* A reader may be held by a body that never comes whole: its time ends with the drain. */
+static bool streamer_goes_on(const struct streamer *s)
+{
+    if (!s->draining || s->n_open > 0)
+        return true;
+    return atomic_load(&s->f->n_readers) > 0 && s->now_us <= s->drain_until_us;
+}
+
 int streamer_run(struct front *f)
 {
     struct streamer s = {.f = f, .epoll_fd = -1, .now_us = clock_us()};
     int rc = streamer_open(&s);
 
-    while (rc == ERR_OK && (!s.draining || s.n_open > 0 || atomic_load(&f->n_readers) > 0)) {
+    while (rc == ERR_OK && streamer_goes_on(&s)) {
         int timeout_ms = streamer_timeout_ms(&s);
 
         streamer_events(&s, timeout_ms);

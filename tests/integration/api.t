@@ -1,0 +1,453 @@
+#!/usr/bin/env python3
+"""Every endpoint and every field: what is accepted does what it says, with and without streaming
+alike; what is not is refused with the field's name. The counters add up in the end."""
+
+import json
+import os
+import time
+
+from harness import MODEL_NAME, SRCDIR, Stack, Tap, golden, need_nginx, parse_metrics
+
+need_nginx()
+tap = Tap()
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+usage_on = {"stream_options": {"include_usage": True}}
+made = {"stop": 0, "length": 0}  # generations that must have ended so
+
+
+def schema_checker():
+    """check(name, value): OpenAI's own schema; None without it or without jsonschema."""
+    path = os.environ.get("OPENAI_SPEC") or os.path.join(SRCDIR, "..", "shared", "data", "openapi",
+                                                         "openapi.json")
+    try:
+        import jsonschema
+    except ImportError:
+        return None, "there is no jsonschema module"
+    if not os.path.exists(path):
+        return None, "there is no OpenAPI description at OPENAI_SPEC"
+    with open(path) as f:
+        spec = json.load(f)
+
+    def nullable(v):  # OpenAPI 3.0's word for it, where it still occurs
+        if isinstance(v, dict):
+            out = {k: nullable(x) for k, x in v.items() if k != "nullable"}
+            return {"anyOf": [out, {"type": "null"}]} if v.get("nullable") is True else out
+        return [nullable(x) for x in v] if isinstance(v, list) else v
+    schemas = nullable(spec["components"]["schemas"])
+
+    def check(name, value):
+        root = {"$ref": "#/components/schemas/" + name, "components": {"schemas": schemas}}
+        errors = jsonschema.Draft202012Validator(root).iter_errors(value)
+        return ["%s: %s" % ("/".join(map(str, e.absolute_path)), e.message[:200])
+                for e in errors][:5]
+    return check, ""
+
+
+check, why_no_schema = schema_checker()
+
+
+def valid(name, values, what):
+    if check is None:
+        tap.skip(what + " follows OpenAI's schema", why_no_schema)
+        return
+    bad = [e for v in values for e in check(name, v)]
+    tap.eq(bad[:5], [], what + " follows OpenAI's schema")
+
+
+def count(choices):
+    for c in choices:
+        made[c["finish_reason"]] += 1
+
+
+def both(s, path, body, name):
+    """Ask plainly and as a stream; they must agree. The plain answer."""
+    r = s.post(path, body)
+    if not tap.eq(r.status, 200, name + ": 200"):
+        tap.note(r.text)
+        raise RuntimeError(name)
+    plain = r.json
+    count(plain["choices"])
+    told = s.stream(path, dict(body, **usage_on))
+    count({"finish_reason": v} for v in told.finish.values())
+    texts = {c["index"]: c["message"]["content"] if "message" in c else c["text"]
+             for c in plain["choices"]}
+    tap.eq(({i: told.text.get(i, "") for i in texts}, told.done), (texts, True),
+           name + ": the stream has the same text")
+    tap.eq((told.finish, told.stop),
+           ({c["index"]: c["finish_reason"] for c in plain["choices"]},
+            {c["index"]: c["stop_reason"] for c in plain["choices"]}),
+           name + ": the same reasons")
+    u = dict(plain["usage"])
+    v = dict(told.usage or {})
+    u.pop("prompt_tokens_details"), v.pop("prompt_tokens_details", None)  # the second is cached
+    tap.eq(v, u, name + ": the same usage")
+    tap.eq(u["total_tokens"], u["prompt_tokens"] + u["completion_tokens"], name + ": usage adds up")
+    chat = path == CHAT
+    valid("CreateChatCompletionResponse" if chat else "CreateCompletionResponse", [plain],
+          name + ": the answer")
+    valid("CreateChatCompletionStreamResponse" if chat else "CreateCompletionResponse",
+          told.events, name + ": each event")
+    heads = set((e["id"], e["created"], e["model"], e["object"]) for e in told.events)
+    tap.eq(len(heads), 1, name + ": one id, time, model and object in all events")
+    return plain
+
+
+def text_of(r):
+    c = r["choices"][0]
+    return c["message"]["content"] if "message" in c else c["text"]
+
+
+def ask(s, path, body):
+    r = s.post(path, body)
+    if r.status != 200:
+        raise RuntimeError("%d %s for %r" % (r.status, r.text, body))
+    count(r.json["choices"])
+    return r.json
+
+
+def refuse(s, path, body, status, param, code=None, name="", headers=None, method="POST"):
+    r = s.request(method, path, body, headers=headers)
+    what = "%d for %s" % (status, name or str(body)[:70])
+    try:
+        e = r.error
+        good = (r.status, e["param"], set(e)) == (status, param,
+                                                   {"message", "type", "param", "code"}) and \
+            (code is None or e["code"] == code) and e["message"] and \
+            e["type"] in ("invalid_request_error", "rate_limit_error", "server_error") and \
+            r.headers["Content-Type"].startswith("application/json")
+    except (ValueError, KeyError, TypeError):
+        good = False
+    tap.ok(good, what, "%d %s" % (r.status, r.text[:300]))
+
+
+def endpoints(s):
+    r = both(s, CHAT, s.chat("What is the capital of France?", max_tokens=50), "chat")
+    tap.eq(text_of(r), "The capital of France is Paris.", "chat: the text")
+    tap.eq((r["object"], r["model"], r["choices"][0]["message"]["role"]),
+           ("chat.completion", MODEL_NAME, "assistant"), "chat: object, model, role")
+    tap.ok(r["id"].startswith("chatcmpl-") and abs(r["created"] - time.time()) < 60,
+           "chat: id and time")
+    r = both(s, TEXT, s.completion("Once upon a time", max_tokens=30), "completion")
+    tap.eq((r["object"], r["choices"][0]["finish_reason"], r["usage"]["completion_tokens"]),
+           ("text_completion", "length", 30), "completion: object, reason, tokens")
+    tap.eq(ask(s, TEXT, s.completion("Once upon a time"))["usage"]["completion_tokens"], 16,
+           "completion: 16 tokens where nothing is asked for")
+    r = s.get("/v1/models")
+    tap.eq((r.status, r.json["object"], r.json["data"][0]["id"],
+            r.json["data"][0]["max_model_len"]), (200, "list", MODEL_NAME, 2048), "models")
+    valid("ListModelsResponse", [r.json], "models")
+    tap.eq(s.get("/health").status, 200, "health")
+    tap.ok(s.get("/version").json["version"], "version")
+    r = s.request("HEAD", "/health")
+    tap.eq((r.status, r.body), (200, b""), "HEAD of health")
+    tap.eq(s.get("/v1/models/?x=1").status, 200, "a query and a trailing slash")
+    told = s.stream(CHAT, s.chat("Hello", max_tokens=20))
+    count([{"finish_reason": told.finish[0]}])
+    tap.ok(told.usage is None and all("usage" not in e for e in told.events),
+           "a stream has no usage unless asked for")
+    tap.eq(told.events[0]["choices"][0]["delta"], {"role": "assistant", "content": ""},
+           "a chat's first event has the role")
+    k = s.open_stream(CHAT, s.chat("Hello", max_tokens=20))
+    tap.ok(k.headers["Content-Type"].startswith("text/event-stream"), "a stream is event-stream")
+    list(k)
+    made["stop"] += 1
+
+
+def prompts(s):
+    one = ask(s, TEXT, s.completion("Once upon a time", max_tokens=12))
+    two = ask(s, TEXT, s.completion("Count from", max_tokens=12))
+    ids = s.post("/tokenize", {"model": MODEL_NAME, "prompt": "Once upon a time"}).json["tokens"]
+    r = both(s, TEXT, s.completion(["Once upon a time", "Count from"], max_tokens=12),
+             "list of prompts")
+    tap.eq([c["text"] for c in r["choices"]], [text_of(one), text_of(two)],
+           "list of prompts: each as alone")
+    tap.eq(r["usage"]["completion_tokens"], one["usage"]["completion_tokens"] +
+           two["usage"]["completion_tokens"], "list of prompts: usage is the sum")
+    tap.eq(text_of(ask(s, TEXT, s.completion(ids, max_tokens=12))), text_of(one), "token ids")
+    r = ask(s, TEXT, s.completion([ids, ids], max_tokens=12))
+    tap.eq([c["text"] for c in r["choices"]], [text_of(one)] * 2, "lists of token ids")
+    parts = [{"role": "user", "content": [{"type": "text", "text": "What is the capital"},
+                                          {"type": "text", "text": " of France?"}]}]
+    r = s.post(CHAT, s.chat(parts, max_tokens=50))
+    tap.eq(r.status, 200, "content in parts")
+    count(r.json["choices"])
+    tap.ok("Paris" in text_of(r.json) or len(text_of(r.json)) > 0, "content in parts: an answer",
+           r.text)
+    many = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "Hello! How can I help you today?"},
+            {"role": "user", "content": "What is 2 + 2?"}]
+    tap.ok("4" in text_of(ask(s, CHAT, s.chat(many, max_tokens=30))), "a conversation")
+    many = many[:1] + [{"role": "user", "content": "What is the capital of France?"},
+                       {"role": "assistant", "content": "The capital of"}]
+    tap.eq(text_of(ask(s, CHAT, s.chat(many, max_tokens=30, continue_final_message=True,
+                                       add_generation_prompt=False))), " France is Paris.",
+           "continue_final_message")
+    call = [{"role": "user", "content": "Hello"},
+            {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {
+                "name": "f", "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "a",
+                                                     "content": "5"}]
+    tap.ok(len(text_of(ask(s, CHAT, s.chat(call, max_tokens=30)))) >= 0,
+           "an assistant's message without content")
+
+
+def stops(s):
+    full = text_of(ask(s, CHAT, s.chat("Count from 1 to 20.", max_tokens=100)))
+    for stop in (["10"], "10", ["zzz", "10", "15"], [" 9, 1"], ["8, 9, 10, 11"], [", "], ["1"]):
+        first = min((full.find(x), x) for x in ([stop] if isinstance(stop, str) else stop)
+                    if x in full)
+        for include in (False, True):
+            r = both(s, CHAT, s.chat("Count from 1 to 20.", max_tokens=100, stop=stop,
+                                     include_stop_str_in_output=include),
+                     "stop %r%s" % (stop, " included" if include else ""))
+            c = r["choices"][0]
+            tap.eq((c["message"]["content"], c["finish_reason"], c["stop_reason"]),
+                   (full[:first[0] + (len(first[1]) if include else 0)], "stop", first[1]),
+                   "stop %r%s: cut there" % (stop, " included" if include else ""))
+    r = both(s, CHAT, s.chat("Count from 1 to 20.", max_tokens=100, stop=["not in it", "20 "]),
+             "a stop string that begins and does not come")
+    tap.eq((text_of(r), r["choices"][0]["stop_reason"]), (full, None), "nothing is held back")
+    told = s.stream(CHAT, s.chat("Count from 1 to 20.", max_tokens=100, stop=["11, 12, 13"]))
+    count([{"finish_reason": told.finish[0]}])
+    tap.ok(not any("11" in "".join(c["delta"].get("content") or "" for c in e["choices"])
+                   for e in told.events), "a stop string over several chunks is never shown")
+
+    ids = s.post("/tokenize", {"prompt": full}).json["tokens"]
+    stop_id = ids[12]
+    r = both(s, CHAT, s.chat("Count from 1 to 20.", max_tokens=100, stop_token_ids=[stop_id]),
+             "stop_token_ids")
+    c = r["choices"][0]
+    tap.eq((c["finish_reason"], c["stop_reason"]), ("stop", stop_id), "stop_token_ids: the reason")
+    tap.eq(r["usage"]["completion_tokens"], ids.index(stop_id) + 1, "stop_token_ids: tokens")
+    tap.ok(full.startswith(text_of(r)) and len(text_of(r)) < len(full), "stop_token_ids: the text",
+           text_of(r))
+
+
+def sampling(s):
+    def say(**f):
+        return text_of(ask(s, CHAT, s.chat("Tell me a short story.", **dict(max_tokens=60, **f))))
+    plain = say()
+    r = both(s, CHAT, s.chat("Hello", max_tokens=5), "max_tokens")
+    tap.eq((r["choices"][0]["finish_reason"], r["usage"]["completion_tokens"]), ("length", 5),
+           "max_tokens ends it")
+    r = ask(s, CHAT, s.chat("Hello", max_completion_tokens=4))
+    tap.eq(r["usage"]["completion_tokens"], 4, "max_completion_tokens")
+    for order in (("max_tokens", "max_completion_tokens"), ("max_completion_tokens", "max_tokens")):
+        body = s.chat("Hello")
+        for k in order:
+            body[k] = 9 if k == "max_tokens" else 3
+        tap.eq(ask(s, CHAT, body)["usage"]["completion_tokens"], 3,
+               "%s wins over %s" % ("max_completion_tokens", "max_tokens"))
+    short = ask(s, CHAT, s.chat("Hello", max_tokens=100))["usage"]["completion_tokens"]
+    r = ask(s, CHAT, s.chat("Hello", max_tokens=short + 30, min_tokens=short + 10))
+    tap.ok(r["usage"]["completion_tokens"] >= short + 10, "min_tokens")
+    r = ask(s, CHAT, s.chat("Hello", max_tokens=short + 30, ignore_eos=True))
+    tap.eq((r["usage"]["completion_tokens"], r["choices"][0]["finish_reason"]),
+           (short + 30, "length"), "ignore_eos")
+
+    def babble(**f):  # a prompt that the model was not trained on: it is sure of little
+        return text_of(ask(s, TEXT, s.completion("123", max_tokens=24, ignore_eos=True, **f)))
+    hot = [babble(temperature=1.5, seed=n) for n in range(4)]
+    tap.eq([babble(temperature=1.5, seed=n) for n in range(4)], hot, "a seed repeats")
+    tap.ok(len(set(hot)) > 1, "seeds differ")
+    tap.eq(babble(temperature=1.5, seed=-1), babble(temperature=1.5, seed=-1), "a negative seed")
+    big = 2 ** 63 + 5
+    tap.eq(babble(temperature=1.5, seed=big), babble(temperature=1.5, seed=big), "a seed of 64 bits")
+    tap.ok(len(set(babble(temperature=2) for _ in range(4))) > 1, "no seed: not always the same")
+    tap.eq(say(temperature=2, seed=5, top_k=1), plain, "top_k 1 is greedy")
+    tap.eq(say(temperature=2, seed=5, top_p=1e-6), plain, "a tiny top_p is greedy")
+    tap.eq(say(temperature=2, seed=5, min_p=1.0), plain, "min_p 1 is greedy")
+    tap.eq(say(top_k=-1), plain, "top_k -1 is off")
+    for f in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 2.0}):
+        f.update(temperature=1.5, seed=2)
+        said = babble(**f)
+        tap.ok(said != hot[2], "%s changes the text" % list(f)[0])
+        tap.eq(babble(**f), said, "%s repeats" % list(f)[0])
+    both(s, CHAT, s.chat("Tell me a short story.", max_tokens=60, temperature=1.2, seed=3,
+                         presence_penalty=1.0, top_k=50), "sampled")
+    for f in ({"n": 1}, {"user": "me"}, {"logprobs": False}, {"logit_bias": {}}, {"tools": []},
+              {"stop": None}, {"seed": None}, {"metadata": {"a": "b"}},
+              {"response_format": {"type": "text"}}, {"priority": 3}, {"store": False},
+              {"top_p": None}, {"tool_choice": "none"}, {"parallel_tool_calls": True}):
+        tap.eq(say(**f), plain, "%s is accepted" % f)
+    # Special tokens are shown when asked for.
+    r = ask(s, CHAT, s.chat("Hello", max_tokens=40, skip_special_tokens=False,
+                            include_stop_str_in_output=True))
+    tap.ok(text_of(r).startswith("Hello!"), "skip_special_tokens false", text_of(r))
+
+
+def bad_requests(s):
+    big = s.chat("Hello")
+    refuse(s, CHAT, s.chat("Hello", n=2), 400, "n")
+    refuse(s, CHAT, s.chat("Hello", colour="red"), 400, "colour")
+    for field, value in (
+            ("temperature", "hot"), ("temperature", 3), ("temperature", -0.1),
+            ("temperature", True), ("top_p", 0), ("top_p", 1.5), ("top_p", []), ("top_k", 1.5),
+            ("top_k", -2), ("min_p", 2), ("max_tokens", 0), ("max_tokens", -1),
+            ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", 1e30),
+            ("max_completion_tokens", 0), ("min_tokens", -1), ("stream", "yes"), ("stream", 1),
+            ("stop", 5), ("stop", [1]), ("stop", ""), ("stop", ["a"] * 99), ("stop", ["x" * 9999]),
+            ("stop_token_ids", 5), ("stop_token_ids", ["a"]), ("stop_token_ids", [-1]),
+            ("stop_token_ids", [99999]), ("stop_token_ids", [1] * 99), ("seed", 1.5),
+            ("seed", "a"), ("presence_penalty", 3), ("frequency_penalty", -3),
+            ("repetition_penalty", 0), ("ignore_eos", 1), ("stream_options", True),
+            ("stream_options", {"include_usage": True}), ("logprobs", True),
+            ("top_logprobs", 3), ("logit_bias", {"5": 1}), ("tools", [{}]), ("n", 0),
+            ("tool_choice", "auto"), ("response_format", {"type": "json_object"}),
+            ("model", 5), ("messages", "Hello"), ("messages", []), ("messages", [5]),
+            ("messages", [{}]), ("messages", [{"role": "user"}]),
+            ("messages", [{"role": 5, "content": "a"}]),
+            ("messages", [{"role": "user", "content": 5}]),
+            ("messages", [{"role": "user", "content": [{"type": "image_url",
+                                                        "image_url": {"url": "data:"}}]}]),
+            ("skip_special_tokens", "no"), ("continue_final_message", "yes"),
+            ("add_generation_prompt", 1), ("chat_template_kwargs", 5)):
+        refuse(s, CHAT, dict(big, **{field: value}), 400, field,
+               name="%s %r" % (field, str(value)[:40]))
+    body = s.chat("Hello")
+    del body["messages"]
+    refuse(s, CHAT, body, 400, "messages", name="no messages")
+    for field, value in (("prompt", 5), ("prompt", []), ("prompt", ""), ("prompt", [[]]),
+                         ("prompt", {}), ("prompt", [1, "a"]), ("prompt", ["a", 1]),
+                         ("prompt", [-1]), ("prompt", [99999]), ("prompt", [1.5]),
+                         ("prompt", ["a"] * 999), ("echo", True), ("suffix", "x"),
+                         ("best_of", 2), ("logprobs", 1), ("messages", []),
+                         ("add_special_tokens", "x")):
+        refuse(s, TEXT, dict(s.completion("Hello"), **{field: value}), 400, field,
+               name="completion: %s %r" % (field, str(value)[:40]))
+    refuse(s, TEXT, {"model": MODEL_NAME}, 400, "prompt", name="no prompt")
+    refuse(s, CHAT, s.chat("Hello", max_tokens=5, min_tokens=6), 400, "min_tokens")
+
+    refuse(s, CHAT, s.chat("Hello", model="gpt"), 404, "model", "model_not_found", "wrong model")
+    refuse(s, "/v1/embeddings", {"input": "a"}, 404, None, name="wrong path")
+    refuse(s, "/v1/embeddings", b"x" * 5000000, 404, None, name="wrong path with 5 MB")
+    refuse(s, CHAT, None, 405, None, name="GET of chat", method="GET")
+    refuse(s, "/v1/models", {}, 405, None, name="POST to models")
+    refuse(s, "/v1/models", b"x" * 5000000, 405, None, name="POST of 5 MB to models")
+    refuse(s, CHAT, b"{}", 405, None, name="PUT", method="PUT")
+    for broken, name in ((b"", "empty body"), (b"{", "cut JSON"), (b"[]", "a list"),
+                         (b"nul", "cut word"), (b'{"model":"demo",}', "trailing comma"),
+                         (b'{"a":1} x', "garbage after it"), (b'{"a":"\xff\xfe"}', "bad UTF-8"),
+                         (b'{"a":"\xed\xa0\x80"}', "a surrogate in UTF-8"),
+                         (b'{"a":"\x01"}', "a control character"), (b'{"a":NaN}', "NaN"),
+                         (b'{"a":"\\ud800"}', "half a surrogate pair"),
+                         (b'{"model":"demo","model":"demo"}', "a field twice"),
+                         (b"[" * 900000, "deep nesting"), (b'{"a":' * 100000, "deep objects")):
+        r = s.post(CHAT, broken)
+        tap.ok(r.status == 400 and r.error["type"] == "invalid_request_error",
+               "400 for " + name, "%d %s" % (r.status, r.body[:200]))
+    began = time.monotonic()
+    for filler, name in ((b"[],", "10 MB of []"), (b"[[[[1]]]],", "10 MB of nested lists"),
+                         (b'{"a":{}},', "10 MB of objects"), (b"1,", "10 MB of numbers")):
+        n = 10000000 // len(filler)
+        r = s.post(CHAT, b'{"model":"demo","messages":[' + filler * n + b"1]}")
+        tap.eq(r.status, 400, "400 for " + name)
+    tap.ok(time.monotonic() - began < 12, "quickly (%.1f s)" % (time.monotonic() - began))
+    r = s.post(CHAT, s.chat("a\u0000b", max_tokens=3))
+    tap.ok(r.status in (200, 400), "\\u0000 in a message: %d" % r.status)
+    if r.status == 200:
+        count(r.json["choices"])
+    r = s.post(CHAT, s.chat("Hello", max_tokens=3, stop="a\u0000b"))
+    tap.ok(r.status in (200, 400), "\\u0000 in a stop string: %d" % r.status)
+    if r.status == 200:
+        count(r.json["choices"])
+    refuse(s, CHAT, s.chat("Hello " * 3000), 400, "messages", "context_length_exceeded",
+           "a long prompt")
+    refuse(s, TEXT, s.completion("Hello", max_tokens=2048), 400, "prompt",
+           "context_length_exceeded", "many tokens asked for")
+    refuse(s, TEXT, s.completion([5] * 2048), 400, "prompt", "context_length_exceeded",
+           "a long list of ids")
+    told = s.stream(CHAT, s.chat("Hello " * 3000))
+    tap.eq((told.status, told.events), (400, []), "a stream's error comes before it")
+    r = s.post(CHAT, b"x" * (33 << 20))
+    tap.eq(r.status, 413, "413 for a body that is too large")
+    # Whatever the fields say, the next is served.
+    tap.ok("Paris" in text_of(ask(s, CHAT, s.chat("What is the capital of France?"))), "it serves")
+
+
+def tokens(s):
+    bad = []
+    for t in golden("tokens.json"):
+        if t["text"] is not None and "\0" in t["text"]:
+            # A text with U+0000 is refused rather than cut there.
+            r = s.post("/tokenize", {"model": MODEL_NAME, "prompt": t["text"]})
+            if r.status != 400:
+                bad.append(("U+0000", t["text"], r.text[:100]))
+        elif t["text"] is not None:
+            r = s.post("/tokenize", {"model": MODEL_NAME, "prompt": t["text"],
+                                     "add_special_tokens": False})
+            if r.status != 200 or (r.json["tokens"], r.json["count"]) != (t["ids"], len(t["ids"])):
+                bad.append(("tokenize", t["text"], r.text[:100]))
+        r = s.post("/detokenize", {"model": MODEL_NAME, "tokens": t["ids"]})
+        if r.status != 200 or r.json["prompt"] != t["decoded"]:
+            bad.append(("detokenize", t["ids"][:10], r.text[:100]))
+    tap.eq(bad[:3], [], "tokenize and detokenize as tokens.json says")
+    g = golden("greedy.json")[0]
+    r = s.post("/tokenize", {"messages": g["messages"]})
+    tap.eq(r.json["tokens"], g["prompt_ids"], "tokenize of messages is the chat's prompt")
+    tap.eq(r.json["max_model_len"], 2048, "max_model_len")
+    refuse(s, "/tokenize", {}, 400, "prompt", name="tokenize without prompt")
+    refuse(s, "/tokenize", {"prompt": 5}, 400, "prompt")
+    refuse(s, "/tokenize", {"messages": 5}, 400, "messages")
+    refuse(s, "/detokenize", {"tokens": ["a"]}, 400, "tokens")
+    refuse(s, "/detokenize", {"tokens": [99999]}, 400, "tokens")
+    refuse(s, "/detokenize", {}, 400, "tokens")
+
+
+def metrics(s):
+    r = s.get("/metrics")
+    tap.ok(r.headers["Content-Type"].startswith("text/plain"), "metrics are text")
+    values, types = parse_metrics(r.text)
+    tap.ok(True, "metrics parse as Prometheus text (%d samples)" % len(values))
+    want = {"vllm:num_requests_running": "gauge", "vllm:num_requests_waiting": "gauge",
+            "vllm:kv_cache_usage_perc": "gauge", "vllm:num_preemptions_total": "counter",
+            "vllm:prefix_cache_queries_total": "counter",
+            "vllm:prefix_cache_hits_total": "counter", "vllm:prompt_tokens_total": "counter",
+            "vllm:generation_tokens_total": "counter", "vllm:request_success_total": "counter",
+            "vllm:time_to_first_token_seconds": "histogram",
+            "vllm:inter_token_latency_seconds": "histogram",
+            "vllm:e2e_request_latency_seconds": "histogram",
+            "vllm:request_queue_time_seconds": "histogram",
+            "vllm:request_prefill_time_seconds": "histogram",
+            "vllm:request_decode_time_seconds": "histogram",
+            "vllm:request_prompt_tokens": "histogram",
+            "vllm:request_generation_tokens": "histogram",
+            "vllm:iteration_tokens_total": "histogram"}
+    tap.eq({k: types.get(k) for k in want}, want, "vLLM's names and types")
+
+    def value(name, labels=""):
+        return values['%s{model_name="demo"%s}' % (name, labels)]
+    for why, n in made.items():
+        tap.eq(value("vllm:request_success_total", ',finished_reason="%s"' % why), n,
+               "as many ended with %s as were told so" % why)
+    for why in ("abort", "error"):
+        tap.eq(value("vllm:request_success_total", ',finished_reason="%s"' % why), 0, "no " + why)
+    n = sum(made.values())
+    for name in ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds",
+                 "vllm:request_prompt_tokens", "vllm:request_generation_tokens",
+                 "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds"):
+        tap.eq(value(name + "_count"), n, name + " counts each request")
+        buckets = [v for k, v in values.items() if k.startswith(name + "_bucket")]
+        tap.ok(buckets == sorted(buckets) and buckets[-1] ==
+               value(name + "_count"), name + ": buckets are cumulative",
+               buckets)
+    tap.eq(value("vllm:request_prompt_tokens_sum"), value("vllm:prompt_tokens_total"),
+           "prompt tokens add up")
+    tap.eq(value("vllm:request_generation_tokens_sum"), value("vllm:generation_tokens_total"),
+           "generation tokens add up")
+    tap.eq(value("quire:lane_bad_entries_total"), 0, "no front sent what the engine refuses")
+
+
+with Stack() as s:
+    for part in (endpoints, prompts, stops, sampling, bad_requests, tokens, metrics):
+        with tap.section(part.__name__):
+            part(s)
+    tap.ok(all(f.exits == [] for f in s.fronts) and s.engine.exits == [], "no process died",
+           s.logs())
+with tap.section("front's own limit"), Stack(front=["--max-body-bytes", 100000]) as s:
+    # nginx lets these through; the front says no without reading them.
+    for n in (150000, 5000000, 20000000, 20000000, 20000000):
+        refuse(s, CHAT, b"x" * n, 413, None, "request_too_large", "a body of %d bytes" % n)
+        refuse(s, "/v1/none", b"x" * n, 404, None, name="a body of %d bytes" % n)
+        refuse(s, "/health", b"x" * n, 405, None, name="a body of %d bytes" % n)
+tap.eq(s.leftovers, [], "every process followed SIGTERM")
+tap.done()

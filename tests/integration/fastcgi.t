@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""What only somebody at a front's own socket can send: few parameters, broken records, silence.
+At most that front ends; its supervisor brings it back and nothing leaks in the engine."""
+
+import os
+import signal
+import socket
+import struct
+import time
+
+from harness import MODEL_NAME, Stack, Supervised, Tap, crowd, need_nginx, until
+
+need_nginx()
+tap = Tap()
+BEGIN, ABORT, END, PARAMS, STDIN, STDOUT = 1, 2, 3, 4, 5, 6
+
+
+def record(kind, body=b"", request_id=1, version=1, length=None):
+    return struct.pack(">BBHHBB", version, kind, request_id, len(body) if length is None else length,
+                       0, 0) + body
+
+
+def begin(keep=0, role=1):
+    return record(BEGIN, struct.pack(">HB5x", role, keep))
+
+
+def pairs(params):
+    out = b""
+    for k, v in params.items():
+        k, v = k.encode(), v.encode()
+        for x in (k, v):
+            out += bytes([len(x)]) if len(x) < 128 else struct.pack(">I", len(x) | 1 << 31)
+        out += k + v
+    return out
+
+
+def request(params, body=b""):
+    out = begin() + (record(PARAMS, pairs(params)) if params else b"") + record(PARAMS)
+    for i in range(0, len(body), 60000):
+        out += record(STDIN, body[i:i + 60000])
+    return out + record(STDIN)
+
+
+def connect(path, timeout=15):
+    k = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    k.settimeout(timeout)
+    k.connect(path)
+    return k
+
+
+def talk(path, data, timeout=15):
+    """Send bytes, read to the end; what came on FCGI_STDOUT."""
+    with connect(path, timeout) as k:
+        try:
+            k.sendall(data)
+        except OSError:
+            pass  # closed on us: what it said is still there
+        got = b""
+        try:
+            while True:
+                part = k.recv(65536)
+                if part == b"":
+                    break
+                got += part
+        except ConnectionError:
+            pass
+    out = b""
+    while len(got) >= 8:
+        _, kind, _, n, pad, _ = struct.unpack(">BBHHBB", got[:8])
+        if kind == STDOUT:
+            out += got[8:8 + n]
+        got = got[8 + n + pad:]
+    return out
+
+
+with Stack() as s:
+    path = s.front_path(0)
+    full = {"REQUEST_METHOD": "POST", "REQUEST_URI": "/v1/chat/completions"}
+    body = b'{"model":"demo","temperature":0,"max_tokens":9,"messages":[{"role":"user",' \
+           b'"content":"Hello"}]}'
+
+    with tap.section("few parameters"):
+        out = talk(path, request(dict(full, CONTENT_LENGTH=str(len(body))), body))
+        tap.ok(out.startswith(b"Status: 200") and b"Hello!" in out, "a whole request", out)
+        for params, status, name in (
+                ({}, b"404", "no parameters"),
+                ({"REQUEST_METHOD": "GET"}, b"404", "no path"),
+                ({"REQUEST_URI": "/health"}, b"405", "no method"),
+                ({"REQUEST_METHOD": "GET", "REQUEST_URI": ""}, b"404", "an empty path"),
+                ({"REQUEST_METHOD": "GET", "REQUEST_URI": "/" * 5000}, b"404", "a long path"),
+                ({"REQUEST_METHOD": "M" * 5000, "REQUEST_URI": "/health"}, b"405", "a long method"),
+                (full, b"400", "no CONTENT_LENGTH"),
+                (dict(full, CONTENT_LENGTH="x"), b"400", "a CONTENT_LENGTH of letters"),
+                (dict(full, CONTENT_LENGTH="-1"), b"413", "a negative CONTENT_LENGTH"),
+                (dict(full, CONTENT_LENGTH="99999999999999999999"), b"413", "a huge one"),
+                (dict(full, CONTENT_LENGTH="5"), b"400", "one that is too small")):
+            out = talk(path, request(params, body if "CONTENT_LENGTH" in params else b""))
+            tap.ok(out.startswith(b"Status: " + status) and b'"error"' in out, name, out[:200])
+        out = talk(path, request(dict(full, CONTENT_LENGTH="5000"), body))
+        tap.ok(not out.startswith(b"Status: 200"), "a body that ends early", out[:200])
+        tap.eq(s.fronts[0].exits, [], "the front lives")
+
+    with tap.section("broken records"):
+        rand = [os.urandom(n) for n in (1, 7, 8, 64, 5000)]
+        deaths = 0
+        for name, data in [("nothing", b"")] + [("%d random bytes" % len(r), r) for r in rand] + [
+                ("another version", record(BEGIN, b"\0" * 8, version=7)),
+                ("parameters first", record(PARAMS, pairs(full)) + record(PARAMS)),
+                ("a body first", record(STDIN, b"x")),
+                ("another role", begin(role=3) + record(PARAMS)),
+                ("a long name that never comes",
+                 begin() + record(PARAMS, b"\xff\xff\xff\xfe\x00" + b"x" * 50) + record(PARAMS)),
+                ("lengths whose sum overflows",
+                 begin() + record(PARAMS, b"\xff\xff\xff\xff\xff\xff\xff\xff" + b"x" * 50) +
+                 record(PARAMS)),
+                ("a record that is cut", begin() + record(PARAMS, b"xx", length=500)),
+                ("a management record", record(9, b"\x0eFCGI_MAX_CONNS\x00", request_id=0)),
+                ("an abort", begin() + record(ABORT)),
+                ("an unknown record", record(77, b"x"))]:
+            before, ends = s.fronts[0].pid, len(s.fronts[0].exits)
+            try:
+                with connect(path) as k:
+                    k.sendall(data)
+                    k.shutdown(socket.SHUT_WR)
+                    while k.recv(65536):
+                        pass
+            except OSError:
+                pass
+            time.sleep(0.03)
+            died = len(s.fronts[0].exits) > ends
+            deaths += died
+
+            def serves():
+                try:
+                    return talk(path, request(dict(full, CONTENT_LENGTH=str(len(body))),
+                                              body)).startswith(b"Status: 200")
+                except OSError:
+                    return False
+            tap.ok(until(serves, 20), "%s: %s and serves" %
+                   (name, "ends, comes back" if died else "lives"), s.logs())
+        tap.note("%d of them ended the front" % deaths)
+        tap.eq(s.fronts[1].exits, [], "the other front lives")
+        tap.eq(s.engine.exits, [], "the engine lives")
+        tap.ok(until(lambda: s.metric("quire:fronts_attached") == 2), "two lanes are attached")
+
+    with tap.section("silence"):
+        # As many silent peers as there are reader threads, and more.
+        quiet = [connect(path) for _ in range(12)]
+        began = time.monotonic()
+        out = talk(path, request({"REQUEST_METHOD": "GET", "REQUEST_URI": "/health"}), 30)
+        tap.ok(out.startswith(b"Status: 200"), "silent peers hold nobody for long (%.1f s)" %
+               (time.monotonic() - began), out)
+        for k in quiet:
+            k.close()
+
+    with tap.section("keep-conn"):
+        # A peer that asks to keep the connection gets one answer and the end.
+        out = talk(path, begin(keep=1) + record(PARAMS, pairs(
+            {"REQUEST_METHOD": "GET", "REQUEST_URI": "/version"})) + record(PARAMS) + record(STDIN))
+        tap.ok(out.startswith(b"Status: 200"), "a peer that asks to keep the connection", out)
+
+    with tap.section("many that leave"):
+        # Connections that close at every point, among ones that stay.
+        data = request(dict(full, CONTENT_LENGTH=str(len(body))), body)
+
+        def leave(i):
+            if i % 4 == 0:
+                return talk(path, data).startswith(b"Status: 200")
+            with connect(path) as k:
+                k.sendall(data[:len(data) * (i % 40) // 40] if i % 2 else data)
+                time.sleep((i % 7) * 0.002)
+            return True
+        tap.ok(all(crowd(160, leave, 60)), "the ones that stay are served")
+        tap.ok(s.idle(), "nothing runs on")
+        tap.eq(s.metric("vllm:kv_cache_usage_perc"), 0, "no page leaks")
+
+with tap.section("--listen"), Stack() as s:
+    # Without systemd: the front makes its socket, replaces a dead one's and removes it.
+    path = s.path("own.sock")
+    argv = s.front_argv + ["--listen", path]
+    with open(path, "w"):
+        pass
+    p = Supervised(argv, s.path("own.log"))
+    ask = request({"REQUEST_METHOD": "GET", "REQUEST_URI": "/health"})
+
+    def up():
+        try:
+            return talk(path, ask).startswith(b"Status: 200")
+        except OSError:
+            return False
+    tap.ok(until(up, 15), "a front at --listen serves", s.logs())
+    p.kill()
+    tap.ok(until(lambda: p.exits, 5) and until(up, 15), "again after kill -9, over the old socket")
+    tap.eq(oct(os.stat(path).st_mode & 0o777), "0o660", "its mode is 0660")
+    for threads in (1, 64):
+        q = Supervised(s.front_argv + ["--listen", s.path("q.sock"), "--front-threads",
+                                       str(threads)], s.path("q.log"))
+        until(lambda: os.path.exists(s.path("q.sock")), 10)
+        time.sleep(0.2)
+        took = q.stop(10)
+        tap.ok(took is not None and took < 2, "%d blocked readers stop on SIGTERM (%r s)" %
+               (threads, took))
+    # Readers that wait for a body that does not come must not outlive the drain.
+    q = Supervised(s.front_argv + ["--listen", s.path("r.sock"), "--drain-timeout-s", "1"],
+                   s.path("r.log"))
+    until(lambda: os.path.exists(s.path("r.sock")), 10)
+    held = [connect(s.path("r.sock")) for _ in range(2)]
+    for k in held:
+        k.sendall(begin() + record(PARAMS, pairs(dict(
+            REQUEST_METHOD="POST", REQUEST_URI="/v1/completions", CONTENT_LENGTH="100"))) +
+            record(PARAMS) + record(STDIN, b"half"))
+    time.sleep(0.3)
+    took = q.stop(10)
+    tap.ok(took is not None and took < 4, "readers in mid-body stop on SIGTERM (%r s)" % took)
+    for k in held:
+        k.close()
+    took = p.stop(10)
+    tap.ok(took is not None and not os.path.exists(path), "SIGTERM removes the socket")
+tap.eq(s.leftovers, [], "every process followed SIGTERM")
+tap.done()

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""The official `openai` Python client talks to it through nginx over HTTPS: chat, completion,
+streaming, error classes.
+
+The client comes from a virtual environment: PYTHON_OPENAI names its python, or
+builddir/venv/bin/python is it. Without one the test says so and skips itself."""
+
+import asyncio
+import os
+import ssl
+import sys
+import time
+
+from harness import BUILDDIR, MODEL_NAME, Stack, Tap, need_nginx, skip_all, until
+
+need_nginx()
+try:
+    import openai
+except ImportError:
+    python = os.environ.get("PYTHON_OPENAI") or os.path.join(BUILDDIR, "venv", "bin", "python")
+    if os.environ.get("QUIRE_IN_VENV") or not os.path.exists(python):
+        skip_all("there is no openai module: make one with `python3 -m venv venv && "
+                 "venv/bin/pip install openai jsonschema` in the build folder")
+    os.environ["QUIRE_IN_VENV"] = "1"
+    os.execv(python, [python] + sys.argv)
+
+tap = Tap()
+tap.note("openai %s" % openai.__version__)
+hello = [{"role": "user", "content": "Hello"}]
+HELLO = "Hello! How can I help you today?"
+
+
+def client_of(s, kind=openai.OpenAI, **kw):
+    os.environ["SSL_CERT_FILE"] = s.path("cert.pem")
+    context = ssl.create_default_context(cafile=s.path("cert.pem"))
+    http = (openai.DefaultHttpxClient if kind is openai.OpenAI else
+            openai.DefaultAsyncHttpxClient)(verify=context)
+    return kind(base_url="https://127.0.0.1:%d/v1" % s.port, api_key="sk-test", http_client=http,
+                **dict(dict(max_retries=0, timeout=30), **kw))
+
+
+def raises(kind, status, call, name, code=None, param=None):
+    try:
+        call()
+    except openai.APIStatusError as e:
+        tap.eq((type(e).__name__, e.status_code), (kind.__name__, status), name)
+        if code is not None:
+            tap.eq(e.code, code, name + ": the code")
+        if param is not None:
+            tap.eq(e.param, param, name + ": the field")
+        return
+    except openai.APIError as e:
+        tap.ok(False, name, repr(e))
+        return
+    tap.ok(False, name, "nothing was raised")
+
+
+with tap.section("client"), Stack() as s:
+    c = client_of(s)
+    chat = c.chat.completions
+    r = chat.create(model=MODEL_NAME, messages=hello, temperature=0)
+    tap.eq((r.choices[0].message.content, r.choices[0].finish_reason, r.choices[0].message.role,
+            r.object), (HELLO, "stop", "assistant", "chat.completion"), "chat")
+    tap.eq(r.usage.total_tokens, r.usage.prompt_tokens + r.usage.completion_tokens, "usage")
+    tap.ok(r.usage.prompt_tokens_details.cached_tokens >= 0, "cached tokens")
+    got = list(chat.create(model=MODEL_NAME, messages=hello, temperature=0, stream=True,
+                           stream_options={"include_usage": True}))
+    text = "".join(x.choices[0].delta.content or "" for x in got if x.choices)
+    tap.eq(text, HELLO, "chat, streaming")
+    tap.eq(got[-1].usage.completion_tokens, r.usage.completion_tokens, "its usage comes last")
+    tap.eq([x.choices[0].finish_reason for x in got if x.choices][-1], "stop", "its reason")
+    with chat.stream(model=MODEL_NAME, messages=hello, temperature=0) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    tap.eq(final.choices[0].message.content, HELLO, "the client's stream helper (%d events)" %
+           len(kinds))
+    r = c.completions.create(model=MODEL_NAME, prompt="Once upon a time", max_tokens=20,
+                             temperature=0)
+    tap.eq((r.object, r.choices[0].finish_reason, r.usage.completion_tokens),
+           ("text_completion", "length", 20), "completion")
+    text = "".join(x.choices[0].text for x in c.completions.create(
+        model=MODEL_NAME, prompt="Once upon a time", max_tokens=20, temperature=0, stream=True))
+    tap.eq(text, r.choices[0].text, "completion, streaming")
+    r = c.completions.create(model=MODEL_NAME, prompt=["Once", "Count"], max_tokens=4)
+    tap.eq([x.index for x in r.choices], [0, 1], "two prompts")
+    tap.eq([m.id for m in c.models.list()], [MODEL_NAME], "models")
+    r = chat.create(model=MODEL_NAME, messages=hello, temperature=0,
+                    extra_body={"top_k": 1, "ignore_eos": True, "max_tokens": 30})
+    tap.eq(r.usage.completion_tokens, 30, "fields of vLLM by extra_body")
+    raw = chat.with_raw_response.create(model=MODEL_NAME, messages=hello, max_tokens=1)
+    tap.eq((raw.status_code, raw.http_version), (200, raw.http_version), "raw response")
+
+    raises(openai.BadRequestError, 400,
+           lambda: chat.create(model=MODEL_NAME, messages=hello, n=2), "n=2", param="n")
+    raises(openai.BadRequestError, 400,
+           lambda: chat.create(model=MODEL_NAME, messages=hello, temperature=9), "temperature 9",
+           param="temperature")
+    raises(openai.BadRequestError, 400, lambda: chat.create(
+        model=MODEL_NAME, messages=[{"role": "user", "content": "Hi " * 5000}]), "a long prompt",
+        code="context_length_exceeded", param="messages")
+    raises(openai.BadRequestError, 400, lambda: chat.create(
+        model=MODEL_NAME, messages=hello, extra_body={"colour": 1}), "unknown field",
+        param="colour")
+    raises(openai.BadRequestError, 400, lambda: chat.create(
+        model=MODEL_NAME, messages=hello, temperature=9, stream=True), "a stream's error")
+    raises(openai.NotFoundError, 404, lambda: chat.create(model="gpt", messages=hello),
+           "unknown model", code="model_not_found", param="model")
+    raises(openai.NotFoundError, 404, lambda: c.embeddings.create(model="a", input="b"),
+           "unknown path")
+
+    async def many():
+        async with client_of(s, openai.AsyncOpenAI) as a:
+            async def one(i):
+                out = ""
+                async for x in await a.chat.completions.create(
+                        model=MODEL_NAME, messages=hello, temperature=0, stream=True):
+                    out += x.choices[0].delta.content or ""
+                return out
+            return await asyncio.gather(*(one(i) for i in range(32)))
+    tap.eq(asyncio.run(many()), [HELLO] * 32, "32 streams of the asynchronous client at once")
+
+    # A client that breaks off its stream.
+    stream = chat.create(model=MODEL_NAME, messages=hello, stream=True,
+                         extra_body={"ignore_eos": True, "max_tokens": 1800})
+    next(iter(stream))
+    stream.close()
+    tap.ok(until(lambda: s.metric("vllm:num_requests_running") == 0, 5),
+           "closing a stream frees it")
+
+with tap.section("full"), Stack(engine=["--lane-slots", 1], n_fronts=1,
+                                front=["--engine-wait-ms", 500]) as s:
+    c = client_of(s)
+    held = s.open_stream("/v1/chat/completions", s.chat("Hello", max_tokens=1900, ignore_eos=True))
+    held.response.readline()
+    raises(openai.RateLimitError, 429,
+           lambda: c.chat.completions.create(model=MODEL_NAME, messages=hello), "a full server",
+           code="rate_limit_exceeded")
+    held.close()
+    s.engine.hold()
+    s.engine.kill()
+    time.sleep(0.2)
+    raises(openai.InternalServerError, 503,
+           lambda: c.chat.completions.create(model=MODEL_NAME, messages=hello), "no engine")
+    s.engine.release()
+    r = client_of(s, max_retries=5).chat.completions.create(model=MODEL_NAME, messages=hello,
+                                                            temperature=0)
+    tap.eq(r.choices[0].message.content, HELLO, "the client's own retries reach the next engine")
+
+with tap.section("an error in mid-stream"), Stack(env={"QUIRE_FAULT": "engine_step:3"}) as s:
+    try:
+        for _ in client_of(s).chat.completions.create(model=MODEL_NAME, messages=hello,
+                                                      stream=True):
+            pass
+        tap.ok(False, "a stream that fails raises", "nothing was raised")
+    except openai.APIError as e:
+        tap.ok(True, "a stream that fails raises %s" % type(e).__name__)
+tap.eq(s.leftovers, [], "every process followed SIGTERM")
+tap.done()

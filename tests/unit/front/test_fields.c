@@ -1,0 +1,252 @@
+/* Goal: each field of a request is taken, passed over or refused by its name. Method: tables of
+ * JSON bodies, read as a chat and as a completion; what was taken is looked at field by field. */
+#include "front/fields.h"
+
+#include "tests/tap.h"
+
+enum { CHAT = 1, TEXT = 2, BOTH = 3 };
+
+static const struct {
+    const char *body;
+    int formats;
+} taken[] = {
+    {"{}", BOTH},
+    {"{\"model\":\"demo\"}", BOTH},
+    {"{\"messages\":5}", CHAT}, /* the endpoint looks at it */
+    {"{\"prompt\":5}", TEXT},
+    {"{\"temperature\":0}", BOTH},
+    {"{\"temperature\":2,\"top_p\":1,\"top_k\":-1,\"min_p\":0}", BOTH},
+    {"{\"top_k\":2147483647,\"priority\":-2147483648}", BOTH},
+    {"{\"presence_penalty\":-2,\"frequency_penalty\":2,\"repetition_penalty\":0.01}", BOTH},
+    {"{\"max_tokens\":1,\"min_tokens\":0}", BOTH},
+    {"{\"max_completion_tokens\":2147483647}", CHAT},
+    {"{\"seed\":-9223372036854775808}", BOTH},
+    {"{\"seed\":18446744073709551615}", BOTH},
+    {"{\"stop\":\"a\"}", BOTH},
+    {"{\"stop\":[]}", BOTH},
+    {"{\"stop_token_ids\":[0,2147483647]}", BOTH},
+    {"{\"stream\":true,\"stream_options\":{\"include_usage\":true}}", BOTH},
+    {"{\"stream_options\":{\"include_usage\":true},\"stream\":true}", BOTH},
+    {"{\"stream\":false,\"stream_options\":{\"include_usage\":false}}", BOTH},
+    {"{\"stream\":true,\"stream_options\":{\"include_obfuscation\":false,\"x\":null}}", BOTH},
+    {"{\"ignore_eos\":true,\"skip_special_tokens\":false}", BOTH},
+    {"{\"user\":\"a\",\"request_id\":\"b\"}", BOTH},
+    {"{\"metadata\":{\"a\":1},\"store\":false,\"service_tier\":\"auto\"}", CHAT},
+    {"{\"n\":1,\"logprobs\":null,\"logit_bias\":{},\"echo\":false}", BOTH},
+    {"{\"n\":1.0}", BOTH},
+    {"{\"logprobs\":false,\"top_logprobs\":0,\"tools\":[],\"tool_choice\":\"none\"}", CHAT},
+    {"{\"best_of\":1,\"suffix\":\"\"}", TEXT},
+    {"{\"response_format\":{\"type\":\"text\"}}", BOTH},
+    {"{\"modalities\":[\"text\"]}", CHAT},
+    {"{\"chat_template_kwargs\":{},\"add_generation_prompt\":false}", CHAT},
+    {"{\"add_special_tokens\":false}", TEXT},
+};
+
+static const struct {
+    const char *body;
+    int formats;
+    const char *param;
+    int rc;
+} refused[] = {
+    {"{\"colour\":1}", BOTH, "colour", ERR_INVALID},
+    {"{\"\":1}", BOTH, "", ERR_INVALID},
+    {"{\"Model\":\"demo\"}", BOTH, "Model", ERR_INVALID},
+    {"{\"prompt\":\"a\"}", CHAT, "prompt", ERR_INVALID},
+    {"{\"messages\":[]}", TEXT, "messages", ERR_INVALID},
+    {"{\"max_completion_tokens\":5}", TEXT, "max_completion_tokens", ERR_INVALID},
+    {"{\"model\":\"other\"}", BOTH, "model", ERR_NO_MODEL},
+    {"{\"model\":\"\"}", BOTH, "model", ERR_NO_MODEL},
+    {"{\"model\":1}", BOTH, "model", ERR_INVALID},
+    {"{\"temperature\":\"1\"}", BOTH, "temperature", ERR_INVALID},
+    {"{\"temperature\":true}", BOTH, "temperature", ERR_INVALID},
+    {"{\"temperature\":-0.001}", BOTH, "temperature", ERR_INVALID},
+    {"{\"temperature\":2.001}", BOTH, "temperature", ERR_INVALID},
+    {"{\"temperature\":1e308}", BOTH, "temperature", ERR_INVALID},
+    {"{\"top_p\":0}", BOTH, "top_p", ERR_INVALID},
+    {"{\"top_p\":1.1}", BOTH, "top_p", ERR_INVALID},
+    {"{\"top_k\":-2}", BOTH, "top_k", ERR_INVALID},
+    {"{\"top_k\":1.5}", BOTH, "top_k", ERR_INVALID},
+    {"{\"top_k\":2147483648}", BOTH, "top_k", ERR_INVALID},
+    {"{\"top_k\":18446744073709551615}", BOTH, "top_k", ERR_INVALID},
+    {"{\"min_p\":-1}", BOTH, "min_p", ERR_INVALID},
+    {"{\"presence_penalty\":2.5}", BOTH, "presence_penalty", ERR_INVALID},
+    {"{\"frequency_penalty\":[]}", BOTH, "frequency_penalty", ERR_INVALID},
+    {"{\"repetition_penalty\":0}", BOTH, "repetition_penalty", ERR_INVALID},
+    {"{\"max_tokens\":0}", BOTH, "max_tokens", ERR_INVALID},
+    {"{\"max_tokens\":-5}", BOTH, "max_tokens", ERR_INVALID},
+    {"{\"max_tokens\":4294967297}", BOTH, "max_tokens", ERR_INVALID},
+    {"{\"max_tokens\":1.0}", BOTH, "max_tokens", ERR_INVALID},
+    {"{\"max_tokens\":\"1\"}", BOTH, "max_tokens", ERR_INVALID},
+    {"{\"max_completion_tokens\":0}", CHAT, "max_completion_tokens", ERR_INVALID},
+    {"{\"max_completion_tokens\":5,\"max_tokens\":\"x\"}", CHAT, "max_tokens", ERR_INVALID},
+    {"{\"min_tokens\":-1}", BOTH, "min_tokens", ERR_INVALID},
+    {"{\"priority\":2147483648}", BOTH, "priority", ERR_INVALID},
+    {"{\"seed\":1.5}", BOTH, "seed", ERR_INVALID},
+    {"{\"seed\":\"1\"}", BOTH, "seed", ERR_INVALID},
+    {"{\"stop\":\"\"}", BOTH, "stop", ERR_INVALID},
+    {"{\"stop\":5}", BOTH, "stop", ERR_INVALID},
+    {"{\"stop\":[null]}", BOTH, "stop", ERR_INVALID},
+    {"{\"stop\":[[\"a\"]]}", BOTH, "stop", ERR_INVALID},
+    {"{\"stop\":{}}", BOTH, "stop", ERR_INVALID},
+    {"{\"stop_token_ids\":5}", BOTH, "stop_token_ids", ERR_INVALID},
+    {"{\"stop_token_ids\":[-1]}", BOTH, "stop_token_ids", ERR_INVALID},
+    {"{\"stop_token_ids\":[2147483648]}", BOTH, "stop_token_ids", ERR_INVALID},
+    {"{\"stop_token_ids\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", BOTH, "stop_token_ids",
+     ERR_INVALID},
+    {"{\"stream\":1}", BOTH, "stream", ERR_INVALID},
+    {"{\"stream\":\"true\"}", BOTH, "stream", ERR_INVALID},
+    {"{\"stream_options\":true}", BOTH, "stream_options", ERR_INVALID},
+    {"{\"stream_options\":{\"include_usage\":true}}", BOTH, "stream_options", ERR_INVALID},
+    {"{\"stream\":true,\"stream_options\":{\"include_usage\":1}}", BOTH, "stream_options",
+     ERR_UNSUPPORTED},
+    {"{\"stream\":true,\"stream_options\":{\"else\":true}}", BOTH, "stream_options",
+     ERR_UNSUPPORTED},
+    {"{\"ignore_eos\":0}", BOTH, "ignore_eos", ERR_INVALID},
+    {"{\"skip_special_tokens\":\"\"}", BOTH, "skip_special_tokens", ERR_INVALID},
+    {"{\"include_stop_str_in_output\":{}}", BOTH, "include_stop_str_in_output", ERR_INVALID},
+    {"{\"add_generation_prompt\":1}", CHAT, "add_generation_prompt", ERR_INVALID},
+    {"{\"continue_final_message\":\"a\"}", CHAT, "continue_final_message", ERR_INVALID},
+    {"{\"chat_template_kwargs\":[]}", CHAT, "chat_template_kwargs", ERR_INVALID},
+    {"{\"add_special_tokens\":1}", TEXT, "add_special_tokens", ERR_INVALID},
+    {"{\"n\":2}", BOTH, "n", ERR_UNSUPPORTED},
+    {"{\"n\":0}", BOTH, "n", ERR_UNSUPPORTED},
+    {"{\"n\":1.5}", BOTH, "n", ERR_UNSUPPORTED},
+    {"{\"best_of\":2}", TEXT, "best_of", ERR_UNSUPPORTED},
+    {"{\"logprobs\":true}", CHAT, "logprobs", ERR_UNSUPPORTED},
+    {"{\"logprobs\":0}", TEXT, "logprobs", ERR_UNSUPPORTED},
+    {"{\"top_logprobs\":2}", CHAT, "top_logprobs", ERR_UNSUPPORTED},
+    {"{\"prompt_logprobs\":0}", BOTH, "prompt_logprobs", ERR_UNSUPPORTED},
+    {"{\"logit_bias\":{\"1\":1}}", BOTH, "logit_bias", ERR_UNSUPPORTED},
+    {"{\"echo\":true}", BOTH, "echo", ERR_UNSUPPORTED},
+    {"{\"suffix\":\"a\"}", TEXT, "suffix", ERR_UNSUPPORTED},
+    {"{\"tools\":[{}]}", CHAT, "tools", ERR_UNSUPPORTED},
+    {"{\"tool_choice\":\"auto\"}", CHAT, "tool_choice", ERR_UNSUPPORTED},
+    {"{\"response_format\":{\"type\":\"json_object\"}}", BOTH, "response_format", ERR_UNSUPPORTED},
+    {"{\"modalities\":[\"audio\"]}", CHAT, "modalities", ERR_UNSUPPORTED},
+    {"{\"store\":true}", CHAT, "store", ERR_UNSUPPORTED},
+    {"{\"use_beam_search\":true}", BOTH, "use_beam_search", ERR_UNSUPPORTED},
+    {"{\"length_penalty\":2}", BOTH, "length_penalty", ERR_UNSUPPORTED},
+};
+
+/* Read a body; everything in it lives in the arena. */
+static int read_body(const char *text, enum exchange_format format, struct arena *arena,
+                     struct fields *out, struct exchange *x, const char **param)
+{
+    const struct json *body = NULL;
+    static char why[256];
+
+    *x = (struct exchange){.format = format};
+    why[0] = '\0';
+    must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
+    int rc = fields_read(out, x, body, "demo", why, sizeof why, param);
+    if (rc != ERR_OK)
+        ok(why[0] != '\0', "it says why: %.80s", why);
+    return rc;
+}
+
+static void test_tables(struct arena *arena)
+{
+    struct exchange x;
+    struct fields f;
+    const char *param;
+
+    for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
+        for (int format = 0; format < 2; format++) {
+            if ((taken[i].formats & (format == EXCHANGE_CHAT ? CHAT : TEXT)) == 0)
+                continue;
+            param = "unset";
+            is_int(read_body(taken[i].body, (enum exchange_format)format, arena, &f, &x, &param),
+                   ERR_OK, "taken: %s", taken[i].body);
+            ok(param == NULL, "no field is blamed");
+        }
+    }
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        for (int format = 0; format < 2; format++) {
+            if ((refused[i].formats & (format == EXCHANGE_CHAT ? CHAT : TEXT)) == 0)
+                continue;
+            is_int(read_body(refused[i].body, (enum exchange_format)format, arena, &f, &x, &param),
+                   refused[i].rc, "refused: %.80s", refused[i].body);
+            is_text(param, refused[i].param, "by its name");
+        }
+    }
+}
+
+static void test_values(struct arena *arena)
+{
+    struct exchange x;
+    struct fields f;
+    const char *param;
+
+    must_ok(read_body("{}", EXCHANGE_CHAT, arena, &f, &x, &param));
+    ok(f.request.temperature == 1.0f && f.request.top_p == 1.0f && f.request.repetition == 1.0f,
+       "presets of sampling");
+    ok(f.skip_special && !f.include_stop && !f.seed_given && !x.stream && !x.max_tokens_given,
+       "presets of the rest");
+    must_ok(read_body("{\"temperature\":0.5,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,"
+                      "\"presence_penalty\":1,\"frequency_penalty\":-1,\"repetition_penalty\":1.5,"
+                      "\"min_tokens\":3,\"max_tokens\":9,\"priority\":-4,\"seed\":-1,"
+                      "\"ignore_eos\":true,\"stream\":true,\"skip_special_tokens\":false,"
+                      "\"stream_options\":{\"include_usage\":true},\"stop\":[\"ab\",\"c\"],"
+                      "\"include_stop_str_in_output\":true,\"stop_token_ids\":[5,6]}",
+                      EXCHANGE_CHAT, arena, &f, &x, &param));
+    ok(f.request.temperature == 0.5f && f.request.top_p == 0.25f && f.request.min_p == 0.125f,
+       "temperature, top_p, min_p");
+    ok(f.request.presence == 1.0f && f.request.frequency == -1.0f && f.request.repetition == 1.5f,
+       "penalties");
+    ok(f.request.top_k == 7 && f.request.min_tokens == 3 && f.request.priority == -4,
+       "top_k, min_tokens, priority");
+    ok(f.seed_given && f.request.seed == UINT64_MAX, "seed");
+    ok(x.max_tokens_given && x.max_tokens == 9, "max_tokens");
+    ok((f.request.flags & WIRE_IGNORE_EOS) != 0 && !f.skip_special && f.include_stop, "flags");
+    ok(x.stream && x.include_usage, "stream");
+    ok(f.n_stops == 2 && x.n_stops == 2 && f.stops[1].len == 1, "stop strings");
+    is_text(x.stop_texts[0], "ab", "the first of them");
+    ok(f.request.n_stop_ids == 2 && f.request.stop_ids[1] == 6, "stop ids");
+    must_ok(read_body("{\"top_k\":-1}", EXCHANGE_COMPLETION, arena, &f, &x, &param));
+    is_int(f.request.top_k, 0, "top_k -1 is off");
+    must_ok(read_body("{\"max_completion_tokens\":3,\"max_tokens\":9}", EXCHANGE_CHAT, arena, &f,
+                      &x, &param));
+    is_int(x.max_tokens, 3, "max_completion_tokens wins when it comes first");
+    must_ok(read_body("{\"max_tokens\":9,\"max_completion_tokens\":3}", EXCHANGE_CHAT, arena, &f,
+                      &x, &param));
+    is_int(x.max_tokens, 3, "and when it comes last");
+}
+
+/* One more than fits of stop strings, and one byte more. */
+static void test_stop_limits(struct arena *arena)
+{
+    struct exchange x;
+    struct fields f;
+    const char *param;
+    struct buf b = {0};
+
+    for (int extra = 0; extra < 2; extra++) {
+        buf_clear(&b);
+        buf_add_text(&b, "{\"stop\":[");
+        for (int i = 0; i < DETOK_STOPS_MAX + extra; i++)
+            buf_printf(&b, "%s\"s%d\"", i == 0 ? "" : ",", i);
+        buf_add_text(&b, "]}");
+        is_int(read_body(b.bytes, EXCHANGE_CHAT, arena, &f, &x, &param),
+               extra == 0 ? ERR_OK : ERR_INVALID, "%d stop strings", DETOK_STOPS_MAX + extra);
+        buf_clear(&b);
+        buf_add_text(&b, "{\"stop\":\"");
+        for (int i = 0; i < DETOK_STOP_BYTES_MAX + extra; i++)
+            buf_add_byte(&b, 'a');
+        buf_add_text(&b, "\"}");
+        is_int(read_body(b.bytes, EXCHANGE_CHAT, arena, &f, &x, &param),
+               extra == 0 ? ERR_OK : ERR_INVALID, "a stop string of %d bytes",
+               DETOK_STOP_BYTES_MAX + extra);
+    }
+    buf_fini(&b);
+}
+
+int main(void)
+{
+    struct arena arena = {.limit_bytes = (size_t)16 << 20};
+
+    test_tables(&arena);
+    test_values(&arena);
+    test_stop_limits(&arena);
+    arena_reset(&arena);
+    return tap_done();
+}
