@@ -154,7 +154,7 @@ struct wire_welcome {
     uint8_t fingerprint[32];
 };
 
-/* --- statistics: one page for all fronts, written by the engine, mapped read-only -------------- */
+/* --- statistics: one page for all fronts, written by the engine, mapped read-only ------------ */
 
 /* Upper bounds of vLLM's buckets; the last bucket, +Inf, is implied. */
 #define WIRE_BUCKETS_TTFT                                                                       \

@@ -8,7 +8,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
     static const char messages[] =
-        "[{\"role\":\"user\",\"content\":\" h\xc3\xa9 \",\"n\":[1,2.5,true,null]},{\"role\":\"x\"}]";
+        "[{\"role\":\"user\",\"content\":\" h\xc3\xa9 \",\"n\":[1,2.5,true,null]},"
+        "{\"role\":\"x\"}]";
     struct arena a = {.limit_bytes = (size_t)64 << 20};
     const struct json *node = NULL;
     struct buf out = {.limit = (size_t)8 << 20};

@@ -26,6 +26,7 @@ import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SRCDIR = os.environ.get("srcdir") or os.path.dirname(os.path.dirname(HERE))
+DEVICE = os.environ.get("QUIRE_TEST_DEVICE", "cpu")  # cuda: the same tests on a GPU
 BUILDDIR = os.environ.get("builddir") or os.path.join(SRCDIR, "build")
 MODEL = os.path.join(SRCDIR, "tools", "demo-model", "model")
 GOLDEN = os.path.join(SRCDIR, "tests", "golden", "demo")
@@ -367,7 +368,7 @@ class Stack:
         common = ["--model", MODEL, "--served-model-name", MODEL_NAME, "--engine-socket",
                   self.engine_socket]
         self.engine_argv = [os.path.join(BUILDDIR, "quire-engine")] + common + \
-            ["--device", "cpu", "--cpu-threads", "2"] + [str(a) for a in engine]
+            ["--device", DEVICE, "--cpu-threads", "2"] + [str(a) for a in engine]
         if store:
             self.store_dir = os.path.join(self.dir, "store")
             os.mkdir(self.store_dir)

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Goal: a folder includes what src/README.md allows, and a foreign header stands in one file.
+# Method: every #include line of src, kernels and tools against two tables.
+set -u
+cd "${srcdir:-.}" || exit 1
+n=0 bad=0
+ok() { n=$((n + 1)); echo "ok $n - $1"; }
+not_ok() { n=$((n + 1)); bad=1; echo "not ok $n - $1"; printf '%s\n' "$2" | sed 's/^/# /'; }
+
+# folder: folders it may include besides itself
+table='base:
+ipc: base
+text: base
+front: base ipc text
+device: base kernels
+kv: base device
+model: base device kernels
+engine: base ipc kv device model'
+
+while IFS=: read -r folder allowed; do
+    wrong=$(grep -nE '^#include "' src/$folder/*.[ch] 2>/dev/null | while IFS= read -r line; do
+        target=$(sed -E 's/.*#include "([^"]*)".*/\1/' <<<"$line")
+        case " $folder $allowed " in *" ${target%%/*} "*) continue ;; esac
+        [ "$target" = config.h ] || echo "$line"
+    done)
+    [ -z "$wrong" ] && ok "src/$folder includes only: $folder$allowed" || not_ok "src/$folder" "$wrong"
+done <<<"$table"
+
+wrong=$(grep -nE '^#include "' kernels/* | grep -vE '"(kernels/)?[a-z0-9_]+\.(h|cuh)"')
+[ -z "$wrong" ] && ok "kernels include nothing of src" || not_ok "kernels" "$wrong"
+
+# header pattern: files that may include it
+headers='fcgiapp\.h;src/front/fcgi.c
+lmdb\.h;src/kv/store_db.c
+cJSON\.h;src/base/json.c
+pcre2\.h;src/text/regex.c
+systemd/;src/base/service.c
+openssl/;src/base/hash.c
+xxhash\.h;src/base/hash.c
+cublasLt\.h;src/device/gemm_cuda.c
+nccl\.h;none
+cuda(_runtime|_bf16|_fp16|_fp8)?(_api)?\.h;src/device/[a-z]+_cuda.[ch] kernels/[a-z_0-9]+.cuh? tests/kernel/[a-z_]+.[ch]'
+while IFS=';' read -r header files; do
+    pattern=$(sed 's/ /|/g' <<<"$files")
+    wrong=$(grep -rnE "^#include <$header" src kernels tools tests --include='*.[ch]' --include='*.cu*' |
+        grep -vE "^($pattern):")
+    [ -z "$wrong" ] && ok "<$header> only in $files" || not_ok "<$header>" "$wrong"
+done <<<"$headers"
+wrong=$(grep -ln '"front/' -r src/engine src/kv src/model src/device; grep -ln '"engine/' -r src/front)
+[ -z "$wrong" ] && ok "front and engine meet in src/ipc alone" || not_ok "front and engine" "$wrong"
+echo "1..$n"
+exit $bad
