@@ -108,7 +108,7 @@ static int alloc_host(struct model *m)
 }
 
 /* Activations, work areas and the table of turns: everything but weights and pages. */
-static int alloc_work(struct model *m)
+static int alloc_work(struct model *m, bool batch_invariant)
 {
     const struct model_shape *s = &m->shape;
     struct device *d = m->device;
@@ -124,6 +124,7 @@ static int alloc_work(struct model *m)
         .dim = s->dim,
         .ff_dim = s->ff_dim,
         .n_vocab = s->n_vocab,
+        .batch_invariant = batch_invariant,
     };
     size_t turns_bytes = (size_t)s->max_model_len * (size_t)s->head_dim * sizeof(float);
     float *turns;
@@ -245,7 +246,7 @@ static int load(struct model *m, const struct model_options *o)
     if (rc != ERR_OK)
         return rc;
     before = m->device->allocated_bytes;
-    if ((rc = alloc_work(m)) != ERR_OK)
+    if ((rc = alloc_work(m, o->batch_invariant)) != ERR_OK)
         return rc;
     m->work_bytes = m->device->allocated_bytes - before;
     if ((rc = choose_pages(m, o)) != ERR_OK)

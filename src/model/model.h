@@ -27,6 +27,7 @@ struct model_options {
     int num_pages;              /* 0: as many as fit */
     double gpu_memory_utilization;
     size_t cpu_kv_bytes;
+    bool batch_invariant; /* cuda: one order of sums for every number of rows */
 };
 
 /* What became of the options and of config.json. */
@@ -59,7 +60,8 @@ const struct model_shape *model_shape(const struct model *m);
 /* Start one step: writes K and V of the batch's tokens into their pages, computes logits of the
  * rows and samples them. May return before the device is done; the batch is borrowed until
  * model_step_end(). A batch that breaks batch.h's ranges is the caller's bug (must()).
- * Same tokens, same bits: a row does not depend on what else is in the batch. */
+ * On the cpu device: same tokens, same bits, whatever else is in the batch. On cuda the order of
+ * a product's sums depends on the number of rows unless batch_invariant is set. */
 int model_step_begin(struct model *m, const struct batch *b) ERR_CHECKED;
 
 /* Wait for the step; token_ids out: int32 [n_rows]. */

@@ -5,13 +5,14 @@
                          [--vocabulary 2000]
 
 RUN-FOLDER is that of tools/run-local. Speaks plain HTTP over its unix socket. Prints output
-tokens a second, time to first token and time between tokens (median, 99th percentile). Every
+tokens a second, time to first token and time between tokens (median, 99th percentile). Tokens without text (ids that the front's tokenizer does not have) make no event. Every
 request must end complete, or the measurement is none: exit status 1."""
 import argparse
 import asyncio
 import json
 import os
 import random
+import re
 import sys
 import time
 
@@ -41,6 +42,16 @@ async def request(run, key, body, said):
     said.append((began, times, usage["completion_tokens"]))
 
 
+async def engine_times(run):
+    """Sum and count of vLLM's inter-token histogram: what the engine itself saw."""
+    reader, writer = await asyncio.open_unix_connection(os.path.join(run, "nginx.sock"))
+    writer.write(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    return [float(re.search(r"^vllm:inter_token_latency_seconds_%s\S* (\S+)" % part, text,
+                            re.M).group(1)) for part in ("sum", "count")]
+
+
 def at(values, share):
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] * 1e3
 
@@ -58,16 +69,20 @@ async def load(a):
             await request(a.run, key, {"model": "demo", "prompt": prompt, "stream": True,
                                        "max_tokens": a.output, "ignore_eos": True, "seed": 1,
                                        "stream_options": {"include_usage": True}}, said)
+    before = await engine_times(a.run)
     began = time.monotonic()
     await asyncio.gather(*[one() for _ in range(a.requests)])
     seconds = time.monotonic() - began
+    after = await engine_times(a.run)
     tokens = sum(s[2] for s in said)
     first = [s[1][0] - s[0] for s in said]
     gaps = [b - c for s in said for b, c in zip(s[1][1:], s[1])]
     print("%d requests, %d at once, %d in, %d out: %.0f output tok/s, %.1f s; first token %.0f / "
-          "%.0f ms; between tokens %.1f / %.1f ms (median / p99)"
+          "%.0f ms; between events %.1f / %.1f ms (median / p99); the engine's mean time between "
+          "tokens %.2f ms"
           % (a.requests, a.at_once, a.input, a.output, tokens / seconds, seconds, at(first, .5),
-             at(first, .99), at(gaps, .5), at(gaps, .99)))
+             at(first, .99), at(gaps, .5), at(gaps, .99),
+             (after[0] - before[0]) / max(1.0, after[1] - before[1]) * 1e3))
 
 
 def main():

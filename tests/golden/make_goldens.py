@@ -86,12 +86,12 @@ def random_weights(torch, config, seed):
     for i in range(config["num_hidden_layers"]):
         p = f"model.layers.{i}."
         for name, n_out, n_in in (("q", q, dim), ("k", kv, dim), ("v", kv, dim), ("o", dim, q)):
-            w[f"{p}self_attn.{name}_proj.weight"] = normal(n_out, n_in, std=0.25)
+            w[f"{p}self_attn.{name}_proj.weight"] = normal(n_out, n_in, std=0.12)
             if config["attention_bias"]:
                 w[f"{p}self_attn.{name}_proj.bias"] = normal(n_out, std=0.2)
         for name, n_out, n_in in (("gate", ff_dim, dim), ("up", ff_dim, dim),
                                   ("down", dim, ff_dim)):
-            w[f"{p}mlp.{name}_proj.weight"] = normal(n_out, n_in, std=0.2)
+            w[f"{p}mlp.{name}_proj.weight"] = normal(n_out, n_in, std=0.1)
         for name in ("input_layernorm", "post_attention_layernorm"):
             w[f"{p}{name}.weight"] = 1 + normal(dim, std=0.1)
     w["model.norm.weight"] = 1 + normal(dim, std=0.1)

@@ -45,7 +45,8 @@ def answer(s, body):
 
 
 # Alone: one after the other, in an engine without any of it.
-with Stack(engine=["--enable-prefix-caching", "false"]) as s:
+exact = ["--batch-invariant", "true"]  # the cpu device is so without being asked
+with Stack(engine=exact + ["--enable-prefix-caching", "false"]) as s:
     alone = [answer(s, b) for b in bodies(s)]
     m = s.metrics()
     tap.eq(s.metric("vllm:num_preemptions_total"), 0, "alone: nothing was preempted")
@@ -54,7 +55,7 @@ tap.ok(all(isinstance(a[0], str) for a in alone), "alone: all 64 are answered", 
 tap.ok(len(set(a[0] for a in alone)) > 40, "the 64 texts differ from each other")
 
 # The crowd. 68 pages of 16 tokens are fewer than 64 such sequences want.
-with Stack(engine=["--num-pages", 68, "--max-num-batched-tokens", 48, "--max-num-seqs", 32,
+with Stack(engine=exact + ["--num-pages", 68, "--max-num-batched-tokens", 48, "--max-num-seqs", 32,
                    "--max-model-len", 1024, "--long-prefill-token-threshold", 32]) as s:
     for turn in ("cold", "warm"):
         got = crowd(N, lambda i: answer(s, bodies(s)[i]))
@@ -71,7 +72,7 @@ with Stack(engine=["--num-pages", 68, "--max-num-batched-tokens", 48, "--max-num
     tap.note("%d steps" % s.metric("quire:steps_total"))
 
 # The same with streams, half of them read at once with prefix caching and a store beneath.
-with Stack(engine=["--num-pages", 160, "--max-num-batched-tokens", 96], store=True) as s:
+with Stack(engine=exact + ["--num-pages", 160, "--max-num-batched-tokens", 96], store=True) as s:
     told = crowd(N, lambda i: s.stream("/v1/chat/completions",
                                        dict(bodies(s)[i], stream_options={"include_usage": True})))
     bad = [(i, alone[i], getattr(t, "text", t)) for i, t in enumerate(told)
