@@ -303,43 +303,12 @@ class Supervised:
             return f.read()
 
 
-NGINX_CONF = """
-worker_processes 2;
-daemon off;
-pid {dir}/nginx.pid;
-error_log {dir}/nginx-error.log notice;
-{user}
-worker_rlimit_nofile 8192;
-events {{ worker_connections 2048; }}
-http {{
-  access_log off;
-  default_type application/json;
-  client_body_temp_path {dir}/t-body; fastcgi_temp_path {dir}/t-fcgi; proxy_temp_path {dir}/t-proxy;
-  uwsgi_temp_path {dir}/t-uwsgi; scgi_temp_path {dir}/t-scgi;
-  client_max_body_size 32m; client_body_buffer_size 1m;
-  upstream quire {{
-    least_conn;
-{servers}
-  }}
-  server {{
-    listen unix:{dir}/nginx.sock;
-    listen 127.0.0.1:{port} ssl http2;
-    ssl_certificate {dir}/cert.pem; ssl_certificate_key {dir}/key.pem;
-    location / {{
-      fastcgi_param REQUEST_METHOD $request_method;
-      fastcgi_param REQUEST_URI $request_uri;
-      fastcgi_param CONTENT_TYPE $content_type;
-      fastcgi_param CONTENT_LENGTH $content_length;
-      fastcgi_buffering off;
-      fastcgi_intercept_errors off;
-      fastcgi_read_timeout 600s;
-      fastcgi_next_upstream error non_idempotent;
-      fastcgi_next_upstream_tries 2;
-      fastcgi_pass quire;
-    }}
-  }}
-}}
-"""
+NGINX_FILES = ("quire-http.conf", "quire-locations.conf", "quire-fastcgi.conf")
+N_KEYS = 32  # tenants, taken in turn: tests ask more often than one of them may
+
+
+def key(i):
+    return "sk-test-%d" % (i % N_KEYS)
 
 
 def free_port():
@@ -365,6 +334,7 @@ class Stack:
         self.nginx = None
         self.env = dict(env or {})
         self.leftovers = []
+        self.n_requests = 0
         common = ["--model", MODEL, "--served-model-name", MODEL_NAME, "--engine-socket",
                   self.engine_socket]
         self.engine_argv = [os.path.join(BUILDDIR, "quire-engine")] + common + \
@@ -415,16 +385,28 @@ class Stack:
                                       fd=s.fileno()))
 
     def _start_nginx(self):
-        servers = "\n".join("    server unix:%s max_fails=0;" % self.front_path(i)
-                            for i in range(self.n_fronts))
+        # The project's own files, with the folders and the fronts of this test put in.
+        fronts = "\n".join("    server unix:%s max_fails=1 fail_timeout=1s;" % self.front_path(i)
+                           for i in range(self.n_fronts))
+        with open(self.path("keys.map"), "w") as f:
+            f.writelines('"Bearer %s" tenant%d;\n' % (key(i), i) for i in range(N_KEYS))
+        for name in NGINX_FILES + ("local.conf.in",):
+            with open(os.path.join(SRCDIR, "nginx", name)) as f:
+                text = f.read()
+            text = text.replace("@RUN@", self.dir).replace("@PORT@", str(self.port))
+            text = text.replace("/etc/quire/keys.map", self.path("keys.map"))
+            text = re.sub(r"( *server unix:/run/quire-front/\d+\.sock [^\n]*\n)+", fronts + "\n",
+                          text)
+            if name == "local.conf.in":
+                name = "nginx.conf"
+                text = ("user root;\n" if os.getuid() == 0 else "") + text
+            with open(self.path(name), "w") as f:
+                f.write(text)
         subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
                         "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj",
                         "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-                        "-keyout", self.path("key.pem"), "-out", self.path("cert.pem")],
+                        "-keyout", self.path("cert.key"), "-out", self.path("cert.pem")],
                        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with open(self.path("nginx.conf"), "w") as f:
-            f.write(NGINX_CONF.format(dir=self.dir, port=self.port, servers=servers,
-                                      user="user root;" if os.getuid() == 0 else ""))
         self.nginx = Supervised([find_nginx(), "-p", self.dir, "-e", self.path("nginx-error.log"),
                                  "-c", self.path("nginx.conf")], self.path("nginx.log"),
                                 restart=False)
@@ -459,6 +441,10 @@ class Stack:
 
     # --- requests ---
 
+    def bearer(self):
+        self.n_requests += 1
+        return "Bearer " + key(self.n_requests)
+
     def connect(self, **kw):
         return UnixConnection(self.socket, **kw)
 
@@ -468,7 +454,8 @@ class Stack:
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
         try:
-            c.request(method, path, body, dict({"Content-Type": "application/json"},
+            c.request(method, path, body, dict({"Content-Type": "application/json",
+                                                "Authorization": self.bearer()},
                                                **(headers or {})))
             r = c.getresponse()
             return Reply(r.status, r.headers, r.read())
@@ -484,7 +471,7 @@ class Stack:
     def open_stream(self, path, body, timeout=120, **kw):
         c = self.connect(timeout=timeout, **kw)
         c.request("POST", path, json.dumps(dict(body, stream=True)).encode(),
-                  {"Content-Type": "application/json"})
+                  {"Content-Type": "application/json", "Authorization": self.bearer()})
         return Stream(c, c.getresponse())
 
     def stream(self, path, body, on_event=None, timeout=120):

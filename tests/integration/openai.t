@@ -11,7 +11,7 @@ import ssl
 import sys
 import time
 
-from harness import BUILDDIR, MODEL_NAME, Stack, Tap, need_nginx, skip_all, until
+from harness import BUILDDIR, MODEL_NAME, Stack, Tap, key, need_nginx, skip_all, until
 
 need_nginx()
 try:
@@ -35,8 +35,8 @@ def client_of(s, kind=openai.OpenAI, **kw):
     context = ssl.create_default_context(cafile=s.path("cert.pem"))
     http = (openai.DefaultHttpxClient if kind is openai.OpenAI else
             openai.DefaultAsyncHttpxClient)(verify=context)
-    return kind(base_url="https://127.0.0.1:%d/v1" % s.port, api_key="sk-test", http_client=http,
-                **dict(dict(max_retries=0, timeout=30), **kw))
+    return kind(base_url="https://127.0.0.1:%d/v1" % s.port, http_client=http,
+                **dict(dict(api_key=key(0), max_retries=0, timeout=30), **kw))
 
 
 def raises(kind, status, call, name, code=None, param=None):
@@ -126,6 +126,10 @@ with tap.section("client"), Stack() as s:
     stream.close()
     tap.ok(until(lambda: s.metric("vllm:num_requests_running") == 0, 5),
            "closing a stream frees it")
+
+with tap.section("keys"), Stack() as s:
+    raises(openai.AuthenticationError, 401, lambda: client_of(s, api_key="sk-wrong").models.list(),
+           "a wrong key", code="invalid_api_key")
 
 with tap.section("full"), Stack(engine=["--lane-slots", 1], n_fronts=1,
                                 front=["--engine-wait-ms", 500]) as s:

@@ -22,18 +22,6 @@ def numbers(text):
     return got == [str(i + 1) for i in range(len(got))] and len(got)
 
 
-def send_raw(s, body, receive_bytes=2048):
-    """A stream's connection on which nothing is read."""
-    k = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    k.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    k.settimeout(30)
-    k.connect(s.socket)
-    data = json.dumps(dict(body, stream=True)).encode()
-    k.sendall(b"POST %s HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
-              b"Content-Length: %d\r\n\r\n" % (chat.encode(), len(data)) + data)
-    return k
-
-
 with tap.section("200 streams"), Stack() as s:
     def one(i):
         # Each waits a little of its own: admissions and ends do not fall together.
@@ -76,7 +64,8 @@ with tap.section("200 streams"), Stack() as s:
 
     # One that waits for a whole answer and goes away.
     k = s.connect()
-    k.request("POST", chat, json.dumps(s.chat("Hello", max_tokens=1500, ignore_eos=True)))
+    k.request("POST", chat, json.dumps(s.chat("Hello", max_tokens=1500, ignore_eos=True)),
+              {"Authorization": s.bearer()})
     tap.ok(until(lambda: s.metric("vllm:num_requests_running") == 1), "one request runs")
     k.sock.shutdown(socket.SHUT_RDWR)
     k.close()
@@ -115,7 +104,8 @@ with tap.section("client that stops reading"), Stack(front=["--client-stall-s", 
     stuck = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     stuck.connect(s.socket)
-    stuck.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+    stuck.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nAuthorization: " +
+                  s.bearer().encode() + b"\r\nContent-Type: application/json\r\n"
                   b"Content-Length: %d\r\n\r\n" % len(data) + data)
     tap.ok(until(lambda: s.metric("vllm:num_requests_running") == 8), "the stuck client's run")
     want = None
