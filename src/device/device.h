@@ -24,7 +24,6 @@ struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
     int block_tokens;
     int n_heads, n_kv_heads, head_dim, dim, ff_dim, n_vocab;
-    bool batch_invariant; /* products add in an order that does not depend on their rows */
 };
 
 /* One step as host arrays; borrowed until end(). */

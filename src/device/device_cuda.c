@@ -492,8 +492,6 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
         return ERR_UNSUPPORTED;
     }
     d->limits = *lim;
-    if (lim->batch_invariant)
-        gemm_keep_order(c->gemm);
     c->staging_bytes = lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->pages_max, lim->n_seqs).bytes;
     c->history_cap = history < HISTORY_MAX                ? history
                      : HISTORY_MAX > (size_t)lim->len_max ? HISTORY_MAX

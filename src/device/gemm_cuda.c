@@ -27,7 +27,6 @@ struct gemm {
     cublasLtHandle_t handle;
     void *workspace;
     size_t workspace_bytes;
-    bool one_order; /* no algorithm that cuts a sum into parts */
     struct gemm_plan plans[GEMM_SLOTS];
 };
 
@@ -69,11 +68,6 @@ void gemm_close(struct gemm *g)
     mem_free(g);
 }
 
-void gemm_keep_order(struct gemm *g)
-{
-    g->one_order = true;
-}
-
 static cublasStatus_t describe(struct gemm_plan *p)
 {
     cublasOperation_t turned = CUBLAS_OP_T;
@@ -100,14 +94,9 @@ static cublasStatus_t choose_algo(const struct gemm *g, struct gemm_plan *p)
     cublasLtMatmulPreferenceOpaque_t wish;
     cublasLtMatmulHeuristicResult_t found;
     cublasStatus_t s;
-    uint32_t whole_sums = CUBLASLT_REDUCTION_SCHEME_NONE;
     int n_found = 0;
 
     if ((s = cublasLtMatmulPreferenceInit(&wish)) != 0)
-        return s;
-    if (g->one_order &&
-        (s = cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                  &whole_sums, sizeof whole_sums)) != 0)
         return s;
     s = cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                              &g->workspace_bytes, sizeof g->workspace_bytes);

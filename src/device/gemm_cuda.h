@@ -13,10 +13,6 @@ struct gemm;
 int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes) ERR_CHECKED;
 void gemm_close(struct gemm *g); /* NULL is fine */
 
-/* From now on choose only algorithms that add each sum in one piece: then it does not depend on
- * the number of rows. Before the first product. */
-void gemm_keep_order(struct gemm *g);
-
 /* The number of rows that a product of n rows really computes: the next of 8, 16, 32, 64, then
  * multiples of 64, from 512 on of 256. x and y must have room for them; what stands in the
  * rows beyond n is of no account. So few shapes occur, and the bits of a row depend on the

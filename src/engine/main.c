@@ -30,7 +30,6 @@ static int main_open_model(struct engine *e)
         .num_pages = s->num_pages,
         .gpu_memory_utilization = s->gpu_memory_utilization,
         .cpu_kv_bytes = s->cpu_kv_bytes,
-        .batch_invariant = s->batch_invariant,
     };
     int rc;
 

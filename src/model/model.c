@@ -65,10 +65,17 @@ static int choose_shape(struct model *m, const struct model_options *o)
     s->ff_dim = c->ff_dim;
     s->n_vocab = c->n_vocab;
     s->block_tokens = o->block_tokens;
-    s->max_num_seqs = o->max_num_seqs > 0 ? o->max_num_seqs : gpu ? 256 : 64;
-    s->max_num_batched_tokens = o->max_num_batched_tokens > 0 ? o->max_num_batched_tokens
-                                : gpu                         ? 8192
-                                                              : 512;
+    s->max_num_seqs = gpu ? 256 : 64;
+    s->max_num_batched_tokens = gpu ? 8192 : 512;
+    if (o->max_num_batched_tokens > 0)
+        s->max_num_batched_tokens = o->max_num_batched_tokens;
+    /* A preset gives way to what was asked for; two wishes must agree. */
+    if (o->max_num_seqs > 0)
+        s->max_num_seqs = o->max_num_seqs;
+    else if (s->max_num_seqs > s->max_num_batched_tokens)
+        s->max_num_seqs = s->max_num_batched_tokens;
+    if (o->max_num_batched_tokens <= 0 && s->max_num_batched_tokens < s->max_num_seqs)
+        s->max_num_batched_tokens = s->max_num_seqs;
     s->max_model_len = o->max_model_len > 0 ? o->max_model_len : c->len_max;
     s->n_eos = c->n_eos;
     memcpy(s->eos, c->eos, sizeof s->eos);
@@ -108,7 +115,7 @@ static int alloc_host(struct model *m)
 }
 
 /* Activations, work areas and the table of turns: everything but weights and pages. */
-static int alloc_work(struct model *m, bool batch_invariant)
+static int alloc_work(struct model *m)
 {
     const struct model_shape *s = &m->shape;
     struct device *d = m->device;
@@ -124,7 +131,6 @@ static int alloc_work(struct model *m, bool batch_invariant)
         .dim = s->dim,
         .ff_dim = s->ff_dim,
         .n_vocab = s->n_vocab,
-        .batch_invariant = batch_invariant,
     };
     size_t turns_bytes = (size_t)s->max_model_len * (size_t)s->head_dim * sizeof(float);
     float *turns;
@@ -246,7 +252,7 @@ static int load(struct model *m, const struct model_options *o)
     if (rc != ERR_OK)
         return rc;
     before = m->device->allocated_bytes;
-    if ((rc = alloc_work(m, o->batch_invariant)) != ERR_OK)
+    if ((rc = alloc_work(m)) != ERR_OK)
         return rc;
     m->work_bytes = m->device->allocated_bytes - before;
     if ((rc = choose_pages(m, o)) != ERR_OK)

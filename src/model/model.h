@@ -27,7 +27,6 @@ struct model_options {
     int num_pages;              /* 0: as many as fit */
     double gpu_memory_utilization;
     size_t cpu_kv_bytes;
-    bool batch_invariant; /* cuda: one order of sums for every number of rows */
 };
 
 /* What became of the options and of config.json. */
@@ -61,7 +60,8 @@ const struct model_shape *model_shape(const struct model *m);
  * rows and samples them. May return before the device is done; the batch is borrowed until
  * model_step_end(). A batch that breaks batch.h's ranges is the caller's bug (must()).
  * On the cpu device: same tokens, same bits, whatever else is in the batch. On cuda the order of
- * a product's sums depends on the number of rows unless batch_invariant is set. */
+ * a product's sums depends on the number of rows, so that logits that are nearly equal may
+ * change places. */
 int model_step_begin(struct model *m, const struct batch *b) ERR_CHECKED;
 
 /* Wait for the step; token_ids out: int32 [n_rows]. */
