@@ -31,19 +31,21 @@ COMMON = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_
           "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False,
           "pretraining_tp": 1, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
           "bos_token_id": None, "eos_token_id": None, "use_cache": True}
-LLAMAS = {
+LLAMAS = {  # configuration, files, deviations of attention's and the MLP's weights
     # Grouped queries, untied, bf16.
     "llama-gqa": (dict(COMMON, vocab_size=320, hidden_size=64, num_attention_heads=8,
                        num_key_value_heads=2, head_dim=8, intermediate_size=128,
                        num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0,
-                       rope_scaling=None, tie_word_embeddings=False, torch_dtype="bfloat16"), 1),
+                       rope_scaling=None, tie_word_embeddings=False, torch_dtype="bfloat16"), 1,
+                  (0.12, 0.1)),
     # One key-value head, tied, sizes that no tile divides, float32, another theta and epsilon;
     # the theta stands in both the old and the new spelling.
     "llama-odd": (dict(COMMON, vocab_size=131, hidden_size=60, num_attention_heads=5,
                        num_key_value_heads=1, head_dim=12, intermediate_size=37,
                        num_hidden_layers=3, max_position_embeddings=512, rope_theta=500.0,
                        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-                       rms_norm_eps=1e-6, tie_word_embeddings=True, torch_dtype="float32"), 1),
+                       rms_norm_eps=1e-6, tie_word_embeddings=True, torch_dtype="float32"), 1,
+                  (0.2, 0.16)),
     # Wide heads, scaled positions, biases, float16, two files.
     "llama-scaled": (dict(COMMON, vocab_size=200, hidden_size=48, num_attention_heads=6,
                           num_key_value_heads=3, head_dim=16, intermediate_size=96,
@@ -52,7 +54,7 @@ LLAMAS = {
                                         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                                         "original_max_position_embeddings": 32},
                           attention_bias=True, tie_word_embeddings=False,
-                          torch_dtype="float16"), 2),
+                          torch_dtype="float16"), 2, (0.25, 0.2)),
 }
 
 
@@ -71,8 +73,9 @@ def write_lines(path, items):
 # Random models.
 
 
-def random_weights(torch, config, seed):
-    """Weights large enough that the logits differ well and the text does not stand still."""
+def random_weights(torch, config, seed, attn_std, mlp_std):
+    """Weights large enough that the logits differ well and the text does not stand still, and no
+    larger: they amplify the roundings of bfloat16 as they amplify everything."""
     g = torch.Generator().manual_seed(seed)
     dim, ff_dim = config["hidden_size"], config["intermediate_size"]
     q = config["num_attention_heads"] * config["head_dim"]
@@ -86,12 +89,12 @@ def random_weights(torch, config, seed):
     for i in range(config["num_hidden_layers"]):
         p = f"model.layers.{i}."
         for name, n_out, n_in in (("q", q, dim), ("k", kv, dim), ("v", kv, dim), ("o", dim, q)):
-            w[f"{p}self_attn.{name}_proj.weight"] = normal(n_out, n_in, std=0.12)
+            w[f"{p}self_attn.{name}_proj.weight"] = normal(n_out, n_in, std=attn_std)
             if config["attention_bias"]:
                 w[f"{p}self_attn.{name}_proj.bias"] = normal(n_out, std=0.2)
         for name, n_out, n_in in (("gate", ff_dim, dim), ("up", ff_dim, dim),
                                   ("down", dim, ff_dim)):
-            w[f"{p}mlp.{name}_proj.weight"] = normal(n_out, n_in, std=0.1)
+            w[f"{p}mlp.{name}_proj.weight"] = normal(n_out, n_in, std=mlp_std)
         for name in ("input_layernorm", "post_attention_layernorm"):
             w[f"{p}{name}.weight"] = 1 + normal(dim, std=0.1)
     w["model.norm.weight"] = 1 + normal(dim, std=0.1)
@@ -160,10 +163,10 @@ def write_cases(path, n_vocab, cases):
 def make_llamas(out):
     import torch
 
-    for name, (config, n_files) in LLAMAS.items():
+    for name, (config, n_files, deviations) in LLAMAS.items():
         folder = os.path.join(out, name)
         for seed in range(1, 200):
-            write_model(folder, config, random_weights(torch, config, seed), n_files)
+            write_model(folder, config, random_weights(torch, config, seed, *deviations), n_files)
             model = load(folder)
             rng = random.Random(seed)
             cases = []
