@@ -123,6 +123,7 @@ killed() { for f in "$@"; do kill -KILL "$(cat "$run/$f.pid")"; done; }
 killed front1
 check "one front of two dies: nobody notices" \
     "$(for _ in $(seq 10); do code "$url/version"; done)" "$(printf '200%.0s' $(seq 10))"
+for _ in $(seq 100); do kill -0 "$(cat "$run/front1.pid")" 2>/dev/null && break || sleep 0.05; done
 killed front1 front2
 for _ in $(seq 50); do [ "$(code "$url/version")" = 200 ] && break || sleep 0.1; done
 check "both die and are back" "$(code "$url/version")" 200
