@@ -3,7 +3,7 @@
 
 PACKAGES_BUILD="autoconf automake gcc g++ make pkgconf libc6-dev libfcgi-dev liblmdb-dev
     libcjson-dev libjemalloc-dev libssl-dev libxxhash-dev libsystemd-dev libpcre2-dev"
-PACKAGES_RUN="nginx-light openssl curl ca-certificates"
+PACKAGES_RUN="nginx openssl curl ca-certificates"
 PACKAGES_CHECK="python3 python3-venv clang clang-format clang-tidy binutils systemd"
 
 # Those of the named packages that are not installed.
@@ -14,10 +14,10 @@ packages_missing() {
     done
 }
 
-# Install what is missing; apt is not called when nothing is. A service that a package brings is
-# not started: quire starts its own nginx, and the machine's port 80 is none of its business.
+# Install what is missing; apt is not called when nothing is. An nginx that this brings to the
+# machine is neither started nor enabled: quire starts its own, and port 80 is none of its business.
 packages_install() {
-    local missing sudo= policy=/usr/sbin/policy-rc.d made=no rc
+    local missing sudo= policy=/usr/sbin/policy-rc.d made=no rc log
     missing=$(packages_missing "$@")
     [ -n "$missing" ] || return 0
     echo "installing: "$missing
@@ -28,14 +28,19 @@ packages_install() {
             return 1
         }
     fi
+    log=$(mktemp) || return 1
     if [ ! -e $policy ]; then
         printf '#!/bin/sh\nexit 101\n' | $sudo tee $policy >/dev/null && $sudo chmod 755 $policy && made=yes
     fi
     $sudo env DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
         $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing \
-            >/tmp/quire-apt.log 2>&1
+            >"$log" 2>&1
     rc=$?
     [ $made = no ] || $sudo rm -f $policy
-    [ $rc -eq 0 ] || tail -n 20 /tmp/quire-apt.log >&2
+    if [ -d /run/systemd/system ] && grep -qx nginx <<<"$missing"; then
+        $sudo systemctl disable -q nginx 2>/dev/null
+    fi
+    [ $rc -eq 0 ] || tail -n 20 "$log" >&2
+    rm -f "$log"
     return $rc
 }

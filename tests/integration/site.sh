@@ -1,0 +1,166 @@
+#!/usr/bin/env bash
+# Goal: the nginx files that are installed do what they say, and tools/run-local keeps a server
+# alive. Method: the whole server in a folder, curl over HTTPS and over the plain socket.
+set -u
+src=$(cd "${srcdir:-.}" && pwd) build=$(cd "${builddir:-build}" && pwd)
+PATH=$PATH:/usr/sbin:/sbin
+for tool in nginx openssl curl python3; do
+    command -v $tool >/dev/null || { echo "1..0 # SKIP $tool is not installed"; exit 0; }
+done
+run=$(mktemp -d /tmp/quire-site.XXXXXX) || exit 1
+trap '"$src/tools/run-local" stop "$run" >/dev/null 2>&1; rm -rf "$run"' EXIT
+trap 'exit 1' HUP INT TERM
+n=0 bad=0
+check() { # name, what came, what was wanted (a bash pattern)
+    n=$((n + 1))
+    # shellcheck disable=SC2053 # a pattern is meant
+    if [[ $2 == $3 ]]; then
+        echo "ok $n - $1"
+    else
+        bad=1
+        echo "not ok $n - $1"
+        printf 'got  %s\nwant %s\n' "${2:0:1500}" "$3" | sed 's/^/# /'
+    fi
+}
+
+"$src/tools/run-local" start "$run" --build "$build" --engine "--device cpu --cpu-threads 1" \
+    >"$run/start.log" 2>&1 || {
+    sed 's/^/# /' "$run/start.log"
+    echo "not ok 1 - the server starts"
+    echo "1..1"
+    exit 1
+}
+url=https://localhost:$(cat "$run/port") key=$(cat "$run/key")
+get() { curl -sS -m 30 --cacert "$run/cert.pem" "$@" 2>&1; }
+code() { get -o /dev/null -w '%{http_code}' "$@"; }
+keyed() { get -H "Authorization: Bearer $key" -H 'Content-Type: application/json' "$@"; }
+plain() { curl -sS -m 30 --unix-socket "$run/nginx.sock" "$@" 2>&1; }
+body='{"model":"demo","temperature":0,"messages":[{"role":"user","content":"What is the capital of France?"}]'
+# What a client reads of an error: status, kind, code; "not JSON" if it is none.
+said() {
+    python3 -c '
+import json, sys
+head, _, body = sys.stdin.read().replace("\r", "").rpartition("\n\n")
+lines = [l for l in head.splitlines() if l.startswith("HTTP/")]
+names = sorted(l.split(":")[0].lower() for l in head.splitlines() if ":" in l)
+try:
+    e = json.loads(body)["error"]
+    assert set(e) >= {"message", "type", "param", "code"}
+    print(lines[-1].split()[1], e["type"], e["code"], *[n for n in names
+          if n in ("retry-after", "www-authenticate", "x-request-id")])
+except Exception as bad:
+    print(lines, "not JSON:", bad, body[:300])'
+}
+
+check "HTTP/2 over TLS" "$(get -o /dev/null -w '%{http_version} %{http_code}' "$url/health")" "2 200"
+check "TLS 1.1 is refused" \
+    "$(get --tls-max 1.1 --ciphers DEFAULT:@SECLEVEL=0 -o /dev/null -w '%{http_code}' "$url/health")" "*000"
+check "no key is needed for /version" "$(code "$url/version")" 200
+check "/metrics for this machine" "$(get "$url/metrics")" "*# TYPE *"
+check "an answer" "$(keyed -d "$body}" "$url/v1/chat/completions")" "*The capital of France is Paris.*"
+check "a stream" "$(keyed -N -d "$body,\"stream\":true}" "$url/v1/chat/completions")" "*data: \[DONE\]*"
+
+check "no key: 401" "$(get -i "$url/v1/models" | said)" \
+    "401 invalid_request_error invalid_api_key www-authenticate x-request-id"
+check "a wrong key: 401" "$(get -i -H "Authorization: Bearer $key-" "$url/v1/models" | said)" \
+    "401 invalid_request_error invalid_api_key *"
+check "a wrong key on /tokenize/: 401" "$(get -i -d '{}' "$url/tokenize/" | said)" "401 *"
+check "another path: 404" "$(get -i "$url/.git/config" | said)" "404 * not_found x-request-id"
+check "TRACE: 405" "$(keyed -i -X TRACE "$url/v1/models" | said)" "405 * method_not_allowed*"
+check "the front's own 405 passes" "$(keyed -i -X PUT "$url/v1/models" | said)" "405 *"
+check "plain HTTP at the TLS port: 400" "$(curl -s -i "http://localhost:${url##*:}/" | said)" \
+    "400 * bad_request*"
+head -c 33554433 /dev/zero >"$run/big"
+check "33 MB over HTTP/2: 413" \
+    "$(keyed -i --data-binary "@$run/big" "$url/v1/chat/completions" | said)" "413 * request_too_large*"
+check "33 MB over HTTP/1.1: 413" "$(keyed -i --http1.1 -H Expect: --data-binary "@$run/big" \
+    "$url/v1/chat/completions" | said)" "413 * request_too_large*"
+rm -f "$run/big"
+
+# Tightened limits come by a reload, while a stream is under way; it is not cut.
+long='{"model":"demo","prompt":"Once","max_tokens":1500,"ignore_eos":true,"temperature":0,"stream":true}'
+plain -N -H "Authorization: Bearer $key" -H 'Content-Type: application/json' -d "$long" \
+    http://localhost/v1/completions >"$run/stream" &
+stream=$!
+for _ in $(seq 100); do [ ! -s "$run/stream" ] && sleep 0.05; done
+sed -i 's/rate=100r/rate=1r/; s/zone=quire_rate:1m/zone=quire_slow:1m/' "$run/quire-http.conf"
+sed -i 's/quire_rate burst=400/quire_slow burst=3/; s/quire_streams 1024/quire_streams 1/' \
+    "$run/quire-locations.conf"
+sed -i '$a"Bearer sk-other" other;' "$run/keys.map"
+under_way=$(kill -0 $stream 2>/dev/null && echo yes)
+nginx -s reload -p "$run" -c "$run/nginx.conf" 2>>"$run/nginx.log"
+# limit_conn counts the streams of the new workers only, so the new key shows the reload.
+for _ in $(seq 100); do
+    other=$(code -H 'Authorization: Bearer sk-other' "$url/v1/models")
+    [ "$other" = 200 ] && break
+    sleep 0.05
+done
+check "the stream was under way at the reload" "$under_way" yes
+wait $stream
+check "a stream outlives a reload" "$(tail -n 2 "$run/stream")" "data: \[DONE\]*"
+check "a key added by a reload" "$other" 200
+
+codes=$(for _ in 1 2 3 4 5 6 7 8; do code -H "Authorization: Bearer $key" "$url/v1/models"; echo; done)
+check "some of 8 requests at 1 a second and 3 more: 200" "$codes" "200*"
+check "the rest: 429" "$codes" "*429"
+check "429 has Retry-After" "$(keyed -i "$url/v1/models" | said)" \
+    "429 rate_limit_error rate_limit_exceeded retry-after x-request-id"
+check "without a key nothing is limited" \
+    "$(for _ in $(seq 20); do code "$url/health"; done)" "$(printf '200%.0s' $(seq 20))"
+sleep 4.2
+plain -N -H "Authorization: Bearer $key" -H 'Content-Type: application/json' -d "$long" \
+    http://localhost/v1/completions >"$run/stream" &
+stream=$!
+for _ in $(seq 100); do [ ! -s "$run/stream" ] && sleep 0.02; done
+check "a second stream of one key, when one is allowed: 429" "$(keyed -i "$url/v1/models" | said)" \
+    "429 * rate_limit_exceeded retry-after *"
+check "it was the limit of streams" "$(tail -n 1 "$run/nginx-error.log")" \
+    '*limiting connections by zone "quire_streams"*'
+wait $stream
+
+# Deaths.
+killed() { for f in "$@"; do kill -KILL "$(cat "$run/$f.pid")"; done; }
+killed front1
+check "one front of two dies: nobody notices" \
+    "$(for _ in $(seq 10); do code "$url/version"; done)" "$(printf '200%.0s' $(seq 10))"
+for _ in $(seq 100); do kill -0 "$(cat "$run/front1.pid")" 2>/dev/null && break || sleep 0.05; done
+killed front1 front2
+for _ in $(seq 50); do [ "$(code "$url/version")" = 200 ] && break || sleep 0.1; done
+check "both die and are back" "$(code "$url/version")" 200
+check "nginx gave up neither" "$(grep -c 'no live upstreams' "$run/nginx-error.log")" 0
+mv "$run/front1.sock" "$run/front1.gone" && mv "$run/front2.sock" "$run/front2.gone"
+check "no front: 502" "$(get -i "$url/version" | said)" "502 server_error bad_gateway retry-after *"
+mv "$run/front1.gone" "$run/front1.sock" && mv "$run/front2.gone" "$run/front2.sock"
+killed engine
+for _ in $(seq 100); do [ "$(code "$url/health")" = 200 ] && break || sleep 0.1; done
+check "the engine dies and is back" "$(code "$url/health")" 200
+check "and answers" "$(get -H 'Authorization: Bearer sk-other' -H 'Content-Type: application/json' \
+    -d "$body}" "$url/v1/chat/completions")" "*Paris*"
+
+# A front that is stopped answers nothing: nginx's own 504.
+sed -i 's/fastcgi_read_timeout 600s/fastcgi_read_timeout 1s/' "$run/quire-fastcgi.conf"
+nginx -s reload -p "$run" -c "$run/nginx.conf" 2>>"$run/nginx.log"
+sleep 0.5
+kill -STOP "$(cat "$run/front1.pid")" "$(cat "$run/front2.pid")"
+check "no answer: 504" "$(get -i "$url/version" | said)" "504 server_error timeout*"
+kill -CONT "$(cat "$run/front1.pid")" "$(cat "$run/front2.pid")"
+
+check "the log has neither keys nor prompts" \
+    "$(grep -cE "$key|sk-other|capital" "$run/access.log")" 0
+check "each line of the log is JSON with a tenant" "$(python3 -c '
+import json, sys
+print(sorted({json.loads(l)["tenant"] for l in open(sys.argv[1])}))' "$run/access.log")" \
+    "*'local', 'other'*"
+
+# A pid file that a crash left behind names somebody else.
+"$src/tools/run-local" stop "$run"
+check "everything is stopped" "$("$src/tools/run-local" status "$run")" "nothing runs in *"
+sleep 60 &
+echo $! >"$run/engine.pid"
+"$src/tools/run-local" stop "$run"
+check "a stranger's pid is left alone" "$(kill -0 $! && echo alive)" alive
+kill $!
+check "what cannot start is said at once" "$(timeout 20 "$src/tools/run-local" start "$run" \
+    --build "$build" --model /nonexistent 2>&1)" "*does not get ready*"
+echo "1..$n"
+exit $bad
