@@ -85,7 +85,14 @@ static void check_options(void)
     is_int(open_with(&o), ERR_INVALID, "pages of nothing");
     o = options();
     o.max_num_batched_tokens = 3;
+    o.max_num_seqs = 4;
     is_int(open_with(&o), ERR_INVALID, "fewer tokens than sequences");
+    o.max_num_seqs = 0;
+    is_int(model_open(&m, &o), ERR_OK, "fewer tokens than the preset of sequences");
+    if (m != NULL)
+        is_int(model_shape(m)->max_num_seqs, 3, "the preset gives way");
+    model_close(m);
+    m = NULL;
     o = options();
     o.device = "tpu";
     is_int(open_with(&o), ERR_INVALID, "another device");
