@@ -27,6 +27,9 @@ async def request(run, key, body, said):
     began = time.monotonic()
     times = []
     usage = None
+    status = await reader.readline()
+    if b" 200 " not in status:  # 429: nginx's limits for one key stand in quire-http.conf
+        raise RuntimeError(status.decode().strip())
     async for line in reader:  # chunk sizes stand on lines of their own: passed over
         if line.startswith(b"data: {"):
             event = json.loads(line[6:])
