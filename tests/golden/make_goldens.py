@@ -31,13 +31,13 @@ COMMON = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_
           "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False,
           "pretraining_tp": 1, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
           "bos_token_id": None, "eos_token_id": None, "use_cache": True}
-LLAMAS = {  # configuration, files, deviations of attention's and the MLP's weights
+LLAMAS = {  # configuration, files, deviations: attention, MLP, embedding
     # Grouped queries, untied, bf16.
     "llama-gqa": (dict(COMMON, vocab_size=320, hidden_size=64, num_attention_heads=8,
                        num_key_value_heads=2, head_dim=8, intermediate_size=128,
                        num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0,
                        rope_scaling=None, tie_word_embeddings=False, torch_dtype="bfloat16"), 1,
-                  (0.12, 0.1)),
+                  (0.12, 0.1, 0.3)),
     # One key-value head, tied, sizes that no tile divides, float32, another theta and epsilon;
     # the theta stands in both the old and the new spelling.
     "llama-odd": (dict(COMMON, vocab_size=131, hidden_size=60, num_attention_heads=5,
@@ -45,7 +45,7 @@ LLAMAS = {  # configuration, files, deviations of attention's and the MLP's weig
                        num_hidden_layers=3, max_position_embeddings=512, rope_theta=500.0,
                        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
                        rms_norm_eps=1e-6, tie_word_embeddings=True, torch_dtype="float32"), 1,
-                  (0.2, 0.16)),
+                  (0.19, 0.15, 0.3)),
     # Wide heads, scaled positions, biases, float16, two files.
     "llama-scaled": (dict(COMMON, vocab_size=200, hidden_size=48, num_attention_heads=6,
                           num_key_value_heads=3, head_dim=16, intermediate_size=96,
@@ -54,7 +54,7 @@ LLAMAS = {  # configuration, files, deviations of attention's and the MLP's weig
                                         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                                         "original_max_position_embeddings": 32},
                           attention_bias=True, tie_word_embeddings=False,
-                          torch_dtype="float16"), 2, (0.25, 0.2)),
+                          torch_dtype="float16"), 2, (0.25, 0.2, 0.3)),
 }
 
 
@@ -73,7 +73,7 @@ def write_lines(path, items):
 # Random models.
 
 
-def random_weights(torch, config, seed, attn_std, mlp_std):
+def random_weights(torch, config, seed, attn_std, mlp_std, embed_std):
     """Weights large enough that the logits differ well and the text does not stand still, and no
     larger: they amplify the roundings of bfloat16 as they amplify everything."""
     g = torch.Generator().manual_seed(seed)
@@ -85,7 +85,7 @@ def random_weights(torch, config, seed, attn_std, mlp_std):
     def normal(*shape, std):
         return (torch.randn(*shape, generator=g) * std).to(dtype)
 
-    w = {"model.embed_tokens.weight": normal(config["vocab_size"], dim, std=0.3)}
+    w = {"model.embed_tokens.weight": normal(config["vocab_size"], dim, std=embed_std)}
     for i in range(config["num_hidden_layers"]):
         p = f"model.layers.{i}."
         for name, n_out, n_in in (("q", q, dim), ("k", kv, dim), ("v", kv, dim), ("o", dim, q)):
