@@ -109,8 +109,8 @@ static void check_logits(struct run *r, const struct golden *g, const char *name
     is_int(rc, ERR_OK, "%s: prompt of %d runs", name, g->n_prompt);
     is_int(model_logits(r->m, logits), ERR_OK, "%s: logits", name);
     error = relative_error(logits, g->logits, (size_t)g->n_rows * (size_t)n_vocab);
-    ok(error < (on_gpu ? 2e-2 : 1e-4),
-       "%s: prompt of %d: logits within %.2e of transformers'", name, g->n_prompt, error);
+    ok(error < (on_gpu ? 2e-2 : 1e-4), "%s: prompt of %d: logits within %.2e of transformers'",
+       name, g->n_prompt, error);
     free(logits);
     free(s);
 }
