@@ -888,8 +888,7 @@ static bool global_range(struct jrender *r, const struct jargs *args, struct jva
         return jraise(r, "range() arg 3 must not be zero");
     for (at = v[0]; l != NULL && (v[2] > 0 ? at < v[1] : at > v[1]);) {
         if (l->n == RANGE_MAX)
-            return jraise(r, "range() may have at most %d items",
-                          RANGE_MAX);
+            return jraise(r, "range() may have at most %d items", RANGE_MAX);
         if (!jlist_add(r, l, jv_int(at)))
             return false;
         if (__builtin_add_overflow(at, v[2], &at))
