@@ -73,6 +73,28 @@ static void test_order(void)
     pair_close(&p);
 }
 
+/* A prompt of more than half the arena finds the ring's position anywhere. */
+static void test_large(void)
+{
+    struct pair p;
+    static int32_t tokens[250];
+    struct wire_request copy;
+    uint32_t slot;
+    int n = 0;
+
+    pair_open(&p, 1024);
+    for (uint32_t i = 0; i < 50; i++) {
+        struct wire_request r = {.n_tokens = i % 2 == 0 ? 50 : 250};
+
+        n += lane_submit(&p.front, 0, r, tokens) == ERR_OK;
+        while (lane_take(&p.engine, &slot, &copy) == 1)
+            continue;
+        lane_taken(&p.engine);
+    }
+    is_int(n, 50, "what fits into an empty arena is taken wherever the last prompt ended");
+    pair_close(&p);
+}
+
 static void test_full(void)
 {
     struct pair p;
@@ -373,6 +395,7 @@ static void test_attach(void)
 int main(void)
 {
     test_order();
+    test_large();
     test_full();
     test_wake();
     test_killed_front();
