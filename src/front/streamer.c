@@ -71,6 +71,7 @@ static void streamer_wait_add(struct streamer *s, struct gen *g)
         at = &(*at)->next;
     g->next = NULL;
     g->waiting = true;
+    g->wait_us = s->now_us;
     *at = g;
 }
 
@@ -505,10 +506,13 @@ static void streamer_engine(struct streamer *s)
 
 /* --- time --------------------------------------------------------------------------------- */
 
-static bool streamer_waits(const struct exchange *x)
+/* Has one of x's generations been without an engine for too long? */
+static bool streamer_waited(const struct streamer *s, const struct exchange *x)
 {
+    uint64_t wait_us = (uint64_t)s->f->settings.engine_wait_ms * 1000u;
+
     for (int i = 0; i < x->n_gens; i++) {
-        if (x->gens[i].waiting)
+        if (x->gens[i].waiting && s->now_us - x->gens[i].wait_us > wait_us)
             return true;
     }
     return false;
@@ -518,13 +522,12 @@ static void streamer_tick_one(struct streamer *s, struct exchange *x)
 {
     const struct settings *c = &s->f->settings;
     uint64_t stall_us = (uint64_t)c->client_stall_s * 1000000u;
-    uint64_t wait_us = (uint64_t)c->engine_wait_ms * 1000u;
 
     if (x->out_sent < x->out.len && s->now_us - x->progress_us > stall_us) {
         streamer_close(s, x, false);
         return;
     }
-    if (!x->complete && streamer_waits(x) && s->now_us - x->said_us > wait_us)
+    if (!x->complete && streamer_waited(s, x))
         streamer_fail(s, x, ERR_ENGINE_GONE, NULL, NULL);
     else if (!x->complete && s->draining && s->now_us > s->drain_until_us)
         streamer_fail(s, x, ERR_DRAINING, NULL, NULL);
