@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -392,6 +393,35 @@ static void test_attach(void)
     (void)rmdir(path);
 }
 
+/* An engine that hangs accepts nobody: those who ask must not hang with it. */
+static void test_attach_hung(void)
+{
+    char path[] = "/tmp/quire-test-XXXXXX";
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    struct wire_welcome w;
+    int fds[ATTACH_FDS];
+    int fd = -1;
+    int rc = ERR_OK;
+    int listen_fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+    (void)!mkdtemp(path);
+    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s/e.sock", path);
+    is_int(bind(listen_fd, (struct sockaddr *)&a, sizeof a), 0, "bind");
+    is_int(listen(listen_fd, 1), 0, "a short queue");
+    (void)alarm(20); /* ends the test if a call waits */
+    for (int i = 0; i < 4; i++) { /* two fill the queue and stay in it */
+        rc = attach_connect(a.sun_path, 10, &fd, &w, fds);
+        if (rc != ERR_ENGINE_GONE)
+            break;
+    }
+    is_int(rc, ERR_ENGINE_GONE, "a full queue is an engine that is away");
+    is_int(attach_listen(a.sun_path, &fd), ERR_OVERLOADED, "but one that is there");
+    (void)alarm(0);
+    (void)close(listen_fd);
+    (void)unlink(a.sun_path);
+    (void)rmdir(path);
+}
+
 int main(void)
 {
     test_order();
@@ -401,5 +431,6 @@ int main(void)
     test_killed_front();
     test_hostile(tap_seed(5));
     test_attach();
+    test_attach_hung();
     return tap_done();
 }
