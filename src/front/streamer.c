@@ -658,12 +658,16 @@ static int streamer_open(struct streamer *s)
     return ERR_OK;
 }
 
-/* A reader may be held by a body that never comes whole: its time ends with the drain. */
-static bool streamer_goes_on(const struct streamer *s)
+/* A reader may be held by a body that never comes whole: its time ends with the drain. The last
+ * reader may have handed something over since this pass looked. */
+static bool streamer_goes_on(struct streamer *s)
 {
     if (!s->draining || s->n_open > 0)
         return true;
-    return atomic_load(&s->f->n_readers) > 0 && s->now_us <= s->drain_until_us;
+    if (atomic_load(&s->f->n_readers) > 0)
+        return s->now_us <= s->drain_until_us;
+    streamer_adopt_all(s); /* before n_readers became 0: all of it is in the list */
+    return s->n_open > 0 || s->dead != NULL;
 }
 
 int streamer_run(struct front *f)
