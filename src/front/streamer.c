@@ -400,18 +400,22 @@ static void streamer_slot(struct streamer *s, uint32_t slot)
     struct gen *g = l->by_slot[slot];
     struct exchange *x;
     struct wire_out o;
+    bool behind;
 
     if (g == NULL) {
         streamer_drain_slot(l, slot);
         return;
     }
     x = g->exchange;
-    while (g->slot == (int64_t)slot && x->out.len - x->out_sent < STREAMER_BACKLOG &&
-           lane_record(&l->lane, slot, &o))
-        streamer_record(s, g, &o);
-    if (!x->complete && g->finish == GEN_RUNNING)
-        answer_text(x, g);
-    streamer_flush(s, x);
+    do { /* at most twice: with nothing unsent it is not behind */
+        behind = x->out.len - x->out_sent >= STREAMER_BACKLOG;
+        while (!behind && g->slot == (int64_t)slot && lane_record(&l->lane, slot, &o))
+            streamer_record(s, g, &o);
+        if (!x->complete && g->finish == GEN_RUNNING)
+            answer_text(x, g);
+        streamer_flush(s, x);
+        /* Caught up in this very flush: neither epoll nor the slot's mark would come again. */
+    } while (behind && !x->dead && x->out.len == 0);
 }
 
 static void streamer_lane(struct streamer *s)
