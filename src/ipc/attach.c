@@ -117,8 +117,7 @@ int attach_listen(const char *path, int *fd)
     if (rc != ERR_OK)
         return rc;
     probe = attach_socket();
-    if (probe != -1 &&
-        (connect(probe, (struct sockaddr *)&a, sizeof a) == 0 || errno == EAGAIN)) {
+    if (probe != -1 && (connect(probe, (struct sockaddr *)&a, sizeof a) == 0 || errno == EAGAIN)) {
         log_error("attach: another engine serves %s; stop it or set engine_socket", path);
         (void)close(probe);
         return ERR_OVERLOADED;

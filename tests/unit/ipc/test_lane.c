@@ -408,7 +408,7 @@ static void test_attach_hung(void)
     (void)snprintf(a.sun_path, sizeof a.sun_path, "%s/e.sock", path);
     is_int(bind(listen_fd, (struct sockaddr *)&a, sizeof a), 0, "bind");
     is_int(listen(listen_fd, 1), 0, "a short queue");
-    (void)alarm(20); /* ends the test if a call waits */
+    (void)alarm(20);              /* ends the test if a call waits */
     for (int i = 0; i < 4; i++) { /* two fill the queue and stay in it */
         rc = attach_connect(a.sun_path, 10, &fd, &w, fds);
         if (rc != ERR_ENGINE_GONE)
