@@ -255,7 +255,7 @@ static void sched_plan_waiting(struct sched *s)
            s->n_planned_tokens < s->limits.max_num_batched_tokens) {
         struct seq *next = q->next;
 
-        if (q->n_loading == 0 && !sched_admit(s, q))
+        if (q->n_loading == 0 && !q->paused && !sched_admit(s, q))
             return; /* nobody overtakes: a large prompt would never find its pages */
         q = next;
     }

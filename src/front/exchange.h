@@ -44,6 +44,7 @@ struct gen {
     struct buf text;  /* what is not sent yet; without streaming all of it */
     struct gen *next; /* in the streamer's list of those that wait for an engine */
     bool waiting;     /* is in that list */
+    uint64_t wait_us; /* since when */
 };
 
 struct exchange {
@@ -75,7 +76,7 @@ struct exchange {
     /* The streamer's. */
     bool watching_out;    /* epoll is asked for writability */
     uint64_t progress_us; /* when the client last took a byte, or nothing was pending */
-    uint64_t said_us;     /* when something was last added to out */
+    uint64_t said_us;     /* when the engine, or a keep-alive, last said something */
     bool dead;            /* to be freed at the end of the pass */
     bool keep_answer;     /* and then ended properly */
     struct exchange *prev, *next;

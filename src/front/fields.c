@@ -49,7 +49,8 @@ static int fields_range(struct fields_read_context *c, const struct fields_row *
     if (!json_is_number(v))
         return fields_type(c, row, "a number", v);
     d = json_real(v);
-    if (!(d >= row->low && d <= row->high) || (row->low_open && d == row->low)) {
+    /* Tiny numbers are 0 once they are floats, which is what the engine gets. */
+    if (!(d >= row->low && d <= row->high) || (row->low_open && (float)d <= (float)row->low)) {
         (void)snprintf(c->why, c->why_cap, "'%s' must be %s %g and at most %g", row->name,
                        row->low_open ? "above" : "at least", row->low, row->high);
         return ERR_INVALID;

@@ -71,6 +71,7 @@ static void streamer_wait_add(struct streamer *s, struct gen *g)
         at = &(*at)->next;
     g->next = NULL;
     g->waiting = true;
+    g->wait_us = s->now_us;
     *at = g;
 }
 
@@ -399,18 +400,22 @@ static void streamer_slot(struct streamer *s, uint32_t slot)
     struct gen *g = l->by_slot[slot];
     struct exchange *x;
     struct wire_out o;
+    bool behind;
 
     if (g == NULL) {
         streamer_drain_slot(l, slot);
         return;
     }
     x = g->exchange;
-    while (g->slot == (int64_t)slot && x->out.len - x->out_sent < STREAMER_BACKLOG &&
-           lane_record(&l->lane, slot, &o))
-        streamer_record(s, g, &o);
-    if (!x->complete && g->finish == GEN_RUNNING)
-        answer_text(x, g);
-    streamer_flush(s, x);
+    do { /* at most twice: with nothing unsent it is not behind */
+        behind = x->out.len - x->out_sent >= STREAMER_BACKLOG;
+        while (!behind && g->slot == (int64_t)slot && lane_record(&l->lane, slot, &o))
+            streamer_record(s, g, &o);
+        if (!x->complete && g->finish == GEN_RUNNING)
+            answer_text(x, g);
+        streamer_flush(s, x);
+        /* Caught up in this very flush: neither epoll nor the slot's mark would come again. */
+    } while (behind && !x->dead && x->out.len == 0);
 }
 
 static void streamer_lane(struct streamer *s)
@@ -505,10 +510,13 @@ static void streamer_engine(struct streamer *s)
 
 /* --- time --------------------------------------------------------------------------------- */
 
-static bool streamer_waits(const struct exchange *x)
+/* Has one of x's generations been without an engine for too long? */
+static bool streamer_waited(const struct streamer *s, const struct exchange *x)
 {
+    uint64_t wait_us = (uint64_t)s->f->settings.engine_wait_ms * 1000u;
+
     for (int i = 0; i < x->n_gens; i++) {
-        if (x->gens[i].waiting)
+        if (x->gens[i].waiting && s->now_us - x->gens[i].wait_us > wait_us)
             return true;
     }
     return false;
@@ -518,13 +526,12 @@ static void streamer_tick_one(struct streamer *s, struct exchange *x)
 {
     const struct settings *c = &s->f->settings;
     uint64_t stall_us = (uint64_t)c->client_stall_s * 1000000u;
-    uint64_t wait_us = (uint64_t)c->engine_wait_ms * 1000u;
 
     if (x->out_sent < x->out.len && s->now_us - x->progress_us > stall_us) {
         streamer_close(s, x, false);
         return;
     }
-    if (!x->complete && streamer_waits(x) && s->now_us - x->said_us > wait_us)
+    if (!x->complete && streamer_waited(s, x))
         streamer_fail(s, x, ERR_ENGINE_GONE, NULL, NULL);
     else if (!x->complete && s->draining && s->now_us > s->drain_until_us)
         streamer_fail(s, x, ERR_DRAINING, NULL, NULL);
@@ -655,12 +662,16 @@ static int streamer_open(struct streamer *s)
     return ERR_OK;
 }
 
-/* A reader may be held by a body that never comes whole: its time ends with the drain. */
-static bool streamer_goes_on(const struct streamer *s)
+/* A reader may be held by a body that never comes whole: its time ends with the drain. The last
+ * reader may have handed something over since this pass looked. */
+static bool streamer_goes_on(struct streamer *s)
 {
     if (!s->draining || s->n_open > 0)
         return true;
-    return atomic_load(&s->f->n_readers) > 0 && s->now_us <= s->drain_until_us;
+    if (atomic_load(&s->f->n_readers) > 0)
+        return s->now_us <= s->drain_until_us;
+    streamer_adopt_all(s); /* before n_readers became 0: all of it is in the list */
+    return s->n_open > 0 || s->dead != NULL;
 }
 
 int streamer_run(struct front *f)

@@ -29,9 +29,11 @@ static int attach_address(struct sockaddr_un *a, const char *path)
     return ERR_OK;
 }
 
-static int attach_socket(int flags)
+/* Non-blocking, for connecting as well: a peer that hangs lets its queue fill, and a blocking
+ * connect() would wait for it without end. */
+static int attach_socket(void)
 {
-    return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
+    return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
 /* Send one message with up to ATTACH_FDS descriptors. */
@@ -114,8 +116,8 @@ int attach_listen(const char *path, int *fd)
 
     if (rc != ERR_OK)
         return rc;
-    probe = attach_socket(0);
-    if (probe != -1 && connect(probe, (struct sockaddr *)&a, sizeof a) == 0) {
+    probe = attach_socket();
+    if (probe != -1 && (connect(probe, (struct sockaddr *)&a, sizeof a) == 0 || errno == EAGAIN)) {
         log_error("attach: another engine serves %s; stop it or set engine_socket", path);
         (void)close(probe);
         return ERR_OVERLOADED;
@@ -123,7 +125,7 @@ int attach_listen(const char *path, int *fd)
     if (probe != -1)
         (void)close(probe);
     (void)unlink(path); /* nobody answered: it is a dead engine's */
-    s = attach_socket(SOCK_NONBLOCK);
+    s = attach_socket();
     if (s == -1 || bind(s, (struct sockaddr *)&a, sizeof a) == -1 || chmod(path, 0660) == -1 ||
         listen(s, ATTACH_BACKLOG) == -1) {
         log_error("attach: cannot listen at %s: %s", path, strerror(errno));
@@ -183,7 +185,7 @@ int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcom
 
     if (rc != ERR_OK)
         return rc;
-    s = attach_socket(0);
+    s = attach_socket();
     if (s == -1)
         return ERR_IO;
     p.fd = s;

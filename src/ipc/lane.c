@@ -316,6 +316,14 @@ static void lane_reclaim(struct lane *l)
         l->arena_free = l->arena_marks[l->arena_seen & (l->queue_cap - 1)];
         l->arena_seen++;
     }
+    /* Empty: begin at the start again. A prompt of more than half the arena may fit neither
+     * before nor behind the place where the last one ended. */
+    if (l->arena_seen == l->queue_at) {
+        uint64_t past = l->arena_put % l->arena_bytes;
+
+        l->arena_put += past == 0 ? 0 : l->arena_bytes - past;
+        l->arena_free = l->arena_put;
+    }
 }
 
 /* Contiguous room in the ring; the end of the arena is skipped when the prompt does not fit. */

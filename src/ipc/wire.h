@@ -15,8 +15,8 @@
  *   free        front              nothing to do                 nothing to do
  *   filling     front              nothing was published         submitted to the next engine
  *   queued      front, ring        engine drops the lane         submitted to the next engine
- *   running     both               engine frees its pages        resubmitted if nothing was sent,
- *                                                                else the client gets an error
+ *   running     both               engine frees its pages        resubmitted with the output so
+ *                                                                far; an error the third time
  *   finished    both, in out ring  engine has nothing to free    front still reads the records
  *
  * The engine treats a lane as hostile input: it copies, then checks, then uses the copy, and

@@ -95,11 +95,12 @@ void store_touch(struct store *st, int32_t slot, bool read)
     store_list_add(st, slot);
 }
 
+/* A page that came before its parent was not counted there, and may be the only one. */
 static void store_parent_count(struct store *st, const struct hash *parent, int by)
 {
     int32_t p = store_find(st, parent);
 
-    if (p != -1)
+    if (p != -1 && (by > 0 || st->entries[p].n_children > 0))
         st->entries[p].n_children = (uint32_t)((int)st->entries[p].n_children + by);
 }
 

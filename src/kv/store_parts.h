@@ -15,7 +15,7 @@
 
 struct store_entry {
     struct store_record record;
-    uint32_t n_children; /* stored pages whose parent this is */
+    uint32_t n_children; /* stored pages that continue it and came after it */
     uint32_t n_readers;  /* reads under way: not evicted */
     int32_t prev, next;  /* in the list of last use, or of free slots (next) */
     bool used;

@@ -186,6 +186,37 @@ with tap.section("engine away"), Stack(front=["--engine-wait-ms", 1500]) as s:
     tap.eq(got[0].status, 200, "a request that came before the engine is served")
     tap.eq(got[1].text.get(0), "Hello! How can I help you today?", "a stream as well")
 
+with tap.section("engine away from a stream"), \
+        Stack(n_fronts=1, front=["--engine-wait-ms", 2500, "--keepalive-s", 1]) as s:
+    # Keep-alives are no sign of an engine.
+    lost = []
+
+    def go_away():
+        s.engine.hold()
+        s.engine.kill()
+        lost.append(time.monotonic())
+    got = mid_stream(s, [s.chat("Count from 1 to 100.", max_tokens=400, ignore_eos=True)],
+                     go_away, timeout_s=15)
+    took = time.monotonic() - lost[0]
+    tap.ok(getattr(got[0], "error", None) is not None and 2.3 < took < 6,
+           "a stream ends with an error after --engine-wait-ms (%.1f s)" % took, got)
+    s.engine.release()
+    tap.ok(until(lambda: s.get("/health").status == 200), "the next engine serves")
+
+    # The wait begins when the engine goes, however long the request had been silent by then.
+    def hang(i):
+        if i == 0:
+            return s.post(chat, s.chat("Count from 1 to 100.", max_tokens=400, ignore_eos=True))
+        time.sleep(0.2)
+        s.engine.kill(signal.SIGSTOP)
+        time.sleep(3)
+        s.engine.hold()
+        s.engine.kill()
+        time.sleep(1)
+        s.engine.release()
+    got = crowd(2, hang, 60)
+    tap.eq(got[0].status, 200, "a request that was silent for longer waits for the next engine")
+
 with tap.section("engine that dies of a request"), \
         Stack(env={"QUIRE_FAULT": "engine_step:3"}) as s:
     # Every life of this engine ends at its third step: the request is blamed in the end.

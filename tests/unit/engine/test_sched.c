@@ -199,6 +199,28 @@ static void test_prefix(void)
     world_close(&w);
 }
 
+/* A preempted sequence waits again, and its ring may be full: a step would overrun it. */
+static void test_paused(void)
+{
+    struct world w;
+    struct seq *slow;
+    struct seq *other;
+
+    world_open(&w, 64, 32, 8, 6);
+    slow = world_add(&w, 10, 20, 0, 1);
+    other = world_add(&w, 10, 20, 0, 2);
+    slow->paused = true;
+    sched_plan(&w.sched);
+    ok(slow->state == SEQ_WAITING && slow->n_planned == 0, "a paused sequence is not admitted");
+    is_int(other->n_planned, 10, "and holds up nobody");
+    slow->paused = false;
+    sched_plan(&w.sched);
+    ok(slow->state == SEQ_RUNNING && slow->n_planned > 0, "until there is room again");
+    sched_remove(&w.sched, slow);
+    sched_remove(&w.sched, other);
+    world_close(&w);
+}
+
 int main(void)
 {
     unsigned seed = tap_seed(7);
@@ -209,5 +231,6 @@ int main(void)
     test_long_prompt();
     test_priority();
     test_prefix();
+    test_paused();
     return tap_done();
 }

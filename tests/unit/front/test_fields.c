@@ -64,6 +64,8 @@ static const struct {
     {"{\"temperature\":1e308}", BOTH, "temperature", ERR_INVALID},
     {"{\"top_p\":0}", BOTH, "top_p", ERR_INVALID},
     {"{\"top_p\":1.1}", BOTH, "top_p", ERR_INVALID},
+    {"{\"top_p\":1e-60}", BOTH, "top_p", ERR_INVALID}, /* 0 as a float: the engine's bound */
+    {"{\"repetition_penalty\":1e-60}", BOTH, "repetition_penalty", ERR_INVALID},
     {"{\"top_k\":-2}", BOTH, "top_k", ERR_INVALID},
     {"{\"top_k\":1.5}", BOTH, "top_k", ERR_INVALID},
     {"{\"top_k\":2147483648}", BOTH, "top_k", ERR_INVALID},

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -70,6 +71,28 @@ static void test_order(void)
         lane_taken(&p.engine);
     }
     ok(good, "20000 prompts through an arena of 4 KiB arrive whole and in order");
+    pair_close(&p);
+}
+
+/* A prompt of more than half the arena finds the ring's position anywhere. */
+static void test_large(void)
+{
+    struct pair p;
+    static int32_t tokens[250];
+    struct wire_request copy;
+    uint32_t slot;
+    int n = 0;
+
+    pair_open(&p, 1024);
+    for (uint32_t i = 0; i < 50; i++) {
+        struct wire_request r = {.n_tokens = i % 2 == 0 ? 50 : 250};
+
+        n += lane_submit(&p.front, 0, r, tokens) == ERR_OK;
+        while (lane_take(&p.engine, &slot, &copy) == 1)
+            continue;
+        lane_taken(&p.engine);
+    }
+    is_int(n, 50, "what fits into an empty arena is taken wherever the last prompt ended");
     pair_close(&p);
 }
 
@@ -370,13 +393,44 @@ static void test_attach(void)
     (void)rmdir(path);
 }
 
+/* An engine that hangs accepts nobody: those who ask must not hang with it. */
+static void test_attach_hung(void)
+{
+    char path[] = "/tmp/quire-test-XXXXXX";
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    struct wire_welcome w;
+    int fds[ATTACH_FDS];
+    int fd = -1;
+    int rc = ERR_OK;
+    int listen_fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+    (void)!mkdtemp(path);
+    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s/e.sock", path);
+    is_int(bind(listen_fd, (struct sockaddr *)&a, sizeof a), 0, "bind");
+    is_int(listen(listen_fd, 1), 0, "a short queue");
+    (void)alarm(20);              /* ends the test if a call waits */
+    for (int i = 0; i < 4; i++) { /* two fill the queue and stay in it */
+        rc = attach_connect(a.sun_path, 10, &fd, &w, fds);
+        if (rc != ERR_ENGINE_GONE)
+            break;
+    }
+    is_int(rc, ERR_ENGINE_GONE, "a full queue is an engine that is away");
+    is_int(attach_listen(a.sun_path, &fd), ERR_OVERLOADED, "but one that is there");
+    (void)alarm(0);
+    (void)close(listen_fd);
+    (void)unlink(a.sun_path);
+    (void)rmdir(path);
+}
+
 int main(void)
 {
     test_order();
+    test_large();
     test_full();
     test_wake();
     test_killed_front();
     test_hostile(tap_seed(5));
     test_attach();
+    test_attach_hung();
     return tap_done();
 }

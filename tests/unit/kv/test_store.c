@@ -152,6 +152,26 @@ static void test_restart(void)
     wipe();
 }
 
+/* Pages that are saved as they are evicted come end first. */
+static void test_child_first(void)
+{
+    struct store *st;
+
+    must_ok(open_store(&st, 10 * 16384, 1));
+    save(st, 9, 1);
+    store_flush(st);
+    save(st, 9, 0);
+    store_flush(st);
+    for (int i = 0; i < 40; i++) {
+        save(st, 10 + i, 0);
+        store_flush(st);
+    }
+    is_int(load(st, 9, 1), 0, "a page that came before its parent is evicted");
+    is_int(load(st, 9, 0), 0, "and its parent after it");
+    store_close(st);
+    wipe();
+}
+
 static void test_bound(void)
 {
     struct store *st;
@@ -500,6 +520,7 @@ int main(void)
     log_set_level(0);
     test_restart();
     test_bound();
+    test_child_first();
     test_kill();
     test_damaged_payload(seed);
     test_damaged_index(seed);
