@@ -2,11 +2,13 @@
 """Every endpoint and every field: what is accepted does what it says, with and without streaming
 alike; what is not is refused with the field's name. The counters add up in the end."""
 
+import glob
 import json
 import os
+import sys
 import time
 
-from harness import MODEL_NAME, SRCDIR, Stack, Tap, golden, need_nginx, parse_metrics
+from harness import BUILDDIR, MODEL_NAME, SRCDIR, Stack, Tap, golden, need_nginx, parse_metrics
 
 need_nginx()
 tap = Tap()
@@ -19,6 +21,9 @@ def schema_checker():
     """check(name, value): OpenAI's own schema; None without it or without jsonschema."""
     path = os.environ.get("OPENAI_SPEC") or os.path.join(SRCDIR, "..", "shared", "data", "openapi",
                                                          "openapi.json")
+    # tools/check puts the module into the build folder's own environment.
+    sys.path += glob.glob(os.path.join(BUILDDIR, "venv", "lib", "python%d.%d" % sys.version_info[:2],
+                                       "site-packages"))
     try:
         import jsonschema
     except ImportError:
