@@ -27,7 +27,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 
         if (lane_room(&l, slot) > 4)
             lane_put(&l, slot, (struct wire_out){.kind = WIRE_FINISHED});
-        if (r.n_tokens <= 1024 && lane_tokens(&l, &r, 1000, ids) == ERR_OK && ids[0] >= 1000)
+        if (r.n_tokens >= 1 && r.n_tokens <= 1024 && lane_tokens(&l, &r, 1000, ids) == ERR_OK &&
+            ids[0] >= 1000)
             __builtin_trap();
         (void)lane_cancelled(&l, slot);
     }
