@@ -33,6 +33,20 @@ typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 #define K_HEAD_DIM_MAX 256
 #define K_BANNED_MAX   24
 
+enum k_type { K_BF16, K_E4M3 };
+
+/* A matrix of weights w [n_out][n_in]: an element times its scale. */
+struct k_matrix {
+    void *data;          /* [n_out][n_in], row-major, elements of type; on the cpu device float32 */
+    const float *scales; /* NULL: all 1; else one per output row [n_out], or one per block when
+                           * block > 0: [ceil(n_out / block)][ceil(n_in / block)] */
+    const float *x_scale; /* what the checkpoint says inputs are to be divided by before they are
+                           * rounded to the type; NULL: found for each row as it comes */
+    enum k_type type;
+    int block; /* side of the square blocks that share a scale; 0: scales are per row */
+    int n_out, n_in;
+};
+
 /* The tokens of a step. Tokens of all sequences stand one after another; sequence s owns tokens
  * seq_start[s] .. seq_start[s + 1] - 1, the last ones of its kv_len[s]. */
 struct k_tokens {

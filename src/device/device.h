@@ -65,10 +65,10 @@ struct device_ops {
                         const void *weight, float eps, int n);
     /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none). The second
      * gives float32 on every device. */
-    void (*matmul)(struct device *d, void *y, const void *x, const void *w, const void *bias, int n,
-                   int n_out, int n_in);
-    void (*matmul_float)(struct device *d, float *y, const void *x, const void *w, int n, int n_out,
-                         int n_in);
+    void (*matmul)(struct device *d, void *y, const void *x, const struct k_matrix *w,
+                   const void *bias, int n);
+    void (*matmul_float)(struct device *d, float *y, const void *x, const struct k_matrix *w,
+                         int n);
     void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const float *turns);
     void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale);
     void (*silu_mul)(struct device *d, void *out, const void *in, int n);

@@ -269,32 +269,32 @@ static void matmul_task(void *arg, int task, int worker)
     j->math->matmul(&m);
 }
 
-static void cpu_matmul(struct device *d, void *y, const void *x, const void *w, const void *bias,
-                       int n, int n_out, int n_in)
+static void cpu_matmul(struct device *d, void *y, const void *x, const struct k_matrix *w,
+                       const void *bias, int n)
 {
     struct cpu *c = cpu_of(d);
     struct matmul_job j = {.math = c->math, .n = n};
 
     j.m = (struct cpu_matmul){.y = y,
                               .x = x,
-                              .w = w,
+                              .w = w->data,
                               .bias = bias,
-                              .n_in = n_in,
-                              .n_out = n_out,
+                              .n_in = w->n_in,
+                              .n_out = w->n_out,
                               .row_last = n,
-                              .out_last = n_out};
-    if ((size_t)n * n_out * n_in < INLINE_WORK) {
+                              .out_last = w->n_out};
+    if ((size_t)n * w->n_out * w->n_in < INLINE_WORK) {
         c->math->matmul(&j.m);
         return;
     }
-    j.n_out_tasks = (n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
+    j.n_out_tasks = (w->n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
     pool_run(c->pool, matmul_task, &j, j.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
 }
 
-static void cpu_matmul_float(struct device *d, float *y, const void *x, const void *w, int n,
-                             int n_out, int n_in)
+static void cpu_matmul_float(struct device *d, float *y, const void *x, const struct k_matrix *w,
+                             int n)
 {
-    cpu_matmul(d, y, x, w, NULL, n, n_out, n_in);
+    cpu_matmul(d, y, x, w, NULL, n);
 }
 
 /* --- attention ------------------------------------------------------------------------- */

@@ -340,20 +340,18 @@ static void cuda_add_rmsnorm(struct device *d, void *out, float *x, const void *
          "add_rmsnorm");
 }
 
-static void cuda_matmul(struct device *d, void *y, const void *x, const void *w, const void *bias,
-                        int n, int n_out, int n_in)
+static void cuda_matmul(struct device *d, void *y, const void *x, const struct k_matrix *w,
+                        const void *bias, int n)
 {
-    struct gemm_product p = {
-        .y = y, .x = x, .w = w, .bias = bias, .n = n, .n_out = n_out, .n_in = n_in};
+    struct gemm_product p = {.y = y, .x = x, .w = w, .bias = bias, .n = n};
 
     keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
 }
 
-static void cuda_matmul_float(struct device *d, float *y, const void *x, const void *w, int n,
-                              int n_out, int n_in)
+static void cuda_matmul_float(struct device *d, float *y, const void *x, const struct k_matrix *w,
+                              int n)
 {
-    struct gemm_product p = {
-        .y = y, .x = x, .w = w, .n = n, .n_out = n_out, .n_in = n_in, .y_is_float = true};
+    struct gemm_product p = {.y = y, .x = x, .w = w, .n = n, .y_is_float = true};
 
     keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
 }

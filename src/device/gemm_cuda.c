@@ -114,8 +114,8 @@ static cublasStatus_t find_plan(struct gemm *g, struct gemm_plan **out,
                                 const struct gemm_product *p)
 {
     struct gemm_plan want = {.n = gemm_rows(p->n),
-                             .n_out = p->n_out,
-                             .n_in = p->n_in,
+                             .n_out = p->w->n_out,
+                             .n_in = p->w->n_in,
                              .y_is_float = p->y_is_float,
                              .has_bias = p->bias != NULL};
     uint64_t mixed = ((uint64_t)want.n * 0x9e3779b97f4a7c15U) ^
@@ -146,12 +146,12 @@ int gemm_run(struct gemm *g, const struct gemm_product *p, k_stream stream)
         s = cublasLtMatmulDescSetAttribute(&plan->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
                                            sizeof p->bias);
     if (s == 0)
-        s = cublasLtMatmul(g->handle, &plan->op, &one, p->w, &plan->w, p->x, &plan->x, &zero, p->y,
-                           &plan->y, p->y, &plan->y, &plan->algo, g->workspace, g->workspace_bytes,
-                           stream);
+        s = cublasLtMatmul(g->handle, &plan->op, &one, p->w->data, &plan->w, p->x, &plan->x, &zero,
+                           p->y, &plan->y, p->y, &plan->y, &plan->algo, g->workspace,
+                           g->workspace_bytes, stream);
     if (s == 0)
         return ERR_OK;
-    log_error("device: product of %d x %d x %d: %s", p->n, p->n_out, p->n_in,
+    log_error("device: product of %d x %d x %d: %s", p->n, p->w->n_out, p->w->n_in,
               cublasLtGetStatusString(s));
     return ERR_GPU;
 }

@@ -21,9 +21,10 @@ int gemm_rows(int n);
 
 /* One product: y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias [n_out]. */
 struct gemm_product {
-    void *y;                    /* bf16, or float32 when y_is_float */
-    const k_bf16 *x, *w, *bias; /* bias NULL: none */
-    int n, n_out, n_in;
+    void *y;                /* bf16, or float32 when y_is_float */
+    const k_bf16 *x, *bias; /* bias NULL: none */
+    const struct k_matrix *w;
+    int n;
     bool y_is_float;
 };
 

@@ -42,17 +42,16 @@ static void layer(struct device *d, const struct config *c, const struct layer_w
                   const struct activations *a, const struct k_kv *kv, const float *turns, int n)
 {
     const struct device_ops *op = d->ops;
-    int q = c->n_heads * c->head_dim, qkv = q + 2 * c->n_kv_heads * c->head_dim;
     float scale = 1.0f / sqrtf((float)c->head_dim);
 
-    op->matmul(d, a->qkv, a->normed, w->qkv, w->qkv_bias, n, qkv, c->dim);
+    op->matmul(d, a->qkv, a->normed, &w->qkv, w->qkv_bias, n);
     op->rope_kv(d, a->qkv, kv, turns);
     op->attn(d, a->heads, a->qkv, kv, scale);
-    op->matmul(d, a->delta, a->heads, w->o, w->o_bias, n, c->dim, q);
+    op->matmul(d, a->delta, a->heads, &w->o, w->o_bias, n);
     op->add_rmsnorm(d, a->normed, a->x, a->delta, w->norm_mlp, c->norm_eps, n);
-    op->matmul(d, a->gate_up, a->normed, w->gate_up, w->gate_up_bias, n, 2 * c->ff_dim, c->dim);
+    op->matmul(d, a->gate_up, a->normed, &w->gate_up, w->gate_up_bias, n);
     op->silu_mul(d, a->ff, a->gate_up, n);
-    op->matmul(d, a->delta, a->ff, w->down, w->down_bias, n, c->dim, c->ff_dim);
+    op->matmul(d, a->delta, a->ff, &w->down, w->down_bias, n);
 }
 
 void forward(struct device *d, const struct config *c, const struct weights *w,
@@ -62,7 +61,7 @@ void forward(struct device *d, const struct config *c, const struct weights *w,
     const struct device_ops *op = d->ops;
     struct k_kv layer_kv = *kv;
 
-    op->embed(d, a->x, w->embed);
+    op->embed(d, a->x, w->embed.data);
     op->rmsnorm(d, a->normed, a->x, w->layers[0].norm_attn, c->norm_eps, n_tokens);
     for (int i = 0; i < c->n_layers; i++) {
         layer(d, c, &w->layers[i], a, &layer_kv, turns, n_tokens);
@@ -76,6 +75,6 @@ void forward(struct device *d, const struct config *c, const struct weights *w,
         return;
     op->gather_add(d, a->rows, a->x, a->delta);
     op->rmsnorm(d, a->rows_normed, a->rows, w->norm, c->norm_eps, n_rows);
-    op->matmul_float(d, a->logits, a->rows_normed, w->head, n_rows, c->n_vocab, c->dim);
+    op->matmul_float(d, a->logits, a->rows_normed, &w->head, n_rows);
     op->sample(d, a->logits);
 }

@@ -147,26 +147,27 @@ static void fill(struct loader *l, void *dst, size_t at, const char *pattern, co
 }
 
 /* A matrix made of up to three, one below the other. */
-static void *matrix(struct loader *l, const char *const *patterns, const int *rows, int n_parts,
-                    int cols)
+static struct k_matrix matrix(struct loader *l, const char *const *patterns, const int *rows,
+                              int n_parts, int cols)
 {
-    size_t n_rows = 0, at = 0;
-    void *dst;
+    struct k_matrix m = {.type = K_BF16, .n_in = cols};
+    size_t n, at = 0;
 
     for (int i = 0; i < n_parts; i++)
-        n_rows += (size_t)rows[i];
-    dst = allocate(l, n_rows * (size_t)cols);
+        m.n_out += rows[i];
+    n = (size_t)m.n_out * (size_t)cols;
+    m.data = allocate(l, n);
     if (l->rc != ERR_OK)
-        return NULL;
+        return m;
     if (l->files == NULL) {
-        l->rc = l->d->ops->fill_random(l->d, dst, n_rows * (size_t)cols, RANDOM_SCALE, l->seed++);
-        return dst;
+        l->rc = l->d->ops->fill_random(l->d, m.data, n, RANDOM_SCALE, l->seed++);
+        return m;
     }
     for (int i = 0; i < n_parts; i++) {
-        fill(l, dst, at, patterns[i], "weight", rows[i], cols);
+        fill(l, m.data, at, patterns[i], "weight", rows[i], cols);
         at += (size_t)rows[i] * (size_t)cols;
     }
-    return dst;
+    return m;
 }
 
 /* The bias of such a matrix; NULL when the model has none. Random models have zeros. */

@@ -7,25 +7,25 @@
 #include "device/device.h"
 #include "model/config.h"
 
-/* One layer; all in the device's type, biases NULL where the model has none. */
+/* One layer; norms and biases in the device's type, biases NULL where the model has none. */
 struct layer_weights {
-    void *norm_attn; /* [dim] */
-    void *qkv;       /* [(n_heads + 2 * n_kv_heads) * head_dim][dim]: q, k, v */
+    void *norm_attn;     /* [dim] */
+    struct k_matrix qkv; /* [(n_heads + 2 * n_kv_heads) * head_dim][dim]: q, k, v */
     void *qkv_bias;
-    void *o; /* [dim][n_heads * head_dim] */
+    struct k_matrix o; /* [dim][n_heads * head_dim] */
     void *o_bias;
-    void *norm_mlp; /* [dim] */
-    void *gate_up;  /* [2 * ff_dim][dim]: gate, up */
+    void *norm_mlp;          /* [dim] */
+    struct k_matrix gate_up; /* [2 * ff_dim][dim]: gate, up */
     void *gate_up_bias;
-    void *down; /* [dim][ff_dim] */
+    struct k_matrix down; /* [dim][ff_dim] */
     void *down_bias;
 };
 
 struct weights {
     struct layer_weights *layers; /* [n_layers] */
-    void *embed;                  /* [n_vocab][dim] */
+    struct k_matrix embed;        /* [n_vocab][dim] */
     void *norm;                   /* [dim] */
-    void *head;                   /* [n_vocab][dim]; embed itself when tied */
+    struct k_matrix head;         /* [n_vocab][dim]; embed itself when tied */
     size_t bytes;                 /* on the device */
     struct hash digest;           /* of every tensor's name, type and bytes, as they were read */
 };
