@@ -120,6 +120,57 @@ int k_gather_add(float *out, const float *x, const k_bf16 *delta, const int32_t 
 void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
 
+/* --- products of few rows --------------------------------------------------------------- */
+
+#define K_PRODUCT_ROWS_MAX 8 /* half as many with e4m3: beyond that cuBLASLt is as fast */
+
+enum k_product_kind {
+    K_PRODUCT_PLAIN,    /* y bf16 [n][n_out] */
+    K_PRODUCT_FLOAT,    /* y float32 [n][n_out] */
+    K_PRODUCT_GATED,    /* y bf16 [n][n_out / 2] = silu(first half) * second half */
+    K_PRODUCT_RESIDUAL, /* residual += product; normed = residual * norm; sums_out */
+};
+
+/* A product of n rows with what stands around it in a decode:
+ *
+ *   product [n][n_out] = x [n][n_in] * transpose(w) * inverse [n] + bias
+ *   inverse = 1 / sqrt(sum of sums_in / n_in + eps), 1 without sums_in
+ *
+ * So RMS norm is in two halves: who makes x multiplies by the norm's weights and leaves sums of
+ * squares in parts, the product that reads x divides by their root. normed is such an x for the
+ * next product, ceil(n_out / 16) its number of parts. x, bias, norm, normed and y are bfloat16 for
+ * the launcher (y float32 for K_PRODUCT_FLOAT) and float32 for the reference, as w is. */
+struct k_product {
+    enum k_product_kind kind;
+    const void *x;            /* [n][n_in] */
+    const struct k_matrix *w; /* host struct; bf16, or e4m3 with scales by row */
+    const void *bias;         /* [n_out] or NULL */
+    const float *sums_in;     /* float32 [n][n_sums] or NULL */
+    int n_sums;
+    float eps;
+    void *y;
+    float *residual;  /* float32 [n][n_out] */
+    const void *norm; /* [n_out] */
+    void *normed;     /* [n][n_out] */
+    float *sums_out;  /* float32 [n][ceil(n_out / 16)] */
+};
+
+/* n is 1 .. K_PRODUCT_ROWS_MAX; k_multiply_takes() says whether a matrix can be read so for n rows
+ * (K_PRODUCT_RESIDUAL also wants n_out to be a multiple of 16). A row's result does not depend on
+ * the other rows; the order of adding depends on the shape and on the bucket of n (1 .. 4, .. 8).
+ * Reads the matrix once. n_sms: the device's multiprocessors. May begin before the
+ * kernel before it has ended; reads nothing but w before that. */
+void ref_multiply(const struct k_product *p, int n);
+int k_multiply_takes(const struct k_matrix *w, int n);
+int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream);
+
+/* x float32 [n][dim] = table at ids; normed [n][dim] = x * norm; sums_out float32
+ * [n][ceil(dim / 16)]: how a decode begins. dim is a multiple of 16. */
+void ref_embed_normed(float *x, float *normed, float *sums_out, const float *table,
+                      const int32_t *ids, const float *norm, int n, int dim);
+int k_embed_normed(float *x, k_bf16 *normed, float *sums_out, const k_bf16 *table,
+                   const int32_t *ids, const k_bf16 *norm, int n, int dim, k_stream stream);
+
 /* --- attention ------------------------------------------------------------------------- */
 
 /* Rotate queries and keys, and put keys and values into their pages.
