@@ -28,6 +28,7 @@ extern "C" {
 #endif
 
 typedef uint16_t k_bf16;              /* the upper half of a float32 */
+typedef uint8_t k_e4m3;               /* e4m3.h */
 typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
 #define K_HEAD_DIM_MAX 256
@@ -119,6 +120,29 @@ int k_gather_add(float *out, const float *x, const k_bf16 *delta, const int32_t 
 /* out [n][ff_dim] = silu(gate) * up, where in [n][2 * ff_dim] holds a row's gate, then its up. */
 void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
+
+/* Where an operation puts its result x [n][dim] as e4m3: data * scale is about x. */
+struct k_quantised {
+    k_e4m3 *data;         /* [n][dim] */
+    float *scales;        /* [n]; with a stride: [ceil(dim / 128)][stride], where [b][t] is for
+                           * elements 128 b .. 128 b + 127 of row t */
+    const float *x_scale; /* the scale of all rows; NULL: a row's or run's largest magnitude
+                           * becomes 448. Not read when there is a stride */
+    int stride;           /* 0: a row has one scale; else at least n */
+};
+
+/* out = x [n][dim] rounded to e4m3. Both sides give the same bits for the same x. In the kernels
+ * x is bf16, or what the other operations compute, before they would round it to bf16. dim is a
+ * multiple of 16, at most K_QUANTISED_DIM_MAX. */
+#define K_QUANTISED_DIM_MAX 65536
+void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim);
+int k_quantise(const struct k_quantised *out, const k_bf16 *x, int n, int dim, k_stream stream);
+int k_rmsnorm_e4m3(const struct k_quantised *out, const float *x, const k_bf16 *weight, float eps,
+                   int n, int dim, k_stream stream);
+int k_add_rmsnorm_e4m3(const struct k_quantised *out, float *x, const k_bf16 *delta,
+                       const k_bf16 *weight, float eps, int n, int dim, k_stream stream);
+int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int ff_dim,
+                    k_stream stream);
 
 /* --- attention ------------------------------------------------------------------------- */
 
@@ -224,6 +248,7 @@ int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
 
 /* n elements of approximately normal noise, mean 0, the given deviation, from (seed, index). */
 int k_fill_random(k_bf16 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
+int k_fill_random_e4m3(k_e4m3 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
 
 #ifdef __cplusplus
 }
