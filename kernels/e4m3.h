@@ -57,7 +57,7 @@ K_BOTH k_e4m3 k_e4m3_round(float x)
 /* The scale of elements whose largest magnitude is amax; they are multiplied by 1 / scale. */
 K_BOTH float k_e4m3_scale(float amax)
 {
-    return (amax > K_AMAX_MIN ? amax : K_AMAX_MIN) / K_E4M3_MAX;
+    return (amax > K_AMAX_MIN ? amax : K_AMAX_MIN) * (1.0f / K_E4M3_MAX);
 }
 
 #endif

@@ -36,11 +36,14 @@ typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
 enum k_type { K_BF16, K_E4M3 };
 
+/* The length of a row of block scales: the blocks of n_in columns, rounded up to a multiple of 4. */
+#define K_SCALE_COLS(n_in, block) ((((n_in) + (block)-1) / (block) + 3) / 4 * 4)
+
 /* A matrix of weights w [n_out][n_in]: an element times its scale. */
 struct k_matrix {
     void *data;          /* [n_out][n_in], row-major, elements of type; on the cpu device float32 */
     const float *scales; /* NULL: all 1; else one per output row [n_out], or one per block when
-                           * block > 0: [ceil(n_out / block)][ceil(n_in / block)] */
+                          * block > 0: [ceil(n_out / block)][K_SCALE_COLS(n_in, block)] */
     const float *x_scale; /* what the checkpoint says inputs are to be divided by before they are
                            * rounded to the type; NULL: found for each row as it comes */
     enum k_type type;

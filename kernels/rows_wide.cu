@@ -12,12 +12,16 @@
 #include "kernels/common.cuh"
 #include "kernels/e4m3.h"
 
-#define CHUNK        8
-#define CHUNKS_MAX   8
-#define WIDE_THREADS 1024
-#define WIDE_DIM_MAX (CHUNK * CHUNKS_MAX * WIDE_THREADS)
-#define PLAIN_ROW    512 /* threads of a row in the plain kernels */
-#define N_PARTS      (CHUNKS_MAX * WIDE_THREADS / 32)
+#define CHUNK         8
+#define CHUNKS_MAX    16
+#define THREADS_MAX   1024 /* up to 4 chunks; half of it beyond, so that they stay in registers */
+#define WIDE_DIM_MAX  (CHUNK * CHUNKS_MAX * THREADS_MAX / 2)
+#define PLAIN_THREADS 512 /* of a row in the plain kernels */
+#define N_PARTS       (CHUNKS_MAX * THREADS_MAX / 2 / 32)
+#define FEW_ROWS      256 /* up to here a row gets many threads, since there is room for them */
+#ifndef MANY_THREADS
+#define MANY_THREADS 256 /* of each of many rows: more chunks a thread, so more loads in flight */
+#endif
 
 static_assert(WIDE_DIM_MAX >= K_QUANTISED_DIM_MAX, "e4m3 has no plain kernel");
 
@@ -36,7 +40,7 @@ struct row_args {
 
 static __device__ inline float silu(float x)
 {
-    return x / (1.0f + __expf(-x));
+    return __fdividef(x, 1.0f + __expf(-x));
 }
 
 static __device__ inline void load_chunk(float *v, const float *from)
@@ -213,7 +217,8 @@ template <int CHUNKS> static __device__ inline void round_runs(float v[][CHUNK],
 }
 
 template <int SOURCE, int RESULT, int CHUNKS>
-static __global__ void __launch_bounds__(WIDE_THREADS) row_kernel(const row_args a)
+static __global__ void __launch_bounds__(CHUNKS <= 4 ? THREADS_MAX : THREADS_MAX / 2)
+    row_kernel(const row_args a)
 {
     __shared__ float parts[N_PARTS], tops[32];
     float v[CHUNKS][CHUNK];
@@ -244,18 +249,14 @@ static __global__ void __launch_bounds__(WIDE_THREADS) row_kernel(const row_args
     }
 }
 
-/* Chunks a thread: few rows want many threads each, many rows want several loads in flight. */
 static int chunks_of(int n, int dim)
 {
-    int need = (dim + CHUNK * WIDE_THREADS - 1) / (CHUNK * WIDE_THREADS), wish = n > 256 ? 4 : 1;
+    int n_chunks = (dim + CHUNK - 1) / CHUNK;
 
-#ifdef WIDE_WISH
-    wish = WIDE_WISH;
-#endif
-    if (dim < 256 * CHUNK * wish)
-        wish = 1;
     for (int c = 1; c < CHUNKS_MAX; c *= 2) {
-        if (c >= need && c >= wish)
+        int most = n > FEW_ROWS ? MANY_THREADS : c <= 4 ? THREADS_MAX : THREADS_MAX / 2;
+
+        if ((n_chunks + c - 1) / c <= most)
             return c;
     }
     return CHUNKS_MAX;
@@ -270,7 +271,8 @@ template <int SOURCE, int RESULT> static int launch(const row_args &a, int n, k_
     case 1: return K_LAUNCH((row_kernel<SOURCE, RESULT, 1>), n, threads, 0, stream, a);
     case 2: return K_LAUNCH((row_kernel<SOURCE, RESULT, 2>), n, threads, 0, stream, a);
     case 4: return K_LAUNCH((row_kernel<SOURCE, RESULT, 4>), n, threads, 0, stream, a);
-    default: return K_LAUNCH((row_kernel<SOURCE, RESULT, 8>), n, threads, 0, stream, a);
+    case 8: return K_LAUNCH((row_kernel<SOURCE, RESULT, 8>), n, threads, 0, stream, a);
+    default: return K_LAUNCH((row_kernel<SOURCE, RESULT, 16>), n, threads, 0, stream, a);
     }
 }
 
@@ -330,7 +332,7 @@ int k_rmsnorm(k_bf16 *out, const float *x, const k_bf16 *weight, float eps, int 
     a.dim = dim;
     if (is_wide(dim))
         return launch<FROM_X, TO_BF16>(a, n, stream);
-    return K_LAUNCH(rmsnorm_kernel, n, PLAIN_ROW, 0, stream, out, (float *)x, NULL, weight, eps,
+    return K_LAUNCH(rmsnorm_kernel, n, PLAIN_THREADS, 0, stream, out, (float *)x, NULL, weight, eps,
                     dim);
 }
 
@@ -347,7 +349,7 @@ int k_add_rmsnorm(k_bf16 *out, float *x, const k_bf16 *delta, const k_bf16 *weig
     a.dim = dim;
     if (is_wide(dim))
         return launch<FROM_SUM, TO_BF16>(a, n, stream);
-    return K_LAUNCH(rmsnorm_kernel, n, PLAIN_ROW, 0, stream, out, x, delta, weight, eps, dim);
+    return K_LAUNCH(rmsnorm_kernel, n, PLAIN_THREADS, 0, stream, out, x, delta, weight, eps, dim);
 }
 
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream)
@@ -359,7 +361,7 @@ int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream
     a.dim = ff_dim;
     if (is_wide(ff_dim))
         return launch<FROM_SILU, TO_BF16>(a, n, stream);
-    return K_LAUNCH(silu_mul_kernel, n, PLAIN_ROW, 0, stream, out, in, ff_dim);
+    return K_LAUNCH(silu_mul_kernel, n, PLAIN_THREADS, 0, stream, out, in, ff_dim);
 }
 
 int k_quantise(const struct k_quantised *out, const k_bf16 *x, int n, int dim, k_stream stream)

@@ -160,7 +160,7 @@ static struct k_matrix matrix(struct loader *l, const char *const *patterns, con
     if (l->rc != ERR_OK)
         return m;
     if (l->files == NULL) {
-        l->rc = l->d->ops->fill_random(l->d, m.data, n, RANDOM_SCALE, l->seed++);
+        l->rc = l->d->ops->fill_random(l->d, &m, RANDOM_SCALE, l->seed++);
         return m;
     }
     for (int i = 0; i < n_parts; i++) {
