@@ -66,7 +66,8 @@ struct k_tokens {
 };
 
 /* One layer's keys and values in the pages: [page][layer][K|V][kv_head][block_tokens][head_dim].
- * bf16 for launchers, float32 for references. */
+ * Of the type that is said for launchers, float32 for references. An element of K_E4M3 times its
+ * scale is the key or value. */
 struct k_kv {
     void *pages;        /* the first page */
     size_t page_elems;  /* elements of a page, all layers */
@@ -74,6 +75,8 @@ struct k_kv {
     int n_kv_heads;
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
     int block_tokens;
+    enum k_type type;
+    float k_scale, v_scale; /* of K_E4M3 */
 };
 
 /* How one row is sampled; the meaning of each field stands at ref_sample(). */

@@ -19,9 +19,8 @@
 #define PLAIN_THREADS 512 /* of a row in the plain kernels */
 #define N_PARTS       (CHUNKS_MAX * THREADS_MAX / 2 / 32)
 #define FEW_ROWS      256 /* up to here a row gets many threads, since there is room for them */
-#ifndef MANY_THREADS
-#define MANY_THREADS 256 /* of each of many rows: more chunks a thread, so more loads in flight */
-#endif
+#define MANY_THREADS  256 /* of each of many rows: more chunks a thread, so more loads in flight */
+#define MANY_SILU     512 /* the same of silu, which has twice as many loads and more to compute */
 
 static_assert(WIDE_DIM_MAX >= K_QUANTISED_DIM_MAX, "e4m3 has no plain kernel");
 
@@ -249,12 +248,12 @@ static __global__ void __launch_bounds__(CHUNKS <= 4 ? THREADS_MAX : THREADS_MAX
     }
 }
 
-static int chunks_of(int n, int dim)
+static int chunks_of(int n, int dim, int many_threads)
 {
     int n_chunks = (dim + CHUNK - 1) / CHUNK;
 
     for (int c = 1; c < CHUNKS_MAX; c *= 2) {
-        int most = n > FEW_ROWS ? MANY_THREADS : c <= 4 ? THREADS_MAX : THREADS_MAX / 2;
+        int most = n > FEW_ROWS ? many_threads : c <= 4 ? THREADS_MAX : THREADS_MAX / 2;
 
         if ((n_chunks + c - 1) / c <= most)
             return c;
@@ -264,7 +263,8 @@ static int chunks_of(int n, int dim)
 
 template <int SOURCE, int RESULT> static int launch(const row_args &a, int n, k_stream stream)
 {
-    int chunks = chunks_of(n, a.dim), per_warp = chunks * CHUNK * 32;
+    int chunks = chunks_of(n, a.dim, SOURCE == FROM_SILU ? MANY_SILU : MANY_THREADS);
+    int per_warp = chunks * CHUNK * 32;
     int threads = (a.dim + per_warp - 1) / per_warp * 32;
 
     switch (chunks) {

@@ -239,28 +239,7 @@ static struct gemm_plan plan_of(const struct gemm_product *p)
                               .has_bias = p->bias != NULL};
 }
 
-static cublasStatus_t find_plan(struct gemm *g, struct gemm_plan **out,
-                                const struct gemm_product *p)
-{
-    struct gemm_plan want = plan_of(p), *plan = slot_of(g, &want);
-    cublasStatus_t s;
-    int n = 0;
-
-    *out = plan;
-    if (plan->n == want.n && plan->n_out == want.n_out && plan->n_in == want.n_in &&
-        plan->kind == want.kind && plan->has_bias == want.has_bias)
-        return CUBLAS_STATUS_SUCCESS;
-    if ((s = describe(&want)) != 0)
-        return s;
-    if (!remembered(g, &want) && (s = guess(g, &want, &want.algo, 1, &n)) != 0)
-        return s;
-    *plan = want;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-/* --- products -------------------------------------------------------------------------- */
-
-/* What differs from call to call. */
+/* What differs from call to call. cuBLASLt looks for no algorithm before scales have a place. */
 static cublasStatus_t point(struct gemm_plan *plan, const struct gemm_product *p)
 {
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
@@ -273,6 +252,27 @@ static cublasStatus_t point(struct gemm_plan *plan, const struct gemm_product *p
         s = set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->x_scales, sizeof p->x_scales);
     return s;
 }
+
+static cublasStatus_t find_plan(struct gemm *g, struct gemm_plan **out,
+                                const struct gemm_product *p)
+{
+    struct gemm_plan want = plan_of(p), *plan = slot_of(g, &want);
+    cublasStatus_t s;
+    int n = 0;
+
+    *out = plan;
+    if (plan->n == want.n && plan->n_out == want.n_out && plan->n_in == want.n_in &&
+        plan->kind == want.kind && plan->has_bias == want.has_bias)
+        return CUBLAS_STATUS_SUCCESS;
+    if ((s = describe(&want)) != 0 || (s = point(&want, p)) != 0)
+        return s;
+    if (!remembered(g, &want) && (s = guess(g, &want, &want.algo, 1, &n)) != 0)
+        return s;
+    *plan = want;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* --- products -------------------------------------------------------------------------- */
 
 static cublasStatus_t multiply(const struct gemm *g, struct gemm_plan *plan,
                                const struct gemm_product *p, const void *w,
@@ -597,6 +597,8 @@ int gemm_tune(struct gemm *g, const struct gemm_product *p, int n_copies, k_stre
     cublasStatus_t s = describe(&plan);
     int best = 0, rc;
 
+    if (s == 0)
+        s = point(&plan, p);
     if (s == 0)
         s = guess(g, &plan, c.algos, GUESSES_MAX, &c.n);
     if (s != 0)

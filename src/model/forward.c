@@ -65,6 +65,8 @@ void forward(struct device *d, const struct config *c, const struct weights *w,
     op->rmsnorm(d, a->normed, a->x, w->layers[0].norm_attn, c->norm_eps, n_tokens,
                 &w->layers[0].qkv);
     for (int i = 0; i < c->n_layers; i++) {
+        layer_kv.k_scale = w->layers[i].k_scale;
+        layer_kv.v_scale = w->layers[i].v_scale;
         layer(d, c, &w->layers[i], a, &layer_kv, turns, n_tokens);
         layer_kv.layer_elems +=
             2 * (size_t)kv->n_kv_heads * (size_t)kv->block_tokens * (size_t)kv->head_dim;
