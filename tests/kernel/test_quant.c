@@ -107,11 +107,101 @@ static void check(int n, int dim, int stride, const float *x_scale)
     free(x), free(delta), free(want), free(weight), free(in), free(after);
 }
 
+/* A random e4m3 matrix on the device; means [n_out][n_in] gets the numbers that it stands for. */
+static struct k_matrix random_matrix(int n_out, int n_in, int block, float *means)
+{
+    size_t size = (size_t)n_out * (size_t)n_in;
+    int cols = block > 0 ? K_SCALE_COLS(n_in, block) : 1;
+    int rows = block > 0 ? (n_out + block - 1) / block : n_out;
+    k_e4m3 *data = malloc(size);
+    float *scales = malloc((size_t)rows * (size_t)cols * 4);
+
+    for (int i = 0; i < rows * cols; i++)
+        scales[i] = 0.01f + fabsf(gpu_uniform()) * 0.01f;
+    for (int r = 0; r < n_out; r++) {
+        for (int c = 0; c < n_in; c++) {
+            size_t at = (size_t)r * (size_t)n_in + (size_t)c;
+
+            data[at] = k_e4m3_round(gpu_uniform() * 200.0f);
+            means[at] = k_e4m3_value(data[at]) *
+                        (block > 0 ? scales[r / block * cols + c / block] : scales[r]);
+        }
+    }
+    return (struct k_matrix){.data = gpu_array(data, size),
+                             .scales = gpu_array(scales, (size_t)rows * (size_t)cols * 4),
+                             .type = K_E4M3,
+                             .block = block,
+                             .n_out = n_out,
+                             .n_in = n_in};
+}
+
+/* A product whose input the device rounds itself, as it does to what attention gives. */
+static void check_product(int n, int n_out, int n_in, int block, bool with_bias)
+{
+    size_t rows = (size_t)(n + gpu->rows_multiple - 1) / (size_t)gpu->rows_multiple *
+                  (size_t)gpu->rows_multiple;
+    size_t y_size = (size_t)n * (size_t)n_out;
+    float *x = gpu_random(rows * (size_t)n_in, 1.0f), *bias = gpu_random((size_t)n_out, 1.0f);
+    float *means = malloc((size_t)n_out * (size_t)n_in * 4), *want = malloc(y_size * 4), *got,
+          *seen;
+    struct k_matrix w = random_matrix(n_out, n_in, block, means);
+    struct result in = result_of(n, n_in, block > 0 ? n : 0, NULL);
+    k_bf16 *out = gpu_array(NULL, rows * (size_t)n_out * 2), *db = gpu_bf16(bias, (size_t)n_out);
+    char name[80];
+
+    ref_quantise(&in.host, x, n, n_in);
+    seen = widen(&in, in.host.data, in.host.scales);
+    for (size_t r = 0; r < (size_t)n; r++) {
+        for (size_t o = 0; o < (size_t)n_out; o++) {
+            double sum = with_bias ? (double)bias[o] : 0.0;
+
+            for (size_t i = 0; i < (size_t)n_in; i++)
+                sum += (double)seen[r * (size_t)n_in + i] * (double)means[o * (size_t)n_in + i];
+            want[r * (size_t)n_out + o] = (float)sum;
+        }
+    }
+    snprintf(name, sizeof name, "e4m3 product %d x %d x %d, %s%s", n, n_out, n_in,
+             block > 0 ? "blocks" : "rows", with_bias ? ", bias" : "");
+    ok(gpu->ops->takes(gpu, &w), "%s: is taken", name);
+    gpu->ops->matmul(gpu, out, gpu_bf16(x, rows * (size_t)n_in), &w, with_bias ? db : NULL, n);
+    got = gpu_floats(out, rows * (size_t)n_out);
+    gpu_compare(got, want, y_size, 3e-5, 1e-2, name);
+    free(x), free(bias), free(means), free(want), free(got), free(seen);
+    free(in.host.data), free(in.host.scales);
+}
+
+static void check_products(void)
+{
+    struct device_limits limits = {.n_tokens = 512,
+                                   .n_seqs = 4,
+                                   .pages_max = 4,
+                                   .len_max = 64,
+                                   .block_tokens = 16,
+                                   .n_heads = 4,
+                                   .n_kv_heads = 4,
+                                   .head_dim = 64,
+                                   .dim = 256,
+                                   .ff_dim = 4096,
+                                   .n_vocab = 100,
+                                   .e4m3 = true};
+
+    gpu_must(gpu->ops->reserve(gpu, &limits));
+    for (int block = 0; block <= 128; block += 128) {
+        check_product(1, 64, 256, block, false);
+        check_product(100, 512, 256, block, true);
+        check_product(65, 208, 464, block, false);
+        check_product(70, 16, 48, block, true);
+        check_product(300, 384, 1024, block, false);
+        check_product(512, 256, 4096, block, false);
+    }
+}
+
 int main(void)
 {
     const float given = 0.01f;
 
     gpu_open();
+    check_products();
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         check(shapes[i].n, shapes[i].dim, 0, NULL);
         check(shapes[i].n, shapes[i].dim, (shapes[i].n + 63) / 64 * 64, NULL);
