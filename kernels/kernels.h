@@ -36,7 +36,7 @@ typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
 enum k_type { K_BF16, K_E4M3 };
 
-/* The length of a row of block scales: the blocks of n_in columns, rounded up to a multiple of 4. */
+/* The length of a row of block scales: blocks of n_in columns, rounded up to a multiple of 4. */
 #define K_SCALE_COLS(n_in, block) ((((n_in) + (block)-1) / (block) + 3) / 4 * 4)
 
 /* A matrix of weights w [n_out][n_in]: an element times its scale. */

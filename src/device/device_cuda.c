@@ -54,8 +54,7 @@ struct cuda {
     float *attn_work, *sample_scratch;
     int32_t *counts;
     k_bf16 *convert; /* pinned, [CONVERT_ELEMS] */
-    void *
-        workspace; /* WORKSPACE_BYTES; of the products, and while weights are loaded of quantise() */
+    void *workspace; /* WORKSPACE_BYTES; of products, and of quantise() while weights are loaded */
     struct k_quantised rounded; /* the input of the next e4m3 product; data NULL: there are none */
     const void *rounded_of;     /* where it would stand as bf16; NULL: nothing is rounded */
     int rc;                     /* the first error of a step */

@@ -3,11 +3,11 @@
  *
  *   bench_gemm FOLDER TABLE KINDS ROWS...
  *
- * FOLDER holds config.json; KINDS is a list like bf16,e4m3,e4m3-block; ROWS are numbers, or FIRST-LAST
- * for all buckets of that range. What TABLE holds already is kept, and is written back with what
- * was measured here. TABLE "-" measures what would be run without one and writes none.
- * Weights and inputs are random; enough copies of the weights are used in turn that they come from
- * memory. */
+ * FOLDER holds config.json; KINDS is a list like bf16,e4m3,e4m3-block; ROWS are numbers, or
+ * FIRST-LAST for all buckets of that range. What TABLE holds already is kept, and is written back
+ * with what was measured here. TABLE "-" measures what would be run without one and writes none.
+ * Weights and inputs are random; enough copies of the weights are used in turn that they come
+ * from memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
