@@ -28,6 +28,7 @@ extern "C" {
 #endif
 
 typedef uint16_t k_bf16;              /* the upper half of a float32 */
+typedef uint8_t k_e4m3;               /* e4m3.h */
 typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
 #define K_HEAD_DIM_MAX 256
@@ -35,11 +36,14 @@ typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
 enum k_type { K_BF16, K_E4M3 };
 
+/* The length of a row of block scales: blocks of n_in columns, rounded up to a multiple of 4. */
+#define K_SCALE_COLS(n_in, block) ((((n_in) + (block)-1) / (block) + 3) / 4 * 4)
+
 /* A matrix of weights w [n_out][n_in]: an element times its scale. */
 struct k_matrix {
     void *data;          /* [n_out][n_in], row-major, elements of type; on the cpu device float32 */
     const float *scales; /* NULL: all 1; else one per output row [n_out], or one per block when
-                           * block > 0: [ceil(n_out / block)][ceil(n_in / block)] */
+                          * block > 0: [ceil(n_out / block)][K_SCALE_COLS(n_in, block)] */
     const float *x_scale; /* what the checkpoint says inputs are to be divided by before they are
                            * rounded to the type; NULL: found for each row as it comes */
     enum k_type type;
@@ -62,7 +66,8 @@ struct k_tokens {
 };
 
 /* One layer's keys and values in the pages: [page][layer][K|V][kv_head][block_tokens][head_dim].
- * bf16 for launchers, float32 for references. */
+ * Of the type that is said for launchers, float32 for references. An element of K_E4M3 times its
+ * scale is the key or value. */
 struct k_kv {
     void *pages;        /* the first page */
     size_t page_elems;  /* elements of a page, all layers */
@@ -70,6 +75,8 @@ struct k_kv {
     int n_kv_heads;
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
     int block_tokens;
+    enum k_type type;
+    float k_scale, v_scale; /* of K_E4M3 */
 };
 
 /* How one row is sampled; the meaning of each field stands at ref_sample(). */
@@ -170,6 +177,28 @@ void ref_embed_normed(float *x, float *normed, float *sums_out, const float *tab
                       const int32_t *ids, const float *norm, int n, int dim);
 int k_embed_normed(float *x, k_bf16 *normed, float *sums_out, const k_bf16 *table,
                    const int32_t *ids, const k_bf16 *norm, int n, int dim, k_stream stream);
+/* Where an operation puts its result x [n][dim] as e4m3: data * scale is about x. */
+struct k_quantised {
+    k_e4m3 *data;         /* [n][dim] */
+    float *scales;        /* [n]; with a stride: [ceil(dim / 128)][stride], where [b][t] is for
+                           * elements 128 b .. 128 b + 127 of row t */
+    const float *x_scale; /* the scale of all rows; NULL: a row's or run's largest magnitude
+                           * becomes 448. Not read when there is a stride */
+    int stride;           /* 0: a row has one scale; else at least n */
+};
+
+/* out = x [n][dim] rounded to e4m3. Both sides give the same bits for the same x. In the kernels
+ * x is bf16, or what the other operations compute, before they would round it to bf16. dim is a
+ * multiple of 16, at most K_QUANTISED_DIM_MAX. */
+#define K_QUANTISED_DIM_MAX 65536
+void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim);
+int k_quantise(const struct k_quantised *out, const k_bf16 *x, int n, int dim, k_stream stream);
+int k_rmsnorm_e4m3(const struct k_quantised *out, const float *x, const k_bf16 *weight, float eps,
+                   int n, int dim, k_stream stream);
+int k_add_rmsnorm_e4m3(const struct k_quantised *out, float *x, const k_bf16 *delta,
+                       const k_bf16 *weight, float eps, int n, int dim, k_stream stream);
+int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int ff_dim,
+                    k_stream stream);
 
 /* --- attention ------------------------------------------------------------------------- */
 
@@ -275,6 +304,7 @@ int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
 
 /* n elements of approximately normal noise, mean 0, the given deviation, from (seed, index). */
 int k_fill_random(k_bf16 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
+int k_fill_random_e4m3(k_e4m3 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
 
 #ifdef __cplusplus
 }

@@ -24,6 +24,7 @@ struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
     int block_tokens;
     int n_heads, n_kv_heads, head_dim, dim, ff_dim, n_vocab;
+    bool e4m3; /* some matrices are */
 };
 
 /* One step as host arrays; borrowed until end(). */
@@ -51,7 +52,18 @@ struct device_ops {
      * call. */
     int (*weights)(struct device *d, void *dst, size_t at, const void *src, enum device_type type,
                    size_t n);
-    int (*fill_random)(struct device *d, void *dst, size_t n, float deviation, uint64_t seed);
+    /* Noise into a matrix's elements, whatever their scales are. */
+    int (*fill_random)(struct device *d, const struct k_matrix *m, float deviation, uint64_t seed);
+
+    /* True when matmul() takes a matrix of this type, block and shape. All take K_BF16. */
+    bool (*takes)(struct device *d, const struct k_matrix *m);
+    /* Round rows [n_rows][n_in] of a file's type to e4m3, with a scale a row. Where takes() is true
+     * of such a matrix. */
+    int (*quantise)(struct device *d, k_e4m3 *data, float *scales, const void *src,
+                    enum device_type type, int n_rows, int n_in);
+    /* Read what was measured of products on a GPU like this one; a file that is of no use here
+     * is logged and ignored, and so is a missing one, without a word unless it is expected. */
+    void (*read_products)(struct device *d, const char *path, bool expected);
 
     /* Allocate what steps within the limits need. */
     int (*reserve)(struct device *d, const struct device_limits *limits);
@@ -59,10 +71,12 @@ struct device_ops {
     /* A step: begin, operations, sample, end. */
     int (*begin)(struct device *d, const struct device_batch *b);
     void (*embed)(struct device *d, float *x, const void *table);
+    /* `to` is the matrix that the result is multiplied with next, and by nothing else: so out may
+     * be left unwritten, and the result kept in the form that this product takes. */
     void (*rmsnorm)(struct device *d, void *out, const float *x, const void *weight, float eps,
-                    int n);
+                    int n, const struct k_matrix *to);
     void (*add_rmsnorm)(struct device *d, void *out, float *x, const void *delta,
-                        const void *weight, float eps, int n);
+                        const void *weight, float eps, int n, const struct k_matrix *to);
     /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none). The second
      * gives float32 on every device. */
     void (*matmul)(struct device *d, void *y, const void *x, const struct k_matrix *w,
@@ -71,7 +85,7 @@ struct device_ops {
                          int n);
     void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const float *turns);
     void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale);
-    void (*silu_mul)(struct device *d, void *out, const void *in, int n);
+    void (*silu_mul)(struct device *d, void *out, const void *in, int n, const struct k_matrix *to);
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta);
     void (*sample)(struct device *d, const float *logits);
     /* Wait; ids out: int32 [n_rows]. ERR_GPU when anything of the step failed. */
@@ -82,7 +96,7 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     struct device_limits limits;
-    size_t elem_bytes;      /* of weights, activations and KV: 4 cpu, 2 cuda */
+    size_t elem_bytes;      /* of K_BF16 weights, activations and KV: 4 cpu, 2 cuda */
     int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
                              * must have room for them */
     size_t allocated_bytes; /* by alloc() so far */

@@ -124,14 +124,36 @@ static int cpu_weights(struct device *d, void *dst, size_t at, const void *src,
     return ERR_OK;
 }
 
-static int cpu_fill_random(struct device *d, void *dst, size_t n, float deviation, uint64_t seed)
+static int cpu_fill_random(struct device *d, const struct k_matrix *m, float deviation,
+                           uint64_t seed)
 {
-    float *out = dst;
+    size_t n = (size_t)m->n_out * (size_t)m->n_in;
+    float *out = m->data;
 
     (void)d;
     for (size_t i = 0; i < n; i++)
         out[i] = k_noise(seed, i) * deviation;
     return ERR_OK;
+}
+
+/* Its own type alone, which is float32. */
+static bool cpu_takes(struct device *d, const struct k_matrix *m)
+{
+    (void)d;
+    return m->type == K_BF16;
+}
+
+static int cpu_quantise(struct device *d, k_e4m3 *data, float *scales, const void *src,
+                        enum device_type type, int n_rows, int n_in)
+{
+    (void)d, (void)data, (void)scales, (void)src, (void)type, (void)n_rows, (void)n_in;
+    must(false); /* cpu_takes() was false */
+    return ERR_UNSUPPORTED;
+}
+
+static void cpu_read_products(struct device *d, const char *path, bool expected)
+{
+    (void)d, (void)path, (void)expected; /* products are its own */
 }
 
 /* --- rows: shared out in runs of rows -------------------------------------------------- */
@@ -197,17 +219,18 @@ static void cpu_embed(struct device *d, float *x, const void *table)
 }
 
 static void cpu_rmsnorm(struct device *d, void *out, const float *x, const void *weight, float eps,
-                        int n)
+                        int n, const struct k_matrix *to)
 {
     struct row_job j = {
         .c = cpu_of(d), .op = ROW_NORM, .out = out, .b = weight, .eps = eps, .n = n};
 
+    (void)to;
     memcpy(&j.x, &x, sizeof x); /* only read by ROW_NORM */
     row_run(&j, d->limits.dim);
 }
 
 static void cpu_add_rmsnorm(struct device *d, void *out, float *x, const void *delta,
-                            const void *weight, float eps, int n)
+                            const void *weight, float eps, int n, const struct k_matrix *to)
 {
     struct row_job j = {.c = cpu_of(d),
                         .op = ROW_ADD_NORM,
@@ -218,6 +241,7 @@ static void cpu_add_rmsnorm(struct device *d, void *out, float *x, const void *d
                         .eps = eps,
                         .n = n};
 
+    (void)to;
     row_run(&j, d->limits.dim);
 }
 
@@ -233,10 +257,12 @@ static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, cons
     row_run(&j, (d->limits.n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
 }
 
-static void cpu_silu_mul(struct device *d, void *out, const void *in, int n)
+static void cpu_silu_mul(struct device *d, void *out, const void *in, int n,
+                         const struct k_matrix *to)
 {
     struct row_job j = {.c = cpu_of(d), .op = ROW_SILU, .out = out, .a = in, .n = n};
 
+    (void)to;
     row_run(&j, d->limits.ff_dim);
 }
 
@@ -445,6 +471,9 @@ static const struct device_ops cpu_ops = {
     .download = cpu_copy,
     .weights = cpu_weights,
     .fill_random = cpu_fill_random,
+    .takes = cpu_takes,
+    .quantise = cpu_quantise,
+    .read_products = cpu_read_products,
     .reserve = cpu_reserve,
     .begin = cpu_begin,
     .embed = cpu_embed,

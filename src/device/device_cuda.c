@@ -26,6 +26,7 @@
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* what NVIDIA advises for Hopper */
 #define CONVERT_ELEMS   ((size_t)1 << 20)  /* weights converted at a time */
 #define HISTORY_MAX     ((size_t)16 << 20) /* tokens of histories copied at a time */
+#define ROWS_MULTIPLE   256                /* gemm_rows() rounds up to a divisor of it */
 #define ALIGN           256
 #define DEVICE_ORDINAL  0 /* CUDA_VISIBLE_DEVICES chooses among several */
 
@@ -53,7 +54,10 @@ struct cuda {
     float *attn_work, *sample_scratch;
     int32_t *counts;
     k_bf16 *convert; /* pinned, [CONVERT_ELEMS] */
-    int rc;          /* the first error of a step */
+    void *workspace; /* WORKSPACE_BYTES; of products, and of quantise() while weights are loaded */
+    struct k_quantised rounded; /* the input of the next e4m3 product; data NULL: there are none */
+    const void *rounded_of;     /* where it would stand as bf16; NULL: nothing is rounded */
+    int rc;                     /* the first error of a step */
     int n_allocs;
     void *allocs[ALLOCS_MAX];
 };
@@ -183,11 +187,48 @@ static int cuda_weights(struct device *d, void *dst, size_t at, const void *src,
     return rc;
 }
 
-static int cuda_fill_random(struct device *d, void *dst, size_t n, float deviation, uint64_t seed)
+static int cuda_fill_random(struct device *d, const struct k_matrix *m, float deviation,
+                            uint64_t seed)
 {
-    if (k_fill_random(dst, n, deviation, seed, cuda_of(d)->stream) != 0)
-        return check(cudaGetLastError(), "random weights");
-    return ERR_OK;
+    size_t n = (size_t)m->n_out * (size_t)m->n_in;
+    k_stream stream = cuda_of(d)->stream;
+    int rc = m->type == K_E4M3 ? k_fill_random_e4m3(m->data, n, deviation, seed, stream)
+                               : k_fill_random(m->data, n, deviation, seed, stream);
+
+    return rc == 0 ? ERR_OK : check(cudaGetLastError(), "random weights");
+}
+
+static bool cuda_takes(struct device *d, const struct k_matrix *m)
+{
+    (void)d;
+    return gemm_takes(m);
+}
+
+/* As many rows at a time as fit the workspace as bf16. */
+static int cuda_quantise(struct device *d, k_e4m3 *data, float *scales, const void *src,
+                         enum device_type type, int n_rows, int n_in)
+{
+    struct cuda *c = cuda_of(d);
+    size_t row_bytes = (size_t)n_in * (type == DEVICE_F32 ? 4 : 2);
+    int step = (int)(WORKSPACE_BYTES / ((size_t)n_in * sizeof(k_bf16))), rc = ERR_OK;
+
+    must(step >= 1);
+    for (int i = 0; i < n_rows && rc == ERR_OK; i += step) {
+        int part = n_rows - i < step ? n_rows - i : step;
+        size_t row = (size_t)i;
+        struct k_quantised out = {.data = data + row * (size_t)n_in, .scales = scales + row};
+
+        rc = cuda_weights(d, c->workspace, 0, (const char *)src + row * row_bytes, type,
+                          (size_t)part * (size_t)n_in);
+        if (rc == ERR_OK && k_quantise(&out, c->workspace, part, n_in, c->stream) != 0)
+            rc = check(cudaGetLastError(), "rounding weights to e4m3");
+    }
+    return rc;
+}
+
+static void cuda_read_products(struct device *d, const char *path, bool expected)
+{
+    gemm_read(cuda_of(d)->gemm, path, expected);
 }
 
 /* --- a step's arrays ------------------------------------------------------------------- */
@@ -325,19 +366,59 @@ static void cuda_embed(struct device *d, float *x, const void *table)
          "embed");
 }
 
-static void cuda_rmsnorm(struct device *d, void *out, const float *x, const void *weight, float eps,
-                         int n)
+/* Whether the product of n rows with w reads them as e4m3. */
+static bool reads_e4m3(const struct k_matrix *w, int n)
 {
-    keep(cuda_of(d), k_rmsnorm(out, x, weight, eps, n, d->limits.dim, cuda_of(d)->stream),
+    (void)n;
+    return w->type == K_E4M3;
+}
+
+/* Where n rows for the product with w are to be put as e4m3. `of` names them until then. */
+static const struct k_quantised *rounded(struct cuda *c, const void *of, const struct k_matrix *w,
+                                         int n)
+{
+    must(c->rounded.data != NULL);
+    c->rounded_of = of;
+    c->rounded.x_scale = w->x_scale;
+    c->rounded.stride = w->block > 0 ? gemm_rows(n) : 0;
+    return &c->rounded;
+}
+
+static void cuda_rmsnorm(struct device *d, void *out, const float *x, const void *weight, float eps,
+                         int n, const struct k_matrix *to)
+{
+    struct cuda *c = cuda_of(d);
+    int dim = d->limits.dim;
+
+    keep(c,
+         reads_e4m3(to, n)
+             ? k_rmsnorm_e4m3(rounded(c, out, to, n), x, weight, eps, n, dim, c->stream)
+             : k_rmsnorm(out, x, weight, eps, n, dim, c->stream),
          "rmsnorm");
 }
 
 static void cuda_add_rmsnorm(struct device *d, void *out, float *x, const void *delta,
-                             const void *weight, float eps, int n)
+                             const void *weight, float eps, int n, const struct k_matrix *to)
 {
-    keep(cuda_of(d),
-         k_add_rmsnorm(out, x, delta, weight, eps, n, d->limits.dim, cuda_of(d)->stream),
+    struct cuda *c = cuda_of(d);
+    int dim = d->limits.dim;
+
+    keep(c,
+         reads_e4m3(to, n)
+             ? k_add_rmsnorm_e4m3(rounded(c, out, to, n), x, delta, weight, eps, n, dim, c->stream)
+             : k_add_rmsnorm(out, x, delta, weight, eps, n, dim, c->stream),
          "add_rmsnorm");
+}
+
+/* Make x the e4m3 input of p; it has been rounded already, or is now. */
+static void round_input(struct cuda *c, struct gemm_product *p)
+{
+    if (c->rounded_of != p->x)
+        keep(c, k_quantise(rounded(c, p->x, p->w, p->n), p->x, p->n, p->w->n_in, c->stream),
+             "quantise");
+    c->rounded_of = NULL;
+    p->x = c->rounded.data;
+    p->x_scales = c->rounded.scales;
 }
 
 static void cuda_matmul(struct device *d, void *y, const void *x, const struct k_matrix *w,
@@ -345,6 +426,8 @@ static void cuda_matmul(struct device *d, void *y, const void *x, const struct k
 {
     struct gemm_product p = {.y = y, .x = x, .w = w, .bias = bias, .n = n};
 
+    if (reads_e4m3(w, n))
+        round_input(cuda_of(d), &p);
     keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
 }
 
@@ -353,6 +436,8 @@ static void cuda_matmul_float(struct device *d, float *y, const void *x, const s
 {
     struct gemm_product p = {.y = y, .x = x, .w = w, .n = n, .y_is_float = true};
 
+    if (reads_e4m3(w, n))
+        round_input(cuda_of(d), &p);
     keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
 }
 
@@ -372,9 +457,16 @@ static void cuda_attn(struct device *d, void *out, const void *qkv, const struct
          "attn");
 }
 
-static void cuda_silu_mul(struct device *d, void *out, const void *in, int n)
+static void cuda_silu_mul(struct device *d, void *out, const void *in, int n,
+                          const struct k_matrix *to)
 {
-    keep(cuda_of(d), k_silu_mul(out, in, n, d->limits.ff_dim, cuda_of(d)->stream), "silu_mul");
+    struct cuda *c = cuda_of(d);
+    int ff_dim = d->limits.ff_dim;
+
+    keep(c,
+         reads_e4m3(to, n) ? k_silu_mul_e4m3(rounded(c, out, to, n), in, n, ff_dim, c->stream)
+                           : k_silu_mul(out, in, n, ff_dim, c->stream),
+         "silu_mul");
 }
 
 static void cuda_gather_add(struct device *d, float *out, const float *x, const void *delta)
@@ -478,6 +570,20 @@ static size_t attn_work_bytes(const struct device_limits *lim)
            (size_t)(lim->head_dim + 2) * sizeof(float);
 }
 
+/* Room for the input of any product as e4m3, and its scales. */
+static int reserve_rounded(struct cuda *c, const struct device_limits *lim)
+{
+    size_t rows = (size_t)(lim->n_tokens > lim->n_seqs ? lim->n_tokens : lim->n_seqs);
+    int q = lim->n_heads * lim->head_dim, width = lim->dim > lim->ff_dim ? lim->dim : lim->ff_dim;
+
+    width = width > q ? width : q;
+    rows = (rows + ROWS_MULTIPLE - 1) / ROWS_MULTIPLE * ROWS_MULTIPLE;
+    c->rounded.data = cuda_alloc(&c->base, rows * (size_t)width);
+    c->rounded.scales =
+        cuda_alloc(&c->base, rows * (size_t)((width + 127) / 128) * sizeof *c->rounded.scales);
+    return c->rounded.data == NULL || c->rounded.scales == NULL ? ERR_NO_MEMORY : ERR_OK;
+}
+
 static int cuda_reserve(struct device *d, const struct device_limits *lim)
 {
     struct cuda *c = cuda_of(d);
@@ -507,7 +613,7 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
         c->history_mirror == NULL || c->ids_mirror == NULL || c->attn_work == NULL ||
         c->sample_scratch == NULL || c->counts == NULL)
         return ERR_NO_MEMORY;
-    return ERR_OK;
+    return lim->e4m3 ? reserve_rounded(c, lim) : ERR_OK;
 }
 
 /* Errors while closing are of no account: the process ends, or never used the device. */
@@ -537,6 +643,9 @@ static const struct device_ops cuda_ops = {
     .download = cuda_download,
     .weights = cuda_weights,
     .fill_random = cuda_fill_random,
+    .takes = cuda_takes,
+    .quantise = cuda_quantise,
+    .read_products = cuda_read_products,
     .reserve = cuda_reserve,
     .begin = cuda_begin,
     .embed = cuda_embed,
@@ -570,7 +679,6 @@ k_stream device_cuda_stream(struct device *d)
 static int start(struct cuda *c)
 {
     struct cudaDeviceProp prop;
-    void *workspace;
 
     if (check(cudaSetDevice(DEVICE_ORDINAL), "choosing the GPU") != ERR_OK ||
         check(cudaGetDeviceProperties(&prop, DEVICE_ORDINAL), "the GPU's properties") != ERR_OK)
@@ -583,11 +691,11 @@ static int start(struct cuda *c)
     (void)snprintf(c->base.name, sizeof c->base.name, "%.60s", prop.name);
     if (check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream") != ERR_OK)
         return ERR_GPU;
-    workspace = cuda_alloc(&c->base, WORKSPACE_BYTES);
+    c->workspace = cuda_alloc(&c->base, WORKSPACE_BYTES);
     c->convert = pinned(CONVERT_ELEMS * sizeof *c->convert);
-    if (workspace == NULL || c->convert == NULL)
+    if (c->workspace == NULL || c->convert == NULL)
         return ERR_NO_MEMORY;
-    return gemm_open(&c->gemm, workspace, WORKSPACE_BYTES);
+    return gemm_open(&c->gemm, c->workspace, WORKSPACE_BYTES, c->base.name);
 }
 
 int device_cuda_open(struct device **out)
@@ -604,7 +712,7 @@ int device_cuda_open(struct device **out)
     c->base.ops = &cuda_ops;
     c->base.elem_bytes = sizeof(k_bf16);
     c->base.is_gpu = true;
-    c->base.rows_multiple = 256;
+    c->base.rows_multiple = ROWS_MULTIPLE;
     if ((rc = start(c)) != ERR_OK) {
         cuda_close(&c->base);
         return rc;

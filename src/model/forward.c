@@ -48,9 +48,9 @@ static void layer(struct device *d, const struct config *c, const struct layer_w
     op->rope_kv(d, a->qkv, kv, turns);
     op->attn(d, a->heads, a->qkv, kv, scale);
     op->matmul(d, a->delta, a->heads, &w->o, w->o_bias, n);
-    op->add_rmsnorm(d, a->normed, a->x, a->delta, w->norm_mlp, c->norm_eps, n);
+    op->add_rmsnorm(d, a->normed, a->x, a->delta, w->norm_mlp, c->norm_eps, n, &w->gate_up);
     op->matmul(d, a->gate_up, a->normed, &w->gate_up, w->gate_up_bias, n);
-    op->silu_mul(d, a->ff, a->gate_up, n);
+    op->silu_mul(d, a->ff, a->gate_up, n, &w->down);
     op->matmul(d, a->delta, a->ff, &w->down, w->down_bias, n);
 }
 
@@ -62,19 +62,22 @@ void forward(struct device *d, const struct config *c, const struct weights *w,
     struct k_kv layer_kv = *kv;
 
     op->embed(d, a->x, w->embed.data);
-    op->rmsnorm(d, a->normed, a->x, w->layers[0].norm_attn, c->norm_eps, n_tokens);
+    op->rmsnorm(d, a->normed, a->x, w->layers[0].norm_attn, c->norm_eps, n_tokens,
+                &w->layers[0].qkv);
     for (int i = 0; i < c->n_layers; i++) {
+        layer_kv.k_scale = w->layers[i].k_scale;
+        layer_kv.v_scale = w->layers[i].v_scale;
         layer(d, c, &w->layers[i], a, &layer_kv, turns, n_tokens);
         layer_kv.layer_elems +=
             2 * (size_t)kv->n_kv_heads * (size_t)kv->block_tokens * (size_t)kv->head_dim;
         if (i + 1 < c->n_layers)
             op->add_rmsnorm(d, a->normed, a->x, a->delta, w->layers[i + 1].norm_attn, c->norm_eps,
-                            n_tokens);
+                            n_tokens, &w->layers[i + 1].qkv);
     }
     if (n_rows == 0)
         return;
     op->gather_add(d, a->rows, a->x, a->delta);
-    op->rmsnorm(d, a->rows_normed, a->rows, w->norm, c->norm_eps, n_rows);
+    op->rmsnorm(d, a->rows_normed, a->rows, w->norm, c->norm_eps, n_rows, &w->head);
     op->matmul_float(d, a->logits, a->rows_normed, &w->head, n_rows);
     op->sample(d, a->logits);
 }

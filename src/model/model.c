@@ -17,6 +17,7 @@
 #include "model/weights.h"
 
 #define LAYOUT_VERSION 1 /* of a page; part of the fingerprint */
+#define GEMM_TABLE     QUIRE_DATADIR "/gemm-h200.txt"
 #define PAGES_MAX      16777216
 #define MIB            (1.0 / 1048576.0)
 
@@ -34,6 +35,8 @@ struct model {
     float *turns;              /* device, float [max_model_len][head_dim / 2][2] */
     const struct batch *batch; /* of the step under way */
     int n_rows;                /* of the last step */
+    enum k_type kv_type;       /* K_BF16: the device's own */
+    bool rounds;               /* weights that were not e4m3 are rounded to it */
     size_t work_bytes;         /* activations, tables and work areas, for the log */
     /* What begin() derives from a batch. */
     int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
@@ -48,6 +51,43 @@ struct model {
 static int pages_for(int tokens, int block_tokens)
 {
     return (tokens + block_tokens - 1) / block_tokens;
+}
+
+static bool is_set(const char *option)
+{
+    return option != NULL && option[0] != '\0';
+}
+
+/* The types of weights and pages. */
+static int choose_types(struct model *m, const struct model_options *o)
+{
+    const char *kv = is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
+
+    m->rounds = is_set(o->quantization);
+    if (m->rounds && strcmp(o->quantization, "fp8") != 0) {
+        log_error("model: quantization \"%s\" is unknown; use fp8, or leave it empty",
+                  o->quantization);
+        return ERR_INVALID;
+    }
+    m->kv_type = K_BF16;
+    if (strcmp(kv, "auto") == 0)
+        return ERR_OK;
+    if (strcmp(kv, "fp8") != 0 && strcmp(kv, "fp8_e4m3") != 0) {
+        log_error("model: kv_cache_dtype \"%s\" is unknown; use auto or fp8", kv);
+        return ERR_INVALID;
+    }
+    if (!m->device->is_gpu) {
+        log_error("model: kv_cache_dtype fp8 is for the cuda device; on %s it is auto",
+                  m->device->name);
+        return ERR_UNSUPPORTED;
+    }
+    m->kv_type = K_E4M3;
+    return ERR_OK;
+}
+
+static size_t kv_elem_bytes(const struct model *m)
+{
+    return m->kv_type == K_E4M3 ? sizeof(k_e4m3) : m->device->elem_bytes;
 }
 
 /* Options and presets become the shape; all but the pages. */
@@ -95,7 +135,7 @@ static int choose_shape(struct model *m, const struct model_options *o)
         return ERR_INVALID;
     }
     s->page_bytes = (size_t)s->block_tokens * (size_t)s->n_layers * 2 * (size_t)s->n_kv_heads *
-                    (size_t)s->head_dim * m->device->elem_bytes;
+                    (size_t)s->head_dim * kv_elem_bytes(m);
     return ERR_OK;
 }
 
@@ -131,6 +171,7 @@ static int alloc_work(struct model *m)
         .dim = s->dim,
         .ff_dim = s->ff_dim,
         .n_vocab = s->n_vocab,
+        .e4m3 = m->weights.e4m3,
     };
     size_t turns_bytes = (size_t)s->max_model_len * (size_t)s->head_dim * sizeof(float);
     float *turns;
@@ -203,10 +244,11 @@ static int alloc_pages(struct model *m)
     const struct model_shape *s = &m->shape;
 
     m->kv = (struct k_kv){
-        .page_elems = s->page_bytes / m->device->elem_bytes,
+        .page_elems = s->page_bytes / kv_elem_bytes(m),
         .n_kv_heads = s->n_kv_heads,
         .head_dim = s->head_dim,
         .block_tokens = s->block_tokens,
+        .type = m->kv_type,
         .pages = m->device->ops->alloc(m->device, (size_t)s->n_pages * s->page_bytes),
     };
     return m->kv.pages == NULL ? ERR_NO_MEMORY : ERR_OK;
@@ -214,13 +256,15 @@ static int alloc_pages(struct model *m)
 
 static void set_fingerprint(struct model *m)
 {
+    const char *kv = m->kv_type == K_E4M3 ? "e4m3" : m->device->elem_bytes == 2 ? "bf16" : "f32";
     char text[400];
     char config[2 * HASH_BYTES + 1];
     int n;
 
     hash_hex(m->config.digest.bytes, HASH_BYTES, config);
-    n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, block_tokens %d", LAYOUT_VERSION,
-                 config, m->device->elem_bytes == 2 ? "bf16" : "f32", m->shape.block_tokens);
+    n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, block_tokens %d%s",
+                 LAYOUT_VERSION, config, kv, m->shape.block_tokens,
+                 m->rounds ? ", weights rounded to e4m3" : "");
     m->shape.fingerprint = hash_sha256(text, (size_t)n, m->weights.digest.bytes, HASH_BYTES);
 }
 
@@ -245,10 +289,15 @@ static void log_table(const struct model *m, const char *dir, uint64_t start_us)
 
 static int load(struct model *m, const struct model_options *o)
 {
+    struct weights_source from = {.dir = o->dummy_weights ? NULL : o->dir,
+                                  .rounds = m->rounds,
+                                  .kv_scales = m->kv_type == K_E4M3};
+    bool given = is_set(o->gemm_table);
     size_t before;
-    int rc = o->dummy_weights ? weights_random(&m->weights, m->device, &m->config)
-                              : weights_load(&m->weights, m->device, &m->config, o->dir);
+    int rc;
 
+    m->device->ops->read_products(m->device, given ? o->gemm_table : GEMM_TABLE, given);
+    rc = weights_load(&m->weights, m->device, &m->config, &from);
     if (rc != ERR_OK)
         return rc;
     before = m->device->allocated_bytes;
@@ -271,6 +320,8 @@ int model_open(struct model **out, const struct model_options *o)
     if ((rc = config_read(&m->config, o->dir)) != ERR_OK)
         goto out;
     if ((rc = device_open(&m->device, o->device, o->cpu_threads)) != ERR_OK)
+        goto out;
+    if ((rc = choose_types(m, o)) != ERR_OK)
         goto out;
     if ((rc = choose_shape(m, o)) != ERR_OK)
         goto out;

@@ -19,6 +19,7 @@ struct layer_weights {
     void *gate_up_bias;
     struct k_matrix down; /* [dim][ff_dim] */
     void *down_bias;
+    float k_scale, v_scale; /* of e4m3 KV pages, by the checkpoint; else 1 */
 };
 
 struct weights {
@@ -26,17 +27,27 @@ struct weights {
     struct k_matrix embed;        /* [n_vocab][dim] */
     void *norm;                   /* [dim] */
     struct k_matrix head;         /* [n_vocab][dim]; embed itself when tied */
+    bool e4m3;                    /* some matrices are */
     size_t bytes;                 /* on the device */
     struct hash digest;           /* of every tensor's name, type and bytes, as they were read */
 };
 
-/* Allocate on the device and fill from the folder's files, or with random numbers. Logs progress
- * every few seconds. Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape
- * than config.json implies, ERR_NOT_FOUND for a missing one, ERR_GPU; all logged. The layers'
- * array is released by weights_fini(), device memory with the device. */
+/* Where weights come from, and what is made of them. */
+struct weights_source {
+    const char *dir; /* the folder; NULL: random numbers */
+    bool rounds;     /* matrices of layers that are not e4m3 are rounded to it, a scale a row */
+    bool kv_scales;  /* k_scale and v_scale are wanted */
+};
+
+/* Allocate on the device and fill. Logs progress every few seconds. A matrix whose parts in the
+ * folder are e4m3, or are rounded to it, is K_E4M3 where the device multiplies with that form,
+ * else the same numbers in the device's type.
+ *
+ * Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape than config.json
+ * implies, ERR_NOT_FOUND for a missing one, ERR_UNSUPPORTED for a type, ERR_GPU; all logged. The
+ * layers' array is released by weights_fini(), device memory with the device. */
 int weights_load(struct weights *w, struct device *d, const struct config *c,
-                 const char *dir) ERR_CHECKED;
-int weights_random(struct weights *w, struct device *d, const struct config *c) ERR_CHECKED;
+                 const struct weights_source *from) ERR_CHECKED;
 void weights_fini(struct weights *w);
 
 #endif
