@@ -36,7 +36,7 @@
 #include "kernels/attn_decode_tile.cuh"
 
 #ifndef DECODE_PROMOTION
-#define DECODE_PROMOTION CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+#define DECODE_PROMOTION CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 #endif
 #define LOG2_E  1.44269504f
 #define THREADS (DECODE_WARPS * 32)
@@ -73,6 +73,12 @@ template <int D, int TYPE, int HEADS> struct decode {
 
     static_assert(PIECE * 4 <= tile::RING, "a piece takes the ring's place");
 
+    /* Blocks of heads are rare, and a division is long. */
+    static __device__ __forceinline__ int kv_head_of(const decode_args &a, int row)
+    {
+        return a.blocks == 1 ? row : row / a.blocks;
+    }
+
     /* --- copies ------------------------------------------------------------------------ */
 
     /* The tiles that a warp asks for, ahead of those that it computes with. */
@@ -85,20 +91,26 @@ template <int D, int TYPE, int HEADS> struct decode {
         int stage;
     };
 
-    /* --- copies ------------------------------------------------------------------------ */
-
-    static __device__ __forceinline__ void feed_row(feed &f, const decode_args &a,
-                                                    const decode_item &it)
+    /* The row's pages from f.tile on; those of the row before do, if they begin as early. */
+    static __device__ __forceinline__ void feed_row(feed &f, const decode_args &a, bool same_item)
     {
-        int lane = threadIdx.x % 32;
+        int lane = threadIdx.x % 32, base = f.tile * tile::TOKENS >> a.page_shift;
 
+        f.slab = a.slab + kv_head_of(a, f.row);
+        if (same_item && base == f.base)
+            return;
+        f.base = base;
+        f.page = f.pages[min(base + lane, f.n_pages)];
+        f.next = f.pages[min(base + 32 + lane, f.n_pages)];
+    }
+
+    static __device__ __forceinline__ void feed_item(feed &f, const decode_args &a,
+                                                     const decode_item &it)
+    {
         f.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS;
         f.n_pages = (it.len - 1) >> a.page_shift;
         f.pages = a.t.page_ids + (size_t)it.seq * a.t.pages_max;
-        f.slab = a.slab + f.row / a.blocks;
-        f.base = f.tile * tile::TOKENS >> a.page_shift;
-        f.page = f.pages[min(f.base + lane, f.n_pages)];
-        f.next = f.pages[min(f.base + 32 + lane, f.n_pages)];
+        feed_row(f, a, false);
     }
 
     /* Ask for the next tile. Each lane asks for one box: a page's rows, all panels or one. */
@@ -134,11 +146,12 @@ template <int D, int TYPE, int HEADS> struct decode {
         f.left--;
         if (++f.tile == f.row_tiles && f.left > 0) {
             f.tile = 0;
-            if (++f.row == a.kv.n_kv_heads * a.blocks) {
+            if (++f.row < a.kv.n_kv_heads * a.blocks) {
+                feed_row(f, a, true);
+            } else {
                 f.row = 0;
-                f.item++;
+                feed_item(f, a, a.schedule->items[++f.item]);
             }
-            feed_row(f, a, a.schedule->items[f.item]);
         }
     }
 
@@ -236,22 +249,27 @@ template <int D, int TYPE, int HEADS> struct decode {
                 make_float2(0.0f, 0.0f)};
     }
 
-    static __device__ __forceinline__ void merge_add(merged &m, const float *from, int index)
+    /* From shared memory, or from work, where other blocks may have written it. */
+    static __device__ __forceinline__ merged merge_load(const float *from, int index)
     {
-        int head = index / 32 % NT * 8 + index % 4 * 2;
-        float4 o = ((const float4 *)from)[index];
-        float2 top = *(const float2 *)(from + FRAGMENTS * 4 + head);
-        float2 sum = *(const float2 *)(from + FRAGMENTS * 4 + HEADS + head);
-        float2 most = make_float2(fmaxf(m.top.x, top.x), fmaxf(m.top.y, top.y));
-        float2 mine = make_float2(exp2_fast(m.top.x - most.x), exp2_fast(m.top.y - most.y));
-        float2 its = make_float2(exp2_fast(top.x - most.x), exp2_fast(top.y - most.y));
+        const float *heads = from + FRAGMENTS * 4 + index / 32 % NT * 8 + index % 4 * 2;
 
-        m.o.x = m.o.x * mine.x + o.x * its.x;
-        m.o.y = m.o.y * mine.y + o.y * its.y;
-        m.o.z = m.o.z * mine.x + o.z * its.x;
-        m.o.w = m.o.w * mine.y + o.w * its.y;
-        m.sum.x = m.sum.x * mine.x + sum.x * its.x;
-        m.sum.y = m.sum.y * mine.y + sum.y * its.y;
+        return {((const float4 *)from)[index], *(const float2 *)heads,
+                *(const float2 *)(heads + HEADS)};
+    }
+
+    static __device__ __forceinline__ void merge_add(merged &m, const merged &p)
+    {
+        float2 most = make_float2(fmaxf(m.top.x, p.top.x), fmaxf(m.top.y, p.top.y));
+        float2 mine = make_float2(exp2_fast(m.top.x - most.x), exp2_fast(m.top.y - most.y));
+        float2 its = make_float2(exp2_fast(p.top.x - most.x), exp2_fast(p.top.y - most.y));
+
+        m.o.x = m.o.x * mine.x + p.o.x * its.x;
+        m.o.y = m.o.y * mine.y + p.o.y * its.y;
+        m.o.z = m.o.z * mine.x + p.o.z * its.x;
+        m.o.w = m.o.w * mine.y + p.o.w * its.y;
+        m.sum.x = m.sum.x * mine.x + p.sum.x * its.x;
+        m.sum.y = m.sum.y * mine.y + p.sum.y * its.y;
         m.top = most;
     }
 
@@ -300,7 +318,7 @@ template <int D, int TYPE, int HEADS> struct decode {
 #pragma unroll 1
             for (int i = p; i < q; i++) {
                 if (pieces[i].at != NULL)
-                    merge_add(m, pieces[i].at, index);
+                    merge_add(m, merge_load(pieces[i].at, index));
             }
             if (whole)
                 write_merged(a, first, m, index);
@@ -309,34 +327,45 @@ template <int D, int TYPE, int HEADS> struct decode {
         }
     }
 
-    /* Count this block's part of a row; the last of the row's blocks adds all parts. */
-    static __device__ void join_parts(const decode_args &a, const piece &p, int *arrived)
+    /* Count this block's part of a row; the last of the row's blocks adds all parts, up to BATCH
+     * of which are read at a time. */
+    static __device__ __forceinline__ void join_parts(const decode_args &a, const piece &p,
+                                                      int *arrived)
     {
-        int n_tiles = a.schedule->n_tiles, n_workers = a.schedule->n_workers;
-        int from = share_of(p.start, n_tiles, n_workers) / DECODE_WARPS;
-        int to = share_of(p.start + p.tiles - 1, n_tiles, n_workers) / DECODE_WARPS;
+        const decode_span span = a.schedule->spans[blockIdx.x][p.begins];
+        constexpr int BATCH = 8;
 
-        __threadfence();
         __syncthreads();
         if (threadIdx.x == 0)
-            *arrived = atomicAdd(&a.schedule->counters[from], 1);
+            *arrived = add_and_see(&a.schedule->counters[span.from]);
         __syncthreads();
-        if (*arrived < to - from)
+        if (*arrived < span.to - span.from)
             return;
-        __threadfence();
 #pragma unroll 1
         for (int index = threadIdx.x; index < FRAGMENTS; index += THREADS) {
             merged m = merge_begin();
 
             if (!has_heads(p, index))
                 continue;
-#pragma unroll 4
-            for (int c = from; c <= to; c++)
-                merge_add(m, part_at(a, c, c == from), index);
+#pragma unroll 1
+            for (int c = span.from; c <= span.to; c += BATCH) {
+                merged part[BATCH];
+
+#pragma unroll
+                for (int i = 0; i < BATCH; i++) {
+                    if (c + i <= span.to)
+                        part[i] = merge_load(part_at(a, c + i, c + i == span.from), index);
+                }
+#pragma unroll
+                for (int i = 0; i < BATCH; i++) {
+                    if (c + i <= span.to)
+                        merge_add(m, part[i]);
+                }
+            }
             write_merged(a, p, m, index);
         }
         if (threadIdx.x == 0)
-            a.schedule->counters[from] = 0;
+            a.schedule->counters[span.from] = 0;
     }
 
     /* All pieces of the block, row by row. */
@@ -379,11 +408,12 @@ template <int D, int TYPE, int HEADS> struct decode {
 
     static __device__ __forceinline__ void name_row(walk &w, const decode_args &a)
     {
-        int group = a.n_heads / a.kv.n_kv_heads, block = w.row % a.blocks;
+        int block;
 
-        w.kv_head = w.row / a.blocks;
-        w.head = w.kv_head * group + block * HEADS;
-        w.n_heads = min(HEADS, group - block * HEADS);
+        w.kv_head = kv_head_of(a, w.row);
+        block = w.row - w.kv_head * a.blocks;
+        w.head = w.kv_head * a.group + block * HEADS;
+        w.n_heads = min(HEADS, a.group - block * HEADS);
         w.is_first = block == 0;
     }
 
@@ -504,7 +534,7 @@ template <int D, int TYPE, int HEADS> struct decode {
         w.f.left = a.by_hand ? 0 : mine.n;
         w.f.stage = 0;
         if (w.f.left > 0)
-            feed_row(w.f, a, mine.first);
+            feed_item(w.f, a, mine.first);
     }
 };
 
@@ -592,8 +622,7 @@ template <int D, int TYPE> static int map_pages(CUtensorMap *map, decode_args &a
                TYPE == K_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 5,
                kv.pages, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
                tile::PANEL == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-               DECODE_PROMOTION,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+               DECODE_PROMOTION, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
                ? 0
                : -1;
 }
@@ -628,7 +657,7 @@ static int launch_decode(decode_args &a, const struct k_attn_plan *plan, k_strea
 template <int D, int TYPE>
 static int choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
-    if (decode_heads(a.n_heads / a.kv.n_kv_heads) == 8)
+    if (decode_heads(a.group) == 8)
         return launch_decode<D, TYPE, 8>(a, plan, stream);
     return launch_decode<D, TYPE, 16>(a, plan, stream);
 }
@@ -666,7 +695,8 @@ int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const s
     a.schedule = (decode_schedule *)plan->schedule;
     a.work = (float *)plan->work;
     a.n_heads = n_heads;
-    a.blocks = decode_blocks(n_heads / kv->n_kv_heads);
+    a.group = n_heads / kv->n_kv_heads;
+    a.blocks = decode_blocks(a.group);
     a.scale = scale * LOG2_E;
     a.weight = 1.0f;
     if (kv->type == K_BF16)

@@ -8,11 +8,14 @@
 
 #include "kernels/pages.cuh"
 
-#define DECODE_WARPS   4
-#define DECODE_SMS     132              /* of an H200; any other number is right, too */
-#define DECODE_CTAS    (2 * DECODE_SMS) /* the largest grid */
+#define DECODE_WARPS 4
+#define DECODE_SMS   132              /* of an H200; any other number is right, too */
+#define DECODE_CTAS  (2 * DECODE_SMS) /* the largest grid */
 #ifndef DECODE_FEW
-#define DECODE_FEW     4                /* sequences for which one block a multiprocessor will do */
+#define DECODE_FEW 4 /* sequences for which one block a multiprocessor will do */
+#endif
+#ifndef DECODE_LEAST
+#define DECODE_LEAST 2
 #endif
 #define DECODE_WORKERS (DECODE_CTAS * DECODE_WARPS)
 
@@ -33,13 +36,16 @@ struct decode_worker {
     decode_item first; /* a copy of the item, which saves the way to it */
 };
 
+/* The first and the last block that have keys of a row. */
+struct decode_span {
+    int32_t from, to;
+};
+
 /* The plan of a step in device memory. counters [c] counts the blocks that are done with the
  * row that begins in block c and goes on behind it; 0 between launches. */
 struct decode_schedule {
-    int32_t n_tiles;   /* of all rows */
-    int32_t n_workers; /* that share them */
-    int32_t unused[2];
     int32_t counters[DECODE_CTAS];
+    decode_span spans[DECODE_CTAS][2]; /* of the rows at a block's beginning and end */
     decode_worker workers[DECODE_WORKERS];
     decode_item items[1]; /* [n_decodes] */
 };
@@ -108,10 +114,12 @@ static inline int decode_ctas(const struct k_kv *kv, int n_decodes)
     return n_decodes <= DECODE_FEW || kv->head_dim > 128 ? DECODE_SMS : 2 * DECODE_SMS;
 }
 
-/* Workers that n_tiles tiles are shared by: whole blocks of them. */
+/* Workers that n_tiles tiles are shared by: whole blocks of them. Below DECODE_LEAST tiles each,
+ * the sum of more parts takes longer than the tiles would. */
 static __host__ __device__ inline int decode_workers(int n_tiles, int n_workers)
 {
-    int n = (n_tiles + DECODE_WARPS - 1) / DECODE_WARPS * DECODE_WARPS;
+    int n =
+        (n_tiles + DECODE_LEAST * DECODE_WARPS - 1) / (DECODE_LEAST * DECODE_WARPS) * DECODE_WARPS;
 
     return n < n_workers ? n : n_workers;
 }
@@ -206,6 +214,19 @@ static __device__ __forceinline__ void wait_for_previous(void)
 static __device__ __forceinline__ void let_next_begin(void)
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* Add 1 and return what was there; orders what this thread's block wrote before and reads behind
+ * (with a barrier of the block on either side) with the other blocks that count here. */
+static __device__ __forceinline__ int add_and_see(int32_t *counter)
+{
+    int old;
+
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                 : "=r"(old)
+                 : "l"(counter)
+                 : "memory");
+    return old;
 }
 
 /* --- matrices ---------------------------------------------------------------------------- */

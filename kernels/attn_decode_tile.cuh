@@ -16,7 +16,7 @@ struct decode_args {
     struct k_tokens t;
     decode_schedule *schedule;
     float *work;
-    int n_heads;
+    int n_heads, group;
     int blocks;   /* blocks of heads a kv head */
     float scale;  /* of scores, to units of log2 */
     float weight; /* of values */
@@ -97,37 +97,37 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         return make_float4(a.x, b.x, a.y, b.y);
     }
 
-    /* Up to 8 queries to the desk, rotated if there are turns. All loads are under way before
-     * the first is used. */
+    /* Up to 8 queries to the desk, rotated if there are turns. The loads of AT_ONCE heads are
+     * under way before the first is used. */
     static __device__ __forceinline__ void lay_queries(char *desk, const k_bf16 *q, int n_heads,
                                                        int hd, const float2 *turn)
     {
-        int half = hd / 2;
-        uint32_t low[8][PAIRS], high[8][PAIRS];
+        constexpr int AT_ONCE = 4;
+        int half = hd / 2, lane = threadIdx.x % 32;
         float4 turns[PAIRS];
 
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
-            int d = threadIdx.x % 32 * 2 + 64 * j;
-
-            turns[j] = make_float4(1.0f, 0.0f, 1.0f, 0.0f);
-            if (turn != NULL && d < half)
-                turns[j] = *(const float4 *)(turn + d);
-#pragma unroll
-            for (int h = 0; h < 8; h++) {
-                bool there = h < n_heads && d < half;
-
-                low[h][j] = there ? word_of(q + h * hd + d) : 0U;
-                high[h][j] = there ? word_of(q + h * hd + d + half) : 0U;
-            }
+            if (turn != NULL && 2 * lane + 64 * j < half)
+                turns[j] = *(const float4 *)(turn + 2 * lane + 64 * j);
         }
-#pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-            int d = threadIdx.x % 32 * 2 + 64 * j;
+#pragma unroll 1
+        for (int first = 0; first < n_heads; first += AT_ONCE) {
+            uint32_t low[AT_ONCE][PAIRS], high[AT_ONCE][PAIRS];
 
 #pragma unroll
-            for (int h = 0; h < 8; h++) {
-                uint32_t *to = (uint32_t *)(desk + h * DESK_ROW + d * 2);
+            for (int i = 0; i < AT_ONCE * PAIRS; i++) {
+                int h = i / PAIRS, d = 2 * lane + i % PAIRS * 64;
+                const k_bf16 *from = q + (first + h) * hd + d;
+                bool there = first + h < n_heads && d < half;
+
+                low[h][i % PAIRS] = there ? word_of(from) : 0U;
+                high[h][i % PAIRS] = there ? word_of(from + half) : 0U;
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE * PAIRS; i++) {
+                int h = i / PAIRS, j = i % PAIRS, d = 2 * lane + j * 64;
+                uint32_t *to = (uint32_t *)(desk + (first + h) * DESK_ROW + d * 2);
 
                 if (turn != NULL) {
                     float4 y = turn_words(low[h][j], high[h][j], turns[j]);
@@ -135,7 +135,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
                     low[h][j] = pack_bf16(y.x, y.y);
                     high[h][j] = pack_bf16(y.z, y.w);
                 }
-                if (h < n_heads && d < half) {
+                if (first + h < n_heads && d < half) {
                     to[0] = low[h][j];
                     to[half / 2] = high[h][j];
                 }

@@ -79,27 +79,46 @@ static __device__ int list_items(const plan_args &a, int *n_items)
     return tiles_before;
 }
 
-static __device__ decode_worker share(const plan_args &a, int n_items, int first, int last)
+/* The item that a tile belongs to. */
+static __device__ int item_of(const decode_item *items, int n_items, int tile)
 {
-    const decode_item *items = a.schedule->items;
-    decode_worker w = {};
-    int low = 0, high = n_items, row_tiles;
+    int low = 0, high = n_items;
 
     while (high - low > 1) {
         int middle = (low + high) / 2;
 
-        if (items[middle].first <= first)
+        if (items[middle].first <= tile)
             low = middle;
         else
             high = middle;
     }
-    row_tiles = (items[low].len + a.tile_tokens - 1) / a.tile_tokens;
-    w.item = low;
+    return low;
+}
+
+static __device__ decode_worker share(const plan_args &a, int n_items, int first, int last)
+{
+    decode_worker w = {};
+    int row_tiles;
+
+    w.item = item_of(a.schedule->items, n_items, first);
+    w.first = a.schedule->items[w.item];
+    row_tiles = (w.first.len + a.tile_tokens - 1) / a.tile_tokens;
+    w.row = (first - w.first.first) / row_tiles;
+    w.tile = (first - w.first.first) % row_tiles;
     w.n = last - first;
-    w.first = items[low];
-    w.row = (first - items[low].first) / row_tiles;
-    w.tile = (first - items[low].first) % row_tiles;
     return w;
+}
+
+/* The blocks that share the row of a tile. */
+static __device__ decode_span span_of(const plan_args &a, int n_items, int tile, int n_tiles,
+                                      int n_workers)
+{
+    const decode_item *it = &a.schedule->items[item_of(a.schedule->items, n_items, tile)];
+    int row_tiles = (it->len + a.tile_tokens - 1) / a.tile_tokens;
+    int start = tile - (tile - it->first) % row_tiles;
+
+    return {share_of(start, n_tiles, n_workers) / DECODE_WARPS,
+            share_of(start + row_tiles - 1, n_tiles, n_workers) / DECODE_WARPS};
 }
 
 static __global__ void __launch_bounds__(PLAN_THREADS) attn_schedule_kernel(const plan_args a)
@@ -108,13 +127,16 @@ static __global__ void __launch_bounds__(PLAN_THREADS) attn_schedule_kernel(cons
     int n_items, n_tiles = list_items(a, &n_items),
                  n_workers = decode_workers(n_tiles, a.n_workers);
 
-    if (threadIdx.x == 0) {
-        s->n_tiles = n_tiles;
-        s->n_workers = n_workers;
-    }
-    for (int i = threadIdx.x; i < DECODE_CTAS; i += PLAN_THREADS)
-        s->counters[i] = 0;
     __syncthreads();
+    for (int i = threadIdx.x; i < 2 * DECODE_CTAS; i += PLAN_THREADS) {
+        int block = i / 2, side = i % 2 * DECODE_WARPS;
+
+        s->counters[block] = 0;
+        if ((block + 1) * DECODE_WARPS <= n_workers)
+            s->spans[block][i % 2] = span_of(
+                a, n_items, share_first(block * DECODE_WARPS + side, n_tiles, n_workers) - i % 2,
+                n_tiles, n_workers);
+    }
     for (int i = threadIdx.x; i < a.n_workers; i += PLAN_THREADS) {
         int first = share_first(i, n_tiles, n_workers),
             last = share_first(i + 1, n_tiles, n_workers);

@@ -471,11 +471,16 @@ static void check_fused(const struct attn_case *c)
     run_close(r);
 }
 
-int main(void)
+/* test_attn [HEAD_DIM]: all cases, or those of one head size. */
+int main(int argc, char **argv)
 {
+    int head_dim = argc > 1 ? atoi(argv[1]) : 0;
+
     gpu_open();
-    for (size_t i = 0; i < sizeof mixed / sizeof mixed[0]; i++)
-        check_case(&mixed[i]);
+    for (size_t i = 0; i < sizeof mixed / sizeof mixed[0]; i++) {
+        if (head_dim == 0 || mixed[i].head_dim == head_dim)
+            check_case(&mixed[i]);
+    }
     for (size_t i = 0; i < sizeof decodes / sizeof decodes[0]; i++) {
         struct attn_case c = {decodes[i].n_heads,
                               decodes[i].n_kv_heads,
@@ -490,8 +495,10 @@ int main(void)
             c.kv_len[c.n_seqs] = decodes[i].kv_len[c.n_seqs];
             c.n_new[c.n_seqs] = 1;
         }
-        check_case(&c);
-        check_fused(&c);
+        if (head_dim == 0 || c.head_dim == head_dim) {
+            check_case(&c);
+            check_fused(&c);
+        }
     }
     device_close(gpu);
     return tap_done();
