@@ -76,7 +76,7 @@ struct k_kv {
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
     int block_tokens;
     enum k_type type;
-    float k_scale, v_scale; /* of K_E4M3 */
+    float k_scale, v_scale; /* of K_E4M3: value = stored * scale, 1 as a rule. Others: unused */
 };
 
 /* How one row is sampled; the meaning of each field stands at ref_sample(). */
@@ -230,10 +230,20 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
 /* The same for a whole step. Tokens of sequences with one token (decodes) and of those with
  * several (chunks) go to two kernels; the lists say which.
  *
- * decode_seqs [n_decodes] are sequences with one token. Their keys are cut into parts of
- * k_attn_part_tokens(kv_len) tokens, one block each; the parts' results meet in a second kernel.
- * part_count is the largest number of parts of the step's decodes; work is float32
- * [n_decodes][n_heads][part_count][head_dim + 2].
+ * decode_seqs [n_decodes] are sequences with one token, NULL: sequences 0 .. n_decodes - 1. Those
+ * of kv_len 0 are skipped, their rows of out left as they are: so a graph may be captured for
+ * more sequences than a step has. k_attn_schedule() must have run since kv_len, seq_start or
+ * decode_seqs changed; it serves all layers.
+ *
+ * turns: NULL when queries are rotated and the step's keys and values stand in the pages
+ * (k_rope_kv() has run). Else n_tiles is 0, qkv is what the product gave, and the kernel rotates
+ * queries and new keys and writes new keys and values to their pages itself, the same bits as
+ * k_rope_kv(). Pages of earlier steps are then read before the launch in front has ended.
+ *
+ * overlap: launch decodes so that the kernel begins while the launch in front still runs
+ * (programmatic stream serialization). What was enqueued before that one, k_attn_schedule() with
+ * all else but qkv, must have ended by then: the launch behind k_attn_schedule() must be a plain
+ * one, or one that waits for it before it lets others begin.
  *
  * tile_seqs [n_tiles], tile_starts [n_tiles]: sequence and first token (relative to the
  * sequence's first) of each tile of K_TILE_TOKENS(group) tokens. */
@@ -243,25 +253,24 @@ struct k_attn_plan {
     const int32_t *tile_starts;
     int n_decodes;
     int n_tiles;
-    int part_count;
-    float *work;
+    int overlap;
+    const float *turns;
+    void *schedule; /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */
+    void *work;     /* k_attn_work_bytes(), 16-byte aligned */
 };
 
-#define K_TILE_ROWS   64  /* rows (token, head of the group) of a tile: four warps of 16 */
-#define K_PART_TOKENS 256 /* a part below this costs more to start than to read */
-#define K_PARTS_MAX   64  /* parts of a sequence; bounds the memory of their results */
+#define K_TILE_ROWS 64 /* rows (token, head of the group) of a tile: four warps of 16 */
 
 /* Tokens of a tile: 64 rows shared by the query heads of a kv head; 1 for groups above 64. */
 #define K_TILE_TOKENS(group) ((group) >= K_TILE_ROWS ? 1 : K_TILE_ROWS / (group))
 
-/* Tokens of a part, a function of the length alone. */
-K_BOTH int k_attn_part_tokens(int kv_len)
-{
-    int part = (kv_len + K_PARTS_MAX - 1) / K_PARTS_MAX;
+size_t k_attn_schedule_bytes(int n_decodes);
+size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads);
 
-    part = (part + 63) / 64 * 64;
-    return part < K_PART_TOKENS ? K_PART_TOKENS : part;
-}
+/* Share the keys of all decodes equally between the warps of k_attn()'s grid: fills
+ * plan->schedule. One block; the grid is a function of n_decodes and the shapes. */
+int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const struct k_tokens *t,
+                    int n_heads, k_stream stream);
 
 int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
            const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);

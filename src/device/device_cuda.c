@@ -51,7 +51,9 @@ struct cuda {
     int32_t *history, *history_mirror; /* int32 [history_cap] */
     size_t history_cap;
     int32_t *ids, *ids_mirror; /* int32 [n_seqs]: pinned, on the device */
-    float *attn_work, *sample_scratch;
+    void *attn_work, *attn_schedule;
+    bool is_planned; /* attn_schedule is of this step */
+    float *sample_scratch;
     int32_t *counts;
     k_bf16 *convert; /* pinned, [CONVERT_ELEMS] */
     void *workspace; /* WORKSPACE_BYTES; of products, and of quantise() while weights are loaded */
@@ -269,16 +271,12 @@ static void plan_attention(struct cuda *c, const struct step_arrays *a, const st
     int tile_tokens = K_TILE_TOKENS(lim->n_heads / lim->n_kv_heads);
     struct k_attn_plan *p = &c->plan;
 
-    p->n_decodes = p->n_tiles = p->part_count = 0;
+    p->n_decodes = p->n_tiles = 0;
     for (int s = 0; s < t->n_seqs; s++) {
         int n = t->seq_start[s + 1] - t->seq_start[s];
 
         if (n == 1) {
-            int part = k_attn_part_tokens(t->kv_len[s]);
-            int n_parts = (t->kv_len[s] + part - 1) / part;
-
             a->decode_seqs[p->n_decodes++] = s;
-            p->part_count = n_parts > p->part_count ? n_parts : p->part_count;
             continue;
         }
         for (int first = 0; first < n; first += tile_tokens) {
@@ -351,7 +349,9 @@ static int cuda_begin(struct device *d, const struct device_batch *b)
     c->plan.decode_seqs = c->arrays.decode_seqs;
     c->plan.tile_seqs = c->arrays.tile_seqs;
     c->plan.tile_starts = c->arrays.tile_starts;
+    c->plan.schedule = c->attn_schedule;
     c->plan.work = c->attn_work;
+    c->is_planned = false;
     return check(cudaMemcpyAsync(c->mirror, c->staging, a.bytes, cudaMemcpyHostToDevice, c->stream),
                  "copying a batch");
 }
@@ -445,7 +445,13 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, con
 {
     struct cuda *c = cuda_of(d);
 
-    keep(c, k_rope_kv(qkv, kv, &c->tokens, turns, d->limits.n_heads, c->stream), "rope_kv");
+    if (!c->is_planned)
+        keep(c, k_attn_schedule(&c->plan, kv, &c->tokens, d->limits.n_heads, c->stream), "attn");
+    c->is_planned = true;
+    /* Where all are decodes, attention itself rotates. */
+    c->plan.turns = c->plan.n_tiles == 0 ? turns : NULL;
+    if (c->plan.turns == NULL)
+        keep(c, k_rope_kv(qkv, kv, &c->tokens, turns, d->limits.n_heads, c->stream), "rope_kv");
 }
 
 static void cuda_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
@@ -558,18 +564,6 @@ static void *pinned(size_t bytes)
     return check(cudaMallocHost(&p, bytes), "pinned memory") == ERR_OK ? p : NULL;
 }
 
-static size_t attn_work_bytes(const struct device_limits *lim)
-{
-    int part = k_attn_part_tokens(lim->len_max), parts_long = (lim->len_max + part - 1) / part;
-    int parts = parts_long > K_PARTS_MAX ? parts_long : K_PARTS_MAX;
-
-    /* A shorter sequence may have more parts than the longest, never more than K_PARTS_MAX. */
-    if (lim->len_max < K_PARTS_MAX * K_PART_TOKENS)
-        parts = (lim->len_max + K_PART_TOKENS - 1) / K_PART_TOKENS;
-    return (size_t)lim->n_seqs * (size_t)lim->n_heads * (size_t)parts *
-           (size_t)(lim->head_dim + 2) * sizeof(float);
-}
-
 /* Room for the input of any product as e4m3, and its scales. */
 static int reserve_rounded(struct cuda *c, const struct device_limits *lim)
 {
@@ -606,12 +600,13 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     c->mirror = cuda_alloc(d, c->staging_bytes);
     c->history_mirror = cuda_alloc(d, c->history_cap * sizeof *c->history);
     c->ids_mirror = cuda_alloc(d, rows * sizeof *c->ids);
-    c->attn_work = cuda_alloc(d, attn_work_bytes(lim));
+    c->attn_schedule = cuda_alloc(d, k_attn_schedule_bytes(lim->n_seqs));
+    c->attn_work = cuda_alloc(d, k_attn_work_bytes(lim->head_dim, lim->n_heads, lim->n_kv_heads));
     c->sample_scratch = cuda_alloc(d, rows * vocab * sizeof *c->sample_scratch);
     c->counts = cuda_alloc(d, rows * vocab * sizeof *c->counts);
     if (c->staging == NULL || c->history == NULL || c->ids == NULL || c->mirror == NULL ||
         c->history_mirror == NULL || c->ids_mirror == NULL || c->attn_work == NULL ||
-        c->sample_scratch == NULL || c->counts == NULL)
+        c->attn_schedule == NULL || c->sample_scratch == NULL || c->counts == NULL)
         return ERR_NO_MEMORY;
     return lim->e4m3 ? reserve_rounded(c, lim) : ERR_OK;
 }

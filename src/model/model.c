@@ -249,6 +249,8 @@ static int alloc_pages(struct model *m)
         .head_dim = s->head_dim,
         .block_tokens = s->block_tokens,
         .type = m->kv_type,
+        .k_scale = 1.0f,
+        .v_scale = 1.0f,
         .pages = m->device->ops->alloc(m->device, (size_t)s->n_pages * s->page_bytes),
     };
     return m->kv.pages == NULL ? ERR_NO_MEMORY : ERR_OK;
