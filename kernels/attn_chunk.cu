@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Causal attention of several query tokens a sequence over its pages, on tensor cores.
+ * Causal attention of several query tokens a sequence over its pages, on tensor cores: for every
+ * shape. sm90_attn_chunk.cu is faster where it takes the shape.
  *
- * One block of four warps for each (tile, kv head). A tile's 64 rows are pairs (token, query head
+ * One block of eight warps for each (tile, kv head). A tile's 128 rows are pairs (token, query head
  * of the group), so that grouped heads share the keys that are read; a warp owns 16 rows. Keys
  * and values come in blocks of 64 positions through shared memory; scores are
  * q [64][D] . k [64][D], kept in registers, and become the left operand of the second product
@@ -12,7 +13,7 @@
  * is FlashAttention-2's (arXiv:2307.08691). */
 #include "kernels/pages.cuh"
 
-#define WARPS   4
+#define WARPS   8
 #define ROWS    K_TILE_ROWS
 #define BLOCK   64 /* keys at a time */
 #define PAD     8  /* elements behind a row: ldmatrix then meets all banks */
@@ -118,10 +119,10 @@ static __device__ inline void score_block(float score[BLOCK / 8][4], const bf16 
 }
 
 /* Turn scores into weights, and shrink what stands in the state. limit: the last key that each
- * of the two rows may see, relative to the block. */
+ * of the two rows may see, relative to the block; window: how many up to there. */
 template <int D>
 static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][4], float scale,
-                                     const int limit[2])
+                                     const int limit[2], uint32_t window)
 {
     int col = threadIdx.x % 4 * 2;
 
@@ -135,7 +136,7 @@ static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][
             for (int e = 0; e < 2; e++) {
                 float *s = &score[j][2 * r + e];
 
-                *s = j * 8 + col + e <= limit[r] ? *s * scale : -INFINITY;
+                *s = (uint32_t)(limit[r] - (j * 8 + col + e)) < window ? *s * scale : -INFINITY;
                 top = fmaxf(top, *s);
             }
         }
@@ -233,14 +234,15 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
 {
     extern __shared__ __align__(16) bf16 shared[];
     bf16 *q = shared, *k = q + ROWS * (D + PAD), *v = k + BLOCK * (D + PAD);
-    int tile = gridDim.x - 1 - blockIdx.x; /* the last tiles see most keys: begin with them */
-    int kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads, hd = a.kv.head_dim;
-    int seq = a.plan.tile_seqs[tile], start = a.plan.tile_starts[tile];
+    int tile = blockIdx.x, kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads;
+    int hd = a.kv.head_dim, seq = a.plan.tile_seqs[tile], start = a.plan.tile_starts[tile];
     int n_seq = a.t.seq_start[seq + 1] - a.t.seq_start[seq];
     int n_tokens = min(K_TILE_TOKENS(group), n_seq - start);
     int token0 = a.t.seq_start[seq] + start, pos0 = a.t.kv_len[seq] - n_seq + start;
     int last = pos0 + n_tokens - 1, warp = threadIdx.x / 32,
         row0 = warp * 16 + threadIdx.x % 32 / 4;
+    uint32_t window = a.kv.window > 0 ? (uint32_t)a.kv.window : 1U << 31;
+    int first = (uint32_t)pos0 < window ? 0 : (pos0 - (int)window + 1) / BLOCK * BLOCK;
     const int32_t *pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
     chunk_state<D> st;
 
@@ -255,8 +257,8 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
         st.acc[j][0] = st.acc[j][1] = st.acc[j][2] = st.acc[j][3] = 0.0f;
     st.top[0] = st.top[1] = NOTHING;
     st.sum[0] = st.sum[1] = 0.0f;
-    copy_block<D>(k, a, pages, kv_head, 0, last, 0);
-    for (int base = 0; base <= last; base += BLOCK) {
+    copy_block<D>(k, a, pages, kv_head, first, last, 0);
+    for (int base = first; base <= last; base += BLOCK) {
         float score[BLOCK / 8][4];
         int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
 
@@ -264,7 +266,7 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
         wait_groups<1>(); /* the keys */
         __syncthreads();
         score_block<D>(score, q + warp * 16 * (D + PAD), k);
-        soften<D>(st, score, a.scale * LOG2_E, limit);
+        soften<D>(st, score, a.scale * LOG2_E, limit, window);
         __syncthreads();
         copy_block<D>(k, a, pages, kv_head, base + BLOCK, last, 0); /* past the end: zeros */
         wait_groups<1>();                                           /* the values */
@@ -293,6 +295,8 @@ int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const st
     chunk_args a = {out, qkv, *kv, *t, *plan, n_heads, scale};
     int hd = kv->head_dim;
 
+    if (sm90_attn_chunk_takes(kv, qkv, n_heads))
+        return k_attn_chunk_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);
     if (hd <= 16)
         return launch_chunk<16>(a, stream);
     if (hd <= 32)

@@ -56,6 +56,7 @@ struct k_kv {
     int n_kv_heads;
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
     int block_tokens;
+    int window; /* keys that a token sees, its own the last; 0: all. Decodes must have 0. */
 };
 
 /* How one row is sampled; the meaning of each field stands at ref_sample(). */
@@ -127,7 +128,8 @@ int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t, cons
  *   out  [n_tokens][n_heads][head_dim]
  *   qkv  as above, queries rotated; keys and values of the step stand in the pages already
  *
- * A token sees the keys of positions 0 .. its own. The reference computes one pair of token and
+ * A token sees the keys of positions 0 .. its own, the last kv->window of them if that is set.
+ * scale must be above 0. The reference computes one pair of token and
  * kv head: its scores (scratch, float32 [pos + 1]), their softmax, the sum of the values in the
  * order of positions. */
 void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct k_tokens *t,
@@ -142,22 +144,31 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
  * [n_decodes][n_heads][part_count][head_dim + 2].
  *
  * tile_seqs [n_tiles], tile_starts [n_tiles]: sequence and first token (relative to the
- * sequence's first) of each tile of K_TILE_TOKENS(group) tokens. */
+ * sequence's first) of each tile of K_TILE_TOKENS(group) tokens, those with most keys first, as
+ * k_attn_tiles() lists them. tile_keys is the sum of kv_len over sequences with tiles. drawn is
+ * one word of the device's memory, 0 before the first launch; every launch leaves 0 there. */
 struct k_attn_plan {
     const int32_t *decode_seqs;
     const int32_t *tile_seqs;
     const int32_t *tile_starts;
     int n_decodes;
     int n_tiles;
+    int tile_keys;
     int part_count;
+    int32_t *drawn;
     float *work;
 };
 
-#define K_TILE_ROWS   64  /* rows (token, head of the group) of a tile: four warps of 16 */
+/* List the tiles of a step, and count them and their keys in plan: host arrays, room for
+ * t->n_tokens each, and the host's t. */
+void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *plan,
+                  const struct k_tokens *t, int group);
+
+#define K_TILE_ROWS   128 /* rows (token, head of the group) of a tile: two warpgroups of 64 */
 #define K_PART_TOKENS 256 /* a part below this costs more to start than to read */
 #define K_PARTS_MAX   64  /* parts of a sequence; bounds the memory of their results */
 
-/* Tokens of a tile: 64 rows shared by the query heads of a kv head; 1 for groups above 64. */
+/* Tokens of a tile: its rows are shared by the query heads of a kv head, at most K_TILE_ROWS. */
 #define K_TILE_TOKENS(group) ((group) >= K_TILE_ROWS ? 1 : K_TILE_ROWS / (group))
 
 /* Tokens of a part, a function of the length alone. */

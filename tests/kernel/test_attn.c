@@ -114,7 +114,7 @@ static void plan(struct attn_run *r)
     const struct attn_case *c = r->c;
     int32_t decodes[SEQS_MAX], tiles[1024], starts[1024];
     struct k_attn_plan *p = &r->plan;
-    int step = K_TILE_TOKENS(c->n_heads / c->n_kv_heads);
+    int32_t zero = 0;
 
     for (int s = 0; s < c->n_seqs; s++) {
         int part = k_attn_part_tokens(c->kv_len[s]), n = (c->kv_len[s] + part - 1) / part;
@@ -123,11 +123,9 @@ static void plan(struct attn_run *r)
             decodes[p->n_decodes++] = s;
             p->part_count = n > p->part_count ? n : p->part_count;
         }
-        for (int first = 0; c->n_new[s] > 1 && first < c->n_new[s]; first += step) {
-            tiles[p->n_tiles] = s;
-            starts[p->n_tiles++] = first;
-        }
     }
+    k_attn_tiles(tiles, starts, p, &r->host, c->n_heads / c->n_kv_heads);
+    p->drawn = gpu_array(&zero, sizeof zero);
     p->decode_seqs = gpu_array(decodes, sizeof decodes);
     p->tile_seqs = gpu_array(tiles, sizeof tiles);
     p->tile_starts = gpu_array(starts, sizeof starts);

@@ -1,0 +1,713 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Causal attention of several query tokens a sequence over its pages, for Hopper: wgmma, TMA.
+ *
+ * One block a multiprocessor takes pieces of work (tile, kv head) until none is left. A tile's
+ * 128 rows are pairs (token, query head of the group), so that grouped heads share the keys that
+ * are read. Three warpgroups: one warp of the first asks the copy engine for queries, keys and
+ * values; the others own 64 rows each. Keys come in blocks, the last block of a tile first:
+ *
+ *     S [64][BLOCK] = q [64][HD] . K [BLOCK][HD]    both operands in shared memory
+ *     O [64][HD]   += P [64][BLOCK] . V [BLOCK][HD] P = 2^(S - max) in registers
+ *
+ * A warpgroup issues S of one block and O of the block before, and computes P of the first while
+ * the second runs; and the two warpgroups take turns (named barriers), so that one's P is
+ * computed under the other's products.
+ *
+ * Shared memory: q [128][HD], rings of STAGES blocks of K and of V, barriers. All in slabs of 8
+ * rows of 128 bytes with 128-byte swizzle: a slab is 64 elements of 8 rows. A page's rows are
+ * slabs in the order [row / 8][element / 64], so that one copy brings a page.
+ *
+ * Source: the schedule is FlashAttention-3's (arXiv:2407.08608). */
+#include "kernels/pages.cuh"
+#include "kernels/sm90.cuh"
+
+#ifndef ATTN_STAGES
+#define ATTN_STAGES 2
+#endif
+#ifndef ATTN_TURNS
+#define ATTN_TURNS 1
+#endif
+#ifndef ATTN_L2_BYTES
+#define ATTN_L2_BYTES (32 << 20)
+#endif
+
+#define ROWS      K_TILE_ROWS
+#define CONSUMERS 2 /* warpgroups */
+#define THREADS   (128 * (CONSUMERS + 1))
+#define TURN_ID   1 /* named barriers TURN_ID + warpgroup: it may issue its products */
+#define NOTHING   (-1e30f)
+#define LOG2_E    1.44269504f
+#define SLAB      1024 /* bytes: 8 rows of 128 */
+
+static_assert(ROWS == CONSUMERS * 64, "a wgmma has 64 rows");
+
+struct chunk_args {
+    k_bf16 *out;
+    struct k_kv kv;
+    struct k_tokens t;
+    struct k_attn_plan plan;
+    int n_heads;
+    float scale;        /* times log2(e) */
+    uint32_t window;    /* keys that a row sees; 2^31: all */
+    int heads_together; /* kv heads whose tiles are mixed */
+    int box_rows;       /* rows that one copy brings */
+    int boxes;          /* copies a block */
+};
+
+template <int HD> struct shape {
+    static constexpr int BLOCK = HD > 128 ? 64 : 128; /* keys */
+    static constexpr int STAGES = HD > 128 ? 2 : ATTN_STAGES;
+    static constexpr int COLUMNS = (HD + 63) / 64; /* slabs side by side */
+    /* Head sizes of whole slabs: one copy brings all columns of a page. Others need a copy for
+     * each column, filled up with zeros, and have their columns one behind another. */
+    static constexpr bool WHOLE = HD % 64 == 0;
+    static constexpr int ROWS_APART = WHOLE ? COLUMNS * SLAB : SLAB; /* from 8 rows to the next */
+    static constexpr int COLUMNS_APART = WHOLE ? SLAB : BLOCK / 8 * SLAB;
+    static constexpr int BLOCK_BYTES = BLOCK / 8 * COLUMNS * SLAB;
+    static constexpr int Q_COLUMN = ROWS / 8 * SLAB;
+    /* The second product in parts of PART columns of the output. */
+    static constexpr int PARTS = HD > 128 ? 2 : 1;
+    static constexpr int PART = HD / PARTS;
+};
+
+/* One tile and kv head. */
+struct piece {
+    int token0, pos0, n_tokens; /* n_tokens 0: there is no more work */
+    int kv_head, kv_len;
+    int first, last; /* blocks of keys, both inclusive */
+    const int32_t *pages;
+};
+
+template <int HD> struct chunk_shared {
+    typedef shape<HD> S;
+
+    unsigned char q[S::COLUMNS * S::Q_COLUMN];
+    unsigned char k[S::STAGES][S::BLOCK_BYTES], v[S::STAGES][S::BLOCK_BYTES];
+    uint64_t q_full, q_empty, zeroed;
+    uint64_t k_full[S::STAGES], k_empty[S::STAGES], v_full[S::STAGES], v_empty[S::STAGES];
+    struct piece piece; /* guarded by q_full and q_empty */
+};
+
+/* --- the producer ---------------------------------------------------------------------- */
+
+/* Work in the order in which it is given out: heads_together heads at a time, so that their keys
+ * stay in the L2 cache; of those the longest tiles first. */
+template <int HD> static __device__ struct piece find_piece(const chunk_args &a, int item)
+{
+    constexpr int BLOCK = shape<HD>::BLOCK;
+    int section = item / (a.plan.n_tiles * a.heads_together);
+    int head0 = section * a.heads_together;
+    int n_heads = min(a.heads_together, a.kv.n_kv_heads - head0);
+    int tile = (item - head0 * a.plan.n_tiles) / n_heads;
+    int seq = a.plan.tile_seqs[tile], start = a.plan.tile_starts[tile];
+    int token0 = a.t.seq_start[seq], n_seq = a.t.seq_start[seq + 1] - token0;
+    struct piece p;
+
+    p.kv_head = head0 + (item - head0 * a.plan.n_tiles) % n_heads;
+    p.kv_len = a.t.kv_len[seq];
+    p.token0 = token0 + start;
+    p.pos0 = p.kv_len - n_seq + start;
+    p.n_tokens = min(K_TILE_TOKENS(a.n_heads / a.kv.n_kv_heads), n_seq - start);
+    p.last = (p.pos0 + p.n_tokens - 1) / BLOCK;
+    p.first = (uint32_t)p.pos0 < a.window ? 0 : (p.pos0 - (int)a.window + 1) / BLOCK;
+    p.pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
+    return p;
+}
+
+/* This lane's page of a block: lane i asks for the block's i-th box. */
+template <int HD>
+static __device__ __forceinline__ int page_of(const chunk_args &a, const struct piece &p, int block)
+{
+    int pos = block * shape<HD>::BLOCK + (int)(threadIdx.x % 32) * a.box_rows;
+
+    if (block < p.first || (int)threadIdx.x % 32 >= a.boxes || pos >= p.kv_len)
+        return 0;
+    return p.pages[pos / a.kv.block_tokens];
+}
+
+/* Ask for the boxes of a block that hold keys, each lane knowing one page. */
+template <int HD>
+static __device__ __forceinline__ void load_block(const CUtensorMap *map, const chunk_args &a,
+                                                  const struct piece &p, unsigned char *to,
+                                                  uint64_t *full, int block, int page, int values)
+{
+    typedef shape<HD> S;
+    int base = block * S::BLOCK, bt = a.kv.block_tokens, hd = HD;
+    int n = min(a.boxes, (p.kv_len - base + a.box_rows - 1) / a.box_rows);
+    int row = (int)(a.kv.layer_elems / hd) + (values * a.kv.n_kv_heads + p.kv_head) * bt;
+
+    row += a.boxes == 1 ? base % bt : 0; /* a page may hold several blocks */
+    if (threadIdx.x % 32 == 0)
+        barrier_expect(full, n * a.box_rows / 8 * S::COLUMNS * SLAB);
+    for (int i = 0; i < n; i++) {
+        int id = __shfl_sync(~0U, page, i);
+        unsigned char *box = to + i * (a.box_rows / 8) * S::ROWS_APART;
+
+        if (threadIdx.x % 32 != 0)
+            continue;
+#pragma unroll
+        for (int c = 0; c < (S::WHOLE ? 1 : S::COLUMNS); c++)
+            tensor_load_5d(box + c * S::COLUMNS_APART, map, full, c * 64, row / 8, id);
+    }
+}
+
+/* Values from position kv_len on are nobody's, perhaps NaN, which times 0 is NaN: they become
+ * zeros before the consumers are told of the block. */
+template <int HD> static __device__ void zero_tail(unsigned char *v, int first)
+{
+    typedef shape<HD> S;
+    int lane = threadIdx.x % 32;
+
+    for (int r = first + lane / 8; r < S::BLOCK; r += 4) {
+        for (int c = 0; c < S::COLUMNS; c++)
+            *(uint4 *)(v + r / 8 * S::ROWS_APART + c * S::COLUMNS_APART + r % 8 * 128 +
+                       lane % 8 * 16) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async();
+    __syncwarp();
+}
+
+template <int HD>
+static __device__ void load_queries(chunk_shared<HD> *sh, const CUtensorMap *map,
+                                    const chunk_args &a, const struct piece &p)
+{
+    typedef shape<HD> S;
+    int group = a.n_heads / a.kv.n_kv_heads;
+
+    if (threadIdx.x % 32 != 0)
+        return;
+    sh->piece = p;
+    barrier_expect(&sh->q_full, group * K_TILE_TOKENS(group) * S::COLUMNS * 128);
+#pragma unroll
+    for (int c = 0; c < S::COLUMNS; c++)
+        tensor_load_3d(sh->q + c * S::Q_COLUMN, map, &sh->q_full, c * 64, p.kv_head * group,
+                       p.token0);
+}
+
+/* The next item after one's first: lane 0 draws, and the last draw of a launch puts the counter
+ * back. */
+static __device__ __forceinline__ int draw_item(const chunk_args &a, int n_items)
+{
+    int drawn = 0;
+
+    if (threadIdx.x % 32 == 0) {
+        drawn = atomicAdd(a.plan.drawn, 1);
+        if (drawn == n_items - 1)
+            *a.plan.drawn = 0;
+    }
+    return drawn + (int)gridDim.x;
+}
+
+/* Values of a block, through zero_tail() if it reaches beyond the sequence's end. */
+template <int HD>
+static __device__ __forceinline__ void load_values(chunk_shared<HD> *sh, const CUtensorMap *map,
+                                                   const chunk_args &a, const struct piece &p,
+                                                   ring<shape<HD>::STAGES> &v, uint32_t &zeroed,
+                                                   int block, int page)
+{
+    int left = p.kv_len - block * shape<HD>::BLOCK;
+    uint64_t *full = &sh->v_full[v.stage];
+
+    barrier_wait(&sh->v_empty[v.stage], v.parity);
+    if (left >= shape<HD>::BLOCK) {
+        load_block<HD>(map, a, p, sh->v[v.stage], full, block, page, 1);
+    } else {
+        load_block<HD>(map, a, p, sh->v[v.stage], &sh->zeroed, block, page, 1);
+        barrier_wait(&sh->zeroed, zeroed);
+        zeroed ^= 1;
+        zero_tail<HD>(sh->v[v.stage], left);
+        if (threadIdx.x % 32 == 0)
+            barrier_arrive(full);
+    }
+    v.next();
+}
+
+/* Keys run one block ahead of values: the order in which the consumers make room. */
+template <int HD>
+static __device__ void produce(chunk_shared<HD> *sh, const CUtensorMap *q_map,
+                               const CUtensorMap *kv_map, const chunk_args &a)
+{
+    int n_items = a.plan.n_tiles * a.kv.n_kv_heads, next;
+    ring<shape<HD>::STAGES> k = {0, 1}, v = {0, 1};
+    uint32_t q_empty = 1, zeroed = 0;
+
+    for (int item = blockIdx.x; item < n_items; item = __shfl_sync(~0U, next, 0)) {
+        struct piece p = find_piece<HD>(a, item);
+        int page = 0, ahead = page_of<HD>(a, p, p.last);
+
+        next = draw_item(a, n_items);
+        for (int block = p.last; block >= p.first; block--) {
+            int before = page;
+
+            page = ahead;
+            ahead = page_of<HD>(a, p, block - 1);
+            barrier_wait(&sh->k_empty[k.stage], k.parity);
+            load_block<HD>(kv_map, a, p, sh->k[k.stage], &sh->k_full[k.stage], block, page, 0);
+            k.next();
+            if (block == p.last) {
+                barrier_wait(&sh->q_empty, q_empty);
+                load_queries<HD>(sh, q_map, a, p);
+            } else {
+                load_values<HD>(sh, kv_map, a, p, v, zeroed, block + 1, before);
+            }
+        }
+        load_values<HD>(sh, kv_map, a, p, v, zeroed, p.first, page);
+        q_empty ^= 1;
+    }
+    barrier_wait(&sh->q_empty, q_empty);
+    if (threadIdx.x % 32 == 0) {
+        sh->piece.n_tokens = 0;
+        barrier_arrive(&sh->q_full);
+    }
+}
+
+/* --- the consumers --------------------------------------------------------------------- */
+
+/* What a thread holds of its warpgroup's 64 rows: of its warp's 16 rows lane / 4 and
+ * lane / 4 + 8; of each 8 columns lane % 4 * 2 and the next. */
+template <int HD> struct chunk_state {
+    float acc[shape<HD>::PARTS][shape<HD>::PART / 2];
+    uint32_t weight[shape<HD>::BLOCK / 16][4]; /* P of the block before, as wgmma wants it */
+    float top[2], sum[2];
+    int pos[2]; /* of the two rows */
+};
+
+template <int HD> struct chunk_rings {
+    ring<shape<HD>::STAGES> k, v;
+};
+
+/* The warpgroups' turns to issue products. */
+static __device__ __forceinline__ void turn_take(int group)
+{
+    if (ATTN_TURNS)
+        named_sync(TURN_ID + group, 128 * CONSUMERS);
+}
+
+static __device__ __forceinline__ void turn_give(int group)
+{
+    if (ATTN_TURNS)
+        named_arrive(TURN_ID + (group ^ 1), 128 * CONSUMERS);
+}
+
+/* One arrival a warp, when all of it is past the wait for its products. */
+static __device__ __forceinline__ void release(uint64_t *empty)
+{
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive(empty);
+}
+
+/* score = q . K, begun and committed. */
+template <int HD>
+static __device__ __forceinline__ void begin_scores(float (&score)[shape<HD>::BLOCK / 2],
+                                                    const unsigned char *q, const unsigned char *k)
+{
+    typedef shape<HD> S;
+    uint64_t a = operand(q, SLAB, 0), b = operand(k, S::ROWS_APART, 0);
+
+    keep(score);
+    warpgroup_begin();
+#pragma unroll
+    for (int d = 0; d < HD / 16; d++) /* 32 bytes of a row at a time; bytes count by 16 */
+        multiply_rows(score, a + d / 4 * (S::Q_COLUMN / 16) + d % 4 * 2,
+                      b + d / 4 * (S::COLUMNS_APART / 16) + d % 4 * 2, d > 0);
+    warpgroup_commit();
+}
+
+/* acc += P . V, begun and committed. */
+template <int HD>
+static __device__ __forceinline__ void begin_values(chunk_state<HD> &st, const unsigned char *v)
+{
+    typedef shape<HD> S;
+
+#pragma unroll
+    for (int part = 0; part < S::PARTS; part++)
+        keep(st.acc[part]);
+    keep(st.weight);
+    warpgroup_begin();
+#pragma unroll
+    for (int j = 0; j < S::BLOCK / 16; j++) {
+#pragma unroll
+        for (int part = 0; part < S::PARTS; part++)
+            multiply_columns(st.acc[part], st.weight[j],
+                             operand(v + part * (S::PART / 64) * S::COLUMNS_APART, S::ROWS_APART,
+                                     S::COLUMNS_APART) +
+                                 j * 2 * (S::ROWS_APART / 16));
+    }
+    warpgroup_commit();
+}
+
+/* The other two lanes of a row's four. */
+static __device__ __forceinline__ float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(~0U, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0U, x, 2));
+}
+
+/* Turn scores into weights; shrink: by what the rows' sums so far are smaller. MASKED: some rows
+ * do not see all of the block. */
+template <int HD, bool MASKED>
+static __device__ __forceinline__ void soften(chunk_state<HD> &st,
+                                              float (&score)[shape<HD>::BLOCK / 2],
+                                              float (&shrink)[2], const chunk_args &a, int block)
+{
+    constexpr int BLOCK = shape<HD>::BLOCK;
+    int col = block * BLOCK + threadIdx.x % 4 * 2;
+    float base[2];
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = st.top[r];
+
+#pragma unroll
+        for (int j = 0; j < BLOCK / 8; j++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float *s = &score[4 * j + 2 * r + e];
+
+                if (MASKED && (uint32_t)(st.pos[r] - (col + 8 * j + e)) >= a.window)
+                    *s = -INFINITY;
+                top = fmaxf(top, *s);
+            }
+        }
+        top = quad_max(top);
+        shrink[r] = exp2_fast((st.top[r] - top) * a.scale);
+        st.top[r] = top;
+        base[r] = top * a.scale;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum[2] = {0.0f, 0.0f};
+
+#pragma unroll
+        for (int j = 0; j < BLOCK / 8; j++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float w = exp2_fast(fmaf(score[4 * j + 2 * r + e], a.scale, -base[r]));
+
+                score[4 * j + 2 * r + e] = w;
+                sum[e] += w;
+            }
+        }
+        st.sum[r] = st.sum[r] * shrink[r] + (sum[0] + sum[1]);
+    }
+}
+
+/* The accumulator's layout is the left operand's. */
+template <int HD>
+static __device__ __forceinline__ void pack_weights(chunk_state<HD> &st,
+                                                    const float (&score)[shape<HD>::BLOCK / 2])
+{
+#pragma unroll
+    for (int i = 0; i < shape<HD>::BLOCK / 4; i++)
+        st.weight[i / 4][i % 4] = pack_bf16(score[2 * i], score[2 * i + 1]);
+}
+
+template <int HD>
+static __device__ __forceinline__ void shrink_acc(chunk_state<HD> &st, const float (&shrink)[2])
+{
+#pragma unroll
+    for (int part = 0; part < shape<HD>::PARTS; part++) {
+#pragma unroll
+        for (int i = 0; i < shape<HD>::PART / 2; i++)
+            st.acc[part][i] *= shrink[i / 2 % 2];
+    }
+}
+
+template <int HD> static __device__ __forceinline__ void end_values(chunk_state<HD> &st)
+{
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int part = 0; part < shape<HD>::PARTS; part++)
+        keep(st.acc[part]);
+}
+
+/* Scores of a block under the values of the block before. */
+template <int HD, bool MASKED>
+static __device__ __forceinline__ void step(chunk_state<HD> &st, chunk_rings<HD> &at,
+                                            chunk_shared<HD> *sh, const unsigned char *q,
+                                            const chunk_args &a, int block)
+{
+    int group = threadIdx.x / 128 - 1;
+    float score[shape<HD>::BLOCK / 2], shrink[2];
+
+    barrier_wait(&sh->k_full[at.k.stage], at.k.parity);
+    turn_take(group);
+    begin_scores<HD>(score, q, sh->k[at.k.stage]);
+    barrier_wait(&sh->v_full[at.v.stage], at.v.parity);
+    begin_values<HD>(st, sh->v[at.v.stage]);
+    turn_give(group);
+    warpgroup_wait<1>();
+    keep(score);
+    release(&sh->k_empty[at.k.stage]);
+    at.k.next();
+    soften<HD, MASKED>(st, score, shrink, a, block);
+    end_values<HD>(st);
+    release(&sh->v_empty[at.v.stage]);
+    at.v.next();
+    shrink_acc<HD>(st, shrink);
+    pack_weights<HD>(st, score);
+}
+
+/* The quad's words [4 columns of 2][4 lanes], turned: lane l has what all four held in w[l]. */
+static __device__ __forceinline__ uint4 turn_quad(uint32_t w0, uint32_t w1, uint32_t w2,
+                                                  uint32_t w3)
+{
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    uint32_t a = __shfl_xor_sync(~0U, odd ? w0 : w1, 1), b = __shfl_xor_sync(~0U, odd ? w2 : w3, 1);
+    uint32_t x0 = odd ? a : w0, x1 = odd ? w1 : a; /* of column odd */
+    uint32_t y0 = odd ? b : w2, y1 = odd ? w3 : b; /* of column odd + 2 */
+    uint32_t c = __shfl_xor_sync(~0U, high ? x0 : y0, 2),
+             d = __shfl_xor_sync(~0U, high ? x1 : y1, 2);
+
+    return high ? make_uint4(c, d, y0, y1) : make_uint4(x0, x1, c, d);
+}
+
+template <int HD>
+static __device__ __forceinline__ void write_rows(const chunk_state<HD> &st, const chunk_args &a,
+                                                  const struct piece &p)
+{
+    typedef shape<HD> S;
+    int group = a.n_heads / a.kv.n_kv_heads, lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = (threadIdx.x - 128) / 32 * 16 + lane / 4 + 8 * r, token = row / group;
+        float sum = st.sum[r], scale;
+        k_bf16 *to =
+            a.out + ((size_t)(p.token0 + token) * a.n_heads + p.kv_head * group + row % group) * HD;
+
+        sum += __shfl_xor_sync(~0U, sum, 1);
+        sum += __shfl_xor_sync(~0U, sum, 2);
+        scale = 1.0f / sum;
+#pragma unroll
+        for (int j = 0; j < HD / 8; j += 4) {
+            uint32_t w[4];
+
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int at = (j + i) % (HD / 8); /* 80 = 2 * 32 + 16: the last half is not used */
+                const float *acc = &st.acc[at * 8 / S::PART][at * 8 % S::PART / 2 + 2 * r];
+
+                w[i] = pack_bf16(acc[0] * scale, acc[1] * scale);
+            }
+            uint4 turned = turn_quad(w[0], w[1], w[2], w[3]);
+
+            if (token < p.n_tokens && j + lane % 4 < HD / 8)
+                *(uint4 *)(to + (j + lane % 4) * 8) = turned;
+        }
+    }
+}
+
+template <int HD>
+static __device__ __forceinline__ void attend(chunk_rings<HD> &at, chunk_shared<HD> *sh,
+                                              const chunk_args &a, const struct piece &p)
+{
+    constexpr int BLOCK = shape<HD>::BLOCK;
+    int group = a.n_heads / a.kv.n_kv_heads, block = p.last;
+    int row = (threadIdx.x - 128) / 32 * 16 + threadIdx.x % 32 / 4;
+    /* Blocks in full view of all rows: full_first .. full_last. */
+    int full_last = (p.pos0 + 1) / BLOCK - 1;
+    int lost = p.pos0 + p.n_tokens - (int)min(a.window, (uint32_t)(p.pos0 + p.n_tokens));
+    int full_first = (lost + BLOCK - 1) / BLOCK;
+    const unsigned char *q = sh->q + (threadIdx.x / 128 - 1) * 8 * SLAB;
+    chunk_state<HD> st = {};
+    float score[BLOCK / 2], shrink[2];
+
+    st.top[0] = st.top[1] = NOTHING;
+    st.pos[0] = p.pos0 + row / group;
+    st.pos[1] = p.pos0 + (row + 8) / group;
+    barrier_wait(&sh->k_full[at.k.stage], at.k.parity);
+    begin_scores<HD>(score, q, sh->k[at.k.stage]);
+    warpgroup_wait<0>();
+    keep(score);
+    release(&sh->k_empty[at.k.stage]);
+    at.k.next();
+    soften<HD, true>(st, score, shrink, a, block);
+    pack_weights<HD>(st, score);
+    for (block--; block >= p.first && block > full_last; block--)
+        step<HD, true>(st, at, sh, q, a, block);
+    for (; block >= full_first; block--)
+        step<HD, false>(st, at, sh, q, a, block);
+    for (; block >= p.first; block--)
+        step<HD, true>(st, at, sh, q, a, block);
+    release(&sh->q_empty);
+    barrier_wait(&sh->v_full[at.v.stage], at.v.parity);
+    begin_values<HD>(st, sh->v[at.v.stage]);
+    end_values<HD>(st);
+    release(&sh->v_empty[at.v.stage]);
+    at.v.next();
+    write_rows<HD>(st, a, p);
+}
+
+template <int HD> static __device__ void consume(chunk_shared<HD> *sh, const chunk_args &a)
+{
+    int group = threadIdx.x / 128 - 1;
+    chunk_rings<HD> at = {};
+
+    if (group == 1)
+        turn_give(group);
+    for (uint32_t parity = 0;; parity ^= 1) {
+        struct piece p;
+
+        barrier_wait(&sh->q_full, parity);
+        p = sh->piece;
+        if (p.n_tokens == 0)
+            break;
+        attend<HD>(at, sh, a, p);
+    }
+    if (group == 0)
+        turn_take(group); /* the turn that nobody takes any more */
+}
+
+template <int HD> static __device__ void init_barriers(chunk_shared<HD> *sh)
+{
+    barrier_init(&sh->q_full, 1);
+    barrier_init(&sh->q_empty, 4 * CONSUMERS);
+    barrier_init(&sh->zeroed, 1);
+    for (int i = 0; i < shape<HD>::STAGES; i++) {
+        barrier_init(&sh->k_full[i], 1);
+        barrier_init(&sh->v_full[i], 1);
+        barrier_init(&sh->k_empty[i], 4 * CONSUMERS);
+        barrier_init(&sh->v_empty[i], 4 * CONSUMERS);
+    }
+    barrier_init_done();
+}
+
+template <int HD>
+static __global__ void __launch_bounds__(THREADS, 1)
+    sm90_attn_chunk_kernel(const __grid_constant__ CUtensorMap q_map,
+                           const __grid_constant__ CUtensorMap kv_map,
+                           const __grid_constant__ chunk_args a)
+{
+    extern __shared__ __align__(SLAB) unsigned char shared[];
+    chunk_shared<HD> *sh = (chunk_shared<HD> *)shared;
+
+    if (threadIdx.x == 0)
+        init_barriers<HD>(sh);
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        registers_give<40>();
+        if (threadIdx.x < 32)
+            produce<HD>(sh, &q_map, &kv_map, a);
+    } else {
+        registers_take<232>();
+        consume<HD>(sh, a);
+    }
+}
+
+/* --- the launch ------------------------------------------------------------------------ */
+
+static PFN_cuTensorMapEncodeTiled_v12000 find_encoder(void)
+{
+    void *f = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
+                                         &found) != cudaSuccess)
+        return NULL;
+    return (PFN_cuTensorMapEncodeTiled_v12000)f;
+}
+
+/* strides: bytes, of all dimensions but the first. */
+static int describe(CUtensorMap *map, int rank, const void *base, const cuuint64_t *dims,
+                    const cuuint64_t *strides, const cuuint32_t *box)
+{
+    static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encoder();
+    const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
+
+    if (encode == NULL)
+        return -1;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)rank, (void *)base, dims,
+                  strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+               ? 0
+               : -1;
+}
+
+/* Queries as [token][head][element]; a box is the heads of a group of a tile's tokens. */
+static int describe_queries(CUtensorMap *map, const chunk_args &a, const k_bf16 *qkv)
+{
+    cuuint64_t hd = (cuuint64_t)a.kv.head_dim;
+    cuuint64_t width = (cuuint64_t)(a.n_heads + 2 * a.kv.n_kv_heads) * hd;
+    int group = a.n_heads / a.kv.n_kv_heads;
+    cuuint64_t dims[3] = {hd, (cuuint64_t)a.n_heads, (cuuint64_t)a.t.n_tokens};
+    cuuint64_t strides[2] = {hd * 2, width * 2};
+    cuuint32_t box[3] = {64, (cuuint32_t)group, (cuuint32_t)K_TILE_TOKENS(group)};
+
+    return describe(map, 3, qkv, dims, strides, box);
+}
+
+/* The pool as [page][8 rows of a page, all layers][column of 64][row % 8][element]. */
+template <int HD> static int describe_pages(CUtensorMap *map, const chunk_args &a)
+{
+    typedef shape<HD> S;
+    cuuint64_t group_bytes = 8 * HD * 2, page_bytes = a.kv.page_elems * 2;
+    cuuint64_t dims[5] = {S::WHOLE ? 64 : HD, 8, S::WHOLE ? S::COLUMNS : 1,
+                          page_bytes / group_bytes, 1U << 31};
+    cuuint64_t strides[4] = {HD * 2, 128, group_bytes, page_bytes};
+    cuuint32_t box[5] = {64, 8, S::WHOLE ? S::COLUMNS : 1, (cuuint32_t)a.box_rows / 8, 1};
+
+    return describe(map, 5, a.kv.pages, dims, strides, box);
+}
+
+static int n_multiprocessors(void)
+{
+    int device = 0, n = 0;
+
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+        return 0;
+    return n;
+}
+
+template <int HD> static int launch_chunk(chunk_args a, const k_bf16 *qkv, k_stream stream)
+{
+    static const int n_blocks = n_multiprocessors();
+    constexpr int BLOCK = shape<HD>::BLOCK;
+    int n_items = a.plan.n_tiles * a.kv.n_kv_heads;
+    size_t head_bytes = (size_t)a.plan.tile_keys * HD * 4;
+    CUtensorMap q_map, kv_map;
+
+    a.box_rows = a.kv.block_tokens < BLOCK ? a.kv.block_tokens : BLOCK;
+    a.boxes = BLOCK / a.box_rows;
+    a.heads_together = a.kv.n_kv_heads;
+    if (head_bytes * (size_t)a.kv.n_kv_heads > ATTN_L2_BYTES)
+        a.heads_together = head_bytes > ATTN_L2_BYTES ? 1 : (int)(ATTN_L2_BYTES / head_bytes);
+    if (describe_queries(&q_map, a, qkv) != 0 || describe_pages<HD>(&kv_map, a) != 0)
+        return -1;
+    if (cudaFuncSetAttribute(sm90_attn_chunk_kernel<HD>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)sizeof(chunk_shared<HD>)) != cudaSuccess)
+        return -1;
+    return K_LAUNCH(sm90_attn_chunk_kernel<HD>, n_items < n_blocks ? n_items : n_blocks, THREADS,
+                    sizeof(chunk_shared<HD>), stream, q_map, kv_map, a);
+}
+
+bool sm90_attn_chunk_takes(const struct k_kv *kv, const k_bf16 *qkv, int n_heads)
+{
+    int hd = kv->head_dim, block = hd > 128 ? 64 : 128, bt = kv->block_tokens;
+
+    return (hd == 64 || hd == 80 || hd == 96 || hd == 128 || hd == 256) && bt % 8 == 0 &&
+           (block % bt == 0 || bt % block == 0) && n_heads / kv->n_kv_heads <= ROWS &&
+           (uintptr_t)kv->pages % 16 == 0 && (uintptr_t)qkv % 16 == 0 &&
+           kv->page_elems % (size_t)(8 * hd) == 0 && kv->layer_elems % (size_t)(8 * hd) == 0;
+}
+
+int k_attn_chunk_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
+                      const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
+                      float scale, k_stream stream)
+{
+    chunk_args a = {out, *kv, *t, *plan, n_heads, scale * LOG2_E, 1U << 31, 0, 0, 0};
+
+    if (kv->window > 0)
+        a.window = (uint32_t)kv->window;
+    switch (kv->head_dim) {
+    case 64: return launch_chunk<64>(a, qkv, stream);
+    case 80: return launch_chunk<80>(a, qkv, stream);
+    case 96: return launch_chunk<96>(a, qkv, stream);
+    case 128: return launch_chunk<128>(a, qkv, stream);
+    default: return launch_chunk<256>(a, qkv, stream);
+    }
+}
