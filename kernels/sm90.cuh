@@ -182,6 +182,11 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 #define SM90_STR32 SM90_R0 ", " SM90_R8 ", " SM90_R16 ", " SM90_R24
 #define SM90_STR40 SM90_STR32 ", " SM90_R32
 #define SM90_STR48 SM90_STR40 ", " SM90_R40
+#define SM90_R64 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define SM90_R72 "%72, %73, %74, %75, %76, %77, %78, %79"
+#define SM90_R80 "%80, %81, %82, %83, %84, %85, %86, %87"
+#define SM90_STR80 SM90_STR64 ", " SM90_R64 ", " SM90_R72
+#define SM90_STR88 SM90_STR80 ", " SM90_R80
 #define SM90_STR64 SM90_STR48 ", " SM90_R48 ", " SM90_R56
 
 #define SM90_C8(i)                                                                              \
@@ -194,7 +199,7 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 
 /* c [64][N] (+)= a [64][16] * b, N / 2 floats of c a thread. multiply_rows(): a and b [N][16] in
  * shared memory; add 0 forgets what c was. multiply_columns(): a in registers, b [16][N]; adds. */
-#define SM90_PRODUCTS(N, C, A0, A1, A2, A3, A4)                                                  \
+#define SM90_PRODUCTS(N, C, A0, A1, A2, A3, A4, A5)                                                  \
     static __device__ __forceinline__ void multiply_rows(float(&c)[C], uint64_t a, uint64_t b,   \
                                                          int add)                                \
     {                                                                                            \
@@ -206,6 +211,18 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
                      "}"                                                                         \
                      : SM90_C##C                                                                 \
                      : "l"(a), "l"(b), "r"(add));                                                \
+    }                                                                                            \
+    static __device__ __forceinline__ void multiply_rows(float(&c)[C], const uint32_t(&a)[4],    \
+                                                         uint64_t b, int add)                    \
+    {                                                                                            \
+        asm volatile("{\n"                                                                       \
+                     ".reg .pred p;\n"                                                           \
+                     "setp.ne.b32 p, " A5 ", 0;\n"                                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_STR##C    \
+                     "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", p, 1, 1, 0;\n"                \
+                     "}"                                                                         \
+                     : SM90_C##C                                                                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));            \
     }                                                                                            \
     static __device__ __forceinline__ void multiply_columns(float(&c)[C], const uint32_t(&a)[4], \
                                                             uint64_t b)                          \
@@ -220,9 +237,13 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }
 
-SM90_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36")
-SM90_PRODUCTS(80, 40, "%40", "%41", "%42", "%43", "%44")
-SM90_PRODUCTS(96, 48, "%48", "%49", "%50", "%51", "%52")
-SM90_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68")
+#define SM90_C80 SM90_C64, SM90_C8(64), SM90_C8(72)
+#define SM90_C88 SM90_C80, SM90_C8(80)
+SM90_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
+SM90_PRODUCTS(80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
+SM90_PRODUCTS(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
+SM90_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+SM90_PRODUCTS(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
+SM90_PRODUCTS(176, 88, "%88", "%89", "%90", "%91", "%92", "%93")
 
 #endif

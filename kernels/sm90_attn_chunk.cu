@@ -38,6 +38,16 @@
 #define TURN_ID   1 /* named barriers TURN_ID + warpgroup: it may issue its products */
 #define NOTHING   (-1e30f)
 #define LOG2_E    1.44269504f
+#ifndef ATTN_BLOCK
+#define ATTN_BLOCK 128
+#endif
+#ifndef BATCH
+#define BATCH 4
+#endif
+#ifndef ATTN_GIVE
+#define ATTN_GIVE 40
+#define ATTN_TAKE 232
+#endif
 #define SLAB      1024 /* bytes: 8 rows of 128 */
 
 static_assert(ROWS == CONSUMERS * 64, "a wgmma has 64 rows");
@@ -51,12 +61,15 @@ struct chunk_args {
     float scale;        /* times log2(e) */
     uint32_t window;    /* keys that a row sees; 2^31: all */
     int heads_together; /* kv heads whose tiles are mixed */
-    int box_rows;       /* rows that one copy brings */
+    int page_shift;     /* log2 of block_tokens */
     int boxes;          /* copies a block */
+    int box_rows;       /* rows of a copy, a power of 2 */
+    int box_shift;      /* its log2 */
+    int layer_slabs;    /* from a page's start to the layer, in rows of slabs (8 tokens) */
 };
 
 template <int HD> struct shape {
-    static constexpr int BLOCK = HD > 128 ? 64 : 128; /* keys */
+    static constexpr int BLOCK = HD > 128 ? 64 : HD == 128 ? ATTN_BLOCK : 128; /* keys */
     static constexpr int STAGES = HD > 128 ? 2 : ATTN_STAGES;
     static constexpr int COLUMNS = (HD + 63) / 64; /* slabs side by side */
     /* Head sizes of whole slabs: one copy brings all columns of a page. Others need a copy for
@@ -86,7 +99,7 @@ template <int HD> struct chunk_shared {
     unsigned char k[S::STAGES][S::BLOCK_BYTES], v[S::STAGES][S::BLOCK_BYTES];
     uint64_t q_full, q_empty, zeroed;
     uint64_t k_full[S::STAGES], k_empty[S::STAGES], v_full[S::STAGES], v_empty[S::STAGES];
-    struct piece piece; /* guarded by q_full and q_empty */
+    struct piece pieces[2]; /* in turn; guarded by q_full and q_empty */
 };
 
 /* --- the producer ---------------------------------------------------------------------- */
@@ -123,32 +136,57 @@ static __device__ __forceinline__ int page_of(const chunk_args &a, const struct 
 
     if (block < p.first || (int)threadIdx.x % 32 >= a.boxes || pos >= p.kv_len)
         return 0;
-    return p.pages[pos / a.kv.block_tokens];
+    return p.pages[pos >> a.page_shift];
 }
 
-/* Ask for the boxes of a block that hold keys, each lane knowing one page. */
+/* One arrival a warp, by all of whose lanes it must be meant. */
+static __device__ __forceinline__ void release(uint64_t *empty)
+{
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive(empty);
+}
+
+/* Where the rows of a head begin in a page, or from position base on, in slabs; values are heads
+ * behind the keys. A page may hold several blocks. */
+static __device__ __forceinline__ int slab_of(const chunk_args &a, int head, int base)
+{
+    int bt = a.kv.block_tokens;
+
+    return a.layer_slabs + head * (bt / 8) + (base & (bt - 1)) / 8;
+}
+
+/* Ask for the boxes of a block that hold keys, each lane knowing one page. slab: where the head's
+ * rows begin in a page, in slabs. Lane 0 asks for BATCH boxes in a row: a branch and a shuffle
+ * for each would take longer than the products. */
 template <int HD>
 static __device__ __forceinline__ void load_block(const CUtensorMap *map, const chunk_args &a,
-                                                  const struct piece &p, unsigned char *to,
-                                                  uint64_t *full, int block, int page, int values)
+                                                  unsigned char *to, uint64_t *full, int left,
+                                                  int page, int slab)
 {
     typedef shape<HD> S;
-    int base = block * S::BLOCK, bt = a.kv.block_tokens, hd = HD;
-    int n = min(a.boxes, (p.kv_len - base + a.box_rows - 1) / a.box_rows);
-    int row = (int)(a.kv.layer_elems / hd) + (values * a.kv.n_kv_heads + p.kv_head) * bt;
+    int n = min(a.boxes, (left + a.box_rows - 1) >> a.box_shift);
+    int box_bytes = a.box_rows / 8 * S::ROWS_APART;
 
-    row += a.boxes == 1 ? base % bt : 0; /* a page may hold several blocks */
     if (threadIdx.x % 32 == 0)
         barrier_expect(full, n * a.box_rows / 8 * S::COLUMNS * SLAB);
-    for (int i = 0; i < n; i++) {
-        int id = __shfl_sync(~0U, page, i);
-        unsigned char *box = to + i * (a.box_rows / 8) * S::ROWS_APART;
+#pragma unroll 1
+    for (int i = 0; i < n; i += BATCH, to += BATCH * box_bytes) {
+        int ids[BATCH];
 
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            ids[j] = __shfl_sync(~0U, page, i + j);
         if (threadIdx.x % 32 != 0)
             continue;
 #pragma unroll
-        for (int c = 0; c < (S::WHOLE ? 1 : S::COLUMNS); c++)
-            tensor_load_5d(box + c * S::COLUMNS_APART, map, full, c * 64, row / 8, id);
+        for (int j = 0; j < BATCH; j++) {
+            if (i + j >= n)
+                break;
+#pragma unroll
+            for (int c = 0; c < (S::WHOLE ? 1 : S::COLUMNS); c++)
+                tensor_load_5d(to + j * box_bytes + c * S::COLUMNS_APART, map, full, c * 64, slab,
+                               ids[j]);
+        }
     }
 }
 
@@ -159,6 +197,7 @@ template <int HD> static __device__ void zero_tail(unsigned char *v, int first)
     typedef shape<HD> S;
     int lane = threadIdx.x % 32;
 
+#pragma unroll 1
     for (int r = first + lane / 8; r < S::BLOCK; r += 4) {
         for (int c = 0; c < S::COLUMNS; c++)
             *(uint4 *)(v + r / 8 * S::ROWS_APART + c * S::COLUMNS_APART + r % 8 * 128 +
@@ -170,19 +209,17 @@ template <int HD> static __device__ void zero_tail(unsigned char *v, int first)
 
 template <int HD>
 static __device__ void load_queries(chunk_shared<HD> *sh, const CUtensorMap *map,
-                                    const chunk_args &a, const struct piece &p)
+                                    const chunk_args &a, int token0, int kv_head)
 {
     typedef shape<HD> S;
     int group = a.n_heads / a.kv.n_kv_heads;
 
     if (threadIdx.x % 32 != 0)
         return;
-    sh->piece = p;
     barrier_expect(&sh->q_full, group * K_TILE_TOKENS(group) * S::COLUMNS * 128);
 #pragma unroll
     for (int c = 0; c < S::COLUMNS; c++)
-        tensor_load_3d(sh->q + c * S::Q_COLUMN, map, &sh->q_full, c * 64, p.kv_head * group,
-                       p.token0);
+        tensor_load_3d(sh->q + c * S::Q_COLUMN, map, &sh->q_full, c * 64, kv_head * group, token0);
 }
 
 /* The next item after one's first: lane 0 draws, and the last draw of a launch puts the counter
@@ -199,66 +236,83 @@ static __device__ __forceinline__ int draw_item(const chunk_args &a, int n_items
     return drawn + (int)gridDim.x;
 }
 
-/* Values of a block, through zero_tail() if it reaches beyond the sequence's end. */
+/* The warp that gives out work and asks for queries and keys. */
 template <int HD>
-static __device__ __forceinline__ void load_values(chunk_shared<HD> *sh, const CUtensorMap *map,
-                                                   const chunk_args &a, const struct piece &p,
-                                                   ring<shape<HD>::STAGES> &v, uint32_t &zeroed,
-                                                   int block, int page)
-{
-    int left = p.kv_len - block * shape<HD>::BLOCK;
-    uint64_t *full = &sh->v_full[v.stage];
-
-    barrier_wait(&sh->v_empty[v.stage], v.parity);
-    if (left >= shape<HD>::BLOCK) {
-        load_block<HD>(map, a, p, sh->v[v.stage], full, block, page, 1);
-    } else {
-        load_block<HD>(map, a, p, sh->v[v.stage], &sh->zeroed, block, page, 1);
-        barrier_wait(&sh->zeroed, zeroed);
-        zeroed ^= 1;
-        zero_tail<HD>(sh->v[v.stage], left);
-        if (threadIdx.x % 32 == 0)
-            barrier_arrive(full);
-    }
-    v.next();
-}
-
-/* Keys run one block ahead of values: the order in which the consumers make room. */
-template <int HD>
-static __device__ void produce(chunk_shared<HD> *sh, const CUtensorMap *q_map,
-                               const CUtensorMap *kv_map, const chunk_args &a)
+static __device__ void produce_keys(chunk_shared<HD> *sh, const CUtensorMap *q_map,
+                                    const CUtensorMap *kv_map, const chunk_args &a)
 {
     int n_items = a.plan.n_tiles * a.kv.n_kv_heads, next;
-    ring<shape<HD>::STAGES> k = {0, 1}, v = {0, 1};
-    uint32_t q_empty = 1, zeroed = 0;
+    ring<shape<HD>::STAGES> at = {0, 1};
+    uint32_t q_empty = 1;
 
+#pragma unroll 1
     for (int item = blockIdx.x; item < n_items; item = __shfl_sync(~0U, next, 0)) {
         struct piece p = find_piece<HD>(a, item);
-        int page = 0, ahead = page_of<HD>(a, p, p.last);
+        int ahead = page_of<HD>(a, p, p.last);
 
         next = draw_item(a, n_items);
+        if (threadIdx.x % 32 == 0)
+            sh->pieces[q_empty ^ 1] = p;
+#pragma unroll 1
         for (int block = p.last; block >= p.first; block--) {
-            int before = page;
+            int page = ahead, base = block * shape<HD>::BLOCK;
 
-            page = ahead;
             ahead = page_of<HD>(a, p, block - 1);
-            barrier_wait(&sh->k_empty[k.stage], k.parity);
-            load_block<HD>(kv_map, a, p, sh->k[k.stage], &sh->k_full[k.stage], block, page, 0);
-            k.next();
+            barrier_wait(&sh->k_empty[at.stage], at.parity);
+            load_block<HD>(kv_map, a, sh->k[at.stage], &sh->k_full[at.stage], p.kv_len - base,
+                           page, slab_of(a, p.kv_head, base));
+            at.next();
             if (block == p.last) {
                 barrier_wait(&sh->q_empty, q_empty);
-                load_queries<HD>(sh, q_map, a, p);
-            } else {
-                load_values<HD>(sh, kv_map, a, p, v, zeroed, block + 1, before);
+                load_queries<HD>(sh, q_map, a, sh->pieces[q_empty ^ 1].token0, p.kv_head);
             }
         }
-        load_values<HD>(sh, kv_map, a, p, v, zeroed, p.first, page);
         q_empty ^= 1;
     }
     barrier_wait(&sh->q_empty, q_empty);
     if (threadIdx.x % 32 == 0) {
-        sh->piece.n_tokens = 0;
+        sh->pieces[q_empty ^ 1].n_tokens = 0;
         barrier_arrive(&sh->q_full);
+    }
+}
+
+/* The warp that asks for values. */
+template <int HD>
+static __device__ void produce_values(chunk_shared<HD> *sh, const CUtensorMap *map,
+                                      const chunk_args &a)
+{
+    ring<shape<HD>::STAGES> at = {0, 1};
+    uint32_t zeroed = 0;
+
+#pragma unroll 1
+    for (uint32_t parity = 0;; parity ^= 1) {
+        struct piece p;
+        int ahead;
+
+        barrier_wait(&sh->q_full, parity);
+        p = sh->pieces[parity];
+        if (p.n_tokens == 0)
+            break;
+        release(&sh->q_empty);
+        ahead = page_of<HD>(a, p, p.last);
+#pragma unroll 1
+        for (int block = p.last; block >= p.first; block--) {
+            int page = ahead, base = block * shape<HD>::BLOCK, left = p.kv_len - base;
+            bool has_tail = left < shape<HD>::BLOCK;
+            uint64_t *full = &sh->v_full[at.stage];
+
+            ahead = page_of<HD>(a, p, block - 1);
+            barrier_wait(&sh->v_empty[at.stage], at.parity);
+            load_block<HD>(map, a, sh->v[at.stage], has_tail ? &sh->zeroed : full, left, page,
+                           slab_of(a, a.kv.n_kv_heads + p.kv_head, base));
+            if (has_tail) {
+                barrier_wait(&sh->zeroed, zeroed);
+                zeroed ^= 1;
+                zero_tail<HD>(sh->v[at.stage], left);
+                release(full);
+            }
+            at.next();
+        }
     }
 }
 
@@ -290,27 +344,45 @@ static __device__ __forceinline__ void turn_give(int group)
         named_arrive(TURN_ID + (group ^ 1), 128 * CONSUMERS);
 }
 
-/* One arrival a warp, when all of it is past the wait for its products. */
-static __device__ __forceinline__ void release(uint64_t *empty)
-{
-    if (threadIdx.x % 32 == 0)
-        barrier_arrive(empty);
-}
-
 /* score = q . K, begun and committed. */
+#ifdef ATTN_QREG
+#define Q_TYPE uint32_t (&q)[HD/16][4]
 template <int HD>
-static __device__ __forceinline__ void begin_scores(float (&score)[shape<HD>::BLOCK / 2],
-                                                    const unsigned char *q, const unsigned char *k)
+static __device__ __forceinline__ void load_q(uint32_t (&q)[HD / 16][4], const unsigned char *from)
 {
     typedef shape<HD> S;
-    uint64_t a = operand(q, SLAB, 0), b = operand(k, S::ROWS_APART, 0);
+    int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int d = 0; d < HD / 16; d++) {
+        const unsigned char *p = from + row * 128 + d / 4 * S::Q_COLUMN + (((d % 4) * 2 + lane / 16) ^ (row % 8)) * 16;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(q[d][0]), "=r"(q[d][1]), "=r"(q[d][2]), "=r"(q[d][3])
+                 : "r"(shared_addr(p)) : "memory");
+    }
+}
+#else
+#define Q_TYPE const unsigned char *q
+#endif
+template <int HD>
+static __device__ __forceinline__ void begin_scores(float (&score)[shape<HD>::BLOCK / 2],
+                                                    Q_TYPE, const unsigned char *k)
+{
+    typedef shape<HD> S;
+    uint64_t b = operand(k, S::ROWS_APART, 0);
+#ifndef ATTN_QREG
+    uint64_t a = operand(q, SLAB, 0);
+#endif
 
     keep(score);
     warpgroup_begin();
 #pragma unroll
     for (int d = 0; d < HD / 16; d++) /* 32 bytes of a row at a time; bytes count by 16 */
+#ifdef ATTN_QREG
+        multiply_rows(score, q[d], b + d / 4 * (S::COLUMNS_APART / 16) + d % 4 * 2, d > 0);
+#else
         multiply_rows(score, a + d / 4 * (S::Q_COLUMN / 16) + d % 4 * 2,
                       b + d / 4 * (S::COLUMNS_APART / 16) + d % 4 * 2, d > 0);
+#endif
     warpgroup_commit();
 }
 
@@ -371,6 +443,10 @@ static __device__ __forceinline__ void soften(chunk_state<HD> &st,
             }
         }
         top = quad_max(top);
+#ifdef ATTN_LAZY
+        if (!((top - st.top[r]) * a.scale > ATTN_LAZY))
+            top = st.top[r];
+#endif
         shrink[r] = exp2_fast((st.top[r] - top) * a.scale);
         st.top[r] = top;
         base[r] = top * a.scale;
@@ -406,6 +482,10 @@ static __device__ __forceinline__ void pack_weights(chunk_state<HD> &st,
 template <int HD>
 static __device__ __forceinline__ void shrink_acc(chunk_state<HD> &st, const float (&shrink)[2])
 {
+#ifdef ATTN_LAZY
+    if (!__any_sync(~0U, shrink[0] < 1.0f || shrink[1] < 1.0f))
+        return;
+#endif
 #pragma unroll
     for (int part = 0; part < shape<HD>::PARTS; part++) {
 #pragma unroll
@@ -425,7 +505,7 @@ template <int HD> static __device__ __forceinline__ void end_values(chunk_state<
 /* Scores of a block under the values of the block before. */
 template <int HD, bool MASKED>
 static __device__ __forceinline__ void step(chunk_state<HD> &st, chunk_rings<HD> &at,
-                                            chunk_shared<HD> *sh, const unsigned char *q,
+                                            chunk_shared<HD> *sh, Q_TYPE,
                                             const chunk_args &a, int block)
 {
     int group = threadIdx.x / 128 - 1;
@@ -510,7 +590,13 @@ static __device__ __forceinline__ void attend(chunk_rings<HD> &at, chunk_shared<
     int full_last = (p.pos0 + 1) / BLOCK - 1;
     int lost = p.pos0 + p.n_tokens - (int)min(a.window, (uint32_t)(p.pos0 + p.n_tokens));
     int full_first = (lost + BLOCK - 1) / BLOCK;
+#ifdef ATTN_QREG
+    uint32_t q[HD/16][4];
+    load_q<HD>(q, sh->q + (threadIdx.x / 128 - 1) * 8 * SLAB);
+    release(&sh->q_empty);
+#else
     const unsigned char *q = sh->q + (threadIdx.x / 128 - 1) * 8 * SLAB;
+#endif
     chunk_state<HD> st = {};
     float score[BLOCK / 2], shrink[2];
 
@@ -531,7 +617,9 @@ static __device__ __forceinline__ void attend(chunk_rings<HD> &at, chunk_shared<
         step<HD, false>(st, at, sh, q, a, block);
     for (; block >= p.first; block--)
         step<HD, true>(st, at, sh, q, a, block);
+#ifndef ATTN_QREG
     release(&sh->q_empty);
+#endif
     barrier_wait(&sh->v_full[at.v.stage], at.v.parity);
     begin_values<HD>(st, sh->v[at.v.stage]);
     end_values<HD>(st);
@@ -551,7 +639,7 @@ template <int HD> static __device__ void consume(chunk_shared<HD> *sh, const chu
         struct piece p;
 
         barrier_wait(&sh->q_full, parity);
-        p = sh->piece;
+        p = sh->pieces[parity];
         if (p.n_tokens == 0)
             break;
         attend<HD>(at, sh, a, p);
@@ -563,7 +651,7 @@ template <int HD> static __device__ void consume(chunk_shared<HD> *sh, const chu
 template <int HD> static __device__ void init_barriers(chunk_shared<HD> *sh)
 {
     barrier_init(&sh->q_full, 1);
-    barrier_init(&sh->q_empty, 4 * CONSUMERS);
+    barrier_init(&sh->q_empty, 4 * CONSUMERS + 1);
     barrier_init(&sh->zeroed, 1);
     for (int i = 0; i < shape<HD>::STAGES; i++) {
         barrier_init(&sh->k_full[i], 1);
@@ -587,11 +675,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
         init_barriers<HD>(sh);
     __syncthreads();
     if (threadIdx.x < 128) {
-        registers_give<40>();
+        registers_give<ATTN_GIVE>();
         if (threadIdx.x < 32)
-            produce<HD>(sh, &q_map, &kv_map, a);
+            produce_keys<HD>(sh, &q_map, &kv_map, a);
+        else if (threadIdx.x < 64)
+            produce_values<HD>(sh, &kv_map, a);
     } else {
-        registers_take<232>();
+        registers_take<ATTN_TAKE>();
         consume<HD>(sh, a);
     }
 }
@@ -672,6 +762,9 @@ template <int HD> static int launch_chunk(chunk_args a, const k_bf16 *qkv, k_str
 
     a.box_rows = a.kv.block_tokens < BLOCK ? a.kv.block_tokens : BLOCK;
     a.boxes = BLOCK / a.box_rows;
+    a.page_shift = __builtin_ctz((unsigned)a.kv.block_tokens);
+    a.box_shift = __builtin_ctz((unsigned)a.box_rows);
+    a.layer_slabs = (int)(a.kv.layer_elems / (8 * HD));
     a.heads_together = a.kv.n_kv_heads;
     if (head_bytes * (size_t)a.kv.n_kv_heads > ATTN_L2_BYTES)
         a.heads_together = head_bytes > ATTN_L2_BYTES ? 1 : (int)(ATTN_L2_BYTES / head_bytes);
@@ -687,10 +780,10 @@ template <int HD> static int launch_chunk(chunk_args a, const k_bf16 *qkv, k_str
 
 bool sm90_attn_chunk_takes(const struct k_kv *kv, const k_bf16 *qkv, int n_heads)
 {
-    int hd = kv->head_dim, block = hd > 128 ? 64 : 128, bt = kv->block_tokens;
+    int hd = kv->head_dim, bt = kv->block_tokens;
 
-    return (hd == 64 || hd == 80 || hd == 96 || hd == 128 || hd == 256) && bt % 8 == 0 &&
-           (block % bt == 0 || bt % block == 0) && n_heads / kv->n_kv_heads <= ROWS &&
+    return (hd == 64 || hd == 80 || hd == 96 || hd == 128 || hd == 256) && bt >= 8 &&
+           (bt & (bt - 1)) == 0 && n_heads / kv->n_kv_heads <= ROWS &&
            (uintptr_t)kv->pages % 16 == 0 && (uintptr_t)qkv % 16 == 0 &&
            kv->page_elems % (size_t)(8 * hd) == 0 && kv->layer_elems % (size_t)(8 * hd) == 0;
 }
