@@ -792,10 +792,15 @@ int k_attn_chunk_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                       const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
                       float scale, k_stream stream)
 {
-    chunk_args a = {out, *kv, *t, *plan, n_heads, scale * LOG2_E, 1U << 31, 0, 0, 0};
+    chunk_args a = {};
 
-    if (kv->window > 0)
-        a.window = (uint32_t)kv->window;
+    a.out = out;
+    a.kv = *kv;
+    a.t = *t;
+    a.plan = *plan;
+    a.n_heads = n_heads;
+    a.scale = scale * LOG2_E;
+    a.window = kv->window > 0 ? (uint32_t)kv->window : 1U << 31;
     switch (kv->head_dim) {
     case 64: return launch_chunk<64>(a, qkv, stream);
     case 80: return launch_chunk<80>(a, qkv, stream);
