@@ -48,7 +48,7 @@
 #define ATTN_GIVE 40
 #define ATTN_TAKE 232
 #endif
-#define SLAB      1024 /* bytes: 8 rows of 128 */
+#define SLAB 1024 /* bytes: 8 rows of 128 */
 
 static_assert(ROWS == CONSUMERS * 64, "a wgmma has 64 rows");
 
@@ -259,8 +259,8 @@ static __device__ void produce_keys(chunk_shared<HD> *sh, const CUtensorMap *q_m
 
             ahead = page_of<HD>(a, p, block - 1);
             barrier_wait(&sh->k_empty[at.stage], at.parity);
-            load_block<HD>(kv_map, a, sh->k[at.stage], &sh->k_full[at.stage], p.kv_len - base,
-                           page, slab_of(a, p.kv_head, base));
+            load_block<HD>(kv_map, a, sh->k[at.stage], &sh->k_full[at.stage], p.kv_len - base, page,
+                           slab_of(a, p.kv_head, base));
             at.next();
             if (block == p.last) {
                 barrier_wait(&sh->q_empty, q_empty);
@@ -320,11 +320,22 @@ static __device__ void produce_values(chunk_shared<HD> *sh, const CUtensorMap *m
 
 /* What a thread holds of its warpgroup's 64 rows: of its warp's 16 rows lane / 4 and
  * lane / 4 + 8; of each 8 columns lane % 4 * 2 and the next. */
+struct chunk_rows {
+    float top[2], sum[2]; /* of scores, and of this thread's weights */
+    int pos[2];
+};
+
 template <int HD> struct chunk_state {
     float acc[shape<HD>::PARTS][shape<HD>::PART / 2];
     uint32_t weight[shape<HD>::BLOCK / 16][4]; /* P of the block before, as wgmma wants it */
-    float top[2], sum[2];
-    int pos[2]; /* of the two rows */
+    struct chunk_rows rows;
+};
+
+/* The queries of the warpgroup: held in registers where there is room, or told as an operand. */
+template <int HD> struct chunk_queries {
+    static constexpr bool HELD = HD <= 128;
+    uint32_t held[HELD ? HD / 16 : 1][4];
+    uint64_t told;
 };
 
 template <int HD> struct chunk_rings {
@@ -344,45 +355,49 @@ static __device__ __forceinline__ void turn_give(int group)
         named_arrive(TURN_ID + (group ^ 1), 128 * CONSUMERS);
 }
 
-/* score = q . K, begun and committed. */
-#ifdef ATTN_QREG
-#define Q_TYPE uint32_t (&q)[HD/16][4]
-template <int HD>
-static __device__ __forceinline__ void load_q(uint32_t (&q)[HD / 16][4], const unsigned char *from)
+static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void *p)
 {
-    typedef shape<HD> S;
-    int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int d = 0; d < HD / 16; d++) {
-        const unsigned char *p = from + row * 128 + d / 4 * S::Q_COLUMN + (((d % 4) * 2 + lane / 16) ^ (row % 8)) * 16;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(q[d][0]), "=r"(q[d][1]), "=r"(q[d][2]), "=r"(q[d][3])
-                 : "r"(shared_addr(p)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_addr(p))
+                 : "memory");
+}
+
+/* Row r's 16 bytes c of a slab stand at c ^ r % 8: the swizzle. */
+template <int HD>
+static __device__ __forceinline__ void take_queries(chunk_queries<HD> &q, chunk_shared<HD> *sh)
+{
+    int lane = threadIdx.x % 32, row = (threadIdx.x - 128) / 32 * 16 + lane % 16;
+
+    if constexpr (chunk_queries<HD>::HELD) {
+#pragma unroll
+        for (int d = 0; d < HD / 16; d++)
+            load_matrices(q.held[d], sh->q + d / 4 * shape<HD>::Q_COLUMN + row * 128 +
+                                         ((d % 4 * 2 + lane / 16) ^ row % 8) * 16);
+    } else {
+        q.told = operand(sh->q + (threadIdx.x / 128 - 1) * 8 * SLAB, SLAB, 0);
     }
 }
-#else
-#define Q_TYPE const unsigned char *q
-#endif
+
+/* score = q . K, begun and committed. */
 template <int HD>
 static __device__ __forceinline__ void begin_scores(float (&score)[shape<HD>::BLOCK / 2],
-                                                    Q_TYPE, const unsigned char *k)
+                                                    const chunk_queries<HD> &q,
+                                                    const unsigned char *k)
 {
     typedef shape<HD> S;
-    uint64_t b = operand(k, S::ROWS_APART, 0);
-#ifndef ATTN_QREG
-    uint64_t a = operand(q, SLAB, 0);
-#endif
 
     keep(score);
     warpgroup_begin();
 #pragma unroll
-    for (int d = 0; d < HD / 16; d++) /* 32 bytes of a row at a time; bytes count by 16 */
-#ifdef ATTN_QREG
-        multiply_rows(score, q[d], b + d / 4 * (S::COLUMNS_APART / 16) + d % 4 * 2, d > 0);
-#else
-        multiply_rows(score, a + d / 4 * (S::Q_COLUMN / 16) + d % 4 * 2,
-                      b + d / 4 * (S::COLUMNS_APART / 16) + d % 4 * 2, d > 0);
-#endif
+    for (int d = 0; d < HD / 16; d++) { /* 32 bytes of a row at a time; operands count by 16 */
+        uint64_t b = operand(k, S::ROWS_APART, 0) + d / 4 * (S::COLUMNS_APART / 16) + d % 4 * 2;
+
+        if constexpr (chunk_queries<HD>::HELD)
+            multiply_rows(score, q.held[d], b, d > 0);
+        else
+            multiply_rows(score, q.told + d / 4 * (S::Q_COLUMN / 16) + d % 4 * 2, b, d > 0);
+    }
     warpgroup_commit();
 }
 
@@ -409,17 +424,39 @@ static __device__ __forceinline__ void begin_values(chunk_state<HD> &st, const u
     warpgroup_commit();
 }
 
-/* The other two lanes of a row's four. */
+template <int HD> static __device__ __forceinline__ void end_values(chunk_state<HD> &st)
+{
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int part = 0; part < shape<HD>::PARTS; part++)
+        keep(st.acc[part]);
+}
+
+/* With the other lanes of a row's four. */
 static __device__ __forceinline__ float quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(~0U, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0U, x, 2));
 }
 
+#ifdef ATTN_POLY
+static __device__ __forceinline__ float exp2_poly(float x)
+{
+    float t, f, y;
+    x = fmaxf(x, -126.0f);
+    t = x + 12582912.0f;
+    f = x - (t - 12582912.0f);
+    y = fmaf(f, 0.05550410866f, 0.2402265070f);
+    y = fmaf(y, f, 0.6931471806f);
+    y = fmaf(y, f, 1.0f);
+    return __int_as_float(__float_as_int(y) + (__float_as_int(t) << 23));
+}
+#endif
+
 /* Turn scores into weights; shrink: by what the rows' sums so far are smaller. MASKED: some rows
  * do not see all of the block. */
 template <int HD, bool MASKED>
-static __device__ __forceinline__ void soften(chunk_state<HD> &st,
+static __device__ __forceinline__ void soften(struct chunk_rows &rows,
                                               float (&score)[shape<HD>::BLOCK / 2],
                                               float (&shrink)[2], const chunk_args &a, int block)
 {
@@ -429,7 +466,7 @@ static __device__ __forceinline__ void soften(chunk_state<HD> &st,
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float top = st.top[r];
+        float top = rows.top[r];
 
 #pragma unroll
         for (int j = 0; j < BLOCK / 8; j++) {
@@ -437,18 +474,14 @@ static __device__ __forceinline__ void soften(chunk_state<HD> &st,
             for (int e = 0; e < 2; e++) {
                 float *s = &score[4 * j + 2 * r + e];
 
-                if (MASKED && (uint32_t)(st.pos[r] - (col + 8 * j + e)) >= a.window)
+                if (MASKED && (uint32_t)(rows.pos[r] - (col + 8 * j + e)) >= a.window)
                     *s = -INFINITY;
                 top = fmaxf(top, *s);
             }
         }
         top = quad_max(top);
-#ifdef ATTN_LAZY
-        if (!((top - st.top[r]) * a.scale > ATTN_LAZY))
-            top = st.top[r];
-#endif
-        shrink[r] = exp2_fast((st.top[r] - top) * a.scale);
-        st.top[r] = top;
+        shrink[r] = exp2_fast((rows.top[r] - top) * a.scale);
+        rows.top[r] = top;
         base[r] = top * a.scale;
     }
 #pragma unroll
@@ -459,13 +492,18 @@ static __device__ __forceinline__ void soften(chunk_state<HD> &st,
         for (int j = 0; j < BLOCK / 8; j++) {
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                float w = exp2_fast(fmaf(score[4 * j + 2 * r + e], a.scale, -base[r]));
+                float x = fmaf(score[4 * j + 2 * r + e], a.scale, -base[r]);
+#ifdef ATTN_POLY
+                float w = HD == 64 && j % ATTN_POLY == 1 && e == 1 ? exp2_poly(x) : exp2_fast(x);
+#else
+                float w = exp2_fast(x);
+#endif
 
                 score[4 * j + 2 * r + e] = w;
                 sum[e] += w;
             }
         }
-        st.sum[r] = st.sum[r] * shrink[r] + (sum[0] + sum[1]);
+        rows.sum[r] = rows.sum[r] * shrink[r] + (sum[0] + sum[1]);
     }
 }
 
@@ -479,37 +517,26 @@ static __device__ __forceinline__ void pack_weights(chunk_state<HD> &st,
         st.weight[i / 4][i % 4] = pack_bf16(score[2 * i], score[2 * i + 1]);
 }
 
+/* acc *= factor of the row. */
 template <int HD>
-static __device__ __forceinline__ void shrink_acc(chunk_state<HD> &st, const float (&shrink)[2])
+static __device__ __forceinline__ void scale_acc(chunk_state<HD> &st, const float (&factor)[2])
 {
-#ifdef ATTN_LAZY
-    if (!__any_sync(~0U, shrink[0] < 1.0f || shrink[1] < 1.0f))
-        return;
-#endif
 #pragma unroll
     for (int part = 0; part < shape<HD>::PARTS; part++) {
 #pragma unroll
         for (int i = 0; i < shape<HD>::PART / 2; i++)
-            st.acc[part][i] *= shrink[i / 2 % 2];
+            st.acc[part][i] *= factor[i / 2 % 2];
     }
 }
 
-template <int HD> static __device__ __forceinline__ void end_values(chunk_state<HD> &st)
-{
-    warpgroup_wait<0>();
-#pragma unroll
-    for (int part = 0; part < shape<HD>::PARTS; part++)
-        keep(st.acc[part]);
-}
-
-/* Scores of a block under the values of the block before. */
-template <int HD, bool MASKED>
-static __device__ __forceinline__ void step(chunk_state<HD> &st, chunk_rings<HD> &at,
-                                            chunk_shared<HD> *sh, Q_TYPE,
-                                            const chunk_args &a, int block)
+/* Begin the scores of a block and the values of the block before; the scores are there at the
+ * end, the values are not. */
+template <int HD>
+static __device__ __forceinline__ void begin_both(chunk_state<HD> &st, chunk_rings<HD> &at,
+                                                  chunk_shared<HD> *sh, const chunk_queries<HD> &q,
+                                                  float (&score)[shape<HD>::BLOCK / 2])
 {
     int group = threadIdx.x / 128 - 1;
-    float score[shape<HD>::BLOCK / 2], shrink[2];
 
     barrier_wait(&sh->k_full[at.k.stage], at.k.parity);
     turn_take(group);
@@ -521,11 +548,21 @@ static __device__ __forceinline__ void step(chunk_state<HD> &st, chunk_rings<HD>
     keep(score);
     release(&sh->k_empty[at.k.stage]);
     at.k.next();
-    soften<HD, MASKED>(st, score, shrink, a, block);
+}
+
+template <int HD, bool MASKED>
+static __device__ __forceinline__ void step(chunk_state<HD> &st, chunk_rings<HD> &at,
+                                            chunk_shared<HD> *sh, const chunk_queries<HD> &q,
+                                            const chunk_args &a, int block)
+{
+    float score[shape<HD>::BLOCK / 2], shrink[2];
+
+    begin_both<HD>(st, at, sh, q, score);
+    soften<HD, MASKED>(st.rows, score, shrink, a, block);
     end_values<HD>(st);
     release(&sh->v_empty[at.v.stage]);
     at.v.next();
-    shrink_acc<HD>(st, shrink);
+    scale_acc<HD>(st, shrink);
     pack_weights<HD>(st, score);
 }
 
@@ -553,7 +590,7 @@ static __device__ __forceinline__ void write_rows(const chunk_state<HD> &st, con
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = (threadIdx.x - 128) / 32 * 16 + lane / 4 + 8 * r, token = row / group;
-        float sum = st.sum[r], scale;
+        float sum = st.rows.sum[r], scale;
         k_bf16 *to =
             a.out + ((size_t)(p.token0 + token) * a.n_heads + p.kv_head * group + row % group) * HD;
 
@@ -579,71 +616,109 @@ static __device__ __forceinline__ void write_rows(const chunk_state<HD> &st, con
     }
 }
 
+static __device__ __forceinline__ struct chunk_rows rows_of(const struct piece &p, int group)
+{
+    int row = (threadIdx.x - 128) / 32 * 16 + threadIdx.x % 32 / 4;
+
+    return {{NOTHING, NOTHING}, {0.0f, 0.0f}, {p.pos0 + row / group, p.pos0 + (row + 8) / group}};
+}
+
+/* All blocks of a tile but its last (the one that is done first). */
 template <int HD>
-static __device__ __forceinline__ void attend(chunk_rings<HD> &at, chunk_shared<HD> *sh,
-                                              const chunk_args &a, const struct piece &p)
+static __device__ __forceinline__ void step_blocks(chunk_state<HD> &st, chunk_rings<HD> &at,
+                                                   chunk_shared<HD> *sh, const chunk_queries<HD> &q,
+                                                   const chunk_args &a, const struct piece &p)
 {
     constexpr int BLOCK = shape<HD>::BLOCK;
-    int group = a.n_heads / a.kv.n_kv_heads, block = p.last;
-    int row = (threadIdx.x - 128) / 32 * 16 + threadIdx.x % 32 / 4;
     /* Blocks in full view of all rows: full_first .. full_last. */
-    int full_last = (p.pos0 + 1) / BLOCK - 1;
-    int lost = p.pos0 + p.n_tokens - (int)min(a.window, (uint32_t)(p.pos0 + p.n_tokens));
-    int full_first = (lost + BLOCK - 1) / BLOCK;
-#ifdef ATTN_QREG
-    uint32_t q[HD/16][4];
-    load_q<HD>(q, sh->q + (threadIdx.x / 128 - 1) * 8 * SLAB);
-    release(&sh->q_empty);
-#else
-    const unsigned char *q = sh->q + (threadIdx.x / 128 - 1) * 8 * SLAB;
-#endif
-    chunk_state<HD> st = {};
-    float score[BLOCK / 2], shrink[2];
+    int end = p.pos0 + p.n_tokens, full_last = (p.pos0 + 1) / BLOCK - 1;
+    int full_first = (end - (int)min(a.window, (uint32_t)end) + BLOCK - 1) / BLOCK;
+    int block = p.last - 1;
 
-    st.top[0] = st.top[1] = NOTHING;
-    st.pos[0] = p.pos0 + row / group;
-    st.pos[1] = p.pos0 + (row + 8) / group;
-    barrier_wait(&sh->k_full[at.k.stage], at.k.parity);
-    begin_scores<HD>(score, q, sh->k[at.k.stage]);
-    warpgroup_wait<0>();
-    keep(score);
-    release(&sh->k_empty[at.k.stage]);
-    at.k.next();
-    soften<HD, true>(st, score, shrink, a, block);
-    pack_weights<HD>(st, score);
-    for (block--; block >= p.first && block > full_last; block--)
+    for (; block >= p.first && block > full_last; block--)
         step<HD, true>(st, at, sh, q, a, block);
     for (; block >= full_first; block--)
         step<HD, false>(st, at, sh, q, a, block);
     for (; block >= p.first; block--)
         step<HD, true>(st, at, sh, q, a, block);
-#ifndef ATTN_QREG
-    release(&sh->q_empty);
-#endif
-    barrier_wait(&sh->v_full[at.v.stage], at.v.parity);
-    begin_values<HD>(st, sh->v[at.v.stage]);
+}
+
+/* From a tile to the next: the last values of the one under the first scores of the other. */
+template <int HD>
+static __device__ __forceinline__ void turn_over(chunk_state<HD> &st, chunk_rings<HD> &at,
+                                                 chunk_shared<HD> *sh, const chunk_queries<HD> &q,
+                                                 const chunk_args &a, const struct piece &from,
+                                                 const struct piece &to)
+{
+    struct chunk_rows rows = rows_of(to, a.n_heads / a.kv.n_kv_heads);
+    float score[shape<HD>::BLOCK / 2], shrink[2];
+
+    begin_both<HD>(st, at, sh, q, score);
+    soften<HD, true>(rows, score, shrink, a, to.last);
     end_values<HD>(st);
     release(&sh->v_empty[at.v.stage]);
     at.v.next();
-    write_rows<HD>(st, a, p);
+    write_rows<HD>(st, a, from);
+#pragma unroll
+    for (int part = 0; part < shape<HD>::PARTS; part++) {
+#pragma unroll
+        for (int i = 0; i < shape<HD>::PART / 2; i++)
+            st.acc[part][i] = 0.0f;
+    }
+    st.rows = rows;
+    pack_weights<HD>(st, score);
+}
+
+/* The next piece of work and its queries; false: there is none. */
+template <int HD>
+static __device__ __forceinline__ bool take_piece(struct piece &p, chunk_queries<HD> &q,
+                                                  chunk_shared<HD> *sh, uint32_t &parity)
+{
+    barrier_wait(&sh->q_full, parity);
+    p = sh->pieces[parity];
+    parity ^= 1;
+    if (p.n_tokens == 0)
+        return false;
+    take_queries<HD>(q, sh);
+    if (chunk_queries<HD>::HELD)
+        release(&sh->q_empty);
+    return true;
 }
 
 template <int HD> static __device__ void consume(chunk_shared<HD> *sh, const chunk_args &a)
 {
     int group = threadIdx.x / 128 - 1;
+    float score[shape<HD>::BLOCK / 2], shrink[2];
     chunk_rings<HD> at = {};
+    chunk_state<HD> st = {};
+    chunk_queries<HD> q;
+    struct piece p, next;
+    uint32_t parity = 0;
 
     if (group == 1)
         turn_give(group);
-    for (uint32_t parity = 0;; parity ^= 1) {
-        struct piece p;
-
-        barrier_wait(&sh->q_full, parity);
-        p = sh->pieces[parity];
-        if (p.n_tokens == 0)
+    (void)take_piece<HD>(p, q, sh, parity); /* the grid is no larger than the work */
+    st.rows = rows_of(p, a.n_heads / a.kv.n_kv_heads);
+    barrier_wait(&sh->k_full[0], 0);
+    begin_scores<HD>(score, q, sh->k[0]);
+    warpgroup_wait<0>();
+    keep(score);
+    release(&sh->k_empty[0]);
+    at.k.next();
+    soften<HD, true>(st.rows, score, shrink, a, p.last);
+    pack_weights<HD>(st, score);
+    for (;; p = next) {
+        step_blocks<HD>(st, at, sh, q, a, p);
+        if (!chunk_queries<HD>::HELD)
+            release(&sh->q_empty);
+        if (!take_piece<HD>(next, q, sh, parity))
             break;
-        attend<HD>(at, sh, a, p);
+        turn_over<HD>(st, at, sh, q, a, p, next);
     }
+    barrier_wait(&sh->v_full[at.v.stage], at.v.parity);
+    begin_values<HD>(st, sh->v[at.v.stage]);
+    end_values<HD>(st);
+    write_rows<HD>(st, a, p);
     if (group == 0)
         turn_take(group); /* the turn that nobody takes any more */
 }

@@ -4,8 +4,9 @@
  *
  * CASE is a place in the table below, from 0; without one all are measured. Prints one line a shape: microseconds, and TFLOP/s of what causality asks for, 4 * head_dim *
  * n_heads operations for each pair of a token and a key that it sees. Each launch reads another
- * layer and other queries than the one before; the median of many is printed. attn_peer.py
- * measures cuDNN over the same shapes. */
+ * layer and other queries than the one before; the median of many is printed, taken when the GPU
+ * has been busy for WARM_US: it runs into its power limit soon, and a shape measured cold would
+ * look better than it is. attn_peer.py measures cuDNN over the same shapes. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,9 @@
 
 #define SEQS_MAX 16
 #define LAYERS   3
-#define RUNS_MAX 60
+#define RUNS_MAX 1000
+#define WARM_US  300e3
+#define RUN_US   200e3
 
 struct bench_case {
     const char *name;
@@ -153,33 +156,42 @@ static double pairs(const struct bench_case *c)
     return n * c->n_seqs;
 }
 
+/* One launch, the i-th. */
+static float run(struct bench *b, const struct bench_case *c, int i, cudaEvent_t from,
+                 cudaEvent_t to)
+{
+    float ms = 0.0f;
+
+    b->kv.layer_elems = (size_t)(i % LAYERS) * (b->kv.page_elems / LAYERS);
+    (void)cudaEventRecord(from, NULL);
+    must_run(k_attn(b->out, b->qkv[i % LAYERS], &b->kv, &b->t, &b->plan, c->n_heads, 0.088f, NULL),
+             "attention");
+    (void)cudaEventRecord(to, NULL);
+    must_run(cudaEventSynchronize(to) != cudaSuccess, "attention");
+    (void)cudaEventElapsedTime(&ms, from, to);
+    return ms;
+}
+
 static void measure(const struct bench_case *c)
 {
     struct bench b = {0};
     cudaEvent_t from, to;
     float ms[RUNS_MAX];
-    double flops = 4.0 * pairs(c) * c->head_dim * c->n_heads;
-    int n_runs = flops > 5e12 ? 15 : flops > 5e11 ? 25 : RUNS_MAX;
-    size_t layer;
+    double flops = 4.0 * pairs(c) * c->head_dim * c->n_heads, us = 0.0, median;
+    int n = 0;
 
     set_up(&b, c);
-    layer = b.kv.page_elems / LAYERS;
     must_run(cudaEventCreate(&from) != cudaSuccess || cudaEventCreate(&to) != cudaSuccess, "event");
-    for (int i = -3; i < n_runs; i++) {
-        b.kv.layer_elems = (size_t)(i + 3) % LAYERS * layer;
-        (void)cudaEventRecord(from, NULL);
-        must_run(
-            k_attn(b.out, b.qkv[(i + 3) % LAYERS], &b.kv, &b.t, &b.plan, c->n_heads, 0.088f, NULL),
-            "attention");
-        (void)cudaEventRecord(to, NULL);
-        must_run(cudaEventSynchronize(to) != cudaSuccess, "attention");
-        if (i >= 0)
-            (void)cudaEventElapsedTime(&ms[i], from, to);
+    for (int i = 0; us < WARM_US; i++)
+        us += 1e3 * (double)run(&b, c, i, from, to);
+    for (us = 0.0; us < RUN_US && n < RUNS_MAX; n++) {
+        ms[n] = run(&b, c, n, from, to);
+        us += 1e3 * (double)ms[n];
     }
-    qsort(ms, (size_t)n_runs, sizeof ms[0], by_size);
-    printf("%-14s %2d/%-2d x %-3d pages of %-3d %9.1f us %6.1f TFLOP/s (best %.1f)\n", c->name,
-           c->n_heads, c->n_kv_heads, c->head_dim, c->block_tokens, (double)ms[n_runs / 2] * 1e3,
-           flops / ((double)ms[n_runs / 2] * 1e9), flops / ((double)ms[0] * 1e9));
+    qsort(ms, (size_t)n, sizeof ms[0], by_size);
+    median = 1e3 * (double)ms[n / 2];
+    printf("%-14s %2d/%-2d x %-3d pages of %-3d %9.1f us %6.1f TFLOP/s\n", c->name, c->n_heads,
+           c->n_kv_heads, c->head_dim, c->block_tokens, median, flops / (median * 1e6));
     fflush(stdout);
     tear_down(&b);
     (void)cudaEventDestroy(from), (void)cudaEventDestroy(to);
