@@ -11,6 +11,7 @@
  *
  * D is head_dim rounded up to the next size built; what lies between is zero. Source: the scheme
  * is FlashAttention-2's (arXiv:2307.08691). */
+#include "kernels/e4m3.cuh"
 #include "kernels/pages.cuh"
 
 #define WARPS   8
@@ -29,7 +30,7 @@ struct chunk_args {
     struct k_tokens t;
     struct k_attn_plan plan;
     int n_heads;
-    float scale;
+    float scale, out_scale; /* of scores, of the output */
 };
 
 static __device__ inline void load_matrices(uint32_t r[4], const bf16 *p)
@@ -73,6 +74,21 @@ static __device__ inline void copy_row(bf16 *to, const k_bf16 *from, int hd, int
         }
         for (int e = d; e < d + 8; e += 2)
             *(uint32_t *)(to + e) = from != NULL && e < hd ? *(const uint32_t *)(from + e) : 0U;
+    }
+}
+
+/* The same from e4m3, which cannot be copied as it is. */
+template <int D>
+static __device__ inline void widen_row(bf16 *to, const uint8_t *from, int hd, int part)
+{
+    for (int d = part * 8; d < D; d += 64) {
+        if (from != NULL && hd % 8 == 0 && d < hd) {
+            *(uint4 *)(to + d) = widen_eight(*(const uint2 *)(from + d));
+            continue;
+        }
+        for (int e = d; e < d + 8; e += 2)
+            *(uint32_t *)(to + e) =
+                from != NULL && e < hd ? widen_two(*(const uint16_t *)(from + e)) : 0U;
     }
 }
 
@@ -193,10 +209,18 @@ static __device__ inline void copy_block(bf16 *to, const chunk_args &a, const in
                                          int kv_head, int base, int last, size_t offset)
 {
     for (int r = threadIdx.x / 8; r < BLOCK; r += WARPS * 4) {
+        bool is_key = base + r <= last;
         const k_bf16 *from =
-            base + r <= last ? key_row(a.kv, pages, base + r, kv_head) + offset : NULL;
+            is_key ? key_row(a.kv, pages, base + r, kv_head) + offset : (const k_bf16 *)NULL;
+        bf16 *row = to + r * (D + PAD);
 
-        copy_row<D>(to + r * (D + PAD), from, a.kv.head_dim, threadIdx.x % 8);
+        if (a.kv.type == K_BF16)
+            copy_row<D>(row, from, a.kv.head_dim, threadIdx.x % 8);
+        else /* the same element of an array of bytes */
+            widen_row<D>(row,
+                         is_key ? (const uint8_t *)a.kv.pages + (from - (k_bf16 *)a.kv.pages)
+                                : (const uint8_t *)NULL,
+                         a.kv.head_dim, threadIdx.x % 8);
     }
     end_group();
 }
@@ -214,7 +238,7 @@ static __device__ void write_rows(const chunk_state<D> &st, const chunk_args &a,
 
         sum += __shfl_xor_sync(~0U, sum, 1);
         sum += __shfl_xor_sync(~0U, sum, 2);
-        scale = 1.0f / sum;
+        scale = a.out_scale / sum;
         if (token >= n_tokens)
             continue;
 #pragma unroll
@@ -292,11 +316,15 @@ template <int D> static int launch_chunk(const chunk_args &a, k_stream stream)
 int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                  const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
 {
-    chunk_args a = {out, qkv, *kv, *t, *plan, n_heads, scale};
+    chunk_args a = {out, qkv, *kv, *t, *plan, n_heads, scale, 1.0f};
     int hd = kv->head_dim;
 
     if (sm90_attn_chunk_takes(kv, qkv, n_heads))
         return k_attn_chunk_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);
+    if (kv->type == K_E4M3) {
+        a.scale *= kv->k_scale;
+        a.out_scale = kv->v_scale;
+    }
     if (hd <= 16)
         return launch_chunk<16>(a, stream);
     if (hd <= 32)

@@ -47,8 +47,11 @@ struct k_tokens {
     int pages_max;
 };
 
+enum k_type { K_BF16, K_E4M3 };
+
 /* One layer's keys and values in the pages: [page][layer][K|V][kv_head][block_tokens][head_dim].
- * bf16 for launchers, float32 for references. */
+ * float32 for references, which do not look at type; bf16 or e4m3 for launchers. A key of e4m3 is
+ * its number times k_scale, a value times v_scale. */
 struct k_kv {
     void *pages;        /* the first page */
     size_t page_elems;  /* elements of a page, all layers */
@@ -57,6 +60,8 @@ struct k_kv {
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
     int block_tokens;
     int window; /* keys that a token sees, its own the last; 0: all. Decodes must have 0. */
+    enum k_type type;
+    float k_scale, v_scale; /* of e4m3 */
 };
 
 /* How one row is sampled; the meaning of each field stands at ref_sample(). */

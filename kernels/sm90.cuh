@@ -182,9 +182,9 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 #define SM90_STR32 SM90_R0 ", " SM90_R8 ", " SM90_R16 ", " SM90_R24
 #define SM90_STR40 SM90_STR32 ", " SM90_R32
 #define SM90_STR48 SM90_STR40 ", " SM90_R40
-#define SM90_R64 "%64, %65, %66, %67, %68, %69, %70, %71"
-#define SM90_R72 "%72, %73, %74, %75, %76, %77, %78, %79"
-#define SM90_R80 "%80, %81, %82, %83, %84, %85, %86, %87"
+#define SM90_R64   "%64, %65, %66, %67, %68, %69, %70, %71"
+#define SM90_R72   "%72, %73, %74, %75, %76, %77, %78, %79"
+#define SM90_R80   "%80, %81, %82, %83, %84, %85, %86, %87"
 #define SM90_STR80 SM90_STR64 ", " SM90_R64 ", " SM90_R72
 #define SM90_STR88 SM90_STR80 ", " SM90_R80
 #define SM90_STR64 SM90_STR48 ", " SM90_R48 ", " SM90_R56
@@ -199,7 +199,7 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 
 /* c [64][N] (+)= a [64][16] * b, N / 2 floats of c a thread. multiply_rows(): a and b [N][16] in
  * shared memory; add 0 forgets what c was. multiply_columns(): a in registers, b [16][N]; adds. */
-#define SM90_PRODUCTS(N, C, A0, A1, A2, A3, A4, A5)                                                  \
+#define SM90_PRODUCTS(N, C, A0, A1, A2, A3, A4, A5)                                              \
     static __device__ __forceinline__ void multiply_rows(float(&c)[C], uint64_t a, uint64_t b,   \
                                                          int add)                                \
     {                                                                                            \

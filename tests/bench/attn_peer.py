@@ -15,20 +15,19 @@ def measure(backend, n, heads, kv_heads, dim):
     """Median microseconds over three sets of inputs in turn, the GPU busy for 0.3 s before."""
     sets = [[torch.randn(1, h, n, dim, device="cuda", dtype=torch.bfloat16)
              for h in (heads, kv_heads, kv_heads)] for _ in range(3)]
-    times = []
+    times, total = [], 0.0
     with sdpa_kernel(backend):
-        for i in range(1000):
-            q, k, v = sets[i % 3]
+        while total < 5e5:
+            q, k, v = sets[len(times) % 3]
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             sdpa(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
             end.record()
             end.synchronize()
             times.append(start.elapsed_time(end) * 1e3)
-            if sum(times) > 5e5:
-                break
-    late = [t for i, t in enumerate(times) if sum(times[:i]) > 3e5]
-    return sorted(late)[len(late) // 2]
+            total += times[-1]
+    late = sorted(times[len(times) * 3 // 5:])
+    return late[len(late) // 2]
 
 
 for shape in SHAPES:

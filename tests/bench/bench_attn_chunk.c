@@ -24,27 +24,32 @@ struct bench_case {
     const char *name;
     int n_heads, n_kv_heads, head_dim, block_tokens, window;
     int n_seqs, n_new, kv_len; /* all sequences are alike */
+    enum k_type type;
 };
 
 static const struct bench_case cases[] = {
-    {"2k causal", 32, 8, 128, 16, 0, 1, 2048, 2048},
-    {"8k causal", 32, 8, 128, 16, 0, 1, 8192, 8192},
-    {"16k causal", 32, 8, 128, 16, 0, 1, 16384, 16384},
-    {"2k causal", 32, 8, 128, 64, 0, 1, 2048, 2048},
-    {"8k causal", 32, 8, 128, 64, 0, 1, 8192, 8192},
-    {"16k causal", 32, 8, 128, 64, 0, 1, 16384, 16384},
-    {"2k causal", 32, 32, 128, 16, 0, 1, 2048, 2048},
-    {"8k causal", 32, 32, 128, 16, 0, 1, 8192, 8192},
-    {"16k causal", 32, 32, 128, 16, 0, 1, 16384, 16384},
-    {"16k causal", 32, 32, 128, 64, 0, 1, 16384, 16384},
-    {"8 x 1k", 32, 8, 128, 16, 0, 8, 1024, 1024},
-    {"512 of 8k", 32, 8, 128, 16, 0, 1, 512, 8192},
-    {"2k of 32k", 32, 8, 128, 16, 0, 1, 2048, 32768},
-    {"16 x 32 of 2k", 32, 8, 128, 16, 0, 16, 32, 2048},
-    {"8k, window 1k", 32, 8, 128, 16, 1024, 1, 8192, 8192},
-    {"8k causal", 32, 8, 64, 16, 0, 1, 8192, 8192},
-    {"8k causal", 16, 4, 256, 16, 0, 1, 8192, 8192},
-    {"8k causal", 32, 8, 96, 16, 0, 1, 8192, 8192},
+    {"2k causal", 32, 8, 128, 16, 0, 1, 2048, 2048, K_BF16},
+    {"8k causal", 32, 8, 128, 16, 0, 1, 8192, 8192, K_BF16},
+    {"16k causal", 32, 8, 128, 16, 0, 1, 16384, 16384, K_BF16},
+    {"2k causal", 32, 8, 128, 64, 0, 1, 2048, 2048, K_BF16},
+    {"8k causal", 32, 8, 128, 64, 0, 1, 8192, 8192, K_BF16},
+    {"16k causal", 32, 8, 128, 64, 0, 1, 16384, 16384, K_BF16},
+    {"2k causal", 32, 32, 128, 16, 0, 1, 2048, 2048, K_BF16},
+    {"8k causal", 32, 32, 128, 16, 0, 1, 8192, 8192, K_BF16},
+    {"16k causal", 32, 32, 128, 16, 0, 1, 16384, 16384, K_BF16},
+    {"16k causal", 32, 32, 128, 64, 0, 1, 16384, 16384, K_BF16},
+    {"8 x 1k", 32, 8, 128, 16, 0, 8, 1024, 1024, K_BF16},
+    {"512 of 8k", 32, 8, 128, 16, 0, 1, 512, 8192, K_BF16},
+    {"2k of 32k", 32, 8, 128, 16, 0, 1, 2048, 32768, K_BF16},
+    {"16 x 32 of 2k", 32, 8, 128, 16, 0, 16, 32, 2048, K_BF16},
+    {"8k, window 1k", 32, 8, 128, 16, 1024, 1, 8192, 8192, K_BF16},
+    {"8k causal", 32, 8, 64, 16, 0, 1, 8192, 8192, K_BF16},
+    {"8k causal", 16, 4, 256, 16, 0, 1, 8192, 8192, K_BF16},
+    {"8k causal", 32, 8, 96, 16, 0, 1, 8192, 8192, K_BF16},
+    {"16k causal", 32, 8, 128, 16, 0, 1, 16384, 16384, K_E4M3},
+    {"2k of 32k", 32, 8, 128, 16, 0, 1, 2048, 32768, K_E4M3},
+    {"8k causal", 32, 8, 64, 16, 0, 1, 8192, 8192, K_E4M3},
+    {"8k causal", 16, 4, 256, 16, 0, 1, 8192, 8192, K_E4M3},
 };
 
 struct bench {
@@ -77,6 +82,24 @@ static k_bf16 *random_on_gpu(size_t n, uint64_t seed)
     k_bf16 *p = on_gpu(NULL, n * sizeof *p);
 
     must_run(k_fill_random(p, n, 1.0f, seed, NULL), "random data");
+    return p;
+}
+
+/* Bytes that are numbers below 1 as e4m3. */
+static void *random_e4m3(size_t n)
+{
+    uint8_t *host = malloc(n);
+    uint64_t x = 88172645463325252U;
+    void *p;
+
+    for (size_t i = 0; i < n; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        host[i] = (uint8_t)(x >> 20 & 0xb7);
+    }
+    p = on_gpu(host, n);
+    free(host);
     return p;
 }
 
@@ -118,8 +141,12 @@ static void set_up(struct bench *b, const struct bench_case *c)
                           .n_kv_heads = c->n_kv_heads,
                           .head_dim = c->head_dim,
                           .block_tokens = c->block_tokens,
-                          .window = c->window};
-    b->kv.pages = random_on_gpu(b->kv.page_elems * (size_t)n_pages, 1);
+                          .window = c->window,
+                          .type = c->type,
+                          .k_scale = 1.0f,
+                          .v_scale = 1.0f};
+    b->kv.pages = c->type == K_E4M3 ? random_e4m3(b->kv.page_elems * (size_t)n_pages)
+                                    : random_on_gpu(b->kv.page_elems * (size_t)n_pages, 1);
     for (int i = 0; i < LAYERS; i++)
         b->qkv[i] = random_on_gpu((size_t)n_tokens *
                                       (size_t)((c->n_heads + 2 * c->n_kv_heads) * c->head_dim),
@@ -190,8 +217,9 @@ static void measure(const struct bench_case *c)
     }
     qsort(ms, (size_t)n, sizeof ms[0], by_size);
     median = 1e3 * (double)ms[n / 2];
-    printf("%-14s %2d/%-2d x %-3d pages of %-3d %9.1f us %6.1f TFLOP/s\n", c->name, c->n_heads,
-           c->n_kv_heads, c->head_dim, c->block_tokens, median, flops / (median * 1e6));
+    printf("%-14s %2d/%-2d x %-3d %s pages of %-3d %9.1f us %6.1f TFLOP/s\n", c->name, c->n_heads,
+           c->n_kv_heads, c->head_dim, c->type == K_E4M3 ? "e4m3" : "bf16", c->block_tokens, median,
+           flops / (median * 1e6));
     fflush(stdout);
     tear_down(&b);
     (void)cudaEventDestroy(from), (void)cudaEventDestroy(to);

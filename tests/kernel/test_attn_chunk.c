@@ -13,40 +13,49 @@ struct chunk_case {
     int n_heads, n_kv_heads, head_dim, block_tokens, window;
     int n_seqs;
     int kv_len[SEQS_MAX], n_new[SEQS_MAX];
+    enum k_type type;
 };
 
 static const struct chunk_case cases[] = {
-    {1, 1, 128, 16, 0, 1, {2}, {2}},
-    {1, 1, 128, 16, 0, 1, {128}, {128}},
-    {2, 1, 128, 16, 0, 1, {257}, {257}},
-    {4, 1, 128, 16, 0, 3, {31, 160, 545}, {31, 33, 32}},
-    {8, 2, 128, 16, 0, 2, {700, 640}, {700, 2}},
-    {5, 1, 128, 16, 0, 2, {300, 129}, {77, 129}},
-    {7, 1, 128, 64, 0, 2, {200, 1030}, {150, 19}},
-    {16, 2, 128, 8, 0, 3, {17, 16, 1111}, {17, 16, 3}},
-    {3, 3, 128, 64, 0, 2, {513, 384}, {511, 128}},
-    {4, 2, 128, 128, 0, 2, {400, 129}, {140, 129}},
-    {4, 2, 128, 256, 0, 2, {400, 700}, {140, 20}},
-    {8, 2, 64, 16, 0, 3, {64, 129, 700}, {64, 128, 258}},
-    {4, 1, 64, 64, 0, 2, {1023, 65}, {40, 65}},
-    {8, 1, 64, 32, 0, 1, {333}, {333}},
-    {10, 2, 80, 16, 0, 2, {170, 290}, {170, 10}},
-    {4, 4, 80, 8, 0, 1, {300}, {300}},
-    {6, 2, 96, 16, 0, 3, {100, 333, 2}, {37, 333, 2}},
-    {4, 1, 96, 64, 0, 1, {260}, {129}},
-    {2, 1, 256, 16, 0, 3, {130, 700, 3}, {130, 70, 3}},
-    {4, 1, 256, 64, 0, 2, {66, 513}, {66, 64}},
-    {2, 2, 256, 128, 0, 1, {300}, {290}},
-    {4, 2, 128, 5, 0, 2, {66, 300}, {66, 129}},
-    {4, 2, 72, 16, 0, 2, {66, 300}, {66, 129}},
-    {2, 1, 12, 16, 0, 2, {166, 300}, {66, 300}},
-    {4, 1, 128, 16, 100, 2, {700, 60}, {350, 60}},
-    {4, 2, 128, 16, 128, 2, {900, 130}, {200, 130}},
-    {2, 2, 128, 64, 1, 2, {300, 129}, {300, 2}},
-    {4, 1, 64, 16, 200, 1, {1000}, {600}},
-    {2, 1, 256, 16, 70, 1, {500}, {300}},
-    {4, 2, 40, 16, 50, 1, {300}, {200}},
-    {32, 8, 128, 16, 0, 6, {9, 200, 3, 128, 1153, 64}, {9, 200, 2, 128, 40, 64}},
+    {1, 1, 128, 16, 0, 1, {2}, {2}, K_BF16},
+    {1, 1, 128, 16, 0, 1, {128}, {128}, K_BF16},
+    {2, 1, 128, 16, 0, 1, {257}, {257}, K_BF16},
+    {4, 1, 128, 16, 0, 3, {31, 160, 545}, {31, 33, 32}, K_BF16},
+    {8, 2, 128, 16, 0, 2, {700, 640}, {700, 2}, K_BF16},
+    {5, 1, 128, 16, 0, 2, {300, 129}, {77, 129}, K_BF16},
+    {7, 1, 128, 64, 0, 2, {200, 1030}, {150, 19}, K_BF16},
+    {16, 2, 128, 8, 0, 3, {17, 16, 1111}, {17, 16, 3}, K_BF16},
+    {3, 3, 128, 64, 0, 2, {513, 384}, {511, 128}, K_BF16},
+    {4, 2, 128, 128, 0, 2, {400, 129}, {140, 129}, K_BF16},
+    {4, 2, 128, 256, 0, 2, {400, 700}, {140, 20}, K_BF16},
+    {8, 2, 64, 16, 0, 3, {64, 129, 700}, {64, 128, 258}, K_BF16},
+    {4, 1, 64, 64, 0, 2, {1023, 65}, {40, 65}, K_BF16},
+    {8, 1, 64, 32, 0, 1, {333}, {333}, K_BF16},
+    {10, 2, 80, 16, 0, 2, {170, 290}, {170, 10}, K_BF16},
+    {4, 4, 80, 8, 0, 1, {300}, {300}, K_BF16},
+    {6, 2, 96, 16, 0, 3, {100, 333, 2}, {37, 333, 2}, K_BF16},
+    {4, 1, 96, 64, 0, 1, {260}, {129}, K_BF16},
+    {2, 1, 256, 16, 0, 3, {130, 700, 3}, {130, 70, 3}, K_BF16},
+    {4, 1, 256, 64, 0, 2, {66, 513}, {66, 64}, K_BF16},
+    {2, 2, 256, 128, 0, 1, {300}, {290}, K_BF16},
+    {4, 2, 128, 5, 0, 2, {66, 300}, {66, 129}, K_BF16},
+    {4, 2, 72, 16, 0, 2, {66, 300}, {66, 129}, K_BF16},
+    {2, 1, 12, 16, 0, 2, {166, 300}, {66, 300}, K_BF16},
+    {4, 1, 128, 16, 100, 2, {700, 60}, {350, 60}, K_BF16},
+    {4, 2, 128, 16, 128, 2, {900, 130}, {200, 130}, K_BF16},
+    {2, 2, 128, 64, 1, 2, {300, 129}, {300, 2}, K_BF16},
+    {4, 1, 64, 16, 200, 1, {1000}, {600}, K_BF16},
+    {2, 1, 256, 16, 70, 1, {500}, {300}, K_BF16},
+    {4, 2, 40, 16, 50, 1, {300}, {200}, K_BF16},
+    {32, 8, 128, 16, 0, 6, {9, 200, 3, 128, 1153, 64}, {9, 200, 2, 128, 40, 64}, K_BF16},
+    {8, 2, 128, 16, 0, 3, {300, 130, 900}, {300, 2, 200}, K_E4M3},
+    {4, 1, 128, 64, 150, 2, {300, 700}, {300, 64}, K_E4M3},
+    {8, 2, 64, 16, 0, 2, {300, 513}, {300, 40}, K_E4M3},
+    {4, 1, 80, 8, 0, 2, {200, 300}, {200, 40}, K_E4M3},
+    {4, 2, 96, 32, 0, 1, {300}, {140}, K_E4M3},
+    {4, 2, 256, 16, 0, 2, {300, 100}, {140, 100}, K_E4M3},
+    {4, 2, 128, 5, 0, 2, {300, 100}, {140, 100}, K_E4M3},
+    {4, 2, 50, 16, 0, 2, {300, 100}, {140, 100}, K_E4M3},
 };
 
 /* Everything of one case, on host and device. */
@@ -58,6 +67,7 @@ struct chunk_run {
     int32_t *seq, *pos, *page_ids, seq_start[SEQS_MAX + 1], tile_seqs[4096], tile_starts[4096];
     int n_tokens, n_pages;
     float *qkv, *pages, *want, scale;
+    uint8_t *bytes; /* the pages as e4m3 */
     size_t qkv_size, page_size, out_size, row;
     k_bf16 *dev_qkv;
 };
@@ -112,6 +122,26 @@ static void place(struct chunk_run *r)
                                 .pages_max = pages_max};
 }
 
+/* 448 and -448 are the largest e4m3; 0x7f is NaN. */
+static float e4m3_value(uint8_t b)
+{
+    float value = (b & 0x78) == 0 ? ldexpf((float)(b & 7), -9)
+                                  : ldexpf((float)(8 + (b & 7)), (b >> 3 & 15) - 10);
+
+    return b & 0x80 ? -value : value;
+}
+
+/* A number for element i of the pages, in both forms; kind: 0 a key, 1 a value. */
+static void put(struct chunk_run *r, size_t i, int kind)
+{
+    if (r->c->type == K_BF16) {
+        r->pages[i] = gpu_widen(gpu_round(gpu_uniform() * 3.0f));
+        return;
+    }
+    r->bytes[i] = (uint8_t)((int)((gpu_uniform() + 1.0f) * 36.0f) + (gpu_uniform() < 0 ? 128 : 0));
+    r->pages[i] = e4m3_value(r->bytes[i]) * (kind == 0 ? r->host_kv.k_scale : r->host_kv.v_scale);
+}
+
 /* Two layers, of which the second is used; random where a key stands, NaN elsewhere. */
 static void fill(struct chunk_run *r)
 {
@@ -124,19 +154,24 @@ static void fill(struct chunk_run *r)
                                .n_kv_heads = c->n_kv_heads,
                                .head_dim = c->head_dim,
                                .block_tokens = c->block_tokens,
-                               .window = c->window};
+                               .window = c->window,
+                               .type = c->type,
+                               .k_scale = 0.75f,
+                               .v_scale = 1.3f};
     r->page_size = 2 * layer * (size_t)r->n_pages;
     r->pages = malloc(r->page_size * 4);
     for (size_t i = 0; i < r->page_size; i++)
         r->pages[i] = NAN;
+    r->bytes = malloc(r->page_size);
+    memset(r->bytes, 0x7f, r->page_size);
     for (int s = 0; s < c->n_seqs; s++) {
         for (int pos = 0; pos < c->kv_len[s]; pos++) {
             size_t page = (size_t)r->page_ids[s * r->host.pages_max + pos / c->block_tokens];
-            float *at = r->pages + page * 2 * layer + layer + (size_t)pos % bt * hd;
+            size_t at = page * 2 * layer + layer + (size_t)pos % bt * hd;
 
             for (int h = 0; h < 2 * c->n_kv_heads; h++, at += bt * hd)
                 for (size_t d = 0; d < hd; d++)
-                    at[d] = gpu_widen(gpu_round(gpu_uniform() * 3.0f));
+                    put(r, at + d, h >= c->n_kv_heads);
         }
     }
     r->host_kv.pages = r->pages;
@@ -160,7 +195,8 @@ static void upload(struct chunk_run *r)
     r->dev.kv_len = gpu_array(c->kv_len, seqs * 4);
     r->dev.page_ids = gpu_array(r->page_ids, seqs * (size_t)r->host.pages_max * 4);
     r->dev_kv = r->host_kv;
-    r->dev_kv.pages = gpu_bf16(r->pages, r->page_size);
+    r->dev_kv.pages = c->type == K_BF16 ? (void *)gpu_bf16(r->pages, r->page_size)
+                                        : gpu_array(r->bytes, r->page_size);
     r->dev_qkv = gpu_bf16(r->qkv, r->qkv_size);
     k_attn_tiles(r->tile_seqs, r->tile_starts, &r->plan, &r->host, c->n_heads / c->n_kv_heads);
     r->plan.tile_seqs = gpu_array(r->tile_seqs, (size_t)r->plan.n_tiles * 4);
@@ -241,9 +277,9 @@ static void check_case(const struct chunk_case *c)
     float *got, *second;
 
     r->c = c;
-    snprintf(name, sizeof name, "%d/%d x %d, pages of %d, window %d, %d seqs, first %d of %d",
-             c->n_heads, c->n_kv_heads, c->head_dim, c->block_tokens, c->window, c->n_seqs,
-             c->n_new[0], c->kv_len[0]);
+    snprintf(name, sizeof name, "%d/%d x %d %s, pages of %d, window %d, %d seqs, first %d of %d",
+             c->n_heads, c->n_kv_heads, c->head_dim, c->type == K_BF16 ? "bf16" : "e4m3",
+             c->block_tokens, c->window, c->n_seqs, c->n_new[0], c->kv_len[0]);
     place(r);
     fill(r);
     upload(r);
@@ -252,7 +288,7 @@ static void check_case(const struct chunk_case *c)
     check_want(r, got, name);
     ok(memcmp(got, second, r->out_size * 4) == 0, "%s: twice the same bits", name);
     check_alone(r, got, name);
-    free(got), free(second), free(r->qkv), free(r->pages);
+    free(got), free(second), free(r->qkv), free(r->pages), free(r->bytes);
     free(r->seq), free(r->pos), free(r->page_ids), free(r);
 }
 
@@ -272,6 +308,7 @@ static void check_random(void)
     c.block_tokens = blocks[pick(7)];
     c.n_heads = groups[pick(6)] * c.n_kv_heads;
     c.window = pick(4) == 0 ? 1 + pick(300) : 0;
+    c.type = pick(4) == 0 ? K_E4M3 : K_BF16;
     for (int s = 0; s < c.n_seqs; s++) {
         c.n_new[s] = 2 + pick(pick(2) == 0 ? 20 : 300);
         c.kv_len[s] = c.n_new[s] + (pick(2) == 0 ? 0 : pick(500));
