@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Causal attention of several query tokens a sequence over its pages, on tensor cores.
+ * Causal attention of several query tokens a sequence over its pages, on tensor cores: for every
+ * shape. sm90_attn_chunk.cu is faster where it takes the shape.
  *
- * One block of four warps for each (tile, kv head). A tile's 64 rows are pairs (token, query head
+ * One block of eight warps for each (tile, kv head). A tile's 128 rows are pairs (token, query head
  * of the group), so that grouped heads share the keys that are read; a warp owns 16 rows. Keys
  * and values come in blocks of 64 positions through shared memory; scores are
  * q [64][D] . k [64][D], kept in registers, and become the left operand of the second product
@@ -10,9 +11,10 @@
  *
  * D is head_dim rounded up to the next size built; what lies between is zero. Source: the scheme
  * is FlashAttention-2's (arXiv:2307.08691). */
+#include "kernels/e4m3.cuh"
 #include "kernels/pages.cuh"
 
-#define WARPS   4
+#define WARPS   8
 #define ROWS    K_TILE_ROWS
 #define BLOCK   64 /* keys at a time */
 #define PAD     8  /* elements behind a row: ldmatrix then meets all banks */
@@ -28,7 +30,7 @@ struct chunk_args {
     struct k_tokens t;
     struct k_attn_plan plan;
     int n_heads;
-    float scale;
+    float scale, out_scale; /* of scores, of the output */
 };
 
 static __device__ inline void load_matrices(uint32_t r[4], const bf16 *p)
@@ -75,6 +77,21 @@ static __device__ inline void copy_row(bf16 *to, const k_bf16 *from, int hd, int
     }
 }
 
+/* The same from e4m3, which cannot be copied as it is. */
+template <int D>
+static __device__ inline void widen_row(bf16 *to, const uint8_t *from, int hd, int part)
+{
+    for (int d = part * 8; d < D; d += 64) {
+        if (from != NULL && hd % 8 == 0 && d < hd) {
+            *(uint4 *)(to + d) = widen_eight(*(const uint2 *)(from + d));
+            continue;
+        }
+        for (int e = d; e < d + 8; e += 2)
+            *(uint32_t *)(to + e) =
+                from != NULL && e < hd ? widen_two(*(const uint16_t *)(from + e)) : 0U;
+    }
+}
+
 static __device__ inline void end_group(void)
 {
     asm volatile("cp.async.commit_group;");
@@ -118,10 +135,10 @@ static __device__ inline void score_block(float score[BLOCK / 8][4], const bf16 
 }
 
 /* Turn scores into weights, and shrink what stands in the state. limit: the last key that each
- * of the two rows may see, relative to the block. */
+ * of the two rows may see, relative to the block; window: how many up to there. */
 template <int D>
 static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][4], float scale,
-                                     const int limit[2])
+                                     const int limit[2], uint32_t window)
 {
     int col = threadIdx.x % 4 * 2;
 
@@ -135,7 +152,7 @@ static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][
             for (int e = 0; e < 2; e++) {
                 float *s = &score[j][2 * r + e];
 
-                *s = j * 8 + col + e <= limit[r] ? *s * scale : -INFINITY;
+                *s = (uint32_t)(limit[r] - (j * 8 + col + e)) < window ? *s * scale : -INFINITY;
                 top = fmaxf(top, *s);
             }
         }
@@ -192,10 +209,18 @@ static __device__ inline void copy_block(bf16 *to, const chunk_args &a, const in
                                          int kv_head, int base, int last, size_t offset)
 {
     for (int r = threadIdx.x / 8; r < BLOCK; r += WARPS * 4) {
+        bool is_key = base + r <= last;
         const k_bf16 *from =
-            base + r <= last ? key_row(a.kv, pages, base + r, kv_head) + offset : NULL;
+            is_key ? key_row(a.kv, pages, base + r, kv_head) + offset : (const k_bf16 *)NULL;
+        bf16 *row = to + r * (D + PAD);
 
-        copy_row<D>(to + r * (D + PAD), from, a.kv.head_dim, threadIdx.x % 8);
+        if (a.kv.type == K_BF16)
+            copy_row<D>(row, from, a.kv.head_dim, threadIdx.x % 8);
+        else /* the same element of an array of bytes */
+            widen_row<D>(row,
+                         is_key ? (const uint8_t *)a.kv.pages + (from - (k_bf16 *)a.kv.pages)
+                                : (const uint8_t *)NULL,
+                         a.kv.head_dim, threadIdx.x % 8);
     }
     end_group();
 }
@@ -213,7 +238,7 @@ static __device__ void write_rows(const chunk_state<D> &st, const chunk_args &a,
 
         sum += __shfl_xor_sync(~0U, sum, 1);
         sum += __shfl_xor_sync(~0U, sum, 2);
-        scale = 1.0f / sum;
+        scale = a.out_scale / sum;
         if (token >= n_tokens)
             continue;
 #pragma unroll
@@ -233,14 +258,15 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
 {
     extern __shared__ __align__(16) bf16 shared[];
     bf16 *q = shared, *k = q + ROWS * (D + PAD), *v = k + BLOCK * (D + PAD);
-    int tile = gridDim.x - 1 - blockIdx.x; /* the last tiles see most keys: begin with them */
-    int kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads, hd = a.kv.head_dim;
-    int seq = a.plan.tile_seqs[tile], start = a.plan.tile_starts[tile];
+    int tile = blockIdx.x, kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads;
+    int hd = a.kv.head_dim, seq = a.plan.tile_seqs[tile], start = a.plan.tile_starts[tile];
     int n_seq = a.t.seq_start[seq + 1] - a.t.seq_start[seq];
     int n_tokens = min(K_TILE_TOKENS(group), n_seq - start);
     int token0 = a.t.seq_start[seq] + start, pos0 = a.t.kv_len[seq] - n_seq + start;
     int last = pos0 + n_tokens - 1, warp = threadIdx.x / 32,
         row0 = warp * 16 + threadIdx.x % 32 / 4;
+    uint32_t window = a.kv.window > 0 ? (uint32_t)a.kv.window : 1U << 31;
+    int first = (uint32_t)pos0 < window ? 0 : (pos0 - (int)window + 1) / BLOCK * BLOCK;
     const int32_t *pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
     chunk_state<D> st;
 
@@ -255,8 +281,8 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
         st.acc[j][0] = st.acc[j][1] = st.acc[j][2] = st.acc[j][3] = 0.0f;
     st.top[0] = st.top[1] = NOTHING;
     st.sum[0] = st.sum[1] = 0.0f;
-    copy_block<D>(k, a, pages, kv_head, 0, last, 0);
-    for (int base = 0; base <= last; base += BLOCK) {
+    copy_block<D>(k, a, pages, kv_head, first, last, 0);
+    for (int base = first; base <= last; base += BLOCK) {
         float score[BLOCK / 8][4];
         int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
 
@@ -264,7 +290,7 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
         wait_groups<1>(); /* the keys */
         __syncthreads();
         score_block<D>(score, q + warp * 16 * (D + PAD), k);
-        soften<D>(st, score, a.scale * LOG2_E, limit);
+        soften<D>(st, score, a.scale * LOG2_E, limit, window);
         __syncthreads();
         copy_block<D>(k, a, pages, kv_head, base + BLOCK, last, 0); /* past the end: zeros */
         wait_groups<1>();                                           /* the values */
@@ -290,9 +316,15 @@ template <int D> static int launch_chunk(const chunk_args &a, k_stream stream)
 int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                  const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
 {
-    chunk_args a = {out, qkv, *kv, *t, *plan, n_heads, scale};
+    chunk_args a = {out, qkv, *kv, *t, *plan, n_heads, scale, 1.0f};
     int hd = kv->head_dim;
 
+    if (sm90_attn_chunk_takes(kv, qkv, n_heads))
+        return k_attn_chunk_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);
+    if (kv->type == K_E4M3) {
+        a.scale *= kv->k_scale;
+        a.out_scale = kv->v_scale;
+    }
     if (hd <= 16)
         return launch_chunk<16>(a, stream);
     if (hd <= 32)

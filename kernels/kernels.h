@@ -75,6 +75,7 @@ struct k_kv {
     int n_kv_heads;
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
     int block_tokens;
+    int window; /* keys that a token sees, its own the last; 0: all. Decodes must have 0. */
     enum k_type type;
     float k_scale, v_scale; /* of K_E4M3: value = stored * scale, 1 as a rule. Others: unused */
 };
@@ -221,7 +222,8 @@ int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t, cons
  *   out  [n_tokens][n_heads][head_dim]
  *   qkv  as above, queries rotated; keys and values of the step stand in the pages already
  *
- * A token sees the keys of positions 0 .. its own. The reference computes one pair of token and
+ * A token sees the keys of positions 0 .. its own, the last kv->window of them if that is set.
+ * scale must be above 0. The reference computes one pair of token and
  * kv head: its scores (scratch, float32 [pos + 1]), their softmax, the sum of the values in the
  * order of positions. */
 void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct k_tokens *t,
@@ -246,22 +248,31 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
  * one, or one that waits for it before it lets others begin.
  *
  * tile_seqs [n_tiles], tile_starts [n_tiles]: sequence and first token (relative to the
- * sequence's first) of each tile of K_TILE_TOKENS(group) tokens. */
+ * sequence's first) of each tile of K_TILE_TOKENS(group) tokens, those with most keys first, as
+ * k_attn_tiles() lists them. tile_keys is the sum of kv_len over sequences with tiles. drawn is
+ * one word of the device's memory, 0 before the first launch; every launch leaves 0 there. */
 struct k_attn_plan {
     const int32_t *decode_seqs;
     const int32_t *tile_seqs;
     const int32_t *tile_starts;
     int n_decodes;
     int n_tiles;
+    int tile_keys;
     int overlap;
     const float *turns;
+    int32_t *drawn;
     void *schedule; /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */
     void *work;     /* k_attn_work_bytes(), 16-byte aligned */
 };
 
-#define K_TILE_ROWS 64 /* rows (token, head of the group) of a tile: four warps of 16 */
+/* List the tiles of a step, and count them and their keys in plan: host arrays, room for
+ * t->n_tokens each, and the host's t. */
+void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *plan,
+                  const struct k_tokens *t, int group);
 
-/* Tokens of a tile: 64 rows shared by the query heads of a kv head; 1 for groups above 64. */
+#define K_TILE_ROWS 128 /* rows (token, head of the group) of a tile: two warpgroups of 64 */
+
+/* Tokens of a tile: its rows are shared by the query heads of a kv head, at most K_TILE_ROWS. */
 #define K_TILE_TOKENS(group) ((group) >= K_TILE_ROWS ? 1 : K_TILE_ROWS / (group))
 
 size_t k_attn_schedule_bytes(int n_decodes);

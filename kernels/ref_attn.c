@@ -63,13 +63,14 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
 {
     int hd = kv->head_dim, group = n_heads / kv->n_kv_heads;
     int seq = t->seq[token], n_keys = t->pos[token] + 1;
+    int first = kv->window > 0 && n_keys > kv->window ? n_keys - kv->window : 0;
 
     for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
         const float *q = qkv + (size_t)token * (n_heads + 2 * kv->n_kv_heads) * hd + (size_t)h * hd;
         float *o = out + ((size_t)token * n_heads + h) * hd;
         float top = -INFINITY, sum = 0.0f;
 
-        for (int i = 0; i < n_keys; i++) {
+        for (int i = first; i < n_keys; i++) {
             const float *key = key_row(kv, t, seq, i, kv_head);
             float dot = 0.0f;
 
@@ -79,7 +80,7 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
             top = fmaxf(top, scratch[i]);
         }
         memset(o, 0, (size_t)hd * sizeof *o);
-        for (int i = 0; i < n_keys; i++) {
+        for (int i = first; i < n_keys; i++) {
             const float *value = key_row(kv, t, seq, i, kv_head) + value_elems(kv);
             float w = expf(scratch[i] - top);
 

@@ -268,21 +268,15 @@ static struct step_arrays lay_out(char *base, int n_tokens, int n_seqs, int n_pa
 static void plan_attention(struct cuda *c, const struct step_arrays *a, const struct k_tokens *t)
 {
     const struct device_limits *lim = &c->base.limits;
-    int tile_tokens = K_TILE_TOKENS(lim->n_heads / lim->n_kv_heads);
     struct k_attn_plan *p = &c->plan;
 
-    p->n_decodes = p->n_tiles = 0;
+    p->n_decodes = 0;
+    k_attn_tiles(a->tile_seqs, a->tile_starts, p, t, lim->n_heads / lim->n_kv_heads);
     for (int s = 0; s < t->n_seqs; s++) {
         int n = t->seq_start[s + 1] - t->seq_start[s];
 
-        if (n == 1) {
+        if (n == 1)
             a->decode_seqs[p->n_decodes++] = s;
-            continue;
-        }
-        for (int first = 0; first < n; first += tile_tokens) {
-            a->tile_seqs[p->n_tiles] = s;
-            a->tile_starts[p->n_tiles++] = first;
-        }
     }
 }
 
@@ -602,11 +596,13 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     c->ids_mirror = cuda_alloc(d, rows * sizeof *c->ids);
     c->attn_schedule = cuda_alloc(d, k_attn_schedule_bytes(lim->n_seqs));
     c->attn_work = cuda_alloc(d, k_attn_work_bytes(lim->head_dim, lim->n_heads, lim->n_kv_heads));
+    c->plan.drawn = cuda_alloc(d, sizeof *c->plan.drawn);
     c->sample_scratch = cuda_alloc(d, rows * vocab * sizeof *c->sample_scratch);
     c->counts = cuda_alloc(d, rows * vocab * sizeof *c->counts);
     if (c->staging == NULL || c->history == NULL || c->ids == NULL || c->mirror == NULL ||
         c->history_mirror == NULL || c->ids_mirror == NULL || c->attn_work == NULL ||
-        c->attn_schedule == NULL || c->sample_scratch == NULL || c->counts == NULL)
+        c->attn_schedule == NULL || c->plan.drawn == NULL || c->sample_scratch == NULL ||
+        c->counts == NULL)
         return ERR_NO_MEMORY;
     return lim->e4m3 ? reserve_rounded(c, lim) : ERR_OK;
 }

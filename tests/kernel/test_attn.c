@@ -284,16 +284,14 @@ static void plan(struct attn_run *r)
     const struct attn_case *c = r->c;
     int32_t decode_seqs[SEQS_MAX], tiles[1024], starts[1024];
     struct k_attn_plan *p = &r->plan;
-    int step = K_TILE_TOKENS(c->n_heads / c->n_kv_heads);
+    int32_t zero = 0;
 
     for (int s = 0; s < c->n_seqs; s++) {
         if (c->n_new[s] == 1)
             decode_seqs[p->n_decodes++] = s;
-        for (int first = 0; c->n_new[s] > 1 && first < c->n_new[s]; first += step) {
-            tiles[p->n_tiles] = s;
-            starts[p->n_tiles++] = first;
-        }
     }
+    k_attn_tiles(tiles, starts, p, &r->host, c->n_heads / c->n_kv_heads);
+    p->drawn = gpu_array(&zero, sizeof zero);
     /* Steps of decodes alone need no list. */
     p->decode_seqs = p->n_tiles == 0 ? NULL : gpu_array(decode_seqs, sizeof decode_seqs);
     p->tile_seqs = gpu_array(tiles, sizeof tiles);

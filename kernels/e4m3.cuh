@@ -1,0 +1,27 @@
+/* Pages of e4m3: 8-bit floats, which bfloat16 holds exactly. */
+#ifndef QUIRE_KERNELS_E4M3_CUH
+#define QUIRE_KERNELS_E4M3_CUH
+
+#include <cuda_fp16.h>
+
+#include "kernels/common.cuh"
+
+/* Two e4m3 as two bfloat16. */
+static __device__ __forceinline__ uint32_t widen_two(uint32_t two)
+{
+    uint32_t halves;
+    float2 f;
+
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)two));
+    f = __half22float2(*(__half2 *)&halves);
+    return pack_bf16(f.x, f.y);
+}
+
+/* Eight e4m3 as eight bfloat16. */
+static __device__ __forceinline__ uint4 widen_eight(uint2 eight)
+{
+    return make_uint4(widen_two(eight.x), widen_two(eight.x >> 16), widen_two(eight.y),
+                      widen_two(eight.y >> 16));
+}
+
+#endif

@@ -1,0 +1,249 @@
+/* Hopper's own instructions in small functions: barriers in shared memory, the tensor copy
+ * engine (TMA), the warpgroup product (wgmma), registers handed between warpgroups.
+ *
+ * A wgmma runs behind the back of the threads that issue it: its accumulators must not be touched
+ * between warpgroup_begin() and the warpgroup_wait() that covers it. keep() before the first and
+ * behind the second of these holds the compiler to that. */
+#ifndef QUIRE_KERNELS_SM90_CUH
+#define QUIRE_KERNELS_SM90_CUH
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include "kernels/common.cuh"
+
+static __device__ __forceinline__ uint32_t shared_addr(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* --- barriers in shared memory --------------------------------------------------------- */
+
+static __device__ __forceinline__ void barrier_init(uint64_t *b, int n_arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_addr(b)), "r"(n_arrivals)
+                 : "memory");
+}
+
+/* After the last barrier_init(): seen by the copy engine too. */
+static __device__ __forceinline__ void barrier_init_done(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_addr(b)) : "memory");
+}
+
+/* Arrive, and let the phase wait for so many bytes of copies as well. */
+static __device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_addr(b)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+/* Wait until the phase of this parity has ended. */
+static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity)
+{
+    uint32_t done;
+
+    do {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}"
+                     : "=r"(done)
+                     : "r"(shared_addr(b)), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+
+/* A place in a ring of stages, and the parity of its round. */
+template <int STAGES> struct ring {
+    int stage;
+    uint32_t parity;
+
+    __device__ __forceinline__ void next(void)
+    {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* Named barriers: wait for, or only tell, n threads. */
+static __device__ __forceinline__ void named_sync(int id, int n_threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+static __device__ __forceinline__ void named_arrive(int id, int n_threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+/* Stores to shared memory by this thread become visible to wgmma and to the copy engine. */
+static __device__ __forceinline__ void fence_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* --- the copy engine ------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+static __device__ __forceinline__ void tensor_load_3d(void *to, const CUtensorMap *map,
+                                                      uint64_t *full, int c0, int c1, int c2)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier"
+                 "::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_addr(to)),
+                 "l"(map), "r"(shared_addr(full)), "r"(c0), "r"(c1), "r"(c2)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void tensor_load_5d(void *to, const CUtensorMap *map,
+                                                      uint64_t *full, int c0, int c3, int c4)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier"
+        "::complete_tx::bytes [%0], [%1, {%3, %4, %4, %5, %6}], [%2];" ::"r"(shared_addr(to)),
+        "l"(map), "r"(shared_addr(full)), "r"(c0), "r"(0), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+/* --- registers ------------------------------------------------------------------------- */
+
+template <int N> static __device__ __forceinline__ void registers_take(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> static __device__ __forceinline__ void registers_give(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* --- products -------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void warpgroup_begin(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void warpgroup_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Until at most LEFT of the committed groups are unfinished. */
+template <int LEFT> static __device__ __forceinline__ void warpgroup_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+template <int N> static __device__ __forceinline__ void keep(float (&r)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(r[i])::"memory");
+}
+
+template <int N> static __device__ __forceinline__ void keep(uint32_t (&r)[N][4])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(r[i][0]), "+r"(r[i][1]), "+r"(r[i][2]), "+r"(r[i][3])::"memory");
+}
+
+/* What wgmma is told of an operand in shared memory with 128-byte swizzle. Slabs are 8 rows of
+ * 128 bytes. Along rows slabs are `rows_apart` bytes from one another. Read as columns (the
+ * transposed operand), slabs side by side are `columns_apart`. */
+static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart, int columns_apart)
+{
+    return (uint64_t)(shared_addr(p) >> 4) | (uint64_t)(columns_apart >> 4) << 16 |
+           (uint64_t)(rows_apart >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+#define SM90_R0    "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SM90_R8    "%8, %9, %10, %11, %12, %13, %14, %15"
+#define SM90_R16   "%16, %17, %18, %19, %20, %21, %22, %23"
+#define SM90_R24   "%24, %25, %26, %27, %28, %29, %30, %31"
+#define SM90_R32   "%32, %33, %34, %35, %36, %37, %38, %39"
+#define SM90_R40   "%40, %41, %42, %43, %44, %45, %46, %47"
+#define SM90_R48   "%48, %49, %50, %51, %52, %53, %54, %55"
+#define SM90_R56   "%56, %57, %58, %59, %60, %61, %62, %63"
+#define SM90_STR32 SM90_R0 ", " SM90_R8 ", " SM90_R16 ", " SM90_R24
+#define SM90_STR40 SM90_STR32 ", " SM90_R32
+#define SM90_STR48 SM90_STR40 ", " SM90_R40
+#define SM90_R64   "%64, %65, %66, %67, %68, %69, %70, %71"
+#define SM90_R72   "%72, %73, %74, %75, %76, %77, %78, %79"
+#define SM90_R80   "%80, %81, %82, %83, %84, %85, %86, %87"
+#define SM90_STR80 SM90_STR64 ", " SM90_R64 ", " SM90_R72
+#define SM90_STR88 SM90_STR80 ", " SM90_R80
+#define SM90_STR64 SM90_STR48 ", " SM90_R48 ", " SM90_R56
+
+#define SM90_C8(i)                                                                              \
+    "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
+        "+f"(c[i + 6]), "+f"(c[i + 7])
+#define SM90_C32 SM90_C8(0), SM90_C8(8), SM90_C8(16), SM90_C8(24)
+#define SM90_C40 SM90_C32, SM90_C8(32)
+#define SM90_C48 SM90_C40, SM90_C8(40)
+#define SM90_C64 SM90_C48, SM90_C8(48), SM90_C8(56)
+
+/* c [64][N] (+)= a [64][16] * b, N / 2 floats of c a thread. multiply_rows(): a and b [N][16] in
+ * shared memory; add 0 forgets what c was. multiply_columns(): a in registers, b [16][N]; adds. */
+#define SM90_PRODUCTS(N, C, A0, A1, A2, A3, A4, A5)                                              \
+    static __device__ __forceinline__ void multiply_rows(float(&c)[C], uint64_t a, uint64_t b,   \
+                                                         int add)                                \
+    {                                                                                            \
+        asm volatile("{\n"                                                                       \
+                     ".reg .pred p;\n"                                                           \
+                     "setp.ne.b32 p, " A2 ", 0;\n"                                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_STR##C    \
+                     "}, " A0 ", " A1 ", p, 1, 1, 0, 0;\n"                                       \
+                     "}"                                                                         \
+                     : SM90_C##C                                                                 \
+                     : "l"(a), "l"(b), "r"(add));                                                \
+    }                                                                                            \
+    static __device__ __forceinline__ void multiply_rows(float(&c)[C], const uint32_t(&a)[4],    \
+                                                         uint64_t b, int add)                    \
+    {                                                                                            \
+        asm volatile("{\n"                                                                       \
+                     ".reg .pred p;\n"                                                           \
+                     "setp.ne.b32 p, " A5 ", 0;\n"                                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_STR##C    \
+                     "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", p, 1, 1, 0;\n"                \
+                     "}"                                                                         \
+                     : SM90_C##C                                                                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));            \
+    }                                                                                            \
+    static __device__ __forceinline__ void multiply_columns(float(&c)[C], const uint32_t(&a)[4], \
+                                                            uint64_t b)                          \
+    {                                                                                            \
+        asm volatile("{\n"                                                                       \
+                     ".reg .pred p;\n"                                                           \
+                     "setp.ne.b32 p, 1, 0;\n"                                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_STR##C    \
+                     "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", p, 1, 1, 1;\n"                \
+                     "}"                                                                         \
+                     : SM90_C##C                                                                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
+    }
+
+#define SM90_C80 SM90_C64, SM90_C8(64), SM90_C8(72)
+#define SM90_C88 SM90_C80, SM90_C8(80)
+SM90_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
+SM90_PRODUCTS(80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
+SM90_PRODUCTS(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
+SM90_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+SM90_PRODUCTS(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
+SM90_PRODUCTS(176, 88, "%88", "%89", "%90", "%91", "%92", "%93")
+
+#endif
