@@ -100,9 +100,11 @@ struct k_sample_row {
 
 /* --- rows ------------------------------------------------------------------------------ */
 
-/* x [n][dim] = table [n_vocab][dim] at ids [n]. The residual x is float32 on both sides. */
+/* x [n][dim] = table [n_vocab][dim] at ids [n]. The residual x is float32 on both sides. For the
+ * launchers an id below 0 stands for sampled[-1 - id]: what a step gave that the host has not seen. */
 void ref_embed(float *x, const float *table, const int32_t *ids, int n, int dim);
-int k_embed(float *x, const k_bf16 *table, const int32_t *ids, int n, int dim, k_stream stream);
+int k_embed(float *x, const k_bf16 *table, const int32_t *ids, const int32_t *sampled, int n,
+            int dim, k_stream stream);
 
 /* out [n][dim] = x / sqrt(mean(x^2) + eps) * weight [dim]. The sum of squares is float64 in the
  * reference. */
@@ -177,7 +179,8 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream);
 void ref_embed_normed(float *x, float *normed, float *sums_out, const float *table,
                       const int32_t *ids, const float *norm, int n, int dim);
 int k_embed_normed(float *x, k_bf16 *normed, float *sums_out, const k_bf16 *table,
-                   const int32_t *ids, const k_bf16 *norm, int n, int dim, k_stream stream);
+                   const int32_t *ids, const int32_t *sampled, const k_bf16 *norm, int n, int dim,
+                   k_stream stream);
 /* Where an operation puts its result x [n][dim] as e4m3: data * scale is about x. */
 struct k_quantised {
     k_e4m3 *data;         /* [n][dim] */

@@ -793,15 +793,15 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
 /* A thread an element; 16 lanes add the squares of a part. */
 static __global__ void embed_normed_kernel(float *x, k_bf16 *normed, float *sums_out,
                                            const k_bf16 *table, const int32_t *ids,
-                                           const k_bf16 *norm, int dim)
+                                           const int32_t *sampled, const k_bf16 *norm, int dim)
 {
     int d = blockIdx.x * blockDim.x + threadIdx.x, c = blockIdx.y;
+    int32_t id = ids[c];
     float v = 0.0f, square;
 
     asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
     if (d < dim) {
-        v = load_bf16(table + (size_t)ids[c] * dim + d);
+        v = load_bf16(table + (size_t)(id < 0 ? sampled[-1 - id] : id) * dim + d);
         x[(size_t)c * dim + d] = v;
         store_bf16(normed + (size_t)c * dim + d, v * load_bf16(norm + d));
     }
@@ -813,8 +813,9 @@ static __global__ void embed_normed_kernel(float *x, k_bf16 *normed, float *sums
 }
 
 int k_embed_normed(float *x, k_bf16 *normed, float *sums_out, const k_bf16 *table,
-                   const int32_t *ids, const k_bf16 *norm, int n, int dim, k_stream stream)
+                   const int32_t *ids, const int32_t *sampled, const k_bf16 *norm, int n, int dim,
+                   k_stream stream)
 {
     return K_LAUNCH(embed_normed_kernel, dim3((dim + 255) / 256, n), 256, 0, stream, x, normed,
-                    sums_out, table, ids, norm, dim);
+                    sums_out, table, ids, sampled, norm, dim);
 }

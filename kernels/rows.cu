@@ -8,18 +8,21 @@
 
 #define ROW_THREADS 512 /* 8 elements a thread at dim 4096 */
 
-static __global__ void embed_kernel(float *x, const k_bf16 *table, const int32_t *ids, int dim)
+static __global__ void embed_kernel(float *x, const k_bf16 *table, const int32_t *ids,
+                                    const int32_t *sampled, int dim)
 {
-    const k_bf16 *from = table + (size_t)ids[blockIdx.x] * dim;
+    int32_t id = ids[blockIdx.x];
+    const k_bf16 *from = table + (size_t)(id < 0 ? sampled[-1 - id] : id) * dim;
     float *to = x + (size_t)blockIdx.x * dim;
 
     for (int d = threadIdx.x; d < dim; d += blockDim.x)
         to[d] = load_bf16(from + d);
 }
 
-int k_embed(float *x, const k_bf16 *table, const int32_t *ids, int n, int dim, k_stream stream)
+int k_embed(float *x, const k_bf16 *table, const int32_t *ids, const int32_t *sampled, int n,
+            int dim, k_stream stream)
 {
-    return K_LAUNCH(embed_kernel, n, ROW_THREADS, 0, stream, x, table, ids, dim);
+    return K_LAUNCH(embed_kernel, n, ROW_THREADS, 0, stream, x, table, ids, sampled, dim);
 }
 
 static __global__ void gather_add_kernel(float *out, const float *x, const k_bf16 *delta,

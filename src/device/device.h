@@ -27,7 +27,11 @@ struct device_limits {
     bool e4m3; /* some matrices are */
 };
 
-/* One step as host arrays; borrowed until end(). */
+/* Steps that may be under way: the next may begin before the one before has ended. */
+#define DEVICE_STEPS_MAX 2
+
+/* One step as host arrays; borrowed until sample() or, with n_rows 0, the last operation. An id of
+ * tokens.ids below 0 stands for the token that row -1 - id of the step before samples. */
 struct device_batch {
     struct k_tokens tokens;
     const int32_t *row_tokens;       /* int32 [n_rows]: token of each row */
@@ -68,8 +72,12 @@ struct device_ops {
     /* Allocate what steps within the limits need. */
     int (*reserve)(struct device *d, const struct device_limits *limits);
 
-    /* A step: begin, operations, sample, end. */
+    /* A step: begin, then replay or, where that gives false, operations and sample; then end.
+     * begin() sets step_tokens and step_rows: how many tokens and rows the operations are for, which
+     * may be a few more than the batch has. replay(): steps that are alike but for their arrays
+     * need not be enqueued operation by operation; true when this one was enqueued as a whole. */
     int (*begin)(struct device *d, const struct device_batch *b);
+    bool (*replay)(struct device *d);
     void (*embed)(struct device *d, float *x, const void *table);
     /* `to` is the matrix that the result is multiplied with next, and by nothing else: so out may
      * be left unwritten, and the result kept in the form that this product takes. */
@@ -88,7 +96,14 @@ struct device_ops {
     void (*silu_mul)(struct device *d, void *out, const void *in, int n, const struct k_matrix *to);
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta);
     void (*sample)(struct device *d, const float *logits);
-    /* Wait; ids out: int32 [n_rows]. ERR_GPU when anything of the step failed. */
+    /* For steps of few tokens, all of them sampled: products that bring what stands around them
+     * (struct k_product, with pointers to this device's memory). few(): whether product() takes
+     * such a matrix for n rows; a device may take none. */
+    bool (*few)(struct device *d, const struct k_matrix *w, int n);
+    void (*embed_normed)(struct device *d, float *x, void *normed, float *sums, const void *table,
+                         const void *norm);
+    void (*product)(struct device *d, const struct k_product *p, int n);
+    /* Wait for the oldest step; ids out: int32 [n_rows]. ERR_GPU when anything of it failed. */
     int (*end)(struct device *d, int32_t *ids);
 };
 
@@ -101,7 +116,8 @@ struct device {
                              * must have room for them */
     size_t allocated_bytes; /* by alloc() so far */
     bool is_gpu;
-    char name[64]; /* for the log */
+    int step_tokens, step_rows; /* set by begin() */
+    char name[64];              /* for the log */
 };
 
 /* Open "cpu", "cuda" or "auto" (cuda where there is a GPU, else cpu). cpu_threads: 0 means one a

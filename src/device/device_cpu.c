@@ -36,7 +36,10 @@ struct cpu {
     float *scratch;                   /* float [threads][scratch_len]: scores, a row of logits */
     int32_t *counts;                  /* int32 [threads][n_vocab] */
     size_t scratch_len;
-    int32_t *ids; /* int32 [n_seqs]: sampled */
+    int32_t *token_ids;             /* int32 [n_tokens]: the step's, none below 0 */
+    int32_t *ids[DEVICE_STEPS_MAX]; /* int32 [n_seqs]: sampled, by step */
+    int n_rows[DEVICE_STEPS_MAX];
+    unsigned n_begun, n_ended;
     int n_allocs;
     void *allocs[ALLOCS_MAX];
 };
@@ -44,6 +47,11 @@ struct cpu {
 static struct cpu *cpu_of(struct device *d)
 {
     return (struct cpu *)d;
+}
+
+static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
+{
+    return c->ids[step % DEVICE_STEPS_MAX];
 }
 
 /* --- memory ---------------------------------------------------------------------------- */
@@ -181,7 +189,7 @@ static void row_task(void *arg, int task, int worker)
 
     (void)worker;
     switch (j->op) {
-    case ROW_EMBED: ref_embed(j->x + at, j->b, tokens->ids + first, n, lim->dim); break;
+    case ROW_EMBED: ref_embed(j->x + at, j->b, j->c->token_ids + first, n, lim->dim); break;
     case ROW_NORM: ref_rmsnorm(j->out + at, j->x + at, j->b, j->eps, n, lim->dim); break;
     case ROW_ADD_NORM:
         ref_add_rmsnorm(j->out + at, j->x + at, j->a + at, j->b, j->eps, n, lim->dim);
@@ -410,7 +418,7 @@ static void sample_task(void *arg, int task, int worker)
     int n_vocab = j->c->base.limits.n_vocab;
 
     row.history_at = 0;
-    j->c->ids[task] =
+    cpu_ids_of(j->c, j->c->n_begun - 1)[task] =
         ref_sample(j->logits + (size_t)task * n_vocab, n_vocab, &row, b->histories[task],
                    j->c->scratch + (size_t)worker * j->c->scratch_len,
                    j->c->counts + (size_t)worker * n_vocab);
@@ -423,19 +431,47 @@ static void cpu_sample(struct device *d, const float *logits)
     pool_run(j.c->pool, sample_task, &j, j.c->batch->n_rows);
 }
 
+/* Operations run as they come, so the step before has sampled. */
 static int cpu_begin(struct device *d, const struct device_batch *b)
 {
-    cpu_of(d)->batch = b;
+    struct cpu *c = cpu_of(d);
+    const int32_t *before = cpu_ids_of(c, c->n_begun - 1);
+
+    must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX);
+    for (int t = 0; t < b->tokens.n_tokens; t++) {
+        int32_t id = b->tokens.ids[t];
+
+        c->token_ids[t] = id < 0 ? before[-1 - id] : id;
+    }
+    c->batch = b;
+    c->n_rows[c->n_begun % DEVICE_STEPS_MAX] = b->n_rows;
+    c->n_begun++;
+    d->step_tokens = b->tokens.n_tokens;
+    d->step_rows = b->n_rows;
     return ERR_OK;
+}
+
+static bool cpu_replay(struct device *d)
+{
+    (void)d;
+    return false;
+}
+
+static bool cpu_few(struct device *d, const struct k_matrix *w, int n)
+{
+    (void)d, (void)w, (void)n;
+    return false; /* products of few rows gain nothing here: matmul() is as good */
 }
 
 static int cpu_end(struct device *d, int32_t *ids)
 {
     struct cpu *c = cpu_of(d);
 
-    if (c->batch->n_rows > 0)
-        memcpy(ids, c->ids, (size_t)c->batch->n_rows * sizeof *ids);
-    c->batch = NULL;
+    unsigned step = c->n_ended++;
+
+    must(step != c->n_begun);
+    if (c->n_rows[step % DEVICE_STEPS_MAX] > 0)
+        memcpy(ids, cpu_ids_of(c, step), (size_t)c->n_rows[step % DEVICE_STEPS_MAX] * sizeof *ids);
     return ERR_OK;
 }
 
@@ -449,8 +485,12 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
     c->scratch_len = (len + 31) / 16 * 16;
     c->scratch = cpu_alloc(d, width * c->scratch_len * sizeof *c->scratch);
     c->counts = cpu_alloc(d, width * (size_t)limits->n_vocab * sizeof *c->counts);
-    c->ids = cpu_alloc(d, (size_t)limits->n_seqs * sizeof *c->ids);
-    return c->scratch == NULL || c->counts == NULL || c->ids == NULL ? ERR_NO_MEMORY : ERR_OK;
+    c->token_ids = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *c->token_ids);
+    for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
+        if ((c->ids[i] = cpu_alloc(d, (size_t)limits->n_seqs * sizeof *c->ids[i])) == NULL)
+            return ERR_NO_MEMORY;
+    }
+    return c->scratch == NULL || c->counts == NULL || c->token_ids == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
 static void cpu_close(struct device *d)
@@ -476,6 +516,7 @@ static const struct device_ops cpu_ops = {
     .read_products = cpu_read_products,
     .reserve = cpu_reserve,
     .begin = cpu_begin,
+    .replay = cpu_replay,
     .embed = cpu_embed,
     .rmsnorm = cpu_rmsnorm,
     .add_rmsnorm = cpu_add_rmsnorm,
@@ -486,6 +527,7 @@ static const struct device_ops cpu_ops = {
     .silu_mul = cpu_silu_mul,
     .gather_add = cpu_gather_add,
     .sample = cpu_sample,
+    .few = cpu_few,
     .end = cpu_end,
 };
 

@@ -5,7 +5,8 @@
  *              x += delta -> normed -> gate_up -> ff -> delta [n_tokens][dim]
  * sampled rows: x + delta -> rows [n_rows][dim] -> rows_normed -> logits [n_rows][n_vocab] -> ids
  *
- * A layer's last addition to x happens in the next layer's first norm. */
+ * A layer's last addition to x happens in the next layer's first norm. Steps of few tokens, all of
+ * them sampled, are the same sums with norms, gate and residual inside the products. */
 #include "model/forward.h"
 
 #include <math.h>
@@ -29,13 +30,25 @@ int activations_alloc(struct activations *a, struct device *d, const struct devi
         if ((*acts[i] = d->ops->alloc(d, tokens * widths[i] * elem)) == NULL)
             return ERR_NO_MEMORY;
     }
+    a->sums = d->ops->alloc(d, FORWARD_FEW * (dim / 16 + 1) * sizeof(float));
     a->x = d->ops->alloc(d, tokens * dim * sizeof(float));
     a->rows = d->ops->alloc(d, rows * dim * sizeof(float));
     a->rows_normed = d->ops->alloc(d, rows * dim * elem);
     a->logits = d->ops->alloc(d, rows * (size_t)limits->n_vocab * sizeof(float));
-    if (a->x == NULL || a->rows == NULL || a->rows_normed == NULL || a->logits == NULL)
+    if (a->x == NULL || a->rows == NULL || a->rows_normed == NULL || a->logits == NULL ||
+        a->sums == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
+}
+
+/* The view of layer i's pages. */
+static void use_layer(struct k_kv *view, const struct k_kv *first, const struct weights *w, int i)
+{
+    view->layer_elems = first->layer_elems + (size_t)i * 2 * (size_t)first->n_kv_heads *
+                                                 (size_t)first->block_tokens *
+                                                 (size_t)first->head_dim;
+    view->k_scale = w->layers[i].k_scale;
+    view->v_scale = w->layers[i].v_scale;
 }
 
 static void layer(struct device *d, const struct config *c, const struct layer_weights *w,
@@ -54,30 +67,111 @@ static void layer(struct device *d, const struct config *c, const struct layer_w
     op->matmul(d, a->delta, a->ff, &w->down, w->down_bias, n);
 }
 
-void forward(struct device *d, const struct config *c, const struct weights *w,
-             const struct activations *a, const struct k_kv *kv, const float *turns, int n_tokens,
-             int n_rows)
+/* --- the long way: any step ------------------------------------------------------------- */
+
+static void forward_many(struct device *d, const struct config *c, const struct weights *w,
+                         const struct activations *a, const struct k_kv *kv, const float *turns)
+{
+    const struct device_ops *op = d->ops;
+    struct k_kv layer_kv = *kv;
+    int n = d->step_tokens;
+
+    op->embed(d, a->x, w->embed.data);
+    op->rmsnorm(d, a->normed, a->x, w->layers[0].norm_attn, c->norm_eps, n, &w->layers[0].qkv);
+    for (int i = 0; i < c->n_layers; i++) {
+        use_layer(&layer_kv, kv, w, i);
+        layer(d, c, &w->layers[i], a, &layer_kv, turns, n);
+        if (i + 1 < c->n_layers)
+            op->add_rmsnorm(d, a->normed, a->x, a->delta, w->layers[i + 1].norm_attn, c->norm_eps,
+                            n, &w->layers[i + 1].qkv);
+    }
+    if (d->step_rows == 0)
+        return;
+    op->gather_add(d, a->rows, a->x, a->delta);
+    op->rmsnorm(d, a->rows_normed, a->rows, w->norm, c->norm_eps, d->step_rows, &w->head);
+    op->matmul_float(d, a->logits, a->rows_normed, &w->head, d->step_rows);
+    op->sample(d, a->logits);
+}
+
+/* --- the short way: few tokens, all of them sampled ------------------------------------- */
+
+/* Three kinds of product stand in a layer: of normed rows, of others, and onto the residual. */
+static void product(struct device *d, const struct config *c, const struct activations *a,
+                    enum k_product_kind kind, void *y, const void *x, const struct k_matrix *w,
+                    const void *bias)
+{
+    bool normed = x == a->normed;
+
+    d->ops->product(d,
+                    &(struct k_product){.kind = kind,
+                                        .x = x,
+                                        .w = w,
+                                        .bias = bias,
+                                        .sums_in = normed ? a->sums : NULL,
+                                        .n_sums = c->dim / 16,
+                                        .eps = c->norm_eps,
+                                        .y = y},
+                    d->step_tokens);
+}
+
+static void product_onto(struct device *d, const struct activations *a, const void *x,
+                         const struct k_matrix *w, const void *bias, const void *next_norm)
+{
+    d->ops->product(d,
+                    &(struct k_product){.kind = K_PRODUCT_RESIDUAL,
+                                        .x = x,
+                                        .w = w,
+                                        .bias = bias,
+                                        .residual = a->x,
+                                        .norm = next_norm,
+                                        .normed = a->normed,
+                                        .sums_out = a->sums},
+                    d->step_tokens);
+}
+
+static void forward_few(struct device *d, const struct config *c, const struct weights *w,
+                        const struct activations *a, const struct k_kv *kv, const float *turns)
 {
     const struct device_ops *op = d->ops;
     struct k_kv layer_kv = *kv;
 
-    op->embed(d, a->x, w->embed.data);
-    op->rmsnorm(d, a->normed, a->x, w->layers[0].norm_attn, c->norm_eps, n_tokens,
-                &w->layers[0].qkv);
+    op->embed_normed(d, a->x, a->normed, a->sums, w->embed.data, w->layers[0].norm_attn);
     for (int i = 0; i < c->n_layers; i++) {
-        layer_kv.k_scale = w->layers[i].k_scale;
-        layer_kv.v_scale = w->layers[i].v_scale;
-        layer(d, c, &w->layers[i], a, &layer_kv, turns, n_tokens);
-        layer_kv.layer_elems +=
-            2 * (size_t)kv->n_kv_heads * (size_t)kv->block_tokens * (size_t)kv->head_dim;
-        if (i + 1 < c->n_layers)
-            op->add_rmsnorm(d, a->normed, a->x, a->delta, w->layers[i + 1].norm_attn, c->norm_eps,
-                            n_tokens, &w->layers[i + 1].qkv);
+        const struct layer_weights *l = &w->layers[i];
+
+        use_layer(&layer_kv, kv, w, i);
+        product(d, c, a, K_PRODUCT_PLAIN, a->qkv, a->normed, &l->qkv, l->qkv_bias);
+        op->rope_kv(d, a->qkv, &layer_kv, turns);
+        op->attn(d, a->heads, a->qkv, &layer_kv, 1.0f / sqrtf((float)c->head_dim));
+        product_onto(d, a, a->heads, &l->o, l->o_bias, l->norm_mlp);
+        product(d, c, a, K_PRODUCT_GATED, a->ff, a->normed, &l->gate_up, l->gate_up_bias);
+        product_onto(d, a, a->ff, &l->down, l->down_bias,
+                     i + 1 < c->n_layers ? w->layers[i + 1].norm_attn : w->norm);
     }
-    if (n_rows == 0)
-        return;
-    op->gather_add(d, a->rows, a->x, a->delta);
-    op->rmsnorm(d, a->rows_normed, a->rows, w->norm, c->norm_eps, n_rows, &w->head);
-    op->matmul_float(d, a->logits, a->rows_normed, &w->head, n_rows);
+    product(d, c, a, K_PRODUCT_FLOAT, a->logits, a->normed, &w->head, NULL);
     op->sample(d, a->logits);
+}
+
+void activations_few(struct activations *a, struct device *d, const struct config *c,
+                     const struct weights *w)
+{
+    a->few = c->dim % 16 == 0 ? FORWARD_FEW : 0;
+    for (int i = 0; i < c->n_layers; i++) {
+        const struct k_matrix *const all[] = {&w->layers[i].qkv, &w->layers[i].o,
+                                              &w->layers[i].gate_up, &w->layers[i].down, &w->head};
+
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) {
+            while (a->few > 0 && !d->ops->few(d, all[k], a->few))
+                a->few--;
+        }
+    }
+}
+
+void forward(struct device *d, const struct config *c, const struct weights *w,
+             const struct activations *a, const struct k_kv *kv, const float *turns)
+{
+    if (d->step_tokens <= a->few && d->step_rows == d->step_tokens)
+        forward_few(d, c, w, a, kv, turns);
+    else
+        forward_many(d, c, w, a, kv, turns);
 }

@@ -21,6 +21,7 @@
 #define PAGES_MAX      16777216
 #define MIB            (1.0 / 1048576.0)
 
+_Static_assert(MODEL_STEPS_MAX == DEVICE_STEPS_MAX, "steps under way");
 _Static_assert(BATCH_BANNED_MAX == K_BANNED_MAX, "a row's banned ids are copied one by one");
 _Static_assert(sizeof(((struct model_shape *)0)->eos) == sizeof(((struct config *)0)->eos),
                "the ids that end a text are copied whole");
@@ -31,13 +32,13 @@ struct model {
     struct model_shape shape;
     struct weights weights;
     struct activations act;
-    struct k_kv kv;            /* of layer 0 */
-    float *turns;              /* device, float [max_model_len][head_dim / 2][2] */
-    const struct batch *batch; /* of the step under way */
-    int n_rows;                /* of the last step */
-    enum k_type kv_type;       /* K_BF16: the device's own */
-    bool rounds;               /* weights that were not e4m3 are rounded to it */
-    size_t work_bytes;         /* activations, tables and work areas, for the log */
+    struct k_kv kv;      /* of layer 0 */
+    float *turns;        /* device, float [max_model_len][head_dim / 2][2] */
+    int n_under_way;     /* steps begun and not ended */
+    int n_rows;          /* of the last step */
+    enum k_type kv_type; /* K_BF16: the device's own */
+    bool rounds;         /* weights that were not e4m3 are rounded to it */
+    size_t work_bytes;   /* activations, tables and work areas, for the log */
     /* What begin() derives from a batch. */
     int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
     int32_t *row_tokens;            /* int32 [max_num_seqs] */
@@ -305,6 +306,7 @@ static int load(struct model *m, const struct model_options *o)
     before = m->device->allocated_bytes;
     if ((rc = alloc_work(m)) != ERR_OK)
         return rc;
+    activations_few(&m->act, m->device, &m->config, &m->weights);
     m->work_bytes = m->device->allocated_bytes - before;
     if ((rc = choose_pages(m, o)) != ERR_OK)
         return rc;
@@ -384,7 +386,9 @@ static void place_tokens(struct model *m, const struct batch *b)
             must(page >= 0 && page < s->n_pages);
         }
         for (int t = first; t < last; t++) {
-            must(b->token_ids[t] >= 0 && b->token_ids[t] < s->n_vocab);
+            must(
+                b->token_ids[t] < s->n_vocab &&
+                (b->token_ids[t] >= 0 || (m->n_under_way > 0 && -1 - b->token_ids[t] < m->n_rows)));
             m->token_seq[t] = i;
             m->token_pos[t] = len - (last - first) + (t - first);
         }
@@ -434,7 +438,7 @@ int model_step_begin(struct model *m, const struct batch *b)
 {
     int rc;
 
-    must(m->batch == NULL);
+    must(m->n_under_way < MODEL_STEPS_MAX);
     place_tokens(m, b);
     for (int i = 0; i < b->n_rows; i++)
         place_row(m, b, i);
@@ -455,16 +459,17 @@ int model_step_begin(struct model *m, const struct batch *b)
     };
     if ((rc = m->device->ops->begin(m->device, &m->device_batch)) != ERR_OK)
         return rc;
-    m->batch = b;
+    m->n_under_way++;
     m->n_rows = b->n_rows;
-    forward(m->device, &m->config, &m->weights, &m->act, &m->kv, m->turns, b->n_tokens, b->n_rows);
+    if (!m->device->ops->replay(m->device))
+        forward(m->device, &m->config, &m->weights, &m->act, &m->kv, m->turns);
     return ERR_OK;
 }
 
 int model_step_end(struct model *m, int32_t *token_ids)
 {
-    must(m->batch != NULL);
-    m->batch = NULL;
+    must(m->n_under_way > 0);
+    m->n_under_way--;
     return m->device->ops->end(m->device, token_ids);
 }
 

@@ -157,16 +157,17 @@ static void compare_embed(int n, int dim)
     float *norm = gpu_random((size_t)dim, 1.0f);
     float *x = malloc(n_x * 4), *normed = malloc(n_x * 4), *sums = malloc(n_x / 16 * 4);
     float *got = malloc(n_x * 4), *got_normed;
-    int32_t ids[8];
+    int32_t ids[8], back[8];
     void *x_dev = gpu_array(NULL, n_x * 4), *sums_dev = gpu_array(NULL, n_x / 16 * 4);
     k_bf16 *normed_dev = gpu_array(NULL, n_x * 2);
 
     for (int i = 0; i < n; i++)
-        ids[i] = i * 13 % VOCAB;
+        ids[i] = i * 13 % VOCAB, back[i] = i % 2 == 0 ? ids[i] : -1 - i;
     ref_embed_normed(x, normed, sums, table, ids, norm, n, dim);
-    gpu_must(k_embed_normed(
-        x_dev, normed_dev, sums_dev, gpu_bf16(table, (size_t)VOCAB * (size_t)dim),
-        gpu_array(ids, sizeof ids), gpu_bf16(norm, (size_t)dim), n, dim, device_cuda_stream(gpu)));
+    gpu_must(k_embed_normed(x_dev, normed_dev, sums_dev,
+                            gpu_bf16(table, (size_t)VOCAB * (size_t)dim),
+                            gpu_array(back, sizeof back), gpu_array(ids, sizeof ids),
+                            gpu_bf16(norm, (size_t)dim), n, dim, device_cuda_stream(gpu)));
     ok(gpu_get(got, x_dev, n_x * 4) && memcmp(got, x, n_x * 4) == 0, "embedding, %d x %d", n, dim);
     got_normed = gpu_floats(normed_dev, n_x);
     gpu_compare(got_normed, normed, n_x, 1e-5, 8e-3, "its normed rows");

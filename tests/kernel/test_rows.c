@@ -55,7 +55,7 @@ static void check_copies(int n, int dim)
         idx[i] = (i * 7 + 3) % n;
     didx = gpu_array(idx, (size_t)n * 4);
     ref_embed(want, delta, idx, n, dim);
-    gpu_must(k_embed(out, dd, didx, n, dim, s));
+    gpu_must(k_embed(out, dd, didx, NULL, n, dim, s));
     ok(gpu_get(got, out, size * 4) && memcmp(got, want, size * 4) == 0, "embed %d x %d", n, dim);
     ref_gather_add(want, x, delta, idx, n_rows, dim);
     gpu_must(k_gather_add(out, dx, dd, didx, n_rows, dim, s));
