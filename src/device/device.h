@@ -117,6 +117,7 @@ struct device {
     size_t allocated_bytes; /* by alloc() so far */
     bool is_gpu;
     int step_tokens, step_rows; /* set by begin() */
+    float step_gap_us;          /* set by end(): how long the device stood still before the step */
     char name[64];              /* for the log */
 };
 

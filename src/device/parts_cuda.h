@@ -22,12 +22,18 @@ struct step_arrays {
 
 /* One of the steps that may be under way. */
 struct step_slot {
-    char *staging;    /* pinned: the arrays */
-    int32_t *pages;   /* pinned: int32 [n_seqs][pages needed] */
-    int32_t *ids;     /* pinned: int32 [n_seqs], what was sampled */
-    cudaEvent_t done; /* ids have arrived */
-    int n_rows;       /* of the batch */
+    char *staging;  /* pinned: the arrays */
+    int32_t *pages; /* pinned: int32 [n_seqs][pages needed] */
+    int32_t *ids;   /* pinned: int32 [n_seqs], what was sampled */
+    int n_rows;     /* of the batch */
 };
+
+/* When a step's first operation could begin, and when its ids had arrived. Those of the step
+ * before must outlive the begin of the next, so there are more of them than slots. */
+struct step_marks {
+    cudaEvent_t begun, done;
+};
+#define CUDA_MARKS 4
 
 /* A recorded step of one bucket. The second step of a bucket is recorded: the first loads modules
  * and chooses algorithms, which must not happen while the stream is being recorded. */
@@ -47,6 +53,7 @@ struct cuda {
     struct k_attn_plan plan;          /* on the device */
     struct step_arrays arrays;        /* on the device */
     struct step_slot slots[DEVICE_STEPS_MAX];
+    struct step_marks marks[CUDA_MARKS];
     unsigned n_begun, n_ended;
     char *mirror; /* the arrays on the device */
     int32_t *page_mirror;
@@ -77,7 +84,7 @@ static inline struct cuda *cuda_of(struct device *d)
 
 /* --- device_cuda.c --- */
 int cuda_check(cudaError_t e, const char *what);          /* ERR_GPU, logged */
-void cuda_keep(struct cuda *c, int rc, const char *what);    /* the first error of a step */
+void cuda_keep(struct cuda *c, int rc, const char *what); /* the first error of a step */
 void *cuda_alloc(struct device *d, size_t bytes);
 void *cuda_pinned(size_t bytes);
 

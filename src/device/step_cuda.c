@@ -162,6 +162,7 @@ int step_begin(struct device *d, const struct device_batch *b)
     int n_rows = bucket < 0 ? b->n_rows : n_seqs_max;
     struct step_arrays a = lay_out(slot->staging, n_tokens, n_seqs, n_rows);
     size_t token_bytes = (size_t)t->n_tokens * 4, seq_bytes = (size_t)t->n_seqs * 4;
+    int rc;
 
     must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX && a.bytes <= c->staging_bytes);
     memcpy(a.ids, t->ids, token_bytes);
@@ -206,7 +207,11 @@ int step_begin(struct device *d, const struct device_batch *b)
     c->plan.schedule = c->attn_schedule;
     c->plan.work = c->attn_work;
     c->is_planned = false;
-    return copy_arrays(c, slot, a.bytes, t->n_seqs, n_pages);
+    rc = copy_arrays(c, slot, a.bytes, t->n_seqs, n_pages);
+    return rc != ERR_OK ? rc
+                        : cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].begun,
+                                                     c->stream),
+                                     "marking a step");
 }
 
 /* Sampled ids on their way to the host: the end of a step. */
@@ -221,7 +226,10 @@ static void fetch_ids(struct cuda *c)
                                              cudaMemcpyDeviceToHost, c->stream),
                              "copying ids"),
                   "sample");
-    cuda_keep(c, cuda_check(cudaEventRecord(slot->done, c->stream), "marking a step"), "sample");
+    cuda_keep(c,
+              cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].done, c->stream),
+                         "marking a step"),
+              "sample");
 }
 
 static void play(struct cuda *c, struct step_graph *g)
@@ -329,17 +337,31 @@ void step_sample(struct device *d, const float *logits)
     fetch_ids(c);
 }
 
+/* The time in which the stream stood still before this step, copies of its arrays included. */
+static void measure_gap(struct cuda *c, unsigned step)
+{
+    const struct step_marks *before = &c->marks[(step - 1) % CUDA_MARKS];
+    float ms = 0.0f;
+
+    if (step > 0 &&
+        cudaEventElapsedTime(&ms, before->done, c->marks[step % CUDA_MARKS].begun) == cudaSuccess)
+        c->base.step_gap_us = ms * 1e3f;
+    (void)cudaGetLastError(); /* a step that sampled nothing has no mark: no error */
+}
+
 int step_end(struct device *d, int32_t *ids)
 {
     struct cuda *c = cuda_of(d);
-    struct step_slot *slot = &c->slots[c->n_ended % DEVICE_STEPS_MAX];
+    unsigned step = c->n_ended++;
+    struct step_slot *slot = &c->slots[step % DEVICE_STEPS_MAX];
 
-    must(c->n_ended != c->n_begun);
-    c->n_ended++;
+    must(step != c->n_begun);
     if (slot->n_rows == 0) /* nothing was sampled, so nothing marks its end */
         cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "a step"), "a step");
     else
-        cuda_keep(c, cuda_check(cudaEventSynchronize(slot->done), "a step"), "a step");
+        cuda_keep(c, cuda_check(cudaEventSynchronize(c->marks[step % CUDA_MARKS].done), "a step"),
+                  "a step");
+    measure_gap(c, step);
     if (c->rc != ERR_OK)
         return c->rc;
     if (slot->n_rows > 0)
@@ -367,8 +389,10 @@ int step_reserve(struct cuda *c)
         slot->ids = cuda_pinned(rows * sizeof *slot->ids);
         if (slot->staging == NULL || slot->pages == NULL || slot->ids == NULL)
             return ERR_NO_MEMORY;
-        if (cuda_check(cudaEventCreateWithFlags(&slot->done, cudaEventDisableTiming), "an event") !=
-            ERR_OK)
+    }
+    for (int i = 0; i < CUDA_MARKS; i++) {
+        if (cuda_check(cudaEventCreate(&c->marks[i].begun), "an event") != ERR_OK ||
+            cuda_check(cudaEventCreate(&c->marks[i].done), "an event") != ERR_OK)
             return ERR_GPU;
     }
     c->history = cuda_pinned(c->history_cap * sizeof *c->history);
@@ -392,8 +416,12 @@ void step_close(struct cuda *c)
         (void)cudaFreeHost(c->slots[i].staging);
         (void)cudaFreeHost(c->slots[i].pages);
         (void)cudaFreeHost(c->slots[i].ids);
-        if (c->slots[i].done != NULL)
-            (void)cudaEventDestroy(c->slots[i].done);
+    }
+    for (int i = 0; i < CUDA_MARKS; i++) {
+        if (c->marks[i].begun != NULL)
+            (void)cudaEventDestroy(c->marks[i].begun);
+        if (c->marks[i].done != NULL)
+            (void)cudaEventDestroy(c->marks[i].done);
     }
     (void)cudaFreeHost(c->history);
 }

@@ -473,6 +473,11 @@ int model_step_end(struct model *m, int32_t *token_ids)
     return m->device->ops->end(m->device, token_ids);
 }
 
+float model_gap_us(const struct model *m)
+{
+    return m->device->step_gap_us;
+}
+
 int model_logits(struct model *m, float *logits)
 {
     return m->device->ops->download(m->device, logits, m->act.logits,

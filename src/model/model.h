@@ -76,6 +76,9 @@ int model_step_begin(struct model *m, const struct batch *b) ERR_CHECKED;
 /* Wait for the oldest step under way; token_ids out: int32 [n_rows]. */
 int model_step_end(struct model *m, int32_t *token_ids) ERR_CHECKED;
 
+/* How long the device stood still before the last step that ended, in microseconds; 0 on cpu. */
+float model_gap_us(const struct model *m);
+
 /* Logits of the last step's rows before penalties, float32 [n_rows][n_vocab]; for tests. */
 int model_logits(struct model *m, float *logits) ERR_CHECKED;
 

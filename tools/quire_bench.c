@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * quire bench: how fast a model is by itself, without server and clients. Steps are what the
+ * engine's scheduler would give: decodes first, then prompts up to max_num_batched_tokens; the next
+ * step is begun before the one before has ended, and takes its tokens from it on the device. */
+#include "tools/quire.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/settings.h"
+#include "model/model.h"
+
+#define GAPS_MAX 4096 /* steps whose gaps are kept for the median */
+
+struct bench_options {
+    int num_prompts, max_concurrency, input_len, output_len;
+    double read_limit; /* bytes a second */
+    double head_bytes; /* of an element of the head; 0: as the others */
+};
+
+struct bench {
+    struct bench_options options;
+    struct settings settings;
+    struct model *m;
+    const struct model_shape *shape;
+    struct batch b;
+    int32_t *ids;
+    int *rows; /* int [seqs]: row of each sequence in the step before; -1: none */
+    int *next; /* the same of the step being made */
+    int seqs;  /* room */
+    bool under_way;
+    float gaps[GAPS_MAX];
+    int n_gaps;
+};
+
+static void die(const char *what)
+{
+    fprintf(stderr, "quire bench: %s\n", what);
+    exit(1);
+}
+
+/* --- steps -------------------------------------------------------------------------------- */
+
+static void clear(struct bench *n)
+{
+    n->b.n_tokens = n->b.n_seqs = n->b.n_rows = 0;
+    for (int i = 0; i < n->seqs; i++)
+        n->next[i] = -1;
+}
+
+/* Add `count` tokens that follow the first `done` of sequence `seq`, sampling the last when it
+ * is `sampled`. Each sequence has pages_each pages of its own. */
+static void add(struct bench *n, int seq, int done, int count, int pages_each, bool sampled)
+{
+    struct batch *b = &n->b;
+    int i = b->n_seqs++, bt = n->shape->block_tokens;
+
+    for (int t = 0; t < count; t++)
+        b->token_ids[b->n_tokens + t] = (int)((long)(done + t) * 7919 % n->shape->n_vocab);
+    if (count == 1 && n->rows[seq] >= 0)
+        b->token_ids[b->n_tokens] = -1 - n->rows[seq];
+    b->seq_start[i] = b->n_tokens;
+    b->n_tokens += count;
+    b->seq_start[i + 1] = b->n_tokens;
+    b->kv_len[i] = done + count;
+    for (int p = 0; p * bt < done + count; p++)
+        b->page_ids[(size_t)i * (size_t)b->pages_max + (size_t)p] = seq * pages_each + p;
+    if (!sampled)
+        return;
+    n->next[seq] = b->n_rows;
+    b->rows[b->n_rows++] =
+        (struct batch_row){.token_idx = b->n_tokens - 1, .top_p = 1.0f, .repetition = 1.0f};
+}
+
+static void end_step(struct bench *n)
+{
+    if (!n->under_way)
+        return;
+    if (model_step_end(n->m, n->ids) != ERR_OK)
+        die("a step failed");
+    n->under_way = false;
+    if (n->n_gaps < GAPS_MAX)
+        n->gaps[n->n_gaps++] = model_gap_us(n->m);
+}
+
+/* Begin the step that has been added, then end the one before. */
+static void step(struct bench *n)
+{
+    int *swap = n->rows;
+
+    if (model_step_begin(n->m, &n->b) != ERR_OK)
+        die("a step failed");
+    end_step(n);
+    n->under_way = true;
+    n->rows = n->next;
+    n->next = swap;
+}
+
+static void settle(struct bench *n)
+{
+    end_step(n);
+    for (int i = 0; i < n->seqs; i++)
+        n->rows[i] = -1;
+    n->n_gaps = 0;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static double median_gap(struct bench *n)
+{
+    if (n->n_gaps == 0)
+        return 0.0;
+    qsort(n->gaps, (size_t)n->n_gaps, sizeof n->gaps[0], by_size);
+    return (double)n->gaps[n->n_gaps / 2];
+}
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* --- bytes -------------------------------------------------------------------------------- */
+
+/* Bytes of weights that a decode reads: everything but the embedding's rows. */
+static double weight_bytes(const struct bench *n)
+{
+    const struct model_shape *s = n->shape;
+    bool gpu = strncmp(s->device, "cpu", 3) != 0, fp8 = n->settings.quantization[0] != '\0';
+    double elem = !gpu ? 4.0 : fp8 ? 1.0 : 2.0, head = gpu ? 2.0 : 4.0;
+    double q = (double)s->n_heads * s->head_dim, kv = (double)s->n_kv_heads * s->head_dim;
+    double layer = (2.0 * q + 2.0 * kv) * s->dim + 3.0 * (double)s->ff_dim * s->dim;
+
+    return layer * s->n_layers * elem + (double)s->n_vocab * s->dim * head;
+}
+
+static double kv_bytes(const struct bench *n, double tokens)
+{
+    return (double)n->shape->page_bytes / n->shape->block_tokens * tokens;
+}
+
+static void print_share(const struct bench *n, double bytes, double us)
+{
+    printf(", %.1f%% of the time of a read at %.2f TB/s",
+           100.0 * bytes / n->options.read_limit / (us * 1e-6), n->options.read_limit * 1e-12);
+}
+
+/* --- latency ------------------------------------------------------------------------------ */
+
+static void prefill(struct bench *n, int length)
+{
+    for (int done = 0; done < length; done += n->shape->max_num_batched_tokens) {
+        int count = least(length - done, n->shape->max_num_batched_tokens);
+
+        clear(n);
+        add(n, 0, done, count, 0, done + count == length);
+        step(n);
+    }
+}
+
+static void bench_decode(struct bench *n, int n_seqs, int first, int last)
+{
+    int pages_each = (last + n->shape->block_tokens) / n->shape->block_tokens;
+    int warm = first + (last - first) / 16 + 4;
+    uint64_t start = 0;
+    double us;
+
+    if (n_seqs > n->seqs || (long)n_seqs * pages_each > n->shape->n_pages || last <= warm ||
+        last > n->shape->max_model_len)
+        return;
+    settle(n);
+    for (int done = first; done < last; done++) {
+        if (done == warm) { /* the first steps choose algorithms and are recorded */
+            settle(n);
+            start = clock_us();
+        }
+        clear(n);
+        for (int s = 0; s < n_seqs; s++)
+            add(n, s, done, 1, pages_each, true);
+        step(n);
+    }
+    end_step(n);
+    us = (double)(clock_us() - start) / (last - warm);
+    printf("decode, %d sequence%s, context %d to %d: %.3f ms a step, %.1f tok/s", n_seqs,
+           n_seqs == 1 ? "" : "s", warm, last, us * 1e-3, n_seqs * 1e6 / us);
+    print_share(n, weight_bytes(n) + kv_bytes(n, (double)n_seqs * (warm + last) / 2.0), us);
+    printf(", idle between steps %.1f us\n", median_gap(n));
+    settle(n);
+}
+
+static void bench_prefill(struct bench *n, int length)
+{
+    uint64_t best = UINT64_MAX;
+
+    if (length > n->shape->max_model_len || length / n->shape->block_tokens >= n->shape->n_pages)
+        return;
+    for (int i = 0; i < 5; i++) {
+        uint64_t start;
+
+        settle(n);
+        start = clock_us();
+        prefill(n, length);
+        end_step(n);
+        if (i > 0 && clock_us() - start < best)
+            best = clock_us() - start;
+    }
+    printf("prefill, %d tokens: %.1f ms\n", length, (double)best * 1e-3);
+    settle(n);
+}
+
+static void bench_latency(struct bench *n)
+{
+    bool gpu = strncmp(n->shape->device, "cpu", 3) != 0;
+
+    bench_decode(n, 1, 128, 1152);
+    for (int seqs = 2; seqs <= 64 && gpu; seqs *= 2)
+        bench_decode(n, seqs, 1000, 1064);
+    if (gpu)
+        bench_decode(n, 256, 1504, 1568);
+    bench_prefill(n, gpu ? 8192 : 512);
+}
+
+/* --- throughput --------------------------------------------------------------------------- */
+
+/* One request's place among those that run. */
+struct place {
+    int done; /* tokens computed; -1: free */
+};
+
+static void bench_throughput(struct bench *n)
+{
+    const struct bench_options *o = &n->options;
+    int total = o->input_len + o->output_len, bt = n->shape->block_tokens, n_steps = 0;
+    int pages_each = (total + bt - 1) / bt, limit = n->shape->max_num_batched_tokens;
+    int places = least(o->max_concurrency, n->shape->max_num_seqs), n_begun = 0, n_ended = 0;
+    struct place *p;
+    uint64_t start = clock_us();
+    double s;
+
+    if ((long)places * pages_each > n->shape->n_pages)
+        places = n->shape->n_pages / pages_each;
+    if (total > n->shape->max_model_len || places == 0)
+        die("the model has no room for such requests");
+    p = calloc((size_t)places, sizeof *p);
+    for (int i = 0; i < places; i++)
+        p[i].done = -1;
+    settle(n);
+    while (n_ended < o->num_prompts) {
+        clear(n);
+        for (int i = 0; i < places; i++) {
+            if (p[i].done >= o->input_len)
+                add(n, i, p[i].done++, 1, pages_each, true);
+        }
+        for (int i = 0; i < places && n->b.n_tokens < limit; i++) {
+            int count;
+
+            if (p[i].done >= o->input_len || (p[i].done < 0 && n_begun == o->num_prompts))
+                continue;
+            if (p[i].done < 0) {
+                n_begun++;
+                p[i].done = 0;
+                n->rows[i] = -1;
+            }
+            count = least(o->input_len - p[i].done, limit - n->b.n_tokens);
+            add(n, i, p[i].done, count, pages_each, p[i].done + count == o->input_len);
+            p[i].done += count;
+        }
+        step(n);
+        n_steps++;
+        for (int i = 0; i < places; i++) {
+            if (p[i].done == total - 1) { /* its last token came from the step before */
+                p[i].done = -1;
+                n_ended++;
+            }
+        }
+    }
+    end_step(n);
+    s = (double)(clock_us() - start) * 1e-6;
+    printf("throughput, %d requests of %d in and %d out, %d at once: %.0f output tok/s, %.1f s, "
+           "%d steps, idle between steps %.1f us\n",
+           o->num_prompts, o->input_len, o->output_len, places,
+           (double)o->num_prompts * o->output_len / s, s, n_steps, median_gap(n));
+    settle(n);
+    free(p);
+}
+
+/* --- the command -------------------------------------------------------------------------- */
+
+static void allocate(struct bench *n)
+{
+    size_t tokens = (size_t)n->shape->max_num_batched_tokens;
+    size_t seqs = (size_t)n->shape->max_num_seqs;
+
+    n->seqs = (int)seqs;
+    n->b.pages_max = n->shape->max_model_len / n->shape->block_tokens + 1;
+    n->b.token_ids = calloc(tokens, sizeof(int32_t));
+    n->b.seq_start = calloc(seqs + 1, sizeof(int32_t));
+    n->b.kv_len = calloc(seqs, sizeof(int32_t));
+    n->b.page_ids = calloc(seqs * (size_t)n->b.pages_max, sizeof(int32_t));
+    n->b.rows = calloc(seqs, sizeof *n->b.rows);
+    n->ids = calloc(seqs, sizeof *n->ids);
+    n->rows = calloc(seqs, sizeof *n->rows);
+    n->next = calloc(seqs, sizeof *n->next);
+    if (n->b.token_ids == NULL || n->b.seq_start == NULL || n->b.kv_len == NULL ||
+        n->b.page_ids == NULL || n->b.rows == NULL || n->ids == NULL || n->rows == NULL ||
+        n->next == NULL)
+        die("no memory");
+    for (int i = 0; i < n->seqs; i++)
+        n->rows[i] = -1;
+}
+
+/* Take the bench's own options out of argv; the others are the engine's settings. */
+static int take_options(struct bench_options *o, int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        size_t at;
+    } numbers[] = {{"--num-prompts", offsetof(struct bench_options, num_prompts)},
+                   {"--max-concurrency", offsetof(struct bench_options, max_concurrency)},
+                   {"--input-len", offsetof(struct bench_options, input_len)},
+                   {"--output-len", offsetof(struct bench_options, output_len)}};
+    int left = 1;
+
+    for (int i = 1; i < argc; i++) {
+        bool taken = false;
+
+        for (size_t k = 0; k < sizeof numbers / sizeof numbers[0] && !taken; k++) {
+            if (strcmp(argv[i], numbers[k].name) != 0)
+                continue;
+            if (i + 1 == argc || atoi(argv[i + 1]) < 1)
+                die("an option wants a number of at least 1");
+            *(int *)((char *)o + numbers[k].at) = atoi(argv[++i]);
+            taken = true;
+        }
+        if (!taken && strcmp(argv[i], "--read-limit") == 0 && i + 1 < argc) {
+            o->read_limit = atof(argv[++i]) * 1e9;
+            taken = true;
+        }
+        if (!taken)
+            argv[left++] = argv[i];
+    }
+    if (o->read_limit <= 0.0)
+        die("--read-limit wants GB/s");
+    return left;
+}
+
+static void help(void)
+{
+    printf(
+        "usage: quire bench latency|throughput --model FOLDER [options] [settings]\n\n"
+        "latency     decodes of 1 to 256 sequences and the prefill of 8192 tokens\n"
+        "throughput  many requests at once\n\n"
+        "  --num-prompts N      512    requests\n"
+        "  --max-concurrency N  256    that run at once\n"
+        "  --input-len N        1024   tokens of a prompt\n"
+        "  --output-len N       1024   tokens of an answer\n"
+        "  --read-limit GB/s    4650   memory's read bandwidth, for shares (an H200's)\n\n"
+        "Settings are the engine's (quire-engine --help): --load-format dummy needs no weights,\n"
+        "only config.json; --quantization fp8 and --kv-cache-dtype fp8 choose formats.\n");
+}
+
+int quire_bench(int argc, char **argv)
+{
+    struct bench *n = calloc(1, sizeof *n);
+    const char *what = argc > 1 ? argv[1] : "";
+    bool exit_now = false;
+
+    if (n == NULL)
+        die("no memory");
+    if (strcmp(what, "--help") == 0) {
+        help();
+        return 0;
+    }
+    if (strcmp(what, "latency") != 0 && strcmp(what, "throughput") != 0)
+        die("latency or throughput? See quire bench --help");
+    n->options = (struct bench_options){.num_prompts = 512,
+                                        .max_concurrency = 256,
+                                        .input_len = 1024,
+                                        .output_len = 1024,
+                                        .read_limit = 4.65e12};
+    argc = take_options(&n->options, argc - 1, argv + 1);
+    if (settings_read(&n->settings, 'E', argc, argv + 1, &exit_now) != ERR_OK)
+        return 2;
+    if (!exit_now) {
+        struct model_options o = {
+            .dir = n->settings.model,
+            .device = n->settings.device,
+            .dummy_weights = strcmp(n->settings.load_format, "dummy") == 0,
+            .quantization = n->settings.quantization,
+            .kv_cache_dtype = n->settings.kv_cache_dtype,
+            .gemm_table = n->settings.gemm_table,
+            .cpu_threads = n->settings.cpu_threads,
+            .block_tokens = n->settings.block_tokens,
+            .max_num_seqs = n->settings.max_num_seqs,
+            .max_num_batched_tokens = n->settings.max_num_batched_tokens,
+            .max_model_len = n->settings.max_model_len,
+            .num_pages = n->settings.num_pages,
+            .gpu_memory_utilization = n->settings.gpu_memory_utilization,
+            .cpu_kv_bytes = n->settings.cpu_kv_bytes,
+        };
+
+        if (model_open(&n->m, &o) != ERR_OK)
+            die("the model does not open");
+        n->shape = model_shape(n->m);
+        allocate(n);
+        printf("%s, %s%s%s, KV %s, on %s\n", n->settings.model,
+               o.dummy_weights ? "random weights" : "weights of the folder",
+               n->settings.quantization[0] != '\0' ? ", " : "", n->settings.quantization,
+               n->settings.kv_cache_dtype, n->shape->device);
+        if (strcmp(what, "latency") == 0)
+            bench_latency(n);
+        else
+            bench_throughput(n);
+        model_close(n->m);
+    }
+    settings_fini(&n->settings);
+    free(n);
+    return 0;
+}
