@@ -431,7 +431,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        registers_give<FEW_REGISTERS>();
+        registers_give<S::FEW_REGISTERS>();
         if (threadIdx.x < 32)
             load_keys<S>(sh, &q_map, &kv_map, a);
         else if (threadIdx.x < 64)
@@ -440,7 +440,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
         registers_take<S::MANY_REGISTERS>();
         consume<S>(sh, a);
     } else {
-        registers_give<FEW_REGISTERS>();
+        registers_give<S::FEW_REGISTERS>();
         convert<S>(sh);
     }
 }

@@ -21,9 +21,6 @@
 #define BATCH     4    /* boxes asked for in a row */
 #define SLAB      1024 /* bytes: 8 rows of 128 */
 
-/* Registers a thread: loaders and converters, and what is left for consumers. */
-#define FEW_REGISTERS 48
-
 static_assert(ROWS == CONSUMERS * 64, "a wgmma has 64 rows");
 
 struct chunk_args {
@@ -68,7 +65,13 @@ template <int HEAD_DIM, bool E4M3> struct shape {
     static constexpr int LOAD_STAGES = E4M3 ? RAW_STAGES : STAGES;    /* of what copies fill */
     static constexpr int LOAD_BYTES = E4M3 ? 8 * HD : COLUMNS * SLAB; /* of 8 rows */
     static constexpr int THREADS = 128 * (CONSUMERS + (E4M3 ? 2 : 1));
+    /* Registers a thread, of consumers and of others. What a launch gives is shared out anew:
+     * asking for more than that waits for ever. */
     static constexpr int MANY_REGISTERS = E4M3 ? 208 : 232;
+    static constexpr int FEW_REGISTERS = E4M3 ? 48 : 40;
+    static_assert(128 * CONSUMERS * MANY_REGISTERS + (THREADS - 128 * CONSUMERS) * FEW_REGISTERS <=
+                      THREADS * (65536 / THREADS / 8 * 8),
+                  "no more registers than a launch has");
     /* Queries stay in registers where there is room. */
     static constexpr bool HELD = E4M3 ? HD < 128 : HD <= 128;
 };
