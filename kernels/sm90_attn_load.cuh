@@ -67,8 +67,8 @@ template <int HEAD_DIM, bool E4M3> struct shape {
     static constexpr int THREADS = 128 * (CONSUMERS + (E4M3 ? 2 : 1));
     /* Registers a thread, of consumers and of others. What a launch gives is shared out anew:
      * asking for more than that waits for ever. */
-    static constexpr int MANY_REGISTERS = E4M3 ? 208 : 232;
-    static constexpr int FEW_REGISTERS = E4M3 ? 48 : 40;
+    static constexpr int MANY_REGISTERS = E4M3 ? 208 : 224;
+    static constexpr int FEW_REGISTERS = E4M3 ? 48 : 56;
     static_assert(128 * CONSUMERS * MANY_REGISTERS + (THREADS - 128 * CONSUMERS) * FEW_REGISTERS <=
                       THREADS * (65536 / THREADS / 8 * 8),
                   "no more registers than a launch has");
