@@ -1,309 +1,707 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention of one query token a sequence over its pages.
+ * Attention of one query token a sequence over its pages, on tensor cores.
  *
- * One block of eight warps for each (part of the keys, kv head and up to HEADS of its query
- * heads, sequence). LANES lanes share a key, eight elements (16 bytes) each; a group of lanes
- * takes KEYS keys at once, so that 2 * KEYS loads of 16 bytes are under way in each lane, and
- * keeps its own running softmax (maximum, sum, weighted values). These meet within the warp by
- * shuffles, between warps in shared memory, between parts in attn_join_kernel.
+ * Split: k_attn_schedule() has cut the keys of all (sequence, kv head) rows, one row behind the
+ * other, into equal shares, one for each warp of a grid of one or two blocks a multiprocessor. A
+ * warp walks its share in tiles of 16 or 32 keys with a running softmax of its own, and asks the
+ * tensor copy engine for tiles ahead of it into a ring of its own: nothing in the loop waits for
+ * another warp. What a warp leaves of rows that it shares with others ("pieces") meets at the
+ * end: within the block through shared memory, between blocks ("parts") through plan->work, where
+ * the last block to arrive adds the parts in their order and sets the counter back to 0.
  *
- * Memory-bound: reads 2 * kv_len * head_dim * 2 bytes for each kv head and group of HEADS. The
- * parts are a function of kv_len alone, so a sequence's bits do not depend on the batch.
+ * The query heads of a kv head are the 8 columns (or 16; larger groups are cut) of both products,
+ * so keys and values are the left operands, as they stand in memory:
  *
- * Source: running softmax from FlashAttention-2 (arXiv:2307.08691), parts as in Flash-Decoding. */
-#include "kernels/pages.cuh"
+ *     S^T [tokens][heads] = K [tokens][D] . Q^T      mma.m16n8k16, float32
+ *     P^T = 2^(S^T - top)                            bf16, turned by movmatrix
+ *     O^T [D][heads]     += V^T [D][tokens] . P^T    V^T by ldmatrix.trans
+ *
+ * top is raised only when a score exceeds it by RISE, so that the rare case pays for the maximum
+ * over lanes and for scaling O. fp8: bytes become float16 in registers, Q is float16 scaled by a
+ * power of two to below 2; V is turned in units of two bytes, and a permutation parts these.
+ *
+ * Shared memory: [warp][stage][K|V] tiles (decode_tile), 96 KB in flight a block, so that the
+ * kernel behind has room; barriers; the list of pieces. Pieces reuse the ring.
+ *
+ * Bytes: every key and value once for each block of heads, with an evict-first hint; 2 * group *
+ * head_dim * 4 for each of at most two parts a block. Same input, same bits; but shares depend
+ * on the lengths of all sequences of the step, so a sequence's last bits depend on its company.
+ *
+ * Head sizes that are no multiple of 8 elements (16 for fp8), pages of other sizes than 2^n >= 8:
+ * the same, but tiles are copied by hand and nothing is ahead.
+ *
+ * Source: running softmax from FlashAttention-2 (arXiv:2307.08691), shares as in stream-K
+ * (arXiv:2301.03598). */
+#include "kernels/attn_decode_tile.cuh"
 
-#define DECODE_WARPS 8
-#define KEYS         4
-#define LOG2_E       1.44269504f
-#define NOTHING      (-1e30f) /* a maximum over no key; finite, so that differences are numbers */
+#ifndef DECODE_PROMOTION
+#define DECODE_PROMOTION CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+#endif
+#define LOG2_E  1.44269504f
+#define THREADS (DECODE_WARPS * 32)
 
-struct decode_args {
-    k_bf16 *out;
-    const k_bf16 *qkv;
-    struct k_kv kv;
-    struct k_tokens t;
-    struct k_attn_plan plan;
-    int n_heads;
-    float scale;
+/* What is left of a row at the end of a share, or the sum of a block's. */
+struct piece {
+    const float *at; /* NULL: none */
+    int start;       /* the row's first tile, of all tiles: the row's name */
+    int tiles;       /* of the row */
+    int token;
+    int head, n_heads;
+    bool begins, ends; /* the row begins, ends with this piece */
 };
 
-/* Eight elements from p; n of them exist (a row's end, or nothing at all). */
-static __device__ inline uint4 load8(const k_bf16 *p, int n, bool wide)
-{
-    uint4 v = make_uint4(0, 0, 0, 0);
-
-    if (wide) {
-        if (n > 0)
-            v = *(const uint4 *)p;
-        return v;
-    }
-    if (n > 0)
-        v.x = *(const uint32_t *)p;
-    if (n > 2)
-        v.y = *(const uint32_t *)(p + 2);
-    if (n > 4)
-        v.z = *(const uint32_t *)(p + 4);
-    if (n > 6)
-        v.w = *(const uint32_t *)(p + 6);
-    return v;
-}
-
-static __device__ inline void unpack8(float *f, uint4 v)
-{
-    f[0] = low_half(v.x), f[1] = high_half(v.x), f[2] = low_half(v.y), f[3] = high_half(v.y);
-    f[4] = low_half(v.z), f[5] = high_half(v.z), f[6] = low_half(v.w), f[7] = high_half(v.w);
-}
-
-template <int HEADS> struct softmax_state {
-    float top[HEADS], sum[HEADS], acc[HEADS][8];
+/* A float4 of several pieces of one row, added in their order. */
+struct merged {
+    float4 o;
+    float2 top, sum;
 };
 
-/* Take KEYS keys' scores and values into the running softmax of one lane. */
-template <int HEADS>
-static __device__ inline void take_keys(softmax_state<HEADS> &st, const float score[HEADS][KEYS],
-                                        const uint4 value[KEYS])
-{
-    float weight[HEADS][KEYS];
+template <int D, int TYPE, int HEADS> struct decode {
+    using warp = decode_warp<D, TYPE, HEADS>;
+    using tile = decode_tile<D, TYPE>;
+    using state = typename warp::state;
+    static constexpr int STEPS = warp::STEPS;
+    static constexpr int NT = warp::NT;
+    static constexpr int FRAGMENTS = STEPS * NT * 32;       /* float4s of O^T */
+    static constexpr int PIECE = FRAGMENTS * 4 + 2 * HEADS; /* floats: O^T, top, sum */
+    /* Shared memory: rings, desks, barriers, pieces. */
+    static constexpr int DESKS_AT = DECODE_WARPS * tile::RING;
+    static constexpr int BARRIERS_AT = DESKS_AT + DECODE_WARPS * warp::DESK;
+    static constexpr int PIECES_AT = BARRIERS_AT + DECODE_WARPS * tile::STAGES * 8;
+    static constexpr int SHARED = PIECES_AT + (2 * DECODE_WARPS + 1) * (int)sizeof(piece);
 
-#pragma unroll
-    for (int g = 0; g < HEADS; g++) {
-        float top = st.top[g], shrink;
+    static_assert(PIECE * 4 <= tile::RING, "a piece takes the ring's place");
 
-#pragma unroll
-        for (int k = 0; k < KEYS; k++)
-            top = fmaxf(top, score[g][k]);
-        shrink = exp2_fast(st.top[g] - top);
-        st.top[g] = top;
-        st.sum[g] *= shrink;
-#pragma unroll
-        for (int d = 0; d < 8; d++)
-            st.acc[g][d] *= shrink;
-#pragma unroll
-        for (int k = 0; k < KEYS; k++) {
-            weight[g][k] = exp2_fast(score[g][k] - top);
-            st.sum[g] += weight[g][k];
-        }
+    /* Blocks of heads are rare, and a division is long. */
+    static __device__ __forceinline__ int kv_head_of(const decode_args &a, int row)
+    {
+        return a.blocks == 1 ? row : row / a.blocks;
     }
-#pragma unroll
-    for (int k = 0; k < KEYS; k++) {
-        float v[8];
 
-        unpack8(v, value[k]);
-#pragma unroll
-        for (int g = 0; g < HEADS; g++) {
-#pragma unroll
-            for (int d = 0; d < 8; d++)
-                st.acc[g][d] = fmaf(weight[g][k], v[d], st.acc[g][d]);
-        }
+    /* --- copies ------------------------------------------------------------------------ */
+
+    /* The tiles that a warp asks for, ahead of those that it computes with. */
+    struct feed {
+        const int32_t *pages;
+        int item, row, tile, left;
+        int row_tiles, n_pages, slab;
+        int base;       /* page of lane 0 */
+        int page, next; /* ids of pages base + lane and base + 32 + lane */
+        int stage;
+    };
+
+    /* The row's pages from f.tile on; those of the row before do, if they begin as early. */
+    static __device__ __forceinline__ void feed_row(feed &f, const decode_args &a, bool same_item)
+    {
+        int lane = threadIdx.x % 32, base = f.tile * tile::TOKENS >> a.page_shift;
+
+        f.slab = a.slab + kv_head_of(a, f.row);
+        if (same_item && base == f.base)
+            return;
+        f.base = base;
+        f.page = f.pages[min(base + lane, f.n_pages)];
+        f.next = f.pages[min(base + 32 + lane, f.n_pages)];
     }
-}
 
-/* Add the state of the lane `apart` lanes away. */
-template <int HEADS> static __device__ inline void join_lanes(softmax_state<HEADS> &st, int apart)
-{
-#pragma unroll
-    for (int g = 0; g < HEADS; g++) {
-        float other = __shfl_xor_sync(~0U, st.top[g], apart);
-        float top = fmaxf(st.top[g], other);
-        float mine = exp2_fast(st.top[g] - top), its = exp2_fast(other - top);
-
-        st.sum[g] = st.sum[g] * mine + __shfl_xor_sync(~0U, st.sum[g], apart) * its;
-#pragma unroll
-        for (int d = 0; d < 8; d++)
-            st.acc[g][d] = st.acc[g][d] * mine + __shfl_xor_sync(~0U, st.acc[g][d], apart) * its;
-        st.top[g] = top;
+    static __device__ __forceinline__ void feed_item(feed &f, const decode_args &a,
+                                                     const decode_item &it)
+    {
+        f.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS;
+        f.n_pages = (it.len - 1) >> a.page_shift;
+        f.pages = a.t.page_ids + (size_t)it.seq * a.t.pages_max;
+        feed_row(f, a, false);
     }
-}
 
-/* The keys of one group of lanes from first to last - 1 of the part. */
-template <int LANES, int HEADS>
-static __device__ void scan_keys(softmax_state<HEADS> &st, const decode_args &a,
-                                 const float q[HEADS][8], const int32_t *pages, int kv_head,
-                                 int first, int last)
-{
-    const int groups = 32 / LANES;
-    int hd = a.kv.head_dim, d = threadIdx.x % LANES * 8, left = hd - d;
-    int group = threadIdx.x % 32 / LANES, warp = threadIdx.x / 32;
-    bool wide = hd % 8 == 0;
-    size_t to_value = value_elems(a.kv);
+    /* Ask for the next tile. Each lane asks for one box: a page's rows, all panels or one. */
+    static __device__ __forceinline__ void feed_tile(feed &f, const decode_args &a,
+                                                     const CUtensorMap *map, uint32_t ring,
+                                                     uint32_t barriers, uint64_t policy)
+    {
+        int lane = threadIdx.x % 32, side = lane & 1;
+        int box = lane >> 1 & ((1 << a.box_shift) - 1), panel = lane >> (1 + a.box_shift);
+        int pos = f.tile * tile::TOKENS, page = pos >> a.page_shift;
+        uint32_t full = barriers + f.stage * 8;
 
-    for (int base = first + warp * groups * KEYS; base < last;
-         base += DECODE_WARPS * groups * KEYS) {
-        uint4 key[KEYS], value[KEYS];
-        float score[HEADS][KEYS];
-
-#pragma unroll
-        for (int k = 0; k < KEYS; k++) {
-            int pos = base + k * groups + group;
-            const k_bf16 *row = key_row(a.kv, pages, pos < last ? pos : first, kv_head) + d;
-
-            key[k] = load8(row, left, wide);
-            value[k] = load8(row + to_value, left, wide);
+        if (f.left == 0)
+            return;
+        if (page - f.base >= 32) {
+            f.base += 32;
+            f.page = f.next;
+            f.next = f.pages[min(f.base + 32 + lane, f.n_pages)];
         }
-#pragma unroll
-        for (int k = 0; k < KEYS; k++) {
-            float f[8];
+        page = __shfl_sync(~0U, f.page, page - f.base + box);
+        if (lane == 0)
+            full_expect(full, tile::STAGE);
+        __syncwarp();
+        if (panel < a.panel_boxes) {
+            int at[5] = {panel * (tile::PANEL / tile::ELEM), pos & ((1 << a.page_shift) - 1), 0,
+                         f.slab + side * a.kv.n_kv_heads, page};
 
-            unpack8(f, key[k]);
-#pragma unroll
-            for (int g = 0; g < HEADS; g++) {
-                float dot = 0.0f;
-
-#pragma unroll
-                for (int e = 0; e < 8; e++)
-                    dot = fmaf(q[g][e], f[e], dot);
-#pragma unroll
-                for (int i = LANES / 2; i > 0; i /= 2)
-                    dot += __shfl_xor_sync(~0U, dot, i);
-                score[g][k] = base + k * groups + group < last ? dot : -INFINITY;
+            copy_box(ring + f.stage * tile::STAGE + side * tile::BYTES +
+                         panel * tile::TOKENS * tile::PANEL + box * a.box_bytes,
+                     map, full, at, policy);
+        }
+        f.stage = f.stage + 1 == tile::STAGES ? 0 : f.stage + 1;
+        f.left--;
+        if (++f.tile == f.row_tiles && f.left > 0) {
+            f.tile = 0;
+            if (++f.row < a.kv.n_kv_heads * a.blocks) {
+                feed_row(f, a, true);
+            } else {
+                f.row = 0;
+                feed_item(f, a, a.schedule->items[++f.item]);
             }
         }
-        take_keys<HEADS>(st, score, value);
     }
-}
 
-/* Write one head's result: finished, or as the state of a part. */
-static __device__ void write_head(const decode_args &a, int decode, int head, int n_parts,
-                                  float top, float sum, const float *acc, int d, int n)
-{
-    int hd = a.kv.head_dim, seq = a.plan.decode_seqs[decode];
-    float *work = a.plan.work +
-                  (((size_t)decode * a.n_heads + head) * a.plan.part_count + blockIdx.x) * (hd + 2);
-    k_bf16 *out = a.out + ((size_t)a.t.seq_start[seq] * a.n_heads + head) * hd;
+    /* --- results ------------------------------------------------------------------------- */
 
-    for (int e = 0; e < n; e++) {
-        if (n_parts == 1)
-            store_bf16(out + d + e, acc[e] / sum);
-        else
-            work[2 + d + e] = acc[e];
+    /* Where a lane's first element of row tile 0 goes, and how many elements are left from it.
+     * The far one of a pair is FAR elements on. */
+    static constexpr int FAR = TYPE == K_BF16 ? 8 : 1;
+
+    static __device__ __forceinline__ k_bf16 *out_at(const decode_args &a, int token, int head,
+                                                     int lane, int *left)
+    {
+        int d = TYPE == K_BF16 ? lane / 4 : lane / 4 * 2, hd = a.kv.head_dim;
+
+        *left = hd - d;
+        return a.out + ((size_t)token * a.n_heads + head + lane % 4 * 2) * hd + d;
     }
-    if (n_parts > 1 && d == 0) {
-        work[0] = top;
-        work[1] = sum;
+
+    /* One float4 of O^T: two elements of two heads, of which n_heads and n_elems exist. */
+    static __device__ __forceinline__ void write_four(k_bf16 *out, float4 o, float2 weight,
+                                                      int n_heads, int n_elems, int hd)
+    {
+        if (n_heads > 0 && n_elems > 0)
+            store_bf16(out, o.x * weight.x);
+        if (n_heads > 0 && n_elems > FAR)
+            store_bf16(out + FAR, o.z * weight.x);
+        if (n_heads > 1 && n_elems > 0)
+            store_bf16(out + hd, o.y * weight.y);
+        if (n_heads > 1 && n_elems > FAR)
+            store_bf16(out + hd + FAR, o.w * weight.y);
     }
-}
 
-template <int LANES, int HEADS>
-static __global__ void __launch_bounds__(DECODE_WARPS * 32, 2)
-    attn_decode_kernel(const decode_args a)
-{
-    __shared__ float shared[DECODE_WARPS][HEADS][LANES][10]; /* top, sum, acc of a lane */
-    int group = a.n_heads / a.kv.n_kv_heads, hd = a.kv.head_dim;
-    int runs = (group + HEADS - 1) / HEADS; /* blocks that share a kv head */
-    int kv_head = blockIdx.y / runs, g0 = blockIdx.y % runs * HEADS;
-    int seq = a.plan.decode_seqs[blockIdx.z], len = a.t.kv_len[seq];
-    int part = k_attn_part_tokens(len), n_parts = (len + part - 1) / part;
-    int first = blockIdx.x * part, last = min(first + part, len);
-    int lane = threadIdx.x % LANES, d = lane * 8, n = min(max(hd - d, 0), 8);
-    const k_bf16 *q_row =
-        a.qkv + (size_t)a.t.seq_start[seq] * (a.n_heads + 2 * a.kv.n_kv_heads) * hd;
-    softmax_state<HEADS> st;
-    float q[HEADS][8];
+    static __device__ __forceinline__ float2 weights(const decode_args &a, float sum0, float sum1)
+    {
+        return make_float2(__fdividef(a.weight, sum0), __fdividef(a.weight, sum1));
+    }
 
-    if ((int)blockIdx.x >= n_parts)
-        return;
+    static __device__ __forceinline__ void write_row(const decode_args &a, const state &st,
+                                                     int token, int head, int n_heads)
+    {
+        int lane = threadIdx.x % 32, hd = a.kv.head_dim, left;
+        k_bf16 *out = out_at(a, token, head, lane, &left);
+
 #pragma unroll
-    for (int g = 0; g < HEADS; g++) {
-        int head = kv_head * group + min(g0 + g, group - 1);
+        for (int n = 0; n < NT; n++) {
+            float2 weight = weights(a, st.sum[n][0], st.sum[n][1]);
 
-        unpack8(q[g], load8(q_row + (size_t)head * hd + d, hd - d, hd % 8 == 0));
-        st.top[g] = NOTHING;
-        st.sum[g] = 0.0f;
 #pragma unroll
-        for (int e = 0; e < 8; e++) {
-            q[g][e] *= a.scale * LOG2_E;
-            st.acc[g][e] = 0.0f;
+            for (int i = 0; i < STEPS; i++) {
+                const float *o = st.o[i][n];
+
+                write_four(out + n * 8 * hd + i * 16, make_float4(o[0], o[1], o[2], o[3]), weight,
+                           n_heads - n * 8 - lane % 4 * 2, left - i * 16, hd);
+            }
         }
     }
-    scan_keys<LANES, HEADS>(st, a, q, a.t.page_ids + (size_t)seq * a.t.pages_max, kv_head, first,
-                            last);
-#pragma unroll
-    for (int apart = LANES; apart < 32; apart *= 2)
-        join_lanes<HEADS>(st, apart);
-    if (threadIdx.x % 32 < LANES) {
-#pragma unroll
-        for (int g = 0; g < HEADS; g++) {
-            float *s = shared[threadIdx.x / 32][g][lane];
 
-            s[0] = st.top[g];
-            s[1] = st.sum[g];
+    /* The same from a merged piece. */
+    static __device__ __forceinline__ void write_merged(const decode_args &a, const piece &p,
+                                                        const merged &m, int index)
+    {
+        int lane = index % 32, n = index / 32 % NT, i = index / 32 / NT, left;
+        k_bf16 *out = out_at(a, p.token, p.head + n * 8, lane, &left);
+
+        write_four(out + i * 16, m.o, weights(a, m.sum.x, m.sum.y),
+                   p.n_heads - n * 8 - lane % 4 * 2, left - i * 16, a.kv.head_dim);
+    }
+
+    static __device__ __forceinline__ void write_piece(float *to, const state &st, int n_heads)
+    {
+        int lane = threadIdx.x % 32, h = lane % 4 * 2;
+
 #pragma unroll
-            for (int e = 0; e < 8; e++)
-                s[2 + e] = st.acc[g][e];
+        for (int n = 0; n < NT; n++) {
+            if (n * 8 + h >= n_heads)
+                break;
+#pragma unroll
+            for (int i = 0; i < STEPS; i++) {
+                const float *o = st.o[i][n];
+
+                ((float4 *)to)[(i * NT + n) * 32 + lane] = make_float4(o[0], o[1], o[2], o[3]);
+            }
+            if (lane < 4) {
+                float *heads = to + FRAGMENTS * 4 + n * 8 + h;
+
+                *(float2 *)heads = make_float2(st.top[n][0], st.top[n][1]);
+                *(float2 *)(heads + HEADS) = make_float2(st.sum[n][0], st.sum[n][1]);
+            }
         }
     }
+
+    static __device__ __forceinline__ merged merge_begin(void)
+    {
+        return {make_float4(0.0f, 0.0f, 0.0f, 0.0f), make_float2(NOTHING, NOTHING),
+                make_float2(0.0f, 0.0f)};
+    }
+
+    /* From shared memory, or from work, where other blocks may have written it. */
+    static __device__ __forceinline__ merged merge_load(const float *from, int index)
+    {
+        const float *heads = from + FRAGMENTS * 4 + index / 32 % NT * 8 + index % 4 * 2;
+
+        return {((const float4 *)from)[index], *(const float2 *)heads,
+                *(const float2 *)(heads + HEADS)};
+    }
+
+    static __device__ __forceinline__ void merge_add(merged &m, const merged &p)
+    {
+        float2 most = make_float2(fmaxf(m.top.x, p.top.x), fmaxf(m.top.y, p.top.y));
+        float2 mine = make_float2(exp2_fast(m.top.x - most.x), exp2_fast(m.top.y - most.y));
+        float2 its = make_float2(exp2_fast(p.top.x - most.x), exp2_fast(p.top.y - most.y));
+
+        m.o.x = m.o.x * mine.x + p.o.x * its.x;
+        m.o.y = m.o.y * mine.y + p.o.y * its.y;
+        m.o.z = m.o.z * mine.x + p.o.z * its.x;
+        m.o.w = m.o.w * mine.y + p.o.w * its.y;
+        m.sum.x = m.sum.x * mine.x + p.sum.x * its.x;
+        m.sum.y = m.sum.y * mine.y + p.sum.y * its.y;
+        m.top = most;
+    }
+
+    static __device__ __forceinline__ void merge_store(float *to, const merged &m, int index)
+    {
+        int head = index / 32 % NT * 8 + index % 4 * 2;
+
+        ((float4 *)to)[index] = m.o;
+        if (index % 32 < 4 && index / 32 < NT) {
+            *(float2 *)(to + FRAGMENTS * 4 + head) = m.top;
+            *(float2 *)(to + FRAGMENTS * 4 + HEADS + head) = m.sum;
+        }
+    }
+
+    static __device__ __forceinline__ bool has_heads(const piece &p, int index)
+    {
+        return index / 32 % NT * 8 + index % 4 * 2 < p.n_heads;
+    }
+
+    /* Where a block keeps the part of a row that began before it, and of one that goes on. */
+    static __device__ __forceinline__ float *part_at(const decode_args &a, int block, bool begins)
+    {
+        return a.work + ((size_t)block * 2 + begins) * PIECE;
+    }
+
+    static __device__ __forceinline__ float *stash_at(const decode_args &a)
+    {
+        int worker = blockIdx.x * DECODE_WARPS + threadIdx.x / 32;
+
+        return a.work + ((size_t)2 * DECODE_CTAS + worker) * PIECE;
+    }
+
+    /* Pieces p .. q - 1 belong to one row: write it, or the block's part of it. */
+    static __device__ void merge_pieces(const decode_args &a, const piece *pieces, int p, int q,
+                                        bool whole)
+    {
+        const piece &first = pieces[p];
+        float *part = part_at(a, blockIdx.x, first.begins);
+
+#pragma unroll 1
+        for (int index = threadIdx.x; index < FRAGMENTS; index += THREADS) {
+            merged m = merge_begin();
+
+            if (!has_heads(first, index))
+                continue;
+#pragma unroll 1
+            for (int i = p; i < q; i++) {
+                if (pieces[i].at != NULL)
+                    merge_add(m, merge_load(pieces[i].at, index));
+            }
+            if (whole)
+                write_merged(a, first, m, index);
+            else
+                merge_store(part, m, index);
+        }
+    }
+
+    /* Count this block's part of a row; the last of the row's blocks adds all parts, up to BATCH
+     * of which are read at a time. */
+    static __device__ __forceinline__ void join_parts(const decode_args &a, const piece &p,
+                                                      int *arrived)
+    {
+        const decode_span span = a.schedule->spans[blockIdx.x][p.begins];
+        constexpr int BATCH = 8;
+
+        __syncthreads();
+        if (threadIdx.x == 0)
+            *arrived = add_and_see(&a.schedule->counters[span.from]);
+        __syncthreads();
+        if (*arrived < span.to - span.from)
+            return;
+#pragma unroll 1
+        for (int index = threadIdx.x; index < FRAGMENTS; index += THREADS) {
+            merged m = merge_begin();
+
+            if (!has_heads(p, index))
+                continue;
+#pragma unroll 1
+            for (int c = span.from; c <= span.to; c += BATCH) {
+                merged part[BATCH];
+
+#pragma unroll
+                for (int i = 0; i < BATCH; i++) {
+                    if (c + i <= span.to)
+                        part[i] = merge_load(part_at(a, c + i, c + i == span.from), index);
+                }
+#pragma unroll
+                for (int i = 0; i < BATCH; i++) {
+                    if (c + i <= span.to)
+                        merge_add(m, part[i]);
+                }
+            }
+            write_merged(a, p, m, index);
+        }
+        if (threadIdx.x == 0)
+            a.schedule->counters[span.from] = 0;
+    }
+
+    /* All pieces of the block, row by row. */
+    static __device__ void finish_block(const decode_args &a, const piece *pieces, int *arrived)
+    {
+        const int n = 2 * DECODE_WARPS;
+
+#pragma unroll 1
+        for (int p = 0, q; p < n; p = q) {
+            int last = p;
+
+            q = p + 1;
+            if (pieces[p].at == NULL)
+                continue;
+#pragma unroll 1
+            while (q < n && (pieces[q].at == NULL || pieces[q].start == pieces[p].start)) {
+                last = pieces[q].at == NULL ? last : q;
+                q++;
+            }
+            merge_pieces(a, pieces, p, q, pieces[p].begins && pieces[last].ends);
+            if (!(pieces[p].begins && pieces[last].ends))
+                join_parts(a, pieces[p], arrived);
+        }
+    }
+
+    /* --- a share ------------------------------------------------------------------------- */
+
+    /* A warp's place in its share, and what it computes with. */
+    struct walk {
+        int item, row, tile, left;
+        int kv_head, head, n_heads; /* of the row */
+        bool is_first;              /* of the kv head's rows */
+        int stage;
+        uint32_t parity;
+        feed f;
+        char *ring, *desk;
+        uint32_t barriers;
+        uint64_t policy;
+    };
+
+    static __device__ __forceinline__ void name_row(walk &w, const decode_args &a)
+    {
+        int block;
+
+        w.kv_head = kv_head_of(a, w.row);
+        block = w.row - w.kv_head * a.blocks;
+        w.head = w.kv_head * a.group + block * HEADS;
+        w.n_heads = min(HEADS, a.group - block * HEADS);
+        w.is_first = block == 0;
+    }
+
+    /* What a row begins with: queries, and the step's key and value where the row ends here. */
+    static __device__ __forceinline__ void begin_row(walk &w, state &st, const decode_args &a,
+                                                     const decode_item &it, bool inserts)
+    {
+        int hd = a.kv.head_dim;
+        const k_bf16 *token = a.qkv + (size_t)it.token * (a.n_heads + 2 * a.kv.n_kv_heads) * hd;
+        const k_bf16 *q = token + w.head * hd;
+        const float2 *turn = NULL;
+
+        if (a.turns != NULL)
+            turn = (const float2 *)a.turns + (size_t)(it.len - 1) * (hd / 2);
+        if (inserts)
+            warp::lay_new(w.desk, a, token + (a.n_heads + w.kv_head) * hd, turn);
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            int here = min(w.n_heads - n * 8, 8);
+
+            if (hd % 4 == 0)
+                warp::lay_queries(w.desk, q + n * 8 * hd, here, hd, turn);
+            else
+                warp::lay_odd_queries(w.desk, q + n * 8 * hd, here, hd, turn);
+            __syncwarp();
+            warp::take_queries(st, a, n, w.desk, here);
+            __syncwarp();
+        }
+        if (inserts && w.is_first)
+            warp::store_new(w.desk, a, it, w.kv_head);
+    }
+
+    /* Tiles from w.tile on of one row, n of them. */
+    static __device__ __forceinline__ void walk_row(walk &w, state &st, const decode_args &a,
+                                                    const CUtensorMap *map, const decode_item &it,
+                                                    int n)
+    {
+        bool inserts = a.turns != NULL && (w.tile + n) * tile::TOKENS >= it.len;
+
+        begin_row(w, st, a, it, inserts);
+#pragma unroll 1
+        for (int i = 0; i < n; i++) {
+            char *stage = w.ring + w.stage * tile::STAGE;
+            int valid = it.len - (w.tile + i) * tile::TOKENS;
+
+            if (a.by_hand)
+                warp::copy_by_hand(stage, a, it, w.kv_head, (w.tile + i) * tile::TOKENS);
+            else
+                full_wait(w.barriers + w.stage * 8, w.parity);
+            if (valid <= tile::TOKENS) {
+                if (inserts)
+                    warp::insert_new(stage, valid - 1, w.desk, a.kv.head_dim);
+                warp::blank_values(stage + tile::BYTES, valid);
+                fence_proxies();
+                __syncwarp();
+            }
+            warp::take_tile(st, shared_at(stage), valid);
+            __syncwarp();
+            feed_tile(w.f, a, map, shared_at(w.ring), w.barriers, w.policy);
+            if (!a.by_hand && ++w.stage == tile::STAGES) {
+                w.stage = 0;
+                w.parity ^= 1;
+            }
+        }
+    }
+
+    /* Row by row. Whole rows are written; the first row's piece goes to work, the last one's
+     * into the ring, which is free then. */
+    static __device__ __forceinline__ void walk_share(walk &w, decode_item it, const decode_args &a,
+                                                      const CUtensorMap *map, piece *pieces)
+    {
+        state st;
+
+#pragma unroll 1
+        while (w.left > 0) {
+            int row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS;
+            int n = min(w.left, row_tiles - w.tile);
+            bool begins = w.tile == 0, ends = w.tile + n == row_tiles, more = w.left > n;
+
+            name_row(w, a);
+            warp::clear(st);
+            walk_row(w, st, a, map, it, n);
+            warp::add_sums(st);
+            if (begins && ends) {
+                write_row(a, st, it.token, w.head, w.n_heads);
+            } else {
+                float *to = more ? stash_at(a) : (float *)w.ring;
+
+                write_piece(to, st, w.n_heads);
+                if (threadIdx.x % 32 == 0)
+                    pieces[more ? 0 : 1] = {to,        it.first + w.row * row_tiles,
+                                            row_tiles, it.token,
+                                            w.head,    w.n_heads,
+                                            begins,    ends};
+            }
+            w.left -= n;
+            w.tile = 0;
+            if (++w.row == a.kv.n_kv_heads * a.blocks && w.left > 0) {
+                w.row = 0;
+                it = a.schedule->items[++w.item];
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void begin_share(walk &w, const decode_worker &mine,
+                                                       const decode_args &a, char *shared)
+    {
+        int index = threadIdx.x / 32;
+
+        w.item = mine.item, w.row = mine.row, w.tile = mine.tile, w.left = mine.n;
+        w.stage = 0;
+        w.parity = 0;
+        w.ring = shared + index * tile::RING;
+        w.desk = shared + DESKS_AT + index * warp::DESK;
+        w.barriers = shared_at(shared + BARRIERS_AT) + index * tile::STAGES * 8;
+        w.policy = evict_first();
+        w.f.item = mine.item, w.f.row = mine.row, w.f.tile = mine.tile;
+        w.f.left = a.by_hand ? 0 : mine.n;
+        w.f.stage = 0;
+        if (w.f.left > 0)
+            feed_item(w.f, a, mine.first);
+    }
+};
+
+template <int D, int TYPE, int HEADS>
+static __global__ void __launch_bounds__(THREADS, 2)
+    attn_decode_kernel(const __grid_constant__ CUtensorMap map,
+                       const __grid_constant__ decode_args a)
+{
+    using k = decode<D, TYPE, HEADS>;
+    extern __shared__ __align__(1024) char shared[];
+    piece *pieces = (piece *)(shared + k::PIECES_AT);
+    int index = threadIdx.x / 32;
+    decode_worker mine = a.schedule->workers[blockIdx.x * DECODE_WARPS + index];
+    typename k::walk w;
+
+    if (threadIdx.x % 32 == 0) {
+        tensor_prefetch(&map);
+        pieces[2 * index].at = pieces[2 * index + 1].at = NULL;
+        for (int i = 0; i < k::tile::STAGES; i++)
+            full_init(shared_at(shared + k::BARRIERS_AT) + (index * k::tile::STAGES + i) * 8);
+        full_init_done();
+    }
+    __syncwarp();
+    k::begin_share(w, mine, a, shared);
+    /* With turns, the launch in front has no say in what stands in the pages. */
+    if (a.turns == NULL)
+        wait_for_previous();
+#pragma unroll 1
+    for (int i = 0; i < k::tile::STAGES; i++)
+        k::feed_tile(w.f, a, &map, shared_at(w.ring), w.barriers, w.policy);
+    if (a.turns != NULL)
+        wait_for_previous();
+    let_next_begin();
+    k::walk_share(w, mine.first, a, &map, pieces + 2 * index);
     __syncthreads();
-    for (int g = threadIdx.x / LANES; g < HEADS && g0 + g < group; g += DECODE_WARPS * 32 / LANES) {
-        float top = NOTHING, sum = 0.0f, acc[8] = {0};
+    k::finish_block(a, pieces, (int *)(pieces + 2 * DECODE_WARPS));
+}
 
-        for (int w = 0; w < DECODE_WARPS; w++)
-            top = fmaxf(top, shared[w][g][lane][0]);
-        for (int w = 0; w < DECODE_WARPS; w++) {
-            float shrink = exp2_fast(shared[w][g][lane][0] - top);
+/* --- launch ------------------------------------------------------------------------------ */
 
-            sum += shared[w][g][lane][1] * shrink;
-            for (int e = 0; e < 8; e++)
-                acc[e] += shared[w][g][lane][2 + e] * shrink;
-        }
-        write_head(a, blockIdx.z, kv_head * group + g0 + g, n_parts, top, sum, acc, d, n);
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                              const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                              const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* Whether the copy engine can read these pages, tile by tile. */
+static bool engine_reads(const struct k_kv &kv, int elem)
+{
+    int bt = kv.block_tokens;
+    size_t slab = (size_t)bt * kv.head_dim;
+
+    return bt >= 8 && (bt & (bt - 1)) == 0 && kv.head_dim * elem % 16 == 0 && kv.head_dim >= 64 &&
+           (uintptr_t)kv.pages % 16 == 0 && kv.page_elems % slab == 0 && kv.layer_elems % slab == 0;
+}
+
+/* The pages as [page][slab][panel][token][element of the panel]. Where a tile has several pages,
+ * or the panels more elements than the head, a box is one panel of [head_dim] elements, and what
+ * is behind these becomes zero. */
+template <int D, int TYPE> static int map_pages(CUtensorMap *map, decode_args &a)
+{
+    using tile = decode_tile<D, TYPE>;
+    const struct k_kv &kv = a.kv;
+    cuuint64_t elem = tile::ELEM, row = kv.head_dim * elem, slab = row * kv.block_tokens;
+    int bt = kv.block_tokens, box_tokens = bt < tile::TOKENS ? bt : tile::TOKENS;
+    bool apart = bt < tile::TOKENS || row != (cuuint64_t)tile::PANELS * tile::PANEL;
+    cuuint32_t panel = tile::PANEL / tile::ELEM, panels = apart ? 1 : tile::PANELS;
+    cuuint64_t sizes[5] = {apart ? (cuuint64_t)kv.head_dim : panel, (cuuint64_t)bt, panels,
+                           kv.page_elems * elem / slab, (cuuint64_t)1 << 31};
+    cuuint64_t strides[4] = {row, tile::PANEL, slab, kv.page_elems * elem};
+    cuuint32_t box[5] = {panel, (cuuint32_t)box_tokens, panels, 1, 1}, ones[5] = {1, 1, 1, 1, 1};
+    void *encode = NULL;
+    cudaDriverEntryPointQueryResult found;
+
+    a.page_shift = 31 - __builtin_clz((unsigned)bt);
+    a.box_shift = bt < tile::TOKENS ? 31 - __builtin_clz((unsigned)(tile::TOKENS / bt)) : 0;
+    a.box_bytes = box_tokens * tile::PANEL;
+    a.panel_boxes = apart ? tile::PANELS : 1;
+    a.slab = (int)(kv.layer_elems * elem / slab);
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000,
+                                         cudaEnableDefault, &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess)
+        return -1;
+    return ((encode_fn)encode)(
+               map,
+               TYPE == K_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 5,
+               kv.pages, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               tile::PANEL == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+               DECODE_PROMOTION, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+               ? 0
+               : -1;
+}
+
+template <int D, int TYPE, int HEADS>
+static int launch_decode(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
+{
+    using k = decode<D, TYPE, HEADS>;
+    CUtensorMap map = {};
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    a.by_hand = !engine_reads(a.kv, k::tile::ELEM);
+    if (!a.by_hand && map_pages<D, TYPE>(&map, a) != 0)
+        return -1;
+    if (cudaFuncSetAttribute((const void *)attn_decode_kernel<D, TYPE, HEADS>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, k::SHARED) != cudaSuccess)
+        return -1;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = decode_ctas(&a.kv, plan->n_decodes);
+    config.blockDim = THREADS;
+    config.dynamicSmemBytes = k::SHARED;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = plan->overlap ? 1 : 0;
+    return cudaLaunchKernelEx(&config, attn_decode_kernel<D, TYPE, HEADS>, map, a) == cudaSuccess
+               ? 0
+               : -1;
+}
+
+template <int D, int TYPE>
+static int choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
+{
+    if (decode_heads(a.group) == 8)
+        return launch_decode<D, TYPE, 8>(a, plan, stream);
+    return launch_decode<D, TYPE, 16>(a, plan, stream);
+}
+
+template <int TYPE>
+static int choose_d(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
+{
+    switch (decode_d(a.kv.head_dim)) {
+    case 64: return choose_heads<64, TYPE>(a, plan, stream);
+    case 80: return choose_heads<80, TYPE>(a, plan, stream);
+    case 96: return choose_heads<96, TYPE>(a, plan, stream);
+    case 128: return choose_heads<128, TYPE>(a, plan, stream);
+    default: return choose_heads<256, TYPE>(a, plan, stream);
     }
 }
 
-/* One block for each (head, sequence) of several parts. */
-static __global__ void attn_join_kernel(const decode_args a)
+size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
 {
-    int head = blockIdx.x, hd = a.kv.head_dim, seq = a.plan.decode_seqs[blockIdx.y];
-    int len = a.t.kv_len[seq], part = k_attn_part_tokens(len), n_parts = (len + part - 1) / part;
-    const float *work =
-        a.plan.work + ((size_t)blockIdx.y * a.n_heads + head) * a.plan.part_count * (hd + 2);
-    float top = NOTHING, sum = 0.0f;
+    int heads = decode_heads(n_heads / n_kv_heads);
+    size_t floats = (size_t)decode_d(head_dim) * heads + 2 * (size_t)heads;
 
-    if (n_parts == 1)
-        return;
-    for (int p = 0; p < n_parts; p++)
-        top = fmaxf(top, work[(size_t)p * (hd + 2)]);
-    for (int p = 0; p < n_parts; p++)
-        sum += work[(size_t)p * (hd + 2) + 1] * exp2_fast(work[(size_t)p * (hd + 2)] - top);
-    for (int d = threadIdx.x; d < hd; d += blockDim.x) {
-        float acc = 0.0f;
-
-        for (int p = 0; p < n_parts; p++)
-            acc += work[(size_t)p * (hd + 2) + 2 + d] * exp2_fast(work[(size_t)p * (hd + 2)] - top);
-        store_bf16(a.out + ((size_t)a.t.seq_start[seq] * a.n_heads + head) * hd + d, acc / sum);
-    }
-}
-
-template <int LANES, int HEADS> static int launch_decode(const decode_args &a, k_stream stream)
-{
-    int group = a.n_heads / a.kv.n_kv_heads;
-    dim3 grid(a.plan.part_count, a.kv.n_kv_heads * ((group + HEADS - 1) / HEADS), a.plan.n_decodes);
-
-    return K_LAUNCH((attn_decode_kernel<LANES, HEADS>), grid, DECODE_WARPS * 32, 0, stream, a);
-}
-
-template <int LANES> static int choose_heads(const decode_args &a, k_stream stream)
-{
-    int group = a.n_heads / a.kv.n_kv_heads;
-
-    if (group == 1)
-        return launch_decode<LANES, 1>(a, stream);
-    if (group == 2)
-        return launch_decode<LANES, 2>(a, stream);
-    return launch_decode<LANES, 4>(a, stream);
+    return (2 * DECODE_CTAS + DECODE_WORKERS) * floats * sizeof(float);
 }
 
 int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                   const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
 {
-    decode_args a = {out, qkv, *kv, *t, *plan, n_heads, scale};
-    int rc = kv->head_dim <= 32    ? choose_heads<4>(a, stream)
-             : kv->head_dim <= 64  ? choose_heads<8>(a, stream)
-             : kv->head_dim <= 128 ? choose_heads<16>(a, stream)
-                                   : choose_heads<32>(a, stream);
+    decode_args a = {};
 
-    if (rc == 0 && plan->part_count > 1)
-        rc = K_LAUNCH(attn_join_kernel, dim3(n_heads, plan->n_decodes), 128, 0, stream, a);
-    return rc;
+    a.out = out;
+    a.qkv = qkv;
+    a.turns = plan->turns;
+    a.kv = *kv;
+    a.t = *t;
+    a.schedule = (decode_schedule *)plan->schedule;
+    a.work = (float *)plan->work;
+    a.n_heads = n_heads;
+    a.group = n_heads / kv->n_kv_heads;
+    a.blocks = decode_blocks(a.group);
+    a.scale = scale * LOG2_E;
+    a.weight = 1.0f;
+    if (kv->type == K_BF16)
+        return choose_d<K_BF16>(a, plan, stream);
+    a.scale *= kv->k_scale;
+    a.weight = kv->v_scale;
+    return choose_d<K_E4M3>(a, plan, stream);
 }

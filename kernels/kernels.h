@@ -28,10 +28,28 @@ extern "C" {
 #endif
 
 typedef uint16_t k_bf16;              /* the upper half of a float32 */
+typedef uint8_t k_e4m3;               /* e4m3.h */
 typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
 #define K_HEAD_DIM_MAX 256
 #define K_BANNED_MAX   24
+
+enum k_type { K_BF16, K_E4M3 };
+
+/* The length of a row of block scales: blocks of n_in columns, rounded up to a multiple of 4. */
+#define K_SCALE_COLS(n_in, block) ((((n_in) + (block)-1) / (block) + 3) / 4 * 4)
+
+/* A matrix of weights w [n_out][n_in]: an element times its scale. */
+struct k_matrix {
+    void *data;          /* [n_out][n_in], row-major, elements of type; on the cpu device float32 */
+    const float *scales; /* NULL: all 1; else one per output row [n_out], or one per block when
+                          * block > 0: [ceil(n_out / block)][K_SCALE_COLS(n_in, block)] */
+    const float *x_scale; /* what the checkpoint says inputs are to be divided by before they are
+                           * rounded to the type; NULL: found for each row as it comes */
+    enum k_type type;
+    int block; /* side of the square blocks that share a scale; 0: scales are per row */
+    int n_out, n_in;
+};
 
 /* The tokens of a step. Tokens of all sequences stand one after another; sequence s owns tokens
  * seq_start[s] .. seq_start[s + 1] - 1, the last ones of its kv_len[s]. */
@@ -47,11 +65,9 @@ struct k_tokens {
     int pages_max;
 };
 
-enum k_type { K_BF16, K_E4M3 };
-
 /* One layer's keys and values in the pages: [page][layer][K|V][kv_head][block_tokens][head_dim].
- * float32 for references, which do not look at type; bf16 or e4m3 for launchers. A key of e4m3 is
- * its number times k_scale, a value times v_scale. */
+ * Of the type that is said for launchers, float32 for references. An element of K_E4M3 times its
+ * scale is the key or value. */
 struct k_kv {
     void *pages;        /* the first page */
     size_t page_elems;  /* elements of a page, all layers */
@@ -61,7 +77,7 @@ struct k_kv {
     int block_tokens;
     int window; /* keys that a token sees, its own the last; 0: all. Decodes must have 0. */
     enum k_type type;
-    float k_scale, v_scale; /* of e4m3 */
+    float k_scale, v_scale; /* of K_E4M3: value = stored * scale, 1 as a rule. Others: unused */
 };
 
 /* How one row is sampled; the meaning of each field stands at ref_sample(). */
@@ -84,9 +100,11 @@ struct k_sample_row {
 
 /* --- rows ------------------------------------------------------------------------------ */
 
-/* x [n][dim] = table [n_vocab][dim] at ids [n]. The residual x is float32 on both sides. */
+/* x [n][dim] = table [n_vocab][dim] at ids [n]. The residual x is float32 on both sides. For the
+ * launchers an id below 0 stands for sampled[-1 - id]: what a step gave that the host has not seen. */
 void ref_embed(float *x, const float *table, const int32_t *ids, int n, int dim);
-int k_embed(float *x, const k_bf16 *table, const int32_t *ids, int n, int dim, k_stream stream);
+int k_embed(float *x, const k_bf16 *table, const int32_t *ids, const int32_t *sampled, int n,
+            int dim, k_stream stream);
 
 /* out [n][dim] = x / sqrt(mean(x^2) + eps) * weight [dim]. The sum of squares is float64 in the
  * reference. */
@@ -111,6 +129,80 @@ int k_gather_add(float *out, const float *x, const k_bf16 *delta, const int32_t 
 /* out [n][ff_dim] = silu(gate) * up, where in [n][2 * ff_dim] holds a row's gate, then its up. */
 void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
+
+/* --- products of few rows --------------------------------------------------------------- */
+
+#define K_PRODUCT_ROWS_MAX 8 /* half as many with e4m3: beyond that cuBLASLt is as fast */
+
+enum k_product_kind {
+    K_PRODUCT_PLAIN,    /* y bf16 [n][n_out] */
+    K_PRODUCT_FLOAT,    /* y float32 [n][n_out] */
+    K_PRODUCT_GATED,    /* y bf16 [n][n_out / 2] = silu(first half) * second half */
+    K_PRODUCT_RESIDUAL, /* residual += product; normed = residual * norm; sums_out */
+};
+
+/* A product of n rows with what stands around it in a decode:
+ *
+ *   product [n][n_out] = x [n][n_in] * transpose(w) * inverse [n] + bias
+ *   inverse = 1 / sqrt(sum of sums_in / n_in + eps), 1 without sums_in
+ *
+ * So RMS norm is in two halves: who makes x multiplies by the norm's weights and leaves sums of
+ * squares in parts, the product that reads x divides by their root. normed is such an x for the
+ * next product, ceil(n_out / 16) its number of parts. x, bias, norm, normed and y are bfloat16 for
+ * the launcher (y float32 for K_PRODUCT_FLOAT) and float32 for the reference, as w is. */
+struct k_product {
+    enum k_product_kind kind;
+    const void *x;            /* [n][n_in] */
+    const struct k_matrix *w; /* host struct; bf16, or e4m3 with scales by row */
+    const void *bias;         /* [n_out] or NULL */
+    const float *sums_in;     /* float32 [n][n_sums] or NULL */
+    int n_sums;
+    float eps;
+    void *y;
+    float *residual;  /* float32 [n][n_out] */
+    const void *norm; /* [n_out] */
+    void *normed;     /* [n][n_out] */
+    float *sums_out;  /* float32 [n][ceil(n_out / 16)] */
+};
+
+/* n is 1 .. K_PRODUCT_ROWS_MAX; k_multiply_takes() says whether a matrix can be read so for n rows
+ * (K_PRODUCT_RESIDUAL also wants n_out to be a multiple of 16). A row's result does not depend on
+ * the other rows; the order of adding depends on the shape and on the bucket of n (1 .. 4, .. 8).
+ * Reads the matrix once. n_sms: the device's multiprocessors. May begin before the
+ * kernel before it has ended; reads nothing but w before that. */
+void ref_multiply(const struct k_product *p, int n);
+int k_multiply_takes(const struct k_matrix *w, int n);
+int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream);
+
+/* x float32 [n][dim] = table at ids; normed [n][dim] = x * norm; sums_out float32
+ * [n][ceil(dim / 16)]: how a decode begins. dim is a multiple of 16. */
+void ref_embed_normed(float *x, float *normed, float *sums_out, const float *table,
+                      const int32_t *ids, const float *norm, int n, int dim);
+int k_embed_normed(float *x, k_bf16 *normed, float *sums_out, const k_bf16 *table,
+                   const int32_t *ids, const int32_t *sampled, const k_bf16 *norm, int n, int dim,
+                   k_stream stream);
+/* Where an operation puts its result x [n][dim] as e4m3: data * scale is about x. */
+struct k_quantised {
+    k_e4m3 *data;         /* [n][dim] */
+    float *scales;        /* [n]; with a stride: [ceil(dim / 128)][stride], where [b][t] is for
+                           * elements 128 b .. 128 b + 127 of row t */
+    const float *x_scale; /* the scale of all rows; NULL: a row's or run's largest magnitude
+                           * becomes 448. Not read when there is a stride */
+    int stride;           /* 0: a row has one scale; else at least n */
+};
+
+/* out = x [n][dim] rounded to e4m3. Both sides give the same bits for the same x. In the kernels
+ * x is bf16, or what the other operations compute, before they would round it to bf16. dim is a
+ * multiple of 16, at most K_QUANTISED_DIM_MAX. */
+#define K_QUANTISED_DIM_MAX 65536
+void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim);
+int k_quantise(const struct k_quantised *out, const k_bf16 *x, int n, int dim, k_stream stream);
+int k_rmsnorm_e4m3(const struct k_quantised *out, const float *x, const k_bf16 *weight, float eps,
+                   int n, int dim, k_stream stream);
+int k_add_rmsnorm_e4m3(const struct k_quantised *out, float *x, const k_bf16 *delta,
+                       const k_bf16 *weight, float eps, int n, int dim, k_stream stream);
+int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int ff_dim,
+                    k_stream stream);
 
 /* --- attention ------------------------------------------------------------------------- */
 
@@ -143,10 +235,20 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
 /* The same for a whole step. Tokens of sequences with one token (decodes) and of those with
  * several (chunks) go to two kernels; the lists say which.
  *
- * decode_seqs [n_decodes] are sequences with one token. Their keys are cut into parts of
- * k_attn_part_tokens(kv_len) tokens, one block each; the parts' results meet in a second kernel.
- * part_count is the largest number of parts of the step's decodes; work is float32
- * [n_decodes][n_heads][part_count][head_dim + 2].
+ * decode_seqs [n_decodes] are sequences with one token, NULL: sequences 0 .. n_decodes - 1. Those
+ * of kv_len 0 are skipped, their rows of out left as they are: so a graph may be captured for
+ * more sequences than a step has. k_attn_schedule() must have run since kv_len, seq_start or
+ * decode_seqs changed; it serves all layers.
+ *
+ * turns: NULL when queries are rotated and the step's keys and values stand in the pages
+ * (k_rope_kv() has run). Else n_tiles is 0, qkv is what the product gave, and the kernel rotates
+ * queries and new keys and writes new keys and values to their pages itself, the same bits as
+ * k_rope_kv(). Pages of earlier steps are then read before the launch in front has ended.
+ *
+ * overlap: launch decodes so that the kernel begins while the launch in front still runs
+ * (programmatic stream serialization). What was enqueued before that one, k_attn_schedule() with
+ * all else but qkv, must have ended by then: the launch behind k_attn_schedule() must be a plain
+ * one, or one that waits for it before it lets others begin.
  *
  * tile_seqs [n_tiles], tile_starts [n_tiles]: sequence and first token (relative to the
  * sequence's first) of each tile of K_TILE_TOKENS(group) tokens, those with most keys first, as
@@ -159,9 +261,11 @@ struct k_attn_plan {
     int n_decodes;
     int n_tiles;
     int tile_keys;
-    int part_count;
+    int overlap;
+    const float *turns;
     int32_t *drawn;
-    float *work;
+    void *schedule; /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */
+    void *work;     /* k_attn_work_bytes(), 16-byte aligned */
 };
 
 /* List the tiles of a step, and count them and their keys in plan: host arrays, room for
@@ -169,21 +273,18 @@ struct k_attn_plan {
 void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *plan,
                   const struct k_tokens *t, int group);
 
-#define K_TILE_ROWS   128 /* rows (token, head of the group) of a tile: two warpgroups of 64 */
-#define K_PART_TOKENS 256 /* a part below this costs more to start than to read */
-#define K_PARTS_MAX   64  /* parts of a sequence; bounds the memory of their results */
+#define K_TILE_ROWS 128 /* rows (token, head of the group) of a tile: two warpgroups of 64 */
 
 /* Tokens of a tile: its rows are shared by the query heads of a kv head, at most K_TILE_ROWS. */
 #define K_TILE_TOKENS(group) ((group) >= K_TILE_ROWS ? 1 : K_TILE_ROWS / (group))
 
-/* Tokens of a part, a function of the length alone. */
-K_BOTH int k_attn_part_tokens(int kv_len)
-{
-    int part = (kv_len + K_PARTS_MAX - 1) / K_PARTS_MAX;
+size_t k_attn_schedule_bytes(int n_decodes);
+size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads);
 
-    part = (part + 63) / 64 * 64;
-    return part < K_PART_TOKENS ? K_PART_TOKENS : part;
-}
+/* Share the keys of all decodes equally between the warps of k_attn()'s grid: fills
+ * plan->schedule. One block; the grid is a function of n_decodes and the shapes. */
+int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const struct k_tokens *t,
+                    int n_heads, k_stream stream);
 
 int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
            const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
@@ -226,6 +327,7 @@ int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
 
 /* n elements of approximately normal noise, mean 0, the given deviation, from (seed, index). */
 int k_fill_random(k_bf16 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
+int k_fill_random_e4m3(k_e4m3 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
 
 #ifdef __cplusplus
 }

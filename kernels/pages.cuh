@@ -2,23 +2,55 @@
 #ifndef QUIRE_KERNELS_PAGES_CUH
 #define QUIRE_KERNELS_PAGES_CUH
 
+#include <cuda_fp8.h>
+
 #include "kernels/common.cuh"
 
-/* Keys of a position; its values stand value_elems() further on. pages is the sequence's row.
- * Pages of 2^n tokens, the rule, are found without a division. */
-static __device__ inline k_bf16 *key_row(const struct k_kv &kv, const int32_t *pages, int pos,
+/* The element of kv.pages at which the keys of a position begin; its values stand value_elems()
+ * further on. pages is the sequence's row. Pages of 2^n tokens, the rule, are found without a
+ * division. */
+static __device__ inline size_t key_elem(const struct k_kv &kv, const int32_t *pages, int pos,
                                          int kv_head)
 {
     int bt = kv.block_tokens;
     int page = (bt & (bt - 1)) == 0 ? pos >> (31 - __clz(bt)) : pos / bt;
 
-    return (k_bf16 *)kv.pages + (size_t)pages[page] * kv.page_elems + kv.layer_elems +
+    return (size_t)pages[page] * kv.page_elems + kv.layer_elems +
            (unsigned)((kv_head * bt + pos - page * bt) * kv.head_dim);
+}
+
+/* The same in pages of bf16. */
+static __device__ inline k_bf16 *key_row(const struct k_kv &kv, const int32_t *pages, int pos,
+                                         int kv_head)
+{
+    return (k_bf16 *)kv.pages + key_elem(kv, pages, pos, kv_head);
 }
 
 static __device__ inline size_t value_elems(const struct k_kv &kv)
 {
     return (size_t)kv.n_kv_heads * kv.block_tokens * kv.head_dim;
+}
+
+/* One element of a rotated pair: the lower is x c - other s, the upper x c + other s. Written out,
+ * so that every kernel that rotates gets the same bits. */
+static __device__ inline float turn_lower(float x, float other, float2 turn)
+{
+    return __fmaf_rn(x, turn.x, -__fmul_rn(other, turn.y));
+}
+
+static __device__ inline float turn_upper(float x, float other, float2 turn)
+{
+    return __fmaf_rn(x, turn.x, __fmul_rn(other, turn.y));
+}
+
+/* Two numbers as they stand in a page: rounded to nearest, e4m3 saturating at 448; the first in
+ * the lower half of a word (bf16) or of 16 bits (e4m3). */
+static __device__ inline uint32_t stored_two(enum k_type type, float scale, float low, float high)
+{
+    if (type == K_BF16)
+        return pack_bf16(low, high);
+    return __nv_cvt_float2_to_fp8x2(make_float2(__fdiv_rn(low, scale), __fdiv_rn(high, scale)),
+                                    __NV_SATFINITE, __NV_E4M3);
 }
 
 /* The launchers that k_attn() chooses from. */

@@ -6,6 +6,17 @@
 
 #define ROPE_WARPS 8
 
+/* One element of a page. */
+static __device__ inline void store_kv(const struct k_kv &kv, size_t elem, float scale, float x)
+{
+    uint32_t two = stored_two(kv.type, scale, x, 0.0f);
+
+    if (kv.type == K_BF16)
+        ((uint16_t *)kv.pages)[elem] = (uint16_t)two;
+    else
+        ((uint8_t *)kv.pages)[elem] = (uint8_t)two;
+}
+
 static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_tokens t,
                                       const float *turns, int n_heads)
 {
@@ -15,19 +26,27 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
     const float2 *turn = (const float2 *)turns + (size_t)pos * half;
 
     for (int h = threadIdx.y; h < n_all; h += ROPE_WARPS) {
-        k_bf16 *from = qkv + ((size_t)token * n_all + h) * hd, *to = from;
+        k_bf16 *from = qkv + ((size_t)token * n_all + h) * hd;
         bool is_value = h >= n_heads + kv.n_kv_heads;
+        int kv_head = is_value ? h - n_heads - kv.n_kv_heads : h - n_heads;
+        size_t elem = h < n_heads ? 0 : key_elem(kv, pages, pos, kv_head);
 
-        if (is_value)
-            to = key_row(kv, pages, pos, h - n_heads - kv.n_kv_heads) + value_elems(kv);
-        else if (h >= n_heads)
-            to = key_row(kv, pages, pos, h - n_heads);
         for (int d = threadIdx.x; d < half; d += 32) {
             float2 cs = is_value ? make_float2(1.0f, 0.0f) : turn[d];
             float x0 = load_bf16(from + d), x1 = load_bf16(from + d + half);
+            float low = is_value ? x0 : turn_lower(x0, x1, cs);
+            float high = is_value ? x1 : turn_upper(x1, x0, cs);
 
-            store_bf16(to + d, x0 * cs.x - x1 * cs.y);
-            store_bf16(to + d + half, x1 * cs.x + x0 * cs.y);
+            if (h < n_heads) {
+                store_bf16(from + d, low);
+                store_bf16(from + d + half, high);
+            } else {
+                size_t to = elem + (is_value ? value_elems(kv) : 0) + d;
+                float scale = is_value ? kv.v_scale : kv.k_scale;
+
+                store_kv(kv, to, scale, low);
+                store_kv(kv, to + half, scale, high);
+            }
         }
     }
 }

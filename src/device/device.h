@@ -24,9 +24,14 @@ struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
     int block_tokens;
     int n_heads, n_kv_heads, head_dim, dim, ff_dim, n_vocab;
+    bool e4m3; /* some matrices are */
 };
 
-/* One step as host arrays; borrowed until end(). */
+/* Steps that may be under way: the next may begin before the one before has ended. */
+#define DEVICE_STEPS_MAX 2
+
+/* One step as host arrays; borrowed until sample() or, with n_rows 0, the last operation. An id of
+ * tokens.ids below 0 stands for the token that row -1 - id of the step before samples. */
 struct device_batch {
     struct k_tokens tokens;
     const int32_t *row_tokens;       /* int32 [n_rows]: token of each row */
@@ -51,30 +56,54 @@ struct device_ops {
      * call. */
     int (*weights)(struct device *d, void *dst, size_t at, const void *src, enum device_type type,
                    size_t n);
-    int (*fill_random)(struct device *d, void *dst, size_t n, float deviation, uint64_t seed);
+    /* Noise into a matrix's elements, whatever their scales are. */
+    int (*fill_random)(struct device *d, const struct k_matrix *m, float deviation, uint64_t seed);
+
+    /* True when matmul() takes a matrix of this type, block and shape. All take K_BF16. */
+    bool (*takes)(struct device *d, const struct k_matrix *m);
+    /* Round rows [n_rows][n_in] of a file's type to e4m3, with a scale a row. Where takes() is true
+     * of such a matrix. */
+    int (*quantise)(struct device *d, k_e4m3 *data, float *scales, const void *src,
+                    enum device_type type, int n_rows, int n_in);
+    /* Read what was measured of products on a GPU like this one; a file that is of no use here
+     * is logged and ignored, and so is a missing one, without a word unless it is expected. */
+    void (*read_products)(struct device *d, const char *path, bool expected);
 
     /* Allocate what steps within the limits need. */
     int (*reserve)(struct device *d, const struct device_limits *limits);
 
-    /* A step: begin, operations, sample, end. */
+    /* A step: begin, then replay or, where that gives false, operations and sample; then end.
+     * begin() sets step_tokens and step_rows: how many tokens and rows the operations are for, which
+     * may be a few more than the batch has. replay(): steps that are alike but for their arrays
+     * need not be enqueued operation by operation; true when this one was enqueued as a whole. */
     int (*begin)(struct device *d, const struct device_batch *b);
+    bool (*replay)(struct device *d);
     void (*embed)(struct device *d, float *x, const void *table);
+    /* `to` is the matrix that the result is multiplied with next, and by nothing else: so out may
+     * be left unwritten, and the result kept in the form that this product takes. */
     void (*rmsnorm)(struct device *d, void *out, const float *x, const void *weight, float eps,
-                    int n);
+                    int n, const struct k_matrix *to);
     void (*add_rmsnorm)(struct device *d, void *out, float *x, const void *delta,
-                        const void *weight, float eps, int n);
+                        const void *weight, float eps, int n, const struct k_matrix *to);
     /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none). The second
      * gives float32 on every device. */
-    void (*matmul)(struct device *d, void *y, const void *x, const void *w, const void *bias, int n,
-                   int n_out, int n_in);
-    void (*matmul_float)(struct device *d, float *y, const void *x, const void *w, int n, int n_out,
-                         int n_in);
+    void (*matmul)(struct device *d, void *y, const void *x, const struct k_matrix *w,
+                   const void *bias, int n);
+    void (*matmul_float)(struct device *d, float *y, const void *x, const struct k_matrix *w,
+                         int n);
     void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const float *turns);
     void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale);
-    void (*silu_mul)(struct device *d, void *out, const void *in, int n);
+    void (*silu_mul)(struct device *d, void *out, const void *in, int n, const struct k_matrix *to);
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta);
     void (*sample)(struct device *d, const float *logits);
-    /* Wait; ids out: int32 [n_rows]. ERR_GPU when anything of the step failed. */
+    /* For steps of few tokens, all of them sampled: products that bring what stands around them
+     * (struct k_product, with pointers to this device's memory). few(): whether product() takes
+     * such a matrix for n rows; a device may take none. */
+    bool (*few)(struct device *d, const struct k_matrix *w, int n);
+    void (*embed_normed)(struct device *d, float *x, void *normed, float *sums, const void *table,
+                         const void *norm);
+    void (*product)(struct device *d, const struct k_product *p, int n);
+    /* Wait for the oldest step; ids out: int32 [n_rows]. ERR_GPU when anything of it failed. */
     int (*end)(struct device *d, int32_t *ids);
 };
 
@@ -82,12 +111,13 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     struct device_limits limits;
-    size_t elem_bytes;      /* of weights, activations and KV: 4 cpu, 2 cuda */
+    size_t elem_bytes;      /* of K_BF16 weights, activations and KV: 4 cpu, 2 cuda */
     int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
                              * must have room for them */
     size_t allocated_bytes; /* by alloc() so far */
     bool is_gpu;
-    char name[64]; /* for the log */
+    int step_tokens, step_rows; /* set by begin() */
+    char name[64];              /* for the log */
 };
 
 /* Open "cpu", "cuda" or "auto" (cuda where there is a GPU, else cpu). cpu_threads: 0 means one a

@@ -36,7 +36,10 @@ struct cpu {
     float *scratch;                   /* float [threads][scratch_len]: scores, a row of logits */
     int32_t *counts;                  /* int32 [threads][n_vocab] */
     size_t scratch_len;
-    int32_t *ids; /* int32 [n_seqs]: sampled */
+    int32_t *token_ids;             /* int32 [n_tokens]: the step's, none below 0 */
+    int32_t *ids[DEVICE_STEPS_MAX]; /* int32 [n_seqs]: sampled, by step */
+    int n_rows[DEVICE_STEPS_MAX];
+    unsigned n_begun, n_ended;
     int n_allocs;
     void *allocs[ALLOCS_MAX];
 };
@@ -44,6 +47,11 @@ struct cpu {
 static struct cpu *cpu_of(struct device *d)
 {
     return (struct cpu *)d;
+}
+
+static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
+{
+    return c->ids[step % DEVICE_STEPS_MAX];
 }
 
 /* --- memory ---------------------------------------------------------------------------- */
@@ -124,14 +132,36 @@ static int cpu_weights(struct device *d, void *dst, size_t at, const void *src,
     return ERR_OK;
 }
 
-static int cpu_fill_random(struct device *d, void *dst, size_t n, float deviation, uint64_t seed)
+static int cpu_fill_random(struct device *d, const struct k_matrix *m, float deviation,
+                           uint64_t seed)
 {
-    float *out = dst;
+    size_t n = (size_t)m->n_out * (size_t)m->n_in;
+    float *out = m->data;
 
     (void)d;
     for (size_t i = 0; i < n; i++)
         out[i] = k_noise(seed, i) * deviation;
     return ERR_OK;
+}
+
+/* Its own type alone, which is float32. */
+static bool cpu_takes(struct device *d, const struct k_matrix *m)
+{
+    (void)d;
+    return m->type == K_BF16;
+}
+
+static int cpu_quantise(struct device *d, k_e4m3 *data, float *scales, const void *src,
+                        enum device_type type, int n_rows, int n_in)
+{
+    (void)d, (void)data, (void)scales, (void)src, (void)type, (void)n_rows, (void)n_in;
+    must(false); /* cpu_takes() was false */
+    return ERR_UNSUPPORTED;
+}
+
+static void cpu_read_products(struct device *d, const char *path, bool expected)
+{
+    (void)d, (void)path, (void)expected; /* products are its own */
 }
 
 /* --- rows: shared out in runs of rows -------------------------------------------------- */
@@ -159,7 +189,7 @@ static void row_task(void *arg, int task, int worker)
 
     (void)worker;
     switch (j->op) {
-    case ROW_EMBED: ref_embed(j->x + at, j->b, tokens->ids + first, n, lim->dim); break;
+    case ROW_EMBED: ref_embed(j->x + at, j->b, j->c->token_ids + first, n, lim->dim); break;
     case ROW_NORM: ref_rmsnorm(j->out + at, j->x + at, j->b, j->eps, n, lim->dim); break;
     case ROW_ADD_NORM:
         ref_add_rmsnorm(j->out + at, j->x + at, j->a + at, j->b, j->eps, n, lim->dim);
@@ -197,17 +227,18 @@ static void cpu_embed(struct device *d, float *x, const void *table)
 }
 
 static void cpu_rmsnorm(struct device *d, void *out, const float *x, const void *weight, float eps,
-                        int n)
+                        int n, const struct k_matrix *to)
 {
     struct row_job j = {
         .c = cpu_of(d), .op = ROW_NORM, .out = out, .b = weight, .eps = eps, .n = n};
 
+    (void)to;
     memcpy(&j.x, &x, sizeof x); /* only read by ROW_NORM */
     row_run(&j, d->limits.dim);
 }
 
 static void cpu_add_rmsnorm(struct device *d, void *out, float *x, const void *delta,
-                            const void *weight, float eps, int n)
+                            const void *weight, float eps, int n, const struct k_matrix *to)
 {
     struct row_job j = {.c = cpu_of(d),
                         .op = ROW_ADD_NORM,
@@ -218,6 +249,7 @@ static void cpu_add_rmsnorm(struct device *d, void *out, float *x, const void *d
                         .eps = eps,
                         .n = n};
 
+    (void)to;
     row_run(&j, d->limits.dim);
 }
 
@@ -233,10 +265,12 @@ static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, cons
     row_run(&j, (d->limits.n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
 }
 
-static void cpu_silu_mul(struct device *d, void *out, const void *in, int n)
+static void cpu_silu_mul(struct device *d, void *out, const void *in, int n,
+                         const struct k_matrix *to)
 {
     struct row_job j = {.c = cpu_of(d), .op = ROW_SILU, .out = out, .a = in, .n = n};
 
+    (void)to;
     row_run(&j, d->limits.ff_dim);
 }
 
@@ -269,32 +303,32 @@ static void matmul_task(void *arg, int task, int worker)
     j->math->matmul(&m);
 }
 
-static void cpu_matmul(struct device *d, void *y, const void *x, const void *w, const void *bias,
-                       int n, int n_out, int n_in)
+static void cpu_matmul(struct device *d, void *y, const void *x, const struct k_matrix *w,
+                       const void *bias, int n)
 {
     struct cpu *c = cpu_of(d);
     struct matmul_job j = {.math = c->math, .n = n};
 
     j.m = (struct cpu_matmul){.y = y,
                               .x = x,
-                              .w = w,
+                              .w = w->data,
                               .bias = bias,
-                              .n_in = n_in,
-                              .n_out = n_out,
+                              .n_in = w->n_in,
+                              .n_out = w->n_out,
                               .row_last = n,
-                              .out_last = n_out};
-    if ((size_t)n * n_out * n_in < INLINE_WORK) {
+                              .out_last = w->n_out};
+    if ((size_t)n * w->n_out * w->n_in < INLINE_WORK) {
         c->math->matmul(&j.m);
         return;
     }
-    j.n_out_tasks = (n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
+    j.n_out_tasks = (w->n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
     pool_run(c->pool, matmul_task, &j, j.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
 }
 
-static void cpu_matmul_float(struct device *d, float *y, const void *x, const void *w, int n,
-                             int n_out, int n_in)
+static void cpu_matmul_float(struct device *d, float *y, const void *x, const struct k_matrix *w,
+                             int n)
 {
-    cpu_matmul(d, y, x, w, NULL, n, n_out, n_in);
+    cpu_matmul(d, y, x, w, NULL, n);
 }
 
 /* --- attention ------------------------------------------------------------------------- */
@@ -384,7 +418,7 @@ static void sample_task(void *arg, int task, int worker)
     int n_vocab = j->c->base.limits.n_vocab;
 
     row.history_at = 0;
-    j->c->ids[task] =
+    cpu_ids_of(j->c, j->c->n_begun - 1)[task] =
         ref_sample(j->logits + (size_t)task * n_vocab, n_vocab, &row, b->histories[task],
                    j->c->scratch + (size_t)worker * j->c->scratch_len,
                    j->c->counts + (size_t)worker * n_vocab);
@@ -397,19 +431,47 @@ static void cpu_sample(struct device *d, const float *logits)
     pool_run(j.c->pool, sample_task, &j, j.c->batch->n_rows);
 }
 
+/* Operations run as they come, so the step before has sampled. */
 static int cpu_begin(struct device *d, const struct device_batch *b)
 {
-    cpu_of(d)->batch = b;
+    struct cpu *c = cpu_of(d);
+    const int32_t *before = cpu_ids_of(c, c->n_begun - 1);
+
+    must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX);
+    for (int t = 0; t < b->tokens.n_tokens; t++) {
+        int32_t id = b->tokens.ids[t];
+
+        c->token_ids[t] = id < 0 ? before[-1 - id] : id;
+    }
+    c->batch = b;
+    c->n_rows[c->n_begun % DEVICE_STEPS_MAX] = b->n_rows;
+    c->n_begun++;
+    d->step_tokens = b->tokens.n_tokens;
+    d->step_rows = b->n_rows;
     return ERR_OK;
+}
+
+static bool cpu_replay(struct device *d)
+{
+    (void)d;
+    return false;
+}
+
+static bool cpu_few(struct device *d, const struct k_matrix *w, int n)
+{
+    (void)d, (void)w, (void)n;
+    return false; /* products of few rows gain nothing here: matmul() is as good */
 }
 
 static int cpu_end(struct device *d, int32_t *ids)
 {
     struct cpu *c = cpu_of(d);
 
-    if (c->batch->n_rows > 0)
-        memcpy(ids, c->ids, (size_t)c->batch->n_rows * sizeof *ids);
-    c->batch = NULL;
+    unsigned step = c->n_ended++;
+
+    must(step != c->n_begun);
+    if (c->n_rows[step % DEVICE_STEPS_MAX] > 0)
+        memcpy(ids, cpu_ids_of(c, step), (size_t)c->n_rows[step % DEVICE_STEPS_MAX] * sizeof *ids);
     return ERR_OK;
 }
 
@@ -423,8 +485,12 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
     c->scratch_len = (len + 31) / 16 * 16;
     c->scratch = cpu_alloc(d, width * c->scratch_len * sizeof *c->scratch);
     c->counts = cpu_alloc(d, width * (size_t)limits->n_vocab * sizeof *c->counts);
-    c->ids = cpu_alloc(d, (size_t)limits->n_seqs * sizeof *c->ids);
-    return c->scratch == NULL || c->counts == NULL || c->ids == NULL ? ERR_NO_MEMORY : ERR_OK;
+    c->token_ids = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *c->token_ids);
+    for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
+        if ((c->ids[i] = cpu_alloc(d, (size_t)limits->n_seqs * sizeof *c->ids[i])) == NULL)
+            return ERR_NO_MEMORY;
+    }
+    return c->scratch == NULL || c->counts == NULL || c->token_ids == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
 static void cpu_close(struct device *d)
@@ -445,8 +511,12 @@ static const struct device_ops cpu_ops = {
     .download = cpu_copy,
     .weights = cpu_weights,
     .fill_random = cpu_fill_random,
+    .takes = cpu_takes,
+    .quantise = cpu_quantise,
+    .read_products = cpu_read_products,
     .reserve = cpu_reserve,
     .begin = cpu_begin,
+    .replay = cpu_replay,
     .embed = cpu_embed,
     .rmsnorm = cpu_rmsnorm,
     .add_rmsnorm = cpu_add_rmsnorm,
@@ -457,6 +527,7 @@ static const struct device_ops cpu_ops = {
     .silu_mul = cpu_silu_mul,
     .gather_add = cpu_gather_add,
     .sample = cpu_sample,
+    .few = cpu_few,
     .end = cpu_end,
 };
 

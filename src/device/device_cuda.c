@@ -2,68 +2,26 @@
  *
  * The cuda device: one GPU, one stream, bfloat16 weights, activations and KV.
  *
- * A step's arrays travel in one copy: begin() lays them out in pinned memory, mirrored on the
- * device, so that a pointer is the same offset on both sides. The sampled ids come back the same
- * way, and end() waits for them. The first error sticks, is logged once and comes out of end().
- *
  * Bits: attention and the row operations treat every sequence by itself. Products are cuBLASLt's,
  * whose order of adding may change with the number of rows; gemm_rows() makes it a function of
  * a few buckets. So on this device a row's bits depend on the bucket of the step it was in. */
 #include "config.h"
 
-#include "device/device.h"
+#include "device/parts_cuda.h"
 
-#include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
-#include "device/gemm_cuda.h"
 
-#define ALLOCS_MAX      16384
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* what NVIDIA advises for Hopper */
 #define CONVERT_ELEMS   ((size_t)1 << 20)  /* weights converted at a time */
-#define HISTORY_MAX     ((size_t)16 << 20) /* tokens of histories copied at a time */
-#define ALIGN           256
-#define DEVICE_ORDINAL  0 /* CUDA_VISIBLE_DEVICES chooses among several */
+#define ROWS_MULTIPLE   256                /* gemm_rows() rounds up to a divisor of it */
+#define DEVICE_ORDINAL  0                  /* CUDA_VISIBLE_DEVICES chooses among several */
 
-/* The arrays of a step, as pointers into the pinned block or its mirror. */
-struct step_arrays {
-    int32_t *ids, *seq, *pos, *seq_start, *kv_len, *page_ids;
-    int32_t *row_tokens, *decode_seqs, *tile_seqs, *tile_starts;
-    struct k_sample_row *rows;
-    size_t bytes; /* used */
-};
-
-struct cuda {
-    struct device base; /* first */
-    cudaStream_t stream;
-    struct gemm *gemm;
-    const struct device_batch *batch;
-    struct k_tokens tokens;    /* on the device */
-    struct k_attn_plan plan;   /* on the device */
-    struct step_arrays arrays; /* on the device */
-    char *staging, *mirror;    /* pinned, and its image on the device */
-    size_t staging_bytes;
-    int32_t *history, *history_mirror; /* int32 [history_cap] */
-    size_t history_cap;
-    int32_t *ids, *ids_mirror; /* int32 [n_seqs]: pinned, on the device */
-    float *attn_work, *sample_scratch;
-    int32_t *counts;
-    k_bf16 *convert; /* pinned, [CONVERT_ELEMS] */
-    int rc;          /* the first error of a step */
-    int n_allocs;
-    void *allocs[ALLOCS_MAX];
-};
-
-static struct cuda *cuda_of(struct device *d)
-{
-    return (struct cuda *)d;
-}
-
-static int check(cudaError_t e, const char *what)
+int cuda_check(cudaError_t e, const char *what)
 {
     if (e == cudaSuccess)
         return ERR_OK;
@@ -72,12 +30,12 @@ static int check(cudaError_t e, const char *what)
 }
 
 /* Keep the first error of a step; rc is a launcher's (0 or -1) or an enum err. */
-static void keep(struct cuda *c, int rc, const char *what)
+void cuda_keep(struct cuda *c, int rc, const char *what)
 {
     if (rc == 0 || c->rc != ERR_OK)
         return;
     if (rc == -1)
-        (void)check(cudaGetLastError(), what);
+        (void)cuda_check(cudaGetLastError(), what);
     c->rc = ERR_GPU;
 }
 
@@ -86,16 +44,16 @@ static void keep(struct cuda *c, int rc, const char *what)
 static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
     (void)d;
-    return check(cudaMemGetInfo(free_bytes, total_bytes), "asking for free memory");
+    return cuda_check(cudaMemGetInfo(free_bytes, total_bytes), "asking for free memory");
 }
 
-static void *cuda_alloc(struct device *d, size_t bytes)
+void *cuda_alloc(struct device *d, size_t bytes)
 {
     struct cuda *c = cuda_of(d);
     void *p = NULL;
     cudaError_t e;
 
-    must(c->n_allocs < ALLOCS_MAX);
+    must(c->n_allocs < CUDA_ALLOCS_MAX);
     e = cudaMalloc(&p, bytes == 0 ? 1 : bytes);
     if (e != cudaSuccess) {
         (void)cudaGetLastError(); /* clears it: a failed allocation is no error of the device */
@@ -104,7 +62,7 @@ static void *cuda_alloc(struct device *d, size_t bytes)
     }
     c->allocs[c->n_allocs++] = p;
     d->allocated_bytes += bytes;
-    if (check(cudaMemsetAsync(p, 0, bytes, c->stream), "clearing memory") != ERR_OK)
+    if (cuda_check(cudaMemsetAsync(p, 0, bytes, c->stream), "clearing memory") != ERR_OK)
         return NULL;
     return p;
 }
@@ -113,9 +71,9 @@ static void *cuda_alloc(struct device *d, size_t bytes)
 static int cuda_copy(struct cuda *c, void *dst, const void *src, size_t bytes,
                      enum cudaMemcpyKind kind)
 {
-    int rc = check(cudaMemcpyAsync(dst, src, bytes, kind, c->stream), "copying");
+    int rc = cuda_check(cudaMemcpyAsync(dst, src, bytes, kind, c->stream), "copying");
 
-    return rc != ERR_OK ? rc : check(cudaStreamSynchronize(c->stream), "copying");
+    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(c->stream), "copying");
 }
 
 static int cuda_upload(struct device *d, void *dst, const void *src, size_t bytes)
@@ -183,131 +141,48 @@ static int cuda_weights(struct device *d, void *dst, size_t at, const void *src,
     return rc;
 }
 
-static int cuda_fill_random(struct device *d, void *dst, size_t n, float deviation, uint64_t seed)
+static int cuda_fill_random(struct device *d, const struct k_matrix *m, float deviation,
+                            uint64_t seed)
 {
-    if (k_fill_random(dst, n, deviation, seed, cuda_of(d)->stream) != 0)
-        return check(cudaGetLastError(), "random weights");
-    return ERR_OK;
+    size_t n = (size_t)m->n_out * (size_t)m->n_in;
+    k_stream stream = cuda_of(d)->stream;
+    int rc = m->type == K_E4M3 ? k_fill_random_e4m3(m->data, n, deviation, seed, stream)
+                               : k_fill_random(m->data, n, deviation, seed, stream);
+
+    return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "random weights");
 }
 
-/* --- a step's arrays ------------------------------------------------------------------- */
-
-static void *lay(char *base, size_t *at, size_t n, size_t bytes)
+static bool cuda_takes(struct device *d, const struct k_matrix *m)
 {
-    void *p = base == NULL ? NULL : base + *at;
-
-    *at = (*at + n * bytes + ALIGN - 1) / ALIGN * ALIGN;
-    return p;
+    (void)d;
+    return gemm_takes(m);
 }
 
-/* Tiles are at most one a sequence and one for every full tile of tokens. */
-static struct step_arrays lay_out(char *base, int n_tokens, int n_seqs, int n_pages, int n_rows)
-{
-    struct step_arrays a;
-    size_t at = 0, tokens = (size_t)n_tokens, seqs = (size_t)n_seqs, rows = (size_t)n_rows;
-
-    a.ids = lay(base, &at, tokens, 4);
-    a.seq = lay(base, &at, tokens, 4);
-    a.pos = lay(base, &at, tokens, 4);
-    a.seq_start = lay(base, &at, seqs + 1, 4);
-    a.kv_len = lay(base, &at, seqs, 4);
-    a.page_ids = lay(base, &at, seqs * (size_t)n_pages, 4);
-    a.row_tokens = lay(base, &at, rows, 4);
-    a.decode_seqs = lay(base, &at, seqs, 4);
-    a.tile_seqs = lay(base, &at, tokens, 4);
-    a.tile_starts = lay(base, &at, tokens, 4);
-    a.rows = lay(base, &at, rows, sizeof *a.rows);
-    a.bytes = at;
-    return a;
-}
-
-/* Which kernel takes which tokens: fills the lists in a, and the counts of the plan. */
-static void plan_attention(struct cuda *c, const struct step_arrays *a, const struct k_tokens *t)
-{
-    const struct device_limits *lim = &c->base.limits;
-    struct k_attn_plan *p = &c->plan;
-
-    p->n_decodes = p->part_count = 0;
-    k_attn_tiles(a->tile_seqs, a->tile_starts, p, t, lim->n_heads / lim->n_kv_heads);
-    for (int s = 0; s < t->n_seqs; s++) {
-        int n = t->seq_start[s + 1] - t->seq_start[s];
-
-        if (n == 1) {
-            int part = k_attn_part_tokens(t->kv_len[s]);
-            int n_parts = (t->kv_len[s] + part - 1) / part;
-
-            a->decode_seqs[p->n_decodes++] = s;
-            p->part_count = n_parts > p->part_count ? n_parts : p->part_count;
-        }
-    }
-}
-
-static int pages_needed(const struct cuda *c, const struct device_batch *b)
-{
-    const struct device_limits *lim = &c->base.limits;
-    int len = 1;
-
-    for (int s = 0; s < b->tokens.n_seqs; s++)
-        len = b->tokens.kv_len[s] > len ? b->tokens.kv_len[s] : len;
-    len = (len + lim->block_tokens - 1) / lim->block_tokens;
-    return len < b->tokens.pages_max ? len : b->tokens.pages_max;
-}
-
-/* Rows of sampling, and where each one's history will stand (copy_histories()). */
-static void fill_rows(struct cuda *c, const struct step_arrays *a, const struct device_batch *b)
-{
-    size_t at = 0;
-
-    for (int r = 0; r < b->n_rows; r++) {
-        size_t n = (size_t)b->rows[r].n_history;
-
-        a->rows[r] = b->rows[r];
-        a->row_tokens[r] = b->row_tokens[r];
-        if (at + n > c->history_cap)
-            at = 0;
-        a->rows[r].history_at = (int64_t)at;
-        at += n;
-    }
-}
-
-static int cuda_begin(struct device *d, const struct device_batch *b)
+/* As many rows at a time as fit the workspace as bf16. */
+static int cuda_quantise(struct device *d, k_e4m3 *data, float *scales, const void *src,
+                         enum device_type type, int n_rows, int n_in)
 {
     struct cuda *c = cuda_of(d);
-    const struct k_tokens *t = &b->tokens;
-    int n_pages = pages_needed(c, b);
-    struct step_arrays a = lay_out(c->staging, t->n_tokens, t->n_seqs, n_pages, b->n_rows);
-    size_t token_bytes = (size_t)t->n_tokens * 4, seq_bytes = (size_t)t->n_seqs * 4;
+    size_t row_bytes = (size_t)n_in * (type == DEVICE_F32 ? 4 : 2);
+    int step = (int)(WORKSPACE_BYTES / ((size_t)n_in * sizeof(k_bf16))), rc = ERR_OK;
 
-    must(a.bytes <= c->staging_bytes);
-    memcpy(a.ids, t->ids, token_bytes);
-    memcpy(a.seq, t->seq, token_bytes);
-    memcpy(a.pos, t->pos, token_bytes);
-    memcpy(a.seq_start, t->seq_start, seq_bytes + 4);
-    memcpy(a.kv_len, t->kv_len, seq_bytes);
-    for (int s = 0; s < t->n_seqs; s++)
-        memcpy(a.page_ids + (size_t)s * (size_t)n_pages,
-               t->page_ids + (size_t)s * (size_t)t->pages_max, (size_t)n_pages * 4);
-    fill_rows(c, &a, b);
-    plan_attention(c, &a, t);
-    c->batch = b;
-    c->arrays = lay_out(c->mirror, t->n_tokens, t->n_seqs, n_pages, b->n_rows);
-    c->tokens = (struct k_tokens){
-        .ids = c->arrays.ids,
-        .seq = c->arrays.seq,
-        .pos = c->arrays.pos,
-        .seq_start = c->arrays.seq_start,
-        .kv_len = c->arrays.kv_len,
-        .page_ids = c->arrays.page_ids,
-        .n_tokens = t->n_tokens,
-        .n_seqs = t->n_seqs,
-        .pages_max = n_pages,
-    };
-    c->plan.decode_seqs = c->arrays.decode_seqs;
-    c->plan.tile_seqs = c->arrays.tile_seqs;
-    c->plan.tile_starts = c->arrays.tile_starts;
-    c->plan.work = c->attn_work;
-    return check(cudaMemcpyAsync(c->mirror, c->staging, a.bytes, cudaMemcpyHostToDevice, c->stream),
-                 "copying a batch");
+    must(step >= 1);
+    for (int i = 0; i < n_rows && rc == ERR_OK; i += step) {
+        int part = n_rows - i < step ? n_rows - i : step;
+        size_t row = (size_t)i;
+        struct k_quantised out = {.data = data + row * (size_t)n_in, .scales = scales + row};
+
+        rc = cuda_weights(d, c->workspace, 0, (const char *)src + row * row_bytes, type,
+                          (size_t)part * (size_t)n_in);
+        if (rc == ERR_OK && k_quantise(&out, c->workspace, part, n_in, c->stream) != 0)
+            rc = cuda_check(cudaGetLastError(), "rounding weights to e4m3");
+    }
+    return rc;
+}
+
+static void cuda_read_products(struct device *d, const char *path, bool expected)
+{
+    gemm_read(cuda_of(d)->gemm, path, expected);
 }
 
 /* --- operations ------------------------------------------------------------------------ */
@@ -316,48 +191,100 @@ static void cuda_embed(struct device *d, float *x, const void *table)
 {
     struct cuda *c = cuda_of(d);
 
-    keep(c, k_embed(x, table, c->tokens.ids, c->tokens.n_tokens, d->limits.dim, c->stream),
-         "embed");
+    cuda_keep(
+        c,
+        k_embed(x, table, c->tokens.ids, c->sampled, c->tokens.n_tokens, d->limits.dim, c->stream),
+        "embed");
+}
+
+/* Whether the product of n rows with w reads them as e4m3. */
+static bool reads_e4m3(const struct k_matrix *w, int n)
+{
+    (void)n;
+    return w->type == K_E4M3;
+}
+
+/* Where n rows for the product with w are to be put as e4m3. `of` names them until then. */
+static const struct k_quantised *rounded(struct cuda *c, const void *of, const struct k_matrix *w,
+                                         int n)
+{
+    must(c->rounded.data != NULL);
+    c->rounded_of = of;
+    c->rounded.x_scale = w->x_scale;
+    c->rounded.stride = w->block > 0 ? gemm_rows(n) : 0;
+    return &c->rounded;
 }
 
 static void cuda_rmsnorm(struct device *d, void *out, const float *x, const void *weight, float eps,
-                         int n)
+                         int n, const struct k_matrix *to)
 {
-    keep(cuda_of(d), k_rmsnorm(out, x, weight, eps, n, d->limits.dim, cuda_of(d)->stream),
-         "rmsnorm");
+    struct cuda *c = cuda_of(d);
+    int dim = d->limits.dim;
+
+    cuda_keep(c,
+              reads_e4m3(to, n)
+                  ? k_rmsnorm_e4m3(rounded(c, out, to, n), x, weight, eps, n, dim, c->stream)
+                  : k_rmsnorm(out, x, weight, eps, n, dim, c->stream),
+              "rmsnorm");
 }
 
 static void cuda_add_rmsnorm(struct device *d, void *out, float *x, const void *delta,
-                             const void *weight, float eps, int n)
+                             const void *weight, float eps, int n, const struct k_matrix *to)
 {
-    keep(cuda_of(d),
-         k_add_rmsnorm(out, x, delta, weight, eps, n, d->limits.dim, cuda_of(d)->stream),
-         "add_rmsnorm");
+    struct cuda *c = cuda_of(d);
+    int dim = d->limits.dim;
+
+    cuda_keep(c,
+              reads_e4m3(to, n) ? k_add_rmsnorm_e4m3(rounded(c, out, to, n), x, delta, weight, eps,
+                                                     n, dim, c->stream)
+                                : k_add_rmsnorm(out, x, delta, weight, eps, n, dim, c->stream),
+              "add_rmsnorm");
 }
 
-static void cuda_matmul(struct device *d, void *y, const void *x, const void *w, const void *bias,
-                        int n, int n_out, int n_in)
+/* Make x the e4m3 input of p; it has been rounded already, or is now. */
+static void round_input(struct cuda *c, struct gemm_product *p)
 {
-    struct gemm_product p = {
-        .y = y, .x = x, .w = w, .bias = bias, .n = n, .n_out = n_out, .n_in = n_in};
-
-    keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
+    if (c->rounded_of != p->x)
+        cuda_keep(c, k_quantise(rounded(c, p->x, p->w, p->n), p->x, p->n, p->w->n_in, c->stream),
+                  "quantise");
+    c->rounded_of = NULL;
+    p->x = c->rounded.data;
+    p->x_scales = c->rounded.scales;
 }
 
-static void cuda_matmul_float(struct device *d, float *y, const void *x, const void *w, int n,
-                              int n_out, int n_in)
+static void cuda_matmul(struct device *d, void *y, const void *x, const struct k_matrix *w,
+                        const void *bias, int n)
 {
-    struct gemm_product p = {
-        .y = y, .x = x, .w = w, .n = n, .n_out = n_out, .n_in = n_in, .y_is_float = true};
+    struct gemm_product p = {.y = y, .x = x, .w = w, .bias = bias, .n = n};
 
-    keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
+    if (reads_e4m3(w, n))
+        round_input(cuda_of(d), &p);
+    cuda_keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
+}
+
+static void cuda_matmul_float(struct device *d, float *y, const void *x, const struct k_matrix *w,
+                              int n)
+{
+    struct gemm_product p = {.y = y, .x = x, .w = w, .n = n, .y_is_float = true};
+
+    if (reads_e4m3(w, n))
+        round_input(cuda_of(d), &p);
+    cuda_keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
 }
 
 static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, const float *turns)
 {
     struct cuda *c = cuda_of(d);
 
-    keep(c, k_rope_kv(qkv, kv, &c->tokens, turns, d->limits.n_heads, c->stream), "rope_kv");
+    if (!c->is_planned)
+        cuda_keep(c, k_attn_schedule(&c->plan, kv, &c->tokens, d->limits.n_heads, c->stream),
+                  "attn");
+    c->is_planned = true;
+    /* Where all are decodes, attention itself rotates. */
+    c->plan.turns = c->plan.n_tiles == 0 ? turns : NULL;
+    if (c->plan.turns == NULL)
+        cuda_keep(c, k_rope_kv(qkv, kv, &c->tokens, turns, d->limits.n_heads, c->stream),
+                  "rope_kv");
 }
 
 static void cuda_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
@@ -365,121 +292,82 @@ static void cuda_attn(struct device *d, void *out, const void *qkv, const struct
 {
     struct cuda *c = cuda_of(d);
 
-    keep(c, k_attn(out, qkv, kv, &c->tokens, &c->plan, d->limits.n_heads, scale, c->stream),
-         "attn");
+    cuda_keep(c, k_attn(out, qkv, kv, &c->tokens, &c->plan, d->limits.n_heads, scale, c->stream),
+              "attn");
 }
 
-static void cuda_silu_mul(struct device *d, void *out, const void *in, int n)
+static void cuda_silu_mul(struct device *d, void *out, const void *in, int n,
+                          const struct k_matrix *to)
 {
-    keep(cuda_of(d), k_silu_mul(out, in, n, d->limits.ff_dim, cuda_of(d)->stream), "silu_mul");
+    struct cuda *c = cuda_of(d);
+    int ff_dim = d->limits.ff_dim;
+
+    cuda_keep(c,
+              reads_e4m3(to, n) ? k_silu_mul_e4m3(rounded(c, out, to, n), in, n, ff_dim, c->stream)
+                                : k_silu_mul(out, in, n, ff_dim, c->stream),
+              "silu_mul");
 }
 
 static void cuda_gather_add(struct device *d, float *out, const float *x, const void *delta)
 {
     struct cuda *c = cuda_of(d);
 
-    keep(c,
-         k_gather_add(out, x, delta, c->arrays.row_tokens, c->batch->n_rows, d->limits.dim,
-                      c->stream),
-         "gather_add");
+    cuda_keep(
+        c,
+        k_gather_add(out, x, delta, c->arrays.row_tokens, d->step_rows, d->limits.dim, c->stream),
+        "gather_add");
 }
 
-/* Copy histories of rows first .. last - 1 and count them. */
-static void count_histories(struct cuda *c, int first, int last, size_t n)
+static bool cuda_few(struct device *d, const struct k_matrix *w, int n)
 {
-    if (n == 0)
-        return;
-    keep(c,
-         check(cudaMemcpyAsync(c->history_mirror, c->history, n * sizeof *c->history,
-                               cudaMemcpyHostToDevice, c->stream),
-               "copying histories"),
-         "histories");
-    keep(c,
-         k_sample_count(c->counts, c->arrays.rows, c->history_mirror, first, last,
-                        c->base.limits.n_vocab, c->stream),
-         "sample_count");
+    (void)d;
+    return k_multiply_takes(w, n) != 0;
 }
 
-/* Places are those that fill_rows() gave. When the room is used up, the stream is waited for:
- * rare, and right. */
-static void copy_histories(struct cuda *c)
-{
-    const struct device_batch *b = c->batch;
-    size_t at = 0;
-    int first = 0;
-
-    for (int r = 0; r < b->n_rows; r++) {
-        size_t n = (size_t)b->rows[r].n_history;
-
-        if (at + n > c->history_cap) {
-            count_histories(c, first, r, at);
-            keep(c, check(cudaStreamSynchronize(c->stream), "counting histories"), "histories");
-            at = 0;
-            first = r;
-        }
-        if (n > 0)
-            memcpy(c->history + at, b->histories[r], n * sizeof *c->history);
-        at += n;
-    }
-    count_histories(c, first, b->n_rows, at);
-}
-
-static void cuda_sample(struct device *d, const float *logits)
-{
-    struct cuda *c = cuda_of(d);
-    int n_rows = c->batch->n_rows;
-
-    copy_histories(c);
-    keep(c,
-         k_sample(c->ids_mirror, logits, n_rows, d->limits.n_vocab, c->arrays.rows,
-                  c->sample_scratch, c->counts, c->stream),
-         "sample");
-    keep(c,
-         check(cudaMemcpyAsync(c->ids, c->ids_mirror, (size_t)n_rows * sizeof *c->ids,
-                               cudaMemcpyDeviceToHost, c->stream),
-               "copying ids"),
-         "sample");
-}
-
-static int cuda_end(struct device *d, int32_t *ids)
+static void cuda_embed_normed(struct device *d, float *x, void *normed, float *sums,
+                              const void *table, const void *norm)
 {
     struct cuda *c = cuda_of(d);
 
-    keep(c, check(cudaStreamSynchronize(c->stream), "a step"), "a step");
-    if (c->rc != ERR_OK)
-        return c->rc;
-    if (c->batch->n_rows > 0)
-        memcpy(ids, c->ids, (size_t)c->batch->n_rows * sizeof *ids);
-    c->batch = NULL;
-    return ERR_OK;
+    cuda_keep(c,
+              k_embed_normed(x, normed, sums, table, c->tokens.ids, c->sampled, norm,
+                             c->tokens.n_tokens, d->limits.dim, c->stream),
+              "embed");
+}
+
+static void cuda_product(struct device *d, const struct k_product *p, int n)
+{
+    cuda_keep(cuda_of(d), k_multiply(p, n, cuda_of(d)->n_sms, cuda_of(d)->stream), "product");
 }
 
 /* --- open and close -------------------------------------------------------------------- */
 
-static void *pinned(size_t bytes)
+void *cuda_pinned(size_t bytes)
 {
     void *p = NULL;
 
-    return check(cudaMallocHost(&p, bytes), "pinned memory") == ERR_OK ? p : NULL;
+    return cuda_check(cudaMallocHost(&p, bytes), "pinned memory") == ERR_OK ? p : NULL;
 }
 
-static size_t attn_work_bytes(const struct device_limits *lim)
+/* Room for the input of any product as e4m3, and its scales. */
+static int reserve_rounded(struct cuda *c, const struct device_limits *lim)
 {
-    int part = k_attn_part_tokens(lim->len_max), parts_long = (lim->len_max + part - 1) / part;
-    int parts = parts_long > K_PARTS_MAX ? parts_long : K_PARTS_MAX;
+    size_t rows = (size_t)(lim->n_tokens > lim->n_seqs ? lim->n_tokens : lim->n_seqs);
+    int q = lim->n_heads * lim->head_dim, width = lim->dim > lim->ff_dim ? lim->dim : lim->ff_dim;
 
-    /* A shorter sequence may have more parts than the longest, never more than K_PARTS_MAX. */
-    if (lim->len_max < K_PARTS_MAX * K_PART_TOKENS)
-        parts = (lim->len_max + K_PART_TOKENS - 1) / K_PART_TOKENS;
-    return (size_t)lim->n_seqs * (size_t)lim->n_heads * (size_t)parts *
-           (size_t)(lim->head_dim + 2) * sizeof(float);
+    width = width > q ? width : q;
+    rows = (rows + ROWS_MULTIPLE - 1) / ROWS_MULTIPLE * ROWS_MULTIPLE;
+    c->rounded.data = cuda_alloc(&c->base, rows * (size_t)width);
+    c->rounded.scales =
+        cuda_alloc(&c->base, rows * (size_t)((width + 127) / 128) * sizeof *c->rounded.scales);
+    return c->rounded.data == NULL || c->rounded.scales == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
 static int cuda_reserve(struct device *d, const struct device_limits *lim)
 {
     struct cuda *c = cuda_of(d);
     size_t rows = (size_t)lim->n_seqs, vocab = (size_t)lim->n_vocab;
-    size_t history = rows * (size_t)lim->len_max;
+    int rc;
 
     if (lim->n_heads / lim->n_kv_heads > K_TILE_ROWS) {
         log_error("device: %d query heads a kv head are more than the kernels' %d",
@@ -487,25 +375,17 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
         return ERR_UNSUPPORTED;
     }
     d->limits = *lim;
-    c->staging_bytes = lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->pages_max, lim->n_seqs).bytes;
-    c->history_cap = history < HISTORY_MAX                ? history
-                     : HISTORY_MAX > (size_t)lim->len_max ? HISTORY_MAX
-                                                          : (size_t)lim->len_max;
-    c->staging = pinned(c->staging_bytes);
-    c->history = pinned(c->history_cap * sizeof *c->history);
-    c->ids = pinned(rows * sizeof *c->ids);
-    c->mirror = cuda_alloc(d, c->staging_bytes);
-    c->history_mirror = cuda_alloc(d, c->history_cap * sizeof *c->history);
-    c->ids_mirror = cuda_alloc(d, rows * sizeof *c->ids);
-    c->attn_work = cuda_alloc(d, attn_work_bytes(lim));
+    if ((rc = step_reserve(c)) != ERR_OK)
+        return rc;
+    c->attn_schedule = cuda_alloc(d, k_attn_schedule_bytes(lim->n_seqs));
+    c->attn_work = cuda_alloc(d, k_attn_work_bytes(lim->head_dim, lim->n_heads, lim->n_kv_heads));
     c->plan.drawn = cuda_alloc(d, sizeof *c->plan.drawn);
     c->sample_scratch = cuda_alloc(d, rows * vocab * sizeof *c->sample_scratch);
     c->counts = cuda_alloc(d, rows * vocab * sizeof *c->counts);
-    if (c->staging == NULL || c->history == NULL || c->ids == NULL || c->mirror == NULL ||
-        c->history_mirror == NULL || c->ids_mirror == NULL || c->attn_work == NULL ||
-        c->plan.drawn == NULL || c->sample_scratch == NULL || c->counts == NULL)
+    if (c->attn_work == NULL || c->attn_schedule == NULL || c->plan.drawn == NULL ||
+        c->sample_scratch == NULL || c->counts == NULL)
         return ERR_NO_MEMORY;
-    return ERR_OK;
+    return lim->e4m3 ? reserve_rounded(c, lim) : ERR_OK;
 }
 
 /* Errors while closing are of no account: the process ends, or never used the device. */
@@ -515,13 +395,11 @@ static void cuda_close(struct device *d)
 
     if (c->stream != NULL)
         (void)cudaStreamSynchronize(c->stream);
+    step_close(c);
     gemm_close(c->gemm);
     for (int i = 0; i < c->n_allocs; i++)
         (void)cudaFree(c->allocs[i]);
     (void)cudaFreeHost(c->convert);
-    (void)cudaFreeHost(c->staging);
-    (void)cudaFreeHost(c->history);
-    (void)cudaFreeHost(c->ids);
     if (c->stream != NULL)
         (void)cudaStreamDestroy(c->stream);
     mem_free(c);
@@ -535,8 +413,12 @@ static const struct device_ops cuda_ops = {
     .download = cuda_download,
     .weights = cuda_weights,
     .fill_random = cuda_fill_random,
+    .takes = cuda_takes,
+    .quantise = cuda_quantise,
+    .read_products = cuda_read_products,
     .reserve = cuda_reserve,
-    .begin = cuda_begin,
+    .begin = step_begin,
+    .replay = step_replay,
     .embed = cuda_embed,
     .rmsnorm = cuda_rmsnorm,
     .add_rmsnorm = cuda_add_rmsnorm,
@@ -546,8 +428,11 @@ static const struct device_ops cuda_ops = {
     .attn = cuda_attn,
     .silu_mul = cuda_silu_mul,
     .gather_add = cuda_gather_add,
-    .sample = cuda_sample,
-    .end = cuda_end,
+    .few = cuda_few,
+    .embed_normed = cuda_embed_normed,
+    .product = cuda_product,
+    .sample = step_sample,
+    .end = step_end,
 };
 
 int device_cuda_count(void)
@@ -568,24 +453,26 @@ k_stream device_cuda_stream(struct device *d)
 static int start(struct cuda *c)
 {
     struct cudaDeviceProp prop;
-    void *workspace;
 
-    if (check(cudaSetDevice(DEVICE_ORDINAL), "choosing the GPU") != ERR_OK ||
-        check(cudaGetDeviceProperties(&prop, DEVICE_ORDINAL), "the GPU's properties") != ERR_OK)
+    if (cuda_check(cudaSetDevice(DEVICE_ORDINAL), "choosing the GPU") != ERR_OK ||
+        cuda_check(cudaGetDeviceProperties(&prop, DEVICE_ORDINAL), "the GPU's properties") !=
+            ERR_OK)
         return ERR_GPU;
     if (prop.major != 9) {
         log_error("device: %s has compute capability %d.%d; the kernels are built for 9.0 (Hopper)",
                   prop.name, prop.major, prop.minor);
         return ERR_UNSUPPORTED;
     }
+    c->n_sms = prop.multiProcessorCount;
     (void)snprintf(c->base.name, sizeof c->base.name, "%.60s", prop.name);
-    if (check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream") != ERR_OK)
+    if (cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream") !=
+        ERR_OK)
         return ERR_GPU;
-    workspace = cuda_alloc(&c->base, WORKSPACE_BYTES);
-    c->convert = pinned(CONVERT_ELEMS * sizeof *c->convert);
-    if (workspace == NULL || c->convert == NULL)
+    c->workspace = cuda_alloc(&c->base, WORKSPACE_BYTES);
+    c->convert = cuda_pinned(CONVERT_ELEMS * sizeof *c->convert);
+    if (c->workspace == NULL || c->convert == NULL)
         return ERR_NO_MEMORY;
-    return gemm_open(&c->gemm, workspace, WORKSPACE_BYTES);
+    return gemm_open(&c->gemm, c->workspace, WORKSPACE_BYTES, c->base.name);
 }
 
 int device_cuda_open(struct device **out)
@@ -602,7 +489,7 @@ int device_cuda_open(struct device **out)
     c->base.ops = &cuda_ops;
     c->base.elem_bytes = sizeof(k_bf16);
     c->base.is_gpu = true;
-    c->base.rows_multiple = 256;
+    c->base.rows_multiple = ROWS_MULTIPLE;
     if ((rc = start(c)) != ERR_OK) {
         cuda_close(&c->base);
         return rc;

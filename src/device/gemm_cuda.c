@@ -1,23 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cuBLASLt thinks in columns: what is y [n][n_out] for us is a matrix of n_out rows and n columns
- * for it, y' = w x', where w is read turned. The table of shapes holds descriptors and algorithm;
- * a slot is overwritten when two shapes meet in it, which costs time, not correctness. */
+ * for it, y' = w x', where w is read turned. A plan holds the descriptors and the algorithm of a
+ * shape; its slot is overwritten when two shapes meet in it, which costs time, not correctness.
+ *
+ * Where the table of measured products knows a shape, its algorithm is taken as it was stored
+ * (cuBLASLt allows that within one version) and checked; otherwise cuBLASLt's own guess.
+ *
+ * e4m3 with a scale a row and a column: the sums are taken in the tensor cores' short way, which
+ * is up to 15% faster and adds an error of 1e-5 of the mean square where rounding to e4m3 has
+ * made one of 1e-3. With scales in blocks the library promotes its sums to float32 anyway. */
 #include "config.h"
 
 #include "device/gemm_cuda.h"
 
 #include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "device/gemm_table.h"
 
-#define GEMM_SLOTS 1024 /* a model has 5 products and some 40 buckets */
+#define GEMM_SLOTS     1024 /* a model has 5 products and some 50 buckets */
+#define CANDIDATES_MAX 16
+#define GUESSES_MAX    8 /* of the candidates are cuBLASLt's; the others are found by trying */
+#define TUNE_ROUNDS    7
+#define TRAIN_US       400.0f /* long enough that the events' own time does not count */
+#define TRAIN_MAX      24
+#define VARIANTS       8  /* the library's "custom options" of an algorithm */
+#define SAMPLES        16 /* places of a result that are compared, SAMPLE_BYTES together */
+#define SAMPLE_BYTES   ((size_t)16384)
+#define BLOCK          128 /* the one size of blocks that has a kernel */
+
+_Static_assert(sizeof(cublasLtMatmulAlgo_t) == GEMM_ALGO_WORDS * sizeof(uint64_t),
+               "the table stores algorithms whole");
 
 struct gemm_plan {
     int n, n_out, n_in; /* n is 0 in an empty slot */
-    bool y_is_float, has_bias;
+    enum gemm_kind kind;
+    bool has_bias;
     cublasLtMatmulDescOpaque_t op;
     cublasLtMatrixLayoutOpaque_t w, x, y;
     cublasLtMatmulAlgo_t algo;
@@ -28,6 +52,7 @@ struct gemm {
     void *workspace;
     size_t workspace_bytes;
     struct gemm_plan plans[GEMM_SLOTS];
+    struct gemm_table table;
 };
 
 int gemm_rows(int n)
@@ -38,10 +63,20 @@ int gemm_rows(int n)
         return 16;
     if (n <= 32)
         return 32;
-    return n <= 512 ? (n + 63) / 64 * 64 : (n + 255) / 256 * 256;
+    if (n <= 1024)
+        return (n + 63) / 64 * 64;
+    return n <= 2048 ? (n + 127) / 128 * 128 : (n + 255) / 256 * 256;
 }
 
-int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes)
+bool gemm_takes(const struct k_matrix *w)
+{
+    if (w->type == K_BF16)
+        return true;
+    return w->n_in % 16 == 0 && w->n_out % 16 == 0 && w->n_in <= K_QUANTISED_DIM_MAX &&
+           (w->block == 0 || w->block == BLOCK);
+}
+
+int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const char *gpu)
 {
     struct gemm *g = mem_zalloc(sizeof *g);
     cublasStatus_t status;
@@ -56,6 +91,8 @@ int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes)
     }
     g->workspace = workspace;
     g->workspace_bytes = workspace_bytes;
+    g->table.version = (long)cublasLtGetVersion();
+    (void)snprintf(g->table.gpu, sizeof g->table.gpu, "%s", gpu); /* cut on both sides alike */
     *out = g;
     return ERR_OK;
 }
@@ -68,90 +105,518 @@ void gemm_close(struct gemm *g)
     mem_free(g);
 }
 
+void gemm_read(struct gemm *g, const char *path, bool expected)
+{
+    int rc = gemm_table_read(&g->table, path);
+
+    if (rc == ERR_NOT_FOUND && expected)
+        log_warn("device: %s does not exist; products are chosen without it", path);
+    if (rc == ERR_OK)
+        log_info("device: %d measured products from %s", g->table.n_entries, path);
+    memset(g->plans, 0, sizeof g->plans);
+}
+
+int gemm_write(const struct gemm *g, const char *path)
+{
+    return gemm_table_write(&g->table, path);
+}
+
+/* --- plans ----------------------------------------------------------------------------- */
+
+static enum gemm_kind kind_of(const struct gemm_product *p)
+{
+    if (p->w->type == K_BF16)
+        return p->y_is_float ? GEMM_BF16_FLOAT : GEMM_BF16;
+    if (p->w->block > 0)
+        return GEMM_E4M3_BLOCK;
+    return p->y_is_float ? GEMM_E4M3_FLOAT : GEMM_E4M3;
+}
+
+static cublasStatus_t set(struct gemm_plan *p, cublasLtMatmulDescAttributes_t what, const void *to,
+                          size_t bytes)
+{
+    return cublasLtMatmulDescSetAttribute(&p->op, what, to, bytes);
+}
+
+/* How the scales of an e4m3 product lie. */
+static cublasStatus_t describe_scales(struct gemm_plan *p)
+{
+    bool blocks = p->kind == GEMM_E4M3_BLOCK;
+    int32_t w = blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+                       : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    int32_t x = blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+                       : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    int8_t fast = !blocks;
+    cublasStatus_t s;
+
+    if ((s = set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof w)) != 0 ||
+        (s = set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x, sizeof x)) != 0)
+        return s;
+    return set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+}
+
 static cublasStatus_t describe(struct gemm_plan *p)
 {
     cublasOperation_t turned = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    cudaDataType_t y_type = p->y_is_float ? CUDA_R_32F : CUDA_R_16BF;
+    bool is_float = p->kind == GEMM_BF16_FLOAT || p->kind == GEMM_E4M3_FLOAT;
+    bool is_bf16 = p->kind == GEMM_BF16 || p->kind == GEMM_BF16_FLOAT;
+    cudaDataType_t y_type = is_float ? CUDA_R_32F : CUDA_R_16BF;
+    cudaDataType_t type = is_bf16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
     uint64_t n = (uint64_t)p->n, n_out = (uint64_t)p->n_out, n_in = (uint64_t)p->n_in;
     cublasStatus_t s;
 
     if ((s = cublasLtMatmulDescInit(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F)) != 0 ||
-        (s = cublasLtMatmulDescSetAttribute(&p->op, CUBLASLT_MATMUL_DESC_TRANSA, &turned,
-                                            sizeof turned)) != 0)
+        (s = set(p, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)) != 0)
         return s;
-    if (p->has_bias && (s = cublasLtMatmulDescSetAttribute(&p->op, CUBLASLT_MATMUL_DESC_EPILOGUE,
-                                                           &epilogue, sizeof epilogue)) != 0)
+    if (p->has_bias && (s = set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue)) != 0)
         return s;
-    if ((s = cublasLtMatrixLayoutInit(&p->w, CUDA_R_16BF, n_in, n_out, (int64_t)n_in)) != 0 ||
-        (s = cublasLtMatrixLayoutInit(&p->x, CUDA_R_16BF, n_in, n, (int64_t)n_in)) != 0)
+    if (!is_bf16 && (s = describe_scales(p)) != 0)
+        return s;
+    if ((s = cublasLtMatrixLayoutInit(&p->w, type, n_in, n_out, (int64_t)n_in)) != 0 ||
+        (s = cublasLtMatrixLayoutInit(&p->x, type, n_in, n, (int64_t)n_in)) != 0)
         return s;
     return cublasLtMatrixLayoutInit(&p->y, y_type, n_out, n, (int64_t)n_out);
 }
 
-static cublasStatus_t choose_algo(const struct gemm *g, struct gemm_plan *p)
+/* cuBLASLt's candidates, what it thinks best first. */
+static cublasStatus_t guess(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t *algos,
+                            int cap, int *n)
 {
     cublasLtMatmulPreferenceOpaque_t wish;
-    cublasLtMatmulHeuristicResult_t found;
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES_MAX];
     cublasStatus_t s;
     int n_found = 0;
 
+    *n = 0;
     if ((s = cublasLtMatmulPreferenceInit(&wish)) != 0)
         return s;
     s = cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                              &g->workspace_bytes, sizeof g->workspace_bytes);
     if (s == 0)
-        s = cublasLtMatmulAlgoGetHeuristic(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, &wish, 1,
-                                           &found, &n_found);
-    if (s == 0 && n_found == 0)
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (s == 0)
-        p->algo = found.algo;
+        s = cublasLtMatmulAlgoGetHeuristic(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, &wish,
+                                           cap, found, &n_found);
+    for (int i = 0; s == 0 && i < n_found; i++) {
+        if (found[i].state == CUBLAS_STATUS_SUCCESS)
+            algos[(*n)++] = found[i].algo;
+    }
+    return s == 0 && *n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : s;
+}
+
+/* The algorithm of the table; false when it has none that fits. */
+static bool remembered(const struct gemm *g, struct gemm_plan *p)
+{
+    const struct gemm_entry *e = gemm_table_find(&g->table, p->kind, p->n, p->n_out, p->n_in);
+    cublasLtMatmulHeuristicResult_t found;
+    cublasLtMatmulAlgo_t algo;
+
+    if (e == NULL)
+        return false;
+    memcpy(&algo, e->algo, sizeof algo);
+    if (cublasLtMatmulAlgoCheck(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, &algo, &found) !=
+            0 ||
+        found.workspaceSize > g->workspace_bytes)
+        return false;
+    p->algo = algo;
+    return true;
+}
+
+static struct gemm_plan *slot_of(struct gemm *g, const struct gemm_plan *want)
+{
+    uint64_t mixed = ((uint64_t)want->n * 0x9e3779b97f4a7c15U) ^
+                     ((uint64_t)want->n_out * 0xbf58476d1ce4e5b9U) ^
+                     ((uint64_t)want->n_in * 0x94d049bb133111ebU) ^ (uint64_t)want->kind;
+
+    return &g->plans[(mixed ^ mixed >> 29) % GEMM_SLOTS];
+}
+
+static struct gemm_plan plan_of(const struct gemm_product *p)
+{
+    return (struct gemm_plan){.n = gemm_rows(p->n),
+                              .n_out = p->w->n_out,
+                              .n_in = p->w->n_in,
+                              .kind = kind_of(p),
+                              .has_bias = p->bias != NULL};
+}
+
+/* What differs from call to call. cuBLASLt looks for no algorithm before scales have a place. */
+static cublasStatus_t point(struct gemm_plan *plan, const struct gemm_product *p)
+{
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+
+    if (p->bias != NULL)
+        s = set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
+    if (s == 0 && p->w->type == K_E4M3)
+        s = set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->w->scales, sizeof p->w->scales);
+    if (s == 0 && p->w->type == K_E4M3)
+        s = set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->x_scales, sizeof p->x_scales);
     return s;
 }
 
 static cublasStatus_t find_plan(struct gemm *g, struct gemm_plan **out,
                                 const struct gemm_product *p)
 {
-    struct gemm_plan want = {.n = gemm_rows(p->n),
-                             .n_out = p->n_out,
-                             .n_in = p->n_in,
-                             .y_is_float = p->y_is_float,
-                             .has_bias = p->bias != NULL};
-    uint64_t mixed = ((uint64_t)want.n * 0x9e3779b97f4a7c15U) ^
-                     ((uint64_t)want.n_out * 0xbf58476d1ce4e5b9U) ^
-                     ((uint64_t)want.n_in * 0x94d049bb133111ebU);
-    struct gemm_plan *plan = &g->plans[(mixed ^ mixed >> 29) % GEMM_SLOTS];
+    struct gemm_plan want = plan_of(p), *plan = slot_of(g, &want);
     cublasStatus_t s;
+    int n = 0;
 
+    *out = plan;
     if (plan->n == want.n && plan->n_out == want.n_out && plan->n_in == want.n_in &&
-        plan->y_is_float == want.y_is_float && plan->has_bias == want.has_bias) {
-        *out = plan;
+        plan->kind == want.kind && plan->has_bias == want.has_bias)
         return CUBLAS_STATUS_SUCCESS;
-    }
-    if ((s = describe(&want)) != 0 || (s = choose_algo(g, &want)) != 0)
+    if ((s = describe(&want)) != 0 || (s = point(&want, p)) != 0)
+        return s;
+    if (!remembered(g, &want) && (s = guess(g, &want, &want.algo, 1, &n)) != 0)
         return s;
     *plan = want;
-    *out = plan;
     return CUBLAS_STATUS_SUCCESS;
+}
+
+/* --- products -------------------------------------------------------------------------- */
+
+static cublasStatus_t multiply(const struct gemm *g, struct gemm_plan *plan,
+                               const struct gemm_product *p, const void *w,
+                               const cublasLtMatmulAlgo_t *algo, k_stream stream)
+{
+    const float one = 1.0f, zero = 0.0f;
+
+    return cublasLtMatmul(g->handle, &plan->op, &one, w, &plan->w, p->x, &plan->x, &zero, p->y,
+                          &plan->y, p->y, &plan->y, algo, g->workspace, g->workspace_bytes, stream);
+}
+
+static int fail(const struct gemm_product *p, const char *why)
+{
+    log_error("device: %s product of %d x %d x %d: %s", gemm_kind_name(kind_of(p)), p->n,
+              p->w->n_out, p->w->n_in, why);
+    return ERR_GPU;
 }
 
 int gemm_run(struct gemm *g, const struct gemm_product *p, k_stream stream)
 {
-    const float one = 1.0f, zero = 0.0f;
     struct gemm_plan *plan = NULL;
     cublasStatus_t s = find_plan(g, &plan, p);
 
-    if (s == 0 && p->bias != NULL)
-        s = cublasLtMatmulDescSetAttribute(&plan->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
-                                           sizeof p->bias);
     if (s == 0)
-        s = cublasLtMatmul(g->handle, &plan->op, &one, p->w, &plan->w, p->x, &plan->x, &zero, p->y,
-                           &plan->y, p->y, &plan->y, &plan->algo, g->workspace, g->workspace_bytes,
-                           stream);
+        s = point(plan, p);
     if (s == 0)
-        return ERR_OK;
-    log_error("device: product of %d x %d x %d: %s", p->n, p->n_out, p->n_in,
-              cublasLtGetStatusString(s));
-    return ERR_GPU;
+        s = multiply(g, plan, p, p->w->data, &plan->algo, stream);
+    return s == 0 ? ERR_OK : fail(p, cublasLtGetStatusString(s));
+}
+
+/* --- measuring ------------------------------------------------------------------------- */
+
+/* A run of products between two events. */
+struct train {
+    const struct gemm *g;
+    struct gemm_plan *plan;
+    const struct gemm_product *p;
+    k_stream stream;
+    cudaEvent_t begin, end;
+    size_t w_bytes;
+    int n_copies, at; /* the copy of the weights that is next */
+};
+
+/* Algorithms and their times, the fastest first. */
+struct contest {
+    cublasLtMatmulAlgo_t algos[CANDIDATES_MAX];
+    float us[CANDIDATES_MAX];
+    int n;
+};
+
+/* Microseconds of one product of a train of `length`; negative when it failed. */
+static float drive(struct train *t, const cublasLtMatmulAlgo_t *algo, int length)
+{
+    float ms = 0.0f;
+
+    if (cudaEventRecord(t->begin, t->stream) != cudaSuccess)
+        return -1.0f;
+    for (int i = 0; i < length; i++) {
+        const char *w = (const char *)t->p->w->data + (size_t)t->at * t->w_bytes;
+
+        t->at = (t->at + 1) % t->n_copies;
+        if (multiply(t->g, t->plan, t->p, w, algo, t->stream) != 0)
+            return -1.0f;
+    }
+    if (cudaEventRecord(t->end, t->stream) != cudaSuccess ||
+        cudaEventSynchronize(t->end) != cudaSuccess ||
+        cudaEventElapsedTime(&ms, t->begin, t->end) != cudaSuccess)
+        return -1.0f;
+    return ms * 1e3f / (float)length;
+}
+
+/* Put a time in its place among the first `cap`. */
+static void enter(struct contest *c, const cublasLtMatmulAlgo_t *algo, float us, int cap)
+{
+    int i = c->n < cap ? c->n++ : cap;
+
+    for (; i > 0 && us < c->us[i - 1]; i--) {
+        if (i == cap)
+            continue;
+        c->us[i] = c->us[i - 1];
+        c->algos[i] = c->algos[i - 1];
+    }
+    if (i < cap) {
+        c->us[i] = us;
+        c->algos[i] = *algo;
+    }
+}
+
+/* The algorithm with another tile, cluster and variant; false when cuBLASLt refuses it. */
+static bool vary(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t *algo,
+                 uint32_t tile, uint16_t cluster, uint32_t variant)
+{
+    const uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+    const int32_t one_part = 1;
+    const struct {
+        cublasLtMatmulAlgoConfigAttributes_t what;
+        const void *to;
+        size_t bytes;
+    } sets[] = {
+        {CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile},
+        {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster, sizeof cluster},
+        {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &variant, sizeof variant},
+        {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &one_part, sizeof one_part},
+        {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &no_reduction, sizeof no_reduction},
+    };
+    cublasLtMatmulHeuristicResult_t found;
+
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+        if (cublasLtMatmulAlgoConfigSetAttribute(algo, sets[i].what, sets[i].to, sets[i].bytes) !=
+            0)
+            return false;
+    }
+    return cublasLtMatmulAlgoCheck(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, algo, &found) ==
+               0 &&
+           found.workspaceSize <= g->workspace_bytes;
+}
+
+/* Time one varied algorithm roughly. */
+static void try_variant(struct train *t, const cublasLtMatmulAlgo_t *base, uint32_t tile,
+                        uint16_t cluster, uint32_t variant, struct contest *out)
+{
+    cublasLtMatmulAlgo_t algo = *base;
+    float us;
+
+    if (!vary(t->g, t->plan, &algo, tile, cluster, variant))
+        return;
+    (void)drive(t, &algo, 1); /* the first is slower: its code is loaded */
+    us = drive(t, &algo, 1);
+    if (us >= 0.0f && us < 100.0f)
+        us = drive(t, &algo, 4);
+    if (us >= 0.0f)
+        enter(out, &algo, us, GUESSES_MAX);
+}
+
+/* Look beyond cuBLASLt's own candidates: for e4m3 with vectors of scales it offers a single tile,
+ * 128 x 128, which takes up to twice as long as others at 64 to 256 rows (H200). First tiles and
+ * clusters, then the variants of the best of these. */
+static void explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct contest *out)
+{
+    /* What won for some shape when all of the library's 634 were tried. */
+    static const uint16_t tiles[] = {
+        CUBLASLT_MATMUL_TILE_64x32,   CUBLASLT_MATMUL_TILE_64x64,   CUBLASLT_MATMUL_TILE_128x32,
+        CUBLASLT_MATMUL_TILE_64x128,  CUBLASLT_MATMUL_TILE_128x64,  CUBLASLT_MATMUL_TILE_64x256,
+        CUBLASLT_MATMUL_TILE_128x128, CUBLASLT_MATMUL_TILE_256x64,  CUBLASLT_MATMUL_TILE_128x256,
+        CUBLASLT_MATMUL_TILE_256x128, CUBLASLT_MATMUL_TILE_512x64,  CUBLASLT_MATMUL_TILE_96x64,
+        CUBLASLT_MATMUL_TILE_96x128,  CUBLASLT_MATMUL_TILE_128x160, CUBLASLT_MATMUL_TILE_192x128,
+        CUBLASLT_MATMUL_TILE_48x64,   CUBLASLT_MATMUL_TILE_56x64,   CUBLASLT_MATMUL_TILE_72x64,
+        CUBLASLT_MATMUL_TILE_88x64,   CUBLASLT_MATMUL_TILE_112x64,  CUBLASLT_MATMUL_TILE_112x128,
+        CUBLASLT_MATMUL_TILE_144x128, CUBLASLT_MATMUL_TILE_168x128, CUBLASLT_MATMUL_TILE_176x128,
+        CUBLASLT_MATMUL_TILE_192x64,  CUBLASLT_MATMUL_TILE_192x192, CUBLASLT_MATMUL_TILE_224x64,
+        CUBLASLT_MATMUL_TILE_224x128, CUBLASLT_MATMUL_TILE_320x128, CUBLASLT_MATMUL_TILE_448x64};
+    static const uint16_t clusters[] = {CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_2x1x1,
+                                        CUBLASLT_CLUSTER_SHAPE_4x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
+                                        CUBLASLT_CLUSTER_SHAPE_4x2x1};
+    struct contest first = {.n = 0};
+
+    for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++) {
+        for (size_t j = 0; j < sizeof clusters / sizeof clusters[0]; j++)
+            try_variant(t, base, tiles[i], clusters[j], 0, &first);
+    }
+    for (int i = 0; i < first.n; i++) {
+        uint32_t tile = 0;
+        uint16_t cluster = 0;
+        size_t n;
+
+        enter(out, &first.algos[i], first.us[i], GUESSES_MAX);
+        if (cublasLtMatmulAlgoConfigGetAttribute(&first.algos[i], CUBLASLT_ALGO_CONFIG_TILE_ID,
+                                                 &tile, sizeof tile, &n) != 0 ||
+            cublasLtMatmulAlgoConfigGetAttribute(&first.algos[i],
+                                                 CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster,
+                                                 sizeof cluster, &n) != 0)
+            continue;
+        for (uint32_t variant = 1; variant < VARIANTS; variant++)
+            try_variant(t, base, tile, cluster, variant, out);
+    }
+}
+
+/* Some of y, from all over it. */
+static bool sample_y(const struct train *t, unsigned char *out)
+{
+    size_t bytes = (size_t)t->plan->n * (size_t)t->plan->n_out * (t->p->y_is_float ? 4 : 2);
+    size_t each = (bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES) / SAMPLES / 4 * 4;
+
+    memset(out, 0, SAMPLE_BYTES);
+    for (size_t i = 0; i < SAMPLES; i++) {
+        const char *from = (const char *)t->p->y + bytes / SAMPLES * i / 4 * 4;
+
+        if (cudaMemcpyAsync(out + i * each, from, each, cudaMemcpyDeviceToHost, t->stream) !=
+            cudaSuccess)
+            return false;
+    }
+    return cudaStreamSynchronize(t->stream) == cudaSuccess;
+}
+
+static double sampled(const struct train *t, const unsigned char *bytes, size_t i)
+{
+    uint32_t bits = 0;
+    float f;
+
+    if (t->p->y_is_float)
+        memcpy(&bits, bytes + 4 * i, 4);
+    else
+        memcpy((char *)&bits + 2, bytes + 2 * i, 2); /* bf16 is the upper half */
+    memcpy(&f, &bits, 4);
+    return (double)f;
+}
+
+/* Whether a found algorithm computes what cuBLASLt's own choice does, up to the order of sums. */
+static bool agrees(struct train *t, const cublasLtMatmulAlgo_t *a, const cublasLtMatmulAlgo_t *b)
+{
+    static const double limit = 1e-4; /* of the mean square: rounding to bf16 makes 3e-6 */
+    unsigned char x[SAMPLE_BYTES], y[SAMPLE_BYTES];
+    size_t n = SAMPLE_BYTES / (t->p->y_is_float ? 4 : 2);
+    double error = 0.0, square = 0.0;
+
+    t->at = 0; /* the same copy for both */
+    if (drive(t, a, 1) < 0.0f || !sample_y(t, x))
+        return false;
+    t->at = 0;
+    if (drive(t, b, 1) < 0.0f || !sample_y(t, y))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        double want = sampled(t, x, i), diff = sampled(t, y, i) - want;
+
+        error += diff * diff;
+        square += want * want;
+    }
+    return error <= limit * square;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The median of each candidate, measured in turns, so that a clock that falls with the heat falls
+ * for all. A candidate that does not run gets a negative time. */
+static void measure(struct train *t, struct contest *c)
+{
+    float times[CANDIDATES_MAX][TUNE_ROUNDS];
+    int lengths[CANDIDATES_MAX];
+
+    for (int i = 0; i < c->n; i++) {
+        (void)drive(t, &c->algos[i], 1);
+        c->us[i] = drive(t, &c->algos[i], 1);
+        lengths[i] = c->us[i] * TRAIN_MAX < TRAIN_US ? TRAIN_MAX : (int)(TRAIN_US / c->us[i]) + 1;
+    }
+    for (int r = 0; r < TUNE_ROUNDS; r++) {
+        for (int i = 0; i < c->n; i++)
+            times[i][r] = c->us[i] < 0.0f ? -1.0f : drive(t, &c->algos[i], lengths[i]);
+    }
+    for (int i = 0; i < c->n; i++) {
+        qsort(times[i], TUNE_ROUNDS, sizeof times[i][0], by_value);
+        c->us[i] = times[i][0] < 0.0f ? -1.0f : times[i][TUNE_ROUNDS / 2];
+    }
+}
+
+static int train_open(struct train *t, const struct gemm *g, struct gemm_plan *plan,
+                      const struct gemm_product *p, int n_copies, k_stream stream)
+{
+    *t = (struct train){.g = g, .plan = plan, .p = p, .stream = stream, .n_copies = n_copies};
+    t->w_bytes = (size_t)plan->n_out * (size_t)plan->n_in * (p->w->type == K_BF16 ? 2 : 1);
+    if (point(plan, p) != 0 || cudaEventCreate(&t->begin) != cudaSuccess)
+        return fail(p, "cannot be measured");
+    if (cudaEventCreate(&t->end) != cudaSuccess) {
+        (void)cudaEventDestroy(t->begin); /* nothing to be done about it */
+        return fail(p, "cannot be measured");
+    }
+    return ERR_OK;
+}
+
+static void train_close(struct train *t)
+{
+    (void)cudaEventDestroy(t->begin); /* nothing to be done about it */
+    (void)cudaEventDestroy(t->end);
+}
+
+int gemm_time(struct gemm *g, const struct gemm_product *p, int n_copies, k_stream stream,
+              float *us)
+{
+    struct gemm_plan *plan = NULL;
+    struct contest c = {.n = 1};
+    struct train t;
+    cublasStatus_t s = find_plan(g, &plan, p);
+    int rc;
+
+    if (s != 0)
+        return fail(p, cublasLtGetStatusString(s));
+    if ((rc = train_open(&t, g, plan, p, n_copies, stream)) != ERR_OK)
+        return rc;
+    c.algos[0] = plan->algo;
+    measure(&t, &c);
+    train_close(&t);
+    if (c.us[0] < 0.0f)
+        return fail(p, "does not run");
+    *us = c.us[0];
+    return ERR_OK;
+}
+
+/* The candidates of a product: cuBLASLt's, then those found by trying. */
+static void gather(struct train *t, struct contest *c)
+{
+    struct contest found = {.n = 0};
+
+    explore(t, &c->algos[0], &found);
+    for (int i = 0; i < found.n; i++) {
+        if (agrees(t, &c->algos[0], &found.algos[i]))
+            c->algos[c->n++] = found.algos[i];
+    }
+}
+
+int gemm_tune(struct gemm *g, const struct gemm_product *p, int n_copies, k_stream stream,
+              struct gemm_timing *out)
+{
+    struct gemm_plan plan = plan_of(p);
+    struct gemm_entry entry = {
+        .kind = plan.kind, .n = plan.n, .n_out = plan.n_out, .n_in = plan.n_in};
+    struct contest c = {.n = 0};
+    struct train t;
+    cublasStatus_t s = describe(&plan);
+    int best = 0, rc;
+
+    if (s == 0)
+        s = point(&plan, p);
+    if (s == 0)
+        s = guess(g, &plan, c.algos, GUESSES_MAX, &c.n);
+    if (s != 0)
+        return fail(p, cublasLtGetStatusString(s));
+    if ((rc = train_open(&t, g, &plan, p, n_copies, stream)) != ERR_OK)
+        return rc;
+    gather(&t, &c);
+    measure(&t, &c);
+    train_close(&t);
+    for (int i = 1; i < c.n; i++) {
+        if (c.us[i] >= 0.0f && (c.us[best] < 0.0f || c.us[i] < c.us[best]))
+            best = i;
+    }
+    if (c.us[best] < 0.0f)
+        return fail(p, "no candidate runs");
+    entry.us = c.us[best];
+    memcpy(entry.algo, &c.algos[best], sizeof entry.algo);
+    *out = (struct gemm_timing){c.us[0], c.us[best], c.n, best};
+    slot_of(g, &plan)->n = 0; /* the next product of this shape looks into the table */
+    return gemm_table_put(&g->table, &entry);
 }

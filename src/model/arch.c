@@ -11,6 +11,7 @@ static const struct arch_names llama_names = {
     .norm = "model.norm.weight",
     .head = "lm_head.weight",
     .norm_attn = "model.layers.%d.input_layernorm.weight",
+    .attn = "model.layers.%d.self_attn.weight",
     .q = "model.layers.%d.self_attn.q_proj.weight",
     .k = "model.layers.%d.self_attn.k_proj.weight",
     .v = "model.layers.%d.self_attn.v_proj.weight",

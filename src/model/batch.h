@@ -1,5 +1,5 @@
 /* One step's work, as the engine hands it to the model: plain host arrays, owned by the engine,
- * borrowed until model_step_end() returns.
+ * borrowed while model_step_begin() runs.
  *
  * Tokens of all sequences stand one after another. Sequence i owns tokens
  * seq_start[i] .. seq_start[i + 1] - 1; they are the last ones of its kv_len[i] tokens, so token
@@ -34,14 +34,15 @@ struct batch_row {
 };
 
 struct batch {
-    int n_tokens;           /* 1 .. max_num_batched_tokens */
-    int n_seqs;             /* 1 .. max_num_seqs */
-    int n_rows;             /* 0 .. max_num_seqs */
-    int pages_max;          /* row length of page_ids */
-    int32_t *token_ids;     /* int32 [n_tokens], 0 <= id < n_vocab */
-    int32_t *seq_start;     /* int32 [n_seqs + 1] */
-    int32_t *kv_len;        /* int32 [n_seqs], tokens, this step's included */
-    int32_t *page_ids;      /* int32 [n_seqs][pages_max]; first ceil(kv_len / block_tokens) valid */
+    int n_tokens;       /* 1 .. max_num_batched_tokens */
+    int n_seqs;         /* 1 .. max_num_seqs */
+    int n_rows;         /* 0 .. max_num_seqs */
+    int pages_max;      /* row length of page_ids */
+    int32_t *token_ids; /* int32 [n_tokens], 0 <= id < n_vocab; or -1 - r: what row r of the step
+                             * before samples, when that step has not ended */
+    int32_t *seq_start; /* int32 [n_seqs + 1] */
+    int32_t *kv_len;    /* int32 [n_seqs], tokens, this step's included */
+    int32_t *page_ids;  /* int32 [n_seqs][pages_max]; first ceil(kv_len / block_tokens) valid */
     struct batch_row *rows; /* [n_rows], token_idx ascending */
 };
 

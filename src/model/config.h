@@ -20,10 +20,11 @@ struct arch {
     const struct arch_names *names;
 };
 
-/* Tensor names; %d is the layer. A bias ends in .bias in place of .weight. */
+/* Tensor names; %d is the layer. A bias ends in .bias in place of .weight, and so on. attn is no
+ * tensor itself: scales of keys and values may stand there. */
 struct arch_names {
     const char *embed, *norm, *head;
-    const char *norm_attn, *q, *k, *v, *o;
+    const char *norm_attn, *attn, *q, *k, *v, *o;
     const char *norm_mlp, *gate, *up, *down;
 };
 
@@ -46,6 +47,8 @@ struct config {
     struct rope_config rope;
     bool tied; /* the output matrix is the embedding */
     bool qkv_bias, o_bias, mlp_bias;
+    bool e4m3;      /* quantization_config says that matrices of layers are e4m3 with scales */
+    int e4m3_block; /* side of the blocks that share a scale; 0: there are none */
     int n_eos;
     int32_t eos[CONFIG_EOS_MAX];
     struct hash digest; /* SHA-256 of config.json's bytes */

@@ -5,7 +5,8 @@
  *              x += delta -> normed -> gate_up -> ff -> delta [n_tokens][dim]
  * sampled rows: x + delta -> rows [n_rows][dim] -> rows_normed -> logits [n_rows][n_vocab] -> ids
  *
- * A layer's last addition to x happens in the next layer's first norm. */
+ * A layer's last addition to x happens in the next layer's first norm. Steps of few tokens, all of
+ * them sampled, are the same sums with norms, gate and residual inside the products. */
 #include "model/forward.h"
 
 #include <math.h>
@@ -29,53 +30,148 @@ int activations_alloc(struct activations *a, struct device *d, const struct devi
         if ((*acts[i] = d->ops->alloc(d, tokens * widths[i] * elem)) == NULL)
             return ERR_NO_MEMORY;
     }
+    a->sums = d->ops->alloc(d, FORWARD_FEW * (dim / 16 + 1) * sizeof(float));
     a->x = d->ops->alloc(d, tokens * dim * sizeof(float));
     a->rows = d->ops->alloc(d, rows * dim * sizeof(float));
     a->rows_normed = d->ops->alloc(d, rows * dim * elem);
     a->logits = d->ops->alloc(d, rows * (size_t)limits->n_vocab * sizeof(float));
-    if (a->x == NULL || a->rows == NULL || a->rows_normed == NULL || a->logits == NULL)
+    if (a->x == NULL || a->rows == NULL || a->rows_normed == NULL || a->logits == NULL ||
+        a->sums == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
+}
+
+/* The view of layer i's pages. */
+static void use_layer(struct k_kv *view, const struct k_kv *first, const struct weights *w, int i)
+{
+    view->layer_elems = first->layer_elems + (size_t)i * 2 * (size_t)first->n_kv_heads *
+                                                 (size_t)first->block_tokens *
+                                                 (size_t)first->head_dim;
+    view->k_scale = w->layers[i].k_scale;
+    view->v_scale = w->layers[i].v_scale;
 }
 
 static void layer(struct device *d, const struct config *c, const struct layer_weights *w,
                   const struct activations *a, const struct k_kv *kv, const float *turns, int n)
 {
     const struct device_ops *op = d->ops;
-    int q = c->n_heads * c->head_dim, qkv = q + 2 * c->n_kv_heads * c->head_dim;
     float scale = 1.0f / sqrtf((float)c->head_dim);
 
-    op->matmul(d, a->qkv, a->normed, w->qkv, w->qkv_bias, n, qkv, c->dim);
+    op->matmul(d, a->qkv, a->normed, &w->qkv, w->qkv_bias, n);
     op->rope_kv(d, a->qkv, kv, turns);
     op->attn(d, a->heads, a->qkv, kv, scale);
-    op->matmul(d, a->delta, a->heads, w->o, w->o_bias, n, c->dim, q);
-    op->add_rmsnorm(d, a->normed, a->x, a->delta, w->norm_mlp, c->norm_eps, n);
-    op->matmul(d, a->gate_up, a->normed, w->gate_up, w->gate_up_bias, n, 2 * c->ff_dim, c->dim);
-    op->silu_mul(d, a->ff, a->gate_up, n);
-    op->matmul(d, a->delta, a->ff, w->down, w->down_bias, n, c->dim, c->ff_dim);
+    op->matmul(d, a->delta, a->heads, &w->o, w->o_bias, n);
+    op->add_rmsnorm(d, a->normed, a->x, a->delta, w->norm_mlp, c->norm_eps, n, &w->gate_up);
+    op->matmul(d, a->gate_up, a->normed, &w->gate_up, w->gate_up_bias, n);
+    op->silu_mul(d, a->ff, a->gate_up, n, &w->down);
+    op->matmul(d, a->delta, a->ff, &w->down, w->down_bias, n);
 }
 
-void forward(struct device *d, const struct config *c, const struct weights *w,
-             const struct activations *a, const struct k_kv *kv, const float *turns, int n_tokens,
-             int n_rows)
+/* --- the long way: any step ------------------------------------------------------------- */
+
+static void forward_many(struct device *d, const struct config *c, const struct weights *w,
+                         const struct activations *a, const struct k_kv *kv, const float *turns)
+{
+    const struct device_ops *op = d->ops;
+    struct k_kv layer_kv = *kv;
+    int n = d->step_tokens;
+
+    op->embed(d, a->x, w->embed.data);
+    op->rmsnorm(d, a->normed, a->x, w->layers[0].norm_attn, c->norm_eps, n, &w->layers[0].qkv);
+    for (int i = 0; i < c->n_layers; i++) {
+        use_layer(&layer_kv, kv, w, i);
+        layer(d, c, &w->layers[i], a, &layer_kv, turns, n);
+        if (i + 1 < c->n_layers)
+            op->add_rmsnorm(d, a->normed, a->x, a->delta, w->layers[i + 1].norm_attn, c->norm_eps,
+                            n, &w->layers[i + 1].qkv);
+    }
+    if (d->step_rows == 0)
+        return;
+    op->gather_add(d, a->rows, a->x, a->delta);
+    op->rmsnorm(d, a->rows_normed, a->rows, w->norm, c->norm_eps, d->step_rows, &w->head);
+    op->matmul_float(d, a->logits, a->rows_normed, &w->head, d->step_rows);
+    op->sample(d, a->logits);
+}
+
+/* --- the short way: few tokens, all of them sampled ------------------------------------- */
+
+/* Three kinds of product stand in a layer: of normed rows, of others, and onto the residual. */
+static void product(struct device *d, const struct config *c, const struct activations *a,
+                    enum k_product_kind kind, void *y, const void *x, const struct k_matrix *w,
+                    const void *bias)
+{
+    bool normed = x == a->normed;
+
+    d->ops->product(d,
+                    &(struct k_product){.kind = kind,
+                                        .x = x,
+                                        .w = w,
+                                        .bias = bias,
+                                        .sums_in = normed ? a->sums : NULL,
+                                        .n_sums = c->dim / 16,
+                                        .eps = c->norm_eps,
+                                        .y = y},
+                    d->step_tokens);
+}
+
+static void product_onto(struct device *d, const struct activations *a, const void *x,
+                         const struct k_matrix *w, const void *bias, const void *next_norm)
+{
+    d->ops->product(d,
+                    &(struct k_product){.kind = K_PRODUCT_RESIDUAL,
+                                        .x = x,
+                                        .w = w,
+                                        .bias = bias,
+                                        .residual = a->x,
+                                        .norm = next_norm,
+                                        .normed = a->normed,
+                                        .sums_out = a->sums},
+                    d->step_tokens);
+}
+
+static void forward_few(struct device *d, const struct config *c, const struct weights *w,
+                        const struct activations *a, const struct k_kv *kv, const float *turns)
 {
     const struct device_ops *op = d->ops;
     struct k_kv layer_kv = *kv;
 
-    op->embed(d, a->x, w->embed);
-    op->rmsnorm(d, a->normed, a->x, w->layers[0].norm_attn, c->norm_eps, n_tokens);
+    op->embed_normed(d, a->x, a->normed, a->sums, w->embed.data, w->layers[0].norm_attn);
     for (int i = 0; i < c->n_layers; i++) {
-        layer(d, c, &w->layers[i], a, &layer_kv, turns, n_tokens);
-        layer_kv.layer_elems +=
-            2 * (size_t)kv->n_kv_heads * (size_t)kv->block_tokens * (size_t)kv->head_dim;
-        if (i + 1 < c->n_layers)
-            op->add_rmsnorm(d, a->normed, a->x, a->delta, w->layers[i + 1].norm_attn, c->norm_eps,
-                            n_tokens);
+        const struct layer_weights *l = &w->layers[i];
+
+        use_layer(&layer_kv, kv, w, i);
+        product(d, c, a, K_PRODUCT_PLAIN, a->qkv, a->normed, &l->qkv, l->qkv_bias);
+        op->rope_kv(d, a->qkv, &layer_kv, turns);
+        op->attn(d, a->heads, a->qkv, &layer_kv, 1.0f / sqrtf((float)c->head_dim));
+        product_onto(d, a, a->heads, &l->o, l->o_bias, l->norm_mlp);
+        product(d, c, a, K_PRODUCT_GATED, a->ff, a->normed, &l->gate_up, l->gate_up_bias);
+        product_onto(d, a, a->ff, &l->down, l->down_bias,
+                     i + 1 < c->n_layers ? w->layers[i + 1].norm_attn : w->norm);
     }
-    if (n_rows == 0)
-        return;
-    op->gather_add(d, a->rows, a->x, a->delta);
-    op->rmsnorm(d, a->rows_normed, a->rows, w->norm, c->norm_eps, n_rows);
-    op->matmul_float(d, a->logits, a->rows_normed, w->head, n_rows, c->n_vocab, c->dim);
+    product(d, c, a, K_PRODUCT_FLOAT, a->logits, a->normed, &w->head, NULL);
     op->sample(d, a->logits);
+}
+
+void activations_few(struct activations *a, struct device *d, const struct config *c,
+                     const struct weights *w)
+{
+    a->few = c->dim % 16 == 0 ? FORWARD_FEW : 0;
+    for (int i = 0; i < c->n_layers; i++) {
+        const struct k_matrix *const all[] = {&w->layers[i].qkv, &w->layers[i].o,
+                                              &w->layers[i].gate_up, &w->layers[i].down, &w->head};
+
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) {
+            while (a->few > 0 && !d->ops->few(d, all[k], a->few))
+                a->few--;
+        }
+    }
+}
+
+void forward(struct device *d, const struct config *c, const struct weights *w,
+             const struct activations *a, const struct k_kv *kv, const float *turns)
+{
+    if (d->step_tokens <= a->few && d->step_rows == d->step_tokens)
+        forward_few(d, c, w, a, kv, turns);
+    else
+        forward_many(d, c, w, a, kv, turns);
 }

@@ -6,6 +6,8 @@
 #include "model/config.h"
 #include "model/weights.h"
 
+#define FORWARD_FEW 8 /* rows of the short way at most */
+
 /* Intermediate results, allocated once for the largest step. "act" is the device's type. */
 struct activations {
     float *x;          /* residual, float [n_tokens][dim] */
@@ -18,15 +20,20 @@ struct activations {
     float *rows;       /* float [n_rows][dim]: the sampled rows' residual */
     void *rows_normed; /* act [n_rows][dim] */
     float *logits;     /* float [n_rows][n_vocab] */
+    float *sums;       /* float [FORWARD_FEW][dim / 16]: squares of x in parts; NULL: no few */
+    int few;           /* steps of up to this many tokens go the short way; 0: none */
 };
 
 int activations_alloc(struct activations *a, struct device *d,
                       const struct device_limits *limits) ERR_CHECKED;
 
-/* Enqueue one step between the device's begin() and end(). kv is the first layer's view of the
- * pages. With n_rows 0 nothing is sampled. */
+/* Find out up to how many tokens a step may go the short way: all matrices must be taken. */
+void activations_few(struct activations *a, struct device *d, const struct config *c,
+                     const struct weights *w);
+
+/* Enqueue one step between the device's begin() and end(), of as many tokens and rows as begin()
+ * said. kv is the first layer's view of the pages. With no rows nothing is sampled. */
 void forward(struct device *d, const struct config *c, const struct weights *w,
-             const struct activations *a, const struct k_kv *kv, const float *turns, int n_tokens,
-             int n_rows);
+             const struct activations *a, const struct k_kv *kv, const float *turns);
 
 #endif

@@ -17,9 +17,11 @@
 #include "model/weights.h"
 
 #define LAYOUT_VERSION 1 /* of a page; part of the fingerprint */
+#define GEMM_TABLE     QUIRE_DATADIR "/gemm-h200.txt"
 #define PAGES_MAX      16777216
 #define MIB            (1.0 / 1048576.0)
 
+_Static_assert(MODEL_STEPS_MAX == DEVICE_STEPS_MAX, "steps under way");
 _Static_assert(BATCH_BANNED_MAX == K_BANNED_MAX, "a row's banned ids are copied one by one");
 _Static_assert(sizeof(((struct model_shape *)0)->eos) == sizeof(((struct config *)0)->eos),
                "the ids that end a text are copied whole");
@@ -30,11 +32,13 @@ struct model {
     struct model_shape shape;
     struct weights weights;
     struct activations act;
-    struct k_kv kv;            /* of layer 0 */
-    float *turns;              /* device, float [max_model_len][head_dim / 2][2] */
-    const struct batch *batch; /* of the step under way */
-    int n_rows;                /* of the last step */
-    size_t work_bytes;         /* activations, tables and work areas, for the log */
+    struct k_kv kv;      /* of layer 0 */
+    float *turns;        /* device, float [max_model_len][head_dim / 2][2] */
+    int n_under_way;     /* steps begun and not ended */
+    int n_rows;          /* of the last step */
+    enum k_type kv_type; /* K_BF16: the device's own */
+    bool rounds;         /* weights that were not e4m3 are rounded to it */
+    size_t work_bytes;   /* activations, tables and work areas, for the log */
     /* What begin() derives from a batch. */
     int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
     int32_t *row_tokens;            /* int32 [max_num_seqs] */
@@ -48,6 +52,43 @@ struct model {
 static int pages_for(int tokens, int block_tokens)
 {
     return (tokens + block_tokens - 1) / block_tokens;
+}
+
+static bool is_set(const char *option)
+{
+    return option != NULL && option[0] != '\0';
+}
+
+/* The types of weights and pages. */
+static int choose_types(struct model *m, const struct model_options *o)
+{
+    const char *kv = is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
+
+    m->rounds = is_set(o->quantization);
+    if (m->rounds && strcmp(o->quantization, "fp8") != 0) {
+        log_error("model: quantization \"%s\" is unknown; use fp8, or leave it empty",
+                  o->quantization);
+        return ERR_INVALID;
+    }
+    m->kv_type = K_BF16;
+    if (strcmp(kv, "auto") == 0)
+        return ERR_OK;
+    if (strcmp(kv, "fp8") != 0 && strcmp(kv, "fp8_e4m3") != 0) {
+        log_error("model: kv_cache_dtype \"%s\" is unknown; use auto or fp8", kv);
+        return ERR_INVALID;
+    }
+    if (!m->device->is_gpu) {
+        log_error("model: kv_cache_dtype fp8 is for the cuda device; on %s it is auto",
+                  m->device->name);
+        return ERR_UNSUPPORTED;
+    }
+    m->kv_type = K_E4M3;
+    return ERR_OK;
+}
+
+static size_t kv_elem_bytes(const struct model *m)
+{
+    return m->kv_type == K_E4M3 ? sizeof(k_e4m3) : m->device->elem_bytes;
 }
 
 /* Options and presets become the shape; all but the pages. */
@@ -95,7 +136,7 @@ static int choose_shape(struct model *m, const struct model_options *o)
         return ERR_INVALID;
     }
     s->page_bytes = (size_t)s->block_tokens * (size_t)s->n_layers * 2 * (size_t)s->n_kv_heads *
-                    (size_t)s->head_dim * m->device->elem_bytes;
+                    (size_t)s->head_dim * kv_elem_bytes(m);
     return ERR_OK;
 }
 
@@ -131,6 +172,7 @@ static int alloc_work(struct model *m)
         .dim = s->dim,
         .ff_dim = s->ff_dim,
         .n_vocab = s->n_vocab,
+        .e4m3 = m->weights.e4m3,
     };
     size_t turns_bytes = (size_t)s->max_model_len * (size_t)s->head_dim * sizeof(float);
     float *turns;
@@ -203,10 +245,13 @@ static int alloc_pages(struct model *m)
     const struct model_shape *s = &m->shape;
 
     m->kv = (struct k_kv){
-        .page_elems = s->page_bytes / m->device->elem_bytes,
+        .page_elems = s->page_bytes / kv_elem_bytes(m),
         .n_kv_heads = s->n_kv_heads,
         .head_dim = s->head_dim,
         .block_tokens = s->block_tokens,
+        .type = m->kv_type,
+        .k_scale = 1.0f,
+        .v_scale = 1.0f,
         .pages = m->device->ops->alloc(m->device, (size_t)s->n_pages * s->page_bytes),
     };
     return m->kv.pages == NULL ? ERR_NO_MEMORY : ERR_OK;
@@ -214,13 +259,15 @@ static int alloc_pages(struct model *m)
 
 static void set_fingerprint(struct model *m)
 {
+    const char *kv = m->kv_type == K_E4M3 ? "e4m3" : m->device->elem_bytes == 2 ? "bf16" : "f32";
     char text[400];
     char config[2 * HASH_BYTES + 1];
     int n;
 
     hash_hex(m->config.digest.bytes, HASH_BYTES, config);
-    n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, block_tokens %d", LAYOUT_VERSION,
-                 config, m->device->elem_bytes == 2 ? "bf16" : "f32", m->shape.block_tokens);
+    n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, block_tokens %d%s",
+                 LAYOUT_VERSION, config, kv, m->shape.block_tokens,
+                 m->rounds ? ", weights rounded to e4m3" : "");
     m->shape.fingerprint = hash_sha256(text, (size_t)n, m->weights.digest.bytes, HASH_BYTES);
 }
 
@@ -245,15 +292,21 @@ static void log_table(const struct model *m, const char *dir, uint64_t start_us)
 
 static int load(struct model *m, const struct model_options *o)
 {
+    struct weights_source from = {.dir = o->dummy_weights ? NULL : o->dir,
+                                  .rounds = m->rounds,
+                                  .kv_scales = m->kv_type == K_E4M3};
+    bool given = is_set(o->gemm_table);
     size_t before;
-    int rc = o->dummy_weights ? weights_random(&m->weights, m->device, &m->config)
-                              : weights_load(&m->weights, m->device, &m->config, o->dir);
+    int rc;
 
+    m->device->ops->read_products(m->device, given ? o->gemm_table : GEMM_TABLE, given);
+    rc = weights_load(&m->weights, m->device, &m->config, &from);
     if (rc != ERR_OK)
         return rc;
     before = m->device->allocated_bytes;
     if ((rc = alloc_work(m)) != ERR_OK)
         return rc;
+    activations_few(&m->act, m->device, &m->config, &m->weights);
     m->work_bytes = m->device->allocated_bytes - before;
     if ((rc = choose_pages(m, o)) != ERR_OK)
         return rc;
@@ -271,6 +324,8 @@ int model_open(struct model **out, const struct model_options *o)
     if ((rc = config_read(&m->config, o->dir)) != ERR_OK)
         goto out;
     if ((rc = device_open(&m->device, o->device, o->cpu_threads)) != ERR_OK)
+        goto out;
+    if ((rc = choose_types(m, o)) != ERR_OK)
         goto out;
     if ((rc = choose_shape(m, o)) != ERR_OK)
         goto out;
@@ -331,7 +386,9 @@ static void place_tokens(struct model *m, const struct batch *b)
             must(page >= 0 && page < s->n_pages);
         }
         for (int t = first; t < last; t++) {
-            must(b->token_ids[t] >= 0 && b->token_ids[t] < s->n_vocab);
+            must(
+                b->token_ids[t] < s->n_vocab &&
+                (b->token_ids[t] >= 0 || (m->n_under_way > 0 && -1 - b->token_ids[t] < m->n_rows)));
             m->token_seq[t] = i;
             m->token_pos[t] = len - (last - first) + (t - first);
         }
@@ -381,7 +438,7 @@ int model_step_begin(struct model *m, const struct batch *b)
 {
     int rc;
 
-    must(m->batch == NULL);
+    must(m->n_under_way < MODEL_STEPS_MAX);
     place_tokens(m, b);
     for (int i = 0; i < b->n_rows; i++)
         place_row(m, b, i);
@@ -402,16 +459,17 @@ int model_step_begin(struct model *m, const struct batch *b)
     };
     if ((rc = m->device->ops->begin(m->device, &m->device_batch)) != ERR_OK)
         return rc;
-    m->batch = b;
+    m->n_under_way++;
     m->n_rows = b->n_rows;
-    forward(m->device, &m->config, &m->weights, &m->act, &m->kv, m->turns, b->n_tokens, b->n_rows);
+    if (!m->device->ops->replay(m->device))
+        forward(m->device, &m->config, &m->weights, &m->act, &m->kv, m->turns);
     return ERR_OK;
 }
 
 int model_step_end(struct model *m, int32_t *token_ids)
 {
-    must(m->batch != NULL);
-    m->batch = NULL;
+    must(m->n_under_way > 0);
+    m->n_under_way--;
     return m->device->ops->end(m->device, token_ids);
 }
 

@@ -16,12 +16,17 @@
 struct model;
 
 struct model_options {
-    const char *dir;            /* Hugging Face folder: config.json, *.safetensors */
-    const char *device;         /* "auto", "cuda", "cpu" */
-    bool dummy_weights;         /* random weights in the shapes of config.json; no files read */
-    int cpu_threads;            /* 0: one per core */
-    int block_tokens;           /* tokens of a page */
-    int max_num_seqs;           /* 0: the device's default (256 cuda, 64 cpu) */
+    const char *dir;          /* Hugging Face folder: config.json, *.safetensors */
+    const char *device;       /* "auto", "cuda", "cpu" */
+    bool dummy_weights;       /* random weights in the shapes of config.json; no files read */
+    const char *quantization; /* NULL or "": as the folder says; "fp8": matrices of layers that
+                                 * are not e4m3 are rounded to it, a scale a row */
+    const char
+        *kv_cache_dtype;    /* NULL or "auto": the device's type; "fp8" (also "fp8_e4m3"): e4m3 */
+    const char *gemm_table; /* measured matrix products; NULL or "": those that quire installs */
+    int cpu_threads;        /* 0: one per core */
+    int block_tokens;       /* tokens of a page */
+    int max_num_seqs;       /* 0: the device's default (256 cuda, 64 cpu) */
     int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 512 cpu) */
     int max_model_len;          /* 0: as the model says */
     int num_pages;              /* 0: as many as fit */
@@ -56,15 +61,19 @@ void model_close(struct model *m); /* NULL is fine */
 
 const struct model_shape *model_shape(const struct model *m);
 
+/* Steps that may be under way at once: the next may begin before the one before has ended. */
+#define MODEL_STEPS_MAX 2
+
 /* Start one step: writes K and V of the batch's tokens into their pages, computes logits of the
- * rows and samples them. May return before the device is done; the batch is borrowed until
- * model_step_end(). A batch that breaks batch.h's ranges is the caller's bug (must()).
+ * rows and samples them. May return before the device is done; the batch is borrowed for the
+ * call. Steps run in the order in which they begin, and so do page reads and writes between them.
+ * A batch that breaks batch.h's ranges is the caller's bug (must()).
  * On the cpu device: same tokens, same bits, whatever else is in the batch. On cuda the order of
  * a product's sums depends on the number of rows, so that logits that are nearly equal may
  * change places. */
 int model_step_begin(struct model *m, const struct batch *b) ERR_CHECKED;
 
-/* Wait for the step; token_ids out: int32 [n_rows]. */
+/* Wait for the oldest step under way; token_ids out: int32 [n_rows]. */
 int model_step_end(struct model *m, int32_t *token_ids) ERR_CHECKED;
 
 /* Logits of the last step's rows before penalties, float32 [n_rows][n_vocab]; for tests. */

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What reads the same input is stored as one matrix: q, k, v one below the other, then gate and
- * up. So a layer is four products.
+ * up. So a layer is four products. Whether a tensor is e4m3 is seen by its type, not by lists of
+ * module names in config.json; a matrix is K_E4M3 when all its parts are, with scales that fit
+ * together.
  *
  * The digest chains, over all tensors in the order of loading, SHA-256 of (digest so far, name,
  * type, XXH3 of the bytes): cheap enough to be taken on every start. */
@@ -13,17 +15,23 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "model/quant.h"
 #include "model/safetensors.h"
 
 #define PROGRESS_US  5000000            /* between two lines of progress */
 #define RANDOM_SCALE 0.02f              /* of random matrices: what models are initialised with */
+#define RANDOM_E4M3  64.0f              /* the same of random e4m3, before its scale */
 #define PART_BYTES   ((size_t)64 << 20) /* of a tensor between two looks at the clock */
+#define FLOATS       ((size_t)1 << 20)  /* of a tensor that the host converts at a time */
+#define PARTS_MAX    3                  /* tensors of a matrix: q, k, v */
 
 struct loader {
     struct weights *w;
     struct device *d;
     const struct config *c;
+    const struct weights_source *from;
     struct checkpoint *files; /* NULL: random numbers */
+    int n_widened;            /* matrices that are e4m3 for the checkpoint, not for the device */
     uint64_t seed;            /* of the next random matrix */
     size_t read_bytes;
     uint64_t logged_us;
@@ -31,16 +39,26 @@ struct loader {
     int rc;    /* the first error; later calls do nothing */
 };
 
-static void *allocate(struct loader *l, size_t n)
+/* A tensor that is a matrix, or the part of one. */
+struct part {
+    const char *pattern;
+    const struct tensor *t;
+    struct quant_scales scales; /* of an e4m3 one */
+    int rows;
+    bool e4m3;
+    enum device_type type; /* of another */
+};
+
+static void *allocate(struct loader *l, size_t bytes)
 {
     void *p;
 
     if (l->rc != ERR_OK)
         return NULL;
-    p = l->d->ops->alloc(l->d, n * l->d->elem_bytes);
+    p = l->d->ops->alloc(l->d, bytes);
     if (p == NULL)
         l->rc = ERR_NO_MEMORY;
-    l->w->bytes += n * l->d->elem_bytes;
+    l->w->bytes += bytes;
     return p;
 }
 
@@ -92,8 +110,8 @@ static void name_of(const struct loader *l, char *out, size_t cap, const char *p
                        (int)(stem - (size_t)(percent - pattern) - 2), percent + 2, ending);
 }
 
-static const struct tensor *find(struct loader *l, const char *name, int rows, int cols,
-                                 enum device_type *type)
+/* The tensor of a name and shape, of any type; cols 0 means a vector of rows. */
+static const struct tensor *find_shape(struct loader *l, const char *name, int rows, int cols)
 {
     const struct tensor *t = checkpoint_find(l->files, name);
     bool fits;
@@ -113,31 +131,26 @@ static const struct tensor *find(struct loader *l, const char *name, int rows, i
         l->rc = ERR_INVALID;
         return NULL;
     }
-    if (type_of(t, type) != ERR_OK) {
-        log_error("model: %s: tensor %s has type %.20s; BF16, F16 and F32 are read",
-                  checkpoint_path(l->files, t), name, t->dtype);
-        l->rc = ERR_UNSUPPORTED;
-        return NULL;
-    }
+    digest(l, t);
     return t;
 }
 
-/* Fill rows x cols elements of dst, from element at; cols 0 means a vector of rows. */
-static void fill(struct loader *l, void *dst, size_t at, const char *pattern, const char *ending,
-                 int rows, int cols)
+static void check_type(struct loader *l, const struct tensor *t, enum device_type *type)
 {
-    char name[400];
-    enum device_type type = DEVICE_F32;
-    const struct tensor *t;
-    size_t n = (size_t)rows * (cols == 0 ? 1 : (size_t)cols), elem_bytes;
+    if (type_of(t, type) == ERR_OK)
+        return;
+    log_error("model: %s: tensor %s has type %.20s; BF16, F16 and F32 are read, and F8_E4M3 of "
+              "matrices",
+              checkpoint_path(l->files, t), t->name, t->dtype);
+    l->rc = ERR_UNSUPPORTED;
+}
 
-    if (l->rc != ERR_OK)
-        return;
-    name_of(l, name, sizeof name, pattern, ending);
-    if ((t = find(l, name, rows, cols, &type)) == NULL)
-        return;
-    digest(l, t);
-    elem_bytes = type == DEVICE_F32 ? 4 : 2;
+/* Fill rows x cols elements of dst from element at. */
+static void fill(struct loader *l, void *dst, size_t at, const struct tensor *t,
+                 enum device_type type)
+{
+    size_t elem_bytes = type == DEVICE_F32 ? 4 : 2, n = t->bytes / elem_bytes;
+
     for (size_t i = 0; i < n && l->rc == ERR_OK; i += PART_BYTES / elem_bytes) {
         size_t part = n - i < PART_BYTES / elem_bytes ? n - i : PART_BYTES / elem_bytes;
 
@@ -146,27 +159,289 @@ static void fill(struct loader *l, void *dst, size_t at, const char *pattern, co
     }
 }
 
-/* A matrix made of up to three, one below the other. */
-static void *matrix(struct loader *l, const char *const *patterns, const int *rows, int n_parts,
-                    int cols)
+/* Fill a vector, or a part of it. */
+static void fill_vector(struct loader *l, void *dst, size_t at, const char *pattern,
+                        const char *ending, int n)
 {
-    size_t n_rows = 0, at = 0;
-    void *dst;
+    char name[400];
+    enum device_type type = DEVICE_F32;
+    const struct tensor *t;
+
+    if (l->rc != ERR_OK)
+        return;
+    name_of(l, name, sizeof name, pattern, ending);
+    if ((t = find_shape(l, name, n, 0)) == NULL)
+        return;
+    check_type(l, t, &type);
+    if (l->rc == ERR_OK)
+        fill(l, dst, at, t, type);
+}
+
+/* --- e4m3 ------------------------------------------------------------------------------ */
+
+/* The tensor beside a weight; NULL when there is none. */
+static const struct tensor *beside(struct loader *l, const char *pattern, const char *ending)
+{
+    char name[400];
+    const struct tensor *t;
+
+    name_of(l, name, sizeof name, pattern, ending);
+    t = checkpoint_find(l->files, name);
+    if (t != NULL)
+        digest(l, t);
+    return t;
+}
+
+static void find_scales(struct loader *l, struct part *p, int cols)
+{
+    const struct tensor *t = beside(l, p->pattern, "weight_scale");
+    char why[200];
+
+    if (t == NULL)
+        t = beside(l, p->pattern, "weight_scale_inv"); /* in spite of its name it multiplies */
+    if (t == NULL) {
+        log_error("model: %s: tensor %s is F8_E4M3 and has no weight_scale",
+                  checkpoint_path(l->files, p->t), p->t->name);
+        l->rc = ERR_NOT_FOUND;
+        return;
+    }
+    l->rc = quant_scales_of(&p->scales, t, p->rows, cols, l->c->e4m3_block, why, sizeof why);
+    if (l->rc != ERR_OK)
+        log_error("model: %s: tensor %s: %s", checkpoint_path(l->files, t), t->name, why);
+}
+
+static void find_part(struct loader *l, struct part *p, int cols)
+{
+    char name[400];
+
+    if (l->rc != ERR_OK)
+        return;
+    name_of(l, name, sizeof name, p->pattern, "weight");
+    if ((p->t = find_shape(l, name, p->rows, cols)) == NULL)
+        return;
+    p->e4m3 = strcmp(p->t->dtype, "F8_E4M3") == 0;
+    if (p->e4m3)
+        find_scales(l, p, cols);
+    else
+        check_type(l, p->t, &p->type);
+}
+
+/* Whether the parts' e4m3 can stand as it is in one matrix, and in blocks of which side. */
+static bool fit_together(const struct part *parts, int n_parts, int *block)
+{
+    *block = parts[0].scales.block;
+    for (int i = 0; i < n_parts; i++) {
+        if (!parts[i].e4m3 || parts[i].scales.block != *block)
+            return false;
+        if (*block > 0 && i + 1 < n_parts && parts[i].rows % *block != 0)
+            return false; /* a block would reach over the seam */
+    }
+    return true;
+}
+
+/* The form of a matrix on the device: its type and block. */
+static void choose_form(struct loader *l, struct k_matrix *m, const struct part *parts, int n_parts,
+                        bool of_layer)
+{
+    bool any = false, rounds = of_layer && l->from->rounds;
 
     for (int i = 0; i < n_parts; i++)
-        n_rows += (size_t)rows[i];
-    dst = allocate(l, n_rows * (size_t)cols);
-    if (l->rc != ERR_OK)
-        return NULL;
+        any = any || parts[i].e4m3;
     if (l->files == NULL) {
-        l->rc = l->d->ops->fill_random(l->d, dst, n_rows * (size_t)cols, RANDOM_SCALE, l->seed++);
-        return dst;
+        any = rounds || (of_layer && l->c->e4m3);
+        m->type = any ? K_E4M3 : K_BF16;
+        m->block = l->c->e4m3 ? l->c->e4m3_block : 0;
+    } else if (any) {
+        m->type = fit_together(parts, n_parts, &m->block) ? K_E4M3 : K_BF16;
+    } else {
+        m->type = rounds ? K_E4M3 : K_BF16;
     }
+    if (m->type == K_E4M3 && !l->d->ops->takes(l->d, m))
+        m->type = K_BF16;
+    if (m->type == K_BF16)
+        m->block = 0;
+    l->n_widened += any && m->type == K_BF16;
+}
+
+static size_t n_scales_of(const struct k_matrix *m)
+{
+    if (m->block == 0)
+        return (size_t)m->n_out;
+    return (size_t)((m->n_out + m->block - 1) / m->block) * (size_t)K_SCALE_COLS(m->n_in, m->block);
+}
+
+/* Put a part's scales where rows from `row` on of a matrix have theirs. */
+static void place_scales(const struct k_matrix *m, float *scales, int row, const struct part *p)
+{
+    size_t cols = m->block > 0 ? (size_t)K_SCALE_COLS(m->n_in, m->block) : 1;
+    int step = m->block > 0 ? m->block : 1, width = m->block > 0 ? m->n_in : 1;
+
+    for (int r = 0; r < p->rows; r += step) {
+        for (int c = 0; c < width; c += step)
+            scales[(size_t)((row + r) / step) * cols + (size_t)(c / step)] =
+                quant_scale(&p->scales, r, c);
+    }
+}
+
+/* The largest of the parts' input scales, on the device; NULL when one has none. */
+static const float *input_scale(struct loader *l, const struct part *parts, int n_parts)
+{
+    float largest = 0.0f, *at;
+
     for (int i = 0; i < n_parts; i++) {
-        fill(l, dst, at, patterns[i], "weight", rows[i], cols);
+        const struct tensor *t = beside(l, parts[i].pattern, "input_scale");
+        struct quant_scales s;
+        char why[200];
+
+        if (t == NULL || quant_scales_of(&s, t, 1, 1, 0, why, sizeof why) != ERR_OK)
+            return NULL;
+        largest = quant_scale(&s, 0, 0) > largest ? quant_scale(&s, 0, 0) : largest;
+    }
+    at = allocate(l, sizeof *at);
+    if (l->rc == ERR_OK)
+        l->rc = l->d->ops->upload(l->d, at, &largest, sizeof largest);
+    return largest > 0.0f ? at : NULL;
+}
+
+/* An e4m3 matrix of e4m3 parts: elements and scales as they are. */
+static void fill_e4m3(struct loader *l, struct k_matrix *m, float *dev_scales,
+                      const struct part *parts, int n_parts)
+{
+    size_t n_scales = n_scales_of(m);
+    float *scales = mem_zalloc_array(n_scales, sizeof *scales);
+    int row = 0;
+
+    if (scales == NULL) {
+        l->rc = ERR_NO_MEMORY;
+        return;
+    }
+    for (int i = 0; i < n_parts && l->rc == ERR_OK; i++) {
+        size_t at = (size_t)row * (size_t)m->n_in, n = parts[i].t->bytes;
+
+        for (size_t j = 0; j < n && l->rc == ERR_OK; j += PART_BYTES) {
+            size_t some = n - j < PART_BYTES ? n - j : PART_BYTES;
+
+            l->rc = l->d->ops->upload(l->d, (k_e4m3 *)m->data + at + j, parts[i].t->data + j, some);
+            progress(l, some);
+        }
+        place_scales(m, scales, row, &parts[i]);
+        row += parts[i].rows;
+    }
+    if (l->rc == ERR_OK)
+        l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
+    mem_free(scales);
+    if (m->block == 0 && l->rc == ERR_OK)
+        m->x_scale = input_scale(l, parts, n_parts);
+}
+
+/* An e4m3 matrix of other parts: rounded on the device. */
+static void round_parts(struct loader *l, const struct k_matrix *m, float *dev_scales,
+                        const struct part *parts, int n_parts)
+{
+    size_t cols = (size_t)m->n_in, row = 0;
+
+    for (int i = 0; i < n_parts; row += (size_t)parts[i++].rows) {
+        size_t row_bytes = cols * (parts[i].type == DEVICE_F32 ? 4 : 2);
+        int step = (int)(PART_BYTES / row_bytes) + 1;
+
+        for (int r = 0; r < parts[i].rows && l->rc == ERR_OK; r += step) {
+            int some = parts[i].rows - r < step ? parts[i].rows - r : step;
+            size_t to = row + (size_t)r;
+
+            l->rc = l->d->ops->quantise(l->d, (k_e4m3 *)m->data + to * cols, dev_scales + to,
+                                        parts[i].t->data + (size_t)r * row_bytes, parts[i].type,
+                                        some, m->n_in);
+            progress(l, (size_t)some * row_bytes);
+        }
+    }
+}
+
+/* A matrix of the device's type from a part that is e4m3, or that is rounded as if it were. */
+static void widen_part(struct loader *l, const struct k_matrix *m, size_t at, const struct part *p)
+{
+    size_t cols = (size_t)m->n_in;
+    int step = (int)(FLOATS / cols) + 1;
+    float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
+    k_e4m3 *scratch = mem_zalloc_array(cols, sizeof *scratch);
+
+    if (floats == NULL || scratch == NULL)
+        l->rc = ERR_NO_MEMORY;
+    for (int r = 0; r < p->rows && l->rc == ERR_OK; r += step) {
+        int some = p->rows - r < step ? p->rows - r : step;
+
+        if (p->e4m3)
+            quant_widen(floats, p->t, &p->scales, r, some, m->n_in);
+        else
+            quant_round(floats, p->t, r, some, m->n_in, scratch);
+        l->rc = l->d->ops->weights(l->d, m->data, at + (size_t)r * cols, floats, DEVICE_F32,
+                                   (size_t)some * cols);
+        progress(l, (size_t)some * cols);
+    }
+    mem_free(scratch);
+    mem_free(floats);
+}
+
+/* Random elements, and scales that make them as large as others' weights. */
+static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_scales)
+{
+    size_t n_scales = n_scales_of(m);
+    float *scales;
+
+    l->rc =
+        l->d->ops->fill_random(l->d, m, m->type == K_E4M3 ? RANDOM_E4M3 : RANDOM_SCALE, l->seed++);
+    if (m->type == K_BF16 || l->rc != ERR_OK)
+        return;
+    if ((scales = mem_zalloc_array(n_scales, sizeof *scales)) == NULL) {
+        l->rc = ERR_NO_MEMORY;
+        return;
+    }
+    for (size_t i = 0; i < n_scales; i++)
+        scales[i] = RANDOM_SCALE / RANDOM_E4M3;
+    l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
+    mem_free(scales);
+}
+
+/* --- matrices and vectors -------------------------------------------------------------- */
+
+/* A matrix made of up to three tensors, one below the other. Those of layers may be e4m3. */
+static struct k_matrix matrix(struct loader *l, const char *const *patterns, const int *rows,
+                              int n_parts, int cols, bool of_layer)
+{
+    struct part parts[PARTS_MAX] = {{.rows = 0}};
+    struct k_matrix m = {.type = K_BF16, .n_in = cols};
+    float *scales = NULL;
+    size_t at = 0;
+
+    for (int i = 0; i < n_parts; i++) {
+        parts[i] = (struct part){.pattern = patterns[i], .rows = rows[i]};
+        m.n_out += rows[i];
+        if (l->files != NULL)
+            find_part(l, &parts[i], cols);
+    }
+    if (l->rc != ERR_OK)
+        return m;
+    choose_form(l, &m, parts, n_parts, of_layer);
+    m.data = allocate(l, (size_t)m.n_out * (size_t)cols *
+                             (m.type == K_E4M3 ? sizeof(k_e4m3) : l->d->elem_bytes));
+    if (m.type == K_E4M3)
+        m.scales = scales = allocate(l, n_scales_of(&m) * sizeof *scales);
+    l->w->e4m3 = l->w->e4m3 || m.type == K_E4M3;
+    if (l->rc != ERR_OK)
+        return m;
+    if (l->files == NULL)
+        fill_random(l, &m, scales);
+    else if (m.type == K_E4M3 && parts[0].e4m3)
+        fill_e4m3(l, &m, scales, parts, n_parts);
+    else if (m.type == K_E4M3)
+        round_parts(l, &m, scales, parts, n_parts);
+    for (int i = 0; i < n_parts && m.type == K_BF16 && l->files != NULL; i++) {
+        if (parts[i].e4m3 || (of_layer && l->from->rounds))
+            widen_part(l, &m, at, &parts[i]);
+        else
+            fill(l, m.data, at, parts[i].t, parts[i].type);
         at += (size_t)rows[i] * (size_t)cols;
     }
-    return dst;
+    return m;
 }
 
 /* The bias of such a matrix; NULL when the model has none. Random models have zeros. */
@@ -180,9 +455,9 @@ static void *bias(struct loader *l, bool has, const char *const *patterns, const
         return NULL;
     for (int i = 0; i < n_parts; i++)
         n += (size_t)rows[i];
-    dst = allocate(l, n);
+    dst = allocate(l, n * l->d->elem_bytes);
     for (int i = 0; i < n_parts && l->files != NULL; i++) {
-        fill(l, dst, at, patterns[i], "bias", rows[i], 0);
+        fill_vector(l, dst, at, patterns[i], "bias", rows[i]);
         at += (size_t)rows[i];
     }
     return dst;
@@ -191,11 +466,11 @@ static void *bias(struct loader *l, bool has, const char *const *patterns, const
 /* A norm's weights; ones in a random model. */
 static void *norm(struct loader *l, const char *pattern, int dim)
 {
-    void *dst = allocate(l, (size_t)dim);
+    void *dst = allocate(l, (size_t)dim * l->d->elem_bytes);
     float ones[256];
 
     if (l->files != NULL) {
-        fill(l, dst, 0, pattern, "weight", dim, 0);
+        fill_vector(l, dst, 0, pattern, "weight", dim);
         return dst;
     }
     for (int i = 0; i < 256; i++)
@@ -206,6 +481,27 @@ static void *norm(struct loader *l, const char *pattern, int dim)
     return dst;
 }
 
+/* The scale of a layer's keys or values in e4m3 pages: whichever of its names is there. */
+static float kv_scale(struct loader *l, const char *own, const char *pattern, const char *ending)
+{
+    const struct tensor *t = beside(l, own, ending);
+    struct quant_scales s;
+    char why[200];
+
+    if (t == NULL)
+        t = beside(l, pattern, ending);
+    if (t == NULL)
+        t = beside(l, pattern, "output_scale");
+    if (t == NULL)
+        return 1.0f;
+    if (quant_scales_of(&s, t, 1, 1, 0, why, sizeof why) != ERR_OK) {
+        log_error("model: %s: tensor %s: %s", checkpoint_path(l->files, t), t->name, why);
+        l->rc = ERR_UNSUPPORTED;
+        return 1.0f;
+    }
+    return quant_scale(&s, 0, 0);
+}
+
 static void load_layer(struct loader *l, struct layer_weights *w)
 {
     const struct config *c = l->c;
@@ -214,15 +510,20 @@ static void load_layer(struct loader *l, struct layer_weights *w)
     int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     const int qkv_rows[] = {q, kv, kv}, gate_up_rows[] = {c->ff_dim, c->ff_dim};
 
+    w->k_scale = w->v_scale = 1.0f;
+    if (l->files != NULL && l->from->kv_scales) {
+        w->k_scale = kv_scale(l, names->attn, names->k, "k_scale");
+        w->v_scale = kv_scale(l, names->attn, names->v, "v_scale");
+    }
     w->norm_attn = norm(l, names->norm_attn, c->dim);
-    w->qkv = matrix(l, qkv, qkv_rows, 3, c->dim);
+    w->qkv = matrix(l, qkv, qkv_rows, 3, c->dim, true);
     w->qkv_bias = bias(l, c->qkv_bias, qkv, qkv_rows, 3);
-    w->o = matrix(l, &names->o, &c->dim, 1, q);
+    w->o = matrix(l, &names->o, &c->dim, 1, q, true);
     w->o_bias = bias(l, c->o_bias, &names->o, &c->dim, 1);
     w->norm_mlp = norm(l, names->norm_mlp, c->dim);
-    w->gate_up = matrix(l, gate_up, gate_up_rows, 2, c->dim);
+    w->gate_up = matrix(l, gate_up, gate_up_rows, 2, c->dim, true);
     w->gate_up_bias = bias(l, c->mlp_bias, gate_up, gate_up_rows, 2);
-    w->down = matrix(l, &names->down, &c->dim, 1, c->ff_dim);
+    w->down = matrix(l, &names->down, &c->dim, 1, c->ff_dim, true);
     w->down_bias = bias(l, c->mlp_bias, &names->down, &c->dim, 1);
 }
 
@@ -237,32 +538,30 @@ static int load(struct loader *l)
         return ERR_NO_MEMORY;
     l->logged_us = clock_us();
     l->layer = -1;
-    l->w->embed = matrix(l, &names->embed, &c->n_vocab, 1, c->dim);
+    l->w->embed = matrix(l, &names->embed, &c->n_vocab, 1, c->dim, false);
     for (l->layer = 0; l->layer < c->n_layers && l->rc == ERR_OK; l->layer++)
         load_layer(l, &l->w->layers[l->layer]);
     l->w->norm = norm(l, names->norm, c->dim);
-    l->w->head = c->tied ? l->w->embed : matrix(l, &names->head, &c->n_vocab, 1, c->dim);
+    l->w->head = c->tied ? l->w->embed : matrix(l, &names->head, &c->n_vocab, 1, c->dim, false);
     return l->rc;
 }
 
-int weights_load(struct weights *w, struct device *d, const struct config *c, const char *dir)
+int weights_load(struct weights *w, struct device *d, const struct config *c,
+                 const struct weights_source *from)
 {
-    struct loader l = {.w = w, .d = d, .c = c};
-    int rc = checkpoint_open(&l.files, dir);
+    struct loader l = {.w = w, .d = d, .c = c, .from = from, .seed = 1};
+    int rc = from->dir == NULL ? ERR_OK : checkpoint_open(&l.files, from->dir);
 
     if (rc != ERR_OK)
         return rc;
     rc = load(&l);
+    if (rc == ERR_OK && l.n_widened > 0 && d->is_gpu)
+        log_info("model: %d matrices are e4m3 in a form that the GPU does not multiply with; they "
+                 "are held in bf16",
+                 l.n_widened);
+    if (from->dir == NULL)
+        w->digest = hash_sha256("dummy", 5, NULL, 0);
     checkpoint_close(l.files);
-    return rc;
-}
-
-int weights_random(struct weights *w, struct device *d, const struct config *c)
-{
-    struct loader l = {.w = w, .d = d, .c = c, .seed = 1};
-    int rc = load(&l);
-
-    w->digest = hash_sha256("dummy", 5, NULL, 0);
     return rc;
 }
 

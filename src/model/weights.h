@@ -7,36 +7,47 @@
 #include "device/device.h"
 #include "model/config.h"
 
-/* One layer; all in the device's type, biases NULL where the model has none. */
+/* One layer; norms and biases in the device's type, biases NULL where the model has none. */
 struct layer_weights {
-    void *norm_attn; /* [dim] */
-    void *qkv;       /* [(n_heads + 2 * n_kv_heads) * head_dim][dim]: q, k, v */
+    void *norm_attn;     /* [dim] */
+    struct k_matrix qkv; /* [(n_heads + 2 * n_kv_heads) * head_dim][dim]: q, k, v */
     void *qkv_bias;
-    void *o; /* [dim][n_heads * head_dim] */
+    struct k_matrix o; /* [dim][n_heads * head_dim] */
     void *o_bias;
-    void *norm_mlp; /* [dim] */
-    void *gate_up;  /* [2 * ff_dim][dim]: gate, up */
+    void *norm_mlp;          /* [dim] */
+    struct k_matrix gate_up; /* [2 * ff_dim][dim]: gate, up */
     void *gate_up_bias;
-    void *down; /* [dim][ff_dim] */
+    struct k_matrix down; /* [dim][ff_dim] */
     void *down_bias;
+    float k_scale, v_scale; /* of e4m3 KV pages, by the checkpoint; else 1 */
 };
 
 struct weights {
     struct layer_weights *layers; /* [n_layers] */
-    void *embed;                  /* [n_vocab][dim] */
+    struct k_matrix embed;        /* [n_vocab][dim] */
     void *norm;                   /* [dim] */
-    void *head;                   /* [n_vocab][dim]; embed itself when tied */
+    struct k_matrix head;         /* [n_vocab][dim]; embed itself when tied */
+    bool e4m3;                    /* some matrices are */
     size_t bytes;                 /* on the device */
     struct hash digest;           /* of every tensor's name, type and bytes, as they were read */
 };
 
-/* Allocate on the device and fill from the folder's files, or with random numbers. Logs progress
- * every few seconds. Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape
- * than config.json implies, ERR_NOT_FOUND for a missing one, ERR_GPU; all logged. The layers'
- * array is released by weights_fini(), device memory with the device. */
+/* Where weights come from, and what is made of them. */
+struct weights_source {
+    const char *dir; /* the folder; NULL: random numbers */
+    bool rounds;     /* matrices of layers that are not e4m3 are rounded to it, a scale a row */
+    bool kv_scales;  /* k_scale and v_scale are wanted */
+};
+
+/* Allocate on the device and fill. Logs progress every few seconds. A matrix whose parts in the
+ * folder are e4m3, or are rounded to it, is K_E4M3 where the device multiplies with that form,
+ * else the same numbers in the device's type.
+ *
+ * Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape than config.json
+ * implies, ERR_NOT_FOUND for a missing one, ERR_UNSUPPORTED for a type, ERR_GPU; all logged. The
+ * layers' array is released by weights_fini(), device memory with the device. */
 int weights_load(struct weights *w, struct device *d, const struct config *c,
-                 const char *dir) ERR_CHECKED;
-int weights_random(struct weights *w, struct device *d, const struct config *c) ERR_CHECKED;
+                 const struct weights_source *from) ERR_CHECKED;
 void weights_fini(struct weights *w);
 
 #endif

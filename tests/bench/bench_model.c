@@ -1,6 +1,6 @@
 /* How fast the model is by itself: random weights in the shapes of a config.json, no engine.
  *
- *   bench_model FOLDER DEVICE [LIMIT_GBPS]
+ *   bench_model FOLDER DEVICE [LIMIT_GBPS [QUANTIZATION [GEMM_TABLE]]]
  *
  * Prints one line a measurement: decode of one sequence at several contexts with the share of
  * LIMIT_GBPS (4650 if not given, an H200's read bandwidth) at which weights and KV were read; a
@@ -169,12 +169,12 @@ static void bench_crowd(struct bench *n, int n_seqs, int half)
 }
 
 /* Bytes of weights that a decode reads: everything but the embedding's rows. */
-static double weight_bytes(const struct model_shape *s, double elem_bytes)
+static double weight_bytes(const struct model_shape *s, double elem_bytes, double head_elem_bytes)
 {
     double q = (double)s->n_heads * s->head_dim, kv = (double)s->n_kv_heads * s->head_dim;
     double layer = (2.0 * q + 2.0 * kv) * s->dim + 3.0 * (double)s->ff_dim * s->dim;
 
-    return (layer * s->n_layers + (double)s->n_vocab * s->dim) * elem_bytes;
+    return layer * s->n_layers * elem_bytes + (double)s->n_vocab * s->dim * head_elem_bytes;
 }
 
 int main(int argc, char **argv)
@@ -185,16 +185,18 @@ int main(int argc, char **argv)
                               .block_tokens = 16,
                               .gpu_memory_utilization = 0.9,
                               .cpu_kv_bytes = (size_t)1 << 30,
-                              .max_model_len = 0};
+                              .max_model_len = 0,
+                              .quantization = argc > 4 ? argv[4] : "",
+                              .gemm_table = argc > 5 ? argv[5] : ""};
     struct bench *n = calloc(1, sizeof *n);
-    bool gpu;
+    bool gpu, rounds = argc > 4 && argv[4][0] != '\0';
 
     n->limit_bytes_s = (argc > 3 ? atof(argv[3]) : 4650.0) * 1e9;
     if (model_open(&n->m, &o) != ERR_OK)
         die("the model does not open");
     n->shape = model_shape(n->m);
     gpu = strncmp(n->shape->device, "cpu", 3) != 0;
-    n->weight_bytes = weight_bytes(n->shape, gpu ? 2.0 : 4.0);
+    n->weight_bytes = weight_bytes(n->shape, !gpu ? 4.0 : rounds ? 1.0 : 2.0, gpu ? 2.0 : 4.0);
     n->b.pages_max = n->shape->max_model_len / n->shape->block_tokens + 1;
     n->b.token_ids = calloc((size_t)n->shape->max_num_batched_tokens, 4);
     n->b.seq_start = calloc((size_t)n->shape->max_num_seqs + 1, 4);

@@ -55,7 +55,7 @@ static void check_copies(int n, int dim)
         idx[i] = (i * 7 + 3) % n;
     didx = gpu_array(idx, (size_t)n * 4);
     ref_embed(want, delta, idx, n, dim);
-    gpu_must(k_embed(out, dd, didx, n, dim, s));
+    gpu_must(k_embed(out, dd, didx, NULL, n, dim, s));
     ok(gpu_get(got, out, size * 4) && memcmp(got, want, size * 4) == 0, "embed %d x %d", n, dim);
     ref_gather_add(want, x, delta, idx, n_rows, dim);
     gpu_must(k_gather_add(out, dx, dd, didx, n_rows, dim, s));
@@ -91,6 +91,7 @@ static void check_product(int n, int n_out, int n_in, bool with_bias)
     k_bf16 *dw = gpu_bf16(w, (size_t)n_out * (size_t)n_in);
     k_bf16 *out = gpu_array(NULL, rows * (size_t)n_out * 2);
     float *logits = gpu_array(NULL, rows * (size_t)n_out * 4);
+    struct k_matrix m = {.data = dw, .n_out = n_out, .n_in = n_in};
     char name[80];
 
     for (int r = 0; r < n; r++) {
@@ -104,11 +105,11 @@ static void check_product(int n, int n_out, int n_in, bool with_bias)
     }
     snprintf(name, sizeof name, "matmul %d x %d x %d%s", n, n_out, n_in,
              with_bias ? " + bias" : "");
-    gpu->ops->matmul(gpu, out, dx, dw, with_bias ? db : NULL, n, n_out, n_in);
+    gpu->ops->matmul(gpu, out, dx, &m, with_bias ? db : NULL, n);
     got = gpu_floats(out, rows * (size_t)n_out);
     gpu_compare(got, want, out_size, 5e-6, 4.1e-3, name);
     if (!with_bias) {
-        gpu->ops->matmul_float(gpu, logits, dx, dw, n, n_out, n_in);
+        gpu->ops->matmul_float(gpu, logits, dx, &m, n);
         free(got);
         got = malloc(rows * (size_t)n_out * 4);
         ok(gpu_get(got, logits, rows * (size_t)n_out * 4), "guard bands are whole");

@@ -39,7 +39,7 @@ openssl/;src/base/hash.c
 xxhash\.h;src/base/hash.c
 cublasLt\.h;src/device/gemm_cuda.c
 nccl\.h;none
-cuda(_runtime|_bf16|_fp16|_fp8)?(_api)?\.h;src/device/[a-z]+_cuda.[ch] kernels/[a-z_0-9]+.cuh? tests/kernel/[a-z_]+.[ch] tests/bench/bench_[a-z_]+.c'
+cuda(_runtime|_bf16|_fp16|_fp8)?(_api)?\.h;src/device/[a-z]+_cuda.[ch] kernels/[a-z_0-9]+.cuh? tests/(kernel|bench)/[a-z_]+.(c|h|cu)'
 while IFS=';' read -r header files; do
     pattern=$(sed 's/ /|/g' <<<"$files")
     wrong=$(grep -rnE "^#include <$header" src kernels tools tests --include='*.[ch]' --include='*.cu*' |

@@ -23,10 +23,11 @@ static void check_matmul(struct device *d, int n, int n_out, int n_in)
     float *x = random_floats((size_t)n * (size_t)n_in), *bias = random_floats((size_t)n_out);
     float *w = random_floats((size_t)n_out * (size_t)n_in);
     float *y = malloc((size_t)n * (size_t)n_out * 4), *row = malloc((size_t)n_out * 4);
+    struct k_matrix m = {.data = w, .n_out = n_out, .n_in = n_in};
     double worst = 0.0;
     bool same = true;
 
-    d->ops->matmul(d, y, x, w, bias, n, n_out, n_in);
+    d->ops->matmul(d, y, x, &m, bias, n);
     for (int r = 0; r < n; r++) {
         for (int o = 0; o < n_out; o++) {
             double sum = (double)bias[o];
@@ -35,7 +36,7 @@ static void check_matmul(struct device *d, int n, int n_out, int n_in)
                 sum += (double)x[r * n_in + i] * (double)w[o * n_in + i];
             worst = fmax(worst, fabs(sum - (double)y[r * n_out + o]));
         }
-        d->ops->matmul(d, row, x + r * n_in, w, bias, 1, n_out, n_in);
+        d->ops->matmul(d, row, x + r * n_in, &m, bias, 1);
         same = same && memcmp(row, y + r * n_out, (size_t)n_out * 4) == 0;
     }
     ok(worst < 1e-5 * sqrt((double)n_in), "matmul %d x %d x %d within %.1e", n, n_out, n_in, worst);

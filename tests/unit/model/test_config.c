@@ -18,6 +18,14 @@ static int parse(const char *text, const char *generation)
                         generation == NULL ? 0 : strlen(generation));
 }
 
+#define QUANT(members) ",\"quantization_config\":{" members "}"
+#define FP8            "\"quant_method\":\"fp8\""
+#define CT             "\"quant_method\":\"compressed-tensors\""
+#define BLOCKS         "\"strategy\":\"block\",\"block_structure\":[128,128]"
+#define GROUP(weights)                                 \
+    ",\"config_groups\":{\"g\":{\"weights\":{" weights \
+    "},\"input_activations\":{\"num_bits\":8,\"strategy\":\"token\"}}}"
+
 static const struct {
     const char *what, *text;
     int rc;
@@ -36,7 +44,22 @@ static const struct {
     {"an odd head", "{" LLAMA ",\"head_dim\":7}", ERR_INVALID},
     {"a head too large", "{" LLAMA ",\"head_dim\":512}", ERR_INVALID},
     {"another activation", "{" LLAMA ",\"hidden_act\":\"gelu\"}", ERR_UNSUPPORTED},
-    {"a quantised one", "{" LLAMA ",\"quantization_config\":{}}", ERR_UNSUPPORTED},
+    {"quantised in no known way", "{" LLAMA QUANT("") "}", ERR_UNSUPPORTED},
+    {"another quant_method", "{" LLAMA QUANT("\"quant_method\":\"awq\"") "}", ERR_UNSUPPORTED},
+    {"blocks of 64", "{" LLAMA QUANT(FP8 ",\"weight_block_size\":[64,128]") "}", ERR_UNSUPPORTED},
+    {"e5m2", "{" LLAMA QUANT(FP8 ",\"fmt\":\"e5m2\"") "}", ERR_UNSUPPORTED},
+    {"no groups", "{" LLAMA QUANT(CT) "}", ERR_UNSUPPORTED},
+    {"4 bits in a word", "{" LLAMA QUANT(CT ",\"format\":\"pack-quantized\"") "}", ERR_UNSUPPORTED},
+    {"int8", "{" LLAMA QUANT(CT GROUP("\"num_bits\":8,\"type\":\"int\"")) "}", ERR_UNSUPPORTED},
+    {"4 bits", "{" LLAMA QUANT(CT GROUP("\"num_bits\":4")) "}", ERR_UNSUPPORTED},
+    {"groups of a row", "{" LLAMA QUANT(CT GROUP("\"num_bits\":8,\"strategy\":\"group\"")) "}",
+     ERR_UNSUPPORTED},
+    {"weights alone",
+     "{" LLAMA QUANT(CT ",\"config_groups\":{\"g\":{\"weights\":{\"num_bits\":8}}}") "}",
+     ERR_UNSUPPORTED},
+    {"a transform",
+     "{" LLAMA QUANT(CT GROUP("\"num_bits\":8") ",\"transform_config\":{\"a\":1}") "}",
+     ERR_UNSUPPORTED},
     {"another rope", "{" LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}",
      ERR_UNSUPPORTED},
     {"a rope without its factor", "{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"linear\"}}",
@@ -80,6 +103,22 @@ static void check_values(void)
     ok(c.qkv_bias && !c.o_bias && c.len_max == 512, "has its biases and no window");
 }
 
+static void check_quant(void)
+{
+    is_int(parse("{" LLAMA "}", NULL), ERR_OK, "no quantization_config");
+    ok(!c.e4m3 && c.e4m3_block == 0, "is not e4m3");
+    is_int(parse("{" LLAMA QUANT(FP8 ",\"activation_scheme\":\"static\"") "}", NULL), ERR_OK,
+           "fp8");
+    ok(c.e4m3 && c.e4m3_block == 0, "is e4m3 without blocks");
+    is_int(parse("{" LLAMA QUANT(FP8 ",\"weight_block_size\":[128,128]") "}", NULL), ERR_OK,
+           "fp8 in blocks");
+    ok(c.e4m3 && c.e4m3_block == 128, "is e4m3 with blocks");
+    is_int(parse("{" LLAMA QUANT(CT GROUP("\"num_bits\":8," BLOCKS) ",\"sparsity_config\":{}") "}",
+                 NULL),
+           ERR_OK, "compressed-tensors in blocks");
+    ok(c.e4m3 && c.e4m3_block == 128, "has blocks");
+}
+
 static void check_turns(void)
 {
     float turns[4 * 8];
@@ -102,6 +141,7 @@ int main(void)
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         is_int(parse(refused[i].text, NULL), refused[i].rc, "%s is refused", refused[i].what);
     ok(memcmp(&before, &c, sizeof c) == 0, "and nothing is written");
+    check_quant();
     check_turns();
     return tap_done();
 }

@@ -1,0 +1,299 @@
+/* What the planner and the kernel of decode attention share, and the instructions they are made
+ * of: barriers in shared memory, the tensor copy engine, small matrix products, fp8. */
+#ifndef QUIRE_KERNELS_ATTN_DECODE_CUH
+#define QUIRE_KERNELS_ATTN_DECODE_CUH
+
+#include <cuda.h>
+#include <cuda_fp16.h>
+
+#include "kernels/pages.cuh"
+
+#define DECODE_WARPS 4
+#define DECODE_SMS   132              /* of an H200; any other number is right, too */
+#define DECODE_CTAS  (2 * DECODE_SMS) /* the largest grid */
+#ifndef DECODE_FEW
+#define DECODE_FEW 4 /* sequences for which one block a multiprocessor will do */
+#endif
+#ifndef DECODE_LEAST
+#define DECODE_LEAST 2
+#endif
+#define DECODE_WORKERS (DECODE_CTAS * DECODE_WARPS)
+
+/* One sequence of the step that has keys. */
+struct decode_item {
+    __align__(16) int32_t seq;
+    int32_t len;   /* keys, this step's included */
+    int32_t token; /* its row in qkv and out */
+    int32_t first; /* tiles of all items before it */
+};
+
+/* What a warp does: n tiles from `tile` of row `row` of an item, then those that follow. */
+struct decode_worker {
+    __align__(16) int32_t item;
+    int32_t row;
+    int32_t tile;
+    int32_t n;
+    decode_item first; /* a copy of the item, which saves the way to it */
+};
+
+/* The first and the last block that have keys of a row. */
+struct decode_span {
+    int32_t from, to;
+};
+
+/* The plan of a step in device memory. counters [c] counts the blocks that are done with the
+ * row that begins in block c and goes on behind it; 0 between launches. */
+struct decode_schedule {
+    int32_t counters[DECODE_CTAS];
+    decode_span spans[DECODE_CTAS][2]; /* of the rows at a block's beginning and end */
+    decode_worker workers[DECODE_WORKERS];
+    decode_item items[1]; /* [n_decodes] */
+};
+
+/* A tile of keys in shared memory: rows of TOKENS keys in panels of PANEL bytes,
+ * [panel][token][PANEL], whose 16-byte chunks are swizzled so that eight rows meet all banks. */
+template <int D, int TYPE> struct decode_tile {
+    static constexpr int ELEM = TYPE == K_BF16 ? 2 : 1;
+    static constexpr int ROW = D * ELEM;
+    static constexpr int PANEL = ROW % 128 == 0  ? 128
+                                 : ROW % 64 == 0 ? 64
+                                 : ROW % 32 == 0 ? 32
+                                                 : 16;
+    static constexpr int PANELS = ROW / PANEL;
+    static constexpr int TOKENS = ROW > 128 ? 16 : 32;
+    static constexpr int BYTES = TOKENS * PANELS * PANEL;
+    static constexpr int STAGE = 2 * BYTES; /* keys, then values */
+    static constexpr int STAGES = STAGE > 12288 ? 2 : 24576 / STAGE;
+    static constexpr int RING = (STAGES * STAGE + 1023) / 1024 * 1024;
+
+    /* Where chunk `chunk` of a token's row stands. */
+    static __device__ __forceinline__ int at(int token, int chunk)
+    {
+        int turn = PANEL == 128  ? token & 7
+                   : PANEL == 64 ? token >> 1 & 3
+                   : PANEL == 32 ? token >> 2 & 1
+                                 : 0;
+
+        return (chunk / (PANEL / 16) * TOKENS + token) * PANEL +
+               ((chunk % (PANEL / 16)) ^ turn) * 16;
+    }
+};
+
+/* The sizes that kernels are built for: head_dim rounded up, and the query heads that share a
+ * pass over the keys. Larger groups are cut into blocks of heads. */
+static inline int decode_d(int head_dim)
+{
+    int d = head_dim <= 80 ? 80 : head_dim <= 96 ? 96 : head_dim <= 128 ? 128 : 256;
+
+    return head_dim <= 64 ? 64 : d;
+}
+
+static inline int decode_heads(int group)
+{
+    return group <= 8 ? 8 : 16;
+}
+
+static inline int decode_blocks(int group)
+{
+    return (group + decode_heads(group) - 1) / decode_heads(group);
+}
+
+static inline int decode_tile_tokens(const struct k_kv *kv)
+{
+    int d = decode_d(kv->head_dim);
+
+    if (kv->type == K_BF16)
+        return d == 64 ? decode_tile<64, K_BF16>::TOKENS : decode_tile<128, K_BF16>::TOKENS;
+    return d == 256 ? decode_tile<256, K_E4M3>::TOKENS : decode_tile<128, K_E4M3>::TOKENS;
+}
+
+/* Two blocks a multiprocessor read faster than one; one leaves room for the next kernel, which
+ * matters more when there is little to read. Two have no room at head sizes above 128. */
+static inline int decode_ctas(const struct k_kv *kv, int n_decodes)
+{
+    return n_decodes <= DECODE_FEW || kv->head_dim > 128 ? DECODE_SMS : 2 * DECODE_SMS;
+}
+
+/* Workers that n_tiles tiles are shared by: whole blocks of them. Below DECODE_LEAST tiles each,
+ * the sum of more parts takes longer than the tiles would. */
+static __host__ __device__ inline int decode_workers(int n_tiles, int n_workers)
+{
+    int n =
+        (n_tiles + DECODE_LEAST * DECODE_WARPS - 1) / (DECODE_LEAST * DECODE_WARPS) * DECODE_WARPS;
+
+    return n < n_workers ? n : n_workers;
+}
+
+/* The first tile of worker i, and the worker of a tile. */
+static __device__ inline int share_first(int i, int n_tiles, int n_workers)
+{
+    return n_workers == 0 ? 0 : (int)((int64_t)i * n_tiles / n_workers);
+}
+
+static __device__ inline int share_of(int tile, int n_tiles, int n_workers)
+{
+    return (int)((((int64_t)tile + 1) * n_workers + n_tiles - 1) / n_tiles) - 1;
+}
+
+/* --- barriers and copies --------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint32_t shared_at(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ __forceinline__ void full_init(uint32_t barrier)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+
+static __device__ __forceinline__ void full_init_done(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ __forceinline__ void full_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void full_wait(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+
+    do {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (done == 0);
+}
+
+static __device__ __forceinline__ void fence_proxies(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* KV is read once a step: it goes first when the L2 cache needs room. */
+static __device__ __forceinline__ uint64_t evict_first(void)
+{
+    uint64_t policy;
+
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+static __device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map,
+                                                uint32_t barrier, const int at[5], uint64_t policy)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier"
+        "::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]),
+        "l"(policy)
+        : "memory");
+}
+
+/* --- the launch before and the launch behind ------------------------------------------------ */
+
+static __device__ __forceinline__ void wait_for_previous(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+static __device__ __forceinline__ void let_next_begin(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* Add 1 and return what was there; orders what this thread's block wrote before and reads behind
+ * (with a barrier of the block on either side) with the other blocks that count here. */
+static __device__ __forceinline__ int add_and_see(int32_t *counter)
+{
+    int old;
+
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                 : "=r"(old)
+                 : "l"(counter)
+                 : "memory");
+    return old;
+}
+
+/* --- matrices ---------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void load_matrices_turned(uint32_t r[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint32_t turn_matrix(uint32_t x)
+{
+    uint32_t y;
+
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* c [16][8] += a [16][16] * b [16][8], of bfloat16 or of float16 */
+template <int TYPE>
+static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4],
+                                                const uint32_t b[2])
+{
+    if (TYPE == K_BF16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+            "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Two numbers in a word as operands of multiply(), the first in the lower half. */
+template <int TYPE> static __device__ __forceinline__ uint32_t pack_two(float low, float high)
+{
+    __half2 two;
+
+    if (TYPE == K_BF16)
+        return pack_bf16(low, high);
+    two = __floats2half2_rn(low, high);
+    return *(uint32_t *)&two;
+}
+
+/* Four e4m3 in a word as two words of float16: the lower two, the upper two. */
+static __device__ __forceinline__ void widen_e4m3(uint32_t *low, uint32_t *high, uint32_t four)
+{
+    asm("{\n"
+        ".reg .b16 a, b;\n"
+        "mov.b32 {a, b}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, a;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, b;\n"
+        "}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(four));
+}
+
+#endif

@@ -1,0 +1,565 @@
+/* What a warp of decode attention does with a tile of keys and values: the two products, the
+ * softmax between them, and what is put into shared memory without the copy engine. */
+#ifndef QUIRE_KERNELS_ATTN_DECODE_TILE_CUH
+#define QUIRE_KERNELS_ATTN_DECODE_TILE_CUH
+
+#include "kernels/attn_decode.cuh"
+
+#define NOTHING (-1e30f) /* a maximum over no key; finite, so that differences are numbers */
+#define RISE    8.0f     /* weights stay below 2^8, which bf16 and float16 hold */
+
+struct decode_args {
+    k_bf16 *out;
+    const k_bf16 *qkv;
+    const float *turns; /* NULL: nothing to rotate or to write */
+    struct k_kv kv;
+    struct k_tokens t;
+    decode_schedule *schedule;
+    float *work;
+    int n_heads, group;
+    int blocks;   /* blocks of heads a kv head */
+    float scale;  /* of scores, to units of log2 */
+    float weight; /* of values */
+    bool by_hand;
+    /* Of copies by the engine: */
+    int page_shift;  /* log2(block_tokens) */
+    int box_shift;   /* log2 of pages in a tile */
+    int box_bytes;   /* from a page's rows to the next page's in a panel */
+    int panel_boxes; /* copies for the panels of one page */
+    int slab;        /* (kv head, K|V) slabs in front of the layer */
+};
+
+template <int D, int TYPE, int HEADS> struct decode_warp {
+    using tile = decode_tile<D, TYPE>;
+    static constexpr enum k_type KV = (enum k_type)TYPE;
+    static constexpr int STEPS = D / 16;          /* of 16 elements */
+    static constexpr int NT = HEADS / 8;          /* column tiles */
+    static constexpr int MT = tile::TOKENS / 16;  /* row tiles */
+    static constexpr int PAIRS = (D + 127) / 128; /* words of half a head in each lane */
+    static constexpr int DESK_ROW = D * 2 + 16;   /* the bank moves by 4 from row to row */
+    static constexpr int DESK = 10 * DESK_ROW;    /* bytes: 8 queries, a key, a value */
+
+    static_assert(tile::STAGE % (8 * tile::PANEL) == 0, "swizzles repeat after 8 rows");
+
+    /* What a lane holds of one row: g = lane / 4, t = lane % 4. */
+    struct state {
+        uint32_t q[STEPS][NT][2]; /* head g */
+        float o[STEPS][NT][4];    /* heads 2t, 2t + 1; elements g, g + 8; fp8: 2g, 2g + 1 */
+        float top[NT][2], sum[NT][2], scale[NT][2];
+    };
+
+    static __device__ __forceinline__ void clear(state &st)
+    {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            st.top[n][0] = st.top[n][1] = NOTHING;
+            st.sum[n][0] = st.sum[n][1] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < STEPS; i++)
+                st.o[i][n][0] = st.o[i][n][1] = st.o[i][n][2] = st.o[i][n][3] = 0.0f;
+        }
+    }
+
+    /* Sums over the lanes that share two heads, to all of them. */
+    static __device__ __forceinline__ void add_sums(state &st)
+    {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+#pragma unroll
+                for (int i = 4; i < 32; i *= 2)
+                    st.sum[n][e] += __shfl_xor_sync(~0U, st.sum[n][e], i);
+            }
+        }
+    }
+
+    /* --- queries, the step's key and value ------------------------------------------------- */
+
+    static __device__ __forceinline__ uint32_t word_of(const k_bf16 *p)
+    {
+        return __ldcg((const uint32_t *)p);
+    }
+
+    /* Rotate one element and its partner half a head further on. */
+    static __device__ __forceinline__ float2 turn_pair(float low, float high, float2 turn)
+    {
+        return make_float2(turn_lower(low, high, turn), turn_upper(high, low, turn));
+    }
+
+    /* Elements 2 * lane + 64 * j and the next, of both halves: words of one head, rotated, as
+     * floats [low, its next, high, its next]. Only for heads whose halves are even. */
+    static __device__ __forceinline__ float4 turn_words(uint32_t low, uint32_t high, float4 turn)
+    {
+        float2 a = turn_pair(low_half(low), low_half(high), make_float2(turn.x, turn.y));
+        float2 b = turn_pair(high_half(low), high_half(high), make_float2(turn.z, turn.w));
+
+        return make_float4(a.x, b.x, a.y, b.y);
+    }
+
+    /* Up to 8 queries to the desk, rotated if there are turns. The loads of AT_ONCE heads are
+     * under way before the first is used. */
+    static __device__ __forceinline__ void lay_queries(char *desk, const k_bf16 *q, int n_heads,
+                                                       int hd, const float2 *turn)
+    {
+        constexpr int AT_ONCE = 4;
+        int half = hd / 2, lane = threadIdx.x % 32;
+        float4 turns[PAIRS];
+
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            if (turn != NULL && 2 * lane + 64 * j < half)
+                turns[j] = *(const float4 *)(turn + 2 * lane + 64 * j);
+        }
+#pragma unroll 1
+        for (int first = 0; first < n_heads; first += AT_ONCE) {
+            uint32_t low[AT_ONCE][PAIRS], high[AT_ONCE][PAIRS];
+
+#pragma unroll
+            for (int i = 0; i < AT_ONCE * PAIRS; i++) {
+                int h = i / PAIRS, d = 2 * lane + i % PAIRS * 64;
+                const k_bf16 *from = q + (first + h) * hd + d;
+                bool there = first + h < n_heads && d < half;
+
+                low[h][i % PAIRS] = there ? word_of(from) : 0U;
+                high[h][i % PAIRS] = there ? word_of(from + half) : 0U;
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE * PAIRS; i++) {
+                int h = i / PAIRS, j = i % PAIRS, d = 2 * lane + j * 64;
+                uint32_t *to = (uint32_t *)(desk + (first + h) * DESK_ROW + d * 2);
+
+                if (turn != NULL) {
+                    float4 y = turn_words(low[h][j], high[h][j], turns[j]);
+
+                    low[h][j] = pack_bf16(y.x, y.y);
+                    high[h][j] = pack_bf16(y.z, y.w);
+                }
+                if (first + h < n_heads && d < half) {
+                    to[0] = low[h][j];
+                    to[half / 2] = high[h][j];
+                }
+            }
+        }
+    }
+
+    /* The same for heads with odd halves, element by element. */
+    static __device__ __forceinline__ void lay_odd_queries(char *desk, const k_bf16 *q, int n_heads,
+                                                           int hd, const float2 *turn)
+    {
+        int half = hd / 2;
+
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < n_heads * half; i += 32) {
+            int h = i / half, d = i % half;
+            k_bf16 *to = (k_bf16 *)(desk + h * DESK_ROW) + d;
+            float low = load_bf16(q + h * hd + d), high = load_bf16(q + h * hd + d + half);
+            float2 y = make_float2(low, high);
+
+            if (turn != NULL)
+                y = turn_pair(low, high, turn[d]);
+            store_bf16(to, y.x);
+            store_bf16(to + half, y.y);
+        }
+    }
+
+    /* The right operand of S^T, heads 8n to 8n + 7: elements in the order in which the keys'
+     * fragments come. */
+    static __device__ __forceinline__ void take_queries(state &st, const decode_args &a, int n,
+                                                        const char *desk, int n_heads)
+    {
+        int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                int d = 16 * i + (TYPE == K_BF16 ? 8 * b + 2 * t : 4 * t + 2 * b);
+                uint32_t x = *(const uint32_t *)(desk + g * DESK_ROW + d * 2);
+
+                st.q[i][n][b] = g < n_heads && d < a.kv.head_dim ? x : 0U;
+            }
+        }
+        if (TYPE == K_BF16)
+            st.scale[n][0] = st.scale[n][1] = a.scale;
+        else
+            halve_queries(st, a, n);
+    }
+
+    /* bf16 to float16, head by head divided by a power of two so that the largest is below 2. */
+    static __device__ __forceinline__ void halve_queries(state &st, const decode_args &a, int n)
+    {
+        int t = threadIdx.x % 4;
+        float largest = 0.0f, down, up;
+        uint32_t exponent;
+
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+#pragma unroll
+            for (int b = 0; b < 2; b++)
+                largest = fmaxf(largest, fmaxf(fabsf(low_half(st.q[i][n][b])),
+                                               fabsf(high_half(st.q[i][n][b]))));
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 2));
+        exponent = min(max(__float_as_uint(largest) >> 23, 1U), 253U);
+        up = __uint_as_float(exponent << 23);
+        down = __uint_as_float((254 - exponent) << 23);
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+#pragma unroll
+            for (int b = 0; b < 2; b++)
+                st.q[i][n][b] =
+                    pack_two<TYPE>(low_half(st.q[i][n][b]) * down, high_half(st.q[i][n][b]) * down);
+        }
+        st.scale[n][0] = a.scale * __shfl_sync(~0U, up, 8 * t);
+        st.scale[n][1] = a.scale * __shfl_sync(~0U, up, 8 * t + 4);
+    }
+
+    static __device__ __forceinline__ void put_two(void *to, uint32_t two)
+    {
+        if (TYPE == K_BF16)
+            *(uint32_t *)to = two;
+        else
+            *(uint16_t *)to = (uint16_t)two;
+    }
+
+    static __device__ __forceinline__ void put_one(void *to, uint32_t one)
+    {
+        if (TYPE == K_BF16)
+            *(uint16_t *)to = (uint16_t)one;
+        else
+            *(uint8_t *)to = (uint8_t)one;
+    }
+
+    /* The step's key (at `from`) and value as they are stored, to the desk. */
+    static __device__ __forceinline__ void lay_new(char *desk, const decode_args &a,
+                                                   const k_bf16 *from, const float2 *turn)
+    {
+        int hd = a.kv.head_dim, half = hd / 2, lane = threadIdx.x % 32;
+        const k_bf16 *value = from + a.kv.n_kv_heads * hd;
+        char *keys = desk + 8 * DESK_ROW, *values = desk + 9 * DESK_ROW;
+        uint32_t low[PAIRS], high[PAIRS], v[2 * PAIRS];
+        float4 turns[PAIRS];
+
+#pragma unroll
+        for (int j = 0; j < 2 * PAIRS; j++)
+            v[j] = 2 * lane + 64 * j < hd ? word_of(value + 2 * lane + 64 * j) : 0U;
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            int d = 2 * lane + 64 * j;
+            bool there = d < half && half % 2 == 0;
+
+            low[j] = there ? word_of(from + d) : 0U;
+            high[j] = there ? word_of(from + d + half) : 0U;
+            turns[j] = there ? *(const float4 *)(turn + d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            int d = 2 * lane + 64 * j;
+            float4 y = turn_words(low[j], high[j], turns[j]);
+
+            if (d < half && half % 2 == 0) {
+                put_two(keys + d * tile::ELEM, stored_two(KV, a.kv.k_scale, y.x, y.y));
+                put_two(keys + (d + half) * tile::ELEM, stored_two(KV, a.kv.k_scale, y.z, y.w));
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 2 * PAIRS; j++) {
+            if (2 * lane + 64 * j < hd)
+                put_two(values + (2 * lane + 64 * j) * tile::ELEM,
+                        stored_two(KV, a.kv.v_scale, low_half(v[j]), high_half(v[j])));
+        }
+        if (half % 2 == 1)
+            lay_odd_key(keys, a, from, turn);
+    }
+
+    static __device__ __forceinline__ void lay_odd_key(char *keys, const decode_args &a,
+                                                       const k_bf16 *from, const float2 *turn)
+    {
+        int half = a.kv.head_dim / 2;
+
+#pragma unroll 1
+        for (int d = threadIdx.x % 32; d < half; d += 32) {
+            float2 y = turn_pair(load_bf16(from + d), load_bf16(from + d + half), turn[d]);
+
+            put_one(keys + d * tile::ELEM, stored_two(KV, a.kv.k_scale, y.x, 0.0f));
+            put_one(keys + (d + half) * tile::ELEM, stored_two(KV, a.kv.k_scale, y.y, 0.0f));
+        }
+    }
+
+    /* From the desk to the page. */
+    static __device__ __forceinline__ void store_new(const char *desk, const decode_args &a,
+                                                     const decode_item &it, int kv_head)
+    {
+        const int32_t *pages = a.t.page_ids + (size_t)it.seq * a.t.pages_max;
+        char *to = (char *)a.kv.pages + key_elem(a.kv, pages, it.len - 1, kv_head) * tile::ELEM;
+        size_t to_values = value_elems(a.kv) * tile::ELEM;
+        const char *keys = desk + 8 * DESK_ROW;
+
+#pragma unroll 1
+        for (int i = threadIdx.x % 32 * 2; i < a.kv.head_dim * tile::ELEM; i += 64) {
+            *(uint16_t *)(to + i) = *(const uint16_t *)(keys + i);
+            *(uint16_t *)(to + to_values + i) = *(const uint16_t *)(keys + DESK_ROW + i);
+        }
+    }
+
+    /* From the desk to row r of a tile. */
+    static __device__ __forceinline__ void insert_new(char *to, int r, const char *desk, int hd)
+    {
+        const char *keys = desk + 8 * DESK_ROW;
+
+#pragma unroll 1
+        for (int i = threadIdx.x % 32 * 2; i < hd * tile::ELEM; i += 64) {
+            char *word = to + tile::at(r, i / 16) + i % 16;
+
+            *(uint16_t *)word = *(const uint16_t *)(keys + i);
+            *(uint16_t *)(word + tile::BYTES) = *(const uint16_t *)(keys + DESK_ROW + i);
+        }
+    }
+
+    /* --- tiles without the copy engine ---------------------------------------------------- */
+
+    /* A tile without the engine: any head size, any page size; zeros behind both. */
+    static __device__ __forceinline__ void copy_by_hand(char *to, const decode_args &a,
+                                                        const decode_item &it, int kv_head,
+                                                        int first)
+    {
+        const int32_t *pages = a.t.page_ids + (size_t)it.seq * a.t.pages_max;
+        size_t values = value_elems(a.kv);
+
+#pragma unroll 1
+        for (int r = 0; r < tile::TOKENS; r++) {
+            bool there = first + r < it.len;
+            size_t elem = there ? key_elem(a.kv, pages, first + r, kv_head) : 0;
+
+#pragma unroll 1
+            for (int d = threadIdx.x % 32 * 2; d < D; d += 64) {
+                char *word = to + tile::at(r, d * tile::ELEM / 16) + d * tile::ELEM % 16;
+                bool some = there && d < a.kv.head_dim;
+
+                if (TYPE == K_BF16) {
+                    const k_bf16 *from = (const k_bf16 *)a.kv.pages + elem + d;
+
+                    *(uint32_t *)word = some ? *(const uint32_t *)from : 0U;
+                    *(uint32_t *)(word + tile::BYTES) =
+                        some ? *(const uint32_t *)(from + values) : 0U;
+                } else {
+                    const uint8_t *from = (const uint8_t *)a.kv.pages + elem + d;
+
+                    *(uint16_t *)word = some ? *(const uint16_t *)from : (uint16_t)0;
+                    *(uint16_t *)(word + tile::BYTES) =
+                        some ? *(const uint16_t *)(from + values) : (uint16_t)0;
+                }
+            }
+        }
+        __syncwarp();
+    }
+
+    /* Values behind a sequence's end may be anything, and 0 * NaN is NaN. */
+    static __device__ void blank_values(char *values, int valid)
+    {
+        int chunks = tile::PANELS * tile::PANEL / 16;
+
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < (tile::TOKENS - valid) * chunks; i += 32)
+            *(uint4 *)(values + tile::at(valid + i / chunks, i % chunks)) = make_uint4(0, 0, 0, 0);
+    }
+
+    /* --- products ------------------------------------------------------------------------ */
+
+    /* Where a lane's row of four matrices begins in the tile of 16 tokens: chunk 0 or 1 of a
+     * pair; other pairs by exclusive or. */
+    static __device__ __forceinline__ uint32_t lane_at(int token, int chunk)
+    {
+        return tile::at(token, chunk);
+    }
+
+    static __device__ __forceinline__ uint32_t pair_at(uint32_t lane, int pair)
+    {
+        constexpr int PAIRS = tile::PANEL < 32 ? 1 : tile::PANEL / 32;
+        constexpr int FURTHER = tile::TOKENS * (tile::PANEL < 32 ? 32 : tile::PANEL);
+
+        return (lane ^ (pair % PAIRS * 32)) + pair / PAIRS * FURTHER;
+    }
+
+    static __device__ __forceinline__ void scores(float s[MT][NT][4], const state &st,
+                                                  uint32_t keys)
+    {
+        int lane = threadIdx.x % 32;
+        uint32_t at = lane_at(lane % 16, lane / 16);
+        uint32_t single = lane_at(lane % 16, 0); /* where the last pair lacks its second */
+
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            float odd[NT][4] = {};
+
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+                s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
+            if (TYPE == K_BF16) {
+#pragma unroll
+                for (int i = 0; i < STEPS; i++) {
+                    uint32_t k[4];
+
+                    load_matrices(k, keys + m * 16 * tile::PANEL + pair_at(at, i));
+#pragma unroll
+                    for (int n = 0; n < NT; n++)
+                        multiply<TYPE>(i % 2 == 0 ? s[m][n] : odd[n], k, st.q[i][n]);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < STEPS; i += 2) {
+                    uint32_t r[4], k[4];
+
+                    load_matrices(r, keys + m * 16 * tile::PANEL +
+                                         pair_at(i + 1 == STEPS ? single : at, i / 2));
+                    widen_e4m3(&k[0], &k[2], r[0]);
+                    widen_e4m3(&k[1], &k[3], r[1]);
+#pragma unroll
+                    for (int n = 0; n < NT; n++)
+                        multiply<TYPE>(s[m][n], k, st.q[i][n]);
+                    if (i + 1 == STEPS)
+                        break;
+                    widen_e4m3(&k[0], &k[2], r[2]);
+                    widen_e4m3(&k[1], &k[3], r[3]);
+#pragma unroll
+                    for (int n = 0; n < NT; n++)
+                        multiply<TYPE>(odd[n], k, st.q[i + 1 < STEPS ? i + 1 : i][n]);
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    s[m][n][e] = (s[m][n][e] + odd[n][e]) * st.scale[n][e % 2];
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void mask(float s[MT][NT][4], int valid)
+    {
+        int g = threadIdx.x % 32 / 4;
+
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    s[m][n][e] = m * 16 + g + e / 2 * 8 < valid ? s[m][n][e] : -INFINITY;
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void raise_tops(state &st, const float s[MT][NT][4])
+    {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float top = st.top[n][e], shrink;
+
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+                    top = fmaxf(top, fmaxf(s[m][n][e], s[m][n][2 + e]));
+#pragma unroll
+                for (int i = 4; i < 32; i *= 2)
+                    top = fmaxf(top, __shfl_xor_sync(~0U, top, i));
+                shrink = exp2_fast(st.top[n][e] - top);
+                st.top[n][e] = top;
+                st.sum[n][e] *= shrink;
+#pragma unroll
+                for (int i = 0; i < STEPS; i++) {
+                    st.o[i][n][e] *= shrink;
+                    st.o[i][n][2 + e] *= shrink;
+                }
+            }
+        }
+    }
+
+    /* Scores to weights, as right operands of O^T. */
+    static __device__ __forceinline__ void soften(uint32_t w[MT][NT][2], state &st,
+                                                  const float s[MT][NT][4])
+    {
+        bool rises = false;
+
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    rises = rises || s[m][n][e] > st.top[n][e % 2] + RISE;
+            }
+        }
+        if (__any_sync(~0U, rises))
+            raise_tops(st, s);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                float p[4];
+
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    p[e] = exp2_fast(s[m][n][e] - st.top[n][e % 2]);
+                    st.sum[n][e % 2] += p[e];
+                }
+                w[m][n][0] = turn_matrix(pack_two<TYPE>(p[0], p[1]));
+                w[m][n][1] = turn_matrix(pack_two<TYPE>(p[2], p[3]));
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void mix(state &st, const uint32_t w[MT][NT][2],
+                                               uint32_t values)
+    {
+        int lane = threadIdx.x % 32;
+        uint32_t at = TYPE == K_BF16 ? lane_at(lane % 8 + lane / 16 * 8, lane / 8 % 2)
+                                     : lane_at(lane % 16, lane / 16);
+        uint32_t single = lane_at(lane % 16, 0);
+
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            uint32_t v[4], r[4];
+
+            if (TYPE == K_BF16) {
+#pragma unroll
+                for (int i = 0; i < STEPS; i++) {
+                    load_matrices_turned(v, values + m * 16 * tile::PANEL + pair_at(at, i));
+#pragma unroll
+                    for (int n = 0; n < NT; n++)
+                        multiply<TYPE>(st.o[i][n], v, w[m][n]);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < STEPS; i++) {
+                    if (i % 2 == 0)
+                        load_matrices_turned(r, values + m * 16 * tile::PANEL +
+                                                    pair_at(i + 1 == STEPS ? single : at, i / 2));
+                    /* Tokens 2t and 2t + 1, elements 2g and 2g + 1 of each: by element. */
+                    widen_e4m3(&v[0], &v[1], __byte_perm(r[i % 2 * 2], 0, 0x3120));
+                    widen_e4m3(&v[2], &v[3], __byte_perm(r[i % 2 * 2 + 1], 0, 0x3120));
+#pragma unroll
+                    for (int n = 0; n < NT; n++)
+                        multiply<TYPE>(st.o[i][n], v, w[m][n]);
+                }
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void take_tile(state &st, uint32_t keys, int valid)
+    {
+        float s[MT][NT][4];
+        uint32_t w[MT][NT][2];
+
+        scores(s, st, keys);
+        if (valid < tile::TOKENS)
+            mask(s, valid);
+        soften(w, st, s);
+        mix(st, w, keys + tile::BYTES);
+    }
+};
+
+#endif

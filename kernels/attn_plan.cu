@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The plan of a step's decode attention: who reads which keys.
+ *
+ * One block. The keys of every (sequence, kv head) are a row of tiles; all rows of all sequences,
+ * one behind the other, are cut into shares that differ by one tile at most, one for each warp
+ * of the grid. A prefix sum over the sequences says where each begins; a search in it, where
+ * each share begins. Reads kv_len and seq_start, writes 16 bytes a sequence and a warp.
+ *
+ * Runs on the device, because lengths change there while a graph's launches stay as they are. */
+#include "kernels/attn_decode.cuh"
+
+#define PLAN_THREADS 1024
+#define PLAN_WARPS   (PLAN_THREADS / 32)
+
+struct plan_args {
+    decode_schedule *schedule;
+    const int32_t *decode_seqs;
+    struct k_tokens t;
+    int n_decodes;
+    int tile_tokens;
+    int rows;      /* of a sequence */
+    int n_workers; /* of the grid */
+};
+
+/* Sum of x over the threads before this one, and over all; shared: int [PLAN_WARPS + 1]. */
+static __device__ int sum_before(int x, int *shared, int *total)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, upto = x;
+
+    for (int i = 1; i < 32; i *= 2) {
+        int below = __shfl_up_sync(~0U, upto, i);
+
+        upto += lane >= i ? below : 0;
+    }
+    __syncthreads();
+    if (lane == 31)
+        shared[warp] = upto;
+    __syncthreads();
+    if (warp == 0) {
+        int y = shared[lane], sum = y;
+
+        for (int i = 1; i < 32; i *= 2) {
+            int below = __shfl_up_sync(~0U, sum, i);
+
+            sum += lane >= i ? below : 0;
+        }
+        shared[lane] = sum - y;
+        if (lane == 31)
+            shared[PLAN_WARPS] = sum;
+    }
+    __syncthreads();
+    *total = shared[PLAN_WARPS];
+    return shared[warp] + upto - x;
+}
+
+/* The items: sequences that have keys, with the tiles before each. Returns the tiles of all. */
+static __device__ int list_items(const plan_args &a, int *n_items)
+{
+    __shared__ int shared[PLAN_WARPS + 1];
+    int tiles_before = 0, items_before = 0;
+
+    for (int base = 0; base < a.n_decodes; base += PLAN_THREADS) {
+        int i = base + threadIdx.x, seq = 0, len = 0, tiles, before, at, total;
+
+        if (i < a.n_decodes) {
+            seq = a.decode_seqs == NULL ? i : a.decode_seqs[i];
+            len = a.t.kv_len[seq];
+        }
+        tiles = (len + a.tile_tokens - 1) / a.tile_tokens * a.rows;
+        before = sum_before(tiles, shared, &total) + tiles_before;
+        tiles_before += total;
+        at = sum_before(len > 0, shared, &total) + items_before;
+        items_before += total;
+        if (len > 0)
+            a.schedule->items[at] = {seq, len, a.t.seq_start[seq], before};
+    }
+    *n_items = items_before;
+    return tiles_before;
+}
+
+/* The item that a tile belongs to. */
+static __device__ int item_of(const decode_item *items, int n_items, int tile)
+{
+    int low = 0, high = n_items;
+
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+
+        if (items[middle].first <= tile)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static __device__ decode_worker share(const plan_args &a, int n_items, int first, int last)
+{
+    decode_worker w = {};
+    int row_tiles;
+
+    w.item = item_of(a.schedule->items, n_items, first);
+    w.first = a.schedule->items[w.item];
+    row_tiles = (w.first.len + a.tile_tokens - 1) / a.tile_tokens;
+    w.row = (first - w.first.first) / row_tiles;
+    w.tile = (first - w.first.first) % row_tiles;
+    w.n = last - first;
+    return w;
+}
+
+/* The blocks that share the row of a tile. */
+static __device__ decode_span span_of(const plan_args &a, int n_items, int tile, int n_tiles,
+                                      int n_workers)
+{
+    const decode_item *it = &a.schedule->items[item_of(a.schedule->items, n_items, tile)];
+    int row_tiles = (it->len + a.tile_tokens - 1) / a.tile_tokens;
+    int start = tile - (tile - it->first) % row_tiles;
+
+    return {share_of(start, n_tiles, n_workers) / DECODE_WARPS,
+            share_of(start + row_tiles - 1, n_tiles, n_workers) / DECODE_WARPS};
+}
+
+static __global__ void __launch_bounds__(PLAN_THREADS) attn_schedule_kernel(const plan_args a)
+{
+    decode_schedule *s = a.schedule;
+    int n_items, n_tiles = list_items(a, &n_items),
+                 n_workers = decode_workers(n_tiles, a.n_workers);
+
+    __syncthreads();
+    for (int i = threadIdx.x; i < 2 * DECODE_CTAS; i += PLAN_THREADS) {
+        int block = i / 2, side = i % 2 * DECODE_WARPS;
+
+        s->counters[block] = 0;
+        if ((block + 1) * DECODE_WARPS <= n_workers)
+            s->spans[block][i % 2] = span_of(
+                a, n_items, share_first(block * DECODE_WARPS + side, n_tiles, n_workers) - i % 2,
+                n_tiles, n_workers);
+    }
+    for (int i = threadIdx.x; i < a.n_workers; i += PLAN_THREADS) {
+        int first = share_first(i, n_tiles, n_workers),
+            last = share_first(i + 1, n_tiles, n_workers);
+
+        if (i < n_workers && last > first)
+            s->workers[i] = share(a, n_items, first, last);
+        else
+            s->workers[i] = {};
+    }
+}
+
+size_t k_attn_schedule_bytes(int n_decodes)
+{
+    return sizeof(decode_schedule) + (size_t)n_decodes * sizeof(decode_item);
+}
+
+int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const struct k_tokens *t,
+                    int n_heads, k_stream stream)
+{
+    int group = n_heads / kv->n_kv_heads;
+    plan_args a = {};
+
+    if (plan->n_decodes == 0)
+        return 0;
+    a.schedule = (decode_schedule *)plan->schedule;
+    a.decode_seqs = plan->decode_seqs;
+    a.t = *t;
+    a.n_decodes = plan->n_decodes;
+    a.tile_tokens = decode_tile_tokens(kv);
+    a.rows = kv->n_kv_heads * decode_blocks(group);
+    a.n_workers = decode_ctas(kv, plan->n_decodes) * DECODE_WARPS;
+    return K_LAUNCH(attn_schedule_kernel, 1, PLAN_THREADS, 0, stream, a);
+}

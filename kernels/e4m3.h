@@ -1,0 +1,63 @@
+/* e4m3: floats of 8 bits, namely sign, 4 of exponent (bias 7) and 3 of fraction. The largest is
+ * 448, the smallest 2^-9; there is no infinity, and 0x7f is NaN. For C and CUDA, the same bits on
+ * both sides. */
+#ifndef QUIRE_KERNELS_E4M3_H
+#define QUIRE_KERNELS_E4M3_H
+
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+#define K_E4M3_MAX   448.0f
+#define K_E4M3_NAN   0x7f
+#define K_E4M3_BLOCK 128       /* elements of a row that share a scale where rows have several */
+#define K_AMAX_MIN   0x1p-100f /* a row of zeros has a scale too, and the scale has an inverse */
+
+K_BOTH float k_e4m3_value(k_e4m3 e)
+{
+    uint32_t sign = (uint32_t)(e & 0x80) << 24, bits;
+    float f;
+
+    if ((e & 0x7f) == K_E4M3_NAN)
+        bits = 0x7fc00000U;
+    else if ((e & 0x78) != 0) /* the exponent's bias is 127 - 7 more, 20 bits further up */
+        bits = sign | (((uint32_t)(e & 0x7f) << 20) + (120U << 23));
+    else {
+        f = (float)(e & 7) * 0x1p-9f;
+        memcpy(&bits, &f, 4);
+        bits |= sign;
+    }
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+/* The nearest, ties to the even fraction; what is beyond the largest becomes the largest. */
+K_BOTH k_e4m3 k_e4m3_round(float x)
+{
+    uint32_t bits, sign;
+    float f;
+
+    memcpy(&bits, &x, 4);
+    sign = bits >> 24 & 0x80;
+    bits &= 0x7fffffffU;
+    if (bits > 0x7f800000U)
+        return K_E4M3_NAN;
+    if (bits >= 0x43e00000U) /* 448 */
+        return (k_e4m3)(sign | 0x7e);
+    if (bits >= 0x3c800000U) { /* 2^-6, the smallest with a full fraction */
+        bits += 0x7ffffU + (bits >> 20 & 1);
+        return (k_e4m3)(sign | ((bits >> 20) - (120U << 3)));
+    }
+    memcpy(&f, &bits, 4);
+    f = f * 0x1p9f + 0x1p23f; /* the addition rounds to a whole number */
+    memcpy(&bits, &f, 4);
+    return (k_e4m3)(sign | (bits & 15));
+}
+
+/* The scale of elements whose largest magnitude is amax; they are multiplied by 1 / scale. */
+K_BOTH float k_e4m3_scale(float amax)
+{
+    return (amax > K_AMAX_MIN ? amax : K_AMAX_MIN) * (1.0f / K_E4M3_MAX);
+}
+
+#endif

@@ -1,0 +1,821 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Products of few rows: y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]), bound by the
+ * bytes of w, with what stands around them in a decode (k_multiply() in kernels.h).
+ *
+ * The split. One CTA a multiprocessor. Rows of w are cut into tiles of 16. A CTA takes a run of
+ * tiles, or, in a cluster of n_split CTAs, a share of n_in of such a run. WK of its eight warps
+ * share a tile: each takes every WK-th pair of boxes, a box being 16 rows x 128 bytes. Each warp
+ * has a ring of its own: it orders boxes from the tensor copy engine, multiplies them
+ * (mma.m16n8k16, w on the side of 16, rows of x on the side of 8) and orders the next into the
+ * same place; no warp waits for another until a pass of PT tiles ends. There the partial sums
+ * meet in shared memory, and the threads that add them finish the outputs. The order of adding is
+ * fixed by the shape and n's bucket alone.
+ *
+ * Shared memory: rings [WARPS][depth] of 4 KB, rows of x, sums of warps, barriers. About 128 KB of
+ * boxes are under way; with 192 KB, or when a second kernel's rings join, the same copies are
+ * slower by a third (README.md).
+ *
+ * The first boxes are ordered before the kernel before has ended (programmatic dependent launch):
+ * weights do not depend on it.
+ *
+ * Lanes: lane (g = lane / 4, q = lane % 4) holds rows g and g + 8 of a tile. The order in which
+ * elements of n_in are taken is free as long as w and x agree, so lane q takes the 16-byte chunks
+ * 2 q and 2 q + 1 of a box's row: with the engine's 128-byte swizzle no two lanes of a quarter
+ * warp meet in a bank, and nothing needs ldmatrix. Rows of x stand 16 bytes further apart than
+ * they are long, for the same reason.
+ *
+ * e4m3 is widened to float16 in registers (one instruction for two), so x becomes float16 in
+ * shared memory, each row times a power of two. */
+#include <cuda.h>
+
+#include "kernels/common.cuh"
+
+#define WARPS      8
+#define THREADS    (WARPS * 32)
+#define BOX_ROWS   16
+#define BOX_BYTES  2048 /* 16 rows of 128 bytes */
+#define SLOT_BYTES (2 * BOX_BYTES)
+#define DEPTH_MAX  4  /* slots of a ring: 128 KB a multiprocessor */
+#define COL_STRIDE 20 /* of sums in shared memory: 16 rows, and no two lanes in a bank */
+#define SQUARES    8  /* parts of a sum of squares that a lane fetches before it needs them */
+#define SMEM_MAX   (226 * 1024)
+
+struct product_args {
+    struct k_product p;
+    const float *scales; /* [n_out] or NULL */
+    int n, n_in, n_out;
+    int n_tiles;  /* of 16 rows of w */
+    int n_split;  /* CTAs of a cluster */
+    int n_boxes;  /* of a tile, in one CTA's share of n_in */
+    int depth;    /* of a ring, slots */
+    int x_stride; /* bytes between rows of x in shared memory */
+};
+
+/* --- the machine's words -------------------------------------------------------------- */
+
+/* One lane of a warp; the same one each time. */
+static __device__ inline bool leads(void)
+{
+    uint32_t yes;
+
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(yes));
+    return yes != 0;
+}
+
+static __device__ inline uint32_t smem_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ inline void bar_init(uint64_t *bar)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(smem_address(bar)) : "memory");
+}
+
+static __device__ inline void bar_expect(uint64_t *bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+static __device__ inline void bar_wait(uint64_t *bar, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n"
+                 "}" ::"r"(smem_address(bar)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Two boxes of the matrix, side by side: the first's number in its row, and the row of their
+ * corner. Weights are read once a step: first out. */
+static __device__ inline void copy_boxes(void *to, const CUtensorMap *map, int box, int row,
+                                         uint64_t *bar)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %2, %4}], [%5], %6;" ::"r"(smem_address(to)),
+                 "l"(map), "r"(0), "r"(row), "r"(box), "r"(smem_address(bar)),
+                 "l"(0x12f0000000000000ULL)
+                 : "memory");
+}
+
+static __device__ inline void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t *bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(smem_address(to)),
+                 "l"(from), "r"(bytes), "r"(smem_address(bar))
+                 : "memory");
+}
+
+static __device__ inline uint32_t cluster_rank(void)
+{
+    uint32_t r;
+
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+
+static __device__ inline void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* A float of another CTA's shared memory, at the place of p in ours. */
+static __device__ inline float load_remote(const float *p, uint32_t rank)
+{
+    uint32_t at;
+    float f;
+
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem_address(p)), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(f) : "r"(at));
+    return f;
+}
+
+/* c [16][8] += a [16][16] * b [16][8] */
+static __device__ inline void multiply(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                       uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* The same of float16. */
+static __device__ inline void multiply_half(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                            uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Four e4m3 of a word as two pairs of float16, exactly. */
+static __device__ inline void widen(uint32_t *low, uint32_t *high, uint32_t four)
+{
+    asm("{\n"
+        ".reg .b16 l, h;\n"
+        "mov.b32 {l, h}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, l;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, h;\n"
+        "}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(four));
+}
+
+static __device__ inline void cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+static __device__ inline void cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* --- one box ---------------------------------------------------------------------------- */
+
+struct chunk {
+    uint4 low, high; /* rows g and g + 8 */
+};
+
+static __device__ inline chunk load_chunk(const char *box, int g, int at)
+{
+    const char *row = box + g * 128 + (at ^ g) * 16;
+
+    return {*(const uint4 *)row, *(const uint4 *)(row + 8 * 128)};
+}
+
+/* 32 elements of n_in: eight of each lane's quarter. */
+template <int NT>
+static __device__ inline void multiply_bf16(float acc[NT][4], const chunk &a, const char *x,
+                                            const uint32_t x_row[NT])
+{
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        uint4 b = *(const uint4 *)(x + x_row[t]);
+
+        multiply(acc[t], a.low.x, a.high.x, a.low.y, a.high.y, b.x, b.y);
+        multiply(acc[t], a.low.z, a.high.z, a.low.w, a.high.w, b.z, b.w);
+    }
+}
+
+/* 64 elements: sixteen of each lane's quarter. */
+template <int NT>
+static __device__ inline void multiply_e4m3(float acc[NT][4], const chunk &a, const char *x,
+                                            const uint32_t x_row[NT])
+{
+    const uint32_t *low = &a.low.x, *high = &a.high.x;
+    uint32_t l[8], h[8];
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        widen(&l[2 * i], &l[2 * i + 1], low[i]);
+        widen(&h[2 * i], &h[2 * i + 1], high[i]);
+    }
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint4 b = *(const uint4 *)(x + x_row[t] + i * 16);
+
+            multiply_half(acc[t], l[4 * i], h[4 * i], l[4 * i + 1], h[4 * i + 1], b.x, b.y);
+            multiply_half(acc[t], l[4 * i + 2], h[4 * i + 2], l[4 * i + 3], h[4 * i + 3], b.z, b.w);
+        }
+    }
+}
+
+/* One box in shared memory times the rows of x. */
+template <int NT, bool FP8>
+static __device__ inline void multiply_box(float acc[2][NT][4], const char *box, const char *x,
+                                           const uint32_t x_row[NT])
+{
+    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    chunk c0 = load_chunk(box, g, 2 * q), c1 = load_chunk(box, g, 2 * q + 1);
+
+    if (FP8) {
+        multiply_e4m3<NT>(acc[0], c0, x, x_row);
+        multiply_e4m3<NT>(acc[1], c1, x + 32, x_row);
+    } else {
+        multiply_bf16<NT>(acc[0], c0, x, x_row);
+        multiply_bf16<NT>(acc[1], c1, x + 16, x_row);
+    }
+}
+
+/* --- a warp's ring ---------------------------------------------------------------------- */
+
+/* Two boxes a slot: a wait and an order for 4 KB. All lanes keep the same numbers. */
+struct ring {
+    char *boxes;
+    uint64_t *bars;
+    int slot, parity;         /* of the boxes to be multiplied next */
+    int tile, last_tile, box; /* to be ordered next */
+    int first_box, tile_rows; /* of this CTA's share; rows of a part in a tile */
+};
+
+/* The warp's number, known to the compiler to be the same in all lanes: addresses of copies must
+ * be, and are made so lane by lane otherwise. */
+static __device__ inline int warp_number(void)
+{
+    return __shfl_sync(~0U, (int)threadIdx.x / 32, 0);
+}
+
+/* Order the next two boxes of a tile into a slot. The second may be one too many (zeros, or
+ * another CTA's): it is not multiplied. */
+template <int WK>
+static __device__ inline void order(ring &r, const CUtensorMap *map, const product_args &a,
+                                    int warp, int slot)
+{
+    if (r.tile >= r.last_tile)
+        return;
+    if (leads()) {
+        bar_expect(&r.bars[slot], SLOT_BYTES);
+        copy_boxes(r.boxes + slot * SLOT_BYTES, map, r.first_box + r.box, r.tile * r.tile_rows,
+                   &r.bars[slot]);
+    }
+    r.box += 2 * WK;
+    if (r.box >= a.n_boxes) {
+        r.box = warp % WK * 2;
+        r.tile += WARPS / WK;
+    }
+}
+
+/* A tile times the rows of x; acc is what this warp's boxes add up to. */
+template <int NT, int WK, bool FP8>
+static __device__ inline void multiply_tile(float acc[2][NT][4], ring &r, const CUtensorMap *map,
+                                            const product_args &a, const char *xs,
+                                            const uint32_t x_row[NT], int warp)
+{
+    const int x_bytes = FP8 ? 256 : 128; /* of a row of x, for a box */
+
+    for (int box = warp % WK * 2; box < a.n_boxes; box += 2 * WK) {
+        const char *from = r.boxes + r.slot * SLOT_BYTES, *x = xs + box * x_bytes;
+
+        bar_wait(&r.bars[r.slot], r.parity);
+        multiply_box<NT, FP8>(acc, from, x, x_row);
+        if (box + 1 < a.n_boxes)
+            multiply_box<NT, FP8>(acc, from + BOX_BYTES, x + x_bytes, x_row);
+        __syncwarp();
+        order<WK>(r, map, a, warp, r.slot);
+        if (r.tile >= r.last_tile) /* again and again: it is the first time that counts */
+            asm volatile("griddepcontrol.launch_dependents;");
+        if (++r.slot == a.depth) {
+            r.slot = 0;
+            r.parity ^= 1;
+        }
+    }
+}
+
+/* A warp's sums of a tile [n][COL_STRIDE]. */
+template <int NT>
+static __device__ inline void store_sums(float *to, const float acc[2][NT][4], int n)
+{
+    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int col = t * 8 + q * 2 + e % 2;
+
+            if (col < n)
+                to[col * COL_STRIDE + g + e / 2 * 8] = acc[0][t][e] + acc[1][t][e];
+        }
+    }
+}
+
+/* --- the end of a pass ------------------------------------------------------------------ */
+
+/* What a thread finishes of a pass: one output at most, and the numbers for it, which are fetched
+ * before they are needed. */
+struct output {
+    bool mine;  /* there is one */
+    int c, row; /* row of x; row of w, of the gate's half when gated */
+    int place;  /* of its sum: row of the pass */
+    float scale, scale_up, residual;
+    k_bf16 bias, bias_up, norm; /* widened at the end: to touch them is to wait for them */
+};
+
+/* Columns go round the CTAs of a cluster; 16 lanes have the rows of a tile, so that they can add
+ * squares. `tile` is the first of the pass' TILES. */
+template <int TILES>
+static __device__ inline output choose_output(const product_args &a, int tile, int last, int rank)
+{
+    const struct k_product &p = a.p;
+    int i = (threadIdx.x + (unsigned)tile * 32) % THREADS, row = i % 16;
+    bool gated = p.kind == K_PRODUCT_GATED;
+    output o = {};
+
+    o.place = i % (16 * TILES);
+    o.c = i / (16 * TILES) * a.n_split + rank;
+    tile += o.place / 16;
+    o.row = gated ? tile * 8 + row : tile * 16 + row;
+    o.mine =
+        o.c < a.n && tile < last && o.row < (gated ? a.n_out / 2 : a.n_out) && !(gated && row >= 8);
+    if (!o.mine)
+        return o;
+    o.scale = a.scales != NULL ? a.scales[o.row] : 1.0f;
+    o.bias = p.bias != NULL ? ((const k_bf16 *)p.bias)[o.row] : (k_bf16)0;
+    if (gated) {
+        o.scale_up = a.scales != NULL ? a.scales[o.row + a.n_out / 2] : 1.0f;
+        o.bias_up = p.bias != NULL ? ((const k_bf16 *)p.bias)[o.row + a.n_out / 2] : (k_bf16)0;
+    }
+    if (p.kind == K_PRODUCT_RESIDUAL) {
+        o.residual = p.residual[(size_t)o.c * a.n_out + o.row];
+        o.norm = ((const k_bf16 *)p.norm)[o.row];
+    }
+    return o;
+}
+
+/* The sum of a place and column over the warps that share a tile: [TILES][WK][n][COL_STRIDE]. */
+template <int WK>
+static __device__ inline float sum_warps(const float *red, int place, int col, int n)
+{
+    float sum = 0.0f;
+
+#pragma unroll
+    for (int w = 0; w < WK; w++)
+        sum += red[((place / 16 * WK + w) * n + col) * COL_STRIDE + place % 16];
+    return sum;
+}
+
+/* The same over the CTAs of a cluster, each of which has left its sums in part [n][places]. */
+static __device__ inline float sum_ctas(const float *part, int place, int col, int places,
+                                        int n_split)
+{
+    float sum = 0.0f;
+
+#pragma unroll 8
+    for (int r = 0; r < n_split; r++)
+        sum += load_remote(part + col * places + place, r);
+    return sum;
+}
+
+/* inverse is what the sums of the output's column are multiplied by. */
+static __device__ inline void write_output(const product_args &a, const output &o, float sum,
+                                           float up, float inverse)
+{
+    const struct k_product &p = a.p;
+    float y = sum * (o.scale * inverse) + load_bf16(&o.bias), square;
+    size_t at = (size_t)o.c * a.n_out + o.row;
+
+    switch (p.kind) {
+    case K_PRODUCT_PLAIN: store_bf16((k_bf16 *)p.y + at, y); break;
+    case K_PRODUCT_FLOAT: ((float *)p.y)[at] = y; break;
+    case K_PRODUCT_GATED:
+        store_bf16((k_bf16 *)p.y + (size_t)o.c * (a.n_out / 2) + o.row,
+                   y / (1.0f + __expf(-y)) * (up * (o.scale_up * inverse) + load_bf16(&o.bias_up)));
+        break;
+    case K_PRODUCT_RESIDUAL: /* a tile's sixteen lanes come here together */
+        y += o.residual;
+        p.residual[at] = y;
+        store_bf16((k_bf16 *)p.normed + at, y * load_bf16(&o.norm));
+        square = y * y;
+        for (int apart = 8; apart > 0; apart /= 2)
+            square += __shfl_xor_sync(0xffffU << (threadIdx.x & 16), square, apart);
+        if (o.row % 16 == 0)
+            p.sums_out[(size_t)o.c * a.n_tiles + o.row / 16] = square;
+        break;
+    }
+}
+
+/* Add what the warps left in red, and finish the outputs. */
+template <int WK>
+static __device__ void end_pass(const float *red, const product_args &a, const output &o,
+                                const float *inverse)
+{
+    float up = 0.0f;
+
+    __syncthreads();
+    if (!o.mine)
+        return;
+    if (a.p.kind == K_PRODUCT_GATED)
+        up = sum_warps<WK>(red, o.place + 8, o.c, a.n);
+    write_output(a, o, sum_warps<WK>(red, o.place, o.c, a.n), up, inverse[o.c]);
+}
+
+/* In a cluster the CTAs exchange their sums; the others' are there a pass later. Each has its own
+ * power of two for x, so it is made up for here. */
+template <int WK, int TILES>
+static __device__ void leave_sums(float *part, const float *red, const float *unscale, int n)
+{
+    __syncthreads();
+    for (int i = threadIdx.x; i < 16 * TILES * n; i += THREADS) {
+        int col = i / (16 * TILES);
+
+        part[i] = sum_warps<WK>(red, i % (16 * TILES), col, n) * unscale[col];
+    }
+    cluster_arrive();
+}
+
+static __device__ void collect_sums(const float *part, int places, const product_args &a,
+                                    const output &o, const float *inverse)
+{
+    float up = 0.0f;
+
+    cluster_wait();
+    if (!o.mine)
+        return;
+    if (a.p.kind == K_PRODUCT_GATED)
+        up = sum_ctas(part, o.place + 8, o.c, places, a.n_split);
+    write_output(a, o, sum_ctas(part, o.place, o.c, places, a.n_split), up, inverse[o.c]);
+}
+
+/* --- the rows of x ---------------------------------------------------------------------- */
+
+/* Order this CTA's share of the rows of x; one lane. */
+static __device__ void order_x(char *xs, const product_args &a, int share, int rank, uint64_t *bar)
+{
+    bar_expect(bar, a.n * share * 2);
+    for (int c = 0; c < a.n; c++)
+        copy_bytes(xs + c * a.x_stride, (const k_bf16 *)a.p.x + (size_t)c * a.n_in + rank * share,
+                   share * 2, bar);
+}
+
+/* Fetch the squares of row c, of which a lane has every 32nd. */
+static __device__ inline void fetch_squares(float squares[SQUARES], int c, const product_args &a)
+{
+    int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL && c < a.n ? a.p.n_sums : 0;
+
+#pragma unroll
+    for (int i = 0; i < SQUARES; i++) {
+        int at = i * 32 + lane;
+
+        squares[i] = at < n_sums ? a.p.sums_in[(size_t)c * n_sums + at] : 0.0f;
+    }
+}
+
+/* 1 / sqrt(mean square) of each row of x; the squares of row `warp` are there already, the first
+ * 32 * SQUARES of them. Without a cluster what makes up for x's power of two goes in, too. */
+static __device__ void find_inverse(float *inverse, const float *unscale, float squares[SQUARES],
+                                    int warp, const product_args &a)
+{
+    int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL ? a.p.n_sums : 0;
+
+    for (int c = warp; c < a.n; c += WARPS) {
+        float sum = 0.0f, back = a.n_split == 1 ? unscale[c] : 1.0f;
+
+        if (c > warp)
+            fetch_squares(squares, c, a);
+#pragma unroll
+        for (int i = 0; i < SQUARES; i++)
+            sum += squares[i];
+        for (int i = 32 * SQUARES + lane; i < n_sums; i += 32)
+            sum += a.p.sums_in[(size_t)c * n_sums + i];
+        for (int i = 16; i > 0; i /= 2)
+            sum += __shfl_xor_sync(~0U, sum, i);
+        if (lane == 0)
+            inverse[c] = n_sums > 0 ? back * rsqrtf(sum / a.n_in + a.p.eps) : back;
+    }
+}
+
+static __device__ inline uint32_t max_two(uint32_t a, uint32_t b)
+{
+    asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b & 0x7fff7fffU));
+    return a;
+}
+
+/* Two bfloat16 times scale, a power of two, as float16. */
+static __device__ inline uint32_t half_two(uint32_t two, float scale)
+{
+    uint32_t out;
+
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+        : "=r"(out)
+        : "f"(high_half(two) * scale), "f"(low_half(two) * scale));
+    return out;
+}
+
+/* e4m3 meets x in float16: rows of x in place, times a power of two that brings a row's largest
+ * element below 2^15 (nothing overflows, and what becomes zero is 2^-39 of it). unscale gets what
+ * makes up for it; tops float [n][WARPS] is scratch. A row has `pieces` of 16 bytes here. */
+static __device__ void convert_x(char *xs, float *unscale, float *tops, const product_args &a,
+                                 int pieces)
+{
+    for (int c = 0; c < a.n; c++) {
+        const uint4 *row = (const uint4 *)(xs + c * a.x_stride);
+        uint32_t top = 0;
+        float largest;
+
+        for (int i = threadIdx.x; i < pieces; i += THREADS) {
+            uint4 v = row[i];
+
+            top = max_two(max_two(max_two(max_two(top, v.x), v.y), v.z), v.w);
+        }
+        largest = fmaxf(low_half(top), high_half(top));
+        for (int i = 16; i > 0; i /= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, i));
+        tops[c * WARPS + threadIdx.x / 32] = largest;
+    }
+    __syncthreads();
+    for (int c = 0; c < a.n; c++) {
+        uint4 *row = (uint4 *)(xs + c * a.x_stride);
+        float largest = tops[c * WARPS], scale;
+
+        for (int w = 1; w < WARPS; w++)
+            largest = fmaxf(largest, tops[c * WARPS + w]);
+        /* 2^(15 - e) of a largest in 2^(e - 1) .. 2^e; exponents by their bits */
+        scale =
+            __uint_as_float(min(max(268 - (int)(__float_as_uint(largest) >> 23), 1), 254) << 23);
+        for (int i = threadIdx.x; i < pieces; i += THREADS) {
+            uint4 v = row[i];
+
+            row[i] = make_uint4(half_two(v.x, scale), half_two(v.y, scale), half_two(v.z, scale),
+                                half_two(v.w, scale));
+        }
+        if (threadIdx.x == 0)
+            unscale[c] = 1.0f / scale;
+    }
+    __syncthreads();
+}
+
+/* --- the kernel ------------------------------------------------------------------------- */
+
+/* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp in a pass. */
+template <int NT, int WK, int PT, bool FP8, bool CLUSTER>
+static __global__ void __launch_bounds__(THREADS, 1)
+    product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a)
+{
+    /* rings [WARPS][depth], x [n][x_stride], sums of warps [2][PT][WARPS][n][COL_STRIDE] (in a
+     * cluster the second half is for the exchange), inverse and unscale [8 NT], barriers
+     * [WARPS][depth] and x's */
+    extern __shared__ __align__(1024) char shared[];
+    const int tiles = WARPS / WK * PT, box_cols = FP8 ? 128 : 64;
+    int warp = warp_number(), g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, pass = 0;
+    char *xs = shared + WARPS * a.depth * SLOT_BYTES;
+    float *red = (float *)(xs + a.n * a.x_stride), *part = red + PT * WARPS * COL_STRIDE * a.n;
+    float *inverse = part + PT * WARPS * COL_STRIDE * a.n, *unscale = inverse + 8 * NT;
+    uint64_t *bars = (uint64_t *)(unscale + 8 * NT), *x_bar = bars + WARPS * a.depth;
+    int rank = CLUSTER ? (int)cluster_rank() : 0, share = a.n_boxes * box_cols;
+    unsigned group = blockIdx.x / a.n_split, n_groups = gridDim.x / a.n_split;
+    int first = (int)(group * a.n_tiles / n_groups),
+        last = (int)((group + 1) * a.n_tiles / n_groups);
+    ring r = {};
+    output before = {};
+    uint32_t x_row[NT];
+    float squares[SQUARES];
+
+    r.boxes = shared + warp * a.depth * SLOT_BYTES;
+    r.bars = bars + warp * a.depth;
+    r.tile = warp % WK * 2 < a.n_boxes ? first + warp / WK : last;
+    r.last_tile = last;
+    r.box = warp % WK * 2;
+    r.first_box = rank * a.n_boxes;
+    r.tile_rows = a.p.kind == K_PRODUCT_GATED ? 8 : BOX_ROWS;
+    if (leads()) {
+        for (int i = 0; i < a.depth; i++)
+            bar_init(&r.bars[i]);
+        if (warp == 0)
+            bar_init(x_bar);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncwarp();
+    for (int i = 0; i < a.depth; i++)
+        order<WK>(r, &map, a, warp, i);
+    if (threadIdx.x < 8 * NT)
+        unscale[threadIdx.x] = 1.0f;
+    for (int t = 0; t < NT; t++)
+        x_row[t] = min(t * 8 + g, a.n - 1) * a.x_stride + q * (FP8 ? 64 : 32);
+    __syncthreads();
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (warp == 0 && leads())
+        order_x(xs, a, share, rank, x_bar);
+    fetch_squares(squares, warp, a);
+    bar_wait(x_bar, 0);
+    if (FP8)
+        convert_x(xs, unscale, red, a, share * 2 / 16);
+
+    for (int tile = first; tile < last; tile += tiles, pass++) {
+        float *sums = !CLUSTER && (pass & 1) ? part : red;
+        float *part_now = part + (pass & 1) * (16 * tiles * a.n);
+        output o = choose_output<tiles>(a, tile, last, rank);
+
+        for (int t = 0; t < PT; t++) {
+            float acc[2][NT][4] = {};
+
+            if (tile + t * (WARPS / WK) + warp / WK < last)
+                multiply_tile<NT, WK, FP8>(acc, r, &map, a, xs, x_row, warp);
+            if (CLUSTER && t == 0 && tile > first) /* and red is free: all have read it */
+                collect_sums(part + (~pass & 1) * (16 * tiles * a.n), 16 * tiles, a, before,
+                             inverse);
+            store_sums<NT>(sums + (t * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
+        }
+        if (tile == first)
+            find_inverse(inverse, unscale, squares, warp, a);
+        if (!CLUSTER) {
+            end_pass<WK>(sums, a, o, inverse);
+            continue;
+        }
+        leave_sums<WK, tiles>(part_now, red, unscale, a.n);
+        before = o;
+        if (tile + tiles >= last)
+            collect_sums(part_now, 16 * tiles, a, before, inverse);
+    }
+    if (CLUSTER)
+        cluster_sync(); /* the others may still read our sums */
+}
+
+/* --- launching -------------------------------------------------------------------------- */
+
+/* The matrix as [boxes][parts][rows][128 bytes]: two parts when gate and up stand one below the
+ * other. */
+static int encode_map(CUtensorMap *map, const struct k_product *p)
+{
+    typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                  const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    bool gated = p->kind == K_PRODUCT_GATED, fp8 = p->w->type == K_E4M3;
+    cuuint64_t elem = fp8 ? 1 : 2, rows = (cuuint64_t)p->w->n_out / (gated ? 2 : 1);
+    cuuint64_t row_bytes = (cuuint64_t)p->w->n_in * elem;
+    cuuint64_t sizes[4] = {128 / elem, rows, gated ? 2U : 1U, row_bytes / 128};
+    cuuint64_t strides[3] = {row_bytes, row_bytes * rows, 128};
+    cuuint32_t box[4] = {(cuuint32_t)(128 / elem), gated ? 8U : 16U, gated ? 2U : 1U, 2};
+    cuuint32_t ones[4] = {1, 1, 1, 1};
+    cudaDriverEntryPointQueryResult found;
+    void *fn = NULL;
+
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault,
+                                         &found) != cudaSuccess ||
+        fn == NULL)
+        return -1;
+    /* Promotion to 256 bytes halves the speed (README.md). */
+    return ((encode_fn)fn)(map,
+                           fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                           4, p->w->data, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+               ? 0
+               : -1;
+}
+
+static int box_cols(const struct k_matrix *w)
+{
+    return w->type == K_E4M3 ? 128 : 64;
+}
+
+/* CTAs that share a tile, so that the rows of x have room. */
+static int split_of(int n)
+{
+    return n <= 4 ? 1 : 2;
+}
+
+/* Bytes of shared memory besides the rings. */
+static size_t rest_bytes(int n_in, int n)
+{
+    return (size_t)n * (size_t)(n_in / split_of(n) * 2 + 16) +
+           2 * 4 * WARPS * COL_STRIDE * (size_t)n * 4 + 2 * 8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
+}
+
+int k_multiply_takes(const struct k_matrix *w, int n)
+{
+    return n >= 1 && n <= (w->type == K_E4M3 ? K_PRODUCT_ROWS_MAX / 2 : K_PRODUCT_ROWS_MAX) &&
+           w->block == 0 && w->n_in % (box_cols(w) * split_of(n)) == 0 &&
+           rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
+}
+
+template <int NT, int WK, int PT, bool FP8, bool CLUSTER>
+static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
+{
+    size_t rest = rest_bytes(a.n_in, a.n), smem;
+    int depth = (int)((SMEM_MAX - rest) / (WARPS * SLOT_BYTES));
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+
+    a.depth = depth < DEPTH_MAX ? depth : DEPTH_MAX;
+    smem = rest + (size_t)WARPS * a.depth * SLOT_BYTES;
+    if (cudaFuncSetAttribute(product_kernel<NT, WK, PT, FP8, CLUSTER>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) != cudaSuccess)
+        return -1;
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = (unsigned)a.n_split;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    config.gridDim = dim3((unsigned)(n_sms / a.n_split * a.n_split));
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = smem;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = CLUSTER ? 2 : 1;
+    return cudaLaunchKernelEx(&config, product_kernel<NT, WK, PT, FP8, CLUSTER>, map, a) ==
+                   cudaSuccess
+               ? 0
+               : -1;
+}
+
+template <bool FP8>
+static int choose(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
+{
+    return a.n <= 4 ? launch<1, 8, 4, FP8, false>(map, a, n_sms, stream)
+                    : launch<1, 8, 4, FP8, true>(map, a, n_sms, stream);
+}
+
+int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
+{
+    const struct k_matrix *w = p->w;
+    bool gated = p->kind == K_PRODUCT_GATED;
+    product_args a = {};
+    CUtensorMap map;
+
+    if (!k_multiply_takes(w, n) || (p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0) ||
+        encode_map(&map, p) != 0)
+        return -1;
+    a.p = *p;
+    a.scales = w->scales;
+    a.n = n;
+    a.n_in = w->n_in;
+    a.n_out = w->n_out;
+    a.n_tiles = gated ? (w->n_out / 2 + 7) / 8 : (w->n_out + 15) / 16;
+    a.n_split = split_of(n);
+    a.n_boxes = w->n_in / box_cols(w) / a.n_split;
+    a.x_stride = w->n_in / a.n_split * 2 + 16;
+    return w->type == K_E4M3 ? choose<true>(map, a, n_sms, stream)
+                             : choose<false>(map, a, n_sms, stream);
+}
+
+/* --- the beginning of a decode ---------------------------------------------------------- */
+
+/* A thread an element; 16 lanes add the squares of a part. */
+static __global__ void embed_normed_kernel(float *x, k_bf16 *normed, float *sums_out,
+                                           const k_bf16 *table, const int32_t *ids,
+                                           const int32_t *sampled, const k_bf16 *norm, int dim)
+{
+    int d = blockIdx.x * blockDim.x + threadIdx.x, c = blockIdx.y;
+    int32_t id = ids[c];
+    float v = 0.0f, square;
+
+    asm volatile("griddepcontrol.launch_dependents;");
+    if (d < dim) {
+        v = load_bf16(table + (size_t)(id < 0 ? sampled[-1 - id] : id) * dim + d);
+        x[(size_t)c * dim + d] = v;
+        store_bf16(normed + (size_t)c * dim + d, v * load_bf16(norm + d));
+    }
+    square = v * v;
+    for (int apart = 8; apart > 0; apart /= 2)
+        square += __shfl_xor_sync(~0U, square, apart);
+    if (d < dim && d % 16 == 0)
+        sums_out[(size_t)c * (dim / 16) + d / 16] = square;
+}
+
+int k_embed_normed(float *x, k_bf16 *normed, float *sums_out, const k_bf16 *table,
+                   const int32_t *ids, const int32_t *sampled, const k_bf16 *norm, int n, int dim,
+                   k_stream stream)
+{
+    return K_LAUNCH(embed_normed_kernel, dim3((dim + 255) / 256, n), 256, 0, stream, x, normed,
+                    sums_out, table, ids, sampled, norm, dim);
+}

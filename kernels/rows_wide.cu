@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Row operations that need a sum or a maximum over the row, or move many bytes: RMS norm, silu *
+ * up and rounding to e4m3, in one pass that holds a row in registers.
+ *
+ * One block a row; a thread has CHUNKS chunks of 8 elements, chunk c of thread t being number
+ * c * threads + t of the row. Sums are taken over 32 consecutive chunks first, then over those
+ * sums in their order, so that the bits do not depend on how many threads share a row. Rows whose
+ * length is no multiple of 8, or above WIDE_DIM_MAX, take the plain kernels below. */
+#include <cuda_fp8.h>
+
+#include "kernels/common.cuh"
+#include "kernels/e4m3.h"
+
+#define CHUNK         8
+#define CHUNKS_MAX    16
+#define THREADS_MAX   1024 /* up to 4 chunks; half of it beyond, so that they stay in registers */
+#define WIDE_DIM_MAX  (CHUNK * CHUNKS_MAX * THREADS_MAX / 2)
+#define PLAIN_THREADS 512 /* of a row in the plain kernels */
+#define N_PARTS       (CHUNKS_MAX * THREADS_MAX / 2 / 32)
+#define FEW_ROWS      256 /* up to here a row gets many threads, since there is room for them */
+#define MANY_THREADS  256 /* of each of many rows: more chunks a thread, so more loads in flight */
+#define MANY_SILU     512 /* the same of silu, which has twice as many loads and more to compute */
+
+static_assert(WIDE_DIM_MAX >= K_QUANTISED_DIM_MAX, "e4m3 has no plain kernel");
+
+enum row_source { FROM_X, FROM_SUM, FROM_SILU, FROM_BF16 };
+enum row_result { TO_BF16, TO_ROWS, TO_BLOCKS };
+
+struct row_args {
+    k_bf16 *out;          /* TO_BF16 */
+    struct k_quantised q; /* TO_ROWS, TO_BLOCKS */
+    float *x;             /* FROM_X, FROM_SUM; written by the latter */
+    const k_bf16 *in;     /* what is added; gate and up; or the row itself */
+    const k_bf16 *weight; /* of the norm */
+    float eps;
+    int dim;
+};
+
+static __device__ inline float silu(float x)
+{
+    return __fdividef(x, 1.0f + __expf(-x));
+}
+
+static __device__ inline void load_chunk(float *v, const float *from)
+{
+    float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
+
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+static __device__ inline void load_chunk(float *v, const k_bf16 *from)
+{
+    uint4 a = *(const uint4 *)from;
+
+    v[0] = low_half(a.x), v[1] = high_half(a.x), v[2] = low_half(a.y), v[3] = high_half(a.y);
+    v[4] = low_half(a.z), v[5] = high_half(a.z), v[6] = low_half(a.w), v[7] = high_half(a.w);
+}
+
+static __device__ inline void store_chunk(float *to, const float *v)
+{
+    ((float4 *)to)[0] = make_float4(v[0], v[1], v[2], v[3]);
+    ((float4 *)to)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+static __device__ inline void store_chunk(k_bf16 *to, const float *v)
+{
+    *(uint4 *)to = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
+                              pack_bf16(v[6], v[7]));
+}
+
+static __device__ inline uint32_t pack_e4m3(float a, float b, float c, float d)
+{
+    uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
+    uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
+
+    return low | high << 16;
+}
+
+static __device__ inline void store_chunk(k_e4m3 *to, const float *v, float inverse)
+{
+    *(uint2 *)to =
+        make_uint2(pack_e4m3(v[0] * inverse, v[1] * inverse, v[2] * inverse, v[3] * inverse),
+                   pack_e4m3(v[4] * inverse, v[5] * inverse, v[6] * inverse, v[7] * inverse));
+}
+
+/* One chunk of the row, before any norm. */
+template <int SOURCE> static __device__ inline void read_chunk(float *v, const row_args &a, int d)
+{
+    size_t at = (size_t)blockIdx.x * a.dim + d;
+
+    if (SOURCE == FROM_X)
+        load_chunk(v, a.x + at);
+    if (SOURCE == FROM_BF16)
+        load_chunk(v, a.in + at);
+    if (SOURCE == FROM_SUM) {
+        float delta[CHUNK];
+
+        load_chunk(v, a.x + at);
+        load_chunk(delta, a.in + at);
+        for (int i = 0; i < CHUNK; i++)
+            v[i] += delta[i];
+        store_chunk(a.x + at, v);
+    }
+    if (SOURCE == FROM_SILU) {
+        const k_bf16 *gate = a.in + 2 * (size_t)blockIdx.x * a.dim + d;
+        float up[CHUNK];
+
+        load_chunk(v, gate);
+        load_chunk(up, gate + a.dim);
+        for (int i = 0; i < CHUNK; i++)
+            v[i] = silu(v[i]) * up[i];
+    }
+}
+
+/* Multiply the row by weight / sqrt(mean(x^2) + eps). parts: float [N_PARTS], shared. */
+template <int CHUNKS>
+static __device__ inline void norm_row(float v[][CHUNK], const row_args &a, float *parts)
+{
+    int n_parts = (a.dim + 32 * CHUNK - 1) / (32 * CHUNK), threads = blockDim.x;
+    int tid = threadIdx.x, lane = tid % 32;
+    float scale, sum;
+
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        sum = 0.0f;
+        for (int i = 0; i < CHUNK; i++)
+            sum += v[c][i] * v[c][i];
+        for (int i = 16; i > 0; i /= 2)
+            sum += __shfl_xor_sync(~0U, sum, i);
+        if (lane == 0)
+            parts[(c * threads + tid) / 32] = sum;
+    }
+    __syncthreads();
+    sum = 0.0f;
+    for (int i = lane; i < n_parts; i += 32)
+        sum += parts[i];
+    for (int i = 16; i > 0; i /= 2)
+        sum += __shfl_xor_sync(~0U, sum, i);
+    scale = rsqrtf(sum / a.dim + a.eps);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        int d = (c * threads + tid) * CHUNK;
+        float weight[CHUNK];
+
+        if (d >= a.dim)
+            break;
+        load_chunk(weight, a.weight + d);
+        for (int i = 0; i < CHUNK; i++)
+            v[c][i] *= scale * weight[i];
+    }
+}
+
+static __device__ inline float chunk_amax(const float *v)
+{
+    float amax = 0.0f;
+
+    for (int i = 0; i < CHUNK; i++)
+        amax = fmaxf(amax, fabsf(v[i]));
+    return amax;
+}
+
+/* One scale for the row. tops: float [32], shared. */
+template <int CHUNKS>
+static __device__ inline void round_row(float v[][CHUNK], const row_args &a, float *tops)
+{
+    int threads = blockDim.x, tid = threadIdx.x, lane = tid % 32;
+    float amax = 0.0f, scale;
+
+    if (a.q.x_scale != NULL) {
+        scale = *a.q.x_scale;
+    } else {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+            amax = fmaxf(amax, chunk_amax(v[c]));
+        for (int i = 16; i > 0; i /= 2)
+            amax = fmaxf(amax, __shfl_xor_sync(~0U, amax, i));
+        if (lane == 0)
+            tops[tid / 32] = amax;
+        __syncthreads();
+        amax = lane < threads / 32 ? tops[lane] : 0.0f;
+        for (int i = 16; i > 0; i /= 2)
+            amax = fmaxf(amax, __shfl_xor_sync(~0U, amax, i));
+        scale = k_e4m3_scale(amax);
+    }
+    if (tid == 0)
+        a.q.scales[blockIdx.x] = scale;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        int d = (c * threads + tid) * CHUNK;
+
+        if (d < a.dim)
+            store_chunk(a.q.data + (size_t)blockIdx.x * a.dim + d, v[c], 1.0f / scale);
+    }
+}
+
+/* One scale for each run of K_E4M3_BLOCK elements, which 16 lanes hold. */
+template <int CHUNKS> static __device__ inline void round_runs(float v[][CHUNK], const row_args &a)
+{
+    static_assert(K_E4M3_BLOCK == 16 * CHUNK, "half a warp holds a run");
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        int d = (c * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
+        float amax = chunk_amax(v[c]), scale;
+
+        for (int i = 8; i > 0; i /= 2)
+            amax = fmaxf(amax, __shfl_xor_sync(~0U, amax, i));
+        if (d >= a.dim)
+            continue;
+        scale = k_e4m3_scale(amax);
+        if (d % K_E4M3_BLOCK == 0)
+            a.q.scales[(size_t)(d / K_E4M3_BLOCK) * a.q.stride + blockIdx.x] = scale;
+        store_chunk(a.q.data + (size_t)blockIdx.x * a.dim + d, v[c], 1.0f / scale);
+    }
+}
+
+template <int SOURCE, int RESULT, int CHUNKS>
+static __global__ void __launch_bounds__(CHUNKS <= 4 ? THREADS_MAX : THREADS_MAX / 2)
+    row_kernel(const row_args a)
+{
+    __shared__ float parts[N_PARTS], tops[32];
+    float v[CHUNKS][CHUNK];
+
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        int d = (c * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
+
+        if (d < a.dim) {
+            read_chunk<SOURCE>(v[c], a, d);
+        } else {
+            for (int i = 0; i < CHUNK; i++)
+                v[c][i] = 0.0f;
+        }
+    }
+    if (SOURCE == FROM_X || SOURCE == FROM_SUM)
+        norm_row<CHUNKS>(v, a, parts);
+    if (RESULT == TO_ROWS)
+        round_row<CHUNKS>(v, a, tops);
+    if (RESULT == TO_BLOCKS)
+        round_runs<CHUNKS>(v, a);
+#pragma unroll
+    for (int c = 0; RESULT == TO_BF16 && c < CHUNKS; c++) {
+        int d = (c * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
+
+        if (d < a.dim)
+            store_chunk(a.out + (size_t)blockIdx.x * a.dim + d, v[c]);
+    }
+}
+
+static int chunks_of(int n, int dim, int many_threads)
+{
+    int n_chunks = (dim + CHUNK - 1) / CHUNK;
+
+    for (int c = 1; c < CHUNKS_MAX; c *= 2) {
+        int most = n > FEW_ROWS ? many_threads : c <= 4 ? THREADS_MAX : THREADS_MAX / 2;
+
+        if ((n_chunks + c - 1) / c <= most)
+            return c;
+    }
+    return CHUNKS_MAX;
+}
+
+template <int SOURCE, int RESULT> static int launch(const row_args &a, int n, k_stream stream)
+{
+    int chunks = chunks_of(n, a.dim, SOURCE == FROM_SILU ? MANY_SILU : MANY_THREADS);
+    int per_warp = chunks * CHUNK * 32;
+    int threads = (a.dim + per_warp - 1) / per_warp * 32;
+
+    switch (chunks) {
+    case 1: return K_LAUNCH((row_kernel<SOURCE, RESULT, 1>), n, threads, 0, stream, a);
+    case 2: return K_LAUNCH((row_kernel<SOURCE, RESULT, 2>), n, threads, 0, stream, a);
+    case 4: return K_LAUNCH((row_kernel<SOURCE, RESULT, 4>), n, threads, 0, stream, a);
+    case 8: return K_LAUNCH((row_kernel<SOURCE, RESULT, 8>), n, threads, 0, stream, a);
+    default: return K_LAUNCH((row_kernel<SOURCE, RESULT, 16>), n, threads, 0, stream, a);
+    }
+}
+
+template <int SOURCE> static int launch_e4m3(const row_args &a, int n, k_stream stream)
+{
+    if (a.dim % 16 != 0 || a.dim > K_QUANTISED_DIM_MAX)
+        return -1;
+    return a.q.stride == 0 ? launch<SOURCE, TO_ROWS>(a, n, stream)
+                           : launch<SOURCE, TO_BLOCKS>(a, n, stream);
+}
+
+static bool is_wide(int dim)
+{
+    return dim % CHUNK == 0 && dim <= WIDE_DIM_MAX;
+}
+
+/* delta may be NULL; then x is only read. */
+static __global__ void rmsnorm_kernel(k_bf16 *out, float *x, const k_bf16 *delta,
+                                      const k_bf16 *weight, float eps, int dim)
+{
+    __shared__ float shared[33];
+    size_t at = (size_t)blockIdx.x * dim;
+    float sum = 0.0f, scale;
+
+    for (int d = threadIdx.x; d < dim; d += blockDim.x) {
+        float v = x[at + d];
+
+        if (delta != NULL) {
+            v += load_bf16(delta + at + d);
+            x[at + d] = v;
+        }
+        sum += v * v;
+    }
+    scale = rsqrtf(block_sum(sum, shared) / dim + eps);
+    for (int d = threadIdx.x; d < dim; d += blockDim.x)
+        store_bf16(out + at + d, x[at + d] * scale * load_bf16(weight + d));
+}
+
+static __global__ void silu_mul_kernel(k_bf16 *out, const k_bf16 *in, int ff_dim)
+{
+    const k_bf16 *gate = in + (size_t)blockIdx.x * 2 * ff_dim;
+
+    for (int d = threadIdx.x; d < ff_dim; d += blockDim.x)
+        store_bf16(out + (size_t)blockIdx.x * ff_dim + d,
+                   silu(load_bf16(gate + d)) * load_bf16(gate + ff_dim + d));
+}
+
+int k_rmsnorm(k_bf16 *out, const float *x, const k_bf16 *weight, float eps, int n, int dim,
+              k_stream stream)
+{
+    row_args a = {};
+
+    a.out = out;
+    a.x = (float *)x;
+    a.weight = weight;
+    a.eps = eps;
+    a.dim = dim;
+    if (is_wide(dim))
+        return launch<FROM_X, TO_BF16>(a, n, stream);
+    return K_LAUNCH(rmsnorm_kernel, n, PLAIN_THREADS, 0, stream, out, (float *)x, NULL, weight, eps,
+                    dim);
+}
+
+int k_add_rmsnorm(k_bf16 *out, float *x, const k_bf16 *delta, const k_bf16 *weight, float eps,
+                  int n, int dim, k_stream stream)
+{
+    row_args a = {};
+
+    a.out = out;
+    a.x = x;
+    a.in = delta;
+    a.weight = weight;
+    a.eps = eps;
+    a.dim = dim;
+    if (is_wide(dim))
+        return launch<FROM_SUM, TO_BF16>(a, n, stream);
+    return K_LAUNCH(rmsnorm_kernel, n, PLAIN_THREADS, 0, stream, out, x, delta, weight, eps, dim);
+}
+
+int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream)
+{
+    row_args a = {};
+
+    a.out = out;
+    a.in = in;
+    a.dim = ff_dim;
+    if (is_wide(ff_dim))
+        return launch<FROM_SILU, TO_BF16>(a, n, stream);
+    return K_LAUNCH(silu_mul_kernel, n, PLAIN_THREADS, 0, stream, out, in, ff_dim);
+}
+
+int k_quantise(const struct k_quantised *out, const k_bf16 *x, int n, int dim, k_stream stream)
+{
+    row_args a = {};
+
+    a.q = *out;
+    a.in = x;
+    a.dim = dim;
+    return launch_e4m3<FROM_BF16>(a, n, stream);
+}
+
+int k_rmsnorm_e4m3(const struct k_quantised *out, const float *x, const k_bf16 *weight, float eps,
+                   int n, int dim, k_stream stream)
+{
+    row_args a = {};
+
+    a.q = *out;
+    a.x = (float *)x;
+    a.weight = weight;
+    a.eps = eps;
+    a.dim = dim;
+    return launch_e4m3<FROM_X>(a, n, stream);
+}
+
+int k_add_rmsnorm_e4m3(const struct k_quantised *out, float *x, const k_bf16 *delta,
+                       const k_bf16 *weight, float eps, int n, int dim, k_stream stream)
+{
+    row_args a = {};
+
+    a.q = *out;
+    a.x = x;
+    a.in = delta;
+    a.weight = weight;
+    a.eps = eps;
+    a.dim = dim;
+    return launch_e4m3<FROM_SUM>(a, n, stream);
+}
+
+int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int ff_dim,
+                    k_stream stream)
+{
+    row_args a = {};
+
+    a.q = *out;
+    a.in = in;
+    a.dim = ff_dim;
+    return launch_e4m3<FROM_SILU>(a, n, stream);
+}

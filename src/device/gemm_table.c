@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A table is read once at start and looked at when a product of a new shape comes up, so a plain
+ * search is enough. */
+#include "config.h"
+
+#include "device/gemm_table.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+
+#define LINE_CAP 400
+
+static const char *const kind_names[GEMM_KINDS] = {
+    [GEMM_BF16] = "bf16",
+    [GEMM_BF16_FLOAT] = "bf16-float",
+    [GEMM_E4M3] = "e4m3",
+    [GEMM_E4M3_FLOAT] = "e4m3-float",
+    [GEMM_E4M3_BLOCK] = "e4m3-block",
+};
+
+const char *gemm_kind_name(enum gemm_kind kind)
+{
+    return kind_names[kind];
+}
+
+static int find(const struct gemm_table *t, enum gemm_kind kind, int n, int n_out, int n_in)
+{
+    for (int i = 0; i < t->n_entries; i++) {
+        const struct gemm_entry *e = &t->entries[i];
+
+        if (e->kind == kind && e->n == n && e->n_out == n_out && e->n_in == n_in)
+            return i;
+    }
+    return -1;
+}
+
+const struct gemm_entry *gemm_table_find(const struct gemm_table *t, enum gemm_kind kind, int n,
+                                         int n_out, int n_in)
+{
+    int i = find(t, kind, n, n_out, n_in);
+
+    return i < 0 ? NULL : &t->entries[i];
+}
+
+int gemm_table_put(struct gemm_table *t, const struct gemm_entry *entry)
+{
+    int i = find(t, entry->kind, entry->n, entry->n_out, entry->n_in);
+
+    if (i < 0 && t->n_entries == GEMM_ENTRIES_MAX)
+        return ERR_LIMIT;
+    t->entries[i < 0 ? t->n_entries++ : i] = *entry;
+    return ERR_OK;
+}
+
+static int parse_entry(struct gemm_entry *e, const char *line)
+{
+    char kind[20];
+    int at = 0, used = 0;
+
+    if (sscanf(line, "%19s %d %d %d %f%n", kind, &e->n, &e->n_out, &e->n_in, &e->us, &at) != 5)
+        return ERR_SYNTAX;
+    for (e->kind = 0; e->kind < GEMM_KINDS; e->kind++) {
+        if (strcmp(kind, kind_names[e->kind]) == 0)
+            break;
+    }
+    if (e->kind == GEMM_KINDS || e->n < 1 || e->n_out < 1 || e->n_in < 1)
+        return ERR_SYNTAX;
+    for (int i = 0; i < GEMM_ALGO_WORDS; i++, at += used) {
+        if (sscanf(line + at, "%" SCNx64 "%n", &e->algo[i], &used) != 1)
+            return ERR_SYNTAX;
+    }
+    return ERR_OK;
+}
+
+/* The two lines of the head; false for other lines. gpu: char [64]. */
+static bool parse_head(const char *line, long *version, char *gpu)
+{
+    return sscanf(line, "cublaslt %ld", version) == 1 || sscanf(line, "gpu %63[^\r\n]", gpu) == 1;
+}
+
+static int read_lines(struct gemm_table *t, FILE *f, const char *path)
+{
+    char line[LINE_CAP], gpu[64] = "";
+    long version = 0;
+
+    for (int number = 1; fgets(line, sizeof line, f) != NULL; number++) {
+        struct gemm_entry e = {.n = 0};
+
+        if (line[0] == '#' || line[0] == '\n' || parse_head(line, &version, gpu))
+            continue;
+        if (version != t->version || strcmp(gpu, t->gpu) != 0) {
+            log_info("device: %s is of cuBLASLt %ld on %s; here are %ld and %s, so products are "
+                     "chosen without it",
+                     path, version, gpu, t->version, t->gpu);
+            return ERR_UNSUPPORTED;
+        }
+        if (parse_entry(&e, line) != ERR_OK || gemm_table_put(t, &e) != ERR_OK) {
+            log_error("device: %s: line %d is no measured product", path, number);
+            return ERR_SYNTAX;
+        }
+    }
+    return ferror(f) != 0 ? ERR_IO : ERR_OK;
+}
+
+int gemm_table_read(struct gemm_table *t, const char *path)
+{
+    FILE *f = fopen(path, "re");
+    int rc;
+
+    t->n_entries = 0;
+    if (f == NULL && errno == ENOENT)
+        return ERR_NOT_FOUND;
+    if (f == NULL) {
+        log_error("device: %s: %s", path, strerror(errno));
+        return ERR_IO;
+    }
+    rc = read_lines(t, f, path);
+    (void)fclose(f); /* was only read */
+    if (rc != ERR_OK)
+        t->n_entries = 0;
+    return rc;
+}
+
+int gemm_table_write(const struct gemm_table *t, const char *path)
+{
+    FILE *f = fopen(path, "we");
+    bool written;
+
+    if (f == NULL) {
+        log_error("device: %s: %s", path, strerror(errno));
+        return ERR_IO;
+    }
+    fprintf(f,
+            "# Matrix products as they were measured: kind, rows, outputs, inputs, microseconds,"
+            " algorithm.\ncublaslt %ld\ngpu %s\n",
+            t->version, t->gpu);
+    for (int i = 0; i < t->n_entries; i++) {
+        const struct gemm_entry *e = &t->entries[i];
+
+        fprintf(f, "%s %d %d %d %.1f", kind_names[e->kind], e->n, e->n_out, e->n_in, (double)e->us);
+        for (int w = 0; w < GEMM_ALGO_WORDS; w++)
+            fprintf(f, " %" PRIx64, e->algo[w]);
+        fputc('\n', f);
+    }
+    written = ferror(f) == 0;
+    if (fclose(f) != 0 || !written) {
+        log_error("device: %s cannot be written: %s", path, strerror(errno));
+        return ERR_IO;
+    }
+    return ERR_OK;
+}

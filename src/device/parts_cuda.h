@@ -1,0 +1,92 @@
+/* What the files of the cuda device share: device_cuda.c (memory, operations, opening) and
+ * step_cuda.c (a step's arrays, recording and playing steps). */
+#ifndef QUIRE_DEVICE_PARTS_CUDA_H
+#define QUIRE_DEVICE_PARTS_CUDA_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+
+#include "device/device.h"
+#include "device/gemm_cuda.h"
+
+#define CUDA_ALLOCS_MAX 16384
+#define CUDA_GRAPHS_MAX 64 /* buckets of decodes: step_bucket() */
+
+/* The arrays of a step, as pointers into the pinned block or its mirror. */
+struct step_arrays {
+    int32_t *ids, *seq, *pos, *seq_start, *kv_len;
+    int32_t *row_tokens, *decode_seqs, *tile_seqs, *tile_starts;
+    struct k_sample_row *rows;
+    size_t bytes; /* used */
+};
+
+/* One of the steps that may be under way. */
+struct step_slot {
+    char *staging;    /* pinned: the arrays */
+    int32_t *pages;   /* pinned: int32 [n_seqs][pages needed] */
+    int32_t *ids;     /* pinned: int32 [n_seqs], what was sampled */
+    cudaEvent_t done; /* ids have arrived */
+    int n_rows;       /* of the batch */
+};
+
+/* A recorded step of one bucket. The second step of a bucket is recorded: the first loads modules
+ * and chooses algorithms, which must not happen while the stream is being recorded. */
+struct step_graph {
+    cudaGraphExec_t exec; /* NULL: not yet */
+    bool is_warm;         /* a step of this bucket has been enqueued operation by operation */
+    bool failed;          /* it cannot be recorded */
+};
+
+struct cuda {
+    struct device base; /* first */
+    cudaStream_t stream;
+    struct gemm *gemm;
+    int n_sms;
+    const struct device_batch *batch; /* while a step is enqueued */
+    struct k_tokens tokens;           /* on the device */
+    struct k_attn_plan plan;          /* on the device */
+    struct step_arrays arrays;        /* on the device */
+    struct step_slot slots[DEVICE_STEPS_MAX];
+    unsigned n_begun, n_ended;
+    char *mirror; /* the arrays on the device */
+    int32_t *page_mirror;
+    size_t staging_bytes;
+    struct step_graph graphs[CUDA_GRAPHS_MAX];
+    int bucket;                        /* of the step being enqueued; -1: it cannot be recorded */
+    bool is_recording;                 /* the stream is */
+    int32_t *history, *history_mirror; /* int32 [history_cap] */
+    size_t history_cap;
+    int32_t *sampled; /* int32 [n_seqs] on the device: of the last step */
+    void *attn_work, *attn_schedule;
+    bool is_planned; /* attn_schedule is of this step */
+    float *sample_scratch;
+    int32_t *counts;
+    k_bf16 *convert; /* pinned, [CONVERT_ELEMS] */
+    void *workspace; /* WORKSPACE_BYTES; of products, and of quantise() while weights are loaded */
+    struct k_quantised rounded; /* the input of the next e4m3 product; data NULL: there are none */
+    const void *rounded_of;     /* where it would stand as bf16; NULL: nothing is rounded */
+    int rc;                     /* the first error of a step */
+    int n_allocs;
+    void *allocs[CUDA_ALLOCS_MAX];
+};
+
+static inline struct cuda *cuda_of(struct device *d)
+{
+    return (struct cuda *)d;
+}
+
+/* --- device_cuda.c --- */
+int cuda_check(cudaError_t e, const char *what);          /* ERR_GPU, logged */
+void cuda_keep(struct cuda *c, int rc, const char *what);    /* the first error of a step */
+void *cuda_alloc(struct device *d, size_t bytes);
+void *cuda_pinned(size_t bytes);
+
+/* --- step_cuda.c: operations of the table --- */
+int step_reserve(struct cuda *c) ERR_CHECKED;
+void step_close(struct cuda *c);
+int step_begin(struct device *d, const struct device_batch *b);
+bool step_replay(struct device *d);
+void step_sample(struct device *d, const float *logits);
+int step_end(struct device *d, int32_t *ids);
+
+#endif

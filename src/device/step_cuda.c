@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A step of the cuda device, from its arrays to its ids.
+ *
+ * Arrays travel in two copies, small ones and page tables: step_begin() lays them out in pinned
+ * memory, mirrored on the device, so that a pointer is the same offset on both sides. Ids come back
+ * the same way. Two slots of pinned memory take turns, so that a step is prepared and enqueued
+ * while the one before computes; the mirrors need no turns, since the stream is in order.
+ *
+ * Steps in which every sequence has one token, and every token is sampled without penalties, are
+ * padded to a bucket and recorded as a graph: nothing differs between them but what stands in the
+ * mirrors. Padding sequences have no keys, and nobody reads their rows. */
+#include "config.h"
+
+#include "device/parts_cuda.h"
+
+#include <string.h>
+
+#include "base/log.h"
+#include "base/must.h"
+
+#define ALIGN       256
+#define HISTORY_MAX ((size_t)16 << 20) /* tokens of histories copied at a time */
+
+/* --- arrays ------------------------------------------------------------------------------- */
+
+static void *lay(char *base, size_t *at, size_t n, size_t bytes)
+{
+    void *p = base == NULL ? NULL : base + *at;
+
+    *at = (*at + n * bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return p;
+}
+
+/* Tiles are at most one a sequence and one for every full tile of tokens. */
+static struct step_arrays lay_out(char *base, int n_tokens, int n_seqs, int n_rows)
+{
+    struct step_arrays a;
+    size_t at = 0, tokens = (size_t)n_tokens, seqs = (size_t)n_seqs, rows = (size_t)n_rows;
+
+    a.ids = lay(base, &at, tokens, 4);
+    a.seq = lay(base, &at, tokens, 4);
+    a.pos = lay(base, &at, tokens, 4);
+    a.seq_start = lay(base, &at, seqs + 1, 4);
+    a.kv_len = lay(base, &at, seqs, 4);
+    a.row_tokens = lay(base, &at, rows, 4);
+    a.decode_seqs = lay(base, &at, seqs, 4);
+    a.tile_seqs = lay(base, &at, tokens, 4);
+    a.tile_starts = lay(base, &at, tokens, 4);
+    a.rows = lay(base, &at, rows, sizeof *a.rows);
+    a.bytes = at;
+    return a;
+}
+
+/* Which kernel takes which tokens: fills the lists in a, and the counts of the plan. */
+static void plan_attention(struct cuda *c, const struct step_arrays *a, const struct k_tokens *t)
+{
+    const struct device_limits *lim = &c->base.limits;
+    struct k_attn_plan *p = &c->plan;
+
+    p->n_decodes = 0;
+    k_attn_tiles(a->tile_seqs, a->tile_starts, p, t, lim->n_heads / lim->n_kv_heads);
+    for (int s = 0; s < t->n_seqs; s++) {
+        if (t->seq_start[s + 1] - t->seq_start[s] == 1)
+            a->decode_seqs[p->n_decodes++] = s;
+    }
+}
+
+static int pages_needed(const struct cuda *c, const struct device_batch *b)
+{
+    const struct device_limits *lim = &c->base.limits;
+    int len = 1;
+
+    for (int s = 0; s < b->tokens.n_seqs; s++)
+        len = b->tokens.kv_len[s] > len ? b->tokens.kv_len[s] : len;
+    len = (len + lim->block_tokens - 1) / lim->block_tokens;
+    return len < b->tokens.pages_max ? len : b->tokens.pages_max;
+}
+
+/* Rows of sampling, and where each one's history will stand (copy_histories()). */
+static void fill_rows(struct cuda *c, const struct step_arrays *a, const struct device_batch *b)
+{
+    size_t at = 0;
+
+    for (int r = 0; r < b->n_rows; r++) {
+        size_t n = (size_t)b->rows[r].n_history;
+
+        a->rows[r] = b->rows[r];
+        a->row_tokens[r] = b->row_tokens[r];
+        if (at + n > c->history_cap)
+            at = 0;
+        a->rows[r].history_at = (int64_t)at;
+        at += n;
+    }
+}
+
+/* Rows n .. n_padded - 1 of a step of decodes: sequences without keys. */
+static void pad(const struct step_arrays *a, int n, int n_padded)
+{
+    for (int i = n; i < n_padded; i++) {
+        a->ids[i] = 0;
+        a->seq[i] = i;
+        a->pos[i] = 0;
+        a->seq_start[i + 1] = i + 1;
+        a->kv_len[i] = 0;
+        a->row_tokens[i] = i;
+        a->rows[i] = (struct k_sample_row){.top_p = 1.0f, .repetition = 1.0f};
+    }
+}
+
+/* --- buckets ---------------------------------------------------------------------------- */
+
+/* Sequences that a recorded step of bucket i has. */
+static int bucket_rows(int i)
+{
+    return i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 32 : (i - 9) * 64;
+}
+
+/* The bucket of a step that may be recorded, else -1. */
+static int choose_bucket(const struct cuda *c, const struct device_batch *b)
+{
+    int n = b->tokens.n_seqs, i = 0;
+
+    if (b->tokens.n_tokens != n || b->n_rows != n)
+        return -1;
+    for (int r = 0; r < n; r++) {
+        if (b->rows[r].n_history > 0)
+            return -1;
+    }
+    while (i < CUDA_GRAPHS_MAX && bucket_rows(i) < n)
+        i++;
+    return i < CUDA_GRAPHS_MAX && bucket_rows(i) <= c->base.limits.n_seqs ? i : -1;
+}
+
+/* --- a step ----------------------------------------------------------------------------- */
+
+static int copy_arrays(struct cuda *c, const struct step_slot *slot, size_t bytes, int n_seqs,
+                       int n_pages)
+{
+    size_t width = (size_t)n_pages * 4, stride = (size_t)c->base.limits.pages_max * 4;
+    int rc = cuda_check(
+        cudaMemcpyAsync(c->mirror, slot->staging, bytes, cudaMemcpyHostToDevice, c->stream),
+        "copying a batch");
+
+    return rc != ERR_OK
+               ? rc
+               : cuda_check(cudaMemcpy2DAsync(c->page_mirror, stride, slot->pages, width, width,
+                                              (size_t)n_seqs, cudaMemcpyHostToDevice, c->stream),
+                            "copying page tables");
+}
+
+/* The arrays of steps that are recorded stand where the largest such step would have them, so
+ * that a graph finds them whatever its bucket. */
+int step_begin(struct device *d, const struct device_batch *b)
+{
+    struct cuda *c = cuda_of(d);
+    struct step_slot *slot = &c->slots[c->n_begun % DEVICE_STEPS_MAX];
+    const struct k_tokens *t = &b->tokens;
+    int bucket = choose_bucket(c, b), n_seqs_max = d->limits.n_seqs, n_pages = pages_needed(c, b);
+    int n_tokens = bucket < 0 ? t->n_tokens : n_seqs_max,
+        n_seqs = bucket < 0 ? t->n_seqs : n_seqs_max;
+    int n_rows = bucket < 0 ? b->n_rows : n_seqs_max;
+    struct step_arrays a = lay_out(slot->staging, n_tokens, n_seqs, n_rows);
+    size_t token_bytes = (size_t)t->n_tokens * 4, seq_bytes = (size_t)t->n_seqs * 4;
+
+    must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX && a.bytes <= c->staging_bytes);
+    memcpy(a.ids, t->ids, token_bytes);
+    memcpy(a.seq, t->seq, token_bytes);
+    memcpy(a.pos, t->pos, token_bytes);
+    memcpy(a.seq_start, t->seq_start, seq_bytes + 4);
+    memcpy(a.kv_len, t->kv_len, seq_bytes);
+    for (int s = 0; s < t->n_seqs; s++)
+        memcpy(slot->pages + (size_t)s * (size_t)n_pages,
+               t->page_ids + (size_t)s * (size_t)t->pages_max, (size_t)n_pages * 4);
+    fill_rows(c, &a, b);
+    d->step_tokens = t->n_tokens;
+    d->step_rows = b->n_rows;
+    if (bucket < 0) {
+        plan_attention(c, &a, t);
+    } else {
+        d->step_tokens = d->step_rows = bucket_rows(bucket);
+        pad(&a, t->n_seqs, d->step_rows);
+        a.bytes = (size_t)((char *)(a.rows + d->step_rows) - slot->staging);
+        c->plan.n_decodes = d->step_rows;
+        c->plan.n_tiles = 0;
+    }
+    slot->n_rows = b->n_rows;
+    c->bucket = bucket;
+    c->batch = b;
+    c->n_begun++;
+    c->arrays = lay_out(c->mirror, n_tokens, n_seqs, n_rows);
+    c->tokens = (struct k_tokens){
+        .ids = c->arrays.ids,
+        .seq = c->arrays.seq,
+        .pos = c->arrays.pos,
+        .seq_start = c->arrays.seq_start,
+        .kv_len = c->arrays.kv_len,
+        .page_ids = c->page_mirror,
+        .n_tokens = d->step_tokens,
+        .n_seqs = bucket < 0 ? t->n_seqs : d->step_rows,
+        .pages_max = d->limits.pages_max,
+    };
+    c->plan.decode_seqs = bucket < 0 ? c->arrays.decode_seqs : NULL;
+    c->plan.tile_seqs = c->arrays.tile_seqs;
+    c->plan.tile_starts = c->arrays.tile_starts;
+    c->plan.schedule = c->attn_schedule;
+    c->plan.work = c->attn_work;
+    c->is_planned = false;
+    return copy_arrays(c, slot, a.bytes, t->n_seqs, n_pages);
+}
+
+/* Sampled ids on their way to the host: the end of a step. */
+static void fetch_ids(struct cuda *c)
+{
+    struct step_slot *slot = &c->slots[(c->n_begun - 1) % DEVICE_STEPS_MAX];
+
+    if (slot->n_rows > 0)
+        cuda_keep(c,
+                  cuda_check(cudaMemcpyAsync(slot->ids, c->sampled,
+                                             (size_t)slot->n_rows * sizeof *slot->ids,
+                                             cudaMemcpyDeviceToHost, c->stream),
+                             "copying ids"),
+                  "sample");
+    cuda_keep(c, cuda_check(cudaEventRecord(slot->done, c->stream), "marking a step"), "sample");
+}
+
+static void play(struct cuda *c, struct step_graph *g)
+{
+    cuda_keep(c, cuda_check(cudaGraphLaunch(g->exec, c->stream), "playing a step"), "a step");
+    fetch_ids(c);
+}
+
+bool step_replay(struct device *d)
+{
+    struct cuda *c = cuda_of(d);
+    struct step_graph *g = c->bucket < 0 ? NULL : &c->graphs[c->bucket];
+
+    if (g == NULL || g->failed)
+        return false;
+    if (g->exec != NULL) {
+        play(c, g);
+        return true;
+    }
+    if (g->is_warm)
+        c->is_recording =
+            cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeRelaxed) == cudaSuccess;
+    g->is_warm = true;
+    return false;
+}
+
+/* What was enqueued since step_replay() becomes a graph, and is played. A step that cannot be
+ * recorded has not run: that is an error of the device, not of the step. */
+static void end_recording(struct cuda *c)
+{
+    struct step_graph *g = &c->graphs[c->bucket];
+    cudaGraph_t graph = NULL;
+    int rc;
+
+    c->is_recording = false;
+    rc = cuda_check(cudaStreamEndCapture(c->stream, &graph), "recording a step");
+    if (rc == ERR_OK)
+        rc = cuda_check(cudaGraphInstantiate(&g->exec, graph, 0), "recording a step");
+    if (graph != NULL)
+        (void)cudaGraphDestroy(graph); /* the executable one is its own */
+    g->failed = rc != ERR_OK;
+    cuda_keep(c, rc, "recording a step");
+    if (rc == ERR_OK)
+        log_debug("device: recorded decodes of %d sequences", bucket_rows(c->bucket));
+}
+
+/* Copy histories of rows first .. last - 1 and count them. */
+static void count_histories(struct cuda *c, int first, int last, size_t n)
+{
+    if (n == 0)
+        return;
+    cuda_keep(c,
+              cuda_check(cudaMemcpyAsync(c->history_mirror, c->history, n * sizeof *c->history,
+                                         cudaMemcpyHostToDevice, c->stream),
+                         "copying histories"),
+              "histories");
+    cuda_keep(c,
+              k_sample_count(c->counts, c->arrays.rows, c->history_mirror, first, last,
+                             c->base.limits.n_vocab, c->stream),
+              "sample_count");
+}
+
+/* Places are those that fill_rows() gave. When the room is used up, or may still be read by the
+ * step before, the stream is waited for. */
+static void copy_histories(struct cuda *c)
+{
+    const struct device_batch *b = c->batch;
+    size_t at = 0;
+    int first = 0;
+
+    for (int r = 0; r < b->n_rows; r++) {
+        size_t n = (size_t)b->rows[r].n_history;
+
+        if (n == 0)
+            continue;
+        if (at == 0 || at + n > c->history_cap) {
+            count_histories(c, first, r, at);
+            cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "counting histories"),
+                      "histories");
+            at = 0;
+            first = r;
+        }
+        memcpy(c->history + at, b->histories[r], n * sizeof *c->history);
+        at += n;
+    }
+    count_histories(c, first, b->n_rows, at);
+}
+
+void step_sample(struct device *d, const float *logits)
+{
+    struct cuda *c = cuda_of(d);
+
+    if (!c->is_recording)
+        copy_histories(c);
+    cuda_keep(c,
+              k_sample(c->sampled, logits, d->step_rows, d->limits.n_vocab, c->arrays.rows,
+                       c->sample_scratch, c->counts, c->stream),
+              "sample");
+    if (c->is_recording) {
+        end_recording(c);
+        if (c->rc == ERR_OK)
+            play(c, &c->graphs[c->bucket]);
+        return;
+    }
+    fetch_ids(c);
+}
+
+int step_end(struct device *d, int32_t *ids)
+{
+    struct cuda *c = cuda_of(d);
+    struct step_slot *slot = &c->slots[c->n_ended % DEVICE_STEPS_MAX];
+
+    must(c->n_ended != c->n_begun);
+    c->n_ended++;
+    if (slot->n_rows == 0) /* nothing was sampled, so nothing marks its end */
+        cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "a step"), "a step");
+    else
+        cuda_keep(c, cuda_check(cudaEventSynchronize(slot->done), "a step"), "a step");
+    if (c->rc != ERR_OK)
+        return c->rc;
+    if (slot->n_rows > 0)
+        memcpy(ids, slot->ids, (size_t)slot->n_rows * sizeof *ids);
+    return ERR_OK;
+}
+
+/* --- room ------------------------------------------------------------------------------- */
+
+int step_reserve(struct cuda *c)
+{
+    const struct device_limits *lim = &c->base.limits;
+    size_t rows = (size_t)lim->n_seqs, pages = rows * (size_t)lim->pages_max;
+    size_t history = rows * (size_t)lim->len_max;
+
+    c->staging_bytes = lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;
+    c->history_cap = history < HISTORY_MAX                ? history
+                     : HISTORY_MAX > (size_t)lim->len_max ? HISTORY_MAX
+                                                          : (size_t)lim->len_max;
+    for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
+        struct step_slot *slot = &c->slots[i];
+
+        slot->staging = cuda_pinned(c->staging_bytes);
+        slot->pages = cuda_pinned(pages * sizeof *slot->pages);
+        slot->ids = cuda_pinned(rows * sizeof *slot->ids);
+        if (slot->staging == NULL || slot->pages == NULL || slot->ids == NULL)
+            return ERR_NO_MEMORY;
+        if (cuda_check(cudaEventCreateWithFlags(&slot->done, cudaEventDisableTiming), "an event") !=
+            ERR_OK)
+            return ERR_GPU;
+    }
+    c->history = cuda_pinned(c->history_cap * sizeof *c->history);
+    c->mirror = cuda_alloc(&c->base, c->staging_bytes);
+    c->page_mirror = cuda_alloc(&c->base, pages * sizeof *c->page_mirror);
+    c->history_mirror = cuda_alloc(&c->base, c->history_cap * sizeof *c->history);
+    c->sampled = cuda_alloc(&c->base, rows * sizeof *c->sampled);
+    return c->history == NULL || c->mirror == NULL || c->page_mirror == NULL ||
+                   c->history_mirror == NULL || c->sampled == NULL
+               ? ERR_NO_MEMORY
+               : ERR_OK;
+}
+
+void step_close(struct cuda *c)
+{
+    for (int i = 0; i < CUDA_GRAPHS_MAX; i++) {
+        if (c->graphs[i].exec != NULL)
+            (void)cudaGraphExecDestroy(c->graphs[i].exec); /* at the end: nothing to be done */
+    }
+    for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
+        (void)cudaFreeHost(c->slots[i].staging);
+        (void)cudaFreeHost(c->slots[i].pages);
+        (void)cudaFreeHost(c->slots[i].ids);
+        if (c->slots[i].done != NULL)
+            (void)cudaEventDestroy(c->slots[i].done);
+    }
+    (void)cudaFreeHost(c->history);
+}

@@ -1,0 +1,300 @@
+/* How fast decode attention reads: random keys and values, pages in random order, several layers
+ * in turn so that nothing is in the L2 cache.
+ *
+ *   bench_attn_decode [ROUNDS [SHAPES]]
+ *
+ * One line a shape: microseconds of one layer (median of the rounds, each a graph of all
+ * layers), the bytes of keys and values over that time as a share of 4.65 TB/s, an H200's read
+ * bandwidth, and as a share of what a plain read of as many bytes takes in the same run. */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+#define LIMIT_BYTES_S 4.65e12
+#define PATTERN_BYTES ((size_t)64 << 20)
+#define ROUNDS_MAX    200
+
+int bench_read(int *out, const void *p, size_t bytes, k_stream stream);
+
+struct shape {
+    const char *name;
+    int n_seqs, len;   /* sequences of this length */
+    int n_long, long_; /* and of this one */
+    int n_layers;
+    int n_heads, n_kv_heads, head_dim;
+};
+
+static const struct shape shapes[] = {
+    {"64 x 8192", 64, 8192, 0, 0, 2, 32, 8, 128},
+    {"131072 + 31 x 4096", 31, 4096, 1, 131072, 4, 32, 8, 128},
+    {"256 x 1536", 256, 1536, 0, 0, 2, 32, 8, 128},
+    {"256 x 100", 256, 100, 0, 0, 8, 32, 8, 128},
+    {"16 x 1024", 16, 1024, 0, 0, 16, 32, 8, 128},
+    {"1 x 128", 1, 128, 0, 0, 64, 32, 8, 128},
+    {"1 x 1024", 1, 1024, 0, 0, 64, 32, 8, 128},
+    {"1 x 8192", 1, 8192, 0, 0, 32, 32, 8, 128},
+    {"1 x 131072", 1, 131072, 0, 0, 4, 32, 8, 128},
+    {"64 x 4096, 64/8 x 128", 64, 4096, 0, 0, 2, 64, 8, 128},
+    {"64 x 4096, 16/1 x 128", 64, 4096, 0, 0, 8, 16, 1, 128},
+    {"64 x 4096, 32/8 x 64", 64, 4096, 0, 0, 4, 32, 8, 64},
+    {"64 x 4096, 32/8 x 80", 64, 4096, 0, 0, 4, 32, 8, 80},
+    {"64 x 4096, 32/32 x 96", 64, 4096, 0, 0, 1, 32, 32, 96},
+    {"64 x 4096, 8/4 x 256", 64, 4096, 0, 0, 2, 8, 4, 256},
+};
+
+struct bench {
+    const struct shape *s;
+    struct k_tokens t;
+    struct k_kv kv;
+    struct k_attn_plan plan;
+    k_bf16 *out, *qkv;
+    float *turns;
+    int *sink;
+    size_t kv_bytes; /* of one layer */
+    int rounds;
+};
+
+static void must(int rc, const char *what)
+{
+    if (rc == 0)
+        return;
+    fprintf(stderr, "bench_attn_decode: %s: %s\n", what, cudaGetErrorString(cudaGetLastError()));
+    exit(1);
+}
+
+static void *allocs[32];
+static int n_allocs;
+
+static void *alloc(size_t bytes)
+{
+    void *p = NULL;
+
+    must(n_allocs == 32 || cudaMalloc(&p, bytes) != cudaSuccess, "memory");
+    allocs[n_allocs++] = p;
+    return p;
+}
+
+static void *upload(const void *src, size_t bytes)
+{
+    void *p = alloc(bytes);
+
+    must(cudaMemcpy(p, src, bytes, cudaMemcpyHostToDevice) != cudaSuccess, "upload");
+    return p;
+}
+
+static unsigned next_random(void)
+{
+    static unsigned long long x = 88172645463325252ULL;
+
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    return (unsigned)(x >> 32);
+}
+
+/* Numbers of [-2, 2), as bf16 or as e4m3. */
+static void *random_pages(size_t bytes, enum k_type type)
+{
+    static unsigned char *pattern;
+    char *p = alloc(bytes);
+
+    if (pattern == NULL)
+        pattern = malloc(PATTERN_BYTES);
+    for (size_t i = 0; i < PATTERN_BYTES; i += 2) {
+        unsigned r = next_random(), bits = (r & 0x807fU) | ((124 + (r >> 8) % 4) << 7);
+
+        pattern[i] = (unsigned char)(type == K_BF16 ? bits : (r & 0x87) | ((r >> 8) % 9) << 3);
+        pattern[i + 1] =
+            (unsigned char)(type == K_BF16 ? bits >> 8 : (r >> 16 & 0x87) | ((r >> 24) % 9) << 3);
+    }
+    for (size_t at = 0; at < bytes; at += PATTERN_BYTES)
+        must(cudaMemcpy(p + at, at == 0 ? (void *)pattern : p,
+                        bytes - at < PATTERN_BYTES ? bytes - at : PATTERN_BYTES,
+                        cudaMemcpyDefault) != cudaSuccess,
+             "pages");
+    return p;
+}
+
+static int length_of(const struct shape *s, int i)
+{
+    return i < s->n_long ? s->long_ : s->len;
+}
+
+static void open_tokens(struct bench *b, int block_tokens)
+{
+    const struct shape *s = b->s;
+    int n = s->n_seqs + s->n_long, pages_max = 0, n_pages = 0;
+    int32_t *len = malloc((size_t)n * 4), *start = malloc((size_t)(n + 1) * 4), *order, *ids;
+
+    for (int i = 0; i <= n; i++)
+        start[i] = i;
+    for (int i = 0; i < n; i++) {
+        int pages = (length_of(s, i) + block_tokens - 1) / block_tokens;
+
+        len[i] = length_of(s, i);
+        n_pages += pages;
+        pages_max = pages > pages_max ? pages : pages_max;
+        b->kv_bytes += (size_t)len[i];
+    }
+    order = malloc((size_t)n_pages * 4);
+    ids = calloc((size_t)n * (size_t)pages_max, 4);
+    for (int i = 0; i < n_pages; i++)
+        order[i] = i;
+    for (int i = n_pages - 1; i > 0; i--) {
+        int j = (int)(next_random() % (unsigned)(i + 1)), x = order[i];
+
+        order[i] = order[j];
+        order[j] = x;
+    }
+    for (int i = 0, page = 0; i < n; i++) {
+        for (int p = 0; p * block_tokens < len[i]; p++)
+            ids[(size_t)i * (size_t)pages_max + (size_t)p] = order[page++];
+    }
+    b->t = (struct k_tokens){.kv_len = upload(len, (size_t)n * 4),
+                             .seq_start = upload(start, (size_t)(n + 1) * 4),
+                             .page_ids = upload(ids, (size_t)n * (size_t)pages_max * 4),
+                             .n_tokens = n,
+                             .n_seqs = n,
+                             .pages_max = pages_max};
+    b->kv.layer_elems = (size_t)(2 * s->n_kv_heads * block_tokens) * (size_t)s->head_dim;
+    b->kv.page_elems = b->kv.layer_elems * (size_t)s->n_layers;
+    b->kv.pages = random_pages(b->kv.page_elems * (size_t)n_pages * (b->kv.type == K_BF16 ? 2 : 1),
+                               b->kv.type);
+    free(len), free(start), free(order), free(ids);
+}
+
+static void bench_open(struct bench *b, int block_tokens, enum k_type type)
+{
+    const struct shape *s = b->s;
+    int n = s->n_seqs + s->n_long;
+    size_t width = (size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim;
+
+    b->kv = (struct k_kv){.n_kv_heads = s->n_kv_heads,
+                          .head_dim = s->head_dim,
+                          .block_tokens = block_tokens,
+                          .type = type,
+                          .k_scale = 1.0f,
+                          .v_scale = 1.0f};
+    open_tokens(b, block_tokens);
+    b->kv_bytes *= 2 * (size_t)(s->n_kv_heads * s->head_dim) * (type == K_BF16 ? 2 : 1);
+    b->qkv = alloc((size_t)n * width * 2);
+    must(k_fill_random(b->qkv, (size_t)n * width, 1.0f, 1, NULL), "queries");
+    b->out = alloc((size_t)n * width * 2);
+    b->turns = alloc((size_t)131072 * (size_t)s->head_dim * 4);
+    must(cudaMemset(b->turns, 0, (size_t)131072 * (size_t)s->head_dim * 4) != cudaSuccess, "turns");
+    b->sink = alloc(4);
+    b->plan = (struct k_attn_plan){
+        .n_decodes = n,
+        .schedule = alloc(k_attn_schedule_bytes(n)),
+        .work = alloc(k_attn_work_bytes(s->head_dim, s->n_heads, s->n_kv_heads)),
+    };
+}
+
+static void bench_close(void)
+{
+    while (n_allocs > 0)
+        must(cudaFree(allocs[--n_allocs]) != cudaSuccess, "free");
+}
+
+enum what { ATTEND, ATTEND_TURNED, ATTEND_OVERLAPPED, READ, PLAN };
+
+static void enqueue(struct bench *b, enum what what, cudaStream_t stream)
+{
+    struct k_kv kv = b->kv;
+
+    b->plan.turns = what == ATTEND || what == READ ? NULL : b->turns;
+    for (int l = 0; l < b->s->n_layers; l++) {
+        kv.layer_elems = (size_t)l * b->kv.layer_elems;
+        b->plan.overlap = what == ATTEND_OVERLAPPED && l > 0;
+        if (what == READ)
+            must(bench_read(b->sink, (char *)kv.pages + (size_t)l * b->kv_bytes, b->kv_bytes,
+                            stream),
+                 "read");
+        else if (what == PLAN)
+            must(k_attn_schedule(&b->plan, &kv, &b->t, b->s->n_heads, stream), "plan");
+        else
+            must(k_attn(b->out, b->qkv, &kv, &b->t, &b->plan, b->s->n_heads, 0.088f, stream),
+                 "attention");
+    }
+}
+
+static int compare(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Microseconds of one layer. */
+static double time_of(struct bench *b, enum what what)
+{
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t from, to;
+    float ms[ROUNDS_MAX];
+
+    must(cudaStreamCreate(&stream) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess ||
+             cudaEventCreate(&to) != cudaSuccess,
+         "stream");
+    must(k_attn_schedule(&b->plan, &b->kv, &b->t, b->s->n_heads, stream), "plan");
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess, "capture");
+    enqueue(b, what, stream);
+    must(cudaStreamEndCapture(stream, &graph) != cudaSuccess ||
+             cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess,
+         "graph");
+    for (int i = -3; i < b->rounds; i++) {
+        must(cudaEventRecord(from, stream) != cudaSuccess ||
+                 cudaGraphLaunch(exec, stream) != cudaSuccess ||
+                 cudaEventRecord(to, stream) != cudaSuccess ||
+                 cudaEventSynchronize(to) != cudaSuccess,
+             "a round");
+        if (i >= 0)
+            must(cudaEventElapsedTime(&ms[i], from, to) != cudaSuccess, "time");
+    }
+    qsort(ms, (size_t)b->rounds, sizeof ms[0], compare);
+    (void)cudaGraphExecDestroy(exec), (void)cudaGraphDestroy(graph);
+    (void)cudaEventDestroy(from), (void)cudaEventDestroy(to), (void)cudaStreamDestroy(stream);
+    return 1e3 * (double)ms[b->rounds / 2] / b->s->n_layers;
+}
+
+static void bench(const struct shape *s, int block_tokens, enum k_type type, int rounds)
+{
+    struct bench b = {.s = s, .rounds = rounds};
+    double us, turned, overlapped, read, plan;
+
+    bench_open(&b, block_tokens, type);
+    us = time_of(&b, ATTEND);
+    turned = time_of(&b, ATTEND_TURNED);
+    overlapped = time_of(&b, ATTEND_OVERLAPPED);
+    read = time_of(&b, READ);
+    plan = time_of(&b, PLAN);
+    printf("%-22s pages %2d %s  %8.2f us  %.3f of 4.65 TB/s  %.3f of a read (%.2f us)  "
+           "turned %.2f  overlapped %.2f  plan %.2f\n",
+           s->name, block_tokens, type == K_BF16 ? "bf16" : "e4m3", us,
+           (double)b.kv_bytes / (us * 1e-6) / LIMIT_BYTES_S, read / us, read, turned, overlapped,
+           plan);
+    fflush(stdout);
+    bench_close();
+}
+
+int main(int argc, char **argv)
+{
+    int rounds = argc > 1 ? atoi(argv[1]) : 20;
+    size_t n_shapes = argc > 2 ? (size_t)atoi(argv[2]) : sizeof shapes / sizeof shapes[0];
+
+    if (rounds < 1 || rounds > ROUNDS_MAX)
+        rounds = 20;
+    for (size_t i = 0; i < n_shapes && i < sizeof shapes / sizeof shapes[0]; i++) {
+        bench(&shapes[i], 16, K_BF16, rounds);
+        bench(&shapes[i], 16, K_E4M3, rounds);
+        if (i < 2) {
+            bench(&shapes[i], 64, K_BF16, rounds);
+            bench(&shapes[i], 64, K_E4M3, rounds);
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,444 @@
+/* e4m3 checkpoints: the demo model, written in each format that is read, must give what its twin
+ * gives, whose tensors hold the same numbers as float32; rounding while loading must give what the
+ * checkpoint rounded the same way gives; and the rounded model must still say the golden texts.
+ *
+ * On the cpu device, where e4m3 is taken apart while loading, the bits are equal. With
+ * QUIRE_TEST_DEVICE=cuda inputs of products are rounded too: there logits are near. */
+#include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernels/e4m3.h"
+#include "model/config.h"
+#include "model/quant.h"
+#include "tests/golden/run.h"
+#include "tests/tap.h"
+
+#define DATA_CAP   ((size_t)64 << 20)
+#define HEADER_CAP ((size_t)1 << 20)
+
+enum scaling { PER_TENSOR, PER_ROW, PER_BLOCK };
+
+#define COMPRESSED(weights, inputs)                                                               \
+    "{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\",\"config_groups\":{" \
+    "\"group_0\":{\"weights\":{\"num_bits\":8,\"type\":\"float\"," weights "},"                   \
+    "\"input_activations\":{\"num_bits\":8,\"type\":\"float\"," inputs "}}},\"ignore\":[\"x\"]}"
+
+static const struct format {
+    const char *name;
+    enum scaling scaling;
+    const char *scale_name;  /* behind the tensor's stem */
+    const char *scale_dtype; /* F32, BF16 or F8_E8M0 */
+    bool scale_is_column;    /* [n][1] in place of [n] */
+    bool input_scale;
+    const char *left_out; /* these stay as they were; NULL: none */
+    const char *config;   /* the value of quantization_config */
+} formats[] = {
+    {"fp8, static", PER_TENSOR, "weight_scale", "F32", false, true, NULL,
+     "{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"ignored_layers\":[\"x\"]}"},
+    {"fp8 in blocks", PER_BLOCK, "weight_scale_inv", "F32", false, false, NULL,
+     "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\","
+     "\"weight_block_size\":[128,128]}"},
+    {"fp8 in blocks, exponents as scales", PER_BLOCK, "weight_scale_inv", "F8_E8M0", false, false,
+     NULL, "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}"},
+    {"compressed-tensors FP8", PER_TENSOR, "weight_scale", "BF16", false, true, "o_proj",
+     COMPRESSED("\"strategy\":\"tensor\"", "\"strategy\":\"tensor\",\"dynamic\":false")},
+    {"FP8_DYNAMIC", PER_ROW, "weight_scale", "BF16", true, false, "down_proj",
+     COMPRESSED("\"strategy\":\"channel\"", "\"strategy\":\"token\",\"dynamic\":true")},
+    {"FP8_BLOCK", PER_BLOCK, "weight_scale", "BF16", false, false, NULL,
+     COMPRESSED("\"strategy\":\"block\",\"block_structure\":[128,128]",
+                "\"strategy\":\"group\",\"group_size\":128,\"dynamic\":true")},
+    {"rows as rounding makes them", PER_ROW, "weight_scale", "F32", false, false, NULL,
+     COMPRESSED("\"strategy\":\"channel\"", "\"strategy\":\"token\",\"dynamic\":true")},
+};
+
+static bool on_gpu;
+static char root[] = "/tmp/quire-quant-XXXXXX";
+
+/* --- writing a checkpoint -------------------------------------------------------------- */
+
+struct file {
+    char *header;
+    size_t header_len, data_len;
+    uint8_t *data;
+};
+
+static void begin(struct file *f)
+{
+    f->header = malloc(HEADER_CAP);
+    f->data = malloc(DATA_CAP);
+    f->data_len = 0;
+    f->header_len = (size_t)snprintf(f->header, HEADER_CAP, "{");
+}
+
+static void add(struct file *f, const char *name, const char *dtype, const char *shape,
+                const void *bytes, size_t n)
+{
+    if (f->data_len + n > DATA_CAP)
+        exit(1);
+    memcpy(f->data + f->data_len, bytes, n);
+    f->header_len += (size_t)snprintf(
+        f->header + f->header_len, HEADER_CAP - f->header_len,
+        "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+        f->header_len == 1 ? "" : ",", name, dtype, shape, f->data_len, f->data_len + n);
+    f->data_len += n;
+}
+
+static void put(const char *path, const void *a, size_t a_len, const void *b, size_t b_len)
+{
+    FILE *f = fopen(path, "wb");
+
+    if (f == NULL || fwrite(a, 1, a_len, f) != a_len || fwrite(b, 1, b_len, f) != b_len ||
+        fclose(f) != 0) {
+        printf("Bail out! %s cannot be written\n", path);
+        exit(1);
+    }
+}
+
+static void finish(struct file *f, const char *folder, const char *config)
+{
+    char path[300], *text = malloc(HEADER_CAP + 8);
+    uint64_t len = f->header_len + 1;
+
+    memcpy(text, &len, 8);
+    memcpy(text + 8, f->header, f->header_len);
+    text[8 + f->header_len] = '}';
+    (void)mkdir(folder, 0700);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    put(path, text, 8 + len, f->data, f->data_len);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    put(path, config, strlen(config), "", 0);
+    free(text), free(f->header), free(f->data);
+}
+
+/* --- one matrix in one format ---------------------------------------------------------- */
+
+/* A scale as its type holds it; bytes gets it. */
+static float hold(const char *dtype, float scale, uint8_t *bytes)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &scale, 4);
+    if (strcmp(dtype, "BF16") == 0)
+        bits = (bits + 0x8000U) & 0xffff0000U;
+    if (strcmp(dtype, "F8_E8M0") == 0)
+        bits = (bits + 0x7fffffU) & 0x7f800000U; /* the next power of two */
+    memcpy(&scale, &bits, 4);
+    if (strcmp(dtype, "F32") == 0)
+        memcpy(bytes, &bits, 4);
+    else if (strcmp(dtype, "BF16") == 0)
+        memcpy(bytes, (char *)&bits + 2, 2);
+    else
+        *bytes = (uint8_t)(bits >> 23);
+    return scale;
+}
+
+/* Round w [rows][cols] as the format says: the tensors into q, the numbers they mean into twin. */
+static void round_matrix(const struct format *t, struct file *q, struct file *twin,
+                         const char *stem, const float *w, int rows, int cols)
+{
+    int high = t->scaling == PER_TENSOR ? rows : t->scaling == PER_ROW ? 1 : 128;
+    int wide = t->scaling == PER_BLOCK ? 128 : cols, n = 0;
+    int elem = strcmp(t->scale_dtype, "F32") == 0 ? 4 : strcmp(t->scale_dtype, "BF16") == 0 ? 2 : 1;
+    k_e4m3 *data = malloc((size_t)rows * (size_t)cols);
+    float *means = malloc((size_t)rows * (size_t)cols * 4);
+    uint8_t *scales = malloc((size_t)rows * (size_t)cols * 4);
+    char name[300], shape[60];
+
+    for (int r0 = 0; r0 < rows; r0 += high) {
+        for (int c0 = 0; c0 < cols; c0 += wide, n++) {
+            int r1 = r0 + high < rows ? r0 + high : rows, c1 = c0 + wide < cols ? c0 + wide : cols;
+            float amax = 0.0f, scale;
+
+            for (int r = r0; r < r1; r++) {
+                for (int c = c0; c < c1; c++)
+                    amax = fmaxf(amax, fabsf(w[r * cols + c]));
+            }
+            scale = hold(t->scale_dtype, k_e4m3_scale(amax), scales + n * elem);
+            for (int r = r0; r < r1; r++) {
+                for (int c = c0; c < c1; c++) {
+                    data[r * cols + c] = k_e4m3_round(w[r * cols + c] * (1.0f / scale));
+                    means[r * cols + c] = k_e4m3_value(data[r * cols + c]) * scale;
+                }
+            }
+        }
+    }
+    snprintf(name, sizeof name, "%s.weight", stem);
+    snprintf(shape, sizeof shape, "%d,%d", rows, cols);
+    add(q, name, "F8_E4M3", shape, data, (size_t)rows * (size_t)cols);
+    add(twin, name, "F32", shape, means, (size_t)rows * (size_t)cols * 4);
+    if (t->scaling == PER_BLOCK)
+        snprintf(shape, sizeof shape, "%d,%d", (rows + 127) / 128, (cols + 127) / 128);
+    else if (t->scaling == PER_ROW)
+        snprintf(shape, sizeof shape, t->scale_is_column ? "%d,1" : "%d", rows);
+    else
+        snprintf(shape, sizeof shape, "1");
+    snprintf(name, sizeof name, "%s.%s", stem, t->scale_name);
+    add(q, name, t->scale_dtype, shape, scales, (size_t)(n * elem));
+    if (t->input_scale) {
+        const float input = 0.05f; /* inputs up to 22: more than the demo model has */
+
+        snprintf(name, sizeof name, "%s.input_scale", stem);
+        add(q, name, "F32", "", &input, 4);
+    }
+    free(data), free(means), free(scales);
+}
+
+/* --- the demo model -------------------------------------------------------------------- */
+
+struct demo {
+    struct checkpoint *files;
+    char dir[4200], *config;
+    struct config c;
+};
+
+static void copy(const struct demo *d, struct file *q, struct file *twin, const char *name)
+{
+    const struct tensor *t = checkpoint_find(d->files, name);
+    char shape[60];
+
+    if (t == NULL) {
+        printf("Bail out! the demo model has no %s\n", name);
+        exit(1);
+    }
+    if (t->n_dims == 1)
+        snprintf(shape, sizeof shape, "%d", (int)t->dims[0]);
+    else
+        snprintf(shape, sizeof shape, "%d,%d", (int)t->dims[0], (int)t->dims[1]);
+    add(q, name, t->dtype, shape, t->data, t->bytes);
+    add(twin, name, t->dtype, shape, t->data, t->bytes);
+}
+
+static void write_matrix(const struct demo *d, const struct format *t, struct file *q,
+                         struct file *twin, const char *stem)
+{
+    char name[300];
+    const struct tensor *from;
+    float *w;
+    size_t n;
+
+    snprintf(name, sizeof name, "%s.weight", stem);
+    if (t->left_out != NULL && strstr(stem, t->left_out) != NULL) {
+        copy(d, q, twin, name);
+        return;
+    }
+    from = checkpoint_find(d->files, name);
+    n = from->bytes / 2;
+    w = malloc(n * 4);
+    for (size_t i = 0; i < n; i++)
+        w[i] = quant_number(from, i);
+    round_matrix(t, q, twin, stem, w, (int)from->dims[0], (int)from->dims[1]);
+    free(w);
+}
+
+/* Write the model in a format to `folder`, and its twin of float32 to `twin_folder`. */
+static void write_model(const struct demo *d, const struct format *t, const char *folder,
+                        const char *twin_folder)
+{
+    static const char *const matrices[] = {
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+        "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
+    static const char *const norms[] = {"input_layernorm", "post_attention_layernorm"};
+    struct file q, twin;
+    char name[120], *config = malloc(8192);
+    size_t end = strlen(d->config);
+
+    begin(&q), begin(&twin);
+    copy(d, &q, &twin, "model.embed_tokens.weight");
+    copy(d, &q, &twin, "model.norm.weight");
+    for (int l = 0; l < d->c.n_layers; l++) {
+        for (size_t i = 0; i < 2; i++) {
+            snprintf(name, sizeof name, "model.layers.%d.%s.weight", l, norms[i]);
+            copy(d, &q, &twin, name);
+        }
+        for (size_t i = 0; i < 7; i++) {
+            snprintf(name, sizeof name, "model.layers.%d.%s", l, matrices[i]);
+            write_matrix(d, t, &q, &twin, name);
+        }
+    }
+    while (end > 0 && d->config[end] != '}')
+        end--;
+    snprintf(config, 8192, "%.*s,\"quantization_config\":%s}", (int)end, d->config, t->config);
+    finish(&q, folder, config);
+    finish(&twin, twin_folder, d->config);
+    free(config);
+}
+
+static void drop(const char *folder)
+{
+    char path[300];
+
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    (void)unlink(path);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    (void)unlink(path);
+    (void)rmdir(folder);
+}
+
+/* --- running --------------------------------------------------------------------------- */
+
+static double relative_error(const float *got, const float *want, size_t n)
+{
+    double diff = 0.0, norm = 0.0;
+
+    for (size_t i = 0; i < n; i++) {
+        diff += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+        norm += (double)want[i] * (double)want[i];
+    }
+    return sqrt(diff / norm);
+}
+
+/* The text in one step, which has more rows than those that kernels for few take. */
+static void check_one_step(struct run *r, struct run_seq *s, const float *want, const char *folder)
+{
+    size_t n_vocab = (size_t)model_shape(r->m)->n_vocab;
+    float *logits = malloc(n_vocab * 4);
+    int rc;
+
+    s->n_computed = 0;
+    s->first_page = 64;
+    run_clear(r);
+    run_add(r, s, s->n_tokens, false);
+    rc = run_step(r);
+    if (rc == ERR_OK)
+        rc = model_logits(r->m, logits);
+    ok(rc == ERR_OK && relative_error(logits, want, n_vocab) < (on_gpu ? 0.08 : 1e-6),
+       "%s: %d tokens in one step", strrchr(folder, '/') + 1, s->n_tokens);
+    free(logits);
+}
+
+/* Logits of every position of a text; and how many positions choose the text's next token. */
+static float *logits_of(const char *folder, const char *quantization, const int32_t *text, int n,
+                        int *n_right)
+{
+    struct model_options o = {.dir = folder,
+                              .device = on_gpu ? "cuda" : "cpu",
+                              .quantization = quantization,
+                              .block_tokens = 16,
+                              .num_pages = 256,
+                              .gpu_memory_utilization = 0.9,
+                              .max_num_seqs = RUN_SEQS,
+                              .max_num_batched_tokens = 512};
+    struct run *r = malloc(sizeof *r);
+    struct run_seq *s = calloc(1, sizeof *s);
+    struct model *m = NULL;
+    float *logits = NULL;
+    int n_vocab;
+
+    if (model_open(&m, &o) != ERR_OK)
+        goto out;
+    n_vocab = model_shape(m)->n_vocab;
+    logits = malloc((size_t)n * (size_t)n_vocab * 4);
+    run_init(r, m);
+    memcpy(s->tokens, text, (size_t)n * 4);
+    s->n_tokens = n;
+    *n_right = 0;
+    for (int at = 0; at < n; at = s->n_computed) {
+        int left = n - at < RUN_SEQS ? n - at : RUN_SEQS;
+
+        run_clear(r);
+        run_add(r, s, left, true);
+        if (run_step(r) != ERR_OK ||
+            model_logits(m, logits + (size_t)at * (size_t)n_vocab) != ERR_OK)
+            goto out;
+        for (int i = 0; i < left; i++)
+            *n_right += at + i + 1 < n && r->ids[i] == text[at + i + 1];
+    }
+    check_one_step(r, s, logits + (size_t)(n - 1) * (size_t)n_vocab, folder);
+out:
+    model_close(m);
+    free(r), free(s);
+    return logits;
+}
+
+static void compare(const char *name, const float *got, const float *want, size_t n)
+{
+    if (got == NULL || want == NULL)
+        ok(false, "%s: runs", name);
+    else if (on_gpu)
+        ok(relative_error(got, want, n) < 0.08, "%s: logits within %.1e of its float32 twin's",
+           name, relative_error(got, want, n));
+    else
+        ok(memcmp(got, want, n * 4) == 0, "%s: the bits of its float32 twin", name);
+}
+
+/* The longest text of the golden file that fits: a case's prompt and what followed. */
+static int golden_text(int32_t *text, int cap)
+{
+    FILE *f = fopen(tap_path("tests/golden/demo/golden.bin"), "rb");
+    int32_t head[4], sizes[3]; /* "QGOLD1\0\0", cases, vocabulary; prompt, greedy, rows */
+    int n = 0;
+
+    if (f == NULL)
+        tap_skip_all("tests/golden is not there");
+    if (fread(head, 4, 4, f) != 4)
+        head[2] = 0;
+    for (int i = 0; i < head[2] && fread(sizes, 4, 3, f) == 3; i++) {
+        int len = sizes[0] + sizes[1];
+        long skip = 4L * sizes[2] * head[3];
+
+        if (len <= cap && len > n && fread(text, 4, (size_t)len, f) == (size_t)len)
+            n = len;
+        else
+            skip += 4L * len;
+        fseek(f, skip, SEEK_CUR);
+    }
+    fclose(f);
+    return n;
+}
+
+static void check_format(const struct demo *d, const struct format *t, const int32_t *text, int n,
+                         int n_right)
+{
+    char folder[200], twin[200];
+    float *got, *want, *rounded;
+    int right = 0, ignored = 0;
+
+    snprintf(folder, sizeof folder, "%s/q", root);
+    snprintf(twin, sizeof twin, "%s/twin", root);
+    write_model(d, t, folder, twin);
+    got = logits_of(folder, "", text, n, &right);
+    want = logits_of(twin, "", text, n, &ignored);
+    compare(t->name, got, want, (size_t)n * (size_t)d->c.n_vocab);
+    ok(right * 100 >= n_right * 97, "%s: chooses %d of the text's tokens, unrounded %d", t->name,
+       right, n_right);
+    if (t->scaling == PER_ROW && t->left_out == NULL) {
+        rounded = logits_of(d->dir, "fp8", text, n, &right);
+        compare("rounded while loading", rounded, on_gpu ? want : got,
+                (size_t)n * (size_t)d->c.n_vocab);
+        ok(right * 100 >= n_right * 97, "rounded while loading: chooses %d, unrounded %d", right,
+           n_right);
+        free(rounded);
+    }
+    drop(folder);
+    drop(twin);
+    free(got), free(want);
+}
+
+int main(void)
+{
+    const char *device = getenv("QUIRE_TEST_DEVICE");
+    static int32_t text[RUN_TOKENS];
+    struct demo d = {.files = NULL};
+    int n = golden_text(text, 400), n_right = 0;
+    float *plain;
+    size_t len;
+    char path[4300];
+
+    on_gpu = device != NULL && strcmp(device, "cuda") == 0;
+    snprintf(d.dir, sizeof d.dir, "%s", tap_path("tools/demo-model/model"));
+    snprintf(path, sizeof path, "%s/config.json", d.dir);
+    if (config_read(&d.c, d.dir) != ERR_OK || checkpoint_open(&d.files, d.dir) != ERR_OK ||
+        config_file(&d.config, &len, path, 8192) != ERR_OK || mkdtemp(root) == NULL)
+        tap_skip_all("the demo model is not there");
+    ok(n > 64, "a text of %d tokens", n);
+    plain = logits_of(d.dir, "", text, n, &n_right);
+    ok(plain != NULL && n_right > n / 2, "unrounded: chooses %d of %d", n_right, n);
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
+        check_format(&d, &formats[i], text, n, n_right);
+    (void)rmdir(root);
+    checkpoint_close(d.files);
+    mem_free(d.config);
+    free(plain);
+    return tap_done();
+}
