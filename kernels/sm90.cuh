@@ -182,11 +182,6 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 #define SM90_STR32 SM90_R0 ", " SM90_R8 ", " SM90_R16 ", " SM90_R24
 #define SM90_STR40 SM90_STR32 ", " SM90_R32
 #define SM90_STR48 SM90_STR40 ", " SM90_R40
-#define SM90_R64   "%64, %65, %66, %67, %68, %69, %70, %71"
-#define SM90_R72   "%72, %73, %74, %75, %76, %77, %78, %79"
-#define SM90_R80   "%80, %81, %82, %83, %84, %85, %86, %87"
-#define SM90_STR80 SM90_STR64 ", " SM90_R64 ", " SM90_R72
-#define SM90_STR88 SM90_STR80 ", " SM90_R80
 #define SM90_STR64 SM90_STR48 ", " SM90_R48 ", " SM90_R56
 
 #define SM90_C8(i)                                                                              \
@@ -197,8 +192,9 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 #define SM90_C48 SM90_C40, SM90_C8(40)
 #define SM90_C64 SM90_C48, SM90_C8(48), SM90_C8(56)
 
-/* c [64][N] (+)= a [64][16] * b, N / 2 floats of c a thread. multiply_rows(): a and b [N][16] in
- * shared memory; add 0 forgets what c was. multiply_columns(): a in registers, b [16][N]; adds. */
+/* c [64][N] (+)= a [64][16] * b; a thread holds N / 2 floats of c. multiply_rows(): b is [N][16], a
+ * in shared memory or in registers; with add 0, c is overwritten. multiply_columns(): b is [16][N],
+ * a in registers; adds. */
 #define SM90_PRODUCTS(N, C, A0, A1, A2, A3, A4, A5)                                              \
     static __device__ __forceinline__ void multiply_rows(float(&c)[C], uint64_t a, uint64_t b,   \
                                                          int add)                                \
@@ -237,13 +233,9 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }
 
-#define SM90_C80 SM90_C64, SM90_C8(64), SM90_C8(72)
-#define SM90_C88 SM90_C80, SM90_C8(80)
 SM90_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 SM90_PRODUCTS(80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
 SM90_PRODUCTS(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
 SM90_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
-SM90_PRODUCTS(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
-SM90_PRODUCTS(176, 88, "%88", "%89", "%90", "%91", "%92", "%93")
 
 #endif

@@ -17,6 +17,8 @@ def measure(backend, n, heads, kv_heads, dim):
              for h in (heads, kv_heads, kv_heads)] for _ in range(3)]
     times, total = [], 0.0
     with sdpa_kernel(backend):
+        sdpa(*sets[0], is_causal=True, enable_gqa=heads != kv_heads)  # compiles
+        torch.cuda.synchronize()
         while total < 5e5:
             q, k, v = sets[len(times) % 3]
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -2,11 +2,12 @@
  *
  *   bench_attn_chunk [CASE...]
  *
- * CASE is a place in the table below, from 0; without one all are measured. Prints one line a shape: microseconds, and TFLOP/s of what causality asks for, 4 * head_dim *
- * n_heads operations for each pair of a token and a key that it sees. Each launch reads another
- * layer and other queries than the one before; the median of many is printed, taken when the GPU
- * has been busy for WARM_US: it runs into its power limit soon, and a shape measured cold would
- * look better than it is. attn_peer.py measures cuDNN over the same shapes. */
+ * CASE is a place in the table below, from 0; without one all are measured. Prints one line a
+ * shape: microseconds, and TFLOP/s of what causality asks for, 4 * head_dim * n_heads operations
+ * for each pair of a token and a key that it sees. Each launch reads another layer and other
+ * queries than the one before; the median of many is printed, taken when the GPU has been busy
+ * for WARM_US: it runs into its power limit soon, and a shape measured cold would look better than
+ * it is. attn_peer.py measures cuDNN over the same shapes. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>

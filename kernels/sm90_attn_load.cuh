@@ -1,0 +1,377 @@
+/* Attention of chunks for Hopper, the half that fills shared memory: the warps that ask for
+ * queries, keys and values, and those that convert keys and values of e4m3. Who consumes them
+ * stands in sm90_attn_chunk.cu.
+ *
+ * Shared memory: q [128][HD], rings of STAGES blocks of keys and of values, barriers; all in slabs
+ * of 8 rows of 128 bytes with 128-byte swizzle. A block's slabs stand in the order
+ * [row / 8][element / 64], so that one copy brings all of a page that is of one head. A block has
+ * as many copies as pages; pages that hold no key of the sequence are not asked for.
+ *
+ * Each stage has two barriers: full, which the copies' bytes complete, and empty, on which each
+ * consuming warp arrives. */
+#ifndef QUIRE_KERNELS_SM90_ATTN_LOAD_CUH
+#define QUIRE_KERNELS_SM90_ATTN_LOAD_CUH
+
+#include "kernels/e4m3.cuh"
+#include "kernels/pages.cuh"
+#include "kernels/sm90.cuh"
+
+#define ROWS      K_TILE_ROWS
+#define CONSUMERS 2    /* warpgroups */
+#define BATCH     4    /* boxes asked for in a row */
+#define SLAB      1024 /* bytes: 8 rows of 128 */
+
+static_assert(ROWS == CONSUMERS * 64, "a wgmma has 64 rows");
+
+struct chunk_args {
+    k_bf16 *out;
+    struct k_kv kv;
+    struct k_tokens t;
+    struct k_attn_plan plan;
+    int n_heads;
+    float scale;        /* of scores, times log2(e) */
+    float out_scale;    /* of the output */
+    uint32_t window;    /* keys that a row sees; 2^31: all */
+    int heads_together; /* kv heads whose tiles are mixed */
+    int page_shift;     /* log2 of block_tokens */
+    int boxes;          /* copies a block */
+    int box_rows;       /* rows of a copy, a power of 2 */
+    int box_shift;      /* its log2 */
+    int layer_slabs;    /* from a page's start to the layer, in slabs' rows (8 tokens) */
+};
+
+enum { KEYS, VALUES };
+
+/* Constants of a head size and a type of pages. */
+template <int HEAD_DIM, bool E4M3> struct shape {
+    static constexpr int HD = HEAD_DIM;
+    static constexpr int BLOCK = HD > 128 ? 64 : 128; /* keys */
+    static constexpr int STAGES = E4M3 || HD > 128 ? 2 : 3;
+    static constexpr int COLUMNS = (HD + 63) / 64; /* slabs side by side */
+    /* Head sizes of whole slabs: one copy brings all columns of a page. Others need a copy for
+     * each column, filled up with zeros, and have their columns one behind another. */
+    static constexpr bool WHOLE = HD % 64 == 0;
+    static constexpr int ROWS_APART = WHOLE ? COLUMNS * SLAB : SLAB; /* from 8 rows to the next */
+    static constexpr int COLUMNS_APART = WHOLE ? SLAB : BLOCK / 8 * SLAB;
+    static constexpr int BLOCK_BYTES = BLOCK / 8 * COLUMNS * SLAB;
+    static constexpr int Q_COLUMN = ROWS / 8 * SLAB;
+    /* The second product in parts of PART columns of the output. */
+    static constexpr int PARTS = HD > 128 ? 2 : 1;
+    static constexpr int PART = HD / PARTS;
+    /* Pages of e4m3 arrive in a ring of their own, [BLOCK][HD] bytes, and are converted. */
+    static constexpr bool RAW = E4M3;
+    static constexpr int RAW_STAGES = HD > 128 ? 1 : 2;
+    static constexpr int RAW_BYTES = E4M3 ? BLOCK * HD : 16;
+    static constexpr int LOAD_STAGES = E4M3 ? RAW_STAGES : STAGES;    /* of what copies fill */
+    static constexpr int LOAD_BYTES = E4M3 ? 8 * HD : COLUMNS * SLAB; /* of 8 rows */
+    static constexpr int THREADS = 128 * (CONSUMERS + (E4M3 ? 2 : 1));
+    /* Registers a thread, of consumers and of others. What a launch gives is shared out anew:
+     * asking for more than that waits for ever. */
+    static constexpr int MANY_REGISTERS = E4M3 ? 208 : 224;
+    static constexpr int FEW_REGISTERS = E4M3 ? 48 : 56;
+    static_assert(128 * CONSUMERS * MANY_REGISTERS + (THREADS - 128 * CONSUMERS) * FEW_REGISTERS <=
+                      THREADS * (65536 / THREADS / 8 * 8),
+                  "no more registers than a launch has");
+    /* Queries stay in registers where there is room. */
+    static constexpr bool HELD = E4M3 ? HD < 128 : HD <= 128;
+};
+
+/* One tile and kv head. */
+struct piece {
+    int token0, pos0, n_tokens; /* n_tokens 0: there is no more work */
+    int kv_head, kv_len;
+    int first, last; /* blocks of keys, both inclusive */
+    const int32_t *pages;
+};
+
+/* Arrays of two: keys, values. */
+template <class S> struct chunk_shared {
+    unsigned char q[S::COLUMNS * S::Q_COLUMN];
+    unsigned char block[2][S::STAGES][S::BLOCK_BYTES];
+    unsigned char raw[2][S::RAW_STAGES][S::RAW_BYTES];
+    uint64_t q_full, q_empty, zeroed;
+    uint64_t full[2][S::STAGES], empty[2][S::STAGES];
+    uint64_t raw_full[2][S::RAW_STAGES], raw_empty[2][S::RAW_STAGES];
+    struct piece pieces[2]; /* in turn; guarded by q_full and q_empty */
+};
+
+/* --- the loaders ----------------------------------------------------------------------- */
+
+/* Work in the order in which it is given out: heads_together heads at a time, so that their keys
+ * stay in the L2 cache; of those the longest tiles first. */
+template <class S> static __device__ struct piece find_piece(const chunk_args &a, int item)
+{
+    constexpr int BLOCK = S::BLOCK;
+    int section = item / (a.plan.n_tiles * a.heads_together);
+    int head0 = section * a.heads_together;
+    int n_heads = min(a.heads_together, a.kv.n_kv_heads - head0);
+    int tile = (item - head0 * a.plan.n_tiles) / n_heads;
+    int seq = a.plan.tile_seqs[tile], start = a.plan.tile_starts[tile];
+    int token0 = a.t.seq_start[seq], n_seq = a.t.seq_start[seq + 1] - token0;
+    struct piece p;
+
+    p.kv_head = head0 + (item - head0 * a.plan.n_tiles) % n_heads;
+    p.kv_len = a.t.kv_len[seq];
+    p.token0 = token0 + start;
+    p.pos0 = p.kv_len - n_seq + start;
+    p.n_tokens = min(K_TILE_TOKENS(a.n_heads / a.kv.n_kv_heads), n_seq - start);
+    p.last = (p.pos0 + p.n_tokens - 1) / BLOCK;
+    p.first = (uint32_t)p.pos0 < a.window ? 0 : (p.pos0 - (int)a.window + 1) / BLOCK;
+    p.pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
+    return p;
+}
+
+/* This lane's page of a block: lane i asks for the block's i-th box. */
+template <class S>
+static __device__ __forceinline__ int page_of(const chunk_args &a, const struct piece &p, int block)
+{
+    int pos = block * S::BLOCK + (int)(threadIdx.x % 32) * a.box_rows;
+
+    if (block < p.first || (int)threadIdx.x % 32 >= a.boxes || pos >= p.kv_len)
+        return 0;
+    return p.pages[pos >> a.page_shift];
+}
+
+/* Where the rows of a head begin in a page, or from position base on, in slabs; values are heads
+ * behind the keys. A page may hold several blocks. */
+static __device__ __forceinline__ int slab_of(const chunk_args &a, int head, int base)
+{
+    int bt = a.kv.block_tokens;
+
+    return a.layer_slabs + head * (bt / 8) + (base & (bt - 1)) / 8;
+}
+
+/* One arrival a warp, when all of it is done with what is given back. */
+static __device__ __forceinline__ void release(uint64_t *empty)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive(empty);
+}
+
+/* Ask for the boxes of a block that hold keys, each lane knowing one page. slab: where the head's
+ * rows begin in a page, in slabs. Lane 0 asks for BATCH boxes in a row: a branch and a shuffle
+ * for each would take longer than the products. */
+template <class S>
+static __device__ __forceinline__ void load_boxes(const CUtensorMap *map, const chunk_args &a,
+                                                  unsigned char *to, uint64_t *full, int left,
+                                                  int page, int slab)
+{
+    int n = min(a.boxes, (left + a.box_rows - 1) >> a.box_shift);
+    int box_bytes = a.box_rows / 8 * (S::RAW ? S::LOAD_BYTES : S::ROWS_APART);
+
+    if (threadIdx.x % 32 == 0)
+        barrier_expect(full, n * a.box_rows / 8 * S::LOAD_BYTES);
+#pragma unroll 1
+    for (int i = 0; i < n; i += BATCH, to += BATCH * box_bytes) {
+        int ids[BATCH];
+
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            ids[j] = __shfl_sync(~0U, page, i + j);
+        if (threadIdx.x % 32 != 0)
+            continue;
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            if (i + j >= n)
+                break;
+            if (S::RAW)
+                tensor_load_3d(to + j * box_bytes, map, full, 0, slab * 8, ids[j]);
+#pragma unroll
+            for (int c = 0; c < (S::RAW ? 0 : S::WHOLE ? 1 : S::COLUMNS); c++)
+                tensor_load_5d(to + j * box_bytes + c * S::COLUMNS_APART, map, full, c * 64, slab,
+                               ids[j]);
+        }
+    }
+}
+
+template <class S>
+static __device__ __forceinline__ void load_block(chunk_shared<S> *sh, const CUtensorMap *map,
+                                                  const chunk_args &a, const struct piece &p,
+                                                  int kind, int stage, uint64_t *full, int block,
+                                                  int page)
+{
+    int base = block * S::BLOCK;
+    int slab = slab_of(a, kind * a.kv.n_kv_heads + p.kv_head, base);
+
+    if (S::RAW)
+        load_boxes<S>(map, a, sh->raw[kind][stage], full, p.kv_len - base, page, slab);
+    else
+        load_boxes<S>(map, a, sh->block[kind][stage], full, p.kv_len - base, page, slab);
+}
+
+/* Values from position kv_len on are nobody's, perhaps NaN, which times 0 is NaN: they become
+ * zeros before the consumers are told of the block. */
+template <class S> static __device__ void zero_tail(unsigned char *v, int first)
+{
+    int lane = threadIdx.x % 32;
+
+#pragma unroll 1
+    for (int r = first + lane / 8; r < S::BLOCK; r += 4) {
+        for (int c = 0; c < S::COLUMNS; c++)
+            *(uint4 *)(v + r / 8 * S::ROWS_APART + c * S::COLUMNS_APART + r % 8 * 128 +
+                       lane % 8 * 16) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async();
+}
+
+template <class S>
+static __device__ void load_queries(chunk_shared<S> *sh, const CUtensorMap *map,
+                                    const chunk_args &a, int token0, int kv_head)
+{
+    int group = a.n_heads / a.kv.n_kv_heads;
+
+    if (threadIdx.x % 32 != 0)
+        return;
+    barrier_expect(&sh->q_full, group * K_TILE_TOKENS(group) * S::COLUMNS * 128);
+#pragma unroll
+    for (int c = 0; c < S::COLUMNS; c++)
+        tensor_load_3d(sh->q + c * S::Q_COLUMN, map, &sh->q_full, c * 64, kv_head * group, token0);
+}
+
+/* The next item after one's first: lane 0 draws, and the last draw of a launch puts the counter
+ * back. */
+static __device__ __forceinline__ int draw_item(const chunk_args &a, int n_items)
+{
+    int drawn = 0;
+
+    if (threadIdx.x % 32 == 0) {
+        drawn = atomicAdd(a.plan.drawn, 1);
+        if (drawn == n_items - 1)
+            *a.plan.drawn = 0;
+    }
+    return drawn + (int)gridDim.x;
+}
+
+/* The warp that gives out work and asks for queries and keys. */
+template <class S>
+static __device__ void load_keys(chunk_shared<S> *sh, const CUtensorMap *q_map,
+                                 const CUtensorMap *kv_map, const chunk_args &a)
+{
+    uint64_t *full = S::RAW ? sh->raw_full[KEYS] : sh->full[KEYS];
+    uint64_t *empty = S::RAW ? sh->raw_empty[KEYS] : sh->empty[KEYS];
+    int n_items = a.plan.n_tiles * a.kv.n_kv_heads, next;
+    ring<S::LOAD_STAGES> at = {0, 1};
+    uint32_t q_empty = 1;
+
+#pragma unroll 1
+    for (int item = blockIdx.x; item < n_items; item = __shfl_sync(~0U, next, 0)) {
+        struct piece p = find_piece<S>(a, item);
+        int ahead = page_of<S>(a, p, p.last);
+
+        next = draw_item(a, n_items);
+        if (threadIdx.x % 32 == 0)
+            sh->pieces[q_empty ^ 1] = p;
+#pragma unroll 1
+        for (int block = p.last; block >= p.first; block--, at.next()) {
+            int page = ahead;
+
+            ahead = page_of<S>(a, p, block - 1);
+            barrier_wait(&empty[at.stage], at.parity);
+            load_block<S>(sh, kv_map, a, p, KEYS, at.stage, &full[at.stage], block, page);
+            if (block == p.last) {
+                barrier_wait(&sh->q_empty, q_empty);
+                load_queries<S>(sh, q_map, a, sh->pieces[q_empty ^ 1].token0, p.kv_head);
+            }
+        }
+        q_empty ^= 1;
+    }
+    barrier_wait(&sh->q_empty, q_empty);
+    if (threadIdx.x % 32 == 0) {
+        sh->pieces[q_empty ^ 1].n_tokens = 0;
+        barrier_arrive(&sh->q_full);
+    }
+}
+
+/* The next piece of work for those who need no queries; false: there is none. */
+template <class S>
+static __device__ __forceinline__ bool follow_piece(struct piece &p, chunk_shared<S> *sh,
+                                                    uint32_t &parity)
+{
+    barrier_wait(&sh->q_full, parity);
+    p = sh->pieces[parity];
+    parity ^= 1;
+    release(&sh->q_empty);
+    return p.n_tokens > 0;
+}
+
+/* The warp that asks for values. */
+template <class S>
+static __device__ void load_values(chunk_shared<S> *sh, const CUtensorMap *map, const chunk_args &a)
+{
+    uint64_t *full = S::RAW ? sh->raw_full[VALUES] : sh->full[VALUES];
+    uint64_t *empty = S::RAW ? sh->raw_empty[VALUES] : sh->empty[VALUES];
+    ring<S::LOAD_STAGES> at = {0, 1};
+    uint32_t parity = 0, zeroed = 0;
+    struct piece p;
+
+    while (follow_piece<S>(p, sh, parity)) {
+        int ahead = page_of<S>(a, p, p.last);
+
+#pragma unroll 1
+        for (int block = p.last; block >= p.first; block--, at.next()) {
+            int page = ahead, left = p.kv_len - block * S::BLOCK;
+            bool has_tail = !S::RAW && left < S::BLOCK;
+
+            ahead = page_of<S>(a, p, block - 1);
+            barrier_wait(&empty[at.stage], at.parity);
+            load_block<S>(sh, map, a, p, VALUES, at.stage, has_tail ? &sh->zeroed : &full[at.stage],
+                          block, page);
+            if (has_tail) {
+                barrier_wait(&sh->zeroed, zeroed);
+                zeroed ^= 1;
+                zero_tail<S>(sh->block[VALUES][at.stage], left);
+                release(&full[at.stage]);
+            }
+        }
+    }
+}
+
+/* --- the converters -------------------------------------------------------------------- */
+
+/* e4m3 [BLOCK][HD] to bf16 in slabs, zeros from row left on; by two warps. */
+template <class S>
+static __device__ __forceinline__ void widen_block(unsigned char *to, const unsigned char *raw,
+                                                   int left)
+{
+    constexpr int PIECES = S::HD / 16; /* of 16 bytes a row */
+
+#pragma unroll 4
+    for (int i = threadIdx.x % 64; i < S::BLOCK * PIECES; i += 64) {
+        int r = i / PIECES, c = i % PIECES, at = c % 4 * 2;
+        uint4 x = r < left ? *(const uint4 *)(raw + i * 16) : make_uint4(0, 0, 0, 0);
+        uint4 low = widen_eight(make_uint2(x.x, x.y)), high = widen_eight(make_uint2(x.z, x.w));
+        unsigned char *row = to + r / 8 * S::ROWS_APART + c / 4 * S::COLUMNS_APART + r % 8 * 128;
+        bool swap = c / 4 % 2; /* neighbouring slabs at the same time meet different banks */
+
+        *(uint4 *)(row + ((at + swap) ^ r % 8) * 16) = swap ? high : low;
+        *(uint4 *)(row + ((at + !swap) ^ r % 8) * 16) = swap ? low : high;
+    }
+}
+
+/* Two warps for keys, two for values. */
+template <class S> static __device__ void convert(chunk_shared<S> *sh)
+{
+    int kind = threadIdx.x / 64 % 2;
+    ring<S::RAW_STAGES> from = {0, 0};
+    ring<S::STAGES> to = {0, 1};
+    uint32_t parity = 0;
+    struct piece p;
+
+    while (follow_piece<S>(p, sh, parity)) {
+#pragma unroll 1
+        for (int block = p.last; block >= p.first; block--) {
+            barrier_wait(&sh->raw_full[kind][from.stage], from.parity);
+            barrier_wait(&sh->empty[kind][to.stage], to.parity);
+            widen_block<S>(sh->block[kind][to.stage], sh->raw[kind][from.stage],
+                           p.kv_len - block * S::BLOCK);
+            fence_async();
+            release(&sh->full[kind][to.stage]);
+            release(&sh->raw_empty[kind][from.stage]);
+            from.next();
+            to.next();
+        }
+    }
+}
+
+#endif
