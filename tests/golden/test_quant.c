@@ -176,7 +176,7 @@ static void round_matrix(const struct format *t, struct file *q, struct file *tw
     snprintf(name, sizeof name, "%s.%s", stem, t->scale_name);
     add(q, name, t->scale_dtype, shape, scales, (size_t)(n * elem));
     if (t->input_scale) {
-        const float input = 0.05f; /* inputs up to 22: more than the demo model has */
+        const float input = 0.25f; /* inputs up to 112: more than the demo model has */
 
         snprintf(name, sizeof name, "%s.input_scale", stem);
         add(q, name, "F32", "", &input, 4);
