@@ -409,6 +409,10 @@ static void check_format(const struct demo *d, const struct format *t, const int
         ok(right * 100 >= n_right * 97, "rounded while loading: chooses %d, unrounded %d", right,
            n_right);
         free(rounded);
+        rounded = logits_of(d->dir, "fp8_all", text, n, &right);
+        ok(rounded != NULL && right * 100 >= n_right * 97,
+           "rounded with the output matrix: chooses %d, unrounded %d", right, n_right);
+        free(rounded);
     }
     drop(folder);
     drop(twin);
