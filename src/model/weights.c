@@ -31,7 +31,7 @@ struct loader {
     const struct config *c;
     const struct weights_source *from;
     struct checkpoint *files; /* NULL: random numbers */
-    int n_widened;            /* matrices that are e4m3 for the checkpoint, not for the device */
+    int n_widened;            /* matrices that are e4m3 but for the device */
     uint64_t seed;            /* of the next random matrix */
     size_t read_bytes;
     uint64_t logged_us;
@@ -153,7 +153,7 @@ static void check_type(struct loader *l, const struct tensor *t, enum device_typ
     l->rc = ERR_UNSUPPORTED;
 }
 
-/* Fill rows x cols elements of dst from element at. */
+/* Copy a tensor to dst, from element `at` on. */
 static void fill(struct loader *l, void *dst, size_t at, const struct tensor *t,
                  enum device_type type)
 {
@@ -268,7 +268,7 @@ static void choose_form(struct loader *l, struct k_matrix *m, const struct part 
         m->type = K_BF16;
     if (m->type == K_BF16)
         m->block = 0;
-    l->n_widened += any && m->type == K_BF16;
+    l->n_widened += (any || rounds) && m->type == K_BF16;
 }
 
 static size_t n_scales_of(const struct k_matrix *m)

@@ -419,6 +419,44 @@ static void check_format(const struct demo *d, const struct format *t, const int
     free(got), free(want);
 }
 
+static int open_rc(const char *folder, const char *quantization, const char *kv)
+{
+    struct model_options o = {.dir = folder,
+                              .device = "cpu",
+                              .quantization = quantization,
+                              .kv_cache_dtype = kv,
+                              .block_tokens = 16,
+                              .num_pages = 256};
+    struct model *m = NULL;
+    int rc = model_open(&m, &o);
+
+    model_close(m);
+    return rc;
+}
+
+/* Folders and options that cannot be met. */
+static void check_refusals(const struct demo *d)
+{
+    struct format t = formats[0];
+    char folder[200], twin[200];
+
+    snprintf(folder, sizeof folder, "%s/q", root);
+    snprintf(twin, sizeof twin, "%s/twin", root);
+    t.scale_name = "scale_of_it";
+    write_model(d, &t, folder, twin);
+    is_int(open_rc(folder, "", ""), ERR_NOT_FOUND, "e4m3 without scales is refused");
+    t = formats[1];
+    t.scaling = PER_ROW;
+    write_model(d, &t, folder, twin);
+    is_int(open_rc(folder, "", ""), ERR_INVALID, "scales of another shape are refused");
+    drop(folder);
+    drop(twin);
+    is_int(open_rc(d->dir, "fp9", ""), ERR_INVALID, "another quantization is refused");
+    is_int(open_rc(d->dir, "", "int8"), ERR_INVALID, "another kv_cache_dtype is refused");
+    is_int(open_rc(d->dir, "", "fp8"), ERR_UNSUPPORTED, "e4m3 pages are not for the cpu device");
+    is_int(open_rc(d->dir, "", "auto"), ERR_OK, "the device's own are");
+}
+
 int main(void)
 {
     const char *device = getenv("QUIRE_TEST_DEVICE");
@@ -440,6 +478,7 @@ int main(void)
     ok(plain != NULL && n_right > n / 2, "unrounded: chooses %d of %d", n_right, n);
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
         check_format(&d, &formats[i], text, n, n_right);
+    check_refusals(&d);
     (void)rmdir(root);
     checkpoint_close(d.files);
     mem_free(d.config);
