@@ -2,7 +2,7 @@
  *
  * cuBLASLt thinks in columns: what is y [n][n_out] for us is a matrix of n_out rows and n columns
  * for it, y' = w x', where w is read turned. A plan holds the descriptors and the algorithm of a
- * shape; its slot is overwritten when two shapes meet in it, which costs time, not correctness.
+ * shape; where too many meet one is overwritten, which costs time, not correctness.
  *
  * Where the table of measured products knows a shape, its algorithm is taken as it was stored
  * (cuBLASLt allows that within one version) and checked; otherwise cuBLASLt's own guess.
@@ -25,6 +25,7 @@
 #include "device/gemm_table.h"
 
 #define GEMM_SLOTS     1024 /* a model has 5 products and some 50 buckets */
+#define GEMM_PROBES    8
 #define CANDIDATES_MAX 16
 #define GUESSES_MAX    8 /* of the candidates are cuBLASLt's; the others are found by trying */
 #define TUNE_ROUNDS    7
@@ -221,13 +222,27 @@ static bool remembered(const struct gemm *g, struct gemm_plan *p)
     return true;
 }
 
+static bool is_same(const struct gemm_plan *a, const struct gemm_plan *b)
+{
+    return a->n == b->n && a->n_out == b->n_out && a->n_in == b->n_in && a->kind == b->kind &&
+           a->has_bias == b->has_bias;
+}
+
+/* The slot of a shape; else an empty one near its place, else its place. */
 static struct gemm_plan *slot_of(struct gemm *g, const struct gemm_plan *want)
 {
     uint64_t mixed = ((uint64_t)want->n * 0x9e3779b97f4a7c15U) ^
                      ((uint64_t)want->n_out * 0xbf58476d1ce4e5b9U) ^
                      ((uint64_t)want->n_in * 0x94d049bb133111ebU) ^ (uint64_t)want->kind;
+    size_t first = (size_t)(mixed ^ mixed >> 29);
 
-    return &g->plans[(mixed ^ mixed >> 29) % GEMM_SLOTS];
+    for (size_t i = 0; i < GEMM_PROBES; i++) {
+        struct gemm_plan *plan = &g->plans[(first + i) % GEMM_SLOTS];
+
+        if (plan->n == 0 || is_same(plan, want))
+            return plan;
+    }
+    return &g->plans[first % GEMM_SLOTS];
 }
 
 static struct gemm_plan plan_of(const struct gemm_product *p)
@@ -261,8 +276,7 @@ static cublasStatus_t find_plan(struct gemm *g, struct gemm_plan **out,
     int n = 0;
 
     *out = plan;
-    if (plan->n == want.n && plan->n_out == want.n_out && plan->n_in == want.n_in &&
-        plan->kind == want.kind && plan->has_bias == want.has_bias)
+    if (is_same(plan, &want))
         return CUBLAS_STATUS_SUCCESS;
     if ((s = describe(&want)) != 0 || (s = point(&want, p)) != 0)
         return s;
@@ -617,6 +631,6 @@ int gemm_tune(struct gemm *g, const struct gemm_product *p, int n_copies, k_stre
     entry.us = c.us[best];
     memcpy(entry.algo, &c.algos[best], sizeof entry.algo);
     *out = (struct gemm_timing){c.us[0], c.us[best], c.n, best};
-    slot_of(g, &plan)->n = 0; /* the next product of this shape looks into the table */
+    memset(g->plans, 0, sizeof g->plans); /* the next products look into the table */
     return gemm_table_put(&g->table, &entry);
 }

@@ -39,6 +39,13 @@ struct model {
     enum k_type kv_type; /* K_BF16: the device's own */
     bool rounds;         /* weights that were not e4m3 are rounded to it */
     size_t work_bytes;   /* activations, tables and work areas, for the log */
+    struct k_kv kv;            /* of layer 0 */
+    float *turns;              /* device, float [max_model_len][head_dim / 2][2] */
+    const struct batch *batch; /* of the step under way */
+    int n_rows;                /* of the last step */
+    enum k_type kv_type;       /* K_BF16: the device's own */
+    bool rounds, rounds_head;  /* layers' and output matrices that were not e4m3 become so */
+    size_t work_bytes;         /* activations, tables and work areas, for the log */
     /* What begin() derives from a batch. */
     int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
     int32_t *row_tokens;            /* int32 [max_num_seqs] */
@@ -65,8 +72,9 @@ static int choose_types(struct model *m, const struct model_options *o)
     const char *kv = is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
 
     m->rounds = is_set(o->quantization);
-    if (m->rounds && strcmp(o->quantization, "fp8") != 0) {
-        log_error("model: quantization \"%s\" is unknown; use fp8, or leave it empty",
+    m->rounds_head = m->rounds && strcmp(o->quantization, "fp8_all") == 0;
+    if (m->rounds && !m->rounds_head && strcmp(o->quantization, "fp8") != 0) {
+        log_error("model: quantization \"%s\" is unknown; use fp8 or fp8_all, or leave it empty",
                   o->quantization);
         return ERR_INVALID;
     }
@@ -294,6 +302,7 @@ static int load(struct model *m, const struct model_options *o)
 {
     struct weights_source from = {.dir = o->dummy_weights ? NULL : o->dir,
                                   .rounds = m->rounds,
+                                  .rounds_head = m->rounds_head,
                                   .kv_scales = m->kv_type == K_E4M3};
     bool given = is_set(o->gemm_table);
     size_t before;

@@ -16,13 +16,13 @@
 struct model;
 
 struct model_options {
-    const char *dir;          /* Hugging Face folder: config.json, *.safetensors */
-    const char *device;       /* "auto", "cuda", "cpu" */
-    bool dummy_weights;       /* random weights in the shapes of config.json; no files read */
-    const char *quantization; /* NULL or "": as the folder says; "fp8": matrices of layers that
-                                 * are not e4m3 are rounded to it, a scale a row */
-    const char
-        *kv_cache_dtype;    /* NULL or "auto": the device's type; "fp8" (also "fp8_e4m3"): e4m3 */
+    const char *dir;    /* Hugging Face folder: config.json, *.safetensors */
+    const char *device; /* "auto", "cuda", "cpu" */
+    bool dummy_weights; /* random weights in the shapes of config.json; no files read */
+    /* NULL or "": as the folder says; "fp8": matrices of layers that are not e4m3 are rounded to
+     * it, a scale a row; "fp8_all": the output matrix too. */
+    const char *quantization;
+    const char *kv_cache_dtype; /* NULL or "auto": the device's type; "fp8", "fp8_e4m3": e4m3 */
     const char *gemm_table; /* measured matrix products; NULL or "": those that quire installs */
     int cpu_threads;        /* 0: one per core */
     int block_tokens;       /* tokens of a page */

@@ -31,13 +31,21 @@ struct loader {
     const struct config *c;
     const struct weights_source *from;
     struct checkpoint *files; /* NULL: random numbers */
-    int n_widened;            /* matrices that are e4m3 for the checkpoint, not for the device */
+    int n_widened;            /* matrices that are e4m3 but for the device */
     uint64_t seed;            /* of the next random matrix */
     size_t read_bytes;
     uint64_t logged_us;
     int layer; /* being loaded; -1 outside the layers */
     int rc;    /* the first error; later calls do nothing */
 };
+
+/* What a matrix is for: to be looked up in, a product of a layer, or of the logits. */
+enum use { USE_TABLE, USE_LAYER, USE_HEAD };
+
+static bool is_rounded(const struct loader *l, enum use use)
+{
+    return use == USE_LAYER ? l->from->rounds : use == USE_HEAD && l->from->rounds_head;
+}
 
 /* A tensor that is a matrix, or the part of one. */
 struct part {
@@ -145,7 +153,7 @@ static void check_type(struct loader *l, const struct tensor *t, enum device_typ
     l->rc = ERR_UNSUPPORTED;
 }
 
-/* Fill rows x cols elements of dst from element at. */
+/* Copy a tensor to dst, from element `at` on. */
 static void fill(struct loader *l, void *dst, size_t at, const struct tensor *t,
                  enum device_type type)
 {
@@ -241,16 +249,16 @@ static bool fit_together(const struct part *parts, int n_parts, int *block)
 
 /* The form of a matrix on the device: its type and block. */
 static void choose_form(struct loader *l, struct k_matrix *m, const struct part *parts, int n_parts,
-                        bool of_layer)
+                        enum use use)
 {
-    bool any = false, rounds = of_layer && l->from->rounds;
+    bool any = false, rounds = is_rounded(l, use);
 
     for (int i = 0; i < n_parts; i++)
         any = any || parts[i].e4m3;
     if (l->files == NULL) {
-        any = rounds || (of_layer && l->c->e4m3);
+        any = rounds || (use == USE_LAYER && l->c->e4m3);
         m->type = any ? K_E4M3 : K_BF16;
-        m->block = l->c->e4m3 ? l->c->e4m3_block : 0;
+        m->block = use == USE_LAYER ? l->c->e4m3_block : 0;
     } else if (any) {
         m->type = fit_together(parts, n_parts, &m->block) ? K_E4M3 : K_BF16;
     } else {
@@ -260,7 +268,7 @@ static void choose_form(struct loader *l, struct k_matrix *m, const struct part 
         m->type = K_BF16;
     if (m->type == K_BF16)
         m->block = 0;
-    l->n_widened += any && m->type == K_BF16;
+    l->n_widened += (any || rounds) && m->type == K_BF16;
 }
 
 static size_t n_scales_of(const struct k_matrix *m)
@@ -403,9 +411,9 @@ static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_s
 
 /* --- matrices and vectors -------------------------------------------------------------- */
 
-/* A matrix made of up to three tensors, one below the other. Those of layers may be e4m3. */
+/* A matrix made of up to three tensors, one below the other. */
 static struct k_matrix matrix(struct loader *l, const char *const *patterns, const int *rows,
-                              int n_parts, int cols, bool of_layer)
+                              int n_parts, int cols, enum use use)
 {
     struct part parts[PARTS_MAX] = {{.rows = 0}};
     struct k_matrix m = {.type = K_BF16, .n_in = cols};
@@ -420,7 +428,7 @@ static struct k_matrix matrix(struct loader *l, const char *const *patterns, con
     }
     if (l->rc != ERR_OK)
         return m;
-    choose_form(l, &m, parts, n_parts, of_layer);
+    choose_form(l, &m, parts, n_parts, use);
     m.data = allocate(l, (size_t)m.n_out * (size_t)cols *
                              (m.type == K_E4M3 ? sizeof(k_e4m3) : l->d->elem_bytes));
     if (m.type == K_E4M3)
@@ -435,7 +443,7 @@ static struct k_matrix matrix(struct loader *l, const char *const *patterns, con
     else if (m.type == K_E4M3)
         round_parts(l, &m, scales, parts, n_parts);
     for (int i = 0; i < n_parts && m.type == K_BF16 && l->files != NULL; i++) {
-        if (parts[i].e4m3 || (of_layer && l->from->rounds))
+        if (parts[i].e4m3 || is_rounded(l, use))
             widen_part(l, &m, at, &parts[i]);
         else
             fill(l, m.data, at, parts[i].t, parts[i].type);
@@ -516,14 +524,14 @@ static void load_layer(struct loader *l, struct layer_weights *w)
         w->v_scale = kv_scale(l, names->attn, names->v, "v_scale");
     }
     w->norm_attn = norm(l, names->norm_attn, c->dim);
-    w->qkv = matrix(l, qkv, qkv_rows, 3, c->dim, true);
+    w->qkv = matrix(l, qkv, qkv_rows, 3, c->dim, USE_LAYER);
     w->qkv_bias = bias(l, c->qkv_bias, qkv, qkv_rows, 3);
-    w->o = matrix(l, &names->o, &c->dim, 1, q, true);
+    w->o = matrix(l, &names->o, &c->dim, 1, q, USE_LAYER);
     w->o_bias = bias(l, c->o_bias, &names->o, &c->dim, 1);
     w->norm_mlp = norm(l, names->norm_mlp, c->dim);
-    w->gate_up = matrix(l, gate_up, gate_up_rows, 2, c->dim, true);
+    w->gate_up = matrix(l, gate_up, gate_up_rows, 2, c->dim, USE_LAYER);
     w->gate_up_bias = bias(l, c->mlp_bias, gate_up, gate_up_rows, 2);
-    w->down = matrix(l, &names->down, &c->dim, 1, c->ff_dim, true);
+    w->down = matrix(l, &names->down, &c->dim, 1, c->ff_dim, USE_LAYER);
     w->down_bias = bias(l, c->mlp_bias, &names->down, &c->dim, 1);
 }
 
@@ -531,6 +539,7 @@ static int load(struct loader *l)
 {
     const struct config *c = l->c;
     const struct arch_names *names = c->arch->names;
+    const char *head;
 
     memset(l->w, 0, sizeof *l->w);
     l->w->layers = mem_zalloc_array((size_t)c->n_layers, sizeof *l->w->layers);
@@ -538,11 +547,15 @@ static int load(struct loader *l)
         return ERR_NO_MEMORY;
     l->logged_us = clock_us();
     l->layer = -1;
-    l->w->embed = matrix(l, &names->embed, &c->n_vocab, 1, c->dim, false);
+    l->w->embed = matrix(l, &names->embed, &c->n_vocab, 1, c->dim, USE_TABLE);
     for (l->layer = 0; l->layer < c->n_layers && l->rc == ERR_OK; l->layer++)
         load_layer(l, &l->w->layers[l->layer]);
     l->w->norm = norm(l, names->norm, c->dim);
-    l->w->head = c->tied ? l->w->embed : matrix(l, &names->head, &c->n_vocab, 1, c->dim, false);
+    head = c->tied ? names->embed : names->head;
+    if (c->tied && !is_rounded(l, USE_HEAD))
+        l->w->head = l->w->embed;
+    else
+        l->w->head = matrix(l, &head, &c->n_vocab, 1, c->dim, USE_HEAD);
     return l->rc;
 }
 

@@ -34,9 +34,10 @@ struct weights {
 
 /* Where weights come from, and what is made of them. */
 struct weights_source {
-    const char *dir; /* the folder; NULL: random numbers */
-    bool rounds;     /* matrices of layers that are not e4m3 are rounded to it, a scale a row */
-    bool kv_scales;  /* k_scale and v_scale are wanted */
+    const char *dir;  /* the folder; NULL: random numbers */
+    bool rounds;      /* matrices of layers that are not e4m3 are rounded to it, a scale a row */
+    bool rounds_head; /* so is the output matrix; a tied one becomes a second matrix */
+    bool kv_scales;   /* k_scale and v_scale are wanted */
 };
 
 /* Allocate on the device and fill. Logs progress every few seconds. A matrix whose parts in the

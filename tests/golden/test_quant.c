@@ -176,7 +176,7 @@ static void round_matrix(const struct format *t, struct file *q, struct file *tw
     snprintf(name, sizeof name, "%s.%s", stem, t->scale_name);
     add(q, name, t->scale_dtype, shape, scales, (size_t)(n * elem));
     if (t->input_scale) {
-        const float input = 0.05f; /* inputs up to 22: more than the demo model has */
+        const float input = 0.25f; /* inputs up to 112: more than the demo model has */
 
         snprintf(name, sizeof name, "%s.input_scale", stem);
         add(q, name, "F32", "", &input, 4);
@@ -409,10 +409,52 @@ static void check_format(const struct demo *d, const struct format *t, const int
         ok(right * 100 >= n_right * 97, "rounded while loading: chooses %d, unrounded %d", right,
            n_right);
         free(rounded);
+        rounded = logits_of(d->dir, "fp8_all", text, n, &right);
+        ok(rounded != NULL && right * 100 >= n_right * 97,
+           "rounded with the output matrix: chooses %d, unrounded %d", right, n_right);
+        free(rounded);
     }
     drop(folder);
     drop(twin);
     free(got), free(want);
+}
+
+static int open_rc(const char *folder, const char *quantization, const char *kv)
+{
+    struct model_options o = {.dir = folder,
+                              .device = "cpu",
+                              .quantization = quantization,
+                              .kv_cache_dtype = kv,
+                              .block_tokens = 16,
+                              .num_pages = 256};
+    struct model *m = NULL;
+    int rc = model_open(&m, &o);
+
+    model_close(m);
+    return rc;
+}
+
+/* Folders and options that cannot be met. */
+static void check_refusals(const struct demo *d)
+{
+    struct format t = formats[0];
+    char folder[200], twin[200];
+
+    snprintf(folder, sizeof folder, "%s/q", root);
+    snprintf(twin, sizeof twin, "%s/twin", root);
+    t.scale_name = "scale_of_it";
+    write_model(d, &t, folder, twin);
+    is_int(open_rc(folder, "", ""), ERR_NOT_FOUND, "e4m3 without scales is refused");
+    t = formats[1];
+    t.scaling = PER_ROW;
+    write_model(d, &t, folder, twin);
+    is_int(open_rc(folder, "", ""), ERR_INVALID, "scales of another shape are refused");
+    drop(folder);
+    drop(twin);
+    is_int(open_rc(d->dir, "fp9", ""), ERR_INVALID, "another quantization is refused");
+    is_int(open_rc(d->dir, "", "int8"), ERR_INVALID, "another kv_cache_dtype is refused");
+    is_int(open_rc(d->dir, "", "fp8"), ERR_UNSUPPORTED, "e4m3 pages are not for the cpu device");
+    is_int(open_rc(d->dir, "", "auto"), ERR_OK, "the device's own are");
 }
 
 int main(void)
@@ -436,6 +478,7 @@ int main(void)
     ok(plain != NULL && n_right > n / 2, "unrounded: chooses %d of %d", n_right, n);
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
         check_format(&d, &formats[i], text, n, n_right);
+    check_refusals(&d);
     (void)rmdir(root);
     checkpoint_close(d.files);
     mem_free(d.config);
