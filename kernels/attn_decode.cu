@@ -284,6 +284,20 @@ template <int D, int TYPE, int HEADS> struct decode {
         }
     }
 
+    /* Of the four lanes that share elements, those whose heads exist have work: thread i takes
+     * float4 index_of(i). */
+    static __device__ __forceinline__ int idle_shift(const piece &p)
+    {
+        return NT > 1 || p.n_heads > 4 ? 0 : p.n_heads > 2 ? 1 : 2;
+    }
+
+    static __device__ __forceinline__ int index_of(int i, int idle)
+    {
+        int busy = 2 - idle;
+
+        return i >> busy << 2 | (i & ((1 << busy) - 1));
+    }
+
     static __device__ __forceinline__ bool has_heads(const piece &p, int index)
     {
         return index / 32 % NT * 8 + index % 4 * 2 < p.n_heads;
@@ -303,22 +317,29 @@ template <int D, int TYPE, int HEADS> struct decode {
     }
 
     /* Pieces p .. q - 1 belong to one row: write it, or the block's part of it. */
-    static __device__ void merge_pieces(const decode_args &a, const piece *pieces, int p, int q,
-                                        bool whole)
+    static __device__ __forceinline__ void merge_pieces(const decode_args &a, const piece *pieces,
+                                                        int p, int q, bool whole)
     {
         const piece &first = pieces[p];
         float *part = part_at(a, blockIdx.x, first.begins);
+        int idle = idle_shift(first);
 
 #pragma unroll 1
-        for (int index = threadIdx.x; index < FRAGMENTS; index += THREADS) {
-            merged m = merge_begin();
+        for (int i = threadIdx.x; i < FRAGMENTS >> idle; i += THREADS) {
+            int index = index_of(i, idle);
+            merged m = merge_begin(), each[2 * DECODE_WARPS];
 
             if (!has_heads(first, index))
                 continue;
-#pragma unroll 1
-            for (int i = p; i < q; i++) {
-                if (pieces[i].at != NULL)
-                    merge_add(m, merge_load(pieces[i].at, index));
+#pragma unroll
+            for (int k = 0; k < 2 * DECODE_WARPS; k++) {
+                if (k >= p && k < q && pieces[k].at != NULL)
+                    each[k] = merge_load(pieces[k].at, index);
+            }
+#pragma unroll
+            for (int k = 0; k < 2 * DECODE_WARPS; k++) {
+                if (k >= p && k < q && pieces[k].at != NULL)
+                    merge_add(m, each[k]);
             }
             if (whole)
                 write_merged(a, first, m, index);
@@ -334,6 +355,7 @@ template <int D, int TYPE, int HEADS> struct decode {
     {
         const decode_span span = a.schedule->spans[blockIdx.x][p.begins];
         constexpr int BATCH = 8;
+        int idle = idle_shift(p);
 
         __syncthreads();
         if (threadIdx.x == 0)
@@ -342,7 +364,8 @@ template <int D, int TYPE, int HEADS> struct decode {
         if (*arrived < span.to - span.from)
             return;
 #pragma unroll 1
-        for (int index = threadIdx.x; index < FRAGMENTS; index += THREADS) {
+        for (int i = threadIdx.x; i < FRAGMENTS >> idle; i += THREADS) {
+            int index = index_of(i, idle);
             merged m = merge_begin();
 
             if (!has_heads(p, index))
@@ -352,14 +375,14 @@ template <int D, int TYPE, int HEADS> struct decode {
                 merged part[BATCH];
 
 #pragma unroll
-                for (int i = 0; i < BATCH; i++) {
-                    if (c + i <= span.to)
-                        part[i] = merge_load(part_at(a, c + i, c + i == span.from), index);
+                for (int k = 0; k < BATCH; k++) {
+                    if (c + k <= span.to)
+                        part[k] = merge_load(part_at(a, c + k, c + k == span.from), index);
                 }
 #pragma unroll
-                for (int i = 0; i < BATCH; i++) {
-                    if (c + i <= span.to)
-                        merge_add(m, part[i]);
+                for (int k = 0; k < BATCH; k++) {
+                    if (c + k <= span.to)
+                        merge_add(m, part[k]);
                 }
             }
             write_merged(a, p, m, index);
@@ -621,7 +644,9 @@ template <int D, int TYPE> static int map_pages(CUtensorMap *map, decode_args &a
                map,
                TYPE == K_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 5,
                kv.pages, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               tile::PANEL == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+               tile::PANEL == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+               : tile::PANEL == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                   : CU_TENSOR_MAP_SWIZZLE_32B,
                DECODE_PROMOTION, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
                ? 0
                : -1;

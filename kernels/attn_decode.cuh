@@ -55,12 +55,9 @@ struct decode_schedule {
 template <int D, int TYPE> struct decode_tile {
     static constexpr int ELEM = TYPE == K_BF16 ? 2 : 1;
     static constexpr int ROW = D * ELEM;
-    static constexpr int PANEL = ROW % 128 == 0  ? 128
-                                 : ROW % 64 == 0 ? 64
-                                 : ROW % 32 == 0 ? 32
-                                                 : 16;
-    static constexpr int PANELS = ROW / PANEL;
-    static constexpr int TOKENS = ROW > 128 ? 16 : 32;
+    static constexpr int PANEL = ROW % 128 == 0 ? 128 : ROW % 64 == 0 || ROW % 32 != 0 ? 64 : 32;
+    static constexpr int PANELS = (ROW + PANEL - 1) / PANEL;
+    static constexpr int TOKENS = PANELS * PANEL > 128 ? 16 : 32;
     static constexpr int BYTES = TOKENS * PANELS * PANEL;
     static constexpr int STAGE = 2 * BYTES; /* keys, then values */
     static constexpr int STAGES = STAGE > 12288 ? 2 : 24576 / STAGE;
@@ -69,10 +66,7 @@ template <int D, int TYPE> struct decode_tile {
     /* Where chunk `chunk` of a token's row stands. */
     static __device__ __forceinline__ int at(int token, int chunk)
     {
-        int turn = PANEL == 128  ? token & 7
-                   : PANEL == 64 ? token >> 1 & 3
-                   : PANEL == 32 ? token >> 2 & 1
-                                 : 0;
+        int turn = PANEL == 128 ? token & 7 : PANEL == 64 ? token >> 1 & 3 : token >> 2 & 1;
 
         return (chunk / (PANEL / 16) * TOKENS + token) * PANEL +
                ((chunk % (PANEL / 16)) ^ turn) * 16;

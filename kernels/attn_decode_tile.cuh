@@ -377,10 +377,9 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 
     static __device__ __forceinline__ uint32_t pair_at(uint32_t lane, int pair)
     {
-        constexpr int PAIRS = tile::PANEL < 32 ? 1 : tile::PANEL / 32;
-        constexpr int FURTHER = tile::TOKENS * (tile::PANEL < 32 ? 32 : tile::PANEL);
+        constexpr int IN_PANEL = tile::PANEL / 32;
 
-        return (lane ^ (pair % PAIRS * 32)) + pair / PAIRS * FURTHER;
+        return (lane ^ (pair % IN_PANEL * 32)) + pair / IN_PANEL * tile::TOKENS * tile::PANEL;
     }
 
     static __device__ __forceinline__ void scores(float s[MT][NT][4], const state &st,
@@ -388,7 +387,6 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     {
         int lane = threadIdx.x % 32;
         uint32_t at = lane_at(lane % 16, lane / 16);
-        uint32_t single = lane_at(lane % 16, 0); /* where the last pair lacks its second */
 
 #pragma unroll
         for (int m = 0; m < MT; m++) {
@@ -412,8 +410,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
                 for (int i = 0; i < STEPS; i += 2) {
                     uint32_t r[4], k[4];
 
-                    load_matrices(r, keys + m * 16 * tile::PANEL +
-                                         pair_at(i + 1 == STEPS ? single : at, i / 2));
+                    load_matrices(r, keys + m * 16 * tile::PANEL + pair_at(at, i / 2));
                     widen_e4m3(&k[0], &k[2], r[0]);
                     widen_e4m3(&k[1], &k[3], r[1]);
 #pragma unroll
@@ -518,7 +515,6 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         int lane = threadIdx.x % 32;
         uint32_t at = TYPE == K_BF16 ? lane_at(lane % 8 + lane / 16 * 8, lane / 8 % 2)
                                      : lane_at(lane % 16, lane / 16);
-        uint32_t single = lane_at(lane % 16, 0);
 
 #pragma unroll
         for (int m = 0; m < MT; m++) {
@@ -536,8 +532,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) {
                     if (i % 2 == 0)
-                        load_matrices_turned(r, values + m * 16 * tile::PANEL +
-                                                    pair_at(i + 1 == STEPS ? single : at, i / 2));
+                        load_matrices_turned(r, values + m * 16 * tile::PANEL + pair_at(at, i / 2));
                     /* Tokens 2t and 2t + 1, elements 2g and 2g + 1 of each: by element. */
                     widen_e4m3(&v[0], &v[1], __byte_perm(r[i % 2 * 2], 0, 0x3120));
                     widen_e4m3(&v[2], &v[3], __byte_perm(r[i % 2 * 2 + 1], 0, 0x3120));
