@@ -32,16 +32,9 @@ struct model {
     struct model_shape shape;
     struct weights weights;
     struct activations act;
-    struct k_kv kv;      /* of layer 0 */
-    float *turns;        /* device, float [max_model_len][head_dim / 2][2] */
-    int n_under_way;     /* steps begun and not ended */
-    int n_rows;          /* of the last step */
-    enum k_type kv_type; /* K_BF16: the device's own */
-    bool rounds;         /* weights that were not e4m3 are rounded to it */
-    size_t work_bytes;   /* activations, tables and work areas, for the log */
     struct k_kv kv;            /* of layer 0 */
     float *turns;              /* device, float [max_model_len][head_dim / 2][2] */
-    const struct batch *batch; /* of the step under way */
+    int n_under_way;           /* steps begun and not ended */
     int n_rows;                /* of the last step */
     enum k_type kv_type;       /* K_BF16: the device's own */
     bool rounds, rounds_head;  /* layers' and output matrices that were not e4m3 become so */
