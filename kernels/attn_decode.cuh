@@ -61,7 +61,6 @@ template <int D, int TYPE> struct decode_tile {
     static constexpr int BYTES = TOKENS * PANELS * PANEL;
     static constexpr int STAGE = 2 * BYTES; /* keys, then values */
     static constexpr int STAGES = STAGE > 12288 ? 2 : 24576 / STAGE;
-    static constexpr int RING = (STAGES * STAGE + 1023) / 1024 * 1024;
 
     /* Where chunk `chunk` of a token's row stands. */
     static __device__ __forceinline__ int at(int token, int chunk)
@@ -185,6 +184,17 @@ static __device__ __forceinline__ uint64_t evict_first(void)
 static __device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* 16 bytes by this thread, not kept in the L1 cache; and the wait for all it asked for. */
+static __device__ __forceinline__ void copy_async(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map,
