@@ -6,9 +6,10 @@
  * device, so that a pointer is the same offset on both sides. The sampled ids come back the same
  * way, and end() waits for them. The first error sticks, is logged once and comes out of end().
  *
- * Bits: attention and the row operations treat every sequence by itself. Products are cuBLASLt's,
- * whose order of adding may change with the number of rows; gemm_rows() makes it a function of
- * a few buckets. So on this device a row's bits depend on the bucket of the step it was in. */
+ * Bits: the row operations and attention of chunks treat every sequence by itself; attention of
+ * decodes cuts keys by the lengths of all of them. Products are cuBLASLt's, whose order of adding
+ * may change with the number of rows; gemm_rows() makes it a function of a few buckets. So on
+ * this device a row's bits depend on the step it was in. */
 #include "config.h"
 
 #include "device/device.h"
