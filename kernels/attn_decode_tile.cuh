@@ -39,7 +39,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     static constexpr int DESK_ROW = D * 2 + 16;   /* the bank moves by 4 from row to row */
     static constexpr int DESK = 10 * DESK_ROW;    /* bytes: 8 queries, a key, a value */
 
-    static_assert(tile::STAGE % (8 * tile::PANEL) == 0, "swizzles repeat after 8 rows");
+    static_assert(tile::BYTES % 1024 == 0, "swizzles repeat after 1024 bytes");
 
     /* What a lane holds of one row: g = lane / 4, t = lane % 4. */
     struct state {
@@ -387,6 +387,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     {
         int lane = threadIdx.x % 32;
         uint32_t at = lane_at(lane % 16, lane / 16);
+        uint32_t single = lane_at(lane % 16, 0); /* where the last pair lacks its second */
 
 #pragma unroll
         for (int m = 0; m < MT; m++) {
@@ -410,7 +411,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
                 for (int i = 0; i < STEPS; i += 2) {
                     uint32_t r[4], k[4];
 
-                    load_matrices(r, keys + m * 16 * tile::PANEL + pair_at(at, i / 2));
+                    load_matrices(r, keys + m * 16 * tile::PANEL +
+                                         pair_at(i + 1 == STEPS ? single : at, i / 2));
                     widen_e4m3(&k[0], &k[2], r[0]);
                     widen_e4m3(&k[1], &k[3], r[1]);
 #pragma unroll
@@ -515,6 +517,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         int lane = threadIdx.x % 32;
         uint32_t at = TYPE == K_BF16 ? lane_at(lane % 8 + lane / 16 * 8, lane / 8 % 2)
                                      : lane_at(lane % 16, lane / 16);
+        uint32_t single = lane_at(lane % 16, 0);
 
 #pragma unroll
         for (int m = 0; m < MT; m++) {
@@ -532,7 +535,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) {
                     if (i % 2 == 0)
-                        load_matrices_turned(r, values + m * 16 * tile::PANEL + pair_at(at, i / 2));
+                        load_matrices_turned(r, values + m * 16 * tile::PANEL +
+                                                    pair_at(i + 1 == STEPS ? single : at, i / 2));
                     /* Tokens 2t and 2t + 1, elements 2g and 2g + 1 of each: by element. */
                     widen_e4m3(&v[0], &v[1], __byte_perm(r[i % 2 * 2], 0, 0x3120));
                     widen_e4m3(&v[2], &v[3], __byte_perm(r[i % 2 * 2 + 1], 0, 0x3120));

@@ -238,7 +238,8 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
  * decode_seqs [n_decodes] are sequences with one token, NULL: sequences 0 .. n_decodes - 1. Those
  * of kv_len 0 are skipped, their rows of out left as they are: so a graph may be captured for
  * more sequences than a step has. k_attn_schedule() must have run since kv_len, seq_start or
- * decode_seqs changed; it serves all layers.
+ * decode_seqs changed; it serves all layers. How a decode's keys are cut into sums depends on the
+ * lengths of all decodes of the step, and so do its last bits.
  *
  * turns: NULL when queries are rotated and the step's keys and values stand in the pages
  * (k_rope_kv() has run). Else n_tiles is 0, qkv is what the product gave, and the kernel rotates

@@ -2,9 +2,10 @@
  *
  * The cuda device: one GPU, one stream, bfloat16 weights, activations and KV.
  *
- * Bits: attention and the row operations treat every sequence by itself. Products are cuBLASLt's,
- * whose order of adding may change with the number of rows; gemm_rows() makes it a function of
- * a few buckets. So on this device a row's bits depend on the bucket of the step it was in. */
+ * Bits: row operations and attention of chunks treat every sequence by itself; attention of
+ * decodes cuts keys by the lengths of all of them. Products are cuBLASLt's, or k_multiply()'s for
+ * few rows, whose order of adding may change with the number of rows, in buckets. So on this
+ * device a row's bits depend on the step it was in. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -276,6 +277,9 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, con
 {
     struct cuda *c = cuda_of(d);
 
+    /* Behind the scheduling kernel attention must wait; later it may begin with the pages of earlier
+     * steps while the product in front still runs. */
+    c->plan.overlap = c->is_planned;
     if (!c->is_planned)
         cuda_keep(c, k_attn_schedule(&c->plan, kv, &c->tokens, d->limits.n_heads, c->stream),
                   "attn");
