@@ -21,30 +21,23 @@
  * over lanes and for scaling O. fp8: bytes become float16 in registers, Q is float16 scaled by a
  * power of two to below 2; V is turned in units of two bytes, and a permutation parts these.
  *
- * Shared memory: [warp][stage][K|V] tiles (decode_tile), 96 KB in flight a block (128 KB for
- * bf16 above head size 128); [warp] desks, where queries and the step's key and value are
- * rotated; barriers; the list of pieces. Pieces reuse the ring. About 107 KB a block at head size
- * 128, so that the kernel behind has room beside one block.
- *
- * Before it waits for the launch in front the kernel reads the plan and the page tables, and with
- * turns asks for its first tiles.
+ * Shared memory: [warp][stage][K|V] tiles (decode_tile), 96 KB in flight a block, so that the
+ * kernel behind has room; barriers; the list of pieces. Pieces reuse the ring.
  *
  * Bytes: every key and value once for each block of heads, with an evict-first hint; 2 * group *
- * head_dim * 4 for each of at most two parts a block. One H200, 32 / 8 heads of 128: 64 x 8192
- * keys at 97% (fp8 93%) of what a plain read takes, 131072 + 31 x 4096 at 95% (89%); one sequence
- * of 1024 takes 8.9 us, most of it waiting: for queries, for the sum of pieces, for the counter.
+ * head_dim * 4 for each of at most two parts a block. Same input, same bits; but shares depend
+ * on the lengths of all sequences of the step, so a sequence's last bits depend on its company.
  *
- * Same input, same bits; but shares depend on the lengths of all sequences of the step, so a
- * sequence's last bits depend on its company. Parts of fixed lengths would mend that, at an
- * estimated 2 to 3% of large steps and a microsecond of small ones.
- *
- * Head sizes below 64 or that are no multiple of 8 elements (16 for fp8), pages of other sizes
- * than 2^n >= 8: the same, but tiles are copied by hand and nothing is ahead.
+ * Head sizes that are no multiple of 8 elements (16 for fp8), pages of other sizes than 2^n >= 8:
+ * the same, but tiles are copied by hand and nothing is ahead.
  *
  * Source: running softmax from FlashAttention-2 (arXiv:2307.08691), shares as in stream-K
  * (arXiv:2301.03598). */
 #include "kernels/attn_decode_tile.cuh"
 
+#ifndef DECODE_PROMOTION
+#define DECODE_PROMOTION CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+#endif
 #define LOG2_E  1.44269504f
 #define THREADS (DECODE_WARPS * 32)
 
@@ -52,7 +45,6 @@
 struct piece {
     const float *at; /* NULL: none */
     int start;       /* the row's first tile, of all tiles: the row's name */
-    int tiles;       /* of the row */
     int token;
     int head, n_heads;
     bool begins, ends; /* the row begins, ends with this piece */
@@ -73,12 +65,12 @@ template <int D, int TYPE, int HEADS> struct decode {
     static constexpr int FRAGMENTS = STEPS * NT * 32;       /* float4s of O^T */
     static constexpr int PIECE = FRAGMENTS * 4 + 2 * HEADS; /* floats: O^T, top, sum */
     /* Shared memory: rings, desks, barriers, pieces. */
-    static constexpr int DESKS_AT = DECODE_WARPS * tile::RING;
+    static constexpr int DESKS_AT = DECODE_WARPS * warp::RING;
     static constexpr int BARRIERS_AT = DESKS_AT + DECODE_WARPS * warp::DESK;
-    static constexpr int PIECES_AT = BARRIERS_AT + DECODE_WARPS * tile::STAGES * 8;
+    static constexpr int PIECES_AT = BARRIERS_AT + DECODE_WARPS * warp::STAGES * 8;
     static constexpr int SHARED = PIECES_AT + (2 * DECODE_WARPS + 1) * (int)sizeof(piece);
 
-    static_assert(PIECE * 4 <= tile::RING, "a piece takes the ring's place");
+    static_assert(PIECE * 4 <= warp::RING, "a piece takes the ring's place");
 
     /* Blocks of heads are rare, and a division is long. */
     static __device__ __forceinline__ int kv_head_of(const decode_args &a, int row)
@@ -96,6 +88,7 @@ template <int D, int TYPE, int HEADS> struct decode {
         int base;       /* page of lane 0 */
         int page, next; /* ids of pages base + lane and base + 32 + lane */
         int stage;
+        decode_item ahead; /* the next item */
     };
 
     /* The row's pages from f.tile on; those of the row before do, if they begin as early. */
@@ -117,6 +110,7 @@ template <int D, int TYPE, int HEADS> struct decode {
         f.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS;
         f.n_pages = (it.len - 1) >> a.page_shift;
         f.pages = a.t.page_ids + (size_t)it.seq * a.t.pages_max;
+        f.ahead = a.schedule->items[f.item + 1];
         feed_row(f, a, false);
     }
 
@@ -149,7 +143,7 @@ template <int D, int TYPE, int HEADS> struct decode {
                          panel * tile::TOKENS * tile::PANEL + box * a.box_bytes,
                      map, full, at, policy);
         }
-        f.stage = f.stage + 1 == tile::STAGES ? 0 : f.stage + 1;
+        f.stage = f.stage + 1 == warp::STAGES ? 0 : f.stage + 1;
         f.left--;
         if (++f.tile == f.row_tiles && f.left > 0) {
             f.tile = 0;
@@ -157,7 +151,8 @@ template <int D, int TYPE, int HEADS> struct decode {
                 feed_row(f, a, true);
             } else {
                 f.row = 0;
-                feed_item(f, a, a.schedule->items[++f.item]);
+                f.item++;
+                feed_item(f, a, f.ahead);
             }
         }
     }
@@ -291,6 +286,20 @@ template <int D, int TYPE, int HEADS> struct decode {
         }
     }
 
+    /* Of the four lanes that share elements, those whose heads exist have work: thread i takes
+     * float4 index_of(i). */
+    static __device__ __forceinline__ int idle_shift(const piece &p)
+    {
+        return NT > 1 || p.n_heads > 4 ? 0 : p.n_heads > 2 ? 1 : 2;
+    }
+
+    static __device__ __forceinline__ int index_of(int i, int idle)
+    {
+        int busy = 2 - idle;
+
+        return i >> busy << 2 | (i & ((1 << busy) - 1));
+    }
+
     static __device__ __forceinline__ bool has_heads(const piece &p, int index)
     {
         return index / 32 % NT * 8 + index % 4 * 2 < p.n_heads;
@@ -310,22 +319,29 @@ template <int D, int TYPE, int HEADS> struct decode {
     }
 
     /* Pieces p .. q - 1 belong to one row: write it, or the block's part of it. */
-    static __device__ void merge_pieces(const decode_args &a, const piece *pieces, int p, int q,
-                                        bool whole)
+    static __device__ __forceinline__ void merge_pieces(const decode_args &a, const piece *pieces,
+                                                        int p, int q, bool whole)
     {
         const piece &first = pieces[p];
         float *part = part_at(a, blockIdx.x, first.begins);
+        int idle = idle_shift(first);
 
 #pragma unroll 1
-        for (int index = threadIdx.x; index < FRAGMENTS; index += THREADS) {
-            merged m = merge_begin();
+        for (int i = threadIdx.x; i < FRAGMENTS >> idle; i += THREADS) {
+            int index = index_of(i, idle);
+            merged m = merge_begin(), each[2 * DECODE_WARPS];
 
             if (!has_heads(first, index))
                 continue;
-#pragma unroll 1
-            for (int i = p; i < q; i++) {
-                if (pieces[i].at != NULL)
-                    merge_add(m, merge_load(pieces[i].at, index));
+#pragma unroll
+            for (int k = 0; k < 2 * DECODE_WARPS; k++) {
+                if (k >= p && k < q && pieces[k].at != NULL)
+                    each[k] = merge_load(pieces[k].at, index);
+            }
+#pragma unroll
+            for (int k = 0; k < 2 * DECODE_WARPS; k++) {
+                if (k >= p && k < q && pieces[k].at != NULL)
+                    merge_add(m, each[k]);
             }
             if (whole)
                 write_merged(a, first, m, index);
@@ -341,6 +357,7 @@ template <int D, int TYPE, int HEADS> struct decode {
     {
         const decode_span span = a.schedule->spans[blockIdx.x][p.begins];
         constexpr int BATCH = 8;
+        int idle = idle_shift(p);
 
         __syncthreads();
         if (threadIdx.x == 0)
@@ -349,7 +366,8 @@ template <int D, int TYPE, int HEADS> struct decode {
         if (*arrived < span.to - span.from)
             return;
 #pragma unroll 1
-        for (int index = threadIdx.x; index < FRAGMENTS; index += THREADS) {
+        for (int i = threadIdx.x; i < FRAGMENTS >> idle; i += THREADS) {
+            int index = index_of(i, idle);
             merged m = merge_begin();
 
             if (!has_heads(p, index))
@@ -359,14 +377,14 @@ template <int D, int TYPE, int HEADS> struct decode {
                 merged part[BATCH];
 
 #pragma unroll
-                for (int i = 0; i < BATCH; i++) {
-                    if (c + i <= span.to)
-                        part[i] = merge_load(part_at(a, c + i, c + i == span.from), index);
+                for (int k = 0; k < BATCH; k++) {
+                    if (c + k <= span.to)
+                        part[k] = merge_load(part_at(a, c + k, c + k == span.from), index);
                 }
 #pragma unroll
-                for (int i = 0; i < BATCH; i++) {
-                    if (c + i <= span.to)
-                        merge_add(m, part[i]);
+                for (int k = 0; k < BATCH; k++) {
+                    if (c + k <= span.to)
+                        merge_add(m, part[k]);
                 }
             }
             write_merged(a, p, m, index);
@@ -402,9 +420,9 @@ template <int D, int TYPE, int HEADS> struct decode {
 
     /* A warp's place in its share, and what it computes with. */
     struct walk {
+        decode_item it, ahead; /* the item, and the next one */
         int item, row, tile, left;
-        int kv_head, head, n_heads; /* of the row */
-        bool is_first;              /* of the kv head's rows */
+        int side; /* of the desk: where the row's new key and value stand */
         int stage;
         uint32_t parity;
         feed f;
@@ -413,66 +431,108 @@ template <int D, int TYPE, int HEADS> struct decode {
         uint64_t policy;
     };
 
-    static __device__ __forceinline__ void name_row(walk &w, const decode_args &a)
+    /* What a share has of one row. */
+    struct segment {
+        int row_tiles, n;
+        int kv_head, head, n_heads;
+        bool is_first; /* of the kv head's rows */
+        bool begins, ends, more;
+        bool inserts; /* the step's key and value are this warp's to add */
+        const k_bf16 *token;
+        const float2 *turn;
+    };
+
+    static __device__ __forceinline__ segment segment_at(const decode_args &a,
+                                                         const decode_item &it, int row, int tile,
+                                                         int left)
     {
+        segment s;
         int block;
 
-        w.kv_head = kv_head_of(a, w.row);
-        block = w.row - w.kv_head * a.blocks;
-        w.head = w.kv_head * a.group + block * HEADS;
-        w.n_heads = min(HEADS, a.group - block * HEADS);
-        w.is_first = block == 0;
+        s.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS;
+        s.n = min(left, s.row_tiles - tile);
+        s.kv_head = kv_head_of(a, row);
+        block = row - s.kv_head * a.blocks;
+        s.head = s.kv_head * a.group + block * HEADS;
+        s.n_heads = min(HEADS, a.group - block * HEADS);
+        s.is_first = block == 0;
+        s.begins = tile == 0;
+        s.ends = tile + s.n == s.row_tiles;
+        s.more = left > s.n;
+        s.inserts = s.ends && a.turns != NULL;
+        s.token = a.qkv + (size_t)it.token * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim;
+        s.turn = a.turns == NULL
+                     ? NULL
+                     : (const float2 *)a.turns + (size_t)(it.len - 1) * (a.kv.head_dim / 2);
+        return s;
+    }
+
+    static __device__ __forceinline__ void ask_segment(const walk &w, const decode_args &a,
+                                                       const segment &s, int side)
+    {
+        warp::ask_row(w.desk, a, s.token, s.head, s.n_heads, s.kv_head, side, s.inserts);
+    }
+
+    /* Ask for what the row behind this one begins with. */
+    static __device__ __forceinline__ void ask_next(const walk &w, const decode_args &a,
+                                                    const segment &s)
+    {
+        int row = w.row + 1;
+        bool same = row < a.kv.n_kv_heads * a.blocks;
+        decode_item it;
+
+        if (!s.more)
+            return;
+        it.len = same ? w.it.len : w.ahead.len;
+        it.token = same ? w.it.token : w.ahead.token;
+        ask_segment(w, a, segment_at(a, it, same ? row : 0, 0, w.left - s.n), w.side ^ 1);
     }
 
     /* What a row begins with: queries, and the step's key and value where the row ends here. */
     static __device__ __forceinline__ void begin_row(walk &w, state &st, const decode_args &a,
-                                                     const decode_item &it, bool inserts)
+                                                     const segment &s)
     {
         int hd = a.kv.head_dim;
-        const k_bf16 *token = a.qkv + (size_t)it.token * (a.n_heads + 2 * a.kv.n_kv_heads) * hd;
-        const k_bf16 *q = token + w.head * hd;
-        const float2 *turn = NULL;
+        char *rows = w.desk + (HEADS + 2 * w.side) * warp::DESK_ROW;
 
-        if (a.turns != NULL)
-            turn = (const float2 *)a.turns + (size_t)(it.len - 1) * (hd / 2);
-        if (inserts)
-            warp::lay_new(w.desk, a, token + (a.n_heads + w.kv_head) * hd, turn);
+        copy_async_wait();
+        __syncwarp();
+        if (hd % 8 != 0)
+            warp::lay_queries(w.desk, s.token + s.head * hd, s.n_heads, hd, s.turn);
+        else if (s.turn != NULL)
+            warp::turn_queries(w.desk, s.n_heads, hd, s.turn);
+        if (s.inserts && hd % 8 != 0)
+            warp::lay_new(rows, a, s.token + (a.n_heads + s.kv_head) * hd, s.turn);
+        else if (s.inserts)
+            warp::turn_new(rows, a, s.turn);
+        __syncwarp();
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
-            int here = min(w.n_heads - n * 8, 8);
-
-            if (hd % 4 == 0)
-                warp::lay_queries(w.desk, q + n * 8 * hd, here, hd, turn);
-            else
-                warp::lay_odd_queries(w.desk, q + n * 8 * hd, here, hd, turn);
-            __syncwarp();
-            warp::take_queries(st, a, n, w.desk, here);
-            __syncwarp();
-        }
-        if (inserts && w.is_first)
-            warp::store_new(w.desk, a, it, w.kv_head);
+        for (int n = 0; n < NT; n++)
+            warp::take_queries(st, a, n, w.desk + n * 8 * warp::DESK_ROW, s.n_heads - n * 8);
+        if (s.inserts && s.is_first)
+            warp::store_new(rows, a, w.it, s.kv_head);
+        __syncwarp();
     }
 
-    /* Tiles from w.tile on of one row, n of them. */
+    /* The tiles of a segment. */
     static __device__ __forceinline__ void walk_row(walk &w, state &st, const decode_args &a,
-                                                    const CUtensorMap *map, const decode_item &it,
-                                                    int n)
+                                                    const CUtensorMap *map, const segment &s)
     {
-        bool inserts = a.turns != NULL && (w.tile + n) * tile::TOKENS >= it.len;
-
-        begin_row(w, st, a, it, inserts);
+        begin_row(w, st, a, s);
+        ask_next(w, a, s);
 #pragma unroll 1
-        for (int i = 0; i < n; i++) {
+        for (int i = 0; i < s.n; i++) {
             char *stage = w.ring + w.stage * tile::STAGE;
-            int valid = it.len - (w.tile + i) * tile::TOKENS;
+            int valid = w.it.len - (w.tile + i) * tile::TOKENS;
 
             if (a.by_hand)
-                warp::copy_by_hand(stage, a, it, w.kv_head, (w.tile + i) * tile::TOKENS);
+                warp::copy_by_hand(stage, a, w.it, s.kv_head, (w.tile + i) * tile::TOKENS);
             else
                 full_wait(w.barriers + w.stage * 8, w.parity);
             if (valid <= tile::TOKENS) {
-                if (inserts)
-                    warp::insert_new(stage, valid - 1, w.desk, a.kv.head_dim);
+                if (s.inserts)
+                    warp::insert_new(stage, valid - 1,
+                                     w.desk + (HEADS + 2 * w.side) * warp::DESK_ROW, a.kv.head_dim);
                 warp::blank_values(stage + tile::BYTES, valid);
                 fence_proxies();
                 __syncwarp();
@@ -480,7 +540,7 @@ template <int D, int TYPE, int HEADS> struct decode {
             warp::take_tile(st, shared_at(stage), valid);
             __syncwarp();
             feed_tile(w.f, a, map, shared_at(w.ring), w.barriers, w.policy);
-            if (!a.by_hand && ++w.stage == tile::STAGES) {
+            if (!a.by_hand && ++w.stage == warp::STAGES) {
                 w.stage = 0;
                 w.parity ^= 1;
             }
@@ -489,38 +549,38 @@ template <int D, int TYPE, int HEADS> struct decode {
 
     /* Row by row. Whole rows are written; the first row's piece goes to work, the last one's
      * into the ring, which is free then. */
-    static __device__ __forceinline__ void walk_share(walk &w, decode_item it, const decode_args &a,
+    static __device__ __forceinline__ void walk_share(walk &w, const decode_args &a,
                                                       const CUtensorMap *map, piece *pieces)
     {
         state st;
 
 #pragma unroll 1
         while (w.left > 0) {
-            int row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS;
-            int n = min(w.left, row_tiles - w.tile);
-            bool begins = w.tile == 0, ends = w.tile + n == row_tiles, more = w.left > n;
+            segment s = segment_at(a, w.it, w.row, w.tile, w.left);
 
-            name_row(w, a);
             warp::clear(st);
-            walk_row(w, st, a, map, it, n);
+            walk_row(w, st, a, map, s);
             warp::add_sums(st);
-            if (begins && ends) {
-                write_row(a, st, it.token, w.head, w.n_heads);
+            if (s.begins && s.ends) {
+                write_row(a, st, w.it.token, s.head, s.n_heads);
             } else {
-                float *to = more ? stash_at(a) : (float *)w.ring;
+                float *to = s.more ? stash_at(a) : (float *)w.ring;
 
-                write_piece(to, st, w.n_heads);
+                write_piece(to, st, s.n_heads);
                 if (threadIdx.x % 32 == 0)
-                    pieces[more ? 0 : 1] = {to,        it.first + w.row * row_tiles,
-                                            row_tiles, it.token,
-                                            w.head,    w.n_heads,
-                                            begins,    ends};
+                    pieces[s.more ? 0 : 1] = {to,         w.it.first + w.row * s.row_tiles,
+                                              w.it.token, s.head,
+                                              s.n_heads,  s.begins,
+                                              s.ends};
             }
-            w.left -= n;
+            w.left -= s.n;
             w.tile = 0;
-            if (++w.row == a.kv.n_kv_heads * a.blocks && w.left > 0) {
+            w.side ^= 1;
+            if (++w.row == a.kv.n_kv_heads * a.blocks) {
                 w.row = 0;
-                it = a.schedule->items[++w.item];
+                w.it = w.ahead;
+                if (w.left > 0)
+                    w.ahead = a.schedule->items[++w.item + 1];
             }
         }
     }
@@ -530,18 +590,29 @@ template <int D, int TYPE, int HEADS> struct decode {
     {
         int index = threadIdx.x / 32;
 
+        w.it = mine.first;
+        if (mine.n > 0)
+            w.ahead = a.schedule->items[mine.item + 1];
         w.item = mine.item, w.row = mine.row, w.tile = mine.tile, w.left = mine.n;
+        w.side = 0;
         w.stage = 0;
         w.parity = 0;
-        w.ring = shared + index * tile::RING;
+        w.ring = shared + index * warp::RING;
         w.desk = shared + DESKS_AT + index * warp::DESK;
-        w.barriers = shared_at(shared + BARRIERS_AT) + index * tile::STAGES * 8;
+        w.barriers = shared_at(shared + BARRIERS_AT) + index * warp::STAGES * 8;
         w.policy = evict_first();
         w.f.item = mine.item, w.f.row = mine.row, w.f.tile = mine.tile;
         w.f.left = a.by_hand ? 0 : mine.n;
         w.f.stage = 0;
         if (w.f.left > 0)
             feed_item(w.f, a, mine.first);
+    }
+
+    static __device__ __forceinline__ void wait_and_ask(const walk &w, const decode_args &a)
+    {
+        wait_for_previous();
+        if (w.left > 0)
+            ask_segment(w, a, segment_at(a, w.it, w.row, w.tile, w.left), w.side);
     }
 };
 
@@ -560,22 +631,22 @@ static __global__ void __launch_bounds__(THREADS, 2)
     if (threadIdx.x % 32 == 0) {
         tensor_prefetch(&map);
         pieces[2 * index].at = pieces[2 * index + 1].at = NULL;
-        for (int i = 0; i < k::tile::STAGES; i++)
-            full_init(shared_at(shared + k::BARRIERS_AT) + (index * k::tile::STAGES + i) * 8);
+        for (int i = 0; i < k::warp::STAGES; i++)
+            full_init(shared_at(shared + k::BARRIERS_AT) + (index * k::warp::STAGES + i) * 8);
         full_init_done();
     }
     __syncwarp();
     k::begin_share(w, mine, a, shared);
     /* With turns, the launch in front has no say in what stands in the pages. */
     if (a.turns == NULL)
-        wait_for_previous();
+        k::wait_and_ask(w, a);
 #pragma unroll 1
-    for (int i = 0; i < k::tile::STAGES; i++)
+    for (int i = 0; i < k::warp::STAGES; i++)
         k::feed_tile(w.f, a, &map, shared_at(w.ring), w.barriers, w.policy);
     if (a.turns != NULL)
-        wait_for_previous();
+        k::wait_and_ask(w, a);
     let_next_begin();
-    k::walk_share(w, mine.first, a, &map, pieces + 2 * index);
+    k::walk_share(w, a, &map, pieces + 2 * index);
     __syncthreads();
     k::finish_block(a, pieces, (int *)(pieces + 2 * DECODE_WARPS));
 }
@@ -628,9 +699,10 @@ template <int D, int TYPE> static int map_pages(CUtensorMap *map, decode_args &a
                map,
                TYPE == K_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 5,
                kv.pages, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               tile::PANEL == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+               tile::PANEL == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+               : tile::PANEL == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                   : CU_TENSOR_MAP_SWIZZLE_32B,
+               DECODE_PROMOTION, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
                ? 0
                : -1;
 }
@@ -673,9 +745,10 @@ static int choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream
 template <int TYPE>
 static int choose_d(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
-    switch (decode_d((enum k_type)TYPE, a.kv.head_dim)) {
+    switch (decode_d(a.kv.head_dim)) {
     case 64: return choose_heads<64, TYPE>(a, plan, stream);
-    case 96: return choose_heads<96, K_BF16>(a, plan, stream);
+    case 80: return choose_heads<80, TYPE>(a, plan, stream);
+    case 96: return choose_heads<96, TYPE>(a, plan, stream);
     case 128: return choose_heads<128, TYPE>(a, plan, stream);
     default: return choose_heads<256, TYPE>(a, plan, stream);
     }
@@ -684,8 +757,7 @@ static int choose_d(decode_args &a, const struct k_attn_plan *plan, k_stream str
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
 {
     int heads = decode_heads(n_heads / n_kv_heads);
-    size_t d = (size_t)decode_d(K_E4M3, head_dim); /* no smaller than that of bf16 */
-    size_t floats = d * (size_t)heads + 2 * (size_t)heads;
+    size_t floats = (size_t)decode_d(head_dim) * heads + 2 * (size_t)heads;
 
     return (2 * DECODE_CTAS + DECODE_WORKERS) * floats * sizeof(float);
 }

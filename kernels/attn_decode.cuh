@@ -8,11 +8,15 @@
 
 #include "kernels/pages.cuh"
 
-#define DECODE_WARPS   4
-#define DECODE_SMS     132              /* of an H200; any other number is right, too */
-#define DECODE_CTAS    (2 * DECODE_SMS) /* the largest grid */
-#define DECODE_FEW     4                /* sequences for which one block a multiprocessor will do */
-#define DECODE_LEAST   2                /* tiles of a worker, where there are few */
+#define DECODE_WARPS 4
+#define DECODE_SMS   132              /* of an H200; any other number is right, too */
+#define DECODE_CTAS  (2 * DECODE_SMS) /* the largest grid */
+#ifndef DECODE_FEW
+#define DECODE_FEW 4 /* sequences for which one block a multiprocessor will do */
+#endif
+#ifndef DECODE_LEAST
+#define DECODE_LEAST 2
+#endif
 #define DECODE_WORKERS (DECODE_CTAS * DECODE_WARPS)
 
 /* One sequence of the step that has keys. */
@@ -51,18 +55,17 @@ struct decode_schedule {
 template <int D, int TYPE> struct decode_tile {
     static constexpr int ELEM = TYPE == K_BF16 ? 2 : 1;
     static constexpr int ROW = D * ELEM;
-    static constexpr int PANEL = ROW == 64 || (TYPE == K_BF16 && ROW % 128 != 0) ? 64 : 128;
-    static constexpr int PANELS = (ROW + PANEL - 1) / PANEL; /* the last may be partly empty */
+    static constexpr int PANEL = ROW % 128 == 0 ? 128 : ROW % 64 == 0 || ROW % 32 != 0 ? 64 : 32;
+    static constexpr int PANELS = (ROW + PANEL - 1) / PANEL;
     static constexpr int TOKENS = PANELS * PANEL > 128 ? 16 : 32;
     static constexpr int BYTES = TOKENS * PANELS * PANEL;
     static constexpr int STAGE = 2 * BYTES; /* keys, then values */
     static constexpr int STAGES = STAGE > 12288 ? 2 : 24576 / STAGE;
-    static constexpr int RING = STAGES * STAGE;
 
     /* Where chunk `chunk` of a token's row stands. */
     static __device__ __forceinline__ int at(int token, int chunk)
     {
-        int turn = PANEL == 128 ? token & 7 : token >> 1 & 3;
+        int turn = PANEL == 128 ? token & 7 : PANEL == 64 ? token >> 1 & 3 : token >> 2 & 1;
 
         return (chunk / (PANEL / 16) * TOKENS + token) * PANEL +
                ((chunk % (PANEL / 16)) ^ turn) * 16;
@@ -70,13 +73,12 @@ template <int D, int TYPE> struct decode_tile {
 };
 
 /* The sizes that kernels are built for: head_dim rounded up, and the query heads that share a
- * pass over the keys. Larger groups are cut into blocks of heads. Rows of fp8 between 64 and 128
- * elements take 128 bytes of shared memory in any case. */
-static inline int decode_d(enum k_type type, int head_dim)
+ * pass over the keys. Larger groups are cut into blocks of heads. */
+static inline int decode_d(int head_dim)
 {
-    if (head_dim <= 64 || head_dim > 128)
-        return head_dim <= 64 ? 64 : 256;
-    return type == K_BF16 && head_dim <= 96 ? 96 : 128;
+    int d = head_dim <= 80 ? 80 : head_dim <= 96 ? 96 : head_dim <= 128 ? 128 : 256;
+
+    return head_dim <= 64 ? 64 : d;
 }
 
 static inline int decode_heads(int group)
@@ -91,7 +93,7 @@ static inline int decode_blocks(int group)
 
 static inline int decode_tile_tokens(const struct k_kv *kv)
 {
-    int d = decode_d(kv->type, kv->head_dim);
+    int d = decode_d(kv->head_dim);
 
     if (kv->type == K_BF16)
         return d == 64 ? decode_tile<64, K_BF16>::TOKENS : decode_tile<128, K_BF16>::TOKENS;
@@ -182,6 +184,17 @@ static __device__ __forceinline__ uint64_t evict_first(void)
 static __device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* 16 bytes by this thread, not kept in the L1 cache; and the wait for all it asked for. */
+static __device__ __forceinline__ void copy_async(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map,

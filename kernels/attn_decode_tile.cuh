@@ -36,10 +36,15 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     static constexpr int NT = HEADS / 8;          /* column tiles */
     static constexpr int MT = tile::TOKENS / 16;  /* row tiles */
     static constexpr int PAIRS = (D + 127) / 128; /* words of half a head in each lane */
-    static constexpr int DESK_ROW = D * 2 + 16;   /* the bank moves by 4 from row to row */
-    static constexpr int DESK = 10 * DESK_ROW;    /* bytes: 8 queries, a key, a value */
+    /* The desk: queries of a row; keys and values of the step for this row and for the next. */
+    static constexpr int DESK_ROW = D * 2 + 16; /* the bank moves by 4 from row to row */
+    static constexpr int DESK = (HEADS + 4) * DESK_ROW;
+    /* Stages of the ring, as many as two blocks a multiprocessor have room for. */
+    static constexpr int ROOM = (28672 - DESK) / tile::STAGE;
+    static constexpr int STAGES = D == 256 || ROOM > tile::STAGES ? tile::STAGES : ROOM;
+    static constexpr int RING = STAGES * tile::STAGE;
 
-    static_assert(tile::BYTES % 1024 == 0, "swizzles repeat after 1024 bytes");
+    static_assert(tile::STAGE % (8 * tile::PANEL) == 0, "swizzles repeat after 8 rows");
 
     /* What a lane holds of one row: g = lane / 4, t = lane % 4. */
     struct state {
@@ -76,9 +81,26 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 
     /* --- queries, the step's key and value ------------------------------------------------- */
 
-    static __device__ __forceinline__ uint32_t word_of(const k_bf16 *p)
+    /* Ask for a row's queries, and for its new key and value where it ends in this share (to
+     * rows HEADS + 2 * side and the next). token is the token's row of qkv. Only for heads of
+     * whole 16 bytes: the others are read when they are needed. */
+    static __device__ __forceinline__ void ask_row(char *desk, const decode_args &a,
+                                                   const k_bf16 *token, int head, int n_heads,
+                                                   int kv_head, int side, bool inserts)
     {
-        return __ldcg((const uint32_t *)p);
+        constexpr int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32;
+        int hd = a.kv.head_dim, d = threadIdx.x % LANES * 8, n = n_heads + 2 * inserts;
+
+        if (hd % 8 != 0 || d >= hd)
+            return;
+#pragma unroll 1
+        for (int r = threadIdx.x % 32 / LANES; r < n; r += 32 / LANES) {
+            int extra = r - n_heads;
+            int from = extra < 0 ? head + r : a.n_heads + kv_head + extra * a.kv.n_kv_heads;
+            int to = extra < 0 ? r : HEADS + 2 * side + extra;
+
+            copy_async(shared_at(desk + to * DESK_ROW + d * 2), token + from * hd + d);
+        }
     }
 
     /* Rotate one element and its partner half a head further on. */
@@ -97,55 +119,34 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         return make_float4(a.x, b.x, a.y, b.y);
     }
 
-    /* Up to 8 queries to the desk, rotated if there are turns. The loads of AT_ONCE heads are
-     * under way before the first is used. */
-    static __device__ __forceinline__ void lay_queries(char *desk, const k_bf16 *q, int n_heads,
-                                                       int hd, const float2 *turn)
+    /* Rotate the queries on the desk. */
+    static __device__ __forceinline__ void turn_queries(char *desk, int n_heads, int hd,
+                                                        const float2 *turn)
     {
-        constexpr int AT_ONCE = 4;
-        int half = hd / 2, lane = threadIdx.x % 32;
-        float4 turns[PAIRS];
+        int half = hd / 2;
 
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
-            if (turn != NULL && 2 * lane + 64 * j < half)
-                turns[j] = *(const float4 *)(turn + 2 * lane + 64 * j);
-        }
-#pragma unroll 1
-        for (int first = 0; first < n_heads; first += AT_ONCE) {
-            uint32_t low[AT_ONCE][PAIRS], high[AT_ONCE][PAIRS];
+            int d = threadIdx.x % 32 * 2 + 64 * j;
+            float4 turns;
 
-#pragma unroll
-            for (int i = 0; i < AT_ONCE * PAIRS; i++) {
-                int h = i / PAIRS, d = 2 * lane + i % PAIRS * 64;
-                const k_bf16 *from = q + (first + h) * hd + d;
-                bool there = first + h < n_heads && d < half;
+            if (d >= half)
+                break;
+            turns = *(const float4 *)(turn + d);
+#pragma unroll 4
+            for (int h = 0; h < n_heads; h++) {
+                uint32_t *at = (uint32_t *)(desk + h * DESK_ROW + d * 2);
+                float4 y = turn_words(at[0], at[half / 2], turns);
 
-                low[h][i % PAIRS] = there ? word_of(from) : 0U;
-                high[h][i % PAIRS] = there ? word_of(from + half) : 0U;
-            }
-#pragma unroll
-            for (int i = 0; i < AT_ONCE * PAIRS; i++) {
-                int h = i / PAIRS, j = i % PAIRS, d = 2 * lane + j * 64;
-                uint32_t *to = (uint32_t *)(desk + (first + h) * DESK_ROW + d * 2);
-
-                if (turn != NULL) {
-                    float4 y = turn_words(low[h][j], high[h][j], turns[j]);
-
-                    low[h][j] = pack_bf16(y.x, y.y);
-                    high[h][j] = pack_bf16(y.z, y.w);
-                }
-                if (first + h < n_heads && d < half) {
-                    to[0] = low[h][j];
-                    to[half / 2] = high[h][j];
-                }
+                at[0] = pack_bf16(y.x, y.y);
+                at[half / 2] = pack_bf16(y.z, y.w);
             }
         }
     }
 
-    /* The same for heads with odd halves, element by element. */
-    static __device__ __forceinline__ void lay_odd_queries(char *desk, const k_bf16 *q, int n_heads,
-                                                           int hd, const float2 *turn)
+    /* Queries to the desk, rotated if there are turns, element by element. */
+    static __device__ __forceinline__ void lay_queries(char *desk, const k_bf16 *q, int n_heads,
+                                                       int hd, const float2 *turn)
     {
         int half = hd / 2;
 
@@ -232,71 +233,71 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             *(uint8_t *)to = (uint8_t)one;
     }
 
-    /* The step's key (at `from`) and value as they are stored, to the desk. */
-    static __device__ __forceinline__ void lay_new(char *desk, const decode_args &a,
-                                                   const k_bf16 *from, const float2 *turn)
+    /* The step's key and value on the desk, at `rows`: from what ask_row() brought to what is
+     * stored. */
+    static __device__ __forceinline__ void turn_new(char *rows, const decode_args &a,
+                                                    const float2 *turn)
     {
         int hd = a.kv.head_dim, half = hd / 2, lane = threadIdx.x % 32;
-        const k_bf16 *value = from + a.kv.n_kv_heads * hd;
-        char *keys = desk + 8 * DESK_ROW, *values = desk + 9 * DESK_ROW;
+        char *values = rows + DESK_ROW;
         uint32_t low[PAIRS], high[PAIRS], v[2 * PAIRS];
-        float4 turns[PAIRS];
 
-#pragma unroll
-        for (int j = 0; j < 2 * PAIRS; j++)
-            v[j] = 2 * lane + 64 * j < hd ? word_of(value + 2 * lane + 64 * j) : 0U;
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
-            int d = 2 * lane + 64 * j;
-            bool there = d < half && half % 2 == 0;
-
-            low[j] = there ? word_of(from + d) : 0U;
-            high[j] = there ? word_of(from + d + half) : 0U;
-            turns[j] = there ? *(const float4 *)(turn + d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            low[j] = *(const uint32_t *)(rows + (2 * lane + 64 * j) % D * 2);
+            high[j] = *(const uint32_t *)(rows + (2 * lane + 64 * j + half) % D * 2);
+            v[2 * j] = *(const uint32_t *)(values + (2 * lane + 128 * j) % D * 2);
+            v[2 * j + 1] = *(const uint32_t *)(values + (2 * lane + 128 * j + 64) % D * 2);
         }
+        __syncwarp();
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
             int d = 2 * lane + 64 * j;
-            float4 y = turn_words(low[j], high[j], turns[j]);
+            float4 y;
 
-            if (d < half && half % 2 == 0) {
-                put_two(keys + d * tile::ELEM, stored_two(KV, a.kv.k_scale, y.x, y.y));
-                put_two(keys + (d + half) * tile::ELEM, stored_two(KV, a.kv.k_scale, y.z, y.w));
-            }
+            if (d >= half)
+                break;
+            y = turn_words(low[j], high[j], *(const float4 *)(turn + d));
+            put_two(rows + d * tile::ELEM, stored_two(KV, a.kv.k_scale, y.x, y.y));
+            put_two(rows + (d + half) * tile::ELEM, stored_two(KV, a.kv.k_scale, y.z, y.w));
         }
 #pragma unroll
         for (int j = 0; j < 2 * PAIRS; j++) {
-            if (2 * lane + 64 * j < hd)
-                put_two(values + (2 * lane + 64 * j) * tile::ELEM,
+            int d = 2 * lane + 64 * j;
+
+            if (d < hd)
+                put_two(values + d * tile::ELEM,
                         stored_two(KV, a.kv.v_scale, low_half(v[j]), high_half(v[j])));
         }
-        if (half % 2 == 1)
-            lay_odd_key(keys, a, from, turn);
     }
 
-    static __device__ __forceinline__ void lay_odd_key(char *keys, const decode_args &a,
-                                                       const k_bf16 *from, const float2 *turn)
+    /* The same of any head size, from qkv, element by element. */
+    static __device__ __forceinline__ void lay_new(char *rows, const decode_args &a,
+                                                   const k_bf16 *from, const float2 *turn)
     {
-        int half = a.kv.head_dim / 2;
+        int half = a.kv.head_dim / 2, elem = tile::ELEM;
+        const k_bf16 *value = from + a.kv.n_kv_heads * 2 * half;
+        char *values = rows + DESK_ROW;
 
 #pragma unroll 1
         for (int d = threadIdx.x % 32; d < half; d += 32) {
             float2 y = turn_pair(load_bf16(from + d), load_bf16(from + d + half), turn[d]);
+            float low = load_bf16(value + d), high = load_bf16(value + d + half);
 
-            put_one(keys + d * tile::ELEM, stored_two(KV, a.kv.k_scale, y.x, 0.0f));
-            put_one(keys + (d + half) * tile::ELEM, stored_two(KV, a.kv.k_scale, y.y, 0.0f));
+            put_one(rows + d * elem, stored_two(KV, a.kv.k_scale, y.x, 0.0f));
+            put_one(rows + (d + half) * elem, stored_two(KV, a.kv.k_scale, y.y, 0.0f));
+            put_one(values + d * elem, stored_two(KV, a.kv.v_scale, low, 0.0f));
+            put_one(values + (d + half) * elem, stored_two(KV, a.kv.v_scale, high, 0.0f));
         }
     }
 
     /* From the desk to the page. */
-    static __device__ __forceinline__ void store_new(const char *desk, const decode_args &a,
+    static __device__ __forceinline__ void store_new(const char *keys, const decode_args &a,
                                                      const decode_item &it, int kv_head)
     {
         const int32_t *pages = a.t.page_ids + (size_t)it.seq * a.t.pages_max;
         char *to = (char *)a.kv.pages + key_elem(a.kv, pages, it.len - 1, kv_head) * tile::ELEM;
         size_t to_values = value_elems(a.kv) * tile::ELEM;
-        const char *keys = desk + 8 * DESK_ROW;
-
 #pragma unroll 1
         for (int i = threadIdx.x % 32 * 2; i < a.kv.head_dim * tile::ELEM; i += 64) {
             *(uint16_t *)(to + i) = *(const uint16_t *)(keys + i);
@@ -305,10 +306,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     }
 
     /* From the desk to row r of a tile. */
-    static __device__ __forceinline__ void insert_new(char *to, int r, const char *desk, int hd)
+    static __device__ __forceinline__ void insert_new(char *to, int r, const char *keys, int hd)
     {
-        const char *keys = desk + 8 * DESK_ROW;
-
 #pragma unroll 1
         for (int i = threadIdx.x % 32 * 2; i < hd * tile::ELEM; i += 64) {
             char *word = to + tile::at(r, i / 16) + i % 16;
@@ -387,7 +386,6 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     {
         int lane = threadIdx.x % 32;
         uint32_t at = lane_at(lane % 16, lane / 16);
-        uint32_t single = lane_at(lane % 16, 0); /* where the last pair lacks its second */
 
 #pragma unroll
         for (int m = 0; m < MT; m++) {
@@ -411,8 +409,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
                 for (int i = 0; i < STEPS; i += 2) {
                     uint32_t r[4], k[4];
 
-                    load_matrices(r, keys + m * 16 * tile::PANEL +
-                                         pair_at(i + 1 == STEPS ? single : at, i / 2));
+                    load_matrices(r, keys + m * 16 * tile::PANEL + pair_at(at, i / 2));
                     widen_e4m3(&k[0], &k[2], r[0]);
                     widen_e4m3(&k[1], &k[3], r[1]);
 #pragma unroll
@@ -517,7 +514,6 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         int lane = threadIdx.x % 32;
         uint32_t at = TYPE == K_BF16 ? lane_at(lane % 8 + lane / 16 * 8, lane / 8 % 2)
                                      : lane_at(lane % 16, lane / 16);
-        uint32_t single = lane_at(lane % 16, 0);
 
 #pragma unroll
         for (int m = 0; m < MT; m++) {
@@ -535,8 +531,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) {
                     if (i % 2 == 0)
-                        load_matrices_turned(r, values + m * 16 * tile::PANEL +
-                                                    pair_at(i + 1 == STEPS ? single : at, i / 2));
+                        load_matrices_turned(r, values + m * 16 * tile::PANEL + pair_at(at, i / 2));
                     /* Tokens 2t and 2t + 1, elements 2g and 2g + 1 of each: by element. */
                     widen_e4m3(&v[0], &v[1], __byte_perm(r[i % 2 * 2], 0, 0x3120));
                     widen_e4m3(&v[2], &v[3], __byte_perm(r[i % 2 * 2 + 1], 0, 0x3120));

@@ -75,6 +75,9 @@ static __device__ int list_items(const plan_args &a, int *n_items)
         if (len > 0)
             a.schedule->items[at] = {seq, len, a.t.seq_start[seq], before};
     }
+    /* Those who look one ahead find nothing. */
+    if (threadIdx.x == 0)
+        a.schedule->items[items_before] = {0, 0, 0, tiles_before};
     *n_items = items_before;
     return tiles_before;
 }
