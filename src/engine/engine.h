@@ -25,6 +25,15 @@
 #include "kv/store.h"
 #include "model/model.h"
 
+/* A step that was begun and has not ended. A sequence that is gone meanwhile is NULL. */
+struct engine_step {
+    struct seq **seqs; /* [max_num_seqs], who computes */
+    int *counts;       /* int [max_num_seqs], how many tokens */
+    struct seq **rows; /* [max_num_seqs], whose row it is */
+    int n_seqs, n_rows, n_tokens;
+    bool is_alone; /* the next step wants its tokens on the host: penalties look at them */
+};
+
 enum engine_lane_state { LANE_FREE, LANE_GREETING, LANE_OPEN };
 
 struct engine_lane {
@@ -69,9 +78,10 @@ struct engine {
     struct engine_lane *lanes; /* [max_lanes] */
     uint64_t n_requests;       /* next seq.order */
 
-    struct batch batch;    /* arrays made at start */
-    struct seq **row_seqs; /* [max_num_seqs], whose row it is */
-    int32_t *row_tokens;   /* int32 [max_num_seqs], what was sampled */
+    struct batch batch;                        /* arrays made at start */
+    struct engine_step steps[MODEL_STEPS_MAX]; /* step i stands at i % MODEL_STEPS_MAX */
+    unsigned n_begun, n_ended;                 /* steps */
+    int32_t *row_tokens;                       /* int32 [max_num_seqs], what was sampled */
 
     struct engine_dirty *dirty; /* ring [dirty_cap] */
     uint32_t dirty_cap, dirty_head, dirty_tail;
@@ -104,12 +114,13 @@ void intake_cancellations(struct engine *e); /* and deadlines, and slow clients 
 /* --- fill.c --- */
 
 int fill_init(struct engine *e) ERR_CHECKED;
-void fill_batch(struct engine *e); /* the plan as e->batch and e->row_seqs */
+void fill_batch(struct engine *e); /* the plan as e->batch, and as the step that begins */
+void fill_forget(struct engine *e, const struct seq *q); /* q goes: steps under way forget it */
 
 /* --- publish.c --- */
 
 void publish_admitted(struct engine *e); /* before the step: who runs for the first time */
-void publish_step(struct engine *e);     /* after it: tokens, ends */
+void publish_step(struct engine *e, const struct engine_step *step); /* after it: tokens, ends */
 void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32_t value);
 void publish_wake(struct engine *e); /* fronts that got something; gauges */
 

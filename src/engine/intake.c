@@ -52,6 +52,7 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
             if (q == NULL)
                 continue;
             tiers_forget(e, q);
+            fill_forget(e, q);
             sched_remove(&e->sched, q);
             seq_release(&e->pool, q);
             l->by_slot[slot] = NULL;
@@ -331,7 +332,8 @@ static void intake_look(struct engine *e, struct seq *q)
         intake_drop_lane(e, l, "broke the ring's rules");
         return;
     }
-    q->paused = room < 4; /* admitted, token, end: and one to spare */
+    /* What is on its way, then admitted, token, end: and one to spare. */
+    q->paused = room < 4 + q->n_pending;
     if (cancel != WIRE_WANTED)
         publish_finish(e, q, WIRE_FIN_CANCELLED, (int32_t)cancel);
     else if (q->request.deadline_us != 0 && e->now_us > q->request.deadline_us)

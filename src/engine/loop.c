@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The loop. An idle engine sleeps in epoll and wakes once a second to show that it lives; a
- * busy one never waits for anything but the device. */
+ * The loop. The device computes one step while the next is planned, filled and begun: that one takes
+ * its tokens from the first on the device. An idle engine sleeps in epoll and wakes once a second
+ * to show that it lives; a busy one never waits for anything but the device. */
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/must.h"
@@ -16,6 +17,8 @@
 /* How long intake may sleep. */
 static int loop_timeout_ms(const struct engine *e)
 {
+    if (e->n_begun != e->n_ended)
+        return 0;
     if (e->sched.n_running + e->sched.n_waiting == 0)
         return e->dirty_head != e->dirty_tail ? LOOP_PAUSED_MS : e->draining ? 0 : LOOP_TICK_MS;
     return e->sched.n_planned == 0 ? LOOP_PAUSED_MS : 0;
@@ -41,7 +44,7 @@ static void loop_wait(struct engine *e)
     }
 }
 
-static int loop_step(struct engine *e)
+static int loop_begin_step(struct engine *e)
 {
     int rc;
 
@@ -52,35 +55,69 @@ static int loop_step(struct engine *e)
     rc = model_step_begin(e->model, &e->batch);
     if (rc != ERR_OK)
         return rc;
+    e->n_begun++;
+    sched_begin(&e->sched);
     publish_wake(e); /* the fronts send headers while the device computes */
-    rc = model_step_end(e->model, e->row_tokens);
+    return ERR_OK;
+}
+
+/* Wait for the oldest step and tell everybody. */
+static int loop_end_step(struct engine *e)
+{
+    const struct engine_step *step = &e->steps[e->n_ended % MODEL_STEPS_MAX];
+    int rc = model_step_end(e->model, e->row_tokens);
+
     if (rc != ERR_OK)
         return rc;
+    e->n_ended++;
     e->now_us = clock_us();
-    publish_step(e);
+    publish_step(e, step);
     return ERR_OK;
+}
+
+/* Whether the next step may begin before the one under way has ended. */
+static bool loop_may_run_ahead(const struct engine *e)
+{
+    return !e->steps[e->n_ended % MODEL_STEPS_MAX].is_alone && sched_has_room(&e->sched);
+}
+
+/* One step is begun and one ended in a pass: the one before, whose tokens the new one takes on the
+ * device. Where that cannot be, the old step ends first, and the device stands still meanwhile. */
+static int loop_steps(struct engine *e)
+{
+    bool ahead = e->n_begun != e->n_ended && loop_may_run_ahead(e);
+    int rc = ERR_OK;
+
+    if (e->n_begun != e->n_ended && !ahead)
+        rc = loop_end_step(e);
+    if (rc != ERR_OK)
+        return rc;
+    sched_plan(&e->sched);
+    if (e->sched.n_planned > 0)
+        rc = loop_begin_step(e);
+    if (rc == ERR_OK && ahead)
+        rc = loop_end_step(e);
+    return rc;
 }
 
 int engine_run(struct engine *e)
 {
     while (!e->stop) {
-        int rc = ERR_OK;
+        int rc;
 
         loop_wait(e);
         intake_requests(e);
         intake_cancellations(e);
         tiers_poll(e);
         tiers_prefetch(e);
-        sched_plan(&e->sched);
-        if (e->sched.n_planned > 0)
-            rc = loop_step(e);
-        if (rc != ERR_OK)
+        if ((rc = loop_steps(e)) != ERR_OK)
             return rc;
         tiers_save_evicted(e);
         tiers_write_behind(e, e->sched.n_running == 0 ? LOOP_WRITE_IDLE : LOOP_WRITE_BUSY);
         publish_wake(e);
         service_watchdog(e->now_us);
-        e->stop = e->draining && e->sched.n_running + e->sched.n_waiting == 0;
+        e->stop =
+            e->draining && e->sched.n_running + e->sched.n_waiting == 0 && e->n_begun == e->n_ended;
     }
     return ERR_OK;
 }

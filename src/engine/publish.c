@@ -73,6 +73,7 @@ void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32
         (struct wire_out){
             .kind = WIRE_FINISHED, .finish = (uint8_t)why, .value = value, .time_us = e->now_us});
     tiers_forget(e, q);
+    fill_forget(e, q);
     l->by_slot[q->slot] = NULL;
     sched_remove(&e->sched, q);
     seq_release(&e->pool, q);
@@ -100,6 +101,7 @@ static void publish_token(struct engine *e, struct seq *q, int32_t id)
     bool ends;
 
     q->tokens[q->n_tokens++] = id;
+    q->n_pending--;
     ends = publish_is_end(e, q, id);
     lane_put(&e->lanes[q->lane_idx].lane, q->slot,
              (struct wire_out){.kind = WIRE_TOKEN,
@@ -121,15 +123,19 @@ static void publish_token(struct engine *e, struct seq *q, int32_t id)
     publish_finish(e, q, ends ? WIRE_FIN_STOP : WIRE_FIN_LENGTH, ends ? id : 0);
 }
 
-void publish_step(struct engine *e)
+void publish_step(struct engine *e, const struct engine_step *step)
 {
     /* Pages are named before sequences end: an end gives them back to the cache. */
-    for (int i = 0; i < e->sched.n_planned; i++)
-        sched_advance(&e->sched, e->sched.planned[i], tiers_note_named, e);
-    for (int i = 0; i < e->batch.n_rows; i++)
-        publish_token(e, e->row_seqs[i], e->row_tokens[i]);
+    for (int i = 0; i < step->n_seqs; i++) {
+        if (step->seqs[i] != NULL)
+            sched_advance(&e->sched, step->seqs[i], step->counts[i], tiers_note_named, e);
+    }
+    for (int i = 0; i < step->n_rows; i++) {
+        if (step->rows[i] != NULL)
+            publish_token(e, step->rows[i], e->row_tokens[i]);
+    }
     stats_add(&e->stats, METRIC_steps, 1);
-    stats_observe(&e->stats, HISTOGRAM_iteration, (double)e->batch.n_tokens);
+    stats_observe(&e->stats, HISTOGRAM_iteration, (double)step->n_tokens);
 }
 
 static uint32_t publish_retry_after(const struct engine *e)

@@ -86,6 +86,8 @@ static void sched_drop_pages(struct sched *s, struct seq *q)
         pages_unref(s->pages, q->pages[--q->n_pages]);
     q->n_named = 0;
     q->n_computed = 0;
+    q->n_ahead = 0;
+    q->n_pending = 0;
     q->chain = q->root;
 }
 
@@ -129,6 +131,7 @@ static bool sched_grow(struct sched *s, struct seq *q, int n_tokens)
 
 static void sched_preempt(struct sched *s, struct seq *q)
 {
+    must(q->n_ahead == 0 && q->n_pending == 0);
     sched_run_remove(s, q);
     sched_drop_pages(s, q);
     s->n_planned_tokens -= q->n_planned;
@@ -141,7 +144,7 @@ static void sched_preempt(struct sched *s, struct seq *q)
  * it had to be preempted itself. */
 static bool sched_give(struct sched *s, struct seq *q, int n)
 {
-    while (!sched_grow(s, q, q->n_computed + n)) {
+    while (!sched_grow(s, q, q->n_computed + q->n_ahead + n)) {
         struct seq *victim = s->running[s->n_running - 1];
 
         sched_preempt(s, victim);
@@ -153,10 +156,18 @@ static bool sched_give(struct sched *s, struct seq *q, int n)
     return true;
 }
 
+/* Tokens that q lacks, the one on its way included, unless that is its last. */
+static int sched_lacks(const struct seq *q)
+{
+    if (q->n_pending > 0 && q->n_tokens + q->n_pending >= q->tokens_max)
+        return 0;
+    return q->n_tokens + q->n_pending - q->n_computed - q->n_ahead;
+}
+
 /* How many tokens q may compute now, of the budget that is left. */
 static int sched_share(const struct sched *s, const struct seq *q)
 {
-    int n = q->n_tokens - q->n_computed;
+    int n = sched_lacks(q);
     int left = s->limits.max_num_batched_tokens - s->n_planned_tokens;
     bool alone = s->n_running + s->n_waiting <= 1;
 
@@ -173,7 +184,8 @@ static void sched_plan_running(struct sched *s, bool decodes)
         struct seq *q = s->running[i];
         int n;
 
-        if (q->paused || q->n_planned != 0 || (q->n_tokens - q->n_computed == 1) != decodes)
+        if (q->paused || q->n_planned != 0 || sched_lacks(q) == 0 ||
+            (sched_lacks(q) == 1) != decodes)
             continue;
         n = sched_share(s, q);
         if (n <= 0)
@@ -280,12 +292,26 @@ void sched_plan(struct sched *s)
     must(s->n_planned_tokens <= s->limits.max_num_batched_tokens);
 }
 
-void sched_advance(struct sched *s, struct seq *q, sched_named_fn *named, void *context)
+/* Everybody's next token may need a page, and so may every block of the budget. */
+bool sched_has_room(const struct sched *s)
+{
+    return pages_free(s->pages) >
+           s->n_running + s->limits.max_num_batched_tokens / s->limits.block_tokens + 1;
+}
+
+void sched_begin(struct sched *s)
+{
+    for (int i = 0; i < s->n_planned; i++)
+        s->planned[i]->n_ahead += s->planned[i]->n_planned;
+}
+
+void sched_advance(struct sched *s, struct seq *q, int n, sched_named_fn *named, void *context)
 {
     int block = s->limits.block_tokens;
 
-    q->n_computed += q->n_planned;
-    q->n_planned = 0;
+    must(n <= q->n_ahead);
+    q->n_ahead -= n;
+    q->n_computed += n;
     must(q->n_computed <= q->n_tokens);
     while (s->limits.prefix_caching && (q->n_named + 1) * block <= q->n_computed) {
         const int32_t *tokens = q->tokens + (size_t)q->n_named * (size_t)block;
@@ -316,7 +342,8 @@ void sched_check(const struct sched *s)
 
         must(q->state == SEQ_RUNNING);
         must(q->n_computed < q->n_tokens);
-        must(q->n_pages * s->limits.block_tokens >= q->n_computed);
+        must(q->n_computed + q->n_ahead <= q->n_tokens + q->n_pending);
+        must(q->n_pages * s->limits.block_tokens >= q->n_computed + q->n_ahead);
         must(i == 0 || sched_before(s->running[i - 1], q));
     }
     pages_check(s->pages);

@@ -2,7 +2,8 @@
  *
  * A function of queues and budgets: no clock, no device, no I/O, so that it can be simulated.
  * There is no prefill phase and no decode phase. A sequence has n_tokens known tokens of which
- * n_computed are computed; a step hands out max_num_batched_tokens among all:
+ * n_computed are computed; steps that are under way have n_ahead more in hand and will give
+ * n_pending tokens. A step hands out max_num_batched_tokens among all:
  *
  *   1. sequences that lack one token (decodes), oldest first;
  *   2. running sequences that lack more (chunks of prompts), each at most its share;
@@ -66,17 +67,25 @@ void sched_add(struct sched *s, struct seq *q);
 /* Take a sequence out, whatever its state; its pages are unreferenced, last first. */
 void sched_remove(struct sched *s, struct seq *q);
 
-/* Make the plan. Sequences that are paused or loading are passed over. */
+/* Make the plan. Sequences that are paused or loading are passed over, and those that end with
+ * the token that is on its way. While steps are under way nobody can be preempted:
+ * sched_has_room() must have said so. */
 void sched_plan(struct sched *s);
+
+/* Whether the next plan is sure to find all pages without preemption. */
+bool sched_has_room(const struct sched *s);
 
 /* Take a page for something else than a sequence (the store's loads); reports evictions as the
  * plan does. -1 when there is none. */
 int32_t sched_take_page(struct sched *s);
 
-/* After the step: the planned tokens of q are computed; full pages get their names. Calls
+/* When a step begins: its plan's tokens are in hand. */
+void sched_begin(struct sched *s);
+
+/* After a step: n tokens of q that were in hand are computed; full pages get their names. Calls
  * named() for each page that got one. */
 typedef void sched_named_fn(void *context, int32_t page);
-void sched_advance(struct sched *s, struct seq *q, sched_named_fn *named, void *context);
+void sched_advance(struct sched *s, struct seq *q, int n, sched_named_fn *named, void *context);
 
 /* The longest run of full pages that the cache holds for a sequence's first n_tokens - 1
  * tokens, in pages; *chain is the name of the last. Takes no references. */

@@ -22,11 +22,15 @@ struct seq {
     uint32_t slot;
     uint64_t order; /* of arrival; unique */
 
-    /* What is known and what is done. 0 <= n_computed < n_tokens <= tokens_max. */
+    /* What is known and what is done. 0 <= n_computed < n_tokens <= tokens_max, and
+     * n_computed + n_ahead <= n_tokens + n_pending. */
     int32_t *tokens; /* int32 [max_model_len], prompt then output */
     int n_tokens;
     int n_prompt;
     int n_computed; /* tokens whose keys and values lie in pages */
+    int n_ahead;    /* more, which steps under way compute */
+    int n_pending;  /* tokens that steps under way sample: 0 or 1 whenever a plan is made */
+    int row_ahead;  /* the row of the last such step that samples */
     int tokens_max; /* the sequence ends when n_tokens reaches it */
 
     /* Pages, in order; the first n_named of them have names. */

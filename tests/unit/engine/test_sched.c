@@ -10,6 +10,14 @@
 #define LONGEST 128
 #define N_SEQS  40
 
+/* A step under way. */
+struct flight {
+    struct seq *seqs[N_SEQS]; /* NULL: gone */
+    int counts[N_SEQS];
+    bool samples[N_SEQS];
+    int n;
+};
+
 struct world {
     struct seq_pool pool;
     struct pages *pages;
@@ -19,6 +27,9 @@ struct world {
     int n_named;
     unsigned seed;
     int *waited; /* [N_SEQS] steps since the sequence last got tokens */
+    bool ahead;  /* a step begins before the one before has ended */
+    struct flight flights[2];
+    unsigned n_steps, n_ahead;
 };
 
 static void note_named(void *context, int32_t page)
@@ -72,44 +83,74 @@ static struct seq *world_add(struct world *w, int n, int n_new, int priority, in
     return q;
 }
 
-/* One step; false when an invariant broke. */
+/* A step ends: what it computed counts, and its samples come; now and then one ends its
+ * sequence early. False when an invariant broke. */
+static void world_end(struct world *w, struct flight *f)
+{
+    struct sched *s = &w->sched;
+
+    for (int i = f->n - 1; i >= 0; i--) {
+        struct seq *q = f->seqs[i];
+
+        if (q == NULL)
+            continue;
+        sched_advance(s, q, f->counts[i], note_named, w);
+        if (!f->samples[i])
+            continue;
+        q->n_pending--;
+        q->tokens[q->n_tokens++] = (int32_t)(random_next(&w->seed) % 997);
+        if (q->n_tokens < q->tokens_max && (!w->ahead || random_next(&w->seed) % 32 != 0))
+            continue;
+        for (int k = 0; k < 2; k++) {
+            for (int r = 0; r < w->flights[k].n; r++)
+                w->flights[k].seqs[r] = w->flights[k].seqs[r] == q ? NULL : w->flights[k].seqs[r];
+        }
+        sched_remove(s, q);
+        seq_release(&w->pool, q);
+        w->n_done++;
+    }
+    f->n = 0;
+}
+
+/* Plan and begin a step, and end one: this one, or with w->ahead the one before, where the
+ * scheduler has room for that. False when an invariant broke. */
 static bool world_step(struct world *w)
 {
     struct sched *s = &w->sched;
+    struct flight *f = &w->flights[w->n_steps & 1], *before = &w->flights[~w->n_steps & 1];
     int sum = 0;
 
+    if (before->n > 0 && !sched_has_room(s))
+        world_end(w, before);
+    w->n_ahead += before->n > 0;
     sched_plan(s);
     s->n_evictions = 0;
     for (int i = 0; i < s->n_planned; i++) {
         struct seq *q = s->planned[i];
+        int end = q->n_computed + q->n_ahead + q->n_planned;
 
         sum += q->n_planned;
-        if (q->n_planned < 1 || q->n_computed + q->n_planned > q->n_pages * BLOCK)
+        if (q->n_planned < 1 || end > q->n_pages * BLOCK || end > q->n_tokens + q->n_pending)
             return false;
+        w->waited[q - w->pool.seqs] = -1;
+        f->seqs[i] = q;
+        f->counts[i] = q->n_planned;
+        f->samples[i] = end == q->n_tokens + q->n_pending;
+        q->n_pending += f->samples[i];
     }
+    f->n = s->n_planned;
+    sched_begin(s);
     if (sum != s->n_planned_tokens || sum > s->limits.max_num_batched_tokens ||
         s->n_planned > s->limits.max_num_seqs)
         return false;
     for (int i = 0; i < N_SEQS; i++)
         w->waited[i]++;
-    for (int i = s->n_planned - 1; i >= 0; i--) {
-        struct seq *q = s->planned[i];
-
-        w->waited[q - w->pool.seqs] = 0;
-        sched_advance(s, q, note_named, w);
-        if (q->n_computed < q->n_tokens)
-            continue;
-        q->tokens[q->n_tokens++] = (int32_t)(random_next(&w->seed) % 997);
-        if (q->n_tokens < q->tokens_max)
-            continue;
-        sched_remove(s, q);
-        seq_release(&w->pool, q);
-        w->n_done++;
-    }
+    world_end(w, w->ahead ? before : f);
+    w->n_steps++;
     return true;
 }
 
-static void test_simulation(int n_pages, int budget, int max_seqs, unsigned seed)
+static void test_simulation(int n_pages, int budget, int max_seqs, bool ahead, unsigned seed)
 {
     struct world w;
     bool good = true;
@@ -117,6 +158,7 @@ static void test_simulation(int n_pages, int budget, int max_seqs, unsigned seed
     int longest_wait = 0;
 
     world_open(&w, n_pages, budget, max_seqs, seed);
+    w.ahead = ahead;
     for (int step = 0; step < 20000 && good; step++) {
         if (random_next(&w.seed) % 4 == 0) {
             int n = 1 + (int)(random_next(&w.seed) % (LONGEST - 30));
@@ -134,8 +176,9 @@ static void test_simulation(int n_pages, int budget, int max_seqs, unsigned seed
     }
     for (int step = 0; step < 20000 && good && w.n_done < n_added; step++)
         good = world_step(&w);
-    ok(good, "pages %d, budget %d, %d at once: every plan kept its bounds", n_pages, budget,
-       max_seqs);
+    ok(good, "pages %d, budget %d, %d at once%s: every plan kept its bounds", n_pages, budget,
+       max_seqs, ahead ? ", ahead" : "");
+    ok((w.n_ahead > 0) == ahead, "%u of %u steps began ahead", w.n_ahead, w.n_steps);
     is_int(w.n_done, n_added, "every sequence came to its end");
     is_int(pages_free(w.pages), n_pages, "and all pages came back");
     ok(longest_wait < 3000, "nobody waited longer than 3000 steps (%d)", longest_wait);
@@ -225,9 +268,12 @@ int main(void)
 {
     unsigned seed = tap_seed(7);
 
-    test_simulation(33, 64, 8, seed); /* one sequence of full length fits: much preemption */
-    test_simulation(100, 16, 4, seed);
-    test_simulation(1000, 256, 32, seed);
+    test_simulation(33, 64, 8, false, seed); /* one sequence of full length: much preemption */
+    test_simulation(100, 16, 4, false, seed);
+    test_simulation(1000, 256, 32, false, seed);
+    test_simulation(60, 32, 8, true, seed); /* some steps find no room to run ahead */
+    test_simulation(100, 16, 4, true, seed);
+    test_simulation(1000, 256, 32, true, seed);
     test_long_prompt();
     test_priority();
     test_prefix();
