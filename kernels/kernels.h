@@ -226,9 +226,8 @@ int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t, cons
  *   qkv  as above, queries rotated; keys and values of the step stand in the pages already
  *
  * A token sees the keys of positions 0 .. its own, the last kv->window of them if that is set.
- * scale must be above 0. The reference computes one pair of token and
- * kv head: its scores (scratch, float32 [pos + 1]), their softmax, the sum of the values in the
- * order of positions. */
+ * scale must be above 0. The reference computes one pair of token and kv head: its scores
+ * (scratch, float32 [pos + 1]), their softmax, the sum of the values in the order of positions. */
 void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct k_tokens *t,
               int n_heads, float scale, int token, int kv_head, float *scratch);
 

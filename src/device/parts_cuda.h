@@ -22,10 +22,11 @@ struct step_arrays {
 
 /* One of the steps that may be under way. */
 struct step_slot {
-    char *staging;  /* pinned: the arrays */
-    int32_t *pages; /* pinned: int32 [n_seqs][pages needed] */
-    int32_t *ids;   /* pinned: int32 [n_seqs], what was sampled */
-    int n_rows;     /* of the batch */
+    char *staging;       /* pinned: the arrays */
+    int32_t *pages;      /* pinned: int32 [n_seqs][pages needed] */
+    int32_t *ids;        /* pinned: int32 [n_seqs], what was sampled */
+    int n_rows;          /* of the batch */
+    int n_seqs, n_pages; /* of pages */
 };
 
 /* When a step's first operation could begin, and when its ids had arrived. Those of the step

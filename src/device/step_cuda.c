@@ -111,9 +111,11 @@ static void pad(const struct step_arrays *a, int n, int n_padded)
 /* --- buckets ---------------------------------------------------------------------------- */
 
 /* Sequences that a recorded step of bucket i has. */
-static int bucket_rows(int i)
+static int bucket_rows(const struct cuda *c, int i)
 {
-    return i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 32 : (i - 9) * 64;
+    int n = i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 32 : (i - 9) * 64;
+
+    return n < c->base.limits.n_seqs ? n : c->base.limits.n_seqs;
 }
 
 /* The bucket of a step that may be recorded, else -1. */
@@ -127,26 +129,35 @@ static int choose_bucket(const struct cuda *c, const struct device_batch *b)
         if (b->rows[r].n_history > 0)
             return -1;
     }
-    while (i < CUDA_GRAPHS_MAX && bucket_rows(i) < n)
+    while (i < CUDA_GRAPHS_MAX && bucket_rows(c, i) < n)
         i++;
-    return i < CUDA_GRAPHS_MAX && bucket_rows(i) <= c->base.limits.n_seqs ? i : -1;
+    return i < CUDA_GRAPHS_MAX ? i : -1;
 }
 
 /* --- a step ----------------------------------------------------------------------------- */
 
-static int copy_arrays(struct cuda *c, const struct step_slot *slot, size_t bytes, int n_seqs,
-                       int n_pages)
+/* Whether the step before had the same page tables: decodes change them once a page. */
+static bool has_pages(const struct cuda *c, const struct step_slot *slot)
 {
-    size_t width = (size_t)n_pages * 4, stride = (size_t)c->base.limits.pages_max * 4;
+    const struct step_slot *before = &c->slots[(c->n_begun - 2) % DEVICE_STEPS_MAX];
+
+    return c->n_begun >= 2 && before->n_seqs == slot->n_seqs && before->n_pages == slot->n_pages &&
+           memcmp(before->pages, slot->pages,
+                  (size_t)slot->n_seqs * (size_t)slot->n_pages * sizeof *slot->pages) == 0;
+}
+
+static int copy_arrays(struct cuda *c, const struct step_slot *slot, size_t bytes)
+{
+    size_t width = (size_t)slot->n_pages * 4, stride = (size_t)c->base.limits.pages_max * 4;
     int rc = cuda_check(
         cudaMemcpyAsync(c->mirror, slot->staging, bytes, cudaMemcpyHostToDevice, c->stream),
         "copying a batch");
 
-    return rc != ERR_OK
-               ? rc
-               : cuda_check(cudaMemcpy2DAsync(c->page_mirror, stride, slot->pages, width, width,
-                                              (size_t)n_seqs, cudaMemcpyHostToDevice, c->stream),
-                            "copying page tables");
+    if (rc != ERR_OK || has_pages(c, slot))
+        return rc;
+    return cuda_check(cudaMemcpy2DAsync(c->page_mirror, stride, slot->pages, width, width,
+                                        (size_t)slot->n_seqs, cudaMemcpyHostToDevice, c->stream),
+                      "copying page tables");
 }
 
 /* The arrays of steps that are recorded stand where the largest such step would have them, so
@@ -179,13 +190,15 @@ int step_begin(struct device *d, const struct device_batch *b)
     if (bucket < 0) {
         plan_attention(c, &a, t);
     } else {
-        d->step_tokens = d->step_rows = bucket_rows(bucket);
+        d->step_tokens = d->step_rows = bucket_rows(c, bucket);
         pad(&a, t->n_seqs, d->step_rows);
         a.bytes = (size_t)((char *)(a.rows + d->step_rows) - slot->staging);
         c->plan.n_decodes = d->step_rows;
         c->plan.n_tiles = 0;
     }
     slot->n_rows = b->n_rows;
+    slot->n_seqs = t->n_seqs;
+    slot->n_pages = n_pages;
     c->bucket = bucket;
     c->batch = b;
     c->n_begun++;
@@ -207,7 +220,7 @@ int step_begin(struct device *d, const struct device_batch *b)
     c->plan.schedule = c->attn_schedule;
     c->plan.work = c->attn_work;
     c->is_planned = false;
-    rc = copy_arrays(c, slot, a.bytes, t->n_seqs, n_pages);
+    rc = copy_arrays(c, slot, a.bytes);
     return rc != ERR_OK ? rc
                         : cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].begun,
                                                      c->stream),
@@ -273,7 +286,7 @@ static void end_recording(struct cuda *c)
     g->failed = rc != ERR_OK;
     cuda_keep(c, rc, "recording a step");
     if (rc == ERR_OK)
-        log_debug("device: recorded decodes of %d sequences", bucket_rows(c->bucket));
+        log_debug("device: recorded decodes of %d sequences", bucket_rows(c, c->bucket));
 }
 
 /* Copy histories of rows first .. last - 1 and count them. */
