@@ -101,7 +101,8 @@ struct k_sample_row {
 /* --- rows ------------------------------------------------------------------------------ */
 
 /* x [n][dim] = table [n_vocab][dim] at ids [n]. The residual x is float32 on both sides. For the
- * launchers an id below 0 stands for sampled[-1 - id]: what a step gave that the host has not seen. */
+ * launchers an id below 0 stands for sampled[-1 - id]: what a step gave that the host has not
+ * seen. */
 void ref_embed(float *x, const float *table, const int32_t *ids, int n, int dim);
 int k_embed(float *x, const k_bf16 *table, const int32_t *ids, const int32_t *sampled, int n,
             int dim, k_stream stream);

@@ -10,7 +10,10 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "base/settings.h"
+#include "device/device.h"
+#include "model/config.h"
 #include "model/model.h"
 
 #define GAPS_MAX 4096 /* steps whose gaps are kept for the median */
@@ -248,7 +251,7 @@ static void bench_throughput(struct bench *n)
         places = n->shape->n_pages / pages_each;
     if (total > n->shape->max_model_len || places == 0)
         die("the model has no room for such requests");
-    p = calloc((size_t)places, sizeof *p);
+    p = mem_zalloc_array((size_t)places, sizeof *p);
     for (int i = 0; i < places; i++)
         p[i].done = -1;
     settle(n);
@@ -288,7 +291,159 @@ static void bench_throughput(struct bench *n)
            o->num_prompts, o->input_len, o->output_len, places,
            (double)o->num_prompts * o->output_len / s, s, n_steps, median_gap(n));
     settle(n);
-    free(p);
+    mem_free(p);
+}
+
+/* --- kernel ------------------------------------------------------------------------------- */
+
+/* Room for the rows of a product, and how long a series of them lasts. */
+#define KERNEL_ROWS_MAX 8192
+#define KERNEL_COLD     ((size_t)256 << 20) /* bytes of matrices in turn: more than caches hold */
+#define KERNEL_COPIES   64
+#define KERNEL_SERIES_S 0.03
+
+struct product_bench {
+    struct device *d;
+    struct k_matrix w[KERNEL_COPIES];
+    int n_copies;
+    void *x, *y;
+    float *residual, *sums;
+    bool is_float;
+    enum k_product_kind kind;
+};
+
+static void run_product(const struct product_bench *p, int i, int n, bool few)
+{
+    const struct k_matrix *w = &p->w[i % p->n_copies];
+    const struct k_product product = {.kind = p->kind,
+                                      .x = p->x,
+                                      .w = w,
+                                      .y = p->y,
+                                      .residual = p->residual,
+                                      .norm = p->x,
+                                      .normed = p->y,
+                                      .sums_out = p->sums};
+
+    if (few)
+        p->d->ops->product(p->d, &product, n);
+    else if (p->is_float)
+        p->d->ops->matmul_float(p->d, p->y, p->x, w, n);
+    else
+        p->d->ops->matmul(p->d, p->y, p->x, w, NULL, n);
+}
+
+/* Microseconds of one product, of a series long enough for the clock. */
+static double time_product(const struct product_bench *p, int n, bool few)
+{
+    double s = 0.0;
+    float word;
+
+    for (int count = 4; s < KERNEL_SERIES_S && count <= 1 << 16; count *= 2) {
+        uint64_t start;
+
+        run_product(p, 0, n, few);
+        if (p->d->ops->download(p->d, &word, p->sums, sizeof word) != ERR_OK)
+            die("a product failed");
+        start = clock_us();
+        for (int i = 0; i < count; i++)
+            run_product(p, i, n, few);
+        if (p->d->ops->download(p->d, &word, p->sums, sizeof word) != ERR_OK)
+            die("a product failed");
+        s = (double)(clock_us() - start) * 1e-6;
+        if (s >= KERNEL_SERIES_S)
+            return s * 1e6 / count;
+    }
+    return s * 1e6;
+}
+
+static void bench_matrix(struct bench *n, struct device *d, const char *name, int n_out, int n_in,
+                         enum k_product_kind kind)
+{
+    static const int rows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192};
+    bool fp8 = n->settings.quantization[0] != '\0' && kind != K_PRODUCT_FLOAT;
+    struct k_matrix shape = {.type = fp8 ? K_E4M3 : K_BF16, .n_out = n_out, .n_in = n_in};
+    size_t bytes = (size_t)n_out * (size_t)n_in * (fp8 ? 1 : d->elem_bytes);
+    struct product_bench p = {.d = d, .kind = kind, .is_float = kind == K_PRODUCT_FLOAT};
+    float *ones = mem_zalloc_array((size_t)n_out, sizeof *ones);
+    struct k_matrix x = {.type = K_BF16, .n_out = KERNEL_ROWS_MAX, .n_in = n_in};
+
+    for (int i = 0; ones != NULL && i < n_out; i++)
+        ones[i] = 1.0f;
+    p.x = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_in * 4);
+    p.y = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_out * 4);
+    p.residual = d->ops->alloc(d, (size_t)64 * (size_t)n_out * 4);
+    p.sums = d->ops->alloc(d, (size_t)64 * (size_t)n_out);
+    if (ones == NULL || p.x == NULL || p.y == NULL || p.residual == NULL || p.sums == NULL)
+        die("no memory");
+    x.data = p.x;
+    if (d->ops->fill_random(d, &x, 1.0f, 99) != ERR_OK)
+        die("filling failed");
+    for (size_t all = 0; p.n_copies < KERNEL_COPIES && (all < KERNEL_COLD || p.n_copies < 2);
+         all += bytes) {
+        struct k_matrix *w = &p.w[p.n_copies++];
+        float *scales = fp8 ? d->ops->alloc(d, (size_t)n_out * sizeof *scales) : NULL;
+
+        *w = shape;
+        w->data = d->ops->alloc(d, bytes);
+        w->scales = scales;
+        if (w->data == NULL || d->ops->fill_random(d, w, 0.02f, (uint64_t)p.n_copies) != ERR_OK ||
+            (fp8 && d->ops->upload(d, scales, ones, (size_t)n_out * sizeof *ones) != ERR_OK))
+            die("no memory");
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        bool few = d->ops->few(d, &p.w[0], rows[i]);
+        double us = time_product(&p, rows[i], false);
+        double own_us = few ? time_product(&p, rows[i], true) : us;
+        double best = own_us < us ? own_us : us;
+
+        if (p.is_float && rows[i] > 512)
+            break;
+        printf("%-8s %4d rows: library %8.1f us", name, rows[i], us);
+        if (few)
+            printf(", with what stands around it %8.1f us", own_us);
+        printf("; %4.1f%% of the time of a read, %4.0f TFLOP/s\n",
+               100.0 * (double)bytes / n->options.read_limit / (best * 1e-6),
+               2.0 * rows[i] * n_out * (double)n_in / best * 1e-6);
+    }
+    mem_free(ones);
+}
+
+/* The products of a layer and the head, each by itself, on random numbers; launches of one kind
+ * follow each other. */
+static void bench_kernel(struct bench *n)
+{
+    struct config c;
+    struct device *d;
+    struct device_limits limits;
+
+    if (config_read(&c, n->settings.model) != ERR_OK ||
+        device_open(&d, n->settings.device, n->settings.cpu_threads) != ERR_OK)
+        die("the model does not open");
+    if (!d->is_gpu)
+        die("kernel wants a GPU");
+    limits = (struct device_limits){.n_tokens = KERNEL_ROWS_MAX,
+                                    .n_seqs = 64,
+                                    .pages_max = 64,
+                                    .len_max = 1024,
+                                    .block_tokens = 16,
+                                    .n_heads = c.n_heads,
+                                    .n_kv_heads = c.n_kv_heads,
+                                    .head_dim = c.head_dim,
+                                    .dim = c.dim,
+                                    .ff_dim = c.ff_dim,
+                                    .n_vocab = c.n_vocab,
+                                    .e4m3 = n->settings.quantization[0] != '\0'};
+    if (d->ops->reserve(d, &limits) != ERR_OK)
+        die("no memory");
+    if (n->settings.gemm_table[0] != '\0')
+        d->ops->read_products(d, n->settings.gemm_table, true);
+    printf("%s on %s\n", n->settings.model, d->name);
+    bench_matrix(n, d, "qkv", (c.n_heads + 2 * c.n_kv_heads) * c.head_dim, c.dim, K_PRODUCT_PLAIN);
+    bench_matrix(n, d, "o", c.dim, c.n_heads * c.head_dim, K_PRODUCT_RESIDUAL);
+    bench_matrix(n, d, "gate_up", 2 * c.ff_dim, c.dim, K_PRODUCT_GATED);
+    bench_matrix(n, d, "down", c.dim, c.ff_dim, K_PRODUCT_RESIDUAL);
+    bench_matrix(n, d, "head", c.n_vocab, c.dim, K_PRODUCT_FLOAT);
+    device_close(d);
 }
 
 /* --- the command -------------------------------------------------------------------------- */
@@ -300,14 +455,14 @@ static void allocate(struct bench *n)
 
     n->seqs = (int)seqs;
     n->b.pages_max = n->shape->max_model_len / n->shape->block_tokens + 1;
-    n->b.token_ids = calloc(tokens, sizeof(int32_t));
-    n->b.seq_start = calloc(seqs + 1, sizeof(int32_t));
-    n->b.kv_len = calloc(seqs, sizeof(int32_t));
-    n->b.page_ids = calloc(seqs * (size_t)n->b.pages_max, sizeof(int32_t));
-    n->b.rows = calloc(seqs, sizeof *n->b.rows);
-    n->ids = calloc(seqs, sizeof *n->ids);
-    n->rows = calloc(seqs, sizeof *n->rows);
-    n->next = calloc(seqs, sizeof *n->next);
+    n->b.token_ids = mem_zalloc_array(tokens, sizeof(int32_t));
+    n->b.seq_start = mem_zalloc_array(seqs + 1, sizeof(int32_t));
+    n->b.kv_len = mem_zalloc_array(seqs, sizeof(int32_t));
+    n->b.page_ids = mem_zalloc_array(seqs * (size_t)n->b.pages_max, sizeof(int32_t));
+    n->b.rows = mem_zalloc_array(seqs, sizeof *n->b.rows);
+    n->ids = mem_zalloc_array(seqs, sizeof *n->ids);
+    n->rows = mem_zalloc_array(seqs, sizeof *n->rows);
+    n->next = mem_zalloc_array(seqs, sizeof *n->next);
     if (n->b.token_ids == NULL || n->b.seq_start == NULL || n->b.kv_len == NULL ||
         n->b.page_ids == NULL || n->b.rows == NULL || n->ids == NULL || n->rows == NULL ||
         n->next == NULL)
@@ -354,7 +509,7 @@ static int take_options(struct bench_options *o, int argc, char **argv)
 static void help(void)
 {
     printf(
-        "usage: quire bench latency|throughput --model FOLDER [options] [settings]\n\n"
+        "usage: quire bench latency|throughput|kernel --model FOLDER [options] [settings]\n\n"
         "latency     decodes of 1 to 256 sequences and the prefill of 8192 tokens\n"
         "throughput  many requests at once\n\n"
         "  --num-prompts N      512    requests\n"
@@ -368,7 +523,7 @@ static void help(void)
 
 int quire_bench(int argc, char **argv)
 {
-    struct bench *n = calloc(1, sizeof *n);
+    struct bench *n = mem_zalloc_array(1, sizeof *n);
     const char *what = argc > 1 ? argv[1] : "";
     bool exit_now = false;
 
@@ -378,8 +533,9 @@ int quire_bench(int argc, char **argv)
         help();
         return 0;
     }
-    if (strcmp(what, "latency") != 0 && strcmp(what, "throughput") != 0)
-        die("latency or throughput? See quire bench --help");
+    if (strcmp(what, "latency") != 0 && strcmp(what, "throughput") != 0 &&
+        strcmp(what, "kernel") != 0)
+        die("latency, throughput or kernel? See quire bench --help");
     n->options = (struct bench_options){.num_prompts = 512,
                                         .max_concurrency = 256,
                                         .input_len = 1024,
@@ -388,7 +544,9 @@ int quire_bench(int argc, char **argv)
     argc = take_options(&n->options, argc - 1, argv + 1);
     if (settings_read(&n->settings, 'E', argc, argv + 1, &exit_now) != ERR_OK)
         return 2;
-    if (!exit_now) {
+    if (!exit_now && strcmp(what, "kernel") == 0) {
+        bench_kernel(n);
+    } else if (!exit_now) {
         struct model_options o = {
             .dir = n->settings.model,
             .device = n->settings.device,
@@ -421,6 +579,6 @@ int quire_bench(int argc, char **argv)
         model_close(n->m);
     }
     settings_fini(&n->settings);
-    free(n);
+    mem_free(n);
     return 0;
 }

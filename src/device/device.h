@@ -73,9 +73,10 @@ struct device_ops {
     int (*reserve)(struct device *d, const struct device_limits *limits);
 
     /* A step: begin, then replay or, where that gives false, operations and sample; then end.
-     * begin() sets step_tokens and step_rows: how many tokens and rows the operations are for, which
-     * may be a few more than the batch has. replay(): steps that are alike but for their arrays
-     * need not be enqueued operation by operation; true when this one was enqueued as a whole. */
+     * begin() sets step_tokens and step_rows: how many tokens and rows the operations are for,
+     * which may be a few more than the batch has. replay(): steps that are alike but for their
+     * arrays need not be enqueued operation by operation; true when this one was enqueued as a
+     * whole. */
     int (*begin)(struct device *d, const struct device_batch *b);
     bool (*replay)(struct device *d);
     void (*embed)(struct device *d, float *x, const void *table);

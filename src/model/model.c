@@ -32,13 +32,13 @@ struct model {
     struct model_shape shape;
     struct weights weights;
     struct activations act;
-    struct k_kv kv;            /* of layer 0 */
-    float *turns;              /* device, float [max_model_len][head_dim / 2][2] */
-    int n_under_way;           /* steps begun and not ended */
-    int n_rows;                /* of the last step */
-    enum k_type kv_type;       /* K_BF16: the device's own */
-    bool rounds, rounds_head;  /* layers' and output matrices that were not e4m3 become so */
-    size_t work_bytes;         /* activations, tables and work areas, for the log */
+    struct k_kv kv;           /* of layer 0 */
+    float *turns;             /* device, float [max_model_len][head_dim / 2][2] */
+    int n_under_way;          /* steps begun and not ended */
+    int n_rows;               /* of the last step */
+    enum k_type kv_type;      /* K_BF16: the device's own */
+    bool rounds, rounds_head; /* layers' and output matrices that were not e4m3 become so */
+    size_t work_bytes;        /* activations, tables and work areas, for the log */
     /* What begin() derives from a batch. */
     int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
     int32_t *row_tokens;            /* int32 [max_num_seqs] */
