@@ -13,6 +13,7 @@
 #ifndef QUIRE_KERNELS_H
 #define QUIRE_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -159,6 +160,10 @@ struct k_product {
     const float *sums_in;     /* float32 [n][n_sums] or NULL */
     int n_sums;
     float eps;
+    /* How x came, and how y of K_PRODUCT_GATED and normed go, when the product that reads them has
+     * e4m3: as float16, clamped to its 65504. Other x for e4m3 are brought to float16 on the way,
+     * with a power of two for each row. The reference does not look at these. */
+    bool x_is_half, y_is_half;
     void *y;
     float *residual;  /* float32 [n][n_out] */
     const void *norm; /* [n_out] */
@@ -179,9 +184,9 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream);
  * [n][ceil(dim / 16)]: how a decode begins. dim is a multiple of 16. */
 void ref_embed_normed(float *x, float *normed, float *sums_out, const float *table,
                       const int32_t *ids, const float *norm, int n, int dim);
-int k_embed_normed(float *x, k_bf16 *normed, float *sums_out, const k_bf16 *table,
-                   const int32_t *ids, const int32_t *sampled, const k_bf16 *norm, int n, int dim,
-                   k_stream stream);
+int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,
+                   const k_bf16 *table, const int32_t *ids, const int32_t *sampled,
+                   const k_bf16 *norm, int n, int dim, k_stream stream);
 /* Where an operation puts its result x [n][dim] as e4m3: data * scale is about x. */
 struct k_quantised {
     k_e4m3 *data;         /* [n][dim] */

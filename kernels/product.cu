@@ -25,8 +25,8 @@
  * warp meet in a bank, and nothing needs ldmatrix. Rows of x stand 16 bytes further apart than
  * they are long, for the same reason.
  *
- * e4m3 is widened to float16 in registers (one instruction for two), so x becomes float16 in
- * shared memory, each row times a power of two. */
+ * e4m3 is widened to float16 in registers (one instruction for two), so x is float16 there: it comes
+ * so from the product before, or is made so in shared memory, each row times a power of two. */
 #include <cuda.h>
 
 #include "kernels/common.cuh"
@@ -404,6 +404,16 @@ static __device__ inline float sum_ctas(const float *part, int place, int col, i
     return sum;
 }
 
+/* bfloat16, or float16 for a product with e4m3. */
+static __device__ inline void store_x(void *to, size_t at, float x, bool is_half)
+{
+    if (!is_half)
+        return store_bf16((k_bf16 *)to + at, x);
+    asm("cvt.rn.f16.f32 %0, %1;"
+        : "=h"(((uint16_t *)to)[at])
+        : "f"(fminf(fmaxf(x, -65504.0f), 65504.0f)));
+}
+
 /* inverse is what the sums of the output's column are multiplied by. */
 static __device__ inline void write_output(const product_args &a, const output &o, float sum,
                                            float up, float inverse)
@@ -416,13 +426,14 @@ static __device__ inline void write_output(const product_args &a, const output &
     case K_PRODUCT_PLAIN: store_bf16((k_bf16 *)p.y + at, y); break;
     case K_PRODUCT_FLOAT: ((float *)p.y)[at] = y; break;
     case K_PRODUCT_GATED:
-        store_bf16((k_bf16 *)p.y + (size_t)o.c * (a.n_out / 2) + o.row,
-                   y / (1.0f + __expf(-y)) * (up * (o.scale_up * inverse) + load_bf16(&o.bias_up)));
+        store_x(p.y, (size_t)o.c * (a.n_out / 2) + o.row,
+                y / (1.0f + __expf(-y)) * (up * (o.scale_up * inverse) + load_bf16(&o.bias_up)),
+                p.y_is_half);
         break;
     case K_PRODUCT_RESIDUAL: /* a tile's sixteen lanes come here together */
         y += o.residual;
         p.residual[at] = y;
-        store_bf16((k_bf16 *)p.normed + at, y * load_bf16(&o.norm));
+        store_x(p.normed, at, y * load_bf16(&o.norm), p.y_is_half);
         square = y * y;
         for (int apart = 8; apart > 0; apart /= 2)
             square += __shfl_xor_sync(0xffffU << (threadIdx.x & 16), square, apart);
@@ -636,7 +647,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         order_x(xs, a, share, rank, x_bar);
     fetch_squares(squares, warp, a);
     bar_wait(x_bar, 0);
-    if (FP8)
+    if (FP8 && !a.p.x_is_half)
         convert_x(xs, unscale, red, a, share * 2 / 16);
 
     for (int tile = first; tile < last; tile += tiles, pass++) {
@@ -791,7 +802,7 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
 /* --- the beginning of a decode ---------------------------------------------------------- */
 
 /* A thread an element; 16 lanes add the squares of a part. */
-static __global__ void embed_normed_kernel(float *x, k_bf16 *normed, float *sums_out,
+static __global__ void embed_normed_kernel(float *x, void *normed, bool is_half, float *sums_out,
                                            const k_bf16 *table, const int32_t *ids,
                                            const int32_t *sampled, const k_bf16 *norm, int dim)
 {
@@ -803,7 +814,7 @@ static __global__ void embed_normed_kernel(float *x, k_bf16 *normed, float *sums
     if (d < dim) {
         v = load_bf16(table + (size_t)(id < 0 ? sampled[-1 - id] : id) * dim + d);
         x[(size_t)c * dim + d] = v;
-        store_bf16(normed + (size_t)c * dim + d, v * load_bf16(norm + d));
+        store_x(normed, (size_t)c * dim + d, v * load_bf16(norm + d), is_half);
     }
     square = v * v;
     for (int apart = 8; apart > 0; apart /= 2)
@@ -812,10 +823,10 @@ static __global__ void embed_normed_kernel(float *x, k_bf16 *normed, float *sums
         sums_out[(size_t)c * (dim / 16) + d / 16] = square;
 }
 
-int k_embed_normed(float *x, k_bf16 *normed, float *sums_out, const k_bf16 *table,
-                   const int32_t *ids, const int32_t *sampled, const k_bf16 *norm, int n, int dim,
-                   k_stream stream)
+int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,
+                   const k_bf16 *table, const int32_t *ids, const int32_t *sampled,
+                   const k_bf16 *norm, int n, int dim, k_stream stream)
 {
     return K_LAUNCH(embed_normed_kernel, dim3((dim + 255) / 256, n), 256, 0, stream, x, normed,
-                    sums_out, table, ids, sampled, norm, dim);
+                    normed_is_half, sums_out, table, ids, sampled, norm, dim);
 }

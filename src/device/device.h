@@ -102,7 +102,7 @@ struct device_ops {
      * such a matrix for n rows; a device may take none. */
     bool (*few)(struct device *d, const struct k_matrix *w, int n);
     void (*embed_normed)(struct device *d, float *x, void *normed, float *sums, const void *table,
-                         const void *norm);
+                         const void *norm, const struct k_matrix *to);
     void (*product)(struct device *d, const struct k_product *p, int n);
     /* Wait for the oldest step; ids out: int32 [n_rows]. ERR_GPU when anything of it failed. */
     int (*end)(struct device *d, int32_t *ids);

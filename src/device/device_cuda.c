@@ -329,13 +329,13 @@ static bool cuda_few(struct device *d, const struct k_matrix *w, int n)
 }
 
 static void cuda_embed_normed(struct device *d, float *x, void *normed, float *sums,
-                              const void *table, const void *norm)
+                              const void *table, const void *norm, const struct k_matrix *to)
 {
     struct cuda *c = cuda_of(d);
 
     cuda_keep(c,
-              k_embed_normed(x, normed, sums, table, c->tokens.ids, c->sampled, norm,
-                             c->tokens.n_tokens, d->limits.dim, c->stream),
+              k_embed_normed(x, normed, to->type == K_E4M3, sums, table, c->tokens.ids, c->sampled,
+                             norm, c->tokens.n_tokens, d->limits.dim, c->stream),
               "embed");
 }
 

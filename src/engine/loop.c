@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The loop. The device computes one step while the next is planned, filled and begun: that one
- * takes its tokens from the first on the device. An idle engine sleeps in epoll and wakes once a second
- * to show that it lives; a busy one never waits for anything but the device. */
+ * takes its tokens from the first on the device. An idle engine sleeps in epoll and wakes once a
+ * second to show that it lives; a busy one never waits for anything but the device. */
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/must.h"

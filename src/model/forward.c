@@ -95,10 +95,11 @@ static void forward_many(struct device *d, const struct config *c, const struct 
 
 /* --- the short way: few tokens, all of them sampled ------------------------------------- */
 
-/* Three kinds of product stand in a layer: of normed rows, of others, and onto the residual. */
+/* Three kinds of product stand in a layer: of normed rows, of others, and onto the residual. next
+ * is the matrix that reads the result, NULL for none of these. */
 static void product(struct device *d, const struct config *c, const struct activations *a,
                     enum k_product_kind kind, void *y, const void *x, const struct k_matrix *w,
-                    const void *bias)
+                    const void *bias, const struct k_matrix *next)
 {
     bool normed = x == a->normed;
 
@@ -110,18 +111,23 @@ static void product(struct device *d, const struct config *c, const struct activ
                                         .sums_in = normed ? a->sums : NULL,
                                         .n_sums = c->dim / 16,
                                         .eps = c->norm_eps,
+                                        .x_is_half = w->type == K_E4M3,
+                                        .y_is_half = next != NULL && next->type == K_E4M3,
                                         .y = y},
                     d->step_tokens);
 }
 
 static void product_onto(struct device *d, const struct activations *a, const void *x,
-                         const struct k_matrix *w, const void *bias, const void *next_norm)
+                         const struct k_matrix *w, const void *bias, const void *next_norm,
+                         const struct k_matrix *next)
 {
     d->ops->product(d,
                     &(struct k_product){.kind = K_PRODUCT_RESIDUAL,
                                         .x = x,
                                         .w = w,
                                         .bias = bias,
+                                        .x_is_half = w->type == K_E4M3 && x == a->ff,
+                                        .y_is_half = next->type == K_E4M3,
                                         .residual = a->x,
                                         .norm = next_norm,
                                         .normed = a->normed,
@@ -135,20 +141,22 @@ static void forward_few(struct device *d, const struct config *c, const struct w
     const struct device_ops *op = d->ops;
     struct k_kv layer_kv = *kv;
 
-    op->embed_normed(d, a->x, a->normed, a->sums, w->embed.data, w->layers[0].norm_attn);
+    op->embed_normed(d, a->x, a->normed, a->sums, w->embed.data, w->layers[0].norm_attn,
+                     &w->layers[0].qkv);
     for (int i = 0; i < c->n_layers; i++) {
         const struct layer_weights *l = &w->layers[i];
 
         use_layer(&layer_kv, kv, w, i);
-        product(d, c, a, K_PRODUCT_PLAIN, a->qkv, a->normed, &l->qkv, l->qkv_bias);
+        product(d, c, a, K_PRODUCT_PLAIN, a->qkv, a->normed, &l->qkv, l->qkv_bias, NULL);
         op->rope_kv(d, a->qkv, &layer_kv, turns);
         op->attn(d, a->heads, a->qkv, &layer_kv, 1.0f / sqrtf((float)c->head_dim));
-        product_onto(d, a, a->heads, &l->o, l->o_bias, l->norm_mlp);
-        product(d, c, a, K_PRODUCT_GATED, a->ff, a->normed, &l->gate_up, l->gate_up_bias);
+        product_onto(d, a, a->heads, &l->o, l->o_bias, l->norm_mlp, &l->gate_up);
+        product(d, c, a, K_PRODUCT_GATED, a->ff, a->normed, &l->gate_up, l->gate_up_bias, &l->down);
         product_onto(d, a, a->ff, &l->down, l->down_bias,
-                     i + 1 < c->n_layers ? w->layers[i + 1].norm_attn : w->norm);
+                     i + 1 < c->n_layers ? w->layers[i + 1].norm_attn : w->norm,
+                     i + 1 < c->n_layers ? &w->layers[i + 1].qkv : &w->head);
     }
-    product(d, c, a, K_PRODUCT_FLOAT, a->logits, a->normed, &w->head, NULL);
+    product(d, c, a, K_PRODUCT_FLOAT, a->logits, a->normed, &w->head, NULL, NULL);
     op->sample(d, a->logits);
 }
 

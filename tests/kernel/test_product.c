@@ -38,6 +38,31 @@ static void random_e4m3(float *w, uint8_t *bytes, size_t n, bool small)
     }
 }
 
+/* Such numbers as float16 on the device, and back. */
+static void *gpu_half(const float *f, size_t n)
+{
+    _Float16 *h = malloc(n * sizeof *h);
+    void *dev;
+
+    for (size_t i = 0; i < n; i++)
+        h[i] = (_Float16)f[i];
+    dev = gpu_array(h, n * sizeof *h);
+    free(h);
+    return dev;
+}
+
+static float *half_floats(const void *dev, size_t n)
+{
+    _Float16 *h = malloc(n * sizeof *h);
+    float *f = malloc(n * sizeof *f);
+
+    ok(gpu_get(h, dev, n * sizeof *h), "guard bands are whole");
+    for (size_t i = 0; i < n; i++)
+        f[i] = (float)h[i];
+    free(h);
+    return f;
+}
+
 static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type type, bool small,
                          int n_max)
 {
@@ -61,7 +86,7 @@ static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type t
     for (size_t i = 0; i < n_x / 16; i++)
         sums_in[i] = 8.0f + 8.0f * gpu_uniform();
     for (int n = 1; n <= n_max; n = n < 5 ? n + 1 : n + 3) {
-        bool with_sums = n % 2 == 1;
+        bool with_sums = n % 2 == 1, x_is_half = type == K_E4M3 && n != 2, y_is_half = n > 2;
         struct k_matrix host_w = {
             .data = w, .scales = type == K_E4M3 ? scales : NULL, .n_out = s.n_out, .n_in = s.n_in};
         struct k_matrix dev_w = {.data = type == K_E4M3 ? gpu_array(bytes, n_w)
@@ -76,6 +101,8 @@ static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type t
                                  .sums_in = with_sums ? sums_in : NULL,
                                  .n_sums = n_parts,
                                  .eps = 1e-5f,
+                                 .x_is_half = x_is_half,
+                                 .y_is_half = y_is_half,
                                  .y = y,
                                  .norm = norm,
                                  .normed = normed,
@@ -92,7 +119,7 @@ static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type t
         }
         dev_w.scales = type == K_E4M3 ? gpu_array(scales, (size_t)s.n_out * 4) : NULL;
         dev.w = &dev_w;
-        dev.x = gpu_bf16(x, n_x);
+        dev.x = x_is_half ? gpu_half(x, n_x) : gpu_bf16(x, n_x);
         dev.bias = n > 2 ? gpu_bf16(bias, (size_t)s.n_out) : NULL;
         dev.sums_in = with_sums ? gpu_array(sums_in, n_x / 16 * 4) : NULL;
         dev.norm = gpu_bf16(norm, (size_t)s.n_out);
@@ -110,7 +137,7 @@ static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type t
         if (kind == K_PRODUCT_RESIDUAL) {
             ok(gpu_get(got, residual_dev, used * 4), "guard bands are whole");
             gpu_compare(got, want_residual, used, 1e-9, 1e-4, name);
-            got_normed = gpu_floats(dev.normed, used);
+            got_normed = y_is_half ? half_floats(dev.normed, used) : gpu_floats(dev.normed, used);
             gpu_compare(got_normed, normed, used, 1e-5, 8e-3, "its normed rows");
             ok(gpu_get(again, dev.sums_out, (size_t)(n * tiles) * 4), "guard bands are whole");
             gpu_compare(again, sums, (size_t)(n * tiles), 1e-8, 1e-3, "its squares");
@@ -120,7 +147,8 @@ static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type t
             ok(gpu_get(got, dev.y, used * 4), "guard bands are whole");
             gpu_compare(got, y, used, 1e-9, 1e-4, name);
         } else {
-            float *f = gpu_floats(dev.y, used);
+            bool half = y_is_half && kind == K_PRODUCT_GATED;
+            float *f = half ? half_floats(dev.y, used) : gpu_floats(dev.y, used);
 
             memcpy(got, f, used * 4);
             free(f);
@@ -132,7 +160,8 @@ static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type t
             (void)gpu_get(again, kind == K_PRODUCT_FLOAT ? dev.y : residual_dev, used * 4);
             same = memcmp(again, got, used * 4) == 0;
         } else {
-            float *f = gpu_floats(dev.y, used);
+            bool half = y_is_half && kind == K_PRODUCT_GATED;
+            float *f = half ? half_floats(dev.y, used) : gpu_floats(dev.y, used);
 
             same = memcmp(f, got, used * 4) == 0;
             free(f);
@@ -164,7 +193,7 @@ static void compare_embed(int n, int dim)
     for (int i = 0; i < n; i++)
         ids[i] = i * 13 % VOCAB, back[i] = i % 2 == 0 ? ids[i] : -1 - i;
     ref_embed_normed(x, normed, sums, table, ids, norm, n, dim);
-    gpu_must(k_embed_normed(x_dev, normed_dev, sums_dev,
+    gpu_must(k_embed_normed(x_dev, normed_dev, false, sums_dev,
                             gpu_bf16(table, (size_t)VOCAB * (size_t)dim),
                             gpu_array(back, sizeof back), gpu_array(ids, sizeof ids),
                             gpu_bf16(norm, (size_t)dim), n, dim, device_cuda_stream(gpu)));
