@@ -71,7 +71,7 @@ static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type t
     int n_parts = s.n_in / 16, tiles = (s.n_out + 15) / 16;
     float *x = gpu_random(n_x, 1.0f), *bias = gpu_random((size_t)s.n_out, 0.5f);
     float *norm = gpu_random((size_t)s.n_out, 1.0f), *residual = gpu_random(n_y, 2.0f);
-    float *scales = gpu_random((size_t)s.n_out, 1.0f), *w, *sums_in = malloc(n_x / 16 * 4);
+    float *scales = gpu_random((size_t)s.n_out, 0.02f), *w, *sums_in = malloc(n_x / 16 * 4);
     float *normed = malloc(n_y * 4), *sums = malloc((size_t)(n_max * tiles) * 4);
     float *y = malloc(n_y * 4), *got = malloc(n_y * 4), *again = malloc(n_y * 4);
     uint8_t *bytes = malloc(n_w);
