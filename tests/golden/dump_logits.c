@@ -1,0 +1,73 @@
+/* Logits of a prompt's last token, twice: with the whole prompt in one step, and as a decode behind
+ * the rest of it. For live.py.
+ *
+ *   dump_logits FOLDER DEVICE QUANTIZATION IDS OUT
+ *
+ * IDS holds int32 token ids, OUT gets float32 [2][n_vocab]. */
+#include <stdio.h>
+
+#include "tests/golden/run.h"
+
+static void die(const char *what)
+{
+    fprintf(stderr, "dump_logits: %s\n", what);
+    exit(1);
+}
+
+static void step(struct run *r)
+{
+    if (model_step_begin(r->m, &r->b) != ERR_OK || model_step_end(r->m, r->ids) != ERR_OK)
+        die("a step failed");
+}
+
+int main(int argc, char **argv)
+{
+    struct model_options o = {.dir = argc > 1 ? argv[1] : "",
+                              .device = argc > 2 ? argv[2] : "",
+                              .quantization = argc > 3 ? argv[3] : "",
+                              .block_tokens = 16,
+                              .max_model_len = 1024,
+                              .max_num_seqs = 4,
+                              .max_num_batched_tokens = 1024,
+                              .num_pages = 256,
+                              .gpu_memory_utilization = 0.5,
+                              .cpu_kv_bytes = (size_t)1 << 28};
+    struct run *r = calloc(1, sizeof *r);
+    struct run_seq *seqs = calloc(2, sizeof *seqs);
+    struct model *m;
+    float *logits;
+    FILE *f;
+    int n;
+
+    if (argc != 6)
+        die("FOLDER DEVICE QUANTIZATION IDS OUT");
+    if ((f = fopen(argv[4], "rb")) == NULL)
+        die("no ids");
+    n = (int)fread(seqs[0].tokens, sizeof(int32_t), 1000, f);
+    fclose(f);
+    if (n < 2 || model_open(&m, &o) != ERR_OK)
+        die("the model does not open");
+    memcpy(seqs[1].tokens, seqs[0].tokens, sizeof seqs[0].tokens);
+    seqs[0].n_tokens = seqs[1].n_tokens = n;
+    seqs[1].first_page = 100;
+    logits = malloc((size_t)model_shape(m)->n_vocab * sizeof *logits);
+    if ((f = fopen(argv[5], "wb")) == NULL)
+        die("no output");
+    run_init(r, m);
+    for (int way = 0; way < 2; way++) {
+        if (way == 1) {
+            run_clear(r);
+            run_add(r, &seqs[1], n - 1, false);
+            step(r);
+        }
+        run_clear(r);
+        run_add(r, &seqs[way], way == 0 ? n : 1, false);
+        step(r);
+        if (model_logits(m, logits) != ERR_OK ||
+            fwrite(logits, sizeof *logits, (size_t)model_shape(m)->n_vocab, f) == 0)
+            die("no logits");
+    }
+    fclose(f);
+    model_close(m);
+    return 0;
+}

@@ -1,0 +1,82 @@
+"""Logits of models in real shapes, two layers each, beside transformers' in the same run.
+
+    python3 live.py DUMP_LOGITS [DEVICE]
+
+DUMP_LOGITS is the program of that name (make bench builds it). Weights are random bfloat16. The
+reference is transformers in float32 on these weights; printed is the relative error (2-norm) of
+the last token's logits: of quire with the whole prompt in one step, of quire with that token as a
+decode, and of transformers in bfloat16. TAP: within 2e-2, and no worse than transformers' own
+bfloat16 by more than a quarter; with fp8 weights within 8e-2.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy
+import torch
+import transformers
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+PLAIN = {"rope_type": "default", "rope_theta": 1000000.0}
+SHAPES = {
+    "Llama-3.1-8B": (transformers.LlamaConfig, dict(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
+        num_key_value_heads=8, rope_parameters=LLAMA3, tie_word_embeddings=False)),
+    "Llama-3.2-1B": (transformers.LlamaConfig, dict(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=64, rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    "Qwen2.5-7B": (transformers.Qwen2Config, dict(
+        vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_attention_heads=28,
+        num_key_value_heads=4, rope_parameters=PLAIN, tie_word_embeddings=False)),
+    "Mistral-7B": (transformers.MistralConfig, dict(
+        vocab_size=32768, hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
+        num_key_value_heads=8, rope_parameters=PLAIN, sliding_window=None,
+        tie_word_embeddings=False)),
+}
+
+
+def error(got, want):
+    return float(numpy.linalg.norm(got - want) / numpy.linalg.norm(want))
+
+
+def main():
+    dump, device = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cuda"
+    n = 0
+    for name, (kind, fields) in SHAPES.items():
+        torch.manual_seed(7)
+        config = kind(**fields, num_hidden_layers=2, max_position_embeddings=8192)
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device(device):
+            model = transformers.AutoModelForCausalLM.from_config(config).eval()
+            if name.startswith("Qwen"):
+                for part in model.model.layers:
+                    for p in (part.self_attn.q_proj, part.self_attn.k_proj, part.self_attn.v_proj):
+                        torch.nn.init.normal_(p.bias, std=0.2)
+        torch.set_default_dtype(torch.float32)
+        ids = torch.randint(0, config.vocab_size, (1, 300), device=device)
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            own = model(ids).logits[0, -1].float().cpu().numpy()
+            want = model.float()(ids).logits[0, -1].cpu().numpy()
+            ids_file, out_file = os.path.join(folder, "ids"), os.path.join(folder, "out")
+            ids.cpu().numpy().astype(numpy.int32).tofile(ids_file)
+            for quantization in ("", "fp8"):
+                subprocess.run([dump, folder, device, quantization, ids_file, out_file],
+                               check=True, stderr=subprocess.DEVNULL)
+                got = numpy.fromfile(out_file, numpy.float32).reshape(2, -1)
+                whole, decode, peer = error(got[0], want), error(got[1], want), error(own, want)
+                limit = 8e-2 if quantization else min(2e-2, 1.25 * peer)
+                n += 1
+                good = whole <= limit and decode <= limit
+                print(f"{'ok' if good else 'not ok'} {n} - {name} {quantization or 'bf16'}: prompt "
+                      f"{whole:.2e}, decode {decode:.2e}, transformers' bf16 {peer:.2e}", flush=True)
+        del model
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    print(f"1..{n}")
+
+
+main()
