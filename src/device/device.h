@@ -51,6 +51,8 @@ struct device_ops {
     void *(*alloc)(struct device *d, size_t bytes);
     int (*upload)(struct device *d, void *dst, const void *src, size_t bytes);
     int (*download)(struct device *d, void *dst, const void *src, size_t bytes);
+    /* download() of memory that no step under way writes: does not wait for one. */
+    int (*fetch)(struct device *d, void *dst, const void *src, size_t bytes);
 
     /* n weights from a file's type into the device's, to element at of dst. Borrowed for the
      * call. */

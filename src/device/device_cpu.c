@@ -509,6 +509,7 @@ static const struct device_ops cpu_ops = {
     .alloc = cpu_alloc,
     .upload = cpu_copy,
     .download = cpu_copy,
+    .fetch = cpu_copy,
     .weights = cpu_weights,
     .fill_random = cpu_fill_random,
     .takes = cpu_takes,

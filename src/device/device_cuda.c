@@ -87,6 +87,15 @@ static int cuda_download(struct device *d, void *dst, const void *src, size_t by
     return cuda_copy(cuda_of(d), dst, src, bytes, cudaMemcpyDeviceToHost);
 }
 
+static int cuda_fetch(struct device *d, void *dst, const void *src, size_t bytes)
+{
+    struct cuda *c = cuda_of(d);
+    int rc =
+        cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, c->side), "copying");
+
+    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(c->side), "copying");
+}
+
 /* Rounds to nearest, ties to even; NaN stays NaN. */
 static k_bf16 bf16_of_bits(uint32_t bits)
 {
@@ -406,6 +415,8 @@ static void cuda_close(struct device *d)
     (void)cudaFreeHost(c->convert);
     if (c->stream != NULL)
         (void)cudaStreamDestroy(c->stream);
+    if (c->side != NULL)
+        (void)cudaStreamDestroy(c->side);
     mem_free(c);
 }
 
@@ -415,6 +426,7 @@ static const struct device_ops cuda_ops = {
     .alloc = cuda_alloc,
     .upload = cuda_upload,
     .download = cuda_download,
+    .fetch = cuda_fetch,
     .weights = cuda_weights,
     .fill_random = cuda_fill_random,
     .takes = cuda_takes,
@@ -470,7 +482,9 @@ static int start(struct cuda *c)
     c->n_sms = prop.multiProcessorCount;
     (void)snprintf(c->base.name, sizeof c->base.name, "%.60s", prop.name);
     if (cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream") !=
-        ERR_OK)
+            ERR_OK ||
+        cuda_check(cudaStreamCreateWithFlags(&c->side, cudaStreamNonBlocking), "a stream") !=
+            ERR_OK)
         return ERR_GPU;
     c->workspace = cuda_alloc(&c->base, WORKSPACE_BYTES);
     c->convert = cuda_pinned(CONVERT_ELEMS * sizeof *c->convert);

@@ -47,6 +47,7 @@ struct step_graph {
 struct cuda {
     struct device base; /* first */
     cudaStream_t stream;
+    cudaStream_t side; /* for copies that need not wait for a step */
     struct gemm *gemm;
     int n_sms;
     const struct device_batch *batch; /* while a step is enqueued */

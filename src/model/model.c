@@ -494,7 +494,7 @@ static char *page_at(const struct model *m, int32_t page_id)
 
 int model_page_read(struct model *m, int32_t page_id, void *host)
 {
-    return m->device->ops->download(m->device, host, page_at(m, page_id), m->shape.page_bytes);
+    return m->device->ops->fetch(m->device, host, page_at(m, page_id), m->shape.page_bytes);
 }
 
 int model_page_write(struct model *m, int32_t page_id, const void *host)
