@@ -305,11 +305,13 @@ static int load(struct model *m, const struct model_options *o)
     rc = weights_load(&m->weights, m->device, &m->config, &from);
     if (rc != ERR_OK)
         return rc;
+    log_debug("model: weights are loaded");
     before = m->device->allocated_bytes;
     if ((rc = alloc_work(m)) != ERR_OK)
         return rc;
     activations_few(&m->act, m->device, &m->config, &m->weights);
     m->work_bytes = m->device->allocated_bytes - before;
+    log_debug("model: work memory is allocated");
     if ((rc = choose_pages(m, o)) != ERR_OK)
         return rc;
     return alloc_pages(m);
@@ -323,10 +325,12 @@ int model_open(struct model **out, const struct model_options *o)
 
     if (m == NULL)
         goto out;
+    log_debug("model: opening %s", o->dir);
     if ((rc = config_read(&m->config, o->dir)) != ERR_OK)
         goto out;
     if ((rc = device_open(&m->device, o->device, o->cpu_threads)) != ERR_OK)
         goto out;
+    log_debug("model: %s is open", m->device->name);
     if ((rc = choose_types(m, o)) != ERR_OK)
         goto out;
     if ((rc = choose_shape(m, o)) != ERR_OK)

@@ -647,6 +647,7 @@ int weights_load(struct weights *w, struct device *d, const struct config *c,
     if (rc != ERR_OK)
         return rc;
     rc = lay_out(&l);
+    log_debug("model: weights are laid out");
     if (rc == ERR_OK && from->dir != NULL)
         rc = read_all(&l);
     if (rc == ERR_OK && l.n_widened > 0 && d->is_gpu)
