@@ -5,6 +5,7 @@
 #include "base/hash.h"
 
 #include <openssl/evp.h>
+#define XXH_STATIC_LINKING_ONLY /* the state's size, to give it a place of our own */
 #include <xxhash.h>
 
 #include "base/must.h"
@@ -35,6 +36,23 @@ struct hash hash_sha256(const void *a, size_t a_len, const void *b, size_t b_len
 uint64_t hash_xxh3(const void *bytes, size_t len)
 {
     return XXH3_64bits(bytes, len);
+}
+
+_Static_assert(sizeof(XXH3_state_t) == sizeof(struct hash_xxh3), "room for the state");
+
+void hash_xxh3_begin(struct hash_xxh3 *h)
+{
+    must(XXH3_64bits_reset((XXH3_state_t *)h) == XXH_OK);
+}
+
+void hash_xxh3_add(struct hash_xxh3 *h, const void *bytes, size_t len)
+{
+    must(XXH3_64bits_update((XXH3_state_t *)h, bytes, len) == XXH_OK);
+}
+
+uint64_t hash_xxh3_end(const struct hash_xxh3 *h)
+{
+    return XXH3_64bits_digest((const XXH3_state_t *)h);
 }
 
 void hash_hex(const uint8_t *bytes, size_t n, char *out)

@@ -18,6 +18,14 @@ struct hash hash_sha256(const void *a, size_t a_len, const void *b, size_t b_len
 /* XXH3, 64 bits: finds damage, does not resist an attacker. About 20 GB/s. Any thread. */
 uint64_t hash_xxh3(const void *bytes, size_t len);
 
+/* The same of bytes that come in parts; one thread at a time. */
+struct hash_xxh3 {
+    _Alignas(64) unsigned char state[576];
+};
+void hash_xxh3_begin(struct hash_xxh3 *h);
+void hash_xxh3_add(struct hash_xxh3 *h, const void *bytes, size_t len);
+uint64_t hash_xxh3_end(const struct hash_xxh3 *h);
+
 /* Write 2 * n + 1 characters of lower-case hexadecimal. */
 void hash_hex(const uint8_t *bytes, size_t n, char *out);
 

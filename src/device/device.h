@@ -19,6 +19,12 @@
 
 enum device_type { DEVICE_BF16, DEVICE_F16, DEVICE_F32 }; /* of weights in a file */
 
+/* Host memory that the device copies from while the next pipe is filled. */
+struct device_pipe {
+    unsigned char *bytes;
+    void *stream; /* the device's own */
+};
+
 /* The most that a step may hold; what work memory is sized by. */
 struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
@@ -58,15 +64,29 @@ struct device_ops {
      * call. */
     int (*weights)(struct device *d, void *dst, size_t at, const void *src, enum device_type type,
                    size_t n);
+
+    /* Pipes: for many bytes from several threads. A thread fills a pipe's bytes and sends them;
+     * then it must wait before it fills the pipe again. What is sent may be overwritten by being
+     * converted. Memory that was allocated after pipe_open() must not be sent to. Any thread, each
+     * with pipes of its own. ERR_GPU; pipe_open() ERR_NO_MEMORY too. */
+    int (*pipe_open)(struct device *d, struct device_pipe *p, size_t bytes);
+    void (*pipe_close)(struct device *d, struct device_pipe *p);
+    int (*pipe_wait)(struct device *d, struct device_pipe *p);
+    /* As upload(). */
+    int (*pipe_bytes)(struct device *d, struct device_pipe *p, void *dst, size_t bytes);
+    /* As weights(). */
+    int (*pipe_weights)(struct device *d, struct device_pipe *p, void *dst, size_t at,
+                        enum device_type type, size_t n);
+    /* Round rows [n_rows][n_in] of a file's type to e4m3, with a scale a row. Where takes() is true
+     * of such a matrix. */
+    int (*pipe_quantise)(struct device *d, struct device_pipe *p, const struct k_quantised *out,
+                         enum device_type type, int n_rows, int n_in);
+
     /* Noise into a matrix's elements, whatever their scales are. */
     int (*fill_random)(struct device *d, const struct k_matrix *m, float deviation, uint64_t seed);
 
     /* True when matmul() takes a matrix of this type, block and shape. All take K_BF16. */
     bool (*takes)(struct device *d, const struct k_matrix *m);
-    /* Round rows [n_rows][n_in] of a file's type to e4m3, with a scale a row. Where takes() is true
-     * of such a matrix. */
-    int (*quantise)(struct device *d, k_e4m3 *data, float *scales, const void *src,
-                    enum device_type type, int n_rows, int n_in);
     /* Read what was measured of products on a GPU like this one; a file that is of no use here
      * is logged and ignored, and so is a missing one, without a word unless it is expected. */
     void (*read_products)(struct device *d, const char *path, bool expected);

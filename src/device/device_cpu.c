@@ -151,10 +151,42 @@ static bool cpu_takes(struct device *d, const struct k_matrix *m)
     return m->type == K_BF16;
 }
 
-static int cpu_quantise(struct device *d, k_e4m3 *data, float *scales, const void *src,
-                        enum device_type type, int n_rows, int n_in)
+/* Pipes are plain memory, and nothing is under way on return. */
+static int cpu_pipe_open(struct device *d, struct device_pipe *p, size_t bytes)
 {
-    (void)d, (void)data, (void)scales, (void)src, (void)type, (void)n_rows, (void)n_in;
+    (void)d;
+    p->bytes = mem_alloc(bytes);
+    return p->bytes == NULL ? ERR_NO_MEMORY : ERR_OK;
+}
+
+static void cpu_pipe_close(struct device *d, struct device_pipe *p)
+{
+    (void)d;
+    mem_free(p->bytes);
+    p->bytes = NULL;
+}
+
+static int cpu_pipe_wait(struct device *d, struct device_pipe *p)
+{
+    (void)d, (void)p;
+    return ERR_OK;
+}
+
+static int cpu_pipe_bytes(struct device *d, struct device_pipe *p, void *dst, size_t bytes)
+{
+    return cpu_copy(d, dst, p->bytes, bytes);
+}
+
+static int cpu_pipe_weights(struct device *d, struct device_pipe *p, void *dst, size_t at,
+                            enum device_type type, size_t n)
+{
+    return cpu_weights(d, dst, at, p->bytes, type, n);
+}
+
+static int cpu_pipe_quantise(struct device *d, struct device_pipe *p, const struct k_quantised *out,
+                             enum device_type type, int n_rows, int n_in)
+{
+    (void)d, (void)p, (void)out, (void)type, (void)n_rows, (void)n_in;
     must(false); /* cpu_takes() was false */
     return ERR_UNSUPPORTED;
 }
@@ -511,9 +543,14 @@ static const struct device_ops cpu_ops = {
     .download = cpu_copy,
     .fetch = cpu_copy,
     .weights = cpu_weights,
+    .pipe_open = cpu_pipe_open,
+    .pipe_close = cpu_pipe_close,
+    .pipe_wait = cpu_pipe_wait,
+    .pipe_bytes = cpu_pipe_bytes,
+    .pipe_weights = cpu_pipe_weights,
+    .pipe_quantise = cpu_pipe_quantise,
     .fill_random = cpu_fill_random,
     .takes = cpu_takes,
-    .quantise = cpu_quantise,
     .read_products = cpu_read_products,
     .reserve = cpu_reserve,
     .begin = cpu_begin,

@@ -168,26 +168,71 @@ static bool cuda_takes(struct device *d, const struct k_matrix *m)
     return gemm_takes(m);
 }
 
-/* As many rows at a time as fit the workspace as bf16. */
-static int cuda_quantise(struct device *d, k_e4m3 *data, float *scales, const void *src,
-                         enum device_type type, int n_rows, int n_in)
+/* --- pipes ------------------------------------------------------------------------------ */
+
+/* A stream each. What was allocated is cleared on the device's own stream, and must be before it
+ * is sent to. */
+static int cuda_pipe_open(struct device *d, struct device_pipe *p, size_t bytes)
 {
-    struct cuda *c = cuda_of(d);
-    size_t row_bytes = (size_t)n_in * (type == DEVICE_F32 ? 4 : 2);
-    int step = (int)(WORKSPACE_BYTES / ((size_t)n_in * sizeof(k_bf16))), rc = ERR_OK;
+    cudaStream_t stream = NULL;
 
-    must(step >= 1);
-    for (int i = 0; i < n_rows && rc == ERR_OK; i += step) {
-        int part = n_rows - i < step ? n_rows - i : step;
-        size_t row = (size_t)i;
-        struct k_quantised out = {.data = data + row * (size_t)n_in, .scales = scales + row};
-
-        rc = cuda_weights(d, c->workspace, 0, (const char *)src + row * row_bytes, type,
-                          (size_t)part * (size_t)n_in);
-        if (rc == ERR_OK && k_quantise(&out, c->workspace, part, n_in, c->stream) != 0)
-            rc = cuda_check(cudaGetLastError(), "rounding weights to e4m3");
+    if ((p->bytes = cuda_pinned(bytes)) == NULL)
+        return ERR_NO_MEMORY;
+    if (cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream") !=
+            ERR_OK ||
+        cuda_check(cudaStreamSynchronize(cuda_of(d)->stream), "clearing memory") != ERR_OK) {
+        (void)cudaFreeHost(p->bytes); /* the error has been told */
+        return ERR_GPU;
     }
-    return rc;
+    p->stream = stream;
+    return ERR_OK;
+}
+
+static void cuda_pipe_close(struct device *d, struct device_pipe *p)
+{
+    (void)d;
+    (void)cudaStreamDestroy(p->stream); /* as in cuda_close() */
+    (void)cudaFreeHost(p->bytes);
+    *p = (struct device_pipe){.bytes = NULL};
+}
+
+static int cuda_pipe_wait(struct device *d, struct device_pipe *p)
+{
+    (void)d;
+    return cuda_check(cudaStreamSynchronize(p->stream), "copying weights");
+}
+
+static int cuda_pipe_bytes(struct device *d, struct device_pipe *p, void *dst, size_t bytes)
+{
+    (void)d;
+    return cuda_check(cudaMemcpyAsync(dst, p->bytes, bytes, cudaMemcpyHostToDevice, p->stream),
+                      "copying weights");
+}
+
+/* Numbers of a file's type become bf16 where they stand: none is longer than before. */
+static void convert_in_place(struct device_pipe *p, enum device_type type, size_t n)
+{
+    if (type != DEVICE_BF16)
+        convert((k_bf16 *)(void *)p->bytes, (const char *)p->bytes, type, n);
+}
+
+static int cuda_pipe_weights(struct device *d, struct device_pipe *p, void *dst, size_t at,
+                             enum device_type type, size_t n)
+{
+    convert_in_place(p, type, n);
+    return cuda_pipe_bytes(d, p, (k_bf16 *)dst + at, n * sizeof(k_bf16));
+}
+
+/* The kernel reads the pinned memory itself. */
+static int cuda_pipe_quantise(struct device *d, struct device_pipe *p,
+                              const struct k_quantised *out, enum device_type type, int n_rows,
+                              int n_in)
+{
+    (void)d;
+    convert_in_place(p, type, (size_t)n_rows * (size_t)n_in);
+    if (k_quantise(out, (k_bf16 *)(void *)p->bytes, n_rows, n_in, p->stream) == 0)
+        return ERR_OK;
+    return cuda_check(cudaGetLastError(), "rounding weights to e4m3");
 }
 
 static void cuda_read_products(struct device *d, const char *path, bool expected)
@@ -428,9 +473,14 @@ static const struct device_ops cuda_ops = {
     .download = cuda_download,
     .fetch = cuda_fetch,
     .weights = cuda_weights,
+    .pipe_open = cuda_pipe_open,
+    .pipe_close = cuda_pipe_close,
+    .pipe_wait = cuda_pipe_wait,
+    .pipe_bytes = cuda_pipe_bytes,
+    .pipe_weights = cuda_pipe_weights,
+    .pipe_quantise = cuda_pipe_quantise,
     .fill_random = cuda_fill_random,
     .takes = cuda_takes,
-    .quantise = cuda_quantise,
     .read_products = cuda_read_products,
     .reserve = cuda_reserve,
     .begin = step_begin,

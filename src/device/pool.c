@@ -150,7 +150,7 @@ int pool_width(const struct pool *p)
     return p->width;
 }
 
-static int usable_cores(void)
+int pool_cores(void)
 {
     cpu_set_t set;
 
@@ -167,7 +167,7 @@ int pool_open(struct pool **out, int n_threads)
     if (p == NULL)
         goto out;
     if (n_threads <= 0)
-        n_threads = usable_cores();
+        n_threads = pool_cores();
     p->width = n_threads < 1 ? 1 : n_threads > POOL_THREADS_MAX ? POOL_THREADS_MAX : n_threads;
     (void)pthread_mutex_init(&p->lock, NULL); /* default attributes: cannot fail on Linux */
     (void)pthread_cond_init(&p->wake, NULL);

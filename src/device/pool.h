@@ -15,6 +15,7 @@ typedef void pool_task(void *job, int task, int worker);
 int pool_open(struct pool **out, int n_threads) ERR_CHECKED;
 void pool_close(struct pool *p); /* NULL is fine */
 
+int pool_cores(void); /* that this process may use */
 int pool_width(const struct pool *p);
 
 /* Run tasks 0 .. n_tasks - 1 and return when all are done. The caller works as well; idle workers

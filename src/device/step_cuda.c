@@ -20,7 +20,7 @@
 #include "base/must.h"
 
 #define ALIGN       256
-#define HISTORY_MAX ((size_t)16 << 20) /* tokens of histories copied at a time */
+#define HISTORY_MAX ((size_t)2 << 20) /* tokens of histories copied at a time: pinning is slow */
 
 /* --- arrays ------------------------------------------------------------------------------- */
 

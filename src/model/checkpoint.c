@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fault.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "model/config.h"
@@ -25,6 +26,7 @@
 
 struct checkpoint_file {
     const char *path;
+    int fd;    /* while map is not NULL */
     void *map; /* NULL until mapped */
     size_t len;
     struct tensor *tensors; /* sorted by data, then moved to the checkpoint's list */
@@ -65,9 +67,13 @@ static int map_file(struct checkpoint_file *f)
         log_error("model: %s: mapping %zu bytes: %s", f->path, f->len, strerror(errno));
         goto out;
     }
+    f->fd = fd;
+    fd = -1;
+    (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* advice: reads ahead twice as far */
     rc = ERR_OK;
 out:
-    (void)close(fd); /* was only read */
+    if (fd != -1)
+        (void)close(fd); /* was only read */
     return rc;
 }
 
@@ -236,8 +242,10 @@ void checkpoint_close(struct checkpoint *c)
     if (c == NULL)
         return;
     for (int i = 0; i < c->n_files; i++) {
-        if (c->files[i].map != NULL)
-            (void)munmap(c->files[i].map, c->files[i].len); /* own mapping: cannot fail */
+        if (c->files[i].map == NULL)
+            continue;
+        (void)munmap(c->files[i].map, c->files[i].len); /* own mapping: cannot fail */
+        (void)close(c->files[i].fd);                    /* was only read */
     }
     arena_reset(&c->arena);
     mem_free(c);
@@ -248,6 +256,35 @@ const struct tensor *checkpoint_find(const struct checkpoint *c, const char *nam
     struct tensor key = {.name = name};
 
     return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
+}
+
+int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t at, void *to,
+                    size_t n)
+{
+    const struct checkpoint_file *f = &c->files[t->file];
+    size_t offset = (size_t)(t->data - (const uint8_t *)f->map) + at;
+
+    for (size_t done = 0; done < n;) { /* ends: each pass reads something or returns */
+        ssize_t got = pread(f->fd, (char *)to + done, n - done, (off_t)(offset + done));
+
+        if (FAULT_HIT(model_read)) {
+            got = -1;
+            errno = EIO;
+        }
+        if (got == -1 && errno == EINTR)
+            continue;
+        if (got == -1) {
+            log_error("model: %s: reading tensor %.100s: %s", f->path, t->name, strerror(errno));
+            return ERR_IO;
+        }
+        if (got == 0) {
+            log_error("model: %s: ends at byte %zu, where it had %zu: it was cut while it was read",
+                      f->path, offset + done, f->len);
+            return ERR_CORRUPT;
+        }
+        done += (size_t)got;
+    }
+    return ERR_OK;
 }
 
 const char *checkpoint_path(const struct checkpoint *c, const struct tensor *t)

@@ -494,7 +494,7 @@ static double scale_frequency(const struct rope_config *r, double frequency)
     return (1.0 - smooth) * frequency / r->factor + smooth * frequency;
 }
 
-void config_turns(const struct config *c, float *turns, int n_positions)
+void config_turns(const struct config *c, float *turns, int first, int n_positions)
 {
     int half = c->head_dim / 2;
     float frequency[K_HEAD_DIM_MAX / 2];
@@ -503,7 +503,7 @@ void config_turns(const struct config *c, float *turns, int n_positions)
         frequency[d] = (float)scale_frequency(
             &c->rope,
             (double)(1.0f / powf((float)c->rope.theta, (float)(2 * d) / (float)c->head_dim)));
-    for (int p = 0; p < n_positions; p++) {
+    for (int p = first; p < first + n_positions; p++) {
         for (int d = 0; d < half; d++, turns += 2) {
             float angle = (float)p * frequency[d];
 

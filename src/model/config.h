@@ -65,9 +65,10 @@ int config_read(struct config *out, const char *dir) ERR_CHECKED;
 int config_parse(struct config *out, const char *name, const char *text, size_t len,
                  const char *generation, size_t generation_len) ERR_CHECKED;
 
-/* Cosine and sine by position and pair: float [n_positions][head_dim / 2][2], in the float32
- * arithmetic that models were trained with. */
-void config_turns(const struct config *c, float *turns, int n_positions);
+/* Cosine and sine by pair of positions first .. first + n_positions - 1: float
+ * [n_positions][head_dim / 2][2], in the float32 arithmetic that models were trained with. Any
+ * thread. */
+void config_turns(const struct config *c, float *turns, int first, int n_positions);
 
 /* Read a whole file into memory, freed with mem_free(); NUL-terminated. ERR_NOT_FOUND (not
  * logged) when it does not exist; ERR_IO, ERR_TOO_LARGE above bytes_max, ERR_NO_MEMORY (logged). */

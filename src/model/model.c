@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "base/must.h"
 #include "device/device.h"
+#include "device/pool.h"
 #include "model/config.h"
 #include "model/forward.h"
 #include "model/weights.h"
@@ -19,6 +20,8 @@
 #define LAYOUT_VERSION 1 /* of a page; part of the fingerprint */
 #define GEMM_TABLE     QUIRE_DATADIR "/gemm-h200.txt"
 #define PAGES_MAX      16777216
+#define TURNS_A_TASK   4096
+#define TURNS_THREADS  8
 #define MIB            (1.0 / 1048576.0)
 
 _Static_assert(MODEL_STEPS_MAX == DEVICE_STEPS_MAX, "steps under way");
@@ -52,6 +55,11 @@ struct model {
 static int pages_for(int tokens, int block_tokens)
 {
     return (tokens + block_tokens - 1) / block_tokens;
+}
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
 }
 
 static bool is_set(const char *option)
@@ -156,6 +164,43 @@ static int alloc_host(struct model *m)
     return ERR_OK;
 }
 
+struct turning {
+    const struct model *m;
+    float *turns;
+};
+
+static void turn_some(void *job, int task, int worker)
+{
+    const struct turning *t = job;
+    int first = task * TURNS_A_TASK, left = t->m->shape.max_model_len - first;
+
+    (void)worker;
+    config_turns(&t->m->config, t->turns + (size_t)first * (size_t)t->m->config.head_dim, first,
+                 left < TURNS_A_TASK ? left : TURNS_A_TASK);
+}
+
+/* The table of turns: 80 ms of sines for 131072 positions, were it done by one thread. */
+static int fill_turns(struct model *m)
+{
+    int n_tasks = (m->shape.max_model_len + TURNS_A_TASK - 1) / TURNS_A_TASK;
+    size_t bytes = (size_t)m->shape.max_model_len * (size_t)m->shape.head_dim * sizeof(float);
+    struct turning job = {.m = m, .turns = mem_alloc(bytes)};
+    struct pool *pool = NULL;
+    int rc = ERR_NO_MEMORY;
+
+    m->turns = m->device->ops->alloc(m->device, bytes);
+    if (job.turns == NULL || m->turns == NULL)
+        goto out;
+    if ((rc = pool_open(&pool, least(n_tasks, least(pool_cores(), TURNS_THREADS)))) != ERR_OK)
+        goto out;
+    pool_run(pool, turn_some, &job, n_tasks);
+    rc = m->device->ops->upload(m->device, m->turns, job.turns, bytes);
+out:
+    pool_close(pool);
+    mem_free(job.turns);
+    return rc;
+}
+
 /* Activations, work areas and the table of turns: everything but weights and pages. */
 static int alloc_work(struct model *m)
 {
@@ -175,8 +220,6 @@ static int alloc_work(struct model *m)
         .n_vocab = s->n_vocab,
         .e4m3 = m->weights.e4m3,
     };
-    size_t turns_bytes = (size_t)s->max_model_len * (size_t)s->head_dim * sizeof(float);
-    float *turns;
     int rc;
 
     if ((rc = d->ops->reserve(d, &limits)) != ERR_OK)
@@ -185,15 +228,7 @@ static int alloc_work(struct model *m)
         return rc;
     if ((rc = alloc_host(m)) != ERR_OK)
         return rc;
-    turns = mem_alloc(turns_bytes);
-    m->turns = d->ops->alloc(d, turns_bytes);
-    rc = ERR_NO_MEMORY;
-    if (turns != NULL && m->turns != NULL) {
-        config_turns(&m->config, turns, s->max_model_len);
-        rc = d->ops->upload(d, m->turns, turns, turns_bytes);
-    }
-    mem_free(turns);
-    return rc;
+    return fill_turns(m);
 }
 
 /* Bytes that KV pages may take. */
@@ -305,11 +340,13 @@ static int load(struct model *m, const struct model_options *o)
     rc = weights_load(&m->weights, m->device, &m->config, &from);
     if (rc != ERR_OK)
         return rc;
+    log_debug("model: weights are loaded");
     before = m->device->allocated_bytes;
     if ((rc = alloc_work(m)) != ERR_OK)
         return rc;
     activations_few(&m->act, m->device, &m->config, &m->weights);
     m->work_bytes = m->device->allocated_bytes - before;
+    log_debug("model: work memory is allocated");
     if ((rc = choose_pages(m, o)) != ERR_OK)
         return rc;
     return alloc_pages(m);
@@ -323,10 +360,12 @@ int model_open(struct model **out, const struct model_options *o)
 
     if (m == NULL)
         goto out;
+    log_debug("model: opening %s", o->dir);
     if ((rc = config_read(&m->config, o->dir)) != ERR_OK)
         goto out;
     if ((rc = device_open(&m->device, o->device, o->cpu_threads)) != ERR_OK)
         goto out;
+    log_debug("model: %s is open", m->device->name);
     if ((rc = choose_types(m, o)) != ERR_OK)
         goto out;
     if ((rc = choose_shape(m, o)) != ERR_OK)

@@ -84,10 +84,9 @@ float quant_scale(const struct quant_scales *s, int row, int col)
     return quant_number(s->t, r * (size_t)s->n_cols + c);
 }
 
-void quant_widen(float *out, const struct tensor *weight, const struct quant_scales *s, int first,
-                 int n, int cols)
+void quant_widen(float *out, const k_e4m3 *from, const struct quant_scales *s, int first, int n,
+                 int cols)
 {
-    const k_e4m3 *from = weight->data + (size_t)first * (size_t)cols;
     int step = s->block > 0 ? s->block : cols;
     float values[256];
 

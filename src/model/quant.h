@@ -24,9 +24,10 @@ float quant_scale(const struct quant_scales *s, int row, int col);
 /* Element i of a tensor of one of the types above. */
 float quant_number(const struct tensor *t, size_t i);
 
-/* out [n][cols] = the weights of rows first .. first + n - 1 of an e4m3 tensor. */
-void quant_widen(float *out, const struct tensor *weight, const struct quant_scales *s, int first,
-                 int n, int cols);
+/* out [n][cols] = the weights of rows first .. first + n - 1 of an e4m3 tensor; from [n][cols] is
+ * their elements. */
+void quant_widen(float *out, const k_e4m3 *from, const struct quant_scales *s, int first, int n,
+                 int cols);
 
 /* out [n][cols] = rows first .. first + n - 1 of a BF16, F16 or F32 tensor as they are after
  * rounding to e4m3 with a scale a row. scratch [cols]. */

@@ -44,6 +44,11 @@ void checkpoint_close(struct checkpoint *c); /* NULL is fine */
 /* By name; NULL when there is none. */
 const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name);
 
+/* Copy bytes at .. at + n - 1 of a tensor from its file. ERR_IO, or ERR_CORRUPT when the file has
+ * become shorter; logged. Any thread. */
+int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t at, void *to,
+                    size_t n) ERR_CHECKED;
+
 /* The path of the file that a tensor came from. */
 const char *checkpoint_path(const struct checkpoint *c, const struct tensor *t);
 

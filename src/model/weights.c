@@ -5,38 +5,64 @@
  * module names in config.json; a matrix is K_E4M3 when all its parts are, with scales that fit
  * together.
  *
- * The digest chains, over all tensors in the order of loading, SHA-256 of (digest so far, name,
- * type, XXH3 of the bytes): cheap enough to be taken on every start. */
+ * First everything is looked up, checked and allocated, in the order of the layers: that gives a
+ * list of tensors, each with where it is to go. Then the reader (reader.h) brings the bytes.
+ *
+ * The digest chains, over the list, SHA-256 of (digest so far, name, type, XXH3 of the bytes):
+ * cheap enough to be taken on every start. Its value names stores on disk, so the list keeps its
+ * order. */
 #include "model/weights.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "model/quant.h"
+#include "model/reader.h"
 #include "model/safetensors.h"
 
-#define PROGRESS_US  5000000            /* between two lines of progress */
-#define RANDOM_SCALE 0.02f              /* of random matrices: what models are initialised with */
-#define RANDOM_E4M3  64.0f              /* the same of random e4m3, before its scale */
-#define PART_BYTES   ((size_t)64 << 20) /* of a tensor between two looks at the clock */
-#define FLOATS       ((size_t)1 << 20)  /* of a tensor that the host converts at a time */
-#define PARTS_MAX    3                  /* tensors of a matrix: q, k, v */
+#define RANDOM_SCALE 0.02f             /* of random matrices: what models are initialised with */
+#define RANDOM_E4M3  64.0f             /* the same of random e4m3, before its scale */
+#define FLOATS       ((size_t)1 << 20) /* of a tensor that the host converts at a time */
+#define PARTS_MAX    3                 /* tensors of a matrix: q, k, v */
+
+/* What becomes of a tensor's bytes. */
+enum use_of_bytes {
+    BYTES_SUMMED,  /* nothing: the host has looked at them, or nobody will */
+    BYTES_FILLED,  /* numbers of the device's type */
+    BYTES_COPIED,  /* e4m3 as it is */
+    BYTES_ROUNDED, /* e4m3, rounded on the device */
+    BYTES_WIDENED, /* numbers of the device's type that are, or are as if they were, e4m3 */
+};
+
+/* Where a tensor goes. */
+struct target {
+    enum use_of_bytes use;
+    enum device_type type; /* of a tensor that is not e4m3 */
+    void *dst;
+    size_t at;                  /* element of dst */
+    float *scales;              /* BYTES_ROUNDED: the first row's */
+    int n_in;                   /* columns of a matrix */
+    bool e4m3;                  /* the tensor is, with: */
+    struct quant_scales source; /* its scales */
+};
 
 struct loader {
     struct weights *w;
     struct device *d;
     const struct config *c;
     const struct weights_source *from;
-    struct checkpoint *files; /* NULL: random numbers */
-    int n_widened;            /* matrices that are e4m3 but for the device */
-    uint64_t seed;            /* of the next random matrix */
-    size_t read_bytes;
-    uint64_t logged_us;
-    int layer; /* being loaded; -1 outside the layers */
-    int rc;    /* the first error; later calls do nothing */
+    struct checkpoint *files;  /* NULL: random numbers */
+    int n_widened;             /* matrices that are e4m3 but for the device */
+    uint64_t seed;             /* of the next random matrix */
+    struct reader_item *items; /* [n_items]: tensors in the order of the digest */
+    struct target *targets;    /* [n_items] */
+    size_t n_items, items_cap;
+    pthread_mutex_t turn; /* of the reader's threads at the device's own operations */
+    int layer;            /* being loaded; -1 outside the layers */
+    int rc;               /* the first error; later calls do nothing */
 };
 
 /* What a matrix is for: to be looked up in, a product of a layer, or of the logits. */
@@ -51,6 +77,7 @@ static bool is_rounded(const struct loader *l, enum use use)
 struct part {
     const char *pattern;
     const struct tensor *t;
+    size_t item;                /* in the list */
     struct quant_scales scales; /* of an e4m3 one */
     int rows;
     bool e4m3;
@@ -86,22 +113,45 @@ static int type_of(const struct tensor *t, enum device_type *out)
     return ERR_UNSUPPORTED;
 }
 
-static void digest(struct loader *l, const struct tensor *t)
+/* Put a tensor on the list, to be summed alone; list_target() says otherwise. */
+static void list(struct loader *l, const struct tensor *t)
 {
-    char line[400];
-    int n = snprintf(line, sizeof line, "%.300s %.20s %016llx", t->name, t->dtype,
-                     (unsigned long long)hash_xxh3(t->data, t->bytes));
+    size_t cap = l->items_cap == 0 ? 64 : 2 * l->items_cap;
+    struct reader_item *items = l->items;
+    struct target *targets = l->targets;
 
-    l->w->digest = hash_sha256(&l->w->digest, sizeof l->w->digest, line, (size_t)n);
+    if (l->n_items == l->items_cap) {
+        if ((items = mem_realloc(l->items, cap * sizeof *items)) != NULL)
+            l->items = items;
+        if ((targets = mem_realloc(l->targets, cap * sizeof *targets)) != NULL)
+            l->targets = targets;
+        if (items == NULL || targets == NULL) {
+            l->rc = ERR_NO_MEMORY;
+            return;
+        }
+        l->items_cap = cap;
+    }
+    items[l->n_items] = (struct reader_item){.t = t, .step = 1};
+    targets[l->n_items++] = (struct target){.use = BYTES_SUMMED};
 }
 
-static void progress(struct loader *l, size_t bytes)
+/* step: elements of the tensor that must stay together. */
+static void list_target(struct loader *l, size_t item, size_t step, const struct target *to)
 {
-    l->read_bytes += bytes;
-    if (clock_us() - l->logged_us < PROGRESS_US)
-        return;
-    l->logged_us = clock_us();
-    log_info("model: loading weights, %.1f GB read", (double)l->read_bytes * 1e-9);
+    l->items[item].step = step * (to->e4m3 ? 1 : to->type == DEVICE_F32 ? 4 : 2);
+    l->targets[item] = *to;
+}
+
+static void digest(struct loader *l)
+{
+    for (size_t i = 0; i < l->n_items; i++) {
+        const struct tensor *t = l->items[i].t;
+        char line[400];
+        int n = snprintf(line, sizeof line, "%.300s %.20s %016llx", t->name, t->dtype,
+                         (unsigned long long)l->items[i].xxh3);
+
+        l->w->digest = hash_sha256(&l->w->digest, sizeof l->w->digest, line, (size_t)n);
+    }
 }
 
 /* The name of the current layer's tensor, with .bias in place of .weight when bias is set. */
@@ -139,8 +189,8 @@ static const struct tensor *find_shape(struct loader *l, const char *name, int r
         l->rc = ERR_INVALID;
         return NULL;
     }
-    digest(l, t);
-    return t;
+    list(l, t);
+    return l->rc == ERR_OK ? t : NULL;
 }
 
 static void check_type(struct loader *l, const struct tensor *t, enum device_type *type)
@@ -151,20 +201,6 @@ static void check_type(struct loader *l, const struct tensor *t, enum device_typ
               "matrices",
               checkpoint_path(l->files, t), t->name, t->dtype);
     l->rc = ERR_UNSUPPORTED;
-}
-
-/* Copy a tensor to dst, from element `at` on. */
-static void fill(struct loader *l, void *dst, size_t at, const struct tensor *t,
-                 enum device_type type)
-{
-    size_t elem_bytes = type == DEVICE_F32 ? 4 : 2, n = t->bytes / elem_bytes;
-
-    for (size_t i = 0; i < n && l->rc == ERR_OK; i += PART_BYTES / elem_bytes) {
-        size_t part = n - i < PART_BYTES / elem_bytes ? n - i : PART_BYTES / elem_bytes;
-
-        l->rc = l->d->ops->weights(l->d, dst, at + i, t->data + i * elem_bytes, type, part);
-        progress(l, part * elem_bytes);
-    }
 }
 
 /* Fill a vector, or a part of it. */
@@ -182,7 +218,8 @@ static void fill_vector(struct loader *l, void *dst, size_t at, const char *patt
         return;
     check_type(l, t, &type);
     if (l->rc == ERR_OK)
-        fill(l, dst, at, t, type);
+        list_target(l, l->n_items - 1, 1,
+                    &(struct target){.use = BYTES_FILLED, .type = type, .dst = dst, .at = at});
 }
 
 /* --- e4m3 ------------------------------------------------------------------------------ */
@@ -196,8 +233,8 @@ static const struct tensor *beside(struct loader *l, const char *pattern, const 
     name_of(l, name, sizeof name, pattern, ending);
     t = checkpoint_find(l->files, name);
     if (t != NULL)
-        digest(l, t);
-    return t;
+        list(l, t);
+    return l->rc == ERR_OK ? t : NULL;
 }
 
 static void find_scales(struct loader *l, struct part *p, int cols)
@@ -207,6 +244,8 @@ static void find_scales(struct loader *l, struct part *p, int cols)
 
     if (t == NULL)
         t = beside(l, p->pattern, "weight_scale_inv"); /* in spite of its name it multiplies */
+    if (l->rc != ERR_OK)
+        return;
     if (t == NULL) {
         log_error("model: %s: tensor %s is F8_E4M3 and has no weight_scale",
                   checkpoint_path(l->files, p->t), p->t->name);
@@ -227,6 +266,7 @@ static void find_part(struct loader *l, struct part *p, int cols)
     name_of(l, name, sizeof name, p->pattern, "weight");
     if ((p->t = find_shape(l, name, p->rows, cols)) == NULL)
         return;
+    p->item = l->n_items - 1;
     p->e4m3 = strcmp(p->t->dtype, "F8_E4M3") == 0;
     if (p->e4m3)
         find_scales(l, p, cols);
@@ -311,9 +351,9 @@ static const float *input_scale(struct loader *l, const struct part *parts, int 
     return largest > 0.0f ? at : NULL;
 }
 
-/* An e4m3 matrix of e4m3 parts: elements and scales as they are. */
-static void fill_e4m3(struct loader *l, struct k_matrix *m, float *dev_scales,
-                      const struct part *parts, int n_parts)
+/* The scales of an e4m3 matrix of e4m3 parts. */
+static void fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
+                        const struct part *parts, int n_parts)
 {
     size_t n_scales = n_scales_of(m);
     float *scales = mem_zalloc_array(n_scales, sizeof *scales);
@@ -323,70 +363,99 @@ static void fill_e4m3(struct loader *l, struct k_matrix *m, float *dev_scales,
         l->rc = ERR_NO_MEMORY;
         return;
     }
-    for (int i = 0; i < n_parts && l->rc == ERR_OK; i++) {
-        size_t at = (size_t)row * (size_t)m->n_in, n = parts[i].t->bytes;
-
-        for (size_t j = 0; j < n && l->rc == ERR_OK; j += PART_BYTES) {
-            size_t some = n - j < PART_BYTES ? n - j : PART_BYTES;
-
-            l->rc = l->d->ops->upload(l->d, (k_e4m3 *)m->data + at + j, parts[i].t->data + j, some);
-            progress(l, some);
-        }
+    for (int i = 0; i < n_parts; row += parts[i++].rows)
         place_scales(m, scales, row, &parts[i]);
-        row += parts[i].rows;
-    }
-    if (l->rc == ERR_OK)
-        l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
+    l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
     mem_free(scales);
     if (m->block == 0 && l->rc == ERR_OK)
         m->x_scale = input_scale(l, parts, n_parts);
 }
 
-/* An e4m3 matrix of other parts: rounded on the device. */
-static void round_parts(struct loader *l, const struct k_matrix *m, float *dev_scales,
-                        const struct part *parts, int n_parts)
+/* What becomes of the parts of a matrix; its scales are those of the first row. */
+static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_scales,
+                       const struct part *parts, int n_parts, bool rounds)
 {
     size_t cols = (size_t)m->n_in, row = 0;
 
     for (int i = 0; i < n_parts; row += (size_t)parts[i++].rows) {
-        size_t row_bytes = cols * (parts[i].type == DEVICE_F32 ? 4 : 2);
-        int step = (int)(PART_BYTES / row_bytes) + 1;
+        const struct part *p = &parts[i];
+        struct target to = {.use = BYTES_FILLED,
+                            .type = p->type,
+                            .dst = m->data,
+                            .at = row * cols,
+                            .n_in = m->n_in,
+                            .e4m3 = p->e4m3,
+                            .source = p->scales};
 
-        for (int r = 0; r < parts[i].rows && l->rc == ERR_OK; r += step) {
-            int some = parts[i].rows - r < step ? parts[i].rows - r : step;
-            size_t to = row + (size_t)r;
-
-            l->rc = l->d->ops->quantise(l->d, (k_e4m3 *)m->data + to * cols, dev_scales + to,
-                                        parts[i].t->data + (size_t)r * row_bytes, parts[i].type,
-                                        some, m->n_in);
-            progress(l, (size_t)some * row_bytes);
+        if (m->type == K_E4M3 && p->e4m3) {
+            to.use = BYTES_COPIED;
+        } else if (m->type == K_E4M3) {
+            to.use = BYTES_ROUNDED;
+            to.scales = dev_scales + row;
+        } else if (p->e4m3 || rounds) {
+            to.use = BYTES_WIDENED;
         }
+        list_target(l, p->item, to.use == BYTES_FILLED || to.use == BYTES_COPIED ? 1 : cols, &to);
     }
 }
 
-/* A matrix of the device's type from a part that is e4m3, or that is rounded as if it were. */
-static void widen_part(struct loader *l, const struct k_matrix *m, size_t at, const struct part *p)
+/* n_rows rows from `first` on, of a tensor that is e4m3 or is rounded as if it were, to numbers of
+ * the device's type. */
+static int widen_rows(struct loader *l, const struct tensor *t, const struct target *to,
+                      const unsigned char *bytes, int first, int n_rows)
 {
-    size_t cols = (size_t)m->n_in;
-    int step = (int)(FLOATS / cols) + 1;
+    size_t cols = (size_t)to->n_in, row_bytes = cols * (to->e4m3                 ? 1
+                                                        : to->type == DEVICE_F32 ? 4
+                                                                                 : 2);
+    int step = (int)(FLOATS / cols) + 1, rc = ERR_NO_MEMORY;
     float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
     k_e4m3 *scratch = mem_zalloc_array(cols, sizeof *scratch);
+    struct tensor part = *t;
 
-    if (floats == NULL || scratch == NULL)
-        l->rc = ERR_NO_MEMORY;
-    for (int r = 0; r < p->rows && l->rc == ERR_OK; r += step) {
-        int some = p->rows - r < step ? p->rows - r : step;
+    if (floats != NULL && scratch != NULL)
+        rc = ERR_OK;
+    for (int r = 0; r < n_rows && rc == ERR_OK; r += step) {
+        int some = n_rows - r < step ? n_rows - r : step;
 
-        if (p->e4m3)
-            quant_widen(floats, p->t, &p->scales, r, some, m->n_in);
+        part.data = bytes + (size_t)r * row_bytes;
+        if (to->e4m3)
+            quant_widen(floats, part.data, &to->source, first + r, some, to->n_in);
         else
-            quant_round(floats, p->t, r, some, m->n_in, scratch);
-        l->rc = l->d->ops->weights(l->d, m->data, at + (size_t)r * cols, floats, DEVICE_F32,
-                                   (size_t)some * cols);
-        progress(l, (size_t)some * cols);
+            quant_round(floats, &part, 0, some, to->n_in, scratch);
+        (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
+        rc = l->d->ops->weights(l->d, to->dst, to->at + (size_t)(first + r) * cols, floats,
+                                DEVICE_F32, (size_t)some * cols);
+        (void)pthread_mutex_unlock(&l->turn);
     }
     mem_free(scratch);
     mem_free(floats);
+    return rc;
+}
+
+/* The reader's: bytes from `at` on of an item are in the pipe. */
+static int place(void *context, size_t idx, struct device_pipe *pipe, size_t at, size_t bytes)
+{
+    struct loader *l = context;
+    struct device *d = l->d;
+    const struct target *to = &l->targets[idx];
+    size_t elem_bytes = to->e4m3 ? 1 : to->type == DEVICE_F32 ? 4 : 2;
+    size_t first = at / elem_bytes, n = bytes / elem_bytes, cols = (size_t)to->n_in;
+    struct k_quantised out;
+
+    switch (to->use) {
+    case BYTES_SUMMED: break;
+    case BYTES_FILLED: return d->ops->pipe_weights(d, pipe, to->dst, to->at + first, to->type, n);
+    case BYTES_COPIED:
+        return d->ops->pipe_bytes(d, pipe, (k_e4m3 *)to->dst + to->at + first, bytes);
+    case BYTES_ROUNDED:
+        out = (struct k_quantised){.data = (k_e4m3 *)to->dst + to->at + first,
+                                   .scales = to->scales + first / cols};
+        return d->ops->pipe_quantise(d, pipe, &out, to->type, (int)(n / cols), to->n_in);
+    case BYTES_WIDENED:
+        return widen_rows(l, l->items[idx].t, to, pipe->bytes, (int)(first / cols),
+                          (int)(n / cols));
+    }
+    return ERR_OK;
 }
 
 /* Random elements, and scales that make them as large as others' weights. */
@@ -418,7 +487,6 @@ static struct k_matrix matrix(struct loader *l, const char *const *patterns, con
     struct part parts[PARTS_MAX] = {{.rows = 0}};
     struct k_matrix m = {.type = K_BF16, .n_in = cols};
     float *scales = NULL;
-    size_t at = 0;
 
     for (int i = 0; i < n_parts; i++) {
         parts[i] = (struct part){.pattern = patterns[i], .rows = rows[i]};
@@ -438,17 +506,10 @@ static struct k_matrix matrix(struct loader *l, const char *const *patterns, con
         return m;
     if (l->files == NULL)
         fill_random(l, &m, scales);
-    else if (m.type == K_E4M3 && parts[0].e4m3)
-        fill_e4m3(l, &m, scales, parts, n_parts);
-    else if (m.type == K_E4M3)
-        round_parts(l, &m, scales, parts, n_parts);
-    for (int i = 0; i < n_parts && m.type == K_BF16 && l->files != NULL; i++) {
-        if (parts[i].e4m3 || is_rounded(l, use))
-            widen_part(l, &m, at, &parts[i]);
-        else
-            fill(l, m.data, at, parts[i].t, parts[i].type);
-        at += (size_t)rows[i] * (size_t)cols;
-    }
+    else
+        list_parts(l, &m, scales, parts, n_parts, is_rounded(l, use));
+    if (l->files != NULL && m.type == K_E4M3 && parts[0].e4m3)
+        fill_scales(l, &m, scales, parts, n_parts);
     return m;
 }
 
@@ -535,7 +596,8 @@ static void load_layer(struct loader *l, struct layer_weights *w)
     w->down_bias = bias(l, c->mlp_bias, &names->down, &c->dim, 1);
 }
 
-static int load(struct loader *l)
+/* Allocate everything, and list what is to be read. */
+static int lay_out(struct loader *l)
 {
     const struct config *c = l->c;
     const struct arch_names *names = c->arch->names;
@@ -545,7 +607,6 @@ static int load(struct loader *l)
     l->w->layers = mem_zalloc_array((size_t)c->n_layers, sizeof *l->w->layers);
     if (l->w->layers == NULL)
         return ERR_NO_MEMORY;
-    l->logged_us = clock_us();
     l->layer = -1;
     l->w->embed = matrix(l, &names->embed, &c->n_vocab, 1, c->dim, USE_TABLE);
     for (l->layer = 0; l->layer < c->n_layers && l->rc == ERR_OK; l->layer++)
@@ -559,6 +620,24 @@ static int load(struct loader *l)
     return l->rc;
 }
 
+static int read_all(struct loader *l)
+{
+    const struct reader r = {.files = l->files,
+                             .device = l->d,
+                             .items = l->items,
+                             .n_items = l->n_items,
+                             .place = place,
+                             .context = l};
+    int rc;
+
+    (void)pthread_mutex_init(&l->turn, NULL); /* default attributes: cannot fail on Linux */
+    rc = reader_run(&r);
+    (void)pthread_mutex_destroy(&l->turn);
+    if (rc == ERR_OK)
+        digest(l);
+    return rc;
+}
+
 int weights_load(struct weights *w, struct device *d, const struct config *c,
                  const struct weights_source *from)
 {
@@ -567,13 +646,18 @@ int weights_load(struct weights *w, struct device *d, const struct config *c,
 
     if (rc != ERR_OK)
         return rc;
-    rc = load(&l);
+    rc = lay_out(&l);
+    log_debug("model: weights are laid out");
+    if (rc == ERR_OK && from->dir != NULL)
+        rc = read_all(&l);
     if (rc == ERR_OK && l.n_widened > 0 && d->is_gpu)
         log_info("model: %d matrices are e4m3 in a form that the GPU does not multiply with; they "
                  "are held in bf16",
                  l.n_widened);
     if (from->dir == NULL)
         w->digest = hash_sha256("dummy", 5, NULL, 0);
+    mem_free(l.targets);
+    mem_free(l.items);
     checkpoint_close(l.files);
     return rc;
 }

@@ -125,7 +125,7 @@ static void check_turns(void)
 
     is_int(parse("{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL), ERR_OK,
            "linear scaling");
-    config_turns(&c, turns, 4);
+    config_turns(&c, turns, 0, 4);
     ok(turns[0] == 1.0f && turns[1] == 0.0f, "position 0 does not turn");
     ok(fabs((double)turns[2 * 8] - cos(1.0)) < 1e-6, "position 2 at half speed");
     ok(fabs((double)turns[2 * 8 + 3] - sin(0.1)) < 1e-6, "the second pair is ten times slower");

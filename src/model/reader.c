@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sizes: a core copies about 10 GB/s out of the page cache and sums 20 GB/s, so eight cores keep
+ * up with the 55 GB/s of a GPU's link. What is read at a time is summed while it stands in the
+ * core's own cache. Pinning memory is slow, so pipes are small; yet a copy of 4 MB takes the link
+ * 75 us, ten times what it costs to start. */
+#include "model/reader.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "device/pool.h"
+
+#define THREADS_MAX      8                  /* more do not make memory faster */
+#define BYTES_FOR_THREAD ((size_t)32 << 20) /* below that, starting one costs more */
+#define PIPES            2                  /* of a thread */
+#define PIECE_BYTES      ((size_t)4 << 20)
+#define READ_BYTES       ((size_t)1 << 20)
+#define PROGRESS_US      5000000 /* between two lines of progress */
+
+struct reader_thread {
+    struct device_pipe pipes[PIPES];
+    int n_open;
+    unsigned turn;
+};
+
+struct reading {
+    const struct reader *r;
+    const struct reader_item **order; /* [n_items]: largest first */
+    size_t pipe_bytes;
+    struct reader_thread threads[THREADS_MAX];
+    atomic_int rc; /* the first error; nothing is read after it */
+    atomic_size_t read_bytes;
+    _Atomic uint64_t logged_us;
+};
+
+static bool has_failed(struct reading *g)
+{
+    return atomic_load(&g->rc) != ERR_OK;
+}
+
+static void keep(struct reading *g, int rc)
+{
+    int none = ERR_OK;
+
+    if (rc != ERR_OK)
+        (void)atomic_compare_exchange_strong(&g->rc, &none, rc); /* a later error is not kept */
+}
+
+static void progress(struct reading *g, size_t bytes)
+{
+    size_t read_bytes = atomic_fetch_add(&g->read_bytes, bytes) + bytes;
+    uint64_t now_us = clock_us(), logged_us = atomic_load(&g->logged_us);
+
+    if (now_us > logged_us + PROGRESS_US &&
+        atomic_compare_exchange_strong(&g->logged_us, &logged_us, now_us))
+        log_info("model: loading weights, %.1f GB read", (double)read_bytes * 1e-9);
+}
+
+/* The thread's next pipe, free to be written; NULL on error. Pipes are opened by their thread, so
+ * that this too is done side by side. */
+static struct device_pipe *next_pipe(struct reading *g, struct reader_thread *t)
+{
+    struct device *d = g->r->device;
+    struct device_pipe *p = &t->pipes[t->turn++ % PIPES];
+    int rc;
+
+    if (t->n_open < PIPES) {
+        rc = d->ops->pipe_open(d, p, g->pipe_bytes);
+        t->n_open += rc == ERR_OK;
+    } else {
+        rc = d->ops->pipe_wait(d, p);
+    }
+    keep(g, rc);
+    return rc == ERR_OK ? p : NULL;
+}
+
+static int read_piece(struct reading *g, const struct reader_item *it, struct device_pipe *p,
+                      size_t at, size_t bytes, struct hash_xxh3 *sum)
+{
+    int rc = ERR_OK;
+
+    for (size_t i = 0; i < bytes && rc == ERR_OK; i += READ_BYTES) {
+        size_t some = bytes - i < READ_BYTES ? bytes - i : READ_BYTES;
+
+        rc = checkpoint_read(g->r->files, it->t, at + i, p->bytes + i, some);
+        if (rc == ERR_OK)
+            hash_xxh3_add(sum, p->bytes + i, some);
+    }
+    return rc != ERR_OK ? rc : g->r->place(g->r->context, (size_t)(it - g->r->items), p, at, bytes);
+}
+
+static void read_item(void *job, int task, int worker)
+{
+    struct reading *g = job;
+    size_t idx = (size_t)(g->order[task] - g->r->items);
+    struct reader_item *it = &g->r->items[idx];
+    size_t piece = g->pipe_bytes / it->step * it->step, bytes = it->t->bytes;
+    struct hash_xxh3 sum;
+
+    hash_xxh3_begin(&sum);
+    for (size_t at = 0; at < bytes && !has_failed(g); at += piece) {
+        struct device_pipe *p = next_pipe(g, &g->threads[worker]);
+        size_t some = bytes - at < piece ? bytes - at : piece;
+
+        if (p == NULL)
+            return;
+        keep(g, read_piece(g, it, p, at, some, &sum));
+        progress(g, some);
+    }
+    it->xxh3 = hash_xxh3_end(&sum);
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    const struct reader_item *x = *(const struct reader_item *const *)a;
+    const struct reader_item *y = *(const struct reader_item *const *)b;
+
+    if (x->t->bytes != y->t->bytes)
+        return x->t->bytes > y->t->bytes ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+/* The order, and the size of pipes: no more than the largest tensor needs, and room for any
+ * item's step. */
+static void plan(struct reading *g)
+{
+    size_t most = g->r->n_items > 0 ? 0 : 1;
+
+    for (size_t i = 0; i < g->r->n_items; i++) {
+        const struct reader_item *it = &g->r->items[i];
+
+        g->order[i] = it;
+        most = it->t->bytes > most ? it->t->bytes : most;
+        g->pipe_bytes = it->step > g->pipe_bytes ? it->step : g->pipe_bytes;
+    }
+    most = most < PIECE_BYTES ? most : PIECE_BYTES;
+    g->pipe_bytes = most > g->pipe_bytes ? most : g->pipe_bytes;
+    qsort(g->order, g->r->n_items, sizeof(struct reader_item *), by_bytes);
+}
+
+static int choose_threads(const struct reader *r)
+{
+    int n = r->n_threads > 0 ? r->n_threads : pool_cores();
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < r->n_items; i++)
+        bytes += r->items[i].t->bytes;
+    if (r->n_threads == 0 && (size_t)n > bytes / BYTES_FOR_THREAD)
+        n = (int)(bytes / BYTES_FOR_THREAD);
+    return n < 1 ? 1 : n > THREADS_MAX ? THREADS_MAX : n;
+}
+
+static void close_pipes(struct reading *g)
+{
+    struct device *d = g->r->device;
+
+    for (int i = 0; i < THREADS_MAX; i++) {
+        struct reader_thread *t = &g->threads[i];
+
+        for (int j = 0; j < t->n_open; j++)
+            keep(g, d->ops->pipe_wait(d, &t->pipes[j]));
+        for (int j = 0; j < t->n_open; j++)
+            d->ops->pipe_close(d, &t->pipes[j]);
+    }
+}
+
+int reader_run(const struct reader *r)
+{
+    struct reading *g = mem_zalloc(sizeof *g);
+    struct pool *pool = NULL;
+    uint64_t start_us = clock_us();
+    int rc = ERR_NO_MEMORY;
+    double seconds;
+
+    if (g == NULL)
+        goto out;
+    g->r = r;
+    atomic_store(&g->logged_us, start_us);
+    g->order = mem_zalloc_array(r->n_items, sizeof(struct reader_item *));
+    if (g->order == NULL)
+        goto out;
+    plan(g);
+    if ((rc = pool_open(&pool, choose_threads(r))) != ERR_OK)
+        goto out;
+    pool_run(pool, read_item, g, (int)r->n_items);
+    close_pipes(g);
+    if ((rc = atomic_load(&g->rc)) != ERR_OK)
+        goto out;
+    seconds = (double)(clock_us() - start_us + 1) * 1e-6;
+    log_info("model: read %.1f GB of weights in %.2f s, %.1f GB/s, %d threads",
+             (double)atomic_load(&g->read_bytes) * 1e-9, seconds,
+             (double)atomic_load(&g->read_bytes) * 1e-9 / seconds, pool_width(pool));
+out:
+    pool_close(pool);
+    if (g != NULL)
+        mem_free(g->order);
+    mem_free(g);
+    return rc;
+}

@@ -1,0 +1,41 @@
+/* The bytes of many tensors, each read once, by a few threads.
+ *
+ * A thread takes a tensor, reads it piece by piece into one of its two pipes, sums it, and has
+ * each piece placed; while the device still copies out of one pipe, the other is filled. Tensors
+ * are taken largest first, so that no thread is left alone with a large one at the end: in which
+ * order pieces are placed is open. */
+#ifndef QUIRE_MODEL_READER_H
+#define QUIRE_MODEL_READER_H
+
+#include "base/err.h"
+#include "device/device.h"
+#include "model/safetensors.h"
+
+struct reader_item {
+    const struct tensor *t;
+    size_t step;   /* bytes: all pieces but the last are multiples of it; at least 1 */
+    uint64_t xxh3; /* of the tensor's bytes; set by reader_run() */
+};
+
+/* Bytes at .. at + bytes - 1 of item idx stand at the start of the pipe. What is sent from there
+ * need not have been copied on return. Called by several threads. */
+typedef int reader_place(void *context, size_t idx, struct device_pipe *pipe, size_t at,
+                         size_t bytes);
+
+struct reader {
+    const struct checkpoint *files;
+    struct device *device;
+    struct reader_item *items; /* [n_items] */
+    size_t n_items;
+    reader_place *place;
+    void *context;
+    int n_threads; /* the caller's included; 0: as many as cores and bytes are worth */
+};
+
+/* Read all. Memory that was allocated on the device before may be placed into, and holds
+ * everything on return. Logs progress every few seconds, and how fast it was.
+ *
+ * Returns ERR_OK, or the first error: of checkpoint_read(), of place(), ERR_NO_MEMORY, ERR_GPU. */
+int reader_run(const struct reader *r) ERR_CHECKED;
+
+#endif
