@@ -58,7 +58,7 @@ K_BOTH uint64_t k_mul_high(uint64_t a, uint64_t b)
 K_BOTH uint64_t k_exp_fixed(float x)
 {
     float y, whole, p;
-    int shift;
+    uint32_t bits;
 
     if (!(x > -22.5f)) /* also NaN */
         return 0;
@@ -72,8 +72,8 @@ K_BOTH uint64_t k_exp_fixed(float x)
     p = fmaf(p, y, 2.4022648e-1f);
     p = fmaf(p, y, 6.9314720e-1f);
     p = fmaf(p, y, 1.0f);
-    shift = -(int)whole;
-    return (uint64_t)((double)p * 4294967296.0) >> shift;
+    memcpy(&bits, &p, sizeof bits); /* p is in [1, 2.001): 2^32 p is a whole number */
+    return (uint64_t)((bits & 0x7fffffU) | 0x800000U) << ((bits >> 23) - 118) >> -(int)whole;
 }
 
 /* A float's bits as an integer that sorts as the float does; NaN sorts first. */

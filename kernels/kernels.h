@@ -35,6 +35,9 @@ typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 #define K_HEAD_DIM_MAX 256
 #define K_BANNED_MAX   24
 
+/* What the shared memory of a cluster holds. */
+#define K_SAMPLE_VOCAB_MAX 425984
+
 enum k_type { K_BF16, K_E4M3 };
 
 /* The length of a row of block scales: blocks of n_in columns, rounded up to a multiple of 4. */
@@ -321,15 +324,11 @@ int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k
 int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *row,
                    const int32_t *history, float *scratch, int32_t *counts);
 
-/* The same for n_rows rows; scratch float32 [n_rows][n_vocab], counts int32 [n_rows][n_vocab].
- * k_sample_count() must have run for the rows with n_history > 0: it zeroes and fills counts
- * from the histories of rows first .. last - 1. One block a row; reads a row about 10 times when
- * it is sampled, once when it is greedy. */
-int k_sample_count(int32_t *counts, const struct k_sample_row *rows, const int32_t *history,
-                   int first, int last, int n_vocab, k_stream stream);
+/* The same for n_rows rows; row->history_at counts from history, which nobody reads when no row
+ * has penalties. A cluster of 8 blocks a row, whose shared memory holds the row: logits are read
+ * once, and there is no scratch. Needs n_vocab <= K_SAMPLE_VOCAB_MAX. */
 int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
-             const struct k_sample_row *rows, float *scratch, const int32_t *counts,
-             k_stream stream);
+             const struct k_sample_row *rows, const int32_t *history, k_stream stream);
 
 /* n elements of approximately normal noise, mean 0, the given deviation, from (seed, index). */
 int k_fill_random(k_bf16 *out, size_t n, float deviation, uint64_t seed, k_stream stream);

@@ -1,36 +1,96 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sampling: one block a row; the rules stand at ref_sample() in kernels.h. All sums are sums of
- * integers, so the result is the reference's whatever the order of adding. A greedy row without
- * penalties reads its logits once; another one writes its adjusted values to scratch and reads
- * them about ten times, mostly from the L2 cache. */
+ * Sampling; the rules stand at ref_sample() in kernels.h.
+ *
+ * Split: a cluster of RANKS blocks of WARPS warps a row. Warp g of a row's ALL_WARPS owns the ids
+ * g * run .. (g + 1) * run - 1, a quarter of a run's 16 bytes at a time, for the whole kernel.
+ * Device memory is read once: a row's adjusted logits stay in the shared memory of its cluster,
+ * where ids and slots are the same, so that the counts of a history stand first in the slots
+ * which their values then take, and no array of n_vocab counts exists.
+ *
+ * Shared memory of a block: its slice of the values, 16 * run * 4 bytes (64 KB at 128256, three
+ * blocks an SM), and struct shared_state, 10 KB. What blocks tell each other they push into the
+ * other's shared memory before a barrier of the cluster; nobody reads remotely, so nobody need
+ * wait for a reader before he ends.
+ *
+ * Ways of a row after its largest value is known (one barrier):
+ *   greedy     done.
+ *   narrow     top_k <= ALL_WARPS, or top_p alone: the k-th largest of the warps' largest values
+ *              is no more than the k-th largest value, so what is not smaller holds all that can
+ *              be kept: some 60 for top_k 50 of evenly spread logits. The first block gets them
+ *              (one barrier) and finishes alone, comparing each with each.
+ *   wide       the others, and rows of which more are not smaller than there is room for:
+ *              thresholds by search, each step counting or weighing above CUTS cuts in all
+ *              blocks (one barrier), then a sum and the draw.
+ * All sums are sums of integers, so the result is the reference's whatever the order of adding. */
+#include <cooperative_groups.h>
+#include <limits.h>
+
 #include "kernels/common.cuh"
 #include "kernels/draw.h"
 
-#define SAMPLE_THREADS 1024
-#define SAMPLE_WARPS   (SAMPLE_THREADS / 32)
+namespace cg = cooperative_groups;
+
+#define RANKS     8
+#define THREADS   512
+#define WARPS     (THREADS / 32)
+#define ALL_WARPS (RANKS * WARPS)
+#define ROOM      128 /* candidates that a block may have */
+#define CUTS      3
+#define BATCH     4  /* 16-byte loads of a thread on their way */
+#define NUCLEUS   96 /* of the warps' largest values: the bound of candidates for top_p alone */
+#define LINEAR    10 /* steps of a search that cut evenly by value, the later ones by key */
+#define BANNED    INT_MIN /* in a slot that counts */
+
+static_assert(RANKS * ROOM <= 2 * THREADS, "two candidates a thread");
+static_assert(ALL_WARPS <= THREADS && ALL_WARPS % 32 == 0, "warps are looked at one a thread");
+
+struct candidate {
+    float value;
+    int32_t id;
+};
+
+/* What a block has found among its ids. */
+struct share {
+    uint64_t weight; /* of all its ids */
+    uint64_t upper;  /* of those that are certainly larger than all that are not candidates */
+    int32_t n_candidates;
+};
 
 struct shared_state {
-    unsigned long long bins[256];
-    unsigned long long warps[SAMPLE_WARPS];
-    unsigned long long result;
-    unsigned int byte;
+    union {
+        struct candidate candidates[RANKS][ROOM]; /* pushed to the first block */
+        uint64_t sums[2][CUTS][ALL_WARPS];        /* pushed to all, in turns */
+    };
+    uint64_t best[ALL_WARPS];   /* pushed to all: key and ~id of a warp's largest */
+    struct share shares[RANKS]; /* pushed to all */
+    struct share own;
+    uint64_t reduced[2][WARPS];
+    float bound;
 };
 
-/* What the filters keep so far. */
-struct kept {
-    const float *z;
-    int n;
-    float top;
+/* The larger part of the first block's slice when it finishes a narrow row. */
+struct finalists {
+    uint64_t weight[RANKS * ROOM];
+    uint32_t key[RANKS * ROOM];
+    int32_t id[RANKS * ROOM];
+};
+
+/* A row as a warp sees it. */
+struct view {
+    float *run;    /* its run of values, in shared memory */
+    int first;     /* id of run[0] */
+    int run_len;   /* a multiple of 4 */
+    float divisor; /* temperature; 1 when the run holds z */
+    float top;     /* the largest z */
+    float low;     /* values below weigh nothing */
     uint64_t min_weight;
-    uint32_t least_key;
+    float least; /* z that the filters keep so far */
 };
 
-static __device__ inline uint64_t weight_of(const struct kept &k, float z)
+static __device__ inline float key_value(uint32_t key)
 {
-    uint64_t w = k_exp_fixed(z - k.top);
-
-    return w >= k.min_weight && k_sort_key(z) >= k.least_key ? w : 0;
+    return __uint_as_float((key & 0x80000000U) != 0 ? key ^ 0x80000000U : ~key);
 }
 
 static __device__ inline uint64_t warp_sum(uint64_t x)
@@ -42,231 +102,601 @@ static __device__ inline uint64_t warp_sum(uint64_t x)
 
 static __device__ inline uint64_t warp_max(uint64_t x)
 {
-    for (int i = 16; i > 0; i /= 2)
-        x = max(x, (uint64_t)__shfl_xor_sync(~0U, x, i));
+    uint32_t high = __reduce_max_sync(~0U, (uint32_t)(x >> 32));
+    uint32_t low = __reduce_max_sync(~0U, (uint32_t)(x >> 32) == high ? (uint32_t)x : 0);
+
+    return (uint64_t)high << 32 | low;
+}
+
+/* To all threads; each call of a sequence uses the other half of reduced. */
+static __device__ uint64_t block_max(uint64_t x, uint64_t reduced[WARPS])
+{
+    x = warp_max(x);
+    if (threadIdx.x % 32 == 0)
+        reduced[threadIdx.x / 32] = x;
+    __syncthreads();
+    return warp_max(reduced[threadIdx.x % WARPS]);
+}
+
+static __device__ inline float4 get4(const float *p)
+{
+    return *(const float4 *)p;
+}
+
+static __device__ inline float pick(const float4 &x, int i)
+{
+    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+static __device__ inline uint64_t weight_of(const struct view &v, float value)
+{
+    float z;
+    uint64_t w;
+
+    if (!(value >= v.low))
+        return 0;
+    z = value / v.divisor;
+    w = k_exp_fixed(z - v.top);
+    return w >= v.min_weight && z >= v.least ? w : 0;
+}
+
+/* --- values --------------------------------------------------------------------------------- */
+
+/* Four logits; NaN, which never is kept, behind the end. */
+static __device__ inline float4 load4(const float *logits, int id, int n_vocab, bool is_aligned)
+{
+    float4 x;
+
+    if (is_aligned && id < n_vocab)
+        return __ldcs((const float4 *)(logits + id));
+    x.x = id < n_vocab ? logits[id] : NAN;
+    x.y = id + 1 < n_vocab ? logits[id + 1] : NAN;
+    x.z = id + 2 < n_vocab ? logits[id + 2] : NAN;
+    x.w = id + 3 < n_vocab ? logits[id + 3] : NAN;
     return x;
 }
 
-/* The largest value, the lowest id among equals. */
-static __device__ int block_argmax(const float *z, int n, struct shared_state *s)
+/* Times in the history, and whether banned, of the ids of this block's slice. */
+static __device__ void count_history(int32_t *slots, int first, int n_slots,
+                                     const struct k_sample_row *row, const int32_t *history)
+{
+    for (int i = threadIdx.x * 4; i < n_slots; i += THREADS * 4)
+        *(int4 *)&slots[i] = make_int4(0, 0, 0, 0);
+    __syncthreads();
+    for (int i = threadIdx.x; i < row->n_history; i += THREADS) {
+        int at = history[row->history_at + i] - first;
+
+        if (at >= 0 && at < n_slots) {
+            if (i < row->n_prompt)
+                atomicOr(&slots[at], 1);
+            else
+                atomicAdd(&slots[at], 2);
+        }
+    }
+    if ((int)threadIdx.x < row->n_banned) {
+        int at = row->banned[threadIdx.x] - first;
+
+        if (at >= 0 && at < n_slots)
+            atomicOr(&slots[at], BANNED);
+    }
+    __syncthreads();
+}
+
+static __device__ inline float adjusted(float logit, int32_t count, const struct k_sample_row *row)
+{
+    if (count == 0)
+        return logit;
+    if ((count & BANNED) != 0)
+        return -INFINITY;
+    return k_penalise(logit, count, row->repetition, row->frequency, row->presence);
+}
+
+/* Seldom taken: not in the way of the loop that loads. */
+static __device__ __noinline__ float4 adjusted4(float4 x, int4 count,
+                                                const struct k_sample_row *row)
+{
+    x.x = adjusted(x.x, count.x, row);
+    x.y = adjusted(x.y, count.y, row);
+    x.z = adjusted(x.z, count.z, row);
+    x.w = adjusted(x.w, count.w, row);
+    return x;
+}
+
+/* The largest of a warp's ids: key, and ~id so that the lowest id wins. */
+static __device__ uint64_t warp_best(const struct view &v, float largest, int at)
 {
     uint64_t best = 0;
 
-    for (int i = threadIdx.x; i < n; i += SAMPLE_THREADS)
-        best = max(best, (uint64_t)k_sort_key(z[i]) << 32 | (0xffffffffU - (uint32_t)i));
-    best = warp_max(best);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        s->warps[threadIdx.x / 32] = best;
-    __syncthreads();
-    best = warp_max(s->warps[threadIdx.x % 32]);
-    return (int)(0xffffffffU - (uint32_t)best);
-}
+    if (largest == -INFINITY) { /* or nothing but NaN: look at each */
+        for (int i = threadIdx.x % 32 * 4; i < v.run_len; i += 128)
+            for (int j = 0; j < 4; j++)
+                best = max(best, (uint64_t)k_sort_key(v.run[i + j]) << 32 |
+                                     (0xffffffffU - (uint32_t)(v.first + i + j)));
+    } else {
+        int j = 0;
 
-static __device__ uint64_t block_weight(const struct kept &k, struct shared_state *s)
-{
-    uint64_t sum = 0;
-
-    for (int i = threadIdx.x; i < k.n; i += SAMPLE_THREADS)
-        sum += weight_of(k, k.z[i]);
-    sum = warp_sum(sum);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        s->warps[threadIdx.x / 32] = sum;
-    __syncthreads();
-    return warp_sum(s->warps[threadIdx.x % 32]);
-}
-
-/* The byte at shift of the threshold key whose upper bytes are prefix, as pick_bin() of the
- * reference; *need becomes what is wanted of its bin. One thread adds 256 bins. */
-static __device__ uint32_t pick_byte(struct shared_state *s, uint64_t *need)
-{
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        unsigned int b = 255;
-        unsigned long long left = *need;
-
-        while (b > 0 && s->bins[b] < left)
-            left -= s->bins[b--];
-        s->byte = b;
-        s->result = left;
+        while (j < 3 && !(v.run[at + j] == largest))
+            j++;
+        best = (uint64_t)k_sort_key(largest) << 32 | (0xffffffffU - (uint32_t)(v.first + at + j));
     }
-    __syncthreads();
-    *need = s->result;
-    return s->byte;
+    __syncwarp();
+    return warp_max(best);
 }
 
-static __device__ void clear_bins(struct shared_state *s)
+/* Fill the warp's run; its largest. BATCH loads are on their way at a time. */
+static __device__ uint64_t load_run(const struct view &v, const float *logits, int n_vocab,
+                                    const struct k_sample_row *row, bool is_adjusted)
 {
-    __syncthreads();
-    if (threadIdx.x < 256)
-        s->bins[threadIdx.x] = 0;
-    __syncthreads();
-}
+    bool is_aligned = n_vocab % 4 == 0 && (uintptr_t)logits % 16 == 0;
+    float largest = -INFINITY;
+    int start = threadIdx.x % 32 * 4, at = start;
 
-/* The largest key such that need keys are as large or larger. */
-static __device__ uint32_t key_by_count(const struct kept &k, uint64_t need, struct shared_state *s)
-{
-    uint32_t prefix = 0;
+#pragma unroll 1
+    for (int base = start; base < v.run_len; base += 128 * BATCH) {
+        float4 x[BATCH];
 
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        clear_bins(s);
-        for (int i = threadIdx.x; i < k.n; i += SAMPLE_THREADS) {
-            uint32_t key = k_sort_key(k.z[i]);
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+            x[b] = load4(logits, base + b * 128 < v.run_len ? v.first + base + b * 128 : n_vocab,
+                         n_vocab, is_aligned);
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            int i = base + b * 128;
+            float most;
 
-            if ((uint64_t)key >> (shift + 8) == prefix)
-                atomicAdd(&s->bins[key >> shift & 255], 1ULL);
-        }
-        prefix = prefix << 8 | pick_byte(s, &need);
-    }
-    return prefix;
-}
-
-/* The largest key such that the weights of all keys as large or larger reach need. */
-static __device__ uint32_t key_by_weight(const struct kept &k, uint64_t need,
-                                         struct shared_state *s)
-{
-    uint32_t prefix = 0;
-
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        clear_bins(s);
-        for (int i = threadIdx.x; i < k.n; i += SAMPLE_THREADS) {
-            uint32_t key = k_sort_key(k.z[i]);
-            uint64_t w = (uint64_t)key >> (shift + 8) == prefix ? weight_of(k, k.z[i]) : 0;
-
-            if (w != 0)
-                atomicAdd(&s->bins[key >> shift & 255], (unsigned long long)w);
-        }
-        prefix = prefix << 8 | pick_byte(s, &need);
-    }
-    return prefix;
-}
-
-/* The first id at which the running sum of weights exceeds r. Each warp owns a run of ids; the
- * warp in whose run the sum is reached searches it, 32 ids at a time. */
-static __device__ int draw_id(const struct kept &k, uint64_t r, struct shared_state *s)
-{
-    int run = (k.n + SAMPLE_WARPS * 32 - 1) / (SAMPLE_WARPS * 32) * 32;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int first = min(warp * run, k.n), last = min(first + run, k.n);
-    uint64_t sum = 0, before = 0;
-
-    for (int i = first + lane; i < last; i += 32)
-        sum += weight_of(k, k.z[i]);
-    sum = warp_sum(sum);
-    __syncthreads();
-    if (lane == 0)
-        s->warps[warp] = sum;
-    __syncthreads();
-    for (int w = 0; w < warp; w++)
-        before += s->warps[w];
-    if (before <= r && r < before + sum) { /* true for one warp */
-        for (int base = first; base < last; base += 32) {
-            uint64_t own = base + lane < last ? weight_of(k, k.z[base + lane]) : 0, upto = own;
-            unsigned int hits;
-
-            for (int i = 1; i < 32; i *= 2) {
-                uint64_t lower = __shfl_up_sync(~0U, upto, i);
-
-                upto += lane >= i ? lower : 0;
-            }
-            hits = __ballot_sync(~0U, before + upto > r);
-            if (hits != 0) {
-                if (lane == 0)
-                    s->result = base + __ffs(hits) - 1;
+            if (i >= v.run_len)
                 break;
+            if (is_adjusted) {
+                int4 count = *(const int4 *)&v.run[i];
+
+                if ((count.x | count.y | count.z | count.w) != 0)
+                    x[b] = adjusted4(x[b], count, row);
             }
-            before += __shfl_sync(~0U, upto, 31);
+            *(float4 *)&v.run[i] = x[b];
+            most = fmaxf(fmaxf(x[b].x, x[b].y), fmaxf(x[b].z, x[b].w));
+            if (most > largest) {
+                largest = most;
+                at = i;
+            }
+        }
+    }
+    __syncwarp();
+    return warp_best(v, largest, at);
+}
+
+/* --- narrow rows ---------------------------------------------------------------------------- */
+
+/* The k-th largest of the warps' largest values, less what division by the temperature may join:
+ * two values whose quotients are equal differ by less than two units in the last place. */
+static __device__ float find_bound(struct shared_state *s, int k, float temperature)
+{
+    float bound;
+
+    if (threadIdx.x < ALL_WARPS) {
+        uint32_t own = (uint32_t)(s->best[threadIdx.x] >> 32);
+        int n_larger = 0, n_equal = 0;
+
+        for (int i = 0; i < ALL_WARPS; i++) {
+            uint32_t key = (uint32_t)(s->best[i] >> 32);
+
+            n_larger += key > own;
+            n_equal += key == own;
+        }
+        if (n_larger < k && k <= n_larger + n_equal) /* all that are here have the same key */
+            s->bound = own == 0 ? -INFINITY : key_value(own);
+    }
+    __syncthreads();
+    bound = s->bound;
+    bound -= fabsf(bound) * 0x1p-21f + temperature * 0x1p-126f;
+    return bound == bound ? bound : -INFINITY;
+}
+
+/* Push this block's candidates to the first block and its share to all. is_weighed: top_p wants
+ * the weight of all ids. */
+static __device__ void gather(struct shared_state *s, const struct view &v, float bound,
+                              bool is_weighed)
+{
+    cg::cluster_group cluster = cg::this_cluster();
+    struct shared_state *front = cluster.map_shared_rank(s, 0);
+    int rank = (int)cluster.block_rank();
+    float cut = fmaxf(bound, v.low), sure = bound > v.low ? bound / v.divisor : -INFINITY;
+    uint64_t weight = 0, upper = 0;
+
+    for (int i = threadIdx.x % 32 * 4; i < v.run_len; i += 128) {
+        float4 x = get4(&v.run[i]);
+
+        if (!is_weighed && !(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) >= cut))
+            continue;
+        for (int j = 0; j < 4; j++) {
+            float value = pick(x, j);
+            uint64_t w = is_weighed ? weight_of(v, value) : 0;
+
+            weight += w;
+            if (value >= cut) {
+                int n = atomicAdd(&s->own.n_candidates, 1);
+
+                upper += value / v.divisor > sure ? w : 0;
+                if (n < ROOM)
+                    front->candidates[rank][n] = {value, v.first + i + j};
+            }
+        }
+    }
+    __syncwarp();
+    if (is_weighed) {
+        weight = warp_sum(weight);
+        upper = warp_sum(upper);
+        if (threadIdx.x % 32 == 0) {
+            atomicAdd((unsigned long long *)&s->own.weight, (unsigned long long)weight);
+            atomicAdd((unsigned long long *)&s->own.upper, (unsigned long long)upper);
         }
     }
     __syncthreads();
-    return (int)s->result;
+    if (threadIdx.x < RANKS)
+        *cluster.map_shared_rank(&s->shares[rank], threadIdx.x) = s->own;
+    __syncwarp();
+    cluster.sync();
 }
 
-/* Penalties, banned ids and temperature, from logits to z. */
-static __device__ void adjust(float *z, const float *logits, const int32_t *counts, int n,
-                              const struct k_sample_row *row)
+/* Whether the candidates hold all that can be kept; *sum: the weight of all ids. */
+static __device__ bool suffice(const struct shared_state *s, const struct k_sample_row *row,
+                               bool is_weighed, uint64_t *sum)
 {
-    float divisor = row->temperature > 0.0f ? row->temperature : 1.0f;
+    uint64_t upper = 0;
+    bool fit = true;
 
-    for (int i = threadIdx.x; i < n; i += SAMPLE_THREADS) {
-        int32_t count = row->n_history > 0 ? counts[i] : 0;
+    *sum = 0;
+    for (int r = 0; r < RANKS; r++) {
+        fit = fit && s->shares[r].n_candidates <= ROOM;
+        *sum += s->shares[r].weight;
+        upper += s->shares[r].upper;
+    }
+    return fit && (!is_weighed || upper >= k_top_weight(row->top_p, *sum));
+}
 
-        z[i] =
-            k_penalise(logits[i], count, row->repetition, row->frequency, row->presence) / divisor;
+/* Candidates beside one another, over the slice, which is no longer read; how many. */
+static __device__ int line_up(struct finalists *f, const struct shared_state *s,
+                              const struct view &v)
+{
+    int n = 0;
+
+    for (int r = 0; r < RANKS; r++) {
+        int n_here = s->shares[r].n_candidates;
+
+        if ((int)threadIdx.x < n_here) {
+            struct candidate c = s->candidates[r][threadIdx.x];
+            float z = c.value / v.divisor;
+
+            f->key[n + threadIdx.x] = k_sort_key(z);
+            f->id[n + threadIdx.x] = c.id;
+            f->weight[n + threadIdx.x] = weight_of(v, c.value);
+        }
+        n += n_here;
     }
     __syncthreads();
-    if ((int)threadIdx.x < row->n_banned)
-        z[row->banned[threadIdx.x]] = -INFINITY;
-    __syncthreads();
+    return n;
 }
 
-static __global__ void __launch_bounds__(SAMPLE_THREADS)
-    sample_kernel(int32_t *ids, const float *logits, int n_vocab, const struct k_sample_row *rows,
-                  float *scratch, const int32_t *counts)
+/* The id of a narrow row, or best: by the whole first block. larger: the weight of larger ones,
+ * upto: of those not smaller. What is kept is the same for equal keys, so the kept weight is the
+ * greatest upto of what is kept. sum: what top_p is a part of, 0: of the top_k. */
+static __device__ void finish(int32_t *id, struct finalists *f, struct shared_state *s,
+                              const struct view &v, const struct k_sample_row *row, uint64_t sum,
+                              int32_t best)
 {
+    int n = line_up(f, s, v), k = sum == 0 ? row->top_k : INT_MAX;
+    uint64_t larger[2] = {0, 0}, upto[2] = {0, 0}, kept = 0, r, need;
+    bool keep[2];
+
+    for (int e = 0; e < 2; e++) {
+        int c = (int)threadIdx.x + e * THREADS, n_larger = 0;
+        uint32_t own = c < n ? f->key[c] : 0;
+
+        for (int i = 0; i < n && c < n; i++) {
+            n_larger += f->key[i] > own;
+            larger[e] += f->key[i] > own ? f->weight[i] : 0;
+            upto[e] += f->key[i] >= own ? f->weight[i] : 0;
+        }
+        keep[e] = c < n && n_larger < k;
+        kept = max(kept, keep[e] ? upto[e] : 0);
+    }
+    kept = block_max(kept, s->reduced[0]); /* and a barrier: weights have been read */
+    sum = sum == 0 ? kept : sum;
+    if (sum == 0) {
+        if (threadIdx.x == 0)
+            *id = best;
+        return;
+    }
+    need = row->top_p < 1.0f ? k_top_weight(row->top_p, sum) : ~(uint64_t)0;
+    kept = 0;
+    for (int e = 0; e < 2; e++) {
+        int c = (int)threadIdx.x + e * THREADS;
+
+        keep[e] = keep[e] && larger[e] < need;
+        kept = max(kept, keep[e] ? upto[e] : 0);
+        if (c < n && !keep[e])
+            f->weight[c] = 0;
+    }
+    kept = block_max(kept, s->reduced[1]);
+    r = k_mul_high(k_random(row->seed, row->position), kept);
+    for (int e = 0; e < 2; e++) {
+        int c = (int)threadIdx.x + e * THREADS;
+        uint64_t before = 0;
+
+        if (!keep[e] || f->weight[c] == 0)
+            continue;
+        for (int i = 0; i < n; i++)
+            before += f->id[i] < f->id[c] ? f->weight[i] : 0;
+        if (before <= r && r - before < f->weight[c])
+            *id = f->id[c];
+    }
+}
+
+/* --- wide rows ------------------------------------------------------------------------------ */
+
+/* Each warp's sums to all blocks: sums[turn][cut][warp]. A block may push for its next turn while
+ * another still reads this one, not for the one behind it: hence two. */
+static __device__ void push_sums(struct shared_state *s, const uint64_t own[CUTS], int turn)
+{
+    cg::cluster_group cluster = cg::this_cluster();
+    int lane = threadIdx.x % 32, g = (int)cluster.block_rank() * WARPS + threadIdx.x / 32;
+
+    if (lane < RANKS) {
+        uint64_t *to = cluster.map_shared_rank(&s->sums[turn][0][g], lane);
+
+        for (int c = 0; c < CUTS; c++)
+            to[c * ALL_WARPS] = own[c];
+    }
+    __syncwarp();
+    cluster.sync();
+}
+
+/* The sum over warps below g. */
+static __device__ uint64_t sum_below(const uint64_t sums[ALL_WARPS], int g)
+{
+    uint64_t x = 0;
+
+    for (int i = threadIdx.x % 32; i < g; i += 32)
+        x += sums[i];
+    __syncwarp();
+    return warp_sum(x);
+}
+
+/* Values become z. */
+static __device__ void divide_run(struct view *v)
+{
+    for (int i = threadIdx.x % 32; i < v->run_len; i += 32)
+        v->run[i] = v->run[i] / v->divisor;
+    __syncwarp();
+    v->divisor = 1.0f;
+    v->low = v->top - 23.0f - fabsf(v->top) * 0x1p-20f;
+}
+
+/* Where to cut between keys low and high: evenly by value, or by key. */
+static __device__ void place_cuts(uint32_t cuts[CUTS], uint32_t low, uint32_t high, int step)
+{
+    float from = key_value(low), to = key_value(high);
+    uint32_t least = low + 1;
+
+    for (int c = 0; c < CUTS; c++) {
+        uint32_t key = low + (uint32_t)((uint64_t)(high - low) * (c + 1) / (CUTS + 1));
+
+        if (step < LINEAR)
+            key = k_sort_key(from + (to - from) * (float)(c + 1) / (float)(CUTS + 1));
+        cuts[c] = least = min(max(key, least), high - 1);
+    }
+}
+
+/* This warp's count or weight of z at or above each cut and below high. */
+static __device__ void weigh_cuts(uint64_t own[CUTS], const struct view &v,
+                                  const uint32_t cuts[CUTS], uint32_t high, bool is_count)
+{
+    float from[CUTS], end = key_value(high);
+
+    for (int c = 0; c < CUTS; c++) {
+        from[c] = key_value(cuts[c]);
+        own[c] = 0;
+    }
+    for (int i = threadIdx.x % 32; i < v.run_len; i += 32) {
+        float z = v.run[i];
+        uint64_t w;
+
+        if (!(z >= from[0] && z < end))
+            continue;
+        w = is_count ? 1 : weight_of(v, z);
+        own[0] += w;
+        for (int c = 1; c < CUTS; c++)
+            own[c] += z >= from[c] ? w : 0;
+    }
+    __syncwarp();
+    for (int c = 0; c < CUTS; c++)
+        own[c] = warp_sum(own[c]);
+}
+
+/* The largest z such that the count, or the weight, of all as large or larger reaches need; the
+ * least z that weighs anything when none does. v holds z. The window of keys low .. high - 1
+ * holds the threshold; need is what the window must give. */
+static __device__ float search(struct shared_state *s, const struct view &v, uint64_t need,
+                               bool is_count, int *turn)
+{
+    uint32_t low = k_sort_key(fmaxf(v.low, v.least)), high = k_sort_key(v.top) + 1;
+
+    for (int step = 0; high - low > 1; step++) { /* at most LINEAR + 16 */
+        uint32_t cuts[CUTS], from = low;
+        uint64_t own[CUTS], above = 0;
+
+        place_cuts(cuts, low, high, step);
+        weigh_cuts(own, v, cuts, high, is_count);
+        push_sums(s, own, *turn);
+        for (int c = CUTS - 1; c >= 0 && from == low; c--) {
+            uint64_t sum = sum_below(s->sums[*turn][c], ALL_WARPS);
+
+            if (sum >= need) {
+                from = cuts[c];
+            } else {
+                high = cuts[c];
+                above = sum;
+            }
+        }
+        low = from;
+        need -= above;
+        *turn ^= 1;
+    }
+    return key_value(low);
+}
+
+/* The weight of this warp's ids; *before: of the ids before, *sum: of all. */
+static __device__ uint64_t weigh(struct shared_state *s, const struct view &v, int *turn,
+                                 uint64_t *before, uint64_t *sum)
+{
+    int g = (int)cg::this_cluster().block_rank() * WARPS + threadIdx.x / 32;
+    uint64_t own[CUTS] = {0};
+
+    for (int i = threadIdx.x % 32 * 4; i < v.run_len; i += 128) {
+        float4 x = get4(&v.run[i]);
+
+        own[0] += weight_of(v, x.x) + weight_of(v, x.y);
+        own[0] += weight_of(v, x.z) + weight_of(v, x.w);
+    }
+    __syncwarp();
+    own[0] = warp_sum(own[0]);
+    push_sums(s, own, *turn);
+    *before = sum_below(s->sums[*turn][0], g);
+    *sum = sum_below(s->sums[*turn][0], ALL_WARPS);
+    *turn ^= 1;
+    return own[0];
+}
+
+/* The first id at which the running sum of weights exceeds r, by the warp in whose run it is. */
+static __device__ void locate(int32_t *id, const struct view &v, uint64_t before, uint64_t r)
+{
+    int lane = threadIdx.x % 32;
+
+    for (int base = 0; base < v.run_len; base += 32) {
+        uint64_t own = base + lane < v.run_len ? weight_of(v, v.run[base + lane]) : 0, upto = own;
+        unsigned int hits;
+
+        __syncwarp();
+        for (int i = 1; i < 32; i *= 2) {
+            uint64_t lower = __shfl_up_sync(~0U, upto, i);
+
+            upto += lane >= i ? lower : 0;
+        }
+        hits = __ballot_sync(~0U, before + upto > r);
+        if (hits != 0) {
+            if (lane == 0)
+                *id = v.first + base + __ffs(hits) - 1;
+            return;
+        }
+        before += __shfl_sync(~0U, upto, 31);
+    }
+}
+
+static __device__ void sample_wide(int32_t *id, struct shared_state *s, struct view *v,
+                                   const struct k_sample_row *row, int n_vocab, int32_t best)
+{
+    bool has_k = row->top_k > 0 && row->top_k < n_vocab;
+    uint64_t before, sum, own, r;
+    int turn = 0;
+
+    if (has_k || row->top_p < 1.0f)
+        divide_run(v);
+    if (has_k)
+        v->least = search(s, *v, row->top_k, true, &turn);
+    own = weigh(s, *v, &turn, &before, &sum);
+    if (sum != 0 && row->top_p < 1.0f) {
+        v->least = search(s, *v, k_top_weight(row->top_p, sum), false, &turn);
+        own = weigh(s, *v, &turn, &before, &sum);
+    }
+    if (sum == 0) {
+        if (cg::this_cluster().block_rank() == 0 && threadIdx.x == 0)
+            *id = best;
+        return;
+    }
+    r = k_mul_high(k_random(row->seed, row->position), sum);
+    if (before <= r && r - before < own) /* true for one warp */
+        locate(id, *v, before, r);
+}
+
+/* --- a row ---------------------------------------------------------------------------------- */
+
+/* Every warp's largest to all blocks; then the row's. */
+static __device__ uint64_t share_best(struct shared_state *s, uint64_t own)
+{
+    cg::cluster_group cluster = cg::this_cluster();
+    int lane = threadIdx.x % 32, g = (int)cluster.block_rank() * WARPS + threadIdx.x / 32;
+    uint64_t best = 0;
+
+    if (lane < RANKS)
+        *cluster.map_shared_rank(&s->best[g], lane) = own;
+    __syncwarp();
+    cluster.sync();
+    for (int i = lane; i < ALL_WARPS; i += 32)
+        best = max(best, s->best[i]);
+    return warp_max(best);
+}
+
+static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 3)
+    sample_kernel(int32_t *ids, const float *logits, int n_vocab, int run_len,
+                  const struct k_sample_row *rows, const int32_t *history)
+{
+    extern __shared__ __align__(16) float slice[];
     __shared__ struct shared_state s;
-    const struct k_sample_row *row = &rows[blockIdx.x];
-    size_t at = (size_t)blockIdx.x * n_vocab;
-    bool greedy = row->temperature <= 0.0f, plain = row->n_history == 0 && row->n_banned == 0;
-    struct kept k = {greedy && plain ? logits + at : scratch + at, n_vocab, 0.0f, 0, 0};
-    uint64_t sum;
-    int id;
+    cg::cluster_group cluster = cg::this_cluster();
+    int at = blockIdx.x / RANKS, rank = (int)cluster.block_rank(), warp = threadIdx.x / 32;
+    const struct k_sample_row *row = &rows[at];
+    bool is_adjusted = row->n_history > 0 || row->n_banned > 0, is_weighed;
+    struct view v = {slice + warp * run_len, (rank * WARPS + warp) * run_len, run_len};
+    uint64_t best, sum;
+    int32_t best_id;
+    int k;
 
-    if (!greedy || !plain)
-        adjust(scratch + at, logits + at, counts + at, n_vocab, row);
-    id = block_argmax(k.z, n_vocab, &s);
-    if (!greedy) {
-        k.top = k.z[id];
-        k.min_weight = k_min_weight(row->min_p);
-        if (row->top_k > 0 && row->top_k < n_vocab)
-            k.least_key = key_by_count(k, row->top_k, &s);
-        sum = block_weight(k, &s);
-        if (sum != 0 && row->top_p < 1.0f) {
-            uint32_t key = key_by_weight(k, k_top_weight(row->top_p, sum), &s);
-
-            k.least_key = max(key, k.least_key);
-            sum = block_weight(k, &s);
-        }
-        if (sum != 0)
-            id = draw_id(k, k_mul_high(k_random(row->seed, row->position), sum), &s);
-    }
     if (threadIdx.x == 0)
-        ids[blockIdx.x] = id;
+        s.own = {0, 0, 0};
+    __syncwarp();
+    cluster.barrier_arrive(); /* nothing is pushed before all blocks have begun */
+    if (is_adjusted)
+        count_history((int32_t *)slice, rank * WARPS * run_len, WARPS * run_len, row, history);
+    best = load_run(v, logits + (size_t)at * n_vocab, n_vocab, row, is_adjusted);
+    cluster.barrier_wait();
+    best = share_best(&s, best);
+    best_id = (int32_t)(0xffffffffU - (uint32_t)best);
+    v.divisor = row->temperature;
+    v.top = key_value((uint32_t)(best >> 32)) / v.divisor;
+    if (!(v.divisor > 0.0f) || !(fabsf(v.top) < INFINITY)) { /* greedy, or all weights are 0 */
+        if (rank == 0 && threadIdx.x == 0)
+            ids[at] = best_id;
+        return;
+    }
+    v.low = (v.top - 23.0f - fabsf(v.top) * 0x1p-18f) * v.divisor;
+    if (!(v.divisor > 1e-20f && v.divisor < 1e20f))
+        v.low = -INFINITY;
+    v.min_weight = k_min_weight(row->min_p);
+    v.least = -INFINITY;
+    is_weighed = row->top_k <= 0 || row->top_k >= n_vocab;
+    k = is_weighed ? NUCLEUS : row->top_k;
+    if (k <= ALL_WARPS && (!is_weighed || row->top_p < 1.0f)) {
+        gather(&s, v, find_bound(&s, k, v.divisor), is_weighed);
+        if (suffice(&s, row, is_weighed, &sum)) {
+            if (rank == 0)
+                finish(&ids[at], (struct finalists *)slice, &s, v, row, sum, best_id);
+            return;
+        }
+    }
+    sample_wide(&ids[at], &s, &v, row, n_vocab, best_id);
 }
 
 int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
-             const struct k_sample_row *rows, float *scratch, const int32_t *counts,
-             k_stream stream)
+             const struct k_sample_row *rows, const int32_t *history, k_stream stream)
 {
-    return K_LAUNCH(sample_kernel, n_rows, SAMPLE_THREADS, 0, stream, ids, logits, n_vocab, rows,
-                    scratch, counts);
-}
+    int run_len = (n_vocab + 4 * ALL_WARPS - 1) / (4 * ALL_WARPS) * 4;
+    size_t bytes = (size_t)WARPS * run_len * sizeof(float);
 
-static __global__ void sample_count_kernel(int32_t *counts, const struct k_sample_row *rows,
-                                           const int32_t *history, int first, int n_vocab)
-{
-    const struct k_sample_row *row = &rows[first + blockIdx.x];
-    int32_t *count = counts + (size_t)(first + blockIdx.x) * n_vocab;
-
-    if (row->n_history == 0)
-        return;
-    for (int i = threadIdx.x; i < n_vocab; i += SAMPLE_THREADS)
-        count[i] = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < row->n_history; i += SAMPLE_THREADS) {
-        int32_t *c = &count[history[row->history_at + i]];
-
-        if (i < row->n_prompt)
-            atomicOr(c, 1);
-        else
-            atomicAdd(c, 2);
-    }
-}
-
-int k_sample_count(int32_t *counts, const struct k_sample_row *rows, const int32_t *history,
-                   int first, int last, int n_vocab, k_stream stream)
-{
-    return K_LAUNCH(sample_count_kernel, last - first, SAMPLE_THREADS, 0, stream, counts, rows,
-                    history, first, n_vocab);
+    if (n_vocab > K_SAMPLE_VOCAB_MAX)
+        return -1;
+    bytes = bytes > sizeof(struct finalists) ? bytes : sizeof(struct finalists);
+    if (cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)bytes) != cudaSuccess)
+        return -1;
+    return K_LAUNCH(sample_kernel, n_rows * RANKS, THREADS, bytes, stream, ids, logits, n_vocab,
+                    run_len, rows, history);
 }

@@ -424,9 +424,13 @@ static int reserve_rounded(struct cuda *c, const struct device_limits *lim)
 static int cuda_reserve(struct device *d, const struct device_limits *lim)
 {
     struct cuda *c = cuda_of(d);
-    size_t rows = (size_t)lim->n_seqs, vocab = (size_t)lim->n_vocab;
     int rc;
 
+    if (lim->n_vocab > K_SAMPLE_VOCAB_MAX) {
+        log_error("device: a vocabulary of %d tokens, the kernels take %d", lim->n_vocab,
+                  K_SAMPLE_VOCAB_MAX);
+        return ERR_UNSUPPORTED;
+    }
     if (lim->n_heads / lim->n_kv_heads > K_TILE_ROWS) {
         log_error("device: %d query heads a kv head are more than the kernels' %d",
                   lim->n_heads / lim->n_kv_heads, K_TILE_ROWS);
@@ -438,10 +442,7 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     c->attn_schedule = cuda_alloc(d, k_attn_schedule_bytes(lim->n_seqs));
     c->attn_work = cuda_alloc(d, k_attn_work_bytes(lim->head_dim, lim->n_heads, lim->n_kv_heads));
     c->plan.drawn = cuda_alloc(d, sizeof *c->plan.drawn);
-    c->sample_scratch = cuda_alloc(d, rows * vocab * sizeof *c->sample_scratch);
-    c->counts = cuda_alloc(d, rows * vocab * sizeof *c->counts);
-    if (c->attn_work == NULL || c->attn_schedule == NULL || c->plan.drawn == NULL ||
-        c->sample_scratch == NULL || c->counts == NULL)
+    if (c->attn_work == NULL || c->attn_schedule == NULL || c->plan.drawn == NULL)
         return ERR_NO_MEMORY;
     return lim->e4m3 ? reserve_rounded(c, lim) : ERR_OK;
 }

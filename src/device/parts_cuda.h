@@ -67,9 +67,7 @@ struct cuda {
     size_t history_cap;
     int32_t *sampled; /* int32 [n_seqs] on the device: of the last step */
     void *attn_work, *attn_schedule;
-    bool is_planned; /* attn_schedule is of this step */
-    float *sample_scratch;
-    int32_t *counts;
+    bool is_planned;            /* attn_schedule is of this step */
     k_bf16 *convert;            /* pinned, [CONVERT_ELEMS] */
     void *workspace;            /* WORKSPACE_BYTES; of products */
     struct k_quantised rounded; /* the input of the next e4m3 product; data NULL: there are none */

@@ -289,58 +289,60 @@ static void end_recording(struct cuda *c)
         log_debug("device: recorded decodes of %d sequences", bucket_rows(c, c->bucket));
 }
 
-/* Copy histories of rows first .. last - 1 and count them. */
-static void count_histories(struct cuda *c, int first, int last, size_t n)
+/* Rows first .. last - 1, whose histories are n tokens. */
+static void sample_rows(struct cuda *c, const float *logits, int first, int last, size_t n)
 {
-    if (n == 0)
-        return;
+    size_t n_vocab = (size_t)c->base.limits.n_vocab;
+
+    if (n > 0)
+        cuda_keep(c,
+                  cuda_check(cudaMemcpyAsync(c->history_mirror, c->history, n * sizeof *c->history,
+                                             cudaMemcpyHostToDevice, c->stream),
+                             "copying histories"),
+                  "histories");
     cuda_keep(c,
-              cuda_check(cudaMemcpyAsync(c->history_mirror, c->history, n * sizeof *c->history,
-                                         cudaMemcpyHostToDevice, c->stream),
-                         "copying histories"),
-              "histories");
-    cuda_keep(c,
-              k_sample_count(c->counts, c->arrays.rows, c->history_mirror, first, last,
-                             c->base.limits.n_vocab, c->stream),
-              "sample_count");
+              k_sample(c->sampled + first, logits + (size_t)first * n_vocab, last - first,
+                       (int)n_vocab, c->arrays.rows + first, c->history_mirror, c->stream),
+              "sample");
 }
 
-/* Places are those that fill_rows() gave. When the room is used up, or may still be read by the
- * step before, the stream is waited for. */
-static void copy_histories(struct cuda *c)
+/* Sample the rows of a batch with their histories, which stand where fill_rows() said. When the
+ * room is used up, or may still be read by the step before, the stream is waited for. Rows from
+ * the returned one on are left, with *n tokens of history. */
+static int copy_histories(struct cuda *c, const float *logits, size_t *n)
 {
     const struct device_batch *b = c->batch;
     size_t at = 0;
     int first = 0;
 
     for (int r = 0; r < b->n_rows; r++) {
-        size_t n = (size_t)b->rows[r].n_history;
+        size_t len = (size_t)b->rows[r].n_history;
 
-        if (n == 0)
+        if (len == 0)
             continue;
-        if (at == 0 || at + n > c->history_cap) {
-            count_histories(c, first, r, at);
-            cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "counting histories"),
+        if (at == 0 || at + len > c->history_cap) {
+            if (at > 0) {
+                sample_rows(c, logits, first, r, at);
+                first = r;
+            }
+            cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "reading histories"),
                       "histories");
             at = 0;
-            first = r;
         }
-        memcpy(c->history + at, b->histories[r], n * sizeof *c->history);
-        at += n;
+        memcpy(c->history + at, b->histories[r], len * sizeof *c->history);
+        at += len;
     }
-    count_histories(c, first, b->n_rows, at);
+    *n = at;
+    return first;
 }
 
 void step_sample(struct device *d, const float *logits)
 {
     struct cuda *c = cuda_of(d);
+    size_t n = 0;
+    int first = c->is_recording ? 0 : copy_histories(c, logits, &n);
 
-    if (!c->is_recording)
-        copy_histories(c);
-    cuda_keep(c,
-              k_sample(c->sampled, logits, d->step_rows, d->limits.n_vocab, c->arrays.rows,
-                       c->sample_scratch, c->counts, c->stream),
-              "sample");
+    sample_rows(c, logits, first, d->step_rows, n);
     if (c->is_recording) {
         end_recording(c);
         if (c->rc == ERR_OK)

@@ -1,0 +1,182 @@
+/* How fast sampling is by itself, over rows of random logits.
+ *
+ *   bench_sample [N_VOCAB]
+ *
+ * Prints one line for each kind of row: the median microseconds of a launch for 1, 8, 64 and 256
+ * rows; before them, one plain read of the logits (the argument max of a bench kernel is not
+ * needed for that: a copy's read half, half the time of a copy on the device). Several sets of
+ * logits take turns, so that few are in the L2 cache; RUNS launches are timed one by one. */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kernels/kernels.h"
+
+#define SETS     2
+#define RUNS     41
+#define ROWS_MAX 256
+#define HISTORY  1000
+
+enum look { NORMAL, PEAKED }; /* the latter: one in 64 is lifted, as a model that is sure */
+
+struct kind {
+    const char *name;
+    struct k_sample_row row;
+};
+
+static const struct kind kinds[] = {
+    {"greedy", {.top_p = 1.0f, .repetition = 1.0f}},
+    {"temperature", {.temperature = 0.8f, .top_p = 1.0f, .repetition = 1.0f}},
+    {"top-k 50", {.temperature = 0.8f, .top_p = 1.0f, .repetition = 1.0f, .top_k = 50}},
+    {"top-k 500", {.temperature = 0.8f, .top_p = 1.0f, .repetition = 1.0f, .top_k = 500}},
+    {"top-p 0.9", {.temperature = 0.8f, .top_p = 0.9f, .repetition = 1.0f}},
+    {"top-p 0.9, hot", {.temperature = 3.0f, .top_p = 0.9f, .repetition = 1.0f}},
+    {"penalties, greedy",
+     {.top_p = 1.0f,
+      .repetition = 1.1f,
+      .presence = 0.5f,
+      .frequency = 0.2f,
+      .n_history = HISTORY,
+      .n_prompt = HISTORY / 2}},
+    {"all",
+     {.temperature = 0.8f,
+      .top_p = 0.9f,
+      .top_k = 50,
+      .repetition = 1.1f,
+      .presence = 0.5f,
+      .frequency = 0.2f,
+      .n_history = HISTORY,
+      .n_prompt = HISTORY / 2}},
+};
+
+struct bench {
+    float *logits[SETS], *spare;
+    struct k_sample_row *rows;
+    int32_t *history, *ids;
+    int n_vocab;
+    cudaEvent_t from, to;
+};
+
+static void must_run(int rc, const char *what)
+{
+    if (rc != 0) {
+        fprintf(stderr, "bench_sample: %s: %s\n", what, cudaGetErrorString(cudaGetLastError()));
+        exit(1);
+    }
+}
+
+static void *on_gpu(const void *src, size_t bytes)
+{
+    void *p = NULL;
+
+    must_run(cudaMalloc(&p, bytes) != cudaSuccess, "memory");
+    if (src != NULL)
+        must_run(cudaMemcpy(p, src, bytes, cudaMemcpyHostToDevice) != cudaSuccess, "copy");
+    return p;
+}
+
+static uint64_t next_random(uint64_t *x)
+{
+    *x ^= *x << 13;
+    *x ^= *x >> 7;
+    *x ^= *x << 17;
+    return *x;
+}
+
+/* Noise of deviation 2.5 about 0, one in 4096 lifted by up to 16: few tokens hold the weight. */
+static void fill(struct bench *b, size_t n)
+{
+    float *host = malloc(n * sizeof *host);
+    uint64_t x = 88172645463325252U;
+
+    for (int set = 0; set < SETS; set++) {
+        for (size_t i = 0; i < n; i++) {
+            uint64_t r = next_random(&x);
+            int sum = (int)(r & 0xffff) + (int)(r >> 16 & 0xffff) + (int)(r >> 32 & 0xffff);
+
+            host[i] = ((float)sum - 98304.0f) * (2.5f / 32768.0f);
+            if (r >> 52 == 0)
+                host[i] += (float)(r >> 44 & 0xff) / 16.0f;
+        }
+        b->logits[set] = on_gpu(host, n * sizeof *host);
+    }
+    free(host);
+}
+
+static int by_size(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The median of RUNS launches of n rows, microseconds; read: of a copy instead. */
+static float median_us(struct bench *b, int n, int is_copy)
+{
+    float us[RUNS];
+
+    for (int i = -3; i < RUNS; i++) {
+        const float *logits = b->logits[(i + 3) % SETS];
+        float ms = 0.0f;
+
+        (void)cudaEventRecord(b->from, NULL);
+        if (is_copy)
+            must_run(cudaMemcpyAsync(b->spare, logits, (size_t)n * (size_t)b->n_vocab * 4,
+                                     cudaMemcpyDeviceToDevice, NULL) != cudaSuccess,
+                     "copy");
+        else
+            must_run(k_sample(b->ids, logits, n, b->n_vocab, b->rows, b->history, NULL), "sample");
+        (void)cudaEventRecord(b->to, NULL);
+        must_run(cudaEventSynchronize(b->to) != cudaSuccess, "sample");
+        (void)cudaEventElapsedTime(&ms, b->from, b->to);
+        if (i >= 0)
+            us[i] = ms * 1e3f;
+    }
+    qsort(us, RUNS, sizeof us[0], by_size);
+    return us[RUNS / 2];
+}
+
+static void print_line(struct bench *b, const char *name, int is_copy)
+{
+    static const int n_rows[] = {1, 8, 64, 256};
+
+    printf("%-18s", name);
+    for (size_t i = 0; i < sizeof n_rows / sizeof n_rows[0]; i++)
+        printf(" %8.1f", (double)median_us(b, n_rows[i], is_copy));
+    printf(" us\n");
+    fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+    struct bench b = {.n_vocab = argc > 1 ? atoi(argv[1]) : 128256};
+    size_t n = (size_t)ROWS_MAX * (size_t)b.n_vocab;
+    struct k_sample_row rows[ROWS_MAX];
+    int32_t *history = malloc(sizeof *history * ROWS_MAX * HISTORY);
+    uint64_t x = 12345;
+
+    must_run(b.n_vocab < 1, "a vocabulary is needed");
+    fill(&b, n);
+    for (int i = 0; i < ROWS_MAX * HISTORY; i++)
+        history[i] = (int32_t)(next_random(&x) % (uint64_t)b.n_vocab);
+    b.history = on_gpu(history, sizeof *history * ROWS_MAX * HISTORY);
+    b.spare = on_gpu(NULL, n * sizeof *b.spare);
+    b.ids = on_gpu(NULL, ROWS_MAX * sizeof *b.ids);
+    b.rows = on_gpu(NULL, sizeof rows);
+    must_run(cudaEventCreate(&b.from) != cudaSuccess || cudaEventCreate(&b.to) != cudaSuccess,
+             "events");
+    printf("%-18s %8d %8d %8d %8d rows of %d\n", "", 1, 8, 64, 256, b.n_vocab);
+    print_line(&b, "a copy of them", 1);
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        for (int i = 0; i < ROWS_MAX; i++) {
+            rows[i] = kinds[k].row;
+            rows[i].seed = (uint64_t)i;
+            rows[i].history_at = (int64_t)i * HISTORY;
+        }
+        must_run(cudaMemcpy(b.rows, rows, sizeof rows, cudaMemcpyHostToDevice) != cudaSuccess,
+                 "rows");
+        print_line(&b, kinds[k].name, 0);
+    }
+    free(history);
+    return 0;
+}
