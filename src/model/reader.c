@@ -3,8 +3,8 @@
  * Sizes were measured beside an H200 with 16 cores, 16 GB in the page cache: 8 threads read
  * 39 GB/s, 12 threads 45, 16 threads 42; without the sums 8 threads read 48, the link takes 55.
  * What is read at a time is summed while it stands in the core's own cache. Pinning costs 0.3 ms
- * a MB, so pipes are small (of 16 MB, filled 4 MB at a time: 27 GB/s); yet a copy of 4 MB takes the link 75 us, ten times
- * what it costs to start. */
+ * a MB, so pipes are small (of 16 MB, filled 4 MB at a time: 27 GB/s); yet a copy of 4 MB takes
+ * the link 75 us, ten times what it costs to start. */
 #include "model/reader.h"
 
 #include <stdatomic.h>
