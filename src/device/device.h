@@ -3,7 +3,7 @@
  * The cpu device holds weights, activations and KV in float32, the cuda device in bfloat16; the
  * residual and the logits are float32 on both. Memory is got at start from device_alloc() and
  * given back as a whole by close(). Operations of a step are enqueued in order on one stream;
- * an error sticks and is returned by end(). One thread calls.
+ * an error sticks and is returned by end(). One thread calls, but for pipes.
  *
  * The operations are those of kernels/kernels.h, which says what they compute. Pointers to
  * device memory are void * or float *; the cpu device's are plain memory. */

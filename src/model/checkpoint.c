@@ -265,12 +265,11 @@ int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t a
     size_t offset = (size_t)(t->data - (const uint8_t *)f->map) + at;
 
     for (size_t done = 0; done < n;) { /* ends: each pass reads something or returns */
-        ssize_t got = pread(f->fd, (char *)to + done, n - done, (off_t)(offset + done));
+        ssize_t got = -1;
 
-        if (FAULT_HIT(model_read)) {
-            got = -1;
-            errno = EIO;
-        }
+        errno = EIO;
+        if (!FAULT_HIT(model_read))
+            got = pread(f->fd, (char *)to + done, n - done, (off_t)(offset + done));
         if (got == -1 && errno == EINTR)
             continue;
         if (got == -1) {

@@ -135,10 +135,15 @@ static void list(struct loader *l, const struct tensor *t)
     targets[l->n_items++] = (struct target){.use = BYTES_SUMMED};
 }
 
+static size_t elem_bytes(const struct target *to)
+{
+    return to->e4m3 ? 1 : to->type == DEVICE_F32 ? 4 : 2;
+}
+
 /* step: elements of the tensor that must stay together. */
 static void list_target(struct loader *l, size_t item, size_t step, const struct target *to)
 {
-    l->items[item].step = step * (to->e4m3 ? 1 : to->type == DEVICE_F32 ? 4 : 2);
+    l->items[item].step = step * elem_bytes(to);
     l->targets[item] = *to;
 }
 
@@ -404,9 +409,7 @@ static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_sc
 static int widen_rows(struct loader *l, const struct tensor *t, const struct target *to,
                       const unsigned char *bytes, int first, int n_rows)
 {
-    size_t cols = (size_t)to->n_in, row_bytes = cols * (to->e4m3                 ? 1
-                                                        : to->type == DEVICE_F32 ? 4
-                                                                                 : 2);
+    size_t cols = (size_t)to->n_in, row_bytes = cols * elem_bytes(to);
     int step = (int)(FLOATS / cols) + 1, rc = ERR_NO_MEMORY;
     float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
     k_e4m3 *scratch = mem_zalloc_array(cols, sizeof *scratch);
@@ -438,8 +441,7 @@ static int place(void *context, size_t idx, struct device_pipe *pipe, size_t at,
     struct loader *l = context;
     struct device *d = l->d;
     const struct target *to = &l->targets[idx];
-    size_t elem_bytes = to->e4m3 ? 1 : to->type == DEVICE_F32 ? 4 : 2;
-    size_t first = at / elem_bytes, n = bytes / elem_bytes, cols = (size_t)to->n_in;
+    size_t first = at / elem_bytes(to), n = bytes / elem_bytes(to), cols = (size_t)to->n_in;
     struct k_quantised out;
 
     switch (to->use) {
