@@ -3,10 +3,12 @@
     python3 live.py DUMP_LOGITS [DEVICE]
 
 DUMP_LOGITS is the program of that name (make bench builds it). Weights are random bfloat16. The
-reference is transformers in float32 on these weights; printed is the relative error (2-norm) of
-the last token's logits: of quire with the whole prompt in one step, of quire with that token as a
-decode, and of transformers in bfloat16. TAP: within 2e-2, and no worse than transformers' own
-bfloat16 by more than a quarter; with fp8 weights within 8e-2.
+reference is transformers in float32 on these weights, for fp8 on the weights rounded to e4m3 with a
+scale a row; printed is the relative error (2-norm) of the last token's logits: of quire with the
+whole prompt in one step, of quire with that token as a decode, and of transformers in bfloat16.
+TAP: within 2e-2, and no worse than transformers' own bfloat16. With fp8 a decode, whose inputs are
+float16, has the same limit; a prompt's inputs are rounded to e4m3 (3 bits), a part in 28 on average
+for each of 8 products one behind the other: within 1.5e-1.
 """
 
 import os
@@ -14,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 
-import numpy
-import torch
-import transformers
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+import numpy  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -42,6 +46,14 @@ def error(got, want):
     return float(numpy.linalg.norm(got - want) / numpy.linalg.norm(want))
 
 
+def round_weights(model):
+    """Matrices of layers as --quantization fp8 makes them."""
+    for name, p in model.named_parameters():
+        if ".layers." in name and p.dim() == 2:
+            scale = p.abs().amax(dim=1, keepdim=True) / 448.0
+            p.data = (p / scale).to(torch.float8_e4m3fn).float() * scale
+
+
 def main():
     dump, device = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cuda"
     n = 0
@@ -60,19 +72,25 @@ def main():
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             own = model(ids).logits[0, -1].float().cpu().numpy()
-            want = model.float()(ids).logits[0, -1].cpu().numpy()
+            model.float()
             ids_file, out_file = os.path.join(folder, "ids"), os.path.join(folder, "out")
             ids.cpu().numpy().astype(numpy.int32).tofile(ids_file)
             for quantization in ("", "fp8"):
                 subprocess.run([dump, folder, device, quantization, ids_file, out_file],
                                check=True, stderr=subprocess.DEVNULL)
+                if quantization:
+                    round_weights(model)
+                want = model(ids).logits[0, -1].cpu().numpy()
                 got = numpy.fromfile(out_file, numpy.float32).reshape(2, -1)
-                whole, decode, peer = error(got[0], want), error(got[1], want), error(own, want)
-                limit = 8e-2 if quantization else min(2e-2, 1.25 * peer)
+                whole, decode = error(got[0], want), error(got[1], want)
+                if not quantization:
+                    limit = min(2e-2, error(own, want))
                 n += 1
-                good = whole <= limit and decode <= limit
+                good = whole <= (1.5e-1 if quantization else limit) and decode <= limit
                 print(f"{'ok' if good else 'not ok'} {n} - {name} {quantization or 'bf16'}: prompt "
-                      f"{whole:.2e}, decode {decode:.2e}, transformers' bf16 {peer:.2e}", flush=True)
+                      f"{whole:.2e}, decode {decode:.2e}"
+                      + ("" if quantization else f", transformers' bf16 {error(own, want):.2e}"),
+                      flush=True)
         del model
         if device == "cuda":
             torch.cuda.empty_cache()
