@@ -25,8 +25,9 @@
  * warp meet in a bank, and nothing needs ldmatrix. Rows of x stand 16 bytes further apart than
  * they are long, for the same reason.
  *
- * e4m3 is widened to float16 in registers (one instruction for two), so x is float16 there: it comes
- * so from the product before, or is made so in shared memory, each row times a power of two. */
+ * e4m3 is widened to float16 in registers (one instruction for two), so x is float16 there: it
+ * comes so from the product before, or is made so in shared memory, each row times a power of
+ * two. */
 #include <cuda.h>
 
 #include "kernels/common.cuh"
