@@ -3,15 +3,14 @@
  * Sampling; the rules stand at ref_sample() in kernels.h.
  *
  * Split: a cluster of RANKS blocks of WARPS warps a row. Warp g of a row's ALL_WARPS owns the ids
- * g * run .. (g + 1) * run - 1, a quarter of a run's 16 bytes at a time, for the whole kernel.
- * Device memory is read once: a row's adjusted logits stay in the shared memory of its cluster,
- * where ids and slots are the same, so that the counts of a history stand first in the slots
- * which their values then take, and no array of n_vocab counts exists.
+ * g * run_len .. (g + 1) * run_len - 1 in all passes. Device memory is read once: a row's adjusted
+ * logits stay in the shared memory of its cluster. An id's count in the history stands first in
+ * the slot which its value then takes, so no array of n_vocab counts exists.
  *
- * Shared memory of a block: its slice of the values, 16 * run * 4 bytes (64 KB at 128256, three
- * blocks an SM), and struct shared_state, 10 KB. What blocks tell each other they push into the
- * other's shared memory before a barrier of the cluster; nobody reads remotely, so nobody need
- * wait for a reader before he ends.
+ * Shared memory of a block: its slice of the values, WARPS * run_len * 4 bytes (64 KB at 128256,
+ * three blocks an SM), and struct shared_state, 10 KB. What blocks tell each other they push into
+ * the other's shared memory before a barrier of the cluster; nobody reads remotely, so a block may
+ * end whatever the others do.
  *
  * Ways of a row after its largest value is known (one barrier):
  *   greedy     done.
