@@ -16,16 +16,6 @@
 #define K_MUL(a, b) ((a) * (b))
 #endif
 
-/* The largest whole number not above y, for -2^22 <= y <= 0. The GPU's own conversions are slow:
- * a sum rounded down to a number whose last place is 1 does the same. */
-#ifdef __CUDA_ARCH__
-#define K_FLOOR(y) (__fadd_rd((y), 12582912.0f) - 12582912.0f)
-#define K_INT(f)   (__float_as_int((f) + 12582912.0f) - 0x4b400000)
-#else
-#define K_FLOOR(y) floorf(y)
-#define K_INT(f)   ((int)(f))
-#endif
-
 /* The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection that mixes all bits. */
 K_BOTH uint64_t k_mix(uint64_t x)
 {
@@ -73,7 +63,7 @@ K_BOTH uint64_t k_exp_fixed(float x)
     if (!(x > -22.5f)) /* also NaN */
         return 0;
     y = K_MUL(x, 1.44269504f);
-    whole = K_FLOOR(y);
+    whole = floorf(y);
     y = y - whole; /* [0, 1): exact */
     p = 1.5353362e-4f;
     p = fmaf(p, y, 1.3398874e-3f);
@@ -83,7 +73,7 @@ K_BOTH uint64_t k_exp_fixed(float x)
     p = fmaf(p, y, 6.9314720e-1f);
     p = fmaf(p, y, 1.0f);
     memcpy(&bits, &p, sizeof bits); /* p is in [1, 2.001): 2^32 p is a whole number */
-    return (uint64_t)((bits & 0x7fffffU) | 0x800000U) << ((bits >> 23) - 118) >> -K_INT(whole);
+    return (uint64_t)((bits & 0x7fffffU) | 0x800000U) << ((bits >> 23) - 118) >> -(int)whole;
 }
 
 /* A float's bits as an integer that sorts as the float does; NaN sorts first. */
