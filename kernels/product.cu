@@ -4,11 +4,11 @@
  * bytes of w, with what stands around them in a decode (k_multiply() in kernels.h).
  *
  * The split. One CTA a multiprocessor. Rows of w are cut into tiles of 16. A CTA takes a run of
- * tiles, or, in a cluster of n_split CTAs, a share of n_in of such a run. Its eight warps share
- * each tile: a warp takes every eighth pair of boxes, a box being 16 rows x 128 bytes. Each warp
+ * tiles, or, in a cluster of n_split CTAs, a share of n_in of such a run. WK of its eight warps
+ * share a tile: each takes every WK-th pair of boxes, a box being 16 rows x 128 bytes. Each warp
  * has a ring of its own: it orders boxes from the tensor copy engine, multiplies them
  * (mma.m16n8k16, w on the side of 16, rows of x on the side of 8) and orders the next into the
- * same place; no warp waits for another until a pass of TILES ends. There the partial sums
+ * same place; no warp waits for another until a pass of PT tiles ends. There the partial sums
  * meet in shared memory, and the threads that add them finish the outputs. The order of adding is
  * fixed by the shape and n's bucket alone.
  *
@@ -33,7 +33,6 @@
 #include "kernels/common.cuh"
 
 #define WARPS      8
-#define TILES      4 /* of a pass */
 #define THREADS    (WARPS * 32)
 #define BOX_ROWS   16
 #define BOX_BYTES  2048 /* 16 rows of 128 bytes */
@@ -202,16 +201,23 @@ static __device__ inline chunk load_chunk(const char *box, int g, int at)
 }
 
 /* 32 elements of n_in: eight of each lane's quarter. */
-static __device__ inline void multiply_bf16(float acc[4], const chunk &a, const char *x)
+template <int NT>
+static __device__ inline void multiply_bf16(float acc[NT][4], const chunk &a, const char *x,
+                                            const uint32_t x_row[NT])
 {
-    uint4 b = *(const uint4 *)x;
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        uint4 b = *(const uint4 *)(x + x_row[t]);
 
-    multiply(acc, a.low.x, a.high.x, a.low.y, a.high.y, b.x, b.y);
-    multiply(acc, a.low.z, a.high.z, a.low.w, a.high.w, b.z, b.w);
+        multiply(acc[t], a.low.x, a.high.x, a.low.y, a.high.y, b.x, b.y);
+        multiply(acc[t], a.low.z, a.high.z, a.low.w, a.high.w, b.z, b.w);
+    }
 }
 
 /* 64 elements: sixteen of each lane's quarter. */
-static __device__ inline void multiply_e4m3(float acc[4], const chunk &a, const char *x)
+template <int NT>
+static __device__ inline void multiply_e4m3(float acc[NT][4], const chunk &a, const char *x,
+                                            const uint32_t x_row[NT])
 {
     const uint32_t *low = &a.low.x, *high = &a.high.x;
     uint32_t l[8], h[8];
@@ -222,27 +228,31 @@ static __device__ inline void multiply_e4m3(float acc[4], const chunk &a, const 
         widen(&h[2 * i], &h[2 * i + 1], high[i]);
     }
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint4 b = *(const uint4 *)(x + i * 16);
+    for (int t = 0; t < NT; t++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint4 b = *(const uint4 *)(x + x_row[t] + i * 16);
 
-        multiply_half(acc, l[4 * i], h[4 * i], l[4 * i + 1], h[4 * i + 1], b.x, b.y);
-        multiply_half(acc, l[4 * i + 2], h[4 * i + 2], l[4 * i + 3], h[4 * i + 3], b.z, b.w);
+            multiply_half(acc[t], l[4 * i], h[4 * i], l[4 * i + 1], h[4 * i + 1], b.x, b.y);
+            multiply_half(acc[t], l[4 * i + 2], h[4 * i + 2], l[4 * i + 3], h[4 * i + 3], b.z, b.w);
+        }
     }
 }
 
 /* One box in shared memory times the rows of x. */
-template <bool FP8>
-static __device__ inline void multiply_box(float acc[2][4], const char *box, const char *x)
+template <int NT, bool FP8>
+static __device__ inline void multiply_box(float acc[2][NT][4], const char *box, const char *x,
+                                           const uint32_t x_row[NT])
 {
     int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     chunk c0 = load_chunk(box, g, 2 * q), c1 = load_chunk(box, g, 2 * q + 1);
 
     if (FP8) {
-        multiply_e4m3(acc[0], c0, x);
-        multiply_e4m3(acc[1], c1, x + 32);
+        multiply_e4m3<NT>(acc[0], c0, x, x_row);
+        multiply_e4m3<NT>(acc[1], c1, x + 32, x_row);
     } else {
-        multiply_bf16(acc[0], c0, x);
-        multiply_bf16(acc[1], c1, x + 16);
+        multiply_bf16<NT>(acc[0], c0, x, x_row);
+        multiply_bf16<NT>(acc[1], c1, x + 16, x_row);
     }
 }
 
@@ -266,6 +276,7 @@ static __device__ inline int warp_number(void)
 
 /* Order the next two boxes of a tile into a slot. The second may be one too many (zeros, or
  * another CTA's): it is not multiplied. */
+template <int WK>
 static __device__ inline void order(ring &r, const CUtensorMap *map, const product_args &a,
                                     int warp, int slot)
 {
@@ -276,30 +287,30 @@ static __device__ inline void order(ring &r, const CUtensorMap *map, const produ
         copy_boxes(r.boxes + slot * SLOT_BYTES, map, r.first_box + r.box, r.tile * r.tile_rows,
                    &r.bars[slot]);
     }
-    r.box += 2 * WARPS;
+    r.box += 2 * WK;
     if (r.box >= a.n_boxes) {
-        r.box = warp * 2;
-        r.tile++;
+        r.box = warp % WK * 2;
+        r.tile += WARPS / WK;
     }
 }
 
-/* A tile times the rows of x; acc is what this warp's boxes add up to. x is where this lane's part
- * of its row begins. */
-template <bool FP8>
-static __device__ inline void multiply_tile(float acc[2][4], ring &r, const CUtensorMap *map,
-                                            const product_args &a, const char *x, int warp)
+/* A tile times the rows of x; acc is what this warp's boxes add up to. */
+template <int NT, int WK, bool FP8>
+static __device__ inline void multiply_tile(float acc[2][NT][4], ring &r, const CUtensorMap *map,
+                                            const product_args &a, const char *xs,
+                                            const uint32_t x_row[NT], int warp)
 {
     const int x_bytes = FP8 ? 256 : 128; /* of a row of x, for a box */
 
-    for (int box = warp * 2; box < a.n_boxes; box += 2 * WARPS) {
-        const char *from = r.boxes + r.slot * SLOT_BYTES, *at = x + box * x_bytes;
+    for (int box = warp % WK * 2; box < a.n_boxes; box += 2 * WK) {
+        const char *from = r.boxes + r.slot * SLOT_BYTES, *x = xs + box * x_bytes;
 
         bar_wait(&r.bars[r.slot], r.parity);
-        multiply_box<FP8>(acc, from, at);
+        multiply_box<NT, FP8>(acc, from, x, x_row);
         if (box + 1 < a.n_boxes)
-            multiply_box<FP8>(acc, from + BOX_BYTES, at + x_bytes);
+            multiply_box<NT, FP8>(acc, from + BOX_BYTES, x + x_bytes, x_row);
         __syncwarp();
-        order(r, map, a, warp, r.slot);
+        order<WK>(r, map, a, warp, r.slot);
         if (r.tile >= r.last_tile) /* again and again: it is the first time that counts */
             asm volatile("griddepcontrol.launch_dependents;");
         if (++r.slot == a.depth) {
@@ -310,16 +321,20 @@ static __device__ inline void multiply_tile(float acc[2][4], ring &r, const CUte
 }
 
 /* A warp's sums of a tile [n][COL_STRIDE]. */
-static __device__ inline void store_sums(float *to, const float acc[2][4], int n)
+template <int NT>
+static __device__ inline void store_sums(float *to, const float acc[2][NT][4], int n)
 {
     int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-        int col = q * 2 + e % 2;
+    for (int t = 0; t < NT; t++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int col = t * 8 + q * 2 + e % 2;
 
-        if (col < n)
-            to[col * COL_STRIDE + g + e / 2 * 8] = acc[0][e] + acc[1][e];
+            if (col < n)
+                to[col * COL_STRIDE + g + e / 2 * 8] = acc[0][t][e] + acc[1][t][e];
+        }
     }
 }
 
@@ -336,7 +351,8 @@ struct output {
 };
 
 /* Columns go round the CTAs of a cluster; 16 lanes have the rows of a tile, so that they can add
- * squares. `tile` is the first of the pass. */
+ * squares. `tile` is the first of the pass' TILES. */
+template <int TILES>
 static __device__ inline output choose_output(const product_args &a, int tile, int last, int rank)
 {
     const struct k_product &p = a.p;
@@ -365,14 +381,15 @@ static __device__ inline output choose_output(const product_args &a, int tile, i
     return o;
 }
 
-/* The sum of a place and column over the warps that share a tile: [TILES][WARPS][n][COL_STRIDE]. */
+/* The sum of a place and column over the warps that share a tile: [TILES][WK][n][COL_STRIDE]. */
+template <int WK>
 static __device__ inline float sum_warps(const float *red, int place, int col, int n)
 {
     float sum = 0.0f;
 
 #pragma unroll
-    for (int w = 0; w < WARPS; w++)
-        sum += red[((place / 16 * WARPS + w) * n + col) * COL_STRIDE + place % 16];
+    for (int w = 0; w < WK; w++)
+        sum += red[((place / 16 * WK + w) * n + col) * COL_STRIDE + place % 16];
     return sum;
 }
 
@@ -428,6 +445,7 @@ static __device__ inline void write_output(const product_args &a, const output &
 }
 
 /* Add what the warps left in red, and finish the outputs. */
+template <int WK>
 static __device__ void end_pass(const float *red, const product_args &a, const output &o,
                                 const float *inverse)
 {
@@ -437,19 +455,20 @@ static __device__ void end_pass(const float *red, const product_args &a, const o
     if (!o.mine)
         return;
     if (a.p.kind == K_PRODUCT_GATED)
-        up = sum_warps(red, o.place + 8, o.c, a.n);
-    write_output(a, o, sum_warps(red, o.place, o.c, a.n), up, inverse[o.c]);
+        up = sum_warps<WK>(red, o.place + 8, o.c, a.n);
+    write_output(a, o, sum_warps<WK>(red, o.place, o.c, a.n), up, inverse[o.c]);
 }
 
 /* In a cluster the CTAs exchange their sums; the others' are there a pass later. Each has its own
  * power of two for x, so it is made up for here. */
+template <int WK, int TILES>
 static __device__ void leave_sums(float *part, const float *red, const float *unscale, int n)
 {
     __syncthreads();
     for (int i = threadIdx.x; i < 16 * TILES * n; i += THREADS) {
         int col = i / (16 * TILES);
 
-        part[i] = sum_warps(red, i % (16 * TILES), col, n) * unscale[col];
+        part[i] = sum_warps<WK>(red, i % (16 * TILES), col, n) * unscale[col];
     }
     cluster_arrive();
 }
@@ -577,34 +596,35 @@ static __device__ void convert_x(char *xs, float *unscale, float *tops, const pr
 
 /* --- the kernel ------------------------------------------------------------------------- */
 
-template <bool FP8, bool CLUSTER>
+/* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp in a pass. */
+template <int NT, int WK, int PT, bool FP8, bool CLUSTER>
 static __global__ void __launch_bounds__(THREADS, 1)
     product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a)
 {
-    /* rings [WARPS][depth], x [n][x_stride], sums of warps [2][TILES][WARPS][n][COL_STRIDE] (in a
-     * cluster the second half is for the exchange), inverse and unscale [8], barriers
+    /* rings [WARPS][depth], x [n][x_stride], sums of warps [2][PT][WARPS][n][COL_STRIDE] (in a
+     * cluster the second half is for the exchange), inverse and unscale [8 NT], barriers
      * [WARPS][depth] and x's */
     extern __shared__ __align__(1024) char shared[];
-    const int box_cols = FP8 ? 128 : 64;
+    const int tiles = WARPS / WK * PT, box_cols = FP8 ? 128 : 64;
     int warp = warp_number(), g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, pass = 0;
-    const char *x;
     char *xs = shared + WARPS * a.depth * SLOT_BYTES;
-    float *red = (float *)(xs + a.n * a.x_stride), *part = red + TILES * WARPS * COL_STRIDE * a.n;
-    float *inverse = part + TILES * WARPS * COL_STRIDE * a.n, *unscale = inverse + 8;
-    uint64_t *bars = (uint64_t *)(unscale + 8), *x_bar = bars + WARPS * a.depth;
+    float *red = (float *)(xs + a.n * a.x_stride), *part = red + PT * WARPS * COL_STRIDE * a.n;
+    float *inverse = part + PT * WARPS * COL_STRIDE * a.n, *unscale = inverse + 8 * NT;
+    uint64_t *bars = (uint64_t *)(unscale + 8 * NT), *x_bar = bars + WARPS * a.depth;
     int rank = CLUSTER ? (int)cluster_rank() : 0, share = a.n_boxes * box_cols;
     unsigned group = blockIdx.x / a.n_split, n_groups = gridDim.x / a.n_split;
     int first = (int)(group * a.n_tiles / n_groups),
         last = (int)((group + 1) * a.n_tiles / n_groups);
     ring r = {};
     output before = {};
+    uint32_t x_row[NT];
     float squares[SQUARES];
 
     r.boxes = shared + warp * a.depth * SLOT_BYTES;
     r.bars = bars + warp * a.depth;
-    r.tile = warp * 2 < a.n_boxes ? first : last;
+    r.tile = warp % WK * 2 < a.n_boxes ? first + warp / WK : last;
     r.last_tile = last;
-    r.box = warp * 2;
+    r.box = warp % WK * 2;
     r.first_box = rank * a.n_boxes;
     r.tile_rows = a.p.kind == K_PRODUCT_GATED ? 8 : BOX_ROWS;
     if (leads()) {
@@ -617,10 +637,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     for (int i = 0; i < a.depth; i++)
-        order(r, &map, a, warp, i);
-    if (threadIdx.x < 8)
+        order<WK>(r, &map, a, warp, i);
+    if (threadIdx.x < 8 * NT)
         unscale[threadIdx.x] = 1.0f;
-    x = xs + min(g, a.n - 1) * a.x_stride + q * (FP8 ? 64 : 32);
+    for (int t = 0; t < NT; t++)
+        x_row[t] = min(t * 8 + g, a.n - 1) * a.x_stride + q * (FP8 ? 64 : 32);
     __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
@@ -630,31 +651,31 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (FP8 && !a.p.x_is_half)
         convert_x(xs, unscale, red, a, share * 2 / 16);
 
-    for (int tile = first; tile < last; tile += TILES, pass++) {
+    for (int tile = first; tile < last; tile += tiles, pass++) {
         float *sums = !CLUSTER && (pass & 1) ? part : red;
-        float *part_now = part + (pass & 1) * (16 * TILES * a.n);
-        output o = choose_output(a, tile, last, rank);
+        float *part_now = part + (pass & 1) * (16 * tiles * a.n);
+        output o = choose_output<tiles>(a, tile, last, rank);
 
-        for (int t = 0; t < TILES; t++) {
-            float acc[2][4] = {};
+        for (int t = 0; t < PT; t++) {
+            float acc[2][NT][4] = {};
 
-            if (tile + t < last)
-                multiply_tile<FP8>(acc, r, &map, a, x, warp);
+            if (tile + t * (WARPS / WK) + warp / WK < last)
+                multiply_tile<NT, WK, FP8>(acc, r, &map, a, xs, x_row, warp);
             if (CLUSTER && t == 0 && tile > first) /* and red is free: all have read it */
-                collect_sums(part + (~pass & 1) * (16 * TILES * a.n), 16 * TILES, a, before,
+                collect_sums(part + (~pass & 1) * (16 * tiles * a.n), 16 * tiles, a, before,
                              inverse);
-            store_sums(sums + (t * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
+            store_sums<NT>(sums + (t * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
         }
         if (tile == first)
             find_inverse(inverse, unscale, squares, warp, a);
         if (!CLUSTER) {
-            end_pass(sums, a, o, inverse);
+            end_pass<WK>(sums, a, o, inverse);
             continue;
         }
-        leave_sums(part_now, red, unscale, a.n);
+        leave_sums<WK, tiles>(part_now, red, unscale, a.n);
         before = o;
-        if (tile + TILES >= last)
-            collect_sums(part_now, 16 * TILES, a, before, inverse);
+        if (tile + tiles >= last)
+            collect_sums(part_now, 16 * tiles, a, before, inverse);
     }
     if (CLUSTER)
         cluster_sync(); /* the others may still read our sums */
@@ -709,7 +730,7 @@ static int split_of(int n)
 static size_t rest_bytes(int n_in, int n)
 {
     return (size_t)n * (size_t)(n_in / split_of(n) * 2 + 16) +
-           2 * TILES * WARPS * COL_STRIDE * (size_t)n * 4 + 2 * 8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
+           2 * 4 * WARPS * COL_STRIDE * (size_t)n * 4 + 2 * 8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
 }
 
 int k_multiply_takes(const struct k_matrix *w, int n)
@@ -719,7 +740,7 @@ int k_multiply_takes(const struct k_matrix *w, int n)
            rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
 }
 
-template <bool FP8, bool CLUSTER>
+template <int NT, int WK, int PT, bool FP8, bool CLUSTER>
 static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
 {
     size_t rest = rest_bytes(a.n_in, a.n), smem;
@@ -729,7 +750,7 @@ static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream s
 
     a.depth = depth < DEPTH_MAX ? depth : DEPTH_MAX;
     smem = rest + (size_t)WARPS * a.depth * SLOT_BYTES;
-    if (cudaFuncSetAttribute(product_kernel<FP8, CLUSTER>,
+    if (cudaFuncSetAttribute(product_kernel<NT, WK, PT, FP8, CLUSTER>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) != cudaSuccess)
         return -1;
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -743,15 +764,17 @@ static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream s
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = CLUSTER ? 2 : 1;
-    return cudaLaunchKernelEx(&config, product_kernel<FP8, CLUSTER>, map, a) == cudaSuccess ? 0
-                                                                                            : -1;
+    return cudaLaunchKernelEx(&config, product_kernel<NT, WK, PT, FP8, CLUSTER>, map, a) ==
+                   cudaSuccess
+               ? 0
+               : -1;
 }
 
 template <bool FP8>
 static int choose(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
 {
-    return a.n <= 4 ? launch<FP8, false>(map, a, n_sms, stream)
-                    : launch<FP8, true>(map, a, n_sms, stream);
+    return a.n <= 4 ? launch<1, 8, 4, FP8, false>(map, a, n_sms, stream)
+                    : launch<1, 8, 4, FP8, true>(map, a, n_sms, stream);
 }
 
 int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
