@@ -3,15 +3,14 @@
  * Sampling; the rules stand at ref_sample() in kernels.h.
  *
  * Split: a cluster of RANKS blocks of WARPS warps a row. Warp g of a row's ALL_WARPS owns the ids
- * g * run .. (g + 1) * run - 1, a quarter of a run's 16 bytes at a time, for the whole kernel.
- * Device memory is read once: a row's adjusted logits stay in the shared memory of its cluster,
- * where ids and slots are the same, so that the counts of a history stand first in the slots
- * which their values then take, and no array of n_vocab counts exists.
+ * g * run_len .. (g + 1) * run_len - 1 in all passes. Device memory is read once: a row's adjusted
+ * logits stay in the shared memory of its cluster. An id's count in the history stands first in
+ * the slot which its value then takes, so no array of n_vocab counts exists.
  *
- * Shared memory of a block: its slice of the values, 16 * run * 4 bytes (64 KB at 128256, three
- * blocks an SM), and struct shared_state, 10 KB. What blocks tell each other they push into the
- * other's shared memory before a barrier of the cluster; nobody reads remotely, so nobody need
- * wait for a reader before he ends.
+ * Shared memory of a block: its slice of the values, WARPS * run_len * 4 bytes (64 KB at 128256,
+ * three blocks an SM), and struct shared_state, 10 KB. What blocks tell each other they push into
+ * the other's shared memory before a barrier of the cluster; nobody reads remotely, so a block may
+ * end whatever the others do.
  *
  * Ways of a row after its largest value is known (one barrier):
  *   greedy     done.
@@ -22,7 +21,12 @@
  *   wide       the others, and rows of which more are not smaller than there is room for:
  *              thresholds by search, each step counting or weighing above CUTS cuts in all
  *              blocks (one barrier), then a sum and the draw.
- * All sums are sums of integers, so the result is the reference's whatever the order of adding. */
+ * All sums are sums of integers, so the result is the reference's whatever the order of adding.
+ *
+ * H200, us for 1, 8, 64 and 256 rows of 128256 (bench_sample): greedy 8 9 21 54, temperature 21
+ * 25 50 141, top_k 50 16 17 34 87, top_p 24 26 58 176 (1156 when nearly all ids are kept), top_k
+ * with top_p and penalties 20 21 43 122. One block a row, reading about ten times, took 4120 for
+ * the last, and 39 for 256 greedy rows. */
 #include <cooperative_groups.h>
 #include <limits.h>
 

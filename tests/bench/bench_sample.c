@@ -3,9 +3,8 @@
  *   bench_sample [N_VOCAB]
  *
  * Prints one line for each kind of row: the median microseconds of a launch for 1, 8, 64 and 256
- * rows; before them, one plain read of the logits (the argument max of a bench kernel is not
- * needed for that: a copy's read half, half the time of a copy on the device). Several sets of
- * logits take turns, so that few are in the L2 cache; RUNS launches are timed one by one. */
+ * rows; before them, what a copy of the logits on the device takes, which moves twice the bytes.
+ * Two sets of logits take turns, so that of many rows few are in the L2 cache. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +15,6 @@
 #define RUNS     41
 #define ROWS_MAX 256
 #define HISTORY  1000
-
-enum look { NORMAL, PEAKED }; /* the latter: one in 64 is lifted, as a model that is sure */
 
 struct kind {
     const char *name;
@@ -110,7 +107,7 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The median of RUNS launches of n rows, microseconds; read: of a copy instead. */
+/* The median of RUNS launches of n rows, microseconds; is_copy: of copies. */
 static float median_us(struct bench *b, int n, int is_copy)
 {
     float us[RUNS];
