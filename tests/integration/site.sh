@@ -131,7 +131,10 @@ check "nginx gave up neither" "$(grep -c 'no live upstreams' "$run/nginx-error.l
 mv "$run/front1.sock" "$run/front1.gone" && mv "$run/front2.sock" "$run/front2.gone"
 check "no front: 502" "$(get -i "$url/version" | said)" "502 server_error bad_gateway retry-after *"
 mv "$run/front1.gone" "$run/front1.sock" && mv "$run/front2.gone" "$run/front2.sock"
+was=$(cat "$run/engine.pid")
 killed engine
+# A front may say 200 until it sees that the engine is gone: wait for the next one first.
+for _ in $(seq 100); do [ "$(cat "$run/engine.pid")" != "$was" ] && break || sleep 0.1; done
 for _ in $(seq 100); do [ "$(code "$url/health")" = 200 ] && break || sleep 0.1; done
 check "the engine dies and is back" "$(code "$url/health")" 200
 check "and answers" "$(get -H 'Authorization: Bearer sk-other' -H 'Content-Type: application/json' \
