@@ -22,7 +22,6 @@
 struct bench_options {
     int num_prompts, max_concurrency, input_len, output_len;
     double read_limit; /* bytes a second */
-    double head_bytes; /* of an element of the head; 0: as the others */
 };
 
 struct bench {
@@ -138,7 +137,8 @@ static double weight_bytes(const struct bench *n)
 {
     const struct model_shape *s = n->shape;
     bool gpu = strncmp(s->device, "cpu", 3) != 0, fp8 = n->settings.quantization[0] != '\0';
-    double elem = !gpu ? 4.0 : fp8 ? 1.0 : 2.0, head = gpu ? 2.0 : 4.0;
+    bool fp8_head = strcmp(n->settings.quantization, "fp8_all") == 0;
+    double elem = !gpu ? 4.0 : fp8 ? 1.0 : 2.0, head = !gpu ? 4.0 : fp8_head ? 1.0 : 2.0;
     double q = (double)s->n_heads * s->head_dim, kv = (double)s->n_kv_heads * s->head_dim;
     double layer = (2.0 * q + 2.0 * kv) * s->dim + 3.0 * (double)s->ff_dim * s->dim;
 

@@ -252,10 +252,9 @@ static void cuda_embed(struct device *d, float *x, const void *table)
         "embed");
 }
 
-/* Whether the product of n rows with w reads them as e4m3. */
-static bool reads_e4m3(const struct k_matrix *w, int n)
+/* Whether matmul() with w reads its input as e4m3. */
+static bool reads_e4m3(const struct k_matrix *w)
 {
-    (void)n;
     return w->type == K_E4M3;
 }
 
@@ -277,7 +276,7 @@ static void cuda_rmsnorm(struct device *d, void *out, const float *x, const void
     int dim = d->limits.dim;
 
     cuda_keep(c,
-              reads_e4m3(to, n)
+              reads_e4m3(to)
                   ? k_rmsnorm_e4m3(rounded(c, out, to, n), x, weight, eps, n, dim, c->stream)
                   : k_rmsnorm(out, x, weight, eps, n, dim, c->stream),
               "rmsnorm");
@@ -290,9 +289,9 @@ static void cuda_add_rmsnorm(struct device *d, void *out, float *x, const void *
     int dim = d->limits.dim;
 
     cuda_keep(c,
-              reads_e4m3(to, n) ? k_add_rmsnorm_e4m3(rounded(c, out, to, n), x, delta, weight, eps,
-                                                     n, dim, c->stream)
-                                : k_add_rmsnorm(out, x, delta, weight, eps, n, dim, c->stream),
+              reads_e4m3(to) ? k_add_rmsnorm_e4m3(rounded(c, out, to, n), x, delta, weight, eps, n,
+                                                  dim, c->stream)
+                             : k_add_rmsnorm(out, x, delta, weight, eps, n, dim, c->stream),
               "add_rmsnorm");
 }
 
@@ -312,7 +311,7 @@ static void cuda_matmul(struct device *d, void *y, const void *x, const struct k
 {
     struct gemm_product p = {.y = y, .x = x, .w = w, .bias = bias, .n = n};
 
-    if (reads_e4m3(w, n))
+    if (reads_e4m3(w))
         round_input(cuda_of(d), &p);
     cuda_keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
 }
@@ -322,7 +321,7 @@ static void cuda_matmul_float(struct device *d, float *y, const void *x, const s
 {
     struct gemm_product p = {.y = y, .x = x, .w = w, .n = n, .y_is_float = true};
 
-    if (reads_e4m3(w, n))
+    if (reads_e4m3(w))
         round_input(cuda_of(d), &p);
     cuda_keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
 }
@@ -361,8 +360,8 @@ static void cuda_silu_mul(struct device *d, void *out, const void *in, int n,
     int ff_dim = d->limits.ff_dim;
 
     cuda_keep(c,
-              reads_e4m3(to, n) ? k_silu_mul_e4m3(rounded(c, out, to, n), in, n, ff_dim, c->stream)
-                                : k_silu_mul(out, in, n, ff_dim, c->stream),
+              reads_e4m3(to) ? k_silu_mul_e4m3(rounded(c, out, to, n), in, n, ff_dim, c->stream)
+                             : k_silu_mul(out, in, n, ff_dim, c->stream),
               "silu_mul");
 }
 
