@@ -28,9 +28,7 @@
  * e4m3 is widened to float16 in registers (one instruction for two), so x is float16 there: it
  * comes so from the product before, or is made so in shared memory, each row times a power of
  * two. */
-#include <cuda.h>
-
-#include "kernels/common.cuh"
+#include "kernels/sm90.cuh"
 
 #define WARPS      8
 #define THREADS    (WARPS * 32)
@@ -69,23 +67,8 @@ static __device__ inline bool leads(void)
     return yes != 0;
 }
 
-static __device__ inline uint32_t smem_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-static __device__ inline void bar_init(uint64_t *bar)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(smem_address(bar)) : "memory");
-}
-
-static __device__ inline void bar_expect(uint64_t *bar, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)),
-                 "r"(bytes)
-                 : "memory");
-}
-
+/* barrier_wait() with a branch inside: in this loop the code around a wait is what counts, and it
+ * was measured with this one. */
 static __device__ inline void bar_wait(uint64_t *bar, uint32_t parity)
 {
     asm volatile("{\n"
@@ -93,7 +76,7 @@ static __device__ inline void bar_wait(uint64_t *bar, uint32_t parity)
                  "again:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
                  "@!p bra again;\n"
-                 "}" ::"r"(smem_address(bar)),
+                 "}" ::"r"(shared_addr(bar)),
                  "r"(parity)
                  : "memory");
 }
@@ -104,8 +87,8 @@ static __device__ inline void copy_boxes(void *to, const CUtensorMap *map, int b
                                          uint64_t *bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3, %2, %4}], [%5], %6;" ::"r"(smem_address(to)),
-                 "l"(map), "r"(0), "r"(row), "r"(box), "r"(smem_address(bar)),
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %2, %4}], [%5], %6;" ::"r"(shared_addr(to)),
+                 "l"(map), "r"(0), "r"(row), "r"(box), "r"(shared_addr(bar)),
                  "l"(0x12f0000000000000ULL)
                  : "memory");
 }
@@ -113,8 +96,8 @@ static __device__ inline void copy_boxes(void *to, const CUtensorMap *map, int b
 static __device__ inline void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t *bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(smem_address(to)),
-                 "l"(from), "r"(bytes), "r"(smem_address(bar))
+                 "%2, [%3];" ::"r"(shared_addr(to)),
+                 "l"(from), "r"(bytes), "r"(shared_addr(bar))
                  : "memory");
 }
 
@@ -139,7 +122,7 @@ static __device__ inline float load_remote(const float *p, uint32_t rank)
     uint32_t at;
     float f;
 
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem_address(p)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_addr(p)), "r"(rank));
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(f) : "r"(at));
     return f;
 }
@@ -259,7 +242,7 @@ static __device__ inline void multiply_box(float acc[2][NT][4], const char *box,
 /* --- a warp's ring ---------------------------------------------------------------------- */
 
 /* Two boxes a slot: a wait and an order for 4 KB. All lanes keep the same numbers. */
-struct ring {
+struct box_ring {
     char *boxes;
     uint64_t *bars;
     int slot, parity;         /* of the boxes to be multiplied next */
@@ -277,13 +260,13 @@ static __device__ inline int warp_number(void)
 /* Order the next two boxes of a tile into a slot. The second may be one too many (zeros, or
  * another CTA's): it is not multiplied. */
 template <int WK>
-static __device__ inline void order(ring &r, const CUtensorMap *map, const product_args &a,
+static __device__ inline void order(box_ring &r, const CUtensorMap *map, const product_args &a,
                                     int warp, int slot)
 {
     if (r.tile >= r.last_tile)
         return;
     if (leads()) {
-        bar_expect(&r.bars[slot], SLOT_BYTES);
+        barrier_expect(&r.bars[slot], SLOT_BYTES);
         copy_boxes(r.boxes + slot * SLOT_BYTES, map, r.first_box + r.box, r.tile * r.tile_rows,
                    &r.bars[slot]);
     }
@@ -296,9 +279,9 @@ static __device__ inline void order(ring &r, const CUtensorMap *map, const produ
 
 /* A tile times the rows of x; acc is what this warp's boxes add up to. */
 template <int NT, int WK, bool FP8>
-static __device__ inline void multiply_tile(float acc[2][NT][4], ring &r, const CUtensorMap *map,
-                                            const product_args &a, const char *xs,
-                                            const uint32_t x_row[NT], int warp)
+static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
+                                            const CUtensorMap *map, const product_args &a,
+                                            const char *xs, const uint32_t x_row[NT], int warp)
 {
     const int x_bytes = FP8 ? 256 : 128; /* of a row of x, for a box */
 
@@ -491,7 +474,7 @@ static __device__ void collect_sums(const float *part, int places, const product
 /* Order this CTA's share of the rows of x; one lane. */
 static __device__ void order_x(char *xs, const product_args &a, int share, int rank, uint64_t *bar)
 {
-    bar_expect(bar, a.n * share * 2);
+    barrier_expect(bar, a.n * share * 2);
     for (int c = 0; c < a.n; c++)
         copy_bytes(xs + c * a.x_stride, (const k_bf16 *)a.p.x + (size_t)c * a.n_in + rank * share,
                    share * 2, bar);
@@ -615,7 +598,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     unsigned group = blockIdx.x / a.n_split, n_groups = gridDim.x / a.n_split;
     int first = (int)(group * a.n_tiles / n_groups),
         last = (int)((group + 1) * a.n_tiles / n_groups);
-    ring r = {};
+    box_ring r = {};
     output before = {};
     uint32_t x_row[NT];
     float squares[SQUARES];
@@ -629,11 +612,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     r.tile_rows = a.p.kind == K_PRODUCT_GATED ? 8 : BOX_ROWS;
     if (leads()) {
         for (int i = 0; i < a.depth; i++)
-            bar_init(&r.bars[i]);
+            barrier_init(&r.bars[i], 1);
         if (warp == 0)
-            bar_init(x_bar);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            barrier_init(x_bar, 1);
+        barrier_init_done();
+        fence_async();
     }
     __syncwarp();
     for (int i = 0; i < a.depth; i++)
