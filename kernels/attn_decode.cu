@@ -534,12 +534,12 @@ template <int D, int TYPE, int HEADS> struct decode {
                     warp::insert_new(stage, valid - 1,
                                      w.desk + (HEADS + 2 * w.side) * warp::DESK_ROW, a.kv.head_dim);
                 warp::blank_values(stage + tile::BYTES, valid);
-                fence_proxies();
+                fence_async();
                 __syncwarp();
             }
-            warp::take_tile(st, shared_at(stage), valid);
+            warp::take_tile(st, shared_addr(stage), valid);
             __syncwarp();
-            feed_tile(w.f, a, map, shared_at(w.ring), w.barriers, w.policy);
+            feed_tile(w.f, a, map, shared_addr(w.ring), w.barriers, w.policy);
             if (!a.by_hand && ++w.stage == warp::STAGES) {
                 w.stage = 0;
                 w.parity ^= 1;
@@ -599,7 +599,7 @@ template <int D, int TYPE, int HEADS> struct decode {
         w.parity = 0;
         w.ring = shared + index * warp::RING;
         w.desk = shared + DESKS_AT + index * warp::DESK;
-        w.barriers = shared_at(shared + BARRIERS_AT) + index * warp::STAGES * 8;
+        w.barriers = shared_addr(shared + BARRIERS_AT) + index * warp::STAGES * 8;
         w.policy = evict_first();
         w.f.item = mine.item, w.f.row = mine.row, w.f.tile = mine.tile;
         w.f.left = a.by_hand ? 0 : mine.n;
@@ -632,8 +632,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
         tensor_prefetch(&map);
         pieces[2 * index].at = pieces[2 * index + 1].at = NULL;
         for (int i = 0; i < k::warp::STAGES; i++)
-            full_init(shared_at(shared + k::BARRIERS_AT) + (index * k::warp::STAGES + i) * 8);
-        full_init_done();
+            full_init(shared_addr(shared + k::BARRIERS_AT) + (index * k::warp::STAGES + i) * 8);
+        barrier_init_done();
     }
     __syncwarp();
     k::begin_share(w, mine, a, shared);
@@ -642,7 +642,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         k::wait_and_ask(w, a);
 #pragma unroll 1
     for (int i = 0; i < k::warp::STAGES; i++)
-        k::feed_tile(w.f, a, &map, shared_at(w.ring), w.barriers, w.policy);
+        k::feed_tile(w.f, a, &map, shared_addr(w.ring), w.barriers, w.policy);
     if (a.turns != NULL)
         k::wait_and_ask(w, a);
     let_next_begin();

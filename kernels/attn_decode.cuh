@@ -3,10 +3,10 @@
 #ifndef QUIRE_KERNELS_ATTN_DECODE_CUH
 #define QUIRE_KERNELS_ATTN_DECODE_CUH
 
-#include <cuda.h>
 #include <cuda_fp16.h>
 
 #include "kernels/pages.cuh"
+#include "kernels/sm90.cuh"
 
 #define DECODE_WARPS 4
 #define DECODE_SMS   132              /* of an H200; any other number is right, too */
@@ -130,19 +130,9 @@ static __device__ inline int share_of(int tile, int n_tiles, int n_workers)
 
 /* --- barriers and copies --------------------------------------------------------------- */
 
-static __device__ __forceinline__ uint32_t shared_at(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 static __device__ __forceinline__ void full_init(uint32_t barrier)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-}
-
-static __device__ __forceinline__ void full_init_done(void)
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 static __device__ __forceinline__ void full_expect(uint32_t barrier, uint32_t bytes)
@@ -167,11 +157,6 @@ static __device__ __forceinline__ void full_wait(uint32_t barrier, uint32_t pari
     } while (done == 0);
 }
 
-static __device__ __forceinline__ void fence_proxies(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 /* KV is read once a step: it goes first when the L2 cache needs room. */
 static __device__ __forceinline__ uint64_t evict_first(void)
 {
@@ -179,11 +164,6 @@ static __device__ __forceinline__ uint64_t evict_first(void)
 
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
-}
-
-static __device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 /* 16 bytes by this thread, not kept in the L1 cache; and the wait for all it asked for. */

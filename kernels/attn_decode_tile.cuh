@@ -99,7 +99,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             int from = extra < 0 ? head + r : a.n_heads + kv_head + extra * a.kv.n_kv_heads;
             int to = extra < 0 ? r : HEADS + 2 * side + extra;
 
-            copy_async(shared_at(desk + to * DESK_ROW + d * 2), token + from * hd + d);
+            copy_async(shared_addr(desk + to * DESK_ROW + d * 2), token + from * hd + d);
         }
     }
 
