@@ -1,12 +1,14 @@
-/* Logits of a prompt's last token, twice: with the whole prompt in one step, and as a decode behind
- * the rest of it. For live.py.
+/* Logits of a prompt's last token, three times: with the whole prompt in one step, as a decode
+ * behind the rest of it, and behind decodes alone. For live.py.
  *
  *   dump_logits FOLDER DEVICE QUANTIZATION IDS OUT
  *
- * IDS holds int32 token ids, OUT gets float32 [2][n_vocab]. */
+ * IDS holds int32 token ids, OUT gets float32 [WAYS][n_vocab]. */
 #include <stdio.h>
 
 #include "tests/golden/run.h"
+
+#define WAYS 3
 
 static void die(const char *what)
 {
@@ -33,7 +35,7 @@ int main(int argc, char **argv)
                               .gpu_memory_utilization = 0.5,
                               .cpu_kv_bytes = (size_t)1 << 28};
     struct run *r = calloc(1, sizeof *r);
-    struct run_seq *seqs = calloc(2, sizeof *seqs);
+    struct run_seq *seqs = calloc(WAYS, sizeof *seqs);
     struct model *m;
     float *logits;
     FILE *f;
@@ -47,22 +49,25 @@ int main(int argc, char **argv)
     fclose(f);
     if (n < 2 || model_open(&m, &o) != ERR_OK)
         die("the model does not open");
-    memcpy(seqs[1].tokens, seqs[0].tokens, sizeof seqs[0].tokens);
-    seqs[0].n_tokens = seqs[1].n_tokens = n;
-    seqs[1].first_page = 100;
+    for (int way = 0; way < WAYS; way++) {
+        memcpy(seqs[way].tokens, seqs[0].tokens, sizeof seqs[0].tokens);
+        seqs[way].n_tokens = n;
+        seqs[way].first_page = way * 80; /* of 16 tokens: more than 1000 */
+    }
     logits = malloc((size_t)model_shape(m)->n_vocab * sizeof *logits);
     if ((f = fopen(argv[5], "wb")) == NULL)
         die("no output");
     run_init(r, m);
-    for (int way = 0; way < 2; way++) {
-        if (way == 1) {
+    for (int way = 0; way < WAYS; way++) {
+        int behind[WAYS] = {n, n - 1, 1}; /* tokens of a step */
+
+        while (seqs[way].n_computed < n) {
+            int left = n - seqs[way].n_computed;
+
             run_clear(r);
-            run_add(r, &seqs[1], n - 1, false);
+            run_add(r, &seqs[way], left < behind[way] ? left : behind[way], way == 2);
             step(r);
         }
-        run_clear(r);
-        run_add(r, &seqs[way], way == 0 ? n : 1, false);
-        step(r);
         if (model_logits(m, logits) != ERR_OK ||
             fwrite(logits, sizeof *logits, (size_t)model_shape(m)->n_vocab, f) == 0)
             die("no logits");
