@@ -325,8 +325,9 @@ int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *
                    const int32_t *history, float *scratch, int32_t *counts);
 
 /* The same for n_rows rows; row->history_at counts from history, which nobody reads when no row
- * has penalties. A cluster of 8 blocks a row, whose shared memory holds the row: logits are read
- * once, and there is no scratch. Needs n_vocab <= K_SAMPLE_VOCAB_MAX. */
+ * has penalties. Logits are read once, and there is no scratch: a cluster of 8 blocks a row, whose
+ * shared memory holds the row, or, of 96 rows and more, one block for each that is greedy or has a
+ * top_k of up to 64. Needs n_vocab <= K_SAMPLE_VOCAB_MAX. */
 int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
              const struct k_sample_row *rows, const int32_t *history, k_stream stream);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sampling; the rules stand at ref_sample() in kernels.h.
+ * Sampling; the rules stand at ref_sample() in kernels.h. Many rows that need only their largest
+ * logits are sample_top.cu's; the rest of this page is of all others.
  *
  * Split: a cluster of RANKS blocks of WARPS warps a row. Warp g of a row's ALL_WARPS owns the ids
  * g * run_len .. (g + 1) * run_len - 1 in all passes. Device memory is read once: a row's adjusted
@@ -23,15 +24,14 @@
  *              blocks (one barrier), then a sum and the draw.
  * All sums are sums of integers, so the result is the reference's whatever the order of adding.
  *
- * H200, us for 1, 8, 64 and 256 rows of 128256 (bench_sample): greedy 8 9 21 54, temperature 21
- * 25 50 141, top_k 50 16 17 34 87, top_p 24 26 58 176 (1156 when nearly all ids are kept), top_k
- * with top_p and penalties 20 21 43 122. One block a row, reading about ten times, took 4120 for
- * the last, and 39 for 256 greedy rows. */
+ * H200, us for 1, 8, 64 and 256 rows of 128256 (bench_sample): temperature 22 25 51 146, top_k 500
+ * 63 65 178 571, top_p 25 26 59 183 (1140 when nearly all ids are kept); top_k 50 16 16 34, and
+ * with top_p and penalties 20 21 43; greedy 9 10 21. 256 rows of the last three are sample_top.cu's.
+ * One block a row that reads about ten times took 3 to 4 ms for each but the greedy. */
 #include <cooperative_groups.h>
 #include <limits.h>
 
-#include "kernels/common.cuh"
-#include "kernels/draw.h"
+#include "kernels/sample.cuh"
 
 namespace cg = cooperative_groups;
 
@@ -45,6 +45,7 @@ namespace cg = cooperative_groups;
 #define NUCLEUS   96 /* of the warps' largest values: the bound of candidates for top_p alone */
 #define LINEAR    10 /* steps of a search that cut evenly by value, the later ones by key */
 #define BANNED    INT_MIN /* in a slot that counts */
+#define TOP_ROWS  96 /* from so many rows on a block a row is faster, for those that it takes */
 
 static_assert(RANKS * ROOM <= 2 * THREADS, "two candidates a thread");
 static_assert(ALL_WARPS <= THREADS && ALL_WARPS % 32 == 0, "warps are looked at one a thread");
@@ -91,36 +92,6 @@ struct view {
     uint64_t min_weight;
     float least; /* z that the filters keep so far */
 };
-
-static __device__ inline float key_value(uint32_t key)
-{
-    return __uint_as_float((key & 0x80000000U) != 0 ? key ^ 0x80000000U : ~key);
-}
-
-static __device__ inline uint64_t warp_sum(uint64_t x)
-{
-    for (int i = 16; i > 0; i /= 2)
-        x += __shfl_xor_sync(~0U, x, i);
-    return x;
-}
-
-static __device__ inline uint64_t warp_max(uint64_t x)
-{
-    uint32_t high = __reduce_max_sync(~0U, (uint32_t)(x >> 32));
-    uint32_t low = __reduce_max_sync(~0U, (uint32_t)(x >> 32) == high ? (uint32_t)x : 0);
-
-    return (uint64_t)high << 32 | low;
-}
-
-/* To all threads; each call of a sequence uses the other half of reduced. */
-static __device__ uint64_t block_max(uint64_t x, uint64_t reduced[WARPS])
-{
-    x = warp_max(x);
-    if (threadIdx.x % 32 == 0)
-        reduced[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_max(reduced[threadIdx.x % WARPS]);
-}
 
 static __device__ inline float4 get4(const float *p)
 {
@@ -290,8 +261,7 @@ static __device__ float find_bound(struct shared_state *s, int k, float temperat
             s->bound = own == 0 ? -INFINITY : key_value(own);
     }
     __syncthreads();
-    bound = s->bound;
-    bound -= fabsf(bound) * 0x1p-21f + temperature * 0x1p-126f;
+    bound = below_equals(s->bound, temperature);
     return bound == bound ? bound : -INFINITY;
 }
 
@@ -403,7 +373,7 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
         keep[e] = c < n && n_larger < k;
         kept = max(kept, keep[e] ? upto[e] : 0);
     }
-    kept = block_max(kept, s->reduced[0]); /* and a barrier: weights have been read */
+    kept = block_max<WARPS>(kept, s->reduced[0]); /* and a barrier: weights have been read */
     sum = sum == 0 ? kept : sum;
     if (sum == 0) {
         if (threadIdx.x == 0)
@@ -420,7 +390,7 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
         if (c < n && !keep[e])
             f->weight[c] = 0;
     }
-    kept = block_max(kept, s->reduced[1]);
+    kept = block_max<WARPS>(kept, s->reduced[1]);
     r = k_mul_high(k_random(row->seed, row->position), kept);
     for (int e = 0; e < 2; e++) {
         int c = (int)threadIdx.x + e * THREADS;
@@ -639,21 +609,27 @@ static __device__ uint64_t share_best(struct shared_state *s, uint64_t own)
     return warp_max(best);
 }
 
+/* only_left: the kernel before has done what it could. */
 static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 3)
     sample_kernel(int32_t *ids, const float *logits, int n_vocab, int run_len,
-                  const struct k_sample_row *rows, const int32_t *history)
+                  const struct k_sample_row *rows, const int32_t *history, bool only_left)
 {
     extern __shared__ __align__(16) float slice[];
     __shared__ struct shared_state s;
     cg::cluster_group cluster = cg::this_cluster();
     int at = blockIdx.x / RANKS, rank = (int)cluster.block_rank(), warp = threadIdx.x / 32;
     const struct k_sample_row *row = &rows[at];
-    bool is_adjusted = row->n_history > 0 || row->n_banned > 0, is_weighed;
+    bool is_adjusted, is_weighed;
     struct view v = {slice + warp * run_len, (rank * WARPS + warp) * run_len, run_len};
     uint64_t best, sum;
-    int32_t best_id;
     int k;
 
+    if (only_left) {
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        if (ids[at] != SAMPLE_LEFT)
+            return;
+    }
+    is_adjusted = row->n_history > 0 || row->n_banned > 0;
     if (threadIdx.x == 0)
         s.own = {0, 0, 0};
     __syncwarp();
@@ -663,12 +639,11 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     best = load_run(v, logits + (size_t)at * n_vocab, n_vocab, row, is_adjusted);
     cluster.barrier_wait();
     best = share_best(&s, best);
-    best_id = (int32_t)(0xffffffffU - (uint32_t)best);
     v.divisor = row->temperature;
     v.top = key_value((uint32_t)(best >> 32)) / v.divisor;
     if (!(v.divisor > 0.0f) || !(fabsf(v.top) < INFINITY)) { /* greedy, or all weights are 0 */
         if (rank == 0 && threadIdx.x == 0)
-            ids[at] = best_id;
+            ids[at] = best_id(best);
         return;
     }
     v.low = (v.top - 23.0f - fabsf(v.top) * 0x1p-18f) * v.divisor;
@@ -682,18 +657,20 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
         gather(&s, v, find_bound(&s, k, v.divisor), is_weighed);
         if (suffice(&s, row, is_weighed, &sum)) {
             if (rank == 0)
-                finish(&ids[at], (struct finalists *)slice, &s, v, row, sum, best_id);
+                finish(&ids[at], (struct finalists *)slice, &s, v, row, sum, best_id(best));
             return;
         }
     }
-    sample_wide(&ids[at], &s, &v, row, n_vocab, best_id);
+    sample_wide(&ids[at], &s, &v, row, n_vocab, best_id(best));
 }
 
 int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
              const struct k_sample_row *rows, const int32_t *history, k_stream stream)
 {
-    int run_len = (n_vocab + 4 * ALL_WARPS - 1) / (4 * ALL_WARPS) * 4;
+    int run_len = (n_vocab + 4 * ALL_WARPS - 1) / (4 * ALL_WARPS) * 4, left = 1;
     size_t bytes = (size_t)WARPS * run_len * sizeof(float);
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute;
 
     if (n_vocab > K_SAMPLE_VOCAB_MAX)
         return -1;
@@ -701,6 +678,20 @@ int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
     if (cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)bytes) != cudaSuccess)
         return -1;
-    return K_LAUNCH(sample_kernel, n_rows * RANKS, THREADS, bytes, stream, ids, logits, n_vocab,
-                    run_len, rows, history);
+    if (n_rows >= TOP_ROWS)
+        left = sample_top(ids, logits, n_rows, n_vocab, rows, history, stream);
+    if (left < 0)
+        return -1;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = n_rows * RANKS;
+    config.blockDim = THREADS;
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = left == 0;
+    return cudaLaunchKernelEx(&config, sample_kernel, ids, logits, n_vocab, run_len, rows, history,
+                              left == 0) == cudaSuccess
+               ? 0
+               : -1;
 }

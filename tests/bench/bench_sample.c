@@ -2,7 +2,7 @@
  *
  *   bench_sample [N_VOCAB]
  *
- * Prints one line for each kind of row: the median microseconds of a launch for 1, 8, 64 and 256
+ * Prints one line for each kind of row: the median microseconds of a launch for 1 to 256
  * rows; before them, what a copy of the logits on the device takes, which moves twice the bytes.
  * Two sets of logits take turns, so that of many rows few are in the L2 cache. */
 #include <cuda_runtime_api.h>
@@ -135,7 +135,7 @@ static float median_us(struct bench *b, int n, int is_copy)
 
 static void print_line(struct bench *b, const char *name, int is_copy)
 {
-    static const int n_rows[] = {1, 8, 64, 256};
+    static const int n_rows[] = {1, 8, 64, 128, 256};
 
     printf("%-18s", name);
     for (size_t i = 0; i < sizeof n_rows / sizeof n_rows[0]; i++)
@@ -162,7 +162,7 @@ int main(int argc, char **argv)
     b.rows = on_gpu(NULL, sizeof rows);
     must_run(cudaEventCreate(&b.from) != cudaSuccess || cudaEventCreate(&b.to) != cudaSuccess,
              "events");
-    printf("%-18s %8d %8d %8d %8d rows of %d\n", "", 1, 8, 64, 256, b.n_vocab);
+    printf("%-18s %8d %8d %8d %8d %8d rows of %d\n", "", 1, 8, 64, 128, 256, b.n_vocab);
     print_line(&b, "a copy of them", 1);
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         for (int i = 0; i < ROWS_MAX; i++) {

@@ -112,17 +112,17 @@ int main(int argc, char **argv)
     gpu_open();
     for (size_t i = 0; i < sizeof vocabs / sizeof vocabs[0]; i++)
         for (int look = 0; look < LOOKS; look++)
-            check(vocabs[i], argc > 1 ? 19 : 96, 6.0f, (enum look)look);
+            check(vocabs[i], argc > 1 && vocabs[i] != 1000 ? 19 : 112, 6.0f, (enum look)look);
     if (argc > 1)
         return device_close(gpu), tap_done();
     check(1000, 300, 9.0f, SPREAD);
     for (int look = 0; look < LOOKS; look++)
-        check(32000, 24, 12.0f, (enum look)look);
+        check(32000, 112, 12.0f, (enum look)look);
     for (int i = 0; i < 4; i++)
         check(128256, i * 3 + 1, 3.0f * (float)(i + 1), i % 2 == 0 ? SPREAD : PEAKED);
     check(128256, 48, 6.0f, SPREAD);
     check(128256, 24, 4.0f, FLAT);
-    check(151936, 24, 8.0f, SPREAD);
+    check(151936, 112, 8.0f, SPREAD);
     check(128255, 24, 8.0f, PEAKED);
     device_close(gpu);
     return tap_done();
