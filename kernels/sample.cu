@@ -26,7 +26,7 @@
  *
  * H200, us for 1, 8, 64 and 256 rows of 128256 (bench_sample): temperature 22 25 51 146, top_k 500
  * 63 65 178 571, top_p 25 26 59 183 (1140 when nearly all ids are kept); top_k 50 16 16 34, and
- * with top_p and penalties 20 21 43; greedy 9 10 21. 256 rows of the last three are sample_top.cu's.
+ * with top_p and penalties 20 21 43; greedy 9 10 21: 256 rows of these are sample_top.cu's.
  * One block a row that reads about ten times took 3 to 4 ms for each but the greedy. */
 #include <cooperative_groups.h>
 #include <limits.h>

@@ -20,7 +20,7 @@
  * table.
  *
  * H200, us for 128 and 256 rows of 128256 (bench_sample): greedy 30 46, top_k 50 38 57, penalties
- * and greedy 49 61, top_k 50 with top_p and penalties 56 71. Reading alone would take 28 for 256. */
+ * and greedy 49 61, top_k 50 with top_p and penalties 56 71. Reading takes 28 for 256. */
 #include <float.h>
 
 #include "kernels/sample.cuh"
