@@ -33,7 +33,8 @@
  *
  * Source: running softmax from FlashAttention-2 (arXiv:2307.08691), shares as in stream-K
  * (arXiv:2301.03598). */
-#include "kernels/attn_decode_tile.cuh"
+#include "kernels/attn_brief.cuh"
+#include "kernels/attn_decode_parts.cuh"
 
 #ifndef DECODE_PROMOTION
 #define DECODE_PROMOTION CU_TENSOR_MAP_L2_PROMOTION_L2_128B
@@ -41,29 +42,13 @@
 #define LOG2_E  1.44269504f
 #define THREADS (DECODE_WARPS * 32)
 
-/* What is left of a row at the end of a share, or the sum of a block's. */
-struct piece {
-    const float *at; /* NULL: none */
-    int start;       /* the row's first tile, of all tiles: the row's name */
-    int token;
-    int head, n_heads;
-    bool begins, ends; /* the row begins, ends with this piece */
-};
-
-/* A float4 of several pieces of one row, added in their order. */
-struct merged {
-    float4 o;
-    float2 top, sum;
-};
-
 template <int D, int TYPE, int HEADS> struct decode {
     using warp = decode_warp<D, TYPE, HEADS>;
     using tile = decode_tile<D, TYPE>;
     using state = typename warp::state;
-    static constexpr int STEPS = warp::STEPS;
-    static constexpr int NT = warp::NT;
-    static constexpr int FRAGMENTS = STEPS * NT * 32;       /* float4s of O^T */
-    static constexpr int PIECE = FRAGMENTS * 4 + 2 * HEADS; /* floats: O^T, top, sum */
+    using parts = decode_parts<D, TYPE, HEADS>;
+    static constexpr int FRAGMENTS = parts::FRAGMENTS;
+    static constexpr int PIECE = parts::PIECE;
     /* Shared memory: rings, desks, barriers, pieces. */
     static constexpr int DESKS_AT = DECODE_WARPS * warp::RING;
     static constexpr int BARRIERS_AT = DESKS_AT + DECODE_WARPS * warp::DESK;
@@ -157,154 +142,6 @@ template <int D, int TYPE, int HEADS> struct decode {
         }
     }
 
-    /* --- results ------------------------------------------------------------------------- */
-
-    /* Where a lane's first element of row tile 0 goes, and how many elements are left from it.
-     * The far one of a pair is FAR elements on. */
-    static constexpr int FAR = TYPE == K_BF16 ? 8 : 1;
-
-    static __device__ __forceinline__ k_bf16 *out_at(const decode_args &a, int token, int head,
-                                                     int lane, int *left)
-    {
-        int d = TYPE == K_BF16 ? lane / 4 : lane / 4 * 2, hd = a.kv.head_dim;
-
-        *left = hd - d;
-        return a.out + ((size_t)token * a.n_heads + head + lane % 4 * 2) * hd + d;
-    }
-
-    /* One float4 of O^T: two elements of two heads, of which n_heads and n_elems exist. */
-    static __device__ __forceinline__ void write_four(k_bf16 *out, float4 o, float2 weight,
-                                                      int n_heads, int n_elems, int hd)
-    {
-        if (n_heads > 0 && n_elems > 0)
-            store_bf16(out, o.x * weight.x);
-        if (n_heads > 0 && n_elems > FAR)
-            store_bf16(out + FAR, o.z * weight.x);
-        if (n_heads > 1 && n_elems > 0)
-            store_bf16(out + hd, o.y * weight.y);
-        if (n_heads > 1 && n_elems > FAR)
-            store_bf16(out + hd + FAR, o.w * weight.y);
-    }
-
-    static __device__ __forceinline__ float2 weights(const decode_args &a, float sum0, float sum1)
-    {
-        return make_float2(__fdividef(a.weight, sum0), __fdividef(a.weight, sum1));
-    }
-
-    static __device__ __forceinline__ void write_row(const decode_args &a, const state &st,
-                                                     int token, int head, int n_heads)
-    {
-        int lane = threadIdx.x % 32, hd = a.kv.head_dim, left;
-        k_bf16 *out = out_at(a, token, head, lane, &left);
-
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            float2 weight = weights(a, st.sum[n][0], st.sum[n][1]);
-
-#pragma unroll
-            for (int i = 0; i < STEPS; i++) {
-                const float *o = st.o[i][n];
-
-                write_four(out + n * 8 * hd + i * 16, make_float4(o[0], o[1], o[2], o[3]), weight,
-                           n_heads - n * 8 - lane % 4 * 2, left - i * 16, hd);
-            }
-        }
-    }
-
-    /* The same from a merged piece. */
-    static __device__ __forceinline__ void write_merged(const decode_args &a, const piece &p,
-                                                        const merged &m, int index)
-    {
-        int lane = index % 32, n = index / 32 % NT, i = index / 32 / NT, left;
-        k_bf16 *out = out_at(a, p.token, p.head + n * 8, lane, &left);
-
-        write_four(out + i * 16, m.o, weights(a, m.sum.x, m.sum.y),
-                   p.n_heads - n * 8 - lane % 4 * 2, left - i * 16, a.kv.head_dim);
-    }
-
-    static __device__ __forceinline__ void write_piece(float *to, const state &st, int n_heads)
-    {
-        int lane = threadIdx.x % 32, h = lane % 4 * 2;
-
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            if (n * 8 + h >= n_heads)
-                break;
-#pragma unroll
-            for (int i = 0; i < STEPS; i++) {
-                const float *o = st.o[i][n];
-
-                ((float4 *)to)[(i * NT + n) * 32 + lane] = make_float4(o[0], o[1], o[2], o[3]);
-            }
-            if (lane < 4) {
-                float *heads = to + FRAGMENTS * 4 + n * 8 + h;
-
-                *(float2 *)heads = make_float2(st.top[n][0], st.top[n][1]);
-                *(float2 *)(heads + HEADS) = make_float2(st.sum[n][0], st.sum[n][1]);
-            }
-        }
-    }
-
-    static __device__ __forceinline__ merged merge_begin(void)
-    {
-        return {make_float4(0.0f, 0.0f, 0.0f, 0.0f), make_float2(NOTHING, NOTHING),
-                make_float2(0.0f, 0.0f)};
-    }
-
-    /* From shared memory, or from work, where other blocks may have written it. */
-    static __device__ __forceinline__ merged merge_load(const float *from, int index)
-    {
-        const float *heads = from + FRAGMENTS * 4 + index / 32 % NT * 8 + index % 4 * 2;
-
-        return {((const float4 *)from)[index], *(const float2 *)heads,
-                *(const float2 *)(heads + HEADS)};
-    }
-
-    static __device__ __forceinline__ void merge_add(merged &m, const merged &p)
-    {
-        float2 most = make_float2(fmaxf(m.top.x, p.top.x), fmaxf(m.top.y, p.top.y));
-        float2 mine = make_float2(exp2_fast(m.top.x - most.x), exp2_fast(m.top.y - most.y));
-        float2 its = make_float2(exp2_fast(p.top.x - most.x), exp2_fast(p.top.y - most.y));
-
-        m.o.x = m.o.x * mine.x + p.o.x * its.x;
-        m.o.y = m.o.y * mine.y + p.o.y * its.y;
-        m.o.z = m.o.z * mine.x + p.o.z * its.x;
-        m.o.w = m.o.w * mine.y + p.o.w * its.y;
-        m.sum.x = m.sum.x * mine.x + p.sum.x * its.x;
-        m.sum.y = m.sum.y * mine.y + p.sum.y * its.y;
-        m.top = most;
-    }
-
-    static __device__ __forceinline__ void merge_store(float *to, const merged &m, int index)
-    {
-        int head = index / 32 % NT * 8 + index % 4 * 2;
-
-        ((float4 *)to)[index] = m.o;
-        if (index % 32 < 4 && index / 32 < NT) {
-            *(float2 *)(to + FRAGMENTS * 4 + head) = m.top;
-            *(float2 *)(to + FRAGMENTS * 4 + HEADS + head) = m.sum;
-        }
-    }
-
-    /* Of the four lanes that share elements, those whose heads exist have work: thread i takes
-     * float4 index_of(i). */
-    static __device__ __forceinline__ int idle_shift(const piece &p)
-    {
-        return NT > 1 || p.n_heads > 4 ? 0 : p.n_heads > 2 ? 1 : 2;
-    }
-
-    static __device__ __forceinline__ int index_of(int i, int idle)
-    {
-        int busy = 2 - idle;
-
-        return i >> busy << 2 | (i & ((1 << busy) - 1));
-    }
-
-    static __device__ __forceinline__ bool has_heads(const piece &p, int index)
-    {
-        return index / 32 % NT * 8 + index % 4 * 2 < p.n_heads;
-    }
-
     /* Where a block keeps the part of a row that began before it, and of one that goes on. */
     static __device__ __forceinline__ float *part_at(const decode_args &a, int block, bool begins)
     {
@@ -324,29 +161,29 @@ template <int D, int TYPE, int HEADS> struct decode {
     {
         const piece &first = pieces[p];
         float *part = part_at(a, blockIdx.x, first.begins);
-        int idle = idle_shift(first);
+        int idle = parts::idle_shift(first);
 
 #pragma unroll 1
         for (int i = threadIdx.x; i < FRAGMENTS >> idle; i += THREADS) {
-            int index = index_of(i, idle);
-            merged m = merge_begin(), each[2 * DECODE_WARPS];
+            int index = parts::index_of(i, idle);
+            merged m = parts::merge_begin(), each[2 * DECODE_WARPS];
 
-            if (!has_heads(first, index))
+            if (!parts::has_heads(first, index))
                 continue;
 #pragma unroll
             for (int k = 0; k < 2 * DECODE_WARPS; k++) {
                 if (k >= p && k < q && pieces[k].at != NULL)
-                    each[k] = merge_load(pieces[k].at, index);
+                    each[k] = parts::merge_load(pieces[k].at, index);
             }
 #pragma unroll
             for (int k = 0; k < 2 * DECODE_WARPS; k++) {
                 if (k >= p && k < q && pieces[k].at != NULL)
-                    merge_add(m, each[k]);
+                    parts::merge_add(m, each[k]);
             }
             if (whole)
-                write_merged(a, first, m, index);
+                parts::write_merged(a, first, m, index);
             else
-                merge_store(part, m, index);
+                parts::merge_store(part, m, index);
         }
     }
 
@@ -357,7 +194,7 @@ template <int D, int TYPE, int HEADS> struct decode {
     {
         const decode_span span = a.schedule->spans[blockIdx.x][p.begins];
         constexpr int BATCH = 8;
-        int idle = idle_shift(p);
+        int idle = parts::idle_shift(p);
 
         __syncthreads();
         if (threadIdx.x == 0)
@@ -367,10 +204,10 @@ template <int D, int TYPE, int HEADS> struct decode {
             return;
 #pragma unroll 1
         for (int i = threadIdx.x; i < FRAGMENTS >> idle; i += THREADS) {
-            int index = index_of(i, idle);
-            merged m = merge_begin();
+            int index = parts::index_of(i, idle);
+            merged m = parts::merge_begin();
 
-            if (!has_heads(p, index))
+            if (!parts::has_heads(p, index))
                 continue;
 #pragma unroll 1
             for (int c = span.from; c <= span.to; c += BATCH) {
@@ -379,15 +216,15 @@ template <int D, int TYPE, int HEADS> struct decode {
 #pragma unroll
                 for (int k = 0; k < BATCH; k++) {
                     if (c + k <= span.to)
-                        part[k] = merge_load(part_at(a, c + k, c + k == span.from), index);
+                        part[k] = parts::merge_load(part_at(a, c + k, c + k == span.from), index);
                 }
 #pragma unroll
                 for (int k = 0; k < BATCH; k++) {
                     if (c + k <= span.to)
-                        merge_add(m, part[k]);
+                        parts::merge_add(m, part[k]);
                 }
             }
-            write_merged(a, p, m, index);
+            parts::write_merged(a, p, m, index);
         }
         if (threadIdx.x == 0)
             a.schedule->counters[span.from] = 0;
@@ -507,7 +344,7 @@ template <int D, int TYPE, int HEADS> struct decode {
             warp::turn_new(rows, a, s.turn);
         __syncwarp();
 #pragma unroll
-        for (int n = 0; n < NT; n++)
+        for (int n = 0; n < warp::NT; n++)
             warp::take_queries(st, a, n, w.desk + n * 8 * warp::DESK_ROW, s.n_heads - n * 8);
         if (s.inserts && s.is_first)
             warp::store_new(rows, a, w.it, s.kv_head);
@@ -562,11 +399,11 @@ template <int D, int TYPE, int HEADS> struct decode {
             walk_row(w, st, a, map, s);
             warp::add_sums(st);
             if (s.begins && s.ends) {
-                write_row(a, st, w.it.token, s.head, s.n_heads);
+                parts::write_row(a, st, w.it.token, s.head, s.n_heads);
             } else {
                 float *to = s.more ? stash_at(a) : (float *)w.ring;
 
-                write_piece(to, st, s.n_heads);
+                parts::write_piece(to, st, s.n_heads);
                 if (threadIdx.x % 32 == 0)
                     pieces[s.more ? 0 : 1] = {to,         w.it.first + w.row * s.row_tiles,
                                               w.it.token, s.head,
@@ -707,31 +544,53 @@ template <int D, int TYPE> static int map_pages(CUtensorMap *map, decode_args &a
                : -1;
 }
 
+typedef void (*decode_kernel)(CUtensorMap, decode_args);
+
+/* What is left to launch when the arguments are complete. */
+struct decode_launch {
+    decode_kernel kernel;
+    int n_ctas, shared;
+};
+
+static int launch(const decode_launch &l, const CUtensorMap &map, const decode_args &a,
+                  const struct k_attn_plan *plan, k_stream stream)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    if (cudaFuncSetAttribute((const void *)l.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             l.shared) != cudaSuccess)
+        return -1;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = l.n_ctas;
+    config.blockDim = THREADS;
+    config.dynamicSmemBytes = l.shared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = plan->overlap ? 1 : 0;
+    return cudaLaunchKernelEx(&config, l.kernel, map, a) == cudaSuccess ? 0 : -1;
+}
+
 template <int D, int TYPE, int HEADS>
 static int launch_decode(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
     using k = decode<D, TYPE, HEADS>;
+    decode_launch l = {attn_decode_kernel<D, TYPE, HEADS>, decode_ctas(&a.kv, plan->n_decodes),
+                       k::SHARED};
     CUtensorMap map = {};
-    cudaLaunchAttribute attribute = {};
-    cudaLaunchConfig_t config = {};
 
     a.by_hand = !engine_reads(a.kv, k::tile::ELEM);
     if (!a.by_hand && map_pages<D, TYPE>(&map, a) != 0)
         return -1;
-    if (cudaFuncSetAttribute((const void *)attn_decode_kernel<D, TYPE, HEADS>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, k::SHARED) != cudaSuccess)
-        return -1;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = decode_ctas(&a.kv, plan->n_decodes);
-    config.blockDim = THREADS;
-    config.dynamicSmemBytes = k::SHARED;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = plan->overlap ? 1 : 0;
-    return cudaLaunchKernelEx(&config, attn_decode_kernel<D, TYPE, HEADS>, map, a) == cudaSuccess
-               ? 0
-               : -1;
+    if constexpr (HEADS == 8) {
+        using b = brief<D, TYPE>;
+
+        if (k_attn_is_brief(plan, &a.kv, a.n_heads))
+            l = {attn_brief_kernel<D, TYPE>, plan->n_decodes * a.kv.n_kv_heads * b::RANKS,
+                 b::SHARED};
+    }
+    return launch(l, map, a, plan, stream);
 }
 
 template <int D, int TYPE>
@@ -754,6 +613,14 @@ static int choose_d(decode_args &a, const struct k_attn_plan *plan, k_stream str
     }
 }
 
+int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads)
+{
+    int elem = kv->type == K_BF16 ? 2 : 1;
+
+    return plan->is_short && engine_reads(*kv, elem) && n_heads / kv->n_kv_heads <= 8 &&
+           plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS;
+}
+
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
 {
     int heads = decode_heads(n_heads / n_kv_heads);
@@ -772,6 +639,7 @@ int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const s
     a.turns = plan->turns;
     a.kv = *kv;
     a.t = *t;
+    a.decode_seqs = plan->decode_seqs;
     a.schedule = (decode_schedule *)plan->schedule;
     a.work = (float *)plan->work;
     a.n_heads = n_heads;

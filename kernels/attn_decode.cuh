@@ -14,9 +14,7 @@
 #ifndef DECODE_FEW
 #define DECODE_FEW 4 /* sequences for which one block a multiprocessor will do */
 #endif
-#ifndef DECODE_LEAST
-#define DECODE_LEAST 2
-#endif
+#define DECODE_LEAST   32 /* keys that a warp has at least: a sum of more parts takes longer */
 #define DECODE_WORKERS (DECODE_CTAS * DECODE_WARPS)
 
 /* One sequence of the step that has keys. */
@@ -107,12 +105,11 @@ static inline int decode_ctas(const struct k_kv *kv, int n_decodes)
     return n_decodes <= DECODE_FEW || kv->head_dim > 128 ? DECODE_SMS : 2 * DECODE_SMS;
 }
 
-/* Workers that n_tiles tiles are shared by: whole blocks of them. Below DECODE_LEAST tiles each,
- * the sum of more parts takes longer than the tiles would. */
-static __host__ __device__ inline int decode_workers(int n_tiles, int n_workers)
+/* Workers that n_tiles tiles are shared by: whole blocks of them. */
+static __host__ __device__ inline int decode_workers(int n_tiles, int tile_tokens, int n_workers)
 {
-    int n =
-        (n_tiles + DECODE_LEAST * DECODE_WARPS - 1) / (DECODE_LEAST * DECODE_WARPS) * DECODE_WARPS;
+    int block_tiles = DECODE_LEAST / tile_tokens * DECODE_WARPS;
+    int n = (n_tiles + block_tiles - 1) / block_tiles * DECODE_WARPS;
 
     return n < n_workers ? n : n_workers;
 }

@@ -12,6 +12,7 @@ struct decode_args {
     k_bf16 *out;
     const k_bf16 *qkv;
     const float *turns; /* NULL: nothing to rotate or to write */
+    const int32_t *decode_seqs;
     struct k_kv kv;
     struct k_tokens t;
     decode_schedule *schedule;

@@ -128,7 +128,7 @@ static __global__ void __launch_bounds__(PLAN_THREADS) attn_schedule_kernel(cons
 {
     decode_schedule *s = a.schedule;
     int n_items, n_tiles = list_items(a, &n_items),
-                 n_workers = decode_workers(n_tiles, a.n_workers);
+                 n_workers = decode_workers(n_tiles, a.tile_tokens, a.n_workers);
 
     __syncthreads();
     for (int i = threadIdx.x; i < 2 * DECODE_CTAS; i += PLAN_THREADS) {

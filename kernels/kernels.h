@@ -254,6 +254,9 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
  * queries and new keys and writes new keys and values to their pages itself, the same bits as
  * k_rope_kv(). Pages of earlier steps are then read before the launch in front has ended.
  *
+ * is_short: no decode of the step has more than K_ATTN_SHORT keys. A few sequences then go to a
+ * kernel of their own, which needs no schedule: k_attn_is_brief() says whether.
+ *
  * overlap: launch decodes so that the kernel begins while the launch in front still runs
  * (programmatic stream serialization). What was enqueued before that one, k_attn_schedule() with
  * all else but qkv, must have ended by then: the launch behind k_attn_schedule() must be a plain
@@ -271,6 +274,7 @@ struct k_attn_plan {
     int n_tiles;
     int tile_keys;
     int overlap;
+    int is_short;
     const float *turns;
     int32_t *drawn;
     void *schedule; /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */
@@ -286,6 +290,11 @@ void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *
 
 /* Tokens of a tile: its rows are shared by the query heads of a kv head, at most K_TILE_ROWS. */
 #define K_TILE_TOKENS(group) ((group) >= K_TILE_ROWS ? 1 : K_TILE_ROWS / (group))
+
+#define K_ATTN_SHORT 2048 /* keys */
+
+/* Whether the decodes of a plan go to the kernel for few sequences with short contexts. */
+int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 
 size_t k_attn_schedule_bytes(int n_decodes);
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads);

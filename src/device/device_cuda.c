@@ -332,8 +332,8 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, con
 
     /* Behind the scheduling kernel attention must wait; later it may begin with the pages of
      * earlier steps while the product in front still runs. */
-    c->plan.overlap = c->is_planned;
-    if (!c->is_planned)
+    c->plan.overlap = c->is_planned || k_attn_is_brief(&c->plan, kv, d->limits.n_heads);
+    if (!c->plan.overlap)
         cuda_keep(c, k_attn_schedule(&c->plan, kv, &c->tokens, d->limits.n_heads, c->stream),
                   "attn");
     c->is_planned = true;

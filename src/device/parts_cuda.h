@@ -60,7 +60,8 @@ struct cuda {
     char *mirror; /* the arrays on the device */
     int32_t *page_mirror;
     size_t staging_bytes;
-    struct step_graph graphs[CUDA_GRAPHS_MAX];
+    bool is_short; /* no sequence of the step has more than K_ATTN_SHORT keys */
+    struct step_graph graphs[2][CUDA_GRAPHS_MAX]; /* by is_short */
     int bucket;                        /* of the step being enqueued; -1: it cannot be recorded */
     bool is_recording;                 /* the stream is */
     int32_t *history, *history_mirror; /* int32 [history_cap] */

@@ -199,6 +199,7 @@ int step_begin(struct device *d, const struct device_batch *b)
     slot->n_rows = b->n_rows;
     slot->n_seqs = t->n_seqs;
     slot->n_pages = n_pages;
+    c->is_short = n_pages * d->limits.block_tokens <= K_ATTN_SHORT;
     c->bucket = bucket;
     c->batch = b;
     c->n_begun++;
@@ -217,6 +218,7 @@ int step_begin(struct device *d, const struct device_batch *b)
     c->plan.decode_seqs = bucket < 0 ? c->arrays.decode_seqs : NULL;
     c->plan.tile_seqs = c->arrays.tile_seqs;
     c->plan.tile_starts = c->arrays.tile_starts;
+    c->plan.is_short = c->is_short;
     c->plan.schedule = c->attn_schedule;
     c->plan.work = c->attn_work;
     c->is_planned = false;
@@ -254,7 +256,7 @@ static void play(struct cuda *c, struct step_graph *g)
 bool step_replay(struct device *d)
 {
     struct cuda *c = cuda_of(d);
-    struct step_graph *g = c->bucket < 0 ? NULL : &c->graphs[c->bucket];
+    struct step_graph *g = c->bucket < 0 ? NULL : &c->graphs[c->is_short][c->bucket];
 
     if (g == NULL || g->failed)
         return false;
@@ -273,7 +275,7 @@ bool step_replay(struct device *d)
  * recorded has not run: that is an error of the device, not of the step. */
 static void end_recording(struct cuda *c)
 {
-    struct step_graph *g = &c->graphs[c->bucket];
+    struct step_graph *g = &c->graphs[c->is_short][c->bucket];
     cudaGraph_t graph = NULL;
     int rc;
 
@@ -346,7 +348,7 @@ void step_sample(struct device *d, const float *logits)
     if (c->is_recording) {
         end_recording(c);
         if (c->rc == ERR_OK)
-            play(c, &c->graphs[c->bucket]);
+            play(c, &c->graphs[c->is_short][c->bucket]);
         return;
     }
     fetch_ids(c);
@@ -423,9 +425,11 @@ int step_reserve(struct cuda *c)
 
 void step_close(struct cuda *c)
 {
-    for (int i = 0; i < CUDA_GRAPHS_MAX; i++) {
-        if (c->graphs[i].exec != NULL)
-            (void)cudaGraphExecDestroy(c->graphs[i].exec); /* at the end: nothing to be done */
+    for (int i = 0; i < 2 * CUDA_GRAPHS_MAX; i++) {
+        struct step_graph *g = &c->graphs[i / CUDA_GRAPHS_MAX][i % CUDA_GRAPHS_MAX];
+
+        if (g->exec != NULL)
+            (void)cudaGraphExecDestroy(g->exec); /* at the end: nothing to be done */
     }
     for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
         (void)cudaFreeHost(c->slots[i].staging);

@@ -279,6 +279,22 @@ static void upload(struct attn_run *r)
     r->dev_turns = gpu_array(r->turns, TURNS_LEN * (size_t)c->head_dim * 4);
 }
 
+/* Whether plans promise that contexts are short. */
+static int promises_short;
+
+/* Whether they may, so that it makes a difference. */
+static int is_short(const struct attn_case *c)
+{
+    int n_decodes = 0;
+
+    for (int s = 0; s < c->n_seqs; s++) {
+        n_decodes += c->n_new[s] == 1;
+        if (c->kv_len[s] > K_ATTN_SHORT)
+            return 0;
+    }
+    return n_decodes > 0 && n_decodes * c->n_kv_heads <= 16;
+}
+
 static void plan(struct attn_run *r)
 {
     const struct attn_case *c = r->c;
@@ -292,6 +308,7 @@ static void plan(struct attn_run *r)
     }
     k_attn_tiles(tiles, starts, p, &r->host, c->n_heads / c->n_kv_heads);
     p->drawn = gpu_array(&zero, sizeof zero);
+    p->is_short = promises_short;
     /* Steps of decodes alone need no list. */
     p->decode_seqs = p->n_tiles == 0 ? NULL : gpu_array(decode_seqs, sizeof decode_seqs);
     p->tile_seqs = gpu_array(tiles, sizeof tiles);
@@ -436,7 +453,7 @@ static void check_case(const struct attn_case *c)
 {
     struct attn_run *r = run_open(c);
 
-    printf("# %s, %d sequences\n", r->name, c->n_seqs);
+    printf("# %s, %d sequences%s\n", r->name, c->n_seqs, promises_short ? ", short" : "");
     check_rope(r);
     check_attn(r);
     run_close(r);
@@ -477,8 +494,10 @@ int main(int argc, char **argv)
 
     gpu_open();
     for (size_t i = 0; i < sizeof mixed / sizeof mixed[0]; i++) {
-        if (head_dim == 0 || mixed[i].head_dim == head_dim)
-            check_case(&mixed[i]);
+        for (promises_short = 0; promises_short <= is_short(&mixed[i]); promises_short++) {
+            if (head_dim == 0 || mixed[i].head_dim == head_dim)
+                check_case(&mixed[i]);
+        }
     }
     for (size_t i = 0; i < sizeof decodes / sizeof decodes[0]; i++) {
         struct attn_case c = {decodes[i].n_heads,
@@ -494,7 +513,9 @@ int main(int argc, char **argv)
             c.kv_len[c.n_seqs] = decodes[i].kv_len[c.n_seqs];
             c.n_new[c.n_seqs] = 1;
         }
-        if (head_dim == 0 || c.head_dim == head_dim) {
+        if (head_dim != 0 && c.head_dim != head_dim)
+            continue;
+        for (promises_short = 0; promises_short <= is_short(&c); promises_short++) {
             check_case(&c);
             check_fused(&c);
         }

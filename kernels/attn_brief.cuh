@@ -1,0 +1,237 @@
+/* Decode attention of few sequences with short contexts.
+ *
+ * Split: a cluster of eight blocks a (sequence, kv head); its 32 warps take the row's tiles in
+ * turns, two ahead. The blocks add their warps' pieces and send each rank its eighth of the
+ * elements; a barrier of the cluster later each rank adds eight parts. No plan is read, and
+ * the code that runs once is half of attn_decode.cu's: what counts here is the length of the way.
+ *
+ * Shared memory, a block: rings 64 KB, desks 13 KB, barriers, the ranks' parts 8 KB (head size
+ * 128): two blocks a multiprocessor, or one beside the product behind it. Bytes: every key and
+ * value once. Same input, same bits, whoever else is in the step. */
+#ifndef QUIRE_KERNELS_ATTN_BRIEF_CUH
+#define QUIRE_KERNELS_ATTN_BRIEF_CUH
+
+#include <cooperative_groups.h>
+
+#include "kernels/attn_decode_parts.cuh"
+
+namespace cg = cooperative_groups;
+
+#define BRIEF_ROWS 16 /* (sequence, kv head) rows for which it is the faster one */
+
+template <int D, int TYPE> struct brief {
+    using warp = decode_warp<D, TYPE, 8>;
+    using parts = decode_parts<D, TYPE, 8>;
+    using tile = decode_tile<D, TYPE>;
+    using state = typename warp::state;
+    static constexpr int RANKS = 8;
+    static constexpr int WORKERS = RANKS * DECODE_WARPS;
+    static constexpr int SLOTS =
+        (warp::STEPS + RANKS - 1) / RANKS; /* steps of O^T a rank adds up */
+    /* Two blocks a multiprocessor, and room beside the product behind. */
+    static constexpr int STAGES = 2;
+    static constexpr int RING = STAGES * tile::STAGE;
+    /* Shared memory: rings, desks, barriers, the ranks' parts. */
+    static constexpr int DESKS_AT = DECODE_WARPS * RING;
+    static constexpr int BARRIERS_AT = DESKS_AT + DECODE_WARPS * warp::DESK;
+    static constexpr int INBOX_AT = BARRIERS_AT + DECODE_WARPS * STAGES * 8;
+    static_assert(parts::PIECE * 4 <= RING && DECODE_WARPS * STAGES % 2 == 0,
+                  "a piece takes the ring's place");
+    static constexpr int SHARED = INBOX_AT + RANKS * SLOTS * 32 * (int)sizeof(merged);
+
+    /* What a warp works through: tiles worker, worker + WORKERS, ... of a row. */
+    struct run {
+        const int32_t *pages;
+        int len, n_pages, kv_head;
+        int next, n_tiles; /* to be asked for */
+        int stage;         /* to be asked for into */
+        char *ring, *desk;
+        uint32_t barriers;
+    };
+
+    /* Ask for the next tile, each lane for one box. */
+    static __device__ __forceinline__ void ask_tile(run &r, const decode_args &a,
+                                                    const CUtensorMap *map, uint64_t policy)
+    {
+        int lane = threadIdx.x % 32, side = lane & 1;
+        int box = lane >> 1 & ((1 << a.box_shift) - 1), panel = lane >> (1 + a.box_shift);
+        int pos = r.next * tile::TOKENS;
+        uint32_t full = r.barriers + r.stage * 8;
+
+        if (r.next >= r.n_tiles)
+            return;
+        if (lane == 0)
+            full_expect(full, tile::STAGE);
+        __syncwarp();
+        if (panel < a.panel_boxes) {
+            int page = r.pages[min((pos >> a.page_shift) + box, r.n_pages)];
+            int at[5] = {panel * (tile::PANEL / tile::ELEM), pos & ((1 << a.page_shift) - 1), 0,
+                         a.slab + r.kv_head + side * a.kv.n_kv_heads, page};
+
+            copy_box(shared_addr(r.ring) + r.stage * tile::STAGE + side * tile::BYTES +
+                         panel * tile::TOKENS * tile::PANEL + box * a.box_bytes,
+                     map, full, at, policy);
+        }
+        r.stage = r.stage + 1 == STAGES ? 0 : r.stage + 1;
+        r.next += WORKERS;
+    }
+
+    /* Queries, and the step's key and value for the warp that has the last tile. */
+    static __device__ __forceinline__ void begin(const run &r, state &st, const decode_args &a,
+                                                 const k_bf16 *token, int seq, int token_idx,
+                                                 bool inserts)
+    {
+        int hd = a.kv.head_dim;
+        const float2 *turn =
+            a.turns == NULL ? NULL : (const float2 *)a.turns + (size_t)(r.len - 1) * (hd / 2);
+        char *rows = r.desk + 8 * warp::DESK_ROW;
+
+        warp::ask_row(r.desk, a, token, r.kv_head * a.group, a.group, r.kv_head, 0, inserts);
+        copy_async_wait();
+        __syncwarp();
+        if (turn != NULL)
+            warp::turn_queries(r.desk, a.group, hd, turn);
+        if (inserts)
+            warp::turn_new(rows, a, turn);
+        __syncwarp();
+        warp::take_queries(st, a, 0, r.desk, a.group);
+        if (inserts)
+            warp::store_new(rows, a, {seq, r.len, token_idx, 0}, r.kv_head);
+        __syncwarp();
+    }
+
+    static __device__ __forceinline__ void walk(run &r, state &st, const decode_args &a,
+                                                const CUtensorMap *map, uint64_t policy, int worker,
+                                                bool inserts)
+    {
+        int stage = 0;
+        uint32_t parity = 0;
+
+#pragma unroll 1
+        for (int t = worker; t < r.n_tiles; t += WORKERS) {
+            char *at = r.ring + stage * tile::STAGE;
+            int valid = r.len - t * tile::TOKENS;
+
+            full_wait(r.barriers + stage * 8, parity);
+            if (valid <= tile::TOKENS) {
+                if (inserts)
+                    warp::insert_new(at, valid - 1, r.desk + 8 * warp::DESK_ROW, a.kv.head_dim);
+                warp::blank_values(at + tile::BYTES, valid);
+                fence_async();
+                __syncwarp();
+            }
+            warp::take_tile(st, shared_addr(at), valid);
+            __syncwarp();
+            ask_tile(r, a, map, policy);
+            if (++stage == STAGES) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+    }
+
+    /* The block's part of each float4 of O^T, to the rank that adds the ranks' parts. */
+    static __device__ __forceinline__ void send(const piece &p, char *shared, int rank)
+    {
+        cg::cluster_group cluster = cg::this_cluster();
+        merged *inbox = (merged *)(shared + INBOX_AT);
+        int idle = parts::idle_shift(p);
+
+#pragma unroll 1
+        for (int i = threadIdx.x; i < parts::FRAGMENTS >> idle; i += DECODE_WARPS * 32) {
+            int index = parts::index_of(i, idle), step = index / 32;
+            merged m = parts::merge_load((const float *)shared, index);
+
+#pragma unroll
+            for (int w = 1; w < DECODE_WARPS; w++)
+                parts::merge_add(m, parts::merge_load((const float *)(shared + w * RING), index));
+            *cluster.map_shared_rank(&inbox[(rank * SLOTS + step / RANKS) * 32 + index % 32],
+                                     step % RANKS) = m;
+        }
+    }
+
+    static __device__ __forceinline__ void receive(const decode_args &a, const piece &p,
+                                                   const char *shared, int rank)
+    {
+        const merged *inbox = (const merged *)(shared + INBOX_AT);
+        int lane = threadIdx.x % 32, step = threadIdx.x / 32 * RANKS + rank;
+        merged m = parts::merge_begin();
+
+        if (step >= warp::STEPS || !parts::has_heads(p, lane))
+            return;
+#pragma unroll
+        for (int r = 0; r < RANKS; r++)
+            parts::merge_add(m, inbox[(r * SLOTS + step / RANKS) * 32 + lane]);
+        parts::write_merged(a, p, m, step * 32 + lane);
+    }
+};
+
+template <int D, int TYPE>
+static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS * 32, 2)
+    attn_brief_kernel(const __grid_constant__ CUtensorMap map,
+                      const __grid_constant__ decode_args a)
+{
+    using b = brief<D, TYPE>;
+    using warp = typename b::warp;
+    extern __shared__ __align__(1024) char shared[];
+    cg::cluster_group cluster = cg::this_cluster();
+    int index = threadIdx.x / 32, rank = (int)cluster.block_rank();
+    int row = blockIdx.x / b::RANKS, at = row / a.kv.n_kv_heads,
+        worker = rank * DECODE_WARPS + index;
+    int seq = a.decode_seqs == NULL ? at : a.decode_seqs[at];
+    int token_idx = a.t.seq_start[seq];
+    uint64_t policy = evict_first();
+    typename b::run r;
+    typename b::state st;
+    piece p = {};
+    bool inserts;
+
+    r.len = a.t.kv_len[seq];
+    r.kv_head = row - at * a.kv.n_kv_heads;
+    r.n_pages = (r.len - 1) >> a.page_shift;
+    r.pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
+    r.next = worker;
+    r.n_tiles = (r.len + b::tile::TOKENS - 1) / b::tile::TOKENS;
+    r.stage = 0;
+    r.ring = shared + index * b::RING;
+    r.desk = shared + b::DESKS_AT + index * warp::DESK;
+    r.barriers = shared_addr(shared + b::BARRIERS_AT) + index * b::STAGES * 8;
+    cluster.barrier_arrive(); /* nothing is sent before all blocks have begun */
+    if (threadIdx.x % 32 == 0) {
+        tensor_prefetch(&map);
+#pragma unroll 1
+        for (int i = 0; i < b::STAGES; i++)
+            full_init(r.barriers + i * 8);
+        barrier_init_done();
+    }
+    __syncwarp();
+    if (a.turns == NULL)
+        wait_for_previous();
+#pragma unroll 1
+    for (int i = 0; i < b::STAGES; i++)
+        b::ask_tile(r, a, &map, policy);
+    if (a.turns != NULL)
+        wait_for_previous();
+    let_next_begin();
+    p.token = token_idx;
+    p.head = r.kv_head * a.group;
+    p.n_heads = a.group;
+    inserts = a.turns != NULL && (r.n_tiles - 1) % b::WORKERS == worker;
+    warp::clear(st);
+    if (worker < r.n_tiles) {
+        b::begin(r, st, a,
+                 a.qkv + (size_t)token_idx * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim, seq,
+                 token_idx, inserts);
+        b::walk(r, st, a, &map, policy, worker, inserts);
+    }
+    warp::add_sums(st);
+    b::parts::write_piece((float *)r.ring, st, p.n_heads);
+    __syncthreads();
+    cluster.barrier_wait();
+    b::send(p, shared, rank);
+    cluster.sync();
+    if (r.len > 0)
+        b::receive(a, p, shared, rank);
+}
+
+#endif
