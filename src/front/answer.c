@@ -25,9 +25,11 @@ static void answer_usage(const struct exchange *x, struct buf *b)
     unsigned long long cached = 0;
 
     for (int i = 0; i < x->n_gens; i++) {
-        prompt += x->gens[i].n_prompt;
+        if (i % x->n == 0) { /* its choices share it */
+            prompt += x->gens[i].n_prompt;
+            cached += x->gens[i].n_cached;
+        }
         output += x->gens[i].tokens.len - x->gens[i].n_prompt;
-        cached += x->gens[i].n_cached;
     }
     buf_printf(b,
                "\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,"
@@ -54,15 +56,47 @@ static void answer_reasons(const struct exchange *x, struct buf *b, const struct
     }
 }
 
+/* "name":[ids] */
+static void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n)
+{
+    buf_printf(b, "\"%s\":[", name);
+    for (size_t i = 0; i < n; i++)
+        buf_printf(b, i == 0 ? "%d" : ",%d", ids[i]);
+    buf_add_byte(b, ']');
+}
+
+static void answer_prompt_ids(struct buf *b, const struct gen *g)
+{
+    answer_ids(b, "prompt_token_ids", g->tokens.ids, g->n_prompt);
+    buf_add_byte(b, ',');
+}
+
+/* Members of a choice that return_token_ids adds: the output tokens that were not said yet. Those
+ * of the prompt stand in each choice of a completion, and once beside the choices of a chat. */
+static void answer_choice_ids(const struct exchange *x, struct buf *b, struct gen *g, bool first)
+{
+    if (!x->return_ids)
+        return;
+    if (x->format == EXCHANGE_COMPLETION && first)
+        answer_prompt_ids(b, g);
+    answer_ids(b, "token_ids", g->tokens.ids + g->n_prompt + g->n_said,
+               g->tokens.len - g->n_prompt - g->n_said);
+    buf_add_byte(b, ',');
+    g->n_said = (uint32_t)g->tokens.len - g->n_prompt;
+}
+
 /* One event with one choice. role: the first chunk of a chat. */
-static void answer_chunk(struct exchange *x, const struct gen *g, bool role, const char *text,
-                         size_t len)
+static void answer_chunk(struct exchange *x, struct gen *g, bool role, const char *text, size_t len)
 {
     struct buf *b = &x->out;
 
     buf_add_text(b, "data: ");
     answer_object(x, b, answer_chunk_object(x));
-    buf_printf(b, ",\"choices\":[{\"index\":%d,", g->index);
+    buf_add_byte(b, ',');
+    if (role && x->return_ids)
+        answer_prompt_ids(b, g);
+    buf_printf(b, "\"choices\":[{\"index\":%d,", g->index);
+    answer_choice_ids(x, b, g, g->n_said == 0);
     if (x->format == EXCHANGE_COMPLETION) {
         buf_add_text(b, "\"text\":");
         buf_add_json_string(b, text, len);
@@ -77,15 +111,21 @@ static void answer_chunk(struct exchange *x, const struct gen *g, bool role, con
     }
     buf_add_text(b, ",\"logprobs\":null,");
     answer_reasons(x, b, g);
-    buf_add_text(b, x->include_usage ? "}],\"usage\":null}\n\n" : "}]}\n\n");
+    if (x->usage_always) {
+        buf_add_text(b, "}],");
+        answer_usage(x, b);
+        buf_add_text(b, "}\n\n");
+    } else {
+        buf_add_text(b, x->include_usage ? "}],\"usage\":null}\n\n" : "}]}\n\n");
+    }
 }
 
 void answer_begin(struct exchange *x)
 {
     if (x->head_sent || !x->stream)
         return;
-    buf_add_text(&x->out, "Status: 200 OK\r\n"
-                          "Content-Type: text/event-stream; charset=utf-8\r\n"
+    exchange_add_head(x, 200);
+    buf_add_text(&x->out, "Content-Type: text/event-stream; charset=utf-8\r\n"
                           "Cache-Control: no-cache\r\n"
                           "X-Accel-Buffering: no\r\n\r\n");
     x->head_sent = true;
@@ -109,10 +149,11 @@ static void answer_body(struct exchange *x)
     answer_object(x, &b, x->format == EXCHANGE_CHAT ? "chat.completion" : "text_completion");
     buf_add_text(&b, ",\"choices\":[");
     for (int i = 0; i < x->n_gens; i++) {
-        const struct gen *g = &x->gens[i];
+        struct gen *g = &x->gens[i];
         const char *text = g->text.bytes == NULL ? "" : g->text.bytes;
 
         buf_printf(&b, "%s{\"index\":%d,", i == 0 ? "" : ",", g->index);
+        answer_choice_ids(x, &b, g, true);
         if (x->format == EXCHANGE_CHAT)
             buf_add_text(&b, "\"message\":{\"role\":\"assistant\",\"content\":");
         else
@@ -125,6 +166,8 @@ static void answer_body(struct exchange *x)
         buf_add_byte(&b, '}');
     }
     buf_add_text(&b, "],");
+    if (x->return_ids && x->format == EXCHANGE_CHAT)
+        answer_prompt_ids(&b, &x->gens[0]);
     answer_usage(x, &b);
     buf_add_byte(&b, '}');
     if (b.failed)

@@ -20,15 +20,17 @@ api_fn api_metrics;     /* GET /metrics */
 
 /* --- shared by the generating endpoints (gen.c) --- */
 
-/* Fields, id and n_gens generations with empty prompts. False after an error answer. */
+/* Fields, id and generations, x->n for each of n_prompts, with empty prompts. False after an error
+ * answer. */
 bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
-                 enum exchange_format format, int n_gens);
+                 enum exchange_format format, int n_prompts);
 
 /* Append ids of a text, or of a JSON list of ids, to a prompt. ERR_OK or an error. */
 int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special);
 
-/* The prompts are complete: check that none is empty. False after an error answer. */
-bool gen_finish_prompts(struct exchange *x, const char *param);
+/* The prompts are complete, in the first generation of each: check them, cut them, and give them
+ * to the others. False after an error answer. */
+bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param);
 
 /* Render messages of body to out; false after an error answer. */
 bool api_render_chat(struct front *f, struct exchange *x, const struct json *body, struct buf *out);

@@ -28,6 +28,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
     const struct json *messages = json_get(body, "messages");
     struct chat_request r = {
         .messages = messages,
+        .documents = json_get_kind(body, "documents", JSON_LIST),
         .kwargs = json_get_kind(body, "chat_template_kwargs", JSON_OBJECT),
         .add_generation_prompt = json_get_bool(body, "add_generation_prompt", true),
         .continue_final_message = json_get_bool(body, "continue_final_message", false),
@@ -77,7 +78,7 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
         if (rc != ERR_OK)
             exchange_reply_error(x, rc, NULL, "messages", 0);
         else
-            (void)gen_finish_prompts(x, "messages"); /* has answered when it is false */
+            (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
     }
     buf_fini(&prompt);
 }

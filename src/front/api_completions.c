@@ -70,7 +70,8 @@ void api_completions(struct front *f, struct exchange *x, const struct json *bod
     }
     for (int i = 0; i < n; i++) {
         bool one = prompt->kind == JSON_TEXT || api_is_ids(prompt);
-        int rc = api_add_prompt(f, &x->gens[i], one ? prompt : &prompt->items[i], add_special);
+        int rc =
+            api_add_prompt(f, &x->gens[i * x->n], one ? prompt : &prompt->items[i], add_special);
 
         if (rc != ERR_OK) {
             exchange_reply_error(x, rc,
@@ -81,5 +82,5 @@ void api_completions(struct front *f, struct exchange *x, const struct json *bod
             return;
         }
     }
-    (void)gen_finish_prompts(x, "prompt"); /* has answered when it is false */
+    (void)gen_finish_prompts(f, x, "prompt"); /* has answered when it is false */
 }

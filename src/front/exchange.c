@@ -36,6 +36,17 @@ void exchange_free(struct exchange *x, bool keep_answer)
     mem_free(x);
 }
 
+bool exchange_name(struct exchange *x, const char *name)
+{
+    size_t len = strlen(name);
+
+    if (len == 0 || len >= sizeof x->request_id ||
+        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._") != len)
+        return false;
+    memcpy(x->request_id, name, len + 1);
+    return true;
+}
+
 static const char *exchange_reason(int status)
 {
     switch (status) {
@@ -51,10 +62,17 @@ static const char *exchange_reason(int status)
     }
 }
 
+void exchange_add_head(struct exchange *x, int status)
+{
+    buf_printf(&x->out, "Status: %d %s\r\n", status, exchange_reason(status));
+    if (x->request_id[0] != '\0')
+        buf_printf(&x->out, "X-Request-Id: %s\r\n", x->request_id);
+}
+
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len)
 {
-    buf_printf(&x->out, "Status: %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n", status,
-               exchange_reason(status), type, len);
+    exchange_add_head(x, status);
+    buf_printf(&x->out, "Content-Type: %s\r\nContent-Length: %zu\r\n\r\n", type, len);
     buf_add(&x->out, body, len);
     x->head_sent = true;
     x->complete = true;
@@ -86,7 +104,7 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
     int status = err_http_status(err);
 
     exchange_add_error(&body, err, message, param);
-    buf_printf(&x->out, "Status: %d %s\r\n", status, exchange_reason(status));
+    exchange_add_head(x, status);
     if (retry_after_s > 0)
         buf_printf(&x->out, "Retry-After: %d\r\n", retry_after_s);
     buf_printf(&x->out, "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n", body.len);

@@ -17,7 +17,7 @@
 #include "text/detok.h"
 #include "text/tokenizer.h"
 
-#define EXCHANGE_GENS_MAX 256 /* prompts in one request */
+#define EXCHANGE_GENS_MAX 256 /* choices of one request: prompts times n */
 
 enum exchange_format { EXCHANGE_CHAT, EXCHANGE_COMPLETION };
 
@@ -28,7 +28,7 @@ enum gen_finish { GEN_RUNNING, GEN_STOP, GEN_LENGTH, GEN_FAILED };
  * that an engine that died can be replaced by the next. */
 struct gen {
     struct exchange *exchange;
-    int index;                   /* of the choice */
+    int index;                   /* of the choice: prompt * n + which of its n */
     struct wire_request request; /* sampling fields; the rest is filled in when submitted */
     struct token_list tokens;    /* prompt, then output */
     uint32_t n_prompt;
@@ -42,6 +42,7 @@ struct gen {
     int32_t stop_id; /* the stop_token_ids member that ended it, or -1 */
     struct detok detok;
     struct buf text;  /* what is not sent yet; without streaming all of it */
+    uint32_t n_said;  /* output tokens whose ids have been sent (return_token_ids) */
     struct gen *next; /* in the streamer's list of those that wait for an engine */
     bool waiting;     /* is in that list */
     uint64_t wait_us; /* since when */
@@ -63,13 +64,19 @@ struct exchange {
     struct gen *gens; /* [n_gens], in the arena */
     int n_gens;
     int n_finished;
+    int n; /* choices of each prompt */
     bool stream;
     bool include_usage;
+    bool usage_always;   /* continuous_usage_stats */
+    bool echo;           /* completions: the text begins with the prompt */
+    bool return_ids;     /* return_token_ids */
+    int64_t truncate_to; /* prompt tokens that are kept, the last ones; 0: all */
     const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
     int n_stops;
     bool max_tokens_given;
     uint32_t max_tokens; /* when given */
-    char id[48];         /* "chatcmpl-..." */
+    char request_id[72]; /* the client's, or ours; nothing but letters, digits and -._ */
+    char id[88];         /* "chatcmpl-..." */
     int64_t created;     /* unix seconds */
     const char *model;   /* the served name; lives as long as the process */
 
@@ -86,6 +93,14 @@ struct exchange *exchange_new(struct fcgi *f);
 
 /* Free all but the slots that the engine still writes to. keep_answer: end it properly. */
 void exchange_free(struct exchange *x, bool keep_answer);
+
+/* Take a client's name for the request; false when it is empty, too long, or holds other bytes
+ * than letters, digits, '-', '.' and '_'. */
+bool exchange_name(struct exchange *x, const char *name);
+
+/* Begin a head: the status line and the request's id. The caller adds further lines and the
+ * empty one. */
+void exchange_add_head(struct exchange *x, int status);
 
 /* Make the whole answer: head and body. The exchange is complete then. */
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len);

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every field is a row: its name, the formats that have it, the function that reads it. A field
- * that is in no row is refused by name, as OpenAI does: to ignore what may matter would be a
- * silent wrong answer. */
+ * Every field is a row: its name, the formats that have it, the function that reads it. What is
+ * known and would change the answer, but is not there yet, is refused by name. A field that is in
+ * no row is passed over, as vLLM does: clients send what other servers know. */
 #include "front/fields.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "base/hash.h"
+#include "base/log.h"
 
 enum { FIELDS_CHAT = 1, FIELDS_TEXT = 2, FIELDS_BOTH = 3 };
 
@@ -15,6 +18,7 @@ struct fields_read_context {
     struct fields *out;
     struct exchange *x;
     const char *model_name;
+    int best_of; /* 0: not given */
     char *why;
     size_t why_cap;
 };
@@ -135,6 +139,10 @@ static int fields_flag(struct fields_read_context *c, const struct fields_row *r
         c->out->skip_special = v->flag;
     else if (strcmp(row->name, "include_stop_str_in_output") == 0)
         c->out->include_stop = v->flag;
+    else if (strcmp(row->name, "return_token_ids") == 0)
+        c->x->return_ids = v->flag;
+    else if (strcmp(row->name, "echo") == 0)
+        c->x->echo = v->flag;
     else if (strcmp(row->name, "ignore_eos") == 0 && v->flag)
         c->out->request.flags |= WIRE_IGNORE_EOS;
     return ERR_OK;
@@ -152,9 +160,9 @@ static int fields_stream_options(struct fields_read_context *c, const struct fie
             continue;
         if (m->kind == JSON_BOOL && strcmp(m->key, "include_usage") == 0) {
             c->x->include_usage = m->flag;
-        } else if (m->kind != JSON_BOOL || m->flag ||
-                   (strcmp(m->key, "include_obfuscation") != 0 &&
-                    strcmp(m->key, "continuous_usage_stats") != 0)) {
+        } else if (m->kind == JSON_BOOL && strcmp(m->key, "continuous_usage_stats") == 0) {
+            c->x->usage_always = m->flag;
+        } else if (m->kind != JSON_BOOL || m->flag || strcmp(m->key, "include_obfuscation") != 0) {
             (void)snprintf(c->why, c->why_cap, "'stream_options.%.64s' is not supported", m->key);
             return ERR_UNSUPPORTED;
         }
@@ -221,6 +229,64 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
     (void)snprintf(c->why, c->why_cap, "the model '%.200s' does not exist; this server has '%s'",
                    v->text, c->model_name);
     return ERR_NO_MODEL;
+}
+
+/* The number of choices of each prompt, or best_of, which must not ask for more. */
+static int fields_n(struct fields_read_context *c, const struct fields_row *row,
+                    const struct json *v)
+{
+    double d;
+    int rc;
+
+    if (v->kind != JSON_INT && v->kind != JSON_UINT)
+        return fields_type(c, row, "a whole number", v);
+    rc = fields_range(c, row, v, &d);
+    if (rc != ERR_OK)
+        return rc;
+    if (strcmp(row->name, "n") == 0)
+        c->x->n = (int)d;
+    else
+        c->best_of = (int)d;
+    return ERR_OK;
+}
+
+static int fields_salt(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    struct hash h;
+
+    if (v->kind != JSON_TEXT || v->text_len == 0)
+        return fields_type(c, row, "a string that is not empty", v);
+    h = hash_sha256("cache_salt", sizeof "cache_salt", v->text, v->text_len);
+    memcpy(c->out->request.salt, &h, sizeof c->out->request.salt);
+    return ERR_OK;
+}
+
+/* -1: what the model takes, which is more than any prompt that is answered. */
+static int fields_truncate(struct fields_read_context *c, const struct fields_row *row,
+                           const struct json *v)
+{
+    if (v->kind != JSON_INT || v->whole < -1 || v->whole == 0 || v->whole > INT_MAX)
+        return fields_type(c, row, "-1 or a whole number from 1 on", v);
+    c->x->truncate_to = v->whole < 0 ? 0 : v->whole;
+    return ERR_OK;
+}
+
+static int fields_text(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    if (v->kind != JSON_TEXT)
+        return fields_type(c, row, "a string", v);
+    if (strcmp(row->name, "request_id") == 0)
+        (void)exchange_name(c->x, v->text); /* one that cannot be a name is not used */
+    return ERR_OK;
+}
+
+/* The endpoint reads it. */
+static int fields_list(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    return v->kind == JSON_LIST ? ERR_OK : fields_type(c, row, "a list", v);
 }
 
 /* The endpoint reads it. */
@@ -304,17 +370,23 @@ static const struct fields_row fields_rows[] = {
     {"service_tier", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
     {"safety_identifier", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
     {"prompt_cache_key", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
-    {"request_id", FIELDS_BOTH, fields_ignore, 0, 0, 0, false},
+    {"request_id", FIELDS_BOTH, fields_text, 0, 0, 0, false},
+    {"n", FIELDS_BOTH, fields_n, 0, 1, 128, false},
+    {"best_of", FIELDS_TEXT, fields_n, 0, 1, 128, false},
+    {"echo", FIELDS_TEXT, fields_flag, 0, 0, 0, false},
+    {"return_token_ids", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
+    {"cache_salt", FIELDS_BOTH, fields_salt, 0, 0, 0, false},
+    {"truncate_prompt_tokens", FIELDS_BOTH, fields_truncate, 0, 0, 0, false},
+    {"documents", FIELDS_CHAT, fields_list, 0, 0, 0, false}, /* api_chat.c reads it */
+    {"spaces_between_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"parallel_tool_calls", FIELDS_CHAT, fields_ignore, 0, 0, 0, false}, /* there are no tools */
     /* Not there yet; low is the number that asks for nothing. */
-    {"n", FIELDS_BOTH, fields_neutral, 0, 1, 0, false},
-    {"best_of", FIELDS_TEXT, fields_neutral, 0, 1, 0, false},
     {"logprobs", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"logprobs", FIELDS_TEXT, fields_neutral, 0, -1, 0, false}, /* 0 asks for the chosen token's */
     {"top_logprobs", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"prompt_logprobs", FIELDS_BOTH, fields_neutral, 0, -2, 0, false},
     {"logit_bias", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
-    {"echo", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"echo", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"suffix", FIELDS_TEXT, fields_neutral, 0, 0, 0, false},
     {"tools", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"tool_choice", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
@@ -336,15 +408,21 @@ static const struct fields_row *fields_find(const char *name, enum exchange_form
 }
 
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
-                const char *model_name, char *why, size_t why_cap, const char **param)
+                const struct presets *presets, const char *model_name, char *why, size_t why_cap,
+                const char **param)
 {
     struct fields_read_context c = {
         .out = out, .x = x, .model_name = model_name, .why = why, .why_cap = why_cap};
 
     *out = (struct fields){
-        .request = {.temperature = 1.0f, .top_p = 1.0f, .repetition = 1.0f},
+        .request = {.temperature = presets->temperature,
+                    .top_p = presets->top_p,
+                    .top_k = presets->top_k,
+                    .min_p = presets->min_p,
+                    .repetition = presets->repetition},
         .skip_special = true,
     };
+    x->n = 1;
     for (uint32_t i = 0; i < body->n; i++) {
         const struct json *v = &body->items[i];
         const struct fields_row *row = fields_find(v->key, x->format);
@@ -352,8 +430,8 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
 
         *param = v->key;
         if (row == NULL) {
-            (void)snprintf(why, why_cap, "unrecognized request argument: '%.64s'", v->key);
-            return ERR_INVALID;
+            log_debug("front: a request has '%.64s', which nobody knows", v->key);
+            continue;
         }
         rc = v->kind == JSON_NULL ? ERR_OK : row->read(&c, row, v);
         if (rc != ERR_OK)
@@ -363,6 +441,15 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         *param = "stream_options";
         (void)snprintf(why, why_cap, "'stream_options' is only allowed when 'stream' is true");
         return ERR_INVALID;
+    }
+    if (c.best_of != 0 && c.best_of != x->n) {
+        *param = "best_of";
+        (void)snprintf(why, why_cap, "'best_of' other than 'n' is not supported");
+        return ERR_UNSUPPORTED;
+    }
+    if (!x->max_tokens_given && presets->max_tokens > 0) {
+        x->max_tokens_given = true;
+        x->max_tokens = presets->max_tokens;
     }
     *param = NULL;
     return ERR_OK;

@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "front/exchange.h"
+#include "front/presets.h"
 
 /* Sampling and answer fields of a request; `prompt` and `messages` are the caller's. */
 struct fields {
@@ -23,10 +24,12 @@ struct fields {
     int n_stops;
 };
 
-/* Read body (an object). Fills *out and the exchange's stream, include_usage and max_tokens.
+/* Read body (an object). presets: sampling values of fields that are absent. Fills *out and what
+ * the exchange holds of a request's wishes (n, stream, max_tokens, ...).
  * On error why is a sentence for the client and *param the field's name.
  * ERR_INVALID, ERR_UNSUPPORTED, ERR_NO_MODEL. */
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
-                const char *model_name, char *why, size_t why_cap, const char **param) ERR_CHECKED;
+                const struct presets *presets, const char *model_name, char *why, size_t why_cap,
+                const char **param) ERR_CHECKED;
 
 #endif

@@ -15,6 +15,7 @@
 #include "base/settings.h"
 #include "front/exchange.h"
 #include "front/link.h"
+#include "front/presets.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
@@ -23,6 +24,7 @@ struct front {
     struct tokenizer *tokenizer;
     struct chat *chat;
     const char *model_name;
+    struct presets presets;
     int64_t started_unix_s;
     int listen_fd;
     int signal_fd;

@@ -25,22 +25,25 @@ static void gen_name(struct exchange *x)
     char hex[2 * sizeof r + 1];
 
     hash_hex((const uint8_t *)r, sizeof r, hex);
+    if (x->request_id[0] == '\0')
+        (void)exchange_name(x, hex); /* hex digits are a name */
     (void)snprintf(x->id, sizeof x->id, "%s-%s", x->format == EXCHANGE_CHAT ? "chatcmpl" : "cmpl",
-                   hex);
+                   x->request_id);
     x->created = clock_unix_s();
 }
 
 bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
-                 enum exchange_format format, int n_gens)
+                 enum exchange_format format, int n_prompts)
 {
     const char *param = NULL;
     char why[512] = "";
     struct fields fields;
+    int n_gens;
     int rc;
 
     x->format = format;
     x->model = f->model_name;
-    rc = fields_read(&fields, x, body, f->model_name, why, sizeof why, &param);
+    rc = fields_read(&fields, x, body, &f->presets, f->model_name, why, sizeof why, &param);
     if (rc != ERR_OK) {
         exchange_reply_error(x, rc, why, param, 0);
         return false;
@@ -48,6 +51,13 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     if (x->max_tokens_given && fields.request.min_tokens > x->max_tokens) {
         exchange_reply_error(x, ERR_INVALID, "'min_tokens' must not be above 'max_tokens'",
                              "min_tokens", 0);
+        return false;
+    }
+    n_gens = n_prompts * x->n;
+    if (n_gens > EXCHANGE_GENS_MAX) {
+        (void)snprintf(why, sizeof why, "%d prompts with %d choices each are more than %d",
+                       n_prompts, x->n, EXCHANGE_GENS_MAX);
+        exchange_reply_error(x, ERR_INVALID, why, "n", 0);
         return false;
     }
     gen_name(x);
@@ -63,6 +73,8 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
             .exchange = x, .index = i, .slot = -1, .stop_id = -1, .request = fields.request};
         if (!fields.seed_given)
             g->request.seed = gen_random();
+        else
+            g->request.seed += (uint64_t)(i % x->n); /* or they would all say the same */
         rc = detok_init(&g->detok, f->tokenizer, fields.skip_special, fields.stops,
                         (size_t)fields.n_stops, fields.include_stop);
         if (rc != ERR_OK) {
@@ -79,17 +91,54 @@ int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, b
     return tokenizer_encode(f->tokenizer, text, len, add_special, &g->tokens);
 }
 
-bool gen_finish_prompts(struct exchange *x, const char *param)
+/* Of a prompt that is longer than the client wants the end is kept. */
+static void gen_truncate(struct exchange *x, struct gen *g)
 {
-    for (int i = 0; i < x->n_gens; i++) {
-        struct gen *g = &x->gens[i];
+    size_t keep = (size_t)x->truncate_to;
 
-        if (g->tokens.len == 0 || g->tokens.len > INT32_MAX) {
-            exchange_reply_error(x, g->tokens.len == 0 ? ERR_INVALID : ERR_TOO_LONG,
-                                 g->tokens.len == 0 ? "the prompt is empty" : NULL, param, 0);
+    if (keep == 0 || g->tokens.len <= keep)
+        return;
+    memmove(g->tokens.ids, g->tokens.ids + (g->tokens.len - keep), keep * sizeof *g->tokens.ids);
+    g->tokens.len = keep;
+}
+
+/* The other choices of a prompt have the same tokens, and with echo all begin with its text. */
+static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
+{
+    for (int i = 0; i < x->n; i++) {
+        struct gen *to = &g[i];
+
+        for (size_t t = 0; i > 0 && t < g->tokens.len; t++) {
+            int rc = token_list_add(&to->tokens, g->tokens.ids[t]);
+
+            if (rc != ERR_OK)
+                return rc;
+        }
+        to->n_prompt = (uint32_t)g->tokens.len;
+        if (x->echo)
+            tokenizer_decode(f->tokenizer, g->tokens.ids, g->tokens.len, true, &to->text);
+        if (to->text.failed)
+            return ERR_NO_MEMORY;
+    }
+    return ERR_OK;
+}
+
+bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param)
+{
+    for (int i = 0; i < x->n_gens; i += x->n) {
+        struct gen *g = &x->gens[i];
+        int rc = ERR_OK;
+
+        gen_truncate(x, g);
+        if (g->tokens.len == 0 || g->tokens.len > INT32_MAX)
+            rc = g->tokens.len == 0 ? ERR_INVALID : ERR_TOO_LONG;
+        else
+            rc = gen_share_prompt(f, x, g);
+        if (rc != ERR_OK) {
+            exchange_reply_error(x, rc, g->tokens.len == 0 ? "the prompt is empty" : NULL, param,
+                                 0);
             return false;
         }
-        g->n_prompt = (uint32_t)g->tokens.len;
     }
     return true;
 }

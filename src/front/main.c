@@ -37,6 +37,9 @@ static int main_open_text(struct front *f)
     rc = tokenizer_open(&f->tokenizer, f->settings.model, why, sizeof why);
     if (rc == ERR_OK)
         rc = chat_open(&f->chat, f->settings.model, f->settings.chat_template, why, sizeof why);
+    presets_init(&f->presets);
+    if (rc == ERR_OK && strcmp(f->settings.generation_config, "auto") == 0)
+        rc = presets_read(&f->presets, f->settings.model, why, sizeof why);
     if (rc != ERR_OK)
         log_error("front: %s", why[0] == '\0' ? err_sentence(rc) : why);
     else if (!chat_has_template(f->chat))

@@ -69,6 +69,7 @@ void route_exchange(struct front *f, struct exchange *x)
     bool known = false;
 
     route_path(x, path, sizeof path);
+    (void)exchange_name(x, fcgi_param(x->fcgi, "HTTP_X_REQUEST_ID")); /* or none */
     if (strcmp(method, "HEAD") == 0)
         method = "GET"; /* nginx drops the body */
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {

@@ -289,10 +289,83 @@ def sampling(s):
     tap.ok(text_of(r).startswith("Hello!"), "skip_special_tokens false", text_of(r))
 
 
+def choices(s):
+    ids = s.post("/tokenize", {"model": MODEL_NAME, "prompt": "Once upon a time"}).json["tokens"]
+    one = ask(s, TEXT, s.completion("Once upon a time", max_tokens=12))
+    r = both(s, TEXT, s.completion(["Once upon a time", "Count from"], max_tokens=12, n=3),
+             "n of two prompts")
+    tap.eq([c["index"] for c in r["choices"]], list(range(6)), "n: every choice has its index")
+    tap.eq([c["text"] for c in r["choices"]][:3], [text_of(one)] * 3, "n: greedy ones are alike")
+    other = ask(s, TEXT, s.completion("Count from", max_tokens=12))
+    tap.eq([r["usage"][k] for k in ("prompt_tokens", "completion_tokens")],
+           [one["usage"]["prompt_tokens"] + other["usage"]["prompt_tokens"],
+            3 * (one["usage"]["completion_tokens"] + other["usage"]["completion_tokens"])],
+           "n: a prompt counts once, each choice for itself")
+    told = [ask(s, CHAT, s.chat("Hello there, tell me", max_tokens=20, n=4, temperature=2,
+                                seed=seed)) for seed in (5, 5, 6)]
+    texts = [[c["message"]["content"] for c in t["choices"]] for t in told]
+    tap.ok(len(set(texts[0])) > 1, "n: choices differ", texts[0])
+    tap.ok(texts[0] == texts[1] and texts[0] != texts[2], "n: the seed decides all of them")
+    alone = ask(s, CHAT, s.chat("Hello there, tell me", max_tokens=20, temperature=2, seed=6))
+    tap.eq(text_of(alone), texts[2][0], "n: the first is what one alone is")
+    refuse(s, TEXT, s.completion(["a"] * 100, n=3), 400, "n", name="too many choices")
+    refuse(s, CHAT, s.chat("a", n=0), 400, "n")
+
+    r = both(s, TEXT, s.completion("Once upon a time", max_tokens=12, echo=True), "echo")
+    tap.eq(text_of(r), "Once upon a time" + text_of(one), "echo: the prompt, then the answer")
+    for path, body in ((TEXT, s.completion("Once upon a time", max_tokens=12)),
+                       (CHAT, s.chat("Hello", max_tokens=12))):
+        body["return_token_ids"] = True
+        r = ask(s, path, body)
+        choice = r["choices"][0]
+        prompt = choice["prompt_token_ids"] if path == TEXT else r["prompt_token_ids"]
+        tap.eq((len(prompt), len(choice["token_ids"])), (r["usage"]["prompt_tokens"],
+                                                         r["usage"]["completion_tokens"]),
+               "return_token_ids: as many as usage says")
+        if path == TEXT:
+            tap.eq(prompt, ids, "return_token_ids: the prompt")
+        kept = [i for i in choice["token_ids"]]
+        text = s.post("/detokenize", {"tokens": kept}).json["prompt"]
+        tap.ok(text.startswith(text_of(r)), "return_token_ids: the text", text)
+        events = s.stream(path, body).events
+        got = [i for e in events for c in e["choices"] for i in c["token_ids"]]
+        first = events[0]["choices"][0] if path == TEXT else events[0]
+        tap.eq((got, first["prompt_token_ids"]), (kept, prompt), "return_token_ids: streamed")
+        count([{"finish_reason": events[-1]["choices"][0]["finish_reason"]}])
+    told = s.stream(CHAT, dict(s.chat("Hello", max_tokens=5, ignore_eos=True),
+                               stream_options={"continuous_usage_stats": True}))
+    count([{"finish_reason": told.finish[0]}])
+    said = [e["usage"]["completion_tokens"] for e in told.events]
+    tap.ok(said == sorted(said) and said[-1] == 5, "continuous usage", said)
+
+    r = ask(s, TEXT, s.completion(ids, max_tokens=12, truncate_prompt_tokens=2))
+    tap.eq((r["usage"]["prompt_tokens"], text_of(r)),
+           (2, text_of(ask(s, TEXT, s.completion(ids[-2:], max_tokens=12)))),
+           "truncate_prompt_tokens keeps the end")
+    long = "The quick brown fox jumps over the lazy dog. " * 8
+
+    def cached(**f):
+        r = ask(s, TEXT, s.completion(long, max_tokens=1, **f))
+        return r["usage"]["prompt_tokens_details"]["cached_tokens"]
+    cached(cache_salt="a")
+    tap.eq((cached(cache_salt="a") > 0, cached(cache_salt="b"), cached()), (True, 0, 0),
+           "cache_salt parts the prefixes")
+    r = s.request("POST", CHAT, s.chat("Hello", max_tokens=3), headers={"X-Request-Id": "abc-1.2"})
+    count(r.json["choices"])
+    tap.eq((r.json["id"], r.headers["X-Request-Id"]), ("chatcmpl-abc-1.2", "abc-1.2"),
+           "a request's name is the client's")
+    r = s.request("POST", CHAT, {"model": "none"}, headers={"X-Request-Id": "abc"})
+    tap.eq((r.status, r.headers["X-Request-Id"]), (404, "abc"), "an error has it too")
+    r = s.request("POST", CHAT, s.chat("Hello", max_tokens=3), headers={"X-Request-Id": "a b\"c"})
+    count(r.json["choices"])
+    tap.ok("X-Request-Id" in r.headers and '"' not in r.headers["X-Request-Id"],
+           "unless it is none")
+
+
 def bad_requests(s):
     big = s.chat("Hello")
-    refuse(s, CHAT, s.chat("Hello", n=2), 400, "n")
-    refuse(s, CHAT, s.chat("Hello", colour="red"), 400, "colour")
+    tap.eq(text_of(ask(s, CHAT, s.chat("What is the capital of France?", colour="red"))),
+           "The capital of France is Paris.", "a field that nobody knows changes nothing")
     for field, value in (
             ("temperature", "hot"), ("temperature", 3), ("temperature", -0.1),
             ("temperature", True), ("top_p", 0), ("top_p", 1.5), ("top_p", []), ("top_k", 1.5),
@@ -323,8 +396,8 @@ def bad_requests(s):
     for field, value in (("prompt", 5), ("prompt", []), ("prompt", ""), ("prompt", [[]]),
                          ("prompt", {}), ("prompt", [1, "a"]), ("prompt", ["a", 1]),
                          ("prompt", [-1]), ("prompt", [99999]), ("prompt", [1.5]),
-                         ("prompt", ["a"] * 999), ("echo", True), ("suffix", "x"),
-                         ("best_of", 2), ("logprobs", 1), ("messages", []),
+                         ("prompt", ["a"] * 999), ("echo", 1), ("suffix", "x"),
+                         ("best_of", 2), ("logprobs", 1),
                          ("add_special_tokens", "x")):
         refuse(s, TEXT, dict(s.completion("Hello"), **{field: value}), 400, field,
                name="completion: %s %r" % (field, str(value)[:40]))
@@ -452,7 +525,7 @@ def metrics(s):
 
 
 with Stack() as s:
-    for part in (endpoints, prompts, stops, sampling, bad_requests, tokens, metrics):
+    for part in (endpoints, prompts, stops, sampling, choices, bad_requests, tokens, metrics):
         with tap.section(part.__name__):
             part(s)
     tap.ok(all(f.exits == [] for f in s.fronts) and s.engine.exits == [], "no process died",

@@ -33,7 +33,16 @@ static const struct {
     {"{\"user\":\"a\",\"request_id\":\"b\"}", BOTH},
     {"{\"metadata\":{\"a\":1},\"store\":false,\"service_tier\":\"auto\"}", CHAT},
     {"{\"n\":1,\"logprobs\":null,\"logit_bias\":{},\"echo\":false}", BOTH},
-    {"{\"n\":1.0}", BOTH},
+    {"{\"n\":128}", BOTH},
+    {"{\"n\":3,\"best_of\":3,\"echo\":true}", TEXT},
+    {"{\"best_of\":3,\"n\":3}", TEXT},
+    {"{\"return_token_ids\":true,\"cache_salt\":\"a\",\"truncate_prompt_tokens\":-1}", BOTH},
+    {"{\"documents\":[],\"request_id\":\"not a name\"}", CHAT},
+    {"{\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":true}}", BOTH},
+    /* What nobody knows, and what the other endpoint knows. */
+    {"{\"colour\":1,\"\":1,\"Model\":\"demo\"}", BOTH},
+    {"{\"prompt\":\"a\"}", CHAT},
+    {"{\"messages\":[],\"max_completion_tokens\":5}", TEXT},
     {"{\"logprobs\":false,\"top_logprobs\":0,\"tools\":[],\"tool_choice\":\"none\"}", CHAT},
     {"{\"best_of\":1,\"suffix\":\"\"}", TEXT},
     {"{\"response_format\":{\"type\":\"text\"}}", BOTH},
@@ -48,12 +57,6 @@ static const struct {
     const char *param;
     int rc;
 } refused[] = {
-    {"{\"colour\":1}", BOTH, "colour", ERR_INVALID},
-    {"{\"\":1}", BOTH, "", ERR_INVALID},
-    {"{\"Model\":\"demo\"}", BOTH, "Model", ERR_INVALID},
-    {"{\"prompt\":\"a\"}", CHAT, "prompt", ERR_INVALID},
-    {"{\"messages\":[]}", TEXT, "messages", ERR_INVALID},
-    {"{\"max_completion_tokens\":5}", TEXT, "max_completion_tokens", ERR_INVALID},
     {"{\"model\":\"other\"}", BOTH, "model", ERR_NO_MODEL},
     {"{\"model\":\"\"}", BOTH, "model", ERR_NO_MODEL},
     {"{\"model\":1}", BOTH, "model", ERR_INVALID},
@@ -110,16 +113,27 @@ static const struct {
     {"{\"continue_final_message\":\"a\"}", CHAT, "continue_final_message", ERR_INVALID},
     {"{\"chat_template_kwargs\":[]}", CHAT, "chat_template_kwargs", ERR_INVALID},
     {"{\"add_special_tokens\":1}", TEXT, "add_special_tokens", ERR_INVALID},
-    {"{\"n\":2}", BOTH, "n", ERR_UNSUPPORTED},
-    {"{\"n\":0}", BOTH, "n", ERR_UNSUPPORTED},
-    {"{\"n\":1.5}", BOTH, "n", ERR_UNSUPPORTED},
+    {"{\"n\":129}", BOTH, "n", ERR_INVALID},
+    {"{\"n\":0}", BOTH, "n", ERR_INVALID},
+    {"{\"n\":1.5}", BOTH, "n", ERR_INVALID},
+    {"{\"n\":\"2\"}", BOTH, "n", ERR_INVALID},
+    {"{\"n\":2,\"best_of\":3}", TEXT, "best_of", ERR_UNSUPPORTED},
+    {"{\"echo\":1}", TEXT, "echo", ERR_INVALID},
+    {"{\"return_token_ids\":1}", BOTH, "return_token_ids", ERR_INVALID},
+    {"{\"cache_salt\":\"\"}", BOTH, "cache_salt", ERR_INVALID},
+    {"{\"cache_salt\":5}", BOTH, "cache_salt", ERR_INVALID},
+    {"{\"truncate_prompt_tokens\":0}", BOTH, "truncate_prompt_tokens", ERR_INVALID},
+    {"{\"truncate_prompt_tokens\":-2}", BOTH, "truncate_prompt_tokens", ERR_INVALID},
+    {"{\"truncate_prompt_tokens\":\"5\"}", BOTH, "truncate_prompt_tokens", ERR_INVALID},
+    {"{\"documents\":{}}", CHAT, "documents", ERR_INVALID},
+    {"{\"request_id\":5}", BOTH, "request_id", ERR_INVALID},
     {"{\"best_of\":2}", TEXT, "best_of", ERR_UNSUPPORTED},
     {"{\"logprobs\":true}", CHAT, "logprobs", ERR_UNSUPPORTED},
     {"{\"logprobs\":0}", TEXT, "logprobs", ERR_UNSUPPORTED},
     {"{\"top_logprobs\":2}", CHAT, "top_logprobs", ERR_UNSUPPORTED},
     {"{\"prompt_logprobs\":0}", BOTH, "prompt_logprobs", ERR_UNSUPPORTED},
     {"{\"logit_bias\":{\"1\":1}}", BOTH, "logit_bias", ERR_UNSUPPORTED},
-    {"{\"echo\":true}", BOTH, "echo", ERR_UNSUPPORTED},
+    {"{\"echo\":true}", CHAT, "echo", ERR_UNSUPPORTED},
     {"{\"suffix\":\"a\"}", TEXT, "suffix", ERR_UNSUPPORTED},
     {"{\"tools\":[{}]}", CHAT, "tools", ERR_UNSUPPORTED},
     {"{\"tool_choice\":\"auto\"}", CHAT, "tool_choice", ERR_UNSUPPORTED},
@@ -140,7 +154,10 @@ static int read_body(const char *text, enum exchange_format format, struct arena
     *x = (struct exchange){.format = format};
     why[0] = '\0';
     must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
-    int rc = fields_read(out, x, body, "demo", why, sizeof why, param);
+    struct presets presets;
+
+    presets_init(&presets);
+    int rc = fields_read(out, x, body, &presets, "demo", why, sizeof why, param);
     if (rc != ERR_OK)
         ok(why[0] != '\0', "it says why: %.80s", why);
     return rc;
@@ -212,6 +229,16 @@ static void test_values(struct arena *arena)
     must_ok(read_body("{\"max_tokens\":9,\"max_completion_tokens\":3}", EXCHANGE_CHAT, arena, &f,
                       &x, &param));
     is_int(x.max_tokens, 3, "and when it comes last");
+    is_int(x.n, 1, "one choice unless more are asked for");
+    must_ok(read_body("{\"n\":4,\"echo\":true,\"return_token_ids\":true,\"cache_salt\":\"a\","
+                      "\"truncate_prompt_tokens\":7,\"request_id\":\"ab-1\",\"stream\":true,"
+                      "\"stream_options\":{\"continuous_usage_stats\":true}}",
+                      EXCHANGE_COMPLETION, arena, &f, &x, &param));
+    ok(x.n == 4 && x.echo && x.return_ids && x.truncate_to == 7 && x.usage_always, "the answer");
+    is_text(x.request_id, "ab-1", "the request's name");
+    ok(f.request.salt[0] != 0 || f.request.salt[1] != 0, "the salt");
+    must_ok(read_body("{\"request_id\":\"a b\"}", EXCHANGE_CHAT, arena, &f, &x, &param));
+    is_text(x.request_id, "", "not every text is a name");
 }
 
 /* One more than fits of stop strings, and one byte more. */

@@ -1,0 +1,30 @@
+/* Presets: what a model's folder wishes for requests that do not say (generation_config.json). */
+#ifndef QUIRE_FRONT_PRESETS_H
+#define QUIRE_FRONT_PRESETS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/* Values are in the ranges of the fields of a request. */
+struct presets {
+    float temperature;
+    float top_p;
+    float min_p;
+    float repetition;
+    int32_t top_k;       /* 0: off */
+    uint32_t max_tokens; /* 0: as many as there is room for */
+};
+
+/* temperature 1, top_p 1, nothing else. */
+void presets_init(struct presets *p);
+
+/* Take over what generation_config.json of a model's folder says, with vLLM's choice of members:
+ * temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens; null counts as absent.
+ *
+ * ERR_OK, also when there is no such file; ERR_SYNTAX, ERR_INVALID, ERR_IO, ERR_LIMIT or
+ * ERR_NO_MEMORY with the reason in why. p is then as it was. */
+int presets_read(struct presets *p, const char *dir, char *why, size_t why_cap) ERR_CHECKED;
+
+#endif
