@@ -291,7 +291,7 @@ void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *
 /* Tokens of a tile: its rows are shared by the query heads of a kv head, at most K_TILE_ROWS. */
 #define K_TILE_TOKENS(group) ((group) >= K_TILE_ROWS ? 1 : K_TILE_ROWS / (group))
 
-#define K_ATTN_SHORT 2048 /* keys */
+#define K_ATTN_SHORT         2048 /* keys */
 
 /* Whether the decodes of a plan go to the kernel for few sequences with short contexts. */
 int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
