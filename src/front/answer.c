@@ -3,7 +3,10 @@
  * Written straight into the out buffer: no tree, one escape pass over the text. */
 #include "front/answer.h"
 
+#include <stdio.h>
 #include <string.h>
+
+#include "base/hash.h"
 
 /* {"id":...,"object":...,"created":...,"model":... without the closing brace. */
 static void answer_object(struct exchange *x, struct buf *b, const char *object)
@@ -23,6 +26,8 @@ static void answer_usage(const struct exchange *x, struct buf *b)
     unsigned long long prompt = 0;
     unsigned long long output = 0;
     unsigned long long cached = 0;
+    unsigned long long reasoning = 0;
+    bool reasons = false;
 
     for (int i = 0; i < x->n_gens; i++) {
         if (i % x->n == 0) { /* its choices share it */
@@ -30,17 +35,26 @@ static void answer_usage(const struct exchange *x, struct buf *b)
             cached += x->gens[i].n_cached;
         }
         output += x->gens[i].tokens.len - x->gens[i].n_prompt;
+        if (x->gens[i].speech != NULL) {
+            reasoning += x->gens[i].speech->n_reasoning;
+            reasons = reasons || x->gens[i].speech->reply.o.reasoning != REPLY_NO_REASONING ||
+                      x->gens[i].speech->reply.o.format == REPLY_HARMONY;
+        }
     }
     buf_printf(b,
                "\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,"
-               "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%llu}}",
+               "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%llu}",
                prompt, output, prompt + output, cached);
+    if (reasons)
+        buf_printf(b, ",\"completion_tokens_details\":{\"reasoning_tokens\":%llu}", reasoning);
+    buf_add_byte(b, '}');
 }
 
 /* "finish_reason":...,"stop_reason":... */
 static void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g)
 {
-    const char *why = g->finish == GEN_STOP     ? "\"stop\""
+    bool calls = g->speech != NULL && g->speech->n_calls > 0;
+    const char *why = g->finish == GEN_STOP     ? calls ? "\"tool_calls\"" : "\"stop\""
                       : g->finish == GEN_LENGTH ? "\"length\""
                                                 : "null";
 
@@ -85,30 +99,24 @@ static void answer_choice_ids(const struct exchange *x, struct buf *b, struct ge
     g->n_said = (uint32_t)g->tokens.len - g->n_prompt;
 }
 
-/* One event with one choice. role: the first chunk of a chat. */
-static void answer_chunk(struct exchange *x, struct gen *g, bool role, const char *text, size_t len)
+/* One event with one choice, up to its text or delta, which the caller adds, and from there on. */
+static void answer_chunk_begin(struct exchange *x, struct gen *g, bool first)
 {
     struct buf *b = &x->out;
 
     buf_add_text(b, "data: ");
     answer_object(x, b, answer_chunk_object(x));
     buf_add_byte(b, ',');
-    if (role && x->return_ids)
+    if (first && x->return_ids)
         answer_prompt_ids(b, g);
     buf_printf(b, "\"choices\":[{\"index\":%d,", g->index);
     answer_choice_ids(x, b, g, g->n_said == 0);
-    if (x->format == EXCHANGE_COMPLETION) {
-        buf_add_text(b, "\"text\":");
-        buf_add_json_string(b, text, len);
-    } else if (role) {
-        buf_add_text(b, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
-    } else if (len > 0) {
-        buf_add_text(b, "\"delta\":{\"content\":");
-        buf_add_json_string(b, text, len);
-        buf_add_byte(b, '}');
-    } else {
-        buf_add_text(b, "\"delta\":{}");
-    }
+}
+
+static void answer_chunk_end(struct exchange *x, const struct gen *g)
+{
+    struct buf *b = &x->out;
+
     buf_add_text(b, ",\"logprobs\":null,");
     answer_reasons(x, b, g);
     if (x->usage_always) {
@@ -118,6 +126,176 @@ static void answer_chunk(struct exchange *x, struct gen *g, bool role, const cha
     } else {
         buf_add_text(b, x->include_usage ? "}],\"usage\":null}\n\n" : "}]}\n\n");
     }
+}
+
+/* One event with content. */
+static void answer_chunk(struct exchange *x, struct gen *g, const char *text, size_t len)
+{
+    struct buf *b = &x->out;
+
+    answer_chunk_begin(x, g, false);
+    buf_add_text(b, x->format == EXCHANGE_COMPLETION ? "\"text\":"
+                    : len > 0                        ? "\"delta\":{\"content\":"
+                                                     : "\"delta\":{");
+    if (x->format == EXCHANGE_COMPLETION || len > 0)
+        buf_add_json_string(b, text, len);
+    if (x->format == EXCHANGE_CHAT)
+        buf_add_byte(b, '}');
+    answer_chunk_end(x, g);
+}
+
+/* --- replies that are taken apart --------------------------------------------------------- */
+
+/* A call's id: the same however often it is made, so that a stream and its joined form agree. */
+static void answer_call_id(const struct gen *g, int call, char id[40])
+{
+    struct hash h = hash_sha256(g->exchange->id, strlen(g->exchange->id),
+                                (const int[]){g->index, call}, 2 * sizeof(int));
+    char hex[2 * sizeof h + 1];
+    bool is_mistral = g->speech->reply.o.format == REPLY_MISTRAL; /* whose templates want nine */
+
+    hash_hex(h.bytes, sizeof h.bytes, hex);
+    (void)snprintf(id, 40, is_mistral ? "%s%.9s" : "%s%.24s", is_mistral ? "" : "call_", hex);
+}
+
+/* "tool_calls":[{...}] with a name, or with a piece of the arguments. */
+static void answer_call_delta(struct gen *g, const struct reply_event *e)
+{
+    struct exchange *x = g->exchange;
+    char id[40];
+
+    answer_chunk_begin(x, g, false);
+    buf_printf(&x->out, "\"delta\":{\"tool_calls\":[{\"index\":%d,", e->call);
+    if (e->kind == REPLY_CALL_BEGIN) {
+        answer_call_id(g, e->call, id);
+        buf_printf(&x->out, "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", id);
+        buf_add_json_string(&x->out, e->bytes, e->len);
+        buf_add_text(&x->out, ",\"arguments\":\"\"}}]}");
+    } else {
+        buf_add_text(&x->out, "\"function\":{\"arguments\":");
+        buf_add_json_string(&x->out, e->bytes, e->len);
+        buf_add_text(&x->out, "}}]}");
+    }
+    answer_chunk_end(x, g);
+}
+
+/* vLLM's two names for it: clients look at one of them. */
+static void answer_reasoning(struct buf *b, const char *text, size_t len)
+{
+    buf_add_text(b, "\"reasoning\":");
+    buf_add_json_string(b, text, len);
+    buf_add_text(b, ",\"reasoning_content\":");
+    buf_add_json_string(b, text, len);
+}
+
+static void answer_said_stream(struct gen *g, const struct reply_event *e)
+{
+    struct exchange *x = g->exchange;
+
+    switch (e->kind) {
+    case REPLY_CONTENT: answer_chunk(x, g, e->bytes, e->len); break;
+    case REPLY_REASON:
+        answer_chunk_begin(x, g, false);
+        buf_add_text(&x->out, "\"delta\":{");
+        answer_reasoning(&x->out, e->bytes, e->len);
+        buf_add_byte(&x->out, '}');
+        answer_chunk_end(x, g);
+        break;
+    case REPLY_CALL_BEGIN:
+    case REPLY_CALL_ARGS: answer_call_delta(g, e); break;
+    case REPLY_CALL_END: break;
+    }
+}
+
+static void answer_said_whole(struct gen *g, const struct reply_event *e)
+{
+    struct speech *s = g->speech;
+    char id[40];
+
+    switch (e->kind) {
+    case REPLY_CONTENT: buf_add(&s->content, e->bytes, e->len); break;
+    case REPLY_REASON: buf_add(&s->reasoning, e->bytes, e->len); break;
+    case REPLY_CALL_BEGIN:
+        answer_call_id(g, e->call, id);
+        buf_printf(&s->calls, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":",
+                   s->calls.len == 0 ? "" : "\"}},", id);
+        buf_add_json_string(&s->calls, e->bytes, e->len);
+        buf_add_text(&s->calls, ",\"arguments\":\"");
+        break;
+    case REPLY_CALL_ARGS: buf_add_json_text(&s->calls, e->bytes, e->len); break;
+    case REPLY_CALL_END: break; /* the next call, or the list's end, closes it */
+    }
+}
+
+static void answer_said(void *arg, const struct reply_event *e)
+{
+    struct gen *g = arg;
+    struct exchange *x = g->exchange;
+
+    if (e->kind == REPLY_REASON && x->hides_reasoning)
+        return;
+    if (e->kind != REPLY_CONTENT && e->kind != REPLY_REASON && e->call > 0 && x->one_call)
+        return;
+    if (e->kind == REPLY_CALL_BEGIN)
+        g->speech->n_calls++;
+    if (x->stream)
+        answer_said_stream(g, e);
+    else
+        answer_said_whole(g, e);
+}
+
+void answer_listen(struct gen *g, const struct reply_options *o)
+{
+    reply_init(&g->speech->reply, o, answer_said, g);
+}
+
+/* Give the text to the machine that takes it apart. What it cannot keep fails the answer. */
+static void answer_hear(struct gen *g, bool ended)
+{
+    struct speech *s = g->speech;
+    int rc = reply_push(&s->reply, g->text.bytes, g->text.len);
+
+    buf_clear(&g->text);
+    if (rc == ERR_OK && ended)
+        rc = reply_finish(&s->reply);
+    if (reply_is_reasoning(&s->reply))
+        s->n_reasoning = (uint32_t)g->tokens.len - g->n_prompt;
+    if (rc != ERR_OK)
+        g->exchange->out.failed = true;
+}
+
+static void answer_message(struct buf *b, const struct gen *g)
+{
+    const struct speech *s = g->speech;
+    const struct buf *text = s == NULL ? &g->text : &s->content;
+
+    buf_add_text(b, "\"message\":{\"role\":\"assistant\",\"content\":");
+    if (s != NULL && s->n_calls > 0 && text->len == 0)
+        buf_add_text(b, "null");
+    else
+        buf_add_json_string(b, text->len == 0 ? "" : text->bytes, text->len);
+    buf_add_text(b, ",\"refusal\":null");
+    if (s != NULL && s->reasoning.len > 0) {
+        buf_add_byte(b, ',');
+        answer_reasoning(b, s->reasoning.bytes, s->reasoning.len);
+    }
+    if (s != NULL && s->n_calls > 0) {
+        buf_add_text(b, ",\"tool_calls\":[");
+        buf_add(b, s->calls.bytes, s->calls.len);
+        buf_add_text(b, "\"}}]");
+    }
+    b->failed =
+        b->failed || (s != NULL && (s->content.failed || s->reasoning.failed || s->calls.failed));
+    buf_add_byte(b, '}');
+}
+
+/* --- answers ------------------------------------------------------------------------------ */
+
+static void answer_first_chunk(struct exchange *x, struct gen *g)
+{
+    answer_chunk_begin(x, g, true);
+    buf_add_text(&x->out, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
+    answer_chunk_end(x, g);
 }
 
 void answer_begin(struct exchange *x)
@@ -130,15 +308,19 @@ void answer_begin(struct exchange *x)
                           "X-Accel-Buffering: no\r\n\r\n");
     x->head_sent = true;
     for (int i = 0; i < x->n_gens && x->format == EXCHANGE_CHAT; i++)
-        answer_chunk(x, &x->gens[i], true, "", 0);
+        answer_first_chunk(x, &x->gens[i]);
 }
 
 void answer_text(struct exchange *x, struct gen *g)
 {
-    if (!x->stream || g->text.len == 0)
+    if (g->text.len == 0)
         return;
-    answer_chunk(x, g, false, g->text.bytes, g->text.len);
-    buf_clear(&g->text);
+    if (g->speech != NULL) {
+        answer_hear(g, false);
+    } else if (x->stream) {
+        answer_chunk(x, g, g->text.bytes, g->text.len);
+        buf_clear(&g->text);
+    }
 }
 
 /* The whole answer of a request that does not stream. */
@@ -154,13 +336,12 @@ static void answer_body(struct exchange *x)
 
         buf_printf(&b, "%s{\"index\":%d,", i == 0 ? "" : ",", g->index);
         answer_choice_ids(x, &b, g, true);
-        if (x->format == EXCHANGE_CHAT)
-            buf_add_text(&b, "\"message\":{\"role\":\"assistant\",\"content\":");
-        else
+        if (x->format == EXCHANGE_CHAT) {
+            answer_message(&b, g);
+        } else {
             buf_add_text(&b, "\"text\":");
-        buf_add_json_string(&b, text, g->text.len);
-        if (x->format == EXCHANGE_CHAT)
-            buf_add_text(&b, ",\"refusal\":null}");
+            buf_add_json_string(&b, text, g->text.len);
+        }
         buf_add_text(&b, ",\"logprobs\":null,");
         answer_reasons(x, &b, g);
         buf_add_byte(&b, '}');
@@ -180,11 +361,12 @@ static void answer_body(struct exchange *x)
 void answer_end(struct exchange *x, struct gen *g)
 {
     x->n_finished++;
-    if (x->stream) {
-        answer_begin(x); /* an engine that gave nothing but an end */
-        answer_text(x, g);
-        answer_chunk(x, g, false, "", 0);
-    }
+    answer_begin(x); /* an engine that gave nothing but an end */
+    answer_text(x, g);
+    if (g->speech != NULL)
+        answer_hear(g, true);
+    if (x->stream)
+        answer_chunk(x, g, "", 0);
     if (x->n_finished < x->n_gens)
         return;
     if (!x->stream) {

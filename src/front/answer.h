@@ -4,6 +4,9 @@
 
 #include "front/exchange.h"
 
+/* Take g's reply apart as it comes; g->speech is there. */
+void answer_listen(struct gen *g, const struct reply_options *o);
+
 /* The status line and, for a stream, each choice's first chunk. Once, at the first admission. */
 void answer_begin(struct exchange *x);
 

@@ -28,6 +28,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
     const struct json *messages = json_get(body, "messages");
     struct chat_request r = {
         .messages = messages,
+        .tools = json_get_kind(body, "tools", JSON_LIST),
         .documents = json_get_kind(body, "documents", JSON_LIST),
         .kwargs = json_get_kind(body, "chat_template_kwargs", JSON_OBJECT),
         .add_generation_prompt = json_get_bool(body, "add_generation_prompt", true),
@@ -58,11 +59,25 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
     }
     if (r.continue_final_message)
         r.add_generation_prompt = false;
+    if (r.tools != NULL && r.tools->n == 0)
+        r.tools = NULL;
     rc = chat_render(f->chat, &r, &x->arena, out, why, sizeof why);
     if (rc == ERR_OK)
         return true;
     exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
     return false;
+}
+
+/* A prompt may end inside the reasoning: so do templates of models that always reason. */
+static void api_begin_inside(const struct front *f, struct exchange *x, const struct buf *prompt)
+{
+    bool inside =
+        prompt->len > 0 && reply_is_inside(f->reply_reasoning, prompt->bytes, prompt->len);
+
+    for (int i = 0; i < x->n_gens; i++) {
+        if (x->gens[i].speech != NULL)
+            x->gens[i].speech->reply.o.begins_inside = inside;
+    }
 }
 
 void api_chat(struct front *f, struct exchange *x, const struct json *body)
@@ -78,6 +93,8 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
         if (rc != ERR_OK)
             exchange_reply_error(x, rc, NULL, "messages", 0);
         else
+            api_begin_inside(f, x, &prompt);
+        if (rc == ERR_OK)
             (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
     }
     buf_fini(&prompt);

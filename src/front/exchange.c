@@ -26,6 +26,12 @@ void exchange_free(struct exchange *x, bool keep_answer)
         token_list_fini(&g->tokens);
         detok_fini(&g->detok);
         buf_fini(&g->text);
+        if (g->speech != NULL) {
+            reply_fini(&g->speech->reply);
+            buf_fini(&g->speech->content);
+            buf_fini(&g->speech->reasoning);
+            buf_fini(&g->speech->calls);
+        }
     }
     buf_fini(&x->out);
     if (keep_answer)

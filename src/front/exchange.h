@@ -15,6 +15,7 @@
 #include "front/fcgi.h"
 #include "ipc/wire.h"
 #include "text/detok.h"
+#include "text/reply.h"
 #include "text/tokenizer.h"
 
 #define EXCHANGE_GENS_MAX 256 /* choices of one request: prompts times n */
@@ -23,6 +24,15 @@ enum exchange_format { EXCHANGE_CHAT, EXCHANGE_COMPLETION };
 
 /* Why a generation ended, as the API says it. */
 enum gen_finish { GEN_RUNNING, GEN_STOP, GEN_LENGTH, GEN_FAILED };
+
+/* What a chat's reply is taken apart into. A stream says it at once; else it is collected. */
+struct speech {
+    struct reply reply;
+    struct buf content, reasoning; /* without streaming */
+    struct buf calls;              /* without streaming: members of tool_calls, as JSON */
+    int n_calls;                   /* begun, of those that are passed on */
+    uint32_t n_reasoning;          /* tokens of the reasoning */
+};
 
 /* One continuation of one prompt. The front holds the truth: prompt and all tokens so far, so
  * that an engine that died can be replaced by the next. */
@@ -41,11 +51,12 @@ struct gen {
     int error;       /* enum err, with GEN_FAILED */
     int32_t stop_id; /* the stop_token_ids member that ended it, or -1 */
     struct detok detok;
-    struct buf text;  /* what is not sent yet; without streaming all of it */
-    uint32_t n_said;  /* output tokens whose ids have been sent (return_token_ids) */
-    struct gen *next; /* in the streamer's list of those that wait for an engine */
-    bool waiting;     /* is in that list */
-    uint64_t wait_us; /* since when */
+    struct buf text;       /* what is not sent yet; without streaming all of it */
+    struct speech *speech; /* NULL: the text is the answer; in the exchange's arena */
+    uint32_t n_said;       /* output tokens whose ids have been sent (return_token_ids) */
+    struct gen *next;      /* in the streamer's list of those that wait for an engine */
+    bool waiting;          /* is in that list */
+    uint64_t wait_us;      /* since when */
 };
 
 struct exchange {
@@ -67,10 +78,12 @@ struct exchange {
     int n; /* choices of each prompt */
     bool stream;
     bool include_usage;
-    bool usage_always;   /* continuous_usage_stats */
-    bool echo;           /* completions: the text begins with the prompt */
-    bool return_ids;     /* return_token_ids */
-    int64_t truncate_to; /* prompt tokens that are kept, the last ones; 0: all */
+    bool usage_always;    /* continuous_usage_stats */
+    bool echo;            /* completions: the text begins with the prompt */
+    bool one_call;        /* parallel_tool_calls is false */
+    bool hides_reasoning; /* include_reasoning is false */
+    bool return_ids;      /* return_token_ids */
+    int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all */
     const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
     int n_stops;
     bool max_tokens_given;

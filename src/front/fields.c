@@ -135,10 +135,15 @@ static int fields_flag(struct fields_read_context *c, const struct fields_row *r
         return fields_type(c, row, "true or false", v);
     if (strcmp(row->name, "stream") == 0)
         c->x->stream = v->flag;
-    else if (strcmp(row->name, "skip_special_tokens") == 0)
+    if (strcmp(row->name, "skip_special_tokens") == 0) {
         c->out->skip_special = v->flag;
-    else if (strcmp(row->name, "include_stop_str_in_output") == 0)
+        c->out->skip_special_given = true;
+    } else if (strcmp(row->name, "include_stop_str_in_output") == 0)
         c->out->include_stop = v->flag;
+    else if (strcmp(row->name, "parallel_tool_calls") == 0)
+        c->x->one_call = !v->flag;
+    else if (strcmp(row->name, "include_reasoning") == 0)
+        c->x->hides_reasoning = !v->flag;
     else if (strcmp(row->name, "return_token_ids") == 0)
         c->x->return_ids = v->flag;
     else if (strcmp(row->name, "echo") == 0)
@@ -229,6 +234,47 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
     (void)snprintf(c->why, c->why_cap, "the model '%.200s' does not exist; this server has '%s'",
                    v->text, c->model_name);
     return ERR_NO_MODEL;
+}
+
+/* A tool has the name that a call will give. What else is in it is the template's. */
+static int fields_tools(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    if (v->kind != JSON_LIST)
+        return fields_type(c, row, "a list of tools", v);
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json *f = json_get_kind(&v->items[i], "function", JSON_OBJECT);
+        const struct json *name = json_get_kind(f, "name", JSON_TEXT);
+        const struct json *schema = json_get(f, "parameters");
+
+        if (!json_is_text(json_get(&v->items[i], "type"), "function") || name == NULL ||
+            name->text_len == 0 ||
+            (schema != NULL && schema->kind != JSON_OBJECT && schema->kind != JSON_NULL)) {
+            (void)snprintf(c->why, c->why_cap,
+                           "'tools[%u]' must be of type function, with a name and an object of "
+                           "parameters",
+                           i);
+            return ERR_INVALID;
+        }
+    }
+    c->out->tools = v->n > 0 ? v : NULL;
+    return ERR_OK;
+}
+
+/* none and auto; what forces a call needs a mask over the vocabulary. */
+static int fields_tool_choice(struct fields_read_context *c, const struct fields_row *row,
+                              const struct json *v)
+{
+    if (json_is_text(v, "none")) {
+        c->out->no_calls = true;
+        return ERR_OK;
+    }
+    if (json_is_text(v, "auto"))
+        return ERR_OK;
+    if (v->kind != JSON_TEXT && v->kind != JSON_OBJECT)
+        return fields_type(c, row, "none, auto, required or a named function", v);
+    (void)snprintf(c->why, c->why_cap, "'tool_choice' other than none and auto is not supported");
+    return ERR_UNSUPPORTED;
 }
 
 /* The number of choices of each prompt, or best_of, which must not ask for more. */
@@ -379,7 +425,10 @@ static const struct fields_row fields_rows[] = {
     {"truncate_prompt_tokens", FIELDS_BOTH, fields_truncate, 0, 0, 0, false},
     {"documents", FIELDS_CHAT, fields_list, 0, 0, 0, false}, /* api_chat.c reads it */
     {"spaces_between_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"parallel_tool_calls", FIELDS_CHAT, fields_ignore, 0, 0, 0, false}, /* there are no tools */
+    {"tools", FIELDS_CHAT, fields_tools, 0, 0, 0, false},
+    {"tool_choice", FIELDS_CHAT, fields_tool_choice, 0, 0, 0, false},
+    {"parallel_tool_calls", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
+    {"include_reasoning", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     /* Not there yet; low is the number that asks for nothing. */
     {"logprobs", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"logprobs", FIELDS_TEXT, fields_neutral, 0, -1, 0, false}, /* 0 asks for the chosen token's */
@@ -388,8 +437,6 @@ static const struct fields_row fields_rows[] = {
     {"logit_bias", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"echo", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"suffix", FIELDS_TEXT, fields_neutral, 0, 0, 0, false},
-    {"tools", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
-    {"tool_choice", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"response_format", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"modalities", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"use_beam_search", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},

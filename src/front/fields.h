@@ -19,6 +19,9 @@ struct fields {
     struct wire_request request; /* temperature .. stop_ids, seed, min_tokens, flags */
     bool seed_given;
     bool skip_special;
+    bool skip_special_given;
+    bool no_calls;            /* tool_choice is none */
+    const struct json *tools; /* a list with members, or NULL */
     bool include_stop;
     struct detok_stop stops[DETOK_STOPS_MAX];
     int n_stops;

@@ -23,6 +23,8 @@ struct front {
     struct settings settings;
     struct tokenizer *tokenizer;
     struct chat *chat;
+    enum reply_format reply_format;
+    enum reply_reasoning reply_reasoning;
     const char *model_name;
     struct presets presets;
     int64_t started_unix_s;

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "front/answer.h"
 #include "front/api.h"
 #include "front/fields.h"
 
@@ -30,6 +31,25 @@ static void gen_name(struct exchange *x)
     (void)snprintf(x->id, sizeof x->id, "%s-%s", x->format == EXCHANGE_CHAT ? "chatcmpl" : "cmpl",
                    x->request_id);
     x->created = clock_unix_s();
+}
+
+/* A chat's replies are taken apart where the model knows calls or reasoning. Tags of calls may be
+ * special tokens: these are then not skipped. */
+static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
+                      const struct fields *fields)
+{
+    struct reply_options o = {.reasoning = f->reply_reasoning, .tools = fields->tools};
+
+    if ((fields->tools != NULL && !fields->no_calls) || f->reply_format == REPLY_HARMONY)
+        o.format = f->reply_format;
+    if (x->format != EXCHANGE_CHAT ||
+        (o.format == REPLY_PLAIN && o.reasoning == REPLY_NO_REASONING))
+        return ERR_OK;
+    g->speech = arena_zalloc(&x->arena, sizeof *g->speech);
+    if (g->speech == NULL)
+        return ERR_NO_MEMORY;
+    answer_listen(g, &o);
+    return ERR_OK;
 }
 
 bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
@@ -75,8 +95,13 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
             g->request.seed = gen_random();
         else
             g->request.seed += (uint64_t)(i % x->n); /* or they would all say the same */
-        rc = detok_init(&g->detok, f->tokenizer, fields.skip_special, fields.stops,
-                        (size_t)fields.n_stops, fields.include_stop);
+        rc = gen_listen(f, x, g, &fields);
+        if (g->speech != NULL && g->speech->reply.o.format != REPLY_PLAIN &&
+            !fields.skip_special_given)
+            fields.skip_special = false;
+        if (rc == ERR_OK)
+            rc = detok_init(&g->detok, f->tokenizer, fields.skip_special, fields.stops,
+                            (size_t)fields.n_stops, fields.include_stop);
         if (rc != ERR_OK) {
             exchange_reply_error(x, rc, NULL, "stop", 0);
             return false;

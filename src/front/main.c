@@ -47,6 +47,30 @@ static int main_open_text(struct front *f)
     return rc;
 }
 
+/* The formats of replies: a setting's, or what the template's text says. */
+static int main_choose_reply(struct front *f)
+{
+    const char *calls = f->settings.tool_call_parser, *reasoning = f->settings.reasoning_parser;
+
+    f->reply_format = chat_reply_format(f->chat);
+    f->reply_reasoning = chat_reply_reasoning(f->chat);
+    if (strcmp(calls, "auto") != 0)
+        f->reply_format = reply_format_named(calls);
+    if (strcmp(reasoning, "none") == 0)
+        f->reply_reasoning = REPLY_NO_REASONING;
+    else if (strcmp(reasoning, "mistral") == 0)
+        f->reply_reasoning = REPLY_THINK_BRACKETS;
+    else if (strcmp(reasoning, "think") == 0)
+        f->reply_reasoning = REPLY_THINK;
+    else if (strcmp(reasoning, "auto") != 0)
+        f->reply_format = REPLY_FORMATS;
+    if (f->reply_format != REPLY_FORMATS)
+        return ERR_OK;
+    log_error("front: tool_call_parser is '%s', reasoning_parser is '%s': one of them is unknown",
+              calls, reasoning);
+    return ERR_INVALID;
+}
+
 static int main_open_listen(struct front *f)
 {
     int flags;
@@ -85,6 +109,8 @@ static int main_open(struct front *f)
     }
     if (rc == ERR_OK)
         rc = main_open_text(f);
+    if (rc == ERR_OK)
+        rc = main_choose_reply(f);
     if (rc == ERR_OK)
         rc = link_init(&f->link, f->settings.engine_socket);
     if (rc == ERR_OK)

@@ -25,27 +25,34 @@ struct chat {
     struct jinja *tool_use; /* used when there are tools; NULL: the preset is */
     struct arena arena;     /* tokenizer_config.json */
     const char *tokens[N_TOKEN_NAMES];
+    enum reply_format format;
+    enum reply_reasoning reasoning;
 };
 
-static int compile(struct jinja **out, const char *from, const char *source, size_t len, char *why,
-                   size_t why_cap)
+/* Into one of c's templates; source is NUL-terminated. Which tags a reply has, one of them says. */
+static int compile(struct chat *c, struct jinja **out, const char *from, const char *source,
+                   size_t len, char *why, size_t why_cap)
 {
     char reason[400] = "";
     int rc = jinja_compile(out, source, len, reason, sizeof reason);
 
     if (rc != ERR_OK)
         (void)snprintf(why, why_cap, "%s: %s", from, reason);
+    if (c->format == REPLY_PLAIN)
+        c->format = reply_format_of(source);
+    if (c->reasoning == REPLY_NO_REASONING)
+        c->reasoning = reply_reasoning_of(source);
     return rc;
 }
 
-static int compile_file(struct jinja **out, const char *dir, const char *name, char *why,
-                        size_t why_cap)
+static int compile_file(struct chat *c, struct jinja **out, const char *dir, const char *name,
+                        char *why, size_t why_cap)
 {
     struct buf text = {0};
     int rc = file_read(&text, dir, name, TEMPLATE_BYTES_MAX, why, why_cap);
 
     if (rc == ERR_OK)
-        rc = compile(out, name, text.len == 0 ? "" : text.bytes, text.len, why, why_cap);
+        rc = compile(c, out, name, text.len == 0 ? "" : text.bytes, text.len, why, why_cap);
     buf_fini(&text);
     return rc;
 }
@@ -89,7 +96,7 @@ static int compile_config(struct chat *c, const struct json *node, char *why, si
     if (node == NULL || node->kind == JSON_NULL)
         return ERR_OK;
     if (node->kind == JSON_TEXT)
-        return compile(&c->preset, "chat_template", node->text, node->text_len, why, why_cap);
+        return compile(c, &c->preset, "chat_template", node->text, node->text_len, why, why_cap);
     for (i = 0; node->kind == JSON_LIST && i < node->n && rc == ERR_OK; i++) {
         const char *name = json_get_text(&node->items[i], "name", "");
         const struct json *source = json_get_kind(&node->items[i], "template", JSON_TEXT);
@@ -100,7 +107,7 @@ static int compile_config(struct chat *c, const struct json *node, char *why, si
         else if (strcmp(name, "tool_use") == 0 && c->tool_use == NULL)
             place = &c->tool_use;
         if (place != NULL && source != NULL)
-            rc = compile(place, name, source->text, source->text_len, why, why_cap);
+            rc = compile(c, place, name, source->text, source->text_len, why, why_cap);
     }
     return rc;
 }
@@ -115,8 +122,8 @@ static int open_all(struct chat *c, const char *dir, const char *path, char *why
         return rc;
     read_tokens(c, config);
     if (path != NULL && path[0] != '\0')
-        return compile_file(&c->preset, NULL, path, why, why_cap);
-    rc = compile_file(&c->preset, dir, "chat_template.jinja", why, why_cap);
+        return compile_file(c, &c->preset, NULL, path, why, why_cap);
+    rc = compile_file(c, &c->preset, dir, "chat_template.jinja", why, why_cap);
     if (rc != ERR_NOT_FOUND)
         return rc;
     rc = compile_config(c, json_get(config, "chat_template"), why, why_cap);
@@ -153,6 +160,16 @@ void chat_close(struct chat *c)
     jinja_close(c->tool_use);
     arena_reset(&c->arena);
     mem_free(c);
+}
+
+enum reply_format chat_reply_format(const struct chat *c)
+{
+    return c->format;
+}
+
+enum reply_reasoning chat_reply_reasoning(const struct chat *c)
+{
+    return c->reasoning;
 }
 
 bool chat_has_template(const struct chat *c)

@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "text/reply.h"
 
 struct chat;
 
@@ -38,6 +39,10 @@ int chat_open(struct chat **out, const char *dir, const char *template_path, cha
 void chat_close(struct chat *c); /* NULL is fine */
 
 bool chat_has_template(const struct chat *c);
+
+/* What the template's text says of the model's replies (reply.h). */
+enum reply_format chat_reply_format(const struct chat *c);
+enum reply_reasoning chat_reply_reasoning(const struct chat *c);
 
 /* Append the prompt. Tokenize it with add_special = false.
  *

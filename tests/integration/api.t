@@ -70,7 +70,7 @@ def as_whole(event):
 
 def count(choices):
     for c in choices:
-        made[c["finish_reason"]] += 1
+        made["stop" if c["finish_reason"] == "tool_calls" else c["finish_reason"]] += 1
 
 
 def both(s, path, body, name):
@@ -83,7 +83,7 @@ def both(s, path, body, name):
     count(plain["choices"])
     told = s.stream(path, dict(body, **usage_on))
     count({"finish_reason": v} for v in told.finish.values())
-    texts = {c["index"]: c["message"]["content"] if "message" in c else c["text"]
+    texts = {c["index"]: (c["message"]["content"] or "") if "message" in c else c["text"]
              for c in plain["choices"]}
     tap.eq(({i: told.text.get(i, "") for i in texts}, told.done), (texts, True),
            name + ": the stream has the same text")
@@ -362,6 +362,46 @@ def choices(s):
            "unless it is none")
 
 
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "Get the weather", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+
+
+def tools(s):
+    ask_for = dict(max_tokens=80, tools=[WEATHER])
+    right = 0
+    for city in ("Paris", "Rome", "Tokyo", "Cairo", "Lima"):
+        body = s.chat("What is the weather in %s?" % city, **ask_for)
+        r = both(s, CHAT, body, "a call about " + city)
+        m = r["choices"][0]["message"]
+        calls = m.get("tool_calls") or [{"function": {"name": "", "arguments": "{}"}, "id": ""}]
+        right += (m["content"], r["choices"][0]["finish_reason"], calls[0]["function"]["name"],
+                  json.loads(calls[0]["function"]["arguments"])) == \
+            (None, "tool_calls", "get_weather", {"city": city})
+        told = s.stream(CHAT, body)
+        count([{"finish_reason": told.finish[0]}])
+        parts = [c for e in told.events for d in e["choices"]
+                 for c in d["delta"].get("tool_calls", [])]
+        tap.eq(("".join(c["function"]["arguments"] for c in parts), parts[0]["function"]["name"],
+                [c["index"] for c in parts], [("id" in c, "name" in c["function"]) for c in parts]),
+               (calls[0]["function"]["arguments"], "get_weather", [0] * len(parts),
+                [(True, True)] + [(False, False)] * (len(parts) - 1)), "streamed: " + city)
+        talk = [{"role": "user", "content": "What is the weather in %s?" % city}, m,
+                {"role": "tool", "tool_call_id": calls[0]["id"],
+                 "content": '{"temperature": 21, "sky": "sunny"}'}]
+        text = text_of(ask(s, CHAT, s.chat(talk, **ask_for)))
+        tap.ok("21" in text and "sunny" in text, "an answer from the call's result", text)
+    tap.eq(right, 5, "five calls of five")
+    body = s.chat("What is the weather in Paris?", **ask_for)
+    raw = ask(s, CHAT, dict(body, tool_choice="none"))["choices"][0]
+    tap.ok("<tool_call>" in raw["message"]["content"] and raw["finish_reason"] == "stop",
+           "tool_choice none: what the model says", raw)
+    cut = ask(s, CHAT, dict(body, max_tokens=14))["choices"][0]
+    tap.eq(cut["finish_reason"], "length", "a call that is cut keeps its reason")
+    tap.eq(text_of(ask(s, CHAT, s.chat("What is the capital of France?", **ask_for))),
+           "The capital of France is Paris.", "no call where none is due")
+
+
 def bad_requests(s):
     big = s.chat("Hello")
     tap.eq(text_of(ask(s, CHAT, s.chat("What is the capital of France?", colour="red"))),
@@ -379,7 +419,8 @@ def bad_requests(s):
             ("repetition_penalty", 0), ("ignore_eos", 1), ("stream_options", True),
             ("stream_options", {"include_usage": True}), ("logprobs", True),
             ("top_logprobs", 3), ("logit_bias", {"5": 1}), ("tools", [{}]), ("n", 0),
-            ("tool_choice", "auto"), ("response_format", {"type": "json_object"}),
+            ("tool_choice", "required"), ("tool_choice", "x"), ("tools", [{"type": "function"}]),
+            ("response_format", {"type": "json_object"}),
             ("model", 5), ("messages", "Hello"), ("messages", []), ("messages", [5]),
             ("messages", [{}]), ("messages", [{"role": "user"}]),
             ("messages", [{"role": 5, "content": "a"}]),
@@ -525,7 +566,7 @@ def metrics(s):
 
 
 with Stack() as s:
-    for part in (endpoints, prompts, stops, sampling, choices, bad_requests, tokens, metrics):
+    for part in (endpoints, prompts, stops, sampling, choices, tools, bad_requests, tokens, metrics):
         with tap.section(part.__name__):
             part(s)
     tap.ok(all(f.exits == [] for f in s.fronts) and s.engine.exits == [], "no process died",
