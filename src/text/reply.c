@@ -495,6 +495,7 @@ static bool step(struct reply *r)
     case REPLY_AT_OBJECT: return reply_step_object(r);
     case REPLY_AT_KEY: return reply_step_key(r);
     case REPLY_IN_KEY: return reply_step_in_key(r);
+    case REPLY_AT_COLON: return reply_step_colon(r);
     case REPLY_AT_VALUE: return reply_step_value(r);
     case REPLY_IN_NAMED: return reply_step_named(r);
     case REPLY_IN_EARLY: return reply_step_early(r);

@@ -200,9 +200,20 @@ bool reply_step_in_key(struct reply *r)
             reply_fail_call(r);
         return r->ended && !r->is_said;
     }
-    r->state = REPLY_AT_VALUE;
+    r->state = REPLY_AT_COLON;
     if (!r->is_said && is_strange(r))
         reply_fail_call(r);
+    return true;
+}
+
+bool reply_step_colon(struct reply *r)
+{
+    reply_take_space(r);
+    if (reply_left(r) == 0 && !r->ended)
+        return false;
+    if (reply_left(r) > 0 && *reply_in(r) == ':')
+        reply_take(r, 1);
+    r->state = REPLY_AT_VALUE;
     return true;
 }
 
@@ -210,9 +221,6 @@ bool reply_step_value(struct reply *r)
 {
     char c;
 
-    reply_take_space(r);
-    if (reply_left(r) > 0 && *reply_in(r) == ':')
-        reply_take(r, 1);
     reply_take_space(r);
     if (reply_left(r) == 0 && !r->ended)
         return false;

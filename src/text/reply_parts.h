@@ -17,7 +17,8 @@ enum reply_state {
     REPLY_AT_OBJECT, /* where a call as a JSON object begins */
     REPLY_AT_KEY,    /* inside it, where a member begins or it ends */
     REPLY_IN_KEY,
-    REPLY_AT_VALUE, /* behind a key */
+    REPLY_AT_COLON, /* behind a key */
+    REPLY_AT_VALUE,
     REPLY_IN_NAMED, /* inside the text that is the name */
     REPLY_IN_EARLY, /* inside arguments that came before the name, or that are a text */
     REPLY_IN_OTHER, /* inside a value that means nothing here */
@@ -109,6 +110,7 @@ bool reply_step_close(struct reply *r);
 bool reply_step_object(struct reply *r);
 bool reply_step_key(struct reply *r);
 bool reply_step_in_key(struct reply *r);
+bool reply_step_colon(struct reply *r);
 bool reply_step_value(struct reply *r);
 bool reply_step_named(struct reply *r);
 bool reply_step_early(struct reply *r);
