@@ -302,8 +302,8 @@ void answer_begin(struct exchange *x)
 {
     if (x->head_sent || !x->stream)
         return;
-    exchange_add_head(x, 200);
-    buf_add_text(&x->out, "Content-Type: text/event-stream; charset=utf-8\r\n"
+    buf_add_text(&x->out, "Status: 200 OK\r\n"
+                          "Content-Type: text/event-stream; charset=utf-8\r\n"
                           "Cache-Control: no-cache\r\n"
                           "X-Accel-Buffering: no\r\n\r\n");
     x->head_sent = true;

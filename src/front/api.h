@@ -11,10 +11,12 @@ typedef void api_fn(struct front *f, struct exchange *x, const struct json *body
 
 api_fn api_chat;        /* POST /v1/chat/completions */
 api_fn api_completions; /* POST /v1/completions */
+api_fn api_render;      /* POST /v1/chat/completions/render, /v1/completions/render */
 api_fn api_tokenize;    /* POST /tokenize */
 api_fn api_detokenize;  /* POST /detokenize */
-api_fn api_models;      /* GET /v1/models */
-api_fn api_health;      /* GET /health */
+api_fn api_models;      /* GET /v1/models, /v1/models/NAME */
+api_fn api_health;      /* GET /health, /ping */
+api_fn api_load;        /* GET /load */
 api_fn api_version;     /* GET /version */
 api_fn api_metrics;     /* GET /metrics */
 

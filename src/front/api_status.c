@@ -15,19 +15,22 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
 {
     struct link_state state;
     struct buf b = {0};
+    bool one; /* the model alone */
 
     (void)body;
     link_read_state(&f->link, &state, clock_us());
-    buf_add_text(&b, "{\"object\":\"list\",\"data\":[{\"id\":");
+    one = strstr(fcgi_param(x->fcgi, "REQUEST_URI"), "/models/") != NULL;
+    buf_add_text(&b, one ? "{\"id\":" : "{\"object\":\"list\",\"data\":[{\"id\":");
     buf_add_json_string(&b, f->model_name, strlen(f->model_name));
     buf_printf(&b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
                (long long)f->started_unix_s);
     buf_add_json_string(&b, f->model_name, strlen(f->model_name));
     buf_add_text(&b, ",\"parent\":null,\"max_model_len\":");
     if (state.max_model_len == 0)
-        buf_add_text(&b, "null}]}");
+        buf_add_text(&b, "null}");
     else
-        buf_printf(&b, "%u}]}", state.max_model_len);
+        buf_printf(&b, "%u}", state.max_model_len);
+    buf_add_text(&b, one ? "" : "]}");
     exchange_reply(x, 200, "application/json", b.bytes == NULL ? "" : b.bytes, b.len);
     buf_fini(&b);
 }
@@ -46,6 +49,20 @@ void api_health(struct front *f, struct exchange *x, const struct json *body)
         exchange_reply_error(x, ERR_ENGINE_GONE, "the engine makes no progress", NULL, 1);
     else
         exchange_reply(x, 200, "application/json", "{}", 2);
+}
+
+/* Requests that run or wait in the engine, of all fronts. */
+void api_load(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct wire_stats *s = arena_alloc(&x->arena, sizeof *s);
+    unsigned long long n = 0;
+    char text[64];
+
+    (void)body;
+    if (s != NULL && link_copy_stats(&f->link, s))
+        n = atomic_load(&s->values[METRIC_running]) + atomic_load(&s->values[METRIC_waiting]);
+    (void)snprintf(text, sizeof text, "{\"server_load\":%llu}", n);
+    exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
 void api_version(struct front *f, struct exchange *x, const struct json *body)

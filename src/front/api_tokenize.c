@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * POST /tokenize and /detokenize, in vLLM's shapes. */
+#include <string.h>
+
 #include "front/api.h"
 
 static void api_reply_buf(struct exchange *x, struct buf *b)
@@ -50,6 +52,40 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         buf_printf(&b, "%s%d", i == 0 ? "" : ",", ids.ids[i]);
     buf_add_text(&b, "]}");
     token_list_fini(&ids);
+    api_reply_buf(x, &b);
+}
+
+/* The prompt of a request as it would be given to the engine: its text and its tokens. */
+void api_render(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct buf text = {0};
+    struct buf b = {0};
+
+    if (json_get(body, "messages") != NULL)
+        api_chat(f, x, body);
+    else
+        api_completions(f, x, body);
+    if (x->complete)
+        return; /* refused */
+    buf_printf(&b, "{\"id\":\"%s\",\"model\":", x->id);
+    buf_add_json_string(&b, x->model, strlen(x->model));
+    buf_add_text(&b, ",\"prompts\":[");
+    for (int i = 0; i < x->n_gens; i += x->n) {
+        const struct token_list *t = &x->gens[i].tokens;
+
+        buf_clear(&text);
+        tokenizer_decode(f->tokenizer, t->ids, t->len, false, &text);
+        buf_add_text(&b, i == 0 ? "{\"prompt\":" : ",{\"prompt\":");
+        buf_add_json_string(&b, text.len == 0 ? "" : text.bytes, text.len);
+        buf_printf(&b, ",\"count\":%zu,\"token_ids\":[", t->len);
+        for (size_t k = 0; k < t->len; k++)
+            buf_printf(&b, k == 0 ? "%d" : ",%d", t->ids[k]);
+        buf_add_text(&b, "]}");
+        x->gens[i].finish = GEN_FAILED;
+    }
+    buf_add_text(&b, "]}");
+    b.failed = b.failed || text.failed;
+    buf_fini(&text);
     api_reply_buf(x, &b);
 }
 

@@ -68,17 +68,10 @@ static const char *exchange_reason(int status)
     }
 }
 
-void exchange_add_head(struct exchange *x, int status)
-{
-    buf_printf(&x->out, "Status: %d %s\r\n", status, exchange_reason(status));
-    if (x->request_id[0] != '\0')
-        buf_printf(&x->out, "X-Request-Id: %s\r\n", x->request_id);
-}
-
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len)
 {
-    exchange_add_head(x, status);
-    buf_printf(&x->out, "Content-Type: %s\r\nContent-Length: %zu\r\n\r\n", type, len);
+    buf_printf(&x->out, "Status: %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n", status,
+               exchange_reason(status), type, len);
     buf_add(&x->out, body, len);
     x->head_sent = true;
     x->complete = true;
@@ -110,7 +103,7 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
     int status = err_http_status(err);
 
     exchange_add_error(&body, err, message, param);
-    exchange_add_head(x, status);
+    buf_printf(&x->out, "Status: %d %s\r\n", status, exchange_reason(status));
     if (retry_after_s > 0)
         buf_printf(&x->out, "Retry-After: %d\r\n", retry_after_s);
     buf_printf(&x->out, "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n", body.len);

@@ -111,10 +111,6 @@ void exchange_free(struct exchange *x, bool keep_answer);
  * than letters, digits, '-', '.' and '_'. */
 bool exchange_name(struct exchange *x, const char *name);
 
-/* Begin a head: the status line and the request's id. The caller adds further lines and the
- * empty one. */
-void exchange_add_head(struct exchange *x, int status);
-
 /* Make the whole answer: head and body. The exchange is complete then. */
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len);
 

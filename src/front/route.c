@@ -18,10 +18,19 @@ struct route {
 };
 
 static const struct route routes[] = {
-    {"/v1/chat/completions", "POST", api_chat}, {"/v1/completions", "POST", api_completions},
-    {"/v1/models", "GET", api_models},          {"/tokenize", "POST", api_tokenize},
-    {"/detokenize", "POST", api_detokenize},    {"/health", "GET", api_health},
-    {"/metrics", "GET", api_metrics},           {"/version", "GET", api_version},
+    {"/v1/chat/completions", "POST", api_chat},
+    {"/v1/completions", "POST", api_completions},
+    {"/v1/chat/completions/render", "POST", api_render},
+    {"/v1/completions/render", "POST", api_render},
+    {"/v1/models", "GET", api_models},
+    {"/tokenize", "POST", api_tokenize},
+    {"/detokenize", "POST", api_detokenize},
+    {"/health", "GET", api_health},
+    {"/metrics", "GET", api_metrics},
+    {"/version", "GET", api_version},
+    {"/ping", "GET", api_health},
+    {"/ping", "POST", api_health},
+    {"/load", "GET", api_load},
 };
 
 /* Copy the path, without query and trailing slash. */
@@ -61,6 +70,17 @@ static const struct json *route_body(struct front *f, struct exchange *x)
     return NULL;
 }
 
+/* A model is asked for by its name behind the list's path; the name may have slashes. */
+static bool route_fits(const struct front *f, const struct route *r, const char *path)
+{
+    size_t len = strlen(r->path);
+
+    if (strcmp(path, r->path) == 0)
+        return true;
+    return r->answer == api_models && strncmp(path, r->path, len) == 0 && path[len] == '/' &&
+           strcmp(path + len + 1, f->model_name) == 0;
+}
+
 void route_exchange(struct front *f, struct exchange *x)
 {
     const char *method = fcgi_param(x->fcgi, "REQUEST_METHOD");
@@ -69,19 +89,19 @@ void route_exchange(struct front *f, struct exchange *x)
     bool known = false;
 
     route_path(x, path, sizeof path);
-    (void)exchange_name(x, fcgi_param(x->fcgi, "HTTP_X_REQUEST_ID")); /* or none */
+    (void)exchange_name(x, fcgi_param(x->fcgi, "QUIRE_REQUEST_ID")); /* or none */
     if (strcmp(method, "HEAD") == 0)
         method = "GET"; /* nginx drops the body */
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
         const struct route *r = &routes[i];
         const struct json *body = NULL;
 
-        if (strcmp(path, r->path) != 0)
+        if (!route_fits(f, r, path))
             continue;
         known = true;
         if (strcmp(method, r->method) != 0)
             continue;
-        if (strcmp(method, "POST") == 0) {
+        if (strcmp(method, "POST") == 0 && r->answer != api_health) {
             body = route_body(f, x);
             if (body == NULL)
                 return;

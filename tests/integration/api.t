@@ -150,6 +150,18 @@ def endpoints(s):
     tap.eq((r.status, r.json["object"], r.json["data"][0]["id"],
             r.json["data"][0]["max_model_len"]), (200, "list", MODEL_NAME, 2048), "models")
     valid("ListModelsResponse", [r.json], "models")
+    one = s.get("/v1/models/" + MODEL_NAME)
+    tap.eq((one.status, one.json), (200, r.json["data"][0]), "one model")
+    tap.eq(s.get("/v1/models/none").status, 404, "no such model")
+    tap.eq((s.get("/ping").status, s.request("POST", "/ping", b"").status), (200, 200), "ping")
+    tap.eq(s.get("/load").json, {"server_load": 0}, "load")
+    for path, body in ((CHAT, s.chat("Hello")), (TEXT, s.completion(["Hello", "a b"]))):
+        r = s.post(path + "/render", body).json["prompts"]
+        tap.eq([p["count"] for p in r], [len(p["token_ids"]) for p in r], "render: tokens")
+        tap.eq(sum(p["count"] for p in r),
+               ask(s, path, dict(body, max_tokens=1))["usage"]["prompt_tokens"], "render: all")
+        tap.ok("Hello" in r[0]["prompt"], "render: the text", r)
+    refuse(s, CHAT + "/render", {"messages": 5}, 400, "messages", name="render of no messages")
     tap.eq(s.get("/health").status, 200, "health")
     tap.ok(s.get("/version").json["version"], "version")
     r = s.request("HEAD", "/health")

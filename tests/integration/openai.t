@@ -6,6 +6,7 @@ The client comes from a virtual environment: PYTHON_OPENAI names its python, or
 builddir/venv/bin/python is it. Without one the test says so and skips itself."""
 
 import asyncio
+import json
 import os
 import ssl
 import sys
@@ -87,6 +88,26 @@ with tap.section("client"), Stack() as s:
     r = chat.create(model=MODEL_NAME, messages=hello, temperature=0,
                     extra_body={"top_k": 1, "ignore_eos": True, "max_tokens": 30})
     tap.eq(r.usage.completion_tokens, 30, "fields of vLLM by extra_body")
+    weather = {"type": "function", "function": {
+        "name": "get_weather", "parameters": {
+            "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+    ask = [{"role": "user", "content": "What is the weather in Rome?"}]
+    r = chat.create(model=MODEL_NAME, messages=ask, tools=[weather], temperature=0)
+    call = r.choices[0].message.tool_calls[0]
+    tap.eq((r.choices[0].finish_reason, call.function.name, json.loads(call.function.arguments)),
+           ("tool_calls", "get_weather", {"city": "Rome"}), "a tool call")
+    ask += [r.choices[0].message, {"role": "tool", "tool_call_id": call.id,
+                                   "content": '{"temperature": 9, "sky": "cloudy"}'}]
+    r = chat.create(model=MODEL_NAME, messages=ask, tools=[weather], temperature=0)
+    tap.ok("9" in r.choices[0].message.content, "the answer from its result",
+           r.choices[0].message.content)
+    with c.chat.completions.stream(model=MODEL_NAME, messages=ask[:1], tools=[weather],
+                                   temperature=0) as stream:
+        kinds = set(e.type for e in stream)
+        whole = stream.get_final_completion().choices[0].message.tool_calls[0]
+    tap.eq((whole.function.name, whole.function.arguments),
+           ("get_weather", call.function.arguments), "the client's own joining of a stream")
+    tap.ok("tool_calls.function.arguments.done" in kinds, "and its events", kinds)
     raw = chat.with_raw_response.create(model=MODEL_NAME, messages=hello, max_tokens=1)
     tap.eq((raw.status_code, raw.http_version), (200, raw.http_version), "raw response")
 
