@@ -247,6 +247,11 @@ static const struct {
      ERR_INVALID, "\"x\" is not described"},
     {"{\"model\":{\"vocab\":{},\"merges\":[]},\"pre_tokenizer\":{\"type\":\"Metaspace\"}}",
      ERR_UNSUPPORTED, "Metaspace"},
+    {"{\"model\":{\"vocab\":{},\"merges\":[]},\"pre_tokenizer\":{\"type\":\"Whitespace\"}}",
+     ERR_UNSUPPORTED, "Whitespace"},
+    {"{\"model\":{\"vocab\":{},\"merges\":[]}}", ERR_UNSUPPORTED, "decoder \"none\""},
+    {"{\"model\":{\"vocab\":{},\"merges\":[]},\"decoder\":{\"type\":\"CTC\"}}", ERR_UNSUPPORTED,
+     "decoder \"CTC\""},
     {"{\"model\":{\"vocab\":{},\"merges\":[]},\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":"
      "\"Isolated\",\"pattern\":{\"Regex\":\"[a&&[b]]\"}}}",
      ERR_UNSUPPORTED, "class"},
