@@ -260,7 +260,7 @@ enum detok_status detok_push(struct detok *d, int32_t id, struct buf *out)
     bool drops = d->drops;
 
     if (d->status == DETOK_STOPPED || bytes == NULL ||
-        (d->skip_special && tokenizer_is_special(d->tokenizer, id)))
+        (d->skip_special && tokenizer_is_skipped(d->tokenizer, id)))
         return d->status;
     d->drops = false;
     if (tokenizer_is_byte(d->tokenizer, id)) {

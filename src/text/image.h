@@ -51,8 +51,9 @@ struct image_text { /* a run of bytes of IMAGE_TEXT */
 enum image_token_flag {
     TOKEN_USED = 1,     /* the id has a token */
     TOKEN_IN_MODEL = 2, /* of the model's vocabulary, so BPE may yield it */
-    TOKEN_SPECIAL = 4,  /* left out by skip_special */
+    TOKEN_SPECIAL = 4,  /* described as special */
     TOKEN_WHOLE = 8,    /* BPE of its piece yields itself */
+    TOKEN_SKIPPED = 32, /* left out by skip_special: nearly all special ones */
     TOKEN_BYTE = 16,    /* stands for one byte of a character (byte fallback) */
 };
 

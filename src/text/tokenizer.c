@@ -209,6 +209,11 @@ bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
     return (flags_of(t, id) & TOKEN_SPECIAL) != 0;
 }
 
+bool tokenizer_is_skipped(const struct tokenizer *t, int32_t id)
+{
+    return (flags_of(t, id) & TOKEN_SKIPPED) != 0;
+}
+
 bool tokenizer_is_byte(const struct tokenizer *t, int32_t id)
 {
     return (flags_of(t, id) & TOKEN_BYTE) != 0;
@@ -284,7 +289,7 @@ static void decode_all(const struct tokenizer *t, const int32_t *ids, size_t n, 
         size_t len;
         const char *bytes = tokenizer_bytes(t, ids[i], &len);
 
-        if (bytes == NULL || (skip_special && (flags & TOKEN_SPECIAL) != 0))
+        if (bytes == NULL || (skip_special && (flags & TOKEN_SKIPPED) != 0))
             continue;
         if ((flags & TOKEN_BYTE) != 0) {
             buf_add(&run, bytes, len);

@@ -78,8 +78,12 @@ int tokenizer_n_vocab(const struct tokenizer *t);
  * written in the file ("Ġhello"). -1 if there is none. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len);
 
-/* True for tokens that skip_special leaves out; false for unused and impossible ids. */
+/* True for special tokens; false for unused and impossible ids. */
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
+
+/* True for tokens that skip_special leaves out. These are the special ones, but for those that a
+ * normalizer rewrites: Hugging Face does not know them again, and leaves them in. */
+bool tokenizer_is_skipped(const struct tokenizer *t, int32_t id);
 
 /* The bytes that a token stands for inside a text: raw ones, so a part of a character is possible;
  * *len out. NULL and 0 for unused and impossible ids. Not NUL-terminated. Lives as long as the

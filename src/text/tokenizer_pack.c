@@ -53,6 +53,18 @@ static bool is_spelled(const char *text, size_t len)
     return true;
 }
 
+/* What Hugging Face leaves out: tokens that decode from the content of a special one. So a special
+ * token that is normalized to something else stays in. */
+static bool is_skipped(const struct load *l, const struct vocab_token *t)
+{
+    int32_t id;
+
+    if (t->said == NULL)
+        return t->special;
+    id = vocab_find(&l->vocab, t->said, t->said_len);
+    return id >= 0 && l->vocab.tokens[id].special;
+}
+
 static void pack_token(struct packing *p, int id)
 {
     const struct vocab_token *v = &p->l->vocab.tokens[id];
@@ -67,8 +79,10 @@ static void pack_token(struct packing *p, int id)
     t->flags |= v->in_model ? TOKEN_IN_MODEL : 0u;
     t->flags |= v->special ? TOKEN_SPECIAL : 0u;
     t->text = keep(p, v->text, v->text_len);
+    t->flags |= is_skipped(p->l, v) ? TOKEN_SKIPPED : 0u;
     from = p->text.len;
-    decode_token(&p->l->decode, v->text, v->text_len, &p->text, &is_byte);
+    decode_token(&p->l->decode, v->said != NULL ? v->said : v->text,
+                 v->said != NULL ? v->said_len : v->text_len, &p->text, &is_byte);
     t->bytes = (struct image_text){.at = (uint32_t)from, .len = (uint32_t)(p->text.len - from)};
     t->flags |= is_byte ? TOKEN_BYTE : 0u;
     if (!p->text.failed && t->bytes.len == t->text.len &&

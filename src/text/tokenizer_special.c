@@ -72,6 +72,9 @@ static int add_token(struct load *l, const struct json *node, int64_t id, const 
     if (json_get_bool(node, "normalized", false)) {
         list = &l->normalized;
         rc = normalize(l, &item);
+        /* Hugging Face decodes it to what it is looked for by. */
+        l->vocab.tokens[id].said = item.text;
+        l->vocab.tokens[id].said_len = (uint32_t)item.len;
     }
     if (rc == ERR_OK && item.len > 0)
         rc = list_add(list, &item);

@@ -17,6 +17,8 @@
 struct vocab_token {
     const char *text; /* borrowed; NULL: the id is unused */
     uint32_t text_len;
+    const char *said; /* what it decodes from, when that is not its text; borrowed */
+    uint32_t said_len;
     bool in_model; /* of the model's vocabulary, so BPE may yield it */
     bool special;  /* left out by skip_special */
     bool added;    /* described among the added tokens */

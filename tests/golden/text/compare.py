@@ -124,9 +124,25 @@ def expected(tok, batch):
     return want
 
 
+def apply_config(tok, folder):
+    """What transformers does to the post-processor of Llama's classes when it loads them."""
+    path = os.path.join(folder, "tokenizer_config.json")
+    config = json.load(open(path)) if os.path.exists(path) else {}
+    if config.get("tokenizer_class", "").removesuffix("Fast") not in ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer"):
+        return
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    name = lambda key: config[key]["content"] if isinstance(config[key], dict) else config[key]
+    bos = [name("bos_token")] if config.get("add_bos_token", True) else []
+    eos = [name("eos_token")] if config.get("add_eos_token", False) else []
+    tok.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[t + ":0" for t in bos] + ["$A:0"] + [t + ":0" for t in eos], special_tokens=[(t, tok.token_to_id(t)) for t in bos + eos])
+
+
 def compare(args, folder):
     path = os.path.join(folder, "tokenizer.json")
     tok = tokenizers.Tokenizer.from_file(path if os.path.exists(path) else os.path.join(folder, "peer.json"))
+    apply_config(tok, folder)
     tok.no_truncation()
     tok.no_padding()
     added = [t.content for t in tok.get_added_tokens_decoder().values()]
