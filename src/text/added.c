@@ -22,6 +22,7 @@ void added_attach(struct added_set *set, const struct image_header *image,
         set->first[c] = (uint32_t)at;
         while (at < set->n && (unsigned char)set->text[set->tokens[at].text.at] == c)
             at++;
+        set->begins[c] = at > set->first[c];
     }
     set->first[256] = (uint32_t)set->n;
 }
@@ -122,11 +123,13 @@ bool added_next(const struct added_set *set, const char *text, size_t len, size_
     if (set->n == 0)
         return false;
     while (at < len) {
-        unsigned char c = (unsigned char)text[at];
-        const struct image_added *t = NULL;
+        const struct image_added *t;
 
-        if (set->first[c] != set->first[c + 1])
-            t = longest_at(set, text + at, len - at);
+        if (!set->begins[(unsigned char)text[at]]) {
+            at++;
+            continue;
+        }
+        t = longest_at(set, text + at, len - at);
         if (t == NULL) {
             at++;
             continue;

@@ -13,6 +13,7 @@ struct added_set {
     const struct image_added *tokens; /* sorted by text */
     const char *text;
     size_t n;
+    bool begins[256];    /* whether one begins with byte c */
     uint32_t first[257]; /* tokens that begin with byte c: first[c] .. first[c + 1] - 1 */
 };
 

@@ -51,6 +51,9 @@ void bpe_attach(struct bpe *b, const struct image_header *image)
         .long_mask = image_count(image, IMAGE_LONG_PIECES) - 1,
         .merges = image_table(image, IMAGE_MERGES),
         .merges_mask = image_count(image, IMAGE_MERGES) - 1,
+        .likely = image_table(image, IMAGE_LIKELY),
+        .likely_mask = image_count(image, IMAGE_LIKELY) * 64 - 1,
+        .byte_pairs = image_table(image, IMAGE_BYTE_PAIRS),
         .joined = image_table(image, IMAGE_JOINED),
         .joined_mask = image_count(image, IMAGE_JOINED) * 64 - 1,
     };
@@ -177,25 +180,55 @@ static size_t symbols_of_chars(const struct bpe *b, const char *text, size_t len
 
 /* --- merging -----------------------------------------------------------------------------------*/
 
+/* The merge of a pair; NULL when it has none. Nearly all pairs that are asked for have none, and a
+ * table of bits that stays in the cache says so of most of them. */
 static inline const struct image_merge *merge_of(const struct bpe *b, int32_t left, int32_t right)
 {
-    return &b->merges[bpe_slot(b->merges, b->merges_mask, bpe_pair(left, right))];
+    uint64_t pair = bpe_pair(left, right);
+    uint64_t bit = bpe_likely_bit(pair, b->likely_mask);
+    const struct image_merge *m;
+
+    if ((b->likely[bit / 64] >> bit % 64 & 1) == 0)
+        return NULL;
+    m = &b->merges[bpe_slot(b->merges, b->merges_mask, pair)];
+    return m->pair == IMAGE_MERGE_FREE ? NULL : m;
 }
 
 static inline void rank_pair(const struct bpe *b, struct bpe_symbol *s)
 {
     const struct image_merge *m = merge_of(b, s[0].id, s[1].id);
 
-    s->rank = m->pair == IMAGE_MERGE_FREE ? BPE_NO_RANK : m->rank;
-    s->to = m->id;
+    s->rank = m == NULL ? BPE_NO_RANK : m->rank;
+    s->to = m == NULL ? -1 : m->id;
 }
 
-static size_t merge_short(const struct bpe *b, struct bpe_symbol *s, size_t n)
+/* Ranks of the pairs of symbols that are single bytes. */
+static void rank_bytes(const struct bpe *b, struct bpe_symbol *s, const unsigned char *bytes,
+                       size_t n)
+{
+    size_t i;
+
+    for (i = 0; i + 1 < n; i++) {
+        const struct image_pair *p = &b->byte_pairs[(size_t)bytes[i] << 8 | bytes[i + 1]];
+
+        s[i].rank = p->rank;
+        s[i].to = p->id;
+    }
+}
+
+static void rank_all(const struct bpe *b, struct bpe_symbol *s, size_t n)
 {
     size_t i;
 
     for (i = 0; i + 1 < n; i++)
         rank_pair(b, &s[i]);
+}
+
+/* The symbols' ranks are set. */
+static size_t merge_short(const struct bpe *b, struct bpe_symbol *s, size_t n)
+{
+    size_t i;
+
     while (n > 1) {
         uint32_t best = BPE_NO_RANK;
         size_t at = 0;
@@ -258,7 +291,7 @@ static void heap_consider(const struct bpe *b, const struct bpe_symbol *s, size_
     if (s[at].next >= n)
         return;
     m = merge_of(b, s[at].id, s[s[at].next].id);
-    if (m->pair != IMAGE_MERGE_FREE)
+    if (m != NULL)
         heap_push(heap, n_heap, (uint64_t)m->rank << 32 | at);
 }
 
@@ -284,7 +317,7 @@ static size_t merge_long(const struct bpe *b, struct bpe_symbol *s, size_t n, ui
         if (s[at].id < 0 || next >= n)
             continue;
         m = merge_of(b, s[at].id, s[next].id);
-        if (m->pair == IMAGE_MERGE_FREE || m->rank != (uint32_t)(top >> 32))
+        if (m == NULL || m->rank != (uint32_t)(top >> 32))
             continue;
         s[at].id = m->id;
         s[at].next = s[next].next;
@@ -345,6 +378,11 @@ int bpe_merge(const struct bpe *b, struct bpe_work *w, const char *bytes, size_t
     else
         n = symbols_of_chars(b, bytes, len, w->symbols);
     if (n <= BPE_SHORT) {
+        /* A symbol a byte: none is unknown. */
+        if (n == len && (b->facts->flags & IMAGE_BYTE_LEVEL) != 0)
+            rank_bytes(b, w->symbols, (const unsigned char *)bytes, n);
+        else
+            rank_all(b, w->symbols, n);
         n = merge_short(b, w->symbols, n);
     } else {
         rc = heap_reserve(w, n);

@@ -23,6 +23,9 @@ struct bpe {
     size_t long_mask;
     const struct image_merge *merges;
     size_t merges_mask;
+    const uint64_t *likely;
+    uint64_t likely_mask; /* of bits */
+    const struct image_pair *byte_pairs; /* byte-level only */
     const uint64_t *joined;
     uint64_t joined_mask; /* of bits */
 };
@@ -58,11 +61,23 @@ int bpe_merge(const struct bpe *b, struct bpe_work *w, const char *bytes, size_t
 /* The token that a piece is; -1 when it is none. */
 int32_t bpe_find(const struct bpe *b, const char *bytes, size_t len);
 
+static inline uint64_t bpe_hash(uint64_t pair)
+{
+    uint64_t h = pair * 0x9e3779b97f4a7c15u;
+
+    return h ^ h >> 29;
+}
+
+/* Bit of IMAGE_LIKELY for a pair. */
+static inline uint64_t bpe_likely_bit(uint64_t pair, uint64_t mask)
+{
+    return bpe_hash(pair) >> 20 & mask;
+}
+
 /* Slot of a pair in a table of merges: its own, or the free one where it belongs. */
 static inline size_t bpe_slot(const struct image_merge *merges, size_t mask, uint64_t pair)
 {
-    uint64_t h = pair * 0x9e3779b97f4a7c15u;
-    size_t i = (size_t)(h ^ h >> 29) & mask;
+    size_t i = (size_t)bpe_hash(pair) & mask;
 
     while (merges[i].pair != pair && merges[i].pair != IMAGE_MERGE_FREE)
         i = (i + 1) & mask;

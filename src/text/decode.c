@@ -197,11 +197,11 @@ static void add_dropped(uint32_t drop, const char *with, const char *text, size_
     while (i < len) {
         size_t n = utf8_sequence(text + i, len - i);
 
-        if (utf8_decode(text + i) == drop)
+        if (n > 0 && utf8_decode(text + i) == drop)
             buf_add_text(out, with);
         else
-            buf_add(out, text + i, n);
-        i += n;
+            buf_add(out, text + i, n > 0 ? n : 1); /* an image may hold anything */
+        i += n > 0 ? n : 1;
     }
 }
 
@@ -278,6 +278,10 @@ void decode_lossy(const char *text, size_t len, struct buf *out)
 
     if (len == 0)
         return; /* text may be NULL */
+    if (utf8_is_valid(text, len)) {
+        buf_add(out, text, len);
+        return;
+    }
     while (i < len) {
         size_t n = (unsigned char)text[i] < 0x80 ? 1 : utf8_sequence(text + i, len - i);
 

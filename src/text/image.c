@@ -40,6 +40,7 @@ static uint64_t layout_digest(void)
         offsetof(struct image_piece, id),
         sizeof(struct image_merge),
         offsetof(struct image_merge, id),
+        sizeof(struct image_pair),
         sizeof(struct image_added),
         offsetof(struct image_added, flags),
         sizeof(struct image_step),
@@ -148,7 +149,7 @@ static int check_tokens(const struct image_header *image, const char **why)
     if (n > INT32_MAX / 4)
         return corrupt(why, "too many tokens");
     for (i = 0; i < n; i++) {
-        if (!is_utf8(image, t[i].text) || !is_text(image, t[i].bytes) ||
+        if (!is_text(image, t[i].text) || !is_text(image, t[i].bytes) ||
             !is_text(image, t[i].piece))
             return corrupt(why, "a token's text");
         if ((t[i].flags & TOKEN_BYTE) != 0 && t[i].bytes.len != 1)
@@ -207,6 +208,22 @@ static int check_merges(const struct image_header *image, const char **why)
             return corrupt(why, "the table of merges");
     }
     return n_free > 0 ? ERR_OK : corrupt(why, "the table of merges is full");
+}
+
+static int check_pairs(const struct image_header *image, const char **why)
+{
+    const struct image_pair *p = image_table(image, IMAGE_BYTE_PAIRS);
+    size_t n = image_count(image, IMAGE_BYTE_PAIRS);
+    size_t i;
+
+    if (!is_power_of_two(image_count(image, IMAGE_LIKELY)))
+        return corrupt(why, "the size of the table of likely pairs");
+    if (n != ((image->facts.flags & IMAGE_BYTE_LEVEL) != 0 ? 65536 : 0))
+        return corrupt(why, "the size of the table of byte pairs");
+    for (i = 0; i < n; i++)
+        if (p[i].rank != UINT32_MAX && !is_id(image, p[i].id))
+            return corrupt(why, "the table of byte pairs");
+    return ERR_OK;
 }
 
 /* Sorted by text, then id: the search by halves relies on it. */
@@ -284,7 +301,7 @@ static int check_facts(const struct image_header *image, const char **why)
 int image_check_tables(const struct image_header *image, const char **why)
 {
     static int (*const checks[])(const struct image_header *, const char **) = {
-        check_tokens, check_pieces, check_merges, check_facts};
+        check_tokens, check_pieces, check_merges, check_pairs, check_facts};
     static const struct {
         int (*check)(const struct image_header *, enum image_section, const char **);
         enum image_section section;

@@ -26,6 +26,8 @@
     SECTION(PIECES, struct image_piece)  /* hash table of short pieces */                 \
     SECTION(LONG_PIECES, uint32_t)       /* hash table of id + 1 of the others */         \
     SECTION(MERGES, struct image_merge)  /* hash table */                                 \
+    SECTION(LIKELY, uint64_t)            /* bits: pairs that may have a merge */          \
+    SECTION(BYTE_PAIRS, struct image_pair) /* merges of two bytes; byte-level only */     \
     SECTION(JOINED, uint64_t)            /* bits: pairs of characters inside of tokens */ \
     SECTION(RAW, struct image_added)     /* added tokens of the text as it is, sorted */  \
     SECTION(NORMAL, struct image_added)  /* and of the normalized text */                 \
@@ -77,6 +79,11 @@ struct image_merge {
     uint64_t pair; /* left id << 32 | right id, or IMAGE_MERGE_FREE */
     uint32_t rank;
     int32_t id; /* what the pair becomes */
+};
+
+struct image_pair { /* left byte << 8 | right byte */
+    uint32_t rank;  /* UINT32_MAX: no merge */
+    int32_t id;
 };
 
 enum image_added_flag { ADDED_SINGLE_WORD = 1, ADDED_LSTRIP = 2, ADDED_RSTRIP = 4 };

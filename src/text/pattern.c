@@ -49,7 +49,8 @@ static bool read_property(struct translating *t, const char **name, size_t *len)
 static void add_property(struct translating *t, const char *name, size_t len, struct buf *out)
 {
     if (len == 3 && memcmp(name, "Han", 3) == 0) {
-        buf_add_text(out, "\\p{sc:Han}");
+        /* With what the script has grown by in Unicode 15.0 and 15.1. */
+        buf_add_text(out, "\\p{sc:Han}\\x{31350}-\\x{323af}\\x{2ebf0}-\\x{2ee5d}");
         return;
     }
     buf_add_text(out, "\\p{");

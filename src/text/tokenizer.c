@@ -276,9 +276,30 @@ size_t tokenizer_strip(const struct tokenizer *t, uint32_t n, const char *text, 
     return decode_strip(&t->image->facts, n, text, len, taken);
 }
 
-/* Append the bytes of all tokens; runs of byte tokens become characters on the way. */
-static void decode_all(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                       struct buf *out)
+/* Append the bytes of all tokens of a byte-level model. */
+static void decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n,
+                         bool skip_special, struct buf *out)
+{
+    uint32_t unwanted = skip_special ? TOKEN_SKIPPED : 0;
+    size_t i;
+
+    for (i = 0; i < n; i++) {
+        uint32_t flags = flags_of(t, ids[i]);
+        struct image_text bytes;
+
+        if ((flags & TOKEN_USED) == 0 || (flags & unwanted) != 0)
+            continue;
+        bytes = t->tokens[ids[i]].bytes;
+        if (out->cap - out->len <= bytes.len && !buf_reserve(out, bytes.len))
+            return;
+        memcpy(out->bytes + out->len, t->text + bytes.at, bytes.len);
+        out->len += bytes.len;
+    }
+}
+
+/* The same of the others; runs of byte tokens become characters on the way. */
+static void decode_runs(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
+                        struct buf *out)
 {
     bool first = tokenizer_start(t).drops;
     struct buf run = {0};
@@ -314,15 +335,20 @@ static void decode_all(const struct tokenizer *t, const int32_t *ids, size_t n, 
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
                       struct buf *out)
 {
+    uint32_t strip_n = t->image->facts.strip_n;
     struct buf raw = {0};
     size_t from = 0;
     uint32_t taken;
 
-    decode_all(t, ids, n, skip_special, &raw);
+    if ((t->image->facts.flags & IMAGE_DECODE_BYTES) != 0) {
+        decode_bytes(t, ids, n, skip_special, &raw);
+    } else {
+        decode_runs(t, ids, n, skip_special, &raw);
+        if (strip_n > 0)
+            from = decode_strip(&t->image->facts, strip_n, raw.bytes, raw.len, &taken);
+    }
     if (raw.failed)
         out->failed = true;
-    if (t->image->facts.strip_n > 0)
-        from = decode_strip(&t->image->facts, t->image->facts.strip_n, raw.bytes, raw.len, &taken);
     decode_lossy(raw.len == 0 ? "" : raw.bytes + from, raw.len - from, out);
     buf_fini(&raw);
 }

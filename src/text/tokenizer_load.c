@@ -71,23 +71,50 @@ static int read_files(struct load *l, const char *dir, struct buf files[TOKENIZE
     return ERR_OK;
 }
 
-/* A digest of names, lengths and contents. */
-static struct hash digest_files(const struct buf files[TOKENIZER_FILES])
+/* The digest of a folder's files goes by their names and contents, in their order. */
+static void digest_name(struct hash *h, enum tokenizer_file f)
+{
+    const char *name = tokenizer_file_names[f];
+
+    *h = hash_sha256(h->bytes, HASH_BYTES, name, strlen(name));
+}
+
+static struct hash digest_read(const struct buf files[TOKENIZER_FILES])
 {
     struct hash h = {{0}};
     int f;
 
     for (f = 0; f < TOKENIZER_FILES; f++) {
-        char head[HASH_BYTES + 64] = {0};
-        int n;
-
-        memcpy(head, h.bytes, HASH_BYTES);
-        n = snprintf(head + HASH_BYTES, sizeof head - HASH_BYTES, "%s %zu ",
-                     tokenizer_file_names[f], files[f].bytes == NULL ? SIZE_MAX : files[f].len);
-        h = hash_sha256(head, HASH_BYTES + (size_t)n,
-                        files[f].bytes == NULL ? "" : files[f].bytes, files[f].len);
+        if (files[f].bytes == NULL)
+            continue;
+        digest_name(&h, (enum tokenizer_file)f);
+        file_fold(&h, files[f].bytes, files[f].len);
     }
     return h;
+}
+
+/* The same of the files as they stand in the folder. */
+static int digest_folder(struct hash *h, const char *dir, char *why, size_t why_cap)
+{
+    bool has_tokenizer = false;
+    int f;
+
+    *h = (struct hash){{0}};
+    for (f = 0; f < TOKENIZER_FILES; f++) {
+        struct hash with = *h;
+        int rc;
+
+        if (!is_read((enum tokenizer_file)f, has_tokenizer))
+            continue;
+        digest_name(&with, (enum tokenizer_file)f);
+        rc = file_digest(&with, dir, tokenizer_file_names[f], FILE_BYTES_MAX, why, why_cap);
+        if (rc != ERR_OK && rc != ERR_NOT_FOUND)
+            return rc;
+        if (rc == ERR_OK)
+            *h = with;
+        has_tokenizer = has_tokenizer || (f == FILE_TOKENIZER && rc == ERR_OK);
+    }
+    return ERR_OK;
 }
 
 static int parse_files(struct load *l, struct buf files[TOKENIZER_FILES])
@@ -231,17 +258,24 @@ static int open_image(struct tokenizer *t, const char *cache_dir, const struct h
     return rc;
 }
 
-static int open_files(struct tokenizer *t, struct load *l, struct buf files[TOKENIZER_FILES],
-                      const char *cache_dir, struct tokenizer_opening *how)
+static int open_files(struct tokenizer *t, struct load *l, const char *dir, const char *cache_dir,
+                      struct tokenizer_opening *how)
 {
+    struct buf files[TOKENIZER_FILES] = {{0}};
     struct image_header *image = NULL;
-    int rc = build(l, files, &image);
+    int rc = read_files(l, dir, files);
+    int f;
 
+    if (rc == ERR_OK) {
+        l->sources = digest_read(files); /* of what is read now, not of what was seen before */
+        rc = build(l, files, &image);
+    }
+    for (f = 0; f < TOKENIZER_FILES; f++)
+        buf_fini(&files[f]);
     if (rc != ERR_OK)
         return rc;
     /* Whoever can map it needs no copy of its own. */
     if (cache_dir[0] != '\0') {
-        how->cache_why[0] = '\0';
         rc = image_write(image, cache_dir, how->cache_why, sizeof how->cache_why);
         how->written = rc == ERR_OK;
         if (rc == ERR_OK && open_image(t, cache_dir, &l->sources, how) == ERR_OK) {
@@ -260,22 +294,19 @@ int tokenizer_open_cached(struct tokenizer **out, const char *dir, const char *c
 {
     char reason[400] = "";
     struct load l = {.why = reason, .why_cap = sizeof reason};
-    struct buf files[TOKENIZER_FILES] = {{0}};
     struct tokenizer_opening unasked;
     struct tokenizer *t = mem_zalloc(sizeof *t);
-    int rc = t == NULL ? load_no_memory(&l) : read_files(&l, dir, files);
-    int f;
+    int rc = t == NULL ? load_no_memory(&l) : ERR_NOT_FOUND;
 
     how = how != NULL ? how : &unasked;
     *how = (struct tokenizer_opening){.mapped = false};
-    if (rc == ERR_OK) {
-        l.sources = digest_files(files);
-        rc = cache_dir[0] == '\0' ? ERR_NOT_FOUND : open_image(t, cache_dir, &l.sources, how);
-        if (rc != ERR_OK && rc != ERR_NO_MEMORY)
-            rc = open_files(t, &l, files, cache_dir, how);
+    if (t != NULL && cache_dir[0] != '\0' &&
+        digest_folder(&l.sources, dir, reason, sizeof reason) == ERR_OK)
+        rc = open_image(t, cache_dir, &l.sources, how);
+    if (rc != ERR_OK && rc != ERR_NO_MEMORY) {
+        reason[0] = '\0';
+        rc = open_files(t, &l, dir, cache_dir, how);
     }
-    for (f = 0; f < TOKENIZER_FILES; f++)
-        buf_fini(&files[f]);
     load_fini(&l);
     if (rc == ERR_OK) {
         *out = t;

@@ -22,6 +22,10 @@ struct packing {
     size_t pieces_n;
     uint32_t *long_pieces;
     size_t long_n;
+    uint64_t *likely;
+    size_t likely_n; /* words of 64 bits */
+    struct image_pair *byte_pairs;
+    size_t byte_pairs_n;
     uint64_t *joined;
     size_t joined_n; /* words of 64 bits */
     struct image_added *added[2];
@@ -178,6 +182,47 @@ static int pack_tokens(struct packing *p)
     return ERR_OK;
 }
 
+/* --- merges ------------------------------------------------------------------------------------*/
+
+static void pack_byte_pairs(struct packing *p)
+{
+    const struct load *l = p->l;
+    size_t i;
+
+    for (i = 0; i < p->byte_pairs_n; i++) {
+        int32_t left = l->facts.byte_ids[i >> 8];
+        int32_t right = l->facts.byte_ids[i & 255];
+        const struct image_merge *m =
+            &l->merges[bpe_slot(l->merges, l->merges_mask, bpe_pair(left, right))];
+        bool found = left >= 0 && right >= 0 && m->pair != IMAGE_MERGE_FREE;
+
+        p->byte_pairs[i] = (struct image_pair){.rank = found ? m->rank : BPE_NO_RANK,
+                                               .id = found ? m->id : -1};
+    }
+}
+
+/* What is asked before the table of merges: one byte of bits for each of its slots. */
+static int pack_merges(struct packing *p)
+{
+    const struct load *l = p->l;
+    size_t i;
+
+    p->likely_n = (l->merges_mask + 1) / 8;
+    p->byte_pairs_n = (l->facts.flags & IMAGE_BYTE_LEVEL) != 0 ? 65536 : 0;
+    p->likely = mem_zalloc_array(p->likely_n, sizeof *p->likely);
+    p->byte_pairs = mem_zalloc_array(p->byte_pairs_n + 1, sizeof *p->byte_pairs);
+    if (p->likely == NULL || p->byte_pairs == NULL)
+        return ERR_NO_MEMORY;
+    for (i = 0; i <= l->merges_mask; i++) {
+        uint64_t bit = bpe_likely_bit(l->merges[i].pair, p->likely_n * 64 - 1);
+
+        if (l->merges[i].pair != IMAGE_MERGE_FREE)
+            p->likely[bit / 64] |= (uint64_t)1 << bit % 64;
+    }
+    pack_byte_pairs(p);
+    return ERR_OK;
+}
+
 /* --- where a text may be cut -------------------------------------------------------------------*/
 
 /* Whether merges alone decide what a character becomes, whatever stands beside it: each unknown
@@ -326,6 +371,8 @@ static int pack_all(struct packing *p)
     int rc = pack_tokens(p);
 
     if (rc == ERR_OK)
+        rc = pack_merges(p);
+    if (rc == ERR_OK)
         rc = pack_joined(p);
     if (rc == ERR_OK)
         rc = pack_added(p, &l->raw, &p->added[0]);
@@ -356,6 +403,8 @@ int load_pack(struct load *l, struct image_header **out)
             [IMAGE_PIECES] = {p.pieces, p.pieces_n},
             [IMAGE_LONG_PIECES] = {p.long_pieces, p.long_n},
             [IMAGE_MERGES] = {l->merges, l->merges_mask + 1},
+            [IMAGE_LIKELY] = {p.likely, p.likely_n},
+            [IMAGE_BYTE_PAIRS] = {p.byte_pairs, p.byte_pairs_n},
             [IMAGE_JOINED] = {p.joined, p.joined_n},
             [IMAGE_RAW] = {p.added[0], l->raw.n},
             [IMAGE_NORMAL] = {p.added[1], l->normalized.n},
@@ -382,6 +431,8 @@ int load_pack(struct load *l, struct image_header **out)
     mem_free(p.by_text);
     mem_free(p.pieces);
     mem_free(p.long_pieces);
+    mem_free(p.likely);
+    mem_free(p.byte_pairs);
     mem_free(p.joined);
     mem_free(p.added[0]);
     mem_free(p.added[1]);

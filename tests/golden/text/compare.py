@@ -2,7 +2,7 @@
 # Compares quire's tokenizer with Hugging Face's on generated and on real text.
 #
 #   make tokenize_records
-#   python3 compare.py --count 1000000 --seed 1 [--cache DIR] [--text FILE ...] FOLDER ...
+#   python3 compare.py --count 1000000 --seed 1 [--cache DIR] [--text FILE ... --] FOLDER ...
 #
 # Needs the package tokenizers 0.23.2. Each folder holds a tokenizer.json (families.py makes some);
 # a folder without one is a pair of vocab.json and merges.txt, whose peer is its file peer.json.

@@ -253,7 +253,7 @@ static const struct {
     {"{\"model\":{\"vocab\":{},\"merges\":[]},\"decoder\":{\"type\":\"CTC\"}}", ERR_UNSUPPORTED,
      "decoder \"CTC\""},
     {"{\"model\":{\"vocab\":{},\"merges\":[]},\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":"
-     "\"Isolated\",\"pattern\":{\"Regex\":\"[a&&[b]]\"}}}",
+     "\"Isolated\",\"pattern\":{\"Regex\":\"[a[^b]]\"}}}",
      ERR_UNSUPPORTED, "class"},
     {"{\"model\":{\"vocab\":{},\"merges\":[]},\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":"
      "\"Isolated\",\"pattern\":{\"Regex\":\"(\"}}}",
