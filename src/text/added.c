@@ -136,7 +136,8 @@ bool added_next(const struct added_set *set, const char *text, size_t len, size_
         }
         *match = (struct added_match){.start = at, .stop = at + t->text.len, .id = t->id};
         at += t->text.len;
-        if ((t->flags & ADDED_SINGLE_WORD) != 0 && !is_single_word(text, len, match->start, match->stop))
+        if ((t->flags & ADDED_SINGLE_WORD) != 0 &&
+            !is_single_word(text, len, match->start, match->stop))
             continue;
         if ((t->flags & ADDED_LSTRIP) != 0)
             match->start = match->start > after ? strip_left(text, match->start, after) : after;

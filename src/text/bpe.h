@@ -24,7 +24,7 @@ struct bpe {
     const struct image_merge *merges;
     size_t merges_mask;
     const uint64_t *likely;
-    uint64_t likely_mask; /* of bits */
+    uint64_t likely_mask;                /* of bits */
     const struct image_pair *byte_pairs; /* byte-level only */
     const uint64_t *joined;
     uint64_t joined_mask; /* of bits */

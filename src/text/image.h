@@ -19,24 +19,24 @@
 #define IMAGE_PIECE_LEN 15 /* longest piece that is kept inside its table */
 
 /* The tables: SECTION(name, type of an element). */
-#define IMAGE_TABLES(SECTION)                                                             \
-    SECTION(TEXT, char)                  /* all texts */                                  \
-    SECTION(TOKENS, struct image_token)  /* by id */                                      \
-    SECTION(BY_TEXT, uint32_t)           /* hash table of id + 1, 0 is free */            \
-    SECTION(PIECES, struct image_piece)  /* hash table of short pieces */                 \
-    SECTION(LONG_PIECES, uint32_t)       /* hash table of id + 1 of the others */         \
-    SECTION(MERGES, struct image_merge)  /* hash table */                                 \
-    SECTION(LIKELY, uint64_t)            /* bits: pairs that may have a merge */          \
-    SECTION(BYTE_PAIRS, struct image_pair) /* merges of two bytes; byte-level only */     \
-    SECTION(JOINED, uint64_t)            /* bits: pairs of characters inside of tokens */ \
-    SECTION(RAW, struct image_added)     /* added tokens of the text as it is, sorted */  \
-    SECTION(NORMAL, struct image_added)  /* and of the normalized text */                 \
-    SECTION(REWRITES, struct image_step) /* the normalizer */                             \
-    SECTION(CUTS, struct image_step)     /* the pre-tokenizer */                          \
-    SECTION(BEFORE, int32_t)             /* ids in front of a text */                     \
-    SECTION(AFTER, int32_t)              /* ids behind it */                              \
-    SECTION(SPECIAL, int32_t)            /* special ids, ascending */                     \
-    SECTION(ENDS, int32_t)               /* ids that end a text, ascending */
+#define IMAGE_TABLES(SECTION)                                                               \
+    SECTION(TEXT, char)                    /* all texts */                                  \
+    SECTION(TOKENS, struct image_token)    /* by id */                                      \
+    SECTION(BY_TEXT, uint32_t)             /* hash table of id + 1, 0 is free */            \
+    SECTION(PIECES, struct image_piece)    /* hash table of short pieces */                 \
+    SECTION(LONG_PIECES, uint32_t)         /* hash table of id + 1 of the others */         \
+    SECTION(MERGES, struct image_merge)    /* hash table */                                 \
+    SECTION(LIKELY, uint64_t)              /* bits: pairs that may have a merge */          \
+    SECTION(BYTE_PAIRS, struct image_pair) /* merges of two bytes; byte-level only */       \
+    SECTION(JOINED, uint64_t)              /* bits: pairs of characters inside of tokens */ \
+    SECTION(RAW, struct image_added)       /* added tokens of the text as it is, sorted */  \
+    SECTION(NORMAL, struct image_added)    /* and of the normalized text */                 \
+    SECTION(REWRITES, struct image_step)   /* the normalizer */                             \
+    SECTION(CUTS, struct image_step)       /* the pre-tokenizer */                          \
+    SECTION(BEFORE, int32_t)               /* ids in front of a text */                     \
+    SECTION(AFTER, int32_t)                /* ids behind it */                              \
+    SECTION(SPECIAL, int32_t)              /* special ids, ascending */                     \
+    SECTION(ENDS, int32_t)                 /* ids that end a text, ascending */
 
 enum image_section {
 #define SECTION(name, type) IMAGE_##name,
@@ -103,14 +103,14 @@ struct image_step {
 };
 
 enum image_flag {
-    IMAGE_BYTE_LEVEL = 1,      /* BPE starts from bytes, else from characters */
-    IMAGE_IGNORE_MERGES = 2,   /* a piece that is a token needs no merges to become it */
-    IMAGE_FUSE_UNK = 4,        /* a run of unknown symbols is one unknown token */
-    IMAGE_BYTE_FALLBACK = 8,   /* unknown characters become the tokens of their bytes */
-    IMAGE_APART = 16,          /* characters that no token joins may be cut apart */
-    IMAGE_DECODE_BYTES = 32,   /* tokens are bytes; what is no UTF-8 is replaced at the end */
-    IMAGE_DECODE_RUNS = 64,    /* runs of TOKEN_BYTE are characters or one U+FFFD a byte */
-    IMAGE_DECODE_DROP = 128,   /* the first token loses its drop_char */
+    IMAGE_BYTE_LEVEL = 1,    /* BPE starts from bytes, else from characters */
+    IMAGE_IGNORE_MERGES = 2, /* a piece that is a token needs no merges to become it */
+    IMAGE_FUSE_UNK = 4,      /* a run of unknown symbols is one unknown token */
+    IMAGE_BYTE_FALLBACK = 8, /* unknown characters become the tokens of their bytes */
+    IMAGE_APART = 16,        /* characters that no token joins may be cut apart */
+    IMAGE_DECODE_BYTES = 32, /* tokens are bytes; what is no UTF-8 is replaced at the end */
+    IMAGE_DECODE_RUNS = 64,  /* runs of TOKEN_BYTE are characters or one U+FFFD a byte */
+    IMAGE_DECODE_DROP = 128, /* the first token loses its drop_char */
     IMAGE_FLAGS_ALL = 255,
 };
 

@@ -93,7 +93,8 @@ int image_map(struct image_header **out, const char *dir, const struct hash *sou
 void image_unmap(struct image_header *image)
 {
     if (image != NULL)
-        (void)munmap(image, (size_t)image->bytes); /* image_check() has seen that this is its length */
+        (void)munmap(image,
+                     (size_t)image->bytes); /* image_check() has seen that this is its length */
 }
 
 static int write_all(int fd, const char *bytes, size_t len)

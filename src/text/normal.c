@@ -90,8 +90,8 @@ static int open_regex(struct regex **out, const struct step_draft *st, char *why
     struct regex_work *w = regex_work_open();
     size_t start;
     size_t end;
-    int rc = w == NULL ? ERR_NO_MEMORY
-                       : regex_open(out, st->pattern, st->pattern_len, why, why_cap);
+    int rc =
+        w == NULL ? ERR_NO_MEMORY : regex_open(out, st->pattern, st->pattern_len, why, why_cap);
 
     if (rc == ERR_OK && regex_next(*out, w, "", 0, 0, &start, &end) == ERR_OK) {
         (void)snprintf(why, why_cap, "a normalizer that replaces nothing is not supported");
@@ -131,8 +131,7 @@ void normal_fini(struct normal *n)
 
 /* --- applying ----------------------------------------------------------------------------------*/
 
-static void replace_text(const struct step_draft *st, const char *text, size_t len,
-                         struct buf *out)
+static void replace_text(const struct step_draft *st, const char *text, size_t len, struct buf *out)
 {
     size_t from = 0;
 

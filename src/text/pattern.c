@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SPACE_MEMBERS                                       \
-    "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}"    \
+#define SPACE_MEMBERS                                    \
+    "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}" \
     "\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 
 struct translating {

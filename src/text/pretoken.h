@@ -13,11 +13,11 @@
 #include "text/steps.h"
 
 enum pretoken_kind { /* those below are scanners: enum scan_kind */
-    PRETOKEN_REGEX = 64,
-    PRETOKEN_LITERAL,   /* a text that is looked for as it is */
-    PRETOKEN_PREFIX,    /* a space before the piece unless it has one */
-    PRETOKEN_METASPACE, /* spaces become `by`, which may be put in front: see enum metaspace */
-    PRETOKEN_SPELL,     /* bytes become GPT-2's alphabet for the steps that follow */
+                     PRETOKEN_REGEX = 64,
+                     PRETOKEN_LITERAL, /* a text that is looked for as it is */
+                     PRETOKEN_PREFIX,  /* a space before the piece unless it has one */
+                     PRETOKEN_METASPACE, /* spaces become `by`, which may be put in front: see enum metaspace */
+                     PRETOKEN_SPELL, /* bytes become GPT-2's alphabet for the steps that follow */
 };
 
 /* What becomes of the matches and of what stands between them. */

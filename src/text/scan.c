@@ -26,17 +26,28 @@
 static uint8_t bits_of(uint8_t cls)
 {
     static const uint8_t by_category[32] = {
-        [UNICODE_LU] = SCAN_LETTER | SCAN_UPPER, [UNICODE_LL] = SCAN_LETTER | SCAN_LOWER,
-        [UNICODE_LT] = SCAN_LETTER | SCAN_UPPER, [UNICODE_LM] = SCAN_LETTER,
-        [UNICODE_LO] = SCAN_LETTER,              [UNICODE_MN] = SCAN_MARK,
-        [UNICODE_MC] = SCAN_MARK,                [UNICODE_ME] = SCAN_MARK,
-        [UNICODE_ND] = SCAN_NUMBER,              [UNICODE_NL] = SCAN_NUMBER,
-        [UNICODE_NO] = SCAN_NUMBER,              [UNICODE_PC] = SCAN_PUNCTUATION,
-        [UNICODE_PD] = SCAN_PUNCTUATION,         [UNICODE_PS] = SCAN_PUNCTUATION,
-        [UNICODE_PE] = SCAN_PUNCTUATION,         [UNICODE_PI] = SCAN_PUNCTUATION,
-        [UNICODE_PF] = SCAN_PUNCTUATION,         [UNICODE_PO] = SCAN_PUNCTUATION,
-        [UNICODE_SM] = SCAN_SYMBOL,              [UNICODE_SC] = SCAN_SYMBOL,
-        [UNICODE_SK] = SCAN_SYMBOL,              [UNICODE_SO] = SCAN_SYMBOL,
+        [UNICODE_LU] = SCAN_LETTER | SCAN_UPPER,
+        [UNICODE_LL] = SCAN_LETTER | SCAN_LOWER,
+        [UNICODE_LT] = SCAN_LETTER | SCAN_UPPER,
+        [UNICODE_LM] = SCAN_LETTER,
+        [UNICODE_LO] = SCAN_LETTER,
+        [UNICODE_MN] = SCAN_MARK,
+        [UNICODE_MC] = SCAN_MARK,
+        [UNICODE_ME] = SCAN_MARK,
+        [UNICODE_ND] = SCAN_NUMBER,
+        [UNICODE_NL] = SCAN_NUMBER,
+        [UNICODE_NO] = SCAN_NUMBER,
+        [UNICODE_PC] = SCAN_PUNCTUATION,
+        [UNICODE_PD] = SCAN_PUNCTUATION,
+        [UNICODE_PS] = SCAN_PUNCTUATION,
+        [UNICODE_PE] = SCAN_PUNCTUATION,
+        [UNICODE_PI] = SCAN_PUNCTUATION,
+        [UNICODE_PF] = SCAN_PUNCTUATION,
+        [UNICODE_PO] = SCAN_PUNCTUATION,
+        [UNICODE_SM] = SCAN_SYMBOL,
+        [UNICODE_SC] = SCAN_SYMBOL,
+        [UNICODE_SK] = SCAN_SYMBOL,
+        [UNICODE_SO] = SCAN_SYMBOL,
     };
 
     return (uint8_t)(by_category[cls & UNICODE_CATEGORY] |
@@ -245,8 +256,7 @@ static inline size_t scan_words(const struct scanner *s, size_t at, uint8_t lett
     }
     if ((bits & SCAN_NUMBER) != 0)
         return run_of_numbers(s, at, numbers);
-    if (!is_newline(s->text[at]) && at + n < s->len &&
-        (bits_at(s, at + n, &n_next) & letters) != 0)
+    if (!is_newline(s->text[at]) && at + n < s->len && (bits_at(s, at + n, &n_next) & letters) != 0)
         return run_of(s, at + n + n_next, letters, 0);
     end = others(s, at, letters | SCAN_NUMBER | SCAN_SPACE, false);
     return end > at ? end : white_space(s, at, true);

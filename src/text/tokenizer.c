@@ -277,8 +277,8 @@ size_t tokenizer_strip(const struct tokenizer *t, uint32_t n, const char *text, 
 }
 
 /* Append the bytes of all tokens of a byte-level model. */
-static void decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n,
-                         bool skip_special, struct buf *out)
+static void decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
+                         struct buf *out)
 {
     uint32_t unwanted = skip_special ? TOKEN_SKIPPED : 0;
     size_t i;

@@ -148,8 +148,8 @@ static int read_chains(struct load *l, const struct json *root)
 {
     struct pretoken trial;
     bool byte_level = false;
-    int rc = pretoken_read(&l->cuts, &byte_level, json_get(root, "pre_tokenizer"), l->why,
-                           l->why_cap);
+    int rc =
+        pretoken_read(&l->cuts, &byte_level, json_get(root, "pre_tokenizer"), l->why, l->why_cap);
 
     if (rc == ERR_OK)
         rc = pretoken_init(&trial, &l->cuts, l->why, l->why_cap);

@@ -196,8 +196,8 @@ static void pack_byte_pairs(struct packing *p)
             &l->merges[bpe_slot(l->merges, l->merges_mask, bpe_pair(left, right))];
         bool found = left >= 0 && right >= 0 && m->pair != IMAGE_MERGE_FREE;
 
-        p->byte_pairs[i] = (struct image_pair){.rank = found ? m->rank : BPE_NO_RANK,
-                                               .id = found ? m->id : -1};
+        p->byte_pairs[i] =
+            (struct image_pair){.rank = found ? m->rank : BPE_NO_RANK, .id = found ? m->id : -1};
     }
 }
 

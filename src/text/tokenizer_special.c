@@ -135,8 +135,9 @@ static int load_added_file(struct load *l)
 /* --- names -------------------------------------------------------------------------------------*/
 
 /* What GPT2Tokenizer takes for bos, eos and unk when nothing names them. */
-static const struct json gpt2_preset = {
-    .kind = JSON_TEXT, .text = "<|endoftext|>", .text_len = sizeof "<|endoftext|>" - 1};
+static const struct json gpt2_preset = {.kind = JSON_TEXT,
+                                        .text = "<|endoftext|>",
+                                        .text_len = sizeof "<|endoftext|>" - 1};
 
 /* The text of bos_token and its kin, a string or an object with content; NULL if there is none. */
 static const struct json *named_token(const struct load *l, const char *name)
@@ -361,7 +362,8 @@ static int apply_config(struct load *l)
         return ERR_OK;
     l->before.len = 0;
     l->after.len = 0;
-    if (json_get_bool(config, "add_bos_token", l->files[FILE_TOKENIZER] != NULL) && l->facts.bos >= 0)
+    if (json_get_bool(config, "add_bos_token", l->files[FILE_TOKENIZER] != NULL) &&
+        l->facts.bos >= 0)
         rc = token_list_add(&l->before, l->facts.bos);
     if (rc == ERR_OK && json_get_bool(config, "add_eos_token", false) && l->facts.eos >= 0)
         rc = token_list_add(&l->after, l->facts.eos);
@@ -374,8 +376,8 @@ int load_specials(struct load *l)
     int rc = load_added(l, json_get_kind(root, "added_tokens", JSON_LIST));
 
     if (rc == ERR_OK)
-        rc = load_added(
-            l, json_get_kind(l->files[FILE_CONFIG], "added_tokens_decoder", JSON_OBJECT));
+        rc = load_added(l,
+                        json_get_kind(l->files[FILE_CONFIG], "added_tokens_decoder", JSON_OBJECT));
     if (rc == ERR_OK && root == NULL)
         rc = load_added_file(l);
     if (rc == ERR_OK && root == NULL)

@@ -100,8 +100,7 @@ int load_vocab(struct load *l)
         rc = count_ids(l, json_get_kind(root, "added_tokens", JSON_LIST), "the added tokens",
                        &n_ids);
     if (rc == ERR_OK)
-        rc = count_ids(l,
-                       json_get_kind(l->files[FILE_CONFIG], "added_tokens_decoder", JSON_OBJECT),
+        rc = count_ids(l, json_get_kind(l->files[FILE_CONFIG], "added_tokens_decoder", JSON_OBJECT),
                        "the added tokens", &n_ids);
     if (rc == ERR_OK && root == NULL)
         rc = count_ids(l, l->files[FILE_ADDED], "added_tokens.json", &n_ids);

@@ -82,8 +82,7 @@ int main(int argc, char **argv)
     char *bytes = NULL;
     unsigned char head[5];
 
-    if (argc != 3 ||
-        tokenizer_open_cached(&t, argv[1], argv[2], &how, why, sizeof why) != ERR_OK) {
+    if (argc != 3 || tokenizer_open_cached(&t, argv[1], argv[2], &how, why, sizeof why) != ERR_OK) {
         fprintf(stderr, "tokenize_records FOLDER CACHE: %s\n", why);
         return 1;
     }

@@ -13,9 +13,10 @@
 #include "text/detok.h"
 #include "text/file.h"
 
-static const char *const models[] = {"gpt2",   "gpt2-prefix", "llama3",   "qwen2",  "qwen35", "phi4",
-                                     "smollm", "o200k",       "deepseek", "merged", "tekken", "falcon",
-                                     "bloom",  "coder",       "llama2",   "mistral", "gemma", "metaspace"};
+static const char *const models[] = {"gpt2",    "gpt2-prefix", "llama3",   "qwen2",    "qwen35",
+                                     "phi4",    "smollm",      "o200k",    "deepseek", "merged",
+                                     "tekken",  "falcon",      "bloom",    "coder",    "llama2",
+                                     "mistral", "gemma",       "metaspace"};
 
 static bool same_ids(const struct token_list *got, const struct json *want)
 {
