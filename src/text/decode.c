@@ -13,6 +13,8 @@
 #include "base/utf8.h"
 #include "text/vocab.h"
 
+#define TOKEN_BYTES_MAX ((size_t)1 << 20) /* what a hostile Replace may make of a token */
+
 /* --- reading -----------------------------------------------------------------------------------*/
 
 static int refuse(char *why, size_t why_cap, const char *what, const char *name)
@@ -150,7 +152,7 @@ static void replace_all(struct buf *text, const struct json *pattern, const stru
     struct buf old = *text;
     size_t from = 0;
 
-    *text = (struct buf){0};
+    *text = (struct buf){.limit = old.limit};
     while (from <= old.len) {
         const char *found = old.len == 0 ? NULL
                                          : memmem(old.bytes + from, old.len - from, pattern->text,
@@ -208,7 +210,7 @@ static void add_dropped(uint32_t drop, const char *with, const char *text, size_
 void decode_token(const struct decode_draft *d, const char *text, size_t len, struct buf *out,
                   bool *is_byte)
 {
-    struct buf changed = {0};
+    struct buf changed = {.limit = TOKEN_BYTES_MAX};
     int byte;
     int i;
 

@@ -293,6 +293,8 @@ static int check_facts(const struct image_header *image, const char **why)
     for (i = 0; i < 128; i++)
         if (!is_id_or_none(image, f->ascii_ids[i]))
             return corrupt(why, "the token of a character");
+    if ((f->flags & (IMAGE_APART | IMAGE_BYTE_LEVEL)) == (IMAGE_APART | IMAGE_BYTE_LEVEL))
+        return corrupt(why, "bytes that are cut as characters");
     if ((f->flags & IMAGE_APART) != 0 && !is_power_of_two(image_count(image, IMAGE_JOINED)))
         return corrupt(why, "the size of the table of joined characters");
     return ERR_OK;

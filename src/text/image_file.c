@@ -3,6 +3,7 @@
  * A mapped file is never written again: a newer one takes its name. So what image_check() has
  * seen stays as it was, as long as nobody else writes into the folder; the owner and the mode of
  * the file are checked for that reason. */
+#define _GNU_SOURCE 1 /* mkostemp() */
 #include "text/image_file.h"
 
 #include <errno.h>

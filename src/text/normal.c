@@ -10,6 +10,9 @@
 #include "text/regex.h"
 #include "text/unicode.h"
 
+#define GROWTH_MAX  ((size_t)64) /* times; NFC and spaces that become three bytes need three */
+#define GROWTH_FREE ((size_t)64 << 10)
+
 void normal_work_fini(struct normal_work *w)
 {
     buf_fini(&w->texts[0]);
@@ -176,6 +179,7 @@ static int replace_regex(const struct step_draft *st, const struct regex *regex,
 int normal_apply(const struct normal *n, struct normal_work *w, const char *text, size_t len,
                  const char **out, size_t *out_len)
 {
+    size_t limit = GROWTH_MAX * len + GROWTH_FREE;
     int turn = 0;
     int rc = ERR_OK;
     int i;
@@ -187,6 +191,7 @@ int normal_apply(const struct normal *n, struct normal_work *w, const char *text
         if (st->kind == NORMAL_NFC && unicode_is_nfc(text, len))
             continue;
         buf_clear(b);
+        b->limit = limit;
         if (st->kind == NORMAL_NFC) {
             unicode_nfc(text, len, b);
         } else if (st->kind == NORMAL_PREPEND) {
@@ -198,7 +203,7 @@ int normal_apply(const struct normal *n, struct normal_work *w, const char *text
             rc = replace_regex(st, n->regexes[i], w, text, len, b);
         }
         if (b->failed)
-            rc = ERR_NO_MEMORY;
+            rc = b->len >= limit / 2 ? ERR_LIMIT : ERR_NO_MEMORY;
         text = b->len == 0 ? "" : b->bytes;
         len = b->len;
         turn = 1 - turn;

@@ -45,7 +45,7 @@ int normal_init(struct normal *n, const struct steps_draft *steps, char *why,
 void normal_fini(struct normal *n);
 
 /* Normalize valid UTF-8: *out is the text itself or stands in w until the next call. ERR_OK,
- * ERR_NO_MEMORY, or ERR_LIMIT when a regex ran too long. */
+ * ERR_NO_MEMORY, or ERR_LIMIT when a regex ran too long or the text grew to 64 times its size. */
 int normal_apply(const struct normal *n, struct normal_work *w, const char *text, size_t len,
                  const char **out, size_t *out_len) ERR_CHECKED;
 

@@ -12,12 +12,13 @@
 #include "text/scan.h"
 #include "text/steps.h"
 
-enum pretoken_kind { /* those below are scanners: enum scan_kind */
-                     PRETOKEN_REGEX = 64,
-                     PRETOKEN_LITERAL, /* a text that is looked for as it is */
-                     PRETOKEN_PREFIX,  /* a space before the piece unless it has one */
-                     PRETOKEN_METASPACE, /* spaces become `by`, which may be put in front: see enum metaspace */
-                     PRETOKEN_SPELL, /* bytes become GPT-2's alphabet for the steps that follow */
+/* Kinds of steps. Those below these are scanners: enum scan_kind. */
+enum pretoken_kind {
+    PRETOKEN_REGEX = 64,
+    PRETOKEN_LITERAL,   /* a text that is looked for as it is */
+    PRETOKEN_PREFIX,    /* a space before the piece unless it has one */
+    PRETOKEN_METASPACE, /* spaces become `by`; see enum metaspace */
+    PRETOKEN_SPELL,     /* bytes become GPT-2's alphabet for the steps that follow */
 };
 
 /* What becomes of the matches and of what stands between them. */

@@ -229,6 +229,12 @@ int tokenizer_attach(struct tokenizer *t, struct image_header *image, bool mappe
         normal_fini(&t->normal);
         return rc;
     }
+    /* Those who read characters get whole ones. */
+    if (t->pretoken.spelled && (image->facts.flags & IMAGE_BYTE_LEVEL) == 0) {
+        pretoken_fini(&t->pretoken);
+        normal_fini(&t->normal);
+        return ERR_CORRUPT;
+    }
     t->image = image;
     t->mapped = mapped;
     t->tokens = image_table(image, IMAGE_TOKENS);

@@ -184,20 +184,30 @@ static int pack_tokens(struct packing *p)
 
 /* --- merges ------------------------------------------------------------------------------------*/
 
+/* The byte that a token is alone; -1 when it is none. */
+static int byte_of(const struct packing *p, int32_t id)
+{
+    const struct vocab_token *t = &p->l->vocab.tokens[id];
+
+    if (t->text_len == 0 || utf8_sequence(t->text, t->text_len) != t->text_len)
+        return -1;
+    return vocab_char_byte(utf8_decode(t->text));
+}
+
 static void pack_byte_pairs(struct packing *p)
 {
     const struct load *l = p->l;
     size_t i;
 
-    for (i = 0; i < p->byte_pairs_n; i++) {
-        int32_t left = l->facts.byte_ids[i >> 8];
-        int32_t right = l->facts.byte_ids[i & 255];
-        const struct image_merge *m =
-            &l->merges[bpe_slot(l->merges, l->merges_mask, bpe_pair(left, right))];
-        bool found = left >= 0 && right >= 0 && m->pair != IMAGE_MERGE_FREE;
+    for (i = 0; i < p->byte_pairs_n; i++)
+        p->byte_pairs[i] = (struct image_pair){.rank = BPE_NO_RANK, .id = -1};
+    for (i = 0; p->byte_pairs_n > 0 && i <= l->merges_mask; i++) {
+        const struct image_merge *m = &l->merges[i];
+        int left = m->pair == IMAGE_MERGE_FREE ? -1 : byte_of(p, (int32_t)(m->pair >> 32));
+        int right = left < 0 ? -1 : byte_of(p, (int32_t)(uint32_t)m->pair);
 
-        p->byte_pairs[i] =
-            (struct image_pair){.rank = found ? m->rank : BPE_NO_RANK, .id = found ? m->id : -1};
+        if (right >= 0)
+            p->byte_pairs[left << 8 | right] = (struct image_pair){.rank = m->rank, .id = m->id};
     }
 }
 

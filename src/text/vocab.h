@@ -35,7 +35,8 @@ struct vocab {
 int vocab_init(struct vocab *v, int64_t n_ids) ERR_CHECKED;
 void vocab_fini(struct vocab *v);
 
-/* Enter a token; its text is borrowed. ERR_INVALID when the id is out of range, taken, or the text has an id. */
+/* Enter a token; its text is borrowed. ERR_INVALID when the id is out of range, taken, or the text
+ * has an id. */
 int vocab_add(struct vocab *v, int64_t id, const char *text, size_t len, bool in_model) ERR_CHECKED;
 
 int32_t vocab_find(const struct vocab *v, const char *text, size_t len); /* -1: none */
