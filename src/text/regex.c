@@ -19,6 +19,7 @@
 #include "text/unicode.h"
 
 #define MATCH_STEPS_MAX 100000000 /* a megabyte of one class needs a few steps a byte */
+#define CODE_POINTS     0x110000u
 #define HEAP_KIB_MAX    262144
 
 struct regex {
@@ -81,16 +82,23 @@ static uint32_t categories_of(const char *name, size_t len)
 /* All characters of these categories, as a text. */
 static void add_all(uint32_t categories, struct buf *out)
 {
+    uint8_t *classes = mem_alloc(CODE_POINTS);
     uint32_t c;
 
-    for (c = 0x80; c < 0x110000; c++) {
+    if (classes == NULL) {
+        out->failed = true;
+        return;
+    }
+    unicode_fill(classes, CODE_POINTS);
+    for (c = 0x80; c < CODE_POINTS; c++) {
         char utf8[4];
 
         if (c == 0xd800)
             c = 0xe000;
-        if ((categories >> (unicode_class(c) & UNICODE_CATEGORY) & 1) != 0)
+        if ((categories >> (classes[c] & UNICODE_CATEGORY) & 1) != 0)
             buf_add(out, utf8, utf8_encode(c, utf8));
     }
+    mem_free(classes);
 }
 
 /* Append as members of a class the characters of text[0 .. len), ascending. */
