@@ -295,7 +295,7 @@ static void heap_consider(const struct bpe *b, const struct bpe_symbol *s, size_
         heap_push(heap, n_heap, (uint64_t)m->rank << 32 | at);
 }
 
-/* The heap holds at most n - 1 entries from the start and two for each of n - 1 merges. */
+/* The heap holds n - 1 entries at the start; each of n - 1 merges takes one and adds two. */
 static size_t merge_long(const struct bpe *b, struct bpe_symbol *s, size_t n, uint64_t *heap)
 {
     size_t n_heap = 0;
@@ -336,7 +336,7 @@ static size_t merge_long(const struct bpe *b, struct bpe_symbol *s, size_t n, ui
 static int symbols_reserve(struct bpe_work *w, size_t n)
 {
     struct bpe_symbol *grown;
-    size_t cap = n < 256 ? 256 : n + n / 2;
+    size_t cap = n < 256 ? 256 : n + n / 8;
 
     if (n <= w->symbols_cap)
         return ERR_OK;
@@ -354,13 +354,13 @@ static int heap_reserve(struct bpe_work *w, size_t n)
 {
     uint64_t *grown;
 
-    if (n * 3 <= w->heap_cap)
+    if (n * 2 <= w->heap_cap)
         return ERR_OK;
-    grown = mem_realloc(w->heap, n * 3 * sizeof *grown);
+    grown = mem_realloc(w->heap, n * 2 * sizeof *grown);
     if (grown == NULL)
         return ERR_NO_MEMORY;
     w->heap = grown;
-    w->heap_cap = n * 3;
+    w->heap_cap = n * 2;
     return ERR_OK;
 }
 

@@ -347,7 +347,8 @@ static bool is_known(const struct step_draft *st)
     switch (st->kind) {
     case PRETOKEN_REGEX:
     case PRETOKEN_LITERAL: return st->behavior < PRETOKEN_BEHAVIORS && st->pattern_len > 0;
-    case PRETOKEN_METASPACE: return st->behavior < METASPACE_SCHEMES && st->by_len > 0 && st->by_len <= 4;
+    case PRETOKEN_METASPACE:
+        return st->behavior < METASPACE_SCHEMES && st->by_len > 0 && st->by_len <= 4;
     case PRETOKEN_PREFIX:
     case PRETOKEN_SPELL: return true;
     default: return st->kind < SCAN_KINDS && st->behavior < PRETOKEN_BEHAVIORS;

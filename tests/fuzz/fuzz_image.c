@@ -1,5 +1,5 @@
-/* The input: one byte that picks an image, then changes of it, each an offset of three bytes and
- * a byte to write. Under a right checksum the image is refused, or whoever reads it stays inside. */
+/* The input: a byte that picks an image, then changes of it, each an offset of three bytes and
+ * a byte to write. Under a right checksum an image is refused, or its readers stay inside it. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -19,7 +19,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 
 static const char *const files[] = {
     "{\"model\":{\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"\\u0120\":3,\"\\u0120ab\":4,\"c\":5,"
-    "\"abcabcabcabcabcabc\":6},\"merges\":[\"a b\",\"\\u0120 ab\"]},\"normalizer\":{\"type\":\"NFC\"},"
+    "\"abcabcabcabcabcabc\":6},\"merges\":[\"a b\",\"\\u0120 ab\"]},\"normalizer\":"
+    "{\"type\":\"NFC\"},"
     "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Punctuation\"},"
     "{\"type\":\"ByteLevel\"},{\"type\":\"Digits\"},{\"type\":\"Split\",\"behavior\":"
     "\"MergedWithNext\",\"invert\":true,\"pattern\":{\"Regex\":\"[0-9]+|q\"}}]},\"decoder\":"

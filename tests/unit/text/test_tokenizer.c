@@ -181,8 +181,8 @@ static void test_hostile(void)
             slowest_us = from > slowest_us ? from : slowest_us;
             token_list_fini(&ids);
         }
-        ok(good && slowest_us < 5000000, "%s: 1 MB of each hostile text, slowest %.2f s",
-           models[m], (double)slowest_us / 1e6);
+        ok(good && slowest_us < 5000000, "%s: 1 MB of each hostile text, slowest %.2f s", models[m],
+           (double)slowest_us / 1e6);
         tokenizer_close(t);
     }
     free(text);
