@@ -89,7 +89,8 @@ static int next_match(const struct cutting *c, int step, const char *text, size_
         *end = *start + st->pattern_len;
         return ERR_OK;
     }
-    for (at = from; at < len; at += utf8_sequence(text + at, len - at)) {
+    for (at = scan_skip(&s, from); at < len;
+         at = scan_skip(&s, at + utf8_sequence(text + at, len - at))) {
         *end = scan_match(&s, at);
         *start = at;
         if (*end > at)

@@ -409,6 +409,20 @@ static size_t run_of_digits(const struct scanner *s, size_t at, int max)
     return at;
 }
 
+/* What rare matches do not begin with is passed over byte by byte. */
+size_t scan_skip(const struct scanner *s, size_t at)
+{
+    const unsigned char *p = (const unsigned char *)s->text;
+
+    if (s->kind == SCAN_NUMBERS || s->kind == SCAN_DIGIT || s->kind == SCAN_DIGITS)
+        while (at < s->len && p[at] < 0x80 && (p[at] < '0' || p[at] > '9'))
+            at++;
+    else if (s->kind == SCAN_CJK || s->kind == SCAN_CODER_CJK)
+        while (at < s->len && p[at] < 0xe0)
+            at++;
+    return at;
+}
+
 size_t scan_match(const struct scanner *s, size_t at)
 {
     switch (s->kind) {
