@@ -16,11 +16,10 @@ import json
 import os
 import random
 
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 C = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = C + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + TAIL
 MINICPM = LLAMA3.replace("{1,3}", "+")
 QWEN2 = LLAMA3.replace("{1,3}", "")
@@ -170,7 +169,7 @@ def sample(rng, words=4000):
                       zip(rng.choices(stock, k=80), rng.choices([" "] * 30 + ends, k=80)))
 
 
-def trained_chars(size, bytes_first=3):
+def trained_chars(size):
     """A SentencePiece-like vocabulary: specials, the 256 bytes, characters, merges."""
     tok = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     lines = [("▁" + t).replace(" ", "▁") for t in sample(random.Random(5))]
@@ -183,7 +182,7 @@ def trained_chars(size, bytes_first=3):
 
 def trained_bytes(size, pattern):
     tok = Tokenizer(models.BPE())
-    tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(__import__("tokenizers").Regex(pattern), "isolated"),
+    tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"),
                                                  pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tok.train_from_iterator(sample(random.Random(6)), trainers.BpeTrainer(
         vocab_size=size, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))

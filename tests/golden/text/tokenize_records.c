@@ -33,8 +33,12 @@ static bool streams(const struct tokenizer *t, const struct token_list *ids, boo
     if (detok_init(&d, t, skip, NULL, 0, false) != ERR_OK)
         exit(2);
     for (i = 0; i < ids->len; i++) {
+        size_t seen = out.len;
+
         (void)detok_push(&d, ids->ids[i], &out);
-        good = good && out.len <= whole->len;
+        good =
+            good && out.len <= whole->len &&
+            (out.len == seen || memcmp(out.bytes + seen, whole->bytes + seen, out.len - seen) == 0);
     }
     (void)detok_finish(&d, &out);
     good = good && out.len == whole->len &&
