@@ -314,6 +314,8 @@ int tokenizer_open_cached(struct tokenizer **out, const char *dir, const char *c
         rc = open_files(t, &l, dir, cache_dir, how);
     }
     load_fini(&l);
+    if (!how->mapped || how->written)
+        mem_trim(); /* the trees are five times as large as what was made of them */
     if (rc == ERR_OK) {
         *out = t;
         return ERR_OK;
