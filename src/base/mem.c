@@ -4,6 +4,7 @@
  * double from 16 KiB to 1 MiB. */
 #include "base/mem.h"
 
+#include <malloc.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -59,6 +60,18 @@ void *mem_realloc(void *p, size_t bytes)
 void mem_free(void *p)
 {
     free(p);
+}
+
+/* jemalloc's; not there when the C library allocates. */
+int mallctl(const char *name, void *old, size_t *old_len, void *value, size_t len)
+    __attribute__((weak));
+
+void mem_trim(void)
+{
+    if (mallctl != NULL)
+        (void)mallctl("arena.4096.purge", NULL, NULL, NULL, 0); /* 4096: all arenas; best effort */
+    else
+        (void)malloc_trim(0);
 }
 
 void mem_seal(void)

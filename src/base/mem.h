@@ -17,6 +17,9 @@ void mem_free(void *p);
 /* n * bytes, zeroed; NULL also when the product overflows. */
 void *mem_zalloc_array(size_t n, size_t bytes);
 
+/* Give freed memory back to the system now: after a start that needed much. A few ms. */
+void mem_trim(void);
+
 /* From now on mem_alloc() and its kin are a bug. One way: tests use a process each. */
 void mem_seal(void);
 

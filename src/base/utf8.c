@@ -3,6 +3,8 @@
  * Table 3-7 of the Unicode standard, as code: the second byte's range depends on the first. */
 #include "base/utf8.h"
 
+#include <string.h>
+
 /* Number of bytes that follow the first, or -1; the range of the second byte in *lo, *hi. */
 static int utf8_lead(unsigned char c, unsigned char *lo, unsigned char *hi)
 {
@@ -119,7 +121,17 @@ bool utf8_is_valid(const char *text, size_t len)
     size_t i = 0;
 
     while (i < len) {
-        size_t n = utf8_sequence(text + i, len - i);
+        uint64_t word;
+        size_t n;
+
+        if (len - i >= sizeof word) { /* eight ASCII characters at once */
+            memcpy(&word, text + i, sizeof word);
+            if ((word & 0x8080808080808080u) == 0) {
+                i += sizeof word;
+                continue;
+            }
+        }
+        n = utf8_sequence(text + i, len - i);
 
         if (n == 0)
             return false;

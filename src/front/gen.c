@@ -106,6 +106,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
             exchange_reply_error(x, rc, NULL, "stop", 0);
             return false;
         }
+        detok_continue(&g->detok); /* what comes is the rest of a prompt */
         x->n_gens++;
     }
     return true;

@@ -25,8 +25,21 @@ static const char *main_model_name(const struct settings *s)
     return slash == NULL || slash[1] == '\0' ? s->model : slash + 1;
 }
 
+static void main_log_tokenizer(const struct tokenizer_opening *how, uint64_t us)
+{
+    if (how->cache_why[0] != '\0')
+        log_warn("front: compiled tokenizer: %s", how->cache_why);
+    log_info("front: tokenizer %s in %.1f ms",
+             how->written  ? "compiled and written"
+             : how->mapped ? "mapped"
+                           : "built in memory",
+             (double)us / 1e3);
+}
+
 static int main_open_text(struct front *f)
 {
+    uint64_t from_us = clock_us();
+    struct tokenizer_opening how;
     char why[512] = "";
     int rc;
 
@@ -34,7 +47,10 @@ static int main_open_text(struct front *f)
         log_error("front: no model: set model to a Hugging Face folder");
         return ERR_INVALID;
     }
-    rc = tokenizer_open(&f->tokenizer, f->settings.model, why, sizeof why);
+    rc = tokenizer_open_cached(&f->tokenizer, f->settings.model, f->settings.tokenizer_cache_dir,
+                               &how, why, sizeof why);
+    if (rc == ERR_OK)
+        main_log_tokenizer(&how, clock_us() - from_us);
     if (rc == ERR_OK)
         rc = chat_open(&f->chat, f->settings.model, f->settings.chat_template, why, sizeof why);
     presets_init(&f->presets);

@@ -4,59 +4,39 @@
  * narrowed byte by byte. A place costs one look-up unless a token begins with its byte. */
 #include "text/added.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/utf8.h"
 #include "text/unicode.h"
 
-void added_fini(struct added_set *set)
-{
-    mem_free(set->tokens);
-    *set = (struct added_set){0};
-}
-
-int added_add(struct added_set *set, const struct added_token *token)
-{
-    if (set->n == set->cap) {
-        size_t cap = set->cap == 0 ? 64 : set->cap * 2;
-        struct added_token *grown = mem_realloc(set->tokens, cap * sizeof *grown);
-
-        if (grown == NULL)
-            return ERR_NO_MEMORY;
-        set->tokens = grown;
-        set->cap = cap;
-    }
-    set->tokens[set->n++] = *token;
-    return ERR_OK;
-}
-
-static int token_compare(const void *a, const void *b)
-{
-    const struct added_token *x = a;
-    const struct added_token *y = b;
-    int order = memcmp(x->text, y->text, x->len < y->len ? x->len : y->len);
-
-    if (order != 0)
-        return order;
-    if (x->len != y->len)
-        return x->len < y->len ? -1 : 1;
-    return x->id < y->id ? -1 : x->id > y->id;
-}
-
-void added_sort(struct added_set *set)
+void added_attach(struct added_set *set, const struct image_header *image,
+                  enum image_section section)
 {
     size_t at = 0;
     int c;
 
-    if (set->n > 0)
-        qsort(set->tokens, set->n, sizeof set->tokens[0], token_compare);
+    *set = (struct added_set){.tokens = image_table(image, section),
+                              .text = image_table(image, IMAGE_TEXT),
+                              .n = image_count(image, section)};
     for (c = 0; c < 256; c++) {
         set->first[c] = (uint32_t)at;
-        while (at < set->n && (unsigned char)set->tokens[at].text[0] == c)
+        while (at < set->n && (unsigned char)set->text[set->tokens[at].text.at] == c)
             at++;
+        set->begins[c] = at > set->first[c];
     }
     set->first[256] = (uint32_t)set->n;
+}
+
+int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size_t b_len,
+                  int32_t b_id)
+{
+    int order = memcmp(a, b, a_len < b_len ? a_len : b_len);
+
+    if (order != 0)
+        return order;
+    if (a_len != b_len)
+        return a_len < b_len ? -1 : 1;
+    return a_id < b_id ? -1 : a_id > b_id;
 }
 
 /* First token in [low, high) whose byte at `depth` is c or more. All are longer than depth. */
@@ -65,7 +45,7 @@ static size_t lower_bound(const struct added_set *set, size_t low, size_t high, 
     while (low < high) {
         size_t mid = (low + high) / 2;
 
-        if ((unsigned char)set->tokens[mid].text[depth] < c)
+        if ((unsigned char)set->text[set->tokens[mid].text.at + depth] < c)
             low = mid + 1;
         else
             high = mid;
@@ -73,18 +53,18 @@ static size_t lower_bound(const struct added_set *set, size_t low, size_t high, 
     return low;
 }
 
-static const struct added_token *longest_at(const struct added_set *set, const char *text,
+static const struct image_added *longest_at(const struct added_set *set, const char *text,
                                             size_t len)
 {
     size_t low = set->first[(unsigned char)text[0]];
     size_t high = set->first[(unsigned char)text[0] + 1];
-    const struct added_token *best = NULL;
+    const struct image_added *best = NULL;
     size_t depth = 1;
 
     while (low < high) {
         int c;
 
-        while (low < high && set->tokens[low].len == depth)
+        while (low < high && set->tokens[low].text.len == depth)
             best = &set->tokens[low++];
         if (depth == len)
             break;
@@ -143,22 +123,25 @@ bool added_next(const struct added_set *set, const char *text, size_t len, size_
     if (set->n == 0)
         return false;
     while (at < len) {
-        unsigned char c = (unsigned char)text[at];
-        const struct added_token *t = NULL;
+        const struct image_added *t;
 
-        if (set->first[c] != set->first[c + 1])
-            t = longest_at(set, text + at, len - at);
+        if (!set->begins[(unsigned char)text[at]]) {
+            at++;
+            continue;
+        }
+        t = longest_at(set, text + at, len - at);
         if (t == NULL) {
             at++;
             continue;
         }
-        *match = (struct added_match){.start = at, .stop = at + t->len, .id = t->id};
-        at += t->len;
-        if (t->single_word && !is_single_word(text, len, match->start, match->stop))
+        *match = (struct added_match){.start = at, .stop = at + t->text.len, .id = t->id};
+        at += t->text.len;
+        if ((t->flags & ADDED_SINGLE_WORD) != 0 &&
+            !is_single_word(text, len, match->start, match->stop))
             continue;
-        if (t->lstrip)
+        if ((t->flags & ADDED_LSTRIP) != 0)
             match->start = match->start > after ? strip_left(text, match->start, after) : after;
-        if (t->rstrip)
+        if ((t->flags & ADDED_RSTRIP) != 0)
             match->stop = strip_right(text, len, match->stop);
         *from = at;
         return true;

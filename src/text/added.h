@@ -6,29 +6,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/err.h"
-#include "base/mem.h"
+#include "text/image.h"
 
-struct added_token {
-    const char *text; /* what is looked for; borrowed from the arena of whoever adds */
-    size_t len;
-    int32_t id;
-    bool single_word; /* not inside a longer word */
-    bool lstrip;      /* takes the white space before it along */
-    bool rstrip;      /* and after it */
-};
-
-/* A set that is searched in one go. Start from {0}. */
+/* A set that is searched in one go; borrowed from an image. */
 struct added_set {
-    struct added_token *tokens; /* sorted by text after added_sort() */
+    const struct image_added *tokens; /* sorted by text */
+    const char *text;
     size_t n;
-    size_t cap;
+    bool begins[256];    /* whether one begins with byte c */
     uint32_t first[257]; /* tokens that begin with byte c: first[c] .. first[c + 1] - 1 */
 };
 
-void added_fini(struct added_set *set);
-int added_add(struct added_set *set, const struct added_token *token) ERR_CHECKED;
-void added_sort(struct added_set *set); /* after the last added_add() */
+/* section: IMAGE_RAW or IMAGE_NORMAL. */
+void added_attach(struct added_set *set, const struct image_header *image,
+                  enum image_section section);
+
+/* The order in which an image has them: by text, then by id. */
+int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size_t b_len,
+                  int32_t b_id);
 
 struct added_match {
     size_t start; /* the token's place with the white space it takes; may begin before `after` */

@@ -2,138 +2,233 @@
  *
  * Merge the adjacent pair of the lowest rank, the leftmost of equals, until no pair has a rank.
  *
- * Short pieces: an array of symbols and a scan for the minimum after each merge; nearly every
- * word is shorter than a cache line. Long ones (a megabyte of one letter): a linked list over
- * the same array and a heap of rank << 32 | place, in which outdated entries are recognised by
- * a rank that no longer holds. */
+ * First the whole piece is looked up: most words are one token. Short pieces: an array of symbols
+ * and a scan for the minimum after each merge; nearly every word is shorter than a cache line.
+ * Long ones (a megabyte of one letter): a linked list over the same array and a heap of
+ * rank << 32 | place, in which outdated entries are recognised by a rank that no longer holds.
+ *
+ * Models that start from characters have no pre-tokenizer: the whole text is one piece. It is cut
+ * where two characters meet that no merge ever joins (IMAGE_JOINED): no merge reaches over such a
+ * place, so the parts encode as they do alone. */
 #include "text/bpe.h"
 
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/utf8.h"
+#include "text/pieces.h"
 
-#define BPE_FREE  UINT64_MAX
-#define BPE_SHORT 48 /* symbols; above it the heap is faster */
+#define BPE_SHORT   48   /* symbols; above it the heap is faster */
+#define MEMO_BYTES  4096 /* shorter texts repeat too little */
+#define MEMOS_MAX   8192 /* 256 KiB: what the second-level cache holds beside the tables */
+#define SYMBOLS_MAX (UINT32_MAX / 4)
 
 struct bpe_symbol {
     int32_t id; /* -1: merged into its left neighbour */
     uint32_t next;
-    uint32_t prev;
-    uint32_t rank; /* of the pair with the next symbol; short pieces only */
+    union {
+        uint32_t prev; /* long pieces */
+        int32_t to;    /* short pieces: what the pair with the next symbol becomes */
+    };
+    uint32_t rank; /* of that pair; short pieces only */
 };
+
+struct bpe_memo {
+    struct piece_key key;
+    size_t at; /* the ids in the output */
+    uint32_t n;
+};
+
+void bpe_attach(struct bpe *b, const struct image_header *image)
+{
+    *b = (struct bpe){
+        .facts = &image->facts,
+        .tokens = image_table(image, IMAGE_TOKENS),
+        .text = image_table(image, IMAGE_TEXT),
+        .pieces = image_table(image, IMAGE_PIECES),
+        .pieces_mask = image_count(image, IMAGE_PIECES) - 1,
+        .long_pieces = image_table(image, IMAGE_LONG_PIECES),
+        .long_mask = image_count(image, IMAGE_LONG_PIECES) - 1,
+        .merges = image_table(image, IMAGE_MERGES),
+        .merges_mask = image_count(image, IMAGE_MERGES) - 1,
+        .likely = image_table(image, IMAGE_LIKELY),
+        .likely_mask = image_count(image, IMAGE_LIKELY) * 64 - 1,
+        .byte_pairs = image_table(image, IMAGE_BYTE_PAIRS),
+        .joined = image_table(image, IMAGE_JOINED),
+        .joined_mask = image_count(image, IMAGE_JOINED) * 64 - 1,
+    };
+}
 
 void bpe_work_fini(struct bpe_work *w)
 {
     mem_free(w->symbols);
     mem_free(w->heap);
+    mem_free(w->memos);
     *w = (struct bpe_work){0};
 }
 
-static uint64_t pair_of(int32_t left, int32_t right)
+void bpe_work_expect(struct bpe_work *w, size_t len, const struct token_list *out)
 {
-    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    size_t n = 256;
+
+    if (len < MEMO_BYTES || w->memos != NULL)
+        return;
+    while (n < MEMOS_MAX && n < len / 32)
+        n *= 2;
+    w->memos = mem_zalloc_array(n, sizeof *w->memos);
+    w->memos_mask = n - 1;
+    w->memos_of = out;
 }
 
-static size_t pair_hash(uint64_t pair)
+/* --- one token ---------------------------------------------------------------------------------*/
+
+static int32_t find_long(const struct bpe *b, const char *bytes, size_t len)
 {
-    pair *= 0x9e3779b97f4a7c15u;
-    return (size_t)(pair ^ pair >> 29);
-}
+    size_t i = (size_t)hash_xxh3(bytes, len) & b->long_mask;
 
-static struct bpe_merge *merge_slot(const struct bpe *b, uint64_t pair)
-{
-    size_t i = pair_hash(pair) & b->mask;
+    for (; b->long_pieces[i] != 0; i = (i + 1) & b->long_mask) {
+        const struct image_text *piece = &b->tokens[b->long_pieces[i] - 1].piece;
 
-    while (b->merges[i].pair != pair && b->merges[i].pair != BPE_FREE)
-        i = (i + 1) & b->mask;
-    return &b->merges[i];
-}
-
-int bpe_init(struct bpe *b, const struct vocab *vocab, size_t n_merges)
-{
-    size_t size = 64;
-    size_t i;
-
-    *b = (struct bpe){.vocab = vocab, .unk_id = -1};
-    while (size < n_merges * 2)
-        size *= 2;
-    b->merges = mem_zalloc_array(size, sizeof *b->merges);
-    if (b->merges == NULL)
-        return ERR_NO_MEMORY;
-    b->mask = size - 1;
-    for (i = 0; i < size; i++)
-        b->merges[i].pair = BPE_FREE;
-    for (i = 0; i < 256; i++) {
-        char byte = (char)i;
-
-        b->byte_ids[i] = vocab_find_bytes(vocab, &byte, 1);
+        if (piece->len == len && memcmp(b->text + piece->at, bytes, len) == 0)
+            return (int32_t)(b->long_pieces[i] - 1);
     }
-    return ERR_OK;
+    return -1;
 }
 
-void bpe_fini(struct bpe *b)
+int32_t bpe_find(const struct bpe *b, const char *bytes, size_t len)
 {
-    mem_free(b->merges);
-    b->merges = NULL;
+    if (len == 0)
+        return -1;
+    if (len > IMAGE_PIECE_LEN)
+        return find_long(b, bytes, len);
+    return piece_slot(b->pieces, b->pieces_mask, piece_key(bytes, len))->id;
 }
 
-int bpe_add(struct bpe *b, const char *left, size_t left_len, const char *right, size_t right_len,
-            uint32_t rank)
+/* --- symbols -----------------------------------------------------------------------------------*/
+
+/* One symbol for each byte that has one; their number. */
+static size_t symbols_of_bytes(const struct bpe *b, const char *bytes, size_t len,
+                               struct bpe_symbol *s)
 {
-    int32_t l = vocab_find_text(b->vocab, left, left_len);
-    int32_t r = vocab_find_text(b->vocab, right, right_len);
-    int32_t id = -1;
-    char *joined;
-    struct bpe_merge *slot;
-
-    if (l < 0 || r < 0)
-        return ERR_NOT_FOUND;
-    joined = mem_alloc(left_len + right_len);
-    if (joined == NULL)
-        return ERR_NO_MEMORY;
-    memcpy(joined, left, left_len);
-    memcpy(joined + left_len, right, right_len);
-    id = vocab_find_text(b->vocab, joined, left_len + right_len);
-    mem_free(joined);
-    if (id < 0)
-        return ERR_NOT_FOUND;
-    slot = merge_slot(b, pair_of(l, r));
-    *slot = (struct bpe_merge){.pair = pair_of(l, r), .rank = rank, .id = id};
-    return ERR_OK;
-}
-
-static uint32_t rank_of(const struct bpe *b, int32_t left, int32_t right)
-{
-    const struct bpe_merge *m = merge_slot(b, pair_of(left, right));
-
-    return m->pair == BPE_FREE ? BPE_NO_RANK : m->rank;
-}
-
-/* One symbol for each byte; the number of symbols. */
-static size_t symbols_of(const struct bpe *b, const char *bytes, size_t len, struct bpe_symbol *s)
-{
+    int32_t unk = b->facts->unk;
+    bool fuse = (b->facts->flags & IMAGE_FUSE_UNK) != 0;
     bool after_unk = false;
     size_t n = 0;
     size_t i;
 
     for (i = 0; i < len; i++) {
-        int32_t id = b->byte_ids[(unsigned char)bytes[i]];
-        bool unk = id < 0;
+        int32_t id = b->facts->byte_ids[(unsigned char)bytes[i]];
+        bool is_unk = id < 0;
 
-        if (unk && (b->unk_id < 0 || (b->fuse_unk && after_unk)))
+        if (is_unk && (unk < 0 || (fuse && after_unk)))
             continue;
-        after_unk = unk;
-        s[n++].id = unk ? b->unk_id : id;
+        after_unk = is_unk;
+        s[n++].id = is_unk ? unk : id;
     }
     return n;
 }
 
-static size_t merge_short(const struct bpe *b, struct bpe_symbol *s, size_t n)
+/* The tokens of a character's bytes; 0 unless all of them have one. */
+static size_t fall_back(const struct bpe *b, const char *bytes, size_t len, struct bpe_symbol *s)
+{
+    size_t i;
+
+    if ((b->facts->flags & IMAGE_BYTE_FALLBACK) == 0)
+        return 0;
+    for (i = 0; i < len; i++) {
+        s[i].id = b->facts->byte_ids[(unsigned char)bytes[i]];
+        if (s[i].id < 0)
+            return 0;
+    }
+    return len;
+}
+
+/* One symbol for each character. An unknown token that waits for its like to join it stays behind
+ * bytes that stand for characters, as Hugging Face's does. */
+static size_t symbols_of_chars(const struct bpe *b, const char *text, size_t len,
+                               struct bpe_symbol *s)
+{
+    bool fuse = (b->facts->flags & IMAGE_FUSE_UNK) != 0;
+    bool waits = false;
+    size_t n = 0;
+    size_t i = 0;
+
+    while (i < len) {
+        unsigned char c = (unsigned char)text[i];
+        size_t n_bytes = c < 0x80 ? 1 : utf8_sequence(text + i, len - i);
+        int32_t id = c < 0x80 ? b->facts->ascii_ids[c] : bpe_find(b, text + i, n_bytes);
+        size_t n_fallen;
+
+        if (id >= 0) {
+            if (waits)
+                s[n++].id = b->facts->unk;
+            waits = false;
+            s[n++].id = id;
+        } else if ((n_fallen = fall_back(b, text + i, n_bytes, s + n)) > 0) {
+            n += n_fallen;
+        } else if (b->facts->unk >= 0) {
+            if (waits && !fuse)
+                s[n++].id = b->facts->unk;
+            waits = true;
+        }
+        i += n_bytes;
+    }
+    if (waits)
+        s[n++].id = b->facts->unk;
+    return n;
+}
+
+/* --- merging -----------------------------------------------------------------------------------*/
+
+/* The merge of a pair; NULL when it has none. Nearly all pairs that are asked for have none, and a
+ * table of bits that stays in the cache says so of most of them. */
+static inline const struct image_merge *merge_of(const struct bpe *b, int32_t left, int32_t right)
+{
+    uint64_t pair = bpe_pair(left, right);
+    uint64_t bit = bpe_likely_bit(pair, b->likely_mask);
+    const struct image_merge *m;
+
+    if ((b->likely[bit / 64] >> bit % 64 & 1) == 0)
+        return NULL;
+    m = &b->merges[bpe_slot(b->merges, b->merges_mask, pair)];
+    return m->pair == IMAGE_MERGE_FREE ? NULL : m;
+}
+
+static inline void rank_pair(const struct bpe *b, struct bpe_symbol *s)
+{
+    const struct image_merge *m = merge_of(b, s[0].id, s[1].id);
+
+    s->rank = m == NULL ? BPE_NO_RANK : m->rank;
+    s->to = m == NULL ? -1 : m->id;
+}
+
+/* Ranks of the pairs of symbols that are single bytes. */
+static void rank_bytes(const struct bpe *b, struct bpe_symbol *s, const unsigned char *bytes,
+                       size_t n)
+{
+    size_t i;
+
+    for (i = 0; i + 1 < n; i++) {
+        const struct image_pair *p = &b->byte_pairs[(size_t)bytes[i] << 8 | bytes[i + 1]];
+
+        s[i].rank = p->rank;
+        s[i].to = p->id;
+    }
+}
+
+static void rank_all(const struct bpe *b, struct bpe_symbol *s, size_t n)
 {
     size_t i;
 
     for (i = 0; i + 1 < n; i++)
-        s[i].rank = rank_of(b, s[i].id, s[i + 1].id);
+        rank_pair(b, &s[i]);
+}
+
+/* The symbols' ranks are set. */
+static size_t merge_short(const struct bpe *b, struct bpe_symbol *s, size_t n)
+{
+    size_t i;
+
     while (n > 1) {
         uint32_t best = BPE_NO_RANK;
         size_t at = 0;
@@ -145,13 +240,14 @@ static size_t merge_short(const struct bpe *b, struct bpe_symbol *s, size_t n)
             }
         if (best == BPE_NO_RANK)
             break;
-        s[at].id = merge_slot(b, pair_of(s[at].id, s[at + 1].id))->id;
-        memmove(&s[at + 1], &s[at + 2], (n - at - 2) * sizeof *s);
+        s[at].id = s[at].to;
+        for (i = at + 1; i + 1 < n; i++)
+            s[i] = s[i + 1];
         n--;
         if (at + 1 < n)
-            s[at].rank = rank_of(b, s[at].id, s[at + 1].id);
+            rank_pair(b, &s[at]);
         if (at > 0)
-            s[at - 1].rank = rank_of(b, s[at - 1].id, s[at].id);
+            rank_pair(b, &s[at - 1]);
     }
     return n;
 }
@@ -190,16 +286,16 @@ static uint64_t heap_pop(uint64_t *heap, size_t *n)
 static void heap_consider(const struct bpe *b, const struct bpe_symbol *s, size_t n, uint32_t at,
                           uint64_t *heap, size_t *n_heap)
 {
-    uint32_t rank;
+    const struct image_merge *m;
 
     if (s[at].next >= n)
         return;
-    rank = rank_of(b, s[at].id, s[s[at].next].id);
-    if (rank != BPE_NO_RANK)
-        heap_push(heap, n_heap, (uint64_t)rank << 32 | at);
+    m = merge_of(b, s[at].id, s[s[at].next].id);
+    if (m != NULL)
+        heap_push(heap, n_heap, (uint64_t)m->rank << 32 | at);
 }
 
-/* The heap holds at most n - 1 entries from the start and two for each of n - 1 merges. */
+/* The heap holds n - 1 entries at the start; each of n - 1 merges takes one and adds two. */
 static size_t merge_long(const struct bpe *b, struct bpe_symbol *s, size_t n, uint64_t *heap)
 {
     size_t n_heap = 0;
@@ -216,12 +312,12 @@ static size_t merge_long(const struct bpe *b, struct bpe_symbol *s, size_t n, ui
         uint64_t top = heap_pop(heap, &n_heap);
         uint32_t at = (uint32_t)top;
         uint32_t next = s[at].next;
-        const struct bpe_merge *m;
+        const struct image_merge *m;
 
         if (s[at].id < 0 || next >= n)
             continue;
-        m = merge_slot(b, pair_of(s[at].id, s[next].id));
-        if (m->pair == BPE_FREE || m->rank != (uint32_t)(top >> 32))
+        m = merge_of(b, s[at].id, s[next].id);
+        if (m == NULL || m->rank != (uint32_t)(top >> 32))
             continue;
         s[at].id = m->id;
         s[at].next = s[next].next;
@@ -237,77 +333,153 @@ static size_t merge_long(const struct bpe *b, struct bpe_symbol *s, size_t n, ui
     return kept;
 }
 
-static int work_reserve(struct bpe_work *w, size_t n)
+static int symbols_reserve(struct bpe_work *w, size_t n)
 {
-    void *grown;
+    struct bpe_symbol *grown;
+    size_t cap = n < 256 ? 256 : n + n / 8;
 
-    if (n > UINT32_MAX / 4)
+    if (n <= w->symbols_cap)
+        return ERR_OK;
+    if (n > SYMBOLS_MAX)
         return ERR_NO_MEMORY;
-    if (n > w->symbols_cap) {
-        size_t cap = n < 256 ? 256 : n * 2;
-
-        grown = mem_realloc(w->symbols, cap * sizeof *w->symbols);
-        if (grown == NULL)
-            return ERR_NO_MEMORY;
-        w->symbols = grown;
-        w->symbols_cap = cap;
-    }
-    if (n > BPE_SHORT && n * 3 > w->heap_cap) {
-        grown = mem_realloc(w->heap, n * 3 * sizeof *w->heap);
-        if (grown == NULL)
-            return ERR_NO_MEMORY;
-        w->heap = grown;
-        w->heap_cap = n * 3;
-    }
+    grown = mem_realloc(w->symbols, cap * sizeof *grown);
+    if (grown == NULL)
+        return ERR_NO_MEMORY;
+    w->symbols = grown;
+    w->symbols_cap = cap;
     return ERR_OK;
+}
+
+static int heap_reserve(struct bpe_work *w, size_t n)
+{
+    uint64_t *grown;
+
+    if (n * 2 <= w->heap_cap)
+        return ERR_OK;
+    grown = mem_realloc(w->heap, n * 2 * sizeof *grown);
+    if (grown == NULL)
+        return ERR_NO_MEMORY;
+    w->heap = grown;
+    w->heap_cap = n * 2;
+    return ERR_OK;
+}
+
+int bpe_merge(const struct bpe *b, struct bpe_work *w, const char *bytes, size_t len,
+              struct token_list *out)
+{
+    int rc = symbols_reserve(w, len + 1);
+    size_t n;
+    size_t i;
+
+    if (rc != ERR_OK)
+        return rc;
+    if ((b->facts->flags & IMAGE_BYTE_LEVEL) != 0)
+        n = symbols_of_bytes(b, bytes, len, w->symbols);
+    else
+        n = symbols_of_chars(b, bytes, len, w->symbols);
+    if (n <= BPE_SHORT) {
+        /* A symbol a byte: none is unknown. */
+        if (n == len && (b->facts->flags & IMAGE_BYTE_LEVEL) != 0)
+            rank_bytes(b, w->symbols, (const unsigned char *)bytes, n);
+        else
+            rank_all(b, w->symbols, n);
+        n = merge_short(b, w->symbols, n);
+    } else {
+        rc = heap_reserve(w, n);
+        if (rc != ERR_OK)
+            return rc;
+        n = merge_long(b, w->symbols, n, w->heap);
+    }
+    rc = token_list_reserve(out, n);
+    if (rc != ERR_OK)
+        return rc;
+    for (i = 0; i < n; i++)
+        out->ids[out->len++] = w->symbols[i].id;
+    return ERR_OK;
+}
+
+/* Merge a short piece, or copy what came out when it was merged before. */
+static int merge_again(const struct bpe *b, struct bpe_work *w, struct piece_key key,
+                       const char *bytes, size_t len, struct token_list *out)
+{
+    struct bpe_memo *memo;
+    size_t from = out->len;
+    int rc;
+
+    if (w->memos == NULL || w->memos_of != out)
+        return bpe_merge(b, w, bytes, len, out);
+    memo = &w->memos[piece_hash(key) & w->memos_mask];
+    if (memo->key.low == key.low && memo->key.high == key.high) {
+        rc = token_list_reserve(out, memo->n);
+        if (rc != ERR_OK)
+            return rc;
+        memcpy(out->ids + from, out->ids + memo->at, memo->n * sizeof *out->ids);
+        out->len += memo->n;
+        return ERR_OK;
+    }
+    rc = bpe_merge(b, w, bytes, len, out);
+    if (rc == ERR_OK)
+        *memo = (struct bpe_memo){.key = key, .at = from, .n = (uint32_t)(out->len - from)};
+    return rc;
+}
+
+static int encode_part(const struct bpe *b, struct bpe_work *w, const char *bytes, size_t len,
+                       struct token_list *out)
+{
+    bool ignore_merges = (b->facts->flags & IMAGE_IGNORE_MERGES) != 0;
+    int32_t id;
+
+    if (len <= IMAGE_PIECE_LEN) {
+        struct piece_key key = piece_key(bytes, len);
+        const struct image_piece *piece = piece_slot(b->pieces, b->pieces_mask, key);
+
+        if (piece->id >= 0 && (ignore_merges || piece->whole != 0))
+            return token_list_add(out, piece->id);
+        return merge_again(b, w, key, bytes, len, out);
+    }
+    id = find_long(b, bytes, len);
+    if (id >= 0 && (ignore_merges || (b->tokens[id].flags & TOKEN_WHOLE) != 0))
+        return token_list_add(out, id);
+    return bpe_merge(b, w, bytes, len, out);
+}
+
+static inline uint32_t char_at(const char *text, size_t left, size_t *n)
+{
+    unsigned char c = (unsigned char)text[0];
+
+    *n = c < 0x80 ? 1 : utf8_sequence(text, left);
+    return c < 0x80 ? c : utf8_decode(text);
+}
+
+static int encode_apart(const struct bpe *b, struct bpe_work *w, const char *text, size_t len,
+                        struct token_list *out)
+{
+    size_t from = 0;
+    size_t n;
+    uint32_t last = char_at(text, len, &n);
+    size_t i = n;
+    int rc = ERR_OK;
+
+    while (i < len && rc == ERR_OK) {
+        uint32_t c = char_at(text + i, len - i, &n);
+        uint64_t bit = bpe_joined_bit(last, c, b->joined_mask);
+
+        if ((b->joined[bit / 64] >> bit % 64 & 1) == 0) {
+            rc = encode_part(b, w, text + from, i - from, out);
+            from = i;
+        }
+        last = c;
+        i += n;
+    }
+    return rc == ERR_OK ? encode_part(b, w, text + from, len - from, out) : rc;
 }
 
 int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *bytes, size_t len,
                struct token_list *out)
 {
-    int32_t whole = vocab_find_bytes(b->vocab, bytes, len);
-    size_t n;
-    size_t i;
-    int rc;
-
-    if (whole >= 0 && (b->ignore_merges || b->vocab->tokens[whole].whole))
-        return token_list_add(out, whole);
-    rc = work_reserve(w, len);
-    if (rc != ERR_OK)
-        return rc;
-    n = symbols_of(b, bytes, len, w->symbols);
-    if (n <= BPE_SHORT)
-        n = merge_short(b, w->symbols, n);
-    else
-        n = merge_long(b, w->symbols, n, w->heap);
-    for (i = 0; i < n; i++) {
-        rc = token_list_add(out, w->symbols[i].id);
-        if (rc != ERR_OK)
-            return rc;
-    }
-    return ERR_OK;
-}
-
-int bpe_mark_whole(struct bpe *b, struct vocab *v)
-{
-    struct token_list ids = {0};
-    struct bpe_work work = {0};
-    bool ignore_merges = b->ignore_merges;
-    int rc = ERR_OK;
-    int id;
-
-    b->ignore_merges = false; /* this is about what the merges do */
-    for (id = 0; id < v->n && rc == ERR_OK; id++) {
-        struct vocab_token *t = &v->tokens[id];
-
-        if (!t->in_model || !t->spelled || t->bytes_len == 0)
-            continue;
-        ids.len = 0;
-        rc = bpe_encode(b, &work, t->bytes, t->bytes_len, &ids);
-        t->whole = ids.len == 1 && ids.ids[0] == id;
-    }
-    b->ignore_merges = ignore_merges;
-    token_list_fini(&ids);
-    bpe_work_fini(&work);
-    return rc;
+    if (len == 0)
+        return ERR_OK;
+    if ((b->facts->flags & IMAGE_APART) != 0)
+        return encode_apart(b, w, bytes, len, out);
+    return encode_part(b, w, bytes, len, out);
 }

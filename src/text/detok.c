@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Bytes of tokens -> whole characters -> text that no stop string can still claim -> out.
+ * Models with byte fallback have two more stages in front: runs of byte tokens wait for their
+ * end, and the start of a text loses its space.
  *
  * Each stop string has a Knuth-Morris-Pratt automaton; its state is how much of the stop string
  * the text ends with, and the longest state is exactly what must be held back. */
@@ -60,6 +62,8 @@ int detok_init(struct detok *d, const struct tokenizer *t, bool skip_special,
                         .skip_special = skip_special,
                         .include_stop = include_stop,
                         .stop_idx = -1,
+                        .drops = tokenizer_start(t).drops,
+                        .strip_n = tokenizer_start(t).strip_n,
                         .n_stops = (int)n_stops,
                         .held_cap = longest};
     d->matches = (struct detok_match *)(void *)memory;
@@ -177,15 +181,10 @@ static void put_bytes(struct detok *d, const char *bytes, size_t len, struct buf
     put_text(d, bytes + from, len - from, out);
 }
 
-enum detok_status detok_push(struct detok *d, int32_t id, struct buf *out)
+/* Append bytes behind the character that may be open. */
+static void put_joined(struct detok *d, const char *bytes, size_t len, struct buf *out)
 {
-    size_t len;
-    const char *bytes = tokenizer_bytes(d->tokenizer, id, &len);
-
-    if (d->status == DETOK_STOPPED || bytes == NULL ||
-        (d->skip_special && tokenizer_is_special(d->tokenizer, id)))
-        return d->status;
-    /* Finish the character that is open, a byte at a time; three more end it at the latest. */
+    /* Finish the open character, a byte at a time; three more end it at the latest. */
     while (d->partial_len > 0 && len > 0) {
         char joined[5];
         size_t n = d->partial_len;
@@ -198,14 +197,103 @@ enum detok_status detok_push(struct detok *d, int32_t id, struct buf *out)
     }
     if (d->status == DETOK_GOING)
         put_bytes(d, bytes, len, out);
+}
+
+/* Append text behind what the start of a text loses. */
+static void put_started(struct detok *d, const char *bytes, size_t len, struct buf *out)
+{
+    uint32_t taken = 0;
+    size_t from = 0;
+
+    if (d->strip_n > 0 && len > 0) {
+        from = tokenizer_strip(d->tokenizer, d->strip_n, bytes, len, &taken);
+        d->strip_n = from == len ? d->strip_n - taken : 0;
+    }
+    put_joined(d, bytes + from, len - from, out);
+}
+
+/* The run has ended: its characters, or one U+FFFD a byte. */
+static void flush_run(struct detok *d, struct buf *out)
+{
+    bool valid = utf8_is_valid(d->run, d->run_len);
+    size_t len = d->run_len;
+    size_t i;
+
+    d->run_len = 0;
+    if (valid)
+        put_started(d, d->run, len, out);
+    for (i = 0; !valid && i < len && d->status == DETOK_GOING; i++)
+        put_started(d, "\xef\xbf\xbd", 3, out);
+}
+
+/* The run is as long as may be: its whole characters leave, the start of one stays. */
+static void shorten_run(struct detok *d, struct buf *out)
+{
+    size_t whole = 0;
+    size_t n;
+    char rest[4];
+
+    while (whole < d->run_len && (n = utf8_sequence(d->run + whole, d->run_len - whole)) != 0)
+        whole += n;
+    n = d->run_len - whole;
+    if (n > 0 && utf8_incomplete(d->run + whole, n) != n) {
+        flush_run(d, out);
+        return;
+    }
+    memcpy(rest, d->run + whole, n); /* at most three bytes begin a character */
+    d->run_len = whole;
+    flush_run(d, out);
+    memcpy(d->run, rest, n);
+    d->run_len = n;
+}
+
+void detok_continue(struct detok *d)
+{
+    d->drops = false;
+    d->strip_n = 0;
+}
+
+enum detok_status detok_push(struct detok *d, int32_t id, struct buf *out)
+{
+    size_t len;
+    const char *bytes = tokenizer_bytes(d->tokenizer, id, &len);
+    bool drops = d->drops;
+
+    if (d->status == DETOK_STOPPED || bytes == NULL ||
+        (d->skip_special && tokenizer_is_skipped(d->tokenizer, id)))
+        return d->status;
+    d->drops = false;
+    if (tokenizer_is_byte(d->tokenizer, id)) {
+        d->run[d->run_len++] = bytes[0];
+        if (d->run_len == DETOK_RUN_MAX)
+            shorten_run(d, out);
+        return d->status;
+    }
+    if (d->run_len > 0)
+        flush_run(d, out);
+    if (d->status == DETOK_STOPPED)
+        return d->status;
+    if (drops) {
+        struct buf first = {0};
+
+        tokenizer_first_bytes(d->tokenizer, id, &first);
+        put_started(d, first.len == 0 ? "" : first.bytes, first.len, out);
+        out->failed = out->failed || first.failed;
+        buf_fini(&first);
+    } else {
+        put_started(d, bytes, len, out);
+    }
     return d->status;
 }
 
 enum detok_status detok_finish(struct detok *d, struct buf *out)
 {
+    if (d->status == DETOK_GOING && d->run_len > 0)
+        flush_run(d, out);
     if (d->status == DETOK_GOING && d->partial_len > 0)
         put_text(d, "\xef\xbf\xbd", 3, out);
     d->partial_len = 0;
+    d->run_len = 0;
     if (d->status == DETOK_GOING)
         buf_add(out, d->held, d->held_len);
     d->held_len = 0;

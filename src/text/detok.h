@@ -1,8 +1,12 @@
 /* Text of a stream of tokens: whole characters only, and stop strings.
  *
  * Any cut of the ids into pushes gives the same bytes as tokenizer_decode() of all of them, up to
- * the stop. Held back is only the start of a character that may still become whole and text
- * that may still become a stop string.
+ * the stop. Held back is only the start of a character that may still become whole, a run of byte
+ * tokens (of models with byte fallback) and text that may still become a stop string.
+ *
+ * A run of byte tokens is held because one wrong byte makes U+FFFD of all of it. From the 64th
+ * byte on, its characters leave as they become whole: only of a longer run that is wrong does the
+ * stream keep characters that tokenizer_decode() loses.
  *
  * One thread at a time. Memory is claimed by detok_init() alone; a push allocates nothing but
  * what `out` needs to grow. */
@@ -19,6 +23,7 @@
 
 #define DETOK_STOPS_MAX      32   /* stop strings of one request */
 #define DETOK_STOP_BYTES_MAX 4096 /* length of one */
+#define DETOK_RUN_MAX        64   /* byte tokens in a row that wait for their end */
 
 struct detok_stop {
     const char *text; /* not empty */
@@ -38,6 +43,10 @@ struct detok {
     int stop_idx;    /* the stop string that matched; -1 while none has */
     char partial[4]; /* bytes that begin a character */
     size_t partial_len;
+    char run[DETOK_RUN_MAX]; /* byte tokens that came in a row */
+    size_t run_len;
+    bool drops;       /* the next token is the first of a text whose start loses something: */
+    uint32_t strip_n; /* so many spaces may still be left out */
     int n_stops;
     struct detok_match *matches; /* one per stop string; owned */
     char *held;                  /* text that may become a stop string; owned */
@@ -56,6 +65,10 @@ struct detok {
 int detok_init(struct detok *d, const struct tokenizer *t, bool skip_special,
                const struct detok_stop *stops, size_t n_stops, bool include_stop) ERR_CHECKED;
 void detok_fini(struct detok *d); /* accepts {0} */
+
+/* What comes goes on with a text, a prompt: it keeps the space that a decoder takes from the start
+ * of a text, as "Paris" after "in" must. Before the first push. */
+void detok_continue(struct detok *d);
 
 /* Take one id; append the text that is certain by now. Unknown ids give no text. */
 enum detok_status detok_push(struct detok *d, int32_t id, struct buf *out);

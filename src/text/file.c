@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
+
 #define PIECE ((size_t)64 << 10)
 
 static int file_drain(struct buf *out, FILE *f, size_t limit)
@@ -26,25 +28,88 @@ static int file_drain(struct buf *out, FILE *f, size_t limit)
     return ferror(f) ? ERR_IO : ERR_OK;
 }
 
+/* Open dir/name; its path in *path, which the caller owns whatever comes back. */
+static int file_open(FILE **out, struct buf *path, const char *dir, const char *name, char *why,
+                     size_t why_cap)
+{
+    int rc;
+
+    if (dir != NULL)
+        buf_printf(path, "%s/", dir);
+    buf_add_text(path, name);
+    if (path->failed)
+        return ERR_NO_MEMORY;
+    *out = fopen(path->bytes, "rb");
+    if (*out != NULL)
+        return ERR_OK;
+    rc = errno == ENOENT || errno == ENOTDIR ? ERR_NOT_FOUND : ERR_IO;
+    (void)snprintf(why, why_cap, "%s: cannot be opened (error %d)", path->bytes, errno);
+    return rc;
+}
+
 int file_read(struct buf *out, const char *dir, const char *name, size_t limit, char *why,
               size_t why_cap)
 {
     struct buf path = {0};
-    FILE *f;
-    int rc;
+    FILE *f = NULL;
+    int rc = file_open(&f, &path, dir, name, why, why_cap);
 
-    if (dir != NULL)
-        buf_printf(&path, "%s/", dir);
-    buf_add_text(&path, name);
-    if (path.failed)
-        return ERR_NO_MEMORY;
-    f = fopen(path.bytes, "rb");
-    if (f == NULL) {
-        rc = errno == ENOENT || errno == ENOTDIR ? ERR_NOT_FOUND : ERR_IO;
-        (void)snprintf(why, why_cap, "%s: cannot be opened (error %d)", path.bytes, errno);
-    } else {
+    if (rc == ERR_OK) {
         rc = file_drain(out, f, limit);
         (void)fclose(f); /* opened for reading: nothing can be lost */
+        if (rc != ERR_OK)
+            (void)snprintf(why, why_cap, "%s: %s", path.bytes, err_sentence(rc));
+    }
+    buf_fini(&path);
+    return rc;
+}
+
+static void fold_end(struct hash *h, uint64_t len)
+{
+    *h = hash_sha256(h->bytes, HASH_BYTES, &len, sizeof len);
+}
+
+void file_fold(struct hash *h, const char *bytes, size_t len)
+{
+    size_t at;
+
+    for (at = 0; at < len; at += PIECE) {
+        size_t n = len - at < PIECE ? len - at : PIECE;
+
+        *h = hash_sha256(h->bytes, HASH_BYTES, bytes + at, n);
+    }
+    fold_end(h, len);
+}
+
+static int fold_file(struct hash *h, FILE *f, size_t limit)
+{
+    char *piece = mem_alloc(PIECE);
+    size_t total = 0;
+    size_t n = PIECE;
+
+    if (piece == NULL)
+        return ERR_NO_MEMORY;
+    while (n == PIECE && total <= limit) { /* fread() gives less at the end alone */
+        n = fread(piece, 1, PIECE, f);
+        if (n > 0)
+            *h = hash_sha256(h->bytes, HASH_BYTES, piece, n);
+        total += n;
+    }
+    mem_free(piece);
+    fold_end(h, total);
+    return ferror(f) ? ERR_IO : total > limit ? ERR_LIMIT : ERR_OK;
+}
+
+int file_digest(struct hash *h, const char *dir, const char *name, size_t limit, char *why,
+                size_t why_cap)
+{
+    struct buf path = {0};
+    FILE *f = NULL;
+    int rc = file_open(&f, &path, dir, name, why, why_cap);
+
+    if (rc == ERR_OK) {
+        rc = fold_file(h, f, limit);
+        (void)fclose(f);
         if (rc != ERR_OK)
             (void)snprintf(why, why_cap, "%s: %s", path.bytes, err_sentence(rc));
     }

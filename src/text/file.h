@@ -6,6 +6,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/hash.h"
 
 /* Append the file dir/name (name alone when dir is NULL) to out.
  *
@@ -13,5 +14,13 @@
  * and ERR_NO_MEMORY, with the reason in why. */
 int file_read(struct buf *out, const char *dir, const char *name, size_t limit, char *why,
               size_t why_cap) ERR_CHECKED;
+
+/* Fold the contents of the file dir/name into a digest, of which no part stays in memory: the same
+ * as file_fold() of all its bytes. ERR_NOT_FOUND, ERR_IO, ERR_LIMIT and ERR_NO_MEMORY as above. */
+int file_digest(struct hash *h, const char *dir, const char *name, size_t limit, char *why,
+                size_t why_cap) ERR_CHECKED;
+
+/* h = digest of h and of each piece of the bytes in turn, then of their number. */
+void file_fold(struct hash *h, const char *bytes, size_t len);
 
 #endif

@@ -223,21 +223,32 @@ static void nfc_flush(struct nfc *n, struct buf *out)
     n->n = 0;
 }
 
+/* Text between the places that NFC may change is copied. Such a place begins with the character
+ * in front, which may take a mark, and ends before the next character that is left alone: nothing
+ * reaches over that. */
 void unicode_nfc(const char *text, size_t len, struct buf *out)
 {
     struct nfc n = {0};
     size_t i = 0;
 
     while (i < len) {
-        uint32_t c = utf8_decode(text + i);
+        size_t check = unicode_next_check(text, len, i);
+        size_t from = check;
 
-        /* A character that NFC leaves alone begins a new segment: nothing reaches over it. */
-        if (n.n > 0 && (c < 0x80 || (unicode_class(c) & UNICODE_CHECK) == 0))
-            nfc_flush(&n, out);
-        nfc_decompose(&n, c);
-        i += utf8_sequence(text + i, len - i);
+        if (check < len && from > i)
+            do
+                from--;
+            while (from > i && ((unsigned char)text[from] & 0xc0) == 0x80);
+        buf_add(out, text + i, from - i);
+        for (i = from; i < len; i += utf8_sequence(text + i, len - i)) {
+            uint32_t c = utf8_decode(text + i);
+
+            if (i > check && (c < 0x80 || (unicode_class(c) & UNICODE_CHECK) == 0))
+                break;
+            nfc_decompose(&n, c);
+        }
+        nfc_flush(&n, out);
     }
-    nfc_flush(&n, out);
     if (n.failed)
         out->failed = true;
     mem_free(n.chars);

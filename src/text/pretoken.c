@@ -1,24 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Cutting: scanners by hand for the patterns of GPT-2, Llama 3, Qwen 2 and Qwen 3.5, which
- * together cover nearly every byte-level model and match every character, so that their pieces
- * are their matches; PCRE2 for the rest, with the five behaviors of Hugging Face's Split.
- *
- * The patterns (p is a character that is neither white space, letter nor number):
- *   gpt2    's|'t|'re|'ve|'m|'ll|'d| ?L+| ?N+| ?p+|\s+(?!\S)|\s+
- *   llama3  (?i:'s|...)|[^\r\n L N]?L+|N{1,3}| ?p+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
- *   qwen2   the same with N in place of N{1,3}
- *   qwen35  the same as qwen2 with marks counted as letters, but allowed as the first character */
+ * Cutting: scanners for the patterns of most models, PCRE2 for the rest, with the five behaviors
+ * of Hugging Face's Split. A step works on one piece of the step before and passes its own pieces
+ * on at once, as deep as the chain is long. */
+#define _GNU_SOURCE 1 /* memmem() */
 #include "text/pretoken.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "text/regex.h"
-#include "text/unicode.h"
-
-#define BMP 0x10000u
+#include "text/vocab.h"
 
 struct cut {
     size_t start;
@@ -28,10 +22,11 @@ struct cut {
 
 struct pretoken_work {
     struct regex_work *regex;
-    /* One list for each step: a step runs inside the loop of the one before. */
-    struct cut *cuts[PRETOKEN_STEPS_MAX];
-    size_t cuts_cap[PRETOKEN_STEPS_MAX];
-    struct buf prefixed[PRETOKEN_STEPS_MAX];
+    /* One of each for each step: a step runs inside the loop of the one before. */
+    struct cut *cuts[STEPS_MAX];
+    size_t cuts_cap[STEPS_MAX];
+    struct buf rewritten[STEPS_MAX];
+    struct buf unspelled;
 };
 
 struct cutting {
@@ -41,12 +36,12 @@ struct cutting {
     void *context;
 };
 
-struct pretoken_work *pretoken_work_open(void)
+struct pretoken_work *pretoken_work_open(const struct pretoken *p)
 {
     struct pretoken_work *w = mem_zalloc(sizeof *w);
 
-    if (w == NULL)
-        return NULL;
+    if (w == NULL || !p->has_regex)
+        return w;
     w->regex = regex_work_open();
     if (w->regex == NULL) {
         mem_free(w);
@@ -61,196 +56,99 @@ void pretoken_work_close(struct pretoken_work *w)
 
     if (w == NULL)
         return;
-    for (i = 0; i < PRETOKEN_STEPS_MAX; i++) {
+    for (i = 0; i < STEPS_MAX; i++) {
         mem_free(w->cuts[i]);
-        buf_fini(&w->prefixed[i]);
+        buf_fini(&w->rewritten[i]);
     }
+    buf_fini(&w->unspelled);
     regex_work_close(w->regex);
     mem_free(w);
 }
 
-/* --- scanners ----------------------------------------------------------------------------------*/
+static int cut_step(const struct cutting *c, int step, const char *text, size_t len, bool first);
 
-struct scanner {
-    const uint8_t *classes;
-    const char *text;
-    size_t len;
-    enum pretoken_kind kind;
-};
+/* --- finding -----------------------------------------------------------------------------------*/
 
-/* Class of the character at `at` < len and its length. */
-static inline uint8_t class_at(const struct scanner *s, size_t at, size_t *n)
+/* The next match in text[from .. len): ERR_OK, ERR_NOT_FOUND, or an error. */
+static int next_match(const struct cutting *c, int step, const char *text, size_t len, size_t from,
+                      size_t *start, size_t *end)
 {
-    const unsigned char *p = (const unsigned char *)s->text + at;
-
-    if (p[0] < 0x80) {
-        *n = 1;
-        return s->classes[p[0]];
-    }
-    if (p[0] < 0xe0) {
-        *n = 2;
-        return s->classes[(p[0] & 0x1fu) << 6 | (p[1] & 0x3fu)];
-    }
-    if (p[0] < 0xf0) {
-        *n = 3;
-        return s->classes[(p[0] & 0xfu) << 12 | (p[1] & 0x3fu) << 6 | (p[2] & 0x3fu)];
-    }
-    *n = 4;
-    return unicode_class(utf8_decode(s->text + at));
-}
-
-static inline bool is_letter(const struct scanner *s, uint8_t cls)
-{
-    return unicode_is_letter(cls) || (s->kind == PRETOKEN_QWEN35 && unicode_is_mark(cls));
-}
-
-static inline bool is_other(const struct scanner *s, uint8_t cls)
-{
-    return !is_letter(s, cls) && !unicode_is_number(cls) && (cls & UNICODE_SPACE) == 0;
-}
-
-static size_t run_of_letters(const struct scanner *s, size_t at)
-{
-    size_t n;
-
-    while (at < s->len && is_letter(s, class_at(s, at, &n)))
-        at += n;
-    return at;
-}
-
-static size_t run_of_numbers(const struct scanner *s, size_t at, int max)
-{
-    size_t n;
-
-    while (max-- > 0 && at < s->len && unicode_is_number(class_at(s, at, &n)))
-        at += n;
-    return at;
-}
-
-static size_t run_of_others(const struct scanner *s, size_t at)
-{
-    size_t n;
-
-    while (at < s->len && is_other(s, class_at(s, at, &n)))
-        at += n;
-    return at;
-}
-
-static bool is_newline(char c)
-{
-    return c == '\n' || c == '\r';
-}
-
-/* End of an English contraction that begins at `at`; `at` when there is none. */
-static size_t contraction(const struct scanner *s, size_t at, bool any_case)
-{
-    size_t left = s->len - at;
-    unsigned char a;
-    unsigned char b;
-
-    if (left < 2 || s->text[at] != '\'')
-        return at;
-    a = (unsigned char)s->text[at + 1];
-    b = left < 3 ? 0 : (unsigned char)s->text[at + 2];
-    if (any_case && a == 0xc5 && b == 0xbf)
-        return at + 3; /* the long s, whose capital is S */
-    if (any_case && a >= 'A' && a <= 'Z')
-        a |= 0x20;
-    if (any_case && b >= 'A' && b <= 'Z')
-        b |= 0x20;
-    if (a == 's' || a == 't' || a == 'm' || a == 'd')
-        return at + 2;
-    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l'))
-        return at + 3;
-    return at;
-}
-
-/* End of the match in a run of white space. */
-static size_t white_space(const struct scanner *s, size_t at, bool by_lines)
-{
-    size_t end = at;
-    size_t last = at;
-    size_t after_newline = at;
-    size_t n;
-
-    while (end < s->len && (class_at(s, end, &n) & UNICODE_SPACE) != 0) {
-        last = end;
-        end += n;
-        if (is_newline(s->text[last]))
-            after_newline = end;
-    }
-    if (by_lines && after_newline > at)
-        return after_newline;
-    if (end == s->len || last == at)
-        return end;
-    return last; /* the last one belongs to the word after it */
-}
-
-static size_t scan_gpt2(const struct scanner *s, size_t at)
-{
-    size_t end = contraction(s, at, false);
-    size_t from = s->text[at] == ' ' ? at + 1 : at;
-    uint8_t cls;
-    size_t n;
-
-    if (end > at)
-        return end;
-    if (from < s->len) {
-        cls = class_at(s, from, &n);
-        if (unicode_is_letter(cls))
-            return run_of_letters(s, from);
-        if (unicode_is_number(cls))
-            return run_of_numbers(s, from, INT32_MAX);
-        if (is_other(s, cls))
-            return run_of_others(s, from);
-    }
-    return white_space(s, at, false);
-}
-
-static size_t scan_llama3(const struct scanner *s, size_t at)
-{
-    size_t end = contraction(s, at, true);
-    size_t n;
-    size_t n_next;
-    uint8_t cls;
-
-    if (end > at)
-        return end;
-    cls = class_at(s, at, &n);
-    if (is_letter(s, cls))
-        return run_of_letters(s, at);
-    if (unicode_is_number(cls))
-        return run_of_numbers(s, at, s->kind == PRETOKEN_LLAMA3 ? 3 : 1);
-    if (!is_newline(s->text[at]) && at + n < s->len && is_letter(s, class_at(s, at + n, &n_next)))
-        return run_of_letters(s, at + n);
-    end = run_of_others(s, s->text[at] == ' ' ? at + 1 : at);
-    if (end > at && !(s->text[at] == ' ' && end == at + 1)) {
-        while (end < s->len && is_newline(s->text[end]))
-            end++;
-        return end;
-    }
-    return white_space(s, at, true);
-}
-
-/* --- steps -------------------------------------------------------------------------------------*/
-
-static int cut_step(const struct cutting *c, int step, const char *text, size_t len);
-
-static int cut_scanner(const struct cutting *c, int step, const char *text, size_t len)
-{
+    const struct step_draft *st = &c->p->chain.steps[step];
     struct scanner s = {
-        .classes = c->p->classes, .text = text, .len = len, .kind = c->p->steps[step].kind};
+        .bits = c->p->bits, .text = text, .len = len, .kind = (enum scan_kind)st->kind};
+    const char *found;
+    size_t at;
+
+    if (st->kind == PRETOKEN_REGEX)
+        return regex_next(c->p->regexes[step], c->w->regex, text, len, from, start, end);
+    if (st->kind == PRETOKEN_LITERAL) {
+        found = from < len ? memmem(text + from, len - from, st->pattern, st->pattern_len) : NULL;
+        if (found == NULL)
+            return ERR_NOT_FOUND;
+        *start = (size_t)(found - text);
+        *end = *start + st->pattern_len;
+        return ERR_OK;
+    }
+    for (at = scan_skip(&s, from); at < len;
+         at = scan_skip(&s, at + utf8_sequence(text + at, len - at))) {
+        *end = scan_match(&s, at);
+        *start = at;
+        if (*end > at)
+            return ERR_OK;
+    }
+    return ERR_NOT_FOUND;
+}
+
+/* Matches and what stands between them are pieces. */
+static int cut_isolated(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    size_t covered = 0;
+    size_t from = 0;
+    size_t start = 0;
+    size_t end = 0;
+    int rc = ERR_OK;
+
+    while (from <= len && (rc = next_match(c, step, text, len, from, &start, &end)) == ERR_OK) {
+        if (start > covered)
+            rc = cut_step(c, step + 1, text + covered, start - covered, first && covered == 0);
+        if (rc == ERR_OK && end > start)
+            rc = cut_step(c, step + 1, text + start, end - start, first && start == 0);
+        if (rc != ERR_OK)
+            return rc;
+        covered = end;
+        from = end;
+        if (end == start) /* an empty match: look on behind the next character */
+            from += start < len ? utf8_sequence(text + start, len - start) : 1;
+    }
+    if (rc != ERR_OK && rc != ERR_NOT_FOUND)
+        return rc;
+    return cut_step(c, step + 1, text + covered, len - covered, first && covered == 0);
+}
+
+/* The same for scanners that leave nothing between. */
+static int cut_scanned(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    struct scanner s = {.bits = c->p->bits,
+                        .text = text,
+                        .len = len,
+                        .kind = (enum scan_kind)c->p->chain.steps[step].kind};
+    bool last = step + 1 == c->p->chain.n && !c->p->spelled;
     size_t at = 0;
     int rc = ERR_OK;
 
     while (at < len && rc == ERR_OK) {
-        size_t end = s.kind == PRETOKEN_GPT2 ? scan_gpt2(&s, at) : scan_llama3(&s, at);
+        size_t end = scan_match(&s, at);
 
-        rc = cut_step(c, step + 1, text + at, end - at);
+        if (last)
+            rc = c->sink(c->context, text + at, end - at);
+        else
+            rc = cut_step(c, step + 1, text + at, end - at, first && at == 0);
         at = end;
     }
     return rc;
 }
+
+/* --- behaviors ---------------------------------------------------------------------------------*/
 
 static int cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut)
 {
@@ -269,26 +167,15 @@ static int cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut
     return ERR_OK;
 }
 
-static int find_regex(const struct cutting *c, int step, const char *text, size_t len, size_t *n)
+static int find_all(const struct cutting *c, int step, const char *text, size_t len, size_t *n)
 {
-    const struct pretoken_step *st = &c->p->steps[step];
     size_t covered = 0;
     size_t from = 0;
-    int rc;
+    size_t start;
+    size_t end;
+    int rc = ERR_OK;
 
-    while (from <= len) {
-        size_t start;
-        size_t end;
-
-        rc = regex_next(st->regex, c->w->regex, text, len, from, &start, &end);
-        if (rc == ERR_NOT_FOUND)
-            break;
-        if (rc != ERR_OK)
-            return rc;
-        if (end == start) { /* an empty match cuts nothing: look on behind the next character */
-            from = start + (start < len ? utf8_sequence(text + start, len - start) : 1);
-            continue;
-        }
+    while (from <= len && (rc = next_match(c, step, text, len, from, &start, &end)) == ERR_OK) {
         rc = cuts_add(c->w, step, n, (struct cut){.start = covered, .end = start});
         if (rc == ERR_OK)
             rc = cuts_add(c->w, step, n, (struct cut){start, end, true});
@@ -296,39 +183,16 @@ static int find_regex(const struct cutting *c, int step, const char *text, size_
             return rc;
         covered = end;
         from = end;
+        if (end == start)
+            from += start < len ? utf8_sequence(text + start, len - start) : 1;
     }
-    return cuts_add(c->w, step, n, (struct cut){.start = covered, .end = len});
-}
-
-static int find_digits(const struct cutting *c, int step, const char *text, size_t len, size_t *n)
-{
-    struct scanner s = {.classes = c->p->classes, .text = text, .len = len};
-    bool single = c->p->steps[step].kind == PRETOKEN_DIGIT;
-    size_t covered = 0;
-    size_t at = 0;
-    size_t n_bytes;
-
-    while (at < len) {
-        size_t end;
-        int rc;
-
-        if (!unicode_is_number(class_at(&s, at, &n_bytes))) {
-            at += n_bytes;
-            continue;
-        }
-        end = run_of_numbers(&s, at, single ? 1 : INT32_MAX);
-        rc = cuts_add(c->w, step, n, (struct cut){.start = covered, .end = at});
-        if (rc == ERR_OK)
-            rc = cuts_add(c->w, step, n, (struct cut){at, end, true});
-        if (rc != ERR_OK)
-            return rc;
-        covered = at = end;
-    }
+    if (rc != ERR_OK && rc != ERR_NOT_FOUND)
+        return rc;
     return cuts_add(c->w, step, n, (struct cut){.start = covered, .end = len});
 }
 
 /* Join the cover of matches and gaps as the behavior says, in place; the number that is left. */
-static size_t join_cuts(const struct pretoken_step *st, struct cut *cuts, size_t n)
+static size_t join_cuts(const struct step_draft *st, struct cut *cuts, size_t n)
 {
     size_t kept = 0;
     size_t i;
@@ -355,91 +219,178 @@ static size_t join_cuts(const struct pretoken_step *st, struct cut *cuts, size_t
     return kept;
 }
 
-static int cut_pieces(const struct cutting *c, int step, const char *text, size_t len)
+static int cut_joined(const struct cutting *c, int step, const char *text, size_t len, bool first)
 {
-    const struct pretoken_step *st = &c->p->steps[step];
+    const struct step_draft *st = &c->p->chain.steps[step];
     size_t n = 0;
     size_t i;
-    int rc;
+    int rc = find_all(c, step, text, len, &n);
 
-    if (st->kind == PRETOKEN_REGEX)
-        rc = find_regex(c, step, text, len, &n);
-    else
-        rc = find_digits(c, step, text, len, &n);
     if (rc != ERR_OK)
         return rc;
     for (i = 0; st->invert && i < n; i++)
         c->w->cuts[step][i].is_match = !c->w->cuts[step][i].is_match;
     n = join_cuts(st, c->w->cuts[step], n);
     for (i = 0; i < n && rc == ERR_OK; i++) {
-        const struct cut *cut = &c->w->cuts[step][i];
+        struct cut cut = c->w->cuts[step][i];
 
-        rc = cut_step(c, step + 1, text + cut->start, cut->end - cut->start);
+        rc = cut_step(c, step + 1, text + cut.start, cut.end - cut.start, first && cut.start == 0);
     }
     return rc;
 }
 
-static int cut_prefixed(const struct cutting *c, int step, const char *text, size_t len)
+/* --- rewriting ---------------------------------------------------------------------------------*/
+
+static int cut_rewritten(const struct cutting *c, int step, bool first)
 {
-    struct buf *b = &c->w->prefixed[step];
+    const struct buf *b = &c->w->rewritten[step];
+
+    return b->failed ? ERR_NO_MEMORY : cut_step(c, step + 1, b->bytes, b->len, first);
+}
+
+static int cut_prefixed(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    struct buf *b = &c->w->rewritten[step];
 
     if (text[0] == ' ')
-        return cut_step(c, step + 1, text, len);
+        return cut_step(c, step + 1, text, len, first);
     buf_clear(b);
     buf_add_byte(b, ' ');
     buf_add(b, text, len);
-    if (b->failed)
-        return ERR_NO_MEMORY;
-    return cut_step(c, step + 1, b->bytes, b->len);
+    return cut_rewritten(c, step, first);
 }
 
-/* As deep as the chain is long. */
-static int cut_step(const struct cutting *c, int step, const char *text, size_t len)
+static int cut_metaspace(const struct cutting *c, int step, const char *text, size_t len,
+                         bool first)
 {
+    const struct step_draft *st = &c->p->chain.steps[step];
+    struct buf *b = &c->w->rewritten[step];
+    bool starts = text[0] == ' ' || (len >= st->by_len && memcmp(text, st->by, st->by_len) == 0);
+    size_t i = 0;
+
+    buf_clear(b);
+    if (!starts && (st->behavior == METASPACE_ALWAYS || (st->behavior == METASPACE_FIRST && first)))
+        buf_add(b, st->by, st->by_len);
+    while (i < len) {
+        const char *space = memchr(text + i, ' ', len - i);
+        size_t end = space == NULL ? len : (size_t)(space - text);
+
+        buf_add(b, text + i, end - i);
+        if (space != NULL)
+            buf_add(b, st->by, st->by_len);
+        i = end + 1;
+    }
+    return cut_rewritten(c, step, first);
+}
+
+static int cut_spelled(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    struct buf *b = &c->w->rewritten[step];
+    size_t i;
+
+    buf_clear(b);
+    for (i = 0; i < len; i++) {
+        char utf8[4];
+
+        buf_add(b, utf8, utf8_encode(vocab_byte_char((uint8_t)text[i]), utf8));
+    }
+    return cut_rewritten(c, step, first);
+}
+
+/* The bytes of a piece that is spelled; the characters are of the alphabet. */
+static int sink_unspelled(const struct cutting *c, const char *text, size_t len)
+{
+    struct buf *b = &c->w->unspelled;
+    size_t i = 0;
+
+    buf_clear(b);
+    while (i < len) {
+        buf_add_byte(b, (char)vocab_char_byte(utf8_decode(text + i)));
+        i += utf8_sequence(text + i, len - i);
+    }
+    return b->failed ? ERR_NO_MEMORY : c->sink(c->context, b->bytes, b->len);
+}
+
+static int cut_step(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    const struct step_draft *st = &c->p->chain.steps[step];
+
     if (len == 0)
         return ERR_OK;
-    if (step == c->p->n_steps)
-        return c->sink(c->context, text, len);
-    switch (c->p->steps[step].kind) {
-    case PRETOKEN_GPT2:
-    case PRETOKEN_LLAMA3:
-    case PRETOKEN_QWEN2:
-    case PRETOKEN_QWEN35: return cut_scanner(c, step, text, len);
-    case PRETOKEN_REGEX:
-    case PRETOKEN_DIGIT:
-    case PRETOKEN_DIGITS: return cut_pieces(c, step, text, len);
-    case PRETOKEN_PREFIX: return cut_prefixed(c, step, text, len);
-    }
-    return ERR_INTERNAL;
+    if (step == c->p->chain.n)
+        return c->p->spelled ? sink_unspelled(c, text, len) : c->sink(c->context, text, len);
+    if (st->kind <= SCAN_TEKKEN)
+        return cut_scanned(c, step, text, len, first);
+    if (st->kind == PRETOKEN_PREFIX)
+        return cut_prefixed(c, step, text, len, first);
+    if (st->kind == PRETOKEN_METASPACE)
+        return cut_metaspace(c, step, text, len, first);
+    if (st->kind == PRETOKEN_SPELL)
+        return cut_spelled(c, step, text, len, first);
+    if (st->behavior == PRETOKEN_ISOLATED)
+        return cut_isolated(c, step, text, len, first);
+    return cut_joined(c, step, text, len, first);
 }
 
 int pretoken_cut(const struct pretoken *p, struct pretoken_work *w, const char *text, size_t len,
-                 pretoken_sink *sink, void *context)
+                 bool first, pretoken_sink *sink, void *context)
 {
     struct cutting c = {.p = p, .w = w, .sink = sink, .context = context};
 
-    return cut_step(&c, 0, text, len);
+    return cut_step(&c, 0, text, len, first);
 }
 
-int pretoken_init_gpt2(struct pretoken *p, bool add_prefix_space)
+/* --- making ready ------------------------------------------------------------------------------*/
+
+/* Whether a step is one that this file can do; a file may say anything. */
+static bool is_known(const struct step_draft *st)
 {
-    *p = (struct pretoken){.byte_level = true};
-    p->classes = mem_alloc(BMP);
-    if (p->classes == NULL)
+    switch (st->kind) {
+    case PRETOKEN_REGEX:
+    case PRETOKEN_LITERAL: return st->behavior < PRETOKEN_BEHAVIORS && st->pattern_len > 0;
+    case PRETOKEN_METASPACE:
+        return st->behavior < METASPACE_SCHEMES && st->by_len > 0 && st->by_len <= 4;
+    case PRETOKEN_PREFIX:
+    case PRETOKEN_SPELL: return true;
+    default: return st->kind < SCAN_KINDS && st->behavior < PRETOKEN_BEHAVIORS;
+    }
+}
+
+int pretoken_init(struct pretoken *p, const struct steps_draft *chain, char *why, size_t why_cap)
+{
+    int rc = ERR_OK;
+    int i;
+
+    *p = (struct pretoken){.chain = *chain, .bits = mem_alloc(SCAN_BMP)};
+    if (p->bits == NULL)
         return ERR_NO_MEMORY;
-    unicode_fill(p->classes, BMP);
-    if (add_prefix_space)
-        p->steps[p->n_steps++].kind = PRETOKEN_PREFIX;
-    p->steps[p->n_steps++].kind = PRETOKEN_GPT2;
-    return ERR_OK;
+    scan_fill(p->bits);
+    for (i = 0; rc == ERR_OK && i < chain->n; i++) {
+        const struct step_draft *st = &chain->steps[i];
+
+        if (!is_known(st) || (p->spelled && st->kind == PRETOKEN_SPELL)) {
+            rc = ERR_CORRUPT;
+        } else if (p->spelled && (st->kind == PRETOKEN_PREFIX || st->kind == PRETOKEN_METASPACE)) {
+            /* What these two put in is not of the alphabet. */
+            (void)snprintf(why, why_cap, "a pre-tokenizer that adds text behind ByteLevel");
+            rc = ERR_UNSUPPORTED;
+        } else if (st->kind == PRETOKEN_REGEX) {
+            p->has_regex = true;
+            rc = regex_open(&p->regexes[i], st->pattern, st->pattern_len, why, why_cap);
+        }
+        p->spelled = p->spelled || st->kind == PRETOKEN_SPELL;
+    }
+    if (rc != ERR_OK)
+        pretoken_fini(p);
+    return rc;
 }
 
 void pretoken_fini(struct pretoken *p)
 {
     int i;
 
-    for (i = 0; i < p->n_steps; i++)
-        regex_close(p->steps[i].regex);
-    mem_free(p->classes);
+    for (i = 0; i < STEPS_MAX; i++)
+        regex_close(p->regexes[i]);
+    mem_free(p->bits);
     *p = (struct pretoken){0};
 }

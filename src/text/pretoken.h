@@ -8,18 +8,17 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "text/image.h"
+#include "text/scan.h"
+#include "text/steps.h"
 
-#define PRETOKEN_STEPS_MAX 16
-
+/* Kinds of steps. Those below these are scanners: enum scan_kind. */
 enum pretoken_kind {
-    PRETOKEN_GPT2, /* scanners of the patterns that most models use */
-    PRETOKEN_LLAMA3,
-    PRETOKEN_QWEN2,
-    PRETOKEN_QWEN35,
-    PRETOKEN_REGEX,
-    PRETOKEN_DIGIT,  /* each digit alone */
-    PRETOKEN_DIGITS, /* runs of digits */
-    PRETOKEN_PREFIX, /* a space before the piece unless it has one */
+    PRETOKEN_REGEX = 64,
+    PRETOKEN_LITERAL,   /* a text that is looked for as it is */
+    PRETOKEN_PREFIX,    /* a space before the piece unless it has one */
+    PRETOKEN_METASPACE, /* spaces become `by`; see enum metaspace */
+    PRETOKEN_SPELL,     /* bytes become GPT-2's alphabet for the steps that follow */
 };
 
 /* What becomes of the matches and of what stands between them. */
@@ -29,30 +28,37 @@ enum pretoken_behavior {
     PRETOKEN_WITH_PREVIOUS,
     PRETOKEN_WITH_NEXT,
     PRETOKEN_CONTIGUOUS,
+    PRETOKEN_BEHAVIORS
 };
 
-struct pretoken_step {
-    enum pretoken_kind kind;
-    enum pretoken_behavior behavior;
-    bool invert;
-    struct regex *regex; /* PRETOKEN_REGEX; owned */
-};
+/* The behavior of PRETOKEN_METASPACE: when `by` is put in front of a piece that has none. */
+enum metaspace { METASPACE_NEVER, METASPACE_FIRST, METASPACE_ALWAYS, METASPACE_SCHEMES };
 
 /* A chain: each step cuts the pieces of the one before. */
 struct pretoken {
-    struct pretoken_step steps[PRETOKEN_STEPS_MAX];
-    int n_steps;
-    bool byte_level;  /* the chain ends in ByteLevel, as a byte-level model needs */
-    uint8_t *classes; /* of the code points below U+10000; owned */
+    struct steps_draft chain;         /* the texts of its steps are borrowed */
+    struct regex *regexes[STEPS_MAX]; /* of PRETOKEN_REGEX; owned */
+    bool has_regex;
+    bool spelled;  /* the pieces are in GPT-2's alphabet */
+    uint8_t *bits; /* scan_fill(); owned */
 };
 
-/* Read the pre_tokenizer of a tokenizer.json. ERR_UNSUPPORTED names what is not known. On error
- * p needs no pretoken_fini(). */
-int pretoken_init(struct pretoken *p, const struct json *node, char *why,
+/* Read the pre_tokenizer of a tokenizer.json; NULL or null has no steps.
+ *
+ *   byte_level  out: the chain holds ByteLevel, so BPE starts from bytes
+ *
+ * ERR_UNSUPPORTED and ERR_INVALID name what is not known. Patterns are not compiled yet. */
+int pretoken_read(struct steps_draft *out, bool *byte_level, const struct json *node, char *why,
                   size_t why_cap) ERR_CHECKED;
 
 /* The chain of vocab.json + merges.txt: ByteLevel with GPT-2's pattern. */
-int pretoken_init_gpt2(struct pretoken *p, bool add_prefix_space) ERR_CHECKED;
+void pretoken_gpt2(struct steps_draft *out, bool add_prefix_space);
+
+/* Make a chain ready, whose texts must outlive p. ERR_CORRUPT for steps that none of these
+ * functions makes, ERR_UNSUPPORTED for a regex that is not understood, ERR_NO_MEMORY. On error p
+ * needs no pretoken_fini(). */
+int pretoken_init(struct pretoken *p, const struct steps_draft *chain, char *why,
+                  size_t why_cap) ERR_CHECKED;
 void pretoken_fini(struct pretoken *p);
 
 /* Takes one piece; an error ends the cutting and is passed on. */
@@ -60,11 +66,12 @@ typedef int pretoken_sink(void *context, const char *piece, size_t len);
 
 struct pretoken_work; /* memory of one call */
 
-struct pretoken_work *pretoken_work_open(void); /* NULL: no memory */
+struct pretoken_work *pretoken_work_open(const struct pretoken *p); /* NULL: no memory */
 void pretoken_work_close(struct pretoken_work *w);
 
-/* Cut valid UTF-8. ERR_OK, ERR_LIMIT (a regex ran too long), ERR_NO_MEMORY, or the sink's. */
+/* Cut valid UTF-8. `first`: it stands at the start of what the caller tokenizes. ERR_OK,
+ * ERR_LIMIT (a regex ran too long), ERR_NO_MEMORY, or the sink's. */
 int pretoken_cut(const struct pretoken *p, struct pretoken_work *w, const char *text, size_t len,
-                 pretoken_sink *sink, void *context) ERR_CHECKED;
+                 bool first, pretoken_sink *sink, void *context) ERR_CHECKED;
 
 #endif

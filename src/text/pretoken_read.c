@@ -1,31 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The pre_tokenizer of a tokenizer.json becomes a chain of steps. Patterns that have a scanner
- * are recognised by their text, character by character. */
+ * The pre_tokenizer of a tokenizer.json becomes a chain of steps. */
 #include <stdio.h>
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/utf8.h"
 #include "text/pretoken.h"
-#include "text/regex.h"
-#include "text/unicode.h"
-
-#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define TAIL         "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define OTHERS       "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
-
-static const struct {
-    const char *pattern;
-    enum pretoken_kind kind;
-} scanners[] = {
-    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-     PRETOKEN_GPT2},
-    {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" OTHERS TAIL, PRETOKEN_LLAMA3},
-    {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" OTHERS TAIL, PRETOKEN_QWEN2},
-    {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
-                  "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" TAIL,
-     PRETOKEN_QWEN35},
-};
 
 static const struct {
     const char *name;
@@ -38,142 +18,189 @@ static const struct {
     {"Contiguous", PRETOKEN_CONTIGUOUS},
 };
 
-static int refuse(char *why, size_t why_cap, const char *what, const char *name)
+struct reading {
+    struct steps_draft *out;
+    bool spelled; /* ByteLevel has been there */
+    char *why;
+    size_t why_cap;
+};
+
+static int refuse(struct reading *r, const char *what, const char *name)
 {
-    (void)snprintf(why, why_cap, "%s \"%.80s\" is not supported", what, name);
+    (void)snprintf(r->why, r->why_cap, "%s \"%.80s\" is not supported", what, name);
     return ERR_UNSUPPORTED;
 }
 
-static struct pretoken_step *step_new(struct pretoken *p)
+static int too_many(struct reading *r)
 {
-    return p->n_steps < PRETOKEN_STEPS_MAX ? &p->steps[p->n_steps] : NULL;
+    return refuse(r, "a pre-tokenizer with so many steps as", "this");
 }
 
-/* A literal text as a regex. */
-static int open_literal(struct regex **out, const struct json *literal, char *why, size_t why_cap)
+static int read_behavior(struct reading *r, const struct json *node, unsigned *out)
 {
-    struct buf quoted = {0};
+    const char *name = json_get_text(node, "behavior", "Isolated");
     size_t i;
-    int rc = ERR_NO_MEMORY;
 
-    for (i = 0; i < literal->text_len; i++) {
-        if (strchr("\\^$.[]|()?*+{}", literal->text[i]) != NULL)
-            buf_add_byte(&quoted, '\\');
-        buf_add_byte(&quoted, literal->text[i]);
-    }
-    if (!quoted.failed && quoted.len > 0)
-        rc = regex_open(out, quoted.bytes, quoted.len, why, why_cap);
-    else if (!quoted.failed)
-        rc = refuse(why, why_cap, "pattern", "");
-    buf_fini(&quoted);
-    return rc;
+    for (i = 0; i < sizeof behaviors / sizeof behaviors[0]; i++)
+        if (strcmp(behaviors[i].name, name) == 0) {
+            *out = behaviors[i].behavior;
+            return ERR_OK;
+        }
+    return refuse(r, "behavior", name);
 }
 
-static int read_pattern(struct pretoken_step *st, const struct json *node, char *why,
-                        size_t why_cap)
+static int read_split(struct reading *r, const struct json *node)
 {
     const struct json *pattern = json_get(node, "pattern");
     const struct json *regex = json_get_kind(pattern, "Regex", JSON_TEXT);
-    const struct json *literal = json_get_kind(pattern, "String", JSON_TEXT);
-    bool whole = st->behavior == PRETOKEN_ISOLATED && !st->invert;
-    size_t i;
-
-    /* To keep only the matches of a pattern that matches everything is to isolate them. */
-    whole = whole || (st->behavior == PRETOKEN_REMOVED && st->invert);
-    for (i = 0; regex != NULL && whole && i < sizeof scanners / sizeof scanners[0]; i++)
-        if (json_is_text(regex, scanners[i].pattern)) {
-            st->kind = scanners[i].kind;
-            return ERR_OK;
-        }
-    st->kind = PRETOKEN_REGEX;
-    if (regex != NULL)
-        return regex_open(&st->regex, regex->text, regex->text_len, why, why_cap);
-    if (literal != NULL)
-        return open_literal(&st->regex, literal, why, why_cap);
-    (void)snprintf(why, why_cap, "a Split without a pattern");
-    return ERR_INVALID;
-}
-
-static int read_split(struct pretoken *p, struct pretoken_step *st, const struct json *node,
-                      char *why, size_t why_cap)
-{
-    const char *name = json_get_text(node, "behavior", "");
-    size_t i;
-    int rc;
-
-    for (i = 0; i < sizeof behaviors / sizeof behaviors[0]; i++)
-        if (strcmp(behaviors[i].name, name) == 0)
-            break;
-    if (i == sizeof behaviors / sizeof behaviors[0])
-        return refuse(why, why_cap, "Split behavior", name);
-    *st = (struct pretoken_step){.behavior = behaviors[i].behavior,
-                                 .invert = json_get_bool(node, "invert", false)};
-    rc = read_pattern(st, node, why, why_cap);
-    if (rc == ERR_OK)
-        p->n_steps++;
-    return rc;
-}
-
-static int read_byte_level(struct pretoken *p, const struct json *node, char *why, size_t why_cap)
-{
-    p->byte_level = true;
-    if (json_get_bool(node, "add_prefix_space", true)) {
-        if (step_new(p) == NULL)
-            return refuse(why, why_cap, "chain of pre-tokenizers as long as", "this");
-        *step_new(p) = (struct pretoken_step){.kind = PRETOKEN_PREFIX};
-        p->n_steps++;
-    }
-    if (json_get_bool(node, "use_regex", true)) {
-        if (step_new(p) == NULL)
-            return refuse(why, why_cap, "chain of pre-tokenizers as long as", "this");
-        *step_new(p) = (struct pretoken_step){.kind = PRETOKEN_GPT2};
-        p->n_steps++;
-    }
-    return ERR_OK;
-}
-
-static int read_step(struct pretoken *p, const struct json *node, char *why, size_t why_cap)
-{
-    const char *type = json_get_text(node, "type", "");
-    struct pretoken_step *st = step_new(p);
-
-    if (p->byte_level)
-        return refuse(why, why_cap, "after ByteLevel a pre-tokenizer of type", type);
-    if (st == NULL)
-        return refuse(why, why_cap, "chain of pre-tokenizers as long as", "this");
-    if (strcmp(type, "ByteLevel") == 0)
-        return read_byte_level(p, node, why, why_cap);
-    if (strcmp(type, "Split") == 0)
-        return read_split(p, st, node, why, why_cap);
-    if (strcmp(type, "Digits") == 0) {
-        bool single = json_get_bool(node, "individual_digits", false);
-
-        *st = (struct pretoken_step){.kind = single ? PRETOKEN_DIGIT : PRETOKEN_DIGITS,
-                                     .behavior = single ? PRETOKEN_ISOLATED : PRETOKEN_CONTIGUOUS};
-        p->n_steps++;
-        return ERR_OK;
-    }
-    return refuse(why, why_cap, "pre-tokenizer", type);
-}
-
-int pretoken_init(struct pretoken *p, const struct json *node, char *why, size_t why_cap)
-{
-    const struct json *list = json_get_kind(node, "pretokenizers", JSON_LIST);
-    int rc = pretoken_init_gpt2(p, false);
-    uint32_t i;
+    const struct json *text = regex != NULL ? regex : json_get_kind(pattern, "String", JSON_TEXT);
+    enum scan_kind scan = SCAN_KINDS;
+    struct step_draft *st;
+    unsigned behavior = 0;
+    int rc = read_behavior(r, node, &behavior);
 
     if (rc != ERR_OK)
         return rc;
-    p->n_steps = 0;
-    p->byte_level = false;
-    if (strcmp(json_get_text(node, "type", ""), "Sequence") != 0)
-        rc = read_step(p, node, why, why_cap);
+    if (text == NULL || text->text_len == 0) {
+        (void)snprintf(r->why, r->why_cap, "a Split without a pattern");
+        return ERR_INVALID;
+    }
+    if (regex != NULL)
+        scan = scan_find(text->text, text->text_len);
+    st = steps_add(r->out, regex == NULL ? PRETOKEN_LITERAL : PRETOKEN_REGEX);
+    if (st == NULL)
+        return too_many(r);
+    if (scan != SCAN_KINDS)
+        st->kind = scan;
+    st->behavior = behavior;
+    st->invert = json_get_bool(node, "invert", false);
+    st->pattern = text->text;
+    st->pattern_len = text->text_len;
+    /* To keep only the matches of a pattern that leaves nothing between them is to isolate them. */
+    if (st->kind <= SCAN_TEKKEN && behavior == PRETOKEN_REMOVED && st->invert)
+        st->behavior = PRETOKEN_ISOLATED;
+    /* No other behavior is known of these, and PCRE2 can do it. */
+    if (st->kind <= SCAN_TEKKEN && st->behavior != PRETOKEN_ISOLATED)
+        st->kind = PRETOKEN_REGEX;
+    return ERR_OK;
+}
+
+static int read_byte_level(struct reading *r, const struct json *node)
+{
+    if (r->spelled)
+        return refuse(r, "a second", "ByteLevel");
+    r->spelled = true;
+    if (json_get_bool(node, "add_prefix_space", true) && steps_add(r->out, PRETOKEN_PREFIX) == NULL)
+        return too_many(r);
+    if (json_get_bool(node, "use_regex", true) && steps_add(r->out, SCAN_GPT2) == NULL)
+        return too_many(r);
+    /* Needed by steps behind it; dropped when it is the last. */
+    return steps_add(r->out, PRETOKEN_SPELL) == NULL ? too_many(r) : ERR_OK;
+}
+
+static int read_digits(struct reading *r, const struct json *node)
+{
+    bool single = json_get_bool(node, "individual_digits", false);
+
+    return steps_add(r->out, single ? SCAN_DIGIT : SCAN_DIGITS) == NULL ? too_many(r) : ERR_OK;
+}
+
+static int read_punctuation(struct reading *r, const struct json *node)
+{
+    unsigned behavior = 0;
+    int rc = read_behavior(r, node, &behavior);
+    struct step_draft *st;
+
+    if (rc != ERR_OK)
+        return rc;
+    st = steps_add(r->out, behavior == PRETOKEN_CONTIGUOUS ? SCAN_PUNCTS : SCAN_PUNCT);
+    if (st == NULL)
+        return too_many(r);
+    st->behavior = behavior == PRETOKEN_CONTIGUOUS ? PRETOKEN_ISOLATED : behavior;
+    return ERR_OK;
+}
+
+static int read_metaspace(struct reading *r, const struct json *node)
+{
+    const struct json *by = json_get_kind(node, "replacement", JSON_TEXT);
+    const struct json *prefix = json_get_kind(node, "add_prefix_space", JSON_BOOL);
+    const char *scheme = json_get_text(node, "prepend_scheme", "always");
+    struct step_draft *st = steps_add(r->out, PRETOKEN_METASPACE);
+
+    if (st == NULL)
+        return too_many(r);
+    if (by == NULL || by->text_len == 0 || utf8_sequence(by->text, by->text_len) != by->text_len)
+        return refuse(r, "a Metaspace whose replacement is", "not one character");
+    if (prefix != NULL && !prefix->flag)
+        st->behavior = METASPACE_NEVER;
+    else if (strcmp(scheme, "always") == 0)
+        st->behavior = METASPACE_ALWAYS;
+    else if (strcmp(scheme, "first") == 0)
+        st->behavior = METASPACE_FIRST;
+    else if (strcmp(scheme, "never") == 0)
+        st->behavior = METASPACE_NEVER;
+    else
+        return refuse(r, "prepend_scheme", scheme);
+    st->by = by->text;
+    st->by_len = by->text_len;
+    if (!json_get_bool(node, "split", true))
+        return ERR_OK;
+    st = steps_add(r->out, PRETOKEN_LITERAL);
+    if (st == NULL)
+        return too_many(r);
+    st->behavior = PRETOKEN_WITH_NEXT;
+    st->pattern = by->text;
+    st->pattern_len = by->text_len;
+    return ERR_OK;
+}
+
+static int read_step(struct reading *r, const struct json *node)
+{
+    static const struct {
+        const char *type;
+        int (*read)(struct reading *, const struct json *);
+    } readers[] = {{"ByteLevel", read_byte_level},
+                   {"Split", read_split},
+                   {"Digits", read_digits},
+                   {"Punctuation", read_punctuation},
+                   {"Metaspace", read_metaspace}};
+    const char *type = json_get_text(node, "type", "");
+    size_t i;
+
+    for (i = 0; i < sizeof readers / sizeof readers[0]; i++)
+        if (strcmp(readers[i].type, type) == 0)
+            return readers[i].read(r, node);
+    return refuse(r, "pre-tokenizer", type);
+}
+
+int pretoken_read(struct steps_draft *out, bool *byte_level, const struct json *node, char *why,
+                  size_t why_cap)
+{
+    const struct json *list = json_get_kind(node, "pretokenizers", JSON_LIST);
+    struct reading r = {.out = out, .why = why, .why_cap = why_cap};
+    int rc = ERR_OK;
+    uint32_t i;
+
+    out->n = 0;
+    if (node == NULL || node->kind == JSON_NULL)
+        rc = ERR_OK;
+    else if (strcmp(json_get_text(node, "type", ""), "Sequence") != 0)
+        rc = read_step(&r, node);
     else if (list == NULL)
-        rc = refuse(why, why_cap, "Sequence without", "pretokenizers");
+        rc = refuse(&r, "Sequence without", "pretokenizers");
     else
         for (i = 0; i < list->n && rc == ERR_OK; i++)
-            rc = read_step(p, &list->items[i], why, why_cap);
-    if (rc != ERR_OK)
-        pretoken_fini(p);
+            rc = read_step(&r, &list->items[i]);
+    if (out->n > 0 && out->steps[out->n - 1].kind == PRETOKEN_SPELL)
+        out->n--;
+    *byte_level = r.spelled;
     return rc;
+}
+
+void pretoken_gpt2(struct steps_draft *out, bool add_prefix_space)
+{
+    out->n = 0;
+    if (add_prefix_space)
+        (void)steps_add(out, PRETOKEN_PREFIX); /* room for two is there */
+    (void)steps_add(out, SCAN_GPT2);
 }

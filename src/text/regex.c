@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * PCRE2 without its JIT (a front runs with no writable and executable memory). Its \s holds
- * U+180E, Oniguruma's does not, so both are spelled out; `$` is before every line feed there,
- * hence MULTILINE. Its Unicode tables are the library's: characters younger than they are count
- * as unassigned. */
+ * PCRE2 without its JIT: a front runs with no writable and executable memory. Its Unicode tables
+ * are the library's; what characters they do not know of yet is added to each pattern from ours.
+ * `$` is before every line feed in Oniguruma, hence MULTILINE. pattern.h has the other
+ * differences. */
 #include "text/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -14,8 +14,12 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/utf8.h"
+#include "text/pattern.h"
+#include "text/unicode.h"
 
 #define MATCH_STEPS_MAX 100000000 /* a megabyte of one class needs a few steps a byte */
+#define CODE_POINTS     0x110000u
 #define HEAP_KIB_MAX    262144
 
 struct regex {
@@ -26,42 +30,6 @@ struct regex {
 struct regex_work {
     pcre2_match_data *match;
 };
-
-/* Spell \s and \S out. Inside a class \S cannot be, and no known pattern has it there with
- * other members that matter; it is left to PCRE2. */
-static int translate(const char *pattern, size_t len, struct buf *out, char *why, size_t why_cap)
-{
-    int in_class = 0;
-    size_t i;
-
-    for (i = 0; i < len; i++) {
-        char c = pattern[i];
-
-        if (c == '\\' && i + 1 < len) {
-            c = pattern[++i];
-            if (c == 's' && in_class)
-                buf_add_text(out, "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}"
-                                  "\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}");
-            else if (c == 's')
-                buf_add_text(out, "[^\\S\\x{180e}]");
-            else if (c == 'S' && !in_class)
-                buf_add_text(out, "[\\S\\x{180e}]");
-            else
-                buf_add(out, pattern + i - 1, 2);
-            continue;
-        }
-        if (in_class && (c == '[' || (c == '&' && i + 1 < len && pattern[i + 1] == '&'))) {
-            (void)snprintf(why, why_cap, "a class inside a class or an intersection in a regex");
-            return ERR_UNSUPPORTED;
-        }
-        if (c == '[' && !in_class)
-            in_class = 1;
-        else if (c == ']' && in_class)
-            in_class = 0;
-        buf_add_byte(out, c);
-    }
-    return out->failed ? ERR_NO_MEMORY : ERR_OK;
-}
 
 static int regex_compile(struct regex *re, const struct buf *pattern, char *why, size_t why_cap)
 {
@@ -87,6 +55,104 @@ static int regex_compile(struct regex *re, const struct buf *pattern, char *why,
     return ERR_OK;
 }
 
+static void regex_empty(struct regex *re)
+{
+    pcre2_match_context_free(re->limits);
+    pcre2_code_free(re->code);
+    *re = (struct regex){0};
+}
+
+/* --- Unicode 16.0 ------------------------------------------------------------------------------*/
+
+/* The categories of a property's name, one bit each; 0 for a name that is none of these. */
+static uint32_t categories_of(const char *name, size_t len)
+{
+    static const char names[][3] = {"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd",
+                                    "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm",
+                                    "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
+    uint32_t found = 0;
+    size_t i;
+
+    for (i = 1; i < sizeof names / sizeof names[0]; i++)
+        if ((len == 1 || len == 2) && memcmp(names[i], name, len) == 0 && name[0] != 'C')
+            found |= (uint32_t)1 << i;
+    return found;
+}
+
+/* All characters of these categories, as a text. */
+static void add_all(uint32_t categories, struct buf *out)
+{
+    uint8_t *classes = mem_alloc(CODE_POINTS);
+    uint32_t c;
+
+    if (classes == NULL) {
+        out->failed = true;
+        return;
+    }
+    unicode_fill(classes, CODE_POINTS);
+    for (c = 0x80; c < CODE_POINTS; c++) {
+        char utf8[4];
+
+        if (c == 0xd800)
+            c = 0xe000;
+        if ((categories >> (classes[c] & UNICODE_CATEGORY) & 1) != 0)
+            buf_add(out, utf8, utf8_encode(c, utf8));
+    }
+    mem_free(classes);
+}
+
+/* Append as members of a class the characters of text[0 .. len), ascending. */
+static void add_ranges(const char *text, size_t len, struct buf *out)
+{
+    uint32_t first = 0;
+    uint32_t last = 0;
+    size_t i = 0;
+
+    while (i <= len) {
+        uint32_t c = i < len ? utf8_decode(text + i) : 0;
+
+        if (last != 0 && c != last + 1) {
+            buf_printf(out, "\\x{%x}-\\x{%x}", (unsigned)first, (unsigned)last);
+            last = 0;
+        }
+        if (last == 0)
+            first = c;
+        last = c;
+        i += i < len ? utf8_sequence(text + i, len - i) : 1;
+    }
+}
+
+/* What PCRE2 finds to lack the property among the characters that have it here. */
+static void add_missing(const char *name, size_t len, struct buf *out)
+{
+    struct regex lacking = {0};
+    struct regex_work *w = NULL;
+    struct buf pattern = {0};
+    struct buf all = {0};
+    char why[8];
+    size_t from = 0;
+    size_t end = 0;
+    uint32_t categories = categories_of(name, len);
+
+    if (categories == 0)
+        return;
+    buf_printf(&pattern, "\\P{%.*s}+", (int)len, name);
+    add_all(categories, &all);
+    w = regex_work_open();
+    if (w == NULL || pattern.failed || all.failed ||
+        regex_compile(&lacking, &pattern, why, sizeof why) != ERR_OK)
+        out->failed = out->failed || w == NULL || pattern.failed || all.failed;
+    else
+        while (regex_next(&lacking, w, all.bytes, all.len, end, &from, &end) == ERR_OK)
+            add_ranges(all.bytes + from, end - from, out);
+    regex_work_close(w);
+    regex_empty(&lacking);
+    buf_fini(&all);
+    buf_fini(&pattern);
+}
+
+/* --- compiling ---------------------------------------------------------------------------------*/
+
 int regex_open(struct regex **out, const char *pattern, size_t len, char *why, size_t why_cap)
 {
     struct regex *re = mem_zalloc(sizeof *re);
@@ -95,7 +161,7 @@ int regex_open(struct regex **out, const char *pattern, size_t len, char *why, s
 
     if (re == NULL)
         return rc;
-    rc = translate(pattern, len, &translated, why, why_cap);
+    rc = pattern_translate(pattern, len, add_missing, &translated, why, why_cap);
     if (rc == ERR_OK && translated.len == 0)
         rc = ERR_UNSUPPORTED;
     if (rc == ERR_OK)
@@ -112,8 +178,7 @@ void regex_close(struct regex *re)
 {
     if (re == NULL)
         return;
-    pcre2_match_context_free(re->limits);
-    pcre2_code_free(re->code);
+    regex_empty(re);
     mem_free(re);
 }
 

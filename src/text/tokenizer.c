@@ -5,8 +5,10 @@
 #include <string.h>
 
 #include "base/utf8.h"
+#include "text/image_file.h"
 #include "text/tokenizer_parts.h"
-#include "text/unicode.h"
+
+/* --- lists of ids ------------------------------------------------------------------------------*/
 
 void token_list_fini(struct token_list *list)
 {
@@ -14,16 +16,16 @@ void token_list_fini(struct token_list *list)
     *list = (struct token_list){0};
 }
 
-static int token_list_reserve(struct token_list *list, size_t more)
+int token_list_reserve(struct token_list *list, size_t n)
 {
     size_t cap = list->cap == 0 ? 64 : list->cap;
     int32_t *grown;
 
-    if (more <= list->cap - list->len)
+    if (n <= list->cap - list->len)
         return ERR_OK;
-    if (more > SIZE_MAX / 16 - list->len)
+    if (n > SIZE_MAX / 16 - list->len)
         return ERR_NO_MEMORY;
-    while (cap < list->len + more)
+    while (cap < list->len + n)
         cap *= 2;
     grown = mem_realloc(list->ids, cap * sizeof *grown);
     if (grown == NULL)
@@ -35,7 +37,14 @@ static int token_list_reserve(struct token_list *list, size_t more)
 
 int token_list_add(struct token_list *list, int32_t id)
 {
-    return token_list_add_all(list, &id, 1);
+    if (list->len == list->cap) {
+        int rc = token_list_reserve(list, 1);
+
+        if (rc != ERR_OK)
+            return rc;
+    }
+    list->ids[list->len++] = id;
+    return ERR_OK;
 }
 
 int token_list_add_all(struct token_list *list, const int32_t *ids, size_t n)
@@ -49,12 +58,14 @@ int token_list_add_all(struct token_list *list, const int32_t *ids, size_t n)
     return ERR_OK;
 }
 
+/* --- encoding ----------------------------------------------------------------------------------*/
+
 struct encoding {
     const struct tokenizer *t;
     struct token_list *out;
     struct pretoken_work *cuts;
     struct bpe_work bpe;
-    struct buf normal; /* the gap in NFC */
+    struct normal_work normal;
 };
 
 static int encode_piece(void *context, const char *piece, size_t len)
@@ -64,7 +75,13 @@ static int encode_piece(void *context, const char *piece, size_t len)
     return bpe_encode(&e->t->bpe, &e->bpe, piece, len, e->out);
 }
 
-static int encode_normal(struct encoding *e, const char *text, size_t len)
+/* A text without added tokens. `first`: at the start of what is encoded. */
+static int encode_plain(struct encoding *e, const char *text, size_t len, bool first)
+{
+    return pretoken_cut(&e->t->pretoken, e->cuts, text, len, first, encode_piece, e);
+}
+
+static int encode_normal(struct encoding *e, const char *text, size_t len, bool first)
 {
     struct added_match m;
     size_t from = 0;
@@ -73,8 +90,7 @@ static int encode_normal(struct encoding *e, const char *text, size_t len)
 
     while (added_next(&e->t->normalized, text, len, &from, after, &m)) {
         if (m.start > after)
-            rc = pretoken_cut(&e->t->pretoken, e->cuts, text + after, m.start - after, encode_piece,
-                              e);
+            rc = encode_plain(e, text + after, m.start - after, first && after == 0);
         if (rc == ERR_OK)
             rc = token_list_add(e->out, m.id);
         if (rc != ERR_OK)
@@ -82,19 +98,17 @@ static int encode_normal(struct encoding *e, const char *text, size_t len)
         after = m.stop;
     }
     if (after < len)
-        rc = pretoken_cut(&e->t->pretoken, e->cuts, text + after, len - after, encode_piece, e);
+        rc = encode_plain(e, text + after, len - after, first && after == 0);
     return rc;
 }
 
-static int encode_gap(struct encoding *e, const char *text, size_t len)
+static int encode_gap(struct encoding *e, const char *text, size_t len, bool first)
 {
-    if (!e->t->nfc || unicode_is_nfc(text, len))
-        return encode_normal(e, text, len);
-    buf_clear(&e->normal);
-    unicode_nfc(text, len, &e->normal);
-    if (e->normal.failed)
-        return ERR_NO_MEMORY;
-    return encode_normal(e, e->normal.bytes, e->normal.len);
+    const char *normal;
+    size_t normal_len;
+    int rc = normal_apply(&e->t->normal, &e->normal, text, len, &normal, &normal_len);
+
+    return rc == ERR_OK ? encode_normal(e, normal, normal_len, first) : rc;
 }
 
 static int encode_valid(struct encoding *e, const char *text, size_t len)
@@ -106,7 +120,7 @@ static int encode_valid(struct encoding *e, const char *text, size_t len)
 
     while (added_next(&e->t->raw, text, len, &from, after, &m)) {
         if (m.start > after)
-            rc = encode_gap(e, text + after, m.start - after);
+            rc = encode_gap(e, text + after, m.start - after, after == 0);
         if (rc == ERR_OK)
             rc = token_list_add(e->out, m.id);
         if (rc != ERR_OK)
@@ -114,31 +128,14 @@ static int encode_valid(struct encoding *e, const char *text, size_t len)
         after = m.stop;
     }
     if (after < len)
-        rc = encode_gap(e, text + after, len - after);
+        rc = encode_gap(e, text + after, len - after, after == 0);
     return rc;
 }
 
-/* Append text with U+FFFD for what is not UTF-8, one for each maximal subpart. */
-static void add_lossy(struct buf *out, const char *text, size_t len)
+static int add_section(struct encoding *e, enum image_section section)
 {
-    size_t from = 0;
-    size_t i = 0;
-
-    if (len == 0)
-        return; /* text may be NULL */
-    while (i < len) {
-        size_t n = (unsigned char)text[i] < 0x80 ? 1 : utf8_sequence(text + i, len - i);
-
-        if (n != 0) {
-            i += n;
-            continue;
-        }
-        buf_add(out, text + from, i - from);
-        buf_add(out, "\xef\xbf\xbd", 3);
-        i += utf8_invalid_run(text + i, len - i);
-        from = i;
-    }
-    buf_add(out, text + from, len - from);
+    return token_list_add_all(e->out, image_table(e->t->image, section),
+                              image_count(e->t->image, section));
 }
 
 static int encode_text(struct encoding *e, const char *text, size_t len, bool add_special)
@@ -147,18 +144,19 @@ static int encode_text(struct encoding *e, const char *text, size_t len, bool ad
     int rc = ERR_OK;
 
     if (!utf8_is_valid(text, len)) {
-        add_lossy(&valid, text, len);
+        decode_lossy(text, len, &valid);
         if (valid.failed)
             rc = ERR_NO_MEMORY;
         text = valid.bytes;
         len = valid.len;
     }
+    bpe_work_expect(&e->bpe, len, e->out);
     if (rc == ERR_OK && add_special)
-        rc = token_list_add_all(e->out, e->t->before.ids, e->t->before.len);
+        rc = add_section(e, IMAGE_BEFORE);
     if (rc == ERR_OK)
         rc = encode_valid(e, text, len);
     if (rc == ERR_OK && add_special)
-        rc = token_list_add_all(e->out, e->t->after.ids, e->t->after.len);
+        rc = add_section(e, IMAGE_AFTER);
     buf_fini(&valid);
     return rc;
 }
@@ -166,7 +164,7 @@ static int encode_text(struct encoding *e, const char *text, size_t len, bool ad
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
                      struct token_list *out)
 {
-    struct encoding e = {.t = t, .out = out, .cuts = pretoken_work_open()};
+    struct encoding e = {.t = t, .out = out, .cuts = pretoken_work_open(&t->pretoken)};
     size_t n_before = out->len;
     int rc = ERR_NO_MEMORY;
 
@@ -176,78 +174,194 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bo
         out->len = n_before;
     pretoken_work_close(e.cuts);
     bpe_work_fini(&e.bpe);
-    buf_fini(&e.normal);
+    normal_work_fini(&e.normal);
     return rc;
 }
 
+/* --- tokens ------------------------------------------------------------------------------------*/
+
 int tokenizer_n_vocab(const struct tokenizer *t)
 {
-    return t->vocab.n;
+    return (int)image_count(t->image, IMAGE_TOKENS);
 }
 
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len)
 {
-    return vocab_find_text(&t->vocab, text, len);
+    size_t i = (size_t)hash_xxh3(text, len) & t->by_text_mask;
+
+    for (; t->by_text[i] != 0; i = (i + 1) & t->by_text_mask) {
+        const struct image_text *found = &t->tokens[t->by_text[i] - 1].text;
+
+        if (found->len == len && memcmp(t->text + found->at, text, len) == 0)
+            return (int32_t)(t->by_text[i] - 1);
+    }
+    return -1;
+}
+
+/* The flags of an id, 0 for unused and impossible ones. */
+static uint32_t flags_of(const struct tokenizer *t, int32_t id)
+{
+    return id < 0 || id >= tokenizer_n_vocab(t) ? 0 : t->tokens[id].flags;
 }
 
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
 {
-    return id >= 0 && id < t->vocab.n && t->vocab.tokens[id].special;
+    return (flags_of(t, id) & TOKEN_SPECIAL) != 0;
+}
+
+bool tokenizer_is_skipped(const struct tokenizer *t, int32_t id)
+{
+    return (flags_of(t, id) & TOKEN_SKIPPED) != 0;
+}
+
+bool tokenizer_is_byte(const struct tokenizer *t, int32_t id)
+{
+    return (flags_of(t, id) & TOKEN_BYTE) != 0;
 }
 
 const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *len)
 {
     *len = 0;
-    if (id < 0 || id >= t->vocab.n || t->vocab.tokens[id].text == NULL)
+    if ((flags_of(t, id) & TOKEN_USED) == 0)
         return NULL;
-    *len = t->vocab.tokens[id].bytes_len;
-    return t->vocab.tokens[id].bytes;
+    *len = t->tokens[id].bytes.len;
+    return t->text + t->tokens[id].bytes.at;
+}
+
+const int32_t *tokenizer_special_ids(const struct tokenizer *t, size_t *n)
+{
+    *n = image_count(t->image, IMAGE_SPECIAL);
+    return image_table(t->image, IMAGE_SPECIAL);
+}
+
+const int32_t *tokenizer_eos_ids(const struct tokenizer *t, size_t *n)
+{
+    *n = image_count(t->image, IMAGE_ENDS);
+    return image_table(t->image, IMAGE_ENDS);
+}
+
+int32_t tokenizer_bos(const struct tokenizer *t)
+{
+    return t->image->facts.bos;
+}
+
+int32_t tokenizer_eos(const struct tokenizer *t)
+{
+    return t->image->facts.eos;
+}
+
+int32_t tokenizer_pad(const struct tokenizer *t)
+{
+    return t->image->facts.pad;
+}
+
+/* --- decoding ----------------------------------------------------------------------------------*/
+
+struct tokenizer_start tokenizer_start(const struct tokenizer *t)
+{
+    return (struct tokenizer_start){.drops = (t->image->facts.flags & IMAGE_DECODE_DROP) != 0,
+                                    .strip_n = t->image->facts.strip_n};
+}
+
+void tokenizer_first_bytes(const struct tokenizer *t, int32_t id, struct buf *out)
+{
+    struct image_text text = t->tokens[id].text;
+
+    decode_first(&t->image->facts, t->text + text.at, text.len, out);
+}
+
+size_t tokenizer_strip(const struct tokenizer *t, uint32_t n, const char *text, size_t len,
+                       uint32_t *taken)
+{
+    return decode_strip(&t->image->facts, n, text, len, taken);
+}
+
+/* Append the bytes of all tokens of a byte-level model. */
+static void decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
+                         struct buf *out)
+{
+    uint32_t unwanted = skip_special ? TOKEN_SKIPPED : 0;
+    size_t i;
+
+    for (i = 0; i < n; i++) {
+        uint32_t flags = flags_of(t, ids[i]);
+        struct image_text bytes;
+
+        if ((flags & TOKEN_USED) == 0 || (flags & unwanted) != 0)
+            continue;
+        bytes = t->tokens[ids[i]].bytes;
+        if (out->cap - out->len <= bytes.len && !buf_reserve(out, bytes.len))
+            return;
+        memcpy(out->bytes + out->len, t->text + bytes.at, bytes.len);
+        out->len += bytes.len;
+    }
+}
+
+/* The same of the others; runs of byte tokens become characters on the way. */
+static void decode_runs(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
+                        struct buf *out)
+{
+    bool first = tokenizer_start(t).drops;
+    struct buf run = {0};
+    size_t i;
+
+    for (i = 0; i < n; i++) {
+        uint32_t flags = flags_of(t, ids[i]);
+        size_t len;
+        const char *bytes = tokenizer_bytes(t, ids[i], &len);
+
+        if (bytes == NULL || (skip_special && (flags & TOKEN_SKIPPED) != 0))
+            continue;
+        if ((flags & TOKEN_BYTE) != 0) {
+            buf_add(&run, bytes, len);
+            first = false;
+            continue;
+        }
+        if (run.len > 0) {
+            decode_run(run.bytes, run.len, out);
+            buf_clear(&run);
+        }
+        if (first)
+            tokenizer_first_bytes(t, ids[i], out);
+        else
+            buf_add(out, bytes, len);
+        first = false;
+    }
+    decode_run(run.bytes, run.len, out);
+    out->failed = out->failed || run.failed;
+    buf_fini(&run);
 }
 
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
                       struct buf *out)
 {
+    uint32_t strip_n = t->image->facts.strip_n;
     struct buf raw = {0};
-    size_t i;
+    size_t from = 0;
+    uint32_t taken;
 
-    for (i = 0; i < n; i++) {
-        size_t len;
-        const char *bytes = tokenizer_bytes(t, ids[i], &len);
-
-        if (bytes != NULL && !(skip_special && tokenizer_is_special(t, ids[i])))
-            buf_add(&raw, bytes, len);
+    if ((t->image->facts.flags & IMAGE_DECODE_BYTES) != 0) {
+        decode_bytes(t, ids, n, skip_special, &raw);
+    } else {
+        decode_runs(t, ids, n, skip_special, &raw);
+        if (strip_n > 0)
+            from = decode_strip(&t->image->facts, strip_n, raw.bytes, raw.len, &taken);
     }
     if (raw.failed)
         out->failed = true;
-    add_lossy(out, raw.bytes, raw.len);
+    decode_lossy(raw.len == 0 ? "" : raw.bytes + from, raw.len - from, out);
     buf_fini(&raw);
-}
-
-int32_t tokenizer_bos(const struct tokenizer *t)
-{
-    return t->bos;
-}
-
-int32_t tokenizer_eos(const struct tokenizer *t)
-{
-    return t->eos;
-}
-
-int32_t tokenizer_pad(const struct tokenizer *t)
-{
-    return t->pad;
 }
 
 void tokenizer_close(struct tokenizer *t)
 {
     if (t == NULL)
         return;
-    bpe_fini(&t->bpe);
     pretoken_fini(&t->pretoken);
-    added_fini(&t->raw);
-    added_fini(&t->normalized);
-    token_list_fini(&t->before);
-    token_list_fini(&t->after);
-    vocab_fini(&t->vocab);
+    normal_fini(&t->normal);
+    if (t->mapped)
+        image_unmap(t->image);
+    else
+        mem_free(t->image);
     mem_free(t);
 }

@@ -3,6 +3,8 @@
  * Searches in the tables of unicode.inc. */
 #include "text/unicode.h"
 
+#include <string.h>
+
 #include "base/utf8.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
@@ -100,18 +102,32 @@ bool unicode_is_python_space(uint32_t c)
     return (unicode_class(c) & UNICODE_SPACE) != 0 || (c >= 0x1c && c <= 0x1f);
 }
 
-bool unicode_is_nfc(const char *text, size_t len)
+size_t unicode_next_check(const char *text, size_t len, size_t from)
 {
-    size_t i = 0;
+    size_t i = from;
 
     while (i < len) {
+        uint64_t word;
+
+        if (len - i >= sizeof word) { /* eight ASCII characters at once */
+            memcpy(&word, text + i, sizeof word);
+            if ((word & 0x8080808080808080u) == 0) {
+                i += sizeof word;
+                continue;
+            }
+        }
         if ((unsigned char)text[i] < 0xcc) { /* below U+0300 nothing changes */
             i += (unsigned char)text[i] < 0x80 ? 1 : 2;
             continue;
         }
         if (unicode_class(utf8_decode(text + i)) & UNICODE_CHECK)
-            return false;
+            return i;
         i += utf8_sequence(text + i, len - i);
     }
-    return true;
+    return len;
+}
+
+bool unicode_is_nfc(const char *text, size_t len)
+{
+    return unicode_next_check(text, len, 0) == len;
 }

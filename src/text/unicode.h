@@ -85,6 +85,9 @@ bool unicode_is_python_space(uint32_t c);
 /* True when valid UTF-8 holds no character that NFC could change: most text. */
 bool unicode_is_nfc(const char *text, size_t len);
 
+/* Place of the first character from `from` on that NFC could change; len when there is none. */
+size_t unicode_next_check(const char *text, size_t len, size_t from);
+
 /* Append the NFC of valid UTF-8. out->failed says when memory ended. */
 void unicode_nfc(const char *text, size_t len, struct buf *out);
 

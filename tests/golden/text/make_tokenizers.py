@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# Makes the tokenizer goldens: tiny byte-level models, trained here, and what Hugging Face's
+# Makes the tokenizer goldens: tiny models, trained here, and what Hugging Face's
 # tokenizers says of a few hundred strings each.
 #
 #   pip install tokenizers==0.23.2 && python3 tests/golden/text/make_tokenizers.py
@@ -41,6 +41,9 @@ def chain(*patterns, behavior="isolated", invert=False):
 
 
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+CODER = ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+"]
+TEKKEN = (r"[^\r\n\p{L}\p{N}]?" + UP + "*" + LOW + "+|" + r"[^\r\n\p{L}\p{N}]?" + UP + "+" + LOW
+          + r"*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + TAIL)
 MODELS = {
     "gpt2": dict(pre=BYTE_LEVEL),
     "gpt2-prefix": dict(pre=pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)),
@@ -56,6 +59,25 @@ MODELS = {
         pre_tokenizers.Split(" ", behavior="merged_with_previous"),
         pre_tokenizers.Split(Regex("[0-9a-f]"), behavior="contiguous"),
         pre_tokenizers.Digits(individual_digits=False), BYTE_LEVEL])),
+    "tekken": dict(pre=chain(TEKKEN), ignore=True, cases=90),
+    "falcon": dict(pre=pre_tokenizers.Sequence([
+        pre_tokenizers.Punctuation("contiguous"), BYTE_LEVEL, pre_tokenizers.Digits(individual_digits=False),
+        pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), behavior="isolated")]), cases=90),
+    "bloom": dict(pre=chain(r" ?[^(\s|[.,!?…。，、।۔،])]+"), cases=90),
+    "coder": dict(pre=pre_tokenizers.Sequence([
+        *[pre_tokenizers.Split(Regex(p), behavior="isolated") for p in CODER], pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]), cases=90),
+}
+PREPEND = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+ENDS = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+CHARS = {  # SentencePiece-style: from characters, with byte fallback
+    "llama2": dict(normalizer=PREPEND, decoder=decoders.Sequence([*ENDS, decoders.Strip(" ", 1, 0)]), bos=True),
+    "mistral": dict(pre=pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False), bos=True, flags=True,
+                    decoder=decoders.Sequence([*ENDS, decoders.Strip(" ", 1, 0)])),
+    "gemma": dict(normalizer=normalizers.Replace(" ", "▁"), pre=pre_tokenizers.Split(" ", "merged_with_previous"),
+                  decoder=decoders.Sequence(ENDS), bos=True, flags=True),
+    "metaspace": dict(pre=pre_tokenizers.Metaspace("▁", prepend_scheme="always", split=True), fallback=False,
+                      decoder=decoders.Metaspace("▁", prepend_scheme="always", split=True)),
 }
 
 
@@ -78,7 +100,25 @@ def random_text(rng):
     return "".join(out)
 
 
-def build(name, pre, ignore=False, nfc=False, bos=False, flags=False, pairs=False):
+def build_chars(name, decoder, normalizer=None, pre=None, bos=False, flags=False, fallback=True):
+    trainee = Tokenizer(models.BPE(byte_fallback=fallback, fuse_unk=True, unk_token="<unk>"))
+    trainee.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    specials = ["<unk>", "<s>", "</s>"] + ["<0x%02X>" % b for b in range(256 if fallback else 0)]
+    trainee.train_from_iterator(["▁" + line.replace(" ", "▁") for line in SAMPLE.splitlines(True)] * 4, trainers.BpeTrainer(
+        vocab_size=620, show_progress=False, special_tokens=specials))
+    data = json.loads(trainee.to_str())
+    data["added_tokens"] = data["added_tokens"][:3]
+    tok = Tokenizer.from_str(json.dumps(data))
+    tok.normalizer, tok.pre_tokenizer, tok.decoder = normalizer, pre, decoder
+    if flags:
+        tok.add_tokens([AddedToken("keep", single_word=True, normalized=False), AddedToken("hello", normalized=True),
+                        AddedToken("wide", lstrip=True, rstrip=True, normalized=False)])
+    if bos:
+        tok.post_processor = processors.TemplateProcessing(single="<s>:0 $A:0", special_tokens=[("<s>", 1)])
+    finish(name, json.loads(tok.to_str()), {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}, 90)
+
+
+def build(name, pre, ignore=False, nfc=False, bos=False, flags=False, pairs=False, cases=200):
     tok = Tokenizer(models.BPE(ignore_merges=ignore))
     tok.pre_tokenizer = pre
     if nfc:
@@ -101,16 +141,20 @@ def build(name, pre, ignore=False, nfc=False, bos=False, flags=False, pairs=Fals
         data["model"]["merges"] = [" ".join(m) for m in data["model"]["merges"]]
     if bos:
         data["model"]["merges"] = data["model"]["merges"][:-40]  # tokens that only ignore_merges yields
+    finish(name, data, {"bos_token": "<|start|>", "eos_token": {"content": "<|end|>"}, "pad_token": None}, cases)
+
+
+def finish(name, data, config, count):
     tok = Tokenizer.from_str(json.dumps(data))
     rng = random.Random(name)
     cases = []
-    for text in [SAMPLE, "", " ", "\n", "a" * 70, " " * 70, "ab" * 60] + [random_text(rng) for _ in range(200)]:
+    for text in [SAMPLE, "", " ", "\n", "a" * 70, " " * 70, "ab" * 60] + [random_text(rng) for _ in range(count)]:
         if len(cases) and len(text) > 200:
             continue
         plain = tok.encode(text, add_special_tokens=False).ids
         special = tok.encode(text).ids
         cases.append([text, plain, special, tok.decode(special, skip_special_tokens=False), tok.decode(special)])
-    for _ in range(100):
+    for _ in range(count // 2):
         ids = [rng.randrange(tok.get_vocab_size() + 3) for _ in range(rng.randint(1, 12))]
         if "\0" in tok.decode(ids):
             continue  # quire's JSON reader refuses \u0000
@@ -120,10 +164,12 @@ def build(name, pre, ignore=False, nfc=False, bos=False, flags=False, pairs=Fals
     with open(os.path.join(folder, "tokenizer.json"), "w") as f:
         json.dump(data, f, ensure_ascii=False, separators=(",", ":"))
     with open(os.path.join(folder, "tokenizer_config.json"), "w") as f:
-        json.dump({"bos_token": "<|start|>", "eos_token": {"content": "<|end|>"}, "pad_token": None}, f)
+        json.dump(config, f)
     with open(os.path.join(folder, "cases.json"), "w") as f:
         f.write("[\n" + ",\n".join(json.dumps(c, ensure_ascii=False, separators=(",", ":")) for c in cases) + "\n]\n")
 
 
 for model_name, options in MODELS.items():
     build(model_name, **options)
+for model_name, options in CHARS.items():
+    build_chars(model_name, **options)

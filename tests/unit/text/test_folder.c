@@ -1,0 +1,223 @@
+/* Goal: the files beside tokenizer.json count as they do for transformers. Method: folders of a
+ * few tokens, written here, and the ids of one text in them. */
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "tests/tap.h"
+#include "text/detok.h"
+#include "text/tokenizer.h"
+
+static char folder[100];
+
+static const char *const names[] = {
+    "tokenizer.json",         "vocab.json",        "merges.txt",
+    "tokenizer_config.json",  "added_tokens.json", "special_tokens_map.json",
+    "generation_config.json", "config.json"};
+
+static void put(const char *name, const char *text)
+{
+    char path[300];
+    FILE *f;
+
+    (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+    f = fopen(path, "wb");
+    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0)
+        tap_skip_all("the temporary folder cannot be written");
+}
+
+static void clear(void)
+{
+    char path[300];
+    size_t i;
+
+    for (i = 0; i < sizeof names / sizeof names[0]; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        (void)unlink(path);
+    }
+}
+
+/* Whether the folder opens and encodes text (with special tokens) to these ids, -1 behind them. */
+static bool gives(const char *text, const int *ids)
+{
+    struct tokenizer *t = NULL;
+    struct token_list got = {0};
+    char why[600] = "";
+    size_t n = 0;
+    bool good = false;
+
+    while (ids[n] >= 0)
+        n++;
+    if (tokenizer_open(&t, folder, why, sizeof why) != ERR_OK)
+        printf("# %s\n", why);
+    else if (tokenizer_encode(t, text, strlen(text), true, &got) == ERR_OK)
+        good = got.len == n && (n == 0 || memcmp(got.ids, ids, n * sizeof *ids) == 0);
+    if (!good)
+        for (size_t i = 0; i < got.len; i++)
+            printf("# got %d\n", got.ids[i]);
+    tokenizer_close(t);
+    token_list_fini(&got);
+    return good;
+}
+
+#define IDS(...) ((const int[]){__VA_ARGS__, -1})
+
+#define LLAMA                                                                                     \
+    "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"fuse_unk\":true,\"unk_token\":"        \
+    "\"<unk>\",\"vocab\":{\"<unk>\":0,\"<s>\":1,\"</s>\":2,\"\xe2\x96\x81\":3,\"a\":4,"           \
+    "\"\xe2\x96\x81"                                                                              \
+    "a\":5,\"<0xC3>\":6,\"<0xA9>\":7,\"<0xE4>\":8},\"merges\":[\"\xe2\x96\x81 a\"]},"             \
+    "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":"   \
+    "\"\xe2\x96\x81\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":"         \
+    "\"\xe2\x96\x81\"}]},\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\"," \
+    "\"pattern\":{\"String\":\"\xe2\x96\x81\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},"   \
+    "{\"type\":\"Fuse\"},{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"        \
+    "\"added_tokens\":[{\"id\":0,\"content\":\"<unk>\",\"special\":true},{\"id\":1,\"content\":"  \
+    "\"<s>\",\"special\":true},{\"id\":2,\"content\":\"</s>\",\"special\":true}],"                \
+    "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":"  \
+    "\"<s>\"}},{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{\"<s>\":{\"ids\":[1]}}}}"
+
+static void test_overrides(void)
+{
+    clear();
+    put("tokenizer.json", LLAMA);
+    ok(gives("a a", IDS(1, 5, 5)), "the template without a configuration");
+    ok(gives("a</s>a", IDS(1, 5, 2, 5)), "Prepend works on each part");
+    ok(gives("\xc3\xa9", IDS(1, 3, 6, 7)), "byte fallback");
+    ok(gives("\xe4\xbd\xa0", IDS(1, 3, 0)), "a character whose bytes are not all there");
+    put("tokenizer_config.json", "{\"tokenizer_class\":\"LlamaTokenizer\",\"add_bos_token\":false,"
+                                 "\"add_eos_token\":true,\"bos_token\":\"<s>\",\"eos_token\":"
+                                 "{\"content\":\"</s>\"}}");
+    ok(gives("a", IDS(5, 2)), "LlamaTokenizer: the configuration overrules it");
+    put("tokenizer_config.json", "{\"tokenizer_class\":\"LlamaTokenizerFast\",\"add_eos_token\":"
+                                 "true,\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}");
+    ok(gives("a", IDS(1, 5, 2)), "add_bos_token is true where it is not said");
+    put("tokenizer_config.json", "{\"tokenizer_class\":\"PreTrainedTokenizerFast\","
+                                 "\"add_bos_token\":false,\"bos_token\":\"<s>\"}");
+    ok(gives("a", IDS(1, 5)), "PreTrainedTokenizerFast: it does not");
+    put("tokenizer_config.json", "{\"tokenizer_class\":\"LlamaTokenizer\",\"bos_token\":\"<s>\"}");
+    ok(gives("a", IDS(1, 5)), "nor LlamaTokenizer that says neither");
+}
+
+static void test_pair(void)
+{
+    clear();
+    put("vocab.json", "{\"<|endoftext|>\":0,\"a\":1,\"b\":2,\"ab\":3,\"\\u0120\":4}");
+    put("merges.txt", "#version: 0.2\r\na b\r\n");
+    ok(gives("ab ab", IDS(3, 4, 3)), "a pair without a configuration");
+    put("tokenizer_config.json", "{\"tokenizer_class\":\"GPT2Tokenizer\",\"add_bos_token\":true}");
+    ok(gives("ab<|endoftext|>", IDS(0, 3, 0)), "GPT2Tokenizer names its tokens by itself");
+    put("added_tokens.json", "{\"<x>\":5,\"<y>\":6}");
+    ok(gives("<x>ab<y>", IDS(0, 5, 3, 6)), "added_tokens.json");
+    put("special_tokens_map.json", "{\"bos_token\":\"<x>\",\"eos_token\":{\"content\":\"<y>\"}}");
+    ok(gives("ab", IDS(5, 3)), "special_tokens_map.json names bos");
+    put("tokenizer_config.json", "{\"add_prefix_space\":true,\"add_bos_token\":true,\"bos_token\":"
+                                 "{\"content\":\"<y>\"}}");
+    ok(gives("ab", IDS(6, 4, 3)), "tokenizer_config.json wins, and puts a space in front");
+    put("merges.txt", "a b\na");
+    ok(!gives("ab", IDS(3)), "a merge of one token is refused");
+}
+
+static void test_ends(void)
+{
+    struct tokenizer *t = NULL;
+    const int32_t *ids;
+    char why[600];
+    size_t n;
+
+    clear();
+    put("tokenizer.json", LLAMA);
+    put("tokenizer_config.json", "{\"eos_token\":\"</s>\"}");
+    put("generation_config.json", "{\"eos_token_id\":[5,2,100]}");
+    put("config.json", "{\"text_config\":{\"eos_token_id\":1}}");
+    if (!ok(tokenizer_open(&t, folder, why, sizeof why) == ERR_OK, "opens"))
+        return;
+    ids = tokenizer_eos_ids(t, &n);
+    ok(n == 3 && ids[0] == 1 && ids[1] == 2 && ids[2] == 5,
+       "ids that end: of three files, once each, none beyond the vocabulary");
+    ids = tokenizer_special_ids(t, &n);
+    ok(n == 3 && ids[0] == 0 && ids[1] == 1 && ids[2] == 2, "special ids");
+    ok(tokenizer_is_byte(t, 6) && !tokenizer_is_byte(t, 5) && !tokenizer_is_byte(t, 99),
+       "tokens of bytes");
+    ids = tokenizer_eos_ids(t, &n);
+    ok(tokenizer_bytes(t, 6, &n)[0] == (char)0xc3 && n == 1, "the byte that one stands for");
+    ok(memcmp(tokenizer_bytes(t, 5, &n), " a", 2) == 0 && n == 2, "a text with its space");
+    tokenizer_close(t);
+}
+
+/* Push ids; the text after each, with | between. */
+static void stream(const struct tokenizer *t, bool goes_on, const int *ids, struct buf *out)
+{
+    struct detok d;
+
+    buf_clear(out);
+    if (detok_init(&d, t, true, NULL, 0, false) != ERR_OK)
+        tap_skip_all("no memory");
+    if (goes_on)
+        detok_continue(&d);
+    for (; *ids >= 0; ids++) {
+        (void)detok_push(&d, *ids, out);
+        buf_add_byte(out, '|');
+    }
+    (void)detok_finish(&d, out);
+    detok_fini(&d);
+}
+
+static void test_streams(void)
+{
+    struct tokenizer *t = NULL;
+    struct buf out = {0};
+    int long_run[80];
+    char why[600];
+    size_t n;
+    int i;
+
+    clear();
+    put("tokenizer.json", LLAMA);
+    if (!ok(tokenizer_open(&t, folder, why, sizeof why) == ERR_OK, "opens"))
+        return;
+    stream(t, false, IDS(5, 5), &out);
+    is_text(out.bytes, "a| a|", "the start of a text loses its space");
+    stream(t, false, IDS(1, 5), &out);
+    is_text(out.bytes, "|a|", "also behind a special token that is left out");
+    stream(t, true, IDS(5, 5), &out);
+    is_text(out.bytes, " a| a|", "the rest of a text keeps it");
+    stream(t, false, IDS(3, 3, 5), &out);
+    is_text(out.bytes, "| | a|", "one space is lost, not two");
+    stream(t, false, IDS(6, 7, 4), &out);
+    is_text(out.bytes,
+            "||\xc3\xa9"
+            "a|",
+            "bytes wait for the end of their run");
+    stream(t, false, IDS(6, 7, 7, 4), &out);
+    is_text(out.bytes,
+            "|||\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
+            "a|",
+            "a wrong run is U+FFFD a byte");
+    stream(t, false, IDS(6, 7, 8), &out);
+    is_text(out.bytes, "|||\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", "an open one at the end as well");
+    for (i = 0; i < 78; i++)
+        long_run[i] = 6 + i % 2;
+    long_run[78] = -1;
+    stream(t, false, long_run, &out);
+    for (n = 0; n < out.len && out.bytes[n] == '|'; n++)
+        ;
+    is_int(n, DETOK_RUN_MAX - 1, "a long run leaves at its %dth byte", DETOK_RUN_MAX);
+    is_int(out.len, 78 + 78, "and is whole in the end");
+    buf_fini(&out);
+    tokenizer_close(t);
+}
+
+int main(void)
+{
+    (void)snprintf(folder, sizeof folder, "/tmp/quire-folder-%ld", (long)getpid());
+    if (mkdir(folder, 0700) != 0)
+        tap_skip_all("no temporary folder");
+    test_overrides();
+    test_pair();
+    test_ends();
+    test_streams();
+    clear();
+    (void)rmdir(folder);
+    return tap_done();
+}
