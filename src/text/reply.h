@@ -20,7 +20,7 @@ enum reply_format {
     REPLY_HERMES,      /* <tool_call>{"name": "f", "arguments": {}}</tool_call>: also Qwen 2.5, 3 */
     REPLY_LLAMA3,      /* {"name": "f", "parameters": {}}, at the beginning alone */
     REPLY_MISTRAL,     /* [TOOL_CALLS][{...}], and [TOOL_CALLS]f[ARGS]{} of later models */
-    REPLY_QWEN3_CODER, /* <tool_call><function=f><parameter=k>v</parameter></function></tool_call> */
+    REPLY_QWEN3_CODER, /* <function=f><parameter=k>v</parameter></function>, in a tool_call */
     REPLY_PYTHONIC,    /* [f(a=1, b="x"), g()], at the beginning alone */
     REPLY_DEEPSEEK_V3, /* with ```json fences: also R1 */
     REPLY_DEEPSEEK_V31,
