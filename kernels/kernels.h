@@ -137,7 +137,7 @@ int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream
 
 /* --- products of few rows --------------------------------------------------------------- */
 
-#define K_PRODUCT_ROWS_MAX 8 /* half as many with e4m3: beyond that cuBLASLt is as fast */
+#define K_PRODUCT_ROWS_MAX 32 /* e4m3: 4. Beyond that cuBLASLt is as fast */
 
 enum k_product_kind {
     K_PRODUCT_PLAIN,    /* y bf16 [n][n_out] */
@@ -176,11 +176,13 @@ struct k_product {
 
 /* n is 1 .. K_PRODUCT_ROWS_MAX; k_multiply_takes() says whether a matrix can be read so for n rows
  * (K_PRODUCT_RESIDUAL also wants n_out to be a multiple of 16). A row's result does not depend on
- * the other rows; the order of adding depends on the shape and on the bucket of n (1 .. 4, .. 8).
- * Reads the matrix once. n_sms: the device's multiprocessors. May begin before the
- * kernel before it has ended; reads nothing but w before that. */
+ * the other rows; the order of adding depends on the shape and on the bucket of n:
+ * k_multiply_bucket() is the largest number of rows with the order of n rows. Reads the matrix
+ * once. n_sms: the device's multiprocessors. May begin before the kernel before it has ended; reads
+ * nothing but w and norm before that. */
 void ref_multiply(const struct k_product *p, int n);
 int k_multiply_takes(const struct k_matrix *w, int n);
+int k_multiply_bucket(const struct k_matrix *w, int n);
 int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream);
 
 /* x float32 [n][dim] = table at ids; normed [n][dim] = x * norm; sums_out float32

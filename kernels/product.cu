@@ -28,8 +28,10 @@
  * e4m3 is widened to float16 in registers (one instruction for two), so x is float16 there: it
  * comes so from the product before, or is made so in shared memory, each row times a power of
  * two. */
-#include "kernels/sm90.cuh"
+#include "kernels/product.cuh"
 
+#define ROWS_FEW   8 /* half as many with e4m3 */
+#define ROWS_WIDE  5 /* from so many on the other kernel is faster */
 #define WARPS      8
 #define THREADS    (WARPS * 32)
 #define BOX_ROWS   16
@@ -52,20 +54,6 @@ struct product_args {
 };
 
 /* --- the machine's words -------------------------------------------------------------- */
-
-/* One lane of a warp; the same one each time. */
-static __device__ inline bool leads(void)
-{
-    uint32_t yes;
-
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "elect.sync _|p, 0xffffffff;\n"
-                 "selp.u32 %0, 1, 0, p;\n"
-                 "}"
-                 : "=r"(yes));
-    return yes != 0;
-}
 
 /* barrier_wait() with a branch inside: in this loop the code around a wait is what counts, and it
  * was measured with this one. */
@@ -99,21 +87,6 @@ static __device__ inline void copy_bytes(void *to, const void *from, uint32_t by
                  "%2, [%3];" ::"r"(shared_addr(to)),
                  "l"(from), "r"(bytes), "r"(shared_addr(bar))
                  : "memory");
-}
-
-static __device__ inline uint32_t cluster_rank(void)
-{
-    uint32_t r;
-
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return r;
-}
-
-static __device__ inline void cluster_sync(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
 }
 
 /* A float of another CTA's shared memory, at the place of p in ours. */
@@ -249,13 +222,6 @@ struct box_ring {
     int tile, last_tile, box; /* to be ordered next */
     int first_box, tile_rows; /* of this CTA's share; rows of a part in a tile */
 };
-
-/* The warp's number, known to the compiler to be the same in all lanes: addresses of copies must
- * be, and are made so lane by lane otherwise. */
-static __device__ inline int warp_number(void)
-{
-    return __shfl_sync(~0U, (int)threadIdx.x / 32, 0);
-}
 
 /* Order the next two boxes of a tile into a slot. The second may be one too many (zeros, or
  * another CTA's): it is not multiplied. */
@@ -670,32 +636,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
  * other. */
 static int encode_map(CUtensorMap *map, const struct k_product *p)
 {
-    typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                  const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
     bool gated = p->kind == K_PRODUCT_GATED, fp8 = p->w->type == K_E4M3;
     cuuint64_t elem = fp8 ? 1 : 2, rows = (cuuint64_t)p->w->n_out / (gated ? 2 : 1);
     cuuint64_t row_bytes = (cuuint64_t)p->w->n_in * elem;
     cuuint64_t sizes[4] = {128 / elem, rows, gated ? 2U : 1U, row_bytes / 128};
     cuuint64_t strides[3] = {row_bytes, row_bytes * rows, 128};
     cuuint32_t box[4] = {(cuuint32_t)(128 / elem), gated ? 8U : 16U, gated ? 2U : 1U, 2};
-    cuuint32_t ones[4] = {1, 1, 1, 1};
-    cudaDriverEntryPointQueryResult found;
-    void *fn = NULL;
 
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault,
-                                         &found) != cudaSuccess ||
-        fn == NULL)
-        return -1;
-    /* Promotion to 256 bytes halves the speed (README.md). */
-    return ((encode_fn)fn)(map,
-                           fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                           4, p->w->data, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
-               ? 0
-               : -1;
+    return encode_boxes(map, fp8, p->w->data, 4, sizes, strides, box);
 }
 
 static int box_cols(const struct k_matrix *w)
@@ -716,11 +664,30 @@ static size_t rest_bytes(int n_in, int n)
            2 * 4 * WARPS * COL_STRIDE * (size_t)n * 4 + 2 * 8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
 }
 
+/* What this file's kernel takes. */
+static bool takes(const struct k_matrix *w, int n)
+{
+    return n >= 1 && n <= (w->type == K_E4M3 ? ROWS_FEW / 2 : ROWS_FEW) && w->block == 0 &&
+           w->n_in % (box_cols(w) * split_of(n)) == 0 &&
+           rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
+}
+
+/* Whether the other one is to be taken: where it is faster, or the only one. */
+static bool is_wide(const struct k_matrix *w, int n)
+{
+    return product_wide_takes(w, n) && (n >= ROWS_WIDE || !takes(w, n));
+}
+
 int k_multiply_takes(const struct k_matrix *w, int n)
 {
-    return n >= 1 && n <= (w->type == K_E4M3 ? K_PRODUCT_ROWS_MAX / 2 : K_PRODUCT_ROWS_MAX) &&
-           w->block == 0 && w->n_in % (box_cols(w) * split_of(n)) == 0 &&
-           rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
+    return takes(w, n) || product_wide_takes(w, n);
+}
+
+int k_multiply_bucket(const struct k_matrix *w, int n)
+{
+    if (!is_wide(w, n))
+        return n <= 4 ? 4 : ROWS_FEW;
+    return product_wide_bucket(n);
 }
 
 template <int NT, int WK, int PT, bool FP8, bool CLUSTER>
@@ -767,7 +734,11 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     product_args a = {};
     CUtensorMap map;
 
-    if (!k_multiply_takes(w, n) || (p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0) ||
+    if (is_wide(w, n))
+        return p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0
+                   ? -1
+                   : product_wide(p, n, n_sms, stream);
+    if (!takes(w, n) || (p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0) ||
         encode_map(&map, p) != 0)
         return -1;
     a.p = *p;

@@ -179,18 +179,24 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 #define SM90_R40   "%40, %41, %42, %43, %44, %45, %46, %47"
 #define SM90_R48   "%48, %49, %50, %51, %52, %53, %54, %55"
 #define SM90_R56   "%56, %57, %58, %59, %60, %61, %62, %63"
+#define SM90_STR4  "%0, %1, %2, %3"
+#define SM90_STR8  SM90_R0
+#define SM90_STR16 SM90_R0 ", " SM90_R8
 #define SM90_STR32 SM90_R0 ", " SM90_R8 ", " SM90_R16 ", " SM90_R24
 #define SM90_STR40 SM90_STR32 ", " SM90_R32
 #define SM90_STR48 SM90_STR40 ", " SM90_R40
 #define SM90_STR64 SM90_STR48 ", " SM90_R48 ", " SM90_R56
 
-#define SM90_C8(i)                                                                              \
+#define SM90_EIGHT(i)                                                                           \
     "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
         "+f"(c[i + 6]), "+f"(c[i + 7])
-#define SM90_C32 SM90_C8(0), SM90_C8(8), SM90_C8(16), SM90_C8(24)
-#define SM90_C40 SM90_C32, SM90_C8(32)
-#define SM90_C48 SM90_C40, SM90_C8(40)
-#define SM90_C64 SM90_C48, SM90_C8(48), SM90_C8(56)
+#define SM90_C4  "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+#define SM90_C8  SM90_EIGHT(0)
+#define SM90_C16 SM90_EIGHT(0), SM90_EIGHT(8)
+#define SM90_C32 SM90_EIGHT(0), SM90_EIGHT(8), SM90_EIGHT(16), SM90_EIGHT(24)
+#define SM90_C40 SM90_C32, SM90_EIGHT(32)
+#define SM90_C48 SM90_C40, SM90_EIGHT(40)
+#define SM90_C64 SM90_C48, SM90_EIGHT(48), SM90_EIGHT(56)
 
 /* c [64][N] (+)= a [64][16] * b; a thread holds N / 2 floats of c. multiply_rows(): b is [N][16], a
  * in shared memory or in registers; with add 0, c is overwritten. multiply_columns(): b is [16][N],
@@ -233,6 +239,9 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }
 
+SM90_PRODUCTS(8, 4, "%4", "%5", "%6", "%7", "%8", "%9")
+SM90_PRODUCTS(16, 8, "%8", "%9", "%10", "%11", "%12", "%13")
+SM90_PRODUCTS(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
 SM90_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 SM90_PRODUCTS(80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
 SM90_PRODUCTS(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")

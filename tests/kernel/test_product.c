@@ -1,20 +1,14 @@
 /* k_multiply() and k_embed_normed() against their references: every kind, both types of weights,
- * every bucket of rows, shapes with a last tile that is not full and boxes that are odd in
- * number; twice with equal bits, and each row alone as in company of its bucket. */
+ * numbers of rows from all buckets (all numbers for one shape), shapes with a last tile that is not
+ * full and boxes that are odd in number. Results are poisoned before each call. The same call gives
+ * the same bits, and a row's bits do not depend on the other rows' values nor, within a bucket, on
+ * their number. */
 #include "tests/kernel/gpu.h"
 
 #define SMS 132
 
 struct shape {
     int n_out, n_in;
-};
-
-/* Everything of one product, as float32 on the host and as its twin on the device. */
-struct product_run {
-    struct k_matrix w, w_dev;
-    struct k_product host, dev;
-    float *y, *y_dev_floats, *residual, *normed, *sums;
-    size_t n_y;
 };
 
 static float e4m3_value(uint8_t b)
@@ -63,119 +57,188 @@ static float *half_floats(const void *dev, size_t n)
     return f;
 }
 
-static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type type, bool small,
-                         int n_max)
+/* One product: what it reads, and what it wrote last, as floats. */
+struct run {
+    enum k_product_kind kind;
+    struct shape s;
+    enum k_type type;
+    int n_max;
+    bool small;
+    float *x, *bias, *norm, *residual, *scales, *w, *sums_in;
+    struct k_matrix dev_w;
+    void *dev_bias, *dev_norm, *dev_sums_in;
+    float *y, *normed, *sums; /* of the device; residual is in y */
+    float *want, *want_normed, *want_sums;
+};
+
+static size_t outputs_of(const struct run *r, int n)
+{
+    return (size_t)n * (size_t)(r->kind == K_PRODUCT_GATED ? r->s.n_out / 2 : r->s.n_out);
+}
+
+static size_t parts_of(const struct run *r, int n)
+{
+    return (size_t)n * (size_t)((r->s.n_out + 15) / 16);
+}
+
+/* What row n of a test is given besides x. */
+static struct k_product product_of(const struct run *r, int n)
+{
+    return (struct k_product){.kind = r->kind,
+                              .n_sums = r->s.n_in / 16,
+                              .eps = 1e-5f,
+                              .x_is_half = r->type == K_E4M3 && n != 2,
+                              .y_is_half = n > 2};
+}
+
+static void run_open(struct run *r, enum k_product_kind kind, struct shape s, enum k_type type,
+                     bool small, int n_max)
 {
     size_t n_w = (size_t)s.n_out * (size_t)s.n_in, n_x = (size_t)n_max * (size_t)s.n_in;
-    size_t n_y = (size_t)n_max * (size_t)s.n_out;
-    int n_parts = s.n_in / 16, tiles = (s.n_out + 15) / 16;
-    float *x = gpu_random(n_x, 1.0f), *bias = gpu_random((size_t)s.n_out, 0.5f);
-    float *norm = gpu_random((size_t)s.n_out, 1.0f), *residual = gpu_random(n_y, 2.0f);
-    float *scales = gpu_random((size_t)s.n_out, 0.02f), *w, *sums_in = malloc(n_x / 16 * 4);
-    float *normed = malloc(n_y * 4), *sums = malloc((size_t)(n_max * tiles) * 4);
-    float *y = malloc(n_y * 4), *got = malloc(n_y * 4), *again = malloc(n_y * 4);
     uint8_t *bytes = malloc(n_w);
+
+    *r = (struct run){.kind = kind, .s = s, .type = type, .small = small, .n_max = n_max};
+    r->x = gpu_random(n_x, 1.0f);
+    r->bias = gpu_random((size_t)s.n_out, 0.5f);
+    r->norm = gpu_random((size_t)s.n_out, 1.0f);
+    r->residual = gpu_random(outputs_of(r, n_max), 2.0f);
+    r->scales = gpu_random((size_t)s.n_out, 0.02f);
+    r->sums_in = malloc(n_x / 16 * 4);
+    for (size_t i = 0; i < n_x / 16; i++)
+        r->sums_in[i] = 8.0f + 8.0f * gpu_uniform();
+    if (type == K_E4M3) {
+        r->w = malloc(n_w * sizeof *r->w);
+        random_e4m3(r->w, bytes, n_w, small);
+    } else {
+        r->w = gpu_random(n_w, 0.1f);
+    }
+    r->dev_w = (struct k_matrix){.type = type, .n_out = s.n_out, .n_in = s.n_in};
+    r->dev_w.data = type == K_E4M3 ? gpu_array(bytes, n_w) : (void *)gpu_bf16(r->w, n_w);
+    r->dev_w.scales = type == K_E4M3 ? gpu_array(r->scales, (size_t)s.n_out * 4) : NULL;
+    r->dev_bias = gpu_bf16(r->bias, (size_t)s.n_out);
+    r->dev_norm = gpu_bf16(r->norm, (size_t)s.n_out);
+    r->dev_sums_in = gpu_array(r->sums_in, n_x / 16 * 4);
+    r->y = malloc(outputs_of(r, n_max) * 4), r->want = malloc(outputs_of(r, n_max) * 4);
+    r->normed = malloc(outputs_of(r, n_max) * 4);
+    r->want_normed = malloc(outputs_of(r, n_max) * 4);
+    r->sums = malloc(parts_of(r, n_max) * 4), r->want_sums = malloc(parts_of(r, n_max) * 4);
+    free(bytes);
+}
+
+static void run_close(struct run *r)
+{
+    free(r->x), free(r->bias), free(r->norm), free(r->residual), free(r->scales), free(r->w);
+    free(r->sums_in), free(r->y), free(r->want), free(r->normed), free(r->want_normed);
+    free(r->sums), free(r->want_sums);
+}
+
+/* The reference of n rows, in want, want_normed and want_sums. */
+static void run_reference(struct run *r, int n)
+{
+    struct k_matrix w = {.data = r->w,
+                         .scales = r->type == K_E4M3 ? r->scales : NULL,
+                         .n_out = r->s.n_out,
+                         .n_in = r->s.n_in};
+    struct k_product p = product_of(r, n);
+
+    p.x = r->x;
+    p.w = &w;
+    p.bias = n > 2 ? r->bias : NULL;
+    p.sums_in = n % 2 == 1 ? r->sums_in : NULL;
+    p.norm = r->norm;
+    p.y = p.residual = r->want;
+    p.normed = r->want_normed;
+    p.sums_out = r->want_sums;
+    memcpy(r->want, r->residual, outputs_of(r, n) * 4);
+    ref_multiply(&p, n);
+}
+
+/* n rows of x on the device, with the settings of a test of n_like rows, into fresh arrays: what
+ * is not written stays 0xAB. */
+static void run_device(struct run *r, const float *x, int n, int n_like)
+{
+    size_t n_x = (size_t)n * (size_t)r->s.n_in, used = outputs_of(r, n);
+    struct k_product p = product_of(r, n_like);
+    bool half = p.y_is_half, residual = r->kind == K_PRODUCT_RESIDUAL;
+    float *f;
+
+    p.w = &r->dev_w;
+    p.x = p.x_is_half ? gpu_half(x, n_x) : gpu_bf16(x, n_x);
+    p.bias = n_like > 2 ? r->dev_bias : NULL;
+    p.sums_in = n_like % 2 == 1 ? r->dev_sums_in : NULL;
+    p.norm = r->dev_norm;
+    p.y = gpu_array(NULL, used * (r->kind == K_PRODUCT_FLOAT ? 4 : 2));
+    p.normed = gpu_array(NULL, used * 2);
+    p.sums_out = gpu_array(NULL, parts_of(r, n) * 4);
+    p.residual = gpu_array(r->residual, used * 4);
+    gpu_must(k_multiply(&p, n, SMS, device_cuda_stream(gpu)));
+    if (r->kind == K_PRODUCT_FLOAT || residual) {
+        ok(gpu_get(r->y, residual ? p.residual : p.y, used * 4), "guard bands are whole");
+    } else {
+        f = half && r->kind == K_PRODUCT_GATED ? half_floats(p.y, used) : gpu_floats(p.y, used);
+        memcpy(r->y, f, used * 4);
+        free(f);
+    }
+    if (!residual)
+        return;
+    f = half ? half_floats(p.normed, used) : gpu_floats(p.normed, used);
+    memcpy(r->normed, f, used * 4);
+    free(f);
+    ok(gpu_get(r->sums, p.sums_out, parts_of(r, n) * 4), "guard bands are whole");
+}
+
+static void compare_rows(struct run *r, int n)
+{
+    size_t used = outputs_of(r, n), width = outputs_of(r, 1), n_in = (size_t)r->s.n_in;
+    bool is_float = r->kind == K_PRODUCT_FLOAT, residual = r->kind == K_PRODUCT_RESIDUAL, same;
+    double limit = 1e-9, worst = 1e-4;
+    float *first = malloc(used * 4), *other = malloc((size_t)n * n_in * 4);
+    int row = n / 2;
     char name[160];
 
-    if (type == K_E4M3) {
-        w = malloc(n_w * sizeof *w);
-        random_e4m3(w, bytes, n_w, small);
-    } else {
-        w = gpu_random(n_w, 0.1f);
+    run_reference(r, n);
+    run_device(r, r->x, n, n);
+    memcpy(first, r->y, used * 4);
+    (void)snprintf(name, sizeof name, "kind %d, %s %d x %d, %d rows", (int)r->kind,
+                   r->type == K_E4M3 ? "e4m3" : "bf16", r->s.n_out, r->s.n_in, n);
+    if (is_float || residual)
+        gpu_compare(r->y, r->want, used, limit, worst, name);
+    else
+        gpu_compare(r->y, r->want, used, 1e-5, 8e-3, name);
+    if (residual) {
+        gpu_compare(r->normed, r->want_normed, used, 1e-5, 8e-3, "its normed rows");
+        gpu_compare(r->sums, r->want_sums, parts_of(r, n), 10 * limit, 1e-3, "its squares");
     }
-    for (size_t i = 0; i < n_x / 16; i++)
-        sums_in[i] = 8.0f + 8.0f * gpu_uniform();
-    for (int n = 1; n <= n_max; n = n < 5 ? n + 1 : n + 3) {
-        bool with_sums = n % 2 == 1, x_is_half = type == K_E4M3 && n != 2, y_is_half = n > 2;
-        struct k_matrix host_w = {
-            .data = w, .scales = type == K_E4M3 ? scales : NULL, .n_out = s.n_out, .n_in = s.n_in};
-        struct k_matrix dev_w = {.data = type == K_E4M3 ? gpu_array(bytes, n_w)
-                                                        : (void *)gpu_bf16(w, n_w),
-                                 .type = type,
-                                 .n_out = s.n_out,
-                                 .n_in = s.n_in};
-        struct k_product host = {.kind = kind,
-                                 .x = x,
-                                 .w = &host_w,
-                                 .bias = n > 2 ? bias : NULL,
-                                 .sums_in = with_sums ? sums_in : NULL,
-                                 .n_sums = n_parts,
-                                 .eps = 1e-5f,
-                                 .x_is_half = x_is_half,
-                                 .y_is_half = y_is_half,
-                                 .y = y,
-                                 .norm = norm,
-                                 .normed = normed,
-                                 .sums_out = sums};
-        struct k_product dev = host;
-        size_t used = (size_t)n * (size_t)(kind == K_PRODUCT_GATED ? s.n_out / 2 : s.n_out);
-        bool is_float = kind == K_PRODUCT_FLOAT || kind == K_PRODUCT_RESIDUAL, same, lone = true;
-        float *want_residual = malloc(n_y * 4), *got_normed;
-        void *residual_dev;
-
-        if (k_multiply_takes(&dev_w, n) == 0) {
-            free(want_residual);
-            continue;
-        }
-        dev_w.scales = type == K_E4M3 ? gpu_array(scales, (size_t)s.n_out * 4) : NULL;
-        dev.w = &dev_w;
-        dev.x = x_is_half ? gpu_half(x, n_x) : gpu_bf16(x, n_x);
-        dev.bias = n > 2 ? gpu_bf16(bias, (size_t)s.n_out) : NULL;
-        dev.sums_in = with_sums ? gpu_array(sums_in, n_x / 16 * 4) : NULL;
-        dev.norm = gpu_bf16(norm, (size_t)s.n_out);
-        dev.y = gpu_array(NULL, used * (kind == K_PRODUCT_FLOAT ? 4 : 2));
-        dev.normed = gpu_array(NULL, used * 2);
-        dev.sums_out = gpu_array(NULL, (size_t)(n * tiles) * 4);
-        residual_dev = gpu_array(residual, used * 4);
-        dev.residual = residual_dev;
-        memcpy(want_residual, residual, n_y * 4);
-        host.residual = want_residual;
-        ref_multiply(&host, n);
-        gpu_must(k_multiply(&dev, n, SMS, device_cuda_stream(gpu)));
-        (void)snprintf(name, sizeof name, "kind %d, %s %d x %d, %d rows", (int)kind,
-                       type == K_E4M3 ? "e4m3" : "bf16", s.n_out, s.n_in, n);
-        if (kind == K_PRODUCT_RESIDUAL) {
-            ok(gpu_get(got, residual_dev, used * 4), "guard bands are whole");
-            gpu_compare(got, want_residual, used, 1e-9, 1e-4, name);
-            got_normed = y_is_half ? half_floats(dev.normed, used) : gpu_floats(dev.normed, used);
-            gpu_compare(got_normed, normed, used, 1e-5, 8e-3, "its normed rows");
-            ok(gpu_get(again, dev.sums_out, (size_t)(n * tiles) * 4), "guard bands are whole");
-            gpu_compare(again, sums, (size_t)(n * tiles), 1e-8, 1e-3, "its squares");
-            free(got_normed);
-            gpu_must(gpu->ops->upload(gpu, residual_dev, residual, used * 4));
-        } else if (is_float) {
-            ok(gpu_get(got, dev.y, used * 4), "guard bands are whole");
-            gpu_compare(got, y, used, 1e-9, 1e-4, name);
-        } else {
-            bool half = y_is_half && kind == K_PRODUCT_GATED;
-            float *f = half ? half_floats(dev.y, used) : gpu_floats(dev.y, used);
-
-            memcpy(got, f, used * 4);
-            free(f);
-            gpu_compare(got, y, used, 1e-5, 8e-3, name);
-        }
-        /* Once more, and one row fewer in the same bucket: the same bits. */
-        gpu_must(k_multiply(&dev, n, SMS, device_cuda_stream(gpu)));
-        if (is_float) {
-            (void)gpu_get(again, kind == K_PRODUCT_FLOAT ? dev.y : residual_dev, used * 4);
-            same = memcmp(again, got, used * 4) == 0;
-        } else {
-            bool half = y_is_half && kind == K_PRODUCT_GATED;
-            float *f = half ? half_floats(dev.y, used) : gpu_floats(dev.y, used);
-
-            same = memcmp(f, got, used * 4) == 0;
-            free(f);
-        }
-        if (n > 1 && n != 5 && kind == K_PRODUCT_FLOAT) {
-            gpu_must(k_multiply(&dev, n - 1, SMS, device_cuda_stream(gpu)));
-            (void)gpu_get(again, dev.y, used * 4);
-            lone = memcmp(again, got, used * 4) == 0;
-        }
-        ok(same && lone, "%s: the same bits again, and with a row fewer", name);
-        free(want_residual);
+    run_device(r, r->x, n, n);
+    same = memcmp(first, r->y, used * 4) == 0;
+    /* All rows but one are others, and one of them is not a number. */
+    for (size_t i = 0; i < (size_t)n * n_in; i++)
+        other[i] = i / n_in == (size_t)row ? r->x[i] : -2.0f * r->x[i];
+    if (n > 1)
+        other[(size_t)(row == 0 ? 1 : 0) * n_in + 3] = NAN;
+    run_device(r, other, n, n);
+    same = same && memcmp(first + (size_t)row * width, r->y + (size_t)row * width, width * 4) == 0;
+    ok(same, "%s: the same bits again, and in other company", name);
+    if (n > 1 && k_multiply_bucket(&r->dev_w, n - 1) == k_multiply_bucket(&r->dev_w, n)) {
+        run_device(r, r->x, n - 1, n);
+        ok(memcmp(first, r->y, (used - width) * 4) == 0, "%s: the same bits with a row fewer",
+           name);
     }
-    free(x), free(bias), free(norm), free(residual), free(scales), free(w), free(sums_in);
-    free(normed), free(sums), free(y), free(got), free(again), free(bytes);
+    free(first), free(other);
+}
+
+/* From 1 to n_max rows: all of them, or some of each bucket. */
+static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type type, bool small,
+                         int n_max, bool all)
+{
+    struct run r;
+
+    run_open(&r, kind, s, type, small, n_max);
+    for (int n = 1; n <= n_max; n += all || n < 5 ? 1 : n < 11 ? 3 : 7) {
+        if (k_multiply_takes(&r.dev_w, n))
+            compare_rows(&r, n);
+    }
+    run_close(&r);
 }
 
 static void compare_embed(int n, int dim)
@@ -213,12 +276,19 @@ int main(void)
     gpu_open();
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
-            compare_kind(kind, shapes[i], K_BF16, false, 9);
-            compare_kind(kind, shapes[i], K_E4M3, i == 1, 9);
+            compare_kind(kind, shapes[i], K_BF16, false, 32, i == 1);
+            compare_kind(kind, shapes[i], K_E4M3, i == 1, 32, i == 1);
         }
     }
-    compare_kind(K_PRODUCT_FLOAT, (struct shape){1003, 256}, K_BF16, false, 17);
-    compare_kind(K_PRODUCT_PLAIN, (struct shape){1002, 1024}, K_E4M3, false, 17);
+    compare_kind(K_PRODUCT_FLOAT, (struct shape){1003, 256}, K_BF16, false, 32, false);
+    compare_kind(K_PRODUCT_PLAIN, (struct shape){1002, 1024}, K_E4M3, false, 32, false);
+    /* tiles of 48 and of 224 rows */
+    compare_kind(K_PRODUCT_PLAIN, (struct shape){6144, 832}, K_BF16, false, 17, false);
+    compare_kind(K_PRODUCT_GATED, (struct shape){28672, 192}, K_BF16, false, 17, false);
+    /* several tiles a block */
+    compare_kind(K_PRODUCT_FLOAT, (struct shape){36004, 128}, K_BF16, false, 32, false);
+    compare_kind(K_PRODUCT_GATED, (struct shape){36016, 128}, K_BF16, false, 32, false);
+    compare_kind(K_PRODUCT_GATED, (struct shape){1006, 256}, K_BF16, false, 32, false);
     compare_embed(1, 64);
     compare_embed(7, 4096);
     device_close(gpu);

@@ -1,0 +1,76 @@
+/* What the two kernels of products share (product.cu, sm90_product.cu). */
+#ifndef QUIRE_KERNELS_PRODUCT_CUH
+#define QUIRE_KERNELS_PRODUCT_CUH
+
+#include "kernels/sm90.cuh"
+
+/* The other kernel, of bf16 and up to K_PRODUCT_ROWS_MAX rows: its parts of k_multiply_takes(),
+ * k_multiply_bucket() and k_multiply(). */
+bool product_wide_takes(const struct k_matrix *w, int n);
+int product_wide_bucket(int n);
+int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream);
+
+/* One lane of a warp; the same one each time. */
+static __device__ inline bool leads(void)
+{
+    uint32_t yes;
+
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(yes));
+    return yes != 0;
+}
+
+/* The warp's number, known to the compiler to be the same in all lanes: addresses of copies must
+ * be, and are made so lane by lane otherwise. */
+static __device__ inline int warp_number(void)
+{
+    return __shfl_sync(~0U, (int)threadIdx.x / 32, 0);
+}
+
+static __device__ inline uint32_t cluster_rank(void)
+{
+    uint32_t r;
+
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+
+static __device__ inline void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* A tensor map of up to four dimensions, 128 bytes the innermost box. 0, or -1. Promotion to 256
+ * bytes halves the speed (README.md). */
+static inline int encode_boxes(CUtensorMap *map, bool is_bytes, void *data, int rank,
+                               const cuuint64_t *sizes, const cuuint64_t *strides,
+                               const cuuint32_t *box)
+{
+    typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                  const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    cuuint32_t ones[4] = {1, 1, 1, 1};
+    cudaDriverEntryPointQueryResult found;
+    void *fn = NULL;
+
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault,
+                                         &found) != cudaSuccess ||
+        fn == NULL)
+        return -1;
+    return ((encode_fn)fn)(
+               map, is_bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+               (cuuint32_t)rank, data, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+               ? 0
+               : -1;
+}
+
+#endif

@@ -1,0 +1,820 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Products of up to 32 rows of bfloat16 on the warpgroup product: y [n][n_out] = x [n][n_in] *
+ * transpose(w [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode
+ * (k_multiply() in kernels.h). product.cu is faster for the fewest rows.
+ *
+ * The split. Rows of w are the 64 rows of a wgmma, rows of x its columns. Rows of w are cut into
+ * tiles so that all CTAs have as many: for 8B's matrices a CTA has one tile of 32, 48 or 224 rows,
+ * of 1, 2 or 4 blocks of at most 64; what a wgmma computes beyond a block's rows is garbage that
+ * nobody takes. So sums need not be cut over n_in, but where rows of x would be read through L2
+ * more often than pays, two CTAs of a cluster share a tile twice as high, each half of n_in.
+ *
+ * One warp orders copies, two warpgroups multiply: of tiles of one block each takes every second
+ * slot, of others half of the blocks. Three more warps add the squares of RMS norm.
+ *
+ * Shared memory: slots of w [rows of a block / 8][slabs][8][128 bytes] (a slab is 64 of n_in), so
+ * that one copy reads 8 rows x 1 KB before the next 8 (with one slab after another it was slower by
+ * a sixth: pages of memory), and slots of x [slabs][columns][128 bytes], both with the copy
+ * engine's swizzle, as wgmma reads them. At the end of a CTA's only tile its sums lie over the
+ * slots.
+ *
+ * The first slots are ordered before the kernel before has ended, but not all: x stands in the same
+ * queue. The order of adding depends on the shape and on the bucket of n. */
+#include "kernels/product.cuh"
+
+#define THREADS    384 /* two warpgroups that multiply; a warp that orders; three helpers */
+#define WORKERS    256
+#define SLAB       128 /* bytes of a row in a slab: one row of the swizzle's pattern */
+#define SLAB_COLS  64
+#define BLOCK      64 /* rows of w that one wgmma takes */
+#define DEPTH_MAX  32
+#define ROWS_MAX   256                          /* rows of w in a tile */
+#define REST_BYTES (64 * 4 + 4 * DEPTH_MAX * 8) /* inverse, barriers */
+#define SMEM_MAX   (226 * 1024)
+#define RING_BYTES (192 * 1024) /* of slots, at most */
+#define SLOT_BYTES (32 * 1024)  /* of a slot of w, at most */
+#define PRE_BYTES  (64 * 1024)  /* of w that are ordered before x */
+
+/* How a matrix is cut for a bucket of rows. */
+struct cut {
+    int n_out, n_in;
+    bool gated;
+    int columns;    /* of a wgmma: the bucket's rows */
+    int x_rows;     /* of x that are copied: n rounded up to 8 */
+    int rows;       /* of w in a tile */
+    int n_blocks;   /* of a tile: 1, 2 or 4 */
+    int block_rows; /* rows / n_blocks, at most BLOCK */
+    int n_tiles;    /* of the matrix */
+    int n_split;    /* CTAs of a cluster: each has a share of n_in */
+    int n_groups;   /* clusters */
+    int n_slabs;    /* of n_in */
+    int box;        /* slabs of a slot */
+    int depth;      /* slots of w */
+    int slot_bytes;
+    int group_bytes, slab_bytes; /* in a slot: from 8 rows to the next, from a slab to the next */
+    bool rows_by_eight; /* slots of w are [rows / 8][box][8][SLAB]; else [box][rows][SLAB] */
+    int x_depth, x_bytes;
+    int x_copied; /* bytes of a slot of x that are copied */
+    /* in shared memory, whose beginning are the slots of w: */
+    int x_at;
+    int red_at;  /* sums of a round [columns][stride]; 0, over the slots, when there is one tile */
+    int rest_at; /* inverse, barriers */
+    int smem;
+    int round; /* columns that are written at a time */
+};
+
+struct wide_args {
+    struct k_product p;
+    struct cut c;
+    const float *scales; /* [n_out] or NULL */
+    int n;
+    int first_slots; /* that are ordered before x */
+};
+
+/* --- the machine's words ---------------------------------------------------------------- */
+
+/* Slabs of rows of w. Weights are read once a step: first out. */
+static __device__ inline void copy_w(void *to, const CUtensorMap *map, int row, int slab,
+                                     bool by_eight, uint64_t *bar)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_addr(to)),
+                 "l"(map), "r"(0), "r"(by_eight ? 0 : row), "r"(slab), "r"(by_eight ? row / 8 : 0),
+                 "r"(shared_addr(bar)), "l"(0x12f0000000000000ULL)
+                 : "memory");
+}
+
+/* Four floats of another CTA's shared memory, at the place of p in ours. */
+static __device__ inline float4 load_four_remote(const float *p, uint32_t rank)
+{
+    uint32_t at;
+    float4 f;
+
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_addr(p)), "r"(rank));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(f.x), "=f"(f.y), "=f"(f.z), "=f"(f.w)
+                 : "r"(at));
+    return f;
+}
+
+/* --- ordering --------------------------------------------------------------------------- */
+
+struct work {
+    int tile;
+    int first, last; /* slabs of this CTA */
+};
+
+/* The barriers: w [depth] and x [x_depth], full and empty. */
+struct barriers {
+    uint64_t *full, *empty, *x_full, *x_empty;
+};
+
+/* A place in a ring whose length the launch chose. */
+struct slot {
+    int at;
+    uint32_t parity;
+};
+
+static __device__ inline void next_slot(slot &s, int n, int depth)
+{
+    s.at += n;
+    if (s.at >= depth) {
+        s.at -= depth;
+        s.parity ^= 1;
+    }
+}
+
+/* What is ordered next: a step is `box` slabs of a tile. */
+struct step {
+    int tile, slab;
+};
+
+static __device__ inline void next_step(step &s, const work &k, const cut &c)
+{
+    s.slab += c.box;
+    if (s.slab >= k.last) {
+        s.slab = k.first;
+        s.tile += c.n_groups;
+    }
+}
+
+/* The row of w where block b of a tile begins. */
+static __device__ inline int block_row(int tile, int b, const cut &c)
+{
+    int half = c.n_blocks / 2;
+
+    if (!c.gated)
+        return tile * c.rows + b * c.block_rows;
+    return tile * (c.rows / 2) + (b >= half ? c.n_out / 2 - half * c.block_rows : 0) +
+           b * c.block_rows;
+}
+
+static __device__ inline void order_x(char *shared, const barriers &bars, const CUtensorMap *map,
+                                      step &x, slot &to, const work &k, const cut &c)
+{
+    barrier_wait(&bars.x_empty[to.at], to.parity);
+    barrier_expect(&bars.x_full[to.at], c.x_copied);
+    tensor_load_3d(shared + c.x_at + to.at * c.x_bytes, map, &bars.x_full[to.at], 0, 0, x.slab);
+    next_slot(to, 1, c.x_depth);
+    next_step(x, k, c);
+}
+
+/* One lane: all of this CTA's blocks; the first of w before the launch in front has ended, then a
+ * ring of x, then a slot of x before each step of w. */
+template <int MB>
+static __device__ void order_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
+                                 const CUtensorMap *x_map, const work &k, const wide_args &a)
+{
+    const cut &c = a.c;
+    step w = {k.tile, k.first}, x = w;
+    slot to = {0, 1}, x_to = {0, 1};
+    int before_x = a.first_slots, w_steps = 0, x_steps = 0;
+
+    tensor_prefetch(x_map);
+    for (; w.tile < c.n_tiles || before_x >= 0; w_steps++) {
+        for (int b = 0; b < MB; b++) {
+            if (before_x == 0 || (before_x > 0 && w.tile >= c.n_tiles)) {
+                before_x = -1;
+                asm volatile("griddepcontrol.wait;" ::: "memory");
+                asm volatile("griddepcontrol.launch_dependents;");
+                for (; x_steps < c.x_depth && x.tile < c.n_tiles; x_steps++)
+                    order_x(shared, bars, x_map, x, x_to, k, c);
+            }
+            if (w.tile >= c.n_tiles)
+                break;
+            if (before_x < 0 && x_steps <= w_steps && x.tile < c.n_tiles) {
+                order_x(shared, bars, x_map, x, x_to, k, c);
+                x_steps++;
+            }
+            barrier_wait(&bars.empty[to.at], to.parity);
+            barrier_expect(&bars.full[to.at], c.slot_bytes);
+            copy_w(shared + to.at * c.slot_bytes, w_map, block_row(w.tile, b, c), w.slab,
+                   c.rows_by_eight, &bars.full[to.at]);
+            next_slot(to, 1, c.depth);
+            before_x -= before_x > 0;
+        }
+        if (w.tile < c.n_tiles)
+            next_step(w, k, c);
+    }
+}
+
+/* --- multiplying ------------------------------------------------------------------------ */
+
+/* This warpgroup's sums of a tile. Of one block it takes every second slot, of several its half of
+ * the blocks; with two sums a block, products that follow each other need not wait. A slot is given
+ * back when the first product behind it runs. */
+template <int N, int MB>
+static __device__ __forceinline__ void multiply_tile(float (&acc)[2][N / 2], char *shared,
+                                                     const barriers &bars, slot &from, slot &x_from,
+                                                     const work &k, const cut &c, int group)
+{
+    const int OWN = MB == 4 ? 2 : 1;
+    int before = -1, x_before = -1;
+
+#pragma unroll
+    for (int e = 0; e < N / 2; e++)
+        acc[0][e] = acc[1][e] = 0.0f;
+    for (int slab = k.first, turn = 0; slab < k.last; slab += c.box, turn ^= 1) {
+        int n_slabs = min(c.box, k.last - slab);
+
+        if (MB == 1 && turn != group) {
+            next_slot(from, 1, c.depth);
+            next_slot(x_from, 1, c.x_depth);
+            continue;
+        }
+        barrier_wait(&bars.x_full[x_from.at], x_from.parity);
+        if (MB > 1)
+            next_slot(from, group * OWN, c.depth);
+#pragma unroll
+        for (int b = 0; b < OWN; b++) {
+            uint64_t w = operand(shared + from.at * c.slot_bytes, c.group_bytes, 0);
+            uint64_t x = operand(shared + c.x_at + x_from.at * c.x_bytes, 8 * SLAB, 0);
+
+            barrier_wait(&bars.full[from.at], from.parity);
+#pragma unroll 1
+            for (int s = 0; s < n_slabs; s++) {
+                keep(acc[0]), keep(acc[1]);
+                warpgroup_begin();
+                multiply_rows(acc[b], w, x, 1);
+                multiply_rows(acc[OWN == 1 ? 1 : b], w + 2, x + 2, 1);
+                multiply_rows(acc[b], w + 4, x + 4, 1);
+                multiply_rows(acc[OWN == 1 ? 1 : b], w + 6, x + 6, 1);
+                warpgroup_commit();
+                warpgroup_wait<1>();
+                if (s == 0 && leads()) {
+                    if (before >= 0)
+                        barrier_arrive(&bars.empty[before]);
+                    if (x_before >= 0)
+                        barrier_arrive(&bars.x_empty[x_before]);
+                }
+                w += c.slab_bytes / 16;
+                x += c.x_rows * SLAB / 16;
+            }
+            before = from.at;
+            x_before = -1;
+            next_slot(from, 1, c.depth);
+        }
+        if (MB > 1)
+            next_slot(from, MB - (group + 1) * OWN, c.depth);
+        x_before = x_from.at;
+        next_slot(x_from, 1, c.x_depth);
+    }
+    warpgroup_wait<0>();
+    keep(acc[0]), keep(acc[1]);
+    if (before >= 0 && leads()) {
+        barrier_arrive(&bars.empty[before]);
+        barrier_arrive(&bars.x_empty[x_before]);
+    }
+    if (OWN == 1) {
+#pragma unroll
+        for (int e = 0; e < N / 2; e++)
+            acc[0][e] += acc[1][e];
+    }
+}
+
+/* --- the end of a tile ------------------------------------------------------------------ */
+
+/* Columns first .. first + columns - 1 of a warpgroup's sums to shared memory [column][stride]. */
+template <int N, int MB, int OWN>
+static __device__ inline void store_sums(float *red, const float (&acc)[2][N / 2], int first,
+                                         int columns, int block_rows)
+{
+    const int stride = MB * BLOCK + 4;
+    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+
+#pragma unroll
+    for (int b = 0; b < OWN; b++) {
+#pragma unroll
+        for (int e = 0; e < N / 2; e++) {
+            int col = e / 4 * 8 + q * 2 + e % 2 - first, below = e % 4 / 2 * 8;
+
+            if (col >= 0 && col < columns && row + below < block_rows)
+                red[col * stride + b * block_rows + row + below] = acc[b][e];
+        }
+    }
+}
+
+/* Four numbers of a row of n; `whole` when they may be taken at once. */
+static __device__ inline void load_four(float f[4], const float *from, size_t at, int left,
+                                        bool whole)
+{
+    if (whole) {
+        *(float4 *)f = *(const float4 *)(from + at);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        f[i] = i < left ? from[at + i] : 0.0f;
+}
+
+static __device__ inline void load_four(float f[4], const void *from, size_t at, int left,
+                                        bool whole)
+{
+    const k_bf16 *p = (const k_bf16 *)from + at;
+
+    if (whole) {
+        uint2 v = *(const uint2 *)p;
+
+        f[0] = low_half(v.x), f[1] = high_half(v.x);
+        f[2] = low_half(v.y), f[3] = high_half(v.y);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        f[i] = i < left ? load_bf16(p + i) : 0.0f;
+}
+
+static __device__ inline uint32_t pack_half(float low, float high)
+{
+    uint32_t two;
+
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+        : "=r"(two)
+        : "f"(fminf(fmaxf(high, -65504.0f), 65504.0f)),
+          "f"(fminf(fmaxf(low, -65504.0f), 65504.0f)));
+    return two;
+}
+
+/* bfloat16, or float16 for a product with e4m3. */
+static __device__ inline void store_four(void *to, size_t at, const float f[4], bool is_half,
+                                         int left, bool whole)
+{
+    uint32_t low = is_half ? pack_half(f[0], f[1]) : pack_bf16(f[0], f[1]);
+    uint32_t high = is_half ? pack_half(f[2], f[3]) : pack_bf16(f[2], f[3]);
+    uint16_t *p = (uint16_t *)to + at;
+
+    if (whole) {
+        *(uint2 *)p = make_uint2(low, high);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (i < left)
+            p[i] = (uint16_t)((i < 2 ? low : high) >> i % 2 * 16);
+    }
+}
+
+/* The sums of four rows over the CTAs of a cluster, and of the two warpgroups where they have
+ * shares of n_in (the second's are `second` floats on), in a fixed order. */
+static __device__ inline void sum_parts(float f[4], const float *from, int n_split, int second)
+{
+    float4 part[4] = {}, more[4] = {};
+
+    if (n_split == 1) {
+        part[0] = *(const float4 *)from;
+        if (second > 0)
+            more[0] = *(const float4 *)(from + second);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            if (r < n_split) {
+                part[r] = load_four_remote(from, r);
+                if (second > 0)
+                    more[r] = load_four_remote(from + second, r);
+            }
+        }
+    }
+    f[0] = f[1] = f[2] = f[3] = 0.0f;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        f[0] += part[r].x + more[r].x;
+        f[1] += part[r].y + more[r].y;
+        f[2] += part[r].z + more[r].z;
+        f[3] += part[r].w + more[r].w;
+    }
+}
+
+/* Where the outputs of a tile are, four rows of w an item. */
+struct outputs {
+    int n_out, begin; /* rows of y; the first of this CTA */
+    int fours;        /* items of a column */
+    int own;          /* rows of a column */
+};
+
+static __device__ inline outputs outputs_of(const wide_args &a, int tile, int rank)
+{
+    int tile_rows = a.c.gated ? a.c.rows / 2 : a.c.rows;
+    outputs o;
+
+    o.n_out = a.c.gated ? a.c.n_out / 2 : a.c.n_out;
+    o.own = tile_rows / a.c.n_split;
+    o.begin = tile * tile_rows + rank * o.own;
+    o.fours = o.own / 4;
+    return o;
+}
+
+/* Columns first .. last - 1 of a tile; four lanes have the sixteen rows of a sum of squares. */
+template <int MB>
+static __device__ void finish(const float *red, const wide_args &a, const float *inverse,
+                              const outputs &o, int rank, int first, int last)
+{
+    const int stride = MB * BLOCK + 4;
+    const struct k_product &p = a.p;
+    bool gated = a.c.gated, whole = o.n_out % 4 == 0;
+    int second = MB == 1 ? a.c.round * stride : 0;
+
+    for (int item = threadIdx.x; item < o.fours * (last - first); item += WORKERS) {
+        int col = item / o.fours, row = item % o.fours * 4, at = o.begin + row;
+        int left = o.n_out - at;
+        const float *from = red + col * stride + rank * o.own + row;
+        size_t to = (size_t)(col += first) * o.n_out + at;
+        float y[4], up[4], residual[4], norm[4], square;
+
+        if (left <= 0)
+            continue;
+        if (p.kind == K_PRODUCT_RESIDUAL) { /* rows are a multiple of 16 */
+            load_four(residual, p.residual, to, 4, true);
+            load_four(norm, p.norm, (size_t)at, 4, true);
+        }
+        sum_parts(y, from, a.c.n_split, second);
+        if (gated)
+            sum_parts(up, from + a.c.rows / 2, a.c.n_split, second);
+#pragma unroll
+        for (int half = 0; half < 2; half++) { /* the second: up */
+            float *v = half == 0 ? y : up, scale[4] = {1.0f, 1.0f, 1.0f, 1.0f}, bias[4] = {};
+
+            if (half == 1 && !gated)
+                break;
+            if (a.scales != NULL)
+                load_four(scale, a.scales, (size_t)(at + half * o.n_out), left, whole);
+            if (p.bias != NULL)
+                load_four(bias, p.bias, (size_t)(at + half * o.n_out), left, whole);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = v[i] * (scale[i] * inverse[col]) + bias[i];
+        }
+        switch (p.kind) {
+        case K_PRODUCT_PLAIN: store_four(p.y, to, y, false, left, whole); break;
+        case K_PRODUCT_FLOAT:
+            if (whole)
+                *(float4 *)((float *)p.y + to) = *(const float4 *)y;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (!whole && i < left)
+                    ((float *)p.y)[to + i] = y[i];
+            }
+            break;
+        case K_PRODUCT_GATED:
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                y[i] = y[i] / (1.0f + __expf(-y[i])) * up[i];
+            store_four(p.y, to, y, p.y_is_half, left, whole);
+            break;
+        case K_PRODUCT_RESIDUAL:
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                y[i] += residual[i];
+            *(float4 *)(p.residual + to) = *(const float4 *)y;
+            square = y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                y[i] *= norm[i];
+            store_four(p.normed, to, y, p.y_is_half, 4, true);
+            square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 1);
+            square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 2);
+            if (row % 16 == 0)
+                p.sums_out[(size_t)col * (o.n_out / 16) + at / 16] = square;
+            break;
+        }
+    }
+}
+
+/* --- squares ---------------------------------------------------------------------------- */
+
+/* 1 / sqrt(mean square) of the rows of x; three warps. */
+static __device__ void find_inverse(float *inverse, const wide_args &a, int helper)
+{
+    int lane = threadIdx.x % 32, n_sums = a.p.n_sums;
+
+    for (int c = helper; c < a.n; c += 3) {
+        const float *from = a.p.sums_in + (size_t)c * n_sums;
+        float sum = 0.0f;
+
+        if (a.p.sums_in == NULL) {
+            inverse[c] = 1.0f;
+            continue;
+        }
+        if (n_sums % 4 == 0) {
+            for (int i = lane * 4; i < n_sums; i += 128) {
+                float4 f = *(const float4 *)(from + i);
+
+                sum += f.x + f.y + f.z + f.w;
+            }
+        } else {
+            for (int i = lane; i < n_sums; i += 32)
+                sum += from[i];
+        }
+        for (int i = 16; i > 0; i /= 2)
+            sum += __shfl_xor_sync(~0U, sum, i);
+        inverse[c] = rsqrtf(sum / a.c.n_in + a.p.eps);
+    }
+}
+
+/* What the end of the first tile reads and nobody has read yet: on its way to the L2 cache. */
+static __device__ void fetch_constants(const wide_args &a, int tile, int rank)
+{
+    int lane = threadIdx.x % 32, own = a.c.rows / a.c.n_split, row = tile * a.c.rows + rank * own;
+
+    if (a.p.kind == K_PRODUCT_RESIDUAL && lane * 64 < own && row + lane * 64 < a.c.n_out)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const k_bf16 *)a.p.norm + row + lane * 64));
+}
+
+/* --- the kernel ------------------------------------------------------------------------- */
+
+/* N: columns computed; MB: blocks of a tile. */
+template <int N, int MB>
+static __global__ void __launch_bounds__(THREADS, 1)
+    wide_kernel(const __grid_constant__ CUtensorMap w_map,
+                const __grid_constant__ CUtensorMap x_map, const __grid_constant__ wide_args a)
+{
+    extern __shared__ __align__(1024) char shared[];
+    const int OWN = MB == 4 ? 2 : 1;
+    const cut &c = a.c;
+    float *red = (float *)(shared + c.red_at), *inverse = (float *)(shared + c.rest_at);
+    uint64_t *first_bar = (uint64_t *)(inverse + 64);
+    barriers bars = {first_bar, first_bar + DEPTH_MAX, first_bar + 2 * DEPTH_MAX,
+                     first_bar + 3 * DEPTH_MAX};
+    int warp = warp_number(), rank = c.n_split > 1 ? (int)cluster_rank() : 0;
+    work k;
+
+    k.tile = blockIdx.x / c.n_split;
+    k.first = rank * c.n_slabs / c.n_split;
+    k.last = (rank + 1) * c.n_slabs / c.n_split;
+    if (warp == WORKERS / 32 && leads()) {
+#pragma unroll 4
+        for (int i = 0; i < c.depth; i++) {
+            barrier_init(&bars.full[i], 1);
+            barrier_init(&bars.empty[i], 4);
+        }
+#pragma unroll 4
+        for (int i = 0; i < c.x_depth; i++) {
+            barrier_init(&bars.x_full[i], 1);
+            barrier_init(&bars.x_empty[i], MB == 1 ? 4 : 8);
+        }
+        barrier_init_done();
+        fence_async();
+    }
+    __syncthreads();
+    if (warp == WORKERS / 32) {
+        if (leads())
+            order_all<MB>(shared, bars, &w_map, &x_map, k, a);
+        __syncwarp();
+    } else if (warp > WORKERS / 32) {
+        fetch_constants(a, k.tile, rank);
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        find_inverse(inverse, a, warp - WORKERS / 32 - 1);
+        named_arrive(1, THREADS - 32);
+    } else {
+        int group = warp / 4;
+        slot from = {0, 0}, x_from = {0, 0};
+
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        for (int tile = k.tile; tile < c.n_tiles; tile += c.n_groups) {
+            outputs o = outputs_of(a, tile, rank);
+            float acc[2][N / 2];
+
+            multiply_tile<N, MB>(acc, shared, bars, from, x_from, k, c, group);
+            if (tile ==
+                k.tile) /* inverse is there, and all have read what they need of the slots */
+                named_sync(1, THREADS - 32);
+            for (int first = 0; first < a.n; first += c.round) {
+                store_sums<N, MB, OWN>(MB == 1 ? red + group * c.round * (MB * BLOCK + 4)
+                                               : red + group * OWN * c.block_rows,
+                                       acc, first, c.round, c.block_rows);
+                if (c.n_split > 1)
+                    cluster_sync();
+                else
+                    named_sync(2, WORKERS);
+                finish<MB>(red, a, inverse, o, rank, first, min(first + c.round, a.n));
+                if (c.n_split == 1)
+                    named_sync(2, WORKERS);
+            }
+        }
+    }
+    if (c.n_split == 1)
+        return;
+    if (warp >= WORKERS / 32)
+        cluster_sync();
+    cluster_sync(); /* the others may still read our sums */
+}
+
+/* --- how a matrix is cut ---------------------------------------------------------------- */
+
+static int round_up(int x, int to)
+{
+    return (x + to - 1) / to * to;
+}
+
+int product_wide_bucket(int n)
+{
+    int bucket = 8;
+
+    while (bucket < n)
+        bucket *= 2;
+    return bucket;
+}
+
+/* Blocks of 64 rows that a tile of so many takes: 1, 2 or 4. */
+static int blocks_of(int rows, bool gated)
+{
+    return rows <= BLOCK && !gated ? 1 : rows <= 2 * BLOCK ? 2 : 4;
+}
+
+/* Rows of a tile, so that all groups of CTAs have nearly equally many; 0: none with a cluster. */
+static int rows_of(const cut &c, bool sixteens, int n_split, int n_sms)
+{
+    int groups = n_sms / n_split, best = 0;
+    long best_cost = 0;
+
+    for (int passes = 1, left = 8; left > 0; passes++) {
+        int share = (c.n_out + groups * passes - 1) / (groups * passes);
+        int blocks = blocks_of(share, c.gated), unit = 8 * n_split * (c.gated ? 2 : 1), rows;
+        long cost;
+
+        if (unit < 8 * blocks)
+            unit = 8 * blocks;
+        if (sixteens && unit < 16 * n_split)
+            unit = 16 * n_split;
+        rows = round_up(share, unit);
+        if (rows > ROWS_MAX || rows > blocks * BLOCK)
+            continue;
+        left--;
+        cost = (long)passes * rows;
+        if (best == 0 || cost < best_cost) {
+            best = rows;
+            best_cost = cost;
+        }
+        if (passes == 1 || n_split > 1)
+            return n_split > 1 && passes > 1 ? 0 : rows;
+    }
+    return best;
+}
+
+/* Slots of `box` slabs; false when too few have room. */
+static bool lay_out(cut &c, int box)
+{
+    int stride = c.n_blocks * BLOCK + 4, sums, rest, slack, ring;
+    bool one_tile = c.n_tiles <= c.n_groups;
+    int budget = RING_BYTES, least = c.n_blocks == 1 ? 4 : 2; /* of x: two for each warpgroup */
+
+    c.box = box;
+    c.group_bytes = c.rows_by_eight ? box * 8 * SLAB : 8 * SLAB;
+    c.slab_bytes = c.rows_by_eight ? 8 * SLAB : c.block_rows * SLAB;
+    c.slot_bytes = box * c.block_rows * SLAB;
+    c.x_bytes = box * c.columns * SLAB;
+    c.x_copied = box * c.x_rows * SLAB;
+    c.round = one_tile || c.columns < 16 ? c.columns : 16;
+    sums = (c.n_blocks == 1 ? 2 : 1) * c.round * stride * 4;
+    rest = REST_BYTES + (one_tile ? 0 : sums);
+    /* blocks of less than 64 rows: what is behind them is read, too */
+    slack = (BLOCK - c.block_rows) / 8 * c.group_bytes;
+    if (budget > SMEM_MAX - rest - slack)
+        budget = SMEM_MAX - rest - slack;
+    c.x_depth = budget / (c.n_blocks * c.slot_bytes + c.x_bytes);
+    for (c.x_depth = c.x_depth < least ? least : c.x_depth;; c.x_depth++) { /* as far ahead as w */
+        if (c.x_depth > DEPTH_MAX)
+            c.x_depth = DEPTH_MAX;
+        c.depth = (budget - c.x_depth * c.x_bytes) / c.slot_bytes;
+        if (c.depth > DEPTH_MAX)
+            c.depth = DEPTH_MAX;
+        if (c.x_depth == DEPTH_MAX || c.depth <= c.x_depth * c.n_blocks)
+            break;
+    }
+    c.x_at = c.depth * c.slot_bytes;
+    ring = c.x_at + c.x_depth * c.x_bytes;
+    if (ring < c.x_at + slack)
+        ring = c.x_at + slack;
+    if (one_tile && ring < sums)
+        ring = sums;
+    c.red_at = one_tile ? 0 : ring;
+    c.rest_at = ring + (one_tile ? 0 : sums);
+    c.smem = c.rest_at + REST_BYTES;
+    /* a warpgroup holds a slot while it waits for its next */
+    return c.depth >= (c.n_blocks == 4 ? 6 : 4) && c.smem <= SMEM_MAX;
+}
+
+static bool cut_matrix(cut &c, const struct k_matrix *w, enum k_product_kind kind, int n, int n_sms)
+{
+    int box;
+
+    c.gated = kind == K_PRODUCT_GATED;
+    c.n_out = w->n_out;
+    c.n_in = w->n_in;
+    c.columns = product_wide_bucket(n);
+    c.x_rows = round_up(n, 8);
+    c.n_slabs = w->n_in / SLAB_COLS;
+    c.rows_by_eight = w->n_out % (c.gated ? 16 : 8) == 0;
+    /* Not more than two: of 132 multiprocessors only 120 can be had by fours. */
+    for (int split = 1; split <= 2 && split <= c.n_slabs; split++) {
+        int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);
+
+        if (rows == 0)
+            break;
+        c.n_split = split;
+        c.rows = rows;
+        if (c.columns * 2 <= rows)
+            break;
+    }
+    c.n_blocks = blocks_of(c.rows, c.gated);
+    c.block_rows = c.rows / c.n_blocks;
+    c.n_tiles = (w->n_out + c.rows - 1) / c.rows;
+    c.n_groups = n_sms / c.n_split;
+    if (c.n_groups > c.n_tiles)
+        c.n_groups = c.n_tiles;
+    box = SLOT_BYTES / (c.block_rows * SLAB);
+    box = box > 8 ? 8 : box;
+    if (box > (c.n_slabs + c.n_split - 1) / c.n_split)
+        box = (c.n_slabs + c.n_split - 1) / c.n_split;
+    for (; box > 0; box--) {
+        if (lay_out(c, box))
+            return true;
+    }
+    return false;
+}
+
+/* --- launching -------------------------------------------------------------------------- */
+
+static int encode_maps(CUtensorMap *w_map, CUtensorMap *x_map, const wide_args &a)
+{
+    const cut &c = a.c;
+    cuuint64_t row_bytes = (cuuint64_t)c.n_in * 2;
+    cuuint64_t sizes[4] = {SLAB_COLS, 8, (cuuint64_t)c.n_slabs, (cuuint64_t)c.n_out / 8};
+    cuuint64_t strides[3] = {row_bytes, SLAB, 8 * row_bytes};
+    cuuint32_t box[4] = {SLAB_COLS, 8, (cuuint32_t)c.box, (cuuint32_t)c.block_rows / 8};
+    cuuint64_t x_sizes[3] = {SLAB_COLS, (cuuint64_t)a.n, (cuuint64_t)c.n_slabs};
+    cuuint32_t x_box[3] = {SLAB_COLS, (cuuint32_t)c.x_rows, (cuuint32_t)c.box};
+
+    if (!c.rows_by_eight) {
+        sizes[1] = (cuuint64_t)c.n_out;
+        sizes[3] = 1;
+        box[1] = (cuuint32_t)c.block_rows;
+        box[3] = 1;
+    }
+    if (encode_boxes(w_map, false, a.p.w->data, 4, sizes, strides, box) != 0)
+        return -1;
+    return encode_boxes(x_map, false, (void *)a.p.x, 3, x_sizes, strides, x_box);
+}
+
+template <int N, int MB>
+static int launch(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
+                  k_stream stream)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+
+    if (cudaFuncSetAttribute(wide_kernel<N, MB>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             a.c.smem) != cudaSuccess)
+        return -1;
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = (unsigned)a.c.n_split;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    config.gridDim = dim3((unsigned)(a.c.n_groups * a.c.n_split));
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = (size_t)a.c.smem;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = a.c.n_split > 1 ? 2 : 1;
+    return cudaLaunchKernelEx(&config, wide_kernel<N, MB>, w_map, x_map, a) == cudaSuccess ? 0 : -1;
+}
+
+template <int N>
+static int choose(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
+                  k_stream stream)
+{
+    switch (a.c.n_blocks) {
+    case 1: return launch<N, 1>(w_map, x_map, a, stream);
+    case 2: return launch<N, 2>(w_map, x_map, a, stream);
+    default: return launch<N, 4>(w_map, x_map, a, stream);
+    }
+}
+
+bool product_wide_takes(const struct k_matrix *w, int n)
+{
+    return w->type == K_BF16 && w->block == 0 && w->n_in % SLAB_COLS == 0 && n >= 1 &&
+           n <= K_PRODUCT_ROWS_MAX;
+}
+
+int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
+{
+    CUtensorMap w_map, x_map;
+    wide_args a = {};
+
+    a.p = *p;
+    a.scales = p->w->scales;
+    a.n = n;
+    if (!cut_matrix(a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
+        return -1;
+    a.first_slots = PRE_BYTES / a.c.slot_bytes;
+    if (a.first_slots < 1)
+        a.first_slots = 1;
+    if (a.first_slots > a.c.depth)
+        a.first_slots = a.c.depth;
+    switch (a.c.columns) {
+    case 8: return choose<8>(w_map, x_map, a, stream);
+    case 16: return choose<16>(w_map, x_map, a, stream);
+    default: return choose<32>(w_map, x_map, a, stream);
+    }
+}

@@ -1,0 +1,244 @@
+/* Products of few rows, as a decode has them: the four of each layer of Llama-3.1-8B, 32 layers as
+ * one graph with overlapping launches; beside cuBLASLt's in the same run.
+ *
+ *   bench_product bf16|e4m3 ROWS[,ROWS...] [TABLE]
+ *
+ * Two lines for each number of rows: microseconds a layer and the share of the time of a read of
+ * the weights at 4.65 TB/s, an H200's, of k_multiply() with what stands around the products, and of
+ * cuBLASLt's bare products, with the algorithms of TABLE; then the same of each product alone,
+ * launched again and again on other layers' weights. */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/gemm_cuda.h"
+#include "kernels/kernels.h"
+
+#define LIMIT_BYTES_S 4.65e12
+#define LAYERS        32 /* of a graph */
+#define COPIES        6  /* layers that have weights of their own */
+#define HEADS         2
+#define ROWS_ROOM     64
+#define WORKSPACE     ((size_t)32 << 20)
+#define DIM           4096
+#define FF            14336
+#define QKV           6144
+#define VOCAB         128256
+#define SMS           132
+
+enum { MAT_QKV, MAT_O, MAT_GATE_UP, MAT_DOWN, MAT_HEAD, MATS };
+
+static const struct {
+    const char *name;
+    int n_out, n_in;
+    enum k_product_kind kind;
+} mats[MATS] = {{"qkv", QKV, DIM, K_PRODUCT_PLAIN},
+                {"o", DIM, DIM, K_PRODUCT_RESIDUAL},
+                {"gate_up", 2 * FF, DIM, K_PRODUCT_GATED},
+                {"down", DIM, FF, K_PRODUCT_RESIDUAL},
+                {"head", VOCAB, DIM, K_PRODUCT_FLOAT}};
+
+struct bench {
+    struct k_matrix w[COPIES][MATS];
+    void *x, *ff, *y, *norm;
+    float *residual, *sums;
+    cudaStream_t stream;
+    struct gemm *gemm;
+    enum k_type type;
+};
+
+static void must(int rc, const char *what)
+{
+    if (rc == 0)
+        return;
+    fprintf(stderr, "bench_product: %s: %s\n", what, cudaGetErrorString(cudaGetLastError()));
+    exit(1);
+}
+
+static void *alloc(size_t bytes)
+{
+    void *p = NULL;
+
+    must(cudaMalloc(&p, bytes) != cudaSuccess || cudaMemset(p, 0, bytes) != cudaSuccess, "memory");
+    return p;
+}
+
+static void *alloc_random(struct bench *b, enum k_type type, size_t n, float deviation,
+                          uint64_t seed)
+{
+    void *p = alloc(n * (type == K_E4M3 ? 1 : 2));
+
+    must(type == K_E4M3 ? k_fill_random_e4m3(p, n, deviation, seed, b->stream)
+                        : k_fill_random(p, n, deviation, seed, b->stream),
+         "random numbers");
+    return p;
+}
+
+static void own(struct bench *b, int layer, int mat, int n)
+{
+    const struct k_matrix *w = &b->w[layer % COPIES][mat];
+    bool of_normed = mat == MAT_QKV || mat == MAT_GATE_UP || mat == MAT_HEAD;
+    struct k_product p = {.kind = mats[mat].kind,
+                          .x = mat == MAT_DOWN ? b->ff : b->x,
+                          .w = w,
+                          .sums_in = of_normed ? b->sums : NULL,
+                          .n_sums = DIM / 16,
+                          .eps = 1e-5f,
+                          .x_is_half = w->type == K_E4M3,
+                          .y_is_half = w->type == K_E4M3,
+                          .y = mat == MAT_GATE_UP ? b->ff : b->y,
+                          .residual = b->residual,
+                          .norm = b->norm,
+                          .normed = b->y,
+                          .sums_out = b->sums};
+
+    must(k_multiply(&p, n, SMS, b->stream), "a product");
+}
+
+static void library(struct bench *b, int layer, int mat, int n)
+{
+    const struct k_matrix *w = &b->w[layer % COPIES][mat];
+    struct gemm_product p = {.y = b->y,
+                             .x = mat == MAT_DOWN ? b->ff : b->x,
+                             .w = w,
+                             .x_scales = w->type == K_E4M3 ? b->sums : NULL,
+                             .n = n,
+                             .y_is_float = mat == MAT_HEAD};
+
+    must(gemm_run(b->gemm, &p, b->stream), "a product of the library");
+}
+
+typedef void (*run_fn)(struct bench *b, int layer, int mat, int n);
+
+/* Microseconds of a graph of the products first .. last of so many layers, over layers. */
+static double time_graph(struct bench *b, run_fn run, int layers, int first, int last, int n)
+{
+    enum { ROUNDS = 4 };
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t start, end;
+    float ms = 0.0f, best = 1e30f;
+
+    run(b, 0, first, n); /* what is looked up is looked up */
+    must(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed) != cudaSuccess, "graph");
+    for (int i = 0; i < layers; i++) {
+        for (int mat = first; mat <= last; mat++)
+            run(b, i, mat, n);
+    }
+    must(cudaStreamEndCapture(b->stream, &graph) != cudaSuccess, "graph");
+    must(cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess, "graph");
+    must(cudaEventCreate(&start) != cudaSuccess || cudaEventCreate(&end) != cudaSuccess, "event");
+    must(cudaGraphLaunch(exec, b->stream) != cudaSuccess, "launch");
+    for (int i = 0; i < ROUNDS; i++) {
+        must(cudaEventRecord(start, b->stream) != cudaSuccess, "event");
+        must(cudaGraphLaunch(exec, b->stream) != cudaSuccess, "launch");
+        must(cudaEventRecord(end, b->stream) != cudaSuccess, "event");
+        must(cudaEventSynchronize(end) != cudaSuccess, "running");
+        must(cudaEventElapsedTime(&ms, start, end) != cudaSuccess, "event");
+        best = ms < best ? ms : best;
+    }
+    (void)cudaGraphExecDestroy(exec);
+    (void)cudaGraphDestroy(graph);
+    (void)cudaEventDestroy(start);
+    (void)cudaEventDestroy(end);
+    return (double)best * 1e3 / layers;
+}
+
+static double bytes_of(const struct bench *b, int first, int last)
+{
+    double bytes = 0.0;
+
+    for (int mat = first; mat <= last; mat++)
+        bytes +=
+            (double)mats[mat].n_out * mats[mat].n_in * (b->w[0][mat].type == K_E4M3 ? 1.0 : 2.0);
+    return bytes;
+}
+
+static void print(struct bench *b, const char *name, run_fn run, int n)
+{
+    double us = time_graph(b, run, LAYERS, MAT_QKV, MAT_DOWN, n);
+
+    printf("%-9s %2d rows: layer %6.1f us %.3f", name, n, us,
+           bytes_of(b, MAT_QKV, MAT_DOWN) / LIMIT_BYTES_S / (us * 1e-6));
+    for (int mat = 0; mat < MATS; mat++) {
+        us = time_graph(b, run, mat == MAT_HEAD ? 6 : LAYERS, mat, mat, n);
+        printf(" | %s %.1f %.3f", mats[mat].name, us,
+               bytes_of(b, mat, mat) / LIMIT_BYTES_S / (us * 1e-6));
+    }
+    printf("\n");
+    (void)fflush(stdout);
+}
+
+static void allocate(struct bench *b)
+{
+    float *ones = malloc((size_t)VOCAB * sizeof *ones);
+
+    must(ones == NULL, "memory");
+    for (int i = 0; i < VOCAB; i++)
+        ones[i] = 1.0f;
+    for (int i = 0; i < COPIES; i++) {
+        for (int mat = 0; mat < MATS; mat++) {
+            struct k_matrix *w = &b->w[i][mat];
+            size_t n = (size_t)mats[mat].n_out * (size_t)mats[mat].n_in;
+
+            if (mat == MAT_HEAD && i >= HEADS) {
+                *w = b->w[i % HEADS][mat];
+                continue;
+            }
+            *w = (struct k_matrix){.type = mat == MAT_HEAD ? K_BF16 : b->type,
+                                   .n_out = mats[mat].n_out,
+                                   .n_in = mats[mat].n_in};
+            w->data = alloc_random(b, w->type, n, 0.02f, (uint64_t)(i * MATS + mat + 1));
+            if (w->type == K_E4M3) {
+                float *scales = alloc((size_t)w->n_out * sizeof *scales);
+
+                must(cudaMemcpy(scales, ones, (size_t)w->n_out * sizeof *scales,
+                                cudaMemcpyHostToDevice) != cudaSuccess,
+                     "scales");
+                w->scales = scales;
+            }
+        }
+    }
+    b->x = alloc_random(b, K_BF16, (size_t)ROWS_ROOM * FF, 1.0f, 1000);
+    b->ff = alloc_random(b, K_BF16, (size_t)ROWS_ROOM * FF, 1.0f, 1001);
+    b->norm = alloc_random(b, K_BF16, DIM, 1.0f, 1002);
+    b->y = alloc((size_t)ROWS_ROOM * VOCAB * sizeof(float));
+    b->residual = alloc((size_t)ROWS_ROOM * DIM * sizeof(float));
+    b->sums = alloc((size_t)ROWS_ROOM * DIM / 16 * sizeof(float));
+    must(cudaStreamSynchronize(b->stream) != cudaSuccess, "filling");
+    free(ones);
+}
+
+int main(int argc, char **argv)
+{
+    struct bench b = {.type = K_BF16};
+    struct cudaDeviceProp prop;
+    char *rest;
+
+    if (argc < 3) {
+        fprintf(stderr, "usage: bench_product bf16|e4m3 ROWS[,ROWS...] [TABLE]\n");
+        return 2;
+    }
+    b.type = strcmp(argv[1], "e4m3") == 0 ? K_E4M3 : K_BF16;
+    must(cudaStreamCreate(&b.stream) != cudaSuccess, "stream");
+    must(cudaGetDeviceProperties(&prop, 0) != cudaSuccess, "device");
+    allocate(&b);
+    must(gemm_open(&b.gemm, alloc(WORKSPACE), WORKSPACE, prop.name), "the library");
+    if (argc > 3)
+        gemm_read(b.gemm, argv[3], true);
+    for (char *rows = argv[2]; *rows != '\0';) {
+        int n = (int)strtol(rows, &rest, 10);
+
+        rows = *rest == ',' ? rest + 1 : rest;
+        if (n < 1 || n > ROWS_ROOM || (*rest != ',' && *rest != '\0')) {
+            fprintf(stderr, "bench_product: rows are 1 to %d\n", ROWS_ROOM);
+            return 2;
+        }
+        if (k_multiply_takes(&b.w[0][MAT_DOWN], n) && k_multiply_takes(&b.w[0][MAT_HEAD], n))
+            print(&b, "own", own, n);
+        print(&b, "library", library, n);
+    }
+    gemm_close(b.gemm);
+    return 0;
+}
