@@ -106,9 +106,12 @@ int main(void)
         const struct json *line;
         char why[200];
 
-        must(json_parse(&line, &arena, text, (size_t)len, why, sizeof why) == ERR_OK);
         buf_clear(&out);
-        judge(line, &out);
+        if (json_parse(&line, &arena, text, (size_t)len, why, sizeof why) == ERR_OK)
+            judge(line, &out);
+        else /* as a front would: \\u0000 and lone surrogates */
+            buf_add_text(&out, "{\"error\": -4, \"us\": 0, \"text\": \"not JSON that quire reads\", "
+                               "\"where\": \"\"}\n");
         (void)fwrite(out.bytes, 1, out.len, stdout); /* a reader that is gone ends us anyway */
         (void)fflush(stdout);
         arena_reset(&arena);
