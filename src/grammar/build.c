@@ -186,3 +186,72 @@ void build_word(struct build *b, uint32_t root, const char *bytes, size_t len)
     if (compile_ok(b->c))
         b->states.items[root].end = true;
 }
+
+/* --- left recursion ------------------------------------------------------------------------------ */
+
+/* States from which an end is reached without a byte. */
+static void find_nullable(struct build *b, bool *nullable)
+{
+    bool changed = true;
+    uint32_t s, i;
+
+    while (changed && compile_ok(b->c)) { /* at most a round a state, as a rule two */
+        changed = false;
+        for (s = 0; s < b->states.n && compile_tick(b->c); s++) {
+            bool now = b->states.items[s].end;
+
+            for (i = b->states.items[s].calls; i != NONE && !now; i = b->calls.items[i].next)
+                now = nullable[b->calls.items[i].start] &&
+                      (b->calls.items[i].back == NONE || nullable[b->calls.items[i].back]);
+            changed = changed || now != nullable[s];
+            nullable[s] = now;
+        }
+    }
+}
+
+/* Is `to` reached from `from` without a byte? seen[state] == mark: was looked at. */
+static bool reaches(struct build *b, const bool *nullable, uint32_t from, uint32_t to,
+                    uint32_t *seen, uint32_t mark, uint32_t *work)
+{
+    uint32_t n = 0;
+    uint32_t i, s;
+
+    work[n++] = from;
+    seen[from] = mark;
+    while (n > 0 && compile_tick(b->c)) { /* each state comes in once */
+        s = work[--n];
+        if (s == to)
+            return true;
+        for (i = b->states.items[s].calls; i != NONE; i = b->calls.items[i].next) {
+            const struct build_call *call = &b->calls.items[i];
+
+            if (seen[call->start] != mark) {
+                seen[call->start] = mark;
+                work[n++] = call->start;
+            }
+            if (call->back != NONE && nullable[call->start] && seen[call->back] != mark) {
+                seen[call->back] = mark;
+                work[n++] = call->back;
+            }
+        }
+    }
+    return false;
+}
+
+uint32_t build_left_recursion(struct build *b)
+{
+    bool *nullable = compile_alloc(b->c, b->states.n);
+    uint32_t *seen = compile_alloc(b->c, (size_t)b->states.n * sizeof *seen);
+    uint32_t *work = compile_alloc(b->c, (size_t)b->states.n * sizeof *work);
+    uint32_t s, i;
+
+    if (!compile_ok(b->c))
+        return NONE;
+    find_nullable(b, nullable);
+    for (s = 0; s < b->states.n && compile_tick(b->c); s++)
+        for (i = b->states.items[s].calls; i != NONE; i = b->calls.items[i].next)
+            if (b->calls.items[i].back != NONE &&
+                reaches(b, nullable, b->calls.items[i].start, s, seen, i + 1, work))
+                return s;
+    return NONE;
+}

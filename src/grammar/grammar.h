@@ -59,9 +59,9 @@ enum grammar_part_kind {
     PART_CHOICE,   /* one of its parts */
     PART_REPEAT,   /* its parts as a sequence, min to max times, `text` between two of them */
     PART_TRIGGERS, /* free text in which each of its parts (PART_SEQUENCE that begin with
-                    * PART_TEXT, the trigger) may stand min to max times: once a trigger is
-                    * written, the rest of that sequence follows. After the last there is free
-                    * text again, unless `text` is not NULL: then the end */
+                    * PART_TEXT, the trigger) may stand, min to max of them together: once a
+                    * trigger is written, the rest of its sequence follows, then free text again.
+                    * After the max-th it ends */
 };
 
 struct grammar_part {

@@ -369,7 +369,7 @@ static const struct regular *parse_either(struct parser *p)
     return r;
 }
 
-static const struct regular *parse(struct compile *c, const char *text, size_t len)
+const struct regular *regex_tree(struct compile *c, const char *text, size_t len)
 {
     struct parser p = {.c = c, .text = text, .len = len};
     const struct regular *r;
@@ -478,11 +478,11 @@ static const struct dfa *with_looks(struct compile *c, const char *text, size_t 
         }
         if (text[2] == '!')
             l.negative |= 1u << l.n;
-        l.parts[l.n++] = anchored(c, parse(c, text + 3, n - 4), true);
+        l.parts[l.n++] = anchored(c, regex_tree(c, text + 3, n - 4), true);
         text += n;
         len -= n;
     }
-    l.parts[l.n++] = anchored(c, parse(c, text, len), open);
+    l.parts[l.n++] = anchored(c, regex_tree(c, text, len), open);
     return compile_ok(c) ? dfa_side_by_side(c, l.parts, l.n, 0, NONE, looks_keep, &l) : NULL;
 }
 
@@ -490,7 +490,7 @@ const struct dfa *regex_search(struct compile *c, const char *pattern, size_t le
 {
     if (len > 0 && pattern[0] == '^' && is_look(pattern + 1, len - 1) && !has_either(pattern, len))
         return with_looks(c, pattern + 1, len - 1, true);
-    return search(c, parse(c, pattern, len));
+    return search(c, regex_tree(c, pattern, len));
 }
 
 const struct dfa *regex_whole(struct compile *c, const char *pattern, size_t len)
@@ -499,5 +499,5 @@ const struct dfa *regex_whole(struct compile *c, const char *pattern, size_t len
 
     if (is_look(pattern + skip, len - skip) && !has_either(pattern, len))
         return with_looks(c, pattern + skip, len - skip, false);
-    return anchored(c, parse(c, pattern, len), false);
+    return anchored(c, regex_tree(c, pattern, len), false);
 }

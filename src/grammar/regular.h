@@ -61,6 +61,9 @@ void regular_build(struct build *b, const struct regular *tree, uint32_t start, 
  * name: back references, \b, \B, \p, lookbehind, other lookaheads, flags. '.' is all but \n, \r,
  * U+2028 and U+2029. */
 
+/* The pattern as a tree; ^ and $ in it are REGULAR_BEGIN and REGULAR_END. */
+const struct regular *regex_tree(struct compile *c, const char *pattern, size_t len);
+
 /* The texts in which the pattern is found somewhere (JSON Schema). */
 const struct dfa *regex_search(struct compile *c, const char *pattern, size_t len);
 

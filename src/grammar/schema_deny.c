@@ -54,6 +54,8 @@ static void deny_scalars(struct expansion *x, struct options *o, const struct js
     if (v != NULL && format_pattern(v->text) != NULL)
         option_atom(x, o, TYPE_STRING,
                     (struct atom){.kind = ATOM_FORMAT, .node = v, .negated = true});
+    if (v != NULL && format_is_refused(v->text))
+        (void)refuse(x, v, "this \"format\" is not supported");
 }
 
 static void deny_items(struct expansion *x, struct options *o, const struct json *schema)

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Formats as patterns over the whole string. Each says what its RFC says as far as a pattern can;
- * a date's day fits its month, leap years left to 29 February. Lengths that a pattern cannot count
+ * a date's day fits its month
+ * and year; a leap second is written in UTC. Lengths that a pattern cannot count
  * cheaply (253 characters of a hostname) are not looked at. */
 #include <string.h>
 
 #include "grammar/schema_parts.h"
 
 #define DATE                                                                              \
-    "[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)" \
-    "|02-(0[1-9]|1[0-9]|2[0-9]))"
+    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)" \
+    "|02-(0[1-9]|1[0-9]|2[0-8]))|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579]" \
+    "[26])00)-02-29)"
 #define TIME                                                                                \
-    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+    "(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])" \
+    "|23:59:60(\\.[0-9]+)?([zZ]|[+-]00:00))"
 #define BYTE  "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 #define IPV4  BYTE "(\\." BYTE "){3}"
 #define H16   "[0-9a-fA-F]{1,4}"
@@ -28,8 +31,10 @@
 #define PCHAR    "([-._~!$&'()*+,;=:@0-9A-Za-z]|" PCT ")"
 #define IUCHAR   "([-._~!$&'()*+,;=0-9A-Za-z\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}]|" PCT ")"
 #define IPCHAR   "([-._~!$&'()*+,;=:@0-9A-Za-z\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}]|" PCT ")"
+#define VARCHAR  "([0-9A-Za-z_]|" PCT ")"
+#define VARSPEC  VARCHAR "(\\.?" VARCHAR ")*(:[1-9][0-9]{0,3}|\\*)?"
 #define SCHEME   "[A-Za-z][-+.0-9A-Za-z]*:"
-#define AUTH(U)  "//((" U "|:)*@)?(" U "*|\\[[0-9A-Fa-f:.]+\\]|\\[v[0-9A-Fa-f]+\\." U "+\\])(:[0-9]*)?"
+#define AUTH(U)  "//((" U "|:)*@)?(" U "*|\\[[0-9A-Fa-f:.]+\\]|\\[[vV][0-9A-Fa-f]+\\." U "+\\])(:[0-9]*)?"
 #define TAIL(P)  "(\\?(" P "|[/?])*)?(#(" P "|[/?])*)?"
 #define URI(U, P)                                                                              \
     SCHEME "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|" P "+(/" P "*)*)?" TAIL(P)
@@ -52,7 +57,7 @@ static const struct {
      "P([0-9]+W|([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)(T([0-9]+H([0-9]+M([0-9]+S)?"
      ")?|[0-9]+M([0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))"},
     {"email", "(" ATEXT "+(\\." ATEXT "+)*|\"([ !#-\\[\\]-~]|\\\\[ -~])*\")@(" LABEL "(\\." LABEL
-              ")*|\\[(" IPV4 "|IPv6:" IPV6 ")\\])"},
+              ")*|\\[(" IPV4 "|IPv6:[0-9A-Fa-f:.]+)\\])"},
     {"hostname", LABEL "(\\." LABEL ")*"},
     {"ipv4", IPV4},
     {"ipv6", IPV6},
@@ -61,6 +66,8 @@ static const struct {
     {"uri-reference", "(" URI(UCHAR, PCHAR) "|" RELATIVE(UCHAR, PCHAR) ")"},
     {"iri", URI(IUCHAR, IPCHAR)},
     {"iri-reference", "(" URI(IUCHAR, IPCHAR) "|" IRELATIVE ")"},
+    {"uri-template",
+     "([^ \"'%<>\\\\^`{|}\\x00-\\x1f\\x7f]|" PCT "|\\{[+#./;?&]?" VARSPEC "(," VARSPEC ")*\\})*"},
     {"json-pointer", "(/([^~/]|~[01])*)*"},
     {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)"},
 };
@@ -73,4 +80,10 @@ const char *format_pattern(const char *name)
         if (strcmp(formats[i].name, name) == 0)
             return formats[i].pattern;
     return NULL;
+}
+
+bool format_is_refused(const char *name)
+{
+    return strcmp(name, "idn-hostname") == 0 || strcmp(name, "idn-email") == 0 ||
+           strcmp(name, "regex") == 0;
 }

@@ -107,6 +107,8 @@ static void hold_scalars(struct expansion *x, const struct json *schema)
     v = get_kind(x, schema, "format", JSON_TEXT);
     if (v != NULL && format_pattern(v->text) != NULL)
         do_atom(x, (struct atom){.kind = ATOM_FORMAT, .node = v});
+    if (v != NULL && format_is_refused(v->text))
+        (void)refuse(x, v, "this \"format\" is not supported");
 }
 
 struct atom contains_atom(struct expansion *x, const struct json *schema,

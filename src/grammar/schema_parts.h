@@ -166,6 +166,9 @@ void colon_build(struct schema *s, uint32_t from, uint32_t to);
 /* The pattern of a known format; NULL. */
 const char *format_pattern(const char *name);
 
+/* Does JSON Schema define this format, and quire cannot hold it? Others are annotations. */
+bool format_is_refused(const char *name);
+
 /* --- decimals ------------------------------------------------------------------------------------ */
 
 #define DECIMAL_DIGITS 400

@@ -1,10 +1,13 @@
 /* Says what the grammar of each schema makes of each instance, for scripts that compare it with
  * what should be. One request a line on standard input, one answer a line on standard output:
  *
- *   {"schema": ..., "instances": ["text", ...]}   or "regex", "ebnf": "text"
+ *   {"schema": ..., "values": [...]}   or "regex", "ebnf": "text", and "texts": ["...", ...]
  *   {"us": 812, "states": 44, "bytes": 1816, "answers": [true, false]}
  *   {"error": -6, "text": "...", "where": "/properties/a/not", "us": 99}
- */
+ *
+ * A grammar fixes the order of members, JSON does not: a value is accepted when it is in some
+ * order, which is searched for, members that the automaton cannot take next being given up at
+ * once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +29,139 @@ static bool accepts(const struct automaton *a, const struct json *text)
     return walk_bytes(work, a, &w, text->text, text->text_len) == ERR_OK &&
            walk_can_end(work, a, &w);
 }
+
+/* --- a value, its members in any order ------------------------------------------------------------ */
+
+#define TRIES_MAX 20000
+
+/* What is still to be written: a list whose tails are shared by all orders that are tried. */
+struct rest {
+    enum { REST_TEXT, REST_VALUE, REST_MEMBERS } kind;
+    const char *text;
+    size_t len;
+    const struct json *node;
+    const bool *used; /* of MEMBERS */
+    const struct rest *next;
+};
+
+struct search {
+    const struct automaton *a;
+    struct arena arena;
+    int tries;
+};
+
+static const struct rest *rest_of(struct search *s, struct rest r, const struct rest *next)
+{
+    struct rest *copy = arena_alloc(&s->arena, sizeof *copy);
+
+    must(copy != NULL);
+    *copy = r;
+    copy->next = next;
+    return copy;
+}
+
+static const struct rest *rest_text(struct search *s, const char *text, const struct rest *next)
+{
+    return rest_of(s, (struct rest){.kind = REST_TEXT, .text = text, .len = strlen(text)}, next);
+}
+
+static const struct rest *rest_value(struct search *s, const struct json *v, const struct rest *next)
+{
+    struct buf text = {0};
+    uint32_t i;
+
+    if (v->kind == JSON_OBJECT) {
+        bool *used = arena_zalloc(&s->arena, v->n + 1);
+
+        next = rest_of(s, (struct rest){.kind = REST_MEMBERS, .node = v, .used = used}, next);
+        return rest_text(s, "{", next);
+    }
+    if (v->kind == JSON_LIST) {
+        next = rest_text(s, "]", next);
+        for (i = v->n; i-- > 0;) {
+            next = rest_of(s, (struct rest){.kind = REST_VALUE, .node = &v->items[i]}, next);
+            if (i > 0)
+                next = rest_text(s, ", ", next);
+        }
+        return rest_text(s, "[", next);
+    }
+    if (json_is_number(v))
+        return rest_of(s, (struct rest){.kind = REST_TEXT, .text = v->text, .len = v->n}, next);
+    json_write(&text, v, JSON_COMPACT);
+    next = rest_text(s, arena_strndup(&s->arena, text.bytes, text.len), next);
+    buf_fini(&text);
+    return next;
+}
+
+static bool search(struct search *s, struct walk *w, const struct rest *r);
+
+static bool search_members(struct search *s, const struct walk *w, const struct rest *r)
+{
+    struct walk *copy = arena_alloc(&s->arena, sizeof *copy);
+    bool first = true;
+    bool left = false;
+    uint32_t i;
+
+    must(copy != NULL);
+    for (i = 0; i < r->node->n; i++)
+        first = first && !r->used[i];
+    for (i = 0; i < r->node->n && s->tries < TRIES_MAX; i++) {
+        struct buf key = {0};
+        const struct rest *next;
+        bool *used;
+
+        if (r->used[i])
+            continue;
+        left = true;
+        used = arena_alloc(&s->arena, r->node->n + 1);
+        memcpy(used, r->used, r->node->n);
+        used[i] = true;
+        next = rest_of(s, (struct rest){.kind = REST_MEMBERS, .node = r->node, .used = used}, r->next);
+        next = rest_of(s, (struct rest){.kind = REST_VALUE, .node = &r->node->items[i]}, next);
+        buf_add_text(&key, first ? "" : ", ");
+        buf_add_json_string(&key, r->node->items[i].key, r->node->items[i].key_len);
+        buf_add_text(&key, ": ");
+        next = rest_text(s, arena_strndup(&s->arena, key.bytes, key.len), next);
+        buf_fini(&key);
+        walk_copy(copy, w);
+        if (search(s, copy, next))
+            return true;
+    }
+    if (left)
+        return false;
+    walk_copy(copy, w);
+    return search(s, copy, rest_text(s, "}", r->next));
+}
+
+static bool search(struct search *s, struct walk *w, const struct rest *r)
+{
+    for (; r != NULL && s->tries++ < TRIES_MAX; r = r->next) {
+        if (r->kind == REST_MEMBERS)
+            return search_members(s, w, r);
+        if (r->kind == REST_VALUE) {
+            r = rest_value(s, r->node, r->next); /* begins with a text */
+        }
+        if (walk_bytes(work, s->a, w, r->text, r->len) != ERR_OK)
+            return false;
+    }
+    return r == NULL && walk_can_end(work, s->a, w);
+}
+
+static bool accepts_value(const struct automaton *a, const struct json *v)
+{
+    struct search s = {.a = a};
+    struct walk *w = malloc(sizeof *w);
+    bool yes;
+
+    must(w != NULL);
+    walk_init(w, a);
+    yes = search(&s, w, rest_value(&s, v, NULL));
+    arena_reset(&s.arena);
+    free(w);
+    return yes;
+}
+
+/* --- requests --------------------------------------------------------------------------------------- */
 
 static bool request_read(const struct json *line, struct grammar_request *r, struct buf *source)
 {
@@ -58,7 +194,8 @@ static bool request_read(const struct json *line, struct grammar_request *r, str
 static void judge(const struct json *line, struct buf *out)
 {
     struct grammar_request r = {.kind = GRAMMAR_SCHEMA};
-    const struct json *instances = json_get_kind(line, "instances", JSON_LIST);
+    const struct json *texts = json_get_kind(line, "texts", JSON_LIST);
+    const struct json *instances = texts != NULL ? texts : json_get_kind(line, "values", JSON_LIST);
     struct grammar_error why;
     struct buf source = {0};
     struct buf image = {0};
@@ -84,7 +221,8 @@ static void judge(const struct json *line, struct buf *out)
                    (unsigned long long)start, a->n_states, image.len);
         for (i = 0; i < instances->n; i++)
             buf_printf(out, "%s%s", i > 0 ? ", " : "",
-                       accepts(a, &instances->items[i]) ? "true" : "false");
+                       (texts != NULL ? accepts : accepts_value)(a, &instances->items[i])
+                           ? "true" : "false");
         buf_add_text(out, "]}\n");
     }
     buf_fini(&source);
