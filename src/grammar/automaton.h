@@ -26,7 +26,9 @@
 #define AUTOMATON_NONE  UINT32_MAX /* no base; no way back */
 
 enum automaton_flags {
-    AUTOMATON_END = 1, /* the rule may end here */
+    AUTOMATON_END = 1,   /* the rule may end here */
+    AUTOMATON_NESTS = 2, /* something begins that may hold others of its kind: not where a stack
+                          * is nearly as deep as it may be, so that what was begun can be ended */
 };
 
 struct automaton_state {

@@ -21,6 +21,15 @@ uint32_t build_state(struct build *b)
     return b->states.n - 1;
 }
 
+uint32_t build_nest(struct build *b)
+{
+    uint32_t s = build_state(b);
+
+    if (compile_ok(b->c))
+        b->states.items[s].nests = true;
+    return s;
+}
+
 uint32_t build_end(struct build *b)
 {
     uint32_t s = build_state(b);

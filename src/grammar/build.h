@@ -22,8 +22,8 @@ struct build_call {
 struct build_state {
     uint32_t edges, calls; /* heads of lists, or NONE */
     uint32_t base;         /* or NONE */
-    bool end;
-    uint8_t plain; /* as in the image */
+    bool end, nests; /* as in the image */
+    uint8_t plain;
 };
 
 struct build {
@@ -36,7 +36,8 @@ struct build {
 /* A new state; state 0 is made by build_init(), has no way on and stands in after errors. */
 void build_init(struct build *b, struct compile *c);
 uint32_t build_state(struct build *b);
-uint32_t build_end(struct build *b); /* a new state that is an end */
+uint32_t build_end(struct build *b);  /* a new state that is an end */
+uint32_t build_nest(struct build *b); /* one behind an opening bracket */
 
 void build_edge(struct build *b, uint32_t from, uint8_t lo, uint8_t hi, uint32_t to);
 void build_call(struct build *b, uint32_t from, uint32_t start, uint32_t back);

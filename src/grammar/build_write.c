@@ -340,7 +340,7 @@ static void write_states(struct writer *w, struct automaton *a, struct buf *edge
         out[at].call_at = a->n_calls;
         out[at].n_edges = (uint16_t)edges_take(w, s, own);
         out[at].base = s->base == NONE ? AUTOMATON_NONE : w->number[s->base];
-        out[at].flags = s->end ? AUTOMATON_END : 0;
+        out[at].flags = (uint8_t)((s->end ? AUTOMATON_END : 0) | (s->nests ? AUTOMATON_NESTS : 0));
         out[at].plain = s->plain;
         buf_add(edges, own, out[at].n_edges * sizeof own[0]);
         a->n_edges += out[at].n_edges;

@@ -304,7 +304,7 @@ static void mask_top(struct masking *m, struct walk_top top)
     bool ends = false;
     uint32_t trie;
 
-    if (depth + DEPTH_RESERVE > WALK_DEPTH_MAX) {
+    if (depth + DEPTH_RESERVE > WALK_NEST_MAX) {
         mask_directly(m, top);
         work_rewind(s, n_frames, n_pool);
         return;

@@ -224,7 +224,7 @@ static void place_build(struct array *r, uint32_t at, uint32_t layer)
 void array_build(struct schema *s, uint32_t from, const struct alternative *a)
 {
     struct array r = {.s = s, .a = a, .max = NONE, .n_layers = 1};
-    uint32_t begin = build_state(s->b);
+    uint32_t begin = build_nest(s->b);
     uint32_t gap = build_state(s->b);
     const struct atom *t;
     uint64_t places;

@@ -484,7 +484,7 @@ void object_build(struct schema *s, uint32_t from, const struct alternative *a)
 {
     struct object o = {.s = s, .a = a, .max = NONE};
     const struct atom *t;
-    uint32_t begin = build_state(s->b);
+    uint32_t begin = build_nest(s->b);
     uint32_t count, found;
     uint64_t places;
 

@@ -120,6 +120,12 @@ void set_close(struct walk_work *s, struct set *set)
         close_one(s, set, s->pool[set->at + i]);
 }
 
+static bool too_deep(const struct walk_work *s, uint32_t state, uint32_t frame)
+{
+    return frame > FRAME_HOLE && s->frames[frame].depth >= WALK_NEST_MAX &&
+           (automaton_states(s->a)[state].flags & AUTOMATON_NESTS) != 0;
+}
+
 struct set set_step(struct walk_work *s, const struct set *from, uint8_t byte)
 {
     struct set to = {.at = s->n_pool};
@@ -130,7 +136,7 @@ struct set set_step(struct walk_work *s, const struct set *from, uint8_t byte)
         struct walk_top top = s->pool[from->at + i];
 
         state = automaton_step(s->a, top.state, byte);
-        if (state != AUTOMATON_DEAD)
+        if (state != AUTOMATON_DEAD && !too_deep(s, state, top.frame))
             set_add(s, &to, state, top.frame);
     }
     return to;

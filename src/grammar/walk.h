@@ -27,7 +27,8 @@
 
 #define WALK_TOPS_MAX   256
 #define WALK_FRAMES_MAX 1024    /* of all stacks of a walk together; common ones count once */
-#define WALK_DEPTH_MAX  240     /* frames of one stack; values nested deeper are not allowed */
+#define WALK_DEPTH_MAX  240     /* frames of one stack */
+#define WALK_NEST_MAX   200     /* with so many frames no further list or object may begin */
 #define WALK_STEPS_MAX  4000000 /* of one call */
 
 struct walk_top {
