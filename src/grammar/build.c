@@ -43,8 +43,8 @@ void build_edge(struct build *b, uint32_t from, uint8_t lo, uint8_t hi, uint32_t
 {
     if (!LIST_ADD(b->c, &b->edges))
         return;
-    b->edges.items[b->edges.n - 1] = (struct build_edge){
-        .to = to, .next = b->states.items[from].edges, .lo = lo, .hi = hi};
+    b->edges.items[b->edges.n - 1] =
+        (struct build_edge){.to = to, .next = b->states.items[from].edges, .lo = lo, .hi = hi};
     b->states.items[from].edges = b->edges.n - 1;
 }
 
@@ -59,8 +59,8 @@ void build_call(struct build *b, uint32_t from, uint32_t start, uint32_t back)
             return;
     if (!LIST_ADD(b->c, &b->calls))
         return;
-    b->calls.items[b->calls.n - 1] = (struct build_call){
-        .start = start, .back = back, .next = b->states.items[from].calls};
+    b->calls.items[b->calls.n - 1] =
+        (struct build_call){.start = start, .back = back, .next = b->states.items[from].calls};
     b->states.items[from].calls = b->calls.n - 1;
 }
 
@@ -196,7 +196,7 @@ void build_word(struct build *b, uint32_t root, const char *bytes, size_t len)
         b->states.items[root].end = true;
 }
 
-/* --- left recursion ------------------------------------------------------------------------------ */
+/* --- left recursion ----------------------------------------------------------------------- */
 
 /* States from which an end is reached without a byte. */
 static void find_nullable(struct build *b, bool *nullable)

@@ -22,7 +22,7 @@ struct build_call {
 struct build_state {
     uint32_t edges, calls; /* heads of lists, or NONE */
     uint32_t base;         /* or NONE */
-    bool end, nests; /* as in the image */
+    bool end, nests;       /* as in the image */
     uint8_t plain;
 };
 

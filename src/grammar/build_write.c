@@ -17,7 +17,7 @@ struct sources { /* who leads to a state: lists in one array */
     uint32_t *head;
     struct {
         uint32_t from, next;
-    } *items;
+    } * items;
     uint32_t n;
 };
 
@@ -43,7 +43,8 @@ static bool leads(const struct build *b, uint32_t to)
 }
 
 /* Is some byte of a base's edge left to the state, not hidden by edges of its own? */
-static bool edge_seen(const struct build *b, const struct build_state *s, const struct build_edge *e)
+static bool edge_seen(const struct build *b, const struct build_state *s,
+                      const struct build_edge *e)
 {
     bool hidden[256] = {false};
     uint32_t i;
@@ -201,7 +202,8 @@ static int edge_order(const void *a, const void *b)
 }
 
 /* A state's own edges, sorted, neighbours with one target joined. */
-static uint32_t edges_take(struct writer *w, const struct build_state *s, struct automaton_edge *out)
+static uint32_t edges_take(struct writer *w, const struct build_state *s,
+                           struct automaton_edge *out)
 {
     const struct build *b = w->b;
     uint32_t n = 0;
@@ -251,7 +253,8 @@ static int plain_least(const struct automaton *a, uint32_t s, int lo, int hi, in
             continue;
         last = to;
         if (to != AUTOMATON_DEAD) /* tail <= 2 */
-            d = tail == 0 ? automaton_states(a)[to].plain : plain_least(a, to, 0x80, 0xbf, tail - 1);
+            d = tail == 0 ? automaton_states(a)[to].plain
+                          : plain_least(a, to, 0x80, 0xbf, tail - 1);
         least = d < least ? d : least;
     }
     return least;
@@ -302,7 +305,8 @@ static void plain_fill(struct compile *c, struct automaton *a)
     for (i = 0; i < a->n_states; i++) {
         if (states[i].plain != 0 || states[i].n_calls != 0) /* given, or not for us */
             continue;
-        if (automaton_step(a, i, 'a') == AUTOMATON_DEAD || automaton_step(a, i, ' ') == AUTOMATON_DEAD)
+        if (automaton_step(a, i, 'a') == AUTOMATON_DEAD ||
+            automaton_step(a, i, ' ') == AUTOMATON_DEAD)
             continue;
         if (automaton_step(a, i, 0xf1) == AUTOMATON_DEAD || !LIST_ADD(c, &open))
             continue;
@@ -327,7 +331,8 @@ static void plain_fill(struct compile *c, struct automaton *a)
         states[open.items[i]].plain = 0;
 }
 
-static void write_states(struct writer *w, struct automaton *a, struct buf *edges, struct buf *calls)
+static void write_states(struct writer *w, struct automaton *a, struct buf *edges,
+                         struct buf *calls)
 {
     struct automaton_state *out = (struct automaton_state *)(a + 1);
     struct automaton_edge own[256];

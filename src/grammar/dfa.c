@@ -10,7 +10,7 @@
  * many looks at a state, those that are alive are taken as they are. */
 #define MINIMISE_LOOKS 100000
 
-/* --- keys ------------------------------------------------------------------------------------ */
+/* --- keys --------------------------------------------------------------------------------- */
 
 static void keys_widen(struct keys *k)
 {
@@ -42,7 +42,8 @@ uint32_t keys_find(struct keys *k, const uint32_t *words, uint32_t n, bool *is_n
         return 0;
     for (i = k->heads[hash & (k->n_heads - 1)]; i != NONE; i = k->items[i].next)
         if (k->items[i].hash == hash && k->items[i].n == n &&
-            (n == 0 || memcmp(k->words.items + k->items[i].at, words, (size_t)n * sizeof *words) == 0))
+            (n == 0 ||
+             memcmp(k->words.items + k->items[i].at, words, (size_t)n * sizeof *words) == 0))
             return i;
     if (!compile_grow(k->c, (void **)&k->items, k->n, &k->cap, sizeof *k->items))
         return 0;
@@ -64,7 +65,7 @@ static void keys_clear(struct keys *k)
         memset(k->heads, 0xff, (size_t)k->n_heads * sizeof *k->heads);
 }
 
-/* --- making ----------------------------------------------------------------------------------- */
+/* --- making ------------------------------------------------------------------------------- */
 
 uint32_t dfa_maker_state(struct dfa_maker *m, uint32_t label)
 {
@@ -157,7 +158,7 @@ const struct dfa *dfa_utf8(struct compile *c)
     return dfa_maker_end(&m);
 }
 
-/* --- side by side ------------------------------------------------------------------------------ */
+/* --- side by side ------------------------------------------------------------------------- */
 
 struct side {
     struct compile *c;
@@ -254,8 +255,14 @@ const struct dfa *dfa_side_by_side(struct compile *c, const struct dfa *const *p
                                    uint32_t min_len, uint32_t max_len,
                                    bool (*keep)(const void *arg, uint32_t mask), const void *arg)
 {
-    struct side s = {.c = c, .n = n, .min_len = min_len, .max_len = max_len, .keep = keep,
-                     .arg = arg, .keys = {.c = c}, .maker = {.c = c}};
+    struct side s = {.c = c,
+                     .n = n,
+                     .min_len = min_len,
+                     .max_len = max_len,
+                     .keep = keep,
+                     .arg = arg,
+                     .keys = {.c = c},
+                     .maker = {.c = c}};
     uint32_t word[DFA_PARTS_MAX + 2] = {0};
     uint32_t at;
 
@@ -277,7 +284,7 @@ const struct dfa *dfa_side_by_side(struct compile *c, const struct dfa *const *p
     return compile_ok(c) ? dfa_minimise(c, dfa_maker_end(&s.maker)) : NULL;
 }
 
-/* --- least automaton --------------------------------------------------------------------------- */
+/* --- least automaton ---------------------------------------------------------------------- */
 
 /* States that reach an end: by passes over reversed edges. */
 static bool *find_alive(struct compile *c, const struct dfa *d)

@@ -31,8 +31,8 @@ const struct dfa *dfa_utf8(struct compile *c);
 
 /* Run several automata side by side over valid UTF-8 whose length in characters is in
  * [min_len, max_len] (max_len NONE: no limit). An end is where `keep` of the mask of the parts
- * that end there is true, its label is 1; with keep NULL all are ends, labelled 1 + the mask. Minimal; a
- * language without members is one state without edges. n <= DFA_PARTS_MAX. */
+ * that end there is true, its label is 1; with keep NULL all are ends, labelled 1 + the mask.
+ * Minimal; a language without members is one state without edges. n <= DFA_PARTS_MAX. */
 const struct dfa *dfa_side_by_side(struct compile *c, const struct dfa *const *parts, uint32_t n,
                                    uint32_t min_len, uint32_t max_len,
                                    bool (*keep)(const void *arg, uint32_t mask), const void *arg);
@@ -56,18 +56,19 @@ struct dfa_maker {
     LIST(struct dfa_edge) edges;
 };
 uint32_t dfa_maker_state(struct dfa_maker *m, uint32_t label); /* NONE after an error */
-void dfa_maker_edge(struct dfa_maker *m, uint8_t lo, uint8_t hi, uint32_t to); /* of the last begun */
+void dfa_maker_edge(struct dfa_maker *m, uint8_t lo, uint8_t hi,
+                    uint32_t to);                          /* of the last begun */
 void dfa_maker_begin(struct dfa_maker *m, uint32_t state); /* its edges follow */
 const struct dfa *dfa_maker_end(struct dfa_maker *m);
 
-/* --- keys: sets of numbers that were seen, each with a number of its own ------------------- */
+/* --- keys: sets of numbers that were seen, each with a number of its own ------------------ */
 
 struct keys {
     struct compile *c;
     LIST(uint32_t) words; /* all keys, one after another */
     struct key {
         uint32_t at, n, hash, next;
-    } *items;
+    } * items;
     uint32_t n, cap;
     uint32_t *heads;
     uint32_t n_heads; /* a power of two */
@@ -76,7 +77,7 @@ struct keys {
 /* The number of a key, which is its position in order of appearance; *is_new out. */
 uint32_t keys_find(struct keys *k, const uint32_t *words, uint32_t n, bool *is_new);
 
-/* --- into the automaton --------------------------------------------------------------------- */
+/* --- into the automaton ------------------------------------------------------------------- */
 
 /* Build a dfa over bytes as it stands. leaf[label] is where a byte `last` leads from an end with
  * that label; with last < 0 ends are ends of the automaton. Returns the start. */

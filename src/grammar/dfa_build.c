@@ -87,7 +87,7 @@ static uint32_t shared_hex(struct json_builder *j)
 }
 
 /* Escapes of one letter: what is written, what it stands for. */
-static const uint8_t letters[][2] = {{'"', '"'},   {'\\', '\\'}, {'/', '/'},   {'b', '\b'},
+static const uint8_t letters[][2] = {{'"', '"'},  {'\\', '\\'}, {'/', '/'},  {'b', '\b'},
                                      {'f', '\f'}, {'n', '\n'},  {'r', '\r'}, {'t', '\t'}};
 
 #define N_LETTERS (sizeof letters / sizeof letters[0])

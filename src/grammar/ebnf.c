@@ -131,7 +131,7 @@ static uint32_t rule_of(struct parser *p, const char *name, size_t len)
     return p->rules.n - 1;
 }
 
-/* --- atoms ------------------------------------------------------------------------------------------- */
+/* --- atoms -------------------------------------------------------------------------------- */
 
 static uint32_t take_code(struct parser *p, int digits)
 {
@@ -247,7 +247,8 @@ static const struct regular *parse_regex(struct parser *p)
     size_t n;
     bool in_class = false;
 
-    for (; p->at < p->len && (in_class || p->text[p->at] != '/') && p->text[p->at] != '\n'; p->at++) {
+    for (; p->at < p->len && (in_class || p->text[p->at] != '/') && p->text[p->at] != '\n';
+         p->at++) {
         if (p->text[p->at] == '\\')
             p->at++;
         else if (p->text[p->at] == '[' || p->text[p->at] == ']')
@@ -312,7 +313,7 @@ static const struct regular *parse_atom(struct parser *p)
     return parse_call(p);
 }
 
-/* --- sequences ----------------------------------------------------------------------------------------- */
+/* --- sequences ---------------------------------------------------------------------------- */
 
 static uint32_t take_number(struct parser *p)
 {
@@ -442,10 +443,11 @@ static void parse_rules(struct parser *p)
     }
 }
 
-/* --- left recursion ---------------------------------------------------------------------------------------- */
+/* --- left recursion ----------------------------------------------------------------------- */
 
 /* What follows when a sequence begins with a call of the rule; NULL when it does not. */
-static const struct regular *behind_itself(struct compile *c, const struct regular *r, uint32_t rule)
+static const struct regular *behind_itself(struct compile *c, const struct regular *r,
+                                           uint32_t rule)
 {
     const struct regular *rest = NULL;
 

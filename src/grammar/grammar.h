@@ -28,11 +28,11 @@
 #include "base/buf.h"
 #include "base/err.h"
 
-#define GRAMMAR_COMPILE_US  180000                    /* a compilation that takes longer is refused */
-#define GRAMMAR_BYTES_MAX   ((size_t)32 << 20)        /* an image is never larger */
-#define GRAMMAR_STATES_MAX  300000                    /* of an image */
-#define GRAMMAR_MEMORY_MAX  ((size_t)256 << 20)       /* taken while compiling, then given back */
-#define GRAMMAR_SOURCE_MAX  ((size_t)2 << 20)         /* bytes of one schema, pattern or grammar */
+#define GRAMMAR_COMPILE_US  180000              /* a compilation that takes longer is refused */
+#define GRAMMAR_BYTES_MAX   ((size_t)32 << 20)  /* an image is never larger */
+#define GRAMMAR_STATES_MAX  300000              /* of an image */
+#define GRAMMAR_MEMORY_MAX  ((size_t)256 << 20) /* taken while compiling, then given back */
+#define GRAMMAR_SOURCE_MAX  ((size_t)2 << 20)   /* bytes of one schema, pattern or grammar */
 #define GRAMMAR_CHOICES_MAX 20000
 
 enum grammar_kind {

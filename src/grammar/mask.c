@@ -16,16 +16,16 @@
 
 #include "grammar/walk_parts.h"
 
-#define ENTRY_STEPS    300 /* keep what took longer than looking into the cache and copying */
-#define CACHE_SLOTS    4096u
-#define CACHE_POPS     2048u /* what walk_cache_bytes() counts a state */
-#define CACHE_PROBES   16
-#define DEPTH_RESERVE  64 /* frames that a kept entry may push */
+#define ENTRY_STEPS   300 /* keep what took longer than looking into the cache and copying */
+#define CACHE_SLOTS   4096u
+#define CACHE_POPS    2048u /* what walk_cache_bytes() counts a state */
+#define CACHE_PROBES  16
+#define DEPTH_RESERVE 64 /* frames that a kept entry may push */
 
 struct entry_head {
     uint32_t state;
-    uint32_t trie;  /* that pops count from */
-    uint32_t ends;  /* 1: the rule may end before any byte */
+    uint32_t trie; /* that pops count from */
+    uint32_t ends; /* 1: the rule may end before any byte */
     uint32_t n_pops;
 };
 
@@ -70,8 +70,8 @@ static const struct entry *cache_find(struct walk_cache *cache, uint32_t state)
     uint32_t i;
 
     for (i = 0; i < CACHE_PROBES; i++) {
-        uint32_t offset = atomic_load_explicit(
-            &cache->slots[slot_of(state, i) % CACHE_SLOTS], memory_order_acquire);
+        uint32_t offset = atomic_load_explicit(&cache->slots[slot_of(state, i) % CACHE_SLOTS],
+                                               memory_order_acquire);
 
         if (offset == 0)
             return NULL;
@@ -109,7 +109,7 @@ static void cache_keep(struct walk_cache *cache, const struct walk_work *s, cons
     }
 }
 
-/* --- walking a trie ----------------------------------------------------------------------------- */
+/* --- walking a trie ----------------------------------------------------------------------- */
 
 /* The bytes that a closed set has edges for. */
 static void first_bytes(const struct walk_work *s, const struct set *set, bool *can)
@@ -226,7 +226,7 @@ static uint32_t find_entry(struct walk_work *s, const struct vocab *v, uint32_t 
     return t;
 }
 
-/* --- the mask ------------------------------------------------------------------------------------ */
+/* --- the mask ----------------------------------------------------------------------------- */
 
 struct masking {
     struct walk_work *s;
@@ -326,8 +326,8 @@ static void mask_top(struct masking *m, struct walk_top top)
         or_words(m->mask, s->bits, m->v->n_words);
         if (m->cache != NULL && !s->failed && s->steps - steps > ENTRY_STEPS)
             cache_keep(m->cache, s, m->v,
-                       (struct entry_head){.state = top.state, .trie = trie, .ends = ends,
-                                      .n_pops = s->n_pops});
+                       (struct entry_head){
+                           .state = top.state, .trie = trie, .ends = ends, .n_pops = s->n_pops});
         mask_pops(m, s->pops, s->n_pops, trie, top.frame); /* finds no pops itself: no hole */
     }
     work_rewind(s, n_frames, m->tops.at + m->tops.n);

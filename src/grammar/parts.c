@@ -9,10 +9,10 @@
 
 #include "grammar/source.h"
 
-#define DEPTH_MAX    16   /* parts inside each other */
-#define TRIGGERS_MAX 64
+#define DEPTH_MAX         16 /* parts inside each other */
+#define TRIGGERS_MAX      64
 #define TRIGGER_BYTES_MAX 4096 /* of all triggers together */
-#define COUNT_MAX    256  /* of repeats */
+#define COUNT_MAX         256  /* of repeats */
 
 struct watch { /* a trigger and where it leads */
     const char *text;
@@ -34,7 +34,7 @@ struct composer {
 
 static uint32_t part_build(struct composer *p, const struct grammar_part *part, int depth);
 
-/* --- free text -------------------------------------------------------------------------------------- */
+/* --- free text ---------------------------------------------------------------------------- */
 
 static uint32_t child_of(const struct node *nodes, uint32_t at, uint8_t byte)
 {
@@ -74,8 +74,10 @@ static uint32_t nodes_fill(struct node *nodes, const struct watch *watch, uint32
 
             if (next == NONE) {
                 next = n++;
-                nodes[next] = (struct node){.child = NONE, .sibling = nodes[at].child,
-                                            .leaf = NONE, .byte = (uint8_t)watch[i].text[k]};
+                nodes[next] = (struct node){.child = NONE,
+                                            .sibling = nodes[at].child,
+                                            .leaf = NONE,
+                                            .byte = (uint8_t)watch[i].text[k]};
                 nodes[at].child = next;
             }
             at = next;
@@ -105,7 +107,8 @@ static void nodes_link(struct node *nodes, uint32_t *order)
 }
 
 /* Free text from a new state; may it end at any place? */
-static uint32_t free_text(struct composer *p, const struct watch *watch, uint32_t n_watch, bool ends)
+static uint32_t free_text(struct composer *p, const struct watch *watch, uint32_t n_watch,
+                          bool ends)
 {
     struct build *b = p->b;
     size_t bytes = 1;
@@ -147,7 +150,7 @@ static uint32_t free_text(struct composer *p, const struct watch *watch, uint32_
     return nodes[0].state;
 }
 
-/* --- sequences ----------------------------------------------------------------------------------------- */
+/* --- sequences ---------------------------------------------------------------------------- */
 
 /* The parts one after another, from a state to another. */
 static void sequence(struct composer *p, const struct grammar_part *parts, size_t n, uint32_t from,

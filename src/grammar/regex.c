@@ -6,10 +6,10 @@
 #include "base/utf8.h"
 #include "grammar/regular.h"
 
-#define LOOKS_MAX   8       /* lookaheads at the beginning */
-#define REPEAT_MAX  100000  /* {n,m}; larger ones could not be built anyway */
-#define RANGES_MAX  512     /* of one class */
-#define CODE_MAX    0x10ffff
+#define LOOKS_MAX  8      /* lookaheads at the beginning */
+#define REPEAT_MAX 100000 /* {n,m}; larger ones could not be built anyway */
+#define RANGES_MAX 512    /* of one class */
+#define CODE_MAX   0x10ffff
 
 struct parser {
     struct compile *c;
@@ -18,7 +18,8 @@ struct parser {
     int depth;
 };
 
-struct class {
+struct class
+{
     struct regular_range ranges[RANGES_MAX];
     uint32_t n;
     bool negated;
@@ -57,7 +58,7 @@ static uint32_t take_char(struct parser *p)
     return code;
 }
 
-/* --- classes and escapes ------------------------------------------------------------------------ */
+/* --- classes and escapes ------------------------------------------------------------------ */
 
 static void class_add(struct parser *p, struct class *k, uint32_t lo, uint32_t hi)
 {
@@ -73,10 +74,17 @@ static bool class_letter(struct parser *p, struct class *k, int letter)
     static const struct regular_range digit[] = {{'0', '9'}, {0, 0}};
     static const struct regular_range word[] = {
         {'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}, {0, 0}};
-    static const struct regular_range space[] = {
-        {0x09, 0x0d},     {0x20, 0x20},     {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
-        {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff},
-        {0, 0}};
+    static const struct regular_range space[] = {{0x09, 0x0d},
+                                                 {0x20, 0x20},
+                                                 {0xa0, 0xa0},
+                                                 {0x1680, 0x1680},
+                                                 {0x2000, 0x200a},
+                                                 {0x2028, 0x2029},
+                                                 {0x202f, 0x202f},
+                                                 {0x205f, 0x205f},
+                                                 {0x3000, 0x3000},
+                                                 {0xfeff, 0xfeff},
+                                                 {0, 0}};
     const struct regular_range *r;
     uint32_t next = 0;
 
@@ -228,7 +236,7 @@ static const struct regular *parse_class(struct parser *p)
     return regular_set(p->c, k.ranges, k.n, k.negated);
 }
 
-/* --- atoms, repeats, sequences ------------------------------------------------------------------- */
+/* --- atoms, repeats, sequences ------------------------------------------------------------ */
 
 static const struct regular *parse_group(struct parser *p)
 {
@@ -236,8 +244,9 @@ static const struct regular *parse_group(struct parser *p)
 
     if (take(p, "?")) {
         if (take(p, "=") || take(p, "!") || take(p, "<=") || take(p, "<!"))
-            return fail(p, ERR_UNSUPPORTED, "lookaheads that do not stand at the very beginning, "
-                                            "and lookbehinds");
+            return fail(p, ERR_UNSUPPORTED,
+                        "lookaheads that do not stand at the very beginning, "
+                        "and lookbehinds");
         if (take(p, "P<") || take(p, "<")) {
             while (p->at < p->len && peek(p) != '>')
                 p->at++;
@@ -283,9 +292,7 @@ static const struct regular *parse_atom(struct parser *p)
             return regular_node(p->c, REGULAR_END, NULL, NULL);
         one.lo = one.hi = take_escape(p);
         return regular_set(p->c, &one, 1, false);
-    default:
-        one.lo = one.hi = take_char(p);
-        return regular_set(p->c, &one, 1, false);
+    default: one.lo = one.hi = take_char(p); return regular_set(p->c, &one, 1, false);
     }
 }
 
@@ -382,7 +389,7 @@ const struct regular *regex_tree(struct compile *c, const char *text, size_t len
     return r;
 }
 
-/* --- languages ------------------------------------------------------------------------------------ */
+/* --- languages ---------------------------------------------------------------------------- */
 
 /* What `tree` matches somewhere in the text. */
 static const struct dfa *search(struct compile *c, const struct regular *tree)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Thompson's construction, then subsets. Assertions are empty steps that are taken when the
- * closure of the first state is formed (begin) or when it is asked whether a set is an end (end). */
+ * closure of the first state is formed (begin) or when it is asked whether a set ends (end). */
 #include "grammar/regular.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #include "base/utf8.h"
 
-/* --- trees ------------------------------------------------------------------------------------ */
+/* --- trees -------------------------------------------------------------------------------- */
 
 const struct regular *regular_node(struct compile *c, enum regular_kind kind,
                                    const struct regular *left, const struct regular *right)
@@ -119,7 +119,7 @@ const struct regular *regular_any(struct compile *c)
     return regular_set(c, NULL, 0, true);
 }
 
-/* --- the nondeterministic automaton ----------------------------------------------------------- */
+/* --- the nondeterministic automaton ------------------------------------------------------- */
 
 enum step_kind { STEP_EMPTY, STEP_BYTES, STEP_BEGIN, STEP_END, STEP_CALL };
 
@@ -173,8 +173,7 @@ static void nfa_bytes(struct nfa *a, uint32_t from, const uint8_t *lo, const uin
     for (i = 0; i < n && compile_ok(a->c); i++) {
         uint32_t next = i + 1 < n ? nfa_state(a) : to;
 
-        nfa_step(a, from,
-                 (struct step){.to = next, .kind = STEP_BYTES, .lo = lo[i], .hi = hi[i]});
+        nfa_step(a, from, (struct step){.to = next, .kind = STEP_BYTES, .lo = lo[i], .hi = hi[i]});
         from = next;
     }
 }
@@ -227,9 +226,11 @@ static void nfa_set(struct nfa *a, const struct regular *r, uint32_t from, uint3
         }
 }
 
-static void nfa_build(struct nfa *a, const struct regular *r, uint32_t from, uint32_t to, int depth);
+static void nfa_build(struct nfa *a, const struct regular *r, uint32_t from, uint32_t to,
+                      int depth);
 
-static void nfa_repeat(struct nfa *a, const struct regular *r, uint32_t from, uint32_t to, int depth)
+static void nfa_repeat(struct nfa *a, const struct regular *r, uint32_t from, uint32_t to,
+                       int depth)
 {
     uint32_t i, next;
 
@@ -267,9 +268,7 @@ static void nfa_build(struct nfa *a, const struct regular *r, uint32_t from, uin
         case REGULAR_NEVER: return;
         case REGULAR_SET: nfa_set(a, r, from, to); return;
         case REGULAR_REPEAT: nfa_repeat(a, r, from, to, depth + 1); return;
-        case REGULAR_BEGIN:
-            nfa_step(a, from, (struct step){.to = to, .kind = STEP_BEGIN});
-            return;
+        case REGULAR_BEGIN: nfa_step(a, from, (struct step){.to = to, .kind = STEP_BEGIN}); return;
         case REGULAR_END: nfa_step(a, from, (struct step){.to = to, .kind = STEP_END}); return;
         case REGULAR_CALL:
             nfa_step(a, from, (struct step){.to = to, .kind = STEP_CALL, .rule = r->min});
@@ -286,7 +285,7 @@ static void nfa_build(struct nfa *a, const struct regular *r, uint32_t from, uin
     }
 }
 
-/* --- subsets ------------------------------------------------------------------------------------ */
+/* --- subsets ------------------------------------------------------------------------------ */
 
 struct subsets {
     struct nfa *a;
@@ -430,8 +429,7 @@ static void subset_edges(struct subsets *s, uint32_t number)
             continue;
         dfa_maker_edge(&s->maker, (uint8_t)lo, (uint8_t)hi, k);
         if (s->b != NULL && compile_ok(a->c))
-            build_edge(s->b, s->states.items[number], (uint8_t)lo, (uint8_t)hi,
-                       s->states.items[k]);
+            build_edge(s->b, s->states.items[number], (uint8_t)lo, (uint8_t)hi, s->states.items[k]);
     }
     if (s->b != NULL)
         subset_calls(s, number, set, n);
@@ -441,8 +439,8 @@ static const struct dfa *subsets_run(struct compile *c, const struct regular *tr
                                      uint32_t start, const uint32_t *rule)
 {
     struct nfa a = {.c = c, .mark = 1};
-    struct subsets s = {.a = &a, .keys = {.c = c}, .maker = {.c = c}, .b = b, .start = start,
-                        .rule = rule};
+    struct subsets s = {
+        .a = &a, .keys = {.c = c}, .maker = {.c = c}, .b = b, .start = start, .rule = rule};
     uint32_t first = nfa_state(&a);
     uint32_t at;
 
@@ -467,7 +465,8 @@ const struct dfa *regular_dfa(struct compile *c, const struct regular *tree)
     return dfa_minimise(c, subsets_run(c, tree, NULL, 0, NULL));
 }
 
-void regular_build(struct build *b, const struct regular *tree, uint32_t start, const uint32_t *rule)
+void regular_build(struct build *b, const struct regular *tree, uint32_t start,
+                   const uint32_t *rule)
 {
     (void)subsets_run(b->c, tree, b, start, rule); /* what was built is in b */
 }

@@ -51,9 +51,10 @@ const struct regular *regular_any(struct compile *c);
 const struct dfa *regular_dfa(struct compile *c, const struct regular *tree);
 
 /* The same into states of an automaton: from `start` to ends; rule[i] is where call i begins. */
-void regular_build(struct build *b, const struct regular *tree, uint32_t start, const uint32_t *rule);
+void regular_build(struct build *b, const struct regular *tree, uint32_t start,
+                   const uint32_t *rule);
 
-/* --- patterns (regex.c) ---------------------------------------------------------------------- */
+/* --- patterns (regex.c) ------------------------------------------------------------------- */
 
 /* A pattern in the common part of ECMAScript and Python: | () (?:) (?<name>) * + ? {n,m} and their
  * lazy forms, . [] [^], ^ $, \d \D \w \W \s \S (ASCII, \s as ECMAScript), \t \n \r \f \v \0 \xHH

@@ -10,7 +10,7 @@
 #define SPACES_MAX 64 /* white space in a row: enough to indent, not enough to go on forever */
 #define GOALS_MAX  50000
 
-/* --- white space ------------------------------------------------------------------------------------------ */
+/* --- white space -------------------------------------------------------------------------- */
 
 static uint32_t spaces(struct schema *s)
 {
@@ -58,7 +58,7 @@ void colon_build(struct schema *s, uint32_t from, uint32_t to)
     build_call(s->b, from, s->colon_rule, to);
 }
 
-/* --- goals ------------------------------------------------------------------------------------------------- */
+/* --- goals -------------------------------------------------------------------------------- */
 
 static int number_order(const void *a, const void *b)
 {
@@ -97,14 +97,15 @@ uint32_t goal_state(struct schema *s, uint32_t *literals, uint32_t n)
     return compile_ok(s->c) ? s->goal_states.items[number] : 0;
 }
 
-/* --- values -------------------------------------------------------------------------------------------------- */
+/* --- values ------------------------------------------------------------------------------- */
 
 typedef void build_value(struct schema *s, uint32_t from, const struct alternative *a);
 
 /* One type of all alternatives that have it. What is free covers all others; several begin in
  * states of their own, because they begin alike. */
 static void build_type(struct schema *s, uint32_t start, const struct alternatives *all,
-                       unsigned type, build_value *build, bool (*is_free)(const struct alternative *))
+                       unsigned type, build_value *build,
+                       bool (*is_free)(const struct alternative *))
 {
     const struct alternative *first = NULL;
     uint32_t n = 0;

@@ -7,8 +7,8 @@
 
 #include "grammar/schema_parts.h"
 
-#define COUNTS_MAX 4
-#define PLACES_MAX 100000
+#define COUNTS_MAX     4
+#define PLACES_MAX     100000
 #define ITEMS_NO_LIMIT 1048576
 
 struct count { /* of items that satisfy a literal */
@@ -29,7 +29,7 @@ struct array {
     uint32_t *after; /* [position][layer] behind an item; NONE: not built */
 };
 
-/* --- what there is ----------------------------------------------------------------------------------- */
+/* --- what there is ------------------------------------------------------------------------ */
 
 /* The list of schemas by position of a schema, old or new; NULL. */
 static const struct json *prefix_of(const struct json *schema)
@@ -113,7 +113,7 @@ static bool item_wants(struct array *r, uint32_t at, uint32_t *list, uint32_t *n
     return true;
 }
 
-/* --- building ------------------------------------------------------------------------------------------- */
+/* --- building ----------------------------------------------------------------------------- */
 
 static uint32_t after(struct array *r, uint32_t at, uint32_t layer)
 {

@@ -72,9 +72,8 @@ static void deny_items(struct expansion *x, struct options *o, const struct json
     }
     for (i = 0; prefix != NULL && i < prefix->n && compile_tick(x->s->c); i++) {
         struct atom least = {.kind = ATOM_ITEMS_LEAST, .n = i + 1};
-        struct atom item = {.kind = ATOM_ITEM,
-                            .n = i,
-                            .literal = literal_of(x->s, &prefix->items[i], false, true)};
+        struct atom item = {
+            .kind = ATOM_ITEM, .n = i, .literal = literal_of(x->s, &prefix->items[i], false, true)};
 
         option(x, o, item_types(x, TYPE_ARRAY, item_atom(x, least, item_atom(x, item, NULL))));
     }
@@ -113,9 +112,11 @@ static void deny_array(struct expansion *x, struct options *o, const struct json
         }
     }
     if (unique != NULL && unique->kind == JSON_BOOL && unique->flag)
-        (void)refuse(x, unique, "\"uniqueItems\" is not supported under \"not\", \"oneOf\" or \"if\"");
+        (void)refuse(x, unique,
+                     "\"uniqueItems\" is not supported under \"not\", \"oneOf\" or \"if\"");
     if (rest != NULL && !(rest->kind == JSON_BOOL && rest->flag))
-        (void)refuse(x, rest, "\"unevaluatedItems\" is not supported under \"not\", \"oneOf\" or \"if\"");
+        (void)refuse(x, rest,
+                     "\"unevaluatedItems\" is not supported under \"not\", \"oneOf\" or \"if\"");
 }
 
 static void deny_members(struct expansion *x, struct options *o, const struct json *schema)
@@ -131,9 +132,9 @@ static void deny_members(struct expansion *x, struct options *o, const struct js
                               .literal = literal_of(x->s, &known->items[i], false, true)};
 
         option(x, o,
-               item_types(x, TYPE_OBJECT,
-                          item_required(x, name_text(x, &known->items[i]),
-                                        item_atom(x, member, NULL))));
+               item_types(
+                   x, TYPE_OBJECT,
+                   item_required(x, name_text(x, &known->items[i]), item_atom(x, member, NULL))));
     }
     for (i = 0; patterns != NULL && i < patterns->n && compile_tick(x->s->c); i++)
         option_atom(x, o, TYPE_OBJECT,
@@ -153,17 +154,19 @@ static void deny_dependent(struct expansion *x, struct options *o, const struct 
     uint32_t i;
 
     if (member->kind != JSON_LIST) {
-        option(x, o, item_types(x, TYPE_OBJECT, item_required(x, text, item_literal(x, member, true, NULL))));
+        option(x, o,
+               item_types(x, TYPE_OBJECT,
+                          item_required(x, text, item_literal(x, member, true, NULL))));
         return;
     }
     for (i = 0; i < member->n && compile_tick(x->s->c); i++)
         option(x, o,
-               item_types(x, TYPE_OBJECT,
-                          item_required(x, text,
-                                        item_atom(x,
-                                                  (struct atom){.kind = ATOM_ABSENT,
-                                                                .node = &member->items[i]},
-                                                  NULL))));
+               item_types(
+                   x, TYPE_OBJECT,
+                   item_required(
+                       x, text,
+                       item_atom(x, (struct atom){.kind = ATOM_ABSENT, .node = &member->items[i]},
+                                 NULL))));
 }
 
 static void deny_object(struct expansion *x, struct options *o, const struct json *schema)
@@ -186,9 +189,12 @@ static void deny_object(struct expansion *x, struct options *o, const struct jso
             deny_dependent(x, o, &v->items[i]);
     }
     if (names != NULL && !(names->kind == JSON_BOOL && names->flag))
-        (void)refuse(x, names, "\"propertyNames\" is not supported under \"not\", \"oneOf\" or \"if\"");
+        (void)refuse(x, names,
+                     "\"propertyNames\" is not supported under \"not\", \"oneOf\" or \"if\"");
     if (rest != NULL && !(rest->kind == JSON_BOOL && rest->flag))
-        (void)refuse(x, rest, "\"unevaluatedProperties\" is not supported under \"not\", \"oneOf\" or \"if\"");
+        (void)refuse(
+            x, rest,
+            "\"unevaluatedProperties\" is not supported under \"not\", \"oneOf\" or \"if\"");
 }
 
 /* Not exactly one: none, or some two. */

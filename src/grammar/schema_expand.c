@@ -9,7 +9,7 @@
 #define ALTERNATIVES_MAX 2000
 #define BRANCHES_ASKED   500 /* when only asked whether there is any */
 
-/* --- literals ----------------------------------------------------------------------------------------- */
+/* --- literals ----------------------------------------------------------------------------- */
 
 uint32_t literal_of(struct schema *s, const struct json *node, bool constant, bool negated)
 {
@@ -30,7 +30,7 @@ uint32_t literal_not(struct schema *s, uint32_t literal)
     return literal_of(s, l.node, l.constant, !l.negated);
 }
 
-/* --- pieces ------------------------------------------------------------------------------------------- */
+/* --- pieces ------------------------------------------------------------------------------- */
 
 const struct item *item_of(struct expansion *x, struct item item, const struct item *next)
 {
@@ -44,7 +44,7 @@ const struct item *item_of(struct expansion *x, struct item item, const struct i
 }
 
 const struct item *item_literal(struct expansion *x, const struct json *node, bool negated,
-                                       const struct item *next)
+                                const struct item *next)
 {
     return item_of(
         x, (struct item){.kind = ITEM_LITERAL, .literal = literal_of(x->s, node, false, negated)},
@@ -81,7 +81,7 @@ void option(struct expansion *x, struct options *o, const struct item *items)
     o->n++;
 }
 
-/* --- what a branch has to do -------------------------------------------------------------------------- */
+/* --- what a branch has to do -------------------------------------------------------------- */
 
 void do_item(struct expansion *x, struct item item)
 {
@@ -90,8 +90,8 @@ void do_item(struct expansion *x, struct item item)
 
 void do_literal(struct expansion *x, const struct json *node, bool negated)
 {
-    do_item(x, (struct item){.kind = ITEM_LITERAL,
-                             .literal = literal_of(x->s, node, false, negated)});
+    do_item(x,
+            (struct item){.kind = ITEM_LITERAL, .literal = literal_of(x->s, node, false, negated)});
 }
 
 void do_atom(struct expansion *x, struct atom atom)
@@ -187,7 +187,7 @@ static unsigned type_of_value(const struct json *v)
     return decimal_read(&d, v->text, v->n) && d.n_frac == 0 ? TYPE_WHOLE : TYPE_FRACTION;
 }
 
-/* --- constants ------------------------------------------------------------------------------------------ */
+/* --- constants ---------------------------------------------------------------------------- */
 
 /* One of values[0 .. n): scalars together, each list and object for itself. */
 void expand_values(struct expansion *x, const struct json *values, uint32_t n, bool negated)
@@ -246,15 +246,14 @@ static void expand_list_constant(struct expansion *x, const struct json *v, bool
            item_types(x, TYPE_ARRAY,
                       item_atom(x, (struct atom){.kind = ATOM_ITEMS_LEAST, .n = v->n + 1}, NULL)));
     if (v->n > 0)
-        option(x, &o,
-               item_types(
-                   x, TYPE_ARRAY,
-                   item_atom(x, (struct atom){.kind = ATOM_ITEMS_MOST, .n = v->n - 1}, NULL)));
+        option(
+            x, &o,
+            item_types(x, TYPE_ARRAY,
+                       item_atom(x, (struct atom){.kind = ATOM_ITEMS_MOST, .n = v->n - 1}, NULL)));
     for (i = 0; i < v->n && compile_tick(x->s->c); i++) {
         struct atom least = {.kind = ATOM_ITEMS_LEAST, .n = i + 1};
-        struct atom item = {.kind = ATOM_ITEM,
-                            .n = i,
-                            .literal = literal_of(x->s, &v->items[i], true, true)};
+        struct atom item = {
+            .kind = ATOM_ITEM, .n = i, .literal = literal_of(x->s, &v->items[i], true, true)};
 
         option(x, &o, item_types(x, TYPE_ARRAY, item_atom(x, least, item_atom(x, item, NULL))));
     }
@@ -275,7 +274,7 @@ const struct json *name_text(struct expansion *x, const struct json *member)
 }
 
 const struct item *item_required(struct expansion *x, const struct json *text,
-                                        const struct item *next)
+                                 const struct item *next)
 {
     return item_atom(x, (struct atom){.kind = ATOM_REQUIRED, .node = text}, next);
 }
@@ -309,14 +308,14 @@ static void expand_object_constant(struct expansion *x, const struct json *v, bo
         option(x, &o,
                item_types(x, TYPE_OBJECT,
                           item_atom(x, (struct atom){.kind = ATOM_ABSENT, .node = text}, NULL)));
-        option(x, &o, item_types(x, TYPE_OBJECT, item_required(x, text, item_atom(x, member, NULL))));
+        option(x, &o,
+               item_types(x, TYPE_OBJECT, item_required(x, text, item_atom(x, member, NULL))));
     }
     if (negated)
         do_either(x, &o);
 }
 
-
-/* --- is there any? --------------------------------------------------------------------------------------- */
+/* --- is there any? ------------------------------------------------------------------------ */
 
 static bool text_listed(const struct atom *t, const struct json *v)
 {
@@ -466,7 +465,7 @@ static void drop_unique(struct expansion *x)
         (void)refuse(x, unique->node, "\"uniqueItems\" is not supported for more than one item");
 }
 
-/* --- the loop ------------------------------------------------------------------------------------------------ */
+/* --- the loop ----------------------------------------------------------------------------- */
 
 /* The branch is through: an alternative, its atoms in the order in which they were found. */
 static void branch_done(struct expansion *x)
@@ -490,7 +489,8 @@ static void branch_done(struct expansion *x)
         turned = copy;
     }
     if (x->found.n == ALTERNATIVES_MAX)
-        compile_fail(x->s->c, ERR_LIMIT, "more than %d alternatives: simplify it", ALTERNATIVES_MAX);
+        compile_fail(x->s->c, ERR_LIMIT, "more than %d alternatives: simplify it",
+                     ALTERNATIVES_MAX);
     if (LIST_ADD(x->s->c, &x->found))
         x->found.items[x->found.n - 1] = (struct alternative){x->now.types, turned};
 }

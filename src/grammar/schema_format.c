@@ -8,43 +8,45 @@
 
 #include "grammar/schema_parts.h"
 
-#define DATE                                                                              \
-    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)" \
+#define DATE                                                                                     \
+    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"     \
     "|02-(0[1-9]|1[0-9]|2[0-8]))|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579]" \
     "[26])00)-02-29)"
-#define TIME                                                                                \
-    "(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])" \
-    "|23:59:60(\\.[0-9]+)?([zZ]|[+-]00:00))"
+#define HOUR   "([01][0-9]|2[0-3])"
+#define OFFSET "([zZ]|[+-]" HOUR ":[0-5][0-9])"
+#define TIME \
+    "(" HOUR ":[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?" OFFSET "|23:59:60(\\.[0-9]+)?([zZ]|[+-]00:00))"
 #define BYTE  "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 #define IPV4  BYTE "(\\." BYTE "){3}"
 #define H16   "[0-9a-fA-F]{1,4}"
 #define LS32  "(" H16 ":" H16 "|" IPV4 ")"
 #define LABEL "[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
 #define ATEXT "[-!#$%&'*+/=?^_`{|}~0-9A-Za-z]"
-#define IPV6                                                                                    \
-    "((" H16 ":){6}" LS32 "|::(" H16 ":){5}" LS32 "|(" H16 ")?::(" H16 ":){4}" LS32 "|((" H16   \
-    ":){0,1}" H16 ")?::(" H16 ":){3}" LS32 "|((" H16 ":){0,2}" H16 ")?::(" H16 ":){2}" LS32     \
-    "|((" H16 ":){0,3}" H16 ")?::" H16 ":" LS32 "|((" H16 ":){0,4}" H16 ")?::" LS32 "|((" H16   \
+#define IPV6                                                                                  \
+    "((" H16 ":){6}" LS32 "|::(" H16 ":){5}" LS32 "|(" H16 ")?::(" H16 ":){4}" LS32 "|((" H16 \
+    ":){0,1}" H16 ")?::(" H16 ":){3}" LS32 "|((" H16 ":){0,2}" H16 ")?::(" H16 ":){2}" LS32   \
+    "|((" H16 ":){0,3}" H16 ")?::" H16 ":" LS32 "|((" H16 ":){0,4}" H16 ")?::" LS32 "|((" H16 \
     ":){0,5}" H16 ")?::" H16 "|((" H16 ":){0,6}" H16 ")?::)"
-#define PCT      "%[0-9A-Fa-f]{2}"
-#define UCHAR    "([-._~!$&'()*+,;=0-9A-Za-z]|" PCT ")"
-#define PCHAR    "([-._~!$&'()*+,;=:@0-9A-Za-z]|" PCT ")"
-#define IUCHAR   "([-._~!$&'()*+,;=0-9A-Za-z\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}]|" PCT ")"
-#define IPCHAR   "([-._~!$&'()*+,;=:@0-9A-Za-z\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}]|" PCT ")"
-#define VARCHAR  "([0-9A-Za-z_]|" PCT ")"
-#define VARSPEC  VARCHAR "(\\.?" VARCHAR ")*(:[1-9][0-9]{0,3}|\\*)?"
-#define SCHEME   "[A-Za-z][-+.0-9A-Za-z]*:"
-#define AUTH(U)  "//((" U "|:)*@)?(" U "*|\\[[0-9A-Fa-f:.]+\\]|\\[[vV][0-9A-Fa-f]+\\." U "+\\])(:[0-9]*)?"
-#define TAIL(P)  "(\\?(" P "|[/?])*)?(#(" P "|[/?])*)?"
-#define URI(U, P)                                                                              \
-    SCHEME "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|" P "+(/" P "*)*)?" TAIL(P)
-#define RELATIVE(U, P)                                                                           \
-    "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|([-._~!$&'()*+,;=@0-9A-Za-z]|" PCT ")+(/" P     \
-    "*)*)?" TAIL(P)
-#define IRELATIVE                                                                                \
+#define PCT     "%[0-9A-Fa-f]{2}"
+#define UCHAR   "([-._~!$&'()*+,;=0-9A-Za-z]|" PCT ")"
+#define PCHAR   "([-._~!$&'()*+,;=:@0-9A-Za-z]|" PCT ")"
+#define UCS     "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}"
+#define IUCHAR  "([-._~!$&'()*+,;=0-9A-Za-z" UCS "]|" PCT ")"
+#define IPCHAR  "([-._~!$&'()*+,;=:@0-9A-Za-z" UCS "]|" PCT ")"
+#define VARCHAR "([0-9A-Za-z_]|" PCT ")"
+#define VARSPEC VARCHAR "(\\.?" VARCHAR ")*(:[1-9][0-9]{0,3}|\\*)?"
+#define SCHEME  "[A-Za-z][-+.0-9A-Za-z]*:"
+#define AUTH(U) \
+    "//((" U "|:)*@)?(" U "*|\\[[0-9A-Fa-f:.]+\\]|\\[[vV][0-9A-Fa-f]+\\." U "+\\])(:[0-9]*)?"
+#define TAIL(P)   "(\\?(" P "|[/?])*)?(#(" P "|[/?])*)?"
+#define URI(U, P) SCHEME "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|" P "+(/" P "*)*)?" TAIL(P)
+#define RELATIVE(U, P)                                                                       \
+    "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|([-._~!$&'()*+,;=@0-9A-Za-z]|" PCT ")+(/" P \
+                "*)*)?" TAIL(P)
+#define IRELATIVE                                                                                 \
     "(" AUTH(IUCHAR) "(/" IPCHAR "*)*|/(" IPCHAR "+(/" IPCHAR "*)*)?|([-._~!$&'()*+,;=@0-9A-Za-z" \
-    "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}]|" PCT ")+(/" IPCHAR "*)*)?" \
-    TAIL(IPCHAR)
+                     "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}]|" PCT   \
+                     ")+(/" IPCHAR "*)*)?" TAIL(IPCHAR)
 
 static const struct {
     const char *name;

@@ -12,7 +12,7 @@ static const struct json *get(const struct json *schema, const char *name)
 
 /* A keyword's value of the kind it must have; NULL when it is not there. */
 const struct json *get_kind(struct expansion *x, const struct json *schema, const char *name,
-                                   enum json_kind kind)
+                            enum json_kind kind)
 {
     const struct json *v = json_get(schema, name);
 
@@ -56,7 +56,7 @@ static void refuse_unknown(struct expansion *x, const struct json *schema)
 
 /* The bounds of a number: minimum and exclusiveMinimum, the latter also as draft-04 has it. */
 bool bound_of(struct expansion *x, const struct json *schema, bool most, bool strict,
-                     struct atom *atom)
+              struct atom *atom)
 {
     const struct json *v = get(schema, most ? "maximum" : "minimum");
     const struct json *e = get(schema, most ? "exclusiveMaximum" : "exclusiveMinimum");
@@ -64,9 +64,8 @@ bool bound_of(struct expansion *x, const struct json *schema, bool most, bool st
 
     if (strict ? e == NULL || e->kind == JSON_BOOL : v == NULL)
         return false;
-    *atom = (struct atom){.kind = most ? ATOM_MOST : ATOM_LEAST,
-                          .strict = strict || old,
-                          .node = strict ? e : v};
+    *atom = (struct atom){
+        .kind = most ? ATOM_MOST : ATOM_LEAST, .strict = strict || old, .node = strict ? e : v};
     if (!json_is_number(atom->node))
         invalid(x, atom->node, "a number");
     return compile_ok(x->s->c);
@@ -112,7 +111,7 @@ static void hold_scalars(struct expansion *x, const struct json *schema)
 }
 
 struct atom contains_atom(struct expansion *x, const struct json *schema,
-                                 const struct json *contains)
+                          const struct json *contains)
 {
     const struct json *least = get(schema, "minContains");
     const struct json *most = get(schema, "maxContains");
@@ -189,8 +188,8 @@ static void hold_object(struct expansion *x, const struct json *schema)
         invalid(x, required, "a list of names");
     if (names != NULL) {
         check_schema(x, names);
-        do_atom(x, (struct atom){.kind = ATOM_NAMES,
-                                 .literal = literal_of(x->s, names, false, false)});
+        do_atom(
+            x, (struct atom){.kind = ATOM_NAMES, .literal = literal_of(x->s, names, false, false)});
     }
     if (rest != NULL && !(rest->kind == JSON_BOOL && rest->flag) && other == NULL)
         (void)refuse(x, rest, "\"unevaluatedProperties\" is not supported");
@@ -258,8 +257,10 @@ static void hold_if(struct expansion *x, const struct json *schema, const struct
 
     if (yes == NULL && no == NULL)
         return;
-    option(x, &o, item_literal(x, cond, false, yes == NULL ? NULL : item_literal(x, yes, false, NULL)));
-    option(x, &o, item_literal(x, cond, true, no == NULL ? NULL : item_literal(x, no, false, NULL)));
+    option(x, &o,
+           item_literal(x, cond, false, yes == NULL ? NULL : item_literal(x, yes, false, NULL)));
+    option(x, &o,
+           item_literal(x, cond, true, no == NULL ? NULL : item_literal(x, no, false, NULL)));
     do_either(x, &o);
 }
 

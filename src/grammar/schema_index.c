@@ -98,10 +98,10 @@ void index_schema(struct schema *s)
     LIST(struct visit) stack = {0};
     const struct json *draft = json_get_kind(s->root, "$schema", JSON_TEXT);
 
-    s->ref_alone = draft != NULL && (strstr(draft->text, "draft-07") != NULL ||
-                                     strstr(draft->text, "draft-06") != NULL ||
-                                     strstr(draft->text, "draft-04") != NULL ||
-                                     strstr(draft->text, "draft-03") != NULL);
+    s->ref_alone =
+        draft != NULL &&
+        (strstr(draft->text, "draft-07") != NULL || strstr(draft->text, "draft-06") != NULL ||
+         strstr(draft->text, "draft-04") != NULL || strstr(draft->text, "draft-03") != NULL);
     place_add(s, "", 0, s->root);
     if (LIST_ADD(s->c, &stack))
         stack.items[0] = (struct visit){s->root, "", false};
@@ -121,8 +121,7 @@ void index_schema(struct schema *s)
 
             if (v.node->kind == JSON_OBJECT && holds_values(child->key))
                 continue;
-            if ((child->kind == JSON_OBJECT || child->kind == JSON_LIST) &&
-                LIST_ADD(s->c, &stack))
+            if ((child->kind == JSON_OBJECT || child->kind == JSON_LIST) && LIST_ADD(s->c, &stack))
                 stack.items[stack.n - 1] = (struct visit){child, v.base, false};
         }
     }
@@ -150,7 +149,7 @@ static const struct json *place_find(const struct schema *s, const char *uri, si
 
 static int hex_value(int ch)
 {
-    return ch >= '0' && ch <= '9' ? ch - '0'
+    return ch >= '0' && ch <= '9'                     ? ch - '0'
            : (ch | 0x20) >= 'a' && (ch | 0x20) <= 'f' ? (ch | 0x20) - 'a' + 10
                                                       : -1;
 }
@@ -164,7 +163,8 @@ static size_t token_read(const char *text, size_t len, char *out)
     for (i = 0; i < len; i++) {
         char ch = text[i];
 
-        if (ch == '%' && i + 2 < len && hex_value(text[i + 1]) >= 0 && hex_value(text[i + 2]) >= 0) {
+        if (ch == '%' && i + 2 < len && hex_value(text[i + 1]) >= 0 &&
+            hex_value(text[i + 2]) >= 0) {
             ch = (char)(hex_value(text[i + 1]) * 16 + hex_value(text[i + 2]));
             i += 2;
         }
@@ -225,7 +225,7 @@ const struct json *index_find(struct schema *s, const struct json *from, const s
     return place_find(s, whole, strlen(whole));
 }
 
-/* --- for errors: where is a node? -------------------------------------------------------------- */
+/* --- for errors: where is a node? --------------------------------------------------------- */
 
 static size_t add_token(char *out, size_t at, size_t cap, const struct json *node, uint32_t i)
 {

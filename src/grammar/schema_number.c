@@ -34,7 +34,7 @@ struct machine {
     bool point; /* a '.' may come */
 };
 
-/* --- decimals ---------------------------------------------------------------------------------- */
+/* --- decimals ----------------------------------------------------------------------------- */
 
 static bool is_digit(char ch)
 {
@@ -193,7 +193,7 @@ static int compare_end(const struct decimal *v, uint32_t word, bool minus, bool 
     return order;
 }
 
-/* --- multiples: remainder, digits of the fraction read, and whether it is lost -------------------- */
+/* --- multiples: remainder, digits of the fraction read, and whether it is lost ------------ */
 
 #define LOST 0xffffffffu
 
@@ -222,7 +222,7 @@ static bool multiple_end(const struct rule *r, uint32_t word)
     return rest == 0;
 }
 
-/* --- all rules together ----------------------------------------------------------------------------- */
+/* --- all rules together ------------------------------------------------------------------- */
 
 static uint32_t rule_digit(const struct rule *r, uint32_t word, int digit, bool fraction)
 {
@@ -328,7 +328,7 @@ static const struct dfa *machine_dfa(struct compile *c, const struct machine *m)
     return compile_ok(c) ? dfa_minimise(c, dfa_maker_end(&maker)) : NULL;
 }
 
-/* --- from atoms ---------------------------------------------------------------------------------------- */
+/* --- from atoms --------------------------------------------------------------------------- */
 
 static struct rule *rule_add(struct schema *s, struct machine *m, enum rule_kind kind, bool negated)
 {
@@ -464,8 +464,8 @@ void number_build(struct schema *s, uint32_t from, const struct alternative *a)
         return;
     if (number_is_free(a)) {
         if (s->number == NONE)
-            s->number = dfa_build(s->b, regex_whole(s->c, free_number, sizeof free_number - 1), -1,
-                                  NULL);
+            s->number =
+                dfa_build(s->b, regex_whole(s->c, free_number, sizeof free_number - 1), -1, NULL);
         build_jump(s->b, from, s->number);
         return;
     }

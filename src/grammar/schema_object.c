@@ -35,16 +35,16 @@ struct object {
     LIST(struct member) members;
     struct need needs[NEEDS_MAX];
     uint32_t n_needs;
-    const struct dfa *parts[DFA_PARTS_MAX]; /* of names: patterns, then what propertyNames say */
+    const struct dfa *parts[DFA_PARTS_MAX];  /* of names: patterns, then what propertyNames say */
     const struct json *texts[DFA_PARTS_MAX]; /* the pattern's key; NULL for propertyNames */
     uint32_t n_parts;
-    uint32_t min, max;  /* members; NONE: no limit */
-    uint32_t count_cap; /* counts above make no difference */
+    uint32_t min, max;      /* members; NONE: no limit */
+    uint32_t count_cap;     /* counts above make no difference */
     const struct dfa *open; /* open names by the mask of parts; NULL: there are none */
     uint32_t *after;        /* [position][count][found]: behind a member; NONE: not built */
 };
 
-/* --- what there is -------------------------------------------------------------------------------- */
+/* --- what there is ------------------------------------------------------------------------ */
 
 static struct member *member_of(struct object *o, const char *name, size_t len)
 {
@@ -182,7 +182,7 @@ static void atom_note(struct object *o, const struct atom *t)
     }
 }
 
-/* --- what a name's value must satisfy ---------------------------------------------------------------- */
+/* --- what a name's value must satisfy ----------------------------------------------------- */
 
 struct wants {
     LIST(uint32_t) literals;
@@ -200,7 +200,8 @@ static void want(struct object *o, struct wants *w, const struct json *schema)
 }
 
 /* Is this the mask bit of one of the schema's own patterns? All of them, then, when `all`. */
-static bool own_patterns(struct object *o, const struct json *schema, uint32_t mask, struct wants *w)
+static bool own_patterns(struct object *o, const struct json *schema, uint32_t mask,
+                         struct wants *w)
 {
     const struct json *patterns = json_get_kind(schema, "patternProperties", JSON_OBJECT);
     bool any = false;
@@ -289,7 +290,7 @@ static uint32_t needs_met(struct object *o, const struct member *m, uint32_t mas
     return met;
 }
 
-/* --- building -------------------------------------------------------------------------------------------- */
+/* --- building ----------------------------------------------------------------------------- */
 
 static uint32_t place_of(const struct object *o, uint32_t at, uint32_t count, uint32_t found)
 {
@@ -323,7 +324,8 @@ static uint32_t leaf_of(struct object *o, const struct member *m, uint32_t mask,
     value = build_state(o->s->b);
     colon_build(o->s, leaf, value);
     n = w.literals.n;
-    for (some = can;; some = (some - 1) & can) { /* each set of needs that it may be meant to meet */
+    for (some = can;;
+         some = (some - 1) & can) { /* each set of needs that it may be meant to meet */
         uint32_t list[DFA_PARTS_MAX * 2 + 64];
 
         if (n + NEEDS_MAX > sizeof list / sizeof list[0]) {
@@ -384,10 +386,10 @@ static uint32_t open_tree(struct object *o, uint32_t count, uint32_t found, stru
     return root;
 }
 
-/* What follows at a position (in layers below the highest count only where a member led to it,
- * which lower layers have decided): after a member (',' and a name, or '}'), or at the beginning. */
-static void place_build(struct object *o, uint32_t at, uint32_t count, uint32_t found, uint32_t tree,
-                        bool may_close, uint32_t begin)
+/* What follows at a position: after a member (',' and a name, or '}'), or at the beginning. In
+ * layers below the highest count only where a member led to it, which lower layers decided. */
+static void place_build(struct object *o, uint32_t at, uint32_t count, uint32_t found,
+                        uint32_t tree, bool may_close, uint32_t begin)
 {
     struct build *b = o->s->b;
     uint32_t state = count == o->count_cap ? after(o, at, count, found)

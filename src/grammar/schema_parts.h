@@ -35,26 +35,26 @@ struct literal {
 };
 
 enum atom_kind {
-    ATOM_LEAST,   /* number >= node; strict: > */
-    ATOM_MOST,    /* number <= node; strict: < */
-    ATOM_MULTIPLE, /* of node */
-    ATOM_NUMBERS, /* one of the numbers among node[0 .. n) */
+    ATOM_LEAST,        /* number >= node; strict: > */
+    ATOM_MOST,         /* number <= node; strict: < */
+    ATOM_MULTIPLE,     /* of node */
+    ATOM_NUMBERS,      /* one of the numbers among node[0 .. n) */
     ATOM_LENGTH_LEAST, /* string: n characters */
     ATOM_LENGTH_MOST,
     ATOM_PATTERN, /* node is a text, found in the string */
     ATOM_FORMAT,
-    ATOM_STRINGS, /* one of the texts among node[0 .. n) */
-    ATOM_MEMBERS, /* properties, patternProperties, additionalProperties of the schema `node` */
+    ATOM_STRINGS,  /* one of the texts among node[0 .. n) */
+    ATOM_MEMBERS,  /* properties, patternProperties, additionalProperties of the schema `node` */
     ATOM_REQUIRED, /* the name `node` is there */
     ATOM_ABSENT,
     ATOM_PROPERTY, /* the member of that name satisfies `literal` */
     ATOM_MEMBERS_LEAST,
     ATOM_MEMBERS_MOST,
-    ATOM_NAMES,  /* every name satisfies literal */
+    ATOM_NAMES,        /* every name satisfies literal */
     ATOM_SOME_PATTERN, /* some member whose name matches node satisfies literal */
-    ATOM_SOME_OTHER, /* some member that the schema `node` calls additional satisfies literal */
-    ATOM_ITEMS, /* prefixItems, items, additionalItems of the schema `node` */
-    ATOM_ITEM,  /* item n satisfies literal */
+    ATOM_SOME_OTHER,   /* some member that the schema `node` calls additional satisfies literal */
+    ATOM_ITEMS,        /* prefixItems, items, additionalItems of the schema `node` */
+    ATOM_ITEM,         /* item n satisfies literal */
     ATOM_ITEMS_LEAST,
     ATOM_ITEMS_MOST,
     ATOM_CONTAINS, /* n to m items from item `from` on satisfy literal */
@@ -122,13 +122,13 @@ struct schema {
     uint32_t number;                 /* a free number */
 };
 
-/* --- schema_index.c: names of schemas -------------------------------------------------------- */
+/* --- schema_index.c: names of schemas ----------------------------------------------------- */
 
 void index_schema(struct schema *s);
 const struct json *index_find(struct schema *s, const struct json *from, const struct json *ref);
 void index_pointer(const struct json *root, const void *node, char *out, size_t cap);
 
-/* --- schema_logic.c, schema_expand.c --------------------------------------------------------- */
+/* --- schema_logic.c, schema_expand.c ------------------------------------------------------ */
 
 #define NO_LITERAL NONE
 
@@ -144,7 +144,7 @@ struct alternatives expand(struct schema *s, const uint32_t *literals, uint32_t 
 /* Certainly nothing satisfies these; false when it is not seen at once. */
 bool surely_empty(struct schema *s, const uint32_t *literals, uint32_t n, int depth);
 
-/* --- values: each builds from a state to s->end ------------------------------------------------ */
+/* --- values: each builds from a state to s->end ------------------------------------------- */
 
 void number_build(struct schema *s, uint32_t from, const struct alternative *a);
 bool number_is_free(const struct alternative *a);
@@ -169,7 +169,7 @@ const char *format_pattern(const char *name);
 /* Does JSON Schema define this format, and quire cannot hold it? Others are annotations. */
 bool format_is_refused(const char *name);
 
-/* --- decimals ------------------------------------------------------------------------------------ */
+/* --- decimals ----------------------------------------------------------------------------- */
 
 #define DECIMAL_DIGITS 400
 

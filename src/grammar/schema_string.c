@@ -17,7 +17,7 @@ struct limits {
     uint32_t min, max; /* characters; max NONE: no limit */
 };
 
-/* --- languages ------------------------------------------------------------------------------------ */
+/* --- languages ---------------------------------------------------------------------------- */
 
 static const struct dfa *named(struct schema *s, const struct json *text, bool format)
 {
@@ -128,7 +128,7 @@ const struct dfa *string_dfa(struct schema *s, const struct alternative *a)
     return dfa_side_by_side(s->c, parts, n, l.min, l.max, keep_wanted, &w);
 }
 
-/* --- free strings and counted ones ----------------------------------------------------------------- */
+/* --- free strings and counted ones -------------------------------------------------------- */
 
 static const char hex_ranges[][2] = {{'0', '9'}, {'A', 'F'}, {'a', 'f'}};
 
@@ -306,7 +306,7 @@ static uint32_t counted_blocks(struct schema *s, uint32_t min, uint32_t max)
     return next == NONE ? 0 : next;
 }
 
-/* --- lists of texts ------------------------------------------------------------------------------------ */
+/* --- lists of texts ----------------------------------------------------------------------- */
 
 static bool in_texts(const struct atom *t, const struct json *text)
 {
@@ -373,7 +373,7 @@ static uint32_t list_build(struct schema *s, const struct alternative *a, const 
     return root;
 }
 
-/* --- one alternative -------------------------------------------------------------------------------------- */
+/* --- one alternative ---------------------------------------------------------------------- */
 
 static bool is_string_atom(const struct atom *t)
 {

@@ -157,8 +157,8 @@ static void slices_add(struct buf *out, const struct spelled *list, uint32_t n, 
 int vocab_build(const struct vocab_token *tokens, uint32_t n_vocab, const int32_t *ends,
                 uint32_t n_ends, struct buf *image)
 {
-    struct vocab v = {.magic = VOCAB_MAGIC, .n_vocab = n_vocab, .n_words = (n_vocab + 31) / 32,
-                      .n_ends = n_ends};
+    struct vocab v = {
+        .magic = VOCAB_MAGIC, .n_vocab = n_vocab, .n_words = (n_vocab + 31) / 32, .n_ends = n_ends};
     struct spelled *list;
     struct buf aliases = {0};
     struct buf nodes = {0};
@@ -210,7 +210,7 @@ int vocab_build(const struct vocab_token *tokens, uint32_t n_vocab, const int32_
     return ERR_OK;
 }
 
-/* --- check ------------------------------------------------------------------------------------ */
+/* --- check -------------------------------------------------------------------------------- */
 
 /* Subtrees nest, and no deeper than a token is long. */
 static bool trie_fine(const struct vocab *v, const struct vocab_trie *t)

@@ -26,9 +26,9 @@
 #define VOCAB_MAGIC     UINT64_C(0x3162636f76697571)
 #define VOCAB_IDS_MAX   (1 << 23)
 #define VOCAB_BYTES_MAX ((size_t)256 << 20)
-#define VOCAB_TOKEN_MAX 255        /* bytes; longer tokens are never allowed */
-#define VOCAB_TRIES     4          /* the first holds all tokens, the others lack a slice each */
-#define VOCAB_NO_TOKEN  0xffffffu  /* of vocab_node.token: only on the way */
+#define VOCAB_TOKEN_MAX 255       /* bytes; longer tokens are never allowed */
+#define VOCAB_TRIES     4         /* the first holds all tokens, the others lack a slice each */
+#define VOCAB_NO_TOKEN  0xffffffu /* of vocab_node.token: only on the way */
 #define VOCAB_ENDS_MAX  64
 
 struct vocab_trie {

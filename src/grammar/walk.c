@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* --- frames ----------------------------------------------------------------------------------- */
+/* --- frames ------------------------------------------------------------------------------- */
 
 static uint32_t frame_hash(uint32_t state, uint32_t below)
 {
@@ -30,8 +30,8 @@ uint32_t frame_push(struct walk_work *s, uint32_t state, uint32_t below)
         return UINT32_MAX;
     }
     i = s->n_frames++;
-    s->frames[i] = (struct frame){.state = state, .below = below, .next = s->heads[h],
-                                  .depth = depth};
+    s->frames[i] =
+        (struct frame){.state = state, .below = below, .next = s->heads[h], .depth = depth};
     s->heads[h] = i;
     s->depth_max = depth > s->depth_max ? depth : s->depth_max;
     return i;
@@ -69,7 +69,7 @@ void walk_work_init(struct walk_work *s, uint32_t n_vocab)
     s->n_frames = 2;
 }
 
-/* --- sets ------------------------------------------------------------------------------------- */
+/* --- sets --------------------------------------------------------------------------------- */
 
 void set_add(struct walk_work *s, struct set *set, uint32_t state, uint32_t frame)
 {
@@ -97,8 +97,7 @@ static void close_one(struct walk_work *s, struct set *set, struct walk_top top)
     uint32_t i, frame;
 
     for (i = 0; i < state->n_calls && !s->failed; i++) { /* set_add() or frame_push() counts */
-        frame = call[i].back == AUTOMATON_NONE ? top.frame
-                                               : frame_push(s, call[i].back, top.frame);
+        frame = call[i].back == AUTOMATON_NONE ? top.frame : frame_push(s, call[i].back, top.frame);
         if (frame != UINT32_MAX)
             set_add(s, set, call[i].start, frame);
     }
@@ -142,7 +141,7 @@ struct set set_step(struct walk_work *s, const struct set *from, uint8_t byte)
     return to;
 }
 
-/* --- walks ------------------------------------------------------------------------------------ */
+/* --- walks -------------------------------------------------------------------------------- */
 
 void walk_init(struct walk *w, const struct automaton *a)
 {
@@ -174,8 +173,8 @@ struct set set_load(struct walk_work *s, const struct walk *w)
         (void)frame_push(s, w->frames[i].state, below == 0 ? FRAME_BOTTOM : below + 1);
     }
     for (i = 0; i < w->n_tops; i++)
-        set_add(s, &set, w->tops[i].state, w->tops[i].frame == 0 ? FRAME_BOTTOM
-                                                                 : w->tops[i].frame + 1);
+        set_add(s, &set, w->tops[i].state,
+                w->tops[i].frame == 0 ? FRAME_BOTTOM : w->tops[i].frame + 1);
     return set;
 }
 
@@ -188,7 +187,7 @@ static int set_store(struct walk_work *s, const struct set *set, struct walk *w)
     if (set->n > WALK_TOPS_MAX)
         return ERR_LIMIT;
     for (i = 0; i < s->n_frames; i++)
-        s->frames[i].next = 0; /* from here on: its number in w */
+        s->frames[i].next = 0;   /* from here on: its number in w */
     for (i = 0; i < set->n; i++) /* mark; what is marked has all below it marked */
         for (f = s->pool[set->at + i].frame; f > FRAME_HOLE && s->frames[f].next == 0;
              f = s->frames[f].below)
@@ -201,8 +200,8 @@ static int set_store(struct walk_work *s, const struct set *set, struct walk *w)
         if (n == WALK_FRAMES_MAX)
             return ERR_LIMIT;
         w->frames[n].state = frame->state;
-        w->frames[n].below = (uint16_t)(frame->below == FRAME_BOTTOM ? 0
-                                                                     : s->frames[frame->below].next);
+        w->frames[n].below =
+            (uint16_t)(frame->below == FRAME_BOTTOM ? 0 : s->frames[frame->below].next);
         w->frames[n].depth = (uint16_t)frame->depth;
         frame->next = n++;
     }
@@ -318,8 +317,7 @@ static int only_byte(const struct walk_work *s, const struct set *set)
 
     for (byte = 0; byte < 256; byte++)
         for (i = 0; i < set->n; i++)
-            if (automaton_step(s->a, s->pool[set->at + i].state, (uint8_t)byte) !=
-                AUTOMATON_DEAD) {
+            if (automaton_step(s->a, s->pool[set->at + i].state, (uint8_t)byte) != AUTOMATON_DEAD) {
                 if (only >= 0)
                     return -1;
                 only = byte;

@@ -7,11 +7,11 @@
 
 #include "grammar/walk.h"
 
-#define FRAMES_CAP  32768u
-#define FRAME_HEADS 4096u /* a power of two */
-#define SET_CAP     65536u
-#define ONE_SET_MAX 1024u /* configurations of a closed set */
-#define POPS_MAX    65536u
+#define FRAMES_CAP   32768u
+#define FRAME_HEADS  4096u /* a power of two */
+#define SET_CAP      65536u
+#define ONE_SET_MAX  1024u /* configurations of a closed set */
+#define POPS_MAX     65536u
 
 #define FRAME_BOTTOM 0u /* nothing below: an end is the end of the output */
 #define FRAME_HOLE   1u /* unknown what is below: an end is noted */
@@ -38,8 +38,8 @@ struct walk_work {
     uint32_t n_words; /* room of bits */
     uint32_t n_frames, n_pool;
     uint32_t steps;
-    bool failed; /* a bound was reached */
-    uint32_t depth_max;  /* deepest frame since it was set to 0 */
+    bool failed;        /* a bound was reached */
+    uint32_t depth_max; /* deepest frame since it was set to 0 */
     uint32_t n_pops;
     struct frame frames[FRAMES_CAP];
     uint32_t heads[FRAME_HEADS];

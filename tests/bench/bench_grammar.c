@@ -1,11 +1,12 @@
 /* The time of masks: tests/bench/bench_grammar DATA, a folder with maskbench/ and tokenizers/.
  *
  * The vocabulary: the tokens of phi-2, those of llama2 (SentencePiece, as bytes), and pairs of
- * letters' tokens that follow each other in the schemas or in the list of tokens, 128,000 in all. Each schema of MaskBench is
- * compiled, each valid instance is split into the longest tokens; then, as an engine would, a mask
- * is made and the next token accepted, until the end (or where the instance's members are in an
- * order that the grammar does not have). One core; a fresh cache for each schema, so that first
- * visits count. */
+ * letters' tokens that follow each other in the schemas or in the list of tokens, 128,000 in all.
+ * Each schema of MaskBench is compiled, each valid instance is split into the longest tokens; then,
+ * as an engine would, a mask is made and the next token accepted, until the end (or where the
+ * instance's members are in an order that the grammar does not have). One core; a fresh cache for
+ * each schema, so that first visits count.
+ */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -48,8 +49,8 @@ static uint32_t slot_of(const char *bytes, size_t len)
     for (i = 0; i < len; i++)
         h = (h ^ (unsigned char)bytes[i]) * 16777619u;
     h = (h ^ h >> 15) & ((1 << 19) - 1);
-    while (slots[h] != 0 && (tokens[slots[h] - 1].len != len ||
-                             memcmp(tokens[slots[h] - 1].bytes, bytes, len) != 0))
+    while (slots[h] != 0 &&
+           (tokens[slots[h] - 1].len != len || memcmp(tokens[slots[h] - 1].bytes, bytes, len) != 0))
         h = (h + 1) & ((1 << 19) - 1);
     return h;
 }
@@ -103,7 +104,7 @@ static char *file_take(const char *folder, const char *name, size_t *len)
     return text;
 }
 
-/* --- the vocabulary ----------------------------------------------------------------------------- */
+/* --- the vocabulary ----------------------------------------------------------------------- */
 
 static void take_bytes(const char *folder)
 {
@@ -208,7 +209,7 @@ static void take_pairs(const char *folder, char *const *names, size_t n_names)
     }
 }
 
-/* --- one schema ---------------------------------------------------------------------------------- */
+/* --- one schema --------------------------------------------------------------------------- */
 
 struct bench {
     const struct vocab *vocab;
@@ -314,8 +315,8 @@ static void show(const char *what, double *list)
     for (i = 0; i < n_times; i++)
         sum += list[i];
     qsort(list, n_times, sizeof *list, number_order);
-    printf("# %-6s %zu: mean %.1f us, median %.1f, p90 %.1f, p99 %.1f, p99.9 %.0f, most %.0f\n", what,
-           n_times, sum / (double)n_times, list[n_times / 2], list[n_times * 9 / 10],
+    printf("# %-6s %zu: mean %.1f us, median %.1f, p90 %.1f, p99 %.1f, p99.9 %.0f, most %.0f\n",
+           what, n_times, sum / (double)n_times, list[n_times / 2], list[n_times * 9 / 10],
            list[n_times * 99 / 100], list[n_times * 999 / 1000], list[n_times - 1]);
 }
 

@@ -30,7 +30,7 @@ static bool accepts(const struct automaton *a, const struct json *text)
            walk_can_end(work, a, &w);
 }
 
-/* --- a value, its members in any order ------------------------------------------------------------ */
+/* --- a value, its members in any order ---------------------------------------------------- */
 
 #define TRIES_MAX 20000
 
@@ -65,7 +65,8 @@ static const struct rest *rest_text(struct search *s, const char *text, const st
     return rest_of(s, (struct rest){.kind = REST_TEXT, .text = text, .len = strlen(text)}, next);
 }
 
-static const struct rest *rest_value(struct search *s, const struct json *v, const struct rest *next)
+static const struct rest *rest_value(struct search *s, const struct json *v,
+                                     const struct rest *next)
 {
     struct buf text = {0};
     uint32_t i;
@@ -116,7 +117,8 @@ static bool search_members(struct search *s, const struct walk *w, const struct 
         used = arena_alloc(&s->arena, r->node->n + 1);
         memcpy(used, r->used, r->node->n);
         used[i] = true;
-        next = rest_of(s, (struct rest){.kind = REST_MEMBERS, .node = r->node, .used = used}, r->next);
+        next =
+            rest_of(s, (struct rest){.kind = REST_MEMBERS, .node = r->node, .used = used}, r->next);
         next = rest_of(s, (struct rest){.kind = REST_VALUE, .node = &r->node->items[i]}, next);
         buf_add_text(&key, first ? "" : ", ");
         buf_add_json_string(&key, r->node->items[i].key, r->node->items[i].key_len);
@@ -161,7 +163,7 @@ static bool accepts_value(const struct automaton *a, const struct json *v)
     return yes;
 }
 
-/* --- requests --------------------------------------------------------------------------------------- */
+/* --- requests ----------------------------------------------------------------------------- */
 
 static bool request_read(const struct json *line, struct grammar_request *r, struct buf *source)
 {
@@ -222,7 +224,8 @@ static void judge(const struct json *line, struct buf *out)
         for (i = 0; i < instances->n; i++)
             buf_printf(out, "%s%s", i > 0 ? ", " : "",
                        (texts != NULL ? accepts : accepts_value)(a, &instances->items[i])
-                           ? "true" : "false");
+                           ? "true"
+                           : "false");
         buf_add_text(out, "]}\n");
     }
     buf_fini(&source);
@@ -248,8 +251,9 @@ int main(void)
         if (json_parse(&line, &arena, text, (size_t)len, why, sizeof why) == ERR_OK)
             judge(line, &out);
         else /* as a front would: \\u0000 and lone surrogates */
-            buf_add_text(&out, "{\"error\": -4, \"us\": 0, \"text\": \"not JSON that quire reads\", "
-                               "\"where\": \"\"}\n");
+            buf_add_text(&out,
+                         "{\"error\": -4, \"us\": 0, \"text\": \"not JSON that quire reads\", "
+                         "\"where\": \"\"}\n");
         (void)fwrite(out.bytes, 1, out.len, stdout); /* a reader that is gone ends us anyway */
         (void)fflush(stdout);
         arena_reset(&arena);

@@ -12,7 +12,8 @@ static struct walk accept_walk;
 static struct grammar_error accept_error;
 
 /* The image stays in *image; its error otherwise. */
-__attribute__((unused)) static int accept_compile(const struct grammar_request *r, struct buf *image)
+__attribute__((unused)) static int accept_compile(const struct grammar_request *r,
+                                                  struct buf *image)
 {
     int rc = grammar_compile(r, image, &accept_error);
 
@@ -25,7 +26,8 @@ __attribute__((unused)) static int accept_compile(const struct grammar_request *
     return rc;
 }
 
-__attribute__((unused)) static bool accept_text(const struct buf *image, const char *text, size_t len)
+__attribute__((unused)) static bool accept_text(const struct buf *image, const char *text,
+                                                size_t len)
 {
     const struct automaton *a = (const struct automaton *)(const void *)image->bytes;
 
@@ -35,8 +37,8 @@ __attribute__((unused)) static bool accept_text(const struct buf *image, const c
 }
 
 /* Texts separated by '\n': all of `yes` are accepted, all of `no` are not. */
-__attribute__((unused)) static void accept_all(const struct buf *image, const char *texts, bool want,
-                                               const char *name)
+__attribute__((unused)) static void accept_all(const struct buf *image, const char *texts,
+                                               bool want, const char *name)
 {
     while (texts != NULL && *texts != '\0') {
         const char *end = strchr(texts, '\n');

@@ -4,15 +4,16 @@
 
 static void schema(const char *source, const char *yes, const char *no)
 {
-    accept_case((struct grammar_request){.kind = GRAMMAR_SCHEMA, .source = source,
+    accept_case((struct grammar_request){.kind = GRAMMAR_SCHEMA,
+                                         .source = source,
                                          .source_len = strlen(source)},
                 yes, no);
 }
 
 static void refused(const char *source, int rc, const char *where)
 {
-    struct grammar_request r = {.kind = GRAMMAR_SCHEMA, .source = source,
-                                .source_len = strlen(source)};
+    struct grammar_request r = {
+        .kind = GRAMMAR_SCHEMA, .source = source, .source_len = strlen(source)};
     struct buf image = {0};
 
     is_int(accept_compile(&r, &image), rc, "%.60s is refused: %s", source, accept_error.text);
@@ -23,7 +24,8 @@ static void refused(const char *source, int rc, const char *where)
 
 static void test_types(void)
 {
-    schema("{}", "1\n\"a\"\nnull\n[1, {\"a\": [] }]\n{}\ntrue\n-0.5e+10", "01\n1.\nnul\n[1,]\n{\"a\"}\n 1");
+    schema("{}", "1\n\"a\"\nnull\n[1, {\"a\": [] }]\n{}\ntrue\n-0.5e+10",
+           "01\n1.\nnul\n[1,]\n{\"a\"}\n 1");
     schema("true", "1\n{}", "");
     schema("{\"type\":\"integer\"}", "0\n-12\n120", "1.5\n\"1\"\n01\n1e3");
     schema("{\"type\":\"number\"}", "0\n1.25\n1e-9\n-3E5", "1.\n.5\n+1");
@@ -31,7 +33,8 @@ static void test_types(void)
            "1\n\"a\n\"\\ud83d\"\n\"\\x\"");
     schema("{\"type\":\"boolean\"}", "true\nfalse", "null\n0");
     schema("{\"enum\":[\"a\",\"b\\\"c\",1,2.50,null,[1],{\"k\":true}]}",
-           "\"a\"\n\"b\\\"c\"\n1\n2.5\n2.50\nnull\n[1]\n{\"k\": true}", "\"b\"\n3\n[]\n{\"k\":false}\n25");
+           "\"a\"\n\"b\\\"c\"\n1\n2.5\n2.50\nnull\n[1]\n{\"k\": true}",
+           "\"b\"\n3\n[]\n{\"k\":false}\n25");
     schema("{\"const\":\"x\"}", "\"x\"", "\"y\"\nx");
     schema("{\"enum\":[\"a\",\"b\",1],\"type\":\"string\",\"not\":{\"const\":\"a\"}}", "\"b\"",
            "\"a\"\n1");
@@ -43,8 +46,10 @@ static void test_numbers(void)
            "-13\n306\n1000\n-100\n400");
     schema("{\"type\":\"integer\",\"exclusiveMinimum\":9,\"exclusiveMaximum\":12}", "10\n11",
            "9\n12\n100\n1");
-    schema("{\"minimum\":1.5,\"type\":\"number\"}", "1.5\n1.50\n1.51\n2\n10", "1.4999\n1\n-2\n1.49\n0");
-    schema("{\"maximum\":-0.25,\"type\":\"number\"}", "-0.25\n-1\n-0.250", "-0.2\n0\n0.25\n-0.2499");
+    schema("{\"minimum\":1.5,\"type\":\"number\"}", "1.5\n1.50\n1.51\n2\n10",
+           "1.4999\n1\n-2\n1.49\n0");
+    schema("{\"maximum\":-0.25,\"type\":\"number\"}", "-0.25\n-1\n-0.250",
+           "-0.2\n0\n0.25\n-0.2499");
     schema("{\"type\":\"integer\",\"multipleOf\":7}", "0\n7\n-14\n700", "1\n8\n71");
     schema("{\"type\":\"number\",\"multipleOf\":0.01}", "0\n1\n0.25\n3.10\n3.100", "0.255\n1.001");
     schema("{\"type\":\"number\",\"not\":{\"multipleOf\":2}}", "1\n2.5\n3", "2\n4\n2.0");
@@ -59,10 +64,11 @@ static void test_strings(void)
     static const char big[] = "{\"type\":\"string\",\"minLength\":300,\"maxLength\":2000}";
 
     schema("{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
-           "\"ab\"\n\"abc\"\n\"\xc3\xa9\xf0\x9f\x98\x80\"\n\"\\n\\u00e9\"", "\"a\"\n\"abcd\"\n\"\"");
+           "\"ab\"\n\"abc\"\n\"\xc3\xa9\xf0\x9f\x98\x80\"\n\"\\n\\u00e9\"",
+           "\"a\"\n\"abcd\"\n\"\"");
     {
-        struct grammar_request r = {.kind = GRAMMAR_SCHEMA, .source = big,
-                                    .source_len = sizeof big - 1};
+        struct grammar_request r = {
+            .kind = GRAMMAR_SCHEMA, .source = big, .source_len = sizeof big - 1};
         struct buf image = {0};
         char text[2100];
         int n;
@@ -79,14 +85,15 @@ static void test_strings(void)
         buf_fini(&image);
     }
     schema("{\"type\":\"string\",\"pattern\":\"^a+$\"}", "\"a\"\n\"aaa\"", "\"\"\n\"ab\"\n1");
-    schema("{\"type\":\"string\",\"pattern\":\"b\"}", "\"b\"\n\"abc\"\n\"x\\\"b\"\n\"b\\n\"", "\"\"\n\"ac\"");
-    schema("{\"type\":\"string\",\"pattern\":\"^[a-c]+$\",\"minLength\":2,\"maxLength\":2}", "\"ab\"",
-           "\"a\"\n\"abc\"\n\"ad\"");
+    schema("{\"type\":\"string\",\"pattern\":\"b\"}", "\"b\"\n\"abc\"\n\"x\\\"b\"\n\"b\\n\"",
+           "\"\"\n\"ac\"");
+    schema("{\"type\":\"string\",\"pattern\":\"^[a-c]+$\",\"minLength\":2,\"maxLength\":2}",
+           "\"ab\"", "\"a\"\n\"abc\"\n\"ad\"");
     schema("{\"type\":\"string\",\"pattern\":\"^\\\\\\\\$\"}", "\"\\\\\"", "\"/\"\n\"\"");
     schema("{\"type\":\"string\",\"format\":\"date\"}", "\"2024-02-29\"\n\"2000-02-29\"",
            "\"2023-02-29\"\n\"1900-02-29\"\n\"2024-04-31\"\n\"2024-1-1\"");
-    schema("{\"type\":\"string\",\"format\":\"ipv6\"}", "\"::1\"\n\"1:2:3:4:5:6:7:8\"\n\"::ffff:1.2.3.4\"",
-           "\":::\"\n\"1:2:3\"\n\"::1::\"");
+    schema("{\"type\":\"string\",\"format\":\"ipv6\"}",
+           "\"::1\"\n\"1:2:3:4:5:6:7:8\"\n\"::ffff:1.2.3.4\"", "\":::\"\n\"1:2:3\"\n\"::1::\"");
     schema("{\"type\":\"string\",\"format\":\"uuid\",\"not\":{\"pattern\":\"^0\"}}",
            "\"12345678-1234-1234-1234-123456789abc\"", "\"02345678-1234-1234-1234-123456789abc\"");
     schema("{\"type\":\"string\",\"format\":\"made-up\"}", "\"anything\"", "1");
@@ -94,28 +101,35 @@ static void test_strings(void)
 
 static void test_objects(void)
 {
-    schema("{\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{}},\"required\":[\"b\"],\"type\":\"object\"}",
+    schema("{\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{}},\"required\":[\"b\"],"
+           "\"type\":\"object\"}",
            "{\"a\":1,\"b\":2}\n{\"b\":[]}\n{ \"a\" : 1 , \"b\" : {} , \"c\":3, \"ab\":1}",
            "{}\n{\"a\":1}\n{\"b\":1,\"a\":1}\n{\"a\":\"x\",\"b\":1}\n{\"c\":1,\"b\":1}");
-    schema("{\"type\":\"object\",\"properties\":{\"ab\":{},\"abc\":{}},\"additionalProperties\":false}",
-           "{}\n{\"ab\":1,\"abc\":2}\n{\"abc\":0}", "{\"a\":1}\n{\"abcd\":1}\n{\"abc\":1,\"ab\":1}");
+    schema("{\"type\":\"object\",\"properties\":{\"ab\":{},\"abc\":{}},"
+           "\"additionalProperties\":false}",
+           "{}\n{\"ab\":1,\"abc\":2}\n{\"abc\":0}",
+           "{\"a\":1}\n{\"abcd\":1}\n{\"abc\":1,\"ab\":1}");
     schema("{\"type\":\"object\",\"properties\":{\"x\\\"y\":{\"type\":\"null\"}},"
            "\"additionalProperties\":{\"type\":\"integer\"}}",
            "{\"x\\\"y\":null}\n{\"x\\\"z\":1}\n{\"x\":1}\n{\"q\":2,\"\xc3\xa9\":3}",
            "{\"x\\\"y\":1}\n{\"q\":\"s\"}\n{\"\\u0078\\\"y\":1}");
-    schema("{\"type\":\"object\",\"patternProperties\":{\"^n_\":{\"type\":\"number\"},\"_s$\":{\"minimum\":3}},"
+    schema("{\"type\":\"object\",\"patternProperties\":{\"^n_\":{\"type\":\"number\"},"
+           "\"_s$\":{\"minimum\":3}},"
            "\"additionalProperties\":false}",
-           "{\"n_a\":1}\n{\"n_s\":3}\n{\"x_s\":\"t\"}\n{}", "{\"n_s\":2}\n{\"n_a\":\"x\"}\n{\"other\":1}");
+           "{\"n_a\":1}\n{\"n_s\":3}\n{\"x_s\":\"t\"}\n{}",
+           "{\"n_s\":2}\n{\"n_a\":\"x\"}\n{\"other\":1}");
     schema("{\"type\":\"object\",\"minProperties\":2,\"maxProperties\":3}",
-           "{\"a\":1,\"b\":2}\n{\"a\":1,\"b\":2,\"c\":3}", "{}\n{\"a\":1}\n{\"a\":1,\"b\":2,\"c\":3,\"d\":4}");
+           "{\"a\":1,\"b\":2}\n{\"a\":1,\"b\":2,\"c\":3}",
+           "{}\n{\"a\":1}\n{\"a\":1,\"b\":2,\"c\":3,\"d\":4}");
     schema("{\"type\":\"object\",\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"minProperties\":1,"
            "\"maxProperties\":2,\"additionalProperties\":false}",
            "{\"a\":1}\n{\"b\":1,\"c\":2}", "{}\n{\"a\":1,\"b\":1,\"c\":2}");
     schema("{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[a-z]+$\",\"maxLength\":3}}",
            "{\"abc\":1}\n{}", "{\"abcd\":1}\n{\"A\":1}");
-    schema("{\"type\":\"object\",\"dependentRequired\":{\"a\":[\"b\"]}}", "{\"b\":1}\n{\"a\":1,\"b\":2}\n{}",
-           "{\"a\":1}");
-    schema("{\"type\":\"object\",\"dependentSchemas\":{\"a\":{\"properties\":{\"c\":{\"type\":\"null\"}}}}}",
+    schema("{\"type\":\"object\",\"dependentRequired\":{\"a\":[\"b\"]}}",
+           "{\"b\":1}\n{\"a\":1,\"b\":2}\n{}", "{\"a\":1}");
+    schema("{\"type\":\"object\","
+           "\"dependentSchemas\":{\"a\":{\"properties\":{\"c\":{\"type\":\"null\"}}}}}",
            "{\"a\":1}\n{\"c\":5}\n{\"a\":1,\"c\":null}", "{\"a\":1,\"c\":5}");
     schema("{\"type\":\"object\",\"not\":{\"required\":[\"a\"]}}", "{\"b\":1}\n{}", "{\"a\":1}");
     schema("{\"type\":\"object\",\"not\":{\"additionalProperties\":{\"type\":\"integer\"}}}",
@@ -126,12 +140,15 @@ static void test_arrays(void)
 {
     schema("{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":1,\"maxItems\":3}",
            "[1]\n[1, 2,3]", "[]\n[1,2,3,4]\n[\"a\"]\n[1,]");
-    schema("{\"type\":\"array\",\"prefixItems\":[{\"type\":\"null\"},{\"type\":\"string\"}],\"items\":false}",
+    schema("{\"type\":\"array\",\"prefixItems\":[{\"type\":\"null\"},{\"type\":\"string\"}],"
+           "\"items\":false}",
            "[]\n[null]\n[null,\"a\"]", "[1]\n[null,\"a\",1]");
     schema("{\"type\":\"array\",\"contains\":{\"const\":5}}", "[5]\n[1,5,2]", "[]\n[1]");
-    schema("{\"type\":\"array\",\"contains\":{\"type\":\"null\"},\"minContains\":2,\"maxContains\":3}",
-           "[null,null]\n[1,null,2,null,null]", "[null]\n[null,null,null,null]\n[]");
-    schema("{\"type\":\"array\",\"not\":{\"items\":{\"type\":\"integer\"}}}", "[\"a\"]\n[1,null]", "[]\n[1]");
+    schema(
+        "{\"type\":\"array\",\"contains\":{\"type\":\"null\"},\"minContains\":2,\"maxContains\":3}",
+        "[null,null]\n[1,null,2,null,null]", "[null]\n[null,null,null,null]\n[]");
+    schema("{\"type\":\"array\",\"not\":{\"items\":{\"type\":\"integer\"}}}", "[\"a\"]\n[1,null]",
+           "[]\n[1]");
     schema("{\"type\":\"array\",\"uniqueItems\":true,\"maxItems\":1}", "[]\n[1]", "[1,1]");
 }
 
@@ -139,26 +156,34 @@ static void test_logic(void)
 {
     schema("{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\",\"maxLength\":1}]}", "1\n\"a\"",
            "\"ab\"\n1.5");
-    schema("{\"oneOf\":[{\"multipleOf\":2},{\"multipleOf\":3}],\"type\":\"integer\"}", "2\n3\n4\n9", "6\n1\n0");
+    schema("{\"oneOf\":[{\"multipleOf\":2},{\"multipleOf\":3}],\"type\":\"integer\"}", "2\n3\n4\n9",
+           "6\n1\n0");
     schema("{\"allOf\":[{\"minimum\":3},{\"maximum\":5}],\"type\":\"integer\"}", "3\n5", "2\n6");
-    schema("{\"allOf\":[{\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":[\"a\"]},"
-           "{\"properties\":{\"b\":{\"type\":\"null\"},\"a\":{\"minimum\":4}}}],\"type\":\"object\"}",
-           "{\"a\":4}\n{\"a\":5,\"b\":null}", "{\"a\":3}\n{\"b\":null}\n{\"a\":4,\"b\":1}");
-    schema("{\"type\":\"object\",\"properties\":{\"k\":{\"type\":\"string\"}},\"if\":{\"properties\":"
-           "{\"k\":{\"const\":\"x\"}},\"required\":[\"k\"]},\"then\":{\"required\":[\"v\"]},"
-           "\"else\":{\"not\":{\"required\":[\"v\"]}}}",
-           "{\"k\":\"x\",\"v\":1}\n{\"k\":\"y\"}\n{}", "{\"k\":\"x\"}\n{\"k\":\"y\",\"v\":1}\n{\"v\":1}");
-    schema("{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"a\"},\"n\":{\"type\":\"integer\"}},"
+    schema(
+        "{\"allOf\":[{\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":[\"a\"]},"
+        "{\"properties\":{\"b\":{\"type\":\"null\"},\"a\":{\"minimum\":4}}}],\"type\":\"object\"}",
+        "{\"a\":4}\n{\"a\":5,\"b\":null}", "{\"a\":3}\n{\"b\":null}\n{\"a\":4,\"b\":1}");
+    schema(
+        "{\"type\":\"object\",\"properties\":{\"k\":{\"type\":\"string\"}},\"if\":{\"properties\":"
+        "{\"k\":{\"const\":\"x\"}},\"required\":[\"k\"]},\"then\":{\"required\":[\"v\"]},"
+        "\"else\":{\"not\":{\"required\":[\"v\"]}}}",
+        "{\"k\":\"x\",\"v\":1}\n{\"k\":\"y\"}\n{}",
+        "{\"k\":\"x\"}\n{\"k\":\"y\",\"v\":1}\n{\"v\":1}");
+    schema("{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"a\"},"
+           "\"n\":{\"type\":\"integer\"}},"
            "\"required\":[\"t\"]},{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"b\"}},"
            "\"required\":[\"t\"]}]}",
            "{\"t\":\"a\",\"n\":1}\n{\"t\":\"b\"}", "{\"t\":\"c\"}\n{}\n{\"t\":\"a\",\"n\":\"x\"}");
-    schema("{\"$defs\":{\"tree\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},"
-           "\"kids\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/tree\"}}},\"required\":[\"v\"],"
-           "\"additionalProperties\":false}},\"$ref\":\"#/$defs/tree\"}",
-           "{\"v\":1}\n{\"v\":1,\"kids\":[{\"v\":2,\"kids\":[]},{\"v\":3}]}",
-           "{\"kids\":[]}\n{\"v\":1,\"kids\":[{}]}");
-    schema("{\"$defs\":{\"a\":{\"$anchor\":\"here\",\"type\":\"null\"}},\"$ref\":\"#here\"}", "null", "1");
-    schema("{\"$id\":\"http://x/y\",\"$defs\":{\"a\":{\"$id\":\"z\",\"type\":\"null\"}},\"$ref\":\"http://x/z\"}",
+    schema(
+        "{\"$defs\":{\"tree\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},"
+        "\"kids\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/tree\"}}},\"required\":[\"v\"],"
+        "\"additionalProperties\":false}},\"$ref\":\"#/$defs/tree\"}",
+        "{\"v\":1}\n{\"v\":1,\"kids\":[{\"v\":2,\"kids\":[]},{\"v\":3}]}",
+        "{\"kids\":[]}\n{\"v\":1,\"kids\":[{}]}");
+    schema("{\"$defs\":{\"a\":{\"$anchor\":\"here\",\"type\":\"null\"}},\"$ref\":\"#here\"}",
+           "null", "1");
+    schema("{\"$id\":\"http://x/y\",\"$defs\":{\"a\":{\"$id\":\"z\",\"type\":\"null\"}},"
+           "\"$ref\":\"http://x/z\"}",
            "null", "1");
 }
 
@@ -175,7 +200,8 @@ static void test_refused(void)
     refused("{\"unevaluatedProperties\":false,\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":{}}}",
             ERR_UNSUPPORTED, "/unevaluatedProperties");
     refused("{", ERR_SYNTAX, "");
-    refused("{\"type\":\"object\",\"required\":[\"a\"],\"properties\":{\"a\":false}}", ERR_INVALID, "");
+    refused("{\"type\":\"object\",\"required\":[\"a\"],\"properties\":{\"a\":false}}", ERR_INVALID,
+            "");
 }
 
 static void test_space(void)

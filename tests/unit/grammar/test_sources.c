@@ -6,22 +6,27 @@
 
 static void pattern(const char *source, const char *yes, const char *no)
 {
-    accept_case((struct grammar_request){.kind = GRAMMAR_REGEX, .source = source,
+    accept_case((struct grammar_request){.kind = GRAMMAR_REGEX,
+                                         .source = source,
                                          .source_len = strlen(source)},
                 yes, no);
 }
 
 static void grammar(const char *source, const char *yes, const char *no)
 {
-    accept_case((struct grammar_request){.kind = GRAMMAR_EBNF, .source = source,
+    accept_case((struct grammar_request){.kind = GRAMMAR_EBNF,
+                                         .source = source,
                                          .source_len = strlen(source)},
                 yes, no);
 }
 
 /* len 0: all of it. */
-static void refused(enum grammar_kind kind, const char *source, size_t len, int rc, const char *name)
+static void refused(enum grammar_kind kind, const char *source, size_t len, int rc,
+                    const char *name)
 {
-    struct grammar_request r = {.kind = kind, .source = source, .source_len = len != 0 || source == NULL ? len : strlen(source)};
+    struct grammar_request r = {.kind = kind,
+                                .source = source,
+                                .source_len = len != 0 || source == NULL ? len : strlen(source)};
     struct buf image = {0};
     uint64_t us = clock_us();
     int got = accept_compile(&r, &image);
@@ -39,7 +44,8 @@ static void test_patterns(void)
     pattern("(ab)*c+d?", "c\nababccd", "abab\nabac");
     pattern("\\d{3}-\\w+\\s?", "123-a_Z9\n123-x ", "12-a\n123-\n123-\xc3\xa9");
     pattern("[^\\x00-\\x7f]+", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", "a\n\xc3");
-    pattern("[\\u00e9-\\u20ac]", "\xc3\xa9\n\xe2\x82\xac\n\xe0\xa4\x80", "\xc3\xa8\n\xe2\x82\xad\na");
+    pattern("[\\u00e9-\\u20ac]", "\xc3\xa9\n\xe2\x82\xac\n\xe0\xa4\x80",
+            "\xc3\xa8\n\xe2\x82\xad\na");
     pattern(".", "a\n\xf4\x8f\xbf\xbf", "\xed\xa0\x80\n\xf4\x90\x80\x80\n\xc0\x80");
     pattern("^a$|^b$", "a\nb", "ab");
     pattern("(?:x(?<n>y){2}){2}", "xyyxyy", "xyy");
@@ -65,12 +71,14 @@ static void test_grammars(void)
 {
     grammar("root ::= expr # sums\nexpr ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" expr \")\"",
             "1+2\n(1+(2))+3", "1+\n()\n(1");
-    grammar("start: expr\n// sums\nexpr: expr \"+\" term | term\nterm: NUM | \"(\" expr \")\"\nNUM: /[0-9]+/",
+    grammar("start: expr\n// sums\nexpr: expr \"+\" term | term\nterm: NUM | \"(\" expr \")\"\n"
+            "NUM: /[0-9]+/",
             "1+2\n(1+2)+3", "1+\n()");
     grammar("root ::= \"a\"{2,3} [^a-y\\n] .?", "aaz\naaaz!\naa\xc3\xa9", "aay\naz");
     grammar("?start: \"x\"i [\"y\"] \"a\"..\"c\"~2 -> alias\n", "Xyab\nxcc", "xya\nzab");
     grammar("root ::= (\"(\" root \")\")?", "(())\n()", "(()\n)");
-    grammar("root ::= a | b\na ::= \"1\" a?\nb ::= \"1\" b \"2\" | \"3\"", "111\n11322\n3", "1132\n12");
+    grammar("root ::= a | b\na ::= \"1\" a?\nb ::= \"1\" b \"2\" | \"3\"", "111\n11322\n3",
+            "1132\n12");
     refused(GRAMMAR_EBNF, "root ::= a\na ::= b \"x\"\nb ::= a \"y\" | \"z\"", 0, ERR_UNSUPPORTED,
             "indirect left recursion");
     refused(GRAMMAR_EBNF, "root ::= missing", 0, ERR_INVALID, "a rule that is not defined");
@@ -79,29 +87,40 @@ static void test_grammars(void)
     refused(GRAMMAR_EBNF, "root ::= root", 0, ERR_INVALID, "a rule that is only itself");
 }
 
-#define TEXT(t) {.kind = PART_TEXT, .text = (t), .len = sizeof(t) - 1}
+#define TEXT(t)                                              \
+    {                                                        \
+        .kind = PART_TEXT, .text = (t), .len = sizeof(t) - 1 \
+    }
 
 static void test_parts(void)
 {
     static const char args[] = "{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"integer\"}},"
                                "\"required\":[\"x\"],\"additionalProperties\":false}";
     static const struct grammar_part call[] = {
-        TEXT("<tool>"), {.kind = PART_SCHEMA, .text = args, .len = sizeof args - 1}, TEXT("</tool>")};
+        TEXT("<tool>"),
+        {.kind = PART_SCHEMA, .text = args, .len = sizeof args - 1},
+        TEXT("</tool>")};
     static const struct grammar_part thought[] = {
         TEXT("<think>"), {.kind = PART_FREE}, TEXT("</think>"), {.kind = PART_OBJECT}};
-    static const struct grammar_part calls[] = {
-        {.kind = PART_REPEAT, .parts = call, .n_parts = 3, .min = 1, .max = 2, .text = "\n", .len = 1}};
+    static const struct grammar_part calls[] = {{.kind = PART_REPEAT,
+                                                 .parts = call,
+                                                 .n_parts = 3,
+                                                 .min = 1,
+                                                 .max = 2,
+                                                 .text = "\n",
+                                                 .len = 1}};
     static const struct grammar_part bodies[] = {
         {.kind = PART_SEQUENCE, .parts = call, .n_parts = 3}};
-    struct grammar_part watch[] = {{.kind = PART_TRIGGERS, .parts = bodies, .n_parts = 1, .min = 0,
-                                    .max = UINT32_MAX}};
-    static const struct grammar_part two[] = {TEXT("a"), TEXT("ab"),
-                                              {.kind = PART_REGEX, .text = "x+", .len = 2}};
+    struct grammar_part watch[] = {
+        {.kind = PART_TRIGGERS, .parts = bodies, .n_parts = 1, .min = 0, .max = UINT32_MAX}};
+    static const struct grammar_part two[] = {
+        TEXT("a"), TEXT("ab"), {.kind = PART_REGEX, .text = "x+", .len = 2}};
     static const struct grammar_part either[] = {{.kind = PART_CHOICE, .parts = two, .n_parts = 3}};
     struct grammar_request r = {.kind = GRAMMAR_PARTS, .parts = call, .n_parts = 3};
     struct buf image = {0};
 
-    accept_case(r, "<tool>{\"x\": 1}</tool>", "<tool>{}</tool>\n{\"x\":1}\n<tool>{\"x\":1}</tool> ");
+    accept_case(r, "<tool>{\"x\": 1}</tool>",
+                "<tool>{}</tool>\n{\"x\":1}\n<tool>{\"x\":1}</tool> ");
     r.parts = thought;
     r.n_parts = 4;
     accept_case(r, "<think>a < b </th </think>{}\n<think></think>{\"a\":1}",
@@ -118,7 +137,8 @@ static void test_parts(void)
                 "<tool>\nx<tool>{}</tool>");
     watch[0].min = 1;
     watch[0].max = 1;
-    accept_case(r, "hello <tool>{\"x\":1}</tool>\n<<tool>{\"x\":1}</tool>", "free\n<tool>{\"x\":1}</tool>x");
+    accept_case(r, "hello <tool>{\"x\":1}</tool>\n<<tool>{\"x\":1}</tool>",
+                "free\n<tool>{\"x\":1}</tool>x");
     r.parts = either;
     accept_case(r, "a\nab\nxxx", "b\nax\naab");
 }
@@ -146,13 +166,15 @@ static void test_hostile(void)
     refused(GRAMMAR_SCHEMA, text, at, ERR_LIMIT, "100,000 alternatives");
     at = (size_t)snprintf(text, 3 * n, "{\"oneOf\":[");
     for (i = 0; i < 300; i++)
-        at += (size_t)snprintf(text + at, 3 * n - at, "%s{\"multipleOf\":%d}", i > 0 ? "," : "", i + 2);
+        at += (size_t)snprintf(text + at, 3 * n - at, "%s{\"multipleOf\":%d}", i > 0 ? "," : "",
+                               i + 2);
     at += (size_t)snprintf(text + at, 3 * n - at, "]}");
     refused(GRAMMAR_SCHEMA, text, at, ERR_LIMIT, "300 overlapping alternatives");
     for (at = 0, i = 0; i < 10000; i++)
         at += (size_t)snprintf(text + at, 3 * n - at, "{\"not\":");
     refused(GRAMMAR_SCHEMA, text, at, ERR_LIMIT, "10,000 nested schemas");
-    refused(GRAMMAR_SCHEMA, "{\"allOf\":[{\"$ref\":\"#\"},{\"$ref\":\"#\"}],\"not\":{\"$ref\":\"#\"}}", 0,
+    refused(GRAMMAR_SCHEMA,
+            "{\"allOf\":[{\"$ref\":\"#\"},{\"$ref\":\"#\"}],\"not\":{\"$ref\":\"#\"}}", 0,
             ERR_INVALID, "a schema that is not itself");
     refused(GRAMMAR_SCHEMA, text, 3 * n, ERR_LIMIT, "three megabytes");
     refused(GRAMMAR_CHOICE, NULL, 0, ERR_INVALID, "no choices");

@@ -16,7 +16,7 @@ static struct walk_cache *cache;
 static const size_t cache_bytes = 4 << 20;
 static unsigned seed;
 
-/* --- a plain interpreter: configurations are whole stacks ------------------------------------------ */
+/* --- a plain interpreter: configurations are whole stacks --------------------------------- */
 
 #define STACK_MAX  60
 #define STACKS_MAX 4000
@@ -115,7 +115,7 @@ static void plain_begin(const struct automaton *a)
     now.items[0] = (struct stack){.state = a->root};
 }
 
-/* --- random grammars and vocabularies --------------------------------------------------------------- */
+/* --- random grammars and vocabularies ----------------------------------------------------- */
 
 static const char *const grammars[] = {
     "root ::= \"[\" (root (\",\" root)*)? \"]\" | [ab]+",
@@ -290,7 +290,7 @@ static void test_masks(void)
     }
 }
 
-/* --- damage ------------------------------------------------------------------------------------------- */
+/* --- damage ------------------------------------------------------------------------------- */
 
 /* Bytes of an image are changed; what passes the check is walked. */
 static void test_damage(void)
@@ -331,8 +331,9 @@ static void test_damage(void)
         }
     }
     unmake(&m);
-    ok(passed > 100, "%d of 3000 damaged images pass the check and are walked, %d masks end at a bound",
-       passed, limits);
+    ok(passed > 100,
+       "%d of 3000 damaged images pass the check and are walked, %d masks end at a bound", passed,
+       limits);
 }
 
 static void test_vocab_damage(void)
@@ -354,7 +355,8 @@ static void test_vocab_damage(void)
             passed++;
             walk_init(&w, automaton_of(&m));
             limits += walk_mask(work, automaton_of(&m), vocab_of(&m), NULL, &w, mask) != ERR_OK;
-            limits += walk_accept(work, automaton_of(&m), vocab_of(&m), &w, i % N_TOKENS) == ERR_LIMIT;
+            limits +=
+                walk_accept(work, automaton_of(&m), vocab_of(&m), &w, i % N_TOKENS) == ERR_LIMIT;
         }
         m.vocab.bytes[at] = was;
     }
@@ -401,7 +403,9 @@ static void test_forced(void)
     char bytes[64];
     size_t n;
 
-    make(&m, "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"}},\"required\":[\"name\"]}",
+    make(&m,
+         "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"}},"
+         "\"required\":[\"name\"]}",
          GRAMMAR_SCHEMA);
     walk_init(&w, automaton_of(&m));
     n = walk_forced(work, automaton_of(&m), &w, bytes, sizeof bytes);
