@@ -2,6 +2,7 @@
  * what should be. One request a line on standard input, one answer a line on standard output:
  *
  *   {"schema": ..., "values": [...]}   or "regex", "ebnf": "text", and "texts": ["...", ...]
+ *   {"schema": ..., "walks": 20, "seed": 1}: texts made of random tokens under masks, to the end
  *   {"us": 812, "states": 44, "bytes": 1816, "answers": [true, false]}
  *   {"error": -6, "text": "...", "where": "/properties/a/not", "us": 99}
  *
@@ -163,6 +164,109 @@ static bool accepts_value(const struct automaton *a, const struct json *v)
     return yes;
 }
 
+/* --- random walks ----------------------------------------------------------------------------------- */
+
+#define WALK_STEPS 4000 /* tokens of one text; what is longer is given up */
+#define WALK_CALM  60  /* after so many, what closes is preferred */
+
+static const char *const words[] = {"true",     "null",         "\"a\"", "\": ",  "\", \"", "abc",
+                                    " word",    "[[",           "\"}",   "]}",    "0.5",    "\\n",
+                                    "\xc3\xa9", "\xe2\x82\xac", "12",    "2024-", "-01",    "://",
+                                    "@",        ".com",         "\\u00"};
+
+#define N_WORDS (sizeof words / sizeof words[0])
+
+static const struct vocab *walk_vocab(struct buf *image)
+{
+    static char bytes[128];
+    struct vocab_token tokens[128 + N_WORDS + 1];
+    int32_t end = 128 + N_WORDS;
+    size_t i;
+
+    for (i = 0; i < 128; i++) {
+        bytes[i] = (char)i;
+        tokens[i] = (struct vocab_token){bytes + i, 1};
+    }
+    for (i = 0; i < N_WORDS; i++)
+        tokens[128 + i] = (struct vocab_token){words[i], strlen(words[i])};
+    tokens[128 + N_WORDS] = (struct vocab_token){"", 0};
+    must(vocab_build(tokens, 128 + N_WORDS + 1, &end, 1, image) == ERR_OK);
+    return (const struct vocab *)(const void *)image->bytes;
+}
+
+static unsigned draw(unsigned *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* A token of the mask; what closes is tried first once in a while. -1: there is none. */
+static int32_t choose(const struct vocab *v, const uint32_t *mask, unsigned *seed, bool calm)
+{
+    static const char closing[] = "}]\"";
+    uint32_t start = draw(seed) % v->n_vocab;
+    uint32_t i;
+
+    if ((mask[v->n_vocab / 32] >> (v->n_vocab - 1) % 32 & 1) != 0 && (calm || draw(seed) % 4 == 0))
+        return (int32_t)v->n_vocab - 1;
+    if (calm || draw(seed) % 5 == 0)
+        for (i = 0; i < 3; i++)
+            if ((mask[closing[i] / 32] >> closing[i] % 32 & 1) != 0)
+                return closing[i];
+    for (i = 0; i < v->n_vocab; i++) {
+        uint32_t t = (start + i) % v->n_vocab;
+
+        if ((mask[t / 32] >> t % 32 & 1) != 0)
+            return (int32_t)t;
+    }
+    return -1;
+}
+
+/* One text, as a JSON string; null when it grew too long. */
+static void walk_once(const struct automaton *a, const struct vocab *v, unsigned *seed,
+                      struct buf *out)
+{
+    static struct walk w;
+    struct buf text = {0};
+    uint32_t mask[8];
+    int step;
+
+    walk_init(&w, a);
+    for (step = 0; step < WALK_STEPS && !w.ended; step++) {
+        int32_t t;
+
+        must(walk_mask(work, a, v, NULL, &w, mask) == ERR_OK);
+        t = choose(v, mask, seed, step > WALK_CALM);
+        if (t < 0) {
+            buf_add_text(&text, "<nothing may follow>");
+            break;
+        }
+        must(walk_accept(work, a, v, &w, t) == ERR_OK);
+        buf_add(&text, vocab_text(v) + vocab_text_at(v)[t],
+                vocab_text_at(v)[t + 1] - vocab_text_at(v)[t]);
+    }
+    if (step == WALK_STEPS)
+        buf_add_text(out, "null");
+    else
+        buf_add_json_string(out, text.bytes, text.len);
+    buf_fini(&text);
+}
+
+static void walk_all(const struct automaton *a, const struct json *line, struct buf *out)
+{
+    struct buf image = {0};
+    const struct vocab *v = walk_vocab(&image);
+    unsigned seed = (unsigned)json_get_int(line, "seed", 1);
+    int64_t n = json_get_int(line, "walks", 0);
+    int64_t i;
+
+    for (i = 0; i < n; i++) {
+        buf_add_text(out, i > 0 ? ", " : "");
+        walk_once(a, v, &seed, out);
+    }
+    buf_fini(&image);
+}
+
 /* --- requests ----------------------------------------------------------------------------- */
 
 static bool request_read(const struct json *line, struct grammar_request *r, struct buf *source)
@@ -206,7 +310,7 @@ static void judge(const struct json *line, struct buf *out)
     uint32_t i;
     int rc;
 
-    must(request_read(line, &r, &source) && instances != NULL);
+    must(request_read(line, &r, &source));
     start = clock_us();
     rc = grammar_compile(&r, &image, &why);
     start = clock_us() - start;
@@ -221,7 +325,8 @@ static void judge(const struct json *line, struct buf *out)
         must(automaton_check(a, image.len) == ERR_OK);
         buf_printf(out, "{\"us\": %llu, \"states\": %u, \"bytes\": %zu, \"answers\": [",
                    (unsigned long long)start, a->n_states, image.len);
-        for (i = 0; i < instances->n; i++)
+        walk_all(a, line, out);
+        for (i = 0; instances != NULL && i < instances->n; i++)
             buf_printf(out, "%s%s", i > 0 ? ", " : "",
                        (texts != NULL ? accepts : accepts_value)(a, &instances->items[i])
                            ? "true"
@@ -240,9 +345,9 @@ int main(void)
     size_t cap = 0;
     ssize_t len;
 
-    work = malloc(walk_work_bytes(1));
+    work = malloc(walk_work_bytes(256));
     must(work != NULL);
-    walk_work_init(work, 1);
+    walk_work_init(work, 256);
     while ((len = getline(&text, &cap, stdin)) > 0) {
         const struct json *line;
         char why[200];
