@@ -110,9 +110,12 @@ const struct dfa *dfa_maker_end(struct dfa_maker *m)
 
 uint32_t dfa_step(const struct dfa *d, uint32_t state, uint8_t byte)
 {
-    const struct dfa_edge *e = d->edges + d->states[state].edge_at;
+    const struct dfa_edge *e;
     uint32_t i;
 
+    if (d->states[state].n_edges == 0)
+        return NONE;
+    e = d->edges + d->states[state].edge_at;
     for (i = 0; i < d->states[state].n_edges && byte >= e[i].lo; i++)
         if (byte <= e[i].hi)
             return e[i].to;

@@ -58,7 +58,7 @@ static bool take(struct parser *p, const char *text)
 {
     size_t n = strlen(text);
 
-    if (p->len - p->at < n || memcmp(p->text + p->at, text, n) != 0)
+    if (p->at > p->len || p->len - p->at < n || memcmp(p->text + p->at, text, n) != 0)
         return false;
     p->at += n;
     return true;
@@ -146,8 +146,10 @@ static uint32_t take_code(struct parser *p, int digits)
         else if ((ch | 0x20) >= 'a' && (ch | 0x20) <= 'f')
             value = value * 16 + (uint32_t)((ch | 0x20) - 'a' + 10);
         else
-            fail(p, ERR_SYNTAX, "hexadecimal digits are missing");
+            break;
     }
+    if (i < digits)
+        fail(p, ERR_SYNTAX, "hexadecimal digits are missing");
     return value;
 }
 
@@ -172,7 +174,7 @@ static uint32_t take_char(struct parser *p)
     case 'U': return take_code(p, 8);
     default: break;
     }
-    if (is_name((int)ch) && ch != '-' && ch != '_')
+    if (ch >= 0x80 || (is_name((int)ch) && ch != '-' && ch != '_'))
         fail(p, ERR_UNSUPPORTED, "an escape of a letter or digit that means nothing");
     return ch;
 }

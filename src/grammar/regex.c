@@ -43,7 +43,7 @@ static bool take(struct parser *p, const char *text)
 {
     size_t n = strlen(text);
 
-    if (p->len - p->at < n || memcmp(p->text + p->at, text, n) != 0)
+    if (p->at > p->len || p->len - p->at < n || memcmp(p->text + p->at, text, n) != 0)
         return false;
     p->at += n;
     return true;

@@ -167,7 +167,7 @@ static bool accepts_value(const struct automaton *a, const struct json *v)
 /* --- random walks ----------------------------------------------------------------------------------- */
 
 #define WALK_STEPS 4000 /* tokens of one text; what is longer is given up */
-#define WALK_CALM  60  /* after so many, what closes is preferred */
+#define WALK_CALM  60   /* after so many, what closes is preferred */
 
 static const char *const words[] = {"true",     "null",         "\"a\"", "\": ",  "\", \"", "abc",
                                     " word",    "[[",           "\"}",   "]}",    "0.5",    "\\n",
@@ -210,9 +210,12 @@ static int32_t choose(const struct vocab *v, const uint32_t *mask, unsigned *see
     if ((mask[v->n_vocab / 32] >> (v->n_vocab - 1) % 32 & 1) != 0 && (calm || draw(seed) % 4 == 0))
         return (int32_t)v->n_vocab - 1;
     if (calm || draw(seed) % 5 == 0)
-        for (i = 0; i < 3; i++)
-            if ((mask[closing[i] / 32] >> closing[i] % 32 & 1) != 0)
-                return closing[i];
+        for (i = 0; i < 3; i++) {
+            char one = closing[(start + i) % 3]; /* any may stand in a string or begin a name */
+
+            if ((mask[one / 32] >> one % 32 & 1) != 0)
+                return one;
+        }
     for (i = 0; i < v->n_vocab; i++) {
         uint32_t t = (start + i) % v->n_vocab;
 

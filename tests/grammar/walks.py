@@ -19,6 +19,7 @@ import warnings
 import suites
 
 warnings.simplefilter("ignore")
+decimal.setcontext(decimal.Context(prec=1000, traps=[]))  # 1e+99999999999999999999 is Infinity
 import jsonschema  # noqa: E402
 
 
