@@ -69,7 +69,7 @@ static const struct {
     {"iri", URI(IUCHAR, IPCHAR)},
     {"iri-reference", "(" URI(IUCHAR, IPCHAR) "|" IRELATIVE ")"},
     {"uri-template",
-     "([^ \"'%<>\\\\^`{|}\\x00-\\x1f\\x7f]|" PCT "|\\{[+#./;?&]?" VARSPEC "(," VARSPEC ")*\\})*"},
+     "([^ \"%<>\\\\^`{|}\\x00-\\x1f\\x7f]|" PCT "|\\{[+#./;?&]?" VARSPEC "(," VARSPEC ")*\\})*"},
     {"json-pointer", "(/([^~/]|~[01])*)*"},
     {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)"},
 };

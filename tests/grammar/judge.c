@@ -33,7 +33,7 @@ static bool accepts(const struct automaton *a, const struct json *text)
 
 /* --- a value, its members in any order ---------------------------------------------------- */
 
-#define TRIES_MAX 20000
+#define TRIES_MAX 100000
 
 /* What is still to be written: a list whose tails are shared by all orders that are tried. */
 struct rest {
