@@ -164,7 +164,7 @@ static bool accepts_value(const struct automaton *a, const struct json *v)
     return yes;
 }
 
-/* --- random walks ----------------------------------------------------------------------------------- */
+/* --- random walks ------------------------------------------------------------------------- */
 
 #define WALK_STEPS 4000 /* tokens of one text; what is longer is given up */
 #define WALK_CALM  60   /* after so many, what closes is preferred */
