@@ -11,11 +11,12 @@ not_ok() { n=$((n + 1)); bad=1; echo "not ok $n - $1"; printf '%s\n' "$2" | sed 
 table='base:
 ipc: base
 text: base
-front: base ipc text
+grammar: base
+front: base ipc text grammar
 device: base kernels
 kv: base device
 model: base device kernels
-engine: base ipc kv device model'
+engine: base ipc kv device model grammar'
 
 while IFS=: read -r folder allowed; do
     wrong=$(grep -nE '^#include "' src/$folder/*.[ch] 2>/dev/null | while IFS= read -r line; do

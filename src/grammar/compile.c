@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "grammar/compile.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+#define TICKS_A_LOOK 512 /* steps between two looks at the clock: some 20 us of work */
+
+int compile_fail(struct compile *c, int rc, const char *format, ...)
+{
+    va_list args;
+
+    if (c->rc != 0)
+        return c->rc;
+    c->rc = rc;
+    if (c->error == NULL)
+        return rc;
+    va_start(args, format);
+    (void)vsnprintf(c->error->text, sizeof c->error->text, format, args); /* cut is fine */
+    va_end(args);
+    return rc;
+}
+
+bool compile_tick(struct compile *c)
+{
+    if (++c->ticks % TICKS_A_LOOK == 0 && clock_us() > c->deadline_us)
+        compile_fail(c, ERR_LIMIT, "takes more than %d ms to compile: simplify it",
+                     GRAMMAR_COMPILE_US / 1000);
+    return c->rc == 0;
+}
+
+void *compile_alloc(struct compile *c, size_t bytes)
+{
+    void *p = c->rc == 0 ? arena_zalloc(&c->arena, bytes) : NULL;
+
+    if (p == NULL)
+        compile_fail(c, ERR_LIMIT, "needs more memory to compile than is allowed: simplify it");
+    return p;
+}
+
+bool compile_grow(struct compile *c, void **items, uint32_t n, uint32_t *cap, size_t bytes)
+{
+    void *grown;
+    uint32_t want;
+
+    if (c->rc != 0)
+        return false;
+    if (n < *cap)
+        return true;
+    want = *cap == 0 ? 8 : *cap * 2;
+    grown = compile_alloc(c, (size_t)want * bytes);
+    if (grown == NULL)
+        return false;
+    if (n > 0)
+        memcpy(grown, *items, (size_t)n * bytes);
+    *items = grown;
+    *cap = want;
+    return true;
+}

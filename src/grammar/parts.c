@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Compositions: literal text around schemas, repeats, and free text that watches for triggers.
+ *
+ * Free text is bytes; it need not be UTF-8, because tokens may end inside of a character. Where
+ * triggers are watched for, it is the automaton of Aho and Corasick: a state is the longest start
+ * of a trigger that the text ends with. */
+#include <string.h>
+
+#include "grammar/source.h"
+
+#define DEPTH_MAX         16 /* parts inside each other */
+#define TRIGGERS_MAX      64
+#define TRIGGER_BYTES_MAX 4096 /* of all triggers together */
+#define COUNT_MAX         256  /* of repeats */
+
+struct watch { /* a trigger and where it leads */
+    const char *text;
+    size_t len;
+    uint32_t leaf;
+};
+
+struct node { /* of the tree of triggers */
+    uint32_t child, sibling, fail, state;
+    uint32_t leaf; /* NONE: no trigger ends here */
+    uint8_t byte;
+};
+
+struct composer {
+    struct build *b;
+    enum grammar_space space;
+    uint32_t end;
+};
+
+static uint32_t part_build(struct composer *p, const struct grammar_part *part, int depth);
+
+/* --- free text ---------------------------------------------------------------------------- */
+
+static uint32_t child_of(const struct node *nodes, uint32_t at, uint8_t byte)
+{
+    uint32_t i;
+
+    for (i = nodes[at].child; i != NONE; i = nodes[i].sibling)
+        if (nodes[i].byte == byte)
+            return i;
+    return NONE;
+}
+
+/* The node after a byte: of the longest start that still fits. */
+static uint32_t node_step(const struct node *nodes, uint32_t at, uint8_t byte)
+{
+    uint32_t next;
+
+    for (;;) { /* fail links come nearer to the root */
+        next = child_of(nodes, at, byte);
+        if (next != NONE || at == 0)
+            return next == NONE ? 0 : next;
+        at = nodes[at].fail;
+    }
+}
+
+static uint32_t nodes_fill(struct node *nodes, const struct watch *watch, uint32_t n_watch)
+{
+    uint32_t n = 1;
+    uint32_t i;
+    size_t k;
+
+    nodes[0] = (struct node){.child = NONE, .sibling = NONE, .leaf = NONE};
+    for (i = 0; i < n_watch; i++) {
+        uint32_t at = 0;
+
+        for (k = 0; k < watch[i].len; k++) {
+            uint32_t next = child_of(nodes, at, (uint8_t)watch[i].text[k]);
+
+            if (next == NONE) {
+                next = n++;
+                nodes[next] = (struct node){.child = NONE,
+                                            .sibling = nodes[at].child,
+                                            .leaf = NONE,
+                                            .byte = (uint8_t)watch[i].text[k]};
+                nodes[at].child = next;
+            }
+            at = next;
+        }
+        if (nodes[at].leaf == NONE)
+            nodes[at].leaf = watch[i].leaf;
+    }
+    return n;
+}
+
+/* Fail links, breadth first: `order` has room for all nodes. A trigger inside of another one that
+ * ends first wins, so its leaf is handed on. */
+static void nodes_link(struct node *nodes, uint32_t *order)
+{
+    uint32_t n = 0;
+    uint32_t at, i;
+
+    order[n++] = 0;
+    for (at = 0; at < n; at++)
+        for (i = nodes[order[at]].child; i != NONE; i = nodes[i].sibling) {
+            if (order[at] != 0)
+                nodes[i].fail = node_step(nodes, nodes[order[at]].fail, nodes[i].byte);
+            if (nodes[i].leaf == NONE)
+                nodes[i].leaf = nodes[nodes[i].fail].leaf;
+            order[n++] = i;
+        }
+}
+
+/* Free text from a new state; may it end at any place? */
+static uint32_t free_text(struct composer *p, const struct watch *watch, uint32_t n_watch,
+                          bool ends)
+{
+    struct build *b = p->b;
+    size_t bytes = 1;
+    struct node *nodes;
+    uint32_t *order;
+    uint32_t n, i;
+    int byte;
+
+    for (i = 0; i < n_watch; i++) {
+        bytes += watch[i].len;
+        if (watch[i].len == 0)
+            compile_fail(b->c, ERR_INVALID, "a trigger is empty");
+    }
+    if (bytes > TRIGGER_BYTES_MAX)
+        compile_fail(b->c, ERR_LIMIT, "triggers of more than %d bytes", TRIGGER_BYTES_MAX);
+    nodes = compile_alloc(b->c, bytes * sizeof *nodes);
+    order = compile_alloc(b->c, bytes * sizeof *order);
+    if (!compile_ok(b->c))
+        return 0;
+    n = nodes_fill(nodes, watch, n_watch);
+    nodes_link(nodes, order);
+    for (i = 0; i < n; i++)
+        nodes[i].state = ends ? build_end(b) : build_state(b);
+    for (i = 0; i < n && compile_tick(b->c); i++) {
+        int first = 0;
+
+        if (nodes[i].leaf != NONE) /* never reached as a state: the leaf is */
+            continue;
+        for (byte = 1; byte <= 256; byte++) { /* runs of bytes that lead alike */
+            uint32_t to = node_step(nodes, i, (uint8_t)first);
+
+            if (byte < 256 && node_step(nodes, i, (uint8_t)byte) == to)
+                continue;
+            build_edge(b, nodes[i].state, (uint8_t)first, (uint8_t)(byte - 1),
+                       nodes[to].leaf != NONE ? nodes[to].leaf : nodes[to].state);
+            first = byte;
+        }
+    }
+    return nodes[0].state;
+}
+
+/* --- sequences ---------------------------------------------------------------------------- */
+
+/* The parts one after another, from a state to another. */
+static void sequence(struct composer *p, const struct grammar_part *parts, size_t n, uint32_t from,
+                     uint32_t to, int depth)
+{
+    struct build *b = p->b;
+    size_t i;
+
+    for (i = 0; i < n && compile_tick(b->c); i++) {
+        uint32_t next = i + 1 < n ? build_state(b) : to;
+
+        if (parts[i].kind == PART_TEXT) {
+            build_jump(b, build_text(b, from, parts[i].text, parts[i].len), next);
+        } else if (parts[i].kind == PART_FREE && i + 1 < n && parts[i + 1].kind == PART_TEXT) {
+            struct watch stop = {parts[i + 1].text, parts[i + 1].len, 0};
+
+            i++;
+            next = i + 1 < n ? build_state(b) : to;
+            stop.leaf = next;
+            build_jump(b, from, free_text(p, &stop, 1, false));
+        } else if (parts[i].kind == PART_FREE && i + 1 < n) {
+            compile_fail(b->c, ERR_INVALID, "free text must be followed by a text, or be the last");
+        } else {
+            build_call(b, from, part_build(p, &parts[i], depth + 1), next);
+        }
+        from = next;
+    }
+    if (n == 0)
+        build_jump(b, from, to);
+}
+
+static uint32_t sequence_rule(struct composer *p, const struct grammar_part *parts, size_t n,
+                              int depth)
+{
+    uint32_t start = build_state(p->b);
+
+    sequence(p, parts, n, start, p->end, depth);
+    return start;
+}
+
+static uint32_t choice(struct composer *p, const struct grammar_part *part, int depth)
+{
+    uint32_t start = build_state(p->b);
+    size_t i;
+
+    for (i = 0; i < part->n_parts && compile_tick(p->b->c); i++)
+        build_jump(p->b, start, part_build(p, &part->parts[i], depth + 1));
+    return start;
+}
+
+/* min to max times; all times are calls of one rule. */
+static uint32_t repeat(struct composer *p, const struct grammar_part *part, int depth)
+{
+    struct build *b = p->b;
+    uint32_t rule = sequence_rule(p, part->parts, part->n_parts, depth + 1);
+    uint32_t n = part->max == NONE ? part->min : part->max;
+    uint32_t start = build_state(b);
+    uint32_t at = start;
+    uint32_t i;
+
+    if (n > COUNT_MAX || part->max < part->min) {
+        compile_fail(b->c, ERR_LIMIT, "a repeat of %u to %u: at most %d", part->min, part->max,
+                     COUNT_MAX);
+        return 0;
+    }
+    for (i = 0; compile_tick(b->c); i++) {
+        bool again = part->max == NONE && i >= n && i > 0;
+        uint32_t begin = build_state(b);
+        uint32_t next = again ? at : build_state(b);
+
+        if (i >= part->min)
+            b->states.items[at].end = true;
+        if (part->max != NONE && i >= part->max)
+            break;
+        if (i > 0 && part->len > 0)
+            build_jump(b, build_text(b, at, part->text, part->len), begin);
+        else
+            build_jump(b, at, begin);
+        build_call(b, begin, rule, next);
+        if (again)
+            break;
+        at = next;
+    }
+    return start;
+}
+
+static uint32_t triggers(struct composer *p, const struct grammar_part *part, int depth)
+{
+    struct build *b = p->b;
+    struct watch watch[TRIGGERS_MAX];
+    uint32_t rest[TRIGGERS_MAX];
+    uint32_t n = part->max == NONE ? part->min : part->max;
+    uint32_t next, i, layer;
+
+    if (n > COUNT_MAX || part->n_parts > TRIGGERS_MAX || part->n_parts == 0 ||
+        part->max < part->min || part->max == 0) {
+        compile_fail(b->c, ERR_LIMIT, "triggers: 1 to %d of them, at most %d times", TRIGGERS_MAX,
+                     COUNT_MAX);
+        return 0;
+    }
+    for (i = 0; i < part->n_parts && compile_tick(b->c); i++) {
+        const struct grammar_part *s = &part->parts[i];
+
+        if (s->kind != PART_SEQUENCE || s->n_parts == 0 || s->parts[0].kind != PART_TEXT) {
+            compile_fail(b->c, ERR_INVALID, "a trigger must be a sequence that begins with a text");
+            return 0;
+        }
+        rest[i] = sequence_rule(p, s->parts + 1, s->n_parts - 1, depth + 1);
+        watch[i].text = s->parts[0].text;
+        watch[i].len = s->parts[0].len;
+    }
+    next = part->max == NONE ? build_state(b) : p->end;
+    for (layer = part->max == NONE ? n + 1 : n; layer-- > 0 && compile_tick(b->c);) {
+        uint32_t start;
+
+        for (i = 0; i < part->n_parts; i++) {
+            watch[i].leaf = build_state(b);
+            build_call(b, watch[i].leaf, rest[i], next);
+        }
+        start = free_text(p, watch, (uint32_t)part->n_parts, layer >= part->min);
+        if (part->max == NONE && layer == n) /* the layer that leads to itself */
+            build_jump(b, next, start);
+        next = start;
+    }
+    return next;
+}
+
+static uint32_t text_rule(struct composer *p, const struct grammar_part *part)
+{
+    uint32_t start = build_state(p->b);
+
+    build_word(p->b, start, part->text, part->len);
+    return start;
+}
+
+static uint32_t part_build(struct composer *p, const struct grammar_part *part, int depth)
+{
+    static const char object[] = "{\"type\":\"object\"}";
+
+    if (depth > DEPTH_MAX)
+        compile_fail(p->b->c, ERR_LIMIT, "parts are nested more than %d deep", DEPTH_MAX);
+    if (!compile_tick(p->b->c))
+        return 0;
+    switch (part->kind) {
+    case PART_TEXT: return text_rule(p, part);
+    case PART_SCHEMA: return schema_build(p->b, part->text, part->len, p->space);
+    case PART_OBJECT: return schema_build(p->b, object, sizeof object - 1, p->space);
+    case PART_REGEX: return pattern_build(p->b, part->text, part->len);
+    case PART_EBNF: return ebnf_build(p->b, part->text, part->len);
+    case PART_FREE: return free_text(p, NULL, 0, true);
+    case PART_SEQUENCE: return sequence_rule(p, part->parts, part->n_parts, depth);
+    case PART_CHOICE: return choice(p, part, depth);
+    case PART_REPEAT: return repeat(p, part, depth);
+    case PART_TRIGGERS: return triggers(p, part, depth);
+    }
+    return 0;
+}
+
+uint32_t parts_build(struct build *b, const struct grammar_part *parts, size_t n,
+                     enum grammar_space space)
+{
+    struct composer p = {.b = b, .space = space, .end = build_end(b)};
+
+    if (n == 0)
+        compile_fail(b->c, ERR_INVALID, "a composition of no parts");
+    return sequence_rule(&p, parts, n, 0);
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Formats as patterns over the whole string. Each says what its RFC says as far as a pattern can;
+ * a date's day fits its month
+ * and year; a leap second is written in UTC. Lengths that a pattern cannot count
+ * cheaply (253 characters of a hostname) are not looked at. */
+#include <string.h>
+
+#include "grammar/schema_parts.h"
+
+#define DATE                                                                                     \
+    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"     \
+    "|02-(0[1-9]|1[0-9]|2[0-8]))|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579]" \
+    "[26])00)-02-29)"
+#define HOUR   "([01][0-9]|2[0-3])"
+#define OFFSET "([zZ]|[+-]" HOUR ":[0-5][0-9])"
+#define TIME \
+    "(" HOUR ":[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?" OFFSET "|23:59:60(\\.[0-9]+)?([zZ]|[+-]00:00))"
+#define BYTE  "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+#define IPV4  BYTE "(\\." BYTE "){3}"
+#define H16   "[0-9a-fA-F]{1,4}"
+#define LS32  "(" H16 ":" H16 "|" IPV4 ")"
+#define LABEL "[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
+#define ATEXT "[-!#$%&'*+/=?^_`{|}~0-9A-Za-z]"
+#define IPV6                                                                                  \
+    "((" H16 ":){6}" LS32 "|::(" H16 ":){5}" LS32 "|(" H16 ")?::(" H16 ":){4}" LS32 "|((" H16 \
+    ":){0,1}" H16 ")?::(" H16 ":){3}" LS32 "|((" H16 ":){0,2}" H16 ")?::(" H16 ":){2}" LS32   \
+    "|((" H16 ":){0,3}" H16 ")?::" H16 ":" LS32 "|((" H16 ":){0,4}" H16 ")?::" LS32 "|((" H16 \
+    ":){0,5}" H16 ")?::" H16 "|((" H16 ":){0,6}" H16 ")?::)"
+#define PCT     "%[0-9A-Fa-f]{2}"
+#define UCHAR   "([-._~!$&'()*+,;=0-9A-Za-z]|" PCT ")"
+#define PCHAR   "([-._~!$&'()*+,;=:@0-9A-Za-z]|" PCT ")"
+#define UCS     "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}"
+#define IUCHAR  "([-._~!$&'()*+,;=0-9A-Za-z" UCS "]|" PCT ")"
+#define IPCHAR  "([-._~!$&'()*+,;=:@0-9A-Za-z" UCS "]|" PCT ")"
+#define VARCHAR "([0-9A-Za-z_]|" PCT ")"
+#define VARSPEC VARCHAR "(\\.?" VARCHAR ")*(:[1-9][0-9]{0,3}|\\*)?"
+#define SCHEME  "[A-Za-z][-+.0-9A-Za-z]*:"
+#define AUTH(U) \
+    "//((" U "|:)*@)?(" U "*|\\[[0-9A-Fa-f:.]+\\]|\\[[vV][0-9A-Fa-f]+\\." U "+\\])(:[0-9]*)?"
+#define TAIL(P)   "(\\?(" P "|[/?])*)?(#(" P "|[/?])*)?"
+#define URI(U, P) SCHEME "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|" P "+(/" P "*)*)?" TAIL(P)
+#define RELATIVE(U, P)                                                                       \
+    "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|([-._~!$&'()*+,;=@0-9A-Za-z]|" PCT ")+(/" P \
+                "*)*)?" TAIL(P)
+#define IRELATIVE                                                                                 \
+    "(" AUTH(IUCHAR) "(/" IPCHAR "*)*|/(" IPCHAR "+(/" IPCHAR "*)*)?|([-._~!$&'()*+,;=@0-9A-Za-z" \
+                     "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}]|" PCT   \
+                     ")+(/" IPCHAR "*)*)?" TAIL(IPCHAR)
+
+static const struct {
+    const char *name;
+    const char *pattern;
+} formats[] = {
+    {"date", DATE},
+    {"time", TIME},
+    {"date-time", DATE "[tT]" TIME},
+    {"duration",
+     "P([0-9]+W|([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)(T([0-9]+H([0-9]+M([0-9]+S)?"
+     ")?|[0-9]+M([0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))"},
+    {"email", "(" ATEXT "+(\\." ATEXT "+)*|\"([ !#-\\[\\]-~]|\\\\[ -~])*\")@(" LABEL "(\\." LABEL
+              ")*|\\[(" IPV4 "|IPv6:[0-9A-Fa-f:.]+)\\])"},
+    {"hostname", LABEL "(\\." LABEL ")*"},
+    {"ipv4", IPV4},
+    {"ipv6", IPV6},
+    {"uuid", "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"},
+    {"uri", URI(UCHAR, PCHAR)},
+    {"uri-reference", "(" URI(UCHAR, PCHAR) "|" RELATIVE(UCHAR, PCHAR) ")"},
+    {"iri", URI(IUCHAR, IPCHAR)},
+    {"iri-reference", "(" URI(IUCHAR, IPCHAR) "|" IRELATIVE ")"},
+    {"uri-template",
+     "([^ \"%<>\\\\^`{|}\\x00-\\x1f\\x7f]|" PCT "|\\{[+#./;?&]?" VARSPEC "(," VARSPEC ")*\\})*"},
+    {"json-pointer", "(/([^~/]|~[01])*)*"},
+    {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)"},
+};
+
+const char *format_pattern(const char *name)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof formats / sizeof formats[0]; i++)
+        if (strcmp(formats[i].name, name) == 0)
+            return formats[i].pattern;
+    return NULL;
+}
+
+bool format_is_refused(const char *name)
+{
+    return strcmp(name, "idn-hostname") == 0 || strcmp(name, "idn-email") == 0 ||
+           strcmp(name, "regex") == 0;
+}

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Names of schemas: $id, $anchor, JSON pointers; and the way from a $ref to what it names.
+ *
+ * One pass over the document notes each $id and $anchor under its absolute URI and, for every
+ * object below an $id, the URI that counts there. Nothing is fetched. */
+#include <stdio.h>
+#include <string.h>
+
+#include "grammar/schema_parts.h"
+
+struct visit {
+    const struct json *node;
+    const char *base;
+    bool values; /* below enum or const: no schemas there */
+};
+
+/* `ref` seen from `base`, without fragment: enough of RFC 3986 for names that are never fetched. */
+static const char *uri_join(struct schema *s, const char *base, const char *ref, size_t ref_len)
+{
+    size_t keep = 0;
+    const char *scheme = strstr(base, "://");
+    const char *host = scheme == NULL ? NULL : strchr(scheme + 3, '/');
+    const char *slash = strrchr(base, '/');
+    const char *colon = memchr(ref, ':', ref_len);
+    const char *stop = memchr(ref, '/', ref_len);
+    char *out = compile_alloc(s->c, strlen(base) + ref_len + 2);
+
+    if (out == NULL)
+        return "";
+    if (ref_len == 0)
+        keep = strlen(base);
+    else if (colon != NULL && (stop == NULL || colon < stop))
+        keep = 0; /* absolute */
+    else if (ref[0] == '/')
+        keep = host != NULL ? (size_t)(host - base) : scheme != NULL ? strlen(base) : 0;
+    else if (slash != NULL && (scheme == NULL || slash > scheme + 2))
+        keep = (size_t)(slash - base) + 1;
+    memcpy(out, base, keep);
+    memcpy(out + keep, ref, ref_len);
+    return out;
+}
+
+static void place_add(struct schema *s, const char *uri, size_t len, const struct json *node)
+{
+    if (LIST_ADD(s->c, &s->places))
+        s->places.items[s->places.n - 1] = (struct place){uri, len, node};
+}
+
+static const char *note_names(struct schema *s, const struct json *node, const char *base)
+{
+    const struct json *id = json_get_kind(node, "$id", JSON_TEXT);
+    const struct json *anchor = json_get_kind(node, "$anchor", JSON_TEXT);
+    const struct json *dynamic = json_get_kind(node, "$dynamicAnchor", JSON_TEXT);
+    const struct json *names[2] = {anchor, dynamic};
+    int i;
+
+    if (id == NULL && s->ref_alone)
+        id = json_get_kind(node, "id", JSON_TEXT); /* draft-04 */
+    if (id != NULL && !(s->ref_alone && json_get(node, "$ref") != NULL)) {
+        const char *hash = memchr(id->text, '#', id->text_len);
+        size_t len = hash == NULL ? id->text_len : (size_t)(hash - id->text);
+
+        if (len > 0) {
+            base = uri_join(s, base, id->text, len);
+            place_add(s, base, strlen(base), node);
+        }
+        if (hash != NULL && hash[1] != '\0') { /* an anchor, as draft-07 writes it */
+            char *uri = compile_alloc(s->c, strlen(base) + strlen(hash) + 1);
+
+            if (uri != NULL) {
+                (void)snprintf(uri, strlen(base) + strlen(hash) + 1, "%s%s", base, hash);
+                place_add(s, uri, strlen(uri), node);
+            }
+        }
+    }
+    for (i = 0; i < 2; i++)
+        if (names[i] != NULL) {
+            size_t cap = strlen(base) + names[i]->text_len + 2;
+            char *uri = compile_alloc(s->c, cap);
+
+            if (uri == NULL)
+                return base;
+            (void)snprintf(uri, cap, "%s#%s", base, names[i]->text);
+            place_add(s, uri, strlen(uri), node);
+        }
+    return base;
+}
+
+static bool holds_values(const char *key)
+{
+    return strcmp(key, "enum") == 0 || strcmp(key, "const") == 0 || strcmp(key, "default") == 0 ||
+           strcmp(key, "examples") == 0 || strcmp(key, "example") == 0;
+}
+
+void index_schema(struct schema *s)
+{
+    LIST(struct visit) stack = {0};
+    const struct json *draft = json_get_kind(s->root, "$schema", JSON_TEXT);
+
+    s->ref_alone =
+        draft != NULL &&
+        (strstr(draft->text, "draft-07") != NULL || strstr(draft->text, "draft-06") != NULL ||
+         strstr(draft->text, "draft-04") != NULL || strstr(draft->text, "draft-03") != NULL);
+    place_add(s, "", 0, s->root);
+    if (LIST_ADD(s->c, &stack))
+        stack.items[0] = (struct visit){s->root, "", false};
+    while (stack.n > 0 && compile_tick(s->c)) { /* each node once */
+        struct visit v = stack.items[--stack.n];
+        uint32_t i;
+
+        if (v.node->kind == JSON_OBJECT) {
+            v.base = note_names(s, v.node, v.base);
+            if (v.base[0] != '\0' && LIST_ADD(s->c, &s->bases))
+                s->bases.items[s->bases.n - 1] = (struct based){v.node, v.base};
+        } else if (v.node->kind != JSON_LIST) {
+            continue;
+        }
+        for (i = v.node->n; i-- > 0;) {
+            const struct json *child = &v.node->items[i];
+
+            if (v.node->kind == JSON_OBJECT && holds_values(child->key))
+                continue;
+            if ((child->kind == JSON_OBJECT || child->kind == JSON_LIST) && LIST_ADD(s->c, &stack))
+                stack.items[stack.n - 1] = (struct visit){child, v.base, false};
+        }
+    }
+}
+
+static const char *base_of(const struct schema *s, const struct json *node)
+{
+    uint32_t i;
+
+    for (i = 0; i < s->bases.n; i++)
+        if (s->bases.items[i].node == node)
+            return s->bases.items[i].base;
+    return "";
+}
+
+static const struct json *place_find(const struct schema *s, const char *uri, size_t len)
+{
+    uint32_t i;
+
+    for (i = 0; i < s->places.n; i++)
+        if (s->places.items[i].len == len && memcmp(s->places.items[i].uri, uri, len) == 0)
+            return s->places.items[i].node;
+    return NULL;
+}
+
+static int hex_value(int ch)
+{
+    return ch >= '0' && ch <= '9'                     ? ch - '0'
+           : (ch | 0x20) >= 'a' && (ch | 0x20) <= 'f' ? (ch | 0x20) - 'a' + 10
+                                                      : -1;
+}
+
+/* One step of a pointer, its ~0, ~1 and %XX undone; its length. out has room for all of it. */
+static size_t token_read(const char *text, size_t len, char *out)
+{
+    size_t n = 0;
+    size_t i;
+
+    for (i = 0; i < len; i++) {
+        char ch = text[i];
+
+        if (ch == '%' && i + 2 < len && hex_value(text[i + 1]) >= 0 &&
+            hex_value(text[i + 2]) >= 0) {
+            ch = (char)(hex_value(text[i + 1]) * 16 + hex_value(text[i + 2]));
+            i += 2;
+        }
+        out[n++] = ch;
+    }
+    for (i = 0, len = n, n = 0; i < len; i++) {
+        if (out[i] == '~' && i + 1 < len && (out[i + 1] == '0' || out[i + 1] == '1'))
+            out[n++] = out[++i] == '0' ? '~' : '/';
+        else
+            out[n++] = out[i];
+    }
+    return n;
+}
+
+static const struct json *pointer_follow(struct schema *s, const struct json *node, const char *at)
+{
+    while (node != NULL && *at == '/' && compile_tick(s->c)) {
+        const char *end = strchr(++at, '/');
+        size_t len = end == NULL ? strlen(at) : (size_t)(end - at);
+        char *name = compile_alloc(s->c, len + 1);
+        size_t n, i;
+        uint32_t number = 0;
+
+        if (name == NULL)
+            return NULL;
+        n = token_read(at, len, name);
+        at += len;
+        if (node->kind == JSON_OBJECT) {
+            node = json_get_n(node, name, n);
+            continue;
+        }
+        for (i = 0; i < n && i < 9 && name[i] >= '0' && name[i] <= '9'; i++)
+            number = number * 10 + (uint32_t)(name[i] - '0');
+        node = node->kind == JSON_LIST && i == n && n > 0 && number < node->n ? &node->items[number]
+                                                                              : NULL;
+    }
+    return *at == '\0' ? node : NULL;
+}
+
+const struct json *index_find(struct schema *s, const struct json *from, const struct json *ref)
+{
+    const char *hash = memchr(ref->text, '#', ref->text_len);
+    size_t len = hash == NULL ? ref->text_len : (size_t)(hash - ref->text);
+    const char *uri = uri_join(s, base_of(s, from), ref->text, len);
+    const struct json *node = place_find(s, uri, strlen(uri));
+    char *whole;
+
+    if (node == NULL && len == 0)
+        node = s->root;
+    if (hash == NULL || hash[1] == '\0' || node == NULL || !compile_ok(s->c))
+        return node;
+    if (hash[1] == '/')
+        return pointer_follow(s, node, hash + 1);
+    whole = compile_alloc(s->c, strlen(uri) + strlen(hash) + 1);
+    if (whole == NULL)
+        return NULL;
+    (void)snprintf(whole, strlen(uri) + strlen(hash) + 1, "%s%s", uri, hash);
+    return place_find(s, whole, strlen(whole));
+}
+
+/* --- for errors: where is a node? --------------------------------------------------------- */
+
+static size_t add_token(char *out, size_t at, size_t cap, const struct json *node, uint32_t i)
+{
+    size_t k;
+
+    if (node->kind == JSON_LIST)
+        return at + (size_t)snprintf(out + at, cap - at, "/%u", i);
+    if (at + 1 < cap)
+        out[at++] = '/';
+    for (k = 0; k < node->items[i].key_len && at + 2 < cap; k++) {
+        char ch = node->items[i].key[k];
+
+        if (ch == '~' || ch == '/') {
+            out[at++] = '~';
+            ch = ch == '~' ? '0' : '1';
+        }
+        out[at++] = ch;
+    }
+    out[at] = '\0';
+    return at;
+}
+
+/* Depth first, at most JSON_DEPTH_MAX deep. */
+void index_pointer(const struct json *root, const void *node, char *out, size_t cap)
+{
+    const struct json *path[JSON_DEPTH_MAX + 2];
+    uint32_t next[JSON_DEPTH_MAX + 2];
+    int depth = 0;
+    size_t at = 0;
+    int i;
+
+    out[0] = '\0';
+    path[0] = root;
+    next[0] = 0;
+    while (depth >= 0 && path[depth] != node) {
+        const struct json *here = path[depth];
+
+        if ((here->kind == JSON_OBJECT || here->kind == JSON_LIST) && next[depth] < here->n) {
+            path[depth + 1] = &here->items[next[depth]++];
+            next[++depth] = 0;
+        } else {
+            depth--;
+        }
+    }
+    for (i = 0; i < depth && at + 16 < cap; i++)
+        at = add_token(out, at, cap, path[i], next[i] - 1);
+}

@@ -1,0 +1,22 @@
+/* The compilers behind grammar_compile(): each builds what its source says from a state to ends. */
+#ifndef QUIRE_GRAMMAR_SOURCE_H
+#define QUIRE_GRAMMAR_SOURCE_H
+
+#include "grammar/build.h"
+#include "grammar/compile.h"
+#include "grammar/grammar.h"
+
+/* A JSON value under a schema; "" is any value. The text must stay until the end. */
+uint32_t schema_build(struct build *b, const char *text, size_t len, enum grammar_space space);
+
+/* A grammar in GBNF or Lark. */
+uint32_t ebnf_build(struct build *b, const char *text, size_t len);
+
+/* A composition: parts one after another. */
+uint32_t parts_build(struct build *b, const struct grammar_part *parts, size_t n,
+                     enum grammar_space space);
+
+/* Text that matches a pattern as a whole. */
+uint32_t pattern_build(struct build *b, const char *text, size_t len);
+
+#endif

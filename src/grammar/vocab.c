@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "grammar/vocab.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/utf8.h"
+
+_Static_assert(sizeof(struct vocab_node) == 8, "the image has no holes");
+_Static_assert(sizeof(struct vocab) % 8 == 0, "the image has no holes");
+
+/* Limits of the slices. Most tokens are short, and a string's last characters are the ones that
+ * are near its maxLength. */
+static const uint32_t slice_chars[VOCAB_TRIES] = {0, 4, 12, VOCAB_TOKEN_MAX};
+
+struct spelled {
+    const char *bytes;
+    uint32_t len;
+    uint32_t id;
+    uint32_t plain; /* characters, when all are plain; else 0 */
+};
+
+static int spelled_order(const void *a, const void *b)
+{
+    const struct spelled *x = a;
+    const struct spelled *y = b;
+    int order = memcmp(x->bytes, y->bytes, x->len < y->len ? x->len : y->len);
+
+    if (order != 0)
+        return order;
+    if (x->len != y->len)
+        return x->len < y->len ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+
+static uint32_t plain_chars(const char *bytes, size_t len)
+{
+    uint32_t chars = 0;
+    size_t at, n;
+
+    for (at = 0; at < len; at += n, chars++) {
+        n = utf8_sequence(bytes + at, len - at);
+        if (n == 0 || (unsigned char)bytes[at] < 0x20 || bytes[at] == '"' || bytes[at] == '\\')
+            return 0;
+    }
+    return chars;
+}
+
+static bool in_slice(const struct spelled *s, uint32_t t)
+{
+    return t > 0 && s->plain > 0 && s->plain <= slice_chars[t];
+}
+
+/* Append the nodes of the tokens that are not in slice t; their number. */
+static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t n, uint32_t t)
+{
+    size_t open[VOCAB_TOKEN_MAX + 1]; /* offsets of the nodes on the way */
+    size_t start = nodes->len;
+    const char *before = NULL;
+    uint32_t depth = 0;
+    uint32_t i;
+
+    for (i = 0; i <= n && !nodes->failed; i++) {
+        uint32_t same = 0;
+
+        if (i < n && in_slice(&list[i], t))
+            continue;
+        while (i < n && same < depth && same < list[i].len && before[same] == list[i].bytes[same])
+            same++;
+        for (; depth > same; depth--) { /* these subtrees are complete */
+            struct vocab_node *node = (struct vocab_node *)(nodes->bytes + open[depth - 1]);
+
+            node->skip = (uint32_t)((nodes->len - open[depth - 1]) / sizeof *node);
+        }
+        for (; i < n && depth < list[i].len && !nodes->failed; depth++) {
+            struct vocab_node node = {.token = VOCAB_NO_TOKEN,
+                                      .byte = (unsigned char)list[i].bytes[depth]};
+
+            if (depth + 1 == list[i].len)
+                node.token = list[i].id & VOCAB_NO_TOKEN;
+            open[depth] = nodes->len;
+            buf_add(nodes, &node, sizeof node);
+        }
+        before = i < n ? list[i].bytes : NULL;
+    }
+    return (uint32_t)((nodes->len - start) / sizeof(struct vocab_node));
+}
+
+/* Tokens that spell what the one before spells leave the list and become its aliases. */
+static uint32_t aliases_take(struct spelled *list, uint32_t n, struct buf *aliases)
+{
+    uint32_t kept = 0;
+    uint32_t i;
+
+    for (i = 0; i < n; i++) {
+        if (kept > 0 && list[kept - 1].len == list[i].len &&
+            memcmp(list[kept - 1].bytes, list[i].bytes, list[i].len) == 0) {
+            struct vocab_alias alias = {list[kept - 1].id, list[i].id};
+
+            buf_add(aliases, &alias, sizeof alias);
+        } else {
+            list[kept++] = list[i];
+        }
+    }
+    return kept;
+}
+
+static uint32_t list_fill(struct spelled *list, const struct vocab_token *tokens, uint32_t n_vocab)
+{
+    uint32_t n = 0;
+    uint32_t i;
+
+    for (i = 0; i < n_vocab; i++)
+        if (tokens[i].len > 0 && tokens[i].len <= VOCAB_TOKEN_MAX) {
+            list[n].bytes = tokens[i].bytes;
+            list[n].len = (uint32_t)tokens[i].len;
+            list[n].id = i;
+            list[n++].plain = plain_chars(tokens[i].bytes, tokens[i].len);
+        }
+    qsort(list, n, sizeof *list, spelled_order);
+    return n;
+}
+
+static void text_add(struct buf *out, const struct vocab_token *tokens, uint32_t n_vocab)
+{
+    uint32_t at = 0;
+    uint32_t i;
+
+    for (i = 0; i <= n_vocab; i++) {
+        buf_add(out, &at, sizeof at);
+        if (i < n_vocab && tokens[i].len <= VOCAB_TOKEN_MAX)
+            at += (uint32_t)tokens[i].len;
+    }
+}
+
+static void slices_add(struct buf *out, const struct spelled *list, uint32_t n, uint32_t n_words)
+{
+    uint32_t *words = mem_zalloc_array(n_words, sizeof *words);
+    uint32_t t, i;
+
+    if (words == NULL) {
+        out->failed = true;
+        return;
+    }
+    for (t = 1; t < VOCAB_TRIES; t++) {
+        memset(words, 0, n_words * sizeof *words);
+        for (i = 0; i < n; i++)
+            if (in_slice(&list[i], t))
+                words[list[i].id / 32] |= 1u << list[i].id % 32;
+        buf_add(out, words, n_words * sizeof *words);
+    }
+    mem_free(words);
+}
+
+int vocab_build(const struct vocab_token *tokens, uint32_t n_vocab, const int32_t *ends,
+                uint32_t n_ends, struct buf *image)
+{
+    struct vocab v = {
+        .magic = VOCAB_MAGIC, .n_vocab = n_vocab, .n_words = (n_vocab + 31) / 32, .n_ends = n_ends};
+    struct spelled *list;
+    struct buf aliases = {0};
+    struct buf nodes = {0};
+    size_t before = image->len;
+    uint32_t n, i;
+
+    if (n_vocab == 0 || n_vocab > VOCAB_IDS_MAX || n_ends > VOCAB_ENDS_MAX)
+        return ERR_INVALID;
+    for (i = 0; i < n_ends; i++)
+        if (ends[i] < 0 || (uint32_t)ends[i] >= n_vocab)
+            return ERR_INVALID;
+    list = mem_zalloc_array(n_vocab, sizeof *list);
+    if (list == NULL)
+        return ERR_NO_MEMORY;
+    n = list_fill(list, tokens, n_vocab);
+    n = aliases_take(list, n, &aliases);
+    for (i = 0; i < VOCAB_TRIES; i++) {
+        v.tries[i].node_at = (uint32_t)(nodes.len / sizeof(struct vocab_node));
+        v.tries[i].n_nodes = trie_add(&nodes, list, n, i);
+        v.tries[i].slice_chars = slice_chars[i];
+    }
+    v.n_aliases = (uint32_t)(aliases.len / sizeof(struct vocab_alias));
+    v.n_nodes = (uint32_t)(nodes.len / sizeof(struct vocab_node));
+    buf_add(image, &v, sizeof v);
+    text_add(image, tokens, n_vocab);
+    buf_add(image, ends, n_ends * sizeof *ends);
+    if (aliases.len > 0)
+        buf_add(image, aliases.bytes, aliases.len);
+    slices_add(image, list, n, v.n_words);
+    if (nodes.len > 0)
+        buf_add(image, nodes.bytes, nodes.len);
+    for (i = 0; i < n_vocab; i++)
+        if (tokens[i].len > 0 && tokens[i].len <= VOCAB_TOKEN_MAX) {
+            buf_add(image, tokens[i].bytes, tokens[i].len);
+            v.text_bytes += (uint32_t)tokens[i].len;
+        }
+    v.bytes = image->len - before;
+    if (!image->failed && !aliases.failed && !nodes.failed)
+        memcpy(image->bytes + before, &v, sizeof v);
+    mem_free(list);
+    if (image->failed || aliases.failed || nodes.failed) {
+        buf_fini(&aliases);
+        buf_fini(&nodes);
+        image->len = before;
+        return ERR_NO_MEMORY;
+    }
+    buf_fini(&aliases);
+    buf_fini(&nodes);
+    return ERR_OK;
+}
+
+/* --- check -------------------------------------------------------------------------------- */
+
+/* Subtrees nest, and no deeper than a token is long. */
+static bool trie_fine(const struct vocab *v, const struct vocab_trie *t)
+{
+    const struct vocab_node *nodes = vocab_nodes(v) + t->node_at;
+    uint32_t end[VOCAB_TOKEN_MAX + 1];
+    uint32_t depth = 0;
+    uint32_t i;
+
+    for (i = 0; i < t->n_nodes; i++) {
+        while (depth > 0 && i >= end[depth - 1])
+            depth--;
+        if (depth == VOCAB_TOKEN_MAX || nodes[i].skip == 0)
+            return false;
+        if (nodes[i].skip > (depth > 0 ? end[depth - 1] : t->n_nodes) - i)
+            return false;
+        if (nodes[i].token != VOCAB_NO_TOKEN && nodes[i].token >= v->n_vocab)
+            return false;
+        end[depth++] = i + nodes[i].skip;
+    }
+    return true;
+}
+
+static bool lists_fine(const struct vocab *v)
+{
+    const uint32_t *at = vocab_text_at(v);
+    uint32_t i;
+
+    for (i = 0; i < v->n_vocab; i++)
+        if (at[i + 1] < at[i] || at[i + 1] - at[i] > VOCAB_TOKEN_MAX)
+            return false;
+    if (at[0] != 0 || at[v->n_vocab] != v->text_bytes)
+        return false;
+    for (i = 0; i < v->n_ends; i++)
+        if (vocab_ends(v)[i] >= v->n_vocab)
+            return false;
+    for (i = 0; i < v->n_aliases; i++)
+        if (vocab_aliases(v)[i].token >= v->n_vocab || vocab_aliases(v)[i].alias >= v->n_vocab)
+            return false;
+    return true;
+}
+
+int vocab_check(const void *image, size_t len)
+{
+    const struct vocab *v = image;
+    uint64_t bytes = sizeof *v;
+    uint32_t i;
+
+    if (len < sizeof *v || len > VOCAB_BYTES_MAX || (uintptr_t)image % 8 != 0)
+        return ERR_INVALID;
+    if (v->magic != VOCAB_MAGIC || v->bytes != len || v->n_vocab == 0 ||
+        v->n_vocab > VOCAB_IDS_MAX || v->n_words != (v->n_vocab + 31) / 32 ||
+        v->n_ends > VOCAB_ENDS_MAX)
+        return ERR_INVALID;
+    bytes += ((uint64_t)v->n_vocab + 1 + v->n_ends) * sizeof(uint32_t);
+    bytes += (uint64_t)v->n_aliases * sizeof(struct vocab_alias);
+    bytes += (uint64_t)v->n_words * sizeof(uint32_t) * (VOCAB_TRIES - 1);
+    bytes += (uint64_t)v->n_nodes * sizeof(struct vocab_node) + v->text_bytes;
+    if (bytes != len || !lists_fine(v))
+        return ERR_INVALID;
+    for (i = 0; i < VOCAB_TRIES; i++) {
+        const struct vocab_trie *t = &v->tries[i];
+
+        if (t->node_at > v->n_nodes || t->n_nodes > v->n_nodes - t->node_at || !trie_fine(v, t))
+            return ERR_INVALID;
+    }
+    return ERR_OK;
+}

@@ -1,0 +1,227 @@
+/* Goal: each keyword means what JSON Schema says, or is refused by name and place.
+ * Method: small schemas, texts that they accept and texts that they do not. */
+#include "accept.h"
+
+static void schema(const char *source, const char *yes, const char *no)
+{
+    accept_case((struct grammar_request){.kind = GRAMMAR_SCHEMA,
+                                         .source = source,
+                                         .source_len = strlen(source)},
+                yes, no);
+}
+
+static void refused(const char *source, int rc, const char *where)
+{
+    struct grammar_request r = {
+        .kind = GRAMMAR_SCHEMA, .source = source, .source_len = strlen(source)};
+    struct buf image = {0};
+
+    is_int(accept_compile(&r, &image), rc, "%.60s is refused: %s", source, accept_error.text);
+    is_text(accept_error.where, where, "and the place is named");
+    ok(image.len == 0, "and nothing is written");
+    buf_fini(&image);
+}
+
+static void test_types(void)
+{
+    schema("{}", "1\n\"a\"\nnull\n[1, {\"a\": [] }]\n{}\ntrue\n-0.5e+10",
+           "01\n1.\nnul\n[1,]\n{\"a\"}\n 1");
+    schema("true", "1\n{}", "");
+    schema("{\"type\":\"integer\"}", "0\n-12\n120", "1.5\n\"1\"\n01\n1e3");
+    schema("{\"type\":\"number\"}", "0\n1.25\n1e-9\n-3E5", "1.\n.5\n+1");
+    schema("{\"type\":[\"string\",\"null\"]}", "null\n\"\"\n\"a\\n\\u00e9\\ud83d\\ude00\"",
+           "1\n\"a\n\"\\ud83d\"\n\"\\x\"");
+    schema("{\"type\":\"boolean\"}", "true\nfalse", "null\n0");
+    schema("{\"enum\":[\"a\",\"b\\\"c\",1,2.50,null,[1],{\"k\":true}]}",
+           "\"a\"\n\"b\\\"c\"\n1\n2.5\n2.50\nnull\n[1]\n{\"k\": true}",
+           "\"b\"\n3\n[]\n{\"k\":false}\n25");
+    schema("{\"const\":\"x\"}", "\"x\"", "\"y\"\nx");
+    schema("{\"enum\":[\"a\",\"b\",1],\"type\":\"string\",\"not\":{\"const\":\"a\"}}", "\"b\"",
+           "\"a\"\n1");
+}
+
+static void test_numbers(void)
+{
+    schema("{\"type\":\"integer\",\"minimum\":-12,\"maximum\":305}", "-12\n0\n7\n99\n305\n-0",
+           "-13\n306\n1000\n-100\n400");
+    schema("{\"type\":\"integer\",\"exclusiveMinimum\":9,\"exclusiveMaximum\":12}", "10\n11",
+           "9\n12\n100\n1");
+    schema("{\"minimum\":1.5,\"type\":\"number\"}", "1.5\n1.50\n1.51\n2\n10",
+           "1.4999\n1\n-2\n1.49\n0");
+    schema("{\"maximum\":-0.25,\"type\":\"number\"}", "-0.25\n-1\n-0.250",
+           "-0.2\n0\n0.25\n-0.2499");
+    schema("{\"type\":\"integer\",\"multipleOf\":7}", "0\n7\n-14\n700", "1\n8\n71");
+    schema("{\"type\":\"number\",\"multipleOf\":0.01}", "0\n1\n0.25\n3.10\n3.100", "0.255\n1.001");
+    schema("{\"type\":\"number\",\"not\":{\"multipleOf\":2}}", "1\n2.5\n3", "2\n4\n2.0");
+    schema("{\"type\":\"number\",\"minimum\":1,\"exclusiveMinimum\":true,\"$schema\":"
+           "\"http://json-schema.org/draft-04/schema#\"}",
+           "2\n1.1", "1\n0");
+    schema("{\"type\":\"number\",\"not\":{\"type\":\"integer\"}}", "1.5", "1\n2.0");
+}
+
+static void test_strings(void)
+{
+    static const char big[] = "{\"type\":\"string\",\"minLength\":300,\"maxLength\":2000}";
+
+    schema("{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+           "\"ab\"\n\"abc\"\n\"\xc3\xa9\xf0\x9f\x98\x80\"\n\"\\n\\u00e9\"",
+           "\"a\"\n\"abcd\"\n\"\"");
+    {
+        struct grammar_request r = {
+            .kind = GRAMMAR_SCHEMA, .source = big, .source_len = sizeof big - 1};
+        struct buf image = {0};
+        char text[2100];
+        int n;
+
+        must_ok(accept_compile(&r, &image));
+        for (n = 0; n <= 2002; n++) {
+            memset(text, 'a', sizeof text);
+            text[0] = '"';
+            text[n + 1] = '"';
+            if (accept_text(&image, text, (size_t)n + 2) != (n >= 300 && n <= 2000))
+                break;
+        }
+        is_int(n, 2003, "300 to 2000 characters are counted in blocks");
+        buf_fini(&image);
+    }
+    schema("{\"type\":\"string\",\"pattern\":\"^a+$\"}", "\"a\"\n\"aaa\"", "\"\"\n\"ab\"\n1");
+    schema("{\"type\":\"string\",\"pattern\":\"b\"}", "\"b\"\n\"abc\"\n\"x\\\"b\"\n\"b\\n\"",
+           "\"\"\n\"ac\"");
+    schema("{\"type\":\"string\",\"pattern\":\"^[a-c]+$\",\"minLength\":2,\"maxLength\":2}",
+           "\"ab\"", "\"a\"\n\"abc\"\n\"ad\"");
+    schema("{\"type\":\"string\",\"pattern\":\"^\\\\\\\\$\"}", "\"\\\\\"", "\"/\"\n\"\"");
+    schema("{\"type\":\"string\",\"format\":\"date\"}", "\"2024-02-29\"\n\"2000-02-29\"",
+           "\"2023-02-29\"\n\"1900-02-29\"\n\"2024-04-31\"\n\"2024-1-1\"");
+    schema("{\"type\":\"string\",\"format\":\"ipv6\"}",
+           "\"::1\"\n\"1:2:3:4:5:6:7:8\"\n\"::ffff:1.2.3.4\"", "\":::\"\n\"1:2:3\"\n\"::1::\"");
+    schema("{\"type\":\"string\",\"format\":\"uuid\",\"not\":{\"pattern\":\"^0\"}}",
+           "\"12345678-1234-1234-1234-123456789abc\"", "\"02345678-1234-1234-1234-123456789abc\"");
+    schema("{\"type\":\"string\",\"format\":\"made-up\"}", "\"anything\"", "1");
+}
+
+static void test_objects(void)
+{
+    schema("{\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{}},\"required\":[\"b\"],"
+           "\"type\":\"object\"}",
+           "{\"a\":1,\"b\":2}\n{\"b\":[]}\n{ \"a\" : 1 , \"b\" : {} , \"c\":3, \"ab\":1}",
+           "{}\n{\"a\":1}\n{\"b\":1,\"a\":1}\n{\"a\":\"x\",\"b\":1}\n{\"c\":1,\"b\":1}");
+    schema("{\"type\":\"object\",\"properties\":{\"ab\":{},\"abc\":{}},"
+           "\"additionalProperties\":false}",
+           "{}\n{\"ab\":1,\"abc\":2}\n{\"abc\":0}",
+           "{\"a\":1}\n{\"abcd\":1}\n{\"abc\":1,\"ab\":1}");
+    schema("{\"type\":\"object\",\"properties\":{\"x\\\"y\":{\"type\":\"null\"}},"
+           "\"additionalProperties\":{\"type\":\"integer\"}}",
+           "{\"x\\\"y\":null}\n{\"x\\\"z\":1}\n{\"x\":1}\n{\"q\":2,\"\xc3\xa9\":3}",
+           "{\"x\\\"y\":1}\n{\"q\":\"s\"}\n{\"\\u0078\\\"y\":1}");
+    schema("{\"type\":\"object\",\"patternProperties\":{\"^n_\":{\"type\":\"number\"},"
+           "\"_s$\":{\"minimum\":3}},"
+           "\"additionalProperties\":false}",
+           "{\"n_a\":1}\n{\"n_s\":3}\n{\"x_s\":\"t\"}\n{}",
+           "{\"n_s\":2}\n{\"n_a\":\"x\"}\n{\"other\":1}");
+    schema("{\"type\":\"object\",\"minProperties\":2,\"maxProperties\":3}",
+           "{\"a\":1,\"b\":2}\n{\"a\":1,\"b\":2,\"c\":3}",
+           "{}\n{\"a\":1}\n{\"a\":1,\"b\":2,\"c\":3,\"d\":4}");
+    schema("{\"type\":\"object\",\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"minProperties\":1,"
+           "\"maxProperties\":2,\"additionalProperties\":false}",
+           "{\"a\":1}\n{\"b\":1,\"c\":2}", "{}\n{\"a\":1,\"b\":1,\"c\":2}");
+    schema("{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[a-z]+$\",\"maxLength\":3}}",
+           "{\"abc\":1}\n{}", "{\"abcd\":1}\n{\"A\":1}");
+    schema("{\"type\":\"object\",\"dependentRequired\":{\"a\":[\"b\"]}}",
+           "{\"b\":1}\n{\"a\":1,\"b\":2}\n{}", "{\"a\":1}");
+    schema("{\"type\":\"object\","
+           "\"dependentSchemas\":{\"a\":{\"properties\":{\"c\":{\"type\":\"null\"}}}}}",
+           "{\"a\":1}\n{\"c\":5}\n{\"a\":1,\"c\":null}", "{\"a\":1,\"c\":5}");
+    schema("{\"type\":\"object\",\"not\":{\"required\":[\"a\"]}}", "{\"b\":1}\n{}", "{\"a\":1}");
+    schema("{\"type\":\"object\",\"not\":{\"additionalProperties\":{\"type\":\"integer\"}}}",
+           "{\"a\":\"x\"}\n{\"a\":1,\"b\":null}", "{}\n{\"a\":1}");
+}
+
+static void test_arrays(void)
+{
+    schema("{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":1,\"maxItems\":3}",
+           "[1]\n[1, 2,3]", "[]\n[1,2,3,4]\n[\"a\"]\n[1,]");
+    schema("{\"type\":\"array\",\"prefixItems\":[{\"type\":\"null\"},{\"type\":\"string\"}],"
+           "\"items\":false}",
+           "[]\n[null]\n[null,\"a\"]", "[1]\n[null,\"a\",1]");
+    schema("{\"type\":\"array\",\"contains\":{\"const\":5}}", "[5]\n[1,5,2]", "[]\n[1]");
+    schema(
+        "{\"type\":\"array\",\"contains\":{\"type\":\"null\"},\"minContains\":2,\"maxContains\":3}",
+        "[null,null]\n[1,null,2,null,null]", "[null]\n[null,null,null,null]\n[]");
+    schema("{\"type\":\"array\",\"not\":{\"items\":{\"type\":\"integer\"}}}", "[\"a\"]\n[1,null]",
+           "[]\n[1]");
+    schema("{\"type\":\"array\",\"uniqueItems\":true,\"maxItems\":1}", "[]\n[1]", "[1,1]");
+}
+
+static void test_logic(void)
+{
+    schema("{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\",\"maxLength\":1}]}", "1\n\"a\"",
+           "\"ab\"\n1.5");
+    schema("{\"oneOf\":[{\"multipleOf\":2},{\"multipleOf\":3}],\"type\":\"integer\"}", "2\n3\n4\n9",
+           "6\n1\n0");
+    schema("{\"allOf\":[{\"minimum\":3},{\"maximum\":5}],\"type\":\"integer\"}", "3\n5", "2\n6");
+    schema(
+        "{\"allOf\":[{\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":[\"a\"]},"
+        "{\"properties\":{\"b\":{\"type\":\"null\"},\"a\":{\"minimum\":4}}}],\"type\":\"object\"}",
+        "{\"a\":4}\n{\"a\":5,\"b\":null}", "{\"a\":3}\n{\"b\":null}\n{\"a\":4,\"b\":1}");
+    schema(
+        "{\"type\":\"object\",\"properties\":{\"k\":{\"type\":\"string\"}},\"if\":{\"properties\":"
+        "{\"k\":{\"const\":\"x\"}},\"required\":[\"k\"]},\"then\":{\"required\":[\"v\"]},"
+        "\"else\":{\"not\":{\"required\":[\"v\"]}}}",
+        "{\"k\":\"x\",\"v\":1}\n{\"k\":\"y\"}\n{}",
+        "{\"k\":\"x\"}\n{\"k\":\"y\",\"v\":1}\n{\"v\":1}");
+    schema("{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"a\"},"
+           "\"n\":{\"type\":\"integer\"}},"
+           "\"required\":[\"t\"]},{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"b\"}},"
+           "\"required\":[\"t\"]}]}",
+           "{\"t\":\"a\",\"n\":1}\n{\"t\":\"b\"}", "{\"t\":\"c\"}\n{}\n{\"t\":\"a\",\"n\":\"x\"}");
+    schema(
+        "{\"$defs\":{\"tree\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},"
+        "\"kids\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/tree\"}}},\"required\":[\"v\"],"
+        "\"additionalProperties\":false}},\"$ref\":\"#/$defs/tree\"}",
+        "{\"v\":1}\n{\"v\":1,\"kids\":[{\"v\":2,\"kids\":[]},{\"v\":3}]}",
+        "{\"kids\":[]}\n{\"v\":1,\"kids\":[{}]}");
+    schema("{\"$defs\":{\"a\":{\"$anchor\":\"here\",\"type\":\"null\"}},\"$ref\":\"#here\"}",
+           "null", "1");
+    schema("{\"$id\":\"http://x/y\",\"$defs\":{\"a\":{\"$id\":\"z\",\"type\":\"null\"}},"
+           "\"$ref\":\"http://x/z\"}",
+           "null", "1");
+}
+
+static void test_refused(void)
+{
+    refused("{\"properties\":{\"a\":{\"uniqueItems\":true}}}", ERR_UNSUPPORTED,
+            "/properties/a/uniqueItems");
+    refused("{\"allOf\":[{\"$ref\":\"http://elsewhere/x\"}]}", ERR_UNSUPPORTED, "/allOf/0/$ref");
+    refused("{\"type\":\"strnig\"}", ERR_INVALID, "/type");
+    refused("{\"pattern\":\"(a\"}", ERR_SYNTAX, "/pattern");
+    refused("{\"pattern\":\"(a)\\\\1\"}", ERR_UNSUPPORTED, "/pattern");
+    refused("false", ERR_INVALID, "");
+    refused("{\"type\":\"string\",\"minimum\":\"x\"}", ERR_INVALID, "/minimum");
+    refused("{\"unevaluatedProperties\":false,\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":{}}}",
+            ERR_UNSUPPORTED, "/unevaluatedProperties");
+    refused("{", ERR_SYNTAX, "");
+    refused("{\"type\":\"object\",\"required\":[\"a\"],\"properties\":{\"a\":false}}", ERR_INVALID,
+            "");
+}
+
+static void test_space(void)
+{
+    struct grammar_request r = {.kind = GRAMMAR_JSON_OBJECT, .space = GRAMMAR_COMPACT};
+
+    accept_case(r, "{\"a\": [1, 2],\"b\":{}}\n{}", "{ }\n{\"a\" :1}\n{\"a\":1 }\n{\"a\":  1}\n[1]");
+    r.space = GRAMMAR_FLEXIBLE;
+    accept_case(r, "{ }\n{\t\"a\" :1 }", "[]\n {}");
+}
+
+int main(void)
+{
+    test_types();
+    test_numbers();
+    test_strings();
+    test_objects();
+    test_arrays();
+    test_logic();
+    test_refused();
+    test_space();
+    return tap_done();
+}
