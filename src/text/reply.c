@@ -611,6 +611,8 @@ enum reply_format reply_format_of(const char *source)
             continue;
         if (words[i].format == REPLY_DEEPSEEK_V3 && strstr(source, DEEPSEEK_OPEN) == NULL)
             continue;
+        if (words[i].format == REPLY_QWEN3_CODER && strstr(source, "<parameter=") == NULL)
+            return REPLY_PLAIN; /* functionary's: JSON between the tags, which no row here has */
         return words[i].format;
     }
     return REPLY_PLAIN;

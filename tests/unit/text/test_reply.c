@@ -227,7 +227,9 @@ static void test_names(void)
     is_int(reply_format_named("x"), REPLY_FORMATS, "and no other");
     is_int(reply_format_of("{{ x }}"), REPLY_PLAIN, "a template without calls");
     is_int(reply_format_of("a <tool_call> b"), REPLY_HERMES, "one with hermes' tag");
-    is_int(reply_format_of("<tool_call>\n<function=x>"), REPLY_QWEN3_CODER, "with functions in it");
+    is_int(reply_format_of("<tool_call>\n<function=x><parameter=y>"), REPLY_QWEN3_CODER,
+           "with functions in it");
+    is_int(reply_format_of("<function=x>{}</function>"), REPLY_PLAIN, "functions of JSON");
     is_int(reply_format_of("```json " DS_CALL), REPLY_DEEPSEEK_V3, "with fences");
     is_int(reply_format_of("```json [TOOL_CALLS]"), REPLY_MISTRAL, "fences alone say nothing");
     is_int(reply_reasoning_of("x</think>"), REPLY_THINK, "reasoning");
