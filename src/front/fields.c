@@ -74,15 +74,20 @@ static int fields_real(struct fields_read_context *c, const struct fields_row *r
     return rc;
 }
 
+static int fields_whole_range(struct fields_read_context *c, const struct fields_row *row,
+                              const struct json *v, double *out)
+{
+    if (v->kind != JSON_INT && v->kind != JSON_UINT)
+        return fields_type(c, row, "a whole number", v);
+    return fields_range(c, row, v, out);
+}
+
 static int fields_whole(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
     double d;
-    int rc;
+    int rc = fields_whole_range(c, row, v, &d);
 
-    if (v->kind != JSON_INT && v->kind != JSON_UINT)
-        return fields_type(c, row, "a whole number", v);
-    rc = fields_range(c, row, v, &d);
     if (rc == ERR_OK)
         memcpy((char *)&c->out->request + row->offset, &(int32_t){(int32_t)d}, sizeof(int32_t));
     return rc;
@@ -282,11 +287,8 @@ static int fields_n(struct fields_read_context *c, const struct fields_row *row,
                     const struct json *v)
 {
     double d;
-    int rc;
+    int rc = fields_whole_range(c, row, v, &d);
 
-    if (v->kind != JSON_INT && v->kind != JSON_UINT)
-        return fields_type(c, row, "a whole number", v);
-    rc = fields_range(c, row, v, &d);
     if (rc != ERR_OK)
         return rc;
     if (strcmp(row->name, "n") == 0)

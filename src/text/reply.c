@@ -172,14 +172,14 @@ void reply_say_reason(struct reply *r, const char *bytes, size_t len)
 
     while (solid > 0 && reply_is_space(bytes[solid - 1]))
         solid--;
-    while (!r->has_args && from < solid && reply_is_space(bytes[from]))
-        from++; /* has_args: some reasoning has been said */
+    while (!r->has_reasoned && from < solid && reply_is_space(bytes[from]))
+        from++;
     if (solid > from) {
-        if (r->has_args)
+        if (r->has_reasoned)
             reply_say(r, REPLY_REASON, r->space.bytes, r->space.len);
         buf_clear(&r->space);
         reply_say(r, REPLY_REASON, bytes + from, solid - from);
-        r->has_args = true;
+        r->has_reasoned = true;
     }
     buf_add(&r->space, bytes + solid, len - solid);
 }
@@ -187,7 +187,7 @@ void reply_say_reason(struct reply *r, const char *bytes, size_t len)
 void reply_end_reason(struct reply *r)
 {
     buf_clear(&r->space);
-    r->has_args = false;
+    r->has_reasoned = false;
 }
 
 void reply_say_call(struct reply *r, const char *name, size_t len)

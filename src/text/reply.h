@@ -65,24 +65,25 @@ struct reply {
     struct reply_options o;
     reply_fn *said;
     void *arg;
-    int state;        /* enum reply_state of reply.c */
-    struct buf in;    /* not taken yet */
-    size_t at;        /* of it, what is taken */
-    struct buf raw;   /* of a call whose name is not known yet: content, should it be none */
-    struct buf name;  /* of the call; a header of harmony */
-    struct buf key;   /* of a member or parameter */
-    struct buf value; /* of a parameter; arguments that came before the name */
-    struct buf space; /* white space that is content if content follows */
-    int n_calls;      /* begun */
-    int depth;        /* of brackets, inside a JSON value */
-    bool in_text;     /* inside a JSON text */
-    bool escaped;     /* behind a backslash in it */
-    bool has_args;    /* a member has been written */
-    bool has_name;    /* the call's name is known */
-    bool is_said;     /* the call has begun */
-    bool in_list;     /* calls are members of a JSON list */
-    bool any_content; /* something but white space was said, or a call */
-    bool ended;       /* no more will come: what is there is all */
+    int state;         /* enum reply_state of reply.c */
+    struct buf in;     /* not taken yet */
+    size_t at;         /* of it, what is taken */
+    struct buf raw;    /* of a call whose name is not known yet: content, should it be none */
+    struct buf name;   /* of the call; a header of harmony */
+    struct buf key;    /* of a member or parameter */
+    struct buf value;  /* of a parameter; arguments that came before the name */
+    struct buf space;  /* white space that is content if content follows */
+    int n_calls;       /* begun */
+    int depth;         /* of brackets, inside a JSON value */
+    bool in_text;      /* inside a JSON text */
+    bool escaped;      /* behind a backslash in it */
+    bool has_reasoned; /* some reasoning has been said */
+    bool has_args;     /* a member has been written */
+    bool has_name;     /* the call's name is known */
+    bool is_said;      /* the call has begun */
+    bool in_list;      /* calls are members of a JSON list */
+    bool any_content;  /* something but white space was said, or a call */
+    bool ended;        /* no more will come: what is there is all */
 };
 
 /* The format and reasoning that a chat template's text speaks of; plain and none when unknown. */

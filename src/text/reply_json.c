@@ -305,9 +305,7 @@ bool reply_step_list(struct reply *r)
         return false;
     c = reply_left(r) == 0 ? '\0' : *reply_in(r);
     if (c == '{') {
-        size_t n_calls = (size_t)r->n_calls;
-
-        if (n_calls > 0 && r->raw.len == 0)
+        if (r->n_calls > 0 && r->raw.len == 0)
             reply_begin_call(r, REPLY_AT_OBJECT, 0);
         r->in_list = true;
         r->has_name = r->has_args = false;
