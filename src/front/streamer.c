@@ -253,7 +253,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
     r.n_tokens = (uint32_t)g->tokens.len;
     r.n_prompt = g->n_prompt;
     r.max_tokens = x->max_tokens_given ? x->max_tokens : l->engine.max_model_len - g->n_prompt;
-    if (lane_submit(&l->lane, (uint32_t)slot, r, g->tokens.ids) != ERR_OK) {
+    if (lane_submit(&l->lane, (uint32_t)slot, r, g->tokens.ids, NULL) != ERR_OK) {
         link_release(l, (uint32_t)slot);
         return ERR_OVERLOADED;
     }
@@ -389,6 +389,10 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
         break;
     case WIRE_TOKEN: streamer_token(s, g, o); break;
     case WIRE_FINISHED: streamer_finished(s, g, o); break;
+    case WIRE_PROMPT_CHOSEN:
+    case WIRE_PROMPT_TOP:
+    case WIRE_CHOSEN:
+    case WIRE_TOP: break;
     }
     x->said_us = s->now_us;
 }

@@ -5,9 +5,11 @@
 #include "ipc/attach.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -15,7 +17,9 @@
 
 #include "base/log.h"
 
-#define ATTACH_BACKLOG 64
+#define ATTACH_BACKLOG   64
+#define ATTACH_WAKES_MAX 64 /* read in one go: a peer that floods must not hold us */
+#define ATTACH_SEALS     (F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW)
 
 static int attach_address(struct sockaddr_un *a, const char *path)
 {
@@ -62,11 +66,14 @@ static int attach_send(int fd, const void *bytes, size_t len, const int *fds, in
     do
         n = sendmsg(fd, &m, MSG_NOSIGNAL);
     while (n == -1 && errno == EINTR);
+    if (n == -1 && (errno == EAGAIN || errno == ETOOMANYREFS))
+        return ERR_AGAIN;
     return n == (ssize_t)len ? ERR_OK : ERR_CLIENT_GONE;
 }
 
-/* Receive one message of exactly len bytes and exactly n_fds descriptors. */
-static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
+/* Receive one message of up to len bytes and ATTACH_FDS + 1 descriptors: as many as are in got,
+ * which the caller owns. The message's length, or an error. */
+static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_got)
 {
     union {
         struct cmsghdr align;
@@ -77,10 +84,9 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
                        .msg_iovlen = 1,
                        .msg_control = control.bytes,
                        .msg_controllen = sizeof control.bytes};
-    int got[ATTACH_FDS + 1];
-    int n_got = 0;
     ssize_t n;
 
+    *n_got = 0;
     do
         n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC);
     while (n == -1 && errno == EINTR);
@@ -90,16 +96,33 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
         return ERR_CLIENT_GONE;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c != NULL; c = CMSG_NXTHDR(&m, c)) {
         if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
-            n_got = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-            memcpy(got, CMSG_DATA(c), sizeof(int) * (size_t)n_got);
+            *n_got = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            memcpy(got, CMSG_DATA(c), sizeof(int) * (size_t)*n_got);
         }
     }
-    if ((size_t)n == len && n_got == n_fds && (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0) {
+    if ((m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0)
+        return (int)n;
+    for (int i = 0; i < *n_got; i++)
+        (void)close(got[i]);
+    *n_got = 0;
+    return ERR_CORRUPT;
+}
+
+/* Receive one message of exactly len bytes and exactly n_fds descriptors. ERR_NOT_FOUND: an error's
+ * welcome, which carries no descriptors. */
+static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
+{
+    int got[ATTACH_FDS + 1];
+    int n_got;
+    int n = attach_receive_any(fd, bytes, len, got, &n_got);
+
+    if (n < 0)
+        return n;
+    if ((size_t)n == len && n_got == n_fds) {
         if (n_fds > 0)
             memcpy(fds, got, sizeof(int) * (size_t)n_fds);
         return ERR_OK;
     }
-    /* An error's welcome carries no descriptors. */
     for (int i = 0; i < n_got; i++)
         (void)close(got[i]);
     for (int i = 0; i < n_fds; i++)
@@ -168,6 +191,78 @@ int attach_read_hello(int fd)
         return ERR_VERSION;
     }
     return ERR_OK;
+}
+
+int attach_read_offer(int fd, struct wire_offer *offer, int *offered)
+{
+    for (int i = 0; i < ATTACH_WAKES_MAX; i++) {
+        int got[ATTACH_FDS + 1];
+        int n_got;
+        int n = attach_receive_any(fd, offer, sizeof *offer, got, &n_got);
+
+        if (n == ERR_AGAIN)
+            return 0;
+        if (n < 0)
+            return n;
+        if (n == (int)sizeof *offer && n_got == 1) {
+            *offered = got[0];
+            return 1;
+        }
+        for (int f = 0; f < n_got; f++)
+            (void)close(got[f]);
+        if (n != 1 || n_got != 0)
+            return ERR_CORRUPT;
+    }
+    return 0; /* the rest is taken next time */
+}
+
+int attach_map_offer(const struct wire_offer *offer, int offered, const void **bytes)
+{
+    int seals = fcntl(offered, F_GET_SEALS);
+    void *p = MAP_FAILED;
+    struct stat st;
+    int rc = ERR_CORRUPT;
+
+    if (seals != -1 && (seals & ATTACH_SEALS) == ATTACH_SEALS && fstat(offered, &st) == 0 &&
+        st.st_size > 0 && (uint64_t)st.st_size == offer->bytes) {
+        p = mmap(NULL, (size_t)offer->bytes, PROT_READ, MAP_PRIVATE, offered, 0);
+        rc = p == MAP_FAILED ? ERR_NO_MEMORY : ERR_OK;
+    }
+    (void)close(offered);
+    if (rc == ERR_OK)
+        *bytes = p;
+    return rc;
+}
+
+int attach_seal(const void *bytes, size_t len, int *sealed)
+{
+    int fd = memfd_create("quire-offer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    size_t done = 0;
+
+    while (fd != -1 && done < len) {
+        ssize_t n = write(fd, (const char *)bytes + done, len - done);
+
+        if (n == -1 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            break;
+        done += (size_t)n;
+    }
+    if (fd != -1 && done == len && fcntl(fd, F_ADD_SEALS, ATTACH_SEALS | F_SEAL_SEAL) == 0) {
+        *sealed = fd;
+        return ERR_OK;
+    }
+    log_error("attach: cannot keep %zu bytes for the engine: %s", len, strerror(errno));
+    if (fd != -1)
+        (void)close(fd);
+    return ERR_NO_MEMORY;
+}
+
+int attach_offer(int fd, const struct wire_offer *offer, int sealed)
+{
+    int rc = attach_send(fd, offer, sizeof *offer, &sealed, 1);
+
+    return rc == ERR_CLIENT_GONE ? ERR_ENGINE_GONE : rc;
 }
 
 int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds)

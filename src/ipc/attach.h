@@ -1,6 +1,7 @@
 /* The control socket: how a front and the engine find each other and exchange descriptors.
  *
- * A SEQPACKET unix socket. One hello, one welcome, then only bytes that wake (lane.h). The
+ * A SEQPACKET unix socket. One hello, one welcome, then bytes that wake (lane.h) and what a front
+ * offers to the engine. The
  * connection itself is the sign of life: its end is the peer's end. */
 #ifndef QUIRE_IPC_ATTACH_H
 #define QUIRE_IPC_ATTACH_H
@@ -30,7 +31,22 @@ int attach_read_hello(int fd) ERR_CHECKED;
 /* Send the welcome; fds NULL with an error in it. ERR_CLIENT_GONE when the front left. */
 int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds) ERR_CHECKED;
 
+/* A message of an attached front. Returns 1 with *offer, whose descriptor *offered is the caller's;
+ * 0 after bytes that wake, when nothing more is there; ERR_CLIENT_GONE; ERR_CORRUPT: drop it. */
+int attach_read_offer(int fd, struct wire_offer *offer, int *offered) ERR_CHECKED;
+
+/* Map what was offered, for reading. ERR_CORRUPT when it is not sealed or not of that size,
+ * ERR_NO_MEMORY. offered is closed whatever comes. munmap() ends it. */
+int attach_map_offer(const struct wire_offer *offer, int offered, const void **bytes) ERR_CHECKED;
+
 /* --- front --- */
+
+/* A sealed memfd of these bytes, for attach_offer(). ERR_NO_MEMORY. */
+int attach_seal(const void *bytes, size_t len, int *sealed) ERR_CHECKED;
+
+/* Offer it; sealed stays the caller's. ERR_AGAIN when the engine has not read what was sent
+ * before, ERR_ENGINE_GONE. */
+int attach_offer(int fd, const struct wire_offer *offer, int sealed) ERR_CHECKED;
 
 /* Connect, send hello, wait at most timeout_ms for the welcome. On success *fd is the
  * connection and fds[ATTACH_FDS] are owned by the caller. ERR_ENGINE_GONE when nobody serves

@@ -245,6 +245,17 @@ int lane_tokens(const struct lane *l, const struct wire_request *request, int32_
     return ERR_OK;
 }
 
+int lane_extra(const struct lane *l, const struct wire_request *request, int32_t *words)
+{
+    uint64_t at = request->arena_offset + (uint64_t)request->n_tokens * sizeof *words;
+    uint64_t bytes = wire_extra(request) * sizeof *words;
+
+    if (at > l->arena_bytes || bytes > l->arena_bytes - at)
+        return ERR_INVALID;
+    memcpy(words, l->arena + at, bytes);
+    return ERR_OK;
+}
+
 void lane_taken(struct lane *l)
 {
     atomic_store_explicit(&l->shared->queue_head, l->queue_at, memory_order_release);
@@ -339,9 +350,12 @@ static int lane_arena(struct lane *l, size_t bytes, uint64_t *offset)
     return ERR_OK;
 }
 
-int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, const int32_t *tokens)
+int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, const int32_t *tokens,
+                const int32_t *extra)
 {
-    size_t bytes = lane_align(sizeof *tokens * (uint64_t)request.n_tokens);
+    size_t token_bytes = sizeof *tokens * (size_t)request.n_tokens;
+    size_t extra_bytes = sizeof *extra * (size_t)wire_extra(&request);
+    size_t bytes = lane_align(token_bytes + extra_bytes);
     uint32_t at = l->queue_at & (l->queue_cap - 1);
 
     must(slot < l->n_slots);
@@ -351,7 +365,9 @@ int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, cons
     if (lane_arena(l, bytes, &request.arena_offset) != ERR_OK)
         return ERR_AGAIN;
     l->arena_marks[at] = l->arena_put;
-    memcpy(l->arena + request.arena_offset, tokens, sizeof *tokens * (size_t)request.n_tokens);
+    memcpy(l->arena + request.arena_offset, tokens, token_bytes);
+    if (extra_bytes > 0)
+        memcpy(l->arena + request.arena_offset + token_bytes, extra, extra_bytes);
     l->slots[slot].request = request;
     atomic_store_explicit(&l->slots[slot].cancel, WIRE_WANTED, memory_order_relaxed);
     l->queue[at] = slot;

@@ -60,6 +60,11 @@ int lane_take(struct lane *l, uint32_t *slot, struct wire_request *request);
 int lane_tokens(const struct lane *l, const struct wire_request *request, int32_t n_vocab,
                 int32_t *tokens) ERR_CHECKED;
 
+/* Copy the wire_extra() words behind the tokens; lane_tokens() has returned ERR_OK. They are NOT
+ * checked yet. ERR_INVALID when they do not lie in the arena. */
+int lane_extra(const struct lane *l, const struct wire_request *request,
+               int32_t *words) ERR_CHECKED;
+
 /* Tell the front that everything taken has been copied. */
 void lane_taken(struct lane *l);
 
@@ -82,10 +87,11 @@ void lane_sleep_end(struct lane *l);
 
 /* --- front --- */
 
-/* Submit a request in a slot of the caller's; tokens are copied. ERR_AGAIN when the arena is
- * full of prompts that the engine has not taken yet: answer 429. */
-int lane_submit(struct lane *l, uint32_t slot, struct wire_request request,
-                const int32_t *tokens) ERR_CHECKED;
+/* Submit a request in a slot of the caller's; tokens, and extra, int32 [wire_extra()], are copied.
+ * extra may be NULL when that is 0. ERR_AGAIN when the arena is full of prompts that the engine has
+ * not taken yet: answer 429. */
+int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, const int32_t *tokens,
+                const int32_t *extra) ERR_CHECKED;
 
 /* Take the next record of a slot; false when there is none. */
 bool lane_record(struct lane *l, uint32_t slot, struct wire_out *record);

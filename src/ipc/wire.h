@@ -32,16 +32,32 @@
 #define WIRE_MAGIC     UINT64_C(0x3165726975716e6c) /* "lnquire1" */
 #define WIRE_SLOTS_MAX 4096                         /* a bit each in wire_lane.ready */
 #define WIRE_OUT_CAP \
-    1024                   /* records of one slot; a power of two. A client may be this far
+    1024                      /* records of one slot; a power of two. A client may be this far
                               * behind before its sequence pauses */
-#define WIRE_STOP_IDS   16 /* stop_token_ids of one request */
-#define WIRE_SALT_BYTES 16
-#define WIRE_EOS_MAX    8
-#define WIRE_LINE       64 /* bytes of a cache line */
+#define WIRE_STOP_IDS      16 /* stop_token_ids of one request */
+#define WIRE_SALT_BYTES    16
+#define WIRE_EOS_MAX       8
+#define WIRE_LINE          64 /* bytes of a cache line */
+
+#define WIRE_AUTOMATA_MAX  256  /* of one lane at a time */
+#define WIRE_LOGPROBS_MAX  20   /* alternatives told with a token */
+#define WIRE_BIASES_MAX    1024 /* of one request */
+#define WIRE_BAD_WORDS_MAX 1024 /* int32 of one request's bad words, lengths included */
 
 enum wire_engine_state { WIRE_STARTING = 0, WIRE_SERVING = 1, WIRE_DRAINING = 2 };
 
-enum wire_flags { WIRE_IGNORE_EOS = 1 }; /* of wire_request.flags */
+enum wire_flags { /* of wire_request.flags */
+                  WIRE_IGNORE_EOS = 1,
+                  WIRE_LOGPROBS =
+                      2, /* a WIRE_CHOSEN and n_logprobs WIRE_TOP before each WIRE_TOKEN */
+                  WIRE_PROMPT_LOGPROBS = 4, /* the same of each prompt token but the first */
+};
+
+/* logits[id] += value, before penalties. */
+struct wire_bias {
+    int32_t id;
+    float value; /* finite */
+};
 
 /* Why a front no longer wants a sequence: the value of wire_slot.cancel. */
 enum wire_cancel { WIRE_WANTED = 0, WIRE_CLIENT_GONE = 1, WIRE_STOP_STRING = 2 };
@@ -65,15 +81,36 @@ struct wire_request {
     float presence;
     float frequency;
     float repetition;
+    uint32_t n_logprobs; /* 0 .. WIRE_LOGPROBS_MAX */
+    uint32_t n_prompt_logprobs;
+    uint32_t automaton; /* the output follows it: 1 + its index in the lane; 0: none */
+    /* Behind the tokens in the arena stand, as int32, the ids that may come, those to be biased
+     * and the sequences that may not come. */
+    uint32_t n_allowed;  /* 0: all; else ceil(n_vocab / 32): id i is bit i % 32 of word i / 32 */
+    uint32_t n_biases;   /* struct wire_bias, each id once */
+    uint32_t n_bad;      /* int32, 0 .. WIRE_BAD_WORDS_MAX: a length >= 1, so many ids, and again */
     uint32_t n_stop_ids; /* 0 .. WIRE_STOP_IDS */
     int32_t stop_ids[WIRE_STOP_IDS];
     uint8_t salt[WIRE_SALT_BYTES]; /* prefixes are shared only under equal salts */
 };
 
+/* int32 words that stand behind a request's tokens. */
+static inline uint64_t wire_extra(const struct wire_request *r)
+{
+    return (uint64_t)r->n_allowed + 2 * (uint64_t)r->n_biases + r->n_bad;
+}
+
 enum wire_kind {
     WIRE_ADMITTED = 1, /* value: prompt tokens found in the prefix cache; always first */
     WIRE_TOKEN = 2,    /* value: token id; finish is WIRE_FIN_STOP for the one that ends it */
     WIRE_FINISHED = 3, /* finish says why; value: stop token id, or enum err; always last */
+    /* Log probabilities, of the logits as the model gave them. value: token id. Those of a prompt
+     * come in the order of positions, from the second token on, and before the first WIRE_TOKEN.
+     * A prompt whose engine died is told again from the start unless a WIRE_TOKEN has come. */
+    WIRE_PROMPT_CHOSEN = 4, /* the token that stands there */
+    WIRE_PROMPT_TOP = 5,    /* behind its WIRE_PROMPT_CHOSEN, the most probable first */
+    WIRE_CHOSEN = 6,        /* of the WIRE_TOKEN that follows */
+    WIRE_TOP = 7,
 };
 
 enum wire_finish {
@@ -88,7 +125,13 @@ struct wire_out {
     uint8_t kind;   /* enum wire_kind */
     uint8_t finish; /* enum wire_finish, with WIRE_FINISHED */
     uint16_t unused;
-    uint64_t time_us; /* when the engine had it */
+    union {
+        uint64_t time_us; /* when the engine had it */
+        struct {          /* of log probabilities */
+            float logprob;
+            uint32_t rank; /* 1: the most probable; of WIRE_CHOSEN 0: not known */
+        };
+    };
 };
 
 struct wire_slot {
@@ -136,6 +179,20 @@ struct wire_lane {
 struct wire_hello {
     uint64_t magic;
     uint64_t layout;
+};
+
+/* What a front sends once it is attached, one descriptor with each: a memfd of bytes bytes that is
+ * sealed against writing and resizing. The engine has it before it takes a request that was queued
+ * afterwards. A place may be filled again when no request that names it is under way. */
+enum wire_offer_kind {
+    WIRE_VOCABULARY = 1, /* grammar/vocab.h; once, before the first automaton */
+    WIRE_AUTOMATON = 2,  /* grammar/automaton.h */
+};
+
+struct wire_offer {
+    uint32_t kind; /* enum wire_offer_kind */
+    uint32_t idx;  /* of an automaton: 0 .. WIRE_AUTOMATA_MAX - 1 */
+    uint64_t bytes;
 };
 
 /* The engine's answer. With error == 0 two descriptors travel with it: the lane and the

@@ -83,7 +83,7 @@ static int peer_ask(struct peer *p, uint32_t slot, int n)
     uint64_t until = clock_us() + 20000000u;
     int got = 0;
 
-    if (lane_submit(&p->lane, slot, r, prompt) != ERR_OK)
+    if (lane_submit(&p->lane, slot, r, prompt, NULL) != ERR_OK)
         return -1;
     while (clock_us() < until) {
         struct pollfd f = {.fd = p->control, .events = POLLIN};
@@ -171,7 +171,7 @@ static void test_beyond(struct peer *honest)
         .n_tokens = 8, .n_prompt = 8, .max_tokens = 4, .top_p = 1.0f, .repetition = 1.0f};
 
     must_ok(peer_open(&p));
-    must_ok(lane_submit(&p.lane, 0, r, ids));
+    must_ok(lane_submit(&p.lane, 0, r, ids, NULL));
     for (int i = 0; i < 200 && !lane_record(&p.lane, 0, &o); i++)
         clock_sleep_us(10000);
     ok(o.kind == WIRE_FINISHED && o.finish == WIRE_FIN_ERROR && o.value == ERR_INVALID,

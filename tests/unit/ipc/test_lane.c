@@ -56,7 +56,7 @@ static void test_order(void)
 
         for (uint32_t t = 0; t < r.n_tokens; t++)
             tokens[t] = (int32_t)(i + (int)t);
-        if (lane_submit(&p.front, slot, r, tokens) == ERR_AGAIN) {
+        if (lane_submit(&p.front, slot, r, tokens, NULL) == ERR_AGAIN) {
             n_full++;
             i--;
         }
@@ -87,7 +87,7 @@ static void test_large(void)
     for (uint32_t i = 0; i < 50; i++) {
         struct wire_request r = {.n_tokens = i % 2 == 0 ? 50 : 250};
 
-        n += lane_submit(&p.front, 0, r, tokens) == ERR_OK;
+        n += lane_submit(&p.front, 0, r, tokens, NULL) == ERR_OK;
         while (lane_take(&p.engine, &slot, &copy) == 1)
             continue;
         lane_taken(&p.engine);
@@ -106,12 +106,12 @@ static void test_full(void)
     int n = 0;
 
     pair_open(&p, 1024);
-    while (n < 100 && lane_submit(&p.front, (uint32_t)n % N_SLOTS, r, tokens) == ERR_OK)
+    while (n < 100 && lane_submit(&p.front, (uint32_t)n % N_SLOTS, r, tokens, NULL) == ERR_OK)
         n++;
     is_int(n, 4, "an arena of 1 KiB holds four prompts of 64 tokens, then says so");
     (void)lane_take(&p.engine, &slot, &copy);
     lane_taken(&p.engine);
-    ok(lane_submit(&p.front, 9, r, tokens) == ERR_OK, "room comes back as prompts are taken");
+    ok(lane_submit(&p.front, 9, r, tokens, NULL) == ERR_OK, "room comes back as prompts are taken");
     for (n = 0; lane_room(&p.engine, 5) > 0; n++)
         lane_put(&p.engine, 5, (struct wire_out){.value = n});
     is_int(n, WIRE_OUT_CAP, "an output ring holds its records");
@@ -190,7 +190,7 @@ static void test_wake(void)
         uint32_t slot = (uint32_t)i % N_SLOTS;
         struct wire_out o;
 
-        good = lane_submit(&w.p.front, slot, r, &token) == ERR_OK;
+        good = lane_submit(&w.p.front, slot, r, &token, NULL) == ERR_OK;
         while (!lane_record(&w.p.front, slot, &o) && !w.late) {
             (void)lane_ready(&w.p.front, slot / 64);
             if (lane_record(&w.p.front, slot, &o))
@@ -233,7 +233,7 @@ static void kill_child(struct pair *p)
     for (;;) { /* until killed */
         struct wire_request r = {.n_tokens = 256, .seed = 77, .n_prompt = 256};
 
-        (void)!lane_submit(&p->front, i++ % N_SLOTS, r, tokens);
+        (void)!lane_submit(&p->front, i++ % N_SLOTS, r, tokens, NULL);
     }
 }
 
