@@ -342,6 +342,62 @@ int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *
 int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
              const struct k_sample_row *rows, const int32_t *history, k_stream stream);
 
+/* --- logits beside sampling ---------------------------------------------------------------- */
+
+#define K_LOGPROBS_MAX 20
+#define K_SAMPLED      (-1) /* in place of a target */
+
+/* logits[id] += value; -infinity bans it. */
+struct k_bias {
+    int32_t id; /* each id once a row */
+    float value;
+    float raw; /* left by the edit: the logit before it */
+};
+
+/* What is wanted of a row of logits beside an id. */
+struct k_logits_row {
+    int32_t row;       /* of logits */
+    int32_t target;    /* the id whose log probability is wanted; K_SAMPLED: the one of ids[row] */
+    int32_t n_top;     /* so many of the most probable are told; -1: no log probabilities */
+    int32_t n_biases;  /* 0: none */
+    int64_t biases_at; /* index of its first in biases */
+    int64_t mask_at; /* index in masks of its uint32 [ceil(n_vocab / 32)], where bit id % 32 of word
+                        * id / 32 is 1 when id may come; -1: all may */
+};
+
+/* Natural logarithms of the softmax of the row as it was before the edit. */
+struct k_logprobs {
+    float log_sum;               /* logit - log_sum is the log probability */
+    float chosen;                /* of the target */
+    int32_t rank;                /* of a target: 1 + how many logits are larger; 0 with K_SAMPLED */
+    int32_t n_top;               /* as wanted, at most n_vocab */
+    int32_t ids[K_LOGPROBS_MAX]; /* largest logit first, the lowest id among equals */
+    float top[K_LOGPROBS_MAX];
+};
+
+/* In this order, with sampling between the last two:
+ *
+ *   logprobs  all of out [n] but chosen with K_SAMPLED, for rows with n_top >= 0; others untouched
+ *   edit      what the mask does not allow becomes -infinity, then the biases are added; in place
+ *   chosen    out [n].chosen of rows with K_SAMPLED and n_top >= 0, from ids [n_rows] and the
+ *             edited logits. An id that the mask does not allow gives -infinity
+ *
+ * rows [n]: each row of logits at most once. NaN counts as -infinity; a row without a finite logit
+ * gives log probabilities of -infinity. The sum is float64 in the reference; the kernel's log_sum is
+ * within 1e-5 of it. Same input, same bits. */
+void ref_logprobs(struct k_logprobs *out, const float *logits, int n_vocab,
+                  const struct k_logits_row *rows, int n);
+void ref_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
+              const uint32_t *masks, struct k_bias *biases);
+void ref_chosen(struct k_logprobs *out, const int32_t *ids, const float *logits, int n_vocab,
+                const struct k_logits_row *rows, int n, const struct k_bias *biases);
+int k_logprobs(struct k_logprobs *out, const float *logits, int n_vocab,
+               const struct k_logits_row *rows, int n, k_stream stream);
+int k_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
+           const uint32_t *masks, struct k_bias *biases, k_stream stream);
+int k_chosen(struct k_logprobs *out, const int32_t *ids, const float *logits, int n_vocab,
+             const struct k_logits_row *rows, int n, const struct k_bias *biases, k_stream stream);
+
 /* n elements of approximately normal noise, mean 0, the given deviation, from (seed, index). */
 int k_fill_random(k_bf16 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
 int k_fill_random_e4m3(k_e4m3 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
