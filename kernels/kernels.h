@@ -372,7 +372,7 @@ struct k_logprob_row {
     int32_t rank;                /* of a target: 1 + how many logits are larger; 0 with K_SAMPLED */
     int32_t n_top;               /* as wanted, at most n_vocab */
     int32_t ids[K_LOGPROBS_MAX]; /* largest logit first, the lowest id among equals */
-    float top[K_LOGPROBS_MAX];
+    float top[K_LOGPROBS_MAX];   /* their logits */
 };
 
 /* In this order, with sampling between the last two:

@@ -176,8 +176,8 @@ static int sched_share(const struct sched *s, const struct seq *q)
 
     if (!alone && n > s->limits.long_prefill_tokens)
         n = s->limits.long_prefill_tokens;
-    if (seq_tells_prompt(q)) { /* a row each; every running sequence has one anyway */
-        int rows = 1 + s->limits.max_num_seqs - s->n_running - s->n_planned_rows;
+    if (seq_tells_prompt(q)) { /* a row each; every sequence has one anyway, and some may come */
+        int rows = 1 + (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
 
         n = n < rows ? n : rows;
         n = n < q->chunk_max ? n : q->chunk_max;
@@ -276,7 +276,7 @@ static void sched_plan_waiting(struct sched *s)
 {
     struct seq *q = s->waiting;
 
-    while (q != NULL && s->n_running < s->limits.max_num_seqs &&
+    while (q != NULL && s->n_running + s->n_planned_rows < s->limits.max_num_seqs &&
            s->n_planned_tokens < s->limits.max_num_batched_tokens) {
         struct seq *next = q->next;
 

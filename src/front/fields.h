@@ -23,6 +23,7 @@ struct fields {
     bool no_calls;            /* tool_choice is none */
     const struct json *tools; /* a list with members, or NULL */
     bool include_stop;
+    const struct json *bad_words; /* a list, or NULL */
     struct detok_stop stops[DETOK_STOPS_MAX];
     int n_stops;
 };

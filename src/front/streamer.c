@@ -18,6 +18,7 @@
 #include "base/service.h"
 #include "front/answer.h"
 #include "front/front.h"
+#include "front/logprobs.h"
 
 #define STREAMER_EVENTS      256
 #define STREAMER_TICK_MS     500          /* timeouts are looked at this often */
@@ -241,19 +242,31 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
     struct wire_request r = g->request;
     const struct exchange *x = g->exchange;
     int rc = streamer_check(s, g, why, cap, param);
+    int32_t *extra = NULL;
     int64_t slot;
 
     if (rc != ERR_OK)
         return rc;
+    rc = steering_write(&x->steering, l->engine.n_vocab, &r, &extra, param);
+    if (rc != ERR_OK) {
+        (void)snprintf(why, cap, "a token id is not in the model's vocabulary of %u",
+                       l->engine.n_vocab);
+        return rc;
+    }
     slot = link_claim(l);
     *param = NULL;
-    if (slot < 0)
+    if (slot < 0) {
+        mem_free(extra);
         return ERR_OVERLOADED;
+    }
+    r.flags = logprobs_restart(g);
     r.arrival_us = x->arrival_us;
     r.n_tokens = (uint32_t)g->tokens.len;
     r.n_prompt = g->n_prompt;
     r.max_tokens = x->max_tokens_given ? x->max_tokens : l->engine.max_model_len - g->n_prompt;
-    if (lane_submit(&l->lane, (uint32_t)slot, r, g->tokens.ids, NULL) != ERR_OK) {
+    rc = lane_submit(&l->lane, (uint32_t)slot, r, g->tokens.ids, extra);
+    mem_free(extra);
+    if (rc != ERR_OK) {
         link_release(l, (uint32_t)slot);
         return ERR_OVERLOADED;
     }
@@ -360,6 +373,9 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
 {
     struct exchange *x = g->exchange;
 
+    if (x->only_echo)
+        return;
+    logprobs_token(g);
     if (token_list_add(&g->tokens, o->value) != ERR_OK) {
         streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
         return;
@@ -392,7 +408,7 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_PROMPT_CHOSEN:
     case WIRE_PROMPT_TOP:
     case WIRE_CHOSEN:
-    case WIRE_TOP: break;
+    case WIRE_TOP: logprobs_record(g, o); break;
     }
     x->said_us = s->now_us;
 }

@@ -5,6 +5,7 @@
 #include "model/model.h"
 
 #include <stdio.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -581,9 +582,10 @@ int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *l
         const struct k_logprob_row *k = &m->logprobs[i];
 
         logprobs[i] = (struct batch_logprobs){
-            .chosen = k->chosen, .rank = (uint32_t)k->rank, .n_top = k->n_top};
+            .chosen = fminf(k->chosen, 0.0f), .rank = (uint32_t)k->rank, .n_top = k->n_top};
         memcpy(logprobs[i].ids, k->ids, sizeof k->ids);
-        memcpy(logprobs[i].top, k->top, sizeof k->top);
+        for (int j = 0; j < k->n_top; j++)
+            logprobs[i].top[j] = fminf(k->top[j] - k->log_sum, 0.0f);
     }
     return ERR_OK;
 }
