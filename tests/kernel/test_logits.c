@@ -149,8 +149,8 @@ static void trial_init(struct trial *t, int n_vocab, int n_rows, enum look look)
         random_row(t, i, t->n == 1 ? random_id(1 << 16) : i);
     for (int i = 0; i < n_rows; i++)
         t->ids[i] = i % 9 == 0 ? n_vocab - 1 : random_id(n_vocab);
-    for (int i = 0; i < t->n; i += 2) { /* what has a bias is sampled more often than not */
-        if (t->rows[i].n_biases > 0)
+    for (int i = 0; i < t->n; i++) { /* what has a bias is sampled more often than not */
+        if (i % 4 != 0 && t->rows[i].n_biases > 0)
             t->ids[t->rows[i].row] = t->biases[t->rows[i].biases_at + t->rows[i].n_biases / 2].id;
     }
     t->dev_logits = gpu_array(t->logits, size * sizeof *t->logits);
