@@ -10,7 +10,7 @@
  * Steps in which every sequence has one token, and every token is sampled, are padded to a bucket
  * and recorded as a graph up to their logits: nothing differs between them but what stands in the
  * mirrors. Padding sequences have no keys, and nobody reads their rows. Sampling is enqueued behind
- * it; what it needs of the host beside parameters (histories, masks) comes while the graph plays. */
+ * it; what it needs of the host beside parameters comes while the graph plays. */
 #include "config.h"
 
 #include "device/parts_cuda.h"

@@ -125,7 +125,7 @@ void intake_release(struct engine *e, struct seq *q); /* all that is held for q,
 
 int fill_init(struct engine *e) ERR_CHECKED;
 void fill_batch(struct engine *e); /* the plan as e->batch, and as the step that begins */
-/* What the batch's rows want of tokens that were not known when it was filled. Sequences that cannot
+/* What rows want of tokens that were not known when the batch was filled. Sequences that cannot
  * go on end here. */
 void fill_extras(struct engine *e, struct engine_step *step);
 void fill_forget(struct engine *e, const struct seq *q); /* q goes: steps under way forget it */
