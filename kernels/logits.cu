@@ -16,7 +16,11 @@
  *
  * Edit. Split: a warp 32 words of a row's mask, 1024 ids; a lane writes the ids of its bit, so
  * that stores are coalesced wherever a row begins. Words of ones cost nothing more. A bias changes
- * only what the mask allows, the mask only what it does not, so the two need no order. */
+ * only what the mask allows, the mask only what it does not, so the two need no order.
+ *
+ * H200, us for 1, 64 and 256 rows of 128256 (bench_logits; a launch alone is 5.8, one read of the
+ * logits 6, 12, 35): log probability of what is sampled 8 17 40, with 5 others 10 22 54, with 20
+ * 12 26 66; masks that leave 1 in 1000 7 16 50, half 8 23 71, nearly all 6 7 11. */
 #include <cooperative_groups.h>
 #include <float.h>
 
