@@ -33,15 +33,42 @@ static const char tools_text[] =
     "\"date\"}},\"required\":[\"s\",\"i\"],\"additionalProperties\":false}}}]";
 
 static const char *const words[] = {
-    "get_weather", "now",          "city",         "days",
-    "unit",        "exact",        "true",         "false",
-    "null",        "None",         "none",         "True",
-    "\\u",         "\\n",          ", ",           "\": ",
-    "{\"",         "\"}",          "\xc3\xa9",     "\xe6\x97\xa5",
-    "name",        "</",           "<|",           "arg_",
-    "00",          "tool_call",    "1e",           "\n</parameter>\n",
-    "</think>",    "<think>",      "parameter>",   "<|python_end|>",
-    "E+400",       "\xef\xbd\x9c", "\xe2\x96\x81",
+    "get_weather",
+    "now",
+    "city",
+    "days",
+    "unit",
+    "exact",
+    "true",
+    "false",
+    "null",
+    "None",
+    "none",
+    "True",
+    "\\u",
+    "\\n",
+    ", ",
+    "\": ",
+    "{\"",
+    "\"}",
+    "\xc3\xa9",
+    "\xe6\x97\xa5",
+    "name",
+    "</",
+    "<|",
+    "arg_",
+    "00",
+    "tool_call",
+    "1e",
+    "\n</parameter>\n",
+    "</think>",
+    "<think>",
+    " to=functions.",
+    "parameter>",
+    "<|python_end|>",
+    "E+400",
+    "\xef\xbd\x9c",
+    "\xe2\x96\x81",
 };
 
 /* --- walks -------------------------------------------------------------------------------- */
@@ -116,18 +143,28 @@ static int32_t allowed_text(const struct fixture *f, const char *text)
 }
 
 /* A token that brings the end nearer, or none. */
-static int32_t closing(const struct fixture *f)
+static int32_t closing(const struct fixture *f, const struct buf *text)
 {
-    static const char *const closers[] = {
-        "\n</parameter>\n",           "</arg_value>", "<|end|>", "\"", "}", "]", ")",
-        "<|tool_calls_section_end|>", "\n",           "<",       "/",  "1"};
+    static const char *const closers[] = {"</arg_value>",
+                                          "<|end|>",
+                                          "\n</parameter>\n",
+                                          "\"",
+                                          "}",
+                                          "]",
+                                          ")",
+                                          "<|tool_calls_section_end|>",
+                                          " to=functions.",
+                                          "\n",
+                                          "<",
+                                          "/",
+                                          "1"};
     const char *tags[REPLY_TAGS_MAX];
     int n_tags = reply_tags(REPLY_DEEPSEEK_V31, REPLY_NO_REASONING, tags);
     int32_t token = -1;
 
     if (allowed(f, f->n_tokens - 1))
         return (int32_t)f->n_tokens - 1;
-    if (f->reasons)
+    if (f->reasons && (text->len == 0 || strstr(text->bytes, "</think>") == NULL))
         token = allowed_text(f, "</think>");
     if (token < 0 && allowed_text(f, "}") < 0) /* not inside of a text */
         token = allowed_text(f, tags[n_tags - 1]);
@@ -167,7 +204,7 @@ static bool walk_once(struct fixture *f, const struct automaton *a, struct buf *
         if (walk_mask(f->work, a, f->vocab, NULL, &w, f->mask) != ERR_OK)
             return false;
         if (i > LONG && next_random(f) % 8 != 0)
-            token = closing(f);
+            token = closing(f, text);
         if (token < 0)
             token = choose(f);
         if (token < 0 || walk_accept(f->work, a, f->vocab, &w, token) != ERR_OK)
