@@ -35,6 +35,7 @@ void exchange_free(struct exchange *x, bool keep_answer)
             buf_fini(&g->speech->calls);
         }
     }
+    structure_unref(x->structure);
     buf_fini(&x->out);
     if (keep_answer)
         fcgi_finish(x->fcgi);

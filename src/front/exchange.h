@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "front/fcgi.h"
+#include "front/form.h"
 #include "front/steering.h"
 #include "ipc/wire.h"
 #include "text/detok.h"
@@ -62,6 +63,7 @@ struct gen {
     bool prompt_written;          /* the echoed prompt's are in the answer */
     struct gen *next;             /* in the streamer's list of those that wait for an engine */
     bool waiting;                 /* is in that list */
+    bool unspelled;               /* there is an engine, but no vocabulary for it yet */
     uint64_t wait_us;             /* since when */
 };
 
@@ -97,11 +99,13 @@ struct exchange {
     const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
     int n_stops;
     bool max_tokens_given;
-    uint32_t max_tokens; /* when given */
-    char request_id[72]; /* the client's, or ours; nothing but letters, digits and -._ */
-    char id[88];         /* "chatcmpl-..." */
-    int64_t created;     /* unix seconds */
-    const char *model;   /* the served name; lives as long as the process */
+    uint32_t max_tokens;         /* when given */
+    const struct form *form;     /* what the output must be; in the arena */
+    struct structure *structure; /* a reference; NULL: it need not be anything */
+    char request_id[72];         /* the client's, or ours; nothing but letters, digits and -._ */
+    char id[88];                 /* "chatcmpl-..." */
+    int64_t created;             /* unix seconds */
+    const char *model;           /* the served name; lives as long as the process */
 
     /* The streamer's. */
     bool watching_out;    /* epoll is asked for writability */

@@ -311,45 +311,21 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
     return ERR_NO_MODEL;
 }
 
-/* A tool has the name that a call will give. What else is in it is the template's. */
-static int fields_tools(struct fields_read_context *c, const struct fields_row *row,
-                        const struct json *v)
+/* What says which form the output has: form.c knows. */
+static int fields_form(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
 {
-    if (v->kind != JSON_LIST)
-        return fields_type(c, row, "a list of tools", v);
-    for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *f = json_get_kind(&v->items[i], "function", JSON_OBJECT);
-        const struct json *name = json_get_kind(f, "name", JSON_TEXT);
-        const struct json *schema = json_get(f, "parameters");
+    struct form *f = &c->out->form;
 
-        if (!json_is_text(json_get(&v->items[i], "type"), "function") || name == NULL ||
-            name->text_len == 0 ||
-            (schema != NULL && schema->kind != JSON_OBJECT && schema->kind != JSON_NULL)) {
-            (void)snprintf(c->why, c->why_cap,
-                           "'tools[%u]' must be of type function, with a name and an object of "
-                           "parameters",
-                           i);
-            return ERR_INVALID;
-        }
-    }
-    c->out->tools = v->n > 0 ? v : NULL;
-    return ERR_OK;
-}
-
-/* none and auto; what forces a call needs a mask over the vocabulary. */
-static int fields_tool_choice(struct fields_read_context *c, const struct fields_row *row,
-                              const struct json *v)
-{
-    if (json_is_text(v, "none")) {
-        c->out->no_calls = true;
-        return ERR_OK;
-    }
-    if (json_is_text(v, "auto"))
-        return ERR_OK;
-    if (v->kind != JSON_TEXT && v->kind != JSON_OBJECT)
-        return fields_type(c, row, "none, auto, required or a named function", v);
-    (void)snprintf(c->why, c->why_cap, "'tool_choice' other than none and auto is not supported");
-    return ERR_UNSUPPORTED;
+    if (strcmp(row->name, "tools") == 0)
+        return form_read_tools(f, v, c->why, c->why_cap);
+    if (strcmp(row->name, "tool_choice") == 0)
+        return form_read_tool_choice(f, v, c->why, c->why_cap);
+    if (strcmp(row->name, "response_format") == 0)
+        return form_read_response_format(f, v, c->why, c->why_cap);
+    if (strcmp(row->name, "structured_outputs") == 0)
+        return form_read_structured(f, v, c->why, c->why_cap);
+    return form_read_guided(f, row->name, v, c->why, c->why_cap);
 }
 
 /* The number of choices of each prompt, or best_of, which must not ask for more. */
@@ -441,10 +417,7 @@ static int fields_neutral(struct fields_read_context *c, const struct fields_row
         nothing = v->n == 0 || (v->n == 1 && strcmp(row->name, "modalities") == 0 &&
                                 json_is_text(&v->items[0], "text"));
         break;
-    case JSON_OBJECT:
-        nothing = v->n == 0 || (strcmp(row->name, "response_format") == 0 &&
-                                json_is_text(json_get(v, "type"), "text"));
-        break;
+    case JSON_OBJECT: nothing = v->n == 0; break;
     }
     if (nothing)
         return ERR_OK;
@@ -507,19 +480,19 @@ static const struct fields_row fields_rows[] = {
     {"truncate_prompt_tokens", FIELDS_BOTH, fields_truncate, 0, 0, 0, false},
     {"documents", FIELDS_CHAT, fields_list, 0, 0, 0, false}, /* api_chat.c reads it */
     {"spaces_between_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"tools", FIELDS_CHAT, fields_tools, 0, 0, 0, false},
-    {"tool_choice", FIELDS_CHAT, fields_tool_choice, 0, 0, 0, false},
+    {"tools", FIELDS_CHAT, fields_form, 0, 0, 0, false},
+    {"tool_choice", FIELDS_CHAT, fields_form, 0, 0, 0, false},
+    {"response_format", FIELDS_BOTH, fields_form, 0, 0, 0, false},
+    {"structured_outputs", FIELDS_BOTH, fields_form, 0, 0, 0, false},
+    {"guided_json", FIELDS_BOTH, fields_form, 0, 0, 0, false}, /* vLLM's older names */
+    {"guided_regex", FIELDS_BOTH, fields_form, 0, 0, 0, false},
+    {"guided_choice", FIELDS_BOTH, fields_form, 0, 0, 0, false},
+    {"guided_grammar", FIELDS_BOTH, fields_form, 0, 0, 0, false},
     {"parallel_tool_calls", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"include_reasoning", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     /* Not there yet; low is the number that asks for nothing. */
     {"echo", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"suffix", FIELDS_TEXT, fields_neutral, 0, 0, 0, false},
-    {"response_format", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
-    {"structured_outputs", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
-    {"guided_json", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
-    {"guided_regex", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
-    {"guided_choice", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
-    {"guided_grammar", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"thinking_token_budget", FIELDS_CHAT, fields_neutral, 0, -1, 0, false},
     {"chat_template", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"functions", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
@@ -580,6 +553,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
 {
     struct fields_read_context c = {
         .out = out, .x = x, .model_name = model_name, .why = why, .why_cap = why_cap};
+    int rc;
 
     *out = (struct fields){
         .request = {.temperature = presets->temperature,
@@ -593,7 +567,6 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     for (uint32_t i = 0; i < body->n; i++) {
         const struct json *v = &body->items[i];
         const struct fields_row *row = fields_find(v->key, x->format);
-        int rc;
 
         *param = v->key;
         if (row == NULL) {
@@ -616,6 +589,9 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     }
     if (fields_check_logprobs(&c, param) != ERR_OK)
         return ERR_INVALID;
+    rc = form_check(&out->form, param, why, why_cap);
+    if (rc != ERR_OK)
+        return rc;
     if (!x->max_tokens_given && presets->max_tokens > 0) {
         x->max_tokens_given = true;
         x->max_tokens = presets->max_tokens;

@@ -111,8 +111,8 @@ static int steering_ban_word(struct steering *s, struct arena *arena, const stru
         (rc = tokenizer_encode(t, text, len + 1, false, &spaced)) != ERR_OK ||
         (rc = steering_add_word(s, &bare)) != ERR_OK)
         goto out;
-    if (spaced.len < bare.len || memcmp(spaced.ids + (spaced.len - bare.len), bare.ids,
-                                        bare.len * sizeof *bare.ids) != 0)
+    if (spaced.len < bare.len ||
+        memcmp(spaced.ids + (spaced.len - bare.len), bare.ids, bare.len * sizeof *bare.ids) != 0)
         rc = steering_add_word(s, &spaced);
 out:
     token_list_fini(&bare);
