@@ -7,6 +7,7 @@
 #include <malloc.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,6 +56,21 @@ void *mem_realloc(void *p, size_t bytes)
     if (FAULT_HIT(mem_alloc))
         return NULL;
     return realloc(p, bytes == 0 ? 1 : bytes);
+}
+
+size_t mem_available(void)
+{
+    unsigned long long kib = 0;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "re");
+
+    while (f != NULL && kib == 0 && fgets(line, sizeof line, f) != NULL) {
+        if (strncmp(line, "MemAvailable:", 13) == 0)
+            kib = strtoull(line + 13, NULL, 10);
+    }
+    if (f != NULL)
+        (void)fclose(f); /* was read */
+    return (size_t)kib * 1024;
 }
 
 void mem_free(void *p)

@@ -20,6 +20,9 @@ void *mem_zalloc_array(size_t n, size_t bytes);
 /* Give freed memory back to the system now: after a start that needed much. A few ms. */
 void mem_trim(void);
 
+/* Bytes that the system could give without swapping; 0 when it does not say. */
+size_t mem_available(void);
+
 /* From now on mem_alloc() and its kin are a bug. One way: tests use a process each. */
 void mem_seal(void);
 

@@ -47,6 +47,9 @@ struct device_batch {
     int n_rows;
 };
 
+enum device_way { DEVICE_IN, DEVICE_OUT, DEVICE_WAYS }; /* of copies: to the device, and back */
+#define DEVICE_MARKS_MAX  64
+
 #define DEVICE_BIASES_MAX 1024 /* of one row */
 
 /* What is wanted of some rows beside an id (kernels.h: logits beside sampling). Memory of the
@@ -72,6 +75,19 @@ struct device_ops {
     int (*download)(struct device *d, void *dst, const void *src, size_t bytes);
     /* download() of memory that no step under way writes: does not wait for one. */
     int (*fetch)(struct device *d, void *dst, const void *src, size_t bytes);
+
+    /* Copies beside the steps, on copy engines. pin() makes host memory ready for them (any thread);
+     * memory that is not is copied slowly. copy_start() enqueues one; copies in begin when the steps
+     * that were begun before have ended. copy_mark() gives a ticket for all of a way so far, and
+     * ERR_AGAIN when DEVICE_MARKS_MAX are open; copy_done(): 1, 0 when it is not, ERR_GPU. After
+     * copy_fence() the next step waits for the copies out. */
+    int (*pin)(struct device *d, void *memory, size_t bytes);
+    void (*unpin)(struct device *d, void *memory);
+    int (*copy_start)(struct device *d, enum device_way way, void *dst, const void *src,
+                      size_t bytes);
+    int (*copy_mark)(struct device *d, enum device_way way, uint64_t *ticket);
+    int (*copy_done)(struct device *d, enum device_way way, uint64_t ticket);
+    int (*copy_fence)(struct device *d);
 
     /* n weights from a file's type into the device's, to element at of dst. Borrowed for the
      * call. */

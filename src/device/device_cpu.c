@@ -90,6 +90,44 @@ static int cpu_copy(struct device *d, void *dst, const void *src, size_t bytes)
     return ERR_OK;
 }
 
+static int cpu_pin(struct device *d, void *memory, size_t bytes)
+{
+    (void)d, (void)memory, (void)bytes;
+    return ERR_OK;
+}
+
+static void cpu_unpin(struct device *d, void *memory)
+{
+    (void)d, (void)memory;
+}
+
+/* Copies are done as they are started. */
+static int cpu_copy_start(struct device *d, enum device_way way, void *dst, const void *src,
+                          size_t bytes)
+{
+    (void)way;
+    return cpu_copy(d, dst, src, bytes);
+}
+
+static int cpu_copy_mark(struct device *d, enum device_way way, uint64_t *ticket)
+{
+    (void)d, (void)way;
+    *ticket = 0;
+    return ERR_OK;
+}
+
+static int cpu_copy_done(struct device *d, enum device_way way, uint64_t ticket)
+{
+    (void)d, (void)way, (void)ticket;
+    return 1;
+}
+
+static int cpu_copy_fence(struct device *d)
+{
+    (void)d;
+    return ERR_OK;
+}
+
 static float float_of_half(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
@@ -574,6 +612,12 @@ static const struct device_ops cpu_ops = {
     .upload = cpu_copy,
     .download = cpu_copy,
     .fetch = cpu_copy,
+    .pin = cpu_pin,
+    .unpin = cpu_unpin,
+    .copy_start = cpu_copy_start,
+    .copy_mark = cpu_copy_mark,
+    .copy_done = cpu_copy_done,
+    .copy_fence = cpu_copy_fence,
     .weights = cpu_weights,
     .pipe_open = cpu_pipe_open,
     .pipe_close = cpu_pipe_close,

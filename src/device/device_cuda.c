@@ -454,6 +454,7 @@ static void cuda_close(struct device *d)
     if (c->stream != NULL)
         (void)cudaStreamSynchronize(c->stream);
     step_close(c);
+    copy_close(c);
     gemm_close(c->gemm);
     for (int i = 0; i < c->n_allocs; i++)
         (void)cudaFree(c->allocs[i]);
@@ -472,6 +473,12 @@ static const struct device_ops cuda_ops = {
     .upload = cuda_upload,
     .download = cuda_download,
     .fetch = cuda_fetch,
+    .pin = copy_pin,
+    .unpin = copy_unpin,
+    .copy_start = copy_start,
+    .copy_mark = copy_mark,
+    .copy_done = copy_done,
+    .copy_fence = copy_fence,
     .weights = cuda_weights,
     .pipe_open = cuda_pipe_open,
     .pipe_close = cuda_pipe_close,
@@ -534,6 +541,7 @@ static int start(struct cuda *c)
     (void)snprintf(c->base.name, sizeof c->base.name, "%.60s", prop.name);
     if (cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream") !=
             ERR_OK ||
+        copy_open(c) != ERR_OK ||
         cuda_check(cudaStreamCreateWithFlags(&c->side, cudaStreamNonBlocking), "a stream") !=
             ERR_OK)
         return ERR_GPU;

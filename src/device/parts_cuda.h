@@ -46,10 +46,20 @@ struct step_graph {
     bool failed;          /* it cannot be recorded */
 };
 
+/* Copies one way. */
+struct copy_way {
+    cudaStream_t stream;
+    cudaEvent_t fence;
+    cudaEvent_t marks[DEVICE_MARKS_MAX]; /* mark n stands at n % DEVICE_MARKS_MAX */
+    uint64_t n_marks, n_done;
+    bool is_open; /* copies were started since the last mark */
+};
+
 struct cuda {
     struct device base; /* first */
     cudaStream_t stream;
     cudaStream_t side; /* for copies that need not wait for a step */
+    struct copy_way ways[DEVICE_WAYS];
     struct gemm *gemm;
     int n_sms;
     const struct device_batch *batch; /* while a step is enqueued */
@@ -92,6 +102,16 @@ int cuda_check(cudaError_t e, const char *what);          /* ERR_GPU, logged */
 void cuda_keep(struct cuda *c, int rc, const char *what); /* the first error of a step */
 void *cuda_alloc(struct device *d, size_t bytes);
 void *cuda_pinned(size_t bytes);
+
+/* --- copy_cuda.c: operations of the table --- */
+int copy_open(struct cuda *c) ERR_CHECKED;
+void copy_close(struct cuda *c);
+int copy_pin(struct device *d, void *memory, size_t bytes);
+void copy_unpin(struct device *d, void *memory);
+int copy_start(struct device *d, enum device_way way, void *dst, const void *src, size_t bytes);
+int copy_mark(struct device *d, enum device_way way, uint64_t *ticket);
+int copy_done(struct device *d, enum device_way way, uint64_t ticket);
+int copy_fence(struct device *d);
 
 /* --- step_cuda.c: operations of the table --- */
 int step_reserve(struct cuda *c) ERR_CHECKED;

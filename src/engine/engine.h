@@ -23,6 +23,7 @@
 #include "engine/seq.h"
 #include "engine/stats.h"
 #include "ipc/lane.h"
+#include "kv/host.h"
 #include "kv/pages.h"
 #include "kv/store.h"
 #include "model/model.h"
@@ -37,6 +38,7 @@ struct engine_step {
     int *extras;       /* int [max_num_seqs], of a row: its extra, or -1 */
     int n_seqs, n_rows, n_tokens;
     bool waits; /* its rows are sampled when all tokens before are known */
+    uint64_t begun_us;
 };
 
 enum engine_lane_state { LANE_FREE, LANE_GREETING, LANE_OPEN };
@@ -57,15 +59,44 @@ struct engine_dirty {
     struct hash name; /* to notice that the page was given to somebody else since */
 };
 
-/* A page on its way from the store. */
+/* A page on its way to the device. */
+enum load_state {
+    LOAD_FREE,
+    LOAD_READING,  /* the store reads it */
+    LOAD_CHECKING, /* the host tier looks whether it is whole */
+    LOAD_STARTED,  /* its copy was started, and not marked yet */
+    LOAD_COPYING,
+};
+
 struct engine_load {
-    bool used;
+    enum load_state state;
     int32_t page; /* holds one reference */
     struct hash name;
     struct hash parent;
     int32_t *tokens_copy; /* int32 [block_tokens] */
     struct seq *seq;      /* who waits, or NULL when it left */
+    int32_t slot;         /* of the host tier, held; -1: it comes from the store */
+    const void *payload;  /* the store's, until it is copied */
+    uint64_t mark;        /* of its copy */
 };
+
+/* A page on its way to the host tier. */
+struct engine_save {
+    int32_t
+        page; /* holds one reference; -1: it was evicted, and the next step waits for the copy */
+    int32_t slot; /* being filled */
+    bool marked;
+    uint64_t mark;
+};
+
+/* A page of the host tier that was used again: worth a place on disk. */
+struct engine_hot {
+    int32_t slot;
+    struct hash name;
+};
+
+#define ENGINE_SAVES 256
+#define ENGINE_HOT   4096
 
 struct engine {
     struct settings settings;
@@ -97,6 +128,14 @@ struct engine {
     struct engine_load *loads; /* [n_loads] */
     int n_loads;
     int n_loads_used;
+    struct host *host;                      /* NULL: no host tier is kept */
+    struct engine_save saves[ENGINE_SAVES]; /* ring, in the order of their marks */
+    uint32_t saves_head, saves_tail;
+    struct engine_hot *hot; /* ring [ENGINE_HOT] */
+    uint32_t hot_head, hot_tail;
+    double read_us;                   /* smoothed: of a page from the store, 0: not known */
+    double prefill_us;                /* smoothed: of a token of a prompt */
+    uint64_t reads_since_us, n_reads; /* since the store was idle */
 
     bool draining;
     bool stop;
@@ -147,5 +186,8 @@ void tiers_note_named(void *engine, int32_t page);
 void tiers_write_behind(struct engine *e, int pages_max); /* some of what is not on disk */
 void tiers_save_all(struct engine *e);                    /* at the end */
 void tiers_forget(struct engine *e, struct seq *q);       /* before a waiting sequence goes */
+bool tiers_copy_in(const struct engine *e); /* pages are on their way from host memory */
+bool tiers_copy_out(const struct engine *e);
+void tiers_time_step(struct engine *e, const struct engine_step *step); /* a step that ended */
 
 #endif

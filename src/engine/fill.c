@@ -141,6 +141,7 @@ void fill_batch(struct engine *e)
     b->n_extras = 0;
     b->n_masks = 0;
     step->waits = false;
+    step->begun_us = e->now_us;
     b->n_seqs = e->sched.n_planned;
     for (int i = 0; i < b->n_seqs; i++) {
         struct seq *q = e->sched.planned[i];

@@ -70,6 +70,44 @@ static int main_open_store(struct engine *e)
     return options.dir[0] == '\0' ? ERR_OK : store_open(&e->store, &options);
 }
 
+static int main_pin(void *model, void *memory, size_t bytes)
+{
+    return model_pin(model, memory, bytes);
+}
+
+static void main_unpin(void *model, void *memory)
+{
+    model_unpin(model, memory);
+}
+
+/* A machine without the memory for it serves all the same. */
+static int main_open_host(struct engine *e)
+{
+    size_t bytes = e->settings.kv_host_bytes;
+    struct host_options options = {
+        .path = e->settings.kv_host_file,
+        .page_bytes = e->shape->page_bytes,
+        .block_tokens = e->shape->block_tokens,
+        .fingerprint = e->shape->fingerprint,
+        .name = e->settings.served_model_name,
+        .pin = main_pin,
+        .unpin = main_unpin,
+        .context = e->model,
+    };
+    int rc;
+
+    if (bytes == 0 && e->shape->is_gpu)
+        bytes = mem_available() / 4;
+    options.max_bytes = bytes;
+    if (options.path[0] == '\0' || bytes < e->shape->page_bytes ||
+        e->shape->block_tokens > HOST_TOKENS_MAX)
+        return ERR_OK;
+    rc = host_open(&e->host, &options);
+    if (rc != ERR_OK)
+        log_warn("engine: no pages are kept in host memory");
+    return ERR_OK;
+}
+
 static int main_open_lanes(struct engine *e)
 {
     size_t n = (size_t)e->settings.max_lanes;
@@ -125,6 +163,8 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK)
         rc = main_open_store(e);
     if (rc == ERR_OK)
+        rc = main_open_host(e);
+    if (rc == ERR_OK)
         rc = main_open_queues(e);
     if (rc == ERR_OK)
         rc = main_open_lanes(e);
@@ -143,6 +183,8 @@ static void main_close(struct engine *e)
     tiers_save_all(e);
     store_close(e->store);
     e->store = NULL;
+    host_close(e->host);
+    e->host = NULL;
     (void)unlink(e->settings.engine_socket);
     model_close(e->model);
     e->model = NULL;

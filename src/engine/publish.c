@@ -150,6 +150,7 @@ static void publish_token(struct engine *e, struct seq *q, int32_t id)
 
 void publish_step(struct engine *e, const struct engine_step *step)
 {
+    tiers_time_step(e, step);
     /* Pages are named before sequences end: an end gives them back to the cache. */
     for (int i = 0; i < step->n_seqs; i++) {
         if (step->seqs[i] != NULL)

@@ -1,19 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pages between the device and the store. The device's cache is asked first; what it lacks of a
- * waiting prompt and the store has is read in the background into pages of its own, which then
- * are cached pages like any other: the scheduler finds them when it admits the sequence, and if
- * they were evicted meanwhile, that is a miss and nothing worse. */
+ * Pages between the device, host memory and the disk. The device's cache is asked first; what it
+ * lacks of a waiting prompt and a lower tier has is brought in the background into pages of its
+ * own, which then are cached pages like any other: the scheduler finds them when it admits the
+ * sequence, and if they were evicted meanwhile, that is a miss and nothing worse.
+ *
+ * Downwards: a page that got a name goes to host memory soon afterwards, and from there to the disk
+ * when it is used again, or when it is evicted there after it was. Without a host tier it goes to
+ * the disk itself. */
 #include <string.h>
 
+#include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
 #include "engine/engine.h"
 #include "kv/prefix.h"
 
-#define TIERS_LOADS     64 /* pages under way at once: more than the staging buffers */
-#define TIERS_LOOKAHEAD 8  /* waiting sequences whose pages are asked for before their turn */
+#define TIERS_LOADS     1024 /* pages under way at once */
+#define TIERS_LOOKAHEAD 8    /* waiting sequences whose pages are asked for before their turn */
+#define TIERS_OUT       32   /* pages to host memory in a pass: copy engines do it */
+#define TIERS_SMOOTH    16.0
+#define TIERS_PATIENCE  4.0 /* a busy device's time is worth so many times the disk's */
+#define TIERS_TRY       32  /* each so many-th prompt is read however slow the disk was */
 
 int tiers_init(struct engine *e)
 {
@@ -21,7 +31,8 @@ int tiers_init(struct engine *e)
     e->n_loads = TIERS_LOADS;
     e->dirty = mem_zalloc_array(e->dirty_cap, sizeof *e->dirty);
     e->loads = mem_zalloc_array((size_t)e->n_loads, sizeof *e->loads);
-    if (e->dirty == NULL || e->loads == NULL)
+    e->hot = mem_zalloc_array(ENGINE_HOT, sizeof *e->hot);
+    if (e->dirty == NULL || e->loads == NULL || e->hot == NULL)
         return ERR_NO_MEMORY;
     for (int i = 0; i < e->n_loads; i++) {
         e->loads[i].tokens_copy = mem_zalloc_array((size_t)e->shape->block_tokens, sizeof(int32_t));
@@ -31,43 +42,108 @@ int tiers_init(struct engine *e)
     return ERR_OK;
 }
 
+/* --- to the device: asking ---------------------------------------------------------------- */
+
 static struct engine_load *tiers_load_slot(struct engine *e)
 {
-    for (int i = 0; i < e->n_loads; i++) {
-        if (!e->loads[i].used)
+    for (int i = 0; i < e->n_loads && e->n_loads_used < e->n_loads; i++) {
+        if (e->loads[i].state == LOAD_FREE)
             return &e->loads[i];
     }
     return NULL;
 }
 
-/* Ask for one page. False when nothing more can be asked for now. */
+/* Start the copy from where the payload lies. False: it failed. */
+static bool tiers_start_copy(struct engine *e, struct engine_load *l)
+{
+    const void *from = l->slot >= 0 ? host_payload(e->host, l->slot) : l->payload;
+
+    if (FAULT_HIT(host_copy) || model_page_in(e->model, l->page, from) != ERR_OK)
+        return false;
+    l->state = LOAD_STARTED;
+    return true;
+}
+
+static void tiers_from_host(struct engine *e, struct engine_load *l, int32_t slot)
+{
+    l->slot = slot;
+    host_hold(e->host, slot);
+    l->state = LOAD_CHECKING;
+    if (!host_is_checked(e->host, slot))
+        host_check(e->host, slot, (uint64_t)(l - e->loads));
+    else
+        (void)tiers_start_copy(e, l); /* else tiers_poll() drops it */
+}
+
+static int tiers_from_store(struct engine *e, struct engine_load *l, const struct hash *name,
+                            const int32_t *tokens)
+{
+    int rc = store_load(e->store, name, tokens, (uint64_t)(l - e->loads));
+
+    if (rc != ERR_OK)
+        return rc;
+    if (e->n_reads++ == 0)
+        e->reads_since_us = e->now_us;
+    l->slot = -1;
+    l->state = LOAD_READING;
+    return ERR_OK;
+}
+
+/* Ask for one page, from the host tier's slot or, -1, from the store. False when nothing more can
+ * be asked for now. */
 static bool tiers_load_page(struct engine *e, struct seq *q, const struct hash *name,
-                            const struct hash *parent, const int32_t *tokens)
+                            const struct hash *parent, const int32_t *tokens, int32_t slot)
 {
     struct engine_load *l = tiers_load_slot(e);
     int32_t page = l == NULL ? -1 : sched_take_page(&e->sched);
 
     if (page == -1)
         return false;
-    tiers_save_evicted(e); /* the upload will overwrite the page before any step does */
-    if (store_load(e->store, name, tokens, (uint64_t)(l - e->loads)) != ERR_OK) {
+    tiers_save_evicted(e); /* the copy will overwrite the page before any step does */
+    l->page = page;
+    if (slot >= 0)
+        tiers_from_host(e, l, slot);
+    else if (tiers_from_store(e, l, name, tokens) != ERR_OK) {
         pages_unref(e->pages, page);
         return false;
     }
     memcpy(l->tokens_copy, tokens, sizeof *tokens * (size_t)e->shape->block_tokens);
-    l->used = true;
-    l->page = page;
     l->name = *name;
     l->parent = *parent;
+    l->payload = NULL;
     l->seq = q;
     q->n_loading++;
     e->n_loads_used++;
     return true;
 }
 
+/* Is reading from the disk worth it? Not where the device computes the pages sooner, unless others
+ * want the device; and now and then, since disks get faster again. */
+static bool tiers_worth_reading(const struct engine *e, const struct seq *q)
+{
+    double compute_us = e->prefill_us * e->shape->block_tokens;
+
+    if (e->read_us <= 0.0 || compute_us <= 0.0 || q->order % TIERS_TRY == 0)
+        return true;
+    return e->read_us < compute_us * (e->sched.n_running > 0 ? TIERS_PATIENCE : 1.0);
+}
+
+/* Where a page that the device lacks can be had: a slot of the host tier, -1: the store, -2:
+ * nowhere. */
+static int32_t tiers_find(const struct engine *e, const struct hash *name, const int32_t *tokens,
+                          bool reads)
+{
+    int32_t slot = e->host == NULL ? -1 : host_find(e->host, name, tokens);
+
+    if (slot >= 0)
+        return slot;
+    return reads && e->store != NULL && store_has(e->store, name) ? -1 : -2;
+}
+
 static void tiers_prefetch_seq(struct engine *e, struct seq *q)
 {
     int block = e->shape->block_tokens;
+    bool reads = tiers_worth_reading(e, q);
     struct hash chain;
     int n = sched_match(&e->sched, q, &chain);
     int first = n;
@@ -77,11 +153,13 @@ static void tiers_prefetch_seq(struct engine *e, struct seq *q)
         const int32_t *tokens = q->tokens + (size_t)n * (size_t)block;
         struct hash name = prefix_name(&chain, tokens, block);
 
-        /* A page may be on the device behind one that only the store has. */
+        /* A page may be on the device behind one that only a lower tier has. */
         if (!pages_has(e->pages, &name)) {
-            if (!store_has(e->store, &name))
+            int32_t slot = tiers_find(e, &name, tokens, reads);
+
+            if (slot == -2)
                 break;
-            if (!tiers_load_page(e, q, &name, &chain, tokens)) {
+            if (!tiers_load_page(e, q, &name, &chain, tokens, slot)) {
                 q->searched = q->n_loading == 0; /* more when these have come */
                 break;
             }
@@ -93,56 +171,172 @@ static void tiers_prefetch_seq(struct engine *e, struct seq *q)
         stats_add(&e->stats, METRIC_store_queries, (uint64_t)(q->n_tokens - first * block));
 }
 
+/* Copies of this pass become done together. Without a mark to be had they stay started. */
+static void tiers_mark_loads(struct engine *e)
+{
+    uint64_t mark = 0;
+    bool any = false;
+
+    for (int i = 0; i < e->n_loads && !any; i++)
+        any = e->loads[i].state == LOAD_STARTED;
+    if (!any || model_copy_mark(e->model, MODEL_IN, &mark) != ERR_OK)
+        return;
+    for (int i = 0; i < e->n_loads; i++) {
+        if (e->loads[i].state != LOAD_STARTED)
+            continue;
+        e->loads[i].state = LOAD_COPYING;
+        e->loads[i].mark = mark;
+    }
+}
+
 void tiers_prefetch(struct engine *e)
 {
     int n = 0;
 
-    if (e->store == NULL || !e->sched.limits.prefix_caching)
+    if ((e->store == NULL && e->host == NULL) || !e->sched.limits.prefix_caching)
         return;
     for (struct seq *q = e->sched.waiting; q != NULL && n < TIERS_LOOKAHEAD; q = q->next, n++) {
         if (!q->searched && q->n_loading == 0)
             tiers_prefetch_seq(e, q);
     }
+    if (e->n_loads_used > 0)
+        tiers_mark_loads(e);
 }
 
-static void tiers_loaded(struct engine *e, struct engine_load *l, const struct store_done *done)
-{
-    int rc = done->rc;
+/* --- to the device: what has come ---------------------------------------------------------- */
 
-    if (rc == ERR_OK && !pages_has(e->pages, &l->name)) {
-        rc = model_page_write(e->model, l->page, done->payload);
-        if (rc == ERR_OK && pages_name(e->pages, l->page, &l->name, &l->parent, l->tokens_copy)) {
-            pages_set_stored(e->pages, l->page);
-            stats_add(&e->stats, METRIC_store_hits, (uint64_t)e->shape->block_tokens);
-        }
+/* A page that came through the host tier has been used again: the disk may want it. */
+static void tiers_note_hot(struct engine *e, const struct engine_load *l)
+{
+    if (e->store == NULL || e->hot_tail - e->hot_head == ENGINE_HOT)
+        return;
+    e->hot[e->hot_tail++ % ENGINE_HOT] = (struct engine_hot){.slot = l->slot, .name = l->name};
+}
+
+/* The load has ended, well or not. */
+static void tiers_end_load(struct engine *e, struct engine_load *l, bool good)
+{
+    good = good && !pages_has(e->pages, &l->name) &&
+           pages_name(e->pages, l->page, &l->name, &l->parent, l->tokens_copy);
+    if (good) {
+        pages_set_stored(e->pages, l->page);
+        stats_add(&e->stats, l->slot >= 0 ? METRIC_host_hits : METRIC_store_hits,
+                  (uint64_t)e->shape->block_tokens);
     }
-    if (done->rc == ERR_OK)
-        store_release(e->store, done->payload);
+    if (l->slot >= 0) {
+        if (good)
+            tiers_note_hot(e, l);
+        host_release(e->host, l->slot);
+    }
+    if (l->payload != NULL)
+        store_release(e->store, l->payload);
     if (l->seq != NULL) {
         l->seq->n_loading--;
-        if (done->rc != ERR_OK)
-            l->seq->searched = true; /* what follows a hole is of no use */
+        l->seq->searched = l->seq->searched || !good; /* what follows a hole is of no use */
     }
     pages_unref(e->pages, l->page);
-    l->used = false;
+    l->state = LOAD_FREE;
     l->seq = NULL;
     e->n_loads_used--;
 }
 
-void tiers_poll(struct engine *e)
+/* How long a page takes from the disk while it is busy. */
+static void tiers_time_read(struct engine *e)
 {
-    struct store_done done;
-    struct store_counters counters;
+    double us = (double)(e->now_us - e->reads_since_us);
 
-    if (e->store == NULL)
-        return;
+    must(e->n_reads > 0);
+    e->reads_since_us = e->now_us;
+    e->n_reads--;
+    e->read_us += e->read_us <= 0.0 ? us : (us - e->read_us) / TIERS_SMOOTH;
+}
+
+static void tiers_poll_store(struct engine *e)
+{
+    struct store_counters counters;
+    struct store_done done;
+
     while (store_poll(e->store, &done)) {
-        must(done.ticket < (uint64_t)e->n_loads);
-        must(e->loads[done.ticket].used);
-        tiers_loaded(e, &e->loads[done.ticket], &done);
+        struct engine_load *l = &e->loads[done.ticket];
+
+        must(done.ticket < (uint64_t)e->n_loads && l->state == LOAD_READING);
+        tiers_time_read(e);
+        l->payload = done.rc == ERR_OK ? done.payload : NULL;
+        if (done.rc != ERR_OK || !tiers_start_copy(e, l))
+            tiers_end_load(e, l, false);
     }
     store_read_counters(e->store, &counters);
     stats_set(&e->stats, METRIC_store_faults, counters.faults);
+}
+
+static void tiers_poll_host(struct engine *e)
+{
+    struct host_counters counters;
+    uint64_t ticket;
+    bool good;
+
+    while (host_poll(e->host, &ticket, &good)) {
+        struct engine_load *l = &e->loads[ticket];
+
+        must(ticket < (uint64_t)e->n_loads && l->state == LOAD_CHECKING);
+        if (!good || !tiers_start_copy(e, l))
+            tiers_end_load(e, l, false);
+    }
+    host_read_counters(e->host, &counters);
+    stats_set(&e->stats, METRIC_host_pages, counters.pages);
+    stats_set(&e->stats, METRIC_host_faults, counters.faults);
+}
+
+static void tiers_poll_loads(struct engine *e)
+{
+    for (int i = 0; i < e->n_loads && e->n_loads_used > 0; i++) {
+        struct engine_load *l = &e->loads[i];
+
+        if (l->state == LOAD_CHECKING && host_is_checked(e->host, l->slot))
+            tiers_end_load(e, l, false); /* its copy could not be started */
+        else if (l->state == LOAD_COPYING && model_copy_done(e->model, MODEL_IN, l->mark) == 1)
+            tiers_end_load(e, l, true);
+    }
+}
+
+static void tiers_poll_saves(struct engine *e)
+{
+    while (e->saves_head != e->saves_tail) {
+        struct engine_save *s = &e->saves[e->saves_head % ENGINE_SAVES];
+
+        if (!s->marked || model_copy_done(e->model, MODEL_OUT, s->mark) != 1)
+            return;
+        host_filled(e->host, s->slot, !FAULT_HIT(host_copy));
+        if (s->page >= 0)
+            pages_unref(e->pages, s->page);
+        e->saves_head++;
+    }
+}
+
+void tiers_poll(struct engine *e)
+{
+    if (e->store != NULL)
+        tiers_poll_store(e);
+    if (e->host != NULL) {
+        tiers_poll_saves(e);
+        tiers_poll_host(e);
+    }
+    if (e->n_loads_used > 0)
+        tiers_poll_loads(e);
+}
+
+bool tiers_copy_in(const struct engine *e)
+{
+    for (int i = 0; i < e->n_loads; i++) {
+        if (e->loads[i].state > LOAD_READING)
+            return true;
+    }
+    return false;
+}
+
+bool tiers_copy_out(const struct engine *e)
+{
+    return e->saves_head != e->saves_tail;
 }
 
 void tiers_forget(struct engine *e, struct seq *q)
@@ -150,18 +344,48 @@ void tiers_forget(struct engine *e, struct seq *q)
     if (q->n_loading == 0)
         return;
     for (int i = 0; i < e->n_loads; i++) {
-        if (e->loads[i].used && e->loads[i].seq == q)
+        if (e->loads[i].state != LOAD_FREE && e->loads[i].seq == q)
             e->loads[i].seq = NULL; /* the page is worth having all the same */
     }
     q->n_loading = 0;
 }
 
-/* Copy one page into a staging buffer and queue it. False when no buffer is free. */
-static bool tiers_save_page(struct engine *e, int32_t page, const struct page_label *label)
+void tiers_time_step(struct engine *e, const struct engine_step *step)
 {
-    void *buffer = store_buffer(e->store);
+    double us = (double)(e->now_us - step->begun_us);
 
-    if (buffer == NULL)
+    if (step->n_tokens < 4 * step->n_seqs || step->n_tokens < 2 * e->shape->block_tokens)
+        return; /* not of prompts */
+    us /= (double)step->n_tokens;
+    e->prefill_us += e->prefill_us <= 0.0 ? us : (us - e->prefill_us) / TIERS_SMOOTH;
+}
+
+/* --- from the device ------------------------------------------------------------------------ */
+
+/* Give a payload in host memory to the store. False when it has no buffer. */
+static bool tiers_save_payload(struct engine *e, const struct page_label *label,
+                               const void *payload)
+{
+    void *buffer;
+
+    if (store_has(e->store, &label->name))
+        return true;
+    if ((buffer = store_buffer(e->store)) == NULL)
+        return false;
+    memcpy(buffer, payload, e->shape->page_bytes);
+    store_save(e->store, buffer, label);
+    stats_add(&e->stats, METRIC_store_writes, 1);
+    return true;
+}
+
+/* Copy one page into a staging buffer and queue it. False when no buffer is free. */
+static bool tiers_save_to_store(struct engine *e, int32_t page, const struct page_label *label)
+{
+    void *buffer;
+
+    if (store_has(e->store, &label->name))
+        return true;
+    if ((buffer = store_buffer(e->store)) == NULL)
         return false;
     if (model_page_read(e->model, page, buffer) != ERR_OK) {
         store_release(e->store, buffer);
@@ -172,17 +396,78 @@ static bool tiers_save_page(struct engine *e, int32_t page, const struct page_la
     return true;
 }
 
+/* Start a copy into a slot of the host tier; what goes from there and was used goes to the disk.
+ * is_held: the page has a reference until it is done. False when there is no slot. */
+static bool tiers_save_to_host(struct engine *e, int32_t page, const struct page_label *label,
+                               bool is_held)
+{
+    struct host_victim victim;
+    int32_t slot;
+
+    if (host_find(e->host, &label->name, label->tokens) >= 0)
+        return true;
+    if (e->saves_tail - e->saves_head == ENGINE_SAVES)
+        return false;
+    slot = host_take(e->host, label, &victim);
+    if (victim.n_uses > 0 && e->store != NULL &&
+        !tiers_save_payload(e, &victim.label, victim.payload))
+        stats_add(&e->stats, METRIC_store_skips, 1);
+    if (slot < 0)
+        return false;
+    host_fill(e->host, slot, label);
+    if (model_page_out(e->model, page, host_payload(e->host, slot)) != ERR_OK) {
+        host_filled(e->host, slot, false);
+        return true; /* the device is failing; the next step says so */
+    }
+    if (is_held)
+        pages_ref(e->pages, page);
+    e->saves[e->saves_tail++ % ENGINE_SAVES] =
+        (struct engine_save){.page = is_held ? page : -1, .slot = slot};
+    return true;
+}
+
+static void tiers_mark_saves(struct engine *e)
+{
+    uint64_t mark = 0;
+
+    if (e->saves_head == e->saves_tail || e->saves[(e->saves_tail - 1) % ENGINE_SAVES].marked ||
+        model_copy_mark(e->model, MODEL_OUT, &mark) != ERR_OK)
+        return;
+    for (uint32_t i = e->saves_head; i != e->saves_tail; i++) {
+        struct engine_save *s = &e->saves[i % ENGINE_SAVES];
+
+        if (s->marked)
+            continue;
+        s->marked = true;
+        s->mark = mark;
+    }
+}
+
+static bool tiers_save(struct engine *e, int32_t page, const struct page_label *label, bool is_held)
+{
+    if (e->host != NULL)
+        return tiers_save_to_host(e, page, label, is_held);
+    return tiers_save_to_store(e, page, label);
+}
+
 void tiers_save_evicted(struct engine *e)
 {
-    for (int i = 0; i < e->sched.n_evictions && e->store != NULL; i++) {
+    bool any = false;
+
+    for (int i = 0; i < e->sched.n_evictions; i++) {
         const struct sched_eviction *v = &e->sched.evictions[i];
 
-        if (store_has(e->store, &v->label.name))
+        if (e->host == NULL && e->store == NULL)
             continue;
-        if (!tiers_save_page(e, v->page, &v->label))
+        if (!tiers_save(e, v->page, &v->label, false))
             stats_add(&e->stats, METRIC_store_skips, 1);
+        any = true;
     }
     e->sched.n_evictions = 0;
+    if (!any || e->host == NULL)
+        return;
+    tiers_mark_saves(e);
+    (void)!model_copy_fence(e->model); /* a device that fails says so at the next step */
 }
 
 void tiers_note_named(void *engine, int32_t page)
@@ -190,7 +475,7 @@ void tiers_note_named(void *engine, int32_t page)
     struct engine *e = engine;
     struct page_label label;
 
-    if (e->store == NULL || !pages_label(e->pages, page, &label))
+    if ((e->store == NULL && e->host == NULL) || !pages_label(e->pages, page, &label))
         return;
     if (e->dirty_tail - e->dirty_head == e->dirty_cap)
         e->dirty_head++; /* the oldest waits for its eviction instead */
@@ -198,7 +483,7 @@ void tiers_note_named(void *engine, int32_t page)
         (struct engine_dirty){.page = page, .name = label.name};
 }
 
-/* Save the page behind one entry. False when no buffer is free; the entry stays then. */
+/* Save the page behind one entry. False when there is no room for it; the entry stays then. */
 static bool tiers_write_one(struct engine *e)
 {
     const struct engine_dirty *d = &e->dirty[e->dirty_head % e->dirty_cap];
@@ -206,7 +491,7 @@ static bool tiers_write_one(struct engine *e)
 
     if (pages_label(e->pages, d->page, &label) &&
         memcmp(&label.name, &d->name, sizeof d->name) == 0 && !pages_stored(e->pages, d->page)) {
-        if (!store_has(e->store, &d->name) && !tiers_save_page(e, d->page, &label))
+        if (!tiers_save(e, d->page, &label, true))
             return false;
         pages_set_stored(e->pages, d->page);
     }
@@ -214,13 +499,42 @@ static bool tiers_write_one(struct engine *e)
     return true;
 }
 
+/* One page that was used again in host memory goes to the disk. False when it has no buffer. */
+static bool tiers_write_hot(struct engine *e)
+{
+    const struct engine_hot *hot = &e->hot[e->hot_head % ENGINE_HOT];
+    struct page_label label;
+
+    if (host_label(e->host, hot->slot, &hot->name, &label) &&
+        !tiers_save_payload(e, &label, host_payload(e->host, hot->slot)))
+        return false;
+    e->hot_head++;
+    return true;
+}
+
 void tiers_write_behind(struct engine *e, int pages_max)
 {
-    if (e->store == NULL)
-        return;
-    for (int i = 0; i < pages_max && e->dirty_head != e->dirty_tail; i++) {
+    int n_out = e->host != NULL ? TIERS_OUT : e->store != NULL ? pages_max : 0;
+
+    for (int i = 0; i < n_out && e->dirty_head != e->dirty_tail; i++) {
         if (!tiers_write_one(e))
+            break;
+    }
+    if (e->host == NULL)
+        return;
+    tiers_mark_saves(e);
+    for (int i = 0; i < pages_max && e->hot_head != e->hot_tail; i++) {
+        if (!tiers_write_hot(e))
             return;
+    }
+}
+
+/* The host tier outlives the engine, but not the machine: what was used again goes to the disk. */
+static void tiers_save_hot(struct engine *e)
+{
+    while (e->store != NULL && e->hot_head != e->hot_tail) {
+        if (!tiers_write_hot(e))
+            store_flush(e->store); /* frees the buffers */
     }
 }
 
@@ -228,11 +542,26 @@ void tiers_save_all(struct engine *e)
 {
     uint32_t n = e->dirty_tail - e->dirty_head;
 
-    if (e->store == NULL)
-        return;
-    while (e->dirty_head != e->dirty_tail) {
-        if (!tiers_write_one(e))
+    while ((e->host != NULL || e->store != NULL) && e->dirty_head != e->dirty_tail) {
+        if (tiers_write_one(e))
+            continue;
+        if (e->host == NULL) {
             store_flush(e->store); /* frees the buffers */
+            continue;
+        }
+        tiers_mark_saves(e);
+        tiers_poll_saves(e);
+        tiers_poll_host(e);
+        if (e->saves_head == e->saves_tail)
+            break; /* the tier has no room that could be made */
     }
-    log_info("engine: %u pages saved to %s", n, e->settings.kv_store_dir);
+    while (e->host != NULL && e->saves_head != e->saves_tail) {
+        tiers_mark_saves(e);
+        tiers_poll_saves(e);
+    }
+    tiers_save_hot(e);
+    if (e->host != NULL)
+        log_info("engine: %u pages saved to %s", n, e->settings.kv_host_file);
+    else if (e->store != NULL)
+        log_info("engine: %u pages saved to %s", n, e->settings.kv_store_dir);
 }

@@ -4,8 +4,8 @@
  * turns the engine's batches into steps of the device. */
 #include "model/model.h"
 
-#include <stdio.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -110,6 +110,7 @@ static int choose_shape(struct model *m, const struct model_options *o)
     const struct config *c = &m->config;
     bool gpu = m->device->is_gpu;
 
+    s->is_gpu = gpu;
     s->n_layers = c->n_layers;
     s->dim = c->dim;
     s->n_heads = c->n_heads;
@@ -615,4 +616,46 @@ int model_page_read(struct model *m, int32_t page_id, void *host)
 int model_page_write(struct model *m, int32_t page_id, const void *host)
 {
     return m->device->ops->upload(m->device, page_at(m, page_id), host, m->shape.page_bytes);
+}
+
+static enum device_way device_way_of(enum model_way way)
+{
+    return way == MODEL_IN ? DEVICE_IN : DEVICE_OUT;
+}
+
+int model_page_in(struct model *m, int32_t page_id, const void *host)
+{
+    return m->device->ops->copy_start(m->device, DEVICE_IN, page_at(m, page_id), host,
+                                      m->shape.page_bytes);
+}
+
+int model_page_out(struct model *m, int32_t page_id, void *host)
+{
+    return m->device->ops->copy_start(m->device, DEVICE_OUT, host, page_at(m, page_id),
+                                      m->shape.page_bytes);
+}
+
+int model_copy_mark(struct model *m, enum model_way way, uint64_t *ticket)
+{
+    return m->device->ops->copy_mark(m->device, device_way_of(way), ticket);
+}
+
+int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
+{
+    return m->device->ops->copy_done(m->device, device_way_of(way), ticket);
+}
+
+int model_copy_fence(struct model *m)
+{
+    return m->device->ops->copy_fence(m->device);
+}
+
+int model_pin(struct model *m, void *memory, size_t bytes)
+{
+    return m->device->ops->pin(m->device, memory, bytes);
+}
+
+void model_unpin(struct model *m, void *memory)
+{
+    m->device->ops->unpin(m->device, memory);
 }

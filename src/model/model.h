@@ -45,6 +45,7 @@ struct model_shape {
     size_t page_bytes; /* one page, all layers, in the device's KV type */
     int n_eos;         /* ids that end a text: generation_config.json, else config.json */
     int32_t eos[8];
+    bool is_gpu;
     char device[64];         /* for the log, e.g. "cpu, 2 threads" or the GPU's name */
     struct hash fingerprint; /* digest of weights, config, KV type and page layout: equal
                               * fingerprints mean that KV pages may be exchanged */
@@ -97,5 +98,18 @@ int model_logits(struct model *m, float *logits) ERR_CHECKED;
  * that writes the page. */
 int model_page_read(struct model *m, int32_t page_id, void *host) ERR_CHECKED;
 int model_page_write(struct model *m, int32_t page_id, const void *host) ERR_CHECKED;
+
+/* The same beside the steps, without waiting: device/device.h says how copies are started, marked
+ * and done. A page that comes in must not be used before it is done, one that goes out not be
+ * written; model_copy_fence() makes the next step wait for those that go out. model_pin() prepares
+ * host memory; any thread. */
+enum model_way { MODEL_IN, MODEL_OUT };
+int model_page_in(struct model *m, int32_t page_id, const void *host) ERR_CHECKED;
+int model_page_out(struct model *m, int32_t page_id, void *host) ERR_CHECKED;
+int model_copy_mark(struct model *m, enum model_way way, uint64_t *ticket) ERR_CHECKED;
+int model_copy_done(struct model *m, enum model_way way, uint64_t ticket) ERR_CHECKED;
+int model_copy_fence(struct model *m) ERR_CHECKED;
+int model_pin(struct model *m, void *memory, size_t bytes) ERR_CHECKED;
+void model_unpin(struct model *m, void *memory);
 
 #endif

@@ -321,7 +321,7 @@ class Stack:
     """nginx + fronts + engine. Use with `with`."""
 
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
-                 start_engine=True):
+                 start_engine=True, host=None, host_file=None):
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
@@ -339,6 +339,12 @@ class Stack:
                   self.engine_socket]
         self.engine_argv = [os.path.join(BUILDDIR, "quire-engine")] + common + \
             ["--device", DEVICE, "--cpu-threads", "2"] + [str(a) for a in engine]
+        # On tmpfs, as it is meant to be: /tmp may be a disk.
+        self.host_file = host_file or (
+            os.path.join("/dev/shm", os.path.basename(self.dir)) if host else "")
+        self.engine_argv += ["--kv-host-file", self.host_file]
+        if host:
+            self.engine_argv += ["--kv-host-bytes", host]
         if store:
             self.store_dir = os.path.join(self.dir, "store")
             os.mkdir(self.store_dir)
@@ -438,6 +444,8 @@ class Stack:
             print("# kept " + self.dir)
         else:
             shutil.rmtree(self.dir, ignore_errors=True)
+        if self.host_file and os.path.exists(self.host_file):
+            os.unlink(self.host_file)
 
     # --- requests ---
 

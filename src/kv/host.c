@@ -1,0 +1,791 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The engine's thread owns the index (entries, table, lists); the threads of the tier get jobs
+ * (memory, checksums, checks) and give back ends, which host_poll() works into the index. So
+ * nothing but the two queues is shared.
+ *
+ * A page is FILLING while its payload comes, then a PAGE that can be had at once; its checksum is
+ * made behind its back, and only then does the file say that the slot holds something. */
+#include "kv/host.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+
+#define HOST_THREADS     4
+#define HOST_CHUNK_BYTES ((size_t)256 << 20)
+#define HOST_CHECKS_MAX  4096 /* under way at once */
+#define HOST_LOOK_MAX    64   /* of the oldest pages, for one that nothing continues */
+
+enum entry_state { ENTRY_OUT, ENTRY_FREE, ENTRY_FILLING, ENTRY_PAGE };
+
+struct entry {
+    enum entry_state state; /* OUT: its memory is not ready and it holds nothing */
+    bool busy;              /* a thread is at its checksum */
+    bool checked;           /* its payload is known to be whole */
+    bool bad;               /* it failed its check: free when nobody holds it */
+    uint32_t n_readers;
+    uint32_t n_uses;
+    uint32_t n_children; /* pages that continue it and came after it */
+    uint32_t life;       /* counts pages that it has held */
+    int32_t parent;      /* slot of the page before it when it came, or -1 */
+    uint32_t parent_life;
+    int32_t prev, next; /* in the list of pages by last use, or of free slots (next) */
+    struct hash name;
+};
+
+enum job_kind { JOB_PIN, JOB_SEAL, JOB_CHECK };
+
+struct job {
+    enum job_kind kind;
+    int32_t slot; /* or chunk */
+    uint64_t ticket;
+    bool good; /* when it has ended */
+};
+
+struct job_queue {
+    struct job *jobs; /* [cap] */
+    uint32_t cap, head, tail;
+};
+
+enum chunk_state { CHUNK_OUT, CHUNK_ASKED, CHUNK_READY, CHUNK_FAILED };
+
+struct host {
+    struct host_options options;
+    int fd;
+    char *map;
+    size_t map_bytes;
+    struct host_file *file;
+    struct host_slot *slots; /* [n_slots] */
+    char *payloads;
+    int32_t n_slots;
+    int32_t chunk_slots, n_chunks;
+
+    /* The engine's thread. */
+    struct entry *entries; /* [n_slots] */
+    int32_t *table;        /* [table_mask + 1]: slot or -1 */
+    uint32_t table_mask;
+    int32_t oldest, newest, free;
+    enum chunk_state *chunks; /* [n_chunks] */
+    int32_t n_asked;
+    uint64_t n_used;
+    struct host_counters counters;
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t work;
+    struct job_queue todo, done;
+    bool stop;
+    pthread_t threads[HOST_THREADS];
+    int n_threads;
+};
+
+uint64_t host_slot_digest(const struct host_slot *s)
+{
+    struct hash_xxh3 h;
+
+    hash_xxh3_begin(&h);
+    hash_xxh3_add(&h, &s->n_tokens, sizeof s->n_tokens);
+    hash_xxh3_add(&h, &s->payload_xxh3, sizeof s->payload_xxh3);
+    hash_xxh3_add(&h, &s->name,
+                  offsetof(struct host_slot, slot_xxh3) - offsetof(struct host_slot, name));
+    return hash_xxh3_end(&h);
+}
+
+void *host_payload(const struct host *h, int32_t slot)
+{
+    return h->payloads + (size_t)slot * h->file->payload_bytes;
+}
+
+/* --- queues ------------------------------------------------------------------------------ */
+
+static void host_push(struct job_queue *q, struct job j)
+{
+    must(q->tail - q->head < q->cap);
+    q->jobs[q->tail++ % q->cap] = j;
+}
+
+static bool host_pop(struct job_queue *q, struct job *j)
+{
+    if (q->head == q->tail)
+        return false;
+    *j = q->jobs[q->head++ % q->cap];
+    return true;
+}
+
+static void host_ask(struct host *h, enum job_kind kind, int32_t slot, uint64_t ticket)
+{
+    (void)pthread_mutex_lock(&h->lock);
+    host_push(&h->todo, (struct job){.kind = kind, .slot = slot, .ticket = ticket});
+    (void)pthread_cond_signal(&h->work);
+    (void)pthread_mutex_unlock(&h->lock);
+}
+
+/* --- the threads ------------------------------------------------------------------------- */
+
+static size_t host_chunk_bytes(const struct host *h, int32_t chunk)
+{
+    int32_t first = chunk * h->chunk_slots, n = h->n_slots - first;
+
+    return (size_t)(n < h->chunk_slots ? n : h->chunk_slots) * h->file->payload_bytes;
+}
+
+/* tmpfs that is full must say so now: later it would be a signal in the middle of a copy. */
+static bool host_pin(struct host *h, int32_t chunk)
+{
+    char *memory = host_payload(h, chunk * h->chunk_slots);
+    size_t bytes = host_chunk_bytes(h, chunk);
+    int e = FAULT_HIT(host_grow) ? ENOSPC : posix_fallocate(h->fd, memory - h->map, (off_t)bytes);
+
+    if (e == 0 && h->options.pin(h->options.context, memory, bytes) == ERR_OK)
+        return true;
+    log_warn("host: %s does not grow beyond %zu MiB: %s; lower kv_host_bytes", h->options.path,
+             (size_t)chunk * h->chunk_slots * h->file->payload_bytes >> 20,
+             e == 0 ? "the device does not take the memory" : strerror(e));
+    return false;
+}
+
+static uint64_t host_digest(const struct host *h, int32_t slot)
+{
+    return hash_xxh3(host_payload(h, slot), h->file->page_bytes);
+}
+
+static bool host_work(struct host *h, const struct job *j)
+{
+    struct host_slot *s = &h->slots[j->slot];
+
+    switch (j->kind) {
+    case JOB_PIN: return host_pin(h, j->slot);
+    case JOB_SEAL:
+        s->payload_xxh3 = host_digest(h, j->slot);
+        s->slot_xxh3 = host_slot_digest(s);
+        atomic_store_explicit(&s->state, HOST_HOLDS, memory_order_release);
+        return true;
+    case JOB_CHECK: return !FAULT_HIT(host_check) && s->payload_xxh3 == host_digest(h, j->slot);
+    }
+    return false;
+}
+
+static void *host_run(void *arg)
+{
+    struct host *h = arg;
+    struct job j;
+
+    (void)pthread_mutex_lock(&h->lock);
+    for (;;) { /* until host_close() */
+        while (!h->stop && h->todo.head == h->todo.tail)
+            (void)pthread_cond_wait(&h->work, &h->lock);
+        if (!host_pop(&h->todo, &j))
+            break; /* it stops, and all has been done */
+        (void)pthread_mutex_unlock(&h->lock);
+        j.good = host_work(h, &j);
+        (void)pthread_mutex_lock(&h->lock);
+        host_push(&h->done, j);
+    }
+    (void)pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
+/* --- the index --------------------------------------------------------------------------- */
+
+static uint32_t host_home(const struct host *h, const struct hash *name)
+{
+    uint32_t at;
+
+    memcpy(&at, name->bytes, sizeof at);
+    return at & h->table_mask;
+}
+
+/* Where a name stands, or would. Ends: the table is at most half full. */
+static uint32_t host_probe(const struct host *h, const struct hash *name)
+{
+    uint32_t i = host_home(h, name);
+
+    while (h->table[i] != -1 && memcmp(&h->entries[h->table[i]].name, name, sizeof *name) != 0)
+        i = (i + 1) & h->table_mask;
+    return i;
+}
+
+/* Remove an entry and close the gap. */
+static void host_erase(struct host *h, const struct hash *name)
+{
+    uint32_t gap = host_probe(h, name), i = gap;
+
+    must(h->table[gap] != -1);
+    h->table[gap] = -1;
+    for (;;) { /* ends at the first empty place */
+        uint32_t home;
+
+        i = (i + 1) & h->table_mask;
+        if (h->table[i] == -1)
+            return;
+        home = host_home(h, &h->entries[h->table[i]].name);
+        if (((i - home) & h->table_mask) < ((i - gap) & h->table_mask))
+            continue;
+        h->table[gap] = h->table[i];
+        h->table[i] = -1;
+        gap = i;
+    }
+}
+
+static void host_list_remove(struct host *h, int32_t slot)
+{
+    struct entry *e = &h->entries[slot];
+
+    *(e->prev == -1 ? &h->oldest : &h->entries[e->prev].next) = e->next;
+    *(e->next == -1 ? &h->newest : &h->entries[e->next].prev) = e->prev;
+}
+
+static void host_list_push(struct host *h, int32_t slot)
+{
+    struct entry *e = &h->entries[slot];
+
+    e->prev = h->newest;
+    e->next = -1;
+    *(h->newest == -1 ? &h->oldest : &h->entries[h->newest].next) = slot;
+    h->newest = slot;
+}
+
+static void host_add_free(struct host *h, int32_t slot)
+{
+    struct entry *e = &h->entries[slot];
+
+    e->state = ENTRY_FREE;
+    e->next = h->free;
+    h->free = slot;
+}
+
+/* Make a slot's page known; its name is set. */
+static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
+{
+    struct entry *e = &h->entries[slot];
+    int32_t before = h->table[host_probe(h, parent)];
+
+    h->table[host_probe(h, &e->name)] = slot;
+    e->state = ENTRY_PAGE;
+    e->n_children = 0;
+    e->life++;
+    e->parent = before;
+    if (before != -1) {
+        e->parent_life = h->entries[before].life;
+        h->entries[before].n_children++;
+    }
+    host_list_push(h, slot);
+    h->counters.pages++;
+}
+
+/* Forget a page; the slot is in no list then. */
+static void host_remove(struct host *h, int32_t slot)
+{
+    struct entry *e = &h->entries[slot];
+
+    atomic_store_explicit(&h->slots[slot].state, HOST_EMPTY, memory_order_release);
+    host_erase(h, &e->name);
+    host_list_remove(h, slot);
+    if (e->parent != -1 && h->entries[e->parent].life == e->parent_life)
+        h->entries[e->parent].n_children--;
+    e->life++;
+    e->parent = -1;
+    h->counters.pages--;
+}
+
+static bool host_is_ready(const struct host *h, int32_t slot)
+{
+    return h->chunks[slot / h->chunk_slots] == CHUNK_READY;
+}
+
+/* --- opening ----------------------------------------------------------------------------- */
+
+static bool host_is_ours(const struct host *h, const struct host_file *f)
+{
+    const struct host_file *want = h->file;
+
+    return f->magic == want->magic && f->version == want->version && f->n_slots == want->n_slots &&
+           f->page_bytes == want->page_bytes && f->payload_bytes == want->payload_bytes &&
+           f->payloads_at == want->payloads_at && f->block_tokens == want->block_tokens &&
+           memcmp(&f->fingerprint, &want->fingerprint, sizeof f->fingerprint) == 0;
+}
+
+/* Map the file, as it is or begun anew. h->file is what it must be, in the caller's memory. */
+static int host_map(struct host *h)
+{
+    struct host_file want = *h->file, got = {0};
+    struct stat st;
+    bool ours;
+
+    if (fstat(h->fd, &st) == -1)
+        return ERR_IO;
+    ours = st.st_size == (off_t)h->map_bytes &&
+           pread(h->fd, &got, sizeof got, 0) == (ssize_t)sizeof got && host_is_ours(h, &got);
+    if (!ours && st.st_size > 0)
+        log_info("host: %s holds pages of another model or build; it is begun anew",
+                 h->options.path);
+    if (!ours && (ftruncate(h->fd, 0) == -1 || ftruncate(h->fd, (off_t)h->map_bytes) == -1))
+        return ERR_IO;
+    if ((errno = posix_fallocate(h->fd, 0, (off_t)want.payloads_at)) != 0)
+        return ERR_NO_MEMORY;
+    h->map = mmap(NULL, h->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, h->fd, 0);
+    if (h->map == MAP_FAILED) {
+        h->map = NULL;
+        return ERR_NO_MEMORY;
+    }
+    h->file = (struct host_file *)(void *)h->map;
+    if (!ours)
+        *h->file = want;
+    h->slots = (struct host_slot *)(void *)(h->map + sizeof *h->file);
+    h->payloads = h->map + want.payloads_at;
+    return ERR_OK;
+}
+
+static int host_open_file(struct host *h)
+{
+    int rc;
+
+    h->fd = open(h->options.path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
+    if (h->fd == -1) {
+        log_error("host: %s: %s", h->options.path, strerror(errno));
+        return ERR_IO;
+    }
+    if (flock(h->fd, LOCK_EX | LOCK_NB) == -1) {
+        log_error("host: another engine uses %s; set kv_host_file", h->options.path);
+        return ERR_OVERLOADED;
+    }
+    rc = host_map(h);
+    if (rc != ERR_OK)
+        log_error("host: %s of %zu MiB: %s", h->options.path, h->map_bytes >> 20, strerror(errno));
+    return rc;
+}
+
+static int host_alloc(struct host *h)
+{
+    uint32_t cap = 16;
+    size_t n = (size_t)h->n_slots, jobs = n + (size_t)h->n_chunks + HOST_CHECKS_MAX;
+
+    while (cap < 2 * (uint32_t)h->n_slots)
+        cap *= 2;
+    h->table_mask = cap - 1;
+    h->entries = mem_zalloc_array(n, sizeof *h->entries);
+    h->table = mem_zalloc_array(cap, sizeof *h->table);
+    h->chunks = mem_zalloc_array((size_t)h->n_chunks, sizeof *h->chunks);
+    h->todo = (struct job_queue){.jobs = mem_zalloc_array(jobs, sizeof(struct job)),
+                                 .cap = (uint32_t)jobs};
+    h->done = (struct job_queue){.jobs = mem_zalloc_array(jobs, sizeof(struct job)),
+                                 .cap = (uint32_t)jobs};
+    if (h->entries == NULL || h->table == NULL || h->chunks == NULL || h->todo.jobs == NULL ||
+        h->done.jobs == NULL)
+        return ERR_NO_MEMORY;
+    memset(h->table, 0xff, cap * sizeof *h->table); /* -1 */
+    return ERR_OK;
+}
+
+struct found {
+    uint64_t used;
+    int32_t slot;
+};
+
+static int host_by_use(const void *a, const void *b)
+{
+    const struct found *x = a, *y = b;
+
+    return (x->used > y->used) - (x->used < y->used);
+}
+
+/* The pages that the engine before left, in the order of their last use. */
+static int host_take_back(struct host *h)
+{
+    struct found *found = mem_zalloc_array((size_t)h->n_slots, sizeof *found);
+    int n = 0;
+
+    if (found == NULL)
+        return ERR_NO_MEMORY;
+    for (int32_t i = 0; i < h->n_slots; i++) {
+        struct host_slot *s = &h->slots[i];
+        bool holds = atomic_load(&s->state) == HOST_HOLDS;
+
+        if (holds && s->n_tokens == h->file->block_tokens && s->slot_xxh3 == host_slot_digest(s))
+            found[n++] = (struct found){.used = s->used, .slot = i};
+        else
+            atomic_store(&s->state, HOST_EMPTY);
+    }
+    qsort(found, (size_t)n, sizeof *found, host_by_use);
+    for (int i = 0; i < n; i++) {
+        struct entry *e = &h->entries[found[i].slot];
+        const struct host_slot *s = &h->slots[found[i].slot];
+
+        if (h->table[host_probe(h, &s->name)] != -1) { /* twice: impossible, and harmless */
+            atomic_store(&h->slots[found[i].slot].state, HOST_EMPTY);
+            continue;
+        }
+        e->name = s->name;
+        e->n_uses = 1;
+        host_insert(h, found[i].slot, &s->parent);
+        h->n_used = found[i].used;
+        if (h->chunks[found[i].slot / h->chunk_slots] == CHUNK_OUT) {
+            h->chunks[found[i].slot / h->chunk_slots] = CHUNK_ASKED;
+            h->n_asked++;
+        }
+    }
+    mem_free(found);
+    if (n > 0)
+        log_info("host: %d pages of the engine before, %s", n, h->options.path);
+    return ERR_OK;
+}
+
+static int host_start(struct host *h)
+{
+    (void)pthread_mutex_init(&h->lock, NULL); /* cannot fail on Linux */
+    (void)pthread_cond_init(&h->work, NULL);
+    if (h->n_asked == 0) {
+        h->chunks[0] = CHUNK_ASKED;
+        h->n_asked++;
+    }
+    for (int32_t i = 0; i < h->n_chunks; i++) {
+        if (h->chunks[i] == CHUNK_ASKED)
+            host_push(&h->todo, (struct job){.kind = JOB_PIN, .slot = i});
+    }
+    while (h->n_threads < HOST_THREADS) {
+        if (pthread_create(&h->threads[h->n_threads], NULL, host_run, h) != 0) {
+            log_error("host: a thread cannot start: %s", strerror(errno));
+            return ERR_NO_MEMORY;
+        }
+        h->n_threads++;
+    }
+    return ERR_OK;
+}
+
+int host_open(struct host **out, const struct host_options *o)
+{
+    struct host *h = mem_zalloc(sizeof *h);
+    struct host_file want = {.magic = HOST_MAGIC,
+                             .version = HOST_VERSION,
+                             .page_bytes = o->page_bytes,
+                             .block_tokens = (uint32_t)o->block_tokens,
+                             .fingerprint = o->fingerprint};
+    size_t n;
+    int rc;
+
+    must(o->block_tokens >= 1 && o->block_tokens <= HOST_TOKENS_MAX);
+    if (h == NULL)
+        return ERR_NO_MEMORY;
+    h->options = *o;
+    h->fd = -1;
+    h->oldest = h->newest = h->free = -1;
+    want.payload_bytes = (o->page_bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
+    n = o->max_bytes / want.payload_bytes;
+    n = n < 1 ? 1 : n > INT32_MAX / 2 ? INT32_MAX / 2 : n;
+    want.n_slots = (uint32_t)n;
+    want.payloads_at =
+        (sizeof want + n * sizeof(struct host_slot) + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
+    strncpy(want.name, o->name, sizeof want.name - 1);
+    h->n_slots = (int32_t)n;
+    h->chunk_slots = (int32_t)(HOST_CHUNK_BYTES / want.payload_bytes);
+    h->chunk_slots = h->chunk_slots < 1 ? 1 : h->chunk_slots;
+    h->n_chunks = (h->n_slots + h->chunk_slots - 1) / h->chunk_slots;
+    h->map_bytes = (size_t)want.payloads_at + n * (size_t)want.payload_bytes;
+    h->file = &want;
+    rc = host_open_file(h);
+    if (rc == ERR_OK)
+        rc = host_alloc(h);
+    if (rc == ERR_OK)
+        rc = host_take_back(h);
+    if (rc == ERR_OK)
+        rc = host_start(h);
+    if (rc != ERR_OK) {
+        host_close(h);
+        return rc;
+    }
+    *out = h;
+    return ERR_OK;
+}
+
+void host_close(struct host *h)
+{
+    if (h == NULL)
+        return;
+    if (h->n_threads > 0) {
+        (void)pthread_mutex_lock(&h->lock);
+        h->stop = true;
+        (void)pthread_cond_broadcast(&h->work);
+        (void)pthread_mutex_unlock(&h->lock);
+    }
+    for (int i = 0; i < h->n_threads; i++)
+        (void)pthread_join(h->threads[i], NULL);
+    for (int32_t i = 0; i < h->n_chunks && h->chunks != NULL && h->map != NULL; i++) {
+        if (h->chunks[i] == CHUNK_READY)
+            h->options.unpin(h->options.context, host_payload(h, i * h->chunk_slots));
+    }
+    if (h->map != NULL)
+        (void)munmap(h->map, h->map_bytes);
+    if (h->fd != -1)
+        (void)close(h->fd);
+    mem_free(h->entries);
+    mem_free(h->table);
+    mem_free(h->chunks);
+    mem_free(h->todo.jobs);
+    mem_free(h->done.jobs);
+    mem_free(h);
+}
+
+/* --- the engine's calls ------------------------------------------------------------------ */
+
+int32_t host_find(const struct host *h, const struct hash *name, const int32_t *tokens)
+{
+    int32_t slot = h->table[host_probe(h, name)];
+
+    if (slot == -1 || h->entries[slot].state != ENTRY_PAGE || h->entries[slot].bad ||
+        memcmp(h->slots[slot].tokens, tokens, h->file->block_tokens * sizeof *tokens) != 0)
+        return -1;
+    return slot;
+}
+
+/* Ask for more memory, if there is more and none is on its way. True while some is. */
+static bool host_grow(struct host *h)
+{
+    for (int32_t i = 0; i < h->n_chunks && h->n_asked == 0; i++) {
+        if (h->chunks[i] == CHUNK_FAILED)
+            return false;
+        if (h->chunks[i] == CHUNK_OUT) {
+            h->chunks[i] = CHUNK_ASKED;
+            h->n_asked++;
+            host_ask(h, JOB_PIN, i, 0);
+        }
+    }
+    return h->n_asked > 0;
+}
+
+static bool host_may_go(const struct host *h, int32_t slot)
+{
+    const struct entry *e = &h->entries[slot];
+
+    return e->n_readers == 0 && !e->busy && !e->bad && host_is_ready(h, slot);
+}
+
+/* The page that goes: of the oldest one that nothing continues, else the oldest. */
+static int32_t host_oldest(const struct host *h)
+{
+    int32_t first = -1;
+    int n = 0;
+
+    for (int32_t i = h->oldest; i != -1 && n < HOST_LOOK_MAX; i = h->entries[i].next, n++) {
+        if (!host_may_go(h, i))
+            continue;
+        if (h->entries[i].n_children == 0)
+            return i;
+        first = first == -1 ? i : first;
+    }
+    return first;
+}
+
+static int32_t host_evict(struct host *h, struct host_victim *victim)
+{
+    int32_t slot = host_oldest(h);
+    const struct host_slot *s = &h->slots[slot == -1 ? 0 : slot];
+
+    if (slot == -1)
+        return -1;
+    if (h->entries[slot].n_uses > 1 && h->entries[slot].checked)
+        *victim = (struct host_victim){
+            .label = {.name = s->name, .parent = s->parent, .tokens = s->tokens},
+            .payload = host_payload(h, slot),
+            .n_uses = h->entries[slot].n_uses};
+    host_remove(h, slot);
+    h->counters.evicted++;
+    return slot;
+}
+
+int32_t host_take(struct host *h, const struct page_label *label, struct host_victim *victim)
+{
+    int32_t slot = h->free;
+    struct entry *e;
+
+    *victim = (struct host_victim){0};
+    if (h->table[host_probe(h, &label->name)] != -1)
+        return -1; /* it is there, or on its way */
+    if (slot != -1)
+        h->free = h->entries[slot].next;
+    else if (host_grow(h) || (slot = host_evict(h, victim)) == -1)
+        return -1;
+    e = &h->entries[slot];
+    *e = (struct entry){.state = ENTRY_FILLING,
+                        .life = e->life,
+                        .parent = -1,
+                        .prev = -1,
+                        .next = -1,
+                        .name = label->name};
+    return slot;
+}
+
+void host_fill(struct host *h, int32_t slot, const struct page_label *label)
+{
+    struct host_slot *s = &h->slots[slot];
+
+    s->n_tokens = h->file->block_tokens;
+    s->name = label->name;
+    s->parent = label->parent;
+    memset(s->tokens, 0, sizeof s->tokens);
+    memcpy(s->tokens, label->tokens, h->file->block_tokens * sizeof *label->tokens);
+}
+
+void host_filled(struct host *h, int32_t slot, bool good)
+{
+    struct entry *e = &h->entries[slot];
+
+    must(e->state == ENTRY_FILLING);
+    if (!good || h->table[host_probe(h, &e->name)] != -1) {
+        host_add_free(h, slot);
+        return;
+    }
+    e->checked = true; /* we have just written it */
+    e->busy = true;
+    e->n_uses = 1;
+    h->slots[slot].used = ++h->n_used;
+    host_insert(h, slot, &h->slots[slot].parent);
+    host_ask(h, JOB_SEAL, slot, 0);
+}
+
+bool host_label(const struct host *h, int32_t slot, const struct hash *name,
+                struct page_label *label)
+{
+    const struct entry *e = &h->entries[slot];
+    const struct host_slot *s = &h->slots[slot];
+
+    if (e->state != ENTRY_PAGE || e->bad || !e->checked ||
+        memcmp(&e->name, name, sizeof *name) != 0)
+        return false;
+    *label = (struct page_label){.name = e->name, .parent = s->parent, .tokens = s->tokens};
+    return true;
+}
+
+void host_hold(struct host *h, int32_t slot)
+{
+    struct entry *e = &h->entries[slot];
+
+    must(e->state == ENTRY_PAGE);
+    e->n_readers++;
+    e->n_uses++;
+    h->slots[slot].used = ++h->n_used;
+    host_list_remove(h, slot);
+    host_list_push(h, slot);
+}
+
+/* A page that failed its check is gone when nobody looks at it any more. */
+void host_release(struct host *h, int32_t slot)
+{
+    struct entry *e = &h->entries[slot];
+
+    must(e->n_readers > 0);
+    if (--e->n_readers > 0 || !e->bad)
+        return;
+    host_remove(h, slot);
+    e->bad = false;
+    host_add_free(h, slot);
+}
+
+bool host_is_checked(const struct host *h, int32_t slot)
+{
+    return h->entries[slot].checked;
+}
+
+void host_check(struct host *h, int32_t slot, uint64_t ticket)
+{
+    must(h->entries[slot].n_readers > 0);
+    host_ask(h, JOB_CHECK, slot, ticket);
+}
+
+static void host_pinned(struct host *h, const struct job *j)
+{
+    int32_t first = j->slot * h->chunk_slots, end = first + h->chunk_slots;
+
+    h->n_asked--;
+    h->chunks[j->slot] = j->good ? CHUNK_READY : CHUNK_FAILED;
+    if (!j->good)
+        return;
+    end = end < h->n_slots ? end : h->n_slots;
+    h->counters.slots += (uint64_t)(end - first);
+    for (int32_t i = end - 1; i >= first; i--) {
+        if (h->entries[i].state == ENTRY_OUT)
+            host_add_free(h, i);
+    }
+}
+
+static void host_note_check(struct host *h, const struct job *j)
+{
+    struct entry *e = &h->entries[j->slot];
+
+    if (j->good)
+        e->checked = true;
+    else if (!e->bad) {
+        e->bad = true;
+        h->counters.faults++;
+        log_warn("host: a page in %s failed its check; it is computed anew", h->options.path);
+    }
+}
+
+bool host_poll(struct host *h, uint64_t *ticket, bool *good)
+{
+    struct job j;
+    bool got;
+
+    do { /* ends with the queue, or with a check */
+        (void)pthread_mutex_lock(&h->lock);
+        got = host_pop(&h->done, &j);
+        (void)pthread_mutex_unlock(&h->lock);
+        if (!got)
+            return false;
+        switch (j.kind) {
+        case JOB_PIN: host_pinned(h, &j); break;
+        case JOB_SEAL: h->entries[j.slot].busy = false; break;
+        case JOB_CHECK: host_note_check(h, &j); break;
+        }
+    } while (j.kind != JOB_CHECK);
+    *ticket = j.ticket;
+    *good = j.good;
+    return true;
+}
+
+bool host_drop(struct host *h, const struct hash *name)
+{
+    int32_t slot = h->table[host_probe(h, name)];
+
+    if (slot == -1 || h->entries[slot].state != ENTRY_PAGE || !host_may_go(h, slot))
+        return false;
+    host_remove(h, slot);
+    host_add_free(h, slot);
+    return true;
+}
+
+void host_read_counters(const struct host *h, struct host_counters *out)
+{
+    *out = h->counters;
+}
+
+void host_prove(const struct host *h)
+{
+    int32_t prev = -1;
+    uint64_t n = 0, n_table = 0;
+
+    for (int32_t i = h->oldest; i != -1; i = h->entries[i].next) {
+        const struct entry *e = &h->entries[i];
+
+        must(e->state == ENTRY_PAGE && e->prev == prev);
+        must(h->table[host_probe(h, &e->name)] == i);
+        prev = i;
+        n++;
+        must(n <= (uint64_t)h->n_slots);
+    }
+    must(prev == h->newest && n == h->counters.pages);
+    for (uint32_t i = 0; i <= h->table_mask; i++)
+        n_table += h->table[i] != -1;
+    must(n_table == n);
+}

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Pages in three tiers: what the device has no room for comes back from host memory, also after
+the engine was killed, and from the disk after the host's memory was lost; damaged memory is a miss;
+whatever fails on the way, the text is the same."""
+
+import os
+import random
+import signal
+
+from harness import DEVICE, Stack, Tap, crowd, need_nginx, until
+
+need_nginx()
+tap = Tap()
+chat = "/v1/chat/completions"
+SEED = int(os.environ.get("SEED") or random.randrange(1 << 30))
+tap.note("SEED=%d" % SEED)
+random.seed(SEED)
+
+N = 6
+story = " ".join("The %s fox carried lantern number %d over the old bridge." % (a, i)
+                 for i, a in enumerate(["clever", "quiet", "small", "brave"] * 3))
+SMALL = ["--num-pages", "40", "--max-num-seqs", "8", "--max-model-len", "400"]
+
+
+def body(s, i):
+    return s.chat("Story %d. %s What did the fox carry?" % (i, story[i:]), max_tokens=8)
+
+
+def ask(s, i, name):
+    r = s.post(chat, body(s, i))
+    if not tap.eq(r.status, 200, "%s %d" % (name, i)):
+        tap.note(r.text)
+        return "", 0
+    return (r.json["choices"][0]["message"]["content"],
+            r.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def hits(s, tier="host"):
+    return s.metric("quire:host_prefix_cache_hits_total" if tier == "host"
+                    else "vllm:external_prefix_cache_hits_total")
+
+
+def saved(s, n):
+    return until(lambda: s.metric("quire:kv_host_pages") >= n, 10)
+
+
+def tiers(**kw):
+    return Stack(engine=SMALL, host="256M", **kw)
+
+
+with Stack(engine=["--enable-prefix-caching", "false"]) as s:
+    want = [ask(s, i, "without a cache")[0] for i in range(N)]
+
+with tap.section("host memory"), tiers() as s:
+    first = [ask(s, i, "first") for i in range(N)]
+    tap.eq([t for t, _ in first], want, "the same text")
+    tap.ok(saved(s, 6 * 12), "pages go to host memory")
+    before = hits(s)
+    again = [ask(s, i, "again") for i in range(N)]
+    tap.eq([t for t, _ in again], want, "the same text from host memory")
+    tap.ok(all(c > 100 for _, c in again), "most of each prompt was there", again)
+    tap.ok(hits(s) - before > 100 * (N - 2), "in host memory (%d tokens)" % (hits(s) - before))
+    s.engine.kill(signal.SIGKILL)
+    killed = [ask(s, i, "after kill -9") for i in range(N)]
+    tap.eq([t for t, _ in killed], want, "the same text after kill -9")
+    tap.ok(all(c > 100 for _, c in killed), "most of each prompt was still there", killed)
+    tap.ok(hits(s) > 100 * (N - 2), "in host memory (%d tokens)" % hits(s))
+    tap.eq(s.metric("quire:host_page_faults_total"), 0, "no page was damaged")
+    tap.ok(s.idle(), "nothing is left")
+
+with tap.section("a crowd that is preempted"), tiers() as s:
+    answers = crowd(3 * N, lambda k: s.post(chat, dict(body(s, k % N), max_tokens=40)).json[
+        "choices"][0]["message"]["content"])
+    tap.ok(all(a == answers[i % N] for i, a in enumerate(answers)), "each says the same")
+    tap.note("%d preemptions, %d tokens from host memory"
+             % (s.metric("vllm:num_preemptions_total"), hits(s)))
+    tap.ok(s.idle(), "nothing is left")
+    tap.eq(s.metric("vllm:kv_cache_usage_perc"), 0, "no page leaks")
+
+with tap.section("damaged memory"), tiers() as s:
+    for i in range(N):
+        ask(s, i, "first")
+    tap.ok(saved(s, 6 * 12), "pages go to host memory")
+    for turn in range(4):
+        s.engine.hold()
+        s.engine.kill(signal.SIGKILL)
+        until(lambda: not s.engine.alive(), 10)
+        size = os.path.getsize(s.host_file)
+        with open(s.host_file, "r+b") as f:
+            for _ in range(400):
+                f.seek(random.randrange(size if turn else 4096 * 40))
+                f.write(bytes([random.randrange(256)]))
+            if turn == 3:
+                f.truncate(size // 2)
+        s.engine.release()
+        tap.eq([ask(s, i, "damaged") [0] for i in range(N)], want, "the same text (%d)" % turn)
+    tap.ok(s.idle(), "nothing is left")
+
+with tap.section("the disk behind it"), tiers(store=True) as s:
+    for i in range(N):
+        ask(s, i, "first")
+    tap.ok(saved(s, 6 * 12), "pages go to host memory")
+    tap.eq(s.metric("quire:store_pages_written_total"), 0, "what was used once does not go to disk")
+    for i in range(N):
+        ask(s, i, "again")
+    tap.ok(until(lambda: s.metric("quire:store_pages_written_total") >= 30, 20),
+           "what is used again does (%d)" % s.metric("quire:store_pages_written_total"))
+    s.engine.hold()
+    s.engine.kill(signal.SIGTERM)
+    until(lambda: not s.engine.alive(), 10)
+    os.unlink(s.host_file)
+    s.engine.release()
+    lost = [ask(s, i, "without host memory") for i in range(N)]
+    tap.eq([t for t, _ in lost], want, "the same text from the disk")
+    tap.ok(hits(s, "disk") > 100, "from the disk (%d tokens)" % hits(s, "disk"))
+    tap.ok(s.idle(), "nothing is left")
+
+with tap.section("another engine"), tiers() as s:
+    ask(s, 0, "first")
+    tap.ok(saved(s, 10), "pages go to host memory")
+    with Stack(engine=SMALL, host="256M", host_file=s.host_file) as other:
+        tap.eq(ask(other, 0, "a second engine")[0], want[0], "serves without the tier")
+        tap.ok("another engine uses" in other.engine.said(), "and says why")
+    tap.eq(ask(s, 0, "the first")[0], want[0], "the first goes on")
+    s.engine.hold()
+    s.engine.kill(signal.SIGTERM)
+    until(lambda: not s.engine.alive(), 10)
+    s.engine.argv += ["--block-tokens", "32"]
+    s.engine.release()
+    tap.eq(ask(s, 0, "pages of another size")[0], want[0], "the same text")
+    tap.ok("begun anew" in s.engine.said(), "what another engine left is thrown away")
+
+with tap.section("faults"):
+    for fault in ("host_grow", "host_copy", "host_check", "store_read", "store_write"):
+        for n in ("1", "4", "17", "3+"):
+            with tiers(store=True, env={"QUIRE_FAULT": "%s:%s" % (fault, n)}) as s:
+                got = [ask(s, i, "%s:%s" % (fault, n))[0] for i in (0, 1, 2, 3, 0, 1, 2, 3)]
+                s.engine.kill(signal.SIGKILL)
+                got += [ask(s, i, "and killed")[0] for i in range(4)]
+                tap.eq(got, 3 * want[:4], "%s:%s: the same text" % (fault, n))
+                tap.ok(s.idle(), "nothing is left")
+tap.done()
