@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Anthropic's POST /v1/messages and /v1/messages/count_tokens: said as a chat, answered in blocks. */
+ * Anthropic's POST /v1/messages and /v1/messages/count_tokens: said as a chat, answered in
+ * blocks. */
 #include "front/api.h"
 #include "front/translate.h"
 

@@ -134,8 +134,8 @@ bool exchange_name(struct exchange *x, const char *name);
 /* Make the whole answer: head and body. The exchange is complete then. */
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len);
 
-/* The same with an error object of the exchange's shape. message NULL: the error's own sentence. param may be
- * NULL. retry_after_s > 0 adds the header. */
+/* The same with an error object of the exchange's shape. message NULL: the error's own sentence.
+ * param may be NULL. retry_after_s > 0 adds the header. */
 void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
                           int retry_after_s);
 

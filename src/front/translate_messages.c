@@ -2,7 +2,7 @@
  *
  * Anthropic's POST /v1/messages as a chat. What a client says in blocks becomes turns: texts the
  * content, thinking the reasoning, tool_use a tool call, and each tool_result, which stands among
- * what the user says, a message of its own. An assistant's text at the end is one to be continued. */
+ * what the user says, a message of its own. An assistant's text at the end is to be continued. */
 #include <stdio.h>
 #include <string.h>
 
@@ -214,7 +214,6 @@ static int messages_talk(struct translation *t, const struct json *body)
     if (rc == ERR_OK && t->role != NULL && strcmp(t->role, "assistant") == 0 && t->parts.n > 0 &&
         t->calls.n == 0)
         json_put_flag(&t->chat, "continue_final_message", true);
-    t->param = NULL;
     return rc;
 }
 
@@ -417,6 +416,6 @@ int translate_messages(struct json *chat, struct arena *arena, const struct json
         rc = messages_talk(&t, body);
     if (rc == ERR_OK)
         rc = translate_end(&t, chat);
-    *param = t.param;
+    *param = rc == ERR_OK ? NULL : t.param;
     return rc;
 }
