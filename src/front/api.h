@@ -14,7 +14,7 @@ api_fn api_completions;   /* POST /v1/completions */
 api_fn api_messages;      /* POST /v1/messages */
 api_fn api_count_tokens;  /* POST /v1/messages/count_tokens */
 api_fn api_responses;     /* POST /v1/responses */
-api_fn api_kept_response; /* GET /v1/responses/ID */
+api_fn api_kept_response; /* anything of /v1/responses/ID */
 api_fn api_render;        /* POST /v1/chat/completions/render, /v1/completions/render */
 api_fn api_tokenize;      /* POST /tokenize */
 api_fn api_detokenize;    /* POST /detokenize */

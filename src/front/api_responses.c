@@ -22,6 +22,7 @@ void api_kept_response(struct front *f, struct exchange *x, const struct json *b
 {
     (void)f;
     (void)body;
+    fcgi_skip_body(x->fcgi);
     exchange_reply_error(x, ERR_NOT_FOUND, "this server is stateless and keeps no responses",
                          "response_id", 0);
 }

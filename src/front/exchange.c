@@ -124,6 +124,25 @@ void exchange_add_error_messages(struct buf *b, const struct exchange *x, int er
     buf_printf(b, "},\"request_id\":\"%s\"}", x->request_id);
 }
 
+/* The request for a response has other names for what is said as a chat. */
+static const char *exchange_param(const struct exchange *x, const char *param)
+{
+    static const struct {
+        const char *chat;
+        const char *name;
+    } rows[] = {{"messages", "input"},
+                {"max_completion_tokens", "max_output_tokens"},
+                {"response_format", "text"}};
+
+    if (x->shape != SHAPE_RESPONSES || param == NULL)
+        return param;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].chat, param) == 0)
+            return rows[i].name;
+    }
+    return param;
+}
+
 void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
                           int retry_after_s)
 {
@@ -134,7 +153,7 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
         exchange_add_error_messages(&body, x, err, message);
         status = status == 503 ? 529 : status; /* that API's number for it */
     } else {
-        exchange_add_error(&body, err, message, param);
+        exchange_add_error(&body, err, message, exchange_param(x, param));
     }
     buf_printf(&x->out, "Status: %d %s\r\n", status, exchange_reason(status));
     if (retry_after_s > 0)

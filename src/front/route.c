@@ -13,7 +13,7 @@
 
 struct route {
     const char *path;
-    const char *method;
+    const char *method; /* NULL: any, and the body is the endpoint's */
     api_fn *answer;
     enum exchange_shape shape; /* of the answer, errors included */
 };
@@ -26,7 +26,7 @@ static const struct route routes[] = {
     {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES},
     {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES},
     {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES},
-    {"/v1/responses/", "GET", api_kept_response, SHAPE_RESPONSES},
+    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES},
     {"/v1/models", "GET", api_models, SHAPE_OPENAI},
     {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI},
     {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI},
@@ -108,9 +108,9 @@ void route_exchange(struct front *f, struct exchange *x)
             continue;
         known = true;
         x->shape = r->shape;
-        if (strcmp(method, r->method) != 0)
+        if (r->method != NULL && strcmp(method, r->method) != 0)
             continue;
-        if (strcmp(method, "POST") == 0 && r->answer != api_health) {
+        if (r->method != NULL && strcmp(method, "POST") == 0 && r->answer != api_health) {
             body = route_body(f, x);
             if (body == NULL)
                 return;
