@@ -12,8 +12,9 @@ static void messages_usage(const struct gen *g, struct buf *b, uint32_t n_output
 {
     buf_printf(b,
                "\"usage\":{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,"
-               "\"cache_read_input_tokens\":%u,\"output_tokens\":%u}",
-               g->n_prompt - g->n_cached, g->n_cached, n_output);
+               "\"cache_read_input_tokens\":%u,\"output_tokens\":%u,"
+               "\"output_tokens_details\":{\"thinking_tokens\":%u}}",
+               g->n_prompt - g->n_cached, g->n_cached, n_output, g->speech->n_reasoning);
 }
 
 /* "stop_reason":...,"stop_sequence":... */

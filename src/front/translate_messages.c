@@ -392,6 +392,9 @@ static const struct translate_row messages_rows[] = {
     {"service_tier", translate_text, NULL},
     {"inference_geo", translate_text, NULL},
     {"speed", translate_text, NULL},
+    {"diagnostics", translate_object, NULL},
+    {"user_profile_id", translate_text, NULL},
+    {"workspace_id", translate_text, NULL},
     /* Not there. */
     {"mcp_servers", translate_refuse, NULL},
     {"container", translate_refuse, NULL},

@@ -147,6 +147,43 @@ with tap.section("client"), Stack() as s:
     tap.ok(until(lambda: s.metric("vllm:num_requests_running") == 0, 5),
            "closing a stream frees it")
 
+with tap.section("responses"), Stack() as s:
+    responses = client_of(s).responses
+    r = responses.create(model=MODEL_NAME, input="Hello", temperature=0, instructions=None)
+    tap.eq((r.output_text, r.status, r.object, r.error), (HELLO, "completed", "response", None),
+           "a response")
+    events = list(responses.create(model=MODEL_NAME, input="Hello", temperature=0, stream=True))
+    tap.eq(("".join(e.delta for e in events if e.type == "response.output_text.delta"),
+            events[-1].type, events[-1].response.output_text),
+           (HELLO, "response.completed", HELLO), "a response, streaming")
+    with responses.stream(model=MODEL_NAME, input="Hello", temperature=0) as stream:
+        kinds = set(e.type for e in stream)
+        final = stream.get_final_response()
+    tap.eq((final.output_text, final.usage.output_tokens), (HELLO, r.usage.output_tokens),
+           "the client's own joining of its events (%d kinds)" % len(kinds))
+    flat = dict(weather["function"], type="function", strict=False)
+    talk = [{"role": "user", "content": "What is the weather in Rome?"}]
+    r = responses.create(model=MODEL_NAME, input=talk, tools=[flat], temperature=0)
+    call = r.output[0]
+    tap.eq((call.type, call.name, json.loads(call.arguments)),
+           ("function_call", "get_weather", {"city": "Rome"}), "a function call")
+    with responses.stream(model=MODEL_NAME, input=talk, tools=[flat], temperature=0) as stream:
+        tap.ok("response.function_call_arguments.done" in set(e.type for e in stream),
+               "and its events")
+        final = stream.get_final_response().output[0]
+    tap.eq((final.name, final.arguments), (call.name, call.arguments), "joined")
+    talk += r.output + [{"type": "function_call_output", "call_id": call.call_id,
+                         "output": '{"temperature": 9, "sky": "cloudy"}'}]
+    r = responses.create(model=MODEL_NAME, input=talk, tools=[flat], temperature=0)
+    tap.ok("9" in r.output_text, "the answer from its output", r.output_text)
+    raises(openai.BadRequestError, 400, lambda: responses.create(
+        model=MODEL_NAME, input="Hello", previous_response_id=r.id), "a response before",
+        param="previous_response_id")
+    raises(openai.BadRequestError, 400, lambda: responses.create(
+        model=MODEL_NAME, input="Hello " * 5000), "a long input", code="context_length_exceeded",
+        param="input")
+    raises(openai.NotFoundError, 404, lambda: responses.retrieve(r.id), "a response that was")
+
 with tap.section("keys"), Stack() as s:
     raises(openai.AuthenticationError, 401, lambda: client_of(s, api_key="sk-wrong").models.list(),
            "a wrong key", code="invalid_api_key")

@@ -99,7 +99,7 @@ static void test_messages(struct buf *out)
     ok(has(out, "\"name\":\"f\",\"input\":{\"k\": 1}}],\"stop_reason\":\"tool_use\","
                 "\"stop_sequence\":null,\"usage\":{\"input_tokens\":2,"
                 "\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":1,"
-                "\"output_tokens\":2}}"),
+                "\"output_tokens\":2,\"output_tokens_details\":{\"thinking_tokens\":2}}}"),
        "a call, the end and usage");
     answer(out, SHAPE_MESSAGES, false, 9, GEN_LENGTH);
     ok(has(out, "\"name\":\"g\",\"input\":{}}],\"stop_reason\":\"max_tokens\""),
