@@ -761,9 +761,11 @@ void json_write_real(struct buf *out, double value)
         buf_add_byte(out, '0');
 }
 
-static void write_number(struct buf *out, const struct json *node)
+static void write_number(struct buf *out, const struct json *node, enum json_style style)
 {
-    if (node->kind != JSON_REAL || strpbrk(node->text, ".eE") == NULL) {
+    if (style == JSON_EXACT)
+        buf_add(out, node->text, node->n);
+    else if (node->kind != JSON_REAL || strpbrk(node->text, ".eE") == NULL) {
         if (strcmp(node->text, "-0") == 0)
             buf_add_byte(out, '0'); /* as a whole number it has no sign */
         else
@@ -787,7 +789,7 @@ void json_write(struct buf *out, const struct json *node, enum json_style style)
     else if (node->kind == JSON_TEXT)
         buf_add_json_string(out, node->text, node->text_len);
     else if (json_is_number(node))
-        write_number(out, node);
+        write_number(out, node, style);
     if (node->kind != JSON_LIST && node->kind != JSON_OBJECT)
         return;
     buf_add_byte(out, node->kind == JSON_LIST ? '[' : '{');

@@ -90,6 +90,7 @@ const char *json_kind_name(enum json_kind kind);
 /* How json_write() spaces. */
 enum json_style {
     JSON_COMPACT, /* {"a":1,"b":[1,2]} */
+    JSON_EXACT,   /* compact, and every number as it was written: what is repeated stays JSON */
     JSON_PYTHON,  /* {"a": 1, "b": [1, 2]}, as Python's json.dumps(x, ensure_ascii=False) */
 };
 

@@ -26,7 +26,7 @@ static void responses_repeat(const struct exchange *x, struct buf *b, const char
     if (v == NULL || v->kind == JSON_NULL)
         buf_add_text(b, preset);
     else
-        json_write(b, v, JSON_COMPACT);
+        json_write(b, v, JSON_EXACT);
 }
 
 /* A tool with the members that a function's must have. */
@@ -49,7 +49,7 @@ static void responses_tool(struct buf *b, const struct json *tool)
             (v->kind != JSON_BOOL && strcmp(rows[i].name, "strict") == 0))
             buf_add_text(b, rows[i].preset);
         else
-            json_write(b, v, JSON_COMPACT);
+            json_write(b, v, JSON_EXACT);
     }
     buf_add_byte(b, '}');
 }
@@ -80,12 +80,12 @@ static void responses_request(const struct gen *g, struct buf *b)
     if (format == NULL)
         buf_add_text(b, "{\"type\":\"text\"}");
     else
-        json_write(b, format, JSON_COMPACT);
+        json_write(b, format, JSON_EXACT);
     buf_add_text(b, "},\"reasoning\":{\"effort\":");
     if (json_get_kind(reasoning, "effort", JSON_TEXT) == NULL)
         buf_add_text(b, "null");
     else
-        json_write(b, json_get(reasoning, "effort"), JSON_COMPACT);
+        json_write(b, json_get(reasoning, "effort"), JSON_EXACT);
     buf_add_text(b, ",\"summary\":null},\"truncation\":\"disabled\",\"store\":false,"
                     "\"background\":false,\"previous_response_id\":null");
 }

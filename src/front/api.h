@@ -9,20 +9,21 @@
 /* body is the parsed request, an object; NULL for GET. */
 typedef void api_fn(struct front *f, struct exchange *x, const struct json *body);
 
-api_fn api_chat;          /* POST /v1/chat/completions */
-api_fn api_completions;   /* POST /v1/completions */
+api_fn api_chat;        /* POST /v1/chat/completions */
+api_fn api_completions; /* POST /v1/completions */
+api_fn api_render;      /* POST /v1/chat/completions/render, /v1/completions/render */
+api_fn api_tokenize;    /* POST /tokenize */
+api_fn api_detokenize;  /* POST /detokenize */
+api_fn api_models;      /* GET /v1/models, /v1/models/NAME */
+api_fn api_health;      /* GET /health, /ping */
+api_fn api_load;        /* GET /load */
+api_fn api_version;     /* GET /version */
+api_fn api_metrics;     /* GET /metrics */
+
 api_fn api_messages;      /* POST /v1/messages */
 api_fn api_count_tokens;  /* POST /v1/messages/count_tokens */
 api_fn api_responses;     /* POST /v1/responses */
 api_fn api_kept_response; /* anything of /v1/responses/ID */
-api_fn api_render;        /* POST /v1/chat/completions/render, /v1/completions/render */
-api_fn api_tokenize;      /* POST /tokenize */
-api_fn api_detokenize;    /* POST /detokenize */
-api_fn api_models;        /* GET /v1/models, /v1/models/NAME */
-api_fn api_health;        /* GET /health, /ping */
-api_fn api_load;          /* GET /load */
-api_fn api_version;       /* GET /version */
-api_fn api_metrics;       /* GET /metrics */
 
 /* --- shared by the generating endpoints (gen.c) --- */
 

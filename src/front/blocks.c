@@ -50,6 +50,13 @@ void blocks_add_text(struct buf *b, const char *name, const struct buf *text)
 
 /* --- the machine --- */
 
+static bool blocks_failed(const struct gen *g)
+{
+    const struct blocks *k = &g->speech->blocks;
+
+    return k->name.failed || k->text.failed || k->done.failed;
+}
+
 static void blocks_close(struct gen *g, bool is_cut)
 {
     struct blocks *k = &g->speech->blocks;
@@ -59,6 +66,7 @@ static void blocks_close(struct gen *g, bool is_cut)
     if (k->done.len > 0)
         buf_add_byte(&k->done, ',');
     blocks_shape_of(g)->close(g, is_cut);
+    g->exchange->out.failed = g->exchange->out.failed || blocks_failed(g);
     k->is_open = false;
 }
 
@@ -98,13 +106,6 @@ void blocks_said(struct gen *g, const struct reply_event *e)
         blocks_shape_of(g)->piece(g, e->bytes, e->len);
 }
 
-static bool blocks_failed(const struct gen *g)
-{
-    const struct blocks *k = &g->speech->blocks;
-
-    return k->name.failed || k->text.failed || k->done.failed;
-}
-
 void blocks_begin(struct gen *g)
 {
     blocks_shape_of(g)->begin(g);
@@ -118,12 +119,11 @@ void blocks_end(struct gen *g)
     blocks_close(g, g->finish == GEN_LENGTH);
     if (x->stream) {
         blocks_shape_of(g)->finish(g);
-        x->out.failed = x->out.failed || blocks_failed(g);
         x->complete = true;
         return;
     }
     blocks_shape_of(g)->body(g, &b);
-    if (b.failed || blocks_failed(g) || x->out.failed)
+    if (b.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
     else
         exchange_reply(x, 200, "application/json", b.bytes, b.len);

@@ -13,8 +13,8 @@
 
 struct route {
     const char *path;
-    const char *method; /* NULL: any, and the body is the endpoint's */
-    api_fn *answer;
+    const char *method;        /* NULL: any, and the body is the endpoint's */
+    api_fn *answer;            /* NULL: there is nothing, said in the shape */
     enum exchange_shape shape; /* of the answer, errors included */
 };
 
@@ -25,6 +25,7 @@ static const struct route routes[] = {
     {"/v1/completions/render", "POST", api_render, SHAPE_OPENAI},
     {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES},
     {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES},
+    {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES},
     {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES},
     {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES},
     {"/v1/models", "GET", api_models, SHAPE_OPENAI},
@@ -106,8 +107,10 @@ void route_exchange(struct front *f, struct exchange *x)
 
         if (!route_fits(f, r, path))
             continue;
-        known = true;
         x->shape = r->shape;
+        known = known || r->answer != NULL;
+        if (r->answer == NULL)
+            continue;
         if (r->method != NULL && strcmp(method, r->method) != 0)
             continue;
         if (r->method != NULL && strcmp(method, "POST") == 0 && r->answer != api_health) {

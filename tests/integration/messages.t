@@ -244,6 +244,8 @@ def errors(s):
     r = refuse(s, body_of("Hello", stream=True, temperature=9), 400, bad, "temperature",
                "a stream's error", headers={"X-Request-Id": "abc"})
     tap.eq((r.json["request_id"], r.headers["X-Request-Id"]), ("abc", "abc"), "its request_id")
+    refuse(s, {}, 404, "not_found_error", "batches", "what is not there", PATH + "/batches")
+    refuse(s, b"x" * 5000000, 404, "not_found_error", "there is no", "and 5 MB", PATH + "/batches")
     r = s.get(PATH)
     tap.eq((r.status, r.json["type"]), (405, "error"), "GET")
     r = s.post(PATH, b"x" * (33 << 20))

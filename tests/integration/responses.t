@@ -185,6 +185,10 @@ def tools(s):
            "a call that is cut says so")
     raw = both(s, dict(ask, tool_choice="none"), "tool_choice none")
     tap.ok("<tool_call>" in text_of(raw), "tool_choice none: what the model says", raw)
+    odd = dict(WEATHER, parameters={"type": "object", "maximum": 7})
+    body = json.dumps(dict(ask, tools=[odd], max_output_tokens=1)).replace("7", "1e999").encode()
+    r = s.post(PATH, body)
+    tap.ok(b'"maximum":1e999}' in r.body, "a number is repeated as it was written", r.text)
     r = both(s, dict(ask, tool_choice="auto", parallel_tool_calls=False), "one call at a time")
     tap.eq((r["parallel_tool_calls"], r["tool_choice"], r["tools"][0]["name"]),
            (False, "auto", "get_weather"), "the answer repeats what was asked of tools")

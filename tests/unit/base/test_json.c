@@ -132,6 +132,10 @@ static void test_tree(void)
     is_int(node->n, 11, "and stands once");
     json_write(&out, json_get(node, "l"), JSON_COMPACT);
     is_text(out.bytes, "[1,2]", "compact");
+    buf_clear(&out);
+    must_ok(json_parse(&node, &a, "[1.50,-0,1e999, 7]", 18, NULL, 0));
+    json_write(&out, node, JSON_EXACT);
+    is_text(out.bytes, "[1.50,-0,1e999,7]", "numbers as they were written");
     buf_fini(&out);
     arena_reset(&a);
 }

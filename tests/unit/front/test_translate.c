@@ -1,5 +1,5 @@
-/* Goal: requests of Anthropic's API and for responses become the chat that they mean, or are refused
- * by the field's name. Method: tables of bodies with the chat's body as text, and of refusals. */
+/* Goal: requests of Anthropic's API and for responses become the chat that they mean, or are
+ * refused by the field's name. Method: tables of bodies with the chat's body as text, and of refusals. */
 #include "front/translate.h"
 
 #include "tests/tap.h"
@@ -79,7 +79,8 @@ static const struct {
      "\"parameters\":{},\"strict\":true}}],\"parallel_tool_calls\":false,"
      "\"tool_choice\":\"required\",\"max_tokens\":5," SAID},
     {MESSAGES, "{\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\"}," ASK "}",
-     "{\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},\"max_tokens\":5," SAID},
+     "{\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"
+     "\"max_tokens\":5," SAID},
     {MESSAGES, "{\"tool_choice\":{\"type\":\"auto\"}," ASK "}",
      "{\"tool_choice\":\"auto\",\"max_tokens\":5," SAID},
     {MESSAGES, "{\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":1024}," ASK "}",
