@@ -28,7 +28,11 @@ static void messages_reasons(const struct gen *g, struct buf *b)
         stop = g->exchange->stop_texts[g->detok.stop_idx];
         buf_add_text(b, "\"stop_reason\":\"stop_sequence\"");
     } else {
-        buf_printf(b, "\"stop_reason\":\"%s\"", g->finish == GEN_STOP ? "end_turn" : "max_tokens");
+        buf_printf(b, "\"stop_reason\":\"%s\"",
+                   g->finish == GEN_STOP ? "end_turn"
+                   : blocks_output_tokens(g) < g->exchange->max_tokens
+                       ? "model_context_window_exceeded"
+                       : "max_tokens");
     }
     buf_add_text(b, ",\"stop_sequence\":");
     if (stop == NULL)

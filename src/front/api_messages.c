@@ -11,7 +11,10 @@ static bool api_translate(struct front *f, struct exchange *x, const struct json
     const char *param = NULL;
     char why[512] = "";
     struct json chat;
-    int rc = translate_messages(&chat, &x->arena, body, is_count, why, sizeof why, &param);
+    int rc;
+
+    x->max_tokens_bends = true; /* clients of that API ask for as much as a model might say */
+    rc = translate_messages(&chat, &x->arena, body, is_count, why, sizeof why, &param);
 
     if (rc != ERR_OK)
         exchange_reply_error(x, rc, why, param, 0);

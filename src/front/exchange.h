@@ -107,11 +107,12 @@ struct exchange {
     const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
     int n_stops;
     bool max_tokens_given;
-    uint32_t max_tokens; /* when given */
-    char request_id[72]; /* the client's, or ours; nothing but letters, digits and -._ */
-    char id[88];         /* "chatcmpl-..." */
-    int64_t created;     /* unix seconds */
-    const char *model;   /* the served name; lives as long as the process */
+    uint32_t max_tokens;   /* when given */
+    bool max_tokens_bends; /* what the context has no room for is cut off, not refused */
+    char request_id[72];   /* the client's, or ours; nothing but letters, digits and -._ */
+    char id[88];           /* "chatcmpl-..." */
+    int64_t created;       /* unix seconds */
+    const char *model;     /* the served name; lives as long as the process */
 
     /* The streamer's. */
     bool watching_out;    /* epoll is asked for writability */

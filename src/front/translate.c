@@ -39,7 +39,7 @@ void translate_begin(struct translation *t, struct arena *arena, const struct js
     t->chat = none;
     t->messages = none;
     t->kwargs = none;
-    t->parts = none;
+    t->texts = none;
     t->calls = none;
     t->reason = none;
     for (uint32_t i = 0; kwargs != NULL && i < kwargs->n; i++)
@@ -193,67 +193,60 @@ void translate_schema(struct translation *t, const char *name, const struct json
 
 /* --- the conversation ------------------------------------------------------------------------ */
 
-void translate_add_part(struct translation *t, struct json_made *parts, const char *text)
-{
-    struct json_made part = {.arena = t->arena};
-
-    json_put_text(&part, "type", "text");
-    json_put_text(&part, "text", text);
-    json_put_made(parts, NULL, JSON_OBJECT, &part);
-}
-
-struct json translate_content(const struct json_made *parts)
-{
-    if (parts->n == 0)
-        return (struct json){.kind = JSON_TEXT, .text = "", .text_len = 0};
-    if (parts->n == 1)
-        return *json_get(&parts->items[0], "text");
-    return json_made(parts, JSON_LIST);
-}
-
-/* Texts of a list, one after the other. */
-static const char *translate_joined(struct translation *t, const struct json_made *texts)
+/* Texts of a list, one after the other; NULL without memory. */
+static const char *translate_joined(struct translation *t, const struct json_made *texts,
+                                    const char *between)
 {
     struct buf b = {0};
     char *copy = NULL;
 
-    for (uint32_t i = 0; i < texts->n; i++)
+    for (uint32_t i = 0; i < texts->n; i++) {
+        if (i > 0)
+            buf_add_text(&b, between);
         buf_add(&b, texts->items[i].text, texts->items[i].text_len);
+    }
     if (!b.failed)
         copy = arena_strndup(t->arena, b.len == 0 ? "" : b.bytes, b.len);
     buf_fini(&b);
     return copy;
 }
 
+const char *translate_text_of(struct translation *t, const struct json_made *texts)
+{
+    const char *text = texts->n == 1 ? texts->items[0].text : translate_joined(t, texts, "\n");
+
+    t->messages.failed = t->messages.failed || texts->failed || text == NULL;
+    return text == NULL ? "" : text;
+}
+
 /* The open turn becomes a message. */
 static void translate_flush(struct translation *t)
 {
     struct json_made m = {.arena = t->arena};
-    struct json content = translate_content(&t->parts);
     const char *reason;
 
-    if (t->role == NULL || (t->parts.n == 0 && t->calls.n == 0 && t->reason.n == 0)) {
+    if (t->role == NULL || (t->texts.n == 0 && t->calls.n == 0 && t->reason.n == 0)) {
         t->role = NULL; /* a role that said nothing has no message */
         return;
     }
     json_put_text(&m, "role", t->role);
-    if (t->parts.n == 0 && t->calls.n > 0)
+    if (t->texts.n == 0 && t->calls.n > 0)
         json_put_null(&m, "content");
     else
-        json_put(&m, "content", &content);
+        json_put_text(&m, "content", translate_text_of(t, &t->texts));
     if (t->reason.n > 0) {
-        reason = translate_joined(t, &t->reason);
+        reason = translate_joined(t, &t->reason, "");
         m.failed = m.failed || reason == NULL;
         json_put_text(&m, "reasoning_content", reason == NULL ? "" : reason);
     }
     if (t->calls.n > 0)
         json_put_made(&m, "tool_calls", JSON_LIST, &t->calls);
-    m.failed = m.failed || t->parts.failed || t->calls.failed || t->reason.failed;
+    m.failed = m.failed || t->texts.failed || t->calls.failed || t->reason.failed;
     json_put_made(&t->messages, NULL, JSON_OBJECT, &m);
     t->role = NULL;
-    t->parts = (struct json_made){.arena = t->arena};
-    t->calls = t->parts;
-    t->reason = t->parts;
+    t->texts = (struct json_made){.arena = t->arena};
+    t->calls = t->texts;
+    t->reason = t->texts;
 }
 
 void translate_role(struct translation *t, const char *role)
@@ -266,13 +259,13 @@ void translate_role(struct translation *t, const char *role)
 
 void translate_say(struct translation *t, const char *text)
 {
-    translate_add_part(t, &t->parts, text);
+    json_put_text(&t->texts, NULL, text);
 }
 
 /* Reasoning comes before what it led to: behind that it begins a message of its own. */
 void translate_think(struct translation *t, const char *text)
 {
-    if (t->parts.n > 0 || t->calls.n > 0) {
+    if (t->texts.n > 0 || t->calls.n > 0) {
         const char *role = t->role;
 
         translate_flush(t);
@@ -295,14 +288,14 @@ void translate_call(struct translation *t, const char *id, const char *name,
     json_put_made(&t->calls, NULL, JSON_OBJECT, &call);
 }
 
-void translate_result(struct translation *t, const char *id, const struct json *content)
+void translate_result(struct translation *t, const char *id, const char *content)
 {
     struct json_made m = {.arena = t->arena};
 
     translate_flush(t);
     json_put_text(&m, "role", "tool");
     json_put_text(&m, "tool_call_id", id);
-    json_put(&m, "content", content);
+    json_put_text(&m, "content", content);
     json_put_made(&t->messages, NULL, JSON_OBJECT, &m);
 }
 

@@ -28,7 +28,7 @@ struct translation {
 
     /* What one role said, until another speaks. */
     const char *role;        /* NULL: nothing is open */
-    struct json_made parts;  /* its texts, as parts of content */
+    struct json_made texts;  /* its content */
     struct json_made calls;  /* members of tool_calls */
     struct json_made reason; /* texts of its reasoning */
 };
@@ -122,11 +122,10 @@ void translate_call(struct translation *t, const char *id, const char *name,
                     const struct json *arguments);
 
 /* A message of its own: what a tool gave back. */
-void translate_result(struct translation *t, const char *id, const struct json *content);
+void translate_result(struct translation *t, const char *id, const char *content);
 
-/* Texts of a list as a chat's content: one text, or a list of parts. */
-struct json translate_content(const struct json_made *parts);
-void translate_add_part(struct translation *t, struct json_made *parts, const char *text);
+/* Texts of a list as one content, a line each: no template is without text, but many have no parts. */
+const char *translate_text_of(struct translation *t, const struct json_made *texts);
 
 /* The end: *chat when all went well. ERR_NO_MEMORY. */
 int translate_end(struct translation *t, struct json *chat) ERR_CHECKED;

@@ -11,14 +11,14 @@
 
 /* --- blocks -------------------------------------------------------------------------------- */
 
-/* A text, or a list of text blocks, as parts. */
+/* A text, or a list of text blocks. */
 static int messages_texts(struct translation *t, const struct json *v, const char *where,
-                          struct json_made *parts)
+                          struct json_made *texts)
 {
     char at[160];
 
     if (v->kind == JSON_TEXT) {
-        translate_add_part(t, parts, v->text);
+        json_put_text(texts, NULL, v->text);
         return ERR_OK;
     }
     if (v->kind != JSON_LIST)
@@ -41,7 +41,7 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
         rc = translate_member_text(t, b, "text", at, &text);
         if (rc != ERR_OK)
             return rc;
-        translate_add_part(t, parts, text);
+        json_put_text(texts, NULL, text);
     }
     return ERR_OK;
 }
@@ -99,20 +99,17 @@ static int messages_tool_use(struct translation *t, const struct json *b, const 
 static int messages_tool_result(struct translation *t, const struct json *b, const char *where)
 {
     const struct json *content = json_get(b, "content");
-    struct json_made parts = {.arena = t->arena};
-    struct json said;
+    struct json_made texts = {.arena = t->arena};
     const char *id = NULL;
     char at[160];
     int rc = translate_member_text(t, b, "tool_use_id", where, &id);
 
     (void)snprintf(at, sizeof at, "%s.content", where);
     if (rc == ERR_OK && content != NULL && content->kind != JSON_NULL)
-        rc = messages_texts(t, content, at, &parts);
+        rc = messages_texts(t, content, at, &texts);
     if (rc != ERR_OK)
         return rc;
-    said = translate_content(&parts);
-    t->messages.failed = t->messages.failed || parts.failed;
-    translate_result(t, id, &said);
+    translate_result(t, id, translate_text_of(t, &texts));
     return ERR_OK;
 }
 
@@ -198,8 +195,8 @@ static int messages_talk(struct translation *t, const struct json *body)
     t->param = "system";
     if (system != NULL && system->kind != JSON_NULL) {
         translate_role(t, "system");
-        rc = messages_texts(t, system, "system", &t->parts);
-        if (rc == ERR_OK && t->parts.n == 0)
+        rc = messages_texts(t, system, "system", &t->texts);
+        if (rc == ERR_OK && t->texts.n == 0)
             t->role = NULL; /* an empty list says nothing */
     }
     if (rc != ERR_OK)
@@ -211,7 +208,7 @@ static int messages_talk(struct translation *t, const struct json *body)
         return translate_fail(t, ERR_INVALID, "'messages' must not be empty");
     for (uint32_t i = 0; i < messages->n && rc == ERR_OK; i++)
         rc = messages_message(t, &messages->items[i], i);
-    if (rc == ERR_OK && t->role != NULL && strcmp(t->role, "assistant") == 0 && t->parts.n > 0 &&
+    if (rc == ERR_OK && t->role != NULL && strcmp(t->role, "assistant") == 0 && t->texts.n > 0 &&
         t->calls.n == 0)
         json_put_flag(&t->chat, "continue_final_message", true);
     return rc;
@@ -386,7 +383,9 @@ static const struct translate_row messages_rows[] = {
     {"output_config", messages_output, NULL},
     {"output_format", messages_format, NULL},
     {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
-    /* Harmless: prefixes are kept without being asked, and the rest is for a service's books. */
+    /* Harmless: prefixes are kept without being asked, what was said is left in the prompt, and the
+     * rest is for a service's books. */
+    {"context_management", translate_object, NULL},
     {"cache_control", translate_object, NULL},
     {"metadata", translate_object, NULL},
     {"service_tier", translate_text, NULL},
@@ -398,7 +397,6 @@ static const struct translate_row messages_rows[] = {
     /* Not there. */
     {"mcp_servers", translate_refuse, NULL},
     {"container", translate_refuse, NULL},
-    {"context_management", translate_refuse, NULL},
     TRANSLATE_EXTRAS,
 };
 

@@ -10,7 +10,7 @@
 
 /* --- items --------------------------------------------------------------------------------- */
 
-/* The text of a part of content; *text stays NULL for one that has none. */
+/* The text of a part of content. */
 static int responses_part(struct translation *t, const struct json *part, const char *where,
                           const char **text)
 {
@@ -35,16 +35,14 @@ static int responses_part(struct translation *t, const struct json *part, const 
                           where, type);
 }
 
-typedef void responses_part_fn(struct translation *t, struct json_made *to, const char *text);
-
-/* A text, or a list of parts, each given to add. */
+/* A text, or a list of parts. */
 static int responses_content(struct translation *t, const struct json *v, const char *where,
-                             responses_part_fn *add, struct json_made *to)
+                             struct json_made *texts)
 {
     char at[160];
 
     if (v != NULL && v->kind == JSON_TEXT) {
-        add(t, to, v->text);
+        json_put_text(texts, NULL, v->text);
         return ERR_OK;
     }
     if (v == NULL || v->kind != JSON_LIST)
@@ -57,15 +55,9 @@ static int responses_content(struct translation *t, const struct json *v, const 
         rc = responses_part(t, &v->items[i], at, &text);
         if (rc != ERR_OK)
             return rc;
-        add(t, to, text);
+        json_put_text(texts, NULL, text);
     }
     return ERR_OK;
-}
-
-static void responses_add_thought(struct translation *t, struct json_made *to, const char *text)
-{
-    (void)to;
-    translate_think(t, text);
 }
 
 static int responses_message(struct translation *t, const struct json *item, const char *where)
@@ -93,7 +85,7 @@ static int responses_message(struct translation *t, const struct json *item, con
         strcmp(role, "assistant") != 0)
         return translate_fail(t, ERR_INVALID, "'%s' must not be empty", at);
     translate_role(t, role);
-    return responses_content(t, content, at, translate_add_part, &t->parts);
+    return responses_content(t, content, at, &t->texts);
 }
 
 static int responses_call(struct translation *t, const struct json *item, const char *where)
@@ -116,20 +108,17 @@ static int responses_call(struct translation *t, const struct json *item, const 
 
 static int responses_output(struct translation *t, const struct json *item, const char *where)
 {
-    struct json_made parts = {.arena = t->arena};
-    struct json said;
+    struct json_made texts = {.arena = t->arena};
     const char *id = NULL;
     char at[80];
     int rc = translate_member_text(t, item, "call_id", where, &id);
 
     (void)snprintf(at, sizeof at, "%s.output", where);
     if (rc == ERR_OK)
-        rc = responses_content(t, json_get(item, "output"), at, translate_add_part, &parts);
+        rc = responses_content(t, json_get(item, "output"), at, &texts);
     if (rc != ERR_OK)
         return rc;
-    said = translate_content(&parts);
-    t->messages.failed = t->messages.failed || parts.failed;
-    translate_result(t, id, &said);
+    translate_result(t, id, translate_text_of(t, &texts));
     return ERR_OK;
 }
 
@@ -151,7 +140,7 @@ static int responses_reasoning(struct translation *t, const struct json *item, c
 
         if (rc != ERR_OK)
             return rc;
-        responses_add_thought(t, NULL, text);
+        translate_think(t, text);
     }
     return ERR_OK;
 }

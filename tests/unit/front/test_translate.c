@@ -32,15 +32,13 @@ static const struct {
     {MESSAGES,
      "{" ASK ",\"system\":[{\"type\":\"text\",\"text\":\"s\",\"cache_control\":{}},"
      "{\"type\":\"text\",\"text\":\"t\"}]}",
-     GOT("{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"s\"},"
-         "{\"type\":\"text\",\"text\":\"t\"}]},{\"role\":\"user\",\"content\":\"a\"}")},
+     GOT("{\"role\":\"system\",\"content\":\"s\\nt\"},{\"role\":\"user\",\"content\":\"a\"}")},
     {MESSAGES, "{" ASK ",\"system\":[]}", GOT("{\"role\":\"user\",\"content\":\"a\"}")},
     /* One role in a row is one message. */
     {MESSAGES,
      MSG("{\"role\":\"user\",\"content\":\"a\"},"
          "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"b\"}]}"),
-     GOT("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
-         "{\"type\":\"text\",\"text\":\"b\"}]}")},
+     GOT("{\"role\":\"user\",\"content\":\"a\\nb\"}")},
     /* Thinking, a call, its result among what the user says. */
     {MESSAGES,
      MSG("{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":["
