@@ -124,7 +124,7 @@ void translate_call(struct translation *t, const char *id, const char *name,
 /* A message of its own: what a tool gave back. */
 void translate_result(struct translation *t, const char *id, const char *content);
 
-/* Texts of a list as one content, a line each: no template is without text, but many have no parts. */
+/* Texts of a list as one content, a line each: every template takes a text, not all take parts. */
 const char *translate_text_of(struct translation *t, const struct json_made *texts);
 
 /* The end: *chat when all went well. ERR_NO_MEMORY. */

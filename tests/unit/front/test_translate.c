@@ -1,5 +1,6 @@
 /* Goal: requests of Anthropic's API and for responses become the chat that they mean, or are
- * refused by the field's name. Method: tables of bodies with the chat's body as text, and of refusals. */
+ * refused by the field's name. Method: tables of bodies with the chat's body as text, and of
+ * refusals. */
 #include "front/translate.h"
 
 #include "tests/tap.h"
