@@ -35,6 +35,10 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
 /* Append ids of a text, or of a JSON list of ids, to a prompt. ERR_OK or an error. */
 int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special);
 
+/* What the output is held to, for all generations; start says where a reply begins. False after an
+ * error answer. May take GRAMMAR_COMPILE_US. */
+bool gen_hold(struct front *f, struct exchange *x, enum form_start start);
+
 /* The prompts are complete, in the first generation of each: check them, cut them, and give them
  * to the others. False after an error answer. */
 bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param);

@@ -68,16 +68,22 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
     return false;
 }
 
-/* A prompt may end inside the reasoning: so do templates of models that always reason. */
-static void api_begin_inside(const struct front *f, struct exchange *x, const struct buf *prompt)
+/* A prompt may end inside the reasoning: so do templates of models that always reason. Or behind
+ * one that is empty: so they do where it is switched off. */
+static enum form_start api_begin(const struct front *f, struct exchange *x,
+                                 const struct buf *prompt)
 {
-    bool inside =
-        prompt->len > 0 && reply_is_inside(f->reply_reasoning, prompt->bytes, prompt->len);
+    enum reply_reasoning reasoning = f->reply_reasoning;
+    bool inside = prompt->len > 0 && reply_is_inside(reasoning, prompt->bytes, prompt->len);
+    bool over = prompt->len > 0 && reply_is_over(reasoning, prompt->bytes, prompt->len);
 
     for (int i = 0; i < x->n_gens; i++) {
         if (x->gens[i].speech != NULL)
             x->gens[i].speech->reply.o.begins_inside = inside;
     }
+    if (reasoning == REPLY_NO_REASONING || over)
+        return FORM_NO_REASONING;
+    return inside ? FORM_REASONS : FORM_MAY_REASON;
 }
 
 void api_chat(struct front *f, struct exchange *x, const struct json *body)
@@ -92,9 +98,7 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
                           false);
         if (rc != ERR_OK)
             exchange_reply_error(x, rc, NULL, "messages", 0);
-        else
-            api_begin_inside(f, x, &prompt);
-        if (rc == ERR_OK)
+        else if (gen_hold(f, x, api_begin(f, x, &prompt)))
             (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
     }
     buf_fini(&prompt);

@@ -82,5 +82,6 @@ void api_completions(struct front *f, struct exchange *x, const struct json *bod
             return;
         }
     }
-    (void)gen_finish_prompts(f, x, "prompt"); /* has answered when it is false */
+    if (gen_hold(f, x, FORM_NO_REASONING))
+        (void)gen_finish_prompts(f, x, "prompt"); /* has answered when it is false */
 }

@@ -26,6 +26,8 @@ void exchange_free(struct exchange *x, bool keep_answer)
         token_list_fini(&g->tokens);
         detok_fini(&g->detok);
         buf_fini(&g->text);
+        buf_fini(&g->told);
+        buf_fini(&g->prompt_told);
         if (g->speech != NULL) {
             reply_fini(&g->speech->reply);
             buf_fini(&g->speech->content);
@@ -36,6 +38,7 @@ void exchange_free(struct exchange *x, bool keep_answer)
             buf_fini(&g->speech->blocks.done);
         }
     }
+    structure_unref(x->structure);
     buf_fini(&x->out);
     if (keep_answer)
         fcgi_finish(x->fcgi);

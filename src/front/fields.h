@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "front/exchange.h"
+#include "front/form.h"
 #include "front/presets.h"
 
 /* Sampling and answer fields of a request; `prompt` and `messages` are the caller's. */
@@ -20,9 +21,9 @@ struct fields {
     bool seed_given;
     bool skip_special;
     bool skip_special_given;
-    bool no_calls;            /* tool_choice is none */
-    const struct json *tools; /* a list with members, or NULL */
+    struct form form;
     bool include_stop;
+    const struct json *bad_words; /* a list, or NULL */
     struct detok_stop stops[DETOK_STOPS_MAX];
     int n_stops;
 };

@@ -16,6 +16,8 @@
 #include "front/exchange.h"
 #include "front/link.h"
 #include "front/presets.h"
+#include "front/structure.h"
+#include "front/vocabulary.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
@@ -33,10 +35,12 @@ struct front {
     int stop_fd;           /* readable once the process stops accepting */
     _Atomic int n_readers; /* reader threads that still run */
     struct link link;
+    struct structures structures;
+    struct vocabulary vocabulary;
 
     pthread_mutex_t handover_lock;
     struct exchange *handover; /* newest first; from readers to the streamer */
-    int handover_fd;           /* eventfd: something is there */
+    int handover_fd;           /* eventfd: something is there, or the vocabulary is made */
 };
 
 /* --- reader.c --- */

@@ -43,15 +43,14 @@ static void gen_name(struct exchange *x)
 }
 
 /* A chat's replies are taken apart where the model knows calls or reasoning, or the answer has
- * blocks. Tags of calls may be
- * special tokens: these are then not skipped. */
+ * blocks. Tags of calls may be special tokens: these are then not skipped. */
 static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
                       const struct fields *fields)
 {
-    struct reply_options o = {.reasoning = f->reply_reasoning, .tools = fields->tools};
+    struct reply_options o = {.format = form_reply_format(&fields->form, f->reply_format),
+                              .reasoning = f->reply_reasoning,
+                              .tools = fields->form.tools};
 
-    if ((fields->tools != NULL && !fields->no_calls) || f->reply_format == REPLY_HARMONY)
-        o.format = f->reply_format;
     if (x->format != EXCHANGE_CHAT ||
         (x->shape == SHAPE_OPENAI && o.format == REPLY_PLAIN && o.reasoning == REPLY_NO_REASONING))
         return ERR_OK;
@@ -60,6 +59,28 @@ static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
         return ERR_NO_MEMORY;
     answer_listen(g, &o);
     return ERR_OK;
+}
+
+/* Is what a reply is read by among the tokens that are left out of texts? */
+static bool gen_needs_special(const struct front *f, const struct gen *g)
+{
+    const char *close;
+
+    if (g->speech == NULL)
+        return false;
+    close = reply_reason_close(g->speech->reply.o.reasoning);
+    return g->speech->reply.o.format != REPLY_PLAIN ||
+           (close != NULL &&
+            tokenizer_is_skipped(f->tokenizer, tokenizer_find(f->tokenizer, close, strlen(close))));
+}
+
+static const struct form *gen_keep_form(struct exchange *x, const struct form *form)
+{
+    struct form *kept = arena_alloc(&x->arena, sizeof *kept);
+
+    if (kept != NULL)
+        *kept = *form;
+    return kept;
 }
 
 bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
@@ -83,6 +104,15 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
                              "min_tokens", 0);
         return false;
     }
+    if (fields.bad_words != NULL) {
+        rc = steering_read_bad_words(&x->steering, &x->arena, f->tokenizer, fields.bad_words);
+        if (rc != ERR_OK) {
+            exchange_reply_error(x, rc,
+                                 rc == ERR_INVALID ? "'bad_words' must be a list of words" : NULL,
+                                 "bad_words", 0);
+            return false;
+        }
+    }
     n_gens = n_prompts * x->n;
     if (n_gens > EXCHANGE_GENS_MAX) {
         (void)snprintf(why, sizeof why, "%d prompts with %d choices each are more than %d",
@@ -92,7 +122,8 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     }
     gen_name(x);
     x->gens = arena_zalloc(&x->arena, sizeof *x->gens * (size_t)n_gens);
-    if (x->gens == NULL) {
+    x->form = gen_keep_form(x, &fields.form);
+    if (x->gens == NULL || x->form == NULL) {
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
         return false;
     }
@@ -105,9 +136,10 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
             g->request.seed = gen_random();
         else
             g->request.seed += (uint64_t)(i % x->n); /* or they would all say the same */
+        if (i % x->n != 0)
+            g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* one choice hears them for all */
         rc = gen_listen(f, x, g, &fields);
-        if (g->speech != NULL && g->speech->reply.o.format != REPLY_PLAIN &&
-            !fields.skip_special_given)
+        if (gen_needs_special(f, g) && !fields.skip_special_given)
             fields.skip_special = false;
         if (rc == ERR_OK)
             rc = detok_init(&g->detok, f->tokenizer, fields.skip_special, fields.stops,
@@ -125,6 +157,26 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
 int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special)
 {
     return tokenizer_encode(f->tokenizer, text, len, add_special, &g->tokens);
+}
+
+bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
+{
+    const struct form_model m = {.format = f->reply_format,
+                                 .start = start,
+                                 .reasoning = f->reply_reasoning,
+                                 .chat = x->format == EXCHANGE_CHAT,
+                                 .one_call = x->one_call};
+    const char *param = NULL;
+    char why[640] = "";
+    int rc;
+
+    if (!form_binds(x->form))
+        return true;
+    rc = form_compile(x->form, &m, &f->structures, &x->arena, &x->structure, &param, why,
+                      sizeof why);
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, param, 0);
+    return rc == ERR_OK;
 }
 
 /* Of a prompt that is longer than the client wants the end is kept. */

@@ -26,7 +26,8 @@ static int link_slots(struct link *l)
 
     l->by_slot = mem_zalloc_array(n, sizeof(struct gen *));
     l->free_slots = mem_zalloc_array(n, sizeof *l->free_slots);
-    if (l->by_slot == NULL || l->free_slots == NULL)
+    l->automaton = mem_zalloc_array(n, sizeof *l->automaton);
+    if (l->by_slot == NULL || l->free_slots == NULL || l->automaton == NULL)
         return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < n; i++)
         l->free_slots[i] = n - 1 - i;
@@ -88,6 +89,9 @@ static void link_close(struct link *l)
     l->by_slot = NULL;
     mem_free(l->free_slots);
     l->free_slots = NULL;
+    mem_free(l->automaton);
+    l->automaton = NULL;
+    offers_clear(&l->offers);
     l->n_free = 0;
     if (l->control_fd != -1)
         (void)close(l->control_fd);
@@ -140,6 +144,9 @@ int64_t link_claim(struct link *l)
 void link_release(struct link *l, uint32_t slot)
 {
     must(l->n_free < l->lane.n_slots);
+    if (l->automaton[slot] != 0)
+        offers_release(&l->offers, l->automaton[slot] - 1);
+    l->automaton[slot] = 0;
     l->by_slot[slot] = NULL;
     l->free_slots[l->n_free++] = slot;
 }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "front/offer.h"
 #include "ipc/attach.h"
 #include "ipc/lane.h"
 
@@ -22,6 +23,8 @@ struct link {
     struct gen **by_slot;       /* [n_slots]; NULL: free, or nobody wants what still comes */
     uint32_t *free_slots;       /* [n_slots], stack */
     uint32_t n_free;
+    uint32_t *automaton; /* [n_slots], as in wire_request: what the engine is to hold it to */
+    struct offers offers;
     uint64_t retry_us; /* when to try to attach again */
 
     pthread_mutex_t lock; /* guards what follows against readers of /health, /metrics */

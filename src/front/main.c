@@ -130,6 +130,11 @@ static int main_open(struct front *f)
     if (rc == ERR_OK)
         rc = link_init(&f->link, f->settings.engine_socket);
     if (rc == ERR_OK)
+        rc = structures_init(&f->structures);
+    if (rc == ERR_OK)
+        rc = vocabulary_init(&f->vocabulary, f->tokenizer, f->reply_format, f->reply_reasoning,
+                             f->handover_fd);
+    if (rc == ERR_OK)
         rc = fcgi_start();
     if (rc == ERR_OK)
         rc = main_open_listen(f);

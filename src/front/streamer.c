@@ -18,6 +18,7 @@
 #include "base/service.h"
 #include "front/answer.h"
 #include "front/front.h"
+#include "front/logprobs.h"
 
 #define STREAMER_EVENTS      256
 #define STREAMER_TICK_MS     500          /* timeouts are looked at this often */
@@ -233,31 +234,79 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
     return ERR_OK;
 }
 
-/* Put g into the lane. ERR_OVERLOADED when there is no slot or no room for its prompt. */
-static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
-                               const char **param)
+/* The engine has the vocabulary and the exchange's structure when it comes to a request that is
+ * submitted afterwards. ERR_AGAIN while the vocabulary is being made. */
+static int streamer_offer(struct streamer *s, const struct exchange *x, uint32_t *automaton)
 {
     struct link *l = &s->f->link;
-    struct wire_request r = g->request;
+    int sealed;
+    size_t bytes;
+    uint32_t idx = 0;
+    int rc;
+
+    *automaton = 0;
+    if (x->structure == NULL)
+        return ERR_OK;
+    rc = vocabulary_get(&s->f->vocabulary, &sealed, &bytes);
+    if (rc != ERR_OK)
+        return rc;
+    rc = offers_add_vocabulary(&l->offers, l->control_fd, sealed, bytes);
+    if (rc == ERR_OK)
+        rc = offers_claim(&l->offers, l->control_fd, x->structure, &idx);
+    if (rc == ERR_OK)
+        *automaton = idx + 1;
+    return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
+}
+
+/* Put g into a slot of the lane. */
+static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
+                              struct wire_request r, const int32_t *extra)
+{
+    struct link *l = &s->f->link;
     const struct exchange *x = g->exchange;
-    int rc = streamer_check(s, g, why, cap, param);
-    int64_t slot;
+    int rc = streamer_offer(s, x, &r.automaton);
 
     if (rc != ERR_OK)
         return rc;
-    slot = link_claim(l);
-    *param = NULL;
-    if (slot < 0)
-        return ERR_OVERLOADED;
+    l->automaton[slot] = r.automaton;
+    r.flags = logprobs_restart(g);
     r.arrival_us = x->arrival_us;
     r.n_tokens = (uint32_t)g->tokens.len;
     r.n_prompt = g->n_prompt;
     r.max_tokens = l->engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
     if (x->max_tokens_given && x->max_tokens < r.max_tokens)
         r.max_tokens = x->max_tokens;
-    if (lane_submit(&l->lane, (uint32_t)slot, r, g->tokens.ids, NULL) != ERR_OK) {
-        link_release(l, (uint32_t)slot);
-        return ERR_OVERLOADED;
+    rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
+    return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
+}
+
+/* Submit g. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for its
+ * structure; ERR_AGAIN when it has to wait for the vocabulary. */
+static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
+                               const char **param)
+{
+    struct link *l = &s->f->link;
+    struct wire_request r = g->request;
+    int rc = streamer_check(s, g, why, cap, param);
+    int32_t *extra = NULL;
+    int64_t slot;
+
+    if (rc != ERR_OK)
+        return rc;
+    rc = steering_write(&g->exchange->steering, l->engine.n_vocab, &r, &extra, param);
+    if (rc != ERR_OK) {
+        (void)snprintf(why, cap, "a token id is not in the model's vocabulary of %u",
+                       l->engine.n_vocab);
+        return rc;
+    }
+    *param = NULL;
+    slot = link_claim(l);
+    rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, r, extra);
+    mem_free(extra);
+    if (rc != ERR_OK) {
+        if (slot >= 0)
+            link_release(l, (uint32_t)slot);
+        return rc;
     }
     g->slot = slot;
     g->n_submits++;
@@ -277,8 +326,49 @@ static void streamer_submit(struct streamer *s, struct gen *g)
         return;
     }
     rc = streamer_submit_gen(s, g, why, sizeof why, &param);
-    if (rc != ERR_OK)
+    g->unspelled = rc == ERR_AGAIN;
+    if (rc == ERR_AGAIN || rc == ERR_ENGINE_GONE)
+        streamer_wait_add(s, g); /* for the vocabulary, or the next engine */
+    else if (rc != ERR_OK)
         streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
+}
+
+/* The vocabulary may have been made: submit those that wait for it. */
+static void streamer_spell(struct streamer *s)
+{
+    struct gen *g = s->waiting;
+    int sealed;
+    size_t bytes;
+
+    if (g == NULL || s->f->link.control_fd == -1 ||
+        vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
+        return;
+    while (g != NULL) { /* each pass makes one spelled, and one that fails takes others with it */
+        while (g != NULL && !g->unspelled)
+            g = g->next;
+        if (g == NULL)
+            return;
+        streamer_wait_remove(s, g);
+        streamer_submit(s, g);
+        streamer_flush(s, g->exchange);
+        g = s->waiting;
+    }
+}
+
+/* There is an engine: submit those that wait, each once. */
+static void streamer_resume(struct streamer *s)
+{
+    int n = 0;
+
+    for (const struct gen *g = s->waiting; g != NULL; g = g->next)
+        n++;
+    for (; n > 0 && s->waiting != NULL; n--) { /* one that fails may take others with it */
+        struct gen *g = s->waiting;
+
+        streamer_wait_remove(s, g);
+        streamer_submit(s, g);
+        streamer_flush(s, g->exchange);
+    }
 }
 
 static void streamer_adopt_one(struct streamer *s, struct exchange *x)
@@ -362,6 +452,9 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
 {
     struct exchange *x = g->exchange;
 
+    if (x->only_echo)
+        return;
+    logprobs_token(g);
     if (token_list_add(&g->tokens, o->value) != ERR_OK) {
         streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
         return;
@@ -394,7 +487,7 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_PROMPT_CHOSEN:
     case WIRE_PROMPT_TOP:
     case WIRE_CHOSEN:
-    case WIRE_TOP: break;
+    case WIRE_TOP: logprobs_record(g, o); break;
     }
     x->said_us = s->now_us;
 }
@@ -505,13 +598,8 @@ static void streamer_engine(struct streamer *s)
         link_lost(l, s->now_us);
         return;
     }
-    while (s->waiting != NULL) { /* each pass takes one off */
-        struct gen *g = s->waiting;
-
-        streamer_wait_remove(s, g);
-        streamer_submit(s, g);
-        streamer_flush(s, g->exchange);
-    }
+    vocabulary_want(&s->f->vocabulary, &l->engine);
+    streamer_resume(s);
 }
 
 /* --- time --------------------------------------------------------------------------------- */
@@ -624,6 +712,7 @@ static void streamer_events(struct streamer *s, int timeout_ms)
         } else if (p == &f->handover_fd) {
             streamer_drain_fd(f->handover_fd);
             streamer_adopt_all(s);
+            streamer_spell(s);
         } else {
             streamer_client(s, p, ev[i].events);
         }

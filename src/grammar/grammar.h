@@ -49,7 +49,11 @@ enum grammar_space { GRAMMAR_FLEXIBLE, GRAMMAR_COMPACT };
 /* One step of a composition. */
 enum grammar_part_kind {
     PART_TEXT,     /* exactly these bytes */
-    PART_SCHEMA,   /* a JSON value under this schema ("" or "true": any value) */
+    PART_SCHEMA,   /* a JSON value under this schema ("" or "true": any value). Its parts may be one
+                    * PART_REGEX: every string in the value, and every name that the schema leaves
+                    * open, matches that as a whole, too, and is escaped only where JSON demands */
+    PART_STRING,   /* a string under this schema, as it is: without quotes and escapes; parts as
+                    * with PART_SCHEMA */
     PART_OBJECT,   /* any JSON object */
     PART_REGEX,    /* text that matches as a whole */
     PART_EBNF,     /* text of this grammar */

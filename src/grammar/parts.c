@@ -296,7 +296,8 @@ static uint32_t part_build(struct composer *p, const struct grammar_part *part, 
         return 0;
     switch (part->kind) {
     case PART_TEXT: return text_rule(p, part);
-    case PART_SCHEMA: return schema_build(p->b, part->text, part->len, p->space);
+    case PART_SCHEMA:
+    case PART_STRING: return schema_part_build(p->b, part, p->space);
     case PART_OBJECT: return schema_build(p->b, object, sizeof object - 1, p->space);
     case PART_REGEX: return pattern_build(p->b, part->text, part->len);
     case PART_EBNF: return ebnf_build(p->b, part->text, part->len);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "grammar/regular.h"
 #include "grammar/schema_parts.h"
 #include "grammar/source.h"
 
@@ -160,17 +161,53 @@ static void build_goal(struct schema *s, uint32_t number)
     build_type(s, start, &all, TYPE_OBJECT, object_build, NULL);
 }
 
-uint32_t schema_build(struct build *b, const char *text, size_t len, enum grammar_space space)
+/* Strings as they are, of all alternatives that have them. */
+static uint32_t build_bare(struct schema *s, uint32_t literal)
+{
+    struct alternatives all = expand(s, &literal, 1);
+    uint32_t start = build_state(s->b);
+    uint32_t i;
+
+    for (i = 0; i < all.n && compile_tick(s->c); i++)
+        if ((all.items[i].types & TYPE_STRING) != 0)
+            build_jump(s->b, start, dfa_build(s->b, string_dfa(s, &all.items[i]), -1, NULL));
+    return start;
+}
+
+static uint32_t build_goals(struct schema *s, uint32_t literal)
+{
+    uint32_t root = goal_state(s, &literal, 1);
+
+    while (compile_ok(s->c) && s->n_built < s->goal_states.n) /* at most GOALS_MAX */
+        build_goal(s, s->n_built++);
+    return root;
+}
+
+static const struct dfa *holds_of(struct compile *c, const struct grammar_part *part)
+{
+    if (part->n_parts == 0)
+        return NULL;
+    if (part->n_parts == 1 && part->parts[0].kind == PART_REGEX)
+        return regex_whole(c, part->parts[0].text, part->parts[0].len);
+    compile_fail(c, ERR_INVALID, "a schema's parts must be one pattern");
+    return NULL;
+}
+
+uint32_t schema_part_build(struct build *b, const struct grammar_part *part,
+                           enum grammar_space space)
 {
     struct compile *c = b->c;
     struct schema *s = compile_alloc(c, sizeof *s);
+    const char *text = part->text;
+    size_t len = part->len;
     char why[200] = "";
-    uint32_t literal, root;
+    uint32_t literal, root = 0;
     int rc;
 
     if (s == NULL)
         return 0;
     s->c = c;
+    s->holds = holds_of(c, part);
     s->b = b;
     s->space = space;
     s->literal_keys.c = s->goal_keys.c = s->string_keys.c = c;
@@ -187,11 +224,17 @@ uint32_t schema_build(struct build *b, const char *text, size_t len, enum gramma
     }
     index_schema(s);
     literal = literal_of(s, s->root, false, false);
-    root = compile_ok(c) ? goal_state(s, &literal, 1) : 0;
-    while (compile_ok(c) && s->n_built < s->goal_states.n) /* at most GOALS_MAX */
-        build_goal(s, s->n_built++);
+    if (compile_ok(c))
+        root = part->kind == PART_STRING ? build_bare(s, literal) : build_goals(s, literal);
     if (c->rc != 0 && c->error != NULL && c->at != NULL && c->error->where[0] == '\0')
         index_pointer(s->root, c->at, c->error->where, sizeof c->error->where);
     c->at = NULL;
     return root;
+}
+
+uint32_t schema_build(struct build *b, const char *text, size_t len, enum grammar_space space)
+{
+    const struct grammar_part part = {.kind = PART_SCHEMA, .text = text, .len = len};
+
+    return schema_part_build(b, &part, space);
 }

@@ -493,6 +493,8 @@ void object_build(struct schema *s, uint32_t from, const struct alternative *a)
     build_edge(s->b, from, '{', '{', begin);
     for (t = a->atoms; t != NULL && compile_tick(s->c); t = t->next)
         atom_note(&o, t);
+    if (s->holds != NULL && compile_ok(s->c))
+        (void)part_of(&o, NULL, s->holds);
     if (compile_ok(s->c))
         open_settle(&o);
     counts_settle(&o);

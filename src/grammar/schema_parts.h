@@ -115,6 +115,7 @@ struct schema {
     struct keys string_keys;
     LIST(uint32_t) string_states; /* behind the opening quote */
     LIST(struct named_dfa) dfas;
+    const struct dfa *holds;         /* what every string and open name matches; NULL: anything */
     uint32_t end;                    /* an end that all share */
     uint32_t space_rule, colon_rule; /* NONE: not built yet */
     uint32_t body;                   /* of a free string, behind its quote */

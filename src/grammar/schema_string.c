@@ -112,13 +112,19 @@ const struct dfa *string_dfa(struct schema *s, const struct alternative *a)
             d = list_dfa(s, t->node, t->n);
         if (d == NULL)
             continue;
-        if (n == DFA_PARTS_MAX) {
+        if (n + (s->holds != NULL) == DFA_PARTS_MAX) {
             compile_fail(s->c, ERR_LIMIT, "more than %d patterns on one string", DFA_PARTS_MAX);
             return NULL;
         }
         parts[n] = d;
         w.mask |= 1u << n;
         w.value |= t->negated ? 0 : 1u << n;
+        n++;
+    }
+    if (s->holds != NULL && n < DFA_PARTS_MAX) {
+        parts[n] = s->holds;
+        w.mask |= 1u << n;
+        w.value |= 1u << n;
         n++;
     }
     if (!compile_ok(s->c))
@@ -338,6 +344,8 @@ static bool text_fits(struct schema *s, const struct alternative *a, const struc
 
     if (char_count(text) < l.min || (l.max != NONE && char_count(text) > l.max))
         return false;
+    if (s->holds != NULL && dfa_match(s->holds, text->text, text->text_len) == 0)
+        return false;
     for (t = a->atoms; t != NULL && compile_tick(s->c); t = t->next) {
         d = NULL;
         if (t->kind == ATOM_STRINGS && in_texts(t, text) == t->negated)
@@ -396,10 +404,10 @@ static uint32_t string_body(struct schema *s, const struct alternative *a)
 {
     struct limits l = limits_of(a);
     const struct atom *t;
-    bool language = false;
+    bool language = s->holds != NULL;
     uint32_t leaf[2] = {NONE, s->end};
 
-    if (string_is_free(a))
+    if (string_is_free(a) && !language)
         return free_body(s);
     for (t = a->atoms; t != NULL; t = t->next) {
         if (t->kind == ATOM_STRINGS && !t->negated)
@@ -410,7 +418,10 @@ static uint32_t string_body(struct schema *s, const struct alternative *a)
     if (language) {
         const struct dfa *d = string_dfa(s, a);
 
-        return compile_ok(s->c) ? dfa_build_json(s->b, d, leaf) : 0;
+        if (!compile_ok(s->c))
+            return 0;
+        return s->holds == NULL ? dfa_build_json(s->b, d, leaf)
+                                : dfa_build_json_once(s->b, d, leaf);
     }
     if (l.max != NONE && l.min > l.max)
         return build_state(s->b);

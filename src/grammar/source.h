@@ -9,6 +9,10 @@
 /* A JSON value under a schema; "" is any value. The text must stay until the end. */
 uint32_t schema_build(struct build *b, const char *text, size_t len, enum grammar_space space);
 
+/* The same of a part, PART_SCHEMA or PART_STRING. */
+uint32_t schema_part_build(struct build *b, const struct grammar_part *part,
+                           enum grammar_space space);
+
 /* A grammar in GBNF or Lark. */
 uint32_t ebnf_build(struct build *b, const char *text, size_t len);
 

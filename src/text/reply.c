@@ -78,6 +78,7 @@ const struct reply_shape reply_formats[REPLY_FORMATS] = {
                      .close = "</tool_call>",
                      .args = ARGS_PAIRS},
     [REPLY_HARMONY] = {.name = "openai"},
+    [REPLY_LIST] = {.name = "json_list", .args = ARGS_JSON, .first = '['},
 };
 
 static const char *const think_open[] = {NULL, "<think>", "[THINK]"};
@@ -284,7 +285,11 @@ static bool begins_bare(struct reply *r, const struct reply_shape *f)
         n++;
     if (n == reply_left(r) || reply_in(r)[n] != f->first)
         return false;
-    reply_begin_call(r, f->first == '[' ? REPLY_IN_PYTHON : REPLY_AT_OBJECT, 0);
+    reply_begin_call(r,
+                     f->first == '{'        ? REPLY_AT_OBJECT
+                     : f->args == ARGS_JSON ? REPLY_AT_HEAD
+                                            : REPLY_IN_PYTHON,
+                     0);
     return true;
 }
 
@@ -381,7 +386,8 @@ static bool step_head(struct reply *r)
     reply_take_space(r);
     if (reply_left(r) == 0 && !r->ended)
         return false;
-    if (r->o.format == REPLY_MISTRAL && reply_left(r) > 0 && *reply_in(r) == '[') {
+    if ((r->o.format == REPLY_MISTRAL || r->o.format == REPLY_LIST) && reply_left(r) > 0 &&
+        *reply_in(r) == '[') {
         reply_take(r, 1);
         r->in_list = true;
         r->state = REPLY_IN_LIST;
@@ -653,4 +659,56 @@ bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t 
         }
     }
     return false;
+}
+
+bool reply_is_over(enum reply_reasoning reasoning, const char *prompt, size_t len)
+{
+    const char *close = think_close[reasoning];
+    size_t n = close == NULL ? 0 : strlen(close);
+
+    while (len > 0 && reply_is_space(prompt[len - 1]))
+        len--;
+    return n > 0 && len >= n && memcmp(prompt + len - n, close, n) == 0;
+}
+
+const char *reply_reason_open(enum reply_reasoning reasoning)
+{
+    return think_open[reasoning];
+}
+
+const char *reply_reason_close(enum reply_reasoning reasoning)
+{
+    return think_close[reasoning];
+}
+
+int reply_tags(enum reply_format format, enum reply_reasoning reasoning,
+               const char *tags[REPLY_TAGS_MAX])
+{
+    static const char *const harmony[] = {"<|start|>",     "<|channel|>", "<|message|>",
+                                          "<|constrain|>", "<|end|>",     "<|call|>",
+                                          "<|return|>"};
+    static const char *const pairs[] = {"</arg_key>", "<arg_value>", "</arg_value>"};
+    static const char *const params[] = {"</function>", "<parameter=", "</parameter>"};
+    const struct reply_shape *f = &reply_formats[format];
+    const char *const all[] = {f->open[0],
+                               f->open[1],
+                               f->end[0],
+                               f->end[1],
+                               f->close,
+                               f->section[0],
+                               f->section[1],
+                               format == REPLY_DEEPSEEK_V3 ? DEEPSEEK_SEP : NULL,
+                               think_open[reasoning],
+                               think_close[reasoning]};
+    int n = 0;
+
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (all[i] != NULL)
+            tags[n++] = all[i];
+    }
+    for (int i = 0; i < 3 && (f->args == ARGS_PAIRS || f->args == ARGS_TAGS); i++)
+        tags[n++] = f->args == ARGS_PAIRS ? pairs[i] : params[i];
+    for (size_t i = 0; i < sizeof harmony / sizeof harmony[0] && format == REPLY_HARMONY; i++)
+        tags[n++] = harmony[i];
+    return n;
 }

@@ -27,6 +27,8 @@ enum reply_format {
     REPLY_KIMI_K2,
     REPLY_GLM45,   /* <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call> */
     REPLY_HARMONY, /* gpt-oss: channels */
+    REPLY_LIST, /* [{"name": "f", "parameters": {}}], at the beginning alone: for models that know
+                    * no calls, but are made to write one */
     REPLY_FORMATS,
 };
 
@@ -95,6 +97,18 @@ enum reply_format reply_format_named(const char *name);
 
 /* Does a prompt end inside a reasoning block, so that the reply begins there? */
 bool reply_is_inside(enum reply_reasoning r, const char *prompt, size_t len);
+
+/* Does it end behind one, so that there is none in the reply? */
+bool reply_is_over(enum reply_reasoning r, const char *prompt, size_t len);
+
+/* The tags that say something in such a reply, all that a tokenizer may have as one token: their
+ * number. */
+#define REPLY_TAGS_MAX 16
+int reply_tags(enum reply_format format, enum reply_reasoning r, const char *tags[REPLY_TAGS_MAX]);
+
+/* The tags of a reasoning; NULL without one. */
+const char *reply_reason_open(enum reply_reasoning r);
+const char *reply_reason_close(enum reply_reasoning r);
 
 /* Begin a reply; said is called from reply_push() and reply_finish(). Nothing is allocated. */
 void reply_init(struct reply *r, const struct reply_options *o, reply_fn *said, void *arg);

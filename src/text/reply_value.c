@@ -43,6 +43,19 @@ static bool has_type(const struct json *schema, const char *type)
     return json_is_text(t, type);
 }
 
+/* Append a value, or its text where the value is one that JSON cannot write again: a number beyond
+ * the range of a double. */
+static void add_value(struct buf *out, const struct json *v, const char *text, size_t len)
+{
+    size_t from = out->len;
+
+    json_write(out, v, JSON_PYTHON);
+    if (out->failed || strstr(out->bytes + from, "Infinity") == NULL)
+        return;
+    out->len = from;
+    buf_add(out, text, len);
+}
+
 /* As it is when it is JSON of a kind that fits; else false. */
 static bool add_json(struct buf *out, const char *text, size_t len, bool no_text)
 {
@@ -52,7 +65,7 @@ static bool add_json(struct buf *out, const char *text, size_t len, bool no_text
         json_parse(&v, &arena, text, len, NULL, 0) == ERR_OK && !(no_text && v->kind == JSON_TEXT);
 
     if (good)
-        json_write(out, v, JSON_PYTHON);
+        add_value(out, v, text, len);
     arena_reset(&arena);
     return good;
 }
@@ -65,7 +78,7 @@ static bool add_number(struct buf *out, const char *text, size_t len, bool whole
                 (!whole || v->kind != JSON_REAL);
 
     if (good)
-        json_write(out, v, JSON_PYTHON);
+        add_value(out, v, text, len);
     arena_reset(&arena);
     return good;
 }

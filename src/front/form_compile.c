@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From a form to a structure: the content's grammar, or that of calls, behind a reasoning. */
+#include <stdio.h>
+#include <string.h>
+
+#include "front/calls.h"
+#include "front/form.h"
+
+#define SPACE "[ \\t\\r\\n]{0,16}" /* between a reasoning and the rest: nobody's */
+
+/* --- the content -------------------------------------------------------------------------- */
+
+/* A schema as text: it may have come as one. */
+static int form_source(const struct form *f, struct arena *arena, const char **text, size_t *len)
+{
+    struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+    char *copy;
+
+    if (f->source == NULL || f->source->kind == JSON_TEXT) {
+        *text = f->source == NULL ? "" : f->source->text;
+        *len = f->source == NULL ? 0 : f->source->text_len;
+        return ERR_OK;
+    }
+    json_write(&b, f->source, JSON_COMPACT);
+    copy = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
+    *text = copy;
+    *len = b.len;
+    buf_fini(&b);
+    return copy == NULL ? ERR_LIMIT : ERR_OK;
+}
+
+/* The content as one part. */
+static int form_content(const struct form *f, enum reply_format format, struct arena *arena,
+                        struct grammar_part *out)
+{
+    static const enum grammar_part_kind kinds[] = {
+        [GRAMMAR_SCHEMA] = PART_SCHEMA, [GRAMMAR_JSON_OBJECT] = PART_SCHEMA,
+        [GRAMMAR_REGEX] = PART_REGEX,   [GRAMMAR_CHOICE] = PART_CHOICE,
+        [GRAMMAR_EBNF] = PART_EBNF,     [GRAMMAR_PARTS] = PART_SEQUENCE};
+    struct grammar_part *choices;
+    int rc;
+
+    *out = (struct grammar_part){.kind = kinds[f->kind]};
+    if (f->kind != GRAMMAR_CHOICE) {
+        rc = form_source(f, arena, &out->text, &out->len);
+        if (f->kind == GRAMMAR_JSON_OBJECT) {
+            out->text = "{\"type\":\"object\"}";
+            out->len = strlen(out->text);
+        }
+        if (rc == ERR_OK && out->kind == PART_SCHEMA)
+            rc = calls_avoid(format, arena, out);
+        return rc;
+    }
+    choices = arena_zalloc(arena, f->source->n * sizeof *choices);
+    if (choices == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < f->source->n; i++)
+        choices[i] = (struct grammar_part){.kind = PART_TEXT,
+                                           .text = f->source->items[i].text,
+                                           .len = f->source->items[i].text_len};
+    out->parts = choices;
+    out->n_parts = f->source->n;
+    return ERR_OK;
+}
+
+/* --- what stands before it ---------------------------------------------------------------- */
+
+static struct grammar_part form_text(const char *text)
+{
+    return (struct grammar_part){.kind = PART_TEXT, .text = text, .len = strlen(text)};
+}
+
+/* A reasoning with its tags, as a sequence of at most 4 parts; it has begun when inside. */
+static size_t form_reasoning(const struct form_model *m, bool inside, struct grammar_part *parts)
+{
+    static const char space[] = SPACE;
+    size_t n = 0;
+
+    if (!inside)
+        parts[n++] = form_text(reply_reason_open(m->reasoning));
+    parts[n++] = (struct grammar_part){.kind = PART_FREE};
+    parts[n++] = form_text(reply_reason_close(m->reasoning));
+    parts[n++] = (struct grammar_part){.kind = PART_REGEX, .text = space, .len = sizeof space - 1};
+    return n;
+}
+
+/* --- all of it ---------------------------------------------------------------------------- */
+
+static bool form_has_calls(const struct form *f)
+{
+    return f->tools != NULL && f->calls != FORM_CALLS_NONE;
+}
+
+/* The whole composition, behind a reasoning that may be or must be: at most 4 parts of *top. */
+static int form_compose(const struct form *f, const struct form_model *m, struct arena *arena,
+                        struct grammar_part *top, size_t *n_top, char *why, size_t cap)
+{
+    enum reply_format format = form_reply_format(f, m->format);
+    struct grammar_part *thought = arena_zalloc(arena, 4 * sizeof *thought);
+    struct grammar_part *body = arena_zalloc(arena, 2 * sizeof *body);
+    bool forced = form_forces(f);
+    size_t n_body = 0;
+    int rc = thought == NULL || body == NULL ? ERR_NO_MEMORY : ERR_OK;
+
+    *n_top = 0;
+    if (rc == ERR_OK && f->param != NULL && !forced)
+        rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++]);
+    if (rc == ERR_OK && m->chat && (form_has_calls(f) || format == REPLY_HARMONY))
+        rc = calls_compose(f, format, m->one_call, arena, body, &n_body, why, cap);
+    if (rc != ERR_OK || n_body == 0) /* a model that knows no calls, and need not make any */
+        return rc;
+    if (m->chat && format != REPLY_HARMONY && m->start == FORM_REASONS) {
+        *n_top = form_reasoning(m, true, top);
+    } else if (m->chat && format != REPLY_HARMONY && m->start == FORM_MAY_REASON) {
+        top[(*n_top)++] = (struct grammar_part){.kind = PART_REPEAT,
+                                                .parts = thought,
+                                                .n_parts = form_reasoning(m, false, thought),
+                                                .max = 1};
+    }
+    top[(*n_top)++] =
+        n_body == 1 ? body[0]
+                    : (struct grammar_part){.kind = PART_CHOICE, .parts = body, .n_parts = n_body};
+    return ERR_OK;
+}
+
+/* The client's words for what the compiler says. */
+static void form_explain(const char *param, const struct grammar_error *e, char *why, size_t cap)
+{
+    if (e->text[0] == '\0')
+        return;
+    (void)snprintf(why, cap, "'%s': %s%s%s", param, e->text, e->where[0] == '\0' ? "" : ", at ",
+                   e->where);
+}
+
+/* Choices alone, of which there may be many, have a way of their own. */
+static int form_choices(const struct form *f, struct arena *arena, struct grammar_request *r)
+{
+    const char **choices = arena_alloc(arena, f->source->n * sizeof *choices);
+
+    if (choices == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < f->source->n; i++)
+        choices[i] = f->source->items[i].text;
+    *r = (struct grammar_request){
+        .kind = GRAMMAR_CHOICE, .choices = choices, .n_choices = f->source->n};
+    return ERR_OK;
+}
+
+int form_compile(const struct form *f, const struct form_model *m, struct structures *cache,
+                 struct arena *arena, struct structure **out, const char **param, char *why,
+                 size_t cap)
+{
+    struct grammar_error error = {.text = ""};
+    struct grammar_part top[5] = {{.kind = PART_FREE}};
+    struct grammar_request r = {.kind = GRAMMAR_PARTS, .space = f->space, .parts = top};
+    int rc;
+
+    *param = f->param != NULL ? f->param : f->strict ? "tools" : "tool_choice";
+    rc = form_compose(f, m, arena, top, &r.n_parts, why, cap);
+    if (rc == ERR_OK && r.n_parts == 1 && top[0].kind == PART_CHOICE && f->param != NULL &&
+        f->kind == GRAMMAR_CHOICE && (!m->chat || !form_has_calls(f)))
+        rc = form_choices(f, arena, &r);
+    if (rc == ERR_OK && (r.kind != GRAMMAR_PARTS || r.n_parts > 0))
+        rc = structures_get(cache, &r, out, &error);
+    if (rc != ERR_OK && why[0] == '\0')
+        form_explain(*param, &error, why, cap);
+    return rc;
+}
