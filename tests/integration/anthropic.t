@@ -9,6 +9,7 @@ import asyncio
 import os
 import ssl
 import sys
+import typing
 
 from harness import BUILDDIR, MODEL_NAME, Stack, Tap, key, need_nginx, skip_all, until
 
@@ -22,6 +23,8 @@ except ImportError:
                  "venv/bin/pip install -r ../tests/requirements.txt` in the build folder")
     os.environ["QUIRE_IN_VENV"] = "1"
     os.execv(python, [python] + sys.argv)
+
+import pydantic  # noqa: E402: the client brings it
 
 tap = Tap()
 tap.note("anthropic %s" % anthropic.__version__)
@@ -90,6 +93,14 @@ with tap.section("client"), Stack() as s:
                                       "content": '{"temperature": 9, "sky": "cloudy"}'}]}]))
     tap.ok("9" in r.content[0].text, "the answer from its result", r.content)
 
+
+    class Place(pydantic.BaseModel):
+        city: typing.Literal["Paris", "Rome"]
+    r = c.messages.parse(model=MODEL_NAME, max_tokens=60, output_format=Place, messages=[
+        {"role": "user", "content": "What is the capital of France?"}], extra_body=cold)
+    tap.ok(r.parsed_output.city in ("Paris", "Rome"), "a message parsed into a class", r)
+    r = c.messages.create(**dict(ask, messages=hello, tool_choice={"type": "any"}))
+    tap.eq(r.content[0].type, "tool_use", "a call that must be")
     raises(anthropic.BadRequestError, 400, lambda: c.messages.create(
         model=MODEL_NAME, max_tokens=9, messages=[]), "no messages")
     raises(anthropic.BadRequestError, 400, lambda: c.messages.create(

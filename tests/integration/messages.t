@@ -203,6 +203,28 @@ def tools(s):
     tap.eq((r.status, len(r.json["content"])), (200, 1), "one call at a time")
 
 
+def forms(s):
+    """What the answer must be: the chat's own machinery, by this API's names."""
+    hello = body_of("Hello", tools=[WEATHER, dict(WEATHER, name="other")])
+    for choice, names in (({"type": "any"}, ("get_weather", "other")),
+                          ({"type": "tool", "name": "other"}, ("other",))):
+        r = both(s, dict(hello, tool_choice=choice), "tool_choice %r" % choice)
+        call = r["content"][0]
+        tap.ok(call["type"] == "tool_use" and call["name"] in names, "it calls", r)
+        if r["stop_reason"] != "max_tokens":
+            tap.eq((r["stop_reason"], list(call["input"])), ("tool_use", ["city"]), "and how")
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},
+              "required": ["city"], "additionalProperties": False}
+    form = {"type": "json_schema", "schema": schema}
+    for field in (dict(output_config={"format": form}), dict(output_format=form)):
+        r = both(s, body_of("What is the capital of France?", **field), "a schema")
+        tap.ok(json.loads(text_of(r))["city"] in ("Paris", "Rome"), "the text follows it", r)
+    refuse(s, dict(hello, tool_choice={"type": "tool", "name": "none"}), 400,
+           "invalid_request_error", "none", "a choice of no tool")
+    refuse(s, body_of("Hello", output_config={"format": {"type": "json_schema", "schema": {
+        "$ref": "http://x"}}}), 400, "invalid_request_error", "", "a schema that is not there")
+
+
 def refuse(s, body, status, kind, word, name, path=PATH, **kw):
     r = s.request("POST", path, body, **kw)
     try:
@@ -290,7 +312,7 @@ def keys(s):
 
 
 with Stack() as s:
-    for part in (answers, meanings, tools, errors, keys):
+    for part in (answers, meanings, tools, forms, errors, keys):
         with tap.section(part.__name__):
             part(s)
     tap.ok(all(f.exits == [] for f in s.fronts) and s.engine.exits == [], "no process died",

@@ -11,6 +11,7 @@ import os
 import ssl
 import sys
 import time
+import typing
 
 from harness import BUILDDIR, MODEL_NAME, Stack, Tap, key, need_nginx, skip_all, until
 
@@ -24,6 +25,8 @@ except ImportError:
                  "venv/bin/pip install openai jsonschema` in the build folder")
     os.environ["QUIRE_IN_VENV"] = "1"
     os.execv(python, [python] + sys.argv)
+
+import pydantic  # noqa: E402: the client brings it
 
 tap = Tap()
 tap.note("openai %s" % openai.__version__)
@@ -176,6 +179,12 @@ with tap.section("responses"), Stack() as s:
                          "output": '{"temperature": 9, "sky": "cloudy"}'}]
     r = responses.create(model=MODEL_NAME, input=talk, tools=[flat], temperature=0)
     tap.ok("9" in r.output_text, "the answer from its output", r.output_text)
+
+    class Place(pydantic.BaseModel):
+        city: typing.Literal["Paris", "Rome"]
+    r = responses.parse(model=MODEL_NAME, input="What is the capital of France?", temperature=0,
+                        text_format=Place)
+    tap.ok(r.output_parsed.city in ("Paris", "Rome"), "a response parsed into a class", r)
     raises(openai.BadRequestError, 400, lambda: responses.create(
         model=MODEL_NAME, input="Hello", previous_response_id=r.id), "a response before",
         param="previous_response_id")

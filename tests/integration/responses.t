@@ -194,6 +194,33 @@ def tools(s):
            (False, "auto", "get_weather"), "the answer repeats what was asked of tools")
 
 
+def forms(s):
+    """What the answer must be: the chat's own machinery, by this API's names."""
+    hello = body_of("Hello", tools=[WEATHER, dict(WEATHER, name="other")], max_output_tokens=60)
+    for choice, names in (("required", ("get_weather", "other")),
+                          ({"type": "function", "name": "other"}, ("other",))):
+        r = both(s, dict(hello, tool_choice=choice), "tool_choice %r" % choice)
+        call = r["output"][0]
+        tap.ok(call["type"] == "function_call" and call["name"] in names, "it calls", r)
+        if r["status"] == "completed":
+            tap.eq(list(json.loads(call["arguments"])), ["city"], "and how")
+        tap.eq(r["tool_choice"], choice, "the choice is repeated")
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},
+              "required": ["city"], "additionalProperties": False}
+    form = {"type": "json_schema", "name": "place", "schema": schema, "strict": True}
+    ask = "What is the capital of France?"
+    r = both(s, body_of(ask, text={"format": form}), "a schema")
+    tap.ok(json.loads(text_of(r))["city"] in ("Paris", "Rome"), "the text follows it", r)
+    tap.eq(r["text"]["format"], form, "the format is repeated")
+    r = both(s, body_of(ask, text={"format": {"type": "json_object"}}, max_output_tokens=60),
+             "json_object")
+    tap.ok(text_of(r).lstrip().startswith("{"), "the text is one", r)
+    refuse(s, body_of(ask, text={"format": dict(form, schema={"$ref": "http://x"})}), 400, "text",
+           "a schema that is not there")
+    refuse(s, dict(hello, tool_choice={"type": "function", "name": "none"}), 400, "tool_choice",
+           "a choice of no tool")
+
+
 def refuse(s, body, status, param, name, word="", code=None, method="POST", path=PATH):
     r = s.request(method, path, body)
     try:
@@ -250,7 +277,7 @@ def errors(s):
 
 
 with Stack() as s:
-    for part in (answers, meanings, tools, errors):
+    for part in (answers, meanings, tools, forms, errors):
         with tap.section(part.__name__):
             part(s)
     tap.ok(all(f.exits == [] for f in s.fronts) and s.engine.exits == [], "no process died",
