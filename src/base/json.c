@@ -651,6 +651,60 @@ const char *json_kind_name(enum json_kind kind)
     return "value";
 }
 
+/* --- making ------------------------------------------------------------------------------------*/
+
+void json_put(struct json_made *m, const char *key, const struct json *value)
+{
+    if (m->n == m->cap && !m->failed) {
+        uint32_t cap = m->cap == 0 ? 4 : 2 * m->cap;
+        struct json *items = arena_alloc(m->arena, cap * sizeof *items);
+
+        m->failed = items == NULL;
+        if (items != NULL && m->n > 0)
+            memcpy(items, m->items, m->n * sizeof *items);
+        if (items != NULL) {
+            m->items = items;
+            m->cap = cap;
+        }
+    }
+    if (m->failed)
+        return;
+    m->items[m->n] = *value;
+    m->items[m->n].key = key;
+    m->items[m->n].key_len = key == NULL ? 0 : strlen(key);
+    m->n++;
+}
+
+void json_put_text(struct json_made *m, const char *key, const char *text)
+{
+    json_put(m, key, &(struct json){.kind = JSON_TEXT, .text = text, .text_len = strlen(text)});
+}
+
+void json_put_flag(struct json_made *m, const char *key, bool flag)
+{
+    json_put(m, key, &(struct json){.kind = JSON_BOOL, .flag = flag});
+}
+
+void json_put_null(struct json_made *m, const char *key)
+{
+    json_put(m, key, &(struct json){.kind = JSON_NULL});
+}
+
+struct json json_made(const struct json_made *m, enum json_kind kind)
+{
+    must(kind == JSON_LIST || kind == JSON_OBJECT);
+    return (struct json){.kind = kind, .n = m->n, .items = m->items};
+}
+
+void json_put_made(struct json_made *m, const char *key, enum json_kind kind,
+                   const struct json_made *members)
+{
+    struct json node = json_made(members, kind);
+
+    m->failed = m->failed || members->failed;
+    json_put(m, key, &node);
+}
+
 /* --- writing -----------------------------------------------------------------------------------*/
 
 /* The fewest digits that read back as the value: "d.ddde[+-]xx". */
@@ -707,9 +761,11 @@ void json_write_real(struct buf *out, double value)
         buf_add_byte(out, '0');
 }
 
-static void write_number(struct buf *out, const struct json *node)
+static void write_number(struct buf *out, const struct json *node, enum json_style style)
 {
-    if (node->kind != JSON_REAL || strpbrk(node->text, ".eE") == NULL) {
+    if (style == JSON_EXACT)
+        buf_add(out, node->text, node->n);
+    else if (node->kind != JSON_REAL || strpbrk(node->text, ".eE") == NULL) {
         if (strcmp(node->text, "-0") == 0)
             buf_add_byte(out, '0'); /* as a whole number it has no sign */
         else
@@ -733,7 +789,7 @@ void json_write(struct buf *out, const struct json *node, enum json_style style)
     else if (node->kind == JSON_TEXT)
         buf_add_json_string(out, node->text, node->text_len);
     else if (json_is_number(node))
-        write_number(out, node);
+        write_number(out, node, style);
     if (node->kind != JSON_LIST && node->kind != JSON_OBJECT)
         return;
     buf_add_byte(out, node->kind == JSON_LIST ? '[' : '{');

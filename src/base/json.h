@@ -90,6 +90,7 @@ const char *json_kind_name(enum json_kind kind);
 /* How json_write() spaces. */
 enum json_style {
     JSON_COMPACT, /* {"a":1,"b":[1,2]} */
+    JSON_EXACT,   /* compact, and every number as it was written: what is repeated stays JSON */
     JSON_PYTHON,  /* {"a": 1, "b": [1, 2]}, as Python's json.dumps(x, ensure_ascii=False) */
 };
 
@@ -99,5 +100,30 @@ void json_write(struct buf *out, const struct json *node, enum json_style style)
 
 /* Append a double as Python's repr() does: 1.0, 0.1, 1e+16, 1e-05, inf, -inf, nan. */
 void json_write_real(struct buf *out, double value);
+
+/* A list or object in the making. Members are put one by one; a key is NULL in a list, and is
+ * borrowed, as are texts, until the arena ends. What finds no memory sets `failed` and all later
+ * ones do nothing, so that a maker checks once, at the end. Names are not compared: the first of
+ * two is found. */
+struct json_made {
+    struct arena *arena;
+    struct json *items;
+    uint32_t n;
+    uint32_t cap;
+    bool failed;
+};
+
+/* A copy of the node; what is below it is shared. */
+void json_put(struct json_made *m, const char *key, const struct json *value);
+void json_put_text(struct json_made *m, const char *key, const char *text);
+void json_put_flag(struct json_made *m, const char *key, bool flag);
+void json_put_null(struct json_made *m, const char *key);
+
+/* The list or object (kind) that members are. They must not be put to any more. */
+void json_put_made(struct json_made *m, const char *key, enum json_kind kind,
+                   const struct json_made *members);
+
+/* The value itself, to be looked at when nothing has failed. */
+struct json json_made(const struct json_made *m, enum json_kind kind);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "front/blocks.h"
 #include "front/logprobs.h"
 
 /* {"id":...,"object":...,"created":...,"model":... without the closing brace. */
@@ -158,16 +159,16 @@ static void answer_chunk(struct exchange *x, struct gen *g, const char *text, si
 
 /* --- replies that are taken apart --------------------------------------------------------- */
 
-/* A call's id: the same however often it is made, so that a stream and its joined form agree. */
-static void answer_call_id(const struct gen *g, int call, char id[40])
+void answer_call_id(const struct gen *g, int call, char id[40])
 {
     struct hash h = hash_sha256(g->exchange->id, strlen(g->exchange->id),
                                 (const int[]){g->index, call}, 2 * sizeof(int));
     char hex[2 * sizeof h + 1];
     bool is_mistral = g->speech->reply.o.format == REPLY_MISTRAL; /* whose templates want nine */
+    const char *prefix = g->exchange->shape == SHAPE_MESSAGES ? "toolu_" : "call_";
 
     hash_hex(h.bytes, sizeof h.bytes, hex);
-    (void)snprintf(id, 40, is_mistral ? "%s%.9s" : "%s%.24s", is_mistral ? "" : "call_", hex);
+    (void)snprintf(id, 40, is_mistral ? "%s%.9s" : "%s%.24s", is_mistral ? "" : prefix, hex);
 }
 
 /* "tool_calls":[{...}] with a name, or with a piece of the arguments. */
@@ -250,7 +251,9 @@ static void answer_said(void *arg, const struct reply_event *e)
         return;
     if (e->kind == REPLY_CALL_BEGIN)
         g->speech->n_calls++;
-    if (x->stream)
+    if (x->shape != SHAPE_OPENAI)
+        blocks_said(g, e);
+    else if (x->stream)
         answer_said_stream(g, e);
     else
         answer_said_whole(g, e);
@@ -319,6 +322,10 @@ void answer_begin(struct exchange *x)
                           "Cache-Control: no-cache\r\n"
                           "X-Accel-Buffering: no\r\n\r\n");
     x->head_sent = true;
+    if (x->shape != SHAPE_OPENAI) {
+        blocks_begin(&x->gens[0]);
+        return;
+    }
     for (int i = 0; i < x->n_gens && x->format == EXCHANGE_CHAT; i++)
         answer_first_chunk(x, &x->gens[i]);
 }
@@ -385,6 +392,10 @@ void answer_end(struct exchange *x, struct gen *g)
     answer_text(x, g);
     if (g->speech != NULL)
         answer_hear(g, true);
+    if (x->shape != SHAPE_OPENAI) {
+        blocks_end(g);
+        return;
+    }
     if (x->stream)
         answer_chunk(x, g, "", 0);
     if (x->n_finished < x->n_gens)
@@ -406,7 +417,9 @@ void answer_end(struct exchange *x, struct gen *g)
 
 void answer_keepalive(struct exchange *x)
 {
-    if (x->stream && x->head_sent)
+    if (x->stream && x->head_sent && x->shape == SHAPE_MESSAGES)
+        buf_add_text(&x->out, "event: ping\ndata: {\"type\":\"ping\"}\n\n");
+    else if (x->stream && x->head_sent)
         buf_add_text(&x->out, ": keep-alive\n\n");
 }
 
@@ -415,6 +428,11 @@ void answer_fail(struct exchange *x, int err, const char *message, const char *p
 {
     if (!x->head_sent) {
         exchange_reply_error(x, err, message, param, retry_after_s);
+        return;
+    }
+    if (x->shape != SHAPE_OPENAI) {
+        blocks_fail(&x->gens[0], err, message);
+        x->complete = true;
         return;
     }
     buf_add_text(&x->out, "data: ");

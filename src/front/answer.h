@@ -1,4 +1,5 @@
-/* The shape of an answer: OpenAI's objects and events, for chats and completions. */
+/* The shape of an answer: OpenAI's objects and events, for chats and completions. The other APIs'
+ * branch off to blocks.h. */
 #ifndef QUIRE_FRONT_ANSWER_H
 #define QUIRE_FRONT_ANSWER_H
 
@@ -6,6 +7,9 @@
 
 /* Take g's reply apart as it comes; g->speech is there. */
 void answer_listen(struct gen *g, const struct reply_options *o);
+
+/* A call's id: the same however often it is made, so that a stream and its joined form agree. */
+void answer_call_id(const struct gen *g, int call, char id[40]);
 
 /* The status line and, for a stream, each choice's first chunk. Once, at the first admission. */
 void answer_begin(struct exchange *x);
@@ -16,7 +20,7 @@ void answer_text(struct exchange *x, struct gen *g);
 /* g has ended. After the last one the answer is complete. */
 void answer_end(struct exchange *x, struct gen *g);
 
-/* An SSE comment that keeps proxies from closing a silent stream. */
+/* What keeps proxies from closing a silent stream. */
 void answer_keepalive(struct exchange *x);
 
 /* The exchange fails: an error answer, or, after the head, an error event and no [DONE]. */

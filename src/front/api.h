@@ -20,6 +20,11 @@ api_fn api_load;        /* GET /load */
 api_fn api_version;     /* GET /version */
 api_fn api_metrics;     /* GET /metrics */
 
+api_fn api_messages;      /* POST /v1/messages */
+api_fn api_count_tokens;  /* POST /v1/messages/count_tokens */
+api_fn api_responses;     /* POST /v1/responses */
+api_fn api_kept_response; /* anything of /v1/responses/ID */
+
 /* --- shared by the generating endpoints (gen.c) --- */
 
 /* Fields, id and generations, x->n for each of n_prompts, with empty prompts. False after an error

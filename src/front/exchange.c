@@ -33,6 +33,9 @@ void exchange_free(struct exchange *x, bool keep_answer)
             buf_fini(&g->speech->content);
             buf_fini(&g->speech->reasoning);
             buf_fini(&g->speech->calls);
+            buf_fini(&g->speech->blocks.name);
+            buf_fini(&g->speech->blocks.text);
+            buf_fini(&g->speech->blocks.done);
         }
     }
     structure_unref(x->structure);
@@ -67,6 +70,7 @@ static const char *exchange_reason(int status)
     case 429: return "Too Many Requests";
     case 503: return "Service Unavailable";
     case 504: return "Gateway Timeout";
+    case 529: return "Overloaded";
     default: return "Internal Server Error";
     }
 }
@@ -99,13 +103,61 @@ void exchange_add_error(struct buf *b, int err, const char *message, const char 
         buf_printf(b, ",\"code\":\"%s\"}}", code);
 }
 
+/* Anthropic's word for an HTTP status. */
+static const char *exchange_messages_type(int status)
+{
+    switch (status) {
+    case 404: return "not_found_error";
+    case 413: return "request_too_large";
+    case 429: return "rate_limit_error";
+    case 503: return "overloaded_error";
+    case 504: return "timeout_error";
+    default: return status < 500 ? "invalid_request_error" : "api_error";
+    }
+}
+
+void exchange_add_error_messages(struct buf *b, const struct exchange *x, int err,
+                                 const char *message)
+{
+    if (message == NULL)
+        message = err_sentence(err);
+    buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
+               exchange_messages_type(err_http_status(err)));
+    buf_add_json_string(b, message, strlen(message));
+    buf_printf(b, "},\"request_id\":\"%s\"}", x->request_id);
+}
+
+/* The request for a response has other names for what is said as a chat. */
+static const char *exchange_param(const struct exchange *x, const char *param)
+{
+    static const struct {
+        const char *chat;
+        const char *name;
+    } rows[] = {{"messages", "input"},
+                {"max_completion_tokens", "max_output_tokens"},
+                {"response_format", "text"}};
+
+    if (x->shape != SHAPE_RESPONSES || param == NULL)
+        return param;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].chat, param) == 0)
+            return rows[i].name;
+    }
+    return param;
+}
+
 void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
                           int retry_after_s)
 {
     struct buf body = {0};
     int status = err_http_status(err);
 
-    exchange_add_error(&body, err, message, param);
+    if (x->shape == SHAPE_MESSAGES) {
+        exchange_add_error_messages(&body, x, err, message);
+        status = status == 503 ? 529 : status; /* that API's number for it */
+    } else {
+        exchange_add_error(&body, err, message, exchange_param(x, param));
+    }
     buf_printf(&x->out, "Status: %d %s\r\n", status, exchange_reason(status));
     if (retry_after_s > 0)
         buf_printf(&x->out, "Retry-After: %d\r\n", retry_after_s);

@@ -11,6 +11,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "front/fcgi.h"
 #include "front/form.h"
@@ -24,8 +25,24 @@
 
 enum exchange_format { EXCHANGE_CHAT, EXCHANGE_COMPLETION };
 
+/* Which API's objects and events the answer has. */
+enum exchange_shape { SHAPE_OPENAI, SHAPE_MESSAGES, SHAPE_RESPONSES };
+
 /* Why a generation ended, as the API says it. */
 enum gen_finish { GEN_RUNNING, GEN_STOP, GEN_LENGTH, GEN_FAILED };
+
+/* A reply as a list of blocks, for the APIs that have it so (blocks.h). A block is what is said of
+ * one kind in a row: a text, reasoning, a call. */
+struct blocks {
+    int n;             /* begun */
+    bool is_open;      /* the last one */
+    int kind;          /* enum reply_kind of it; REPLY_CALL_BEGIN is a call */
+    int call;          /* index of the call that it is */
+    struct buf name;   /* of the call */
+    struct buf text;   /* of it so far */
+    struct buf done;   /* closed ones, as JSON with commas between */
+    uint32_t n_events; /* sent: the sequence_number of the next */
+};
 
 /* What a chat's reply is taken apart into. A stream says it at once; else it is collected. */
 struct speech {
@@ -34,6 +51,7 @@ struct speech {
     struct buf calls;              /* without streaming: members of tool_calls, as JSON */
     int n_calls;                   /* begun, of those that are passed on */
     uint32_t n_reasoning;          /* tokens of the reasoning */
+    struct blocks blocks;          /* in place of the buffers, where the shape has blocks */
 };
 
 /* One continuation of one prompt. The front holds the truth: prompt and all tokens so far, so
@@ -80,7 +98,9 @@ struct exchange {
 
     /* Generations, if it has any. */
     enum exchange_format format;
-    struct gen *gens; /* [n_gens], in the arena */
+    enum exchange_shape shape;  /* of answers and errors: the route says it */
+    const struct json *request; /* what was asked, where the answer repeats it; in the arena */
+    struct gen *gens;           /* [n_gens], in the arena */
     int n_gens;
     int n_finished;
     int n; /* choices of each prompt */
@@ -100,6 +120,7 @@ struct exchange {
     int n_stops;
     bool max_tokens_given;
     uint32_t max_tokens;         /* when given */
+    bool max_tokens_bends;       /* what the context has no room for is cut off, not refused */
     const struct form *form;     /* what the output must be; in the arena */
     struct structure *structure; /* a reference; NULL: it need not be anything */
     char request_id[72];         /* the client's, or ours; nothing but letters, digits and -._ */
@@ -128,12 +149,16 @@ bool exchange_name(struct exchange *x, const char *name);
 /* Make the whole answer: head and body. The exchange is complete then. */
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len);
 
-/* The same with an OpenAI error object. message NULL: the error's own sentence. param may be
- * NULL. retry_after_s > 0 adds the header. */
+/* The same with an error object of the exchange's shape. message NULL: the error's own sentence.
+ * param may be NULL. retry_after_s > 0 adds the header. */
 void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
                           int retry_after_s);
 
-/* Append `{"error":{...}}`. */
+/* Append `{"error":{...}}`, as OpenAI's APIs have it. */
 void exchange_add_error(struct buf *b, int err, const char *message, const char *param);
+
+/* Append `{"type":"error","error":{...}}`, as Anthropic's API has it. */
+void exchange_add_error_messages(struct buf *b, const struct exchange *x, int err,
+                                 const char *message);
 
 #endif

@@ -20,6 +20,16 @@ static uint64_t gen_random(void)
     return r;
 }
 
+static const char *gen_id_prefix(const struct exchange *x)
+{
+    switch (x->shape) {
+    case SHAPE_MESSAGES: return "msg_";
+    case SHAPE_RESPONSES: return "resp_";
+    case SHAPE_OPENAI: break;
+    }
+    return x->format == EXCHANGE_CHAT ? "chatcmpl-" : "cmpl-";
+}
+
 static void gen_name(struct exchange *x)
 {
     uint64_t r[2] = {gen_random(), gen_random()};
@@ -28,13 +38,12 @@ static void gen_name(struct exchange *x)
     hash_hex((const uint8_t *)r, sizeof r, hex);
     if (x->request_id[0] == '\0')
         (void)exchange_name(x, hex); /* hex digits are a name */
-    (void)snprintf(x->id, sizeof x->id, "%s-%s", x->format == EXCHANGE_CHAT ? "chatcmpl" : "cmpl",
-                   x->request_id);
+    (void)snprintf(x->id, sizeof x->id, "%s%s", gen_id_prefix(x), x->request_id);
     x->created = clock_unix_s();
 }
 
-/* A chat's replies are taken apart where the model knows calls or reasoning. Tags of calls may be
- * special tokens: these are then not skipped. */
+/* A chat's replies are taken apart where the model knows calls or reasoning, or the answer has
+ * blocks. Tags of calls may be special tokens: these are then not skipped. */
 static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
                       const struct fields *fields)
 {
@@ -43,7 +52,7 @@ static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
                               .tools = fields->form.tools};
 
     if (x->format != EXCHANGE_CHAT ||
-        (o.format == REPLY_PLAIN && o.reasoning == REPLY_NO_REASONING))
+        (x->shape == SHAPE_OPENAI && o.format == REPLY_PLAIN && o.reasoning == REPLY_NO_REASONING))
         return ERR_OK;
     g->speech = arena_zalloc(&x->arena, sizeof *g->speech);
     if (g->speech == NULL)

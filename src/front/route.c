@@ -13,24 +13,30 @@
 
 struct route {
     const char *path;
-    const char *method;
-    api_fn *answer;
+    const char *method;        /* NULL: any, and the body is the endpoint's */
+    api_fn *answer;            /* NULL: there is nothing, said in the shape */
+    enum exchange_shape shape; /* of the answer, errors included */
 };
 
 static const struct route routes[] = {
-    {"/v1/chat/completions", "POST", api_chat},
-    {"/v1/completions", "POST", api_completions},
-    {"/v1/chat/completions/render", "POST", api_render},
-    {"/v1/completions/render", "POST", api_render},
-    {"/v1/models", "GET", api_models},
-    {"/tokenize", "POST", api_tokenize},
-    {"/detokenize", "POST", api_detokenize},
-    {"/health", "GET", api_health},
-    {"/metrics", "GET", api_metrics},
-    {"/version", "GET", api_version},
-    {"/ping", "GET", api_health},
-    {"/ping", "POST", api_health},
-    {"/load", "GET", api_load},
+    {"/v1/chat/completions", "POST", api_chat, SHAPE_OPENAI},
+    {"/v1/completions", "POST", api_completions, SHAPE_OPENAI},
+    {"/v1/chat/completions/render", "POST", api_render, SHAPE_OPENAI},
+    {"/v1/completions/render", "POST", api_render, SHAPE_OPENAI},
+    {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES},
+    {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES},
+    {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES},
+    {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES},
+    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES},
+    {"/v1/models", "GET", api_models, SHAPE_OPENAI},
+    {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI},
+    {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI},
+    {"/health", "GET", api_health, SHAPE_OPENAI},
+    {"/metrics", "GET", api_metrics, SHAPE_OPENAI},
+    {"/version", "GET", api_version, SHAPE_OPENAI},
+    {"/ping", "GET", api_health, SHAPE_OPENAI},
+    {"/ping", "POST", api_health, SHAPE_OPENAI},
+    {"/load", "GET", api_load, SHAPE_OPENAI},
 };
 
 /* Copy the path, without query and trailing slash. */
@@ -70,13 +76,16 @@ static const struct json *route_body(struct front *f, struct exchange *x)
     return NULL;
 }
 
-/* A model is asked for by its name behind the list's path; the name may have slashes. */
+/* A model is asked for by its name behind the list's path; the name may have slashes. A path with a
+ * slash at its end stands for all below it. */
 static bool route_fits(const struct front *f, const struct route *r, const char *path)
 {
     size_t len = strlen(r->path);
 
     if (strcmp(path, r->path) == 0)
         return true;
+    if (r->path[len - 1] == '/')
+        return strncmp(path, r->path, len) == 0;
     return r->answer == api_models && strncmp(path, r->path, len) == 0 && path[len] == '/' &&
            strcmp(path + len + 1, f->model_name) == 0;
 }
@@ -98,10 +107,13 @@ void route_exchange(struct front *f, struct exchange *x)
 
         if (!route_fits(f, r, path))
             continue;
-        known = true;
-        if (strcmp(method, r->method) != 0)
+        x->shape = r->shape;
+        known = known || r->answer != NULL;
+        if (r->answer == NULL)
             continue;
-        if (strcmp(method, "POST") == 0 && r->answer != api_health) {
+        if (r->method != NULL && strcmp(method, r->method) != 0)
+            continue;
+        if (r->method != NULL && strcmp(method, "POST") == 0 && r->answer != api_health) {
             body = route_body(f, x);
             if (body == NULL)
                 return;

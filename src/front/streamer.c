@@ -205,7 +205,7 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
     const struct wire_welcome *w = &s->f->link.engine;
     const struct exchange *x = g->exchange;
     uint64_t longest = w->max_model_len;
-    uint64_t more = x->max_tokens_given ? x->max_tokens : 1;
+    uint64_t more = x->max_tokens_given && !x->max_tokens_bends ? x->max_tokens : 1;
 
     *param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
     if (g->n_prompt + more > longest) {
@@ -273,7 +273,9 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     r.arrival_us = x->arrival_us;
     r.n_tokens = (uint32_t)g->tokens.len;
     r.n_prompt = g->n_prompt;
-    r.max_tokens = x->max_tokens_given ? x->max_tokens : l->engine.max_model_len - g->n_prompt;
+    r.max_tokens = l->engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
+    if (x->max_tokens_given && x->max_tokens < r.max_tokens)
+        r.max_tokens = x->max_tokens;
     rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
     return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
 }

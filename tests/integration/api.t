@@ -2,52 +2,17 @@
 """Every endpoint and every field: what is accepted does what it says, with and without streaming
 alike; what is not is refused with the field's name. The counters add up in the end."""
 
-import glob
 import json
-import os
-import sys
 import time
 
-from harness import BUILDDIR, MODEL_NAME, SRCDIR, Stack, Tap, golden, need_nginx, parse_metrics
+from harness import MODEL_NAME, Stack, Tap, golden, need_nginx, parse_metrics
+from schema import schema_checker
 
 need_nginx()
 tap = Tap()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 usage_on = {"stream_options": {"include_usage": True}}
 made = {"stop": 0, "length": 0}  # generations that must have ended so
-
-
-def schema_checker():
-    """check(name, value): OpenAI's own schema; None without it or without jsonschema."""
-    path = os.environ.get("OPENAI_SPEC") or os.path.join(SRCDIR, "..", "shared", "data", "openapi",
-                                                         "openapi.json")
-    # tools/check puts the module into the build folder's own environment.
-    sys.path += glob.glob(os.path.join(BUILDDIR, "venv", "lib", "python%d.%d" % sys.version_info[:2],
-                                       "site-packages"))
-    try:
-        import jsonschema
-    except ImportError:
-        return None, "there is no jsonschema module"
-    if not os.path.exists(path):
-        return None, "there is no OpenAPI description at OPENAI_SPEC"
-    with open(path) as f:
-        spec = json.load(f)
-
-    def nullable(v):  # OpenAPI 3.0's word for it, where it still occurs
-        if isinstance(v, dict):
-            out = {k: nullable(x) for k, x in v.items() if k != "nullable"}
-            return {"anyOf": [out, {"type": "null"}]} if v.get("nullable") is True else out
-        return [nullable(x) for x in v] if isinstance(v, list) else v
-    schemas = nullable(spec["components"]["schemas"])
-
-    def check(name, value):
-        root = {"$ref": "#/components/schemas/" + name, "components": {"schemas": schemas}}
-        errors = jsonschema.Draft202012Validator(root).iter_errors(value)
-        return ["%s: %s" % ("/".join(map(str, e.absolute_path)), e.message[:200])
-                for e in errors][:5]
-    return check, ""
-
-
 check, why_no_schema = schema_checker()
 
 

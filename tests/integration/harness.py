@@ -340,6 +340,7 @@ class Stack:
         self.engine_argv = [os.path.join(BUILDDIR, "quire-engine")] + common + \
             ["--device", DEVICE, "--cpu-threads", "2"] + [str(a) for a in engine]
         # On tmpfs, as it is meant to be: /tmp may be a disk.
+        self.host_is_ours = bool(host) and host_file is None
         self.host_file = host_file or (
             os.path.join("/dev/shm", os.path.basename(self.dir)) if host else "")
         self.engine_argv += ["--kv-host-file", self.host_file]
@@ -444,7 +445,7 @@ class Stack:
             print("# kept " + self.dir)
         else:
             shutil.rmtree(self.dir, ignore_errors=True)
-        if self.host_file and os.path.exists(self.host_file):
+        if self.host_is_ours and os.path.exists(self.host_file):
             os.unlink(self.host_file)
 
     # --- requests ---

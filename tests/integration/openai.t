@@ -11,6 +11,7 @@ import os
 import ssl
 import sys
 import time
+import typing
 
 from harness import BUILDDIR, MODEL_NAME, Stack, Tap, key, need_nginx, skip_all, until
 
@@ -24,6 +25,8 @@ except ImportError:
                  "venv/bin/pip install openai jsonschema` in the build folder")
     os.environ["QUIRE_IN_VENV"] = "1"
     os.execv(python, [python] + sys.argv)
+
+import pydantic  # noqa: E402: the client brings it
 
 tap = Tap()
 tap.note("openai %s" % openai.__version__)
@@ -146,6 +149,49 @@ with tap.section("client"), Stack() as s:
     stream.close()
     tap.ok(until(lambda: s.metric("vllm:num_requests_running") == 0, 5),
            "closing a stream frees it")
+
+with tap.section("responses"), Stack() as s:
+    responses = client_of(s).responses
+    r = responses.create(model=MODEL_NAME, input="Hello", temperature=0, instructions=None)
+    tap.eq((r.output_text, r.status, r.object, r.error), (HELLO, "completed", "response", None),
+           "a response")
+    events = list(responses.create(model=MODEL_NAME, input="Hello", temperature=0, stream=True))
+    tap.eq(("".join(e.delta for e in events if e.type == "response.output_text.delta"),
+            events[-1].type, events[-1].response.output_text),
+           (HELLO, "response.completed", HELLO), "a response, streaming")
+    with responses.stream(model=MODEL_NAME, input="Hello", temperature=0) as stream:
+        kinds = set(e.type for e in stream)
+        final = stream.get_final_response()
+    tap.eq((final.output_text, final.usage.output_tokens), (HELLO, r.usage.output_tokens),
+           "the client's own joining of its events (%d kinds)" % len(kinds))
+    flat = dict(weather["function"], type="function", strict=False)
+    talk = [{"role": "user", "content": "What is the weather in Rome?"}]
+    r = responses.create(model=MODEL_NAME, input=talk, tools=[flat], temperature=0)
+    call = r.output[0]
+    tap.eq((call.type, call.name, json.loads(call.arguments)),
+           ("function_call", "get_weather", {"city": "Rome"}), "a function call")
+    with responses.stream(model=MODEL_NAME, input=talk, tools=[flat], temperature=0) as stream:
+        tap.ok("response.function_call_arguments.done" in set(e.type for e in stream),
+               "and its events")
+        final = stream.get_final_response().output[0]
+    tap.eq((final.name, final.arguments), (call.name, call.arguments), "joined")
+    talk += r.output + [{"type": "function_call_output", "call_id": call.call_id,
+                         "output": '{"temperature": 9, "sky": "cloudy"}'}]
+    r = responses.create(model=MODEL_NAME, input=talk, tools=[flat], temperature=0)
+    tap.ok("9" in r.output_text, "the answer from its output", r.output_text)
+
+    class Place(pydantic.BaseModel):
+        city: typing.Literal["Paris", "Rome"]
+    r = responses.parse(model=MODEL_NAME, input="What is the capital of France?", temperature=0,
+                        text_format=Place)
+    tap.ok(r.output_parsed.city in ("Paris", "Rome"), "a response parsed into a class", r)
+    raises(openai.BadRequestError, 400, lambda: responses.create(
+        model=MODEL_NAME, input="Hello", previous_response_id=r.id), "a response before",
+        param="previous_response_id")
+    raises(openai.BadRequestError, 400, lambda: responses.create(
+        model=MODEL_NAME, input="Hello " * 5000), "a long input", code="context_length_exceeded",
+        param="input")
+    raises(openai.NotFoundError, 404, lambda: responses.retrieve(r.id), "a response that was")
 
 with tap.section("keys"), Stack() as s:
     raises(openai.AuthenticationError, 401, lambda: client_of(s, api_key="sk-wrong").models.list(),

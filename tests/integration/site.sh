@@ -65,6 +65,10 @@ check "no key: 401" "$(get -i "$url/v1/models" | said)" \
 check "a wrong key: 401" "$(get -i -H "Authorization: Bearer $key-" "$url/v1/models" | said)" \
     "401 invalid_request_error invalid_api_key *"
 check "a wrong key on /tokenize/: 401" "$(get -i -d '{}' "$url/tokenize/" | said)" "401 *"
+check "a key as X-Api-Key" "$(code -H "X-Api-Key: $key" "$url/v1/models")" 200
+check "a wrong X-Api-Key: 401 in Anthropic's shape on its path" \
+    "$(get -i -d '{}' -H "X-Api-Key: $key-" "$url/v1/messages")" \
+    '*401*x-request-id*{"type":"error","error":{"type":"authentication_error",*'
 check "another path: 404" "$(get -i "$url/.git/config" | said)" "404 * not_found x-request-id"
 check "TRACE: 405" "$(keyed -i -X TRACE "$url/v1/models" | said)" "405 * method_not_allowed*"
 check "the front's own 405 passes" "$(keyed -i -X PUT "$url/v1/models" | said)" "405 *"
@@ -105,6 +109,8 @@ check "some of 8 requests at 1 a second and 3 more: 200" "$codes" "200*"
 check "the rest: 429" "$codes" "*429"
 check "429 has Retry-After" "$(keyed -i "$url/v1/models" | said)" \
     "429 rate_limit_error rate_limit_exceeded retry-after x-request-id"
+check "and on Anthropic's path its shape" "$(keyed -i -d '{}' "$url/v1/messages")" \
+    '*429*retry-after*{"type":"error","error":{"type":"rate_limit_error",*'
 check "without a key nothing is limited" \
     "$(for _ in $(seq 20); do code "$url/health"; done)" "$(printf '200%.0s' $(seq 20))"
 sleep 4.2

@@ -132,6 +132,53 @@ static void test_tree(void)
     is_int(node->n, 11, "and stands once");
     json_write(&out, json_get(node, "l"), JSON_COMPACT);
     is_text(out.bytes, "[1,2]", "compact");
+    buf_clear(&out);
+    must_ok(json_parse(&node, &a, "[1.50,-0,1e999, 7]", 18, NULL, 0));
+    json_write(&out, node, JSON_EXACT);
+    is_text(out.bytes, "[1.50,-0,1e999,7]", "numbers as they were written");
+    buf_fini(&out);
+    arena_reset(&a);
+}
+
+/* A tree that is made is read and written as one that was parsed. */
+static void test_made(void)
+{
+    struct arena a = {0};
+    struct json_made outer = {.arena = &a};
+    struct json_made inner = {.arena = &a};
+    const struct json *parsed = NULL;
+    struct buf out = {0};
+    struct json root;
+
+    must_ok(json_parse(&parsed, &a, "{\"x\":[1.50,{}]}", 15, NULL, 0));
+    json_put_text(&inner, NULL, "a\"b");
+    json_put_null(&inner, NULL);
+    for (int i = 0; i < 9; i++) /* more than one growth */
+        json_put_flag(&inner, NULL, i % 2 == 0);
+    json_put_made(&outer, "list", JSON_LIST, &inner);
+    json_put(&outer, "shared", json_get(parsed, "x"));
+    json_put_text(&outer, "list", "the second of a name");
+    root = json_made(&outer, JSON_OBJECT);
+    ok(!outer.failed, "a tree is made");
+    json_write(&out, &root, JSON_COMPACT);
+    is_text(out.bytes,
+            "{\"list\":[\"a\\\"b\",null,true,false,true,false,true,false,true,false,true],"
+            "\"shared\":[1.5,{}],\"list\":\"the second of a name\"}",
+            "and written");
+    is_int(json_get(&root, "list")->n, 11, "the first of two names is found");
+    ok(json_get(parsed, "x")->key_len == 1 && json_get(&root, "shared")->key_len == 6,
+       "a shared node keeps its own name");
+    a.limit_bytes = a.used_bytes + 1;
+    json_put_text(&outer, "fits", "a");
+    is_int(root.n, 3, "what was taken does not grow");
+    json_put_text(&outer, "more", "b");
+    ok(outer.failed && outer.n == 4, "no memory: the maker has failed");
+    a.limit_bytes = 0;
+    json_put_text(&outer, "more", "b");
+    is_int(outer.n, 4, "and stays so");
+    inner = (struct json_made){.arena = &a};
+    json_put_made(&inner, "a", JSON_OBJECT, &outer);
+    ok(inner.failed, "as does what it is put into");
     buf_fini(&out);
     arena_reset(&a);
 }
@@ -167,6 +214,7 @@ int main(void)
     test_refused();
     test_written();
     test_tree();
+    test_made();
     test_deep();
     return tap_done();
 }

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The machine behind blocks.h: at most one block is open. */
+#include "front/blocks.h"
+
+#include <string.h>
+
+#include "front/answer.h"
+
+static const struct blocks_shape *blocks_shape_of(const struct gen *g)
+{
+    return g->exchange->shape == SHAPE_MESSAGES ? &blocks_messages : &blocks_responses;
+}
+
+/* --- for the shapes --- */
+
+void blocks_event(struct gen *g, const char *name)
+{
+    buf_printf(&g->exchange->out, "event: %s\ndata: {\"type\":\"%s\"", name, name);
+}
+
+void blocks_event_end(struct gen *g)
+{
+    buf_add_text(&g->exchange->out, "}\n\n");
+}
+
+uint32_t blocks_output_tokens(const struct gen *g)
+{
+    return (uint32_t)g->tokens.len - g->n_prompt;
+}
+
+bool blocks_is_object(struct gen *g)
+{
+    const struct buf *text = &g->speech->blocks.text;
+    const struct json *v = NULL;
+    struct arena scratch = {.limit_bytes = g->exchange->arena.limit_bytes};
+    bool is = text->len > 0 &&
+              json_parse(&v, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK &&
+              v->kind == JSON_OBJECT;
+
+    arena_reset(&scratch);
+    return is;
+}
+
+void blocks_add_text(struct buf *b, const char *name, const struct buf *text)
+{
+    buf_printf(b, "\"%s\":", name);
+    buf_add_json_string(b, text->len == 0 ? "" : text->bytes, text->len);
+}
+
+/* --- the machine --- */
+
+static bool blocks_failed(const struct gen *g)
+{
+    const struct blocks *k = &g->speech->blocks;
+
+    return k->name.failed || k->text.failed || k->done.failed;
+}
+
+static void blocks_close(struct gen *g, bool is_cut)
+{
+    struct blocks *k = &g->speech->blocks;
+
+    if (!k->is_open)
+        return;
+    if (k->done.len > 0)
+        buf_add_byte(&k->done, ',');
+    blocks_shape_of(g)->close(g, is_cut);
+    g->exchange->out.failed = g->exchange->out.failed || blocks_failed(g);
+    k->is_open = false;
+}
+
+static void blocks_open(struct gen *g, const struct reply_event *e)
+{
+    struct blocks *k = &g->speech->blocks;
+
+    blocks_close(g, false);
+    buf_clear(&k->text);
+    buf_clear(&k->name);
+    k->is_open = true;
+    k->kind = (int)e->kind;
+    k->call = e->call;
+    k->n++;
+    if (e->kind == REPLY_CALL_BEGIN)
+        buf_add(&k->name, e->bytes, e->len);
+    if (g->exchange->stream)
+        blocks_shape_of(g)->open(g);
+}
+
+void blocks_said(struct gen *g, const struct reply_event *e)
+{
+    struct blocks *k = &g->speech->blocks;
+
+    switch (e->kind) {
+    case REPLY_CONTENT:
+    case REPLY_REASON:
+        if (!k->is_open || k->kind != (int)e->kind)
+            blocks_open(g, e);
+        break;
+    case REPLY_CALL_BEGIN: blocks_open(g, e); return;
+    case REPLY_CALL_ARGS: break;
+    case REPLY_CALL_END: blocks_close(g, false); return;
+    }
+    buf_add(&k->text, e->bytes, e->len);
+    if (g->exchange->stream)
+        blocks_shape_of(g)->piece(g, e->bytes, e->len);
+}
+
+void blocks_begin(struct gen *g)
+{
+    blocks_shape_of(g)->begin(g);
+}
+
+void blocks_end(struct gen *g)
+{
+    struct exchange *x = g->exchange;
+    struct buf b = {0};
+
+    blocks_close(g, g->finish == GEN_LENGTH);
+    if (x->stream) {
+        blocks_shape_of(g)->finish(g);
+        x->complete = true;
+        return;
+    }
+    blocks_shape_of(g)->body(g, &b);
+    if (b.failed)
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+    else
+        exchange_reply(x, 200, "application/json", b.bytes, b.len);
+    buf_fini(&b);
+}
+
+void blocks_fail(struct gen *g, int err, const char *message)
+{
+    blocks_shape_of(g)->fail(g, err, message == NULL ? err_sentence(err) : message);
+}

@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * OpenAI's POST /v1/responses as a chat. Items of the input become turns: messages the content,
+ * reasoning the reasoning, function_call a tool call, function_call_output a message of its own.
+ * Nothing is kept here, so nothing can be referred to: what would need it is refused by name. */
+#include <stdio.h>
+#include <string.h>
+
+#include "front/translate.h"
+
+/* --- items --------------------------------------------------------------------------------- */
+
+/* The text of a part of content. */
+static int responses_part(struct translation *t, const struct json *part, const char *where,
+                          const char **text)
+{
+    static const struct {
+        const char *type;
+        const char *member;
+    } rows[] = {{"input_text", "text"},     {"output_text", "text"},  {"text", "text"},
+                {"reasoning_text", "text"}, {"summary_text", "text"}, {"refusal", "refusal"}};
+    const char *type = NULL;
+    int rc;
+
+    if (part->kind != JSON_OBJECT)
+        return translate_type(t, where, "an object", part);
+    rc = translate_member_text(t, part, "type", where, &type);
+    if (rc != ERR_OK)
+        return rc;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].type, type) == 0)
+            return translate_member_text(t, part, rows[i].member, where, text);
+    }
+    return translate_fail(t, ERR_UNSUPPORTED, "'%s': parts of type '%.64s' are not supported",
+                          where, type);
+}
+
+/* A text, or a list of parts. */
+static int responses_content(struct translation *t, const struct json *v, const char *where,
+                             struct json_made *texts)
+{
+    char at[160];
+
+    if (v != NULL && v->kind == JSON_TEXT) {
+        json_put_text(texts, NULL, v->text);
+        return ERR_OK;
+    }
+    if (v == NULL || v->kind != JSON_LIST)
+        return translate_type(t, where, "a string or a list of parts", v);
+    for (uint32_t i = 0; i < v->n; i++) {
+        const char *text = NULL;
+        int rc;
+
+        (void)snprintf(at, sizeof at, "%s[%u]", where, i);
+        rc = responses_part(t, &v->items[i], at, &text);
+        if (rc != ERR_OK)
+            return rc;
+        json_put_text(texts, NULL, text);
+    }
+    return ERR_OK;
+}
+
+static int responses_message(struct translation *t, const struct json *item, const char *where)
+{
+    static const struct {
+        const char *role;
+        const char *chat_role;
+    } rows[] = {{"user", "user"},
+                {"assistant", "assistant"},
+                {"system", "system"},
+                {"developer", "system"}}; /* which templates know */
+    const struct json *content = json_get(item, "content");
+    const char *role = NULL;
+    char at[80];
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (json_is_text(json_get(item, "role"), rows[i].role))
+            role = rows[i].chat_role;
+    }
+    if (role == NULL)
+        return translate_fail(t, ERR_INVALID,
+                              "'%s.role' must be user, assistant, system or developer", where);
+    (void)snprintf(at, sizeof at, "%s.content", where);
+    if (content != NULL && content->kind == JSON_LIST && content->n == 0 &&
+        strcmp(role, "assistant") != 0)
+        return translate_fail(t, ERR_INVALID, "'%s' must not be empty", at);
+    translate_role(t, role);
+    return responses_content(t, content, at, &t->texts);
+}
+
+static int responses_call(struct translation *t, const struct json *item, const char *where)
+{
+    const char *id = NULL;
+    const char *name = NULL;
+    const char *arguments = NULL;
+    int rc = translate_member_text(t, item, "call_id", where, &id);
+
+    if (rc == ERR_OK)
+        rc = translate_member_text(t, item, "name", where, &name);
+    if (rc == ERR_OK)
+        rc = translate_member_text(t, item, "arguments", where, &arguments);
+    if (rc != ERR_OK)
+        return rc;
+    translate_role(t, "assistant");
+    translate_call(t, id, name, json_get(item, "arguments"));
+    return ERR_OK;
+}
+
+static int responses_output(struct translation *t, const struct json *item, const char *where)
+{
+    struct json_made texts = {.arena = t->arena};
+    const char *id = NULL;
+    char at[80];
+    int rc = translate_member_text(t, item, "call_id", where, &id);
+
+    (void)snprintf(at, sizeof at, "%s.output", where);
+    if (rc == ERR_OK)
+        rc = responses_content(t, json_get(item, "output"), at, &texts);
+    if (rc != ERR_OK)
+        return rc;
+    translate_result(t, id, translate_text_of(t, &texts));
+    return ERR_OK;
+}
+
+/* The text, or its summary where that is all there is. */
+static int responses_reasoning(struct translation *t, const struct json *item, const char *where)
+{
+    const struct json *content = json_get(item, "content");
+    const char *member = content != NULL && content->kind != JSON_NULL ? "content" : "summary";
+    const struct json *said = json_get(item, member);
+    char at[80];
+
+    (void)snprintf(at, sizeof at, "%s.%s", where, member);
+    if (said == NULL || said->kind != JSON_LIST)
+        return translate_type(t, at, "a list of parts", said);
+    translate_role(t, "assistant");
+    for (uint32_t i = 0; i < said->n; i++) {
+        const char *text = NULL;
+        int rc = responses_part(t, &said->items[i], at, &text);
+
+        if (rc != ERR_OK)
+            return rc;
+        translate_think(t, text);
+    }
+    return ERR_OK;
+}
+
+static int responses_reference(struct translation *t, const struct json *item, const char *where)
+{
+    (void)item;
+    return translate_fail(t, ERR_UNSUPPORTED,
+                          "'%s' refers to an item, and this server keeps none: send the item",
+                          where);
+}
+
+static const struct responses_item {
+    const char *type;
+    int (*read)(struct translation *t, const struct json *item, const char *where);
+} responses_items[] = {
+    {"message", responses_message},
+    {"function_call", responses_call},
+    {"function_call_output", responses_output},
+    {"reasoning", responses_reasoning},
+    {"item_reference", responses_reference},
+};
+
+static int responses_item(struct translation *t, const struct json *item, const char *where)
+{
+    const struct json *type = json_get(item, "type");
+    const char *name = "message"; /* the type may be left out there */
+
+    if (item->kind != JSON_OBJECT)
+        return translate_type(t, where, "an object", item);
+    if (type != NULL && type->kind != JSON_NULL) {
+        int rc = translate_member_text(t, item, "type", where, &name);
+
+        if (rc != ERR_OK)
+            return rc;
+    }
+    for (size_t i = 0; i < sizeof responses_items / sizeof responses_items[0]; i++) {
+        if (strcmp(responses_items[i].type, name) == 0)
+            return responses_items[i].read(t, item, where);
+    }
+    return translate_fail(t, ERR_UNSUPPORTED, "'%s': items of type '%.64s' are not supported",
+                          where, name);
+}
+
+/* The instructions and the input. */
+static int responses_talk(struct translation *t, const struct json *body)
+{
+    const struct json *instructions = json_get(body, "instructions");
+    const struct json *input = json_get(body, "input");
+    char where[40];
+    int rc = ERR_OK;
+
+    t->param = "instructions";
+    if (instructions != NULL && instructions->kind != JSON_NULL) {
+        if (instructions->kind != JSON_TEXT)
+            return translate_type(t, "instructions", "a string", instructions);
+        translate_role(t, "system");
+        translate_say(t, instructions->text);
+    }
+    t->param = "input";
+    if (input != NULL && input->kind == JSON_TEXT) {
+        translate_role(t, "user");
+        translate_say(t, input->text);
+        return ERR_OK;
+    }
+    if (input == NULL || input->kind != JSON_LIST)
+        return translate_type(t, "input", "a string or a list of items", input);
+    if (input->n == 0)
+        return translate_fail(t, ERR_INVALID, "'input' must not be empty");
+    for (uint32_t i = 0; i < input->n && rc == ERR_OK; i++) {
+        (void)snprintf(where, sizeof where, "input[%u]", i);
+        rc = responses_item(t, &input->items[i], where);
+    }
+    return rc;
+}
+
+/* --- fields -------------------------------------------------------------------------------- */
+
+static int responses_max_tokens(struct translation *t, const struct translate_row *row,
+                                const struct json *v)
+{
+    if (v->kind != JSON_INT || v->whole < 1 || v->whole > INT32_MAX)
+        return translate_type(t, row->name, "a whole number from 1 on", v);
+    return translate_same(t, row, v);
+}
+
+static int responses_tools(struct translation *t, const struct translate_row *row,
+                           const struct json *v)
+{
+    struct json_made tools = {.arena = t->arena};
+    char where[40];
+
+    if (v->kind != JSON_LIST)
+        return translate_type(t, row->name, "a list of tools", v);
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json *tool = &v->items[i];
+        const char *type = NULL;
+        int rc;
+
+        (void)snprintf(where, sizeof where, "tools[%u]", i);
+        if (tool->kind != JSON_OBJECT)
+            return translate_type(t, where, "an object", tool);
+        rc = translate_member_text(t, tool, "type", where, &type);
+        if (rc == ERR_OK && strcmp(type, "function") != 0)
+            rc = translate_fail(t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported",
+                                where, type);
+        if (rc == ERR_OK)
+            rc = translate_tool(t, tool, "parameters", where, &tools);
+        if (rc != ERR_OK)
+            return rc;
+    }
+    json_put_made(&t->chat, "tools", JSON_LIST, &tools);
+    return ERR_OK;
+}
+
+static int responses_tool_choice(struct translation *t, const struct translate_row *row,
+                                 const struct json *v)
+{
+    const char *name = NULL;
+    int rc;
+
+    if (json_is_text(v, "none") || json_is_text(v, "auto") || json_is_text(v, "required"))
+        return translate_same(t, row, v);
+    if (v->kind != JSON_OBJECT)
+        return v->kind == JSON_TEXT
+                   ? translate_fail(t, ERR_INVALID,
+                                    "'tool_choice' must be none, auto, required or "
+                                    "a function")
+                   : translate_type(t, row->name, "a string or an object", v);
+    if (!json_is_text(json_get(v, "type"), "function"))
+        return translate_fail(t, ERR_UNSUPPORTED,
+                              "'tool_choice' of another type than function is not supported");
+    rc = translate_member_text(t, v, "name", row->name, &name);
+    if (rc == ERR_OK)
+        translate_choose(t, name);
+    return rc;
+}
+
+static int responses_format(struct translation *t, const struct json *v)
+{
+    const struct json *schema = json_get(v, "schema");
+    struct json_made out = {.arena = t->arena};
+    const char *type = NULL;
+    const char *name = NULL;
+    int rc;
+
+    if (v->kind != JSON_OBJECT)
+        return translate_type(t, "text.format", "an object", v);
+    rc = translate_member_text(t, v, "type", "text.format", &type);
+    if (rc != ERR_OK || strcmp(type, "text") == 0)
+        return rc;
+    if (strcmp(type, "json_object") == 0) {
+        json_put_text(&out, "type", type);
+        json_put_made(&t->chat, "response_format", JSON_OBJECT, &out);
+        return ERR_OK;
+    }
+    if (strcmp(type, "json_schema") != 0)
+        return translate_fail(t, ERR_INVALID,
+                              "'text.format.type' must be text, json_object or json_schema");
+    rc = translate_member_text(t, v, "name", "text.format", &name);
+    if (rc != ERR_OK)
+        return rc;
+    if (schema == NULL || schema->kind != JSON_OBJECT)
+        return translate_type(t, "text.format.schema", "an object", schema);
+    translate_schema(t, name, schema, json_get_kind(v, "strict", JSON_BOOL));
+    return ERR_OK;
+}
+
+static int responses_text(struct translation *t, const struct translate_row *row,
+                          const struct json *v)
+{
+    const struct json *format = json_get(v, "format");
+
+    if (v->kind != JSON_OBJECT)
+        return translate_type(t, row->name, "an object", v);
+    if (format == NULL || format->kind == JSON_NULL)
+        return ERR_OK; /* verbosity is a wish that no template knows */
+    return responses_format(t, format);
+}
+
+static int responses_effort(struct translation *t, const struct translate_row *row,
+                            const struct json *v)
+{
+    static const char *const efforts[] = {"none", "minimal", "low", "medium",
+                                          "high", "xhigh",   "max"};
+    const struct json *effort = json_get(v, "effort");
+    struct json off = {.kind = JSON_BOOL, .flag = false};
+
+    if (v->kind != JSON_OBJECT)
+        return translate_type(t, row->name, "an object", v);
+    if (effort == NULL || effort->kind == JSON_NULL)
+        return ERR_OK;
+    if (json_is_text(effort, "none")) {
+        translate_kwarg(t, "enable_thinking", &off);
+        translate_kwarg(t, "thinking", &off);
+        return ERR_OK;
+    }
+    for (size_t i = 1; i < sizeof efforts / sizeof efforts[0]; i++) {
+        if (json_is_text(effort, efforts[i])) {
+            translate_kwarg(t, "reasoning_effort", effort);
+            return ERR_OK;
+        }
+    }
+    return translate_fail(t, ERR_INVALID,
+                          "'reasoning.effort' must be none, minimal, low, medium, high, xhigh or "
+                          "max");
+}
+
+/* Up to the values, which the answer repeats. */
+static int responses_metadata(struct translation *t, const struct translate_row *row,
+                              const struct json *v)
+{
+    if (v->kind != JSON_OBJECT)
+        return translate_type(t, row->name, "an object of strings", v);
+    for (uint32_t i = 0; i < v->n; i++) {
+        if (v->items[i].kind != JSON_TEXT)
+            return translate_type(t, row->name, "an object of strings", &v->items[i]);
+    }
+    return ERR_OK;
+}
+
+/* Reasoning is not encrypted here and comes anyway; the rest is of tools that are not there. */
+static int responses_include(struct translation *t, const struct translate_row *row,
+                             const struct json *v)
+{
+    if (v->kind != JSON_LIST)
+        return translate_type(t, row->name, "a list of strings", v);
+    for (uint32_t i = 0; i < v->n; i++) {
+        if (v->items[i].kind != JSON_TEXT)
+            return translate_type(t, row->name, "a list of strings", &v->items[i]);
+        if (strcmp(v->items[i].text, "message.output_text.logprobs") == 0)
+            return translate_fail(t, ERR_UNSUPPORTED, "'include' of '%s' is not supported",
+                                  v->items[i].text);
+    }
+    return ERR_OK;
+}
+
+static int responses_truncation(struct translation *t, const struct translate_row *row,
+                                const struct json *v)
+{
+    if (v->kind != JSON_TEXT)
+        return translate_type(t, row->name, "a string", v);
+    if (strcmp(v->text, "disabled") == 0)
+        return ERR_OK;
+    return translate_fail(t, ERR_UNSUPPORTED, "'truncation' other than disabled is not supported");
+}
+
+static int responses_stateless(struct translation *t, const struct translate_row *row,
+                               const struct json *v)
+{
+    (void)v;
+    return translate_fail(t, ERR_UNSUPPORTED,
+                          "'%s' is not supported: this server is stateless and keeps no responses; "
+                          "send the whole conversation as 'input'",
+                          row->name);
+}
+
+static const struct translate_row responses_rows[] = {
+    {"model", translate_same, NULL},
+    {"input", translate_ignore, NULL}, /* responses_talk() reads both */
+    {"instructions", translate_ignore, NULL},
+    {"max_output_tokens", responses_max_tokens, "max_completion_tokens"},
+    {"stream", translate_same, NULL},
+    {"temperature", translate_same, NULL},
+    {"top_p", translate_same, NULL},
+    {"top_k", translate_same, NULL},
+    {"stop", translate_same, NULL},
+    {"tools", responses_tools, NULL},
+    {"tool_choice", responses_tool_choice, NULL},
+    {"parallel_tool_calls", translate_same, NULL},
+    {"text", responses_text, NULL},
+    {"reasoning", responses_effort, NULL},
+    {"metadata", responses_metadata, NULL},
+    {"include", responses_include, NULL},
+    {"truncation", responses_truncation, NULL},
+    {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
+    {"store", translate_flag, NULL},                  /* nothing is: the answer says so */
+    /* Harmless: for the books of whoever runs a service, or of tools that are not there. */
+    {"stream_options", translate_object, NULL},
+    {"user", translate_text, NULL},
+    {"safety_identifier", translate_text, NULL},
+    {"prompt_cache_key", translate_text, NULL},
+    {"prompt_cache_retention", translate_text, NULL},
+    {"service_tier", translate_text, NULL},
+    {"max_tool_calls", translate_ignore, NULL},
+    /* Not there. */
+    {"previous_response_id", responses_stateless, NULL},
+    {"conversation", responses_stateless, NULL},
+    {"background", translate_refuse, NULL},
+    {"prompt", translate_refuse, NULL},
+    {"top_logprobs", translate_refuse, NULL},
+    {"context_management", translate_refuse, NULL},
+    TRANSLATE_EXTRAS,
+};
+
+int translate_responses(struct json *chat, struct arena *arena, const struct json *body, char *why,
+                        size_t why_cap, const char **param)
+{
+    struct translation t;
+    int rc;
+
+    translate_begin(&t, arena, body, why, why_cap);
+    rc = translate_fields(&t, responses_rows, sizeof responses_rows / sizeof responses_rows[0],
+                          body);
+    if (rc == ERR_OK)
+        rc = responses_talk(&t, body);
+    if (rc == ERR_OK)
+        rc = translate_end(&t, chat);
+    *param = rc == ERR_OK ? NULL : t.param;
+    return rc;
+}
