@@ -107,7 +107,7 @@ static void add_member(struct buf *b, const struct json *m)
     json_write(b, m, JSON_COMPACT);
 }
 
-/* A schema's part. type and more: members that it gets ("" for none), type instead of its own;
+/* A schema's part. type and more: members that are put in ("" for none), type instead of its own;
  * root: what its references may mean, or NULL. */
 static struct grammar_part args_schema(struct calls *c, enum grammar_part_kind kind,
                                        const struct json *schema, const char *type,

@@ -15,21 +15,29 @@
 #define VOCAB_MAX  256
 
 static const char tools_text[] =
-    "[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"strict\":true,\"parameters\":{"
-    "\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\",\"minLength\":1,\"maxLength\":12},"
-    "\"days\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":14},\"unit\":{\"type\":\"string\",\"enum\":"
+    "[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"strict\":true,\"parameters"
+    "\":{"
+    "\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\",\"minLength\":1,\"maxLeng"
+    "th\":12},"
+    "\"days\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":14},\"unit\":{\"type\":\"string\","
+    "\"enum\":"
     "[\"C\",\"F\",\"none\"]},\"exact\":{\"type\":\"boolean\"}},\"required\":[\"city\",\"days\"],"
     "\"additionalProperties\":false}}},"
-    "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{\"properties\":{"
+    "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{\"prope"
+    "rties\":{"
     "\"x\":{\"type\":\"number\"},\"tags\":{\"type\":\"array\",\"items\":{\"type\":\"string\"},"
-    "\"maxItems\":3},\"o\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":[\"string\",\"null\"]}},"
+    "\"maxItems\":3},\"o\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":[\"string\",\"nu"
+    "ll\"]}},"
     "\"required\":[\"a\"],\"additionalProperties\":false},\"n\":{\"anyOf\":[{\"type\":\"string\"},"
-    "{\"type\":\"null\"}]},\"r\":{\"$ref\":\"#/$defs/t\"}},\"$defs\":{\"t\":{\"type\":\"array\",\"items\":"
+    "{\"type\":\"null\"}]},\"r\":{\"$ref\":\"#/$defs/t\"}},\"$defs\":{\"t\":{\"type\":\"array\","
+    "\"items\":"
     "{\"type\":\"integer\"}}}}}},"
     "{\"type\":\"function\",\"function\":{\"name\":\"now\",\"strict\":true}},"
-    "{\"type\":\"function\",\"function\":{\"name\":\"g\",\"strict\":true,\"parameters\":{\"type\":\"object\","
+    "{\"type\":\"function\",\"function\":{\"name\":\"g\",\"strict\":true,\"parameters\":{\"type"
+    "\":\"object\","
     "\"properties\":{\"any\":{},\"s\":{\"type\":\"string\"},\"w\":{\"type\":[\"string\",\"null\"]},"
-    "\"i\":{\"type\":\"integer\"},\"k\":{\"enum\":[\"a b\",\"\"]},\"d\":{\"type\":\"string\",\"format\":"
+    "\"i\":{\"type\":\"integer\"},\"k\":{\"enum\":[\"a b\",\"\"]},\"d\":{\"type\":\"string\",\"f"
+    "ormat\":"
     "\"date\"}},\"required\":[\"s\",\"i\"],\"additionalProperties\":false}}}]";
 
 static const char *const words[] = {
@@ -429,7 +437,8 @@ int main(void)
     static struct fixture f = {.random = 1};
     const struct json *schema = NULL;
     static const char schema_text[] =
-        "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":\"array\","
+        "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":\"arra"
+        "y\","
         "\"items\":{\"type\":\"number\"}}},\"required\":[\"a\"],\"additionalProperties\":false}";
 
     must_ok(structures_init(&f.cache));
