@@ -351,7 +351,7 @@ int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
 struct k_bias {
     int32_t id; /* each id once a row */
     float value;
-    float raw; /* left by the edit: the logit before it */
+    float raw; /* left by the edit: the logit that value was added to, -infinity where masked */
 };
 
 /* What is wanted of a row of logits beside an id. */
@@ -366,13 +366,13 @@ struct k_logits_row {
 };
 
 /* Natural logarithms of the softmax of the row as it was before the edit. */
-struct k_logprobs {
+struct k_logprob_row {
     float log_sum;               /* logit - log_sum is the log probability */
     float chosen;                /* of the target */
     int32_t rank;                /* of a target: 1 + how many logits are larger; 0 with K_SAMPLED */
     int32_t n_top;               /* as wanted, at most n_vocab */
     int32_t ids[K_LOGPROBS_MAX]; /* largest logit first, the lowest id among equals */
-    float top[K_LOGPROBS_MAX];
+    float top[K_LOGPROBS_MAX];   /* their logits */
 };
 
 /* In this order, with sampling between the last two:
@@ -382,20 +382,22 @@ struct k_logprobs {
  *   chosen    out [n].chosen of rows with K_SAMPLED and n_top >= 0, from ids [n_rows] and the
  *             edited logits. An id that the mask does not allow gives -infinity
  *
- * rows [n]: each row of logits at most once. NaN counts as -infinity; a row without a finite logit
- * gives log probabilities of -infinity. The sum is float64 in the reference; the kernel's log_sum is
- * within 1e-5 of it. Same input, same bits. */
-void ref_logprobs(struct k_logprobs *out, const float *logits, int n_vocab,
+ * rows [n]: each row of logits at most once; a row's bits do not depend on the other rows. For log
+ * probabilities NaN counts as -infinity and +infinity as FLT_MAX, in out.top as well; a row of
+ * nothing but -infinity has a log_sum of 0 and gives log probabilities of -infinity. Entries of
+ * out.ids and out.top behind n_top are left as they are. The sum is float64 in the reference; the
+ * kernel's log_sum is within 1e-5 of it, or two units in its last place. Same input, same bits. */
+void ref_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
                   const struct k_logits_row *rows, int n);
 void ref_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
               const uint32_t *masks, struct k_bias *biases);
-void ref_chosen(struct k_logprobs *out, const int32_t *ids, const float *logits, int n_vocab,
+void ref_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,
                 const struct k_logits_row *rows, int n, const struct k_bias *biases);
-int k_logprobs(struct k_logprobs *out, const float *logits, int n_vocab,
+int k_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
                const struct k_logits_row *rows, int n, k_stream stream);
 int k_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
            const uint32_t *masks, struct k_bias *biases, k_stream stream);
-int k_chosen(struct k_logprobs *out, const int32_t *ids, const float *logits, int n_vocab,
+int k_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,
              const struct k_logits_row *rows, int n, const struct k_bias *biases, k_stream stream);
 
 /* n elements of approximately normal noise, mean 0, the given deviation, from (seed, index). */

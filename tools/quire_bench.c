@@ -82,7 +82,7 @@ static void end_step(struct bench *n)
 {
     if (!n->under_way)
         return;
-    if (model_step_end(n->m, n->ids) != ERR_OK)
+    if (model_step_end(n->m, n->ids, NULL) != ERR_OK)
         die("a step failed");
     n->under_way = false;
     if (n->n_gaps < GAPS_MAX)
@@ -94,7 +94,7 @@ static void step(struct bench *n)
 {
     int *swap = n->rows;
 
-    if (model_step_begin(n->m, &n->b) != ERR_OK)
+    if (model_step_begin(n->m, &n->b) != ERR_OK || model_step_sample(n->m, &n->b) != ERR_OK)
         die("a step failed");
     end_step(n);
     n->under_way = true;

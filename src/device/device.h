@@ -37,13 +37,26 @@ struct device_limits {
 #define DEVICE_STEPS_MAX 2
 
 /* One step as host arrays; borrowed until sample() or, with n_rows 0, the last operation. An id of
- * tokens.ids below 0 stands for the token that row -1 - id of the step before samples. */
+ * tokens.ids below 0 stands for the token that row -1 - id of the step before samples. What
+ * histories point to is not read before sample(). */
 struct device_batch {
     struct k_tokens tokens;
     const int32_t *row_tokens;       /* int32 [n_rows]: token of each row */
     const struct k_sample_row *rows; /* [n_rows]; history_at is not read */
     const int32_t *const *histories; /* [n_rows]: int32 [n_history] of each row */
     int n_rows;
+};
+
+#define DEVICE_BIASES_MAX 1024 /* of one row */
+
+/* What is wanted of some rows beside an id (kernels.h: logits beside sampling). Memory of the
+ * device's, made by reserve(); the caller's between the end of the step before and sample(). */
+struct device_extras {
+    struct k_logits_row *rows;     /* [n_seqs] */
+    struct k_bias *biases;         /* [n_seqs * DEVICE_BIASES_MAX] */
+    uint32_t *masks;               /* [n_seqs][mask_words] */
+    int mask_words;                /* ceil(n_vocab / 32) */
+    int n_rows, n_biases, n_masks; /* used; set before sample() */
 };
 
 struct device;
@@ -94,11 +107,11 @@ struct device_ops {
     /* Allocate what steps within the limits need. */
     int (*reserve)(struct device *d, const struct device_limits *limits);
 
-    /* A step: begin, then replay or, where that gives false, operations and sample; then end.
-     * begin() sets step_tokens and step_rows: how many tokens and rows the operations are for,
-     * which may be a few more than the batch has. replay(): steps that are alike but for their
-     * arrays need not be enqueued operation by operation; true when this one was enqueued as a
-     * whole. */
+    /* A step: begin, then replay or, where that gives false, operations up to the logits and
+     * launch; then sample, if there are rows, and end. begin() sets step_tokens and step_rows: how
+     * many tokens and rows the operations are for, which may be a few more than the batch has.
+     * replay(): steps that are alike but for their arrays need not be enqueued operation by
+     * operation; true when this one was enqueued as a whole. */
     int (*begin)(struct device *d, const struct device_batch *b);
     bool (*replay)(struct device *d);
     void (*embed)(struct device *d, float *x, const void *table);
@@ -118,7 +131,10 @@ struct device_ops {
     void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale);
     void (*silu_mul)(struct device *d, void *out, const void *in, int n, const struct k_matrix *to);
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta);
-    void (*sample)(struct device *d, const float *logits);
+    void (*launch)(struct device *d);
+    /* Sample the rows of the step that was last begun; extras may change logits. With histories or
+     * extras only when no other step is under way. */
+    void (*sample)(struct device *d, float *logits);
     /* For steps of few tokens, all of them sampled: products that bring what stands around them
      * (struct k_product, with pointers to this device's memory). few(): whether product() takes
      * such a matrix for n rows; a device may take none. */
@@ -126,14 +142,16 @@ struct device_ops {
     void (*embed_normed)(struct device *d, float *x, void *normed, float *sums, const void *table,
                          const void *norm, const struct k_matrix *to);
     void (*product)(struct device *d, const struct k_product *p, int n);
-    /* Wait for the oldest step; ids out: int32 [n_rows]. ERR_GPU when anything of it failed. */
-    int (*end)(struct device *d, int32_t *ids);
+    /* Wait for the oldest step; ids out: int32 [n_rows]; logprobs out: [*n_extras], as many as
+     * there were extras of the step, those with n_top >= 0. ERR_GPU when anything of it failed. */
+    int (*end)(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras);
 };
 
 /* The part that all devices share; each kind's own struct begins with it. */
 struct device {
     const struct device_ops *ops;
     struct device_limits limits;
+    struct device_extras extras;
     size_t elem_bytes;      /* of K_BF16 weights, activations and KV: 4 cpu, 2 cuda */
     int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
                              * must have room for them */

@@ -39,6 +39,8 @@ struct cpu {
     int32_t *token_ids;             /* int32 [n_tokens]: the step's, none below 0 */
     int32_t *ids[DEVICE_STEPS_MAX]; /* int32 [n_seqs]: sampled, by step */
     int n_rows[DEVICE_STEPS_MAX];
+    struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */
+    int n_extras[DEVICE_STEPS_MAX];
     unsigned n_begun, n_ended;
     int n_allocs;
     void *allocs[ALLOCS_MAX];
@@ -456,11 +458,18 @@ static void sample_task(void *arg, int task, int worker)
                    j->c->counts + (size_t)worker * n_vocab);
 }
 
-static void cpu_sample(struct device *d, const float *logits)
+static void cpu_sample(struct device *d, float *logits)
 {
     struct sample_job j = {.c = cpu_of(d), .logits = logits};
+    unsigned step = (j.c->n_begun - 1) % DEVICE_STEPS_MAX;
+    const struct device_extras *x = &d->extras;
+    int n_vocab = d->limits.n_vocab;
 
+    j.c->n_extras[step] = x->n_rows;
+    ref_logprobs(j.c->logprobs[step], logits, n_vocab, x->rows, x->n_rows);
+    ref_edit(logits, n_vocab, x->rows, x->n_rows, x->masks, x->biases);
     pool_run(j.c->pool, sample_task, &j, j.c->batch->n_rows);
+    ref_chosen(j.c->logprobs[step], j.c->ids[step], logits, n_vocab, x->rows, x->n_rows, x->biases);
 }
 
 /* Operations run as they come, so the step before has sampled. */
@@ -477,6 +486,7 @@ static int cpu_begin(struct device *d, const struct device_batch *b)
     }
     c->batch = b;
     c->n_rows[c->n_begun % DEVICE_STEPS_MAX] = b->n_rows;
+    c->n_extras[c->n_begun % DEVICE_STEPS_MAX] = 0;
     c->n_begun++;
     d->step_tokens = b->tokens.n_tokens;
     d->step_rows = b->n_rows;
@@ -489,22 +499,46 @@ static bool cpu_replay(struct device *d)
     return false;
 }
 
+static void cpu_launch(struct device *d)
+{
+    (void)d; /* all has run */
+}
+
 static bool cpu_few(struct device *d, const struct k_matrix *w, int n)
 {
     (void)d, (void)w, (void)n;
     return false; /* products of few rows gain nothing here: matmul() is as good */
 }
 
-static int cpu_end(struct device *d, int32_t *ids)
+static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
 {
     struct cpu *c = cpu_of(d);
-
-    unsigned step = c->n_ended++;
+    unsigned step = c->n_ended++, at = step % DEVICE_STEPS_MAX;
 
     must(step != c->n_begun);
-    if (c->n_rows[step % DEVICE_STEPS_MAX] > 0)
-        memcpy(ids, cpu_ids_of(c, step), (size_t)c->n_rows[step % DEVICE_STEPS_MAX] * sizeof *ids);
+    if (c->n_rows[at] > 0)
+        memcpy(ids, c->ids[at], (size_t)c->n_rows[at] * sizeof *ids);
+    memcpy(logprobs, c->logprobs[at], (size_t)c->n_extras[at] * sizeof *logprobs);
+    *n_extras = c->n_extras[at];
     return ERR_OK;
+}
+
+static int cpu_reserve_extras(struct device *d, size_t n_seqs)
+{
+    struct device_extras *x = &d->extras;
+    struct cpu *c = cpu_of(d);
+
+    x->mask_words = (d->limits.n_vocab + 31) / 32;
+    x->rows = cpu_alloc(d, n_seqs * sizeof *x->rows);
+    x->biases = cpu_alloc(d, n_seqs * DEVICE_BIASES_MAX * sizeof *x->biases);
+    x->masks = cpu_alloc(d, n_seqs * (size_t)x->mask_words * sizeof *x->masks);
+    for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
+        c->ids[i] = cpu_alloc(d, n_seqs * sizeof *c->ids[i]);
+        c->logprobs[i] = cpu_alloc(d, n_seqs * sizeof *c->logprobs[i]);
+        if (c->ids[i] == NULL || c->logprobs[i] == NULL)
+            return ERR_NO_MEMORY;
+    }
+    return x->rows == NULL || x->biases == NULL || x->masks == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
 static int cpu_reserve(struct device *d, const struct device_limits *limits)
@@ -518,11 +552,9 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
     c->scratch = cpu_alloc(d, width * c->scratch_len * sizeof *c->scratch);
     c->counts = cpu_alloc(d, width * (size_t)limits->n_vocab * sizeof *c->counts);
     c->token_ids = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *c->token_ids);
-    for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
-        if ((c->ids[i] = cpu_alloc(d, (size_t)limits->n_seqs * sizeof *c->ids[i])) == NULL)
-            return ERR_NO_MEMORY;
-    }
-    return c->scratch == NULL || c->counts == NULL || c->token_ids == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (c->scratch == NULL || c->counts == NULL || c->token_ids == NULL)
+        return ERR_NO_MEMORY;
+    return cpu_reserve_extras(d, (size_t)limits->n_seqs);
 }
 
 static void cpu_close(struct device *d)
@@ -564,6 +596,7 @@ static const struct device_ops cpu_ops = {
     .attn = cpu_attn,
     .silu_mul = cpu_silu_mul,
     .gather_add = cpu_gather_add,
+    .launch = cpu_launch,
     .sample = cpu_sample,
     .few = cpu_few,
     .end = cpu_end,

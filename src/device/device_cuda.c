@@ -497,6 +497,7 @@ static const struct device_ops cuda_ops = {
     .few = cuda_few,
     .embed_normed = cuda_embed_normed,
     .product = cuda_product,
+    .launch = step_launch,
     .sample = step_sample,
     .end = step_end,
 };

@@ -22,10 +22,12 @@ struct step_arrays {
 
 /* One of the steps that may be under way. */
 struct step_slot {
-    char *staging;       /* pinned: the arrays */
-    int32_t *pages;      /* pinned: int32 [n_seqs][pages needed] */
-    int32_t *ids;        /* pinned: int32 [n_seqs], what was sampled */
-    int n_rows;          /* of the batch */
+    char *staging;                  /* pinned: the arrays */
+    int32_t *pages;                 /* pinned: int32 [n_seqs][pages needed] */
+    int32_t *ids;                   /* pinned: int32 [n_seqs], what was sampled */
+    struct k_logprob_row *logprobs; /* pinned: [n_seqs] */
+    int n_rows;                     /* of the batch */
+    int n_extras;
     int n_seqs, n_pages; /* of pages */
 };
 
@@ -64,6 +66,8 @@ struct cuda {
     struct step_graph graphs[2][CUDA_GRAPHS_MAX]; /* by is_short */
     int bucket;                        /* of the step being enqueued; -1: it cannot be recorded */
     bool is_recording;                 /* the stream is */
+    struct device_extras extras;       /* on the device */
+    struct k_logprob_row *logprobs;    /* [n_seqs] on the device */
     int32_t *history, *history_mirror; /* int32 [history_cap] */
     size_t history_cap;
     int32_t *sampled; /* int32 [n_seqs] on the device: of the last step */
@@ -94,7 +98,8 @@ int step_reserve(struct cuda *c) ERR_CHECKED;
 void step_close(struct cuda *c);
 int step_begin(struct device *d, const struct device_batch *b);
 bool step_replay(struct device *d);
-void step_sample(struct device *d, const float *logits);
-int step_end(struct device *d, int32_t *ids);
+void step_launch(struct device *d);
+void step_sample(struct device *d, float *logits);
+int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras);
 
 #endif

@@ -7,9 +7,10 @@
  * the same way. Two slots of pinned memory take turns, so that a step is prepared and enqueued
  * while the one before computes; the mirrors need no turns, since the stream is in order.
  *
- * Steps in which every sequence has one token, and every token is sampled without penalties, are
- * padded to a bucket and recorded as a graph: nothing differs between them but what stands in the
- * mirrors. Padding sequences have no keys, and nobody reads their rows. */
+ * Steps in which every sequence has one token, and every token is sampled, are padded to a bucket
+ * and recorded as a graph up to their logits: nothing differs between them but what stands in the
+ * mirrors. Padding sequences have no keys, and nobody reads their rows. Sampling is enqueued behind
+ * it; what it needs of the host beside parameters comes while the graph plays. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -104,7 +105,6 @@ static void pad(const struct step_arrays *a, int n, int n_padded)
         a->seq_start[i + 1] = i + 1;
         a->kv_len[i] = 0;
         a->row_tokens[i] = i;
-        a->rows[i] = (struct k_sample_row){.top_p = 1.0f, .repetition = 1.0f};
     }
 }
 
@@ -125,10 +125,6 @@ static int choose_bucket(const struct cuda *c, const struct device_batch *b)
 
     if (b->tokens.n_tokens != n || b->n_rows != n)
         return -1;
-    for (int r = 0; r < n; r++) {
-        if (b->rows[r].n_history > 0)
-            return -1;
-    }
     while (i < CUDA_GRAPHS_MAX && bucket_rows(c, i) < n)
         i++;
     return i < CUDA_GRAPHS_MAX ? i : -1;
@@ -192,11 +188,12 @@ int step_begin(struct device *d, const struct device_batch *b)
     } else {
         d->step_tokens = d->step_rows = bucket_rows(c, bucket);
         pad(&a, t->n_seqs, d->step_rows);
-        a.bytes = (size_t)((char *)(a.rows + d->step_rows) - slot->staging);
+        a.bytes = (size_t)((char *)(a.rows + b->n_rows) - slot->staging);
         c->plan.n_decodes = d->step_rows;
         c->plan.n_tiles = 0;
     }
     slot->n_rows = b->n_rows;
+    slot->n_extras = 0;
     slot->n_seqs = t->n_seqs;
     slot->n_pages = n_pages;
     c->is_short = n_pages * d->limits.block_tokens <= K_ATTN_SHORT;
@@ -229,28 +226,9 @@ int step_begin(struct device *d, const struct device_batch *b)
                                      "marking a step");
 }
 
-/* Sampled ids on their way to the host: the end of a step. */
-static void fetch_ids(struct cuda *c)
-{
-    struct step_slot *slot = &c->slots[(c->n_begun - 1) % DEVICE_STEPS_MAX];
-
-    if (slot->n_rows > 0)
-        cuda_keep(c,
-                  cuda_check(cudaMemcpyAsync(slot->ids, c->sampled,
-                                             (size_t)slot->n_rows * sizeof *slot->ids,
-                                             cudaMemcpyDeviceToHost, c->stream),
-                             "copying ids"),
-                  "sample");
-    cuda_keep(c,
-              cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].done, c->stream),
-                         "marking a step"),
-              "sample");
-}
-
 static void play(struct cuda *c, struct step_graph *g)
 {
     cuda_keep(c, cuda_check(cudaGraphLaunch(g->exec, c->stream), "playing a step"), "a step");
-    fetch_ids(c);
 }
 
 bool step_replay(struct device *d)
@@ -273,12 +251,16 @@ bool step_replay(struct device *d)
 
 /* What was enqueued since step_replay() becomes a graph, and is played. A step that cannot be
  * recorded has not run: that is an error of the device, not of the step. */
-static void end_recording(struct cuda *c)
+void step_launch(struct device *d)
 {
-    struct step_graph *g = &c->graphs[c->is_short][c->bucket];
+    struct cuda *c = cuda_of(d);
     cudaGraph_t graph = NULL;
+    struct step_graph *g;
     int rc;
 
+    if (!c->is_recording)
+        return;
+    g = &c->graphs[c->is_short][c->bucket];
     c->is_recording = false;
     rc = cuda_check(cudaStreamEndCapture(c->stream, &graph), "recording a step");
     if (rc == ERR_OK)
@@ -287,8 +269,72 @@ static void end_recording(struct cuda *c)
         (void)cudaGraphDestroy(graph); /* the executable one is its own */
     g->failed = rc != ERR_OK;
     cuda_keep(c, rc, "recording a step");
-    if (rc == ERR_OK)
-        log_debug("device: recorded decodes of %d sequences", bucket_rows(c, c->bucket));
+    if (rc != ERR_OK)
+        return;
+    log_debug("device: recorded decodes of %d sequences", bucket_rows(c, c->bucket));
+    play(c, g);
+}
+
+/* --- sampling --------------------------------------------------------------------------- */
+
+static void copy_up(struct cuda *c, void *to, const void *from, size_t bytes)
+{
+    if (bytes > 0)
+        cuda_keep(c,
+                  cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, c->stream),
+                             "copying what rows want"),
+                  "rows");
+}
+
+static void copy_down(struct cuda *c, void *to, const void *from, size_t bytes)
+{
+    if (bytes > 0)
+        cuda_keep(c,
+                  cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, c->stream),
+                             "copying results"),
+                  "sample");
+}
+
+static bool tells_logprobs(const struct device_extras *x)
+{
+    for (int i = 0; i < x->n_rows; i++) {
+        if (x->rows[i].n_top >= 0)
+            return true;
+    }
+    return false;
+}
+
+/* Before sampling: log probabilities of the logits as they are, then masks and biases. */
+static void enqueue_extras(struct cuda *c, float *logits, bool tells)
+{
+    const struct device_extras *x = &c->base.extras;
+    int n_vocab = c->base.limits.n_vocab;
+
+    copy_up(c, c->extras.rows, x->rows, (size_t)x->n_rows * sizeof *x->rows);
+    copy_up(c, c->extras.biases, x->biases, (size_t)x->n_biases * sizeof *x->biases);
+    copy_up(c, c->extras.masks, x->masks,
+            (size_t)x->n_masks * (size_t)x->mask_words * sizeof *x->masks);
+    if (tells)
+        cuda_keep(c, k_logprobs(c->logprobs, logits, n_vocab, c->extras.rows, x->n_rows, c->stream),
+                  "log probabilities");
+    if (x->n_biases > 0 || x->n_masks > 0)
+        cuda_keep(c,
+                  k_edit(logits, n_vocab, c->extras.rows, x->n_rows, c->extras.masks,
+                         c->extras.biases, c->stream),
+                  "masks and biases");
+}
+
+/* Behind sampling. */
+static void enqueue_chosen(struct cuda *c, const float *logits, struct step_slot *slot)
+{
+    const struct device_extras *x = &c->base.extras;
+
+    slot->n_extras = x->n_rows;
+    cuda_keep(c,
+              k_chosen(c->logprobs, c->sampled, logits, c->base.limits.n_vocab, c->extras.rows,
+                       x->n_rows, c->extras.biases, c->stream),
+              "log probabilities");
+    copy_down(c, slot->logprobs, c->logprobs, (size_t)x->n_rows * sizeof *slot->logprobs);
 }
 
 /* Rows first .. last - 1, whose histories are n tokens. */
@@ -296,12 +342,7 @@ static void sample_rows(struct cuda *c, const float *logits, int first, int last
 {
     size_t n_vocab = (size_t)c->base.limits.n_vocab;
 
-    if (n > 0)
-        cuda_keep(c,
-                  cuda_check(cudaMemcpyAsync(c->history_mirror, c->history, n * sizeof *c->history,
-                                             cudaMemcpyHostToDevice, c->stream),
-                             "copying histories"),
-                  "histories");
+    copy_up(c, c->history_mirror, c->history, n * sizeof *c->history);
     cuda_keep(c,
               k_sample(c->sampled + first, logits + (size_t)first * n_vocab, last - first,
                        (int)n_vocab, c->arrays.rows + first, c->history_mirror, c->stream),
@@ -309,7 +350,7 @@ static void sample_rows(struct cuda *c, const float *logits, int first, int last
 }
 
 /* Sample the rows of a batch with their histories, which stand where fill_rows() said. When the
- * room is used up, or may still be read by the step before, the stream is waited for. Rows from
+ * room is used up the stream is waited for; the step before, which had it, has ended. Rows from
  * the returned one on are left, with *n tokens of history. */
 static int copy_histories(struct cuda *c, const float *logits, size_t *n)
 {
@@ -320,38 +361,40 @@ static int copy_histories(struct cuda *c, const float *logits, size_t *n)
     for (int r = 0; r < b->n_rows; r++) {
         size_t len = (size_t)b->rows[r].n_history;
 
-        if (len == 0)
-            continue;
-        if (at == 0 || at + len > c->history_cap) {
-            if (at > 0) {
-                sample_rows(c, logits, first, r, at);
-                first = r;
-            }
+        if (at + len > c->history_cap) {
+            sample_rows(c, logits, first, r, at);
+            first = r;
             cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "reading histories"),
                       "histories");
             at = 0;
         }
-        memcpy(c->history + at, b->histories[r], len * sizeof *c->history);
+        if (len > 0)
+            memcpy(c->history + at, b->histories[r], len * sizeof *c->history);
         at += len;
     }
     *n = at;
     return first;
 }
 
-void step_sample(struct device *d, const float *logits)
+void step_sample(struct device *d, float *logits)
 {
     struct cuda *c = cuda_of(d);
+    struct step_slot *slot = &c->slots[(c->n_begun - 1) % DEVICE_STEPS_MAX];
+    bool tells = tells_logprobs(&d->extras);
     size_t n = 0;
-    int first = c->is_recording ? 0 : copy_histories(c, logits, &n);
+    int first;
 
-    sample_rows(c, logits, first, d->step_rows, n);
-    if (c->is_recording) {
-        end_recording(c);
-        if (c->rc == ERR_OK)
-            play(c, &c->graphs[c->is_short][c->bucket]);
-        return;
-    }
-    fetch_ids(c);
+    if (d->extras.n_rows > 0)
+        enqueue_extras(c, logits, tells);
+    first = copy_histories(c, logits, &n);
+    sample_rows(c, logits, first, c->batch->n_rows, n);
+    if (tells)
+        enqueue_chosen(c, logits, slot);
+    copy_down(c, slot->ids, c->sampled, (size_t)slot->n_rows * sizeof *slot->ids);
+    cuda_keep(c,
+              cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].done, c->stream),
+                         "marking a step"),
+              "sample");
 }
 
 /* The time in which the stream stood still before this step, copies of its arrays included. */
@@ -366,7 +409,7 @@ static void measure_gap(struct cuda *c, unsigned step)
     (void)cudaGetLastError(); /* a step that sampled nothing has no mark: no error */
 }
 
-int step_end(struct device *d, int32_t *ids)
+int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
 {
     struct cuda *c = cuda_of(d);
     unsigned step = c->n_ended++;
@@ -383,10 +426,34 @@ int step_end(struct device *d, int32_t *ids)
         return c->rc;
     if (slot->n_rows > 0)
         memcpy(ids, slot->ids, (size_t)slot->n_rows * sizeof *ids);
+    memcpy(logprobs, slot->logprobs, (size_t)slot->n_extras * sizeof *logprobs);
+    *n_extras = slot->n_extras;
     return ERR_OK;
 }
 
 /* --- room ------------------------------------------------------------------------------- */
+
+/* On both sides. */
+static int reserve_extras(struct cuda *c)
+{
+    struct device_extras *x = &c->base.extras, *y = &c->extras;
+    size_t rows = (size_t)c->base.limits.n_seqs, biases = rows * DEVICE_BIASES_MAX;
+    size_t words;
+
+    x->mask_words = (c->base.limits.n_vocab + 31) / 32;
+    words = rows * (size_t)x->mask_words;
+    x->rows = cuda_pinned(rows * sizeof *x->rows);
+    x->biases = cuda_pinned(biases * sizeof *x->biases);
+    x->masks = cuda_pinned(words * sizeof *x->masks);
+    y->rows = cuda_alloc(&c->base, rows * sizeof *y->rows);
+    y->biases = cuda_alloc(&c->base, biases * sizeof *y->biases);
+    y->masks = cuda_alloc(&c->base, words * sizeof *y->masks);
+    c->logprobs = cuda_alloc(&c->base, rows * sizeof *c->logprobs);
+    return x->rows == NULL || x->biases == NULL || x->masks == NULL || y->rows == NULL ||
+                   y->biases == NULL || y->masks == NULL || c->logprobs == NULL
+               ? ERR_NO_MEMORY
+               : ERR_OK;
+}
 
 int step_reserve(struct cuda *c)
 {
@@ -404,7 +471,9 @@ int step_reserve(struct cuda *c)
         slot->staging = cuda_pinned(c->staging_bytes);
         slot->pages = cuda_pinned(pages * sizeof *slot->pages);
         slot->ids = cuda_pinned(rows * sizeof *slot->ids);
-        if (slot->staging == NULL || slot->pages == NULL || slot->ids == NULL)
+        slot->logprobs = cuda_pinned(rows * sizeof *slot->logprobs);
+        if (slot->staging == NULL || slot->pages == NULL || slot->ids == NULL ||
+            slot->logprobs == NULL)
             return ERR_NO_MEMORY;
     }
     for (int i = 0; i < CUDA_MARKS; i++) {
@@ -417,10 +486,10 @@ int step_reserve(struct cuda *c)
     c->page_mirror = cuda_alloc(&c->base, pages * sizeof *c->page_mirror);
     c->history_mirror = cuda_alloc(&c->base, c->history_cap * sizeof *c->history);
     c->sampled = cuda_alloc(&c->base, rows * sizeof *c->sampled);
-    return c->history == NULL || c->mirror == NULL || c->page_mirror == NULL ||
-                   c->history_mirror == NULL || c->sampled == NULL
-               ? ERR_NO_MEMORY
-               : ERR_OK;
+    if (c->history == NULL || c->mirror == NULL || c->page_mirror == NULL ||
+        c->history_mirror == NULL || c->sampled == NULL)
+        return ERR_NO_MEMORY;
+    return reserve_extras(c);
 }
 
 void step_close(struct cuda *c)
@@ -435,6 +504,7 @@ void step_close(struct cuda *c)
         (void)cudaFreeHost(c->slots[i].staging);
         (void)cudaFreeHost(c->slots[i].pages);
         (void)cudaFreeHost(c->slots[i].ids);
+        (void)cudaFreeHost(c->slots[i].logprobs);
     }
     for (int i = 0; i < CUDA_MARKS; i++) {
         if (c->marks[i].begun != NULL)
@@ -443,4 +513,7 @@ void step_close(struct cuda *c)
             (void)cudaEventDestroy(c->marks[i].done);
     }
     (void)cudaFreeHost(c->history);
+    (void)cudaFreeHost(c->base.extras.rows);
+    (void)cudaFreeHost(c->base.extras.biases);
+    (void)cudaFreeHost(c->base.extras.masks);
 }

@@ -4,6 +4,7 @@
  *   plan      which sequences compute how many tokens                 sched.c
  *   fill      the plan as arrays for the model                        fill.c
  *   forward   the model                                               model/
+ *   guide     which tokens may come, while the model computes         guide.c
  *   publish   tokens to their lanes, ends, metrics                    publish.c
  *   tiers     pages to and from the store                             tiers.c
  *
@@ -17,6 +18,7 @@
 
 #include "base/err.h"
 #include "base/settings.h"
+#include "engine/guide.h"
 #include "engine/sched.h"
 #include "engine/seq.h"
 #include "engine/stats.h"
@@ -30,8 +32,11 @@ struct engine_step {
     struct seq **seqs; /* [max_num_seqs], who computes */
     int *counts;       /* int [max_num_seqs], how many tokens */
     struct seq **rows; /* [max_num_seqs], whose row it is */
+    int *targets;      /* int [max_num_seqs], of a row: the prompt position that it tells of, or 0:
+                        * its token is sampled */
+    int *extras;       /* int [max_num_seqs], of a row: its extra, or -1 */
     int n_seqs, n_rows, n_tokens;
-    bool is_alone; /* the next step wants its tokens on the host: penalties look at them */
+    bool waits; /* its rows are sampled when all tokens before are known */
 };
 
 enum engine_lane_state { LANE_FREE, LANE_GREETING, LANE_OPEN };
@@ -41,8 +46,9 @@ struct engine_lane {
     int control_fd; /* its end is the front's end */
     struct lane lane;
     struct seq **by_slot; /* [lane_slots], NULL where no sequence runs; mapped at start */
-    int n_bad;            /* malformed requests so far */
-    pid_t pid;            /* for the log */
+    struct guide_lane guide;
+    int n_bad; /* malformed requests so far */
+    pid_t pid; /* for the log */
 };
 
 /* A page that was named and is not on disk yet. */
@@ -70,6 +76,7 @@ struct engine {
     struct store *store; /* NULL: no store is kept */
     struct stats stats;
     struct seq_pool pool;
+    struct guide guide;
 
     int epoll_fd;
     int listen_fd;
@@ -82,6 +89,8 @@ struct engine {
     struct engine_step steps[MODEL_STEPS_MAX]; /* step i stands at i % MODEL_STEPS_MAX */
     unsigned n_begun, n_ended;                 /* steps */
     int32_t *row_tokens;                       /* int32 [max_num_seqs], what was sampled */
+    struct batch_logprobs *logprobs;           /* [max_num_seqs], of extras */
+    int32_t *extra_words;                      /* room for a request's wire_extra() */
 
     struct engine_dirty *dirty; /* ring [dirty_cap] */
     uint32_t dirty_cap, dirty_head, dirty_tail;
@@ -108,13 +117,17 @@ int engine_run(struct engine *e) ERR_CHECKED;
  * hellos, ends of connections, signals. */
 void intake_events(struct engine *e, int timeout_ms);
 int intake_init(struct engine *e) ERR_CHECKED;
-void intake_requests(struct engine *e);      /* new requests of all lanes */
-void intake_cancellations(struct engine *e); /* and deadlines, and slow clients */
+void intake_requests(struct engine *e);               /* new requests of all lanes */
+void intake_cancellations(struct engine *e);          /* and deadlines, and slow clients */
+void intake_release(struct engine *e, struct seq *q); /* all that is held for q, and q */
 
 /* --- fill.c --- */
 
 int fill_init(struct engine *e) ERR_CHECKED;
 void fill_batch(struct engine *e); /* the plan as e->batch, and as the step that begins */
+/* What rows want of tokens that were not known when the batch was filled. Sequences that cannot
+ * go on end here. */
+void fill_extras(struct engine *e, struct engine_step *step);
 void fill_forget(struct engine *e, const struct seq *q); /* q goes: steps under way forget it */
 
 /* --- publish.c --- */

@@ -18,23 +18,33 @@ int fill_init(struct engine *e)
     b->kv_len = mem_zalloc_array(n_seqs, sizeof(int32_t));
     b->page_ids = mem_zalloc_array(n_seqs * (size_t)b->pages_max, sizeof(int32_t));
     b->rows = mem_zalloc_array(n_seqs, sizeof *b->rows);
+    b->extras = mem_zalloc_array(n_seqs, sizeof *b->extras);
     e->row_tokens = mem_zalloc_array(n_seqs, sizeof(int32_t));
+    e->logprobs = mem_zalloc_array(n_seqs, sizeof *e->logprobs);
+    e->extra_words =
+        mem_zalloc_array((size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX + WIRE_BAD_WORDS_MAX,
+                         sizeof *e->extra_words);
     for (int i = 0; i < MODEL_STEPS_MAX; i++) {
         struct engine_step *step = &e->steps[i];
 
         step->seqs = mem_zalloc_array(n_seqs, sizeof(struct seq *));
         step->counts = mem_zalloc_array(n_seqs, sizeof *step->counts);
         step->rows = mem_zalloc_array(n_seqs, sizeof(struct seq *));
-        if (step->seqs == NULL || step->counts == NULL || step->rows == NULL)
+        step->targets = mem_zalloc_array(n_seqs, sizeof *step->targets);
+        step->extras = mem_zalloc_array(n_seqs, sizeof *step->extras);
+        if (step->seqs == NULL || step->counts == NULL || step->rows == NULL ||
+            step->targets == NULL || step->extras == NULL)
             return ERR_NO_MEMORY;
     }
     return b->token_ids == NULL || b->seq_start == NULL || b->kv_len == NULL ||
-                   b->page_ids == NULL || b->rows == NULL || e->row_tokens == NULL
+                   b->page_ids == NULL || b->rows == NULL || e->row_tokens == NULL ||
+                   b->extras == NULL || e->logprobs == NULL || e->extra_words == NULL
                ? ERR_NO_MEMORY
                : ERR_OK;
 }
 
-/* Ids that may not come yet: whatever would end the text before min_tokens. */
+/* Ids that may not come yet: whatever would end the text before min_tokens. Where an automaton
+ * leaves nothing else, it may: then the mask says so. */
 static void fill_banned(const struct engine *e, const struct seq *q, struct batch_row *row)
 {
     const struct wire_request *r = &q->request;
@@ -42,7 +52,7 @@ static void fill_banned(const struct engine *e, const struct seq *q, struct batc
     row->n_banned = 0;
     if (q->n_tokens + q->n_pending - q->n_prompt >= (int)r->min_tokens)
         return;
-    if ((r->flags & WIRE_IGNORE_EOS) == 0) {
+    if ((r->flags & WIRE_IGNORE_EOS) == 0 && q->automaton == NULL) {
         for (int i = 0; i < e->shape->n_eos; i++)
             row->banned[row->n_banned++] = e->shape->eos[i];
     }
@@ -50,13 +60,42 @@ static void fill_banned(const struct engine *e, const struct seq *q, struct batc
         row->banned[row->n_banned++] = r->stop_ids[i];
 }
 
-static void fill_row(struct engine *e, struct engine_step *step, struct seq *q, int token_idx)
+/* The next row of the step: token_idx's, which is q's. */
+static struct batch_row *fill_row(struct engine *e, struct engine_step *step, struct seq *q,
+                                  int token_idx, int target)
+{
+    int i = e->batch.n_rows++;
+
+    step->rows[i] = q;
+    step->targets[i] = target;
+    step->extras[i] = -1;
+    e->batch.rows[i] =
+        (struct batch_row){.token_idx = token_idx, .top_p = 1.0f, .repetition = 1.0f};
+    return &e->batch.rows[i];
+}
+
+/* Rows that tell of prompt tokens: of n tokens from position first on, the next of each. */
+static void fill_prompt_rows(struct engine *e, struct engine_step *step, struct seq *q, int first,
+                             int n)
+{
+    for (int i = 0; i < n; i++) {
+        int target = first + i + 1;
+
+        if (target <= q->n_told || target >= q->n_prompt)
+            continue;
+        (void)fill_row(e, step, q, e->batch.n_tokens + i, target);
+        q->n_owed += seq_prompt_records(q);
+        step->waits = true;
+    }
+}
+
+static void fill_sampled_row(struct engine *e, struct engine_step *step, struct seq *q,
+                             int token_idx)
 {
     const struct wire_request *r = &q->request;
-    struct batch_row *row = &e->batch.rows[e->batch.n_rows];
+    struct batch_row *row = fill_row(e, step, q, token_idx, 0);
     bool penalties = r->presence != 0.0f || r->frequency != 0.0f || r->repetition != 1.0f;
 
-    row->token_idx = token_idx;
     row->temperature = r->temperature;
     row->top_p = r->top_p;
     row->min_p = r->min_p;
@@ -67,13 +106,14 @@ static void fill_row(struct engine *e, struct engine_step *step, struct seq *q, 
     row->seed = r->seed;
     row->position = (uint64_t)(q->n_tokens + q->n_pending);
     row->history = penalties ? q->tokens : NULL;
-    row->n_history = q->n_tokens;
+    row->n_history = q->n_tokens + q->n_pending;
     row->n_prompt = q->n_prompt;
     fill_banned(e, q, row);
-    step->is_alone = step->is_alone || penalties;
-    q->row_ahead = e->batch.n_rows;
+    step->waits = step->waits || penalties || guide_has_mask(q) || r->n_biases > 0 ||
+                  (r->flags & WIRE_LOGPROBS) != 0;
+    q->row_ahead = e->batch.n_rows - 1;
     q->n_pending++;
-    step->rows[e->batch.n_rows++] = q;
+    q->n_owed += seq_token_records(q);
 }
 
 /* The tokens of q's plan; the last may be one that the step under way samples. */
@@ -98,7 +138,9 @@ void fill_batch(struct engine *e)
     _Static_assert(WIRE_EOS_MAX + WIRE_STOP_IDS <= BATCH_BANNED_MAX, "all stop ids can be banned");
     b->n_tokens = 0;
     b->n_rows = 0;
-    step->is_alone = false;
+    b->n_extras = 0;
+    b->n_masks = 0;
+    step->waits = false;
     b->n_seqs = e->sched.n_planned;
     for (int i = 0; i < b->n_seqs; i++) {
         struct seq *q = e->sched.planned[i];
@@ -110,14 +152,65 @@ void fill_batch(struct engine *e)
         step->counts[i] = q->n_planned;
         memcpy(b->page_ids + (size_t)i * (size_t)b->pages_max, q->pages,
                sizeof(int32_t) * (size_t)q->n_pages);
+        if (seq_tells_prompt(q))
+            fill_prompt_rows(e, step, q, q->n_computed + q->n_ahead, q->n_planned);
         b->n_tokens += q->n_planned;
         if (b->kv_len[i] == q->n_tokens + q->n_pending)
-            fill_row(e, step, q, b->n_tokens - 1);
+            fill_sampled_row(e, step, q, b->n_tokens - 1);
     }
     b->seq_start[b->n_seqs] = b->n_tokens;
     step->n_seqs = b->n_seqs;
     step->n_rows = b->n_rows;
     step->n_tokens = b->n_tokens;
+}
+
+/* What row r wants beside an id; false: nothing. */
+static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
+                       struct batch_extra *x)
+{
+    struct seq *q = step->rows[r];
+    const struct wire_request *w;
+    bool masked;
+
+    if (q == NULL)
+        return false; /* its end came meanwhile */
+    w = &q->request;
+    if (step->targets[r] > 0) {
+        *x = (struct batch_extra){.row = r,
+                                  .target = q->tokens[step->targets[r]],
+                                  .n_top = (int32_t)w->n_prompt_logprobs,
+                                  .mask = -1};
+        return true;
+    }
+    masked = guide_has_mask(q);
+    *x = (struct batch_extra){
+        .row = r,
+        .target = -1,
+        .n_top = (w->flags & WIRE_LOGPROBS) != 0 ? (int32_t)w->n_logprobs : -1,
+        .n_biases = (int32_t)w->n_biases,
+        .biases = q->biases,
+        .mask = masked ? guide_add(&e->guide, q) : -1,
+    };
+    return masked || x->n_top >= 0 || x->n_biases > 0;
+}
+
+void fill_extras(struct engine *e, struct engine_step *step)
+{
+    struct batch *b = &e->batch;
+
+    guide_clear(&e->guide);
+    for (int r = 0; r < step->n_rows; r++) {
+        if (fill_extra(e, step, r, &b->extras[b->n_extras]))
+            step->extras[r] = b->n_extras++;
+    }
+    guide_run(&e->guide);
+    b->n_masks = e->guide.n_jobs;
+    for (int i = 0; i < e->guide.n_jobs; i++) {
+        const struct guide_job *j = &e->guide.jobs[i];
+
+        if (j->rc != ERR_OK)
+            publish_finish(e, j->q, WIRE_FIN_ERROR, j->rc);
+    }
 }
 
 void fill_forget(struct engine *e, const struct seq *q)

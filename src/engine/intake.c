@@ -41,6 +41,16 @@ int intake_init(struct engine *e)
     return ERR_OK;
 }
 
+void intake_release(struct engine *e, struct seq *q)
+{
+    tiers_forget(e, q);
+    fill_forget(e, q);
+    e->lanes[q->lane_idx].by_slot[q->slot] = NULL;
+    guide_end(q);
+    sched_remove(&e->sched, q);
+    seq_release(&e->pool, q);
+}
+
 static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char *why)
 {
     int n = 0;
@@ -51,16 +61,13 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
 
             if (q == NULL)
                 continue;
-            tiers_forget(e, q);
-            fill_forget(e, q);
-            sched_remove(&e->sched, q);
-            seq_release(&e->pool, q);
-            l->by_slot[slot] = NULL;
+            intake_release(e, q);
             stats_add(&e->stats, METRIC_success_abort, 1);
             n++;
         }
         log_info("engine: front %d %s; %d of its requests were dropped", (int)l->pid, why, n);
     }
+    guide_lane_drop(&l->guide);
     lane_detach(&l->lane);
     (void)close(l->control_fd); /* leaves epoll as well */
     l->control_fd = -1;
@@ -130,6 +137,27 @@ static int intake_welcome(struct engine *e, struct engine_lane *l)
     return rc;
 }
 
+/* Read what the front has sent: wakes and offers. False when the lane was dropped. */
+static bool intake_messages(struct engine *e, struct engine_lane *l)
+{
+    struct wire_offer offer;
+    int offered, rc;
+
+    do { /* ends: attach_read_offer() takes so many wakes at a time, and offers fill places */
+        rc = attach_read_offer(l->control_fd, &offer, &offered);
+        if (rc == 1) {
+            rc = guide_take_offer(&e->guide, &l->guide, &offer, offered);
+            rc = rc == ERR_OK ? 1 : rc;
+        }
+    } while (rc == 1);
+    if (rc == 0)
+        return true;
+    if (rc != ERR_CLIENT_GONE)
+        stats_add(&e->stats, METRIC_bad_entries, 1);
+    intake_drop_lane(e, l, rc == ERR_CLIENT_GONE ? "left" : "offered what cannot be used");
+    return false;
+}
+
 static void intake_lane_event(struct engine *e, struct engine_lane *l, uint32_t events)
 {
     int rc;
@@ -156,9 +184,10 @@ static void intake_lane_event(struct engine *e, struct engine_lane *l, uint32_t 
         log_info("engine: front %d attached", (int)l->pid);
         return;
     }
-    if ((events & (EPOLLRDHUP | EPOLLHUP)) == 0 && lane_take_wakes(l->control_fd) == ERR_OK)
-        return;
-    intake_drop_lane(e, l, "left");
+    if ((events & (EPOLLRDHUP | EPOLLHUP)) != 0)
+        intake_drop_lane(e, l, "left");
+    else
+        (void)intake_messages(e, l); /* has dropped it when it is false */
 }
 
 static void intake_drain_fd(int fd)
@@ -221,8 +250,12 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
     if (!intake_finite(r) || r->temperature < 0.0f || r->top_p <= 0.0f || r->top_p > 1.0f ||
         r->min_p < 0.0f || r->min_p > 1.0f || r->top_k < 0 || r->repetition <= 0.0f)
         return ERR_INVALID;
-    if (r->n_stop_ids > WIRE_STOP_IDS)
+    if (r->n_stop_ids > WIRE_STOP_IDS || r->n_logprobs > WIRE_LOGPROBS_MAX ||
+        r->n_prompt_logprobs > WIRE_LOGPROBS_MAX)
         return ERR_INVALID;
+    if ((r->n_allowed != 0 && r->n_allowed != (uint32_t)e->guide.n_words) ||
+        r->n_biases > WIRE_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX)
+        return ERR_INVALID; /* or extra_words would have no room */
     for (uint32_t i = 0; i < r->n_stop_ids; i++) {
         if (r->stop_ids[i] < 0 || r->stop_ids[i] >= e->shape->n_vocab)
             return ERR_INVALID;
@@ -245,6 +278,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
 {
     struct seq *q;
     uint64_t end = (uint64_t)r->n_prompt + r->max_tokens;
+    int tokens_max = end < (uint64_t)e->shape->max_model_len ? (int)end : e->shape->max_model_len;
     int rc;
 
     if (e->draining)
@@ -259,7 +293,14 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
         return ERR_OVERLOADED;
     q->request = *r;
     q->n_tokens = (int)r->n_tokens;
+    q->n_prompt = (int)r->n_prompt;
     rc = lane_tokens(&l->lane, r, e->shape->n_vocab, q->tokens);
+    if (rc == ERR_OK)
+        rc = lane_extra(&l->lane, r, e->extra_words);
+    if (rc == ERR_OK && tokens_max <= q->n_tokens)
+        rc = ERR_INVALID; /* resubmitted with nothing left to say */
+    if (rc == ERR_OK)
+        rc = guide_begin(&e->guide, &l->guide, q, e->extra_words);
     if (rc != ERR_OK) {
         seq_release(&e->pool, q);
         return rc;
@@ -269,13 +310,8 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
     q->lane_idx = (int)(l - e->lanes);
     q->slot = slot;
     q->order = e->n_requests++;
-    q->n_prompt = (int)r->n_prompt;
-    q->tokens_max = end < (uint64_t)e->shape->max_model_len ? (int)end : e->shape->max_model_len;
+    q->tokens_max = tokens_max;
     q->root = prefix_root(&e->shape->fingerprint, r->salt);
-    if (q->tokens_max <= q->n_tokens) { /* resubmitted with nothing left to say */
-        seq_release(&e->pool, q);
-        return ERR_INVALID;
-    }
     l->by_slot[slot] = q;
     sched_add(&e->sched, q);
     return ERR_OK;
@@ -294,6 +330,8 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
         got = lane_take(&l->lane, &slot, &r);
         if (got == 0)
             break;
+        if (got > 0 && r.automaton > 0 && !intake_messages(e, l))
+            return; /* it was offered before it was named */
         if (got < 0 || l->by_slot[slot] != NULL || lane_room(&l->lane, slot) < 4) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
             intake_drop_lane(e, l, "broke the ring's rules");
@@ -332,8 +370,10 @@ static void intake_look(struct engine *e, struct seq *q)
         intake_drop_lane(e, l, "broke the ring's rules");
         return;
     }
-    /* What is on its way, then admitted, token, end: and one to spare. */
-    q->paused = room < 4 + q->n_pending;
+    /* What is on its way, then admitted, a token, the end, one to spare, and prompt tokens. */
+    room -= q->n_owed + 3 + seq_token_records(q);
+    q->chunk_max = seq_tells_prompt(q) ? room / seq_prompt_records(q) : 0;
+    q->paused = room < 0 || (seq_tells_prompt(q) && q->chunk_max < 1);
     if (cancel != WIRE_WANTED)
         publish_finish(e, q, WIRE_FIN_CANCELLED, (int32_t)cancel);
     else if (q->request.deadline_us != 0 && e->now_us > q->request.deadline_us)

@@ -53,6 +53,8 @@ static int loop_begin_step(struct engine *e)
     publish_admitted(e);
     tiers_save_evicted(e);
     rc = model_step_begin(e->model, &e->batch);
+    if (rc == ERR_OK && !e->steps[e->n_begun % MODEL_STEPS_MAX].waits)
+        rc = model_step_sample(e->model, &e->batch);
     if (rc != ERR_OK)
         return rc;
     e->n_begun++;
@@ -65,7 +67,7 @@ static int loop_begin_step(struct engine *e)
 static int loop_end_step(struct engine *e)
 {
     const struct engine_step *step = &e->steps[e->n_ended % MODEL_STEPS_MAX];
-    int rc = model_step_end(e->model, e->row_tokens);
+    int rc = model_step_end(e->model, e->row_tokens, e->logprobs);
 
     if (rc != ERR_OK)
         return rc;
@@ -75,17 +77,25 @@ static int loop_end_step(struct engine *e)
     return ERR_OK;
 }
 
-/* Whether the next step may begin before the one under way has ended. */
-static bool loop_may_run_ahead(const struct engine *e)
+/* The step that begins, if rows of it wait for tokens: now all are known. */
+static int loop_sample_step(struct engine *e)
 {
-    return !e->steps[e->n_ended % MODEL_STEPS_MAX].is_alone && sched_has_room(&e->sched);
+    struct engine_step *step = &e->steps[(e->n_begun - 1) % MODEL_STEPS_MAX];
+
+    if (!step->waits)
+        return ERR_OK;
+    fill_extras(e, step);
+    return model_step_sample(e->model, &e->batch);
 }
 
 /* One step is begun and one ended in a pass: the one before, whose tokens the new one takes on the
- * device. Where that cannot be, the old step ends first, and the device stands still meanwhile. */
+ * device. Rows that wait for tokens (penalties, masks) are sampled behind that end, while the device
+ * computes their logits. Where pages are short the old step ends first, and the device stands still
+ * meanwhile. */
 static int loop_steps(struct engine *e)
 {
-    bool ahead = e->n_begun != e->n_ended && loop_may_run_ahead(e);
+    bool ahead = e->n_begun != e->n_ended && sched_has_room(&e->sched);
+    bool begins;
     int rc = ERR_OK;
 
     if (e->n_begun != e->n_ended && !ahead)
@@ -93,10 +103,13 @@ static int loop_steps(struct engine *e)
     if (rc != ERR_OK)
         return rc;
     sched_plan(&e->sched);
-    if (e->sched.n_planned > 0)
+    begins = e->sched.n_planned > 0;
+    if (begins)
         rc = loop_begin_step(e);
     if (rc == ERR_OK && ahead)
         rc = loop_end_step(e);
+    if (rc == ERR_OK && begins)
+        rc = loop_sample_step(e);
     return rc;
 }
 

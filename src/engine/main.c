@@ -81,7 +81,7 @@ static int main_open_lanes(struct engine *e)
     for (size_t i = 0; i < n; i++) {
         e->lanes[i].control_fd = -1;
         e->lanes[i].by_slot = mem_zalloc_array(slots, sizeof(struct seq *));
-        if (e->lanes[i].by_slot == NULL)
+        if (e->lanes[i].by_slot == NULL || guide_lane_init(&e->lanes[i].guide) != ERR_OK)
             return ERR_NO_MEMORY;
     }
     return ERR_OK;
@@ -104,7 +104,9 @@ static int main_open_queues(struct engine *e)
         rc = sched_init(&e->sched, &limits, e->pages);
     if (rc == ERR_OK)
         rc = seq_pool_init(&e->pool, e->settings.max_num_queued_reqs + m->max_num_seqs,
-                           m->max_model_len, m->block_tokens);
+                           m->max_model_len, m->block_tokens, m->n_vocab);
+    if (rc == ERR_OK)
+        rc = guide_init(&e->guide, e->model);
     if (rc == ERR_OK)
         rc = fill_init(e);
     if (rc == ERR_OK)

@@ -72,17 +72,15 @@ void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32
         &l->lane, q->slot,
         (struct wire_out){
             .kind = WIRE_FINISHED, .finish = (uint8_t)why, .value = value, .time_us = e->now_us});
-    tiers_forget(e, q);
-    fill_forget(e, q);
-    l->by_slot[q->slot] = NULL;
-    sched_remove(&e->sched, q);
-    seq_release(&e->pool, q);
+    intake_release(e, q);
 }
 
 static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t id)
 {
     const struct wire_request *r = &q->request;
 
+    if (guide_has_ended(&e->guide, q, id))
+        return true;
     if (q->n_tokens - q->n_prompt < (int)r->min_tokens)
         return false;
     for (uint32_t i = 0; i < r->n_stop_ids; i++) {
@@ -96,12 +94,39 @@ static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t 
     return false;
 }
 
+/* Log probabilities of one token: its own, then those of the most probable. */
+static void publish_logprobs(struct engine *e, const struct seq *q, int32_t id,
+                             const struct batch_logprobs *p, enum wire_kind chosen,
+                             enum wire_kind top)
+{
+    struct lane *l = &e->lanes[q->lane_idx].lane;
+
+    lane_put(l, q->slot,
+             (struct wire_out){
+                 .kind = (uint8_t)chosen, .value = id, .logprob = p->chosen, .rank = p->rank});
+    for (int i = 0; i < p->n_top; i++)
+        lane_put(l, q->slot,
+                 (struct wire_out){.kind = (uint8_t)top,
+                                   .value = p->ids[i],
+                                   .logprob = p->top[i],
+                                   .rank = (uint32_t)i + 1});
+}
+
+static void publish_prompt(struct engine *e, struct seq *q, int target,
+                           const struct batch_logprobs *p)
+{
+    q->n_owed -= seq_prompt_records(q);
+    q->n_told = target;
+    publish_logprobs(e, q, q->tokens[target], p, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
+}
+
 static void publish_token(struct engine *e, struct seq *q, int32_t id)
 {
     bool ends;
 
     q->tokens[q->n_tokens++] = id;
     q->n_pending--;
+    q->n_owed -= seq_token_records(q);
     ends = publish_is_end(e, q, id);
     lane_put(&e->lanes[q->lane_idx].lane, q->slot,
              (struct wire_out){.kind = WIRE_TOKEN,
@@ -131,8 +156,18 @@ void publish_step(struct engine *e, const struct engine_step *step)
             sched_advance(&e->sched, step->seqs[i], step->counts[i], tiers_note_named, e);
     }
     for (int i = 0; i < step->n_rows; i++) {
-        if (step->rows[i] != NULL)
-            publish_token(e, step->rows[i], e->row_tokens[i]);
+        const struct batch_logprobs *p = step->extras[i] < 0 ? NULL : &e->logprobs[step->extras[i]];
+        struct seq *q = step->rows[i];
+
+        if (q == NULL)
+            continue;
+        if (step->targets[i] > 0) {
+            publish_prompt(e, q, step->targets[i], p);
+            continue;
+        }
+        if ((q->request.flags & WIRE_LOGPROBS) != 0)
+            publish_logprobs(e, q, e->row_tokens[i], p, WIRE_CHOSEN, WIRE_TOP);
+        publish_token(e, q, e->row_tokens[i]);
     }
     stats_add(&e->stats, METRIC_steps, 1);
     stats_observe(&e->stats, HISTOGRAM_iteration, (double)step->n_tokens);

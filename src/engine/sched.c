@@ -135,6 +135,8 @@ static void sched_preempt(struct sched *s, struct seq *q)
     sched_run_remove(s, q);
     sched_drop_pages(s, q);
     s->n_planned_tokens -= q->n_planned;
+    if (q->n_planned > 0)
+        s->n_planned_rows -= seq_tells_prompt(q) ? q->n_planned - 1 : 0;
     q->n_planned = 0;
     s->n_preemptions++;
     sched_add(s, q);
@@ -153,6 +155,7 @@ static bool sched_give(struct sched *s, struct seq *q, int n)
     }
     q->n_planned = n;
     s->n_planned_tokens += n;
+    s->n_planned_rows += seq_tells_prompt(q) ? n - 1 : 0;
     return true;
 }
 
@@ -173,6 +176,12 @@ static int sched_share(const struct sched *s, const struct seq *q)
 
     if (!alone && n > s->limits.long_prefill_tokens)
         n = s->limits.long_prefill_tokens;
+    if (seq_tells_prompt(q)) { /* a row each; every sequence has one anyway, and some may come */
+        int rows = 1 + (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
+
+        n = n < rows ? n : rows;
+        n = n < q->chunk_max ? n : q->chunk_max;
+    }
     return n < left ? n : left;
 }
 
@@ -195,6 +204,11 @@ static void sched_plan_running(struct sched *s, bool decodes)
     }
 }
 
+int sched_reusable(const struct seq *q)
+{
+    return seq_tells_prompt(q) ? q->n_told : q->n_tokens - 1;
+}
+
 int sched_match(const struct sched *s, const struct seq *q, struct hash *chain)
 {
     int block = s->limits.block_tokens;
@@ -203,8 +217,7 @@ int sched_match(const struct sched *s, const struct seq *q, struct hash *chain)
     *chain = q->root;
     if (!s->limits.prefix_caching)
         return 0;
-    /* Never the last token: it must be computed, or there is nothing to sample from. */
-    while ((n + 1) * block < q->n_tokens) {
+    while ((n + 1) * block <= sched_reusable(q)) {
         struct hash name = prefix_name(chain, q->tokens + (size_t)n * (size_t)block, block);
 
         if (!pages_has(s->pages, &name))
@@ -263,7 +276,7 @@ static void sched_plan_waiting(struct sched *s)
 {
     struct seq *q = s->waiting;
 
-    while (q != NULL && s->n_running < s->limits.max_num_seqs &&
+    while (q != NULL && s->n_running + s->n_planned_rows < s->limits.max_num_seqs &&
            s->n_planned_tokens < s->limits.max_num_batched_tokens) {
         struct seq *next = q->next;
 
@@ -281,6 +294,7 @@ void sched_plan(struct sched *s)
         s->running[i]->n_planned = 0;
     s->n_planned = 0;
     s->n_planned_tokens = 0;
+    s->n_planned_rows = 0;
     sched_plan_running(s, true);
     sched_plan_running(s, false);
     if (s->n_preemptions == preempted)

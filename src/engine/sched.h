@@ -47,6 +47,7 @@ struct sched {
     struct seq **planned; /* [max_num_seqs]; n_planned of each is set */
     int n_planned;
     int n_planned_tokens;
+    int n_planned_rows; /* that tell of prompt tokens, beside one a sequence */
 
     /* Pages that lost their name; their content stands until the step runs. */
     struct sched_eviction *evictions; /* [evictions_cap] */
@@ -86,6 +87,10 @@ void sched_begin(struct sched *s);
  * named() for each page that got one. */
 typedef void sched_named_fn(void *context, int32_t page);
 void sched_advance(struct sched *s, struct seq *q, int n, sched_named_fn *named, void *context);
+
+/* How many of q's tokens may come from pages that others computed: not the last, which gives the
+ * next, nor those whose log probabilities are to be told. */
+int sched_reusable(const struct seq *q);
 
 /* The longest run of full pages that the cache holds for a sequence's first n_tokens - 1
  * tokens, in pages; *chain is the name of the last. Takes no references. */

@@ -7,7 +7,11 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "grammar/walk.h"
 #include "ipc/wire.h"
+#include "model/batch.h"
+
+struct guide_automaton;
 
 enum seq_state {
     SEQ_FREE,    /* not in use */
@@ -47,6 +51,19 @@ struct seq {
     bool paused;   /* its output ring is full: the client is slow */
     int n_planned; /* tokens in this step's plan */
 
+    /* What is said of each token, and the room for it. */
+    int n_told;    /* prompt tokens behind the first whose log probabilities were told */
+    int n_owed;    /* records that steps under way will put */
+    int chunk_max; /* prompt tokens that a step may compute, for their records; 0: any number */
+
+    /* What steers sampling (guide.h). Arrays of the pool's. */
+    uint32_t *allowed;         /* uint32 [request.n_allowed] */
+    int32_t *bad;              /* int32 [request.n_bad] */
+    struct batch_bias *biases; /* [request.n_biases] */
+    struct walk *walk;         /* behind n_walked tokens; with an automaton */
+    int n_walked;
+    struct guide_automaton *automaton; /* NULL: none; borrowed, and counted there */
+
     uint64_t admitted_us; /* clock_us() of the events that the metrics want */
     uint64_t first_token_us;
     uint64_t last_token_us;
@@ -63,9 +80,26 @@ struct seq_pool {
     int pages_cap;
 };
 
+/* Records that a token of the output, or of the prompt, has in the out ring. */
+static inline int seq_token_records(const struct seq *q)
+{
+    return (q->request.flags & WIRE_LOGPROBS) == 0 ? 1 : 2 + (int)q->request.n_logprobs;
+}
+static inline int seq_prompt_records(const struct seq *q)
+{
+    return 1 + (int)q->request.n_prompt_logprobs;
+}
+
+/* Whether log probabilities of the prompt are still to be told. */
+static inline bool seq_tells_prompt(const struct seq *q)
+{
+    return (q->request.flags & WIRE_PROMPT_LOGPROBS) != 0 && q->n_told < q->n_prompt - 1;
+}
+
 /* Address space for n sequences of the longest length is reserved, memory is taken as it is
  * touched. ERR_NO_MEMORY. */
-int seq_pool_init(struct seq_pool *p, int n, int max_model_len, int block_tokens) ERR_CHECKED;
+int seq_pool_init(struct seq_pool *p, int n, int max_model_len, int block_tokens,
+                  int n_vocab) ERR_CHECKED;
 
 /* A sequence with empty fields and its own arrays, or NULL when all are in use. */
 struct seq *seq_claim(struct seq_pool *p);

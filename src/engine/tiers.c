@@ -73,7 +73,7 @@ static void tiers_prefetch_seq(struct engine *e, struct seq *q)
     int first = n;
 
     q->searched = true;
-    while ((n + 1) * block < q->n_tokens) {
+    while ((n + 1) * block <= sched_reusable(q)) {
         const int32_t *tokens = q->tokens + (size_t)n * (size_t)block;
         struct hash name = prefix_name(&chain, tokens, block);
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "front/logprobs.h"
 
 /* {"id":...,"object":...,"created":...,"model":... without the closing brace. */
 static void answer_object(struct exchange *x, struct buf *b, const char *object)
@@ -99,6 +100,17 @@ static void answer_choice_ids(const struct exchange *x, struct buf *b, struct ge
     g->n_said = (uint32_t)g->tokens.len - g->n_prompt;
 }
 
+/* ,"logprobs":..., */
+static void answer_logprobs(const struct exchange *x, struct buf *b, struct gen *g)
+{
+    buf_add_byte(b, ',');
+    if (x->format == EXCHANGE_CHAT)
+        logprobs_write_chat(b, g);
+    else
+        logprobs_write_text(b, g);
+    buf_add_byte(b, ',');
+}
+
 /* One event with one choice, up to its text or delta, which the caller adds, and from there on. */
 static void answer_chunk_begin(struct exchange *x, struct gen *g, bool first)
 {
@@ -113,11 +125,11 @@ static void answer_chunk_begin(struct exchange *x, struct gen *g, bool first)
     answer_choice_ids(x, b, g, g->n_said == 0);
 }
 
-static void answer_chunk_end(struct exchange *x, const struct gen *g)
+static void answer_chunk_end(struct exchange *x, struct gen *g)
 {
     struct buf *b = &x->out;
 
-    buf_add_text(b, ",\"logprobs\":null,");
+    answer_logprobs(x, b, g);
     answer_reasons(x, b, g);
     if (x->usage_always) {
         buf_add_text(b, "}],");
@@ -342,13 +354,21 @@ static void answer_body(struct exchange *x)
             buf_add_text(&b, "\"text\":");
             buf_add_json_string(&b, text, g->text.len);
         }
-        buf_add_text(&b, ",\"logprobs\":null,");
+        answer_logprobs(x, &b, g);
+        if (x->prompt_logprobs && x->format == EXCHANGE_COMPLETION) {
+            logprobs_write_prompt(&b, &x->gens[i - i % x->n]);
+            buf_add_byte(&b, ',');
+        }
         answer_reasons(x, &b, g);
         buf_add_byte(&b, '}');
     }
     buf_add_text(&b, "],");
     if (x->return_ids && x->format == EXCHANGE_CHAT)
         answer_prompt_ids(&b, &x->gens[0]);
+    if (x->prompt_logprobs && x->format == EXCHANGE_CHAT) {
+        logprobs_write_prompt(&b, &x->gens[0]);
+        buf_add_byte(&b, ',');
+    }
     answer_usage(x, &b);
     buf_add_byte(&b, '}');
     if (b.failed)

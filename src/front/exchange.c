@@ -26,6 +26,8 @@ void exchange_free(struct exchange *x, bool keep_answer)
         token_list_fini(&g->tokens);
         detok_fini(&g->detok);
         buf_fini(&g->text);
+        buf_fini(&g->told);
+        buf_fini(&g->prompt_told);
         if (g->speech != NULL) {
             reply_fini(&g->speech->reply);
             buf_fini(&g->speech->content);

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "front/fcgi.h"
 #include "front/form.h"
+#include "front/steering.h"
 #include "ipc/wire.h"
 #include "text/detok.h"
 #include "text/reply.h"
@@ -52,13 +53,18 @@ struct gen {
     int error;       /* enum err, with GEN_FAILED */
     int32_t stop_id; /* the stop_token_ids member that ended it, or -1 */
     struct detok detok;
-    struct buf text;       /* what is not sent yet; without streaming all of it */
-    struct speech *speech; /* NULL: the text is the answer; in the exchange's arena */
-    uint32_t n_said;       /* output tokens whose ids have been sent (return_token_ids) */
-    struct gen *next;      /* in the streamer's list of those that wait for an engine */
-    bool waiting;          /* is in that list */
-    bool unspelled;        /* there is an engine, but no vocabulary for it yet */
-    uint64_t wait_us;      /* since when */
+    struct buf text;              /* what is not sent yet; without streaming all of it */
+    struct speech *speech;        /* NULL: the text is the answer; in the exchange's arena */
+    uint32_t n_said;              /* output tokens whose ids have been sent (return_token_ids) */
+    struct buf told, prompt_told; /* log probabilities (logprobs.h), of output and prompt */
+    size_t told_whole;            /* bytes of told whose tokens have come */
+    size_t told_written;          /* bytes of told that the answer has */
+    uint32_t told_chars;          /* characters of these tokens */
+    bool prompt_written;          /* the echoed prompt's are in the answer */
+    struct gen *next;             /* in the streamer's list of those that wait for an engine */
+    bool waiting;                 /* is in that list */
+    bool unspelled;               /* there is an engine, but no vocabulary for it yet */
+    uint64_t wait_us;             /* since when */
 };
 
 struct exchange {
@@ -85,7 +91,11 @@ struct exchange {
     bool one_call;        /* parallel_tool_calls is false */
     bool hides_reasoning; /* include_reasoning is false */
     bool return_ids;      /* return_token_ids */
+    bool tokens_as_ids;   /* return_tokens_as_token_ids: "token_id:7" in log probabilities */
+    bool prompt_logprobs; /* the answer has those of the prompt */
+    bool only_echo;       /* max_tokens is 0: what the engine must say is thrown away */
     int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all */
+    struct steering steering;
     const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
     int n_stops;
     bool max_tokens_given;

@@ -132,6 +132,74 @@ static int fields_max_tokens(struct fields_read_context *c, const struct fields_
     return rc;
 }
 
+/* A chat says whether, and top_logprobs how many; a completion says how many. */
+static int fields_logprobs(struct fields_read_context *c, const struct fields_row *row,
+                           const struct json *v)
+{
+    if (v->kind != JSON_BOOL)
+        return fields_type(c, row, "true or false", v);
+    if (v->flag)
+        c->out->request.flags |= WIRE_LOGPROBS;
+    return ERR_OK;
+}
+
+static int fields_n_logprobs(struct fields_read_context *c, const struct fields_row *row,
+                             const struct json *v)
+{
+    int rc = fields_whole(c, row, v);
+
+    if (rc == ERR_OK && c->x->format == EXCHANGE_COMPLETION)
+        c->out->request.flags |= WIRE_LOGPROBS;
+    return rc;
+}
+
+static int fields_prompt_logprobs(struct fields_read_context *c, const struct fields_row *row,
+                                  const struct json *v)
+{
+    int rc = fields_whole(c, row, v);
+
+    if (rc == ERR_OK) {
+        c->out->request.flags |= WIRE_PROMPT_LOGPROBS;
+        c->x->prompt_logprobs = true;
+    }
+    return rc;
+}
+
+/* What steering_read_...() said. */
+static int fields_steering(struct fields_read_context *c, const struct fields_row *row, int rc,
+                           const char *wanted)
+{
+    if (rc == ERR_INVALID)
+        (void)snprintf(c->why, c->why_cap, "'%s' must be %s", row->name, wanted);
+    if (rc == ERR_LIMIT)
+        (void)snprintf(c->why, c->why_cap, "'%s' has too many members", row->name);
+    return rc;
+}
+
+static int fields_biases(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    return fields_steering(c, row, steering_read_biases(&c->x->steering, &c->x->arena, v),
+                           "an object of token ids and numbers");
+}
+
+static int fields_allowed(struct fields_read_context *c, const struct fields_row *row,
+                          const struct json *v)
+{
+    return fields_steering(c, row, steering_read_allowed(&c->x->steering, &c->x->arena, v),
+                           "a list of token ids that is not empty");
+}
+
+/* They are read where the tokenizer is. */
+static int fields_bad_words(struct fields_read_context *c, const struct fields_row *row,
+                            const struct json *v)
+{
+    if (v->kind != JSON_LIST)
+        return fields_type(c, row, "a list of strings", v);
+    c->out->bad_words = v;
+    return ERR_OK;
+}
+
 /* Some of these are read by the endpoint; here they must be flags. */
 static int fields_flag(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
@@ -151,6 +219,8 @@ static int fields_flag(struct fields_read_context *c, const struct fields_row *r
         c->x->hides_reasoning = !v->flag;
     else if (strcmp(row->name, "return_token_ids") == 0)
         c->x->return_ids = v->flag;
+    else if (strcmp(row->name, "return_tokens_as_token_ids") == 0)
+        c->x->tokens_as_ids = v->flag;
     else if (strcmp(row->name, "echo") == 0)
         c->x->echo = v->flag;
     else if (strcmp(row->name, "ignore_eos") == 0 && v->flag)
@@ -365,7 +435,8 @@ static const struct fields_row fields_rows[] = {
     {"add_generation_prompt", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"continue_final_message", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"chat_template_kwargs", FIELDS_CHAT, fields_object, 0, 0, 0, false},
-    {"max_tokens", FIELDS_BOTH, fields_max_tokens, 0, 1, INT_MAX, false},
+    {"max_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
+    {"max_tokens", FIELDS_TEXT, fields_max_tokens, 0, 0, INT_MAX, false}, /* 0: with echo */
     {"max_completion_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
     {"min_tokens", FIELDS_BOTH, fields_whole, AT(min_tokens), 0, INT_MAX, false},
     {"temperature", FIELDS_BOTH, fields_real, AT(temperature), 0, 2, false},
@@ -396,6 +467,15 @@ static const struct fields_row fields_rows[] = {
     {"best_of", FIELDS_TEXT, fields_n, 0, 1, 128, false},
     {"echo", FIELDS_TEXT, fields_flag, 0, 0, 0, false},
     {"return_token_ids", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
+    {"logprobs", FIELDS_CHAT, fields_logprobs, 0, 0, 0, false},
+    {"logprobs", FIELDS_TEXT, fields_n_logprobs, AT(n_logprobs), 0, WIRE_LOGPROBS_MAX, false},
+    {"top_logprobs", FIELDS_CHAT, fields_n_logprobs, AT(n_logprobs), 0, WIRE_LOGPROBS_MAX, false},
+    {"prompt_logprobs", FIELDS_BOTH, fields_prompt_logprobs, AT(n_prompt_logprobs), 0,
+     WIRE_LOGPROBS_MAX, false},
+    {"return_tokens_as_token_ids", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
+    {"logit_bias", FIELDS_BOTH, fields_biases, 0, 0, 0, false},
+    {"allowed_token_ids", FIELDS_BOTH, fields_allowed, 0, 0, 0, false},
+    {"bad_words", FIELDS_BOTH, fields_bad_words, 0, 0, 0, false},
     {"cache_salt", FIELDS_BOTH, fields_salt, 0, 0, 0, false},
     {"truncate_prompt_tokens", FIELDS_BOTH, fields_truncate, 0, 0, 0, false},
     {"documents", FIELDS_CHAT, fields_list, 0, 0, 0, false}, /* api_chat.c reads it */
@@ -411,15 +491,8 @@ static const struct fields_row fields_rows[] = {
     {"parallel_tool_calls", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"include_reasoning", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     /* Not there yet; low is the number that asks for nothing. */
-    {"logprobs", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
-    {"logprobs", FIELDS_TEXT, fields_neutral, 0, -1, 0, false}, /* 0 asks for the chosen token's */
-    {"top_logprobs", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
-    {"prompt_logprobs", FIELDS_BOTH, fields_neutral, 0, -2, 0, false},
-    {"logit_bias", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"echo", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"suffix", FIELDS_TEXT, fields_neutral, 0, 0, 0, false},
-    {"bad_words", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
-    {"allowed_token_ids", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"thinking_token_budget", FIELDS_CHAT, fields_neutral, 0, -1, 0, false},
     {"chat_template", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"functions", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
@@ -439,6 +512,39 @@ static const struct fields_row *fields_find(const char *name, enum exchange_form
             return &fields_rows[i];
     }
     return NULL;
+}
+
+/* Fields that only fit together. *param is the one to be named. */
+static int fields_check_logprobs(struct fields_read_context *c, const char **param)
+{
+    struct wire_request *r = &c->out->request;
+    struct exchange *x = c->x;
+    const char *wrong = NULL;
+
+    if (x->format == EXCHANGE_CHAT && r->n_logprobs > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
+        *param = "top_logprobs";
+        wrong = "'top_logprobs' needs 'logprobs' to be true";
+    } else if (x->prompt_logprobs && x->stream) {
+        *param = "prompt_logprobs";
+        wrong = "'prompt_logprobs' is not told in streams";
+    } else if (x->max_tokens_given && x->max_tokens == 0 && !x->echo) {
+        *param = "max_tokens";
+        wrong = "'max_tokens' must be at least 1, or 'echo' true";
+    }
+    if (wrong != NULL) {
+        (void)snprintf(c->why, c->why_cap, "%s", wrong);
+        return ERR_INVALID;
+    }
+    if (x->echo && (r->flags & WIRE_LOGPROBS) != 0) { /* the echo has them, too */
+        r->flags |= WIRE_PROMPT_LOGPROBS;
+        r->n_prompt_logprobs =
+            r->n_prompt_logprobs > r->n_logprobs ? r->n_prompt_logprobs : r->n_logprobs;
+    }
+    if (x->max_tokens_given && x->max_tokens == 0) {
+        x->only_echo = true;
+        x->max_tokens = 1; /* the engine knows no less */
+    }
+    return ERR_OK;
 }
 
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
@@ -481,6 +587,8 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         (void)snprintf(why, why_cap, "'best_of' other than 'n' is not supported");
         return ERR_UNSUPPORTED;
     }
+    if (fields_check_logprobs(&c, param) != ERR_OK)
+        return ERR_INVALID;
     rc = form_check(&out->form, param, why, why_cap);
     if (rc != ERR_OK)
         return rc;

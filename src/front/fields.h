@@ -23,6 +23,7 @@ struct fields {
     bool skip_special_given;
     struct form form;
     bool include_stop;
+    const struct json *bad_words; /* a list, or NULL */
     struct detok_stop stops[DETOK_STOPS_MAX];
     int n_stops;
 };

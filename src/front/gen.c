@@ -95,6 +95,15 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
                              "min_tokens", 0);
         return false;
     }
+    if (fields.bad_words != NULL) {
+        rc = steering_read_bad_words(&x->steering, &x->arena, f->tokenizer, fields.bad_words);
+        if (rc != ERR_OK) {
+            exchange_reply_error(x, rc,
+                                 rc == ERR_INVALID ? "'bad_words' must be a list of words" : NULL,
+                                 "bad_words", 0);
+            return false;
+        }
+    }
     n_gens = n_prompts * x->n;
     if (n_gens > EXCHANGE_GENS_MAX) {
         (void)snprintf(why, sizeof why, "%d prompts with %d choices each are more than %d",
@@ -118,6 +127,8 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
             g->request.seed = gen_random();
         else
             g->request.seed += (uint64_t)(i % x->n); /* or they would all say the same */
+        if (i % x->n != 0)
+            g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* one choice hears them for all */
         rc = gen_listen(f, x, g, &fields);
         if (gen_needs_special(f, g) && !fields.skip_special_given)
             fields.skip_special = false;

@@ -18,6 +18,7 @@
 #include "base/service.h"
 #include "front/answer.h"
 #include "front/front.h"
+#include "front/logprobs.h"
 
 #define STREAMER_EVENTS      256
 #define STREAMER_TICK_MS     500          /* timeouts are looked at this often */
@@ -257,36 +258,53 @@ static int streamer_offer(struct streamer *s, const struct exchange *x, uint32_t
     return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
 }
 
-/* Put g into the lane. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for
- * its structure; ERR_AGAIN when it has to wait for the vocabulary. */
+/* Put g into a slot of the lane. */
+static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
+                              struct wire_request r, const int32_t *extra)
+{
+    struct link *l = &s->f->link;
+    const struct exchange *x = g->exchange;
+    int rc = streamer_offer(s, x, &r.automaton);
+
+    if (rc != ERR_OK)
+        return rc;
+    l->automaton[slot] = r.automaton;
+    r.flags = logprobs_restart(g);
+    r.arrival_us = x->arrival_us;
+    r.n_tokens = (uint32_t)g->tokens.len;
+    r.n_prompt = g->n_prompt;
+    r.max_tokens = x->max_tokens_given ? x->max_tokens : l->engine.max_model_len - g->n_prompt;
+    rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
+    return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
+}
+
+/* Submit g. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for its
+ * structure; ERR_AGAIN when it has to wait for the vocabulary. */
 static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
                                const char **param)
 {
     struct link *l = &s->f->link;
     struct wire_request r = g->request;
-    const struct exchange *x = g->exchange;
     int rc = streamer_check(s, g, why, cap, param);
+    int32_t *extra = NULL;
     int64_t slot;
 
     if (rc != ERR_OK)
         return rc;
-    slot = link_claim(l);
-    *param = NULL;
-    if (slot < 0)
-        return ERR_OVERLOADED;
-    rc = streamer_offer(s, x, &r.automaton);
+    rc = steering_write(&g->exchange->steering, l->engine.n_vocab, &r, &extra, param);
     if (rc != ERR_OK) {
-        link_release(l, (uint32_t)slot);
+        (void)snprintf(why, cap, "a token id is not in the model's vocabulary of %u",
+                       l->engine.n_vocab);
         return rc;
     }
-    l->automaton[slot] = r.automaton;
-    r.arrival_us = x->arrival_us;
-    r.n_tokens = (uint32_t)g->tokens.len;
-    r.n_prompt = g->n_prompt;
-    r.max_tokens = x->max_tokens_given ? x->max_tokens : l->engine.max_model_len - g->n_prompt;
-    if (lane_submit(&l->lane, (uint32_t)slot, r, g->tokens.ids, NULL) != ERR_OK) {
-        link_release(l, (uint32_t)slot);
-        return ERR_OVERLOADED;
+    *param = NULL;
+    slot = link_claim(l);
+    rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, r, extra);
+    mem_free(extra);
+    if (rc != ERR_OK) {
+        if (slot >= 0)
+            link_release(l, (uint32_t)slot);
+        return rc;
     }
     g->slot = slot;
     g->n_submits++;
@@ -432,6 +450,9 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
 {
     struct exchange *x = g->exchange;
 
+    if (x->only_echo)
+        return;
+    logprobs_token(g);
     if (token_list_add(&g->tokens, o->value) != ERR_OK) {
         streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
         return;
@@ -464,7 +485,7 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_PROMPT_CHOSEN:
     case WIRE_PROMPT_TOP:
     case WIRE_CHOSEN:
-    case WIRE_TOP: break;
+    case WIRE_TOP: logprobs_record(g, o); break;
     }
     x->said_us = s->now_us;
 }

@@ -234,6 +234,12 @@ int attach_map_offer(const struct wire_offer *offer, int offered, const void **b
     return rc;
 }
 
+int attach_refuse_offer(int offered)
+{
+    (void)close(offered);
+    return ERR_CORRUPT;
+}
+
 int attach_seal(const void *bytes, size_t len, int *sealed)
 {
     int fd = memfd_create("quire-offer", MFD_CLOEXEC | MFD_ALLOW_SEALING);

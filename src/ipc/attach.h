@@ -39,6 +39,9 @@ int attach_read_offer(int fd, struct wire_offer *offer, int *offered) ERR_CHECKE
  * ERR_NO_MEMORY. offered is closed whatever comes. munmap() ends it. */
 int attach_map_offer(const struct wire_offer *offer, int offered, const void **bytes) ERR_CHECKED;
 
+/* Close it. ERR_CORRUPT. */
+int attach_refuse_offer(int offered) ERR_CHECKED;
+
 /* --- front --- */
 
 /* A sealed memfd of these bytes, for attach_offer(). ERR_NO_MEMORY. */

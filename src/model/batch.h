@@ -1,5 +1,5 @@
 /* One step's work, as the engine hands it to the model: plain host arrays, owned by the engine,
- * borrowed while model_step_begin() runs.
+ * borrowed from model_step_begin() to the end of model_step_sample().
  *
  * Tokens of all sequences stand one after another. Sequence i owns tokens
  * seq_start[i] .. seq_start[i + 1] - 1; they are the last ones of its kv_len[i] tokens, so token
@@ -10,27 +10,54 @@
 
 #include <stdint.h>
 
-#define BATCH_BANNED_MAX 24 /* ids that may be forbidden for one row: stop ids under min_tokens */
+#define BATCH_BANNED_MAX   24 /* ids that may be forbidden for one row: stop ids under min_tokens */
+#define BATCH_BIASES_MAX   1024
+#define BATCH_LOGPROBS_MAX 20
 
 /* One token to sample: from which position of the batch, and how. */
 struct batch_row {
-    int32_t token_idx; /* index into token_ids: its logits are sampled */
-    float temperature; /* 0: greedy, the lowest id among equals; else > 0 */
-    float top_p;       /* (0, 1]; 1: off */
-    float min_p;       /* [0, 1]; 0: off */
-    int32_t top_k;     /* 0: off */
-    float presence;    /* subtracted once if the token stands in the output */
-    float frequency;   /* subtracted for each time it stands in the output */
-    float repetition;  /* > 0; 1: off; divides positive and multiplies negative logits of
+    int32_t token_idx;      /* index into token_ids: its logits are sampled */
+    float temperature;      /* 0: greedy, the lowest id among equals; else > 0 */
+    float top_p;            /* (0, 1]; 1: off */
+    float min_p;            /* [0, 1]; 0: off */
+    int32_t top_k;          /* 0: off */
+    float presence;         /* subtracted once if the token stands in the output */
+    float frequency;        /* subtracted for each time it stands in the output */
+    float repetition;       /* > 0; 1: off; divides positive and multiplies negative logits of
                           * tokens that stand in the prompt or the output */
-    uint64_t seed;     /* the random stream: a function of (seed, position) and nothing else */
-    uint64_t position; /* of the token to be sampled, counted from the prompt's first */
-    const int32_t
-        *history; /* int32 [n_history]: prompt, then output; NULL unless a penalty is on */
+    uint64_t seed;          /* the random stream: a function of (seed, position) and nothing else */
+    uint64_t position;      /* of the token to be sampled, counted from the prompt's first */
+    const int32_t *history; /* int32 [n_history]: prompt, then output; NULL unless a penalty is on.
+                             * Not read before model_step_sample() */
     int32_t n_history;
     int32_t n_prompt;                 /* the first n_prompt of history are the prompt */
     int32_t n_banned;                 /* 0 .. BATCH_BANNED_MAX */
     int32_t banned[BATCH_BANNED_MAX]; /* ids with probability 0 */
+};
+
+/* logits[id] += value, before penalties. */
+struct batch_bias {
+    int32_t id;
+    float value; /* finite */
+};
+
+/* What is wanted of a row beside an id; said when the row is sampled. */
+struct batch_extra {
+    int32_t row;
+    int32_t target; /* the id whose log probability is told; -1: that of the sampled one */
+    int32_t n_top; /* 0 .. BATCH_LOGPROBS_MAX of the most probable are told; -1: none, nor target */
+    int32_t n_biases;                /* 0 .. BATCH_BIASES_MAX */
+    const struct batch_bias *biases; /* each id once */
+    int32_t mask; /* index of the mask of ids that may come, in model_masks(); -1: all may */
+};
+
+/* Log probabilities of a row's logits as they came from the model. */
+struct batch_logprobs {
+    float chosen;  /* of the target */
+    uint32_t rank; /* 1: the target is the most probable; 0 for a sampled one: not known */
+    int32_t n_top;
+    int32_t ids[BATCH_LOGPROBS_MAX]; /* the most probable first */
+    float top[BATCH_LOGPROBS_MAX];
 };
 
 struct batch {
@@ -44,6 +71,10 @@ struct batch {
     int32_t *kv_len;    /* int32 [n_seqs], tokens, this step's included */
     int32_t *page_ids;  /* int32 [n_seqs][pages_max]; first ceil(kv_len / block_tokens) valid */
     struct batch_row *rows; /* [n_rows], token_idx ascending */
+    /* Not read before model_step_sample(). */
+    struct batch_extra *extras; /* [n_extras], rows ascending */
+    int n_extras;               /* 0 .. n_rows */
+    int n_masks;                /* used of model_masks(), from the first */
 };
 
 #endif

@@ -3,7 +3,7 @@
  * ids -> x [n_tokens][dim]
  * each layer:  x -> normed -> qkv -> (rotate, into pages) -> heads -> delta [n_tokens][dim]
  *              x += delta -> normed -> gate_up -> ff -> delta [n_tokens][dim]
- * sampled rows: x + delta -> rows [n_rows][dim] -> rows_normed -> logits [n_rows][n_vocab] -> ids
+ * sampled rows: x + delta -> rows [n_rows][dim] -> rows_normed -> logits [n_rows][n_vocab]
  *
  * A layer's last addition to x happens in the next layer's first norm. Steps of few tokens, all of
  * them sampled, are the same sums with norms, gate and residual inside the products. */
@@ -90,7 +90,6 @@ static void forward_many(struct device *d, const struct config *c, const struct 
     op->gather_add(d, a->rows, a->x, a->delta);
     op->rmsnorm(d, a->rows_normed, a->rows, w->norm, c->norm_eps, d->step_rows, &w->head);
     op->matmul_float(d, a->logits, a->rows_normed, &w->head, d->step_rows);
-    op->sample(d, a->logits);
 }
 
 /* --- the short way: few tokens, all of them sampled ------------------------------------- */
@@ -157,7 +156,6 @@ static void forward_few(struct device *d, const struct config *c, const struct w
                      i + 1 < c->n_layers ? &w->layers[i + 1].qkv : &w->head);
     }
     product(d, c, a, K_PRODUCT_FLOAT, a->logits, a->normed, &w->head, NULL, NULL);
-    op->sample(d, a->logits);
 }
 
 void activations_few(struct activations *a, struct device *d, const struct config *c,

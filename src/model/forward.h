@@ -32,7 +32,7 @@ void activations_few(struct activations *a, struct device *d, const struct confi
                      const struct weights *w);
 
 /* Enqueue one step between the device's begin() and end(), of as many tokens and rows as begin()
- * said. kv is the first layer's view of the pages. With no rows nothing is sampled. */
+ * said, up to the logits of the rows. kv is the first layer's view of the pages. */
 void forward(struct device *d, const struct config *c, const struct weights *w,
              const struct activations *a, const struct k_kv *kv, const float *turns);
 

@@ -5,6 +5,7 @@
 #include "model/model.h"
 
 #include <stdio.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -48,6 +49,8 @@ struct model {
     struct k_sample_row *rows;      /* [max_num_seqs] */
     const int32_t **histories;      /* [max_num_seqs] */
     struct device_batch device_batch;
+    struct k_logprob_row *logprobs; /* [max_num_seqs] */
+    bool is_sampled;                /* the step that was last begun */
 };
 
 /* --- opening --------------------------------------------------------------------------- */
@@ -158,8 +161,10 @@ static int alloc_host(struct model *m)
     m->row_tokens = mem_zalloc_array(seqs, sizeof *m->row_tokens);
     m->rows = mem_zalloc_array(seqs, sizeof *m->rows);
     m->histories = mem_zalloc_array(seqs, sizeof *m->histories);
+    m->logprobs = mem_zalloc_array(seqs, sizeof *m->logprobs);
+    m->is_sampled = true;
     if (m->token_seq == NULL || m->token_pos == NULL || m->row_tokens == NULL || m->rows == NULL ||
-        m->histories == NULL)
+        m->histories == NULL || m->logprobs == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -390,6 +395,7 @@ void model_close(struct model *m)
     device_close(m->device);
     weights_fini(&m->weights);
     mem_free(m->histories);
+    mem_free(m->logprobs);
     mem_free(m->rows);
     mem_free(m->row_tokens);
     mem_free(m->token_pos);
@@ -471,15 +477,39 @@ static void place_row(struct model *m, const struct batch *b, int i)
         must(r->banned[j] >= 0 && r->banned[j] < m->shape.n_vocab);
         k->banned[j] = r->banned[j];
     }
-    for (int j = 0; j < k->n_history; j++)
-        must(r->history[j] >= 0 && r->history[j] < m->shape.n_vocab);
+}
+
+static void place_extra(struct model *m, const struct batch *b, int i)
+{
+    const struct batch_extra *e = &b->extras[i];
+    struct device_extras *x = &m->device->extras;
+    int n_vocab = m->shape.n_vocab;
+
+    must(e->row >= 0 && e->row < b->n_rows && (i == 0 || e->row > b->extras[i - 1].row));
+    must(e->target >= -1 && e->target < n_vocab);
+    must(e->n_top >= -1 && e->n_top <= BATCH_LOGPROBS_MAX);
+    must(e->n_biases >= 0 && e->n_biases <= BATCH_BIASES_MAX);
+    must(e->mask >= -1 && e->mask < b->n_masks);
+    x->rows[i] = (struct k_logits_row){
+        .row = e->row,
+        .target = e->target < 0 ? K_SAMPLED : e->target,
+        .n_top = e->n_top,
+        .n_biases = e->n_biases,
+        .biases_at = x->n_biases,
+        .mask_at = e->mask < 0 ? -1 : (int64_t)e->mask * x->mask_words,
+    };
+    for (int j = 0; j < e->n_biases; j++) {
+        must(e->biases[j].id >= 0 && e->biases[j].id < n_vocab);
+        x->biases[x->n_biases++] =
+            (struct k_bias){.id = e->biases[j].id, .value = e->biases[j].value};
+    }
 }
 
 int model_step_begin(struct model *m, const struct batch *b)
 {
     int rc;
 
-    must(m->n_under_way < MODEL_STEPS_MAX);
+    must(m->n_under_way < MODEL_STEPS_MAX && m->is_sampled);
     place_tokens(m, b);
     for (int i = 0; i < b->n_rows; i++)
         place_row(m, b, i);
@@ -502,16 +532,62 @@ int model_step_begin(struct model *m, const struct batch *b)
         return rc;
     m->n_under_way++;
     m->n_rows = b->n_rows;
-    if (!m->device->ops->replay(m->device))
-        forward(m->device, &m->config, &m->weights, &m->act, &m->kv, m->turns);
+    m->is_sampled = false;
+    if (m->device->ops->replay(m->device))
+        return ERR_OK;
+    forward(m->device, &m->config, &m->weights, &m->act, &m->kv, m->turns);
+    m->device->ops->launch(m->device);
     return ERR_OK;
 }
 
-int model_step_end(struct model *m, int32_t *token_ids)
+int model_step_sample(struct model *m, const struct batch *b)
 {
+    struct device_extras *x = &m->device->extras;
+    bool waits = b->n_extras > 0;
+
+    must(!m->is_sampled && b->n_rows == m->n_rows && b->n_extras <= b->n_rows);
+    for (int i = 0; i < b->n_rows; i++) {
+        waits = waits || m->rows[i].n_history > 0;
+        for (int j = 0; j < m->rows[i].n_history; j++)
+            must(b->rows[i].history[j] >= 0 && b->rows[i].history[j] < m->shape.n_vocab);
+    }
+    must(!waits || m->n_under_way == 1);
+    x->n_rows = b->n_extras;
+    x->n_masks = b->n_masks;
+    x->n_biases = 0;
+    for (int i = 0; i < b->n_extras; i++)
+        place_extra(m, b, i);
+    if (b->n_rows > 0)
+        m->device->ops->sample(m->device, m->act.logits);
+    m->is_sampled = true;
+    return ERR_OK;
+}
+
+uint32_t *model_masks(struct model *m, int *n_words)
+{
+    *n_words = m->device->extras.mask_words;
+    return m->device->extras.masks;
+}
+
+int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *logprobs)
+{
+    int n_extras = 0, rc;
+
     must(m->n_under_way > 0);
     m->n_under_way--;
-    return m->device->ops->end(m->device, token_ids);
+    rc = m->device->ops->end(m->device, token_ids, m->logprobs, &n_extras);
+    if (rc != ERR_OK || logprobs == NULL)
+        return rc;
+    for (int i = 0; i < n_extras; i++) {
+        const struct k_logprob_row *k = &m->logprobs[i];
+
+        logprobs[i] = (struct batch_logprobs){
+            .chosen = fminf(k->chosen, 0.0f), .rank = (uint32_t)k->rank, .n_top = k->n_top};
+        memcpy(logprobs[i].ids, k->ids, sizeof k->ids);
+        for (int j = 0; j < k->n_top; j++)
+            logprobs[i].top[j] = fminf(k->top[j] - k->log_sum, 0.0f);
+    }
+    return ERR_OK;
 }
 
 float model_gap_us(const struct model *m)

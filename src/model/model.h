@@ -65,16 +65,27 @@ const struct model_shape *model_shape(const struct model *m);
 #define MODEL_STEPS_MAX 2
 
 /* Start one step: writes K and V of the batch's tokens into their pages, computes logits of the
- * rows and samples them. May return before the device is done; the batch is borrowed for the
- * call. Steps run in the order in which they begin, and so do page reads and writes between them.
+ * rows. May return before the device is done. Steps run in the order in which they begin, and so do
+ * page reads and writes between them.
  * A batch that breaks batch.h's ranges is the caller's bug (must()).
  * On the cpu device: same tokens, same bits, whatever else is in the batch. On cuda the order of
  * a product's sums depends on the number of rows, so that logits that are nearly equal may
  * change places. */
 int model_step_begin(struct model *m, const struct batch *b) ERR_CHECKED;
 
-/* Wait for the oldest step under way; token_ids out: int32 [n_rows]. */
-int model_step_end(struct model *m, int32_t *token_ids) ERR_CHECKED;
+/* Sample the rows of the step that was last begun, with the same batch; once for every step, and
+ * before the next begins. A batch with histories or extras: after the step before has ended, which
+ * is what they may wait for while the device computes. */
+int model_step_sample(struct model *m, const struct batch *b) ERR_CHECKED;
+
+/* Masks for extras: uint32 [max_num_seqs][ceil(n_vocab / 32)], id i is bit i % 32 of word i / 32.
+ * The caller's between the end of the step before and model_step_sample(). */
+uint32_t *model_masks(struct model *m, int *n_words);
+
+/* Wait for the oldest step under way; token_ids out: int32 [n_rows]; logprobs out: [n_extras],
+ * those with n_top >= 0; may be NULL. */
+int model_step_end(struct model *m, int32_t *token_ids,
+                   struct batch_logprobs *logprobs) ERR_CHECKED;
 
 /* How long the device stood still before the last step that ended, in microseconds; 0 on cpu. */
 float model_gap_us(const struct model *m);

@@ -18,7 +18,8 @@ static void die(const char *what)
 
 static void step(struct run *r)
 {
-    if (model_step_begin(r->m, &r->b) != ERR_OK || model_step_end(r->m, r->ids) != ERR_OK)
+    if (model_step_begin(r->m, &r->b) != ERR_OK || model_step_sample(r->m, &r->b) != ERR_OK ||
+        model_step_end(r->m, r->ids, NULL) != ERR_OK)
         die("a step failed");
 }
 

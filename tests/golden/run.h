@@ -71,7 +71,9 @@ static inline int run_step(struct run *r)
 {
     int rc = model_step_begin(r->m, &r->b);
 
-    return rc == ERR_OK ? model_step_end(r->m, r->ids) : rc;
+    if (rc == ERR_OK)
+        rc = model_step_sample(r->m, &r->b);
+    return rc == ERR_OK ? model_step_end(r->m, r->ids, NULL) : rc;
 }
 
 /* Prefill in chunks of the given size, then n greedy tokens one by one, appended to s. */

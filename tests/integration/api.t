@@ -429,8 +429,8 @@ def bad_requests(s):
             ("stop_token_ids", [99999]), ("stop_token_ids", [1] * 99), ("seed", 1.5),
             ("seed", "a"), ("presence_penalty", 3), ("frequency_penalty", -3),
             ("repetition_penalty", 0), ("ignore_eos", 1), ("stream_options", True),
-            ("stream_options", {"include_usage": True}), ("logprobs", True),
-            ("top_logprobs", 3), ("logit_bias", {"5": 1}), ("tools", [{}]), ("n", 0),
+            ("stream_options", {"include_usage": True}), ("logprobs", 1),
+            ("top_logprobs", 3), ("logit_bias", [5]), ("tools", [{}]), ("n", 0),
             ("tool_choice", "required"), ("tool_choice", "x"), ("tools", [{"type": "function"}]),
             ("response_format", {"type": "xml"}), ("structured_outputs", {"regex": "("}),
             ("model", 5), ("messages", "Hello"), ("messages", []), ("messages", [5]),
@@ -450,7 +450,7 @@ def bad_requests(s):
                          ("prompt", {}), ("prompt", [1, "a"]), ("prompt", ["a", 1]),
                          ("prompt", [-1]), ("prompt", [99999]), ("prompt", [1.5]),
                          ("prompt", ["a"] * 999), ("echo", 1), ("suffix", "x"),
-                         ("best_of", 2), ("logprobs", 1),
+                         ("best_of", 2), ("logprobs", 21),
                          ("add_special_tokens", "x")):
         refuse(s, TEXT, dict(s.completion("Hello"), **{field: value}), 400, field,
                name="completion: %s %r" % (field, str(value)[:40]))

@@ -51,7 +51,7 @@ static void world_open(struct world *w, int n_pages, int budget, int max_seqs, u
     *w = (struct world){.seed = seed, .waited = mem_zalloc_array(N_SEQS, sizeof(int))};
     must_ok(pages_open(&w->pages, n_pages, BLOCK));
     must_ok(sched_init(&w->sched, &limits, w->pages));
-    must_ok(seq_pool_init(&w->pool, N_SEQS, LONGEST, BLOCK));
+    must_ok(seq_pool_init(&w->pool, N_SEQS, LONGEST, BLOCK, 512));
 }
 
 static void world_close(struct world *w)

@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What is done with logits beside sampling: log probabilities before it, masks and biases, and the
+ * log probability of what was sampled. The rules stand at ref_logprobs() in kernels.h.
+ *
+ * Log probabilities. Split: a cluster of RANKS blocks a row, a block a run of the ids, a thread
+ * every THREADS-th four of the run; so always, since sums of floats depend on their order. A row
+ * is read once for the sum, the largest logit of each thread and how many logits are larger than
+ * the target. The n_top-th largest of the largest of four threads each is a bound that no fewer
+ * than n_top of the block's logits reach; the few threads whose largest reaches it look at their
+ * logits again, which are in the caches. A block's best n_top are pushed into the shared memory of
+ * the first block, which chooses among all. When more logits reach the bound than there is room
+ * for (many are equal), the best are found one by one, reading the run once for each.
+ *
+ * Shared memory of a block: struct shared_state, 4 KB. Bytes: the logits once.
+ *
+ * Edit. Split: a warp 32 words of a row's mask, 1024 ids; a lane writes the ids of its bit, so
+ * that stores are coalesced wherever a row begins. Words of ones cost nothing more. A bias changes
+ * only what the mask allows, the mask only what it does not, so the two need no order.
+ *
+ * H200, us for 1, 64 and 256 rows of 128256 (bench_logits; a launch alone is 5.8, one read of the
+ * logits 6, 12, 35): log probability of what is sampled 8 17 40, with 5 others 10 22 54, with 20
+ * 12 26 66; masks that leave 1 in 1000 7 16 50, half 8 23 71, nearly all 6 7 11. */
+#include <cooperative_groups.h>
+#include <float.h>
+
+#include "kernels/sample.cuh"
+
+namespace cg = cooperative_groups;
+
+#define RANKS          8
+#define THREADS        256
+#define WARPS          (THREADS / 32)
+#define LOADS          8             /* of 16 bytes, of a thread on their way */
+#define STRIDE         (THREADS * 4) /* ids between two loads of a thread */
+#define QUADS          (THREADS / 4)
+#define ROOM           THREADS /* candidates of a block */
+#define EDIT_THREADS   128
+#define CHOSEN_THREADS 128
+#define LOG2_E         1.44269504f
+
+static_assert(K_LOGPROBS_MAX <= QUADS, "the bound");
+static_assert(RANKS * K_LOGPROBS_MAX <= THREADS,
+              "the best of all blocks are looked at one a thread");
+static_assert(LOADS * 4 == 32, "a bit for each of a thread's logits");
+
+/* What is known of some of a row's logits. */
+struct part {
+    float top;        /* their largest, at least -FLT_MAX */
+    float sum;        /* of e^(logit - top) */
+    int32_t n_larger; /* than the target */
+};
+
+struct shared_state {
+    uint64_t best[RANKS * K_LOGPROBS_MAX]; /* pushed to the first block, n a block; 0: none */
+    struct part ranks[RANKS];              /* pushed to the first block */
+    struct part warps[WARPS];
+    uint64_t candidates[ROOM];
+    uint64_t reduced[2][WARPS];
+    float maxima[QUADS];
+    float bound;
+    int n_candidates;
+};
+
+/* A block's run of a row. */
+struct run {
+    const float *logits; /* of the whole row */
+    int first, end;      /* ids */
+    bool is_aligned;     /* to 16 bytes */
+};
+
+/* What a logit counts as. */
+static __device__ inline float tame(float x)
+{
+    return fminf(fmaxf(x, -INFINITY), FLT_MAX); /* a NaN loses */
+}
+
+/* What a thread has of ids first, first + STRIDE, ...; NaN behind the end. */
+static __device__ inline void load(float4 x[LOADS], const struct run &run, int first)
+{
+    if (run.is_aligned) {
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int id = first + i * STRIDE;
+
+            x[i] = make_float4(NAN, NAN, NAN, NAN);
+            if (id < run.end)
+                x[i] = *(const float4 *)(run.logits + id);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+        int id = first + i * STRIDE;
+
+        x[i].x = id < run.end ? run.logits[id] : NAN;
+        x[i].y = id + 1 < run.end ? run.logits[id + 1] : NAN;
+        x[i].z = id + 2 < run.end ? run.logits[id + 2] : NAN;
+        x[i].w = id + 3 < run.end ? run.logits[id + 3] : NAN;
+    }
+}
+
+static __device__ inline float weight(float x, float top)
+{
+    return exp2_fast((x - top) * LOG2_E);
+}
+
+/* Read the run: a thread's part of it. */
+static __device__ struct part stream(const struct run &run, float target)
+{
+    struct part p = {-FLT_MAX, 0.0f, 0};
+
+#pragma unroll 1
+    for (int id = run.first + (int)threadIdx.x * 4; id < run.end; id += LOADS * STRIDE) {
+        float4 x[LOADS];
+        float top = p.top;
+
+        load(x, run, id);
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            x[i] = make_float4(tame(x[i].x), tame(x[i].y), tame(x[i].z), tame(x[i].w));
+            top = fmaxf(top, fmaxf(fmaxf(x[i].x, x[i].y), fmaxf(x[i].z, x[i].w)));
+        }
+        p.sum *= weight(p.top, top);
+        p.top = top;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            p.sum += (weight(x[i].x, top) + weight(x[i].y, top)) +
+                     (weight(x[i].z, top) + weight(x[i].w, top));
+            p.n_larger +=
+                (x[i].x > target) + (x[i].y > target) + (x[i].z > target) + (x[i].w > target);
+        }
+    }
+    return p;
+}
+
+/* The parts of a warp's threads; of each four threads, the largest logit. */
+static __device__ void share_parts(struct shared_state *s, const struct part &own)
+{
+    float top = own.top, sum;
+    int n_larger = __reduce_add_sync(~0U, own.n_larger);
+
+    top = fmaxf(top, __shfl_xor_sync(~0U, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0U, top, 2));
+    if (threadIdx.x % 4 == 0)
+        s->maxima[threadIdx.x / 4] = top;
+    for (int i = 4; i < 32; i *= 2)
+        top = fmaxf(top, __shfl_xor_sync(~0U, top, i));
+    sum = own.sum * weight(own.top, top);
+    for (int i = 16; i > 0; i /= 2)
+        sum += __shfl_xor_sync(~0U, sum, i);
+    if (threadIdx.x % 32 == 0)
+        s->warps[threadIdx.x / 32] = {top, sum, n_larger};
+}
+
+static __device__ struct part merge(const struct part *parts, int n)
+{
+    struct part all = {-FLT_MAX, 0.0f, 0};
+
+    for (int i = 0; i < n; i++) {
+        all.top = fmaxf(all.top, parts[i].top);
+        all.n_larger += parts[i].n_larger;
+    }
+    for (int i = 0; i < n; i++)
+        all.sum += parts[i].sum * weight(parts[i].top, all.top);
+    return all;
+}
+
+/* --- the largest ---------------------------------------------------------------------------- */
+
+/* No more than the n-th largest logit of the run: the n-th largest of the quads' largest. */
+static __device__ void find_bound(struct shared_state *s, int n)
+{
+    float own = s->maxima[threadIdx.x / 4];
+    int n_larger = 0, n_equal = 0;
+
+#pragma unroll 4
+    for (int i = threadIdx.x % 4; i < QUADS; i += 4) {
+        n_larger += s->maxima[i] > own;
+        n_equal += s->maxima[i] == own;
+    }
+    for (int i = 1; i < 4; i *= 2) {
+        n_larger += __shfl_xor_sync(~0U, n_larger, i);
+        n_equal += __shfl_xor_sync(~0U, n_equal, i);
+    }
+    if (n_larger < n && n <= n_larger + n_equal) /* all that are here have the same value */
+        s->bound = own > -FLT_MAX ? own : -INFINITY;
+}
+
+/* A thread's logits that are not below the bound. */
+static __device__ void collect(struct shared_state *s, const struct run &run, float bound)
+{
+#pragma unroll 1
+    for (int first = run.first + (int)threadIdx.x * 4; first < run.end; first += LOADS * STRIDE) {
+        float4 x[LOADS];
+        uint32_t hits = 0;
+
+        load(x, run, first);
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            hits |= (uint32_t)(tame(x[i].x) >= bound) << (i * 4);
+            hits |= (uint32_t)(tame(x[i].y) >= bound) << (i * 4 + 1);
+            hits |= (uint32_t)(tame(x[i].z) >= bound) << (i * 4 + 2);
+            hits |= (uint32_t)(tame(x[i].w) >= bound) << (i * 4 + 3);
+        }
+        for (; hits != 0; hits &= hits - 1) {
+            int i = __ffs((int)hits) - 1, id = first + i / 4 * STRIDE + i % 4, at;
+
+            if (id < run.end && (at = atomicAdd(&s->n_candidates, 1)) < ROOM)
+                s->candidates[at] = best_of(tame(run.logits[id]), id);
+        }
+    }
+}
+
+/* The best n candidates to the first block. */
+static __device__ void push_best(uint64_t *front, const struct shared_state *s, int n)
+{
+    int n_candidates = s->n_candidates, c = threadIdx.x, n_better = 0;
+    uint64_t own = c < n_candidates ? s->candidates[c] : 0;
+
+#pragma unroll 4
+    for (int i = 0; i < n_candidates; i++)
+        n_better += s->candidates[i] > own;
+    if (c < n_candidates && n_better < n)
+        front[n_better] = own;
+    else if (c >= n_candidates && c < n)
+        front[c] = 0;
+}
+
+/* The same, one by one, whatever the logits. */
+static __device__ __noinline__ void push_one_by_one(uint64_t *front, struct shared_state *s,
+                                                    struct run run, int n)
+{
+    uint64_t last = ~0ULL;
+
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+        uint64_t best = 0;
+
+#pragma unroll 4
+        for (int id = run.first + (int)threadIdx.x; id < run.end; id += THREADS) {
+            uint64_t other = best_of(tame(run.logits[id]), id);
+
+            best = other < last ? max(best, other) : best;
+        }
+        last = block_max<WARPS>(best, s->reduced[i % 2]);
+        if (threadIdx.x == 0)
+            front[i] = last;
+    }
+}
+
+/* What the first block makes of what all blocks have pushed. */
+static __device__ void finish(struct k_logprob_row *out, const struct shared_state *s, float target,
+                              bool has_target, int n)
+{
+    int c = threadIdx.x, n_better = 0;
+
+    if (c == THREADS - 1) {
+        struct part all = merge(s->ranks, RANKS);
+        float log_sum = all.sum > 0.0f ? all.top + logf(all.sum) : 0.0f;
+
+        out->log_sum = log_sum;
+        out->n_top = n;
+        out->rank = has_target ? 1 + all.n_larger : 0;
+        if (has_target)
+            out->chosen = target - log_sum;
+    }
+    if (c >= RANKS * n || s->best[c] == 0)
+        return;
+#pragma unroll 4
+    for (int i = 0; i < RANKS * n; i++)
+        n_better += s->best[i] > s->best[c];
+    if (n_better < n) {
+        out->ids[n_better] = best_id(s->best[c]);
+        out->top[n_better] = key_value((uint32_t)(s->best[c] >> 32));
+    }
+}
+
+static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 4)
+    logprobs_kernel(struct k_logprob_row *out, const float *logits, int n_vocab, int run_len,
+                    const struct k_logits_row *rows)
+{
+    __shared__ struct shared_state s;
+    cg::cluster_group cluster = cg::this_cluster();
+    struct shared_state *front = cluster.map_shared_rank(&s, 0);
+    struct k_logits_row row = rows[blockIdx.y];
+    int rank = (int)cluster.block_rank(), n = min(row.n_top, n_vocab);
+    bool has_target = row.target != K_SAMPLED;
+    struct run run;
+    struct part own;
+    float target;
+
+    if (n < 0)
+        return;
+    if (threadIdx.x == 0)
+        s.n_candidates = 0;
+    __syncwarp();
+    cluster.barrier_arrive(); /* nothing is pushed before all blocks have begun */
+    run.logits = logits + (size_t)row.row * n_vocab;
+    run.first = rank * run_len;
+    run.end = min(run.first + run_len, n_vocab);
+    run.is_aligned = n_vocab % 4 == 0 && (uintptr_t)logits % 16 == 0;
+    target = has_target ? tame(run.logits[row.target]) : INFINITY;
+    own = stream(run, target);
+    share_parts(&s, own);
+    __syncthreads();
+    if (n > 0) {
+        find_bound(&s, n);
+        __syncthreads();
+        if (own.top >= s.bound)
+            collect(&s, run, s.bound);
+        __syncthreads();
+    }
+    cluster.barrier_wait();
+    if (threadIdx.x == THREADS - 1)
+        front->ranks[rank] = merge(s.warps, WARPS);
+    if (n > 0 && s.n_candidates <= ROOM)
+        push_best(&front->best[rank * n], &s, n);
+    else if (n > 0)
+        push_one_by_one(&front->best[rank * n], &s, run, n);
+    __syncwarp();
+    cluster.sync();
+    if (rank == 0)
+        finish(&out[blockIdx.y], &s, target, has_target, n);
+}
+
+int k_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
+               const struct k_logits_row *rows, int n, k_stream stream)
+{
+    int run_len = (n_vocab + 4 * RANKS - 1) / (4 * RANKS) * 4;
+    dim3 grid(RANKS, n);
+
+    return K_LAUNCH(logprobs_kernel, grid, THREADS, 0, stream, out, logits, n_vocab, run_len, rows);
+}
+
+/* --- edit ----------------------------------------------------------------------------------- */
+
+/* -infinity where the 32 words of this warp have zeros. */
+static __device__ void ban(float *logits, int n_vocab, const uint32_t *mask)
+{
+    int lane = threadIdx.x % 32, first = (blockIdx.x * EDIT_THREADS + (int)threadIdx.x) - lane;
+    int n_words = (n_vocab + 31) / 32;
+    uint32_t own = first + lane < n_words ? mask[first + lane] : ~0U;
+    uint32_t left = __ballot_sync(~0U, own != ~0U);
+
+    for (; left != 0; left &= left - 1) {
+        int i = __ffs((int)left) - 1, id = (first + i) * 32 + lane;
+        uint32_t word = __shfl_sync(~0U, own, i);
+
+        if ((word >> lane & 1) == 0 && id < n_vocab)
+            logits[id] = -INFINITY;
+    }
+}
+
+static __device__ inline void add_bias(float *logits, const uint32_t *mask, struct k_bias *bias)
+{
+    int id = bias->id;
+    float raw = logits[id];
+
+    if (mask != NULL && (mask[id / 32] >> id % 32 & 1) == 0) {
+        bias->raw = -INFINITY; /* ban() writes it, maybe now */
+        return;
+    }
+    bias->raw = raw;
+    logits[id] = raw + bias->value;
+}
+
+static __global__ void __launch_bounds__(EDIT_THREADS)
+    edit_kernel(float *logits, int n_vocab, const struct k_logits_row *rows, const uint32_t *masks,
+                struct k_bias *biases)
+{
+    struct k_logits_row row = rows[blockIdx.y];
+    const uint32_t *mask = row.mask_at >= 0 ? masks + row.mask_at : NULL;
+
+    logits += (size_t)row.row * n_vocab;
+    if (mask != NULL)
+        ban(logits, n_vocab, mask);
+    for (int i = blockIdx.x * EDIT_THREADS + threadIdx.x; i < row.n_biases;
+         i += gridDim.x * EDIT_THREADS)
+        add_bias(logits, mask, &biases[row.biases_at + i]);
+}
+
+int k_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
+           const uint32_t *masks, struct k_bias *biases, k_stream stream)
+{
+    int n_words = (n_vocab + 31) / 32;
+    dim3 grid((n_words + EDIT_THREADS - 1) / EDIT_THREADS, n);
+
+    return K_LAUNCH(edit_kernel, grid, EDIT_THREADS, 0, stream, logits, n_vocab, rows, masks,
+                    biases);
+}
+
+/* --- what was sampled ----------------------------------------------------------------------- */
+
+/* A warp a row. */
+static __global__ void __launch_bounds__(CHOSEN_THREADS)
+    chosen_kernel(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,
+                  const struct k_logits_row *rows, int n, const struct k_bias *biases)
+{
+    int lane = threadIdx.x % 32, at = (blockIdx.x * CHOSEN_THREADS + (int)threadIdx.x) / 32, id;
+    struct k_logits_row row;
+    float x;
+
+    if (at >= n)
+        return;
+    row = rows[at];
+    if (row.n_top < 0 || row.target != K_SAMPLED)
+        return;
+    id = ids[row.row];
+    x = logits[(size_t)row.row * n_vocab + id];
+    for (int first = 0; first < row.n_biases; first += 32) {
+        const struct k_bias *bias = &biases[row.biases_at + first + lane];
+        bool is_it = first + lane < row.n_biases && bias->id == id;
+        uint32_t hit = __ballot_sync(~0U, is_it);
+
+        if (hit != 0)
+            x = biases[row.biases_at + first + __ffs((int)hit) - 1].raw;
+    }
+    if (lane == 0)
+        out[at].chosen = tame(x) - out[at].log_sum;
+}
+
+int k_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,
+             const struct k_logits_row *rows, int n, const struct k_bias *biases, k_stream stream)
+{
+    int n_blocks = (n + CHOSEN_THREADS / 32 - 1) / (CHOSEN_THREADS / 32);
+
+    return K_LAUNCH(chosen_kernel, n_blocks, CHOSEN_THREADS, 0, stream, out, ids, logits, n_vocab,
+                    rows, n, biases);
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * References of what is done with logits beside sampling: log probabilities of them as the model
+ * gave them, masks and biases, and the log probability of what was sampled. */
+#include "config.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "kernels/kernels.h"
+
+/* What a logit counts as. */
+static float tame(float x)
+{
+    if (x != x)
+        return -INFINITY;
+    return x > FLT_MAX ? FLT_MAX : x;
+}
+
+static float log_sum_of(const float *logits, int n_vocab)
+{
+    float top = -INFINITY;
+    double sum = 0.0;
+
+    for (int i = 0; i < n_vocab; i++)
+        top = fmaxf(top, tame(logits[i]));
+    if (top == -INFINITY)
+        return 0.0f;
+    for (int i = 0; i < n_vocab; i++)
+        sum += exp((double)tame(logits[i]) - (double)top);
+    return (float)((double)top + log(sum));
+}
+
+/* The n largest by insertion: what is equal stays in the order of ids. */
+static void find_top(struct k_logprob_row *out, const float *logits, int n_vocab, int n)
+{
+    int n_found = 0;
+
+    for (int32_t id = 0; id < n_vocab; id++) {
+        float x = tame(logits[id]);
+        int at = n_found;
+
+        while (at > 0 && x > out->top[at - 1])
+            at--;
+        if (at == n)
+            continue;
+        n_found += n_found < n;
+        for (int i = n_found - 1; i > at; i--) {
+            out->top[i] = out->top[i - 1];
+            out->ids[i] = out->ids[i - 1];
+        }
+        out->top[at] = x;
+        out->ids[at] = id;
+    }
+    out->n_top = n_found;
+}
+
+void ref_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
+                  const struct k_logits_row *rows, int n)
+{
+    for (int r = 0; r < n; r++) {
+        const float *row = logits + (size_t)rows[r].row * (size_t)n_vocab;
+        float target;
+
+        if (rows[r].n_top < 0)
+            continue;
+        out[r].log_sum = log_sum_of(row, n_vocab);
+        find_top(&out[r], row, n_vocab, rows[r].n_top);
+        out[r].rank = 0;
+        if (rows[r].target == K_SAMPLED)
+            continue;
+        target = tame(row[rows[r].target]);
+        out[r].chosen = target - out[r].log_sum;
+        out[r].rank = 1;
+        for (int i = 0; i < n_vocab; i++)
+            out[r].rank += tame(row[i]) > target;
+    }
+}
+
+void ref_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
+              const uint32_t *masks, struct k_bias *biases)
+{
+    for (int r = 0; r < n; r++) {
+        float *row = logits + (size_t)rows[r].row * (size_t)n_vocab;
+
+        for (int i = 0; rows[r].mask_at >= 0 && i < n_vocab; i++) {
+            if ((masks[rows[r].mask_at + i / 32] >> i % 32 & 1) == 0)
+                row[i] = -INFINITY;
+        }
+        for (int i = 0; i < rows[r].n_biases; i++) {
+            struct k_bias *bias = &biases[rows[r].biases_at + i];
+
+            bias->raw = row[bias->id];
+            row[bias->id] = bias->raw + bias->value;
+        }
+    }
+}
+
+void ref_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,
+                const struct k_logits_row *rows, int n, const struct k_bias *biases)
+{
+    for (int r = 0; r < n; r++) {
+        int32_t id;
+        float x;
+
+        if (rows[r].n_top < 0 || rows[r].target != K_SAMPLED)
+            continue;
+        id = ids[rows[r].row];
+        x = logits[(size_t)rows[r].row * (size_t)n_vocab + (size_t)id];
+        for (int i = 0; i < rows[r].n_biases; i++) {
+            if (biases[rows[r].biases_at + i].id == id)
+                x = biases[rows[r].biases_at + i].raw;
+        }
+        out[r].chosen = tame(x) - out[r].log_sum;
+    }
+}

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A front is hostile: its images are sealed, mapped and checked as a whole before anything walks
+ * them, and what a walk may cost is bounded (grammar/walk.h). A place that a sequence uses cannot
+ * be filled anew. */
+#include "engine/guide.h"
+
+#include <math.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+#include "ipc/attach.h"
+
+#define GUIDE_THREADS_MAX 8
+#define GUIDE_CACHE_BYTES ((size_t)4 << 20) /* address space; what is used of it is touched */
+
+int guide_init(struct guide *g, struct model *m)
+{
+    const struct model_shape *s = model_shape(m);
+    int n_threads = pool_cores() / 2, rc;
+    size_t width;
+
+    *g = (struct guide){.n_vocab = s->n_vocab, .n_eos = s->n_eos, .eos = s->eos};
+    g->masks = model_masks(m, &g->n_words);
+    g->jobs = mem_zalloc_array((size_t)s->max_num_seqs, sizeof *g->jobs);
+    n_threads = n_threads < 1 ? 1 : n_threads > GUIDE_THREADS_MAX ? GUIDE_THREADS_MAX : n_threads;
+    rc = pool_open(&g->pool, n_threads);
+    if (rc != ERR_OK)
+        return rc;
+    width = (size_t)pool_width(g->pool);
+    g->works = mem_zalloc_array(width, sizeof *g->works);
+    g->scratch = mem_zalloc_array(width, sizeof *g->scratch);
+    if (g->jobs == NULL || g->works == NULL || g->scratch == NULL)
+        return ERR_NO_MEMORY;
+    for (size_t i = 0; i < width; i++) {
+        g->works[i] = mem_zalloc(walk_work_bytes((uint32_t)s->n_vocab));
+        g->scratch[i] = mem_zalloc_array((size_t)g->n_words, sizeof(uint32_t));
+        if (g->works[i] == NULL || g->scratch[i] == NULL)
+            return ERR_NO_MEMORY;
+        walk_work_init(g->works[i], (uint32_t)s->n_vocab);
+    }
+    return ERR_OK;
+}
+
+int guide_lane_init(struct guide_lane *l)
+{
+    l->automata = mem_zalloc_array(WIRE_AUTOMATA_MAX, sizeof *l->automata);
+    return l->automata == NULL ? ERR_NO_MEMORY : ERR_OK;
+}
+
+/* --- what fronts offer ------------------------------------------------------------------- */
+
+static void guide_unmap(const void *bytes, size_t len)
+{
+    if (bytes != NULL)
+        (void)munmap((void *)(uintptr_t)bytes, len);
+}
+
+static void guide_free_place(struct guide_automaton *p)
+{
+    must(p->n_users == 0);
+    guide_unmap(p->a, p->bytes);
+    guide_unmap(p->cache, GUIDE_CACHE_BYTES);
+    *p = (struct guide_automaton){0};
+}
+
+void guide_lane_drop(struct guide_lane *l)
+{
+    for (int i = 0; i < WIRE_AUTOMATA_MAX; i++)
+        guide_free_place(&l->automata[i]);
+    guide_unmap(l->vocab, l->vocab_bytes);
+    l->vocab = NULL;
+}
+
+static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
+                                 const struct wire_offer *offer, int offered)
+{
+    const void *bytes = NULL;
+    int rc = attach_map_offer(offer, offered, &bytes);
+
+    if (rc != ERR_OK)
+        return rc;
+    if (l->vocab != NULL || vocab_check(bytes, (size_t)offer->bytes) != ERR_OK ||
+        ((const struct vocab *)bytes)->n_vocab > (uint32_t)g->n_vocab) {
+        guide_unmap(bytes, (size_t)offer->bytes);
+        return ERR_CORRUPT;
+    }
+    l->vocab = bytes;
+    l->vocab_bytes = (size_t)offer->bytes;
+    return ERR_OK;
+}
+
+static int guide_take_automaton(struct guide_lane *l, const struct wire_offer *offer, int offered)
+{
+    struct guide_automaton *p = &l->automata[offer->idx];
+    const void *bytes = NULL;
+    int rc = attach_map_offer(offer, offered, &bytes);
+    void *cache;
+
+    if (rc != ERR_OK)
+        return rc;
+    if (l->vocab == NULL || p->n_users > 0 ||
+        automaton_check(bytes, (size_t)offer->bytes) != ERR_OK) {
+        guide_unmap(bytes, (size_t)offer->bytes);
+        return ERR_CORRUPT;
+    }
+    guide_free_place(p);
+    *p = (struct guide_automaton){.a = bytes, .bytes = (size_t)offer->bytes, .vocab = l->vocab};
+    cache = mmap(NULL, GUIDE_CACHE_BYTES, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (cache != MAP_FAILED) { /* without it masks take longer */
+        walk_cache_init(cache, GUIDE_CACHE_BYTES);
+        p->cache = cache;
+    }
+    return ERR_OK;
+}
+
+int guide_take_offer(const struct guide *g, struct guide_lane *l, const struct wire_offer *offer,
+                     int offered)
+{
+    if (offer->kind == WIRE_VOCABULARY)
+        return guide_take_vocabulary(g, l, offer, offered);
+    if (offer->kind == WIRE_AUTOMATON && offer->idx < WIRE_AUTOMATA_MAX)
+        return guide_take_automaton(l, offer, offered);
+    return attach_refuse_offer(offered);
+}
+
+/* --- a request -------------------------------------------------------------------------- */
+
+static bool guide_bad_words_hold(const int32_t *words, uint32_t n, int n_vocab)
+{
+    uint32_t at = 0;
+
+    while (at < n) {
+        int32_t len = words[at++];
+
+        if (len < 1 || (uint32_t)len > n - at)
+            return false;
+        for (int32_t i = 0; i < len; i++, at++) {
+            if (words[at] < 0 || words[at] >= n_vocab)
+                return false;
+        }
+    }
+    return true;
+}
+
+int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, const int32_t *words)
+{
+    const struct wire_request *r = &q->request;
+    const int32_t *biases = words + r->n_allowed;
+
+    if ((r->n_allowed != 0 && r->n_allowed != (uint32_t)g->n_words) ||
+        r->n_biases > BATCH_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX ||
+        r->automaton > WIRE_AUTOMATA_MAX ||
+        (r->automaton > 0 && l->automata[r->automaton - 1].a == NULL) ||
+        !guide_bad_words_hold(biases + 2 * (size_t)r->n_biases, r->n_bad, g->n_vocab))
+        return ERR_INVALID;
+    for (uint32_t i = 0; i < r->n_biases; i++) {
+        struct batch_bias *b = &q->biases[i];
+
+        memcpy(b, biases + 2 * (size_t)i, sizeof *b);
+        if (b->id < 0 || b->id >= g->n_vocab || !isfinite(b->value) ||
+            (i > 0 && b->id <= q->biases[i - 1].id))
+            return ERR_INVALID;
+    }
+    memcpy(q->allowed, words, r->n_allowed * sizeof *q->allowed);
+    memcpy(q->bad, biases + 2 * (size_t)r->n_biases, r->n_bad * sizeof *q->bad);
+    if (r->automaton == 0)
+        return ERR_OK;
+    q->automaton = &l->automata[r->automaton - 1];
+    q->automaton->n_users++;
+    q->n_walked = q->n_prompt;
+    walk_init(q->walk, q->automaton->a);
+    return ERR_OK;
+}
+
+void guide_end(struct seq *q)
+{
+    if (q->automaton != NULL)
+        q->automaton->n_users--;
+    q->automaton = NULL;
+}
+
+bool guide_has_mask(const struct seq *q)
+{
+    return q->automaton != NULL || q->request.n_allowed > 0 || q->request.n_bad > 0;
+}
+
+bool guide_has_ended(const struct guide *g, const struct seq *q, int32_t id)
+{
+    for (int i = 0; i < g->n_eos && q->automaton != NULL; i++) {
+        if (g->eos[i] == id)
+            return true;
+    }
+    return false;
+}
+
+/* --- masks ------------------------------------------------------------------------------ */
+
+static void guide_ban(uint32_t *mask, int32_t id)
+{
+    mask[id / 32] &= ~(UINT32_C(1) << id % 32);
+}
+
+/* Bad words of which all but the last id has just been said. */
+static void guide_ban_words(const struct seq *q, uint32_t *mask)
+{
+    for (uint32_t at = 0; at < q->request.n_bad;) {
+        int32_t before = q->bad[at] - 1;
+        const int32_t *ids = &q->bad[at + 1];
+
+        if (q->n_tokens - q->n_prompt >= before &&
+            memcmp(q->tokens + q->n_tokens - before, ids, (size_t)before * sizeof *ids) == 0)
+            guide_ban(mask, ids[before]);
+        at += (uint32_t)before + 2;
+    }
+}
+
+/* What would end the text before min_tokens, unless nothing else may come. */
+static void guide_ban_ends(const struct guide *g, const struct seq *q, uint32_t *mask)
+{
+    uint32_t left = 0, ends = 0;
+
+    if (q->n_tokens - q->n_prompt >= (int)q->request.min_tokens)
+        return;
+    for (int i = 0; i < g->n_eos; i++) {
+        ends |= mask[g->eos[i] / 32] >> g->eos[i] % 32 & 1;
+        guide_ban(mask, g->eos[i]);
+    }
+    for (int i = 0; i < g->n_words; i++)
+        left |= mask[i];
+    for (int i = 0; i < g->n_eos && left == 0 && ends != 0; i++)
+        mask[g->eos[i] / 32] |= UINT32_C(1) << g->eos[i] % 32;
+}
+
+/* Follow what was said, then the ids that may come. */
+static int guide_walk(const struct guide *g, struct guide_job *j, struct walk_work *work,
+                      uint32_t *scratch)
+{
+    struct seq *q = j->q;
+    const struct guide_automaton *p = q->automaton;
+    int n_words = (int)p->vocab->n_words, rc = ERR_OK;
+
+    while (rc == ERR_OK && q->n_walked < q->n_tokens)
+        rc = walk_accept(work, p->a, p->vocab, q->walk, q->tokens[q->n_walked++]);
+    if (rc == ERR_OK)
+        rc = walk_mask(work, p->a, p->vocab, p->cache, q->walk, scratch);
+    if (rc != ERR_OK)
+        return rc == ERR_INVALID ? ERR_NO_TOKEN : rc;
+    for (int i = 0; i < g->n_words; i++)
+        j->mask[i] &= i < n_words ? scratch[i] : 0;
+    return ERR_OK;
+}
+
+static void guide_make(void *arg, int task, int worker)
+{
+    struct guide *g = arg;
+    struct guide_job *j = &g->jobs[task];
+    const struct seq *q = j->q;
+    size_t bytes = (size_t)g->n_words * sizeof *j->mask;
+    uint32_t left = 0;
+
+    memset(j->mask, 0xff, bytes);
+    if (g->n_vocab % 32 != 0)
+        j->mask[g->n_words - 1] = (UINT32_C(1) << g->n_vocab % 32) - 1;
+    for (int i = 0; i < (int)q->request.n_allowed; i++)
+        j->mask[i] &= q->allowed[i];
+    j->rc = q->automaton == NULL ? ERR_OK : guide_walk(g, j, g->works[worker], g->scratch[worker]);
+    guide_ban_words(q, j->mask);
+    if (q->automaton != NULL)
+        guide_ban_ends(g, q, j->mask);
+    for (int i = 0; i < g->n_words; i++)
+        left |= j->mask[i];
+    if (j->rc == ERR_OK && left == 0)
+        j->rc = ERR_NO_TOKEN;
+    if (j->rc != ERR_OK)
+        memset(j->mask, 0xff, bytes); /* its row is sampled, and nobody reads it */
+}
+
+void guide_clear(struct guide *g)
+{
+    g->n_jobs = 0;
+}
+
+int guide_add(struct guide *g, struct seq *q)
+{
+    int i = g->n_jobs++;
+
+    g->jobs[i] = (struct guide_job){.q = q, .mask = g->masks + (size_t)i * (size_t)g->n_words};
+    return i;
+}
+
+void guide_run(struct guide *g)
+{
+    if (g->n_jobs == 1)
+        guide_make(g, 0, 0); /* nobody is woken */
+    else if (g->n_jobs > 1)
+        pool_run(g->pool, guide_make, g, g->n_jobs);
+}

@@ -1,0 +1,34 @@
+/* Log probabilities: kept as the engine tells them, written as the API wants them.
+ *
+ * The streamer's. What a generation was told is a run of struct logprob: the token that came, then
+ * the most probable ones, and the next token. */
+#ifndef QUIRE_FRONT_LOGPROBS_H
+#define QUIRE_FRONT_LOGPROBS_H
+
+#include "front/exchange.h"
+
+struct logprob {
+    int32_t id;
+    float logprob;
+    uint32_t rank;
+    bool begins; /* a token that came; else one of the most probable */
+};
+
+/* Keep a record of kind WIRE_CHOSEN, WIRE_TOP, WIRE_PROMPT_CHOSEN or WIRE_PROMPT_TOP. Memory that
+ * is missing fails the answer. */
+void logprobs_record(struct gen *g, const struct wire_out *o);
+
+/* A WIRE_TOKEN has come: what was told of it is whole. */
+void logprobs_token(struct gen *g);
+
+/* Before g is submitted again: drop what is not whole. The flags that the next engine needs. */
+uint32_t logprobs_restart(struct gen *g);
+
+/* Append `"logprobs":` with what was told and not written yet, or null: chats', completions'. */
+void logprobs_write_chat(struct buf *b, struct gen *g);
+void logprobs_write_text(struct buf *b, struct gen *g);
+
+/* Append `"prompt_logprobs":[null,{...}]`. */
+void logprobs_write_prompt(struct buf *b, const struct gen *g);
+
+#endif

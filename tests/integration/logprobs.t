@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Log probabilities, biases, allowed ids and bad words, as a client sees them: what is told agrees
+with what greedy sampling does, streams with whole answers, a prompt with the same text generated,
+a crowd with each alone, and a life after the engine's death with one before."""
+
+import math
+import signal
+import threading
+import time
+
+from harness import DEVICE, MODEL_NAME, Stack, Tap, crowd, need_nginx
+
+need_nginx()
+tap = Tap()
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def near(a, b):
+    """On cuda the last bits of a row depend on what shares its step."""
+    return abs(a - b) <= (1e-4 if DEVICE == "cpu" else 0.1 + 0.03 * abs(b))
+
+
+PROMPT = "The capital of France is"
+STORY = "Once upon a time"
+
+
+def ask(s, path, body, name, status=200):
+    r = s.post(path, body)
+    if not tap.eq(r.status, status, name):
+        tap.note(r.text[:400])
+    return r.json
+
+
+def ids_of(s, text, **more):
+    return s.post("/tokenize", dict(prompt=text, **more)).json["tokens"]
+
+
+def chats(s):
+    body = s.chat("What is the capital of France?", max_tokens=12, logprobs=True, top_logprobs=5,
+                  return_token_ids=True)
+    whole = ask(s, CHAT, body, "a chat with logprobs")["choices"][0]
+    content = whole["logprobs"]["content"]
+    tap.eq(len(content), len(whole["token_ids"]), "one entry a token, that of the end included")
+    tap.ok(all(len(c["top_logprobs"]) == 5 for c in content), "as many alternatives as asked for")
+    tap.ok(all(c["top_logprobs"][0]["token"] == c["token"] for c in content),
+           "greedy sampling takes the most probable")
+    tap.ok(all(c["logprob"] <= 0.0 and c["logprob"] == c["top_logprobs"][0]["logprob"]
+               for c in content), "and its probability is told alike")
+    tap.ok(all(a["logprob"] >= b["logprob"] for c in content
+               for a, b in zip(c["top_logprobs"], c["top_logprobs"][1:])), "in falling order")
+    tap.ok(all(sum(math.exp(t["logprob"]) for t in c["top_logprobs"]) <= 1.0 + 1e-4
+               for c in content), "probabilities do not exceed 1")
+    text = b"".join(bytes(c["bytes"]) for c in content).decode()
+    tap.ok(text.startswith(whole["message"]["content"]), "the bytes are those of the text")
+    events = list(s.stream(CHAT, body).events)
+    streamed = [c for e in events for ch in e["choices"] for c in (ch["logprobs"] or {}).get(
+        "content", [])]
+    tap.eq([c["token"] for c in streamed], [c["token"] for c in content], "a stream tells the same")
+    tap.ok(all(near(a["logprob"], b["logprob"]) for a, b in zip(streamed, content)),
+           "the same values")
+    alone = ask(s, CHAT, dict(body, top_logprobs=0), "no alternatives")["choices"][0]
+    tap.ok(all(c["top_logprobs"] == [] for c in alone["logprobs"]["content"]), "their list is empty")
+    named = ask(s, CHAT, dict(body, return_tokens_as_token_ids=True), "ids for tokens")["choices"][0]
+    tap.eq([c["token"] for c in named["logprobs"]["content"]],
+           ["token_id:%d" % t for t in whole["token_ids"]], "tokens by their ids")
+    plain = ask(s, CHAT, s.chat("Hi", max_tokens=2), "a chat without")["choices"][0]
+    tap.eq(plain["logprobs"], None, "has none")
+
+
+def raw(s):
+    """They are of the logits before temperature, penalties and biases."""
+    body = s.chat("What is the capital of France?", max_tokens=1, logprobs=True, top_logprobs=20)
+    a = ask(s, CHAT, body, "plain")["choices"][0]["logprobs"]["content"][0]
+    hot = dict(body, temperature=2.0, seed=3, presence_penalty=1.0, repetition_penalty=1.3)
+    b = ask(s, CHAT, hot, "hot")["choices"][0]["logprobs"]["content"][0]
+    tap.eq([t["token"] for t in b["top_logprobs"]], [t["token"] for t in a["top_logprobs"]],
+           "the same alternatives, however sampled")
+    first = ids_of(s, a["token"], add_special_tokens=False)
+    if len(first) == 1:
+        c = ask(s, CHAT, dict(body, logit_bias={str(first[0]): -100}), "biased")["choices"][0][
+            "logprobs"]["content"][0]
+        tap.ok(c["token"] != a["token"], "a bias of -100 bans the token")
+        tap.ok(near(c["top_logprobs"][0]["logprob"], a["logprob"]),
+               "whose probability is told as it was")
+
+
+def completions(s):
+    body = dict(model=MODEL_NAME, prompt=STORY, max_tokens=12, temperature=0, logprobs=3,
+                return_token_ids=True)
+    c = ask(s, TEXT, body, "a completion with logprobs")["choices"][0]
+    p = c["logprobs"]
+    tap.eq({len(p[k]) for k in ("tokens", "token_logprobs", "text_offset", "top_logprobs")},
+           {len(c["token_ids"])}, "four lists, an entry a token")
+    tap.ok("".join(p["tokens"]).startswith(c["text"]), "tokens are the text's")
+    tap.eq(p["text_offset"][:3], [0, len(p["tokens"][0]), len(p["tokens"][0] + p["tokens"][1])],
+           "offsets count characters")
+    parts = [ch["logprobs"] for e in s.stream(TEXT, body).events for ch in e["choices"]
+             if ch["logprobs"]]
+    for k in ("tokens", "text_offset"):
+        tap.eq([t for q in parts for t in q[k]], p[k], "streamed %s agree" % k)
+    # The same text, once generated and once given: the model's opinion is the same.
+    whole = ask(s, TEXT, dict(body, prompt=STORY + c["text"], echo=True, max_tokens=0, logprobs=1),
+                "an echo without generation")
+    e = whole["choices"][0]
+    tap.eq(e["text"], STORY + c["text"], "echo says the prompt")
+    tap.eq(whole["usage"]["completion_tokens"], 0, "and nothing was generated")
+    tap.eq(e["logprobs"]["token_logprobs"][0], None, "the first token has no probability")
+    n = len(ids_of(s, STORY))
+    tail = e["logprobs"]["token_logprobs"][n:]
+    tap.ok(len(tail) >= 5 and all(near(a, b)
+                                 for a, b in zip(tail, p["token_logprobs"])),
+           "given text has the probabilities of generated text", (tail, p["token_logprobs"]))
+    tap.eq(len(e["logprobs"]["tokens"]), whole["usage"]["prompt_tokens"], "one entry a token")
+
+
+def prompts(s, n_words=200):
+    text = " ".join("lantern number %d" % i for i in range(n_words))
+    n = len(ids_of(s, text))
+    body = dict(model=MODEL_NAME, prompt=text, max_tokens=2, temperature=0, prompt_logprobs=2)
+    a = ask(s, TEXT, body, "prompt_logprobs of %d tokens" % n)["choices"][0]["prompt_logprobs"]
+    tap.eq((a[0], len(a)), (None, n), "one entry a token, none for the first")
+    ids = ids_of(s, text)
+    tap.ok(all(str(t) in e for t, e in zip(ids[1:], a[1:])), "each tells of the prompt's token")
+    tap.ok(all(e[str(t)]["rank"] >= 1 and len(e) in (2, 3) for t, e in zip(ids[1:], a[1:])),
+           "with its rank, and the two most probable")
+    tap.ok(all((e[str(t)]["rank"] <= 2) == (len(e) == 2) for t, e in zip(ids[1:], a[1:])),
+           "ranks agree with the list")
+    b = ask(s, TEXT, body, "again")["choices"][0]["prompt_logprobs"]
+    tap.ok(all(near(x[str(t)]["logprob"], y[str(t)]["logprob"])
+               for t, x, y in zip(ids[1:], a[1:], b[1:])), "a cached prompt tells the same")
+    r = ask(s, CHAT, s.chat("Hi", max_tokens=1, prompt_logprobs=0), "a chat's prompt")
+    tap.eq(len(r["prompt_logprobs"]), r["usage"]["prompt_tokens"], "beside the choices")
+    two = ask(s, TEXT, dict(body, n=2, prompt=[text, PROMPT]), "two prompts, two choices each")
+    tap.eq([len(c["prompt_logprobs"]) for c in two["choices"]],
+           [n, n, len(ids_of(s, PROMPT)), len(ids_of(s, PROMPT))], "each choice has its prompt's")
+    wants = [dict(body, prompt=text[:600 + 31 * i], prompt_logprobs=i % 21, logprobs=20)
+             for i in range(24)]
+    alone = [ask(s, TEXT, w, "alone %d" % i)["choices"][0] for i, w in enumerate(wants)]
+    together = crowd(24, lambda i: s.post(TEXT, wants[i]).json["choices"][0])
+    bad = [i for i in range(24) if len(together[i]["prompt_logprobs"])
+           != len(alone[i]["prompt_logprobs"]) or any(
+               not near(x[k]["logprob"], y[k]["logprob"])
+               for x, y in zip(together[i]["prompt_logprobs"][1:], alone[i]["prompt_logprobs"][1:])
+               for k in x if k in y)]
+    tap.eq(bad, [], "24 at once tell what each tells alone")
+
+
+def steering(s):
+    body = dict(model=MODEL_NAME, prompt=PROMPT, max_tokens=8, temperature=0, return_token_ids=True)
+    free = ask(s, TEXT, body, "free")["choices"][0]["token_ids"]
+    forced = ask(s, TEXT, dict(body, logit_bias={"65": 100}), "a bias of 100")["choices"][0]
+    tap.eq(forced["token_ids"], [65] * 8, "forces a token")
+    some = [70, 71, 72, 900]
+    for more in ({}, {"temperature": 1.5, "seed": 5}, {"presence_penalty": 1.0}):
+        got = ask(s, TEXT, dict(body, allowed_token_ids=some, ignore_eos=True, **more),
+                  "allowed ids %s" % more)["choices"][0]["token_ids"]
+        tap.ok(len(got) == 8 and set(got) <= set(some), "nothing else comes", got)
+    banned = dict(body, logit_bias={str(t): -100 for t in set(free)})
+    got = ask(s, TEXT, banned, "biases against all that came")["choices"][0]["token_ids"]
+    tap.eq(set(got) & set(free), set(), "none of it comes")
+    word = " Paris"
+    text = ask(s, TEXT, body, "before")["choices"][0]["text"]
+    after = ask(s, TEXT, dict(body, bad_words=["Paris"]), "bad_words")["choices"][0]["text"]
+    tap.ok("Paris" in text and "Paris" not in after, "a bad word does not come", (text, after))
+    long = ask(s, TEXT, dict(body, max_tokens=60, ignore_eos=True), "longer")["choices"][0]["text"]
+    words = [w for w in long.split() if len(ids_of(s, " " + w, add_special_tokens=False)) > 1][:2]
+    if words:
+        after = ask(s, TEXT, dict(body, max_tokens=60, ignore_eos=True, bad_words=words),
+                    "words of several tokens %s" % words)["choices"][0]["text"]
+        tap.ok(not any(" " + w in after for w in words), "do not come either", after)
+    penalised = dict(body, max_tokens=40, ignore_eos=True, repetition_penalty=1.2,
+                     allowed_token_ids=list(range(300, 900)), logit_bias={"400": 5.0})
+    a = ask(s, TEXT, penalised, "all of it at once")["choices"][0]["token_ids"]
+    b = ask(s, TEXT, penalised, "again")["choices"][0]["token_ids"]
+    tap.eq(a, b, "is the same each time")
+
+
+def errors(s):
+    for path, f, param in (
+            (CHAT, {"top_logprobs": 3}, "top_logprobs"), (CHAT, {"logprobs": 1}, "logprobs"),
+            (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+            (TEXT, {"logprobs": True}, "logprobs"), (TEXT, {"logprobs": -1}, "logprobs"),
+            (TEXT, {"logprobs": 21}, "logprobs"), (TEXT, {"max_tokens": 0}, "max_tokens"),
+            (TEXT, {"prompt_logprobs": -1}, "prompt_logprobs"),
+            (TEXT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+            (TEXT, {"logit_bias": [1]}, "logit_bias"), (TEXT, {"logit_bias": {"x": 1}}, "logit_bias"),
+            (TEXT, {"logit_bias": {"-1": 1}}, "logit_bias"),
+            (TEXT, {"logit_bias": {"7": 1, "07": 1}}, "logit_bias"),
+            (TEXT, {"logit_bias": {"7": "1"}}, "logit_bias"),
+            (TEXT, {"logit_bias": {"4000000": 1}}, "logit_bias"),
+            (TEXT, {"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+            (TEXT, {"allowed_token_ids": []}, "allowed_token_ids"),
+            (TEXT, {"allowed_token_ids": [4000000]}, "allowed_token_ids"),
+            (TEXT, {"allowed_token_ids": ["a"]}, "allowed_token_ids"),
+            (TEXT, {"bad_words": "a"}, "bad_words"), (TEXT, {"bad_words": [1]}, "bad_words"),
+            (TEXT, {"bad_words": [" "]}, "bad_words"),
+            (TEXT, {"bad_words": ["a"] * 129}, "bad_words"),
+            (TEXT, {"bad_words": ["word " * 2000]}, "bad_words")):
+        body = s.chat("Hi", **f) if path == CHAT else dict(model=MODEL_NAME, prompt="Hi", **f)
+        r = s.post(path, body)
+        tap.eq((r.status, r.error.get("param")), (400, param),
+               "%s is refused by name" % str(f)[:60])
+
+
+def killed():
+    """What an engine said before its death is not said twice, and what it had not said comes."""
+    text = " ".join("lantern number %d" % i for i in range(120))
+    body = dict(model=MODEL_NAME, prompt=text, max_tokens=200, temperature=0, ignore_eos=True,
+                logprobs=2, prompt_logprobs=1, bad_words=["fox"], logit_bias={"300": 1.5},
+                allowed_token_ids=list(range(100, 1500)))
+    with Stack() as s:
+        want = ask(s, TEXT, body, "before")["choices"][0]
+        for moment in (0.02, 0.15, 0.4):
+            got = {}
+            t = threading.Thread(target=lambda: got.update(s.post(TEXT, body).json["choices"][0]))
+            t.start()
+            time.sleep(moment)
+            s.engine.kill(signal.SIGKILL)
+            t.join()
+            tap.eq((got["text"], got["logprobs"]["tokens"], len(got["prompt_logprobs"])),
+                   (want["text"], want["logprobs"]["tokens"], len(want["prompt_logprobs"])),
+                   "a kill after %.2f s changes nothing" % moment)
+
+
+with Stack() as s:
+    for part in (chats, raw, completions, prompts, steering, errors):
+        tap.section(part.__name__)
+        part(s)
+    tap.ok(s.idle(), "nothing is left in the engine")
+killed()
+with Stack(engine=["--num-pages", "80", "--max-num-seqs", "8", "--max-model-len", "1000"]) as s:
+    tap.section("little room")
+    prompts(s, 120)
+    tap.ok(s.metric("vllm:num_preemptions_total") > 0 or DEVICE != "cpu", "some were preempted")
+    tap.ok(s.idle(), "nothing is left in the engine")
+tap.done()
