@@ -55,7 +55,7 @@ def said(s, body, path=CHAT):
 
 def wild(s, seed, **fields):
     """A question that the model would answer otherwise, at a temperature that says anything."""
-    return s.chat("Hello", temperature=1.5, seed=seed, max_tokens=400, **fields)
+    return s.chat("Hello", temperature=1.5, seed=seed, max_tokens=1200, **fields)
 
 
 def contents(s):
@@ -83,7 +83,7 @@ def contents(s):
             ({"guided_grammar": 'start: "x"~2..4 "y"'}, lambda t: re.fullmatch("x{2,4}y", t))):
         for path, make in ((CHAT, lambda **f: wild(s, 1, **f)),
                            (TEXT, lambda **f: dict(s.completion("Hello", temperature=1.5, seed=1,
-                                                                max_tokens=400), **f))):
+                                                                max_tokens=1200), **f))):
             text, _ = said(s, make(**fields), path)
             tap.ok(text is not None and fits(text), "%s at %s" % (fields, path), repr(text))
     text, choice = said(s, s.chat("Hello", max_tokens=300, temperature=0,
