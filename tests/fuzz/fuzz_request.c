@@ -1,6 +1,6 @@
-/* The first byte chooses chat or completion, the format of replies and where they begin; the rest is
- * a request's body, parsed and read as a front does before it renders. What it wants of the output
- * is compiled. */
+/* The first byte chooses chat or completion, the format of replies and where they begin; the rest
+ * is a request's body, parsed and read as a front does before it renders. What it wants of the
+ * output is compiled. */
 #include <string.h>
 #include <sys/mman.h>
 
