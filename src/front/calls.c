@@ -308,7 +308,7 @@ static void calls_add_free(struct calls *c, const struct form *f, uint32_t max,
 {
     struct part_list triggers = {0};
 
-    if (c->format == REPLY_LLAMA3 || c->format == REPLY_PYTHONIC) {
+    if (c->format == REPLY_LLAMA3 || c->format == REPLY_PYTHONIC || c->format == REPLY_LIST) {
         calls_add_forced(c, f, max, out);
         calls_add_regex(c, out, calls_other_text(c->format));
         return;

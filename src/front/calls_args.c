@@ -107,7 +107,19 @@ static void add_member(struct buf *b, const struct json *m)
     json_write(b, m, JSON_COMPACT);
 }
 
-/* A schema's part. type and more: members that it gets ("" for none), type instead of its own;
+/* Says nothing about values; without these, parameters of one kind are alike. */
+static bool is_annotation(const char *key)
+{
+    static const char *const keys[] = {"$comment", "title", "description", "default", "examples"};
+
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (strcmp(key, keys[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* A schema's part. type and more: members that are put in ("" for none), type instead of its own;
  * root: what its references may mean, or NULL. */
 static struct grammar_part args_schema(struct calls *c, enum grammar_part_kind kind,
                                        const struct json *schema, const char *type,
@@ -124,7 +136,7 @@ static struct grammar_part args_schema(struct calls *c, enum grammar_part_kind k
     for (uint32_t i = 0; schema != NULL && schema->kind == JSON_OBJECT && i < schema->n; i++) {
         const struct json *m = &schema->items[i];
 
-        if (strcmp(m->key, "$comment") != 0 && (type[0] == '\0' || strcmp(m->key, "type") != 0) &&
+        if (!is_annotation(m->key) && (type[0] == '\0' || strcmp(m->key, "type") != 0) &&
             (more[0] == '\0' || (strcmp(m->key, "minimum") != 0 && strcmp(m->key, "maximum") != 0)))
             add_member(&b, m);
     }

@@ -125,12 +125,39 @@ static int form_compose(const struct form *f, const struct form_model *m, struct
 }
 
 /* The client's words for what the compiler says. */
-static void form_explain(const char *param, const struct grammar_error *e, char *why, size_t cap)
+static void form_explain(const char *what, const struct grammar_error *e, char *why, size_t cap)
 {
-    if (e->text[0] == '\0')
-        return;
-    (void)snprintf(why, cap, "'%s': %s%s%s", param, e->text, e->where[0] == '\0' ? "" : ", at ",
-                   e->where);
+    if (e->text[0] != '\0')
+        (void)snprintf(why, cap, "'%s': %s%s%s", what, e->text, e->where[0] == '\0' ? "" : ", at ",
+                       e->where);
+}
+
+/* The compiler knows no tools: which one's parameters are to blame, each by itself? */
+static bool form_blame_tool(const struct form *f, struct structures *cache, char *why, size_t cap)
+{
+    for (uint32_t i = 0; f->tools != NULL && i < f->tools->n; i++) {
+        const struct json *function = json_get(&f->tools->items[i], "function");
+        const struct json *schema = json_get_kind(function, "parameters", JSON_OBJECT);
+        struct grammar_request r = {.kind = GRAMMAR_SCHEMA};
+        struct grammar_error error = {.text = ""};
+        struct structure *st = NULL;
+        struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+        char what[64];
+
+        if (schema == NULL)
+            continue;
+        json_write(&b, schema, JSON_COMPACT);
+        r.source = b.bytes;
+        r.source_len = b.len;
+        (void)snprintf(what, sizeof what, "tools[%u].function.parameters", i);
+        if (!b.failed && structures_get(cache, &r, &st, &error) != ERR_OK)
+            form_explain(what, &error, why, cap);
+        structure_unref(st);
+        buf_fini(&b);
+        if (why[0] != '\0')
+            return true;
+    }
+    return false;
 }
 
 /* Choices alone, of which there may be many, have a way of their own. */
@@ -156,14 +183,18 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
     struct grammar_request r = {.kind = GRAMMAR_PARTS, .space = f->space, .parts = top};
     int rc;
 
-    *param = f->param != NULL ? f->param : f->strict ? "tools" : "tool_choice";
+    *param = f->param != NULL ? f->param : "tools";
     rc = form_compose(f, m, arena, top, &r.n_parts, why, cap);
     if (rc == ERR_OK && r.n_parts == 1 && top[0].kind == PART_CHOICE && f->param != NULL &&
         f->kind == GRAMMAR_CHOICE && (!m->chat || !form_has_calls(f)))
         rc = form_choices(f, arena, &r);
     if (rc == ERR_OK && (r.kind != GRAMMAR_PARTS || r.n_parts > 0))
         rc = structures_get(cache, &r, out, &error);
-    if (rc != ERR_OK && why[0] == '\0')
+    if (rc == ERR_OK || rc == ERR_NO_MEMORY)
+        return rc;
+    if (why[0] != '\0' || (f->param == NULL && form_blame_tool(f, cache, why, cap)))
+        *param = "tools"; /* content that is refused is not explained yet */
+    else
         form_explain(*param, &error, why, cap);
     return rc;
 }

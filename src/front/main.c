@@ -13,7 +13,8 @@
 #include "base/service.h"
 #include "front/front.h"
 
-#define MAIN_STACK_BYTES ((size_t)1 << 20) /* readers recurse into templates, boundedly */
+#define MAIN_STACK_BYTES \
+    ((size_t)8 << 20) /* readers recurse into templates and grammars, boundedly */
 
 /* The last part of the model folder's path names the model unless a setting does. */
 static const char *main_model_name(const struct settings *s)

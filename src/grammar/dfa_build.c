@@ -10,7 +10,8 @@ struct json_builder {
     const struct dfa *d;
     uint32_t *state;  /* [n_states] of the automaton */
     uint32_t *escape; /* [n_states]: behind a '\' when all escapes lead to that state; NONE */
-    bool once;        /* each text in one way only: no "\\/", no \u for what has a letter */
+    bool once;        /* each text in one way only: no "\\/", no \u for what has a letter; and no
+                       * U+0000, which few readers of JSON take */
     uint32_t hex;     /* what follows "\u" for a control: 00 and two digits; NONE: not yet */
 };
 
@@ -64,7 +65,7 @@ static void build_hex(struct json_builder *j, uint32_t from, const uint32_t *tar
     uint32_t half[2] = {build_text(b, zero, "0", 1), build_text(b, zero, "1", 1)};
     int i;
 
-    for (i = 0; i < 32 && compile_ok(b->c); i++)
+    for (i = j->once; i < 32 && compile_ok(b->c); i++)
         if (target[i] != NONE && !(j->once && has_letter(i)))
             edge_hex(j, half[i / 16], i % 16, target[i]);
 }
@@ -103,8 +104,8 @@ static uint32_t build_escape(struct json_builder *j, const uint32_t *target)
     for (i = 0; i < N_LETTERS; i++)
         if (target[letters[i][1]] != NONE && !(j->once && letters[i][0] == '/'))
             build_edge(b, at, letters[i][0], letters[i][0], target[letters[i][1]]);
-    for (i = 0; i < 32; i++) {
-        same = same && target[i] == target[0];
+    for (i = j->once; i < 32; i++) {
+        same = same && target[i] == target[31];
         any = any || target[i] != NONE;
     }
     if (!any)
@@ -113,7 +114,7 @@ static uint32_t build_escape(struct json_builder *j, const uint32_t *target)
         uint32_t hex = build_state(b);
 
         build_edge(b, at, 'u', 'u', hex);
-        build_call(b, hex, shared_hex(j), target[0]);
+        build_call(b, hex, shared_hex(j), target[31]);
     } else {
         build_hex(j, build_text(b, at, "u", 1), target);
     }
@@ -133,8 +134,10 @@ static uint32_t escape_of(struct json_builder *j, uint32_t s)
         uint32_t to = dfa_step(j->d, s, (uint8_t)i);
 
         target[i] = to == NONE ? NONE : j->state[to];
+        if (i == 0 && j->once)
+            continue;
         if (i < 32 || i == '"' || i == '\\' || i == '/') {
-            if (i == 0)
+            if (i == j->once)
                 first = to;
             same = same && to == first;
         }

@@ -26,10 +26,16 @@ struct node { /* of the tree of triggers */
     uint8_t byte;
 };
 
+struct built { /* a schema that was built, and where it begins */
+    const struct grammar_part *part;
+    uint32_t start;
+};
+
 struct composer {
     struct build *b;
     enum grammar_space space;
     uint32_t end;
+    LIST(struct built) built;
 };
 
 static uint32_t part_build(struct composer *p, const struct grammar_part *part, int depth);
@@ -286,6 +292,30 @@ static uint32_t text_rule(struct composer *p, const struct grammar_part *part)
     return start;
 }
 
+static bool same_text(const struct grammar_part *a, const struct grammar_part *b)
+{
+    return a->kind == b->kind && a->len == b->len &&
+           (a->len == 0 || memcmp(a->text, b->text, a->len) == 0);
+}
+
+/* Schemas that are alike are built once: parameters of tools often are. */
+static uint32_t schema_once(struct composer *p, const struct grammar_part *part)
+{
+    uint32_t start, i;
+
+    for (i = 0; i < p->built.n; i++) {
+        const struct grammar_part *other = p->built.items[i].part;
+
+        if (same_text(part, other) && part->n_parts == other->n_parts &&
+            (part->n_parts == 0 || same_text(&part->parts[0], &other->parts[0])))
+            return p->built.items[i].start;
+    }
+    start = schema_part_build(p->b, part, p->space);
+    if (LIST_ADD(p->b->c, &p->built))
+        p->built.items[p->built.n - 1] = (struct built){part, start};
+    return start;
+}
+
 static uint32_t part_build(struct composer *p, const struct grammar_part *part, int depth)
 {
     static const char object[] = "{\"type\":\"object\"}";
@@ -297,7 +327,7 @@ static uint32_t part_build(struct composer *p, const struct grammar_part *part, 
     switch (part->kind) {
     case PART_TEXT: return text_rule(p, part);
     case PART_SCHEMA:
-    case PART_STRING: return schema_part_build(p->b, part, p->space);
+    case PART_STRING: return schema_once(p, part);
     case PART_OBJECT: return schema_build(p->b, object, sizeof object - 1, p->space);
     case PART_REGEX: return pattern_build(p->b, part->text, part->len);
     case PART_EBNF: return ebnf_build(p->b, part->text, part->len);

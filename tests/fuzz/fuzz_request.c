@@ -1,11 +1,40 @@
-/* The first byte chooses chat or completion; the rest is a request's body, parsed and read as a
- * front does before it renders. */
+/* The first byte chooses chat or completion, the format of replies and where they begin; the rest
+ * is a request's body, parsed and read as a front does before it renders. What it wants of the
+ * output is compiled. */
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/must.h"
 #include "front/fields.h"
+#include "grammar/automaton.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
+
+/* Any form that was read is compiled or refused with words, and the image is one. */
+static void compile(const struct form *f, uint8_t choice, struct arena *a)
+{
+    struct form_model m = {.format = (enum reply_format)((choice >> 3) % REPLY_FORMATS),
+                           .start = (enum form_start)((choice >> 1) % 3),
+                           .reasoning = REPLY_THINK,
+                           .chat = (choice & 1) != 0};
+    struct structure *st = NULL;
+    struct structures cache;
+    const char *param = NULL;
+    char why[512] = "";
+    void *image;
+    int rc;
+
+    must(structures_init(&cache) == ERR_OK);
+    rc = form_compile(f, &m, &cache, a, &st, &param, why, sizeof why);
+    must(rc == ERR_OK || rc == ERR_NO_MEMORY || (why[0] != '\0' && param != NULL));
+    if (st != NULL) {
+        image = mmap(NULL, st->bytes, PROT_READ, MAP_PRIVATE, st->sealed, 0);
+        must(image != MAP_FAILED && automaton_check(image, st->bytes) == ERR_OK);
+        (void)munmap(image, st->bytes);
+    }
+    structure_unref(st);
+    structures_fini(&cache);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
@@ -32,6 +61,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
             must(!x.max_tokens_given || x.max_tokens >= 1);
             must(f.request.temperature >= 0.0f && f.request.temperature <= 2.0f);
             must(f.request.top_p > 0.0f && f.request.top_p <= 1.0f && f.request.top_k >= 0);
+            if (form_binds(&f.form))
+                compile(&f.form, bytes[0], &a);
         }
     }
     arena_reset(&a);

@@ -397,7 +397,7 @@ def bad_requests(s):
             ("stream_options", {"include_usage": True}), ("logprobs", 1),
             ("top_logprobs", 3), ("logit_bias", [5]), ("tools", [{}]), ("n", 0),
             ("tool_choice", "required"), ("tool_choice", "x"), ("tools", [{"type": "function"}]),
-            ("response_format", {"type": "json_object"}),
+            ("response_format", {"type": "xml"}), ("structured_outputs", {"regex": "("}),
             ("model", 5), ("messages", "Hello"), ("messages", []), ("messages", [5]),
             ("messages", [{}]), ("messages", [{"role": "user"}]),
             ("messages", [{"role": 5, "content": "a"}]),

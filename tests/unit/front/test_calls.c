@@ -15,21 +15,29 @@
 #define VOCAB_MAX  256
 
 static const char tools_text[] =
-    "[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"strict\":true,\"parameters\":{"
-    "\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\",\"minLength\":1,\"maxLength\":12},"
-    "\"days\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":14},\"unit\":{\"type\":\"string\",\"enum\":"
+    "[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"strict\":true,\"parameters"
+    "\":{"
+    "\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\",\"minLength\":1,\"maxLeng"
+    "th\":12},"
+    "\"days\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":14},\"unit\":{\"type\":\"string\","
+    "\"enum\":"
     "[\"C\",\"F\",\"none\"]},\"exact\":{\"type\":\"boolean\"}},\"required\":[\"city\",\"days\"],"
     "\"additionalProperties\":false}}},"
-    "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{\"properties\":{"
+    "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{\"prope"
+    "rties\":{"
     "\"x\":{\"type\":\"number\"},\"tags\":{\"type\":\"array\",\"items\":{\"type\":\"string\"},"
-    "\"maxItems\":3},\"o\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":[\"string\",\"null\"]}},"
+    "\"maxItems\":3},\"o\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":[\"string\",\"nu"
+    "ll\"]}},"
     "\"required\":[\"a\"],\"additionalProperties\":false},\"n\":{\"anyOf\":[{\"type\":\"string\"},"
-    "{\"type\":\"null\"}]},\"r\":{\"$ref\":\"#/$defs/t\"}},\"$defs\":{\"t\":{\"type\":\"array\",\"items\":"
+    "{\"type\":\"null\"}]},\"r\":{\"$ref\":\"#/$defs/t\"}},\"$defs\":{\"t\":{\"type\":\"array\","
+    "\"items\":"
     "{\"type\":\"integer\"}}}}}},"
     "{\"type\":\"function\",\"function\":{\"name\":\"now\",\"strict\":true}},"
-    "{\"type\":\"function\",\"function\":{\"name\":\"g\",\"strict\":true,\"parameters\":{\"type\":\"object\","
+    "{\"type\":\"function\",\"function\":{\"name\":\"g\",\"strict\":true,\"parameters\":{\"type"
+    "\":\"object\","
     "\"properties\":{\"any\":{},\"s\":{\"type\":\"string\"},\"w\":{\"type\":[\"string\",\"null\"]},"
-    "\"i\":{\"type\":\"integer\"},\"k\":{\"enum\":[\"a b\",\"\"]},\"d\":{\"type\":\"string\",\"format\":"
+    "\"i\":{\"type\":\"integer\"},\"k\":{\"enum\":[\"a b\",\"\"]},\"d\":{\"type\":\"string\",\"f"
+    "ormat\":"
     "\"date\"}},\"required\":[\"s\",\"i\"],\"additionalProperties\":false}}}]";
 
 static const char *const words[] = {
@@ -424,52 +432,42 @@ static void test_format(struct fixture *f, enum reply_format format, const struc
     structure_unref(st);
 }
 
-int main(void)
+static void test_wishes(struct fixture *f, const struct json *schema)
 {
-    static struct fixture f = {.random = 1};
-    const struct json *schema = NULL;
-    static const char schema_text[] =
-        "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":\"array\","
-        "\"items\":{\"type\":\"number\"}}},\"required\":[\"a\"],\"additionalProperties\":false}";
-
-    must_ok(structures_init(&f.cache));
-    must_ok(json_parse(&f.tools, &f.arena, tools_text, strlen(tools_text), NULL, 0));
-    must_ok(json_parse(&schema, &f.arena, schema_text, strlen(schema_text), NULL, 0));
-
     const struct wish wishes[] = {
-        {"required", {.calls = FORM_CALLS_REQUIRED, .tools = f.tools}, 0, false, 1, 1000, false},
-        {"one call", {.calls = FORM_CALLS_REQUIRED, .tools = f.tools}, 0, true, 1, 1, false},
+        {"required", {.calls = FORM_CALLS_REQUIRED, .tools = f->tools}, 0, false, 1, 1000, false},
+        {"one call", {.calls = FORM_CALLS_REQUIRED, .tools = f->tools}, 0, true, 1, 1, false},
         {"named",
-         {.calls = FORM_CALLS_NAMED, .function = "g", .tools = f.tools},
+         {.calls = FORM_CALLS_NAMED, .function = "g", .tools = f->tools},
          FORM_NO_REASONING,
          false,
          1,
          1,
          false},
         {"reasoning, then calls",
-         {.calls = FORM_CALLS_REQUIRED, .tools = f.tools},
+         {.calls = FORM_CALLS_REQUIRED, .tools = f->tools},
          FORM_REASONS,
          false,
          1,
          1000,
          false},
         {"maybe reasoning, then a call",
-         {.calls = FORM_CALLS_REQUIRED, .tools = f.tools},
+         {.calls = FORM_CALLS_REQUIRED, .tools = f->tools},
          FORM_MAY_REASON,
          true,
          1,
          1,
          false},
-        {"strict", {.tools = f.tools, .strict = true}, 0, false, 0, 1000, true},
+        {"strict", {.tools = f->tools, .strict = true}, 0, false, 0, 1000, true},
         {"reasoning, then strict",
-         {.tools = f.tools, .strict = true},
+         {.tools = f->tools, .strict = true},
          FORM_REASONS,
          false,
          0,
          1000,
          true},
         {"content or calls",
-         {.param = "response_format", .kind = GRAMMAR_SCHEMA, .source = schema, .tools = f.tools},
+         {.param = "response_format", .kind = GRAMMAR_SCHEMA, .source = schema, .tools = f->tools},
          FORM_NO_REASONING,
          true,
          0,
@@ -490,9 +488,69 @@ int main(void)
 
             if (format == REPLY_LIST || (format == REPLY_PLAIN && !forces && i != 8))
                 continue; /* that of a model without calls that is made to call */
-            test_format(&f, (enum reply_format)format, &wishes[i]);
+            test_format(f, (enum reply_format)format, &wishes[i]);
         }
     }
+}
+
+/* What a format cannot write is refused by name, and so is what no grammar can hold. */
+static void test_refusals(struct fixture *f)
+{
+    static const struct {
+        enum reply_format format;
+        const char *tool; /* its function */
+        int rc;
+        const char *says;
+    } cases[] = {
+        {REPLY_HERMES, "{\"name\":\"a b\"}", ERR_INVALID, "tools[0].function.name"},
+        {REPLY_PYTHONIC, "{\"name\":\"a-b\"}", ERR_UNSUPPORTED, "no name in Python"},
+        {REPLY_HERMES, "{\"name\":\"a-b\"}", ERR_OK, ""},
+        {REPLY_HERMES, "{\"name\":\"a\",\"parameters\":{\"type\":\"array\"}}", ERR_INVALID,
+         "must be of type object"},
+        {REPLY_GLM45, "{\"name\":\"a\",\"parameters\":{\"anyOf\":[{}]}}", ERR_UNSUPPORTED,
+         "'anyOf' of the parameters of 'a'"},
+        {REPLY_HERMES, "{\"name\":\"a\",\"parameters\":{\"anyOf\":[{}]}}", ERR_OK, ""},
+        {REPLY_QWEN3_CODER, "{\"name\":\"a\",\"parameters\":{\"properties\":{\"b>\":{}}}}",
+         ERR_UNSUPPORTED, "the parameter 'b>' of 'a'"},
+        {REPLY_PYTHONIC, "{\"name\":\"a\",\"parameters\":{\"properties\":{\"b c\":{}}}}",
+         ERR_UNSUPPORTED, "the parameter 'b c' of 'a'"},
+        {REPLY_KIMI_K2,
+         "{\"name\":\"a\",\"parameters\":{\"properties\":{\"b\":{\"pattern\":\"(\"}}}}", ERR_SYNTAX,
+         "tools[0].function.parameters': pattern"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct form_model m = {.format = cases[i].format, .chat = true};
+        struct form form = {.calls = FORM_CALLS_REQUIRED};
+        struct structure *st = NULL;
+        struct buf b = {0};
+        const char *param = NULL;
+        char why[300] = "";
+
+        buf_printf(&b, "[{\"type\":\"function\",\"function\":%s}]", cases[i].tool);
+        must_ok(json_parse(&form.tools, &f->arena, b.bytes, b.len, NULL, 0));
+        is_int(form_compile(&form, &m, &f->cache, &f->arena, &st, &param, why, sizeof why),
+               cases[i].rc, "format %d, %s", (int)cases[i].format, cases[i].tool);
+        ok(strstr(why, cases[i].says) != NULL, "says: %s", why);
+        structure_unref(st);
+        buf_fini(&b);
+    }
+}
+
+int main(void)
+{
+    static struct fixture f = {.random = 1};
+    const struct json *schema = NULL;
+    static const char schema_text[] =
+        "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":\"arra"
+        "y\","
+        "\"items\":{\"type\":\"number\"}}},\"required\":[\"a\"],\"additionalProperties\":false}";
+
+    must_ok(structures_init(&f.cache));
+    must_ok(json_parse(&f.tools, &f.arena, tools_text, strlen(tools_text), NULL, 0));
+    must_ok(json_parse(&schema, &f.arena, schema_text, strlen(schema_text), NULL, 0));
+    test_wishes(&f, schema);
+    test_refusals(&f);
     structures_fini(&f.cache);
     arena_reset(&f.arena);
     return tap_done();

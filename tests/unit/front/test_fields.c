@@ -65,7 +65,8 @@ static const struct {
     {"{\"guided_choice\":[\"a\",\"b\"]}", BOTH},
     {"{\"guided_json\":\"{}\"}", BOTH},
     {"{\"guided_grammar\":\"root ::= \\\"a\\\"\"}", BOTH},
-    {"{\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"
+    {"{\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f"
+     "\"}}"
      "]}",
      CHAT},
     {"{\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},\"tools\":[{\"type\":"
@@ -192,7 +193,8 @@ static const struct {
     {"{\"response_format\":{\"type\":\"json_schema\"}}", BOTH, "response_format", ERR_INVALID},
     {"{\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{}}}}", BOTH,
      "response_format", ERR_INVALID},
-    {"{\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a b\",\"schema\":{}}"
+    {"{\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a b\",\"schema"
+     "\":{}}"
      "}}",
      BOTH, "response_format", ERR_INVALID},
     {"{\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\"}}}", BOTH,

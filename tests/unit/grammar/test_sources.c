@@ -143,6 +143,43 @@ static void test_parts(void)
     accept_case(r, "a\nab\nxxx", "b\nax\naab");
 }
 
+/* Strings within a schema, or a string as it is, that must match a pattern besides. */
+static void test_held_strings(void)
+{
+    static const char pattern[] = "(?![^]*</v>)(?!none$)[^\\x00]*";
+    static const struct grammar_part holds[] = {
+        {.kind = PART_REGEX, .text = pattern, .len = sizeof pattern - 1}};
+    struct grammar_part part = {.kind = PART_SCHEMA, .parts = holds, .n_parts = 1};
+    struct grammar_request r = {.kind = GRAMMAR_PARTS, .parts = &part, .n_parts = 1};
+    static const struct {
+        enum grammar_part_kind kind;
+        const char *schema, *yes, *no;
+    } cases[] = {
+        {PART_SCHEMA, "{}", "\"a</v\"\n{\"a\":[\"<\\n\\\"\"]}\n5",
+         "\"a</v>\"\n{\"</v>\":1}\n[[\"</v>\"]]\n\"none\"\n\"a\\/\"\n\"\\u0000\""},
+        {PART_SCHEMA, "{\"enum\":[\"</v>\",\"b\",\"none\",7]}", "\"b\"\n7", "\"</v>\"\n\"none\""},
+        {PART_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^<\",\"maxLength\":4}",
+         "\"<\"\n\"</v\"\n\"</ab\"", "\"</v>\"\n\"a\"\n\"<abcd\""},
+        {PART_SCHEMA,
+         "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"maxLength\":4}},"
+         "\"additionalProperties\":false}",
+         "{\"a\":\"</v\"}\n{}", "{\"a\":\"</v>\"}\n{\"b\":1}"},
+        {PART_STRING, "{\"type\":\"string\"}", "a\n\"a\"\n\\\n</v\n", "a</v>\nnone"},
+        {PART_STRING, "{\"type\":[\"string\",\"null\"],\"maxLength\":3}", "abc\n</v",
+         "abcd\nnone\n</v>"},
+        {PART_STRING, "{\"enum\":[\"x\",\"</v>\",\"none\"]}", "x", "</v>\nnone\n\"x\""},
+        {PART_STRING, "{\"anyOf\":[{\"const\":\"x\"},{\"type\":\"string\",\"format\":\"ipv4\"}]}",
+         "x\n1.2.3.4", "y\n1.2.3"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        part.kind = cases[i].kind;
+        part.text = cases[i].schema;
+        part.len = strlen(part.text);
+        accept_case(r, cases[i].yes, cases[i].no);
+    }
+}
+
 static void test_hostile(void)
 {
     const size_t n = 1 << 20;
@@ -187,6 +224,7 @@ int main(void)
     test_choices();
     test_grammars();
     test_parts();
+    test_held_strings();
     test_hostile();
     return tap_done();
 }

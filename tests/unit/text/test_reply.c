@@ -197,6 +197,14 @@ static const struct {
      "commentary<|message|>And now<|end|>",
      "|0:g({})|C:And now"},
     {REPLY_HARMONY, "no channels", "|C:no channels"},
+    /* a list in JSON */
+    {REPLY_LIST,
+     "[{\"name\": \"f\", \"parameters\": {\"a\": [1]}}, {\"name\": \"g\", \"parameters\": {}}]",
+     "|0:f({\"a\": [1]})|1:g({})"},
+    {REPLY_LIST, "[1, 2]", "|C:[1, 2]"},
+    {REPLY_LIST, "Well: [{\"name\": \"f\"}]", "|C:Well: [{\"name\": \"f\"}]"},
+    /* numbers beyond a double's range stay as they are */
+    {REPLY_PYTHONIC, "[f(a=1e400, b=[-1E+999])]", "|0:f({\"a\": 1e400, \"b\": [-1E+999]})"},
 };
 
 static const struct {

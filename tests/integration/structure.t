@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""Structured output from the request to the answer: whatever the model would say, what comes has the
+form that was asked for, streamed or not, alone or beside many others, and across an engine's death.
+Forms that cannot be held to are refused with the field, the keyword and its place."""
+
+import json
+import re
+import threading
+
+from harness import Stack, Tap, need_nginx, until
+
+need_nginx()
+tap = Tap()
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+PERSON = {"type": "object",
+          "properties": {"name": {"type": "string", "maxLength": 8},
+                         "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                         "mood": {"enum": ["good", "bad"]}},
+          "required": ["name", "age", "mood"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {
+             "type": "object",
+             "properties": {"city": {"type": "string", "maxLength": 12},
+                            "days": {"type": "integer", "minimum": 1, "maximum": 14}},
+             "required": ["city", "days"], "additionalProperties": False}}},
+         {"type": "function", "function": {"name": "now", "parameters": {
+             "type": "object", "properties": {}, "additionalProperties": False}}}]
+
+
+def is_person(v):
+    return (isinstance(v, dict) and list(v) == ["name", "age", "mood"] and
+            isinstance(v["name"], str) and len(v["name"]) <= 8 and type(v["age"]) is int and
+            0 <= v["age"] <= 150 and v["mood"] in ("good", "bad"))
+
+
+def parsed(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def schema_format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+
+
+def said(s, body, path=CHAT):
+    r = s.post(path, body)
+    if r.status != 200:
+        tap.note(r.text)
+        return None, None
+    choice = r.json["choices"][0]
+    return choice.get("text", (choice.get("message") or {}).get("content")), choice
+
+
+def wild(s, seed, **fields):
+    """A question that the model would answer otherwise, at a temperature that says anything."""
+    return s.chat("Hello", temperature=1.5, seed=seed, max_tokens=1200, **fields)
+
+
+def contents(s):
+    tap.section("content")
+    for seed in range(6):
+        text, choice = said(s, wild(s, seed, response_format=schema_format(PERSON)))
+        tap.ok(is_person(parsed(text)), "json_schema, seed %d" % seed, repr(text))
+        tap.eq(choice["finish_reason"], "stop", "it ends by itself")
+    compact = {"json": PERSON, "disable_any_whitespace": True}
+    for seed in range(3):
+        text, _ = said(s, wild(s, seed, structured_outputs=compact))
+        tap.ok(is_person(parsed(text)) and "\n" not in text, "structured_outputs.json, compact",
+               repr(text))
+    for fields, fits in (
+            ({"structured_outputs": {"json": json.dumps(PERSON)}}, lambda t: is_person(parsed(t))),
+            ({"guided_json": PERSON}, lambda t: is_person(parsed(t))),
+            ({"structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"}},
+             lambda t: re.fullmatch("[0-9]{3}-[a-f]{2}", t)),
+            ({"guided_regex": "(ab|c){2}"}, lambda t: re.fullmatch("(ab|c){2}", t)),
+            ({"structured_outputs": {"choice": ["yes", "no", "not at all"]}},
+             lambda t: t in ("yes", "no", "not at all")),
+            ({"guided_choice": ["\u00e9t\u00e9"]}, lambda t: t == "\u00e9t\u00e9"),
+            ({"structured_outputs": {"grammar": 'root ::= "a" ("b" | "c"){3} "d"'}},
+             lambda t: re.fullmatch("a[bc]{3}d", t)),
+            ({"guided_grammar": 'start: "x"~2..4 "y"'}, lambda t: re.fullmatch("x{2,4}y", t))):
+        for path, make in ((CHAT, lambda **f: wild(s, 1, **f)),
+                           (TEXT, lambda **f: dict(s.completion("Hello", temperature=1.5, seed=1,
+                                                                max_tokens=1200), **f))):
+            text, _ = said(s, make(**fields), path)
+            tap.ok(text is not None and fits(text), "%s at %s" % (fields, path), repr(text))
+    text, choice = said(s, s.chat("Hello", max_tokens=300, temperature=0,
+                                  response_format={"type": "json_object"}))
+    tap.ok(choice["finish_reason"] == "length" or isinstance(parsed(text), dict), "json_object",
+           repr(text))
+
+
+def streams(s):
+    tap.section("streams")
+    for seed in range(3):
+        body = wild(s, seed, response_format=schema_format(PERSON))
+        whole, _ = said(s, body)
+        told = s.stream(CHAT, dict(body, stream=True))
+        tap.eq(told.text.get(0), whole, "a stream says the same")
+
+
+def calls(s):
+    tap.section("calls")
+    named = {"type": "function", "function": {"name": "now"}}
+    for choice, only in (("required", None), (named, "now")):
+        for parallel in (True, False):
+            for seed in range(3):
+                _, c = said(s, wild(s, seed, tools=TOOLS, tool_choice=choice,
+                                    parallel_tool_calls=parallel))
+                got = c["message"].get("tool_calls") or []
+                name = "tool_choice %s, parallel %s, seed %d" % (only or choice, parallel, seed)
+                if c["finish_reason"] == "length":
+                    tap.ok(parallel and only is None, name + ": so many that they did not end")
+                    continue
+                tap.eq(c["finish_reason"], "tool_calls", name)
+                tap.ok(len(got) == 1 or (parallel and only is None and len(got) > 1), "so many",
+                       str(len(got)))
+                for call in got:
+                    f = call["function"]
+                    args = parsed(f["arguments"])
+                    good = (args == {} if f["name"] == "now" else f["name"] == "get_weather" and
+                            isinstance(args, dict) and list(args) == ["city", "days"] and
+                            1 <= args["days"] <= 14)
+                    tap.ok(good and f["name"] == (only or f["name"]), "a valid call", json.dumps(f))
+    strict = [dict(t, function=dict(t["function"], strict=True)) for t in TOOLS]
+    for seed in range(3):
+        text, c = said(s, wild(s, seed, tools=strict))
+        for call in c["message"].get("tool_calls") or []:
+            tap.ok(parsed(call["function"]["arguments"]) is not None, "a strict tool's arguments")
+        tap.ok(c["finish_reason"] in ("stop", "tool_calls", "length"), "strict tools, seed %d" % seed)
+
+
+def many(s):
+    tap.section("many at once, each of its own")
+    wrong, lock = [], threading.Lock()
+
+    def one(i):
+        text, _ = said(s, wild(s, i, structured_outputs={"regex": "n%d(x|y){5}" % i}))
+        if text is None or not re.fullmatch("n%d[xy]{5}" % i, text):
+            with lock:
+                wrong.append((i, text))
+    for first in range(0, 300, 30):  # more than there are places for
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(first, first + 30)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    tap.eq(wrong[:3], [], "300 requests of 300 forms")
+
+
+def deaths(s):
+    tap.section("an engine that dies")
+    got = []
+    # With no end in the form the text goes on until max_tokens.
+    body = wild(s, 1, stream=True, structured_outputs={"regex": "([a-c] )*"})
+    body["max_tokens"] = 300
+    seen = threading.Event()
+
+    def ask():
+        got.append(s.stream(CHAT, body, on_event=lambda _: seen.set()))
+    t = threading.Thread(target=ask)
+    t.start()
+    seen.wait(30)
+    s.engine.kill()
+    t.join()
+    tap.ok(got and re.fullmatch("([a-c] ?)*", got[0].text.get(0, "")), "the next goes on within the form",
+           repr(got[0].text.get(0, "")[:80]) if got else "")
+    until(lambda: s.get("/health").status == 200)
+    text, _ = said(s, wild(s, 2, response_format=schema_format(PERSON)))
+    tap.ok(is_person(parsed(text)), "and holds new ones to theirs", repr(text))
+
+
+def refusals(s):
+    tap.section("refused")
+    deep = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a"}}}
+    for fields, param, words in (
+            ({"response_format": schema_format(deep)}, "response_format", "pattern"),
+            ({"response_format": schema_format({"type": "number", "minimum": "x"})},
+             "response_format", "minimum"),
+            ({"structured_outputs": {"regex": "a(?<=b)"}}, "structured_outputs", "lookbehind"),
+            ({"guided_grammar": "root ::= x"}, "guided_grammar", "x"),
+            ({"guided_json": "{"}, "guided_json", "JSON"),
+            ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+             "tool_choice", "x"),
+            ({"tool_choice": "required"}, "tool_choice", "tools")):
+        r = s.post(CHAT, s.chat("Hello", **fields))
+        e = (r.json or {}).get("error") or {}
+        tap.ok(r.status == 400 and e.get("param") == param and words in e.get("message", ""),
+               "%s is blamed for %s" % (param, words), r.text[:300])
+
+
+with Stack() as s:
+    refusals(s)
+    contents(s)
+    streams(s)
+    calls(s)
+    many(s)
+    deaths(s)
+tap.eq(s.leftovers, [], "every process followed SIGTERM")
+tap.done()

@@ -1,0 +1,236 @@
+/* Goal: what is asked for again is compiled once, and the engine has what a request names before it
+ * has the request. Method: the cache by itself; a vocabulary of the demo model's tokenizer; offers
+ * read at the other end of a socket, as an engine does. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "front/offer.h"
+#include "front/vocabulary.h"
+#include "grammar/vocab.h"
+#include "grammar/walk.h"
+#include "tests/tap.h"
+
+static struct structure *get(struct structures *s, const char *pattern)
+{
+    struct grammar_request r = {
+        .kind = GRAMMAR_REGEX, .source = pattern, .source_len = strlen(pattern)};
+    struct structure *st = NULL;
+
+    must_ok(structures_get(s, &r, &st, NULL));
+    return st;
+}
+
+/* Open descriptors of this process. */
+static int count_fds(void)
+{
+    DIR *d = opendir("/proc/self/fd");
+    int n = 0;
+
+    while (readdir(d) != NULL)
+        n++;
+    (void)closedir(d);
+    return n;
+}
+
+static void test_cache(void)
+{
+    static struct structures s;
+    struct grammar_request bad = {.kind = GRAMMAR_REGEX, .source = "(", .source_len = 1};
+    struct grammar_part parts[2] = {{.kind = PART_TEXT, .text = "ab", .len = 2},
+                                    {.kind = PART_TEXT, .text = "c", .len = 1}};
+    struct grammar_request composed = {.kind = GRAMMAR_PARTS, .parts = parts, .n_parts = 2};
+    struct grammar_error error;
+    struct structure *a, *b, *c;
+    int before = count_fds();
+    char pattern[32];
+
+    must_ok(structures_init(&s));
+    a = get(&s, "a+");
+    b = get(&s, "a+");
+    c = get(&s, "b+");
+    ok(a == b && a != c, "the same again is the same");
+    is_int(s.n_kept, 2, "two are kept");
+    structure_unref(b);
+    structure_unref(c);
+    is_int(structures_get(&s, &bad, &b, &error), ERR_SYNTAX, "what is no pattern");
+    ok(error.text[0] != '\0', "says why: %s", error.text);
+    is_int(s.n_kept, 2, "and is not kept");
+    for (int i = 0; i < STRUCTURES_MAX; i++) {
+        (void)snprintf(pattern, sizeof pattern, "x{%d}", i + 1);
+        structure_unref(get(&s, pattern));
+    }
+    is_int(s.n_kept, STRUCTURES_MAX, "no more are kept than may be");
+    b = get(&s, "a+");
+    ok(a != b && memcmp(&a->name, &b->name, sizeof a->name) == 0,
+       "one that was dropped is made again, under its name");
+    structure_unref(b);
+    must_ok(structures_get(&s, &composed, &b, NULL));
+    parts[0].len = 1; /* and the other text "bc" */
+    parts[1] = (struct grammar_part){.kind = PART_TEXT, .text = "bc", .len = 2};
+    must_ok(structures_get(&s, &composed, &c, NULL));
+    ok(b != c, "parts that are cut in other places have another name");
+    structure_unref(b);
+    structure_unref(c);
+    structures_fini(&s);
+    ok(fcntl(a->sealed, F_GETFD) != -1, "who holds one has it beyond the cache");
+    structure_unref(a);
+    is_int(count_fds(), before, "no descriptor is left");
+}
+
+/* The engine's end: the next offer; -1 when there is none. */
+static int next_offer(int fd, struct wire_offer *o, const void **bytes)
+{
+    int sealed;
+
+    if (attach_read_offer(fd, o, &sealed) != 1)
+        return -1;
+    must_ok(attach_map_offer(o, sealed, bytes));
+    return (int)o->kind;
+}
+
+static void test_offers(void)
+{
+    static struct structures s;
+    static struct offers o;
+    struct structure *st[WIRE_AUTOMATA_MAX + 1];
+    struct wire_offer offer;
+    const void *bytes;
+    uint32_t idx, first;
+    char pattern[32];
+    int ends[2];
+    int rc;
+
+    must_ok(structures_init(&s));
+    must_ok(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends));
+    for (int i = 0; i <= WIRE_AUTOMATA_MAX; i++) {
+        (void)snprintf(pattern, sizeof pattern, "y{%d}", i + 1);
+        st[i] = get(&s, pattern);
+    }
+    must_ok(offers_add_vocabulary(&o, ends[0], st[0]->sealed, st[0]->bytes));
+    must_ok(offers_add_vocabulary(&o, ends[0], st[0]->sealed, st[0]->bytes));
+    is_int(next_offer(ends[1], &offer, &bytes), WIRE_VOCABULARY, "the vocabulary comes first");
+    is_int(next_offer(ends[1], &offer, &bytes), -1, "and once");
+    must_ok(offers_claim(&o, ends[0], st[0], &first));
+    is_int(next_offer(ends[1], &offer, &bytes), WIRE_AUTOMATON, "then an automaton");
+    ok(offer.idx == first && offer.bytes == st[0]->bytes &&
+           automaton_check(bytes, offer.bytes) == ERR_OK,
+       "in the place that the request names");
+    must_ok(offers_claim(&o, ends[0], st[0], &idx));
+    ok(idx == first && next_offer(ends[1], &offer, &bytes) == -1, "which is not offered again");
+    offers_release(&o, idx);
+    for (int i = 1; i < WIRE_AUTOMATA_MAX; i++) {
+        must_ok(offers_claim(&o, ends[0], st[i], &idx));
+        if (next_offer(ends[1], &offer, &bytes) != WIRE_AUTOMATON || offer.idx != idx)
+            ok(false, "place %u", idx);
+    }
+    is_int(offers_claim(&o, ends[0], st[WIRE_AUTOMATA_MAX], &idx), ERR_OVERLOADED,
+           "all places are in use");
+    offers_release(&o, 7);
+    offers_release(&o, 5);
+    must_ok(offers_claim(&o, ends[0], st[WIRE_AUTOMATA_MAX], &idx));
+    is_int(idx, 5, "one that is not in use is filled again: the one used least recently");
+    is_int(next_offer(ends[1], &offer, &bytes), WIRE_AUTOMATON, "and offered");
+    must_ok(offers_claim(&o, ends[0], st[7], &idx));
+    ok(idx == 7 && next_offer(ends[1], &offer, &bytes) == -1, "the other is still there");
+    offers_clear(&o);
+    must_ok(offers_claim(&o, ends[0], st[3], &idx));
+    is_int(next_offer(ends[1], &offer, &bytes), WIRE_AUTOMATON, "another lane is offered it again");
+    do { /* the socket's buffer ends */
+        offers_clear(&o);
+        rc = offers_claim(&o, ends[0], st[3], &idx);
+    } while (rc == ERR_OK);
+    is_int(rc, ERR_AGAIN, "an engine that does not read");
+    ok(o.places[0].structure == NULL && o.places[0].n_users == 0, "nothing was claimed");
+    (void)close(ends[1]);
+    is_int(offers_claim(&o, ends[0], st[3], &idx), ERR_ENGINE_GONE, "an engine that is gone");
+    (void)close(ends[0]);
+    offers_clear(&o);
+    for (int i = 0; i <= WIRE_AUTOMATA_MAX; i++)
+        structure_unref(st[i]);
+    structures_fini(&s);
+}
+
+/* May this token come first in a text that matches the pattern? */
+static bool may_come(const struct vocab *v, struct structures *s, const char *pattern,
+                     int32_t token)
+{
+    struct structure *st = get(s, pattern);
+    struct walk_work *work = malloc(walk_work_bytes(v->n_vocab));
+    uint32_t *mask = calloc(v->n_words, sizeof *mask);
+    const struct automaton *a = mmap(NULL, st->bytes, PROT_READ, MAP_PRIVATE, st->sealed, 0);
+    struct walk w;
+    bool may;
+
+    walk_work_init(work, v->n_vocab);
+    walk_init(&w, a);
+    must_ok(walk_mask(work, a, v, NULL, &w, mask));
+    may = (mask[token / 32] >> token % 32 & 1) != 0;
+    (void)munmap((void *)(uintptr_t)a, st->bytes);
+    structure_unref(st);
+    free(work);
+    free(mask);
+    return may;
+}
+
+static void test_vocabulary(const char *dir)
+{
+    static struct structures s;
+    static struct vocabulary v;
+    struct tokenizer *t;
+    struct wire_welcome engine = {.n_eos = 1};
+    struct wire_offer offer = {.kind = WIRE_VOCABULARY};
+    const struct vocab *image;
+    const void *bytes;
+    char why[300];
+    int32_t end, start;
+    int made[2], sealed, n_polls = 0;
+    char byte[8];
+
+    must_ok(structures_init(&s));
+    must_ok(tokenizer_open(&t, dir, why, sizeof why));
+    must_ok(pipe(made));
+    must_ok(vocabulary_init(&v, t, REPLY_HERMES, REPLY_NO_REASONING, made[1]));
+    end = tokenizer_eos(t);
+    start = tokenizer_find(t, "<|im_start|>", 12);
+    engine.n_vocab = (uint32_t)tokenizer_n_vocab(t) + 10; /* models have more than tokenizers */
+    engine.eos[0] = end;
+    is_int(vocabulary_get(&v, &sealed, &offer.bytes), ERR_AGAIN, "none before an engine");
+    vocabulary_want(&v, &engine);
+    is_int(read(made[0], byte, sizeof byte), 8, "it says when it is made");
+    must_ok(vocabulary_get(&v, &sealed, &offer.bytes));
+    vocabulary_want(&v, &engine);
+    must_ok(vocabulary_get(&v, &sealed, &offer.bytes)); /* at once: nothing is made again */
+    must_ok(attach_map_offer(&offer, dup(sealed), &bytes));
+    must_ok(vocab_check(bytes, offer.bytes));
+    image = bytes;
+    is_int(image->n_vocab, engine.n_vocab, "as many tokens as the model has");
+    ok(may_come(image, &s, "a.*", tokenizer_find(t, "a", 1)), "a letter spells itself");
+    ok(!may_come(image, &s, "[^]*", start), "a special token spells nothing");
+    ok(may_come(image, &s, "<tool_call>.*", tokenizer_find(t, "<tool_call>", 11)),
+       "a tag of the replies does");
+    ok(may_come(image, &s, "[^]*", end), "the end may come where the text may end");
+    ok(!may_come(image, &s, "[^]+", end), "and nowhere else");
+    engine.n_vocab++;
+    vocabulary_want(&v, &engine);
+    while (vocabulary_get(&v, &sealed, &offer.bytes) == ERR_AGAIN && n_polls++ < 10000)
+        (void)usleep(1000);
+    must_ok(attach_map_offer(&offer, dup(sealed), &bytes));
+    is_int(((const struct vocab *)bytes)->n_vocab, engine.n_vocab, "another model, another one");
+    structures_fini(&s);
+    tokenizer_close(t);
+}
+
+int main(void)
+{
+    const char *srcdir = getenv("srcdir");
+    char dir[512];
+
+    (void)snprintf(dir, sizeof dir, "%s/tools/demo-model/model", srcdir == NULL ? "." : srcdir);
+    test_cache();
+    test_offers();
+    test_vocabulary(dir);
+    return tap_done();
+}
