@@ -93,9 +93,9 @@ static int loop_sample_step(struct engine *e)
 }
 
 /* One step is begun and one ended in a pass: the one before, whose tokens the new one takes on the
- * device. Rows that wait for tokens (penalties, masks) are sampled behind that end, while the device
- * computes their logits. Where pages are short the old step ends first, and the device stands still
- * meanwhile. */
+ * device. Rows that wait for tokens (penalties, masks) are sampled behind that end, while the
+ * device computes their logits. Where pages are short the old step ends first, and the device
+ * stands still meanwhile. */
 static int loop_steps(struct engine *e)
 {
     bool ahead = e->n_begun != e->n_ended && sched_has_room(&e->sched);

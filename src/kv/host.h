@@ -84,14 +84,14 @@ void host_close(struct host *h);
 
 /* --- the engine's thread ----------------------------------------------------------------- */
 
-/* The slot of a page that can be had, or -1. Those of an earlier life can be had before their
- * memory is pinned: they are then copied slowly. tokens, int32 [block_tokens], are what it must hold. */
+/* The slot of a page that can be had, or -1. tokens, int32 [block_tokens], are what it must hold.
+ * Pages of an earlier life can be had before their memory is pinned: they are copied slowly then. */
 int32_t host_find(const struct host *h, const struct hash *name, const int32_t *tokens);
 
 /* A slot to be filled with a page that is not there yet, or -1 when there is none at the moment.
- * host_fill() and host_filled() are to follow; then it can be had. What was evicted for it, if that was used more
- * than once and can be saved elsewhere, is *victim, whose label and payload stand until
- * host_fill(); victim->n_uses is 0 otherwise. */
+ * host_fill() and host_filled() are to follow; then it can be had. What was evicted for it, if that
+ * was used more than once and can be saved elsewhere, is *victim, whose label and payload stand
+ * until host_fill(); victim->n_uses is 0 otherwise. */
 struct host_victim {
     struct page_label label;
     const void *payload;
