@@ -170,6 +170,8 @@ static int main_open(struct engine *e)
         rc = main_open_lanes(e);
     if (rc == ERR_OK)
         rc = stats_open(&e->stats);
+    if (rc == ERR_OK)
+        stats_set(&e->stats, METRIC_device_bytes, e->shape->device_bytes);
     /* Last, so that a front that connects is answered at once. */
     if (rc == ERR_OK)
         rc = attach_listen(e->settings.engine_socket, &e->listen_fd);

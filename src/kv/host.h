@@ -85,7 +85,7 @@ void host_close(struct host *h);
 /* --- the engine's thread ----------------------------------------------------------------- */
 
 /* The slot of a page that can be had, or -1. tokens, int32 [block_tokens], are what it must hold.
- * Pages of an earlier life can be had before their memory is pinned: they are copied slowly then. */
+ * Pages of an earlier life can be had before their memory is pinned: copying takes longer then. */
 int32_t host_find(const struct host *h, const struct hash *name, const int32_t *tokens);
 
 /* A slot to be filled with a page that is not there yet, or -1 when there is none at the moment.
