@@ -334,9 +334,10 @@ bool tiers_copy_in(const struct engine *e)
     return false;
 }
 
-bool tiers_copy_out(const struct engine *e)
+bool tiers_have_work(const struct engine *e)
 {
-    return e->saves_head != e->saves_tail;
+    return e->dirty_head != e->dirty_tail || e->hot_head != e->hot_tail ||
+           e->saves_head != e->saves_tail;
 }
 
 void tiers_forget(struct engine *e, struct seq *q)

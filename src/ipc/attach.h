@@ -24,8 +24,8 @@ int attach_listen(const char *path, int *fd) ERR_CHECKED;
 /* Accept one front. ERR_AGAIN when none is waiting. *uid and *pid are the kernel's word. */
 int attach_accept(int listen_fd, int *fd, pid_t *pid, uid_t *uid) ERR_CHECKED;
 
-/* Read the hello; *visitor is who came. ERR_AGAIN when it is not there yet, ERR_VERSION (logged) for
- * another build, ERR_CLIENT_GONE, ERR_CORRUPT. */
+/* Read the hello; *visitor is who came. ERR_AGAIN when it is not there yet, ERR_VERSION (logged)
+ * for another build, ERR_CLIENT_GONE, ERR_CORRUPT. */
 int attach_read_hello(int fd, enum wire_visitor *visitor) ERR_CHECKED;
 
 /* Send the welcome; fds NULL with an error in it. ERR_CLIENT_GONE when the front left. */

@@ -79,13 +79,17 @@ struct host_counters {
 /* ERR_OVERLOADED (logged) when another engine has the file; ERR_IO (logged); ERR_NO_MEMORY. */
 int host_open(struct host **out, const struct host_options *o) ERR_CHECKED;
 
+/* Wait until the memory of all pages of the engine before is ready again, at most max_us: who was
+ * interrupted comes first of all, and wants his pages. Before the first of the calls below. */
+void host_wait(struct host *h, uint64_t max_us);
+
 /* Ends what is under way; the pages stay in the file. NULL is fine. */
 void host_close(struct host *h);
 
 /* --- the engine's thread ----------------------------------------------------------------- */
 
 /* The slot of a page that can be had, or -1. tokens, int32 [block_tokens], are what it must hold.
- * Pages of an earlier life can be had before their memory is pinned: copying takes longer then. */
+ * Pages of an earlier life can be had when their memory is pinned again. */
 int32_t host_find(const struct host *h, const struct hash *name, const int32_t *tokens);
 
 /* A slot to be filled with a page that is not there yet, or -1 when there is none at the moment.

@@ -16,8 +16,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 def near(a, b):
-    """On cuda the last bits of a row depend on what shares its step."""
-    return abs(a - b) <= (1e-4 if DEVICE == "cpu" else 0.1 + 0.03 * abs(b))
+    """On cuda the last bits of a row depend on what shares its step: logits of 30 in bfloat16."""
+    return abs(a - b) <= (1e-4 if DEVICE == "cpu" else 0.6 + 0.05 * abs(b))
 
 
 PROMPT = "The capital of France is"
