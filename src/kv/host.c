@@ -28,6 +28,8 @@
 #define HOST_THREADS     4
 #define HOST_CHUNK_BYTES ((size_t)64 << 20) /* pinning holds the device up for 3 ms */
 #define HOST_ASKED_MAX   4                  /* chunks on their way */
+#define HOST_FIRST       16                 /* chunks that are asked for at the start */
+#define HOST_GENTLE_US   300000             /* between two chunks: a hundredth of the time */
 #define HOST_CHECKS_MAX  4096               /* under way at once */
 #define HOST_LOOK_MAX    64 /* of the oldest pages, for one that nothing continues */
 
@@ -83,6 +85,8 @@ struct host {
     enum chunk_state *chunks; /* [n_chunks] */
     int32_t n_asked;
     int32_t n_free;
+    bool gentle;
+    uint64_t grown_us; /* when a chunk was last asked for */
     uint64_t n_used;
     struct host_counters counters;
 
@@ -458,7 +462,8 @@ static int host_start(struct host *h)
     (void)pthread_cond_init(&h->work, NULL);
     for (int32_t i = h->newest; i != -1; i = h->entries[i].prev) /* what was used last, first */
         host_ask_chunk(h, i / h->chunk_slots);
-    host_ask_chunk(h, 0);
+    for (int32_t i = 0; i < h->n_chunks && h->n_asked < HOST_FIRST; i++)
+        host_ask_chunk(h, i);
     while (h->n_threads < HOST_THREADS) {
         if (pthread_create(&h->threads[h->n_threads], NULL, host_run, h) != 0) {
             log_error("host: a thread cannot start: %s", strerror(errno));
@@ -558,12 +563,17 @@ int32_t host_find(const struct host *h, const struct hash *name, const int32_t *
 /* Ask for more memory, if there is more. True while some is on its way. */
 static bool host_grow(struct host *h)
 {
-    for (int32_t i = 0; i < h->n_chunks && h->n_asked < HOST_ASKED_MAX; i++) {
+    int asked_max = h->gentle ? 1 : HOST_ASKED_MAX;
+
+    if (h->gentle && clock_us() - h->grown_us < HOST_GENTLE_US)
+        return true; /* soon */
+    for (int32_t i = 0; i < h->n_chunks && h->n_asked < asked_max; i++) {
         if (h->chunks[i] == CHUNK_FAILED)
             return false;
         if (h->chunks[i] == CHUNK_OUT) {
             h->chunks[i] = CHUNK_ASKED;
             h->n_asked++;
+            h->grown_us = clock_us();
             host_ask(h, JOB_PIN, i, 0);
         }
     }
@@ -761,6 +771,11 @@ bool host_poll(struct host *h, uint64_t *ticket, bool *good)
     *ticket = j.ticket;
     *good = j.good;
     return true;
+}
+
+void host_be_gentle(struct host *h, bool gentle)
+{
+    h->gentle = gentle;
 }
 
 void host_wait(struct host *h, uint64_t max_us)

@@ -79,8 +79,9 @@ struct host_counters {
 /* ERR_OVERLOADED (logged) when another engine has the file; ERR_IO (logged); ERR_NO_MEMORY. */
 int host_open(struct host **out, const struct host_options *o) ERR_CHECKED;
 
-/* Wait until the memory of all pages of the engine before is ready again, at most max_us: who was
- * interrupted comes first of all, and wants his pages. Before the first of the calls below. */
+/* Wait until the memory of all pages of the engine before, and of some more, is ready, at most
+ * max_us: who was interrupted comes first of all, and wants his pages. Before the first of the calls
+ * below. */
 void host_wait(struct host *h, uint64_t max_us);
 
 /* Ends what is under way; the pages stay in the file. NULL is fine. */
@@ -102,6 +103,9 @@ struct host_victim {
     uint32_t n_uses;
 };
 int32_t host_take(struct host *h, const struct page_label *label, struct host_victim *victim);
+
+/* While it is gentle the tier takes more memory only now and then: pinning holds the device up. */
+void host_be_gentle(struct host *h, bool gentle);
 
 /* What the slot says of its page; before its payload is written. */
 void host_fill(struct host *h, int32_t slot, const struct page_label *label);

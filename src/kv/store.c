@@ -283,11 +283,9 @@ void *store_buffer(struct store *st)
     return b == NULL ? NULL : (char *)b->header + STORE_HEADER_BYTES;
 }
 
-void store_save(struct store *st, void *buffer, const struct page_label *label)
+static void store_queue_write(struct store *st, struct store_buffer *b,
+                              const struct page_label *label)
 {
-    struct store_buffer *b = store_buffer_of(st, buffer);
-
-    must(b != NULL);
     b->name = label->name;
     b->parent = label->parent;
     memcpy(b->tokens, label->tokens, sizeof *b->tokens * (size_t)st->options.block_tokens);
@@ -297,6 +295,30 @@ void store_save(struct store *st, void *buffer, const struct page_label *label)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
+void store_save(struct store *st, void *buffer, const struct page_label *label)
+{
+    struct store_buffer *b = store_buffer_of(st, buffer);
+
+    must(b != NULL);
+    b->source = NULL;
+    b->tells = false;
+    store_queue_write(st, b, label);
+}
+
+bool store_save_from(struct store *st, const void *payload, const struct page_label *label,
+                     uint64_t ticket)
+{
+    struct store_buffer *b = store_idle_buffer(st);
+
+    if (b == NULL)
+        return false;
+    b->source = payload;
+    b->tells = true;
+    b->ticket = ticket;
+    store_queue_write(st, b, label);
+    return true;
+}
+
 int store_load(struct store *st, const struct hash *name, const int32_t *tokens, uint64_t ticket)
 {
     struct store_buffer *b = store_idle_buffer(st);
@@ -304,6 +326,7 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
 
     if (b == NULL)
         return ERR_AGAIN;
+    b->tells = false;
     b->name = *name;
     b->ticket = ticket;
     memcpy(b->tokens, tokens, sizeof *b->tokens * (size_t)st->options.block_tokens);
@@ -333,7 +356,12 @@ bool store_poll(struct store *st, struct store_done *done)
     (void)pthread_mutex_unlock(&st->lock);
     if (b == NULL)
         return false;
-    *done = (struct store_done){.ticket = b->ticket, .rc = b->rc};
+    *done = (struct store_done){.ticket = b->ticket, .rc = b->rc, .saved = b->tells};
+    if (b->tells) {
+        b->tells = false;
+        store_release(st, (const char *)b->header + STORE_HEADER_BYTES);
+        return true;
+    }
     if (b->rc == ERR_OK)
         done->payload = (const char *)b->header + STORE_HEADER_BYTES;
     else

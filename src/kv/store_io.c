@@ -89,6 +89,8 @@ static bool store_write_one(struct store *st, struct store_buffer *b, struct sto
     (void)pthread_mutex_unlock(&st->lock);
     if (known || b->slot == -1)
         return false;
+    if (b->source != NULL)
+        memcpy((char *)b->header + STORE_HEADER_BYTES, b->source, st->options.page_bytes);
     generation = st->entries[b->slot].record.generation + 1; /* only this thread changes it */
     store_seal(st, b, generation);
     *c = (struct store_change){
@@ -120,9 +122,18 @@ static int store_sync(struct store *st, int n_changes)
     return store_db_commit(st->db, st->changes, n_changes);
 }
 
+/* Something is in the done queue. */
+static void store_tell(struct store *st)
+{
+    uint64_t one = 1;
+
+    (void)!write(st->event_fd, &one, sizeof one); /* only fails when it is readable already */
+}
+
 /* The whole queue as one batch. */
 static void store_write_batch(struct store *st, struct store_buffer *list)
 {
+    bool told = false;
     int n = 0;
     int rc;
 
@@ -150,10 +161,13 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
     while (list != NULL) {
         struct store_buffer *next = list->next;
 
-        store_push(&st->idle_buffers, list);
+        told = told || list->tells;
+        store_push(list->tells ? &st->done : &st->idle_buffers, list);
         list = next;
     }
     (void)pthread_mutex_unlock(&st->lock);
+    if (told)
+        store_tell(st);
 }
 
 /* Is what was read the page that was asked for? */
@@ -171,8 +185,6 @@ static bool store_verify(const struct store *st, const struct store_buffer *b)
 
 static void store_read_one(struct store *st, struct store_buffer *b)
 {
-    uint64_t one = 1;
-
     b->rc = ERR_OK;
     if (!store_io(st, b, false)) {
         store_complain(st, "reading a page failed");
@@ -197,7 +209,7 @@ static void store_read_one(struct store *st, struct store_buffer *b)
         st->damaged[st->n_damaged++] = b->slot;
     store_push(&st->done, b);
     (void)pthread_mutex_unlock(&st->lock);
-    (void)!write(st->event_fd, &one, sizeof one); /* only fails when it is readable already */
+    store_tell(st);
 }
 
 void store_write_uses(struct store *st)

@@ -30,6 +30,8 @@ struct store_buffer {
     struct hash parent;
     int32_t tokens[STORE_TOKENS_MAX];
     uint64_t ticket;
+    const void *source; /* of a write: where its payload is to be taken from; NULL: it is here */
+    bool tells;         /* that it was written: source was given */
     int32_t slot;
     int rc;
 };
