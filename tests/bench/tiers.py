@@ -126,7 +126,7 @@ def lives():
         print("%-44s %8.1f ms (%d tokens cached; ready %.2f s after the start)"
               % ("first request after kill -9", again[0], again[1], ready))
         line("host memory, pages of an earlier life", [first_token(s, i) for i in range(1, N)])
-        saved = until(lambda: s.metric("quire:store_pages_written_total") >= HELD, 25)
+        saved = until(lambda: s.metric("quire:store_pages_written_total") >= HELD, 15)
         print("# on disk: %s, %d pages" % (saved, s.metric("quire:store_pages_written_total")))
         restart(s, signal.SIGKILL, lose=True)
         times = [first_token(s, i) for i in range(N)]
@@ -151,7 +151,7 @@ def host():
         gb = PAGES * 2 * 2 ** 20 / 1e9
         print("%-44s %8.1f GB/s beyond the device's; %.1f times faster than computing"
               % ("that is", gb / (ms - here) * 1e3, cold / ms))
-        threads = decoding(s, 4, a.tokens * 2 // 3)
+        threads = decoding(s, 4, a.tokens // 4)
         alone = step_ms(s, 2.0)
         busy = step_ms(s, work=lambda: [first_token(s, i % N) for i in range(2 * N)])
         print("%-44s %8.3f ms alone, %.3f ms (%+.1f%%) while prefixes come from host memory"
@@ -172,17 +172,22 @@ def cost():
             for t in threads:
                 t.join()
             prompts_s = time.monotonic() - began
-            threads = decoding(s, 16, a.tokens // 5)
+            threads = decoding(s, 16, a.tokens // 12)
             print("%-44s %8.1f ms for 16 prompts, %.3f ms a step of 16"
-                  % ("host tier" if tier else "no host tier", prompts_s * 1e3, step_ms(s, 3.0)))
+                  % ("host tier" if tier else "no host tier", prompts_s * 1e3, step_ms(s, 1.5)))
             for t in threads:
                 t.join()
-        if tier:
-            os.unlink(a.host_file)
+        clean()
+
+
+def clean():
+    subprocess.run(["rm", "-rf", a.host_file, os.path.join(a.store, "quire-bench-store")],
+                   check=False)
 
 
 def main():
     for part in a.parts.split():
+        clean()
         {"lives": lives, "host": host, "cost": cost}[part]()
         sys.stdout.flush()
 
@@ -190,5 +195,4 @@ def main():
 try:
     main()
 finally:
-    subprocess.run(["rm", "-rf", a.host_file, os.path.join(a.store, "quire-bench-store")],
-                   check=False)
+    clean()
