@@ -13,7 +13,7 @@
 #include "engine/engine.h"
 #include "ipc/attach.h"
 
-#define MAIN_HOST_WAIT_US  200000              /* some GB of the pages used last are ready then */
+#define MAIN_HOST_WAIT_US  1000000 /* some 20 GB of the pages used last are ready then */
 #define MAIN_STAGING_BYTES ((size_t)256 << 20) /* for pages on their way to and from the disk */
 
 static int main_open_model(struct engine *e)
