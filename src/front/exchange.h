@@ -133,14 +133,13 @@ struct exchange {
     uint64_t progress_us; /* when the client last took a byte, or nothing was pending */
     uint64_t said_us;     /* when the engine, or a keep-alive, last said something */
     bool dead;            /* to be freed at the end of the pass */
-    bool keep_answer;     /* and then ended properly */
     struct exchange *prev, *next;
 };
 
 struct exchange *exchange_new(struct fcgi *f);
 
-/* Free all but the slots that the engine still writes to. keep_answer: end it properly. */
-void exchange_free(struct exchange *x, bool keep_answer);
+/* Free all but the slots that the engine still writes to. */
+void exchange_free(struct exchange *x);
 
 /* Take a client's name for the request; false when it is empty, too long, or holds other bytes
  * than letters, digits, '-', '.' and '_'. */

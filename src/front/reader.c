@@ -20,7 +20,7 @@ static void reader_take(struct front *f)
         return;
     x = FAULT_HIT(front_accept) ? NULL : exchange_new(request);
     if (x == NULL) {
-        fcgi_abort(request);
+        fcgi_close(request);
         return;
     }
     route_exchange(f, x);

@@ -118,13 +118,12 @@ static void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel 
     g->slot = -1;
 }
 
-static void streamer_close(struct streamer *s, struct exchange *x, bool keep_answer)
+static void streamer_close(struct streamer *s, struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
     (void)epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, fcgi_fd(x->fcgi), NULL); /* may be closed */
     streamer_unlink(s, x);
-    x->keep_answer = keep_answer;
     x->dead = true; /* later events of this pass pass over it */
     x->next = s->dead;
     s->dead = x;
@@ -165,25 +164,26 @@ static void streamer_watch(struct streamer *s, struct exchange *x, bool out)
 static void streamer_flush(struct streamer *s, struct exchange *x)
 {
     size_t left = x->out.len - x->out_sent;
+    const char *from = left == 0 ? "" : x->out.bytes + x->out_sent;
     long n;
 
     if (x->dead)
         return;
     if (x->out.failed) {
-        streamer_close(s, x, false);
+        streamer_close(s, x);
         return;
     }
-    if (left > 0) {
-        n = fcgi_write(x->fcgi, x->out.bytes + x->out_sent, left);
+    if (left > 0 || x->complete) {
+        n = x->complete ? fcgi_write_last(x->fcgi, from, left) : fcgi_write(x->fcgi, from, left);
         if (n < 0) {
-            streamer_close(s, x, false);
+            streamer_close(s, x);
             return;
         }
         if (n > 0)
             x->progress_us = s->now_us;
         x->out_sent += (size_t)n;
     }
-    if (x->out_sent < x->out.len) {
+    if (x->out_sent < x->out.len || (x->complete && !fcgi_has_ended(x->fcgi))) {
         streamer_watch(s, x, true);
         return;
     }
@@ -191,7 +191,7 @@ static void streamer_flush(struct streamer *s, struct exchange *x)
     x->out_sent = 0;
     x->progress_us = s->now_us;
     if (x->complete)
-        streamer_close(s, x, true);
+        streamer_close(s, x);
     else
         streamer_watch(s, x, false);
 }
@@ -378,7 +378,7 @@ static void streamer_adopt_one(struct streamer *s, struct exchange *x)
     streamer_link(s, x);
     if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fcgi_fd(x->fcgi), &ev) == -1) {
         log_warn("front: epoll: %s", strerror(errno));
-        streamer_close(s, x, false);
+        streamer_close(s, x);
         return;
     }
     for (int i = 0; i < x->n_gens && !x->complete; i++)
@@ -621,8 +621,8 @@ static void streamer_tick_one(struct streamer *s, struct exchange *x)
     const struct settings *c = &s->f->settings;
     uint64_t stall_us = (uint64_t)c->client_stall_s * 1000000u;
 
-    if (x->out_sent < x->out.len && s->now_us - x->progress_us > stall_us) {
-        streamer_close(s, x, false);
+    if ((x->out_sent < x->out.len || x->complete) && s->now_us - x->progress_us > stall_us) {
+        streamer_close(s, x);
         return;
     }
     if (!x->complete && streamer_waited(s, x))
@@ -682,7 +682,7 @@ static void streamer_client(struct streamer *s, struct exchange *x, uint32_t eve
     if (x->dead)
         return;
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-        streamer_close(s, x, false);
+        streamer_close(s, x);
         return;
     }
     streamer_flush(s, x);
@@ -736,7 +736,7 @@ static void streamer_bury(struct streamer *s)
         struct exchange *x = s->dead;
 
         s->dead = x->next;
-        exchange_free(x, x->keep_answer);
+        exchange_free(x);
     }
 }
 

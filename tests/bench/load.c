@@ -9,7 +9,8 @@
  *
  * Prints one line of NAME=VALUE: requests, tokens and events a second, microseconds from sending
  * to the whole answer (request) and from a token's emission to its arrival (token), and seconds of
- * processor time that each named group of processes and this one took, all of the measured time.
+ * processor time that each named group of processes, this one and the whole machine (busy) took, a
+ * second.
  * Exit status 1 when an answer was not as it should be. One thread. */
 #include <errno.h>
 #include <fcntl.h>
@@ -112,6 +113,22 @@ static double load_clock_s(clockid_t clock)
 
     (void)clock_gettime(clock, &t); /* a process that has gone has used nothing */
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Processor time of the whole machine, so that a run beside somebody's build can be told. */
+static double load_busy_s(void)
+{
+    unsigned long long t[8] = {0}; /* user nice system idle iowait irq softirq steal */
+    FILE *f = fopen("/proc/stat", "r");
+    int n = 0;
+
+    if (f != NULL) {
+        n = fscanf(f, "cpu %llu %llu %llu %llu %llu %llu %llu %llu", &t[0], &t[1], &t[2], &t[3],
+                   &t[4], &t[5], &t[6], &t[7]);
+        (void)fclose(f);
+    }
+    return n < 8 ? 0
+                 : (double)(t[0] + t[1] + t[2] + t[5] + t[6] + t[7]) / (double)sysconf(_SC_CLK_TCK);
 }
 
 static double group_s(const struct group *g)
@@ -478,6 +495,7 @@ static void load_measure(struct load *l, uint64_t us)
 {
     uint64_t from_us = clock_us();
     double own_s = load_clock_s(CLOCK_PROCESS_CPUTIME_ID);
+    double busy_s = load_busy_s();
     double s;
 
     for (int i = 0; i < l->n_groups; i++)
@@ -489,6 +507,7 @@ static void load_measure(struct load *l, uint64_t us)
     for (int i = 0; i < l->n_groups; i++)
         (void)printf("%s=%.3f ", l->groups[i].name,
                      (group_s(&l->groups[i]) - l->groups[i].from_s) / s);
+    (void)printf("busy=%.3f ", (load_busy_s() - busy_s) / s);
     (void)printf("client=%.3f requests_s=%.1f tokens_s=%.1f events_s=%.1f request_p50_us=%u "
                  "request_p99_us=%u token_p50_us=%u token_p99_us=%u errors=%llu\n",
                  (load_clock_s(CLOCK_PROCESS_CPUTIME_ID) - own_s) / s, (double)l->n_requests / s,
