@@ -45,8 +45,8 @@ struct front {
 
 /* --- reader.c --- */
 
-/* A reader thread: accepts until stop_fd is readable. */
-void *reader_run(void *front);
+/* Start a thread that accepts until stop_fd is readable. ERR_NO_MEMORY or ERR_IO (logged). */
+int reader_start(struct front *f) ERR_CHECKED;
 
 /* --- route.c --- */
 
