@@ -40,6 +40,7 @@ struct front {
 
     pthread_mutex_t handover_lock;
     struct exchange *handover; /* newest first; from readers to the streamer */
+    bool handover_sleeps;      /* the streamer does, or is about to: wake it */
     int handover_fd;           /* eventfd: something is there, or the vocabulary is made */
 };
 

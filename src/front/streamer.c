@@ -5,7 +5,7 @@
  * clients and engines that go away. It never blocks on any of them.
  *
  * An exchange that ends during a pass is freed at the end of the pass, because events of the
- * same pass may still name it. */
+ * same pass may still name it; its connection leaves epoll when it is closed then. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -122,7 +122,6 @@ static void streamer_close(struct streamer *s, struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
-    (void)epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, fcgi_fd(x->fcgi), NULL); /* may be closed */
     streamer_unlink(s, x);
     x->dead = true; /* later events of this pass pass over it */
     x->next = s->dead;
@@ -389,12 +388,28 @@ static void streamer_adopt_one(struct streamer *s, struct exchange *x)
 void streamer_adopt(struct front *f, struct exchange *x)
 {
     uint64_t one = 1;
+    bool sleeps;
 
     (void)pthread_mutex_lock(&f->handover_lock);
     x->next = f->handover;
     f->handover = x;
+    sleeps = f->handover_sleeps;
+    f->handover_sleeps = false;
     (void)pthread_mutex_unlock(&f->handover_lock);
-    (void)!write(f->handover_fd, &one, sizeof one); /* cannot fail: the counter is small */
+    if (sleeps)
+        (void)!write(f->handover_fd, &one, sizeof one); /* cannot fail: the counter is small */
+}
+
+/* Before the streamer sleeps: true when nothing was handed over; what is from now on wakes it. */
+static bool streamer_may_sleep(struct streamer *s)
+{
+    bool empty;
+
+    (void)pthread_mutex_lock(&s->f->handover_lock);
+    empty = s->f->handover == NULL;
+    s->f->handover_sleeps = empty;
+    (void)pthread_mutex_unlock(&s->f->handover_lock);
+    return empty;
 }
 
 static void streamer_adopt_all(struct streamer *s)
@@ -405,6 +420,7 @@ static void streamer_adopt_all(struct streamer *s)
     (void)pthread_mutex_lock(&s->f->handover_lock);
     list = s->f->handover;
     s->f->handover = NULL;
+    s->f->handover_sleeps = false;
     (void)pthread_mutex_unlock(&s->f->handover_lock);
     while (list != NULL) { /* newest first; serve the oldest first */
         struct exchange *next = list->next;
@@ -668,6 +684,14 @@ static void streamer_signal(struct streamer *s)
     (void)!write(s->f->stop_fd, &one, sizeof one); /* never read: it stays readable */
 }
 
+/* An eventfd: one read takes all that was written. */
+static void streamer_take_wake(int fd)
+{
+    uint64_t n;
+
+    (void)!read(fd, &n, sizeof n); /* non-blocking */
+}
+
 static void streamer_drain_fd(int fd)
 {
     char bytes[512];
@@ -697,6 +721,7 @@ static void streamer_events(struct streamer *s, int timeout_ms)
     struct front *f = s->f;
     struct epoll_event ev[STREAMER_EVENTS];
     int n = epoll_wait(s->epoll_fd, ev, STREAMER_EVENTS, timeout_ms);
+    bool spells = false; /* the vocabulary may be there */
 
     s->now_us = clock_us();
     for (int i = 0; i < n; i++) {
@@ -710,19 +735,23 @@ static void streamer_events(struct streamer *s, int timeout_ms)
             streamer_drain_fd(f->signal_fd);
             streamer_signal(s);
         } else if (p == &f->handover_fd) {
-            streamer_drain_fd(f->handover_fd);
-            streamer_adopt_all(s);
-            streamer_spell(s);
+            streamer_take_wake(f->handover_fd);
+            spells = true;
         } else {
             streamer_client(s, p, ev[i].events);
         }
     }
+    streamer_adopt_all(s);
+    if (spells)
+        streamer_spell(s);
 }
 
 static int streamer_timeout_ms(struct streamer *s)
 {
     struct link *l = &s->f->link;
 
+    if (!streamer_may_sleep(s))
+        return 0;
     if (l->control_fd == -1)
         return STREAMER_DETACHED_MS;
     if (!lane_front_sleep(&l->lane))
