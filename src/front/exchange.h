@@ -71,7 +71,9 @@ struct gen {
     int error;       /* enum err, with GEN_FAILED */
     int32_t stop_id; /* the stop_token_ids member that ended it, or -1 */
     struct detok detok;
-    struct buf text;              /* what is not sent yet; without streaming all of it */
+    struct buf text;        /* what is not sent yet; without streaming all of it */
+    const char *chunk_head; /* what a stream's events begin with, in the arena; or NULL */
+    size_t chunk_head_len;
     struct speech *speech;        /* NULL: the text is the answer; in the exchange's arena */
     uint32_t n_said;              /* output tokens whose ids have been sent (return_token_ids) */
     struct buf told, prompt_told; /* log probabilities (logprobs.h), of output and prompt */
