@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * libfcgi accepts and parses. Its habits, and what is done about them: it takes over SIGTERM
- * (blocked by the caller), polls up to two seconds after accept (shortened by its own environment
- * variable), and crashes nobody but this process on a malformed record (nginx sends none; the
+ * (blocked by the caller), polls up to two seconds after accept (one, by its own environment
+ * variable: with a tenth, requests were lost whose nginx lost its core between connect and write),
+ * and crashes nobody but this process on a malformed record (nginx sends none; the
  * socket is for nginx alone).
  *
  * Answers are written here: libfcgi's writes block, and it would end an answer by a write of its
@@ -47,7 +48,7 @@ struct fcgi {
 
 int fcgi_start(void)
 {
-    if (setenv("LIBFCGI_IS_AF_UNIX_KEEPER_POLL_TIMEOUT", "100", 0) == -1 || FCGX_Init() != 0) {
+    if (setenv("LIBFCGI_IS_AF_UNIX_KEEPER_POLL_TIMEOUT", "1000", 0) == -1 || FCGX_Init() != 0) {
         log_error("front: libfcgi does not start");
         return ERR_IO;
     }

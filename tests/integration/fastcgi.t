@@ -144,6 +144,17 @@ with Stack() as s:
         tap.eq(s.engine.exits, [], "the engine lives")
         tap.ok(until(lambda: s.metric("quire:fronts_attached") == 2), "two lanes are attached")
 
+    with tap.section("a slow beginning"):
+        # A peer that lost its core between connect and write, on a machine that is busy.
+        with connect(path) as k:
+            time.sleep(0.4)
+            try:
+                k.sendall(request({"REQUEST_METHOD": "GET", "REQUEST_URI": "/health"}))
+                got = k.recv(4096)
+            except OSError as e:
+                got = e
+        tap.ok(isinstance(got, bytes) and b"Status: 200" in got, "it is waited for", got)
+
     with tap.section("silence"):
         # As many silent peers as there are reader threads, and more.
         quiet = [connect(path) for _ in range(12)]
