@@ -135,6 +135,8 @@ struct exchange {
     uint64_t progress_us; /* when the client last took a byte, or nothing was pending */
     uint64_t said_us;     /* when the engine, or a keep-alive, last said something */
     bool dead;            /* to be freed at the end of the pass */
+    bool unflushed;       /* in the streamer's list of those that have something to send */
+    struct exchange *next_unflushed;
     struct exchange *prev, *next;
 };
 

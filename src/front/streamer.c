@@ -31,9 +31,10 @@ struct streamer {
     int epoll_fd;
     uint64_t now_us;
     uint64_t tick_us;
-    struct exchange *open; /* all that are not dead */
-    struct exchange *dead; /* to be freed at the end of the pass */
-    struct gen *waiting;   /* generations without an engine, oldest first */
+    struct exchange *open;      /* all that are not dead */
+    struct exchange *dead;      /* to be freed at the end of the pass */
+    struct exchange *unflushed; /* answers with several choices that have something to send */
+    struct gen *waiting;        /* generations without an engine, oldest first */
     int n_open;
     bool draining;
     uint64_t drain_until_us;
@@ -508,6 +509,28 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     x->said_us = s->now_us;
 }
 
+/* Choices of one answer mostly say their tokens together: they are sent by one write, when all
+ * slots were read. */
+static void streamer_flush_later(struct streamer *s, struct exchange *x)
+{
+    if (x->unflushed)
+        return;
+    x->unflushed = true;
+    x->next_unflushed = s->unflushed;
+    s->unflushed = x;
+}
+
+static void streamer_flush_all(struct streamer *s)
+{
+    while (s->unflushed != NULL) {
+        struct exchange *x = s->unflushed;
+
+        s->unflushed = x->next_unflushed;
+        x->unflushed = false;
+        streamer_flush(s, x); /* nothing when it has ended meanwhile */
+    }
+}
+
 /* Read a slot until it is empty, its generation has ended, or its client is too far behind. */
 static void streamer_slot(struct streamer *s, uint32_t slot)
 {
@@ -528,6 +551,10 @@ static void streamer_slot(struct streamer *s, uint32_t slot)
             streamer_record(s, g, &o);
         if (!x->complete && g->finish == GEN_RUNNING)
             answer_text(x, g);
+        if (!behind && x->n_gens > 1) {
+            streamer_flush_later(s, x);
+            return;
+        }
         streamer_flush(s, x);
         /* Caught up in this very flush: neither epoll nor the slot's mark would come again. */
     } while (behind && !x->dead && x->out.len == 0);
@@ -811,6 +838,7 @@ int streamer_run(struct front *f)
             lane_front_awake(&f->link.lane);
         streamer_engine(&s);
         streamer_lane(&s);
+        streamer_flush_all(&s);
         streamer_tick(&s);
         streamer_bury(&s);
     }
