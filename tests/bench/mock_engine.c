@@ -6,7 +6,8 @@
  *
  *   mock_engine SOCKET TIMES-FILE N-VOCAB ID,ID,...
  *
- * A step comes to all slots in the same instant, which is what a batch does. One thread; ends with SIGTERM. */
+ * A step comes to all slots in the same instant, which is what a batch does. One thread; ends with
+ * SIGTERM. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -113,11 +114,12 @@ static int mock_welcome(struct mock *m, struct mock_lane *l)
 
 static void mock_message(struct mock *m, struct mock_lane *l)
 {
-    int rc = l->open ? lane_take_wakes(l->control_fd) : attach_read_hello(l->control_fd);
+    enum wire_visitor visitor = WIRE_FRONT;
+    int rc = l->open ? lane_take_wakes(l->control_fd) : attach_read_hello(l->control_fd, &visitor);
 
-    if (rc == ERR_OK && !l->open)
+    if (rc == ERR_OK && !l->open && visitor == WIRE_FRONT)
         rc = mock_welcome(m, l);
-    if (rc != ERR_OK && rc != ERR_AGAIN)
+    if ((rc != ERR_OK && rc != ERR_AGAIN) || visitor != WIRE_FRONT)
         mock_drop(l);
 }
 
