@@ -18,7 +18,7 @@ struct exchange *exchange_new(struct fcgi *f)
     return x;
 }
 
-void exchange_free(struct exchange *x, bool keep_answer)
+void exchange_free(struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++) {
         struct gen *g = &x->gens[i];
@@ -40,10 +40,7 @@ void exchange_free(struct exchange *x, bool keep_answer)
     }
     structure_unref(x->structure);
     buf_fini(&x->out);
-    if (keep_answer)
-        fcgi_finish(x->fcgi);
-    else
-        fcgi_abort(x->fcgi);
+    fcgi_close(x->fcgi);
     arena_reset(&x->arena);
     mem_free(x);
 }

@@ -32,12 +32,13 @@ static const char *gen_id_prefix(const struct exchange *x)
 
 static void gen_name(struct exchange *x)
 {
-    uint64_t r[2] = {gen_random(), gen_random()};
-    char hex[2 * sizeof r + 1];
+    if (x->request_id[0] == '\0') {
+        uint64_t r[2] = {gen_random(), gen_random()};
+        char hex[2 * sizeof r + 1];
 
-    hash_hex((const uint8_t *)r, sizeof r, hex);
-    if (x->request_id[0] == '\0')
+        hash_hex((const uint8_t *)r, sizeof r, hex);
         (void)exchange_name(x, hex); /* hex digits are a name */
+    }
     (void)snprintf(x->id, sizeof x->id, "%s%s", gen_id_prefix(x), x->request_id);
     x->created = clock_unix_s();
 }

@@ -417,9 +417,14 @@ class Stack:
         self.nginx = Supervised([find_nginx(), "-p", self.dir, "-e", self.path("nginx-error.log"),
                                  "-c", self.path("nginx.conf")], self.path("nginx.log"),
                                 restart=False)
-        if not until(lambda: os.path.exists(self.socket) or not self.nginx.alive(), 10) or \
+        if not until(lambda: self._nginx_listens() or not self.nginx.alive(), 10) or \
                 not self.nginx.alive():
             raise RuntimeError("nginx does not start:\n" + self.logs())
+
+    def _nginx_listens(self):
+        """Its socket's name is there a moment before it listens."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as k:
+            return k.connect_ex(self.socket) == 0
 
     def path(self, name):
         return os.path.join(self.dir, name)
