@@ -20,7 +20,7 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
     if (f->source == NULL || f->source->kind == JSON_TEXT) {
         *text = f->source == NULL ? "" : f->source->text;
         *len = f->source == NULL ? 0 : f->source->text_len;
-        return ERR_OK;
+        return *len > GRAMMAR_SOURCE_MAX ? ERR_LIMIT : ERR_OK;
     }
     json_write(&b, f->source, JSON_COMPACT);
     copy = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
@@ -192,6 +192,8 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
         rc = structures_get(cache, &r, out, &error);
     if (rc == ERR_OK || rc == ERR_NO_MEMORY)
         return rc;
+    if (rc == ERR_LIMIT && error.text[0] == '\0')
+        (void)snprintf(error.text, sizeof error.text, "longer than %zu bytes", GRAMMAR_SOURCE_MAX);
     if (why[0] != '\0' || (f->param == NULL && form_blame_tool(f, cache, why, cap)))
         *param = "tools"; /* content that is refused is not explained yet */
     else

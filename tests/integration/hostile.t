@@ -8,7 +8,7 @@ import os
 import threading
 import time
 
-from harness import MODEL_NAME, Stack, Tap, need_nginx
+from harness import MODEL_NAME, Stack, Tap, cpu_seconds, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -27,6 +27,10 @@ def rss(pid, key="VmRSS"):
             if line.startswith(key + ":"):
                 return int(line.split()[1]) << 10
     return 0
+
+
+def cpu_of(s):
+    return sum(cpu_seconds(f.pid) for f in s.fronts)
 
 
 def user(text="Hi"):
@@ -71,9 +75,9 @@ def chats():
     chat = lambda **f: (CHAT, dict(dict(model=MODEL_NAME, messages=[user()], max_tokens=4), **f))
     yield "one message of 30 MB", chat(messages=[user("word " * (6 * MB))])
     yield "30 MB without a space", chat(messages=[user("x" * (30 * MB))])
-    yield "30 MB of Han characters", chat(messages=[user("\u4e2d" * (10 * MB - 200))]), True
+    yield "30 MB of Han characters", chat(messages=[user("\u4e2d" * (10 * MB - 200))])
     yield "100,000 messages", chat(messages=[user("m%d" % i) for i in range(100000)])
-    yield "1,000,000 messages", chat(messages=[user("") for i in range(1000000 // 2)])
+    yield "500,000 messages", chat(messages=[user("")] * 500000)
     yield "100,000 parts", chat(messages=[user([{"type": "text", "text": "a"}] * 100000)])
     yield "100,000 tool calls", chat(messages=[user(), {
         "role": "assistant", "content": "", "tool_calls": [{"id": "c%d" % i, "type": "function", "function": {
@@ -94,6 +98,8 @@ def chats():
     yield "a body of 33 MB", (CHAT, b"x" * (33 * MB))
     yield "documents of 30 MB", chat(documents=[{"title": "t", "text": "word " * 100}] * 50000)
     yield "variables of 25 MB", chat(chat_template_kwargs={"k%d" % i: "v" * 250 for i in range(90000)})
+    yield "a variable of 100,000 members", chat(chat_template_kwargs={"k": {"m%d" % i: i for i in range(100000)}})
+    yield "messages of 100,000 members", chat(messages=[dict(user(), **{"m%d" % i: i for i in range(100000)})] * 3)
 
 
 def completions():
@@ -104,11 +110,13 @@ def completions():
     yield "100,000 prompts", ask(prompt=["p"] * 100000)
     yield "3,000,000 ids", ask(prompt=[5] * 3000000)
     yield "100,000 lists of ids", ask(prompt=[[5, 6]] * 100000)
+    yield "128 choices of a prompt of 30 MB", ask(prompt="word " * (6 * MB), n=128)
     yield "128 prompts of 128 choices", ask(prompt=["p"] * 128, n=128)
     yield "an echo of 30 MB", ask(prompt="word " * (6 * MB), echo=True, max_tokens=0, logprobs=5)
     yield "allowed ids", ask(allowed_token_ids=[1] * 1000000)
-    yield "tokenize 30 MB", ("/tokenize", {"model": MODEL_NAME, "prompt": "x y " * (7 * MB)})
-    yield "detokenize 3,000,000 ids", ("/detokenize", {"model": MODEL_NAME, "tokens": [5] * 3000000})
+    yield "15,000,000 numbers", (TEXT, b'{"prompt": [' + b"1," * (15 * MB) + b"1]}")
+    yield "tokenize 5 MB", ("/tokenize", {"model": MODEL_NAME, "prompt": "x y " * (5 * MB // 4)})
+    yield "detokenize 1,000,000 ids", ("/detokenize", {"model": MODEL_NAME, "tokens": [5] * 1000000})
 
 
 def messages():
@@ -194,7 +202,7 @@ class Others:
 
 def ask(s, group, name, path, body):
     data = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
-    before = sum(rss(f.pid) for f in s.fronts)
+    before, cpu = sum(rss(f.pid) for f in s.fronts), cpu_of(s)
     c = s.connect(timeout=120)
     began = time.monotonic()
     c.request("POST", path, data, {"Content-Type": "application/json", "Authorization": s.bearer()})
@@ -202,8 +210,10 @@ def ask(s, group, name, path, body):
     text = r.read()
     took = time.monotonic() - began
     c.close()
-    good = r.status in (200, 400, 413) and took < LIMIT_S
-    tap.ok(good, "%s: %s (%.1f MB): %d in %.2f s, %+d MB" % (group, name, len(data) / MB, r.status, took,
+    cpu = cpu_of(s) - cpu
+    # Beside other tests a core is not all ours: what the fronts themselves have spent counts then.
+    good = r.status in (200, 400, 413) and (took < LIMIT_S or (cpu < LIMIT_S and took < 20 * LIMIT_S))
+    tap.ok(good, "%s: %s (%.1f MB): %d in %.2f s (%.2f s of the fronts), %+d MB" % (group, name, len(data) / MB, r.status, took, cpu,
                                                            (sum(rss(f.pid) for f in s.fronts) - before) // MB),
            text[:300].decode(errors="replace"))
     if r.status in (400, 413):
@@ -225,12 +235,14 @@ with Stack() as s:
         if only and only != group.__name__:
             continue
         with tap.section(group.__name__), Others(s) as others:
-            slowest = max(ask(s, group.__name__, name, *what) for name, what, *_ in group())
+            slowest = max(ask(s, group.__name__, name, *what) for name, what in group())
         tap.eq(others.wrong[:3], [], "%s: %d others were served meanwhile, the slowest in %.2f s; the slowest here took %.2f s"
                % (group.__name__, len(others.times), max(others.times), slowest))
         tap.ok(max(others.times) < 2 * LIMIT_S, "    none of them waited long", max(others.times))
         tap.eq(s.post(CHAT, s.chat("Hello", max_tokens=2)).status, 200, "    and it serves on")
     tap.eq([f.pid for f in s.fronts], pids, "no front has ended")
+    # What was freed goes back to the system within seconds.
+    until(lambda: all(rss(p) - first[p] < GROWTH_BYTES for p in pids))
     last = {p: rss(p) for p in pids}
     tap.ok(all(last[p] - first[p] < GROWTH_BYTES for p in pids), "fronts had %s MB before, have %s MB, at most %s MB" % tuple(
         "/".join(str(v // MB) for v in m.values()) for m in (first, last, {p: rss(p, "VmHWM") for p in pids})))
