@@ -180,7 +180,10 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
 {
     struct grammar_error error = {.text = ""};
     struct grammar_part top[5] = {{.kind = PART_FREE}};
-    struct grammar_request r = {.kind = GRAMMAR_PARTS, .space = f->space, .parts = top};
+    /* Calls are written on one line, as models were taught; white space would only put off the
+     * end. */
+    enum grammar_space space = f->param == NULL || form_forces(f) ? GRAMMAR_COMPACT : f->space;
+    struct grammar_request r = {.kind = GRAMMAR_PARTS, .space = space, .parts = top};
     int rc;
 
     *param = f->param != NULL ? f->param : "tools";
