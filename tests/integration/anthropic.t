@@ -160,7 +160,8 @@ with tap.section("timeouts and cancellation"), Stack() as s:
           "an answer that takes too long")
     freed("a timeout")
     fails(anthropic.APIConnectionError, lambda: anthropic.Anthropic(
-        base_url="http://127.0.0.1:9", api_key="x", max_retries=0).messages.create(**long), "no server")
+        base_url="http://127.0.0.1:9", api_key="x", max_retries=0).messages.create(**long),
+          "no server")
     raises(anthropic.RequestTooLargeError, 413, lambda: client_of(s).messages.create(
         **dict(long, system="word " * (7 << 20))), "a request of 35 MB")
     with client_of(s).messages.stream(**long) as stream:

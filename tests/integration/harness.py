@@ -474,7 +474,8 @@ class Stack:
                                                **(headers or {})))
             r = c.getresponse()
             reply = Reply(r.status, r.headers, r.read())
-            if Stack.heard and reply.body and r.headers.get("Content-Type", "").startswith("application/json"):
+            kind = r.headers.get("Content-Type", "")
+            if Stack.heard and reply.body and kind.startswith("application/json"):
                 Stack.heard(path.split("?")[0], r.status, reply.json, False)
             return reply
         finally:

@@ -216,7 +216,8 @@ with tap.section("log probabilities"), Stack() as s:
            (3, 2), "of a completion")
 
 with tap.section("timeouts and cancellation"), Stack() as s:
-    long = dict(model=MODEL_NAME, messages=hello, extra_body={"ignore_eos": True, "max_tokens": 1900})
+    long = dict(model=MODEL_NAME, messages=hello,
+                extra_body={"ignore_eos": True, "max_tokens": 1900})
 
     def freed(name):
         tap.ok(s.idle(10), name + " leaves nothing running")

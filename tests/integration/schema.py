@@ -15,14 +15,17 @@ PATHS = {
     "/v1/models": ("ListModelsResponse", None),
 }
 # Texts and numbers of any value: in these answers of one shape differ.
-FREE = {"id", "item_id", "call_id", "response_id", "content", "text", "delta", "arguments", "token", "tokens",
-        "reasoning", "reasoning_content", "message", "obfuscation"}
+FREE = {
+    "id", "item_id", "call_id", "response_id", "content", "text", "delta", "arguments", "token",
+    "tokens", "reasoning", "reasoning_content", "message", "obfuscation"
+}
 
 
 def find_modules():
     """tools/check puts modules into the build folder's own environment."""
-    sys.path += glob.glob(os.path.join(BUILDDIR, "venv", "lib", "python%d.%d" % sys.version_info[:2],
-                                       "site-packages"))
+    sys.path += glob.glob(
+        os.path.join(BUILDDIR, "venv", "lib", "python%d.%d" % sys.version_info[:2],
+                     "site-packages"))
 
 
 def schema_checker():
@@ -44,6 +47,7 @@ def schema_checker():
             out = {k: nullable(x) for k, x in v.items() if k != "nullable"}
             return {"anyOf": [out, {"type": "null"}]} if v.get("nullable") is True else out
         return [nullable(x) for x in v] if isinstance(v, list) else v
+
     schemas = nullable(spec["components"]["schemas"])
     validators = {}
 
@@ -51,14 +55,17 @@ def schema_checker():
         if name not in validators:
             root = {"$ref": "#/components/schemas/" + name, "components": {"schemas": schemas}}
             validators[name] = jsonschema.Draft202012Validator(root)
-        return ["%s: %s" % ("/".join(map(str, e.absolute_path)), e.message[:200])
-                for e in validators[name].iter_errors(value)][:5]
+        return [
+            "%s: %s" % ("/".join(map(str, e.absolute_path)), e.message[:200])
+            for e in validators[name].iter_errors(value)
+        ][:5]
+
     return check, ""
 
 
 def as_described(value):
-    """A completion's answer or event as the schema wants it: the description knows only whole answers,
-    and OpenAI itself sends null for what is not known yet, and for an echo's first token."""
+    """A completion's answer or event as the schema wants it: the description knows only whole
+    answers, and OpenAI itself sends null for what is not known yet, and for an echo's first token."""
     choices = []
     for c in value["choices"]:
         c = dict(c, finish_reason=c["finish_reason"] or "stop")
@@ -88,7 +95,6 @@ def shape(v, name=None):
 class Judge:
     """Hears every answer and every event that a test's stacks get, and in the end has them all
     checked. Those of one shape are checked once."""
-
     def __init__(self, tap):
         self.tap = tap
         self.check, self.why = schema_checker()
@@ -118,6 +124,11 @@ class Judge:
             return
         bad = []
         for (name, _), value in self.shapes.items():
-            bad += ["%s: %s in %s" % (name, e, json.dumps(value)[:300]) for e in self.check(name, value)]
-        self.tap.ok(bad == [] and sum(self.n.values()) > 0, "%d answers, %d events and %d errors follow OpenAI's schema (%d shapes)" % (
-            *self.n.values(), len(self.shapes)), "\n".join(bad))
+            bad += [
+                "%s: %s in %s" % (name, e, json.dumps(value)[:300])
+                for e in self.check(name, value)
+            ]
+        self.tap.ok(
+            bad == [] and sum(self.n.values()) > 0,
+            "%d answers, %d events and %d errors follow OpenAI's schema (%d shapes)" %
+            (*self.n.values(), len(self.shapes)), "\n".join(bad))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tool calls there and back: a hundred tools and questions in the demo model's language, whose calls
-must come and must be valid, streamed or not, hot or cold, required or named; then the result goes back
-and the model answers. The same through every API.
+"""Tool calls there and back: a hundred tools and questions in the demo model's language, whose
+calls must come and must be valid, streamed or not, hot or cold, required or named; then the result
+goes back and the model answers. The same through every API.
 
 The tools are those that the model was taught (tools/demo-model/generate.py makes them), every other
 with parameters that nobody taught it. SEED=n asks others."""
@@ -33,12 +33,17 @@ N = 100
 EXTRAS = {
     "level": {"type": "integer", "minimum": 3, "maximum": 11},
     "kind": {"enum": ["alpha", "beta", 7, None, True]},
-    "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 3},
+    "tags": {
+        "type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 3
+    },
     "when": {"type": "string", "pattern": "^20[0-9]{2}-(0[1-9]|1[0-2])$"},
     "flag": {"type": ["boolean", "null"]},
-    "spot": {"type": "object", "properties": {"x": {"type": "number", "minimum": -1, "maximum": 1},
-                                              "name": {"type": "string", "maxLength": 8}},
-             "required": ["x", "name"], "additionalProperties": False},
+    "spot": {
+        "type": "object", "properties": {
+            "x": {"type": "number", "minimum": -1, "maximum": 1},
+            "name": {"type": "string", "maxLength": 8}
+        }, "required": ["x", "name"], "additionalProperties": False
+    },
     "note": {"type": "string", "minLength": 2, "maxLength": 20},
     "either": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"const": "none"}]},
 }
@@ -46,14 +51,18 @@ EXTRAS = {
 
 def small_check(schema, v):
     """What the schemas here use of JSON Schema, for want of the module; true when v is valid."""
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float),
-             "boolean": bool, "null": type(None)}
+    kinds = {
+        "object": dict, "array": list, "string": str, "integer": int, "number": (int, float),
+        "boolean": bool, "null": type(None)
+    }
     types = schema.get("type", [])
     types = [types] if isinstance(types, str) else types
-    if types and not any(isinstance(v, kinds[t]) and (t == "boolean") == isinstance(v, bool) for t in types):
+    if types and not any(
+            isinstance(v, kinds[t]) and (t == "boolean") == isinstance(v, bool) for t in types):
         return False
     same = lambda a: type(a) is type(v) and a == v
-    if "enum" in schema and not any(map(same, schema["enum"])) or "const" in schema and not same(schema["const"]):
+    if "enum" in schema and not any(map(same, schema["enum"])) or "const" in schema and not same(
+            schema["const"]):
         return False
     if "anyOf" in schema and not any(small_check(s, v) for s in schema["anyOf"]):
         return False
@@ -68,7 +77,8 @@ def small_check(schema, v):
     if isinstance(v, str):
         return (schema.get("minLength", 0) <= len(v) <= schema.get("maxLength", len(v)) and
                 re.search(schema.get("pattern", ""), v) is not None)
-    return v is None or isinstance(v, bool) or schema.get("minimum", v) <= v <= schema.get("maximum", v)
+    return v is None or isinstance(
+        v, bool) or schema.get("minimum", v) <= v <= schema.get("maximum", v)
 
 
 def fault(tools, call):
@@ -89,7 +99,6 @@ def fault(tools, call):
 
 class Case:
     """One question with its tools; taught: the model has learned what comes of it."""
-
     def __init__(self, i):
         rng = random.Random(SEED * 1000003 + i)
         makers = rng.sample(generate.TOOLS, rng.randint(1, 4))
@@ -117,9 +126,13 @@ class Case:
         rng.shuffle(self.tools)
         self.name = tool["function"]["name"]
         self.named = i % 4 < 2
-        self.body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": self.question}], "tools": self.tools,
-                     "temperature": float(i % 8 < 4), "seed": i, "max_tokens": 600, "parallel_tool_calls": self.taught and i % 5 == 0,
-                     "tool_choice": {"type": "function", "function": {"name": self.name}} if self.named else "required"}
+        self.body = {
+            "model": MODEL_NAME, "messages": [{"role": "user", "content": self.question}],
+            "tools": self.tools, "temperature": float(i % 8 < 4), "seed": i, "max_tokens": 600,
+            "parallel_tool_calls": self.taught and i % 5 == 0,
+            "tool_choice": {"type": "function", "function": {"name": self.name}}
+            if self.named else "required"
+        }
 
 
 def joined(told):
@@ -128,7 +141,10 @@ def joined(told):
     for e in told.events:
         for d in (x for c in e["choices"] for x in c["delta"].get("tool_calls") or []):
             if d["index"] == len(calls):
-                calls.append({"id": d["id"], "type": d["type"], "function": {"name": d["function"]["name"], "arguments": ""}})
+                calls.append({
+                    "id": d["id"], "type": d["type"],
+                    "function": {"name": d["function"]["name"], "arguments": ""}
+                })
             calls[d["index"]]["function"]["arguments"] += d["function"].get("arguments", "")
     return calls
 
@@ -138,7 +154,7 @@ def bare(calls):
 
 
 def one(s, i):
-    """(whether it called as it must, whether the right thing, the answer to its result, whether the right one)"""
+    """(the case, what was wrong, whether the call was the taught one, and the answer to it)"""
     c = Case(i)
     r = s.post(CHAT, c.body)
     if r.status != 200:
@@ -155,16 +171,21 @@ def one(s, i):
         faults.append("ids that are not their own")
     if bare(joined(told)) != bare(calls):
         faults.append("a stream that says %r, not %r" % (bare(joined(told)), bare(calls)))
-    right = [(x["function"]["name"], json.loads(x["function"]["arguments"])) for x in calls] == [(c.name, c.args)] if not faults else False
+    right = [(x["function"]["name"], json.loads(x["function"]["arguments"]))
+             for x in calls] == [(c.name, c.args)] if not faults else False
     # The message goes back as it came; the result is the taught one.
-    talk = c.body["messages"] + [choice["message"]] + [
-        {"role": "tool", "tool_call_id": x["id"], "content": json.dumps(c.result)} for x in calls]
-    r = s.post(CHAT, {"model": MODEL_NAME, "messages": talk, "tools": c.tools, "temperature": 0, "max_tokens": 200})
+    talk = c.body["messages"] + [
+        choice["message"]
+    ] + [{"role": "tool", "tool_call_id": x["id"], "content": json.dumps(c.result)} for x in calls]
+    r = s.post(CHAT, {
+        "model": MODEL_NAME, "messages": talk, "tools": c.tools, "temperature": 0, "max_tokens": 200
+    })
     if r.status != 200:
         raise ValueError(r.text)
     choice = r.json["choices"][0]
     content = choice["message"]["content"] or ""
-    if content.strip() == "" or choice["finish_reason"] != "stop" or choice["message"].get("tool_calls"):
+    if content.strip() == "" or choice["finish_reason"] != "stop" or choice["message"].get(
+            "tool_calls"):
         faults.append("no answer: %r" % choice)
     return c, faults, right, content == c.answer
 
@@ -173,17 +194,29 @@ def round_trips(s):
     results = []
     for first in range(0, N, 10):
         results += crowd(10, lambda k: one(s, first + k))
-    broken = ["case %d: %s" % (i, r) if isinstance(r, Exception) else "case %d: %s" % (i, "; ".join(r[1]))
-              for i, r in enumerate(results) if isinstance(r, Exception) or r[1]]
-    tap.ok(broken == [], "%d of %d calls parse, validate (%s), stream alike and are answered after their result"
-           % (N - len(broken), N, "jsonschema" if jsonschema else "a small check of its own"), "\n".join(broken))
-    taught = [r for r in results if not isinstance(r, Exception) and r[0].taught and r[0].body["temperature"] == 0]
+    broken = [
+        "case %d: %s" % (i, r) if isinstance(r, Exception) else "case %d: %s" % (i, "; ".join(r[1]))
+        for i, r in enumerate(results) if isinstance(r, Exception) or r[1]
+    ]
+    tap.ok(
+        broken == [],
+        "%d of %d calls parse, validate (%s), stream alike and are answered after their result" %
+        (N - len(broken), N, "jsonschema" if jsonschema else "a small check of its own"),
+        "\n".join(broken))
+    taught = [
+        r for r in results
+        if not isinstance(r, Exception) and r[0].taught and r[0].body["temperature"] == 0
+    ]
     right = [r for r in taught if r[2]]
-    tap.ok(len(right) >= 0.8 * len(taught), "%d of %d calls of what was taught are the right ones, cold" % (len(right), len(taught)),
-           [r[0].question for r in taught if not r[2]])
+    tap.ok(
+        len(right) >= 0.8 * len(taught),
+        "%d of %d calls of what was taught are the right ones, cold" % (len(right), len(taught)),
+        [r[0].question for r in taught if not r[2]])
     answered = [r for r in right if r[3]]
-    tap.ok(len(answered) >= 0.8 * len(right), "%d of these %d are answered in the right words" % (len(answered), len(right)),
-           [r[0].answer for r in right if not r[3]])
+    tap.ok(
+        len(answered) >= 0.8 * len(right),
+        "%d of these %d are answered in the right words" % (len(answered), len(right)),
+        [r[0].answer for r in right if not r[3]])
 
 
 def free(s):
@@ -196,10 +229,13 @@ def free(s):
         calls = choice["message"].get("tool_calls") or []
         told = s.stream(CHAT, dict(body, stream=True))
         called += bool(calls)
-        if bare(joined(told)) != bare(calls) or (choice["finish_reason"] == "tool_calls") != bool(calls):
+        if bare(joined(told)) != bare(calls) or (choice["finish_reason"]
+                                                 == "tool_calls") != bool(calls):
             bad.append((i, choice))
-        bad += [(i, x) for x in calls if not isinstance(json.loads(x["function"]["arguments"]), dict)]
-    tap.ok(bad == [] and called >= 20, "auto: %d of 40 call by themselves, streamed alike" % called, bad)
+        bad += [(i, x) for x in calls
+                if not isinstance(json.loads(x["function"]["arguments"]), dict)]
+    tap.ok(bad == [] and called >= 20, "auto: %d of 40 call by themselves, streamed alike" % called,
+           bad)
 
 
 def others(s):
@@ -207,41 +243,71 @@ def others(s):
     bad = []
     for i in range(20):
         c = Case(2000 + i)
-        tools = [{"name": t["function"]["name"], "description": t["function"]["description"],
-                  "input_schema": t["function"]["parameters"]} for t in c.tools]
+        tools = [{
+            "name": t["function"]["name"], "description": t["function"]["description"],
+            "input_schema": t["function"]["parameters"]
+        } for t in c.tools]
         talk = [{"role": "user", "content": c.question}]
-        body = {"model": MODEL_NAME, "max_tokens": 900, "messages": talk, "tools": tools, "temperature": c.body["temperature"],
-                "tool_choice": dict({"type": "tool", "name": c.name} if c.named else {"type": "any"},
-                                    disable_parallel_tool_use=True)}
+        body = {
+            "model": MODEL_NAME, "max_tokens": 900, "messages": talk, "tools": tools,
+            "temperature": c.body["temperature"],
+            "tool_choice": dict({"type": "tool", "name": c.name} if c.named else {"type": "any"},
+                                disable_parallel_tool_use=True)
+        }
         m = s.post(MESSAGES, body).json
         uses = [b for b in m["content"] if b["type"] == "tool_use"]
-        faults = [fault(c.tools, {"function": {"name": b["name"], "arguments": json.dumps(b["input"])}}) for b in uses]
+        faults = [
+            fault(c.tools, {"function": {"name": b["name"], "arguments": json.dumps(b["input"])}})
+            for b in uses
+        ]
         if m["stop_reason"] != "tool_use" or len(uses) != 1 or faults != [None]:
             bad.append((i, m, faults))
             continue
-        talk = talk + [{"role": "assistant", "content": m["content"]}, {"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": uses[0]["id"], "content": json.dumps(c.result)}]}]
-        m = s.post(MESSAGES, {"model": MODEL_NAME, "max_tokens": 200, "messages": talk, "tools": tools, "temperature": 0}).json
-        if m["stop_reason"] != "end_turn" or not "".join(b.get("text", "") for b in m["content"]).strip():
+        talk = talk + [{"role": "assistant", "content": m["content"]}, {
+            "role": "user", "content": [{
+                "type": "tool_result", "tool_use_id": uses[0]["id"], "content": json.dumps(c.result)
+            }]
+        }]
+        m = s.post(MESSAGES, {
+            "model": MODEL_NAME, "max_tokens": 200, "messages": talk, "tools": tools,
+            "temperature": 0
+        }).json
+        if m["stop_reason"] != "end_turn" or not "".join(b.get("text", "")
+                                                         for b in m["content"]).strip():
             bad.append((i, m))
     tap.ok(bad == [], "20 by /v1/messages", "\n".join(map(str, bad)))
     bad = []
     for i in range(20):
         c = Case(3000 + i)
-        tools = [{"type": "function", "name": t["function"]["name"], "description": t["function"]["description"],
-                  "parameters": t["function"]["parameters"], "strict": False} for t in c.tools]
+        tools = [{
+            "type": "function", "name": t["function"]["name"],
+            "description": t["function"]["description"], "parameters": t["function"]["parameters"],
+            "strict": False
+        } for t in c.tools]
         talk = [{"role": "user", "content": c.question}]
-        r = s.post(RESPONSES, {"model": MODEL_NAME, "input": talk, "tools": tools, "max_output_tokens": 900, "parallel_tool_calls": False,
-                               "temperature": c.body["temperature"],
-                               "tool_choice": {"type": "function", "name": c.name} if c.named else "required"}).json
+        r = s.post(
+            RESPONSES, {
+                "model": MODEL_NAME, "input": talk, "tools": tools, "max_output_tokens": 900,
+                "parallel_tool_calls": False, "temperature": c.body["temperature"],
+                "tool_choice": {"type": "function", "name": c.name} if c.named else "required"
+            }).json
         calls = [o for o in r["output"] if o["type"] == "function_call"]
         faults = [fault(c.tools, {"function": o}) for o in calls]
         if r["status"] != "completed" or len(calls) != 1 or faults != [None]:
             bad.append((i, r, faults))
             continue
-        talk = talk + r["output"] + [{"type": "function_call_output", "call_id": calls[0]["call_id"], "output": json.dumps(c.result)}]
-        r = s.post(RESPONSES, {"model": MODEL_NAME, "input": talk, "tools": tools, "max_output_tokens": 200, "temperature": 0}).json
-        if r["status"] != "completed" or [o["type"] for o in r["output"]] != ["message"] or not r["output"][0]["content"][0]["text"].strip():
+        talk = talk + r["output"] + [{
+            "type": "function_call_output", "call_id": calls[0]["call_id"], "output": json.dumps(
+                c.result)
+        }]
+        r = s.post(
+            RESPONSES, {
+                "model": MODEL_NAME, "input": talk, "tools": tools, "max_output_tokens": 200,
+                "temperature": 0
+            }).json
+        if r["status"] != "completed" or [o["type"] for o in r["output"]] != [
+                "message"
+        ] or not r["output"][0]["content"][0]["text"].strip():
             bad.append((i, r))
     tap.ok(bad == [], "20 by /v1/responses", "\n".join(map(str, bad)))
 
