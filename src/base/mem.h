@@ -21,8 +21,8 @@ void *mem_zalloc_array(size_t n, size_t bytes);
 /* Give freed memory back to the system now: after a start that needed much. A few ms. */
 void mem_trim(void);
 
-/* From now on a thread of the allocator's gives freed memory back within some 10 s, whoever freed it
- * and however idle they are: for a program that now and then needs much. Best effort. */
+/* From now on a thread of the allocator's gives freed memory back within some 10 s, whoever freed
+ * it and however idle they are: for a program that now and then needs much. Best effort. */
 void mem_trim_always(void);
 
 /* Bytes that the system could give without swapping; 0 when it does not say. */
