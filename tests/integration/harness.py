@@ -423,9 +423,17 @@ class Stack:
         self.nginx = Supervised([find_nginx(), "-p", self.dir, "-e", self.path("nginx-error.log"),
                                  "-c", self.path("nginx.conf")], self.path("nginx.log"),
                                 restart=False)
-        if not until(lambda: os.path.exists(self.socket) or not self.nginx.alive(), 10) or \
+        if not until(lambda: self._nginx_listens() or not self.nginx.alive(), 10) or \
                 not self.nginx.alive():
             raise RuntimeError("nginx does not start:\n" + self.logs())
+
+    def _nginx_listens(self):
+        """Its socket is there a moment before it can be connected to."""
+        try:
+            self.connect(timeout=5).connect()
+            return True
+        except OSError:
+            return False
 
     def path(self, name):
         return os.path.join(self.dir, name)
