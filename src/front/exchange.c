@@ -147,8 +147,13 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
                           int retry_after_s)
 {
     struct buf body = {0};
-    int status = err_http_status(err);
+    int status;
 
+    if (err == ERR_NO_MEMORY && x->arena.limited) { /* its own fault, not the server's */
+        err = ERR_TOO_LARGE;
+        message = "the request needs more memory than one may have";
+    }
+    status = err_http_status(err);
     if (x->shape == SHAPE_MESSAGES) {
         exchange_add_error_messages(&body, x, err, message);
         status = status == 503 ? 529 : status; /* that API's number for it */

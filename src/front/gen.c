@@ -191,9 +191,14 @@ static void gen_truncate(struct exchange *x, struct gen *g)
     g->tokens.len = keep;
 }
 
+/* Ids that one prompt's choices may hold together: 128 of half a million. */
+#define GEN_SHARED_IDS_MAX ((size_t)64 << 20)
+
 /* The other choices of a prompt have the same tokens, and with echo all begin with its text. */
 static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
 {
+    if (g->tokens.len > GEN_SHARED_IDS_MAX / (size_t)x->n)
+        return ERR_TOO_LARGE;
     for (int i = 0; i < x->n; i++) {
         struct gen *to = &g[i];
 

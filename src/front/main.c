@@ -159,6 +159,7 @@ int main(int argc, char **argv)
         return 1;
     if (exit_now)
         return 0;
+    mem_trim_always(); /* a request of 30 MB may need half a gigabyte for a moment */
     rc = log_set_level_text(f.settings.log_level);
     if (rc == ERR_OK)
         rc = main_open(&f);
