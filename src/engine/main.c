@@ -14,6 +14,7 @@
 #include "ipc/attach.h"
 
 #define MAIN_STAGING_BYTES ((size_t)256 << 20) /* for pages on their way to and from the disk */
+#define MAIN_QUEUE_STEPS   128 /* full steps that prompts may wait for: some 30 s on a GPU */
 
 static int main_open_model(struct engine *e)
 {
@@ -138,6 +139,10 @@ static int main_open_queues(struct engine *e)
     };
     int rc = pages_open(&e->pages, m->n_pages, m->block_tokens);
 
+    e->max_num_queued_tokens = e->settings.max_num_queued_tokens;
+    if (e->max_num_queued_tokens == 0)
+        e->max_num_queued_tokens = (int64_t)m->max_num_batched_tokens * MAIN_QUEUE_STEPS;
+    e->n_places = m->max_num_seqs;
     if (rc == ERR_OK)
         rc = sched_init(&e->sched, &limits, e->pages);
     if (rc == ERR_OK)
@@ -157,6 +162,7 @@ static int main_open(struct engine *e)
     int rc = service_signal_fd(&e->signal_fd);
 
     e->now_us = clock_us();
+    e->progress_us = e->now_us;
     e->epoch = (uint64_t)clock_unix_s() << 20 | ((uint64_t)getpid() & 0xfffff);
     if (rc == ERR_OK)
         rc = main_open_model(e);
