@@ -14,7 +14,8 @@
 #include "ipc/attach.h"
 
 #define MAIN_STAGING_BYTES ((size_t)256 << 20) /* for pages on their way to and from the disk */
-#define MAIN_QUEUE_STEPS   128 /* full steps that prompts may wait for: some 30 s on a GPU */
+#define MAIN_QUEUE_STEPS   128                 /* full steps whose prompts may wait */
+#define MAIN_QUEUE_PROMPTS 16                  /* or so many of the longest */
 
 static int main_open_model(struct engine *e)
 {
@@ -126,6 +127,15 @@ static int main_open_lanes(struct engine *e)
     return ERR_OK;
 }
 
+/* Some 30 s of a GPU's work, and enough where steps are small. */
+static int64_t main_queued_tokens(const struct model_shape *m)
+{
+    int64_t steps = (int64_t)m->max_num_batched_tokens * MAIN_QUEUE_STEPS;
+    int64_t prompts = (int64_t)m->max_model_len * MAIN_QUEUE_PROMPTS;
+
+    return steps > prompts ? steps : prompts;
+}
+
 static int main_open_queues(struct engine *e)
 {
     const struct model_shape *m = e->shape;
@@ -141,7 +151,7 @@ static int main_open_queues(struct engine *e)
 
     e->max_num_queued_tokens = e->settings.max_num_queued_tokens;
     if (e->max_num_queued_tokens == 0)
-        e->max_num_queued_tokens = (int64_t)m->max_num_batched_tokens * MAIN_QUEUE_STEPS;
+        e->max_num_queued_tokens = main_queued_tokens(m);
     e->n_places = m->max_num_seqs;
     if (rc == ERR_OK)
         rc = sched_init(&e->sched, &limits, e->pages);
