@@ -306,7 +306,7 @@ static enum wire_refusal intake_bounds(const struct engine *e, const struct wire
     wait_s = intake_wait_s(e, tenant_idx, (int)r->n_tokens);
     if (e->settings.queue_timeout_s > 0 && wait_s > (double)e->settings.queue_timeout_s)
         return WIRE_REFUSED_WAIT;
-    if (r->deadline_us != 0 && (double)e->now_us + wait_s * 1e6 > (double)r->deadline_us)
+    if (r->deadline_us > e->now_us && wait_s * 1e6 > (double)(r->deadline_us - e->now_us))
         return WIRE_REFUSED_WAIT;
     return WIRE_REFUSALS;
 }
@@ -367,6 +367,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
     q->lane_idx = (int)(l - e->lanes);
     q->slot = slot;
     q->order = e->n_requests++;
+    q->step_seen = e->n_ended;
     q->tokens_max = tokens_max;
     q->root = prefix_root(&e->shape->fingerprint, r->salt);
     l->by_slot[slot] = q;

@@ -148,6 +148,7 @@ static void publish_token_metrics(struct engine *e, struct seq *q)
     stats_add(&e->stats, METRIC_generation_tokens, 1);
     if (q->first_token_us == 0) {
         q->first_token_us = e->now_us;
+        stats_observe(&e->stats, HISTOGRAM_ttft_steps, (double)(e->n_ended - q->step_seen));
         stats_observe(&e->stats, HISTOGRAM_ttft, publish_seconds(q->request.arrival_us, e->now_us));
         stats_observe(&e->stats, HISTOGRAM_prefill, publish_seconds(q->admitted_us, e->now_us));
     } else {

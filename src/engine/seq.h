@@ -65,6 +65,7 @@ struct seq {
     int n_walked;
     struct guide_automaton *automaton; /* NULL: none; borrowed, and counted there */
 
+    unsigned step_seen;   /* steps that had ended when it came; wraps */
     uint64_t admitted_us; /* clock_us() of the events that the metrics want */
     uint64_t first_token_us;
     uint64_t last_token_us;

@@ -262,6 +262,9 @@ struct wire_welcome {
 #define WIRE_BUCKETS_STEP \
     1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0
 
+#define WIRE_BUCKETS_FIRST \
+    1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0
+
 #define WIRE_BUCKETS_MAX 24
 
 enum wire_metric {
