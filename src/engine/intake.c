@@ -288,8 +288,8 @@ static double intake_wait_s(const struct engine *e, int tenant_idx, int n_tokens
     return rate_wait_s(&e->rate, n_reqs, tokens);
 }
 
-/* May it wait? WIRE_REFUSALS when it may. */
-static enum wire_refusal intake_bounds(const struct engine *e, const struct wire_request *r,
+/* May it wait? WIRE_REFUSALS when it may; another may have been refused for it. */
+static enum wire_refusal intake_bounds(struct engine *e, const struct wire_request *r,
                                        int tenant_idx)
 {
     const struct tenants_bounds bounds = {.n_reqs = e->settings.max_num_queued_reqs,
@@ -300,14 +300,18 @@ static enum wire_refusal intake_bounds(const struct engine *e, const struct wire
 
     if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
         return WIRE_REFUSALS;
-    why = tenants_refuse(&e->sched.tenants, tenant_idx, (int)r->n_tokens, &bounds);
-    if (why != WIRE_REFUSALS)
-        return why;
     wait_s = intake_wait_s(e, tenant_idx, (int)r->n_tokens);
     if (e->settings.queue_timeout_s > 0 && wait_s > (double)e->settings.queue_timeout_s)
         return WIRE_REFUSED_WAIT;
     if (r->deadline_us > e->now_us && wait_s * 1e6 > (double)(r->deadline_us - e->now_us))
         return WIRE_REFUSED_WAIT;
+    while ((why = tenants_refuse(&e->sched.tenants, (int)r->n_tokens, &bounds)) != WIRE_REFUSALS) {
+        struct seq *q = tenants_push_out(&e->sched.tenants, tenant_idx, (int)r->n_tokens, why);
+
+        if (q == NULL)
+            return why;
+        publish_refuse(e, q, WIRE_REFUSED_TENANT, ERR_OVERLOADED);
+    }
     return WIRE_REFUSALS;
 }
 

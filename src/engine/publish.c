@@ -258,7 +258,6 @@ static void publish_room(const struct engine *e, struct wire_lane *w)
 
     reqs = reqs < 0 ? 0 : reqs;
     tokens = tokens < 0 ? 0 : tokens;
-    atomic_store_explicit(&w->free_reqs, (uint32_t)reqs, memory_order_relaxed);
     if (2 * reqs < e->settings.max_num_queued_reqs)
         reqs = (reqs + n_lanes - 1) / n_lanes;
     if (2 * tokens < e->max_num_queued_tokens)

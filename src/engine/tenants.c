@@ -42,25 +42,40 @@ int tenants_find(struct tenants *t, const char name[WIRE_TENANT_BYTES])
     return place;
 }
 
-enum wire_refusal tenants_refuse(const struct tenants *t, int tenant_idx, int n_tokens,
+enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
                                  const struct tenants_bounds *bounds)
 {
-    const struct tenant *e = &t->list[tenant_idx];
-    int64_t n_free = (int64_t)bounds->n_reqs + bounds->n_places - t->n_waiting;
-    int64_t free_tokens = bounds->n_tokens - t->n_waiting_tokens;
-
-    if (n_free <= 0)
-        return WIRE_REFUSED_REQUESTS;
-    if (!wire_share_allows((uint64_t)e->n_waiting, (uint64_t)n_free))
-        return WIRE_REFUSED_TENANT;
     if (t->n_waiting == 0)
         return WIRE_REFUSALS; /* or a prompt longer than the bound would never be served */
-    if (n_tokens > free_tokens)
-        return WIRE_REFUSED_TOKENS;
-    if (e->n_waiting > 0 && !wire_share_allows((uint64_t)(e->n_waiting_tokens + n_tokens),
-                                               (uint64_t)(free_tokens - n_tokens) + 1))
-        return WIRE_REFUSED_TENANT;
-    return WIRE_REFUSALS;
+    if (t->n_waiting >= bounds->n_reqs + bounds->n_places)
+        return WIRE_REFUSED_REQUESTS;
+    return t->n_waiting_tokens + n_tokens > bounds->n_tokens ? WIRE_REFUSED_TOKENS : WIRE_REFUSALS;
+}
+
+struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_tokens,
+                             enum wire_refusal why)
+{
+    const struct tenant *own = &t->list[tenant_idx], *most = own;
+    bool by_tokens = why == WIRE_REFUSED_TOKENS;
+    struct seq *q;
+
+    for (int i = 0; i < t->n; i++) {
+        const struct tenant *e = &t->list[i];
+
+        if (by_tokens ? e->n_waiting_tokens > most->n_waiting_tokens
+                      : e->n_waiting > most->n_waiting)
+            most = e;
+    }
+    q = most->last;
+    while (q != NULL && (q->admitted || (q->request.flags & (WIRE_RESUMED | WIRE_PROBE)) != 0))
+        q = q->prev;
+    if (most == own || q == NULL)
+        return NULL;
+    /* Nobody is pushed out who would have less afterwards than the one who comes. */
+    if (by_tokens ? most->n_waiting_tokens - q->n_tokens < own->n_waiting_tokens + n_tokens
+                  : most->n_waiting - 1 < own->n_waiting + 1)
+        return NULL;
+    return q;
 }
 
 void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n_reqs,
@@ -83,13 +98,25 @@ void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n
     }
 }
 
+/* Cost was spent: it is everybody's virtual time, in equal parts. */
+static void tenants_charge(struct tenants *t, struct tenant *e, uint64_t cost)
+{
+    uint64_t n = t->n_active > 0 ? (uint64_t)t->n_active : 1;
+
+    e->service += cost;
+    t->floor_rest += cost;
+    t->floor += t->floor_rest / n;
+    t->floor_rest %= n;
+}
+
 void tenants_add(struct tenants *t, struct seq *q)
 {
     struct tenant *e = &t->list[q->tenant_idx];
     struct seq *before = e->last;
 
-    if (tenants_is_idle(e) && e->service < t->floor)
+    if (e->n_waiting == 0 && e->service < t->floor)
         e->service = t->floor;
+    t->n_active += tenants_is_idle(e);
     while (before != NULL && seq_before(q, before))
         before = before->prev;
     q->prev = before;
@@ -124,6 +151,7 @@ void tenants_remove(struct tenants *t, struct seq *q)
     t->n_waiting--;
     e->n_waiting_tokens -= q->n_tokens;
     t->n_waiting_tokens -= q->n_tokens;
+    t->n_active -= tenants_is_idle(e);
 }
 
 void tenants_begin(struct tenants *t)
@@ -178,31 +206,28 @@ struct seq *tenants_urgent(const struct tenants *t)
 void tenants_run(struct tenants *t, const struct seq *q, int n)
 {
     struct tenant *e = &t->list[q->tenant_idx];
-    uint64_t least = e->service;
 
-    for (int i = 0; i < t->n; i++) {
-        if (t->list[i].n_waiting > 0 && t->list[i].service < least)
-            least = t->list[i].service;
-    }
-    if (least > t->floor)
-        t->floor = least;
+    t->n_active += tenants_is_idle(e);
     e->n_running++;
-    e->service += (uint64_t)n;
+    tenants_charge(t, e, (uint64_t)n);
 }
 
 void tenants_stop(struct tenants *t, const struct seq *q)
 {
-    t->list[q->tenant_idx].n_running--;
+    struct tenant *e = &t->list[q->tenant_idx];
+
+    e->n_running--;
+    t->n_active -= tenants_is_idle(e);
 }
 
 void tenants_charge_token(struct tenants *t, const struct seq *q)
 {
-    t->list[q->tenant_idx].service += TENANTS_OUTPUT_WEIGHT;
+    tenants_charge(t, &t->list[q->tenant_idx], TENANTS_OUTPUT_WEIGHT);
 }
 
 void tenants_check(const struct tenants *t)
 {
-    int n = 0;
+    int n = 0, n_active = 0;
     int64_t n_tokens = 0;
 
     for (int i = 0; i < t->n; i++) {
@@ -221,7 +246,9 @@ void tenants_check(const struct tenants *t)
         must(own == e->n_waiting);
         must(e->n_running >= 0);
         n += own;
+        n_active += !tenants_is_idle(e);
     }
     must(n == t->n_waiting);
+    must(n_active == t->n_active);
     must(n_tokens == t->n_waiting_tokens);
 }

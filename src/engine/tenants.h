@@ -3,10 +3,11 @@
  * A tenant is what nginx made of an API key. Among waiting sequences of one priority the tenant
  * goes first that had the least service: tokens of prompts that had to be computed, and tokens of
  * outputs, which cost a place in every step. One that comes back after a while without requests is
- * lifted to where the least served of the others stands: idleness is not saved up.
+ * lifted to what the service of one who has had his share all the time would be by now: neither
+ * idleness is saved up, nor does anybody wait for all who come after him.
  *
- * The queue's bounds hold for all; of what they allow a tenant may hold what wire_share_allows()
- * says, so that one who asks for everything is refused before the others.
+ * The queue's bounds hold for all together. When it is full and one comes who has less in it than
+ * another, the last of him who has most is refused in its place.
  *
  * No clock and no memory after init. Every call is O(tenants) at most, but for a sequence that goes
  * before many of its own tenant's. The engine's thread. */
@@ -39,7 +40,9 @@ struct tenants {
     int n;
     int n_waiting;
     int64_t n_waiting_tokens;
-    uint64_t floor; /* service of the least served who had to wait, when last one was admitted */
+    int n_active;        /* tenants with something here */
+    uint64_t floor;      /* virtual time: service of one who has had his share */
+    uint64_t floor_rest; /* of what is not yet shared out, in tokens times tenants */
 };
 
 /* What may wait. */
@@ -55,8 +58,13 @@ void tenants_init(struct tenants *t);
 int tenants_find(struct tenants *t, const char name[WIRE_TENANT_BYTES]);
 
 /* May a request of n_tokens wait? WIRE_REFUSALS when it may, else why not. */
-enum wire_refusal tenants_refuse(const struct tenants *t, int tenant_idx, int n_tokens,
+enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
                                  const struct tenants_bounds *bounds);
+
+/* Who has to leave the queue in order that a request of this tenant, of n_tokens, may wait; of the
+ * room that is short why tells. NULL: nobody. Preempted sequences stay. */
+struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_tokens,
+                             enum wire_refusal why);
 
 /* What is served before a request of n_tokens that this tenant would bring now. */
 void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n_reqs,

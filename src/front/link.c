@@ -161,19 +161,23 @@ static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TEN
     return place;
 }
 
-/* Requests of this tenant that wait in the engine, all fronts' together. The streamer is who maps
+/* The queue is full: would another's request have to go for this tenant's? The streamer is who maps
  * the page, so it needs no lock. */
-static uint32_t link_tenant_waits(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
+static bool link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
     uint32_t n = atomic_load_explicit(&l->stats->n_tenants, memory_order_relaxed);
+    uint32_t own = 0, most = 0;
 
     for (uint32_t i = 0; i < n && i < WIRE_TENANTS; i++) {
         const struct wire_tenant *t = &l->stats->tenants[i];
+        uint32_t n_waiting = atomic_load_explicit(&t->n_waiting, memory_order_relaxed);
 
         if (memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0)
-            return atomic_load_explicit(&t->n_waiting, memory_order_relaxed);
+            own = n_waiting;
+        else
+            most = n_waiting > most ? n_waiting : most;
     }
-    return 0;
+    return most > own + 1;
 }
 
 enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
@@ -181,8 +185,6 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     const struct wire_lane *w = l->lane.shared;
     uint32_t place = link_tenant_idx(l, r->tenant);
     uint32_t held = place < l->n_tenants ? l->tenants[place].n_held : 0;
-    uint32_t room = atomic_load_explicit(&w->room_reqs, memory_order_relaxed);
-    uint32_t n_free = atomic_load_explicit(&w->free_reqs, memory_order_relaxed);
     uint32_t n_queued; /* of our own, that the engine has not counted */
     uint64_t n_tokens;
 
@@ -193,13 +195,12 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     if (!wire_share_allows(held, l->n_free))
         return WIRE_REFUSED_TENANT;
     lane_backlog(&l->lane, &n_queued, &n_tokens);
-    if (n_queued >= room || n_queued >= n_free)
-        return WIRE_REFUSED_REQUESTS;
-    if (!wire_share_allows(link_tenant_waits(l, r->tenant), n_free - n_queued))
-        return WIRE_REFUSED_TENANT;
+    n_tokens += r->n_tokens;
+    if (n_queued >= atomic_load_explicit(&w->room_reqs, memory_order_relaxed))
+        return link_may_push(l, r->tenant) ? WIRE_REFUSALS : WIRE_REFUSED_REQUESTS;
     if (n_queued + atomic_load_explicit(&w->n_waiting, memory_order_relaxed) > 0 &&
-        n_tokens + r->n_tokens > atomic_load_explicit(&w->room_tokens, memory_order_relaxed))
-        return WIRE_REFUSED_TOKENS;
+        n_tokens > atomic_load_explicit(&w->room_tokens, memory_order_relaxed))
+        return link_may_push(l, r->tenant) ? WIRE_REFUSALS : WIRE_REFUSED_TOKENS;
     return WIRE_REFUSALS;
 }
 

@@ -104,7 +104,8 @@ struct wire_request {
 enum wire_refusal {
     WIRE_REFUSED_REQUESTS, /* too many wait */
     WIRE_REFUSED_TOKENS,   /* too many tokens wait */
-    WIRE_REFUSED_TENANT,   /* its tenant has its share of the queue, or of a front's slots */
+    WIRE_REFUSED_TENANT,   /* its tenant had most of the queue and another came, or it has its share
+                            * of a front's slots */
     WIRE_REFUSED_SLOTS,    /* the front has no slot, or no room for the prompt */
     WIRE_REFUSED_WAIT,     /* it would have waited past its deadline or queue_timeout_s */
     WIRE_REFUSED_TIMEOUT,  /* it has waited for queue_timeout_s */
@@ -190,7 +191,6 @@ struct wire_lane {
     _Atomic uint32_t n_running;                       /* [W: engine] sequences, all lanes */
     _Atomic uint32_t n_waiting;                       /* [W: engine] */
     _Atomic uint32_t retry_after_s;                   /* [W: engine] for a 429, from its rate */
-    _Atomic uint32_t free_reqs;   /* [W: engine] requests that may be queued by all fronts */
     _Atomic uint32_t room_reqs;   /* [W: engine] by this one; less when the queue gets full */
     _Atomic uint32_t room_tokens; /* [W: engine] tokens of prompts, by this one */
 

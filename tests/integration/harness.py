@@ -417,7 +417,10 @@ class Stack:
         self.nginx = Supervised([find_nginx(), "-p", self.dir, "-e", self.path("nginx-error.log"),
                                  "-c", self.path("nginx.conf")], self.path("nginx.log"),
                                 restart=False)
-        if not until(lambda: os.path.exists(self.socket) or not self.nginx.alive(), 10) or \
+        def listens():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                return probe.connect_ex(self.socket) == 0
+        if not until(lambda: listens() or not self.nginx.alive(), 10) or \
                 not self.nginx.alive():
             raise RuntimeError("nginx does not start:\n" + self.logs())
 

@@ -416,6 +416,37 @@ static void test_fair_tokens(void)
     world_close(&w);
 }
 
+/* Always new tenants, each with one request: one who was served a moment ago has his turn, too. */
+static void test_newcomers(void)
+{
+    struct world w;
+    const struct seq *q;
+    char name[32];
+    int own, n = 0, steps = 0;
+    uint64_t order;
+
+    world_open(&w, 300, 64, 2, 10);
+    own = world_tenant(&w, "own");
+    for (int i = 0; i < 20; i++) {
+        (void)world_ask(&w, own, 20, 4, 0, 1000 + i);
+        (void)world_step(&w);
+    }
+    while (w.sched.tenants.n_waiting > 1)
+        (void)world_step(&w);
+    q = world_ask(&w, own, 20, 4, 0, 2000);
+    order = q->order;
+    while (q->state == SEQ_WAITING && q->order == order && steps < 2000) {
+        while (w.sched.tenants.n_waiting < 6) {
+            (void)snprintf(name, sizeof name, "t%d", n++);
+            (void)world_ask(&w, world_tenant(&w, name), 20, 4, 0, 3000 + n);
+        }
+        (void)world_step(&w);
+        steps++;
+    }
+    ok(steps < 200, "%d newcomers went before one who had been served much (%d steps)", n, steps);
+    world_close(&w);
+}
+
 /* Idleness is not saved up, and more tenants than there are places are all served. */
 static void test_tenants(void)
 {
@@ -458,43 +489,49 @@ static void test_tenants(void)
 
 static void test_bounds(void)
 {
-    static const struct tenants_bounds bounds = {.n_reqs = 10, .n_tokens = 1000, .n_places = 2};
+    static const struct tenants_bounds bounds = {.n_reqs = 10, .n_tokens = 200, .n_places = 2};
     static struct tenants t;
     struct seq seqs[12] = {0};
     char name[WIRE_TENANT_BYTES] = "b";
+    bool good = true;
     int n_reqs, b;
     int64_t n_tokens;
 
     tenants_init(&t);
     b = tenants_find(&t, name);
-    is_int(tenants_refuse(&t, 0, 5000, &bounds), WIRE_REFUSALS,
+    is_int(tenants_refuse(&t, 5000, &bounds), WIRE_REFUSALS,
            "where nothing waits a prompt of any length may");
-    for (int i = 0; i < 9; i++) {
-        seqs[i] = (struct seq){.n_tokens = 10, .order = (uint64_t)i};
-        is_int(tenants_refuse(&t, 0, 10, &bounds), WIRE_REFUSALS, "%d of 12 wait: one more", i);
-        tenants_add(&t, &seqs[i]);
-    }
-    seqs[9] = (struct seq){.n_tokens = 10, .order = 9};
-    tenants_add(&t, &seqs[9]);
-    is_int(tenants_refuse(&t, 0, 10, &bounds), WIRE_REFUSED_TENANT,
-           "the one who has ten of twelve gets no more");
-    is_int(tenants_refuse(&t, b, 10, &bounds), WIRE_REFUSALS, "another does");
-    is_int(tenants_refuse(&t, b, 901, &bounds), WIRE_REFUSED_TOKENS, "as far as tokens go");
-    is_int(tenants_refuse(&t, b, 900, &bounds), WIRE_REFUSALS, "and no further");
-    is_int(tenants_refuse(&t, 0, 890, &bounds), WIRE_REFUSED_TENANT, "which are shared as well");
-    tenants_ahead(&t, b, 15, &n_reqs, &n_tokens);
-    ok(n_reqs == 1 && n_tokens == 15, "before it no more of others is served than of its own");
-    tenants_ahead(&t, 0, 15, &n_reqs, &n_tokens);
-    ok(n_reqs == 10 && n_tokens == 100, "and before the other's next all that it has");
-    for (int i = 10; i < 12; i++) {
-        seqs[i] = (struct seq){.n_tokens = 10, .tenant_idx = b, .order = (uint64_t)i};
-        tenants_add(&t, &seqs[i]);
-    }
-    is_int(tenants_refuse(&t, b, 1, &bounds), WIRE_REFUSED_REQUESTS, "until all places are taken");
     for (int i = 0; i < 12; i++) {
-        seqs[i].state = SEQ_WAITING;
-        tenants_remove(&t, &seqs[i]);
+        seqs[i] = (struct seq){.n_tokens = 10, .order = (uint64_t)i, .state = SEQ_WAITING};
+        good = good && tenants_refuse(&t, 10, &bounds) == WIRE_REFUSALS;
+        tenants_add(&t, &seqs[i]);
     }
+    ok(good, "ten and two wait");
+    is_int(tenants_refuse(&t, 10, &bounds), WIRE_REFUSED_REQUESTS, "and no more");
+    tenants_ahead(&t, b, 15, &n_reqs, &n_tokens);
+    ok(n_reqs == 1 && n_tokens == 15, "before another's no more is served than it brings");
+    tenants_ahead(&t, 0, 15, &n_reqs, &n_tokens);
+    ok(n_reqs == 12 && n_tokens == 120, "and before the next of the same all that it has");
+    ok(tenants_push_out(&t, 0, 10, WIRE_REFUSED_REQUESTS) == NULL, "nobody goes for one's own");
+    for (int i = 11; i > 5; i--) {
+        struct seq *q = tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS);
+
+        good = good && q == &seqs[i];
+        tenants_remove(&t, &seqs[i]);
+        seqs[i].tenant_idx = b;
+        tenants_add(&t, &seqs[i]);
+    }
+    ok(good, "for another's the last six go, one by one");
+    ok(tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS) == NULL, "then each has as much");
+    for (int i = 6; i < 12; i++)
+        tenants_remove(&t, &seqs[i]);
+    is_int(tenants_refuse(&t, 141, &bounds), WIRE_REFUSED_TOKENS, "tokens are bounded, too");
+    is_int(tenants_refuse(&t, 140, &bounds), WIRE_REFUSALS, "at 200");
+    ok(tenants_push_out(&t, b, 50, WIRE_REFUSED_TOKENS) == &seqs[5] &&
+           tenants_push_out(&t, b, 51, WIRE_REFUSED_TOKENS) == NULL,
+       "and so is what goes for another's");
+    seqs[5].admitted = true;
+    ok(tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS) == &seqs[4], "what had begun stays");
     tenants_check(&t);
 }
 
@@ -545,6 +582,7 @@ int main(void)
     test_fair();
     test_fair_tokens();
     test_tenants();
+    test_newcomers();
     test_bounds();
     test_displaced(false);
     test_displaced(true);
