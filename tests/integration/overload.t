@@ -21,6 +21,7 @@ tap = Tap()
 PATH = "/v1/completions"
 SEATS, QUEUE = 4, 8  # of the server under load: so many run, so many wait
 N_TOKENS = 40
+N_SHORT = 16
 
 
 def auth(i):
@@ -37,8 +38,9 @@ def prompt(s, tag, i, n=110, **fields):
 class Load:
     """n clients that ask again and again; one that was refused comes back after pause_s."""
 
-    def __init__(self, s, tag, n, pause_s=0.3, headers=None):
+    def __init__(self, s, tag, n, pause_s=0.3, headers=None, **fields):
         self.s, self.tag, self.pause_s, self.headers = s, tag, pause_s, headers
+        self.fields = fields
         self.served, self.refused, self.odd = [], [], []  # seconds; (seconds, Retry-After)
         self.stop = False
         self.lock = threading.Lock()
@@ -51,7 +53,7 @@ class Load:
             with self.lock:
                 self.n_asked += 1
                 turn = self.n_asked
-            body = prompt(self.s, self.tag, turn)
+            body = prompt(self.s, self.tag, turn, **self.fields)
             began = time.monotonic()
             try:
                 r = self.s.post(PATH, body, headers=self.headers or auth(turn))
@@ -104,7 +106,7 @@ with tap.section("ten times capacity"), \
         Stack(engine=["--max-num-seqs", SEATS, "--max-num-queued-reqs", QUEUE,
                       "--num-pages", 400]) as s:
     load = Load(s, "full", SEATS + QUEUE).start()
-    full = measure(s, load, 5)
+    full = measure(s, load, 4)
     load.end()
     n_refused = len(load.refused)
     tap.ok(not load.odd and full["rate"] > 0, "the server is full: %.1f requests/s, %.2f tokens a "
@@ -125,8 +127,8 @@ with tap.section("ten times capacity"), \
             time.sleep(0.05)
     threading.Thread(target=others, daemon=True).start()
     n_asked = load.n_asked
-    over = measure(s, load, 10)
-    n_asked = (load.n_asked - n_asked) / 10
+    over = measure(s, load, 7)
+    n_asked = (load.n_asked - n_asked) / 7
     grown = {name: memory_kib(pid) - kib[name] for name, pid in pids.items()}
     load.end()
     tap.eq(load.odd, [], "every request is served or refused")
@@ -144,7 +146,7 @@ with tap.section("ten times capacity"), \
            (over["worst"] * over["rate"]))
     quick = statistics.median(t for t, _ in load.refused)
     base = statistics.median(plain)
-    tap.ok(quick < base + 0.005, "refusals take %.1f ms, what needs no engine %.1f ms" %
+    tap.ok(quick < 0.005 + 2 * base, "refusals take %.1f ms, what needs no engine %.1f ms" %
            (1e3 * quick, 1e3 * base))
     late = sum(t > 0.005 + 3 * max(base, 0.002) for t, _ in load.refused) / len(load.refused)
     tap.note("%d refusals, %.1f %% of them slow" % (len(load.refused), 100 * late))
@@ -161,7 +163,7 @@ with tap.section("ten times capacity"), \
     until(lambda: len(greedy.served) > 2 * SEATS, 30, 0.05)
     n_greedy, began = len(greedy.served), time.monotonic()
     modest = Load(s, "modest", 4, headers=auth(31)).start()
-    time.sleep(6)
+    time.sleep(5)
     n_greedy, took = len(greedy.served) - n_greedy, time.monotonic() - began
     waits = statistics.median(t for _, t in modest.served)
     modest.end(), greedy.end()
@@ -178,16 +180,12 @@ with tap.section("ten times capacity"), \
 
 with tap.section("when to come again"), \
         Stack(engine=["--max-num-seqs", 1, "--max-num-queued-reqs", 16], n_fronts=1) as s:
-    load = Load(s, "again", 24, pause_s=0.1).start()
+    load = Load(s, "again", 24, pause_s=0.1, max_tokens=80).start()
     until(lambda: len(load.served) >= 14, 40, 0.05)
-    load.stop = True
-    until(lambda: s.metric("vllm:num_requests_waiting") == 16, 2, 0.01)
-    r = s.post(PATH, prompt(s, "last", 1))
-    n, began = s.metric("vllm:num_requests_waiting"), time.monotonic()
+    _, again = load.refused[-1]
+    began = time.monotonic()
     load.end()
     took = time.monotonic() - began
-    again = int(r.headers.get("Retry-After", 0))
-    tap.eq(r.status, 429, "the queue is full (%d wait)" % n)
     tap.ok(took / 2 - 1 <= again <= 2 * took + 1.5,
            "Retry-After: %d s; the queue was empty after %.1f s" % (again, took))
 
@@ -247,21 +245,24 @@ with tap.section("long prompts"), \
     clock.close()
     s.idle()
     before = first_steps()
-    long = [threading.Thread(target=lambda i=i: s.post(
-        PATH, prompt(s, "long%d" % i, i, n=2000, max_tokens=1)), daemon=True) for i in range(3)]
+    done, stop = [], threading.Event()
+
+    def ask(i):
+        while not stop.is_set():
+            done.append(s.post(PATH, prompt(s, "long%d" % i, len(done), n=2000, max_tokens=1)).status)
+    long = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(4)]
     for t in long:
         t.start()
-    until(lambda: s.metric("vllm:num_requests_running") >= 3)
-    n = 0
-    while n < 60 and first_steps()["+Inf"] == before["+Inf"] + n:
-        s.post(PATH, prompt(s, "short", n, n=20, max_tokens=2))
-        n += 1
-    beside = worst(before, n_others=first_steps()["+Inf"] - before["+Inf"] - n)
+    until(lambda: len(done) >= 1)
+    for i in range(N_SHORT):
+        s.post(PATH, prompt(s, "short", i, n=20, max_tokens=2))
+    stop.set()
     for t in long:
         t.join(60)
-    tap.ok(n >= 3, "%d short prompts came while three long ones were computed" % n)
-    tap.ok(beside <= alone + 3, "their first tokens came within %d steps, without those within %d" %
-           (beside, alone))
+    beside = worst(before, n_others=len(done))
+    tap.eq(set(done), {200}, "%d prompts of 2000 tokens, 4 at a time, some 31 steps each" % len(done))
+    tap.ok(beside <= alone + 3, "%d short ones meanwhile had their first tokens within %d steps, "
+           "without the long ones within %d" % (N_SHORT, beside, alone))
 
 with tap.section("health"), Stack(front=["--health-stall-s", 1]) as s:
     r = s.get("/health?deep=1")
