@@ -297,7 +297,7 @@ static bool sched_may_overtake(const struct sched *s, const struct seq *q,
            (!sched_is_long(s, q) && q->request.priority == blocked->request.priority);
 }
 
-/* Admit while there is room. True when a long prompt was passed over, because another has its chunk,
+/* Admit while there is room. True when a long prompt was passed over because another has its chunk,
  * and everybody before it has found pages. */
 static bool sched_plan_waiting(struct sched *s)
 {

@@ -290,5 +290,15 @@ with tap.section("health"), Stack(front=["--health-stall-s", 1]) as s:
            r.error["message"])
     s.engine.kill(signal.SIGCONT)
     tap.ok(until(lambda: s.get("/health?deep=1").status == 200, 20, 0.2), "and passes again")
+
+with tap.section("an engine that runs in circles"), \
+        Stack(front=["--health-stall-s", 1], env={"QUIRE_FAULT": "engine_stall:40+"}) as s:
+    slow = s.open_stream(PATH, s.completion("Count", max_tokens=1900, ignore_eos=True))
+    tap.ok(until(lambda: s.get("/health").status == 503, 20, 0.1),
+           "an engine that looks and does nothing is not well")
+    r = s.get("/health")
+    tap.ok("ended no step" in r.error["message"], "it says why: " + r.error["message"])
+    slow.close()
+    tap.ok(until(lambda: s.get("/health").status == 200, 20, 0.1), "one that has nothing to do is")
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
 tap.done()
