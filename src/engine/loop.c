@@ -124,10 +124,8 @@ static int loop_steps(struct engine *e)
         rc = loop_end_step(e);
     if (rc != ERR_OK)
         return rc;
-    if (FAULT_HIT(engine_stall))
-        return ERR_OK;
     sched_plan(&e->sched);
-    begins = e->sched.n_planned > 0;
+    begins = e->sched.n_planned > 0 && !FAULT_HIT(engine_stall);
     if (begins)
         rc = loop_begin_step(e);
     if (rc == ERR_OK && ahead)
