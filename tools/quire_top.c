@@ -57,13 +57,22 @@ static double top_share(const struct top *t, const struct wire_stats *s, enum wi
     return n <= 0.0 ? 0.0 : (top_value(s, part) - top_value(&t->before, part)) / n * 100.0;
 }
 
+static double top_refused(const struct wire_stats *s)
+{
+    double n = 0.0;
+
+    for (int m = METRIC_rejected_requests; m <= METRIC_rejected_deadline; m++)
+        n += top_value(s, (enum wire_metric)m); /* rows of one name stand together */
+    return n;
+}
+
 static void top_print(const struct top *t, const struct wire_stats *s, double passed_s)
 {
     double steps = top_rate(t, s, METRIC_steps, passed_s);
 
     printf("running %6.0f   waiting %6.0f   fronts %3.0f   preempted %.0f   refused %.0f\n",
            top_value(s, METRIC_running), top_value(s, METRIC_waiting), top_value(s, METRIC_lanes),
-           top_value(s, METRIC_preemptions), top_value(s, METRIC_rejected));
+           top_value(s, METRIC_preemptions), top_refused(s));
     printf("output %9.1f tok/s   prompts %9.1f tok/s   ended %.1f a second\n",
            top_rate(t, s, METRIC_generation_tokens, passed_s),
            top_rate(t, s, METRIC_prompt_tokens, passed_s),

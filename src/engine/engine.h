@@ -19,6 +19,7 @@
 #include "base/err.h"
 #include "base/settings.h"
 #include "engine/guide.h"
+#include "engine/rate.h"
 #include "engine/sched.h"
 #include "engine/seq.h"
 #include "engine/stats.h"
@@ -49,8 +50,9 @@ struct engine_lane {
     struct lane lane;
     struct seq **by_slot; /* [lane_slots], NULL where no sequence runs; mapped at start */
     struct guide_lane guide;
-    int n_bad; /* malformed requests so far */
-    pid_t pid; /* for the log */
+    int n_bad;                       /* malformed requests so far */
+    uint32_t refused[WIRE_REFUSALS]; /* of what the front says, that is counted */
+    pid_t pid;                       /* for the log */
 };
 
 /* A page that was named and is not on disk yet. */
@@ -140,9 +142,13 @@ struct engine {
     bool draining;
     bool stop;
     uint64_t drain_until_us;
-    uint64_t now_us;   /* once per pass */
-    double done_per_s; /* smoothed rate of finished requests, for Retry-After */
-    uint64_t last_done_us;
+    uint64_t now_us; /* once per pass */
+
+    struct rate rate;              /* for Retry-After, and to refuse what would wait too long */
+    int64_t max_num_queued_tokens; /* of prompts */
+    int n_lanes;                   /* that are open */
+    int n_places;                  /* requests for which the next step has places at once */
+    uint64_t progress_us;          /* when a step ended last, or none had to */
 };
 
 /* --- loop.c --- */
@@ -174,7 +180,10 @@ void fill_forget(struct engine *e, const struct seq *q); /* q goes: steps under 
 void publish_admitted(struct engine *e); /* before the step: who runs for the first time */
 void publish_step(struct engine *e, const struct engine_step *step); /* after it: tokens, ends */
 void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32_t value);
-void publish_wake(struct engine *e); /* fronts that got something; gauges */
+/* It has no more time: err is ERR_DEADLINE or ERR_OVERLOADED. */
+void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int err);
+void publish_lane(struct engine *e, struct engine_lane *l); /* how full the engine is */
+void publish_wake(struct engine *e);                        /* fronts that got something; gauges */
 
 /* --- tiers.c --- */
 

@@ -99,6 +99,7 @@ static void intake_accept(struct engine *e)
         e->lanes[i].control_fd = fd;
         e->lanes[i].pid = pid;
         e->lanes[i].n_bad = 0;
+        memset(e->lanes[i].refused, 0, sizeof e->lanes[i].refused);
         if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)i) != ERR_OK)
             intake_drop_lane(e, &e->lanes[i], "could not be watched");
     }
@@ -127,7 +128,7 @@ static int intake_welcome(struct engine *e, struct engine_lane *l)
         return rc;
     }
     l->lane.wake_fd = l->control_fd;
-    atomic_store(&l->lane.shared->heartbeat_us, e->now_us);
+    publish_lane(e, l);
     atomic_store(&l->lane.shared->engine_state, e->draining ? WIRE_DRAINING : WIRE_SERVING);
     memcpy(w.eos, m->eos, sizeof w.eos);
     memcpy(w.fingerprint, m->fingerprint.bytes, sizeof w.fingerprint);
@@ -221,7 +222,7 @@ static void intake_signal(struct engine *e)
     e->drain_until_us = e->now_us + (uint64_t)e->settings.drain_timeout_s * 1000000u;
     service_stopping();
     log_info("engine: stopping; %d running and %d waiting requests get %d s", e->sched.n_running,
-             e->sched.n_waiting, e->settings.drain_timeout_s);
+             sched_n_waiting(&e->sched), e->settings.drain_timeout_s);
     for (int i = 0; i < e->settings.max_lanes; i++) {
         if (e->lanes[i].state == LANE_OPEN)
             atomic_store(&e->lanes[i].lane.shared->engine_state, WIRE_DRAINING);
@@ -276,34 +277,94 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
 }
 
 /* Answer a request that never became a sequence. */
-static void intake_reject(struct engine *e, struct engine_lane *l, uint32_t slot, int err)
+static void intake_reject(struct engine *e, struct engine_lane *l, uint32_t slot, int err,
+                          uint32_t retry_after_s)
 {
-    stats_add(&e->stats, err == ERR_OVERLOADED ? METRIC_rejected : METRIC_success_error, 1);
-    lane_put(
-        &l->lane, slot,
-        (struct wire_out){
-            .kind = WIRE_FINISHED, .finish = WIRE_FIN_ERROR, .value = err, .time_us = e->now_us});
+    if (err != ERR_OVERLOADED)
+        stats_add(&e->stats, METRIC_success_error, 1);
+    lane_put(&l->lane, slot,
+             (struct wire_out){.kind = WIRE_FINISHED,
+                               .finish = WIRE_FIN_ERROR,
+                               .value = err,
+                               .retry_after_s = (uint16_t)retry_after_s,
+                               .time_us = e->now_us});
+}
+
+/* Seconds that a request of n_tokens would wait; 0: not known. */
+static double intake_wait_s(const struct engine *e, int tenant_idx, int n_tokens)
+{
+    int n_reqs;
+    int64_t tokens;
+
+    tenants_ahead(&e->sched.tenants, tenant_idx, n_tokens, &n_reqs, &tokens);
+    return rate_wait_s(&e->rate, n_reqs, tokens);
+}
+
+/* May it wait? WIRE_REFUSALS when it may; another may have been refused for it. */
+static enum wire_refusal intake_bounds(struct engine *e, const struct wire_request *r,
+                                       int tenant_idx)
+{
+    const struct tenants_bounds bounds = {.n_reqs = e->settings.max_num_queued_reqs,
+                                          .n_tokens = e->max_num_queued_tokens,
+                                          .n_places = e->n_places};
+    enum wire_refusal why;
+    double wait_s;
+
+    if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
+        return WIRE_REFUSALS;
+    wait_s = intake_wait_s(e, tenant_idx, (int)r->n_tokens);
+    if (e->settings.queue_timeout_s > 0 && wait_s > (double)e->settings.queue_timeout_s)
+        return WIRE_REFUSED_WAIT;
+    if (r->deadline_us > e->now_us && wait_s * 1e6 > (double)(r->deadline_us - e->now_us))
+        return WIRE_REFUSED_WAIT;
+    while ((why = tenants_refuse(&e->sched.tenants, (int)r->n_tokens, &bounds)) != WIRE_REFUSALS) {
+        struct seq *q = tenants_push_out(&e->sched.tenants, tenant_idx, (int)r->n_tokens, why);
+
+        if (q == NULL)
+            return why;
+        publish_refuse(e, q, WIRE_REFUSED_TENANT, ERR_OVERLOADED);
+    }
+    return WIRE_REFUSALS;
+}
+
+/* The same, counted. ERR_OVERLOADED and when to come again, or ERR_OK. */
+static int intake_admits(struct engine *e, const struct wire_request *r, int tenant_idx,
+                         uint32_t *retry_after_s)
+{
+    enum wire_refusal why = intake_bounds(e, r, tenant_idx);
+    int n_reqs;
+    int64_t tokens;
+
+    if (why == WIRE_REFUSALS)
+        return ERR_OK;
+    tenants_ahead(&e->sched.tenants, tenant_idx, (int)r->n_tokens, &n_reqs, &tokens);
+    *retry_after_s = rate_retry_after_s(&e->rate, n_reqs, tokens);
+    e->sched.tenants.list[tenant_idx].n_refused++;
+    stats_refused(&e->stats, why, 1);
+    return ERR_OVERLOADED;
 }
 
 static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slot,
-                           const struct wire_request *r)
+                           const struct wire_request *r, uint32_t *retry_after_s)
 {
     struct seq *q;
+    int tenant_idx;
     uint64_t end = (uint64_t)r->n_prompt + r->max_tokens;
     int tokens_max = end < (uint64_t)e->shape->max_model_len ? (int)end : e->shape->max_model_len;
     int rc;
 
     if (e->draining)
         return ERR_DRAINING;
-    if (e->sched.n_waiting >= e->settings.max_num_queued_reqs)
-        return ERR_OVERLOADED;
     rc = intake_check(e, r);
     if (rc != ERR_OK)
         return rc;
-    q = seq_claim(&e->pool);
+    tenant_idx = tenants_find(&e->sched.tenants, r->tenant);
+    rc = intake_admits(e, r, tenant_idx, retry_after_s);
+    q = rc == ERR_OK ? seq_claim(&e->pool) : NULL;
     if (q == NULL)
         return ERR_OVERLOADED;
     q->request = *r;
+    q->tenant_idx = tenant_idx;
     q->n_tokens = (int)r->n_tokens;
     q->n_prompt = (int)r->n_prompt;
     rc = lane_tokens(&l->lane, r, e->shape->n_vocab, q->tokens);
@@ -322,6 +383,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
     q->lane_idx = (int)(l - e->lanes);
     q->slot = slot;
     q->order = e->n_requests++;
+    q->step_seen = e->n_ended;
     q->tokens_max = tokens_max;
     q->root = prefix_root(&e->shape->fingerprint, r->salt);
     l->by_slot[slot] = q;
@@ -337,6 +399,7 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
 
     /* At most one round of the ring: a lane cannot keep the loop from its step. */
     for (uint32_t i = 0; i < l->lane.queue_cap; i++) {
+        uint32_t retry_after_s = 1;
         int rc;
 
         got = lane_take(&l->lane, &slot, &r);
@@ -349,9 +412,9 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
             intake_drop_lane(e, l, "broke the ring's rules");
             return;
         }
-        rc = intake_sequence(e, l, slot, &r);
+        rc = intake_sequence(e, l, slot, &r, &retry_after_s);
         if (rc != ERR_OK)
-            intake_reject(e, l, slot, rc);
+            intake_reject(e, l, slot, rc, retry_after_s);
         if (rc == ERR_INVALID) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
             if (++l->n_bad > INTAKE_BAD_MAX) {
@@ -369,6 +432,16 @@ void intake_requests(struct engine *e)
         if (e->lanes[i].state == LANE_OPEN && lane_has_work(&e->lanes[i].lane))
             intake_lane(e, &e->lanes[i]);
     }
+}
+
+/* Has it waited for too long to begin? What had begun may wait: its client has an answer. */
+static bool intake_waited(const struct engine *e, const struct seq *q)
+{
+    uint64_t longest_us = (uint64_t)e->settings.queue_timeout_s * 1000000u;
+
+    return q->state == SEQ_WAITING && !q->admitted &&
+           (q->request.flags & (WIRE_RESUMED | WIRE_PROBE)) == 0 && longest_us > 0 &&
+           e->now_us - q->request.arrival_us > longest_us;
 }
 
 /* One sequence's wishes: does anybody still want it, and is there room for what it says? */
@@ -389,7 +462,9 @@ static void intake_look(struct engine *e, struct seq *q)
     if (cancel != WIRE_WANTED)
         publish_finish(e, q, WIRE_FIN_CANCELLED, (int32_t)cancel);
     else if (q->request.deadline_us != 0 && e->now_us > q->request.deadline_us)
-        publish_finish(e, q, WIRE_FIN_ERROR, ERR_DEADLINE);
+        publish_refuse(e, q, WIRE_REFUSED_DEADLINE, ERR_DEADLINE);
+    else if (intake_waited(e, q))
+        publish_refuse(e, q, WIRE_REFUSED_TIMEOUT, ERR_OVERLOADED);
     else if (e->draining && e->now_us >= e->drain_until_us)
         publish_finish(e, q, WIRE_FIN_ERROR, ERR_DRAINING);
 }

@@ -21,7 +21,7 @@ static int loop_timeout_ms(const struct engine *e)
         return 0;
     if (e->n_loads_used > 0 && tiers_copy_in(e))
         return 0; /* some milliseconds at most, and somebody waits for them */
-    if (e->sched.n_running + e->sched.n_waiting == 0)
+    if (e->sched.n_running + sched_n_waiting(&e->sched) == 0)
         return tiers_have_work(e) ? LOOP_PAUSED_MS : e->draining ? 0 : LOOP_TICK_MS;
     return e->sched.n_planned == 0 ? LOOP_PAUSED_MS : 0;
 }
@@ -65,6 +65,24 @@ static int loop_begin_step(struct engine *e)
     return ERR_OK;
 }
 
+/* Is there a sequence that could be computed? Clients that do not take what they have are theirs to
+ * mend. */
+static bool loop_has_work(struct engine *e)
+{
+    const struct seq *q;
+
+    for (int i = 0; i < e->sched.n_running; i++) {
+        if (!e->sched.running[i]->paused)
+            return true;
+    }
+    tenants_begin(&e->sched.tenants);
+    while ((q = tenants_next(&e->sched.tenants)) != NULL) {
+        if (!q->paused)
+            return true;
+    }
+    return e->n_begun != e->n_ended;
+}
+
 /* Wait for the oldest step and tell everybody. */
 static int loop_end_step(struct engine *e)
 {
@@ -105,7 +123,7 @@ static int loop_steps(struct engine *e)
     if (rc != ERR_OK)
         return rc;
     sched_plan(&e->sched);
-    begins = e->sched.n_planned > 0;
+    begins = e->sched.n_planned > 0 && !FAULT_HIT(engine_stall);
     if (begins)
         rc = loop_begin_step(e);
     if (rc == ERR_OK && ahead)
@@ -118,6 +136,7 @@ static int loop_steps(struct engine *e)
 int engine_run(struct engine *e)
 {
     while (!e->stop) {
+        unsigned n_ended = e->n_ended;
         int rc;
 
         loop_wait(e);
@@ -129,10 +148,13 @@ int engine_run(struct engine *e)
             return rc;
         tiers_save_evicted(e);
         tiers_write_behind(e, e->sched.n_running == 0 ? LOOP_WRITE_IDLE : LOOP_WRITE_BUSY);
+        if (e->n_ended != n_ended || !loop_has_work(e))
+            e->progress_us = e->now_us;
+        rate_pass(&e->rate, e->now_us, sched_n_waiting(&e->sched) > 0);
         publish_wake(e);
         service_watchdog(e->now_us);
-        e->stop =
-            e->draining && e->sched.n_running + e->sched.n_waiting == 0 && e->n_begun == e->n_ended;
+        e->stop = e->draining && e->sched.n_running + sched_n_waiting(&e->sched) == 0 &&
+                  e->n_begun == e->n_ended;
     }
     return ERR_OK;
 }

@@ -15,6 +15,8 @@
 
 #define MAIN_HOST_WAIT_US  1000000 /* some 20 GB of the pages used last are ready then */
 #define MAIN_STAGING_BYTES ((size_t)256 << 20) /* for pages on their way to and from the disk */
+#define MAIN_QUEUE_STEPS   128                 /* full steps whose prompts may wait */
+#define MAIN_QUEUE_PROMPTS 16                  /* or so many of the longest */
 
 static int main_open_model(struct engine *e)
 {
@@ -126,6 +128,15 @@ static int main_open_lanes(struct engine *e)
     return ERR_OK;
 }
 
+/* Some 30 s of a GPU's work, and enough where steps are small. */
+static int64_t main_queued_tokens(const struct model_shape *m)
+{
+    int64_t steps = (int64_t)m->max_num_batched_tokens * MAIN_QUEUE_STEPS;
+    int64_t prompts = (int64_t)m->max_model_len * MAIN_QUEUE_PROMPTS;
+
+    return steps > prompts ? steps : prompts;
+}
+
 static int main_open_queues(struct engine *e)
 {
     const struct model_shape *m = e->shape;
@@ -139,6 +150,10 @@ static int main_open_queues(struct engine *e)
     };
     int rc = pages_open(&e->pages, m->n_pages, m->block_tokens);
 
+    e->max_num_queued_tokens = e->settings.max_num_queued_tokens;
+    if (e->max_num_queued_tokens == 0)
+        e->max_num_queued_tokens = main_queued_tokens(m);
+    e->n_places = m->max_num_seqs;
     if (rc == ERR_OK)
         rc = sched_init(&e->sched, &limits, e->pages);
     if (rc == ERR_OK)
@@ -158,6 +173,7 @@ static int main_open(struct engine *e)
     int rc = service_signal_fd(&e->signal_fd);
 
     e->now_us = clock_us();
+    e->progress_us = e->now_us;
     e->epoch = (uint64_t)clock_unix_s() << 20 | ((uint64_t)getpid() & 0xfffff);
     if (rc == ERR_OK)
         rc = main_open_model(e);

@@ -2,6 +2,8 @@
  *
  * What the fronts are told. A sequence is planned only while its output ring has room for all
  * that one step can say, so putting a record never fails. */
+#include <string.h>
+
 #include "base/fault.h"
 #include "base/must.h"
 #include "engine/engine.h"
@@ -9,6 +11,12 @@
 static double publish_seconds(uint64_t from_us, uint64_t to_us)
 {
     return to_us > from_us ? (double)(to_us - from_us) * 1e-6 : 0.0;
+}
+
+/* What a front asks for to see whether the engine lives is nobody's traffic. */
+static bool publish_is_probe(const struct seq *q)
+{
+    return (q->request.flags & WIRE_PROBE) != 0;
 }
 
 void publish_admitted(struct engine *e)
@@ -20,9 +28,12 @@ void publish_admitted(struct engine *e)
             continue;
         q->admitted = true;
         q->admitted_us = e->now_us;
+        e->sched.tenants.list[q->tenant_idx].prompt_tokens += (uint64_t)q->n_prompt;
         lane_put(
             &e->lanes[q->lane_idx].lane, q->slot,
             (struct wire_out){.kind = WIRE_ADMITTED, .value = q->n_cached, .time_us = e->now_us});
+        if (publish_is_probe(q))
+            continue;
         stats_add(&e->stats, METRIC_prompt_tokens, (uint64_t)q->n_prompt);
         stats_observe(&e->stats, HISTOGRAM_queue,
                       publish_seconds(q->request.arrival_us, e->now_us));
@@ -30,14 +41,12 @@ void publish_admitted(struct engine *e)
     }
 }
 
-/* How fast requests end, smoothed over about sixteen of them: what Retry-After is made of. */
-static void publish_rate(struct engine *e)
+/* For one who comes last now. */
+static uint32_t publish_retry_after(const struct engine *e)
 {
-    double gap_s = publish_seconds(e->last_done_us, e->now_us);
+    const struct tenants *t = &e->sched.tenants;
 
-    if (e->last_done_us != 0 && gap_s > 0.0)
-        e->done_per_s += (1.0 / gap_s - e->done_per_s) / 16.0;
-    e->last_done_us = e->now_us;
+    return rate_retry_after_s(&e->rate, t->n_waiting, t->n_waiting_tokens);
 }
 
 static void publish_finish_metrics(struct engine *e, const struct seq *q, enum wire_finish why,
@@ -53,9 +62,12 @@ static void publish_finish_metrics(struct engine *e, const struct seq *q, enum w
         break;
     case WIRE_FIN_ERROR: break;
     }
+    if (publish_is_probe(q))
+        return;
     stats_add(&e->stats, reason, 1);
     if (!q->admitted)
         return;
+    rate_end(&e->rate, q->n_prompt);
     stats_observe(&e->stats, HISTOGRAM_e2e, publish_seconds(q->request.arrival_us, e->now_us));
     stats_observe(&e->stats, HISTOGRAM_req_generation, (double)(q->n_tokens - q->n_prompt));
     if (q->first_token_us != 0)
@@ -67,12 +79,22 @@ void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32
     struct engine_lane *l = &e->lanes[q->lane_idx];
 
     publish_finish_metrics(e, q, why, value);
-    publish_rate(e);
-    lane_put(
-        &l->lane, q->slot,
-        (struct wire_out){
-            .kind = WIRE_FINISHED, .finish = (uint8_t)why, .value = value, .time_us = e->now_us});
+    lane_put(&l->lane, q->slot,
+             (struct wire_out){.kind = WIRE_FINISHED,
+                               .finish = (uint8_t)why,
+                               .value = value,
+                               .retry_after_s = (uint16_t)publish_retry_after(e),
+                               .time_us = e->now_us});
     intake_release(e, q);
+}
+
+void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int err)
+{
+    if (!publish_is_probe(q)) {
+        e->sched.tenants.list[q->tenant_idx].n_refused++;
+        stats_refused(&e->stats, why, 1);
+    }
+    publish_finish(e, q, WIRE_FIN_ERROR, err);
 }
 
 static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t id)
@@ -120,6 +142,21 @@ static void publish_prompt(struct engine *e, struct seq *q, int target,
     publish_logprobs(e, q, q->tokens[target], p, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
 }
 
+static void publish_token_metrics(struct engine *e, struct seq *q)
+{
+    e->sched.tenants.list[q->tenant_idx].generation_tokens++;
+    stats_add(&e->stats, METRIC_generation_tokens, 1);
+    if (q->first_token_us == 0) {
+        q->first_token_us = e->now_us;
+        stats_observe(&e->stats, HISTOGRAM_ttft_steps, (double)(e->n_ended - q->step_seen));
+        stats_observe(&e->stats, HISTOGRAM_ttft, publish_seconds(q->request.arrival_us, e->now_us));
+        stats_observe(&e->stats, HISTOGRAM_prefill, publish_seconds(q->admitted_us, e->now_us));
+    } else {
+        stats_observe(&e->stats, HISTOGRAM_itl, publish_seconds(q->last_token_us, e->now_us));
+    }
+    q->last_token_us = e->now_us;
+}
+
 static void publish_token(struct engine *e, struct seq *q, int32_t id)
 {
     bool ends;
@@ -133,15 +170,8 @@ static void publish_token(struct engine *e, struct seq *q, int32_t id)
                                .finish = ends ? WIRE_FIN_STOP : 0,
                                .value = id,
                                .time_us = e->now_us});
-    stats_add(&e->stats, METRIC_generation_tokens, 1);
-    if (q->first_token_us == 0) {
-        q->first_token_us = e->now_us;
-        stats_observe(&e->stats, HISTOGRAM_ttft, publish_seconds(q->request.arrival_us, e->now_us));
-        stats_observe(&e->stats, HISTOGRAM_prefill, publish_seconds(q->admitted_us, e->now_us));
-    } else {
-        stats_observe(&e->stats, HISTOGRAM_itl, publish_seconds(q->last_token_us, e->now_us));
-    }
-    q->last_token_us = e->now_us;
+    if (!publish_is_probe(q))
+        publish_token_metrics(e, q);
     if (!ends && q->n_tokens < q->tokens_max)
         return;
     must(!FAULT_HIT(engine_end));
@@ -174,49 +204,105 @@ void publish_step(struct engine *e, const struct engine_step *step)
     stats_observe(&e->stats, HISTOGRAM_iteration, (double)step->n_tokens);
 }
 
-static uint32_t publish_retry_after(const struct engine *e)
+static void publish_tenants(struct engine *e)
 {
-    double s = e->done_per_s > 0.0 ? (double)e->sched.n_waiting / e->done_per_s : 1.0;
+    const struct tenants *t = &e->sched.tenants;
+    struct wire_stats *page = e->stats.page;
 
-    return s < 1.0 ? 1 : s > 30.0 ? 30 : (uint32_t)s;
+    for (int i = 0; i < t->n; i++) {
+        const struct tenant *from = &t->list[i];
+        struct wire_tenant *to = &page->tenants[i];
+
+        if (memcmp(to->name, from->name, sizeof to->name) != 0)
+            memcpy(to->name, from->name, sizeof to->name);
+        atomic_store_explicit(&to->prompt_tokens, from->prompt_tokens, memory_order_relaxed);
+        atomic_store_explicit(&to->generation_tokens, from->generation_tokens,
+                              memory_order_relaxed);
+        atomic_store_explicit(&to->n_refused, from->n_refused, memory_order_relaxed);
+        atomic_store_explicit(&to->n_running, (uint32_t)from->n_running, memory_order_relaxed);
+        atomic_store_explicit(&to->n_waiting, (uint32_t)from->n_waiting, memory_order_relaxed);
+    }
+    atomic_store_explicit(&page->n_tenants, (uint32_t)t->n, memory_order_relaxed);
 }
 
 static void publish_gauges(struct engine *e)
 {
     int n = pages_count(e->pages);
     struct stats *s = &e->stats;
-    uint64_t lanes = 0;
 
+    e->n_lanes = 0;
     for (int i = 0; i < e->settings.max_lanes; i++)
-        lanes += e->lanes[i].state == LANE_OPEN;
+        e->n_lanes += e->lanes[i].state == LANE_OPEN;
     stats_set(s, METRIC_running, (uint64_t)e->sched.n_running);
-    stats_set(s, METRIC_waiting, (uint64_t)e->sched.n_waiting);
+    stats_set(s, METRIC_waiting, (uint64_t)sched_n_waiting(&e->sched));
     stats_set(s, METRIC_pages, (uint64_t)n);
     stats_set(s, METRIC_pages_cached, (uint64_t)pages_cached(e->pages));
     stats_set(s, METRIC_kv_usage_permille,
               (uint64_t)(n - pages_free(e->pages)) * 1000u / (uint64_t)n);
-    stats_set(s, METRIC_lanes, lanes);
+    stats_set(s, METRIC_lanes, (uint64_t)e->n_lanes);
     stats_set(s, METRIC_preemptions, e->sched.n_preemptions);
     stats_set(s, METRIC_prefix_queries, e->sched.n_prefix_queries);
     stats_set(s, METRIC_prefix_hits, e->sched.n_prefix_hits);
+    publish_tenants(e);
+}
+
+/* What the fronts may still bring: they refuse the rest without asking. Several at once could bring
+ * too much; while there is plenty that does not matter, and then each gets its part. What they
+ * bring in excess is refused by intake.c, a step later. */
+static void publish_room(const struct engine *e, struct wire_lane *w)
+{
+    const struct tenants *t = &e->sched.tenants;
+    int64_t reqs = (int64_t)e->settings.max_num_queued_reqs + e->n_places - t->n_waiting;
+    int64_t tokens = e->max_num_queued_tokens - t->n_waiting_tokens;
+    int n_lanes = e->n_lanes > 0 ? e->n_lanes : 1;
+
+    reqs = reqs < 0 ? 0 : reqs;
+    tokens = tokens < 0 ? 0 : tokens;
+    if (2 * reqs < e->settings.max_num_queued_reqs)
+        reqs = (reqs + n_lanes - 1) / n_lanes;
+    if (2 * tokens < e->max_num_queued_tokens)
+        tokens = tokens / n_lanes;
+    atomic_store_explicit(&w->room_reqs, (uint32_t)reqs, memory_order_relaxed);
+    atomic_store_explicit(&w->room_tokens, tokens > UINT32_MAX ? UINT32_MAX : (uint32_t)tokens,
+                          memory_order_relaxed);
+}
+
+/* What a front refused by itself since we looked. */
+static void publish_front_refusals(struct engine *e, struct engine_lane *l)
+{
+    for (int i = 0; i < WIRE_REFUSALS; i++) {
+        uint32_t n = atomic_load_explicit(&l->lane.shared->refused[i], memory_order_relaxed);
+
+        if (n == l->refused[i])
+            continue;
+        stats_refused(&e->stats, (enum wire_refusal)i, n - l->refused[i]);
+        l->refused[i] = n;
+    }
+}
+
+void publish_lane(struct engine *e, struct engine_lane *l)
+{
+    struct wire_lane *w = l->lane.shared;
+
+    publish_room(e, w);
+    publish_front_refusals(e, l);
+    atomic_store_explicit(&w->heartbeat_us, e->now_us, memory_order_relaxed);
+    atomic_store_explicit(&w->progress_us, e->progress_us, memory_order_relaxed);
+    atomic_store_explicit(&w->n_running, (uint32_t)e->sched.n_running, memory_order_relaxed);
+    atomic_store_explicit(&w->n_waiting, (uint32_t)sched_n_waiting(&e->sched),
+                          memory_order_relaxed);
+    atomic_store_explicit(&w->retry_after_s, publish_retry_after(e), memory_order_relaxed);
 }
 
 void publish_wake(struct engine *e)
 {
-    uint32_t retry_after_s = publish_retry_after(e);
-
+    /* Whoever waits now waits for a place, or for pages: free places are of no use then. */
+    e->n_places = sched_n_waiting(&e->sched) > 0 ? 0 : e->shape->max_num_seqs - e->sched.n_running;
     publish_gauges(e);
     for (int i = 0; i < e->settings.max_lanes; i++) {
-        struct engine_lane *l = &e->lanes[i];
-
-        if (l->state != LANE_OPEN)
+        if (e->lanes[i].state != LANE_OPEN)
             continue;
-        atomic_store_explicit(&l->lane.shared->heartbeat_us, e->now_us, memory_order_relaxed);
-        atomic_store_explicit(&l->lane.shared->n_running, (uint32_t)e->sched.n_running,
-                              memory_order_relaxed);
-        atomic_store_explicit(&l->lane.shared->n_waiting, (uint32_t)e->sched.n_waiting,
-                              memory_order_relaxed);
-        atomic_store_explicit(&l->lane.shared->retry_after_s, retry_after_s, memory_order_relaxed);
-        lane_flush(&l->lane);
+        publish_lane(e, &e->lanes[i]);
+        lane_flush(&e->lanes[i].lane);
     }
 }

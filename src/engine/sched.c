@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See sched.h for the rule. Order everywhere: lower priority number first, then arrival. */
+ * See sched.h for the rule. */
 #include "engine/sched.h"
 
 #include <string.h>
@@ -9,11 +9,14 @@
 #include "base/must.h"
 #include "kv/prefix.h"
 
+#define SCHED_TRIES 4 /* sequences without pages that are looked at in a step: each is hashed */
+
 int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages)
 {
     size_t n = (size_t)limits->max_num_seqs;
 
     *s = (struct sched){.limits = *limits, .pages = pages, .evictions_cap = pages_count(pages)};
+    tenants_init(&s->tenants);
     s->running = mem_zalloc_array(n, sizeof *s->running);
     s->planned = mem_zalloc_array(n, sizeof *s->planned);
     s->evictions = mem_zalloc_array((size_t)s->evictions_cap, sizeof *s->evictions);
@@ -21,36 +24,16 @@ int sched_init(struct sched *s, const struct sched_limits *limits, struct pages 
                                                                             : ERR_OK;
 }
 
-static bool sched_before(const struct seq *a, const struct seq *b)
+int sched_n_waiting(const struct sched *s)
 {
-    if (a->request.priority != b->request.priority)
-        return a->request.priority < b->request.priority;
-    return a->order < b->order;
+    return s->tenants.n_waiting;
 }
 
 void sched_add(struct sched *s, struct seq *q)
 {
-    struct seq **at = &s->waiting;
-
-    while (*at != NULL && sched_before(*at, q))
-        at = &(*at)->next;
-    q->next = *at;
-    *at = q;
+    tenants_add(&s->tenants, q);
     q->state = SEQ_WAITING;
     q->chain = q->root;
-    s->n_waiting++;
-}
-
-static void sched_wait_remove(struct sched *s, const struct seq *q)
-{
-    struct seq **at = &s->waiting;
-
-    while (*at != q) {
-        must(*at != NULL);
-        at = &(*at)->next;
-    }
-    *at = q->next;
-    s->n_waiting--;
 }
 
 static void sched_run_insert(struct sched *s, struct seq *q)
@@ -58,7 +41,7 @@ static void sched_run_insert(struct sched *s, struct seq *q)
     int i = s->n_running++;
 
     must(s->n_running <= s->limits.max_num_seqs);
-    while (i > 0 && sched_before(q, s->running[i - 1])) {
+    while (i > 0 && seq_before(q, s->running[i - 1])) {
         s->running[i] = s->running[i - 1];
         i--;
     }
@@ -74,6 +57,7 @@ static void sched_run_remove(struct sched *s, const struct seq *q)
         i++;
         must(i < s->n_running);
     }
+    tenants_stop(&s->tenants, q);
     s->n_running--;
     memmove(s->running + i, s->running + i + 1, sizeof *s->running * (size_t)(s->n_running - i));
 }
@@ -94,7 +78,7 @@ static void sched_drop_pages(struct sched *s, struct seq *q)
 void sched_remove(struct sched *s, struct seq *q)
 {
     if (q->state == SEQ_WAITING)
-        sched_wait_remove(s, q);
+        tenants_remove(&s->tenants, q);
     else
         sched_run_remove(s, q);
     sched_drop_pages(s, q);
@@ -173,7 +157,7 @@ static int sched_share(const struct sched *s, const struct seq *q)
 {
     int n = sched_lacks(q);
     int left = s->limits.max_num_batched_tokens - s->n_planned_tokens;
-    bool alone = s->n_running + s->n_waiting <= 1;
+    bool alone = s->n_running + sched_n_waiting(s) <= 1;
 
     if (!alone && n > s->limits.long_prefill_tokens)
         n = s->limits.long_prefill_tokens;
@@ -186,22 +170,45 @@ static int sched_share(const struct sched *s, const struct seq *q)
     return n < left ? n : left;
 }
 
-/* One pass over the running sequences; decodes or chunks. Preemption removes from the end, so
- * that the index stays right for everybody who comes before the victim. */
-static void sched_plan_running(struct sched *s, bool decodes)
+static bool sched_is_long(const struct sched *s, const struct seq *q)
+{
+    return sched_lacks(q) > s->limits.long_prefill_tokens;
+}
+
+/* Who is planned in a pass over the running sequences. */
+enum sched_pass {
+    SCHED_DECODES,
+    SCHED_PROMPTS, /* and of the long ones the first */
+    SCHED_REST,
+};
+
+static bool sched_is_due(const struct sched *s, const struct seq *q, enum sched_pass pass)
+{
+    if (q->paused || q->n_planned != 0 || sched_lacks(q) == 0)
+        return false;
+    if (pass == SCHED_PROMPTS && s->long_planned && sched_is_long(s, q))
+        return false;
+    return (sched_lacks(q) == 1) == (pass == SCHED_DECODES);
+}
+
+/* Preemption removes from the end, so that the index stays right for everybody who comes before the
+ * victim. */
+static void sched_plan_running(struct sched *s, enum sched_pass pass)
 {
     for (int i = 0; i < s->n_running; i++) {
         struct seq *q = s->running[i];
         int n;
 
-        if (q->paused || q->n_planned != 0 || sched_lacks(q) == 0 ||
-            (sched_lacks(q) == 1) != decodes)
+        if (!sched_is_due(s, q, pass))
             continue;
         n = sched_share(s, q);
         if (n <= 0)
             return;
+        s->long_planned = s->long_planned || sched_is_long(s, q);
         if (!sched_give(s, q, n))
             return;
+        if (pass == SCHED_DECODES)
+            tenants_charge_token(&s->tenants, q);
     }
 }
 
@@ -260,8 +267,10 @@ static bool sched_admit(struct sched *s, struct seq *q)
         sched_drop_pages(s, q);
         return false;
     }
-    sched_wait_remove(s, q);
+    tenants_remove(&s->tenants, q);
     sched_run_insert(s, q);
+    /* Who was preempted has paid. */
+    tenants_run(&s->tenants, q, q->admitted ? 0 : q->n_tokens - q->n_computed);
     if (!q->admitted) {
         s->n_prefix_queries += (uint64_t)q->n_tokens;
         s->n_prefix_hits += (uint64_t)q->n_computed;
@@ -269,37 +278,98 @@ static bool sched_admit(struct sched *s, struct seq *q)
     }
     n = sched_share(s, q);
     must(n > 0);
+    s->long_planned = s->long_planned || sched_is_long(s, q);
     must(sched_give(s, q, n));
     return true;
 }
 
-static void sched_plan_waiting(struct sched *s)
+static bool sched_has_place(const struct sched *s)
 {
-    struct seq *q = s->waiting;
+    return s->n_running + s->n_planned_rows < s->limits.max_num_seqs &&
+           s->n_planned_tokens < s->limits.max_num_batched_tokens;
+}
 
-    while (q != NULL && s->n_running + s->n_planned_rows < s->limits.max_num_seqs &&
-           s->n_planned_tokens < s->limits.max_num_batched_tokens) {
-        struct seq *next = q->next;
+/* May q be admitted before blocked, which found no pages? */
+static bool sched_may_overtake(const struct sched *s, const struct seq *q,
+                               const struct seq *blocked)
+{
+    return blocked == NULL ||
+           (!sched_is_long(s, q) && q->request.priority == blocked->request.priority);
+}
 
-        if (q->n_loading == 0 && !q->paused && !sched_admit(s, q))
-            return; /* nobody overtakes: a large prompt would never find its pages */
-        q = next;
+/* Admit while there is room. True when a long prompt was passed over because another has its chunk,
+ * and everybody before it has found pages. */
+static bool sched_plan_waiting(struct sched *s)
+{
+    struct seq *blocked = NULL;
+    struct seq *q;
+    bool passed = false;
+    int n_tries = 0;
+
+    tenants_begin(&s->tenants);
+    while (sched_has_place(s) && (q = tenants_next(&s->tenants)) != NULL) {
+        if (q->n_loading > 0 || q->paused || !sched_may_overtake(s, q, blocked))
+            continue;
+        if (s->long_planned && sched_is_long(s, q)) {
+            passed = true;
+            continue;
+        }
+        if (sched_admit(s, q)) {
+            if (blocked != NULL)
+                blocked->n_overtaken++;
+        } else {
+            blocked = blocked == NULL ? q : blocked;
+            n_tries++;
+        }
+        if (n_tries == SCHED_TRIES ||
+            (blocked != NULL && blocked->n_overtaken >= s->limits.max_num_seqs))
+            break;
     }
+    return passed && blocked == NULL;
+}
+
+/* The running sequence that has to give its place to one of higher priority, or NULL. */
+static struct seq *sched_displaced(const struct sched *s)
+{
+    struct seq *last = s->n_running == 0 ? NULL : s->running[s->n_running - 1];
+    const struct seq *q;
+
+    if (s->n_running < s->limits.max_num_seqs || sched_n_waiting(s) == 0)
+        return NULL;
+    q = tenants_urgent(&s->tenants);
+    return q->n_loading == 0 && !q->paused && q->request.priority < last->request.priority ? last
+                                                                                           : NULL;
+}
+
+/* Steps under way are ended first where sched_has_room() was asked; else it waits for them. */
+static void sched_displace(struct sched *s)
+{
+    struct seq *q = sched_displaced(s);
+
+    if (q != NULL && q->n_ahead == 0 && q->n_pending == 0)
+        sched_preempt(s, q);
 }
 
 void sched_plan(struct sched *s)
 {
-    uint64_t preempted = s->n_preemptions;
+    uint64_t preempted;
+    bool passed;
 
     for (int i = 0; i < s->n_running; i++)
         s->running[i]->n_planned = 0;
     s->n_planned = 0;
     s->n_planned_tokens = 0;
     s->n_planned_rows = 0;
-    sched_plan_running(s, true);
-    sched_plan_running(s, false);
-    if (s->n_preemptions == preempted)
-        sched_plan_waiting(s);
+    s->long_planned = false;
+    sched_displace(s);
+    preempted = s->n_preemptions;
+    sched_plan_running(s, SCHED_DECODES);
+    sched_plan_running(s, SCHED_PROMPTS);
+    passed = s->n_preemptions == preempted && sched_plan_waiting(s);
+    sched_plan_running(s, SCHED_REST);
+    s->long_planned = false;
+    if (passed && s->n_preemptions == preempted)
+        (void)sched_plan_waiting(s); /* once more is enough: the budget has two shares */
     for (int i = 0; i < s->n_running; i++) {
         if (s->running[i]->n_planned > 0)
             s->planned[s->n_planned++] = s->running[i];
@@ -310,8 +380,9 @@ void sched_plan(struct sched *s)
 /* Everybody's next token may need a page, and so may every block of the budget. */
 bool sched_has_room(const struct sched *s)
 {
-    return pages_free(s->pages) >
-           s->n_running + s->limits.max_num_batched_tokens / s->limits.block_tokens + 1;
+    return sched_displaced(s) == NULL &&
+           pages_free(s->pages) >
+               s->n_running + s->limits.max_num_batched_tokens / s->limits.block_tokens + 1;
 }
 
 void sched_begin(struct sched *s)
@@ -341,17 +412,7 @@ void sched_advance(struct sched *s, struct seq *q, int n, sched_named_fn *named,
 
 void sched_check(const struct sched *s)
 {
-    const struct seq *prev = NULL;
-    int n = 0;
-
-    for (const struct seq *q = s->waiting; q != NULL; q = q->next) {
-        must(q->state == SEQ_WAITING);
-        must(q->n_pages == 0);
-        must(prev == NULL || sched_before(prev, q));
-        prev = q;
-        n++;
-    }
-    must(n == s->n_waiting);
+    tenants_check(&s->tenants);
     for (int i = 0; i < s->n_running; i++) {
         const struct seq *q = s->running[i];
 
@@ -359,7 +420,7 @@ void sched_check(const struct sched *s)
         must(q->n_computed < q->n_tokens);
         must(q->n_computed + q->n_ahead <= q->n_tokens + q->n_pending);
         must(q->n_pages * s->limits.block_tokens >= q->n_computed + q->n_ahead);
-        must(i == 0 || sched_before(s->running[i - 1], q));
+        must(i == 0 || seq_before(s->running[i - 1], q));
     }
     pages_check(s->pages);
 }

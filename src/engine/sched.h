@@ -6,12 +6,21 @@
  * n_pending tokens. A step hands out max_num_batched_tokens among all:
  *
  *   1. sequences that lack one token (decodes), oldest first;
- *   2. running sequences that lack more (chunks of prompts), each at most its share;
- *   3. waiting sequences, by priority and arrival, as long as their whole prompt finds pages.
+ *   2. running sequences that lack more (chunks of prompts), of the long ones only the first;
+ *   3. waiting sequences, by priority and turn of their tenants (tenants.h), as long as their whole
+ *      prompt finds pages; a long one only if none had its chunk;
+ *   4. what is left goes to the other long ones, those that run and then those that wait.
  *
- * Out of pages in 1 or 2: the running sequence of lowest priority and latest arrival loses its
+ * A prompt is long while it lacks more than long_prefill_tokens, and gets no more than that in a
+ * step that others share. So however many long prompts there are, the rest of each step is for
+ * those that are soon done.
+ *
+ * One that finds no pages is overtaken by those that lack little, at most by max_num_seqs of them:
+ * what ran when it came has ended by then, and nobody else takes its pages.
+ *
+ * Out of pages in 1, 2 or 4: the running sequence of lowest priority and latest arrival loses its
  * pages and waits again (its tokens are kept and computed anew); then nobody is admitted in
- * this step. */
+ * this step. The same happens to it when all places are taken and one of higher priority waits. */
 #ifndef QUIRE_ENGINE_SCHED_H
 #define QUIRE_ENGINE_SCHED_H
 
@@ -20,6 +29,7 @@
 
 #include "base/err.h"
 #include "engine/seq.h"
+#include "engine/tenants.h"
 #include "kv/pages.h"
 
 struct sched_limits {
@@ -40,14 +50,14 @@ struct sched {
     struct pages *pages;  /* borrowed */
     struct seq **running; /* [max_num_seqs], by priority and arrival */
     int n_running;
-    struct seq *waiting; /* by priority and arrival */
-    int n_waiting;
+    struct tenants tenants; /* with all that wait */
 
     /* The plan, until the next one. */
     struct seq **planned; /* [max_num_seqs]; n_planned of each is set */
     int n_planned;
     int n_planned_tokens;
     int n_planned_rows; /* that tell of prompt tokens, beside one a sequence */
+    bool long_planned;  /* a long prompt has its chunk */
 
     /* Pages that lost their name; their content stands until the step runs. */
     struct sched_eviction *evictions; /* [evictions_cap] */
@@ -62,18 +72,22 @@ struct sched {
 
 int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages) ERR_CHECKED;
 
-/* Queue a new sequence; its root, tokens, n_tokens, request.priority and order are set. */
+/* Queue a new sequence; its root, tokens, n_tokens, tenant_idx, request.priority and
+ * order are set. */
 void sched_add(struct sched *s, struct seq *q);
 
 /* Take a sequence out, whatever its state; its pages are unreferenced, last first. */
 void sched_remove(struct sched *s, struct seq *q);
+
+/* The sequences that wait. */
+int sched_n_waiting(const struct sched *s);
 
 /* Make the plan. Sequences that are paused or loading are passed over, and those that end with
  * the token that is on its way. While steps are under way nobody can be preempted:
  * sched_has_room() must have said so. */
 void sched_plan(struct sched *s);
 
-/* Whether the next plan is sure to find all pages without preemption. */
+/* Whether the next plan is sure to preempt nobody. */
 bool sched_has_room(const struct sched *s);
 
 /* Take a page for something else than a sequence (the store's loads); reports evictions as the

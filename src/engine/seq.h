@@ -24,6 +24,7 @@ struct seq {
     struct wire_request request; /* checked copy */
     int lane_idx;
     uint32_t slot;
+    int tenant_idx; /* in tenants.h */
     uint64_t order; /* of arrival; unique */
 
     /* What is known and what is done. 0 <= n_computed < n_tokens <= tokens_max, and
@@ -64,11 +65,14 @@ struct seq {
     int n_walked;
     struct guide_automaton *automaton; /* NULL: none; borrowed, and counted there */
 
+    unsigned step_seen;   /* steps that had ended when it came; wraps */
     uint64_t admitted_us; /* clock_us() of the events that the metrics want */
     uint64_t first_token_us;
     uint64_t last_token_us;
 
-    struct seq *next; /* in the free or waiting list */
+    int n_overtaken;  /* admitted before it while it found no pages */
+    struct seq *next; /* in the free list, or in its tenant's that waits */
+    struct seq *prev; /* in the latter */
 };
 
 /* All sequences there can be, made at start. */
@@ -94,6 +98,14 @@ static inline int seq_prompt_records(const struct seq *q)
 static inline bool seq_tells_prompt(const struct seq *q)
 {
     return (q->request.flags & WIRE_PROMPT_LOGPROBS) != 0 && q->n_told < q->n_prompt - 1;
+}
+
+/* The order in which sequences run: lower priority number first, then arrival. */
+static inline bool seq_before(const struct seq *a, const struct seq *b)
+{
+    if (a->request.priority != b->request.priority)
+        return a->request.priority < b->request.priority;
+    return a->order < b->order;
 }
 
 /* Address space for n sequences of the longest length is reserved, memory is taken as it is

@@ -53,6 +53,22 @@ void stats_set(struct stats *s, enum wire_metric m, uint64_t value)
     atomic_store_explicit(&s->page->values[m], value, memory_order_relaxed);
 }
 
+/* The rows of wire.h's reasons, in their order. */
+static const enum wire_metric stats_refusals[WIRE_REFUSALS] = {
+    [WIRE_REFUSED_REQUESTS] = METRIC_rejected_requests,
+    [WIRE_REFUSED_TOKENS] = METRIC_rejected_tokens,
+    [WIRE_REFUSED_TENANT] = METRIC_rejected_tenant,
+    [WIRE_REFUSED_SLOTS] = METRIC_rejected_slots,
+    [WIRE_REFUSED_WAIT] = METRIC_rejected_wait,
+    [WIRE_REFUSED_TIMEOUT] = METRIC_rejected_timeout,
+    [WIRE_REFUSED_DEADLINE] = METRIC_rejected_deadline,
+};
+
+void stats_refused(struct stats *s, enum wire_refusal why, uint64_t n)
+{
+    stats_bump(&s->page->values[stats_refusals[why]], n);
+}
+
 void stats_observe(struct stats *s, enum wire_histogram_id h, double value)
 {
     struct wire_histogram *w = &s->page->histograms[h];

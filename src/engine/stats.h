@@ -16,6 +16,9 @@ int stats_open(struct stats *s) ERR_CHECKED;
 void stats_add(struct stats *s, enum wire_metric m, uint64_t n);
 void stats_set(struct stats *s, enum wire_metric m, uint64_t value);
 
+/* A row of quire:requests_rejected_total. */
+void stats_refused(struct stats *s, enum wire_refusal why, uint64_t n);
+
 /* Put a value (seconds, or a count of tokens) into a histogram. */
 void stats_observe(struct stats *s, enum wire_histogram_id h, double value);
 

@@ -192,11 +192,12 @@ static void tiers_mark_loads(struct engine *e)
 
 void tiers_prefetch(struct engine *e)
 {
-    int n = 0;
+    struct seq *q;
 
     if ((e->store == NULL && e->host == NULL) || !e->sched.limits.prefix_caching)
         return;
-    for (struct seq *q = e->sched.waiting; q != NULL && n < TIERS_LOOKAHEAD; q = q->next, n++) {
+    tenants_begin(&e->sched.tenants);
+    for (int n = 0; n < TIERS_LOOKAHEAD && (q = tenants_next(&e->sched.tenants)) != NULL; n++) {
         if (!q->searched && q->n_loading == 0)
             tiers_prefetch_seq(e, q);
     }

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * GET /v1/models, /health, /version, /metrics: what the server is and how it does. */
+ * GET /v1/models, /version, /load, /metrics: what the server is and how it does. */
 #include <config.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "front/api.h"
-
-/* An engine writes its heartbeat every step and every idle second; past this it hangs. */
-#define API_HEARTBEAT_MAX_US 15000000u
 
 void api_models(struct front *f, struct exchange *x, const struct json *body)
 {
@@ -33,22 +30,6 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     buf_add_text(&b, one ? "" : "]}");
     exchange_reply(x, 200, "application/json", b.bytes == NULL ? "" : b.bytes, b.len);
     buf_fini(&b);
-}
-
-void api_health(struct front *f, struct exchange *x, const struct json *body)
-{
-    struct link_state state;
-
-    (void)body;
-    link_read_state(&f->link, &state, clock_us());
-    if (!state.attached)
-        exchange_reply_error(x, ERR_ENGINE_GONE, NULL, NULL, 1);
-    else if (state.draining)
-        exchange_reply_error(x, ERR_DRAINING, NULL, NULL, 1);
-    else if (state.heartbeat_age_us > API_HEARTBEAT_MAX_US)
-        exchange_reply_error(x, ERR_ENGINE_GONE, "the engine makes no progress", NULL, 1);
-    else
-        exchange_reply(x, 200, "application/json", "{}", 2);
 }
 
 /* Requests that run or wait in the engine, of all fronts. */
@@ -150,6 +131,63 @@ static void api_metrics_engine(const struct front *f, struct buf *b, const struc
 #undef HISTOGRAM
 }
 
+/* What is told of each tenant. */
+enum api_tenant_column {
+    TENANT_PROMPT,
+    TENANT_GENERATION,
+    TENANT_REFUSED,
+    TENANT_RUNNING,
+    TENANT_WAITING,
+    TENANT_COLUMNS
+};
+
+static unsigned long long api_tenant_value(const struct wire_tenant *t, enum api_tenant_column c)
+{
+    switch (c) {
+    case TENANT_PROMPT: return atomic_load(&t->prompt_tokens);
+    case TENANT_GENERATION: return atomic_load(&t->generation_tokens);
+    case TENANT_REFUSED: return atomic_load(&t->n_refused);
+    case TENANT_RUNNING: return atomic_load(&t->n_running);
+    case TENANT_WAITING: return atomic_load(&t->n_waiting);
+    case TENANT_COLUMNS: break;
+    }
+    return 0;
+}
+
+/* At most WIRE_TENANTS rows a name; who found no place among them is in the first, of no name. */
+static void api_metrics_tenants(const struct front *f, struct buf *b, const struct wire_stats *s)
+{
+    static const struct {
+        const char *name, *type, *help;
+    } columns[TENANT_COLUMNS] = {
+        [TENANT_PROMPT] = {"quire:tenant_prompt_tokens_total", "counter",
+                           "Prompt tokens of a key."},
+        [TENANT_GENERATION] = {"quire:tenant_generation_tokens_total", "counter",
+                               "Generated tokens of a key."},
+        [TENANT_REFUSED] = {"quire:tenant_requests_rejected_total", "counter",
+                            "Requests of a key that the engine refused."},
+        [TENANT_RUNNING] = {"quire:tenant_requests_running", "gauge",
+                            "Requests of a key that run."},
+        [TENANT_WAITING] = {"quire:tenant_requests_waiting", "gauge",
+                            "Requests of a key that wait."},
+    };
+    uint32_t n = atomic_load(&s->n_tenants);
+
+    for (int c = 0; c < TENANT_COLUMNS; c++) {
+        const char *last = "";
+
+        api_metric_head(b, &last, columns[c].name, columns[c].type, columns[c].help);
+        for (uint32_t i = 0; i < n && i < WIRE_TENANTS; i++) {
+            const struct wire_tenant *t = &s->tenants[i];
+
+            buf_add_text(b, columns[c].name);
+            api_labels(f, b, "tenant=");
+            buf_add_json_string(b, t->name, strnlen(t->name, sizeof t->name));
+            buf_printf(b, "} %llu\n", api_tenant_value(t, (enum api_tenant_column)c));
+        }
+    }
+}
+
 void api_metrics(struct front *f, struct exchange *x, const struct json *body)
 {
     struct wire_stats *s = arena_alloc(&x->arena, sizeof *s);
@@ -162,8 +200,10 @@ void api_metrics(struct front *f, struct exchange *x, const struct json *body)
                      "# TYPE quire:engine_up gauge\nquire:engine_up");
     api_labels(f, &b, "");
     buf_printf(&b, "} %d\n", state.attached ? 1 : 0);
-    if (s != NULL && link_copy_stats(&f->link, s))
+    if (s != NULL && link_copy_stats(&f->link, s)) {
         api_metrics_engine(f, &b, s);
+        api_metrics_tenants(f, &b, s);
+    }
     if (b.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
     else

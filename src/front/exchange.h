@@ -122,15 +122,18 @@ struct exchange {
     int n_stops;
     bool max_tokens_given;
     uint32_t max_tokens;         /* when given */
+    uint64_t timeout_us;         /* timeout_s; 0: not given */
     bool max_tokens_bends;       /* what the context has no room for is cut off, not refused */
     const struct form *form;     /* what the output must be; in the arena */
     struct structure *structure; /* a reference; NULL: it need not be anything */
     char request_id[72];         /* the client's, or ours; nothing but letters, digits and -._ */
     char id[88];                 /* "chatcmpl-..." */
     int64_t created;             /* unix seconds */
+    bool probe;                  /* /health?deep=1: the answer is whether a token came */
     const char *model;           /* the served name; lives as long as the process */
 
     /* The streamer's. */
+    int retry_after_s;    /* the engine's word for this request; 0: none */
     bool watching_out;    /* epoll is asked for writability */
     uint64_t progress_us; /* when the client last took a byte, or nothing was pending */
     uint64_t said_us;     /* when the engine, or a keep-alive, last said something */

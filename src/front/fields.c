@@ -113,6 +113,17 @@ static int fields_seed(struct fields_read_context *c, const struct fields_row *r
     return ERR_OK;
 }
 
+static int fields_timeout(struct fields_read_context *c, const struct fields_row *row,
+                          const struct json *v)
+{
+    double d;
+    int rc = fields_range(c, row, v, &d);
+
+    if (rc == ERR_OK)
+        c->x->timeout_us = 1 + (uint64_t)(d * 1e6);
+    return rc;
+}
+
 static int fields_max_tokens(struct fields_read_context *c, const struct fields_row *row,
                              const struct json *v)
 {
@@ -452,6 +463,7 @@ static const struct fields_row fields_rows[] = {
     {"frequency_penalty", FIELDS_BOTH, fields_real, AT(frequency), -2, 2, false},
     {"repetition_penalty", FIELDS_BOTH, fields_real, AT(repetition), 0, 100, true},
     {"priority", FIELDS_BOTH, fields_whole, AT(priority), INT_MIN, INT_MAX, false},
+    {"timeout_s", FIELDS_BOTH, fields_timeout, 0, 0, 86400, true},
     {"seed", FIELDS_BOTH, fields_seed, 0, 0, 0, false},
     {"stop", FIELDS_BOTH, fields_stop, 0, 0, 0, false},
     {"stop_token_ids", FIELDS_BOTH, fields_stop_ids, 0, 0, 0, false},

@@ -37,6 +37,8 @@ struct front {
     struct link link;
     struct structures structures;
     struct vocabulary vocabulary;
+    _Atomic uint64_t probe_us; /* when the last probe of health.h began */
+    atomic_bool probe_failed;  /* how the last that ended did */
 
     pthread_mutex_t handover_lock;
     struct exchange *handover; /* newest first; from readers to the streamer */

@@ -10,6 +10,7 @@
 #include "front/answer.h"
 #include "front/api.h"
 #include "front/fields.h"
+#include "front/terms.h"
 
 static uint64_t gen_random(void)
 {
@@ -105,6 +106,8 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
                              "min_tokens", 0);
         return false;
     }
+    if (!terms_read(f, x, &fields.request))
+        return false;
     if (fields.bad_words != NULL) {
         rc = steering_read_bad_words(&x->steering, &x->arena, f->tokenizer, fields.bad_words);
         if (rc != ERR_OK) {

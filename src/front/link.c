@@ -27,7 +27,12 @@ static int link_slots(struct link *l)
     l->by_slot = mem_zalloc_array(n, sizeof(struct gen *));
     l->free_slots = mem_zalloc_array(n, sizeof *l->free_slots);
     l->automaton = mem_zalloc_array(n, sizeof *l->automaton);
-    if (l->by_slot == NULL || l->free_slots == NULL || l->automaton == NULL)
+    l->tenants = mem_zalloc_array(n, sizeof *l->tenants);
+    l->tenant_idx = mem_zalloc_array(n, sizeof *l->tenant_idx);
+    l->n_tenants = 0;
+    memset(l->refused, 0, sizeof l->refused);
+    if (l->by_slot == NULL || l->free_slots == NULL || l->automaton == NULL || l->tenants == NULL ||
+        l->tenant_idx == NULL)
         return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < n; i++)
         l->free_slots[i] = n - 1 - i;
@@ -91,6 +96,10 @@ static void link_close(struct link *l)
     l->free_slots = NULL;
     mem_free(l->automaton);
     l->automaton = NULL;
+    mem_free(l->tenants);
+    l->tenants = NULL;
+    mem_free(l->tenant_idx);
+    l->tenant_idx = NULL;
     offers_clear(&l->offers);
     l->n_free = 0;
     if (l->control_fd != -1)
@@ -136,9 +145,83 @@ void link_lost(struct link *l, uint64_t now_us)
     log_warn("front: the engine is gone");
 }
 
-int64_t link_claim(struct link *l)
+/* Its place among those who have slots, or a free one. There is one, as there are slots. */
+static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
-    return l->n_free == 0 ? -1 : (int64_t)l->free_slots[--l->n_free];
+    uint32_t place = l->n_tenants;
+
+    for (uint32_t i = 0; i < l->n_tenants; i++) {
+        const struct link_tenant *t = &l->tenants[i];
+
+        if (t->n_held > 0 && memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0)
+            return i;
+        if (t->n_held == 0 && place == l->n_tenants)
+            place = i;
+    }
+    return place;
+}
+
+/* The queue is full: would another's request have to go for this tenant's? The streamer is who maps
+ * the page, so it needs no lock. */
+static bool link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    uint32_t n = atomic_load_explicit(&l->stats->n_tenants, memory_order_relaxed);
+    uint32_t own = 0, most = 0;
+
+    for (uint32_t i = 0; i < n && i < WIRE_TENANTS; i++) {
+        const struct wire_tenant *t = &l->stats->tenants[i];
+        uint32_t n_waiting = atomic_load_explicit(&t->n_waiting, memory_order_relaxed);
+
+        if (memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0)
+            own = n_waiting;
+        else
+            most = n_waiting > most ? n_waiting : most;
+    }
+    return most > own + 1;
+}
+
+enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
+{
+    const struct wire_lane *w = l->lane.shared;
+    uint32_t place = link_tenant_idx(l, r->tenant);
+    uint32_t held = place < l->n_tenants ? l->tenants[place].n_held : 0;
+    uint32_t n_queued; /* of our own, that the engine has not counted */
+    uint64_t n_tokens;
+
+    if (l->n_free == 0)
+        return WIRE_REFUSED_SLOTS;
+    if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
+        return WIRE_REFUSALS;
+    if (!wire_share_allows(held, l->n_free))
+        return WIRE_REFUSED_TENANT;
+    lane_backlog(&l->lane, &n_queued, &n_tokens);
+    n_tokens += r->n_tokens;
+    if (n_queued >= atomic_load_explicit(&w->room_reqs, memory_order_relaxed))
+        return link_may_push(l, r->tenant) ? WIRE_REFUSALS : WIRE_REFUSED_REQUESTS;
+    if (n_queued + atomic_load_explicit(&w->n_waiting, memory_order_relaxed) > 0 &&
+        n_tokens > atomic_load_explicit(&w->room_tokens, memory_order_relaxed))
+        return link_may_push(l, r->tenant) ? WIRE_REFUSALS : WIRE_REFUSED_TOKENS;
+    return WIRE_REFUSALS;
+}
+
+void link_count_refused(struct link *l, enum wire_refusal why)
+{
+    atomic_store_explicit(&l->lane.shared->refused[why], ++l->refused[why], memory_order_relaxed);
+}
+
+int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    uint32_t place = link_tenant_idx(l, tenant);
+    uint32_t slot;
+
+    if (l->n_free == 0)
+        return -1;
+    slot = l->free_slots[--l->n_free];
+    memcpy(l->tenants[place].name, tenant, WIRE_TENANT_BYTES);
+    l->tenants[place].n_held++;
+    l->tenant_idx[slot] = place;
+    l->n_tenants += place == l->n_tenants;
+    return (int64_t)slot;
 }
 
 void link_release(struct link *l, uint32_t slot)
@@ -147,6 +230,7 @@ void link_release(struct link *l, uint32_t slot)
     if (l->automaton[slot] != 0)
         offers_release(&l->offers, l->automaton[slot] - 1);
     l->automaton[slot] = 0;
+    l->tenants[l->tenant_idx[slot]].n_held--;
     l->by_slot[slot] = NULL;
     l->free_slots[l->n_free++] = slot;
 }
@@ -164,6 +248,10 @@ void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
 
         out->draining = atomic_load(&l->lane.shared->engine_state) == WIRE_DRAINING;
         out->heartbeat_age_us = now_us > beat ? now_us - beat : 0;
+        beat = atomic_load(&l->lane.shared->progress_us);
+        out->progress_age_us = now_us > beat ? now_us - beat : 0;
+        out->n_running = atomic_load(&l->lane.shared->n_running);
+        out->n_waiting = atomic_load(&l->lane.shared->n_waiting);
     }
     (void)pthread_mutex_unlock(&l->lock);
 }

@@ -15,6 +15,12 @@
 
 struct gen;
 
+/* Who has slots, in order that nobody takes them all. */
+struct link_tenant {
+    char name[WIRE_TENANT_BYTES];
+    uint32_t n_held; /* slots; 0: the place is free */
+};
+
 struct link {
     const char *path; /* the engine's control socket */
     int control_fd;   /* -1 while no engine is attached */
@@ -25,7 +31,11 @@ struct link {
     uint32_t n_free;
     uint32_t *automaton; /* [n_slots], as in wire_request: what the engine is to hold it to */
     struct offers offers;
-    uint64_t retry_us; /* when to try to attach again */
+    struct link_tenant *tenants; /* [n_slots], the first n_tenants were in use */
+    uint32_t n_tenants;
+    uint32_t *tenant_idx;            /* [n_slots], who has it */
+    uint32_t refused[WIRE_REFUSALS]; /* as the lane tells the engine */
+    uint64_t retry_us;               /* when to try to attach again */
 
     pthread_mutex_t lock; /* guards what follows against readers of /health, /metrics */
     const struct wire_stats *stats;
@@ -36,8 +46,10 @@ struct link {
 struct link_state {
     bool attached;
     bool draining;
-    uint64_t heartbeat_age_us; /* since the engine's last sign of progress */
-    uint32_t max_model_len;    /* 0 before the first engine */
+    uint64_t heartbeat_age_us; /* since the engine's loop came by */
+    uint64_t progress_age_us;  /* since it ended a step, or had none to do */
+    uint32_t n_running, n_waiting;
+    uint32_t max_model_len; /* 0 before the first engine */
     uint32_t n_vocab;
 };
 
@@ -50,8 +62,13 @@ bool link_try(struct link *l, uint64_t now_us);
  * generations it had; the caller empties it first. */
 void link_lost(struct link *l, uint64_t now_us);
 
-/* A free slot, or -1. */
-int64_t link_claim(struct link *l);
+/* Would the engine refuse this request, or has its tenant enough slots? WIRE_REFUSALS: no. One that
+ * an engine had taken before is held up by nothing but the slots. */
+enum wire_refusal link_refuses(struct link *l, const struct wire_request *r);
+void link_count_refused(struct link *l, enum wire_refusal why);
+
+/* A free slot for a request of this tenant, or -1. */
+int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES]);
 void link_release(struct link *l, uint32_t slot);
 
 void link_read_state(struct link *l, struct link_state *out, uint64_t now_us);

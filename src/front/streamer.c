@@ -18,6 +18,7 @@
 #include "base/service.h"
 #include "front/answer.h"
 #include "front/front.h"
+#include "front/health.h"
 #include "front/logprobs.h"
 
 #define STREAMER_EVENTS      256
@@ -140,13 +141,16 @@ static void streamer_fail(struct streamer *s, struct exchange *x, int err, const
     if (err_http_status(err) == 429 || err_http_status(err) == 503) {
         struct link *l = &s->f->link;
 
-        retry_after_s = 1;
-        if (l->control_fd != -1)
+        retry_after_s = x->retry_after_s;
+        if (retry_after_s == 0 && l->control_fd != -1)
             retry_after_s = (int)atomic_load(&l->lane.shared->retry_after_s);
-        if (retry_after_s < 1 || retry_after_s > 30)
+        if (retry_after_s < 1)
             retry_after_s = 1;
     }
-    answer_fail(x, err, message, param, retry_after_s);
+    if (x->probe)
+        health_failed(s->f, x, err);
+    else
+        answer_fail(x, err, message, param, retry_after_s);
 }
 
 /* --- writing ------------------------------------------------------------------------------ */
@@ -269,7 +273,7 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     if (rc != ERR_OK)
         return rc;
     l->automaton[slot] = r.automaton;
-    r.flags = logprobs_restart(g);
+    r.flags |= logprobs_restart(g);
     r.arrival_us = x->arrival_us;
     r.n_tokens = (uint32_t)g->tokens.len;
     r.n_prompt = g->n_prompt;
@@ -277,6 +281,8 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     if (x->max_tokens_given && x->max_tokens < r.max_tokens)
         r.max_tokens = x->max_tokens;
     rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
+    if (rc != ERR_OK)
+        link_count_refused(l, WIRE_REFUSED_SLOTS);
     return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
 }
 
@@ -288,11 +294,20 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
     struct link *l = &s->f->link;
     struct wire_request r = g->request;
     int rc = streamer_check(s, g, why, cap, param);
+    enum wire_refusal refusal;
     int32_t *extra = NULL;
     int64_t slot;
 
     if (rc != ERR_OK)
         return rc;
+    r.flags = (g->n_submits > 0 ? WIRE_RESUMED : 0) | (g->exchange->probe ? WIRE_PROBE : 0);
+    r.n_tokens = (uint32_t)g->tokens.len;
+    refusal = link_refuses(l, &r);
+    if (refusal != WIRE_REFUSALS) {
+        link_count_refused(l, refusal);
+        *param = NULL;
+        return ERR_OVERLOADED;
+    }
     rc = steering_write(&g->exchange->steering, l->engine.n_vocab, &r, &extra, param);
     if (rc != ERR_OK) {
         (void)snprintf(why, cap, "a token id is not in the model's vocabulary of %u",
@@ -300,7 +315,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
         return rc;
     }
     *param = NULL;
-    slot = link_claim(l);
+    slot = link_claim(l, r.tenant);
     rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, r, extra);
     mem_free(extra);
     if (rc != ERR_OK) {
@@ -451,7 +466,12 @@ static void streamer_finished(struct streamer *s, struct gen *g, const struct wi
         return;
     }
     if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {
+        x->retry_after_s = o->retry_after_s;
         streamer_fail(s, x, o->finish == WIRE_FIN_ERROR ? o->value : ERR_INTERNAL, NULL, NULL);
+        return;
+    }
+    if (x->probe) {
+        health_passed(s->f, x);
         return;
     }
     (void)detok_finish(&g->detok, &g->text);
@@ -647,6 +667,13 @@ static void streamer_engine(struct streamer *s)
 
 /* --- time --------------------------------------------------------------------------------- */
 
+/* Its time is over, and the engine, which should have said so, does not. */
+static bool streamer_late(const struct streamer *s, const struct exchange *x)
+{
+    return x->n_gens > 0 && x->gens[0].request.deadline_us != 0 &&
+           s->now_us > x->gens[0].request.deadline_us + STREAMER_TICK_MS * 1000u;
+}
+
 /* Has one of x's generations been without an engine for too long? */
 static bool streamer_waited(const struct streamer *s, const struct exchange *x)
 {
@@ -668,7 +695,9 @@ static void streamer_tick_one(struct streamer *s, struct exchange *x)
         streamer_close(s, x);
         return;
     }
-    if (!x->complete && streamer_waited(s, x))
+    if (!x->complete && streamer_late(s, x))
+        streamer_fail(s, x, ERR_DEADLINE, NULL, NULL);
+    else if (!x->complete && streamer_waited(s, x))
         streamer_fail(s, x, ERR_ENGINE_GONE, NULL, NULL);
     else if (!x->complete && s->draining && s->now_us > s->drain_until_us)
         streamer_fail(s, x, ERR_DRAINING, NULL, NULL);

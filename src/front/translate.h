@@ -76,10 +76,10 @@ translate_fn translate_refuse; /* is not offered, unless the value asks for noth
         {"seed", translate_same, NULL}, {"presence_penalty", translate_same, NULL},                \
         {"frequency_penalty", translate_same, NULL}, {"repetition_penalty", translate_same, NULL}, \
         {"stop_token_ids", translate_same, NULL}, {"ignore_eos", translate_same, NULL},            \
-        {"priority", translate_same, NULL}, {"cache_salt", translate_same, NULL},                  \
-        {"request_id", translate_same, NULL}, {"logit_bias", translate_same, NULL},                \
-        {"bad_words", translate_same, NULL}, {"allowed_token_ids", translate_same, NULL},          \
-        {"structured_outputs", translate_same, NULL},                                              \
+        {"priority", translate_same, NULL}, {"timeout_s", translate_same, NULL},                   \
+        {"cache_salt", translate_same, NULL}, {"request_id", translate_same, NULL},                \
+        {"logit_bias", translate_same, NULL}, {"bad_words", translate_same, NULL},                 \
+        {"allowed_token_ids", translate_same, NULL}, {"structured_outputs", translate_same, NULL}, \
     {                                                                                              \
         "skip_special_tokens", translate_same, NULL                                                \
     }

@@ -350,6 +350,13 @@ static int lane_arena(struct lane *l, size_t bytes, uint64_t *offset)
     return ERR_OK;
 }
 
+void lane_backlog(struct lane *l, uint32_t *n_reqs, uint64_t *n_tokens)
+{
+    lane_reclaim(l);
+    *n_reqs = l->queue_at - l->arena_seen;
+    *n_tokens = *n_reqs == 0 ? 0 : (l->arena_put - l->arena_free) / sizeof(int32_t);
+}
+
 int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, const int32_t *tokens,
                 const int32_t *extra)
 {

@@ -93,6 +93,9 @@ void lane_sleep_end(struct lane *l);
 int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, const int32_t *tokens,
                 const int32_t *extra) ERR_CHECKED;
 
+/* What was submitted and the engine has not taken: requests, and at least their tokens. */
+void lane_backlog(struct lane *l, uint32_t *n_reqs, uint64_t *n_tokens);
+
 /* Take the next record of a slot; false when there is none. */
 bool lane_record(struct lane *l, uint32_t slot, struct wire_out *record);
 

@@ -37,7 +37,9 @@
 #define WIRE_STOP_IDS      16 /* stop_token_ids of one request */
 #define WIRE_SALT_BYTES    16
 #define WIRE_EOS_MAX       8
-#define WIRE_LINE          64 /* bytes of a cache line */
+#define WIRE_LINE          64  /* bytes of a cache line */
+#define WIRE_TENANT_BYTES  32  /* of a tenant's name, its NUL included */
+#define WIRE_TENANTS       128 /* that are told apart at a time; further ones count as nobody */
 
 #define WIRE_AUTOMATA_MAX  256  /* of one lane at a time */
 #define WIRE_LOGPROBS_MAX  20   /* alternatives told with a token */
@@ -51,6 +53,9 @@ enum wire_flags { /* of wire_request.flags */
                   WIRE_LOGPROBS =
                       2, /* a WIRE_CHOSEN and n_logprobs WIRE_TOP before each WIRE_TOKEN */
                   WIRE_PROMPT_LOGPROBS = 4, /* the same of each prompt token but the first */
+                  WIRE_RESUMED = 8, /* an engine that died had taken it: the queue's bounds let it
+                                     * pass */
+                  WIRE_PROBE = 16,  /* asked by the front itself: the same, and it is not counted */
 };
 
 /* logits[id] += value, before penalties. */
@@ -91,8 +96,31 @@ struct wire_request {
     uint32_t n_bad;      /* int32, 0 .. WIRE_BAD_WORDS_MAX: a length >= 1, so many ids, and again */
     uint32_t n_stop_ids; /* 0 .. WIRE_STOP_IDS */
     int32_t stop_ids[WIRE_STOP_IDS];
-    uint8_t salt[WIRE_SALT_BYTES]; /* prefixes are shared only under equal salts */
+    uint8_t salt[WIRE_SALT_BYTES];  /* prefixes are shared only under equal salts */
+    char tenant[WIRE_TENANT_BYTES]; /* who pays: the key's name, NULs behind it; "": nobody */
 };
+
+/* Why a request was refused, or ended before its time. */
+enum wire_refusal {
+    WIRE_REFUSED_REQUESTS, /* too many wait */
+    WIRE_REFUSED_TOKENS,   /* too many tokens wait */
+    WIRE_REFUSED_TENANT,   /* its tenant had most of the queue and another came, or it has its share
+                            * of a front's slots */
+    WIRE_REFUSED_SLOTS,    /* the front has no slot, or no room for the prompt */
+    WIRE_REFUSED_WAIT,     /* it would have waited past its deadline or queue_timeout_s */
+    WIRE_REFUSED_TIMEOUT,  /* it has waited for queue_timeout_s */
+    WIRE_REFUSED_DEADLINE, /* it ran out of its own time */
+    WIRE_REFUSALS
+};
+
+/* A share of a bounded room, without knowing who else wants some: nobody takes more than so many
+ * times what is left free. One tenant alone may have 4/5 of it, two 4/9 each, and there is always
+ * room for one who comes. */
+#define WIRE_SHARE_FACTOR 4
+static inline int wire_share_allows(uint64_t held, uint64_t n_free)
+{
+    return held < WIRE_SHARE_FACTOR * n_free;
+}
 
 /* int32 words that stand behind a request's tokens. */
 static inline uint64_t wire_extra(const struct wire_request *r)
@@ -122,9 +150,9 @@ enum wire_finish {
 
 struct wire_out {
     int32_t value;
-    uint8_t kind;   /* enum wire_kind */
-    uint8_t finish; /* enum wire_finish, with WIRE_FINISHED */
-    uint16_t unused;
+    uint8_t kind;           /* enum wire_kind */
+    uint8_t finish;         /* enum wire_finish, with WIRE_FINISHED */
+    uint16_t retry_after_s; /* with WIRE_FINISHED and ERR_OVERLOADED: when to come again */
     union {
         uint64_t time_us; /* when the engine had it */
         struct {          /* of log probabilities */
@@ -157,14 +185,19 @@ struct wire_lane {
     uint32_t engine_pid; /* for people and tools, never for decisions */
     uint32_t front_pid;
 
-    alignas(WIRE_LINE) _Atomic uint64_t heartbeat_us; /* [W: engine] last progress */
+    alignas(WIRE_LINE) _Atomic uint64_t heartbeat_us; /* [W: engine] last pass of its loop */
+    _Atomic uint64_t progress_us;                     /* [W: engine] a step ended, or none had to */
     _Atomic uint32_t engine_state;                    /* [W: engine] */
     _Atomic uint32_t n_running;                       /* [W: engine] sequences, all lanes */
     _Atomic uint32_t n_waiting;                       /* [W: engine] */
     _Atomic uint32_t retry_after_s;                   /* [W: engine] for a 429, from its rate */
+    _Atomic uint32_t room_reqs;   /* [W: engine] by this one; less when the queue gets full */
+    _Atomic uint32_t room_tokens; /* [W: engine] tokens of prompts, by this one */
 
     alignas(WIRE_LINE) _Atomic uint32_t queue_tail; /* [W: front] */
     alignas(WIRE_LINE) _Atomic uint32_t queue_head; /* [W: engine] */
+
+    alignas(WIRE_LINE) _Atomic uint32_t refused[WIRE_REFUSALS]; /* [W: front] by itself, so far */
 
     /* Written by both with exchange: the sleeper sets 1, who wakes it sets 0. A front that lies
      * here delays nobody but itself, because each lane has its own. */
@@ -233,6 +266,9 @@ struct wire_welcome {
 #define WIRE_BUCKETS_STEP \
     1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0
 
+#define WIRE_BUCKETS_FIRST \
+    1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0
+
 #define WIRE_BUCKETS_MAX 24
 
 enum wire_metric {
@@ -263,11 +299,23 @@ struct wire_histogram {
     _Atomic uint64_t sum_micro; /* sum of the observed values, in millionths */
 };
 
+/* One of those whose requests are told apart. */
+struct wire_tenant {
+    char name[WIRE_TENANT_BYTES];
+    _Atomic uint64_t prompt_tokens; /* computed or found in a cache, since the place is its */
+    _Atomic uint64_t generation_tokens;
+    _Atomic uint64_t n_refused; /* by the engine */
+    _Atomic uint32_t n_running;
+    _Atomic uint32_t n_waiting;
+};
+
 struct wire_stats { /* [W: engine], all of it */
     uint64_t magic;
     uint64_t layout;
     _Atomic uint64_t values[METRIC_COUNT];
     struct wire_histogram histograms[HISTOGRAM_COUNT];
+    _Atomic uint32_t n_tenants;
+    struct wire_tenant tenants[WIRE_TENANTS]; /* the first is nobody */
 };
 
 _Static_assert(sizeof(struct wire_out) == 16, "four records share a cache line");

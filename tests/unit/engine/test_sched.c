@@ -1,14 +1,17 @@
 /* Goal: the scheduler never exceeds a budget, starves nobody, loses no page, and preemption
  * and prefix sharing do not change what a sequence computes. Method: simulation of many
  * thousand steps with random arrivals over a small pool, invariants checked on the way. */
+#include <stdio.h>
+
 #include "base/mem.h"
 #include "engine/sched.h"
 #include "kv/prefix.h"
 #include "tests/tap.h"
 
-#define BLOCK   4
-#define LONGEST 128
-#define N_SEQS  40
+#define BLOCK      4
+#define LONGEST    128
+#define TOKENS_MAX 120000 /* of a world with long prompts */
+#define N_SEQS     40
 
 /* A step under way. */
 struct flight {
@@ -40,7 +43,8 @@ static void note_named(void *context, int32_t page)
     w->n_named++;
 }
 
-static void world_open(struct world *w, int n_pages, int budget, int max_seqs, unsigned seed)
+static void world_open_long(struct world *w, int n_pages, int budget, int max_seqs, int longest,
+                            unsigned seed)
 {
     struct sched_limits limits = {.max_num_seqs = max_seqs,
                                   .max_num_batched_tokens = budget,
@@ -51,7 +55,12 @@ static void world_open(struct world *w, int n_pages, int budget, int max_seqs, u
     *w = (struct world){.seed = seed, .waited = mem_zalloc_array(N_SEQS, sizeof(int))};
     must_ok(pages_open(&w->pages, n_pages, BLOCK));
     must_ok(sched_init(&w->sched, &limits, w->pages));
-    must_ok(seq_pool_init(&w->pool, N_SEQS, LONGEST, BLOCK, 512));
+    must_ok(seq_pool_init(&w->pool, N_SEQS, longest, BLOCK, 512));
+}
+
+static void world_open(struct world *w, int n_pages, int budget, int max_seqs, unsigned seed)
+{
+    world_open_long(w, n_pages, budget, max_seqs, LONGEST, seed);
 }
 
 static void world_close(struct world *w)
@@ -65,7 +74,8 @@ static void world_close(struct world *w)
 }
 
 /* A prompt of n tokens; a few families share their beginning. */
-static struct seq *world_add(struct world *w, int n, int n_new, int priority, int family)
+static struct seq *world_ask(struct world *w, int tenant_idx, int n, int n_new, int priority,
+                             int family)
 {
     struct seq *q = seq_claim(&w->pool);
 
@@ -77,10 +87,24 @@ static struct seq *world_add(struct world *w, int n, int n_new, int priority, in
     q->n_prompt = n;
     q->tokens_max = n + n_new;
     q->order = w->order++;
+    q->tenant_idx = tenant_idx;
     q->request.priority = priority;
     w->waited[q - w->pool.seqs] = 0;
     sched_add(&w->sched, q);
     return q;
+}
+
+static struct seq *world_add(struct world *w, int n, int n_new, int priority, int family)
+{
+    return world_ask(w, 0, n, n_new, priority, family);
+}
+
+static int world_tenant(struct world *w, const char *name)
+{
+    char full[WIRE_TENANT_BYTES] = "";
+
+    (void)snprintf(full, sizeof full, "%s", name);
+    return tenants_find(&w->sched.tenants, full);
 }
 
 /* A step ends: what it computed counts, and its samples come; now and then one ends its
@@ -159,11 +183,14 @@ static void test_simulation(int n_pages, int budget, int max_seqs, bool ahead, u
 
     world_open(&w, n_pages, budget, max_seqs, seed);
     w.ahead = ahead;
+    (void)world_tenant(&w, "a"); /* 1, and the next is 2 */
+    (void)world_tenant(&w, "b");
     for (int step = 0; step < 20000 && good; step++) {
         if (random_next(&w.seed) % 4 == 0) {
             int n = 1 + (int)(random_next(&w.seed) % (LONGEST - 30));
 
-            n_added += world_add(&w, n, 1 + (int)(random_next(&w.seed) % 28), 0,
+            n_added += world_ask(&w, (int)(random_next(&w.seed) % 3), n,
+                                 1 + (int)(random_next(&w.seed) % 28), 0,
                                  (int)(random_next(&w.seed) % 5)) != NULL;
         }
         good = world_step(&w);
@@ -264,6 +291,275 @@ static void test_paused(void)
     world_close(&w);
 }
 
+/* Steps until q has its first token; -1: it takes more than limit. */
+static int steps_to_first(struct world *w, const struct seq *q, int limit)
+{
+    int n_prompt = q->n_prompt;
+    uint64_t order = q->order;
+
+    for (int i = 1; i <= limit; i++) {
+        if (!world_step(w))
+            return -1;
+        if (q->order != order || q->state == SEQ_FREE || q->n_tokens > n_prompt)
+            return i;
+    }
+    return -1;
+}
+
+/* 100,000 tokens, and short prompts that come while they are computed. */
+static void test_longest(int n_long, bool ahead)
+{
+    struct world w;
+    struct seq *large[4];
+    int worst = 0, n = 0;
+
+    world_open_long(&w, 110000, 2048, 32, TOKENS_MAX, 3);
+    w.ahead = ahead;
+    for (int i = 0; i < n_long; i++)
+        large[i] = world_add(&w, 100000, 1, 0, 10 + i);
+    while (large[0]->n_computed < 90000) {
+        const struct seq *small = world_add(&w, 60, 8, 0, n % 5);
+        int steps = steps_to_first(&w, small, 50);
+
+        worst = steps < 0 ? 999 : steps > worst ? steps : worst;
+        n++;
+    }
+    /* Alone it would take one step; ahead, its token is told when the next step has begun. */
+    ok(worst <= 1 + ahead + 3,
+       "%d prompts of 100,000 tokens%s: the first token of others comes within %d steps (%d tried)",
+       n_long, ahead ? ", ahead" : "", worst, n);
+    ok(w.n_steps < 110u * (unsigned)n_long, "and they go on (%u steps)", w.n_steps);
+    world_close(&w);
+}
+
+/* A prompt that finds no pages does not hold up those that do, nor do they keep it out. */
+static void test_blocked(void)
+{
+    struct world w;
+    struct seq *large, *small;
+    int steps = 0, n_before = 0;
+
+    world_open(&w, 40, 64, 8, 4);
+    for (int i = 0; i < 3; i++)
+        (void)world_add(&w, 20, 60, 0, i); /* each grows to 20 pages: 15 at present */
+    (void)world_step(&w);
+    large = world_add(&w, 110, 4, 0, 4); /* 28 pages */
+    small = world_add(&w, 8, 3, 0, 5);
+    is_int(steps_to_first(&w, small, 10), 1, "one that finds no pages is overtaken by a short one");
+    ok(large->state == SEQ_WAITING, "and waits");
+    while (large->state == SEQ_WAITING && steps < 2000) {
+        if (w.sched.n_running < 6) /* there is always another short one */
+            n_before += world_add(&w, 8, 12, 0, 5) != NULL;
+        (void)world_step(&w);
+        steps++;
+    }
+    ok(large->state == SEQ_RUNNING, "not for ever: %d steps, %d others came meanwhile", steps,
+       n_before);
+    sched_check(&w.sched);
+    world_close(&w);
+}
+
+/* Two tenants, one of whom always has many more requests waiting. */
+static void test_fair(void)
+{
+    struct world w;
+    int served[3] = {0};
+    int greedy, modest;
+    bool good = true;
+    int waiting[3] = {0};
+
+    world_open(&w, 300, 64, 4, 5);
+    greedy = world_tenant(&w, "greedy");
+    modest = world_tenant(&w, "modest");
+    for (int step = 0; step < 4000 && good; step++) {
+        for (int i = greedy; i <= modest; i++) {
+            const struct tenant *t = &w.sched.tenants.list[i];
+
+            waiting[i] = t->n_waiting + t->n_running;
+            for (int k = waiting[i]; k < (i == greedy ? 30 : 4); k++)
+                served[i] += world_ask(&w, i, 16, 8, 0, i) != NULL;
+        }
+        good = world_step(&w);
+    }
+    ok(good && served[modest] * 10 >= served[greedy] * 9,
+       "a tenant with 4 requests at a time gets as much as one with 30 (%d and %d)", served[modest],
+       served[greedy]);
+    sched_check(&w.sched);
+    world_close(&w);
+}
+
+/* The same requests cost what they take: long outputs count. */
+static void test_fair_tokens(void)
+{
+    struct world w;
+    uint64_t tokens[3] = {0};
+    int idx[2];
+
+    world_open(&w, 400, 64, 4, 8);
+    idx[0] = world_tenant(&w, "talks");
+    idx[1] = world_tenant(&w, "reads");
+    for (int step = 0; step < 6000; step++) {
+        for (int i = 0; i < 2; i++) {
+            while (w.sched.tenants.list[idx[i]].n_waiting < 8) {
+                int n = i == 0 ? 4 : 80, n_new = i == 0 ? 40 : 2;
+
+                if (world_ask(&w, idx[i], n, n_new, 0, 100 + (int)w.order) == NULL)
+                    break;
+                tokens[i] += (uint64_t)(n + 4 * n_new);
+            }
+        }
+        (void)world_step(&w);
+    }
+    ok(tokens[0] * 10 >= tokens[1] * 8 && tokens[1] * 10 >= tokens[0] * 8,
+       "of one who talks and one who reads each has its share (%llu and %llu)",
+       (unsigned long long)tokens[0], (unsigned long long)tokens[1]);
+    world_close(&w);
+}
+
+/* Always new tenants, each with one request: one who was served a moment ago has his turn, too. */
+static void test_newcomers(void)
+{
+    struct world w;
+    const struct seq *q;
+    char name[32];
+    int own, n = 0, steps = 0;
+    uint64_t order;
+
+    world_open(&w, 300, 64, 2, 10);
+    own = world_tenant(&w, "own");
+    for (int i = 0; i < 20; i++) {
+        (void)world_ask(&w, own, 20, 4, 0, 1000 + i);
+        (void)world_step(&w);
+    }
+    while (w.sched.tenants.n_waiting > 1)
+        (void)world_step(&w);
+    q = world_ask(&w, own, 20, 4, 0, 2000);
+    order = q->order;
+    while (q->state == SEQ_WAITING && q->order == order && steps < 2000) {
+        while (w.sched.tenants.n_waiting < 6) {
+            (void)snprintf(name, sizeof name, "t%d", n++);
+            (void)world_ask(&w, world_tenant(&w, name), 20, 4, 0, 3000 + n);
+        }
+        (void)world_step(&w);
+        steps++;
+    }
+    ok(steps < 200, "%d newcomers went before one who had been served much (%d steps)", n, steps);
+    world_close(&w);
+}
+
+/* Idleness is not saved up, and more tenants than there are places are all served. */
+static void test_tenants(void)
+{
+    struct world w;
+    int a, b, n_done;
+    char name[32];
+    const struct seq *first, *second;
+
+    world_open(&w, 300, 64, 1, 9);
+    a = world_tenant(&w, "a");
+    for (int i = 0; i < 30; i++) {
+        (void)world_ask(&w, a, 20, 4, 0, 1);
+        for (int k = 0; k < 6; k++)
+            (void)world_step(&w);
+    }
+    b = world_tenant(&w, "b");
+    (void)world_ask(&w, a, 20, 1, 0, 1); /* runs, while these wait: */
+    (void)world_step(&w);
+    first = world_ask(&w, b, 20, 4, 0, 2);
+    (void)world_ask(&w, b, 20, 4, 0, 2);
+    (void)world_ask(&w, b, 20, 4, 0, 2);
+    second = world_ask(&w, a, 20, 4, 0, 1);
+    ok(steps_to_first(&w, first, 50) > 0 && steps_to_first(&w, second, 12) > 0,
+       "one who was away does not go first for ever");
+    world_close(&w);
+
+    world_open(&w, 300, 64, 4, 9);
+    for (int i = 0; i < 3 * WIRE_TENANTS; i++) {
+        (void)snprintf(name, sizeof name, "t%d", i);
+        (void)world_ask(&w, world_tenant(&w, name), 8, 2, 0, i % 5);
+        (void)world_step(&w);
+    }
+    for (int i = 0; i < 100; i++)
+        (void)world_step(&w);
+    n_done = w.n_done;
+    is_int(n_done, 3 * WIRE_TENANTS, "three times as many tenants as places are all served");
+    sched_check(&w.sched);
+    world_close(&w);
+}
+
+static void test_bounds(void)
+{
+    static const struct tenants_bounds bounds = {.n_reqs = 10, .n_tokens = 200, .n_places = 2};
+    static struct tenants t;
+    struct seq seqs[12] = {0};
+    char name[WIRE_TENANT_BYTES] = "b";
+    bool good = true;
+    int n_reqs, b;
+    int64_t n_tokens;
+
+    tenants_init(&t);
+    b = tenants_find(&t, name);
+    is_int(tenants_refuse(&t, 5000, &bounds), WIRE_REFUSALS,
+           "where nothing waits a prompt of any length may");
+    for (int i = 0; i < 12; i++) {
+        seqs[i] = (struct seq){.n_tokens = 10, .order = (uint64_t)i, .state = SEQ_WAITING};
+        good = good && tenants_refuse(&t, 10, &bounds) == WIRE_REFUSALS;
+        tenants_add(&t, &seqs[i]);
+    }
+    ok(good, "ten and two wait");
+    is_int(tenants_refuse(&t, 10, &bounds), WIRE_REFUSED_REQUESTS, "and no more");
+    tenants_ahead(&t, b, 15, &n_reqs, &n_tokens);
+    ok(n_reqs == 1 && n_tokens == 15, "before another's no more is served than it brings");
+    tenants_ahead(&t, 0, 15, &n_reqs, &n_tokens);
+    ok(n_reqs == 12 && n_tokens == 120, "and before the next of the same all that it has");
+    ok(tenants_push_out(&t, 0, 10, WIRE_REFUSED_REQUESTS) == NULL, "nobody goes for one's own");
+    for (int i = 11; i > 5; i--) {
+        struct seq *q = tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS);
+
+        good = good && q == &seqs[i];
+        tenants_remove(&t, &seqs[i]);
+        seqs[i].tenant_idx = b;
+        tenants_add(&t, &seqs[i]);
+    }
+    ok(good, "for another's the last six go, one by one");
+    ok(tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS) == NULL, "then each has as much");
+    for (int i = 6; i < 12; i++)
+        tenants_remove(&t, &seqs[i]);
+    is_int(tenants_refuse(&t, 141, &bounds), WIRE_REFUSED_TOKENS, "tokens are bounded, too");
+    is_int(tenants_refuse(&t, 140, &bounds), WIRE_REFUSALS, "at 200");
+    ok(tenants_push_out(&t, b, 50, WIRE_REFUSED_TOKENS) == &seqs[5] &&
+           tenants_push_out(&t, b, 51, WIRE_REFUSED_TOKENS) == NULL,
+       "and so is what goes for another's");
+    seqs[5].admitted = true;
+    ok(tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS) == &seqs[4], "what had begun stays");
+    tenants_check(&t);
+}
+
+/* All places are taken, and one of higher priority comes. */
+static void test_displaced(bool ahead)
+{
+    struct world w;
+    struct seq *low[2], *high;
+    int steps;
+
+    world_open(&w, 200, 64, 2, 1);
+    w.ahead = ahead;
+    low[0] = world_add(&w, 10, 60, 1, 1);
+    low[1] = world_add(&w, 10, 60, 2, 2);
+    for (int i = 0; i < 4; i++)
+        (void)world_step(&w);
+    high = world_add(&w, 10, 2, 0, 3);
+    steps = steps_to_first(&w, high, 10);
+    ok(steps > 0 && steps <= 3, "one of higher priority takes a place (%d steps)%s", steps,
+       ahead ? ", ahead" : "");
+    ok(low[1]->state == SEQ_WAITING && low[0]->state == SEQ_RUNNING, "the lowest's");
+    for (int i = 0; i < 6; i++)
+        (void)world_step(&w);
+    ok(low[1]->state == SEQ_RUNNING, "which goes on afterwards");
+    sched_check(&w.sched);
+    world_close(&w);
+}
+
 int main(void)
 {
     unsigned seed = tap_seed(7);
@@ -278,5 +574,17 @@ int main(void)
     test_priority();
     test_prefix();
     test_paused();
+    test_longest(1, false);
+    test_longest(1, true);
+    test_longest(3, false);
+    test_longest(3, true);
+    test_blocked();
+    test_fair();
+    test_fair_tokens();
+    test_tenants();
+    test_newcomers();
+    test_bounds();
+    test_displaced(false);
+    test_displaced(true);
     return tap_done();
 }

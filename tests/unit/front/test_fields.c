@@ -17,6 +17,8 @@ static const struct {
     {"{\"temperature\":0}", BOTH},
     {"{\"temperature\":2,\"top_p\":1,\"top_k\":-1,\"min_p\":0}", BOTH},
     {"{\"top_k\":2147483647,\"priority\":-2147483648}", BOTH},
+    {"{\"timeout_s\":0.001}", BOTH},
+    {"{\"timeout_s\":86400}", BOTH},
     {"{\"presence_penalty\":-2,\"frequency_penalty\":2,\"repetition_penalty\":0.01}", BOTH},
     {"{\"max_tokens\":1,\"min_tokens\":0}", BOTH},
     {"{\"max_completion_tokens\":2147483647}", CHAT},
@@ -112,6 +114,10 @@ static const struct {
     {"{\"max_completion_tokens\":5,\"max_tokens\":\"x\"}", CHAT, "max_tokens", ERR_INVALID},
     {"{\"min_tokens\":-1}", BOTH, "min_tokens", ERR_INVALID},
     {"{\"priority\":2147483648}", BOTH, "priority", ERR_INVALID},
+    {"{\"timeout_s\":0}", BOTH, "timeout_s", ERR_INVALID},
+    {"{\"timeout_s\":-1}", BOTH, "timeout_s", ERR_INVALID},
+    {"{\"timeout_s\":86401}", BOTH, "timeout_s", ERR_INVALID},
+    {"{\"timeout_s\":\"5\"}", BOTH, "timeout_s", ERR_INVALID},
     {"{\"seed\":1.5}", BOTH, "seed", ERR_INVALID},
     {"{\"seed\":\"1\"}", BOTH, "seed", ERR_INVALID},
     {"{\"stop\":\"\"}", BOTH, "stop", ERR_INVALID},
@@ -289,19 +295,21 @@ static void test_values(struct arena *arena)
        "presets of sampling");
     ok(f.skip_special && !f.include_stop && !f.seed_given && !x.stream && !x.max_tokens_given,
        "presets of the rest");
-    must_ok(read_body("{\"temperature\":0.5,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,"
-                      "\"presence_penalty\":1,\"frequency_penalty\":-1,\"repetition_penalty\":1.5,"
-                      "\"min_tokens\":3,\"max_tokens\":9,\"priority\":-4,\"seed\":-1,"
-                      "\"ignore_eos\":true,\"stream\":true,\"skip_special_tokens\":false,"
-                      "\"stream_options\":{\"include_usage\":true},\"stop\":[\"ab\",\"c\"],"
-                      "\"include_stop_str_in_output\":true,\"stop_token_ids\":[5,6]}",
-                      EXCHANGE_CHAT, arena, &f, &x, &param));
+    must_ok(
+        read_body("{\"temperature\":0.5,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,"
+                  "\"presence_penalty\":1,\"frequency_penalty\":-1,\"repetition_penalty\":1.5,"
+                  "\"min_tokens\":3,\"max_tokens\":9,\"priority\":-4,\"timeout_s\":2.5,\"seed\":-1,"
+                  "\"ignore_eos\":true,\"stream\":true,\"skip_special_tokens\":false,"
+                  "\"stream_options\":{\"include_usage\":true},\"stop\":[\"ab\",\"c\"],"
+                  "\"include_stop_str_in_output\":true,\"stop_token_ids\":[5,6]}",
+                  EXCHANGE_CHAT, arena, &f, &x, &param));
     ok(f.request.temperature == 0.5f && f.request.top_p == 0.25f && f.request.min_p == 0.125f,
        "temperature, top_p, min_p");
     ok(f.request.presence == 1.0f && f.request.frequency == -1.0f && f.request.repetition == 1.5f,
        "penalties");
     ok(f.request.top_k == 7 && f.request.min_tokens == 3 && f.request.priority == -4,
        "top_k, min_tokens, priority");
+    ok(x.timeout_us == 2500001, "timeout_s");
     ok(f.seed_given && f.request.seed == UINT64_MAX, "seed");
     ok(x.max_tokens_given && x.max_tokens == 9, "max_tokens");
     ok((f.request.flags & WIRE_IGNORE_EOS) != 0 && !f.skip_special && f.include_stop, "flags");

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/rate.h"
+
+#include <math.h>
+
+#define RATE_MEMORY_S   20.0
+#define RATE_DONE_MIN   8.0 /* ends that make a rate */
+#define RATE_PASS_MAX_S 5.0 /* a pass that took longer was not the queue's doing */
+#define RATE_RETRY_MAX  60.0
+
+void rate_end(struct rate *r, int n_tokens)
+{
+    r->n_ended++;
+    r->n_ended_tokens += n_tokens;
+}
+
+void rate_pass(struct rate *r, uint64_t now_us, bool full)
+{
+    double s = r->last_us == 0 || now_us < r->last_us ? 0.0 : (double)(now_us - r->last_us) * 1e-6;
+    double keep = exp(-s / RATE_MEMORY_S);
+
+    if (full && s > 0.0 && s < RATE_PASS_MAX_S) {
+        r->full_s = r->full_s * keep + s;
+        r->n_done = r->n_done * keep + r->n_ended;
+        r->n_tokens = r->n_tokens * keep + (double)r->n_ended_tokens;
+    }
+    if (s > 0.0 || r->last_us == 0) {
+        r->n_ended = 0;
+        r->n_ended_tokens = 0;
+        r->last_us = now_us;
+    }
+}
+
+double rate_wait_s(const struct rate *r, int n_reqs, int64_t n_tokens)
+{
+    double by_reqs, by_tokens;
+
+    if (r->n_done < RATE_DONE_MIN || r->full_s <= 0.0)
+        return 0.0;
+    by_reqs = (double)n_reqs * r->full_s / r->n_done;
+    by_tokens = r->n_tokens > 0.0 ? (double)n_tokens * r->full_s / r->n_tokens : 0.0;
+    return by_reqs > by_tokens ? by_reqs : by_tokens;
+}
+
+uint32_t rate_retry_after_s(const struct rate *r, int n_reqs, int64_t n_tokens)
+{
+    double s = ceil(rate_wait_s(r, n_reqs, n_tokens));
+
+    return s < 1.0 ? 1 : s > RATE_RETRY_MAX ? (uint32_t)RATE_RETRY_MAX : (uint32_t)s;
+}

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * See tenants.h. Service is virtual time: what counts is who has less of it. */
+#include "engine/tenants.h"
+
+#include <string.h>
+
+#include "base/must.h"
+
+/* A token of the output holds a place in a step of its own, one of the prompt shares its step with
+ * hundreds; what others ask for output is three to five times the prompt's price. */
+#define TENANTS_OUTPUT_WEIGHT 4
+
+void tenants_init(struct tenants *t)
+{
+    *t = (struct tenants){.n = 1};
+}
+
+static bool tenants_is_idle(const struct tenant *e)
+{
+    return e->n_waiting == 0 && e->n_running == 0;
+}
+
+int tenants_find(struct tenants *t, const char name[WIRE_TENANT_BYTES])
+{
+    int i, place = -1;
+
+    for (i = 0; i < t->n; i++) {
+        const struct tenant *e = &t->list[i];
+
+        if (memcmp(e->name, name, WIRE_TENANT_BYTES) == 0)
+            return i;
+        if (i > 0 && tenants_is_idle(e) && (place == -1 || e->service < t->list[place].service))
+            place = i;
+    }
+    if (t->n < WIRE_TENANTS)
+        place = t->n++;
+    if (place == -1)
+        return 0;
+    t->list[place] = (struct tenant){.service = t->floor};
+    memcpy(t->list[place].name, name, WIRE_TENANT_BYTES);
+    return place;
+}
+
+enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
+                                 const struct tenants_bounds *bounds)
+{
+    if (t->n_waiting == 0)
+        return WIRE_REFUSALS; /* or a prompt longer than the bound would never be served */
+    if (t->n_waiting >= bounds->n_reqs + bounds->n_places)
+        return WIRE_REFUSED_REQUESTS;
+    return t->n_waiting_tokens + n_tokens > bounds->n_tokens ? WIRE_REFUSED_TOKENS : WIRE_REFUSALS;
+}
+
+struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_tokens,
+                             enum wire_refusal why)
+{
+    const struct tenant *own = &t->list[tenant_idx], *most = own;
+    bool by_tokens = why == WIRE_REFUSED_TOKENS;
+    struct seq *q;
+
+    for (int i = 0; i < t->n; i++) {
+        const struct tenant *e = &t->list[i];
+
+        if (by_tokens ? e->n_waiting_tokens > most->n_waiting_tokens
+                      : e->n_waiting > most->n_waiting)
+            most = e;
+    }
+    q = most->last;
+    while (q != NULL && (q->admitted || (q->request.flags & (WIRE_RESUMED | WIRE_PROBE)) != 0))
+        q = q->prev;
+    if (most == own || q == NULL)
+        return NULL;
+    /* Nobody is pushed out who would have less afterwards than the one who comes. */
+    if (by_tokens ? most->n_waiting_tokens - q->n_tokens < own->n_waiting_tokens + n_tokens
+                  : most->n_waiting - 1 < own->n_waiting + 1)
+        return NULL;
+    return q;
+}
+
+void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n_reqs,
+                   int64_t *tokens)
+{
+    const struct tenant *own = &t->list[tenant_idx];
+
+    *n_reqs = own->n_waiting;
+    *tokens = own->n_waiting_tokens;
+    for (int i = 0; i < t->n; i++) {
+        const struct tenant *e = &t->list[i];
+
+        if (i == tenant_idx)
+            continue;
+        /* They take turns: of the others no more is served before it than of its own. */
+        *n_reqs += e->n_waiting < own->n_waiting + 1 ? e->n_waiting : own->n_waiting + 1;
+        *tokens += e->n_waiting_tokens < own->n_waiting_tokens + n_tokens
+                       ? e->n_waiting_tokens
+                       : own->n_waiting_tokens + n_tokens;
+    }
+}
+
+/* Cost was spent: it is everybody's virtual time, in equal parts. */
+static void tenants_charge(struct tenants *t, struct tenant *e, uint64_t cost)
+{
+    uint64_t n = t->n_active > 0 ? (uint64_t)t->n_active : 1;
+
+    e->service += cost;
+    t->floor_rest += cost;
+    t->floor += t->floor_rest / n;
+    t->floor_rest %= n;
+}
+
+void tenants_add(struct tenants *t, struct seq *q)
+{
+    struct tenant *e = &t->list[q->tenant_idx];
+    struct seq *before = e->last;
+
+    if (e->n_waiting == 0 && e->service < t->floor)
+        e->service = t->floor;
+    t->n_active += tenants_is_idle(e);
+    while (before != NULL && seq_before(q, before))
+        before = before->prev;
+    q->prev = before;
+    q->next = before == NULL ? e->first : before->next;
+    if (q->prev == NULL)
+        e->first = q;
+    else
+        q->prev->next = q;
+    if (q->next == NULL)
+        e->last = q;
+    else
+        q->next->prev = q;
+    e->n_waiting++;
+    t->n_waiting++;
+    e->n_waiting_tokens += q->n_tokens;
+    t->n_waiting_tokens += q->n_tokens;
+}
+
+void tenants_remove(struct tenants *t, struct seq *q)
+{
+    struct tenant *e = &t->list[q->tenant_idx];
+
+    if (q->prev == NULL)
+        e->first = q->next;
+    else
+        q->prev->next = q->next;
+    if (q->next == NULL)
+        e->last = q->prev;
+    else
+        q->next->prev = q->prev;
+    e->n_waiting--;
+    t->n_waiting--;
+    e->n_waiting_tokens -= q->n_tokens;
+    t->n_waiting_tokens -= q->n_tokens;
+    t->n_active -= tenants_is_idle(e);
+}
+
+void tenants_begin(struct tenants *t)
+{
+    for (int i = 0; i < t->n; i++) {
+        t->list[i].at = t->list[i].first;
+        t->list[i].at_service = t->list[i].service;
+    }
+}
+
+static bool tenants_turn(const struct tenant *a, const struct tenant *b)
+{
+    if (a->at->request.priority != b->at->request.priority)
+        return a->at->request.priority < b->at->request.priority;
+    if (a->at_service != b->at_service)
+        return a->at_service < b->at_service;
+    return a->at->order < b->at->order;
+}
+
+struct seq *tenants_next(struct tenants *t)
+{
+    struct tenant *best = NULL;
+    struct seq *q;
+
+    for (int i = 0; i < t->n; i++) {
+        struct tenant *e = &t->list[i];
+
+        if (e->at != NULL && (best == NULL || tenants_turn(e, best)))
+            best = e;
+    }
+    if (best == NULL)
+        return NULL;
+    q = best->at;
+    best->at = q->next;
+    best->at_service += (uint64_t)q->n_tokens;
+    return q;
+}
+
+struct seq *tenants_urgent(const struct tenants *t)
+{
+    struct seq *best = NULL;
+
+    for (int i = 0; i < t->n; i++) {
+        struct seq *q = t->list[i].first;
+
+        if (q != NULL && (best == NULL || seq_before(q, best)))
+            best = q;
+    }
+    return best;
+}
+
+void tenants_run(struct tenants *t, const struct seq *q, int n)
+{
+    struct tenant *e = &t->list[q->tenant_idx];
+
+    t->n_active += tenants_is_idle(e);
+    e->n_running++;
+    tenants_charge(t, e, (uint64_t)n);
+}
+
+void tenants_stop(struct tenants *t, const struct seq *q)
+{
+    struct tenant *e = &t->list[q->tenant_idx];
+
+    e->n_running--;
+    t->n_active -= tenants_is_idle(e);
+}
+
+void tenants_charge_token(struct tenants *t, const struct seq *q)
+{
+    tenants_charge(t, &t->list[q->tenant_idx], TENANTS_OUTPUT_WEIGHT);
+}
+
+void tenants_check(const struct tenants *t)
+{
+    int n = 0, n_active = 0;
+    int64_t n_tokens = 0;
+
+    for (int i = 0; i < t->n; i++) {
+        const struct tenant *e = &t->list[i];
+        int own = 0;
+
+        for (const struct seq *q = e->first; q != NULL; q = q->next) {
+            must(q->state == SEQ_WAITING);
+            must(q->tenant_idx == i);
+            must(q->n_pages == 0);
+            must(q->prev == NULL ? q == e->first : seq_before(q->prev, q));
+            must(q->next != NULL || q == e->last);
+            n_tokens += q->n_tokens;
+            own++;
+        }
+        must(own == e->n_waiting);
+        must(e->n_running >= 0);
+        n += own;
+        n_active += !tenants_is_idle(e);
+    }
+    must(n == t->n_waiting);
+    must(n_active == t->n_active);
+    must(n_tokens == t->n_waiting_tokens);
+}

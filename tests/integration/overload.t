@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Ten times what the server can do: it does as much as before, admitted requests are as quick, the
+rest is refused at once with a Retry-After that means something; a greedy key does not starve
+another; long prompts do not delay the first tokens of others; health says when nothing moves.
+
+Nothing here is measured against the clock alone, because the machine may be busy with something
+else. What is told instead: tokens a step, latencies as a multiple of the time between two ends
+(Little: how many are inside), times against those of a request that needs no engine, steps until the
+first token as the engine counts them."""
+
+import os
+import signal
+import statistics
+import threading
+import time
+
+from harness import Stack, Tap, crowd, key, need_nginx, until
+
+need_nginx()
+tap = Tap()
+PATH = "/v1/completions"
+SEATS, QUEUE = 4, 8  # of the server under load: so many run, so many wait
+N_TOKENS = 40
+N_SHORT = 16
+
+
+def auth(i):
+    return {"Authorization": "Bearer " + key(i)}
+
+
+def prompt(s, tag, i, n=110, **fields):
+    """About n tokens that no other request has; their prefill makes steps that take a while."""
+    ids = [3 + (hash((tag, i)) >> 8) % 900] + [40 + (i * 31 + k * k + len(tag)) % 1000
+                                               for k in range(n - 1)]
+    return s.completion(ids, **dict({"max_tokens": N_TOKENS, "ignore_eos": True}, **fields))
+
+
+class Load:
+    """n clients that ask again and again; one that was refused comes back after pause_s."""
+
+    def __init__(self, s, tag, n, pause_s=0.3, headers=None, **fields):
+        self.s, self.tag, self.pause_s, self.headers = s, tag, pause_s, headers
+        self.fields = fields
+        self.served, self.refused, self.odd = [], [], []  # seconds; (seconds, Retry-After)
+        self.stop = False
+        self.lock = threading.Lock()
+        self.n_asked = 0
+        self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True)
+                        for i in range(n)]
+
+    def run(self, i):
+        while not self.stop:
+            with self.lock:
+                self.n_asked += 1
+                turn = self.n_asked
+            body = prompt(self.s, self.tag, turn, **self.fields)
+            began = time.monotonic()
+            try:
+                r = self.s.post(PATH, body, headers=self.headers or auth(turn))
+            except OSError as e:
+                self.odd.append(repr(e))
+                continue
+            took = time.monotonic() - began
+            if r.status == 200:
+                self.served.append((began, took))
+            elif r.status == 429:
+                self.refused.append((took, int(r.headers.get("Retry-After", 0))))
+                time.sleep(self.pause_s)
+            else:
+                self.odd.append(r.text)
+
+    def start(self):
+        for t in self.threads:
+            t.start()
+        return self
+
+    def end(self):
+        self.stop = True
+        for t in self.threads:
+            t.join(60)
+        return self
+
+
+def measure(s, load, seconds):
+    """What the server does in so many seconds of the load, after it has got going."""
+    until(lambda: len(load.served) > 2 * SEATS, 30, 0.05)
+    before, n_before, began = s.metrics(), len(load.served), time.monotonic()
+    time.sleep(seconds)
+    after, served, took = s.metrics(), load.served[n_before:], time.monotonic() - began
+
+    def grown(name):
+        return sum(after[k] - before.get(k, 0) for k in after if k.split("{")[0] == name)
+    return {"per_step": grown("vllm:generation_tokens_total") / max(1, grown("quire:steps_total")),
+            "useful": len(served) * N_TOKENS / max(1, grown("vllm:generation_tokens_total")),
+            "rate": len(served) / took,
+            "latency": statistics.median([t for b, t in served if b >= began] or [0]),
+            "worst": sorted([t for b, t in served if b >= began] or [0])[-1]}
+
+
+def memory_kib(pid):
+    with open("/proc/%d/status" % pid) as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("RssAnon:"))
+
+
+with tap.section("ten times capacity"), \
+        Stack(engine=["--max-num-seqs", SEATS, "--max-num-queued-reqs", QUEUE,
+                      "--num-pages", 400]) as s:
+    load = Load(s, "full", SEATS + QUEUE).start()
+    full = measure(s, load, 4)
+    load.end()
+    n_refused = len(load.refused)
+    tap.ok(not load.odd and full["rate"] > 0, "the server is full: %.1f requests/s, %.2f tokens a "
+           "step, %.2f s each" % (full["rate"], full["per_step"], full["latency"]), load.odd[:3])
+    s.idle()
+
+    pids = {"engine": s.engine.pid, "front 0": s.fronts[0].pid, "front 1": s.fronts[1].pid}
+    load = Load(s, "over", int(max(60, full["rate"] * 10 * 0.3 + 2 * (SEATS + QUEUE)))).start()
+    until(lambda: len(load.served) > 2 * SEATS, 30, 0.05)
+    kib = {name: memory_kib(pid) for name, pid in pids.items()}
+    plain = []
+
+    def others():
+        while not load.stop:
+            began = time.monotonic()
+            s.get("/version")
+            plain.append(time.monotonic() - began)
+            time.sleep(0.05)
+    threading.Thread(target=others, daemon=True).start()
+    n_asked = load.n_asked
+    over = measure(s, load, 7)
+    n_asked = (load.n_asked - n_asked) / 7
+    grown = {name: memory_kib(pid) - kib[name] for name, pid in pids.items()}
+    load.end()
+    tap.eq(load.odd, [], "every request is served or refused")
+    tap.ok(n_asked > 8 * over["rate"], "asked for %.1f times what was served (%.0f/s)" %
+           (n_asked / over["rate"], n_asked))
+    tap.ok(over["per_step"] > 0.9 * full["per_step"],
+           "steps are as full as before: %.2f tokens" % over["per_step"])
+    tap.ok(over["useful"] > 0.9, "%.0f %% of the tokens were of requests that were served whole" %
+           (100 * over["useful"]))
+    tap.note("%.1f requests/s against %.1f" % (over["rate"], full["rate"]))
+    inside = over["latency"] * over["rate"]
+    tap.ok(inside < 1.3 * (SEATS + QUEUE), "admitted requests are as quick: as if %.1f were inside, "
+           "at most %d are" % (inside, SEATS + QUEUE))
+    tap.ok(over["worst"] * over["rate"] < 3 * (SEATS + QUEUE), "the slowest of them, too: %.1f" %
+           (over["worst"] * over["rate"]))
+    quick = statistics.median(t for t, _ in load.refused)
+    base = statistics.median(plain)
+    tap.ok(quick < 0.005 + 2 * base, "refusals take %.1f ms, what needs no engine %.1f ms" %
+           (1e3 * quick, 1e3 * base))
+    late = sum(t > 0.005 + 3 * max(base, 0.002) for t, _ in load.refused) / len(load.refused)
+    tap.note("%d refusals, %.1f %% of them slow" % (len(load.refused), 100 * late))
+    tap.ok(all(1 <= again <= 60 for _, again in load.refused), "each has a Retry-After")
+    tap.ok(all(n < 4096 for n in grown.values()), "memory is flat: KiB more: %s" % grown)
+    tap.ok(s.idle(), "idle afterwards")
+    tap.eq(s.metric("vllm:kv_cache_usage_perc"), 0, "every page came back")
+    m = s.metrics()
+    counted = sum(v for k, v in m.items() if k.startswith("quire:requests_rejected_total"))
+    tap.eq(counted, len(load.refused) + n_refused, "the metric counts every refusal")
+
+    # One key asks for ten times as much as there is, another for what is its share.
+    greedy = Load(s, "greedy", 40, headers=auth(30)).start()
+    until(lambda: len(greedy.served) > 2 * SEATS, 30, 0.05)
+    n_greedy, began = len(greedy.served), time.monotonic()
+    modest = Load(s, "modest", 4, headers=auth(31)).start()
+    time.sleep(5)
+    n_greedy, took = len(greedy.served) - n_greedy, time.monotonic() - began
+    waits = statistics.median(t for _, t in modest.served)
+    modest.end(), greedy.end()
+    tap.eq(len(modest.refused), 0, "beside a greedy key another is never refused")
+    share = len(modest.served) / (len(modest.served) + n_greedy)
+    tap.ok(share > 0.4, "and has %.0f %% of what is served: 4 of its requests against 40" %
+           (100 * share))
+    tap.ok(waits * (len(modest.served) + n_greedy) / took < SEATS + QUEUE,
+           "each as if %.1f were inside" % (waits * (len(modest.served) + n_greedy) / took))
+    tap.ok(greedy.refused, "the greedy one is refused (%d times)" % len(greedy.refused))
+    m = s.metrics()
+    tap.ok(m['quire:tenant_generation_tokens_total{model_name="demo",tenant="tenant31"}'] >=
+           len(modest.served) * N_TOKENS, "the metrics tell what each key used")
+
+with tap.section("when to come again"), \
+        Stack(engine=["--max-num-seqs", 1, "--max-num-queued-reqs", 16], n_fronts=1) as s:
+    load = Load(s, "again", 24, pause_s=0.1, max_tokens=80).start()
+    until(lambda: len(load.served) >= 14, 40, 0.05)
+    _, again = load.refused[-1]
+    began = time.monotonic()
+    load.end()
+    took = time.monotonic() - began
+    tap.ok(took / 2 - 1 <= again <= 2 * took + 1.5,
+           "Retry-After: %d s; the queue was empty after %.1f s" % (again, took))
+
+    # What nobody wants any longer is not computed.
+    slow = s.open_stream(PATH, s.completion("Count", max_tokens=1500, ignore_eos=True))
+    slow.response.readline()
+    r = s.post(PATH, prompt(s, "late", 1, timeout_s=0.2))
+    tap.ok(r.status in (429, 504) and "error" in r.json, "timeout_s ends what waits: %d" % r.status)
+    r = s.post(PATH, prompt(s, "late", 2), headers={"X-Request-Timeout": "0.2"})
+    tap.ok(r.status in (429, 504), "X-Request-Timeout as well: %d" % r.status)
+    slow.close()
+    s.idle()
+    r = s.post(PATH, s.completion("Count", max_tokens=1900, ignore_eos=True, timeout_s=0.3))
+    tap.ok(r.status == 504 and r.error["code"] == "timeout", "and what runs: %d" % r.status)
+    r = s.post(PATH, prompt(s, "late", 3), headers={"X-Request-Timeout": "soon"})
+    tap.eq((r.status, r.error["param"]), (400, "timeout_s"), "a header that is no number is refused")
+    r = s.post(PATH, prompt(s, "late", 3), headers={"X-Vllm-Priority": "x"})
+    tap.eq((r.status, r.error["param"]), (400, "priority"), "so is a priority that is none")
+
+with tap.section("priorities and the queue's time"), \
+        Stack(engine=["--max-num-seqs", 1, "--queue-timeout-s", 1],
+              front=["--client-priority-min", "-1"]) as s:
+    slow = s.open_stream(PATH, s.completion("Count", max_tokens=1900, ignore_eos=True))
+    slow.response.readline()
+    r = s.post(PATH, prompt(s, "fast", 1, max_tokens=4), headers={"X-Vllm-Priority": "-5"})
+    tap.eq((r.status, s.metric("vllm:num_preemptions_total")), (200, 1.0),
+           "a request of higher priority takes the place of one that runs")
+    r = s.post(PATH, prompt(s, "wait", 1))
+    if s.metric("vllm:num_requests_running") == 1:
+        tap.ok(r.status == 429 and int(r.headers["Retry-After"]) >= 1,
+               "one that has waited for queue_timeout_s is refused: %d" % r.status)
+    else:
+        tap.skip("one that has waited for queue_timeout_s is refused", "the other has ended")
+    slow.close()
+
+with tap.section("long prompts"), \
+        Stack(engine=["--max-num-batched-tokens", 64, "--max-num-seqs", 16], n_fronts=1) as s:
+    def first_steps():
+        """The histogram of steps until the first token: {bound: requests}."""
+        m = s.metrics()
+        return {k.split('le="')[1].rstrip('"}'): v for k, v in m.items()
+                if k.startswith("quire:time_to_first_token_steps_bucket")}
+
+    def worst(before, n_others=0):
+        after = first_steps()
+        want = after["+Inf"] - before["+Inf"] - n_others
+        return min([float(b) for b in after if b != "+Inf" and after[b] - before[b] >= want] or
+                   [float("inf")])
+    before = first_steps()
+    clock = s.open_stream(PATH, s.completion("Count", max_tokens=1900, ignore_eos=True))
+    clock.response.readline()
+    until(lambda: first_steps()["+Inf"] > before["+Inf"])
+    before = first_steps()
+    for i in range(8):
+        s.post(PATH, prompt(s, "alone", i, n=20, max_tokens=2))
+    alone = worst(before)
+    clock.close()
+    s.idle()
+    before = first_steps()
+    done, stop = [], threading.Event()
+
+    def ask(i):
+        while not stop.is_set():
+            done.append(s.post(PATH, prompt(s, "long%d" % i, len(done), n=2000, max_tokens=1)).status)
+    long = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(4)]
+    for t in long:
+        t.start()
+    until(lambda: len(done) >= 1)
+    for i in range(N_SHORT):
+        s.post(PATH, prompt(s, "short", i, n=20, max_tokens=2))
+    stop.set()
+    for t in long:
+        t.join(60)
+    beside = worst(before, n_others=len(done))
+    tap.eq(set(done), {200}, "%d prompts of 2000 tokens, 4 at a time, some 31 steps each" % len(done))
+    tap.ok(beside <= alone + 3, "%d short ones meanwhile had their first tokens within %d steps, "
+           "without the long ones within %d" % (N_SHORT, beside, alone))
+
+with tap.section("health"), Stack(front=["--health-stall-s", 1]) as s:
+    r = s.get("/health?deep=1")
+    tap.ok(r.status == 200 and r.json["token_ms"] > 0, "a token was computed: " + r.text)
+    tap.eq(s.metric("vllm:generation_tokens_total"), 0, "which is not counted")
+    slow = s.open_stream(PATH, s.completion("Count", max_tokens=1900, ignore_eos=True))
+    slow.response.readline()
+    time.sleep(1.1)
+    tap.eq(s.get("/health?deep=1").status, 200, "a busy engine is well")
+    s.engine.kill(signal.SIGSTOP)
+    tap.ok(until(lambda: s.get("/health").status == 503, 20, 0.1), "one that stands still is not")
+    r = s.get("/health")
+    tap.ok("not been heard of" in r.error["message"] and "1 requests run" in r.error["message"],
+           "it says why: " + r.error["message"])
+    tap.eq(s.get("/health?deep=1").status, 503, "deep neither")
+    s.engine.kill(signal.SIGCONT)
+    tap.ok(until(lambda: s.get("/health").status == 200, 20, 0.1), "until it goes on")
+    slow.close()
+    s.idle()
+    # A stop that has just begun: only the probe can know.
+    time.sleep(1.1)
+    s.engine.kill(signal.SIGSTOP)
+    r = s.get("/health?deep=1")
+    tap.ok(r.status == 503 and "token" in r.error["message"], "a probe ends without its token: %s" %
+           r.error["message"])
+    s.engine.kill(signal.SIGCONT)
+    tap.ok(until(lambda: s.get("/health?deep=1").status == 200, 20, 0.2), "and passes again")
+
+with tap.section("an engine that runs in circles"), \
+        Stack(front=["--health-stall-s", 1], env={"QUIRE_FAULT": "engine_stall:40+"}) as s:
+    slow = s.open_stream(PATH, s.completion("Count", max_tokens=1900, ignore_eos=True))
+    tap.ok(until(lambda: s.get("/health").status == 503, 20, 0.1),
+           "an engine that looks and does nothing is not well")
+    r = s.get("/health")
+    tap.ok("ended no step" in r.error["message"], "it says why: " + r.error["message"])
+    slow.close()
+    tap.ok(until(lambda: s.get("/health").status == 200, 20, 0.1), "one that has nothing to do is")
+tap.eq(s.leftovers, [], "every process followed SIGTERM")
+tap.done()
