@@ -3,10 +3,10 @@
  * A step of the cuda device, from its arrays to its ids.
  *
  * Arrays travel in two copies, small ones and page tables: step_begin() lays them out in pinned
- * memory, mirrored on the device, so that a pointer is the same offset on both sides. Ids come back
- * the same way. A kernel copies: a step does not wait behind pages on the copy engines. Two slots of
- * pinned memory take turns, so that a step is prepared and enqueued while the one before computes;
- * the mirrors need no turns, since the stream is in order.
+ * memory, mirrored on the device, so that a pointer is the same offset on both sides. Ids come
+ * back the same way. A kernel copies: a step does not wait behind pages on the copy engines. Two
+ * slots of pinned memory take turns, so that a step is prepared and enqueued while the one before
+ * computes; the mirrors need no turns, since the stream is in order.
  *
  * Steps in which every sequence has one token, and every token is sampled, are padded to a bucket
  * and recorded as a graph up to their logits: nothing differs between them but what stands in the

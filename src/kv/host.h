@@ -80,8 +80,8 @@ struct host_counters {
 int host_open(struct host **out, const struct host_options *o) ERR_CHECKED;
 
 /* Wait until the memory of all pages of the engine before, and of some more, is ready, at most
- * max_us: who was interrupted comes first of all, and wants his pages. Before the first of the calls
- * below. */
+ * max_us: who was interrupted comes first of all, and wants his pages. Before the first of the
+ * calls below. */
 void host_wait(struct host *h, uint64_t max_us);
 
 /* Ends what is under way; the pages stay in the file. NULL is fine. */

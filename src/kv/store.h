@@ -68,8 +68,8 @@ void *store_buffer(struct store *st);
  * stored is only marked as used. The buffer belongs to the store from here on. */
 void store_save(struct store *st, void *buffer, const struct page_label *label);
 
-/* The same without copying: the I/O thread takes the payload from where it stands, which must stay as
- * it is until store_poll() has told of the ticket. False when no buffer is free. */
+/* The same without copying: the I/O thread takes the payload from where it stands, which must stay
+ * as it is until store_poll() has told of the ticket. False when no buffer is free. */
 bool store_save_from(struct store *st, const void *payload, const struct page_label *label,
                      uint64_t ticket);
 
