@@ -116,10 +116,13 @@ int copy_done(struct device *d, enum device_way way, uint64_t ticket)
     return 1;
 }
 
+/* Copies in that come next follow the steps anew, and so what goes out before them: it may be what
+ * stood in their pages. */
 int copy_fence(struct device *d)
 {
     struct cuda *c = cuda_of(d);
     struct copy_way *w = &c->ways[DEVICE_OUT];
 
+    c->ways[DEVICE_IN].is_open = false;
     return copy_follow(w, c->stream, w->stream);
 }

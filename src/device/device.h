@@ -80,7 +80,7 @@ struct device_ops {
      * thread); memory that is not is copied slowly. copy_start() enqueues one; copies in begin when
      * the steps that were begun before have ended. copy_mark() gives a ticket for all of a way so
      * far, and ERR_AGAIN when DEVICE_MARKS_MAX are open; copy_done(): 1, 0 when it is not, ERR_GPU.
-     * After copy_fence() the next step waits for the copies out. */
+     * After copy_fence() the next step, and copies in, wait for the copies out. */
     int (*pin)(struct device *d, void *memory, size_t bytes);
     void (*unpin)(struct device *d, void *memory);
     int (*copy_start)(struct device *d, enum device_way way, void *dst, const void *src,

@@ -52,7 +52,7 @@ struct copy_way {
     cudaEvent_t fence;
     cudaEvent_t marks[DEVICE_MARKS_MAX]; /* mark n stands at n % DEVICE_MARKS_MAX */
     uint64_t n_marks, n_done;
-    bool is_open; /* copies were started since the last mark */
+    bool is_open; /* copies in: follow all that was begun before */
 };
 
 struct cuda {

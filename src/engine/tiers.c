@@ -460,7 +460,7 @@ static bool tiers_save(struct engine *e, int32_t page, const struct page_label *
 
 void tiers_save_evicted(struct engine *e)
 {
-    bool any = false;
+    uint32_t before = e->saves_tail;
 
     for (int i = 0; i < e->sched.n_evictions; i++) {
         const struct sched_eviction *v = &e->sched.evictions[i];
@@ -469,10 +469,9 @@ void tiers_save_evicted(struct engine *e)
             continue;
         if (!tiers_save(e, v->page, &v->label, false))
             stats_add(&e->stats, METRIC_store_skips, 1);
-        any = true;
     }
     e->sched.n_evictions = 0;
-    if (!any || e->host == NULL)
+    if (e->saves_tail == before)
         return;
     tiers_mark_saves(e);
     (void)!model_copy_fence(e->model); /* a device that fails says so at the next step */
