@@ -646,6 +646,8 @@ static void streamer_engine_lost(struct streamer *s)
             streamer_wait_add(s, g);
         }
     }
+    for (struct gen *g = s->waiting; g != NULL; g = g->next)
+        g->wait_us = s->now_us;
     link_lost(l, s->now_us);
 }
 
@@ -674,10 +676,15 @@ static bool streamer_late(const struct streamer *s, const struct exchange *x)
            s->now_us > x->gens[0].request.deadline_us + STREAMER_TICK_MS * 1000u;
 }
 
-/* Has one of x's generations been without an engine for too long? */
+/* Has one of x's generations been without an engine for too long? One that is leaving may take its
+ * time with what it has; the wait for the next begins when it is gone. */
 static bool streamer_waited(const struct streamer *s, const struct exchange *x)
 {
     uint64_t wait_us = (uint64_t)s->f->settings.engine_wait_ms * 1000u;
+    const struct link *l = &s->f->link;
+
+    if (l->control_fd != -1 && atomic_load(&l->lane.shared->engine_state) == WIRE_DRAINING)
+        return false;
 
     for (int i = 0; i < x->n_gens; i++) {
         if (x->gens[i].waiting && s->now_us - x->gens[i].wait_us > wait_us)

@@ -4,6 +4,7 @@ the engine: streams go on where they were and end with the same text; the next l
 prefixes in the page store. SIGTERM drains both."""
 
 import signal
+import threading
 import time
 
 from harness import DEVICE, Stack, Tap, crowd, golden, need_nginx, until
@@ -148,6 +149,26 @@ with tap.section("engine killed"), Stack(store=True) as s:
            [(t.error, t.broken) for t in told])
     tap.ok(until(lambda: s.engine.pid != before and s.get("/health").status == 200),
            "the next engine serves")
+
+with tap.section("a long drain"), Stack(front=["--engine-wait-ms", "1500"]) as s:
+    bodies = [s.chat("Count from 1 to 100.", max_tokens=2 * LONG, ignore_eos=True)
+              for _ in range(16)]
+    before = s.engine.pid
+    late = []
+
+    def terminate():
+        s.engine.kill(signal.SIGTERM)
+        time.sleep(0.2)
+        late.append(threading.Thread(target=lambda: late.append(
+            (s.post(chat, s.chat("Hello", max_tokens=5)).status, s.engine.pid))))
+        late[0].start()
+    began = time.monotonic()
+    got = mid_stream(s, bodies, terminate)
+    late[0].join()
+    tap.ok(all(t.done for t in got[:-1]), "streams end with [DONE], however long they take")
+    tap.eq((late[1][0], late[1][1] != before), (200, True),
+           "a request that came meanwhile waits for the next engine")
+    tap.note("%.1f s" % (time.monotonic() - began))
 
 with tap.section("front drains"), Stack() as s:
     bodies = [s.chat("Count from 1 to 100.", max_tokens=LONG + 100, ignore_eos=True) for _ in range(8)]
