@@ -400,6 +400,14 @@ int k_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
 int k_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,
              const struct k_logits_row *rows, int n, const struct k_bias *biases, k_stream stream);
 
+/* bytes, rounded up to 16, between memory of the device and pinned memory of the host, both aligned
+ * to 16; not by a copy engine, so that it does not wait behind large copies. */
+int k_copy(void *dst, const void *src, size_t bytes, k_stream stream);
+
+/* dst int32 [n_rows][stride], of each row the first width = src [n_rows][width]. */
+int k_copy_rows(int32_t *dst, int stride, const int32_t *src, int width, int n_rows,
+                k_stream stream);
+
 /* n elements of approximately normal noise, mean 0, the given deviation, from (seed, index). */
 int k_fill_random(k_bf16 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
 int k_fill_random_e4m3(k_e4m3 *out, size_t n, float deviation, uint64_t seed, k_stream stream);

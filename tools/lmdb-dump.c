@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "kv/store_db.h"
+#include "tools/dump.h"
 
 struct dump {
     const char *dir;
@@ -237,7 +238,9 @@ static int dump_run(struct dump *d)
 
 static const char dump_usage[] =
     "usage: lmdb-dump [options] DIR\n"
-    "Print the page store of quire in DIR (kv_store_dir). Never blocks the engine.\n"
+    "       lmdb-dump [options] --host FILE\n"
+    "Print the page store of quire in DIR (kv_store_dir), or the pages in host memory in FILE\n"
+    "(kv_host_file). Never blocks the engine.\n"
     "  --json          one JSON object\n"
     "  --verify        read every payload again and check it\n"
     "  --summary       totals only\n"
@@ -250,11 +253,17 @@ int main(int argc, char **argv)
 {
     static struct dump d = {.file_fd = -1};
     static const struct option options[] = {
-        {"json", no_argument, NULL, 'j'},        {"verify", no_argument, NULL, 'v'},
-        {"summary", no_argument, NULL, 's'},     {"name", required_argument, NULL, 'n'},
-        {"space", required_argument, NULL, 'p'}, {"limit", required_argument, NULL, 'l'},
-        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
+        {"json", no_argument, NULL, 'j'},
+        {"verify", no_argument, NULL, 'v'},
+        {"summary", no_argument, NULL, 's'},
+        {"name", required_argument, NULL, 'n'},
+        {"space", required_argument, NULL, 'p'},
+        {"limit", required_argument, NULL, 'l'},
+        {"help", no_argument, NULL, 'h'},
+        {"host", required_argument, NULL, 'o'},
+        {NULL, 0, NULL, 0},
     };
+    const char *host = NULL;
     int opt;
     int rc;
 
@@ -266,11 +275,18 @@ int main(int argc, char **argv)
         case 'n': d.name = optarg; break;
         case 'p': d.space = optarg; break;
         case 'l': d.limit = strtoull(optarg, NULL, 10); break;
+        case 'o': host = optarg; break;
         case 'h': (void)fputs(dump_usage, stdout); return 0;
         default: (void)fputs(dump_usage, stderr); return 1;
         }
     }
-    if (optind != argc - 1) {
+    if (host != NULL && optind == argc)
+        return dump_host(host, &(struct dump_wishes){.json = d.json,
+                                                     .verify = d.verify,
+                                                     .summary = d.summary,
+                                                     .name = d.name,
+                                                     .limit = d.limit});
+    if (host != NULL || optind != argc - 1) {
         (void)fputs(dump_usage, stderr);
         return 1;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire: commands for people. `quire bench` measures a model in this process. */
+ * quire: commands for people. `quire bench` measures a model in this process, `quire top` shows
+ * what a running engine does. */
 #include "tools/quire.h"
 
 #include <stdio.h>
@@ -10,8 +11,11 @@ int main(int argc, char **argv)
 {
     if (argc >= 2 && strcmp(argv[1], "bench") == 0)
         return quire_bench(argc - 1, argv + 1);
+    if (argc >= 2 && strcmp(argv[1], "top") == 0)
+        return quire_top(argc - 1, argv + 1);
     fprintf(argc >= 2 && strcmp(argv[1], "--help") == 0 ? stdout : stderr,
             "usage: quire bench latency|throughput|kernel --model FOLDER [options]\n"
+            "       quire top [--engine-socket PATH] [--seconds N] [--once]\n"
             "       quire bench --help\n");
     return argc >= 2 && strcmp(argv[1], "--help") == 0 ? 0 : 2;
 }

@@ -3,5 +3,6 @@
 #define QUIRE_TOOLS_QUIRE_H
 
 int quire_bench(int argc, char **argv);
+int quire_top(int argc, char **argv);
 
 #endif

@@ -39,6 +39,8 @@ struct scan {
     size_t n_numbers;
     size_t numbers_cap;
     size_t numbers_bytes; /* their lengths and a NUL each */
+    size_t n_values;
+    size_t values_max; /* for whose trees there is room */
 };
 
 static bool scan_fail(struct scan *s, int rc, const char *reason)
@@ -300,6 +302,8 @@ static bool scan_all(struct scan *s)
     while (!done) {
         bool whole = true;
 
+        if (s->n_values++ == s->values_max)
+            return scan_fail(s, ERR_NO_MEMORY, "there are too many values");
         scan_space(s);
         if (scan_peek(s) == '{' || scan_peek(s) == '[') {
             if (!scan_open(s, open, &depth, &whole))
@@ -536,8 +540,13 @@ out:
 int json_parse(const struct json **out, struct arena *arena, const char *text, size_t len,
                char *why, size_t why_cap)
 {
-    struct scan s = {.text = text, .len = len};
+    struct scan s = {.text = text, .len = len, .values_max = SIZE_MAX};
     int rc;
+
+    /* cJSON knows no limit, so what its tree and ours will take is reckoned before. */
+    if (arena->limit_bytes != 0)
+        s.values_max =
+            (arena->limit_bytes - arena->used_bytes) / (sizeof(struct json) + sizeof(cJSON));
 
     if (len > JSON_BYTES_MAX) {
         s.len = 0;
@@ -550,6 +559,7 @@ int json_parse(const struct json **out, struct arena *arena, const char *text, s
             s.rc = rc;
         }
     }
+    arena->limited = arena->limited || (s.rc == ERR_NO_MEMORY && s.n_values > s.values_max);
     if (s.reason != NULL)
         scan_explain(&s, why, why_cap);
     mem_free(s.numbers);

@@ -90,6 +90,14 @@ void mem_trim(void)
         (void)malloc_trim(0);
 }
 
+void mem_trim_always(void)
+{
+    bool on = true;
+
+    if (mallctl != NULL)
+        (void)mallctl("background_thread", NULL, NULL, &on, sizeof on);
+}
+
 void mem_seal(void)
 {
     mem_sealed = true;
@@ -120,8 +128,10 @@ void *arena_alloc(struct arena *a, size_t bytes)
     if (bytes > SIZE_MAX / 2)
         return NULL;
     bytes = (bytes + ARENA_ALIGN - 1) & ~(ARENA_ALIGN - 1);
-    if (a->limit_bytes != 0 && bytes > a->limit_bytes - a->used_bytes)
+    if (a->limit_bytes != 0 && bytes > a->limit_bytes - a->used_bytes) {
+        a->limited = true;
         return NULL;
+    }
     if (c == NULL || bytes > c->cap - c->used) {
         c = arena_grow(a, bytes);
         if (c == NULL)
@@ -162,4 +172,5 @@ void arena_reset(struct arena *a)
         a->chunks = next;
     }
     a->used_bytes = 0;
+    a->limited = false;
 }

@@ -5,6 +5,7 @@
 #ifndef QUIRE_BASE_MEM_H
 #define QUIRE_BASE_MEM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* Allocate; NULL when there is none (or a fault point says so). Memory of mem_zalloc() is zero.
@@ -20,6 +21,10 @@ void *mem_zalloc_array(size_t n, size_t bytes);
 /* Give freed memory back to the system now: after a start that needed much. A few ms. */
 void mem_trim(void);
 
+/* From now on a thread of the allocator's gives freed memory back within some 10 s, whoever freed
+ * it and however idle they are: for a program that now and then needs much. Best effort. */
+void mem_trim_always(void);
+
 /* Bytes that the system could give without swapping; 0 when it does not say. */
 size_t mem_available(void);
 
@@ -31,6 +36,7 @@ struct arena {
     struct arena_chunk *chunks; /* most recent first; NULL when empty */
     size_t used_bytes;          /* handed out since the last reset */
     size_t limit_bytes;         /* arena_alloc() fails beyond it; 0 means no limit */
+    bool limited;               /* it has failed so since the last reset */
 };
 
 /* 16-byte aligned, not zeroed; NULL when the limit or the memory is reached. Lives until

@@ -3,9 +3,10 @@
  * A step of the cuda device, from its arrays to its ids.
  *
  * Arrays travel in two copies, small ones and page tables: step_begin() lays them out in pinned
- * memory, mirrored on the device, so that a pointer is the same offset on both sides. Ids come back
- * the same way. Two slots of pinned memory take turns, so that a step is prepared and enqueued
- * while the one before computes; the mirrors need no turns, since the stream is in order.
+ * memory, mirrored on the device, so that a pointer is the same offset on both sides. Ids come
+ * back the same way. A kernel copies: a step does not wait behind pages on the copy engines. Two
+ * slots of pinned memory take turns, so that a step is prepared and enqueued while the one before
+ * computes; the mirrors need no turns, since the stream is in order.
  *
  * Steps in which every sequence has one token, and every token is sampled, are padded to a bucket
  * and recorded as a graph up to their logits: nothing differs between them but what stands in the
@@ -144,16 +145,12 @@ static bool has_pages(const struct cuda *c, const struct step_slot *slot)
 
 static int copy_arrays(struct cuda *c, const struct step_slot *slot, size_t bytes)
 {
-    size_t width = (size_t)slot->n_pages * 4, stride = (size_t)c->base.limits.pages_max * 4;
-    int rc = cuda_check(
-        cudaMemcpyAsync(c->mirror, slot->staging, bytes, cudaMemcpyHostToDevice, c->stream),
-        "copying a batch");
+    int rc = k_copy(c->mirror, slot->staging, bytes, c->stream);
 
-    if (rc != ERR_OK || has_pages(c, slot))
-        return rc;
-    return cuda_check(cudaMemcpy2DAsync(c->page_mirror, stride, slot->pages, width, width,
-                                        (size_t)slot->n_seqs, cudaMemcpyHostToDevice, c->stream),
-                      "copying page tables");
+    if (rc == 0 && !has_pages(c, slot))
+        rc = k_copy_rows(c->page_mirror, c->base.limits.pages_max, slot->pages, slot->n_pages,
+                         slot->n_seqs, c->stream);
+    return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "copying a batch");
 }
 
 /* The arrays of steps that are recorded stand where the largest such step would have them, so
@@ -279,20 +276,7 @@ void step_launch(struct device *d)
 
 static void copy_up(struct cuda *c, void *to, const void *from, size_t bytes)
 {
-    if (bytes > 0)
-        cuda_keep(c,
-                  cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, c->stream),
-                             "copying what rows want"),
-                  "rows");
-}
-
-static void copy_down(struct cuda *c, void *to, const void *from, size_t bytes)
-{
-    if (bytes > 0)
-        cuda_keep(c,
-                  cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, c->stream),
-                             "copying results"),
-                  "sample");
+    cuda_keep(c, k_copy(to, from, bytes, c->stream), "what rows want");
 }
 
 static bool tells_logprobs(const struct device_extras *x)
@@ -334,7 +318,10 @@ static void enqueue_chosen(struct cuda *c, const float *logits, struct step_slot
               k_chosen(c->logprobs, c->sampled, logits, c->base.limits.n_vocab, c->extras.rows,
                        x->n_rows, c->extras.biases, c->stream),
               "log probabilities");
-    copy_down(c, slot->logprobs, c->logprobs, (size_t)x->n_rows * sizeof *slot->logprobs);
+    cuda_keep(
+        c,
+        k_copy(slot->logprobs, c->logprobs, (size_t)x->n_rows * sizeof *slot->logprobs, c->stream),
+        "log probabilities");
 }
 
 /* Rows first .. last - 1, whose histories are n tokens. */
@@ -390,7 +377,8 @@ void step_sample(struct device *d, float *logits)
     sample_rows(c, logits, first, c->batch->n_rows, n);
     if (tells)
         enqueue_chosen(c, logits, slot);
-    copy_down(c, slot->ids, c->sampled, (size_t)slot->n_rows * sizeof *slot->ids);
+    cuda_keep(c, k_copy(slot->ids, c->sampled, (size_t)slot->n_rows * sizeof *slot->ids, c->stream),
+              "sample");
     cuda_keep(c,
               cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].done, c->stream),
                          "marking a step"),
@@ -442,13 +430,13 @@ static int reserve_extras(struct cuda *c)
 
     x->mask_words = (c->base.limits.n_vocab + 31) / 32;
     words = rows * (size_t)x->mask_words;
-    x->rows = cuda_pinned(rows * sizeof *x->rows);
-    x->biases = cuda_pinned(biases * sizeof *x->biases);
-    x->masks = cuda_pinned(words * sizeof *x->masks);
-    y->rows = cuda_alloc(&c->base, rows * sizeof *y->rows);
-    y->biases = cuda_alloc(&c->base, biases * sizeof *y->biases);
-    y->masks = cuda_alloc(&c->base, words * sizeof *y->masks);
-    c->logprobs = cuda_alloc(&c->base, rows * sizeof *c->logprobs);
+    x->rows = cuda_pinned(rows * sizeof *x->rows + 16); /* copies are rounded up */
+    x->biases = cuda_pinned(biases * sizeof *x->biases + 16);
+    x->masks = cuda_pinned(words * sizeof *x->masks + 16);
+    y->rows = cuda_alloc(&c->base, rows * sizeof *y->rows + 16);
+    y->biases = cuda_alloc(&c->base, biases * sizeof *y->biases + 16);
+    y->masks = cuda_alloc(&c->base, words * sizeof *y->masks + 16);
+    c->logprobs = cuda_alloc(&c->base, rows * sizeof *c->logprobs + 16);
     return x->rows == NULL || x->biases == NULL || x->masks == NULL || y->rows == NULL ||
                    y->biases == NULL || y->masks == NULL || c->logprobs == NULL
                ? ERR_NO_MEMORY
@@ -470,8 +458,8 @@ int step_reserve(struct cuda *c)
 
         slot->staging = cuda_pinned(c->staging_bytes);
         slot->pages = cuda_pinned(pages * sizeof *slot->pages);
-        slot->ids = cuda_pinned(rows * sizeof *slot->ids);
-        slot->logprobs = cuda_pinned(rows * sizeof *slot->logprobs);
+        slot->ids = cuda_pinned(rows * sizeof *slot->ids + 16); /* copies are rounded up */
+        slot->logprobs = cuda_pinned(rows * sizeof *slot->logprobs + 16);
         if (slot->staging == NULL || slot->pages == NULL || slot->ids == NULL ||
             slot->logprobs == NULL)
             return ERR_NO_MEMORY;
@@ -481,11 +469,11 @@ int step_reserve(struct cuda *c)
             cuda_check(cudaEventCreate(&c->marks[i].done), "an event") != ERR_OK)
             return ERR_GPU;
     }
-    c->history = cuda_pinned(c->history_cap * sizeof *c->history);
+    c->history = cuda_pinned(c->history_cap * sizeof *c->history + 16);
     c->mirror = cuda_alloc(&c->base, c->staging_bytes);
     c->page_mirror = cuda_alloc(&c->base, pages * sizeof *c->page_mirror);
-    c->history_mirror = cuda_alloc(&c->base, c->history_cap * sizeof *c->history);
-    c->sampled = cuda_alloc(&c->base, rows * sizeof *c->sampled);
+    c->history_mirror = cuda_alloc(&c->base, c->history_cap * sizeof *c->history + 16);
+    c->sampled = cuda_alloc(&c->base, rows * sizeof *c->sampled + 16);
     if (c->history == NULL || c->mirror == NULL || c->page_mirror == NULL ||
         c->history_mirror == NULL || c->sampled == NULL)
         return ERR_NO_MEMORY;

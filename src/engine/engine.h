@@ -195,8 +195,8 @@ void tiers_note_named(void *engine, int32_t page);
 void tiers_write_behind(struct engine *e, int pages_max); /* some of what is not on disk */
 void tiers_save_all(struct engine *e);                    /* at the end */
 void tiers_forget(struct engine *e, struct seq *q);       /* before a waiting sequence goes */
-bool tiers_copy_in(const struct engine *e); /* pages are on their way from host memory */
-bool tiers_copy_out(const struct engine *e);
+bool tiers_copy_in(const struct engine *e);   /* pages are on their way from host memory */
+bool tiers_have_work(const struct engine *e); /* pages are to be saved, or being saved */
 void tiers_time_step(struct engine *e, const struct engine_step *step); /* a step that ended */
 
 #endif

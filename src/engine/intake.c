@@ -159,6 +159,26 @@ static bool intake_messages(struct engine *e, struct engine_lane *l)
     return false;
 }
 
+/* Whom the first message is from decides what he gets. */
+static int intake_greet(struct engine *e, struct engine_lane *l)
+{
+    int fds[ATTACH_FDS] = {[ATTACH_LANE] = e->stats.fd, [ATTACH_STATS] = e->stats.fd};
+    struct wire_welcome w = {
+        .magic = WIRE_MAGIC, .layout = wire_layout(), .epoch = e->epoch, .error = ERR_VERSION};
+    enum wire_visitor visitor;
+    int rc = attach_read_hello(l->control_fd, &visitor);
+
+    if (rc == ERR_VERSION)
+        (void)!attach_send_welcome(l->control_fd, &w, NULL); /* so that it can say why */
+    if (rc != ERR_OK)
+        return rc;
+    if (visitor == WIRE_FRONT)
+        return intake_welcome(e, l);
+    w.error = ERR_OK;
+    (void)!attach_send_welcome(l->control_fd, &w, fds); /* it may have left */
+    return ERR_CLIENT_GONE;                             /* that was all it wanted */
+}
+
 static void intake_lane_event(struct engine *e, struct engine_lane *l, uint32_t events)
 {
     int rc;
@@ -166,17 +186,9 @@ static void intake_lane_event(struct engine *e, struct engine_lane *l, uint32_t 
     if (l->state == LANE_FREE)
         return; /* an event of a lane that was dropped in this round */
     if (l->state == LANE_GREETING && (events & EPOLLIN) != 0) {
-        rc = attach_read_hello(l->control_fd);
+        rc = intake_greet(e, l);
         if (rc == ERR_AGAIN)
             return;
-        if (rc == ERR_VERSION) {
-            struct wire_welcome w = {
-                .magic = WIRE_MAGIC, .layout = wire_layout(), .error = ERR_VERSION};
-
-            (void)!attach_send_welcome(l->control_fd, &w, NULL); /* so that it can say why */
-        }
-        if (rc == ERR_OK)
-            rc = intake_welcome(e, l);
         if (rc != ERR_OK) {
             intake_drop_lane(e, l, "was refused");
             return;

@@ -22,9 +22,7 @@ static int loop_timeout_ms(const struct engine *e)
     if (e->n_loads_used > 0 && tiers_copy_in(e))
         return 0; /* some milliseconds at most, and somebody waits for them */
     if (e->sched.n_running + sched_n_waiting(&e->sched) == 0)
-        return e->dirty_head != e->dirty_tail || tiers_copy_out(e) ? LOOP_PAUSED_MS
-               : e->draining                                       ? 0
-                                                                   : LOOP_TICK_MS;
+        return tiers_have_work(e) ? LOOP_PAUSED_MS : e->draining ? 0 : LOOP_TICK_MS;
     return e->sched.n_planned == 0 ? LOOP_PAUSED_MS : 0;
 }
 

@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "ipc/attach.h"
 
+#define MAIN_HOST_WAIT_US  1000000 /* some 20 GB of the pages used last are ready then */
 #define MAIN_STAGING_BYTES ((size_t)256 << 20) /* for pages on their way to and from the disk */
 #define MAIN_QUEUE_STEPS   128                 /* full steps whose prompts may wait */
 #define MAIN_QUEUE_PROMPTS 16                  /* or so many of the longest */
@@ -186,6 +187,10 @@ static int main_open(struct engine *e)
         rc = main_open_lanes(e);
     if (rc == ERR_OK)
         rc = stats_open(&e->stats);
+    if (rc == ERR_OK)
+        stats_set(&e->stats, METRIC_device_bytes, e->shape->device_bytes);
+    if (rc == ERR_OK && e->host != NULL)
+        host_wait(e->host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
     if (rc == ERR_OK)
         rc = attach_listen(e->settings.engine_socket, &e->listen_fd);

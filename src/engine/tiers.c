@@ -21,6 +21,7 @@
 #define TIERS_LOADS     1024 /* pages under way at once */
 #define TIERS_LOOKAHEAD 8    /* waiting sequences whose pages are asked for before their turn */
 #define TIERS_OUT       32   /* pages to host memory in a pass: copy engines do it */
+#define TIERS_LONG_STEP 1024 /* tokens: the device is busy for longer than pinning takes */
 #define TIERS_SMOOTH    16.0
 #define TIERS_PATIENCE  4.0 /* a busy device's time is worth so many times the disk's */
 #define TIERS_TRY       32  /* each so many-th prompt is read however slow the disk was */
@@ -258,8 +259,13 @@ static void tiers_poll_store(struct engine *e)
     struct store_done done;
 
     while (store_poll(e->store, &done)) {
-        struct engine_load *l = &e->loads[done.ticket];
+        struct engine_load *l;
 
+        if (done.saved) { /* a page of the host tier, which was held for it */
+            host_release(e->host, (int32_t)done.ticket);
+            continue;
+        }
+        l = &e->loads[done.ticket];
         must(done.ticket < (uint64_t)e->n_loads && l->state == LOAD_READING);
         tiers_time_read(e);
         l->payload = done.rc == ERR_OK ? done.payload : NULL;
@@ -335,9 +341,10 @@ bool tiers_copy_in(const struct engine *e)
     return false;
 }
 
-bool tiers_copy_out(const struct engine *e)
+bool tiers_have_work(const struct engine *e)
 {
-    return e->saves_head != e->saves_tail;
+    return e->dirty_head != e->dirty_tail || e->hot_head != e->hot_tail ||
+           e->saves_head != e->saves_tail;
 }
 
 void tiers_forget(struct engine *e, struct seq *q)
@@ -506,16 +513,25 @@ static bool tiers_write_hot(struct engine *e)
     const struct engine_hot *hot = &e->hot[e->hot_head % ENGINE_HOT];
     struct page_label label;
 
-    if (host_label(e->host, hot->slot, &hot->name, &label) &&
-        !tiers_save_payload(e, &label, host_payload(e->host, hot->slot)))
-        return false;
+    if (host_label(e->host, hot->slot, &hot->name, &label) && !store_has(e->store, &label.name)) {
+        if (!store_save_from(e->store, host_payload(e->host, hot->slot), &label,
+                             (uint64_t)hot->slot))
+            return false;
+        host_hold(e->host, hot->slot);
+        stats_add(&e->stats, METRIC_store_writes, 1);
+    }
     e->hot_head++;
     return true;
 }
 
 void tiers_write_behind(struct engine *e, int pages_max)
 {
-    int n_out = e->host != NULL ? TIERS_OUT : e->store != NULL ? pages_max : 0;
+    int n_out;
+
+    if (e->host != NULL)
+        host_be_gentle(e->host,
+                       e->sched.n_running > 0 && e->sched.n_planned_tokens < TIERS_LONG_STEP);
+    n_out = e->host != NULL ? TIERS_OUT : e->store != NULL ? pages_max : 0;
 
     for (int i = 0; i < n_out && e->dirty_head != e->dirty_tail; i++) {
         if (!tiers_write_one(e))
@@ -534,8 +550,14 @@ void tiers_write_behind(struct engine *e, int pages_max)
 static void tiers_save_hot(struct engine *e)
 {
     while (e->store != NULL && e->hot_head != e->hot_tail) {
-        if (!tiers_write_hot(e))
-            store_flush(e->store); /* frees the buffers */
+        if (tiers_write_hot(e))
+            continue;
+        store_flush(e->store); /* the buffers are free when we have been told */
+        tiers_poll_store(e);
+    }
+    if (e->store != NULL) {
+        store_flush(e->store);
+        tiers_poll_store(e);
     }
 }
 

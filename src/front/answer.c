@@ -112,17 +112,28 @@ static void answer_logprobs(const struct exchange *x, struct buf *b, struct gen 
     buf_add_byte(b, ',');
 }
 
-/* One event with one choice, up to its text or delta, which the caller adds, and from there on. */
+/* One event with one choice, up to its text or delta, which the caller adds, and from there on.
+ * What all of a choice's events begin with is written once; then it is copied. */
 static void answer_chunk_begin(struct exchange *x, struct gen *g, bool first)
 {
     struct buf *b = &x->out;
+    bool has_ids = first && x->return_ids;
+    size_t from = b->len;
 
-    buf_add_text(b, "data: ");
-    answer_object(x, b, answer_chunk_object(x));
-    buf_add_byte(b, ',');
-    if (first && x->return_ids)
-        answer_prompt_ids(b, g);
-    buf_printf(b, "\"choices\":[{\"index\":%d,", g->index);
+    if (g->chunk_head != NULL && !has_ids) {
+        buf_add(b, g->chunk_head, g->chunk_head_len);
+    } else {
+        buf_add_text(b, "data: ");
+        answer_object(x, b, answer_chunk_object(x));
+        buf_add_byte(b, ',');
+        if (has_ids)
+            answer_prompt_ids(b, g);
+        buf_printf(b, "\"choices\":[{\"index\":%d,", g->index);
+        if (!has_ids && !b->failed) {
+            g->chunk_head_len = b->len - from;
+            g->chunk_head = arena_strndup(&x->arena, b->bytes + from, g->chunk_head_len);
+        }
+    }
     answer_choice_ids(x, b, g, g->n_said == 0);
 }
 
@@ -130,8 +141,12 @@ static void answer_chunk_end(struct exchange *x, struct gen *g)
 {
     struct buf *b = &x->out;
 
-    answer_logprobs(x, b, g);
-    answer_reasons(x, b, g);
+    if (g->finish == GEN_RUNNING && (g->request.flags & WIRE_LOGPROBS) == 0) {
+        buf_add_text(b, ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null");
+    } else {
+        answer_logprobs(x, b, g);
+        answer_reasons(x, b, g);
+    }
     if (x->usage_always) {
         buf_add_text(b, "}],");
         answer_usage(x, b);

@@ -18,7 +18,7 @@ struct exchange *exchange_new(struct fcgi *f)
     return x;
 }
 
-void exchange_free(struct exchange *x, bool keep_answer)
+void exchange_free(struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++) {
         struct gen *g = &x->gens[i];
@@ -40,10 +40,7 @@ void exchange_free(struct exchange *x, bool keep_answer)
     }
     structure_unref(x->structure);
     buf_fini(&x->out);
-    if (keep_answer)
-        fcgi_finish(x->fcgi);
-    else
-        fcgi_abort(x->fcgi);
+    fcgi_close(x->fcgi);
     arena_reset(&x->arena);
     mem_free(x);
 }
@@ -150,8 +147,13 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
                           int retry_after_s)
 {
     struct buf body = {0};
-    int status = err_http_status(err);
+    int status;
 
+    if (err == ERR_NO_MEMORY && x->arena.limited) { /* its own fault, not the server's */
+        err = ERR_TOO_LARGE;
+        message = "the request needs more memory than one may have";
+    }
+    status = err_http_status(err);
     if (x->shape == SHAPE_MESSAGES) {
         exchange_add_error_messages(&body, x, err, message);
         status = status == 503 ? 529 : status; /* that API's number for it */

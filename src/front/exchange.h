@@ -71,7 +71,9 @@ struct gen {
     int error;       /* enum err, with GEN_FAILED */
     int32_t stop_id; /* the stop_token_ids member that ended it, or -1 */
     struct detok detok;
-    struct buf text;              /* what is not sent yet; without streaming all of it */
+    struct buf text;        /* what is not sent yet; without streaming all of it */
+    const char *chunk_head; /* what a stream's events begin with, in the arena; or NULL */
+    size_t chunk_head_len;
     struct speech *speech;        /* NULL: the text is the answer; in the exchange's arena */
     uint32_t n_said;              /* output tokens whose ids have been sent (return_token_ids) */
     struct buf told, prompt_told; /* log probabilities (logprobs.h), of output and prompt */
@@ -136,14 +138,15 @@ struct exchange {
     uint64_t progress_us; /* when the client last took a byte, or nothing was pending */
     uint64_t said_us;     /* when the engine, or a keep-alive, last said something */
     bool dead;            /* to be freed at the end of the pass */
-    bool keep_answer;     /* and then ended properly */
+    bool unflushed;       /* in the streamer's list of those that have something to send */
+    struct exchange *next_unflushed;
     struct exchange *prev, *next;
 };
 
 struct exchange *exchange_new(struct fcgi *f);
 
-/* Free all but the slots that the engine still writes to. keep_answer: end it properly. */
-void exchange_free(struct exchange *x, bool keep_answer);
+/* Free all but the slots that the engine still writes to. */
+void exchange_free(struct exchange *x);
 
 /* Take a client's name for the request; false when it is empty, too long, or holds other bytes
  * than letters, digits, '-', '.' and '_'. */

@@ -1,37 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libfcgi's habits, and what is done about them: it takes over SIGTERM (blocked by the caller),
- * polls up to two seconds after accept and before close (shortened by its own environment
- * variables; the close is done here), writes blocking (only after POLLOUT, 8 KiB at a time: a
- * unix socket is writable while three quarters of its buffer are free), and crashes nobody but
- * this process on a malformed record (nginx sends none; the socket is for nginx alone). */
+ * libfcgi accepts and parses. Its habits, and what is done about them: it takes over SIGTERM
+ * (blocked by the caller), polls up to two seconds after accept (one, by its own environment
+ * variable: with a tenth, requests were lost whose nginx lost its core between connect and write),
+ * and crashes nobody but this process on a malformed record (nginx sends none; the
+ * socket is for nginx alone).
+ *
+ * Answers are written here: libfcgi's writes block, and it would end an answer by a write of its
+ * own. nginx, which by then has all of Content-Length, may have hung up; the write failed and the
+ * close behind it lingered. So records are sent without waiting, an answer's end together with its
+ * last bytes. A record that is under way when the socket is full promises bytes that must come
+ * next: what was not taken is offered again. */
 #include "front/fcgi.h"
 
 #include <errno.h>
 #include <fcgiapp.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/must.h"
 
-#define FCGI_BACKLOG     4096 /* a full backlog is an immediate 502 at nginx */
-#define FCGI_CHUNK_BYTES 8192 /* one record; see the head comment */
+#define FCGI_BACKLOG    4096  /* a full backlog is an immediate 502 at nginx */
+#define FCGI_SKIP_BYTES 8192  /* of a body that nobody wants, at a time */
+#define FCGI_RECORD_MAX 65528 /* content of one record; the largest number that pads to nothing */
+#define FCGI_HEAD_BYTES 8
+
+/* An empty record ends FCGI_STDOUT; FCGI_END_REQUEST with status 0, complete. Both of request 1,
+ * the only one that nginx has on a connection. */
+static const char fcgi_end[] = {1, 6, 0, 1, 0, 0, 0, 0, 1, 3, 0, 1,
+                                0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
 struct fcgi {
     FCGX_Request r;
+    char head[FCGI_HEAD_BYTES]; /* of the record under way */
+    size_t head_left;           /* bytes of it that were not sent yet */
+    size_t body_left;           /* and of the content that it promises */
+    size_t end_left;            /* bytes of fcgi_end that were not sent yet */
 };
 
 int fcgi_start(void)
 {
-    if (setenv("LIBFCGI_IS_AF_UNIX_KEEPER_POLL_TIMEOUT", "100", 0) == -1 ||
-        setenv("LIBFCGI_OS_CLOSE_POLL_TIMEOUT", "10", 0) == -1 || FCGX_Init() != 0) {
+    if (setenv("LIBFCGI_IS_AF_UNIX_KEEPER_POLL_TIMEOUT", "1000", 0) == -1 || FCGX_Init() != 0) {
         log_error("front: libfcgi does not start");
         return ERR_IO;
     }
@@ -61,25 +78,13 @@ int fcgi_listen(const char *path, int *fd)
     return ERR_OK;
 }
 
-/* Free without libfcgi's lingering close. After an error on the stream libfcgi has closed the
- * descriptor itself and set it to -1. */
-static void fcgi_free(struct fcgi *f)
-{
-    int fd = f->r.ipcFd;
-
-    f->r.keepConnection = 1; /* leaves the descriptor to us */
-    FCGX_Finish_r(&f->r);
-    if (fd >= 0 && f->r.ipcFd == fd)
-        (void)close(fd);
-    mem_free(f);
-}
-
 int fcgi_accept(struct fcgi **out, int listen_fd)
 {
     struct fcgi *f = mem_zalloc(sizeof *f);
 
     if (f == NULL)
         return ERR_NO_MEMORY;
+    f->end_left = sizeof fcgi_end;
     if (FCGX_InitRequest(&f->r, listen_fd, 0) != 0 || FCGX_Accept_r(&f->r) != 0) {
         mem_free(f);
         return ERR_AGAIN;
@@ -97,7 +102,7 @@ const char *fcgi_param(const struct fcgi *f, const char *name)
 
 void fcgi_skip_body(struct fcgi *f)
 {
-    char bytes[FCGI_CHUNK_BYTES];
+    char bytes[FCGI_SKIP_BYTES];
 
     while (FCGX_GetStr(bytes, sizeof bytes, f->r.in) > 0)
         continue; /* ends with the body, whose length nginx has limited */
@@ -137,38 +142,104 @@ int fcgi_fd(const struct fcgi *f)
     return f->r.ipcFd;
 }
 
+static void fcgi_begin_record(struct fcgi *f, size_t len)
+{
+    size_t n = len < FCGI_RECORD_MAX ? len : FCGI_RECORD_MAX;
+    const char head[FCGI_HEAD_BYTES] = {1, 6, 0, 1, (char)(n >> 8), (char)(n & 0xff), 0, 0};
+
+    memcpy(f->head, head, sizeof head);
+    f->head_left = sizeof head;
+    f->body_left = n;
+}
+
+/* Take up to *left of the n bytes that were sent; what remains of n. */
+static size_t fcgi_count(size_t n, size_t *left)
+{
+    size_t part = n < *left ? n : *left;
+
+    *left -= part;
+    return n - part;
+}
+
+/* Send what is left of the record under way, and behind it the answer's end if it is the last. The
+ * bytes of content that went, ERR_AGAIN when the socket is full, or ERR_CLIENT_GONE. */
+static long fcgi_send(struct fcgi *f, const char *bytes, bool is_last)
+{
+    struct iovec parts[3] = {
+        {.iov_base = f->head + (FCGI_HEAD_BYTES - f->head_left), .iov_len = f->head_left},
+        {.iov_len = f->body_left},
+        {.iov_len = is_last ? f->end_left : 0},
+    };
+    const char *end = fcgi_end + (sizeof fcgi_end - f->end_left);
+    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 3};
+    size_t before = f->body_left;
+    size_t n;
+    ssize_t went;
+
+    memcpy(&parts[1].iov_base, &bytes, sizeof bytes); /* sendmsg() does not write to them */
+    memcpy(&parts[2].iov_base, &end, sizeof end);
+    do
+        went = sendmsg(f->r.ipcFd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (went == -1 && errno == EINTR);
+    if (went == -1)
+        return errno == EAGAIN ? ERR_AGAIN : ERR_CLIENT_GONE;
+    n = fcgi_count((size_t)went, &f->head_left);
+    n = fcgi_count(n, &f->body_left);
+    (void)fcgi_count(n, &f->end_left);
+    return (long)(before - f->body_left);
+}
+
 long fcgi_write(struct fcgi *f, const char *bytes, size_t len)
 {
     size_t sent = 0;
 
-    while (sent < len) {
-        struct pollfd p = {.fd = f->r.ipcFd, .events = POLLOUT};
-        size_t n = len - sent < FCGI_CHUNK_BYTES ? len - sent : FCGI_CHUNK_BYTES;
+    while (sent < len) { /* a pass sends something, or is the last */
+        long n;
 
-        if (f->r.ipcFd < 0)
-            return ERR_CLIENT_GONE;
-        if (poll(&p, 1, 0) != 1)
+        if (f->body_left == 0)
+            fcgi_begin_record(f, len - sent);
+        must(f->body_left <= len - sent);
+        n = fcgi_send(f, bytes + sent, false);
+        if (n == ERR_AGAIN)
             break;
-        if ((p.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0)
-            return ERR_CLIENT_GONE;
-        if ((p.revents & POLLOUT) == 0)
-            break;
-        if (FCGX_PutStr(bytes + sent, (int)n, f->r.out) != (int)n || FCGX_FFlush(f->r.out) != 0)
-            return ERR_CLIENT_GONE;
-        sent += n;
+        if (n < 0)
+            return n;
+        sent += (size_t)n;
     }
     return (long)sent;
 }
 
-void fcgi_finish(struct fcgi *f)
+long fcgi_write_last(struct fcgi *f, const char *bytes, size_t len)
 {
-    fcgi_free(f);
+    size_t sent = 0;
+
+    while (f->end_left > 0) { /* as above */
+        long n;
+
+        if (f->body_left == 0 && sent < len)
+            fcgi_begin_record(f, len - sent);
+        must(f->body_left <= len - sent);
+        n = fcgi_send(f, bytes + sent, f->body_left == len - sent);
+        if (n == ERR_AGAIN)
+            break;
+        if (n < 0)
+            return n;
+        sent += (size_t)n;
+    }
+    return (long)sent;
 }
 
-void fcgi_abort(struct fcgi *f)
+bool fcgi_has_ended(const struct fcgi *f)
 {
-    /* libfcgi would write the end record on finish; a shut socket takes none. */
-    if (f->r.ipcFd >= 0)
-        (void)shutdown(f->r.ipcFd, SHUT_RDWR);
-    fcgi_free(f);
+    return f->end_left == 0;
+}
+
+void fcgi_close(struct fcgi *f)
+{
+    int fd = f->r.ipcFd;
+
+    FCGX_Free(&f->r, 0); /* writes nothing, and leaves the descriptor to us */
+    if (fd >= 0)
+        (void)close(fd);
+    mem_free(f);
 }

@@ -5,6 +5,7 @@
 #ifndef QUIRE_FRONT_FCGI_H
 #define QUIRE_FRONT_FCGI_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -38,13 +39,15 @@ void fcgi_skip_body(struct fcgi *f);
 int fcgi_fd(const struct fcgi *f);
 
 /* Send as much of bytes as the socket takes without blocking. The number sent, 0 .. len, or
- * ERR_CLIENT_GONE. */
+ * ERR_CLIENT_GONE. The next call begins with what was not sent: its bytes are promised. */
 long fcgi_write(struct fcgi *f, const char *bytes, size_t len);
 
-/* End the answer (the client sees it complete) and free the request. */
-void fcgi_finish(struct fcgi *f);
+/* The same with the last of an answer's bytes, or with none: its end follows them, in the same
+ * system call if there is room. To be called until fcgi_has_ended(). */
+long fcgi_write_last(struct fcgi *f, const char *bytes, size_t len);
+bool fcgi_has_ended(const struct fcgi *f);
 
-/* Free the request without ending the answer: nginx sees a broken one. */
-void fcgi_abort(struct fcgi *f);
+/* Free the request. nginx sees a broken answer if it has not ended. */
+void fcgi_close(struct fcgi *f);
 
 #endif

@@ -32,7 +32,7 @@ struct fields_row {
     int formats;
     fields_fn *read;
     size_t offset; /* in struct wire_request, for numbers */
-    double low;    /* range of numbers, both ends allowed unless low_open */
+    double low; /* range of numbers (of an object's members), both ends allowed unless low_open */
     double high;
     bool low_open;
 };
@@ -398,7 +398,12 @@ static int fields_list(struct fields_read_context *c, const struct fields_row *r
 static int fields_object(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
-    return v->kind == JSON_OBJECT ? ERR_OK : fields_type(c, row, "an object", v);
+    if (v->kind != JSON_OBJECT)
+        return fields_type(c, row, "an object", v);
+    if (row->high == 0 || v->n <= row->high)
+        return ERR_OK;
+    (void)snprintf(c->why, c->why_cap, "'%s' has more than %g members", row->name, row->high);
+    return ERR_INVALID;
 }
 
 /* Has no bearing on the answer. */
@@ -445,7 +450,7 @@ static const struct fields_row fields_rows[] = {
     {"add_special_tokens", FIELDS_TEXT, fields_flag, 0, 0, 0, false},
     {"add_generation_prompt", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"continue_final_message", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
-    {"chat_template_kwargs", FIELDS_CHAT, fields_object, 0, 0, 0, false},
+    {"chat_template_kwargs", FIELDS_CHAT, fields_object, 0, 0, 256, false},
     {"max_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
     {"max_tokens", FIELDS_TEXT, fields_max_tokens, 0, 0, INT_MAX, false}, /* 0: with echo */
     {"max_completion_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},

@@ -20,7 +20,7 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
     if (f->source == NULL || f->source->kind == JSON_TEXT) {
         *text = f->source == NULL ? "" : f->source->text;
         *len = f->source == NULL ? 0 : f->source->text_len;
-        return ERR_OK;
+        return *len > GRAMMAR_SOURCE_MAX ? ERR_LIMIT : ERR_OK;
     }
     json_write(&b, f->source, JSON_COMPACT);
     copy = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
@@ -180,7 +180,10 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
 {
     struct grammar_error error = {.text = ""};
     struct grammar_part top[5] = {{.kind = PART_FREE}};
-    struct grammar_request r = {.kind = GRAMMAR_PARTS, .space = f->space, .parts = top};
+    /* Calls are written on one line, as models were taught; white space would only put off the
+     * end. */
+    enum grammar_space space = f->param == NULL || form_forces(f) ? GRAMMAR_COMPACT : f->space;
+    struct grammar_request r = {.kind = GRAMMAR_PARTS, .space = space, .parts = top};
     int rc;
 
     *param = f->param != NULL ? f->param : "tools";
@@ -192,6 +195,8 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
         rc = structures_get(cache, &r, out, &error);
     if (rc == ERR_OK || rc == ERR_NO_MEMORY)
         return rc;
+    if (rc == ERR_LIMIT && error.text[0] == '\0')
+        (void)snprintf(error.text, sizeof error.text, "longer than %zu bytes", GRAMMAR_SOURCE_MAX);
     if (why[0] != '\0' || (f->param == NULL && form_blame_tool(f, cache, why, cap)))
         *param = "tools"; /* content that is refused is not explained yet */
     else

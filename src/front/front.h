@@ -42,13 +42,14 @@ struct front {
 
     pthread_mutex_t handover_lock;
     struct exchange *handover; /* newest first; from readers to the streamer */
+    bool handover_sleeps;      /* the streamer does, or is about to: wake it */
     int handover_fd;           /* eventfd: something is there, or the vocabulary is made */
 };
 
 /* --- reader.c --- */
 
-/* A reader thread: accepts until stop_fd is readable. */
-void *reader_run(void *front);
+/* Start a thread that accepts until stop_fd is readable. ERR_NO_MEMORY or ERR_IO (logged). */
+int reader_start(struct front *f) ERR_CHECKED;
 
 /* --- route.c --- */
 

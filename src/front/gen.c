@@ -33,12 +33,13 @@ static const char *gen_id_prefix(const struct exchange *x)
 
 static void gen_name(struct exchange *x)
 {
-    uint64_t r[2] = {gen_random(), gen_random()};
-    char hex[2 * sizeof r + 1];
+    if (x->request_id[0] == '\0') {
+        uint64_t r[2] = {gen_random(), gen_random()};
+        char hex[2 * sizeof r + 1];
 
-    hash_hex((const uint8_t *)r, sizeof r, hex);
-    if (x->request_id[0] == '\0')
+        hash_hex((const uint8_t *)r, sizeof r, hex);
         (void)exchange_name(x, hex); /* hex digits are a name */
+    }
     (void)snprintf(x->id, sizeof x->id, "%s%s", gen_id_prefix(x), x->request_id);
     x->created = clock_unix_s();
 }
@@ -193,9 +194,14 @@ static void gen_truncate(struct exchange *x, struct gen *g)
     g->tokens.len = keep;
 }
 
+/* Ids that one prompt's choices may hold together: 128 of half a million. */
+#define GEN_SHARED_IDS_MAX ((size_t)64 << 20)
+
 /* The other choices of a prompt have the same tokens, and with echo all begin with its text. */
 static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
 {
+    if (g->tokens.len > GEN_SHARED_IDS_MAX / (size_t)x->n)
+        return ERR_TOO_LARGE;
     for (int i = 0; i < x->n; i++) {
         struct gen *to = &g[i];
 

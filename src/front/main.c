@@ -13,9 +13,6 @@
 #include "base/service.h"
 #include "front/front.h"
 
-#define MAIN_STACK_BYTES \
-    ((size_t)8 << 20) /* readers recurse into templates and grammars, boundedly */
-
 /* The last part of the model folder's path names the model unless a setting does. */
 static const char *main_model_name(const struct settings *s)
 {
@@ -144,21 +141,11 @@ static int main_open(struct front *f)
 
 static int main_start_readers(struct front *f)
 {
-    pthread_attr_t attr;
+    int rc = ERR_OK;
 
-    if (pthread_attr_init(&attr) != 0 || pthread_attr_setstacksize(&attr, MAIN_STACK_BYTES) != 0 ||
-        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED) != 0)
-        return ERR_NO_MEMORY;
-    for (int i = 0; i < f->settings.front_threads; i++) {
-        pthread_t thread;
-
-        atomic_fetch_add(&f->n_readers, 1);
-        if (pthread_create(&thread, &attr, reader_run, f) != 0) {
-            log_error("front: a thread cannot be made: %s", strerror(errno));
-            return ERR_NO_MEMORY;
-        }
-    }
-    return ERR_OK;
+    for (int i = 0; i < f->settings.front_threads && rc == ERR_OK; i++)
+        rc = reader_start(f);
+    return rc;
 }
 
 int main(int argc, char **argv)
@@ -172,6 +159,7 @@ int main(int argc, char **argv)
         return 1;
     if (exit_now)
         return 0;
+    mem_trim_always(); /* a request of 30 MB may need half a gigabyte for a moment */
     rc = log_set_level_text(f.settings.log_level);
     if (rc == ERR_OK)
         rc = main_open(&f);

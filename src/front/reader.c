@@ -1,15 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Reader threads: accept, read the body, route, hand over. nginx has buffered the whole request
- * before it connects, so no slow client holds a reader. */
-#include <poll.h>
+ * before it connects, so no slow client holds a reader.
+ *
+ * Each waits in an epoll of its own, with EPOLLEXCLUSIVE: a connection wakes one reader that
+ * sleeps, not all of them to find that another was faster. One that comes while all are busy is
+ * found by the first that is not. */
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include "base/fault.h"
 #include "base/log.h"
 #include "front/front.h"
+
+#define READER_STACK_BYTES ((size_t)8 << 20) /* templates and grammars recurse, boundedly */
+
+struct reader {
+    struct front *f;
+    int epoll_fd;
+};
 
 static void reader_take(struct front *f)
 {
@@ -20,29 +33,79 @@ static void reader_take(struct front *f)
         return;
     x = FAULT_HIT(front_accept) ? NULL : exchange_new(request);
     if (x == NULL) {
-        fcgi_abort(request);
+        fcgi_close(request);
         return;
     }
     route_exchange(f, x);
     streamer_adopt(f, x);
 }
 
-void *reader_run(void *front)
+static void reader_close(struct reader *r)
 {
-    struct front *f = front;
+    if (r->epoll_fd != -1)
+        (void)close(r->epoll_fd);
+    mem_free(r);
+}
+
+/* Accept until stop_fd is readable. */
+static void *reader_run(void *reader)
+{
+    struct reader *r = reader;
+    struct front *f = r->f;
     uint64_t one = 1;
 
     for (;;) { /* until stop_fd is readable */
-        struct pollfd p[2] = {{.fd = f->listen_fd, .events = POLLIN},
-                              {.fd = f->stop_fd, .events = POLLIN}};
+        struct epoll_event ev[2];
+        int n = epoll_wait(r->epoll_fd, ev, 2, -1);
 
-        if (poll(p, 2, -1) <= 0)
+        if (n <= 0)
             continue; /* EINTR */
-        if (p[1].revents != 0)
+        if (ev[0].data.fd == f->stop_fd || (n == 2 && ev[1].data.fd == f->stop_fd))
             break;
         reader_take(f);
     }
+    reader_close(r);
     atomic_fetch_sub(&f->n_readers, 1);
     (void)!write(f->handover_fd, &one, sizeof one); /* the streamer may wait for the last one */
     return NULL;
+}
+
+static int reader_open(struct reader **out, struct front *f)
+{
+    struct epoll_event listen = {.events = EPOLLIN | EPOLLEXCLUSIVE, .data.fd = f->listen_fd};
+    struct epoll_event stop = {.events = EPOLLIN, .data.fd = f->stop_fd};
+    struct reader *r = mem_zalloc(sizeof *r);
+
+    if (r == NULL)
+        return ERR_NO_MEMORY;
+    *r = (struct reader){.f = f, .epoll_fd = epoll_create1(EPOLL_CLOEXEC)};
+    if (r->epoll_fd == -1 || epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, f->listen_fd, &listen) == -1 ||
+        epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, f->stop_fd, &stop) == -1) {
+        log_error("front: epoll: %s", strerror(errno));
+        reader_close(r);
+        return ERR_IO;
+    }
+    *out = r;
+    return ERR_OK;
+}
+
+int reader_start(struct front *f)
+{
+    struct reader *r = NULL;
+    pthread_attr_t attr;
+    pthread_t thread;
+    int rc = reader_open(&r, f);
+
+    if (rc != ERR_OK)
+        return rc;
+    atomic_fetch_add(&f->n_readers, 1);
+    if (pthread_attr_init(&attr) == 0 &&
+        pthread_attr_setstacksize(&attr, READER_STACK_BYTES) == 0 &&
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED) == 0 &&
+        pthread_create(&thread, &attr, reader_run, r) == 0)
+        return ERR_OK;
+    log_error("front: a thread cannot be made: %s", strerror(errno));
+    atomic_fetch_sub(&f->n_readers, 1);
+    reader_close(r);
+    return ERR_NO_MEMORY;
 }

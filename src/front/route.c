@@ -8,8 +8,9 @@
 #include "base/json.h"
 #include "front/api.h"
 
-/* Parsed trees take up to about fifty times their text: `[[],[],` is the worst. */
-#define ROUTE_TREE_FACTOR 64
+/* What a request may take for its body's tree, its prompt and their like, in largest bodies. Texts
+ * take few; a tree of the smallest values takes fifty times its own text, and is refused. */
+#define ROUTE_MEMORY_FACTOR 8
 
 struct route {
     const char *path;
@@ -61,7 +62,7 @@ static const struct json *route_body(struct front *f, struct exchange *x)
     size_t len = 0;
     int rc;
 
-    x->arena.limit_bytes = f->settings.max_body_bytes * ROUTE_TREE_FACTOR;
+    x->arena.limit_bytes = f->settings.max_body_bytes * ROUTE_MEMORY_FACTOR;
     rc = fcgi_read_body(x->fcgi, &x->arena, f->settings.max_body_bytes, &text, &len);
     if (rc == ERR_OK)
         rc = json_parse(&body, &x->arena, text, len, why, sizeof why);

@@ -5,7 +5,7 @@
  * clients and engines that go away. It never blocks on any of them.
  *
  * An exchange that ends during a pass is freed at the end of the pass, because events of the
- * same pass may still name it. */
+ * same pass may still name it; its connection leaves epoll when it is closed then. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -32,9 +32,10 @@ struct streamer {
     int epoll_fd;
     uint64_t now_us;
     uint64_t tick_us;
-    struct exchange *open; /* all that are not dead */
-    struct exchange *dead; /* to be freed at the end of the pass */
-    struct gen *waiting;   /* generations without an engine, oldest first */
+    struct exchange *open;      /* all that are not dead */
+    struct exchange *dead;      /* to be freed at the end of the pass */
+    struct exchange *unflushed; /* answers with several choices that have something to send */
+    struct gen *waiting;        /* generations without an engine, oldest first */
     int n_open;
     bool draining;
     uint64_t drain_until_us;
@@ -119,13 +120,11 @@ static void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel 
     g->slot = -1;
 }
 
-static void streamer_close(struct streamer *s, struct exchange *x, bool keep_answer)
+static void streamer_close(struct streamer *s, struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
-    (void)epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, fcgi_fd(x->fcgi), NULL); /* may be closed */
     streamer_unlink(s, x);
-    x->keep_answer = keep_answer;
     x->dead = true; /* later events of this pass pass over it */
     x->next = s->dead;
     s->dead = x;
@@ -169,25 +168,26 @@ static void streamer_watch(struct streamer *s, struct exchange *x, bool out)
 static void streamer_flush(struct streamer *s, struct exchange *x)
 {
     size_t left = x->out.len - x->out_sent;
+    const char *from = left == 0 ? "" : x->out.bytes + x->out_sent;
     long n;
 
     if (x->dead)
         return;
     if (x->out.failed) {
-        streamer_close(s, x, false);
+        streamer_close(s, x);
         return;
     }
-    if (left > 0) {
-        n = fcgi_write(x->fcgi, x->out.bytes + x->out_sent, left);
+    if (left > 0 || x->complete) {
+        n = x->complete ? fcgi_write_last(x->fcgi, from, left) : fcgi_write(x->fcgi, from, left);
         if (n < 0) {
-            streamer_close(s, x, false);
+            streamer_close(s, x);
             return;
         }
         if (n > 0)
             x->progress_us = s->now_us;
         x->out_sent += (size_t)n;
     }
-    if (x->out_sent < x->out.len) {
+    if (x->out_sent < x->out.len || (x->complete && !fcgi_has_ended(x->fcgi))) {
         streamer_watch(s, x, true);
         return;
     }
@@ -195,7 +195,7 @@ static void streamer_flush(struct streamer *s, struct exchange *x)
     x->out_sent = 0;
     x->progress_us = s->now_us;
     if (x->complete)
-        streamer_close(s, x, true);
+        streamer_close(s, x);
     else
         streamer_watch(s, x, false);
 }
@@ -393,7 +393,7 @@ static void streamer_adopt_one(struct streamer *s, struct exchange *x)
     streamer_link(s, x);
     if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fcgi_fd(x->fcgi), &ev) == -1) {
         log_warn("front: epoll: %s", strerror(errno));
-        streamer_close(s, x, false);
+        streamer_close(s, x);
         return;
     }
     for (int i = 0; i < x->n_gens && !x->complete; i++)
@@ -404,12 +404,28 @@ static void streamer_adopt_one(struct streamer *s, struct exchange *x)
 void streamer_adopt(struct front *f, struct exchange *x)
 {
     uint64_t one = 1;
+    bool sleeps;
 
     (void)pthread_mutex_lock(&f->handover_lock);
     x->next = f->handover;
     f->handover = x;
+    sleeps = f->handover_sleeps;
+    f->handover_sleeps = false;
     (void)pthread_mutex_unlock(&f->handover_lock);
-    (void)!write(f->handover_fd, &one, sizeof one); /* cannot fail: the counter is small */
+    if (sleeps)
+        (void)!write(f->handover_fd, &one, sizeof one); /* cannot fail: the counter is small */
+}
+
+/* Before the streamer sleeps: true when nothing was handed over; what is from now on wakes it. */
+static bool streamer_may_sleep(struct streamer *s)
+{
+    bool empty;
+
+    (void)pthread_mutex_lock(&s->f->handover_lock);
+    empty = s->f->handover == NULL;
+    s->f->handover_sleeps = empty;
+    (void)pthread_mutex_unlock(&s->f->handover_lock);
+    return empty;
 }
 
 static void streamer_adopt_all(struct streamer *s)
@@ -420,6 +436,7 @@ static void streamer_adopt_all(struct streamer *s)
     (void)pthread_mutex_lock(&s->f->handover_lock);
     list = s->f->handover;
     s->f->handover = NULL;
+    s->f->handover_sleeps = false;
     (void)pthread_mutex_unlock(&s->f->handover_lock);
     while (list != NULL) { /* newest first; serve the oldest first */
         struct exchange *next = list->next;
@@ -512,6 +529,28 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     x->said_us = s->now_us;
 }
 
+/* Choices of one answer mostly say their tokens together: they are sent by one write, when all
+ * slots were read. */
+static void streamer_flush_later(struct streamer *s, struct exchange *x)
+{
+    if (x->unflushed)
+        return;
+    x->unflushed = true;
+    x->next_unflushed = s->unflushed;
+    s->unflushed = x;
+}
+
+static void streamer_flush_all(struct streamer *s)
+{
+    while (s->unflushed != NULL) {
+        struct exchange *x = s->unflushed;
+
+        s->unflushed = x->next_unflushed;
+        x->unflushed = false;
+        streamer_flush(s, x); /* nothing when it has ended meanwhile */
+    }
+}
+
 /* Read a slot until it is empty, its generation has ended, or its client is too far behind. */
 static void streamer_slot(struct streamer *s, uint32_t slot)
 {
@@ -532,6 +571,10 @@ static void streamer_slot(struct streamer *s, uint32_t slot)
             streamer_record(s, g, &o);
         if (!x->complete && g->finish == GEN_RUNNING)
             answer_text(x, g);
+        if (!behind && x->n_gens > 1) {
+            streamer_flush_later(s, x);
+            return;
+        }
         streamer_flush(s, x);
         /* Caught up in this very flush: neither epoll nor the slot's mark would come again. */
     } while (behind && !x->dead && x->out.len == 0);
@@ -648,8 +691,8 @@ static void streamer_tick_one(struct streamer *s, struct exchange *x)
     const struct settings *c = &s->f->settings;
     uint64_t stall_us = (uint64_t)c->client_stall_s * 1000000u;
 
-    if (x->out_sent < x->out.len && s->now_us - x->progress_us > stall_us) {
-        streamer_close(s, x, false);
+    if ((x->out_sent < x->out.len || x->complete) && s->now_us - x->progress_us > stall_us) {
+        streamer_close(s, x);
         return;
     }
     if (!x->complete && streamer_late(s, x))
@@ -697,6 +740,14 @@ static void streamer_signal(struct streamer *s)
     (void)!write(s->f->stop_fd, &one, sizeof one); /* never read: it stays readable */
 }
 
+/* An eventfd: one read takes all that was written. */
+static void streamer_take_wake(int fd)
+{
+    uint64_t n;
+
+    (void)!read(fd, &n, sizeof n); /* non-blocking */
+}
+
 static void streamer_drain_fd(int fd)
 {
     char bytes[512];
@@ -711,7 +762,7 @@ static void streamer_client(struct streamer *s, struct exchange *x, uint32_t eve
     if (x->dead)
         return;
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-        streamer_close(s, x, false);
+        streamer_close(s, x);
         return;
     }
     streamer_flush(s, x);
@@ -726,6 +777,7 @@ static void streamer_events(struct streamer *s, int timeout_ms)
     struct front *f = s->f;
     struct epoll_event ev[STREAMER_EVENTS];
     int n = epoll_wait(s->epoll_fd, ev, STREAMER_EVENTS, timeout_ms);
+    bool spells = false; /* the vocabulary may be there */
 
     s->now_us = clock_us();
     for (int i = 0; i < n; i++) {
@@ -739,19 +791,23 @@ static void streamer_events(struct streamer *s, int timeout_ms)
             streamer_drain_fd(f->signal_fd);
             streamer_signal(s);
         } else if (p == &f->handover_fd) {
-            streamer_drain_fd(f->handover_fd);
-            streamer_adopt_all(s);
-            streamer_spell(s);
+            streamer_take_wake(f->handover_fd);
+            spells = true;
         } else {
             streamer_client(s, p, ev[i].events);
         }
     }
+    streamer_adopt_all(s);
+    if (spells)
+        streamer_spell(s);
 }
 
 static int streamer_timeout_ms(struct streamer *s)
 {
     struct link *l = &s->f->link;
 
+    if (!streamer_may_sleep(s))
+        return 0;
     if (l->control_fd == -1)
         return STREAMER_DETACHED_MS;
     if (!lane_front_sleep(&l->lane))
@@ -765,7 +821,7 @@ static void streamer_bury(struct streamer *s)
         struct exchange *x = s->dead;
 
         s->dead = x->next;
-        exchange_free(x, x->keep_answer);
+        exchange_free(x);
     }
 }
 
@@ -811,6 +867,7 @@ int streamer_run(struct front *f)
             lane_front_awake(&f->link.lane);
         streamer_engine(&s);
         streamer_lane(&s);
+        streamer_flush_all(&s);
         streamer_tick(&s);
         streamer_bury(&s);
     }

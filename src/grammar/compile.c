@@ -26,7 +26,7 @@ int compile_fail(struct compile *c, int rc, const char *format, ...)
 
 bool compile_tick(struct compile *c)
 {
-    if (++c->ticks % TICKS_A_LOOK == 0 && clock_us() > c->deadline_us)
+    if (++c->ticks % TICKS_A_LOOK == 0 && clock_cpu_us() > c->deadline_us)
         compile_fail(c, ERR_LIMIT, "takes more than %d ms to compile: simplify it",
                      GRAMMAR_COMPILE_US / 1000);
     return c->rc == 0;

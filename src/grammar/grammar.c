@@ -45,7 +45,7 @@ static uint32_t request_build(struct build *b, const struct grammar_request *req
 int grammar_compile(const struct grammar_request *request, struct buf *image,
                     struct grammar_error *error)
 {
-    struct compile c = {.error = error, .deadline_us = clock_us() + GRAMMAR_COMPILE_US};
+    struct compile c = {.error = error, .deadline_us = clock_cpu_us() + GRAMMAR_COMPILE_US};
     size_t before = image->len;
     struct build b;
     uint32_t root;

@@ -28,7 +28,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 
-#define GRAMMAR_COMPILE_US  180000              /* a compilation that takes longer is refused */
+#define GRAMMAR_COMPILE_US  180000 /* a compilation that computes for longer is refused */
 #define GRAMMAR_BYTES_MAX   ((size_t)32 << 20)  /* an image is never larger */
 #define GRAMMAR_STATES_MAX  300000              /* of an image */
 #define GRAMMAR_MEMORY_MAX  ((size_t)256 << 20) /* taken while compiling, then given back */

@@ -218,6 +218,10 @@ uint32_t schema_part_build(struct build *b, const struct grammar_part *part,
         len = 4;
     }
     rc = json_parse(&s->root, &c->arena, text, len, why, sizeof why);
+    if (rc == ERR_NO_MEMORY && c->arena.limited) {
+        compile_fail(c, ERR_LIMIT, "needs more memory to compile than is allowed: simplify it");
+        return 0;
+    }
     if (rc != ERR_OK) {
         compile_fail(c, rc, "the schema is not JSON: %s", why);
         return 0;

@@ -178,7 +178,7 @@ int attach_accept(int listen_fd, int *fd, pid_t *pid, uid_t *uid)
     return ERR_OK;
 }
 
-int attach_read_hello(int fd)
+int attach_read_hello(int fd, enum wire_visitor *visitor)
 {
     struct wire_hello h;
     int rc = attach_receive(fd, &h, sizeof h, NULL, 0);
@@ -190,6 +190,7 @@ int attach_read_hello(int fd)
                  (unsigned long long)h.layout, (unsigned long long)wire_layout());
         return ERR_VERSION;
     }
+    *visitor = h.visitor == WIRE_OBSERVER ? WIRE_OBSERVER : WIRE_FRONT;
     return ERR_OK;
 }
 
@@ -276,9 +277,10 @@ int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds)
     return attach_send(fd, w, sizeof *w, fds, fds == NULL ? 0 : ATTACH_FDS);
 }
 
-int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w, int *fds)
+static int attach_visit(const char *path, enum wire_visitor visitor, int timeout_ms, int *fd,
+                        struct wire_welcome *w, int *fds)
 {
-    struct wire_hello h = {.magic = WIRE_MAGIC, .layout = wire_layout()};
+    struct wire_hello h = {.magic = WIRE_MAGIC, .layout = wire_layout(), .visitor = visitor};
     struct pollfd p = {.events = POLLIN};
     struct sockaddr_un a;
     int s;
@@ -306,4 +308,28 @@ out:
     if (rc != ERR_OK)
         (void)close(s);
     return rc;
+}
+
+int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w, int *fds)
+{
+    return attach_visit(path, WIRE_FRONT, timeout_ms, fd, w, fds);
+}
+
+int attach_observe(const char *path, int timeout_ms, struct wire_welcome *w,
+                   const struct wire_stats **stats)
+{
+    int fd, fds[ATTACH_FDS];
+    int rc = attach_visit(path, WIRE_OBSERVER, timeout_ms, &fd, w, fds);
+    void *page;
+
+    if (rc != ERR_OK)
+        return rc;
+    page = mmap(NULL, sizeof **stats, PROT_READ, MAP_SHARED, fds[ATTACH_STATS], 0);
+    for (int i = 0; i < ATTACH_FDS; i++)
+        (void)close(fds[i]);
+    (void)close(fd);
+    if (page == MAP_FAILED)
+        return ERR_NO_MEMORY;
+    *stats = page;
+    return ERR_OK;
 }

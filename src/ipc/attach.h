@@ -24,9 +24,9 @@ int attach_listen(const char *path, int *fd) ERR_CHECKED;
 /* Accept one front. ERR_AGAIN when none is waiting. *uid and *pid are the kernel's word. */
 int attach_accept(int listen_fd, int *fd, pid_t *pid, uid_t *uid) ERR_CHECKED;
 
-/* Read the hello. ERR_AGAIN when it is not there yet, ERR_VERSION (logged) for another build,
- * ERR_CLIENT_GONE, ERR_CORRUPT. */
-int attach_read_hello(int fd) ERR_CHECKED;
+/* Read the hello; *visitor is who came. ERR_AGAIN when it is not there yet, ERR_VERSION (logged)
+ * for another build, ERR_CLIENT_GONE, ERR_CORRUPT. */
+int attach_read_hello(int fd, enum wire_visitor *visitor) ERR_CHECKED;
 
 /* Send the welcome; fds NULL with an error in it. ERR_CLIENT_GONE when the front left. */
 int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds) ERR_CHECKED;
@@ -56,5 +56,11 @@ int attach_offer(int fd, const struct wire_offer *offer, int sealed) ERR_CHECKED
  * the path or does not answer, ERR_VERSION (logged), or the welcome's error. */
 int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w,
                    int *fds) ERR_CHECKED;
+
+/* --- tools --- */
+
+/* The engine's statistics page, mapped for reading; munmap() ends it. Errors as above. */
+int attach_observe(const char *path, int timeout_ms, struct wire_welcome *w,
+                   const struct wire_stats **stats) ERR_CHECKED;
 
 #endif

@@ -208,10 +208,14 @@ struct wire_lane {
     alignas(WIRE_LINE) _Atomic uint64_t ready[WIRE_SLOTS_MAX / 64];
 };
 
-/* First message of a front. */
+/* First message of a front, or of somebody who only wants the statistics: he gets them twice in
+ * place of a lane, and the connection ends. */
+enum wire_visitor { WIRE_FRONT = 0, WIRE_OBSERVER = 1 };
+
 struct wire_hello {
     uint64_t magic;
     uint64_t layout;
+    uint64_t visitor; /* enum wire_visitor */
 };
 
 /* What a front sends once it is attached, one descriptor with each: a memfd of bytes bytes that is

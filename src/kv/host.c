@@ -19,15 +19,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
 
 #define HOST_THREADS     4
-#define HOST_CHUNK_BYTES ((size_t)256 << 20)
-#define HOST_CHECKS_MAX  4096 /* under way at once */
-#define HOST_LOOK_MAX    64   /* of the oldest pages, for one that nothing continues */
+#define HOST_CHUNK_BYTES ((size_t)64 << 20) /* pinning holds the device up for 3 ms */
+#define HOST_ASKED_MAX   4                  /* chunks on their way */
+#define HOST_FIRST       16                 /* chunks that are asked for at the start */
+#define HOST_GENTLE_US   300000             /* between two chunks: a hundredth of the time */
+#define HOST_CHECKS_MAX  4096               /* under way at once */
+#define HOST_LOOK_MAX    64 /* of the oldest pages, for one that nothing continues */
 
 enum entry_state { ENTRY_OUT, ENTRY_FREE, ENTRY_FILLING, ENTRY_PAGE };
 
@@ -80,6 +84,9 @@ struct host {
     int32_t oldest, newest, free;
     enum chunk_state *chunks; /* [n_chunks] */
     int32_t n_asked;
+    int32_t n_free;
+    bool gentle;
+    uint64_t grown_us; /* when a chunk was last asked for */
     uint64_t n_used;
     struct host_counters counters;
 
@@ -264,6 +271,7 @@ static void host_add_free(struct host *h, int32_t slot)
     e->state = ENTRY_FREE;
     e->next = h->free;
     h->free = slot;
+    h->n_free++;
 }
 
 /* Make a slot's page known; its name is set. */
@@ -431,10 +439,6 @@ static int host_take_back(struct host *h)
         e->n_uses = 1;
         host_insert(h, found[i].slot, &s->parent);
         h->n_used = found[i].used;
-        if (h->chunks[found[i].slot / h->chunk_slots] == CHUNK_OUT) {
-            h->chunks[found[i].slot / h->chunk_slots] = CHUNK_ASKED;
-            h->n_asked++;
-        }
     }
     mem_free(found);
     if (n > 0)
@@ -442,18 +446,24 @@ static int host_take_back(struct host *h)
     return ERR_OK;
 }
 
+/* At the start all chunks that hold something are asked for. */
+static void host_ask_chunk(struct host *h, int32_t chunk)
+{
+    if (h->chunks[chunk] != CHUNK_OUT)
+        return;
+    h->chunks[chunk] = CHUNK_ASKED;
+    h->n_asked++;
+    host_push(&h->todo, (struct job){.kind = JOB_PIN, .slot = chunk});
+}
+
 static int host_start(struct host *h)
 {
     (void)pthread_mutex_init(&h->lock, NULL); /* cannot fail on Linux */
     (void)pthread_cond_init(&h->work, NULL);
-    if (h->n_asked == 0) {
-        h->chunks[0] = CHUNK_ASKED;
-        h->n_asked++;
-    }
-    for (int32_t i = 0; i < h->n_chunks; i++) {
-        if (h->chunks[i] == CHUNK_ASKED)
-            host_push(&h->todo, (struct job){.kind = JOB_PIN, .slot = i});
-    }
+    for (int32_t i = h->newest; i != -1; i = h->entries[i].prev) /* what was used last, first */
+        host_ask_chunk(h, i / h->chunk_slots);
+    for (int32_t i = 0; i < h->n_chunks && h->n_asked < HOST_FIRST; i++)
+        host_ask_chunk(h, i);
     while (h->n_threads < HOST_THREADS) {
         if (pthread_create(&h->threads[h->n_threads], NULL, host_run, h) != 0) {
             log_error("host: a thread cannot start: %s", strerror(errno));
@@ -544,20 +554,26 @@ int32_t host_find(const struct host *h, const struct hash *name, const int32_t *
     int32_t slot = h->table[host_probe(h, name)];
 
     if (slot == -1 || h->entries[slot].state != ENTRY_PAGE || h->entries[slot].bad ||
+        !host_is_ready(h, slot) ||
         memcmp(h->slots[slot].tokens, tokens, h->file->block_tokens * sizeof *tokens) != 0)
         return -1;
     return slot;
 }
 
-/* Ask for more memory, if there is more and none is on its way. True while some is. */
+/* Ask for more memory, if there is more. True while some is on its way. */
 static bool host_grow(struct host *h)
 {
-    for (int32_t i = 0; i < h->n_chunks && h->n_asked == 0; i++) {
+    int asked_max = h->gentle ? 1 : HOST_ASKED_MAX;
+
+    if (h->gentle && clock_us() - h->grown_us < HOST_GENTLE_US)
+        return true; /* soon */
+    for (int32_t i = 0; i < h->n_chunks && h->n_asked < asked_max; i++) {
         if (h->chunks[i] == CHUNK_FAILED)
             return false;
         if (h->chunks[i] == CHUNK_OUT) {
             h->chunks[i] = CHUNK_ASKED;
             h->n_asked++;
+            h->grown_us = clock_us();
             host_ask(h, JOB_PIN, i, 0);
         }
     }
@@ -612,9 +628,12 @@ int32_t host_take(struct host *h, const struct page_label *label, struct host_vi
     *victim = (struct host_victim){0};
     if (h->table[host_probe(h, &label->name)] != -1)
         return -1; /* it is there, or on its way */
-    if (slot != -1)
+    if (h->n_free < h->chunk_slots * HOST_ASKED_MAX)
+        (void)host_grow(h); /* ahead of the need */
+    if (slot != -1) {
         h->free = h->entries[slot].next;
-    else if (host_grow(h) || (slot = host_evict(h, victim)) == -1)
+        h->n_free--;
+    } else if (host_grow(h) || (slot = host_evict(h, victim)) == -1)
         return -1;
     e = &h->entries[slot];
     *e = (struct entry){.state = ENTRY_FILLING,
@@ -752,6 +771,22 @@ bool host_poll(struct host *h, uint64_t *ticket, bool *good)
     *ticket = j.ticket;
     *good = j.good;
     return true;
+}
+
+void host_be_gentle(struct host *h, bool gentle)
+{
+    h->gentle = gentle;
+}
+
+void host_wait(struct host *h, uint64_t max_us)
+{
+    uint64_t until_us = clock_us() + max_us, ticket;
+    bool good;
+
+    while (h->n_asked > 0 && clock_us() < until_us) {
+        (void)host_poll(h, &ticket, &good); /* nobody has asked for a check */
+        clock_sleep_us(200);
+    }
 }
 
 bool host_drop(struct host *h, const struct hash *name)

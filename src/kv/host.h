@@ -79,13 +79,18 @@ struct host_counters {
 /* ERR_OVERLOADED (logged) when another engine has the file; ERR_IO (logged); ERR_NO_MEMORY. */
 int host_open(struct host **out, const struct host_options *o) ERR_CHECKED;
 
+/* Wait until the memory of all pages of the engine before, and of some more, is ready, at most
+ * max_us: who was interrupted comes first of all, and wants his pages. Before the first of the
+ * calls below. */
+void host_wait(struct host *h, uint64_t max_us);
+
 /* Ends what is under way; the pages stay in the file. NULL is fine. */
 void host_close(struct host *h);
 
 /* --- the engine's thread ----------------------------------------------------------------- */
 
 /* The slot of a page that can be had, or -1. tokens, int32 [block_tokens], are what it must hold.
- * Pages of an earlier life can be had before their memory is pinned: they are copied slowly then. */
+ * Pages of an earlier life can be had when their memory is pinned again. */
 int32_t host_find(const struct host *h, const struct hash *name, const int32_t *tokens);
 
 /* A slot to be filled with a page that is not there yet, or -1 when there is none at the moment.
@@ -98,6 +103,9 @@ struct host_victim {
     uint32_t n_uses;
 };
 int32_t host_take(struct host *h, const struct page_label *label, struct host_victim *victim);
+
+/* While it is gentle the tier takes more memory only now and then: pinning holds the device up. */
+void host_be_gentle(struct host *h, bool gentle);
 
 /* What the slot says of its page; before its payload is written. */
 void host_fill(struct host *h, int32_t slot, const struct page_label *label);

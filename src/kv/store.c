@@ -41,9 +41,10 @@ static int store_alloc(struct store *st)
     st->uses_copy_marked = mem_zalloc_array(st->n_chunks, sizeof *st->uses_marked);
     st->buffers = mem_zalloc_array(n_buffers, sizeof *st->buffers);
     st->changes = mem_zalloc_array(n_buffers, sizeof *st->changes);
+    st->damaged = mem_zalloc_array(n_buffers, sizeof *st->damaged);
     if (st->entries == NULL || st->table == NULL || st->uses == NULL || st->uses_copy == NULL ||
         st->uses_marked == NULL || st->uses_copy_marked == NULL || st->buffers == NULL ||
-        st->changes == NULL)
+        st->changes == NULL || st->damaged == NULL)
         return ERR_NO_MEMORY;
     memset(st->table, 0xff, cap * sizeof *st->table); /* -1 */
     for (size_t i = 0; i < n_buffers; i++) {
@@ -143,6 +144,13 @@ static int store_start(struct store *st)
         return ERR_IO;
     }
     st->thread_runs = true;
+    while (st->n_readers < STORE_READERS) {
+        if (pthread_create(&st->readers[st->n_readers], NULL, store_run_reader, st) != 0) {
+            log_error("store: a reading thread cannot start: %s", strerror(errno));
+            return ERR_IO;
+        }
+        st->n_readers++;
+    }
     return ERR_OK;
 }
 
@@ -200,8 +208,10 @@ void store_close(struct store *st)
     if (st->thread_runs) {
         (void)pthread_mutex_lock(&st->lock);
         st->stop = true;
-        (void)pthread_cond_signal(&st->work);
+        (void)pthread_cond_broadcast(&st->work);
         (void)pthread_mutex_unlock(&st->lock);
+        for (int i = 0; i < st->n_readers; i++)
+            (void)pthread_join(st->readers[i], NULL);
         (void)pthread_join(st->thread, NULL);
         store_write_uses(st);
     }
@@ -224,6 +234,7 @@ void store_close(struct store *st)
     mem_free(st->uses_copy_marked);
     mem_free(st->buffers);
     mem_free(st->changes);
+    mem_free(st->damaged);
     mem_free(st);
 }
 
@@ -272,18 +283,40 @@ void *store_buffer(struct store *st)
     return b == NULL ? NULL : (char *)b->header + STORE_HEADER_BYTES;
 }
 
-void store_save(struct store *st, void *buffer, const struct page_label *label)
+static void store_queue_write(struct store *st, struct store_buffer *b,
+                              const struct page_label *label)
 {
-    struct store_buffer *b = store_buffer_of(st, buffer);
-
-    must(b != NULL);
     b->name = label->name;
     b->parent = label->parent;
     memcpy(b->tokens, label->tokens, sizeof *b->tokens * (size_t)st->options.block_tokens);
     (void)pthread_mutex_lock(&st->lock);
     store_push(&st->writes, b);
-    (void)pthread_cond_signal(&st->work);
+    (void)pthread_cond_broadcast(&st->work); /* not all of them write */
     (void)pthread_mutex_unlock(&st->lock);
+}
+
+void store_save(struct store *st, void *buffer, const struct page_label *label)
+{
+    struct store_buffer *b = store_buffer_of(st, buffer);
+
+    must(b != NULL);
+    b->source = NULL;
+    b->tells = false;
+    store_queue_write(st, b, label);
+}
+
+bool store_save_from(struct store *st, const void *payload, const struct page_label *label,
+                     uint64_t ticket)
+{
+    struct store_buffer *b = store_idle_buffer(st);
+
+    if (b == NULL)
+        return false;
+    b->source = payload;
+    b->tells = true;
+    b->ticket = ticket;
+    store_queue_write(st, b, label);
+    return true;
 }
 
 int store_load(struct store *st, const struct hash *name, const int32_t *tokens, uint64_t ticket)
@@ -293,6 +326,7 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
 
     if (b == NULL)
         return ERR_AGAIN;
+    b->tells = false;
     b->name = *name;
     b->ticket = ticket;
     memcpy(b->tokens, tokens, sizeof *b->tokens * (size_t)st->options.block_tokens);
@@ -322,7 +356,12 @@ bool store_poll(struct store *st, struct store_done *done)
     (void)pthread_mutex_unlock(&st->lock);
     if (b == NULL)
         return false;
-    *done = (struct store_done){.ticket = b->ticket, .rc = b->rc};
+    *done = (struct store_done){.ticket = b->ticket, .rc = b->rc, .saved = b->tells};
+    if (b->tells) {
+        b->tells = false;
+        store_release(st, (const char *)b->header + STORE_HEADER_BYTES);
+        return true;
+    }
     if (b->rc == ERR_OK)
         done->payload = (const char *)b->header + STORE_HEADER_BYTES;
     else
@@ -348,8 +387,8 @@ int store_event_fd(const struct store *st)
 void store_flush(struct store *st)
 {
     (void)pthread_mutex_lock(&st->lock);
-    while (st->busy || st->writes.first != NULL || st->reads.first != NULL) {
-        (void)pthread_cond_signal(&st->work);
+    while (st->n_busy > 0 || st->writes.first != NULL || st->reads.first != NULL) {
+        (void)pthread_cond_broadcast(&st->work);
         (void)pthread_cond_wait(&st->idle, &st->lock);
     }
     (void)pthread_mutex_unlock(&st->lock);

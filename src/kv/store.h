@@ -36,9 +36,10 @@ struct store_options {
     const char *namespace_name; /* for people: the served model's name */
 };
 
-/* What became of a store_load(). */
+/* What became of a store_load(), or that the memory of a store_save_from() is no longer needed. */
 struct store_done {
     uint64_t ticket;
+    bool saved;          /* of a store_save_from(): nothing else is told then */
     int rc;              /* ERR_OK; ERR_NOT_FOUND, ERR_IO or ERR_CORRUPT: a miss */
     const void *payload; /* page_bytes, with ERR_OK; give back with store_release() */
 };
@@ -66,6 +67,11 @@ void *store_buffer(struct store *st);
 /* Queue a filled buffer for writing; the label's tokens are copied. A name that is already
  * stored is only marked as used. The buffer belongs to the store from here on. */
 void store_save(struct store *st, void *buffer, const struct page_label *label);
+
+/* The same without copying: the I/O thread takes the payload from where it stands, which must stay
+ * as it is until store_poll() has told of the ticket. False when no buffer is free. */
+bool store_save_from(struct store *st, const void *payload, const struct page_label *label,
+                     uint64_t ticket);
 
 /* Queue a read; tokens, int32 [block_tokens], are what the page must hold. ERR_AGAIN when no
  * buffer is free: ask again in a later step. ERR_NOT_FOUND when the index does not have it. */

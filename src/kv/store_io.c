@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The I/O thread takes all queued writes as one batch: payloads, fdatasync, one LMDB
- * transaction, then the pages become visible. Reads go before writes. */
+ * transaction, then the pages become visible. Reads go before writes, and a few more threads read;
+ * LMDB is the I/O thread's alone. */
 #include <errno.h>
 #include <string.h>
 #include <time.h>
@@ -88,6 +89,8 @@ static bool store_write_one(struct store *st, struct store_buffer *b, struct sto
     (void)pthread_mutex_unlock(&st->lock);
     if (known || b->slot == -1)
         return false;
+    if (b->source != NULL)
+        memcpy((char *)b->header + STORE_HEADER_BYTES, b->source, st->options.page_bytes);
     generation = st->entries[b->slot].record.generation + 1; /* only this thread changes it */
     store_seal(st, b, generation);
     *c = (struct store_change){
@@ -119,9 +122,18 @@ static int store_sync(struct store *st, int n_changes)
     return store_db_commit(st->db, st->changes, n_changes);
 }
 
+/* Something is in the done queue. */
+static void store_tell(struct store *st)
+{
+    uint64_t one = 1;
+
+    (void)!write(st->event_fd, &one, sizeof one); /* only fails when it is readable already */
+}
+
 /* The whole queue as one batch. */
 static void store_write_batch(struct store *st, struct store_buffer *list)
 {
+    bool told = false;
     int n = 0;
     int rc;
 
@@ -149,10 +161,13 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
     while (list != NULL) {
         struct store_buffer *next = list->next;
 
-        store_push(&st->idle_buffers, list);
+        told = told || list->tells;
+        store_push(list->tells ? &st->done : &st->idle_buffers, list);
         list = next;
     }
     (void)pthread_mutex_unlock(&st->lock);
+    if (told)
+        store_tell(st);
 }
 
 /* Is what was read the page that was asked for? */
@@ -170,9 +185,6 @@ static bool store_verify(const struct store *st, const struct store_buffer *b)
 
 static void store_read_one(struct store *st, struct store_buffer *b)
 {
-    uint64_t one = 1;
-    struct store_change c = {.erase = true};
-
     b->rc = ERR_OK;
     if (!store_io(st, b, false)) {
         store_complain(st, "reading a page failed");
@@ -193,14 +205,11 @@ static void store_read_one(struct store *st, struct store_buffer *b)
             store_free_slot(st, b->slot);
         }
     }
-    c.slot = (uint64_t)b->slot;
-    (void)pthread_mutex_unlock(&st->lock);
-    if (b->rc == ERR_CORRUPT && store_db_commit(st->db, &c, 1) != ERR_OK)
-        b->rc = ERR_IO; /* logged; the record dies with the slot's next use */
-    (void)pthread_mutex_lock(&st->lock);
+    if (b->rc == ERR_CORRUPT && st->n_damaged < st->options.n_buffers)
+        st->damaged[st->n_damaged++] = b->slot;
     store_push(&st->done, b);
     (void)pthread_mutex_unlock(&st->lock);
-    (void)!write(st->event_fd, &one, sizeof one); /* only fails when it is readable already */
+    store_tell(st);
 }
 
 void store_write_uses(struct store *st)
@@ -226,6 +235,54 @@ static void store_wait(struct store *st)
     (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* time-outs are fine */
 }
 
+/* Records of pages that failed their check; the lock is not held. An error is logged; the record
+ * dies with the slot's next use then. */
+static void store_erase_damaged(struct store *st)
+{
+    int n;
+
+    (void)pthread_mutex_lock(&st->lock);
+    n = st->n_damaged;
+    for (int i = 0; i < n; i++)
+        st->changes[i] = (struct store_change){.erase = true, .slot = (uint64_t)st->damaged[i]};
+    st->n_damaged = 0;
+    (void)pthread_mutex_unlock(&st->lock);
+    if (n > 0)
+        (void)!store_db_commit(st->db, st->changes, n);
+}
+
+/* Nothing is left to be done by anybody; the lock is held. */
+static void store_note_idle(struct store *st)
+{
+    if (st->n_busy == 0 && st->reads.first == NULL && st->writes.first == NULL)
+        (void)pthread_cond_broadcast(&st->idle);
+}
+
+void *store_run_reader(void *context)
+{
+    struct store *st = context;
+
+    (void)pthread_mutex_lock(&st->lock);
+    for (;;) { /* until the store closes */
+        struct store_buffer *b = store_pop(&st->reads);
+
+        if (b == NULL && st->stop)
+            break;
+        if (b == NULL) {
+            (void)pthread_cond_wait(&st->work, &st->lock);
+            continue;
+        }
+        st->n_busy++;
+        (void)pthread_mutex_unlock(&st->lock);
+        store_read_one(st, b);
+        (void)pthread_mutex_lock(&st->lock);
+        st->n_busy--;
+        store_note_idle(st);
+    }
+    (void)pthread_mutex_unlock(&st->lock);
+    return NULL;
+}
+
 void *store_run(void *context)
 {
     struct store *st = context;
@@ -234,19 +291,22 @@ void *store_run(void *context)
     while (!st->stop || st->reads.first != NULL || st->writes.first != NULL) {
         struct store_buffer *read = store_pop(&st->reads);
         struct store_buffer *writes = NULL;
+        bool works;
 
         if (read == NULL) {
             writes = st->writes.first;
             st->writes = (struct store_queue){0};
         }
-        st->busy = read != NULL || writes != NULL;
-        if (!st->busy) {
-            (void)pthread_cond_broadcast(&st->idle);
+        works = read != NULL || writes != NULL || st->n_damaged > 0;
+        st->n_busy += works;
+        if (!works) {
+            store_note_idle(st);
             if (st->stop)
                 break;
             store_wait(st);
         }
         (void)pthread_mutex_unlock(&st->lock);
+        store_erase_damaged(st);
         if (read != NULL)
             store_read_one(st, read);
         if (writes != NULL)
@@ -254,9 +314,9 @@ void *store_run(void *context)
         if (clock_us() - st->uses_written_us > STORE_USES_US)
             store_write_uses(st);
         (void)pthread_mutex_lock(&st->lock);
+        st->n_busy -= works;
     }
-    st->busy = false;
-    (void)pthread_cond_broadcast(&st->idle);
+    store_note_idle(st);
     (void)pthread_mutex_unlock(&st->lock);
     return NULL;
 }

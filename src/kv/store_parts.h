@@ -7,6 +7,7 @@
 #define QUIRE_KV_STORE_PARTS_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -29,6 +30,8 @@ struct store_buffer {
     struct hash parent;
     int32_t tokens[STORE_TOKENS_MAX];
     uint64_t ticket;
+    const void *source; /* of a write: where its payload is to be taken from; NULL: it is here */
+    bool tells;         /* that it was written: source was given */
     int32_t slot;
     int rc;
 };
@@ -36,6 +39,8 @@ struct store_buffer {
 struct store_queue {
     struct store_buffer *first, *last;
 };
+
+#define STORE_READERS 3 /* threads that read beside the I/O thread: disks want several in flight */
 
 struct store {
     struct store_options options;
@@ -47,12 +52,14 @@ struct store {
     int event_fd;
     pthread_t thread;
     bool thread_runs;
+    pthread_t readers[STORE_READERS];
+    int n_readers;
 
     pthread_mutex_t lock; /* guards all that follows */
     pthread_cond_t work;  /* for the I/O thread */
     pthread_cond_t idle;  /* for store_flush() */
     bool stop;
-    bool busy; /* the I/O thread works on a batch */
+    int n_busy; /* threads that read or write */
     uint32_t n_slots;
     struct store_entry *entries; /* [n_slots] */
     int32_t *table;              /* [table_mask + 1]: slot or -1 */
@@ -64,6 +71,8 @@ struct store {
     uint32_t n_chunks;
     struct store_buffer *buffers; /* [n_buffers] */
     struct store_queue idle_buffers, writes, reads, done;
+    int32_t *damaged; /* [n_buffers]: slots whose records the I/O thread is to erase */
+    int n_damaged;
     struct store_counters counters;
 
     /* The I/O thread's own. */
@@ -71,7 +80,7 @@ struct store {
     bool *uses_copy_marked;
     struct store_use *uses_copy;
     uint64_t uses_written_us;
-    uint64_t complained_us;
+    _Atomic uint64_t complained_us;
 };
 
 /* --- store_index.c; the lock is held ------------------------------------------------------- */
@@ -97,6 +106,9 @@ int store_load_index(struct store *st) ERR_CHECKED;
 
 /* The I/O thread, until st->stop and empty queues. */
 void *store_run(void *store);
+
+/* A thread that only reads, until st->stop and no reads. */
+void *store_run_reader(void *store);
 
 /* Write last uses that changed. By the I/O thread, and once after it has ended. */
 void store_write_uses(struct store *st);

@@ -379,6 +379,7 @@ int model_open(struct model **out, const struct model_options *o)
     if ((rc = load(m, o)) != ERR_OK)
         goto out;
     set_fingerprint(m);
+    m->shape.device_bytes = m->device->allocated_bytes;
     log_table(m, o->dir, start_us);
     *out = m;
     m = NULL;

@@ -41,9 +41,10 @@ struct model_shape {
     int max_num_seqs;
     int max_num_batched_tokens;
     int block_tokens;
-    int n_pages;       /* KV pages on the device, ids 0 .. n_pages - 1 */
-    size_t page_bytes; /* one page, all layers, in the device's KV type */
-    int n_eos;         /* ids that end a text: generation_config.json, else config.json */
+    size_t device_bytes; /* taken on the device, pages included */
+    int n_pages;         /* KV pages on the device, ids 0 .. n_pages - 1 */
+    size_t page_bytes;   /* one page, all layers, in the device's KV type */
+    int n_eos;           /* ids that end a text: generation_config.json, else config.json */
     int32_t eos[8];
     bool is_gpu;
     char device[64];         /* for the log, e.g. "cpu, 2 threads" or the GPU's name */

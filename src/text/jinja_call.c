@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What expressions call: operators, attributes and items, methods of texts, lists and dicts, and
- * the global functions of Hugging Face's environment. */
-#define _GNU_SOURCE 1 /* memmem() */
+ * What expressions call: operators, attributes and items, methods of lists and dicts, and the
+ * global functions of Hugging Face's environment. */
 #include "text/jinja_parts.h"
 
 #include <math.h>
@@ -15,137 +14,6 @@
 #include "text/unicode.h"
 
 #define RANGE_MAX 100000 /* items of one range() */
-
-/* --- texts -------------------------------------------------------------------------------------*/
-
-size_t jtext_count(const char *text, size_t len)
-{
-    size_t n = 0;
-    size_t i;
-
-    for (i = 0; i < len; i++)
-        n += ((unsigned char)text[i] & 0xc0) != 0x80;
-    return n;
-}
-
-size_t jtext_offset(const char *text, size_t len, size_t n_chars)
-{
-    size_t at = 0;
-
-    while (at < len && n_chars-- > 0)
-        at += utf8_sequence(text + at, len - at);
-    return at;
-}
-
-const char *jtext_find(const char *text, size_t len, const char *what, size_t n)
-{
-    return n == 0 ? text : memmem(text, len, what, n);
-}
-
-static bool is_stripped(const char *at, size_t n, const struct jval *chars)
-{
-    if (chars == NULL)
-        return unicode_is_python_space(utf8_decode(at));
-    return jtext_find(chars->text, chars->len, at, n) != NULL;
-}
-
-size_t jtext_strip_left(const char *text, size_t len, const struct jval *chars)
-{
-    size_t at = 0;
-
-    while (at < len) {
-        size_t n = utf8_sequence(text + at, len - at);
-
-        if (!is_stripped(text + at, n, chars))
-            break;
-        at += n;
-    }
-    return at;
-}
-
-size_t jtext_strip_right(const char *text, size_t len, const struct jval *chars)
-{
-    while (len > 0) {
-        size_t at = len - 1;
-
-        while (at > 0 && ((unsigned char)text[at] & 0xc0) == 0x80)
-            at--;
-        if (!is_stripped(text + at, len - at, chars))
-            break;
-        len = at;
-    }
-    return len;
-}
-
-static bool is_cased(uint32_t c)
-{
-    uint8_t category = unicode_class(c) & UNICODE_CATEGORY;
-
-    return category == UNICODE_LU || category == UNICODE_LL || category == UNICODE_LT;
-}
-
-/* how: "upper", "lower", "title" (each word), "capitalize" (the first character), "jinja" (the
- * title filter: words begin after white space and some punctuation). */
-bool jtext_case(struct jrender *r, struct jval v, const char *how, struct jval *out)
-{
-    struct buf b = {0};
-    bool start = true;
-    size_t i = 0;
-
-    while (i < v.len) {
-        uint32_t c = utf8_decode(v.text + i);
-        enum unicode_letter_case to = UNICODE_LOWER;
-        uint32_t forms[3];
-        int n;
-        int k;
-
-        if (how[0] == 'u' || (start && how[0] == 'j'))
-            to = UNICODE_UPPER;
-        else if (start && how[0] != 'l')
-            to = UNICODE_TITLE;
-        n = unicode_to_case(c, to, forms);
-        for (k = 0; k < n; k++) {
-            char utf8[4];
-
-            buf_add(&b, utf8, utf8_encode(forms[k], utf8));
-        }
-        if (how[0] == 'j')
-            start = unicode_is_python_space(c) || (c < 0x80 && strchr("-({[<", (int)c) != NULL);
-        else
-            start = how[0] == 't' && !is_cased(c);
-        i += utf8_sequence(v.text + i, v.len - i);
-    }
-    return jstep(r, 1 + v.len / 16) ? jv_take_buf(r, &b, out) : (buf_fini(&b), false);
-}
-
-bool jtext_replace(struct jrender *r, struct jval v, struct jval from, struct jval to,
-                   int64_t count, struct jval *out)
-{
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
-    const char *at = v.text;
-    const char *end = v.text + v.len;
-
-    while (count != 0 && at <= end) {
-        const char *found = jtext_find(at, (size_t)(end - at), from.text, from.len);
-
-        if (found == NULL || (from.len == 0 && at == end))
-            break;
-        buf_add(&b, at, (size_t)(found - at));
-        buf_add(&b, to.text, to.len);
-        at = found + from.len;
-        if (from.len == 0) {
-            size_t n = utf8_sequence(at, (size_t)(end - at));
-
-            buf_add(&b, at, n);
-            at += n;
-        }
-        count--;
-    }
-    if (from.len == 0 && count != 0)
-        buf_add(&b, to.text, to.len);
-    buf_add(&b, at, (size_t)(end - at));
-    return jstep(r, 1 + b.len / 64) ? jv_take_buf(r, &b, out) : (buf_fini(&b), false);
-}
 
 /* --- operators ---------------------------------------------------------------------------------*/
 
@@ -266,6 +134,8 @@ static bool format_text(struct jrender *r, struct jval v, struct jval args, stru
             arg = args.list->items[used++];
         if (v.text[i] != 's' && v.text[i] != 'd')
             good = jraise(r, "format %%%c is not supported", v.text[i]);
+        if (good && v.safe)
+            good = jtext_escape(r, arg, &arg);
         good = good && jv_str(r, &b, arg);
     }
     if (!good) {
@@ -273,6 +143,35 @@ static bool format_text(struct jrender *r, struct jval v, struct jval args, stru
         return false;
     }
     return jv_take_buf(r, &b, out);
+}
+
+/* An operator of texts, other than ~. */
+static bool is_text_op(const char *op, struct jval a, struct jval b)
+{
+    if (op[0] == '+')
+        return a.kind == JV_TEXT && b.kind == JV_TEXT;
+    if (strcmp(op, "*") == 0)
+        return (a.kind == JV_TEXT && b.kind == JV_INT) || (a.kind == JV_INT && b.kind == JV_TEXT);
+    return op[0] == '%' && a.kind == JV_TEXT;
+}
+
+static bool text_op(struct jrender *r, const char *op, struct jval a, struct jval b,
+                    struct jval *out)
+{
+    bool safe = (a.kind == JV_TEXT && a.safe) || (b.kind == JV_TEXT && b.safe && op[0] != '%');
+    bool good;
+
+    if (op[0] == '+')
+        good = (!safe || (jtext_escape(r, a, &a) && jtext_escape(r, b, &b))) &&
+               jv_concat(r, a, b, out);
+    else if (op[0] == '%')
+        good = format_text(r, a, b, out);
+    else
+        good =
+            repeat_text(r, a.kind == JV_TEXT ? a : b, a.kind == JV_TEXT ? b.whole : a.whole, out);
+    if (good)
+        out->safe = safe;
+    return good;
 }
 
 bool jbinary(struct jrender *r, const char *op, struct jval a, struct jval b, struct jval *out)
@@ -287,16 +186,10 @@ bool jbinary(struct jrender *r, const char *op, struct jval a, struct jval b, st
                jv_concat(r, text_a, text_b, out);
     if (a.kind == JV_UNDEFINED || b.kind == JV_UNDEFINED)
         return jraise(r, "'%.100s' is undefined", a.kind == JV_UNDEFINED ? a.text : b.text);
-    if (op[0] == '+' && a.kind == JV_TEXT && b.kind == JV_TEXT)
-        return jv_concat(r, a, b, out);
     if (op[0] == '+' && lists)
         return join_lists(r, a, b, out);
-    if (op[0] == '*' && !twice && a.kind == JV_TEXT && b.kind == JV_INT)
-        return repeat_text(r, a, b.whole, out);
-    if (op[0] == '*' && !twice && a.kind == JV_INT && b.kind == JV_TEXT)
-        return repeat_text(r, b, a.whole, out);
-    if (op[0] == '%' && a.kind == JV_TEXT)
-        return format_text(r, a, b, out);
+    if (is_text_op(op, a, b))
+        return text_op(r, op, a, b, out);
     if (!jv_is_number(a) || !jv_is_number(b)) {
         if (op[0] == '+' && a.kind == JV_TEXT)
             return jraise(r, "can only concatenate str (not \"%s\") to str", jv_type_name(b));
@@ -444,6 +337,7 @@ bool jitem(struct jrender *r, struct jval v, struct jval key, struct jval *out)
             size_t from = jtext_offset(v.text, v.len, (size_t)at);
 
             *out = jv_text(v.text + from, utf8_sequence(v.text + from, v.len - from));
+            out->safe = v.safe;
         }
         return jstep(r, 1 + v.len / 64);
     }
@@ -451,319 +345,6 @@ bool jitem(struct jrender *r, struct jval v, struct jval key, struct jval *out)
 }
 
 /* --- methods -----------------------------------------------------------------------------------*/
-
-static bool need_text(struct jrender *r, const struct jargs *args, size_t place, const char *name,
-                      struct jval *out)
-{
-    if (jarg(args, place, name, out) && out->kind == JV_TEXT)
-        return true;
-    return jraise(r, "a string is expected as argument %zu", place + 1);
-}
-
-static bool text_strip(struct jrender *r, struct jval v, const char *name, const struct jargs *args,
-                       struct jval *out)
-{
-    struct jval chars = jarg_or(args, 0, "chars", jv_none());
-    const struct jval *set = chars.kind == JV_NONE ? NULL : &chars;
-    size_t from = 0;
-    size_t to = v.len;
-
-    if (set != NULL && chars.kind != JV_TEXT)
-        return jraise(r, "strip arg must be None or str");
-    if (name[0] != 'r')
-        from = jtext_strip_left(v.text, to, set);
-    if (name[0] != 'l')
-        to = from + jtext_strip_right(v.text + from, to - from, set);
-    *out = jv_text(v.text + from, to - from);
-    return true;
-}
-
-static bool split_spaces(struct jrender *r, struct jval v, int64_t max, struct jlist *l)
-{
-    size_t at = jtext_strip_left(v.text, v.len, NULL);
-
-    while (at < v.len) {
-        size_t end = at;
-
-        if (max-- == 0)
-            end = jtext_strip_right(v.text, v.len, NULL);
-        while (max >= -1 && end < v.len && !unicode_is_python_space(utf8_decode(v.text + end)))
-            end += utf8_sequence(v.text + end, v.len - end);
-        if (!jlist_add(r, l, jv_text(v.text + at, end - at)))
-            return false;
-        if (max == -1 && end > at &&
-            jtext_strip_left(v.text + end, v.len - end, NULL) == v.len - end)
-            break;
-        at = end + jtext_strip_left(v.text + end, v.len - end, NULL);
-    }
-    return true;
-}
-
-static bool text_split(struct jrender *r, struct jval v, const struct jargs *args, struct jval *out)
-{
-    struct jval sep = jarg_or(args, 0, "sep", jv_none());
-    struct jval limit = jarg_or(args, 1, "maxsplit", jv_int(-1));
-    struct jlist *l = jlist_new(r, 0);
-    int64_t max = limit.kind == JV_INT && limit.whole >= 0 ? limit.whole : INT64_MAX;
-    size_t at = 0;
-
-    if (l == NULL)
-        return false;
-    *out = jv_list(l);
-    if (sep.kind == JV_NONE)
-        return split_spaces(r, v, max, l);
-    if (sep.kind != JV_TEXT || sep.len == 0)
-        return jraise(r, "a separator that is not empty is expected");
-    while (max-- > 0) {
-        const char *found = jtext_find(v.text + at, v.len - at, sep.text, sep.len);
-
-        if (found == NULL)
-            break;
-        if (!jlist_add(r, l, jv_text(v.text + at, (size_t)(found - v.text) - at)))
-            return false;
-        at = (size_t)(found - v.text) + sep.len;
-    }
-    return jlist_add(r, l, jv_text(v.text + at, v.len - at));
-}
-
-/* rsplit with a separator: the last `max` of them count. */
-static bool text_rsplit(struct jrender *r, struct jval v, const struct jargs *args,
-                        struct jval *out)
-{
-    struct jval limit = jarg_or(args, 1, "maxsplit", jv_int(-1));
-    struct jargs all = {.values = args->values, .names = args->names};
-    struct jval sep = jarg_or(args, 0, "sep", jv_none());
-    struct jlist *l;
-    size_t joined;
-
-    all.n = all.n_placed = args->n_placed > 0;
-    if (sep.kind == JV_TEXT && all.n == 0)
-        return jraise(r, "rsplit takes its separator by place");
-    if (!text_split(r, v, &all, out))
-        return false;
-    l = out->list;
-    if (limit.kind != JV_INT || limit.whole < 0 || l->n < 2 || (uint64_t)limit.whole >= l->n - 1)
-        return true;
-    joined = l->n - (size_t)limit.whole; /* the first pieces stay together */
-    l->items[0] = jv_text(l->items[0].text, (size_t)(l->items[joined - 1].text - l->items[0].text) +
-                                                l->items[joined - 1].len);
-    memmove(l->items + 1, l->items + joined, (l->n - joined) * sizeof *l->items);
-    l->n -= joined - 1;
-    return true;
-}
-
-static bool affix_matches(struct jval v, struct jval affix, bool end)
-{
-    if (affix.kind != JV_TEXT || affix.len > v.len)
-        return false;
-    return memcmp(end ? v.text + v.len - affix.len : v.text, affix.text, affix.len) == 0;
-}
-
-static bool text_affix(struct jrender *r, struct jval v, const char *name, const struct jargs *args,
-                       struct jval *out)
-{
-    bool end = name[0] == 'e';
-    struct jval affix;
-    size_t i;
-    bool holds = false;
-
-    if (!jarg(args, 0, "prefix", &affix) || (affix.kind != JV_TEXT && affix.kind != JV_TUPLE))
-        return jraise(r, "%s first arg must be str or a tuple of str", name);
-    if (affix.kind == JV_TEXT)
-        holds = affix_matches(v, affix, end);
-    for (i = 0; affix.kind == JV_TUPLE && i < affix.list->n; i++)
-        holds = holds || affix_matches(v, affix.list->items[i], end);
-    *out = jv_bool(holds);
-    return true;
-}
-
-static bool text_remove(struct jrender *r, struct jval v, bool end, const struct jargs *args,
-                        struct jval *out)
-{
-    struct jval affix;
-
-    if (!need_text(r, args, 0, "prefix", &affix))
-        return false;
-    *out = v;
-    if (affix_matches(v, affix, end))
-        *out = jv_text(end ? v.text : v.text + affix.len, v.len - affix.len);
-    return true;
-}
-
-static bool text_find(struct jrender *r, struct jval v, const char *name, const struct jargs *args,
-                      struct jval *out)
-{
-    struct jval what;
-    const char *found;
-    const char *last = NULL;
-    size_t at = 0;
-    int64_t n = 0;
-
-    if (!need_text(r, args, 0, "sub", &what))
-        return false;
-    found = jtext_find(v.text, v.len, what.text, what.len);
-    while (found != NULL && name[0] != 'f' && name[0] != 'i') {
-        n++;
-        last = found;
-        at = (size_t)(found - v.text) + (what.len == 0 || name[0] == 'r' ? 1 : what.len);
-        found = at > v.len ? NULL : jtext_find(v.text + at, v.len - at, what.text, what.len);
-    }
-    if (name[0] == 'r')
-        found = last;
-    if (name[0] == 'i' && found == NULL)
-        return jraise(r, "substring not found");
-    if (name[0] == 'c')
-        *out = jv_int(n);
-    else
-        *out = jv_int(found == NULL ? -1 : (int64_t)jtext_count(v.text, (size_t)(found - v.text)));
-    return jstep(r, 1 + v.len / 16);
-}
-
-static bool text_is(struct jval v, const char *name)
-{
-    size_t i = 0;
-    bool cased = false;
-
-    while (i < v.len) {
-        uint32_t c = utf8_decode(v.text + i);
-        uint8_t cls = unicode_class(c);
-        uint8_t category = cls & UNICODE_CATEGORY;
-        bool upper = category == UNICODE_LU || category == UNICODE_LT;
-
-        if (strcmp(name, "isspace") == 0 && !unicode_is_python_space(c))
-            return false;
-        if (strcmp(name, "isdigit") == 0 && category != UNICODE_ND)
-            return false;
-        if (strcmp(name, "isnumeric") == 0 && !unicode_is_number(cls))
-            return false;
-        if (strcmp(name, "isalpha") == 0 && !unicode_is_letter(cls))
-            return false;
-        if (strcmp(name, "isalnum") == 0 && !unicode_is_letter(cls) && !unicode_is_number(cls))
-            return false;
-        if (strcmp(name, "isupper") == 0 && category == UNICODE_LL)
-            return false;
-        if (strcmp(name, "islower") == 0 && upper)
-            return false;
-        cased = cased || upper || category == UNICODE_LL;
-        i += utf8_sequence(v.text + i, v.len - i);
-    }
-    return v.len > 0 && (cased || (strcmp(name, "isupper") != 0 && strcmp(name, "islower") != 0));
-}
-
-static bool text_join(struct jrender *r, struct jval v, const struct jargs *args, struct jval *out)
-{
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
-    struct jlist *l;
-    struct jval items;
-    size_t i;
-
-    if (!jarg(args, 0, "iterable", &items) || !jv_iterate(r, items, &l))
-        return jraise(r, "join needs something to iterate");
-    for (i = 0; i < l->n; i++) {
-        if (l->items[i].kind != JV_TEXT) {
-            buf_fini(&b);
-            return jraise(r, "sequence item %zu: expected str instance, %s found", i,
-                          jv_type_name(l->items[i]));
-        }
-        if (i > 0)
-            buf_add(&b, v.text, v.len);
-        buf_add(&b, l->items[i].text, l->items[i].len);
-    }
-    return jv_take_buf(r, &b, out);
-}
-
-/* str.format() with {} and {0} and {name}. */
-static bool text_format(struct jrender *r, struct jval v, const struct jargs *args,
-                        struct jval *out)
-{
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
-    size_t next = 0;
-    size_t i = 0;
-    bool good = true;
-
-    while (i < v.len && good) {
-        char name[64] = "";
-        size_t n = 0;
-        struct jval arg;
-
-        if ((v.text[i] == '{' || v.text[i] == '}') && i + 1 < v.len && v.text[i + 1] == v.text[i]) {
-            buf_add_byte(&b, v.text[i]);
-            i += 2;
-            continue;
-        }
-        if (v.text[i] != '{') {
-            buf_add_byte(&b, v.text[i++]);
-            continue;
-        }
-        for (i++; i < v.len && v.text[i] != '}' && n < sizeof name - 1; i++)
-            name[n++] = v.text[i];
-        i++;
-        if (n == 0 || (name[0] >= '0' && name[0] <= '9'))
-            good = jarg(args, n == 0 ? next++ : strtoul(name, NULL, 10), "", &arg);
-        else
-            good = jarg(args, SIZE_MAX, name, &arg);
-        good = good ? jv_str(r, &b, arg) : jraise(r, "a format without its argument");
-    }
-    if (!good) {
-        buf_fini(&b);
-        return false;
-    }
-    return jv_take_buf(r, &b, out);
-}
-
-static bool text_lines(struct jrender *r, struct jval v, struct jval *out)
-{
-    struct jlist *l = jlist_new(r, 0);
-    size_t at = 0;
-
-    while (l != NULL && at < v.len) {
-        const char *eol = memchr(v.text + at, '\n', v.len - at);
-        size_t end = eol == NULL ? v.len : (size_t)(eol - v.text);
-        size_t used = end > at && v.text[end - 1] == '\r' ? end - 1 : end;
-
-        if (!jlist_add(r, l, jv_text(v.text + at, used - at)))
-            return false;
-        at = end + 1;
-    }
-    *out = jv_list(l);
-    return l != NULL;
-}
-
-static bool text_method(struct jrender *r, struct jval v, const char *name,
-                        const struct jargs *args, struct jval *out)
-{
-    struct jval from;
-    struct jval to;
-    struct jval count = jarg_or(args, 2, "count", jv_int(-1));
-
-    if (strcmp(name, "strip") == 0 || strcmp(name, "lstrip") == 0 || strcmp(name, "rstrip") == 0)
-        return text_strip(r, v, name, args, out);
-    if (strcmp(name, "split") == 0)
-        return text_split(r, v, args, out);
-    if (strcmp(name, "rsplit") == 0)
-        return text_rsplit(r, v, args, out);
-    if (strcmp(name, "startswith") == 0 || strcmp(name, "endswith") == 0)
-        return text_affix(r, v, name, args, out);
-    if (strcmp(name, "removeprefix") == 0 || strcmp(name, "removesuffix") == 0)
-        return text_remove(r, v, name[6] == 's', args, out);
-    if (strcmp(name, "replace") == 0)
-        return need_text(r, args, 0, "old", &from) && need_text(r, args, 1, "new", &to) &&
-               jtext_replace(r, v, from, to, count.kind == JV_INT ? count.whole : -1, out);
-    if (strcmp(name, "find") == 0 || strcmp(name, "rfind") == 0 || strcmp(name, "index") == 0 ||
-        strcmp(name, "count") == 0)
-        return text_find(r, v, name, args, out);
-    if (strcmp(name, "join") == 0)
-        return text_join(r, v, args, out);
-    if (strcmp(name, "format") == 0)
-        return text_format(r, v, args, out);
-    if (strcmp(name, "splitlines") == 0)
-        return text_lines(r, v, out);
-    if (name[0] == 'i') {
-        *out = jv_bool(text_is(v, name));
-        return true;
-    }
-    return jtext_case(r, v, name, out);
-}
 
 static bool dict_method(struct jrender *r, const struct jdict *d, const char *name,
                         const struct jargs *args, struct jval *out)
@@ -847,7 +428,7 @@ bool jmethod_call(struct jrender *r, const struct jmethod *m, const struct jargs
                   struct jval *out)
 {
     if (m->self.kind == JV_TEXT)
-        return text_method(r, m->self, m->name, args, out);
+        return jtext_method(r, m->self, m->name, args, out);
     if (m->self.kind == JV_DICT)
         return dict_method(r, m->self.dict, m->name, args, out);
     if (m->self.kind == JV_LOOP)
@@ -932,8 +513,8 @@ static bool global_now(struct jrender *r, const struct jargs *args, struct jval 
     char text[512];
     size_t n;
 
-    if (!need_text(r, args, 0, "format", &format))
-        return false;
+    if (!jarg(args, 0, "format", &format) || format.kind != JV_TEXT)
+        return jraise(r, "a time format is expected");
     if (format.len >= sizeof pattern || localtime_r(&now, &tm) == NULL)
         return jraise(r, "a time format that is too long");
     memcpy(pattern, format.text, format.len);

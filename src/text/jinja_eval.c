@@ -205,9 +205,13 @@ static bool eval_slice(struct jrender *r, const struct jnode *n, struct jscope *
         else if (!jlist_add(r, l, from->items[i]))
             return false;
     }
-    if (of.kind == JV_TEXT)
-        return jv_take_buf(r, &text, out);
-    *out = (struct jval){.kind = of.kind, .list = l};
+    if (of.kind != JV_TEXT) {
+        *out = (struct jval){.kind = of.kind, .list = l};
+        return true;
+    }
+    if (!jv_take_buf(r, &text, out))
+        return false;
+    out->safe = of.safe;
     return true;
 }
 

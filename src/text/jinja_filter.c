@@ -137,6 +137,7 @@ static bool f_trim(struct jrender *r, struct jval in, const struct jargs *args, 
         return false;
     from = jtext_strip_left(in.text, in.len, set);
     *out = jv_text(in.text + from, jtext_strip_right(in.text + from, in.len - from, set));
+    out->safe = in.safe;
     return true;
 }
 
@@ -189,7 +190,10 @@ static bool f_items(struct jrender *r, struct jval in, const struct jargs *args,
 
 static bool change_case(struct jrender *r, struct jval in, const char *how, struct jval *out)
 {
-    return jv_to_text(r, in, &in) && jtext_case(r, in, how, out);
+    if (!jv_to_text(r, in, &in) || !jtext_case(r, in, how, out))
+        return false;
+    out->safe = in.safe && strcmp(how, "jinja") != 0; /* that one joins pieces */
+    return true;
 }
 
 static bool f_upper(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
@@ -268,28 +272,31 @@ static bool f_indent(struct jrender *r, struct jval in, const struct jargs *args
     bool blank = jv_truth(jarg_or(args, 2, "blank", jv_bool(false)));
     struct buf b = {.limit = JINJA_OUTPUT_MAX};
     struct jval unit = width;
-    size_t at = 0;
-    bool start = true;
+    struct jval lines;
+    size_t i;
 
-    if (!jv_to_text(r, in, &in))
-        return false;
+    if (in.kind != JV_TEXT)
+        return jraise(r, "indent needs a text");
     if (width.kind == JV_INT && !jbinary(r, "*", jv_text(" ", 1), width, &unit))
         return false;
     if (unit.kind != JV_TEXT)
         return jraise(r, "indent needs a width");
-    while (at < in.len || start) {
-        const char *eol = memchr(in.text + at, '\n', in.len - at);
-        size_t end = eol == NULL ? in.len : (size_t)(eol - in.text);
+    /* A line end behind the text makes a last line of what follows its last line end. */
+    if (!jv_concat(r, in, jv_text("\n", 1), &lines) || !jtext_lines(r, lines, false, &lines))
+        return false;
+    for (i = 0; i < lines.list->n; i++) {
+        struct jval line = lines.list->items[i];
 
-        if (start ? first : (blank || end > at))
-            buf_add(&b, unit.text, unit.len);
-        buf_add(&b, in.text + at, end - at);
-        if (eol != NULL)
+        if (i > 0)
             buf_add_byte(&b, '\n');
-        at = end + (eol != NULL);
-        start = false;
+        if (i == 0 ? first : blank || line.len > 0)
+            buf_add(&b, unit.text, unit.len);
+        buf_add(&b, line.text, line.len);
     }
-    return jv_take_buf(r, &b, out);
+    if (!jv_take_buf(r, &b, out))
+        return false;
+    out->safe = in.safe;
+    return true;
 }
 
 static bool f_int(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
@@ -409,7 +416,12 @@ static bool f_reverse(struct jrender *r, struct jval in, const struct jargs *arg
             return false;
     }
     *out = jv_list(l);
-    return in.kind != JV_TEXT || jv_take_buf(r, &b, out);
+    if (in.kind != JV_TEXT)
+        return true;
+    if (!jv_take_buf(r, &b, out))
+        return false;
+    out->safe = in.safe;
+    return true;
 }
 
 struct sort_item {
@@ -663,20 +675,27 @@ static bool f_wordcount(struct jrender *r, struct jval in, const struct jargs *a
     return true;
 }
 
-static bool f_escape(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool f_safe(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
 {
-    static const char *const pairs[][2] = {
-        {"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"'", "&#39;"}, {"\"", "&#34;"}};
-    size_t i;
-
     (void)args;
     if (!jv_to_text(r, in, out))
         return false;
-    for (i = 0; i < 5; i++)
-        if (!jtext_replace(r, *out, jv_text(pairs[i][0], 1),
-                           jv_text(pairs[i][1], strlen(pairs[i][1])), -1, out))
-            return false;
+    out->safe = true;
     return true;
+}
+
+static bool f_escape(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+{
+    (void)args;
+    return jtext_escape(r, in, out);
+}
+
+static bool f_forceescape(struct jrender *r, struct jval in, const struct jargs *args,
+                          struct jval *out)
+{
+    (void)args;
+    in.safe = false;
+    return jtext_escape(r, in, out);
 }
 
 static const struct {
@@ -687,7 +706,7 @@ static const struct {
     {"length", f_length},
     {"count", f_length},
     {"string", f_string},
-    {"safe", f_string},
+    {"safe", f_safe},
     {"trim", f_trim},
     {"list", f_list},
     {"join", f_join},
@@ -722,7 +741,7 @@ static const struct {
     {"wordcount", f_wordcount},
     {"escape", f_escape},
     {"e", f_escape},
-    {"forceescape", f_escape},
+    {"forceescape", f_forceescape},
     {"identity", f_same},
 };
 
@@ -834,7 +853,7 @@ static bool test_kind(const char *name, struct jval in, bool *out)
         {"sequence", is_sequence(in) || in.kind == JV_UNDEFINED},
         {"iterable", is_sequence(in) || in.kind == JV_UNDEFINED || in.kind == JV_LOOP},
         {"callable", jv_is_callable(in)},
-        {"escaped", false},
+        {"escaped", in.kind == JV_TEXT && in.safe},
     };
     size_t i;
 

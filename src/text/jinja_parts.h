@@ -100,8 +100,9 @@ enum jkind {
 };
 
 struct jval {
-    enum jkind kind;
-    uint32_t len; /* JV_TEXT, JV_BIG, JV_GLOBAL, JV_UNDEFINED: bytes of text */
+    enum jkind kind : 8;
+    bool safe : 1; /* JV_TEXT: markup (jtext_escape()) */
+    uint32_t len;  /* JV_TEXT, JV_BIG, JV_GLOBAL, JV_UNDEFINED: bytes of text */
     union {
         bool flag;
         int64_t whole;
@@ -304,6 +305,10 @@ size_t jtext_strip_left(const char *text, size_t len, const struct jval *chars);
 size_t jtext_strip_right(const char *text, size_t len, const struct jval *chars);
 bool jtext_case(struct jrender *r, struct jval v, const char *how, struct jval *out);
 const char *jtext_find(const char *text, size_t len, const char *what, size_t n);
+bool jtext_escape(struct jrender *r, struct jval v, struct jval *out); /* of anything; markup */
+bool jtext_lines(struct jrender *r, struct jval v, bool keep_ends, struct jval *out);
+bool jtext_method(struct jrender *r, struct jval v, const char *name, const struct jargs *args,
+                  struct jval *out);
 bool jtext_replace(struct jrender *r, struct jval v, struct jval from, struct jval to,
                    int64_t count, struct jval *out);
 

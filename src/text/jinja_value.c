@@ -538,7 +538,11 @@ bool jv_repr(struct jrender *r, struct buf *out, struct jval v, int depth)
     case JV_INT: buf_printf(out, "%lld", (long long)v.whole); return true;
     case JV_REAL: json_write_real(out, v.real); return true;
     case JV_BIG: buf_add(out, v.text, v.len); return true;
-    case JV_TEXT: repr_text(out, v); return true;
+    case JV_TEXT:
+        buf_add_text(out, v.safe ? "Markup(" : "");
+        repr_text(out, v);
+        buf_add_text(out, v.safe ? ")" : "");
+        return true;
     case JV_LIST:
     case JV_TUPLE: return repr_list(r, out, v, depth);
     case JV_DICT: return repr_dict(r, out, v.dict, depth);

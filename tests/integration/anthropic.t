@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The official `anthropic` Python client talks to it through nginx over HTTPS: messages, streams,
-tools, counts, error classes.
+tools, counts, error classes, timeouts, cancellation.
 
 The client comes from a virtual environment: PYTHON_OPENAI names its python, or
 builddir/venv/bin/python is it. Without one the test says so and skips itself."""
@@ -124,6 +124,67 @@ with tap.section("client"), Stack() as s:
                     return (await stream.get_final_message()).content[0].text
             return await asyncio.gather(*(one() for _ in range(32)))
     tap.eq(asyncio.run(many()), [HELLO] * 32, "32 streams of the asynchronous client at once")
+
+with tap.section("the client's own tool loop"), Stack() as s:
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the weather of a city.
+
+        Args:
+            city: the city
+        """
+        asked.append(city)
+        return '{"temperature": 9, "sky": "cloudy"}'
+    runner = client_of(s).beta.messages.tool_runner(
+        model=MODEL_NAME, max_tokens=100, tools=[get_weather], extra_body=cold,
+        messages=[{"role": "user", "content": "What is the weather in Rome?"}])
+    said = runner.until_done()
+    tap.eq(asked, ["Rome"], "it calls the function")
+    tap.ok("9" in said.content[0].text, "and gets the answer", said.content)
+
+with tap.section("timeouts and cancellation"), Stack() as s:
+    long = dict(model=MODEL_NAME, max_tokens=1900, messages=hello, extra_body={"ignore_eos": True})
+
+    def freed(name):
+        tap.ok(s.idle(10), name + " leaves nothing running")
+
+    def fails(kind, call, name):
+        try:
+            call()
+            tap.ok(False, name, "nothing was raised")
+        except anthropic.APIConnectionError as e:
+            tap.eq(type(e).__name__, kind.__name__, name)
+    fails(anthropic.APITimeoutError, lambda: client_of(s, timeout=0.2).messages.create(**long),
+          "an answer that takes too long")
+    freed("a timeout")
+    fails(anthropic.APIConnectionError, lambda: anthropic.Anthropic(
+        base_url="http://127.0.0.1:9", api_key="x", max_retries=0).messages.create(**long),
+          "no server")
+    raises(anthropic.RequestTooLargeError, 413, lambda: client_of(s).messages.create(
+        **dict(long, system="word " * (7 << 20))), "a request of 35 MB")
+    with client_of(s).messages.stream(**long) as stream:
+        next(iter(stream.text_stream))
+    freed("a stream that is left")
+
+    async def cancelled():
+        async with client_of(s, anthropic.AsyncAnthropic) as a:
+            async def work():
+                async with a.messages.stream(**long) as stream:
+                    async for _ in stream:
+                        pass
+            task = asyncio.create_task(work())
+            while s.metric("vllm:num_requests_running") == 0:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                return True
+            return False
+    tap.ok(asyncio.run(cancelled()), "a cancelled stream")
+    freed("a cancelled stream")
 
 with tap.section("full"), Stack(engine=["--lane-slots", 1], n_fronts=1,
                                 front=["--engine-wait-ms", 300]) as s:

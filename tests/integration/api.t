@@ -6,31 +6,14 @@ import json
 import time
 
 from harness import MODEL_NAME, Stack, Tap, golden, need_nginx, parse_metrics
-from schema import schema_checker
+from schema import Judge
 
 need_nginx()
 tap = Tap()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 usage_on = {"stream_options": {"include_usage": True}}
 made = {"stop": 0, "length": 0}  # generations that must have ended so
-check, why_no_schema = schema_checker()
-
-
-def valid(name, values, what):
-    if check is None:
-        return  # said once, at the end
-    bad = [e for v in values for e in check(name, v)]
-    tap.eq(bad[:5], [], what + " follows OpenAI's schema")
-
-
-def as_whole(event):
-    """A completion's event as the schema wants it: the description knows only whole answers, and
-    OpenAI itself sends null for what is not known yet."""
-    out = dict(event, choices=[dict(c, finish_reason=c["finish_reason"] or "stop")
-                               for c in event["choices"]])
-    if out.get("usage", 0) is None:
-        del out["usage"]
-    return out
+judge = Judge(tap)
 
 
 def count(choices):
@@ -62,10 +45,6 @@ def both(s, path, body, name):
     tap.eq(v, u, name + ": the same usage")
     tap.eq(u["total_tokens"], u["prompt_tokens"] + u["completion_tokens"], name + ": usage adds up")
     chat = path == CHAT
-    valid("CreateChatCompletionResponse" if chat else "CreateCompletionResponse", [plain],
-          name + ": the answer")
-    valid("CreateChatCompletionStreamResponse" if chat else "CreateCompletionResponse",
-          told.events if chat else [as_whole(e) for e in told.events], name + ": each event")
     heads = set((e["id"], e["created"], e["model"], e["object"]) for e in told.events)
     tap.eq(len(heads), 1, name + ": one id, time, model and object in all events")
     return plain
@@ -114,7 +93,6 @@ def endpoints(s):
     r = s.get("/v1/models")
     tap.eq((r.status, r.json["object"], r.json["data"][0]["id"],
             r.json["data"][0]["max_model_len"]), (200, "list", MODEL_NAME, 2048), "models")
-    valid("ListModelsResponse", [r.json], "models")
     one = s.get("/v1/models/" + MODEL_NAME)
     tap.eq((one.status, one.json), (200, r.json["data"][0]), "one model")
     tap.eq(s.get("/v1/models/none").status, 404, "no such model")
@@ -445,7 +423,7 @@ def bad_requests(s):
                          (b'{"a":{}},', "10 MB of objects"), (b"1,", "10 MB of numbers")):
         n = 10000000 // len(filler)
         r = s.post(CHAT, b'{"model":"demo","messages":[' + filler * n + b"1]}")
-        tap.eq(r.status, 400, "400 for " + name)
+        tap.ok(r.status in (400, 413), "%d for %s" % (r.status, name), r.body[:200])
     tap.ok(time.monotonic() - began < 12, "quickly (%.1f s)" % (time.monotonic() - began))
     r = s.post(CHAT, s.chat("a\u0000b", max_tokens=3))
     tap.ok(r.status in (200, 400), "\\u0000 in a message: %d" % r.status)
@@ -548,8 +526,6 @@ with Stack() as s:
             part(s)
     tap.ok(all(f.exits == [] for f in s.fronts) and s.engine.exits == [], "no process died",
            s.logs())
-    if check is None:
-        tap.skip("answers and events follow OpenAI's schema", why_no_schema)
 with tap.section("front's own limit"), Stack(front=["--max-body-bytes", 100000]) as s:
     # nginx lets these through; the front says no without reading them.
     for n in (150000, 5000000, 20000000, 20000000, 20000000):
@@ -557,4 +533,5 @@ with tap.section("front's own limit"), Stack(front=["--max-body-bytes", 100000])
         refuse(s, "/v1/none", b"x" * n, 404, None, name="a body of %d bytes" % n)
         refuse(s, "/health", b"x" * n, 405, None, name="a body of %d bytes" % n)
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
+judge.tell()
 tap.done()

@@ -2,6 +2,7 @@
 """What only somebody at a front's own socket can send: few parameters, broken records, silence.
 At most that front ends; its supervisor brings it back and nothing leaks in the engine."""
 
+import json
 import os
 import signal
 import socket
@@ -143,6 +144,17 @@ with Stack() as s:
         tap.eq(s.engine.exits, [], "the engine lives")
         tap.ok(until(lambda: s.metric("quire:fronts_attached") == 2), "two lanes are attached")
 
+    with tap.section("a slow beginning"):
+        # A peer that lost its core between connect and write, on a machine that is busy.
+        with connect(path) as k:
+            time.sleep(0.4)
+            try:
+                k.sendall(request({"REQUEST_METHOD": "GET", "REQUEST_URI": "/health"}))
+                got = k.recv(4096)
+            except OSError as e:
+                got = e
+        tap.ok(isinstance(got, bytes) and b"Status: 200" in got, "it is waited for", got)
+
     with tap.section("silence"):
         # As many silent peers as there are reader threads, and more.
         quiet = [connect(path) for _ in range(12)]
@@ -158,6 +170,33 @@ with Stack() as s:
         out = talk(path, begin(keep=1) + record(PARAMS, pairs(
             {"REQUEST_METHOD": "GET", "REQUEST_URI": "/version"})) + record(PARAMS) + record(STDIN))
         tap.ok(out.startswith(b"Status: 200"), "a peer that asks to keep the connection", out)
+
+    with tap.section("a long answer, read slowly"):
+        # Far more than the socket holds: records are cut wherever it was full, and none is lost.
+        text = json.dumps({"model": MODEL_NAME, "prompt": "a b c d " * 40000}).encode()
+        got = b""
+        with connect(path) as k:
+            k.sendall(request({"REQUEST_METHOD": "POST", "REQUEST_URI": "/tokenize",
+                               "CONTENT_LENGTH": str(len(text))}, text))
+            while True:
+                part = k.recv(7001)
+                if part == b"":
+                    break
+                got += part
+                time.sleep(0.001)
+        kinds, out = [], b""
+        while len(got) >= 8:
+            version, kind, number, n, pad, _ = struct.unpack(">BBHHBB", got[:8])
+            kinds.append((version, kind, number, n > 0))
+            out += got[8:8 + n] if kind == STDOUT else b""
+            got = got[8 + n + pad:]
+        head, _, answer = out.partition(b"\r\n\r\n")
+        tap.ok(kinds[-2:] == [(1, STDOUT, 1, False), (1, END, 1, True)] and
+               set(kinds[:-2]) == {(1, STDOUT, 1, True)} and got == b"",
+               "every record is whole, the end is the last", kinds[-5:])
+        tap.ok(len(answer) > 600000 and b"Content-Length: %d" % len(answer) in head and
+               json.loads(answer)["count"] == len(json.loads(answer)["tokens"]),
+               "%d bytes arrive in order" % len(answer), head)
 
     with tap.section("many that leave"):
         # Connections that close at every point, among ones that stay.

@@ -156,7 +156,8 @@ class Reply:
 class Stream:
     """An SSE answer. Iterating gives the JSON of each event; done says that [DONE] came."""
 
-    def __init__(self, connection, response):
+    def __init__(self, connection, response, path=""):
+        self.path = path
         self.connection = connection
         self.response = response
         self.status = response.status
@@ -175,7 +176,10 @@ class Stream:
                 elif line == b"data: [DONE]":
                     self.done = True
                 elif line.startswith(b"data: "):
-                    yield json.loads(line[6:])
+                    event = json.loads(line[6:])
+                    if Stack.heard:
+                        Stack.heard(self.path, 200, event, True)
+                    yield event
                 elif line != b"":
                     raise ValueError("not SSE: %r" % line)
         except (OSError, http.client.HTTPException) as e:
@@ -320,6 +324,8 @@ def free_port():
 class Stack:
     """nginx + fronts + engine. Use with `with`."""
 
+    heard = None  # (path, status, JSON, whether of a stream): schema.Judge listens
+
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
                  start_engine=True, host=None, host_file=None):
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
@@ -417,12 +423,14 @@ class Stack:
         self.nginx = Supervised([find_nginx(), "-p", self.dir, "-e", self.path("nginx-error.log"),
                                  "-c", self.path("nginx.conf")], self.path("nginx.log"),
                                 restart=False)
-        def listens():
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                return probe.connect_ex(self.socket) == 0
-        if not until(lambda: listens() or not self.nginx.alive(), 10) or \
+        if not until(lambda: self._nginx_listens() or not self.nginx.alive(), 10) or \
                 not self.nginx.alive():
             raise RuntimeError("nginx does not start:\n" + self.logs())
+
+    def _nginx_listens(self):
+        """Its socket's name is there a moment before it listens."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as k:
+            return k.connect_ex(self.socket) == 0
 
     def path(self, name):
         return os.path.join(self.dir, name)
@@ -470,7 +478,11 @@ class Stack:
                                                 "Authorization": self.bearer()},
                                                **(headers or {})))
             r = c.getresponse()
-            return Reply(r.status, r.headers, r.read())
+            reply = Reply(r.status, r.headers, r.read())
+            kind = r.headers.get("Content-Type", "")
+            if Stack.heard and reply.body and kind.startswith("application/json"):
+                Stack.heard(path.split("?")[0], r.status, reply.json, False)
+            return reply
         finally:
             c.close()
 
@@ -484,7 +496,7 @@ class Stack:
         c = self.connect(timeout=timeout, **kw)
         c.request("POST", path, json.dumps(dict(body, stream=True)).encode(),
                   {"Content-Type": "application/json", "Authorization": self.bearer()})
-        return Stream(c, c.getresponse())
+        return Stream(c, c.getresponse(), path)
 
     def stream(self, path, body, on_event=None, timeout=120):
         """A whole stream. An error before its first byte is in .error as well."""
@@ -496,7 +508,10 @@ class Stack:
             return told
         told.status = s.status
         if s.status != 200:
-            told.error = json.loads(s.response.read())["error"]
+            whole = json.loads(s.response.read())
+            if Stack.heard:
+                Stack.heard(path, s.status, whole, False)
+            told.error = whole["error"]
             s.close()
             return told
         for event in s:

@@ -9,15 +9,17 @@ import threading
 import time
 
 from harness import DEVICE, MODEL_NAME, Stack, Tap, crowd, need_nginx
+from schema import Judge
 
 need_nginx()
 tap = Tap()
+judge = Judge(tap)
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 def near(a, b):
-    """On cuda the last bits of a row depend on what shares its step."""
-    return abs(a - b) <= (1e-4 if DEVICE == "cpu" else 0.1 + 0.03 * abs(b))
+    """On cuda the last bits of a row depend on what shares its step: logits of 30 in bfloat16."""
+    return abs(a - b) <= (1e-4 if DEVICE == "cpu" else 0.6 + 0.05 * abs(b))
 
 
 PROMPT = "The capital of France is"
@@ -233,4 +235,5 @@ with Stack(engine=["--num-pages", "80", "--max-num-seqs", "8", "--max-model-len"
     prompts(s, 120)
     tap.ok(s.metric("vllm:num_preemptions_total") > 0 or DEVICE != "cpu", "some were preempted")
     tap.ok(s.idle(), "nothing is left in the engine")
+judge.tell()
 tap.done()

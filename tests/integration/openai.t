@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The official `openai` Python client talks to it through nginx over HTTPS: chat, completion,
-streaming, error classes.
+streams, tools, parsed classes, log probabilities, responses, error classes, timeouts, cancellation.
 
 The client comes from a virtual environment: PYTHON_OPENAI names its python, or
 builddir/venv/bin/python is it. Without one the test says so and skips itself."""
@@ -150,6 +150,124 @@ with tap.section("client"), Stack() as s:
     tap.ok(until(lambda: s.metric("vllm:num_requests_running") == 0, 5),
            "closing a stream frees it")
 
+class Place(pydantic.BaseModel):
+    city: typing.Literal["Paris", "Rome"]
+
+
+class Weather(pydantic.BaseModel):
+    """Get the weather of a city."""
+    city: str
+
+
+with tap.section("forms"), Stack() as s:
+    c = client_of(s)
+    chat = c.chat.completions
+    capital = [{"role": "user", "content": "What is the capital of France?"}]
+    ask = dict(model=MODEL_NAME, temperature=0, messages=capital)
+    r = chat.parse(response_format=Place, **ask)
+    tap.ok(r.choices[0].message.parsed.city in ("Paris", "Rome"), "a chat parsed into a class", r)
+    with chat.stream(response_format=Place, **ask) as stream:
+        kinds = set(e.type for e in stream)
+        final = stream.get_final_completion()
+    tap.eq(final.choices[0].message.parsed, r.choices[0].message.parsed, "streamed and parsed")
+    tap.ok({"content.delta", "content.done"} <= kinds, "and its events", kinds)
+    r = chat.create(response_format={"type": "json_object"}, max_tokens=200, **ask)
+    tap.ok(r.choices[0].finish_reason == "length" or
+           isinstance(json.loads(r.choices[0].message.content), dict), "json_object", r)
+    tools = [openai.pydantic_function_tool(Weather)]
+    ask["messages"] = [{"role": "user", "content": "What is the weather in Rome?"}]
+    r = chat.parse(tools=tools, tool_choice="required", parallel_tool_calls=False, **ask)
+    call = r.choices[0].message.tool_calls[0].function
+    tap.ok(isinstance(call.parsed_arguments, Weather), "a strict tool's arguments, parsed", call)
+    name, text, ids = "", "", []
+    for x in chat.create(tools=tools, stream=True, tool_choice={
+            "type": "function", "function": {"name": "Weather"}}, **ask):
+        for d in x.choices[0].delta.tool_calls or []:
+            name += d.function.name or ""
+            text += d.function.arguments or ""
+            ids += [d.id] if d.id else []
+    tap.eq((name, json.loads(text), len(ids)), ("Weather", call.parsed_arguments.model_dump(), 1),
+           "a named tool's call in a plain stream's pieces")
+    talk = ask["messages"] + [
+        {"role": "assistant", "tool_calls": [{"id": ids[0], "type": "function", "function": {
+            "name": name, "arguments": text}}]},
+        {"role": "tool", "tool_call_id": ids[0], "content": '{"temperature": 9, "sky": "cloudy"}'}]
+    said = "".join(x.choices[0].delta.content or "" for x in chat.create(
+        tools=tools, stream=True, **dict(ask, messages=talk)))
+    tap.ok("9" in said, "and a streamed answer to its result", said)
+
+with tap.section("log probabilities"), Stack() as s:
+    c = client_of(s)
+    ask = dict(model=MODEL_NAME, messages=hello, temperature=0, logprobs=True, top_logprobs=3)
+    r = c.chat.completions.create(**ask)
+    told = r.choices[0].logprobs.content
+    tap.eq(("".join(t.token for t in told if not t.token.startswith("<|")), len(told)),
+           (HELLO, r.usage.completion_tokens), "one a token")
+    tap.ok(all(len(t.top_logprobs) == 3 and t.top_logprobs[0].logprob >= t.logprob and
+               bytes(t.bytes).decode() == t.token for t in told), "with three others", told[:2])
+    streamed = [t for x in c.chat.completions.create(stream=True, **ask)
+                for t in (x.choices[0].logprobs.content if x.choices[0].logprobs else [])]
+    tap.eq([t.token for t in streamed], [t.token for t in told], "streamed alike")
+    with c.chat.completions.stream(**ask) as stream:
+        kinds = set(e.type for e in stream)
+    tap.ok("logprobs.content.delta" in kinds, "the stream helper's events", kinds)
+    r = c.completions.create(model=MODEL_NAME, prompt="Once upon", max_tokens=3, logprobs=2)
+    tap.eq((len(r.choices[0].logprobs.tokens), len(r.choices[0].logprobs.top_logprobs[0])),
+           (3, 2), "of a completion")
+
+with tap.section("timeouts and cancellation"), Stack() as s:
+    long = dict(model=MODEL_NAME, messages=hello,
+                extra_body={"ignore_eos": True, "max_tokens": 1900})
+
+    def freed(name):
+        tap.ok(s.idle(10), name + " leaves nothing running")
+
+    def times_out(call, name, kind=openai.APITimeoutError):
+        try:
+            call()
+            tap.ok(False, name, "nothing was raised")
+        except openai.APIConnectionError as e:
+            tap.eq(type(e).__name__, kind.__name__, name)
+    impatient = client_of(s, timeout=0.2)
+    times_out(lambda: impatient.chat.completions.create(**long), "an answer that takes too long")
+    freed("a timeout")
+    times_out(lambda: impatient.responses.create(model=MODEL_NAME, input="Hello", extra_body={
+        "max_output_tokens": 1900, "ignore_eos": True}), "a response that takes too long")
+    freed("a response's timeout")
+    times_out(lambda: openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0)
+              .models.list(), "no server", openai.APIConnectionError)
+
+    async def cancelled(streamed):
+        async with client_of(s, openai.AsyncOpenAI) as a:
+            async def work():
+                r = await a.chat.completions.create(stream=streamed, **long)
+                async for _ in r:
+                    pass
+            task = asyncio.create_task(work())
+            while s.metric("vllm:num_requests_running") == 0:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                return True
+            return False
+    for streamed in (False, True):
+        name = "a cancelled %s" % ("stream" if streamed else "answer")
+        tap.ok(asyncio.run(cancelled(streamed)), name)
+        freed(name)
+
+    async def left():
+        async with client_of(s, openai.AsyncOpenAI) as a:
+            async with await a.chat.completions.create(stream=True, **long) as stream:
+                async for x in stream:
+                    return x.object
+    tap.eq(asyncio.run(left()), "chat.completion.chunk", "a stream that is left")
+    freed("a stream that is left")
+    r = client_of(s).with_options(timeout=30).chat.completions.create(
+        model=MODEL_NAME, messages=hello, temperature=0)
+    tap.eq(r.choices[0].message.content, HELLO, "it serves on")
+
 with tap.section("responses"), Stack() as s:
     responses = client_of(s).responses
     r = responses.create(model=MODEL_NAME, input="Hello", temperature=0, instructions=None)
@@ -180,8 +298,6 @@ with tap.section("responses"), Stack() as s:
     r = responses.create(model=MODEL_NAME, input=talk, tools=[flat], temperature=0)
     tap.ok("9" in r.output_text, "the answer from its output", r.output_text)
 
-    class Place(pydantic.BaseModel):
-        city: typing.Literal["Paris", "Rome"]
     r = responses.parse(model=MODEL_NAME, input="What is the capital of France?", temperature=0,
                         text_format=Place)
     tap.ok(r.output_parsed.city in ("Paris", "Rome"), "a response parsed into a class", r)

@@ -5,16 +5,34 @@ import json
 import os
 import sys
 
-from harness import BUILDDIR, SRCDIR
+from harness import BUILDDIR, SRCDIR, Stack
+
+# What a path answers: whole, and as an event of a stream.
+PATHS = {
+    "/v1/chat/completions": ("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse"),
+    "/v1/completions": ("CreateCompletionResponse", "CreateCompletionResponse"),
+    "/v1/responses": ("Response", "ResponseStreamEvent"),
+    "/v1/models": ("ListModelsResponse", None),
+}
+# Texts and numbers of any value: in these answers of one shape differ.
+FREE = {
+    "id", "item_id", "call_id", "response_id", "content", "text", "delta", "arguments", "token",
+    "tokens", "reasoning", "reasoning_content", "message", "obfuscation"
+}
+
+
+def find_modules():
+    """tools/check puts modules into the build folder's own environment."""
+    sys.path += glob.glob(
+        os.path.join(BUILDDIR, "venv", "lib", "python%d.%d" % sys.version_info[:2],
+                     "site-packages"))
 
 
 def schema_checker():
     """check(name, value): OpenAI's own schema; None without it or without jsonschema."""
-    path = os.environ.get("OPENAI_SPEC") or os.path.join(SRCDIR, "..", "shared", "data", "openapi",
-                                                         "openapi.json")
-    # tools/check puts the module into the build folder's own environment.
-    sys.path += glob.glob(os.path.join(BUILDDIR, "venv", "lib", "python%d.%d" % sys.version_info[:2],
-                                       "site-packages"))
+    data = os.environ.get("QUIRE_TEST_DATA") or os.path.join(SRCDIR, "..", "shared", "data")
+    path = os.environ.get("OPENAI_SPEC") or os.path.join(data, "openapi", "openapi.json")
+    find_modules()
     try:
         import jsonschema
     except ImportError:
@@ -29,11 +47,88 @@ def schema_checker():
             out = {k: nullable(x) for k, x in v.items() if k != "nullable"}
             return {"anyOf": [out, {"type": "null"}]} if v.get("nullable") is True else out
         return [nullable(x) for x in v] if isinstance(v, list) else v
+
     schemas = nullable(spec["components"]["schemas"])
+    validators = {}
 
     def check(name, value):
-        root = {"$ref": "#/components/schemas/" + name, "components": {"schemas": schemas}}
-        errors = jsonschema.Draft202012Validator(root).iter_errors(value)
-        return ["%s: %s" % ("/".join(map(str, e.absolute_path)), e.message[:200])
-                for e in errors][:5]
+        if name not in validators:
+            root = {"$ref": "#/components/schemas/" + name, "components": {"schemas": schemas}}
+            validators[name] = jsonschema.Draft202012Validator(root)
+        return [
+            "%s: %s" % ("/".join(map(str, e.absolute_path)), e.message[:200])
+            for e in validators[name].iter_errors(value)
+        ][:5]
+
     return check, ""
+
+
+def as_described(value):
+    """A completion's answer or event as the schema wants it: the description knows only whole
+    answers, and OpenAI itself sends null for what is not known yet, and for an echo's first token."""
+    choices = []
+    for c in value["choices"]:
+        c = dict(c, finish_reason=c["finish_reason"] or "stop")
+        p = c.get("logprobs")
+        if p and p["token_logprobs"][:1] == [None]:
+            c["logprobs"] = {k: v[1:] if isinstance(v, list) else v for k, v in p.items()}
+        choices.append(c)
+    out = dict(value, choices=choices)
+    if out.get("usage", 0) is None:
+        del out["usage"]
+    return out
+
+
+def shape(v, name=None):
+    """What a schema could find wrong with it: free texts, and lists of what is alike, are cut."""
+    if isinstance(v, dict):
+        return {k: shape(x, k) for k, x in v.items()}
+    if isinstance(v, list):
+        return sorted({json.dumps(shape(x, name), sort_keys=True) for x in v})
+    if isinstance(v, str):
+        return "" if name in FREE else v
+    if isinstance(v, bool) or v is None:
+        return v
+    return "%s %d" % (type(v).__name__, (v > 0) - (v < 0))
+
+
+class Judge:
+    """Hears every answer and every event that a test's stacks get, and in the end has them all
+    checked. Those of one shape are checked once."""
+    def __init__(self, tap):
+        self.tap = tap
+        self.check, self.why = schema_checker()
+        self.n = {"answers": 0, "events": 0, "errors": 0}
+        self.shapes = {}
+        if self.check is not None:
+            Stack.heard = self.hear
+
+    def hear(self, path, status, value, streamed):
+        whole, event = PATHS.get(path, (None, None))
+        name = event if streamed else whole
+        if path.startswith("/v1/messages") or not isinstance(value, dict):
+            return
+        if status != 200 or "error" in value and len(value) == 1:
+            name = "ErrorResponse"
+        if name is None:
+            return
+        self.n["errors" if name == "ErrorResponse" else "events" if streamed else "answers"] += 1
+        if name == "CreateCompletionResponse":
+            value = as_described(value)
+        self.shapes.setdefault((name, json.dumps(shape(value), sort_keys=True)), value)
+
+    def tell(self):
+        """One result, before the test's plan."""
+        if self.check is None:
+            self.tap.skip("OpenAI's schema", self.why)
+            return
+        bad = []
+        for (name, _), value in self.shapes.items():
+            bad += [
+                "%s: %s in %s" % (name, e, json.dumps(value)[:300])
+                for e in self.check(name, value)
+            ]
+        self.tap.ok(
+            bad == [] and sum(self.n.values()) > 0,
+            "%d answers, %d events and %d errors follow OpenAI's schema (%d shapes)" %
+            (*self.n.values(), len(self.shapes)), "\n".join(bad))

@@ -8,9 +8,11 @@ import re
 import threading
 
 from harness import Stack, Tap, need_nginx, until
+from schema import Judge
 
 need_nginx()
 tap = Tap()
+judge = Judge(tap)
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 PERSON = {"type": "object",
@@ -199,4 +201,5 @@ with Stack() as s:
     many(s)
     deaths(s)
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
+judge.tell()
 tap.done()

@@ -3,11 +3,13 @@
 the engine was killed, and from the disk after the host's memory was lost; damaged memory is a miss;
 whatever fails on the way, the text is the same."""
 
+import json
 import os
 import random
 import signal
+import subprocess
 
-from harness import DEVICE, Stack, Tap, crowd, need_nginx, until
+from harness import BUILDDIR, Stack, Tap, crowd, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -33,6 +35,11 @@ def ask(s, i, name):
         return "", 0
     return (r.json["choices"][0]["message"]["content"],
             r.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def tool(*argv):
+    return subprocess.run([os.path.join(BUILDDIR, argv[0])] + list(argv[1:]), capture_output=True,
+                          text=True, timeout=60)
 
 
 def hits(s, tier="host"):
@@ -66,6 +73,15 @@ with tap.section("host memory"), tiers() as s:
     tap.ok(all(c > 100 for _, c in killed), "most of each prompt was still there", killed)
     tap.ok(hits(s) > 100 * (N - 2), "in host memory (%d tokens)" % hits(s))
     tap.eq(s.metric("quire:host_page_faults_total"), 0, "no page was damaged")
+    d = tool("lmdb-dump", "--host", s.host_file, "--verify", "--json")
+    held = json.loads(d.stdout)
+    tap.eq((d.returncode, held["damaged"], held["pages"]), (0, 0, len(held["entries"])),
+           "lmdb-dump reads the tier beside the engine")
+    tap.eq(held["pages"], s.metric("quire:kv_host_pages"), "and counts as the engine does")
+    d = tool("quire", "top", "--once", "--seconds", "0.2", "--engine-socket", s.engine_socket)
+    tap.ok(d.returncode == 0 and "host %d" % held["pages"] in d.stdout, "so does quire top",
+           d.stdout)
+    tap.eq(s.metric("quire:fronts_attached"), 2, "which takes no lane")
     tap.ok(s.idle(), "nothing is left")
 
 with tap.section("a crowd that is preempted"), tiers() as s:
@@ -93,7 +109,9 @@ with tap.section("damaged memory"), tiers() as s:
             if turn == 3:
                 f.truncate(size // 2)
         s.engine.release()
-        tap.eq([ask(s, i, "damaged") [0] for i in range(N)], want, "the same text (%d)" % turn)
+        d = tool("lmdb-dump", "--host", s.host_file, "--verify", "--summary")
+        tap.ok(d.returncode in (0, 2, 3), "lmdb-dump survives it (%d)" % d.returncode, d.stderr)
+        tap.eq([ask(s, i, "damaged")[0] for i in range(N)], want, "the same text (%d)" % turn)
     tap.ok(s.idle(), "nothing is left")
 
 with tap.section("the disk behind it"), tiers(store=True) as s:

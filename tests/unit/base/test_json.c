@@ -209,6 +209,32 @@ static void test_deep(void)
     free(text);
 }
 
+/* Texts of the smallest values are refused by their number, before any tree is made. */
+static void test_room(void)
+{
+    struct arena a = {.limit_bytes = 1 << 20};
+    const struct json *node = NULL;
+    struct buf b = {0};
+    char why[200] = "";
+    int i;
+
+    buf_add_byte(&b, '[');
+    for (i = 0; i < 100000; i++)
+        buf_add_text(&b, "1,");
+    buf_add_text(&b, "1]");
+    is_int(json_parse(&node, &a, b.bytes, b.len, why, sizeof why), ERR_NO_MEMORY,
+           "more values than the arena has room for");
+    ok(a.limited && a.used_bytes == 0, "take none of it (%s)", why);
+    arena_reset(&a);
+    is_int(json_parse(&node, &a, b.bytes + 198001, 2000, why, sizeof why), ERR_SYNTAX, "no list");
+    b.bytes[198000] = '[';
+    is_int(json_parse(&node, &a, b.bytes + 198000, b.len - 198000, why, sizeof why), ERR_OK,
+           "fewer find it");
+    ok(!a.limited && node->n == 1001, "1001 of them: %u", node->n);
+    buf_fini(&b);
+    arena_reset(&a);
+}
+
 int main(void)
 {
     test_refused();
@@ -216,5 +242,6 @@ int main(void)
     test_tree();
     test_made();
     test_deep();
+    test_room();
     return tap_done();
 }

@@ -365,6 +365,27 @@ static void test_stop_limits(struct arena *arena)
     buf_fini(&b);
 }
 
+/* Each variable is looked for among all, so there may not be any number of them. */
+static void test_variables(struct arena *arena)
+{
+    struct exchange x;
+    struct fields f;
+    const char *param;
+    struct buf b = {0};
+
+    for (int n = 256; n < 258; n++) {
+        buf_clear(&b);
+        buf_add_text(&b, "{\"chat_template_kwargs\":{");
+        for (int i = 0; i < n; i++)
+            buf_printf(&b, "%s\"v%d\":%d", i == 0 ? "" : ",", i, i);
+        buf_add_text(&b, "}}");
+        is_int(read_body(b.bytes, EXCHANGE_CHAT, arena, &f, &x, &param),
+               n == 256 ? ERR_OK : ERR_INVALID, "%d template variables", n);
+    }
+    is_text(param, "chat_template_kwargs", "by its name");
+    buf_fini(&b);
+}
+
 int main(void)
 {
     struct arena arena = {.limit_bytes = (size_t)16 << 20};
@@ -372,6 +393,7 @@ int main(void)
     test_tables(&arena);
     test_values(&arena);
     test_stop_limits(&arena);
+    test_variables(&arena);
     arena_reset(&arena);
     return tap_done();
 }

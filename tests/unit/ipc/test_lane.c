@@ -349,6 +349,7 @@ static void test_attach(void)
     int fd = -1;
     pthread_t thread;
     pid_t pid;
+    enum wire_visitor visitor;
     uid_t uid;
     void *rc;
     struct lane l;
@@ -366,7 +367,7 @@ static void test_attach(void)
     for (int i = 0; i < 2000 && attach_accept(listen_fd, &fd, &pid, &uid) != ERR_OK; i++)
         clock_sleep_us(1000);
     is_int(pid, getpid(), "the kernel says who attaches");
-    for (int i = 0; i < 2000 && attach_read_hello(fd) == ERR_AGAIN; i++)
+    for (int i = 0; i < 2000 && attach_read_hello(fd, &visitor) == ERR_AGAIN; i++)
         clock_sleep_us(1000);
     must_ok(lane_create(&l, &fds[ATTACH_LANE], N_SLOTS, 4096, 1, (uint32_t)pid));
     w.lane_bytes = l.lane_bytes;

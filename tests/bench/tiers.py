@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""A long prefix from each tier, on a GPU: time to first token when it is computed, on the device,
+in host memory after kill -9, on disk after the host's memory was lost; and what copies cost those
+who decode meanwhile.
+
+    builddir=BUILD tests/bench/tiers.py [--model tests/bench/llama-3.1-8b] [--tokens 8192]
+        [--host 16G] [--host-file /dev/shm/quire-bench] [--store DIR] [--device cuda]
+
+Weights are random; prompts are token ids. Prints a line each; the host file and the store are
+removed at the end."""
+import argparse
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SRCDIR = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(SRCDIR, "tests", "integration"))
+os.environ.setdefault("srcdir", SRCDIR)
+
+p = argparse.ArgumentParser()
+p.add_argument("--model", default=os.path.join(HERE, "llama-3.1-8b"))
+p.add_argument("--tokens", type=int, default=8192)
+p.add_argument("--host", default="16G")
+p.add_argument("--host-file", default="/dev/shm/quire-bench")
+p.add_argument("--store", default=tempfile.gettempdir())
+p.add_argument("--room", type=int, default=2048, help="tokens of context behind a prefix")
+p.add_argument("--parts", default="lives host cost", help="what is measured")
+p.add_argument("--device", default="cuda")
+a = p.parse_args()
+os.environ["QUIRE_TEST_DEVICE"] = a.device
+
+from harness import MODEL_NAME, Stack, until  # noqa: E402: it reads the environment
+
+random.seed(1)
+PAGES = a.tokens // 16
+
+
+def prompt(i):
+    r = random.Random(i)
+    return [r.randrange(100, 2000) for _ in range(a.tokens)]
+
+
+def first_token(s, i):
+    """Milliseconds to one token, and how many prompt tokens were cached."""
+    began = time.monotonic()
+    r = s.post("/v1/completions", {"model": MODEL_NAME, "prompt": prompt(i) + [7, 8, 9],
+                                   "max_tokens": 1, "temperature": 0, "ignore_eos": True})
+    ms = (time.monotonic() - began) * 1e3
+    if r.status != 200:
+        raise RuntimeError(r.text)
+    return ms, r.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def line(what, times):
+    ms = statistics.median(t for t, _ in times)
+    print("%-44s %8.1f ms (median of %d; %s tokens cached)"
+          % (what, ms, len(times), "/".join(str(c) for _, c in times[:4])))
+    sys.stdout.flush()
+    return ms
+
+
+def decoding(s, n, tokens):
+    """n sequences that decode; returns when all do."""
+    threads = [threading.Thread(target=lambda i=i: s.post(
+        "/v1/completions", {"model": MODEL_NAME, "prompt": [i + 5] * (a.tokens // 9), "max_tokens": tokens,
+                            "temperature": 0, "ignore_eos": True}, timeout=300)) for i in range(n)]
+    for t in threads:
+        t.start()
+    until(lambda: s.metric("vllm:num_requests_running") >= n and
+          s.metric("vllm:num_requests_waiting") == 0, 60)
+    time.sleep(0.5)
+    return threads
+
+
+def step_ms(s, seconds=None, work=None):
+    """Mean time between the tokens of a sequence while that goes on."""
+    names = ("vllm:inter_token_latency_seconds_sum", "vllm:inter_token_latency_seconds_count")
+    before = [s.metric(n) for n in names]
+    if work:
+        work()
+    else:
+        time.sleep(seconds)
+    after = [s.metric(n) for n in names]
+    return (after[0] - before[0]) / max(1, after[1] - before[1]) * 1e3
+
+
+def restart(s, sig, lose=False):
+    s.engine.hold()
+    s.engine.kill(sig)
+    until(lambda: not s.engine.alive(), 60)
+    if lose:
+        os.unlink(a.host_file)
+    began = time.monotonic()
+    s.engine.release()
+    if not until(lambda: s.get("/health").status == 200, 120):
+        raise RuntimeError(s.logs())
+    return time.monotonic() - began
+
+
+def engine_args():
+    return ["--model", a.model, "--load-format", "dummy", "--max-model-len", str(a.tokens + a.room),
+            "--gemm-table", os.path.join(SRCDIR, "kernels", "gemm-h200.txt"),
+            "--kv-store-dir", os.path.join(a.store, "quire-bench-store"), "--kv-store-bytes", "24G"]
+
+
+N = 6
+HELD = 0.9 * N * PAGES
+
+
+def lives():
+    """Each tier in turn, engines dying in between."""
+    with Stack(engine=engine_args(), host=a.host, host_file=a.host_file) as s:
+        line("computed", [first_token(s, i) for i in range(N)])
+        line("on the device", [first_token(s, i) for i in range(N)])
+        held = until(lambda: s.metric("quire:kv_host_pages") >= HELD, 30)
+        print("# in host memory: %s, %d pages" % (held, s.metric("quire:kv_host_pages")))
+        ready = restart(s, signal.SIGKILL)
+        again = first_token(s, 0)
+        print("%-44s %8.1f ms (%d tokens cached; ready %.2f s after the start)"
+              % ("first request after kill -9", again[0], again[1], ready))
+        line("host memory, pages of an earlier life", [first_token(s, i) for i in range(1, N)])
+        saved = until(lambda: s.metric("quire:store_pages_written_total") >= HELD, 15)
+        print("# on disk: %s, %d pages" % (saved, s.metric("quire:store_pages_written_total")))
+        restart(s, signal.SIGKILL, lose=True)
+        times = [first_token(s, i) for i in range(N)]
+        line("disk, after the host's memory was lost", times)
+        print("# each: " + ", ".join("%.0f ms with %d cached" % t for t in times))
+        page_file = os.path.join(a.store, "quire-bench-store", "pages.kv")
+        dd = subprocess.run(["dd", "if=" + page_file, "of=/dev/null", "bs=2M", "iflag=direct"],
+                            capture_output=True, text=True)
+        print("# direct reads of the same file: " + dd.stderr.strip().splitlines()[-1])
+
+
+def host():
+    """Host memory within one life: the device has room for few prompts."""
+    room = ["--num-pages", str(3 * PAGES)]
+    with Stack(engine=engine_args() + room, host=a.host, host_file=a.host_file) as s:
+        cold = line("computed", [first_token(s, i) for i in range(N)])
+        held = until(lambda: s.metric("quire:kv_host_pages") >= HELD, 30)
+        print("# in host memory: %s, %d pages" % (held, s.metric("quire:kv_host_pages")))
+        here = line("on the device", [first_token(s, N - 1) for _ in range(4)])
+        times = [first_token(s, i % N) for i in range(2 * N)]
+        ms = line("host memory", times)
+        gb = PAGES * 2 * 2 ** 20 / 1e9
+        print("%-44s %8.1f GB/s beyond the device's; %.1f times faster than computing"
+              % ("that is", gb / (ms - here) * 1e3, cold / ms))
+        threads = decoding(s, 4, a.tokens // 4)
+        alone = step_ms(s, 2.0)
+        busy = step_ms(s, work=lambda: [first_token(s, i % N) for i in range(2 * N)])
+        print("%-44s %8.3f ms alone, %.3f ms (%+.1f%%) while prefixes come from host memory"
+              % ("4 that decode, a step", alone, busy, (busy / alone - 1) * 100))
+        for t in threads:
+            t.join()
+
+
+def cost():
+    """What the tier costs those who never hit it: prompts that are new, then decodes."""
+    for tier in (None, a.host):
+        with Stack(engine=engine_args(), host=tier, host_file=a.host_file if tier else None) as s:
+            first_token(s, 999)
+            began = time.monotonic()
+            threads = [threading.Thread(target=first_token, args=(s, 1000 + i)) for i in range(16)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            prompts_s = time.monotonic() - began
+            threads = decoding(s, 16, a.tokens // 12)
+            print("%-44s %8.1f ms for 16 prompts, %.3f ms a step of 16"
+                  % ("host tier" if tier else "no host tier", prompts_s * 1e3, step_ms(s, 1.5)))
+            for t in threads:
+                t.join()
+        clean()
+
+
+def clean():
+    subprocess.run(["rm", "-rf", a.host_file, os.path.join(a.store, "quire-bench-store")],
+                   check=False)
+
+
+def main():
+    for part in a.parts.split():
+        clean()
+        {"lives": lives, "host": host, "cost": cost}[part]()
+        sys.stdout.flush()
+
+
+try:
+    main()
+finally:
+    clean()

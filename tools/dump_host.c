@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The host tier's file (kv/host.h), which the engine may be writing to meanwhile: a page that
+ * changes while it is looked at is passed over. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "kv/host.h"
+#include "tools/dump.h"
+
+struct tier {
+    const struct dump_wishes *wishes;
+    const char *map;
+    size_t bytes;
+    const struct host_file *file;
+    const struct host_slot *slots;
+    uint64_t n_pages, n_shown, n_damaged, n_changing;
+};
+
+static bool host_holds(const struct host_slot *s)
+{
+    return atomic_load_explicit(&s->state, memory_order_acquire) == HOST_HOLDS;
+}
+
+/* NULL: whole, else what is wrong. */
+static const char *host_damage(const struct tier *t, uint32_t slot)
+{
+    const struct host_slot *s = &t->slots[slot];
+
+    if (s->n_tokens != t->file->block_tokens || s->slot_xxh3 != host_slot_digest(s))
+        return "header";
+    if (t->wishes->verify &&
+        s->payload_xxh3 != hash_xxh3(t->map + t->file->payloads_at + slot * t->file->payload_bytes,
+                                     t->file->page_bytes))
+        return "payload";
+    return NULL;
+}
+
+static void host_show(struct tier *t, uint32_t slot, const char *damage)
+{
+    const struct host_slot *s = &t->slots[slot];
+    char name[2 * HASH_BYTES + 1], parent[2 * HASH_BYTES + 1];
+
+    hash_hex(s->name.bytes, HASH_BYTES, name);
+    hash_hex(s->parent.bytes, HASH_BYTES, parent);
+    if (t->wishes->json)
+        printf("%s{\"slot\":%u,\"name\":\"%s\",\"parent\":\"%s\",\"tokens\":%u,"
+               "\"tier\":\"host\",\"bytes\":%llu,\"used\":%llu,\"damage\":%s%s%s}",
+               t->n_shown == 0 ? "" : ",\n", slot, name, parent, s->n_tokens,
+               (unsigned long long)t->file->page_bytes, (unsigned long long)s->used,
+               damage == NULL ? "null" : "\"", damage == NULL ? "" : damage,
+               damage == NULL ? "" : "\"");
+    else
+        printf("%8u  %.16s  %.16s  %6u  host  %10llu  %10llu %s\n", slot, name, parent, s->n_tokens,
+               (unsigned long long)t->file->page_bytes, (unsigned long long)s->used,
+               damage == NULL ? "" : damage);
+    t->n_shown++;
+}
+
+static void host_look(struct tier *t, uint32_t slot)
+{
+    const struct dump_wishes *w = t->wishes;
+    char name[2 * HASH_BYTES + 1];
+    const char *damage;
+
+    if (!host_holds(&t->slots[slot]))
+        return;
+    hash_hex(t->slots[slot].name.bytes, HASH_BYTES, name);
+    if (w->name != NULL && strncmp(name, w->name, strlen(w->name)) != 0)
+        return;
+    damage = host_damage(t, slot);
+    if (!host_holds(&t->slots[slot])) { /* the engine took it meanwhile */
+        t->n_changing++;
+        return;
+    }
+    t->n_pages++;
+    t->n_damaged += damage != NULL;
+    if (!w->summary && (w->limit == 0 || t->n_shown < w->limit))
+        host_show(t, slot, damage);
+}
+
+static int host_map(struct tier *t, const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    struct stat st;
+    void *map = MAP_FAILED;
+
+    if (fd != -1 && fstat(fd, &st) == 0 && st.st_size >= (off_t)sizeof *t->file)
+        map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    if (fd != -1)
+        (void)close(fd);
+    if (map == MAP_FAILED) {
+        (void)fprintf(stderr, "lmdb-dump: %s: %s\n", path,
+                      errno == 0 ? "this is no host tier" : strerror(errno));
+        return -1;
+    }
+    t->map = map;
+    t->bytes = (size_t)st.st_size;
+    t->file = map;
+    t->slots = (const struct host_slot *)(const void *)(t->map + sizeof *t->file);
+    if (t->file->magic == HOST_MAGIC && t->file->version == HOST_VERSION && t->file->n_slots > 0 &&
+        t->file->block_tokens <= HOST_TOKENS_MAX && t->file->page_bytes <= t->file->payload_bytes &&
+        t->file->payloads_at >= sizeof *t->file + t->file->n_slots * sizeof *t->slots &&
+        t->file->payload_bytes <= (t->bytes - t->file->payloads_at) / t->file->n_slots)
+        return 0;
+    (void)fprintf(stderr, "lmdb-dump: %s: this is no host tier of this version\n", path);
+    return -1;
+}
+
+static void host_totals(const struct tier *t)
+{
+    const struct host_file *f = t->file;
+    char hex[2 * HASH_BYTES + 1];
+
+    hash_hex(f->fingerprint.bytes, HASH_BYTES, hex);
+    if (t->wishes->json)
+        printf("],\n\"pages\":%llu,\"slots\":%u,\"tokens\":%llu,\"bytes\":%llu,\"damaged\":%llu,"
+               "\"fingerprint\":\"%s\"}\n",
+               (unsigned long long)t->n_pages, f->n_slots,
+               (unsigned long long)(t->n_pages * f->block_tokens),
+               (unsigned long long)(t->n_pages * f->page_bytes), (unsigned long long)t->n_damaged,
+               hex);
+    else
+        printf(
+            "\n%llu pages of %u tokens in %u slots, %.1f MiB of payload; model %.16s %.63s; %llu "
+            "damaged%s\n",
+            (unsigned long long)t->n_pages, f->block_tokens, f->n_slots,
+            (double)(t->n_pages * f->page_bytes) / 1048576.0, hex, f->name,
+            (unsigned long long)t->n_damaged, t->wishes->verify ? "" : " (headers alone)");
+}
+
+int dump_host(const char *path, const struct dump_wishes *wishes)
+{
+    struct tier t = {.wishes = wishes};
+
+    errno = 0;
+    if (host_map(&t, path) != 0)
+        return 2;
+    if (wishes->json)
+        printf("{\"tier\":\"host\",\"block_tokens\":%u,\"page_bytes\":%llu,\"entries\":[\n",
+               t.file->block_tokens, (unsigned long long)t.file->page_bytes);
+    else if (!wishes->summary)
+        printf("%8s  %-16s  %-16s  %6s  tier  %10s  %10s\n", "slot", "name", "parent", "tokens",
+               "bytes", "used");
+    for (uint32_t i = 0; i < t.file->n_slots; i++)
+        host_look(&t, i);
+    host_totals(&t);
+    (void)munmap((void *)(uintptr_t)t.map, t.bytes);
+    return t.n_damaged > 0 ? 3 : 0;
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * quire top: what the engine does, live, from its statistics page; the engine is asked for nothing
+ * but that page. */
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <getopt.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "ipc/attach.h"
+#include "tools/quire.h"
+
+#define TOP_TIMEOUT_MS 2000
+
+struct top {
+    const char *path;
+    double seconds;
+    bool once;
+    uint64_t epoch; /* of the engine that before is of */
+    uint64_t before_us;
+    struct wire_stats before;
+};
+
+static double top_value(const struct wire_stats *s, enum wire_metric m)
+{
+    return (double)atomic_load_explicit(&s->values[m], memory_order_relaxed);
+}
+
+/* A second's share of what a counter grew by since the last look. */
+static double top_rate(const struct top *t, const struct wire_stats *s, enum wire_metric m,
+                       double passed_s)
+{
+    return passed_s > 0.0 ? (top_value(s, m) - top_value(&t->before, m)) / passed_s : 0.0;
+}
+
+/* Mean of what a histogram got since the last look; 0 for nothing. */
+static double top_mean(const struct top *t, const struct wire_stats *s, enum wire_histogram_id h)
+{
+    uint64_t n = atomic_load(&s->histograms[h].count) - t->before.histograms[h].count;
+    uint64_t sum = atomic_load(&s->histograms[h].sum_micro) - t->before.histograms[h].sum_micro;
+
+    return n == 0 ? 0.0 : (double)sum / (double)n * 1e-6;
+}
+
+static double top_share(const struct top *t, const struct wire_stats *s, enum wire_metric part,
+                        enum wire_metric all)
+{
+    double n = top_value(s, all) - top_value(&t->before, all);
+
+    return n <= 0.0 ? 0.0 : (top_value(s, part) - top_value(&t->before, part)) / n * 100.0;
+}
+
+static double top_refused(const struct wire_stats *s)
+{
+    double n = 0.0;
+
+    for (int m = METRIC_rejected_requests; m <= METRIC_rejected_deadline; m++)
+        n += top_value(s, (enum wire_metric)m); /* rows of one name stand together */
+    return n;
+}
+
+static void top_print(const struct top *t, const struct wire_stats *s, double passed_s)
+{
+    double steps = top_rate(t, s, METRIC_steps, passed_s);
+
+    printf("running %6.0f   waiting %6.0f   fronts %3.0f   preempted %.0f   refused %.0f\n",
+           top_value(s, METRIC_running), top_value(s, METRIC_waiting), top_value(s, METRIC_lanes),
+           top_value(s, METRIC_preemptions), top_refused(s));
+    printf("output %9.1f tok/s   prompts %9.1f tok/s   ended %.1f a second\n",
+           top_rate(t, s, METRIC_generation_tokens, passed_s),
+           top_rate(t, s, METRIC_prompt_tokens, passed_s),
+           top_rate(t, s, METRIC_success_stop, passed_s) +
+               top_rate(t, s, METRIC_success_length, passed_s));
+    printf("steps %9.1f a second, %.1f tokens each   first token %.3f s   between tokens %.4f s\n",
+           steps, top_mean(t, s, HISTOGRAM_iteration), top_mean(t, s, HISTOGRAM_ttft),
+           top_mean(t, s, HISTOGRAM_itl));
+    printf("pages: device %.0f of %.0f in use, %.0f cached   host %.0f\n",
+           top_value(s, METRIC_kv_usage_permille) * top_value(s, METRIC_pages) / 1000.0,
+           top_value(s, METRIC_pages), top_value(s, METRIC_pages_cached),
+           top_value(s, METRIC_host_pages));
+    printf("prefix hits: %.1f%% of prompts' tokens   from host memory %.0f tok/s, from disk %.0f "
+           "tok/s\n",
+           top_share(t, s, METRIC_prefix_hits, METRIC_prefix_queries),
+           top_rate(t, s, METRIC_host_hits, passed_s), top_rate(t, s, METRIC_store_hits, passed_s));
+    printf("device memory %.1f GiB\n", top_value(s, METRIC_device_bytes) / 1073741824.0);
+}
+
+/* One look. ERR_OK, or why there was none. */
+static int top_look(struct top *t, bool shown)
+{
+    const struct wire_stats *s;
+    struct wire_welcome w;
+    uint64_t now_us = clock_us();
+    int rc = attach_observe(t->path, TOP_TIMEOUT_MS, &w, &s);
+
+    if (rc != ERR_OK)
+        return rc;
+    if (w.epoch != t->epoch) /* another engine: its counters began at 0 */
+        memset(&t->before, 0, sizeof t->before);
+    if (!t->once)
+        printf("\033[H\033[2J");
+    if (shown)
+        top_print(t, s, t->before_us == 0 ? 0.0 : (double)(now_us - t->before_us) * 1e-6);
+    (void)fflush(stdout);
+    memcpy(&t->before, s, sizeof t->before);
+    t->before_us = now_us;
+    t->epoch = w.epoch;
+    (void)munmap((void *)(uintptr_t)s, sizeof *s);
+    return ERR_OK;
+}
+
+static const char top_usage[] =
+    "usage: quire top [--engine-socket PATH] [--seconds N] [--once]\n"
+    "Shows what the engine does, until it is interrupted, or once. Rates are of N seconds (1).\n";
+
+int quire_top(int argc, char **argv)
+{
+    static const struct option options[] = {{"engine-socket", required_argument, NULL, 's'},
+                                            {"seconds", required_argument, NULL, 'n'},
+                                            {"once", no_argument, NULL, 'o'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    static struct top t = {.path = "/run/quire/engine.sock", .seconds = 1.0};
+    int opt;
+
+    log_set_level(LOG_LEVEL_ERROR);
+    while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (opt) {
+        case 's': t.path = optarg; break;
+        case 'n': t.seconds = strtod(optarg, NULL); break;
+        case 'o': t.once = true; break;
+        case 'h': (void)fputs(top_usage, stdout); return 0;
+        default: (void)fputs(top_usage, stderr); return 2;
+        }
+    }
+    if (optind != argc || !(t.seconds >= 0.05 && t.seconds <= 3600.0)) {
+        (void)fputs(top_usage, stderr);
+        return 2;
+    }
+    for (int n = 0; !t.once || n < 2; n++) { /* without --once until it is interrupted */
+        int rc = top_look(&t, n > 0 || !t.once);
+
+        if (rc != ERR_OK) {
+            printf("%s: %s\n", t.path, err_sentence(rc));
+            if (t.once)
+                return 1;
+        }
+        if (n == 0 || !t.once)
+            (void)usleep((useconds_t)(t.seconds * 1e6));
+    }
+    return 0;
+}
