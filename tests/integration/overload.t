@@ -5,8 +5,16 @@ another; long prompts do not delay the first tokens of others; health says when 
 
 Nothing here is measured against the clock alone, because the machine may be busy with something
 else. What is told instead: tokens a step, latencies as a multiple of the time between two ends
-(Little: how many are inside), times against those of a request that needs no engine, steps until the
-first token as the engine counts them."""
+(Little: how many are inside), times against those of a request that needs no engine, steps until
+the first token as the engine counts them.
+
+Measured on two cores that others used as well (load 4 to 10), in six runs: 10 to 16 times as
+much asked for as served; 3.90 tokens a step against 3.84 to 3.90 before (4 at most); 98 to 100 %
+of the tokens of use; latencies as if 8.7 to 10.2 requests were inside, where 12 are at most;
+refusals in 1.6 to 3.5 ms, with a front that asks the engine 26 ms; memory of a front 0.2 to 0.8 MB
+more, the engine's none; the modest key 48 to 52 % of the service and no refusal; Retry-After 4 s
+for 3.9 s; first tokens beside prompts of 2000 tokens within 2 to 3 steps, alone within 2. Requests
+a second are noted only: the clients take their cores from the engine."""
 
 import os
 import signal
@@ -94,7 +102,7 @@ def measure(s, load, seconds):
             "useful": len(served) * N_TOKENS / max(1, grown("vllm:generation_tokens_total")),
             "rate": len(served) / took,
             "latency": statistics.median([t for b, t in served if b >= began] or [0]),
-            "worst": sorted([t for b, t in served if b >= began] or [0])[-1]}
+            "slow": (sorted(t for b, t in served if b >= began) or [0])[-1 - len(served) // 20]}
 
 
 def memory_kib(pid):
@@ -140,10 +148,10 @@ with tap.section("ten times capacity"), \
            (100 * over["useful"]))
     tap.note("%.1f requests/s against %.1f" % (over["rate"], full["rate"]))
     inside = over["latency"] * over["rate"]
-    tap.ok(inside < 1.3 * (SEATS + QUEUE), "admitted requests are as quick: as if %.1f were inside, "
-           "at most %d are" % (inside, SEATS + QUEUE))
-    tap.ok(over["worst"] * over["rate"] < 3 * (SEATS + QUEUE), "the slowest of them, too: %.1f" %
-           (over["worst"] * over["rate"]))
+    tap.ok(inside < 1.3 * (SEATS + QUEUE), "admitted requests are as quick: as if %.1f were "
+           "inside, at most %d are" % (inside, SEATS + QUEUE))
+    tap.ok(over["slow"] * over["rate"] < 3 * (SEATS + QUEUE), "19 of 20 as if %.1f were" %
+           (over["slow"] * over["rate"]))
     quick = statistics.median(t for t, _ in load.refused)
     base = statistics.median(plain)
     tap.ok(quick < 0.005 + 2 * base, "refusals take %.1f ms, what needs no engine %.1f ms" %
@@ -201,7 +209,7 @@ with tap.section("when to come again"), \
     r = s.post(PATH, s.completion("Count", max_tokens=1900, ignore_eos=True, timeout_s=0.3))
     tap.ok(r.status == 504 and r.error["code"] == "timeout", "and what runs: %d" % r.status)
     r = s.post(PATH, prompt(s, "late", 3), headers={"X-Request-Timeout": "soon"})
-    tap.eq((r.status, r.error["param"]), (400, "timeout_s"), "a header that is no number is refused")
+    tap.eq((r.status, r.error["param"]), (400, "timeout_s"), "a header that is no number: 400")
     r = s.post(PATH, prompt(s, "late", 3), headers={"X-Vllm-Priority": "x"})
     tap.eq((r.status, r.error["param"]), (400, "priority"), "so is a priority that is none")
 
@@ -249,7 +257,8 @@ with tap.section("long prompts"), \
 
     def ask(i):
         while not stop.is_set():
-            done.append(s.post(PATH, prompt(s, "long%d" % i, len(done), n=2000, max_tokens=1)).status)
+            body = prompt(s, "long%d" % i, len(done), n=2000, max_tokens=1)
+            done.append(s.post(PATH, body).status)
     long = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(4)]
     for t in long:
         t.start()
@@ -260,7 +269,8 @@ with tap.section("long prompts"), \
     for t in long:
         t.join(60)
     beside = worst(before, n_others=len(done))
-    tap.eq(set(done), {200}, "%d prompts of 2000 tokens, 4 at a time, some 31 steps each" % len(done))
+    tap.eq(set(done), {200}, "%d prompts of 2000 tokens, 4 at a time, some 31 steps each" %
+           len(done))
     tap.ok(beside <= alone + 3, "%d short ones meanwhile had their first tokens within %d steps, "
            "without the long ones within %d" % (N_SHORT, beside, alone))
 

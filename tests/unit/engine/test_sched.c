@@ -317,7 +317,7 @@ static void test_longest(int n_long, bool ahead)
     w.ahead = ahead;
     for (int i = 0; i < n_long; i++)
         large[i] = world_add(&w, 100000, 1, 0, 10 + i);
-    while (large[0]->n_computed < 90000) {
+    while (large[0]->n_computed < 90000 && worst < 50) {
         const struct seq *small = world_add(&w, 60, 8, 0, n % 5);
         int steps = steps_to_first(&w, small, 50);
 
