@@ -97,7 +97,7 @@ struct engine_hot {
     struct hash name;
 };
 
-#define ENGINE_SAVES 256
+#define ENGINE_SAVES 1024
 #define ENGINE_HOT   4096
 
 struct engine {

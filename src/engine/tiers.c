@@ -21,6 +21,7 @@
 #define TIERS_LOADS     1024 /* pages under way at once */
 #define TIERS_LOOKAHEAD 8    /* waiting sequences whose pages are asked for before their turn */
 #define TIERS_OUT       32   /* pages to host memory in a pass: copy engines do it */
+#define TIERS_OUT_LONG  512  /* the same beside a step of a prompt, which fills as many */
 #define TIERS_LONG_STEP 1024 /* tokens: the device is busy for longer than pinning takes */
 #define TIERS_SMOOTH    16.0
 #define TIERS_PATIENCE  4.0 /* a busy device's time is worth so many times the disk's */
@@ -525,13 +526,13 @@ static bool tiers_write_hot(struct engine *e)
 
 void tiers_write_behind(struct engine *e, int pages_max)
 {
-    int n_out;
+    bool is_long = e->sched.n_planned_tokens >= TIERS_LONG_STEP;
+    int n_out = e->host != NULL ? TIERS_OUT : e->store != NULL ? pages_max : 0;
 
-    if (e->host != NULL)
-        host_be_gentle(e->host,
-                       e->sched.n_running > 0 && e->sched.n_planned_tokens < TIERS_LONG_STEP);
-    n_out = e->host != NULL ? TIERS_OUT : e->store != NULL ? pages_max : 0;
-
+    if (e->host != NULL) {
+        host_be_gentle(e->host, e->sched.n_running > 0 && !is_long);
+        n_out = is_long ? TIERS_OUT_LONG : TIERS_OUT;
+    }
     for (int i = 0; i < n_out && e->dirty_head != e->dirty_tail; i++) {
         if (!tiers_write_one(e))
             break;

@@ -27,7 +27,7 @@
 
 #define HOST_THREADS     4
 #define HOST_CHUNK_BYTES ((size_t)64 << 20) /* pinning holds the device up for 3 ms */
-#define HOST_ASKED_MAX   4                  /* chunks on their way */
+#define HOST_ASKED_MAX   16                 /* chunks on their way: a long step fills some */
 #define HOST_FIRST       16                 /* chunks that are asked for at the start */
 #define HOST_GENTLE_US   300000             /* between two chunks: a hundredth of the time */
 #define HOST_CHECKS_MAX  4096               /* under way at once */
@@ -628,7 +628,7 @@ int32_t host_take(struct host *h, const struct page_label *label, struct host_vi
     *victim = (struct host_victim){0};
     if (h->table[host_probe(h, &label->name)] != -1)
         return -1; /* it is there, or on its way */
-    if (h->n_free < h->chunk_slots * HOST_ASKED_MAX)
+    if (h->n_free / h->chunk_slots < HOST_ASKED_MAX)
         (void)host_grow(h); /* ahead of the need */
     if (slot != -1) {
         h->free = h->entries[slot].next;

@@ -20,7 +20,9 @@
 #include "base/must.h"
 #include "kv/store_parts.h"
 
-#define STORE_MAP_BYTES ((size_t)16 << 30) /* address room of the index; 115 MB per million */
+#define STORE_LOCK_TRIES 25
+#define STORE_LOCK_US    20000
+#define STORE_MAP_BYTES  ((size_t)16 << 30) /* address room of the index; 115 MB per million */
 
 /* --- open and close ------------------------------------------------------------------------ */
 
@@ -64,6 +66,17 @@ static void store_path(const struct store *st, char *out, size_t cap, const char
     (void)snprintf(out, cap, "%s/%s", st->options.dir, name);
 }
 
+/* A process that was killed may have left a child that is about to let go. */
+static bool store_lock(int fd)
+{
+    for (int i = 0; i < STORE_LOCK_TRIES; i++) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+            return true;
+        clock_sleep_us(STORE_LOCK_US);
+    }
+    return false;
+}
+
 /* Two engines must not write one store. */
 static int store_open_lock(struct store *st)
 {
@@ -79,7 +92,7 @@ static int store_open_lock(struct store *st)
         log_error("store: %s: %s", path, strerror(errno));
         return ERR_IO;
     }
-    if (flock(st->lock_fd, LOCK_EX | LOCK_NB) == -1) {
+    if (!store_lock(st->lock_fd)) {
         log_error("store: another engine uses %s; set kv_store_dir", st->options.dir);
         return ERR_OVERLOADED;
     }

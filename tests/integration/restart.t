@@ -151,7 +151,8 @@ with tap.section("engine killed"), Stack(store=True) as s:
            "the next engine serves")
 
 with tap.section("a long drain"), Stack(front=["--engine-wait-ms", "1500"]) as s:
-    bodies = [s.chat("Count from 1 to 100.", max_tokens=2 * LONG, ignore_eos=True)
+    bodies = [s.chat("Count from 1 to 100.", max_tokens=min(2 * LONG, 1900),
+                     ignore_eos=True)
               for _ in range(16)]
     before = s.engine.pid
     late = []
