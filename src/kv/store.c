@@ -415,3 +415,10 @@ void store_read_counters(const struct store *st, struct store_counters *out)
     *out = st->counters;
     (void)pthread_mutex_unlock(&store_mutable(st)->lock);
 }
+
+void store_prove(const struct store *st)
+{
+    (void)pthread_mutex_lock(&store_mutable(st)->lock);
+    store_prove_index(st);
+    (void)pthread_mutex_unlock(&store_mutable(st)->lock);
+}

@@ -252,15 +252,18 @@ static void store_wait(struct store *st)
 }
 
 /* Records of pages that failed their check; the lock is not held. An error is logged; the record
- * dies with the slot's next use then. */
+ * dies with the slot's next use then. A slot in use has a record that is newer, or a reader who
+ * will say the same. */
 static void store_erase_damaged(struct store *st)
 {
-    int n;
+    int n = 0;
 
     (void)pthread_mutex_lock(&st->lock);
-    n = st->n_damaged;
-    for (int i = 0; i < n; i++)
-        st->changes[i] = (struct store_change){.erase = true, .slot = (uint64_t)st->damaged[i]};
+    for (int i = 0; i < st->n_damaged; i++) {
+        if (!st->entries[st->damaged[i]].used)
+            st->changes[n++] =
+                (struct store_change){.erase = true, .slot = (uint64_t)st->damaged[i]};
+    }
     st->n_damaged = 0;
     (void)pthread_mutex_unlock(&st->lock);
     if (n > 0)
