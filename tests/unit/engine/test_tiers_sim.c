@@ -1,8 +1,8 @@
 /* Goal: what the device's cache and the host tier keep is worth keeping. Method: a million pages
  * asked for by agents (conversations of many turns that begin with one of few long prefixes, with
  * time to think between turns), served by the real pages.c and host.c as tiers.c uses them, one
- * turn after the other, and by an oracle of the same room that knows the future (Belady's rule, page
- * by page). The aim is to be within 2% of that one where the room holds what users come back to;
+ * turn after the other, and by an oracle of the same room that knows the future (Belady's rule,
+ * page by page). The aim is to be within 2% of it where the room holds what users come back to;
  * with less room nobody who does not know who comes back can be that near: the numbers say how
  * near we are, and the bounds that it gets no worse. */
 #include <math.h>
