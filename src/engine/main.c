@@ -54,6 +54,7 @@ static int main_open_model(struct engine *e)
     return rc;
 }
 
+/* A full disk is no reason not to serve: what it holds is there for the next engine. */
 static int main_open_store(struct engine *e)
 {
     size_t n_buffers = MAIN_STAGING_BYTES / e->shape->page_bytes;
@@ -69,8 +70,15 @@ static int main_open_store(struct engine *e)
         .namespace_id = e->shape->fingerprint,
         .namespace_name = name[0] != '\0' ? name : e->settings.model,
     };
+    int rc;
 
-    return options.dir[0] == '\0' ? ERR_OK : store_open(&e->store, &options);
+    if (options.dir[0] == '\0')
+        return ERR_OK;
+    rc = store_open(&e->store, &options);
+    if (rc == ERR_NO_MEMORY)
+        log_warn("engine: no room for the page store in %s; no pages are kept on disk",
+                 options.dir);
+    return rc == ERR_NO_MEMORY ? ERR_OK : rc;
 }
 
 static int main_pin(void *model, void *memory, size_t bytes)

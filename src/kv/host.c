@@ -31,6 +31,7 @@
 #define HOST_FIRST       16                 /* chunks that are asked for at the start */
 #define HOST_GENTLE_US   300000             /* between two chunks: a hundredth of the time */
 #define HOST_CHECKS_MAX  4096               /* under way at once */
+#define HOST_WAVE        4                  /* uses between a page and the one it continues */
 #define HOST_LOOK_MAX    64 /* of the oldest pages, for one that nothing continues */
 
 enum entry_state { ENTRY_OUT, ENTRY_FREE, ENTRY_FILLING, ENTRY_PAGE };
@@ -264,6 +265,24 @@ static void host_list_push(struct host *h, int32_t slot)
     h->newest = slot;
 }
 
+/* A page used right behind the one that it continues stands before that: of a prefix the end is
+ * older than its start, however long it is. */
+static void host_list_place(struct host *h, int32_t slot)
+{
+    struct entry *e = &h->entries[slot];
+    int32_t parent = e->parent;
+
+    if (parent == -1 || h->entries[parent].life != e->parent_life ||
+        h->n_used - h->slots[parent].used > HOST_WAVE) {
+        host_list_push(h, slot);
+        return;
+    }
+    e->next = parent;
+    e->prev = h->entries[parent].prev;
+    *(e->prev == -1 ? &h->oldest : &h->entries[e->prev].next) = slot;
+    h->entries[parent].prev = slot;
+}
+
 static void host_add_free(struct host *h, int32_t slot)
 {
     struct entry *e = &h->entries[slot];
@@ -289,7 +308,7 @@ static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
         e->parent_life = h->entries[before].life;
         h->entries[before].n_children++;
     }
-    host_list_push(h, slot);
+    host_list_place(h, slot);
     h->counters.pages++;
 }
 
@@ -695,7 +714,7 @@ void host_hold(struct host *h, int32_t slot)
     e->n_uses++;
     h->slots[slot].used = ++h->n_used;
     host_list_remove(h, slot);
-    host_list_push(h, slot);
+    host_list_place(h, slot);
 }
 
 /* A page that failed its check is gone when nobody looks at it any more. */

@@ -148,6 +148,19 @@ static int store_open_file(struct store *st)
     return ERR_OK;
 }
 
+/* What opening made and renamed must outlive a power cut before anything is written to it: with
+ * the old index's name everything that the new one is told would be lost. */
+static void store_sync_folder(const struct store *st)
+{
+    int fd = open(st->options.dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd == -1 || fsync(fd) == -1)
+        log_warn("store: %s cannot be synced: %s; a power cut may lose its pages", st->options.dir,
+                 strerror(errno));
+    if (fd != -1)
+        (void)close(fd);
+}
+
 static int store_start(struct store *st)
 {
     st->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -202,6 +215,8 @@ int store_open(struct store **out, const struct store_options *options)
         rc = store_open_index(st);
     if (rc == ERR_OK)
         rc = store_open_file(st);
+    if (rc == ERR_OK)
+        store_sync_folder(st);
     if (rc == ERR_OK)
         rc = store_load_index(st);
     if (rc == ERR_OK)
@@ -411,5 +426,12 @@ void store_read_counters(const struct store *st, struct store_counters *out)
 {
     (void)pthread_mutex_lock(&store_mutable(st)->lock);
     *out = st->counters;
+    (void)pthread_mutex_unlock(&store_mutable(st)->lock);
+}
+
+void store_prove(const struct store *st)
+{
+    (void)pthread_mutex_lock(&store_mutable(st)->lock);
+    store_prove_index(st);
     (void)pthread_mutex_unlock(&store_mutable(st)->lock);
 }

@@ -92,4 +92,8 @@ void store_flush(struct store *st);
 
 void store_read_counters(const struct store *st, struct store_counters *out);
 
+/* Prove that lists, table and entries agree and no slot is lost. O(n). must() on failure. Behind
+ * store_flush(), by the thread that queues. Tests. */
+void store_prove(const struct store *st);
+
 #endif

@@ -19,7 +19,8 @@
 #define STORE_DB_READERS 64
 #define STORE_DB_PROBE_S 60
 
-enum { STORE_DB_PROBE_NONE = 10, STORE_DB_PROBE_VERSION = 11 }; /* exit statuses */
+/* Exit statuses of the child. */
+enum { STORE_DB_PROBE_NONE = 10, STORE_DB_PROBE_VERSION = 11, STORE_DB_PROBE_NO_ROOM = 12 };
 
 struct store_db {
     MDB_env *env;
@@ -39,7 +40,9 @@ static int store_db_error(const char *what, int rc)
     case MDB_INCOMPATIBLE:
     case MDB_NOTFOUND:
     case MDB_BAD_VALSIZE: return ERR_CORRUPT;
-    case ENOMEM: return ERR_NO_MEMORY;
+    case ENOMEM:
+    case ENOSPC:
+    case EDQUOT: return ERR_NO_MEMORY; /* says nothing against the file */
     default: return ERR_IO;
     }
 }
@@ -394,11 +397,17 @@ static _Noreturn void store_db_probe_child(const char *dir, const char *scratch,
     if (rc == ERR_OK)
         rc = store_db_copy(from, to);
     store_db_close(to);
-    _exit(rc == ERR_OK ? 0 : rc == ERR_NOT_FOUND ? STORE_DB_PROBE_NONE : 1);
+    switch (rc) {
+    case ERR_OK: _exit(0);
+    case ERR_NOT_FOUND: _exit(STORE_DB_PROBE_NONE);
+    case ERR_NO_MEMORY: _exit(STORE_DB_PROBE_NO_ROOM);
+    default: _exit(1);
+    }
 }
 
-/* Copy the index in dir to scratch in a child process. ERR_OK, ERR_NOT_FOUND, ERR_VERSION, or
- * ERR_CORRUPT when the child did not come through. */
+/* Copy the index in dir to scratch in a child process. ERR_OK, ERR_NOT_FOUND, ERR_VERSION,
+ * ERR_NO_MEMORY when there was no room for the copy, or ERR_CORRUPT when the child did not come
+ * through. */
 static int store_db_rebuild(const char *dir, const char *scratch, const struct store_format *format,
                             size_t map_bytes)
 {
@@ -417,6 +426,7 @@ static int store_db_rebuild(const char *dir, const char *scratch, const struct s
     case 0: return ERR_OK;
     case STORE_DB_PROBE_NONE: return ERR_NOT_FOUND;
     case STORE_DB_PROBE_VERSION: return ERR_VERSION;
+    case STORE_DB_PROBE_NO_ROOM: return ERR_NO_MEMORY;
     default: return ERR_CORRUPT;
     }
 }

@@ -82,7 +82,8 @@ struct store_db;
  * records take about a second.
  *
  * ERR_OK, also for a store that is begun; ERR_VERSION when the format on disk is another;
- * ERR_CORRUPT (logged) when it cannot be read; ERR_IO (logged), ERR_NO_MEMORY. */
+ * ERR_CORRUPT (logged) when it cannot be read; ERR_IO (logged); ERR_NO_MEMORY, also of a disk
+ * that is full: what is there stays. */
 int store_db_open(struct store_db **out, const char *dir, const struct store_format *format,
                   size_t map_bytes) ERR_CHECKED;
 

@@ -164,6 +164,29 @@ int32_t store_take_slot(struct store *st)
     return slot;
 }
 
+void store_prove_index(const struct store *st)
+{
+    uint32_t n_used = 0, n_free = 0, n_table = 0;
+    int32_t prev = -1;
+
+    for (int32_t i = st->oldest; i != -1; i = st->entries[i].next) {
+        const struct store_entry *e = &st->entries[i];
+
+        must(e->used && e->n_readers == 0 && e->prev == prev);
+        must(store_find(st, &e->record.name) == i);
+        must(++n_used <= st->n_slots);
+        prev = i;
+    }
+    must(st->newest == prev);
+    for (int32_t i = st->free; i != -1; i = st->entries[i].next) {
+        must(!st->entries[i].used);
+        must(++n_free <= st->n_slots);
+    }
+    for (uint32_t i = 0; i <= st->table_mask; i++)
+        n_table += st->table[i] != -1;
+    must(n_used + n_free == st->n_slots && n_table == n_used);
+}
+
 struct store_scan {
     struct store *st;
     uint64_t n_dropped;

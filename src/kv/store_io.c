@@ -73,12 +73,29 @@ static void store_seal(struct store *st, struct store_buffer *b, uint64_t genera
     h->header_xxh3 = hash_xxh3(h, offsetof(struct store_header, header_xxh3));
 }
 
-/* Write one payload; the change for the index in *c. False when there is nothing to commit. */
-static bool store_write_one(struct store *st, struct store_buffer *b, struct store_change *c)
+/* Did this page come in the same batch already? Two records of one page would be one too many: the
+ * next engine could believe the one whose slot has been used again. */
+static bool store_in_batch(const struct store *st, int n_changes, const struct hash *name)
 {
+    for (int i = 0; i < n_changes; i++) {
+        const struct store_change *c = &st->changes[i];
+
+        if (!c->erase && memcmp(&c->record.name, name, sizeof *name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Write one payload; the change for the index goes behind the first n_changes of the batch. False
+ * when there is nothing to commit. */
+static bool store_write_one(struct store *st, struct store_buffer *b, int n_changes)
+{
+    struct store_change *c = &st->changes[n_changes];
     uint64_t generation;
     bool known;
 
+    if (store_in_batch(st, n_changes, &b->name))
+        return false;
     (void)pthread_mutex_lock(&st->lock);
     b->slot = store_find(st, &b->name);
     known = b->slot != -1;
@@ -138,7 +155,7 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
     int rc;
 
     for (struct store_buffer *b = list; b != NULL; b = b->next) {
-        if (store_write_one(st, b, &st->changes[n]))
+        if (store_write_one(st, b, n))
             n++;
     }
     rc = store_sync(st, n);
@@ -148,8 +165,7 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
         int32_t slot = (int32_t)c->slot;
 
         st->entries[slot].record.generation = c->record.generation;
-        /* The same page may have come twice within one batch. */
-        if (rc == ERR_OK && !c->erase && store_find(st, &c->record.name) == -1) {
+        if (rc == ERR_OK && !c->erase) {
             store_insert(st, slot, &c->record);
             store_touch(st, slot, false);
             st->counters.written++;
@@ -236,15 +252,18 @@ static void store_wait(struct store *st)
 }
 
 /* Records of pages that failed their check; the lock is not held. An error is logged; the record
- * dies with the slot's next use then. */
+ * dies with the slot's next use then. A slot in use has a record that is newer, or a reader who
+ * will say the same. */
 static void store_erase_damaged(struct store *st)
 {
-    int n;
+    int n = 0;
 
     (void)pthread_mutex_lock(&st->lock);
-    n = st->n_damaged;
-    for (int i = 0; i < n; i++)
-        st->changes[i] = (struct store_change){.erase = true, .slot = (uint64_t)st->damaged[i]};
+    for (int i = 0; i < st->n_damaged; i++) {
+        if (!st->entries[st->damaged[i]].used)
+            st->changes[n++] =
+                (struct store_change){.erase = true, .slot = (uint64_t)st->damaged[i]};
+    }
     st->n_damaged = 0;
     (void)pthread_mutex_unlock(&st->lock);
     if (n > 0)

@@ -99,6 +99,9 @@ void store_touch(struct store *st, int32_t slot, bool read);
 /* A slot to write to: a free one, or that of the page used least recently. -1: all are read. */
 int32_t store_take_slot(struct store *st);
 
+/* Every slot is a page in list and table, or free. must() when not; nothing is under way. */
+void store_prove_index(const struct store *st);
+
 /* Fill the index from the database, once, before the I/O thread runs. */
 int store_load_index(struct store *st) ERR_CHECKED;
 

@@ -224,6 +224,25 @@ static void test_bound(void)
     host_close(h);
 }
 
+/* However long the prefix is: without its start the rest of it would be of no use. */
+static void test_long_prefix(void)
+{
+    struct host *h;
+    int n = 0;
+
+    begin_tier(&h, 200);
+    for (int i = 0; i < 200; i++)
+        n += fill(h, 1, i, NULL);
+    for (int i = 0; i < 50; i++) {
+        settle(h);
+        n += fill(h, 2, i, NULL);
+    }
+    ok(n == 250 && count(h, 1, 200) == 150 && count(h, 1, 150) == 150,
+       "a prefix of 200 pages loses its end before its start");
+    host_prove(h);
+    host_close(h);
+}
+
 static void test_holding(void)
 {
     struct page_of p;
@@ -370,6 +389,7 @@ int main(void)
     srand(tap_seed((unsigned)clock_us()));
     test_life();
     test_bound();
+    test_long_prefix();
     test_holding();
     test_damage();
     test_kill();
