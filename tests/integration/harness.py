@@ -248,7 +248,7 @@ class Supervised:
         if self.fd is not None:
             # As systemd passes a socket: number 3, and the process's own id in LISTEN_PID.
             script = 'LISTEN_PID=$$; LISTEN_FDS=1; export LISTEN_PID LISTEN_FDS; exec "$@" 3<&%d'
-            argv = ["/bin/sh", "-c", script % self.fd, "sh"] + argv
+            argv = ["/bin/bash", "-c", script % self.fd, "bash"] + argv  # dash knows one digit
             keep = (self.fd,)
         with open(self.log, "ab") as log:
             return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
