@@ -70,6 +70,7 @@ static void tiers_from_host(struct engine *e, struct engine_load *l, int32_t slo
 {
     l->slot = slot;
     host_hold(e->host, slot);
+    host_use(e->host, slot);
     l->state = LOAD_CHECKING;
     if (!host_is_checked(e->host, slot))
         host_check(e->host, slot, (uint64_t)(l - e->loads));

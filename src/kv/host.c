@@ -707,10 +707,15 @@ bool host_label(const struct host *h, int32_t slot, const struct hash *name,
 
 void host_hold(struct host *h, int32_t slot)
 {
+    must(h->entries[slot].state == ENTRY_PAGE);
+    h->entries[slot].n_readers++;
+}
+
+void host_use(struct host *h, int32_t slot)
+{
     struct entry *e = &h->entries[slot];
 
     must(e->state == ENTRY_PAGE);
-    e->n_readers++;
     e->n_uses++;
     h->slots[slot].used = ++h->n_used;
     host_list_remove(h, slot);

@@ -119,8 +119,13 @@ void *host_payload(const struct host *h, int32_t slot);
 bool host_label(const struct host *h, int32_t slot, const struct hash *name,
                 struct page_label *label);
 
-/* Keep a slot from being evicted while it is read; a use of its page. */
+/* Keep a slot from being evicted while it is read. */
 void host_hold(struct host *h, int32_t slot);
+
+/* A sequence uses its page: it goes later, and is worth a place elsewhere. */
+void host_use(struct host *h, int32_t slot);
+
+/* The end of a hold. */
 void host_release(struct host *h, int32_t slot);
 
 /* Is the held page known to be whole? Those of an earlier life are not: host_check() has that

@@ -250,6 +250,7 @@ static bool from_host(struct tiers *s, const struct hash *name, const int32_t *t
     if (slot < 0)
         return false;
     host_hold(s->host, slot);
+    host_use(s->host, slot);
     host_release(s->host, slot);
     return true;
 }

@@ -310,6 +310,7 @@ static bool look(struct host *h, int k)
     if (slot < 0)
         return false;
     host_hold(h, slot);
+    host_use(h, slot);
     if (!host_is_checked(h, slot)) {
         uint64_t until = clock_us() + 10000000, ticket;
 

@@ -119,6 +119,7 @@ static int look(struct host *h, int c, int n)
     if (slot < 0)
         return 0;
     host_hold(h, slot);
+    host_use(h, slot);
     if (!host_is_checked(h, slot)) {
         uint64_t ticket = 0, until = clock_us() + 5000000;
         bool good = false, came = false;
