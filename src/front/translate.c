@@ -67,6 +67,14 @@ int translate_same(struct translation *t, const struct translate_row *row, const
     return ERR_OK;
 }
 
+int translate_max_tokens(struct translation *t, const struct translate_row *row,
+                         const struct json *v)
+{
+    if (v->kind != JSON_INT || v->whole < 1 || v->whole > INT32_MAX)
+        return translate_type(t, row->name, "a whole number from 1 on", v);
+    return translate_same(t, row, v);
+}
+
 int translate_ignore(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     (void)t;

@@ -63,12 +63,13 @@ struct translate_row {
 int translate_fields(struct translation *t, const struct translate_row *rows, size_t n_rows,
                      const struct json *body) ERR_CHECKED;
 
-translate_fn translate_same;   /* the chat has it as well; fields.c looks at it */
-translate_fn translate_ignore; /* has no bearing on the answer */
-translate_fn translate_object; /* neither, but must be an object */
-translate_fn translate_text;   /* neither, but must be a string */
-translate_fn translate_flag;   /* neither, but must be true or false */
-translate_fn translate_refuse; /* is not offered, unless the value asks for nothing */
+translate_fn translate_max_tokens; /* as translate_same, from 1 on */
+translate_fn translate_same;       /* the chat has it as well; fields.c looks at it */
+translate_fn translate_ignore;     /* has no bearing on the answer */
+translate_fn translate_object;     /* neither, but must be an object */
+translate_fn translate_text;       /* neither, but must be a string */
+translate_fn translate_flag;       /* neither, but must be true or false */
+translate_fn translate_refuse;     /* is not offered, unless the value asks for nothing */
 
 /* Fields of sampling and of the prompt that quire adds to every API: rows of any table. */
 #define TRANSLATE_EXTRAS                                                                           \

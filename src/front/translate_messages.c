@@ -216,14 +216,6 @@ static int messages_talk(struct translation *t, const struct json *body)
 
 /* --- fields -------------------------------------------------------------------------------- */
 
-static int messages_max_tokens(struct translation *t, const struct translate_row *row,
-                               const struct json *v)
-{
-    if (v->kind != JSON_INT || v->whole < 1 || v->whole > INT32_MAX)
-        return translate_type(t, row->name, "a whole number from 1 on", v);
-    return translate_same(t, row, v);
-}
-
 static int messages_stops(struct translation *t, const struct translate_row *row,
                           const struct json *v)
 {
@@ -371,7 +363,7 @@ static const struct translate_row messages_rows[] = {
     {"model", translate_same, NULL},
     {"messages", translate_ignore, NULL}, /* messages_talk() reads both */
     {"system", translate_ignore, NULL},
-    {"max_tokens", messages_max_tokens, NULL},
+    {"max_tokens", translate_max_tokens, NULL},
     {"stop_sequences", messages_stops, "stop"},
     {"stream", translate_same, NULL},
     {"temperature", translate_same, NULL},

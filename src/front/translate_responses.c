@@ -219,14 +219,6 @@ static int responses_talk(struct translation *t, const struct json *body)
 
 /* --- fields -------------------------------------------------------------------------------- */
 
-static int responses_max_tokens(struct translation *t, const struct translate_row *row,
-                                const struct json *v)
-{
-    if (v->kind != JSON_INT || v->whole < 1 || v->whole > INT32_MAX)
-        return translate_type(t, row->name, "a whole number from 1 on", v);
-    return translate_same(t, row, v);
-}
-
 static int responses_tools(struct translation *t, const struct translate_row *row,
                            const struct json *v)
 {
@@ -402,7 +394,7 @@ static const struct translate_row responses_rows[] = {
     {"model", translate_same, NULL},
     {"input", translate_ignore, NULL}, /* responses_talk() reads both */
     {"instructions", translate_ignore, NULL},
-    {"max_output_tokens", responses_max_tokens, "max_completion_tokens"},
+    {"max_output_tokens", translate_max_tokens, "max_completion_tokens"},
     {"stream", translate_same, NULL},
     {"temperature", translate_same, NULL},
     {"top_p", translate_same, NULL},
