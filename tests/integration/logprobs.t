@@ -226,13 +226,13 @@ def killed():
 
 with Stack() as s:
     for part in (chats, raw, completions, prompts, steering, errors):
-        tap.section(part.__name__)
-        part(s)
+        with tap.section(part.__name__):
+            part(s)
     tap.ok(s.idle(), "nothing is left in the engine")
 killed()
 with Stack(engine=["--num-pages", "80", "--max-num-seqs", "8", "--max-model-len", "1000"]) as s:
-    tap.section("little room")
-    prompts(s, 120)
+    with tap.section("little room"):
+        prompts(s, 120)
     tap.ok(s.metric("vllm:num_preemptions_total") > 0 or DEVICE != "cpu", "some were preempted")
     tap.ok(s.idle(), "nothing is left in the engine")
 judge.tell()
