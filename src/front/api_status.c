@@ -20,7 +20,7 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     buf_add_text(&b, one ? "{\"id\":" : "{\"object\":\"list\",\"data\":[{\"id\":");
     buf_add_json_string(&b, f->model_name, strlen(f->model_name));
     buf_printf(&b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
-               (long long)f->started_unix_s);
+               (long long)f->model_unix_s);
     buf_add_json_string(&b, f->model_name, strlen(f->model_name));
     buf_add_text(&b, ",\"parent\":null,\"max_model_len\":");
     if (state.max_model_len == 0)

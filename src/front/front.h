@@ -29,7 +29,7 @@ struct front {
     enum reply_reasoning reply_reasoning;
     const char *model_name;
     struct presets presets;
-    int64_t started_unix_s;
+    int64_t model_unix_s; /* when its folder was last changed: the same in every front */
     int listen_fd;
     int signal_fd;
     int stop_fd;           /* readable once the process stops accepting */

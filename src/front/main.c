@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -21,6 +22,14 @@ static const char *main_model_name(const struct settings *s)
     if (s->served_model_name[0] != '\0')
         return s->served_model_name;
     return slash == NULL || slash[1] == '\0' ? s->model : slash + 1;
+}
+
+/* "created" of /v1/models. Not this process's start: fronts would give different answers. */
+static int64_t main_model_time(const struct settings *s)
+{
+    struct stat st;
+
+    return stat(s->model, &st) == 0 ? (int64_t)st.st_mtime : clock_unix_s();
 }
 
 static void main_log_tokenizer(const struct tokenizer_opening *how, uint64_t us)
@@ -113,7 +122,7 @@ static int main_open(struct front *f)
     int rc = service_signal_fd(&f->signal_fd);
 
     f->model_name = main_model_name(&f->settings);
-    f->started_unix_s = clock_unix_s();
+    f->model_unix_s = main_model_time(&f->settings);
     f->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     f->handover_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (rc == ERR_OK && (f->stop_fd == -1 || f->handover_fd == -1 ||

@@ -3,9 +3,10 @@
 alike; what is not is refused with the field's name. The counters add up in the end."""
 
 import json
+import os
 import time
 
-from harness import MODEL_NAME, Stack, Tap, golden, need_nginx, parse_metrics
+from harness import MODEL, MODEL_NAME, Stack, Tap, golden, need_nginx, parse_metrics
 from schema import Judge
 
 need_nginx()
@@ -93,6 +94,9 @@ def endpoints(s):
     r = s.get("/v1/models")
     tap.eq((r.status, r.json["object"], r.json["data"][0]["id"],
             r.json["data"][0]["max_model_len"]), (200, "list", MODEL_NAME, 2048), "models")
+    # Every front says the same, whenever it started.
+    tap.eq({s.get("/v1/models").json["data"][0]["created"] for _ in range(8)},
+           {int(os.stat(MODEL).st_mtime)}, "a model is as old as its folder")
     one = s.get("/v1/models/" + MODEL_NAME)
     tap.eq((one.status, one.json), (200, r.json["data"][0]), "one model")
     tap.eq(s.get("/v1/models/none").status, 404, "no such model")
