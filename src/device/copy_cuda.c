@@ -83,17 +83,25 @@ int copy_start(struct device *d, enum device_way way, void *dst, const void *src
                                      "copying a page");
 }
 
+int copy_within(struct device *d, void *dst, const void *src, size_t bytes)
+{
+    struct cuda *c = cuda_of(d);
+
+    return cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, c->stream),
+                      "copying a page");
+}
+
 int copy_mark(struct device *d, enum device_way way, uint64_t *ticket)
 {
     struct copy_way *w = &cuda_of(d)->ways[way];
     int rc;
 
+    w->is_open = false; /* without a mark too: what comes next follows the steps of its time */
     if (w->n_marks - w->n_done == DEVICE_MARKS_MAX)
         return ERR_AGAIN;
     rc = cuda_check(cudaEventRecord(w->marks[w->n_marks % DEVICE_MARKS_MAX], w->stream), "a mark");
     if (rc != ERR_OK)
         return rc;
-    w->is_open = false;
     *ticket = ++w->n_marks;
     return ERR_OK;
 }

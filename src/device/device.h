@@ -76,6 +76,9 @@ struct device_ops {
     /* download() of memory that no step under way writes: does not wait for one. */
     int (*fetch)(struct device *d, void *dst, const void *src, size_t bytes);
 
+    /* A copy on the device, in the order of the steps. Memory does not overlap. */
+    int (*copy_within)(struct device *d, void *dst, const void *src, size_t bytes);
+
     /* Copies beside the steps, on copy engines. pin() makes host memory ready for them (any
      * thread); memory that is not is copied slowly. copy_start() enqueues one; copies in begin when
      * the steps that were begun before have ended. copy_mark() gives a ticket for all of a way so

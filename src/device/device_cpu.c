@@ -614,6 +614,7 @@ static const struct device_ops cpu_ops = {
     .fetch = cpu_copy,
     .pin = cpu_pin,
     .unpin = cpu_unpin,
+    .copy_within = cpu_copy,
     .copy_start = cpu_copy_start,
     .copy_mark = cpu_copy_mark,
     .copy_done = cpu_copy_done,

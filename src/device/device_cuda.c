@@ -475,6 +475,7 @@ static const struct device_ops cuda_ops = {
     .fetch = cuda_fetch,
     .pin = copy_pin,
     .unpin = copy_unpin,
+    .copy_within = copy_within,
     .copy_start = copy_start,
     .copy_mark = copy_mark,
     .copy_done = copy_done,

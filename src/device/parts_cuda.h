@@ -108,6 +108,7 @@ int copy_open(struct cuda *c) ERR_CHECKED;
 void copy_close(struct cuda *c);
 int copy_pin(struct device *d, void *memory, size_t bytes);
 void copy_unpin(struct device *d, void *memory);
+int copy_within(struct device *d, void *dst, const void *src, size_t bytes);
 int copy_start(struct device *d, enum device_way way, void *dst, const void *src, size_t bytes);
 int copy_mark(struct device *d, enum device_way way, uint64_t *ticket);
 int copy_done(struct device *d, enum device_way way, uint64_t ticket);

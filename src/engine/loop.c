@@ -46,6 +46,20 @@ static void loop_wait(struct engine *e)
     }
 }
 
+/* The plan's copies, whether or not a step comes of it; a copy may go to a page that was evicted
+ * for it. */
+static int loop_copy_pages(struct engine *e)
+{
+    int rc = ERR_OK;
+
+    if (e->sched.n_copies > 0)
+        tiers_save_evicted(e);
+    for (int i = 0; i < e->sched.n_copies && rc == ERR_OK; i++)
+        rc = model_page_copy(e->model, e->sched.copies[i].to, e->sched.copies[i].from);
+    sched_copied(&e->sched);
+    return rc;
+}
+
 static int loop_begin_step(struct engine *e)
 {
     int rc;
@@ -124,7 +138,8 @@ static int loop_steps(struct engine *e)
         return rc;
     sched_plan(&e->sched);
     begins = e->sched.n_planned > 0 && !FAULT_HIT(engine_stall);
-    if (begins)
+    rc = loop_copy_pages(e);
+    if (rc == ERR_OK && begins)
         rc = loop_begin_step(e);
     if (rc == ERR_OK && ahead)
         rc = loop_end_step(e);

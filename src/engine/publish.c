@@ -243,6 +243,7 @@ static void publish_gauges(struct engine *e)
     stats_set(s, METRIC_preemptions, e->sched.n_preemptions);
     stats_set(s, METRIC_prefix_queries, e->sched.n_prefix_queries);
     stats_set(s, METRIC_prefix_hits, e->sched.n_prefix_hits);
+    stats_set(s, METRIC_prefix_copies, e->sched.n_copied);
     publish_tenants(e);
 }
 

@@ -20,8 +20,10 @@ int sched_init(struct sched *s, const struct sched_limits *limits, struct pages 
     s->running = mem_zalloc_array(n, sizeof *s->running);
     s->planned = mem_zalloc_array(n, sizeof *s->planned);
     s->evictions = mem_zalloc_array((size_t)s->evictions_cap, sizeof *s->evictions);
-    return s->running == NULL || s->planned == NULL || s->evictions == NULL ? ERR_NO_MEMORY
-                                                                            : ERR_OK;
+    s->copies = mem_zalloc_array(n, sizeof *s->copies);
+    return s->running == NULL || s->planned == NULL || s->evictions == NULL || s->copies == NULL
+               ? ERR_NO_MEMORY
+               : ERR_OK;
 }
 
 int sched_n_waiting(const struct sched *s)
@@ -62,10 +64,33 @@ static void sched_run_remove(struct sched *s, const struct seq *q)
     memmove(s->running + i, s->running + i + 1, sizeof *s->running * (size_t)(s->n_running - i));
 }
 
+/* The plan's copy into a page stands out still, and what was evicted from it may not be saved. */
+static bool sched_copies_to(const struct sched *s, int32_t page)
+{
+    for (int i = 0; i < s->n_copies; i++) {
+        if (s->copies[i].to == page)
+            return true;
+    }
+    return false;
+}
+
+/* What is computed of the page behind the named ones may be of use to whoever goes on from there.
+ * Steps under way may write behind those tokens still: that harms nobody. */
+static void sched_keep_part(struct sched *s, const struct seq *q)
+{
+    int block = s->limits.block_tokens;
+    int n = q->n_computed - q->n_named * block;
+
+    if (s->limits.prefix_caching && n > 0 && !sched_copies_to(s, q->pages[q->n_named]))
+        (void)pages_name_part(s->pages, q->pages[q->n_named], &q->chain,
+                              q->tokens + (size_t)q->n_named * (size_t)block, n);
+}
+
 /* Give all pages back, the last first, so that the end of a prefix is evicted before its
  * start: a start without its end is still of use. */
 static void sched_drop_pages(struct sched *s, struct seq *q)
 {
+    sched_keep_part(s, q);
     while (q->n_pages > 0)
         pages_unref(s->pages, q->pages[--q->n_pages]);
     q->n_named = 0;
@@ -236,7 +261,7 @@ int sched_match(const struct sched *s, const struct seq *q, struct hash *chain)
     return n;
 }
 
-/* Reference the cached pages of q's prefix. */
+/* Reference the cached pages of q's prefix, full ones. */
 static void sched_take_prefix(struct sched *s, struct seq *q)
 {
     int block = s->limits.block_tokens;
@@ -254,19 +279,60 @@ static void sched_take_prefix(struct sched *s, struct seq *q)
     q->n_computed = n * block;
 }
 
+/* The pages that q's known tokens need beside those it has. */
+static int sched_needs(const struct sched *s, const struct seq *q)
+{
+    int block = s->limits.block_tokens;
+
+    return (q->n_tokens + block - 1) / block - q->n_pages;
+}
+
+/* The page where q leaves the cached ones begins with some of its tokens: those are computed in a
+ * copy of it. q is admitted, and there are pages for all of it. */
+static void sched_copy_part(struct sched *s, struct seq *q)
+{
+    int block = s->limits.block_tokens;
+    int n = sched_reusable(q) - q->n_computed;
+    int n_same = 0;
+    int32_t from;
+    int32_t to;
+
+    if (!s->limits.prefix_caching || n <= 0 || s->n_copies == s->limits.max_num_seqs)
+        return;
+    from = pages_find_part(s->pages, &q->chain, q->tokens + q->n_computed, n < block ? n : block,
+                           &n_same);
+    if (from == -1)
+        return;
+    /* It was one of the pages that q's need was counted with, and it may be one too few now. */
+    to = pages_free(s->pages) < sched_needs(s, q) ? -1 : sched_take_page(s);
+    if (to == -1) {
+        pages_unref(s->pages, from);
+        return;
+    }
+    s->copies[s->n_copies++] = (struct sched_copy){.from = from, .to = to};
+    s->n_copied++;
+    q->pages[q->n_pages++] = to;
+    q->n_computed += n_same;
+}
+
+void sched_copied(struct sched *s)
+{
+    for (int i = 0; i < s->n_copies; i++)
+        pages_unref(s->pages, s->copies[i].from);
+    s->n_copies = 0;
+}
+
 /* Move one waiting sequence to the running ones. False when its prompt finds no pages. */
 static bool sched_admit(struct sched *s, struct seq *q)
 {
-    int block = s->limits.block_tokens;
-    int need;
     int n;
 
     sched_take_prefix(s, q);
-    need = (q->n_tokens + block - 1) / block - q->n_pages;
-    if (need > pages_free(s->pages)) {
+    if (sched_needs(s, q) > pages_free(s->pages)) {
         sched_drop_pages(s, q);
         return false;
     }
+    sched_copy_part(s, q);
     tenants_remove(&s->tenants, q);
     sched_run_insert(s, q);
     /* Who was preempted has paid. */
@@ -361,6 +427,7 @@ void sched_plan(struct sched *s)
     s->n_planned_tokens = 0;
     s->n_planned_rows = 0;
     s->long_planned = false;
+    must(s->n_copies == 0);
     sched_displace(s);
     preempted = s->n_preemptions;
     sched_plan_running(s, SCHED_DECODES);

@@ -15,6 +15,9 @@
  * step that others share. So however many long prompts there are, the rest of each step is for
  * those that are soon done.
  *
+ * Cached pages serve to the token: of the page at which a sequence leaves what is cached, its first
+ * tokens are taken over in a copy (pages.h).
+ *
  * One that finds no pages is overtaken by those that lack little, at most by max_num_seqs of them:
  * what ran when it came has ended by then, and nobody else takes its pages.
  *
@@ -45,6 +48,11 @@ struct sched_eviction {
     struct page_label label;
 };
 
+/* A page to be copied before the step; `from` is referenced until sched_copied(). */
+struct sched_copy {
+    int32_t from, to;
+};
+
 struct sched {
     struct sched_limits limits;
     struct pages *pages;  /* borrowed */
@@ -64,10 +72,15 @@ struct sched {
     int n_evictions;
     int evictions_cap;
 
+    /* Behind the evictions and before the step, in this order. */
+    struct sched_copy *copies; /* [max_num_seqs] */
+    int n_copies;
+
     /* Counters, only growing. */
     uint64_t n_preemptions;
     uint64_t n_prefix_queries; /* tokens */
     uint64_t n_prefix_hits;    /* tokens */
+    uint64_t n_copied;         /* pages */
 };
 
 int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages) ERR_CHECKED;
@@ -93,6 +106,9 @@ bool sched_has_room(const struct sched *s);
 /* Take a page for something else than a sequence (the store's loads); reports evictions as the
  * plan does. -1 when there is none. */
 int32_t sched_take_page(struct sched *s);
+
+/* The plan's copies are enqueued. Before the next plan. */
+void sched_copied(struct sched *s);
 
 /* When a step begins: its plan's tokens are in hand. */
 void sched_begin(struct sched *s);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Three structures over one array: a free list (unnamed, unreferenced), a list of cached pages
- * in order of last use, and an open-addressing table from name to page. The first eight bytes
+ * Four structures over one array: a free list (unnamed, unreferenced), a list of cached pages
+ * in order of last use, an open-addressing table from name to full page, and families: chains of
+ * the pages, full or parts, whose parents' names fall together, the newest first. The first bytes
  * of a name are its hash: names are SHA-256, so they are as good as random. */
 #include "kv/pages.h"
 
@@ -16,7 +17,9 @@ struct page {
     int32_t refs;
     int32_t prev; /* neighbours in the list that the page is in, or -1 */
     int32_t next;
-    bool named;
+    int32_t elder; /* neighbours in the family, or -1 */
+    int32_t younger;
+    int32_t n_tokens; /* that count, 0: unnamed, block_tokens: full */
     bool stored;
 };
 
@@ -33,6 +36,7 @@ struct pages {
     struct page *page; /* [n_pages] */
     int32_t *tokens;   /* int32 [n_pages][block_tokens] */
     int32_t *table;    /* [table_mask + 1], page id or -1 */
+    int32_t *families; /* [table_mask + 1], id of the youngest or -1 */
     struct page_list free;
     struct page_list cached;
 };
@@ -85,12 +89,13 @@ int pages_open(struct pages **out, int n_pages, int block_tokens)
     p->page = mem_zalloc_array((size_t)n_pages, sizeof *p->page);
     p->tokens = mem_zalloc_array((size_t)n_pages * (size_t)block_tokens, sizeof *p->tokens);
     p->table = mem_zalloc_array(cap, sizeof *p->table);
-    if (p->page == NULL || p->tokens == NULL || p->table == NULL) {
+    p->families = mem_zalloc_array(cap, sizeof *p->families);
+    if (p->page == NULL || p->tokens == NULL || p->table == NULL || p->families == NULL) {
         pages_close(p);
         return ERR_NO_MEMORY;
     }
     for (uint32_t i = 0; i < cap; i++)
-        p->table[i] = -1;
+        p->table[i] = p->families[i] = -1;
     p->free = (struct page_list){.first = -1, .last = -1};
     p->cached = p->free;
     for (int32_t i = 0; i < n_pages; i++)
@@ -106,6 +111,7 @@ void pages_close(struct pages *p)
     mem_free(p->page);
     mem_free(p->tokens);
     mem_free(p->table);
+    mem_free(p->families);
     mem_free(p);
 }
 
@@ -153,6 +159,35 @@ static void pages_table_erase(struct pages *p, const struct hash *name)
     }
 }
 
+static int32_t *pages_tokens(const struct pages *p, int32_t page)
+{
+    return p->tokens + (size_t)page * (size_t)p->block_tokens;
+}
+
+static void pages_family_join(struct pages *p, int32_t page)
+{
+    struct page *g = &p->page[page];
+    int32_t *youngest = &p->families[pages_slot(p, &g->parent)];
+
+    g->elder = *youngest;
+    g->younger = -1;
+    if (g->elder != -1)
+        p->page[g->elder].younger = page;
+    *youngest = page;
+}
+
+static void pages_family_leave(struct pages *p, int32_t page)
+{
+    const struct page *g = &p->page[page];
+
+    if (g->elder != -1)
+        p->page[g->elder].younger = g->younger;
+    if (g->younger != -1)
+        p->page[g->younger].elder = g->elder;
+    else
+        p->families[pages_slot(p, &g->parent)] = g->elder;
+}
+
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
 {
     bool from_cache = p->free.count == 0;
@@ -167,10 +202,12 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
     must(g->refs == 0);
     if (from_cache) {
         *evicted = pages_label(p, id, label);
-        pages_table_erase(p, &g->name);
+        if (*evicted)
+            pages_table_erase(p, &g->name);
+        pages_family_leave(p, id);
     }
     pages_list_remove(p, l, id);
-    g->named = false;
+    g->n_tokens = 0;
     g->stored = false;
     g->refs = 1;
     return id;
@@ -182,7 +219,7 @@ void pages_ref(struct pages *p, int32_t page)
 
     must(page >= 0 && page < p->n_pages);
     if (g->refs == 0) {
-        must(g->named);
+        must(g->n_tokens > 0);
         pages_list_remove(p, &p->cached, page);
     }
     g->refs++;
@@ -195,26 +232,84 @@ void pages_unref(struct pages *p, int32_t page)
     must(page >= 0 && page < p->n_pages);
     must(g->refs > 0);
     if (--g->refs == 0)
-        pages_list_push(p, g->named ? &p->cached : &p->free, page);
+        pages_list_push(p, g->n_tokens > 0 ? &p->cached : &p->free, page);
+}
+
+/* Its first n tokens count from now on. */
+static void pages_hold(struct pages *p, int32_t page, const struct hash *parent,
+                       const int32_t *tokens, int n_tokens)
+{
+    struct page *g = &p->page[page];
+
+    must(g->refs > 0);
+    must(g->n_tokens == 0);
+    g->parent = *parent;
+    g->n_tokens = n_tokens;
+    memcpy(pages_tokens(p, page), tokens, sizeof *tokens * (size_t)n_tokens);
+    pages_family_join(p, page);
 }
 
 bool pages_name(struct pages *p, int32_t page, const struct hash *name, const struct hash *parent,
                 const int32_t *tokens)
 {
-    struct page *g = &p->page[page];
     uint32_t i = pages_probe(p, name);
 
-    must(g->refs > 0);
-    must(!g->named);
     if (p->table[i] != -1)
         return false;
     p->table[i] = page;
-    g->name = *name;
-    g->parent = *parent;
-    g->named = true;
-    memcpy(p->tokens + (size_t)page * (size_t)p->block_tokens, tokens,
-           sizeof *tokens * (size_t)p->block_tokens);
+    p->page[page].name = *name;
+    pages_hold(p, page, parent, tokens, p->block_tokens);
     return true;
+}
+
+/* The page after parent that begins with the most of tokens, or -1. */
+static int32_t pages_best(const struct pages *p, const struct hash *parent, const int32_t *tokens,
+                          int n_tokens, int *n_same)
+{
+    int32_t best = -1;
+    int left = PAGES_SIBLINGS;
+
+    *n_same = 0;
+    for (int32_t i = p->families[pages_slot(p, parent)]; i != -1 && left-- > 0;
+         i = p->page[i].elder) {
+        const struct page *g = &p->page[i];
+        const int32_t *has = pages_tokens(p, i);
+        int most = n_tokens < g->n_tokens ? n_tokens : g->n_tokens;
+        int n = 0;
+
+        if (most <= *n_same || memcmp(&g->parent, parent, sizeof *parent) != 0)
+            continue;
+        while (n < most && has[n] == tokens[n])
+            n++;
+        if (n > *n_same) {
+            *n_same = n;
+            best = i;
+        }
+    }
+    return best;
+}
+
+bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
+                     const int32_t *tokens, int n_tokens)
+{
+    int n_same;
+
+    must(n_tokens >= 1 && n_tokens < p->block_tokens);
+    (void)pages_best(p, parent, tokens, n_tokens, &n_same);
+    if (n_same == n_tokens)
+        return false;
+    pages_hold(p, page, parent, tokens, n_tokens);
+    return true;
+}
+
+int32_t pages_find_part(struct pages *p, const struct hash *parent, const int32_t *tokens,
+                        int n_tokens, int *n_same)
+{
+    int32_t id = pages_best(p, parent, tokens, n_tokens, n_same);
+
+    if (id != -1)
+        pages_ref(p, id);
+    return id;
 }
 
 int32_t pages_find(struct pages *p, const struct hash *name)
@@ -235,12 +330,12 @@ bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
 {
     const struct page *g = &p->page[page];
 
-    if (!g->named)
+    if (g->n_tokens != p->block_tokens)
         return false;
     *label = (struct page_label){
         .name = g->name,
         .parent = g->parent,
-        .tokens = p->tokens + (size_t)page * (size_t)p->block_tokens,
+        .tokens = pages_tokens(p, page),
     };
     return true;
 }
@@ -278,7 +373,7 @@ static int pages_walk(const struct pages *p, const struct page_list *l, bool nam
     for (int32_t i = l->first; i != -1; i = p->page[i].next) {
         must(n < p->n_pages);
         must(p->page[i].refs == 0);
-        must(p->page[i].named == named);
+        must((p->page[i].n_tokens > 0) == named);
         must(p->page[i].prev == prev);
         prev = i;
         n++;
@@ -288,11 +383,32 @@ static int pages_walk(const struct pages *p, const struct page_list *l, bool nam
     return n;
 }
 
+/* How many pages the families have; each is where its parent's name says. */
+static int pages_walk_families(const struct pages *p)
+{
+    int n = 0;
+
+    for (uint32_t slot = 0; slot <= p->table_mask; slot++) {
+        int32_t younger = -1;
+
+        for (int32_t i = p->families[slot]; i != -1; i = p->page[i].elder) {
+            must(n < p->n_pages);
+            must(p->page[i].n_tokens > 0);
+            must(pages_slot(p, &p->page[i].parent) == slot);
+            must(p->page[i].younger == younger);
+            younger = i;
+            n++;
+        }
+    }
+    return n;
+}
+
 void pages_check(const struct pages *p)
 {
     int n_unused = pages_walk(p, &p->free, false) + pages_walk(p, &p->cached, true);
     int n_used = 0;
     int n_named = 0;
+    int n_full = 0;
     int n_table = 0;
 
     for (int32_t i = 0; i < p->n_pages; i++) {
@@ -300,12 +416,14 @@ void pages_check(const struct pages *p)
 
         must(g->refs >= 0);
         n_used += g->refs > 0;
-        n_named += g->named;
-        if (g->named)
+        n_named += g->n_tokens > 0;
+        n_full += g->n_tokens == p->block_tokens;
+        if (g->n_tokens == p->block_tokens)
             must(p->table[pages_probe(p, &g->name)] == i);
     }
     for (uint32_t i = 0; i <= p->table_mask; i++)
         n_table += p->table[i] != -1;
     must(n_unused + n_used == p->n_pages);
-    must(n_named == n_table);
+    must(n_full == n_table);
+    must(n_named == pages_walk_families(p));
 }

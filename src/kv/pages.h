@@ -2,14 +2,16 @@
  *
  * A page is the keys and values of block_tokens consecutive tokens, all layers; here it is a
  * number. A page that is full gets a name (prefix.h): a digest of all tokens up to its end.
- * A finished page keeps its name and content until its place is needed.
+ * A finished page keeps its name and content until its place is needed. The last page of a
+ * sequence that ends is named as a part: its first n tokens count, and no name leads to it but its
+ * parent's. Who knows other tokens from some place on copies the page and goes on in the copy.
  *
  * Rules:
  *  1. Without a reference, a page's content is not touched.
- *  2. A page with a name is never written again.
+ *  2. A page with a name is never written again; of a part that is true of its n tokens.
  *  3. Only the last unref makes a page cached (named) or free (unnamed).
  *  4. Only pages_take() erases a name, and it reports it, so that the content can be saved
- *     before the next step overwrites it.
+ *     before the next step overwrites it. Parts are not worth saving: it says nothing of them.
  *  5. Two pages never carry the same name; the second stays unnamed.
  *
  * Pure memory: no device, no clock, no I/O. The engine's thread alone. */
@@ -48,13 +50,25 @@ void pages_unref(struct pages *p, int32_t page);
 bool pages_name(struct pages *p, int32_t page, const struct hash *name, const struct hash *parent,
                 const int32_t *tokens);
 
-/* The page of that name, with one more reference, or -1. */
+/* Name the page as a part of its first n_tokens, 1 to block_tokens - 1. False, and nothing happens,
+ * when a page of this parent begins with them already. */
+bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
+                     const int32_t *tokens, int n_tokens);
+
+/* Of the pages after `parent`, full or parts, the one that begins with the most of tokens,
+ * int32 [n_tokens], with one more reference; *n_same, 1 to n_tokens, says with how many. -1 when
+ * none begins with the first. Looks at the newest PAGES_SIBLINGS pages. */
+#define PAGES_SIBLINGS 64
+int32_t pages_find_part(struct pages *p, const struct hash *parent, const int32_t *tokens,
+                        int n_tokens, int *n_same);
+
+/* The full page of that name, with one more reference, or -1. */
 int32_t pages_find(struct pages *p, const struct hash *name);
 
 /* The same without a reference: is it here? */
 bool pages_has(const struct pages *p, const struct hash *name);
 
-/* What a named page holds; false for an unnamed one. */
+/* What a full page holds; false for an unnamed one, and for a part. */
 bool pages_label(const struct pages *p, int32_t page, struct page_label *label);
 
 /* A mark the store keeps per page: its content lies on disk as well. Reset by pages_take(). */

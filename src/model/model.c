@@ -619,6 +619,12 @@ int model_page_write(struct model *m, int32_t page_id, const void *host)
     return m->device->ops->upload(m->device, page_at(m, page_id), host, m->shape.page_bytes);
 }
 
+int model_page_copy(struct model *m, int32_t to, int32_t from)
+{
+    return m->device->ops->copy_within(m->device, page_at(m, to), page_at(m, from),
+                                       m->shape.page_bytes);
+}
+
 static enum device_way device_way_of(enum model_way way)
 {
     return way == MODEL_IN ? DEVICE_IN : DEVICE_OUT;

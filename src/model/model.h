@@ -100,6 +100,9 @@ int model_logits(struct model *m, float *logits) ERR_CHECKED;
 int model_page_read(struct model *m, int32_t page_id, void *host) ERR_CHECKED;
 int model_page_write(struct model *m, int32_t page_id, const void *host) ERR_CHECKED;
 
+/* Copy a page to another, behind the steps that were begun and before the next. */
+int model_page_copy(struct model *m, int32_t to, int32_t from) ERR_CHECKED;
+
 /* The same beside the steps, without waiting: device/device.h says how copies are started, marked
  * and done. A page that comes in must not be used before it is done, one that goes out not be
  * written; model_copy_fence() makes the next step wait for those that go out. model_pin() prepares

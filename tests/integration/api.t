@@ -303,12 +303,17 @@ def choices(s):
            "truncate_prompt_tokens keeps the end")
     long = "The quick brown fox jumps over the lazy dog. " * 8
 
-    def cached(**f):
-        r = ask(s, TEXT, s.completion(long, max_tokens=1, **f))
+    def cached(prompt=long, **f):
+        r = ask(s, TEXT, s.completion(prompt, max_tokens=1, **f))
         return r["usage"]["prompt_tokens_details"]["cached_tokens"]
     cached(cache_salt="a")
     tap.eq((cached(cache_salt="a") > 0, cached(cache_salt="b"), cached()), (True, 0, 0),
            "cache_salt parts the prefixes")
+    long += "So"
+    n = len(s.post("/tokenize", {"prompt": long}).json["tokens"])
+    cached(long)
+    tap.eq((cached(long), cached(long + " it is.")), (n - 1, n),
+           "prefixes are cached to the token, which need not end a page (%d)" % n)
     r = s.request("POST", CHAT, s.chat("Hello", max_tokens=3), headers={"X-Request-Id": "abc-1.2"})
     count(r.json["choices"])
     tap.eq((r.json["id"], r.headers["X-Request-Id"]), ("chatcmpl-abc-1.2", "abc-1.2"),

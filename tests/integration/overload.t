@@ -28,7 +28,7 @@ need_nginx()
 tap = Tap()
 PATH = "/v1/completions"
 SEATS, QUEUE = 4, 8  # of the server under load: so many run, so many wait
-N_TOKENS = 40
+N_TOKENS = 80
 N_SHORT = 16
 
 

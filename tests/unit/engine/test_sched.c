@@ -1,6 +1,7 @@
 /* Goal: the scheduler never exceeds a budget, starves nobody, loses no page, and preemption
  * and prefix sharing do not change what a sequence computes. Method: simulation of many
- * thousand steps with random arrivals over a small pool, invariants checked on the way. */
+ * thousand steps with random arrivals over a small pool, invariants checked on the way. Pages have
+ * contents there: a digest of all tokens up to each place, which who computes on must find. */
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -33,6 +34,7 @@ struct world {
     bool ahead;  /* a step begins before the one before has ended */
     struct flight flights[2];
     unsigned n_steps, n_ahead;
+    uint32_t *contents; /* [n_pages][BLOCK] */
 };
 
 static void note_named(void *context, int32_t page)
@@ -53,6 +55,7 @@ static void world_open_long(struct world *w, int n_pages, int budget, int max_se
                                   .prefix_caching = true};
 
     *w = (struct world){.seed = seed, .waited = mem_zalloc_array(N_SEQS, sizeof(int))};
+    w->contents = mem_zalloc_array((size_t)n_pages * BLOCK, sizeof *w->contents);
     must_ok(pages_open(&w->pages, n_pages, BLOCK));
     must_ok(sched_init(&w->sched, &limits, w->pages));
     must_ok(seq_pool_init(&w->pool, N_SEQS, longest, BLOCK, 512));
@@ -68,6 +71,8 @@ static void world_close(struct world *w)
     mem_free(w->sched.running);
     mem_free(w->sched.planned);
     mem_free(w->sched.evictions);
+    mem_free(w->sched.copies);
+    mem_free(w->contents);
     mem_free(w->pool.seqs);
     mem_free(w->waited);
     pages_close(w->pages);
@@ -107,6 +112,55 @@ static int world_tenant(struct world *w, const char *name)
     return tenants_find(&w->sched.tenants, full);
 }
 
+/* The token that a sequence has at a place, also if it is not sampled yet. */
+static int32_t token_at(const struct seq *q, int at)
+{
+    return at < q->n_tokens ? q->tokens[at] : (int32_t)((q->order * 31 + (uint64_t)at * 7) % 997);
+}
+
+/* What was evicted is said to hold what it was named for. */
+static bool world_evict(struct world *w)
+{
+    bool good = true;
+
+    for (int i = 0; i < w->sched.n_evictions; i++) {
+        const struct page_label *l = &w->sched.evictions[i].label;
+        struct hash name = prefix_name(&l->parent, l->tokens, BLOCK);
+
+        good = good && memcmp(&name, &l->name, sizeof name) == 0;
+    }
+    w->sched.n_evictions = 0;
+    return good;
+}
+
+/* The step's copies and what it writes, in the device's order. False when a sequence goes on from
+ * something else than its own tokens. */
+static bool world_compute(struct world *w)
+{
+    struct sched *s = &w->sched;
+    bool good = true;
+
+    for (int i = 0; i < s->n_copies; i++)
+        memcpy(w->contents + (size_t)s->copies[i].to * BLOCK,
+               w->contents + (size_t)s->copies[i].from * BLOCK, BLOCK * sizeof *w->contents);
+    sched_copied(s);
+    for (int i = 0; i < s->n_planned; i++) {
+        const struct seq *q = s->planned[i];
+        int begin = q->n_computed + q->n_ahead;
+        uint32_t digest = 1;
+
+        for (int at = 0; at < begin + q->n_planned; at++) {
+            uint32_t *place = &w->contents[(size_t)q->pages[at / BLOCK] * BLOCK + at % BLOCK];
+
+            digest = digest * 1000003 + (uint32_t)token_at(q, at);
+            if (at >= begin)
+                *place = digest;
+            good = good && *place == digest;
+        }
+    }
+    return good;
+}
+
 /* A step ends: what it computed counts, and its samples come; now and then one ends its
  * sequence early. False when an invariant broke. */
 static void world_end(struct world *w, struct flight *f)
@@ -122,7 +176,8 @@ static void world_end(struct world *w, struct flight *f)
         if (!f->samples[i])
             continue;
         q->n_pending--;
-        q->tokens[q->n_tokens++] = (int32_t)(random_next(&w->seed) % 997);
+        q->tokens[q->n_tokens] = token_at(q, q->n_tokens);
+        q->n_tokens++;
         if (q->n_tokens < q->tokens_max && (!w->ahead || random_next(&w->seed) % 32 != 0))
             continue;
         for (int k = 0; k < 2; k++) {
@@ -148,7 +203,8 @@ static bool world_step(struct world *w)
         world_end(w, before);
     w->n_ahead += before->n > 0;
     sched_plan(s);
-    s->n_evictions = 0;
+    if (!world_evict(w) || !world_compute(w))
+        return false;
     for (int i = 0; i < s->n_planned; i++) {
         struct seq *q = s->planned[i];
         int end = q->n_computed + q->n_ahead + q->n_planned;
@@ -209,9 +265,13 @@ static void test_simulation(int n_pages, int budget, int max_seqs, bool ahead, u
     is_int(w.n_done, n_added, "every sequence came to its end");
     is_int(pages_free(w.pages), n_pages, "and all pages came back");
     ok(longest_wait < 3000, "nobody waited longer than 3000 steps (%d)", longest_wait);
-    printf("# %d sequences, %llu preemptions, %llu of %llu prompt tokens from the cache\n", n_added,
-           (unsigned long long)w.sched.n_preemptions, (unsigned long long)w.sched.n_prefix_hits,
-           (unsigned long long)w.sched.n_prefix_queries);
+    ok(w.sched.n_copied > 0, "pages were copied for their first tokens");
+    printf(
+        "# %d sequences, %llu preemptions, %llu of %llu prompt tokens from the cache, %llu pages "
+        "copied\n",
+        n_added, (unsigned long long)w.sched.n_preemptions,
+        (unsigned long long)w.sched.n_prefix_hits, (unsigned long long)w.sched.n_prefix_queries,
+        (unsigned long long)w.sched.n_copied);
     world_close(&w);
 }
 
@@ -266,6 +326,34 @@ static void test_prefix(void)
     q = world_add(&w, 32, 1, 0, 3);
     q->n_tokens = 16;
     is_int(sched_match(&w.sched, q, &chain), 3, "the last token is always computed");
+    world_close(&w);
+}
+
+/* Of the page at which a sequence leaves the cached ones its first tokens serve too: of a full one,
+ * and in the last one of a sequence that has ended. */
+static void test_part(void)
+{
+    struct world w;
+    const struct seq *q;
+    int32_t said[19];
+    struct seq *next;
+
+    world_open(&w, 64, 64, 8, 1);
+    (void)world_add(&w, 28, 1, 0, 3);
+    (void)world_step(&w);
+    q = world_add(&w, 28, 1, 0, 3); /* shares 14 tokens */
+    (void)world_step(&w);
+    ok(q->n_cached == 14 && w.sched.n_copied == 1, "of the fourth page two tokens are cached");
+    q = world_add(&w, 10, 9, 0, 4);
+    while (w.n_done < 3) {
+        memcpy(said, q->tokens, sizeof said);
+        (void)world_step(&w);
+    }
+    next = world_add(&w, 30, 3, 0, 5);
+    memcpy(next->tokens, said, sizeof said);
+    (void)world_step(&w);
+    is_int(next->n_cached, 18, "a conversation goes on: only its last token was never computed");
+    sched_check(&w.sched);
     world_close(&w);
 }
 
@@ -573,6 +661,7 @@ int main(void)
     test_long_prompt();
     test_priority();
     test_prefix();
+    test_part();
     test_paused();
     test_longest(1, false);
     test_longest(1, true);

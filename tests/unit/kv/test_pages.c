@@ -91,6 +91,83 @@ static void test_walk(unsigned seed)
     pages_close(p);
 }
 
+/* Parts beside a naive model: tokens of 0 and 1, so that many begin alike. */
+static void test_parts(unsigned seed)
+{
+    struct pages *p;
+    struct part {
+        int refs, n, family;
+        int32_t tokens[BLOCK];
+    } parts[N_PAGES] = {0};
+    bool good = true;
+
+    must_ok(pages_open(&p, N_PAGES, BLOCK));
+    for (int step = 0; step < 100000 && good; step++) {
+        int page = (int)(random_next(&seed) % N_PAGES);
+        int family = (int)(random_next(&seed) % 3), n = 1 + (int)(random_next(&seed) % (BLOCK - 1));
+        struct hash parent = name_of(1000 + family);
+        int32_t tokens[BLOCK];
+        int best = 0, n_same = 0;
+        struct page_label label;
+        bool evicted;
+        int32_t got;
+
+        for (int i = 0; i < BLOCK; i++)
+            tokens[i] = (int32_t)(random_next(&seed) % 2);
+        for (int i = 0; i < N_PAGES; i++) {
+            int same = 0;
+
+            while (parts[i].family == family && same < n && same < parts[i].n &&
+                   parts[i].tokens[same] == tokens[same])
+                same++;
+            best = same > best ? same : best;
+        }
+        switch (random_next(&seed) % 4) {
+        case 0:
+            got = pages_take(p, &evicted, &label);
+            good = got == -1 || (parts[got].refs == 0 && evicted == (parts[got].n == BLOCK));
+            if (got != -1)
+                parts[got] = (struct part){.refs = 1};
+            break;
+        case 1:
+            if (parts[page].refs > 0) {
+                pages_unref(p, page);
+                parts[page].refs--;
+            }
+            break;
+        case 2: {
+            struct hash name = prefix_name(&parent, tokens, BLOCK);
+            bool full = random_next(&seed) % 4 == 0, done;
+
+            if (parts[page].refs == 0 || parts[page].n > 0)
+                break;
+            done = full ? pages_name(p, page, &name, &parent, tokens)
+                        : pages_name_part(p, page, &parent, tokens, n);
+            good = full || done == (best < n);
+            if (done) {
+                parts[page] = (struct part){parts[page].refs, full ? BLOCK : n, family, {0}};
+                memcpy(parts[page].tokens, tokens, sizeof tokens);
+            }
+            break;
+        }
+        default:
+            got = pages_find_part(p, &parent, tokens, n, &n_same);
+            good = n_same == best && (got == -1) == (best == 0);
+            if (got != -1) {
+                good = good && parts[got].family == family && parts[got].n >= n_same &&
+                       memcmp(parts[got].tokens, tokens, sizeof *tokens * (size_t)n_same) == 0;
+                parts[got].refs++;
+            }
+            break;
+        }
+        if (step % 1000 == 0)
+            pages_check(p);
+    }
+    pages_check(p);
+    ok(good, "100000 random calls about parts agree with the naive model");
+    pages_close(p);
+}
+
 static void test_order(void)
 {
     struct pages *p;
@@ -136,6 +213,7 @@ static void test_names(void)
 int main(void)
 {
     test_walk(tap_seed(1));
+    test_parts(tap_seed(2));
     test_order();
     test_names();
     return tap_done();
