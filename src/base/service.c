@@ -4,6 +4,7 @@
 #include "base/service.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/signalfd.h>
 #include <systemd/sd-daemon.h>
+#include <unistd.h>
 
 #include "base/log.h"
 
@@ -46,6 +48,17 @@ void service_watchdog(uint64_t now_us)
         return;
     last_us = now_us;
     (void)sd_notify(0, "WATCHDOG=1");
+}
+
+bool service_was_replaced(void)
+{
+    static const char gone[] = " (deleted)"; /* the kernel's word for a file without a name */
+    char path[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path);
+    size_t len = n < 0 ? 0 : (size_t)n;
+
+    return len >= sizeof gone - 1 &&
+           memcmp(path + len - (sizeof gone - 1), gone, sizeof gone - 1) == 0;
 }
 
 int service_listen_fd(void)

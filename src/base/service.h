@@ -17,6 +17,9 @@ void service_status(const char *format, ...) __attribute__((format(printf, 1, 2)
  * thread of its own: a loop that hangs must be noticed. Sends at most every half period. */
 void service_watchdog(uint64_t now_us);
 
+/* Has the program's file been replaced since it was started? Then a restart is an upgrade. */
+bool service_was_replaced(void);
+
 /* The one listening socket that systemd passed, or -1. */
 int service_listen_fd(void);
 

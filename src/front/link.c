@@ -119,8 +119,10 @@ bool link_try(struct link *l, uint64_t now_us)
     rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &w, fds);
     if (rc != ERR_OK) {
         l->control_fd = -1;
+        if (rc == ERR_VERSION && l->foreign_us == 0)
+            l->foreign_us = now_us;
         if (rc == ERR_VERSION || rc == ERR_OVERLOADED)
-            l->retry_us = now_us + 100 * LINK_RETRY_US; /* said once in a while is enough */
+            l->retry_us = now_us + 20 * LINK_RETRY_US; /* said once in a while is enough */
         return false;
     }
     rc = link_open(l, &w, fds);
@@ -131,6 +133,7 @@ bool link_try(struct link *l, uint64_t now_us)
         link_close(l);
         return false;
     }
+    l->foreign_us = 0;
     log_info("front: attached to the engine, %u slots", l->lane.n_slots);
     return true;
 }

@@ -36,6 +36,7 @@ struct link {
     uint32_t *tenant_idx;            /* [n_slots], who has it */
     uint32_t refused[WIRE_REFUSALS]; /* as the lane tells the engine */
     uint64_t retry_us;               /* when to try to attach again */
+    uint64_t foreign_us;             /* since when the engine is of another build; 0: it is not */
 
     pthread_mutex_t lock; /* guards what follows against readers of /health, /metrics */
     const struct wire_stats *stats;

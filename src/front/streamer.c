@@ -25,6 +25,7 @@
 #define STREAMER_TICK_MS     500          /* timeouts are looked at this often */
 #define STREAMER_DETACHED_MS 50           /* without an engine: how often to try to attach */
 #define STREAMER_BACKLOG     (256u << 10) /* unsent bytes past which a client's records wait */
+#define STREAMER_YIELD_US    1000000
 #define STREAMER_SUBMITS_MAX 3 /* engines that may die under a request before it is blamed */
 
 struct streamer {
@@ -651,13 +652,62 @@ static void streamer_engine_lost(struct streamer *s)
     link_lost(l, s->now_us);
 }
 
+static void streamer_drain(struct streamer *s)
+{
+    uint64_t one = 1;
+
+    service_stopping();
+    log_info("front: stopping; %d requests under way", s->n_open);
+    s->drain_until_us = s->now_us;
+    if (!s->draining)
+        s->drain_until_us += (uint64_t)s->f->settings.drain_timeout_s * 1000000u;
+    s->draining = true;
+    (void)!write(s->f->stop_fd, &one, sizeof one); /* never read: it stays readable */
+}
+
+/* Nothing of x was said: closed without an answer, it is asked for again at another front. */
+static bool streamer_can_hand_back(const struct exchange *x)
+{
+    return !x->head_sent && x->out.len == 0 && !x->probe;
+}
+
+/* The engine is of another build, and will not take what is here. A front whose own file was
+ * replaced makes room for the new one; nginx asks that, or another front's, for what has not begun.
+ * Not at once: the others shall have stopped accepting by then, or it would come back from them. */
+static void streamer_yield(struct streamer *s)
+{
+    if (!s->draining) {
+        if (!service_was_replaced())
+            return; /* wait for an engine of this build, as for any */
+        log_info("front: the engine is of another build, and so is the file of this program: "
+                 "making room for it");
+        streamer_drain(s);
+    }
+    if (s->now_us - s->f->link.foreign_us < STREAMER_YIELD_US)
+        return;
+    for (struct exchange *x = s->open, *next; x != NULL; x = next) {
+        next = x->next;
+        if (x->complete)
+            continue;
+        if (streamer_can_hand_back(x)) {
+            streamer_close(s, x);
+            continue;
+        }
+        streamer_fail(s, x, ERR_ENGINE_GONE, NULL, NULL);
+        streamer_flush(s, x);
+    }
+}
+
 static void streamer_engine(struct streamer *s)
 {
     struct link *l = &s->f->link;
     struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &l->control_fd};
 
-    if (!link_try(l, s->now_us))
+    if (!link_try(l, s->now_us)) {
+        if (l->foreign_us != 0)
+            streamer_yield(s);
         return;
+    }
     if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, l->control_fd, &ev) == -1) {
         log_error("front: epoll: %s", strerror(errno));
         link_lost(l, s->now_us);
@@ -734,19 +784,6 @@ static void streamer_tick(struct streamer *s)
 
 /* --- the loop ----------------------------------------------------------------------------- */
 
-static void streamer_signal(struct streamer *s)
-{
-    uint64_t one = 1;
-
-    service_stopping();
-    log_info("front: stopping; %d requests under way", s->n_open);
-    s->drain_until_us = s->now_us;
-    if (!s->draining)
-        s->drain_until_us += (uint64_t)s->f->settings.drain_timeout_s * 1000000u;
-    s->draining = true;
-    (void)!write(s->f->stop_fd, &one, sizeof one); /* never read: it stays readable */
-}
-
 /* An eventfd: one read takes all that was written. */
 static void streamer_take_wake(int fd)
 {
@@ -796,7 +833,7 @@ static void streamer_events(struct streamer *s, int timeout_ms)
                 streamer_engine_lost(s);
         } else if (p == &f->signal_fd) {
             streamer_drain_fd(f->signal_fd);
-            streamer_signal(s);
+            streamer_drain(s);
         } else if (p == &f->handover_fd) {
             streamer_take_wake(f->handover_fd);
             spells = true;

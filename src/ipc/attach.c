@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,9 +18,10 @@
 
 #include "base/log.h"
 
-#define ATTACH_BACKLOG   64
-#define ATTACH_WAKES_MAX 64 /* read in one go: a peer that floods must not hold us */
-#define ATTACH_SEALS     (F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW)
+#define ATTACH_BACKLOG     64
+#define ATTACH_MESSAGE_MAX 512 /* a first message of any build */
+#define ATTACH_WAKES_MAX   64  /* read in one go: a peer that floods must not hold us */
+#define ATTACH_SEALS       (F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW)
 
 static int attach_address(struct sockaddr_un *a, const char *path)
 {
@@ -108,17 +110,37 @@ static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_
     return ERR_CORRUPT;
 }
 
-/* Receive one message of exactly len bytes and exactly n_fds descriptors. ERR_NOT_FOUND: an error's
- * welcome, which carries no descriptors. */
+/* A first message of another build, of whatever length. */
+static bool attach_is_foreign(const void *bytes, size_t len)
+{
+    uint64_t begin[2]; /* magic, layout */
+
+    if (len < sizeof begin)
+        return false;
+    memcpy(begin, bytes, sizeof begin);
+    if (begin[0] != WIRE_MAGIC || begin[1] == wire_layout())
+        return false;
+    log_warn("attach: the other side's layout is %016llx, ours %016llx: these are different builds",
+             (unsigned long long)begin[1], (unsigned long long)wire_layout());
+    return true;
+}
+
+/* Receive a first message of exactly len bytes and exactly n_fds descriptors. ERR_NOT_FOUND: an
+ * error's welcome, which carries no descriptors; ERR_VERSION (logged). */
 static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
 {
+    char message[ATTACH_MESSAGE_MAX];
     int got[ATTACH_FDS + 1];
+    bool foreign;
     int n_got;
-    int n = attach_receive_any(fd, bytes, len, got, &n_got);
+    int n = attach_receive_any(fd, message, sizeof message, got, &n_got);
 
     if (n < 0)
         return n;
-    if ((size_t)n == len && n_got == n_fds) {
+    foreign = attach_is_foreign(message, (size_t)n);
+    if ((size_t)n == len)
+        memcpy(bytes, message, len);
+    if ((size_t)n == len && n_got == n_fds && !foreign) {
         if (n_fds > 0)
             memcpy(fds, got, sizeof(int) * (size_t)n_fds);
         return ERR_OK;
@@ -127,6 +149,8 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
         (void)close(got[i]);
     for (int i = 0; i < n_fds; i++)
         fds[i] = -1;
+    if (foreign)
+        return ERR_VERSION;
     return (size_t)n == len && n_got == 0 ? ERR_NOT_FOUND : ERR_CORRUPT;
 }
 
@@ -185,11 +209,8 @@ int attach_read_hello(int fd, enum wire_visitor *visitor)
 
     if (rc != ERR_OK)
         return rc == ERR_NOT_FOUND ? ERR_CORRUPT : rc;
-    if (h.magic != WIRE_MAGIC || h.layout != wire_layout()) {
-        log_warn("attach: layout %016llx of a front is not ours (%016llx): different builds",
-                 (unsigned long long)h.layout, (unsigned long long)wire_layout());
-        return ERR_VERSION;
-    }
+    if (h.magic != WIRE_MAGIC)
+        return ERR_CORRUPT;
     *visitor = h.visitor == WIRE_OBSERVER ? WIRE_OBSERVER : WIRE_FRONT;
     return ERR_OK;
 }

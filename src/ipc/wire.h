@@ -208,6 +208,9 @@ struct wire_lane {
     alignas(WIRE_LINE) _Atomic uint64_t ready[WIRE_SLOTS_MAX / 64];
 };
 
+/* Both first messages begin with magic and layout in every build, whatever follows: so builds can
+ * tell that they are different. */
+
 /* First message of a front, or of somebody who only wants the statistics: he gets them twice in
  * place of a lane, and the connection ends. */
 enum wire_visitor { WIRE_FRONT = 0, WIRE_OBSERVER = 1 };

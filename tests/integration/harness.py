@@ -327,7 +327,7 @@ class Stack:
     heard = None  # (path, status, JSON, whether of a stream): schema.Judge listens
 
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
-                 start_engine=True, host=None, host_file=None):
+                 start_engine=True, host=None, host_file=None, programs=BUILDDIR):
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
@@ -343,7 +343,7 @@ class Stack:
         self.n_requests = 0
         common = ["--model", MODEL, "--served-model-name", MODEL_NAME, "--engine-socket",
                   self.engine_socket]
-        self.engine_argv = [os.path.join(BUILDDIR, "quire-engine")] + common + \
+        self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
             ["--device", DEVICE, "--cpu-threads", "2"] + [str(a) for a in engine]
         # On tmpfs, as it is meant to be: /tmp may be a disk.
         self.host_is_ours = bool(host) and host_file is None
@@ -356,7 +356,7 @@ class Stack:
             self.store_dir = os.path.join(self.dir, "store")
             os.mkdir(self.store_dir)
             self.engine_argv += ["--kv-store-dir", self.store_dir, "--kv-store-bytes", "256M"]
-        self.front_argv = [os.path.join(BUILDDIR, "quire-front")] + common + \
+        self.front_argv = [os.path.join(programs, "quire-front")] + common + \
             [str(a) for a in front]
         try:
             if start_engine:
@@ -399,7 +399,7 @@ class Stack:
 
     def _start_nginx(self):
         # The project's own files, with the folders and the fronts of this test put in.
-        fronts = "\n".join("    server unix:%s max_fails=1 fail_timeout=1s;" % self.front_path(i)
+        fronts = "\n".join("    server unix:%s max_fails=0;" % self.front_path(i)
                            for i in range(self.n_fronts))
         with open(self.path("keys.map"), "w") as f:
             f.writelines('"Bearer %s" tenant%d;\n' % (key(i), i) for i in range(N_KEYS))
