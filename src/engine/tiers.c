@@ -69,7 +69,6 @@ static bool tiers_start_copy(struct engine *e, struct engine_load *l)
 static void tiers_from_host(struct engine *e, struct engine_load *l, int32_t slot)
 {
     l->slot = slot;
-    host_hold(e->host, slot);
     host_use(e->host, slot);
     l->state = LOAD_CHECKING;
     if (!host_is_checked(e->host, slot))
@@ -98,10 +97,18 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct hash *
                             const struct hash *parent, const int32_t *tokens, int32_t slot)
 {
     struct engine_load *l = tiers_load_slot(e);
-    int32_t page = l == NULL ? -1 : sched_take_page(&e->sched);
+    int32_t page;
 
-    if (page == -1)
+    if (l == NULL)
         return false;
+    if (slot >= 0)
+        host_hold(e->host, slot); /* what the page holds needs a slot: not this one */
+    page = sched_take_page(&e->sched);
+    if (page == -1) {
+        if (slot >= 0)
+            host_release(e->host, slot);
+        return false;
+    }
     tiers_save_evicted(e); /* the copy will overwrite the page before any step does */
     l->page = page;
     if (slot >= 0)
