@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A long prefix from each tier, on a GPU: time to first token when it is computed, on the device,
-in host memory after kill -9, on disk after the host's memory was lost; and what copies cost those
-who decode meanwhile.
+in host memory after kill -9, on disk after the host's memory was lost; what copies cost those who
+decode meanwhile; and how long a stream is silent when its engine is killed, beside a cold start.
 
     builddir=BUILD tests/bench/tiers.py [--model tests/bench/llama-3.1-8b] [--tokens 8192]
         [--host 16G] [--host-file /dev/shm/quire-bench] [--store DIR] [--device cuda]
@@ -31,7 +31,7 @@ p.add_argument("--host", default="16G")
 p.add_argument("--host-file", default="/dev/shm/quire-bench")
 p.add_argument("--store", default=tempfile.gettempdir())
 p.add_argument("--room", type=int, default=2048, help="tokens of context behind a prefix")
-p.add_argument("--parts", default="lives host cost", help="what is measured")
+p.add_argument("--parts", default="lives host cost resumed", help="what is measured")
 p.add_argument("--device", default="cuda")
 a = p.parse_args()
 os.environ["QUIRE_TEST_DEVICE"] = a.device
@@ -180,6 +180,53 @@ def cost():
         clean()
 
 
+def silence(s, i, lose):
+    """Seconds from the start of the next engine to the next token of a stream that was under way
+    when the one before was killed, and how many tokens came behind it."""
+    held = s.metric("quire:kv_host_pages") + 0.98 * PAGES
+    came = []
+    told = []
+    thread = threading.Thread(target=lambda: told.append(s.stream(
+        "/v1/completions", {"model": MODEL_NAME, "prompt": prompt(i), "max_tokens": a.room - 64,
+                            "temperature": 0, "ignore_eos": True},
+        on_event=lambda t: came.append(time.monotonic()))))
+    thread.start()
+    until(lambda: len(came) > 20 and
+          s.metric("quire:kv_host_pages") >= held, 20, 0.002)
+    s.engine.hold()
+    s.engine.kill(signal.SIGKILL)
+    until(lambda: not s.engine.alive(), 60)
+    if lose:
+        os.unlink(a.host_file)
+    time.sleep(0.05)  # what had been said reaches us
+    began = time.monotonic()
+    s.engine.release()
+    thread.join(120)
+    after = [t for t in came if t > began]
+    if not told or not told[0].done or not after:
+        raise RuntimeError("the stream was not resumed, or had ended:\n" + s.logs())
+    return after[0] - began, len(after)
+
+
+def resumed():
+    """From the start of the next engine to the next token of a stream."""
+    with Stack(engine=engine_args(), host=a.host, host_file=a.host_file, n_fronts=1) as s:
+        for what, lose in (("resumed from host memory", False), ("resumed, its pages lost", True)):
+            for i in range(3):
+                took, n = silence(s, i + 10 * lose, lose)
+                print("%-44s %8.3f s from the start of the engine to the next token (%d more)"
+                      % (what, took, n))
+        s.engine.hold()
+        s.engine.kill(signal.SIGKILL)
+        until(lambda: not s.engine.alive(), 60)
+        os.unlink(a.host_file)
+        began = time.monotonic()
+        s.engine.release()
+        ms, cached = first_token(s, 77)
+        print("%-44s %8.3f s to the first token of a new prompt, %.3f s of it since it was asked "
+              "(%d tokens cached)" % ("cold start", time.monotonic() - began, ms / 1e3, cached))
+
+
 def clean():
     subprocess.run(["rm", "-rf", a.host_file, os.path.join(a.store, "quire-bench-store")],
                    check=False)
@@ -188,7 +235,7 @@ def clean():
 def main():
     for part in a.parts.split():
         clean()
-        {"lives": lives, "host": host, "cost": cost}[part]()
+        {"lives": lives, "host": host, "cost": cost, "resumed": resumed}[part]()
         sys.stdout.flush()
 
 
