@@ -75,10 +75,12 @@ static int main_open_store(struct engine *e)
     if (options.dir[0] == '\0')
         return ERR_OK;
     rc = store_open(&e->store, &options);
-    if (rc == ERR_NO_MEMORY)
-        log_warn("engine: no room for the page store in %s; no pages are kept on disk",
-                 options.dir);
-    return rc == ERR_NO_MEMORY ? ERR_OK : rc;
+    if (rc != ERR_NO_MEMORY && rc != ERR_IO)
+        return rc;
+    /* A disk that is full or broken is no reason not to serve. */
+    log_error("engine: the page store in %s cannot be used; no pages are kept on disk",
+              options.dir);
+    return ERR_OK;
 }
 
 static int main_pin(void *model, void *memory, size_t bytes)

@@ -148,17 +148,26 @@ static int store_open_file(struct store *st)
     return ERR_OK;
 }
 
-/* What opening made and renamed must outlive a power cut before anything is written to it: with
- * the old index's name everything that the new one is told would be lost. */
-static void store_sync_folder(const struct store *st)
+static void store_sync_folder(const char *path)
 {
-    int fd = open(st->options.dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     if (fd == -1 || fsync(fd) == -1)
-        log_warn("store: %s cannot be synced: %s; a power cut may lose its pages", st->options.dir,
+        log_warn("store: %s cannot be synced: %s; a power cut may lose pages", path,
                  strerror(errno));
     if (fd != -1)
         (void)close(fd);
+}
+
+/* What opening made and renamed, its own name too, must outlive a power cut before anything is
+ * written to it: with the old index's name everything that the new one is told would be lost. */
+static void store_sync_folders(const struct store *st)
+{
+    char above[4096];
+
+    store_path(st, above, sizeof above, "..");
+    store_sync_folder(st->options.dir);
+    store_sync_folder(above);
 }
 
 static int store_start(struct store *st)
@@ -216,7 +225,7 @@ int store_open(struct store **out, const struct store_options *options)
     if (rc == ERR_OK)
         rc = store_open_file(st);
     if (rc == ERR_OK)
-        store_sync_folder(st);
+        store_sync_folders(st);
     if (rc == ERR_OK)
         rc = store_load_index(st);
     if (rc == ERR_OK)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import tempfile
 import subprocess
 
 from harness import BUILDDIR, Stack, Tap, crowd, need_nginx, until
@@ -147,6 +148,12 @@ with tap.section("another engine"), tiers() as s:
     s.engine.release()
     tap.eq(ask(s, 0, "pages of another size")[0], want[0], "the same text")
     tap.ok("begun anew" in s.engine.said(), "what another engine left is thrown away")
+
+with tap.section("no disk"):
+    with tempfile.NamedTemporaryFile() as file, Stack(
+            engine=SMALL + ["--kv-store-dir", os.path.join(file.name, "store")]) as s:
+        tap.eq(ask(s, 0, "no disk")[0], want[0], "an engine whose store cannot be opened serves")
+        tap.ok("no pages are kept on disk" in s.engine.said(), "and says so")
 
 with tap.section("faults"):
     for fault in ("host_grow", "host_copy", "host_check", "store_read", "store_write"):
