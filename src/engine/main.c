@@ -36,6 +36,7 @@ static int main_open_model(struct engine *e)
         .num_pages = s->num_pages,
         .gpu_memory_utilization = s->gpu_memory_utilization,
         .cpu_kv_bytes = s->cpu_kv_bytes,
+        .sleeps = s->sleep_after_s > 0,
     };
     int rc;
 
@@ -195,8 +196,6 @@ static int main_open(struct engine *e)
         rc = main_open_lanes(e);
     if (rc == ERR_OK)
         rc = stats_open(&e->stats);
-    if (rc == ERR_OK)
-        stats_set(&e->stats, METRIC_device_bytes, e->shape->device_bytes);
     if (rc == ERR_OK && e->host != NULL)
         host_wait(e->host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
@@ -242,7 +241,6 @@ int main(int argc, char **argv)
     }
     mem_seal();
     service_ready();
-    service_status("serving %s on %s", e.settings.model, e.shape->device);
     log_info("engine: ready on %s: %d pages of %d tokens, up to %d sequences and %d tokens a step",
              e.shape->device, e.shape->n_pages, e.shape->block_tokens, e.shape->max_num_seqs,
              e.shape->max_num_batched_tokens);
