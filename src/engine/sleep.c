@@ -31,18 +31,32 @@ bool sleep_is_awake(const struct engine *e)
     return e->power < POWER_ASLEEP;
 }
 
+/* When it is time to fall asleep; 0: never. */
+static uint64_t sleep_due_us(const struct engine *e)
+{
+    return e->settings.sleep_after_s == 0
+               ? 0
+               : e->used_us + (uint64_t)e->settings.sleep_after_s * 1000000u;
+}
+
 int sleep_timeout_ms(const struct engine *e, int longest_ms)
 {
+    uint64_t then_us = e->now_us;
+
     switch (e->power) {
-    case POWER_AWAKE:
+    case POWER_AWAKE: then_us = sleep_due_us(e); break;
     case POWER_SAVING:
-    case POWER_ASLEEP: return longest_ms;
+    case POWER_ASLEEP: break;
     case POWER_FALLING: return 0;
-    case POWER_WAKING: break;
+    case POWER_WAKING:
+        if (e->retry_us <= e->now_us)
+            return 0;
+        then_us = e->retry_us;
+        break;
     }
-    if (e->retry_us <= e->now_us)
-        return 0;
-    return (int)((e->retry_us - e->now_us) / 1000) + 1;
+    if (then_us <= e->now_us || then_us - e->now_us > (uint64_t)longest_ms * 1000)
+        return longest_ms;
+    return (int)((then_us - e->now_us) / 1000) + 1;
 }
 
 static void sleep_enter(struct engine *e, enum engine_power power)
@@ -212,9 +226,9 @@ static int sleep_rise(struct engine *e)
 
 int sleep_pass(struct engine *e)
 {
-    uint64_t after_us = (uint64_t)e->settings.sleep_after_s * 1000000u;
+    uint64_t due_us = sleep_due_us(e);
 
-    if (e->power == POWER_AWAKE && after_us > 0 && e->now_us - e->used_us >= after_us)
+    if (e->power == POWER_AWAKE && due_us > 0 && e->now_us >= due_us)
         (void)!sleep_begin(e); /* or later */
     switch (e->power) {
     case POWER_AWAKE: break;
