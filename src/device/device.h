@@ -2,8 +2,8 @@
  *
  * The cpu device holds weights, activations and KV in float32, the cuda device in bfloat16; the
  * residual and the logits are float32 on both. Memory is got at start from device_alloc() and
- * given back as a whole by close(), or for a while by sleep(). Operations of a step are enqueued in order on one stream;
- * an error sticks and is returned by end(). One thread calls, but for pipes.
+ * given back as a whole by close(), or for a while by sleep(). Operations of a step are enqueued in
+ * order on one stream; an error sticks and is returned by end(). One thread calls, but for pipes.
  *
  * The operations are those of kernels/kernels.h, which says what they compute. Pointers to
  * device memory are void * or float *; the cpu device's are plain memory. */
@@ -86,8 +86,8 @@ struct device_ops {
      * Nothing may be under way. Until sleep() returns ERR_OK the device is awake and can be used;
      * from then until wake() does, only memory of alloc() can. ERR_NO_MEMORY (logged) of sleep():
      * the host has no room for the content. ERR_NO_MEMORY of wake(): others have the memory; what
-     * was taken again is given back, so that two that wake do not hold each other up. Both: ERR_GPU;
-     * close() is fine at any time. */
+     * was taken again is given back, so that two that wake do not hold each other up. Both:
+     * ERR_GPU. close() is fine at any time. */
     int (*may_sleep)(struct device *d);
     void *(*alloc_constant)(struct device *d, size_t bytes);
     void *(*alloc_scratch)(struct device *d, size_t bytes);

@@ -222,8 +222,8 @@ void tiers_time_step(struct engine *e, const struct engine_step *step); /* a ste
 
 void sleep_init(struct engine *e); /* before the first pass */
 
-/* A pass: fall asleep after sleep_after_s without requests, wake for one that waits. ERR_OK; ERR_GPU
- * when the device failed. */
+/* A pass: fall asleep after sleep_after_s without requests, wake for one that waits. ERR_OK;
+ * ERR_GPU when the device failed. */
 int sleep_pass(struct engine *e) ERR_CHECKED;
 
 bool sleep_is_awake(const struct engine *e); /* steps may begin, and copies of pages */
@@ -231,8 +231,9 @@ bool sleep_is_awake(const struct engine *e); /* steps may begin, and copies of p
 /* How long the loop may wait for something to happen, if it would wait for longest_ms. */
 int sleep_timeout_ms(const struct engine *e, int longest_ms);
 
-/* Fall asleep now. ERR_AGAIN while a request is under way; ERR_UNSUPPORTED when memory was not taken
- * for it (sleep_after_s is 0, or the device cannot). Asked of a sleeping engine: nothing happens. */
+/* Fall asleep now. ERR_AGAIN while a request is under way; ERR_UNSUPPORTED when memory was not
+ * taken for it (sleep_after_s is 0, or the device cannot). Asked of a sleeping engine: nothing
+ * happens. */
 int sleep_begin(struct engine *e) ERR_CHECKED;
 void sleep_end(struct engine *e); /* wake, for nobody in particular */
 

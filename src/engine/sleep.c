@@ -5,10 +5,10 @@
  *
  *   awake -> saving -> falling -> asleep -> waking -> awake
  *
- * saving: pages that no lower tier has are written there, by the passes of the loop as ever. falling:
- * weights go to host memory, some milliseconds of it in a pass. Until then a request that comes is
- * served as if nothing had been; afterwards it waits. While the engine wakes the loop goes on too:
- * requests are taken in, cancelled and run out of time, the watchdog and /health are told.
+ * saving: pages that no lower tier has are written there, by the passes of the loop as ever.
+ * falling: weights go to host memory, some milliseconds of it in a pass. Until then a request that
+ * comes is served as if nothing had been; afterwards it waits. While the engine wakes the loop goes
+ * on too: requests are taken in, cancelled and run out of time, the watchdog and /health are told.
  *
  * Pages of the device lose their names with their content: what comes next finds its prefix in the
  * host tier or on the disk, and else computes it. */
