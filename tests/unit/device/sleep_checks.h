@@ -85,6 +85,7 @@ static inline int sleep_through(struct device *d, int (*step)(struct device *), 
 
 static inline void sleep_open(struct sleep_arrays *a, struct device *d)
 {
+    size_t before = d->allocated_bytes;
     bool zero = true, aligned = true;
 
     a->d = d;
@@ -104,7 +105,8 @@ static inline void sleep_open(struct sleep_arrays *a, struct device *d)
     }
     a->plain = d->ops->alloc(d, 999);
     ok(zero && aligned, "memory is zero and aligned");
-    ok(d->sleeping_bytes == 2 * d->constant_bytes && d->allocated_bytes == d->sleeping_bytes + 999,
+    ok(d->sleeping_bytes == 2 * d->constant_bytes &&
+           d->allocated_bytes == before + d->sleeping_bytes + 999,
        "it is counted");
     ok(sleep_fill(a, true) && sleep_all_have(a, true), "and holds what was put there");
 }
