@@ -134,7 +134,8 @@ with tap.section("the disk alone"), Stack(engine=SLEEPY, store=True) as s:
     tap.ok(falls_asleep(s), "it falls asleep")
     got = [ask(s, i) for i in range(N)]
     tap.eq([t for t, _ in got], want, "the same text")
-    tap.ok(all(c > 100 for _, c in got), "prefixes come from the disk", got)
+    # The rest only while the disk is quicker than computing.
+    tap.ok(got[0][1] > 100, "the first prefix comes from the disk", got)
 
 with tap.section("a probe is nobody's request"), Stack(engine=SLEEPY) as s:
     def probed():
@@ -159,7 +160,7 @@ with tap.section("to and fro"), tempfile.TemporaryDirectory() as large:
         if name != "model.safetensors":
             shutil.copy(os.path.join(MODEL, name), large)
     with open(os.path.join(large, "config.json")) as f:
-        config = dict(json.load(f), num_hidden_layers=100)
+        config = dict(json.load(f), num_hidden_layers=60)
     with open(os.path.join(large, "config.json"), "w") as f:
         json.dump(config, f)
     dummy = ["--model", large, "--load-format", "dummy", "--cpu-kv-bytes", "1G"]
@@ -167,7 +168,7 @@ with tap.section("to and fro"), tempfile.TemporaryDirectory() as large:
         texts = [ask(s, i)[0] for i in range(N)]
 
         bad = []
-        for turn in range(16):
+        for turn in range(10):
             time.sleep(1 + random.uniform(-0.02, 0.2))
             for k in random.sample(range(N), random.choice((1, 2))):
                 text = ask(s, k)[0]
@@ -312,7 +313,7 @@ with tap.section("faults"):
             texts = []
             for turn in range(2):
                 texts += [ask(s, i)[0] for i in range(2)]
-                slept = falls_asleep(s, 15 if sleeps else 4)
+                slept = falls_asleep(s, 15 if sleeps else 2)
                 tap.eq(bool(slept), sleeps, "%s: %s" % (fault, "sleeps" if sleeps else "stays awake"))
             texts += [ask(s, i)[0] for i in range(2)]
             tap.eq(texts, 3 * want[:2], fault + ": the same text")
@@ -338,7 +339,7 @@ with tap.section("systemd's watchdog"):
             listener = threading.Thread(target=listen, daemon=True)
             listener.start()
             tap.ok(falls_asleep(s), "it sleeps")
-            time.sleep(6)
+            time.sleep(5)
             stop.set()
             listener.join()
             beats = [t for t, text in heard if "WATCHDOG=1" in text]
@@ -353,7 +354,7 @@ if cpu:
         tap.ok(falls_asleep(a) and falls_asleep(b), "both sleep")
         rest_mib = [status_mib(s, "RssAnon") for s in (a, b)]
         weights_mib, most = 0.0, 0.0
-        for turn in range(3):
+        for turn in range(2):
             for s, other in ((a, b), (b, a)):
                 tap.ok(falls_asleep(other), "the one sleeps")
                 tap.eq(ask(s, turn)[0], want[turn], "while the other speaks")
