@@ -89,7 +89,8 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
            "tok/s\n",
            top_share(t, s, METRIC_prefix_hits, METRIC_prefix_queries),
            top_rate(t, s, METRIC_host_hits, passed_s), top_rate(t, s, METRIC_store_hits, passed_s));
-    printf("device memory %.1f GiB\n", top_value(s, METRIC_device_bytes) / 1073741824.0);
+    printf("device memory %.1f GiB%s\n", top_value(s, METRIC_device_bytes) / 1073741824.0,
+           top_value(s, METRIC_sleep_offloaded) > 0.0 ? "   asleep" : "");
 }
 
 /* One look. ERR_OK, or why there was none. */

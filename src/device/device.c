@@ -7,7 +7,9 @@
 
 #include <string.h>
 
+#include "base/fault.h"
 #include "base/log.h"
+#include "base/mem.h"
 
 #ifndef HAVE_CUDA
 int device_cuda_count(void)
@@ -33,6 +35,20 @@ int device_open(struct device **out, const char *kind, int cpu_threads)
         return device_cuda_count() > 0 ? device_cuda_open(out) : device_cpu_open(out, cpu_threads);
     log_error("device: \"%s\" is unknown; use auto, cuda or cpu", kind);
     return ERR_INVALID;
+}
+
+/* A sixteenth more, since others want some meanwhile. */
+bool device_host_has_room(size_t bytes)
+{
+    size_t available = mem_available();
+
+    if (FAULT_HIT(device_sleep))
+        available = 1;
+    if (available == 0 || available >= bytes + bytes / 16) /* 0: the system does not say */
+        return true;
+    log_error("device: %zu MiB of host memory are wanted for weights, %zu are free", bytes >> 20,
+              available >> 20);
+    return false;
 }
 
 void device_close(struct device *d)

@@ -2,8 +2,8 @@
  *
  * The cpu device holds weights, activations and KV in float32, the cuda device in bfloat16; the
  * residual and the logits are float32 on both. Memory is got at start from device_alloc() and
- * given back as a whole by close(). Operations of a step are enqueued in order on one stream;
- * an error sticks and is returned by end(). One thread calls, but for pipes.
+ * given back as a whole by close(), or for a while by sleep(). Operations of a step are enqueued in
+ * order on one stream; an error sticks and is returned by end(). One thread calls, but for pipes.
  *
  * The operations are those of kernels/kernels.h, which says what they compute. Pointers to
  * device memory are void * or float *; the cpu device's are plain memory. */
@@ -78,6 +78,24 @@ struct device_ops {
 
     /* A copy on the device, in the order of the steps. Memory does not overlap. */
     int (*copy_within)(struct device *d, void *dst, const void *src, size_t bytes);
+
+    /* Sleep: most of the memory goes back to the system and comes again where it was, so that no
+     * pointer and no recorded step changes. may_sleep(): alloc_constant() and alloc_scratch() give
+     * such memory from now on; else they are alloc(), whose memory always stays. Constant memory
+     * comes back as it was, and is not written any more once sleep() was called; scratch memory
+     * comes back zero. ERR_UNSUPPORTED (logged).
+     *
+     * sleep() and wake() do some milliseconds' worth and return ERR_AGAIN while more is to be done.
+     * Nothing may be under way. Until sleep() returns ERR_OK the device is awake and can be used;
+     * from then until wake() does, only memory of alloc() can. ERR_NO_MEMORY (logged) of sleep():
+     * the host has no room for the content. ERR_NO_MEMORY of wake(): others have the memory; what
+     * was taken again is given back, so that two that wake do not hold each other up. Both:
+     * ERR_GPU. close() is fine at any time. */
+    int (*may_sleep)(struct device *d);
+    void *(*alloc_constant)(struct device *d, size_t bytes);
+    void *(*alloc_scratch)(struct device *d, size_t bytes);
+    int (*sleep)(struct device *d);
+    int (*wake)(struct device *d);
 
     /* Copies beside the steps, on copy engines. pin() makes host memory ready for them (any
      * thread); memory that is not is copied slowly. copy_start() enqueues one; copies in begin when
@@ -174,7 +192,9 @@ struct device {
     size_t elem_bytes;      /* of K_BF16 weights, activations and KV: 4 cpu, 2 cuda */
     int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
                              * must have room for them */
-    size_t allocated_bytes; /* by alloc() so far */
+    size_t allocated_bytes; /* by alloc() and its kin so far */
+    size_t sleeping_bytes;  /* of them, what sleep() gives back */
+    size_t constant_bytes;  /* of them, what the host keeps meanwhile */
     bool is_gpu;
     int step_tokens, step_rows; /* set by begin() */
     float step_gap_us;          /* set by end(): how long the device stood still before the step */
@@ -191,6 +211,10 @@ void device_close(struct device *d); /* NULL is fine */
 int device_cpu_open(struct device **out, int n_threads) ERR_CHECKED;
 int device_cuda_open(struct device **out) ERR_CHECKED;
 int device_cuda_count(void); /* usable GPUs; 0 when there is no driver */
+
+/* Whether the host could take so many bytes of a device that goes to sleep; logged when not. */
+bool device_host_has_room(size_t bytes);
+#define DEVICE_SLICE_US 5000 /* what sleep() and wake() take at a time: a tick of the loop's */
 
 /* The stream of a cuda device: for tests that launch kernels themselves. */
 k_stream device_cuda_stream(struct device *d);

@@ -19,6 +19,7 @@
 #include "base/mem.h"
 #include "base/must.h"
 #include "device/cpu_math.h"
+#include "device/cpu_sleep.h"
 #include "device/pool.h"
 #include "kernels/draw.h"
 
@@ -42,6 +43,7 @@ struct cpu {
     struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */
     int n_extras[DEVICE_STEPS_MAX];
     unsigned n_begun, n_ended;
+    struct cpu_sleep sleep;
     int n_allocs;
     void *allocs[ALLOCS_MAX];
 };
@@ -81,6 +83,51 @@ static void *cpu_alloc(struct device *d, size_t bytes)
     c->allocs[c->n_allocs++] = p;
     d->allocated_bytes += bytes;
     return p + (ALIGN - (uintptr_t)p % ALIGN);
+}
+
+static int cpu_may_sleep(struct device *d)
+{
+    return cpu_sleep_init(&cpu_of(d)->sleep);
+}
+
+/* Of a region, which is there when the device may sleep. */
+static void *cpu_alloc_in(struct device *d, struct cpu_region *r, size_t bytes)
+{
+    void *p;
+
+    if (r->base == NULL)
+        return cpu_alloc(d, bytes);
+    if ((p = cpu_sleep_alloc(r, bytes)) == NULL) {
+        log_error("device: no memory for %zu bytes", bytes);
+        return NULL;
+    }
+    d->allocated_bytes += bytes;
+    d->sleeping_bytes += bytes;
+    return p;
+}
+
+static void *cpu_alloc_constant(struct device *d, size_t bytes)
+{
+    size_t before = d->sleeping_bytes;
+    void *p = cpu_alloc_in(d, &cpu_of(d)->sleep.constant, bytes);
+
+    d->constant_bytes += d->sleeping_bytes - before;
+    return p;
+}
+
+static void *cpu_alloc_scratch(struct device *d, size_t bytes)
+{
+    return cpu_alloc_in(d, &cpu_of(d)->sleep.scratch, bytes);
+}
+
+static int cpu_fall_asleep(struct device *d)
+{
+    return cpu_sleep_out(&cpu_of(d)->sleep);
+}
+
+static int cpu_wake(struct device *d)
+{
+    return cpu_sleep_in(&cpu_of(d)->sleep);
 }
 
 static int cpu_copy(struct device *d, void *dst, const void *src, size_t bytes)
@@ -602,6 +649,7 @@ static void cpu_close(struct device *d)
     pool_close(c->pool);
     for (int i = 0; i < c->n_allocs; i++)
         mem_free(c->allocs[i]);
+    cpu_sleep_fini(&c->sleep);
     mem_free(c);
 }
 
@@ -612,6 +660,11 @@ static const struct device_ops cpu_ops = {
     .upload = cpu_copy,
     .download = cpu_copy,
     .fetch = cpu_copy,
+    .may_sleep = cpu_may_sleep,
+    .alloc_constant = cpu_alloc_constant,
+    .alloc_scratch = cpu_alloc_scratch,
+    .sleep = cpu_fall_asleep,
+    .wake = cpu_wake,
     .pin = cpu_pin,
     .unpin = cpu_unpin,
     .copy_within = cpu_copy,
@@ -657,6 +710,7 @@ int device_cpu_open(struct device **out, int n_threads)
     c->base.ops = &cpu_ops;
     c->base.elem_bytes = sizeof(float);
     c->base.rows_multiple = 1;
+    c->sleep.fd = -1;
     c->math = cpu_math_choose();
     if ((rc = pool_open(&c->pool, n_threads)) != ERR_OK)
         goto out;

@@ -414,9 +414,9 @@ static int reserve_rounded(struct cuda *c, const struct device_limits *lim)
 
     width = width > q ? width : q;
     rows = (rows + ROWS_MULTIPLE - 1) / ROWS_MULTIPLE * ROWS_MULTIPLE;
-    c->rounded.data = cuda_alloc(&c->base, rows * (size_t)width);
-    c->rounded.scales =
-        cuda_alloc(&c->base, rows * (size_t)((width + 127) / 128) * sizeof *c->rounded.scales);
+    c->rounded.data = sleep_alloc_scratch(&c->base, rows * (size_t)width);
+    c->rounded.scales = sleep_alloc_scratch(&c->base, rows * (size_t)((width + 127) / 128) *
+                                                          sizeof *c->rounded.scales);
     return c->rounded.data == NULL || c->rounded.scales == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
@@ -458,6 +458,7 @@ static void cuda_close(struct device *d)
     gemm_close(c->gemm);
     for (int i = 0; i < c->n_allocs; i++)
         (void)cudaFree(c->allocs[i]);
+    sleep_close(c);
     (void)cudaFreeHost(c->convert);
     if (c->stream != NULL)
         (void)cudaStreamDestroy(c->stream);
@@ -473,6 +474,11 @@ static const struct device_ops cuda_ops = {
     .upload = cuda_upload,
     .download = cuda_download,
     .fetch = cuda_fetch,
+    .may_sleep = sleep_prepare,
+    .alloc_constant = sleep_alloc_constant,
+    .alloc_scratch = sleep_alloc_scratch,
+    .sleep = sleep_out,
+    .wake = sleep_in,
     .pin = copy_pin,
     .unpin = copy_unpin,
     .copy_within = copy_within,

@@ -1,5 +1,6 @@
-/* What the files of the cuda device share: device_cuda.c (memory, operations, opening) and
- * step_cuda.c (a step's arrays, recording and playing steps). */
+/* What the files of the cuda device share: device_cuda.c (memory, operations, opening),
+ * step_cuda.c (a step's arrays, recording and playing steps), copy_cuda.c (copies beside the
+ * steps) and sleep_cuda.c (memory that is given back for a while). */
 #ifndef QUIRE_DEVICE_PARTS_CUDA_H
 #define QUIRE_DEVICE_PARTS_CUDA_H
 
@@ -55,6 +56,40 @@ struct copy_way {
     bool is_open; /* copies in: follow all that was begun before */
 };
 
+/* Memory behind a part of a region's addresses. */
+struct sleep_piece {
+    unsigned long long handle; /* the driver's; of no meaning while is_mapped is false */
+    size_t at, bytes;          /* of the region; multiples of the granularity */
+    bool is_mapped;
+};
+#define CUDA_PIECES_MAX 8192 /* of SLEEP_PIECE_MAX bytes each, but for a few: 1 TiB */
+
+/* Addresses that stay while the memory behind them goes and comes. */
+struct sleep_region {
+    char *base;   /* NULL: not reserved */
+    size_t cap;   /* bytes, of addresses */
+    size_t used;  /* given out */
+    size_t taken; /* with pieces behind them, in order and without gaps */
+    int n_pieces;
+    struct sleep_piece pieces[CUDA_PIECES_MAX];
+};
+
+struct sleep_calls; /* the driver's functions, sleep_cuda.c */
+
+/* Where a sleep stands. */
+struct sleep_state {
+    struct sleep_calls *calls; /* NULL: the device was not asked whether it may sleep */
+    struct sleep_region constant, scratch;
+    size_t granularity;
+    char *copy;       /* host memory, bytes of constant; NULL before the first sleep */
+    void *copy_map;   /* what it lies in */
+    size_t copy_room; /* bytes of that */
+    int n_pinned;     /* pieces of the copy, from the first on, that are */
+    int n_copied;     /* pieces of constant, out while falling asleep, and in while waking */
+    bool is_whole;    /* the copy is: later sleeps copy nothing */
+    bool is_asleep;   /* from the end of sleep() to that of wake() */
+};
+
 struct cuda {
     struct device base; /* first */
     cudaStream_t stream;
@@ -88,6 +123,7 @@ struct cuda {
     struct k_quantised rounded; /* the input of the next e4m3 product; data NULL: there are none */
     const void *rounded_of;     /* where it would stand as bf16; NULL: nothing is rounded */
     int rc;                     /* the first error of a step */
+    struct sleep_state sleep;
     int n_allocs;
     void *allocs[CUDA_ALLOCS_MAX];
 };
@@ -113,6 +149,14 @@ int copy_start(struct device *d, enum device_way way, void *dst, const void *src
 int copy_mark(struct device *d, enum device_way way, uint64_t *ticket);
 int copy_done(struct device *d, enum device_way way, uint64_t ticket);
 int copy_fence(struct device *d);
+
+/* --- sleep_cuda.c: operations of the table --- */
+int sleep_prepare(struct device *d);
+void *sleep_alloc_constant(struct device *d, size_t bytes);
+void *sleep_alloc_scratch(struct device *d, size_t bytes);
+int sleep_out(struct device *d);
+int sleep_in(struct device *d);
+void sleep_close(struct cuda *c);
 
 /* --- step_cuda.c: operations of the table --- */
 int step_reserve(struct cuda *c) ERR_CHECKED;

@@ -7,6 +7,7 @@
  *   guide     which tokens may come, while the model computes         guide.c
  *   publish   tokens to their lanes, ends, metrics                    publish.c
  *   tiers     pages to and from the store                             tiers.c
+ *   sleep     the device's memory given back and taken again          sleep.c
  *
  * The parts share struct engine; only main.c makes and ends it. */
 #ifndef QUIRE_ENGINE_ENGINE_H
@@ -97,6 +98,15 @@ struct engine_hot {
     struct hash name;
 };
 
+/* What the device is ready for; sleep.c says how one becomes the next. */
+enum engine_power {
+    POWER_AWAKE,
+    POWER_SAVING,
+    POWER_FALLING,
+    POWER_ASLEEP, /* from here on the device cannot be used */
+    POWER_WAKING,
+};
+
 #define ENGINE_SAVES 1024
 #define ENGINE_HOT   4096
 
@@ -143,6 +153,12 @@ struct engine {
     bool stop;
     uint64_t drain_until_us;
     uint64_t now_us; /* once per pass */
+
+    enum engine_power power;
+    uint64_t power_us; /* since when */
+    uint64_t used_us;  /* when a request ended last, or the engine began; probes do not count */
+    uint64_t retry_us; /* while it wakes: when memory is asked for again */
+    uint64_t told_us;  /* and when it was last said that there is none */
 
     struct rate rate;              /* for Retry-After, and to refuse what would wait too long */
     int64_t max_num_queued_tokens; /* of prompts */
@@ -197,6 +213,28 @@ void tiers_save_all(struct engine *e);                    /* at the end */
 void tiers_forget(struct engine *e, struct seq *q);       /* before a waiting sequence goes */
 bool tiers_copy_in(const struct engine *e);   /* pages are on their way from host memory */
 bool tiers_have_work(const struct engine *e); /* pages are to be saved, or being saved */
+/* Before a sleep: whatever is named on the device and nowhere else is to be saved; no longer. */
+void tiers_gather(struct engine *e);
+void tiers_give_up(struct engine *e);
 void tiers_time_step(struct engine *e, const struct engine_step *step); /* a step that ended */
+
+/* --- sleep.c --- */
+
+void sleep_init(struct engine *e); /* before the first pass */
+
+/* A pass: fall asleep after sleep_after_s without requests, wake for one that waits. ERR_OK;
+ * ERR_GPU when the device failed. */
+int sleep_pass(struct engine *e) ERR_CHECKED;
+
+bool sleep_is_awake(const struct engine *e); /* steps may begin, and copies of pages */
+
+/* How long the loop may wait for something to happen, if it would wait for longest_ms. */
+int sleep_timeout_ms(const struct engine *e, int longest_ms);
+
+/* Fall asleep now. ERR_AGAIN while a request is under way; ERR_UNSUPPORTED when memory was not
+ * taken for it (sleep_after_s is 0, or the device cannot). Asked of a sleeping engine: nothing
+ * happens. */
+int sleep_begin(struct engine *e) ERR_CHECKED;
+void sleep_end(struct engine *e); /* wake, for nobody in particular */
 
 #endif

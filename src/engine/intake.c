@@ -43,6 +43,8 @@ int intake_init(struct engine *e)
 
 void intake_release(struct engine *e, struct seq *q)
 {
+    if ((q->request.flags & WIRE_PROBE) == 0)
+        e->used_us = e->now_us;
     tiers_forget(e, q);
     fill_forget(e, q);
     e->lanes[q->lane_idx].by_slot[q->slot] = NULL;
@@ -129,7 +131,6 @@ static int intake_welcome(struct engine *e, struct engine_lane *l)
     }
     l->lane.wake_fd = l->control_fd;
     publish_lane(e, l);
-    atomic_store(&l->lane.shared->engine_state, e->draining ? WIRE_DRAINING : WIRE_SERVING);
     memcpy(w.eos, m->eos, sizeof w.eos);
     memcpy(w.fingerprint, m->fingerprint.bytes, sizeof w.fingerprint);
     w.lane_bytes = l->lane.lane_bytes;

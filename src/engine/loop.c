@@ -17,12 +17,16 @@
 /* How long intake may sleep. */
 static int loop_timeout_ms(const struct engine *e)
 {
+    if (!sleep_is_awake(e))
+        return sleep_timeout_ms(e, LOOP_TICK_MS);
     if (e->n_begun != e->n_ended)
         return 0;
     if (e->n_loads_used > 0 && tiers_copy_in(e))
         return 0; /* some milliseconds at most, and somebody waits for them */
     if (e->sched.n_running + sched_n_waiting(&e->sched) == 0)
-        return tiers_have_work(e) ? LOOP_PAUSED_MS : e->draining ? 0 : LOOP_TICK_MS;
+        return tiers_have_work(e) ? LOOP_PAUSED_MS
+               : e->draining      ? 0
+                                  : sleep_timeout_ms(e, LOOP_TICK_MS);
     return e->sched.n_planned == 0 ? LOOP_PAUSED_MS : 0;
 }
 
@@ -148,8 +152,23 @@ static int loop_steps(struct engine *e)
     return rc;
 }
 
+/* What a pass does with the device. */
+static int loop_compute(struct engine *e)
+{
+    int rc;
+
+    tiers_prefetch(e);
+    if ((rc = loop_steps(e)) != ERR_OK)
+        return rc;
+    tiers_save_evicted(e);
+    tiers_write_behind(e, e->sched.n_running == 0 ? LOOP_WRITE_IDLE : LOOP_WRITE_BUSY);
+    return ERR_OK;
+}
+
 int engine_run(struct engine *e)
 {
+    e->now_us = clock_us();
+    sleep_init(e);
     while (!e->stop) {
         unsigned n_ended = e->n_ended;
         int rc;
@@ -157,15 +176,14 @@ int engine_run(struct engine *e)
         loop_wait(e);
         intake_requests(e);
         intake_cancellations(e);
-        tiers_poll(e);
-        tiers_prefetch(e);
-        if ((rc = loop_steps(e)) != ERR_OK)
+        if ((rc = sleep_pass(e)) != ERR_OK)
             return rc;
-        tiers_save_evicted(e);
-        tiers_write_behind(e, e->sched.n_running == 0 ? LOOP_WRITE_IDLE : LOOP_WRITE_BUSY);
+        tiers_poll(e);
+        if (sleep_is_awake(e) && (rc = loop_compute(e)) != ERR_OK)
+            return rc;
         if (e->n_ended != n_ended || !loop_has_work(e))
             e->progress_us = e->now_us;
-        rate_pass(&e->rate, e->now_us, sched_n_waiting(&e->sched) > 0);
+        rate_pass(&e->rate, e->now_us, sleep_is_awake(e) && sched_n_waiting(&e->sched) > 0);
         publish_wake(e);
         service_watchdog(e->now_us);
         e->stop = e->draining && e->sched.n_running + sched_n_waiting(&e->sched) == 0 &&

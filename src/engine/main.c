@@ -2,6 +2,7 @@
  *
  * quire-engine: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources
  * at start, 3 device error, 134 our own bug (must()). */
+#include <poll.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -17,6 +18,26 @@
 #define MAIN_STAGING_BYTES ((size_t)256 << 20) /* for pages on their way to and from the disk */
 #define MAIN_QUEUE_STEPS   128                 /* full steps whose prompts may wait */
 #define MAIN_QUEUE_PROMPTS 16                  /* or so many of the longest */
+#define MAIN_AGAIN_MS      3000 /* between attempts to load a model: each may read all of it */
+
+/* Those with whom an engine that sleeps shares the device may be awake when it starts: they sleep
+ * when nobody asks them. ERR_DRAINING: it is to stop. */
+static int main_await_model(struct engine *e, const struct model_options *o)
+{
+    uint64_t end_us = clock_us() + (uint64_t)e->settings.wake_timeout_s * 1000000u;
+    struct pollfd stop = {.fd = e->signal_fd, .events = POLLIN};
+    int rc;
+
+    while ((rc = model_open(&e->model, o)) == ERR_NO_MEMORY && o->sleeps && clock_us() < end_us) {
+        log_warn(
+            "engine: others may have the memory and sleep soon: again in %d s, for %d s in all",
+            MAIN_AGAIN_MS / 1000, e->settings.wake_timeout_s);
+        service_status("waiting for memory of the device");
+        if (poll(&stop, 1, MAIN_AGAIN_MS) > 0)
+            return ERR_DRAINING;
+    }
+    return rc;
+}
 
 static int main_open_model(struct engine *e)
 {
@@ -36,6 +57,7 @@ static int main_open_model(struct engine *e)
         .num_pages = s->num_pages,
         .gpu_memory_utilization = s->gpu_memory_utilization,
         .cpu_kv_bytes = s->cpu_kv_bytes,
+        .sleeps = s->sleep_after_s > 0,
     };
     int rc;
 
@@ -48,7 +70,7 @@ static int main_open_model(struct engine *e)
         return ERR_INVALID;
     }
     service_status("loading %s", s->model);
-    rc = model_open(&e->model, &options);
+    rc = main_await_model(e, &options);
     if (rc == ERR_OK)
         e->shape = model_shape(e->model);
     return rc;
@@ -197,8 +219,6 @@ static int main_open(struct engine *e)
         rc = main_open_lanes(e);
     if (rc == ERR_OK)
         rc = stats_open(&e->stats);
-    if (rc == ERR_OK)
-        stats_set(&e->stats, METRIC_device_bytes, e->shape->device_bytes);
     if (rc == ERR_OK && e->host != NULL)
         host_wait(e->host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
@@ -238,13 +258,14 @@ int main(int argc, char **argv)
     rc = log_set_level_text(e.settings.log_level);
     if (rc == ERR_OK)
         rc = main_open(&e);
+    if (rc == ERR_DRAINING)
+        return 0; /* it was told to stop while it waited */
     if (rc != ERR_OK) {
         log_error("engine: cannot start: %s", err_sentence(rc));
         return rc == ERR_GPU ? 3 : rc == ERR_NO_MEMORY || rc == ERR_IO ? 2 : 1;
     }
     mem_seal();
     service_ready();
-    service_status("serving %s on %s", e.settings.model, e.shape->device);
     log_info("engine: ready on %s: %d pages of %d tokens, up to %d sequences and %d tokens a step",
              e.shape->device, e.shape->n_pages, e.shape->block_tokens, e.shape->max_num_seqs,
              e.shape->max_num_batched_tokens);

@@ -281,12 +281,22 @@ static void publish_front_refusals(struct engine *e, struct engine_lane *l)
     }
 }
 
+static enum wire_engine_state publish_state(const struct engine *e)
+{
+    if (e->draining)
+        return WIRE_DRAINING;
+    if (e->power == POWER_WAKING)
+        return WIRE_WAKING;
+    return e->power == POWER_ASLEEP ? WIRE_ASLEEP : WIRE_SERVING;
+}
+
 void publish_lane(struct engine *e, struct engine_lane *l)
 {
     struct wire_lane *w = l->lane.shared;
 
     publish_room(e, w);
     publish_front_refusals(e, l);
+    atomic_store(&w->engine_state, publish_state(e));
     atomic_store_explicit(&w->heartbeat_us, e->now_us, memory_order_relaxed);
     atomic_store_explicit(&w->progress_us, e->progress_us, memory_order_relaxed);
     atomic_store_explicit(&w->n_running, (uint32_t)e->sched.n_running, memory_order_relaxed);
@@ -297,8 +307,11 @@ void publish_lane(struct engine *e, struct engine_lane *l)
 
 void publish_wake(struct engine *e)
 {
-    /* Whoever waits now waits for a place, or for pages: free places are of no use then. */
-    e->n_places = sched_n_waiting(&e->sched) > 0 ? 0 : e->shape->max_num_seqs - e->sched.n_running;
+    /* Whoever waits now waits for a place, or for pages: free places are of no use then. While the
+     * engine wakes he waits for that alone. */
+    e->n_places = sleep_is_awake(e) && sched_n_waiting(&e->sched) > 0
+                      ? 0
+                      : e->shape->max_num_seqs - e->sched.n_running;
     publish_gauges(e);
     for (int i = 0; i < e->settings.max_lanes; i++) {
         if (e->lanes[i].state != LANE_OPEN)

@@ -499,6 +499,24 @@ void tiers_note_named(void *engine, int32_t page)
         (struct engine_dirty){.page = page, .name = label.name};
 }
 
+void tiers_gather(struct engine *e)
+{
+    e->dirty_head = e->dirty_tail; /* those are found again */
+    for (int32_t i = 0; i < pages_count(e->pages); i++) {
+        if (!pages_stored(e->pages, i))
+            tiers_note_named(e, i);
+    }
+}
+
+void tiers_give_up(struct engine *e)
+{
+    if (e->dirty_head != e->dirty_tail)
+        log_warn("engine: %u pages are not saved: there is no room, or the disk is too slow",
+                 e->dirty_tail - e->dirty_head);
+    e->dirty_head = e->dirty_tail;
+    e->hot_head = e->hot_tail; /* host memory has them */
+}
+
 /* Save the page behind one entry. False when there is no room for it; the entry stays then. */
 static bool tiers_write_one(struct engine *e)
 {

@@ -17,6 +17,7 @@ api_fn api_detokenize;  /* POST /detokenize */
 api_fn api_models;      /* GET /v1/models, /v1/models/NAME */
 api_fn api_health;      /* GET /health, /ping */
 api_fn api_load;        /* GET /load */
+api_fn api_is_sleeping; /* GET /is_sleeping */
 api_fn api_version;     /* GET /version */
 api_fn api_metrics;     /* GET /metrics */
 

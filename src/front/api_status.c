@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * GET /v1/models, /version, /load, /metrics: what the server is and how it does. */
+ * GET /v1/models, /version, /load, /is_sleeping, /metrics: what the server is and how it does. */
 #include <config.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,6 +43,21 @@ void api_load(struct front *f, struct exchange *x, const struct json *body)
     if (s != NULL && link_copy_stats(&f->link, s))
         n = atomic_load(&s->values[METRIC_running]) + atomic_load(&s->values[METRIC_waiting]);
     (void)snprintf(text, sizeof text, "{\"server_load\":%llu}", n);
+    exchange_reply(x, 200, "application/json", text, strlen(text));
+}
+
+void api_is_sleeping(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct link_state state;
+    const char *text;
+
+    (void)body;
+    link_read_state(&f->link, &state, clock_us());
+    if (!state.attached) {
+        exchange_reply_error(x, ERR_ENGINE_GONE, NULL, NULL, 1);
+        return;
+    }
+    text = state.asleep || state.waking ? "{\"is_sleeping\":true}" : "{\"is_sleeping\":false}";
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 

@@ -11,14 +11,15 @@
 #define HEALTH_PROBE_EVERY_US 1000000u
 #define HEALTH_PROMPT         0 /* any token id does: every vocabulary has this one */
 
-/* ERR_OK, or an error and why. */
-static int health_look(struct front *f, char *why, size_t cap)
+/* ERR_OK and what is said of it, or an error and why. */
+static int health_look(struct front *f, char *why, size_t cap, struct link_state *state)
 {
     uint64_t stall_us = (uint64_t)f->settings.health_stall_s * 1000000u;
     struct link_state s;
 
     why[0] = '\0';
     link_read_state(&f->link, &s, clock_us());
+    *state = s;
     if (!s.attached)
         return ERR_ENGINE_GONE;
     if (s.draining)
@@ -26,6 +27,9 @@ static int health_look(struct front *f, char *why, size_t cap)
     if (s.heartbeat_age_us > stall_us)
         (void)snprintf(why, cap, "the engine has not been heard of for %.1f s",
                        (double)s.heartbeat_age_us * 1e-6);
+    else if (s.progress_age_us > stall_us && s.waking)
+        (void)snprintf(why, cap, "the engine has waited for the device's memory for %.1f s",
+                       (double)s.progress_age_us * 1e-6);
     else if (s.progress_age_us > stall_us)
         (void)snprintf(why, cap, "the engine has ended no step for %.1f s",
                        (double)s.progress_age_us * 1e-6);
@@ -34,6 +38,15 @@ static int health_look(struct front *f, char *why, size_t cap)
     (void)snprintf(why + strlen(why), cap - strlen(why), ": %u requests run and %u wait",
                    s.n_running, s.n_waiting);
     return ERR_ENGINE_GONE;
+}
+
+static void health_say(struct exchange *x, const struct link_state *s)
+{
+    const char *text = s->asleep   ? "{\"state\":\"asleep\"}"
+                       : s->waking ? "{\"state\":\"waking\"}"
+                                   : "{}";
+
+    exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
 static bool health_is_deep(const struct exchange *x)
@@ -99,15 +112,17 @@ static void health_probe(struct front *f, struct exchange *x)
 void api_health(struct front *f, struct exchange *x, const struct json *body)
 {
     char why[160];
-    int rc = health_look(f, why, sizeof why);
+    struct link_state state;
+    int rc = health_look(f, why, sizeof why, &state);
 
     (void)body;
     if (rc != ERR_OK)
         exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, NULL, 1);
-    else if (health_is_deep(x))
+    else if (health_is_deep(x) && !state.asleep &&
+             !state.waking) /* who asks is no reason to wake */
         health_probe(f, x);
     else
-        exchange_reply(x, 200, "application/json", "{}", 2);
+        health_say(x, &state);
 }
 
 void health_passed(struct front *f, struct exchange *x)
@@ -122,11 +137,12 @@ void health_passed(struct front *f, struct exchange *x)
 
 void health_failed(struct front *f, struct exchange *x, int err)
 {
+    struct link_state state;
     char why[160];
 
     /* All slots are taken: the server is full, and what /health sees is all there is to say. */
-    if (err == ERR_OVERLOADED && health_look(f, why, sizeof why) == ERR_OK) {
-        exchange_reply(x, 200, "application/json", "{}", 2);
+    if (err == ERR_OVERLOADED && health_look(f, why, sizeof why, &state) == ERR_OK) {
+        health_say(x, &state);
         return;
     }
     atomic_store(&f->probe_failed, true);

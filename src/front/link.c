@@ -248,8 +248,11 @@ void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
     };
     if (l->attached) {
         uint64_t beat = atomic_load(&l->lane.shared->heartbeat_us);
+        uint32_t state = atomic_load(&l->lane.shared->engine_state);
 
-        out->draining = atomic_load(&l->lane.shared->engine_state) == WIRE_DRAINING;
+        out->draining = state == WIRE_DRAINING;
+        out->asleep = state == WIRE_ASLEEP;
+        out->waking = state == WIRE_WAKING;
         out->heartbeat_age_us = now_us > beat ? now_us - beat : 0;
         beat = atomic_load(&l->lane.shared->progress_us);
         out->progress_age_us = now_us > beat ? now_us - beat : 0;

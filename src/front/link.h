@@ -47,6 +47,7 @@ struct link {
 struct link_state {
     bool attached;
     bool draining;
+    bool asleep, waking;       /* the first: it holds no memory of the device's */
     uint64_t heartbeat_age_us; /* since the engine's loop came by */
     uint64_t progress_age_us;  /* since it ended a step, or had none to do */
     uint32_t n_running, n_waiting;

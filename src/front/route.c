@@ -38,6 +38,7 @@ static const struct route routes[] = {
     {"/ping", "GET", api_health, SHAPE_OPENAI},
     {"/ping", "POST", api_health, SHAPE_OPENAI},
     {"/load", "GET", api_load, SHAPE_OPENAI},
+    {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI},
 };
 
 /* Copy the path, without query and trailing slash. */

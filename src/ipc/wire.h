@@ -46,7 +46,13 @@
 #define WIRE_BIASES_MAX    1024 /* of one request */
 #define WIRE_BAD_WORDS_MAX 1024 /* int32 of one request's bad words, lengths included */
 
-enum wire_engine_state { WIRE_STARTING = 0, WIRE_SERVING = 1, WIRE_DRAINING = 2 };
+enum wire_engine_state {
+    WIRE_STARTING = 0,
+    WIRE_SERVING = 1,
+    WIRE_DRAINING = 2,
+    WIRE_ASLEEP = 3, /* requests are welcome: they wake it */
+    WIRE_WAKING = 4,
+};
 
 enum wire_flags { /* of wire_request.flags */
                   WIRE_IGNORE_EOS = 1,
@@ -108,7 +114,7 @@ enum wire_refusal {
                             * of a front's slots */
     WIRE_REFUSED_SLOTS,    /* the front has no slot, or no room for the prompt */
     WIRE_REFUSED_WAIT,     /* it would have waited past its deadline or queue_timeout_s */
-    WIRE_REFUSED_TIMEOUT,  /* it has waited for queue_timeout_s */
+    WIRE_REFUSED_TIMEOUT,  /* it has waited for queue_timeout_s, or wake_timeout_s */
     WIRE_REFUSED_DEADLINE, /* it ran out of its own time */
     WIRE_REFUSALS
 };

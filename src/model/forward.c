@@ -27,14 +27,14 @@ int activations_alloc(struct activations *a, struct device *d, const struct devi
     size_t widths[] = {dim, qkv, q, dim, 2 * ff, ff};
 
     for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++) {
-        if ((*acts[i] = d->ops->alloc(d, tokens * widths[i] * elem)) == NULL)
+        if ((*acts[i] = d->ops->alloc_scratch(d, tokens * widths[i] * elem)) == NULL)
             return ERR_NO_MEMORY;
     }
-    a->sums = d->ops->alloc(d, FORWARD_FEW * (dim / 16 + 1) * sizeof(float));
-    a->x = d->ops->alloc(d, tokens * dim * sizeof(float));
-    a->rows = d->ops->alloc(d, rows * dim * sizeof(float));
-    a->rows_normed = d->ops->alloc(d, rows * dim * elem);
-    a->logits = d->ops->alloc(d, rows * (size_t)limits->n_vocab * sizeof(float));
+    a->sums = d->ops->alloc_scratch(d, FORWARD_FEW * (dim / 16 + 1) * sizeof(float));
+    a->x = d->ops->alloc_scratch(d, tokens * dim * sizeof(float));
+    a->rows = d->ops->alloc_scratch(d, rows * dim * sizeof(float));
+    a->rows_normed = d->ops->alloc_scratch(d, rows * dim * elem);
+    a->logits = d->ops->alloc_scratch(d, rows * (size_t)limits->n_vocab * sizeof(float));
     if (a->x == NULL || a->rows == NULL || a->rows_normed == NULL || a->logits == NULL ||
         a->sums == NULL)
         return ERR_NO_MEMORY;

@@ -194,7 +194,7 @@ static int fill_turns(struct model *m)
     struct pool *pool = NULL;
     int rc = ERR_NO_MEMORY;
 
-    m->turns = m->device->ops->alloc(m->device, bytes);
+    m->turns = m->device->ops->alloc_constant(m->device, bytes);
     if (job.turns == NULL || m->turns == NULL)
         goto out;
     if ((rc = pool_open(&pool, least(n_tasks, least(pool_cores(), TURNS_THREADS)))) != ERR_OK)
@@ -294,7 +294,7 @@ static int alloc_pages(struct model *m)
         .type = m->kv_type,
         .k_scale = 1.0f,
         .v_scale = 1.0f,
-        .pages = m->device->ops->alloc(m->device, (size_t)s->n_pages * s->page_bytes),
+        .pages = m->device->ops->alloc_scratch(m->device, (size_t)s->n_pages * s->page_bytes),
     };
     return m->kv.pages == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
@@ -372,6 +372,8 @@ int model_open(struct model **out, const struct model_options *o)
     if ((rc = device_open(&m->device, o->device, o->cpu_threads)) != ERR_OK)
         goto out;
     log_debug("model: %s is open", m->device->name);
+    if (o->sleeps)
+        m->shape.sleeps = m->device->ops->may_sleep(m->device) == ERR_OK; /* else awake for good */
     if ((rc = choose_types(m, o)) != ERR_OK)
         goto out;
     if ((rc = choose_shape(m, o)) != ERR_OK)
@@ -380,6 +382,8 @@ int model_open(struct model **out, const struct model_options *o)
         goto out;
     set_fingerprint(m);
     m->shape.device_bytes = m->device->allocated_bytes;
+    m->shape.sleeping_bytes = m->device->sleeping_bytes;
+    m->shape.constant_bytes = m->device->constant_bytes;
     log_table(m, o->dir, start_us);
     *out = m;
     m = NULL;
@@ -655,6 +659,18 @@ int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
 int model_copy_fence(struct model *m)
 {
     return m->device->ops->copy_fence(m->device);
+}
+
+int model_sleep(struct model *m)
+{
+    must(m->shape.sleeps && m->n_under_way == 0);
+    return m->device->ops->sleep(m->device);
+}
+
+int model_wake(struct model *m)
+{
+    must(m->shape.sleeps);
+    return m->device->ops->wake(m->device);
 }
 
 int model_pin(struct model *m, void *memory, size_t bytes)

@@ -1,7 +1,8 @@
 /* A model on a device: weights, KV pages and the forward pass behind a handful of calls.
  *
- * The engine's thread is the only caller. Nothing is allocated after model_open(). An error of
- * the device is returned as ERR_GPU and is final: the engine exits and is started again. */
+ * The engine's thread is the only caller. Nothing is allocated after model_open() but by
+ * model_sleep(), for the weights. An error of the device is returned as ERR_GPU and is final: the
+ * engine exits and is started again. */
 #ifndef QUIRE_MODEL_MODEL_H
 #define QUIRE_MODEL_MODEL_H
 
@@ -32,6 +33,7 @@ struct model_options {
     int num_pages;              /* 0: as many as fit */
     double gpu_memory_utilization;
     size_t cpu_kv_bytes;
+    bool sleeps; /* memory is taken so that model_sleep() can give it back */
 };
 
 /* What became of the options and of config.json. */
@@ -41,10 +43,13 @@ struct model_shape {
     int max_num_seqs;
     int max_num_batched_tokens;
     int block_tokens;
-    size_t device_bytes; /* taken on the device, pages included */
-    int n_pages;         /* KV pages on the device, ids 0 .. n_pages - 1 */
-    size_t page_bytes;   /* one page, all layers, in the device's KV type */
-    int n_eos;           /* ids that end a text: generation_config.json, else config.json */
+    size_t device_bytes;                   /* taken on the device, pages included */
+    bool sleeps;                           /* it was asked for, and the device can */
+    size_t sleeping_bytes, constant_bytes; /* of device_bytes: what goes in a sleep, and what the
+                                            * host keeps of it */
+    int n_pages;                           /* KV pages on the device, ids 0 .. n_pages - 1 */
+    size_t page_bytes;                     /* one page, all layers, in the device's KV type */
+    int n_eos; /* ids that end a text: generation_config.json, else config.json */
     int32_t eos[8];
     bool is_gpu;
     char device[64];         /* for the log, e.g. "cpu, 2 threads" or the GPU's name */
@@ -62,6 +67,12 @@ int model_open(struct model **out, const struct model_options *options) ERR_CHEC
 void model_close(struct model *m); /* NULL is fine */
 
 const struct model_shape *model_shape(const struct model *m);
+
+/* Give the device's memory back, and take it again with the weights in it, while the content of
+ * pages is lost: sleep() and wake() of device/device.h, which says what the results mean. No step
+ * and no copy may be under way. Only where shape.sleeps. */
+int model_sleep(struct model *m) ERR_CHECKED;
+int model_wake(struct model *m) ERR_CHECKED;
 
 /* Steps that may be under way at once: the next may begin before the one before has ended. */
 #define MODEL_STEPS_MAX 2

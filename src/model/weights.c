@@ -90,7 +90,7 @@ static void *allocate(struct loader *l, size_t bytes)
 
     if (l->rc != ERR_OK)
         return NULL;
-    p = l->d->ops->alloc(l->d, bytes);
+    p = l->d->ops->alloc_constant(l->d, bytes);
     if (p == NULL)
         l->rc = ERR_NO_MEMORY;
     l->w->bytes += bytes;

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reserved addresses have no access rights and no memory: what is used by mistake while the device
+ * sleeps stops the process. Memory comes by mprotect(), which unlike a mapping over an old one
+ * counts against the process's limits, so a lack of it is seen here and not by the first touch. */
+#include "device/cpu_sleep.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/must.h"
+
+#define ALIGN       64
+#define COPY_BYTES  ((size_t)4 << 20)
+#define SPARE_TIMES 4 /* addresses cost nothing: so many times the machine's memory */
+
+static size_t page_bytes(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static size_t rounded(size_t bytes, size_t to)
+{
+    return (bytes + to - 1) / to * to;
+}
+
+static int region_reserve(struct cpu_region *r, size_t cap)
+{
+    void *p = mmap(NULL, cap, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (p == MAP_FAILED)
+        return ERR_NO_MEMORY;
+    *r = (struct cpu_region){.base = p, .cap = cap};
+    return ERR_OK;
+}
+
+int cpu_sleep_init(struct cpu_sleep *s)
+{
+    size_t cap = (size_t)sysconf(_SC_PHYS_PAGES) * page_bytes() * SPARE_TIMES;
+
+    must(s->constant.base == NULL);
+    *s = (struct cpu_sleep){.fd = memfd_create("quire-weights", MFD_CLOEXEC)};
+    if (s->fd != -1 && region_reserve(&s->constant, cap) == ERR_OK &&
+        region_reserve(&s->scratch, cap) == ERR_OK)
+        return ERR_OK;
+    log_error("device: no addresses for memory that can be given back: %s", strerror(errno));
+    cpu_sleep_fini(s);
+    return ERR_UNSUPPORTED;
+}
+
+void cpu_sleep_fini(struct cpu_sleep *s)
+{
+    if (s->constant.base != NULL)
+        (void)munmap(s->constant.base, s->constant.cap); /* at the end */
+    if (s->scratch.base != NULL)
+        (void)munmap(s->scratch.base, s->scratch.cap);
+    if (s->fd != -1)
+        (void)close(s->fd);
+    *s = (struct cpu_sleep){.fd = -1};
+}
+
+void *cpu_sleep_alloc(struct cpu_region *r, size_t bytes)
+{
+    size_t at = rounded(r->used, ALIGN), page = page_bytes();
+    size_t have = rounded(r->used, page), want;
+
+    if (bytes > r->cap - at)
+        return NULL;
+    want = rounded(at + bytes, page);
+    if (want > have && mprotect(r->base + have, want - have, PROT_READ | PROT_WRITE) != 0)
+        return NULL;
+    r->used = at + bytes;
+    return r->base + at;
+}
+
+/* New pages in place of the old: the memory goes back at once, the addresses stay taken. */
+static int region_drop(struct cpu_region *r)
+{
+    size_t bytes = rounded(r->used, page_bytes());
+
+    if (bytes == 0 ||
+        mmap(r->base, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r->base)
+        return ERR_OK;
+    log_error("device: memory cannot be given back: %s", strerror(errno));
+    return ERR_NO_MEMORY;
+}
+
+static int region_take(struct cpu_region *r)
+{
+    size_t bytes = rounded(r->used, page_bytes());
+
+    return bytes == 0 || mprotect(r->base, bytes, PROT_READ | PROT_WRITE) == 0 ? ERR_OK
+                                                                               : ERR_NO_MEMORY;
+}
+
+/* One way, for some milliseconds. ERR_IO: the copy cannot be written or read. */
+static int sleep_copy(struct cpu_sleep *s, bool out)
+{
+    uint64_t end_us = clock_us() + DEVICE_SLICE_US;
+
+    while (s->n_copied < s->constant.used) {
+        size_t left = s->constant.used - s->n_copied;
+        size_t n = left < COPY_BYTES ? left : COPY_BYTES;
+        char *p = s->constant.base + s->n_copied;
+        ssize_t did =
+            out ? pwrite(s->fd, p, n, (off_t)s->n_copied) : pread(s->fd, p, n, (off_t)s->n_copied);
+
+        if (did == -1 && errno == EINTR)
+            continue;
+        if (did <= 0)
+            return ERR_IO;
+        s->n_copied += (size_t)did;
+        if (clock_us() > end_us)
+            return ERR_AGAIN;
+    }
+    return ERR_OK;
+}
+
+int cpu_sleep_out(struct cpu_sleep *s)
+{
+    int rc;
+
+    must(s->constant.base != NULL && !s->is_asleep);
+    if (s->n_copied == 0 && !device_host_has_room(s->constant.used))
+        return ERR_NO_MEMORY;
+    rc = sleep_copy(s, true);
+    if (rc == ERR_IO) {
+        log_error("device: weights cannot be copied out: %s", strerror(errno));
+        rc = ERR_NO_MEMORY;
+    }
+    if (rc != ERR_OK || (rc = region_drop(&s->constant)) != ERR_OK)
+        return rc;
+    if (region_drop(&s->scratch) != ERR_OK)
+        return ERR_GPU; /* neither asleep nor awake */
+    s->is_asleep = true;
+    s->has_memory = false;
+    s->n_copied = 0;
+    return ERR_OK;
+}
+
+/* All or nothing. */
+static int sleep_take(struct cpu_sleep *s)
+{
+    if (!FAULT_HIT(device_wake) && region_take(&s->constant) == ERR_OK &&
+        region_take(&s->scratch) == ERR_OK) {
+        s->has_memory = true;
+        return ERR_OK;
+    }
+    return region_drop(&s->constant) == ERR_OK && region_drop(&s->scratch) == ERR_OK
+               ? ERR_NO_MEMORY
+               : ERR_GPU; /* it was logged; nothing can be relied on */
+}
+
+int cpu_sleep_in(struct cpu_sleep *s)
+{
+    int rc;
+
+    if (!s->is_asleep)
+        return ERR_OK; /* it had not fallen asleep yet */
+    if (!s->has_memory && (rc = sleep_take(s)) != ERR_OK)
+        return rc;
+    rc = sleep_copy(s, false);
+    if (rc == ERR_IO) {
+        log_error("device: weights cannot be copied back: %s", strerror(errno));
+        return ERR_GPU;
+    }
+    if (rc != ERR_OK)
+        return rc;
+    (void)!ftruncate(s->fd, 0); /* the memory is wanted; the next sleep writes it anew */
+    s->is_asleep = false;
+    s->n_copied = 0;
+    return ERR_OK;
+}

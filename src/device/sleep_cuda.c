@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory of the cuda device that can be given back and taken again at the same addresses: addresses
+ * are reserved once, pieces of memory are mapped behind them and unmapped. So no pointer changes,
+ * nor a recorded step, nor a tensor map in it.
+ *
+ * Two regions. Constant (weights, tables) is copied to host memory by the first sleep and from
+ * there by each wake; the copy is kept, since the host must have room for it whenever everybody
+ * sleeps, and so later sleeps copy nothing. Scratch (KV pages, activations) comes back zero. What
+ * stays while the device sleeps: the context, work areas and the mirrors of a step's arrays, whose
+ * content a step may take from the one before.
+ *
+ * Who never sleeps has cudaMalloc()'s memory as ever: nothing that was measured with it can change.
+ *
+ * The driver's functions are asked for by name, because quire is not linked with it. */
+#include "config.h"
+
+#include "device/parts_cuda.h"
+
+#include <cudaTypedefs.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+
+#define ALIGN           512                 /* as cudaMalloc() aligns */
+#define SLEEP_PIECE_MAX ((size_t)128 << 20) /* 2.4 ms of copying: a bounded part of a slice */
+#define SLEEP_PIECE_MIN ((size_t)32 << 20)  /* small arrays share one */
+#define HUGE_BYTES      ((size_t)2 << 20)
+
+struct sleep_calls {
+    PFN_cuMemAddressReserve_v10020 reserve;
+    PFN_cuMemAddressFree_v10020 unreserve;
+    PFN_cuMemCreate_v10020 create;
+    PFN_cuMemRelease_v10020 release;
+    PFN_cuMemMap_v10020 map;
+    PFN_cuMemUnmap_v10020 unmap;
+    PFN_cuMemSetAccess_v10020 set_access;
+    PFN_cuMemGetAllocationGranularity_v10020 granularity;
+};
+
+static size_t rounded_up(size_t bytes, size_t to)
+{
+    return (bytes + to - 1) / to * to;
+}
+
+static int sleep_check(CUresult r, const char *what)
+{
+    if (r == CUDA_SUCCESS)
+        return ERR_OK;
+    log_error("device: %s: the driver's error %d", what, (int)r);
+    return ERR_GPU;
+}
+
+/* Of what takes memory: that others have it is no error of the device. */
+static int sleep_taken(CUresult r, const char *what)
+{
+    return r == CUDA_ERROR_OUT_OF_MEMORY ? ERR_NO_MEMORY : sleep_check(r, what);
+}
+
+/* --- preparing ---------------------------------------------------------------------------- */
+
+/* All functions have existed in this form since 10.2. */
+static bool sleep_find(const char *name, void *function)
+{
+    enum cudaDriverEntryPointQueryResult found;
+    void *p = NULL;
+
+    if (cudaGetDriverEntryPointByVersion(name, &p, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess ||
+        found != cudaDriverEntryPointSuccess || p == NULL) {
+        (void)cudaGetLastError(); /* a driver that lacks it is no error of the device */
+        log_warn("device: the driver has no %s", name);
+        return false;
+    }
+    memcpy(function, &p, sizeof p); /* ISO C converts no data pointer into one of functions */
+    return true;
+}
+
+static bool sleep_find_all(struct sleep_calls *f)
+{
+    return sleep_find("cuMemAddressReserve", &f->reserve) &&
+           sleep_find("cuMemAddressFree", &f->unreserve) && sleep_find("cuMemCreate", &f->create) &&
+           sleep_find("cuMemRelease", &f->release) && sleep_find("cuMemMap", &f->map) &&
+           sleep_find("cuMemUnmap", &f->unmap) && sleep_find("cuMemSetAccess", &f->set_access) &&
+           sleep_find("cuMemGetAllocationGranularity", &f->granularity);
+}
+
+static int sleep_properties(CUmemAllocationProp *p)
+{
+    int ordinal = 0;
+
+    if (cuda_check(cudaGetDevice(&ordinal), "asking for the GPU") != ERR_OK)
+        return ERR_GPU;
+    memset(p, 0, sizeof *p);
+    p->type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    p->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    p->location.id = ordinal;
+    return ERR_OK;
+}
+
+static int sleep_reserve(const struct sleep_calls *f, struct sleep_region *r, size_t cap)
+{
+    CUdeviceptr base = 0;
+
+    if (sleep_check(f->reserve(&base, cap, 0, 0, 0), "reserving addresses") != ERR_OK)
+        return ERR_GPU;
+    r->base = (char *)(uintptr_t)base;
+    r->cap = cap;
+    return ERR_OK;
+}
+
+int sleep_prepare(struct device *d)
+{
+    struct cuda *c = cuda_of(d);
+    struct sleep_state *s = &c->sleep;
+    struct sleep_calls *f = mem_zalloc(sizeof *f);
+    CUmemAllocationProp prop;
+    size_t free_bytes = 0, total = 0;
+
+    must(s->calls == NULL);
+    if (f == NULL)
+        return ERR_NO_MEMORY;
+    if (!sleep_find_all(f) || sleep_properties(&prop) != ERR_OK ||
+        sleep_check(f->granularity(&s->granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+                    "asking for the granularity of memory") != ERR_OK ||
+        s->granularity == 0 || SLEEP_PIECE_MIN % s->granularity != 0 ||
+        cuda_check(cudaMemGetInfo(&free_bytes, &total), "asking for free memory") != ERR_OK)
+        goto out;
+    total = rounded_up(total, SLEEP_PIECE_MAX);
+    s->calls = f; /* for sleep_close(), when the second cannot be had */
+    f = NULL;
+    if (sleep_reserve(s->calls, &s->constant, total) == ERR_OK &&
+        sleep_reserve(s->calls, &s->scratch, total) == ERR_OK)
+        return ERR_OK;
+    sleep_close(c);
+out:
+    mem_free(f);
+    log_warn("device: memory cannot be given back for a sleep; it is taken for good");
+    return ERR_UNSUPPORTED;
+}
+
+/* --- pieces --------------------------------------------------------------------------------- */
+
+/* Memory behind a piece's addresses. ERR_NO_MEMORY, unlogged: the GPU has none; what is_mapped by
+ * then is to be given back. */
+static int piece_take(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
+{
+    const struct sleep_calls *f = c->sleep.calls;
+    CUdeviceptr at = (CUdeviceptr)(uintptr_t)(r->base + p->at);
+    CUmemAllocationProp prop;
+    CUmemAccessDesc access = {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemGenericAllocationHandle handle = 0;
+    int rc;
+
+    must(!p->is_mapped);
+    if (sleep_properties(&prop) != ERR_OK)
+        return ERR_GPU;
+    access.location = prop.location;
+    rc = sleep_taken(f->create(&handle, p->bytes, &prop, 0), "taking memory");
+    if (rc != ERR_OK)
+        return rc;
+    rc = sleep_taken(f->map(at, p->bytes, 0, handle, 0), "mapping memory");
+    if (rc != ERR_OK) {
+        (void)f->release(handle); /* the error has been kept */
+        return rc;
+    }
+    p->handle = handle;
+    p->is_mapped = true;
+    return sleep_taken(f->set_access(at, p->bytes, &access, 1), "opening memory for the GPU");
+}
+
+static int piece_give(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
+{
+    const struct sleep_calls *f = c->sleep.calls;
+    int rc;
+
+    if (!p->is_mapped)
+        return ERR_OK;
+    p->is_mapped = false;
+    rc = sleep_check(f->unmap((CUdeviceptr)(uintptr_t)(r->base + p->at), p->bytes),
+                     "unmapping memory");
+    if (sleep_check(f->release(p->handle), "giving memory back") != ERR_OK)
+        rc = ERR_GPU;
+    return rc;
+}
+
+static int region_give(struct cuda *c, struct sleep_region *r)
+{
+    int rc = ERR_OK;
+
+    for (int i = 0; i < r->n_pieces; i++) {
+        int one = piece_give(c, r, &r->pieces[i]);
+
+        rc = rc == ERR_OK ? one : rc;
+    }
+    return rc;
+}
+
+/* --- allocating ----------------------------------------------------------------------------- */
+
+/* Pieces behind the first `want` bytes. */
+static int region_grow(struct cuda *c, struct sleep_region *r, size_t want)
+{
+    while (r->taken < want) {
+        struct sleep_piece *p = &r->pieces[r->n_pieces];
+        size_t bytes = rounded_up(want - r->taken, c->sleep.granularity);
+        int rc;
+
+        bytes = bytes < SLEEP_PIECE_MIN ? SLEEP_PIECE_MIN : bytes;
+        bytes = bytes > SLEEP_PIECE_MAX ? SLEEP_PIECE_MAX : bytes;
+        if (r->n_pieces == CUDA_PIECES_MAX || bytes > r->cap - r->taken)
+            return ERR_NO_MEMORY;
+        *p = (struct sleep_piece){.at = r->taken, .bytes = bytes};
+        rc = piece_take(c, r, p);
+        r->n_pieces += p->is_mapped; /* so that it is given back, whatever failed */
+        if (rc != ERR_OK)
+            return rc;
+        r->taken += bytes;
+    }
+    return ERR_OK;
+}
+
+static void *region_alloc(struct device *d, struct sleep_region *r, size_t bytes)
+{
+    struct cuda *c = cuda_of(d);
+    size_t at = rounded_up(r->used, ALIGN);
+
+    must(!c->sleep.is_asleep);
+    if (bytes > r->cap - at || region_grow(c, r, at + bytes) != ERR_OK) {
+        log_error("device: no GPU memory for %zu bytes", bytes);
+        return NULL;
+    }
+    r->used = at + bytes;
+    d->allocated_bytes += bytes;
+    d->sleeping_bytes += bytes;
+    if (cuda_check(cudaMemsetAsync(r->base + at, 0, bytes, c->stream), "clearing memory") != ERR_OK)
+        return NULL;
+    return r->base + at;
+}
+
+void *sleep_alloc_constant(struct device *d, size_t bytes)
+{
+    struct sleep_state *s = &cuda_of(d)->sleep;
+    void *p;
+
+    if (s->calls == NULL)
+        return cuda_alloc(d, bytes);
+    must(s->copy == NULL); /* it would have no room */
+    p = region_alloc(d, &s->constant, bytes);
+    d->constant_bytes += p == NULL ? 0 : bytes;
+    return p;
+}
+
+void *sleep_alloc_scratch(struct device *d, size_t bytes)
+{
+    struct sleep_state *s = &cuda_of(d)->sleep;
+
+    return s->calls == NULL ? cuda_alloc(d, bytes) : region_alloc(d, &s->scratch, bytes);
+}
+
+/* --- falling asleep ------------------------------------------------------------------------- */
+
+/* Addresses for the copy; their memory comes as it is pinned or written. */
+static int copy_begin(struct sleep_state *s)
+{
+    size_t room = s->constant.taken + HUGE_BYTES;
+    void *p;
+
+    if (!device_host_has_room(s->constant.taken))
+        return ERR_NO_MEMORY;
+    p = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        log_error("device: no host memory for %zu MiB of weights", room >> 20);
+        return ERR_NO_MEMORY;
+    }
+    (void)madvise(p, room, MADV_HUGEPAGE); /* pinning is quicker then, where the kernel has them */
+    s->copy_map = p;
+    s->copy = (char *)rounded_up((uintptr_t)p, HUGE_BYTES);
+    s->copy_room = room;
+    s->n_pinned = 0;
+    s->n_copied = 0;
+    return ERR_OK;
+}
+
+/* Of the first piece on. Memory that is not pinned is copied all the same, only slowly. */
+static void copy_pin_next(struct sleep_state *s, const struct sleep_piece *p)
+{
+    if (s->n_pinned < s->n_copied)
+        return; /* one failed before */
+    if (cudaHostRegister(s->copy + p->at, p->bytes, cudaHostRegisterPortable) == cudaSuccess) {
+        s->n_pinned++;
+        return;
+    }
+    log_warn("device: weights in host memory are not pinned behind %zu MiB; waking takes longer",
+             p->at >> 20);
+    (void)cudaGetLastError(); /* that was all it means */
+}
+
+/* The bytes of a piece that were given out. */
+static size_t piece_used(const struct sleep_region *r, const struct sleep_piece *p)
+{
+    return r->used - p->at < p->bytes ? r->used - p->at : p->bytes;
+}
+
+/* Copies wait for each other within a slice only: a loop that waits for them must look around. */
+static int copy_some(struct cuda *c, enum cudaMemcpyKind kind)
+{
+    struct sleep_state *s = &c->sleep;
+    uint64_t end_us = clock_us() + DEVICE_SLICE_US;
+    int rc = ERR_OK;
+
+    while (rc == ERR_OK && s->n_copied < s->constant.n_pieces) {
+        const struct sleep_piece *p = &s->constant.pieces[s->n_copied];
+        char *host = s->copy + p->at, *gpu = s->constant.base + p->at;
+        bool out = kind == cudaMemcpyDeviceToHost;
+
+        if (out)
+            copy_pin_next(s, p);
+        if (p->at < s->constant.used) /* else nothing of it was given out */
+            rc = cuda_check(cudaMemcpyAsync(out ? host : gpu, out ? gpu : host,
+                                            piece_used(&s->constant, p), kind, c->stream),
+                            "copying weights");
+        if (rc == ERR_OK)
+            rc = cuda_check(cudaStreamSynchronize(c->stream), "copying weights");
+        s->n_copied++;
+        if (rc == ERR_OK && clock_us() > end_us && s->n_copied < s->constant.n_pieces)
+            return ERR_AGAIN;
+    }
+    return rc;
+}
+
+int sleep_out(struct device *d)
+{
+    struct cuda *c = cuda_of(d);
+    struct sleep_state *s = &c->sleep;
+    int rc = ERR_OK;
+
+    must(s->calls != NULL && !s->is_asleep);
+    if (s->copy == NULL)
+        rc = copy_begin(s);
+    if (rc == ERR_OK && !s->is_whole)
+        rc = copy_some(c, cudaMemcpyDeviceToHost);
+    if (rc != ERR_OK)
+        return rc;
+    s->is_whole = true;
+    if (cuda_check(cudaDeviceSynchronize(), "falling asleep") != ERR_OK)
+        return ERR_GPU;
+    rc = region_give(c, &s->scratch);
+    if (rc == ERR_OK)
+        rc = region_give(c, &s->constant);
+    s->is_asleep = true;
+    s->n_copied = 0;
+    return rc;
+}
+
+/* --- waking --------------------------------------------------------------------------------- */
+
+/* Take what is missing of a region, for some milliseconds. */
+static int region_take(struct cuda *c, struct sleep_region *r)
+{
+    uint64_t end_us = clock_us() + DEVICE_SLICE_US;
+
+    for (int i = 0; i < r->n_pieces; i++) {
+        int rc;
+
+        if (r->pieces[i].is_mapped)
+            continue;
+        if (clock_us() > end_us)
+            return ERR_AGAIN;
+        rc = FAULT_HIT(device_wake) ? ERR_NO_MEMORY : piece_take(c, r, &r->pieces[i]);
+        if (rc != ERR_OK)
+            return rc;
+    }
+    return ERR_OK;
+}
+
+static int clear_scratch(struct cuda *c)
+{
+    const struct sleep_region *r = &c->sleep.scratch;
+    int rc = r->used == 0
+                 ? ERR_OK
+                 : cuda_check(cudaMemsetAsync(r->base, 0, r->used, c->stream), "clearing memory");
+
+    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
+}
+
+int sleep_in(struct device *d)
+{
+    struct cuda *c = cuda_of(d);
+    struct sleep_state *s = &c->sleep;
+    int rc;
+
+    must(s->calls != NULL);
+    if (!s->is_asleep)
+        return ERR_OK; /* it had not fallen asleep yet */
+    rc = region_take(c, &s->constant);
+    if (rc == ERR_OK)
+        rc = region_take(c, &s->scratch);
+    if (rc == ERR_NO_MEMORY) {
+        int given = region_give(c, &s->constant);
+
+        if (given == ERR_OK)
+            given = region_give(c, &s->scratch);
+        return given == ERR_OK ? ERR_NO_MEMORY : given;
+    }
+    if (rc == ERR_OK)
+        rc = copy_some(c, cudaMemcpyHostToDevice);
+    if (rc == ERR_OK)
+        rc = clear_scratch(c);
+    if (rc != ERR_OK)
+        return rc;
+    s->is_asleep = false;
+    return ERR_OK;
+}
+
+/* Errors are of no account: the process ends, or the device is not used. */
+void sleep_close(struct cuda *c)
+{
+    struct sleep_state *s = &c->sleep;
+    struct sleep_region *regions[] = {&s->constant, &s->scratch};
+
+    if (s->calls == NULL)
+        return;
+    for (int i = 0; i < 2; i++) {
+        (void)region_give(c, regions[i]);
+        if (regions[i]->base != NULL)
+            (void)s->calls->unreserve((CUdeviceptr)(uintptr_t)regions[i]->base, regions[i]->cap);
+        regions[i]->base = NULL;
+    }
+    for (int i = 0; i < s->n_pinned; i++)
+        (void)cudaHostUnregister(s->copy + s->constant.pieces[i].at);
+    if (s->copy != NULL)
+        (void)munmap(s->copy_map, s->copy_room);
+    s->copy = NULL;
+    mem_free(s->calls);
+    s->calls = NULL;
+}

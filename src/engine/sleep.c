@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * An engine that has nothing to do gives the device's memory back, so that several models can share
+ * a machine; the next request wakes it.
+ *
+ *   awake -> saving -> falling -> asleep -> waking -> awake
+ *
+ * saving: pages that no lower tier has are written there, by the passes of the loop as ever.
+ * falling: weights go to host memory, some milliseconds of it in a pass. Until then a request that
+ * comes is served as if nothing had been; afterwards it waits. While the engine wakes the loop goes
+ * on too: requests are taken in, cancelled and run out of time, the watchdog and /health are told.
+ *
+ * Pages of the device lose their names with their content: what comes next finds its prefix in the
+ * host tier or on the disk, and else computes it. */
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/must.h"
+#include "base/service.h"
+#include "engine/engine.h"
+
+#define SLEEP_SAVE_US  30000000u /* for pages to be saved; what is not by then is lost */
+#define SLEEP_RETRY_US 100000u   /* between attempts to get the device's memory */
+#define SLEEP_TELL_US  10000000u /* between two lines that say it cannot be had */
+#define SLEEP_SPREAD   64        /* milliseconds between engines that try again */
+#define MIB            (1.0 / 1048576.0)
+
+bool sleep_is_awake(const struct engine *e)
+{
+    return e->power < POWER_ASLEEP;
+}
+
+/* When it is time to fall asleep; 0: never. */
+static uint64_t sleep_due_us(const struct engine *e)
+{
+    return e->settings.sleep_after_s == 0
+               ? 0
+               : e->used_us + (uint64_t)e->settings.sleep_after_s * 1000000u;
+}
+
+int sleep_timeout_ms(const struct engine *e, int longest_ms)
+{
+    uint64_t then_us = e->now_us;
+
+    switch (e->power) {
+    case POWER_AWAKE: then_us = sleep_due_us(e); break;
+    case POWER_SAVING:
+    case POWER_ASLEEP: break;
+    case POWER_FALLING: return 0;
+    case POWER_WAKING:
+        if (e->retry_us <= e->now_us)
+            return 0;
+        then_us = e->retry_us;
+        break;
+    }
+    if (then_us <= e->now_us || then_us - e->now_us > (uint64_t)longest_ms * 1000)
+        return longest_ms;
+    return (int)((then_us - e->now_us) / 1000) + 1;
+}
+
+static void sleep_enter(struct engine *e, enum engine_power power)
+{
+    e->power = power;
+    e->power_us = e->now_us;
+}
+
+static void sleep_tell(struct engine *e, bool asleep)
+{
+    size_t bytes = e->shape->device_bytes - (asleep ? e->shape->sleeping_bytes : 0);
+
+    stats_set(&e->stats, METRIC_sleep_awake, asleep ? 0 : 1);
+    stats_set(&e->stats, METRIC_sleep_offloaded, asleep ? 1 : 0);
+    stats_set(&e->stats, METRIC_device_bytes, bytes);
+    service_status(asleep ? "asleep: %s on %s" : "serving %s on %s", e->settings.model,
+                   e->shape->device);
+}
+
+/* --- falling asleep ------------------------------------------------------------------------- */
+
+/* Nothing is under way that knows a page of the device. */
+static bool sleep_is_idle(const struct engine *e)
+{
+    return e->sched.n_running + sched_n_waiting(&e->sched) == 0 && e->n_begun == e->n_ended &&
+           e->n_loads_used == 0 && !e->draining;
+}
+
+int sleep_begin(struct engine *e)
+{
+    if (!e->shape->sleeps)
+        return ERR_UNSUPPORTED;
+    if (!sleep_is_idle(e))
+        return ERR_AGAIN;
+    if (e->power == POWER_AWAKE) {
+        tiers_gather(e);
+        sleep_enter(e, POWER_SAVING);
+    }
+    return ERR_OK;
+}
+
+/* Wait for what is being saved; copies that were started are always waited for. */
+static void sleep_save(struct engine *e)
+{
+    if (tiers_have_work(e)) {
+        if (e->now_us - e->power_us > SLEEP_SAVE_US)
+            tiers_give_up(e);
+        return;
+    }
+    must(pages_free(e->pages) == pages_count(e->pages));
+    sleep_enter(e, POWER_FALLING);
+}
+
+/* Every page becomes free: all can be taken, since nobody has one. */
+static void sleep_forget_pages(struct engine *e)
+{
+    struct page_label label;
+    bool evicted;
+    int n = 0;
+
+    while (pages_take(e->pages, &evicted, &label) >= 0)
+        n++;
+    must(n == pages_count(e->pages));
+    for (int i = 0; i < n; i++)
+        pages_unref(e->pages, i);
+    must(pages_cached(e->pages) == 0);
+    pages_check(e->pages);
+}
+
+static int sleep_fall(struct engine *e)
+{
+    int n_cached = pages_cached(e->pages);
+    int rc = model_sleep(e->model);
+
+    e->now_us = clock_us();
+    if (rc == ERR_AGAIN)
+        return ERR_OK;
+    if (rc == ERR_NO_MEMORY) {
+        log_warn("engine: cannot sleep; the next attempt is after %d s without requests",
+                 e->settings.sleep_after_s);
+        e->used_us = e->now_us;
+        sleep_enter(e, POWER_AWAKE);
+        return ERR_OK;
+    }
+    if (rc != ERR_OK)
+        return rc;
+    sleep_forget_pages(e);
+    log_info("engine: asleep: %.0f MiB of the device's memory are given back, %.0f MiB of weights "
+             "are in host memory, %d pages left the device, in %.2f s",
+             (double)e->shape->sleeping_bytes * MIB, (double)e->shape->constant_bytes * MIB,
+             n_cached, (double)(e->now_us - e->power_us) * 1e-6);
+    sleep_enter(e, POWER_ASLEEP);
+    sleep_tell(e, true);
+    return ERR_OK;
+}
+
+/* Whoever waited long enough for memory that does not come. */
+static void sleep_refuse(struct engine *e)
+{
+    uint64_t longest_us = (uint64_t)e->settings.wake_timeout_s * 1000000u;
+
+    for (int i = 0; i < e->pool.n; i++) {
+        struct seq *q = &e->pool.seqs[i];
+        uint64_t since_us = q->request.arrival_us;
+
+        since_us = since_us < e->power_us ? e->power_us : since_us;
+        if (q->state != SEQ_FREE && e->now_us > since_us + longest_us)
+            publish_refuse(e, q, WIRE_REFUSED_TIMEOUT, ERR_ASLEEP);
+    }
+}
+
+/* --- waking --------------------------------------------------------------------------------- */
+
+void sleep_end(struct engine *e)
+{
+    if (e->power != POWER_ASLEEP)
+        return;
+    e->retry_us = 0;
+    e->told_us = 0;
+    sleep_enter(e, POWER_WAKING);
+}
+
+/* Others have the memory: nothing of it is held now, and nobody is in their way. */
+static void sleep_wait(struct engine *e)
+{
+    uint64_t longest_us = (uint64_t)e->settings.wake_timeout_s * 1000000u;
+
+    e->retry_us = e->now_us + SLEEP_RETRY_US + (uint64_t)(getpid() % SLEEP_SPREAD) * 1000;
+    if (e->told_us == 0 || e->now_us - e->told_us > SLEEP_TELL_US) {
+        log_warn("engine: cannot wake: %.0f MiB of the device's memory are not free; %d requests "
+                 "wait, %d s each at most",
+                 (double)e->shape->sleeping_bytes * MIB, sched_n_waiting(&e->sched),
+                 e->settings.wake_timeout_s);
+        e->told_us = e->now_us;
+    }
+    sleep_refuse(e);
+    if (sched_n_waiting(&e->sched) == 0 && e->now_us - e->power_us > longest_us)
+        sleep_enter(e, POWER_ASLEEP);
+}
+
+static int sleep_rise(struct engine *e)
+{
+    double took_s;
+    int rc;
+
+    if (e->now_us < e->retry_us)
+        return ERR_OK;
+    rc = model_wake(e->model);
+    e->now_us = clock_us();
+    if (rc == ERR_NO_MEMORY) {
+        sleep_wait(e);
+        return ERR_OK;
+    }
+    if (rc != ERR_OK && rc != ERR_AGAIN)
+        return rc;
+    e->progress_us = e->now_us;
+    if (rc == ERR_AGAIN)
+        return ERR_OK;
+    took_s = (double)(e->now_us - e->power_us) * 1e-6;
+    log_info("engine: awake after %.2f s; %d requests waited", took_s, sched_n_waiting(&e->sched));
+    stats_observe(&e->stats, HISTOGRAM_wake, took_s);
+    e->used_us = e->now_us;
+    sleep_enter(e, POWER_AWAKE);
+    sleep_tell(e, false);
+    return ERR_OK;
+}
+
+int sleep_pass(struct engine *e)
+{
+    uint64_t due_us = sleep_due_us(e);
+
+    if (e->power == POWER_AWAKE && due_us > 0 && e->now_us >= due_us)
+        (void)!sleep_begin(e); /* or later */
+    switch (e->power) {
+    case POWER_AWAKE: break;
+    case POWER_SAVING:
+    case POWER_FALLING:
+        if (!sleep_is_idle(e))
+            sleep_enter(e, POWER_AWAKE);
+        else if (e->power == POWER_FALLING)
+            return sleep_fall(e);
+        else
+            sleep_save(e);
+        break;
+    case POWER_ASLEEP:
+        if (sched_n_waiting(&e->sched) > 0)
+            sleep_end(e);
+        break;
+    case POWER_WAKING: return sleep_rise(e);
+    }
+    return ERR_OK;
+}
+
+void sleep_init(struct engine *e)
+{
+    e->used_us = e->now_us;
+    sleep_tell(e, false);
+}
