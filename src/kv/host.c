@@ -134,6 +134,7 @@ static bool host_pop(struct job_queue *q, struct job *j)
 
 static void host_ask(struct host *h, enum job_kind kind, int32_t slot, uint64_t ticket)
 {
+    h->counters.jobs++;
     (void)pthread_mutex_lock(&h->lock);
     host_push(&h->todo, (struct job){.kind = kind, .slot = slot, .ticket = ticket});
     (void)pthread_cond_signal(&h->work);
@@ -472,6 +473,7 @@ static void host_ask_chunk(struct host *h, int32_t chunk)
         return;
     h->chunks[chunk] = CHUNK_ASKED;
     h->n_asked++;
+    h->counters.jobs++;
     host_push(&h->todo, (struct job){.kind = JOB_PIN, .slot = chunk});
 }
 
@@ -786,6 +788,7 @@ bool host_poll(struct host *h, uint64_t *ticket, bool *good)
         (void)pthread_mutex_unlock(&h->lock);
         if (!got)
             return false;
+        h->counters.jobs--;
         switch (j.kind) {
         case JOB_PIN: host_pinned(h, &j); break;
         case JOB_SEAL: h->entries[j.slot].busy = false; break;

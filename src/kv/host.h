@@ -74,6 +74,7 @@ struct host_counters {
     uint64_t slots;  /* that memory was taken for */
     uint64_t faults; /* pages that failed their check */
     uint64_t evicted;
+    uint64_t jobs; /* asked of the threads and not told of by host_poll() yet */
 };
 
 /* ERR_OVERLOADED (logged) when another engine has the file; ERR_IO (logged); ERR_NO_MEMORY. */
