@@ -40,6 +40,8 @@ struct blocks {
     int call;          /* index of the call that it is */
     struct buf name;   /* of the call */
     struct buf text;   /* of it so far */
+    struct buf told;   /* log probabilities of the text so far: JSON with commas between */
+    size_t told_said;  /* bytes of told that a stream's events have */
     struct buf done;   /* closed ones, as JSON with commas between */
     uint32_t n_events; /* sent: the sequence_number of the next */
 };

@@ -154,10 +154,23 @@ static int fields_logprobs(struct fields_read_context *c, const struct fields_ro
     return ERR_OK;
 }
 
+/* How many alternatives: -1 is the whole vocabulary, which no record of the lane has room for. */
+static int fields_n_told(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    if (v->kind != JSON_INT || v->whole != -1)
+        return fields_whole(c, row, v);
+    (void)snprintf(c->why, c->why_cap,
+                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %g "
+                   "alternatives of a token",
+                   row->name, row->high);
+    return ERR_UNSUPPORTED;
+}
+
 static int fields_n_logprobs(struct fields_read_context *c, const struct fields_row *row,
                              const struct json *v)
 {
-    int rc = fields_whole(c, row, v);
+    int rc = fields_n_told(c, row, v);
 
     if (rc == ERR_OK && c->x->format == EXCHANGE_COMPLETION)
         c->out->request.flags |= WIRE_LOGPROBS;
@@ -167,7 +180,7 @@ static int fields_n_logprobs(struct fields_read_context *c, const struct fields_
 static int fields_prompt_logprobs(struct fields_read_context *c, const struct fields_row *row,
                                   const struct json *v)
 {
-    int rc = fields_whole(c, row, v);
+    int rc = fields_n_told(c, row, v);
 
     if (rc == ERR_OK) {
         c->out->request.flags |= WIRE_PROMPT_LOGPROBS;
@@ -541,7 +554,7 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     if (x->format == EXCHANGE_CHAT && r->n_logprobs > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
         *param = "top_logprobs";
         wrong = "'top_logprobs' needs 'logprobs' to be true";
-    } else if (x->prompt_logprobs && x->stream) {
+    } else if (x->prompt_logprobs && x->stream && r->n_prompt_logprobs > 0) {
         *param = "prompt_logprobs";
         wrong = "'prompt_logprobs' is not told in streams";
     } else if (x->max_tokens_given && x->max_tokens == 0 && !x->echo) {
@@ -551,6 +564,10 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     if (wrong != NULL) {
         (void)snprintf(c->why, c->why_cap, "%s", wrong);
         return ERR_INVALID;
+    }
+    if (x->prompt_logprobs && x->stream) { /* of 0: as vLLM takes it, though nothing is told */
+        x->prompt_logprobs = false;
+        r->flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
     }
     if (x->echo && (r->flags & WIRE_LOGPROBS) != 0) { /* the echo has them, too */
         r->flags |= WIRE_PROMPT_LOGPROBS;

@@ -7,6 +7,9 @@
 #include <string.h>
 
 #include "front/translate.h"
+#include "ipc/wire.h"
+
+#define RESPONSES_LOGPROBS "message.output_text.logprobs"
 
 /* --- items --------------------------------------------------------------------------------- */
 
@@ -354,19 +357,42 @@ static int responses_metadata(struct translation *t, const struct translate_row 
     return ERR_OK;
 }
 
-/* Reasoning is not encrypted here and comes anyway; the rest is of tools that are not there. */
+/* Does the answer say log probabilities? Reasoning is not encrypted here and comes anyway; the rest
+ * that can be included is of tools that are not there. */
 static int responses_include(struct translation *t, const struct translate_row *row,
                              const struct json *v)
 {
+    const struct json yes = {.kind = JSON_BOOL, .flag = true};
+
     if (v->kind != JSON_LIST)
         return translate_type(t, row->name, "a list of strings", v);
     for (uint32_t i = 0; i < v->n; i++) {
         if (v->items[i].kind != JSON_TEXT)
             return translate_type(t, row->name, "a list of strings", &v->items[i]);
-        if (strcmp(v->items[i].text, "message.output_text.logprobs") == 0)
-            return translate_fail(t, ERR_UNSUPPORTED, "'include' of '%s' is not supported",
-                                  v->items[i].text);
+        if (strcmp(v->items[i].text, RESPONSES_LOGPROBS) == 0)
+            json_put(&t->chat, "logprobs", &yes);
     }
+    return ERR_OK;
+}
+
+/* How many alternatives, where `include` asks for any. */
+static int responses_top_logprobs(struct translation *t, const struct json *body)
+{
+    const struct json *v = json_get(body, "top_logprobs");
+    const struct json *include = json_get_kind(body, "include", JSON_LIST);
+    bool asked = false;
+
+    t->param = "top_logprobs";
+    if (v == NULL || v->kind == JSON_NULL)
+        return ERR_OK;
+    if (v->kind != JSON_INT || v->whole < 0 || v->whole > WIRE_LOGPROBS_MAX)
+        return translate_fail(t, ERR_INVALID,
+                              "'top_logprobs' must be a whole number, at least 0 and at most %d",
+                              WIRE_LOGPROBS_MAX);
+    for (uint32_t i = 0; include != NULL && i < include->n; i++)
+        asked = asked || json_is_text(&include->items[i], RESPONSES_LOGPROBS);
+    if (asked)
+        json_put(&t->chat, "top_logprobs", v);
     return ERR_OK;
 }
 
@@ -407,6 +433,7 @@ static const struct translate_row responses_rows[] = {
     {"reasoning", responses_effort, NULL},
     {"metadata", responses_metadata, NULL},
     {"include", responses_include, NULL},
+    {"top_logprobs", translate_ignore, NULL}, /* responses_top_logprobs() reads it */
     {"truncation", responses_truncation, NULL},
     {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
     {"store", translate_flag, NULL},                  /* nothing is: the answer says so */
@@ -423,7 +450,6 @@ static const struct translate_row responses_rows[] = {
     {"conversation", responses_stateless, NULL},
     {"background", translate_refuse, NULL},
     {"prompt", translate_refuse, NULL},
-    {"top_logprobs", translate_refuse, NULL},
     {"context_management", translate_refuse, NULL},
     TRANSLATE_EXTRAS,
 };
@@ -437,6 +463,8 @@ int translate_responses(struct json *chat, struct arena *arena, const struct jso
     translate_begin(&t, arena, body, why, why_cap);
     rc = translate_fields(&t, responses_rows, sizeof responses_rows / sizeof responses_rows[0],
                           body);
+    if (rc == ERR_OK)
+        rc = responses_top_logprobs(&t, body);
     if (rc == ERR_OK)
         rc = responses_talk(&t, body);
     if (rc == ERR_OK)

@@ -62,6 +62,8 @@ def joined(events):
             if e["item_id"] != items[e["output_index"]]["id"]:
                 raise ValueError("a delta of another item")
             texts[e["output_index"]] += e["delta"]
+            if kind == "response.output_text.delta":
+                items[e["output_index"]]["content"][0]["logprobs"] += e["logprobs"]
         elif kind == "response.output_item.done":
             item, text = items[e["output_index"]], texts[e["output_index"]]
             if item["type"] == "function_call":
@@ -213,6 +215,36 @@ def forms(s):
            "a choice of no tool")
 
 
+def told(r):
+    """Log probabilities of all texts."""
+    return [p for i in r["output"] if i["type"] == "message" for c in i["content"]
+            for p in c["logprobs"]]
+
+
+def logprobs(s):
+    """Each token of a text with its log probability and alternatives, and no other token."""
+    include = ["message.output_text.logprobs"]
+    ask = "What is the capital of France?"
+    r = both(s, body_of(ask, include=include, top_logprobs=3), "log probabilities")
+    got = told(r)
+    tap.eq("".join(p["token"] for p in got), PARIS, "the tokens are the text")
+    tap.eq([bytes(p["bytes"]).decode() for p in got], [p["token"] for p in got], "their bytes")
+    tap.ok(all(len(p["top_logprobs"]) == 3 and p["top_logprobs"][0]["token"] == p["token"] and
+               p["logprob"] == p["top_logprobs"][0]["logprob"] <= 0 for p in got), "alternatives")
+    tap.eq(r["top_logprobs"], 3, "how many is repeated")
+    chat = s.post(CHAT, s.chat(ask, logprobs=True, top_logprobs=3)).json["choices"][0]
+    tap.eq(got, chat["logprobs"]["content"][:len(got)], "those of a chat")
+    r = both(s, body_of(ask, include=include), "no alternatives")
+    tap.ok(len(told(r)) == len(got) and all(p["top_logprobs"] == [] for p in told(r)), "none")
+    tap.eq(told(both(s, body_of(ask, top_logprobs=3), "not asked for")), [], "they are not told")
+    r = both(s, body_of(ask, include=include, max_output_tokens=3), "log probabilities, cut")
+    tap.eq("".join(p["token"] for p in told(r)), text_of(r), "the tokens of what there is")
+    r = both(s, body_of("What is the weather in Paris?", tools=[WEATHER], include=include),
+             "log probabilities beside a call")
+    tap.eq((r["output"][-1]["type"], "".join(p["token"] for p in told(r))),
+           ("function_call", text_of(r)), "a call's tokens are not told")
+
+
 def refuse(s, body, status, param, name, word="", code=None, method="POST", path=PATH):
     r = s.request(method, path, body)
     try:
@@ -240,9 +272,9 @@ def errors(s):
             ("tool_choice", {"type": "allowed_tools"}), ("parallel_tool_calls", "x"),
             ("text", 5), ("text", {"format": {"type": "x"}}), ("reasoning", 5),
             ("reasoning", {"effort": "x"}), ("metadata", {"a": 1}), ("include", 5),
-            ("include", ["message.output_text.logprobs"]), ("truncation", "auto"), ("store", 5),
+            ("include", [5]), ("truncation", "auto"), ("store", 5),
             ("previous_response_id", "resp_1"), ("conversation", "c"), ("background", True),
-            ("prompt", {"id": "p"}), ("top_logprobs", 3), ("model", 5)):
+            ("prompt", {"id": "p"}), ("top_logprobs", 21), ("top_logprobs", -1), ("model", 5)):
         refuse(s, body_of("Hello", **{field: value}), 400, field, "%s %r" % (field, str(value)[:50]))
     refuse(s, body_of("Hello", previous_response_id="resp_1"), 400, "previous_response_id",
            "a response before", "stateless")
@@ -270,7 +302,7 @@ def errors(s):
 
 
 with Stack() as s:
-    for part in (answers, meanings, tools, forms, errors):
+    for part in (answers, meanings, tools, forms, logprobs, errors):
         with tap.section(part.__name__):
             part(s)
     tap.ok(all(f.exits == [] for f in s.fronts) and s.engine.exits == [], "no process died",

@@ -154,6 +154,10 @@ static const struct {
      "\"previous_response_id\":null,\"truncation\":\"disabled\",\"include\":["
      "\"reasoning.encrypted_content\"],\"top_logprobs\":0,\"user\":\"u\",\"colour\":1}",
      "{" SAID},
+    {RESPONSES, "{\"input\":\"a\",\"top_logprobs\":3}", "{" SAID},
+    {RESPONSES,
+     "{\"top_logprobs\":3,\"input\":\"a\",\"include\":[\"message.output_text.logprobs\"]}",
+     "{\"logprobs\":true,\"top_logprobs\":3," USER "}"},
 };
 
 static const struct {
@@ -249,8 +253,7 @@ static const struct {
     {RESPONSES, "{\"text\":{\"format\":5}}", "text", ERR_INVALID, "text.format"},
     {RESPONSES, "{\"reasoning\":{\"effort\":\"x\"}}", "reasoning", ERR_INVALID, "effort"},
     {RESPONSES, "{\"metadata\":{\"a\":1}}", "metadata", ERR_INVALID, "strings"},
-    {RESPONSES, "{\"include\":[\"message.output_text.logprobs\"]}", "include", ERR_UNSUPPORTED,
-     "logprobs"},
+    {RESPONSES, "{\"include\":[5]}", "include", ERR_INVALID, "strings"},
     {RESPONSES, "{\"truncation\":\"auto\"}", "truncation", ERR_UNSUPPORTED, "truncation"},
     {RESPONSES, "{\"store\":1}", "store", ERR_INVALID, "true or false"},
     {RESPONSES, "{\"previous_response_id\":\"resp_1\"}", "previous_response_id", ERR_UNSUPPORTED,
@@ -258,7 +261,9 @@ static const struct {
     {RESPONSES, "{\"conversation\":\"c\"}", "conversation", ERR_UNSUPPORTED, "stateless"},
     {RESPONSES, "{\"background\":true}", "background", ERR_UNSUPPORTED, "background"},
     {RESPONSES, "{\"prompt\":{\"id\":\"p\"}}", "prompt", ERR_UNSUPPORTED, "prompt"},
-    {RESPONSES, "{\"top_logprobs\":3}", "top_logprobs", ERR_UNSUPPORTED, "top_logprobs"},
+    {RESPONSES, "{\"top_logprobs\":21}", "top_logprobs", ERR_INVALID, "at most 20"},
+    {RESPONSES, "{\"top_logprobs\":-1}", "top_logprobs", ERR_INVALID, "at most 20"},
+    {RESPONSES, "{\"top_logprobs\":\"3\"}", "top_logprobs", ERR_INVALID, "whole number"},
 };
 
 static int translate(int api, struct json *chat, struct arena *a, const char *text, char why[256],
