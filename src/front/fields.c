@@ -400,6 +400,26 @@ static int fields_text(struct fields_read_context *c, const struct fields_row *r
     return ERR_OK;
 }
 
+bool fields_is_effort(const struct json *v)
+{
+    static const char *const efforts[] = {"none", "minimal", "low", "medium",
+                                          "high", "xhigh",   "max"};
+    bool is = false;
+
+    for (size_t i = 0; i < sizeof efforts / sizeof efforts[0]; i++)
+        is = is || json_is_text(v, efforts[i]);
+    return is;
+}
+
+/* The template gets it. */
+static int fields_effort(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    return fields_is_effort(v)
+               ? ERR_OK
+               : fields_type(c, row, "none, minimal, low, medium, high, xhigh or max", v);
+}
+
 /* The endpoint reads it. */
 static int fields_list(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
@@ -464,6 +484,7 @@ static const struct fields_row fields_rows[] = {
     {"add_generation_prompt", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"continue_final_message", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"chat_template_kwargs", FIELDS_CHAT, fields_object, 0, 0, 256, false},
+    {"reasoning_effort", FIELDS_CHAT, fields_effort, 0, 0, 0, false}, /* api_chat.c reads it */
     {"max_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
     {"max_tokens", FIELDS_TEXT, fields_max_tokens, 0, 0, INT_MAX, false}, /* 0: with echo */
     {"max_completion_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},

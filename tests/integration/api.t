@@ -387,7 +387,9 @@ def bad_requests(s):
             ("messages", [{"role": "user", "content": [{"type": "image_url",
                                                         "image_url": {"url": "data:"}}]}]),
             ("skip_special_tokens", "no"), ("continue_final_message", "yes"),
-            ("add_generation_prompt", 1), ("chat_template_kwargs", 5)):
+            ("add_generation_prompt", 1), ("chat_template_kwargs", 5), ("reasoning_effort", "x"),
+            ("reasoning_effort", 5), ("tool_choice", {"type": "allowed_tools"}),
+            ("prompt_logprobs", -1), ("prompt_logprobs", -2), ("top_logprobs", -1)):
         refuse(s, CHAT, dict(big, **{field: value}), 400, field,
                name="%s %r" % (field, str(value)[:40]))
     body = s.chat("Hello")

@@ -199,6 +199,14 @@ def forms(s):
         if r["status"] == "completed":
             tap.eq(list(json.loads(call["arguments"])), ["city"], "and how")
         tap.eq(r["tool_choice"], choice, "the choice is repeated")
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "mode": mode,
+                  "tools": [{"type": "function", "name": "other"}]}
+        r = both(s, dict(hello, input="What is the weather in Rome?", tool_choice=choice),
+                 "allowed tools, " + mode)
+        calls = [i["name"] for i in r["output"] if i["type"] == "function_call"]
+        tap.ok(set(calls) <= {"other"} and (calls or mode == "auto"), "no other is called", calls)
+        tap.eq(r["tool_choice"], choice, "they are repeated")
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},
               "required": ["city"], "additionalProperties": False}
     form = {"type": "json_schema", "name": "place", "schema": schema, "strict": True}
@@ -310,7 +318,8 @@ with Stack() as s:
 with open(os.path.join(MODEL, "tokenizer_config.json")) as f:
     template = json.load(f)["chat_template"]
 with tap.section("reasoning"), tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
-    f.write(template + "<think>\n")  # which the demo model never leaves
+    f.write(template + "{% if reasoning_effort is defined %}{{ reasoning_effort }}, "
+            "{{ enable_thinking }}{% endif %}<think>\n")  # which the demo model never leaves
     f.flush()
     with Stack(n_fronts=1, front=["--reasoning-parser", "think", "--chat-template", f.name]) as s:
         r = both(s, body_of("What is the capital of France?", max_output_tokens=40), "reasoning")
@@ -318,6 +327,16 @@ with tap.section("reasoning"), tempfile.NamedTemporaryFile("w", suffix=".jinja")
                [("reasoning", [], "reasoning_text")], "reasoning is an item of its own")
         tap.eq(r["usage"]["output_tokens_details"]["reasoning_tokens"],
                r["usage"]["output_tokens"], "and its tokens are counted")
+        for fields, want in ((dict(reasoning_effort="high"), "high, True<think>"),
+                             (dict(reasoning_effort="none"), "none, False<think>"),
+                             (dict(reasoning_effort="low", chat_template_kwargs={
+                                 "reasoning_effort": "mine", "enable_thinking": False}),
+                              "mine, False<think>")):
+            p = s.post(CHAT + "/render", s.chat("Hi", **fields)).json["prompts"][0]["prompt"]
+            tap.ok(p.rstrip().endswith(want), "the template hears of %r" % fields, p)
+        long, short = (s.post(PATH, body_of("Hi", max_output_tokens=1, **fields)).json["usage"]
+                       ["input_tokens"] for fields in (dict(reasoning={"effort": "high"}), {}))
+        tap.ok(long > short, "and of a response's effort")
         talk = [{"role": "user", "content": "Hello"}] + r["output"] + \
             [{"role": "user", "content": "And?"}]
         tap.eq(s.post(PATH, body_of(talk, max_output_tokens=3)).status, 200, "and is taken back")

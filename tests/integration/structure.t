@@ -134,6 +134,35 @@ def calls(s):
         tap.ok(c["finish_reason"] in ("stop", "tool_calls", "length"), "strict tools, seed %d" % seed)
 
 
+def allowed(s):
+    """Some of the tools: the prompt is that of all, but no other is called."""
+    tap.section("allowed_tools")
+    one = [{"type": "function", "function": {"name": "now"}}]
+
+    def among(mode, tools=one):
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+    ask = s.chat("What is the weather in Paris?", max_tokens=80, temperature=0, tools=TOOLS)
+    free, c = said(s, ask)
+    tap.eq([t["function"]["name"] for t in c["message"].get("tool_calls") or []], ["get_weather"],
+           "left alone the model calls it")
+    r = s.post(CHAT, dict(ask, tool_choice=among("required"), parallel_tool_calls=False)).json
+    tap.eq([t["function"]["name"] for t in r["choices"][0]["message"]["tool_calls"]], ["now"],
+           "required: the allowed one is called")
+    tap.eq(r["usage"]["prompt_tokens"], s.post(CHAT, ask).json["usage"]["prompt_tokens"],
+           "the prompt names all tools")
+    for seed in range(4):
+        _, c = said(s, wild(s, seed, tools=TOOLS, tool_choice=among("auto")))
+        tap.ok(all(t["function"]["name"] == "now" for t in c["message"].get("tool_calls") or []),
+               "auto, seed %d" % seed)
+    text, c = said(s, dict(ask, tool_choice=among("auto")))
+    tap.ok(all(t["function"]["name"] == "now" for t in c["message"].get("tool_calls") or []) and
+           "get_weather" not in (text or ""), "auto: no other call", json.dumps(c))
+    both = one + [{"type": "function", "function": {"name": "get_weather"}}]
+    _, c = said(s, dict(ask, tool_choice=among("auto", both)))
+    tap.eq([t["function"]["name"] for t in c["message"]["tool_calls"]], ["get_weather"],
+           "auto with both: as it likes")
+
+
 def many(s):
     tap.section("many at once, each of its own")
     wrong, lock = [], threading.Lock()
@@ -198,6 +227,7 @@ with Stack() as s:
     contents(s)
     streams(s)
     calls(s)
+    allowed(s)
     many(s)
     deaths(s)
 tap.eq(s.leftovers, [], "every process followed SIGTERM")

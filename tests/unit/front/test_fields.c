@@ -4,6 +4,9 @@
 
 #include "tests/tap.h"
 
+#define F          "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
+#define ALLOWED(x) "{\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":" x "}," F "}"
+
 enum { CHAT = 1, TEXT = 2, BOTH = 3 };
 
 static const struct {
@@ -75,6 +78,11 @@ static const struct {
     {"{\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},\"tools\":[{\"type\":"
      "\"function\",\"function\":{\"name\":\"f\"}}]}",
      CHAT},
+    {"{\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"auto\",\"tools\":["
+     "{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}}," F "}",
+     CHAT},
+    {"{\"reasoning_effort\":\"none\"}", CHAT},
+    {"{\"reasoning_effort\":\"max\"}", CHAT},
     {"{\"modalities\":[\"text\"]}", CHAT},
     {"{\"chat_template_kwargs\":{},\"add_generation_prompt\":false}", CHAT},
     {"{\"add_special_tokens\":false}", TEXT},
@@ -146,6 +154,20 @@ static const struct {
     {"{\"continue_final_message\":\"a\"}", CHAT, "continue_final_message", ERR_INVALID},
     {"{\"chat_template_kwargs\":[]}", CHAT, "chat_template_kwargs", ERR_INVALID},
     {"{\"add_special_tokens\":1}", TEXT, "add_special_tokens", ERR_INVALID},
+    {"{\"reasoning_effort\":\"much\"}", CHAT, "reasoning_effort", ERR_INVALID},
+    {"{\"reasoning_effort\":3}", CHAT, "reasoning_effort", ERR_INVALID},
+    {"{\"tool_choice\":{\"type\":\"allowed_tools\"}," F "}", CHAT, "tool_choice", ERR_INVALID},
+    {ALLOWED("{\"mode\":\"none\",\"tools\":[]}"), CHAT, "tool_choice", ERR_INVALID},
+    {ALLOWED("{\"mode\":\"auto\"}"), CHAT, "tool_choice", ERR_INVALID},
+    {ALLOWED("{\"mode\":\"auto\",\"tools\":[]}"), CHAT, "tool_choice", ERR_INVALID},
+    {ALLOWED("{\"mode\":\"auto\",\"tools\":[{\"type\":\"function\"}]}"), CHAT, "tool_choice",
+     ERR_INVALID},
+    {ALLOWED(
+         "{\"mode\":\"auto\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]}"),
+     CHAT, "tool_choice", ERR_INVALID},
+    {"{\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"auto\",\"tools\":["
+     "{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}}}",
+     CHAT, "tool_choice", ERR_INVALID},
     {"{\"n\":129}", BOTH, "n", ERR_INVALID},
     {"{\"n\":0}", BOTH, "n", ERR_INVALID},
     {"{\"n\":1.5}", BOTH, "n", ERR_INVALID},
@@ -186,7 +208,6 @@ static const struct {
     {"{\"tool_choice\":\"required\"}", CHAT, "tool_choice", ERR_INVALID},
     {"{\"tool_choice\":\"required\",\"tools\":[]}", CHAT, "tool_choice", ERR_INVALID},
     {"{\"tool_choice\":{\"type\":\"function\"}}", CHAT, "tool_choice", ERR_INVALID},
-    {"{\"tool_choice\":{\"type\":\"allowed_tools\"}}", CHAT, "tool_choice", ERR_UNSUPPORTED},
     {"{\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}},\"tools\":[{\"type\":"
      "\"function\",\"function\":{\"name\":\"f\"}}]}",
      CHAT, "tool_choice", ERR_INVALID},

@@ -146,9 +146,12 @@ static const struct {
      "{\"response_format\":{\"type\":\"json_object\"}," SAID},
     {RESPONSES, "{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"text\"}}}", "{" SAID},
     {RESPONSES, "{\"input\":\"a\",\"reasoning\":{\"effort\":\"high\",\"summary\":\"auto\"}}",
-     "{" USER ",\"chat_template_kwargs\":{\"reasoning_effort\":\"high\"}}"},
-    {RESPONSES, "{\"input\":\"a\",\"reasoning\":{\"effort\":\"none\"}}",
-     "{" USER ",\"chat_template_kwargs\":{\"enable_thinking\":false,\"thinking\":false}}"},
+     "{\"reasoning_effort\":\"high\"," USER "}"},
+    {RESPONSES,
+     "{\"input\":\"a\",\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":["
+     "{\"type\":\"function\",\"name\":\"f\"}]}}",
+     "{\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"auto\",\"tools\":["
+     "{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}}," USER "}"},
     {RESPONSES,
      "{\"input\":\"a\",\"store\":true,\"metadata\":{\"k\":\"v\"},\"background\":false,"
      "\"previous_response_id\":null,\"truncation\":\"disabled\",\"include\":["
@@ -246,8 +249,14 @@ static const struct {
      ERR_INVALID, "parameters"},
     {RESPONSES, "{\"tool_choice\":\"x\"}", "tool_choice", ERR_INVALID, "required"},
     {RESPONSES, "{\"tool_choice\":5}", "tool_choice", ERR_INVALID, "not whole number"},
-    {RESPONSES, "{\"tool_choice\":{\"type\":\"allowed_tools\"}}", "tool_choice", ERR_UNSUPPORTED,
-     "function"},
+    {RESPONSES, "{\"tool_choice\":{\"type\":\"mcp\"}}", "tool_choice", ERR_UNSUPPORTED, "function"},
+    {RESPONSES, "{\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\"}}", "tool_choice",
+     ERR_INVALID, "tool_choice.tools"},
+    {RESPONSES,
+     "{\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":[{\"type\":\"mcp\"}]}}",
+     "tool_choice", ERR_UNSUPPORTED, "mcp"},
+    {RESPONSES, "{\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":[5]}}",
+     "tool_choice", ERR_INVALID, "tools[0].type"},
     {RESPONSES, "{\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"n\"}}}", "text",
      ERR_INVALID, "schema"},
     {RESPONSES, "{\"text\":{\"format\":5}}", "text", ERR_INVALID, "text.format"},
