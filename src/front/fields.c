@@ -539,6 +539,7 @@ static const struct fields_row fields_rows[] = {
     {"guided_regex", FIELDS_BOTH, fields_form, 0, 0, 0, false},
     {"guided_choice", FIELDS_BOTH, fields_form, 0, 0, 0, false},
     {"guided_grammar", FIELDS_BOTH, fields_form, 0, 0, 0, false},
+    {"guided_whitespace_pattern", FIELDS_BOTH, fields_form, 0, 0, 0, false},
     {"parallel_tool_calls", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"include_reasoning", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     /* Not there yet; low is the number that asks for nothing. */

@@ -105,6 +105,12 @@ static bool form_is_choices(const struct json *v)
 static int form_read_kind(struct form *f, const char *param, const char *name, const char *kind,
                           const struct json *v, char *why, size_t cap)
 {
+    if (strcmp(kind, "whitespace_pattern") == 0) {
+        if (v->kind != JSON_TEXT)
+            return form_wrong(why, cap, name, "a string", v);
+        f->spacing = v;
+        return ERR_OK;
+    }
     if (strcmp(kind, "json") == 0) {
         if (v->kind != JSON_OBJECT && v->kind != JSON_TEXT && v->kind != JSON_BOOL)
             return form_wrong(why, cap, name, "a JSON schema, or the text of one", v);
@@ -152,7 +158,7 @@ static int form_read_flag(struct form *f, const struct json *m, char *why, size_
 
 int form_read_structured(struct form *f, const struct json *v, char *why, size_t cap)
 {
-    static const char *const kinds[] = {"json", "regex", "choice", "grammar"};
+    static const char *const kinds[] = {"json", "regex", "choice", "grammar", "whitespace_pattern"};
 
     if (v->kind != JSON_OBJECT)
         return form_wrong(why, cap, "structured_outputs", "an object", v);
@@ -296,6 +302,12 @@ int form_check(const struct form *f, const char **param, char *why, size_t cap)
 {
     const char *unknown = NULL;
 
+    if (f->spacing != NULL && f->space == GRAMMAR_COMPACT) {
+        *param = "structured_outputs";
+        (void)snprintf(why, cap,
+                       "'whitespace_pattern' and 'disable_any_whitespace' exclude each other");
+        return ERR_INVALID;
+    }
     *param = "tool_choice";
     if (!form_forces(f) && f->allowed == NULL)
         return ERR_OK;

@@ -25,7 +25,8 @@ struct form {
     const char *param; /* the field that gave the content its form; NULL: none did */
     enum grammar_kind kind;
     enum grammar_space space;
-    const struct json *source; /* a schema, or the text of one; a text; a list of choices */
+    const struct json *spacing; /* a pattern of white space, or NULL */
+    const struct json *source;  /* a schema, or the text of one; a text; a list of choices */
     enum form_calls calls;
     const char *function;       /* with FORM_CALLS_NAMED */
     const struct json *allowed; /* tools by name: only these may be called; NULL: all may */

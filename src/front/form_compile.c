@@ -188,6 +188,11 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
 
     *param = f->param != NULL ? f->param : "tools";
     rc = form_compose(f, m, arena, top, &r.n_parts, why, cap);
+    if (f->spacing != NULL && space != GRAMMAR_COMPACT) {
+        r.space = GRAMMAR_SPACED;
+        r.spacing = f->spacing->text;
+        r.spacing_len = f->spacing->text_len;
+    }
     if (rc == ERR_OK && r.n_parts == 1 && top[0].kind == PART_CHOICE && f->param != NULL &&
         f->kind == GRAMMAR_CHOICE && (!m->chat || !form_has_calls(f)))
         rc = form_choices(f, arena, &r);

@@ -76,6 +76,7 @@ static int structure_name(const struct grammar_request *r, struct hash *out)
     int rc;
 
     buf_add(&b, numbers, sizeof numbers);
+    name_text(&b, r->spacing, r->spacing_len);
     name_text(&b, r->source, r->source_len);
     buf_add(&b, &r->n_choices, sizeof r->n_choices);
     for (size_t i = 0; i < r->n_choices; i++)

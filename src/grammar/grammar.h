@@ -9,9 +9,12 @@
  *
  *   order       members of an object come in the order of `properties`, then names that only
  *               `required` has, then additional ones (xgrammar, llguidance)
- *   whitespace  GRAMMAR_FLEXIBLE, the default as in vLLM and xgrammar: spaces, tabs and newlines
- *               wherever JSON allows them between tokens, at most 64 in a row, none before or
- *               after the whole value; GRAMMAR_COMPACT: one optional space after ',' and ':'
+ *   whitespace  GRAMMAR_FLEXIBLE, the default: wherever JSON allows it between tokens nothing, one
+ *               blank, or a line's end (or two) and up to 32 blanks of indentation; before ':' one
+ *               space at most. xgrammar and llguidance bound nothing, and weak models go on there
+ *               for ever; llama.cpp's grammars have a like bound. None before or after the whole
+ *               value. GRAMMAR_COMPACT: one optional space after ',' and ':'. GRAMMAR_SPACED: at
+ *               all those places what matches the client's pattern and is JSON's white space
  *   numbers     an integer is written without '.' and exponent; a number under a bound or
  *               multipleOf without exponent
  *   strings     free ones may use every JSON escape; those under a pattern, a format or an enum
@@ -44,7 +47,7 @@ enum grammar_kind {
     GRAMMAR_PARTS,       /* parts: a composition */
 };
 
-enum grammar_space { GRAMMAR_FLEXIBLE, GRAMMAR_COMPACT };
+enum grammar_space { GRAMMAR_FLEXIBLE, GRAMMAR_COMPACT, GRAMMAR_SPACED };
 
 /* One step of a composition. */
 enum grammar_part_kind {
@@ -81,6 +84,8 @@ struct grammar_part {
 struct grammar_request {
     enum grammar_kind kind;
     enum grammar_space space;
+    const char *spacing; /* the pattern, with GRAMMAR_SPACED */
+    size_t spacing_len;
     const char *source;
     size_t source_len;
     const char *const *choices; /* NUL-terminated */

@@ -71,6 +71,13 @@ def contents(s):
         text, _ = said(s, wild(s, seed, structured_outputs=compact))
         tap.ok(is_person(parsed(text)) and "\n" not in text, "structured_outputs.json, compact",
                repr(text))
+    for fields in ({"structured_outputs": {"json": PERSON, "whitespace_pattern": r"\s?"}},
+                   {"guided_json": PERSON, "guided_whitespace_pattern": "[ ]?"}):
+        for seed in range(2):
+            text, _ = said(s, wild(s, seed, **fields))
+            bare = re.sub(r'"([^"\\\\]|\\\\.)*"', '""', text or "\n\n")
+            tap.ok(is_person(parsed(text)) and not re.search(r"\s\s", bare), "whitespace_pattern",
+                   repr(text))
     for fields, fits in (
             ({"structured_outputs": {"json": json.dumps(PERSON)}}, lambda t: is_person(parsed(t))),
             ({"guided_json": PERSON}, lambda t: is_person(parsed(t))),
@@ -211,6 +218,8 @@ def refusals(s):
             ({"response_format": schema_format({"type": "number", "minimum": "x"})},
              "response_format", "minimum"),
             ({"structured_outputs": {"regex": "a(?<=b)"}}, "structured_outputs", "lookbehind"),
+            ({"structured_outputs": {"json": {}, "whitespace_pattern": "x"}}, "structured_outputs",
+             "whitespace_pattern"),
             ({"guided_grammar": "root ::= x"}, "guided_grammar", "x"),
             ({"guided_json": "{"}, "guided_json", "JSON"),
             ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
