@@ -81,11 +81,11 @@ int form_read_response_format(struct form *f, const struct json *v, char *why, s
         return form_set(f, "response_format", GRAMMAR_JSON_OBJECT, NULL, why, cap);
     if (json_is_text(type, "json_schema"))
         return form_read_json_schema(f, v, why, cap);
-    if (json_is_text(type, "structural_tag")) {
-        (void)snprintf(why, cap, "'response_format' of type structural_tag is not supported");
-        return ERR_UNSUPPORTED;
-    }
-    (void)snprintf(why, cap, "'response_format.type' must be text, json_object or json_schema");
+    if (json_is_text(type, "structural_tag"))
+        return form_set(f, "response_format", GRAMMAR_PARTS, v, why, cap);
+    (void)snprintf(why, cap,
+                   "'response_format.type' must be text, json_object, json_schema or "
+                   "structural_tag");
     return ERR_INVALID;
 }
 
@@ -115,6 +115,11 @@ static int form_read_kind(struct form *f, const char *param, const char *name, c
         if (v->kind != JSON_OBJECT && v->kind != JSON_TEXT && v->kind != JSON_BOOL)
             return form_wrong(why, cap, name, "a JSON schema, or the text of one", v);
         return form_set(f, param, GRAMMAR_SCHEMA, v, why, cap);
+    }
+    if (strcmp(kind, "structural_tag") == 0) {
+        if (v->kind != JSON_OBJECT && v->kind != JSON_TEXT)
+            return form_wrong(why, cap, name, "a structural tag, or the text of one", v);
+        return form_set(f, param, GRAMMAR_PARTS, v, why, cap);
     }
     if (strcmp(kind, "choice") == 0) {
         if (!form_is_choices(v))
@@ -158,7 +163,8 @@ static int form_read_flag(struct form *f, const struct json *m, char *why, size_
 
 int form_read_structured(struct form *f, const struct json *v, char *why, size_t cap)
 {
-    static const char *const kinds[] = {"json", "regex", "choice", "grammar", "whitespace_pattern"};
+    static const char *const kinds[] = {"json",    "regex",          "choice",
+                                        "grammar", "structural_tag", "whitespace_pattern"};
 
     if (v->kind != JSON_OBJECT)
         return form_wrong(why, cap, "structured_outputs", "an object", v);

@@ -22,8 +22,8 @@ enum form_calls {
 
 /* What the fields said. Borrowed from the request's body. */
 struct form {
-    const char *param; /* the field that gave the content its form; NULL: none did */
-    enum grammar_kind kind;
+    const char *param;      /* the field that gave the content its form; NULL: none did */
+    enum grammar_kind kind; /* GRAMMAR_PARTS: a structural tag (tags.h) */
     enum grammar_space space;
     const struct json *spacing; /* a pattern of white space, or NULL */
     const struct json *source;  /* a schema, or the text of one; a text; a list of choices */

@@ -6,6 +6,7 @@
 
 #include "front/calls.h"
 #include "front/form.h"
+#include "front/tags.h"
 
 #define SPACE "[ \\t\\r\\n]{0,16}" /* between a reasoning and the rest: nobody's */
 
@@ -30,17 +31,20 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
     return copy == NULL ? ERR_LIMIT : ERR_OK;
 }
 
-/* The content as one part. */
+/* The content as one part. why is only written where the compiler would not know what is meant. */
 static int form_content(const struct form *f, enum reply_format format, struct arena *arena,
-                        struct grammar_part *out)
+                        struct grammar_part *out, char *why, size_t cap)
 {
-    static const enum grammar_part_kind kinds[] = {
-        [GRAMMAR_SCHEMA] = PART_SCHEMA, [GRAMMAR_JSON_OBJECT] = PART_SCHEMA,
-        [GRAMMAR_REGEX] = PART_REGEX,   [GRAMMAR_CHOICE] = PART_CHOICE,
-        [GRAMMAR_EBNF] = PART_EBNF,     [GRAMMAR_PARTS] = PART_SEQUENCE};
+    static const enum grammar_part_kind kinds[] = {[GRAMMAR_SCHEMA] = PART_SCHEMA,
+                                                   [GRAMMAR_JSON_OBJECT] = PART_SCHEMA,
+                                                   [GRAMMAR_REGEX] = PART_REGEX,
+                                                   [GRAMMAR_CHOICE] = PART_CHOICE,
+                                                   [GRAMMAR_EBNF] = PART_EBNF};
     struct grammar_part *choices;
     int rc;
 
+    if (f->kind == GRAMMAR_PARTS)
+        return tags_compose(f->source, format, arena, out, why, cap);
     *out = (struct grammar_part){.kind = kinds[f->kind]};
     if (f->kind != GRAMMAR_CHOICE) {
         rc = form_source(f, arena, &out->text, &out->len);
@@ -94,7 +98,8 @@ static bool form_has_calls(const struct form *f)
 
 /* The whole composition, behind a reasoning that may be or must be: at most 4 parts of *top. */
 static int form_compose(const struct form *f, const struct form_model *m, struct arena *arena,
-                        struct grammar_part *top, size_t *n_top, char *why, size_t cap)
+                        struct grammar_part *top, size_t *n_top, const char **param, char *why,
+                        size_t cap)
 {
     enum reply_format format = form_reply_format(f, m->format);
     struct grammar_part *thought = arena_zalloc(arena, 4 * sizeof *thought);
@@ -105,9 +110,11 @@ static int form_compose(const struct form *f, const struct form_model *m, struct
 
     *n_top = 0;
     if (rc == ERR_OK && f->param != NULL && !forced)
-        rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++]);
-    if (rc == ERR_OK && m->chat && (form_has_calls(f) || format == REPLY_HARMONY))
+        rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++], why, cap);
+    if (rc == ERR_OK && m->chat && (form_has_calls(f) || format == REPLY_HARMONY)) {
         rc = calls_compose(f, format, m->one_call, arena, body, &n_body, why, cap);
+        *param = rc == ERR_OK || why[0] == '\0' ? *param : "tools";
+    }
     if (rc != ERR_OK || n_body == 0) /* a model that knows no calls, and need not make any */
         return rc;
     if (m->chat && format != REPLY_HARMONY && m->start == FORM_REASONS) {
@@ -187,7 +194,7 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
     int rc;
 
     *param = f->param != NULL ? f->param : "tools";
-    rc = form_compose(f, m, arena, top, &r.n_parts, why, cap);
+    rc = form_compose(f, m, arena, top, &r.n_parts, param, why, cap);
     if (f->spacing != NULL && space != GRAMMAR_COMPACT) {
         r.space = GRAMMAR_SPACED;
         r.spacing = f->spacing->text;
@@ -202,9 +209,7 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
         return rc;
     if (rc == ERR_LIMIT && error.text[0] == '\0')
         (void)snprintf(error.text, sizeof error.text, "longer than %zu bytes", GRAMMAR_SOURCE_MAX);
-    if (why[0] != '\0' || (f->param == NULL && form_blame_tool(f, cache, why, cap)))
-        *param = "tools"; /* content that is refused is not explained yet */
-    else
+    if (why[0] == '\0' && (f->param != NULL || !form_blame_tool(f, cache, why, cap)))
         form_explain(*param, &error, why, cap);
     return rc;
 }

@@ -66,6 +66,7 @@ static void name_parts(struct buf *b, const struct grammar_part *parts, size_t n
         buf_add(b, numbers, sizeof numbers);
         name_text(b, parts[i].text, parts[i].len);
         name_parts(b, parts[i].parts, parts[i].n_parts, depth + 1);
+        name_parts(b, parts[i].never, parts[i].n_never, depth + 1);
     }
 }
 

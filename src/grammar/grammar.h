@@ -60,15 +60,17 @@ enum grammar_part_kind {
     PART_OBJECT,   /* any JSON object */
     PART_REGEX,    /* text that matches as a whole */
     PART_EBNF,     /* text of this grammar */
-    PART_FREE,     /* any text, up to (and without) the next part, which must be PART_TEXT and
-                    * whose first occurrence ends it; as the last part: any text to the end */
+    PART_FREE,     /* any text without those of `never`, up to (and without) the next part, which
+                    * must be a PART_TEXT or a PART_CHOICE of them and whose first occurrence ends
+                    * it; as the last part: any text to the end */
     PART_SEQUENCE, /* its parts, one after another */
     PART_CHOICE,   /* one of its parts */
     PART_REPEAT,   /* its parts as a sequence, min to max times, `text` between two of them */
     PART_TRIGGERS, /* free text in which each of its parts (PART_SEQUENCE that begin with
                     * PART_TEXT, the trigger) may stand, min to max of them together: once a
                     * trigger is written, the rest of its sequence follows, then free text again.
-                    * After the max-th it ends */
+                    * After the max-th it ends; so it does at a PART_TEXT, or a PART_CHOICE of them,
+                    * that is the next part, once there were min. `never` as with PART_FREE */
 };
 
 struct grammar_part {
@@ -77,6 +79,8 @@ struct grammar_part {
     size_t len;
     const struct grammar_part *parts;
     size_t n_parts;
+    const struct grammar_part *never; /* PART_TEXT each: what free text may not hold */
+    size_t n_never;
     uint32_t min;
     uint32_t max; /* UINT32_MAX: no limit */
 };

@@ -101,6 +101,45 @@ def contents(s):
            repr(text))
 
 
+def tags(s):
+    """Structural tags in both shapes and both fields: what is in a tag has its form."""
+    tap.section("structural tags")
+    weather = {"begin": "<f=get_weather>", "end": "</f>", "schema": {
+        "type": "object", "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["days"], "additionalProperties": False}}
+    tag = {"type": "tag", "begin": weather["begin"], "end": weather["end"],
+           "content": {"type": "json_schema", "json_schema": weather["schema"]}}
+    old = {"type": "structural_tag", "structures": [weather], "triggers": ["<f="]}
+    new = {"type": "structural_tag", "format": {
+        "type": "triggered_tags", "triggers": ["<f="], "tags": [tag], "at_least_one": True,
+        "stop_after_first": True}}
+    call = r"<f=get_weather>\s*\{\s*\"days\" ?:\s*[1-9]\s*\}\s*</f>"
+    for fields in ({"response_format": new}, {"structured_outputs": {"structural_tag": new}},
+                   {"structured_outputs": {"structural_tag": json.dumps(new)}}):
+        for path, make in ((CHAT, lambda **f: wild(s, 1, **f)),
+                           (TEXT, lambda **f: dict(s.completion("Hello", temperature=1.5, seed=1,
+                                                                max_tokens=1200), **f))):
+            text, _ = said(s, make(**fields), path)
+            tap.ok(text is not None and re.fullmatch(call, text), "%s at %s" % (list(fields), path),
+                   repr(text))
+    for seed in range(3):
+        text, _ = said(s, dict(wild(s, seed, response_format=old), logit_bias=None))
+        tap.ok(text is not None and all(re.match(call, "<f=" + t) for t in text.split("<f=")[1:]),
+               "free text with tags, seed %d" % seed, repr(text))
+    hello, _ = said(s, s.chat("Hello", max_tokens=40, temperature=0))
+    text, _ = said(s, s.chat("Hello", max_tokens=40, temperature=0, response_format=old))
+    tap.eq(text, hello, "where no tag comes the text is as it was")
+    pair = {"type": "sequence", "elements": [
+        {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
+        {"type": "or", "elements": [{"type": "const_string", "value": "yes"},
+                                    {"type": "regex", "pattern": "no+"}]}]}
+    body = wild(s, 2, response_format={"type": "structural_tag", "format": pair})
+    text, c = said(s, dict(body, stop=None, max_tokens=400))
+    tap.ok(text is not None and text.startswith("<think>") and
+           (c["finish_reason"] == "length" or re.search(r"</think>(yes|no+)$", text)),
+           "a sequence of a tag and alternatives", repr(text))
+
+
 def streams(s):
     tap.section("streams")
     for seed in range(3):
@@ -221,6 +260,12 @@ def refusals(s):
             ({"structured_outputs": {"json": {}, "whitespace_pattern": "x"}}, "structured_outputs",
              "whitespace_pattern"),
             ({"guided_grammar": "root ::= x"}, "guided_grammar", "x"),
+            ({"response_format": {"type": "structural_tag"}}, "response_format", "format"),
+            ({"response_format": {"type": "structural_tag", "format": {"type": "any_tokens"}}},
+             "response_format", "any_tokens"),
+            ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs", "JSON"),
+            ({"structured_outputs": {"structural_tag": {"format": {
+                "type": "regex", "pattern": "(a"}}}}, "structured_outputs", "pattern"),
             ({"guided_json": "{"}, "guided_json", "JSON"),
             ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
              "tool_choice", "x"),
@@ -234,6 +279,7 @@ def refusals(s):
 with Stack() as s:
     refusals(s)
     contents(s)
+    tags(s)
     streams(s)
     calls(s)
     allowed(s)
