@@ -1,5 +1,5 @@
-/* Structural tags: outputs described by a tree of formats, as xgrammar has them and vLLM takes them,
- * become parts of a grammar. Both shapes: {"format": {...}}, and the older
+/* Structural tags: outputs described by a tree of formats, as xgrammar has them and vLLM takes
+ * them, become parts of a grammar. Both shapes: {"format": {...}}, and the older
  * {"structures": [{"begin", "schema", "end"}], "triggers": [...]}.
  *
  * Kinds of formats: const_string, json_schema (style json), regex, grammar, any_text, sequence, or,

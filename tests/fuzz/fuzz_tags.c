@@ -1,5 +1,5 @@
-/* The first byte chooses the format of replies; the rest is a structural tag. What is taken compiles
- * to an automaton that the check takes, or is refused with a reason. */
+/* The first byte chooses the format of replies; the rest is a structural tag. What is taken
+ * compiles to an automaton that the check takes, or is refused with a reason. */
 #include <string.h>
 
 #include "base/must.h"

@@ -253,7 +253,8 @@ static const struct {
     {RESPONSES, "{\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\"}}", "tool_choice",
      ERR_INVALID, "tool_choice.tools"},
     {RESPONSES,
-     "{\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":[{\"type\":\"mcp\"}]}}",
+     "{\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":["
+     "{\"type\":\"mcp\"}]}}",
      "tool_choice", ERR_UNSUPPORTED, "mcp"},
     {RESPONSES, "{\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":[5]}}",
      "tool_choice", ERR_INVALID, "tools[0].type"},
