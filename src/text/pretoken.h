@@ -54,6 +54,9 @@ int pretoken_read(struct steps_draft *out, bool *byte_level, const struct json *
 /* The chain of vocab.json + merges.txt: ByteLevel with GPT-2's pattern. */
 void pretoken_gpt2(struct steps_draft *out, bool add_prefix_space);
 
+/* The pattern of Kimi's TikTokenTokenizer, whose folders have no tokenizer.json. */
+void pretoken_kimi(struct steps_draft *out);
+
 /* Make a chain ready, whose texts must outlive p. ERR_CORRUPT for steps that none of these
  * functions makes, ERR_UNSUPPORTED for a regex that is not understood, ERR_NO_MEMORY. On error p
  * needs no pretoken_fini(). */
