@@ -1,8 +1,8 @@
 /* The tokenizer: text to token ids and back, equal to Hugging Face's `tokenizers`.
  *
  * Reads the BPE models, byte-level and SentencePiece-style, of a model folder: tokenizer.json, or
- * Kimi's tiktoken.model, or vocab.json and merges.txt, with tokenizer_config.json. What it does not know it refuses by name
- * at start, so that a served model never tokenizes wrongly.
+ * Kimi's tiktoken.model, or vocab.json and merges.txt, with tokenizer_config.json. What it does not
+ * know it refuses by name at start, so that a served model never tokenizes wrongly.
  *
  * After tokenizer_open() nothing in it changes: any number of threads use one without locks. */
 #ifndef QUIRE_TEXT_TOKENIZER_H

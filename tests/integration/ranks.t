@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Folders with tiktoken.model, as Kimi's: the ids are those of the package tiktoken, with the pattern
-and the special tokens of their class; built, and from the image cache.
+"""Folders with tiktoken.model, as Kimi's: the ids are those of the package tiktoken, with the
+pattern and the special tokens of their class; built, and from the image cache.
 
 No real rank file is at hand: a small one is trained here on texts of the tree, unless RANKS names
-another. tiktoken comes from a
-virtual environment (builddir/venv, or PYTHON_OPENAI names a python that has it); without it the test
-says so and skips itself. SEED=n draws other texts."""
+another. tiktoken comes from a virtual environment (builddir/venv, or PYTHON_OPENAI names a python
+that has it); without it the test says so and skips itself. SEED=n draws other texts."""
 
 import base64
 import collections
@@ -43,10 +42,11 @@ PATTERN = "|".join((
     r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"))
 MORE = ("\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002" * 20 + "\u0645\u0631\u062d\u0628\u0627 " * 20 +
         "Stra\u00dfe \u041f\u0440\u0438\u0432\u0435\u0442 \u3072\u3089\u304c\u306a " * 20)
-PARTS = ["Hello", " world", "'s", "'LL", "12", "1234567", "\u4e2d\u6587", "\u4eca\u5929", "abc", "Don't", "iPhone",
-         "e\u0301", "\u3072\u3089", "\n", "\r\n", " \n ", "  ", "\t", "!!", "...\n", "#include <stdio.h>\n",
-         "\U0001f468\u200d\U0001f469", "\u0663\u0664", "\u00b2", "Stra\u00dfe", "[BOS]", "<|im_end|>", "<|im_end", "|>",
-         "<|tool_call_begin|>", "functions.f:0", "{\"a\": 1}", "\ufffd", "\u00a0", "\u2028"]
+PARTS = ["Hello", " world", "'s", "'LL", "12", "1234567", "\u4e2d\u6587", "\u4eca\u5929", "abc",
+         "Don't", "iPhone", "e\u0301", "\u3072\u3089", "\n", "\r\n", " \n ", "  ", "\t", "!!", "...\n",
+         "#include <stdio.h>\n", "\U0001f468\u200d\U0001f469", "\u0663\u0664", "\u00b2", "Stra\u00dfe",
+         "[BOS]", "<|im_end|>", "<|im_end", "|>", "<|tool_call_begin|>", "functions.f:0",
+         "{\"a\": 1}", "\ufffd", "\u00a0", "\u2028"]
 
 
 def train(text, n_merges):
@@ -76,7 +76,7 @@ def train(text, n_merges):
 
 def corpus():
     out = MORE
-    for name in ("README.md", "tests/README.md", "src/front/fields.c", "src/text/tokenizer_ranks.c"):
+    for name in ("README.md", "tests/README.md", "src/front/fields.c"):
         with open(os.path.join(SRCDIR, name), encoding="utf-8") as f:
             out += f.read()
     return out
@@ -149,16 +149,18 @@ with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as c
         ranks = train(corpus(), 1200)
     n = len(ranks)
     named = {"[BOS]": n, "[EOS]": n + 1, "<|im_end|>": n + 2, "<|im_user|>": n + 3,
-             "<|tool_call_begin|>": n + 20, "<|tool_call_end|>": n + 22, "[UNK]": n + 254, "[PAD]": n + 255}
+             "<|tool_call_begin|>": n + 20, "<|tool_call_end|>": n + 22, "[UNK]": n + 254,
+             "[PAD]": n + 255}
     by_id = {i: t for t, i in named.items()}
     reserved = {by_id.get(i, "<|reserved_token_%d|>" % i): i for i in range(n, n + 256)}
     write_folder(folder, ranks, named)
-    peer = tiktoken.Encoding("ranks", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=reserved)
+    peer = tiktoken.Encoding("ranks", pat_str=PATTERN, mergeable_ranks=ranks,
+                             special_tokens=reserved)
     special = {i for t, i in named.items() if not t.startswith("<|tool")}
     rng = random.Random(SEED)
     tap.note("SEED=%d, tiktoken %s, %d ranks" % (SEED, tiktoken.__version__, n))
-    fixed = ["", " ", "a", corpus()[:20000], "a" * 3000, "\u4e2d" * 2000, " " * 3000, "ab" * 2000, "\n" * 999,
-             "<|reserved_token_%d|>x<|reserved_token_%d|>" % (n + 30, n + 256)]
+    fixed = ["", " ", "a", corpus()[:20000], "a" * 3000, "\u4e2d" * 2000, " " * 3000, "ab" * 2000,
+             "\n" * 999, "<|reserved_token_%d|>x<|reserved_token_%d|>" % (n + 30, n + 256)]
     texts = fixed + [random_text(rng) for _ in range(4000)]
     compare(folder, "", peer, special, texts, "built")
     compare(folder, cache, peer, special, texts[:200], "written to a cache")
