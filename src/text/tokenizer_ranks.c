@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Loading: tiktoken.model, a vocabulary without merges. A line is a token's bytes in base64, a
- * space and its rank, which is its id. tiktoken joins the two neighbours whose bytes together have the
- * lowest rank; so each way to cut a token into two others is a merge of the token's rank.
+ * space and its rank, which is its id. tiktoken joins the two neighbours whose bytes together have
+ * the lowest rank; so each way to cut a token into two others is a merge of the token's rank.
  *
  * The pattern that cuts the text before stands in code that is shipped beside the file, and is not
  * run here: only that of Kimi's class is known. */
