@@ -45,7 +45,8 @@ MORE = ("\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002" * 20 + "\u0645\u0631\u062d\
 PARTS = ["Hello", " world", "'s", "'LL", "12", "1234567", "\u4e2d\u6587", "\u4eca\u5929", "abc",
          "Don't", "iPhone", "e\u0301", "\u3072\u3089", "\n", "\r\n", " \n ", "  ", "\t", "!!",
          "...\n", "#include <stdio.h>\n", "\U0001f468\u200d\U0001f469", "\u0663\u0664", "\u00b2",
-         "Stra\u00dfe", "[BOS]", "<|im_end|>", "<|im_end", "|>", "<|tool_call_begin|>", "functions.f:0",
+         "Stra\u00dfe", "[BOS]", "<|im_end|>", "<|im_end", "|>", "<|tool_call_begin|>",
+         "functions.f:0",
          "{\"a\": 1}", "\ufffd", "\u00a0", "\u2028"]
 
 
