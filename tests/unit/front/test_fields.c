@@ -299,6 +299,7 @@ static void test_tables(struct arena *arena)
             is_int(read_body(taken[i].body, (enum exchange_format)format, arena, &f, &x, &param),
                    ERR_OK, "taken: %s", taken[i].body);
             ok(param == NULL, "no field is blamed");
+            arena_reset(&x.arena);
         }
     }
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
@@ -308,6 +309,7 @@ static void test_tables(struct arena *arena)
             is_int(read_body(refused[i].body, (enum exchange_format)format, arena, &f, &x, &param),
                    refused[i].rc, "refused: %.80s", refused[i].body);
             is_text(param, refused[i].param, "by its name");
+            arena_reset(&x.arena);
         }
     }
 }
