@@ -219,7 +219,8 @@ void pretoken_kimi(struct steps_draft *out)
     struct step_draft *st;
 
     out->n = 0;
-    st = steps_add(out, PRETOKEN_REGEX); /* room for one is there */
+    (void)steps_add(out, PRETOKEN_RUNS); /* room for two is there */
+    st = steps_add(out, PRETOKEN_REGEX);
     st->behavior = PRETOKEN_ISOLATED;
     st->pattern = pattern;
     st->pattern_len = sizeof pattern - 1;

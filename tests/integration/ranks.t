@@ -132,6 +132,19 @@ def random_text(rng):
     return "".join(out)
 
 
+def chunks(text):
+    """What Kimi's class gives tiktoken one by one: at most 400,000 characters, and at most 25,000
+    of white space, or of anything else, in a row."""
+    for at in range(0, len(text), 400000):
+        part, start, run = text[at:at + 400000], 0, 0
+        for i, c in enumerate(part):
+            run = run + 1 if i > 0 and c.isspace() == part[i - 1].isspace() or i == 0 else 1
+            if run > 25000:
+                yield part[start:i]
+                start, run = i, 1
+        yield part[start:]
+
+
 def compare(folder, cache, peer, special, texts, name):
     wrong = []
     for text, (ids, whole, plain, streams) in zip(texts, ask(folder, cache, texts)):
@@ -166,6 +179,13 @@ with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as c
     compare(folder, "", peer, special, texts, "built")
     compare(folder, cache, peer, special, texts[:200], "written to a cache")
     tap.eq(len(os.listdir(cache)), 1, "one image is there")
+    long = [c * k for c in ("x", " ", "\u4e2d\u6587", "ab1", "\x1f \u3000")
+            for k in (24999, 25001, 60007)]
+    long += [("word " * 30000 + " " * 30000) * 3, "\u4e2d" * 24999 + " " + "y" * 399999]
+    want = [[i for c in chunks(t) for i in peer.encode_ordinary(c)] for t in long]
+    got = [a[0] for a in ask(folder, "", long)]
+    tap.ok(got == want, "long runs are cut as the class cuts them",
+           [len(t) for t, g, w in zip(long, got, want) if g != w])
     compare(folder, cache, peer, special, texts[:200], "mapped")
     with open(os.path.join(folder, "tiktoken.model"), "a") as f:
         f.write(base64.b64encode(b"zzqx").decode() + " %d\n" % n)
