@@ -119,7 +119,7 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
         return;
     if (api_render_chat(f, x, body, &prompt)) {
         rc = gen_add_text(f, &x->gens[0], prompt.bytes == NULL ? "" : prompt.bytes, prompt.len,
-                          false);
+                          json_get_bool(body, "add_special_tokens", false));
         if (rc != ERR_OK)
             exchange_reply_error(x, rc, NULL, "messages", 0);
         else if (gen_hold(f, x, api_begin(f, x, &prompt)))

@@ -119,6 +119,7 @@ struct exchange {
     bool prompt_logprobs; /* the answer has those of the prompt */
     bool only_echo;       /* max_tokens is 0: what the engine must say is thrown away */
     int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all */
+    bool truncates_right; /* truncation_side: the first ones */
     struct steering steering;
     const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
     int n_stops;

@@ -390,6 +390,15 @@ static int fields_truncate(struct fields_read_context *c, const struct fields_ro
     return ERR_OK;
 }
 
+static int fields_side(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    if (!json_is_text(v, "left") && !json_is_text(v, "right"))
+        return fields_type(c, row, "left or right", v);
+    c->x->truncates_right = json_is_text(v, "right");
+    return ERR_OK;
+}
+
 static int fields_text(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -480,7 +489,7 @@ static const struct fields_row fields_rows[] = {
     {"model", FIELDS_BOTH, fields_model, 0, 0, 0, false},
     {"messages", FIELDS_CHAT, fields_ignore, 0, 0, 0, false}, /* api_chat.c reads it */
     {"prompt", FIELDS_TEXT, fields_ignore, 0, 0, 0, false},   /* api_completions.c */
-    {"add_special_tokens", FIELDS_TEXT, fields_flag, 0, 0, 0, false},
+    {"add_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"add_generation_prompt", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"continue_final_message", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"chat_template_kwargs", FIELDS_CHAT, fields_object, 0, 0, 256, false},
@@ -529,6 +538,7 @@ static const struct fields_row fields_rows[] = {
     {"bad_words", FIELDS_BOTH, fields_bad_words, 0, 0, 0, false},
     {"cache_salt", FIELDS_BOTH, fields_salt, 0, 0, 0, false},
     {"truncate_prompt_tokens", FIELDS_BOTH, fields_truncate, 0, 0, 0, false},
+    {"truncation_side", FIELDS_BOTH, fields_side, 0, 0, 0, false},
     {"documents", FIELDS_CHAT, fields_list, 0, 0, 0, false}, /* api_chat.c reads it */
     {"spaces_between_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"tools", FIELDS_CHAT, fields_form, 0, 0, 0, false},

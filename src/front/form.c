@@ -152,10 +152,11 @@ static int form_read_flag(struct form *f, const struct json *m, char *why, size_
             return ERR_OK;
         if (strcmp(m->key, "json_object") == 0)
             return form_set(f, "structured_outputs", GRAMMAR_JSON_OBJECT, NULL, why, cap);
-        if (strcmp(m->key, "disable_any_whitespace") == 0) {
+        if (strcmp(m->key, "disable_any_whitespace") == 0)
             f->space = GRAMMAR_COMPACT;
-            return ERR_OK;
-        }
+        else
+            f->closed = true;
+        return ERR_OK;
     }
     (void)snprintf(why, cap, "'%s' is not supported", name);
     return ERR_UNSUPPORTED;

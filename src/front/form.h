@@ -26,7 +26,8 @@ struct form {
     enum grammar_kind kind; /* GRAMMAR_PARTS: a structural tag (tags.h) */
     enum grammar_space space;
     const struct json *spacing; /* a pattern of white space, or NULL */
-    const struct json *source;  /* a schema, or the text of one; a text; a list of choices */
+    bool closed; /* objects of the schema have no additional members unless it says so */
+    const struct json *source; /* a schema, or the text of one; a text; a list of choices */
     enum form_calls calls;
     const char *function;       /* with FORM_CALLS_NAMED */
     const struct json *allowed; /* tools by name: only these may be called; NULL: all may */

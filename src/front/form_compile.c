@@ -12,18 +12,74 @@
 
 /* --- the content -------------------------------------------------------------------------- */
 
+/* What a node of a schema's text is. */
+enum form_node { NODE_SCHEMA, NODE_MAP, NODE_DATA }; /* a map's members are schemas */
+
+static enum form_node form_node_of(const char *key)
+{
+    static const char *const maps[] = {"properties", "patternProperties", "$defs", "definitions",
+                                       "dependentSchemas"};
+    static const char *const others[] = {"enum", "const", "default", "examples", "required"};
+
+    for (size_t i = 0; i < sizeof maps / sizeof maps[0]; i++) {
+        if (strcmp(key, maps[i]) == 0)
+            return NODE_MAP;
+        if (strcmp(key, others[i]) == 0)
+            return NODE_DATA;
+    }
+    return NODE_SCHEMA;
+}
+
+/* A schema in which objects that declare members have no others, unless they say something of them:
+ * disable_additional_properties. As deep as JSON may be. */
+static void form_write_closed(struct buf *b, const struct json *v, enum form_node node)
+{
+    bool is_object = v->kind == JSON_OBJECT;
+    bool closes = node == NODE_SCHEMA && is_object && json_get(v, "additionalProperties") == NULL &&
+                  (json_get(v, "properties") != NULL || json_get(v, "patternProperties") != NULL);
+
+    if (node == NODE_DATA || (!is_object && v->kind != JSON_LIST)) {
+        json_write(b, v, JSON_COMPACT);
+        return;
+    }
+    buf_add_byte(b, is_object ? '{' : '[');
+    for (uint32_t i = 0; i < v->n && !b->failed; i++) {
+        const struct json *m = &v->items[i];
+
+        if (i > 0)
+            buf_add_byte(b, ',');
+        if (is_object) {
+            buf_add_json_string(b, m->key, m->key_len);
+            buf_add_byte(b, ':');
+        }
+        form_write_closed(b, m,
+                          node == NODE_SCHEMA && is_object ? form_node_of(m->key) : NODE_SCHEMA);
+    }
+    if (closes)
+        buf_add_text(b, ",\"additionalProperties\":false"); /* behind what it declares */
+    buf_add_byte(b, is_object ? '}' : ']');
+}
+
 /* A schema as text: it may have come as one. */
 static int form_source(const struct form *f, struct arena *arena, const char **text, size_t *len)
 {
+    const struct json *source = f->source;
     struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+    bool closes = f->closed && f->kind == GRAMMAR_SCHEMA;
     char *copy;
 
-    if (f->source == NULL || f->source->kind == JSON_TEXT) {
-        *text = f->source == NULL ? "" : f->source->text;
-        *len = f->source == NULL ? 0 : f->source->text_len;
+    if (closes && source->kind == JSON_TEXT &&
+        json_parse(&source, arena, source->text, source->text_len, NULL, 0) != ERR_OK)
+        source = f->source; /* the compiler says what is wrong with it */
+    if (source == NULL || source->kind == JSON_TEXT) {
+        *text = source == NULL ? "" : source->text;
+        *len = source == NULL ? 0 : source->text_len;
         return *len > GRAMMAR_SOURCE_MAX ? ERR_LIMIT : ERR_OK;
     }
-    json_write(&b, f->source, JSON_COMPACT);
+    if (closes)
+        form_write_closed(&b, source, NODE_SCHEMA);
+    else
+        json_write(&b, source, JSON_COMPACT);
     copy = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
     *text = copy;
     *len = b.len;

@@ -95,6 +95,16 @@ def contents(s):
                                                                 max_tokens=1200), **f))):
             text, _ = said(s, make(**fields), path)
             tap.ok(text is not None and fits(text), "%s at %s" % (fields, path), repr(text))
+    loose = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {
+        "type": "object", "properties": {"additionalProperties": {"type": "null"}}}},
+        "required": ["a", "b"]}
+    for source in (loose, json.dumps(loose)):
+        for seed in range(3):
+            text, _ = said(s, wild(s, seed, structured_outputs={
+                "json": source, "disable_additional_properties": True}))
+            got = parsed(text) or {}
+            tap.ok(list(got) == ["a", "b"] and set(got["b"]) <= {"additionalProperties"},
+                   "disable_additional_properties", repr(text))
     text, choice = said(s, s.chat("Hello", max_tokens=300, temperature=0,
                                   response_format={"type": "json_object"}))
     tap.ok(choice["finish_reason"] == "length" or isinstance(parsed(text), dict), "json_object",
