@@ -563,6 +563,11 @@ static const struct fields_row fields_rows[] = {
     {"modalities", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"use_beam_search", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"length_penalty", FIELDS_BOTH, fields_neutral, 0, 1, 0, false},
+    {"logprob_token_ids", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"repetition_detection", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"return_token_offsets", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"return_prompt_text", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
+    {"return_assistant_tokens_mask", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
 };
 
 static const struct fields_row *fields_find(const char *name, enum exchange_format format)
