@@ -96,6 +96,9 @@ static void test_strings(void)
            "\"::1\"\n\"1:2:3:4:5:6:7:8\"\n\"::ffff:1.2.3.4\"", "\":::\"\n\"1:2:3\"\n\"::1::\"");
     schema("{\"type\":\"string\",\"format\":\"uuid\",\"not\":{\"pattern\":\"^0\"}}",
            "\"12345678-1234-1234-1234-123456789abc\"", "\"02345678-1234-1234-1234-123456789abc\"");
+    schema("{\"type\":\"string\",\"format\":\"uri\"}",
+           "\"http://[::ffff:1.2.3.4]:80/a?b#c\"\n\"x://u@h.example\"\n\"a:b\"",
+           "\"http://[::ffff:01.2.3.4]\"\n\"http://[1:2]/\"\n\"//h\"");
     schema("{\"type\":\"string\",\"format\":\"made-up\"}", "\"anything\"", "1");
 }
 
