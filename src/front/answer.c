@@ -290,6 +290,8 @@ static void answer_hear(struct gen *g, bool ended)
         rc = reply_finish(&s->reply);
     if (reply_is_reasoning(&s->reply))
         s->n_reasoning = (uint32_t)g->tokens.len - g->n_prompt;
+    if (g->exchange->shape == SHAPE_RESPONSES && !reply_may_be_content(&s->reply))
+        logprobs_skip(g);
     if (rc != ERR_OK)
         g->exchange->out.failed = true;
 }

@@ -68,6 +68,7 @@ static void responses_request(const struct gen *g, struct buf *b)
     responses_repeat(x, b, "tool_choice", "\"auto\"");
     responses_repeat(x, b, "parallel_tool_calls", "true");
     responses_repeat(x, b, "max_output_tokens", "null");
+    responses_repeat(x, b, "top_logprobs", "0");
     buf_add_text(b, ",\"tools\":[");
     for (uint32_t i = 0; tools != NULL && i < tools->n; i++) {
         if (i > 0)
@@ -162,6 +163,17 @@ static void responses_item_id(const struct gen *g, struct buf *b, const char *na
                k->n - 1);
 }
 
+/* ,"logprobs":[...] of the open text, from what so many bytes of the list have told on. */
+static void responses_logprobs(const struct blocks *k, struct buf *b, size_t from)
+{
+    if (from > 0 && from < k->told.len)
+        from++; /* the comma */
+    buf_add_text(b, ",\"logprobs\":[");
+    if (from < k->told.len)
+        buf_add(b, k->told.bytes + from, k->told.len - from);
+    buf_add_byte(b, ']');
+}
+
 /* The part that a message or reasoning has. */
 static void responses_part(const struct blocks *k, struct buf *b)
 {
@@ -172,7 +184,9 @@ static void responses_part(const struct blocks *k, struct buf *b)
     } else {
         buf_add_text(b, "{\"type\":\"output_text\",");
         blocks_add_text(b, "text", &k->text);
-        buf_add_text(b, ",\"annotations\":[],\"logprobs\":[]}");
+        buf_add_text(b, ",\"annotations\":[]");
+        responses_logprobs(k, b, 0);
+        buf_add_byte(b, '}');
     }
 }
 
@@ -260,7 +274,7 @@ static void responses_open(struct gen *g)
 
 static void responses_piece(struct gen *g, const char *text, size_t len)
 {
-    const struct blocks *k = &g->speech->blocks;
+    struct blocks *k = &g->speech->blocks;
     struct buf *b = &g->exchange->out;
 
     responses_event(g, k->kind == REPLY_CONTENT  ? "response.output_text.delta"
@@ -270,7 +284,8 @@ static void responses_piece(struct gen *g, const char *text, size_t len)
     buf_add_text(b, ",\"delta\":");
     buf_add_json_string(b, text, len);
     if (k->kind == REPLY_CONTENT)
-        buf_add_text(b, ",\"logprobs\":[]");
+        responses_logprobs(k, b, k->told_said);
+    k->told_said = k->told.len;
     blocks_event_end(g);
 }
 
@@ -291,7 +306,7 @@ static void responses_close_stream(struct gen *g, const char *status)
     }
     blocks_add_text(b, k->kind == REPLY_CALL_BEGIN ? "arguments" : "text", &k->text);
     if (k->kind == REPLY_CONTENT)
-        buf_add_text(b, ",\"logprobs\":[]");
+        responses_logprobs(k, b, 0);
     blocks_event_end(g);
     if (k->kind != REPLY_CALL_BEGIN)
         responses_say_part(g, "response.content_part.done");

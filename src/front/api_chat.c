@@ -23,14 +23,38 @@ static const char *api_check_messages(const struct json *messages)
     return NULL;
 }
 
+/* The template's variables, in *made: those of the client, and what reasoning_effort stands for as
+ * vLLM says it, unless the client's own say something else. NULL: there are none. */
+static const struct json *api_kwargs(struct exchange *x, const struct json *body, struct json *made)
+{
+    const struct json *given = json_get_kind(body, "chat_template_kwargs", JSON_OBJECT);
+    const struct json *effort = json_get_kind(body, "reasoning_effort", JSON_TEXT);
+    struct json_made kwargs = {.arena = &x->arena};
+    bool on = !json_is_text(effort, "none");
+
+    if (effort == NULL)
+        return given;
+    for (uint32_t i = 0; given != NULL && i < given->n; i++)
+        json_put(&kwargs, given->items[i].key, &given->items[i]);
+    if (json_get(given, "reasoning_effort") == NULL)
+        json_put(&kwargs, "reasoning_effort", effort);
+    if (json_get(given, "enable_thinking") == NULL)
+        json_put_flag(&kwargs, "enable_thinking", on);
+    if (!on && json_get(given, "thinking") == NULL) /* as DeepSeek's templates call it */
+        json_put_flag(&kwargs, "thinking", false);
+    *made = json_made(&kwargs, JSON_OBJECT);
+    return kwargs.failed ? NULL : made;
+}
+
 bool api_render_chat(struct front *f, struct exchange *x, const struct json *body, struct buf *out)
 {
     const struct json *messages = json_get(body, "messages");
+    struct json kwargs;
     struct chat_request r = {
         .messages = messages,
         .tools = json_get_kind(body, "tools", JSON_LIST),
         .documents = json_get_kind(body, "documents", JSON_LIST),
-        .kwargs = json_get_kind(body, "chat_template_kwargs", JSON_OBJECT),
+        .kwargs = api_kwargs(x, body, &kwargs),
         .add_generation_prompt = json_get_bool(body, "add_generation_prompt", true),
         .continue_final_message = json_get_bool(body, "continue_final_message", false),
     };
@@ -95,7 +119,7 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
         return;
     if (api_render_chat(f, x, body, &prompt)) {
         rc = gen_add_text(f, &x->gens[0], prompt.bytes == NULL ? "" : prompt.bytes, prompt.len,
-                          false);
+                          json_get_bool(body, "add_special_tokens", false));
         if (rc != ERR_OK)
             exchange_reply_error(x, rc, NULL, "messages", 0);
         else if (gen_hold(f, x, api_begin(f, x, &prompt)))

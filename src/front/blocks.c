@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "front/answer.h"
+#include "front/logprobs.h"
 
 static const struct blocks_shape *blocks_shape_of(const struct gen *g)
 {
@@ -54,7 +55,7 @@ static bool blocks_failed(const struct gen *g)
 {
     const struct blocks *k = &g->speech->blocks;
 
-    return k->name.failed || k->text.failed || k->done.failed;
+    return k->name.failed || k->text.failed || k->told.failed || k->done.failed;
 }
 
 static void blocks_close(struct gen *g, bool is_cut)
@@ -77,6 +78,8 @@ static void blocks_open(struct gen *g, const struct reply_event *e)
     blocks_close(g, false);
     buf_clear(&k->text);
     buf_clear(&k->name);
+    buf_clear(&k->told);
+    k->told_said = 0;
     k->is_open = true;
     k->kind = (int)e->kind;
     k->call = e->call;
@@ -102,6 +105,8 @@ void blocks_said(struct gen *g, const struct reply_event *e)
     case REPLY_CALL_END: blocks_close(g, false); return;
     }
     buf_add(&k->text, e->bytes, e->len);
+    if (e->kind == REPLY_CONTENT)
+        logprobs_add_text(&k->told, g);
     if (g->exchange->stream)
         blocks_shape_of(g)->piece(g, e->bytes, e->len);
 }

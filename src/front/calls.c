@@ -199,7 +199,7 @@ static struct grammar_part calls_tools(struct calls *c, const struct form *f,
         const char *name = json_get_text(function, "name", "");
         const struct json *schema = json_get_kind(function, "parameters", JSON_OBJECT);
 
-        if (f->calls == FORM_CALLS_NAMED && strcmp(name, f->function) != 0)
+        if (!form_allows(f, name))
             continue;
         if (f->calls == FORM_CALLS_AUTO && !json_get_bool(function, "strict", false))
             schema = NULL;

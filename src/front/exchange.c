@@ -35,6 +35,7 @@ void exchange_free(struct exchange *x)
             buf_fini(&g->speech->calls);
             buf_fini(&g->speech->blocks.name);
             buf_fini(&g->speech->blocks.text);
+            buf_fini(&g->speech->blocks.told);
             buf_fini(&g->speech->blocks.done);
         }
     }

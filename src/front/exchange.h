@@ -40,6 +40,8 @@ struct blocks {
     int call;          /* index of the call that it is */
     struct buf name;   /* of the call */
     struct buf text;   /* of it so far */
+    struct buf told;   /* log probabilities of the text so far: JSON with commas between */
+    size_t told_said;  /* bytes of told that a stream's events have */
     struct buf done;   /* closed ones, as JSON with commas between */
     uint32_t n_events; /* sent: the sequence_number of the next */
 };
@@ -117,6 +119,7 @@ struct exchange {
     bool prompt_logprobs; /* the answer has those of the prompt */
     bool only_echo;       /* max_tokens is 0: what the engine must say is thrown away */
     int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all */
+    bool truncates_right; /* truncation_side: the first ones */
     struct steering steering;
     const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
     int n_stops;

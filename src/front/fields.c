@@ -154,10 +154,23 @@ static int fields_logprobs(struct fields_read_context *c, const struct fields_ro
     return ERR_OK;
 }
 
+/* How many alternatives: -1 is the whole vocabulary, which no record of the lane has room for. */
+static int fields_n_told(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    if (v->kind != JSON_INT || v->whole != -1)
+        return fields_whole(c, row, v);
+    (void)snprintf(c->why, c->why_cap,
+                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %g "
+                   "alternatives of a token",
+                   row->name, row->high);
+    return ERR_UNSUPPORTED;
+}
+
 static int fields_n_logprobs(struct fields_read_context *c, const struct fields_row *row,
                              const struct json *v)
 {
-    int rc = fields_whole(c, row, v);
+    int rc = fields_n_told(c, row, v);
 
     if (rc == ERR_OK && c->x->format == EXCHANGE_COMPLETION)
         c->out->request.flags |= WIRE_LOGPROBS;
@@ -167,7 +180,7 @@ static int fields_n_logprobs(struct fields_read_context *c, const struct fields_
 static int fields_prompt_logprobs(struct fields_read_context *c, const struct fields_row *row,
                                   const struct json *v)
 {
-    int rc = fields_whole(c, row, v);
+    int rc = fields_n_told(c, row, v);
 
     if (rc == ERR_OK) {
         c->out->request.flags |= WIRE_PROMPT_LOGPROBS;
@@ -377,6 +390,15 @@ static int fields_truncate(struct fields_read_context *c, const struct fields_ro
     return ERR_OK;
 }
 
+static int fields_side(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    if (!json_is_text(v, "left") && !json_is_text(v, "right"))
+        return fields_type(c, row, "left or right", v);
+    c->x->truncates_right = json_is_text(v, "right");
+    return ERR_OK;
+}
+
 static int fields_text(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -385,6 +407,26 @@ static int fields_text(struct fields_read_context *c, const struct fields_row *r
     if (strcmp(row->name, "request_id") == 0)
         (void)exchange_name(c->x, v->text); /* one that cannot be a name is not used */
     return ERR_OK;
+}
+
+bool fields_is_effort(const struct json *v)
+{
+    static const char *const efforts[] = {"none", "minimal", "low", "medium",
+                                          "high", "xhigh",   "max"};
+    bool is = false;
+
+    for (size_t i = 0; i < sizeof efforts / sizeof efforts[0]; i++)
+        is = is || json_is_text(v, efforts[i]);
+    return is;
+}
+
+/* The template gets it. */
+static int fields_effort(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    return fields_is_effort(v)
+               ? ERR_OK
+               : fields_type(c, row, "none, minimal, low, medium, high, xhigh or max", v);
 }
 
 /* The endpoint reads it. */
@@ -447,10 +489,11 @@ static const struct fields_row fields_rows[] = {
     {"model", FIELDS_BOTH, fields_model, 0, 0, 0, false},
     {"messages", FIELDS_CHAT, fields_ignore, 0, 0, 0, false}, /* api_chat.c reads it */
     {"prompt", FIELDS_TEXT, fields_ignore, 0, 0, 0, false},   /* api_completions.c */
-    {"add_special_tokens", FIELDS_TEXT, fields_flag, 0, 0, 0, false},
+    {"add_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"add_generation_prompt", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"continue_final_message", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"chat_template_kwargs", FIELDS_CHAT, fields_object, 0, 0, 256, false},
+    {"reasoning_effort", FIELDS_CHAT, fields_effort, 0, 0, 0, false}, /* api_chat.c reads it */
     {"max_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
     {"max_tokens", FIELDS_TEXT, fields_max_tokens, 0, 0, INT_MAX, false}, /* 0: with echo */
     {"max_completion_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
@@ -495,6 +538,7 @@ static const struct fields_row fields_rows[] = {
     {"bad_words", FIELDS_BOTH, fields_bad_words, 0, 0, 0, false},
     {"cache_salt", FIELDS_BOTH, fields_salt, 0, 0, 0, false},
     {"truncate_prompt_tokens", FIELDS_BOTH, fields_truncate, 0, 0, 0, false},
+    {"truncation_side", FIELDS_BOTH, fields_side, 0, 0, 0, false},
     {"documents", FIELDS_CHAT, fields_list, 0, 0, 0, false}, /* api_chat.c reads it */
     {"spaces_between_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"tools", FIELDS_CHAT, fields_form, 0, 0, 0, false},
@@ -505,6 +549,7 @@ static const struct fields_row fields_rows[] = {
     {"guided_regex", FIELDS_BOTH, fields_form, 0, 0, 0, false},
     {"guided_choice", FIELDS_BOTH, fields_form, 0, 0, 0, false},
     {"guided_grammar", FIELDS_BOTH, fields_form, 0, 0, 0, false},
+    {"guided_whitespace_pattern", FIELDS_BOTH, fields_form, 0, 0, 0, false},
     {"parallel_tool_calls", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"include_reasoning", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     /* Not there yet; low is the number that asks for nothing. */
@@ -518,6 +563,11 @@ static const struct fields_row fields_rows[] = {
     {"modalities", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"use_beam_search", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"length_penalty", FIELDS_BOTH, fields_neutral, 0, 1, 0, false},
+    {"logprob_token_ids", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"repetition_detection", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"return_token_offsets", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
+    {"return_prompt_text", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
+    {"return_assistant_tokens_mask", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
 };
 
 static const struct fields_row *fields_find(const char *name, enum exchange_format format)
@@ -541,7 +591,7 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     if (x->format == EXCHANGE_CHAT && r->n_logprobs > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
         *param = "top_logprobs";
         wrong = "'top_logprobs' needs 'logprobs' to be true";
-    } else if (x->prompt_logprobs && x->stream) {
+    } else if (x->prompt_logprobs && x->stream && r->n_prompt_logprobs > 0) {
         *param = "prompt_logprobs";
         wrong = "'prompt_logprobs' is not told in streams";
     } else if (x->max_tokens_given && x->max_tokens == 0 && !x->echo) {
@@ -551,6 +601,10 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     if (wrong != NULL) {
         (void)snprintf(c->why, c->why_cap, "%s", wrong);
         return ERR_INVALID;
+    }
+    if (x->prompt_logprobs && x->stream) { /* of 0: as vLLM takes it, though nothing is told */
+        x->prompt_logprobs = false;
+        r->flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
     }
     if (x->echo && (r->flags & WIRE_LOGPROBS) != 0) { /* the echo has them, too */
         r->flags |= WIRE_PROMPT_LOGPROBS;

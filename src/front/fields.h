@@ -36,4 +36,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
                 const struct presets *presets, const char *model_name, char *why, size_t why_cap,
                 const char **param) ERR_CHECKED;
 
+/* Is it an effort of reasoning as OpenAI names them, none to max? */
+bool fields_is_effort(const struct json *v);
+
 #endif

@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FORM_NAME_MAX 64 /* characters of a schema's name, as OpenAI has it */
+#define FORM_NAME_MAX  64      /* characters of a schema's name, as OpenAI has it */
+#define FORM_PAIRS_MAX 1000000 /* names of allowed tools beside names of tools: 0.1 s */
 
 /* --- content ------------------------------------------------------------------------------ */
 
@@ -80,11 +81,11 @@ int form_read_response_format(struct form *f, const struct json *v, char *why, s
         return form_set(f, "response_format", GRAMMAR_JSON_OBJECT, NULL, why, cap);
     if (json_is_text(type, "json_schema"))
         return form_read_json_schema(f, v, why, cap);
-    if (json_is_text(type, "structural_tag")) {
-        (void)snprintf(why, cap, "'response_format' of type structural_tag is not supported");
-        return ERR_UNSUPPORTED;
-    }
-    (void)snprintf(why, cap, "'response_format.type' must be text, json_object or json_schema");
+    if (json_is_text(type, "structural_tag"))
+        return form_set(f, "response_format", GRAMMAR_PARTS, v, why, cap);
+    (void)snprintf(why, cap,
+                   "'response_format.type' must be text, json_object, json_schema or "
+                   "structural_tag");
     return ERR_INVALID;
 }
 
@@ -104,10 +105,21 @@ static bool form_is_choices(const struct json *v)
 static int form_read_kind(struct form *f, const char *param, const char *name, const char *kind,
                           const struct json *v, char *why, size_t cap)
 {
+    if (strcmp(kind, "whitespace_pattern") == 0) {
+        if (v->kind != JSON_TEXT)
+            return form_wrong(why, cap, name, "a string", v);
+        f->spacing = v;
+        return ERR_OK;
+    }
     if (strcmp(kind, "json") == 0) {
         if (v->kind != JSON_OBJECT && v->kind != JSON_TEXT && v->kind != JSON_BOOL)
             return form_wrong(why, cap, name, "a JSON schema, or the text of one", v);
         return form_set(f, param, GRAMMAR_SCHEMA, v, why, cap);
+    }
+    if (strcmp(kind, "structural_tag") == 0) {
+        if (v->kind != JSON_OBJECT && v->kind != JSON_TEXT)
+            return form_wrong(why, cap, name, "a structural tag, or the text of one", v);
+        return form_set(f, param, GRAMMAR_PARTS, v, why, cap);
     }
     if (strcmp(kind, "choice") == 0) {
         if (!form_is_choices(v))
@@ -140,10 +152,11 @@ static int form_read_flag(struct form *f, const struct json *m, char *why, size_
             return ERR_OK;
         if (strcmp(m->key, "json_object") == 0)
             return form_set(f, "structured_outputs", GRAMMAR_JSON_OBJECT, NULL, why, cap);
-        if (strcmp(m->key, "disable_any_whitespace") == 0) {
+        if (strcmp(m->key, "disable_any_whitespace") == 0)
             f->space = GRAMMAR_COMPACT;
-            return ERR_OK;
-        }
+        else
+            f->closed = true;
+        return ERR_OK;
     }
     (void)snprintf(why, cap, "'%s' is not supported", name);
     return ERR_UNSUPPORTED;
@@ -151,7 +164,8 @@ static int form_read_flag(struct form *f, const struct json *m, char *why, size_
 
 int form_read_structured(struct form *f, const struct json *v, char *why, size_t cap)
 {
-    static const char *const kinds[] = {"json", "regex", "choice", "grammar"};
+    static const char *const kinds[] = {"json",    "regex",          "choice",
+                                        "grammar", "structural_tag", "whitespace_pattern"};
 
     if (v->kind != JSON_OBJECT)
         return form_wrong(why, cap, "structured_outputs", "an object", v);
@@ -204,6 +218,42 @@ int form_read_tools(struct form *f, const struct json *v, char *why, size_t cap)
     return ERR_OK;
 }
 
+static const char *form_tool_name(const struct json *tool)
+{
+    return json_get_text(json_get_kind(tool, "function", JSON_OBJECT), "name", "");
+}
+
+/* {"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": ...}}]} */
+static int form_read_allowed(struct form *f, const struct json *v, char *why, size_t cap)
+{
+    const struct json *mode = json_get(v, "mode");
+    const struct json *tools = json_get_kind(v, "tools", JSON_LIST);
+
+    if (!json_is_text(mode, "auto") && !json_is_text(mode, "required")) {
+        (void)snprintf(why, cap, "'tool_choice.allowed_tools.mode' must be auto or required");
+        return ERR_INVALID;
+    }
+    if (tools == NULL || tools->n == 0) {
+        (void)snprintf(why, cap,
+                       "'tool_choice.allowed_tools.tools' must be a list of tools that is not "
+                       "empty");
+        return ERR_INVALID;
+    }
+    for (uint32_t i = 0; i < tools->n; i++) {
+        if (json_is_text(json_get(&tools->items[i], "type"), "function") &&
+            form_tool_name(&tools->items[i])[0] != '\0')
+            continue;
+        (void)snprintf(why, cap,
+                       "'tool_choice.allowed_tools.tools[%u]' must be {\"type\": \"function\", "
+                       "\"function\": {\"name\": ...}}",
+                       i);
+        return ERR_INVALID;
+    }
+    f->calls = json_is_text(mode, "auto") ? FORM_CALLS_AUTO : FORM_CALLS_REQUIRED;
+    f->allowed = tools;
+    return ERR_OK;
+}
+
 int form_read_tool_choice(struct form *f, const struct json *v, char *why, size_t cap)
 {
     static const char *const words[] = {"auto", "none", "required"};
@@ -215,18 +265,17 @@ int form_read_tool_choice(struct form *f, const struct json *v, char *why, size_
             return ERR_OK;
         }
     }
-    if (v->kind == JSON_OBJECT && json_is_text(json_get(v, "type"), "allowed_tools")) {
-        (void)snprintf(why, cap, "'tool_choice' of type allowed_tools is not supported");
-        return ERR_UNSUPPORTED;
-    }
+    if (json_is_text(json_get(v, "type"), "allowed_tools"))
+        return form_read_allowed(f, json_get(v, "allowed_tools"), why, cap);
     if (json_is_text(json_get(v, "type"), "function") && name != NULL) {
         f->calls = FORM_CALLS_NAMED;
         f->function = name->text;
         return ERR_OK;
     }
     (void)snprintf(why, cap,
-                   "'tool_choice' must be none, auto, required, or {\"type\": "
-                   "\"function\", \"function\": {\"name\": ...}}");
+                   "'tool_choice' must be none, auto, required, {\"type\": \"function\", "
+                   "\"function\": {\"name\": ...}} or {\"type\": \"allowed_tools\", "
+                   "\"allowed_tools\": {\"mode\": ..., \"tools\": [...]}}");
     return ERR_INVALID;
 }
 
@@ -235,27 +284,61 @@ bool form_forces(const struct form *f)
     return f->calls == FORM_CALLS_REQUIRED || f->calls == FORM_CALLS_NAMED;
 }
 
+/* Do the tools have this one? */
+static bool form_has_tool(const struct form *f, const char *name)
+{
+    for (uint32_t i = 0; i < f->tools->n; i++) {
+        if (strcmp(form_tool_name(&f->tools->items[i]), name) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool form_allows(const struct form *f, const char *name)
+{
+    bool allows = f->allowed == NULL;
+
+    if (f->calls == FORM_CALLS_NAMED)
+        return strcmp(name, f->function) == 0;
+    for (uint32_t i = 0; !allows && i < f->allowed->n; i++)
+        allows = strcmp(form_tool_name(&f->allowed->items[i]), name) == 0;
+    return allows;
+}
+
 int form_check(const struct form *f, const char **param, char *why, size_t cap)
 {
-    bool is_known = false;
+    const char *unknown = NULL;
 
+    if (f->spacing != NULL && f->space == GRAMMAR_COMPACT) {
+        *param = "structured_outputs";
+        (void)snprintf(why, cap,
+                       "'whitespace_pattern' and 'disable_any_whitespace' exclude each other");
+        return ERR_INVALID;
+    }
     *param = "tool_choice";
-    if (!form_forces(f))
+    if (!form_forces(f) && f->allowed == NULL)
         return ERR_OK;
     if (f->tools == NULL) {
         (void)snprintf(why, cap, "'tool_choice' asks for a call, but there are no 'tools'");
         return ERR_INVALID;
     }
-    for (uint32_t i = 0; i < f->tools->n && f->calls == FORM_CALLS_NAMED; i++)
-        is_known =
-            is_known ||
-            json_is_text(json_get(json_get(&f->tools->items[i], "function"), "name"), f->function);
-    if (f->calls == FORM_CALLS_REQUIRED || is_known)
+    if (f->allowed != NULL && (uint64_t)f->allowed->n * f->tools->n > FORM_PAIRS_MAX) {
+        (void)snprintf(why, cap, "'tool_choice' allows %u of %u tools: too many to compare",
+                       f->allowed->n, f->tools->n);
+        return ERR_LIMIT;
+    }
+    if (f->calls == FORM_CALLS_NAMED && !form_has_tool(f, f->function))
+        unknown = f->function;
+    for (uint32_t i = 0; f->allowed != NULL && unknown == NULL && i < f->allowed->n; i++) {
+        const char *name = form_tool_name(&f->allowed->items[i]);
+
+        unknown = form_has_tool(f, name) ? NULL : name;
+    }
+    if (unknown == NULL)
         return ERR_OK;
     (void)snprintf(why, cap,
-                   "'tool_choice' names the function '%.100s', which 'tools' does not "
-                   "have",
-                   f->function);
+                   "'tool_choice' names the function '%.100s', which 'tools' does not have",
+                   unknown);
     return ERR_INVALID;
 }
 
@@ -265,7 +348,7 @@ bool form_binds(const struct form *f)
         return true;
     if (form_forces(f))
         return true;
-    return f->calls == FORM_CALLS_AUTO && f->strict;
+    return f->calls == FORM_CALLS_AUTO && (f->strict || f->allowed != NULL);
 }
 
 enum reply_format form_reply_format(const struct form *f, enum reply_format of_model)

@@ -22,14 +22,17 @@ enum form_calls {
 
 /* What the fields said. Borrowed from the request's body. */
 struct form {
-    const char *param; /* the field that gave the content its form; NULL: none did */
-    enum grammar_kind kind;
+    const char *param;      /* the field that gave the content its form; NULL: none did */
+    enum grammar_kind kind; /* GRAMMAR_PARTS: a structural tag (tags.h) */
     enum grammar_space space;
+    const struct json *spacing; /* a pattern of white space, or NULL */
+    bool closed; /* objects of the schema have no additional members unless it says so */
     const struct json *source; /* a schema, or the text of one; a text; a list of choices */
     enum form_calls calls;
-    const char *function;     /* with FORM_CALLS_NAMED */
-    const struct json *tools; /* a list with members, or NULL */
-    bool strict;              /* one of them is */
+    const char *function;       /* with FORM_CALLS_NAMED */
+    const struct json *allowed; /* tools by name: only these may be called; NULL: all may */
+    const struct json *tools;   /* a list with members, or NULL */
+    bool strict;                /* one of them is */
 };
 
 /* Where a reply stands when it begins. */
@@ -60,6 +63,9 @@ int form_read_tool_choice(struct form *f, const struct json *value, char *why,
 
 /* All have been read: do they fit together? *param out on error. */
 int form_check(const struct form *f, const char **param, char *why, size_t cap) ERR_CHECKED;
+
+/* May the function of this name be called? */
+bool form_allows(const struct form *f, const char *name);
 
 /* Must there be a call? */
 bool form_forces(const struct form *f);

@@ -6,23 +6,80 @@
 
 #include "front/calls.h"
 #include "front/form.h"
+#include "front/tags.h"
 
 #define SPACE "[ \\t\\r\\n]{0,16}" /* between a reasoning and the rest: nobody's */
 
 /* --- the content -------------------------------------------------------------------------- */
 
+/* What a node of a schema's text is. */
+enum form_node { NODE_SCHEMA, NODE_MAP, NODE_DATA }; /* a map's members are schemas */
+
+static enum form_node form_node_of(const char *key)
+{
+    static const char *const maps[] = {"properties", "patternProperties", "$defs", "definitions",
+                                       "dependentSchemas"};
+    static const char *const others[] = {"enum", "const", "default", "examples", "required"};
+
+    for (size_t i = 0; i < sizeof maps / sizeof maps[0]; i++) {
+        if (strcmp(key, maps[i]) == 0)
+            return NODE_MAP;
+        if (strcmp(key, others[i]) == 0)
+            return NODE_DATA;
+    }
+    return NODE_SCHEMA;
+}
+
+/* A schema in which objects that declare members have no others, unless they say something of them:
+ * disable_additional_properties. As deep as JSON may be. */
+static void form_write_closed(struct buf *b, const struct json *v, enum form_node node)
+{
+    bool is_object = v->kind == JSON_OBJECT;
+    bool closes = node == NODE_SCHEMA && is_object && json_get(v, "additionalProperties") == NULL &&
+                  (json_get(v, "properties") != NULL || json_get(v, "patternProperties") != NULL);
+
+    if (node == NODE_DATA || (!is_object && v->kind != JSON_LIST)) {
+        json_write(b, v, JSON_COMPACT);
+        return;
+    }
+    buf_add_byte(b, is_object ? '{' : '[');
+    for (uint32_t i = 0; i < v->n && !b->failed; i++) {
+        const struct json *m = &v->items[i];
+
+        if (i > 0)
+            buf_add_byte(b, ',');
+        if (is_object) {
+            buf_add_json_string(b, m->key, m->key_len);
+            buf_add_byte(b, ':');
+        }
+        form_write_closed(b, m,
+                          node == NODE_SCHEMA && is_object ? form_node_of(m->key) : NODE_SCHEMA);
+    }
+    if (closes)
+        buf_add_text(b, ",\"additionalProperties\":false"); /* behind what it declares */
+    buf_add_byte(b, is_object ? '}' : ']');
+}
+
 /* A schema as text: it may have come as one. */
 static int form_source(const struct form *f, struct arena *arena, const char **text, size_t *len)
 {
+    const struct json *source = f->source;
     struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+    bool closes = f->closed && f->kind == GRAMMAR_SCHEMA;
     char *copy;
 
-    if (f->source == NULL || f->source->kind == JSON_TEXT) {
-        *text = f->source == NULL ? "" : f->source->text;
-        *len = f->source == NULL ? 0 : f->source->text_len;
+    if (closes && source->kind == JSON_TEXT &&
+        json_parse(&source, arena, source->text, source->text_len, NULL, 0) != ERR_OK)
+        source = f->source; /* the compiler says what is wrong with it */
+    if (source == NULL || source->kind == JSON_TEXT) {
+        *text = source == NULL ? "" : source->text;
+        *len = source == NULL ? 0 : source->text_len;
         return *len > GRAMMAR_SOURCE_MAX ? ERR_LIMIT : ERR_OK;
     }
-    json_write(&b, f->source, JSON_COMPACT);
+    if (closes)
+        form_write_closed(&b, source, NODE_SCHEMA);
+    else
+        json_write(&b, source, JSON_COMPACT);
     copy = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
     *text = copy;
     *len = b.len;
@@ -30,17 +87,20 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
     return copy == NULL ? ERR_LIMIT : ERR_OK;
 }
 
-/* The content as one part. */
+/* The content as one part. why is only written where the compiler would not know what is meant. */
 static int form_content(const struct form *f, enum reply_format format, struct arena *arena,
-                        struct grammar_part *out)
+                        struct grammar_part *out, char *why, size_t cap)
 {
-    static const enum grammar_part_kind kinds[] = {
-        [GRAMMAR_SCHEMA] = PART_SCHEMA, [GRAMMAR_JSON_OBJECT] = PART_SCHEMA,
-        [GRAMMAR_REGEX] = PART_REGEX,   [GRAMMAR_CHOICE] = PART_CHOICE,
-        [GRAMMAR_EBNF] = PART_EBNF,     [GRAMMAR_PARTS] = PART_SEQUENCE};
+    static const enum grammar_part_kind kinds[] = {[GRAMMAR_SCHEMA] = PART_SCHEMA,
+                                                   [GRAMMAR_JSON_OBJECT] = PART_SCHEMA,
+                                                   [GRAMMAR_REGEX] = PART_REGEX,
+                                                   [GRAMMAR_CHOICE] = PART_CHOICE,
+                                                   [GRAMMAR_EBNF] = PART_EBNF};
     struct grammar_part *choices;
     int rc;
 
+    if (f->kind == GRAMMAR_PARTS)
+        return tags_compose(f->source, format, arena, out, why, cap);
     *out = (struct grammar_part){.kind = kinds[f->kind]};
     if (f->kind != GRAMMAR_CHOICE) {
         rc = form_source(f, arena, &out->text, &out->len);
@@ -94,7 +154,8 @@ static bool form_has_calls(const struct form *f)
 
 /* The whole composition, behind a reasoning that may be or must be: at most 4 parts of *top. */
 static int form_compose(const struct form *f, const struct form_model *m, struct arena *arena,
-                        struct grammar_part *top, size_t *n_top, char *why, size_t cap)
+                        struct grammar_part *top, size_t *n_top, const char **param, char *why,
+                        size_t cap)
 {
     enum reply_format format = form_reply_format(f, m->format);
     struct grammar_part *thought = arena_zalloc(arena, 4 * sizeof *thought);
@@ -105,9 +166,11 @@ static int form_compose(const struct form *f, const struct form_model *m, struct
 
     *n_top = 0;
     if (rc == ERR_OK && f->param != NULL && !forced)
-        rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++]);
-    if (rc == ERR_OK && m->chat && (form_has_calls(f) || format == REPLY_HARMONY))
+        rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++], why, cap);
+    if (rc == ERR_OK && m->chat && (form_has_calls(f) || format == REPLY_HARMONY)) {
         rc = calls_compose(f, format, m->one_call, arena, body, &n_body, why, cap);
+        *param = rc == ERR_OK || why[0] == '\0' ? *param : "tools";
+    }
     if (rc != ERR_OK || n_body == 0) /* a model that knows no calls, and need not make any */
         return rc;
     if (m->chat && format != REPLY_HARMONY && m->start == FORM_REASONS) {
@@ -187,7 +250,12 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
     int rc;
 
     *param = f->param != NULL ? f->param : "tools";
-    rc = form_compose(f, m, arena, top, &r.n_parts, why, cap);
+    rc = form_compose(f, m, arena, top, &r.n_parts, param, why, cap);
+    if (f->spacing != NULL && space != GRAMMAR_COMPACT) {
+        r.space = GRAMMAR_SPACED;
+        r.spacing = f->spacing->text;
+        r.spacing_len = f->spacing->text_len;
+    }
     if (rc == ERR_OK && r.n_parts == 1 && top[0].kind == PART_CHOICE && f->param != NULL &&
         f->kind == GRAMMAR_CHOICE && (!m->chat || !form_has_calls(f)))
         rc = form_choices(f, arena, &r);
@@ -197,9 +265,7 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
         return rc;
     if (rc == ERR_LIMIT && error.text[0] == '\0')
         (void)snprintf(error.text, sizeof error.text, "longer than %zu bytes", GRAMMAR_SOURCE_MAX);
-    if (why[0] != '\0' || (f->param == NULL && form_blame_tool(f, cache, why, cap)))
-        *param = "tools"; /* content that is refused is not explained yet */
-    else
+    if (why[0] == '\0' && (f->param != NULL || !form_blame_tool(f, cache, why, cap)))
         form_explain(*param, &error, why, cap);
     return rc;
 }

@@ -183,14 +183,16 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
     return rc == ERR_OK;
 }
 
-/* Of a prompt that is longer than the client wants the end is kept. */
+/* Of a prompt that is longer than the client wants the end is kept, or its beginning. */
 static void gen_truncate(struct exchange *x, struct gen *g)
 {
     size_t keep = (size_t)x->truncate_to;
 
     if (keep == 0 || g->tokens.len <= keep)
         return;
-    memmove(g->tokens.ids, g->tokens.ids + (g->tokens.len - keep), keep * sizeof *g->tokens.ids);
+    if (!x->truncates_right)
+        memmove(g->tokens.ids, g->tokens.ids + (g->tokens.len - keep),
+                keep * sizeof *g->tokens.ids);
     g->tokens.len = keep;
 }
 

@@ -89,6 +89,23 @@ static void logprobs_chat_token(struct buf *b, const struct gen *g, const struct
     buf_add_byte(b, ']');
 }
 
+/* The token at `at` with its alternatives, which end at next. */
+static void logprobs_chat_entry(struct buf *b, const struct gen *g, size_t at, size_t next)
+{
+    struct logprob p = logprobs_at(&g->told, at);
+
+    buf_add_byte(b, '{');
+    logprobs_chat_token(b, g, &p);
+    buf_add_text(b, ",\"top_logprobs\":[");
+    for (size_t top = at + sizeof p; top < next; top += sizeof p) {
+        p = logprobs_at(&g->told, top);
+        buf_add_text(b, top == at + sizeof p ? "{" : ",{");
+        logprobs_chat_token(b, g, &p);
+        buf_add_byte(b, '}');
+    }
+    buf_add_text(b, "]}");
+}
+
 void logprobs_write_chat(struct buf *b, struct gen *g)
 {
     if ((g->request.flags & WIRE_LOGPROBS) == 0 || g->told_written == g->told_whole) {
@@ -97,21 +114,32 @@ void logprobs_write_chat(struct buf *b, struct gen *g)
     }
     buf_add_text(b, "\"logprobs\":{\"content\":[");
     for (size_t at = g->told_written, next; at < g->told_whole; at = next) {
-        struct logprob p = logprobs_at(&g->told, at);
-
         next = logprobs_next(&g->told, g->told_whole, at);
-        buf_add_text(b, at == g->told_written ? "{" : ",{");
-        logprobs_chat_token(b, g, &p);
-        buf_add_text(b, ",\"top_logprobs\":[");
-        for (size_t top = at + sizeof p; top < next; top += sizeof p) {
-            p = logprobs_at(&g->told, top);
-            buf_add_text(b, top == at + sizeof p ? "{" : ",{");
-            logprobs_chat_token(b, g, &p);
-            buf_add_byte(b, '}');
-        }
-        buf_add_text(b, "]}");
+        if (at > g->told_written)
+            buf_add_byte(b, ',');
+        logprobs_chat_entry(b, g, at, next);
     }
     buf_add_text(b, "],\"refusal\":null}");
+    g->told_written = g->told_whole;
+}
+
+void logprobs_add_text(struct buf *b, struct gen *g)
+{
+    bool mute = g->ended && !g->detok.include_stop; /* the last token says nothing */
+
+    for (size_t at = g->told_written, next; at < g->told_whole; at = next) {
+        next = logprobs_next(&g->told, g->told_whole, at);
+        if (mute && next >= g->told_whole)
+            break;
+        if (b->len > 0)
+            buf_add_byte(b, ',');
+        logprobs_chat_entry(b, g, at, next);
+    }
+    g->told_written = g->told_whole;
+}
+
+void logprobs_skip(struct gen *g)
+{
     g->told_written = g->told_whole;
 }
 

@@ -28,6 +28,13 @@ uint32_t logprobs_restart(struct gen *g);
 void logprobs_write_chat(struct buf *b, struct gen *g);
 void logprobs_write_text(struct buf *b, struct gen *g);
 
+/* A response's: append those of the tokens that were told and neither added nor skipped yet, with
+ * commas before, between and behind nothing. The token that only ends the text is none of it. */
+void logprobs_add_text(struct buf *b, struct gen *g);
+
+/* What was told so far belongs to no text: to reasoning, a call, a tag. */
+void logprobs_skip(struct gen *g);
+
 /* Append `"prompt_logprobs":[null,{...}]`. */
 void logprobs_write_prompt(struct buf *b, const struct gen *g);
 

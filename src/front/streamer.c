@@ -505,6 +505,8 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
         streamer_let_go(s, g, WIRE_STOP_STRING);
         g->finish = GEN_STOP;
         answer_end(x, g);
+    } else if (x->shape == SHAPE_RESPONSES && (g->request.flags & WIRE_LOGPROBS) != 0) {
+        answer_text(x, g); /* token by token, so that each finds the text it is of */
     }
 }
 

@@ -66,6 +66,7 @@ static void name_parts(struct buf *b, const struct grammar_part *parts, size_t n
         buf_add(b, numbers, sizeof numbers);
         name_text(b, parts[i].text, parts[i].len);
         name_parts(b, parts[i].parts, parts[i].n_parts, depth + 1);
+        name_parts(b, parts[i].never, parts[i].n_never, depth + 1);
     }
 }
 
@@ -76,6 +77,7 @@ static int structure_name(const struct grammar_request *r, struct hash *out)
     int rc;
 
     buf_add(&b, numbers, sizeof numbers);
+    name_text(&b, r->spacing, r->spacing_len);
     name_text(&b, r->source, r->source_len);
     buf_add(&b, &r->n_choices, sizeof r->n_choices);
     for (size_t i = 0; i < r->n_choices; i++)

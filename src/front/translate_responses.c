@@ -6,7 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "front/fields.h"
 #include "front/translate.h"
+#include "ipc/wire.h"
+
+#define RESPONSES_LOGPROBS "message.output_text.logprobs"
 
 /* --- items --------------------------------------------------------------------------------- */
 
@@ -248,6 +252,47 @@ static int responses_tools(struct translation *t, const struct translate_row *ro
     return ERR_OK;
 }
 
+/* A choice among some of the tools, with its members one level deeper, as a chat has it. */
+static int responses_allowed(struct translation *t, const struct json *v)
+{
+    const struct json *tools = json_get(v, "tools");
+    const struct json *mode = json_get(v, "mode");
+    struct json_made list = {.arena = t->arena};
+    struct json_made inner = list, out = list;
+    char where[60];
+
+    if (tools == NULL || tools->kind != JSON_LIST)
+        return translate_type(t, "tool_choice.tools", "a list of tools", tools);
+    for (uint32_t i = 0; i < tools->n; i++) {
+        struct json_made function = {.arena = t->arena};
+        struct json_made tool = function;
+        const char *type = NULL;
+        const char *name = NULL;
+        int rc;
+
+        (void)snprintf(where, sizeof where, "tool_choice.tools[%u]", i);
+        rc = translate_member_text(t, &tools->items[i], "type", where, &type);
+        if (rc == ERR_OK && strcmp(type, "function") != 0)
+            rc = translate_fail(t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported",
+                                where, type);
+        if (rc == ERR_OK)
+            rc = translate_member_text(t, &tools->items[i], "name", where, &name);
+        if (rc != ERR_OK)
+            return rc;
+        json_put_text(&function, "name", name);
+        json_put_text(&tool, "type", "function");
+        json_put_made(&tool, "function", JSON_OBJECT, &function);
+        json_put_made(&list, NULL, JSON_OBJECT, &tool);
+    }
+    if (mode != NULL)
+        json_put(&inner, "mode", mode); /* the chat looks at it */
+    json_put_made(&inner, "tools", JSON_LIST, &list);
+    json_put_text(&out, "type", "allowed_tools");
+    json_put_made(&out, "allowed_tools", JSON_OBJECT, &inner);
+    json_put_made(&t->chat, "tool_choice", JSON_OBJECT, &out);
+    return ERR_OK;
+}
+
 static int responses_tool_choice(struct translation *t, const struct translate_row *row,
                                  const struct json *v)
 {
@@ -259,12 +304,15 @@ static int responses_tool_choice(struct translation *t, const struct translate_r
     if (v->kind != JSON_OBJECT)
         return v->kind == JSON_TEXT
                    ? translate_fail(t, ERR_INVALID,
-                                    "'tool_choice' must be none, auto, required or "
-                                    "a function")
+                                    "'tool_choice' must be none, auto, required, a function "
+                                    "or allowed_tools")
                    : translate_type(t, row->name, "a string or an object", v);
+    if (json_is_text(json_get(v, "type"), "allowed_tools"))
+        return responses_allowed(t, v);
     if (!json_is_text(json_get(v, "type"), "function"))
         return translate_fail(t, ERR_UNSUPPORTED,
-                              "'tool_choice' of another type than function is not supported");
+                              "'tool_choice' of another type than function or allowed_tools is not "
+                              "supported");
     rc = translate_member_text(t, v, "name", row->name, &name);
     if (rc == ERR_OK)
         translate_choose(t, name);
@@ -316,29 +364,18 @@ static int responses_text(struct translation *t, const struct translate_row *row
 static int responses_effort(struct translation *t, const struct translate_row *row,
                             const struct json *v)
 {
-    static const char *const efforts[] = {"none", "minimal", "low", "medium",
-                                          "high", "xhigh",   "max"};
     const struct json *effort = json_get(v, "effort");
-    struct json off = {.kind = JSON_BOOL, .flag = false};
 
     if (v->kind != JSON_OBJECT)
         return translate_type(t, row->name, "an object", v);
     if (effort == NULL || effort->kind == JSON_NULL)
         return ERR_OK;
-    if (json_is_text(effort, "none")) {
-        translate_kwarg(t, "enable_thinking", &off);
-        translate_kwarg(t, "thinking", &off);
-        return ERR_OK;
-    }
-    for (size_t i = 1; i < sizeof efforts / sizeof efforts[0]; i++) {
-        if (json_is_text(effort, efforts[i])) {
-            translate_kwarg(t, "reasoning_effort", effort);
-            return ERR_OK;
-        }
-    }
-    return translate_fail(t, ERR_INVALID,
-                          "'reasoning.effort' must be none, minimal, low, medium, high, xhigh or "
-                          "max");
+    if (!fields_is_effort(effort))
+        return translate_fail(t, ERR_INVALID,
+                              "'reasoning.effort' must be none, minimal, low, medium, high, xhigh "
+                              "or max");
+    json_put(&t->chat, "reasoning_effort", effort);
+    return ERR_OK;
 }
 
 /* Up to the values, which the answer repeats. */
@@ -354,19 +391,42 @@ static int responses_metadata(struct translation *t, const struct translate_row 
     return ERR_OK;
 }
 
-/* Reasoning is not encrypted here and comes anyway; the rest is of tools that are not there. */
+/* Does the answer say log probabilities? Reasoning is not encrypted here and comes anyway; the rest
+ * that can be included is of tools that are not there. */
 static int responses_include(struct translation *t, const struct translate_row *row,
                              const struct json *v)
 {
+    const struct json yes = {.kind = JSON_BOOL, .flag = true};
+
     if (v->kind != JSON_LIST)
         return translate_type(t, row->name, "a list of strings", v);
     for (uint32_t i = 0; i < v->n; i++) {
         if (v->items[i].kind != JSON_TEXT)
             return translate_type(t, row->name, "a list of strings", &v->items[i]);
-        if (strcmp(v->items[i].text, "message.output_text.logprobs") == 0)
-            return translate_fail(t, ERR_UNSUPPORTED, "'include' of '%s' is not supported",
-                                  v->items[i].text);
+        if (strcmp(v->items[i].text, RESPONSES_LOGPROBS) == 0)
+            json_put(&t->chat, "logprobs", &yes);
     }
+    return ERR_OK;
+}
+
+/* How many alternatives, where `include` asks for any. */
+static int responses_top_logprobs(struct translation *t, const struct json *body)
+{
+    const struct json *v = json_get(body, "top_logprobs");
+    const struct json *include = json_get_kind(body, "include", JSON_LIST);
+    bool asked = false;
+
+    t->param = "top_logprobs";
+    if (v == NULL || v->kind == JSON_NULL)
+        return ERR_OK;
+    if (v->kind != JSON_INT || v->whole < 0 || v->whole > WIRE_LOGPROBS_MAX)
+        return translate_fail(t, ERR_INVALID,
+                              "'top_logprobs' must be a whole number, at least 0 and at most %d",
+                              WIRE_LOGPROBS_MAX);
+    for (uint32_t i = 0; include != NULL && i < include->n; i++)
+        asked = asked || json_is_text(&include->items[i], RESPONSES_LOGPROBS);
+    if (asked)
+        json_put(&t->chat, "top_logprobs", v);
     return ERR_OK;
 }
 
@@ -407,6 +467,7 @@ static const struct translate_row responses_rows[] = {
     {"reasoning", responses_effort, NULL},
     {"metadata", responses_metadata, NULL},
     {"include", responses_include, NULL},
+    {"top_logprobs", translate_ignore, NULL}, /* responses_top_logprobs() reads it */
     {"truncation", responses_truncation, NULL},
     {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
     {"store", translate_flag, NULL},                  /* nothing is: the answer says so */
@@ -423,7 +484,6 @@ static const struct translate_row responses_rows[] = {
     {"conversation", responses_stateless, NULL},
     {"background", translate_refuse, NULL},
     {"prompt", translate_refuse, NULL},
-    {"top_logprobs", translate_refuse, NULL},
     {"context_management", translate_refuse, NULL},
     TRANSLATE_EXTRAS,
 };
@@ -437,6 +497,8 @@ int translate_responses(struct json *chat, struct arena *arena, const struct jso
     translate_begin(&t, arena, body, why, why_cap);
     rc = translate_fields(&t, responses_rows, sizeof responses_rows / sizeof responses_rows[0],
                           body);
+    if (rc == ERR_OK)
+        rc = responses_top_logprobs(&t, body);
     if (rc == ERR_OK)
         rc = responses_talk(&t, body);
     if (rc == ERR_OK)

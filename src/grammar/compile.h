@@ -20,6 +20,8 @@ struct compile {
     struct grammar_error *error;
     uint64_t deadline_us;
     uint32_t ticks;
+    const char *spacing; /* pattern of white space, with GRAMMAR_SPACED */
+    size_t spacing_len;
     const void *at; /* what is being compiled: a node of the schema, for `where` */
 };
 

@@ -45,7 +45,10 @@ static uint32_t request_build(struct build *b, const struct grammar_request *req
 int grammar_compile(const struct grammar_request *request, struct buf *image,
                     struct grammar_error *error)
 {
-    struct compile c = {.error = error, .deadline_us = clock_cpu_us() + GRAMMAR_COMPILE_US};
+    struct compile c = {.error = error,
+                        .deadline_us = clock_cpu_us() + GRAMMAR_COMPILE_US,
+                        .spacing = request->spacing,
+                        .spacing_len = request->spacing_len};
     size_t before = image->len;
     struct build b;
     uint32_t root;
@@ -54,7 +57,7 @@ int grammar_compile(const struct grammar_request *request, struct buf *image,
         memset(error, 0, sizeof *error);
     c.arena.limit_bytes = GRAMMAR_MEMORY_MAX;
     build_init(&b, &c);
-    if (request->source_len > GRAMMAR_SOURCE_MAX)
+    if (request->source_len > GRAMMAR_SOURCE_MAX || request->spacing_len > GRAMMAR_SOURCE_MAX)
         compile_fail(&c, ERR_LIMIT, "longer than %zu bytes", GRAMMAR_SOURCE_MAX);
     root = compile_ok(&c) ? request_build(&b, request) : 0;
     if (compile_ok(&c))

@@ -9,9 +9,12 @@
  *
  *   order       members of an object come in the order of `properties`, then names that only
  *               `required` has, then additional ones (xgrammar, llguidance)
- *   whitespace  GRAMMAR_FLEXIBLE, the default as in vLLM and xgrammar: spaces, tabs and newlines
- *               wherever JSON allows them between tokens, at most 64 in a row, none before or
- *               after the whole value; GRAMMAR_COMPACT: one optional space after ',' and ':'
+ *   whitespace  GRAMMAR_FLEXIBLE, the default: wherever JSON allows it between tokens nothing, one
+ *               blank, or a line's end (or two) and up to 32 blanks of indentation; before ':' one
+ *               space at most. xgrammar and llguidance bound nothing, and weak models go on there
+ *               for ever; llama.cpp's grammars have a like bound. None before or after the whole
+ *               value. GRAMMAR_COMPACT: one optional space after ',' and ':'. GRAMMAR_SPACED: at
+ *               all those places what matches the client's pattern and is JSON's white space
  *   numbers     an integer is written without '.' and exponent; a number under a bound or
  *               multipleOf without exponent
  *   strings     free ones may use every JSON escape; those under a pattern, a format or an enum
@@ -44,7 +47,7 @@ enum grammar_kind {
     GRAMMAR_PARTS,       /* parts: a composition */
 };
 
-enum grammar_space { GRAMMAR_FLEXIBLE, GRAMMAR_COMPACT };
+enum grammar_space { GRAMMAR_FLEXIBLE, GRAMMAR_COMPACT, GRAMMAR_SPACED };
 
 /* One step of a composition. */
 enum grammar_part_kind {
@@ -57,15 +60,17 @@ enum grammar_part_kind {
     PART_OBJECT,   /* any JSON object */
     PART_REGEX,    /* text that matches as a whole */
     PART_EBNF,     /* text of this grammar */
-    PART_FREE,     /* any text, up to (and without) the next part, which must be PART_TEXT and
-                    * whose first occurrence ends it; as the last part: any text to the end */
+    PART_FREE,     /* any text without those of `never`, up to (and without) the next part, which
+                    * must be a PART_TEXT or a PART_CHOICE of them and whose first occurrence ends
+                    * it; as the last part: any text to the end */
     PART_SEQUENCE, /* its parts, one after another */
     PART_CHOICE,   /* one of its parts */
     PART_REPEAT,   /* its parts as a sequence, min to max times, `text` between two of them */
     PART_TRIGGERS, /* free text in which each of its parts (PART_SEQUENCE that begin with
                     * PART_TEXT, the trigger) may stand, min to max of them together: once a
                     * trigger is written, the rest of its sequence follows, then free text again.
-                    * After the max-th it ends */
+                    * After the max-th it ends; so it does at a PART_TEXT, or a PART_CHOICE of them,
+                    * that is the next part, once there were min. `never` as with PART_FREE */
 };
 
 struct grammar_part {
@@ -74,6 +79,8 @@ struct grammar_part {
     size_t len;
     const struct grammar_part *parts;
     size_t n_parts;
+    const struct grammar_part *never; /* PART_TEXT each: what free text may not hold */
+    size_t n_never;
     uint32_t min;
     uint32_t max; /* UINT32_MAX: no limit */
 };
@@ -81,6 +88,8 @@ struct grammar_part {
 struct grammar_request {
     enum grammar_kind kind;
     enum grammar_space space;
+    const char *spacing; /* the pattern, with GRAMMAR_SPACED */
+    size_t spacing_len;
     const char *source;
     size_t source_len;
     const char *const *choices; /* NUL-terminated */

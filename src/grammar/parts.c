@@ -9,15 +9,21 @@
 
 #include "grammar/source.h"
 
-#define DEPTH_MAX         16 /* parts inside each other */
+#define DEPTH_MAX         30 /* parts inside each other: fewer than structure_name() looks at */
 #define TRIGGERS_MAX      64
-#define TRIGGER_BYTES_MAX 4096 /* of all triggers together */
+#define WATCH_MAX         128  /* triggers, and texts that end free text or may not be in it */
+#define TRIGGER_BYTES_MAX 8192 /* of all these together */
 #define COUNT_MAX         256  /* of repeats */
 
-struct watch { /* a trigger and where it leads */
+struct watch { /* a text that is watched for, and where it leads: DEAD, it may not be written */
     const char *text;
     size_t len;
     uint32_t leaf;
+};
+
+struct watches { /* of two that are alike the first counts */
+    struct watch items[WATCH_MAX];
+    uint32_t n;
 };
 
 struct node { /* of the tree of triggers */
@@ -39,6 +45,8 @@ struct composer {
 };
 
 static uint32_t part_build(struct composer *p, const struct grammar_part *part, int depth);
+static uint32_t triggers(struct composer *p, const struct grammar_part *part,
+                         const struct grammar_part *stop, uint32_t leaf, int depth);
 
 /* --- free text ---------------------------------------------------------------------------- */
 
@@ -112,51 +120,105 @@ static void nodes_link(struct node *nodes, uint32_t *order)
         }
 }
 
+static void watch_add(struct composer *p, struct watches *w, const struct grammar_part *text,
+                      uint32_t leaf)
+{
+    if (w->n == WATCH_MAX) {
+        compile_fail(p->b->c, ERR_LIMIT, "more than %d texts to watch for", WATCH_MAX);
+        return;
+    }
+    if (text->kind != PART_TEXT || text->len == 0) {
+        compile_fail(p->b->c, ERR_INVALID, "a text to watch for is empty");
+        return;
+    }
+    w->items[w->n++] = (struct watch){text->text, text->len, leaf};
+}
+
+/* What a part of free text may not hold. */
+static void watch_never(struct composer *p, struct watches *w, const struct grammar_part *part)
+{
+    for (size_t i = 0; i < part->n_never && compile_ok(p->b->c); i++)
+        watch_add(p, w, &part->never[i], DEAD);
+}
+
+/* The edges of one node: runs of bytes that lead alike. */
+static void node_build(struct build *b, const struct node *nodes, uint32_t at)
+{
+    int first = 0;
+
+    for (int byte = 1; byte <= 256; byte++) {
+        uint32_t to = node_step(nodes, at, (uint8_t)first);
+        uint32_t leaf = nodes[to].leaf;
+
+        if (byte < 256 && node_step(nodes, at, (uint8_t)byte) == to)
+            continue;
+        if (leaf != DEAD)
+            build_edge(b, nodes[at].state, (uint8_t)first, (uint8_t)(byte - 1),
+                       leaf != NONE ? leaf : nodes[to].state);
+        first = byte;
+    }
+}
+
 /* Free text from a new state; may it end at any place? */
-static uint32_t free_text(struct composer *p, const struct watch *watch, uint32_t n_watch,
-                          bool ends)
+static uint32_t free_text(struct composer *p, const struct watches *w, bool ends)
 {
     struct build *b = p->b;
     size_t bytes = 1;
     struct node *nodes;
     uint32_t *order;
     uint32_t n, i;
-    int byte;
 
-    for (i = 0; i < n_watch; i++) {
-        bytes += watch[i].len;
-        if (watch[i].len == 0)
-            compile_fail(b->c, ERR_INVALID, "a trigger is empty");
-    }
+    for (i = 0; i < w->n; i++)
+        bytes += w->items[i].len;
     if (bytes > TRIGGER_BYTES_MAX)
         compile_fail(b->c, ERR_LIMIT, "triggers of more than %d bytes", TRIGGER_BYTES_MAX);
     nodes = compile_alloc(b->c, bytes * sizeof *nodes);
     order = compile_alloc(b->c, bytes * sizeof *order);
     if (!compile_ok(b->c))
         return 0;
-    n = nodes_fill(nodes, watch, n_watch);
+    n = nodes_fill(nodes, w->items, w->n);
     nodes_link(nodes, order);
     for (i = 0; i < n; i++)
         nodes[i].state = ends ? build_end(b) : build_state(b);
-    for (i = 0; i < n && compile_tick(b->c); i++) {
-        int first = 0;
-
-        if (nodes[i].leaf != NONE) /* never reached as a state: the leaf is */
-            continue;
-        for (byte = 1; byte <= 256; byte++) { /* runs of bytes that lead alike */
-            uint32_t to = node_step(nodes, i, (uint8_t)first);
-
-            if (byte < 256 && node_step(nodes, i, (uint8_t)byte) == to)
-                continue;
-            build_edge(b, nodes[i].state, (uint8_t)first, (uint8_t)(byte - 1),
-                       nodes[to].leaf != NONE ? nodes[to].leaf : nodes[to].state);
-            first = byte;
-        }
-    }
+    for (i = 0; i < n && compile_tick(b->c); i++)
+        if (nodes[i].leaf == NONE) /* else never reached as a state: the leaf is */
+            node_build(b, nodes, i);
     return nodes[0].state;
 }
 
 /* --- sequences ---------------------------------------------------------------------------- */
+
+/* Does this part end the free text before it? One text, or a choice of texts. */
+static bool is_stop(const struct grammar_part *part)
+{
+    if (part->kind != PART_CHOICE || part->n_parts == 0)
+        return part->kind == PART_TEXT;
+    for (size_t i = 0; i < part->n_parts; i++)
+        if (part->parts[i].kind != PART_TEXT)
+            return false;
+    return true;
+}
+
+static void watch_stop(struct composer *p, struct watches *w, const struct grammar_part *stop,
+                       uint32_t leaf)
+{
+    if (stop->kind == PART_TEXT)
+        watch_add(p, w, stop, leaf);
+    for (size_t i = 0; stop->kind == PART_CHOICE && i < stop->n_parts; i++)
+        watch_add(p, w, &stop->parts[i], leaf);
+}
+
+/* Free text up to a stop, behind which it goes on in `leaf`; to the end when stop is NULL. */
+static uint32_t free_part(struct composer *p, const struct grammar_part *part,
+                          const struct grammar_part *stop, uint32_t leaf)
+{
+    struct watches w = {.n = 0};
+
+    if (stop != NULL)
+        watch_stop(p, &w, stop, leaf);
+    watch_never(p, &w, part);
+    return free_text(p, &w, stop == NULL);
+}
 
 /* The parts one after another, from a state to another. */
 static void sequence(struct composer *p, const struct grammar_part *parts, size_t n, uint32_t from,
@@ -170,13 +232,14 @@ static void sequence(struct composer *p, const struct grammar_part *parts, size_
 
         if (parts[i].kind == PART_TEXT) {
             build_jump(b, build_text(b, from, parts[i].text, parts[i].len), next);
-        } else if (parts[i].kind == PART_FREE && i + 1 < n && parts[i + 1].kind == PART_TEXT) {
-            struct watch stop = {parts[i + 1].text, parts[i + 1].len, 0};
+        } else if ((parts[i].kind == PART_FREE || parts[i].kind == PART_TRIGGERS) && i + 1 < n &&
+                   is_stop(&parts[i + 1])) {
+            const struct grammar_part *part = &parts[i++];
 
-            i++;
             next = i + 1 < n ? build_state(b) : to;
-            stop.leaf = next;
-            build_jump(b, from, free_text(p, &stop, 1, false));
+            build_jump(b, from,
+                       part->kind == PART_FREE ? free_part(p, part, &parts[i], next)
+                                               : triggers(p, part, &parts[i], next, depth + 1));
         } else if (parts[i].kind == PART_FREE && i + 1 < n) {
             compile_fail(b->c, ERR_INVALID, "free text must be followed by a text, or be the last");
         } else {
@@ -243,10 +306,28 @@ static uint32_t repeat(struct composer *p, const struct grammar_part *part, int 
     return start;
 }
 
-static uint32_t triggers(struct composer *p, const struct grammar_part *part, int depth)
+/* Texts of a stop, one of which must come now. */
+static uint32_t stop_build(struct composer *p, const struct grammar_part *stop, uint32_t leaf)
 {
     struct build *b = p->b;
-    struct watch watch[TRIGGERS_MAX];
+    uint32_t start = build_state(b);
+    struct watches w = {.n = 0};
+
+    watch_stop(p, &w, stop, leaf);
+    for (uint32_t i = 0; i < w.n && compile_ok(b->c); i++) {
+        uint32_t own = build_state(b);
+
+        build_jump(b, build_text(b, own, w.items[i].text, w.items[i].len), leaf);
+        build_jump(b, start, own);
+    }
+    return start;
+}
+
+/* stop NULL: it ends anywhere, or behind the last. */
+static uint32_t triggers(struct composer *p, const struct grammar_part *part,
+                         const struct grammar_part *stop, uint32_t leaf, int depth)
+{
+    struct build *b = p->b;
     uint32_t rest[TRIGGERS_MAX];
     uint32_t n = part->max == NONE ? part->min : part->max;
     uint32_t next, i, layer;
@@ -265,18 +346,25 @@ static uint32_t triggers(struct composer *p, const struct grammar_part *part, in
             return 0;
         }
         rest[i] = sequence_rule(p, s->parts + 1, s->n_parts - 1, depth + 1);
-        watch[i].text = s->parts[0].text;
-        watch[i].len = s->parts[0].len;
     }
-    next = part->max == NONE ? build_state(b) : p->end;
+    if (part->max == NONE)
+        next = build_state(b);
+    else
+        next = stop == NULL ? p->end : stop_build(p, stop, leaf);
     for (layer = part->max == NONE ? n + 1 : n; layer-- > 0 && compile_tick(b->c);) {
+        struct watches w = {.n = 0};
         uint32_t start;
 
+        if (stop != NULL)
+            watch_stop(p, &w, stop, layer >= part->min ? leaf : DEAD);
         for (i = 0; i < part->n_parts; i++) {
-            watch[i].leaf = build_state(b);
-            build_call(b, watch[i].leaf, rest[i], next);
+            uint32_t begin = build_state(b);
+
+            build_call(b, begin, rest[i], next);
+            watch_add(p, &w, &part->parts[i].parts[0], begin);
         }
-        start = free_text(p, watch, (uint32_t)part->n_parts, layer >= part->min);
+        watch_never(p, &w, part);
+        start = free_text(p, &w, stop == NULL && layer >= part->min);
         if (part->max == NONE && layer == n) /* the layer that leads to itself */
             build_jump(b, next, start);
         next = start;
@@ -331,11 +419,11 @@ static uint32_t part_build(struct composer *p, const struct grammar_part *part, 
     case PART_OBJECT: return schema_build(p->b, object, sizeof object - 1, p->space);
     case PART_REGEX: return pattern_build(p->b, part->text, part->len);
     case PART_EBNF: return ebnf_build(p->b, part->text, part->len);
-    case PART_FREE: return free_text(p, NULL, 0, true);
+    case PART_FREE: return free_part(p, part, NULL, NONE);
     case PART_SEQUENCE: return sequence_rule(p, part->parts, part->n_parts, depth);
     case PART_CHOICE: return choice(p, part, depth);
     case PART_REPEAT: return repeat(p, part, depth);
-    case PART_TRIGGERS: return triggers(p, part, depth);
+    case PART_TRIGGERS: return triggers(p, part, NULL, NONE, depth);
     }
     return 0;
 }

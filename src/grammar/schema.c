@@ -8,36 +8,82 @@
 #include "grammar/schema_parts.h"
 #include "grammar/source.h"
 
-#define SPACES_MAX 64 /* white space in a row: enough to indent, not enough to go on forever */
+#define INDENT_MAX 32 /* blanks behind a line's end: eight levels of four */
 #define GOALS_MAX  50000
 
 /* --- white space -------------------------------------------------------------------------- */
 
+/* A new end from which a blank leads on. */
+static uint32_t blank_build(struct build *b, uint32_t to)
+{
+    uint32_t from = build_end(b);
+
+    build_edge(b, from, ' ', ' ', to);
+    build_edge(b, from, '\t', '\t', to);
+    return from;
+}
+
+static void line_end_build(struct build *b, uint32_t from, uint32_t to)
+{
+    uint32_t cr = build_state(b);
+
+    build_edge(b, from, '\n', '\n', to);
+    build_edge(b, from, '\r', '\r', cr);
+    build_edge(b, cr, '\n', '\n', to);
+}
+
+/* A blank or not, then a line's end or two, then an indentation. */
+static uint32_t spaces_flexible(struct schema *s)
+{
+    struct build *b = s->b;
+    uint32_t indent = s->end;
+    uint32_t line, blank, start;
+    int i;
+
+    for (i = 1; i < INDENT_MAX && compile_ok(s->c); i++)
+        indent = blank_build(b, indent);
+    line = blank_build(b, indent); /* the first */
+    line_end_build(b, line, blank_build(b, indent));
+    blank = build_end(b);
+    line_end_build(b, blank, line);
+    start = blank_build(b, blank);
+    line_end_build(b, start, line);
+    return start;
+}
+
+static bool both_match(const void *arg, uint32_t mask)
+{
+    (void)arg;
+    return mask == 3;
+}
+
+/* What the client's pattern matches, if JSON takes it there. */
+static uint32_t spaces_of_pattern(struct schema *s)
+{
+    static const char json[] = "[ \\t\\n\\r]*";
+    const struct dfa *parts[2] = {regex_whole(s->c, s->c->spacing, s->c->spacing_len),
+                                  regex_whole(s->c, json, sizeof json - 1)};
+    const struct dfa *d =
+        compile_ok(s->c) ? dfa_side_by_side(s->c, parts, 2, 0, NONE, both_match, NULL) : NULL;
+
+    if (compile_ok(s->c) && d->states[0].label == 0 && d->states[0].n_edges == 0)
+        compile_fail(s->c, ERR_INVALID, "whitespace_pattern matches no white space of JSON");
+    return compile_ok(s->c) ? dfa_build(s->b, d, -1, NULL) : 0;
+}
+
 static uint32_t spaces(struct schema *s)
 {
-    static const uint8_t bytes[] = {' ', '\t', '\n', '\r'};
-    uint32_t at = s->end;
-    uint32_t next;
-    int i;
-    size_t k;
-
-    if (s->space_rule != NONE)
-        return s->space_rule;
-    for (i = 0; i < SPACES_MAX && compile_ok(s->c); i++, at = next) {
-        next = build_end(s->b);
-        for (k = 0; k < sizeof bytes; k++)
-            build_edge(s->b, next, bytes[k], bytes[k], at);
-    }
-    s->space_rule = at;
-    return at;
+    if (s->space_rule == NONE)
+        s->space_rule = s->space == GRAMMAR_SPACED ? spaces_of_pattern(s) : spaces_flexible(s);
+    return s->space_rule;
 }
 
 void space_build(struct schema *s, uint32_t from, uint32_t to)
 {
-    if (s->space == GRAMMAR_FLEXIBLE)
-        build_call(s->b, from, spaces(s), to);
-    else
+    if (s->space == GRAMMAR_COMPACT)
         build_jump(s->b, from, to);
+    else
+        build_call(s->b, from, spaces(s), to);
 }
 
 void space_build_after(struct schema *s, uint32_t from, uint32_t to)
@@ -53,7 +99,12 @@ void colon_build(struct schema *s, uint32_t from, uint32_t to)
         uint32_t gap = build_state(s->b);
 
         s->colon_rule = build_state(s->b);
-        space_build(s, s->colon_rule, gap);
+        if (s->space == GRAMMAR_SPACED)
+            space_build(s, s->colon_rule, gap);
+        else
+            build_jump(s->b, s->colon_rule, gap);
+        if (s->space == GRAMMAR_FLEXIBLE) /* nobody breaks a line there */
+            build_edge(s->b, s->colon_rule, ' ', ' ', gap);
         space_build_after(s, build_text(s->b, gap, ":", 1), s->end);
     }
     build_call(s->b, from, s->colon_rule, to);

@@ -27,19 +27,19 @@
     ":){0,1}" H16 ")?::(" H16 ":){3}" LS32 "|((" H16 ":){0,2}" H16 ")?::(" H16 ":){2}" LS32   \
     "|((" H16 ":){0,3}" H16 ")?::" H16 ":" LS32 "|((" H16 ":){0,4}" H16 ")?::" LS32 "|((" H16 \
     ":){0,5}" H16 ")?::" H16 "|((" H16 ":){0,6}" H16 ")?::)"
-#define PCT     "%[0-9A-Fa-f]{2}"
-#define UCHAR   "([-._~!$&'()*+,;=0-9A-Za-z]|" PCT ")"
-#define PCHAR   "([-._~!$&'()*+,;=:@0-9A-Za-z]|" PCT ")"
-#define UCS     "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}"
-#define IUCHAR  "([-._~!$&'()*+,;=0-9A-Za-z" UCS "]|" PCT ")"
-#define IPCHAR  "([-._~!$&'()*+,;=:@0-9A-Za-z" UCS "]|" PCT ")"
-#define VARCHAR "([0-9A-Za-z_]|" PCT ")"
-#define VARSPEC VARCHAR "(\\.?" VARCHAR ")*(:[1-9][0-9]{0,3}|\\*)?"
-#define SCHEME  "[A-Za-z][-+.0-9A-Za-z]*:"
-#define AUTH(U) \
-    "//((" U "|:)*@)?(" U "*|\\[[0-9A-Fa-f:.]+\\]|\\[[vV][0-9A-Fa-f]+\\." U "+\\])(:[0-9]*)?"
-#define TAIL(P)   "(\\?(" P "|[/?])*)?(#(" P "|[/?])*)?"
-#define URI(U, P) SCHEME "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|" P "+(/" P "*)*)?" TAIL(P)
+#define PCT        "%[0-9A-Fa-f]{2}"
+#define UCHAR      "([-._~!$&'()*+,;=0-9A-Za-z]|" PCT ")"
+#define PCHAR      "([-._~!$&'()*+,;=:@0-9A-Za-z]|" PCT ")"
+#define UCS        "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}"
+#define IUCHAR     "([-._~!$&'()*+,;=0-9A-Za-z" UCS "]|" PCT ")"
+#define IPCHAR     "([-._~!$&'()*+,;=:@0-9A-Za-z" UCS "]|" PCT ")"
+#define VARCHAR    "([0-9A-Za-z_]|" PCT ")"
+#define VARSPEC    VARCHAR "(\\.?" VARCHAR ")*(:[1-9][0-9]{0,3}|\\*)?"
+#define SCHEME     "[A-Za-z][-+.0-9A-Za-z]*:"
+#define LITERAL(U) "\\[(" IPV6 "|[vV][0-9A-Fa-f]+\\." U "+)\\]"
+#define AUTH(U)    "//((" U "|:)*@)?(" U "*|" LITERAL(U) ")(:[0-9]*)?"
+#define TAIL(P)    "(\\?(" P "|[/?])*)?(#(" P "|[/?])*)?"
+#define URI(U, P)  SCHEME "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|" P "+(/" P "*)*)?" TAIL(P)
 #define RELATIVE(U, P)                                                                       \
     "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|([-._~!$&'()*+,;=@0-9A-Za-z]|" PCT ")+(/" P \
                 "*)*)?" TAIL(P)

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "text/regex.h"
+#include "text/unicode.h"
 #include "text/vocab.h"
 
 struct cut {
@@ -311,6 +312,37 @@ static int sink_unspelled(const struct cutting *c, const char *text, size_t len)
     return b->failed ? ERR_NO_MEMORY : c->sink(c->context, b->bytes, b->len);
 }
 
+/* At most so many characters are one piece, and so many of white space, or of anything else, in a
+ * row: what Kimi's class gives tiktoken at once. */
+#define RUNS_CHARS_MAX 400000
+#define RUNS_RUN_MAX   25000
+
+static int cut_runs(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    size_t start = 0, at = 0;
+    uint32_t n = 0, run = 0;
+    bool was_space = false;
+    int rc = ERR_OK;
+
+    while (len > RUNS_RUN_MAX && at < len && rc == ERR_OK) {
+        bool is_space = unicode_is_python_space(utf8_decode(text + at));
+
+        if (n == RUNS_CHARS_MAX)
+            n = run = 0;
+        run = n > 0 && is_space != was_space ? 1 : run + 1;
+        if ((n == 0 && at > 0) || run > RUNS_RUN_MAX) {
+            rc = cut_step(c, step + 1, text + start, at - start, first && start == 0);
+            start = at;
+            run = 1;
+        }
+        was_space = is_space;
+        n++;
+        at += utf8_sequence(text + at, len - at);
+    }
+    return rc != ERR_OK ? rc
+                        : cut_step(c, step + 1, text + start, len - start, first && start == 0);
+}
+
 static int cut_step(const struct cutting *c, int step, const char *text, size_t len, bool first)
 {
     const struct step_draft *st = &c->p->chain.steps[step];
@@ -327,6 +359,8 @@ static int cut_step(const struct cutting *c, int step, const char *text, size_t 
         return cut_metaspace(c, step, text, len, first);
     if (st->kind == PRETOKEN_SPELL)
         return cut_spelled(c, step, text, len, first);
+    if (st->kind == PRETOKEN_RUNS)
+        return cut_runs(c, step, text, len, first);
     if (st->behavior == PRETOKEN_ISOLATED)
         return cut_isolated(c, step, text, len, first);
     return cut_joined(c, step, text, len, first);
@@ -351,6 +385,7 @@ static bool is_known(const struct step_draft *st)
     case PRETOKEN_METASPACE:
         return st->behavior < METASPACE_SCHEMES && st->by_len > 0 && st->by_len <= 4;
     case PRETOKEN_PREFIX:
+    case PRETOKEN_RUNS:
     case PRETOKEN_SPELL: return true;
     default: return st->kind < SCAN_KINDS && st->behavior < PRETOKEN_BEHAVIORS;
     }

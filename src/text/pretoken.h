@@ -19,6 +19,7 @@ enum pretoken_kind {
     PRETOKEN_PREFIX,    /* a space before the piece unless it has one */
     PRETOKEN_METASPACE, /* spaces become `by`; see enum metaspace */
     PRETOKEN_SPELL,     /* bytes become GPT-2's alphabet for the steps that follow */
+    PRETOKEN_RUNS,      /* cuts that Kimi's class makes in long texts before all others */
 };
 
 /* What becomes of the matches and of what stands between them. */
@@ -53,6 +54,9 @@ int pretoken_read(struct steps_draft *out, bool *byte_level, const struct json *
 
 /* The chain of vocab.json + merges.txt: ByteLevel with GPT-2's pattern. */
 void pretoken_gpt2(struct steps_draft *out, bool add_prefix_space);
+
+/* The steps of Kimi's TikTokenTokenizer, whose folders have no tokenizer.json. */
+void pretoken_kimi(struct steps_draft *out);
 
 /* Make a chain ready, whose texts must outlive p. ERR_CORRUPT for steps that none of these
  * functions makes, ERR_UNSUPPORTED for a regex that is not understood, ERR_NO_MEMORY. On error p

@@ -204,3 +204,24 @@ void pretoken_gpt2(struct steps_draft *out, bool add_prefix_space)
         (void)steps_add(out, PRETOKEN_PREFIX); /* room for two is there */
     (void)steps_add(out, SCAN_GPT2);
 }
+
+#define KIMI_LARGE "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]"
+#define KIMI_SMALL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]"
+#define KIMI_SHORT "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+
+void pretoken_kimi(struct steps_draft *out)
+{
+    static const char pattern[] =
+        "[\\p{Han}]+|"
+        "[^\\r\\n\\p{L}\\p{N}]?" KIMI_LARGE "*" KIMI_SMALL "+" KIMI_SHORT "|"
+        "[^\\r\\n\\p{L}\\p{N}]?" KIMI_LARGE "+" KIMI_SMALL "*" KIMI_SHORT "|"
+        "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+    struct step_draft *st;
+
+    out->n = 0;
+    (void)steps_add(out, PRETOKEN_RUNS); /* room for two is there */
+    st = steps_add(out, PRETOKEN_REGEX);
+    st->behavior = PRETOKEN_ISOLATED;
+    st->pattern = pattern;
+    st->pattern_len = sizeof pattern - 1;
+}

@@ -570,6 +570,17 @@ bool reply_is_reasoning(const struct reply *r)
     return r->state == REPLY_IN_REASON || r->state == REPLY_IN_MESSAGE_REASON;
 }
 
+bool reply_may_be_content(const struct reply *r)
+{
+    if (r->state == REPLY_BETWEEN)
+        return reply_left(r) > 0; /* the beginning of a tag, or not */
+    if (r->state >= REPLY_AT_HEAD && r->state < REPLY_IN_HEADER)
+        return !r->is_said; /* what is no call after all is content */
+    if (r->state == REPLY_IN_MESSAGE_TEXT)
+        return !r->at_message || reply_left(r) > 0;
+    return r->state == REPLY_AT_START || r->state == REPLY_IN_TEXT;
+}
+
 int reply_finish(struct reply *r)
 {
     int rc;

@@ -84,6 +84,7 @@ struct reply {
     bool has_name;     /* the call's name is known */
     bool is_said;      /* the call has begun */
     bool in_list;      /* calls are members of a JSON list */
+    bool at_message;   /* nothing of harmony's message has come yet */
     bool any_content;  /* something but white space was said, or a call */
     bool ended;        /* no more will come: what is there is all */
 };
@@ -119,6 +120,10 @@ int reply_push(struct reply *r, const char *text, size_t len) ERR_CHECKED;
 
 /* Is what comes next part of the reasoning? */
 bool reply_is_reasoning(const struct reply *r);
+
+/* May what was pushed last, or what comes next, still become content? False inside reasoning and
+ * calls, and behind a tag that says nothing itself. */
+bool reply_may_be_content(const struct reply *r);
 
 /* The text has ended, here or in the middle of something. */
 int reply_finish(struct reply *r) ERR_CHECKED;

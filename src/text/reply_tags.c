@@ -169,6 +169,7 @@ bool reply_step_header(struct reply *r)
         return false;
     r->at += strlen(end);
     r->is_said = false;
+    r->at_message = true;
     n = header_word(&r->name, "to=functions.", &word);
     if (n > 0) {
         reply_say_call(r, word, n);
@@ -196,6 +197,7 @@ bool reply_step_message(struct reply *r)
     else
         reply_say(r, REPLY_CALL_ARGS, reply_in(r), before);
     r->at += before;
+    r->at_message = r->at_message && before == 0;
     if (found < 0)
         return false;
     if (found < 3)

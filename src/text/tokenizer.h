@@ -1,8 +1,8 @@
 /* The tokenizer: text to token ids and back, equal to Hugging Face's `tokenizers`.
  *
  * Reads the BPE models, byte-level and SentencePiece-style, of a model folder: tokenizer.json, or
- * vocab.json and merges.txt, with tokenizer_config.json. What it does not know it refuses by name
- * at start, so that a served model never tokenizes wrongly.
+ * Kimi's tiktoken.model, or vocab.json and merges.txt, with tokenizer_config.json. What it does not
+ * know it refuses by name at start, so that a served model never tokenizes wrongly.
  *
  * After tokenizer_open() nothing in it changes: any number of threads use one without locks. */
 #ifndef QUIRE_TEXT_TOKENIZER_H
@@ -35,7 +35,8 @@ int token_list_add_all(struct token_list *list, const int32_t *ids, size_t n) ER
 
 /* Load the tokenizer of a model folder.
  *
- *   dir   holds tokenizer.json or vocab.json and merges.txt; tokenizer_config.json,
+ *   dir   holds tokenizer.json, tiktoken.model (with a tokenizer_config.json of the class
+ *         TikTokenTokenizer), or vocab.json and merges.txt; tokenizer_config.json,
  *         special_tokens_map.json, added_tokens.json, generation_config.json and config.json may
  *         be there
  *   why   out on error: the file, the place in it and the reason

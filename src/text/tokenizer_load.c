@@ -18,6 +18,7 @@
 
 const char *const tokenizer_file_names[TOKENIZER_FILES] = {
     [FILE_TOKENIZER] = "tokenizer.json",
+    [FILE_RANKS] = "tiktoken.model",
     [FILE_VOCAB] = "vocab.json",
     [FILE_MERGES] = "merges.txt",
     [FILE_CONFIG] = "tokenizer_config.json",
@@ -44,10 +45,17 @@ int load_no_memory(struct load *l)
 
 /* --- files -------------------------------------------------------------------------------------*/
 
-/* What vocab.json and its kin say counts only where there is no tokenizer.json. */
+/* What vocab.json and its kin say counts only where there is no tokenizer.json, nor tiktoken.model,
+ * which counts in its absence. */
 static bool is_read(enum tokenizer_file f, bool has_tokenizer)
 {
-    return !has_tokenizer || (f != FILE_VOCAB && f != FILE_MERGES && f != FILE_ADDED);
+    return !has_tokenizer ||
+           (f != FILE_RANKS && f != FILE_VOCAB && f != FILE_MERGES && f != FILE_ADDED);
+}
+
+static bool is_tokenizer(enum tokenizer_file f)
+{
+    return f == FILE_TOKENIZER || f == FILE_RANKS;
 }
 
 /* Read every file of the folder; a file that is not there stays empty. */
@@ -64,10 +72,11 @@ static int read_files(struct load *l, const char *dir, struct buf files[TOKENIZE
                            l->why_cap);
         if (rc != ERR_OK && rc != ERR_NOT_FOUND)
             return rc;
-        has_tokenizer = has_tokenizer || (f == FILE_TOKENIZER && rc == ERR_OK);
+        has_tokenizer = has_tokenizer || (is_tokenizer((enum tokenizer_file)f) && rc == ERR_OK);
     }
     if (!has_tokenizer && (files[FILE_VOCAB].bytes == NULL || files[FILE_MERGES].bytes == NULL))
-        return load_fail(l, ERR_NOT_FOUND, "neither tokenizer.json nor vocab.json and merges.txt");
+        return load_fail(l, ERR_NOT_FOUND,
+                         "neither tokenizer.json, tiktoken.model, nor vocab.json and merges.txt");
     return ERR_OK;
 }
 
@@ -112,7 +121,7 @@ static int digest_folder(struct hash *h, const char *dir, char *why, size_t why_
             return rc;
         if (rc == ERR_OK)
             *h = with;
-        has_tokenizer = has_tokenizer || (f == FILE_TOKENIZER && rc == ERR_OK);
+        has_tokenizer = has_tokenizer || (is_tokenizer((enum tokenizer_file)f) && rc == ERR_OK);
     }
     return ERR_OK;
 }
@@ -125,7 +134,7 @@ static int parse_files(struct load *l, struct buf files[TOKENIZER_FILES])
         char reason[200] = "";
         int rc;
 
-        if (files[f].bytes == NULL || f == FILE_MERGES)
+        if (files[f].bytes == NULL || f == FILE_MERGES || f == FILE_RANKS)
             continue;
         rc = json_parse(&l->files[f], &l->arena, files[f].bytes, files[f].len, reason,
                         sizeof reason);
@@ -138,6 +147,8 @@ static int parse_files(struct load *l, struct buf files[TOKENIZER_FILES])
     }
     l->merges_txt = files[FILE_MERGES];
     files[FILE_MERGES] = (struct buf){0};
+    l->ranks = files[FILE_RANKS];
+    files[FILE_RANKS] = (struct buf){0};
     return ERR_OK;
 }
 
@@ -171,7 +182,11 @@ static int load_chains(struct load *l)
     if (l->files[FILE_TOKENIZER] != NULL) {
         rc = read_chains(l, l->files[FILE_TOKENIZER]);
     } else {
-        pretoken_gpt2(&l->cuts, json_get_bool(l->files[FILE_CONFIG], "add_prefix_space", false));
+        if (l->ranks.bytes != NULL)
+            pretoken_kimi(&l->cuts);
+        else
+            pretoken_gpt2(&l->cuts,
+                          json_get_bool(l->files[FILE_CONFIG], "add_prefix_space", false));
         l->facts.flags |= IMAGE_BYTE_LEVEL;
         l->decode.flags = IMAGE_DECODE_BYTES;
     }
@@ -199,6 +214,7 @@ static int build(struct load *l, struct buf files[TOKENIZER_FILES], struct image
 static void load_fini(struct load *l)
 {
     buf_fini(&l->merges_txt);
+    buf_fini(&l->ranks);
     vocab_fini(&l->vocab);
     mem_free(l->merges);
     normal_fini(&l->normal);

@@ -30,6 +30,7 @@ struct tokenizer {
 /* The files of a model folder that a tokenizer is made of; those that are not there are empty. */
 enum tokenizer_file {
     FILE_TOKENIZER,
+    FILE_RANKS,
     FILE_VOCAB,
     FILE_MERGES,
     FILE_CONFIG,
@@ -59,8 +60,10 @@ struct load_added_list {
 struct load {
     struct arena arena; /* JSON trees and texts made of them */
     struct buf merges_txt;
-    const struct json *files[TOKENIZER_FILES]; /* objects; NULL: not there, or merges.txt */
-    const struct json *vocab_json;             /* object: text to id */
+    struct buf ranks;                          /* tiktoken.model */
+    const struct json *files[TOKENIZER_FILES]; /* objects; NULL: not there, or no JSON */
+    const struct json *vocab_json;             /* object: text to id; NULL with ranks */
+    uint32_t n_ranks;                          /* lines of ranks */
     struct vocab vocab;
     struct image_merge *merges; /* hash table of merges_mask + 1 slots; owned */
     size_t merges_mask;
@@ -89,8 +92,16 @@ int load_model_kind(struct load *l) ERR_CHECKED;
 int load_vocab(struct load *l) ERR_CHECKED;
 int load_merges(struct load *l) ERR_CHECKED;
 
+/* tokenizer_ranks.c: the same of tiktoken.model; ids below n_ids are wanted by others. */
+int load_ranks_kind(struct load *l) ERR_CHECKED;
+int load_ranks(struct load *l, int64_t n_ids) ERR_CHECKED;
+int load_ranks_merges(struct load *l) ERR_CHECKED;
+int load_reserved(struct load *l) ERR_CHECKED;
+
 /* tokenizer_special.c: added tokens, what stands around a text, named tokens. */
 int load_specials(struct load *l) ERR_CHECKED;
+int load_add_token(struct load *l, const struct json *node, int64_t id, const char *text,
+                   size_t len) ERR_CHECKED; /* node: its flags; NULL: it is special */
 
 /* tokenizer_pack.c: the whole as an image; *out is owned by the caller. */
 int load_pack(struct load *l, struct image_header **out) ERR_CHECKED;

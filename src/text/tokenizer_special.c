@@ -52,9 +52,8 @@ static int normalize(struct load *l, struct load_added *item)
     return rc == ERR_OK && item->text == NULL ? ERR_NO_MEMORY : rc;
 }
 
-/* Enter one token with its flags. `node` may be NULL: a special token without description. */
-static int add_token(struct load *l, const struct json *node, int64_t id, const char *text,
-                     size_t len)
+int load_add_token(struct load *l, const struct json *node, int64_t id, const char *text,
+                   size_t len)
 {
     bool special = json_get_bool(node, "special", node == NULL);
     struct load_added item = {.text = text, .len = len, .id = (int32_t)id};
@@ -109,7 +108,7 @@ static int load_added(struct load *l, const struct json *list)
         known = vocab_find(&l->vocab, content->text, content->text_len);
         if (described && known >= 0 && l->vocab.tokens[known].added)
             continue;
-        rc = add_token(l, node, id_of(node), content->text, content->text_len);
+        rc = load_add_token(l, node, id_of(node), content->text, content->text_len);
     }
     return rc;
 }
@@ -127,7 +126,7 @@ static int load_added_file(struct load *l)
         int32_t known = vocab_find(&l->vocab, node->key, node->key_len);
 
         if (node->key_len > 0 && !(known >= 0 && l->vocab.tokens[known].added))
-            rc = add_token(l, &plain, node->whole, node->key, node->key_len);
+            rc = load_add_token(l, &plain, node->whole, node->key, node->key_len);
     }
     return rc;
 }
@@ -180,7 +179,7 @@ static int load_named(struct load *l)
         int32_t id = named_id(l, names[i]);
 
         if (id >= 0 && !l->vocab.tokens[id].added)
-            rc = add_token(l, NULL, id, node->text, node->text_len);
+            rc = load_add_token(l, NULL, id, node->text, node->text_len);
         else if (id >= 0)
             l->vocab.tokens[id].special = true;
     }
@@ -380,6 +379,8 @@ int load_specials(struct load *l)
                         json_get_kind(l->files[FILE_CONFIG], "added_tokens_decoder", JSON_OBJECT));
     if (rc == ERR_OK && root == NULL)
         rc = load_added_file(l);
+    if (rc == ERR_OK && l->n_ranks > 0)
+        rc = load_reserved(l);
     if (rc == ERR_OK && root == NULL)
         rc = load_named(l);
     if (rc == ERR_OK)

@@ -55,6 +55,8 @@ int load_model_kind(struct load *l)
     const char *type = json_get_text(model, "type", "BPE");
     size_t i;
 
+    if (l->ranks.bytes != NULL)
+        return load_ranks_kind(l);
     if (strcmp(type, "BPE") != 0)
         return load_fail(l, ERR_UNSUPPORTED, "model \"%.40s\" is not supported", type);
     if (json_is_number(dropout) && json_real(dropout) != 0)
@@ -87,13 +89,27 @@ static void find_symbols(struct load *l)
     }
 }
 
+/* The tokens of the JSON object. */
+static int enter_vocab(struct load *l, int64_t n_ids)
+{
+    if (vocab_init(&l->vocab, n_ids) != ERR_OK)
+        return load_no_memory(l);
+    for (uint32_t i = 0; i < l->vocab_json->n; i++) {
+        const struct json *node = &l->vocab_json->items[i];
+
+        if (vocab_add(&l->vocab, node->whole, node->key, node->key_len, true) != ERR_OK)
+            return load_fail(l, ERR_INVALID, "the vocabulary gives id %lld twice",
+                             (long long)node->whole);
+    }
+    return ERR_OK;
+}
+
 int load_vocab(struct load *l)
 {
     const struct json *root = l->files[FILE_TOKENIZER];
     const struct json *model = json_get_kind(root, "model", JSON_OBJECT);
     const struct json *unk = json_get_kind(model, "unk_token", JSON_TEXT);
     int64_t n_ids = 0;
-    uint32_t i;
     int rc = count_ids(l, l->vocab_json, "the vocabulary", &n_ids);
 
     if (rc == ERR_OK)
@@ -104,17 +120,10 @@ int load_vocab(struct load *l)
                        "the added tokens", &n_ids);
     if (rc == ERR_OK && root == NULL)
         rc = count_ids(l, l->files[FILE_ADDED], "added_tokens.json", &n_ids);
+    if (rc == ERR_OK)
+        rc = l->vocab_json == NULL ? load_ranks(l, n_ids) : enter_vocab(l, n_ids);
     if (rc != ERR_OK)
         return rc;
-    if (vocab_init(&l->vocab, n_ids) != ERR_OK)
-        return load_no_memory(l);
-    for (i = 0; i < l->vocab_json->n; i++) {
-        const struct json *node = &l->vocab_json->items[i];
-
-        if (vocab_add(&l->vocab, node->whole, node->key, node->key_len, true) != ERR_OK)
-            return load_fail(l, ERR_INVALID, "the vocabulary gives id %lld twice",
-                             (long long)node->whole);
-    }
     find_symbols(l);
     l->facts.unk = unk == NULL ? -1 : vocab_find(&l->vocab, unk->text, unk->text_len);
     if (json_get_bool(model, "ignore_merges", false))
@@ -221,6 +230,8 @@ int load_merges(struct load *l)
     size_t i;
     int rc;
 
+    if (l->n_ranks > 0)
+        return load_ranks_merges(l);
     if (root != NULL && list == NULL)
         return load_fail(l, ERR_INVALID, "the model has no list of merges");
     l->merges = mem_zalloc_array(slots, sizeof *l->merges);

@@ -65,7 +65,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
     if (len < 1)
         return 0;
     r.kind = kinds[bytes[0] % 3];
-    r.space = bytes[0] / 3 % 2 != 0 ? GRAMMAR_COMPACT : GRAMMAR_FLEXIBLE;
+    r.space = (enum grammar_space)(bytes[0] / 3 % 3);
+    r.spacing = (const char *)bytes + 1;
+    r.spacing_len = len - 1 < 12 ? len - 1 : 12;
     r.source = (const char *)bytes + 1;
     r.source_len = len - 1;
     if (grammar_compile(&r, &image, &why) == ERR_OK) {

@@ -314,9 +314,9 @@ static void judge(const struct json *line, struct buf *out)
     int rc;
 
     must(request_read(line, &r, &source));
-    start = clock_us();
+    start = clock_cpu_us(); /* as grammar_compile() itself looks at the time */
     rc = grammar_compile(&r, &image, &why);
-    start = clock_us() - start;
+    start = clock_cpu_us() - start;
     if (rc != ERR_OK) {
         buf_printf(out, "{\"error\": %d, \"us\": %llu, \"text\": ", rc, (unsigned long long)start);
         buf_add_json_string(out, why.text, strlen(why.text));

@@ -4,6 +4,7 @@ alike; what is not is refused with the field's name. The counters add up in the 
 
 import json
 import os
+import tempfile
 import time
 
 from harness import MODEL, MODEL_NAME, Stack, Tap, golden, need_nginx, parse_metrics
@@ -301,6 +302,10 @@ def choices(s):
     tap.eq((r["usage"]["prompt_tokens"], text_of(r)),
            (2, text_of(ask(s, TEXT, s.completion(ids[-2:], max_tokens=12)))),
            "truncate_prompt_tokens keeps the end")
+    for side, want in (("left", ids[-2:]), ("right", ids[:2])):
+        r = ask(s, TEXT, s.completion(ids, max_tokens=1, truncate_prompt_tokens=2,
+                                      truncation_side=side, return_token_ids=True))
+        tap.eq(r["choices"][0]["prompt_token_ids"], want, "truncation_side " + side)
     long = "The quick brown fox jumps over the lazy dog. " * 8
 
     def cached(prompt=long, **f):
@@ -392,7 +397,9 @@ def bad_requests(s):
             ("messages", [{"role": "user", "content": [{"type": "image_url",
                                                         "image_url": {"url": "data:"}}]}]),
             ("skip_special_tokens", "no"), ("continue_final_message", "yes"),
-            ("add_generation_prompt", 1), ("chat_template_kwargs", 5)):
+            ("add_generation_prompt", 1), ("chat_template_kwargs", 5), ("reasoning_effort", "x"),
+            ("reasoning_effort", 5), ("tool_choice", {"type": "allowed_tools"}),
+            ("prompt_logprobs", -1), ("prompt_logprobs", -2), ("top_logprobs", -1)):
         refuse(s, CHAT, dict(big, **{field: value}), 400, field,
                name="%s %r" % (field, str(value)[:40]))
     body = s.chat("Hello")
@@ -541,6 +548,20 @@ with tap.section("front's own limit"), Stack(front=["--max-body-bytes", 100000])
         refuse(s, CHAT, b"x" * n, 413, None, "request_too_large", "a body of %d bytes" % n)
         refuse(s, "/v1/none", b"x" * n, 404, None, name="a body of %d bytes" % n)
         refuse(s, "/health", b"x" * n, 405, None, name="a body of %d bytes" % n)
+with tap.section("a tokenizer with a beginning"), tempfile.TemporaryDirectory() as folder:
+    for name in os.listdir(MODEL):
+        os.symlink(os.path.join(MODEL, name), os.path.join(folder, name))
+    path = os.path.join(folder, "tokenizer_config.json")
+    with open(path) as f:
+        config = json.load(f)
+    os.unlink(path)
+    with open(path, "w") as f:
+        json.dump(dict(config, tokenizer_class="LlamaTokenizer", add_bos_token=True,
+                       bos_token="<|endoftext|>"), f)
+    with Stack(n_fronts=1, front=["--model", folder]) as s:
+        bare, more = (s.post(CHAT + "/render", s.chat("Hi", **fields)).json["prompts"][0]
+                      ["token_ids"] for fields in ({}, {"add_special_tokens": True}))
+        tap.eq(more, [2043] + bare, "a chat's add_special_tokens")
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
 judge.tell()
 tap.done()

@@ -215,6 +215,23 @@ def structures():
     yield "a grammar of 100,000 alternatives", chat(structured_outputs={
         "grammar": "root ::= " + " | ".join("\"w%d\"" % i for i in range(100000))
     })
+    tag = lambda i: {"type": "tag", "begin": "<t%d>" % i, "end": "</t>",
+                     "content": {"type": "const_string", "value": "c"}}
+    tags = lambda **f: chat(response_format={"type": "structural_tag", "format": dict(
+        {"type": "triggered_tags", "triggers": ["<t"]}, **f)})
+    yield "100,000 tags", tags(tags=[tag(i) for i in range(100000)])
+    yield "100,000 triggers", tags(tags=[tag(i) for i in range(1000)],
+                                   triggers=["<t%d" % i for i in range(100000)])
+    again = {"type": "const_string", "value": "x"}
+    for _ in range(6):
+        again = {"type": "triggered_tags", "triggers": ["<t"], "at_least_one": True, "tags": [
+            dict(tag(i), content=again) for i in range(6)]}
+    yield "46,656 tags in tags", chat(response_format={"type": "structural_tag", "format": again})
+    some = [{"type": "function", "function": {"name": "tool_%d" % i}} for i in range(20000)]
+    yield "20,000 of 20,000 tools", chat(tools=some, tool_choice={
+        "type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": some}})
+    yield "50 of 20,000 tools", chat(tools=some, tool_choice={
+        "type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": some[:50]}})
     yield "a schema of 30 MB", chat(guided_json="[" + "1," * (15 * MB - 100) + "1]")
     yield "minItems of 2^40", chat(response_format=wrap(
         {"type": "array", "items": {"type": "integer"}, "minItems": 1 << 40, "maxItems": 1 << 41}))

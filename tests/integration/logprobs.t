@@ -178,6 +178,10 @@ def steering(s):
 
 
 def errors(s):
+    r = s.post(TEXT, s.completion("Hello", prompt_logprobs=-1))
+    tap.ok("at most 20" in r.error["message"], "-1: the bound is told", r.text)
+    said = s.stream(CHAT, s.chat("Hello", max_tokens=3, prompt_logprobs=0))
+    tap.eq(said.status, 200, "a stream that asks for no alternatives of its prompt")
     for path, f, param in (
             (CHAT, {"top_logprobs": 3}, "top_logprobs"), (CHAT, {"logprobs": 1}, "logprobs"),
             (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

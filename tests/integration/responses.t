@@ -5,9 +5,10 @@ them; requests mean the chats that they are said as; what would need memory is r
 import json
 import os
 import tempfile
+import threading
 import time
 
-from harness import MODEL, MODEL_NAME, Stack, Tap, need_nginx
+from harness import MODEL, MODEL_NAME, Stack, Tap, need_nginx, until
 from schema import Judge
 
 need_nginx()
@@ -62,6 +63,8 @@ def joined(events):
             if e["item_id"] != items[e["output_index"]]["id"]:
                 raise ValueError("a delta of another item")
             texts[e["output_index"]] += e["delta"]
+            if kind == "response.output_text.delta":
+                items[e["output_index"]]["content"][0]["logprobs"] += e["logprobs"]
         elif kind == "response.output_item.done":
             item, text = items[e["output_index"]], texts[e["output_index"]]
             if item["type"] == "function_call":
@@ -197,6 +200,14 @@ def forms(s):
         if r["status"] == "completed":
             tap.eq(list(json.loads(call["arguments"])), ["city"], "and how")
         tap.eq(r["tool_choice"], choice, "the choice is repeated")
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "mode": mode,
+                  "tools": [{"type": "function", "name": "other"}]}
+        r = both(s, dict(hello, input="What is the weather in Rome?", tool_choice=choice),
+                 "allowed tools, " + mode)
+        calls = [i["name"] for i in r["output"] if i["type"] == "function_call"]
+        tap.ok(set(calls) <= {"other"} and (calls or mode == "auto"), "no other is called", calls)
+        tap.eq(r["tool_choice"], choice, "they are repeated")
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},
               "required": ["city"], "additionalProperties": False}
     form = {"type": "json_schema", "name": "place", "schema": schema, "strict": True}
@@ -211,6 +222,36 @@ def forms(s):
            "a schema that is not there")
     refuse(s, dict(hello, tool_choice={"type": "function", "name": "none"}), 400, "tool_choice",
            "a choice of no tool")
+
+
+def told(r):
+    """Log probabilities of all texts."""
+    return [p for i in r["output"] if i["type"] == "message" for c in i["content"]
+            for p in c["logprobs"]]
+
+
+def logprobs(s):
+    """Each token of a text with its log probability and alternatives, and no other token."""
+    include = ["message.output_text.logprobs"]
+    ask = "What is the capital of France?"
+    r = both(s, body_of(ask, include=include, top_logprobs=3), "log probabilities")
+    got = told(r)
+    tap.eq("".join(p["token"] for p in got), PARIS, "the tokens are the text")
+    tap.eq([bytes(p["bytes"]).decode() for p in got], [p["token"] for p in got], "their bytes")
+    tap.ok(all(len(p["top_logprobs"]) == 3 and p["top_logprobs"][0]["token"] == p["token"] and
+               p["logprob"] == p["top_logprobs"][0]["logprob"] <= 0 for p in got), "alternatives")
+    tap.eq(r["top_logprobs"], 3, "how many is repeated")
+    chat = s.post(CHAT, s.chat(ask, logprobs=True, top_logprobs=3)).json["choices"][0]
+    tap.eq(got, chat["logprobs"]["content"][:len(got)], "those of a chat")
+    r = both(s, body_of(ask, include=include), "no alternatives")
+    tap.ok(len(told(r)) == len(got) and all(p["top_logprobs"] == [] for p in told(r)), "none")
+    tap.eq(told(both(s, body_of(ask, top_logprobs=3), "not asked for")), [], "they are not told")
+    r = both(s, body_of(ask, include=include, max_output_tokens=3), "log probabilities, cut")
+    tap.eq("".join(p["token"] for p in told(r)), text_of(r), "the tokens of what there is")
+    r = both(s, body_of("What is the weather in Paris?", tools=[WEATHER], include=include),
+             "log probabilities beside a call")
+    tap.eq((r["output"][-1]["type"], "".join(p["token"] for p in told(r))),
+           ("function_call", text_of(r)), "a call's tokens are not told")
 
 
 def refuse(s, body, status, param, name, word="", code=None, method="POST", path=PATH):
@@ -240,9 +281,9 @@ def errors(s):
             ("tool_choice", {"type": "allowed_tools"}), ("parallel_tool_calls", "x"),
             ("text", 5), ("text", {"format": {"type": "x"}}), ("reasoning", 5),
             ("reasoning", {"effort": "x"}), ("metadata", {"a": 1}), ("include", 5),
-            ("include", ["message.output_text.logprobs"]), ("truncation", "auto"), ("store", 5),
+            ("include", [5]), ("truncation", "auto"), ("store", 5),
             ("previous_response_id", "resp_1"), ("conversation", "c"), ("background", True),
-            ("prompt", {"id": "p"}), ("top_logprobs", 3), ("model", 5)):
+            ("prompt", {"id": "p"}), ("top_logprobs", 21), ("top_logprobs", -1), ("model", 5)):
         refuse(s, body_of("Hello", **{field: value}), 400, field, "%s %r" % (field, str(value)[:50]))
     refuse(s, body_of("Hello", previous_response_id="resp_1"), 400, "previous_response_id",
            "a response before", "stateless")
@@ -270,7 +311,7 @@ def errors(s):
 
 
 with Stack() as s:
-    for part in (answers, meanings, tools, forms, errors):
+    for part in (answers, meanings, tools, forms, logprobs, errors):
         with tap.section(part.__name__):
             part(s)
     tap.ok(all(f.exits == [] for f in s.fronts) and s.engine.exits == [], "no process died",
@@ -278,7 +319,8 @@ with Stack() as s:
 with open(os.path.join(MODEL, "tokenizer_config.json")) as f:
     template = json.load(f)["chat_template"]
 with tap.section("reasoning"), tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
-    f.write(template + "<think>\n")  # which the demo model never leaves
+    f.write(template + "{% if reasoning_effort is defined %}{{ reasoning_effort }}, "
+            "{{ enable_thinking }}{% endif %}<think>\n")  # which the demo model never leaves
     f.flush()
     with Stack(n_fronts=1, front=["--reasoning-parser", "think", "--chat-template", f.name]) as s:
         r = both(s, body_of("What is the capital of France?", max_output_tokens=40), "reasoning")
@@ -286,9 +328,33 @@ with tap.section("reasoning"), tempfile.NamedTemporaryFile("w", suffix=".jinja")
                [("reasoning", [], "reasoning_text")], "reasoning is an item of its own")
         tap.eq(r["usage"]["output_tokens_details"]["reasoning_tokens"],
                r["usage"]["output_tokens"], "and its tokens are counted")
+        for fields, want in ((dict(reasoning_effort="high"), "high, True<think>"),
+                             (dict(reasoning_effort="none"), "none, False<think>"),
+                             (dict(reasoning_effort="low", chat_template_kwargs={
+                                 "reasoning_effort": "mine", "enable_thinking": False}),
+                              "mine, False<think>")):
+            p = s.post(CHAT + "/render", s.chat("Hi", **fields)).json["prompts"][0]["prompt"]
+            tap.ok(p.rstrip().endswith(want), "the template hears of %r" % fields, p)
+        long, short = (s.post(PATH, body_of("Hi", max_output_tokens=1, **fields)).json["usage"]
+                       ["input_tokens"] for fields in (dict(reasoning={"effort": "high"}), {}))
+        tap.ok(long > short, "and of a response's effort")
         talk = [{"role": "user", "content": "Hello"}] + r["output"] + \
             [{"role": "user", "content": "And?"}]
         tap.eq(s.post(PATH, body_of(talk, max_output_tokens=3)).status, 200, "and is taken back")
+with tap.section("an engine that dies"), Stack() as s:
+    body = body_of("Tell me a story", include=["message.output_text.logprobs"], top_logprobs=1,
+                   max_output_tokens=400, ignore_eos=True)
+    want, got = s.post(PATH, body).json, []
+    t = threading.Thread(target=lambda: got.append(s.post(PATH, body).json))
+    t.start()
+    until(lambda: s.get("/load").json["server_load"] > 0)
+    time.sleep(0.2)
+    s.engine.kill()
+    t.join()
+    tap.eq((text_of(got[0]), [p["token"] for p in told(got[0])]),
+           (text_of(want), [p["token"] for p in told(want)]),
+           "the next goes on: every token is told once")
+    tap.ok(len(s.engine.exits) == 1, "it did die")
 with tap.section("an error in mid-stream"), Stack(env={"QUIRE_FAULT": "engine_step:3"}) as s:
     _, events = events_of(s, body_of("Hello"))
     tap.eq((events[-1]["type"], events[-1]["response"]["status"],

@@ -71,6 +71,13 @@ def contents(s):
         text, _ = said(s, wild(s, seed, structured_outputs=compact))
         tap.ok(is_person(parsed(text)) and "\n" not in text, "structured_outputs.json, compact",
                repr(text))
+    for fields in ({"structured_outputs": {"json": PERSON, "whitespace_pattern": r"\s?"}},
+                   {"guided_json": PERSON, "guided_whitespace_pattern": "[ ]?"}):
+        for seed in range(2):
+            text, _ = said(s, wild(s, seed, **fields))
+            bare = re.sub(r'"([^"\\\\]|\\\\.)*"', '""', text or "\n\n")
+            tap.ok(is_person(parsed(text)) and not re.search(r"\s\s", bare), "whitespace_pattern",
+                   repr(text))
     for fields, fits in (
             ({"structured_outputs": {"json": json.dumps(PERSON)}}, lambda t: is_person(parsed(t))),
             ({"guided_json": PERSON}, lambda t: is_person(parsed(t))),
@@ -88,10 +95,59 @@ def contents(s):
                                                                 max_tokens=1200), **f))):
             text, _ = said(s, make(**fields), path)
             tap.ok(text is not None and fits(text), "%s at %s" % (fields, path), repr(text))
+    loose = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {
+        "type": "object", "properties": {"additionalProperties": {"type": "null"}}}},
+        "required": ["a", "b"]}
+    for source in (loose, json.dumps(loose)):
+        for seed in range(3):
+            text, _ = said(s, wild(s, seed, structured_outputs={
+                "json": source, "disable_additional_properties": True}))
+            got = parsed(text) or {}
+            tap.ok(list(got) == ["a", "b"] and set(got["b"]) <= {"additionalProperties"},
+                   "disable_additional_properties", repr(text))
     text, choice = said(s, s.chat("Hello", max_tokens=300, temperature=0,
                                   response_format={"type": "json_object"}))
     tap.ok(choice["finish_reason"] == "length" or isinstance(parsed(text), dict), "json_object",
            repr(text))
+
+
+def tags(s):
+    """Structural tags in both shapes and both fields: what is in a tag has its form."""
+    tap.section("structural tags")
+    weather = {"begin": "<f=get_weather>", "end": "</f>", "schema": {
+        "type": "object", "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["days"], "additionalProperties": False}}
+    tag = {"type": "tag", "begin": weather["begin"], "end": weather["end"],
+           "content": {"type": "json_schema", "json_schema": weather["schema"]}}
+    old = {"type": "structural_tag", "structures": [weather], "triggers": ["<f="]}
+    new = {"type": "structural_tag", "format": {
+        "type": "triggered_tags", "triggers": ["<f="], "tags": [tag], "at_least_one": True,
+        "stop_after_first": True}}
+    call = r"<f=get_weather>\s*\{\s*\"days\" ?:\s*[1-9]\s*\}\s*</f>"
+    for fields in ({"response_format": new}, {"structured_outputs": {"structural_tag": new}},
+                   {"structured_outputs": {"structural_tag": json.dumps(new)}}):
+        for path, make in ((CHAT, lambda **f: wild(s, 1, **f)),
+                           (TEXT, lambda **f: dict(s.completion("Hello", temperature=1.5, seed=1,
+                                                                max_tokens=1200), **f))):
+            text, _ = said(s, make(**fields), path)
+            tap.ok(text is not None and re.fullmatch(call, text), "%s at %s" % (list(fields), path),
+                   repr(text))
+    for seed in range(3):
+        text, _ = said(s, dict(wild(s, seed, response_format=old), logit_bias=None))
+        tap.ok(text is not None and all(re.match(call, "<f=" + t) for t in text.split("<f=")[1:]),
+               "free text with tags, seed %d" % seed, repr(text))
+    hello, _ = said(s, s.chat("Hello", max_tokens=40, temperature=0))
+    text, _ = said(s, s.chat("Hello", max_tokens=40, temperature=0, response_format=old))
+    tap.eq(text, hello, "where no tag comes the text is as it was")
+    pair = {"type": "sequence", "elements": [
+        {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
+        {"type": "or", "elements": [{"type": "const_string", "value": "yes"},
+                                    {"type": "regex", "pattern": "no+"}]}]}
+    body = wild(s, 2, response_format={"type": "structural_tag", "format": pair})
+    text, c = said(s, dict(body, stop=None, max_tokens=400))
+    tap.ok(text is not None and text.startswith("<think>") and
+           (c["finish_reason"] == "length" or re.search(r"</think>(yes|no+)$", text)),
+           "a sequence of a tag and alternatives", repr(text))
 
 
 def streams(s):
@@ -132,6 +188,35 @@ def calls(s):
         for call in c["message"].get("tool_calls") or []:
             tap.ok(parsed(call["function"]["arguments"]) is not None, "a strict tool's arguments")
         tap.ok(c["finish_reason"] in ("stop", "tool_calls", "length"), "strict tools, seed %d" % seed)
+
+
+def allowed(s):
+    """Some of the tools: the prompt is that of all, but no other is called."""
+    tap.section("allowed_tools")
+    one = [{"type": "function", "function": {"name": "now"}}]
+
+    def among(mode, tools=one):
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+    ask = s.chat("What is the weather in Paris?", max_tokens=80, temperature=0, tools=TOOLS)
+    free, c = said(s, ask)
+    tap.eq([t["function"]["name"] for t in c["message"].get("tool_calls") or []], ["get_weather"],
+           "left alone the model calls it")
+    r = s.post(CHAT, dict(ask, tool_choice=among("required"), parallel_tool_calls=False)).json
+    tap.eq([t["function"]["name"] for t in r["choices"][0]["message"]["tool_calls"]], ["now"],
+           "required: the allowed one is called")
+    tap.eq(r["usage"]["prompt_tokens"], s.post(CHAT, ask).json["usage"]["prompt_tokens"],
+           "the prompt names all tools")
+    for seed in range(4):
+        _, c = said(s, wild(s, seed, tools=TOOLS, tool_choice=among("auto")))
+        tap.ok(all(t["function"]["name"] == "now" for t in c["message"].get("tool_calls") or []),
+               "auto, seed %d" % seed)
+    text, c = said(s, dict(ask, tool_choice=among("auto")))
+    tap.ok(all(t["function"]["name"] == "now" for t in c["message"].get("tool_calls") or []) and
+           "get_weather" not in (text or ""), "auto: no other call", json.dumps(c))
+    both = one + [{"type": "function", "function": {"name": "get_weather"}}]
+    _, c = said(s, dict(ask, tool_choice=among("auto", both)))
+    tap.eq([t["function"]["name"] for t in c["message"]["tool_calls"]], ["get_weather"],
+           "auto with both: as it likes")
 
 
 def many(s):
@@ -182,7 +267,15 @@ def refusals(s):
             ({"response_format": schema_format({"type": "number", "minimum": "x"})},
              "response_format", "minimum"),
             ({"structured_outputs": {"regex": "a(?<=b)"}}, "structured_outputs", "lookbehind"),
+            ({"structured_outputs": {"json": {}, "whitespace_pattern": "x"}}, "structured_outputs",
+             "whitespace_pattern"),
             ({"guided_grammar": "root ::= x"}, "guided_grammar", "x"),
+            ({"response_format": {"type": "structural_tag"}}, "response_format", "format"),
+            ({"response_format": {"type": "structural_tag", "format": {"type": "any_tokens"}}},
+             "response_format", "any_tokens"),
+            ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs", "JSON"),
+            ({"structured_outputs": {"structural_tag": {"format": {
+                "type": "regex", "pattern": "(a"}}}}, "structured_outputs", "pattern"),
             ({"guided_json": "{"}, "guided_json", "JSON"),
             ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
              "tool_choice", "x"),
@@ -196,8 +289,10 @@ def refusals(s):
 with Stack() as s:
     refusals(s)
     contents(s)
+    tags(s)
     streams(s)
     calls(s)
+    allowed(s)
     many(s)
     deaths(s)
 tap.eq(s.leftovers, [], "every process followed SIGTERM")

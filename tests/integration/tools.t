@@ -238,6 +238,33 @@ def free(s):
            bad)
 
 
+def allowed(s):
+    """tool_choice allowed_tools, of a few of the tools: no other is called, hot or cold, streamed
+    or not; where a call must come, one comes and is valid."""
+    bad, called, other = [], 0, 0
+    for i in range(40):
+        c = Case(3000 + i)
+        some = c.tools[:1 + i % max(1, len(c.tools) - 1)]
+        names = [t["function"]["name"] for t in some]
+        must = i % 2 == 0
+        body = dict(c.body, tool_choice={"type": "allowed_tools", "allowed_tools": {
+            "mode": "required" if must else "auto",
+            "tools": [{"type": "function", "function": {"name": n}} for n in names]}})
+        choice = s.post(CHAT, body).json["choices"][0]
+        calls = choice["message"].get("tool_calls") or []
+        told = s.stream(CHAT, dict(body, stream=True))
+        called += bool(calls)
+        other += c.name not in names
+        bad += [(i, x, names) for x in bare(calls) if x["name"] not in names]
+        if bare(joined(told)) != bare(calls) or (must and not calls):
+            bad.append((i, choice))
+        if must:
+            bad += [(i, f) for f in (fault(c.tools, x) for x in calls) if f]
+    tap.ok(bad == [] and called >= 20 and other >= 5,
+           "allowed_tools: %d of 40 call, of the allowed ones alone, though %d ask for another" %
+           (called, other), bad[:3])
+
+
 def others(s):
     """The same by Anthropic's and OpenAI's other API."""
     bad = []
@@ -250,7 +277,7 @@ def others(s):
         talk = [{"role": "user", "content": c.question}]
         body = {
             "model": MODEL_NAME, "max_tokens": 900, "messages": talk, "tools": tools,
-            "temperature": c.body["temperature"],
+            "temperature": c.body["temperature"], "seed": i,
             "tool_choice": dict({"type": "tool", "name": c.name} if c.named else {"type": "any"},
                                 disable_parallel_tool_use=True)
         }
@@ -288,7 +315,7 @@ def others(s):
         r = s.post(
             RESPONSES, {
                 "model": MODEL_NAME, "input": talk, "tools": tools, "max_output_tokens": 900,
-                "parallel_tool_calls": False, "temperature": c.body["temperature"],
+                "parallel_tool_calls": False, "temperature": c.body["temperature"], "seed": i,
                 "tool_choice": {"type": "function", "name": c.name} if c.named else "required"
             }).json
         calls = [o for o in r["output"] if o["type"] == "function_call"]
@@ -314,7 +341,7 @@ def others(s):
 
 with Stack() as s:
     tap.note("SEED=%d" % SEED)
-    for part in (round_trips, free, others):
+    for part in (round_trips, free, allowed, others):
         with tap.section(part.__name__):
             part(s)
     tap.ok(s.idle(), "nothing is left in the engine")

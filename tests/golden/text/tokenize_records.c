@@ -17,7 +17,8 @@ static void put(const void *bytes, size_t n_bytes, size_t n)
 {
     uint32_t count = (uint32_t)n;
 
-    if (fwrite(&count, 4, 1, stdout) != 1 || fwrite(bytes, 1, n_bytes, stdout) != n_bytes)
+    if (fwrite(&count, 4, 1, stdout) != 1 ||
+        (n_bytes > 0 && fwrite(bytes, 1, n_bytes, stdout) != n_bytes))
         exit(2);
 }
 

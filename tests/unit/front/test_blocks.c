@@ -63,6 +63,7 @@ static void answer(struct buf *out, enum exchange_shape shape, bool stream, size
     buf_fini(&x.out);
     buf_fini(&speech.blocks.name);
     buf_fini(&speech.blocks.text);
+    buf_fini(&speech.blocks.told);
     buf_fini(&speech.blocks.done);
 }
 

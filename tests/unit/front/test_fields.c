@@ -4,6 +4,9 @@
 
 #include "tests/tap.h"
 
+#define F          "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
+#define ALLOWED(x) "{\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":" x "}," F "}"
+
 enum { CHAT = 1, TEXT = 2, BOTH = 3 };
 
 static const struct {
@@ -49,6 +52,7 @@ static const struct {
     {"{\"prompt\":\"a\"}", CHAT},
     {"{\"messages\":[],\"max_completion_tokens\":5}", TEXT},
     {"{\"logprobs\":true,\"top_logprobs\":20,\"prompt_logprobs\":0}", CHAT},
+    {"{\"prompt_logprobs\":0,\"stream\":true}", BOTH},
     {"{\"logprobs\":0,\"prompt_logprobs\":20,\"echo\":true,\"max_tokens\":0}", TEXT},
     {"{\"logit_bias\":{\"7\":-1.5},\"allowed_token_ids\":[7],\"bad_words\":[\"a\"]}", BOTH},
     {"{\"logprobs\":false,\"top_logprobs\":0,\"tools\":[],\"tool_choice\":\"none\"}", CHAT},
@@ -65,6 +69,10 @@ static const struct {
     {"{\"structured_outputs\":{\"json_object\":true}}", BOTH},
     {"{\"response_format\":{\"type\":\"text\"},\"structured_outputs\":{\"choice\":[\"a\"]}}", BOTH},
     {"{\"guided_choice\":[\"a\",\"b\"]}", BOTH},
+    {"{\"structured_outputs\":{\"disable_additional_properties\":true,\"json\":{}}}", BOTH},
+    {"{\"truncation_side\":\"right\",\"add_special_tokens\":true}", BOTH},
+    {"{\"structured_outputs\":{\"whitespace_pattern\":\" ?\",\"json\":{}}}", BOTH},
+    {"{\"guided_whitespace_pattern\":\"\",\"guided_json\":{}}", BOTH},
     {"{\"guided_json\":\"{}\"}", BOTH},
     {"{\"guided_grammar\":\"root ::= \\\"a\\\"\"}", BOTH},
     {"{\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f"
@@ -74,7 +82,13 @@ static const struct {
     {"{\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},\"tools\":[{\"type\":"
      "\"function\",\"function\":{\"name\":\"f\"}}]}",
      CHAT},
+    {"{\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"auto\",\"tools\":["
+     "{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}}," F "}",
+     CHAT},
+    {"{\"reasoning_effort\":\"none\"}", CHAT},
+    {"{\"reasoning_effort\":\"max\"}", CHAT},
     {"{\"modalities\":[\"text\"]}", CHAT},
+    {"{\"return_prompt_text\":false,\"return_token_offsets\":null,\"stream_interval\":4}", CHAT},
     {"{\"chat_template_kwargs\":{},\"add_generation_prompt\":false}", CHAT},
     {"{\"add_special_tokens\":false}", TEXT},
 };
@@ -145,6 +159,29 @@ static const struct {
     {"{\"continue_final_message\":\"a\"}", CHAT, "continue_final_message", ERR_INVALID},
     {"{\"chat_template_kwargs\":[]}", CHAT, "chat_template_kwargs", ERR_INVALID},
     {"{\"add_special_tokens\":1}", TEXT, "add_special_tokens", ERR_INVALID},
+    {"{\"logprob_token_ids\":[5]}", BOTH, "logprob_token_ids", ERR_UNSUPPORTED},
+    {"{\"repetition_detection\":{\"max_pattern_size\":5}}", BOTH, "repetition_detection",
+     ERR_UNSUPPORTED},
+    {"{\"return_token_offsets\":true}", BOTH, "return_token_offsets", ERR_UNSUPPORTED},
+    {"{\"return_prompt_text\":true}", CHAT, "return_prompt_text", ERR_UNSUPPORTED},
+    {"{\"return_assistant_tokens_mask\":true}", CHAT, "return_assistant_tokens_mask",
+     ERR_UNSUPPORTED},
+    {"{\"truncation_side\":\"top\"}", BOTH, "truncation_side", ERR_INVALID},
+    {"{\"truncation_side\":1}", BOTH, "truncation_side", ERR_INVALID},
+    {"{\"reasoning_effort\":\"much\"}", CHAT, "reasoning_effort", ERR_INVALID},
+    {"{\"reasoning_effort\":3}", CHAT, "reasoning_effort", ERR_INVALID},
+    {"{\"tool_choice\":{\"type\":\"allowed_tools\"}," F "}", CHAT, "tool_choice", ERR_INVALID},
+    {ALLOWED("{\"mode\":\"none\",\"tools\":[]}"), CHAT, "tool_choice", ERR_INVALID},
+    {ALLOWED("{\"mode\":\"auto\"}"), CHAT, "tool_choice", ERR_INVALID},
+    {ALLOWED("{\"mode\":\"auto\",\"tools\":[]}"), CHAT, "tool_choice", ERR_INVALID},
+    {ALLOWED("{\"mode\":\"auto\",\"tools\":[{\"type\":\"function\"}]}"), CHAT, "tool_choice",
+     ERR_INVALID},
+    {ALLOWED(
+         "{\"mode\":\"auto\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]}"),
+     CHAT, "tool_choice", ERR_INVALID},
+    {"{\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"auto\",\"tools\":["
+     "{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}}}",
+     CHAT, "tool_choice", ERR_INVALID},
     {"{\"n\":129}", BOTH, "n", ERR_INVALID},
     {"{\"n\":0}", BOTH, "n", ERR_INVALID},
     {"{\"n\":1.5}", BOTH, "n", ERR_INVALID},
@@ -164,7 +201,11 @@ static const struct {
     {"{\"logprobs\":true}", TEXT, "logprobs", ERR_INVALID},
     {"{\"logprobs\":21}", TEXT, "logprobs", ERR_INVALID},
     {"{\"top_logprobs\":2}", CHAT, "top_logprobs", ERR_INVALID},
-    {"{\"prompt_logprobs\":-1}", BOTH, "prompt_logprobs", ERR_INVALID},
+    {"{\"prompt_logprobs\":-1}", BOTH, "prompt_logprobs", ERR_UNSUPPORTED},
+    {"{\"prompt_logprobs\":-2}", BOTH, "prompt_logprobs", ERR_INVALID},
+    {"{\"prompt_logprobs\":21}", BOTH, "prompt_logprobs", ERR_INVALID},
+    {"{\"logprobs\":true,\"top_logprobs\":-1}", CHAT, "top_logprobs", ERR_UNSUPPORTED},
+    {"{\"logprobs\":-1}", TEXT, "logprobs", ERR_UNSUPPORTED},
     {"{\"prompt_logprobs\":1,\"stream\":true}", BOTH, "prompt_logprobs", ERR_INVALID},
     {"{\"max_tokens\":0}", BOTH, "max_tokens", ERR_INVALID},
     {"{\"logit_bias\":{\"a\":1}}", BOTH, "logit_bias", ERR_INVALID},
@@ -181,7 +222,6 @@ static const struct {
     {"{\"tool_choice\":\"required\"}", CHAT, "tool_choice", ERR_INVALID},
     {"{\"tool_choice\":\"required\",\"tools\":[]}", CHAT, "tool_choice", ERR_INVALID},
     {"{\"tool_choice\":{\"type\":\"function\"}}", CHAT, "tool_choice", ERR_INVALID},
-    {"{\"tool_choice\":{\"type\":\"allowed_tools\"}}", CHAT, "tool_choice", ERR_UNSUPPORTED},
     {"{\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}},\"tools\":[{\"type\":"
      "\"function\",\"function\":{\"name\":\"f\"}}]}",
      CHAT, "tool_choice", ERR_INVALID},
@@ -194,8 +234,7 @@ static const struct {
     {"{\"response_format\":\"json_object\"}", BOTH, "response_format", ERR_INVALID},
     {"{\"response_format\":{}}", BOTH, "response_format", ERR_INVALID},
     {"{\"response_format\":{\"type\":\"xml\"}}", BOTH, "response_format", ERR_INVALID},
-    {"{\"response_format\":{\"type\":\"structural_tag\"}}", BOTH, "response_format",
-     ERR_UNSUPPORTED},
+    {"{\"structured_outputs\":{\"structural_tag\":5}}", BOTH, "structured_outputs", ERR_INVALID},
     {"{\"response_format\":{\"type\":\"json_schema\"}}", BOTH, "response_format", ERR_INVALID},
     {"{\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{}}}}", BOTH,
      "response_format", ERR_INVALID},
@@ -217,12 +256,11 @@ static const struct {
      ERR_INVALID},
     {"{\"structured_outputs\":{\"json\":{},\"json_object\":true}}", BOTH, "structured_outputs",
      ERR_INVALID},
-    {"{\"structured_outputs\":{\"whitespace_pattern\":\" \"}}", BOTH, "structured_outputs",
-     ERR_UNSUPPORTED},
-    {"{\"structured_outputs\":{\"structural_tag\":\"{}\"}}", BOTH, "structured_outputs",
-     ERR_UNSUPPORTED},
-    {"{\"structured_outputs\":{\"disable_additional_properties\":true}}", BOTH,
-     "structured_outputs", ERR_UNSUPPORTED},
+    {"{\"structured_outputs\":{\"whitespace_pattern\":5}}", BOTH, "structured_outputs",
+     ERR_INVALID},
+    {"{\"structured_outputs\":{\"whitespace_pattern\":\" \",\"disable_any_whitespace\":true}}",
+     BOTH, "structured_outputs", ERR_INVALID},
+    {"{\"guided_whitespace_pattern\":[]}", BOTH, "guided_whitespace_pattern", ERR_INVALID},
     {"{\"guided_choice\":\"a\"}", BOTH, "guided_choice", ERR_INVALID},
     {"{\"guided_json\":[]}", BOTH, "guided_json", ERR_INVALID},
     {"{\"guided_regex\":\"a\",\"guided_grammar\":\"root ::= \\\"a\\\"\"}", BOTH, "guided_grammar",
@@ -271,6 +309,7 @@ static void test_tables(struct arena *arena)
             is_int(read_body(taken[i].body, (enum exchange_format)format, arena, &f, &x, &param),
                    ERR_OK, "taken: %s", taken[i].body);
             ok(param == NULL, "no field is blamed");
+            arena_reset(&x.arena);
         }
     }
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
@@ -280,6 +319,7 @@ static void test_tables(struct arena *arena)
             is_int(read_body(refused[i].body, (enum exchange_format)format, arena, &f, &x, &param),
                    refused[i].rc, "refused: %.80s", refused[i].body);
             is_text(param, refused[i].param, "by its name");
+            arena_reset(&x.arena);
         }
     }
 }

@@ -146,14 +146,21 @@ static const struct {
      "{\"response_format\":{\"type\":\"json_object\"}," SAID},
     {RESPONSES, "{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"text\"}}}", "{" SAID},
     {RESPONSES, "{\"input\":\"a\",\"reasoning\":{\"effort\":\"high\",\"summary\":\"auto\"}}",
-     "{" USER ",\"chat_template_kwargs\":{\"reasoning_effort\":\"high\"}}"},
-    {RESPONSES, "{\"input\":\"a\",\"reasoning\":{\"effort\":\"none\"}}",
-     "{" USER ",\"chat_template_kwargs\":{\"enable_thinking\":false,\"thinking\":false}}"},
+     "{\"reasoning_effort\":\"high\"," USER "}"},
+    {RESPONSES,
+     "{\"input\":\"a\",\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":["
+     "{\"type\":\"function\",\"name\":\"f\"}]}}",
+     "{\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"auto\",\"tools\":["
+     "{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}}," USER "}"},
     {RESPONSES,
      "{\"input\":\"a\",\"store\":true,\"metadata\":{\"k\":\"v\"},\"background\":false,"
      "\"previous_response_id\":null,\"truncation\":\"disabled\",\"include\":["
      "\"reasoning.encrypted_content\"],\"top_logprobs\":0,\"user\":\"u\",\"colour\":1}",
      "{" SAID},
+    {RESPONSES, "{\"input\":\"a\",\"top_logprobs\":3}", "{" SAID},
+    {RESPONSES,
+     "{\"top_logprobs\":3,\"input\":\"a\",\"include\":[\"message.output_text.logprobs\"]}",
+     "{\"logprobs\":true,\"top_logprobs\":3," USER "}"},
 };
 
 static const struct {
@@ -242,15 +249,21 @@ static const struct {
      ERR_INVALID, "parameters"},
     {RESPONSES, "{\"tool_choice\":\"x\"}", "tool_choice", ERR_INVALID, "required"},
     {RESPONSES, "{\"tool_choice\":5}", "tool_choice", ERR_INVALID, "not whole number"},
-    {RESPONSES, "{\"tool_choice\":{\"type\":\"allowed_tools\"}}", "tool_choice", ERR_UNSUPPORTED,
-     "function"},
+    {RESPONSES, "{\"tool_choice\":{\"type\":\"mcp\"}}", "tool_choice", ERR_UNSUPPORTED, "function"},
+    {RESPONSES, "{\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\"}}", "tool_choice",
+     ERR_INVALID, "tool_choice.tools"},
+    {RESPONSES,
+     "{\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":["
+     "{\"type\":\"mcp\"}]}}",
+     "tool_choice", ERR_UNSUPPORTED, "mcp"},
+    {RESPONSES, "{\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\",\"tools\":[5]}}",
+     "tool_choice", ERR_INVALID, "tools[0].type"},
     {RESPONSES, "{\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"n\"}}}", "text",
      ERR_INVALID, "schema"},
     {RESPONSES, "{\"text\":{\"format\":5}}", "text", ERR_INVALID, "text.format"},
     {RESPONSES, "{\"reasoning\":{\"effort\":\"x\"}}", "reasoning", ERR_INVALID, "effort"},
     {RESPONSES, "{\"metadata\":{\"a\":1}}", "metadata", ERR_INVALID, "strings"},
-    {RESPONSES, "{\"include\":[\"message.output_text.logprobs\"]}", "include", ERR_UNSUPPORTED,
-     "logprobs"},
+    {RESPONSES, "{\"include\":[5]}", "include", ERR_INVALID, "strings"},
     {RESPONSES, "{\"truncation\":\"auto\"}", "truncation", ERR_UNSUPPORTED, "truncation"},
     {RESPONSES, "{\"store\":1}", "store", ERR_INVALID, "true or false"},
     {RESPONSES, "{\"previous_response_id\":\"resp_1\"}", "previous_response_id", ERR_UNSUPPORTED,
@@ -258,7 +271,9 @@ static const struct {
     {RESPONSES, "{\"conversation\":\"c\"}", "conversation", ERR_UNSUPPORTED, "stateless"},
     {RESPONSES, "{\"background\":true}", "background", ERR_UNSUPPORTED, "background"},
     {RESPONSES, "{\"prompt\":{\"id\":\"p\"}}", "prompt", ERR_UNSUPPORTED, "prompt"},
-    {RESPONSES, "{\"top_logprobs\":3}", "top_logprobs", ERR_UNSUPPORTED, "top_logprobs"},
+    {RESPONSES, "{\"top_logprobs\":21}", "top_logprobs", ERR_INVALID, "at most 20"},
+    {RESPONSES, "{\"top_logprobs\":-1}", "top_logprobs", ERR_INVALID, "at most 20"},
+    {RESPONSES, "{\"top_logprobs\":\"3\"}", "top_logprobs", ERR_INVALID, "whole number"},
 };
 
 static int translate(int api, struct json *chat, struct arena *a, const char *text, char why[256],

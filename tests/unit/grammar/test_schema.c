@@ -96,6 +96,9 @@ static void test_strings(void)
            "\"::1\"\n\"1:2:3:4:5:6:7:8\"\n\"::ffff:1.2.3.4\"", "\":::\"\n\"1:2:3\"\n\"::1::\"");
     schema("{\"type\":\"string\",\"format\":\"uuid\",\"not\":{\"pattern\":\"^0\"}}",
            "\"12345678-1234-1234-1234-123456789abc\"", "\"02345678-1234-1234-1234-123456789abc\"");
+    schema("{\"type\":\"string\",\"format\":\"uri\"}",
+           "\"http://[::ffff:1.2.3.4]:80/a?b#c\"\n\"x://u@h.example\"\n\"a:b\"",
+           "\"http://[::ffff:01.2.3.4]\"\n\"http://[1:2]/\"\n\"//h\"");
     schema("{\"type\":\"string\",\"format\":\"made-up\"}", "\"anything\"", "1");
 }
 
@@ -206,11 +209,65 @@ static void test_refused(void)
 
 static void test_space(void)
 {
+    static const struct {
+        const char *text;
+        bool want;
+    } spaced[] = {
+        {"{\n  \"a\": [\n    1,\n    2\n  ],\n\n  \"b\":\n  {}\n}", true},
+        {"{\r\n\t\"a\" : 1, \r\n\t\"b\":2}", true},
+        {"{\n\n\n}", false},
+        {"{\n \n}", false},
+        {"{\"a\"\n:1}", false},
+        {"{\r}", false},
+        {"{\v}", false},
+    };
     struct grammar_request r = {.kind = GRAMMAR_JSON_OBJECT, .space = GRAMMAR_COMPACT};
+    struct buf image = {0};
+    int compiled;
 
     accept_case(r, "{\"a\": [1, 2],\"b\":{}}\n{}", "{ }\n{\"a\" :1}\n{\"a\":1 }\n{\"a\":  1}\n[1]");
     r.space = GRAMMAR_FLEXIBLE;
-    accept_case(r, "{ }\n{\t\"a\" :1 }", "[]\n {}");
+    accept_case(r, "{ }\n{\t\"a\" :1 }", "[]\n {}\n{\"a\"  :1}\n{\"a\"\t:1}\n{  }\n{\"a\":  1}");
+    compiled = accept_compile(&r, &image);
+    is_int(compiled, ERR_OK, "white space");
+    for (size_t i = 0; i < sizeof spaced / sizeof spaced[0]; i++)
+        ok(accept_text(&image, spaced[i].text, strlen(spaced[i].text)) == spaced[i].want,
+           "white space, case %zu", i);
+    for (int n = 31; n <= 33; n++) { /* blanks of an indentation */
+        char text[64];
+
+        (void)snprintf(text, sizeof text, "{\n%*s}", n, "");
+        ok(accept_text(&image, text, strlen(text)) == (n <= 32), "%d blanks", n);
+        (void)snprintf(text, sizeof text, "{\n\n%*s}", n, "");
+        ok(accept_text(&image, text, strlen(text)) == (n <= 32), "%d blanks behind two lines", n);
+    }
+    buf_fini(&image);
+}
+
+/* The client's own pattern: everywhere, and of JSON's white space alone. */
+static void test_spacing(void)
+{
+    static const char source[] = "{\"required\":[\"a\"],\"properties\":{\"a\":{\"items\":"
+                                 "{\"type\":\"integer\"}}},\"type\":\"object\"}";
+    struct grammar_request r = {.kind = GRAMMAR_SCHEMA,
+                                .source = source,
+                                .source_len = sizeof source - 1,
+                                .space = GRAMMAR_SPACED};
+    struct buf image = {0};
+
+    r.spacing = "[ x]?";
+    r.spacing_len = strlen(r.spacing);
+    accept_case(r, "{\"a\":1}\n{ \"a\" : [ 1 , 2 ] }", "{\"a\":  1}\n{x\"a\":1}\n{\t\"a\":1}");
+    r.spacing = "  ";
+    r.spacing_len = strlen(r.spacing);
+    accept_case(r, "{  \"a\"  :  1  }", "{\"a\":1}\n{ \"a\" : 1 }");
+    r.spacing = "x+";
+    is_int(accept_compile(&r, &image), ERR_INVALID, "a pattern of something else");
+    ok(strstr(accept_error.text, "whitespace_pattern") != NULL, "and says so");
+    r.spacing = "(";
+    r.spacing_len = 1;
+    is_int(accept_compile(&r, &image), ERR_SYNTAX, "no pattern at all");
+    buf_fini(&image);
 }
 
 int main(void)
@@ -223,5 +280,6 @@ int main(void)
     test_logic();
     test_refused();
     test_space();
+    test_spacing();
     return tap_done();
 }

@@ -143,6 +143,37 @@ static void test_parts(void)
     accept_case(r, "a\nab\nxxx", "b\nax\naab");
 }
 
+/* Free text that several texts may end, that may not hold others, and with triggers in it. */
+static void test_stops(void)
+{
+    static const struct grammar_part ends[] = {TEXT("</a>"), TEXT("</ab>")};
+    static const struct grammar_part stop = {.kind = PART_CHOICE, .parts = ends, .n_parts = 2};
+    static const struct grammar_part never[] = {TEXT("no"), TEXT("</a>")};
+    static const struct grammar_part call[] = {
+        TEXT("["), {.kind = PART_REGEX, .text = "[0-9]+", .len = 6}, TEXT("]")};
+    static const struct grammar_part bodies[] = {
+        {.kind = PART_SEQUENCE, .parts = call, .n_parts = 3}};
+    struct grammar_part parts[] = {TEXT("<a>"), {.kind = PART_FREE}, stop, TEXT("!")};
+    struct grammar_request r = {.kind = GRAMMAR_PARTS, .parts = parts, .n_parts = 4};
+
+    accept_case(r, "<a>x</a>!\n<a></ab>!\n<a></a</a>!", "<a>x\n<a></a></a>!\n<a></b>!");
+    parts[1].never = never;
+    parts[1].n_never = 2; /* the stop counts, though it is listed */
+    accept_case(r, "<a>x</a>!\n<a>n</ab>!\n<a>on</a>!", "<a>no</a>!\n<a>n no</ab>!");
+    r.n_parts = 2;
+    accept_case(r, "<a>n\n<a></ab>", "<a>no\n<a></a>");
+    parts[1] = (struct grammar_part){
+        .kind = PART_TRIGGERS, .parts = bodies, .n_parts = 1, .max = UINT32_MAX};
+    r.n_parts = 4;
+    accept_case(r, "<a></a>!\n<a>x[5]y[6]</ab>!\n<a>[7]</a>!", "<a>[x]</a>!\n<a>[5]\n<a>[</a>!");
+    parts[1].min = 1;
+    accept_case(r, "<a>x[5]y[6]z</ab>!\n<a>[7]</a>!", "<a>x</a>!\n<a></a>[5]</a>!");
+    parts[1].min = 0;
+    parts[1].max = 2;
+    accept_case(r, "<a>x</a>!\n<a>[5]</ab>!\n<a>[7] [8]</a>!\n<a>[7][8]</ab>!",
+                "<a>[7][8] </a>!\n<a>[7][8][9]</a>!");
+}
+
 /* Strings within a schema, or a string as it is, that must match a pattern besides. */
 static void test_held_strings(void)
 {
@@ -224,6 +255,7 @@ int main(void)
     test_choices();
     test_grammars();
     test_parts();
+    test_stops();
     test_held_strings();
     test_hostile();
     return tap_done();

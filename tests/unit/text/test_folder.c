@@ -10,10 +10,15 @@
 
 static char folder[100];
 
-static const char *const names[] = {
-    "tokenizer.json",         "vocab.json",        "merges.txt",
-    "tokenizer_config.json",  "added_tokens.json", "special_tokens_map.json",
-    "generation_config.json", "config.json"};
+static const char *const names[] = {"tokenizer.json",
+                                    "vocab.json",
+                                    "merges.txt",
+                                    "tiktoken.model",
+                                    "tokenizer_config.json",
+                                    "added_tokens.json",
+                                    "special_tokens_map.json",
+                                    "generation_config.json",
+                                    "config.json"};
 
 static void put(const char *name, const char *text)
 {
@@ -118,6 +123,83 @@ static void test_pair(void)
     ok(!gives("ab", IDS(3)), "a merge of one token is refused");
 }
 
+/* Lines of the 256 bytes, then more. */
+static void put_ranks(const char *more)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    struct buf b = {0};
+
+    for (unsigned i = 0; i < 256; i++)
+        buf_printf(&b, "%c%c== %u\n", digits[i >> 2], digits[(i & 3) << 4], i);
+    buf_add_text(&b, more);
+    put("tiktoken.model", b.bytes);
+    buf_fini(&b);
+}
+
+#define KIMI \
+    "{\"tokenizer_class\":\"TikTokenTokenizer\",\"bos_token\":\"[BOS]\",\"eos_token\":\"[EOS]\","
+
+/* Refused, and why has the word. */
+static bool refuses(const char *word)
+{
+    struct tokenizer *t = NULL;
+    char why[600] = "";
+    bool good = tokenizer_open(&t, folder, why, sizeof why) != ERR_OK && strstr(why, word) != NULL;
+
+    if (!good)
+        printf("# %s\n", why);
+    tokenizer_close(t);
+    return good;
+}
+
+/* tiktoken.model: bc 256, ab 257, abc 258, abcd (no way to cut it leads to two tokens but abc d)
+ * 259, xyz, which no two tokens make, 260. */
+static void test_ranks(void)
+{
+    struct tokenizer *t = NULL;
+    char why[600];
+
+    clear();
+    put_ranks("YmM= 256\nYWI= 257\nYWJj 258\nYWJjZA== 259\neHl6 260\n");
+    ok(refuses("TikTokenTokenizer"), "a class whose pattern is not known");
+    put("tokenizer_config.json",
+        KIMI "\"added_tokens_decoder\":{\"261\":{\"content\":\"[BOS]\",\"special\":true},"
+             "\"263\":{\"content\":\"<|t|>\",\"special\":false}}}");
+    ok(gives("abc", IDS(258)), "a token is itself");
+    ok(gives("abcde", IDS(259, 'e')), "merged by the rank of what comes of it: bc, then abc, abcd");
+    ok(gives("abe", IDS(257, 'e')), "ab");
+    ok(gives("xyz", IDS(260)), "a token that no merge makes is found as a whole");
+    ok(gives("xyza", IDS('x', 'y', 'z', 'a')), "and only then");
+    ok(gives("1234", IDS('1', '2', '3', '4')), "bytes");
+    ok(gives("[BOS]a<|t|>[EOS]", IDS(261, 'a', 263, '[', 'E', 'O', 'S', ']')), "special tokens");
+    ok(gives("<|reserved_token_262|><|reserved_token_516|>", IDS(262, 516)),
+       "ids that nothing names have names");
+    ok(!gives("<|reserved_token_517|>", IDS(517)), "of which there are 256");
+    must_ok(tokenizer_open(&t, folder, why, sizeof why));
+    is_int(tokenizer_n_vocab(t), 517, "ids in all");
+    is_int(tokenizer_bos(t), 261, "the named token");
+    ok(tokenizer_is_special(t, 261) && !tokenizer_is_special(t, 263) &&
+           !tokenizer_is_special(t, 300),
+       "what is special");
+    tokenizer_close(t);
+    put_ranks("YmM= 256\nYmM= 257\n");
+    ok(refuses("line 258"), "a token twice");
+    put_ranks("YmM= 256\nYWI= 256\n");
+    ok(refuses("line 258"), "a rank twice");
+    put_ranks("YmM= 257\n");
+    ok(refuses("rank 256"), "a rank that is not there");
+    put_ranks("YmM 256\n");
+    ok(refuses("base64"), "no base64");
+    put_ranks("YmM= x\n");
+    ok(refuses("line 257"), "no rank");
+    put("tiktoken.model", "YQ== 0\n");
+    ok(refuses("byte 0"), "a byte without a token");
+    put("tiktoken.model", "");
+    ok(refuses("tiktoken.model"), "an empty file");
+    put("tokenizer.json", LLAMA);
+    ok(gives("a", IDS(1, 5)), "a tokenizer.json counts more");
+}
+
 static void test_ends(void)
 {
     struct tokenizer *t = NULL;
@@ -215,6 +297,7 @@ int main(void)
         tap_skip_all("no temporary folder");
     test_overrides();
     test_pair();
+    test_ranks();
     test_ends();
     test_streams();
     clear();

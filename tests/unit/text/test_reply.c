@@ -280,6 +280,49 @@ static void test_long(void)
     }
 }
 
+/* A push at a time: '+' where what was pushed may be content, '-' where it is none. */
+static void test_may_be_content(void)
+{
+    static const struct {
+        enum reply_format format;
+        enum reply_reasoning reasoning;
+        const char *pieces[12];
+        const char *want;
+    } rows[] = {
+        {REPLY_PLAIN, REPLY_THINK, {"<think>", "a", "</think>", "\n\n", "b", " "}, "----++"},
+        {REPLY_HERMES,
+         REPLY_NO_REASONING,
+         {"a ", "<tool_call>", "\n{\"name\": \"f\", ", "\"arguments\": {}", "}\n", "</tool_call>",
+          "\n", "b"},
+         "+++-+--+"},
+        {REPLY_HERMES, REPLY_NO_REASONING, {"<tool", "_call>", "no", " call"}, "++++"},
+        {REPLY_HARMONY,
+         REPLY_NO_REASONING,
+         {"<|channel|>", "analysis", "<|message|>", "a", "<|end|>", "<|start|>", "assistant",
+          "<|channel|>", "final", "<|message|>", "b"},
+         "----------+"},
+    };
+    struct told t;
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct reply r;
+        char got[13] = "";
+
+        memset(&t, 0, sizeof t);
+        reply_init(&r,
+                   &(struct reply_options){
+                       .format = rows[i].format, .reasoning = rows[i].reasoning, .tools = tools},
+                   said, &t);
+        for (size_t k = 0; k < 12 && rows[i].pieces[k] != NULL; k++) {
+            must_ok(reply_push(&r, rows[i].pieces[k], strlen(rows[i].pieces[k])));
+            got[k] = reply_may_be_content(&r) ? '+' : '-';
+        }
+        is_text(got, rows[i].want, "what may be content, row %zu", i);
+        reply_fini(&r);
+        buf_fini(&t.text);
+    }
+}
+
 int main(void)
 {
     struct arena arena = {.limit_bytes = (size_t)1 << 20};
@@ -292,6 +335,7 @@ int main(void)
               thoughts[i].want);
     test_names();
     test_long();
+    test_may_be_content();
     arena_reset(&arena);
     return tap_done();
 }
