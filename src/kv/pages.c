@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Three structures over one array: a free list (unnamed, unreferenced), a list of cached pages
- * in order of last use, and an open-addressing table from name to page. The first eight bytes
+ * Three structures over one array: a free list (unnamed, unreferenced), the cached pages in the
+ * order in which they go (order.h), and an open-addressing table from name to page. The first eight bytes
  * of a name are its hash: names are SHA-256, so they are as good as random. */
 #include "kv/pages.h"
 
@@ -9,12 +9,14 @@
 
 #include "base/mem.h"
 #include "base/must.h"
+#include "kv/order.h"
 
 struct page {
     struct hash name;
     struct hash parent;
+    uint64_t space;
     int32_t refs;
-    int32_t prev; /* neighbours in the list that the page is in, or -1 */
+    int32_t prev; /* neighbours in the free list, or -1 */
     int32_t next;
     bool named;
     bool stored;
@@ -34,7 +36,7 @@ struct pages {
     int32_t *tokens;   /* int32 [n_pages][block_tokens] */
     int32_t *table;    /* [table_mask + 1], page id or -1 */
     struct page_list free;
-    struct page_list cached;
+    struct order *cached; /* named and unreferenced; what was said of a page, of all */
 };
 
 static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
@@ -85,14 +87,14 @@ int pages_open(struct pages **out, int n_pages, int block_tokens)
     p->page = mem_zalloc_array((size_t)n_pages, sizeof *p->page);
     p->tokens = mem_zalloc_array((size_t)n_pages * (size_t)block_tokens, sizeof *p->tokens);
     p->table = mem_zalloc_array(cap, sizeof *p->table);
-    if (p->page == NULL || p->tokens == NULL || p->table == NULL) {
+    if (p->page == NULL || p->tokens == NULL || p->table == NULL ||
+        order_open(&p->cached, n_pages, n_pages / 2) != ERR_OK) {
         pages_close(p);
         return ERR_NO_MEMORY;
     }
     for (uint32_t i = 0; i < cap; i++)
         p->table[i] = -1;
     p->free = (struct page_list){.first = -1, .last = -1};
-    p->cached = p->free;
     for (int32_t i = 0; i < n_pages; i++)
         pages_list_push(p, &p->free, i);
     *out = p;
@@ -106,6 +108,7 @@ void pages_close(struct pages *p)
     mem_free(p->page);
     mem_free(p->tokens);
     mem_free(p->table);
+    order_close(p->cached);
     mem_free(p);
 }
 
@@ -153,11 +156,20 @@ static void pages_table_erase(struct pages *p, const struct hash *name)
     }
 }
 
+/* Erase a name, and what was said of its page. */
+static void pages_forget(struct pages *p, int32_t id)
+{
+    pages_table_erase(p, &p->page[id].name);
+    order_remove(p->cached, id);
+    order_begin(p->cached, id, (struct retain){0});
+    p->page[id].named = false;
+    p->page[id].stored = false;
+}
+
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
 {
     bool from_cache = p->free.count == 0;
-    struct page_list *l = from_cache ? &p->cached : &p->free;
-    int32_t id = l->first;
+    int32_t id = from_cache ? order_first(p->cached) : p->free.first;
     struct page *g;
 
     *evicted = false;
@@ -167,11 +179,10 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
     must(g->refs == 0);
     if (from_cache) {
         *evicted = pages_label(p, id, label);
-        pages_table_erase(p, &g->name);
+        pages_forget(p, id);
+    } else {
+        pages_list_remove(p, &p->free, id);
     }
-    pages_list_remove(p, l, id);
-    g->named = false;
-    g->stored = false;
     g->refs = 1;
     return id;
 }
@@ -183,7 +194,7 @@ void pages_ref(struct pages *p, int32_t page)
     must(page >= 0 && page < p->n_pages);
     if (g->refs == 0) {
         must(g->named);
-        pages_list_remove(p, &p->cached, page);
+        order_remove(p->cached, page);
     }
     g->refs++;
 }
@@ -194,8 +205,14 @@ void pages_unref(struct pages *p, int32_t page)
 
     must(page >= 0 && page < p->n_pages);
     must(g->refs > 0);
-    if (--g->refs == 0)
-        pages_list_push(p, g->named ? &p->cached : &p->free, page);
+    if (--g->refs > 0)
+        return;
+    if (!g->named) {
+        pages_list_push(p, &p->free, page);
+        return;
+    }
+    order_use(p->cached, page);
+    order_add(p->cached, page);
 }
 
 bool pages_name(struct pages *p, int32_t page, const struct hash *name, const struct hash *parent,
@@ -211,6 +228,7 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
     p->table[i] = page;
     g->name = *name;
     g->parent = *parent;
+    g->space = 0;
     g->named = true;
     memcpy(p->tokens + (size_t)page * (size_t)p->block_tokens, tokens,
            sizeof *tokens * (size_t)p->block_tokens);
@@ -241,8 +259,52 @@ bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
         .name = g->name,
         .parent = g->parent,
         .tokens = p->tokens + (size_t)page * (size_t)p->block_tokens,
+        .space = g->space,
+        .retain = order_retained(p->cached, page),
     };
     return true;
+}
+
+int32_t pages_look(const struct pages *p, const struct hash *name)
+{
+    return p->table[pages_probe(p, name)];
+}
+
+void pages_tick(struct pages *p, uint32_t now_s)
+{
+    order_tick(p->cached, now_s);
+}
+
+void pages_bound_kept(struct pages *p, int kept_max)
+{
+    order_bound(p->cached, kept_max);
+}
+
+int pages_kept(const struct pages *p)
+{
+    return order_n_kept(p->cached);
+}
+
+void pages_own(struct pages *p, int32_t page, uint64_t space, struct retain r)
+{
+    must(p->page[page].named);
+    p->page[page].space = space;
+    order_begin(p->cached, page, r);
+}
+
+void pages_retain(struct pages *p, int32_t page, struct retain r)
+{
+    if (p->page[page].named)
+        order_retain(p->cached, page, r);
+}
+
+void pages_drop(struct pages *p, int32_t page)
+{
+    if (!p->page[page].named)
+        return;
+    pages_forget(p, page);
+    if (p->page[page].refs == 0)
+        pages_list_push(p, &p->free, page);
 }
 
 void pages_set_stored(struct pages *p, int32_t page)
@@ -262,36 +324,37 @@ int pages_count(const struct pages *p)
 
 int pages_free(const struct pages *p)
 {
-    return p->free.count + p->cached.count;
+    return p->free.count + order_count(p->cached);
 }
 
 int pages_cached(const struct pages *p)
 {
-    return p->cached.count;
+    return order_count(p->cached);
 }
 
-static int pages_walk(const struct pages *p, const struct page_list *l, bool named)
+static int pages_walk_free(const struct pages *p)
 {
     int n = 0;
     int32_t prev = -1;
 
-    for (int32_t i = l->first; i != -1; i = p->page[i].next) {
+    for (int32_t i = p->free.first; i != -1; i = p->page[i].next) {
         must(n < p->n_pages);
         must(p->page[i].refs == 0);
-        must(p->page[i].named == named);
+        must(!p->page[i].named);
         must(p->page[i].prev == prev);
         prev = i;
         n++;
     }
-    must(l->last == prev);
-    must(l->count == n);
+    must(p->free.last == prev);
+    must(p->free.count == n);
     return n;
 }
 
 void pages_check(const struct pages *p)
 {
-    int n_unused = pages_walk(p, &p->free, false) + pages_walk(p, &p->cached, true);
+    int n_unused = pages_walk_free(p) + order_count(p->cached);
     int n_used = 0;
+    int n_cached = 0;
     int n_named = 0;
     int n_table = 0;
 
@@ -301,11 +364,16 @@ void pages_check(const struct pages *p)
         must(g->refs >= 0);
         n_used += g->refs > 0;
         n_named += g->named;
+        n_cached += g->named && g->refs == 0;
         if (g->named)
             must(p->table[pages_probe(p, &g->name)] == i);
+        else
+            must(order_retained(p->cached, i).rank == 0);
     }
     for (uint32_t i = 0; i <= p->table_mask; i++)
         n_table += p->table[i] != -1;
+    order_check(p->cached);
+    must(n_cached == order_count(p->cached));
     must(n_unused + n_used == p->n_pages);
     must(n_named == n_table);
 }
