@@ -681,7 +681,7 @@ int32_t host_n_slots(const struct host *h)
     return h->n_slots;
 }
 
-bool host_look(const struct host *h, int32_t slot, struct page_label *label)
+bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label)
 {
     const struct entry *e = &h->entries[slot];
     const struct host_slot *s = &h->slots[slot];
@@ -704,7 +704,7 @@ bool host_label(const struct host *h, int32_t slot, const struct hash *name,
     if (e->state != ENTRY_PAGE || e->bad || !e->checked ||
         memcmp(&e->name, name, sizeof *name) != 0)
         return false;
-    return host_look(h, slot, label);
+    return host_read_slot(h, slot, label);
 }
 
 void host_hold(struct host *h, int32_t slot)

@@ -156,7 +156,7 @@ bool host_drop(struct host *h, const struct hash *name);
 /* How many slots there are, and what one of them holds: false when that is nothing that can be had.
  * For those who look at all. */
 int32_t host_n_slots(const struct host *h);
-bool host_look(const struct host *h, int32_t slot, struct page_label *label);
+bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label);
 
 void host_read_counters(const struct host *h, struct host_counters *out);
 

@@ -97,12 +97,14 @@ static bool store_write_one(struct store *st, struct store_buffer *b, int n_chan
     if (store_in_batch(st, n_changes, &b->name))
         return false;
     (void)pthread_mutex_lock(&st->lock);
-    b->slot = store_find(st, &b->name);
+    b->slot = b->dropped ? -1 : store_find(st, &b->name);
     known = b->slot != -1;
-    if (known)
+    if (known) {
         store_touch(st, b->slot, false);
-    else
+        store_retain_slot(st, b->slot, b->retain);
+    } else if (!b->dropped) {
         b->slot = store_take_slot(st);
+    }
     (void)pthread_mutex_unlock(&st->lock);
     if (known || b->slot == -1)
         return false;
@@ -118,7 +120,9 @@ static bool store_write_one(struct store *st, struct store_buffer *b, int n_chan
                    .payload_xxh3 = b->header->payload_xxh3,
                    .space = st->space,
                    .n_tokens = (uint32_t)st->options.block_tokens,
-                   .created = (uint32_t)clock_unix_s()},
+                   .created = (uint32_t)clock_unix_s(),
+                   .retains = retain_pack(b->retain),
+                   .root = b->root},
     };
     if (store_io(st, b, true))
         return true;
@@ -147,6 +151,16 @@ static void store_tell(struct store *st)
     (void)!write(st->event_fd, &one, sizeof one); /* only fails when it is readable already */
 }
 
+/* Was the page dropped since its batch began? The lock is held. */
+static bool store_was_dropped(const struct store_buffer *list, const struct hash *name)
+{
+    for (const struct store_buffer *b = list; b != NULL; b = b->next) {
+        if (b->dropped && memcmp(&b->name, name, sizeof *name) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* The whole queue as one batch. */
 static void store_write_batch(struct store *st, struct store_buffer *list)
 {
@@ -165,7 +179,10 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
         int32_t slot = (int32_t)c->slot;
 
         st->entries[slot].record.generation = c->record.generation;
-        if (rc == ERR_OK && !c->erase) {
+        if (rc == ERR_OK && !c->erase && store_was_dropped(list, &c->record.name)) {
+            store_free_slot(st, slot);
+            store_note_changed(st, slot);
+        } else if (rc == ERR_OK && !c->erase) {
             store_insert(st, slot, &c->record);
             store_touch(st, slot, false);
             st->counters.written++;
@@ -177,6 +194,7 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
     while (list != NULL) {
         struct store_buffer *next = list->next;
 
+        list->writes = false;
         told = told || list->tells;
         store_push(list->tells ? &st->done : &st->idle_buffers, list);
         list = next;
@@ -199,6 +217,35 @@ static bool store_verify(const struct store *st, const struct store_buffer *b)
                hash_xxh3((const char *)h + STORE_HEADER_BYTES, st->options.page_bytes);
 }
 
+/* A read has ended, b->rc says how. The lock is held. */
+static void store_end_read(struct store *st, struct store_buffer *b)
+{
+    struct store_entry *e = &st->entries[b->slot];
+
+    e->n_readers--;
+    if (e->gone) {
+        b->rc = ERR_NOT_FOUND;
+        e->gone = e->n_readers > 0;
+        if (!e->gone)
+            store_free_slot(st, b->slot);
+        return;
+    }
+    if (b->rc == ERR_OK) {
+        st->counters.read++;
+        b->retain = order_retained(st->order, b->slot);
+        store_touch(st, b->slot, true);
+        store_place(st, b->slot);
+        return;
+    }
+    st->counters.faults++;
+    if (e->used && e->n_readers == 0) {
+        store_remove(st, b->slot);
+        store_free_slot(st, b->slot);
+    }
+    if (b->rc == ERR_CORRUPT)
+        store_note_changed(st, b->slot);
+}
+
 static void store_read_one(struct store *st, struct store_buffer *b)
 {
     b->rc = ERR_OK;
@@ -210,19 +257,7 @@ static void store_read_one(struct store *st, struct store_buffer *b)
         b->rc = ERR_CORRUPT;
     }
     (void)pthread_mutex_lock(&st->lock);
-    st->entries[b->slot].n_readers--;
-    if (b->rc == ERR_OK) {
-        st->counters.read++;
-        store_touch(st, b->slot, true);
-    } else {
-        st->counters.faults++;
-        if (st->entries[b->slot].used && st->entries[b->slot].n_readers == 0) {
-            store_remove(st, b->slot);
-            store_free_slot(st, b->slot);
-        }
-    }
-    if (b->rc == ERR_CORRUPT && st->n_damaged < st->options.n_buffers)
-        st->damaged[st->n_damaged++] = b->slot;
+    store_end_read(st, b);
     store_push(&st->done, b);
     (void)pthread_mutex_unlock(&st->lock);
     store_tell(st);
@@ -251,20 +286,22 @@ static void store_wait(struct store *st)
     (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* time-outs are fine */
 }
 
-/* Records of pages that failed their check; the lock is not held. An error is logged; the record
- * dies with the slot's next use then. A slot in use has a record that is newer, or a reader who
- * will say the same. */
-static void store_erase_damaged(struct store *st)
+/* Records that changed or whose pages are gone; the lock is not held. An error is logged: what was
+ * said of a page is lost then, and the record of one that failed its check dies with the slot's next
+ * use. */
+static void store_write_changed(struct store *st)
 {
     int n = 0;
 
     (void)pthread_mutex_lock(&st->lock);
-    for (int i = 0; i < st->n_damaged; i++) {
-        if (!st->entries[st->damaged[i]].used)
-            st->changes[n++] =
-                (struct store_change){.erase = true, .slot = (uint64_t)st->damaged[i]};
+    while (st->n_changed > 0 && n < STORE_CHANGES) {
+        int32_t slot = st->changed[--st->n_changed];
+        struct store_entry *e = &st->entries[slot];
+
+        e->changed = false;
+        st->changes[n++] =
+            (struct store_change){.erase = !e->used, .slot = (uint64_t)slot, .record = e->record};
     }
-    st->n_damaged = 0;
     (void)pthread_mutex_unlock(&st->lock);
     if (n > 0)
         (void)!store_db_commit(st->db, st->changes, n);
@@ -273,7 +310,7 @@ static void store_erase_damaged(struct store *st)
 /* Nothing is left to be done by anybody; the lock is held. */
 static void store_note_idle(struct store *st)
 {
-    if (st->n_busy == 0 && st->reads.first == NULL && st->writes.first == NULL)
+    if (store_is_idle(st))
         (void)pthread_cond_broadcast(&st->idle);
 }
 
@@ -307,7 +344,7 @@ void *store_run(void *context)
     struct store *st = context;
 
     (void)pthread_mutex_lock(&st->lock);
-    while (!st->stop || st->reads.first != NULL || st->writes.first != NULL) {
+    while (!st->stop || st->reads.first != NULL || st->writes.first != NULL || st->n_changed > 0) {
         struct store_buffer *read = store_pop(&st->reads);
         struct store_buffer *writes = NULL;
         bool works;
@@ -316,7 +353,7 @@ void *store_run(void *context)
             writes = st->writes.first;
             st->writes = (struct store_queue){0};
         }
-        works = read != NULL || writes != NULL || st->n_damaged > 0;
+        works = read != NULL || writes != NULL || st->n_changed > 0;
         st->n_busy += works;
         if (!works) {
             store_note_idle(st);
@@ -325,7 +362,7 @@ void *store_run(void *context)
             store_wait(st);
         }
         (void)pthread_mutex_unlock(&st->lock);
-        store_erase_damaged(st);
+        store_write_changed(st);
         if (read != NULL)
             store_read_one(st, read);
         if (writes != NULL)
