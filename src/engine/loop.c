@@ -22,7 +22,9 @@ static int loop_timeout_ms(const struct engine *e)
     if (e->n_loads_used > 0 && tiers_copy_in(e))
         return 0; /* some milliseconds at most, and somebody waits for them */
     if (e->sched.n_running + sched_n_waiting(&e->sched) == 0)
-        return tiers_have_work(e) ? LOOP_PAUSED_MS : e->draining ? 0 : LOOP_TICK_MS;
+        return tiers_have_work(e) || keeper_has_work(e) ? LOOP_PAUSED_MS
+               : e->draining                            ? 0
+                                                        : LOOP_TICK_MS;
     return e->sched.n_planned == 0 ? LOOP_PAUSED_MS : 0;
 }
 
@@ -142,6 +144,7 @@ int engine_run(struct engine *e)
         loop_wait(e);
         intake_requests(e);
         intake_cancellations(e);
+        keeper_pass(e);
         tiers_poll(e);
         tiers_prefetch(e);
         if ((rc = loop_steps(e)) != ERR_OK)

@@ -254,6 +254,13 @@ static void sched_take_prefix(struct sched *s, struct seq *q)
     q->n_computed = n * block;
 }
 
+/* What q says of the cached pages that it uses; without a word they are any others. */
+static void sched_retain(struct sched *s, const struct seq *q)
+{
+    for (int i = 0; i < q->n_pages; i++)
+        pages_retain(s->pages, q->pages[i], seq_retain(q, (i + 1) * s->limits.block_tokens));
+}
+
 /* Move one waiting sequence to the running ones. False when its prompt finds no pages. */
 static bool sched_admit(struct sched *s, struct seq *q)
 {
@@ -267,6 +274,7 @@ static bool sched_admit(struct sched *s, struct seq *q)
         sched_drop_pages(s, q);
         return false;
     }
+    sched_retain(s, q);
     tenants_remove(&s->tenants, q);
     sched_run_insert(s, q);
     /* Who was preempted has paid. */
@@ -402,9 +410,15 @@ void sched_advance(struct sched *s, struct seq *q, int n, sched_named_fn *named,
     while (s->limits.prefix_caching && (q->n_named + 1) * block <= q->n_computed) {
         const int32_t *tokens = q->tokens + (size_t)q->n_named * (size_t)block;
         struct hash name = prefix_name(&q->chain, tokens, block);
+        struct retain r = seq_retain(q, (q->n_named + 1) * block);
+        int32_t page = q->pages[q->n_named];
 
-        if (pages_name(s->pages, q->pages[q->n_named], &name, &q->chain, tokens))
-            named(context, q->pages[q->n_named]);
+        if (pages_name(s->pages, page, &name, &q->chain, tokens)) {
+            pages_own(s->pages, page, prefix_space(&q->root), r);
+            named(context, page);
+        } else {
+            pages_retain(s->pages, pages_look(s->pages, &name), r);
+        }
         q->chain = name;
         q->n_named++;
     }

@@ -35,6 +35,7 @@ struct pages {
     struct page *page; /* [n_pages] */
     int32_t *tokens;   /* int32 [n_pages][block_tokens] */
     int32_t *table;    /* [table_mask + 1], page id or -1 */
+    int n_named;
     struct page_list free;
     struct order *cached; /* named and unreferenced; what was said of a page, of all */
 };
@@ -164,6 +165,7 @@ static void pages_forget(struct pages *p, int32_t id)
     order_begin(p->cached, id, (struct retain){0});
     p->page[id].named = false;
     p->page[id].stored = false;
+    p->n_named--;
 }
 
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
@@ -230,6 +232,7 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
     g->parent = *parent;
     g->space = 0;
     g->named = true;
+    p->n_named++;
     memcpy(p->tokens + (size_t)page * (size_t)p->block_tokens, tokens,
            sizeof *tokens * (size_t)p->block_tokens);
     return true;
@@ -327,6 +330,11 @@ int pages_free(const struct pages *p)
     return p->free.count + order_count(p->cached);
 }
 
+int pages_named(const struct pages *p)
+{
+    return p->n_named;
+}
+
 int pages_cached(const struct pages *p)
 {
     return order_count(p->cached);
@@ -375,5 +383,5 @@ void pages_check(const struct pages *p)
     order_check(p->cached);
     must(n_cached == order_count(p->cached));
     must(n_unused + n_used == p->n_pages);
-    must(n_named == n_table);
+    must(n_named == n_table && n_named == p->n_named);
 }

@@ -86,7 +86,8 @@ bool pages_stored(const struct pages *p, int32_t page);
 int pages_count(const struct pages *p);  /* all */
 int pages_free(const struct pages *p);   /* what pages_take() can hand out: free and cached */
 int pages_cached(const struct pages *p); /* named and unreferenced */
-int pages_kept(const struct pages *p);   /* above the default priority */
+int pages_named(const struct pages *p);
+int pages_kept(const struct pages *p); /* above the default priority */
 
 /* Prove the invariants: every page is free, cached or referenced, lists and table agree with
  * the marks. O(n). must() on failure. */

@@ -389,7 +389,7 @@ void store_retain(struct store *st, const struct hash *name, struct retain r)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
-void store_drop(struct store *st, const struct hash *name)
+bool store_drop(struct store *st, const struct hash *name)
 {
     int32_t slot;
 
@@ -408,6 +408,7 @@ void store_drop(struct store *st, const struct hash *name)
         store_note_changed(st, slot);
     }
     (void)pthread_mutex_unlock(&st->lock);
+    return slot != -1;
 }
 
 bool store_is_quiet(struct store *st)

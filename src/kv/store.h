@@ -87,8 +87,9 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
 void store_retain(struct store *st, const struct hash *name, struct retain r);
 
 /* Drop a page: nobody finds it from now on, what reads it gets ERR_NOT_FOUND, and what is being
- * written is not kept. Its record goes a moment later: store_is_quiet() says that it has. */
-void store_drop(struct store *st, const struct hash *name);
+ * written is not kept. Its record goes a moment later: store_is_quiet() says that it has. True when
+ * it was there. */
+bool store_drop(struct store *st, const struct hash *name);
 
 /* Nothing is queued or under way. */
 bool store_is_quiet(struct store *st);
