@@ -15,6 +15,8 @@
 
 #define STORE_USES_US     60000000u /* last uses are written this often */
 #define STORE_COMPLAIN_US 60000000u /* a failing disk is reported this often */
+#define STORE_TRIES       5         /* of changes, before they are given up */
+#define STORE_TRY_US      20000
 
 static void store_complain(struct store *st, const char *what)
 {
@@ -286,9 +288,25 @@ static void store_wait(struct store *st)
     (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* time-outs are fine */
 }
 
-/* Records that changed or whose pages are gone; the lock is not held. An error is logged: what was
- * said of a page is lost then, and the record of one that failed its check dies with the slot's next
- * use. */
+/* A drop must not be undone by the next start: records that could not be changed are tried again,
+ * but not for ever. */
+static void store_try_again(struct store *st, int n)
+{
+    if (++st->n_tries == STORE_TRIES) {
+        log_warn("store: %d records in %s could not be changed; the next start finds them as they "
+                 "were",
+                 n, st->options.dir);
+        st->n_tries = 0;
+        return;
+    }
+    clock_sleep_us(STORE_TRY_US);
+    (void)pthread_mutex_lock(&st->lock);
+    for (int i = 0; i < n; i++)
+        store_note_changed(st, (int32_t)st->changes[i].slot);
+    (void)pthread_mutex_unlock(&st->lock);
+}
+
+/* Records that changed or whose pages are gone; the lock is not held. */
 static void store_write_changed(struct store *st)
 {
     int n = 0;
@@ -303,8 +321,12 @@ static void store_write_changed(struct store *st)
             (struct store_change){.erase = !e->used, .slot = (uint64_t)slot, .record = e->record};
     }
     (void)pthread_mutex_unlock(&st->lock);
-    if (n > 0)
-        (void)!store_db_commit(st->db, st->changes, n);
+    if (n == 0)
+        return;
+    if (FAULT_HIT(store_note) || store_db_commit(st->db, st->changes, n) != ERR_OK)
+        store_try_again(st, n);
+    else
+        st->n_tries = 0;
 }
 
 /* Nothing is left to be done by anybody; the lock is held. */

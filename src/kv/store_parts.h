@@ -85,6 +85,7 @@ struct store {
 
     /* The I/O thread's own. */
     struct store_change *changes; /* [STORE_CHANGES] */
+    int n_tries;                  /* in vain, of what changed */
     bool *uses_copy_marked;
     struct store_use *uses_copy;
     uint64_t uses_written_us;

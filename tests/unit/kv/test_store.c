@@ -355,6 +355,38 @@ static void test_drop_read(void)
     wipe();
 }
 
+/* A disk that fails for a moment undoes no drop; one that fails for good is given up. */
+static void test_drop_faults(void)
+{
+    for (int n = 1; n <= 6; n++) {
+        struct store *st;
+        struct page_of p;
+        int left;
+
+        must_ok(open_store(&st, 30 * 16384, 1));
+        for (int i = 0; i < 10; i++)
+            save(st, 1, i);
+        store_flush(st);
+        fault_arm(FAULT_store_note, n < 6 ? n : 1, n == 6);
+        for (int i = 5; i < 10; i++) {
+            make_page(&p, 1, i);
+            (void)store_drop(st, &p.name);
+        }
+        make_page(&p, 1, 0);
+        store_retain(st, &p.name, retain_of(70, 0));
+        store_flush(st);
+        is_int(priority_of(st, 1, 5), -1, "a drop counts at once");
+        fault_arm(FAULT_store_note, 0, false);
+        store_close(st);
+        must_ok(open_store(&st, 30 * 16384, 1));
+        left = count_good(st, 1, 10, &(int){0});
+        is_int(left, n < 6 ? 5 : 10, "and after a start, unless the disk failed for good");
+        is_int(priority_of(st, 1, 0), n < 6 ? 70 : RETAIN_DEFAULT, "so does what was said");
+        store_close(st);
+        wipe();
+    }
+}
+
 static void shorten_records(void)
 {
     MDB_cursor *cursor;
@@ -733,6 +765,7 @@ int main(void)
     test_retained();
     test_drop(seed);
     test_drop_read();
+    test_drop_faults();
     test_old_records();
     test_kill();
     test_damaged_payload(seed);
