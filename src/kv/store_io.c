@@ -288,8 +288,15 @@ static void store_wait(struct store *st)
     (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* time-outs are fine */
 }
 
+/* Nothing is left to be done by anybody; the lock is held. */
+static void store_note_idle(struct store *st)
+{
+    if (store_is_idle(st))
+        (void)pthread_cond_broadcast(&st->idle);
+}
+
 /* A drop must not be undone by the next start: records that could not be changed are tried again,
- * but not for ever. */
+ * but not for ever. The lock is held. */
 static void store_try_again(struct store *st, int n)
 {
     if (++st->n_tries == STORE_TRIES) {
@@ -299,16 +306,14 @@ static void store_try_again(struct store *st, int n)
         st->n_tries = 0;
         return;
     }
-    clock_sleep_us(STORE_TRY_US);
-    (void)pthread_mutex_lock(&st->lock);
     for (int i = 0; i < n; i++)
         store_note_changed(st, (int32_t)st->changes[i].slot);
-    (void)pthread_mutex_unlock(&st->lock);
 }
 
 /* Records that changed or whose pages are gone; the lock is not held. */
 static void store_write_changed(struct store *st)
 {
+    bool good;
     int n = 0;
 
     (void)pthread_mutex_lock(&st->lock);
@@ -320,20 +325,19 @@ static void store_write_changed(struct store *st)
         st->changes[n++] =
             (struct store_change){.erase = !e->used, .slot = (uint64_t)slot, .record = e->record};
     }
+    st->n_busy++; /* whoever asks whether it is quiet wants the commit */
     (void)pthread_mutex_unlock(&st->lock);
-    if (n == 0)
-        return;
-    if (FAULT_HIT(store_note) || store_db_commit(st->db, st->changes, n) != ERR_OK)
+    good = n == 0 || (!FAULT_HIT(store_note) && store_db_commit(st->db, st->changes, n) == ERR_OK);
+    if (!good)
+        clock_sleep_us(STORE_TRY_US);
+    (void)pthread_mutex_lock(&st->lock);
+    if (!good)
         store_try_again(st, n);
-    else
+    else if (n > 0)
         st->n_tries = 0;
-}
-
-/* Nothing is left to be done by anybody; the lock is held. */
-static void store_note_idle(struct store *st)
-{
-    if (store_is_idle(st))
-        (void)pthread_cond_broadcast(&st->idle);
+    st->n_busy--;
+    store_note_idle(st);
+    (void)pthread_mutex_unlock(&st->lock);
 }
 
 void *store_run_reader(void *context)

@@ -355,6 +355,59 @@ static void test_drop_read(void)
     wipe();
 }
 
+static _Noreturn void drop_and_wait(int told)
+{
+    struct store *st;
+    struct page_of p;
+
+    must_ok(open_store(&st, 30 * 16384, 1));
+    for (int i = 0; i < 10; i++)
+        save(st, 1, i);
+    store_flush(st);
+    clock_sleep_us(2000); /* the I/O thread sleeps */
+    for (int i = 0; i < 5; i++) {
+        make_page(&p, 1, 9 - i);
+        (void)store_drop(st, &p.name);
+    }
+    while (!store_is_quiet(st))
+        continue;
+    (void)!write(told, "", 1);
+    for (;;) /* until it is killed */
+        (void)pause();
+}
+
+/* Who is told that it is quiet may be killed: what was dropped stays so. */
+static void test_drop_kill(void)
+{
+    int found = 0, lost = 0;
+
+    for (int round = 0; round < 60; round++) {
+        struct store *st;
+        int told[2];
+        char byte;
+        pid_t pid;
+
+        must_ok(pipe(told));
+        pid = fork();
+        if (pid == 0)
+            drop_and_wait(told[1]);
+        (void)!read(told[0], &byte, 1);
+        (void)kill(pid, SIGKILL);
+        (void)waitpid(pid, NULL, 0);
+        (void)close(told[0]);
+        (void)close(told[1]);
+        must_ok(open_store(&st, 30 * 16384, 1));
+        for (int i = 0; i < 10; i++) {
+            found += i >= 5 && load(st, 1, i) != 0;
+            lost += i < 5 && load(st, 1, i) != 1;
+        }
+        store_close(st);
+        wipe();
+    }
+    is_int(found, 0, "60 kills behind a drop: none comes back");
+    is_int(lost, 0, "and nothing else is lost");
+}
+
 /* A disk that fails for a moment undoes no drop; one that fails for good is given up. */
 static void test_drop_faults(void)
 {
@@ -765,6 +818,7 @@ int main(void)
     test_retained();
     test_drop(seed);
     test_drop_read();
+    test_drop_kill();
     test_drop_faults();
     test_old_records();
     test_kill();
