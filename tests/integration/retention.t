@@ -195,6 +195,21 @@ with tap.section("marks of Anthropic's API"), stack() as s:
     r = s.post("/v1/messages", body)
     tap.eq((r.status, r.error["type"]), (400, "invalid_request_error"), "another ttl is refused")
 
+with tap.section("the disk alone"), stack(host=None, store=True) as s:
+    pin = admin(s, "POST", "/admin/cache/pin", {"prompt": prompt(1)}).json
+    tap.ok(until(lambda: tier(s, "disk")["retained"] == pin["retained_tokens"] // 16, 20),
+           "a pin is written behind", listed(s))
+    for turn in (1, 2):
+        flood(s)
+        kill(s)
+        tap.ok(ask(s, prompt(1)) >= pin["retained_tokens"], "and is there for engine %d" % turn,
+               s.logs())
+    tap.eq(dump(s.store_dir).count("pinned"), pin["retained_tokens"] // 16,
+           "lmdb-dump tells of it")
+    admin(s, "POST", "/admin/cache/drop", {"prompt": prompt(1)})
+    kill(s)
+    tap.eq(ask(s, prompt(1)), 0, "until it is dropped")
+
 with tap.section("what is dropped"), stack(store=True) as s:
     for i in range(4):
         ask(s, prompt(i), cache_retention={"priority": 80})
