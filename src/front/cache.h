@@ -1,9 +1,9 @@
 /* What operators do with the cache: GET /admin/cache, POST /admin/cache/pin and /admin/cache/drop,
  * POST /reset_prefix_cache (vLLM's name).
  *
- * They need the key of admin_key_file, which nginx hands on as QUIRE_ADMIN_KEY on these paths alone;
- * without that setting there are no such paths. An ask crosses the lane as a generation does, and
- * is answered by facts (wire.h). A pin is a generation of one token, whose pages stay. */
+ * They need the key of admin_key_file, which nginx hands on as QUIRE_ADMIN_KEY on these paths
+ * alone; without that setting there are no such paths. An ask crosses the lane as a generation
+ * does, and is answered by facts (wire.h). A pin is a generation of one token, whose pages stay. */
 #ifndef QUIRE_FRONT_CACHE_H
 #define QUIRE_FRONT_CACHE_H
 

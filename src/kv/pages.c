@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Three structures over one array: a free list (unnamed, unreferenced), the cached pages in the
- * order in which they go (order.h), and an open-addressing table from name to page. The first eight bytes
- * of a name are its hash: names are SHA-256, so they are as good as random. */
+ * order in which they go (order.h), and an open-addressing table from name to page. The first
+ * eight bytes of a name are its hash: names are SHA-256, so they are as good as random. */
 #include "kv/pages.h"
 
 #include <string.h>

@@ -39,9 +39,10 @@ struct pages;
 int pages_open(struct pages **out, int n_pages, int block_tokens) ERR_CHECKED;
 void pages_close(struct pages *p); /* NULL is fine */
 
-/* Take a page with one reference: a free one, else the cached one that goes first. Returns its id, or -1 when every page is referenced. When a name was erased,
- * *evicted is true and *label is what the page holds until it is written; label->tokens is
- * valid until pages_name() for that page. O(log n). */
+/* Take a page with one reference: a free one, else the cached one that goes first. Returns its id,
+ * or -1 when every page is referenced. When a name was erased, *evicted is true and *label is what
+ * the page holds until it is written; label->tokens is valid until pages_name() for that page.
+ * O(log n). */
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label);
 
 void pages_ref(struct pages *p, int32_t page);

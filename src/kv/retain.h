@@ -1,9 +1,9 @@
 /* How long a page is to stay: what somebody said of the prefix that it belongs to.
  *
  * A priority and an end. Every page has RETAIN_DEFAULT of which nothing was said; lower ones go
- * earlier, higher ones later. Said for a time, it counts as the default when that is over. It stands
- * in the host tier's slots and the store's records as one word, so that a page keeps it over the
- * engine's end. */
+ * earlier, higher ones later. Said for a time, it counts as the default when that is over. It
+ * stands in the host tier's slots and the store's records as one word, so that a page keeps it
+ * over the engine's end. */
 #ifndef QUIRE_KV_RETAIN_H
 #define QUIRE_KV_RETAIN_H
 
@@ -37,9 +37,9 @@ static inline struct retain retain_now(struct retain r, uint32_t now_s)
     return over ? (struct retain){0} : r;
 }
 
-/* What holds when both were said. A default does not end what is above it, and lifts what is below;
- * of two that are above it the higher priority and the later end: so the start of a prefix never has
- * less than what continues it. */
+/* What holds when both were said. A default does not end what is above it, and lifts what is
+ * below; of two that are above it the higher priority and the later end: so the start of a prefix
+ * never has less than what continues it. */
 static inline struct retain retain_join(struct retain a, struct retain b, uint32_t now_s)
 {
     struct retain high;

@@ -43,7 +43,8 @@ static const struct {
          "300") ",\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":"
                 "\"user\",\"content\":\"a\"}]}"},
     {MESSAGES,
-     "{\"max_tokens\":5,\"cache_control\":{\"type\":\"ephemeral\"},\"messages\":[{\"role\":\"user\","
+     "{\"max_tokens\":5,\"cache_control\":{\"type\":\"ephemeral\"},"
+     "\"messages\":[{\"role\":\"user\","
      "\"content\":[{\"type\":\"text\",\"text\":\"a\",\"cache_control\":{\"type\":\"ephemeral\","
      "\"ttl\":\"1h\"}}]}]}",
      "{\"max_tokens\":5," MARK("3600") "," SAID},
