@@ -439,8 +439,8 @@ static void test_drop_faults(void)
     }
 }
 
-/* A node of LMDB's leaf pages: the value's length, its upper half, flags, the key's length, the key,
- * the value. A smaller length leaves a gap behind the value, as LMDB does itself. */
+/* A node of LMDB's leaf pages: the value's length, its upper half, flags, the key's length, the
+ * key, the value. A smaller length leaves a gap behind the value, as LMDB does itself. */
 struct leaf_node {
     uint16_t length, upper, flags, key_length;
     uint64_t slot;
