@@ -95,7 +95,7 @@ static void keeper_retain_below(struct engine *e, const struct seq *q)
             continue;
         host_retain(e->host, &name, q->retain);
         slot = host_find(e->host, &name, tokens);
-        if (slot >= 0 && q->retain.rank > 0) /* it is to outlive the machine, too */
+        if (slot >= 0) /* it is to outlive the machine, too */
             tiers_want_stored(e, slot, &name);
     }
 }
@@ -105,7 +105,7 @@ void keeper_note_admitted(struct engine *e, const struct seq *q)
     struct keeper *k = &e->keeper;
     struct keeper_space *s;
 
-    if (q->retain.rank != 0)
+    if (q->retain.rank > 0)
         keeper_retain_below(e, q);
     if ((q->request.flags & WIRE_PROBE) != 0)
         return;
@@ -438,8 +438,10 @@ static void keeper_tell_hints(struct engine *e, const struct keeper_ask *a)
         const struct keeper_hint *h = &e->keeper.hints[i];
 
         keeper_fact(e, a, WIRE_FACT_HINT, h->space);
-        keeper_fact(e, a, WIRE_FACT_PRIORITY, (uint64_t)retain_priority(h->retain));
-        keeper_fact(e, a, WIRE_FACT_UNTIL, h->retain.until);
+        if (h->retain.rank > 0) { /* else several kinds */
+            keeper_fact(e, a, WIRE_FACT_PRIORITY, (uint64_t)retain_priority(h->retain));
+            keeper_fact(e, a, WIRE_FACT_UNTIL, h->retain.until);
+        }
         keeper_fact(e, a, WIRE_FACT_DEVICE, h->pages[WIRE_DEVICE]);
         keeper_fact(e, a, WIRE_FACT_HOST, h->pages[WIRE_HOST]);
         keeper_fact(e, a, WIRE_FACT_STORE, h->pages[WIRE_STORE]);

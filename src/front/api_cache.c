@@ -351,12 +351,15 @@ static void cache_add_namespace(struct buf *b, const struct exchange *x, size_t 
 
 static void cache_add_hint(struct buf *b, const struct exchange *x, size_t i, uint64_t space)
 {
-    unsigned long long priority = cache_of(x, i, WIRE_FACT_PRIORITY, 0);
+    unsigned long long priority = cache_of(x, i, WIRE_FACT_PRIORITY, 0); /* 0: several */
     unsigned long long until = cache_of(x, i, WIRE_FACT_UNTIL, 0);
 
     buf_add_byte(b, '{');
     cache_add_space(b, space);
-    buf_printf(b, ",\"priority\":%llu,\"until\":", priority);
+    if (priority == 0)
+        buf_add_text(b, ",\"priority\":null,\"until\":");
+    else
+        buf_printf(b, ",\"priority\":%llu,\"until\":", priority);
     if (until == 0)
         buf_add_text(b, "null");
     else

@@ -176,7 +176,7 @@ enum wire_fact {
     WIRE_FACT_QUERIES,    /* of a namespace: tokens of prompts, and those found in the cache */
     WIRE_FACT_HITS,
     WIRE_FACT_SHARED,   /* of a namespace: it is the one without a salt */
-    WIRE_FACT_PRIORITY, /* of a hint */
+    WIRE_FACT_PRIORITY, /* of a hint; none of several kinds in one row */
     WIRE_FACT_UNTIL,    /* of a hint: unix seconds; 0: without end */
     WIRE_FACT_DROPPED,  /* pages, of all tiers */
     WIRE_FACT_HELD,     /* tokens of the prompt that are kept as was asked */

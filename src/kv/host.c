@@ -305,7 +305,7 @@ static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
         h->entries[before].n_children++;
         host_place(h, before);
     }
-    order_begin(h->order, slot,
+    order_begin(h->order, slot, before,
                 retain_unpack(atomic_load_explicit(&h->slots[slot].retains, memory_order_relaxed)));
     order_use(h->order, slot);
     host_place(h, slot);
@@ -319,8 +319,7 @@ static void host_remove(struct host *h, int32_t slot)
 
     atomic_store_explicit(&h->slots[slot].state, HOST_EMPTY, memory_order_release);
     host_erase(h, &e->name);
-    order_remove(h->order, slot);
-    order_begin(h->order, slot, (struct retain){0});
+    order_end(h->order, slot);
     if (e->parent != -1 && h->entries[e->parent].life == e->parent_life) {
         h->entries[e->parent].n_children--;
         host_place(h, e->parent);

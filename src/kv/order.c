@@ -12,6 +12,7 @@ enum order_heap { ORDER_NEXT, ORDER_KEPT, ORDER_ENDS, ORDER_HEAPS };
 struct order_page {
     uint64_t used; /* counts uses in all; the highest was used last */
     struct retain retain;
+    uint32_t depth;          /* pages before it in its prefix, as far as they are known */
     int32_t at[ORDER_HEAPS]; /* place in each heap, or -1 */
 };
 
@@ -81,6 +82,8 @@ static bool order_before(const struct order *o, enum order_heap k, int32_t a, in
         return x->retain.until < y->retain.until;
     if (k != ORDER_ENDS && x->retain.rank != y->retain.rank)
         return x->retain.rank < y->retain.rank;
+    if (k == ORDER_KEPT && x->depth != y->depth)
+        return x->depth > y->depth;
     return x->used < y->used;
 }
 
@@ -179,9 +182,16 @@ void order_tick(struct order *o, uint32_t now_s)
         order_set(o, ends->ids[0], (struct retain){0}); /* one less each time */
 }
 
-void order_begin(struct order *o, int32_t id, struct retain r)
+void order_end(struct order *o, int32_t id)
+{
+    order_remove(o, id);
+    order_set(o, id, (struct retain){0});
+}
+
+void order_begin(struct order *o, int32_t id, int32_t parent, struct retain r)
 {
     order_set(o, id, (struct retain){0});
+    o->pages[id].depth = parent == -1 ? 0 : o->pages[parent].depth + 1;
     order_admit(o, id, retain_now(r, o->now_s));
 }
 

@@ -3,7 +3,8 @@
  * The lowest priority first, and among equals the one that was used least recently. What was said
  * of a page (retain.h) counts until its time is over. Pages above the default priority are at most
  * kept_max; what does not fit counts as the default, unless it is above the least of those: that
- * one is the default from then on. So hints never take more than their share, and an operator's
+ * one is the default from then on; among equals that is the one deepest in its prefix, so that what
+ * is kept of a prefix is its start. So hints never take more than their share, and an operator's
  * pin finds a place among clients'.
  *
  * Pages are numbers, 0 .. n - 1. A page stands in the order only while it may go. Pure memory, no
@@ -30,8 +31,12 @@ void order_bound(struct order *o, int kept_max);
  * harm: what is over stays so. */
 void order_tick(struct order *o, uint32_t now_s);
 
-/* The page is another's from now on: what was said of the one before is forgotten. */
-void order_begin(struct order *o, int32_t id, struct retain r);
+/* The page is another's from now on: what was said of the one before is forgotten. parent: the page
+ * that it continues, or -1 when that is not here. */
+void order_begin(struct order *o, int32_t id, int32_t parent, struct retain r);
+
+/* It is nobody's. */
+void order_end(struct order *o, int32_t id);
 
 /* Something is said of it, beside what was said before (retain_join()). */
 void order_retain(struct order *o, int32_t id, struct retain r);

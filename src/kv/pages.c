@@ -161,8 +161,7 @@ static void pages_table_erase(struct pages *p, const struct hash *name)
 static void pages_forget(struct pages *p, int32_t id)
 {
     pages_table_erase(p, &p->page[id].name);
-    order_remove(p->cached, id);
-    order_begin(p->cached, id, (struct retain){0});
+    order_end(p->cached, id);
     p->page[id].named = false;
     p->page[id].stored = false;
     p->n_named--;
@@ -292,7 +291,7 @@ void pages_own(struct pages *p, int32_t page, uint64_t space, struct retain r)
 {
     must(p->page[page].named);
     p->page[page].space = space;
-    order_begin(p->cached, page, r);
+    order_begin(p->cached, page, pages_look(p, &p->page[page].parent), r);
 }
 
 void pages_retain(struct pages *p, int32_t page, struct retain r)

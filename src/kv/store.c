@@ -491,6 +491,7 @@ void store_flush(struct store *st)
 void store_read_counters(const struct store *st, struct store_counters *out)
 {
     (void)pthread_mutex_lock(&store_mutable(st)->lock);
+    order_tick(st->order, (uint32_t)clock_unix_s());
     *out = st->counters;
     out->slots = st->n_slots;
     out->kept = (uint64_t)order_n_kept(st->order);

@@ -117,7 +117,7 @@ void store_insert(struct store *st, int32_t slot, const struct store_record *r)
     e->used = true;
     e->n_children = 0;
     st->table[store_probe(st, &r->name)] = slot;
-    order_begin(st->order, slot, retain_unpack(r->retains));
+    order_begin(st->order, slot, store_find(st, &r->parent), retain_unpack(r->retains));
     order_use(st->order, slot);
     store_place(st, slot);
     store_parent_count(st, &r->parent, 1);
@@ -132,8 +132,7 @@ void store_remove(struct store *st, int32_t slot)
     must(e->used);
     store_table_erase(st, &e->record.name);
     e->used = false;
-    store_place(st, slot);
-    order_begin(st->order, slot, (struct retain){0});
+    order_end(st->order, slot);
     store_parent_count(st, &e->record.parent, -1);
     st->counters.entries -= e->record.space == st->space;
 }
@@ -244,7 +243,7 @@ int store_load_index(struct store *st)
     for (uint32_t i = 0; i < n; i++) {
         const struct store_record *r = &st->entries[order[i]].record;
 
-        order_begin(st->order, order[i], retain_unpack(r->retains));
+        order_begin(st->order, order[i], store_find(st, &r->parent), retain_unpack(r->retains));
         order_use(st->order, order[i]);
         store_place(st, order[i]);
         store_parent_count(st, &r->parent, 1);

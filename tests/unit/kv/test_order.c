@@ -15,6 +15,7 @@ struct naive {
     bool in[N];
     uint64_t used[N];
     struct retain hint[N];
+    unsigned depth[N];
     uint64_t n_used;
     uint32_t now_s;
     int share;
@@ -29,6 +30,15 @@ static int naive_kept(const struct naive *m)
     return n;
 }
 
+static bool naive_before(const struct naive *m, int a, int b, bool by_depth)
+{
+    if (m->hint[a].rank != m->hint[b].rank)
+        return m->hint[a].rank < m->hint[b].rank;
+    if (by_depth && m->depth[a] != m->depth[b])
+        return m->depth[a] > m->depth[b];
+    return m->used[a] < m->used[b];
+}
+
 /* The least of those that `in` marks (NULL: of those above the default), or -1. */
 static int naive_least(const struct naive *m, const bool *in)
 {
@@ -37,8 +47,7 @@ static int naive_least(const struct naive *m, const bool *in)
     for (int i = 0; i < N; i++) {
         if (in != NULL ? !in[i] : m->hint[i].rank <= 0)
             continue;
-        if (best == -1 || m->hint[i].rank < m->hint[best].rank ||
-            (m->hint[i].rank == m->hint[best].rank && m->used[i] < m->used[best]))
+        if (best == -1 || naive_before(m, i, best, in == NULL))
             best = i;
     }
     return best;
@@ -90,11 +99,16 @@ static void step(struct order *o, struct naive *m, unsigned *seed)
         order_use(o, i);
         m->used[i] = ++m->n_used;
         break;
-    case 4:
-        order_begin(o, i, r);
+    case 4: {
+        int parent = (int)(random_next(seed) % (N + 4));
+
+        parent = parent >= N || parent == i ? -1 : parent;
+        order_begin(o, i, parent, r);
         m->hint[i] = (struct retain){0};
+        m->depth[i] = parent == -1 ? 0 : m->depth[parent] + 1;
         naive_set(m, i, retain_now(r, m->now_s));
         break;
+    }
     case 5:
     case 6: {
         struct retain want = retain_join(m->hint[i], r, m->now_s);
@@ -201,6 +215,26 @@ static void test_share(void)
     order_close(o);
 }
 
+/* However a share is fought for, of each prefix the start is kept. */
+static void test_depth(void)
+{
+    struct order *o;
+
+    must_ok(order_open(&o, 12, 6));
+    for (int i = 0; i < 6; i++) { /* two prefixes, page by page */
+        order_begin(o, i, i < 2 ? -1 : i - 2, retain_of(60, 0));
+        order_use(o, i);
+    }
+    for (int i = 6; i < 9; i++)
+        order_begin(o, i, i == 6 ? -1 : i - 1, retain_of(80, 0));
+    ok(order_retained(o, 0).rank > 0 && order_retained(o, 1).rank > 0, "both starts are kept");
+    ok(order_retained(o, 2).rank == 0 && order_retained(o, 3).rank > 0,
+       "of pages at the same depth that used last");
+    ok(order_retained(o, 4).rank == 0 && order_retained(o, 5).rank == 0, "ends go first");
+    order_check(o);
+    order_close(o);
+}
+
 /* A pool of pages, all named and cached. */
 static struct pages *pool(int n, struct hash *names)
 {
@@ -258,6 +292,7 @@ int main(void)
     test_join();
     test_word();
     test_share();
+    test_depth();
     test_pages();
     return tap_done();
 }
