@@ -8,6 +8,7 @@
 #include "front/cache.h"
 #include "front/fields.h"
 #include "front/retention.h"
+#include "front/terms.h"
 #include "text/file.h"
 
 /* --- the key ------------------------------------------------------------------------------ */
@@ -177,6 +178,25 @@ static bool cache_knows(struct exchange *x, const struct json *body, const char 
     return true;
 }
 
+/* With cache_per_key an operator names the key whose cache is meant; else that of nobody is. False
+ * after an error answer. */
+static bool cache_choose(const struct front *f, struct exchange *x, const struct json *body,
+                         struct wire_request *r)
+{
+    const struct json *tenant = json_get(body, "tenant");
+
+    if (tenant == NULL)
+        return true;
+    if (tenant->kind != JSON_TEXT || tenant->text_len == 0 || !f->settings.cache_per_key) {
+        cache_refuse(x, "'tenant' must be the name of a key, and needs cache_per_key", "tenant");
+        return false;
+    }
+    terms_tenant(tenant->text, r->tenant);
+    terms_isolate(r);
+    memset(r->tenant, 0, sizeof r->tenant); /* it is not who asks */
+    return true;
+}
+
 void api_cache_list(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
@@ -187,11 +207,12 @@ void api_cache_list(struct front *f, struct exchange *x, const struct json *body
 void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
 {
     static const char *const names[] = {"priority", "seconds", "tokens", NULL};
+    static const char *const known[] = {"priority", "seconds", "tokens", "tenant", NULL};
     static const struct json pinned = {
         .kind = JSON_INT, .n = 3, .whole = RETENTION_PRIORITY_MAX, .text = "100"};
     struct json_made hint = {.arena = &x->arena};
 
-    if (!cache_knows(x, body, names))
+    if (!cache_knows(x, body, known))
         return;
     if (json_get(body, "priority") == NULL)
         json_put(&hint, "priority", &pinned);
@@ -199,7 +220,8 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
         if (json_get(body, *n) != NULL)
             json_put(&hint, *n, json_get(body, *n));
     }
-    if (!cache_prompt(f, x, body, &hint, "cache_retention"))
+    if (!cache_prompt(f, x, body, &hint, "cache_retention") ||
+        !cache_choose(f, x, body, &x->gens[0].request))
         return;
     cache_ask(x, WIRE_GENERATE);
     x->gens[0].request.flags |= WIRE_TELL_KEPT;
@@ -224,7 +246,7 @@ static bool cache_read_space(const struct json *v, uint64_t *space)
 
 void api_cache_drop(struct front *f, struct exchange *x, const struct json *body)
 {
-    static const char *const names[] = {"namespace", "all", NULL};
+    static const char *const names[] = {"namespace", "all", "tenant", NULL};
     const struct json *salt = json_get(body, "cache_salt");
     const struct json *space = json_get(body, "namespace");
     struct wire_request r = {0};
@@ -232,7 +254,7 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
     if (!cache_knows(x, body, names))
         return;
     if (json_get(body, "prompt") != NULL || json_get(body, "messages") != NULL) {
-        if (cache_prompt(f, x, body, NULL, NULL))
+        if (cache_prompt(f, x, body, NULL, NULL) && cache_choose(f, x, body, &x->gens[0].request))
             cache_ask(x, WIRE_DROP_PROMPT);
     } else if (space != NULL) {
         if (cache_read_space(space, &r.space))
@@ -240,17 +262,17 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
         else
             cache_refuse(x, "'namespace' must be 16 hexadecimal digits, as /admin/cache has them",
                          "namespace");
-    } else if (salt != NULL) {
-        if (fields_read_salt(salt, r.salt))
-            cache_ask_alone(x, WIRE_DROP_SPACE, &r);
-        else
+    } else if (salt != NULL || json_get(body, "tenant") != NULL) {
+        if (salt != NULL && !fields_read_salt(salt, r.salt))
             cache_refuse(x, "'cache_salt' must be a string that is not empty", "cache_salt");
+        else if (cache_choose(f, x, body, &r))
+            cache_ask_alone(x, WIRE_DROP_SPACE, &r);
     } else if (json_get_bool(body, "all", false)) {
         cache_ask_alone(x, WIRE_DROP_ALL, &r);
     } else {
         cache_refuse(x,
-                     "say what is dropped: 'prompt', 'messages', 'cache_salt', 'namespace' or "
-                     "'all': true",
+                     "say what is dropped: 'prompt', 'messages', 'cache_salt', 'tenant', "
+                     "'namespace' or 'all': true",
                      NULL);
     }
 }

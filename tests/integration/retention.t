@@ -287,6 +287,23 @@ with tap.section("namespaces"), stack(store=True) as s:
         kill(s)
         tap.ok(ask(s, prompt(1), cache_salt="red") > 100, "the rest outlives the engine")
 
+with tap.section("a cache for each key"), stack(front=["--cache-per-key", "true"]) as s:
+    def mine(i, **fields):
+        r = s.request("POST", text, s.completion(prompt(1), max_tokens=2, **fields),
+                      headers={"Authorization": "Bearer sk-test-%d" % i})
+        return r.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+    tap.eq(mine(1), 0, "nobody has it")
+    tap.ok(mine(1) > 100, "who asked has it")
+    tap.eq(mine(2), 0, "another has not")
+    tap.eq(mine(1, cache_salt="a"), 0, "nor has his other salt")
+    pin = admin(s, "POST", "/admin/cache/pin", {"prompt": prompt(1), "tenant": "tenant1"}).json
+    flood(s)
+    tap.eq((mine(1) >= pin["retained_tokens"], mine(2)), (True, 0), "a pin is for one key")
+    mine(1, cache_salt="a")
+    r = admin(s, "POST", "/admin/cache/drop", {"tenant": "tenant1"})
+    tap.eq((r.status, mine(1), mine(2) > 100, mine(1, cache_salt="a") > 100),
+           (200, 0, True, True), "so is a drop, of one of its salts")
+
 with tap.section("keys"), stack() as s:
     calls = (("GET", "/admin/cache", None), ("POST", "/admin/cache/pin", {"prompt": "a"}),
              ("POST", "/admin/cache/drop", {"all": True}), ("POST", "/reset_prefix_cache", None))
@@ -308,7 +325,8 @@ with tap.section("keys"), stack() as s:
     for body, param in (({}, None), ({"all": False}, None), ({"everything": True}, "everything"),
                         ({"cache_salt": ""}, "cache_salt"), ({"namespace": "xyz"}, "namespace"),
                         ({"namespace": "0" * 16}, "namespace"), ({"prompt": ["a", "b"]}, "prompt"),
-                        ({"prompt": ""}, "prompt"), ({"messages": []}, "messages")):
+                        ({"prompt": ""}, "prompt"), ({"messages": []}, "messages"),
+                        ({"tenant": "a"}, "tenant")):
         r = admin(s, "POST", "/admin/cache/drop", body)
         tap.eq((r.status, r.error["param"]), (400, param), "drop %s" % json.dumps(body))
     for body, param in (({}, "prompt"), ({"prompt": "a", "priority": 101}, "cache_retention"),
