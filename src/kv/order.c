@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Three binary heaps over one array of pages, each page knowing its place in each: those that may
- * go, those above the default, those whose hint ends. */
+ * go, those above the default, those whose hint ends. Most pages have the default and were used
+ * last when they come: these stand in a list instead, which is in order by itself. */
 #include "kv/order.h"
 
 #include "base/mem.h"
@@ -14,6 +15,8 @@ struct order_page {
     struct retain retain;
     uint32_t depth;          /* pages before it in its prefix, as far as they are known */
     int32_t at[ORDER_HEAPS]; /* place in each heap, or -1 */
+    int32_t prev, next;      /* in the list */
+    bool listed;             /* it may go, and stands in the list instead of the heap */
 };
 
 struct heap {
@@ -28,6 +31,8 @@ struct order {
     uint64_t n_used;
     struct order_page *pages; /* [n_pages] */
     struct heap heaps[ORDER_HEAPS];
+    int32_t first, last; /* the list: pages of the default priority, by last use */
+    int n_listed;
 };
 
 int order_open(struct order **out, int n, int kept_max)
@@ -40,6 +45,7 @@ int order_open(struct order **out, int n, int kept_max)
         return ERR_NO_MEMORY;
     o->n_pages = n;
     o->kept_max = kept_max;
+    o->first = o->last = -1;
     o->pages = mem_zalloc_array((size_t)n, sizeof *o->pages);
     for (int k = 0; k < ORDER_HEAPS; k++) {
         o->heaps[k].ids = mem_zalloc_array((size_t)n, sizeof(int32_t));
@@ -139,13 +145,57 @@ static void order_put_in(struct order *o, enum order_heap k, int32_t id)
     order_settle(o, k, id);
 }
 
+/* --- what may go -------------------------------------------------------------------------- */
+
+static void order_unlist(struct order *o, int32_t id)
+{
+    struct order_page *p = &o->pages[id];
+
+    *(p->prev == -1 ? &o->first : &o->pages[p->prev].next) = p->next;
+    *(p->next == -1 ? &o->last : &o->pages[p->next].prev) = p->prev;
+    p->listed = false;
+    o->n_listed--;
+}
+
+/* Into the list where that stays in order, else into the heap. */
+static void order_enter(struct order *o, int32_t id)
+{
+    struct order_page *p = &o->pages[id];
+
+    if (p->retain.rank != 0 || (o->last != -1 && o->pages[o->last].used >= p->used)) {
+        order_put_in(o, ORDER_NEXT, id);
+        return;
+    }
+    p->prev = o->last;
+    p->next = -1;
+    *(o->last == -1 ? &o->first : &o->pages[o->last].next) = id;
+    o->last = id;
+    p->listed = true;
+    o->n_listed++;
+}
+
+/* True when it stood there. */
+static bool order_leave(struct order *o, int32_t id)
+{
+    bool was = o->pages[id].listed || o->pages[id].at[ORDER_NEXT] != -1;
+
+    if (o->pages[id].listed)
+        order_unlist(o, id);
+    order_take_out(o, ORDER_NEXT, id);
+    return was;
+}
+
 /* --- hints -------------------------------------------------------------------------------- */
 
 /* Its hint, as it is: its places in the heaps follow. */
 static void order_set(struct order *o, int32_t id, struct retain r)
 {
     struct order_page *p = &o->pages[id];
+    bool may_go;
 
+    if (p->retain.rank == 0 && r.rank == 0)
+        return;
+    may_go = order_leave(o, id);
     order_take_out(o, ORDER_KEPT, id);
     order_take_out(o, ORDER_ENDS, id);
     p->retain = r;
@@ -153,8 +203,8 @@ static void order_set(struct order *o, int32_t id, struct retain r)
         order_put_in(o, ORDER_KEPT, id);
     if (r.rank != 0 && r.until != 0)
         order_put_in(o, ORDER_ENDS, id);
-    if (p->at[ORDER_NEXT] != -1)
-        order_settle(o, ORDER_NEXT, id);
+    if (may_go)
+        order_enter(o, id);
 }
 
 /* The same where the share of those above the default allows it. */
@@ -214,33 +264,40 @@ struct retain order_retained(const struct order *o, int32_t id)
 void order_use(struct order *o, int32_t id)
 {
     struct order_page *p = &o->pages[id];
+    bool may_go = order_leave(o, id);
 
     p->used = ++o->n_used;
-    for (int k = 0; k < ORDER_HEAPS; k++) {
-        if (p->at[k] != -1)
-            order_settle(o, (enum order_heap)k, id);
-    }
+    if (may_go)
+        order_enter(o, id);
+    if (p->at[ORDER_KEPT] != -1)
+        order_settle(o, ORDER_KEPT, id);
+    if (p->at[ORDER_ENDS] != -1)
+        order_settle(o, ORDER_ENDS, id);
 }
 
 void order_add(struct order *o, int32_t id)
 {
-    if (o->pages[id].at[ORDER_NEXT] == -1)
-        order_put_in(o, ORDER_NEXT, id);
+    if (!o->pages[id].listed && o->pages[id].at[ORDER_NEXT] == -1)
+        order_enter(o, id);
 }
 
 void order_remove(struct order *o, int32_t id)
 {
-    order_take_out(o, ORDER_NEXT, id);
+    (void)order_leave(o, id);
 }
 
 int32_t order_first(const struct order *o)
 {
-    return o->heaps[ORDER_NEXT].n == 0 ? -1 : o->heaps[ORDER_NEXT].ids[0];
+    int32_t top = o->heaps[ORDER_NEXT].n == 0 ? -1 : o->heaps[ORDER_NEXT].ids[0];
+
+    if (top == -1 || o->first == -1)
+        return top == -1 ? o->first : top;
+    return order_before(o, ORDER_NEXT, top, o->first) ? top : o->first;
 }
 
 int order_count(const struct order *o)
 {
-    return o->heaps[ORDER_NEXT].n;
+    return o->heaps[ORDER_NEXT].n + o->n_listed;
 }
 
 int order_n_kept(const struct order *o)
@@ -248,10 +305,27 @@ int order_n_kept(const struct order *o)
     return o->heaps[ORDER_KEPT].n;
 }
 
+static void order_check_list(const struct order *o)
+{
+    int32_t prev = -1;
+    int n = 0;
+
+    for (int32_t i = o->first; i != -1; i = o->pages[i].next) {
+        const struct order_page *p = &o->pages[i];
+
+        must(p->listed && p->prev == prev && p->at[ORDER_NEXT] == -1 && p->retain.rank == 0);
+        must(prev == -1 || o->pages[prev].used < p->used);
+        must(++n <= o->n_listed);
+        prev = i;
+    }
+    must(o->last == prev && n == o->n_listed);
+}
+
 void order_check(const struct order *o)
 {
     int n_in[ORDER_HEAPS] = {0};
 
+    order_check_list(o);
     for (int32_t i = 0; i < o->n_pages; i++) {
         const struct order_page *p = &o->pages[i];
 

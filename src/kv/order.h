@@ -8,8 +8,8 @@
  * pin finds a place among clients'.
  *
  * Pages are numbers, 0 .. n - 1. A page stands in the order only while it may go. Pure memory, no
- * clock; O(log n) a call, and a call of order_tick() for each hint that ends. One thread at a time.
- */
+ * clock; O(log n) a call, and a call of order_tick() for each hint that ends; O(1) for a page
+ * without a hint that was just used. One thread at a time. */
 #ifndef QUIRE_KV_ORDER_H
 #define QUIRE_KV_ORDER_H
 
