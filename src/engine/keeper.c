@@ -9,8 +9,10 @@
 #include "engine/engine.h"
 #include "kv/prefix.h"
 
-#define KEEPER_PART    16384   /* pages looked at in a pass */
+#define KEEPER_PART    16384   /* pages looked at in a pass: a millisecond */
+#define KEEPER_DROP    7       /* more for one that is dropped */
 #define KEEPER_WAIT_US 2000000 /* for the disk, before a drop is answered all the same */
+#define KEEPER_MORE_S  60      /* that a lower tier retains a page for longer */
 #define KEEPER_ROWS    40      /* namespaces of a list: the rest is one row */
 
 int keeper_init(struct engine *e)
@@ -78,11 +80,29 @@ static struct keeper_space *keeper_add(struct keeper *k, uint64_t space)
 
 /* --- hints of requests --------------------------------------------------------------------- */
 
-/* The lower tiers may have pages that the device had already. */
+/* Was as much said of the last cached page below? Then of all before it: a conversation says the
+ * same at every turn. */
+static bool keeper_said_below(const struct engine *e, const struct seq *q)
+{
+    if (q->n_cached > q->retain_tokens || q->n_named * e->shape->block_tokens != q->n_cached)
+        return false; /* chain is another page's name */
+    return e->host != NULL    ? host_retains(e->host, &q->chain, q->retain)
+           : e->store != NULL ? store_retains(e->store, &q->chain, q->retain)
+                              : true;
+}
+
+/* The lower tiers may have pages that the device had already. They are told a little more than was
+ * said, and so need not be told again at once. */
 static void keeper_retain_below(struct engine *e, const struct seq *q)
 {
     int block = e->shape->block_tokens;
+    struct retain r = q->retain;
     struct hash name = q->root;
+
+    if (keeper_said_below(e, q))
+        return;
+    if (r.until != 0)
+        r.until += r.until > UINT32_MAX - KEEPER_MORE_S ? 0 : KEEPER_MORE_S;
 
     for (int n = block; n <= q->n_cached && n <= q->retain_tokens; n += block) {
         const int32_t *tokens = q->tokens + (n - block);
@@ -90,10 +110,10 @@ static void keeper_retain_below(struct engine *e, const struct seq *q)
 
         name = prefix_name(&name, tokens, block);
         if (e->store != NULL)
-            store_retain(e->store, &name, q->retain);
+            store_retain(e->store, &name, r);
         if (e->host == NULL)
             continue;
-        host_retain(e->host, &name, q->retain);
+        host_retain(e->host, &name, r);
         slot = host_find(e->host, &name, tokens);
         if (slot >= 0) /* it is to outlive the machine, too */
             tiers_want_stored(e, slot, &name);
@@ -264,6 +284,7 @@ static bool keeper_scan(struct engine *e, struct keeper_ask *a)
             a->next = 0;
         } else if (keeper_look(e, a->at, a->next++, &label)) {
             keeper_visit(e, a, &label);
+            left -= a->ask == WIRE_LIST ? 0 : KEEPER_DROP;
         }
     }
     return a->at == WIRE_TIERS;

@@ -851,6 +851,13 @@ void host_retain(struct host *h, const struct hash *name, struct retain r)
     host_note_retained(h, slot);
 }
 
+bool host_retains(const struct host *h, const struct hash *name, struct retain r)
+{
+    int32_t slot = h->table[host_probe(h, name)];
+
+    return slot != -1 && retain_covers(order_retained(h->order, slot), r);
+}
+
 bool host_drop(struct host *h, const struct hash *name)
 {
     int32_t slot = h->table[host_probe(h, name)];

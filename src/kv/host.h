@@ -149,6 +149,9 @@ void host_tick(struct host *h, uint32_t now_s);
 /* Something is said of a page beside what was said before; nothing when it is not there. */
 void host_retain(struct host *h, const struct hash *name, struct retain r);
 
+/* Is the page there, and as much said of it as this? */
+bool host_retains(const struct host *h, const struct hash *name, struct retain r);
+
 /* Drop a page; true when it was there. Nobody finds it from now on; one that is held or whose
  * checksum is being made goes when that is over. */
 bool host_drop(struct host *h, const struct hash *name);

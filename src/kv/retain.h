@@ -56,6 +56,12 @@ static inline struct retain retain_join(struct retain a, struct retain b, uint32
     return high;
 }
 
+/* Is what b says said by a already? */
+static inline bool retain_covers(struct retain a, struct retain b)
+{
+    return a.rank >= b.rank && (a.until == 0 || (b.until != 0 && a.until >= b.until));
+}
+
 /* As one word of a file; 0 is the default, and so is what cannot be. */
 static inline uint64_t retain_pack(struct retain r)
 {

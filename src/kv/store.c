@@ -389,6 +389,18 @@ void store_retain(struct store *st, const struct hash *name, struct retain r)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
+bool store_retains(struct store *st, const struct hash *name, struct retain r)
+{
+    bool covers;
+    int32_t slot;
+
+    (void)pthread_mutex_lock(&st->lock);
+    slot = store_find(st, name);
+    covers = slot != -1 && retain_covers(order_retained(st->order, slot), r);
+    (void)pthread_mutex_unlock(&st->lock);
+    return covers;
+}
+
 bool store_drop(struct store *st, const struct hash *name)
 {
     int32_t slot;

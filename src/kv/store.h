@@ -86,6 +86,9 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
 /* Something is said of a page beside what was said before; nothing when it is not there. */
 void store_retain(struct store *st, const struct hash *name, struct retain r);
 
+/* Is the page there, and as much said of it as this? */
+bool store_retains(struct store *st, const struct hash *name, struct retain r);
+
 /* Drop a page: nobody finds it from now on, what reads it gets ERR_NOT_FOUND, and what is being
  * written is not kept. Its record goes a moment later: store_is_quiet() says that it has. True when
  * it was there. */

@@ -171,6 +171,10 @@ static void test_join(void)
     r = retain_join(a, retain_of(40, 0), 1);
     ok(retain_priority(r) == 60 && r.until == 0, "no end is the latest");
     is_int(retain_join(a, none, 1).rank, a.rank, "a use without a hint ends none");
+    ok(retain_covers(retain_of(60, 0), a) && retain_covers(a, a), "no end covers any");
+    ok(!retain_covers(b, a) && !retain_covers(a, retain_of(60, 101)) &&
+           !retain_covers(a, retain_of(50, 0)),
+       "a lower priority or an earlier end covers nothing that has more");
     is_int(retain_now(low, UINT32_MAX).rank, low.rank, "without an end it never ends");
 }
 
