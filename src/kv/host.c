@@ -31,7 +31,8 @@
 #define HOST_ASKED_MAX   16                 /* chunks on their way: a long step fills some */
 #define HOST_FIRST       16                 /* chunks that are asked for at the start */
 #define HOST_GENTLE_US   300000             /* between two chunks: a hundredth of the time */
-#define HOST_CHECKS_MAX  4096               /* under way at once */
+#define HOST_SPARE_MAX   10000 /* times that nothing goes rather than what is retained */
+#define HOST_CHECKS_MAX  4096  /* under way at once */
 
 enum entry_state { ENTRY_OUT, ENTRY_FREE, ENTRY_FILLING, ENTRY_PAGE };
 
@@ -87,6 +88,7 @@ struct host {
     int32_t n_asked;
     int32_t n_free;
     bool gentle;
+    int n_spared;      /* times in a row that no page went, because only retained ones could */
     uint64_t grown_us; /* when a chunk was last asked for */
     uint64_t n_used;
     struct host_counters counters;
@@ -603,9 +605,23 @@ static bool host_grow(struct host *h)
     return h->n_asked > 0;
 }
 
-static int32_t host_evict(struct host *h, struct host_victim *victim)
+/* The page that goes. A retained one only when there are no others: these may be at their checksums
+ * or held just now, and what wants a place can wait, though not for ever. */
+static int32_t host_choose(struct host *h)
 {
     int32_t slot = order_first(h->order);
+
+    if (slot == -1 || order_retained(h->order, slot).rank <= 0 ||
+        h->counters.pages <= (uint64_t)order_n_kept(h->order) || ++h->n_spared > HOST_SPARE_MAX) {
+        h->n_spared = 0;
+        return slot;
+    }
+    return -1;
+}
+
+static int32_t host_evict(struct host *h, struct host_victim *victim)
+{
+    int32_t slot = host_choose(h);
     const struct host_slot *s = &h->slots[slot == -1 ? 0 : slot];
 
     if (slot == -1)

@@ -207,13 +207,27 @@ static void order_set(struct order *o, int32_t id, struct retain r)
         order_enter(o, id);
 }
 
+/* Has page id with this hint more right to a place than the least of those that are kept? */
+static bool order_outranks(const struct order *o, int32_t id, struct retain r)
+{
+    const struct heap *kept = &o->heaps[ORDER_KEPT];
+    const struct order_page *least;
+
+    if (kept->n == 0 || o->kept_max == 0)
+        return false;
+    least = &o->pages[kept->ids[0]];
+    return least->retain.rank < r.rank ||
+           (least->retain.rank == r.rank && retain_priority(r) < RETAIN_PINNED &&
+            least->depth > o->pages[id].depth);
+}
+
 /* The same where the share of those above the default allows it. */
 static void order_admit(struct order *o, int32_t id, struct retain r)
 {
     const struct heap *kept = &o->heaps[ORDER_KEPT];
 
     if (r.rank > 0 && o->pages[id].at[ORDER_KEPT] == -1 && kept->n >= o->kept_max) {
-        if (kept->n > 0 && o->kept_max > 0 && o->pages[kept->ids[0]].retain.rank < r.rank)
+        if (order_outranks(o, id, r))
             order_set(o, kept->ids[0], (struct retain){0});
         else
             r = (struct retain){0};

@@ -2,10 +2,10 @@
  *
  * The lowest priority first, and among equals the one that was used least recently. What was said
  * of a page (retain.h) counts until its time is over. Pages above the default priority are at most
- * kept_max; what does not fit counts as the default, unless it is above the least of those: that
- * one is the default from then on; among equals that is the one deepest in its prefix, so that what
- * is kept of a prefix is its start. So hints never take more than their share, and an operator's
- * pin finds a place among clients'.
+ * kept_max; what does not fit counts as the default, unless it has more right to a place than the
+ * least of those, which is the default from then on: a higher priority, or the same and it stands
+ * nearer to the start of its prefix. So hints never take more than their share, prompts share it
+ * by their starts, and an operator's pin finds a place among clients'. Pins give way to none.
  *
  * Pages are numbers, 0 .. n - 1. A page stands in the order only while it may go. Pure memory, no
  * clock; O(log n) a call, and a call of order_tick() for each hint that ends; O(1) for a page

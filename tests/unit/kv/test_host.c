@@ -471,6 +471,30 @@ static void test_retained(void)
     host_close(h);
 }
 
+/* What floods faster than checksums are made takes nothing that is retained either. */
+static void test_busy_flood(void)
+{
+    int lost = 0;
+
+    for (int round = 0; round < 40; round++) {
+        struct host *h;
+
+        begin_tier(&h, 16);
+        for (int i = 0; i < 2; i++)
+            (void)fill_kept(h, 1, i, retain_of(RETAIN_PINNED, 0), NULL);
+        settle(h);
+        for (int i = 0; i < 300; i++) {
+            (void)fill(h, 2 + i % 4, i / 4, NULL);
+            (void)host_poll(h, &(uint64_t){0}, &(bool){false});
+        }
+        settle(h);
+        lost += count(h, 1, 2) != 2;
+        host_prove(h);
+        host_close(h);
+    }
+    is_int(lost, 0, "40 floods faster than checksums take nothing that is pinned");
+}
+
 /* Dropped is not to be found, whoever is at it; and not by the next engine either. */
 static void test_drop(void)
 {
@@ -518,6 +542,7 @@ int main(void)
     test_long_prefix();
     test_holding();
     test_retained();
+    test_busy_flood();
     test_drop();
     test_damage();
     test_kill();

@@ -58,7 +58,10 @@ static void naive_set(struct naive *m, int i, struct retain r)
     int least = naive_least(m, NULL);
 
     if (r.rank > 0 && m->hint[i].rank <= 0 && naive_kept(m) >= m->share) {
-        if (m->share > 0 && least != -1 && m->hint[least].rank < r.rank)
+        if (m->share > 0 && least != -1 &&
+            (m->hint[least].rank < r.rank ||
+             (m->hint[least].rank == r.rank && retain_priority(r) < RETAIN_PINNED &&
+              m->depth[least] > m->depth[i])))
             m->hint[least] = (struct retain){0};
         else
             r = (struct retain){0};
@@ -75,9 +78,10 @@ static void naive_tick(struct naive *m, uint32_t now_s)
 
 static struct retain random_hint(unsigned *seed, uint32_t now_s)
 {
+    static const int priorities[8] = {0, 20, RETAIN_DEFAULT, 36, 60, 60, 99, RETAIN_PINNED};
     uint32_t until = random_next(seed) % 4 == 0 ? 0 : now_s + random_next(seed) % 50;
 
-    return retain_of((int)(random_next(seed) % 101), until);
+    return retain_of(priorities[random_next(seed) % 8], until);
 }
 
 static void step(struct order *o, struct naive *m, unsigned *seed)
@@ -239,6 +243,29 @@ static void test_depth(void)
     order_close(o);
 }
 
+/* Prompts that ask for the same share it by their starts, whoever came first; pins do not. */
+static void test_halves(int priority, int want_first, int want_second)
+{
+    struct order *o;
+    int first = 0, second = 0;
+
+    must_ok(order_open(&o, 12, 6));
+    for (int i = 0; i < 12; i++) {
+        order_begin(o, i, i % 6 == 0 ? -1 : i - 1, retain_of(priority, 0));
+        order_use(o, i);
+    }
+    for (int i = 0; i < 6; i++) {
+        first += order_retained(o, i).rank > 0 && i == first;
+        second += order_retained(o, 6 + i).rank > 0 && i == second;
+    }
+    ok(first == want_first && second == want_second,
+       "two prompts of priority %d have the first %d and %d of their pages", priority, first,
+       second);
+    is_int(order_n_kept(o), 6, "and nothing else");
+    order_check(o);
+    order_close(o);
+}
+
 /* A pool of pages, all named and cached. */
 static struct pages *pool(int n, struct hash *names)
 {
@@ -297,6 +324,8 @@ int main(void)
     test_word();
     test_share();
     test_depth();
+    test_halves(60, 3, 3);
+    test_halves(RETAIN_PINNED, 6, 0);
     test_pages();
     return tap_done();
 }
