@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kv/retain.h"
+
 struct dump_wishes {
     bool json;
     bool verify;
@@ -12,6 +14,22 @@ struct dump_wishes {
     const char *name; /* prefix of a page's name, hexadecimal; NULL: all */
     uint64_t limit;   /* entries that are shown; 0: all */
 };
+
+/* What is to be told of how long a page stays: "-" for the default, else its priority, and the time
+ * when that ends. */
+void dump_retain(struct retain r, char out[48]);
+
+/* Pages and uses by namespace (prefix_space()), and how many are retained; uses are reads of the
+ * tier. What finds no place is counted in the first. */
+#define DUMP_ROOTS 256
+struct dump_roots {
+    int n;
+    struct dump_root {
+        uint64_t root, pages, retained, uses;
+    } list[DUMP_ROOTS];
+};
+void dump_count(struct dump_roots *roots, uint64_t root, struct retain r, uint64_t uses);
+void dump_print_roots(const struct dump_roots *roots, bool json);
 
 /* Print the host tier's file; the exit status. */
 int dump_host(const char *path, const struct dump_wishes *wishes);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/hash.h"
@@ -21,6 +22,7 @@ struct tier {
     size_t bytes;
     const struct host_file *file;
     const struct host_slot *slots;
+    struct dump_roots roots;
     uint64_t n_pages, n_shown, n_damaged, n_changing;
 };
 
@@ -43,24 +45,34 @@ static const char *host_damage(const struct tier *t, uint32_t slot)
     return NULL;
 }
 
+static struct retain host_retained(const struct host_slot *s)
+{
+    uint64_t word = atomic_load_explicit(&s->retains, memory_order_relaxed);
+
+    return retain_now(retain_unpack(word), (uint32_t)time(NULL));
+}
+
 static void host_show(struct tier *t, uint32_t slot, const char *damage)
 {
     const struct host_slot *s = &t->slots[slot];
-    char name[2 * HASH_BYTES + 1], parent[2 * HASH_BYTES + 1];
+    char name[2 * HASH_BYTES + 1], parent[2 * HASH_BYTES + 1], kept[48];
+    struct retain r = host_retained(s);
 
+    dump_retain(r, kept);
     hash_hex(s->name.bytes, HASH_BYTES, name);
     hash_hex(s->parent.bytes, HASH_BYTES, parent);
     if (t->wishes->json)
         printf("%s{\"slot\":%u,\"name\":\"%s\",\"parent\":\"%s\",\"tokens\":%u,"
-               "\"tier\":\"host\",\"bytes\":%llu,\"used\":%llu,\"damage\":%s%s%s}",
+               "\"tier\":\"host\",\"bytes\":%llu,\"used\":%llu,\"priority\":%d,\"until\":%u,"
+               "\"damage\":%s%s%s}",
                t->n_shown == 0 ? "" : ",\n", slot, name, parent, s->n_tokens,
                (unsigned long long)t->file->page_bytes, (unsigned long long)s->used,
-               damage == NULL ? "null" : "\"", damage == NULL ? "" : damage,
-               damage == NULL ? "" : "\"");
+               retain_priority(r), r.until, damage == NULL ? "null" : "\"",
+               damage == NULL ? "" : damage, damage == NULL ? "" : "\"");
     else
-        printf("%8u  %.16s  %.16s  %6u  host  %10llu  %10llu %s\n", slot, name, parent, s->n_tokens,
-               (unsigned long long)t->file->page_bytes, (unsigned long long)s->used,
-               damage == NULL ? "" : damage);
+        printf("%8u  %.16s  %.16s  %6u  host  %10llu  %10llu  %-24s %s\n", slot, name, parent,
+               s->n_tokens, (unsigned long long)t->file->page_bytes, (unsigned long long)s->used,
+               kept, damage == NULL ? "" : damage);
     t->n_shown++;
 }
 
@@ -81,6 +93,7 @@ static void host_look(struct tier *t, uint32_t slot)
         return;
     }
     t->n_pages++;
+    dump_count(&t->roots, t->slots[slot].space, host_retained(&t->slots[slot]), 0);
     t->n_damaged += damage != NULL;
     if (!w->summary && (w->limit == 0 || t->n_shown < w->limit))
         host_show(t, slot, damage);
@@ -121,7 +134,10 @@ static void host_totals(const struct tier *t)
 
     hash_hex(f->fingerprint.bytes, HASH_BYTES, hex);
     if (t->wishes->json)
-        printf("],\n\"pages\":%llu,\"slots\":%u,\"tokens\":%llu,\"bytes\":%llu,\"damaged\":%llu,"
+        printf("],\n");
+    dump_print_roots(&t->roots, t->wishes->json);
+    if (t->wishes->json)
+        printf("\"pages\":%llu,\"slots\":%u,\"tokens\":%llu,\"bytes\":%llu,\"damaged\":%llu,"
                "\"fingerprint\":\"%s\"}\n",
                (unsigned long long)t->n_pages, f->n_slots,
                (unsigned long long)(t->n_pages * f->block_tokens),
@@ -147,8 +163,8 @@ int dump_host(const char *path, const struct dump_wishes *wishes)
         printf("{\"tier\":\"host\",\"block_tokens\":%u,\"page_bytes\":%llu,\"entries\":[\n",
                t.file->block_tokens, (unsigned long long)t.file->page_bytes);
     else if (!wishes->summary)
-        printf("%8s  %-16s  %-16s  %6s  tier  %10s  %10s\n", "slot", "name", "parent", "tokens",
-               "bytes", "used");
+        printf("%8s  %-16s  %-16s  %6s  tier  %10s  %10s  retained\n", "slot", "name", "parent",
+               "tokens", "bytes", "used");
     for (uint32_t i = 0; i < t.file->n_slots; i++)
         host_look(&t, i);
     host_totals(&t);

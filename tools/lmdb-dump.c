@@ -34,6 +34,7 @@ struct dump {
     struct buf out;
     void *slot; /* slot_bytes, for --verify */
     int file_fd;
+    struct dump_roots roots;
     uint64_t n_entries, n_shown, n_tokens, n_damaged;
     uint64_t by_space[STORE_SPACES_MAX];
 };
@@ -91,8 +92,10 @@ static void dump_entry(struct dump *d, uint64_t slot, const struct store_record 
 {
     char name[2 * HASH_BYTES + 1];
     char parent[2 * HASH_BYTES + 1];
-    char last[32];
+    char last[32], kept[48];
+    struct retain retain = retain_now(retain_unpack(r->retains), (uint32_t)time(NULL));
 
+    dump_retain(retain, kept);
     hash_hex(r->name.bytes, HASH_BYTES, name);
     hash_hex(r->parent.bytes, HASH_BYTES, parent);
     dump_time(last, sizeof last, use->last != 0 ? use->last : r->created);
@@ -100,18 +103,20 @@ static void dump_entry(struct dump *d, uint64_t slot, const struct store_record 
         buf_printf(&d->out,
                    "%s{\"slot\":%llu,\"name\":\"%s\",\"parent\":\"%s\",\"space\":%u,"
                    "\"tokens\":%u,\"tier\":\"disk\",\"bytes\":%llu,\"uses\":%u,"
-                   "\"last_use\":%u,\"created\":%u,\"generation\":%llu",
+                   "\"last_use\":%u,\"created\":%u,\"generation\":%llu,"
+                   "\"priority\":%d,\"until\":%u",
                    d->n_shown == 0 ? "" : ",\n", (unsigned long long)slot, name, parent, r->space,
                    r->n_tokens, (unsigned long long)d->format.page_bytes, use->count, use->last,
-                   r->created, (unsigned long long)r->generation);
+                   r->created, (unsigned long long)r->generation, retain_priority(retain),
+                   retain.until);
         if (d->verify)
             buf_printf(&d->out, ",\"damage\":%s%s%s", damage == NULL ? "null" : "\"",
                        damage == NULL ? "" : damage, damage == NULL ? "" : "\"");
         buf_add_byte(&d->out, '}');
     } else {
-        buf_printf(&d->out, "%8llu  %.16s  %.16s  %5u  %6u  disk  %10llu  %5u  %-20s %s\n",
+        buf_printf(&d->out, "%8llu  %.16s  %.16s  %5u  %6u  disk  %10llu  %5u  %-20s  %-24s %s\n",
                    (unsigned long long)slot, name, parent, r->space, r->n_tokens,
-                   (unsigned long long)d->format.page_bytes, use->count, last,
+                   (unsigned long long)d->format.page_bytes, use->count, last, kept,
                    damage == NULL ? "" : damage);
     }
     (void)fwrite(d->out.bytes, 1, d->out.len, stdout);
@@ -133,6 +138,8 @@ static void dump_one(void *context, uint64_t slot, const struct store_record *r,
         return;
     d->n_entries++;
     d->n_tokens += r->n_tokens;
+    dump_count(&d->roots, r->root, retain_now(retain_unpack(r->retains), (uint32_t)time(NULL)),
+               use->count);
     if (r->space < STORE_SPACES_MAX)
         d->by_space[r->space]++;
     if (d->verify) {
@@ -155,9 +162,12 @@ static void dump_totals(struct dump *d, uint64_t n_bad)
                    (unsigned long long)d->n_entries, (unsigned long long)d->n_tokens,
                    (unsigned long long)(d->n_entries * d->format.page_bytes),
                    (unsigned long long)n_bad);
+    (void)fwrite(b->bytes == NULL ? "" : b->bytes, 1, b->len, stdout);
+    buf_clear(b);
+    dump_print_roots(&d->roots, d->json);
     if (d->json && d->verify)
         buf_printf(b, "\"damaged\":%llu,", (unsigned long long)d->n_damaged);
-    buf_add_text(b, d->json ? "\"namespaces\":[" : "\nnamespaces\n");
+    buf_add_text(b, d->json ? "\"namespaces\":[" : "\nmodels\n");
     for (uint32_t i = 0; i < STORE_SPACES_MAX; i++) {
         struct store_space space;
         char hex[2 * HASH_BYTES + 1];
@@ -229,8 +239,8 @@ static int dump_run(struct dump *d)
                      d->format.version, d->format.block_tokens,
                      (unsigned long long)d->format.page_bytes);
     else if (!d->summary)
-        (void)printf("%8s  %-16s  %-16s  %5s  %6s  tier  %10s  %5s  last use\n", "slot", "name",
-                     "parent", "space", "tokens", "bytes", "uses");
+        (void)printf("%8s  %-16s  %-16s  %5s  %6s  tier  %10s  %5s  %-20s  retained\n", "slot",
+                     "name", "parent", "space", "tokens", "bytes", "uses", "last use");
     rc = store_db_scan(d->db, dump_one, d, &n_bad);
     dump_totals(d, n_bad);
     return rc;
@@ -240,7 +250,8 @@ static const char dump_usage[] =
     "usage: lmdb-dump [options] DIR\n"
     "       lmdb-dump [options] --host FILE\n"
     "Print the page store of quire in DIR (kv_store_dir), or the pages in host memory in FILE\n"
-    "(kv_host_file). Never blocks the engine.\n"
+    "(kv_host_file): what each is, how long it is retained, and totals by model and namespace,\n"
+    "whose names are those of GET /admin/cache. Never blocks the engine.\n"
     "  --json          one JSON object\n"
     "  --verify        read every payload again and check it\n"
     "  --summary       totals only\n"

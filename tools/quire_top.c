@@ -89,6 +89,9 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
            "tok/s\n",
            top_share(t, s, METRIC_prefix_hits, METRIC_prefix_queries),
            top_rate(t, s, METRIC_host_hits, passed_s), top_rate(t, s, METRIC_store_hits, passed_s));
+    printf("retained: %.0f pages on the device, %.0f in host memory, %.0f on disk\n",
+           top_value(s, METRIC_pages_kept), top_value(s, METRIC_host_kept),
+           top_value(s, METRIC_store_kept));
     printf("device memory %.1f GiB%s\n", top_value(s, METRIC_device_bytes) / 1073741824.0,
            top_value(s, METRIC_sleep_offloaded) > 0.0 ? "   asleep" : "");
 }

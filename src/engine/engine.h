@@ -8,6 +8,7 @@
  *   publish   tokens to their lanes, ends, metrics                    publish.c
  *   tiers     pages to and from the store                             tiers.c
  *   sleep     the device's memory given back and taken again          sleep.c
+ *   keeper    what is to stay and what is to go                       keeper.c
  *
  * The parts share struct engine; only main.c makes and ends it. */
 #ifndef QUIRE_ENGINE_ENGINE_H
@@ -20,6 +21,7 @@
 #include "base/err.h"
 #include "base/settings.h"
 #include "engine/guide.h"
+#include "engine/keeper.h"
 #include "engine/rate.h"
 #include "engine/sched.h"
 #include "engine/seq.h"
@@ -77,6 +79,9 @@ struct engine_load {
     struct hash name;
     struct hash parent;
     int32_t *tokens_copy; /* int32 [block_tokens] */
+    uint64_t space;       /* its namespace */
+    struct retain retain; /* what the lower tier says of it */
+    bool dropped;         /* nobody wants it any more */
     struct seq *seq;      /* who waits, or NULL when it left */
     int32_t slot;         /* of the host tier, held; -1: it comes from the store */
     const void *payload;  /* the store's, until it is copied */
@@ -88,6 +93,9 @@ struct engine_save {
     int32_t
         page; /* holds one reference; -1: it was evicted, and the next step waits for the copy */
     int32_t slot; /* being filled */
+    struct hash name;
+    uint64_t space;
+    bool dropped; /* nobody wants it any more */
     bool marked;
     uint64_t mark;
 };
@@ -145,6 +153,7 @@ struct engine {
     uint32_t saves_head, saves_tail;
     struct engine_hot *hot; /* ring [ENGINE_HOT] */
     uint32_t hot_head, hot_tail;
+    struct keeper keeper;
     double read_us;                   /* smoothed: of a page from the store, 0: not known */
     double prefill_us;                /* smoothed: of a token of a prompt */
     uint64_t reads_since_us, n_reads; /* since the store was idle */
@@ -216,6 +225,11 @@ bool tiers_have_work(const struct engine *e); /* pages are to be saved, or being
 /* Before a sleep: whatever is named on the device and nowhere else is to be saved; no longer. */
 void tiers_gather(struct engine *e);
 void tiers_give_up(struct engine *e);
+/* A page of the host tier is worth a place on disk. */
+void tiers_want_stored(struct engine *e, int32_t slot, const struct hash *name);
+/* What is on its way between the tiers and is this page, or of this namespace, does not arrive.
+ * name NULL: any page; space 0: any namespace. */
+void tiers_drop(struct engine *e, const struct hash *name, uint64_t space);
 void tiers_time_step(struct engine *e, const struct engine_step *step); /* a step that ended */
 
 /* --- sleep.c --- */
@@ -236,5 +250,21 @@ int sleep_timeout_ms(const struct engine *e, int longest_ms);
  * happens. */
 int sleep_begin(struct engine *e) ERR_CHECKED;
 void sleep_end(struct engine *e); /* wake, for nobody in particular */
+
+/* --- keeper.c --- */
+
+int keeper_init(struct engine *e) ERR_CHECKED;
+void keeper_pass(struct engine *e); /* once per pass: hints that end, and some of what was asked */
+/* q runs for the first time: who asks for what, and what q says of pages in the lower tiers. */
+void keeper_note_admitted(struct engine *e, const struct seq *q);
+/* Before a sequence's end: what it asked to be told of its prompt. */
+void keeper_tell(struct engine *e, const struct seq *q);
+/* Take what an operator asks for; it is answered in a later pass. ERR_INVALID, ERR_OVERLOADED. */
+int keeper_ask(struct engine *e, struct engine_lane *l, uint32_t slot,
+               const struct wire_request *r) ERR_CHECKED;
+bool keeper_has_work(const struct engine *e);
+void keeper_forget_lane(struct engine *e, const struct engine_lane *l);
+/* Is a namespace being dropped? What comes from another tier meanwhile is not kept. */
+bool keeper_drops(const struct engine *e, uint64_t space);
 
 #endif

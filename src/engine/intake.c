@@ -69,6 +69,7 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
         }
         log_info("engine: front %d %s; %d of its requests were dropped", (int)l->pid, why, n);
     }
+    keeper_forget_lane(e, l);
     guide_lane_drop(&l->guide);
     lane_detach(&l->lane);
     (void)close(l->control_fd); /* leaves epoll as well */
@@ -270,6 +271,8 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
     if ((r->n_allowed != 0 && r->n_allowed != (uint32_t)e->guide.n_words) ||
         r->n_biases > WIRE_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX)
         return ERR_INVALID; /* or extra_words would have no room */
+    if (r->retain > 1 + RETAIN_PINNED)
+        return ERR_INVALID;
     for (uint32_t i = 0; i < r->n_stop_ids; i++) {
         if (r->stop_ids[i] < 0 || r->stop_ids[i] >= e->shape->n_vocab)
             return ERR_INVALID;
@@ -345,6 +348,21 @@ static int intake_admits(struct engine *e, const struct wire_request *r, int ten
     return ERR_OVERLOADED;
 }
 
+/* How long the pages of its prompt are to stay. What is said to go early is said of the output as
+ * well: behind a prompt that is gone nobody finds it. */
+static void intake_retain(struct seq *q, const struct wire_request *r)
+{
+    uint64_t until = r->retain_s == 0 ? 0 : (uint64_t)clock_unix_s() + r->retain_s;
+
+    if (r->retain == 0)
+        return;
+    q->retain = retain_of((int)r->retain - 1, until > UINT32_MAX ? 0 : (uint32_t)until);
+    q->retain_tokens = q->retain.rank < 0 ? q->tokens_max
+                       : r->retain_tokens == 0 || (int)r->retain_tokens > q->n_prompt
+                           ? q->n_prompt
+                           : (int)r->retain_tokens;
+}
+
 static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slot,
                            const struct wire_request *r, uint32_t *retry_after_s)
 {
@@ -387,6 +405,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
     q->step_seen = e->n_ended;
     q->tokens_max = tokens_max;
     q->root = prefix_root(&e->shape->fingerprint, r->salt);
+    intake_retain(q, r);
     l->by_slot[slot] = q;
     sched_add(&e->sched, q);
     return ERR_OK;
@@ -413,7 +432,8 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
             intake_drop_lane(e, l, "broke the ring's rules");
             return;
         }
-        rc = intake_sequence(e, l, slot, &r, &retry_after_s);
+        rc = r.ask == WIRE_GENERATE ? intake_sequence(e, l, slot, &r, &retry_after_s)
+                                    : keeper_ask(e, l, slot, &r);
         if (rc != ERR_OK)
             intake_reject(e, l, slot, rc, retry_after_s);
         if (rc == ERR_INVALID) {

@@ -86,6 +86,7 @@ static int main_open_store(struct engine *e)
         .max_bytes = e->settings.kv_store_bytes,
         .page_bytes = e->shape->page_bytes,
         .block_tokens = e->shape->block_tokens,
+        .kept_pct = e->settings.kv_retained_pct,
         .n_buffers = n_buffers < 4    ? 4
                      : n_buffers > 64 ? 64
                                       : (int)n_buffers,
@@ -123,6 +124,7 @@ static int main_open_host(struct engine *e)
         .path = e->settings.kv_host_file,
         .page_bytes = e->shape->page_bytes,
         .block_tokens = e->shape->block_tokens,
+        .kept_pct = e->settings.kv_retained_pct,
         .fingerprint = e->shape->fingerprint,
         .name = e->settings.served_model_name,
         .pin = main_pin,
@@ -187,6 +189,8 @@ static int main_open_queues(struct engine *e)
         e->max_num_queued_tokens = main_queued_tokens(m);
     e->n_places = m->max_num_seqs;
     if (rc == ERR_OK)
+        pages_bound_kept(e->pages, (int)((int64_t)m->n_pages * e->settings.kv_retained_pct / 100));
+    if (rc == ERR_OK)
         rc = sched_init(&e->sched, &limits, e->pages);
     if (rc == ERR_OK)
         rc = seq_pool_init(&e->pool, e->settings.max_num_queued_reqs + m->max_num_seqs,
@@ -197,6 +201,8 @@ static int main_open_queues(struct engine *e)
         rc = fill_init(e);
     if (rc == ERR_OK)
         rc = tiers_init(e);
+    if (rc == ERR_OK)
+        rc = keeper_init(e);
     return rc;
 }
 

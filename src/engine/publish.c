@@ -32,6 +32,7 @@ void publish_admitted(struct engine *e)
         lane_put(
             &e->lanes[q->lane_idx].lane, q->slot,
             (struct wire_out){.kind = WIRE_ADMITTED, .value = q->n_cached, .time_us = e->now_us});
+        keeper_note_admitted(e, q);
         if (publish_is_probe(q))
             continue;
         stats_add(&e->stats, METRIC_prompt_tokens, (uint64_t)q->n_prompt);
@@ -79,6 +80,8 @@ void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32
     struct engine_lane *l = &e->lanes[q->lane_idx];
 
     publish_finish_metrics(e, q, why, value);
+    if ((q->request.flags & WIRE_TELL_KEPT) != 0)
+        keeper_tell(e, q);
     lane_put(&l->lane, q->slot,
              (struct wire_out){.kind = WIRE_FINISHED,
                                .finish = (uint8_t)why,
@@ -241,6 +244,7 @@ static void publish_gauges(struct engine *e)
               (uint64_t)(n - pages_free(e->pages)) * 1000u / (uint64_t)n);
     stats_set(s, METRIC_lanes, (uint64_t)e->n_lanes);
     stats_set(s, METRIC_preemptions, e->sched.n_preemptions);
+    stats_set(s, METRIC_pages_kept, (uint64_t)pages_kept(e->pages));
     stats_set(s, METRIC_prefix_queries, e->sched.n_prefix_queries);
     stats_set(s, METRIC_prefix_hits, e->sched.n_prefix_hits);
     stats_set(s, METRIC_prefix_copies, e->sched.n_copied);

@@ -81,9 +81,10 @@ static void sched_keep_part(struct sched *s, const struct seq *q)
     int block = s->limits.block_tokens;
     int n = q->n_computed - q->n_named * block;
 
-    if (s->limits.prefix_caching && n > 0 && !sched_copies_to(s, q->pages[q->n_named]))
-        (void)pages_name_part(s->pages, q->pages[q->n_named], &q->chain,
-                              q->tokens + (size_t)q->n_named * (size_t)block, n);
+    if (s->limits.prefix_caching && n > 0 && !sched_copies_to(s, q->pages[q->n_named]) &&
+        pages_name_part(s->pages, q->pages[q->n_named], &q->chain,
+                        q->tokens + (size_t)q->n_named * (size_t)block, n))
+        pages_own(s->pages, q->pages[q->n_named], prefix_space(&q->root), (struct retain){0});
 }
 
 /* Give all pages back, the last first, so that the end of a prefix is evicted before its
@@ -322,6 +323,13 @@ void sched_copied(struct sched *s)
     s->n_copies = 0;
 }
 
+/* What q says of the cached pages that it uses; without a word they are any others. */
+static void sched_retain(struct sched *s, const struct seq *q)
+{
+    for (int i = 0; i < q->n_pages; i++)
+        pages_retain(s->pages, q->pages[i], seq_retain(q, (i + 1) * s->limits.block_tokens));
+}
+
 /* Move one waiting sequence to the running ones. False when its prompt finds no pages. */
 static bool sched_admit(struct sched *s, struct seq *q)
 {
@@ -332,6 +340,7 @@ static bool sched_admit(struct sched *s, struct seq *q)
         sched_drop_pages(s, q);
         return false;
     }
+    sched_retain(s, q);
     sched_copy_part(s, q);
     tenants_remove(&s->tenants, q);
     sched_run_insert(s, q);
@@ -469,9 +478,15 @@ void sched_advance(struct sched *s, struct seq *q, int n, sched_named_fn *named,
     while (s->limits.prefix_caching && (q->n_named + 1) * block <= q->n_computed) {
         const int32_t *tokens = q->tokens + (size_t)q->n_named * (size_t)block;
         struct hash name = prefix_name(&q->chain, tokens, block);
+        struct retain r = seq_retain(q, (q->n_named + 1) * block);
+        int32_t page = q->pages[q->n_named];
 
-        if (pages_name(s->pages, q->pages[q->n_named], &name, &q->chain, tokens))
-            named(context, q->pages[q->n_named]);
+        if (pages_name(s->pages, page, &name, &q->chain, tokens)) {
+            pages_own(s->pages, page, prefix_space(&q->root), r);
+            named(context, page);
+        } else {
+            pages_retain(s->pages, pages_look(s->pages, &name), r);
+        }
         q->chain = name;
         q->n_named++;
     }

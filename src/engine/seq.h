@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "grammar/walk.h"
 #include "ipc/wire.h"
+#include "kv/retain.h"
 #include "model/batch.h"
 
 struct guide_automaton;
@@ -44,6 +45,9 @@ struct seq {
     int n_named;
     struct hash root;  /* the name before the first page */
     struct hash chain; /* the name of page n_named - 1, or root */
+
+    struct retain retain; /* how long its first retain_tokens tokens are to stay */
+    int retain_tokens;
 
     int n_cached;  /* prompt tokens found in the cache at the first admission */
     int n_loading; /* pages on their way from the store; not admitted before 0 */
@@ -98,6 +102,12 @@ static inline int seq_prompt_records(const struct seq *q)
 static inline bool seq_tells_prompt(const struct seq *q)
 {
     return (q->request.flags & WIRE_PROMPT_LOGPROBS) != 0 && q->n_told < q->n_prompt - 1;
+}
+
+/* How long the page is to stay that ends behind its first n_tokens tokens. */
+static inline struct retain seq_retain(const struct seq *q, int n_tokens)
+{
+    return n_tokens <= q->retain_tokens ? q->retain : (struct retain){0};
 }
 
 /* The order in which sequences run: lower priority number first, then arrival. */

@@ -68,7 +68,13 @@ static bool tiers_start_copy(struct engine *e, struct engine_load *l)
 
 static void tiers_from_host(struct engine *e, struct engine_load *l, int32_t slot)
 {
+    struct page_label label;
+
     l->slot = slot;
+    if (host_read_slot(e->host, slot, &label)) {
+        host_retain(e->host, &label.name, (struct retain){0}); /* not less than any that is used */
+        l->retain = label.retain;
+    }
     host_use(e->host, slot);
     l->state = LOAD_CHECKING;
     if (!host_is_checked(e->host, slot))
@@ -111,6 +117,9 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct hash *
     }
     tiers_save_evicted(e); /* the copy will overwrite the page before any step does */
     l->page = page;
+    l->space = prefix_space(&q->root);
+    l->retain = (struct retain){0};
+    l->dropped = false;
     if (slot >= 0)
         tiers_from_host(e, l, slot);
     else if (tiers_from_store(e, l, name, tokens) != ERR_OK) {
@@ -216,27 +225,27 @@ void tiers_prefetch(struct engine *e)
 
 /* --- to the device: what has come ---------------------------------------------------------- */
 
-/* A page that came through the host tier has been used again: the disk may want it. */
-static void tiers_note_hot(struct engine *e, const struct engine_load *l)
+void tiers_want_stored(struct engine *e, int32_t slot, const struct hash *name)
 {
     if (e->store == NULL || e->hot_tail - e->hot_head == ENGINE_HOT)
         return;
-    e->hot[e->hot_tail++ % ENGINE_HOT] = (struct engine_hot){.slot = l->slot, .name = l->name};
+    e->hot[e->hot_tail++ % ENGINE_HOT] = (struct engine_hot){.slot = slot, .name = *name};
 }
 
 /* The load has ended, well or not. */
 static void tiers_end_load(struct engine *e, struct engine_load *l, bool good)
 {
-    good = good && !pages_has(e->pages, &l->name) &&
+    good = good && !l->dropped && !keeper_drops(e, l->space) && !pages_has(e->pages, &l->name) &&
            pages_name(e->pages, l->page, &l->name, &l->parent, l->tokens_copy);
     if (good) {
+        pages_own(e->pages, l->page, l->space, l->retain);
         pages_set_stored(e->pages, l->page);
         stats_add(&e->stats, l->slot >= 0 ? METRIC_host_hits : METRIC_store_hits,
                   (uint64_t)e->shape->block_tokens);
     }
     if (l->slot >= 0) {
-        if (good)
-            tiers_note_hot(e, l);
+        if (good) /* it has been used again */
+            tiers_want_stored(e, l->slot, &l->name);
         host_release(e->host, l->slot);
     }
     if (l->payload != NULL)
@@ -278,11 +287,13 @@ static void tiers_poll_store(struct engine *e)
         must(done.ticket < (uint64_t)e->n_loads && l->state == LOAD_READING);
         tiers_time_read(e);
         l->payload = done.rc == ERR_OK ? done.payload : NULL;
+        l->retain = done.rc == ERR_OK ? done.retain : (struct retain){0};
         if (done.rc != ERR_OK || !tiers_start_copy(e, l))
             tiers_end_load(e, l, false);
     }
     store_read_counters(e->store, &counters);
     stats_set(&e->stats, METRIC_store_faults, counters.faults);
+    stats_set(&e->stats, METRIC_store_kept, counters.kept);
 }
 
 static void tiers_poll_host(struct engine *e)
@@ -301,6 +312,7 @@ static void tiers_poll_host(struct engine *e)
     host_read_counters(e->host, &counters);
     stats_set(&e->stats, METRIC_host_pages, counters.pages);
     stats_set(&e->stats, METRIC_host_faults, counters.faults);
+    stats_set(&e->stats, METRIC_host_kept, counters.kept);
 }
 
 static void tiers_poll_loads(struct engine *e)
@@ -315,14 +327,32 @@ static void tiers_poll_loads(struct engine *e)
     }
 }
 
+/* More may have been said of a page while it was on its way. What is to stay is to outlive the
+ * machine, too. */
+static void tiers_retain_saved(struct engine *e, const struct engine_save *s)
+{
+    int32_t page = pages_look(e->pages, &s->name);
+    struct page_label label;
+
+    if (page != -1 && pages_label(e->pages, page, &label))
+        host_retain(e->host, &s->name, label.retain);
+    if (host_read_slot(e->host, s->slot, &label) && label.retain.rank > 0 &&
+        memcmp(&label.name, &s->name, sizeof s->name) == 0)
+        tiers_want_stored(e, s->slot, &s->name);
+}
+
 static void tiers_poll_saves(struct engine *e)
 {
     while (e->saves_head != e->saves_tail) {
         struct engine_save *s = &e->saves[e->saves_head % ENGINE_SAVES];
+        bool good;
 
         if (!s->marked || model_copy_done(e->model, MODEL_OUT, s->mark) != 1)
             return;
-        host_filled(e->host, s->slot, !FAULT_HIT(host_copy));
+        good = !FAULT_HIT(host_copy) && !s->dropped;
+        host_filled(e->host, s->slot, good);
+        if (good)
+            tiers_retain_saved(e, s);
         if (s->page >= 0)
             pages_unref(e->pages, s->page);
         e->saves_head++;
@@ -365,6 +395,27 @@ void tiers_forget(struct engine *e, struct seq *q)
             e->loads[i].seq = NULL; /* the page is worth having all the same */
     }
     q->n_loading = 0;
+}
+
+static bool tiers_is(const struct hash *name, uint64_t space, const struct hash *of,
+                     uint64_t of_space)
+{
+    return (name == NULL || memcmp(name, of, sizeof *name) == 0) &&
+           (space == 0 || space == of_space);
+}
+
+void tiers_drop(struct engine *e, const struct hash *name, uint64_t space)
+{
+    for (int i = 0; i < e->n_loads; i++) {
+        struct engine_load *l = &e->loads[i];
+
+        l->dropped = l->dropped || tiers_is(name, space, &l->name, l->space);
+    }
+    for (uint32_t i = e->saves_head; i != e->saves_tail; i++) {
+        struct engine_save *s = &e->saves[i % ENGINE_SAVES];
+
+        s->dropped = s->dropped || tiers_is(name, space, &s->name, s->space);
+    }
 }
 
 void tiers_time_step(struct engine *e, const struct engine_step *step)
@@ -438,8 +489,8 @@ static bool tiers_save_to_host(struct engine *e, int32_t page, const struct page
     }
     if (is_held)
         pages_ref(e->pages, page);
-    e->saves[e->saves_tail++ % ENGINE_SAVES] =
-        (struct engine_save){.page = is_held ? page : -1, .slot = slot};
+    e->saves[e->saves_tail++ % ENGINE_SAVES] = (struct engine_save){
+        .page = is_held ? page : -1, .slot = slot, .name = label->name, .space = label->space};
     return true;
 }
 
@@ -462,6 +513,8 @@ static void tiers_mark_saves(struct engine *e)
 
 static bool tiers_save(struct engine *e, int32_t page, const struct page_label *label, bool is_held)
 {
+    if (keeper_drops(e, label->space))
+        return true; /* it is not wanted */
     if (e->host != NULL)
         return tiers_save_to_host(e, page, label, is_held);
     return tiers_save_to_store(e, page, label);

@@ -26,6 +26,11 @@ api_fn api_count_tokens;  /* POST /v1/messages/count_tokens */
 api_fn api_responses;     /* POST /v1/responses */
 api_fn api_kept_response; /* anything of /v1/responses/ID */
 
+api_fn api_cache_list;  /* GET /admin/cache */
+api_fn api_cache_pin;   /* POST /admin/cache/pin */
+api_fn api_cache_drop;  /* POST /admin/cache/drop */
+api_fn api_cache_reset; /* POST /reset_prefix_cache */
+
 /* --- shared by the generating endpoints (gen.c) --- */
 
 /* Fields, id and generations, x->n for each of n_prompts, with empty prompts. False after an error

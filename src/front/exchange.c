@@ -40,6 +40,7 @@ void exchange_free(struct exchange *x)
         }
     }
     structure_unref(x->structure);
+    buf_fini(&x->facts);
     buf_fini(&x->out);
     fcgi_close(x->fcgi);
     arena_reset(&x->arena);
@@ -62,6 +63,7 @@ static const char *exchange_reason(int status)
     switch (status) {
     case 200: return "OK";
     case 400: return "Bad Request";
+    case 401: return "Unauthorized";
     case 404: return "Not Found";
     case 405: return "Method Not Allowed";
     case 413: return "Content Too Large";

@@ -132,6 +132,8 @@ struct exchange {
     char request_id[72];         /* the client's, or ours; nothing but letters, digits and -._ */
     char id[88];                 /* "chatcmpl-..." */
     int64_t created;             /* unix seconds */
+    bool asks;                   /* an operator's, about the cache: the answer is facts */
+    struct buf facts;            /* struct wire_out each */
     bool probe;                  /* /health?deep=1: the answer is whether a token came */
     const char *model;           /* the served name; lives as long as the process */
 

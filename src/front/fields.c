@@ -11,6 +11,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "front/retention.h"
 
 enum { FIELDS_CHAT = 1, FIELDS_TEXT = 2, FIELDS_BOTH = 3 };
 
@@ -368,16 +369,38 @@ static int fields_n(struct fields_read_context *c, const struct fields_row *row,
     return ERR_OK;
 }
 
-static int fields_salt(struct fields_read_context *c, const struct fields_row *row,
-                       const struct json *v)
+bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES])
 {
     struct hash h;
 
     if (v->kind != JSON_TEXT || v->text_len == 0)
-        return fields_type(c, row, "a string that is not empty", v);
+        return false;
     h = hash_sha256("cache_salt", sizeof "cache_salt", v->text, v->text_len);
-    memcpy(c->out->request.salt, &h, sizeof c->out->request.salt);
-    return ERR_OK;
+    memcpy(salt, &h, WIRE_SALT_BYTES);
+    return true;
+}
+
+static int fields_salt(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    return fields_read_salt(v, c->out->request.salt)
+               ? ERR_OK
+               : fields_type(c, row, "a string that is not empty", v);
+}
+
+static int fields_retention(struct fields_read_context *c, const struct fields_row *row,
+                            const struct json *v)
+{
+    (void)row;
+    return retention_read(&c->out->request, v, c->why, c->why_cap);
+}
+
+/* The endpoint reads them; what marks in them say of the cache stands here. */
+static int fields_messages(struct fields_read_context *c, const struct fields_row *row,
+                           const struct json *v)
+{
+    (void)row;
+    return retention_read_marks(v, &c->out->mark_s, c->why, c->why_cap);
 }
 
 /* -1: what the model takes, which is more than any prompt that is answered. */
@@ -487,8 +510,8 @@ static int fields_neutral(struct fields_read_context *c, const struct fields_row
 
 static const struct fields_row fields_rows[] = {
     {"model", FIELDS_BOTH, fields_model, 0, 0, 0, false},
-    {"messages", FIELDS_CHAT, fields_ignore, 0, 0, 0, false}, /* api_chat.c reads it */
-    {"prompt", FIELDS_TEXT, fields_ignore, 0, 0, 0, false},   /* api_completions.c */
+    {"messages", FIELDS_CHAT, fields_messages, 0, 0, 0, false},
+    {"prompt", FIELDS_TEXT, fields_ignore, 0, 0, 0, false}, /* api_completions.c */
     {"add_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"add_generation_prompt", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"continue_final_message", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
@@ -537,6 +560,7 @@ static const struct fields_row fields_rows[] = {
     {"allowed_token_ids", FIELDS_BOTH, fields_allowed, 0, 0, 0, false},
     {"bad_words", FIELDS_BOTH, fields_bad_words, 0, 0, 0, false},
     {"cache_salt", FIELDS_BOTH, fields_salt, 0, 0, 0, false},
+    {"cache_retention", FIELDS_BOTH, fields_retention, 0, 0, 0, false},
     {"truncate_prompt_tokens", FIELDS_BOTH, fields_truncate, 0, 0, 0, false},
     {"truncation_side", FIELDS_BOTH, fields_side, 0, 0, 0, false},
     {"documents", FIELDS_CHAT, fields_list, 0, 0, 0, false}, /* api_chat.c reads it */
@@ -648,6 +672,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         if (rc != ERR_OK)
             return rc;
     }
+    retention_mark(&out->request, out->mark_s);
     if (x->include_usage && !x->stream) {
         *param = "stream_options";
         (void)snprintf(why, why_cap, "'stream_options' is only allowed when 'stream' is true");

@@ -24,6 +24,7 @@ struct fields {
     struct form form;
     bool include_stop;
     const struct json *bad_words; /* a list, or NULL */
+    uint32_t mark_s;              /* seconds that marks (cache_control) want; 0: none */
     struct detok_stop stops[DETOK_STOPS_MAX];
     int n_stops;
 };
@@ -38,5 +39,8 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
 
 /* Is it an effort of reasoning as OpenAI names them, none to max? */
 bool fields_is_effort(const struct json *v);
+
+/* A cache_salt as it crosses to the engine; false when it cannot be one. */
+bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES]);
 
 #endif

@@ -37,6 +37,8 @@ struct front {
     struct link link;
     struct structures structures;
     struct vocabulary vocabulary;
+    bool has_admin_key;        /* else nobody is an operator */
+    struct hash admin_key;     /* its digest */
     _Atomic uint64_t probe_us; /* when the last probe of health.h began */
     atomic_bool probe_failed;  /* how the last that ended did */
 

@@ -10,6 +10,7 @@
 #include "front/answer.h"
 #include "front/api.h"
 #include "front/fields.h"
+#include "front/retention.h"
 #include "front/terms.h"
 
 static uint64_t gen_random(void)
@@ -106,6 +107,8 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
                              "min_tokens", 0);
         return false;
     }
+    if (!x->asks)
+        retention_limit(&fields.request, f->settings.client_retention_max);
     if (!terms_read(f, x, &fields.request))
         return false;
     if (fields.bad_words != NULL) {

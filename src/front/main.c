@@ -12,6 +12,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/service.h"
+#include "front/cache.h"
 #include "front/front.h"
 
 /* The last part of the model folder's path names the model unless a setting does. */
@@ -134,6 +135,8 @@ static int main_open(struct front *f)
         rc = main_open_text(f);
     if (rc == ERR_OK)
         rc = main_choose_reply(f);
+    if (rc == ERR_OK)
+        rc = cache_open(f);
     if (rc == ERR_OK)
         rc = link_init(&f->link, f->settings.engine_socket);
     if (rc == ERR_OK)

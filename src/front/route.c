@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "front/api.h"
+#include "front/cache.h"
 
 /* What a request may take for its body's tree, its prompt and their like, in largest bodies. Texts
  * take few; a tree of the smallest values takes fifty times its own text, and is refused. */
@@ -17,28 +18,33 @@ struct route {
     const char *method;        /* NULL: any, and the body is the endpoint's */
     api_fn *answer;            /* NULL: there is nothing, said in the shape */
     enum exchange_shape shape; /* of the answer, errors included */
+    bool admin;                /* for operators alone */
 };
 
 static const struct route routes[] = {
-    {"/v1/chat/completions", "POST", api_chat, SHAPE_OPENAI},
-    {"/v1/completions", "POST", api_completions, SHAPE_OPENAI},
-    {"/v1/chat/completions/render", "POST", api_render, SHAPE_OPENAI},
-    {"/v1/completions/render", "POST", api_render, SHAPE_OPENAI},
-    {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES},
-    {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES},
-    {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES},
-    {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES},
-    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES},
-    {"/v1/models", "GET", api_models, SHAPE_OPENAI},
-    {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI},
-    {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI},
-    {"/health", "GET", api_health, SHAPE_OPENAI},
-    {"/metrics", "GET", api_metrics, SHAPE_OPENAI},
-    {"/version", "GET", api_version, SHAPE_OPENAI},
-    {"/ping", "GET", api_health, SHAPE_OPENAI},
-    {"/ping", "POST", api_health, SHAPE_OPENAI},
-    {"/load", "GET", api_load, SHAPE_OPENAI},
-    {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI},
+    {"/v1/chat/completions", "POST", api_chat, SHAPE_OPENAI, false},
+    {"/v1/completions", "POST", api_completions, SHAPE_OPENAI, false},
+    {"/v1/chat/completions/render", "POST", api_render, SHAPE_OPENAI, false},
+    {"/v1/completions/render", "POST", api_render, SHAPE_OPENAI, false},
+    {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES, false},
+    {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES, false},
+    {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES, false},
+    {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES, false},
+    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES, false},
+    {"/v1/models", "GET", api_models, SHAPE_OPENAI, false},
+    {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI, false},
+    {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI, false},
+    {"/health", "GET", api_health, SHAPE_OPENAI, false},
+    {"/metrics", "GET", api_metrics, SHAPE_OPENAI, false},
+    {"/version", "GET", api_version, SHAPE_OPENAI, false},
+    {"/ping", "GET", api_health, SHAPE_OPENAI, false},
+    {"/ping", "POST", api_health, SHAPE_OPENAI, false},
+    {"/load", "GET", api_load, SHAPE_OPENAI, false},
+    {"/admin/cache", "GET", api_cache_list, SHAPE_OPENAI, true},
+    {"/admin/cache/pin", "POST", api_cache_pin, SHAPE_OPENAI, true},
+    {"/admin/cache/drop", "POST", api_cache_drop, SHAPE_OPENAI, true},
+    {"/reset_prefix_cache", "POST", api_cache_reset, SHAPE_OPENAI, true},
+    {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, false},
 };
 
 /* Copy the path, without query and trailing slash. */
@@ -92,6 +98,12 @@ static bool route_fits(const struct front *f, const struct route *r, const char 
            strcmp(path + len + 1, f->model_name) == 0;
 }
 
+static bool route_has_body(const struct route *r, const char *method)
+{
+    return r->method != NULL && strcmp(method, "POST") == 0 && r->answer != api_health &&
+           r->answer != api_cache_reset;
+}
+
 void route_exchange(struct front *f, struct exchange *x)
 {
     const char *method = fcgi_param(x->fcgi, "REQUEST_METHOD");
@@ -115,7 +127,11 @@ void route_exchange(struct front *f, struct exchange *x)
             continue;
         if (r->method != NULL && strcmp(method, r->method) != 0)
             continue;
-        if (r->method != NULL && strcmp(method, "POST") == 0 && r->answer != api_health) {
+        if (r->admin && !cache_allows(f, x)) {
+            fcgi_skip_body(x->fcgi);
+            return;
+        }
+        if (route_has_body(r, method)) {
             body = route_body(f, x);
             if (body == NULL)
                 return;

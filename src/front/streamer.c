@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/service.h"
 #include "front/answer.h"
+#include "front/cache.h"
 #include "front/front.h"
 #include "front/health.h"
 #include "front/logprobs.h"
@@ -301,7 +302,8 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
 
     if (rc != ERR_OK)
         return rc;
-    r.flags = (g->n_submits > 0 ? WIRE_RESUMED : 0) | (g->exchange->probe ? WIRE_PROBE : 0);
+    r.flags = (g->n_submits > 0 ? WIRE_RESUMED : 0) |
+              (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
     r.n_tokens = (uint32_t)g->tokens.len;
     refusal = link_refuses(l, &r);
     if (refusal != WIRE_REFUSALS) {
@@ -475,6 +477,10 @@ static void streamer_finished(struct streamer *s, struct gen *g, const struct wi
         health_passed(s->f, x);
         return;
     }
+    if (x->asks) {
+        cache_answer(s->f, x);
+        return;
+    }
     (void)detok_finish(&g->detok, &g->text);
     g->finish = o->finish == WIRE_FIN_STOP ? GEN_STOP : GEN_LENGTH;
     if (g->detok.status == DETOK_STOPPED)
@@ -528,6 +534,7 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_PROMPT_TOP:
     case WIRE_CHOSEN:
     case WIRE_TOP: logprobs_record(g, o); break;
+    case WIRE_FACT: cache_fact(x, o); break;
     }
     x->said_us = s->now_us;
 }

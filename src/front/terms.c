@@ -22,6 +22,19 @@ void terms_tenant(const char *name, char out[WIRE_TENANT_BYTES])
         hash_hex((const uint8_t *)&h, sizeof(uint32_t), end);
 }
 
+void terms_isolate(struct wire_request *r)
+{
+    uint8_t text[WIRE_TENANT_BYTES + WIRE_SALT_BYTES];
+    struct hash h;
+
+    if (r->tenant[0] == '\0')
+        return;
+    memcpy(text, r->tenant, WIRE_TENANT_BYTES);
+    memcpy(text + WIRE_TENANT_BYTES, r->salt, WIRE_SALT_BYTES);
+    h = hash_sha256("tenant", sizeof "tenant", text, sizeof text);
+    memcpy(r->salt, &h, WIRE_SALT_BYTES);
+}
+
 static bool terms_priority(const char *text, int32_t *priority)
 {
     char *end = NULL;
@@ -69,6 +82,8 @@ bool terms_read(const struct front *f, struct exchange *x, struct wire_request *
     }
     if (r->priority < f->settings.client_priority_min)
         r->priority = f->settings.client_priority_min;
+    if (f->settings.cache_per_key)
+        terms_isolate(r);
     r->deadline_us = x->timeout_us == 0 ? 0 : x->arrival_us + x->timeout_us;
     return true;
 }

@@ -15,6 +15,9 @@
  * after an error answer. */
 bool terms_read(const struct front *f, struct exchange *x, struct wire_request *r);
 
+/* The tenant's own namespace for what r's salt says (cache_per_key); nobody's is the shared one. */
+void terms_isolate(struct wire_request *r);
+
 /* A tenant's name as it crosses to the engine: what is too long is cut, and its end made a hash. */
 void terms_tenant(const char *name, char out[WIRE_TENANT_BYTES]);
 

@@ -26,6 +26,9 @@ struct translation {
     struct json_made messages; /* of its messages */
     struct json_made kwargs;   /* of its chat_template_kwargs */
 
+    uint32_t
+        mark_s; /* seconds that marks (cache_control) want the prompt to be retained; 0: none */
+
     /* What one role said, until another speaks. */
     const char *role;        /* NULL: nothing is open */
     struct json_made texts;  /* its content */
@@ -79,8 +82,9 @@ translate_fn translate_refuse;     /* is not offered, unless the value asks for 
         {"stop_token_ids", translate_same, NULL}, {"ignore_eos", translate_same, NULL},            \
         {"priority", translate_same, NULL}, {"timeout_s", translate_same, NULL},                   \
         {"cache_salt", translate_same, NULL}, {"request_id", translate_same, NULL},                \
-        {"logit_bias", translate_same, NULL}, {"bad_words", translate_same, NULL},                 \
-        {"allowed_token_ids", translate_same, NULL}, {"structured_outputs", translate_same, NULL}, \
+        {"cache_retention", translate_same, NULL}, {"logit_bias", translate_same, NULL},           \
+        {"bad_words", translate_same, NULL}, {"allowed_token_ids", translate_same, NULL},          \
+        {"structured_outputs", translate_same, NULL},                                              \
     {                                                                                              \
         "skip_special_tokens", translate_same, NULL                                                \
     }

@@ -6,8 +6,35 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "front/retention.h"
 #include "front/translate.h"
 #include "text/detok.h"
+
+/* --- marks -------------------------------------------------------------------------------- */
+
+static int messages_mark(struct translation *t, const struct json *object, const char *where)
+{
+    return retention_read_mark(object, where, &t->mark_s, t->why, t->why_cap);
+}
+
+/* What marks say, as the chat's cache_retention; the client's own word counts before. */
+static void messages_retain(struct translation *t, const struct json *body)
+{
+    struct json_made hint = {.arena = t->arena};
+    struct json n = {.kind = JSON_INT};
+
+    if (t->mark_s == 0 || json_get(body, "cache_retention") != NULL)
+        return;
+    n.whole = RETENTION_MARK;
+    n.text = "60";
+    n.n = 2;
+    json_put(&hint, "priority", &n);
+    n.whole = t->mark_s;
+    n.text = t->mark_s == 300 ? "300" : "3600";
+    n.n = (uint32_t)strlen(n.text);
+    json_put(&hint, "seconds", &n);
+    json_put_made(&t->chat, "cache_retention", JSON_OBJECT, &hint);
+}
 
 /* --- blocks -------------------------------------------------------------------------------- */
 
@@ -39,6 +66,8 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
             return translate_fail(t, ERR_UNSUPPORTED,
                                   "'%s': blocks of type '%.64s' are not supported here", at, type);
         rc = translate_member_text(t, b, "text", at, &text);
+        if (rc == ERR_OK)
+            rc = messages_mark(t, b, at);
         if (rc != ERR_OK)
             return rc;
         json_put_text(texts, NULL, text);
@@ -134,6 +163,8 @@ static int messages_block(struct translation *t, const char *role, const struct 
     if (b->kind != JSON_OBJECT)
         return translate_type(t, where, "an object", b);
     rc = translate_member_text(t, b, "type", where, &type);
+    if (rc == ERR_OK)
+        rc = messages_mark(t, b, where);
     if (rc != ERR_OK)
         return rc;
     for (size_t i = 0; i < sizeof messages_blocks / sizeof messages_blocks[0]; i++) {
@@ -259,6 +290,8 @@ static int messages_tools(struct translation *t, const struct translate_row *row
         if (schema == NULL || schema->kind != JSON_OBJECT)
             return translate_fail(t, ERR_INVALID, "'%s.input_schema' must be an object", where);
         rc = translate_tool(t, tool, "input_schema", where, &tools);
+        if (rc == ERR_OK)
+            rc = messages_mark(t, tool, where);
         if (rc != ERR_OK)
             return rc;
     }
@@ -359,6 +392,17 @@ static int messages_output(struct translation *t, const struct translate_row *ro
     return ERR_OK;
 }
 
+/* A mark of the whole request. */
+static int messages_mark_all(struct translation *t, const struct translate_row *row,
+                             const struct json *v)
+{
+    struct json all = {.kind = JSON_OBJECT, .n = 1, .items = v};
+
+    if (v->kind != JSON_OBJECT)
+        return translate_type(t, row->name, "an object", v);
+    return messages_mark(t, &all, "body");
+}
+
 static const struct translate_row messages_rows[] = {
     {"model", translate_same, NULL},
     {"messages", translate_ignore, NULL}, /* messages_talk() reads both */
@@ -375,10 +419,9 @@ static const struct translate_row messages_rows[] = {
     {"output_config", messages_output, NULL},
     {"output_format", messages_format, NULL},
     {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
-    /* Harmless: prefixes are kept without being asked, what was said is left in the prompt, and the
-     * rest is for a service's books. */
+    {"cache_control", messages_mark_all, NULL},
+    /* Harmless: what was said is left in the prompt, and the rest is for a service's books. */
     {"context_management", translate_object, NULL},
-    {"cache_control", translate_object, NULL},
     {"metadata", translate_object, NULL},
     {"service_tier", translate_text, NULL},
     {"inference_geo", translate_text, NULL},
@@ -407,6 +450,8 @@ int translate_messages(struct json *chat, struct arena *arena, const struct json
     }
     if (rc == ERR_OK)
         rc = messages_talk(&t, body);
+    if (rc == ERR_OK)
+        messages_retain(&t, body);
     if (rc == ERR_OK)
         rc = translate_end(&t, chat);
     *param = rc == ERR_OK ? NULL : t.param;

@@ -62,6 +62,18 @@ enum wire_flags { /* of wire_request.flags */
                   WIRE_RESUMED = 8, /* an engine that died had taken it: the queue's bounds let it
                                      * pass */
                   WIRE_PROBE = 16,  /* asked by the front itself: the same, and it is not counted */
+                  WIRE_TELL_KEPT = 32, /* a WIRE_FACT before the end: how much of its prompt is
+                                        * kept */
+};
+
+/* What a front asks for. All but the first are asked by operators about the cache: they take no
+ * turn, and are answered by WIRE_FACT records and an end. */
+enum wire_ask {
+    WIRE_GENERATE = 0,
+    WIRE_LIST = 1,        /* what the tiers hold */
+    WIRE_DROP_PROMPT = 2, /* the pages of the prompt, of all tiers */
+    WIRE_DROP_SPACE = 3,  /* those of one namespace */
+    WIRE_DROP_ALL = 4,
 };
 
 /* logits[id] += value, before penalties. */
@@ -97,10 +109,15 @@ struct wire_request {
     uint32_t automaton; /* the output follows it: 1 + its index in the lane; 0: none */
     /* Behind the tokens in the arena stand, as int32, the ids that may come, those to be biased
      * and the sequences that may not come. */
-    uint32_t n_allowed;  /* 0: all; else ceil(n_vocab / 32): id i is bit i % 32 of word i / 32 */
-    uint32_t n_biases;   /* struct wire_bias, each id once */
-    uint32_t n_bad;      /* int32, 0 .. WIRE_BAD_WORDS_MAX: a length >= 1, so many ids, and again */
-    uint32_t n_stop_ids; /* 0 .. WIRE_STOP_IDS */
+    uint32_t n_allowed; /* 0: all; else ceil(n_vocab / 32): id i is bit i % 32 of word i / 32 */
+    uint32_t n_biases;  /* struct wire_bias, each id once */
+    uint32_t n_bad;     /* int32, 0 .. WIRE_BAD_WORDS_MAX: a length >= 1, so many ids, and again */
+    uint32_t ask;       /* enum wire_ask */
+    uint32_t retain;    /* 1 + the priority, 0 .. 100, of the prompt's pages; 0: nothing is said */
+    uint32_t retain_s;  /* for so many seconds; 0: without end */
+    uint32_t retain_tokens; /* of the prompt's start that it is said of; 0: all of it */
+    uint64_t space;         /* WIRE_DROP_SPACE: this namespace; 0: that of the salt */
+    uint32_t n_stop_ids;    /* 0 .. WIRE_STOP_IDS */
     int32_t stop_ids[WIRE_STOP_IDS];
     uint8_t salt[WIRE_SALT_BYTES];  /* prefixes are shared only under equal salts */
     char tenant[WIRE_TENANT_BYTES]; /* who pays: the key's name, NULs behind it; "": nobody */
@@ -145,7 +162,34 @@ enum wire_kind {
     WIRE_PROMPT_TOP = 5,    /* behind its WIRE_PROMPT_CHOSEN, the most probable first */
     WIRE_CHOSEN = 6,        /* of the WIRE_TOKEN that follows */
     WIRE_TOP = 7,
+    WIRE_FACT = 8, /* value: enum wire_fact; amount is its number */
 };
+
+/* What is told of the cache. A row begins with the fact that names it; those that follow are its
+ * numbers. Rows are bounded: what has no room of its own is in the last of its kind. */
+enum wire_fact {
+    WIRE_FACT_TIER,     /* begins a tier: enum wire_tier */
+    WIRE_FACT_SPACE,    /* begins a namespace: its id; 0: all that have no row */
+    WIRE_FACT_HINT,     /* begins what is kept alike: the id of its namespace */
+    WIRE_FACT_SLOTS,    /* of a tier: pages that it has room for */
+    WIRE_FACT_PAGES,    /* of a tier */
+    WIRE_FACT_KEPT,     /* of a tier: above the default priority */
+    WIRE_FACT_KEPT_MAX, /* of a tier: as many may be */
+    WIRE_FACT_DEVICE,   /* of a namespace or hint: pages in each tier */
+    WIRE_FACT_HOST,
+    WIRE_FACT_STORE,
+    WIRE_FACT_KEPT_PAGES, /* of a namespace: above the default priority, in all tiers */
+    WIRE_FACT_QUERIES,    /* of a namespace: tokens of prompts, and those found in the cache */
+    WIRE_FACT_HITS,
+    WIRE_FACT_SHARED,   /* of a namespace: it is the one without a salt */
+    WIRE_FACT_PRIORITY, /* of a hint; none of several kinds in one row */
+    WIRE_FACT_UNTIL,    /* of a hint: unix seconds; 0: without end */
+    WIRE_FACT_DROPPED,  /* pages, of all tiers */
+    WIRE_FACT_HELD,     /* tokens of the prompt that are kept as was asked */
+    WIRE_FACTS
+};
+
+enum wire_tier { WIRE_DEVICE, WIRE_HOST, WIRE_STORE, WIRE_TIERS };
 
 enum wire_finish {
     WIRE_FIN_STOP = 1,      /* an end-of-text or stop id, which is the last token sent */
@@ -161,6 +205,7 @@ struct wire_out {
     uint16_t retry_after_s; /* with WIRE_FINISHED and ERR_OVERLOADED: when to come again */
     union {
         uint64_t time_us; /* when the engine had it */
+        uint64_t amount;  /* of a WIRE_FACT */
         struct {          /* of log probabilities */
             float logprob;
             uint32_t rank; /* 1: the most probable; of WIRE_CHOSEN 0: not known */

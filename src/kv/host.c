@@ -24,15 +24,15 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "kv/order.h"
 
 #define HOST_THREADS     4
 #define HOST_CHUNK_BYTES ((size_t)64 << 20) /* pinning holds the device up for 3 ms */
 #define HOST_ASKED_MAX   16                 /* chunks on their way: a long step fills some */
 #define HOST_FIRST       16                 /* chunks that are asked for at the start */
 #define HOST_GENTLE_US   300000             /* between two chunks: a hundredth of the time */
-#define HOST_CHECKS_MAX  4096               /* under way at once */
-#define HOST_WAVE        4                  /* uses between a page and the one it continues */
-#define HOST_LOOK_MAX    64 /* of the oldest pages, for one that nothing continues */
+#define HOST_SPARE_MAX   10000 /* times that nothing goes rather than what is retained */
+#define HOST_CHECKS_MAX  4096  /* under way at once */
 
 enum entry_state { ENTRY_OUT, ENTRY_FREE, ENTRY_FILLING, ENTRY_PAGE };
 
@@ -40,14 +40,14 @@ struct entry {
     enum entry_state state; /* OUT: its memory is not ready and it holds nothing */
     bool busy;              /* a thread is at its checksum */
     bool checked;           /* its payload is known to be whole */
-    bool bad;               /* it failed its check: free when nobody holds it */
+    bool bad;               /* it failed its check, or was dropped: free when nobody is at it */
     uint32_t n_readers;
     uint32_t n_uses;
     uint32_t n_children; /* pages that continue it and came after it */
     uint32_t life;       /* counts pages that it has held */
     int32_t parent;      /* slot of the page before it when it came, or -1 */
     uint32_t parent_life;
-    int32_t prev, next; /* in the list of pages by last use, or of free slots (next) */
+    int32_t next; /* in the list of free slots */
     struct hash name;
 };
 
@@ -82,11 +82,13 @@ struct host {
     struct entry *entries; /* [n_slots] */
     int32_t *table;        /* [table_mask + 1]: slot or -1 */
     uint32_t table_mask;
-    int32_t oldest, newest, free;
+    struct order *order; /* of pages that may go */
+    int32_t free;
     enum chunk_state *chunks; /* [n_chunks] */
     int32_t n_asked;
     int32_t n_free;
     bool gentle;
+    int n_spared;      /* times in a row that no page went, because only retained ones could */
     uint64_t grown_us; /* when a chunk was last asked for */
     uint64_t n_used;
     struct host_counters counters;
@@ -173,14 +175,15 @@ static uint64_t host_digest(const struct host *h, int32_t slot)
 static bool host_work(struct host *h, const struct job *j)
 {
     struct host_slot *s = &h->slots[j->slot];
+    uint32_t empty = HOST_EMPTY;
 
     switch (j->kind) {
     case JOB_PIN: return host_pin(h, j->slot);
     case JOB_SEAL:
         s->payload_xxh3 = host_digest(h, j->slot);
         s->slot_xxh3 = host_slot_digest(s);
-        atomic_store_explicit(&s->state, HOST_HOLDS, memory_order_release);
-        return true;
+        return atomic_compare_exchange_strong(&s->state, &empty,
+                                              HOST_HOLDS); /* or it was dropped */
     case JOB_CHECK: return !FAULT_HIT(host_check) && s->payload_xxh3 == host_digest(h, j->slot);
     }
     return false;
@@ -248,40 +251,35 @@ static void host_erase(struct host *h, const struct hash *name)
     }
 }
 
-static void host_list_remove(struct host *h, int32_t slot)
+static bool host_is_ready(const struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
-
-    *(e->prev == -1 ? &h->oldest : &h->entries[e->prev].next) = e->next;
-    *(e->next == -1 ? &h->newest : &h->entries[e->next].prev) = e->prev;
+    return h->chunks[slot / h->chunk_slots] == CHUNK_READY;
 }
 
-static void host_list_push(struct host *h, int32_t slot)
+/* Whether a page may go has changed, or its last use: only those stand in the order that nobody
+ * looks at and that nothing continues. */
+static void host_place(struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
+    const struct entry *e = &h->entries[slot];
 
-    e->prev = h->newest;
-    e->next = -1;
-    *(h->newest == -1 ? &h->oldest : &h->entries[h->newest].next) = slot;
-    h->newest = slot;
+    if (e->state == ENTRY_PAGE && e->n_readers == 0 && e->n_children == 0 && !e->busy && !e->bad &&
+        host_is_ready(h, slot))
+        order_add(h->order, slot);
+    else
+        order_remove(h->order, slot);
 }
 
-/* A page used right behind the one that it continues stands before that: of a prefix the end is
- * older than its start, however long it is. */
-static void host_list_place(struct host *h, int32_t slot)
+static void host_note_used(struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
-    int32_t parent = e->parent;
+    h->slots[slot].used = ++h->n_used;
+    order_use(h->order, slot);
+}
 
-    if (parent == -1 || h->entries[parent].life != e->parent_life ||
-        h->n_used - h->slots[parent].used > HOST_WAVE) {
-        host_list_push(h, slot);
-        return;
-    }
-    e->next = parent;
-    e->prev = h->entries[parent].prev;
-    *(e->prev == -1 ? &h->oldest : &h->entries[e->prev].next) = slot;
-    h->entries[parent].prev = slot;
+/* What counts of a page now is what the file says of it. */
+static void host_note_retained(struct host *h, int32_t slot)
+{
+    atomic_store_explicit(&h->slots[slot].retains, retain_pack(order_retained(h->order, slot)),
+                          memory_order_relaxed);
 }
 
 static void host_add_free(struct host *h, int32_t slot)
@@ -308,8 +306,12 @@ static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
     if (before != -1) {
         e->parent_life = h->entries[before].life;
         h->entries[before].n_children++;
+        host_place(h, before);
     }
-    host_list_place(h, slot);
+    order_begin(h->order, slot, before,
+                retain_unpack(atomic_load_explicit(&h->slots[slot].retains, memory_order_relaxed)));
+    order_use(h->order, slot);
+    host_place(h, slot);
     h->counters.pages++;
 }
 
@@ -320,17 +322,14 @@ static void host_remove(struct host *h, int32_t slot)
 
     atomic_store_explicit(&h->slots[slot].state, HOST_EMPTY, memory_order_release);
     host_erase(h, &e->name);
-    host_list_remove(h, slot);
-    if (e->parent != -1 && h->entries[e->parent].life == e->parent_life)
+    order_end(h->order, slot);
+    if (e->parent != -1 && h->entries[e->parent].life == e->parent_life) {
         h->entries[e->parent].n_children--;
+        host_place(h, e->parent);
+    }
     e->life++;
     e->parent = -1;
-    h->counters.pages--;
-}
-
-static bool host_is_ready(const struct host *h, int32_t slot)
-{
-    return h->chunks[slot / h->chunk_slots] == CHUNK_READY;
+    h->counters.pages -= !e->bad;
 }
 
 /* --- opening ----------------------------------------------------------------------------- */
@@ -411,10 +410,23 @@ static int host_alloc(struct host *h)
     h->done = (struct job_queue){.jobs = mem_zalloc_array(jobs, sizeof(struct job)),
                                  .cap = (uint32_t)jobs};
     if (h->entries == NULL || h->table == NULL || h->chunks == NULL || h->todo.jobs == NULL ||
-        h->done.jobs == NULL)
+        h->done.jobs == NULL ||
+        order_open(&h->order, h->n_slots, (int)((int64_t)h->n_slots * h->options.kept_pct / 100)) !=
+            ERR_OK)
         return ERR_NO_MEMORY;
     memset(h->table, 0xff, cap * sizeof *h->table); /* -1 */
     return ERR_OK;
+}
+
+/* At the start all chunks that hold something are asked for. */
+static void host_ask_chunk(struct host *h, int32_t chunk)
+{
+    if (h->chunks[chunk] != CHUNK_OUT)
+        return;
+    h->chunks[chunk] = CHUNK_ASKED;
+    h->n_asked++;
+    h->counters.jobs++;
+    host_push(&h->todo, (struct job){.kind = JOB_PIN, .slot = chunk});
 }
 
 struct found {
@@ -437,6 +449,7 @@ static int host_take_back(struct host *h)
 
     if (found == NULL)
         return ERR_NO_MEMORY;
+    order_tick(h->order, (uint32_t)clock_unix_s()); /* what ended meanwhile takes no room */
     for (int32_t i = 0; i < h->n_slots; i++) {
         struct host_slot *s = &h->slots[i];
         bool holds = atomic_load(&s->state) == HOST_HOLDS;
@@ -458,7 +471,12 @@ static int host_take_back(struct host *h)
         e->name = s->name;
         e->n_uses = 1;
         host_insert(h, found[i].slot, &s->parent);
+        host_note_retained(h, found[i].slot);
         h->n_used = found[i].used;
+    }
+    for (int i = n - 1; i >= 0; i--) { /* what was used last, first */
+        if (h->entries[found[i].slot].state == ENTRY_PAGE)
+            host_ask_chunk(h, found[i].slot / h->chunk_slots);
     }
     mem_free(found);
     if (n > 0)
@@ -466,23 +484,10 @@ static int host_take_back(struct host *h)
     return ERR_OK;
 }
 
-/* At the start all chunks that hold something are asked for. */
-static void host_ask_chunk(struct host *h, int32_t chunk)
-{
-    if (h->chunks[chunk] != CHUNK_OUT)
-        return;
-    h->chunks[chunk] = CHUNK_ASKED;
-    h->n_asked++;
-    h->counters.jobs++;
-    host_push(&h->todo, (struct job){.kind = JOB_PIN, .slot = chunk});
-}
-
 static int host_start(struct host *h)
 {
     (void)pthread_mutex_init(&h->lock, NULL); /* cannot fail on Linux */
     (void)pthread_cond_init(&h->work, NULL);
-    for (int32_t i = h->newest; i != -1; i = h->entries[i].prev) /* what was used last, first */
-        host_ask_chunk(h, i / h->chunk_slots);
     for (int32_t i = 0; i < h->n_chunks && h->n_asked < HOST_FIRST; i++)
         host_ask_chunk(h, i);
     while (h->n_threads < HOST_THREADS) {
@@ -511,7 +516,7 @@ int host_open(struct host **out, const struct host_options *o)
         return ERR_NO_MEMORY;
     h->options = *o;
     h->fd = -1;
-    h->oldest = h->newest = h->free = -1;
+    h->free = -1;
     want.payload_bytes = (o->page_bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
     n = o->max_bytes / want.payload_bytes;
     n = n < 1 ? 1 : n > INT32_MAX / 2 ? INT32_MAX / 2 : n;
@@ -563,6 +568,7 @@ void host_close(struct host *h)
     mem_free(h->entries);
     mem_free(h->table);
     mem_free(h->chunks);
+    order_close(h->order);
     mem_free(h->todo.jobs);
     mem_free(h->done.jobs);
     mem_free(h);
@@ -601,41 +607,35 @@ static bool host_grow(struct host *h)
     return h->n_asked > 0;
 }
 
-static bool host_may_go(const struct host *h, int32_t slot)
+/* The page that goes. A retained one only when there are no others: these may be at their checksums
+ * or held just now, and what wants a place can wait, though not for ever. */
+static int32_t host_choose(struct host *h)
 {
-    const struct entry *e = &h->entries[slot];
+    int32_t slot = order_first(h->order);
 
-    return e->n_readers == 0 && !e->busy && !e->bad && host_is_ready(h, slot);
-}
-
-/* The page that goes: of the oldest one that nothing continues, else the oldest. */
-static int32_t host_oldest(const struct host *h)
-{
-    int32_t first = -1;
-    int n = 0;
-
-    for (int32_t i = h->oldest; i != -1 && n < HOST_LOOK_MAX; i = h->entries[i].next, n++) {
-        if (!host_may_go(h, i))
-            continue;
-        if (h->entries[i].n_children == 0)
-            return i;
-        first = first == -1 ? i : first;
+    if (slot == -1 || order_retained(h->order, slot).rank <= 0 ||
+        h->counters.pages <= (uint64_t)order_n_kept(h->order) || ++h->n_spared > HOST_SPARE_MAX) {
+        h->n_spared = 0;
+        return slot;
     }
-    return first;
+    return -1;
 }
 
 static int32_t host_evict(struct host *h, struct host_victim *victim)
 {
-    int32_t slot = host_oldest(h);
+    int32_t slot = host_choose(h);
     const struct host_slot *s = &h->slots[slot == -1 ? 0 : slot];
 
     if (slot == -1)
         return -1;
     if (h->entries[slot].n_uses > 1 && h->entries[slot].checked)
-        *victim = (struct host_victim){
-            .label = {.name = s->name, .parent = s->parent, .tokens = s->tokens},
-            .payload = host_payload(h, slot),
-            .n_uses = h->entries[slot].n_uses};
+        *victim = (struct host_victim){.label = {.name = s->name,
+                                                 .parent = s->parent,
+                                                 .tokens = s->tokens,
+                                                 .space = s->space,
+                                                 .retain = order_retained(h->order, slot)},
+                                       .payload = host_payload(h, slot),
+                                       .n_uses = h->entries[slot].n_uses};
     host_remove(h, slot);
     h->counters.evicted++;
     return slot;
@@ -657,12 +657,8 @@ int32_t host_take(struct host *h, const struct page_label *label, struct host_vi
     } else if (host_grow(h) || (slot = host_evict(h, victim)) == -1)
         return -1;
     e = &h->entries[slot];
-    *e = (struct entry){.state = ENTRY_FILLING,
-                        .life = e->life,
-                        .parent = -1,
-                        .prev = -1,
-                        .next = -1,
-                        .name = label->name};
+    *e = (struct entry){
+        .state = ENTRY_FILLING, .life = e->life, .parent = -1, .next = -1, .name = label->name};
     return slot;
 }
 
@@ -673,6 +669,8 @@ void host_fill(struct host *h, int32_t slot, const struct page_label *label)
     s->n_tokens = h->file->block_tokens;
     s->name = label->name;
     s->parent = label->parent;
+    s->space = label->space;
+    atomic_store_explicit(&s->retains, retain_pack(label->retain), memory_order_relaxed);
     memset(s->tokens, 0, sizeof s->tokens);
     memcpy(s->tokens, label->tokens, h->file->block_tokens * sizeof *label->tokens);
 }
@@ -691,26 +689,46 @@ void host_filled(struct host *h, int32_t slot, bool good)
     e->n_uses = 1;
     h->slots[slot].used = ++h->n_used;
     host_insert(h, slot, &h->slots[slot].parent);
+    host_note_retained(h, slot); /* there may be no room for what it says */
     host_ask(h, JOB_SEAL, slot, 0);
+}
+
+int32_t host_n_slots(const struct host *h)
+{
+    return h->n_slots;
+}
+
+bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label)
+{
+    const struct entry *e = &h->entries[slot];
+    const struct host_slot *s = &h->slots[slot];
+
+    if (e->state != ENTRY_PAGE || e->bad)
+        return false;
+    *label = (struct page_label){.name = e->name,
+                                 .parent = s->parent,
+                                 .tokens = s->tokens,
+                                 .space = s->space,
+                                 .retain = order_retained(h->order, slot)};
+    return true;
 }
 
 bool host_label(const struct host *h, int32_t slot, const struct hash *name,
                 struct page_label *label)
 {
     const struct entry *e = &h->entries[slot];
-    const struct host_slot *s = &h->slots[slot];
 
     if (e->state != ENTRY_PAGE || e->bad || !e->checked ||
         memcmp(&e->name, name, sizeof *name) != 0)
         return false;
-    *label = (struct page_label){.name = e->name, .parent = s->parent, .tokens = s->tokens};
-    return true;
+    return host_read_slot(h, slot, label);
 }
 
 void host_hold(struct host *h, int32_t slot)
 {
     must(h->entries[slot].state == ENTRY_PAGE);
     h->entries[slot].n_readers++;
+    host_place(h, slot);
 }
 
 void host_use(struct host *h, int32_t slot)
@@ -719,22 +737,38 @@ void host_use(struct host *h, int32_t slot)
 
     must(e->state == ENTRY_PAGE);
     e->n_uses++;
-    h->slots[slot].used = ++h->n_used;
-    host_list_remove(h, slot);
-    host_list_place(h, slot);
+    host_note_used(h, slot);
 }
 
-/* A page that failed its check is gone when nobody looks at it any more. */
-void host_release(struct host *h, int32_t slot)
+/* Nobody finds it any more. */
+static void host_condemn(struct host *h, int32_t slot)
+{
+    h->entries[slot].bad = true;
+    h->counters.pages--;
+    atomic_store_explicit(&h->slots[slot].state, HOST_GONE, memory_order_release);
+}
+
+/* A page that failed its check or was dropped is gone when nobody is at it any more. */
+static void host_let_go(struct host *h, int32_t slot)
 {
     struct entry *e = &h->entries[slot];
 
-    must(e->n_readers > 0);
-    if (--e->n_readers > 0 || !e->bad)
+    if (!e->bad) {
+        host_place(h, slot);
+        return;
+    }
+    if (e->n_readers > 0 || e->busy)
         return;
     host_remove(h, slot);
     e->bad = false;
     host_add_free(h, slot);
+}
+
+void host_release(struct host *h, int32_t slot)
+{
+    must(h->entries[slot].n_readers > 0);
+    h->entries[slot].n_readers--;
+    host_let_go(h, slot);
 }
 
 bool host_is_checked(const struct host *h, int32_t slot)
@@ -761,6 +795,8 @@ static void host_pinned(struct host *h, const struct job *j)
     for (int32_t i = end - 1; i >= first; i--) {
         if (h->entries[i].state == ENTRY_OUT)
             host_add_free(h, i);
+        else
+            host_place(h, i);
     }
 }
 
@@ -771,7 +807,7 @@ static void host_note_check(struct host *h, const struct job *j)
     if (j->good)
         e->checked = true;
     else if (!e->bad) {
-        e->bad = true;
+        host_condemn(h, j->slot); /* somebody holds it */
         h->counters.faults++;
         log_warn("host: a page in %s failed its check; it is computed anew", h->options.path);
     }
@@ -791,7 +827,10 @@ bool host_poll(struct host *h, uint64_t *ticket, bool *good)
         h->counters.jobs--;
         switch (j.kind) {
         case JOB_PIN: host_pinned(h, &j); break;
-        case JOB_SEAL: h->entries[j.slot].busy = false; break;
+        case JOB_SEAL:
+            h->entries[j.slot].busy = false;
+            host_let_go(h, j.slot);
+            break;
         case JOB_CHECK: host_note_check(h, &j); break;
         }
     } while (j.kind != JOB_CHECK);
@@ -816,38 +855,65 @@ void host_wait(struct host *h, uint64_t max_us)
     }
 }
 
+void host_tick(struct host *h, uint32_t now_s)
+{
+    order_tick(h->order, now_s);
+}
+
+void host_retain(struct host *h, const struct hash *name, struct retain r)
+{
+    int32_t slot = h->table[host_probe(h, name)];
+
+    if (slot == -1)
+        return;
+    order_retain(h->order, slot, r);
+    host_note_retained(h, slot);
+}
+
+bool host_retains(const struct host *h, const struct hash *name, struct retain r)
+{
+    int32_t slot = h->table[host_probe(h, name)];
+
+    return slot != -1 && retain_covers(order_retained(h->order, slot), r);
+}
+
 bool host_drop(struct host *h, const struct hash *name)
 {
     int32_t slot = h->table[host_probe(h, name)];
 
-    if (slot == -1 || h->entries[slot].state != ENTRY_PAGE || !host_may_go(h, slot))
+    if (slot == -1 || h->entries[slot].bad)
         return false;
-    host_remove(h, slot);
-    host_add_free(h, slot);
+    host_condemn(h, slot);
+    host_let_go(h, slot);
     return true;
 }
 
 void host_read_counters(const struct host *h, struct host_counters *out)
 {
     *out = h->counters;
+    out->kept = (uint64_t)order_n_kept(h->order);
 }
 
 void host_prove(const struct host *h)
 {
-    int32_t prev = -1;
-    uint64_t n = 0, n_table = 0;
+    uint64_t n = 0, n_all = 0, n_table = 0;
+    int n_may_go = 0;
 
-    for (int32_t i = h->oldest; i != -1; i = h->entries[i].next) {
+    for (int32_t i = 0; i < h->n_slots; i++) {
         const struct entry *e = &h->entries[i];
 
-        must(e->state == ENTRY_PAGE && e->prev == prev);
+        if (e->state != ENTRY_PAGE)
+            continue;
         must(h->table[host_probe(h, &e->name)] == i);
-        prev = i;
-        n++;
-        must(n <= (uint64_t)h->n_slots);
+        n_may_go +=
+            e->n_readers == 0 && e->n_children == 0 && !e->busy && !e->bad && host_is_ready(h, i);
+        n += !e->bad;
+        n_all++;
     }
-    must(prev == h->newest && n == h->counters.pages);
+    must(n == h->counters.pages);
+    must(n_may_go == order_count(h->order));
+    order_check(h->order);
     for (uint32_t i = 0; i <= h->table_mask; i++)
         n_table += h->table[i] != -1;
-    must(n_table == n);
+    must(n_table == n_all);
 }

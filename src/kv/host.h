@@ -5,8 +5,9 @@
  * The file is its own index: who opens it finds the pages of the engine before, which a kill -9 of
  * that one left whole, because a slot says that it holds a page only after its payload and checksum
  * stand there. A page of an earlier life is checked before its first use. A file of another model,
- * page size or build is begun anew. Bounded by max_bytes: the least recently used page goes first,
- * and of a prefix its end before its start.
+ * page size or build is begun anew. Bounded by max_bytes: of the pages that nothing continues goes
+ * first what has the lowest priority, then what was used least recently (order.h); so of a prefix
+ * the end goes before its start.
  *
  * Memory is taken, and given to pin(), in chunks: first those that hold pages, then as more is
  * needed. A few threads do that, the checksums and the checks; the engine's thread never waits. */
@@ -22,7 +23,7 @@
 #include "kv/pages.h"
 
 #define HOST_MAGIC      UINT64_C(0x3174736f68697571)
-#define HOST_VERSION    1
+#define HOST_VERSION    2
 #define HOST_TOKENS_MAX 256 /* of a page */
 #define HOST_ALIGN      4096
 
@@ -40,17 +41,23 @@ struct host_file {
     char name[64]; /* the served model's, for people */
 };
 
-enum host_state { HOST_EMPTY = 0, HOST_HOLDS = 1 };
+enum host_state {
+    HOST_EMPTY = 0,
+    HOST_HOLDS = 1,
+    HOST_GONE = 2, /* dropped before it held anything, or while somebody looked */
+};
 
 struct host_slot {
     _Atomic uint32_t state; /* enum host_state; HOST_HOLDS is stored last */
     uint32_t n_tokens;
     uint64_t payload_xxh3;
-    uint64_t used; /* counts uses in all; the highest was used last */
+    uint64_t used;            /* counts uses in all; the highest was used last */
+    _Atomic uint64_t retains; /* what was said of the page: retain_pack() */
     struct hash name;
     struct hash parent;
+    uint64_t space; /* its namespace (prefix_space()) */
     int32_t tokens[HOST_TOKENS_MAX];
-    uint64_t slot_xxh3; /* of what stands between state and it, but for used */
+    uint64_t slot_xxh3; /* of what stands between state and it, but for used and retains */
 };
 
 struct host;
@@ -60,6 +67,7 @@ struct host_options {
     size_t max_bytes; /* of payloads */
     size_t page_bytes;
     int block_tokens;
+    int kept_pct; /* of the slots, for pages above the default priority */
     struct hash fingerprint;
     const char *name;
     /* Make memory ready for the device's copies; called by a thread of the tier. ERR_OK or an
@@ -75,6 +83,7 @@ struct host_counters {
     uint64_t faults; /* pages that failed their check */
     uint64_t evicted;
     uint64_t jobs; /* asked of the threads and not told of by host_poll() yet */
+    uint64_t kept; /* pages above the default priority */
 };
 
 /* ERR_OVERLOADED (logged) when another engine has the file; ERR_IO (logged); ERR_NO_MEMORY. */
@@ -135,8 +144,23 @@ bool host_is_checked(const struct host *h, int32_t slot);
 void host_check(struct host *h, int32_t slot, uint64_t ticket);
 bool host_poll(struct host *h, uint64_t *ticket, bool *good);
 
-/* Drop a page that nobody holds; true when it was there. */
+/* It is now_s, unix seconds: hints that end by then count no longer. */
+void host_tick(struct host *h, uint32_t now_s);
+
+/* Something is said of a page beside what was said before; nothing when it is not there. */
+void host_retain(struct host *h, const struct hash *name, struct retain r);
+
+/* Is the page there, and as much said of it as this? */
+bool host_retains(const struct host *h, const struct hash *name, struct retain r);
+
+/* Drop a page; true when it was there. Nobody finds it from now on; one that is held or whose
+ * checksum is being made goes when that is over. */
 bool host_drop(struct host *h, const struct hash *name);
+
+/* How many slots there are, and what one of them holds: false when that is nothing that can be had.
+ * For those who look at all. */
+int32_t host_n_slots(const struct host *h);
+bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label);
 
 void host_read_counters(const struct host *h, struct host_counters *out);
 

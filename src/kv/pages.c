@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Four structures over one array: a free list (unnamed, unreferenced), a list of cached pages
- * in order of last use, an open-addressing table from name to full page, and families: chains of
- * the pages, full or parts, whose parents' names fall together, the newest first. The first bytes
- * of a name are its hash: names are SHA-256, so they are as good as random. */
+ * Four structures over one array: a free list (unnamed, unreferenced), the cached pages in the
+ * order in which they go (order.h), an open-addressing table from name to full page, and families:
+ * chains of the pages, full or parts, whose parents' names fall together, the newest first. The
+ * first bytes of a name are its hash: names are SHA-256, so they are as good as random. */
 #include "kv/pages.h"
 
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/must.h"
+#include "kv/order.h"
 
 struct page {
     struct hash name;
     struct hash parent;
+    uint64_t space;
     int32_t refs;
-    int32_t prev; /* neighbours in the list that the page is in, or -1 */
+    int32_t prev; /* neighbours in the free list, or -1 */
     int32_t next;
     int32_t elder; /* neighbours in the family, or -1 */
     int32_t younger;
@@ -37,8 +39,9 @@ struct pages {
     int32_t *tokens;   /* int32 [n_pages][block_tokens] */
     int32_t *table;    /* [table_mask + 1], page id or -1 */
     int32_t *families; /* [table_mask + 1], id of the youngest or -1 */
+    int n_full;
     struct page_list free;
-    struct page_list cached;
+    struct order *cached; /* named and unreferenced; what was said of a page, of all */
 };
 
 static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
@@ -90,14 +93,14 @@ int pages_open(struct pages **out, int n_pages, int block_tokens)
     p->tokens = mem_zalloc_array((size_t)n_pages * (size_t)block_tokens, sizeof *p->tokens);
     p->table = mem_zalloc_array(cap, sizeof *p->table);
     p->families = mem_zalloc_array(cap, sizeof *p->families);
-    if (p->page == NULL || p->tokens == NULL || p->table == NULL || p->families == NULL) {
+    if (p->page == NULL || p->tokens == NULL || p->table == NULL || p->families == NULL ||
+        order_open(&p->cached, n_pages, n_pages / 2) != ERR_OK) {
         pages_close(p);
         return ERR_NO_MEMORY;
     }
     for (uint32_t i = 0; i < cap; i++)
         p->table[i] = p->families[i] = -1;
     p->free = (struct page_list){.first = -1, .last = -1};
-    p->cached = p->free;
     for (int32_t i = 0; i < n_pages; i++)
         pages_list_push(p, &p->free, i);
     *out = p;
@@ -112,6 +115,7 @@ void pages_close(struct pages *p)
     mem_free(p->tokens);
     mem_free(p->table);
     mem_free(p->families);
+    order_close(p->cached);
     mem_free(p);
 }
 
@@ -188,11 +192,25 @@ static void pages_family_leave(struct pages *p, int32_t page)
         p->families[pages_slot(p, &g->parent)] = g->elder;
 }
 
+/* Erase a name, and what was said of its page. */
+static void pages_forget(struct pages *p, int32_t id)
+{
+    struct page *g = &p->page[id];
+
+    if (g->n_tokens == p->block_tokens) {
+        pages_table_erase(p, &g->name);
+        p->n_full--;
+    }
+    pages_family_leave(p, id);
+    order_end(p->cached, id);
+    g->n_tokens = 0;
+    g->stored = false;
+}
+
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
 {
     bool from_cache = p->free.count == 0;
-    struct page_list *l = from_cache ? &p->cached : &p->free;
-    int32_t id = l->first;
+    int32_t id = from_cache ? order_first(p->cached) : p->free.first;
     struct page *g;
 
     *evicted = false;
@@ -202,13 +220,10 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
     must(g->refs == 0);
     if (from_cache) {
         *evicted = pages_label(p, id, label);
-        if (*evicted)
-            pages_table_erase(p, &g->name);
-        pages_family_leave(p, id);
+        pages_forget(p, id);
+    } else {
+        pages_list_remove(p, &p->free, id);
     }
-    pages_list_remove(p, l, id);
-    g->n_tokens = 0;
-    g->stored = false;
     g->refs = 1;
     return id;
 }
@@ -220,7 +235,7 @@ void pages_ref(struct pages *p, int32_t page)
     must(page >= 0 && page < p->n_pages);
     if (g->refs == 0) {
         must(g->n_tokens > 0);
-        pages_list_remove(p, &p->cached, page);
+        order_remove(p->cached, page);
     }
     g->refs++;
 }
@@ -231,8 +246,14 @@ void pages_unref(struct pages *p, int32_t page)
 
     must(page >= 0 && page < p->n_pages);
     must(g->refs > 0);
-    if (--g->refs == 0)
-        pages_list_push(p, g->n_tokens > 0 ? &p->cached : &p->free, page);
+    if (--g->refs > 0)
+        return;
+    if (g->n_tokens == 0) {
+        pages_list_push(p, &p->free, page);
+        return;
+    }
+    order_use(p->cached, page);
+    order_add(p->cached, page);
 }
 
 /* Its first n tokens count from now on. */
@@ -244,6 +265,7 @@ static void pages_hold(struct pages *p, int32_t page, const struct hash *parent,
     must(g->refs > 0);
     must(g->n_tokens == 0);
     g->parent = *parent;
+    g->space = 0;
     g->n_tokens = n_tokens;
     memcpy(pages_tokens(p, page), tokens, sizeof *tokens * (size_t)n_tokens);
     pages_family_join(p, page);
@@ -258,6 +280,7 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
         return false;
     p->table[i] = page;
     p->page[page].name = *name;
+    p->n_full++;
     pages_hold(p, page, parent, tokens, p->block_tokens);
     return true;
 }
@@ -336,8 +359,74 @@ bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
         .name = g->name,
         .parent = g->parent,
         .tokens = pages_tokens(p, page),
+        .space = g->space,
+        .retain = order_retained(p->cached, page),
     };
     return true;
+}
+
+int32_t pages_look(const struct pages *p, const struct hash *name)
+{
+    return p->table[pages_probe(p, name)];
+}
+
+void pages_tick(struct pages *p, uint32_t now_s)
+{
+    order_tick(p->cached, now_s);
+}
+
+void pages_bound_kept(struct pages *p, int kept_max)
+{
+    order_bound(p->cached, kept_max);
+}
+
+int pages_kept(const struct pages *p)
+{
+    return order_n_kept(p->cached);
+}
+
+void pages_own(struct pages *p, int32_t page, uint64_t space, struct retain r)
+{
+    must(p->page[page].n_tokens > 0);
+    p->page[page].space = space;
+    order_begin(p->cached, page, pages_look(p, &p->page[page].parent), r);
+}
+
+void pages_retain(struct pages *p, int32_t page, struct retain r)
+{
+    if (p->page[page].n_tokens == p->block_tokens)
+        order_retain(p->cached, page, r);
+}
+
+void pages_drop(struct pages *p, int32_t page)
+{
+    if (p->page[page].n_tokens == 0)
+        return;
+    pages_forget(p, page);
+    if (p->page[page].refs == 0)
+        pages_list_push(p, &p->free, page);
+}
+
+void pages_drop_parts(struct pages *p, const struct hash *parent)
+{
+    int32_t i = p->families[pages_slot(p, parent)];
+
+    while (i != -1) {
+        const struct page *g = &p->page[i];
+        int32_t elder = g->elder;
+
+        if (g->n_tokens < p->block_tokens && memcmp(&g->parent, parent, sizeof *parent) == 0)
+            pages_drop(p, i);
+        i = elder;
+    }
+}
+
+bool pages_is_part(const struct pages *p, int32_t page, uint64_t *space)
+{
+    const struct page *g = &p->page[page];
+
+    *space = g->space;
+    return g->n_tokens > 0 && g->n_tokens < p->block_tokens;
 }
 
 void pages_set_stored(struct pages *p, int32_t page)
@@ -357,29 +446,34 @@ int pages_count(const struct pages *p)
 
 int pages_free(const struct pages *p)
 {
-    return p->free.count + p->cached.count;
+    return p->free.count + order_count(p->cached);
+}
+
+int pages_named(const struct pages *p)
+{
+    return p->n_full;
 }
 
 int pages_cached(const struct pages *p)
 {
-    return p->cached.count;
+    return order_count(p->cached);
 }
 
-static int pages_walk(const struct pages *p, const struct page_list *l, bool named)
+static int pages_walk_free(const struct pages *p)
 {
     int n = 0;
     int32_t prev = -1;
 
-    for (int32_t i = l->first; i != -1; i = p->page[i].next) {
+    for (int32_t i = p->free.first; i != -1; i = p->page[i].next) {
         must(n < p->n_pages);
         must(p->page[i].refs == 0);
-        must((p->page[i].n_tokens > 0) == named);
+        must(p->page[i].n_tokens == 0);
         must(p->page[i].prev == prev);
         prev = i;
         n++;
     }
-    must(l->last == prev);
-    must(l->count == n);
+    must(p->free.last == prev);
+    must(p->free.count == n);
     return n;
 }
 
@@ -405,8 +499,9 @@ static int pages_walk_families(const struct pages *p)
 
 void pages_check(const struct pages *p)
 {
-    int n_unused = pages_walk(p, &p->free, false) + pages_walk(p, &p->cached, true);
+    int n_unused = pages_walk_free(p) + order_count(p->cached);
     int n_used = 0;
+    int n_cached = 0;
     int n_named = 0;
     int n_full = 0;
     int n_table = 0;
@@ -418,12 +513,19 @@ void pages_check(const struct pages *p)
         n_used += g->refs > 0;
         n_named += g->n_tokens > 0;
         n_full += g->n_tokens == p->block_tokens;
+        n_cached += g->n_tokens > 0 && g->refs == 0;
+        if (g->n_tokens == 0)
+            must(order_retained(p->cached, i).rank == 0);
         if (g->n_tokens == p->block_tokens)
             must(p->table[pages_probe(p, &g->name)] == i);
+        else
+            must(order_retained(p->cached, i).rank == 0);
     }
     for (uint32_t i = 0; i <= p->table_mask; i++)
         n_table += p->table[i] != -1;
+    order_check(p->cached);
+    must(n_cached == order_count(p->cached));
     must(n_unused + n_used == p->n_pages);
-    must(n_full == n_table);
+    must(n_full == n_table && n_full == p->n_full);
     must(n_named == pages_walk_families(p));
 }

@@ -10,9 +10,12 @@
  *  1. Without a reference, a page's content is not touched.
  *  2. A page with a name is never written again; of a part that is true of its n tokens.
  *  3. Only the last unref makes a page cached (named) or free (unnamed).
- *  4. Only pages_take() erases a name, and it reports it, so that the content can be saved
- *     before the next step overwrites it. Parts are not worth saving: it says nothing of them.
+ *  4. Only pages_take() and pages_drop() erase a name; the first reports it, so that the content
+ *     can be saved before the next step overwrites it. Parts are not worth saving: it says nothing
+ *     of them.
  *  5. Two pages never carry the same name; the second stays unnamed.
+ *  6. Of the cached pages goes first what has the lowest priority, then what was used least
+ *     recently (order.h).
  *
  * Pure memory: no device, no clock, no I/O. The engine's thread alone. */
 #ifndef QUIRE_KV_PAGES_H
@@ -23,12 +26,15 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "kv/retain.h"
 
 /* What a page holds; kept beside it so that it can be stored after its sequence is gone. */
 struct page_label {
     struct hash name;
     struct hash parent;    /* name of the page before it, or the namespace's root */
     const int32_t *tokens; /* int32 [block_tokens]; borrowed until the page is taken again */
+    uint64_t space;        /* its namespace (prefix_space()); 0: not known */
+    struct retain retain;  /* how long it is to stay */
 };
 
 struct pages;
@@ -36,10 +42,10 @@ struct pages;
 int pages_open(struct pages **out, int n_pages, int block_tokens) ERR_CHECKED;
 void pages_close(struct pages *p); /* NULL is fine */
 
-/* Take a page with one reference: a free one, else the cached one that was used least
- * recently. Returns its id, or -1 when every page is referenced. When a name was erased,
- * *evicted is true and *label is what the page holds until it is written; label->tokens is
- * valid until pages_name() for that page. O(1). */
+/* Take a page with one reference: a free one, else the cached one that goes first. Returns its id,
+ * or -1 when every page is referenced. When a name was erased, *evicted is true and *label is what
+ * the page holds until it is written; label->tokens is valid until pages_name() for that page.
+ * O(log n). */
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label);
 
 void pages_ref(struct pages *p, int32_t page);
@@ -68,6 +74,30 @@ int32_t pages_find(struct pages *p, const struct hash *name);
 /* The same without a reference: is it here? */
 bool pages_has(const struct pages *p, const struct hash *name);
 
+/* The same, and which: -1 when it is not. */
+int32_t pages_look(const struct pages *p, const struct hash *name);
+
+/* It is now_s, unix seconds: hints that end by then count no longer. */
+void pages_tick(struct pages *p, uint32_t now_s);
+
+/* At most so many pages are above the default priority; half of all unless it is said. */
+void pages_bound_kept(struct pages *p, int kept_max);
+
+/* What a page, or part, that was just named belongs to, and how long it is to stay. */
+void pages_own(struct pages *p, int32_t page, uint64_t space, struct retain r);
+
+/* Something is said of a page beside what was said before; nothing for an unnamed one or a
+ * part. */
+void pages_retain(struct pages *p, int32_t page, struct retain r);
+
+/* A page loses its name, or is no part any more, whoever uses it: nobody finds it. The second:
+ * all parts that continue the page of this name. */
+void pages_drop(struct pages *p, int32_t page);
+void pages_drop_parts(struct pages *p, const struct hash *parent);
+
+/* Is it a part? *space is its namespace. */
+bool pages_is_part(const struct pages *p, int32_t page, uint64_t *space);
+
 /* What a full page holds; false for an unnamed one, and for a part. */
 bool pages_label(const struct pages *p, int32_t page, struct page_label *label);
 
@@ -78,6 +108,8 @@ bool pages_stored(const struct pages *p, int32_t page);
 int pages_count(const struct pages *p);  /* all */
 int pages_free(const struct pages *p);   /* what pages_take() can hand out: free and cached */
 int pages_cached(const struct pages *p); /* named and unreferenced */
+int pages_named(const struct pages *p);
+int pages_kept(const struct pages *p); /* above the default priority */
 
 /* Prove the invariants: every page is free, cached or referenced, lists and table agree with
  * the marks. O(n). must() on failure. */

@@ -17,3 +17,11 @@ struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int bl
 {
     return hash_sha256(parent->bytes, HASH_BYTES, tokens, sizeof *tokens * (size_t)block_tokens);
 }
+
+uint64_t prefix_space(const struct hash *root)
+{
+    uint64_t space;
+
+    memcpy(&space, root->bytes, sizeof space);
+    return space;
+}

@@ -42,11 +42,13 @@ static int store_alloc(struct store *st)
     st->uses_marked = mem_zalloc_array(st->n_chunks, sizeof *st->uses_marked);
     st->uses_copy_marked = mem_zalloc_array(st->n_chunks, sizeof *st->uses_marked);
     st->buffers = mem_zalloc_array(n_buffers, sizeof *st->buffers);
-    st->changes = mem_zalloc_array(n_buffers, sizeof *st->changes);
-    st->damaged = mem_zalloc_array(n_buffers, sizeof *st->damaged);
+    st->changes = mem_zalloc_array(STORE_CHANGES, sizeof *st->changes);
+    st->changed = mem_zalloc_array(st->n_slots, sizeof *st->changed);
     if (st->entries == NULL || st->table == NULL || st->uses == NULL || st->uses_copy == NULL ||
         st->uses_marked == NULL || st->uses_copy_marked == NULL || st->buffers == NULL ||
-        st->changes == NULL || st->damaged == NULL)
+        st->changes == NULL || st->changed == NULL ||
+        order_open(&st->order, (int)st->n_slots,
+                   (int)((int64_t)st->n_slots * st->options.kept_pct / 100)) != ERR_OK)
         return ERR_NO_MEMORY;
     memset(st->table, 0xff, cap * sizeof *st->table); /* -1 */
     for (size_t i = 0; i < n_buffers; i++) {
@@ -196,7 +198,7 @@ int store_open(struct store **out, const struct store_options *options)
     int rc;
 
     must(options->block_tokens >= 1 && options->block_tokens <= STORE_TOKENS_MAX);
-    must(options->n_buffers >= 2);
+    must(options->n_buffers >= 2 && options->n_buffers <= STORE_CHANGES);
     if (st == NULL)
         return ERR_NO_MEMORY;
     st->options = *options;
@@ -211,8 +213,6 @@ int store_open(struct store **out, const struct store_options *options)
     st->lock_fd = -1;
     st->file_fd = -1;
     st->event_fd = -1;
-    st->oldest = -1;
-    st->newest = -1;
     st->free = -1;
     (void)pthread_mutex_init(&st->lock, NULL); /* cannot fail on Linux */
     (void)pthread_cond_init(&st->work, NULL);
@@ -271,7 +271,8 @@ void store_close(struct store *st)
     mem_free(st->uses_copy_marked);
     mem_free(st->buffers);
     mem_free(st->changes);
-    mem_free(st->damaged);
+    mem_free(st->changed);
+    order_close(st->order);
     mem_free(st);
 }
 
@@ -326,7 +327,11 @@ static void store_queue_write(struct store *st, struct store_buffer *b,
     b->name = label->name;
     b->parent = label->parent;
     memcpy(b->tokens, label->tokens, sizeof *b->tokens * (size_t)st->options.block_tokens);
+    b->root = label->space;
+    b->retain = label->retain;
+    b->dropped = false;
     (void)pthread_mutex_lock(&st->lock);
+    b->writes = true;
     store_push(&st->writes, b);
     (void)pthread_cond_broadcast(&st->work); /* not all of them write */
     (void)pthread_mutex_unlock(&st->lock);
@@ -374,11 +379,83 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
         rc = ERR_NOT_FOUND;
     } else {
         st->entries[b->slot].n_readers++;
+        store_place(st, b->slot);
         store_push(&st->reads, b);
         (void)pthread_cond_signal(&st->work);
     }
     (void)pthread_mutex_unlock(&st->lock);
     return rc;
+}
+
+void store_retain(struct store *st, const struct hash *name, struct retain r)
+{
+    int32_t slot;
+
+    (void)pthread_mutex_lock(&st->lock);
+    slot = store_find(st, name);
+    if (slot != -1)
+        store_retain_slot(st, slot, r);
+    (void)pthread_mutex_unlock(&st->lock);
+}
+
+bool store_retains(struct store *st, const struct hash *name, struct retain r)
+{
+    bool covers;
+    int32_t slot;
+
+    (void)pthread_mutex_lock(&st->lock);
+    slot = store_find(st, name);
+    covers = slot != -1 && retain_covers(order_retained(st->order, slot), r);
+    (void)pthread_mutex_unlock(&st->lock);
+    return covers;
+}
+
+bool store_drop(struct store *st, const struct hash *name)
+{
+    int32_t slot;
+
+    (void)pthread_mutex_lock(&st->lock);
+    for (int i = 0; i < st->options.n_buffers; i++) {
+        struct store_buffer *b = &st->buffers[i];
+
+        b->dropped = b->dropped || (b->writes && memcmp(&b->name, name, sizeof *name) == 0);
+    }
+    slot = store_find(st, name);
+    if (slot != -1) {
+        store_remove(st, slot);
+        st->entries[slot].gone = st->entries[slot].n_readers > 0;
+        if (!st->entries[slot].gone)
+            store_free_slot(st, slot);
+        store_note_changed(st, slot);
+    }
+    (void)pthread_mutex_unlock(&st->lock);
+    return slot != -1;
+}
+
+bool store_is_quiet(struct store *st)
+{
+    bool quiet;
+
+    (void)pthread_mutex_lock(&st->lock);
+    quiet = store_is_idle(st);
+    (void)pthread_mutex_unlock(&st->lock);
+    return quiet;
+}
+
+bool store_look(const struct store *st, uint32_t slot, struct page_label *label)
+{
+    const struct store_entry *e = &st->entries[slot];
+    bool used;
+
+    (void)pthread_mutex_lock(&store_mutable(st)->lock);
+    used = e->used && e->record.space == st->space;
+    if (used)
+        *label = (struct page_label){.name = e->record.name,
+                                     .parent = e->record.parent,
+                                     .space = e->record.root,
+                                     .retain = order_retained(st->order, (int32_t)slot)};
+    (void)pthread_mutex_unlock(&store_mutable(st)->lock);
+    return used;
 }
 
 bool store_poll(struct store *st, struct store_done *done)
@@ -393,7 +470,8 @@ bool store_poll(struct store *st, struct store_done *done)
     (void)pthread_mutex_unlock(&st->lock);
     if (b == NULL)
         return false;
-    *done = (struct store_done){.ticket = b->ticket, .rc = b->rc, .saved = b->tells};
+    *done = (struct store_done){
+        .ticket = b->ticket, .rc = b->rc, .saved = b->tells, .retain = b->retain};
     if (b->tells) {
         b->tells = false;
         store_release(st, (const char *)b->header + STORE_HEADER_BYTES);
@@ -424,7 +502,7 @@ int store_event_fd(const struct store *st)
 void store_flush(struct store *st)
 {
     (void)pthread_mutex_lock(&st->lock);
-    while (st->n_busy > 0 || st->writes.first != NULL || st->reads.first != NULL) {
+    while (!store_is_idle(st)) {
         (void)pthread_cond_broadcast(&st->work);
         (void)pthread_cond_wait(&st->idle, &st->lock);
     }
@@ -434,7 +512,10 @@ void store_flush(struct store *st)
 void store_read_counters(const struct store *st, struct store_counters *out)
 {
     (void)pthread_mutex_lock(&store_mutable(st)->lock);
+    order_tick(st->order, (uint32_t)clock_unix_s());
     *out = st->counters;
+    out->slots = st->n_slots;
+    out->kept = (uint64_t)order_n_kept(st->order);
     (void)pthread_mutex_unlock(&store_mutable(st)->lock);
 }
 

@@ -10,7 +10,8 @@
  *
  * Payload first, then fdatasync, then the index entry: what the index names was written. Each
  * page is checked when it is read (name, tokens, checksum); a wrong one is a miss, is counted
- * and loses its entry. Bounded by max_bytes: the least recently used slot goes first. A store
+ * and loses its entry. Bounded by max_bytes: of the pages that none continues goes first what has
+ * the lowest priority, then what was used least recently (order.h). A store
  * of another format, or damaged beyond opening, is moved aside with one log line and a new one
  * begun: the engine never refuses to serve because of a cache. */
 #ifndef QUIRE_KV_STORE_H
@@ -31,6 +32,7 @@ struct store_options {
     size_t max_bytes;  /* of payload slots on disk */
     size_t page_bytes; /* payload of one page */
     int block_tokens;
+    int kept_pct;               /* of the slots, for pages above the default priority */
     int n_buffers;              /* staging buffers of page_bytes, >= 2 */
     struct hash namespace_id;   /* the model's fingerprint: pages of others are kept, not served */
     const char *namespace_name; /* for people: the served model's name */
@@ -39,9 +41,10 @@ struct store_options {
 /* What became of a store_load(), or that the memory of a store_save_from() is no longer needed. */
 struct store_done {
     uint64_t ticket;
-    bool saved;          /* of a store_save_from(): nothing else is told then */
-    int rc;              /* ERR_OK; ERR_NOT_FOUND, ERR_IO or ERR_CORRUPT: a miss */
-    const void *payload; /* page_bytes, with ERR_OK; give back with store_release() */
+    bool saved;           /* of a store_save_from(): nothing else is told then */
+    int rc;               /* ERR_OK; ERR_NOT_FOUND, ERR_IO or ERR_CORRUPT: a miss */
+    const void *payload;  /* page_bytes, with ERR_OK; give back with store_release() */
+    struct retain retain; /* of the page, with ERR_OK */
 };
 
 struct store_counters {
@@ -49,6 +52,8 @@ struct store_counters {
     uint64_t written; /* since open */
     uint64_t read;
     uint64_t faults; /* pages that failed their check or could not be read or written */
+    uint64_t slots;
+    uint64_t kept; /* pages above the default priority */
 };
 
 /* Open or create. ERR_OVERLOADED (logged) when another engine holds the store; ERR_IO (logged)
@@ -77,6 +82,23 @@ bool store_save_from(struct store *st, const void *payload, const struct page_la
  * buffer is free: ask again in a later step. ERR_NOT_FOUND when the index does not have it. */
 int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
                uint64_t ticket) ERR_CHECKED;
+
+/* Something is said of a page beside what was said before; nothing when it is not there. */
+void store_retain(struct store *st, const struct hash *name, struct retain r);
+
+/* Is the page there, and as much said of it as this? */
+bool store_retains(struct store *st, const struct hash *name, struct retain r);
+
+/* Drop a page: nobody finds it from now on, what reads it gets ERR_NOT_FOUND, and what is being
+ * written is not kept. Its record goes a moment later: store_is_quiet() says that it has. True when
+ * it was there. */
+bool store_drop(struct store *st, const struct hash *name);
+
+/* Nothing is queued or under way. */
+bool store_is_quiet(struct store *st);
+
+/* What a slot below store_counters.slots holds, but for its tokens; false: nothing. */
+bool store_look(const struct store *st, uint32_t slot, struct page_label *label);
 
 /* Take one finished read; false when there is none. */
 bool store_poll(struct store *st, struct store_done *done);

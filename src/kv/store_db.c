@@ -244,7 +244,7 @@ static int store_db_scan_part(struct store_db *db, MDB_txn *txn, uint64_t *from,
     if (rc == 0)
         rc = mdb_cursor_get(cursor, &key, &v, MDB_SET_RANGE);
     for (int n = 0; rc == 0 && n < STORE_DB_RENEW; n++) {
-        struct store_record r;
+        struct store_record r = {0};
         uint64_t slot;
 
         if (key.mv_size == sizeof slot) {
@@ -253,12 +253,13 @@ static int store_db_scan_part(struct store_db *db, MDB_txn *txn, uint64_t *from,
             if (*from == 0)
                 rc = MDB_NOTFOUND; /* the highest key there can be: nothing follows */
         }
-        if (key.mv_size != sizeof slot || v.mv_size != sizeof r) {
+        if (key.mv_size != sizeof slot ||
+            (v.mv_size != sizeof r && v.mv_size != STORE_RECORD_OLD)) {
             (*n_bad)++;
         } else {
             struct store_use use = store_db_use(db, txn, slot);
 
-            memcpy(&r, v.mv_data, sizeof r);
+            memcpy(&r, v.mv_data, v.mv_size);
             fn(context, slot, &r, &use);
         }
         if (rc == 0)

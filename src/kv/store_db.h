@@ -4,8 +4,10 @@
  *
  *   meta    "format" -> struct store_format
  *   spaces  u32 index -> struct store_space      one per model (namespace)
- *   slots   u64 slot -> struct store_record      MDB_INTEGERKEY: 150 bytes written a put,
- *                                                against 5.4 KB when keyed by random hashes
+ *   slots   u64 slot -> struct store_record      MDB_INTEGERKEY: 170 bytes written a put,
+ *                                                against 5.4 KB when keyed by random hashes;
+ *                                                an older one ends before its last two fields,
+ *                                                and is read as if they were 0
  *   uses    u32 chunk -> struct store_use [STORE_USES]   last use of that many slots
  *
  * All numbers are little-endian, as the machines that run this are. */
@@ -49,7 +51,11 @@ struct store_record {
     uint32_t n_tokens;
     uint32_t created; /* unix seconds */
     uint32_t unused;
+    uint64_t retains; /* how long it is to stay: retain_pack() */
+    uint64_t root;    /* prefix_space() of its namespace; 0: not known */
 };
+
+#define STORE_RECORD_OLD offsetof(struct store_record, retains) /* size of the older ones */
 
 struct store_use {
     uint32_t last;  /* unix seconds */
@@ -72,7 +78,7 @@ struct store_header {
 };
 
 _Static_assert(sizeof(struct store_header) <= STORE_HEADER_BYTES, "a header fits its place");
-_Static_assert(sizeof(struct store_record) == 96, "records are part of the format");
+_Static_assert(sizeof(struct store_record) == 112, "records are part of the format");
 
 struct store_db;
 

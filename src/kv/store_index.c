@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every slot is an entry: free, or in the table and in the list of last use. A page that other
- * stored pages continue is not evicted before them: without its parent a page is never asked
- * for. */
+ * Every slot is an entry: free, or in the table. In the order in which they go stand those that
+ * nobody reads and no other stored page continues: without its parent a page is never asked for. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,8 +10,6 @@
 #include "base/mem.h"
 #include "base/must.h"
 #include "kv/store_parts.h"
-
-#define STORE_EVICT_LOOK 4096 /* entries looked at for one without children */
 
 static uint32_t store_home(const struct store *st, const struct hash *name)
 {
@@ -59,31 +56,37 @@ static void store_table_erase(struct store *st, const struct hash *name)
     }
 }
 
-static void store_list_add(struct store *st, int32_t slot)
+void store_place(struct store *st, int32_t slot)
 {
-    struct store_entry *e = &st->entries[slot];
+    const struct store_entry *e = &st->entries[slot];
 
-    e->prev = st->newest;
-    e->next = -1;
-    if (st->newest == -1)
-        st->oldest = slot;
+    if (e->used && e->n_readers == 0 && e->n_children == 0)
+        order_add(st->order, slot);
     else
-        st->entries[st->newest].next = slot;
-    st->newest = slot;
+        order_remove(st->order, slot);
 }
 
-static void store_list_remove(struct store *st, int32_t slot)
+void store_note_changed(struct store *st, int32_t slot)
+{
+    if (st->entries[slot].changed)
+        return;
+    st->entries[slot].changed = true;
+    st->changed[st->n_changed++] = slot;
+    (void)pthread_cond_broadcast(&st->work); /* not all of them write */
+}
+
+void store_retain_slot(struct store *st, int32_t slot, struct retain r)
 {
     struct store_entry *e = &st->entries[slot];
+    uint64_t word;
 
-    if (e->prev == -1)
-        st->oldest = e->next;
-    else
-        st->entries[e->prev].next = e->next;
-    if (e->next == -1)
-        st->newest = e->prev;
-    else
-        st->entries[e->next].prev = e->prev;
+    order_tick(st->order, (uint32_t)clock_unix_s());
+    order_retain(st->order, slot, r);
+    word = retain_pack(order_retained(st->order, slot));
+    if (word == e->record.retains)
+        return;
+    e->record.retains = word;
+    store_note_changed(st, slot);
 }
 
 void store_touch(struct store *st, int32_t slot, bool read)
@@ -91,8 +94,7 @@ void store_touch(struct store *st, int32_t slot, bool read)
     st->uses[slot].last = (uint32_t)clock_unix_s();
     st->uses[slot].count = read ? st->uses[slot].count + 1 : 0;
     st->uses_marked[slot / STORE_USES] = true;
-    store_list_remove(st, slot);
-    store_list_add(st, slot);
+    order_use(st->order, slot);
 }
 
 /* A page that came before its parent was not counted there, and may be the only one. */
@@ -100,8 +102,10 @@ static void store_parent_count(struct store *st, const struct hash *parent, int 
 {
     int32_t p = store_find(st, parent);
 
-    if (p != -1 && (by > 0 || st->entries[p].n_children > 0))
-        st->entries[p].n_children = (uint32_t)((int)st->entries[p].n_children + by);
+    if (p == -1 || (by < 0 && st->entries[p].n_children == 0))
+        return;
+    st->entries[p].n_children = (uint32_t)((int)st->entries[p].n_children + by);
+    store_place(st, p);
 }
 
 /* Make a page visible. */
@@ -113,22 +117,24 @@ void store_insert(struct store *st, int32_t slot, const struct store_record *r)
     e->used = true;
     e->n_children = 0;
     st->table[store_probe(st, &r->name)] = slot;
-    store_list_add(st, slot);
+    order_begin(st->order, slot, store_find(st, &r->parent), retain_unpack(r->retains));
+    order_use(st->order, slot);
+    store_place(st, slot);
     store_parent_count(st, &r->parent, 1);
     st->counters.entries += r->space == st->space;
 }
 
-/* Take a page out of sight; its slot is in no list afterwards. */
+/* Take a page out of sight; its slot is in no list afterwards. Who reads it does not know it. */
 void store_remove(struct store *st, int32_t slot)
 {
     struct store_entry *e = &st->entries[slot];
 
     must(e->used);
     store_table_erase(st, &e->record.name);
-    store_list_remove(st, slot);
+    e->used = false;
+    order_end(st->order, slot);
     store_parent_count(st, &e->record.parent, -1);
     st->counters.entries -= e->record.space == st->space;
-    e->used = false;
 }
 
 void store_free_slot(struct store *st, int32_t slot)
@@ -137,28 +143,16 @@ void store_free_slot(struct store *st, int32_t slot)
     st->free = slot;
 }
 
-/* A slot to write to: a free one, or that of the page used least recently. -1: all are read. */
 int32_t store_take_slot(struct store *st)
 {
     int32_t slot = st->free;
-    int32_t fallback = -1;
 
     if (slot != -1) {
         st->free = st->entries[slot].next;
         return slot;
     }
-    slot = st->oldest;
-    for (int i = 0; slot != -1 && i < STORE_EVICT_LOOK; i++) {
-        const struct store_entry *e = &st->entries[slot];
-
-        if (e->n_readers == 0 && e->n_children == 0)
-            break;
-        if (e->n_readers == 0 && fallback == -1)
-            fallback = slot;
-        slot = e->next;
-    }
-    if (slot == -1 || st->entries[slot].n_readers != 0 || st->entries[slot].n_children != 0)
-        slot = fallback;
+    order_tick(st->order, (uint32_t)clock_unix_s());
+    slot = order_first(st->order);
     if (slot != -1)
         store_remove(st, slot);
     return slot;
@@ -167,17 +161,18 @@ int32_t store_take_slot(struct store *st)
 void store_prove_index(const struct store *st)
 {
     uint32_t n_used = 0, n_free = 0, n_table = 0;
-    int32_t prev = -1;
+    int n_may_go = 0;
 
-    for (int32_t i = st->oldest; i != -1; i = st->entries[i].next) {
+    for (uint32_t i = 0; i < st->n_slots; i++) {
         const struct store_entry *e = &st->entries[i];
 
-        must(e->used && e->n_readers == 0 && e->prev == prev);
-        must(store_find(st, &e->record.name) == i);
-        must(++n_used <= st->n_slots);
-        prev = i;
+        must(!e->used || (e->n_readers == 0 && !e->gone));
+        must(!e->used || store_find(st, &e->record.name) == (int32_t)i);
+        n_used += e->used;
+        n_may_go += e->used && e->n_children == 0;
     }
-    must(st->newest == prev);
+    must(n_may_go == order_count(st->order));
+    order_check(st->order);
     for (int32_t i = st->free; i != -1; i = st->entries[i].next) {
         must(!st->entries[i].used);
         must(++n_free <= st->n_slots);
@@ -209,7 +204,7 @@ static void store_scan_one(void *context, uint64_t slot, const struct store_reco
     st->table[store_probe(st, &r->name)] = (int32_t)slot;
 }
 
-/* Order the list of last use: a counting pass over seconds would need memory, and this is done
+/* The order of last use: a counting pass over seconds would need memory, and this is done
  * once; slots are in order already when the store was never full. */
 static int store_by_use(const void *a, const void *b, void *context)
 {
@@ -244,10 +239,15 @@ int store_load_index(struct store *st)
             order[n++] = (int32_t)i;
     }
     qsort_r(order, n, sizeof *order, store_by_use, st);
+    order_tick(st->order, (uint32_t)clock_unix_s()); /* what ended meanwhile takes no room */
     for (uint32_t i = 0; i < n; i++) {
-        store_list_add(st, order[i]);
-        store_parent_count(st, &st->entries[order[i]].record.parent, 1);
-        st->counters.entries += st->entries[order[i]].record.space == st->space;
+        const struct store_record *r = &st->entries[order[i]].record;
+
+        order_begin(st->order, order[i], store_find(st, &r->parent), retain_unpack(r->retains));
+        order_use(st->order, order[i]);
+        store_place(st, order[i]);
+        store_parent_count(st, &r->parent, 1);
+        st->counters.entries += r->space == st->space;
     }
     mem_free(order);
     log_info("store: %s holds %u pages, %llu of this model; %llu index entries were dropped",

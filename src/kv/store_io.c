@@ -15,6 +15,8 @@
 
 #define STORE_USES_US     60000000u /* last uses are written this often */
 #define STORE_COMPLAIN_US 60000000u /* a failing disk is reported this often */
+#define STORE_TRIES       5         /* of changes, before they are given up */
+#define STORE_TRY_US      20000
 
 static void store_complain(struct store *st, const char *what)
 {
@@ -97,12 +99,14 @@ static bool store_write_one(struct store *st, struct store_buffer *b, int n_chan
     if (store_in_batch(st, n_changes, &b->name))
         return false;
     (void)pthread_mutex_lock(&st->lock);
-    b->slot = store_find(st, &b->name);
+    b->slot = b->dropped ? -1 : store_find(st, &b->name);
     known = b->slot != -1;
-    if (known)
+    if (known) {
         store_touch(st, b->slot, false);
-    else
+        store_retain_slot(st, b->slot, b->retain);
+    } else if (!b->dropped) {
         b->slot = store_take_slot(st);
+    }
     (void)pthread_mutex_unlock(&st->lock);
     if (known || b->slot == -1)
         return false;
@@ -118,7 +122,9 @@ static bool store_write_one(struct store *st, struct store_buffer *b, int n_chan
                    .payload_xxh3 = b->header->payload_xxh3,
                    .space = st->space,
                    .n_tokens = (uint32_t)st->options.block_tokens,
-                   .created = (uint32_t)clock_unix_s()},
+                   .created = (uint32_t)clock_unix_s(),
+                   .retains = retain_pack(b->retain),
+                   .root = b->root},
     };
     if (store_io(st, b, true))
         return true;
@@ -147,6 +153,16 @@ static void store_tell(struct store *st)
     (void)!write(st->event_fd, &one, sizeof one); /* only fails when it is readable already */
 }
 
+/* Was the page dropped since its batch began? The lock is held. */
+static bool store_was_dropped(const struct store_buffer *list, const struct hash *name)
+{
+    for (const struct store_buffer *b = list; b != NULL; b = b->next) {
+        if (b->dropped && memcmp(&b->name, name, sizeof *name) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* The whole queue as one batch. */
 static void store_write_batch(struct store *st, struct store_buffer *list)
 {
@@ -165,7 +181,10 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
         int32_t slot = (int32_t)c->slot;
 
         st->entries[slot].record.generation = c->record.generation;
-        if (rc == ERR_OK && !c->erase) {
+        if (rc == ERR_OK && !c->erase && store_was_dropped(list, &c->record.name)) {
+            store_free_slot(st, slot);
+            store_note_changed(st, slot);
+        } else if (rc == ERR_OK && !c->erase) {
             store_insert(st, slot, &c->record);
             store_touch(st, slot, false);
             st->counters.written++;
@@ -177,6 +196,7 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
     while (list != NULL) {
         struct store_buffer *next = list->next;
 
+        list->writes = false;
         told = told || list->tells;
         store_push(list->tells ? &st->done : &st->idle_buffers, list);
         list = next;
@@ -199,6 +219,35 @@ static bool store_verify(const struct store *st, const struct store_buffer *b)
                hash_xxh3((const char *)h + STORE_HEADER_BYTES, st->options.page_bytes);
 }
 
+/* A read has ended, b->rc says how. The lock is held. */
+static void store_end_read(struct store *st, struct store_buffer *b)
+{
+    struct store_entry *e = &st->entries[b->slot];
+
+    e->n_readers--;
+    if (e->gone) {
+        b->rc = ERR_NOT_FOUND;
+        e->gone = e->n_readers > 0;
+        if (!e->gone)
+            store_free_slot(st, b->slot);
+        return;
+    }
+    if (b->rc == ERR_OK) {
+        st->counters.read++;
+        b->retain = order_retained(st->order, b->slot);
+        store_touch(st, b->slot, true);
+        store_place(st, b->slot);
+        return;
+    }
+    st->counters.faults++;
+    if (e->used && e->n_readers == 0) {
+        store_remove(st, b->slot);
+        store_free_slot(st, b->slot);
+    }
+    if (b->rc == ERR_CORRUPT)
+        store_note_changed(st, b->slot);
+}
+
 static void store_read_one(struct store *st, struct store_buffer *b)
 {
     b->rc = ERR_OK;
@@ -210,19 +259,7 @@ static void store_read_one(struct store *st, struct store_buffer *b)
         b->rc = ERR_CORRUPT;
     }
     (void)pthread_mutex_lock(&st->lock);
-    st->entries[b->slot].n_readers--;
-    if (b->rc == ERR_OK) {
-        st->counters.read++;
-        store_touch(st, b->slot, true);
-    } else {
-        st->counters.faults++;
-        if (st->entries[b->slot].used && st->entries[b->slot].n_readers == 0) {
-            store_remove(st, b->slot);
-            store_free_slot(st, b->slot);
-        }
-    }
-    if (b->rc == ERR_CORRUPT && st->n_damaged < st->options.n_buffers)
-        st->damaged[st->n_damaged++] = b->slot;
+    store_end_read(st, b);
     store_push(&st->done, b);
     (void)pthread_mutex_unlock(&st->lock);
     store_tell(st);
@@ -251,30 +288,56 @@ static void store_wait(struct store *st)
     (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* time-outs are fine */
 }
 
-/* Records of pages that failed their check; the lock is not held. An error is logged; the record
- * dies with the slot's next use then. A slot in use has a record that is newer, or a reader who
- * will say the same. */
-static void store_erase_damaged(struct store *st)
-{
-    int n = 0;
-
-    (void)pthread_mutex_lock(&st->lock);
-    for (int i = 0; i < st->n_damaged; i++) {
-        if (!st->entries[st->damaged[i]].used)
-            st->changes[n++] =
-                (struct store_change){.erase = true, .slot = (uint64_t)st->damaged[i]};
-    }
-    st->n_damaged = 0;
-    (void)pthread_mutex_unlock(&st->lock);
-    if (n > 0)
-        (void)!store_db_commit(st->db, st->changes, n);
-}
-
 /* Nothing is left to be done by anybody; the lock is held. */
 static void store_note_idle(struct store *st)
 {
-    if (st->n_busy == 0 && st->reads.first == NULL && st->writes.first == NULL)
+    if (store_is_idle(st))
         (void)pthread_cond_broadcast(&st->idle);
+}
+
+/* A drop must not be undone by the next start: records that could not be changed are tried again,
+ * but not for ever. The lock is held. */
+static void store_try_again(struct store *st, int n)
+{
+    if (++st->n_tries == STORE_TRIES) {
+        log_warn("store: %d records in %s could not be changed; the next start finds them as they "
+                 "were",
+                 n, st->options.dir);
+        st->n_tries = 0;
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        store_note_changed(st, (int32_t)st->changes[i].slot);
+}
+
+/* Records that changed or whose pages are gone; the lock is not held. */
+static void store_write_changed(struct store *st)
+{
+    bool good;
+    int n = 0;
+
+    (void)pthread_mutex_lock(&st->lock);
+    while (st->n_changed > 0 && n < STORE_CHANGES) {
+        int32_t slot = st->changed[--st->n_changed];
+        struct store_entry *e = &st->entries[slot];
+
+        e->changed = false;
+        st->changes[n++] =
+            (struct store_change){.erase = !e->used, .slot = (uint64_t)slot, .record = e->record};
+    }
+    st->n_busy++; /* whoever asks whether it is quiet wants the commit */
+    (void)pthread_mutex_unlock(&st->lock);
+    good = n == 0 || (!FAULT_HIT(store_note) && store_db_commit(st->db, st->changes, n) == ERR_OK);
+    if (!good)
+        clock_sleep_us(STORE_TRY_US);
+    (void)pthread_mutex_lock(&st->lock);
+    if (!good)
+        store_try_again(st, n);
+    else if (n > 0)
+        st->n_tries = 0;
+    st->n_busy--;
+    store_note_idle(st);
+    (void)pthread_mutex_unlock(&st->lock);
 }
 
 void *store_run_reader(void *context)
@@ -307,7 +370,7 @@ void *store_run(void *context)
     struct store *st = context;
 
     (void)pthread_mutex_lock(&st->lock);
-    while (!st->stop || st->reads.first != NULL || st->writes.first != NULL) {
+    while (!st->stop || st->reads.first != NULL || st->writes.first != NULL || st->n_changed > 0) {
         struct store_buffer *read = store_pop(&st->reads);
         struct store_buffer *writes = NULL;
         bool works;
@@ -316,7 +379,7 @@ void *store_run(void *context)
             writes = st->writes.first;
             st->writes = (struct store_queue){0};
         }
-        works = read != NULL || writes != NULL || st->n_damaged > 0;
+        works = read != NULL || writes != NULL || st->n_changed > 0;
         st->n_busy += works;
         if (!works) {
             store_note_idle(st);
@@ -325,7 +388,7 @@ void *store_run(void *context)
             store_wait(st);
         }
         (void)pthread_mutex_unlock(&st->lock);
-        store_erase_damaged(st);
+        store_write_changed(st);
         if (read != NULL)
             store_read_one(st, read);
         if (writes != NULL)

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kv/order.h"
 #include "kv/store.h"
 #include "kv/store_db.h"
 
@@ -18,8 +19,10 @@ struct store_entry {
     struct store_record record;
     uint32_t n_children; /* stored pages that continue it and came after it */
     uint32_t n_readers;  /* reads under way: not evicted */
-    int32_t prev, next;  /* in the list of last use, or of free slots (next) */
+    int32_t next;        /* in the list of free slots */
     bool used;
+    bool gone;    /* dropped while it is read: its slot is free when that is over */
+    bool changed; /* in store.changed */
 };
 
 /* A staging buffer: header and payload, as they stand in the page file. */
@@ -29,6 +32,10 @@ struct store_buffer {
     struct hash name;
     struct hash parent;
     int32_t tokens[STORE_TOKENS_MAX];
+    uint64_t root;
+    struct retain retain;
+    bool writes;  /* it is queued for writing, or being written */
+    bool dropped; /* and nobody wants it any more */
     uint64_t ticket;
     const void *source; /* of a write: where its payload is to be taken from; NULL: it is here */
     bool tells;         /* that it was written: source was given */
@@ -40,6 +47,7 @@ struct store_queue {
     struct store_buffer *first, *last;
 };
 
+#define STORE_CHANGES 4096 /* of a transaction; buffers are fewer */
 #define STORE_READERS 3 /* threads that read beside the I/O thread: disks want several in flight */
 
 struct store {
@@ -64,19 +72,20 @@ struct store {
     struct store_entry *entries; /* [n_slots] */
     int32_t *table;              /* [table_mask + 1]: slot or -1 */
     uint32_t table_mask;
-    int32_t oldest, newest;
+    struct order *order; /* of the pages that may go */
     int32_t free;
     struct store_use *uses; /* [n_chunks * STORE_USES] */
     bool *uses_marked;      /* [n_chunks] */
     uint32_t n_chunks;
     struct store_buffer *buffers; /* [n_buffers] */
     struct store_queue idle_buffers, writes, reads, done;
-    int32_t *damaged; /* [n_buffers]: slots whose records the I/O thread is to erase */
-    int n_damaged;
+    int32_t *changed; /* [n_slots]: whose records the I/O thread is to write again, or erase */
+    uint32_t n_changed;
     struct store_counters counters;
 
     /* The I/O thread's own. */
-    struct store_change *changes; /* [n_buffers * 2] */
+    struct store_change *changes; /* [STORE_CHANGES] */
+    int n_tries;                  /* in vain, of what changed */
     bool *uses_copy_marked;
     struct store_use *uses_copy;
     uint64_t uses_written_us;
@@ -96,8 +105,23 @@ void store_free_slot(struct store *st, int32_t slot);
 /* Used right now; read: by a load, which counts. */
 void store_touch(struct store *st, int32_t slot, bool read);
 
-/* A slot to write to: a free one, or that of the page used least recently. -1: all are read. */
+/* A slot to write to: a free one, or that of the page that goes first. -1: all are read. */
 int32_t store_take_slot(struct store *st);
+
+/* Whether a page may go has changed: its readers. */
+void store_place(struct store *st, int32_t slot);
+
+/* A slot's record is no longer what the database has. */
+void store_note_changed(struct store *st, int32_t slot);
+
+/* What is said of a page, beside what was. */
+void store_retain_slot(struct store *st, int32_t slot, struct retain r);
+
+static inline bool store_is_idle(const struct store *st)
+{
+    return st->n_busy == 0 && st->reads.first == NULL && st->writes.first == NULL &&
+           st->n_changed == 0;
+}
 
 /* Every slot is a page in list and table, or free. must() when not; nothing is under way. */
 void store_prove_index(const struct store *st);

@@ -56,6 +56,8 @@ check "HTTP/2 over TLS" "$(get -o /dev/null -w '%{http_version} %{http_code}' "$
 check "TLS 1.1 is refused" \
     "$(get --tls-max 1.1 --ciphers DEFAULT:@SECLEVEL=0 -o /dev/null -w '%{http_code}' "$url/health")" "*000"
 check "no key is needed for /version" "$(code "$url/version")" 200
+check "without a key file nobody is an operator" "$(code "$url/admin/cache")" 404
+check "whatever he asks for" "$(code -X POST "$url/reset_prefix_cache")" 404
 check "/metrics for this machine" "$(get "$url/metrics")" "*# TYPE *"
 check "an answer" "$(keyed -d "$body}" "$url/v1/chat/completions")" "*The capital of France is Paris.*"
 check "a stream" "$(keyed -N -d "$body,\"stream\":true}" "$url/v1/chat/completions")" "*data: \[DONE\]*"
@@ -147,9 +149,13 @@ check "and answers" "$(get -H 'Authorization: Bearer sk-other' -H 'Content-Type:
     -d "$body}" "$url/v1/chat/completions")" "*Paris*"
 
 # A front that is stopped answers nothing: nginx's own 504.
+sed -i '/^location.*admin/,/^}/s/allow 127.0.0.1;//' "$run/quire-locations.conf"
 sed -i 's/fastcgi_read_timeout 600s/fastcgi_read_timeout 1s/' "$run/quire-fastcgi.conf"
 nginx -s reload -p "$run" -c "$run/nginx.conf" 2>>"$run/nginx.log"
 sleep 0.5
+check "operators' paths are for addresses that are named" \
+    "$(code "$url/admin/cache") $(code "$url/reset_prefix_cache")" "403 403"
+check "and the socket" "$(plain -o /dev/null -w '%{http_code}' http://localhost/admin/cache)" 404
 kill -STOP "$(cat "$run/front1.pid")" "$(cat "$run/front2.pid")"
 check "no answer: 504" "$(get -i "$url/version" | said)" "504 server_error timeout*"
 kill -CONT "$(cat "$run/front1.pid")" "$(cat "$run/front2.pid")"

@@ -112,7 +112,9 @@ static struct wire_request bad_request(unsigned *seed)
 
     for (size_t i = 0; i < sizeof r; i++)
         bytes[i] = (unsigned char)random_next(seed);
+    r.ask = random_next(seed) % 4 ? WIRE_GENERATE : random_next(seed) % 6;
     if (random_next(seed) % 2) {
+        r.retain = random_next(seed) % 110;
         r.n_tokens = 1 + random_next(seed) % 64;
         r.n_prompt = r.n_tokens;
         r.max_tokens = 1 + random_next(seed) % 9;

@@ -78,6 +78,16 @@ static void world_close(struct world *w)
     pages_close(w->pages);
 }
 
+/* What a sequence may say of its pages. */
+static void world_hint(struct world *w, struct seq *q, uint32_t now_s)
+{
+    if (q == NULL || random_next(&w->seed) % 3 != 0)
+        return;
+    q->retain = retain_of((int)(random_next(&w->seed) % 101),
+                          random_next(&w->seed) % 2 == 0 ? 0 : now_s + 200);
+    q->retain_tokens = (int)(random_next(&w->seed) % (unsigned)(q->n_prompt + 1));
+}
+
 /* A prompt of n tokens; a few families share their beginning. */
 static struct seq *world_ask(struct world *w, int tenant_idx, int n, int n_new, int priority,
                              int family)
@@ -245,10 +255,14 @@ static void test_simulation(int n_pages, int budget, int max_seqs, bool ahead, u
         if (random_next(&w.seed) % 4 == 0) {
             int n = 1 + (int)(random_next(&w.seed) % (LONGEST - 30));
 
-            n_added += world_ask(&w, (int)(random_next(&w.seed) % 3), n,
-                                 1 + (int)(random_next(&w.seed) % 28), 0,
-                                 (int)(random_next(&w.seed) % 5)) != NULL;
+            struct seq *q =
+                world_ask(&w, (int)(random_next(&w.seed) % 3), n,
+                          1 + (int)(random_next(&w.seed) % 28), 0, (int)(random_next(&w.seed) % 5));
+
+            n_added += q != NULL;
+            world_hint(&w, q, (uint32_t)step);
         }
+        pages_tick(w.pages, (uint32_t)step);
         good = world_step(&w);
         for (int i = 0; i < N_SEQS; i++) {
             if (w.pool.seqs[i].state != SEQ_FREE && w.waited[i] > longest_wait)
@@ -353,6 +367,62 @@ static void test_part(void)
     memcpy(next->tokens, said, sizeof said);
     (void)world_step(&w);
     is_int(next->n_cached, 18, "a conversation goes on: only its last token was never computed");
+    sched_check(&w.sched);
+    world_close(&w);
+}
+
+/* Pages of a prompt's start that the cache has. */
+static int held(struct world *w, int n, int family)
+{
+    struct seq *q = world_add(w, n, 1, 0, family);
+    struct hash chain;
+    int pages = sched_match(&w->sched, q, &chain);
+
+    sched_remove(&w->sched, q);
+    seq_release(&w->pool, q);
+    return pages;
+}
+
+/* What is said of a prompt holds for its start, whether it is computed or found. */
+static void test_retained(void)
+{
+    struct world w;
+    struct seq *q;
+
+    world_open(&w, 40, 64, 8, 1);
+    pages_tick(w.pages, 1000);
+    q = world_add(&w, 32, 1, 0, 3);
+    q->retain = retain_of(80, 2000);
+    q->retain_tokens = 13; /* three pages, and a bit */
+    for (int i = 0; i < 3; i++)
+        (void)world_step(&w);
+    is_int(held(&w, 32, 3), 4, "all of a prompt is there");
+    for (int i = 0; i < 60; i++) {
+        (void)world_add(&w, 64, 1, 0, 10 + i);
+        for (int k = 0; k < 4; k++)
+            (void)world_step(&w);
+    }
+    is_int(held(&w, 32, 3), 3, "a flood leaves what is retained");
+    is_int(pages_kept(w.pages), 3, "and that is all there is of it");
+    q = world_add(&w, 32, 1, 0, 3);
+    q->retain = retain_of(90, 0);
+    q->retain_tokens = 8;
+    for (int i = 0; i < 3; i++)
+        (void)world_step(&w);
+    pages_tick(w.pages, 2000);
+    is_int(pages_kept(w.pages), 2, "more may be said of what is found; the rest is over");
+    q = world_add(&w, 64, 1, 0, 4);
+    q->retain = retain_of(0, 0);
+    q->retain_tokens = INT32_MAX;
+    for (int i = 0; i < 6; i++)
+        (void)world_step(&w);
+    (void)world_add(&w, 60, 1, 0, 5);
+    for (int i = 0; i < 6; i++)
+        (void)world_step(&w);
+    (void)world_add(&w, 60, 1, 0, 6);
+    for (int i = 0; i < 6; i++)
+        (void)world_step(&w);
+    ok(held(&w, 64, 4) < held(&w, 60, 5), "what is to go early goes before what came earlier");
     sched_check(&w.sched);
     world_close(&w);
 }
@@ -662,6 +732,7 @@ int main(void)
     test_priority();
     test_prefix();
     test_part();
+    test_retained();
     test_paused();
     test_longest(1, false);
     test_longest(1, true);

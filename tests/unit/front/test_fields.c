@@ -1,6 +1,7 @@
 /* Goal: each field of a request is taken, passed over or refused by its name. Method: tables of
  * JSON bodies, read as a chat and as a completion; what was taken is looked at field by field. */
 #include "front/fields.h"
+#include "front/retention.h"
 
 #include "tests/tap.h"
 
@@ -39,6 +40,13 @@ static const struct {
     {"{\"metadata\":{\"a\":1},\"store\":false,\"service_tier\":\"auto\"}", CHAT},
     {"{\"n\":1,\"logprobs\":null,\"logit_bias\":{},\"echo\":false}", BOTH},
     {"{\"n\":128}", BOTH},
+    {"{\"cache_retention\":{\"priority\":0}}", BOTH},
+    {"{\"cache_retention\":{\"priority\":100,\"seconds\":31536000,\"tokens\":1}}", BOTH},
+    {"{\"cache_retention\":{\"priority\":1,\"seconds\":null}}", BOTH},
+    {"{\"messages\":[{\"content\":[{\"cache_control\":null},{\"cache_control\":{}},"
+     "{\"cache_control\":{\"type\":\"ephemeral\",\"ttl\":\"1h\"}}]}]}",
+     CHAT},
+    {"{\"messages\":[5,{\"content\":[7]},{\"content\":\"a\"}]}", CHAT},
     {"{\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":null}}],"
      "\"tool_choice\":\"auto\",\"parallel_tool_calls\":false,\"include_reasoning\":false}",
      CHAT},
@@ -191,6 +199,21 @@ static const struct {
     {"{\"return_token_ids\":1}", BOTH, "return_token_ids", ERR_INVALID},
     {"{\"cache_salt\":\"\"}", BOTH, "cache_salt", ERR_INVALID},
     {"{\"cache_salt\":5}", BOTH, "cache_salt", ERR_INVALID},
+    {"{\"cache_retention\":5}", BOTH, "cache_retention", ERR_INVALID},
+    {"{\"cache_retention\":{}}", BOTH, "cache_retention", ERR_INVALID},
+    {"{\"cache_retention\":{\"priority\":101}}", BOTH, "cache_retention", ERR_INVALID},
+    {"{\"cache_retention\":{\"priority\":-1}}", BOTH, "cache_retention", ERR_INVALID},
+    {"{\"cache_retention\":{\"priority\":50.5}}", BOTH, "cache_retention", ERR_INVALID},
+    {"{\"cache_retention\":{\"priority\":50,\"seconds\":0}}", BOTH, "cache_retention", ERR_INVALID},
+    {"{\"cache_retention\":{\"priority\":50,\"seconds\":31536001}}", BOTH, "cache_retention",
+     ERR_INVALID},
+    {"{\"cache_retention\":{\"priority\":50,\"tokens\":0}}", BOTH, "cache_retention", ERR_INVALID},
+    {"{\"cache_retention\":{\"priority\":50,\"second\":1}}", BOTH, "cache_retention", ERR_INVALID},
+    {"{\"messages\":[{\"content\":[{\"cache_control\":5}]}]}", CHAT, "messages", ERR_INVALID},
+    {"{\"messages\":[{\"content\":[{\"cache_control\":{\"type\":\"eternal\"}}]}]}", CHAT,
+     "messages", ERR_INVALID},
+    {"{\"messages\":[{\"content\":[{\"cache_control\":{\"type\":\"ephemeral\",\"ttl\":\"2h\"}}]}]}",
+     CHAT, "messages", ERR_INVALID},
     {"{\"truncate_prompt_tokens\":0}", BOTH, "truncate_prompt_tokens", ERR_INVALID},
     {"{\"truncate_prompt_tokens\":-2}", BOTH, "truncate_prompt_tokens", ERR_INVALID},
     {"{\"truncate_prompt_tokens\":\"5\"}", BOTH, "truncate_prompt_tokens", ERR_INVALID},
@@ -373,6 +396,23 @@ static void test_values(struct arena *arena)
     ok(x.n == 4 && x.echo && x.return_ids && x.truncate_to == 7 && x.usage_always, "the answer");
     is_text(x.request_id, "ab-1", "the request's name");
     ok(f.request.salt[0] != 0 || f.request.salt[1] != 0, "the salt");
+    must_ok(read_body("{\"cache_retention\":{\"priority\":70,\"seconds\":9,\"tokens\":32}}",
+                      EXCHANGE_COMPLETION, arena, &f, &x, &param));
+    ok(f.request.retain == 71 && f.request.retain_s == 9 && f.request.retain_tokens == 32,
+       "how long the prompt is to stay");
+    must_ok(read_body("{\"messages\":[{\"content\":[{\"cache_control\":{\"type\":\"ephemeral\","
+                      "\"ttl\":\"1h\"}},{\"cache_control\":{\"type\":\"ephemeral\"}}]}]}",
+                      EXCHANGE_CHAT, arena, &f, &x, &param));
+    ok(f.request.retain == 61 && f.request.retain_s == 3600, "the longest of marks");
+    must_ok(
+        read_body("{\"messages\":[{\"content\":[{\"cache_control\":{\"type\":\"ephemeral\"}}]}],"
+                  "\"cache_retention\":{\"priority\":5}}",
+                  EXCHANGE_CHAT, arena, &f, &x, &param));
+    ok(f.request.retain == 6 && f.request.retain_s == 0, "which count less than the field");
+    retention_limit(&f.request, 3);
+    is_int(f.request.retain, 4, "a client may say no more than it may");
+    retention_limit(&f.request, 0);
+    is_int(f.request.retain, 0, "or nothing");
     must_ok(read_body("{\"request_id\":\"a b\"}", EXCHANGE_CHAT, arena, &f, &x, &param));
     is_text(x.request_id, "", "not every text is a name");
 }

@@ -1,7 +1,31 @@
-/* Goal: tenants of different names stay different, however long the names are. Method: names at the
- * border of what a request has room for. */
+/* Goal: tenants of different names stay different, however long the names are, and so do their
+ * namespaces. Method: names at the border of what a request has room for. */
 #include "front/terms.h"
 #include "tests/tap.h"
+
+/* The namespace of a tenant and a salt. */
+static struct wire_request isolated(const char *tenant, uint8_t salt)
+{
+    struct wire_request r = {.salt = {salt}};
+
+    terms_tenant(tenant, r.tenant);
+    terms_isolate(&r);
+    return r;
+}
+
+static bool same_salt(struct wire_request a, struct wire_request b)
+{
+    return memcmp(a.salt, b.salt, sizeof a.salt) == 0;
+}
+
+static void test_isolate(void)
+{
+    ok(same_salt(isolated("a", 1), isolated("a", 1)), "a tenant has one namespace a salt");
+    ok(!same_salt(isolated("a", 1), isolated("b", 1)), "not another's");
+    ok(!same_salt(isolated("a", 1), isolated("a", 2)), "not another salt's");
+    ok(!same_salt(isolated("a", 0), isolated("", 0)), "and not nobody's");
+    ok(same_salt(isolated("", 1), (struct wire_request){.salt = {1}}), "who has his salt alone");
+}
 
 int main(void)
 {
@@ -35,5 +59,6 @@ int main(void)
     ok(ends, "each ends with a NUL");
     ok(same, "all bytes are set");
     ok(differ, "different names stay different");
+    test_isolate();
     return tap_done();
 }

@@ -9,6 +9,7 @@ enum { MESSAGES, RESPONSES };
 
 #define USER     "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
 #define ASK      "\"max_tokens\":5," USER
+#define MARK(s)  "\"cache_retention\":{\"priority\":60,\"seconds\":" s "}"
 #define SAID     USER "}"
 #define MSG(m)   "{\"max_tokens\":5,\"messages\":[" m "]}"
 #define GOT(m)   "{\"max_tokens\":5,\"messages\":[" m "]}"
@@ -34,6 +35,24 @@ static const struct {
      "{" ASK ",\"system\":[{\"type\":\"text\",\"text\":\"s\",\"cache_control\":{}},"
      "{\"type\":\"text\",\"text\":\"t\"}]}",
      GOT("{\"role\":\"system\",\"content\":\"s\\nt\"},{\"role\":\"user\",\"content\":\"a\"}")},
+    /* Marks are said of the prompt as a whole, the longest of them; the client's own word wins. */
+    {MESSAGES,
+     "{" ASK ",\"system\":[{\"type\":\"text\",\"text\":\"s\",\"cache_control\":{\"type\":"
+     "\"ephemeral\"}}]}",
+     "{\"max_tokens\":5," MARK(
+         "300") ",\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":"
+                "\"user\",\"content\":\"a\"}]}"},
+    {MESSAGES,
+     "{\"max_tokens\":5,\"cache_control\":{\"type\":\"ephemeral\"},"
+     "\"messages\":[{\"role\":\"user\","
+     "\"content\":[{\"type\":\"text\",\"text\":\"a\",\"cache_control\":{\"type\":\"ephemeral\","
+     "\"ttl\":\"1h\"}}]}]}",
+     "{\"max_tokens\":5," MARK("3600") "," SAID},
+    {MESSAGES,
+     "{" ASK ",\"cache_retention\":{\"priority\":1},\"cache_control\":{\"type\":\"ephemeral\"}}",
+     "{\"max_tokens\":5,\"cache_retention\":{\"priority\":1}," SAID},
+    {RESPONSES, "{\"input\":\"a\",\"cache_retention\":{\"priority\":1}}",
+     "{\"cache_retention\":{\"priority\":1}," SAID},
     {MESSAGES, "{" ASK ",\"system\":[]}", GOT("{\"role\":\"user\",\"content\":\"a\"}")},
     /* One role in a row is one message. */
     {MESSAGES,
@@ -76,7 +95,7 @@ static const struct {
      "{\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\","
      "\"parameters\":{\"type\":\"object\"}}},{\"type\":\"function\",\"function\":{\"name\":\"g\","
      "\"parameters\":{},\"strict\":true}}],\"parallel_tool_calls\":false,"
-     "\"tool_choice\":\"required\",\"max_tokens\":5," SAID},
+     "\"tool_choice\":\"required\",\"max_tokens\":5," MARK("300") "," SAID},
     {MESSAGES, "{\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\"}," ASK "}",
      "{\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"
      "\"max_tokens\":5," SAID},
@@ -171,6 +190,13 @@ static const struct {
     const char *word; /* in the sentence */
 } refused[] = {
     {MESSAGES, "{}", "max_tokens", ERR_INVALID, "required"},
+    {MESSAGES, "{" ASK ",\"cache_control\":{\"type\":\"eternal\"}}", "cache_control", ERR_INVALID,
+     "ephemeral"},
+    {MESSAGES, "{" ASK ",\"cache_control\":5}", "cache_control", ERR_INVALID, "object"},
+    {MESSAGES,
+     "{" ASK ",\"system\":[{\"type\":\"text\",\"text\":\"s\",\"cache_control\":{\"type\":"
+     "\"ephemeral\",\"ttl\":\"1d\"}}]}",
+     "system", ERR_INVALID, "5m or 1h"},
     {MESSAGES, "{\"max_tokens\":5}", "messages", ERR_INVALID, "required"},
     {MESSAGES, "{\"max_tokens\":0}", "max_tokens", ERR_INVALID, "from 1 on"},
     {MESSAGES, "{\"max_tokens\":\"5\"}", "max_tokens", ERR_INVALID, "not string"},

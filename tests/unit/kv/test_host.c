@@ -65,12 +65,17 @@ static int open_tier(struct host **h, int n_slots, int model)
                              .max_bytes = (size_t)n_slots * PAYLOAD,
                              .page_bytes = PAGE_BYTES,
                              .block_tokens = BLOCK,
+                             .kept_pct = 50,
                              .fingerprint = {{(uint8_t)model}},
                              .name = "test",
                              .pin = pin,
                              .unpin = unpin};
 
-    return host_open(h, &o);
+    int rc = host_open(h, &o);
+
+    if (rc == ERR_OK)
+        host_wait(*h, 5000000);
+    return rc;
 }
 
 /* Let the threads' ends come in; true when a check ended well. */
@@ -91,10 +96,10 @@ static bool settle(struct host *h)
 }
 
 /* 1: it is there now; 0: there is no slot for it. */
-static int fill(struct host *h, int c, int n, struct host_victim *victim)
+static int fill_kept(struct host *h, int c, int n, struct retain r, struct host_victim *victim)
 {
     struct page_of p;
-    struct page_label label = {.tokens = p.tokens};
+    struct page_label label = {.tokens = p.tokens, .space = (uint64_t)c, .retain = r};
     struct host_victim other;
     int32_t slot;
 
@@ -108,6 +113,22 @@ static int fill(struct host *h, int c, int n, struct host_victim *victim)
     memcpy(host_payload(h, slot), p.payload, PAGE_BYTES);
     host_filled(h, slot, true);
     return 1;
+}
+
+static int fill(struct host *h, int c, int n, struct host_victim *victim)
+{
+    return fill_kept(h, c, n, (struct retain){0}, victim);
+}
+
+/* The same when the only page that could go is at its checksum, or memory is on its way. */
+static int fill_soon(struct host *h, int c, int n, struct host_victim *victim)
+{
+    for (int i = 0; i < 200; i++) {
+        if (fill(h, c, n, victim) == 1)
+            return 1;
+        settle(h);
+    }
+    return 0;
 }
 
 /* 1: it is there and right; 0: a miss; -1: it is wrong. */
@@ -204,7 +225,7 @@ static void test_bound(void)
         n += fill(h, 1, i, NULL);
     settle(h);
     ok(n == 16, "it is full");
-    ok(fill(h, 2, 0, &victim) == 1, "one more finds a slot");
+    ok(fill_soon(h, 2, 0, &victim) == 1, "one more finds a slot");
     make_page(&p, 1, 15);
     ok(look(h, 1, 15) == 0 && look(h, 1, 0) == 1, "a prefix loses its end before its start");
     ok(victim.n_uses == 0, "what was never used again needs no other place");
@@ -212,14 +233,14 @@ static void test_bound(void)
     for (int i = 0; i < 8; i++)
         (void)look(h, 1, i); /* used: the others go first */
     for (int i = 1; i < 8; i++) {
-        (void)fill(h, 2, i, &victim);
+        (void)fill_soon(h, 2, i, &victim);
         settle(h);
     }
     ok(count(h, 1, 8) == 8, "what is used stays");
-    (void)fill(h, 3, 0, &victim);
+    (void)fill_soon(h, 3, 0, &victim);
     for (int i = 1; i < 16; i++) {
         settle(h);
-        if (fill(h, 3, i, &victim) == 1 && victim.n_uses > 1)
+        if (fill_soon(h, 3, i, &victim) == 1 && victim.n_uses > 1)
             break;
     }
     ok(victim.n_uses > 1 && ((const unsigned char *)victim.payload)[0] < 255,
@@ -239,7 +260,7 @@ static void test_long_prefix(void)
         n += fill(h, 1, i, NULL);
     for (int i = 0; i < 50; i++) {
         settle(h);
-        n += fill(h, 2, i, NULL);
+        n += fill_soon(h, 2, i, NULL);
     }
     ok(n == 250 && count(h, 1, 200) == 150 && count(h, 1, 150) == 150,
        "a prefix of 200 pages loses its end before its start");
@@ -262,7 +283,7 @@ static void test_holding(void)
     slot = host_find(h, &p.name, p.tokens);
     host_hold(h, slot);
     for (int i = 0; i < 12; i++) {
-        n += fill(h, 2, i, NULL);
+        n += fill_soon(h, 2, i, NULL);
         settle(h);
     }
     ok(n == 12 && memcmp(host_payload(h, slot), p.payload, PAGE_BYTES) == 0,
@@ -377,10 +398,138 @@ static void test_no_memory(void)
     must_ok(open_tier(&h, 4, 1));
     settle(h);
     ok(look(h, 1, 0) == 0, "a page that fails its check is a miss");
-    ok(fill(h, 1, 0, NULL) == 1 && look(h, 1, 0) == 1, "and can be filled again");
+    ok(fill_soon(h, 1, 0, NULL) == 1 && look(h, 1, 0) == 1, "and can be filled again");
     host_prove(h);
     host_close(h);
     fault_arm(FAULT_host_check, 0, false);
+}
+
+/* Other pages, one at a time, each of a chain of its own. */
+static void flood(struct host *h, int n)
+{
+    for (int i = 0; i < n; i++) {
+        (void)fill_soon(h, 100 + i, 0, NULL);
+        settle(h);
+    }
+    host_prove(h);
+}
+
+/* The priority that a page has, -1 when it is not there. */
+static int priority_of(struct host *h, int c, int n)
+{
+    struct page_label label;
+    struct page_of p;
+    int32_t slot;
+
+    make_page(&p, c, n);
+    slot = host_find(h, &p.name, p.tokens);
+    if (slot < 0 || !host_read_slot(h, slot, &label))
+        return -1;
+    ok(label.space == (uint64_t)c, "a page knows its namespace");
+    return retain_priority(label.retain);
+}
+
+/* What was said of a page outlives floods and engines, until its time is over. */
+static void test_retained(void)
+{
+    uint32_t now_s = (uint32_t)clock_unix_s();
+    struct host_counters c;
+    struct page_of p;
+    struct host *h;
+
+    begin_tier(&h, 16);
+    host_tick(h, now_s);
+    for (int i = 0; i < 3; i++)
+        (void)fill_kept(h, 1, i, retain_of(RETAIN_PINNED, 0), NULL);
+    for (int i = 0; i < 2; i++)
+        (void)fill_kept(h, 2, i, retain_of(60, now_s + 1000), NULL);
+    (void)fill_kept(h, 3, 0, retain_of(0, 0), NULL);
+    (void)fill(h, 4, 0, NULL);
+    flood(h, 10);
+    ok(look(h, 3, 0) == 0 && look(h, 4, 0) == 1, "what was to go early goes first");
+    flood(h, 40);
+    ok(count(h, 1, 3) == 3 && count(h, 2, 2) == 2, "a flood takes all but what is retained");
+    ok(look(h, 4, 0) == 0, "which is less than that");
+    host_close(h);
+    must_ok(open_tier(&h, 16, 1));
+    settle(h);
+    is_int(priority_of(h, 1, 0), RETAIN_PINNED, "the next engine knows");
+    flood(h, 40);
+    ok(count(h, 1, 3) == 3 && count(h, 2, 2) == 2, "and keeps it, too");
+    host_tick(h, now_s + 1000);
+    is_int(priority_of(h, 2, 1), RETAIN_DEFAULT, "until that is over");
+    flood(h, 40);
+    ok(count(h, 1, 3) == 3 && count(h, 2, 2) == 0, "then they go as any others");
+    make_page(&p, 1, 0);
+    host_retain(h, &p.name, retain_of(10, 0));
+    is_int(priority_of(h, 1, 0), RETAIN_PINNED, "another's word does not end a pin");
+    for (int i = 0; i < 16; i++) {
+        (void)fill_kept(h, 50 + i, 0, retain_of(99, 0), NULL);
+        settle(h);
+    }
+    host_read_counters(h, &c);
+    is_int(c.kept, 8, "a greedy client gets the share and no more");
+    ok(count(h, 1, 3) == 3, "and none of what is pinned");
+    host_prove(h);
+    host_close(h);
+}
+
+/* What floods faster than checksums are made takes nothing that is retained either. */
+static void test_busy_flood(void)
+{
+    int lost = 0;
+
+    for (int round = 0; round < 40; round++) {
+        struct host *h;
+
+        begin_tier(&h, 16);
+        for (int i = 0; i < 2; i++)
+            (void)fill_kept(h, 1, i, retain_of(RETAIN_PINNED, 0), NULL);
+        settle(h);
+        for (int i = 0; i < 300; i++) {
+            (void)fill(h, 2 + i % 4, i / 4, NULL);
+            (void)host_poll(h, &(uint64_t){0}, &(bool){false});
+        }
+        settle(h);
+        lost += count(h, 1, 2) != 2;
+        host_prove(h);
+        host_close(h);
+    }
+    is_int(lost, 0, "40 floods faster than checksums take nothing that is pinned");
+}
+
+/* Dropped is not to be found, whoever is at it; and not by the next engine either. */
+static void test_drop(void)
+{
+    struct page_of p;
+    int32_t slot;
+    struct host *h;
+
+    begin_tier(&h, 8);
+    for (int i = 0; i < 4; i++)
+        (void)fill_kept(h, 1, i, retain_of(RETAIN_PINNED, 0), NULL);
+    make_page(&p, 1, 3);
+    ok(host_drop(h, &p.name), "a page whose checksum is being made can be dropped");
+    ok(host_find(h, &p.name, p.tokens) == -1, "and is a miss");
+    settle(h);
+    host_prove(h);
+    make_page(&p, 1, 2);
+    slot = host_find(h, &p.name, p.tokens);
+    host_hold(h, slot);
+    ok(host_drop(h, &p.name) && host_find(h, &p.name, p.tokens) == -1,
+       "one that is held can be dropped");
+    ok(memcmp(host_payload(h, slot), p.payload, PAGE_BYTES) == 0, "who holds it has it still");
+    flood(h, 12);
+    ok(memcmp(host_payload(h, slot), p.payload, PAGE_BYTES) == 0, "whatever comes meanwhile");
+    host_release(h, slot);
+    host_prove(h);
+    host_close(h);
+    must_ok(open_tier(&h, 8, 1));
+    settle(h);
+    is_int(count(h, 1, 4), 2, "the next engine finds what was not dropped");
+    ok(fill(h, 1, 2, NULL) == 1 && look(h, 1, 2) == 1, "it can be filled again");
+    host_prove(h);
+    host_close(h);
 }
 
 int main(void)
@@ -395,6 +544,9 @@ int main(void)
     test_bound();
     test_long_prefix();
     test_holding();
+    test_retained();
+    test_busy_flood();
+    test_drop();
     test_damage();
     test_kill();
     test_no_memory();

@@ -52,13 +52,14 @@ static int open_store(struct store **st, size_t max_bytes, int space)
                               .page_bytes = PAGE_BYTES,
                               .block_tokens = BLOCK,
                               .n_buffers = 6,
+                              .kept_pct = 50,
                               .namespace_id = {{(uint8_t)space}},
                               .namespace_name = "test"};
 
     return store_open(st, &o);
 }
 
-static void save(struct store *st, int c, int n)
+static void save_kept(struct store *st, int c, int n, struct retain r)
 {
     struct page_of p;
     struct page_label label;
@@ -68,8 +69,14 @@ static void save(struct store *st, int c, int n)
     while ((buffer = store_buffer(st)) == NULL)
         store_flush(st);
     memcpy(buffer, p.payload, PAGE_BYTES);
-    label = (struct page_label){.name = p.name, .parent = p.parent, .tokens = p.tokens};
+    label = (struct page_label){
+        .name = p.name, .parent = p.parent, .tokens = p.tokens, .space = (uint64_t)c, .retain = r};
     store_save(st, buffer, &label);
+}
+
+static void save(struct store *st, int c, int n)
+{
+    save_kept(st, c, n, (struct retain){0});
 }
 
 /* 1: came back right; 0: a miss; -1: came back wrong. */
@@ -195,6 +202,297 @@ static void test_bound(void)
        (long long)s.st_size);
     is_int(wrong, 0, "reused slots never give an old page");
     store_close(st);
+    wipe();
+}
+
+static void flood(struct store *st, int n)
+{
+    for (int i = 0; i < n; i++) {
+        save(st, 100 + i, 0);
+        store_flush(st);
+    }
+    store_prove(st);
+}
+
+/* The priority of a page, -1 when it is not there. */
+static int priority_of(struct store *st, int c, int n)
+{
+    struct store_counters k;
+    struct page_label label;
+    struct page_of p;
+
+    make_page(&p, c, n);
+    store_read_counters(st, &k);
+    for (uint32_t i = 0; i < k.slots; i++) {
+        if (store_look(st, i, &label) && memcmp(&label.name, &p.name, sizeof p.name) == 0)
+            return label.space == (uint64_t)c ? retain_priority(label.retain) : -2;
+    }
+    return -1;
+}
+
+static void test_retained(void)
+{
+    uint32_t now_s = (uint32_t)clock_unix_s();
+    struct store *st;
+    struct store_counters k;
+    struct page_of p;
+    int wrong = 0;
+
+    must_ok(open_store(&st, 12 * 16384, 1));
+    for (int i = 0; i < 2; i++)
+        save_kept(st, 1, i, retain_of(RETAIN_PINNED, 0));
+    save_kept(st, 2, 0, retain_of(60, now_s + 4));
+    save(st, 3, 0);
+    store_flush(st);
+    make_page(&p, 3, 0);
+    store_retain(st, &p.name, retain_of(50, 0));
+    flood(st, 30);
+    is_int(count_good(st, 1, 2, &wrong) + count_good(st, 2, 1, &wrong) +
+               count_good(st, 3, 1, &wrong),
+           4, "a flood takes all but what is retained, when it was saved or later");
+    store_close(st);
+    must_ok(open_store(&st, 12 * 16384, 1));
+    is_int(priority_of(st, 1, 1), RETAIN_PINNED, "the next engine knows of what was saved so");
+    is_int(priority_of(st, 3, 0), 50, "and of what was said later");
+    flood(st, 30);
+    is_int(count_good(st, 1, 2, &wrong) + count_good(st, 2, 1, &wrong) +
+               count_good(st, 3, 1, &wrong),
+           4, "and keeps it, too");
+    while ((uint32_t)clock_unix_s() <= now_s + 4)
+        clock_sleep_us(50000);
+    flood(st, 30);
+    is_int(count_good(st, 2, 1, &wrong), 0, "what is over goes as any other");
+    for (int i = 0; i < 12; i++) {
+        save_kept(st, 50 + i, 0, retain_of(99, 0));
+        store_flush(st);
+    }
+    store_read_counters(st, &k);
+    is_int(k.kept, 6, "a greedy client gets the share and no more");
+    is_int(count_good(st, 1, 2, &wrong), 2, "and none of what is pinned");
+    is_int(wrong, 0, "nothing came back wrong");
+    store_close(st);
+    wipe();
+}
+
+/* What was dropped is not there, for the next engine either: wherever its page was just then. */
+static void test_drop(unsigned seed)
+{
+    bool gone[10];
+    int wrong = 0, found = 0, lost = 0;
+
+    for (int round = 0; round < 40; round++) {
+        struct store *st;
+
+        must_ok(open_store(&st, 30 * 16384, 1));
+        for (int i = 0; i < 10; i++)
+            save(st, 1, i); /* no flush: some are queued, some are being written */
+        for (int i = 0; i < 10; i++) {
+            struct page_of p;
+
+            make_page(&p, 1, i);
+            gone[i] = random_next(&seed) % 2 == 0;
+            if (random_next(&seed) % 4 == 0)
+                clock_sleep_us(random_next(&seed) % 3000);
+            if (gone[i])
+                (void)store_drop(st, &p.name);
+        }
+        store_flush(st);
+        ok(store_is_quiet(st), "after a flush it is quiet");
+        store_prove(st);
+        if (round % 2 == 0) {
+            store_close(st);
+            must_ok(open_store(&st, 30 * 16384, 1));
+        }
+        for (int i = 0; i < 10; i++) {
+            int is = load(st, 1, i);
+
+            found += gone[i] && is != 0;
+            lost += !gone[i] && is != 1;
+            wrong += is < 0;
+        }
+        for (int i = 0; i < 10; i++)
+            save(st, 1, i);
+        store_flush(st);
+        if (count_good(st, 1, 10, &wrong) != 10)
+            lost++;
+        store_close(st);
+        wipe();
+    }
+    is_int(found, 0, "what was dropped is a miss");
+    is_int(lost, 0, "what was not is there, and all can be saved again");
+    is_int(wrong, 0, "nothing came back wrong");
+}
+
+/* A page that is being read when it is dropped. */
+static void test_drop_read(void)
+{
+    struct store *st;
+    struct store_done done;
+    struct page_of p;
+    int n = 0;
+
+    must_ok(open_store(&st, 3 * 16384, 1));
+    for (int round = 0; round < 50; round++) {
+        save(st, 1, 0);
+        store_flush(st);
+        make_page(&p, 1, 0);
+        must_ok(store_load(st, &p.name, p.tokens, 7));
+        ok(store_drop(st, &p.name), "it was there");
+        save(st, 2 + round, 0);
+        save(st, 60 + round, 0); /* its slot is not given away meanwhile */
+        store_flush(st);
+        while (!store_poll(st, &done))
+            clock_sleep_us(100);
+        n += done.rc == ERR_OK && memcmp(done.payload, p.payload, PAGE_BYTES) != 0;
+        if (done.rc == ERR_OK)
+            store_release(st, done.payload);
+        store_prove(st);
+        n += load(st, 1, 0) != 0;
+    }
+    is_int(n, 0, "a drop beside a read is a miss then or later, never a wrong page");
+    store_close(st);
+    wipe();
+}
+
+static _Noreturn void drop_and_wait(int told)
+{
+    struct store *st;
+    struct page_of p;
+
+    must_ok(open_store(&st, 30 * 16384, 1));
+    for (int i = 0; i < 10; i++)
+        save(st, 1, i);
+    store_flush(st);
+    clock_sleep_us(2000); /* the I/O thread sleeps */
+    for (int i = 0; i < 5; i++) {
+        make_page(&p, 1, 9 - i);
+        (void)store_drop(st, &p.name);
+    }
+    while (!store_is_quiet(st))
+        continue;
+    (void)!write(told, "", 1);
+    for (;;) /* until it is killed */
+        (void)pause();
+}
+
+/* Who is told that it is quiet may be killed: what was dropped stays so. */
+static void test_drop_kill(void)
+{
+    int found = 0, lost = 0;
+
+    for (int round = 0; round < 60; round++) {
+        struct store *st;
+        int told[2];
+        char byte;
+        pid_t pid;
+
+        must_ok(pipe(told));
+        pid = fork();
+        if (pid == 0)
+            drop_and_wait(told[1]);
+        (void)!read(told[0], &byte, 1);
+        (void)kill(pid, SIGKILL);
+        (void)waitpid(pid, NULL, 0);
+        (void)close(told[0]);
+        (void)close(told[1]);
+        must_ok(open_store(&st, 30 * 16384, 1));
+        for (int i = 0; i < 10; i++) {
+            found += i >= 5 && load(st, 1, i) != 0;
+            lost += i < 5 && load(st, 1, i) != 1;
+        }
+        store_close(st);
+        wipe();
+    }
+    is_int(found, 0, "60 kills behind a drop: none comes back");
+    is_int(lost, 0, "and nothing else is lost");
+}
+
+/* A disk that fails for a moment undoes no drop; one that fails for good is given up. */
+static void test_drop_faults(void)
+{
+    for (int n = 1; n <= 6; n++) {
+        struct store *st;
+        struct page_of p;
+        int left;
+
+        must_ok(open_store(&st, 30 * 16384, 1));
+        for (int i = 0; i < 10; i++)
+            save(st, 1, i);
+        store_flush(st);
+        fault_arm(FAULT_store_note, n < 6 ? n : 1, n == 6);
+        for (int i = 5; i < 10; i++) {
+            make_page(&p, 1, i);
+            (void)store_drop(st, &p.name);
+        }
+        make_page(&p, 1, 0);
+        store_retain(st, &p.name, retain_of(70, 0));
+        store_flush(st);
+        is_int(priority_of(st, 1, 5), -1, "a drop counts at once");
+        fault_arm(FAULT_store_note, 0, false);
+        store_close(st);
+        must_ok(open_store(&st, 30 * 16384, 1));
+        left = count_good(st, 1, 10, &(int){0});
+        is_int(left, n < 6 ? 5 : 10, "and after a start, unless the disk failed for good");
+        is_int(priority_of(st, 1, 0), n < 6 ? 70 : RETAIN_DEFAULT, "so does what was said");
+        store_close(st);
+        wipe();
+    }
+}
+
+/* A node of LMDB's leaf pages: the value's length, its upper half, flags, the key's length, the
+ * key, the value. A smaller length leaves a gap behind the value, as LMDB does itself. */
+struct leaf_node {
+    uint16_t length, upper, flags, key_length;
+    uint64_t slot;
+    struct store_record record;
+};
+
+static void shorten_records(void)
+{
+    char path[128];
+    char *bytes;
+    struct stat s;
+    int n = 0;
+    int fd;
+
+    (void)snprintf(path, sizeof path, "%s/data.mdb", dir);
+    fd = open(path, O_RDWR);
+    must_ok(fstat(fd, &s));
+    bytes = malloc((size_t)s.st_size);
+    (void)!pread(fd, bytes, (size_t)s.st_size, 0);
+    for (off_t at = 0; at + (off_t)sizeof(struct leaf_node) <= s.st_size; at += 2) {
+        struct leaf_node node;
+        uint16_t old = STORE_RECORD_OLD;
+
+        memcpy(&node, bytes + at, sizeof node);
+        if (node.length != sizeof node.record || node.upper != 0 || node.flags != 0 ||
+            node.key_length != sizeof node.slot || node.slot >= 20 || node.record.n_tokens != BLOCK)
+            continue;
+        (void)!pwrite(fd, &old, sizeof old, at);
+        n++;
+    }
+    free(bytes);
+    (void)close(fd);
+    ok(n >= 20, "%d records are made shorter", n);
+}
+
+/* An index whose records are as short as they once were. */
+static void test_old_records(void)
+{
+    struct store *st;
+    int wrong = 0;
+
+    must_ok(open_store(&st, 100 * 16384, 1));
+    for (int i = 0; i < 20; i++)
+        save_kept(st, 1, i, retain_of(RETAIN_PINNED, 0));
+    store_close(st);
+    shorten_records();
+    must_ok(open_store(&st, 100 * 16384, 1));
+    is_int(count_good(st, 1, 20, &wrong), 20, "older records are read");
+    is_int(priority_of(st, 1, 0), -2, "as of no known namespace");
+    save(st, 2, 0);
+    store_close(st);
+    is_int(wrong, 0, "nothing came back wrong");
     wipe();
 }
 
@@ -521,6 +819,12 @@ int main(void)
     test_restart();
     test_bound();
     test_child_first();
+    test_retained();
+    test_drop(seed);
+    test_drop_read();
+    test_drop_kill();
+    test_drop_faults();
+    test_old_records();
     test_kill();
     test_damaged_payload(seed);
     test_damaged_index(seed);

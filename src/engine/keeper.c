@@ -1,0 +1,541 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/keeper.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/engine.h"
+#include "kv/prefix.h"
+
+#define KEEPER_PART    16384   /* pages looked at in a pass: a millisecond */
+#define KEEPER_DROP    7       /* more for one that is dropped */
+#define KEEPER_WAIT_US 2000000 /* for the disk, before a drop is answered all the same */
+#define KEEPER_MORE_S  60      /* that a lower tier retains a page for longer */
+#define KEEPER_ROWS    40      /* namespaces of a list: the rest is one row */
+
+int keeper_init(struct engine *e)
+{
+    static const uint8_t none[WIRE_SALT_BYTES];
+    struct keeper *k = &e->keeper;
+    struct hash root = prefix_root(&e->shape->fingerprint, none);
+
+    k->shared = prefix_space(&root);
+    k->n_spaces = 1;
+    k->tokens = mem_zalloc_array((size_t)e->shape->max_model_len, sizeof *k->tokens);
+    return k->tokens == NULL ? ERR_NO_MEMORY : ERR_OK;
+}
+
+/* --- namespaces --------------------------------------------------------------------------- */
+
+/* Where a namespace stands in the index, or would. Ends: it is a quarter full at most. */
+static uint32_t keeper_probe(const struct keeper *k, uint64_t space)
+{
+    uint32_t i = (uint32_t)(space % KEEPER_INDEX);
+
+    while (k->index[i] != 0 && k->spaces[k->index[i] - 1].space != space)
+        i = (i + 1) % KEEPER_INDEX;
+    return i;
+}
+
+/* Its place, or the one of those that have none. */
+static struct keeper_space *keeper_find(struct keeper *k, uint64_t space)
+{
+    int16_t at = k->index[keeper_probe(k, space)];
+
+    return &k->spaces[at == 0 ? 0 : at - 1];
+}
+
+/* A free place, or that of the namespace which was used least recently. */
+static int keeper_place(struct keeper *k)
+{
+    int oldest = 1;
+
+    if (k->n_spaces < KEEPER_SPACES)
+        return k->n_spaces++;
+    for (int i = 2; i < KEEPER_SPACES; i++) {
+        if (k->spaces[i].used < k->spaces[oldest].used)
+            oldest = i;
+    }
+    return oldest;
+}
+
+static struct keeper_space *keeper_add(struct keeper *k, uint64_t space)
+{
+    struct keeper_space *s = keeper_find(k, space);
+    int at;
+
+    if (s != &k->spaces[0] || space == 0)
+        return s;
+    at = keeper_place(k);
+    k->spaces[0].queries += k->spaces[at].queries;
+    k->spaces[0].hits += k->spaces[at].hits;
+    k->spaces[at] = (struct keeper_space){.space = space};
+    memset(k->index, 0, sizeof k->index);
+    for (int i = 1; i < k->n_spaces; i++)
+        k->index[keeper_probe(k, k->spaces[i].space)] = (int16_t)(i + 1);
+    return &k->spaces[at];
+}
+
+/* --- hints of requests --------------------------------------------------------------------- */
+
+/* Was as much said of the last cached page below? Then of all before it: a conversation says the
+ * same at every turn. */
+static bool keeper_said_below(const struct engine *e, const struct seq *q)
+{
+    if (q->n_cached > q->retain_tokens || q->n_named != q->n_cached / e->shape->block_tokens)
+        return false; /* chain is another page's name */
+    return e->host != NULL    ? host_retains(e->host, &q->chain, q->retain)
+           : e->store != NULL ? store_retains(e->store, &q->chain, q->retain)
+                              : true;
+}
+
+/* The lower tiers may have pages that the device had already. They are told a little more than was
+ * said, and so need not be told again at once. */
+static void keeper_retain_below(struct engine *e, const struct seq *q)
+{
+    int block = e->shape->block_tokens;
+    struct retain r = q->retain;
+    struct hash name = q->root;
+
+    if (keeper_said_below(e, q))
+        return;
+    if (r.until != 0)
+        r.until += r.until > UINT32_MAX - KEEPER_MORE_S ? 0 : KEEPER_MORE_S;
+
+    for (int n = block; n <= q->n_cached && n <= q->retain_tokens; n += block) {
+        const int32_t *tokens = q->tokens + (n - block);
+        int32_t slot;
+
+        name = prefix_name(&name, tokens, block);
+        if (e->store != NULL)
+            store_retain(e->store, &name, r);
+        if (e->host == NULL)
+            continue;
+        host_retain(e->host, &name, r);
+        slot = host_find(e->host, &name, tokens);
+        if (slot >= 0) /* it is to outlive the machine, too */
+            tiers_want_stored(e, slot, &name);
+    }
+}
+
+void keeper_note_admitted(struct engine *e, const struct seq *q)
+{
+    struct keeper *k = &e->keeper;
+    struct keeper_space *s;
+
+    if (q->retain.rank > 0)
+        keeper_retain_below(e, q);
+    if ((q->request.flags & WIRE_PROBE) != 0)
+        return;
+    s = keeper_add(k, prefix_space(&q->root));
+    s->used = ++k->n_used;
+    s->queries += (uint64_t)q->n_prompt;
+    s->hits += (uint64_t)q->n_cached;
+}
+
+void keeper_tell(struct engine *e, const struct seq *q)
+{
+    int block = e->shape->block_tokens;
+    struct hash name = q->root;
+    struct page_label label;
+    int n = 0;
+
+    while (n + block <= q->retain_tokens) {
+        int32_t page;
+
+        name = prefix_name(&name, q->tokens + n, block);
+        page = pages_look(e->pages, &name);
+        if (page == -1 || !pages_label(e->pages, page, &label) ||
+            label.retain.rank < q->retain.rank)
+            break;
+        n += block;
+    }
+    lane_put(&e->lanes[q->lane_idx].lane, q->slot,
+             (struct wire_out){.kind = WIRE_FACT, .value = WIRE_FACT_HELD, .amount = (uint64_t)n});
+}
+
+/* --- what operators ask for ------------------------------------------------------------------ */
+
+bool keeper_drops(const struct engine *e, uint64_t space)
+{
+    const struct keeper_ask *a = &e->keeper.asks[0];
+
+    if (e->keeper.n_asks == 0 || a->at == WIRE_TIERS)
+        return false;
+    return a->ask == WIRE_DROP_ALL || (a->ask == WIRE_DROP_SPACE && a->space == space);
+}
+
+/* A page of all tiers. */
+static uint64_t keeper_drop_page(struct engine *e, const struct hash *name)
+{
+    int32_t page = pages_look(e->pages, name);
+    uint64_t n = page != -1;
+
+    if (page != -1)
+        pages_drop(e->pages, page);
+    pages_drop_parts(e->pages, name);
+    n += e->host != NULL && host_drop(e->host, name);
+    n += e->store != NULL && store_drop(e->store, name);
+    return n;
+}
+
+static uint64_t keeper_drop_prompt(struct engine *e, const struct wire_request *r)
+{
+    int block = e->shape->block_tokens;
+    struct hash name = prefix_root(&e->shape->fingerprint, r->salt);
+    uint64_t dropped = 0;
+
+    pages_drop_parts(e->pages, &name);
+    for (uint32_t n = 0; n + (uint32_t)block <= r->n_tokens; n += (uint32_t)block) {
+        name = prefix_name(&name, e->keeper.tokens + n, block);
+        tiers_drop(e, &name, 0);
+        dropped += keeper_drop_page(e, &name);
+    }
+    return dropped;
+}
+
+/* Kept pages are counted by what they have in common. */
+static void keeper_count_hint(struct keeper *k, enum wire_tier at, const struct page_label *label)
+{
+    int i = 0;
+
+    while (i < k->n_hints &&
+           (k->hints[i].space != label->space || k->hints[i].retain.rank != label->retain.rank ||
+            k->hints[i].retain.until != label->retain.until))
+        i++;
+    if (i == KEEPER_HINTS) {
+        i = KEEPER_HINTS - 1;
+        k->hints[i].space = 0; /* of several from now on */
+        k->hints[i].retain = (struct retain){0};
+    } else if (i == k->n_hints) {
+        k->hints[k->n_hints++] =
+            (struct keeper_hint){.space = label->space, .retain = label->retain};
+    }
+    k->hints[i].pages[at]++;
+}
+
+static void keeper_count(struct keeper *k, enum wire_tier at, const struct page_label *label)
+{
+    struct keeper_space *s = keeper_find(k, label->space);
+
+    if (s == &k->spaces[0] && k->n_spaces < KEEPER_SPACES && label->space != 0)
+        s = keeper_add(k, label->space);
+    s->pages[at]++;
+    if (label->retain.rank <= 0)
+        return;
+    s->n_kept++;
+    keeper_count_hint(k, at, label);
+}
+
+/* How many places a tier has, and what is in one of them. */
+static int32_t keeper_slots(const struct engine *e, enum wire_tier at)
+{
+    struct store_counters c;
+
+    switch (at) {
+    case WIRE_DEVICE: return pages_count(e->pages);
+    case WIRE_HOST: return e->host == NULL ? 0 : host_n_slots(e->host);
+    case WIRE_STORE:
+        if (e->store == NULL)
+            return 0;
+        store_read_counters(e->store, &c);
+        return (int32_t)c.slots;
+    case WIRE_TIERS: break;
+    }
+    return 0;
+}
+
+static bool keeper_look(const struct engine *e, enum wire_tier at, int32_t i,
+                        struct page_label *label)
+{
+    switch (at) {
+    case WIRE_DEVICE: return pages_label(e->pages, i, label);
+    case WIRE_HOST: return host_read_slot(e->host, i, label);
+    case WIRE_STORE: return store_look(e->store, (uint32_t)i, label);
+    case WIRE_TIERS: break;
+    }
+    return false;
+}
+
+static void keeper_visit(struct engine *e, struct keeper_ask *a, const struct page_label *label)
+{
+    struct hash name = label->name; /* the label may stand where the page does */
+
+    switch (a->ask) {
+    case WIRE_LIST: keeper_count(&e->keeper, a->at, label); return;
+    case WIRE_DROP_SPACE: /* what is of no known one is from an older store: it may be of this */
+        if (label->space == a->space || label->space == 0)
+            a->dropped += keeper_drop_page(e, &name);
+        return;
+    case WIRE_DROP_ALL: a->dropped += keeper_drop_page(e, &name); return;
+    case WIRE_DROP_PROMPT:
+    case WIRE_GENERATE: return;
+    }
+}
+
+/* Parts are on the device alone, and nothing of their own is counted of them. */
+static void keeper_visit_part(struct engine *e, const struct keeper_ask *a, int32_t page)
+{
+    uint64_t space;
+
+    if (a->ask != WIRE_LIST && pages_is_part(e->pages, page, &space) &&
+        (a->ask == WIRE_DROP_ALL || space == a->space))
+        pages_drop(e->pages, page);
+}
+
+/* Some more pages. True when all were looked at. */
+static bool keeper_scan(struct engine *e, struct keeper_ask *a)
+{
+    struct page_label label;
+
+    for (int left = KEEPER_PART; left > 0 && a->at != WIRE_TIERS; left--) {
+        if (a->next >= keeper_slots(e, a->at)) {
+            a->at = (enum wire_tier)(a->at + 1);
+            a->next = 0;
+        } else if (keeper_look(e, a->at, a->next++, &label)) {
+            keeper_visit(e, a, &label);
+            left -= a->ask == WIRE_LIST ? 0 : KEEPER_DROP;
+        } else if (a->at == WIRE_DEVICE) {
+            keeper_visit_part(e, a, a->next - 1);
+        }
+    }
+    return a->at == WIRE_TIERS;
+}
+
+static void keeper_begin(struct engine *e, struct keeper_ask *a)
+{
+    struct keeper *k = &e->keeper;
+
+    a->until_us = e->now_us + KEEPER_WAIT_US;
+    if (a->ask == WIRE_DROP_PROMPT) {
+        a->at = WIRE_TIERS;
+        return;
+    }
+    if (a->ask != WIRE_LIST) {
+        tiers_drop(e, NULL, a->ask == WIRE_DROP_SPACE ? a->space : 0);
+        return;
+    }
+    k->n_hints = 0;
+    for (int i = 0; i < k->n_spaces; i++) {
+        memset(k->spaces[i].pages, 0, sizeof k->spaces[i].pages);
+        k->spaces[i].n_kept = 0;
+    }
+}
+
+int keeper_ask(struct engine *e, struct engine_lane *l, uint32_t slot, const struct wire_request *r)
+{
+    struct keeper *k = &e->keeper;
+    struct hash root = prefix_root(&e->shape->fingerprint, r->salt);
+    struct keeper_ask *a = &k->asks[k->n_asks];
+    int rc = ERR_OK;
+
+    if (e->draining)
+        return ERR_DRAINING;
+    if (r->ask > WIRE_DROP_ALL || r->n_tokens >= (uint32_t)e->shape->max_model_len)
+        return ERR_INVALID;
+    if (k->n_asks == KEEPER_ASKS)
+        return ERR_OVERLOADED;
+    *a = (struct keeper_ask){.lane_idx = (int)(l - e->lanes),
+                             .slot = slot,
+                             .ask = (enum wire_ask)r->ask,
+                             .space = r->space != 0 ? r->space : prefix_space(&root)};
+    for (int i = 0; i < k->n_asks; i++) {
+        if (k->asks[i].lane_idx == a->lane_idx && k->asks[i].slot == slot)
+            return ERR_INVALID; /* a slot asks for one thing at a time */
+    }
+    if (a->ask == WIRE_DROP_PROMPT) {
+        rc = lane_tokens(&l->lane, r, e->shape->n_vocab, k->tokens);
+        if (rc == ERR_OK)
+            a->dropped = keeper_drop_prompt(e, r);
+    }
+    if (rc == ERR_OK && k->n_asks++ == 0)
+        keeper_begin(e, a);
+    return rc;
+}
+
+static void keeper_end_ask(struct keeper *k, int i)
+{
+    k->n_asks--;
+    memmove(&k->asks[i], &k->asks[i + 1], sizeof k->asks[0] * (size_t)(k->n_asks - i));
+}
+
+void keeper_forget_lane(struct engine *e, const struct engine_lane *l)
+{
+    struct keeper *k = &e->keeper;
+
+    for (int i = k->n_asks - 1; i > 0; i--) {
+        if (k->asks[i].lane_idx == l - e->lanes)
+            keeper_end_ask(k, i);
+    }
+    if (k->n_asks > 0 && k->asks[0].lane_idx == l - e->lanes)
+        k->asks[0].lane_idx = -1; /* what was begun is done, and nobody is told */
+}
+
+/* --- answers -------------------------------------------------------------------------------- */
+
+static void keeper_fact(struct engine *e, const struct keeper_ask *a, enum wire_fact fact,
+                        uint64_t amount)
+{
+    lane_put(&e->lanes[a->lane_idx].lane, a->slot,
+             (struct wire_out){.kind = WIRE_FACT, .value = (int32_t)fact, .amount = amount});
+}
+
+static void keeper_tell_tier(struct engine *e, const struct keeper_ask *a, enum wire_tier at)
+{
+    struct host_counters host = {0};
+    struct store_counters store = {0};
+    uint64_t slots = (uint64_t)keeper_slots(e, at), pages = 0, kept = 0;
+
+    if (e->host != NULL)
+        host_read_counters(e->host, &host);
+    if (e->store != NULL)
+        store_read_counters(e->store, &store);
+    switch (at) {
+    case WIRE_DEVICE:
+        pages = (uint64_t)pages_named(e->pages);
+        kept = (uint64_t)pages_kept(e->pages);
+        break;
+    case WIRE_HOST:
+        pages = host.pages;
+        kept = host.kept;
+        break;
+    case WIRE_STORE:
+        pages = store.entries;
+        kept = store.kept;
+        break;
+    case WIRE_TIERS: break;
+    }
+    keeper_fact(e, a, WIRE_FACT_TIER, at);
+    keeper_fact(e, a, WIRE_FACT_SLOTS, slots);
+    keeper_fact(e, a, WIRE_FACT_PAGES, pages);
+    keeper_fact(e, a, WIRE_FACT_KEPT, kept);
+    keeper_fact(e, a, WIRE_FACT_KEPT_MAX, slots * (uint64_t)e->settings.kv_retained_pct / 100);
+}
+
+static uint64_t keeper_weight(const struct keeper_space *s)
+{
+    return s->queries + s->pages[WIRE_DEVICE] + s->pages[WIRE_HOST] + s->pages[WIRE_STORE];
+}
+
+static void keeper_tell_space(struct engine *e, const struct keeper_ask *a,
+                              const struct keeper_space *s)
+{
+    if (keeper_weight(s) == 0)
+        return;
+    keeper_fact(e, a, WIRE_FACT_SPACE, s->space);
+    if (s->space == e->keeper.shared)
+        keeper_fact(e, a, WIRE_FACT_SHARED, 1);
+    keeper_fact(e, a, WIRE_FACT_DEVICE, s->pages[WIRE_DEVICE]);
+    keeper_fact(e, a, WIRE_FACT_HOST, s->pages[WIRE_HOST]);
+    keeper_fact(e, a, WIRE_FACT_STORE, s->pages[WIRE_STORE]);
+    keeper_fact(e, a, WIRE_FACT_KEPT_PAGES, s->n_kept);
+    keeper_fact(e, a, WIRE_FACT_QUERIES, s->queries);
+    keeper_fact(e, a, WIRE_FACT_HITS, s->hits);
+}
+
+/* The largest of them, and all others as one. */
+static void keeper_tell_spaces(struct engine *e, const struct keeper_ask *a)
+{
+    const struct keeper *k = &e->keeper;
+    struct keeper_space rest = k->spaces[0];
+    bool told[KEEPER_SPACES] = {[0] = true};
+
+    for (int row = 0; row < KEEPER_ROWS; row++) {
+        int best = 0;
+
+        for (int i = 1; i < k->n_spaces; i++) {
+            if (!told[i] &&
+                (best == 0 || keeper_weight(&k->spaces[i]) > keeper_weight(&k->spaces[best])))
+                best = i;
+        }
+        if (best == 0)
+            break;
+        told[best] = true;
+        keeper_tell_space(e, a, &k->spaces[best]);
+    }
+    for (int i = 1; i < k->n_spaces; i++) {
+        if (told[i])
+            continue;
+        rest.queries += k->spaces[i].queries;
+        rest.hits += k->spaces[i].hits;
+        rest.n_kept += k->spaces[i].n_kept;
+        for (int t = 0; t < WIRE_TIERS; t++)
+            rest.pages[t] += k->spaces[i].pages[t];
+    }
+    keeper_tell_space(e, a, &rest);
+}
+
+static void keeper_tell_hints(struct engine *e, const struct keeper_ask *a)
+{
+    for (int i = 0; i < e->keeper.n_hints; i++) {
+        const struct keeper_hint *h = &e->keeper.hints[i];
+
+        keeper_fact(e, a, WIRE_FACT_HINT, h->space);
+        if (h->retain.rank > 0) { /* else several kinds */
+            keeper_fact(e, a, WIRE_FACT_PRIORITY, (uint64_t)retain_priority(h->retain));
+            keeper_fact(e, a, WIRE_FACT_UNTIL, h->retain.until);
+        }
+        keeper_fact(e, a, WIRE_FACT_DEVICE, h->pages[WIRE_DEVICE]);
+        keeper_fact(e, a, WIRE_FACT_HOST, h->pages[WIRE_HOST]);
+        keeper_fact(e, a, WIRE_FACT_STORE, h->pages[WIRE_STORE]);
+    }
+}
+
+#define KEEPER_FACTS_MAX (WIRE_TIERS * 5 + (KEEPER_ROWS + 1) * 8 + KEEPER_HINTS * 6 + 1)
+_Static_assert(KEEPER_FACTS_MAX < WIRE_OUT_CAP, "a list fits a slot's ring");
+
+static void keeper_answer(struct engine *e, const struct keeper_ask *a)
+{
+    struct lane *lane;
+
+    if (a->ask != WIRE_LIST) {
+        log_info("engine: %llu pages of the cache were dropped", (unsigned long long)a->dropped);
+        stats_add(&e->stats, METRIC_dropped, a->dropped);
+    }
+    if (a->lane_idx < 0)
+        return;
+    lane = &e->lanes[a->lane_idx].lane;
+    if (lane_room(lane, a->slot) <= KEEPER_FACTS_MAX)
+        return; /* it was empty when its front asked: that one lies */
+    if (a->ask == WIRE_LIST) {
+        for (int t = 0; t < WIRE_TIERS; t++)
+            keeper_tell_tier(e, a, (enum wire_tier)t);
+        keeper_tell_spaces(e, a);
+        keeper_tell_hints(e, a);
+    } else {
+        keeper_fact(e, a, WIRE_FACT_DROPPED, a->dropped);
+    }
+    lane_put(
+        lane, a->slot,
+        (struct wire_out){.kind = WIRE_FINISHED, .finish = WIRE_FIN_STOP, .time_us = e->now_us});
+}
+
+bool keeper_has_work(const struct engine *e)
+{
+    return e->keeper.n_asks > 0;
+}
+
+void keeper_pass(struct engine *e)
+{
+    struct keeper *k = &e->keeper;
+    uint32_t now_s = (uint32_t)clock_unix_s();
+    bool waits;
+
+    if (now_s != k->ticked_s) {
+        k->ticked_s = now_s;
+        pages_tick(e->pages, now_s);
+        if (e->host != NULL)
+            host_tick(e->host, now_s);
+    }
+    if (k->n_asks == 0 || !keeper_scan(e, &k->asks[0]))
+        return;
+    waits = k->asks[0].ask != WIRE_LIST && e->store != NULL && !store_is_quiet(e->store);
+    if (waits && e->now_us < k->asks[0].until_us)
+        return;
+    keeper_answer(e, &k->asks[0]);
+    keeper_end_ask(k, 0);
+    if (k->n_asks > 0)
+        keeper_begin(e, &k->asks[0]);
+}

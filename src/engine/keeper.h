@@ -1,0 +1,62 @@
+/* The keeper: what of the cache is to stay and what is to go, by the word of requests and of
+ * operators; and who asks the cache for how much.
+ *
+ * A request's hint goes to the device's pages where they are named or used (sched.c); the keeper
+ * tells the lower tiers. What an operator asks for that concerns all pages is done in parts, some
+ * thousand pages a pass, so that nobody's step waits for it: one ask after the other, tier by tier.
+ * A drop is answered when the disk has lost the records as well. */
+#ifndef QUIRE_ENGINE_KEEPER_H
+#define QUIRE_ENGINE_KEEPER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/wire.h"
+#include "kv/retain.h"
+
+#define KEEPER_SPACES 256 /* namespaces that are told apart at a time: those used last */
+#define KEEPER_HINTS  40  /* kinds of hints that are told apart in a list */
+#define KEEPER_ASKS   32  /* that wait */
+#define KEEPER_INDEX  (4 * KEEPER_SPACES)
+
+struct keeper_space {
+    uint64_t space;             /* 0 in the first: all that have no place of their own */
+    uint64_t used;              /* counts uses in all; the highest was used last */
+    uint64_t queries, hits;     /* tokens */
+    uint32_t pages[WIRE_TIERS]; /* as the last list found them */
+    uint32_t n_kept;
+};
+
+/* Pages of one namespace that are kept alike. */
+struct keeper_hint {
+    uint64_t space;
+    struct retain retain;
+    uint32_t pages[WIRE_TIERS];
+};
+
+struct keeper_ask {
+    int lane_idx;
+    uint32_t slot;
+    enum wire_ask ask;
+    uint64_t space;    /* that is dropped */
+    enum wire_tier at; /* WIRE_TIERS: all were looked at */
+    int32_t next;      /* page or slot in it */
+    uint64_t dropped;
+    uint64_t until_us; /* for the disk */
+};
+
+struct keeper {
+    struct keeper_ask asks[KEEPER_ASKS]; /* the first is under way */
+    int n_asks;
+    struct keeper_space spaces[KEEPER_SPACES];
+    int n_spaces;
+    int16_t index[KEEPER_INDEX]; /* by space: 1 + its place, or 0 */
+    uint64_t n_used;
+    uint64_t shared;                        /* the namespace without a salt */
+    struct keeper_hint hints[KEEPER_HINTS]; /* the last takes what has no place */
+    int n_hints;
+    uint32_t ticked_s;
+    int32_t *tokens; /* int32 [max_model_len], of a prompt that is dropped */
+};
+
+#endif

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What both tiers' dumps tell of retention and namespaces. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/hash.h"
+#include "tools/dump.h"
+
+void dump_retain(struct retain r, char out[48])
+{
+    time_t t = (time_t)r.until;
+    char when[32] = "";
+    struct tm tm;
+
+    if (r.until != 0 && gmtime_r(&t, &tm) != NULL)
+        (void)strftime(when, sizeof when, "@%Y-%m-%dT%H:%M:%SZ", &tm);
+    if (r.rank == 0)
+        (void)snprintf(out, 48, "-");
+    else if (retain_priority(r) == RETAIN_PINNED && r.until == 0)
+        (void)snprintf(out, 48, "pinned");
+    else
+        (void)snprintf(out, 48, "%d%s", retain_priority(r), when);
+}
+
+void dump_count(struct dump_roots *roots, uint64_t root, struct retain r, uint64_t uses)
+{
+    struct dump_root *d;
+    int i = 1;
+
+    roots->n = roots->n == 0 ? 1 : roots->n;
+    while (i < roots->n && roots->list[i].root != root)
+        i++;
+    if (root == 0 || i == DUMP_ROOTS)
+        i = 0;
+    else if (i == roots->n)
+        roots->list[roots->n++].root = root;
+    d = &roots->list[i];
+    d->pages++;
+    d->retained += r.rank > 0;
+    d->uses += uses;
+}
+
+void dump_print_roots(const struct dump_roots *roots, bool json)
+{
+    bool first = true;
+
+    printf(json ? "\"salts\":[" : "\nnamespace          pages  retained      uses\n");
+    for (int i = 0; i < roots->n; i++) {
+        const struct dump_root *d = &roots->list[i];
+        char hex[2 * sizeof d->root + 1] = "others";
+
+        if (d->pages == 0)
+            continue;
+        if (i > 0)
+            hash_hex((const uint8_t *)&d->root, sizeof d->root, hex);
+        printf(json ? "%s{\"namespace\":\"%s\",\"pages\":%llu,\"retained\":%llu,\"uses\":%llu}"
+                    : "%s%-16s  %6llu  %8llu  %8llu\n",
+               json && !first ? "," : "", hex, (unsigned long long)d->pages,
+               (unsigned long long)d->retained, (unsigned long long)d->uses);
+        first = false;
+    }
+    if (json)
+        printf("],");
+}
