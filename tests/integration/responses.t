@@ -343,18 +343,19 @@ with tap.section("reasoning"), tempfile.NamedTemporaryFile("w", suffix=".jinja")
         tap.eq(s.post(PATH, body_of(talk, max_output_tokens=3)).status, 200, "and is taken back")
 with tap.section("an engine that dies"), Stack() as s:
     body = body_of("Tell me a story", include=["message.output_text.logprobs"], top_logprobs=1,
-                   max_output_tokens=400, ignore_eos=True)
+                   max_output_tokens=1200, ignore_eos=True)
     want, got = s.post(PATH, body).json, []
     t = threading.Thread(target=lambda: got.append(s.post(PATH, body).json))
     t.start()
     until(lambda: s.get("/load").json["server_load"] > 0)
     time.sleep(0.2)
     s.engine.kill()
+    tap.ok(until(lambda: len(s.engine.exits) == 1) and not got, "it died before the answer")
     t.join()
     tap.eq((text_of(got[0]), [p["token"] for p in told(got[0])]),
            (text_of(want), [p["token"] for p in told(want)]),
            "the next goes on: every token is told once")
-    tap.ok(len(s.engine.exits) == 1, "it did die")
+
 with tap.section("an error in mid-stream"), Stack(env={"QUIRE_FAULT": "engine_step:3"}) as s:
     _, events = events_of(s, body_of("Hello"))
     tap.eq((events[-1]["type"], events[-1]["response"]["status"],
