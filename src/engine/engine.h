@@ -115,8 +115,16 @@ enum engine_power {
     POWER_WAKING,
 };
 
-#define ENGINE_SAVES 1024
-#define ENGINE_HOT   4096
+/* A front that is to be told when the engine sleeps, or is awake. */
+struct engine_order {
+    int lane_idx;
+    uint32_t slot;
+    enum wire_ask ask; /* WIRE_SLEEP or WIRE_WAKE */
+};
+
+#define ENGINE_ORDERS 32
+#define ENGINE_SAVES  1024
+#define ENGINE_HOT    4096
 
 struct engine {
     struct settings settings;
@@ -168,6 +176,8 @@ struct engine {
     uint64_t used_us;  /* when a request ended last, or the engine began; probes do not count */
     uint64_t retry_us; /* while it wakes: when memory is asked for again */
     uint64_t told_us;  /* and when it was last said that there is none */
+    struct engine_order orders[ENGINE_ORDERS];
+    int n_orders;
 
     struct rate rate;              /* for Retry-After, and to refuse what would wait too long */
     int64_t max_num_queued_tokens; /* of prompts */
@@ -250,6 +260,12 @@ int sleep_timeout_ms(const struct engine *e, int longest_ms);
  * happens. */
 int sleep_begin(struct engine *e) ERR_CHECKED;
 void sleep_end(struct engine *e); /* wake, for nobody in particular */
+
+/* The same as an operator's word: the slot's end comes when it is so. Errors as those of
+ * sleep_begin(), ERR_BUSY for ERR_AGAIN; ERR_OVERLOADED, ERR_INVALID. */
+int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
+              enum wire_ask ask) ERR_CHECKED;
+void sleep_forget_lane(struct engine *e, const struct engine_lane *l);
 
 /* --- keeper.c --- */
 

@@ -70,6 +70,7 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
         log_info("engine: front %d %s; %d of its requests were dropped", (int)l->pid, why, n);
     }
     keeper_forget_lane(e, l);
+    sleep_forget_lane(e, l);
     guide_lane_drop(&l->guide);
     lane_detach(&l->lane);
     (void)close(l->control_fd); /* leaves epoll as well */
@@ -411,6 +412,17 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
     return ERR_OK;
 }
 
+static int intake_ask(struct engine *e, struct engine_lane *l, uint32_t slot,
+                      const struct wire_request *r, uint32_t *retry_after_s)
+{
+    switch (r->ask) {
+    case WIRE_GENERATE: return intake_sequence(e, l, slot, r, retry_after_s);
+    case WIRE_SLEEP:
+    case WIRE_WAKE: return sleep_ask(e, l, slot, (enum wire_ask)r->ask);
+    default: return keeper_ask(e, l, slot, r);
+    }
+}
+
 static void intake_lane(struct engine *e, struct engine_lane *l)
 {
     struct wire_request r;
@@ -432,8 +444,7 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
             intake_drop_lane(e, l, "broke the ring's rules");
             return;
         }
-        rc = r.ask == WIRE_GENERATE ? intake_sequence(e, l, slot, &r, &retry_after_s)
-                                    : keeper_ask(e, l, slot, &r);
+        rc = intake_ask(e, l, slot, &r, &retry_after_s);
         if (rc != ERR_OK)
             intake_reject(e, l, slot, rc, retry_after_s);
         if (rc == ERR_INVALID) {

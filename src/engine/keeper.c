@@ -271,6 +271,8 @@ static void keeper_visit(struct engine *e, struct keeper_ask *a, const struct pa
         return;
     case WIRE_DROP_ALL: a->dropped += keeper_drop_page(e, &name); return;
     case WIRE_DROP_PROMPT:
+    case WIRE_SLEEP: /* not the keeper's */
+    case WIRE_WAKE:
     case WIRE_GENERATE: return;
     }
 }

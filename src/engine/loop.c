@@ -18,7 +18,8 @@
 static int loop_timeout_ms(const struct engine *e)
 {
     if (!sleep_is_awake(e))
-        return sleep_timeout_ms(e, LOOP_TICK_MS);
+        return sleep_timeout_ms(e, keeper_has_work(e) || e->n_orders > 0 ? LOOP_PAUSED_MS
+                                                                         : LOOP_TICK_MS);
     if (e->n_begun != e->n_ended)
         return 0;
     if (e->n_loads_used > 0 && tiers_copy_in(e))

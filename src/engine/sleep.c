@@ -12,6 +12,7 @@
  *
  * Pages of the device lose their names with their content: what comes next finds its prefix in the
  * host tier or on the disk, and else computes it. */
+#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -172,6 +173,10 @@ static void sleep_refuse(struct engine *e)
 
 void sleep_end(struct engine *e)
 {
+    if (e->power == POWER_SAVING || e->power == POWER_FALLING) {
+        e->used_us = e->now_us;
+        sleep_enter(e, POWER_AWAKE);
+    }
     if (e->power != POWER_ASLEEP)
         return;
     e->retry_us = 0;
@@ -224,10 +229,70 @@ static int sleep_rise(struct engine *e)
     return ERR_OK;
 }
 
+/* --- operators' word ------------------------------------------------------------------------ */
+
+int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot, enum wire_ask ask)
+{
+    int rc = ERR_OK;
+
+    if (e->draining)
+        return ERR_DRAINING;
+    if (e->n_orders == ENGINE_ORDERS)
+        return ERR_OVERLOADED;
+    for (int i = 0; i < e->n_orders; i++) {
+        if (e->orders[i].lane_idx == (int)(l - e->lanes) && e->orders[i].slot == slot)
+            return ERR_INVALID; /* a slot asks for one thing at a time */
+    }
+    if (ask == WIRE_WAKE)
+        sleep_end(e);
+    else if (e->power != POWER_ASLEEP)
+        rc = sleep_begin(e);
+    if (rc != ERR_OK)
+        return rc == ERR_AGAIN ? ERR_BUSY : ERR_NO_SLEEP;
+    e->orders[e->n_orders++] =
+        (struct engine_order){.lane_idx = (int)(l - e->lanes), .slot = slot, .ask = ask};
+    return ERR_OK;
+}
+
+static void sleep_end_order(struct engine *e, int i)
+{
+    e->n_orders--;
+    memmove(&e->orders[i], &e->orders[i + 1], sizeof e->orders[0] * (size_t)(e->n_orders - i));
+}
+
+void sleep_forget_lane(struct engine *e, const struct engine_lane *l)
+{
+    for (int i = e->n_orders - 1; i >= 0; i--) {
+        if (e->orders[i].lane_idx == l - e->lanes)
+            sleep_end_order(e, i);
+    }
+}
+
+/* What has come to an end in an earlier pass, so that everybody can see it by now. */
+static void sleep_answer(struct engine *e)
+{
+    if (e->power != POWER_AWAKE && e->power != POWER_ASLEEP)
+        return;
+    while (e->n_orders > 0) {
+        const struct engine_order *o = &e->orders[0];
+        bool as_asked = (o->ask == WIRE_SLEEP) == (e->power == POWER_ASLEEP);
+        struct wire_out end = {
+            .kind = WIRE_FINISHED, .finish = WIRE_FIN_STOP, .time_us = e->now_us};
+
+        if (!as_asked) {
+            end.finish = WIRE_FIN_ERROR;
+            end.value = o->ask == WIRE_SLEEP ? ERR_BUSY : ERR_ASLEEP;
+        }
+        lane_put(&e->lanes[o->lane_idx].lane, o->slot, end);
+        sleep_end_order(e, 0);
+    }
+}
+
 int sleep_pass(struct engine *e)
 {
     uint64_t due_us = sleep_due_us(e);
 
+    sleep_answer(e);
     if (e->power == POWER_AWAKE && due_us > 0 && e->now_us >= due_us)
         (void)!sleep_begin(e); /* or later */
     switch (e->power) {

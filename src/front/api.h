@@ -30,6 +30,8 @@ api_fn api_cache_list;  /* GET /admin/cache */
 api_fn api_cache_pin;   /* POST /admin/cache/pin */
 api_fn api_cache_drop;  /* POST /admin/cache/drop */
 api_fn api_cache_reset; /* POST /reset_prefix_cache */
+api_fn api_sleep;       /* POST /sleep */
+api_fn api_wake_up;     /* POST /wake_up */
 
 /* --- shared by the generating endpoints (gen.c) --- */
 

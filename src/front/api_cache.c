@@ -284,6 +284,21 @@ void api_cache_reset(struct front *f, struct exchange *x, const struct json *bod
     cache_ask_alone(x, WIRE_DROP_ALL, &(struct wire_request){0});
 }
 
+/* vLLM's calls. Its levels are one here: weights go to host memory. */
+void api_sleep(struct front *f, struct exchange *x, const struct json *body)
+{
+    (void)f;
+    (void)body;
+    cache_ask_alone(x, WIRE_SLEEP, &(struct wire_request){0});
+}
+
+void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
+{
+    (void)f;
+    (void)body;
+    cache_ask_alone(x, WIRE_WAKE, &(struct wire_request){0});
+}
+
 /* --- answering ---------------------------------------------------------------------------- */
 
 void cache_fact(struct exchange *x, const struct wire_out *o)
@@ -461,6 +476,8 @@ void cache_answer(struct front *f, struct exchange *x)
     case WIRE_DROP_ALL:
         buf_printf(&b, "{\"dropped_pages\":%llu}", cache_alone(x, WIRE_FACT_DROPPED));
         break;
+    case WIRE_SLEEP: buf_add_text(&b, "{\"is_sleeping\":true}"); break;
+    case WIRE_WAKE: buf_add_text(&b, "{\"is_sleeping\":false}"); break;
     }
     if (b.failed || x->facts.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);

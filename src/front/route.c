@@ -45,6 +45,8 @@ static const struct route routes[] = {
     {"/admin/cache/drop", "POST", api_cache_drop, SHAPE_OPENAI, true},
     {"/reset_prefix_cache", "POST", api_cache_reset, SHAPE_OPENAI, true},
     {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, false},
+    {"/sleep", "POST", api_sleep, SHAPE_OPENAI, true},
+    {"/wake_up", "POST", api_wake_up, SHAPE_OPENAI, true},
 };
 
 /* Copy the path, without query and trailing slash. */
@@ -101,7 +103,7 @@ static bool route_fits(const struct front *f, const struct route *r, const char 
 static bool route_has_body(const struct route *r, const char *method)
 {
     return r->method != NULL && strcmp(method, "POST") == 0 && r->answer != api_health &&
-           r->answer != api_cache_reset;
+           r->answer != api_cache_reset && r->answer != api_sleep && r->answer != api_wake_up;
 }
 
 void route_exchange(struct front *f, struct exchange *x)

@@ -74,6 +74,8 @@ enum wire_ask {
     WIRE_DROP_PROMPT = 2, /* the pages of the prompt, of all tiers */
     WIRE_DROP_SPACE = 3,  /* those of one namespace */
     WIRE_DROP_ALL = 4,
+    WIRE_SLEEP = 5, /* the end comes when the engine sleeps */
+    WIRE_WAKE = 6,  /* or is awake */
 };
 
 /* logits[id] += value, before penalties. */

@@ -376,4 +376,40 @@ else:
             tap.ok(falls_asleep(a) and falls_asleep(b), "both sleep")
             got = crowd(2, lambda i: ask((a, b)[i], i)[0])
             tap.eq(got, want[:2], "asked at the same time both answer in the end")
+
+# An operator says when. It never sleeps by itself.
+with tempfile.NamedTemporaryFile("w", suffix=".key") as key_file:
+    key_file.write("an-operators-own-key-0123456789\n")
+    key_file.flush()
+    os.chmod(key_file.name, 0o644)
+
+    def order(s, call, key="an-operators-own-key-0123456789"):
+        r = s.request("POST", call, None, headers={"Authorization": "Bearer " + key})
+        return r.status, r.json
+
+    with tap.section("an operator says when"), \
+            Stack(engine=["--sleep-after-s", "31536000", "--max-model-len", "400"], host="64M",
+                  front=["--admin-key-file", key_file.name]) as s:
+        tap.eq(ask(s, 0)[0], want[0], "the same text")
+        tap.eq(order(s, "/sleep", "guess")[0], 401, "a wrong key is refused")
+        tap.eq(order(s, "/sleep?level=1"), (200, {"is_sleeping": True}), "it is told to sleep")
+        tap.ok(is_asleep(s), "and sleeps when it says so")
+        tap.eq(order(s, "/sleep"), (200, {"is_sleeping": True}), "told again it sleeps on")
+        tap.eq(order(s, "/wake_up"), (200, {"is_sleeping": False}), "it is woken")
+        tap.ok(not is_asleep(s), "and is awake when it says so")
+        tap.eq(order(s, "/wake_up"), (200, {"is_sleeping": False}), "told again it stays awake")
+        tap.eq(ask(s, 0)[0], want[0], "the same text")
+        got = crowd(8, lambda i: order(s, "/sleep" if i % 2 else "/wake_up")[0])
+        tap.ok(set(got) <= {200, 409, 503}, "many at once are each answered", got)
+        tap.eq(ask(s, 1)[0], want[1], "and a request wakes it as ever")
+        busy = s.open_stream("/v1/completions", s.completion("Count", max_tokens=300,
+                                                             ignore_eos=True))
+        busy.response.readline()
+        tap.eq([order(s, "/sleep")[0], order(s, "/sleep")[1]["error"]["code"]],
+               [409, "engine_busy"], "one that is at work does not sleep")
+        tap.ok(len(list(busy)) > 100 and busy.done, "and is not disturbed")
+    with tap.section("never"), Stack(front=["--admin-key-file", key_file.name]) as s:
+        tap.eq(order(s, "/sleep")[1]["error"]["code"], "sleep_unavailable",
+               "without sleep_after_s there is no sleep")
+        tap.eq(order(s, "/wake_up")[0], 200, "to wake who is awake is no error")
 tap.done()
