@@ -68,9 +68,10 @@ struct engine_dirty {
 enum load_state {
     LOAD_FREE,
     LOAD_READING,  /* the store reads it */
-    LOAD_CHECKING, /* the host tier looks whether it is whole */
+    LOAD_CHECKING, /* the host tier looks whether it is whole, and will answer with its ticket */
     LOAD_STARTED,  /* its copy was started, and not marked yet */
     LOAD_COPYING,
+    LOAD_FAILED, /* its copy could not be started */
 };
 
 struct engine_load {

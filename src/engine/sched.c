@@ -154,12 +154,15 @@ static void sched_preempt(struct sched *s, struct seq *q)
 }
 
 /* Plan n tokens of a running sequence; preempts others until its pages are there. False when
- * it had to be preempted itself. */
+ * it had to be preempted itself, or has to wait for the end of a step under way: those who came
+ * first have taken more than sched_has_room() could know, pages that were cached among it. */
 static bool sched_give(struct sched *s, struct seq *q, int n)
 {
     while (!sched_grow(s, q, q->n_computed + q->n_ahead + n)) {
         struct seq *victim = s->running[s->n_running - 1];
 
+        if (victim->n_ahead > 0 || victim->n_pending > 0)
+            return false;
         sched_preempt(s, victim);
         if (victim == q)
             return false;

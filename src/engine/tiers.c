@@ -79,8 +79,8 @@ static void tiers_from_host(struct engine *e, struct engine_load *l, int32_t slo
     l->state = LOAD_CHECKING;
     if (!host_is_checked(e->host, slot))
         host_check(e->host, slot, (uint64_t)(l - e->loads));
-    else
-        (void)tiers_start_copy(e, l); /* else tiers_poll() drops it */
+    else if (!tiers_start_copy(e, l))
+        l->state = LOAD_FAILED; /* tiers_poll() drops it */
 }
 
 static int tiers_from_store(struct engine *e, struct engine_load *l, const struct hash *name,
@@ -320,8 +320,8 @@ static void tiers_poll_loads(struct engine *e)
     for (int i = 0; i < e->n_loads && e->n_loads_used > 0; i++) {
         struct engine_load *l = &e->loads[i];
 
-        if (l->state == LOAD_CHECKING && host_is_checked(e->host, l->slot))
-            tiers_end_load(e, l, false); /* its copy could not be started */
+        if (l->state == LOAD_FAILED)
+            tiers_end_load(e, l, false);
         else if (l->state == LOAD_COPYING && model_copy_done(e->model, MODEL_IN, l->mark) == 1)
             tiers_end_load(e, l, true);
     }

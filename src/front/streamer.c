@@ -40,6 +40,7 @@ struct streamer {
     struct gen *waiting;        /* generations without an engine, oldest first */
     int n_open;
     bool draining;
+    uint64_t drain_us; /* when that began */
     uint64_t drain_until_us;
 };
 
@@ -668,8 +669,10 @@ static void streamer_drain(struct streamer *s)
     service_stopping();
     log_info("front: stopping; %d requests under way", s->n_open);
     s->drain_until_us = s->now_us;
-    if (!s->draining)
+    if (!s->draining) {
+        s->drain_us = s->now_us;
         s->drain_until_us += (uint64_t)s->f->settings.drain_timeout_s * 1000000u;
+    }
     s->draining = true;
     (void)!write(s->f->stop_fd, &one, sizeof one); /* never read: it stays readable */
 }
@@ -685,6 +688,8 @@ static bool streamer_can_hand_back(const struct exchange *x)
  * Not at once: the others shall have stopped accepting by then, or it would come back from them. */
 static void streamer_yield(struct streamer *s)
 {
+    uint64_t since_us = s->f->link.foreign_us;
+
     if (!s->draining) {
         if (!service_was_replaced())
             return; /* wait for an engine of this build, as for any */
@@ -692,7 +697,8 @@ static void streamer_yield(struct streamer *s)
                  "making room for it");
         streamer_drain(s);
     }
-    if (s->now_us - s->f->link.foreign_us < STREAMER_YIELD_US)
+    since_us = since_us < s->drain_us ? s->drain_us : since_us;
+    if (s->now_us - since_us < STREAMER_YIELD_US)
         return;
     for (struct exchange *x = s->open, *next; x != NULL; x = next) {
         next = x->next;

@@ -82,10 +82,11 @@ static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_
         char bytes[CMSG_SPACE(sizeof(int) * (ATTACH_FDS + 1))];
     } control = {0};
     struct iovec iov = {.iov_base = bytes, .iov_len = len};
+    /* Not all of control: in its padding the kernel would put one descriptor more. */
     struct msghdr m = {.msg_iov = &iov,
                        .msg_iovlen = 1,
                        .msg_control = control.bytes,
-                       .msg_controllen = sizeof control.bytes};
+                       .msg_controllen = CMSG_LEN(sizeof(int) * (ATTACH_FDS + 1))};
     ssize_t n;
 
     *n_got = 0;

@@ -172,6 +172,23 @@ try:
         s.engine.kill(signal.SIGTERM)
         tap.ok(until(lambda: s.post(chat, s.chat("Hello", max_tokens=4)).status == 200),
                "and serves again with one")
+
+    # The engine is of another build, and the fronts' file only later: they have waited together.
+    install(OURS, programs)
+    with tap.section("the fronts later"), \
+            Stack(programs=programs, front=["--engine-wait-ms", 60000]) as s:
+        s.engine.argv = [os.path.join(OTHER, "quire-engine")] + s.engine.argv[1:]
+        s.engine.kill(signal.SIGTERM)
+        until(lambda: all("these are different builds" in f.said() for f in s.fronts))
+        time.sleep(1.5)  # longer than a front holds what it hands back
+        waits = threading.Thread(target=lambda: waited.extend(crowd(
+            40, lambda i: s.post(chat, s.chat("Say %d" % i, max_tokens=4)).status)))
+        waited = []
+        waits.start()
+        time.sleep(0.5)
+        install(OTHER, programs)
+        waits.join()
+        tap.eq(waited, [200] * 40, "fronts whose file comes after the engine: nobody is lost")
 finally:
     shutil.rmtree(programs, ignore_errors=True)
 tap.done()

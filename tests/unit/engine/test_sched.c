@@ -289,6 +289,32 @@ static void test_simulation(int n_pages, int budget, int max_seqs, bool ahead, u
     world_close(&w);
 }
 
+/* While a step is under way, those who come first take the pages that a long prompt counted on. It
+ * cannot be preempted then: it waits until the step has ended. */
+static void test_under_way(void)
+{
+    struct world w;
+    struct seq *first, *second;
+    bool good = true;
+
+    world_open(&w, 36, 64, 32, 1);
+    w.ahead = true;
+    first = world_add(&w, 100, 4, 0, 1);
+    second = world_add(&w, 100, 4, 0, 2);
+    good = world_step(&w);
+    ok(good && first->n_ahead == 32 && second->n_ahead == 32, "two long prompts are under way");
+    for (int i = 0; i < 30; i++)
+        (void)world_add(&w, 1, 4, -1, 3 + i);
+    ok(sched_has_room(&w.sched), "there is room to run ahead");
+    for (int i = 0; i < 1000 && good && w.n_done < 32; i++) {
+        good = world_step(&w);
+        sched_check(&w.sched);
+    }
+    ok(good && w.n_done == 32, "small ones that come first take it, and all are served");
+    is_int(pages_free(w.pages), 36, "and all pages came back");
+    world_close(&w);
+}
+
 static void test_long_prompt(void)
 {
     struct world w;
@@ -729,6 +755,7 @@ int main(void)
     test_simulation(100, 16, 4, true, seed);
     test_simulation(1000, 256, 32, true, seed);
     test_long_prompt();
+    test_under_way();
     test_priority();
     test_prefix();
     test_part();

@@ -310,23 +310,29 @@ static uint32_t page_id(const struct user *u, int page)
                                : u->first + (uint32_t)(page - PREFIX_PAGES);
 }
 
-static void ask(struct world *w, struct user *u)
+/* For the answer to what he has said. */
+static void ask_as_known(struct world *w, struct user *u, int n_new)
 {
-    int n = 4 + (int)(random_next(&w->seed) % 16), n_new = 2 + (int)(random_next(&w->seed) % 12);
-    struct seq *q;
+    struct seq *q = seq_claim(&w->e.pool);
 
-    if (random_next(&w->seed) % N_TURNS == 0 || u->n_tokens + n + n_new >= LONGEST)
-        begin_talk(w, u);
-    q = seq_claim(&w->e.pool);
     must(q != NULL);
-    for (int i = 0; i < n; i++)
-        u->tokens[u->n_tokens++] = 20000 + (int32_t)(random_next(&w->seed) % 10000);
     memcpy(q->tokens, u->tokens, sizeof *u->tokens * (size_t)u->n_tokens);
     q->n_tokens = q->n_prompt = u->n_tokens;
     q->tokens_max = u->n_tokens + n_new;
     q->order = w->e.n_requests++;
     u->seq = q;
     sched_add(&w->e.sched, q);
+}
+
+static void ask(struct world *w, struct user *u)
+{
+    int n = 4 + (int)(random_next(&w->seed) % 16), n_new = 2 + (int)(random_next(&w->seed) % 12);
+
+    if (random_next(&w->seed) % N_TURNS == 0 || u->n_tokens + n + n_new >= LONGEST)
+        begin_talk(w, u);
+    for (int i = 0; i < n; i++)
+        u->tokens[u->n_tokens++] = 20000 + (int32_t)(random_next(&w->seed) % 10000);
+    ask_as_known(w, u, n_new);
 }
 
 /* The conversation's pages in the order in which they are used: those of the prompt that can be
@@ -521,12 +527,69 @@ static void simulate(int n_device, int n_host, uint64_t n_steps, double least)
     world_close(w);
 }
 
+/* Everybody asks for the same prompt at once; steps until all have said their first token. */
+static void ask_alike(struct world *w, int n_users)
+{
+    int n_running = n_users;
+
+    for (int i = 0; i < n_users; i++) {
+        w->users[i] = w->users[0];
+        ask_as_known(w, &w->users[i], 1);
+    }
+    for (int n = 0; n < 100000 && n_running > 0; n++) {
+        step(w);
+        for (int i = 0; i < n_users; i++) {
+            struct user *u = &w->users[i];
+
+            if (u->seq == NULL || u->seq->n_tokens < u->seq->tokens_max)
+                continue;
+            end_turn(w, u);
+            n_running--;
+        }
+    }
+    must(n_running == 0);
+}
+
+/* Pages of an earlier life are checked before their first use, by threads that take their time:
+ * here several wait for the check of the same page. */
+static void test_another_life(void)
+{
+    char path[] = "/tmp/quire-agents-XXXXXX";
+    int fd = mkstemp(path);
+
+    must(fd >= 0);
+    for (int life = 0; life < 4; life++) {
+        struct world *w = calloc(1, sizeof *w);
+
+        must(w != NULL);
+        w->seed = 3;
+        world_open(w, 2000, 2000, path);
+        for (int i = 0; i < CONTEXT * BLOCK / 2; i++)
+            w->users[0].tokens[w->users[0].n_tokens++] = i;
+        ask_alike(w, life == 0 ? 1 : 6);
+        for (int i = 0; i < 100 && tiers_have_work(&w->e); i++) {
+            settle(w);
+            step(w);
+        }
+        ok(w->good && w->n_turns == (life == 0 ? 1u : 6u), "life %d: all are served", life);
+        ok(life == 0 || w->n_found >= 6u * (CONTEXT / 2 - 1),
+           "life %d: from the pages of the one before: %llu of %llu", life,
+           (unsigned long long)w->n_found, (unsigned long long)w->n_pages);
+        must(!tiers_have_work(&w->e));
+        host_prove(w->e.host);
+        world_close(w);
+    }
+    (void)close(fd);
+    (void)unlink(path);
+}
+
 int main(void)
 {
     const char *steps = getenv("STEPS");
     uint64_t n = steps == NULL ? 1000000 : strtoull(steps, NULL, 10);
 
     log_set_level(0);
+    test_another_life();
     simulate(2000, 24000, n, 0.98); /* room for what users come back to */
     simulate(2000, 12000, n / 4, 0.93);
     simulate(2000, 6000, n / 4, 0.77); /* nobody who does not know who comes back is much nearer */

@@ -13,11 +13,13 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/must.h"
 #include "ipc/attach.h"
 #include "ipc/lane.h"
 #include "tests/tap.h"
 
-#define N_SLOTS 70
+#define N_SLOTS  70
+#define FDS_MOST 8
 
 struct pair {
     struct lane engine;
@@ -423,6 +425,64 @@ static void test_attach_hung(void)
     (void)rmdir(path);
 }
 
+static void send_with(int fd, const void *bytes, size_t len, int n_fds)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * FDS_MOST)];
+    } control = {0};
+    struct iovec iov = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = len};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+
+    if (n_fds > 0) {
+        struct cmsghdr *c;
+
+        m.msg_control = control.bytes;
+        m.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)n_fds);
+        c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)n_fds);
+        for (int i = 0; i < n_fds; i++)
+            ((int *)CMSG_DATA(c))[i] = STDERR_FILENO;
+    }
+    must(sendmsg(fd, &m, 0) == (ssize_t)len);
+}
+
+/* A message takes no more descriptors than there is room for, and none of a bad one stays open.
+ * What is written behind that room a sanitizer sees. */
+static void test_first_messages(void)
+{
+    static const size_t lengths[] = {1, 15, 16, 17, sizeof(struct wire_hello), 512, 513, 4096};
+    char bytes[4096] = {0};
+    struct wire_offer offer = {0};
+    int n_bad = 0, lowest = dup(STDERR_FILENO), offered, fds[2], probe;
+    enum wire_visitor visitor;
+
+    (void)close(lowest);
+    memcpy(bytes, &(struct wire_hello){.magic = WIRE_MAGIC, .layout = wire_layout() + 1}, 16);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (int n = 0; n <= FDS_MOST; n++) {
+            bool foreign = lengths[i] >= 16 && lengths[i] <= 512 && n <= ATTACH_FDS + 1;
+
+            must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, fds) == 0);
+            send_with(fds[0], bytes, lengths[i], n);
+            n_bad += attach_read_hello(fds[1], &visitor) != (foreign ? ERR_VERSION : ERR_CORRUPT);
+            send_with(fds[0], &offer, sizeof offer, n);
+            if (attach_read_offer(fds[1], &offer, &offered) == 1 && n == 1)
+                (void)close(offered);
+            else
+                n_bad += n == 1;
+            (void)close(fds[0]);
+            (void)close(fds[1]);
+        }
+    }
+    is_int(n_bad, 0, "first messages of any length, with any number of descriptors");
+    probe = dup(STDERR_FILENO);
+    is_int(probe, lowest, "all that came with them are closed");
+    (void)close(probe);
+}
+
 int main(void)
 {
     test_order();
@@ -433,5 +493,6 @@ int main(void)
     test_hostile(tap_seed(5));
     test_attach();
     test_attach_hung();
+    test_first_messages();
     return tap_done();
 }
