@@ -87,30 +87,54 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
     return copy == NULL ? ERR_LIMIT : ERR_OK;
 }
 
+static bool form_has_calls(const struct form *f)
+{
+    return f->tools != NULL && f->calls != FORM_CALLS_NONE;
+}
+
+/* Content beside calls that are held to something must not be taken for one. Where nothing is asked
+ * of calls they may stand in it. */
+static int form_keep_apart(const struct form *f, enum reply_format format, struct arena *arena,
+                           struct grammar_part *out, char *why, size_t cap)
+{
+    bool held = form_has_calls(f) && (f->strict || f->allowed != NULL) && format != REPLY_PLAIN;
+
+    if (f->kind == GRAMMAR_SCHEMA || f->kind == GRAMMAR_JSON_OBJECT ||
+        (f->kind == GRAMMAR_REGEX && held))
+        return calls_avoid(format, arena, out);
+    if (f->kind == GRAMMAR_PARTS && !(held && calls_may_begin_bare(format)))
+        return tags_compose(f->source, held || format == REPLY_HARMONY ? format : REPLY_PLAIN,
+                            arena, out, why, cap);
+    if (!held || f->kind == GRAMMAR_CHOICE)
+        return ERR_OK;
+    (void)snprintf(why, cap,
+                   "'%s': a %s beside tools that are strict, or allowed ones, is not supported: "
+                   "its texts could be taken for calls of this model",
+                   f->param, f->kind == GRAMMAR_EBNF ? "grammar" : "structural tag");
+    return ERR_UNSUPPORTED;
+}
+
 /* The content as one part. why is only written where the compiler would not know what is meant. */
 static int form_content(const struct form *f, enum reply_format format, struct arena *arena,
                         struct grammar_part *out, char *why, size_t cap)
 {
-    static const enum grammar_part_kind kinds[] = {[GRAMMAR_SCHEMA] = PART_SCHEMA,
-                                                   [GRAMMAR_JSON_OBJECT] = PART_SCHEMA,
-                                                   [GRAMMAR_REGEX] = PART_REGEX,
-                                                   [GRAMMAR_CHOICE] = PART_CHOICE,
-                                                   [GRAMMAR_EBNF] = PART_EBNF};
+    static const enum grammar_part_kind kinds[] = {
+        [GRAMMAR_SCHEMA] = PART_SCHEMA, [GRAMMAR_JSON_OBJECT] = PART_SCHEMA,
+        [GRAMMAR_REGEX] = PART_REGEX,   [GRAMMAR_CHOICE] = PART_CHOICE,
+        [GRAMMAR_EBNF] = PART_EBNF,     [GRAMMAR_PARTS] = PART_SEQUENCE};
     struct grammar_part *choices;
     int rc;
 
-    if (f->kind == GRAMMAR_PARTS)
-        return tags_compose(f->source, format, arena, out, why, cap);
     *out = (struct grammar_part){.kind = kinds[f->kind]};
+    if (f->kind == GRAMMAR_PARTS)
+        return form_keep_apart(f, format, arena, out, why, cap);
     if (f->kind != GRAMMAR_CHOICE) {
         rc = form_source(f, arena, &out->text, &out->len);
         if (f->kind == GRAMMAR_JSON_OBJECT) {
             out->text = "{\"type\":\"object\"}";
             out->len = strlen(out->text);
         }
-        if (rc == ERR_OK && out->kind == PART_SCHEMA)
-            rc = calls_avoid(format, arena, out);
-        return rc;
+        return rc != ERR_OK ? rc : form_keep_apart(f, format, arena, out, why, cap);
     }
     choices = arena_zalloc(arena, f->source->n * sizeof *choices);
     if (choices == NULL)
@@ -146,11 +170,6 @@ static size_t form_reasoning(const struct form_model *m, bool inside, struct gra
 }
 
 /* --- all of it ---------------------------------------------------------------------------- */
-
-static bool form_has_calls(const struct form *f)
-{
-    return f->tools != NULL && f->calls != FORM_CALLS_NONE;
-}
 
 /* The whole composition, behind a reasoning that may be or must be: at most 4 parts of *top. */
 static int form_compose(const struct form *f, const struct form_model *m, struct arena *arena,

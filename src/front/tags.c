@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "front/calls.h"
 #include "front/calls_parts.h"
 
 #define TAGS_DEPTH_MAX 12 /* formats inside each other */
@@ -148,11 +149,9 @@ static void tags_add_end(struct tags *t, struct part_list *l, struct tags_end en
         calls_add(&t->c, l, calls_choice(&texts));
 }
 
-/* What free text may not hold: the client's, and harmony's own tags. */
+/* What free text may not hold: what the client says, and what would be a call or an end. */
 static void tags_never(struct tags *t, const struct json *v, struct grammar_part *part)
 {
-    static const char *const harmony[] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>",
-                                          "<|channel|>"};
     const struct json *excludes = json_get(v, "excludes");
     struct part_list texts = {0};
 
@@ -160,8 +159,8 @@ static void tags_never(struct tags *t, const struct json *v, struct grammar_part
         tags_fail(t, ERR_INVALID, "'excludes' must be a list of strings");
     else if (excludes != NULL && excludes->kind == JSON_LIST)
         (void)tags_texts(t, excludes, "excludes", &texts);
-    for (size_t i = 0; i < 5 && t->c.format == REPLY_HARMONY; i++)
-        calls_add_text(&t->c, &texts, harmony[i]);
+    for (size_t i = 0; calls_avoided(t->c.format, i) != NULL; i++)
+        calls_add_text(&t->c, &texts, calls_avoided(t->c.format, i));
     part->never = texts.items;
     part->n_never = texts.n;
 }
@@ -221,11 +220,20 @@ static void tags_const(struct tags *t, struct part_list *l, const struct json *v
     tags_add_end(t, l, end);
 }
 
+/* Add what might hold a call or an end, and now does not. */
+static void tags_add_kept_apart(struct tags *t, struct part_list *l, struct grammar_part part)
+{
+    int rc = calls_avoid(t->c.format, t->c.arena, &part);
+
+    if (rc != ERR_OK)
+        tags_fail(t, rc, "%s", err_sentence(rc));
+    calls_add(&t->c, l, part);
+}
+
 static void tags_schema_part(struct tags *t, struct part_list *l, const struct json *schema)
 {
     struct grammar_part part = {.kind = PART_SCHEMA};
     struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
-    int rc;
 
     if (schema != NULL && schema->kind != JSON_NULL) {
         json_write(&b, schema, JSON_COMPACT);
@@ -235,10 +243,7 @@ static void tags_schema_part(struct tags *t, struct part_list *l, const struct j
             tags_fail(t, ERR_LIMIT, "the schema is too large");
         buf_fini(&b);
     }
-    rc = t->c.format == REPLY_HARMONY ? calls_avoid(t->c.format, t->c.arena, &part) : ERR_OK;
-    if (rc != ERR_OK)
-        tags_fail(t, rc, "%s", err_sentence(rc));
-    calls_add(&t->c, l, part);
+    tags_add_kept_apart(t, l, part);
 }
 
 static void tags_schema(struct tags *t, struct part_list *l, const struct json *v,
@@ -266,11 +271,14 @@ static void tags_source(struct tags *t, struct part_list *l, const struct json *
 
     (void)depth;
     tags_refuse(t, v, "excludes");
-    if (text != NULL)
-        calls_add(&t->c, l,
-                  (struct grammar_part){.kind = is_regex ? PART_REGEX : PART_EBNF,
-                                        .text = text->text,
-                                        .len = text->text_len});
+    if (text != NULL && is_regex)
+        tags_add_kept_apart(
+            t, l,
+            (struct grammar_part){.kind = PART_REGEX, .text = text->text, .len = text->text_len});
+    else if (text != NULL)
+        calls_add(
+            &t->c, l,
+            (struct grammar_part){.kind = PART_EBNF, .text = text->text, .len = text->text_len});
     tags_add_end(t, l, end);
 }
 
