@@ -116,9 +116,13 @@ static int settings_set(struct settings *out, const struct settings_row *row, co
     }
     if (row->type == CONF_IS_FLAG)
         log_error("settings: %s = \"%s\" must be true or false", row->name, text);
+    else if (row->type == CONF_IS_REAL)
+        log_error("settings: %s = \"%s\" must be a number from %.10g to %.10g", row->name, text,
+                  row->low, row->high);
     else
-        log_error("settings: %s = \"%s\" must be a %snumber from %.10g to %.10g", row->name, text,
-                  row->type == CONF_IS_REAL ? "" : "whole ", row->low, row->high);
+        log_error("settings: %s = \"%s\" must be a whole number from %.0f to %.0f%s", row->name,
+                  text, row->low, row->high,
+                  row->type == CONF_IS_BYTES ? ", bytes unless K, M, G or T stands behind it" : "");
     return ERR_INVALID;
 }
 
@@ -153,6 +157,7 @@ static int settings_line(struct settings *out, const char *path, int number, cha
     char *equals = strchr(text, '=');
     const struct settings_row *row;
     char *name;
+    int rc;
 
     if (*text == '\0' || *text == '#')
         return ERR_OK;
@@ -167,7 +172,10 @@ static int settings_line(struct settings *out, const char *path, int number, cha
         log_error("settings: %s:%d: there is no setting \"%s\"", path, number, name);
         return ERR_INVALID;
     }
-    return settings_set(out, row, settings_trim(equals + 1));
+    rc = settings_set(out, row, settings_trim(equals + 1));
+    if (rc == ERR_INVALID)
+        log_error("settings: %s:%d says so", path, number);
+    return rc;
 }
 
 static int settings_read_file(struct settings *out, const char *path)
