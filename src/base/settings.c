@@ -4,6 +4,7 @@
  * printing and range checks are one loop each. */
 #include "base/settings.h"
 
+#include <config.h>
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -221,6 +222,18 @@ static void settings_print(const struct settings *s, char program, bool help)
     }
 }
 
+static void settings_print_usage(char program)
+{
+    printf(
+        "usage: %s [--name value]...\n"
+        "Each name may stand in the file of --config as well, as `name = value`; what stands here\n"
+        "wins. Sizes in bytes may end in K, M, G or T. The values below are those now in force.\n"
+        "  --help\n        this list\n"
+        "  --print-settings\n        the values in force, as such a file\n"
+        "  --version\n        the version\n",
+        program == 'E' ? "quire-engine" : "quire-front");
+}
+
 static int settings_arg(struct settings *s, char program, int *i, int argc, char **argv, int pass)
 {
     const char *arg = argv[*i];
@@ -272,6 +285,7 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
     struct settings s = {0};
     bool print = false;
     bool help = false;
+    bool version = false;
     int rc = ERR_OK;
 
     for (size_t i = 0; i < SETTINGS_COUNT && rc == ERR_OK; i++) {
@@ -289,6 +303,8 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
         for (int i = 1; i < argc && rc == ERR_OK; i++) {
             if (strcmp(argv[i], "--help") == 0)
                 help = true;
+            else if (strcmp(argv[i], "--version") == 0)
+                version = true;
             else if (strcmp(argv[i], "--print-settings") == 0)
                 print = true;
             else
@@ -299,8 +315,12 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
         settings_fini(&s);
         return rc;
     }
-    *exit_now = help || print;
-    if (*exit_now)
+    *exit_now = help || print || version;
+    if (version)
+        printf("quire %s\n", PACKAGE_VERSION);
+    if (help)
+        settings_print_usage(program);
+    if (help || print)
         settings_print(&s, program, help);
     *out = s;
     return ERR_OK;

@@ -113,9 +113,28 @@ def paths(s):
         two.communicate()
 
 
+def settings(s):
+    tap.section("settings")
+    conf = s.path("bad.conf")
+    with open(conf, "w") as f:
+        f.write("# sizes\nkv_host_bytes = 5X\n")
+
+    def said(program, *args):
+        return subprocess.run([os.path.join(BUILDDIR, program), *args], capture_output=True,
+                              text=True, timeout=20)
+    for program in ("quire-engine", "quire-front"):
+        r = said(program, "--config", conf)
+        tap.ok(r.returncode == 1 and "bad.conf:2" in r.stderr and "K, M, G or T" in r.stderr,
+               program + " says where a bad value stands, and what it may be", r.stderr)
+        r = said(program, "--help")
+        tap.ok(r.returncode == 0 and r.stdout.startswith("usage: " + program), "a usage", r.stdout)
+        tap.ok(said(program, "--version").stdout.startswith("quire "), "a version")
+
+
 with Stack() as s:
     path = s.front_path(0)
     paths(s)
+    settings(s)
     full = {"REQUEST_METHOD": "POST", "REQUEST_URI": "/v1/chat/completions"}
     body = b'{"model":"demo","temperature":0,"max_tokens":9,"messages":[{"role":"user",' \
            b'"content":"Hello"}]}'
