@@ -226,8 +226,8 @@ static void settings_print_usage(char program)
 {
     printf(
         "usage: %s [--name value]...\n"
-        "Each name may stand in the file of --config as well, as `name = value`; what stands here\n"
-        "wins. Sizes in bytes may end in K, M, G or T. The values below are those now in force.\n"
+        "Each name may stand in the file of --config as well, as `name = value`; the command\n"
+        "line wins. Sizes in bytes may end in K, M, G or T. The values below are those in force.\n"
         "  --help\n        this list\n"
         "  --print-settings\n        the values in force, as such a file\n"
         "  --version\n        the version\n",

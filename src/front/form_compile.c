@@ -13,9 +13,19 @@
 /* --- the content -------------------------------------------------------------------------- */
 
 /* What a node of a schema's text is. */
-enum form_node { NODE_SCHEMA, NODE_MAP, NODE_DATA }; /* a map's members are schemas */
+enum form_node {
+    NODE_SCHEMA,
+    NODE_MAP, /* its members are schemas */
+    NODE_DATA,
+    NODE_TAG, /* of a structural tag */
+};
 
-static enum form_node form_node_of(const char *key)
+static enum form_node form_node_in_tag(const char *key)
+{
+    return strcmp(key, "json_schema") == 0 || strcmp(key, "schema") == 0 ? NODE_SCHEMA : NODE_TAG;
+}
+
+static enum form_node form_node_in_schema(const char *key)
 {
     static const char *const maps[] = {"properties", "patternProperties", "$defs", "definitions",
                                        "dependentSchemas"};
@@ -28,6 +38,15 @@ static enum form_node form_node_of(const char *key)
             return NODE_DATA;
     }
     return NODE_SCHEMA;
+}
+
+static enum form_node form_node_of(const struct json *m, enum form_node node, bool is_object)
+{
+    if (!is_object)
+        return node == NODE_TAG ? NODE_TAG : NODE_SCHEMA;
+    if (node == NODE_TAG)
+        return form_node_in_tag(m->key);
+    return node == NODE_SCHEMA ? form_node_in_schema(m->key) : NODE_SCHEMA;
 }
 
 /* A schema in which objects that declare members have no others, unless they say something of them:
@@ -52,20 +71,19 @@ static void form_write_closed(struct buf *b, const struct json *v, enum form_nod
             buf_add_json_string(b, m->key, m->key_len);
             buf_add_byte(b, ':');
         }
-        form_write_closed(b, m,
-                          node == NODE_SCHEMA && is_object ? form_node_of(m->key) : NODE_SCHEMA);
+        form_write_closed(b, m, form_node_of(m, node, is_object));
     }
     if (closes)
         buf_add_text(b, ",\"additionalProperties\":false"); /* behind what it declares */
     buf_add_byte(b, is_object ? '}' : ']');
 }
 
-/* A schema as text: it may have come as one. */
+/* A schema or structural tag as text: it may have come as one. */
 static int form_source(const struct form *f, struct arena *arena, const char **text, size_t *len)
 {
     const struct json *source = f->source;
     struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
-    bool closes = f->closed && f->kind == GRAMMAR_SCHEMA;
+    bool closes = f->closed && (f->kind == GRAMMAR_SCHEMA || f->kind == GRAMMAR_PARTS);
     char *copy;
 
     if (closes && source->kind == JSON_TEXT &&
@@ -77,7 +95,7 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
         return *len > GRAMMAR_SOURCE_MAX ? ERR_LIMIT : ERR_OK;
     }
     if (closes)
-        form_write_closed(&b, source, NODE_SCHEMA);
+        form_write_closed(&b, source, f->kind == GRAMMAR_PARTS ? NODE_TAG : NODE_SCHEMA);
     else
         json_write(&b, source, JSON_COMPACT);
     copy = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
@@ -92,6 +110,17 @@ static bool form_has_calls(const struct form *f)
     return f->tools != NULL && f->calls != FORM_CALLS_NONE;
 }
 
+static int form_tags(const struct form *f, enum reply_format format, struct arena *arena,
+                     struct grammar_part *out, char *why, size_t cap)
+{
+    struct json text = {.kind = JSON_TEXT};
+    int rc = f->closed ? form_source(f, arena, &text.text, &text.text_len) : ERR_OK;
+
+    if (rc != ERR_OK)
+        return rc;
+    return tags_compose(f->closed ? &text : f->source, format, arena, out, why, cap);
+}
+
 /* Content beside calls that are held to something must not be taken for one. Where nothing is asked
  * of calls they may stand in it. */
 static int form_keep_apart(const struct form *f, enum reply_format format, struct arena *arena,
@@ -103,8 +132,8 @@ static int form_keep_apart(const struct form *f, enum reply_format format, struc
         (f->kind == GRAMMAR_REGEX && held))
         return calls_avoid(format, arena, out);
     if (f->kind == GRAMMAR_PARTS && !(held && calls_may_begin_bare(format)))
-        return tags_compose(f->source, held || format == REPLY_HARMONY ? format : REPLY_PLAIN,
-                            arena, out, why, cap);
+        return form_tags(f, held || format == REPLY_HARMONY ? format : REPLY_PLAIN, arena, out, why,
+                         cap);
     if (!held || f->kind == GRAMMAR_CHOICE)
         return ERR_OK;
     (void)snprintf(why, cap,

@@ -98,10 +98,12 @@ def contents(s):
     loose = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {
         "type": "object", "properties": {"additionalProperties": {"type": "null"}}}},
         "required": ["a", "b"]}
-    for source in (loose, json.dumps(loose)):
+    tag = {"format": {"type": "or", "elements": [{"type": "json_schema", "json_schema": loose}]}}
+    for source in ({"json": loose}, {"json": json.dumps(loose)}, {"structural_tag": tag},
+                   {"structural_tag": json.dumps(tag)}):
         for seed in range(3):
-            text, _ = said(s, wild(s, seed, structured_outputs={
-                "json": source, "disable_additional_properties": True}))
+            text, _ = said(s, wild(s, seed, structured_outputs=dict(
+                source, disable_additional_properties=True)))
             got = parsed(text) or {}
             tap.ok(list(got) == ["a", "b"] and set(got["b"]) <= {"additionalProperties"},
                    "disable_additional_properties", repr(text))
