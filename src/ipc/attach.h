@@ -17,8 +17,8 @@ enum attach_fd { ATTACH_LANE = 0, ATTACH_STATS = 1, ATTACH_FDS = 2 };
 
 /* --- engine --- */
 
-/* Make the path free to listen at: a socket that nobody serves is removed. What is no socket, or one
- * that a process listens at, is left alone: ERR_INVALID, ERR_OVERLOADED (logged). */
+/* Make the path free to listen at: a socket that nobody serves is removed. What is no socket, or
+ * one that a process listens at, is left alone: ERR_INVALID, ERR_OVERLOADED (logged). */
 int attach_clear(const char *path) ERR_CHECKED;
 
 /* Listen at path, replacing a socket that nobody serves. *fd is non-blocking. ERR_IO (logged);
