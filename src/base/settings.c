@@ -4,6 +4,7 @@
  * printing and range checks are one loop each. */
 #include "base/settings.h"
 
+#include <config.h>
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -116,9 +117,13 @@ static int settings_set(struct settings *out, const struct settings_row *row, co
     }
     if (row->type == CONF_IS_FLAG)
         log_error("settings: %s = \"%s\" must be true or false", row->name, text);
+    else if (row->type == CONF_IS_REAL)
+        log_error("settings: %s = \"%s\" must be a number from %.10g to %.10g", row->name, text,
+                  row->low, row->high);
     else
-        log_error("settings: %s = \"%s\" must be a %snumber from %.10g to %.10g", row->name, text,
-                  row->type == CONF_IS_REAL ? "" : "whole ", row->low, row->high);
+        log_error("settings: %s = \"%s\" must be a whole number from %.0f to %.0f%s", row->name,
+                  text, row->low, row->high,
+                  row->type == CONF_IS_BYTES ? ", bytes unless K, M, G or T stands behind it" : "");
     return ERR_INVALID;
 }
 
@@ -153,6 +158,7 @@ static int settings_line(struct settings *out, const char *path, int number, cha
     char *equals = strchr(text, '=');
     const struct settings_row *row;
     char *name;
+    int rc;
 
     if (*text == '\0' || *text == '#')
         return ERR_OK;
@@ -167,7 +173,10 @@ static int settings_line(struct settings *out, const char *path, int number, cha
         log_error("settings: %s:%d: there is no setting \"%s\"", path, number, name);
         return ERR_INVALID;
     }
-    return settings_set(out, row, settings_trim(equals + 1));
+    rc = settings_set(out, row, settings_trim(equals + 1));
+    if (rc == ERR_INVALID)
+        log_error("settings: %s:%d says so", path, number);
+    return rc;
 }
 
 static int settings_read_file(struct settings *out, const char *path)
@@ -211,6 +220,18 @@ static void settings_print(const struct settings *s, char program, bool help)
         settings_print_value(s, row);
         printf(help ? "\n        %s\n" : "\n", row->help);
     }
+}
+
+static void settings_print_usage(char program)
+{
+    printf(
+        "usage: %s [--name value]...\n"
+        "Each name may stand in the file of --config as well, as `name = value`; the command\n"
+        "line wins. Sizes in bytes may end in K, M, G or T. The values below are those in force.\n"
+        "  --help\n        this list\n"
+        "  --print-settings\n        the values in force, as such a file\n"
+        "  --version\n        the version\n",
+        program == 'E' ? "quire-engine" : "quire-front");
 }
 
 static int settings_arg(struct settings *s, char program, int *i, int argc, char **argv, int pass)
@@ -264,6 +285,7 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
     struct settings s = {0};
     bool print = false;
     bool help = false;
+    bool version = false;
     int rc = ERR_OK;
 
     for (size_t i = 0; i < SETTINGS_COUNT && rc == ERR_OK; i++) {
@@ -281,6 +303,8 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
         for (int i = 1; i < argc && rc == ERR_OK; i++) {
             if (strcmp(argv[i], "--help") == 0)
                 help = true;
+            else if (strcmp(argv[i], "--version") == 0)
+                version = true;
             else if (strcmp(argv[i], "--print-settings") == 0)
                 print = true;
             else
@@ -291,8 +315,12 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
         settings_fini(&s);
         return rc;
     }
-    *exit_now = help || print;
-    if (*exit_now)
+    *exit_now = help || print || version;
+    if (version)
+        printf("quire %s\n", PACKAGE_VERSION);
+    if (help)
+        settings_print_usage(program);
+    if (help || print)
         settings_print(&s, program, help);
     *out = s;
     return ERR_OK;

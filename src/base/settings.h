@@ -27,8 +27,8 @@ struct settings {
 };
 
 /* Read settings for one program ('E' engine, 'F' front). --help prints the list and sets
- * *exit_now, --print-settings prints the result and sets it as well. Texts live until
- * settings_fini().
+ * *exit_now; --print-settings, which prints the result, and --version set it as well. Texts live
+ * until settings_fini().
  *
  * Returns ERR_OK; ERR_INVALID (logged, with the setting's name) for an unknown name, a setting
  * of another program on the command line, or a bad value; ERR_IO when the file cannot be read.

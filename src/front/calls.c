@@ -251,6 +251,11 @@ static void calls_add_forced(struct calls *c, const struct form *f, uint32_t max
 
 /* --- calls in free text ------------------------------------------------------------------- */
 
+bool calls_may_begin_bare(enum reply_format format)
+{
+    return format == REPLY_LLAMA3 || format == REPLY_PYTHONIC || format == REPLY_LIST;
+}
+
 /* A text that is no call of a format whose calls have no tag: it begins with something else, and
  * holds no tag. */
 static const char *calls_other_text(enum reply_format format)
@@ -308,7 +313,7 @@ static void calls_add_free(struct calls *c, const struct form *f, uint32_t max,
 {
     struct part_list triggers = {0};
 
-    if (c->format == REPLY_LLAMA3 || c->format == REPLY_PYTHONIC || c->format == REPLY_LIST) {
+    if (calls_may_begin_bare(c->format)) {
         calls_add_forced(c, f, max, out);
         calls_add_regex(c, out, calls_other_text(c->format));
         return;
@@ -359,18 +364,38 @@ static struct grammar_part calls_harmony(struct calls *c, const struct form *f,
 /* --- public ------------------------------------------------------------------------------- */
 
 /* What opens a call, or ends a message, in the text of a reply. */
-static const char *const avoided[REPLY_FORMATS] = {
-    [REPLY_HERMES] = "<tool_call>",
-    [REPLY_LLAMA3] = "<\\|python_tag\\|>",
-    [REPLY_MISTRAL] = "\\[TOOL_CALLS\\]",
-    [REPLY_QWEN3_CODER] = "<(tool_call>|function=)",
-    [REPLY_PYTHONIC] = "<\\|python_start\\|>",
-    [REPLY_DEEPSEEK_V3] = "<\xef\xbd\x9ctool" DEEPSEEK_LOW "call",
-    [REPLY_DEEPSEEK_V31] = "<\xef\xbd\x9ctool" DEEPSEEK_LOW "call",
-    [REPLY_KIMI_K2] = "<\\|tool_call",
-    [REPLY_GLM45] = "<tool_call>",
-    [REPLY_HARMONY] = "<\\|(end|call|return|start|channel)\\|>",
+static const char *const avoided[REPLY_FORMATS][6] = {
+    [REPLY_HERMES] = {"<tool_call>"},
+    [REPLY_LLAMA3] = {"<|python_tag|>"},
+    [REPLY_MISTRAL] = {"[TOOL_CALLS]"},
+    [REPLY_QWEN3_CODER] = {"<tool_call>", "<function="},
+    [REPLY_PYTHONIC] = {"<|python_start|>"},
+    [REPLY_DEEPSEEK_V3] = {"<\xef\xbd\x9ctool" DEEPSEEK_LOW "call"},
+    [REPLY_DEEPSEEK_V31] = {"<\xef\xbd\x9ctool" DEEPSEEK_LOW "call"},
+    [REPLY_KIMI_K2] = {"<|tool_call"},
+    [REPLY_GLM45] = {"<tool_call>"},
+    [REPLY_HARMONY] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"},
 };
+
+const char *calls_avoided(enum reply_format format, size_t i)
+{
+    return i < 6 ? avoided[format][i] : NULL;
+}
+
+/* A pattern of the texts that hold none of these. */
+static void calls_write_avoided(enum reply_format format, struct buf *b)
+{
+    buf_add_text(b, "(?![\\s\\S]*(");
+    for (size_t i = 0; calls_avoided(format, i) != NULL; i++) {
+        buf_add_text(b, i > 0 ? "|" : "");
+        for (const char *p = calls_avoided(format, i); *p != '\0'; p++) {
+            if (strchr("|[]", *p) != NULL)
+                buf_add_byte(b, '\\');
+            buf_add_byte(b, *p);
+        }
+    }
+    buf_add_text(b, "))[^\\x00]*");
+}
 
 int calls_avoid(enum reply_format format, struct arena *arena, struct grammar_part *part)
 {
@@ -379,9 +404,12 @@ int calls_avoid(enum reply_format format, struct arena *arena, struct grammar_pa
     struct buf b = {0};
     const char *pattern;
 
-    if (avoided[format] == NULL)
+    if (calls_avoided(format, 0) == NULL)
         return ERR_OK;
-    buf_printf(&b, "(?![\\s\\S]*%s)[^\\x00]*", avoided[format]);
+    if (part->kind == PART_REGEX && calls_may_begin_bare(format))
+        buf_add_text(&b, calls_other_text(format));
+    else
+        calls_write_avoided(format, &b);
     pattern = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
     buf_fini(&b);
     if (pattern == NULL)

@@ -8,10 +8,16 @@
 #include "grammar/grammar.h"
 #include "text/reply.h"
 
-/* What strings of the content may not hold, because it would be taken for a call or an end: gives
- * a PART_SCHEMA its parts. ERR_OK, ERR_NO_MEMORY. */
+/* What strings of a PART_SCHEMA, or a whole PART_REGEX, may not hold, because it would be taken for
+ * a call or an end: gives the part its parts. ERR_OK, ERR_NO_MEMORY. */
 int calls_avoid(enum reply_format format, struct arena *arena,
                 struct grammar_part *part) ERR_CHECKED;
+
+/* The i-th of these texts, counted from 0; NULL behind the last. */
+const char *calls_avoided(enum reply_format format, size_t i);
+
+/* Are there calls without any text before them, at the beginning of a reply? */
+bool calls_may_begin_bare(enum reply_format format);
 
 /* Add to body[0 .. *n), a choice, how calls are written; in REPLY_HARMONY also what stands around
  * the content, which may be there already. There is room for one more.

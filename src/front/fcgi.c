@@ -27,6 +27,7 @@
 
 #include "base/log.h"
 #include "base/must.h"
+#include "ipc/attach.h"
 
 #define FCGI_BACKLOG    4096  /* a full backlog is an immediate 502 at nginx */
 #define FCGI_SKIP_BYTES 8192  /* of a body that nobody wants, at a time */
@@ -58,14 +59,16 @@ int fcgi_start(void)
 int fcgi_listen(const char *path, int *fd)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int rc = attach_clear(path);
     int s;
 
-    if (strlen(path) >= sizeof a.sun_path) {
-        log_error("front: the socket path %s is too long", path);
-        return ERR_IO;
+    if (rc != ERR_OK)
+        return rc;
+    if (strchr(path, '/') == NULL) {
+        log_error("front: listen is the path of a socket, with a '/', not \"%s\"", path);
+        return ERR_INVALID;
     }
     (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
-    (void)unlink(path); /* a dead front's */
     s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (s == -1 || bind(s, (struct sockaddr *)&a, sizeof a) == -1 || chmod(path, 0660) == -1 ||
         listen(s, FCGI_BACKLOG) == -1) {

@@ -41,8 +41,12 @@ struct fields_row {
 static int fields_type(struct fields_read_context *c, const struct fields_row *row,
                        const char *wanted, const struct json *v)
 {
-    (void)snprintf(c->why, c->why_cap, "'%s' must be %s, not %s", row->name, wanted,
-                   json_kind_name(v->kind));
+    if (v->kind == JSON_TEXT) /* where some are allowed it is this one that is wrong */
+        (void)snprintf(c->why, c->why_cap, "'%s' must be %s, not \"%.40s\"", row->name, wanted,
+                       v->text);
+    else
+        (void)snprintf(c->why, c->why_cap, "'%s' must be %s, not %s", row->name, wanted,
+                       json_kind_name(v->kind));
     return ERR_INVALID;
 }
 

@@ -31,7 +31,10 @@ static int form_set(struct form *f, const char *param, enum grammar_kind kind,
 static int form_wrong(char *why, size_t cap, const char *name, const char *wanted,
                       const struct json *v)
 {
-    (void)snprintf(why, cap, "'%s' must be %s, not %s", name, wanted, json_kind_name(v->kind));
+    if (v->kind == JSON_TEXT)
+        (void)snprintf(why, cap, "'%s' must be %s, not \"%.40s\"", name, wanted, v->text);
+    else
+        (void)snprintf(why, cap, "'%s' must be %s, not %s", name, wanted, json_kind_name(v->kind));
     return ERR_INVALID;
 }
 

@@ -13,9 +13,19 @@
 /* --- the content -------------------------------------------------------------------------- */
 
 /* What a node of a schema's text is. */
-enum form_node { NODE_SCHEMA, NODE_MAP, NODE_DATA }; /* a map's members are schemas */
+enum form_node {
+    NODE_SCHEMA,
+    NODE_MAP, /* its members are schemas */
+    NODE_DATA,
+    NODE_TAG, /* of a structural tag */
+};
 
-static enum form_node form_node_of(const char *key)
+static enum form_node form_node_in_tag(const char *key)
+{
+    return strcmp(key, "json_schema") == 0 || strcmp(key, "schema") == 0 ? NODE_SCHEMA : NODE_TAG;
+}
+
+static enum form_node form_node_in_schema(const char *key)
 {
     static const char *const maps[] = {"properties", "patternProperties", "$defs", "definitions",
                                        "dependentSchemas"};
@@ -28,6 +38,15 @@ static enum form_node form_node_of(const char *key)
             return NODE_DATA;
     }
     return NODE_SCHEMA;
+}
+
+static enum form_node form_node_of(const struct json *m, enum form_node node, bool is_object)
+{
+    if (!is_object)
+        return node == NODE_TAG ? NODE_TAG : NODE_SCHEMA;
+    if (node == NODE_TAG)
+        return form_node_in_tag(m->key);
+    return node == NODE_SCHEMA ? form_node_in_schema(m->key) : NODE_SCHEMA;
 }
 
 /* A schema in which objects that declare members have no others, unless they say something of them:
@@ -52,20 +71,19 @@ static void form_write_closed(struct buf *b, const struct json *v, enum form_nod
             buf_add_json_string(b, m->key, m->key_len);
             buf_add_byte(b, ':');
         }
-        form_write_closed(b, m,
-                          node == NODE_SCHEMA && is_object ? form_node_of(m->key) : NODE_SCHEMA);
+        form_write_closed(b, m, form_node_of(m, node, is_object));
     }
     if (closes)
         buf_add_text(b, ",\"additionalProperties\":false"); /* behind what it declares */
     buf_add_byte(b, is_object ? '}' : ']');
 }
 
-/* A schema as text: it may have come as one. */
+/* A schema or structural tag as text: it may have come as one. */
 static int form_source(const struct form *f, struct arena *arena, const char **text, size_t *len)
 {
     const struct json *source = f->source;
     struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
-    bool closes = f->closed && f->kind == GRAMMAR_SCHEMA;
+    bool closes = f->closed && (f->kind == GRAMMAR_SCHEMA || f->kind == GRAMMAR_PARTS);
     char *copy;
 
     if (closes && source->kind == JSON_TEXT &&
@@ -77,7 +95,7 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
         return *len > GRAMMAR_SOURCE_MAX ? ERR_LIMIT : ERR_OK;
     }
     if (closes)
-        form_write_closed(&b, source, NODE_SCHEMA);
+        form_write_closed(&b, source, f->kind == GRAMMAR_PARTS ? NODE_TAG : NODE_SCHEMA);
     else
         json_write(&b, source, JSON_COMPACT);
     copy = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
@@ -87,30 +105,65 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
     return copy == NULL ? ERR_LIMIT : ERR_OK;
 }
 
+static bool form_has_calls(const struct form *f)
+{
+    return f->tools != NULL && f->calls != FORM_CALLS_NONE;
+}
+
+static int form_tags(const struct form *f, enum reply_format format, struct arena *arena,
+                     struct grammar_part *out, char *why, size_t cap)
+{
+    struct json text = {.kind = JSON_TEXT};
+    int rc = f->closed ? form_source(f, arena, &text.text, &text.text_len) : ERR_OK;
+
+    if (rc != ERR_OK)
+        return rc;
+    return tags_compose(f->closed ? &text : f->source, format, arena, out, why, cap);
+}
+
+/* Content beside calls that are held to something must not be taken for one. Where nothing is asked
+ * of calls they may stand in it. */
+static int form_keep_apart(const struct form *f, enum reply_format format, struct arena *arena,
+                           struct grammar_part *out, char *why, size_t cap)
+{
+    bool held = form_has_calls(f) && (f->strict || f->allowed != NULL) && format != REPLY_PLAIN;
+
+    if (f->kind == GRAMMAR_SCHEMA || f->kind == GRAMMAR_JSON_OBJECT ||
+        (f->kind == GRAMMAR_REGEX && held))
+        return calls_avoid(format, arena, out);
+    if (f->kind == GRAMMAR_PARTS && !(held && calls_may_begin_bare(format)))
+        return form_tags(f, held || format == REPLY_HARMONY ? format : REPLY_PLAIN, arena, out, why,
+                         cap);
+    if (!held || f->kind == GRAMMAR_CHOICE)
+        return ERR_OK;
+    (void)snprintf(why, cap,
+                   "'%s': a %s beside tools that are strict, or allowed ones, is not supported: "
+                   "its texts could be taken for calls of this model",
+                   f->param, f->kind == GRAMMAR_EBNF ? "grammar" : "structural tag");
+    return ERR_UNSUPPORTED;
+}
+
 /* The content as one part. why is only written where the compiler would not know what is meant. */
 static int form_content(const struct form *f, enum reply_format format, struct arena *arena,
                         struct grammar_part *out, char *why, size_t cap)
 {
-    static const enum grammar_part_kind kinds[] = {[GRAMMAR_SCHEMA] = PART_SCHEMA,
-                                                   [GRAMMAR_JSON_OBJECT] = PART_SCHEMA,
-                                                   [GRAMMAR_REGEX] = PART_REGEX,
-                                                   [GRAMMAR_CHOICE] = PART_CHOICE,
-                                                   [GRAMMAR_EBNF] = PART_EBNF};
+    static const enum grammar_part_kind kinds[] = {
+        [GRAMMAR_SCHEMA] = PART_SCHEMA, [GRAMMAR_JSON_OBJECT] = PART_SCHEMA,
+        [GRAMMAR_REGEX] = PART_REGEX,   [GRAMMAR_CHOICE] = PART_CHOICE,
+        [GRAMMAR_EBNF] = PART_EBNF,     [GRAMMAR_PARTS] = PART_SEQUENCE};
     struct grammar_part *choices;
     int rc;
 
-    if (f->kind == GRAMMAR_PARTS)
-        return tags_compose(f->source, format, arena, out, why, cap);
     *out = (struct grammar_part){.kind = kinds[f->kind]};
+    if (f->kind == GRAMMAR_PARTS)
+        return form_keep_apart(f, format, arena, out, why, cap);
     if (f->kind != GRAMMAR_CHOICE) {
         rc = form_source(f, arena, &out->text, &out->len);
         if (f->kind == GRAMMAR_JSON_OBJECT) {
             out->text = "{\"type\":\"object\"}";
             out->len = strlen(out->text);
         }
-        if (rc == ERR_OK && out->kind == PART_SCHEMA)
-            rc = calls_avoid(format, arena, out);
-        return rc;
+        return rc != ERR_OK ? rc : form_keep_apart(f, format, arena, out, why, cap);
     }
     choices = arena_zalloc(arena, f->source->n * sizeof *choices);
     if (choices == NULL)
@@ -146,11 +199,6 @@ static size_t form_reasoning(const struct form_model *m, bool inside, struct gra
 }
 
 /* --- all of it ---------------------------------------------------------------------------- */
-
-static bool form_has_calls(const struct form *f)
-{
-    return f->tools != NULL && f->calls != FORM_CALLS_NONE;
-}
 
 /* The whole composition, behind a reasoning that may be or must be: at most 4 parts of *top. */
 static int form_compose(const struct form *f, const struct form_model *m, struct arena *arena,

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "front/calls.h"
 #include "front/calls_parts.h"
 
 #define TAGS_DEPTH_MAX 12 /* formats inside each other */
@@ -16,13 +17,14 @@
 /* What comes behind a format. */
 enum tags_after {
     TAGS_NOTHING, /* the output ends */
-    TAGS_TEXT,    /* one of some texts, which are added with it; or a text that is added next */
+    TAGS_TEXT,    /* one of some texts, which are added with it */
+    TAGS_NEXT,    /* a text that is added next */
     TAGS_OTHER,   /* something that free text cannot be told from */
 };
 
 struct tags_end {
     enum tags_after after;
-    const struct json *texts; /* a text or a list of them; NULL: nothing is added */
+    const struct json *texts; /* a text or a list of them, or NULL */
 };
 
 struct tags {
@@ -139,7 +141,7 @@ static size_t tags_texts(struct tags *t, const struct json *v, const char *name,
 static void tags_add_end(struct tags *t, struct part_list *l, struct tags_end end)
 {
     struct part_list texts = {0};
-    size_t n = end.texts == NULL ? 0 : tags_texts(t, end.texts, "end", &texts);
+    size_t n = end.after != TAGS_TEXT ? 0 : tags_texts(t, end.texts, "end", &texts);
 
     if (n == 1)
         calls_add(&t->c, l, texts.items[0]);
@@ -147,11 +149,9 @@ static void tags_add_end(struct tags *t, struct part_list *l, struct tags_end en
         calls_add(&t->c, l, calls_choice(&texts));
 }
 
-/* What free text may not hold: the client's, and harmony's own tags. */
+/* What free text may not hold: what the client says, and what would be a call or an end. */
 static void tags_never(struct tags *t, const struct json *v, struct grammar_part *part)
 {
-    static const char *const harmony[] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>",
-                                          "<|channel|>"};
     const struct json *excludes = json_get(v, "excludes");
     struct part_list texts = {0};
 
@@ -159,19 +159,52 @@ static void tags_never(struct tags *t, const struct json *v, struct grammar_part
         tags_fail(t, ERR_INVALID, "'excludes' must be a list of strings");
     else if (excludes != NULL && excludes->kind == JSON_LIST)
         (void)tags_texts(t, excludes, "excludes", &texts);
-    for (size_t i = 0; i < 5 && t->c.format == REPLY_HARMONY; i++)
-        calls_add_text(&t->c, &texts, harmony[i]);
+    for (size_t i = 0; calls_avoided(t->c.format, i) != NULL; i++)
+        calls_add_text(&t->c, &texts, calls_avoided(t->c.format, i));
     part->never = texts.items;
     part->n_never = texts.n;
 }
 
-/* Free text only stops where a text follows. */
-static void tags_check_free(struct tags *t, struct tags_end end)
+static bool tags_holds(const struct grammar_part *text, const struct grammar_part *inner)
 {
+    return memmem(text->text, text->len, inner->text, inner->len) != NULL;
+}
+
+/* One of the watched texts inside of another text that must be reached: it would be taken for the
+ * first before it is whole. Where both are alike what must be reached wins. */
+static void tags_check_inside(struct tags *t, const struct grammar_part *watched, size_t n,
+                              const struct grammar_part *text, const char *what)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (tags_holds(text, &watched[i]) && text->len > watched[i].len)
+            tags_fail(t, ERR_INVALID,
+                      "'%.40s' may not stand in the text, but is a part of '%.40s', %s",
+                      watched[i].text, text->text, what);
+    }
+}
+
+/* Free text only stops where a text follows, and where that can be written. */
+static void tags_check_free(struct tags *t, const struct grammar_part *part, struct tags_end end)
+{
+    struct part_list ends = {0};
+
     if (end.after == TAGS_OTHER)
         tags_fail(t, ERR_UNSUPPORTED,
                   "free text is only supported as the last of an output, before the end of a tag, "
                   "or before a const_string or tag of the same sequence");
+    (void)tags_texts(t, end.texts, "end", &ends);
+    for (size_t i = 0; i < ends.n && tags_ok(t); i++)
+        tags_check_inside(t, part->never, part->n_never, &ends.items[i], "which ends it");
+    for (size_t i = 0; i < part->n_parts && tags_ok(t); i++) {
+        const struct grammar_part *trigger = &part->parts[i].parts[0];
+
+        tags_check_inside(t, part->never, part->n_never, trigger, "a trigger");
+        for (size_t k = 0; k < ends.n; k++) {
+            if (tags_holds(&ends.items[k], trigger))
+                tags_fail(t, ERR_INVALID, "the trigger '%.40s' is a part of '%.40s', an end",
+                          trigger->text, ends.items[k].text);
+        }
+    }
 }
 
 /* --- formats that are one part ------------------------------------------------------------ */
@@ -187,11 +220,20 @@ static void tags_const(struct tags *t, struct part_list *l, const struct json *v
     tags_add_end(t, l, end);
 }
 
+/* Add what might hold a call or an end, and now does not. */
+static void tags_add_kept_apart(struct tags *t, struct part_list *l, struct grammar_part part)
+{
+    int rc = calls_avoid(t->c.format, t->c.arena, &part);
+
+    if (rc != ERR_OK)
+        tags_fail(t, rc, "%s", err_sentence(rc));
+    calls_add(&t->c, l, part);
+}
+
 static void tags_schema_part(struct tags *t, struct part_list *l, const struct json *schema)
 {
     struct grammar_part part = {.kind = PART_SCHEMA};
     struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
-    int rc;
 
     if (schema != NULL && schema->kind != JSON_NULL) {
         json_write(&b, schema, JSON_COMPACT);
@@ -201,10 +243,7 @@ static void tags_schema_part(struct tags *t, struct part_list *l, const struct j
             tags_fail(t, ERR_LIMIT, "the schema is too large");
         buf_fini(&b);
     }
-    rc = t->c.format == REPLY_HARMONY ? calls_avoid(t->c.format, t->c.arena, &part) : ERR_OK;
-    if (rc != ERR_OK)
-        tags_fail(t, rc, "%s", err_sentence(rc));
-    calls_add(&t->c, l, part);
+    tags_add_kept_apart(t, l, part);
 }
 
 static void tags_schema(struct tags *t, struct part_list *l, const struct json *v,
@@ -232,11 +271,14 @@ static void tags_source(struct tags *t, struct part_list *l, const struct json *
 
     (void)depth;
     tags_refuse(t, v, "excludes");
-    if (text != NULL)
-        calls_add(&t->c, l,
-                  (struct grammar_part){.kind = is_regex ? PART_REGEX : PART_EBNF,
-                                        .text = text->text,
-                                        .len = text->text_len});
+    if (text != NULL && is_regex)
+        tags_add_kept_apart(
+            t, l,
+            (struct grammar_part){.kind = PART_REGEX, .text = text->text, .len = text->text_len});
+    else if (text != NULL)
+        calls_add(
+            &t->c, l,
+            (struct grammar_part){.kind = PART_EBNF, .text = text->text, .len = text->text_len});
     tags_add_end(t, l, end);
 }
 
@@ -247,23 +289,24 @@ static void tags_any_text(struct tags *t, struct part_list *l, const struct json
 
     (void)depth;
     tags_refuse(t, v, "max_tokens");
-    tags_check_free(t, end);
     tags_never(t, v, &part);
+    tags_check_free(t, &part, end);
     calls_add(&t->c, l, part);
     tags_add_end(t, l, end);
 }
 
 /* --- formats of formats ------------------------------------------------------------------- */
 
-/* Does a format begin with a text of its own? */
-static bool tags_begins_with_text(const struct json *v)
+/* The text of its own with which a format begins, or NULL. */
+static const struct json *tags_first_text(const struct json *v)
 {
     const char *member = json_is_text(json_get(v, "type"), "tag") ? "begin" : "value";
     const struct json *text = json_get_kind(v, member, JSON_TEXT);
 
-    return (json_is_text(json_get(v, "type"), "tag") ||
-            json_is_text(json_get(v, "type"), "const_string")) &&
-           text != NULL && text->text_len > 0;
+    if (!json_is_text(json_get(v, "type"), "tag") &&
+        !json_is_text(json_get(v, "type"), "const_string"))
+        return NULL;
+    return text != NULL && text->text_len > 0 ? text : NULL;
 }
 
 /* Is it free text itself? That of a part inside of it could not see what stands behind. */
@@ -290,13 +333,12 @@ static void tags_sequence(struct tags *t, struct part_list *l, const struct json
     const struct json *list = tags_elements(t, v);
 
     for (uint32_t i = 0; list != NULL && i < list->n && tags_ok(t); i++) {
-        struct tags_end behind = end;
+        const struct json *next = i + 1 < list->n ? tags_first_text(&list->items[i + 1]) : NULL;
+        struct tags_end behind = i + 1 < list->n ? tags_other : end;
         size_t was = tags_enter(t, "elements", i);
 
-        if (i + 1 < list->n)
-            behind = tags_is_free(&list->items[i]) && tags_begins_with_text(&list->items[i + 1])
-                         ? (struct tags_end){TAGS_TEXT, NULL}
-                         : tags_other;
+        if (next != NULL && tags_is_free(&list->items[i]))
+            behind = (struct tags_end){TAGS_NEXT, next};
         tags_format(t, l, &list->items[i], behind, depth + 1);
         tags_leave(t, was);
     }
@@ -457,22 +499,10 @@ static bool tags_starts(const struct json *text, const struct json *start)
            memcmp(text->text, start->text, start->text_len) == 0;
 }
 
-/* A trigger that an end begins with would be taken for it before the end is whole. */
-static void tags_check_trigger(struct tags *t, const struct json *trigger, struct tags_end end)
+static void tags_check_trigger(struct tags *t, const struct json *trigger)
 {
-    const struct json *items =
-        end.texts != NULL && end.texts->kind == JSON_LIST ? end.texts->items : end.texts;
-    uint32_t n = end.texts == NULL ? 0 : end.texts->kind == JSON_LIST ? end.texts->n : 1;
-
-    if (trigger->kind != JSON_TEXT || trigger->text_len == 0) {
+    if (trigger->kind != JSON_TEXT || trigger->text_len == 0)
         tags_fail(t, ERR_INVALID, "a trigger must be a string that is not empty");
-        return;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        if (items[i].kind == JSON_TEXT && tags_starts(&items[i], trigger))
-            tags_fail(t, ERR_INVALID, "the end '%.40s' begins with the trigger '%.40s'",
-                      items[i].text, trigger->text);
-    }
 }
 
 /* Each tag begins with exactly one trigger, as xgrammar demands. */
@@ -528,8 +558,8 @@ static void tags_add_free(struct tags *t, struct part_list *l, const struct json
     struct grammar_part part = {
         .kind = PART_TRIGGERS, .parts = triggers->items, .n_parts = triggers->n, .max = max};
 
-    tags_check_free(t, end);
     tags_never(t, v, &part);
+    tags_check_free(t, &part, end);
     calls_add(&t->c, l, part);
     tags_add_end(t, l, end);
 }
@@ -546,7 +576,7 @@ static void tags_triggered(struct tags *t, struct part_list *l, const struct jso
         tags_fail(t, triggers->n == 0 ? ERR_INVALID : ERR_LIMIT, "'triggers' must be 1 to %d texts",
                   TAGS_TEXTS_MAX);
     for (uint32_t i = 0; tags_ok(t) && i < triggers->n; i++)
-        tags_check_trigger(t, &triggers->items[i], end);
+        tags_check_trigger(t, &triggers->items[i]);
     if (tags_ok(t))
         tags_check_begins(t, list, triggers);
     if (tags_ok(t) && first) /* at once: no text before it */
@@ -580,7 +610,7 @@ static void tags_dispatch(struct tags *t, struct part_list *l, const struct json
         if (rule->kind != JSON_LIST || rule->n != 2 || rule->items[1].kind != JSON_OBJECT)
             tags_fail(t, ERR_INVALID, "must be a list of a text and a format");
         else
-            tags_check_trigger(t, &rule->items[0], end);
+            tags_check_trigger(t, &rule->items[0]);
         if (tags_ok(t)) {
             calls_add(&t->c, &one, tags_text(&rule->items[0]));
             tags_format(t, &one, &rule->items[1], tags_other, depth + 1);

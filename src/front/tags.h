@@ -15,7 +15,8 @@
 
 /* v: the structural tag, an object or the text of one.
  *
- *   format   of replies: what is a tag of harmony's own is kept out of texts
+ *   format   of replies: what would be taken for a call, or harmony's end of a message, is kept
+ *            out of free text, patterns and schemas (not out of grammars); REPLY_PLAIN: nothing is
  *   out      a sequence; what is in it lives in the arena and in v
  *   why      out on error: a sentence with the place in the structural tag
  *

@@ -58,7 +58,8 @@ enum grammar_part_kind {
     PART_STRING,   /* a string under this schema, as it is: without quotes and escapes; parts as
                     * with PART_SCHEMA */
     PART_OBJECT,   /* any JSON object */
-    PART_REGEX,    /* text that matches as a whole */
+    PART_REGEX,    /* text that matches as a whole; its parts may be one more PART_REGEX, which it
+                    * matches, too */
     PART_EBNF,     /* text of this grammar */
     PART_FREE,     /* any text without those of `never`, up to (and without) the next part, which
                     * must be a PART_TEXT or a PART_CHOICE of them and whose first occurrence ends

@@ -7,6 +7,7 @@
  * of a trigger that the text ends with. */
 #include <string.h>
 
+#include "grammar/regular.h"
 #include "grammar/source.h"
 
 #define DEPTH_MAX         30 /* parts inside each other: fewer than structure_name() looks at */
@@ -404,6 +405,30 @@ static uint32_t schema_once(struct composer *p, const struct grammar_part *part)
     return start;
 }
 
+static bool both_match(const void *arg, uint32_t mask)
+{
+    (void)arg;
+    return mask == 3;
+}
+
+/* A pattern, and a second one that the text must match as well. */
+static uint32_t pattern_part(struct composer *p, const struct grammar_part *part)
+{
+    struct compile *c = p->b->c;
+    const struct grammar_part *also = part->parts;
+    const struct dfa *both[2];
+    const struct dfa *d;
+
+    if (part->n_parts == 0)
+        return pattern_build(p->b, part->text, part->len);
+    both[0] = regex_whole(c, part->text, part->len);
+    both[1] = compile_ok(c) ? regex_whole(c, also->text, also->len) : NULL;
+    d = compile_ok(c) ? dfa_side_by_side(c, both, 2, 0, NONE, both_match, NULL) : NULL;
+    if (compile_ok(c) && d->states[0].label == 0 && d->states[0].n_edges == 0)
+        compile_fail(c, ERR_INVALID, "all that matches would be taken for a call or an end");
+    return compile_ok(c) ? dfa_build(p->b, d, -1, NULL) : 0;
+}
+
 static uint32_t part_build(struct composer *p, const struct grammar_part *part, int depth)
 {
     static const char object[] = "{\"type\":\"object\"}";
@@ -417,7 +442,7 @@ static uint32_t part_build(struct composer *p, const struct grammar_part *part, 
     case PART_SCHEMA:
     case PART_STRING: return schema_once(p, part);
     case PART_OBJECT: return schema_build(p->b, object, sizeof object - 1, p->space);
-    case PART_REGEX: return pattern_build(p->b, part->text, part->len);
+    case PART_REGEX: return pattern_part(p, part);
     case PART_EBNF: return ebnf_build(p->b, part->text, part->len);
     case PART_FREE: return free_part(p, part, NULL, NONE);
     case PART_SEQUENCE: return sequence_rule(p, part->parts, part->n_parts, depth);

@@ -155,24 +155,43 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
     return (size_t)n == len && n_got == 0 ? ERR_NOT_FOUND : ERR_CORRUPT;
 }
 
+int attach_clear(const char *path)
+{
+    struct sockaddr_un a;
+    struct stat st;
+    int rc = attach_address(&a, path);
+    int probe, error;
+
+    if (rc != ERR_OK || lstat(path, &st) == -1)
+        return rc;
+    if (!S_ISSOCK(st.st_mode)) {
+        log_error("attach: %s is no socket; it is left alone", path);
+        return ERR_INVALID;
+    }
+    probe = attach_socket();
+    error = probe == -1 || connect(probe, (struct sockaddr *)&a, sizeof a) == 0 ? 0 : errno;
+    if (probe != -1)
+        (void)close(probe);
+    /* A full queue is EAGAIN; one of another type, as a front's is to an engine, EPROTOTYPE. */
+    if (error == 0 || error == EAGAIN || error == EPROTOTYPE) {
+        log_error("attach: another process serves %s; stop it, or choose another path", path);
+        return ERR_OVERLOADED;
+    }
+    if (error == ECONNREFUSED)
+        (void)unlink(path); /* a dead process's */
+    return ERR_OK;
+}
+
 int attach_listen(const char *path, int *fd)
 {
     struct sockaddr_un a;
-    int probe;
     int s;
     int rc = attach_address(&a, path);
 
+    if (rc == ERR_OK)
+        rc = attach_clear(path);
     if (rc != ERR_OK)
         return rc;
-    probe = attach_socket();
-    if (probe != -1 && (connect(probe, (struct sockaddr *)&a, sizeof a) == 0 || errno == EAGAIN)) {
-        log_error("attach: another engine serves %s; stop it or set engine_socket", path);
-        (void)close(probe);
-        return ERR_OVERLOADED;
-    }
-    if (probe != -1)
-        (void)close(probe);
-    (void)unlink(path); /* nobody answered: it is a dead engine's */
     s = attach_socket();
     if (s == -1 || bind(s, (struct sockaddr *)&a, sizeof a) == -1 || chmod(path, 0660) == -1 ||
         listen(s, ATTACH_BACKLOG) == -1) {

@@ -87,8 +87,10 @@ static int read_line(struct load *l, const char *line, size_t len, uint32_t numb
     text_len = spelled.len;
     buf_fini(&spelled);
     if (text == NULL)
-        return load_fail(l, ERR_INVALID, "tiktoken.model: line %u is not base64 and a rank",
-                         number);
+        return load_fail(l, ERR_INVALID,
+                         "tiktoken.model: line %u is not base64 of 1 to %d bytes, a space and a "
+                         "rank",
+                         number, RANKS_BYTES_MAX);
     if (vocab_add(&l->vocab, rank, text, text_len, true) != ERR_OK)
         return load_fail(l, ERR_INVALID,
                          "tiktoken.model: line %u: a token or rank that was there, or is too large",
@@ -102,7 +104,7 @@ static uint32_t count_ranks(const struct buf *b)
     uint32_t n = 0;
 
     for (size_t i = 0; i < b->len; i++)
-        n += b->bytes[i] != '\n' && (i == 0 || b->bytes[i - 1] == '\n');
+        n += b->bytes[i] != '\n' && b->bytes[i] != '\r' && (i == 0 || b->bytes[i - 1] == '\n');
     return n;
 }
 

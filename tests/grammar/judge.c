@@ -2,6 +2,7 @@
  * what should be. One request a line on standard input, one answer a line on standard output:
  *
  *   {"schema": ..., "values": [...]}   or "regex", "ebnf": "text", and "texts": ["...", ...]
+ *   {"tags": ..., "texts": [...]}      a structural tag
  *   {"schema": ..., "walks": 20, "seed": 1}: texts made of random tokens under masks, to the end
  *   {"us": 812, "states": 44, "bytes": 1816, "answers": [true, false]}
  *   {"error": -6, "text": "...", "where": "/properties/a/not", "us": 99}
@@ -16,6 +17,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/must.h"
+#include "front/tags.h"
 #include "grammar/automaton.h"
 #include "grammar/grammar.h"
 #include "grammar/walk.h"
@@ -300,7 +302,24 @@ static bool request_read(const struct json *line, struct grammar_request *r, str
     return false;
 }
 
-static void judge(const struct json *line, struct buf *out)
+/* What the front makes of a structural tag, then the compiler. */
+static int compile(const struct json *line, struct arena *arena, struct grammar_request *r,
+                   struct buf *image, struct grammar_error *why)
+{
+    const struct json *tags = json_get(line, "tags");
+    struct grammar_part *part = arena_zalloc(arena, sizeof *part);
+    int rc;
+
+    if (tags == NULL)
+        return grammar_compile(r, image, why);
+    must(part != NULL);
+    why->where[0] = '\0';
+    rc = tags_compose(tags, REPLY_PLAIN, arena, part, why->text, sizeof why->text);
+    *r = (struct grammar_request){.kind = GRAMMAR_PARTS, .parts = part, .n_parts = 1};
+    return rc != ERR_OK ? rc : grammar_compile(r, image, why);
+}
+
+static void judge(const struct json *line, struct arena *arena, struct buf *out)
 {
     struct grammar_request r = {.kind = GRAMMAR_SCHEMA};
     const struct json *texts = json_get_kind(line, "texts", JSON_LIST);
@@ -313,9 +332,9 @@ static void judge(const struct json *line, struct buf *out)
     uint32_t i;
     int rc;
 
-    must(request_read(line, &r, &source));
+    must(request_read(line, &r, &source) || json_get(line, "tags") != NULL);
     start = clock_cpu_us(); /* as grammar_compile() itself looks at the time */
-    rc = grammar_compile(&r, &image, &why);
+    rc = compile(line, arena, &r, &image, &why);
     start = clock_cpu_us() - start;
     if (rc != ERR_OK) {
         buf_printf(out, "{\"error\": %d, \"us\": %llu, \"text\": ", rc, (unsigned long long)start);
@@ -330,7 +349,7 @@ static void judge(const struct json *line, struct buf *out)
                    (unsigned long long)start, a->n_states, image.len);
         walk_all(a, line, out);
         for (i = 0; instances != NULL && i < instances->n; i++)
-            buf_printf(out, "%s%s", i > 0 ? ", " : "",
+            buf_printf(out, "%s%s", i > 0 || json_get(line, "walks") != NULL ? ", " : "",
                        (texts != NULL ? accepts : accepts_value)(a, &instances->items[i])
                            ? "true"
                            : "false");
@@ -357,7 +376,7 @@ int main(void)
 
         buf_clear(&out);
         if (json_parse(&line, &arena, text, (size_t)len, why, sizeof why) == ERR_OK)
-            judge(line, &out);
+            judge(line, &arena, &out);
         else /* as a front would: \\u0000 and lone surrogates */
             buf_add_text(&out,
                          "{\"error\": -4, \"us\": 0, \"text\": \"not JSON that quire reads\", "

@@ -7,9 +7,10 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import time
 
-from harness import MODEL_NAME, Stack, Supervised, Tap, crowd, need_nginx, until
+from harness import BUILDDIR, MODEL, MODEL_NAME, Stack, Supervised, Tap, crowd, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -74,8 +75,66 @@ def talk(path, data, timeout=15):
     return out
 
 
+def paths(s):
+    """A front takes no path from another one, or from what is no socket."""
+    tap.section("paths")
+    first, plain = s.path("own.sock"), s.path("plain")
+    with open(plain, "w") as f:
+        f.write("kept")
+
+    def start(path):
+        return subprocess.Popen([os.path.join(BUILDDIR, "quire-front"), "--model", MODEL, "--listen",
+                                 path, "--engine-socket", s.path("engine.sock")], cwd=s.dir,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    def serves():
+        try:
+            return talk(first, request({"REQUEST_METHOD": "GET", "REQUEST_URI": "/version"})
+                        ).startswith(b"Status: 200")
+        except OSError:
+            return False
+    with start(first) as one:
+        tap.ok(until(lambda: os.path.exists(first)), "a front by itself")
+        for path, word in ((first, "another process"), (plain, "no socket"),
+                           ("127.0.0.1:9000", "'/'")):
+            with start(path) as other:
+                try:
+                    said = other.communicate(timeout=20)[0]
+                except subprocess.TimeoutExpired:
+                    other.kill()
+                    said = other.communicate()[0]
+                tap.ok(other.returncode in (1, 2) and word in said, "%s is refused" % word, said)
+        tap.eq(open(plain).read(), "kept", "the file is as it was")
+        tap.ok(serves() and one.poll() is None, "the first one serves")
+        one.kill()
+        one.communicate()
+    with start(first) as two:
+        tap.ok(until(serves), "the next takes a dead one's path")
+        two.kill()
+        two.communicate()
+
+
+def settings(s):
+    tap.section("settings")
+    conf = s.path("bad.conf")
+    with open(conf, "w") as f:
+        f.write("# sizes\nkv_host_bytes = 5X\n")
+
+    def said(program, *args):
+        return subprocess.run([os.path.join(BUILDDIR, program), *args], capture_output=True,
+                              text=True, timeout=20)
+    for program in ("quire-engine", "quire-front"):
+        r = said(program, "--config", conf)
+        tap.ok(r.returncode == 1 and "bad.conf:2" in r.stderr and "K, M, G or T" in r.stderr,
+               program + " says where a bad value stands, and what it may be", r.stderr)
+        r = said(program, "--help")
+        tap.ok(r.returncode == 0 and r.stdout.startswith("usage: " + program), "a usage", r.stdout)
+        tap.ok(said(program, "--version").stdout.startswith("quire "), "a version")
+
+
 with Stack() as s:
     path = s.front_path(0)
+    paths(s)
+    settings(s)
     full = {"REQUEST_METHOD": "POST", "REQUEST_URI": "/v1/chat/completions"}
     body = b'{"model":"demo","temperature":0,"max_tokens":9,"messages":[{"role":"user",' \
            b'"content":"Hello"}]}'
@@ -217,8 +276,8 @@ with tap.section("--listen"), Stack() as s:
     # Without systemd: the front makes its socket, replaces a dead one's and removes it.
     path = s.path("own.sock")
     argv = s.front_argv + ["--listen", path]
-    with open(path, "w"):
-        pass
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
     p = Supervised(argv, s.path("own.log"))
     ask = request({"REQUEST_METHOD": "GET", "REQUEST_URI": "/health"})
 

@@ -30,6 +30,7 @@ check() { # name, what came, what was wanted (a bash pattern)
     echo "1..1"
     exit 1
 }
+check "it says where it is" "$(cat "$run/start.log")" "https://127.0.0.1:*$run/key*"
 url=https://localhost:$(cat "$run/port") key=$(cat "$run/key")
 get() { curl -sS -m 30 --cacert "$run/cert.pem" "$@" 2>&1; }
 code() { get -o /dev/null -w '%{http_code}' "$@"; }
@@ -177,5 +178,7 @@ check "a stranger's pid is left alone" "$(kill -0 $! && echo alive)" alive
 kill $!
 check "what cannot start is said at once" "$(timeout 20 "$src/tools/run-local" start "$run" \
     --build "$build" --model /nonexistent 2>&1)" "*does not get ready*"
+check "so is a folder without the programs" "$(timeout 20 "$src/tools/run-local" start "$run" \
+    --build "$run" 2>&1)" "*no quire-engine*"
 echo "1..$n"
 exit $bad

@@ -98,10 +98,12 @@ def contents(s):
     loose = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {
         "type": "object", "properties": {"additionalProperties": {"type": "null"}}}},
         "required": ["a", "b"]}
-    for source in (loose, json.dumps(loose)):
+    tag = {"format": {"type": "or", "elements": [{"type": "json_schema", "json_schema": loose}]}}
+    for source in ({"json": loose}, {"json": json.dumps(loose)}, {"structural_tag": tag},
+                   {"structural_tag": json.dumps(tag)}):
         for seed in range(3):
-            text, _ = said(s, wild(s, seed, structured_outputs={
-                "json": source, "disable_additional_properties": True}))
+            text, _ = said(s, wild(s, seed, structured_outputs=dict(
+                source, disable_additional_properties=True)))
             got = parsed(text) or {}
             tap.ok(list(got) == ["a", "b"] and set(got["b"]) <= {"additionalProperties"},
                    "disable_additional_properties", repr(text))
@@ -213,6 +215,14 @@ def allowed(s):
     text, c = said(s, dict(ask, tool_choice=among("auto")))
     tap.ok(all(t["function"]["name"] == "now" for t in c["message"].get("tool_calls") or []) and
            "get_weather" not in (text or ""), "auto: no other call", json.dumps(c))
+    for fields in ({"structured_outputs": {"regex": r"[\s\S]*"}},
+                   {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}}):
+        _, c = said(s, dict(ask, tool_choice=among("auto"), **fields))
+        tap.ok(all(t["function"]["name"] == "now" for t in c["message"].get("tool_calls") or []),
+               "auto: nor beside content that has a form", json.dumps(c))
+    r = s.post(CHAT, dict(ask, tool_choice=among("auto"), guided_grammar='root ::= [^z]*'))
+    tap.ok(r.status == 400 and "grammar" in r.text, "a grammar cannot be kept from writing calls",
+           r.text)
     both = one + [{"type": "function", "function": {"name": "get_weather"}}]
     _, c = said(s, dict(ask, tool_choice=among("auto", both)))
     tap.eq([t["function"]["name"] for t in c["message"]["tool_calls"]], ["get_weather"],

@@ -314,7 +314,7 @@ static int read_body(const char *text, enum exchange_format format, struct arena
     presets_init(&presets);
     int rc = fields_read(out, x, body, &presets, "demo", why, sizeof why, param);
     if (rc != ERR_OK)
-        ok(why[0] != '\0', "it says why: %.80s", why);
+        ok(why[0] != '\0' && strstr(why, "not string") == NULL, "it says why: %.80s", why);
     return rc;
 }
 

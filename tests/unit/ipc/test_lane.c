@@ -342,6 +342,27 @@ static void *attach_front(void *context)
     return &rc;
 }
 
+/* What stands at a path is only removed when it is a socket that nobody serves. */
+static void test_paths(const char *folder)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int s = socket(AF_UNIX, SOCK_STREAM, 0);
+    int again;
+
+    (void)snprintf(a.sun_path, sizeof a.sun_path, "%.60s/other", folder);
+    (void)fclose(fopen(a.sun_path, "w"));
+    is_int(attach_listen(a.sun_path, &again), ERR_INVALID, "a file is refused");
+    is_int(access(a.sun_path, F_OK), 0, "and still there");
+    (void)unlink(a.sun_path);
+    must_ok(bind(s, (struct sockaddr *)&a, sizeof a));
+    must_ok(listen(s, 1));
+    is_int(attach_listen(a.sun_path, &again), ERR_OVERLOADED, "so is a front's socket");
+    is_int(access(a.sun_path, F_OK), 0, "which is still there");
+    (void)close(s);
+    is_int(attach_clear(a.sun_path), ERR_OK, "a dead one's path is free");
+    is_int(access(a.sun_path, F_OK), -1, "and empty");
+}
+
 static void test_attach(void)
 {
     char path[] = "/tmp/quire-test-XXXXXX";
@@ -365,6 +386,7 @@ static void test_attach(void)
     is_int(attach_listen(sock, &again), ERR_OVERLOADED, "a second engine is refused");
     while (attach_accept(listen_fd, &fd, &pid, &uid) == ERR_OK)
         (void)close(fd); /* the probe of the second engine */
+    test_paths(path);
     (void)pthread_create(&thread, NULL, attach_front, sock);
     for (int i = 0; i < 2000 && attach_accept(listen_fd, &fd, &pid, &uid) != ERR_OK; i++)
         clock_sleep_us(1000);

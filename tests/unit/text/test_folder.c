@@ -182,6 +182,8 @@ static void test_ranks(void)
            !tokenizer_is_special(t, 300),
        "what is special");
     tokenizer_close(t);
+    put_ranks("\n\r\nYmM= 256\r\n\r\nYWI= 257");
+    ok(gives("ab", IDS(257)), "lines without anything, and of other systems");
     put_ranks("YmM= 256\nYmM= 257\n");
     ok(refuses("line 258"), "a token twice");
     put_ranks("YmM= 256\nYWI= 256\n");
