@@ -67,6 +67,7 @@ struct engine_dirty {
 /* A page on its way to the device. */
 enum load_state {
     LOAD_FREE,
+    LOAD_SHARED,   /* none of its own: seq waits for another's, which is `of` */
     LOAD_READING,  /* the store reads it */
     LOAD_CHECKING, /* the host tier looks whether it is whole, and will answer with its ticket */
     LOAD_STARTED,  /* its copy was started, and not marked yet */
@@ -87,6 +88,7 @@ struct engine_load {
     int32_t slot;         /* of the host tier, held; -1: it comes from the store */
     const void *payload;  /* the store's, until it is copied */
     uint64_t mark;        /* of its copy */
+    int of;               /* its place in loads */
 };
 
 /* A page on its way to the host tier. */
@@ -157,6 +159,7 @@ struct engine {
     struct engine_load *loads; /* [n_loads] */
     int n_loads;
     int n_loads_used;
+    int n_loads_shared;                     /* of those */
     struct host *host;                      /* NULL: no host tier is kept */
     struct engine_save saves[ENGINE_SAVES]; /* ring, in the order of their marks */
     uint32_t saves_head, saves_tail;

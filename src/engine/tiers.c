@@ -136,6 +136,29 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct hash *
     return true;
 }
 
+/* Another has asked for this page already: q waits for that, and then looks again. So prompts that
+ * begin alike bring their pages once. False when nobody has. */
+static bool tiers_share_load(struct engine *e, struct seq *q, const struct hash *name)
+{
+    struct engine_load *l;
+    int of = 0;
+
+    while (of < e->n_loads &&
+           (e->loads[of].state <= LOAD_SHARED || e->loads[of].state == LOAD_FAILED ||
+            memcmp(&e->loads[of].name, name, sizeof *name) != 0))
+        of++;
+    l = of == e->n_loads ? NULL : tiers_load_slot(e);
+    if (l == NULL)
+        return false;
+    l->state = LOAD_SHARED;
+    l->of = of;
+    l->seq = q;
+    q->n_loading++;
+    e->n_loads_used++;
+    e->n_loads_shared++;
+    return true;
+}
+
 /* Is reading from the disk worth it? Not where the device computes the pages sooner, unless others
  * want the device; and now and then, since disks get faster again. */
 static bool tiers_worth_reading(const struct engine *e, const struct seq *q)
@@ -174,8 +197,13 @@ static void tiers_prefetch_seq(struct engine *e, struct seq *q)
 
         /* A page may be on the device behind one that only a lower tier has. */
         if (!pages_has(e->pages, &name)) {
-            int32_t slot = tiers_find(e, &name, tokens, reads);
+            int32_t slot;
 
+            if (q->n_loading == 0 && e->n_loads_used > 0 && tiers_share_load(e, q, &name)) {
+                q->searched = false;
+                return;
+            }
+            slot = tiers_find(e, &name, tokens, reads);
             if (slot == -2)
                 break;
             if (!tiers_load_page(e, q, &name, &chain, tokens, slot)) {
@@ -232,6 +260,27 @@ void tiers_want_stored(struct engine *e, int32_t slot, const struct hash *name)
     e->hot[e->hot_tail++ % ENGINE_HOT] = (struct engine_hot){.slot = slot, .name = *name};
 }
 
+static void tiers_free_load(struct engine *e, struct engine_load *l)
+{
+    e->n_loads_shared -= l->state == LOAD_SHARED;
+    l->state = LOAD_FREE;
+    l->seq = NULL;
+    e->n_loads_used--;
+}
+
+/* Those that wait for a load of another's look again. */
+static void tiers_end_shared(struct engine *e, int of)
+{
+    for (int i = 0; i < e->n_loads && e->n_loads_shared > 0; i++) {
+        struct engine_load *l = &e->loads[i];
+
+        if (l->state != LOAD_SHARED || l->of != of)
+            continue;
+        l->seq->n_loading--;
+        tiers_free_load(e, l);
+    }
+}
+
 /* The load has ended, well or not. */
 static void tiers_end_load(struct engine *e, struct engine_load *l, bool good)
 {
@@ -255,9 +304,8 @@ static void tiers_end_load(struct engine *e, struct engine_load *l, bool good)
         l->seq->searched = l->seq->searched || !good; /* what follows a hole is of no use */
     }
     pages_unref(e->pages, l->page);
-    l->state = LOAD_FREE;
-    l->seq = NULL;
-    e->n_loads_used--;
+    tiers_free_load(e, l);
+    tiers_end_shared(e, (int)(l - e->loads));
 }
 
 /* How long a page takes from the disk while it is busy. */
@@ -391,7 +439,11 @@ void tiers_forget(struct engine *e, struct seq *q)
     if (q->n_loading == 0)
         return;
     for (int i = 0; i < e->n_loads; i++) {
-        if (e->loads[i].state != LOAD_FREE && e->loads[i].seq == q)
+        if (e->loads[i].state == LOAD_FREE || e->loads[i].seq != q)
+            continue;
+        if (e->loads[i].state == LOAD_SHARED)
+            tiers_free_load(e, &e->loads[i]);
+        else
             e->loads[i].seq = NULL; /* the page is worth having all the same */
     }
     q->n_loading = 0;

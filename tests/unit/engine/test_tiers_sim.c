@@ -175,6 +175,7 @@ struct model {
     uint32_t (*pages)[BLOCK];
     struct copy copies[COPIES_MAX];
     int n_copies;
+    uint64_t n_in; /* copies */
     uint64_t n_marks, n_done[2], step;
 };
 
@@ -215,6 +216,7 @@ static int copy_add(struct model *m, enum model_way way, int32_t page, void *hos
 
 int model_page_in(struct model *m, int32_t page, const void *host)
 {
+    m->n_in++;
     return copy_add(m, MODEL_IN, page, (void *)(uintptr_t)host);
 }
 
@@ -575,6 +577,8 @@ static void test_another_life(void)
         ok(life == 0 || w->n_found >= 6u * (CONTEXT / 2 - 1),
            "life %d: from the pages of the one before: %llu of %llu", life,
            (unsigned long long)w->n_found, (unsigned long long)w->n_pages);
+        ok(w->model.n_in == (life == 0 ? 0u : (unsigned)w->n_pages / 6),
+           "life %d: each is brought once for all (%llu)", life, (unsigned long long)w->model.n_in);
         must(!tiers_have_work(&w->e));
         host_prove(w->e.host);
         world_close(w);
