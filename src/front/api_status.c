@@ -8,16 +8,38 @@
 #include "base/clock.h"
 #include "front/api.h"
 
+/* The model that a path asks for, of *len bytes; NULL: for all of them. */
+static const char *api_model_asked(const struct exchange *x, size_t *len)
+{
+    static const char before[] = "/models/";
+    const char *name = strstr(fcgi_param(x->fcgi, "REQUEST_URI"), before);
+
+    if (name == NULL)
+        return NULL;
+    name += sizeof before - 1;
+    *len = strcspn(name, "?");
+    while (*len > 0 && name[*len - 1] == '/')
+        (*len)--;
+    return *len > 0 ? name : NULL;
+}
+
 void api_models(struct front *f, struct exchange *x, const struct json *body)
 {
     struct link_state state;
     struct buf b = {0};
-    bool one; /* the model alone */
+    size_t len = 0;
+    const char *one = api_model_asked(x, &len);
+    char why[512];
 
     (void)body;
+    if (one != NULL && (len != strlen(f->model_name) || memcmp(one, f->model_name, len) != 0)) {
+        (void)snprintf(why, sizeof why, "the model '%.*s' does not exist; this server has '%s'",
+                       len > 200 ? 200 : (int)len, one, f->model_name);
+        exchange_reply_error(x, ERR_NO_MODEL, why, "model", 0);
+        return;
+    }
     link_read_state(&f->link, &state, clock_us());
-    one = strstr(fcgi_param(x->fcgi, "REQUEST_URI"), "/models/") != NULL;
-    buf_add_text(&b, one ? "{\"id\":" : "{\"object\":\"list\",\"data\":[{\"id\":");
+    buf_add_text(&b, one != NULL ? "{\"id\":" : "{\"object\":\"list\",\"data\":[{\"id\":");
     buf_add_json_string(&b, f->model_name, strlen(f->model_name));
     buf_printf(&b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
                (long long)f->model_unix_s);
@@ -27,7 +49,7 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
         buf_add_text(&b, "null}");
     else
         buf_printf(&b, "%u}", state.max_model_len);
-    buf_add_text(&b, one ? "" : "]}");
+    buf_add_text(&b, one != NULL ? "" : "]}");
     exchange_reply(x, 200, "application/json", b.bytes == NULL ? "" : b.bytes, b.len);
     buf_fini(&b);
 }

@@ -88,7 +88,7 @@ static const struct json *route_body(struct front *f, struct exchange *x)
 
 /* A model is asked for by its name behind the list's path; the name may have slashes. A path with a
  * slash at its end stands for all below it. */
-static bool route_fits(const struct front *f, const struct route *r, const char *path)
+static bool route_fits(const struct route *r, const char *path)
 {
     size_t len = strlen(r->path);
 
@@ -97,7 +97,7 @@ static bool route_fits(const struct front *f, const struct route *r, const char 
     if (r->path[len - 1] == '/')
         return strncmp(path, r->path, len) == 0;
     return r->answer == api_models && strncmp(path, r->path, len) == 0 && path[len] == '/' &&
-           strcmp(path + len + 1, f->model_name) == 0;
+           path[len + 1] != '\0';
 }
 
 static bool route_has_body(const struct route *r, const char *method)
@@ -121,7 +121,7 @@ void route_exchange(struct front *f, struct exchange *x)
         const struct route *r = &routes[i];
         const struct json *body = NULL;
 
-        if (!route_fits(f, r, path))
+        if (!route_fits(r, path))
             continue;
         x->shape = r->shape;
         known = known || r->answer != NULL;

@@ -100,7 +100,9 @@ def endpoints(s):
            {int(os.stat(MODEL).st_mtime)}, "a model is as old as its folder")
     one = s.get("/v1/models/" + MODEL_NAME)
     tap.eq((one.status, one.json), (200, r.json["data"][0]), "one model")
-    tap.eq(s.get("/v1/models/none").status, 404, "no such model")
+    r = s.get("/v1/models/none?x=1")
+    tap.eq((r.status, r.error["code"], r.error["param"]), (404, "model_not_found", "model"),
+           "no such model")
     tap.eq((s.get("/ping").status, s.request("POST", "/ping", b"").status), (200, 200), "ping")
     tap.eq(s.get("/load").json, {"server_load": 0}, "load")
     for path, body in ((CHAT, s.chat("Hello")), (TEXT, s.completion(["Hello", "a b"]))):
