@@ -153,9 +153,9 @@ static void sched_preempt(struct sched *s, struct seq *q)
     sched_add(s, q);
 }
 
-/* Plan n tokens of a running sequence; preempts others until its pages are there. False when
- * it had to be preempted itself, or has to wait for the end of a step under way: those who came
- * first have taken more than sched_has_room() could know, pages that were cached among it. */
+/* Plan n tokens of a running sequence; preempts others until its pages are there. False when it
+ * had to be preempted itself, or has to wait: whoever would have to go has a step under way, and
+ * its pages are being written. */
 static bool sched_give(struct sched *s, struct seq *q, int n)
 {
     while (!sched_grow(s, q, q->n_computed + q->n_ahead + n)) {

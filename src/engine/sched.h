@@ -96,11 +96,12 @@ void sched_remove(struct sched *s, struct seq *q);
 int sched_n_waiting(const struct sched *s);
 
 /* Make the plan. Sequences that are paused or loading are passed over, and those that end with
- * the token that is on its way. While steps are under way nobody can be preempted:
- * sched_has_room() must have said so. */
+ * the token that is on its way. Nobody whose step is under way is preempted: where that would be
+ * needed, who lacks pages waits for the step's end. */
 void sched_plan(struct sched *s);
 
-/* Whether the next plan is sure to preempt nobody. */
+/* Whether the next plan will hardly lack pages; without steps under way it may be made anyhow. Who
+ * is admitted in it may take more than this foresees. */
 bool sched_has_room(const struct sched *s);
 
 /* Take a page for something else than a sequence (the store's loads); reports evictions as the
