@@ -224,7 +224,8 @@ int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int 
  *   turns  float32 [max_len][head_dim / 2][2]: cosine and sine by position and pair
  *
  * Pairs are (d, d + head_dim / 2), as GPT-NeoX has them: y0 = x0 cos - x1 sin,
- * y1 = x1 cos + x0 sin. The reference does tokens first .. last - 1. */
+ * y1 = x1 cos + x0 sin. Tokens of sequences of kv_len 0 are left as they are. The reference does
+ * tokens first .. last - 1. */
 void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t, const float *turns,
                  int n_heads, int first, int last);
 int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t, const float *turns,

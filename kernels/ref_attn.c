@@ -46,6 +46,8 @@ void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t, co
         const float *turn = turns + (size_t)t->pos[i] * hd;
         float *row = qkv + (size_t)i * stride;
 
+        if (t->kv_len[t->seq[i]] == 0)
+            continue;
         for (int h = 0; h < n_heads; h++, row += hd)
             rotate(row, row, turn, hd);
         for (int h = 0; h < kv->n_kv_heads; h++, row += hd) {

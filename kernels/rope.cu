@@ -25,6 +25,8 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
     const int32_t *pages = t.page_ids + (size_t)t.seq[token] * t.pages_max;
     const float2 *turn = (const float2 *)turns + (size_t)pos * half;
 
+    if (t.kv_len[t.seq[token]] == 0)
+        return;
     for (int h = threadIdx.y; h < n_all; h += ROPE_WARPS) {
         k_bf16 *from = qkv + ((size_t)token * n_all + h) * hd;
         bool is_value = h >= n_heads + kv.n_kv_heads;

@@ -337,8 +337,9 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, con
         cuda_keep(c, k_attn_schedule(&c->plan, kv, &c->tokens, d->limits.n_heads, c->stream),
                   "attn");
     c->is_planned = true;
-    /* Where all are decodes, attention itself rotates. */
-    c->plan.turns = c->plan.n_tiles == 0 ? turns : NULL;
+    /* Where all are decodes, attention itself rotates. Tokens of a chunk read the keys of those
+     * before them. */
+    c->plan.turns = c->plan.n_tiles == 0 && !c->has_chunks ? turns : NULL;
     if (c->plan.turns == NULL)
         cuda_keep(c, k_rope_kv(qkv, kv, &c->tokens, turns, d->limits.n_heads, c->stream),
                   "rope_kv");

@@ -107,8 +107,9 @@ struct cuda {
     char *mirror; /* the arrays on the device */
     int32_t *page_mirror;
     size_t staging_bytes;
-    bool is_short; /* no sequence of the step has more than K_ATTN_SHORT keys */
-    struct step_graph graphs[2][CUDA_GRAPHS_MAX]; /* by is_short */
+    bool is_short;   /* no sequence of the step has more than K_ATTN_SHORT keys */
+    bool has_chunks; /* sequences with several tokens: keys are written before attention, not by it */
+    struct step_graph graphs[2][2][CUDA_GRAPHS_MAX]; /* by has_chunks and is_short */
     int bucket;                        /* of the step being enqueued; -1: it cannot be recorded */
     bool is_recording;                 /* the stream is */
     struct device_extras extras;       /* on the device */

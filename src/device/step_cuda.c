@@ -8,10 +8,12 @@
  * slots of pinned memory take turns, so that a step is prepared and enqueued while the one before
  * computes; the mirrors need no turns, since the stream is in order.
  *
- * Steps in which every sequence has one token, and every token is sampled, are padded to a bucket
- * and recorded as a graph up to their logits: nothing differs between them but what stands in the
- * mirrors. Padding sequences have no keys, and nobody reads their rows. Sampling is enqueued behind
- * it; what it needs of the host beside parameters comes while the graph plays. */
+ * Steps of few tokens, decodes and what is left of a prompt behind a cached prefix, are padded to a
+ * bucket and recorded as a graph up to their logits: nothing differs between them but what stands
+ * in the mirrors. Each token is a sequence of its own there, those that are sampled first, so that
+ * a row's logits stand where its number says. Padding sequences have no keys, and nobody reads
+ * their rows. Sampling is enqueued behind the graph; what it needs of the host beside parameters
+ * comes while that plays. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -22,6 +24,7 @@
 #include "base/must.h"
 
 #define ALIGN       256
+#define SPREAD_MAX  8 /* tokens of a sequence that may be recorded: each reads all keys before it */
 #define HISTORY_MAX ((size_t)2 << 20) /* tokens of histories copied at a time: pinning is slow */
 
 /* --- arrays ------------------------------------------------------------------------------- */
@@ -88,7 +91,6 @@ static void fill_rows(struct cuda *c, const struct step_arrays *a, const struct 
         size_t n = (size_t)b->rows[r].n_history;
 
         a->rows[r] = b->rows[r];
-        a->row_tokens[r] = b->row_tokens[r];
         if (at + n > c->history_cap)
             at = 0;
         a->rows[r].history_at = (int64_t)at;
@@ -96,7 +98,28 @@ static void fill_rows(struct cuda *c, const struct step_arrays *a, const struct 
     }
 }
 
-/* Rows n .. n_padded - 1 of a step of decodes: sequences without keys. */
+/* The tokens of a step that may be recorded: sequence i has token i alone. The first are those of
+ * rows. */
+static void spread(const struct step_arrays *a, int32_t *pages, const struct device_batch *b,
+                   int n_pages)
+{
+    const struct k_tokens *t = &b->tokens;
+    int row = 0, other = b->n_rows;
+
+    for (int k = 0; k < t->n_tokens; k++) {
+        int at = row < b->n_rows && b->row_tokens[row] == k ? row++ : other++;
+
+        a->ids[at] = t->ids[k];
+        a->seq[at] = a->seq_start[at] = a->row_tokens[at] = at;
+        a->pos[at] = t->pos[k];
+        a->kv_len[at] = t->pos[k] + 1;
+        memcpy(pages + (size_t)at * (size_t)n_pages,
+               t->page_ids + (size_t)t->seq[k] * (size_t)t->pages_max, (size_t)n_pages * 4);
+    }
+    a->seq_start[t->n_tokens] = t->n_tokens;
+}
+
+/* Sequences n .. n_padded - 1 of such a step: without keys. */
 static void pad(const struct step_arrays *a, int n, int n_padded)
 {
     for (int i = n; i < n_padded; i++) {
@@ -109,9 +132,27 @@ static void pad(const struct step_arrays *a, int n, int n_padded)
     }
 }
 
+/* The tokens of any other step, as they are. */
+static void copy_tokens(const struct step_arrays *a, int32_t *pages, const struct device_batch *b,
+                        int n_pages)
+{
+    const struct k_tokens *t = &b->tokens;
+    size_t token_bytes = (size_t)t->n_tokens * 4, seq_bytes = (size_t)t->n_seqs * 4;
+
+    memcpy(a->ids, t->ids, token_bytes);
+    memcpy(a->seq, t->seq, token_bytes);
+    memcpy(a->pos, t->pos, token_bytes);
+    memcpy(a->seq_start, t->seq_start, seq_bytes + 4);
+    memcpy(a->kv_len, t->kv_len, seq_bytes);
+    memcpy(a->row_tokens, b->row_tokens, (size_t)b->n_rows * 4);
+    for (int s = 0; s < t->n_seqs; s++)
+        memcpy(pages + (size_t)s * (size_t)n_pages, t->page_ids + (size_t)s * (size_t)t->pages_max,
+               (size_t)n_pages * 4);
+}
+
 /* --- buckets ---------------------------------------------------------------------------- */
 
-/* Sequences that a recorded step of bucket i has. */
+/* Tokens that a recorded step of bucket i has. */
 static int bucket_rows(const struct cuda *c, int i)
 {
     int n = i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 32 : (i - 9) * 64;
@@ -119,14 +160,32 @@ static int bucket_rows(const struct cuda *c, int i)
     return n < c->base.limits.n_seqs ? n : c->base.limits.n_seqs;
 }
 
+/* Whether each row has a token of its own, and no sequence too many of them. */
+static bool can_spread(const struct cuda *c, const struct device_batch *b)
+{
+    const struct k_tokens *t = &b->tokens;
+
+    if (t->n_tokens > c->base.limits.n_seqs || b->n_rows == 0)
+        return false;
+    for (int s = 0; s < t->n_seqs; s++) {
+        if (t->seq_start[s + 1] - t->seq_start[s] > SPREAD_MAX)
+            return false;
+    }
+    for (int r = 1; r < b->n_rows; r++) {
+        if (b->row_tokens[r] <= b->row_tokens[r - 1])
+            return false;
+    }
+    return true;
+}
+
 /* The bucket of a step that may be recorded, else -1. */
 static int choose_bucket(const struct cuda *c, const struct device_batch *b)
 {
-    int n = b->tokens.n_seqs, i = 0;
+    int i = 0;
 
-    if (b->tokens.n_tokens != n || b->n_rows != n)
+    if (!can_spread(c, b))
         return -1;
-    while (i < CUDA_GRAPHS_MAX && bucket_rows(c, i) < n)
+    while (i < CUDA_GRAPHS_MAX && bucket_rows(c, i) < b->tokens.n_tokens)
         i++;
     return i < CUDA_GRAPHS_MAX ? i : -1;
 }
@@ -165,35 +224,30 @@ int step_begin(struct device *d, const struct device_batch *b)
         n_seqs = bucket < 0 ? t->n_seqs : n_seqs_max;
     int n_rows = bucket < 0 ? b->n_rows : n_seqs_max;
     struct step_arrays a = lay_out(slot->staging, n_tokens, n_seqs, n_rows);
-    size_t token_bytes = (size_t)t->n_tokens * 4, seq_bytes = (size_t)t->n_seqs * 4;
     int rc;
 
     must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX && a.bytes <= c->staging_bytes);
-    memcpy(a.ids, t->ids, token_bytes);
-    memcpy(a.seq, t->seq, token_bytes);
-    memcpy(a.pos, t->pos, token_bytes);
-    memcpy(a.seq_start, t->seq_start, seq_bytes + 4);
-    memcpy(a.kv_len, t->kv_len, seq_bytes);
-    for (int s = 0; s < t->n_seqs; s++)
-        memcpy(slot->pages + (size_t)s * (size_t)n_pages,
-               t->page_ids + (size_t)s * (size_t)t->pages_max, (size_t)n_pages * 4);
     fill_rows(c, &a, b);
     d->step_tokens = t->n_tokens;
     d->step_rows = b->n_rows;
+    slot->n_seqs = t->n_seqs;
     if (bucket < 0) {
+        copy_tokens(&a, slot->pages, b, n_pages);
         plan_attention(c, &a, t);
     } else {
+        spread(&a, slot->pages, b, n_pages);
         d->step_tokens = d->step_rows = bucket_rows(c, bucket);
-        pad(&a, t->n_seqs, d->step_rows);
+        slot->n_seqs = t->n_tokens;
+        pad(&a, t->n_tokens, d->step_rows);
         a.bytes = (size_t)((char *)(a.rows + b->n_rows) - slot->staging);
         c->plan.n_decodes = d->step_rows;
         c->plan.n_tiles = 0;
     }
     slot->n_rows = b->n_rows;
     slot->n_extras = 0;
-    slot->n_seqs = t->n_seqs;
     slot->n_pages = n_pages;
     c->is_short = n_pages * d->limits.block_tokens <= K_ATTN_SHORT;
+    c->has_chunks = t->n_tokens != t->n_seqs;
     c->bucket = bucket;
     c->batch = b;
     c->n_begun++;
@@ -223,6 +277,11 @@ int step_begin(struct device *d, const struct device_batch *b)
                                      "marking a step");
 }
 
+static struct step_graph *graph_of(struct cuda *c)
+{
+    return &c->graphs[c->has_chunks][c->is_short][c->bucket];
+}
+
 static void play(struct cuda *c, struct step_graph *g)
 {
     cuda_keep(c, cuda_check(cudaGraphLaunch(g->exec, c->stream), "playing a step"), "a step");
@@ -231,7 +290,7 @@ static void play(struct cuda *c, struct step_graph *g)
 bool step_replay(struct device *d)
 {
     struct cuda *c = cuda_of(d);
-    struct step_graph *g = c->bucket < 0 ? NULL : &c->graphs[c->is_short][c->bucket];
+    struct step_graph *g = c->bucket < 0 ? NULL : graph_of(c);
 
     if (g == NULL || g->failed)
         return false;
@@ -257,7 +316,7 @@ void step_launch(struct device *d)
 
     if (!c->is_recording)
         return;
-    g = &c->graphs[c->is_short][c->bucket];
+    g = graph_of(c);
     c->is_recording = false;
     rc = cuda_check(cudaStreamEndCapture(c->stream, &graph), "recording a step");
     if (rc == ERR_OK)
@@ -268,7 +327,8 @@ void step_launch(struct device *d)
     cuda_keep(c, rc, "recording a step");
     if (rc != ERR_OK)
         return;
-    log_debug("device: recorded decodes of %d sequences", bucket_rows(c, c->bucket));
+    log_debug("device: recorded steps of %d tokens%s", bucket_rows(c, c->bucket),
+              c->has_chunks ? ", chunks among them" : "");
     play(c, g);
 }
 
@@ -482,8 +542,9 @@ int step_reserve(struct cuda *c)
 
 void step_close(struct cuda *c)
 {
-    for (int i = 0; i < 2 * CUDA_GRAPHS_MAX; i++) {
-        struct step_graph *g = &c->graphs[i / CUDA_GRAPHS_MAX][i % CUDA_GRAPHS_MAX];
+    for (int i = 0; i < 4 * CUDA_GRAPHS_MAX; i++) {
+        struct step_graph *g =
+            &c->graphs[i / (2 * CUDA_GRAPHS_MAX)][i / CUDA_GRAPHS_MAX % 2][i % CUDA_GRAPHS_MAX];
 
         if (g->exec != NULL)
             (void)cudaGraphExecDestroy(g->exec); /* at the end: nothing to be done */

@@ -76,6 +76,16 @@ static int main_open_model(struct engine *e)
     return rc;
 }
 
+static int main_pin(void *model, void *memory, size_t bytes)
+{
+    return model_pin(model, memory, bytes);
+}
+
+static void main_unpin(void *model, void *memory)
+{
+    model_unpin(model, memory);
+}
+
 /* A full disk is no reason not to serve: what it holds is there for the next engine. */
 static int main_open_store(struct engine *e)
 {
@@ -92,6 +102,9 @@ static int main_open_store(struct engine *e)
                                       : (int)n_buffers,
         .namespace_id = e->shape->fingerprint,
         .namespace_name = name[0] != '\0' ? name : e->settings.model,
+        .pin = main_pin,
+        .unpin = main_unpin,
+        .context = e->model,
     };
     int rc;
 
@@ -106,16 +119,6 @@ static int main_open_store(struct engine *e)
     return ERR_OK;
 }
 
-static int main_pin(void *model, void *memory, size_t bytes)
-{
-    return model_pin(model, memory, bytes);
-}
-
-static void main_unpin(void *model, void *memory)
-{
-    model_unpin(model, memory);
-}
-
 /* A machine without the memory for it serves all the same. */
 static int main_open_host(struct engine *e)
 {
@@ -125,6 +128,7 @@ static int main_open_host(struct engine *e)
         .page_bytes = e->shape->page_bytes,
         .block_tokens = e->shape->block_tokens,
         .kept_pct = e->settings.kv_retained_pct,
+        .grows_idle = e->shape->is_gpu,
         .fingerprint = e->shape->fingerprint,
         .name = e->settings.served_model_name,
         .pin = main_pin,

@@ -149,6 +149,7 @@ static void sched_preempt(struct sched *s, struct seq *q)
         s->n_planned_rows -= seq_tells_prompt(q) ? q->n_planned - 1 : 0;
     q->n_planned = 0;
     q->searched = false; /* a lower tier may have what it loses */
+    q->n_asked = 0;
     s->n_preemptions++;
     sched_add(s, q);
 }

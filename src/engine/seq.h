@@ -51,10 +51,13 @@ struct seq {
 
     int n_cached;  /* prompt tokens found in the cache at the first admission */
     int n_loading; /* pages on their way from the store; not admitted before 0 */
-    bool searched; /* the store was asked once */
-    bool admitted; /* WIRE_ADMITTED was sent */
-    bool paused;   /* its output ring is full: the client is slow */
-    int n_planned; /* tokens in this step's plan */
+    bool searched; /* the lower tiers were asked for all that they may have */
+    int n_asked;   /* pages before which that stopped, for want of room; 0: it begins anew */
+    struct hash asked_chain; /* of these pages */
+    int n_searched_from;     /* pages that the device had when they were first asked */
+    bool admitted;           /* WIRE_ADMITTED was sent */
+    bool paused;             /* its output ring is full: the client is slow */
+    int n_planned;           /* tokens in this step's plan */
 
     /* What is said of each token, and the room for it. */
     int n_told;    /* prompt tokens behind the first whose log probabilities were told */

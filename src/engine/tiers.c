@@ -20,9 +20,10 @@
 
 #define TIERS_LOADS     1024 /* pages under way at once */
 #define TIERS_LOOKAHEAD 8    /* waiting sequences whose pages are asked for before their turn */
+#define TIERS_MARKED    64   /* pages that are known to have come at once */
 #define TIERS_OUT       32   /* pages to host memory in a pass: copy engines do it */
 #define TIERS_OUT_LONG  512  /* the same beside a step of a prompt, which fills as many */
-#define TIERS_LONG_STEP 1024 /* tokens: the device is busy for longer than pinning takes */
+#define TIERS_LONG_STEP 1024 /* tokens of such a step */
 #define TIERS_SMOOTH    16.0
 #define TIERS_PATIENCE  4.0 /* a busy device's time is worth so many times the disk's */
 #define TIERS_TRY       32  /* each so many-th prompt is read however slow the disk was */
@@ -105,8 +106,8 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct hash *
     struct engine_load *l = tiers_load_slot(e);
     int32_t page;
 
-    if (l == NULL)
-        return false;
+    if (l == NULL || (slot < 0 && !store_has_buffer(e->store)))
+        return false; /* before a page is evicted for it */
     if (slot >= 0)
         host_hold(e->host, slot); /* what the page holds needs a slot: not this one */
     page = sched_take_page(&e->sched);
@@ -182,42 +183,6 @@ static int32_t tiers_find(const struct engine *e, const struct hash *name, const
     return reads && e->store != NULL && store_has(e->store, name) ? -1 : -2;
 }
 
-static void tiers_prefetch_seq(struct engine *e, struct seq *q)
-{
-    int block = e->shape->block_tokens;
-    bool reads = tiers_worth_reading(e, q);
-    struct hash chain;
-    int n = sched_match(&e->sched, q, &chain);
-    int first = n;
-
-    q->searched = true;
-    while ((n + 1) * block <= sched_reusable(q)) {
-        const int32_t *tokens = q->tokens + (size_t)n * (size_t)block;
-        struct hash name = prefix_name(&chain, tokens, block);
-
-        /* A page may be on the device behind one that only a lower tier has. */
-        if (!pages_has(e->pages, &name)) {
-            int32_t slot;
-
-            if (q->n_loading == 0 && e->n_loads_used > 0 && tiers_share_load(e, q, &name)) {
-                q->searched = false;
-                return;
-            }
-            slot = tiers_find(e, &name, tokens, reads);
-            if (slot == -2)
-                break;
-            if (!tiers_load_page(e, q, &name, &chain, tokens, slot)) {
-                q->searched = q->n_loading == 0; /* more when these have come */
-                break;
-            }
-        }
-        chain = name;
-        n++;
-    }
-    if (!q->admitted && q->searched)
-        stats_add(&e->stats, METRIC_store_queries, (uint64_t)(q->n_tokens - first * block));
-}
-
 /* Copies of this pass become done together. Without a mark to be had they stay started. */
 static void tiers_mark_loads(struct engine *e)
 {
@@ -236,6 +201,51 @@ static void tiers_mark_loads(struct engine *e)
     }
 }
 
+/* Ask for what q's prompt has in lower tiers and not on the device, as far as there is room; then
+ * it goes on from there while the first pages come. */
+static void tiers_prefetch_seq(struct engine *e, struct seq *q)
+{
+    int block = e->shape->block_tokens, n_asked = 0;
+    bool reads = tiers_worth_reading(e, q), goes_on = q->n_loading > 0;
+    struct hash chain = q->asked_chain;
+    int n = goes_on ? q->n_asked : sched_match(&e->sched, q, &chain);
+
+    if (!goes_on && !q->admitted)
+        q->n_searched_from = n;
+    q->searched = true;
+    q->n_asked = 0;
+    while ((n + 1) * block <= sched_reusable(q)) {
+        const int32_t *tokens = q->tokens + (size_t)n * (size_t)block;
+        struct hash name = prefix_name(&chain, tokens, block);
+
+        /* A page may be on the device behind one that only a lower tier has. */
+        if (!pages_has(e->pages, &name)) {
+            int32_t slot;
+
+            if (q->n_loading == 0 && e->n_loads_used > 0 && tiers_share_load(e, q, &name)) {
+                q->searched = false;
+                return;
+            }
+            slot = tiers_find(e, &name, tokens, reads);
+            if (slot == -2)
+                break;
+            if (!tiers_load_page(e, q, &name, &chain, tokens, slot)) {
+                q->searched = q->n_loading == 0; /* more when some of these have come */
+                q->n_asked = n;
+                q->asked_chain = chain;
+                break;
+            }
+            if (++n_asked % TIERS_MARKED == 0)
+                tiers_mark_loads(e);
+        }
+        chain = name;
+        n++;
+    }
+    if (!q->admitted && q->searched)
+        stats_add(&e->stats, METRIC_store_queries,
+                  (uint64_t)(q->n_tokens - q->n_searched_from * block));
+}
+
 void tiers_prefetch(struct engine *e)
 {
     struct seq *q;
@@ -244,7 +254,7 @@ void tiers_prefetch(struct engine *e)
         return;
     tenants_begin(&e->sched.tenants);
     for (int n = 0; n < TIERS_LOOKAHEAD && (q = tenants_next(&e->sched.tenants)) != NULL; n++) {
-        if (!q->searched && q->n_loading == 0)
+        if (!q->searched && (q->n_loading == 0 || q->n_asked > 0))
             tiers_prefetch_seq(e, q);
     }
     if (e->n_loads_used > 0)
@@ -301,7 +311,8 @@ static void tiers_end_load(struct engine *e, struct engine_load *l, bool good)
         store_release(e->store, l->payload);
     if (l->seq != NULL) {
         l->seq->n_loading--;
-        l->seq->searched = l->seq->searched || !good; /* what follows a hole is of no use */
+        if (!good) /* what follows a hole is of no use */
+            l->seq->searched = true;
     }
     pages_unref(e->pages, l->page);
     tiers_free_load(e, l);
@@ -359,6 +370,7 @@ static void tiers_poll_host(struct engine *e)
     }
     host_read_counters(e->host, &counters);
     stats_set(&e->stats, METRIC_host_pages, counters.pages);
+    stats_set(&e->stats, METRIC_host_slots, counters.slots);
     stats_set(&e->stats, METRIC_host_faults, counters.faults);
     stats_set(&e->stats, METRIC_host_kept, counters.kept);
 }
@@ -431,7 +443,7 @@ bool tiers_copy_in(const struct engine *e)
 bool tiers_have_work(const struct engine *e)
 {
     return e->dirty_head != e->dirty_tail || e->hot_head != e->hot_tail ||
-           e->saves_head != e->saves_tail;
+           e->saves_head != e->saves_tail || (e->host != NULL && host_is_growing(e->host));
 }
 
 void tiers_forget(struct engine *e, struct seq *q)
@@ -661,7 +673,7 @@ void tiers_write_behind(struct engine *e, int pages_max)
     int n_out = e->host != NULL ? TIERS_OUT : e->store != NULL ? pages_max : 0;
 
     if (e->host != NULL) {
-        host_be_gentle(e->host, e->sched.n_running > 0 && !is_long);
+        host_be_gentle(e->host, e->sched.n_running + sched_n_waiting(&e->sched) > 0);
         n_out = is_long ? TIERS_OUT_LONG : TIERS_OUT;
     }
     for (int i = 0; i < n_out && e->dirty_head != e->dirty_tail; i++) {

@@ -28,7 +28,8 @@
 
 #define HOST_THREADS     4
 #define HOST_CHUNK_BYTES ((size_t)64 << 20) /* pinning holds the device up for 3 ms */
-#define HOST_ASKED_MAX   16                 /* chunks on their way: a long step fills some */
+#define HOST_ASKED_MAX   2                  /* chunks on their way, where nobody is held up */
+#define HOST_AHEAD       16                 /* free chunks, below which more are asked for */
 #define HOST_FIRST       16                 /* chunks that are asked for at the start */
 #define HOST_GENTLE_US   300000             /* between two chunks: a hundredth of the time */
 #define HOST_SPARE_MAX   10000 /* times that nothing goes rather than what is retained */
@@ -152,13 +153,17 @@ static size_t host_chunk_bytes(const struct host *h, int32_t chunk)
     return (size_t)(n < h->chunk_slots ? n : h->chunk_slots) * h->file->payload_bytes;
 }
 
-/* tmpfs that is full must say so now: later it would be a signal in the middle of a copy. */
+/* tmpfs that is full must say so now: later it would be a signal in the middle of a copy. Pages are
+ * mapped before the device's driver sees them: it would do that under locks of its own, while
+ * steps wait to be launched. */
 static bool host_pin(struct host *h, int32_t chunk)
 {
     char *memory = host_payload(h, chunk * h->chunk_slots);
     size_t bytes = host_chunk_bytes(h, chunk);
     int e = FAULT_HIT(host_grow) ? ENOSPC : posix_fallocate(h->fd, memory - h->map, (off_t)bytes);
 
+    if (e == 0)
+        (void)madvise(memory, bytes, MADV_POPULATE_WRITE); /* a kernel before 5.14 does without */
     if (e == 0 && h->options.pin(h->options.context, memory, bytes) == ERR_OK)
         return true;
     log_warn("host: %s does not grow beyond %zu MiB: %s; lower kv_host_bytes", h->options.path,
@@ -649,7 +654,7 @@ int32_t host_take(struct host *h, const struct page_label *label, struct host_vi
     *victim = (struct host_victim){0};
     if (h->table[host_probe(h, &label->name)] != -1)
         return -1; /* it is there, or on its way */
-    if (h->n_free / h->chunk_slots < HOST_ASKED_MAX)
+    if (h->n_free / h->chunk_slots < HOST_AHEAD)
         (void)host_grow(h); /* ahead of the need */
     if (slot != -1) {
         h->free = h->entries[slot].next;
@@ -842,6 +847,13 @@ bool host_poll(struct host *h, uint64_t *ticket, bool *good)
 void host_be_gentle(struct host *h, bool gentle)
 {
     h->gentle = gentle;
+    if (!gentle && h->options.grows_idle)
+        (void)host_grow(h);
+}
+
+bool host_is_growing(const struct host *h)
+{
+    return !h->gentle && h->n_asked > 0;
 }
 
 void host_wait(struct host *h, uint64_t max_us)

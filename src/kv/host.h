@@ -10,7 +10,7 @@
  * the end goes before its start.
  *
  * Memory is taken, and given to pin(), in chunks: first those that hold pages, then as more is
- * needed. A few threads do that, the checksums and the checks; the engine's thread never waits. */
+ * needed, and where pinning holds a device up, while that is idle. A few threads do that, the checksums and the checks; the engine's thread never waits. */
 #ifndef QUIRE_KV_HOST_H
 #define QUIRE_KV_HOST_H
 
@@ -67,7 +67,8 @@ struct host_options {
     size_t max_bytes; /* of payloads */
     size_t page_bytes;
     int block_tokens;
-    int kept_pct; /* of the slots, for pages above the default priority */
+    int kept_pct;    /* of the slots, for pages above the default priority */
+    bool grows_idle; /* take memory while nobody is served, not first when it is needed */
     struct hash fingerprint;
     const char *name;
     /* Make memory ready for the device's copies; called by a thread of the tier. ERR_OK or an
@@ -114,8 +115,12 @@ struct host_victim {
 };
 int32_t host_take(struct host *h, const struct page_label *label, struct host_victim *victim);
 
-/* While it is gentle the tier takes more memory only now and then: pinning holds the device up. */
+/* While it is gentle the tier takes more memory only now and then: pinning holds the device up.
+ * While it is not, and grows_idle was asked for, it takes all that it may have, a bit a call. */
 void host_be_gentle(struct host *h, bool gentle);
+
+/* Memory is on its way that nobody is held up by: worth calling again soon. */
+bool host_is_growing(const struct host *h);
 
 /* What the slot says of its page; before its payload is written. */
 void host_fill(struct host *h, int32_t slot, const struct page_label *label);

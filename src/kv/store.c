@@ -58,6 +58,9 @@ static int store_alloc(struct store *st)
         if (p == MAP_FAILED)
             return ERR_NO_MEMORY;
         st->buffers[i].header = p;
+        st->buffers[i].pinned =
+            st->options.pin != NULL &&
+            st->options.pin(st->options.context, p, st->format.slot_bytes) == ERR_OK;
         store_push(&st->idle_buffers, &st->buffers[i]);
     }
     return ERR_OK;
@@ -260,6 +263,8 @@ void store_close(struct store *st)
     if (st->lock_fd != -1)
         (void)close(st->lock_fd);
     for (int i = 0; i < st->options.n_buffers && st->buffers != NULL; i++) {
+        if (st->buffers[i].pinned)
+            st->options.unpin(st->options.context, st->buffers[i].header);
         if (st->buffers[i].header != NULL)
             (void)munmap(st->buffers[i].header, st->format.slot_bytes);
     }
@@ -312,6 +317,16 @@ static struct store_buffer *store_idle_buffer(struct store *st)
     b = store_pop(&st->idle_buffers);
     (void)pthread_mutex_unlock(&st->lock);
     return b;
+}
+
+bool store_has_buffer(struct store *st)
+{
+    bool has;
+
+    (void)pthread_mutex_lock(&st->lock);
+    has = st->idle_buffers.first != NULL;
+    (void)pthread_mutex_unlock(&st->lock);
+    return has;
 }
 
 void *store_buffer(struct store *st)

@@ -32,8 +32,13 @@ struct store_options {
     size_t max_bytes;  /* of payload slots on disk */
     size_t page_bytes; /* payload of one page */
     int block_tokens;
-    int kept_pct;               /* of the slots, for pages above the default priority */
-    int n_buffers;              /* staging buffers of page_bytes, >= 2 */
+    int kept_pct;  /* of the slots, for pages above the default priority */
+    int n_buffers; /* staging buffers of page_bytes, >= 2 */
+    /* Make the buffers ready for the device's copies, as host_options.pin; NULL: they need not be.
+     * One that is not is copied slowly. */
+    int (*pin)(void *context, void *memory, size_t bytes);
+    void (*unpin)(void *context, void *memory);
+    void *context;
     struct hash namespace_id;   /* the model's fingerprint: pages of others are kept, not served */
     const char *namespace_name; /* for people: the served model's name */
 };
@@ -65,6 +70,9 @@ void store_close(struct store *st);
 
 /* Is a page of this name to be had? Engine thread; a probe in memory. */
 bool store_has(const struct store *st, const struct hash *name);
+
+/* Is a staging buffer free? */
+bool store_has_buffer(struct store *st);
 
 /* A staging buffer of page_bytes to fill for store_save(), or NULL when all are in use. */
 void *store_buffer(struct store *st);

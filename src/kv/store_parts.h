@@ -41,6 +41,7 @@ struct store_buffer {
     bool tells;         /* that it was written: source was given */
     int32_t slot;
     int rc;
+    bool pinned;
 };
 
 struct store_queue {
@@ -48,7 +49,7 @@ struct store_queue {
 };
 
 #define STORE_CHANGES 4096 /* of a transaction; buffers are fewer */
-#define STORE_READERS 3 /* threads that read beside the I/O thread: disks want several in flight */
+#define STORE_READERS 5 /* threads that read beside the I/O thread: disks want several in flight */
 
 struct store {
     struct store_options options;

@@ -9,6 +9,7 @@ decode meanwhile; and how long a stream is silent when its engine is killed, bes
 Weights are random; prompts are token ids. Prints a line each; the host file and the store are
 removed at the end."""
 import argparse
+import mmap
 import os
 import random
 import signal
@@ -110,15 +111,46 @@ def engine_args():
             "--kv-store-dir", os.path.join(a.store, "quire-bench-store"), "--kv-store-bytes", "24G"]
 
 
+GIB = int(a.host.rstrip("G"))
 N = 6
 HELD = 0.9 * N * PAGES
+
+
+def wait_for_memory(s):
+    began = time.monotonic()
+    full = until(lambda: s.metric("quire:kv_host_slots") >= GIB * 512, 60)
+    print("# memory of the host tier is taken: %s, %d pages, in %.1f s"
+          % (full, s.metric("quire:kv_host_slots"), time.monotonic() - began))
+
+
+def direct_reads(path, n_threads, size=2 << 20):
+    """GB/s of direct reads of a file, as large as pages are, in random order."""
+    blocks = list(range(os.path.getsize(path) // size))
+    random.shuffle(blocks)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+
+    def read(part):
+        buffer = mmap.mmap(-1, size)
+        for b in part:
+            os.preadv(fd, [buffer], b * size)
+
+    threads = [threading.Thread(target=read, args=(blocks[i::n_threads],))
+               for i in range(n_threads)]
+    began = time.monotonic()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    os.close(fd)
+    return len(blocks) * size / (time.monotonic() - began) / 1e9
 
 
 def lives():
     """Each tier in turn, engines dying in between."""
     with Stack(engine=engine_args(), host=a.host, host_file=a.host_file) as s:
-        line("computed", [first_token(s, i) for i in range(N)])
-        line("on the device", [first_token(s, i) for i in range(N)])
+        line("computed, host memory being taken meanwhile",
+             [first_token(s, i) for i in range(N)])
+        here = line("on the device", [first_token(s, i) for i in range(N)])
         held = until(lambda: s.metric("quire:kv_host_pages") >= HELD, 30)
         print("# in host memory: %s, %d pages" % (held, s.metric("quire:kv_host_pages")))
         ready = restart(s, signal.SIGKILL)
@@ -130,18 +162,20 @@ def lives():
         print("# on disk: %s, %d pages" % (saved, s.metric("quire:store_pages_written_total")))
         restart(s, signal.SIGKILL, lose=True)
         times = [first_token(s, i) for i in range(N)]
-        line("disk, after the host's memory was lost", times)
+        ms = line("disk, after the host's memory was lost", times)
         print("# each: " + ", ".join("%.0f ms with %d cached" % t for t in times))
         page_file = os.path.join(a.store, "quire-bench-store", "pages.kv")
-        dd = subprocess.run(["dd", "if=" + page_file, "of=/dev/null", "bs=2M", "iflag=direct"],
-                            capture_output=True, text=True)
-        print("# direct reads of the same file: " + dd.stderr.strip().splitlines()[-1])
+        print("%-44s %8.2f GB/s beyond the device's" %
+              ("that is", PAGES * 2 * 2 ** 20 / 1e6 / (ms - here)))
+        print("# direct reads of the same file, GB/s: " + ", ".join(
+            "%.2f by %d threads" % (direct_reads(page_file, n), n) for n in (1, 4, 6, 16)))
 
 
 def host():
     """Host memory within one life: the device has room for few prompts."""
     room = ["--num-pages", str(3 * PAGES)]
     with Stack(engine=engine_args() + room, host=a.host, host_file=a.host_file) as s:
+        wait_for_memory(s)
         cold = line("computed", [first_token(s, i) for i in range(N)])
         held = until(lambda: s.metric("quire:kv_host_pages") >= HELD, 30)
         print("# in host memory: %s, %d pages" % (held, s.metric("quire:kv_host_pages")))
@@ -152,6 +186,8 @@ def host():
         print("%-44s %8.1f GB/s beyond the device's; %.1f times faster than computing"
               % ("that is", gb / (ms - here) * 1e3, cold / ms))
         threads = decoding(s, 4, a.tokens // 4)
+        for i in range(N):  # steps are recorded
+            first_token(s, i)
         alone = step_ms(s, 2.0)
         busy = step_ms(s, work=lambda: [first_token(s, i % N) for i in range(2 * N)])
         print("%-44s %8.3f ms alone, %.3f ms (%+.1f%%) while prefixes come from host memory"
@@ -165,6 +201,8 @@ def cost():
     for tier in (None, a.host):
         with Stack(engine=engine_args(), host=tier, host_file=a.host_file if tier else None) as s:
             first_token(s, 999)
+            if tier:
+                wait_for_memory(s)
             began = time.monotonic()
             threads = [threading.Thread(target=first_token, args=(s, 1000 + i)) for i in range(16)]
             for t in threads:

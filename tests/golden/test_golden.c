@@ -13,6 +13,7 @@
 #include "tests/tap.h"
 
 #define CHUNK 37 /* of prefills: no multiple of a page */
+#define FEW   7  /* tokens at a time, as they stand behind a cached prefix */
 
 struct golden {
     int32_t *prompt, *greedy;
@@ -115,6 +116,35 @@ static void check_logits(struct run *r, const struct golden *g, const char *name
     free(s);
 }
 
+/* The last positions' logits, of a prompt that came a few tokens at a time, all of them sampled. */
+static void check_few(struct run *r, const struct golden *g, const char *name, int n_vocab)
+{
+    struct run_seq *s = calloc(1, sizeof *s);
+    float *logits = malloc((size_t)FEW * (size_t)n_vocab * sizeof *logits);
+    int rc = ERR_OK, left = 0, n;
+    double error;
+
+    memcpy(s->tokens, g->prompt, (size_t)g->n_prompt * 4);
+    s->n_tokens = g->n_prompt;
+    while (rc == ERR_OK && s->n_computed < s->n_tokens) {
+        left = s->n_tokens - s->n_computed < FEW ? s->n_tokens - s->n_computed : FEW;
+        run_clear(r);
+        run_add(r, s, left, true);
+        rc = run_step(r);
+    }
+    is_int(rc, ERR_OK, "%s: prompt of %d runs, few tokens at a time", name, g->n_prompt);
+    is_int(model_logits(r->m, logits), ERR_OK, "%s: logits", name);
+    n = g->n_rows < left ? g->n_rows : left;
+    error = relative_error(logits + (size_t)(left - n) * (size_t)n_vocab,
+                           g->logits + (size_t)(g->n_rows - n) * (size_t)n_vocab,
+                           (size_t)n * (size_t)n_vocab);
+    ok(error < (on_gpu ? 2e-2 : 1e-4),
+       "%s: prompt of %d, few at a time: logits within %.2e of transformers'", name, g->n_prompt,
+       error);
+    free(logits);
+    free(s);
+}
+
 static void check_greedy(struct run *r, const struct golden *g, const char *name)
 {
     struct run_seq *s = calloc(1, sizeof *s);
@@ -161,6 +191,7 @@ static void check_model(const char *name, const char *folder, const char *golden
         struct golden g = next_golden(n_vocab);
 
         check_logits(r, &g, name, n_vocab);
+        check_few(r, &g, name, n_vocab);
         check_greedy(r, &g, name);
         free(g.prompt);
         free(g.greedy);
