@@ -108,7 +108,7 @@ struct cuda {
     int32_t *page_mirror;
     size_t staging_bytes;
     bool is_short;   /* no sequence of the step has more than K_ATTN_SHORT keys */
-    bool has_chunks; /* sequences with several tokens: keys are written before attention, not by it */
+    bool has_chunks; /* sequences with several tokens: keys are written before attention */
     struct step_graph graphs[2][2][CUDA_GRAPHS_MAX]; /* by has_chunks and is_short */
     int bucket;                        /* of the step being enqueued; -1: it cannot be recorded */
     bool is_recording;                 /* the stream is */

@@ -10,7 +10,8 @@
  * the end goes before its start.
  *
  * Memory is taken, and given to pin(), in chunks: first those that hold pages, then as more is
- * needed, and where pinning holds a device up, while that is idle. A few threads do that, the checksums and the checks; the engine's thread never waits. */
+ * needed, and where pinning holds a device up, while that is idle. A few threads do that, the
+ * checksums and the checks; the engine's thread never waits. */
 #ifndef QUIRE_KV_HOST_H
 #define QUIRE_KV_HOST_H
 

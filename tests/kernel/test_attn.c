@@ -349,8 +349,8 @@ static void run_close(struct attn_run *r)
 
 /* --- checks ---------------------------------------------------------------------------- */
 
-/* k_rope_kv() against its reference; padding sequences have no pages. fp8 may fall to the other side of a rounding: 2^-4 of the
- * largest. */
+/* k_rope_kv() against its reference; padding sequences have no pages. fp8 may fall to the other
+ * side of a rounding: 2^-4 of the largest. */
 static void check_rope(struct attn_run *r)
 {
     const struct attn_case *c = r->c;
