@@ -156,6 +156,7 @@ def bare(calls):
 def one(s, i):
     """(the case, what was wrong, whether the call was the taught one, and the answer to it)"""
     c = Case(i)
+    s.settle(CHAT, c.body)
     r = s.post(CHAT, c.body)
     if r.status != 200:
         raise ValueError(r.text)
@@ -225,6 +226,7 @@ def free(s):
     for i in range(0, 40):
         c = Case(1000 + i)
         body = dict(c.body, tool_choice="auto")
+        s.settle(CHAT, body)
         choice = s.post(CHAT, body).json["choices"][0]
         calls = choice["message"].get("tool_calls") or []
         told = s.stream(CHAT, dict(body, stream=True))
@@ -250,6 +252,7 @@ def allowed(s):
         body = dict(c.body, tool_choice={"type": "allowed_tools", "allowed_tools": {
             "mode": "required" if must else "auto",
             "tools": [{"type": "function", "function": {"name": n}} for n in names]}})
+        s.settle(CHAT, body)
         choice = s.post(CHAT, body).json["choices"][0]
         calls = choice["message"].get("tool_calls") or []
         told = s.stream(CHAT, dict(body, stream=True))
