@@ -222,7 +222,8 @@ def sampling(s):
 
     def babble(**f):  # a prompt that the model was not trained on: it is sure of little
         return text_of(ask(s, TEXT, s.completion("123", max_tokens=24, ignore_eos=True, **f)))
-    s.settle(TEXT, s.completion("123"))
+    # Draws hang on a sum's last bits, and those, on cuda, on what is cached: now it is.
+    ask(s, TEXT, s.completion("123", max_tokens=1))
     hot = [babble(temperature=1.5, seed=n) for n in range(4)]
     tap.eq([babble(temperature=1.5, seed=n) for n in range(4)], hot, "a seed repeats")
     tap.ok(len(set(hot)) > 1, "seeds differ")
@@ -264,7 +265,7 @@ def choices(s):
            [one["usage"]["prompt_tokens"] + other["usage"]["prompt_tokens"],
             3 * (one["usage"]["completion_tokens"] + other["usage"]["completion_tokens"])],
            "n: a prompt counts once, each choice for itself")
-    s.settle(CHAT, s.chat("Hello there, tell me"))
+    ask(s, CHAT, s.chat("Hello there, tell me", max_tokens=1))
     told = [ask(s, CHAT, s.chat("Hello there, tell me", max_tokens=20, n=4, temperature=2,
                                 seed=seed)) for seed in (5, 5, 6)]
     texts = [[c["message"]["content"] for c in t["choices"]] for t in told]

@@ -493,8 +493,8 @@ class Stack:
         return self.request("POST", path, body, **kw)
 
     def settle(self, path, body):
-        """On cuda the last bits of a sum depend on how much of a prompt is cached, and draws on
-        them: those who ask now find the same prefix."""
+        """On cuda the last bits of a sum depend on how much of a prompt is cached, and draws hang
+        on them: those who ask now find the same prefix."""
         if DEVICE == "cuda":
             self.post(path, dict(body, max_tokens=1))
 

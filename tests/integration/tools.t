@@ -12,7 +12,7 @@ import random
 import re
 import sys
 
-from harness import MODEL_NAME, SRCDIR, Stack, Tap, crowd, need_nginx
+from harness import DEVICE, MODEL_NAME, SRCDIR, Stack, Tap, crowd, need_nginx
 from schema import Judge, find_modules
 
 need_nginx()
@@ -193,8 +193,9 @@ def one(s, i):
 
 def round_trips(s):
     results = []
-    for first in range(0, N, 10):
-        results += crowd(10, lambda k: one(s, first + k))
+    at_once = 10 if DEVICE == "cpu" else 1  # elsewhere draws hang on who else is in the step
+    for first in range(0, N, at_once):
+        results += crowd(at_once, lambda k: one(s, first + k))
     broken = [
         "case %d: %s" % (i, r) if isinstance(r, Exception) else "case %d: %s" % (i, "; ".join(r[1]))
         for i, r in enumerate(results) if isinstance(r, Exception) or r[1]
@@ -261,7 +262,7 @@ def allowed(s):
         bad += [(i, x, names) for x in bare(calls) if x["name"] not in names]
         if bare(joined(told)) != bare(calls) or (must and not calls):
             bad.append((i, choice))
-        if must:
+        if must and (DEVICE == "cpu" or choice["finish_reason"] != "length"):
             bad += [(i, f) for f in (fault(c.tools, x) for x in calls) if f]
     tap.ok(bad == [] and called >= 20 and other >= 5,
            "allowed_tools: %d of 40 call, of the allowed ones alone, though %d ask for another" %
