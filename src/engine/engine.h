@@ -158,6 +158,7 @@ struct engine {
     uint32_t dirty_cap, dirty_head, dirty_tail;
     struct engine_load *loads; /* [n_loads] */
     int n_loads;
+    int next_load; /* where a free one is looked for first */
     int n_loads_used;
     int n_loads_shared;                     /* of those */
     struct host *host;                      /* NULL: no host tier is kept */

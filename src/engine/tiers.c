@@ -50,8 +50,12 @@ int tiers_init(struct engine *e)
 static struct engine_load *tiers_load_slot(struct engine *e)
 {
     for (int i = 0; i < e->n_loads && e->n_loads_used < e->n_loads; i++) {
-        if (e->loads[i].state == LOAD_FREE)
-            return &e->loads[i];
+        struct engine_load *l = &e->loads[(e->next_load + i) % e->n_loads];
+
+        if (l->state != LOAD_FREE)
+            continue;
+        e->next_load = (int)(l - e->loads) + 1;
+        return l;
     }
     return NULL;
 }
@@ -377,13 +381,19 @@ static void tiers_poll_host(struct engine *e)
 
 static void tiers_poll_loads(struct engine *e)
 {
+    uint64_t waits = UINT64_MAX; /* the first mark that has not come: those after it have not */
+
     for (int i = 0; i < e->n_loads && e->n_loads_used > 0; i++) {
         struct engine_load *l = &e->loads[i];
 
         if (l->state == LOAD_FAILED)
             tiers_end_load(e, l, false);
-        else if (l->state == LOAD_COPYING && model_copy_done(e->model, MODEL_IN, l->mark) == 1)
+        if (l->state != LOAD_COPYING || l->mark >= waits)
+            continue;
+        if (model_copy_done(e->model, MODEL_IN, l->mark) == 1)
             tiers_end_load(e, l, true);
+        else
+            waits = l->mark;
     }
 }
 

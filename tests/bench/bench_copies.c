@@ -6,6 +6,7 @@
  * same steps alone, and how fast the copies were. Pages are copied as the engine does it: some are
  * started before each step, as long as not too many are under way. Last, a step of four decodes
  * with a chunk of a few tokens behind a long prefix, beside one of five decodes. */
+#include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -245,6 +246,35 @@ static void measure_pinning(struct model *m, size_t chunk_mib, bool mapped)
     (void)munmap(p.memory, (size_t)HOST_MIB << 20);
 }
 
+/* What the copy engines and the bus give, by copies of so many bytes. */
+static void measure_bus(struct model *m, size_t copy_bytes)
+{
+    size_t total = (size_t)1 << 30;
+    char *host = host_memory(total, true), *device = NULL;
+    cudaStream_t stream;
+    double ms = 0.0;
+
+    if (model_pin(m, host, total) != ERR_OK || cudaMalloc((void **)&device, total) != cudaSuccess ||
+        cudaStreamCreate(&stream) != cudaSuccess)
+        stop("no memory");
+    for (int turn = 0; turn < 2; turn++) {
+        uint64_t from = clock_us();
+
+        for (size_t at = 0; at < total; at += copy_bytes)
+            (void)cudaMemcpyAsync(device + at, host + at, copy_bytes, cudaMemcpyHostToDevice,
+                                  stream);
+        if (cudaStreamSynchronize(stream) != cudaSuccess)
+            stop("a copy fails");
+        ms = ms_since(from);
+    }
+    printf("1 GiB to the device in copies of %zu MiB: %.1f GB/s\n", copy_bytes >> 20,
+           (double)total * 1e-6 / ms);
+    (void)cudaStreamDestroy(stream);
+    (void)cudaFree(device);
+    model_unpin(m, host);
+    (void)munmap(host, total);
+}
+
 /* A chunk of n tokens behind LONG others, with four decodes; n 1: a decode like them. */
 static void measure_chunk(struct model *m, int n)
 {
@@ -296,6 +326,8 @@ int main(int argc, char **argv)
     m = open_model(argv, argc);
     for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++)
         measure_chunk(m, chunks[i]);
+    measure_bus(m, (size_t)1 << 30);
+    measure_bus(m, model_shape(m)->page_bytes);
     measure_copies(m, 1);
     measure_copies(m, SEQS);
     for (size_t mib = 64; mib >= 4; mib /= 4) {

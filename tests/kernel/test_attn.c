@@ -484,7 +484,7 @@ int main(int argc, char **argv)
     gpu_open();
     for (size_t i = 0; i < sizeof mixed / sizeof mixed[0]; i++) {
         for (promises_short = 0; promises_short <= is_short(&mixed[i]); promises_short++) {
-            if (head_dim == 0 || mixed[i].head_dim == head_dim)
+            if ((head_dim == 0 || mixed[i].head_dim == head_dim) && gpu_has_turn())
                 check_case(&mixed[i]);
         }
     }
@@ -505,6 +505,8 @@ int main(int argc, char **argv)
         if (head_dim != 0 && c.head_dim != head_dim)
             continue;
         for (promises_short = 0; promises_short <= is_short(&c); promises_short++) {
+            if (!gpu_has_turn())
+                continue;
             check_case(&c);
             check_fused(&c);
         }
