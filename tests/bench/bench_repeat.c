@@ -42,7 +42,7 @@ static struct model *open_model(char **argv, int argc)
     return m;
 }
 
-/* n sequences with prompts of so many tokens, computed one by one, so that turns begin alike. */
+/* n sequences with prompts of so many tokens, and the first token behind each. */
 static void prefill(struct run *r, struct run_seq *seqs, int n, int prompt)
 {
     for (int i = 0; i < n; i++) {
@@ -58,13 +58,16 @@ static void prefill(struct run *r, struct run_seq *seqs, int n, int prompt)
     }
 }
 
-/* A digest of each step's logits. */
+/* A digest of each step's logits, always from the end of the prompts on. */
 static void decode(struct run *r, struct run_seq *seqs, int n, int prompt, float *logits,
                    uint64_t *digests)
 {
     size_t bytes = (size_t)n * (size_t)model_shape(r->m)->n_vocab * sizeof *logits;
 
-    prefill(r, seqs, n, prompt);
+    for (int i = 0; i < n; i++) {
+        seqs[i].n_computed = prompt;
+        seqs[i].n_tokens = prompt + 1;
+    }
     for (int step = 0; step < STEPS; step++) {
         run_clear(r);
         for (int i = 0; i < n; i++)
@@ -87,6 +90,7 @@ static int repeat(struct model *m, int n, int prompt, int turns)
     int n_differ = 0, from = STEPS;
 
     run_init(r, m);
+    prefill(r, seqs, n, prompt);
     decode(r, seqs, n, prompt, logits, first); /* steps are recorded */
     decode(r, seqs, n, prompt, logits, first);
     for (int turn = 0; turn < turns; turn++) {
