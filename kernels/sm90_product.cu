@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of up to 32 rows of bfloat16 on the warpgroup product: y [n][n_out] = x [n][n_in] *
+ * Products of up to 16 rows of bfloat16 on the warpgroup product: y [n][n_out] = x [n][n_in] *
  * transpose(w [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode
  * (k_multiply() in kernels.h). product.cu is faster for the fewest rows.
  *
@@ -23,12 +23,15 @@
  * queue. The order of adding depends on the shape and on the bucket of n. */
 #include "kernels/product.cuh"
 
-#define THREADS    384 /* two warpgroups that multiply; a warp that orders; three helpers */
-#define WORKERS    256
-#define SLAB       128 /* bytes of a row in a slab: one row of the swizzle's pattern */
-#define SLAB_COLS  64
-#define BLOCK      64 /* rows of w that one wgmma takes */
-#define DEPTH_MAX  32
+#define THREADS   384 /* two warpgroups that multiply; a warp that orders; three helpers */
+#define WORKERS   256
+#define SLAB      128 /* bytes of a row in a slab: one row of the swizzle's pattern */
+#define SLAB_COLS 64
+#define BLOCK     64 /* rows of w that one wgmma takes */
+#define DEPTH_MAX 32
+/* CTAs that share a tile. Two were right in every test and not always the same in a chain of launches
+ * (README.md, Experiments): one, until the barrier between them is proven. */
+#define SPLIT_MAX  1
 #define ROWS_MAX   256                          /* rows of w in a tile */
 #define REST_BYTES (64 * 4 + 4 * DEPTH_MAX * 8) /* inverse, barriers */
 #define SMEM_MAX   (226 * 1024)
@@ -705,8 +708,7 @@ static bool cut_matrix(cut &c, const struct k_matrix *w, enum k_product_kind kin
     c.x_rows = round_up(n, 8);
     c.n_slabs = w->n_in / SLAB_COLS;
     c.rows_by_eight = w->n_out % (c.gated ? 16 : 8) == 0;
-    /* Not more than two: of 132 multiprocessors only 120 can be had by fours. */
-    for (int split = 1; split <= 2 && split <= c.n_slabs; split++) {
+    for (int split = 1; split <= SPLIT_MAX && split <= c.n_slabs; split++) {
         int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);
 
         if (rows == 0)
