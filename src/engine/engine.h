@@ -222,6 +222,7 @@ void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32
 /* It has no more time: err is ERR_DEADLINE or ERR_OVERLOADED. */
 void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int err);
 void publish_lane(struct engine *e, struct engine_lane *l); /* how full the engine is */
+void publish_queue(struct engine *e);                       /* and who waits: intake took some */
 void publish_wake(struct engine *e);                        /* fronts that got something; gauges */
 
 /* --- tiers.c --- */

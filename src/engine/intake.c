@@ -455,14 +455,26 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
             }
         }
     }
-    lane_taken(&l->lane);
 }
 
+/* A front counts what it queued until it is told that it was taken. By then it knows how much room
+ * is left: in between it would bring too much, to be refused after the step that begins now. */
 void intake_requests(struct engine *e)
 {
+    bool any = false;
+
     for (int i = 0; i < e->settings.max_lanes; i++) {
-        if (e->lanes[i].state == LANE_OPEN && lane_has_work(&e->lanes[i].lane))
-            intake_lane(e, &e->lanes[i]);
+        if (e->lanes[i].state != LANE_OPEN || !lane_has_work(&e->lanes[i].lane))
+            continue;
+        intake_lane(e, &e->lanes[i]);
+        any = true;
+    }
+    if (!any)
+        return;
+    publish_queue(e);
+    for (int i = 0; i < e->settings.max_lanes; i++) {
+        if (e->lanes[i].state == LANE_OPEN)
+            lane_taken(&e->lanes[i].lane);
     }
 }
 

@@ -5,7 +5,10 @@
  *
  * Each waits in an epoll of its own, with EPOLLEXCLUSIVE: a connection wakes one reader that
  * sleeps, not all of them to find that another was faster. One that comes while all are busy is
- * found by the first that is not. */
+ * found by the first that is not.
+ *
+ * An answer that is whole when its request has been read goes out at once, as far as the socket
+ * takes it: the streamer would have to wake for it, and on a busy machine to find a core. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +27,20 @@ struct reader {
     int epoll_fd;
 };
 
+/* True when there is nothing left to do for x: its whole answer was taken, or nobody is there. */
+static bool reader_answer(struct exchange *x)
+{
+    long n;
+
+    if (!x->complete || x->out.failed)
+        return false;
+    n = fcgi_write_last(x->fcgi, x->out.bytes, x->out.len);
+    if (n < 0)
+        return true;
+    x->out_sent = (size_t)n;
+    return fcgi_has_ended(x->fcgi);
+}
+
 static void reader_take(struct front *f)
 {
     struct fcgi *request = NULL;
@@ -37,7 +54,10 @@ static void reader_take(struct front *f)
         return;
     }
     route_exchange(f, x);
-    streamer_adopt(f, x);
+    if (reader_answer(x))
+        exchange_free(x);
+    else
+        streamer_adopt(f, x);
 }
 
 static void reader_close(struct reader *r)
