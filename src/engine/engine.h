@@ -56,6 +56,7 @@ struct engine_lane {
     int n_bad;                       /* malformed requests so far */
     uint32_t refused[WIRE_REFUSALS]; /* of what the front says, that is counted */
     pid_t pid;                       /* for the log */
+    uint64_t since_us;               /* when it connected */
 };
 
 /* A page that was named and is not on disk yet. */

@@ -16,8 +16,9 @@ much asked for as served; 3.90 tokens a step against 3.84 to 3.90 before (4 at m
 of the tokens of use; latencies as if 8.7 to 10.2 requests were inside, where 12 are at most;
 refusals in 0.3 ms, 19 of 20 of them within 1.4 to 3.7 ms, where those of a server that reads first
 what it refuses take 3.8 to 8 ms; memory of a front 0.2 to 0.8 MB more, the engine's none; the modest
-key 48 to 52 % of the service and in 20 runs no refusal; Retry-After 4 s for 3.9 s; first tokens beside prompts of 2000 tokens within 2 to 3 steps, alone within 2. Requests
-a second are noted only: the clients take their cores from the engine."""
+key 48 to 52 % of the service and in 20 runs no refusal; Retry-After 4 s for 3.9 s; first tokens
+beside prompts of 2000 tokens within 2 to 3 steps, alone within 2. Requests a second are noted only:
+the clients take their cores from the engine."""
 
 import json
 import os

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -200,6 +201,55 @@ static void test_strangers(struct peer *honest)
     is_int(peer_ask(honest, 41, 5), 5, "40 fronts that leave at once change nothing");
 }
 
+/* A connection that says nothing. */
+static int silent_open(void)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", sock);
+    if (fd != -1 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
+        return fd;
+    if (fd != -1)
+        (void)close(fd);
+    return -1;
+}
+
+/* More of them than there are lanes: neither do they keep a front out, nor stay. */
+static void test_silent(struct peer *honest)
+{
+    int fds[40], n_open = 0, n_gone = 0;
+    struct peer p = {.control = -1};
+    bool attached;
+    uint64_t from_us;
+
+    for (int i = 0; i < 40; i++) {
+        fds[i] = silent_open();
+        n_open += fds[i] != -1;
+        clock_sleep_us(1000); /* the queue of those that connect is bounded as well */
+    }
+    is_int(n_open, 40, "40 peers that say nothing");
+    from_us = clock_us();
+    attached = attach_connect(sock, 1000, &p.control, &p.welcome, p.fds) == ERR_OK &&
+               lane_attach(&p.lane, p.fds[ATTACH_LANE], p.welcome.lane_bytes) == ERR_OK;
+    ok(attached, "a front attaches beside them at once");
+    p.lane.wake_fd = p.control;
+    if (attached) {
+        is_int(peer_ask(&p, 0, 5), 5, "and is served");
+        peer_close(&p);
+    }
+    for (int i = 0; i < 40; i++) {
+        struct pollfd f = {.fd = fds[i], .events = POLLIN};
+        char byte;
+
+        n_gone += poll(&f, 1, 5000) == 1 && recv(fds[i], &byte, 1, 0) == 0;
+        (void)close(fds[i]);
+    }
+    is_int(n_gone, 40, "all of them were sent away");
+    ok(clock_us() - from_us < 5000000, "within seconds");
+    is_int(peer_ask(honest, 42, 5), 5, "and the honest front goes on");
+}
+
 int main(void)
 {
     struct peer honest;
@@ -216,6 +266,7 @@ int main(void)
     test_malformed(&honest, seed);
     test_beyond(&honest);
     test_strangers(&honest);
+    test_silent(&honest);
     is_int(waitpid(engine, &status, WNOHANG), 0, "the engine lives");
     (void)kill(engine, SIGTERM);
     (void)waitpid(engine, &status, 0);
