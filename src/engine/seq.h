@@ -49,12 +49,13 @@ struct seq {
     struct retain retain; /* how long its first retain_tokens tokens are to stay */
     int retain_tokens;
 
-    int n_cached;  /* prompt tokens found in the cache at the first admission */
-    int n_loading; /* pages on their way from the store; not admitted before 0 */
-    bool searched; /* the store was asked once */
-    bool admitted; /* WIRE_ADMITTED was sent */
-    bool paused;   /* its output ring is full: the client is slow */
-    int n_planned; /* tokens in this step's plan */
+    int n_cached;     /* prompt tokens found in the cache at the first admission */
+    int n_loading;    /* pages on their way from the store; not admitted before 0 */
+    bool awaits_load; /* n_loading is 1 for a place to load to, not for a page */
+    bool searched;    /* the store was asked once */
+    bool admitted;    /* WIRE_ADMITTED was sent */
+    bool paused;      /* its output ring is full: the client is slow */
+    int n_planned;    /* tokens in this step's plan */
 
     /* What is said of each token, and the room for it. */
     int n_told;    /* prompt tokens behind the first whose log probabilities were told */
