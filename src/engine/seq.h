@@ -53,6 +53,7 @@ struct seq {
     int n_loading;    /* pages on their way from the store; not admitted before 0 */
     bool awaits_load; /* n_loading is 1 for a place to load to, not for a page */
     bool searched;    /* the store was asked once */
+    bool counted;     /* the scheduler's: its prompt was charged and counted */
     bool admitted;    /* WIRE_ADMITTED was sent */
     bool paused;      /* its output ring is full: the client is slow */
     int n_planned;    /* tokens in this step's plan */
