@@ -285,6 +285,7 @@ void keeper_tell(struct engine *e, const struct seq *q);
 int keeper_ask(struct engine *e, struct engine_lane *l, uint32_t slot,
                const struct wire_request *r) ERR_CHECKED;
 bool keeper_has_work(const struct engine *e);
+void keeper_save_rates(struct engine *e); /* the store keeps what namespaces were asked for */
 void keeper_forget_lane(struct engine *e, const struct engine_lane *l);
 /* Is a namespace being dropped? What comes from another tier meanwhile is not kept. */
 bool keeper_drops(const struct engine *e, uint64_t space);
