@@ -253,7 +253,8 @@ static void publish_gauges(struct engine *e)
 
 /* What the fronts may still bring: they refuse the rest without asking. Several at once could bring
  * too much; while there is plenty that does not matter, and then each gets its part, the odd places
- * in turn. What they bring in excess is refused by intake.c, a step later. nth of the open lanes. */
+ * in turn. What they bring in excess is refused by intake.c, a step later. nth: of the open
+ * lanes. */
 static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
 {
     const struct tenants *t = &e->sched.tenants;

@@ -65,8 +65,8 @@ static void sched_run_remove(struct sched *s, const struct seq *q)
 }
 
 /* What is computed of the page behind the named ones may be of use to whoever goes on from there.
- * Steps under way may write behind those tokens still: that harms nobody. A page that the plan is to
- * copy to gets no name: the one that it is copied from has all of its tokens. */
+ * Steps under way may write behind those tokens still: that harms nobody. A page that the plan is
+ * to copy to gets no name: the one that it is copied from has all of its tokens. */
 static void sched_keep_part(struct sched *s, const struct seq *q)
 {
     int block = s->limits.block_tokens;

@@ -182,8 +182,8 @@ static int32_t tiers_find(const struct engine *e, const struct hash *name, const
     return reads && e->store != NULL && store_has(e->store, name) ? -1 : -2;
 }
 
-/* All places for loads are taken, by others: q waits for one, as it would for pages. They come soon,
- * and computing all of a prompt takes longer. */
+/* All places for loads are taken, by others: q waits for one, as it would for pages. They come
+ * soon, and computing all of a prompt takes longer. */
 static void tiers_await_place(const struct engine *e, struct seq *q)
 {
     if (e->n_loads_used < e->n_loads || q->n_loading > 0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * libfcgi parses. Its habits, and what is done about them: it takes over SIGTERM (blocked by the
- * caller), it blocks in accept and in a poll behind it (so it is given connections that it takes for
- * kept ones), and crashes nobody but this process on a malformed record (nginx sends none; the
+ * caller), it blocks in accept and in a poll behind it (so it is given connections that it takes
+ * for kept ones), and crashes nobody but this process on a malformed record (nginx sends none; the
  * socket is for nginx alone).
  *
  * Answers are written here: libfcgi's writes block, and it would end an answer by a write of its

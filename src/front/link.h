@@ -1,7 +1,7 @@
 /* The link to the engine: attach, attach again, slots, statistics.
  *
- * The streamer's alone, except link_turns_away(), link_read_state() and link_copy_stats(), which any
- * thread calls. */
+ * The streamer's alone, except link_turns_away(), link_read_state() and link_copy_stats(), which
+ * any thread calls. */
 #ifndef QUIRE_FRONT_LINK_H
 #define QUIRE_FRONT_LINK_H
 

@@ -2,8 +2,8 @@
  *
  * libfcgi reads a request from its first byte on and blocks meanwhile, so a reader takes a
  * connection only when there is something to read. Who says nothing holds no reader, is sent away
- * after LOBBY_SILENT_US, and when LOBBY_GUESTS are silent the one who came first has to go. Of nginx
- * no worker is between connecting and writing with more than one connection.
+ * after LOBBY_SILENT_US, and when LOBBY_GUESTS are silent the one who came first has to go. No
+ * worker of nginx is between connecting and writing with more than one connection.
  *
  * All functions from any reader thread. */
 #ifndef QUIRE_FRONT_LOBBY_H
