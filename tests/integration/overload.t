@@ -34,8 +34,9 @@ from harness import Stack, Tap, cpu_seconds, crowd, key, need_nginx, until
 
 
 def ask_again_and_again(path, seconds):
-    """The work of one of the Askers: in turn what needs no engine and what is mostly refused, each
-    timed from before the connection to the last byte. Says both lists of seconds as JSON."""
+    """The work of one of the Askers: in turn what there is not, and needs no engine, and what is
+    mostly refused, each timed from before the connection to the last byte. Says both lists of
+    seconds as JSON."""
     told = {"plain": [], "refused": []}
     end = time.monotonic() + seconds
     i = os.getpid()
@@ -43,17 +44,18 @@ def ask_again_and_again(path, seconds):
         i += 1
         ids = [3 + i % 900] + [40 + (i * 31 + k * k) % 1000 for k in range(109)]
         body = json.dumps({"model": "demo", "prompt": ids, "max_tokens": 1}).encode()
-        head = "Host: x\r\nConnection: close\r\nAuthorization: Bearer %s\r\n" % key(i)
-        for kind, sent in (("plain", ("GET /version HTTP/1.1\r\n%s\r\n" % head).encode()),
-                           ("refused", ("POST /v1/completions HTTP/1.1\r\n%sContent-Length: %d"
-                                        "\r\n\r\n" % (head, len(body))).encode() + body)):
+        head = "HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer %s\r\n" \
+               "Content-Length: %d\r\n\r\n" % (key(i), len(body))
+        asks = [("plain", "POST /v1/nothing "), ("refused", "POST /v1/completions ")]
+        for kind, line in asks if i % 2 else reversed(asks):
+            sent = (line + head).encode() + body
             began, got = time.monotonic(), b""
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as k:
                 k.connect(path)
                 k.sendall(sent)
                 while part := k.recv(1 << 16):
                     got += part
-            if kind == "plain" or got.startswith(b"HTTP/1.1 429 "):
+            if got.startswith(b"HTTP/1.1 429 " if kind == "refused" else b"HTTP/1.1 404 "):
                 told[kind].append(time.monotonic() - began)
         time.sleep(0.01)
     print(json.dumps(told))

@@ -1,5 +1,5 @@
-/* Pages in chains of N_DEEP, each with a payload of its own, for tests of the lower tiers. Who includes
- * it has defined BLOCK (tokens of a page), PAGE_BYTES and N_DEEP. */
+/* Pages in chains of N_DEEP, each with a payload of its own, for tests of the lower tiers. Who
+ * includes it has defined BLOCK (tokens of a page), PAGE_BYTES and N_DEEP. */
 #ifndef QUIRE_TESTS_UNIT_KV_CHAINS_H
 #define QUIRE_TESTS_UNIT_KV_CHAINS_H
 
