@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "kv/retain.h"
+#include "kv/store_db.h"
 
 struct dump_wishes {
     bool json;
@@ -30,6 +31,9 @@ struct dump_roots {
 };
 void dump_count(struct dump_roots *roots, uint64_t root, struct retain r, uint64_t uses);
 void dump_print_roots(const struct dump_roots *roots, bool json);
+
+/* Tokens of prompts by namespace, and how many a cache had, since the store was begun. */
+void dump_print_rates(const struct store_rate *rates, int n, bool json);
 
 /* Print the host tier's file; the exit status. */
 int dump_host(const char *path, const struct dump_wishes *wishes);

@@ -64,3 +64,30 @@ void dump_print_roots(const struct dump_roots *roots, bool json)
     if (json)
         printf("],");
 }
+
+void dump_print_rates(const struct store_rate *rates, int n, bool json)
+{
+    bool first = true;
+
+    printf(json ? "\"rates\":[" : "\nnamespace         prompt tokens        cached    share\n");
+    for (int i = 0; i < n; i++) {
+        const struct store_rate *r = &rates[i];
+        double share = r->queries == 0 ? 0.0 : (double)r->hits / (double)r->queries;
+        char hex[2 * sizeof r->space + 1] = "others";
+
+        if (r->queries == 0)
+            continue;
+        if (r->space != 0)
+            hash_hex((const uint8_t *)&r->space, sizeof r->space, hex);
+        if (json)
+            printf("%s{\"namespace\":\"%s\",\"queries\":%llu,\"hits\":%llu,\"hit_rate\":%.4f}",
+                   first ? "" : ",", hex, (unsigned long long)r->queries,
+                   (unsigned long long)r->hits, share);
+        else
+            printf("%-16s  %13llu  %12llu  %6.1f%%\n", hex, (unsigned long long)r->queries,
+                   (unsigned long long)r->hits, 100.0 * share);
+        first = false;
+    }
+    if (json)
+        printf("],");
+}

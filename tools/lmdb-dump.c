@@ -154,6 +154,7 @@ static void dump_one(void *context, uint64_t slot, const struct store_record *r,
 
 static void dump_totals(struct dump *d, uint64_t n_bad)
 {
+    struct store_rate rates[STORE_RATES_MAX];
     struct buf *b = &d->out;
     bool first = true;
 
@@ -165,6 +166,7 @@ static void dump_totals(struct dump *d, uint64_t n_bad)
     (void)fwrite(b->bytes == NULL ? "" : b->bytes, 1, b->len, stdout);
     buf_clear(b);
     dump_print_roots(&d->roots, d->json);
+    dump_print_rates(rates, store_db_read_rates(d->db, rates), d->json);
     if (d->json && d->verify)
         buf_printf(b, "\"damaged\":%llu,", (unsigned long long)d->n_damaged);
     buf_add_text(b, d->json ? "\"namespaces\":[" : "\nmodels\n");

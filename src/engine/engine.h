@@ -56,6 +56,7 @@ struct engine_lane {
     int n_bad;                       /* malformed requests so far */
     uint32_t refused[WIRE_REFUSALS]; /* of what the front says, that is counted */
     pid_t pid;                       /* for the log */
+    uint64_t since_us;               /* when it connected */
 };
 
 /* A page that was named and is not on disk yet. */
@@ -223,6 +224,7 @@ void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32
 /* It has no more time: err is ERR_DEADLINE or ERR_OVERLOADED. */
 void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int err);
 void publish_lane(struct engine *e, struct engine_lane *l); /* how full the engine is */
+void publish_queue(struct engine *e);                       /* and who waits: intake took some */
 void publish_wake(struct engine *e);                        /* fronts that got something; gauges */
 
 /* --- tiers.c --- */
@@ -284,6 +286,7 @@ void keeper_tell(struct engine *e, const struct seq *q);
 int keeper_ask(struct engine *e, struct engine_lane *l, uint32_t slot,
                const struct wire_request *r) ERR_CHECKED;
 bool keeper_has_work(const struct engine *e);
+void keeper_save_rates(struct engine *e); /* the store keeps what namespaces were asked for */
 void keeper_forget_lane(struct engine *e, const struct engine_lane *l);
 /* Is a namespace being dropped? What comes from another tier meanwhile is not kept. */
 bool keeper_drops(const struct engine *e, uint64_t space);

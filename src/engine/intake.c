@@ -17,7 +17,8 @@
 #include "ipc/attach.h"
 #include "kv/prefix.h"
 
-#define INTAKE_BAD_MAX 64 /* malformed requests before a lane is dropped: a bug, not a client */
+#define INTAKE_GREETING_US 1000000 /* a front says hello as it connects */
+#define INTAKE_BAD_MAX     64 /* malformed requests before a lane is dropped: a bug, not a client */
 
 /* epoll's data: the kind of descriptor; lanes add their index. */
 enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_STORE, INTAKE_LANE };
@@ -78,6 +79,38 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
     l->state = LANE_FREE;
 }
 
+/* Peers that have not said who they are, and for how long they have not: they may not keep the
+ * lanes from those who do. */
+static void intake_end_silence(struct engine *e)
+{
+    for (int i = 0; i < e->settings.max_lanes; i++) {
+        struct engine_lane *l = &e->lanes[i];
+
+        if (l->state == LANE_GREETING && e->now_us - l->since_us > INTAKE_GREETING_US) {
+            log_warn("engine: process %d connected and said nothing", (int)l->pid);
+            intake_drop_lane(e, l, "was silent");
+        }
+    }
+}
+
+/* A free lane, or the one of who has been silent for longest; NULL when all are in use. */
+static struct engine_lane *intake_free_lane(struct engine *e)
+{
+    struct engine_lane *first = NULL;
+
+    for (int i = 0; i < e->settings.max_lanes; i++) {
+        struct engine_lane *l = &e->lanes[i];
+
+        if (l->state == LANE_FREE)
+            return l;
+        if (l->state == LANE_GREETING && (first == NULL || l->since_us < first->since_us))
+            first = l;
+    }
+    if (first != NULL)
+        intake_drop_lane(e, first, "was silent");
+    return first;
+}
+
 static void intake_accept(struct engine *e)
 {
     int fd;
@@ -85,11 +118,9 @@ static void intake_accept(struct engine *e)
     uid_t uid;
 
     while (attach_accept(e->listen_fd, &fd, &pid, &uid) == ERR_OK) {
-        int i = 0;
+        struct engine_lane *l = intake_free_lane(e);
 
-        while (i < e->settings.max_lanes && e->lanes[i].state != LANE_FREE)
-            i++;
-        if (i == e->settings.max_lanes) {
+        if (l == NULL) {
             struct wire_welcome w = {
                 .magic = WIRE_MAGIC, .layout = wire_layout(), .error = ERR_OVERLOADED};
 
@@ -99,13 +130,14 @@ static void intake_accept(struct engine *e)
             (void)close(fd);
             continue;
         }
-        e->lanes[i].state = LANE_GREETING;
-        e->lanes[i].control_fd = fd;
-        e->lanes[i].pid = pid;
-        e->lanes[i].n_bad = 0;
-        memset(e->lanes[i].refused, 0, sizeof e->lanes[i].refused);
-        if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)i) != ERR_OK)
-            intake_drop_lane(e, &e->lanes[i], "could not be watched");
+        l->state = LANE_GREETING;
+        l->control_fd = fd;
+        l->pid = pid;
+        l->since_us = e->now_us;
+        l->n_bad = 0;
+        memset(l->refused, 0, sizeof l->refused);
+        if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)(l - e->lanes)) != ERR_OK)
+            intake_drop_lane(e, l, "could not be watched");
     }
 }
 
@@ -246,6 +278,7 @@ void intake_events(struct engine *e, int timeout_ms)
         default: intake_lane_event(e, &e->lanes[ev[i].data.u64 - INTAKE_LANE], ev[i].events); break;
         }
     }
+    intake_end_silence(e);
 }
 
 static bool intake_finite(const struct wire_request *r)
@@ -455,14 +488,26 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
             }
         }
     }
-    lane_taken(&l->lane);
 }
 
+/* A front counts what it queued until it is told that it was taken. By then it knows how much room
+ * is left: in between it would bring too much, to be refused after the step that begins now. */
 void intake_requests(struct engine *e)
 {
+    bool any = false;
+
     for (int i = 0; i < e->settings.max_lanes; i++) {
-        if (e->lanes[i].state == LANE_OPEN && lane_has_work(&e->lanes[i].lane))
-            intake_lane(e, &e->lanes[i]);
+        if (e->lanes[i].state != LANE_OPEN || !lane_has_work(&e->lanes[i].lane))
+            continue;
+        intake_lane(e, &e->lanes[i]);
+        any = true;
+    }
+    if (!any)
+        return;
+    publish_queue(e);
+    for (int i = 0; i < e->settings.max_lanes; i++) {
+        if (e->lanes[i].state == LANE_OPEN)
+            lane_taken(&e->lanes[i].lane);
     }
 }
 

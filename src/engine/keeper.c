@@ -9,23 +9,12 @@
 #include "engine/engine.h"
 #include "kv/prefix.h"
 
-#define KEEPER_PART    16384   /* pages looked at in a pass: a millisecond */
-#define KEEPER_DROP    7       /* more for one that is dropped */
-#define KEEPER_WAIT_US 2000000 /* for the disk, before a drop is answered all the same */
-#define KEEPER_MORE_S  60      /* that a lower tier retains a page for longer */
-#define KEEPER_ROWS    40      /* namespaces of a list: the rest is one row */
-
-int keeper_init(struct engine *e)
-{
-    static const uint8_t none[WIRE_SALT_BYTES];
-    struct keeper *k = &e->keeper;
-    struct hash root = prefix_root(&e->shape->fingerprint, none);
-
-    k->shared = prefix_space(&root);
-    k->n_spaces = 1;
-    k->tokens = mem_zalloc_array((size_t)e->shape->max_model_len, sizeof *k->tokens);
-    return k->tokens == NULL ? ERR_NO_MEMORY : ERR_OK;
-}
+#define KEEPER_PART     16384    /* pages looked at in a pass: a millisecond */
+#define KEEPER_DROP     7        /* more for one that is dropped */
+#define KEEPER_WAIT_US  2000000  /* for the disk, before a drop is answered all the same */
+#define KEEPER_MORE_S   60       /* that a lower tier retains a page for longer */
+#define KEEPER_RATES_US 10000000 /* the store is told of hit rates this often at most */
+#define KEEPER_ROWS     40       /* namespaces of a list: the rest is one row */
 
 /* --- namespaces --------------------------------------------------------------------------- */
 
@@ -76,6 +65,57 @@ static struct keeper_space *keeper_add(struct keeper *k, uint64_t space)
     for (int i = 1; i < k->n_spaces; i++)
         k->index[keeper_probe(k, k->spaces[i].space)] = (int16_t)(i + 1);
     return &k->spaces[at];
+}
+
+/* What earlier engines counted. */
+static void keeper_load_rates(struct engine *e)
+{
+    struct store_rate rates[STORE_RATES_MAX];
+    int n = store_rates(e->store, rates);
+
+    for (int i = 0; i < n; i++) {
+        struct keeper_space *s = keeper_add(&e->keeper, rates[i].space);
+
+        s->queries += rates[i].queries;
+        s->hits += rates[i].hits;
+        s->used = rates[i].used;
+        if (rates[i].used > e->keeper.n_used)
+            e->keeper.n_used = rates[i].used;
+    }
+    e->keeper.n_kept_used = e->keeper.n_used;
+}
+
+void keeper_save_rates(struct engine *e)
+{
+    struct store_rate rates[STORE_RATES_MAX];
+    struct keeper *k = &e->keeper;
+
+    _Static_assert(KEEPER_SPACES <= STORE_RATES_MAX, "each has a row");
+    if (e->store == NULL || k->n_used == k->n_kept_used)
+        return;
+    for (int i = 0; i < k->n_spaces; i++) {
+        const struct keeper_space *s = &k->spaces[i];
+
+        rates[i] = (struct store_rate){
+            .space = s->space, .used = s->used, .queries = s->queries, .hits = s->hits};
+    }
+    store_set_rates(e->store, rates, k->n_spaces);
+    k->n_kept_used = k->n_used;
+    k->kept_us = e->now_us;
+}
+
+int keeper_init(struct engine *e)
+{
+    static const uint8_t none[WIRE_SALT_BYTES];
+    struct keeper *k = &e->keeper;
+    struct hash root = prefix_root(&e->shape->fingerprint, none);
+
+    k->shared = prefix_space(&root);
+    k->n_spaces = 1;
+    k->tokens = mem_zalloc_array((size_t)e->shape->max_model_len, sizeof *k->tokens);
+    if (e->store != NULL)
+        keeper_load_rates(e);
+    return k->tokens == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
 /* --- hints of requests --------------------------------------------------------------------- */
@@ -530,6 +570,8 @@ void keeper_pass(struct engine *e)
         pages_tick(e->pages, now_s);
         if (e->host != NULL)
             host_tick(e->host, now_s);
+        if (e->now_us - k->kept_us > KEEPER_RATES_US)
+            keeper_save_rates(e);
     }
     if (k->n_asks == 0 || !keeper_scan(e, &k->asks[0]))
         return;

@@ -22,7 +22,7 @@
 struct keeper_space {
     uint64_t space;             /* 0 in the first: all that have no place of their own */
     uint64_t used;              /* counts uses in all; the highest was used last */
-    uint64_t queries, hits;     /* tokens */
+    uint64_t queries, hits;     /* tokens; with a store, of all engines that used it */
     uint32_t pages[WIRE_TIERS]; /* as the last list found them */
     uint32_t n_kept;
 };
@@ -52,6 +52,8 @@ struct keeper {
     int n_spaces;
     int16_t index[KEEPER_INDEX]; /* by space: 1 + its place, or 0 */
     uint64_t n_used;
+    uint64_t n_kept_used;                   /* n_used when the store was told of rates */
+    uint64_t kept_us;                       /* and when that was */
     uint64_t shared;                        /* the namespace without a salt */
     struct keeper_hint hints[KEEPER_HINTS]; /* the last takes what has no place */
     int n_hints;

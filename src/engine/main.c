@@ -242,6 +242,7 @@ static int main_open(struct engine *e)
 static void main_close(struct engine *e)
 {
     tiers_save_all(e);
+    keeper_save_rates(e);
     store_close(e->store);
     e->store = NULL;
     host_close(e->host);

@@ -252,9 +252,10 @@ static void publish_gauges(struct engine *e)
 }
 
 /* What the fronts may still bring: they refuse the rest without asking. Several at once could bring
- * too much; while there is plenty that does not matter, and then each gets its part. What they
- * bring in excess is refused by intake.c, a step later. */
-static void publish_room(const struct engine *e, struct wire_lane *w)
+ * too much; while there is plenty that does not matter, and then each gets its part, the odd places
+ * in turn. What they bring in excess is refused by intake.c, a step later. nth: of the open
+ * lanes. */
+static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
 {
     const struct tenants *t = &e->sched.tenants;
     int64_t reqs = (int64_t)e->settings.max_num_queued_reqs + e->n_places - t->n_waiting;
@@ -264,7 +265,7 @@ static void publish_room(const struct engine *e, struct wire_lane *w)
     reqs = reqs < 0 ? 0 : reqs;
     tokens = tokens < 0 ? 0 : tokens;
     if (2 * reqs < e->settings.max_num_queued_reqs)
-        reqs = (reqs + n_lanes - 1) / n_lanes;
+        reqs = reqs / n_lanes + ((nth + (int64_t)e->n_begun) % n_lanes < reqs % n_lanes);
     if (2 * tokens < e->max_num_queued_tokens)
         tokens = tokens / n_lanes;
     atomic_store_explicit(&w->room_reqs, (uint32_t)reqs, memory_order_relaxed);
@@ -294,11 +295,11 @@ static enum wire_engine_state publish_state(const struct engine *e)
     return e->power == POWER_ASLEEP ? WIRE_ASLEEP : WIRE_SERVING;
 }
 
-void publish_lane(struct engine *e, struct engine_lane *l)
+static void publish_lane_nth(struct engine *e, struct engine_lane *l, int nth)
 {
     struct wire_lane *w = l->lane.shared;
 
-    publish_room(e, w);
+    publish_room(e, w, nth);
     publish_front_refusals(e, l);
     atomic_store(&w->engine_state, publish_state(e));
     atomic_store_explicit(&w->heartbeat_us, e->now_us, memory_order_relaxed);
@@ -309,8 +310,26 @@ void publish_lane(struct engine *e, struct engine_lane *l)
     atomic_store_explicit(&w->retry_after_s, publish_retry_after(e), memory_order_relaxed);
 }
 
+void publish_lane(struct engine *e, struct engine_lane *l)
+{
+    publish_lane_nth(e, l, 0);
+}
+
+void publish_queue(struct engine *e)
+{
+    int nth = 0;
+
+    publish_tenants(e);
+    for (int i = 0; i < e->settings.max_lanes; i++) {
+        if (e->lanes[i].state == LANE_OPEN)
+            publish_room(e, e->lanes[i].lane.shared, nth++);
+    }
+}
+
 void publish_wake(struct engine *e)
 {
+    int nth = 0;
+
     /* Whoever waits now waits for a place, or for pages: free places are of no use then. While the
      * engine wakes he waits for that alone. */
     e->n_places = sleep_is_awake(e) && sched_n_waiting(&e->sched) > 0
@@ -320,7 +339,7 @@ void publish_wake(struct engine *e)
     for (int i = 0; i < e->settings.max_lanes; i++) {
         if (e->lanes[i].state != LANE_OPEN)
             continue;
-        publish_lane(e, &e->lanes[i]);
+        publish_lane_nth(e, &e->lanes[i], nth++);
         lane_flush(&e->lanes[i].lane);
     }
 }

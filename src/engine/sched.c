@@ -64,24 +64,15 @@ static void sched_run_remove(struct sched *s, const struct seq *q)
     memmove(s->running + i, s->running + i + 1, sizeof *s->running * (size_t)(s->n_running - i));
 }
 
-/* The plan's copy into a page stands out still, and what was evicted from it may not be saved. */
-static bool sched_copies_to(const struct sched *s, int32_t page)
-{
-    for (int i = 0; i < s->n_copies; i++) {
-        if (s->copies[i].to == page)
-            return true;
-    }
-    return false;
-}
-
 /* What is computed of the page behind the named ones may be of use to whoever goes on from there.
- * Steps under way may write behind those tokens still: that harms nobody. */
+ * Steps under way may write behind those tokens still: that harms nobody. A page that the plan is
+ * to copy to gets no name: the one that it is copied from has all of its tokens. */
 static void sched_keep_part(struct sched *s, const struct seq *q)
 {
     int block = s->limits.block_tokens;
     int n = q->n_computed - q->n_named * block;
 
-    if (s->limits.prefix_caching && n > 0 && !sched_copies_to(s, q->pages[q->n_named]) &&
+    if (s->limits.prefix_caching && n > 0 &&
         pages_name_part(s->pages, q->pages[q->n_named], &q->chain,
                         q->tokens + (size_t)q->n_named * (size_t)block, n))
         pages_own(s->pages, q->pages[q->n_named], prefix_space(&q->root), (struct retain){0});
@@ -348,13 +339,15 @@ static bool sched_admit(struct sched *s, struct seq *q)
     sched_copy_part(s, q);
     tenants_remove(&s->tenants, q);
     sched_run_insert(s, q);
-    /* Who was preempted has paid. */
-    tenants_run(&s->tenants, q, q->admitted ? 0 : q->n_tokens - q->n_computed);
-    if (!q->admitted) {
+    /* Who was preempted has paid, if only in the plan that admitted it. */
+    tenants_run(&s->tenants, q, q->counted ? 0 : q->n_tokens - q->n_computed);
+    if (!q->counted) {
         s->n_prefix_queries += (uint64_t)q->n_tokens;
         s->n_prefix_hits += (uint64_t)q->n_computed;
-        q->n_cached = q->n_computed < q->n_prompt ? q->n_computed : q->n_prompt;
     }
+    if (!q->admitted)
+        q->n_cached = q->n_computed < q->n_prompt ? q->n_computed : q->n_prompt;
+    q->counted = true;
     n = sched_share(s, q);
     must(n > 0);
     s->long_planned = s->long_planned || sched_is_long(s, q);

@@ -187,6 +187,25 @@ static int32_t tiers_find(const struct engine *e, const struct hash *name, const
     return reads && e->store != NULL && store_has(e->store, name) ? -1 : -2;
 }
 
+/* All places for loads are taken, by others: q waits for one, as it would for pages. They come
+ * soon, and computing all of a prompt takes longer. */
+static void tiers_await_place(const struct engine *e, struct seq *q)
+{
+    if (e->n_loads_used < e->n_loads || q->n_loading > 0)
+        return;
+    q->awaits_load = true;
+    q->n_loading = 1;
+}
+
+/* Its turn has come again. */
+static void tiers_end_await(const struct engine *e, struct seq *q)
+{
+    if (!q->awaits_load || e->n_loads_used == e->n_loads)
+        return;
+    q->awaits_load = false;
+    q->n_loading = 0;
+}
+
 /* Copies of this pass become done together. Without a mark to be had they stay started. */
 static void tiers_mark_loads(struct engine *e)
 {
@@ -234,8 +253,9 @@ static void tiers_prefetch_seq(struct engine *e, struct seq *q)
             if (slot == -2)
                 break;
             if (!tiers_load_page(e, q, &name, &chain, tokens, slot)) {
+                tiers_await_place(e, q);
                 q->searched = q->n_loading == 0; /* more when some of these have come */
-                q->n_asked = n;
+                q->n_asked = q->awaits_load ? 0 : n;
                 q->asked_chain = chain;
                 break;
             }
@@ -258,6 +278,7 @@ void tiers_prefetch(struct engine *e)
         return;
     tenants_begin(&e->sched.tenants);
     for (int n = 0; n < TIERS_LOOKAHEAD && (q = tenants_next(&e->sched.tenants)) != NULL; n++) {
+        tiers_end_await(e, q);
         if (!q->searched && (q->n_loading == 0 || q->n_asked > 0))
             tiers_prefetch_seq(e, q);
     }
@@ -469,6 +490,7 @@ void tiers_forget(struct engine *e, struct seq *q)
             e->loads[i].seq = NULL; /* the page is worth having all the same */
     }
     q->n_loading = 0;
+    q->awaits_load = false;
 }
 
 static bool tiers_is(const struct hash *name, uint64_t space, const struct hash *of,

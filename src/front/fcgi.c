@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libfcgi accepts and parses. Its habits, and what is done about them: it takes over SIGTERM
- * (blocked by the caller), polls up to two seconds after accept (one, by its own environment
- * variable: with a tenth, requests were lost whose nginx lost its core between connect and write),
- * and crashes nobody but this process on a malformed record (nginx sends none; the
+ * libfcgi parses. Its habits, and what is done about them: it takes over SIGTERM (blocked by the
+ * caller), it blocks in accept and in a poll behind it (so it is given connections that it takes
+ * for kept ones), and crashes nobody but this process on a malformed record (nginx sends none; the
  * socket is for nginx alone).
  *
  * Answers are written here: libfcgi's writes block, and it would end an answer by a write of its
@@ -21,6 +20,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -33,6 +33,7 @@
 #define FCGI_SKIP_BYTES 8192  /* of a body that nobody wants, at a time */
 #define FCGI_RECORD_MAX 65528 /* content of one record; the largest number that pads to nothing */
 #define FCGI_HEAD_BYTES 8
+#define FCGI_SILENT_S   5
 
 /* An empty record ends FCGI_STDOUT; FCGI_END_REQUEST with status 0, complete. Both of request 1,
  * the only one that nginx has on a connection. */
@@ -49,7 +50,7 @@ struct fcgi {
 
 int fcgi_start(void)
 {
-    if (setenv("LIBFCGI_IS_AF_UNIX_KEEPER_POLL_TIMEOUT", "1000", 0) == -1 || FCGX_Init() != 0) {
+    if (FCGX_Init() != 0) {
         log_error("front: libfcgi does not start");
         return ERR_IO;
     }
@@ -81,14 +82,27 @@ int fcgi_listen(const char *path, int *fd)
     return ERR_OK;
 }
 
-int fcgi_accept(struct fcgi **out, int listen_fd)
+/* In the middle of a request nobody is silent for long: nginx has all of it. */
+static bool fcgi_bound_silence(int fd)
+{
+    const struct timeval longest = {.tv_sec = FCGI_SILENT_S};
+
+    return setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &longest, sizeof longest) == 0;
+}
+
+int fcgi_open(struct fcgi **out, int fd)
 {
     struct fcgi *f = mem_zalloc(sizeof *f);
 
-    if (f == NULL)
+    if (f == NULL || !fcgi_bound_silence(fd) || FCGX_InitRequest(&f->r, -1, 0) != 0) {
+        mem_free(f);
+        (void)close(fd);
         return ERR_NO_MEMORY;
+    }
     f->end_left = sizeof fcgi_end;
-    if (FCGX_InitRequest(&f->r, listen_fd, 0) != 0 || FCGX_Accept_r(&f->r) != 0) {
+    f->r.ipcFd = fd;
+    f->r.keepConnection = 1;         /* go on with it; the request will say how it is to end */
+    if (FCGX_Accept_r(&f->r) != 0) { /* has closed it, and found nobody at -1 */
         mem_free(f);
         return ERR_AGAIN;
     }

@@ -19,9 +19,9 @@ int fcgi_start(void) ERR_CHECKED;
 /* Listen on a unix socket at path, mode 0660. ERR_IO (logged). */
 int fcgi_listen(const char *path, int *fd) ERR_CHECKED;
 
-/* Take one request; listen_fd is non-blocking. ERR_AGAIN when another thread was faster or the
- * peer spoke no FastCGI; ERR_NO_MEMORY. */
-int fcgi_accept(struct fcgi **out, int listen_fd) ERR_CHECKED;
+/* Take a connection's request, blocking until its parameters are there, for so long as the peer
+ * goes on; fd is taken over, whatever comes. ERR_AGAIN when he spoke no FastCGI, ERR_NO_MEMORY. */
+int fcgi_open(struct fcgi **out, int fd) ERR_CHECKED;
 
 /* A parameter as nginx sent it, or "" when there is none. Lives as long as the request. */
 const char *fcgi_param(const struct fcgi *f, const char *name);

@@ -1,6 +1,6 @@
 /* A front: one process that turns HTTP into token ids and token ids into HTTP.
  *
- *   reader threads  accept, read, parse, tokenize      reader.c -> route.c -> api_*.c
+ *   reader threads  accept, read, parse, tokenize      lobby.c, reader.c -> route.c -> api_*.c
  *   streamer        the lane, every answer's bytes     streamer.c -> link.c, answer.c
  *
  * What both sides see stands in struct front and is constant after start, but for the hand-over
@@ -15,6 +15,7 @@
 #include "base/settings.h"
 #include "front/exchange.h"
 #include "front/link.h"
+#include "front/lobby.h"
 #include "front/presets.h"
 #include "front/structure.h"
 #include "front/vocabulary.h"
@@ -33,6 +34,7 @@ struct front {
     int listen_fd;
     int signal_fd;
     int stop_fd;           /* readable once the process stops accepting */
+    struct lobby lobby;    /* the readers' */
     _Atomic int n_readers; /* reader threads that still run */
     struct link link;
     struct structures structures;

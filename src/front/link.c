@@ -12,6 +12,7 @@
 
 #define LINK_RETRY_US   50000 /* a restarted engine is found within this time */
 #define LINK_TIMEOUT_MS 2000  /* for the welcome */
+#define LINK_DOUBT      2     /* waiting requests of a tenant, from which on the engine decides */
 
 int link_init(struct link *l, const char *path)
 {
@@ -30,7 +31,6 @@ static int link_slots(struct link *l)
     l->tenants = mem_zalloc_array(n, sizeof *l->tenants);
     l->tenant_idx = mem_zalloc_array(n, sizeof *l->tenant_idx);
     l->n_tenants = 0;
-    memset(l->refused, 0, sizeof l->refused);
     if (l->by_slot == NULL || l->free_slots == NULL || l->automaton == NULL || l->tenants == NULL ||
         l->tenant_idx == NULL)
         return ERR_NO_MEMORY;
@@ -164,23 +164,32 @@ static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TEN
     return place;
 }
 
-/* The queue is full: would another's request have to go for this tenant's? The streamer is who maps
- * the page, so it needs no lock. */
-static bool link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
+/* The queue is full: how many of others' requests would have to go for this tenant's? What is known
+ * of them is a pass old: requests that were queued since are not counted, and neither are those
+ * that ended. So in doubt a tenant that others have brought to its share of the queue is let
+ * through, and the engine decides; one that has next to nothing in a queue of many needs no doubt.
+ * The streamer, who maps the page, needs no lock for it. */
+static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
     uint32_t n = atomic_load_explicit(&l->stats->n_tenants, memory_order_relaxed);
-    uint32_t own = 0, most = 0;
+    uint32_t waiting[WIRE_TENANTS];
+    uint32_t own = 0, most = 0, n_pushed = 0;
 
-    for (uint32_t i = 0; i < n && i < WIRE_TENANTS; i++) {
+    n = n < WIRE_TENANTS ? n : WIRE_TENANTS;
+    for (uint32_t i = 0; i < n; i++) {
         const struct wire_tenant *t = &l->stats->tenants[i];
-        uint32_t n_waiting = atomic_load_explicit(&t->n_waiting, memory_order_relaxed);
 
-        if (memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0)
-            own = n_waiting;
-        else
-            most = n_waiting > most ? n_waiting : most;
+        waiting[i] = atomic_load_explicit(&t->n_waiting, memory_order_relaxed);
+        if (memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0) {
+            own = waiting[i];
+            waiting[i] = 0;
+        }
     }
-    return most > own + 1;
+    for (uint32_t i = 0; i < n; i++) {
+        most = waiting[i] > most ? waiting[i] : most;
+        n_pushed += waiting[i] > own + 1 ? waiting[i] - own - 1 : 0;
+    }
+    return own >= LINK_DOUBT && most >= own ? UINT32_MAX : n_pushed;
 }
 
 enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
@@ -189,6 +198,7 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     uint32_t place = link_tenant_idx(l, r->tenant);
     uint32_t held = place < l->n_tenants ? l->tenants[place].n_held : 0;
     uint32_t n_queued; /* of our own, that the engine has not counted */
+    uint32_t room;
     uint64_t n_tokens;
 
     if (l->n_free == 0)
@@ -199,17 +209,35 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
         return WIRE_REFUSED_TENANT;
     lane_backlog(&l->lane, &n_queued, &n_tokens);
     n_tokens += r->n_tokens;
-    if (n_queued >= atomic_load_explicit(&w->room_reqs, memory_order_relaxed))
-        return link_may_push(l, r->tenant) ? WIRE_REFUSALS : WIRE_REFUSED_REQUESTS;
+    room = atomic_load_explicit(&w->room_reqs, memory_order_relaxed);
+    if (n_queued >= room)
+        return n_queued - room < link_may_push(l, r->tenant) ? WIRE_REFUSALS
+                                                             : WIRE_REFUSED_REQUESTS;
     if (n_queued + atomic_load_explicit(&w->n_waiting, memory_order_relaxed) > 0 &&
         n_tokens > atomic_load_explicit(&w->room_tokens, memory_order_relaxed))
-        return link_may_push(l, r->tenant) ? WIRE_REFUSALS : WIRE_REFUSED_TOKENS;
+        return link_may_push(l, r->tenant) > 0 ? WIRE_REFUSALS : WIRE_REFUSED_TOKENS;
     return WIRE_REFUSALS;
 }
 
 void link_count_refused(struct link *l, enum wire_refusal why)
 {
-    atomic_store_explicit(&l->lane.shared->refused[why], ++l->refused[why], memory_order_relaxed);
+    atomic_fetch_add_explicit(&l->lane.shared->refused[why], 1, memory_order_relaxed);
+}
+
+int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    int again_s = 0;
+
+    (void)pthread_mutex_lock(&l->lock);
+    if (l->attached &&
+        atomic_load_explicit(&l->lane.shared->room_reqs, memory_order_relaxed) == 0 &&
+        link_may_push(l, tenant) == 0) {
+        link_count_refused(l, WIRE_REFUSED_REQUESTS);
+        again_s = (int)atomic_load_explicit(&l->lane.shared->retry_after_s, memory_order_relaxed);
+        again_s = again_s < 1 ? 1 : again_s;
+    }
+    (void)pthread_mutex_unlock(&l->lock);
+    return again_s;
 }
 
 int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES])

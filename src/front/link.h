@@ -1,6 +1,7 @@
 /* The link to the engine: attach, attach again, slots, statistics.
  *
- * The streamer's alone, except link_read_state() and link_copy_stats(), which any thread calls. */
+ * The streamer's alone, except link_turns_away(), link_read_state() and link_copy_stats(), which
+ * any thread calls. */
 #ifndef QUIRE_FRONT_LINK_H
 #define QUIRE_FRONT_LINK_H
 
@@ -33,10 +34,9 @@ struct link {
     struct offers offers;
     struct link_tenant *tenants; /* [n_slots], the first n_tenants were in use */
     uint32_t n_tenants;
-    uint32_t *tenant_idx;            /* [n_slots], who has it */
-    uint32_t refused[WIRE_REFUSALS]; /* as the lane tells the engine */
-    uint64_t retry_us;               /* when to try to attach again */
-    uint64_t foreign_us;             /* since when the engine is of another build; 0: it is not */
+    uint32_t *tenant_idx; /* [n_slots], who has it */
+    uint64_t retry_us;    /* when to try to attach again */
+    uint64_t foreign_us;  /* since when the engine is of another build; 0: it is not */
 
     pthread_mutex_t lock; /* guards what follows against readers of /health, /metrics */
     const struct wire_stats *stats;
@@ -68,6 +68,10 @@ void link_lost(struct link *l, uint64_t now_us);
  * an engine had taken before is held up by nothing but the slots. */
 enum wire_refusal link_refuses(struct link *l, const struct wire_request *r);
 void link_count_refused(struct link *l, enum wire_refusal why);
+
+/* Would any request of this tenant be refused now, whatever it is? Then it is counted, and the
+ * seconds after which to come again are returned; else 0. Any thread, before a body is read. */
+int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES]);
 
 /* A free slot for a request of this tenant, or -1. */
 int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES]);

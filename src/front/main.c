@@ -148,6 +148,8 @@ static int main_open(struct front *f)
         rc = fcgi_start();
     if (rc == ERR_OK)
         rc = main_open_listen(f);
+    if (rc == ERR_OK)
+        rc = lobby_open(&f->lobby, f->listen_fd, f->stop_fd);
     return rc;
 }
 

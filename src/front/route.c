@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "front/api.h"
 #include "front/cache.h"
+#include "front/terms.h"
 
 /* What a request may take for its body's tree, its prompt and their like, in largest bodies. Texts
  * take few; a tree of the smallest values takes fifty times its own text, and is refused. */
@@ -106,6 +107,28 @@ static bool route_has_body(const struct route *r, const char *method)
            r->answer != api_cache_reset && r->answer != api_sleep && r->answer != api_wake_up;
 }
 
+static bool route_generates(const struct route *r)
+{
+    return r->answer == api_chat || r->answer == api_completions || r->answer == api_messages ||
+           r->answer == api_responses;
+}
+
+/* A full server says so before it reads what it will not serve: a refusal that costs as much as an
+ * answer's beginning would take the time of those who are served. */
+static bool route_turns_away(struct front *f, struct exchange *x)
+{
+    char tenant[WIRE_TENANT_BYTES];
+    int again_s;
+
+    terms_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), tenant);
+    again_s = link_turns_away(&f->link, tenant);
+    if (again_s == 0)
+        return false;
+    fcgi_skip_body(x->fcgi);
+    exchange_reply_error(x, ERR_OVERLOADED, NULL, NULL, again_s);
+    return true;
+}
+
 void route_exchange(struct front *f, struct exchange *x)
 {
     const char *method = fcgi_param(x->fcgi, "REQUEST_METHOD");
@@ -133,6 +156,8 @@ void route_exchange(struct front *f, struct exchange *x)
             fcgi_skip_body(x->fcgi);
             return;
         }
+        if (route_generates(r) && route_turns_away(f, x))
+            return;
         if (route_has_body(r, method)) {
             body = route_body(f, x);
             if (body == NULL)

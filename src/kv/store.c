@@ -232,6 +232,8 @@ int store_open(struct store **out, const struct store_options *options)
     if (rc == ERR_OK)
         rc = store_load_index(st);
     if (rc == ERR_OK)
+        st->n_rates = store_db_read_rates(st->db, st->rates);
+    if (rc == ERR_OK)
         rc = store_start(st);
     if (rc != ERR_OK) {
         store_close(st);
@@ -522,6 +524,27 @@ void store_flush(struct store *st)
         (void)pthread_cond_wait(&st->idle, &st->lock);
     }
     (void)pthread_mutex_unlock(&st->lock);
+}
+
+void store_set_rates(struct store *st, const struct store_rate *rates, int n)
+{
+    must(n >= 0 && n <= STORE_RATES_MAX);
+    (void)pthread_mutex_lock(&st->lock);
+    memcpy(st->rates, rates, (size_t)n * sizeof *rates);
+    st->n_rates = n;
+    st->rates_marked = true;
+    (void)pthread_mutex_unlock(&st->lock);
+}
+
+int store_rates(const struct store *st, struct store_rate rates[STORE_RATES_MAX])
+{
+    int n;
+
+    (void)pthread_mutex_lock(&store_mutable(st)->lock);
+    n = st->n_rates;
+    memcpy(rates, st->rates, (size_t)n * sizeof *rates);
+    (void)pthread_mutex_unlock(&store_mutable(st)->lock);
+    return n;
 }
 
 void store_read_counters(const struct store *st, struct store_counters *out)

@@ -52,6 +52,14 @@ struct store_done {
     struct retain retain; /* of the page, with ERR_OK */
 };
 
+/* What a namespace (prefix_space()) was asked for, in all its life. */
+#define STORE_RATES_MAX 256
+struct store_rate {
+    uint64_t space;         /* 0: all that have no row of their own */
+    uint64_t used;          /* the highest was used last */
+    uint64_t queries, hits; /* tokens of prompts, and those that were found in a cache */
+};
+
 struct store_counters {
     uint64_t entries; /* pages of this namespace that can be served */
     uint64_t written; /* since open */
@@ -121,6 +129,13 @@ int store_event_fd(const struct store *st);
 void store_flush(struct store *st);
 
 void store_read_counters(const struct store *st, struct store_counters *out);
+
+/* What namespaces were asked for: written within two minutes, once a minute at most, and when the
+ * store closes. n is 0 .. STORE_RATES_MAX. */
+void store_set_rates(struct store *st, const struct store_rate *rates, int n);
+
+/* As set last, in this life or, before that, in one before; how many there are. */
+int store_rates(const struct store *st, struct store_rate rates[STORE_RATES_MAX]);
 
 /* Prove that lists, table and entries agree and no slot is lost. O(n). must() on failure. Behind
  * store_flush(), by the thread that queues. Tests. */

@@ -18,6 +18,7 @@
 #define STORE_DB_RENEW   10000 /* records a reader sees in one snapshot */
 #define STORE_DB_READERS 64
 #define STORE_DB_PROBE_S 60
+#define STORE_DB_RATES   "rates" /* in meta */
 
 /* Exit statuses of the child. */
 enum { STORE_DB_PROBE_NONE = 10, STORE_DB_PROBE_VERSION = 11, STORE_DB_PROBE_NO_ROOM = 12 };
@@ -332,6 +333,47 @@ int store_db_write_uses(struct store_db *db, const struct store_use *uses, const
     return rc == 0 ? ERR_OK : store_db_error("last uses cannot be written", rc);
 }
 
+int store_db_write_rates(struct store_db *db, const struct store_rate *rates, int n)
+{
+    MDB_val key = store_db_val(STORE_DB_RATES, strlen(STORE_DB_RATES));
+    MDB_val v = store_db_val(rates, sizeof *rates * (size_t)n);
+    MDB_txn *txn = NULL;
+    int rc = mdb_txn_begin(db->env, NULL, 0, &txn);
+
+    if (rc == 0)
+        rc = mdb_put(txn, db->meta, &key, &v, 0);
+    if (rc == 0)
+        rc = mdb_txn_commit(txn);
+    else if (txn != NULL)
+        mdb_txn_abort(txn);
+    return rc == 0 ? ERR_OK : store_db_error("hit rates cannot be written", rc);
+}
+
+/* Whole rows, and no more than there may be. */
+static bool store_db_get_rates(struct store_db *db, MDB_txn *txn, MDB_val *v)
+{
+    MDB_val key = store_db_val(STORE_DB_RATES, strlen(STORE_DB_RATES));
+
+    return mdb_get(txn, db->meta, &key, v) == 0 && v->mv_size % sizeof(struct store_rate) == 0 &&
+           v->mv_size <= STORE_RATES_MAX * sizeof(struct store_rate);
+}
+
+int store_db_read_rates(struct store_db *db, struct store_rate rates[STORE_RATES_MAX])
+{
+    MDB_txn *txn = NULL;
+    MDB_val v;
+    int n = 0;
+
+    if (mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn) != 0)
+        return 0;
+    if (store_db_get_rates(db, txn, &v)) {
+        memcpy(rates, v.mv_data, v.mv_size);
+        n = (int)(v.mv_size / sizeof *rates);
+    }
+    mdb_txn_abort(txn);
+    return n;
+}
+
 /* Copies one table as it is. The new file is not in use yet: one transaction. */
 static int store_db_copy_table(MDB_txn *from, MDB_dbi from_table, MDB_txn *to, MDB_dbi to_table)
 {
@@ -354,8 +396,10 @@ static int store_db_copy_table(MDB_txn *from, MDB_dbi from_table, MDB_txn *to, M
 
 static int store_db_copy(struct store_db *from, struct store_db *to)
 {
+    MDB_val key = store_db_val(STORE_DB_RATES, strlen(STORE_DB_RATES));
     MDB_txn *a = NULL;
     MDB_txn *b = NULL;
+    MDB_val v;
     int rc = mdb_txn_begin(from->env, NULL, MDB_RDONLY, &a);
 
     if (rc == 0)
@@ -366,6 +410,8 @@ static int store_db_copy(struct store_db *from, struct store_db *to)
         rc = store_db_copy_table(a, from->slots, b, to->slots);
     if (rc == 0)
         rc = store_db_copy_table(a, from->uses, b, to->uses);
+    if (rc == 0 && store_db_get_rates(from, a, &v))
+        rc = mdb_put(b, to->meta, &key, &v, 0);
     if (rc == 0) {
         rc = mdb_txn_commit(b);
         b = NULL;

@@ -20,6 +20,7 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "kv/store.h"
 
 #define STORE_MAGIC        UINT64_C(0x31736567617071)
 #define STORE_VERSION      1
@@ -126,6 +127,12 @@ int store_db_commit(struct store_db *db, const struct store_change *changes,
 /* Write chunks of last uses: use is [n_chunks * STORE_USES], the marked ones are written. */
 int store_db_write_uses(struct store_db *db, const struct store_use *uses, const bool *marked,
                         uint32_t n_chunks) ERR_CHECKED;
+
+/* All rows at once, n of them. */
+int store_db_write_rates(struct store_db *db, const struct store_rate *rates, int n) ERR_CHECKED;
+
+/* The rows that were written last; how many there are: 0 also when they cannot be read. */
+int store_db_read_rates(struct store_db *db, struct store_rate rates[STORE_RATES_MAX]);
 
 /* Is a header as it must be for this record? The payload's own sum is the caller's to check. */
 bool store_header_matches(const struct store_header *h, const struct store_record *r,

@@ -268,14 +268,23 @@ static void store_read_one(struct store *st, struct store_buffer *b)
 void store_write_uses(struct store *st)
 {
     size_t n = (size_t)st->n_chunks * STORE_USES;
+    int n_rates = -1;
 
     (void)pthread_mutex_lock(&st->lock);
+    if (st->rates_marked) {
+        n_rates = st->n_rates;
+        memcpy(st->rates_copy, st->rates, (size_t)n_rates * sizeof *st->rates);
+        st->rates_marked = false;
+    }
     memcpy(st->uses_copy, st->uses, n * sizeof *st->uses);
     memcpy(st->uses_copy_marked, st->uses_marked, st->n_chunks * sizeof *st->uses_marked);
     memset(st->uses_marked, 0, st->n_chunks * sizeof *st->uses_marked);
     (void)pthread_mutex_unlock(&st->lock);
     if (store_db_write_uses(st->db, st->uses_copy, st->uses_copy_marked, st->n_chunks) != ERR_OK)
         log_warn("store: last uses are lost; eviction will be less apt");
+    if (n_rates >= 0 &&
+        (FAULT_HIT(store_note) || store_db_write_rates(st->db, st->rates_copy, n_rates) != ERR_OK))
+        log_warn("store: hit rates of a minute are lost");
     st->uses_written_us = clock_us();
 }
 

@@ -83,12 +83,16 @@ struct store {
     int32_t *changed; /* [n_slots]: whose records the I/O thread is to write again, or erase */
     uint32_t n_changed;
     struct store_counters counters;
+    struct store_rate rates[STORE_RATES_MAX];
+    int n_rates;
+    bool rates_marked; /* they are to be written */
 
     /* The I/O thread's own. */
     struct store_change *changes; /* [STORE_CHANGES] */
     int n_tries;                  /* in vain, of what changed */
     bool *uses_copy_marked;
     struct store_use *uses_copy;
+    struct store_rate rates_copy[STORE_RATES_MAX];
     uint64_t uses_written_us;
     _Atomic uint64_t complained_us;
 };

@@ -106,6 +106,8 @@ static int mock_welcome(struct mock *m, struct mock_lane *l)
     l->lane.wake_fd = l->control_fd;
     l->open = true;
     atomic_store(&l->lane.shared->engine_state, WIRE_SERVING);
+    atomic_store(&l->lane.shared->room_reqs, UINT32_MAX); /* or fronts would refuse */
+    atomic_store(&l->lane.shared->room_tokens, UINT32_MAX);
     w.lane_bytes = l->lane.lane_bytes;
     rc = attach_send_welcome(l->control_fd, &w, fds);
     (void)close(fds[ATTACH_LANE]); /* the mapping stays */
@@ -253,6 +255,7 @@ static void mock_run(struct mock *m)
             if (!l->open)
                 continue;
             atomic_store_explicit(&l->lane.shared->heartbeat_us, now_us, memory_order_relaxed);
+            atomic_store_explicit(&l->lane.shared->progress_us, now_us, memory_order_relaxed);
             mock_take(m, l);
             if (due)
                 said += mock_step(m, l);

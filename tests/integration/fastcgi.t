@@ -4,6 +4,7 @@ At most that front ends; its supervisor brings it back and nothing leaks in the 
 
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -48,6 +49,11 @@ def connect(path, timeout=15):
     k.settimeout(timeout)
     k.connect(path)
     return k
+
+
+def gone(k):
+    """Has the other side closed this connection? Nothing is to be read of it."""
+    return select.select([k], [], [], 0)[0] != []
 
 
 def talk(path, data, timeout=15):
@@ -215,14 +221,27 @@ with Stack() as s:
         tap.ok(isinstance(got, bytes) and b"Status: 200" in got, "it is waited for", got)
 
     with tap.section("silence"):
-        # As many silent peers as there are reader threads, and more.
-        quiet = [connect(path) for _ in range(12)]
+        # Many more silent peers than there are reader threads, and than may be silent at once.
+        quiet = [connect(path) for _ in range(60)]
         began = time.monotonic()
-        out = talk(path, request({"REQUEST_METHOD": "GET", "REQUEST_URI": "/health"}), 30)
-        tap.ok(out.startswith(b"Status: 200"), "silent peers hold nobody for long (%.1f s)" %
-               (time.monotonic() - began), out)
+        for _ in range(20):
+            out = talk(path, request({"REQUEST_METHOD": "GET", "REQUEST_URI": "/health"}), 30)
+        took = time.monotonic() - began
+        tap.ok(out.startswith(b"Status: 200") and took < 0.9, "silent peers hold nobody (%.2f s)" %
+               took, out)
+        more = [connect(path) for _ in range(60)]
+        tap.ok(until(lambda: sum(gone(k) for k in quiet + more) == 120 - 64),
+               "the first have to go when more than 64 are silent")
+        tap.eq(sum(gone(k) for k in quiet), 120 - 64, "and only they")
+        more[-1].sendall(request({"REQUEST_METHOD": "GET", "REQUEST_URI": "/version"}))
+        tap.ok(b"Status: 200" in more[-1].recv(4096), "who speaks at last is answered")
         for k in quiet:
             k.close()
+        # These, and two that fall silent in the middle, are looked at below, when their time is over.
+        halves = [connect(path) for _ in range(2)]
+        for k in halves:
+            k.sendall(request(dict(full, CONTENT_LENGTH="5000"))[:60])
+        silent_since = time.monotonic()
 
     with tap.section("keep-conn"):
         # A peer that asks to keep the connection gets one answer and the end.
@@ -271,6 +290,13 @@ with Stack() as s:
         tap.ok(all(crowd(160, leave, 60)), "the ones that stay are served")
         tap.ok(s.idle(), "nothing runs on")
         tap.eq(s.metric("vllm:kv_cache_usage_perc"), 0, "no page leaks")
+
+    with tap.section("the end of silence"):
+        tap.ok(until(lambda: all(gone(k) for k in more[:-1] + halves), 15),
+               "who says nothing is sent away")
+        took = time.monotonic() - silent_since
+        tap.ok(took > 4, "after some time (%.1f s)" % took)
+        tap.eq(s.fronts[1].exits, [], "the other front lives")
 
 with tap.section("--listen"), Stack() as s:
     # Without systemd: the front makes its socket, replaces a dead one's and removes it.

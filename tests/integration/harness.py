@@ -13,6 +13,7 @@ import ctypes
 import http.client
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -31,6 +32,8 @@ BUILDDIR = os.environ.get("builddir") or os.path.join(SRCDIR, "build")
 MODEL = os.path.join(SRCDIR, "tools", "demo-model", "model")
 GOLDEN = os.path.join(SRCDIR, "tests", "golden", "demo")
 MODEL_NAME = "demo"
+STORY = " ".join("The %s fox carried lantern number %d over the old bridge." % (a, i)
+                 for i, a in enumerate(["clever", "quiet", "small", "brave"] * 3))
 WAIT_S = 30  # for anything that should come at once; a loaded machine may take long
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -84,6 +87,14 @@ class Tap:
         print("1..%d" % self.n)
         self.note("%.1f s" % (time.monotonic() - self.started))
         sys.exit(1 if self.failed else 0)
+
+
+def draw_seed(tap):
+    """Seed what is drawn, by SEED or anew, and say with what."""
+    seed = int(os.environ.get("SEED") or random.randrange(1 << 30))
+    tap.note("SEED=%d" % seed)
+    random.seed(seed)
+    return seed
 
 
 def skip_all(why):

@@ -8,21 +8,62 @@ else. What is told instead: tokens a step, latencies as a multiple of the time b
 (Little: how many are inside), times against those of a request that needs no engine, steps until
 the first token as the engine counts them.
 
+The hundred clients that make the load are threads of one Python, which wait for each other longer
+than for the server; how quick it is, processes of one request at a time say (class Askers).
+
 Measured on two cores that others used as well (load 4 to 10), in six runs: 10 to 16 times as
 much asked for as served; 3.90 tokens a step against 3.84 to 3.90 before (4 at most); 98 to 100 %
 of the tokens of use; latencies as if 8.7 to 10.2 requests were inside, where 12 are at most;
-refusals in 1.6 to 3.5 ms, with a front that asks the engine 26 ms; memory of a front 0.2 to 0.8 MB
-more, the engine's none; the modest key 48 to 52 % of the service and no refusal; Retry-After 4 s
-for 3.9 s; first tokens beside prompts of 2000 tokens within 2 to 3 steps, alone within 2. Requests
-a second are noted only: the clients take their cores from the engine."""
+refusals in 0.3 ms, 19 of 20 of them within 1.4 to 3.7 ms, where those of a server that reads first
+what it refuses take 3.8 to 8 ms; memory of a front 0.2 to 0.8 MB more, the engine's none; the modest
+key 48 to 52 % of the service and in 20 runs no refusal; Retry-After 4 s for 3.9 s; first tokens
+beside prompts of 2000 tokens within 2 to 3 steps, alone within 2. Requests a second are noted only:
+the clients take their cores from the engine."""
 
+import json
 import os
 import signal
+import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 
-from harness import Stack, Tap, crowd, key, need_nginx, until
+from harness import Stack, Tap, cpu_seconds, crowd, key, need_nginx, until
+
+
+def ask_again_and_again(path, seconds):
+    """The work of one of the Askers: in turn what there is not, and needs no engine, and what is
+    mostly refused, each timed from before the connection to the last byte. Says both lists of
+    seconds as JSON."""
+    told = {"plain": [], "refused": []}
+    end = time.monotonic() + seconds
+    i = os.getpid()
+    while time.monotonic() < end:
+        i += 1
+        ids = [3 + i % 900] + [40 + (i * 31 + k * k) % 1000 for k in range(109)]
+        body = json.dumps({"model": "demo", "prompt": ids, "max_tokens": 1}).encode()
+        head = "HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer %s\r\n" \
+               "Content-Length: %d\r\n\r\n" % (key(i), len(body))
+        asks = [("plain", "POST /v1/nothing "), ("refused", "POST /v1/completions ")]
+        for kind, line in asks if i % 2 else reversed(asks):
+            sent = (line + head).encode() + body
+            began, got = time.monotonic(), b""
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as k:
+                k.connect(path)
+                k.sendall(sent)
+                while part := k.recv(1 << 16):
+                    got += part
+            if got.startswith(b"HTTP/1.1 429 " if kind == "refused" else b"HTTP/1.1 404 "):
+                told[kind].append(time.monotonic() - began)
+        time.sleep(0.01)
+    print(json.dumps(told))
+
+
+if len(sys.argv) == 4 and sys.argv[1] == "ask":
+    ask_again_and_again(sys.argv[2], float(sys.argv[3]))
+    sys.exit(0)
 
 need_nginx()
 tap = Tap()
@@ -89,6 +130,24 @@ class Load:
         return self
 
 
+class Askers:
+    """n processes that tell how long refusals take, and what needs no engine."""
+
+    def __init__(self, s, n, seconds):
+        argv = [sys.executable, os.path.abspath(__file__), "ask", s.socket, str(seconds)]
+        self.procs = [subprocess.Popen(argv, stdout=subprocess.PIPE) for _ in range(n)]
+
+    def end(self):
+        """Both lists, each from the shortest to the longest."""
+        told = [json.loads(p.communicate(timeout=60)[0]) for p in self.procs]
+        return [sorted(t for one in told for t in one[kind]) for kind in ("refused", "plain")]
+
+
+def at(times, share):
+    """In ms: so much of the sorted times is not longer."""
+    return 1e3 * times[min(len(times) - 1, int(share * len(times)))]
+
+
 def measure(s, load, seconds):
     """What the server does in so many seconds of the load, after it has got going."""
     until(lambda: len(load.served) > 2 * SEATS, 30, 0.05)
@@ -125,19 +184,14 @@ with tap.section("ten times capacity"), \
     load = Load(s, "over", int(max(60, full["rate"] * 10 * 0.3 + 2 * (SEATS + QUEUE)))).start()
     until(lambda: len(load.served) > 2 * SEATS, 30, 0.05)
     kib = {name: memory_kib(pid) for name, pid in pids.items()}
-    plain = []
-
-    def others():
-        while not load.stop:
-            began = time.monotonic()
-            s.get("/version")
-            plain.append(time.monotonic() - began)
-            time.sleep(0.05)
-    threading.Thread(target=others, daemon=True).start()
+    askers = Askers(s, 3, 7)
+    cpu = sum(cpu_seconds(f.pid) for f in s.fronts)
     n_asked = load.n_asked
     over = measure(s, load, 7)
     n_asked = (load.n_asked - n_asked) / 7
     grown = {name: memory_kib(pid) - kib[name] for name, pid in pids.items()}
+    cpu = sum(cpu_seconds(f.pid) for f in s.fronts) - cpu
+    refusals, plain = askers.end()
     load.end()
     tap.eq(load.odd, [], "every request is served or refused")
     tap.ok(n_asked > 8 * over["rate"], "asked for %.1f times what was served (%.0f/s)" %
@@ -152,19 +206,20 @@ with tap.section("ten times capacity"), \
            "inside, at most %d are" % (inside, SEATS + QUEUE))
     tap.ok(over["slow"] * over["rate"] < 3 * (SEATS + QUEUE), "19 of 20 as if %.1f were" %
            (over["slow"] * over["rate"]))
-    quick = statistics.median(t for t, _ in load.refused)
-    base = statistics.median(plain)
-    tap.ok(quick < 0.005 + 2 * base, "refusals take %.1f ms, what needs no engine %.1f ms" %
-           (1e3 * quick, 1e3 * base))
-    late = sum(t > 0.005 + 3 * max(base, 0.002) for t, _ in load.refused) / len(load.refused)
-    tap.note("%d refusals, %.1f %% of them slow" % (len(load.refused), 100 * late))
+    # On a machine that others keep busy, what costs nothing takes its time as well.
+    tap.ok(at(refusals, 0.5) < 2 and at(refusals, 0.95) < max(5, 2 * at(plain, 0.95)),
+           "refusals take %.1f ms, 19 of 20 at most %.1f; what needs no engine %.1f and %.1f" %
+           (at(refusals, 0.5), at(refusals, 0.95), at(plain, 0.5), at(plain, 0.95)))
+    tap.note("%d refusals in all, those above of %d and %d; %.0f us of the fronts' time for what "
+             "was asked" % (len(load.refused), len(refusals), len(plain), 1e6 * cpu / n_asked / 7))
     tap.ok(all(1 <= again <= 60 for _, again in load.refused), "each has a Retry-After")
     tap.ok(all(n < 4096 for n in grown.values()), "memory is flat: KiB more: %s" % grown)
     tap.ok(s.idle(), "idle afterwards")
     tap.eq(s.metric("vllm:kv_cache_usage_perc"), 0, "every page came back")
     m = s.metrics()
     counted = sum(v for k, v in m.items() if k.startswith("quire:requests_rejected_total"))
-    tap.eq(counted, len(load.refused) + n_refused, "the metric counts every refusal")
+    tap.eq(counted, len(load.refused) + len(refusals) + n_refused,
+           "the metric counts every refusal")
 
     # One key asks for ten times as much as there is, another for what is its share.
     greedy = Load(s, "greedy", 40, headers=auth(30)).start()
@@ -175,10 +230,8 @@ with tap.section("ten times capacity"), \
     n_greedy, took = len(greedy.served) - n_greedy, time.monotonic() - began
     waits = statistics.median(t for _, t in modest.served)
     modest.end(), greedy.end()
-    # What a front knows of the queue is a pass old: at its full share a key may meet a 429.
-    tap.ok(len(modest.refused) <= max(2, len(modest.served) // 20),
-           "beside a greedy key another is hardly refused (%d of %d)" %
-           (len(modest.refused), len(modest.served)))
+    tap.eq(len(modest.refused), 0, "beside a greedy key another is never refused, of %d times" %
+           len(modest.served))
     share = len(modest.served) / (len(modest.served) + n_greedy)
     tap.ok(share > 0.4, "and has %.0f %% of what is served: 4 of its requests against 40" %
            (100 * share))
@@ -188,6 +241,28 @@ with tap.section("ten times capacity"), \
     m = s.metrics()
     tap.ok(m['quire:tenant_generation_tokens_total{model_name="demo",tenant="tenant31"}'] >=
            len(modest.served) * N_TOKENS, "the metrics tell what each key used")
+
+with tap.section("a refusal costs nothing"), \
+        Stack(engine=["--max-num-seqs", 1, "--max-num-queued-reqs", 1], n_fronts=1) as s:
+    long = s.completion("Count", max_tokens=1900, ignore_eos=True)
+    slow = s.open_stream(PATH, long)
+    slow.response.readline()
+    waits = threading.Thread(target=crowd, args=(1, lambda i: s.post(PATH, long)), daemon=True)
+    waits.start()
+    until(lambda: s.metric("vllm:num_requests_waiting") == 1)
+    before = s.metric("quire:requests_rejected_total")
+    for path, asks in ((PATH, b"no JSON"), ("/v1/chat/completions", b"[" * 100000),
+                       ("/v1/messages", b""), ("/v1/responses", b"{" * 5000000)):
+        r = s.post(path, asks)
+        tap.ok(r.status == 429 and int(r.headers["Retry-After"]) >= 1 and "error" in r.json,
+               "%s: a full server does not read what it would refuse: %d" % (path, r.status))
+    tap.eq(until(lambda: s.metric("quire:requests_rejected_total") == before + 4), True,
+           "it counts them")
+    tap.eq(s.post("/tokenize", b"no JSON").status, 400, "what needs no place is looked at")
+    slow.close()
+    waits.join(60)
+    s.idle()
+    tap.eq(s.post(PATH, b"no JSON").status, 400, "and so is the rest when there is room")
 
 with tap.section("when to come again"), \
         Stack(engine=["--max-num-seqs", 1, "--max-num-queued-reqs", 16], n_fronts=1) as s:

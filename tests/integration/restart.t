@@ -131,8 +131,9 @@ with tap.section("engine killed"), Stack(store=True) as s:
 
     other = long_prompt.replace("lantern", "river")
     first = s.post(chat, s.chat(other, max_tokens=5))
-    before = s.engine.pid
+    before, n_stops = s.engine.pid, s.engine.said().count("engine: stopping;")
     s.engine.kill(signal.SIGTERM)
+    until(lambda: s.engine.said().count("engine: stopping;") > n_stops)
     r = s.post(chat, s.chat(other, max_tokens=5))
     tap.eq(r.status, 200, "a request right after SIGTERM waits and is served")
     tap.ok(s.engine.pid != before, "by another engine")

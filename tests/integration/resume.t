@@ -9,15 +9,13 @@ import signal
 import threading
 import time
 
-from harness import DEVICE, Stack, Tap, crowd, need_nginx, until
+from harness import DEVICE, Stack, Tap, crowd, draw_seed, need_nginx, until
 
 need_nginx()
 tap = Tap()
 chat = "/v1/chat/completions"
-SEED = int(os.environ.get("SEED") or random.randrange(1 << 30))
 ROUNDS = int(os.environ.get("ROUNDS") or 25)
-tap.note("SEED=%d" % SEED)
-random.seed(SEED)
+draw_seed(tap)
 LONG = 120 if DEVICE == "cpu" else 1500
 schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 40},
                                            "tags": {"type": "array", "items": {"enum": ["a", "b"]},

@@ -304,6 +304,17 @@ with tap.section("namespaces"), stack(store=True) as s:
         tap.eq(ask(s, prompt(1), cache_salt="blue"), 0, "then it is a miss")
         kill(s)
         tap.ok(ask(s, prompt(1), cache_salt="red") > 100, "the rest outlives the engine")
+        s.idle()
+        was = {x["namespace"]: (x["queries"], x["hits"]) for x in listed(s)["namespaces"]}
+        before = s.engine.pid
+        s.engine.kill(signal.SIGTERM)
+        until(lambda: s.engine.pid != before and s.get("/health").status == 200)
+        now = {x["namespace"]: (x["queries"], x["hits"]) for x in listed(s)["namespaces"]}
+        tap.eq({k: now.get(k) for k in was}, was, "what was asked and found outlives it as well")
+        rates = json.loads(dump("--json", s.store_dir))["rates"]
+        tap.eq({x["namespace"]: (x["queries"], x["hits"]) for x in rates},
+               {k: v for k, v in was.items() if v[0] > 0}, "lmdb-dump has the same figures")
+        tap.ok("cached    share" in dump("--summary", s.store_dir), "in words, too")
 
 with tap.section("a cache for each key"), stack(front=["--cache-per-key", "true"]) as s:
     def mine(i, **fields):

@@ -15,19 +15,16 @@ import tempfile
 import threading
 import time
 
-from harness import BUILDDIR, DEVICE, MODEL, Stack, Tap, cpu_seconds, crowd, need_nginx, until
+from harness import (BUILDDIR, DEVICE, MODEL, STORY, Stack, Tap, cpu_seconds, crowd, draw_seed,
+                     need_nginx, until)
 
 need_nginx()
 tap = Tap()
 cpu = DEVICE == "cpu"
 path = "/v1/completions" if cpu else "/v1/chat/completions"
-SEED = int(os.environ.get("SEED") or random.randrange(1 << 30))
-tap.note("SEED=%d" % SEED)
-random.seed(SEED)
+draw_seed(tap)
 
 N = 5
-story = " ".join("The %s fox carried lantern number %d over the old bridge." % (a, i)
-                 for i, a in enumerate(["clever", "quiet", "small", "brave"] * 3))
 SLEEPY = ["--sleep-after-s", "1", "--max-model-len", "400"]
 
 
@@ -35,9 +32,9 @@ def body(s, i, **fields):
     # Drawn, where equal logits are equal bits: a text then tells of every one of them. A GPU's bits
     # depend on the step, so there it is asked what it knows well.
     if cpu:
-        return dict(s.completion("%d. %s" % (i, story[3 * i:]), max_tokens=16, ignore_eos=True,
+        return dict(s.completion("%d. %s" % (i, STORY[3 * i:]), max_tokens=16, ignore_eos=True,
                                  seed=i, **fields), temperature=1)
-    return s.chat("Story %d. %s What did the fox carry?" % (i, story[3 * i:]), max_tokens=8,
+    return s.chat("Story %d. %s What did the fox carry?" % (i, STORY[3 * i:]), max_tokens=8,
                   **fields)
 
 

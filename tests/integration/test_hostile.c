@@ -2,11 +2,13 @@
  * drops it, lives, and serves a well-behaved front beside it. Method: a real quire-engine with
  * the demo model; hostile fronts attach one after another and scribble; an honest one asks. */
 #include <fcntl.h>
+#include <float.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -182,6 +184,83 @@ static void test_beyond(struct peer *honest)
     is_int(peer_ask(honest, 40, 5), 5, "and the honest front goes on");
 }
 
+static float extreme(unsigned *seed, float low, float high)
+{
+    const float values[] = {low, high, 1.0f, FLT_MIN, FLT_TRUE_MIN, FLT_MAX, -FLT_MAX, 0.0f, -0.0f};
+    float v = values[random_next(seed) % (sizeof values / sizeof values[0])];
+
+    return v < low ? low : v > high ? high : v;
+}
+
+/* Within the engine's bounds, and nobody's wish: what overflows on the way to a token. */
+static struct wire_request extreme_request(unsigned *seed, int32_t *extra)
+{
+    struct wire_request r = {
+        .n_tokens = 8,
+        .n_prompt = 1 + random_next(seed) % 8,
+        .max_tokens = random_next(seed) % 2 ? 12 : UINT32_MAX,
+        .min_tokens = random_next(seed) % 2 ? UINT32_MAX : random_next(seed) % 9,
+        .temperature = extreme(seed, 0.0f, FLT_MAX),
+        .top_p = extreme(seed, FLT_TRUE_MIN, 1.0f),
+        .min_p = extreme(seed, 0.0f, 1.0f),
+        .top_k = random_next(seed) % 2 ? INT32_MAX : (int32_t)(random_next(seed) % 3),
+        .presence = extreme(seed, -FLT_MAX, FLT_MAX),
+        .frequency = extreme(seed, -FLT_MAX, FLT_MAX),
+        .repetition = extreme(seed, FLT_TRUE_MIN, FLT_MAX),
+        .priority = random_next(seed) % 2 ? INT32_MIN : INT32_MAX,
+        .arrival_us = random_next(seed) % 2 ? UINT64_MAX : 1,
+        .n_stop_ids = WIRE_STOP_IDS,
+        .n_biases = random_next(seed) % 3,
+        .n_logprobs = random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
+        .n_prompt_logprobs = random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
+        .flags = random_next(seed) & (WIRE_IGNORE_EOS | WIRE_LOGPROBS | WIRE_PROMPT_LOGPROBS |
+                                      WIRE_RESUMED | WIRE_TELL_KEPT),
+        .retain = random_next(seed) % 102,
+        .retain_s = random_next(seed) % 2 ? UINT32_MAX : 0,
+        .retain_tokens = random_next(seed) % 2 ? UINT32_MAX : 3,
+    };
+
+    for (uint32_t i = 0; i < r.n_biases; i++) {
+        float v = extreme(seed, -FLT_MAX, FLT_MAX);
+
+        extra[2 * i] = (int32_t)(7 + i);
+        memcpy(&extra[2 * i + 1], &v, sizeof v);
+    }
+    return r;
+}
+
+/* One request may fail; whose logits are not finite is answered all the same. */
+static void test_extremes(struct peer *honest, unsigned seed)
+{
+    int32_t ids[8] = {70, 71, 72, 73, 70, 71, 72, 73};
+    int n_ended = 0;
+    struct peer p;
+
+    must_ok(peer_open(&p));
+    for (int i = 0; i < 400; i++) {
+        int32_t extra[8];
+        struct wire_request r = extreme_request(&seed, extra);
+        uint64_t until = clock_us() + 10000000u;
+        uint32_t slot = (uint32_t)i % p.lane.n_slots;
+        struct wire_out o = {0};
+
+        if (lane_submit(&p.lane, slot, r, ids, extra) != ERR_OK)
+            break;
+        for (int n = 0; o.kind != WIRE_FINISHED && clock_us() < until;) {
+            if (!lane_record(&p.lane, slot, &o))
+                clock_sleep_us(200);
+            else if (o.kind == WIRE_TOKEN && ++n == 12)
+                lane_cancel(&p.lane, slot, WIRE_CLIENT_GONE);
+        }
+        if (o.kind != WIRE_FINISHED)
+            break;
+        n_ended++;
+    }
+    is_int(n_ended, 400, "400 requests at the ends of what is allowed: each comes to an end");
+    peer_close(&p);
+    is_int(peer_ask(honest, 43, 5), 5, "and the honest front goes on");
+}
+
 /* Connections that say nothing, the wrong thing, or leave at once. */
 static void test_strangers(struct peer *honest)
 {
@@ -200,6 +279,55 @@ static void test_strangers(struct peer *honest)
     is_int(peer_ask(honest, 41, 5), 5, "40 fronts that leave at once change nothing");
 }
 
+/* A connection that says nothing. */
+static int silent_open(void)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", sock);
+    if (fd != -1 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
+        return fd;
+    if (fd != -1)
+        (void)close(fd);
+    return -1;
+}
+
+/* More of them than there are lanes: neither do they keep a front out, nor stay. */
+static void test_silent(struct peer *honest)
+{
+    int fds[40], n_open = 0, n_gone = 0;
+    struct peer p = {.control = -1};
+    bool attached;
+    uint64_t from_us;
+
+    for (int i = 0; i < 40; i++) {
+        fds[i] = silent_open();
+        n_open += fds[i] != -1;
+        clock_sleep_us(1000); /* the queue of those that connect is bounded as well */
+    }
+    is_int(n_open, 40, "40 peers that say nothing");
+    from_us = clock_us();
+    attached = attach_connect(sock, 1000, &p.control, &p.welcome, p.fds) == ERR_OK &&
+               lane_attach(&p.lane, p.fds[ATTACH_LANE], p.welcome.lane_bytes) == ERR_OK;
+    ok(attached, "a front attaches beside them at once");
+    p.lane.wake_fd = p.control;
+    if (attached) {
+        is_int(peer_ask(&p, 0, 5), 5, "and is served");
+        peer_close(&p);
+    }
+    for (int i = 0; i < 40; i++) {
+        struct pollfd f = {.fd = fds[i], .events = POLLIN};
+        char byte;
+
+        n_gone += poll(&f, 1, 5000) == 1 && recv(fds[i], &byte, 1, 0) == 0;
+        (void)close(fds[i]);
+    }
+    is_int(n_gone, 40, "all of them were sent away");
+    ok(clock_us() - from_us < 5000000, "within seconds");
+    is_int(peer_ask(honest, 42, 5), 5, "and the honest front goes on");
+}
+
 int main(void)
 {
     struct peer honest;
@@ -215,7 +343,9 @@ int main(void)
     is_int(peer_ask(&honest, 63, 20), 20, "an honest front is served");
     test_malformed(&honest, seed);
     test_beyond(&honest);
+    test_extremes(&honest, seed);
     test_strangers(&honest);
+    test_silent(&honest);
     is_int(waitpid(engine, &status, WNOHANG), 0, "the engine lives");
     (void)kill(engine, SIGTERM);
     (void)waitpid(engine, &status, 0);

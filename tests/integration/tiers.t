@@ -10,23 +10,19 @@ import signal
 import tempfile
 import subprocess
 
-from harness import BUILDDIR, Stack, Tap, crowd, need_nginx, until
+from harness import BUILDDIR, STORY, Stack, Tap, crowd, draw_seed, need_nginx, until
 
 need_nginx()
 tap = Tap()
 chat = "/v1/chat/completions"
-SEED = int(os.environ.get("SEED") or random.randrange(1 << 30))
-tap.note("SEED=%d" % SEED)
-random.seed(SEED)
+draw_seed(tap)
 
 N = 6
-story = " ".join("The %s fox carried lantern number %d over the old bridge." % (a, i)
-                 for i, a in enumerate(["clever", "quiet", "small", "brave"] * 3))
 SMALL = ["--num-pages", "40", "--max-num-seqs", "8", "--max-model-len", "400"]
 
 
 def body(s, i):
-    return s.chat("Story %d. %s What did the fox carry?" % (i, story[i:]), max_tokens=8)
+    return s.chat("Story %d. %s What did the fox carry?" % (i, STORY[i:]), max_tokens=8)
 
 
 def ask(s, i, name):

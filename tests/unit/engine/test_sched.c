@@ -223,6 +223,7 @@ static bool world_step(struct world *w)
         if (q->n_planned < 1 || end > q->n_pages * BLOCK || end > q->n_tokens + q->n_pending)
             return false;
         w->waited[q - w->pool.seqs] = -1;
+        q->admitted = true;
         f->seqs[i] = q;
         f->counts[i] = q->n_planned;
         f->samples[i] = end == q->n_tokens + q->n_pending;
@@ -744,6 +745,41 @@ static void test_displaced(bool ahead)
     world_close(&w);
 }
 
+/* One is preempted in the plan that admits it, for a long prompt that is planned after it: it is
+ * counted once. It had begun with a copy of a part, which is not named. */
+static void test_admitted_twice(void)
+{
+    struct world w;
+    const struct seq *known;
+    int32_t tokens[12];
+    struct seq *q;
+    uint64_t before;
+    bool good = true;
+
+    world_open(&w, 21, 16, 4, 1);
+    known = world_add(&w, 12, 1, 0, 7);
+    memcpy(tokens, known->tokens, sizeof tokens);
+    (void)world_step(&w);
+    (void)world_add(&w, 64, 1, 0, 1);
+    (void)world_add(&w, 64, 1, 0, 2);
+    while (pages_free(w.pages) > 5) /* each takes two a step */
+        (void)world_step(&w);
+    q = world_add(&w, 7, 1, 0, 3);
+    memcpy(q->tokens, tokens, 6 * sizeof *tokens); /* a page and a part */
+    before = w.sched.n_prefix_queries;
+    (void)world_step(&w);
+    ok(w.sched.n_prefix_queries == before + 7 && w.sched.n_copied == 1 && !q->admitted &&
+           q->state == SEQ_WAITING,
+       "one begins with a copy and is preempted in that plan");
+    sched_check(&w.sched);
+    for (int i = 0; i < 200 && w.n_done < 4 && good; i++)
+        good = world_step(&w);
+    ok(good && w.n_done == 4, "everybody ends with his own tokens");
+    is_int((int)(w.sched.n_prefix_queries - before), 7, "its prompt is counted once");
+    sched_check(&w.sched);
+    world_close(&w);
+}
+
 int main(void)
 {
     unsigned seed = tap_seed(7);
@@ -759,6 +795,7 @@ int main(void)
     test_priority();
     test_prefix();
     test_part();
+    test_admitted_twice();
     test_retained();
     test_paused();
     test_longest(1, false);

@@ -529,15 +529,13 @@ static void simulate(int n_device, int n_host, uint64_t n_steps, double least)
     world_close(w);
 }
 
-/* Everybody asks for the same prompt at once; steps until all have said their first token. */
-static void ask_alike(struct world *w, int n_users)
+/* All ask at once for what they have; steps until everybody has said his first token. */
+static void ask_at_once(struct world *w, int n_users)
 {
     int n_running = n_users;
 
-    for (int i = 0; i < n_users; i++) {
-        w->users[i] = w->users[0];
+    for (int i = 0; i < n_users; i++)
         ask_as_known(w, &w->users[i], 1);
-    }
     for (int n = 0; n < 100000 && n_running > 0; n++) {
         step(w);
         for (int i = 0; i < n_users; i++) {
@@ -550,6 +548,59 @@ static void ask_alike(struct world *w, int n_users)
         }
     }
     must(n_running == 0);
+}
+
+/* The same prompt. */
+static void ask_alike(struct world *w, int n_users)
+{
+    for (int i = 1; i < n_users; i++)
+        w->users[i] = w->users[0];
+    ask_at_once(w, n_users);
+}
+
+static void save_all(struct world *w)
+{
+    for (int i = 0; i < 100 && tiers_have_work(&w->e); i++) {
+        settle(w);
+        step(w);
+    }
+    must(!tiers_have_work(&w->e));
+}
+
+/* More pages are asked for at once than there are places for loads: nobody computes for that what
+ * the host tier has. */
+static void test_many_at_once(void)
+{
+    char path[] = "/tmp/quire-agents-XXXXXX";
+    int fd = mkstemp(path);
+    int n_users = 8, n_pages = CONTEXT - 10;
+
+    must(fd >= 0);
+    for (int life = 0; life < 2; life++) {
+        struct world *w = calloc(1, sizeof *w);
+
+        must(w != NULL);
+        w->seed = 4;
+        world_open(w, 2000, 3000, path);
+        must(n_users * n_pages > w->e.n_loads);
+        for (int i = 0; i < n_users; i++) {
+            struct user *u = &w->users[i];
+
+            for (u->n_tokens = 0; u->n_tokens < n_pages * BLOCK; u->n_tokens++)
+                u->tokens[u->n_tokens] = 1000 * i + u->n_tokens;
+        }
+        ask_at_once(w, n_users);
+        save_all(w);
+        ok(w->good && w->n_turns == (uint64_t)n_users, "%d long prompts at once: all are served",
+           n_users);
+        ok(life == 0 || w->n_found == w->n_pages,
+           "in another life each finds all of its pages: %llu of %llu",
+           (unsigned long long)w->n_found, (unsigned long long)w->n_pages);
+        host_prove(w->e.host);
+        world_close(w);
+    }
+    (void)close(fd);
+    (void)unlink(path);
 }
 
 /* Pages of an earlier life are checked before their first use, by threads that take their time:
@@ -569,17 +620,13 @@ static void test_another_life(void)
         for (int i = 0; i < CONTEXT * BLOCK / 2; i++)
             w->users[0].tokens[w->users[0].n_tokens++] = i;
         ask_alike(w, life == 0 ? 1 : 6);
-        for (int i = 0; i < 100 && tiers_have_work(&w->e); i++) {
-            settle(w);
-            step(w);
-        }
+        save_all(w);
         ok(w->good && w->n_turns == (life == 0 ? 1u : 6u), "life %d: all are served", life);
         ok(life == 0 || w->n_found >= 6u * (CONTEXT / 2 - 1),
            "life %d: from the pages of the one before: %llu of %llu", life,
            (unsigned long long)w->n_found, (unsigned long long)w->n_pages);
         ok(w->model.n_in == (life == 0 ? 0u : (unsigned)w->n_pages / 6),
            "life %d: each is brought once for all (%llu)", life, (unsigned long long)w->model.n_in);
-        must(!tiers_have_work(&w->e));
         host_prove(w->e.host);
         world_close(w);
     }
@@ -594,6 +641,7 @@ int main(void)
 
     log_set_level(0);
     test_another_life();
+    test_many_at_once();
     simulate(2000, 24000, n, 0.98); /* room for what users come back to */
     simulate(2000, 12000, n / 4, 0.93);
     simulate(2000, 6000, n / 4, 0.77); /* nobody who does not know who comes back is much nearer */

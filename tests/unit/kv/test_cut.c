@@ -17,7 +17,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/must.h"
-#include "kv/prefix.h"
 #include "kv/store.h"
 #include "tests/tap.h"
 
@@ -29,11 +28,12 @@
 #define N_DEEP     10
 #define N_PAGES    (N_CHAINS * N_DEEP)
 #define N_BATCHES  40
-#define SECTOR     512
 #define EVENTS_MAX 65536
 #define BYTES_MAX  ((size_t)256 << 20)
 #define FILES_MAX  64
 #define NAME_CAP   64
+
+#include "tests/unit/kv/chains.h" /* wants these */
 
 /* --- the record ---------------------------------------------------------------------------- */
 
@@ -317,29 +317,7 @@ int unlink(const char *path)
 
 /* --- pages --------------------------------------------------------------------------------- */
 
-struct page_of {
-    struct hash name;
-    struct hash parent;
-    int32_t tokens[BLOCK];
-    unsigned char payload[PAGE_BYTES];
-};
-
 static struct page_of pages[N_PAGES + N_DEEP]; /* the last chain is written to images only */
-
-static void make_pages(void)
-{
-    for (int k = 0; k < N_PAGES + N_DEEP; k++) {
-        struct page_of *p = &pages[k];
-        struct hash root = {{(uint8_t)(k / N_DEEP + 1)}};
-
-        p->parent = k % N_DEEP == 0 ? root : pages[k - 1].name;
-        for (int t = 0; t < BLOCK; t++)
-            p->tokens[t] = k * BLOCK + t;
-        p->name = prefix_name(&p->parent, p->tokens, BLOCK);
-        for (int i = 0; i < PAGE_BYTES; i++)
-            p->payload[i] = (unsigned char)(i / SECTOR * 7 + k * 3 + 1);
-    }
-}
 
 static int open_at(struct store **st, const char *dir, size_t page_bytes)
 {
@@ -456,7 +434,7 @@ static void image_tear(struct image *m, const struct event *e, unsigned *seed)
     uint64_t from = 0;
 
     while (from < e->len) {
-        uint64_t len = SECTOR - (e->at + from) % SECTOR;
+        uint64_t len = CHAINS_SECTOR - (e->at + from) % CHAINS_SECTOR;
 
         len = len < e->len - from ? len : e->len - from;
         if (random_next(seed) % 2 == 0)
@@ -700,7 +678,7 @@ int main(void)
     (void)snprintf(dir, sizeof dir, "%s/store", real);
     (void)snprintf(disk, sizeof disk, "%s/disk", root);
     log_set_level(0);
-    make_pages();
+    make_pages(pages, N_PAGES + N_DEEP);
     must_ok(mkdir(dir, 0750));
     record_lives(dir, &seed);
     for (int i = 0; i < record->n_events; i++) {

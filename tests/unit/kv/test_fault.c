@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "base/must.h"
 #include "kv/host.h"
-#include "kv/prefix.h"
 #include "kv/store.h"
 #include "tests/tap.h"
 
@@ -27,6 +26,8 @@
 #define HOST_ROUNDS  100
 #define OPEN_ROUNDS  6
 #define OPEN_ALLOCS  30 /* more than an opening makes */
+
+#include "tests/unit/kv/chains.h" /* wants these */
 
 static char dir[64];
 static char path[96];
@@ -62,29 +63,7 @@ int fsync(int fd)
 
 /* --- pages --------------------------------------------------------------------------------- */
 
-struct page_of {
-    struct hash name;
-    struct hash parent;
-    int32_t tokens[BLOCK];
-    unsigned char payload[PAGE_BYTES];
-};
-
 static struct page_of pages[N_PAGES];
-
-static void make_pages(void)
-{
-    for (int k = 0; k < N_PAGES; k++) {
-        struct page_of *p = &pages[k];
-        struct hash root = {{(uint8_t)(k / N_DEEP + 1)}};
-
-        p->parent = k % N_DEEP == 0 ? root : pages[k - 1].name;
-        for (int t = 0; t < BLOCK; t++)
-            p->tokens[t] = k * BLOCK + t;
-        p->name = prefix_name(&p->parent, p->tokens, BLOCK);
-        for (int i = 0; i < PAGE_BYTES; i++)
-            p->payload[i] = (unsigned char)(i * 7 + k * 31);
-    }
-}
 
 static struct page_label label_of(int k)
 {
@@ -417,7 +396,7 @@ int main(void)
         tap_skip_all("no temporary folder");
     (void)snprintf(path, sizeof path, "%s/pages", dir);
     log_set_level(0);
-    make_pages();
+    make_pages(pages, N_PAGES);
     test_full_disk();
     test_store_opening();
     is_int(n_lost, 0, "an opening of the store without memory loses no page");

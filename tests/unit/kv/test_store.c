@@ -159,6 +159,41 @@ static void test_restart(void)
     wipe();
 }
 
+/* What namespaces were asked for outlives whoever counted it. */
+static void test_rates(void)
+{
+    struct store_rate rates[STORE_RATES_MAX], got[STORE_RATES_MAX];
+    struct store *st;
+
+    for (int i = 0; i < STORE_RATES_MAX; i++)
+        rates[i] =
+            (struct store_rate){.space = (uint64_t)i << 40, .used = 7, .queries = 1000, .hits = 10};
+    must_ok(open_store(&st, 100 * 16384, 1));
+    is_int(store_rates(st, got), 0, "a new store knows of nobody");
+    store_set_rates(st, rates, 3);
+    is_int(store_rates(st, got), 3, "what was set is told");
+    store_close(st);
+    must_ok(open_store(&st, 100 * 16384, 2));
+    ok(store_rates(st, got) == 3 && memcmp(got, rates, 3 * sizeof *got) == 0,
+       "the next life has the same, whatever its model");
+    store_close(st);
+    must_ok(open_store(&st, 100 * 16384, 1));
+    is_int(store_rates(st, got), 3, "they stay where nobody asks");
+    store_set_rates(st, rates, STORE_RATES_MAX);
+    store_close(st);
+    must_ok(open_store(&st, 100 * 16384, 1));
+    ok(store_rates(st, got) == STORE_RATES_MAX && memcmp(got, rates, sizeof got) == 0,
+       "as many as there may be");
+    store_set_rates(st, rates, 1);
+    fault_arm(FAULT_store_note, 1, false);
+    store_close(st);
+    fault_arm(FAULT_store_note, 0, false);
+    must_ok(open_store(&st, 100 * 16384, 1));
+    is_int(store_rates(st, got), STORE_RATES_MAX, "what cannot be written is lost, and no more");
+    store_close(st);
+    wipe();
+}
+
 /* Pages that are saved as they are evicted come end first. */
 static void test_child_first(void)
 {
@@ -817,6 +852,7 @@ int main(void)
         tap_skip_all("no temporary folder");
     log_set_level(0);
     test_restart();
+    test_rates();
     test_bound();
     test_child_first();
     test_retained();

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Generations to the lane: checked, given a slot, or kept until there is an engine for them. */
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "front/answer.h"
+#include "front/logprobs.h"
+#include "front/streamer_parts.h"
+
+void streamer_wait_add(struct streamer *s, struct gen *g)
+{
+    struct gen **at = &s->waiting;
+
+    if (g->waiting)
+        return;
+    while (*at != NULL)
+        at = &(*at)->next;
+    g->next = NULL;
+    g->waiting = true;
+    g->wait_us = s->now_us;
+    *at = g;
+}
+
+void streamer_wait_remove(struct streamer *s, struct gen *g)
+{
+    struct gen **at = &s->waiting;
+
+    if (!g->waiting)
+        return;
+    while (*at != g)
+        at = &(*at)->next;
+    *at = g->next;
+    g->waiting = false;
+}
+
+/* Everything that only the engine's welcome can tell. ERR_OK, or an error with its words. */
+static int streamer_check(const struct streamer *s, const struct gen *g, char *why, size_t cap,
+                          const char **param)
+{
+    const struct wire_welcome *w = &s->f->link.engine;
+    const struct exchange *x = g->exchange;
+    uint64_t longest = w->max_model_len;
+    uint64_t more = x->max_tokens_given && !x->max_tokens_bends ? x->max_tokens : 1;
+
+    *param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
+    if (g->n_prompt + more > longest) {
+        (void)snprintf(why, cap,
+                       "This model's maximum context length is %llu tokens. However, you "
+                       "requested %llu tokens (%u in the prompt, %llu in the completion).",
+                       (unsigned long long)longest, (unsigned long long)(g->n_prompt + more),
+                       g->n_prompt, (unsigned long long)more);
+        return ERR_TOO_LONG;
+    }
+    for (size_t i = 0; i < g->tokens.len; i++) {
+        if (g->tokens.ids[i] < 0 || g->tokens.ids[i] >= (int64_t)w->n_vocab) {
+            (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
+                           g->tokens.ids[i], w->n_vocab);
+            return ERR_INVALID;
+        }
+    }
+    for (uint32_t i = 0; i < g->request.n_stop_ids; i++) {
+        if (g->request.stop_ids[i] >= (int64_t)w->n_vocab) {
+            *param = "stop_token_ids";
+            (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
+                           g->request.stop_ids[i], w->n_vocab);
+            return ERR_INVALID;
+        }
+    }
+    return ERR_OK;
+}
+
+/* The engine has the vocabulary and the exchange's structure when it comes to a request that is
+ * submitted afterwards. ERR_AGAIN while the vocabulary is being made. */
+static int streamer_offer(struct streamer *s, const struct exchange *x, uint32_t *automaton)
+{
+    struct link *l = &s->f->link;
+    int sealed;
+    size_t bytes;
+    uint32_t idx = 0;
+    int rc;
+
+    *automaton = 0;
+    if (x->structure == NULL)
+        return ERR_OK;
+    rc = vocabulary_get(&s->f->vocabulary, &sealed, &bytes);
+    if (rc != ERR_OK)
+        return rc;
+    rc = offers_add_vocabulary(&l->offers, l->control_fd, sealed, bytes);
+    if (rc == ERR_OK)
+        rc = offers_claim(&l->offers, l->control_fd, x->structure, &idx);
+    if (rc == ERR_OK)
+        *automaton = idx + 1;
+    return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
+}
+
+/* Put g into a slot of the lane. */
+static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
+                              struct wire_request r, const int32_t *extra)
+{
+    struct link *l = &s->f->link;
+    const struct exchange *x = g->exchange;
+    int rc = streamer_offer(s, x, &r.automaton);
+
+    if (rc != ERR_OK)
+        return rc;
+    l->automaton[slot] = r.automaton;
+    r.flags |= logprobs_restart(g);
+    r.arrival_us = x->arrival_us;
+    r.n_tokens = (uint32_t)g->tokens.len;
+    r.n_prompt = g->n_prompt;
+    r.max_tokens = l->engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
+    if (x->max_tokens_given && x->max_tokens < r.max_tokens)
+        r.max_tokens = x->max_tokens;
+    rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
+    if (rc != ERR_OK)
+        link_count_refused(l, WIRE_REFUSED_SLOTS);
+    return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
+}
+
+/* Submit g. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for its
+ * structure; ERR_AGAIN when it has to wait for the vocabulary. */
+static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
+                               const char **param)
+{
+    struct link *l = &s->f->link;
+    struct wire_request r = g->request;
+    int rc = streamer_check(s, g, why, cap, param);
+    enum wire_refusal refusal;
+    int32_t *extra = NULL;
+    int64_t slot;
+
+    if (rc != ERR_OK)
+        return rc;
+    r.flags = (g->n_submits > 0 ? WIRE_RESUMED : 0) |
+              (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
+    r.n_tokens = (uint32_t)g->tokens.len;
+    refusal = link_refuses(l, &r);
+    if (refusal != WIRE_REFUSALS) {
+        link_count_refused(l, refusal);
+        *param = NULL;
+        return ERR_OVERLOADED;
+    }
+    rc = steering_write(&g->exchange->steering, l->engine.n_vocab, &r, &extra, param);
+    if (rc != ERR_OK) {
+        (void)snprintf(why, cap, "a token id is not in the model's vocabulary of %u",
+                       l->engine.n_vocab);
+        return rc;
+    }
+    *param = NULL;
+    slot = link_claim(l, r.tenant);
+    rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, r, extra);
+    mem_free(extra);
+    if (rc != ERR_OK) {
+        if (slot >= 0)
+            link_release(l, (uint32_t)slot);
+        return rc;
+    }
+    g->slot = slot;
+    g->n_submits++;
+    l->by_slot[slot] = g;
+    return ERR_OK;
+}
+
+void streamer_submit(struct streamer *s, struct gen *g)
+{
+    struct exchange *x = g->exchange;
+    const char *param = NULL;
+    char why[256] = "";
+    int rc;
+
+    if (s->f->link.control_fd == -1) {
+        streamer_wait_add(s, g);
+        return;
+    }
+    rc = streamer_submit_gen(s, g, why, sizeof why, &param);
+    g->unspelled = rc == ERR_AGAIN;
+    if (rc == ERR_AGAIN || rc == ERR_ENGINE_GONE)
+        streamer_wait_add(s, g); /* for the vocabulary, or the next engine */
+    else if (rc != ERR_OK)
+        streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
+}
+
+/* The vocabulary may have been made: submit those that wait for it. */
+void streamer_spell(struct streamer *s)
+{
+    struct gen *g = s->waiting;
+    int sealed;
+    size_t bytes;
+
+    if (g == NULL || s->f->link.control_fd == -1 ||
+        vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
+        return;
+    while (g != NULL) { /* each pass makes one spelled, and one that fails takes others with it */
+        while (g != NULL && !g->unspelled)
+            g = g->next;
+        if (g == NULL)
+            return;
+        streamer_wait_remove(s, g);
+        streamer_submit(s, g);
+        streamer_flush(s, g->exchange);
+        g = s->waiting;
+    }
+}
+
+/* There is an engine: submit those that wait, each once. */
+void streamer_resume(struct streamer *s)
+{
+    int n = 0;
+
+    for (const struct gen *g = s->waiting; g != NULL; g = g->next)
+        n++;
+    for (; n > 0 && s->waiting != NULL; n--) { /* one that fails may take others with it */
+        struct gen *g = s->waiting;
+
+        streamer_wait_remove(s, g);
+        streamer_submit(s, g);
+        streamer_flush(s, g->exchange);
+    }
+}
