@@ -402,13 +402,24 @@ static void answer_body(struct exchange *x)
     buf_fini(&b);
 }
 
-void answer_end(struct exchange *x, struct gen *g)
+/* What is left of the text. Clients stop listening to a choice at its finish_reason, so none of
+ * these events has it: the last one says it, when all calls are known. */
+static void answer_rest(struct exchange *x, struct gen *g)
 {
-    x->n_finished++;
+    enum gen_finish finish = g->finish;
+
+    g->finish = GEN_RUNNING;
     answer_begin(x); /* an engine that gave nothing but an end */
     answer_text(x, g);
     if (g->speech != NULL)
         answer_hear(g, true);
+    g->finish = finish;
+}
+
+void answer_end(struct exchange *x, struct gen *g)
+{
+    x->n_finished++;
+    answer_rest(x, g);
     if (x->shape != SHAPE_OPENAI) {
         blocks_end(g);
         return;

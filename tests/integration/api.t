@@ -8,14 +8,12 @@ import tempfile
 import time
 
 from harness import MODEL, MODEL_NAME, Stack, Tap, golden, need_nginx, parse_metrics
-from schema import Judge
 
 need_nginx()
 tap = Tap()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 usage_on = {"stream_options": {"include_usage": True}}
 made = {"stop": 0, "length": 0}  # generations that must have ended so
-judge = Judge(tap)
 
 
 def count(choices):
@@ -565,5 +563,4 @@ with tap.section("a tokenizer with a beginning"), tempfile.TemporaryDirectory() 
                       ["token_ids"] for fields in ({}, {"add_special_tokens": True}))
         tap.eq(more, [2043] + bare, "a chat's add_special_tokens")
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
-judge.tell()
 tap.done()

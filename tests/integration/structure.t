@@ -10,11 +10,9 @@ import tempfile
 import threading
 
 from harness import MODEL, Stack, Tap, need_nginx, until
-from schema import Judge
 
 need_nginx()
 tap = Tap()
-judge = Judge(tap)
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 PERSON = {"type": "object",
@@ -395,5 +393,4 @@ with Stack() as s:
             part(s)
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
 reasoning()
-judge.tell()
 tap.done()
