@@ -156,6 +156,16 @@ def prompts(s):
     tap.eq(text_of(ask(s, CHAT, s.chat(many, max_tokens=30, continue_final_message=True,
                                        add_generation_prompt=False))), " France is Paris.",
            "continue_final_message")
+    for content in (many[2]["content"], [{"type": "text", "text": t} for t in ("The", "capital")]):
+        many[2]["content"] = content
+        body = s.chat(many, max_tokens=30, continue_final_message=True, add_generation_prompt=False)
+        rest = text_of(ask(s, CHAT, body))
+        text = content if isinstance(content, str) else "The\ncapital"
+        tap.eq(text_of(both(s, CHAT, dict(body, echo=True), "echo of a chat")), text + rest,
+               "echo: the message, then what continues it")
+    hello = s.chat("Hello", max_tokens=30)
+    tap.eq(text_of(ask(s, CHAT, dict(hello, echo=True))), text_of(ask(s, CHAT, hello)),
+           "echo: nothing of a user's message")
     call = [{"role": "user", "content": "Hello"},
             {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {
                 "name": "f", "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "a",
@@ -376,7 +386,7 @@ def bad_requests(s):
     tap.eq(text_of(ask(s, CHAT, s.chat("What is the capital of France?", colour="red"))),
            "The capital of France is Paris.", "a field that nobody knows changes nothing")
     for field, value in (
-            ("temperature", "hot"), ("temperature", 3), ("temperature", -0.1),
+            ("temperature", "hot"), ("temperature", 101), ("temperature", -0.1),
             ("temperature", True), ("top_p", 0), ("top_p", 1.5), ("top_p", []), ("top_k", 1.5),
             ("top_k", -2), ("min_p", 2), ("max_tokens", 0), ("max_tokens", -1),
             ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", 1e30),

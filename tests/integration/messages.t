@@ -231,7 +231,7 @@ def errors(s):
             ("messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}]),
             ("system", 5), ("system", {}), ("system", [5]), ("stop_sequences", "a"),
             ("stop_sequences", [5]), ("stop_sequences", ["a"] * 99), ("stream", "yes"),
-            ("temperature", "hot"), ("temperature", 3), ("top_p", 0), ("top_k", -2),
+            ("temperature", "hot"), ("temperature", 101), ("top_p", 0), ("top_k", -2),
             ("tools", 5), ("tools", [5]), ("tools", [{}]), ("tools", [{"name": "f"}]),
             ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
             ("tool_choice", "auto"), ("tool_choice", {"type": "x"}), ("thinking", True),
@@ -246,7 +246,7 @@ def errors(s):
     for broken, name in ((b"", "an empty body"), (b"{", "cut JSON"), (b"[]", "a list"),
                          (b'{"messages":' + b"[" * 100000, "deep nesting")):
         refuse(s, broken, 400, bad, "", name)
-    r = refuse(s, body_of("Hello", stream=True, temperature=9), 400, bad, "temperature",
+    r = refuse(s, body_of("Hello", stream=True, temperature=900), 400, bad, "temperature",
                "a stream's error", headers={"X-Request-Id": "abc"})
     tap.eq((r.json["request_id"], r.headers["X-Request-Id"]), ("abc", "abc"), "its request_id")
     refuse(s, {}, 404, "not_found_error", "batches", "what is not there", PATH + "/batches")

@@ -117,7 +117,7 @@ with tap.section("client"), Stack() as s:
     raises(openai.BadRequestError, 400,
            lambda: chat.create(model=MODEL_NAME, messages=hello, n=129), "n=129", param="n")
     raises(openai.BadRequestError, 400,
-           lambda: chat.create(model=MODEL_NAME, messages=hello, temperature=9), "temperature 9",
+           lambda: chat.create(model=MODEL_NAME, messages=hello, temperature=-9), "temperature -9",
            param="temperature")
     raises(openai.BadRequestError, 400, lambda: chat.create(
         model=MODEL_NAME, messages=[{"role": "user", "content": "Hi " * 5000}]), "a long prompt",
@@ -125,7 +125,7 @@ with tap.section("client"), Stack() as s:
     r = chat.create(model=MODEL_NAME, messages=hello, n=2, extra_body={"colour": 1})
     tap.eq(len(r.choices), 2, "two choices, and a field that nobody knows")
     raises(openai.BadRequestError, 400, lambda: chat.create(
-        model=MODEL_NAME, messages=hello, temperature=9, stream=True), "a stream's error")
+        model=MODEL_NAME, messages=hello, temperature=-9, stream=True), "a stream's error")
     raises(openai.NotFoundError, 404, lambda: chat.create(model="gpt", messages=hello),
            "unknown model", code="model_not_found", param="model")
     raises(openai.NotFoundError, 404, lambda: c.embeddings.create(model="a", input="b"),
