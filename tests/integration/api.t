@@ -494,6 +494,13 @@ def tokens(s):
     r = s.post("/tokenize", {"messages": g["messages"]})
     tap.eq(r.json["tokens"], g["prompt_ids"], "tokenize of messages is the chat's prompt")
     tap.eq(r.json["max_model_len"], 2048, "max_model_len")
+    with open(os.path.join(MODEL, "tokenizer.json"), encoding="utf-8") as f:
+        written = json.load(f)
+    names = {i: t for t, i in written["model"]["vocab"].items()}
+    names.update({t["id"]: t["content"] for t in written["added_tokens"]})
+    for body in ({"prompt": "One \u00e9t\u00e9, two\n"}, {"messages": g["messages"]}):
+        r = s.post("/tokenize", dict(body, return_token_strs=True)).json
+        tap.eq(r["token_strs"], [names[i] for i in r["tokens"]], "the tokens as they are written")
     refuse(s, "/tokenize", {}, 400, "prompt", name="tokenize without prompt")
     refuse(s, "/tokenize", {"prompt": 5}, 400, "prompt")
     refuse(s, "/tokenize", {"messages": 5}, 400, "messages")
