@@ -43,6 +43,12 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
                              "prompt", 0);
         return;
     }
+    if (chat && json_get(body, "chat_template") != NULL &&
+        json_get(body, "chat_template")->kind != JSON_NULL) { /* as chats do */
+        exchange_reply_error(x, ERR_UNSUPPORTED, "'chat_template' is not supported",
+                             "chat_template", 0);
+        return;
+    }
     if (chat && !api_render_chat(f, x, body, &text)) {
         buf_fini(&text);
         return;

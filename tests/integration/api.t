@@ -504,6 +504,7 @@ def tokens(s):
     refuse(s, "/tokenize", {}, 400, "prompt", name="tokenize without prompt")
     refuse(s, "/tokenize", {"prompt": 5}, 400, "prompt")
     refuse(s, "/tokenize", {"messages": 5}, 400, "messages")
+    refuse(s, "/tokenize", {"messages": g["messages"], "chat_template": "x"}, 400, "chat_template")
     refuse(s, "/detokenize", {"tokens": ["a"]}, 400, "tokens")
     refuse(s, "/detokenize", {"tokens": [99999]}, 400, "tokens")
     refuse(s, "/detokenize", {}, 400, "tokens")
