@@ -19,6 +19,11 @@ static const char *api_check_messages(const struct json *messages)
         } else if (content->kind != JSON_TEXT && content->kind != JSON_LIST) {
             return "the content of a message must be a string or a list of parts";
         }
+        /* A template may pass over what it does not know: so an image would go unseen. */
+        for (uint32_t k = 0; content != NULL && content->kind == JSON_LIST && k < content->n; k++) {
+            if (chat_part_text(&content->items[k]) == NULL)
+                return "messages: this model reads text parts only";
+        }
     }
     return NULL;
 }

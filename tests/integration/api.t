@@ -566,6 +566,28 @@ with tap.section("front's own limit"), Stack(front=["--max-body-bytes", 100000])
         refuse(s, CHAT, b"x" * n, 413, None, "request_too_large", "a body of %d bytes" % n)
         refuse(s, "/v1/none", b"x" * n, 404, None, name="a body of %d bytes" % n)
         refuse(s, "/health", b"x" * n, 405, None, name="a body of %d bytes" % n)
+with tap.section("parts"), tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
+    # A template that reads parts itself; what it would pass over must not come to it.
+    f.write("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+            "{% for p in m.content %}{% if p.type == 'text' %}[{{ p.text }}]{% endif %}{% endfor %}"
+            "{% endif %}{% endfor %}")
+    f.flush()
+    text = {"type": "text", "text": "One"}
+    kinds = ["two", {"text": "two"}, {"type": "input_text", "text": "two"},
+             {"type": "output_text", "text": "two"}, {"type": "refusal", "refusal": "two"},
+             {"type": "thinking", "thinking": "two"}]
+    for template, want in (([], "One\ntwo"), (["--chat-template", f.name], "[One][two]")):
+        with Stack(n_fronts=1, front=template) as s:
+            for part in kinds:
+                r = s.post(CHAT + "/render", s.chat([{"role": "user", "content": [text, part]}])).json
+                tap.ok(want in r["prompts"][0]["prompt"], "a text is a text: %r" % part, r)
+            for part in ({"type": "image_url", "image_url": {"url": "data:"}, "text": "two"},
+                         {"type": "input_audio", "input_audio": {}}, {"type": "video_url"}, 5, {},
+                         {"type": "text"}, {"type": "text", "text": 5}, {"type": 5, "text": "two"},
+                         {"type": "refusal", "text": "two"}):
+                refuse(s, CHAT, s.chat([{"role": "user", "content": [text, part]}]), 400,
+                       "messages", name="not a text: %r" % (part,))
+        tap.eq(s.leftovers, [], "every process followed SIGTERM")
 with tap.section("a tokenizer with a beginning"), tempfile.TemporaryDirectory() as folder:
     for name in os.listdir(MODEL):
         os.symlink(os.path.join(MODEL, name), os.path.join(folder, name))
