@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "front/blocks.h"
 #include "front/logprobs.h"
+#include "text/chat.h"
 
 /* {"id":...,"object":...,"created":...,"model":... without the closing brace. */
 static void answer_object(struct exchange *x, struct buf *b, const char *object)
@@ -302,11 +303,10 @@ static void answer_echo(struct buf *b, const struct json *content)
     if (content->kind == JSON_TEXT)
         buf_add_json_text(b, content->text, content->text_len);
     for (uint32_t i = 0; content->kind == JSON_LIST && i < content->n; i++) {
-        const struct json *part = &content->items[i];
-        const struct json *text = part->kind == JSON_TEXT ? part : json_get(part, "text");
+        const struct json *text = chat_part_text(&content->items[i]);
 
         buf_add_text(b, i == 0 ? "" : "\\n");
-        if (text != NULL && text->kind == JSON_TEXT)
+        if (text != NULL)
             buf_add_json_text(b, text->text, text->text_len);
     }
 }
