@@ -216,8 +216,8 @@ static void add_base64(struct buf *b, const unsigned char *text, size_t len)
     }
 }
 
-/* The file's tokens: of 3, 6, ... max bytes 0x80, each of which begins and ends all longer ones, and
- * n of max bytes that differ in their middle. GPT-2's alphabet spells all of them with two. */
+/* The file's tokens: of 3, 6, ... max bytes 0x80, each of which begins and ends all longer ones,
+ * and n of max bytes that differ in their middle. GPT-2's alphabet spells all of them with two. */
 static double seconds_of(unsigned n, size_t max)
 {
     unsigned char text[1024];
