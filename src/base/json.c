@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/hex.h"
 #include "base/must.h"
 #include "base/utf8.h"
 
@@ -64,33 +65,10 @@ static void scan_space(struct scan *s)
         s->at++;
 }
 
-static int hex_digit(int c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'a' && c <= 'f')
-        return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F')
-        return c - 'A' + 10;
-    return -1;
-}
-
 /* Four hexadecimal digits at `at`; -1 when they are not there. */
 static int scan_hex4(const struct scan *s, size_t at)
 {
-    int value = 0;
-    int i;
-
-    if (s->len - s->at < 4 || at > s->len - 4)
-        return -1;
-    for (i = 0; i < 4; i++) {
-        int digit = hex_digit((unsigned char)s->text[at + (size_t)i]);
-
-        if (digit < 0)
-            return -1;
-        value = value * 16 + digit;
-    }
-    return value;
+    return at > s->len ? -1 : (int)hex_number(s->text + at, s->len - at, 4);
 }
 
 /* After "\u". */

@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "front/blocks.h"
 #include "front/logprobs.h"
+#include "text/chat.h"
 
 /* {"id":...,"object":...,"created":...,"model":... without the closing brace. */
 static void answer_object(struct exchange *x, struct buf *b, const char *object)
@@ -296,16 +297,41 @@ static void answer_hear(struct gen *g, bool ended)
         g->exchange->out.failed = true;
 }
 
+/* Inside of a JSON string: the content of the message that is echoed, its parts a line each. */
+static void answer_echo(struct buf *b, const struct json *content)
+{
+    if (content->kind == JSON_TEXT)
+        buf_add_json_text(b, content->text, content->text_len);
+    for (uint32_t i = 0; content->kind == JSON_LIST && i < content->n; i++) {
+        const struct json *text = chat_part_text(&content->items[i]);
+
+        buf_add_text(b, i == 0 ? "" : "\\n");
+        if (text != NULL)
+            buf_add_json_text(b, text->text, text->text_len);
+    }
+}
+
+static void answer_content(struct buf *b, const struct gen *g, const struct buf *text)
+{
+    const struct json *echoed = g->exchange->echoed;
+
+    if (g->speech != NULL && g->speech->n_calls > 0 && text->len == 0 && echoed == NULL) {
+        buf_add_text(b, "null");
+        return;
+    }
+    buf_add_byte(b, '"');
+    if (echoed != NULL)
+        answer_echo(b, echoed);
+    buf_add_json_text(b, text->len == 0 ? "" : text->bytes, text->len);
+    buf_add_byte(b, '"');
+}
+
 static void answer_message(struct buf *b, const struct gen *g)
 {
     const struct speech *s = g->speech;
-    const struct buf *text = s == NULL ? &g->text : &s->content;
 
     buf_add_text(b, "\"message\":{\"role\":\"assistant\",\"content\":");
-    if (s != NULL && s->n_calls > 0 && text->len == 0)
-        buf_add_text(b, "null");
-    else
-        buf_add_json_string(b, text->len == 0 ? "" : text->bytes, text->len);
+    answer_content(b, g, s == NULL ? &g->text : &s->content);
     buf_add_text(b, ",\"refusal\":null");
     if (s != NULL && s->reasoning.len > 0) {
         buf_add_byte(b, ',');
@@ -327,6 +353,13 @@ static void answer_first_chunk(struct exchange *x, struct gen *g)
 {
     answer_chunk_begin(x, g, true);
     buf_add_text(&x->out, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
+    answer_chunk_end(x, g);
+    if (x->echoed == NULL)
+        return;
+    answer_chunk_begin(x, g, false);
+    buf_add_text(&x->out, "\"delta\":{\"content\":\"");
+    answer_echo(&x->out, x->echoed);
+    buf_add_text(&x->out, "\"}");
     answer_chunk_end(x, g);
 }
 
@@ -402,13 +435,24 @@ static void answer_body(struct exchange *x)
     buf_fini(&b);
 }
 
-void answer_end(struct exchange *x, struct gen *g)
+/* What is left of the text. Clients stop listening to a choice at its finish_reason, so none of
+ * these events has it: the last one says it, when all calls are known. */
+static void answer_rest(struct exchange *x, struct gen *g)
 {
-    x->n_finished++;
+    enum gen_finish finish = g->finish;
+
+    g->finish = GEN_RUNNING;
     answer_begin(x); /* an engine that gave nothing but an end */
     answer_text(x, g);
     if (g->speech != NULL)
         answer_hear(g, true);
+    g->finish = finish;
+}
+
+void answer_end(struct exchange *x, struct gen *g)
+{
+    x->n_finished++;
+    answer_rest(x, g);
     if (x->shape != SHAPE_OPENAI) {
         blocks_end(g);
         return;

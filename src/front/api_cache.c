@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/hex.h"
 #include "base/log.h"
 #include "front/api.h"
 #include "front/cache.h"
@@ -235,11 +236,8 @@ static bool cache_read_space(const struct json *v, uint64_t *space)
     if (v->kind != JSON_TEXT || v->text_len != 2 * sizeof bytes ||
         strspn(v->text, "0123456789abcdef") != v->text_len)
         return false;
-    for (size_t i = 0; i < 2 * sizeof bytes; i++) {
-        char c = v->text[i];
-
-        bytes[i / 2] = (uint8_t)(bytes[i / 2] << 4 | (c <= '9' ? c - '0' : c - 'a' + 10));
-    }
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (uint8_t)hex_number(v->text + 2 * i, 2, 2);
     memcpy(space, bytes, sizeof bytes);
     return *space != 0;
 }

@@ -19,6 +19,11 @@ static const char *api_check_messages(const struct json *messages)
         } else if (content->kind != JSON_TEXT && content->kind != JSON_LIST) {
             return "the content of a message must be a string or a list of parts";
         }
+        /* A template may pass over what it does not know: so an image would go unseen. */
+        for (uint32_t k = 0; content != NULL && content->kind == JSON_LIST && k < content->n; k++) {
+            if (chat_part_text(&content->items[k]) == NULL)
+                return "messages: this model reads text parts only";
+        }
     }
     return NULL;
 }
@@ -110,6 +115,17 @@ static enum form_start api_begin(const struct front *f, struct exchange *x,
     return inside ? FORM_REASONS : FORM_MAY_REASON;
 }
 
+/* What an answer with echo begins with: the last message, when it is of the answer's role. */
+static const struct json *api_echoed(const struct json *messages)
+{
+    const struct json *last = &messages->items[messages->n - 1];
+    const struct json *content = json_get(last, "content");
+
+    if (!json_is_text(json_get(last, "role"), "assistant") || content == NULL)
+        return NULL;
+    return content->kind == JSON_NULL ? NULL : content;
+}
+
 void api_chat(struct front *f, struct exchange *x, const struct json *body)
 {
     struct buf prompt = {0};
@@ -118,6 +134,7 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
     if (!gen_prepare(f, x, body, EXCHANGE_CHAT, 1))
         return;
     if (api_render_chat(f, x, body, &prompt)) {
+        x->echoed = x->echo ? api_echoed(json_get(body, "messages")) : NULL;
         rc = gen_add_text(f, &x->gens[0], prompt.bytes == NULL ? "" : prompt.bytes, prompt.len,
                           json_get_bool(body, "add_special_tokens", false));
         if (rc != ERR_OK)

@@ -14,6 +14,20 @@ static void api_reply_buf(struct exchange *x, struct buf *b)
     buf_fini(b);
 }
 
+/* return_token_strs: the tokens as the tokenizer's files write them. */
+static void api_add_written(struct buf *b, const struct front *f, const struct token_list *ids)
+{
+    buf_add_text(b, ",\"token_strs\":[");
+    for (size_t i = 0; i < ids->len; i++) {
+        size_t len;
+        const char *text = tokenizer_written(f->tokenizer, ids->ids[i], &len);
+
+        buf_add_text(b, i == 0 ? "" : ",");
+        buf_add_json_string(b, text == NULL ? "" : text, len);
+    }
+    buf_add_byte(b, ']');
+}
+
 void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *prompt = json_get(body, "prompt");
@@ -27,6 +41,12 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
     if (!chat && (prompt == NULL || prompt->kind != JSON_TEXT)) {
         exchange_reply_error(x, ERR_INVALID, "'prompt' must be a string, or give 'messages'",
                              "prompt", 0);
+        return;
+    }
+    if (chat && json_get(body, "chat_template") != NULL &&
+        json_get(body, "chat_template")->kind != JSON_NULL) { /* as chats do */
+        exchange_reply_error(x, ERR_UNSUPPORTED, "'chat_template' is not supported",
+                             "chat_template", 0);
         return;
     }
     if (chat && !api_render_chat(f, x, body, &text)) {
@@ -50,7 +70,10 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
                state.max_model_len);
     for (size_t i = 0; i < ids.len; i++)
         buf_printf(&b, "%s%d", i == 0 ? "" : ",", ids.ids[i]);
-    buf_add_text(&b, "]}");
+    buf_add_byte(&b, ']');
+    if (json_get_bool(body, "return_token_strs", false))
+        api_add_written(&b, f, &ids);
+    buf_add_byte(&b, '}');
     token_list_fini(&ids);
     api_reply_buf(x, &b);
 }

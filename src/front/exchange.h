@@ -110,16 +110,17 @@ struct exchange {
     int n; /* choices of each prompt */
     bool stream;
     bool include_usage;
-    bool usage_always;    /* continuous_usage_stats */
-    bool echo;            /* completions: the text begins with the prompt */
-    bool one_call;        /* parallel_tool_calls is false */
-    bool hides_reasoning; /* include_reasoning is false */
-    bool return_ids;      /* return_token_ids */
-    bool tokens_as_ids;   /* return_tokens_as_token_ids: "token_id:7" in log probabilities */
-    bool prompt_logprobs; /* the answer has those of the prompt */
-    bool only_echo;       /* max_tokens is 0: what the engine must say is thrown away */
-    int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all */
-    bool truncates_right; /* truncation_side: the first ones */
+    bool usage_always;         /* continuous_usage_stats */
+    bool echo;                 /* the text begins with the prompt; in chats with `echoed` */
+    const struct json *echoed; /* content of a last message of the assistant's; NULL: none */
+    bool one_call;             /* parallel_tool_calls is false */
+    bool hides_reasoning;      /* include_reasoning is false */
+    bool return_ids;           /* return_token_ids */
+    bool tokens_as_ids;        /* return_tokens_as_token_ids: "token_id:7" in log probabilities */
+    bool prompt_logprobs;      /* the answer has those of the prompt */
+    bool only_echo;            /* max_tokens is 0: what the engine must say is thrown away */
+    int64_t truncate_to;       /* prompt tokens that are kept, the last ones; 0: all */
+    bool truncates_right;      /* truncation_side: the first ones */
     struct steering steering;
     const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
     int n_stops;

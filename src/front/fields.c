@@ -525,7 +525,7 @@ static const struct fields_row fields_rows[] = {
     {"max_tokens", FIELDS_TEXT, fields_max_tokens, 0, 0, INT_MAX, false}, /* 0: with echo */
     {"max_completion_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
     {"min_tokens", FIELDS_BOTH, fields_whole, AT(min_tokens), 0, INT_MAX, false},
-    {"temperature", FIELDS_BOTH, fields_real, AT(temperature), 0, 2, false},
+    {"temperature", FIELDS_BOTH, fields_real, AT(temperature), 0, 100, false}, /* vLLM: no bound */
     {"top_p", FIELDS_BOTH, fields_real, AT(top_p), 0, 1, true},
     {"top_k", FIELDS_BOTH, fields_top_k, AT(top_k), -1, INT_MAX, false},
     {"min_p", FIELDS_BOTH, fields_real, AT(min_p), 0, 1, false},
@@ -552,7 +552,7 @@ static const struct fields_row fields_rows[] = {
     {"request_id", FIELDS_BOTH, fields_text, 0, 0, 0, false},
     {"n", FIELDS_BOTH, fields_n, 0, 1, 128, false},
     {"best_of", FIELDS_TEXT, fields_n, 0, 1, 128, false},
-    {"echo", FIELDS_TEXT, fields_flag, 0, 0, 0, false},
+    {"echo", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"return_token_ids", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"logprobs", FIELDS_CHAT, fields_logprobs, 0, 0, 0, false},
     {"logprobs", FIELDS_TEXT, fields_n_logprobs, AT(n_logprobs), 0, WIRE_LOGPROBS_MAX, false},
@@ -581,7 +581,6 @@ static const struct fields_row fields_rows[] = {
     {"parallel_tool_calls", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"include_reasoning", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     /* Not there yet; low is the number that asks for nothing. */
-    {"echo", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"suffix", FIELDS_TEXT, fields_neutral, 0, 0, 0, false},
     {"thinking_token_budget", FIELDS_CHAT, fields_neutral, 0, -1, 0, false},
     {"chat_template", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
@@ -634,7 +633,8 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
         x->prompt_logprobs = false;
         r->flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
     }
-    if (x->echo && (r->flags & WIRE_LOGPROBS) != 0) { /* the echo has them, too */
+    if (x->echo && x->format == EXCHANGE_COMPLETION &&
+        (r->flags & WIRE_LOGPROBS) != 0) { /* the echo has them, too */
         r->flags |= WIRE_PROMPT_LOGPROBS;
         r->n_prompt_logprobs =
             r->n_prompt_logprobs > r->n_logprobs ? r->n_prompt_logprobs : r->n_logprobs;

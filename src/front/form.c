@@ -16,10 +16,13 @@ static int form_set(struct form *f, const char *param, enum grammar_kind kind,
                     const struct json *source, char *why, size_t cap)
 {
     if (f->param != NULL) {
-        (void)snprintf(why, cap,
-                       "only one form of the output can be asked for: there are '%s' and "
-                       "'%s'",
-                       f->param, param);
+        if (strcmp(f->param, param) == 0)
+            (void)snprintf(why, cap, "'%s' asks for more than one form of the output", param);
+        else
+            (void)snprintf(why, cap,
+                           "only one form of the output can be asked for: there are '%s' and "
+                           "'%s'",
+                           f->param, param);
         return ERR_INVALID;
     }
     f->param = param;

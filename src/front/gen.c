@@ -217,7 +217,7 @@ static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
                 return rc;
         }
         to->n_prompt = (uint32_t)g->tokens.len;
-        if (x->echo)
+        if (x->echo && x->format == EXCHANGE_COMPLETION)
             tokenizer_decode(f->tokenizer, g->tokens.ids, g->tokens.len, true, &to->text);
         if (to->text.failed)
             return ERR_NO_MEMORY;

@@ -35,6 +35,16 @@ uint32_t logprobs_restart(struct gen *g)
     return flags;
 }
 
+bool logprobs_echo_waits(const struct gen *g)
+{
+    const struct exchange *x = g->exchange;
+    const struct gen *first = &x->gens[g->index - g->index % x->n];
+
+    return x->echo && x->format == EXCHANGE_COMPLETION && !g->prompt_written &&
+           (g->request.flags & WIRE_LOGPROBS) != 0 && first->finish == GEN_RUNNING &&
+           first->tokens.len == first->n_prompt;
+}
+
 /* --- pieces ----------------------------------------------------------------------------- */
 
 static struct logprob logprobs_at(const struct buf *told, size_t at)

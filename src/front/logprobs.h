@@ -24,6 +24,10 @@ void logprobs_token(struct gen *g);
 /* Before g is submitted again: drop what is not whole. The flags that the next engine needs. */
 uint32_t logprobs_restart(struct gen *g);
 
+/* Is the text an echo whose log probabilities have not all come? They are told before the first
+ * token, and of a prompt's first choice alone. */
+bool logprobs_echo_waits(const struct gen *g);
+
 /* Append `"logprobs":` with what was told and not written yet, or null: chats', completions'. */
 void logprobs_write_chat(struct buf *b, struct gen *g);
 void logprobs_write_text(struct buf *b, struct gen *g);

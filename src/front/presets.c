@@ -45,7 +45,7 @@ static int presets_take(struct presets *p, struct presets_reader *r)
     struct presets n = *p;
     double top_k;
 
-    n.temperature = (float)presets_number(r, "temperature", 0, 2, p->temperature);
+    n.temperature = (float)presets_number(r, "temperature", 0, 100, p->temperature);
     n.top_p = (float)presets_number(r, "top_p", 1e-30, 1, p->top_p);
     n.min_p = (float)presets_number(r, "min_p", 0, 1, p->min_p);
     n.repetition = (float)presets_number(r, "repetition_penalty", 1e-30, 100, p->repetition);

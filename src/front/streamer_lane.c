@@ -158,7 +158,7 @@ void streamer_slot(struct streamer *s, uint32_t slot)
         behind = x->out.len - x->out_sent >= STREAMER_BACKLOG;
         while (!behind && g->slot == (int64_t)slot && lane_record(&l->lane, slot, &o))
             streamer_record(s, g, &o);
-        if (!x->complete && g->finish == GEN_RUNNING)
+        if (!x->complete && g->finish == GEN_RUNNING && !logprobs_echo_waits(g))
             answer_text(x, g);
         if (!behind && x->n_gens > 1) {
             streamer_flush_later(s, x);

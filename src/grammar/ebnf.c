@@ -13,6 +13,7 @@
  * becomes a repeat; other left recursion is refused, because a stack would grow without a byte. */
 #include <string.h>
 
+#include "base/hex.h"
 #include "base/utf8.h"
 #include "grammar/regular.h"
 #include "grammar/source.h"
@@ -133,24 +134,16 @@ static uint32_t rule_of(struct parser *p, const char *name, size_t len)
 
 /* --- atoms -------------------------------------------------------------------------------- */
 
-static uint32_t take_code(struct parser *p, int digits)
+static uint32_t take_code(struct parser *p, size_t digits)
 {
-    uint32_t value = 0;
-    int i;
+    int64_t value = hex_number(p->text + p->at, p->len - p->at, digits);
 
-    for (i = 0; i < digits; i++, p->at++) {
-        int ch = peek_at(p, p->at);
-
-        if (ch >= '0' && ch <= '9')
-            value = value * 16 + (uint32_t)(ch - '0');
-        else if ((ch | 0x20) >= 'a' && (ch | 0x20) <= 'f')
-            value = value * 16 + (uint32_t)((ch | 0x20) - 'a' + 10);
-        else
-            break;
-    }
-    if (i < digits)
+    if (value < 0) {
         fail(p, ERR_SYNTAX, "hexadecimal digits are missing");
-    return value;
+        return 0;
+    }
+    p->at += digits;
+    return (uint32_t)value;
 }
 
 /* One character of a text or class, escapes undone. */

@@ -3,6 +3,7 @@
  * Patterns: a parser of one pass over code points. Groups recurse, at most REGULAR_DEPTH_MAX. */
 #include <string.h>
 
+#include "base/hex.h"
 #include "base/utf8.h"
 #include "grammar/regular.h"
 
@@ -111,14 +112,11 @@ static uint32_t take_hex(struct parser *p, int min, int max)
     int n;
 
     for (n = 0; n < max; n++, p->at++) {
-        int ch = peek(p);
+        int digit = hex_digit(peek(p));
 
-        if (ch >= '0' && ch <= '9')
-            value = value * 16 + (uint32_t)(ch - '0');
-        else if ((ch | 0x20) >= 'a' && (ch | 0x20) <= 'f')
-            value = value * 16 + (uint32_t)((ch | 0x20) - 'a' + 10);
-        else
+        if (digit < 0)
             break;
+        value = value * 16 + (uint32_t)digit;
     }
     if (n < min)
         fail(p, ERR_SYNTAX, "hexadecimal digits are missing");

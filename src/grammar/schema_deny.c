@@ -51,7 +51,7 @@ static void deny_scalars(struct expansion *x, struct options *o, const struct js
         option_atom(x, o, TYPE_STRING,
                     (struct atom){.kind = ATOM_PATTERN, .node = v, .negated = true});
     v = get_kind(x, schema, "format", JSON_TEXT);
-    if (v != NULL && format_pattern(v->text) != NULL)
+    if (v != NULL && format_is_known(v->text))
         option_atom(x, o, TYPE_STRING,
                     (struct atom){.kind = ATOM_FORMAT, .node = v, .negated = true});
     if (v != NULL && format_is_refused(v->text))

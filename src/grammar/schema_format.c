@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Formats as patterns over the whole string. Each says what its RFC says as far as a pattern can;
- * a date's day fits its month
- * and year; a leap second is written in UTC. Lengths that a pattern cannot count
- * cheaply (253 characters of a hostname) are not looked at. */
+ * a date's day fits its month and year; a leap second is written in UTC. What a host name may be
+ * stands in hostname.c. */
 #include <string.h>
 
+#include "grammar/regular.h"
 #include "grammar/schema_parts.h"
 
 #define DATE                                                                                     \
@@ -33,20 +33,23 @@
 #define UCS        "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}"
 #define IUCHAR     "([-._~!$&'()*+,;=0-9A-Za-z" UCS "]|" PCT ")"
 #define IPCHAR     "([-._~!$&'()*+,;=:@0-9A-Za-z" UCS "]|" PCT ")"
+#define PRIVATE    "\\ue000-\\uf8ff\\u{f0000}-\\u{10fffd}"
+#define IQUERY     "([-._~!$&'()*+,;=:@0-9A-Za-z" UCS PRIVATE "]|" PCT ")"
 #define VARCHAR    "([0-9A-Za-z_]|" PCT ")"
 #define VARSPEC    VARCHAR "(\\.?" VARCHAR ")*(:[1-9][0-9]{0,3}|\\*)?"
 #define SCHEME     "[A-Za-z][-+.0-9A-Za-z]*:"
 #define LITERAL(U) "\\[(" IPV6 "|[vV][0-9A-Fa-f]+\\." U "+)\\]"
 #define AUTH(U)    "//((" U "|:)*@)?(" U "*|" LITERAL(U) ")(:[0-9]*)?"
-#define TAIL(P)    "(\\?(" P "|[/?])*)?(#(" P "|[/?])*)?"
-#define URI(U, P)  SCHEME "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|" P "+(/" P "*)*)?" TAIL(P)
+#define TAIL(P, Q) "(\\?(" Q "|[/?])*)?(#(" P "|[/?])*)?"
+#define URI(U, P, Q) \
+    SCHEME "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|" P "+(/" P "*)*)?" TAIL(P, Q)
 #define RELATIVE(U, P)                                                                       \
     "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|([-._~!$&'()*+,;=@0-9A-Za-z]|" PCT ")+(/" P \
-                "*)*)?" TAIL(P)
+                "*)*)?" TAIL(P, P)
 #define IRELATIVE                                                                                 \
     "(" AUTH(IUCHAR) "(/" IPCHAR "*)*|/(" IPCHAR "+(/" IPCHAR "*)*)?|([-._~!$&'()*+,;=@0-9A-Za-z" \
                      "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}]|" PCT   \
-                     ")+(/" IPCHAR "*)*)?" TAIL(IPCHAR)
+                     ")+(/" IPCHAR "*)*)?" TAIL(IPCHAR, IQUERY)
 
 static const struct {
     const char *name;
@@ -60,21 +63,21 @@ static const struct {
      ")?|[0-9]+M([0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))"},
     {"email", "(" ATEXT "+(\\." ATEXT "+)*|\"([ !#-\\[\\]-~]|\\\\[ -~])*\")@(" LABEL "(\\." LABEL
               ")*|\\[(" IPV4 "|IPv6:[0-9A-Fa-f:.]+)\\])"},
-    {"hostname", LABEL "(\\." LABEL ")*"},
+    {"hostname", LABEL "(\\." LABEL ")*"}, /* its shape; see format_language() */
     {"ipv4", IPV4},
     {"ipv6", IPV6},
     {"uuid", "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"},
-    {"uri", URI(UCHAR, PCHAR)},
-    {"uri-reference", "(" URI(UCHAR, PCHAR) "|" RELATIVE(UCHAR, PCHAR) ")"},
-    {"iri", URI(IUCHAR, IPCHAR)},
-    {"iri-reference", "(" URI(IUCHAR, IPCHAR) "|" IRELATIVE ")"},
+    {"uri", URI(UCHAR, PCHAR, PCHAR)},
+    {"uri-reference", "(" URI(UCHAR, PCHAR, PCHAR) "|" RELATIVE(UCHAR, PCHAR) ")"},
+    {"iri", URI(IUCHAR, IPCHAR, IQUERY)},
+    {"iri-reference", "(" URI(IUCHAR, IPCHAR, IQUERY) "|" IRELATIVE ")"},
     {"uri-template",
      "([^ \"%<>\\\\^`{|}\\x00-\\x1f\\x7f]|" PCT "|\\{[+#./;?&]?" VARSPEC "(," VARSPEC ")*\\})*"},
     {"json-pointer", "(/([^~/]|~[01])*)*"},
     {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)"},
 };
 
-const char *format_pattern(const char *name)
+static const char *format_pattern(const char *name)
 {
     size_t i;
 
@@ -82,6 +85,28 @@ const char *format_pattern(const char *name)
         if (strcmp(formats[i].name, name) == 0)
             return formats[i].pattern;
     return NULL;
+}
+
+bool format_is_known(const char *name)
+{
+    return format_pattern(name) != NULL;
+}
+
+bool format_has_shape(const char *name)
+{
+    return strcmp(name, "hostname") == 0;
+}
+
+const struct dfa *format_language(struct compile *c, const char *name)
+{
+    return format_has_shape(name) ? hostname_dfa(c) : format_shape(c, name);
+}
+
+const struct dfa *format_shape(struct compile *c, const char *name)
+{
+    const char *pattern = format_pattern(name);
+
+    return pattern == NULL ? NULL : regex_whole(c, pattern, strlen(pattern));
 }
 
 bool format_is_refused(const char *name)

@@ -104,7 +104,7 @@ static void hold_scalars(struct expansion *x, const struct json *schema)
     if (v != NULL)
         do_atom(x, (struct atom){.kind = ATOM_PATTERN, .node = v});
     v = get_kind(x, schema, "format", JSON_TEXT);
-    if (v != NULL && format_pattern(v->text) != NULL)
+    if (v != NULL && format_is_known(v->text))
         do_atom(x, (struct atom){.kind = ATOM_FORMAT, .node = v});
     if (v != NULL && format_is_refused(v->text))
         (void)refuse(x, v, "this \"format\" is not supported");

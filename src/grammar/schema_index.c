@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hex.h"
 #include "grammar/schema_parts.h"
 
 struct visit {
@@ -147,13 +148,6 @@ static const struct json *place_find(const struct schema *s, const char *uri, si
     return NULL;
 }
 
-static int hex_value(int ch)
-{
-    return ch >= '0' && ch <= '9'                     ? ch - '0'
-           : (ch | 0x20) >= 'a' && (ch | 0x20) <= 'f' ? (ch | 0x20) - 'a' + 10
-                                                      : -1;
-}
-
 /* One step of a pointer, its ~0, ~1 and %XX undone; its length. out has room for all of it. */
 static size_t token_read(const char *text, size_t len, char *out)
 {
@@ -163,9 +157,10 @@ static size_t token_read(const char *text, size_t len, char *out)
     for (i = 0; i < len; i++) {
         char ch = text[i];
 
-        if (ch == '%' && i + 2 < len && hex_value(text[i + 1]) >= 0 &&
-            hex_value(text[i + 2]) >= 0) {
-            ch = (char)(hex_value(text[i + 1]) * 16 + hex_value(text[i + 2]));
+        int64_t code = ch == '%' ? hex_number(text + i + 1, len - i - 1, 2) : -1;
+
+        if (code >= 0) {
+            ch = (char)code;
             i += 2;
         }
         out[n++] = ch;

@@ -92,10 +92,12 @@ struct based { /* a schema and the URI that its references count from */
     const char *base;
 };
 
+enum language { LANGUAGE_PATTERN, LANGUAGE_FORMAT, LANGUAGE_SHAPE };
+
 struct named_dfa {
     const char *text;
     size_t len;
-    bool format;
+    enum language kind;
     const struct dfa *dfa; /* NULL: an unknown format */
 };
 
@@ -164,8 +166,14 @@ void space_build_after(struct schema *s, uint32_t from, uint32_t to);
 /* ':' with its white space. */
 void colon_build(struct schema *s, uint32_t from, uint32_t to);
 
-/* The pattern of a known format; NULL. */
-const char *format_pattern(const char *name);
+bool format_is_known(const char *name);
+
+/* The texts of a format (NULL: not known, or the error is noted). Where it has a shape, that is
+ * some more texts, in few enough states that characters can be counted beside them. */
+bool format_has_shape(const char *name);
+const struct dfa *format_language(struct compile *c, const char *name);
+const struct dfa *format_shape(struct compile *c, const char *name);
+const struct dfa *hostname_dfa(struct compile *c); /* hostname.c */
 
 /* Does JSON Schema define this format, and quire cannot hold it? Others are annotations. */
 bool format_is_refused(const char *name);

@@ -19,37 +19,35 @@ struct limits {
 
 /* --- languages ---------------------------------------------------------------------------- */
 
-static const struct dfa *named(struct schema *s, const struct json *text, bool format)
+static const struct dfa *named(struct schema *s, const struct json *text, enum language kind)
 {
-    const char *pattern = text->text;
     size_t len = text->text_len;
     const struct dfa *d = NULL;
     uint32_t i;
 
     for (i = 0; i < s->dfas.n; i++)
-        if (s->dfas.items[i].format == format && s->dfas.items[i].len == len &&
+        if (s->dfas.items[i].kind == kind && s->dfas.items[i].len == len &&
             memcmp(s->dfas.items[i].text, text->text, len) == 0)
             return s->dfas.items[i].dfa;
     s->c->at = text;
-    if (format) {
-        pattern = format_pattern(text->text);
-        d = pattern == NULL ? NULL : regex_whole(s->c, pattern, strlen(pattern));
-    } else {
-        d = regex_search(s->c, pattern, len);
+    switch (kind) {
+    case LANGUAGE_PATTERN: d = regex_search(s->c, text->text, len); break;
+    case LANGUAGE_FORMAT: d = format_language(s->c, text->text); break;
+    case LANGUAGE_SHAPE: d = format_shape(s->c, text->text); break;
     }
     if (LIST_ADD(s->c, &s->dfas))
-        s->dfas.items[s->dfas.n - 1] = (struct named_dfa){text->text, len, format, d};
+        s->dfas.items[s->dfas.n - 1] = (struct named_dfa){text->text, len, kind, d};
     return d;
 }
 
 const struct dfa *pattern_dfa(struct schema *s, const struct json *text)
 {
-    return named(s, text, false);
+    return named(s, text, LANGUAGE_PATTERN);
 }
 
 const struct dfa *format_dfa(struct schema *s, const struct json *text)
 {
-    return named(s, text, true);
+    return named(s, text, LANGUAGE_FORMAT);
 }
 
 static struct limits limits_of(const struct alternative *a)
@@ -77,6 +75,14 @@ static bool keep_wanted(const void *arg, uint32_t mask)
     const struct wanted *w = arg;
 
     return (mask & w->mask) == w->value;
+}
+
+/* How exactly a format is held beside limits. */
+static enum language format_kind(const char *name, struct limits l)
+{
+    bool counted = l.min > 0 || l.max != NONE;
+
+    return counted && format_has_shape(name) ? LANGUAGE_SHAPE : LANGUAGE_FORMAT;
 }
 
 /* The texts among node[0 .. n) as a language. */
@@ -107,7 +113,7 @@ const struct dfa *string_dfa(struct schema *s, const struct alternative *a)
         if (t->kind == ATOM_PATTERN)
             d = pattern_dfa(s, t->node);
         else if (t->kind == ATOM_FORMAT)
-            d = format_dfa(s, t->node);
+            d = named(s, t->node, format_kind(t->node->text, l));
         else if (t->kind == ATOM_STRINGS)
             d = list_dfa(s, t->node, t->n);
         if (d == NULL)
@@ -395,7 +401,7 @@ bool string_is_free(const struct alternative *a)
     for (t = a->atoms; t != NULL; t = t->next)
         if (is_string_atom(t) && t->kind != ATOM_FORMAT)
             return false;
-        else if (t->kind == ATOM_FORMAT && format_pattern(t->node->text) != NULL)
+        else if (t->kind == ATOM_FORMAT && format_is_known(t->node->text))
             return false;
     return true;
 }
@@ -413,7 +419,7 @@ static uint32_t string_body(struct schema *s, const struct alternative *a)
         if (t->kind == ATOM_STRINGS && !t->negated)
             return list_build(s, a, t);
         language = language || t->kind == ATOM_PATTERN || t->kind == ATOM_STRINGS ||
-                   (t->kind == ATOM_FORMAT && format_pattern(t->node->text) != NULL);
+                   (t->kind == ATOM_FORMAT && format_is_known(t->node->text));
     }
     if (language) {
         const struct dfa *d = string_dfa(s, a);
@@ -448,7 +454,10 @@ void string_build(struct schema *s, uint32_t from, const struct alternative *a)
         if (t->kind == ATOM_LENGTH_LEAST || t->kind == ATOM_LENGTH_MOST)
             part[2] = part[3] = 0;
         if (t->kind == ATOM_FORMAT || t->kind == ATOM_PATTERN) {
-            node = (uint64_t)(uintptr_t)named(s, t->node, t->kind == ATOM_FORMAT);
+            enum language kind = t->kind == ATOM_PATTERN ? LANGUAGE_PATTERN
+                                                         : format_kind(t->node->text, limits_of(a));
+
+            node = (uint64_t)(uintptr_t)named(s, t->node, kind);
             part[2] = (uint32_t)node;
             part[3] = (uint32_t)(node >> 32);
         }

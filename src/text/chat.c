@@ -202,6 +202,45 @@ static struct json *copy_members(struct shaping *s, const struct json *node)
     return items;
 }
 
+const struct json *chat_part_text(const struct json *part)
+{
+    static const char *const kinds[] = {"text", "input_text", "output_text"};
+    const struct json *type = json_get(part, "type");
+
+    if (part->kind == JSON_TEXT)
+        return part;
+    if (json_is_text(type, "refusal") || json_is_text(type, "thinking"))
+        return json_get_kind(part, type->text, JSON_TEXT);
+    for (size_t i = 0; type != NULL && i < sizeof kinds / sizeof kinds[0]; i++)
+        if (json_is_text(type, kinds[i]))
+            type = NULL;
+    return type == NULL ? json_get_kind(part, "text", JSON_TEXT) : NULL;
+}
+
+/* For templates that read parts: each text as the kind they know. Other parts are theirs. */
+static int name_parts(struct shaping *s, struct json *content)
+{
+    struct json *items = copy_members(s, content);
+    uint32_t i;
+
+    if (items == NULL)
+        return shape_fail(s, ERR_NO_MEMORY, "out of memory");
+    for (i = 0; i < content->n; i++) {
+        const struct json *text = chat_part_text(&content->items[i]);
+        struct json_made part = {.arena = s->arena};
+
+        if (text == NULL || json_is_text(json_get(&items[i], "type"), "text"))
+            continue;
+        json_put_text(&part, "type", "text");
+        json_put(&part, "text", text);
+        items[i] = json_made(&part, JSON_OBJECT);
+        if (part.failed)
+            return shape_fail(s, ERR_NO_MEMORY, "out of memory");
+    }
+    content->items = items;
+    return ERR_OK;
+}
+
 /* The text parts of a content list, joined by newlines. */
 static int join_parts(struct shaping *s, struct json *content)
 {
@@ -210,11 +249,8 @@ static int join_parts(struct shaping *s, struct json *content)
     char *copy;
 
     for (i = 0; i < content->n; i++) {
-        const struct json *part = &content->items[i];
-        const struct json *text = json_get_kind(part, "text", JSON_TEXT);
+        const struct json *text = chat_part_text(&content->items[i]);
 
-        if (part->kind == JSON_TEXT)
-            text = part;
         if (text == NULL) {
             buf_fini(&joined);
             return shape_fail(s, ERR_INVALID, "messages: this model reads text parts only");
@@ -278,8 +314,8 @@ static int shape_message(struct shaping *s, struct json *message)
 
         if (field->kind != JSON_LIST)
             continue;
-        if (strcmp(field->key, "content") == 0 && !s->parts)
-            rc = join_parts(s, field);
+        if (strcmp(field->key, "content") == 0)
+            rc = s->parts ? name_parts(s, field) : join_parts(s, field);
         if (strcmp(field->key, "tool_calls") != 0)
             continue;
         struct json *calls = copy_members(s, field);

@@ -38,6 +38,10 @@ int chat_open(struct chat **out, const char *dir, const char *template_path, cha
               size_t why_cap) ERR_CHECKED;
 void chat_close(struct chat *c); /* NULL is fine */
 
+/* The text of a part of content: a text itself, {"text": ...} of type text, input_text, output_text
+ * or none, {"refusal": ...} or {"thinking": ...} of that type. NULL: it is none. */
+const struct json *chat_part_text(const struct json *part);
+
 bool chat_has_template(const struct chat *c);
 
 /* What the template's text says of the model's replies (reply.h). */
@@ -47,8 +51,8 @@ enum reply_reasoning chat_reply_reasoning(const struct chat *c);
 /* Append the prompt. Tokenize it with add_special = false.
  *
  * Content given as a list of text parts is passed joined by newlines unless the template reads
- * parts itself; other kinds of parts are then refused. Arguments of tool calls given as JSON text
- * are passed as the object they hold, as vLLM does.
+ * parts itself; other kinds of parts are refused then, else they are the template's. Arguments of
+ * tool calls given as JSON text are passed as the object they hold, as vLLM does.
  *
  *   arena   scratch for the call; nothing in out points into it
  *   why     out on error: a sentence for the client

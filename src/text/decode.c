@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hex.h"
 #include "base/utf8.h"
 #include "text/vocab.h"
 
@@ -179,10 +180,7 @@ static int fallback_byte(const char *text, size_t len)
         return -1;
     for (i = 3; i < 5; i++) {
         char c = text[i];
-        int digit = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                           : -1;
+        int digit = hex_digit((unsigned char)c);
 
         if (digit < 0 && !(i == 3 && c == '+'))
             return -1;

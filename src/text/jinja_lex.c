@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hex.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
@@ -196,31 +197,13 @@ static bool lex_raw(struct lexer *l, bool *found)
     return lex_fail(l, "a raw block does not end");
 }
 
-static int hex_value(const char *p, int n, uint32_t *out)
-{
-    uint32_t value = 0;
-    int i;
-
-    for (i = 0; i < n; i++) {
-        char c = p[i];
-
-        if (c >= '0' && c <= '9')
-            value = value * 16 + (uint32_t)(c - '0');
-        else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f')
-            value = value * 16 + (uint32_t)((c | 0x20) - 'a' + 10);
-        else
-            return -1;
-    }
-    *out = value;
-    return 0;
-}
-
-/* One escape at p (behind the backslash), as Python reads it; bytes read. */
-static size_t unescape(const char *p, struct buf *out)
+/* One escape at p[0 .. len), behind the backslash, as Python reads it; bytes read. */
+static size_t unescape(const char *p, size_t len, struct buf *out)
 {
     static const char from[] = "n\nt\tr\r\\\\'\'\"\"a\ab\bf\fv\v";
     uint32_t c = 0;
-    int n = *p == 'x' ? 2 : *p == 'u' ? 4 : *p == 'U' ? 8 : 0;
+    size_t n = *p == 'x' ? 2 : *p == 'u' ? 4 : *p == 'U' ? 8 : 0;
+    int64_t code = n == 0 ? -1 : hex_number(p + 1, len - 1, n);
     size_t i;
 
     if (*p == '\n')
@@ -230,11 +213,11 @@ static size_t unescape(const char *p, struct buf *out)
             buf_add_byte(out, from[i + 1]);
             return 1;
         }
-    if (n > 0 && hex_value(p + 1, n, &c) == 0 && c < 0x110000 && (c < 0xd800 || c > 0xdfff)) {
+    if (code >= 0 && code < 0x110000 && (code < 0xd800 || code > 0xdfff)) {
         char utf8[4];
 
-        buf_add(out, utf8, utf8_encode(c, utf8));
-        return (size_t)n + 1;
+        buf_add(out, utf8, utf8_encode((uint32_t)code, utf8));
+        return n + 1;
     }
     if (*p >= '0' && *p <= '7') {
         char utf8[4];
@@ -257,7 +240,7 @@ static bool lex_string(struct lexer *l)
 
     while (at < l->len && l->text[at] != quote) {
         if (l->text[at] == '\\' && at + 1 < l->len)
-            at += 1 + unescape(l->text + at + 1, &value);
+            at += 1 + unescape(l->text + at + 1, l->len - at - 1, &value);
         else
             buf_add_byte(&value, l->text[at++]);
     }

@@ -454,6 +454,8 @@ static void begin_args(struct reply *r, enum args_kind args)
     r->state = REPLY_AT_PARAM;
 }
 
+#define NAME_READ_MAX 512 /* bytes in which a name must have ended */
+
 static bool step_name(struct reply *r)
 {
     const struct reply_shape *f = &reply_formats[r->o.format];
@@ -461,10 +463,15 @@ static bool step_name(struct reply *r)
     size_t before;
     int found = reply_find(r, tags, ENDS + 1, &before);
 
-    if (!r->has_name) /* behind [CALL_ID] stands an id */
+    if (!r->has_name) {                                 /* behind [CALL_ID] stands an id */
+        if (before > NAME_READ_MAX + 1 - r->name.len) { /* at one place, however it comes */
+            before = NAME_READ_MAX + 1 - r->name.len;
+            found = -1;
+        }
         buf_add(&r->name, reply_in(r), before);
+    }
     reply_take(r, before);
-    if (found < 0 && !r->ended && r->name.len <= 512)
+    if (found < 0 && !r->ended && r->name.len <= NAME_READ_MAX)
         return false;
     if (!r->has_name)
         trim_name(r);

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/hex.h"
+#include "base/utf8.h"
 #include "text/reply_parts.h"
 
 #define VALUE_BYTES_MAX ((size_t)64 << 20)
@@ -169,52 +171,27 @@ static size_t py_word(struct py *p)
     return n;
 }
 
-static int hex_value(const char *text, const char *end, int n, unsigned *out)
-{
-    *out = 0;
-    for (int i = 0; i < n; i++) {
-        char c = text + i < end ? text[i] : '\0';
-        int d = c >= '0' && c <= '9'   ? c - '0'
-                : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                       : -1;
-
-        if (d < 0)
-            return ERR_SYNTAX;
-        *out = *out * 16 + (unsigned)d;
-    }
-    return ERR_OK;
-}
-
 /* A character behind a backslash, in UTF-8 or as \u of JSON. */
 static bool py_escape(struct py *p, struct buf *text)
 {
     static const char from[] = "ntrbf\\'\"", to[] = "\n\t\r\b\f\\'\"";
     char c = p->at < p->end ? *p->at++ : '\0';
     const char *found = c == '\0' ? NULL : strchr(from, c);
-    unsigned code;
 
     if (found != NULL) {
         buf_add_byte(text, to[found - from]);
         return true;
     }
     if (c == 'x' || c == 'u') {
-        int n = c == 'x' ? 2 : 4;
+        size_t n = c == 'x' ? 2 : 4;
+        char utf8[4];
+        int64_t code;
 
-        if (hex_value(p->at, p->end, n, &code) != ERR_OK || code == 0 ||
-            (code >= 0xd800 && code < 0xe000))
+        code = hex_number(p->at, (size_t)(p->end - p->at), n);
+        if (code <= 0 || (code >= 0xd800 && code < 0xe000))
             return false;
         p->at += n;
-        if (code < 0x80) {
-            buf_add_byte(text, (char)code);
-        } else if (code < 0x800) {
-            buf_add_byte(text, (char)(0xc0 | code >> 6));
-            buf_add_byte(text, (char)(0x80 | (code & 63)));
-        } else {
-            buf_add_byte(text, (char)(0xe0 | code >> 12));
-            buf_add_byte(text, (char)(0x80 | (code >> 6 & 63)));
-            buf_add_byte(text, (char)(0x80 | (code & 63)));
-        }
+        buf_add(text, utf8, utf8_encode((uint32_t)code, utf8));
         return true;
     }
     if (c == '\0')

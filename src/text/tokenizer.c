@@ -204,6 +204,14 @@ static uint32_t flags_of(const struct tokenizer *t, int32_t id)
     return id < 0 || id >= tokenizer_n_vocab(t) ? 0 : t->tokens[id].flags;
 }
 
+const char *tokenizer_written(const struct tokenizer *t, int32_t id, size_t *len)
+{
+    bool used = (flags_of(t, id) & TOKEN_USED) != 0;
+
+    *len = used ? t->tokens[id].text.len : 0;
+    return used ? t->text + t->tokens[id].text.at : NULL;
+}
+
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
 {
     return (flags_of(t, id) & TOKEN_SPECIAL) != 0;

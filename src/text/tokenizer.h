@@ -79,6 +79,10 @@ int tokenizer_n_vocab(const struct tokenizer *t);
  * written in the file ("Ġhello"). -1 if there is none. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len);
 
+/* The reverse: a token as it is written in the file, valid UTF-8; *len out. NULL and 0 for unused
+ * and impossible ids. Not NUL-terminated. Lives as long as the tokenizer. */
+const char *tokenizer_written(const struct tokenizer *t, int32_t id, size_t *len);
+
 /* True for special tokens; false for unused and impossible ids. */
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 

@@ -7,6 +7,7 @@
  * The pattern that cuts the text before stands in code that is shipped beside the file, and is not
  * run here: only that of Kimi's class is known. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/utf8.h"
@@ -191,35 +192,123 @@ int load_ranks(struct load *l, int64_t n_ids)
 
 /* --- merges ------------------------------------------------------------------------------- */
 
-/* Each way to make token `id` of two others: counted, and entered when there is a table. */
-static size_t enter_cuts(struct load *l, uint32_t id)
+/* What is a token's beginning and its end, among the tokens: in each direction the longest other
+ * token, whose own is the next longer one, and so on. So the ways to cut all tokens are found in
+ * about the time it takes to read them, however long they are. */
+struct cuts {
+    int32_t *begins; /* [n_ranks]: the longest token that this one begins with; -1: none */
+    int32_t *ends;
+    int32_t begin_of[2 * RANKS_BYTES_MAX + 1]; /* by length, of one token; -1 */
+};
+
+struct ranked {
+    const char *text;
+    uint32_t len;
+    int32_t id;
+};
+
+/* By bytes from the first on; what begins another comes before it. */
+static int compare_forward(const void *a, const void *b)
 {
-    const struct vocab_token *t = &l->vocab.tokens[id];
+    const struct ranked *x = a, *y = b;
+    size_t n = x->len < y->len ? x->len : y->len;
+    int order = memcmp(x->text, y->text, n);
+
+    return order != 0 ? order : (x->len > y->len) - (x->len < y->len);
+}
+
+/* The same from the last on. */
+static int compare_backward(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    uint32_t n = x->len < y->len ? x->len : y->len;
+
+    for (uint32_t i = 1; i <= n; i++) {
+        uint8_t p = (uint8_t)x->text[x->len - i], q = (uint8_t)y->text[y->len - i];
+
+        if (p != q)
+            return p - q;
+    }
+    return (x->len > y->len) - (x->len < y->len);
+}
+
+static bool is_end_of(const struct vocab_token *t, const struct ranked *of)
+{
+    return t->text_len <= of->len &&
+           memcmp(of->text + of->len - t->text_len, t->text, t->text_len) == 0;
+}
+
+static bool is_begin_of(const struct vocab_token *t, const struct ranked *of)
+{
+    return t->text_len <= of->len && memcmp(of->text, t->text, t->text_len) == 0;
+}
+
+/* In a sorted list the tokens that a token begins (or ends) with are the one before it, or among
+ * those that this one begins with. */
+static void link_tokens(const struct vocab *v, const struct ranked *sorted, uint32_t n,
+                        bool (*is_part)(const struct vocab_token *, const struct ranked *),
+                        int32_t *parts)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        int32_t part = i == 0 ? -1 : sorted[i - 1].id;
+
+        while (part >= 0 && !is_part(&v->tokens[part], &sorted[i]))
+            part = parts[part];
+        parts[sorted[i].id] = part;
+    }
+}
+
+static int link_cuts(struct load *l, struct cuts *c)
+{
+    struct ranked *sorted = mem_zalloc_array(l->n_ranks, sizeof *sorted);
+
+    if (sorted == NULL || c->begins == NULL || c->ends == NULL) {
+        mem_free(sorted);
+        return load_no_memory(l);
+    }
+    for (uint32_t id = 0; id < l->n_ranks; id++)
+        sorted[id] =
+            (struct ranked){l->vocab.tokens[id].text, l->vocab.tokens[id].text_len, (int32_t)id};
+    qsort(sorted, l->n_ranks, sizeof *sorted, compare_forward);
+    link_tokens(&l->vocab, sorted, l->n_ranks, is_begin_of, c->begins);
+    qsort(sorted, l->n_ranks, sizeof *sorted, compare_backward);
+    link_tokens(&l->vocab, sorted, l->n_ranks, is_end_of, c->ends);
+    mem_free(sorted);
+    memset(c->begin_of, 0xff, sizeof c->begin_of);
+    return ERR_OK;
+}
+
+/* Each way to make token `id` of two others: counted, and entered when there is a table. */
+static size_t enter_cuts(struct load *l, struct cuts *c, uint32_t id)
+{
+    const struct vocab_token *tokens = l->vocab.tokens;
     size_t n = 0;
 
-    for (size_t at = utf8_sequence(t->text, t->text_len); at < t->text_len;
-         at += utf8_sequence(t->text + at, t->text_len - at)) {
-        int32_t a = vocab_find(&l->vocab, t->text, at);
-        int32_t b = a < 0 ? -1 : vocab_find(&l->vocab, t->text + at, t->text_len - at);
+    for (int32_t a = c->begins[id]; a >= 0; a = c->begins[a])
+        c->begin_of[tokens[a].text_len] = a;
+    for (int32_t b = c->ends[id]; b >= 0; b = c->ends[b]) {
+        int32_t a = c->begin_of[tokens[id].text_len - tokens[b].text_len];
         uint64_t pair = bpe_pair(a, b);
 
-        if (b < 0)
+        if (a < 0)
             continue;
         n++;
         if (l->merges != NULL)
             l->merges[bpe_slot(l->merges, l->merges_mask, pair)] =
                 (struct image_merge){.pair = pair, .rank = id, .id = (int32_t)id};
     }
+    for (int32_t a = c->begins[id]; a >= 0; a = c->begins[a])
+        c->begin_of[tokens[a].text_len] = -1;
     return n;
 }
 
-int load_ranks_merges(struct load *l)
+static int enter_merges(struct load *l, struct cuts *c)
 {
     struct image_merge *merges;
     size_t n = 0, slots;
 
     for (uint32_t id = 0; id < l->n_ranks; id++)
-        n += enter_cuts(l, id);
+        n += enter_cuts(l, c, id);
     slots = pieces_slots(n);
     merges = mem_zalloc_array(slots, sizeof *merges);
     if (merges == NULL)
@@ -229,6 +318,19 @@ int load_ranks_merges(struct load *l)
     l->merges = merges;
     l->merges_mask = slots - 1;
     for (uint32_t id = 0; id < l->n_ranks; id++)
-        (void)enter_cuts(l, id);
+        (void)enter_cuts(l, c, id);
     return ERR_OK;
+}
+
+int load_ranks_merges(struct load *l)
+{
+    struct cuts c = {.begins = mem_zalloc_array(l->n_ranks, sizeof *c.begins),
+                     .ends = mem_zalloc_array(l->n_ranks, sizeof *c.ends)};
+    int rc = link_cuts(l, &c);
+
+    if (rc == ERR_OK)
+        rc = enter_merges(l, &c);
+    mem_free(c.begins);
+    mem_free(c.ends);
+    return rc;
 }

@@ -90,6 +90,17 @@ static void mock_accept(struct mock *m)
     }
 }
 
+/* What a front looks at before it says yes: it moves on, and refuses nothing. */
+static void mock_tell(struct lane *lane, uint64_t now_us)
+{
+    struct wire_lane *w = lane->shared;
+
+    atomic_store_explicit(&w->heartbeat_us, now_us, memory_order_relaxed);
+    atomic_store_explicit(&w->progress_us, now_us, memory_order_relaxed);
+    atomic_store_explicit(&w->room_reqs, MOCK_SLOTS, memory_order_relaxed);
+    atomic_store_explicit(&w->room_tokens, UINT32_MAX, memory_order_relaxed);
+}
+
 static int mock_welcome(struct mock *m, struct mock_lane *l)
 {
     struct wire_welcome w = {.magic = WIRE_MAGIC,
@@ -254,8 +265,7 @@ static void mock_run(struct mock *m)
 
             if (!l->open)
                 continue;
-            atomic_store_explicit(&l->lane.shared->heartbeat_us, now_us, memory_order_relaxed);
-            atomic_store_explicit(&l->lane.shared->progress_us, now_us, memory_order_relaxed);
+            mock_tell(&l->lane, now_us);
             mock_take(m, l);
             if (due)
                 said += mock_step(m, l);

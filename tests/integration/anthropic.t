@@ -105,7 +105,7 @@ with tap.section("client"), Stack() as s:
         model=MODEL_NAME, max_tokens=9, messages=[]), "no messages")
     raises(anthropic.BadRequestError, 400, lambda: c.messages.create(
         model=MODEL_NAME, max_tokens=9, messages=hello, stream=True,
-        extra_body={"temperature": 9}),
+        extra_body={"temperature": -9}),
         "a stream's error")
     raises(anthropic.NotFoundError, 404, lambda: c.messages.create(
         model="gpt", max_tokens=9, messages=hello), "an unknown model")

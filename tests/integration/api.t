@@ -8,14 +8,12 @@ import tempfile
 import time
 
 from harness import MODEL, MODEL_NAME, Stack, Tap, golden, need_nginx, parse_metrics
-from schema import Judge
 
 need_nginx()
 tap = Tap()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 usage_on = {"stream_options": {"include_usage": True}}
 made = {"stop": 0, "length": 0}  # generations that must have ended so
-judge = Judge(tap)
 
 
 def count(choices):
@@ -158,6 +156,16 @@ def prompts(s):
     tap.eq(text_of(ask(s, CHAT, s.chat(many, max_tokens=30, continue_final_message=True,
                                        add_generation_prompt=False))), " France is Paris.",
            "continue_final_message")
+    for content in (many[2]["content"], [{"type": "text", "text": t} for t in ("The", "capital")]):
+        many[2]["content"] = content
+        body = s.chat(many, max_tokens=30, continue_final_message=True, add_generation_prompt=False)
+        rest = text_of(ask(s, CHAT, body))
+        text = content if isinstance(content, str) else "The\ncapital"
+        tap.eq(text_of(both(s, CHAT, dict(body, echo=True), "echo of a chat")), text + rest,
+               "echo: the message, then what continues it")
+    hello = s.chat("Hello", max_tokens=30)
+    tap.eq(text_of(ask(s, CHAT, dict(hello, echo=True))), text_of(ask(s, CHAT, hello)),
+           "echo: nothing of a user's message")
     call = [{"role": "user", "content": "Hello"},
             {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {
                 "name": "f", "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "a",
@@ -381,7 +389,7 @@ def bad_requests(s):
     tap.eq(text_of(ask(s, CHAT, s.chat("What is the capital of France?", colour="red"))),
            "The capital of France is Paris.", "a field that nobody knows changes nothing")
     for field, value in (
-            ("temperature", "hot"), ("temperature", 3), ("temperature", -0.1),
+            ("temperature", "hot"), ("temperature", 101), ("temperature", -0.1),
             ("temperature", True), ("top_p", 0), ("top_p", 1.5), ("top_p", []), ("top_k", 1.5),
             ("top_k", -2), ("min_p", 2), ("max_tokens", 0), ("max_tokens", -1),
             ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", 1e30),
@@ -489,9 +497,17 @@ def tokens(s):
     r = s.post("/tokenize", {"messages": g["messages"]})
     tap.eq(r.json["tokens"], g["prompt_ids"], "tokenize of messages is the chat's prompt")
     tap.eq(r.json["max_model_len"], 2048, "max_model_len")
+    with open(os.path.join(MODEL, "tokenizer.json"), encoding="utf-8") as f:
+        written = json.load(f)
+    names = {i: t for t, i in written["model"]["vocab"].items()}
+    names.update({t["id"]: t["content"] for t in written["added_tokens"]})
+    for body in ({"prompt": "One \u00e9t\u00e9, two\n"}, {"messages": g["messages"]}):
+        r = s.post("/tokenize", dict(body, return_token_strs=True)).json
+        tap.eq(r["token_strs"], [names[i] for i in r["tokens"]], "the tokens as they are written")
     refuse(s, "/tokenize", {}, 400, "prompt", name="tokenize without prompt")
     refuse(s, "/tokenize", {"prompt": 5}, 400, "prompt")
     refuse(s, "/tokenize", {"messages": 5}, 400, "messages")
+    refuse(s, "/tokenize", {"messages": g["messages"], "chat_template": "x"}, 400, "chat_template")
     refuse(s, "/detokenize", {"tokens": ["a"]}, 400, "tokens")
     refuse(s, "/detokenize", {"tokens": [99999]}, 400, "tokens")
     refuse(s, "/detokenize", {}, 400, "tokens")
@@ -553,6 +569,28 @@ with tap.section("front's own limit"), Stack(front=["--max-body-bytes", 100000])
         refuse(s, CHAT, b"x" * n, 413, None, "request_too_large", "a body of %d bytes" % n)
         refuse(s, "/v1/none", b"x" * n, 404, None, name="a body of %d bytes" % n)
         refuse(s, "/health", b"x" * n, 405, None, name="a body of %d bytes" % n)
+with tap.section("parts"), tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
+    # A template that reads parts itself; what it would pass over must not come to it.
+    f.write("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+            "{% for p in m.content %}{% if p.type == 'text' %}[{{ p.text }}]{% endif %}{% endfor %}"
+            "{% endif %}{% endfor %}")
+    f.flush()
+    text = {"type": "text", "text": "One"}
+    kinds = ["two", {"text": "two"}, {"type": "input_text", "text": "two"},
+             {"type": "output_text", "text": "two"}, {"type": "refusal", "refusal": "two"},
+             {"type": "thinking", "thinking": "two"}]
+    for template, want in (([], "One\ntwo"), (["--chat-template", f.name], "[One][two]")):
+        with Stack(n_fronts=1, front=template) as s:
+            for part in kinds:
+                r = s.post(CHAT + "/render", s.chat([{"role": "user", "content": [text, part]}])).json
+                tap.ok(want in r["prompts"][0]["prompt"], "a text is a text: %r" % part, r)
+            for part in ({"type": "image_url", "image_url": {"url": "data:"}, "text": "two"},
+                         {"type": "input_audio", "input_audio": {}}, {"type": "video_url"}, 5, {},
+                         {"type": "text"}, {"type": "text", "text": 5}, {"type": 5, "text": "two"},
+                         {"type": "refusal", "text": "two"}):
+                refuse(s, CHAT, s.chat([{"role": "user", "content": [text, part]}]), 400,
+                       "messages", name="not a text: %r" % (part,))
+        tap.eq(s.leftovers, [], "every process followed SIGTERM")
 with tap.section("a tokenizer with a beginning"), tempfile.TemporaryDirectory() as folder:
     for name in os.listdir(MODEL):
         os.symlink(os.path.join(MODEL, name), os.path.join(folder, name))
@@ -568,5 +606,4 @@ with tap.section("a tokenizer with a beginning"), tempfile.TemporaryDirectory() 
                       ["token_ids"] for fields in ({}, {"add_special_tokens": True}))
         tap.eq(more, [2043] + bare, "a chat's add_special_tokens")
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
-judge.tell()
 tap.done()

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Goal: quire bench measures on any machine and says what it does not take. Method: the demo model
-# on the cpu device, a small run of each kind, and wrong arguments.
+# Goal: quire bench measures on any machine and says what it does not take, and the fronts' bench
+# runs. Method: the demo model on the cpu device, a small run of each kind, and wrong arguments;
+# fronts over the engine that plays tokens, where every answer must be whole.
 quire=${builddir:-.}/quire
 model=${srcdir:-.}/tools/demo-model/model
 n=0
@@ -29,4 +30,11 @@ for args in "" "speed" "latency --model /nowhere" "throughput --num-prompts 0 --
 done
 "$quire" bench --help | grep -q -- --max-concurrency
 check $? "the help names the options"
+if PATH=$PATH:/usr/sbin command -v nginx >/dev/null; then
+    out=$("${srcdir:-.}/tests/bench/fronts" "$(realpath "${builddir:-.}")" --repeat 1 --tries 1 \
+        --seconds 0.3 --only "chats, 1000 tok/s" 2>&1)
+    good=$?
+    if [ "$good" != 0 ]; then sed 's/^/# /' <<<"$out" | tail -5; fi
+    check "$good" "fronts over a mock engine: all answers are whole"
+fi
 echo "1..$n"

@@ -83,7 +83,6 @@ def talk(path, data, timeout=15):
 
 def paths(s):
     """A front takes no path from another one, or from what is no socket."""
-    tap.section("paths")
     first, plain = s.path("own.sock"), s.path("plain")
     with open(plain, "w") as f:
         f.write("kept")
@@ -120,7 +119,6 @@ def paths(s):
 
 
 def settings(s):
-    tap.section("settings")
     conf = s.path("bad.conf")
     with open(conf, "w") as f:
         f.write("# sizes\nkv_host_bytes = 5X\n")
@@ -139,8 +137,10 @@ def settings(s):
 
 with Stack() as s:
     path = s.front_path(0)
-    paths(s)
-    settings(s)
+    with tap.section("paths"):
+        paths(s)
+    with tap.section("settings"):
+        settings(s)
     full = {"REQUEST_METHOD": "POST", "REQUEST_URI": "/v1/chat/completions"}
     body = b'{"model":"demo","temperature":0,"max_tokens":9,"messages":[{"role":"user",' \
            b'"content":"Hello"}]}'

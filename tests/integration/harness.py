@@ -47,12 +47,15 @@ def _die_with_parent():
 
 
 class Tap:
-    """Numbered results. `with tap.section(...)` turns an exception into one failed result."""
+    """Numbered results. `with tap.section(...)` turns an exception into one failed result. All that
+    stacks are told meanwhile is held against OpenAI's schema when it is done."""
 
     def __init__(self):
+        import schema  # which needs this module
         self.n = 0
         self.failed = 0
         self.started = time.monotonic()
+        self.judge = schema.Judge(self)
 
     def ok(self, good, name, detail=""):
         self.n += 1
@@ -84,6 +87,7 @@ class Tap:
             self.ok(False, name, traceback.format_exc())
 
     def done(self):
+        self.judge.tell()
         print("1..%d" % self.n)
         self.note("%.1f s" % (time.monotonic() - self.started))
         sys.exit(1 if self.failed else 0)
@@ -176,6 +180,7 @@ class Stream:
         self.done = False
         self.comments = 0
         self.broken = None  # the exception that ended it early
+        self.ended = set()  # choices whose finish_reason came
 
     def __iter__(self):
         try:
@@ -190,6 +195,7 @@ class Stream:
                     event = json.loads(line[6:])
                     if Stack.heard:
                         Stack.heard(self.path, 200, event, True)
+                    self.check_ends(event)
                     yield event
                 elif line != b"":
                     raise ValueError("not SSE: %r" % line)
@@ -197,6 +203,14 @@ class Stream:
             self.broken = e
         finally:
             self.close()
+
+    def check_ends(self, event):
+        """A choice ends once, with its last event: clients stop listening to it there."""
+        for c in event.get("choices", []):
+            if c["index"] in self.ended:
+                raise ValueError("an event of a choice that had ended: %r" % event)
+            if c["finish_reason"] is not None:
+                self.ended.add(c["index"])
 
     def close(self):
         self.response.close()
@@ -335,7 +349,7 @@ def free_port():
 class Stack:
     """nginx + fronts + engine. Use with `with`."""
 
-    heard = None  # (path, status, JSON, whether of a stream): schema.Judge listens
+    heard = None  # (path, status, JSON or its bytes, whether of a stream): schema.Judge listens
 
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
                  start_engine=True, host=None, host_file=None, programs=BUILDDIR):
@@ -492,7 +506,7 @@ class Stack:
             reply = Reply(r.status, r.headers, r.read())
             kind = r.headers.get("Content-Type", "")
             if Stack.heard and reply.body and kind.startswith("application/json"):
-                Stack.heard(path.split("?")[0], r.status, reply.json, False)
+                Stack.heard(path, r.status, reply.body, False)
             return reply
         finally:
             c.close()
@@ -538,6 +552,27 @@ class Stack:
         told.done = s.done
         told.broken = s.broken
         return told
+
+    def events(self, path, body, headers=None):
+        """(status, [data]) of a stream whose events have names, each that of its data's type; or
+        [error] where none began."""
+        c = self.connect(timeout=60)
+        c.request("POST", path, json.dumps(dict(body, stream=True)).encode(),
+                  dict({"Content-Type": "application/json", "Authorization": self.bearer()},
+                       **(headers or {})))
+        r = c.getresponse()
+        text = r.read().decode()
+        c.close()
+        out = [json.loads(text)] if r.status != 200 else []
+        for block in text.split("\n\n")[:-1] if r.status == 200 else []:
+            name, data = block.split("\n")
+            out.append(json.loads(data[len("data: "):]))
+            if name != "event: " + out[-1]["type"]:
+                raise ValueError("not an event: %r" % block)
+        for value in out:
+            if Stack.heard:
+                Stack.heard(path, r.status, value, r.status == 200)
+        return r.status, out
 
     def chat(self, content, **fields):
         messages = content if isinstance(content, list) else [{"role": "user", "content": content}]

@@ -9,11 +9,9 @@ import threading
 import time
 
 from harness import DEVICE, MODEL_NAME, Stack, Tap, crowd, need_nginx
-from schema import Judge
 
 need_nginx()
 tap = Tap()
-judge = Judge(tap)
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -100,6 +98,16 @@ def completions(s):
              if ch["logprobs"]]
     for k in ("tokens", "text_offset"):
         tap.eq([t for q in parts for t in q[k]], p[k], "streamed %s agree" % k)
+    for n in (1, 3):
+        echo = dict(body, prompt=STORY * 12, echo=True, n=n, cache_salt="echo")
+        del echo["return_token_ids"]
+        whole = ask(s, TEXT, echo, "an echo of several steps")["choices"]
+        events = s.stream(TEXT, dict(echo, cache_salt="again")).events
+        for c2 in whole:
+            parts = [ch["logprobs"] for ev in events for ch in ev["choices"]
+                     if ch["index"] == c2["index"] and ch["logprobs"]]
+            tap.eq([t for q in parts for t in q["tokens"]], c2["logprobs"]["tokens"],
+                   "a streamed echo waits for its log probabilities")
     # The same text, once generated and once given: the model's opinion is the same.
     whole = ask(s, TEXT, dict(body, prompt=STORY + c["text"], echo=True, max_tokens=0, logprobs=1),
                 "an echo without generation")
@@ -239,5 +247,4 @@ with Stack(engine=["--num-pages", "80", "--max-num-seqs", "8", "--max-model-len"
         prompts(s, 120)
     tap.ok(s.metric("vllm:num_preemptions_total") > 0 or DEVICE != "cpu", "some were preempted")
     tap.ok(s.idle(), "nothing is left in the engine")
-judge.tell()
 tap.done()

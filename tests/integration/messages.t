@@ -21,27 +21,6 @@ def body_of(content, **fields):
                 **fields)
 
 
-def events_of(s, body, path=PATH, headers=None):
-    """(status, [(event, data)]) of a stream; each event's name must be its data's type."""
-    c = s.connect(timeout=60)
-    c.request("POST", path, json.dumps(dict(body, stream=True)).encode(),
-              dict({"Content-Type": "application/json", "Authorization": s.bearer()},
-                   **(headers or {})))
-    r = c.getresponse()
-    text = r.read().decode()
-    c.close()
-    if r.status != 200:
-        return r.status, [json.loads(text)]
-    out = []
-    for block in text.split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        value = json.loads(data[len("data: "):])
-        if name != "event: " + value["type"]:
-            raise ValueError("not an event: %r" % block)
-        out.append(value)
-    return r.status, out
-
-
 def joined(events):
     """The message that a stream's events add up to. ValueError when their order is wrong."""
     message, open_block, partial = None, None, ""
@@ -100,7 +79,7 @@ def both(s, body, name):
     r = s.post(PATH, body)
     if not tap.eq(r.status, 200, name + ": 200"):
         raise RuntimeError(r.text)
-    _, events = events_of(s, body)
+    _, events = s.events(PATH, body)
     tap.eq(anonymous(joined(events)), anonymous(r.json), name + ": the stream says the same")
     count = {k: v for k, v in body.items() if k in ("model", "messages", "system", "tools",
                                                     "tool_choice", "thinking")}
@@ -135,7 +114,7 @@ def answers(s):
     r = both(s, body_of([{"role": "user", "content": "What is the capital of France?"},
                          {"role": "assistant", "content": "The capital of"}]), "a beginning")
     tap.eq(text_of(r), " France is Paris.", "a beginning goes on")
-    a, b = events_of(s, body_of("Hello")), s.post(CHAT, s.chat("Hello")).json
+    a, b = s.events(PATH, body_of("Hello")), s.post(CHAT, s.chat("Hello")).json
     tap.eq(text_of(joined(a[1])), b["choices"][0]["message"]["content"], "as a chat says it")
     tap.eq(a[1][0]["message"]["usage"]["output_tokens"], 0, "the first event has the prompt's usage")
     many = [s.post(PATH, body_of("Tell me a short story.", temperature=1.5, top_p=0.9, top_k=50,
@@ -252,7 +231,7 @@ def errors(s):
             ("messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}]),
             ("system", 5), ("system", {}), ("system", [5]), ("stop_sequences", "a"),
             ("stop_sequences", [5]), ("stop_sequences", ["a"] * 99), ("stream", "yes"),
-            ("temperature", "hot"), ("temperature", 3), ("top_p", 0), ("top_k", -2),
+            ("temperature", "hot"), ("temperature", 101), ("top_p", 0), ("top_k", -2),
             ("tools", 5), ("tools", [5]), ("tools", [{}]), ("tools", [{"name": "f"}]),
             ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
             ("tool_choice", "auto"), ("tool_choice", {"type": "x"}), ("thinking", True),
@@ -267,7 +246,7 @@ def errors(s):
     for broken, name in ((b"", "an empty body"), (b"{", "cut JSON"), (b"[]", "a list"),
                          (b'{"messages":' + b"[" * 100000, "deep nesting")):
         refuse(s, broken, 400, bad, "", name)
-    r = refuse(s, body_of("Hello", stream=True, temperature=9), 400, bad, "temperature",
+    r = refuse(s, body_of("Hello", stream=True, temperature=900), 400, bad, "temperature",
                "a stream's error", headers={"X-Request-Id": "abc"})
     tap.eq((r.json["request_id"], r.headers["X-Request-Id"]), ("abc", "abc"), "its request_id")
     refuse(s, {}, 404, "not_found_error", "batches", "what is not there", PATH + "/batches")

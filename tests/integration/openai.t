@@ -34,11 +34,34 @@ hello = [{"role": "user", "content": "Hello"}]
 HELLO = "Hello! How can I help you today?"
 
 
+def overhear(response):
+    """The client's answers, too, are held against OpenAI's schema."""
+    stream = response.stream
+    base = next(k for k in type(stream).__mro__ if k.__name__ == "SyncByteStream")
+
+    class Overheard(base):
+        def __iter__(self):
+            got = b""
+            for piece in stream:
+                got += piece
+                yield piece
+            path = response.request.url.path
+            if response.headers["Content-Type"].startswith("application/json"):
+                Stack.heard(path, response.status_code, got, False)
+            for line in got.split(b"\n") if response.status_code == 200 else []:
+                if line.startswith(b"data: {"):
+                    Stack.heard(path, 200, line[len(b"data: "):], True)
+
+        def close(self):
+            stream.close()
+    response.stream = Overheard()
+
+
 def client_of(s, kind=openai.OpenAI, **kw):
     os.environ["SSL_CERT_FILE"] = s.path("cert.pem")
     context = ssl.create_default_context(cafile=s.path("cert.pem"))
-    http = (openai.DefaultHttpxClient if kind is openai.OpenAI else
-            openai.DefaultAsyncHttpxClient)(verify=context)
+    http = (openai.DefaultHttpxClient(verify=context, event_hooks={"response": [overhear]})
+            if kind is openai.OpenAI else openai.DefaultAsyncHttpxClient(verify=context))
     return kind(base_url="https://127.0.0.1:%d/v1" % s.port, http_client=http,
                 **dict(dict(api_key=key(0), max_retries=0, timeout=30), **kw))
 
@@ -117,7 +140,7 @@ with tap.section("client"), Stack() as s:
     raises(openai.BadRequestError, 400,
            lambda: chat.create(model=MODEL_NAME, messages=hello, n=129), "n=129", param="n")
     raises(openai.BadRequestError, 400,
-           lambda: chat.create(model=MODEL_NAME, messages=hello, temperature=9), "temperature 9",
+           lambda: chat.create(model=MODEL_NAME, messages=hello, temperature=-9), "temperature -9",
            param="temperature")
     raises(openai.BadRequestError, 400, lambda: chat.create(
         model=MODEL_NAME, messages=[{"role": "user", "content": "Hi " * 5000}]), "a long prompt",
@@ -125,7 +148,7 @@ with tap.section("client"), Stack() as s:
     r = chat.create(model=MODEL_NAME, messages=hello, n=2, extra_body={"colour": 1})
     tap.eq(len(r.choices), 2, "two choices, and a field that nobody knows")
     raises(openai.BadRequestError, 400, lambda: chat.create(
-        model=MODEL_NAME, messages=hello, temperature=9, stream=True), "a stream's error")
+        model=MODEL_NAME, messages=hello, temperature=-9, stream=True), "a stream's error")
     raises(openai.NotFoundError, 404, lambda: chat.create(model="gpt", messages=hello),
            "unknown model", code="model_not_found", param="model")
     raises(openai.NotFoundError, 404, lambda: c.embeddings.create(model="a", input="b"),

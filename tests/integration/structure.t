@@ -4,15 +4,15 @@ form that was asked for, streamed or not, alone or beside many others, and acros
 Forms that cannot be held to are refused with the field, the keyword and its place."""
 
 import json
+import os
 import re
+import tempfile
 import threading
 
-from harness import Stack, Tap, need_nginx, until
-from schema import Judge
+from harness import MODEL, Stack, Tap, need_nginx, until
 
 need_nginx()
 tap = Tap()
-judge = Judge(tap)
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 PERSON = {"type": "object",
@@ -61,7 +61,6 @@ def wild(s, seed, **fields):
 
 
 def contents(s):
-    tap.section("content")
     for seed in range(6):
         text, choice = said(s, wild(s, seed, response_format=schema_format(PERSON)))
         tap.ok(is_person(parsed(text)), "json_schema, seed %d" % seed, repr(text))
@@ -115,7 +114,6 @@ def contents(s):
 
 def tags(s):
     """Structural tags in both shapes and both fields: what is in a tag has its form."""
-    tap.section("structural tags")
     weather = {"begin": "<f=get_weather>", "end": "</f>", "schema": {
         "type": "object", "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
         "required": ["days"], "additionalProperties": False}}
@@ -153,7 +151,6 @@ def tags(s):
 
 
 def streams(s):
-    tap.section("streams")
     for seed in range(3):
         body = wild(s, seed, response_format=schema_format(PERSON))
         whole, _ = said(s, body)
@@ -162,7 +159,6 @@ def streams(s):
 
 
 def calls(s):
-    tap.section("calls")
     named = {"type": "function", "function": {"name": "now"}}
     for choice, only in (("required", None), (named, "now")):
         for parallel in (True, False):
@@ -194,7 +190,6 @@ def calls(s):
 
 def allowed(s):
     """Some of the tools: the prompt is that of all, but no other is called."""
-    tap.section("allowed_tools")
     one = [{"type": "function", "function": {"name": "now"}}]
 
     def among(mode, tools=one):
@@ -230,7 +225,6 @@ def allowed(s):
 
 
 def many(s):
-    tap.section("many at once, each of its own")
     wrong, lock = [], threading.Lock()
 
     def one(i):
@@ -248,7 +242,6 @@ def many(s):
 
 
 def deaths(s):
-    tap.section("an engine that dies")
     got = []
     # With no end in the form the text goes on until max_tokens.
     body = wild(s, 1, stream=True, structured_outputs={"regex": "([a-c] )*"})
@@ -270,7 +263,6 @@ def deaths(s):
 
 
 def refusals(s):
-    tap.section("refused")
     deep = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a"}}}
     for fields, param, words in (
             ({"response_format": schema_format(deep)}, "response_format", "pattern"),
@@ -296,15 +288,109 @@ def refusals(s):
                "%s is blamed for %s" % (param, words), r.text[:300])
 
 
+def reasoned(s, seed, **fields):
+    """A question whose reasoning ends at some time: the pieces of its tags are all that the model
+    wants to say, each less the more often it was said."""
+    begin, *ends = [i for text in ("<", "</think>")
+                    for i in s.post("/tokenize", {"model": "demo", "prompt": text,
+                                                  "add_special_tokens": False}).json["tokens"]]
+    return s.chat("Hello", temperature=1.5, seed=seed, max_tokens=700, frequency_penalty=2,
+                  logit_bias=dict({str(i): 90 for i in ends}, **{str(begin): 100}), **fields)
+
+
+def behind(s, name, fits, fields):
+    """Two requests, each streamed and not: a free reasoning, then what has the form. Seeds whose
+    reasoning did not end are passed over."""
+    ended = 0
+    for seed in range(16):
+        body = reasoned(s, seed, **fields)
+        r = s.post(CHAT, body)
+        if r.status != 200 or ended == 2:
+            break
+        c, usage = r.json["choices"][0], r.json["usage"]["completion_tokens_details"]
+        m = c["message"]
+        if c["finish_reason"] == "length":
+            tap.ok(not m["content"], "%s, seed %d: no end, no content" % (name, seed), m)
+            continue
+        ended += 1
+        tap.ok(fits(m) and "think>" not in (m["content"] or ""),
+               "%s, seed %d: the content has the form" % (name, seed), m)
+        tap.eq(m.get("reasoning_content"), m.get("reasoning"), "both names of the reasoning")
+        told = s.stream(CHAT, body)
+        deltas = [c["delta"] for e in told.events for c in e.get("choices", [])]
+        thought = m.get("reasoning") or ""
+        tap.eq(("".join(d.get("reasoning") or "" for d in deltas), told.text.get(0, "")),
+               (thought, m["content"] or ""), "a stream says the same")
+        yield thought, usage["reasoning_tokens"]
+    tap.ok(r.status == 200 and ended == 2, name + ": reasonings end", r.text)
+
+
+def tagged(s, always):
+    """Beside reasoning tags bind behind it alone. What begins a tag is what the reasoning is full
+    of; bound there, "th" could only be followed by a number in brackets."""
+    number = {"type": "integer", "minimum": 10, "maximum": 99}
+    old = {"type": "structural_tag", "triggers": ["th"],
+           "structures": [{"begin": "th[", "schema": number, "end": "]"}]}
+    new = {"type": "structural_tag", "format": {
+        "type": "triggered_tags", "triggers": ["th"], "at_least_one": True,
+        "stop_after_first": True, "tags": [
+            {"type": "tag", "begin": "th[", "end": "]",
+             "content": {"type": "json_schema", "json_schema": number}}]}}
+    then = {"type": "structural_tag", "format": {"type": "sequence", "elements": [
+        {"type": "const_string", "value": "th="}, {"type": "regex", "pattern": "[0-9]{4}"}]}}
+    tool = [dict(TOOLS[0], function=dict(TOOLS[0]["function"], strict=True))]
+    free = 0
+    for name, fits, fields in (
+            ("triggered tags", lambda m: re.fullmatch(r"th\[[1-9][0-9]\]", m["content"]),
+             {"response_format": new}),
+            ("a sequence", lambda m: re.fullmatch(r"th=[0-9]{4}", m["content"]),
+             {"structured_outputs": {"structural_tag": then}}),
+            ("a sequence beside tools", lambda m: m.get("tool_calls") or
+             re.fullmatch(r"th=[0-9]{4}", m["content"]),
+             {"structured_outputs": {"structural_tag": then}, "tools": tool}),
+            ("a call that must come", lambda m: [
+                c["function"]["name"] for c in m.get("tool_calls") or []] == ["get_weather"],
+             {"tools": tool, "tool_choice": "required", "parallel_tool_calls": False})):
+        for thought, n_tokens in behind(s, name, fits, fields):
+            tap.ok((n_tokens > 0) == (thought != "") and (thought != "" or not always),
+                   "the reasoning's tokens are counted", (n_tokens, thought))
+            free += len(re.findall(r"th(?!\[[1-9][0-9]\]|=[0-9]{4})", thought))
+    tap.ok(free > 0, "tags do not bind in the reasoning (%d times)" % free)
+    for seed in range(3):
+        body = dict(reasoned(s, seed, response_format=old), max_tokens=300)
+        m = s.post(CHAT, body).json["choices"][0]["message"]
+        tap.ok(all(re.match(r"\[[1-9][0-9]\]", t) for t in (m["content"] or "").split("th")[1:-1]),
+               "free text with tags, seed %d" % seed, m)
+
+
+def reasoning():
+    """The prompt ends inside the reasoning; the model may begin one; it is switched off."""
+    with open(os.path.join(MODEL, "tokenizer_config.json")) as f:
+        template = json.load(f)["chat_template"]
+    for name, tail in (("inside", "<think>\n"), ("may", ""),
+                       ("off", "{% if enable_thinking is defined and not enable_thinking %}"
+                               "<think>\n\n</think>\n\n{% endif %}")):
+        with tempfile.NamedTemporaryFile("w", suffix=".jinja") as f, \
+                tap.section("beside reasoning: " + name):
+            f.write(template + tail)
+            f.flush()
+            with Stack(n_fronts=1, front=["--reasoning-parser", "think", "--chat-template",
+                                          f.name]) as s:
+                if name != "off":
+                    tagged(s, name == "inside")
+                    continue
+                for field in ({"chat_template_kwargs": {"enable_thinking": False}},
+                              {"reasoning_effort": "none"}):
+                    r = s.post(CHAT, reasoned(s, 1, structured_outputs={"structural_tag": {
+                        "format": {"type": "regex", "pattern": "th{3}"}}}, **field)).json
+                    tap.eq(r["choices"][0]["message"]["content"], "thhh", "no reasoning: bound at once")
+            tap.eq(s.leftovers, [], "every process followed SIGTERM")
+
+
 with Stack() as s:
-    refusals(s)
-    contents(s)
-    tags(s)
-    streams(s)
-    calls(s)
-    allowed(s)
-    many(s)
-    deaths(s)
+    for part in (refusals, contents, tags, streams, calls, allowed, many, deaths):
+        with tap.section(part.__name__):
+            part(s)
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
-judge.tell()
+reasoning()
 tap.done()

@@ -13,7 +13,7 @@ import re
 import sys
 
 from harness import DEVICE, MODEL_NAME, SRCDIR, Stack, Tap, crowd, need_nginx
-from schema import Judge, find_modules
+from schema import find_modules
 
 need_nginx()
 sys.path.insert(0, os.path.join(SRCDIR, "tools", "demo-model"))
@@ -26,7 +26,6 @@ except ImportError:
     jsonschema = None
 
 tap = Tap()
-judge = Judge(tap)
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SEED = int(os.environ.get("SEED", "1"))
 N = 100
@@ -350,5 +349,4 @@ with Stack() as s:
             part(s)
     tap.ok(s.idle(), "nothing is left in the engine")
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
-judge.tell()
 tap.done()

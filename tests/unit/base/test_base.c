@@ -4,6 +4,7 @@
 #include "base/err.h"
 #include "base/fault.h"
 #include "base/hash.h"
+#include "base/hex.h"
 #include "base/mem.h"
 #include "base/settings.h"
 #include "base/utf8.h"
@@ -51,6 +52,25 @@ static void test_utf8(void)
         }
     }
     ok(true, "every 97th character survives the round trip");
+}
+
+static void test_hex(void)
+{
+    is_int(hex_number("00eF", 4, 4), 0xef, "either case");
+    is_int(hex_number("ffffffff", 8, 8), 0xffffffff, "eight digits");
+    is_int(hex_number("12", 2, 1), 1, "as many as were asked for");
+    is_int(hex_number("12", 1, 2), -1, "not all are there");
+    is_int(hex_number("1g", 2, 2), -1, "a letter that is none");
+    for (int c = -1; c < 256; c++) {
+        const char *digits = "0123456789abcdef";
+        const char *at = c > 0 ? strchr(digits, c >= 'A' && c <= 'F' ? c + 32 : c) : NULL;
+
+        if (hex_digit(c) != (at == NULL ? -1 : (int)(at - digits))) {
+            ok(false, "the digit %d", c);
+            return;
+        }
+    }
+    ok(true, "every byte is a digit or none");
 }
 
 static void test_mem(void)
@@ -123,6 +143,7 @@ int main(void)
     test_err();
     test_buf();
     test_utf8();
+    test_hex();
     test_mem();
     test_hash();
     test_settings();

@@ -59,6 +59,40 @@ static void test_numbers(void)
     schema("{\"type\":\"number\",\"not\":{\"type\":\"integer\"}}", "1.5", "1\n2.0");
 }
 
+#define HOSTNAME "{\"type\":\"string\",\"format\":\"hostname\"}"
+
+/* Labels that begin with "xn--" are Punycode; what is refused of it stands in hostname.c. */
+static void test_hostnames(void)
+{
+    char name[80] = "\"xn--";
+    struct grammar_request r = {.kind = GRAMMAR_SCHEMA, .source = HOSTNAME};
+    struct buf image = {0};
+    int n;
+
+    schema(HOSTNAME,
+           "\"a\"\n\"1a.b-2.XN--zca29lwxobi7a\"\n\"xn--9n2bp8q.xn--9t4b11yi5a\"\n\"x.xn.xn-a\"\n"
+           "\"a--b\"\n\"xn--ll-0ea\"\n\"xn--wva3je\"\n\"xn--k8j5u\"\n\"xn--11b2ezcw70k\"\n"
+           "\"xn--bcher-kva.example\"\n\"xn--a-b-c-ooc\"\n\"xn--0-gyc\"",
+           "\"\"\n\".\"\n\"a.\"\n\".a\"\n\"-a\"\n\"a-\"\n\"a_b\"\n\"xn-\"\n\"xn--\"\n\"xn--.a\"");
+    schema(HOSTNAME, "\"xn--07j-9ya\"", /* with a '-' behind it all is ASCII */
+           "\"xn--X\"\n\"xn--zca29lwxobi7\"\n\"a.xn--bb.c\"\n\"xn--abc-\"\n"
+           "\"xn--07jt112bpxg.a\"\n\"xn--chb89f\"\n\"xn--07jceefgh4c\"\n"     /* forbidden */
+           "\"xn--l-fda\"\n\"xn--l-gda\"\n\"xn--vek\"\n\"xn--defabc-k64e\"\n" /* alone */
+           "\"xn--hello-txk\"\n\"XN--HELLO-ZED\"\n\"xn--hello-6bf\"");        /* marks */
+    schema("{\"type\":\"string\",\"format\":\"hostname\",\"maxLength\":253}",
+           "\"xn--bcher-kva.example\"", "\"a_b\"\n\"a-.b\"");
+    r.source_len = strlen(r.source);
+    must_ok(accept_compile(&r, &image));
+    for (n = 5; n < 70; n++) { /* "1...1a" is one number */
+        memcpy(name + n, "a\"", 2);
+        if (accept_text(&image, name, (size_t)n + 2) != (n <= 63))
+            break;
+        name[n] = '1';
+    }
+    is_int(n, 70, "a label of Punycode has 63 characters at most");
+    buf_fini(&image);
+}
+
 static void test_strings(void)
 {
     static const char big[] = "{\"type\":\"string\",\"minLength\":300,\"maxLength\":2000}";
@@ -99,6 +133,9 @@ static void test_strings(void)
     schema("{\"type\":\"string\",\"format\":\"uri\"}",
            "\"http://[::ffff:1.2.3.4]:80/a?b#c\"\n\"x://u@h.example\"\n\"a:b\"",
            "\"http://[::ffff:01.2.3.4]\"\n\"http://[1:2]/\"\n\"//h\"");
+    test_hostnames();
+    schema("{\"type\":\"string\",\"format\":\"iri\"}", "\"a:b?\xf4\x8f\xbf\xbd\"",
+           "\"a:b#\xf4\x8f\xbf\xbd\"");
     schema("{\"type\":\"string\",\"format\":\"made-up\"}", "\"anything\"", "1");
 }
 

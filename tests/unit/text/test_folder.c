@@ -1,6 +1,7 @@
 /* Goal: the files beside tokenizer.json count as they do for transformers. Method: folders of a
  * few tokens, written here, and the ids of one text in them. */
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/buf.h"
@@ -202,6 +203,61 @@ static void test_ranks(void)
     ok(gives("a", IDS(1, 5)), "a tokenizer.json counts more");
 }
 
+static void add_base64(struct buf *b, const unsigned char *text, size_t len)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+    for (size_t i = 0; i + 2 < len; i += 3) {
+        unsigned bits =
+            (unsigned)text[i] << 16 | (unsigned)text[i + 1] << 8 | (unsigned)text[i + 2];
+
+        for (int shift = 18; shift >= 0; shift -= 6)
+            buf_add_byte(b, digits[bits >> shift & 63]);
+    }
+}
+
+/* The file's tokens: of 3, 6, ... max bytes 0x80, each of which begins and ends all longer ones,
+ * and n of max bytes that differ in their middle. GPT-2's alphabet spells all of them with two. */
+static double seconds_of(unsigned n, size_t max)
+{
+    unsigned char text[1024];
+    struct buf b = {0};
+    unsigned rank = 257;
+    clock_t began;
+
+    memset(text, 0x80, sizeof text);
+    buf_add_text(&b, "gIA= 256\n");
+    for (size_t len = 3; len <= max; len += 3) {
+        add_base64(&b, text, len);
+        buf_printf(&b, " %u\n", rank++);
+    }
+    for (unsigned i = 0; i < n; i++) {
+        for (int k = 0; k < 5; k++)
+            text[max / 2 + (size_t)k] = (unsigned char)(0x81 + (i >> 4 * k & 15));
+        add_base64(&b, text, max);
+        buf_printf(&b, " %u\n", rank++);
+    }
+    put_ranks(b.failed ? "" : b.bytes);
+    buf_fini(&b);
+    began = clock();
+    ok(gives("b", IDS('b')), "opens with tokens of %zu bytes", max);
+    return (double)(clock() - began) / CLOCKS_PER_SEC;
+}
+
+/* As many bytes in long tokens as in short ones: looking up both sides of each cut took 1.5
+ * times as long, and all of it three times. */
+static void test_long_ranks(void)
+{
+    double of_short, of_long;
+
+    clear();
+    put("tokenizer_config.json", KIMI "\"added_tokens_decoder\":{}}");
+    of_short = seconds_of(310000, 33);
+    of_long = seconds_of(10000, 1023);
+    ok(of_long < 1.2 * of_short, "10 MB in tokens of 1023 bytes take %.2f s, of 33 bytes %.2f",
+       of_long, of_short);
+}
+
 static void test_ends(void)
 {
     struct tokenizer *t = NULL;
@@ -300,6 +356,7 @@ int main(void)
     test_overrides();
     test_pair();
     test_ranks();
+    test_long_ranks();
     test_ends();
     test_streams();
     clear();

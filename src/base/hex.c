@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/hex.h"
+
+int hex_digit(int c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F')
+        return c - 'A' + 10;
+    return -1;
+}
+
+int64_t hex_number(const char *text, size_t len, size_t n)
+{
+    int64_t value = 0;
+    size_t i;
+
+    if (len < n)
+        return -1;
+    for (i = 0; i < n; i++) {
+        int digit = hex_digit((unsigned char)text[i]);
+
+        if (digit < 0)
+            return -1;
+        value = value * 16 + digit;
+    }
+    return value;
+}

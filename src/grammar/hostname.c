@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The format "hostname": labels of RFC 1123, and of RFC 5890 those that begin with "xn--".
+ *
+ * What stands behind "xn--" is Punycode (RFC 3492): ASCII characters up to the last '-', then
+ * numbers that say which other characters go where, the smallest character first. How a number is
+ * written depends on all before it, which no automaton of a sensible size can follow. What it does
+ * follow is the first number, whose writing is fixed, and that is enough to refuse
+ *
+ *   - what has no whole number, or does not end as a number does
+ *   - what holds a character that RFC 5892 forbids by name, as its smallest
+ *   - a single character that needs company (a middle dot between two letters, an iota mark, a
+ *     joiner), or that is a combining mark at the label's beginning
+ *
+ * the last two for labels with up to ASCII_MAX characters of ASCII. No valid label is refused.
+ * Nor is the whole name counted: with a label's place it would take 25,000 states, and more than
+ * there may be with Punycode's. So a schema that counts has the labels' shape alone.
+ *
+ * The reader is an ordinary function from state and byte to state, host_step(); explore() makes an
+ * automaton of all that it can come to. */
+#include <string.h>
+
+#include "grammar/schema_parts.h"
+
+#define LABEL_MAX  63
+#define ASCII_MAX  8
+#define BASE       36
+#define FIRST_CHAR 0x80
+
+enum stage {
+    LABEL_START,
+    LABEL_PLAIN,
+    LABEL_PREFIX, /* a part of "xn--" */
+    PUNY_NUMBER,  /* in the first number; its value counts */
+    PUNY_UNSEEN,  /* in the first number; it can be none that is refused */
+    PUNY_REFUSED, /* unless a '-' comes and makes all of it ASCII */
+    PUNY_ALONE,   /* refused if the label ends here */
+    PUNY_MORE,    /* any digits; it ends with a number's end */
+    PUNY_OPEN,    /* the same behind a digit that ends no number */
+};
+
+struct host {
+    uint32_t stage;
+    uint32_t n_read;  /* characters of the label */
+    uint32_t hyphen;  /* the last one was '-' */
+    uint32_t n_ascii; /* characters before the last '-' of Punycode; up to ASCII_MAX + 1 */
+    uint32_t n_digits;
+    uint32_t value; /* of the digits */
+};
+
+#define HOST_WORDS (sizeof(struct host) / sizeof(uint32_t))
+
+enum verdict { CHAR_FORBIDDEN, CHAR_NOT_ALONE, CHAR_NOT_FIRST, CHAR_BETWEEN };
+
+/* RFC 5892, 2.6 and appendix A, and the marks of the most common blocks. */
+static const struct {
+    uint32_t lo, hi;
+    enum verdict verdict; /* CHAR_NOT_FIRST and CHAR_BETWEEN: when it is the only one */
+} odd_chars[] = {
+    {0x00b7, 0x00b7, CHAR_BETWEEN},   {0x0300, 0x036f, CHAR_NOT_FIRST},
+    {0x0375, 0x0375, CHAR_NOT_ALONE}, {0x0483, 0x0489, CHAR_NOT_FIRST},
+    {0x05f3, 0x05f4, CHAR_NOT_ALONE}, {0x0640, 0x0640, CHAR_FORBIDDEN},
+    {0x07fa, 0x07fa, CHAR_FORBIDDEN}, {0x0900, 0x0903, CHAR_NOT_FIRST},
+    {0x200c, 0x200d, CHAR_NOT_ALONE}, {0x302e, 0x302f, CHAR_FORBIDDEN},
+    {0x3031, 0x3035, CHAR_FORBIDDEN}, {0x303b, 0x303b, CHAR_FORBIDDEN},
+    {0x30fb, 0x30fb, CHAR_NOT_ALONE},
+};
+
+#define N_ODD (sizeof odd_chars / sizeof odd_chars[0])
+
+/* Bias 72: the first two digits have threshold 1, the rest 26. */
+static uint32_t threshold(uint32_t n_digits)
+{
+    return n_digits < 2 ? 1 : 26;
+}
+
+static uint32_t weight(uint32_t n_digits)
+{
+    uint32_t w = 1;
+    uint32_t i;
+
+    for (i = 0; i < n_digits; i++)
+        w *= BASE - threshold(i);
+    return w;
+}
+
+/* What becomes of a label whose first number is this: the smallest character and its place. */
+static enum stage number_stage(const struct host *h)
+{
+    uint32_t n_places = h->n_ascii + 1;
+    uint32_t c = FIRST_CHAR + h->value / n_places;
+    uint32_t place = h->value % n_places;
+    size_t i;
+
+    for (i = 0; i < N_ODD; i++) {
+        if (c < odd_chars[i].lo || c > odd_chars[i].hi)
+            continue;
+        switch (odd_chars[i].verdict) {
+        case CHAR_FORBIDDEN: return PUNY_REFUSED;
+        case CHAR_NOT_ALONE: return PUNY_ALONE;
+        case CHAR_NOT_FIRST: return place == 0 ? PUNY_ALONE : PUNY_MORE;
+        case CHAR_BETWEEN: return place == 0 || place == h->n_ascii ? PUNY_ALONE : PUNY_MORE;
+        }
+    }
+    return PUNY_MORE;
+}
+
+/* Can more digits make a number of an odd character? Said too often costs states alone. */
+static bool number_may_be_odd(const struct host *h)
+{
+    uint32_t n_places = h->n_ascii + 1;
+    uint32_t w = weight(h->n_digits);
+    size_t i;
+
+    if (h->n_digits < 2)
+        return true;
+    for (i = 0; i < N_ODD; i++) {
+        bool first = odd_chars[i].verdict == CHAR_NOT_FIRST;
+        uint32_t c;
+
+        for (c = odd_chars[i].lo; c <= odd_chars[i].hi; c++) {
+            uint32_t lo = (c - FIRST_CHAR) * n_places;
+            uint32_t hi = first ? lo : lo + h->n_ascii;
+
+            if (hi >= h->value && (hi - h->value) % w <= hi - lo)
+                return true;
+        }
+    }
+    return false;
+}
+
+static uint32_t digit_of(uint8_t byte)
+{
+    if (byte >= '0' && byte <= '9')
+        return 26u + byte - '0';
+    return (uint32_t)(byte | 0x20) - 'a';
+}
+
+static void number_step(struct host *h, uint32_t digit)
+{
+    bool ends = digit < threshold(h->n_digits);
+
+    if (h->stage == PUNY_NUMBER)
+        h->value += digit * weight(h->n_digits);
+    h->n_digits++;
+    if (ends)
+        h->stage = h->stage == PUNY_NUMBER ? number_stage(h) : PUNY_MORE;
+    else if (h->stage == PUNY_NUMBER && !number_may_be_odd(h))
+        h->stage = PUNY_UNSEEN;
+    if (h->stage == PUNY_NUMBER)
+        return;
+    h->value = h->n_ascii = 0; /* what no longer matters makes no states */
+    if (h->stage != PUNY_UNSEEN)
+        h->n_digits = 0;
+    else if (h->n_digits > 2)
+        h->n_digits = 2;
+}
+
+/* A '-' makes what came before it ASCII, and a first number begin. */
+static void number_begin(struct host *h, uint32_t n_ascii)
+{
+    h->stage = n_ascii <= ASCII_MAX ? PUNY_NUMBER : PUNY_UNSEEN;
+    h->n_ascii = n_ascii <= ASCII_MAX ? n_ascii : 0;
+    h->n_digits = 0;
+    h->value = 0;
+}
+
+static bool label_may_end(const struct host *h)
+{
+    return (h->stage == LABEL_PLAIN || h->stage == LABEL_PREFIX || h->stage == PUNY_MORE) &&
+           !h->hyphen;
+}
+
+static void plain_step(struct host *h, uint8_t byte)
+{
+    static const char prefix[] = "xn--";
+    bool fits = h->stage != LABEL_PLAIN && (byte == '-' ? '-' : byte | 0x20) == prefix[h->n_read];
+
+    h->stage = fits ? LABEL_PREFIX : LABEL_PLAIN;
+    if (fits && h->n_read == 3)
+        number_begin(h, 0);
+}
+
+/* False: the byte cannot come. */
+static bool host_step(struct host *h, uint8_t byte)
+{
+    if (byte == '.') {
+        bool may = label_may_end(h);
+
+        *h = (struct host){.stage = LABEL_START};
+        return may;
+    }
+    if (h->n_read == LABEL_MAX || (byte == '-' && h->n_read == 0))
+        return false;
+    if (h->stage <= LABEL_PREFIX)
+        plain_step(h, byte);
+    else if (byte == '-')
+        number_begin(h, h->n_read - 4);
+    else if (h->stage == PUNY_NUMBER || h->stage == PUNY_UNSEEN)
+        number_step(h, digit_of(byte));
+    else if (h->stage != PUNY_REFUSED)
+        h->stage = digit_of(byte) < 26 ? PUNY_MORE : PUNY_OPEN;
+    h->n_read++;
+    h->hyphen = byte == '-';
+    return true;
+}
+
+/* The state after a byte; NONE. */
+static uint32_t explore_step(struct dfa_maker *m, struct keys *keys, struct host h, uint8_t byte)
+{
+    uint32_t words[HOST_WORDS];
+    uint32_t number;
+    bool is_new;
+
+    if (!host_step(&h, byte))
+        return NONE;
+    memcpy(words, &h, sizeof words);
+    number = keys_find(keys, words, HOST_WORDS, &is_new);
+    if (is_new)
+        dfa_maker_state(m, label_may_end(&h));
+    return number;
+}
+
+static void explore_edges(struct dfa_maker *m, struct keys *keys, uint32_t number)
+{
+    static const uint8_t ranges[][2] = {{'-', '.'}, {'0', '9'}, {'A', 'Z'}, {'a', 'z'}};
+    struct host from;
+    size_t i;
+
+    memcpy(&from, keys->words.items + keys->items[number].at, sizeof from);
+    dfa_maker_begin(m, number);
+    for (i = 0; i < sizeof ranges / sizeof ranges[0] && compile_tick(m->c); i++) {
+        uint8_t lo = ranges[i][0];
+        uint32_t to = explore_step(m, keys, from, lo);
+        uint8_t byte;
+
+        for (byte = lo + 1; byte <= ranges[i][1]; byte++) {
+            uint32_t next = explore_step(m, keys, from, byte);
+
+            if (next == to)
+                continue;
+            if (to != NONE)
+                dfa_maker_edge(m, lo, byte - 1, to);
+            lo = byte;
+            to = next;
+        }
+        if (to != NONE)
+            dfa_maker_edge(m, lo, byte - 1, to);
+    }
+}
+
+const struct dfa *hostname_dfa(struct compile *c)
+{
+    struct keys keys = {.c = c};
+    struct dfa_maker m = {.c = c};
+    uint32_t words[HOST_WORDS] = {LABEL_START};
+    uint32_t i;
+    bool is_new;
+
+    (void)keys_find(&keys, words, HOST_WORDS, &is_new);
+    dfa_maker_state(&m, 0);
+    for (i = 0; i < m.states.n && compile_ok(c); i++)
+        explore_edges(&m, &keys, i);
+    return compile_ok(c) ? dfa_minimise(c, dfa_maker_end(&m)) : NULL;
+}
