@@ -370,6 +370,12 @@ def children(pid):
         return [int(c) for c in f.read().split()]
 
 
+def n_mapped(pid):
+    """Mappings of files and shared memory."""
+    with open("/proc/%d/maps" % pid) as f:
+        return sum(line.split()[4] != "0" for line in f)
+
+
 def bytes_of(files):
     return sum(os.stat(f).st_blocks for f in files) * 512
 
@@ -523,7 +529,10 @@ class Soak:
             status = status_of(pid)
             kb = {k: int(status[k].split()[0]) for k in ("RssAnon", "RssFile", "RssShmem")}
             self.put(name + ": resident, its own, KB", kb["RssAnon"])
-            self.put(name + ": resident, mapped, KB", kb["RssFile"] + kb["RssShmem"])
+            # Pages of what is mapped come as they are looked at, up to the files' sizes, which have
+            # bounds: nothing can grow but the number of mappings.
+            self.put(name + ": resident, of files", kb["RssFile"] + kb["RssShmem"])
+            self.put(name + ": mappings of files", n_mapped(pid))
             self.put(name + ": descriptors", settled_fds(pid))
             self.put(name + ": threads", int(status["Threads"]))
         self.put("device memory, MiB", device_mib(self.s.engine.pid))
@@ -569,7 +578,7 @@ class Soak:
     def report(self):
         half = len(self.requests) // 2
         for name, values in self.rows.items():
-            line = "%-44s first %10.0f  last %10.0f  largest %10.0f" % (
+            line = "%-42s first %10.0f  last %10.0f  largest %10.0f" % (
                 name, values[0], values[-1], max(values))
             if name.endswith("KB") or name.endswith("MiB"):
                 kb = 1024 if name.endswith("MiB") else 1
@@ -577,12 +586,12 @@ class Soak:
                 line += "  %+.1f KB per 1000 requests (%.1f to %.1f)" % (likely, least, most)
                 if least > LEAK_KB:
                     self.fault("grows: " + name)
-            elif name.split(": ")[-1] in ("descriptors", "threads"):
+            elif name.split(": ")[-1] in ("descriptors", "threads", "mappings of files"):
                 # Kept automata come and go by ones, so more than before is not yet a leak.
                 least, _, _ = slope(self.requests[half:], values[half:])
                 if least > LEAK_FDS and values[-1] > max(values[:half]):
                     self.fault("grow: " + name)
-            elif name.startswith(("pages in tier", "bytes of ")):
+            elif name.startswith(("pages in tier", "bytes of ")) or "resident" in name:
                 pass  # they have bounds, which are looked at elsewhere
             elif len(set(values)) > 1:
                 self.fault("not the same whenever it is idle: " + name)
