@@ -314,11 +314,12 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
     return ERR_OK;
 }
 
-/* Answer a request that never became a sequence. */
-static void intake_reject(struct engine *e, struct engine_lane *l, uint32_t slot, int err,
-                          uint32_t retry_after_s)
+/* Answer a request that never became a sequence. What operators and probes ask for is no request
+ * that anybody counts, however it ends. */
+static void intake_reject(struct engine *e, struct engine_lane *l, uint32_t slot,
+                          const struct wire_request *r, int err, uint32_t retry_after_s)
 {
-    if (err != ERR_OVERLOADED)
+    if (err != ERR_OVERLOADED && r->ask == WIRE_GENERATE && (r->flags & WIRE_PROBE) == 0)
         stats_add(&e->stats, METRIC_success_error, 1);
     lane_put(&l->lane, slot,
              (struct wire_out){.kind = WIRE_FINISHED,
@@ -479,7 +480,7 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
         }
         rc = intake_ask(e, l, slot, &r, &retry_after_s);
         if (rc != ERR_OK)
-            intake_reject(e, l, slot, rc, retry_after_s);
+            intake_reject(e, l, slot, &r, rc, retry_after_s);
         if (rc == ERR_INVALID) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
             if (++l->n_bad > INTAKE_BAD_MAX) {

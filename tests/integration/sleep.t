@@ -405,6 +405,9 @@ with tempfile.NamedTemporaryFile("w", suffix=".key") as key_file:
         tap.eq([order(s, "/sleep")[0], order(s, "/sleep")[1]["error"]["code"]],
                [409, "engine_busy"], "one that is at work does not sleep")
         tap.ok(len(list(busy)) > 100 and busy.done, "and is not disturbed")
+        errors = {k: v for k, v in s.metrics().items()
+                  if k.startswith("vllm:request_success_total") and "error" in k}
+        tap.eq(sum(errors.values()), 0, "what operators ask for in vain is nobody's failed request")
     with tap.section("never"), Stack(front=["--admin-key-file", key_file.name]) as s:
         tap.eq(order(s, "/sleep")[1]["error"]["code"], "sleep_unavailable",
                "without sleep_after_s there is no sleep")
