@@ -29,8 +29,8 @@
 #define SLAB_COLS 64
 #define BLOCK     64 /* rows of w that one wgmma takes */
 #define DEPTH_MAX 32
-/* CTAs that share a tile. Two were right in every test and not always the same in a chain of launches
- * (README.md, Experiments): one, until the barrier between them is proven. */
+/* CTAs that share a tile. Two were right in every test and not always the same in a chain of
+ * launches (README.md, Experiments): one, until the barrier between them is proven. */
 #define SPLIT_MAX  1
 #define ROWS_MAX   256                          /* rows of w in a tile */
 #define REST_BYTES (64 * 4 + 4 * DEPTH_MAX * 8) /* inverse, barriers */
