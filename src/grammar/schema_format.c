@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Formats as patterns over the whole string. Each says what its RFC says as far as a pattern can;
- * a date's day fits its month and year; a leap second is written in UTC. What a host name may be
- * stands in hostname.c. */
+ * a date's day fits its month and year; of leap seconds see below. What a host name may be stands
+ * in hostname.c. */
+#include <stdio.h>
 #include <string.h>
 
 #include "grammar/regular.h"
@@ -12,16 +13,20 @@
     "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"     \
     "|02-(0[1-9]|1[0-9]|2[0-8]))|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579]" \
     "[26])00)-02-29)"
-#define HOUR   "([01][0-9]|2[0-3])"
-#define OFFSET "([zZ]|[+-]" HOUR ":[0-5][0-9])"
-#define TIME \
-    "(" HOUR ":[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?" OFFSET "|23:59:60(\\.[0-9]+)?([zZ]|[+-]00:00))"
-#define BYTE  "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-#define IPV4  BYTE "(\\." BYTE "){3}"
-#define H16   "[0-9a-fA-F]{1,4}"
-#define LS32  "(" H16 ":" H16 "|" IPV4 ")"
-#define LABEL "[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
-#define ATEXT "[-!#$%&'*+/=?^_`{|}~0-9A-Za-z]"
+#define HOUR        "([01][0-9]|2[0-3])"
+#define OFFSET      "([zZ]|[+-]" HOUR ":[0-5][0-9])"
+#define FRACTION    "(\\.[0-9]+)?"
+#define COMMON_TIME HOUR ":[0-5][0-9]:[0-5][0-9]" FRACTION OFFSET
+#define LEAP_UTC    "23:59:60" FRACTION "([zZ]|[+-]00:00)"
+#define LEAP_ANY    HOUR ":[0-5][0-9]:60" FRACTION "[+-]" HOUR ":[0-5][0-9]"
+#define TIME_NARROW "(" COMMON_TIME "|" LEAP_UTC ")"
+#define TIME_WIDE   "(" COMMON_TIME "|" LEAP_UTC "|" LEAP_ANY ")"
+#define BYTE        "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+#define IPV4        BYTE "(\\." BYTE "){3}"
+#define H16         "[0-9a-fA-F]{1,4}"
+#define LS32        "(" H16 ":" H16 "|" IPV4 ")"
+#define LABEL       "[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
+#define ATEXT       "[-!#$%&'*+/=?^_`{|}~0-9A-Za-z]"
 #define IPV6                                                                                  \
     "((" H16 ":){6}" LS32 "|::(" H16 ":){5}" LS32 "|(" H16 ")?::(" H16 ":){4}" LS32 "|((" H16 \
     ":){0,1}" H16 ")?::(" H16 ":){3}" LS32 "|((" H16 ":){0,2}" H16 ")?::(" H16 ":){2}" LS32   \
@@ -56,14 +61,14 @@ static const struct {
     const char *pattern;
 } formats[] = {
     {"date", DATE},
-    {"time", TIME},
-    {"date-time", DATE "[tT]" TIME},
+    {"time", TIME_NARROW},
+    {"date-time", DATE "[tT]" TIME_NARROW},
     {"duration",
      "P([0-9]+W|([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)(T([0-9]+H([0-9]+M([0-9]+S)?"
      ")?|[0-9]+M([0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))"},
     {"email", "(" ATEXT "+(\\." ATEXT "+)*|\"([ !#-\\[\\]-~]|\\\\[ -~])*\")@(" LABEL "(\\." LABEL
               ")*|\\[(" IPV4 "|IPv6:[0-9A-Fa-f:.]+)\\])"},
-    {"hostname", LABEL "(\\." LABEL ")*"}, /* its shape; see format_language() */
+    {"hostname", LABEL "(\\." LABEL ")*"},
     {"ipv4", IPV4},
     {"ipv6", IPV6},
     {"uuid", "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"},
@@ -76,6 +81,74 @@ static const struct {
     {"json-pointer", "(/([^~/]|~[01])*)*"},
     {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)"},
 };
+
+/* Formats of many states: where these would be too many, some more texts or some fewer. No label of
+ * the narrow host names begins with "xn--". */
+static const struct {
+    const char *name;
+    const char *wide;
+    const char *narrow;
+} shapes[] = {
+    {"time", TIME_WIDE, TIME_NARROW},
+    {"date-time", DATE "[tT]" TIME_WIDE, DATE "[tT]" TIME_NARROW},
+    {"hostname", LABEL "(\\." LABEL ")*",
+     "[0-9A-Za-z](-?[0-9A-Za-z]){0,31}(\\.[0-9A-Za-z](-?[0-9A-Za-z]){0,31})*"},
+};
+
+/* --- leap seconds ------------------------------------------------------------------------- */
+
+#define DAY        1440 /* minutes */
+#define LEAP_BYTES 16384
+
+/* A leap second is the last of a UTC day, so its local minute and its offset say the same thing
+ * twice. An automaton that holds all 1440 pairs has 11,000 states. This one holds the minutes of all
+ * and the hours where the offset is one of whole quarters, as all zones of today have it; the hours
+ * of others are free. */
+static size_t leap_quarters(char *out, size_t cap)
+{
+    size_t n = 0;
+    int local;
+
+    for (local = 14; local < DAY; local += 15) {
+        int east = (local + 1) % DAY;
+        int west = DAY - 1 - local;
+
+        n += (size_t)snprintf(out + n, cap - n,
+                              "|%02d:%02d:60" FRACTION "([+]%02d:%02d|-%02d:%02d%s)", local / 60,
+                              local % 60, east / 60, east % 60, west / 60, west % 60,
+                              local == DAY - 1 ? "|[zZ]" : "");
+    }
+    return n;
+}
+
+static size_t leap_minutes(char *out, size_t cap)
+{
+    size_t n = 0;
+    int minute;
+
+    for (minute = 0; minute < 60; minute++)
+        if (minute % 15 != 14)
+            n += (size_t)snprintf(out + n, cap - n,
+                                  "|" HOUR ":%02d:60" FRACTION "([+]" HOUR ":%02d|-" HOUR ":%02d)",
+                                  minute, minute + 1, 59 - minute);
+    return n;
+}
+
+static const struct dfa *time_dfa(struct compile *c, const char *before)
+{
+    char *text = compile_alloc(c, LEAP_BYTES);
+    size_t n;
+
+    if (text == NULL)
+        return NULL;
+    n = (size_t)snprintf(text, LEAP_BYTES, "%s(" COMMON_TIME, before);
+    n += leap_quarters(text + n, LEAP_BYTES - n);
+    n += leap_minutes(text + n, LEAP_BYTES - n);
+    n += (size_t)snprintf(text + n, LEAP_BYTES - n, ")");
+    return regex_whole(c, text, n);
+}
+
+/* --- by name ------------------------------------------------------------------------------ */
 
 static const char *format_pattern(const char *name)
 {
@@ -94,19 +167,45 @@ bool format_is_known(const char *name)
 
 bool format_has_shape(const char *name)
 {
-    return strcmp(name, "hostname") == 0;
+    size_t i;
+
+    for (i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        if (strcmp(shapes[i].name, name) == 0)
+            return true;
+    return false;
 }
 
 const struct dfa *format_language(struct compile *c, const char *name)
 {
-    return format_has_shape(name) ? hostname_dfa(c) : format_shape(c, name);
-}
-
-const struct dfa *format_shape(struct compile *c, const char *name)
-{
     const char *pattern = format_pattern(name);
 
+    if (strcmp(name, "hostname") == 0)
+        return hostname_dfa(c);
+    if (strcmp(name, "time") == 0)
+        return time_dfa(c, "");
+    if (strcmp(name, "date-time") == 0)
+        return time_dfa(c, DATE "[tT]");
     return pattern == NULL ? NULL : regex_whole(c, pattern, strlen(pattern));
+}
+
+const struct dfa *format_wide(struct compile *c, const char *name)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        if (strcmp(shapes[i].name, name) == 0)
+            return regex_whole(c, shapes[i].wide, strlen(shapes[i].wide));
+    return format_language(c, name);
+}
+
+const struct dfa *format_narrow(struct compile *c, const char *name)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        if (strcmp(shapes[i].name, name) == 0)
+            return regex_whole(c, shapes[i].narrow, strlen(shapes[i].narrow));
+    return format_language(c, name);
 }
 
 bool format_is_refused(const char *name)

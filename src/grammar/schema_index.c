@@ -88,6 +88,20 @@ static const char *note_names(struct schema *s, const struct json *node, const c
     return base;
 }
 
+/* What keywords mean is what the metaschema says: another one may leave out half of them, and is
+ * never fetched. It counts where a schema has a name of its own, and at the root. */
+static void check_dialect(struct schema *s, const struct json *node)
+{
+    const struct json *dialect = json_get_kind(node, "$schema", JSON_TEXT);
+
+    if (dialect == NULL || (node != s->root && json_get_kind(node, "$id", JSON_TEXT) == NULL) ||
+        strstr(dialect->text, "json-schema.org") != NULL ||
+        strstr(dialect->text, "spec.openapis.org/oas/3.1/") != NULL)
+        return;
+    s->c->at = dialect;
+    compile_fail(s->c, ERR_UNSUPPORTED, "this \"$schema\" is not supported");
+}
+
 static bool holds_values(const char *key)
 {
     return strcmp(key, "enum") == 0 || strcmp(key, "const") == 0 || strcmp(key, "default") == 0 ||
@@ -111,6 +125,7 @@ void index_schema(struct schema *s)
         uint32_t i;
 
         if (v.node->kind == JSON_OBJECT) {
+            check_dialect(s, v.node);
             v.base = note_names(s, v.node, v.base);
             if (v.base[0] != '\0' && LIST_ADD(s->c, &s->bases))
                 s->bases.items[s->bases.n - 1] = (struct based){v.node, v.base};

@@ -92,7 +92,7 @@ struct based { /* a schema and the URI that its references count from */
     const char *base;
 };
 
-enum language { LANGUAGE_PATTERN, LANGUAGE_FORMAT, LANGUAGE_SHAPE };
+enum language { LANGUAGE_PATTERN, LANGUAGE_FORMAT, LANGUAGE_WIDE, LANGUAGE_NARROW };
 
 struct named_dfa {
     const char *text;
@@ -168,11 +168,14 @@ void colon_build(struct schema *s, uint32_t from, uint32_t to);
 
 bool format_is_known(const char *name);
 
-/* The texts of a format (NULL: not known, or the error is noted). Where it has a shape, that is
- * some more texts, in few enough states that characters can be counted beside them. */
+/* The texts of a format (NULL: not known, or the error is noted). Where it has a shape, there are
+ * two in few enough states that characters can be counted beside them: the wide one has some more
+ * texts, for where the format must hold, the narrow one some fewer, for where it must not. So no
+ * valid text is refused. */
 bool format_has_shape(const char *name);
 const struct dfa *format_language(struct compile *c, const char *name);
-const struct dfa *format_shape(struct compile *c, const char *name);
+const struct dfa *format_wide(struct compile *c, const char *name);
+const struct dfa *format_narrow(struct compile *c, const char *name);
 const struct dfa *hostname_dfa(struct compile *c); /* hostname.c */
 
 /* Does JSON Schema define this format, and quire cannot hold it? Others are annotations. */

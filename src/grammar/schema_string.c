@@ -33,7 +33,8 @@ static const struct dfa *named(struct schema *s, const struct json *text, enum l
     switch (kind) {
     case LANGUAGE_PATTERN: d = regex_search(s->c, text->text, len); break;
     case LANGUAGE_FORMAT: d = format_language(s->c, text->text); break;
-    case LANGUAGE_SHAPE: d = format_shape(s->c, text->text); break;
+    case LANGUAGE_WIDE: d = format_wide(s->c, text->text); break;
+    case LANGUAGE_NARROW: d = format_narrow(s->c, text->text); break;
     }
     if (LIST_ADD(s->c, &s->dfas))
         s->dfas.items[s->dfas.n - 1] = (struct named_dfa){text->text, len, kind, d};
@@ -78,11 +79,13 @@ static bool keep_wanted(const void *arg, uint32_t mask)
 }
 
 /* How exactly a format is held beside limits. */
-static enum language format_kind(const char *name, struct limits l)
+static enum language format_kind(const struct atom *t, struct limits l)
 {
     bool counted = l.min > 0 || l.max != NONE;
 
-    return counted && format_has_shape(name) ? LANGUAGE_SHAPE : LANGUAGE_FORMAT;
+    if (!counted || !format_has_shape(t->node->text))
+        return LANGUAGE_FORMAT;
+    return t->negated ? LANGUAGE_NARROW : LANGUAGE_WIDE;
 }
 
 /* The texts among node[0 .. n) as a language. */
@@ -113,7 +116,7 @@ const struct dfa *string_dfa(struct schema *s, const struct alternative *a)
         if (t->kind == ATOM_PATTERN)
             d = pattern_dfa(s, t->node);
         else if (t->kind == ATOM_FORMAT)
-            d = named(s, t->node, format_kind(t->node->text, l));
+            d = named(s, t->node, format_kind(t, l));
         else if (t->kind == ATOM_STRINGS)
             d = list_dfa(s, t->node, t->n);
         if (d == NULL)
@@ -454,8 +457,8 @@ void string_build(struct schema *s, uint32_t from, const struct alternative *a)
         if (t->kind == ATOM_LENGTH_LEAST || t->kind == ATOM_LENGTH_MOST)
             part[2] = part[3] = 0;
         if (t->kind == ATOM_FORMAT || t->kind == ATOM_PATTERN) {
-            enum language kind = t->kind == ATOM_PATTERN ? LANGUAGE_PATTERN
-                                                         : format_kind(t->node->text, limits_of(a));
+            enum language kind =
+                t->kind == ATOM_PATTERN ? LANGUAGE_PATTERN : format_kind(t, limits_of(a));
 
             node = (uint64_t)(uintptr_t)named(s, t->node, kind);
             part[2] = (uint32_t)node;

@@ -93,6 +93,66 @@ static void test_hostnames(void)
     buf_fini(&image);
 }
 
+#define TIME_OF(more)      "{\"type\":\"string\",\"format\":\"time\"" more "}"
+#define DATE_TIME_OF(more) "{\"type\":\"string\",\"format\":\"date-time\"" more "}"
+
+/* Is local time - offset 23:59 in UTC, or the offset's minutes none that a zone has today? */
+static bool leap_wanted(int local, int offset)
+{
+    bool minutes = (local - offset + 1440) % 60 == 59;
+    bool rare = offset % 15 != 0;
+
+    return rare ? minutes : (local - offset + 2880) % 1440 == 1439;
+}
+
+/* The first minutes and all ends of quarters, with all offsets that end in 0, 5 or 9. */
+static void test_leap_offsets(void)
+{
+    struct grammar_request r = {.kind = GRAMMAR_SCHEMA, .source = TIME_OF("")};
+    struct buf image = {0};
+    int wrong = 0;
+    int local, offset;
+
+    r.source_len = strlen(r.source);
+    must_ok(accept_compile(&r, &image));
+    for (local = 0; local < 1440; local += local % 15 == 14 ? 15 : 1)
+        for (offset = -1439; offset < 1440; offset++) {
+            int size = abs(offset);
+            char text[40];
+            int n = snprintf(text, sizeof text, "\"%02d:%02d:60%c%02d:%02d\"", local / 60,
+                             local % 60, offset < 0 ? '-' : '+', size / 60, size % 60);
+
+            if (size % 5 == 0 || size % 10 == 9)
+                wrong += accept_text(&image, text, (size_t)n) != leap_wanted(local, offset);
+        }
+    is_int(wrong, 0, "a leap second's offset fits its minute, and its hour where zones are");
+    buf_fini(&image);
+}
+
+/* A leap second is the last of a day in UTC. Beside a count of characters the offset is free; where
+ * the format must not hold, then, a leap second is written in UTC. */
+static void test_leap_seconds(void)
+{
+    schema(TIME_OF(""),
+           "\"23:59:60Z\"\n\"23:59:60.5z\"\n\"01:29:60+01:30\"\n\"23:29:60+23:30\"\n"
+           "\"00:29:60-23:30\"\n\"15:59:60.123-08:00\"\n\"05:44:60+05:45\"\n\"00:18:60+00:19\"\n"
+           "\"00:00:00+00:01\"\n\"23:59:60-00:00\"",
+           "\"22:59:60Z\"\n\"23:58:60Z\"\n\"23:59:60+01:00\"\n\"23:59:60+00:30\"\n"
+           "\"23:59:60-01:00\"\n\"23:59:60-00:30\"\n\"24:59:60+01:00\"\n\"23:59:61Z\"\n"
+           "\"00:18:60+00:20\"\n\"00:00:60\"");
+    schema(DATE_TIME_OF(""), "\"1998-12-31T15:59:60.123-08:00\"\n\"1999-01-01t05:29:60+05:30\"",
+           "\"1998-12-31T15:59:60.123-07:00\"\n\"1998-12-31T22:59:60Z\"");
+    schema(DATE_TIME_OF(",\"maxLength\":255"),
+           "\"1998-12-31T15:59:60.123-08:00\"\n\"1998-12-31T23:59:60Z\"",
+           "\"1998-12-31T22:59:60Z\"\n\"1998-12-31\"");
+    schema("{\"type\":\"string\",\"maxLength\":40,\"not\":{\"format\":\"date-time\"}}",
+           "\"1998-12-31T15:59:60-07:00\"\n\"x\"",
+           "\"1998-12-31T23:59:60Z\"\n\"1998-12-31T01:02:03-08:00\"");
+    schema("{\"type\":\"string\",\"maxLength\":40,\"not\":{\"format\":\"hostname\"}}",
+           "\"xn--X\"\n\"a.xn--bb.c\"\n\"-\"", "\"a.b-c\"\n\"1\"");
+    test_leap_offsets();
+}
+
 static void test_strings(void)
 {
     static const char big[] = "{\"type\":\"string\",\"minLength\":300,\"maxLength\":2000}";
@@ -134,6 +194,7 @@ static void test_strings(void)
            "\"http://[::ffff:1.2.3.4]:80/a?b#c\"\n\"x://u@h.example\"\n\"a:b\"",
            "\"http://[::ffff:01.2.3.4]\"\n\"http://[1:2]/\"\n\"//h\"");
     test_hostnames();
+    test_leap_seconds();
     schema("{\"type\":\"string\",\"format\":\"iri\"}", "\"a:b?\xf4\x8f\xbf\xbd\"",
            "\"a:b#\xf4\x8f\xbf\xbd\"");
     schema("{\"type\":\"string\",\"format\":\"made-up\"}", "\"anything\"", "1");
@@ -236,6 +297,17 @@ static void test_refused(void)
     refused("{\"pattern\":\"(a\"}", ERR_SYNTAX, "/pattern");
     refused("{\"pattern\":\"(a)\\\\1\"}", ERR_UNSUPPORTED, "/pattern");
     refused("false", ERR_INVALID, "");
+    refused("{\"$schema\":\"http://a.example/own\",\"minimum\":10}", ERR_UNSUPPORTED, "/$schema");
+    refused("{\"$defs\":{\"a\":{\"$id\":\"http://a.example/a\",\"$schema\":\"urn:own\"}}}",
+            ERR_UNSUPPORTED, "/$defs/a/$schema");
+    schema("{\"$schema\":\"https://json-schema.org/draft/2020-12/schema\",\"minimum\":10}", "10",
+           "9");
+    schema("{\"$schema\":\"https://spec.openapis.org/oas/3.1/dialect/base\",\"minimum\":10}", "10",
+           "9");
+    schema("{\"properties\":{\"$schema\":{\"type\":\"string\"}}}", "{\"$schema\": \"urn:own\"}",
+           "{\"$schema\": 1}");
+    schema("{\"const\":{\"$id\":\"urn:a\",\"$schema\":\"urn:own\"}}",
+           "{\"$id\":\"urn:a\",\"$schema\":\"urn:own\"}", "1");
     refused("{\"type\":\"string\",\"minimum\":\"x\"}", ERR_INVALID, "/minimum");
     refused("{\"unevaluatedProperties\":false,\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":{}}}",
             ERR_UNSUPPORTED, "/unevaluatedProperties");
