@@ -22,8 +22,8 @@
  *   oneOf       exactly one: alternatives are made disjoint, or refused where that grows too large
  *   $ref        within the document; with draft-04 to draft-07 its siblings are not looked at
  *   $schema     of json-schema.org, or OpenAPI 3.1's; another one is refused
- *   formats     beside minLength or maxLength, "time", "date-time" and "hostname" are held less
- *               exactly: nothing valid is refused
+ *   formats     "time" and "date-time" beside other constraints, and "hostname" beside minLength
+ *               or maxLength, are held less exactly; nothing valid is refused
  *   names       an additional name may occur twice: a finite automaton cannot remember them */
 #ifndef QUIRE_GRAMMAR_GRAMMAR_H
 #define QUIRE_GRAMMAR_GRAMMAR_H

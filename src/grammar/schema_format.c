@@ -82,17 +82,18 @@ static const struct {
     {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)"},
 };
 
-/* Formats of many states: where these would be too many, some more texts or some fewer. No label of
- * the narrow host names begins with "xn--". */
+/* Formats of many states: where these would be too many, some more texts or some fewer. A label of
+ * the narrow host names is short and does not begin with "xn--". */
 static const struct {
     const char *name;
+    bool alone; /* so it is beside patterns, too, which may count */
     const char *wide;
     const char *narrow;
 } shapes[] = {
-    {"time", TIME_WIDE, TIME_NARROW},
-    {"date-time", DATE "[tT]" TIME_WIDE, DATE "[tT]" TIME_NARROW},
-    {"hostname", LABEL "(\\." LABEL ")*",
-     "[0-9A-Za-z](-?[0-9A-Za-z]){0,31}(\\.[0-9A-Za-z](-?[0-9A-Za-z]){0,31})*"},
+    {"time", true, TIME_WIDE, TIME_NARROW},
+    {"date-time", true, DATE "[tT]" TIME_WIDE, DATE "[tT]" TIME_NARROW},
+    {"hostname", false, LABEL "(\\." LABEL ")*",
+     "[0-9A-Za-z](-?[0-9A-Za-z]){0,15}(\\.[0-9A-Za-z](-?[0-9A-Za-z]){0,15})*"},
 };
 
 /* --- leap seconds ------------------------------------------------------------------------- */
@@ -165,13 +166,13 @@ bool format_is_known(const char *name)
     return format_pattern(name) != NULL;
 }
 
-bool format_has_shape(const char *name)
+bool format_has_shape(const char *name, bool counted)
 {
     size_t i;
 
     for (i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         if (strcmp(shapes[i].name, name) == 0)
-            return true;
+            return counted || shapes[i].alone;
     return false;
 }
 

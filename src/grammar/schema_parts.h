@@ -168,11 +168,11 @@ void colon_build(struct schema *s, uint32_t from, uint32_t to);
 
 bool format_is_known(const char *name);
 
-/* The texts of a format (NULL: not known, or the error is noted). Where it has a shape, there are
- * two in few enough states that characters can be counted beside them: the wide one has some more
- * texts, for where the format must hold, the narrow one some fewer, for where it must not. So no
- * valid text is refused. */
-bool format_has_shape(const char *name);
+/* The texts of a format (NULL: not known, or the error is noted). Where it has a shape beside
+ * patterns, or beside a count of characters, there are two in few enough states for that: the wide
+ * one has some more texts, for where the format must hold, the narrow one some fewer, for where it
+ * must not. So no valid text is refused. */
+bool format_has_shape(const char *name, bool counted);
 const struct dfa *format_language(struct compile *c, const char *name);
 const struct dfa *format_wide(struct compile *c, const char *name);
 const struct dfa *format_narrow(struct compile *c, const char *name);

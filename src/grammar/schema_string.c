@@ -78,12 +78,25 @@ static bool keep_wanted(const void *arg, uint32_t mask)
     return (mask & w->mask) == w->value;
 }
 
-/* How exactly a format is held beside limits. */
-static enum language format_kind(const struct atom *t, struct limits l)
+/* Does the text have to do with another language, too? */
+static bool has_company(const struct alternative *a, const struct atom *format)
 {
+    const struct atom *t;
+
+    for (t = a->atoms; t != NULL; t = t->next)
+        if (t->kind == ATOM_PATTERN || t->kind == ATOM_STRINGS ||
+            (t->kind == ATOM_FORMAT && strcmp(t->node->text, format->node->text) != 0))
+            return true;
+    return false;
+}
+
+/* How exactly a format is held beside limits and other languages. */
+static enum language format_kind(const struct alternative *a, const struct atom *t)
+{
+    struct limits l = limits_of(a);
     bool counted = l.min > 0 || l.max != NONE;
 
-    if (!counted || !format_has_shape(t->node->text))
+    if ((!counted && !has_company(a, t)) || !format_has_shape(t->node->text, counted))
         return LANGUAGE_FORMAT;
     return t->negated ? LANGUAGE_NARROW : LANGUAGE_WIDE;
 }
@@ -116,7 +129,7 @@ const struct dfa *string_dfa(struct schema *s, const struct alternative *a)
         if (t->kind == ATOM_PATTERN)
             d = pattern_dfa(s, t->node);
         else if (t->kind == ATOM_FORMAT)
-            d = named(s, t->node, format_kind(t, l));
+            d = named(s, t->node, format_kind(a, t));
         else if (t->kind == ATOM_STRINGS)
             d = list_dfa(s, t->node, t->n);
         if (d == NULL)
@@ -457,8 +470,7 @@ void string_build(struct schema *s, uint32_t from, const struct alternative *a)
         if (t->kind == ATOM_LENGTH_LEAST || t->kind == ATOM_LENGTH_MOST)
             part[2] = part[3] = 0;
         if (t->kind == ATOM_FORMAT || t->kind == ATOM_PATTERN) {
-            enum language kind =
-                t->kind == ATOM_PATTERN ? LANGUAGE_PATTERN : format_kind(t, limits_of(a));
+            enum language kind = t->kind == ATOM_PATTERN ? LANGUAGE_PATTERN : format_kind(a, t);
 
             node = (uint64_t)(uintptr_t)named(s, t->node, kind);
             part[2] = (uint32_t)node;

@@ -129,8 +129,8 @@ static void test_leap_offsets(void)
     buf_fini(&image);
 }
 
-/* A leap second is the last of a day in UTC. Beside a count of characters the offset is free; where
- * the format must not hold, then, a leap second is written in UTC. */
+/* A leap second is the last of a day in UTC. Beside other constraints its offset is free; where the
+ * format must not hold, there, it is written in UTC. */
 static void test_leap_seconds(void)
 {
     schema(TIME_OF(""),
@@ -150,6 +150,9 @@ static void test_leap_seconds(void)
            "\"1998-12-31T23:59:60Z\"\n\"1998-12-31T01:02:03-08:00\"");
     schema("{\"type\":\"string\",\"maxLength\":40,\"not\":{\"format\":\"hostname\"}}",
            "\"xn--X\"\n\"a.xn--bb.c\"\n\"-\"", "\"a.b-c\"\n\"1\"");
+    schema(DATE_TIME_OF(",\"pattern\":\"^.{20,100}$\""),
+           "\"1998-12-31T15:59:60.123-08:00\"\n\"1998-12-31T23:59:60Z\"",
+           "\"1998-12-31T22:59:60Z\"\n\"1998-12-31T22:59:59\"");
     test_leap_offsets();
 }
 
