@@ -545,7 +545,7 @@ static const struct fields_row fields_rows[] = {
     /* Harmless: for the books of whoever runs a service. */
     {"user", FIELDS_BOTH, fields_ignore, 0, 0, 0, false},
     {"metadata", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
-    {"store", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
+    {"store", FIELDS_CHAT, fields_flag, 0, 0, 0, false}, /* nothing is, and no answer says so */
     {"service_tier", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
     {"safety_identifier", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
     {"prompt_cache_key", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},

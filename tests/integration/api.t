@@ -253,6 +253,7 @@ def sampling(s):
     for f in ({"n": 1}, {"user": "me"}, {"logprobs": False}, {"logit_bias": {}}, {"tools": []},
               {"stop": None}, {"seed": None}, {"metadata": {"a": "b"}},
               {"response_format": {"type": "text"}}, {"priority": 3}, {"store": False},
+              {"store": True},
               {"top_p": None}, {"tool_choice": "none"}, {"parallel_tool_calls": True}):
         tap.eq(say(**f), plain, "%s is accepted" % f)
     # Special tokens are shown when asked for.

@@ -38,6 +38,7 @@ static const struct {
     {"{\"ignore_eos\":true,\"skip_special_tokens\":false}", BOTH},
     {"{\"user\":\"a\",\"request_id\":\"b\"}", BOTH},
     {"{\"metadata\":{\"a\":1},\"store\":false,\"service_tier\":\"auto\"}", CHAT},
+    {"{\"store\":true}", CHAT},
     {"{\"n\":1,\"logprobs\":null,\"logit_bias\":{},\"echo\":false}", BOTH},
     {"{\"n\":128}", BOTH},
     {"{\"cache_retention\":{\"priority\":0}}", BOTH},
@@ -295,7 +296,7 @@ static const struct {
     {"{\"chat_template\":\"x\"}", CHAT, "chat_template", ERR_UNSUPPORTED},
     {"{\"prompt_embeds\":\"x\"}", TEXT, "prompt_embeds", ERR_UNSUPPORTED},
     {"{\"modalities\":[\"audio\"]}", CHAT, "modalities", ERR_UNSUPPORTED},
-    {"{\"store\":true}", CHAT, "store", ERR_UNSUPPORTED},
+    {"{\"store\":1}", CHAT, "store", ERR_INVALID},
     {"{\"use_beam_search\":true}", BOTH, "use_beam_search", ERR_UNSUPPORTED},
     {"{\"length_penalty\":2}", BOTH, "length_penalty", ERR_UNSUPPORTED},
 };
