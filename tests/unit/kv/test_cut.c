@@ -3,7 +3,8 @@
  * and the kernel: every write, sync, rename and unlink is recorded. Then a moment is drawn, and the
  * files are built as a disk may hold them then: all of a file that was synced, of later writes any
  * subset, each whole or with any of its sectors of 512 bytes; of the folder's changes since its own
- * sync only the first few, perhaps. CUTS=1000 draws that many moments; SEED other ones. */
+ * sync only the first few, perhaps. 1000 moments are drawn, or CUTS of them; SEED draws
+ * others. */
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
@@ -637,7 +638,7 @@ static int n_cuts(void)
 {
     const char *text = getenv("CUTS");
 
-    return text == NULL ? 150 : atoi(text);
+    return text == NULL ? 1000 : atoi(text);
 }
 
 static void record_lives(const char *dir, unsigned *seed)
