@@ -137,7 +137,7 @@ int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream
 
 /* --- products of few rows --------------------------------------------------------------- */
 
-#define K_PRODUCT_ROWS_MAX 16 /* e4m3: 4. More rows are cuBLASLt's */
+#define K_PRODUCT_ROWS_MAX 32 /* e4m3: 4. More rows are cuBLASLt's */
 
 enum k_product_kind {
     K_PRODUCT_PLAIN,    /* y bf16 [n][n_out] */

@@ -23,15 +23,13 @@
  * queue. The order of adding depends on the shape and on the bucket of n. */
 #include "kernels/product.cuh"
 
-#define THREADS   384 /* two warpgroups that multiply; a warp that orders; three helpers */
-#define WORKERS   256
-#define SLAB      128 /* bytes of a row in a slab: one row of the swizzle's pattern */
-#define SLAB_COLS 64
-#define BLOCK     64 /* rows of w that one wgmma takes */
-#define DEPTH_MAX 32
-/* CTAs that share a tile. Two were right in every test and not always the same in a chain of
- * launches (README.md, Experiments): one, until the barrier between them is proven. */
-#define SPLIT_MAX  1
+#define THREADS    384 /* two warpgroups that multiply; a warp that orders; three helpers */
+#define WORKERS    256
+#define SLAB       128 /* bytes of a row in a slab: one row of the swizzle's pattern */
+#define SLAB_COLS  64
+#define BLOCK      64 /* rows of w that one wgmma takes */
+#define DEPTH_MAX  32
+#define SPLIT_MAX  2                            /* CTAs that share a tile */
 #define ROWS_MAX   256                          /* rows of w in a tile */
 #define REST_BYTES (64 * 4 + 4 * DEPTH_MAX * 8) /* inverse, barriers */
 #define SMEM_MAX   (226 * 1024)
@@ -204,6 +202,16 @@ static __device__ void order_all(char *shared, const barriers &bars, const CUten
 
 /* --- multiplying ------------------------------------------------------------------------ */
 
+/* Slots of the other warpgroup are waited for, too. They fill out of order, and a parity tells only
+ * two rounds apart: who is ahead would take a slot for full that the other one still waits for. */
+static __device__ inline void pass_slots(const barriers &bars, slot &from, int n, int depth)
+{
+    for (; n > 0; n--) {
+        barrier_wait(&bars.full[from.at], from.parity);
+        next_slot(from, 1, depth);
+    }
+}
+
 /* This warpgroup's sums of a tile. Of one block it takes every second slot, of several its half of
  * the blocks; with two sums a block, products that follow each other need not wait. A slot is given
  * back when the first product behind it runs. */
@@ -221,14 +229,14 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[2][N / 2], cha
     for (int slab = k.first, turn = 0; slab < k.last; slab += c.box, turn ^= 1) {
         int n_slabs = min(c.box, k.last - slab);
 
+        barrier_wait(&bars.x_full[x_from.at], x_from.parity);
         if (MB == 1 && turn != group) {
-            next_slot(from, 1, c.depth);
+            pass_slots(bars, from, 1, c.depth);
             next_slot(x_from, 1, c.x_depth);
             continue;
         }
-        barrier_wait(&bars.x_full[x_from.at], x_from.parity);
         if (MB > 1)
-            next_slot(from, group * OWN, c.depth);
+            pass_slots(bars, from, group * OWN, c.depth);
 #pragma unroll
         for (int b = 0; b < OWN; b++) {
             uint64_t w = operand(shared + from.at * c.slot_bytes, c.group_bytes, 0);
@@ -259,7 +267,7 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[2][N / 2], cha
             next_slot(from, 1, c.depth);
         }
         if (MB > 1)
-            next_slot(from, MB - (group + 1) * OWN, c.depth);
+            pass_slots(bars, from, MB - (group + 1) * OWN, c.depth);
         x_before = x_from.at;
         next_slot(x_from, 1, c.x_depth);
     }
