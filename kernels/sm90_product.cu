@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of up to 16 rows of bfloat16 on the warpgroup product: y [n][n_out] = x [n][n_in] *
+ * Products of up to 32 rows of bfloat16 on the warpgroup product: y [n][n_out] = x [n][n_in] *
  * transpose(w [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode
  * (k_multiply() in kernels.h). product.cu is faster for the fewest rows.
  *
@@ -68,7 +68,6 @@ struct cut {
 struct wide_args {
     struct k_product p;
     struct cut c;
-    const float *scales; /* [n_out] or NULL */
     int n;
     int first_slots; /* that are ordered before x */
 };
@@ -370,30 +369,24 @@ static __device__ inline void store_four(void *to, size_t at, const float f[4], 
  * shares of n_in (the second's are `second` floats on), in a fixed order. */
 static __device__ inline void sum_parts(float f[4], const float *from, int n_split, int second)
 {
-    float4 part[4] = {}, more[4] = {};
+    float4 part[4] = {};
+    int n = second > 0 ? 2 : 1;
 
-    if (n_split == 1) {
-        part[0] = *(const float4 *)from;
-        if (second > 0)
-            more[0] = *(const float4 *)(from + second);
-    } else {
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
-            if (r < n_split) {
-                part[r] = load_four_remote(from, r);
-                if (second > 0)
-                    more[r] = load_four_remote(from + second, r);
-            }
+    for (int i = 0; i < 2; i++) {
+        if (i == n)
+            break;
+        if (n_split == 1) {
+            part[2 * i] = *(const float4 *)(from + i * second);
+        } else {
+            part[2 * i] = load_four_remote(from + i * second, 0);
+            part[2 * i + 1] = load_four_remote(from + i * second, 1);
         }
     }
-    f[0] = f[1] = f[2] = f[3] = 0.0f;
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        f[0] += part[r].x + more[r].x;
-        f[1] += part[r].y + more[r].y;
-        f[2] += part[r].z + more[r].z;
-        f[3] += part[r].w + more[r].w;
-    }
+    f[0] = (part[0].x + part[2].x) + (part[1].x + part[3].x);
+    f[1] = (part[0].y + part[2].y) + (part[1].y + part[3].y);
+    f[2] = (part[0].z + part[2].z) + (part[1].z + part[3].z);
+    f[3] = (part[0].w + part[2].w) + (part[1].w + part[3].w);
 }
 
 /* Where the outputs of a tile are, four rows of w an item. */
@@ -415,49 +408,81 @@ static __device__ inline outputs outputs_of(const wide_args &a, int tile, int ra
     return o;
 }
 
-/* Columns first .. last - 1 of a tile; four lanes have the sixteen rows of a sum of squares. */
-template <int MB>
+/* The norm's division, and the bias of rows `at` .. of w. */
+static __device__ inline void scale_four(float f[4], const wide_args &a, float inverse, size_t at,
+                                         int left, bool whole)
+{
+    float bias[4] = {};
+
+    if (a.p.bias != NULL)
+        load_four(bias, a.p.bias, at, left, whole);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        f[i] = f[i] * inverse + bias[i];
+}
+
+/* The residual, the squares of the sum and the next norm's rows; rows are a multiple of 16. */
+static __device__ inline void add_residual(float y[4], const k_product &p, size_t to, int at,
+                                           int col, const outputs &o)
+{
+    float residual[4], norm[4], square;
+
+    load_four(residual, p.residual, to, 4, true);
+    load_four(norm, p.norm, (size_t)at, 4, true);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        y[i] += residual[i];
+    *(float4 *)(p.residual + to) = *(const float4 *)y;
+    square = y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        y[i] *= norm[i];
+    store_four(p.normed, to, y, p.y_is_half, 4, true);
+    square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 1);
+    square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 2);
+    if (at % 16 == 0)
+        p.sums_out[(size_t)col * (o.n_out / 16) + at / 16] = square;
+}
+
+/* Columns first .. last - 1 of a tile; four lanes have the sixteen rows of a sum of squares. Code
+ * that runs once costs by its length, so that each kind of product has its own. */
+template <int MB, int KIND>
 static __device__ void finish(const float *red, const wide_args &a, const float *inverse,
                               const outputs &o, int rank, int first, int last)
 {
-    const int stride = MB * BLOCK + 4;
+    const int stride = MB * BLOCK + 4, second = MB == 1 ? a.c.round * stride : 0;
     const struct k_product &p = a.p;
-    bool gated = a.c.gated, whole = o.n_out % 4 == 0;
-    int second = MB == 1 ? a.c.round * stride : 0;
+    bool whole = o.n_out % 4 == 0;
+    int col = threadIdx.x / o.fours, row = threadIdx.x % o.fours;
+    int cols_a_turn = WORKERS / o.fours, rows_a_turn = WORKERS % o.fours;
 
-    for (int item = threadIdx.x; item < o.fours * (last - first); item += WORKERS) {
-        int col = item / o.fours, row = item % o.fours * 4, at = o.begin + row;
-        int left = o.n_out - at;
-        const float *from = red + col * stride + rank * o.own + row;
-        size_t to = (size_t)(col += first) * o.n_out + at;
-        float y[4], up[4], residual[4], norm[4], square;
+    red += rank * o.own;
+    while (col < last - first) {
+        int at = o.begin + row * 4, left = o.n_out - at, c = col + first;
+        const float *from = red + col * stride + row * 4;
+        size_t to = (size_t)c * o.n_out + at;
+        float y[4], up[4];
 
+        col += cols_a_turn;
+        row += rows_a_turn;
+        if (row >= o.fours) {
+            row -= o.fours;
+            col++;
+        }
         if (left <= 0)
             continue;
-        if (p.kind == K_PRODUCT_RESIDUAL) { /* rows are a multiple of 16 */
-            load_four(residual, p.residual, to, 4, true);
-            load_four(norm, p.norm, (size_t)at, 4, true);
-        }
         sum_parts(y, from, a.c.n_split, second);
-        if (gated)
+        scale_four(y, a, inverse[c], (size_t)at, left, whole);
+        if (KIND == K_PRODUCT_GATED) {
             sum_parts(up, from + a.c.rows / 2, a.c.n_split, second);
-#pragma unroll
-        for (int half = 0; half < 2; half++) { /* the second: up */
-            float *v = half == 0 ? y : up, scale[4] = {1.0f, 1.0f, 1.0f, 1.0f}, bias[4] = {};
-
-            if (half == 1 && !gated)
-                break;
-            if (a.scales != NULL)
-                load_four(scale, a.scales, (size_t)(at + half * o.n_out), left, whole);
-            if (p.bias != NULL)
-                load_four(bias, p.bias, (size_t)(at + half * o.n_out), left, whole);
+            scale_four(up, a, inverse[c], (size_t)(at + o.n_out), left, whole);
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                v[i] = v[i] * (scale[i] * inverse[col]) + bias[i];
+                y[i] = __fdividef(y[i], 1.0f + __expf(-y[i])) * up[i];
         }
-        switch (p.kind) {
-        case K_PRODUCT_PLAIN: store_four(p.y, to, y, false, left, whole); break;
-        case K_PRODUCT_FLOAT:
+        if (KIND == K_PRODUCT_RESIDUAL) {
+            add_residual(y, p, to, at, c, o);
+        } else if (KIND == K_PRODUCT_FLOAT) {
             if (whole)
                 *(float4 *)((float *)p.y + to) = *(const float4 *)y;
 #pragma unroll
@@ -465,28 +490,8 @@ static __device__ void finish(const float *red, const wide_args &a, const float 
                 if (!whole && i < left)
                     ((float *)p.y)[to + i] = y[i];
             }
-            break;
-        case K_PRODUCT_GATED:
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                y[i] = y[i] / (1.0f + __expf(-y[i])) * up[i];
-            store_four(p.y, to, y, p.y_is_half, left, whole);
-            break;
-        case K_PRODUCT_RESIDUAL:
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                y[i] += residual[i];
-            *(float4 *)(p.residual + to) = *(const float4 *)y;
-            square = y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                y[i] *= norm[i];
-            store_four(p.normed, to, y, p.y_is_half, 4, true);
-            square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 1);
-            square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 2);
-            if (row % 16 == 0)
-                p.sums_out[(size_t)col * (o.n_out / 16) + at / 16] = square;
-            break;
+        } else {
+            store_four(p.y, to, y, KIND == K_PRODUCT_GATED && p.y_is_half, left, whole);
         }
     }
 }
@@ -533,8 +538,8 @@ static __device__ void fetch_constants(const wide_args &a, int tile, int rank)
 
 /* --- the kernel ------------------------------------------------------------------------- */
 
-/* N: columns computed; MB: blocks of a tile. */
-template <int N, int MB>
+/* N: columns computed; MB: blocks of a tile; KIND: of product. */
+template <int N, int MB, int KIND>
 static __global__ void __launch_bounds__(THREADS, 1)
     wide_kernel(const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap x_map, const __grid_constant__ wide_args a)
@@ -597,7 +602,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     cluster_sync();
                 else
                     named_sync(2, WORKERS);
-                finish<MB>(red, a, inverse, o, rank, first, min(first + c.round, a.n));
+                finish<MB, KIND>(red, a, inverse, o, rank, first, min(first + c.round, a.n));
                 if (c.n_split == 1)
                     named_sync(2, WORKERS);
             }
@@ -766,14 +771,14 @@ static int encode_maps(CUtensorMap *w_map, CUtensorMap *x_map, const wide_args &
     return encode_boxes(x_map, false, (void *)a.p.x, 3, x_sizes, strides, x_box);
 }
 
-template <int N, int MB>
+template <int N, int MB, int KIND>
 static int launch(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
                   k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
-    if (cudaFuncSetAttribute(wide_kernel<N, MB>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    if (cudaFuncSetAttribute(wide_kernel<N, MB, KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              a.c.smem) != cudaSuccess)
         return -1;
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -787,7 +792,23 @@ static int launch(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.c.n_split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, wide_kernel<N, MB>, w_map, x_map, a) == cudaSuccess ? 0 : -1;
+    return cudaLaunchKernelEx(&config, wide_kernel<N, MB, KIND>, w_map, x_map, a) == cudaSuccess
+               ? 0
+               : -1;
+}
+
+template <int N, int MB>
+static int choose_kind(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
+                       k_stream stream)
+{
+    switch (a.p.kind) {
+    case K_PRODUCT_PLAIN: return launch<N, MB, K_PRODUCT_PLAIN>(w_map, x_map, a, stream);
+    case K_PRODUCT_FLOAT: return launch<N, MB, K_PRODUCT_FLOAT>(w_map, x_map, a, stream);
+    case K_PRODUCT_RESIDUAL: return launch<N, MB, K_PRODUCT_RESIDUAL>(w_map, x_map, a, stream);
+    case K_PRODUCT_GATED: /* has two blocks at least */
+        return launch < N, MB == 1 ? 2 : MB, K_PRODUCT_GATED > (w_map, x_map, a, stream);
+    }
+    return -1;
 }
 
 template <int N>
@@ -795,15 +816,15 @@ static int choose(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide
                   k_stream stream)
 {
     switch (a.c.n_blocks) {
-    case 1: return launch<N, 1>(w_map, x_map, a, stream);
-    case 2: return launch<N, 2>(w_map, x_map, a, stream);
-    default: return launch<N, 4>(w_map, x_map, a, stream);
+    case 1: return choose_kind<N, 1>(w_map, x_map, a, stream);
+    case 2: return choose_kind<N, 2>(w_map, x_map, a, stream);
+    default: return choose_kind<N, 4>(w_map, x_map, a, stream);
     }
 }
 
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
-    return w->type == K_BF16 && w->block == 0 && w->n_in % SLAB_COLS == 0 && n >= 1 &&
+    return w->type == K_BF16 && w->scales == NULL && w->n_in % SLAB_COLS == 0 && n >= 1 &&
            n <= K_PRODUCT_ROWS_MAX;
 }
 
@@ -813,7 +834,6 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     wide_args a = {};
 
     a.p = *p;
-    a.scales = p->w->scales;
     a.n = n;
     if (!cut_matrix(a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
         return -1;
