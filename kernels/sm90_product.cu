@@ -306,18 +306,6 @@ static __device__ inline void store_sums(float *red, const float (&acc)[2][N / 2
 }
 
 /* Four numbers of a row of n; `whole` when they may be taken at once. */
-static __device__ inline void load_four(float f[4], const float *from, size_t at, int left,
-                                        bool whole)
-{
-    if (whole) {
-        *(float4 *)f = *(const float4 *)(from + at);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        f[i] = i < left ? from[at + i] : 0.0f;
-}
-
 static __device__ inline void load_four(float f[4], const void *from, size_t at, int left,
                                         bool whole)
 {
@@ -421,22 +409,29 @@ static __device__ inline void scale_four(float f[4], const wide_args &a, float i
         f[i] = f[i] * inverse + bias[i];
 }
 
-/* The residual, the squares of the sum and the next norm's rows; rows are a multiple of 16. */
-static __device__ inline void add_residual(float y[4], const k_product &p, size_t to, int at,
-                                           int col, const outputs &o)
-{
-    float residual[4], norm[4], square;
+/* What the end of K_PRODUCT_RESIDUAL reads for four rows of a column. */
+struct fetched {
+    float4 residual;
+    uint2 norm;
+};
 
-    load_four(residual, p.residual, to, 4, true);
-    load_four(norm, p.norm, (size_t)at, 4, true);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        y[i] += residual[i];
+static __device__ inline fetched fetch(const k_product &p, int col, int at, const outputs &o)
+{
+    return {*(const float4 *)(p.residual + (size_t)col * o.n_out + at),
+            *(const uint2 *)((const k_bf16 *)p.norm + at)};
+}
+
+/* The residual, the squares of the sum and the next norm's rows; rows are a multiple of 16. */
+static __device__ inline void add_residual(float y[4], const fetched &f, const k_product &p,
+                                           size_t to, int at, int col, const outputs &o)
+{
+    float square;
+
+    y[0] += f.residual.x, y[1] += f.residual.y, y[2] += f.residual.z, y[3] += f.residual.w;
     *(float4 *)(p.residual + to) = *(const float4 *)y;
     square = y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        y[i] *= norm[i];
+    y[0] *= low_half(f.norm.x), y[1] *= high_half(f.norm.x);
+    y[2] *= low_half(f.norm.y), y[3] *= high_half(f.norm.y);
     store_four(p.normed, to, y, p.y_is_half, 4, true);
     square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 1);
     square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 2);
@@ -448,7 +443,7 @@ static __device__ inline void add_residual(float y[4], const k_product &p, size_
  * that runs once costs by its length, so that each kind of product has its own. */
 template <int MB, int KIND>
 static __device__ void finish(const float *red, const wide_args &a, const float *inverse,
-                              const outputs &o, int rank, int first, int last)
+                              const outputs &o, int rank, int first, int last, const fetched &f)
 {
     const int stride = MB * BLOCK + 4, second = MB == 1 ? a.c.round * stride : 0;
     const struct k_product &p = a.p;
@@ -457,7 +452,7 @@ static __device__ void finish(const float *red, const wide_args &a, const float 
     int cols_a_turn = WORKERS / o.fours, rows_a_turn = WORKERS % o.fours;
 
     red += rank * o.own;
-    while (col < last - first) {
+    for (int turn = 0; col < last - first; turn++) {
         int at = o.begin + row * 4, left = o.n_out - at, c = col + first;
         const float *from = red + col * stride + row * 4;
         size_t to = (size_t)c * o.n_out + at;
@@ -481,7 +476,7 @@ static __device__ void finish(const float *red, const wide_args &a, const float 
                 y[i] = __fdividef(y[i], 1.0f + __expf(-y[i])) * up[i];
         }
         if (KIND == K_PRODUCT_RESIDUAL) {
-            add_residual(y, p, to, at, c, o);
+            add_residual(y, turn == 0 && first == 0 ? f : fetch(p, c, at, o), p, to, at, c, o);
         } else if (KIND == K_PRODUCT_FLOAT) {
             if (whole)
                 *(float4 *)((float *)p.y + to) = *(const float4 *)y;
@@ -589,7 +584,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int tile = k.tile; tile < c.n_tiles; tile += c.n_groups) {
             outputs o = outputs_of(a, tile, rank);
             float acc[2][N / 2];
+            fetched f;
 
+            if (KIND == K_PRODUCT_RESIDUAL) { /* asked for early */
+                int col = threadIdx.x / o.fours, at = o.begin + threadIdx.x % o.fours * 4;
+
+                if (col < a.n && at < o.n_out)
+                    f = fetch(a.p, col, at, o);
+            }
             multiply_tile<N, MB>(acc, shared, bars, from, x_from, k, c, group);
             if (tile ==
                 k.tile) /* inverse is there, and all have read what they need of the slots */
@@ -602,7 +604,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     cluster_sync();
                 else
                     named_sync(2, WORKERS);
-                finish<MB, KIND>(red, a, inverse, o, rank, first, min(first + c.round, a.n));
+                finish<MB, KIND>(red, a, inverse, o, rank, first, min(first + c.round, a.n), f);
                 if (c.n_split == 1)
                     named_sync(2, WORKERS);
             }
