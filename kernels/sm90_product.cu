@@ -215,16 +215,17 @@ static __device__ inline void pass_slots(const barriers &bars, slot &from, int n
  * the blocks; with two sums a block, products that follow each other need not wait. A slot is given
  * back when the first product behind it runs. */
 template <int N, int MB>
-static __device__ __forceinline__ void multiply_tile(float (&acc)[2][N / 2], char *shared,
-                                                     const barriers &bars, slot &from, slot &x_from,
-                                                     const work &k, const cut &c, int group)
+static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][2][N / 2],
+                                                     char *shared, const barriers &bars, slot &from,
+                                                     slot &x_from, const work &k, const cut &c,
+                                                     int group)
 {
     const int OWN = MB == 4 ? 2 : 1;
     int before = -1, x_before = -1;
 
 #pragma unroll
-    for (int e = 0; e < N / 2; e++)
-        acc[0][e] = acc[1][e] = 0.0f;
+    for (int i = 0; i < OWN * N; i++)
+        acc[i / N][i / (N / 2) % 2][i % (N / 2)] = 0.0f;
     for (int slab = k.first, turn = 0; slab < k.last; slab += c.box, turn ^= 1) {
         int n_slabs = min(c.box, k.last - slab);
 
@@ -244,19 +245,21 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[2][N / 2], cha
             barrier_wait(&bars.full[from.at], from.parity);
 #pragma unroll 1
             for (int s = 0; s < n_slabs; s++) {
-                keep(acc[0]), keep(acc[1]);
+                keep(acc[b][0]), keep(acc[b][1]);
                 warpgroup_begin();
-                multiply_rows(acc[b], w, x, 1);
-                multiply_rows(acc[OWN == 1 ? 1 : b], w + 2, x + 2, 1);
-                multiply_rows(acc[b], w + 4, x + 4, 1);
-                multiply_rows(acc[OWN == 1 ? 1 : b], w + 6, x + 6, 1);
+                multiply_rows(acc[b][0], w, x, 1);
+                multiply_rows(acc[b][1], w + 2, x + 2, 1);
+                multiply_rows(acc[b][0], w + 4, x + 4, 1);
+                multiply_rows(acc[b][1], w + 6, x + 6, 1);
                 warpgroup_commit();
-                warpgroup_wait<1>();
-                if (s == 0 && leads()) {
-                    if (before >= 0)
-                        barrier_arrive(&bars.empty[before]);
-                    if (x_before >= 0)
-                        barrier_arrive(&bars.x_empty[x_before]);
+                if (s == 0) {
+                    warpgroup_wait<1>();
+                    if (leads()) {
+                        if (before >= 0)
+                            barrier_arrive(&bars.empty[before]);
+                        if (x_before >= 0)
+                            barrier_arrive(&bars.x_empty[x_before]);
+                    }
                 }
                 w += c.slab_bytes / 16;
                 x += c.x_rows * SLAB / 16;
@@ -271,23 +274,23 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[2][N / 2], cha
         next_slot(x_from, 1, c.x_depth);
     }
     warpgroup_wait<0>();
-    keep(acc[0]), keep(acc[1]);
+#pragma unroll
+    for (int b = 0; b < OWN; b++)
+        keep(acc[b][0]), keep(acc[b][1]);
     if (before >= 0 && leads()) {
         barrier_arrive(&bars.empty[before]);
         barrier_arrive(&bars.x_empty[x_before]);
     }
-    if (OWN == 1) {
 #pragma unroll
-        for (int e = 0; e < N / 2; e++)
-            acc[0][e] += acc[1][e];
-    }
+    for (int i = 0; i < OWN * N / 2; i++)
+        acc[i / (N / 2)][0][i % (N / 2)] += acc[i / (N / 2)][1][i % (N / 2)];
 }
 
 /* --- the end of a tile ------------------------------------------------------------------ */
 
 /* Columns first .. first + columns - 1 of a warpgroup's sums to shared memory [column][stride]. */
 template <int N, int MB, int OWN>
-static __device__ inline void store_sums(float *red, const float (&acc)[2][N / 2], int first,
+static __device__ inline void store_sums(float *red, const float (&acc)[OWN][2][N / 2], int first,
                                          int columns, int block_rows)
 {
     const int stride = MB * BLOCK + 4;
@@ -300,7 +303,7 @@ static __device__ inline void store_sums(float *red, const float (&acc)[2][N / 2
             int col = e / 4 * 8 + q * 2 + e % 2 - first, below = e % 4 / 2 * 8;
 
             if (col >= 0 && col < columns && row + below < block_rows)
-                red[col * stride + b * block_rows + row + below] = acc[b][e];
+                red[col * stride + b * block_rows + row + below] = acc[b][0][e];
         }
     }
 }
@@ -583,7 +586,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("griddepcontrol.wait;" ::: "memory");
         for (int tile = k.tile; tile < c.n_tiles; tile += c.n_groups) {
             outputs o = outputs_of(a, tile, rank);
-            float acc[2][N / 2];
+            float acc[OWN][2][N / 2];
             fetched f;
 
             if (KIND == K_PRODUCT_RESIDUAL) { /* asked for early */
