@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "base/door.h"
 #include "base/err.h"
 #include "base/settings.h"
 #include "engine/guide.h"
@@ -142,7 +143,8 @@ struct engine {
     struct guide guide;
 
     int epoll_fd;
-    int listen_fd;
+    struct door door;       /* for fronts */
+    uint64_t door_opens_us; /* when it is looked at again; 0: it is not shut */
     int signal_fd;
     uint64_t epoch;
     struct engine_lane *lanes; /* [max_lanes] */

@@ -233,7 +233,7 @@ static int main_open(struct engine *e)
         host_wait(e->host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
     if (rc == ERR_OK)
-        rc = attach_listen(e->settings.engine_socket, &e->listen_fd);
+        rc = attach_listen(e->settings.engine_socket, &e->door.fd);
     if (rc == ERR_OK)
         rc = intake_init(e);
     return rc;
@@ -257,7 +257,7 @@ static void main_close(struct engine *e)
 
 int main(int argc, char **argv)
 {
-    static struct engine e = {.epoll_fd = -1, .listen_fd = -1, .signal_fd = -1};
+    static struct engine e = {.epoll_fd = -1, .door = {.who = "engine", .fd = -1}, .signal_fd = -1};
     bool exit_now = false;
     int rc;
 
