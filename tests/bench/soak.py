@@ -187,7 +187,7 @@ def ask_tokens(r):
 
 
 def ask_refused(r):
-    body = r.choice([{"model": "none"}, {"temperature": 9}, {"messages": 5}, {"n": 0},
+    body = r.choice([{"model": "none"}, {"temperature": 101}, {"messages": 5}, {"n": 0},
                      {"tools": [{}]}, {"structured_outputs": {"regex": "("}}, {"seed": "a"},
                      {"max_tokens": -1}, {"stop": ["x" * 9999]},
                      {"response_format": {"type": "json_schema", "json_schema": {
