@@ -7,17 +7,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <getopt.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "ipc/attach.h"
 #include "tools/quire.h"
 
 #define TOP_TIMEOUT_MS 2000
+#define TOP_LINES      11 /* beside the rows of namespaces, that of the cursor included */
+#define TOP_SPACES     10 /* rows of them, and one for all others */
 
 struct top {
     const char *path;
@@ -96,6 +100,67 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
            top_value(s, METRIC_sleep_offloaded) > 0.0 ? "   asleep" : "");
 }
 
+/* Rows for which the screen has room; TOP_SPACES where there is none. */
+static int top_room(void)
+{
+    struct winsize w;
+    int n = TOP_SPACES;
+
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_row > 0)
+        n = (int)w.ws_row - TOP_LINES;
+    return n < TOP_SPACES ? n : TOP_SPACES;
+}
+
+struct top_space {
+    uint64_t space, queries, hits;
+};
+
+/* The one that was asked for most comes first; all others, which have no id, last. */
+static int top_compare(const void *left, const void *right)
+{
+    const struct top_space *l = left, *r = right;
+
+    if ((l->space == 0) != (r->space == 0))
+        return l->space == 0 ? 1 : -1;
+    return l->queries == r->queries ? 0 : l->queries > r->queries ? -1 : 1;
+}
+
+static void top_print_space(const struct top_space *s)
+{
+    char hex[2 * sizeof s->space + 1] = "others";
+
+    if (s->queries == 0)
+        return;
+    if (s->space != 0)
+        hash_hex((const uint8_t *)&s->space, sizeof s->space, hex);
+    printf("%-16s  %13llu  %12llu  %6.1f%%\n", hex, (unsigned long long)s->queries,
+           (unsigned long long)s->hits, 100.0 * (double)s->hits / (double)s->queries);
+}
+
+/* As many of the namespaces as there is room for. */
+static void top_print_spaces(const struct wire_stats *s, int room)
+{
+    struct top_space rows[WIRE_SPACES], rest = {0};
+
+    for (int i = 0; i < WIRE_SPACES; i++)
+        rows[i] = (struct top_space){.space = atomic_load(&s->spaces[i].space),
+                                     .queries = atomic_load(&s->spaces[i].queries),
+                                     .hits = atomic_load(&s->spaces[i].hits)};
+    qsort(rows, WIRE_SPACES, sizeof rows[0], top_compare);
+    if (room < 1 || rows[0].queries == 0)
+        return;
+    printf("\nnamespace, in all prompt tokens        cached    share\n");
+    for (int i = 0; i < WIRE_SPACES; i++) {
+        if (i < room && rows[i].space != 0) {
+            top_print_space(&rows[i]);
+            continue;
+        }
+        rest.queries += rows[i].queries;
+        rest.hits += rows[i].hits;
+    }
+    top_print_space(&rest);
+}
+
 /* One look. ERR_OK, or why there was none. */
 static int top_look(struct top *t, bool shown)
 {
@@ -110,8 +175,10 @@ static int top_look(struct top *t, bool shown)
         memset(&t->before, 0, sizeof t->before);
     if (!t->once)
         printf("\033[H\033[2J");
-    if (shown)
+    if (shown) {
         top_print(t, s, t->before_us == 0 ? 0.0 : (double)(now_us - t->before_us) * 1e-6);
+        top_print_spaces(s, top_room());
+    }
     (void)fflush(stdout);
     memcpy(&t->before, s, sizeof t->before);
     t->before_us = now_us;
@@ -122,7 +189,8 @@ static int top_look(struct top *t, bool shown)
 
 static const char top_usage[] =
     "usage: quire top [--engine-socket PATH] [--seconds N] [--once]\n"
-    "Shows what the engine does, until it is interrupted, or once. Rates are of N seconds (1).\n";
+    "Shows what the engine does, until it is interrupted, or once. Rates are of N seconds (1).\n"
+    "Those of namespaces are of all time: with a store since that was begun, else the engine.\n";
 
 int quire_top(int argc, char **argv)
 {

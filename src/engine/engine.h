@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "base/door.h"
 #include "base/err.h"
 #include "base/settings.h"
 #include "engine/guide.h"
@@ -142,7 +143,8 @@ struct engine {
     struct guide guide;
 
     int epoll_fd;
-    int listen_fd;
+    struct door door;       /* for fronts */
+    uint64_t door_opens_us; /* when it is looked at again; 0: it is not shut */
     int signal_fd;
     uint64_t epoch;
     struct engine_lane *lanes; /* [max_lanes] */
@@ -171,6 +173,7 @@ struct engine {
     double read_us;                   /* smoothed: of a page from the store, 0: not known */
     double prefill_us;                /* smoothed: of a token of a prompt */
     uint64_t reads_since_us, n_reads; /* since the store was idle */
+    bool device_failed;               /* it said so of copies, or never ends them */
 
     bool draining;
     bool stop;
@@ -231,14 +234,16 @@ void publish_wake(struct engine *e);                        /* fronts that got s
 
 int tiers_init(struct engine *e) ERR_CHECKED;
 void tiers_prefetch(struct engine *e);     /* ask the store for waiting prompts' pages */
-void tiers_poll(struct engine *e);         /* put what was read into pages */
+void tiers_poll(struct engine *e);         /* put what was read into pages; see device_failed */
 void tiers_save_evicted(struct engine *e); /* before a step overwrites them */
 void tiers_note_named(void *engine, int32_t page);
 void tiers_write_behind(struct engine *e, int pages_max); /* some of what is not on disk */
-void tiers_save_all(struct engine *e);                    /* at the end */
-void tiers_forget(struct engine *e, struct seq *q);       /* before a waiting sequence goes */
-bool tiers_copy_in(const struct engine *e);   /* pages are on their way from host memory */
-bool tiers_have_work(const struct engine *e); /* pages are to be saved, or being saved */
+/* At the end: save what is only on the device, and wait for copies. ERR_GPU (logged) when the
+ * device fails, or for some seconds ends none: what was saved by then stays, the rest is lost. */
+int tiers_save_all(struct engine *e) ERR_CHECKED;
+void tiers_forget(struct engine *e, struct seq *q); /* before a waiting sequence goes */
+bool tiers_copy_in(const struct engine *e);         /* pages are on their way from host memory */
+bool tiers_have_work(const struct engine *e);       /* pages are to be saved, or being saved */
 /* Before a sleep: whatever is named on the device and nowhere else is to be saved; no longer. */
 void tiers_gather(struct engine *e);
 void tiers_give_up(struct engine *e);

@@ -30,11 +30,21 @@ static int intake_watch(struct engine *e, int fd, uint64_t data)
     return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, fd, &ev) == 0 ? ERR_OK : ERR_IO;
 }
 
+/* There is no descriptor for who connects: nobody looks for them until opens_us (0: now). */
+static void intake_shut_door(struct engine *e, uint64_t opens_us)
+{
+    struct epoll_event ev = {.events = opens_us == 0 ? EPOLLIN : 0, .data.u64 = INTAKE_LISTEN};
+
+    e->door_opens_us = opens_us;
+    if (epoll_ctl(e->epoll_fd, EPOLL_CTL_MOD, e->door.fd, &ev) == -1)
+        log_error("engine: epoll: %s", strerror(errno));
+}
+
 int intake_init(struct engine *e)
 {
     e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (e->epoll_fd == -1 || intake_watch(e, e->signal_fd, INTAKE_SIGNAL) != ERR_OK ||
-        intake_watch(e, e->listen_fd, INTAKE_LISTEN) != ERR_OK ||
+        intake_watch(e, e->door.fd, INTAKE_LISTEN) != ERR_OK ||
         (e->store != NULL && intake_watch(e, store_event_fd(e->store), INTAKE_STORE) != ERR_OK)) {
         log_error("engine: epoll: %s", strerror(errno));
         return ERR_IO;
@@ -113,11 +123,11 @@ static struct engine_lane *intake_free_lane(struct engine *e)
 
 static void intake_accept(struct engine *e)
 {
-    int fd;
+    int fd, rc;
     pid_t pid;
     uid_t uid;
 
-    while (attach_accept(e->listen_fd, &fd, &pid, &uid) == ERR_OK) {
+    while ((rc = attach_accept(&e->door, &fd, &pid, &uid)) == ERR_OK) {
         struct engine_lane *l = intake_free_lane(e);
 
         if (l == NULL) {
@@ -139,6 +149,8 @@ static void intake_accept(struct engine *e)
         if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)(l - e->lanes)) != ERR_OK)
             intake_drop_lane(e, l, "could not be watched");
     }
+    if (rc == ERR_OVERLOADED)
+        intake_shut_door(e, e->now_us + DOOR_SHUT_MS * 1000u);
 }
 
 /* Make the lane and send it. */
@@ -266,10 +278,14 @@ static void intake_signal(struct engine *e)
 
 void intake_events(struct engine *e, int timeout_ms)
 {
+    bool is_shut = e->door_opens_us != 0;
+    int longest_ms = is_shut && timeout_ms > DOOR_SHUT_MS ? DOOR_SHUT_MS : timeout_ms;
     struct epoll_event ev[32];
-    int n = epoll_wait(e->epoll_fd, ev, 32, timeout_ms);
+    int n = epoll_wait(e->epoll_fd, ev, 32, longest_ms);
 
     e->now_us = clock_us();
+    if (is_shut && e->now_us >= e->door_opens_us)
+        intake_shut_door(e, 0);
     for (int i = 0; i < n; i++) {
         switch (ev[i].data.u64) {
         case INTAKE_LISTEN: intake_accept(e); break;

@@ -104,6 +104,19 @@ void keeper_save_rates(struct engine *e)
     k->kept_us = e->now_us;
 }
 
+/* The same on the statistics page. */
+static void keeper_show_rates(struct engine *e)
+{
+    for (int i = 0; i < e->keeper.n_spaces; i++) {
+        const struct keeper_space *from = &e->keeper.spaces[i];
+        struct wire_space *to = &e->stats.page->spaces[i];
+
+        atomic_store_explicit(&to->space, from->space, memory_order_relaxed);
+        atomic_store_explicit(&to->queries, from->queries, memory_order_relaxed);
+        atomic_store_explicit(&to->hits, from->hits, memory_order_relaxed);
+    }
+}
+
 int keeper_init(struct engine *e)
 {
     static const uint8_t none[WIRE_SALT_BYTES];
@@ -570,6 +583,7 @@ void keeper_pass(struct engine *e)
         pages_tick(e->pages, now_s);
         if (e->host != NULL)
             host_tick(e->host, now_s);
+        keeper_show_rates(e);
         if (e->now_us - k->kept_us > KEEPER_RATES_US)
             keeper_save_rates(e);
     }

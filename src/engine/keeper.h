@@ -14,9 +14,9 @@
 #include "ipc/wire.h"
 #include "kv/retain.h"
 
-#define KEEPER_SPACES 256 /* namespaces that are told apart at a time: those used last */
-#define KEEPER_HINTS  40  /* kinds of hints that are told apart in a list */
-#define KEEPER_ASKS   32  /* that wait */
+#define KEEPER_SPACES WIRE_SPACES
+#define KEEPER_HINTS  40 /* kinds of hints that are told apart in a list */
+#define KEEPER_ASKS   32 /* that wait */
 #define KEEPER_INDEX  (4 * KEEPER_SPACES)
 
 struct keeper_space {

@@ -181,6 +181,8 @@ int engine_run(struct engine *e)
             return rc;
         keeper_pass(e);
         tiers_poll(e);
+        if (e->device_failed)
+            return ERR_GPU;
         if (sleep_is_awake(e) && (rc = loop_compute(e)) != ERR_OK)
             return rc;
         if (e->n_ended != n_ended || !loop_has_work(e))

@@ -76,14 +76,20 @@ static int main_open_model(struct engine *e)
     return rc;
 }
 
-static int main_pin(void *model, void *memory, size_t bytes)
+static int main_pin(void *engine, void *memory, size_t bytes)
 {
-    return model_pin(model, memory, bytes);
+    const struct engine *e = engine;
+
+    return model_pin(e->model, memory, bytes);
 }
 
-static void main_unpin(void *model, void *memory)
+/* A device that failed may still copy from or to this memory; it lets go when the process ends. */
+static void main_unpin(void *engine, void *memory)
 {
-    model_unpin(model, memory);
+    const struct engine *e = engine;
+
+    if (!e->device_failed)
+        model_unpin(e->model, memory);
 }
 
 /* A full disk is no reason not to serve: what it holds is there for the next engine. */
@@ -104,7 +110,7 @@ static int main_open_store(struct engine *e)
         .namespace_name = name[0] != '\0' ? name : e->settings.model,
         .pin = main_pin,
         .unpin = main_unpin,
-        .context = e->model,
+        .context = e,
     };
     int rc;
 
@@ -133,7 +139,7 @@ static int main_open_host(struct engine *e)
         .name = e->settings.served_model_name,
         .pin = main_pin,
         .unpin = main_unpin,
-        .context = e->model,
+        .context = e,
     };
     int rc;
 
@@ -233,31 +239,35 @@ static int main_open(struct engine *e)
         host_wait(e->host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
     if (rc == ERR_OK)
-        rc = attach_listen(e->settings.engine_socket, &e->listen_fd);
+        rc = attach_listen(e->settings.engine_socket, &e->door.fd);
     if (rc == ERR_OK)
         rc = intake_init(e);
     return rc;
 }
 
-static void main_close(struct engine *e)
+static int main_close(struct engine *e)
 {
-    tiers_save_all(e);
+    int rc = tiers_save_all(e);
+
     keeper_save_rates(e);
     store_close(e->store);
     e->store = NULL;
     host_close(e->host);
     e->host = NULL;
     (void)unlink(e->settings.engine_socket);
+    if (rc != ERR_OK)
+        return rc; /* a device that failed might never let go of the model */
     model_close(e->model);
     e->model = NULL;
     pages_check(e->pages);
     pages_close(e->pages);
     e->pages = NULL;
+    return ERR_OK;
 }
 
 int main(int argc, char **argv)
 {
-    static struct engine e = {.epoll_fd = -1, .listen_fd = -1, .signal_fd = -1};
+    static struct engine e = {.epoll_fd = -1, .door = {.who = "engine", .fd = -1}, .signal_fd = -1};
     bool exit_now = false;
     int rc;
 
@@ -283,7 +293,8 @@ int main(int argc, char **argv)
     rc = engine_run(&e);
     if (rc != ERR_OK)
         return 3; /* nothing is saved: a device that failed may hold anything */
-    main_close(&e);
+    if (main_close(&e) != ERR_OK)
+        return 3;
     log_info("engine: stopped");
     return 0;
 }

@@ -25,8 +25,10 @@
 #define TIERS_OUT_LONG  512  /* the same beside a step of a prompt, which fills as many */
 #define TIERS_LONG_STEP 1024 /* tokens of such a step */
 #define TIERS_SMOOTH    16.0
-#define TIERS_PATIENCE  4.0 /* a busy device's time is worth so many times the disk's */
-#define TIERS_TRY       32  /* each so many-th prompt is read however slow the disk was */
+#define TIERS_PATIENCE  4.0     /* a busy device's time is worth so many times the disk's */
+#define TIERS_TRY       32      /* each so many-th prompt is read however slow the disk was */
+#define TIERS_STUCK_US  5000000 /* at the end, without any progress: a thousand pages take less */
+#define TIERS_LOOK_US   200
 
 int tiers_init(struct engine *e)
 {
@@ -206,6 +208,24 @@ static void tiers_end_await(const struct engine *e, struct seq *q)
     q->n_loading = 0;
 }
 
+/* A mark for all copies of a way so far. False: none is to be had. */
+static bool tiers_mark(struct engine *e, enum model_way way, uint64_t *mark)
+{
+    int rc = model_copy_mark(e->model, way, mark);
+
+    e->device_failed = e->device_failed || rc == ERR_GPU;
+    return rc == ERR_OK;
+}
+
+/* Have all copies up to a mark ended? Those of a device that fails never do. */
+static bool tiers_is_done(struct engine *e, enum model_way way, uint64_t mark)
+{
+    int done = e->device_failed ? 0 : model_copy_done(e->model, way, mark);
+
+    e->device_failed = e->device_failed || done == ERR_GPU;
+    return done == 1;
+}
+
 /* Copies of this pass become done together. Without a mark to be had they stay started. */
 static void tiers_mark_loads(struct engine *e)
 {
@@ -214,7 +234,7 @@ static void tiers_mark_loads(struct engine *e)
 
     for (int i = 0; i < e->n_loads && !any; i++)
         any = e->loads[i].state == LOAD_STARTED;
-    if (!any || model_copy_mark(e->model, MODEL_IN, &mark) != ERR_OK)
+    if (!any || !tiers_mark(e, MODEL_IN, &mark))
         return;
     for (int i = 0; i < e->n_loads; i++) {
         if (e->loads[i].state != LOAD_STARTED)
@@ -411,7 +431,7 @@ static void tiers_poll_loads(struct engine *e)
             tiers_end_load(e, l, false);
         if (l->state != LOAD_COPYING || l->mark >= waits)
             continue;
-        if (model_copy_done(e->model, MODEL_IN, l->mark) == 1)
+        if (tiers_is_done(e, MODEL_IN, l->mark))
             tiers_end_load(e, l, true);
         else
             waits = l->mark;
@@ -438,7 +458,7 @@ static void tiers_poll_saves(struct engine *e)
         struct engine_save *s = &e->saves[e->saves_head % ENGINE_SAVES];
         bool good;
 
-        if (!s->marked || model_copy_done(e->model, MODEL_OUT, s->mark) != 1)
+        if (!s->marked || !tiers_is_done(e, MODEL_OUT, s->mark))
             return;
         good = !FAULT_HIT(host_copy) && !s->dropped;
         host_filled(e->host, s->slot, good);
@@ -595,7 +615,7 @@ static void tiers_mark_saves(struct engine *e)
     uint64_t mark = 0;
 
     if (e->saves_head == e->saves_tail || e->saves[(e->saves_tail - 1) % ENGINE_SAVES].marked ||
-        model_copy_mark(e->model, MODEL_OUT, &mark) != ERR_OK)
+        !tiers_mark(e, MODEL_OUT, &mark))
         return;
     for (uint32_t i = e->saves_head; i != e->saves_tail; i++) {
         struct engine_save *s = &e->saves[i % ENGINE_SAVES];
@@ -721,45 +741,70 @@ void tiers_write_behind(struct engine *e, int pages_max)
     }
 }
 
-/* The host tier outlives the engine, but not the machine: what was used again goes to the disk. */
-static void tiers_save_hot(struct engine *e)
+/* --- at the end ----------------------------------------------------------------------------- */
+
+/* What is to be saved, or on its way. */
+static uint32_t tiers_n_unsaved(const struct engine *e)
 {
-    while (e->store != NULL && e->hot_head != e->hot_tail) {
-        if (tiers_write_hot(e))
+    return e->dirty_tail - e->dirty_head + (e->saves_tail - e->saves_head);
+}
+
+/* Changes whenever something was saved, or came to the device: nothing begins any more that could
+ * undo that. */
+static uint32_t tiers_progress(const struct engine *e)
+{
+    return e->dirty_head + e->saves_head + e->hot_head - (uint32_t)e->n_loads_used;
+}
+
+/* Begin what can be begun, end what has come. False when nothing is left to be done. */
+static bool tiers_save_some(struct engine *e)
+{
+    bool has_room = true, has_buffer = true, no_more;
+
+    while (e->dirty_head != e->dirty_tail && has_room)
+        has_room = tiers_write_one(e);
+    /* The host tier outlives the engine, but not the machine: what was used again goes to disk. */
+    while (e->store != NULL && e->hot_head != e->hot_tail && has_buffer &&
+           (tiers_n_unsaved(e) == 0 || !has_room))
+        has_buffer = tiers_write_hot(e);
+    tiers_mark_saves(e);
+    tiers_mark_loads(e);
+    if (e->store != NULL && (e->host == NULL || !has_buffer || e->n_loads_used > 0))
+        store_flush(e->store); /* only the device is waited for now, and buffers are free */
+    tiers_poll(e);
+    /* The host tier has no room that could be made: the rest is computed anew some day. */
+    no_more = e->host != NULL && !has_room && e->saves_head == e->saves_tail;
+    return (tiers_n_unsaved(e) > 0 && !no_more) || e->n_loads_used > 0 ||
+           (e->store != NULL && e->hot_head != e->hot_tail);
+}
+
+int tiers_save_all(struct engine *e)
+{
+    uint64_t moved_us = clock_us();
+    uint32_t n = tiers_n_unsaved(e), progress = tiers_progress(e);
+    const char *to = e->host != NULL ? e->settings.kv_host_file : e->settings.kv_store_dir;
+
+    if (e->host == NULL && e->store == NULL)
+        return ERR_OK;
+    while (!e->device_failed && tiers_save_some(e)) {
+        uint64_t now_us = clock_us();
+
+        if (tiers_progress(e) != progress) {
+            progress = tiers_progress(e);
+            moved_us = now_us;
             continue;
-        store_flush(e->store); /* the buffers are free when we have been told */
-        tiers_poll_store(e);
+        }
+        e->device_failed = now_us - moved_us > TIERS_STUCK_US;
+        clock_sleep_us(TIERS_LOOK_US);
     }
-    if (e->store != NULL) {
+    if (e->store != NULL) { /* what it has of them needs no device */
         store_flush(e->store);
         tiers_poll_store(e);
     }
-}
-
-void tiers_save_all(struct engine *e)
-{
-    uint32_t n = e->dirty_tail - e->dirty_head;
-
-    while ((e->host != NULL || e->store != NULL) && e->dirty_head != e->dirty_tail) {
-        if (tiers_write_one(e))
-            continue;
-        if (e->host == NULL) {
-            store_flush(e->store); /* frees the buffers */
-            continue;
-        }
-        tiers_mark_saves(e);
-        tiers_poll_saves(e);
-        tiers_poll_host(e);
-        if (e->saves_head == e->saves_tail)
-            break; /* the tier has no room that could be made */
-    }
-    while (e->host != NULL && e->saves_head != e->saves_tail) {
-        tiers_mark_saves(e);
-        tiers_poll_saves(e);
-    }
-    tiers_save_hot(e);
-    if (e->host != NULL)
-        log_info("engine: %u pages saved to %s", n, e->settings.kv_host_file);
-    else if (e->store != NULL)
-        log_info("engine: %u pages saved to %s", n, e->settings.kv_store_dir);
+    log_info("engine: %u pages saved to %s", n - tiers_n_unsaved(e), to);
+    if (!e->device_failed)
+        return ERR_OK;
+    log_error("engine: the device fails, or has ended no copy for %d s: %u pages are given up",
+              TIERS_STUCK_US / 1000000, tiers_n_unsaved(e));
+    return ERR_GPU;
 }

@@ -121,7 +121,7 @@ bool link_try(struct link *l, uint64_t now_us)
         l->control_fd = -1;
         if (rc == ERR_VERSION && l->foreign_us == 0)
             l->foreign_us = now_us;
-        if (rc == ERR_VERSION || rc == ERR_OVERLOADED)
+        if (rc != ERR_ENGINE_GONE)
             l->retry_us = now_us + 20 * LINK_RETRY_US; /* said once in a while is enough */
         return false;
     }

@@ -8,6 +8,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -17,7 +18,7 @@
 #define LOBBY_LEAVE_MS 1000 /* at the end: for those who have come before it */
 
 /* epoll's data: guests add their index and, above 32 bits, their turn. */
-enum lobby_source { LOBBY_LISTEN, LOBBY_STOP, LOBBY_GUEST };
+enum lobby_source { LOBBY_LISTEN, LOBBY_SHUT, LOBBY_STOP, LOBBY_GUEST };
 
 static int lobby_watch(const struct lobby *l, int how, int fd, uint32_t events, uint64_t data)
 {
@@ -28,11 +29,14 @@ static int lobby_watch(const struct lobby *l, int how, int fd, uint32_t events, 
 
 int lobby_open(struct lobby *l, int listen_fd, int stop_fd)
 {
-    *l = (struct lobby){.epoll_fd = epoll_create1(EPOLL_CLOEXEC), .listen_fd = listen_fd};
+    *l = (struct lobby){.epoll_fd = epoll_create1(EPOLL_CLOEXEC),
+                        .shut_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK),
+                        .door = {.who = "front", .fd = listen_fd}};
     if (pthread_mutex_init(&l->lock, NULL) != 0)
         return ERR_NO_MEMORY;
-    if (l->epoll_fd == -1 ||
+    if (l->epoll_fd == -1 || l->shut_fd == -1 ||
         lobby_watch(l, EPOLL_CTL_ADD, listen_fd, EPOLLIN | EPOLLONESHOT, LOBBY_LISTEN) != ERR_OK ||
+        lobby_watch(l, EPOLL_CTL_ADD, l->shut_fd, EPOLLONESHOT, LOBBY_SHUT) != ERR_OK ||
         lobby_watch(l, EPOLL_CTL_ADD, stop_fd, EPOLLIN, LOBBY_STOP) != ERR_OK) {
         log_error("front: epoll: %s", strerror(errno));
         return ERR_IO;
@@ -120,14 +124,34 @@ static bool lobby_speaks(int fd, int timeout_ms)
     return poll(&p, 1, timeout_ms) == 1;
 }
 
-/* Whoever is at the door; the next is for the next reader. */
+/* Whoever comes to the door next is for any reader. */
+static void lobby_open_door(struct lobby *l)
+{
+    if (lobby_watch(l, EPOLL_CTL_MOD, l->door.fd, EPOLLIN | EPOLLONESHOT, LOBBY_LISTEN) != ERR_OK)
+        log_error("front: epoll: %s", strerror(errno));
+}
+
+/* Nobody looks at the door until the timer's event, which is for any reader, too. */
+static void lobby_shut_door(struct lobby *l)
+{
+    const struct itimerspec t = {.it_value = {.tv_nsec = DOOR_SHUT_MS * 1000000L}};
+
+    if (timerfd_settime(l->shut_fd, 0, &t, NULL) == -1 ||
+        lobby_watch(l, EPOLL_CTL_MOD, l->shut_fd, EPOLLIN | EPOLLONESHOT, LOBBY_SHUT) != ERR_OK)
+        log_error("front: timer: %s", strerror(errno));
+}
+
+/* Who is at the door. */
 static int lobby_accept(struct lobby *l, int *fd)
 {
-    int k = accept4(l->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    int k;
+    int rc = door_accept(&l->door, SOCK_CLOEXEC, &k);
 
-    if (lobby_watch(l, EPOLL_CTL_MOD, l->listen_fd, EPOLLIN | EPOLLONESHOT, LOBBY_LISTEN) != ERR_OK)
-        log_error("front: epoll: %s", strerror(errno));
-    if (k == -1)
+    if (rc == ERR_OVERLOADED)
+        lobby_shut_door(l);
+    else
+        lobby_open_door(l);
+    if (rc != ERR_OK)
         return ERR_AGAIN;
     if (!lobby_speaks(k, 0)) {
         lobby_admit(l, k);
@@ -171,6 +195,10 @@ int lobby_next(struct lobby *l, int *fd)
         return ERR_AGAIN; /* or EINTR */
     if (ev.data.u64 == LOBBY_LISTEN)
         return lobby_accept(l, fd);
+    if (ev.data.u64 == LOBBY_SHUT) {
+        lobby_open_door(l);
+        return ERR_AGAIN;
+    }
     if (ev.data.u64 == LOBBY_STOP) {
         *fd = lobby_last(l);
         return ERR_DRAINING;

@@ -3,7 +3,8 @@
  * libfcgi reads a request from its first byte on and blocks meanwhile, so a reader takes a
  * connection only when there is something to read. Who says nothing holds no reader, is sent away
  * after LOBBY_SILENT_US, and when LOBBY_GUESTS are silent the one who came first has to go. No
- * worker of nginx is between connecting and writing with more than one connection.
+ * worker of nginx is between connecting and writing with more than one connection. Whoever comes
+ * while the process has no descriptor left waits in the backlog (base/door.h).
  *
  * All functions from any reader thread. */
 #ifndef QUIRE_FRONT_LOBBY_H
@@ -13,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "base/door.h"
 #include "base/err.h"
 
 #define LOBBY_GUESTS    64
@@ -25,8 +27,9 @@ struct lobby_guest {
 };
 
 struct lobby {
-    int epoll_fd; /* of all readers; each event is for one of them */
-    int listen_fd;
+    int epoll_fd;     /* of all readers; each event is for one of them */
+    int shut_fd;      /* a timer: the door, shut for want of descriptors, is opened again */
+    struct door door; /* belongs to the reader who got its event, until he has it watched again */
     pthread_mutex_t lock; /* guards what follows */
     struct lobby_guest guests[LOBBY_GUESTS];
     uint32_t turn;

@@ -204,14 +204,15 @@ int attach_listen(const char *path, int *fd)
     return ERR_OK;
 }
 
-int attach_accept(int listen_fd, int *fd, pid_t *pid, uid_t *uid)
+int attach_accept(struct door *door, int *fd, pid_t *pid, uid_t *uid)
 {
     struct ucred who;
     socklen_t len = sizeof who;
-    int s = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int s;
+    int rc = door_accept(door, SOCK_NONBLOCK | SOCK_CLOEXEC, &s);
 
-    if (s == -1)
-        return ERR_AGAIN;
+    if (rc != ERR_OK)
+        return rc;
     if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &who, &len) == -1) {
         (void)close(s);
         return ERR_AGAIN;

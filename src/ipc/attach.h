@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "base/door.h"
 #include "base/err.h"
 #include "ipc/wire.h"
 
@@ -25,8 +26,9 @@ int attach_clear(const char *path) ERR_CHECKED;
  * ERR_OVERLOADED when another engine answers there; ERR_INVALID. */
 int attach_listen(const char *path, int *fd) ERR_CHECKED;
 
-/* Accept one front. ERR_AGAIN when none is waiting. *uid and *pid are the kernel's word. */
-int attach_accept(int listen_fd, int *fd, pid_t *pid, uid_t *uid) ERR_CHECKED;
+/* Accept one front. ERR_AGAIN when none is waiting, ERR_OVERLOADED as door_accept(). *uid and *pid
+ * are the kernel's word. */
+int attach_accept(struct door *door, int *fd, pid_t *pid, uid_t *uid) ERR_CHECKED;
 
 /* Read the hello; *visitor is who came. ERR_AGAIN when it is not there yet, ERR_VERSION (logged)
  * for another build, ERR_CLIENT_GONE, ERR_CORRUPT. */

@@ -40,6 +40,7 @@
 #define WIRE_LINE          64  /* bytes of a cache line */
 #define WIRE_TENANT_BYTES  32  /* of a tenant's name, its NUL included */
 #define WIRE_TENANTS       128 /* that are told apart at a time; further ones count as nobody */
+#define WIRE_SPACES        256 /* namespaces of the cache, alike: those used last */
 
 #define WIRE_AUTOMATA_MAX  256  /* of one lane at a time */
 #define WIRE_LOGPROBS_MAX  20   /* alternatives told with a token */
@@ -365,6 +366,13 @@ struct wire_tenant {
     _Atomic uint32_t n_waiting;
 };
 
+/* How much was asked of a namespace of the prefix cache, and found: with a store since that was
+ * begun. While a place is given to another its numbers may be of both. */
+struct wire_space {
+    _Atomic uint64_t space; /* its id; 0 in the first place: all that have none of their own */
+    _Atomic uint64_t queries, hits; /* tokens; no queries: nobody's place */
+};
+
 struct wire_stats { /* [W: engine], all of it */
     uint64_t magic;
     uint64_t layout;
@@ -372,6 +380,7 @@ struct wire_stats { /* [W: engine], all of it */
     struct wire_histogram histograms[HISTOGRAM_COUNT];
     _Atomic uint32_t n_tenants;
     struct wire_tenant tenants[WIRE_TENANTS]; /* the first is nobody */
+    struct wire_space spaces[WIRE_SPACES];    /* as they were a second ago */
 };
 
 _Static_assert(sizeof(struct wire_out) == 16, "four records share a cache line");

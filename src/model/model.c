@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
@@ -653,6 +654,10 @@ int model_copy_mark(struct model *m, enum model_way way, uint64_t *ticket)
 
 int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
 {
+    if (FAULT_HIT(copy_stuck))
+        return 0;
+    if (FAULT_HIT(copy_failed))
+        return ERR_GPU;
     return m->device->ops->copy_done(m->device, device_way_of(way), ticket);
 }
 

@@ -8,12 +8,10 @@
  * queries than the one before; the median of many is printed, taken when the GPU has been busy
  * for WARM_US: it runs into its power limit soon, and a shape measured cold would look better than
  * it is. attn_peer.py measures cuDNN over the same shapes. */
-#include <cuda_runtime_api.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "tests/bench/cuda.h"
 
 #define SEQS_MAX 16
 #define LAYERS   3
@@ -60,29 +58,11 @@ struct bench {
     k_bf16 *qkv[LAYERS], *out;
 };
 
-static void must_run(int rc, const char *what)
-{
-    if (rc != 0) {
-        fprintf(stderr, "bench_attn_chunk: %s: %s\n", what, cudaGetErrorString(cudaGetLastError()));
-        exit(1);
-    }
-}
-
-static void *on_gpu(const void *src, size_t bytes)
-{
-    void *p = NULL;
-
-    must_run(cudaMalloc(&p, bytes) != cudaSuccess, "memory");
-    if (src != NULL)
-        must_run(cudaMemcpy(p, src, bytes, cudaMemcpyHostToDevice) != cudaSuccess, "copy");
-    return p;
-}
-
 static k_bf16 *random_on_gpu(size_t n, uint64_t seed)
 {
-    k_bf16 *p = on_gpu(NULL, n * sizeof *p);
+    k_bf16 *p = bench_array(NULL, n * sizeof *p);
 
-    must_run(k_fill_random(p, n, 1.0f, seed, NULL), "random data");
+    bench_must(k_fill_random(p, n, 1.0f, seed, NULL), "random data");
     return p;
 }
 
@@ -99,7 +79,7 @@ static void *random_e4m3(size_t n)
         x ^= x << 17;
         host[i] = (uint8_t)(x >> 20 & 0xb7);
     }
-    p = on_gpu(host, n);
+    p = bench_array(host, n);
     free(host);
     return p;
 }
@@ -132,12 +112,12 @@ static void set_up(struct bench *b, const struct bench_case *c)
                              .n_seqs = c->n_seqs,
                              .pages_max = pages_each};
     k_attn_tiles(seqs, starts, &b->plan, &b->t, c->n_heads / c->n_kv_heads);
-    b->t.seq_start = on_gpu(start, sizeof start);
-    b->t.kv_len = on_gpu(len, sizeof len);
-    b->t.page_ids = on_gpu(ids, (size_t)n_pages * 4);
-    b->plan.tile_seqs = on_gpu(seqs, (size_t)n_tokens * 4);
-    b->plan.tile_starts = on_gpu(starts, (size_t)n_tokens * 4);
-    b->plan.drawn = on_gpu(&zero, sizeof zero);
+    b->t.seq_start = bench_array(start, sizeof start);
+    b->t.kv_len = bench_array(len, sizeof len);
+    b->t.page_ids = bench_array(ids, (size_t)n_pages * 4);
+    b->plan.tile_seqs = bench_array(seqs, (size_t)n_tokens * 4);
+    b->plan.tile_starts = bench_array(starts, (size_t)n_tokens * 4);
+    b->plan.drawn = bench_array(&zero, sizeof zero);
     b->kv = (struct k_kv){.page_elems = LAYERS * layer,
                           .n_kv_heads = c->n_kv_heads,
                           .head_dim = c->head_dim,
@@ -152,7 +132,7 @@ static void set_up(struct bench *b, const struct bench_case *c)
         b->qkv[i] = random_on_gpu((size_t)n_tokens *
                                       (size_t)((c->n_heads + 2 * c->n_kv_heads) * c->head_dim),
                                   2 + (uint64_t)i);
-    b->out = on_gpu(NULL, (size_t)n_tokens * (size_t)(c->n_heads * c->head_dim) * 2);
+    b->out = bench_array(NULL, (size_t)n_tokens * (size_t)(c->n_heads * c->head_dim) * 2);
     free(ids), free(seqs), free(starts);
 }
 
@@ -165,13 +145,6 @@ static void tear_down(struct bench *b)
         (void)cudaFree((void *)(uintptr_t)arrays[i]);
     for (int i = 0; i < LAYERS; i++)
         (void)cudaFree(b->qkv[i]);
-}
-
-static int by_size(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-
-    return (x > y) - (x < y);
 }
 
 /* Pairs of a token and a key that it sees. */
@@ -192,10 +165,11 @@ static float run(struct bench *b, const struct bench_case *c, int i, cudaEvent_t
 
     b->kv.layer_elems = (size_t)(i % LAYERS) * (b->kv.page_elems / LAYERS);
     (void)cudaEventRecord(from, NULL);
-    must_run(k_attn(b->out, b->qkv[i % LAYERS], &b->kv, &b->t, &b->plan, c->n_heads, 0.088f, NULL),
-             "attention");
+    bench_must(
+        k_attn(b->out, b->qkv[i % LAYERS], &b->kv, &b->t, &b->plan, c->n_heads, 0.088f, NULL),
+        "attention");
     (void)cudaEventRecord(to, NULL);
-    must_run(cudaEventSynchronize(to) != cudaSuccess, "attention");
+    bench_must(cudaEventSynchronize(to) != cudaSuccess, "attention");
     (void)cudaEventElapsedTime(&ms, from, to);
     return ms;
 }
@@ -209,15 +183,15 @@ static void measure(const struct bench_case *c)
     int n = 0;
 
     set_up(&b, c);
-    must_run(cudaEventCreate(&from) != cudaSuccess || cudaEventCreate(&to) != cudaSuccess, "event");
+    bench_must(cudaEventCreate(&from) != cudaSuccess || cudaEventCreate(&to) != cudaSuccess,
+               "event");
     for (int i = 0; us < WARM_US; i++)
         us += 1e3 * (double)run(&b, c, i, from, to);
     for (us = 0.0; us < RUN_US && n < RUNS_MAX; n++) {
         ms[n] = run(&b, c, n, from, to);
         us += 1e3 * (double)ms[n];
     }
-    qsort(ms, (size_t)n, sizeof ms[0], by_size);
-    median = 1e3 * (double)ms[n / 2];
+    median = 1e3 * (double)bench_median(ms, (size_t)n);
     printf("%-14s %2d/%-2d x %-3d %s pages of %-3d %9.1f us %6.1f TFLOP/s\n", c->name, c->n_heads,
            c->n_kv_heads, c->head_dim, c->type == K_E4M3 ? "e4m3" : "bf16", c->block_tokens, median,
            flops / (median * 1e6));

@@ -6,12 +6,10 @@
  * One line a shape: microseconds of one layer (median of the rounds, each a graph of all
  * layers), the bytes of keys and values over that time as a share of 4.65 TB/s, an H200's read
  * bandwidth, and as a share of what a plain read of as many bytes takes in the same run. */
-#include <cuda_runtime_api.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "tests/bench/cuda.h"
 
 #define LIMIT_BYTES_S 4.65e12
 #define PATTERN_BYTES ((size_t)64 << 20)
@@ -57,14 +55,6 @@ struct bench {
     int rounds;
 };
 
-static void must(int rc, const char *what)
-{
-    if (rc == 0)
-        return;
-    fprintf(stderr, "bench_attn_decode: %s: %s\n", what, cudaGetErrorString(cudaGetLastError()));
-    exit(1);
-}
-
 static void *allocs[32];
 static int n_allocs;
 
@@ -72,7 +62,7 @@ static void *alloc(size_t bytes)
 {
     void *p = NULL;
 
-    must(n_allocs == 32 || cudaMalloc(&p, bytes) != cudaSuccess, "memory");
+    bench_must(n_allocs == 32 || cudaMalloc(&p, bytes) != cudaSuccess, "memory");
     allocs[n_allocs++] = p;
     return p;
 }
@@ -81,7 +71,7 @@ static void *upload(const void *src, size_t bytes)
 {
     void *p = alloc(bytes);
 
-    must(cudaMemcpy(p, src, bytes, cudaMemcpyHostToDevice) != cudaSuccess, "upload");
+    bench_must(cudaMemcpy(p, src, bytes, cudaMemcpyHostToDevice) != cudaSuccess, "upload");
     return p;
 }
 
@@ -111,10 +101,10 @@ static void *random_pages(size_t bytes, enum k_type type)
             (unsigned char)(type == K_BF16 ? bits >> 8 : (r >> 16 & 0x87) | ((r >> 24) % 9) << 3);
     }
     for (size_t at = 0; at < bytes; at += PATTERN_BYTES)
-        must(cudaMemcpy(p + at, at == 0 ? (void *)pattern : p,
-                        bytes - at < PATTERN_BYTES ? bytes - at : PATTERN_BYTES,
-                        cudaMemcpyDefault) != cudaSuccess,
-             "pages");
+        bench_must(cudaMemcpy(p + at, at == 0 ? (void *)pattern : p,
+                              bytes - at < PATTERN_BYTES ? bytes - at : PATTERN_BYTES,
+                              cudaMemcpyDefault) != cudaSuccess,
+                   "pages");
     return p;
 }
 
@@ -181,10 +171,11 @@ static void bench_open(struct bench *b, int block_tokens, enum k_type type)
     open_tokens(b, block_tokens);
     b->kv_bytes *= 2 * (size_t)(s->n_kv_heads * s->head_dim) * (type == K_BF16 ? 2 : 1);
     b->qkv = alloc((size_t)n * width * 2);
-    must(k_fill_random(b->qkv, (size_t)n * width, 1.0f, 1, NULL), "queries");
+    bench_must(k_fill_random(b->qkv, (size_t)n * width, 1.0f, 1, NULL), "queries");
     b->out = alloc((size_t)n * width * 2);
     b->turns = alloc((size_t)131072 * (size_t)s->head_dim * 4);
-    must(cudaMemset(b->turns, 0, (size_t)131072 * (size_t)s->head_dim * 4) != cudaSuccess, "turns");
+    bench_must(cudaMemset(b->turns, 0, (size_t)131072 * (size_t)s->head_dim * 4) != cudaSuccess,
+               "turns");
     b->sink = alloc(4);
     b->plan = (struct k_attn_plan){
         .n_decodes = n,
@@ -196,7 +187,7 @@ static void bench_open(struct bench *b, int block_tokens, enum k_type type)
 static void bench_close(void)
 {
     while (n_allocs > 0)
-        must(cudaFree(allocs[--n_allocs]) != cudaSuccess, "free");
+        bench_must(cudaFree(allocs[--n_allocs]) != cudaSuccess, "free");
 }
 
 enum what { ATTEND, ATTEND_TURNED, ATTEND_OVERLAPPED, READ, PLAN };
@@ -210,22 +201,15 @@ static void enqueue(struct bench *b, enum what what, cudaStream_t stream)
         kv.layer_elems = (size_t)l * b->kv.layer_elems;
         b->plan.overlap = what == ATTEND_OVERLAPPED && l > 0;
         if (what == READ)
-            must(bench_read(b->sink, (char *)kv.pages + (size_t)l * b->kv_bytes, b->kv_bytes,
-                            stream),
-                 "read");
+            bench_must(bench_read(b->sink, (char *)kv.pages + (size_t)l * b->kv_bytes, b->kv_bytes,
+                                  stream),
+                       "read");
         else if (what == PLAN)
-            must(k_attn_schedule(&b->plan, &kv, &b->t, b->s->n_heads, stream), "plan");
+            bench_must(k_attn_schedule(&b->plan, &kv, &b->t, b->s->n_heads, stream), "plan");
         else
-            must(k_attn(b->out, b->qkv, &kv, &b->t, &b->plan, b->s->n_heads, 0.088f, stream),
-                 "attention");
+            bench_must(k_attn(b->out, b->qkv, &kv, &b->t, &b->plan, b->s->n_heads, 0.088f, stream),
+                       "attention");
     }
-}
-
-static int compare(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-
-    return (x > y) - (x < y);
 }
 
 /* Microseconds of one layer. */
@@ -237,28 +221,28 @@ static double time_of(struct bench *b, enum what what)
     cudaEvent_t from, to;
     float ms[ROUNDS_MAX];
 
-    must(cudaStreamCreate(&stream) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess ||
-             cudaEventCreate(&to) != cudaSuccess,
-         "stream");
-    must(k_attn_schedule(&b->plan, &b->kv, &b->t, b->s->n_heads, stream), "plan");
-    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess, "capture");
+    bench_must(cudaStreamCreate(&stream) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess ||
+                   cudaEventCreate(&to) != cudaSuccess,
+               "stream");
+    bench_must(k_attn_schedule(&b->plan, &b->kv, &b->t, b->s->n_heads, stream), "plan");
+    bench_must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess,
+               "capture");
     enqueue(b, what, stream);
-    must(cudaStreamEndCapture(stream, &graph) != cudaSuccess ||
-             cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess,
-         "graph");
+    bench_must(cudaStreamEndCapture(stream, &graph) != cudaSuccess ||
+                   cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess,
+               "graph");
     for (int i = -3; i < b->rounds; i++) {
-        must(cudaEventRecord(from, stream) != cudaSuccess ||
-                 cudaGraphLaunch(exec, stream) != cudaSuccess ||
-                 cudaEventRecord(to, stream) != cudaSuccess ||
-                 cudaEventSynchronize(to) != cudaSuccess,
-             "a round");
+        bench_must(cudaEventRecord(from, stream) != cudaSuccess ||
+                       cudaGraphLaunch(exec, stream) != cudaSuccess ||
+                       cudaEventRecord(to, stream) != cudaSuccess ||
+                       cudaEventSynchronize(to) != cudaSuccess,
+                   "a round");
         if (i >= 0)
-            must(cudaEventElapsedTime(&ms[i], from, to) != cudaSuccess, "time");
+            bench_must(cudaEventElapsedTime(&ms[i], from, to) != cudaSuccess, "time");
     }
-    qsort(ms, (size_t)b->rounds, sizeof ms[0], compare);
     (void)cudaGraphExecDestroy(exec), (void)cudaGraphDestroy(graph);
     (void)cudaEventDestroy(from), (void)cudaEventDestroy(to), (void)cudaStreamDestroy(stream);
-    return 1e3 * (double)ms[b->rounds / 2] / b->s->n_layers;
+    return 1e3 * (double)bench_median(ms, (size_t)b->rounds) / b->s->n_layers;
 }
 
 static void bench(const struct shape *s, int block_tokens, enum k_type type, int rounds)

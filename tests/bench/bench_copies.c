@@ -10,13 +10,11 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "tests/golden/run.h"
+#include "tests/bench/model.h"
 
 #define SEQS      16
 #define PROMPT    960
@@ -47,38 +45,6 @@ struct pinning {
     double pin_s; /* in the call that pins */
 };
 
-static void stop(const char *what)
-{
-    fprintf(stderr, "bench_copies: %s\n", what);
-    exit(1);
-}
-
-static double ms_since(uint64_t us)
-{
-    return (double)(clock_us() - us) * 1e-3;
-}
-
-static struct model *open_model(char **argv, int argc)
-{
-    struct model_options o = {.dir = argv[1],
-                              .dummy_weights = true,
-                              .gemm_table = argc > 2 ? argv[2] : NULL,
-                              .device = argc > 3 ? argv[3] : "cuda",
-                              .quantization = argc > 4 ? argv[4] : NULL,
-                              .block_tokens = 16,
-                              .max_num_seqs = SEQS,
-                              .max_num_batched_tokens = 4096,
-                              .max_model_len = RUN_TOKENS,
-                              .num_pages = FIRST_OWN + 1024,
-                              .gpu_memory_utilization = 0.9,
-                              .cpu_kv_bytes = (size_t)1 << 30};
-    struct model *m = NULL;
-
-    if (model_open(&m, &o) != ERR_OK)
-        stop("the model does not open");
-    return m;
-}
-
 /* As a file on tmpfs: its pages exist; whether they are mapped, too, is what pinning finds. */
 static char *host_memory(size_t bytes, bool mapped)
 {
@@ -86,11 +52,11 @@ static char *host_memory(size_t bytes, bool mapped)
     char *p;
 
     if (fd == -1 || ftruncate(fd, (off_t)bytes) != 0 || posix_fallocate(fd, 0, (off_t)bytes) != 0)
-        stop("no memory");
+        bench_stop("no memory");
     p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     (void)close(fd);
     if (p == MAP_FAILED)
-        stop("no memory");
+        bench_stop("no memory");
     if (mapped)
         memset(p, 1, bytes);
     return p;
@@ -121,10 +87,10 @@ static void copy_some(struct copying *c, int ways)
 
             if ((way == 0 ? model_page_out(c->m, page, at) : model_page_in(c->m, page, at)) !=
                 ERR_OK)
-                stop("a copy fails");
+                bench_stop("a copy fails");
         }
         if (model_copy_mark(c->m, model_way, &c->marks[way][c->n_marks[way]++]) != ERR_OK)
-            stop("no mark");
+            bench_stop("no mark");
     }
 }
 
@@ -148,8 +114,8 @@ static void *pin_run(void *arg)
         uint64_t from = clock_us();
 
         if (model_pin(p->m, p->memory + at, p->chunk) != ERR_OK)
-            stop("memory cannot be pinned");
-        p->pin_s += ms_since(from) * 1e-3;
+            bench_stop("memory cannot be pinned");
+        p->pin_s += bench_ms(from) * 1e-3;
         at += p->chunk;
         p->n_bytes = at;
     }
@@ -163,20 +129,12 @@ static double decode(struct model *m, int n, struct copying *c, int ways, int n_
 {
     struct run *r = malloc(sizeof *r);
     struct run_seq *seqs = calloc((size_t)n, sizeof *seqs);
-    int pages = (PROMPT + 2 * STEPS + 15) / 16 + 1;
+    int pages = (PROMPT + 2 * STEPS) / BENCH_BLOCK + 2;
     uint64_t start_us = 0;
 
     run_init(r, m);
-    for (int i = 0; i < n; i++) {
-        seqs[i].first_page = i * pages;
-        for (int t = 0; t < PROMPT; t++)
-            seqs[i].tokens[seqs[i].n_tokens++] = (i * 131 + t * 17 + 5) % 1000;
-        run_clear(r);
-        run_add(r, &seqs[i], PROMPT, false);
-        if (run_step(r) != ERR_OK)
-            stop("a step fails");
-        seqs[i].tokens[seqs[i].n_tokens++] = r->ids[0];
-    }
+    for (int i = 0; i < n; i++)
+        bench_prefill(r, &seqs[i], i, PROMPT, i * pages);
     for (int step = -4; step < n_steps; step++) { /* a few first: they are recorded */
         if (step == 0)
             start_us = clock_us();
@@ -185,14 +143,13 @@ static double decode(struct model *m, int n, struct copying *c, int ways, int n_
             run_add(r, &seqs[i], 1, false);
         if (c != NULL && step >= 0)
             copy_some(c, ways);
-        if (run_step(r) != ERR_OK)
-            stop("a step fails");
+        bench_step(r);
         for (int i = 0; i < n; i++)
             seqs[i].tokens[seqs[i].n_tokens++] = r->ids[i];
     }
     free(seqs);
     free(r);
-    return ms_since(start_us) / n_steps;
+    return bench_ms(start_us) / n_steps;
 }
 
 static void measure_copies(struct model *m, int n)
@@ -207,7 +164,7 @@ static void measure_copies(struct model *m, int n)
     c.n_host = (int)(((size_t)HOST_MIB << 20) / model_shape(m)->page_bytes);
     c.host = host_memory((size_t)HOST_MIB << 20, true);
     if (model_pin(m, c.host, (size_t)HOST_MIB << 20) != ERR_OK)
-        stop("memory cannot be pinned");
+        bench_stop("memory cannot be pinned");
     (void)decode(m, n, NULL, 0, STEPS);
     alone = decode(m, n, NULL, 0, STEPS);
     printf("%d decodes alone: %.3f ms a step\n", n, alone);
@@ -232,7 +189,7 @@ static void measure_pinning(struct model *m, size_t chunk_mib, bool mapped)
 
     p.memory = host_memory((size_t)HOST_MIB << 20, mapped);
     if (pthread_create(&thread, NULL, pin_run, &p) != 0)
-        stop("no thread");
+        bench_stop("no thread");
     ms = decode(m, 1, NULL, 0, 30);
     atomic_store(&p.stop, true);
     (void)pthread_join(thread, NULL);
@@ -256,7 +213,7 @@ static void measure_bus(struct model *m, size_t copy_bytes)
 
     if (model_pin(m, host, total) != ERR_OK || cudaMalloc((void **)&device, total) != cudaSuccess ||
         cudaStreamCreate(&stream) != cudaSuccess)
-        stop("no memory");
+        bench_stop("no memory");
     for (int turn = 0; turn < 2; turn++) {
         uint64_t from = clock_us();
 
@@ -264,8 +221,8 @@ static void measure_bus(struct model *m, size_t copy_bytes)
             (void)cudaMemcpyAsync(device + at, host + at, copy_bytes, cudaMemcpyHostToDevice,
                                   stream);
         if (cudaStreamSynchronize(stream) != cudaSuccess)
-            stop("a copy fails");
-        ms = ms_since(from);
+            bench_stop("a copy fails");
+        ms = bench_ms(from);
     }
     printf("1 GiB to the device in copies of %zu MiB: %.1f GB/s\n", copy_bytes >> 20,
            (double)total * 1e-6 / ms);
@@ -287,13 +244,10 @@ static void measure_chunk(struct model *m, int n)
     for (int i = 0; i < 5; i++) {
         int len = i == 4 ? LONG : PROMPT;
 
-        seqs[i].first_page = i * 80;
-        for (int t = 0; t < len + 20; t++)
-            seqs[i].tokens[seqs[i].n_tokens++] = (i * 131 + t * 17 + 5) % 1000;
+        bench_prompt(&seqs[i], i, len + 20, i * 80);
         run_clear(r);
         run_add(r, &seqs[i], len, false);
-        if (run_step(r) != ERR_OK)
-            stop("a step fails");
+        bench_step(r);
     }
     for (int step = -4; step < n_steps; step++) {
         if (step == 0)
@@ -304,11 +258,10 @@ static void measure_chunk(struct model *m, int n)
             seqs[i].n_tokens = seqs[i].n_computed + (i == 4 ? n : 1);
             run_add(r, &seqs[i], i == 4 ? n : 1, false);
         }
-        if (run_step(r) != ERR_OK)
-            stop("a step fails");
+        bench_step(r);
     }
     printf("4 decodes and %d tokens behind %d: %.3f ms a step\n", n, LONG,
-           ms_since(start_us) / n_steps);
+           bench_ms(start_us) / n_steps);
     free(seqs);
     free(r);
 }
@@ -316,6 +269,11 @@ static void measure_chunk(struct model *m, int n)
 int main(int argc, char **argv)
 {
     static const int chunks[] = {1, 2, 3, 4, 8, 9, 16, 64};
+    struct model_options o = {.max_num_seqs = SEQS,
+                              .max_num_batched_tokens = 4096,
+                              .max_model_len = RUN_TOKENS,
+                              .num_pages = FIRST_OWN + 1024,
+                              .cpu_kv_bytes = (size_t)1 << 30};
     struct model *m;
 
     log_set_level(LOG_LEVEL_WARN);
@@ -323,7 +281,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_copies MODEL-FOLDER [TABLE [DEVICE [QUANTIZATION]]]\n");
         return 2;
     }
-    m = open_model(argv, argc);
+    m = bench_open(argc, argv, 2, o);
     for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++)
         measure_chunk(m, chunks[i]);
     measure_bus(m, (size_t)1 << 30);

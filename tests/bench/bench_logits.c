@@ -6,11 +6,8 @@
  * before them, what reading the logits once takes. Two sets of logits take turns, so that of many
  * rows few are in the L2 cache. The edit changes the logits of log probabilities that follow it,
  * so those come first. A launch of nothing is measured as well: each figure holds one. */
-#include <cuda_runtime_api.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "kernels/kernels.h"
+#include "tests/bench/cuda.h"
 
 #define SETS     2
 #define RUNS     41
@@ -63,51 +60,13 @@ struct bench {
     cudaEvent_t from, to;
 };
 
-static void must_run(int rc, const char *what)
-{
-    if (rc != 0) {
-        fprintf(stderr, "bench_logits: %s: %s\n", what, cudaGetErrorString(cudaGetLastError()));
-        exit(1);
-    }
-}
-
-static void *on_gpu(const void *src, size_t bytes)
-{
-    void *p = NULL;
-
-    must_run(cudaMalloc(&p, bytes) != cudaSuccess, "memory");
-    if (src != NULL)
-        must_run(cudaMemcpy(p, src, bytes, cudaMemcpyHostToDevice) != cudaSuccess, "copy");
-    return p;
-}
-
-static uint64_t next_random(uint64_t *x)
-{
-    *x ^= *x << 13;
-    *x ^= *x >> 7;
-    *x ^= *x << 17;
-    return *x;
-}
-
-/* Noise of deviation 2.5 about 0, one in 4096 lifted by up to 16: few tokens hold the weight. */
 static void fill(struct bench *b)
 {
     size_t n = (size_t)ROWS_MAX * (size_t)b->n_vocab;
-    float *host = malloc(n * sizeof *host);
     uint64_t x = 88172645463325252U;
 
-    for (int set = 0; set < SETS; set++) {
-        for (size_t i = 0; i < n; i++) {
-            uint64_t r = next_random(&x);
-            int sum = (int)(r & 0xffff) + (int)(r >> 16 & 0xffff) + (int)(r >> 32 & 0xffff);
-
-            host[i] = ((float)sum - 98304.0f) * (2.5f / 32768.0f);
-            if (r >> 52 == 0)
-                host[i] += (float)(r >> 44 & 0xff) / 16.0f;
-        }
-        b->logits[set] = on_gpu(host, n * sizeof *host);
-    }
-    free(host);
+    for (int set = 0; set < SETS; set++)
+        b->logits[set] = bench_logits(n, &x);
 }
 
 static bool is_allowed(enum mask mask, uint64_t r)
@@ -129,9 +88,9 @@ static void set_masks(struct bench *b, enum mask mask)
     uint64_t x = 4711;
 
     for (size_t i = 0; i < n * 32; i++)
-        host[i / 32] |= (uint32_t)is_allowed(mask, next_random(&x) >> 20) << i % 32;
-    must_run(cudaMemcpy(b->masks, host, n * sizeof *host, cudaMemcpyHostToDevice) != cudaSuccess,
-             "masks");
+        host[i / 32] |= (uint32_t)is_allowed(mask, bench_random(&x) >> 20) << i % 32;
+    bench_must(cudaMemcpy(b->masks, host, n * sizeof *host, cudaMemcpyHostToDevice) != cudaSuccess,
+               "masks");
     free(host);
 }
 
@@ -147,7 +106,8 @@ static void set_rows(struct bench *b, const struct kind *kind)
                                   .n_biases = kind->n_biases,
                                   .biases_at = (int64_t)i * BIASES,
                                   .mask_at = kind->mask == NONE ? -1 : (int64_t)i * b->n_words};
-    must_run(cudaMemcpy(b->rows, rows, sizeof rows, cudaMemcpyHostToDevice) != cudaSuccess, "rows");
+    bench_must(cudaMemcpy(b->rows, rows, sizeof rows, cudaMemcpyHostToDevice) != cudaSuccess,
+               "rows");
     if (kind->mask != NONE)
         set_masks(b, kind->mask);
 }
@@ -159,7 +119,7 @@ static void set_biases(struct bench *b)
     for (int i = 0; i < ROWS_MAX * BIASES; i++)
         host[i] = (struct k_bias){.id = (int32_t)((int64_t)(i % BIASES) * b->n_vocab / BIASES),
                                   .value = (i / 64) % 2 == 0 ? 1.0f : -1.0f};
-    b->biases = on_gpu(host, sizeof *host * ROWS_MAX * BIASES);
+    b->biases = bench_array(host, sizeof *host * ROWS_MAX * BIASES);
     free(host);
 }
 
@@ -176,13 +136,6 @@ static int launch(struct bench *b, const struct kind *kind, float *logits, int n
     return -1;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* The median of RUNS launches of n rows, microseconds. */
 static float median_us(struct bench *b, const struct kind *kind, int n)
 {
@@ -192,15 +145,14 @@ static float median_us(struct bench *b, const struct kind *kind, int n)
         float ms = 0.0f;
 
         (void)cudaEventRecord(b->from, NULL);
-        must_run(launch(b, kind, b->logits[(i + 3) % SETS], n), kind->name);
+        bench_must(launch(b, kind, b->logits[(i + 3) % SETS], n), kind->name);
         (void)cudaEventRecord(b->to, NULL);
-        must_run(cudaEventSynchronize(b->to) != cudaSuccess, kind->name);
+        bench_must(cudaEventSynchronize(b->to) != cudaSuccess, kind->name);
         (void)cudaEventElapsedTime(&ms, b->from, b->to);
         if (i >= 0)
             us[i] = ms * 1e3f;
     }
-    qsort(us, RUNS, sizeof us[0], by_size);
-    return us[RUNS / 2];
+    return bench_median(us, RUNS);
 }
 
 int main(int argc, char **argv)
@@ -208,18 +160,18 @@ int main(int argc, char **argv)
     static const int n_rows[] = {1, 8, 64, 128, 256};
     struct bench b = {.n_vocab = argc > 1 ? atoi(argv[1]) : 128256};
 
-    must_run(b.n_vocab < BIASES, "a vocabulary is needed");
+    bench_must(b.n_vocab < BIASES, "a vocabulary is needed");
     b.n_words = (b.n_vocab + 31) / 32;
     fill(&b);
     set_biases(&b);
-    b.rows = on_gpu(NULL, ROWS_MAX * sizeof *b.rows);
-    b.out = on_gpu(NULL, ROWS_MAX * sizeof *b.out);
-    b.masks = on_gpu(NULL, (size_t)ROWS_MAX * (size_t)b.n_words * sizeof *b.masks);
-    b.ids = on_gpu(NULL, ROWS_MAX * sizeof *b.ids);
-    b.sink = on_gpu(NULL, sizeof *b.sink);
-    must_run(cudaMemset(b.ids, 0, ROWS_MAX * sizeof *b.ids) != cudaSuccess, "ids");
-    must_run(cudaEventCreate(&b.from) != cudaSuccess || cudaEventCreate(&b.to) != cudaSuccess,
-             "events");
+    b.rows = bench_array(NULL, ROWS_MAX * sizeof *b.rows);
+    b.out = bench_array(NULL, ROWS_MAX * sizeof *b.out);
+    b.masks = bench_array(NULL, (size_t)ROWS_MAX * (size_t)b.n_words * sizeof *b.masks);
+    b.ids = bench_array(NULL, ROWS_MAX * sizeof *b.ids);
+    b.sink = bench_array(NULL, sizeof *b.sink);
+    bench_must(cudaMemset(b.ids, 0, ROWS_MAX * sizeof *b.ids) != cudaSuccess, "ids");
+    bench_must(cudaEventCreate(&b.from) != cudaSuccess || cudaEventCreate(&b.to) != cudaSuccess,
+               "events");
     printf("%-22s %8d %8d %8d %8d %8d rows of %d\n", "", 1, 8, 64, 128, 256, b.n_vocab);
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         set_rows(&b, &kinds[k]);

@@ -7,13 +7,11 @@
  * the weights at 4.65 TB/s, an H200's, of k_multiply() with what stands around the products, and of
  * cuBLASLt's bare products, with the algorithms of TABLE; then the same of each product alone,
  * launched again and again on other layers' weights. */
-#include <cuda_runtime_api.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "device/gemm_cuda.h"
 #include "kernels/kernels.h"
+#include "tests/bench/cuda.h"
 
 #define LIMIT_BYTES_S 4.65e12
 #define LAYERS        32 /* of a graph */
@@ -48,19 +46,12 @@ struct bench {
     enum k_type type;
 };
 
-static void must(int rc, const char *what)
-{
-    if (rc == 0)
-        return;
-    fprintf(stderr, "bench_product: %s: %s\n", what, cudaGetErrorString(cudaGetLastError()));
-    exit(1);
-}
-
 static void *alloc(size_t bytes)
 {
     void *p = NULL;
 
-    must(cudaMalloc(&p, bytes) != cudaSuccess || cudaMemset(p, 0, bytes) != cudaSuccess, "memory");
+    bench_must(cudaMalloc(&p, bytes) != cudaSuccess || cudaMemset(p, 0, bytes) != cudaSuccess,
+               "memory");
     return p;
 }
 
@@ -69,9 +60,9 @@ static void *alloc_random(struct bench *b, enum k_type type, size_t n, float dev
 {
     void *p = alloc(n * (type == K_E4M3 ? 1 : 2));
 
-    must(type == K_E4M3 ? k_fill_random_e4m3(p, n, deviation, seed, b->stream)
-                        : k_fill_random(p, n, deviation, seed, b->stream),
-         "random numbers");
+    bench_must(type == K_E4M3 ? k_fill_random_e4m3(p, n, deviation, seed, b->stream)
+                              : k_fill_random(p, n, deviation, seed, b->stream),
+               "random numbers");
     return p;
 }
 
@@ -93,7 +84,7 @@ static void own(struct bench *b, int layer, int mat, int n)
                           .normed = b->y,
                           .sums_out = b->sums};
 
-    must(k_multiply(&p, n, SMS, b->stream), "a product");
+    bench_must(k_multiply(&p, n, SMS, b->stream), "a product");
 }
 
 static void library(struct bench *b, int layer, int mat, int n)
@@ -106,7 +97,7 @@ static void library(struct bench *b, int layer, int mat, int n)
                              .n = n,
                              .y_is_float = mat == MAT_HEAD};
 
-    must(gemm_run(b->gemm, &p, b->stream), "a product of the library");
+    bench_must(gemm_run(b->gemm, &p, b->stream), "a product of the library");
 }
 
 typedef void (*run_fn)(struct bench *b, int layer, int mat, int n);
@@ -121,21 +112,23 @@ static double time_graph(struct bench *b, run_fn run, int layers, int first, int
     float ms = 0.0f, best = 1e30f;
 
     run(b, 0, first, n); /* what is looked up is looked up */
-    must(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed) != cudaSuccess, "graph");
+    bench_must(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed) != cudaSuccess,
+               "graph");
     for (int i = 0; i < layers; i++) {
         for (int mat = first; mat <= last; mat++)
             run(b, i, mat, n);
     }
-    must(cudaStreamEndCapture(b->stream, &graph) != cudaSuccess, "graph");
-    must(cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess, "graph");
-    must(cudaEventCreate(&start) != cudaSuccess || cudaEventCreate(&end) != cudaSuccess, "event");
-    must(cudaGraphLaunch(exec, b->stream) != cudaSuccess, "launch");
+    bench_must(cudaStreamEndCapture(b->stream, &graph) != cudaSuccess, "graph");
+    bench_must(cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess, "graph");
+    bench_must(cudaEventCreate(&start) != cudaSuccess || cudaEventCreate(&end) != cudaSuccess,
+               "event");
+    bench_must(cudaGraphLaunch(exec, b->stream) != cudaSuccess, "launch");
     for (int i = 0; i < ROUNDS; i++) {
-        must(cudaEventRecord(start, b->stream) != cudaSuccess, "event");
-        must(cudaGraphLaunch(exec, b->stream) != cudaSuccess, "launch");
-        must(cudaEventRecord(end, b->stream) != cudaSuccess, "event");
-        must(cudaEventSynchronize(end) != cudaSuccess, "running");
-        must(cudaEventElapsedTime(&ms, start, end) != cudaSuccess, "event");
+        bench_must(cudaEventRecord(start, b->stream) != cudaSuccess, "event");
+        bench_must(cudaGraphLaunch(exec, b->stream) != cudaSuccess, "launch");
+        bench_must(cudaEventRecord(end, b->stream) != cudaSuccess, "event");
+        bench_must(cudaEventSynchronize(end) != cudaSuccess, "running");
+        bench_must(cudaEventElapsedTime(&ms, start, end) != cudaSuccess, "event");
         best = ms < best ? ms : best;
     }
     (void)cudaGraphExecDestroy(exec);
@@ -174,7 +167,7 @@ static void allocate(struct bench *b)
 {
     float *ones = malloc((size_t)VOCAB * sizeof *ones);
 
-    must(ones == NULL, "memory");
+    bench_must(ones == NULL, "memory");
     for (int i = 0; i < VOCAB; i++)
         ones[i] = 1.0f;
     for (int i = 0; i < COPIES; i++) {
@@ -193,9 +186,9 @@ static void allocate(struct bench *b)
             if (w->type == K_E4M3) {
                 float *scales = alloc((size_t)w->n_out * sizeof *scales);
 
-                must(cudaMemcpy(scales, ones, (size_t)w->n_out * sizeof *scales,
-                                cudaMemcpyHostToDevice) != cudaSuccess,
-                     "scales");
+                bench_must(cudaMemcpy(scales, ones, (size_t)w->n_out * sizeof *scales,
+                                      cudaMemcpyHostToDevice) != cudaSuccess,
+                           "scales");
                 w->scales = scales;
             }
         }
@@ -206,7 +199,7 @@ static void allocate(struct bench *b)
     b->y = alloc((size_t)ROWS_ROOM * VOCAB * sizeof(float));
     b->residual = alloc((size_t)ROWS_ROOM * DIM * sizeof(float));
     b->sums = alloc((size_t)ROWS_ROOM * DIM / 16 * sizeof(float));
-    must(cudaStreamSynchronize(b->stream) != cudaSuccess, "filling");
+    bench_must(cudaStreamSynchronize(b->stream) != cudaSuccess, "filling");
     free(ones);
 }
 
@@ -221,10 +214,10 @@ int main(int argc, char **argv)
         return 2;
     }
     b.type = strcmp(argv[1], "e4m3") == 0 ? K_E4M3 : K_BF16;
-    must(cudaStreamCreate(&b.stream) != cudaSuccess, "stream");
-    must(cudaGetDeviceProperties(&prop, 0) != cudaSuccess, "device");
+    bench_must(cudaStreamCreate(&b.stream) != cudaSuccess, "stream");
+    bench_must(cudaGetDeviceProperties(&prop, 0) != cudaSuccess, "device");
     allocate(&b);
-    must(gemm_open(&b.gemm, alloc(WORKSPACE), WORKSPACE, prop.name), "the library");
+    bench_must(gemm_open(&b.gemm, alloc(WORKSPACE), WORKSPACE, prop.name), "the library");
     if (argc > 3)
         gemm_read(b.gemm, argv[3], true);
     for (char *rows = argv[2]; *rows != '\0';) {

@@ -6,57 +6,13 @@
  * in how many of TURNS repetitions logits differed from the first time, and from which step on. The
  * status is 1 when any did. What overlaps with what depends on the moment, so that a missing
  * barrier shows here, in whole steps, when it does not in a kernel's own test. */
-#include <stdio.h>
-
 #include "base/hash.h"
 #include "base/log.h"
-#include "tests/golden/run.h"
+#include "tests/bench/model.h"
 
 #define STEPS 40
 #define LONG  960
-
-static void stop(const char *what)
-{
-    fprintf(stderr, "bench_repeat: %s\n", what);
-    exit(1);
-}
-
-static struct model *open_model(char **argv, int argc)
-{
-    struct model_options o = {.dir = argv[1],
-                              .dummy_weights = true,
-                              .gemm_table = argc > 3 ? argv[3] : NULL,
-                              .device = argc > 4 ? argv[4] : "cuda",
-                              .quantization = argc > 5 ? argv[5] : NULL,
-                              .block_tokens = 16,
-                              .max_num_seqs = RUN_SEQS,
-                              .max_num_batched_tokens = RUN_TOKENS,
-                              .max_model_len = LONG + STEPS + 16,
-                              .num_pages = RUN_SEQS * ((LONG + STEPS) / 16 + 2),
-                              .gpu_memory_utilization = 0.9,
-                              .cpu_kv_bytes = (size_t)1 << 30};
-    struct model *m = NULL;
-
-    if (model_open(&m, &o) != ERR_OK)
-        stop("the model does not open");
-    return m;
-}
-
-/* n sequences with prompts of so many tokens, and the first token behind each. */
-static void prefill(struct run *r, struct run_seq *seqs, int n, int prompt)
-{
-    for (int i = 0; i < n; i++) {
-        seqs[i].first_page = i * ((LONG + STEPS) / 16 + 2);
-        seqs[i].n_tokens = seqs[i].n_computed = 0;
-        for (int t = 0; t < prompt; t++)
-            seqs[i].tokens[seqs[i].n_tokens++] = (i * 131 + t * 17 + 5) % 1000;
-        run_clear(r);
-        run_add(r, &seqs[i], prompt, false);
-        if (run_step(r) != ERR_OK)
-            stop("a step fails");
-        seqs[i].tokens[seqs[i].n_tokens++] = r->ids[0];
-    }
-}
+#define PAGES ((LONG + STEPS) / BENCH_BLOCK + 2) /* of a sequence */
 
 /* A digest of each step's logits, always from the end of the prompts on. */
 static void decode(struct run *r, struct run_seq *seqs, int n, int prompt, float *logits,
@@ -73,7 +29,7 @@ static void decode(struct run *r, struct run_seq *seqs, int n, int prompt, float
         for (int i = 0; i < n; i++)
             run_add(r, &seqs[i], 1, false);
         if (run_step(r) != ERR_OK || model_logits(r->m, logits) != ERR_OK)
-            stop("a step fails");
+            bench_stop("a step fails");
         digests[step] = hash_xxh3(logits, bytes);
         for (int i = 0; i < n; i++)
             seqs[i].tokens[seqs[i].n_tokens++] = r->ids[i];
@@ -90,7 +46,8 @@ static int repeat(struct model *m, int n, int prompt, int turns)
     int n_differ = 0, from = STEPS;
 
     run_init(r, m);
-    prefill(r, seqs, n, prompt);
+    for (int i = 0; i < n; i++)
+        bench_prefill(r, &seqs[i], i, prompt, i * PAGES);
     decode(r, seqs, n, prompt, logits, first); /* steps are recorded */
     decode(r, seqs, n, prompt, logits, first);
     for (int turn = 0; turn < turns; turn++) {
@@ -116,6 +73,11 @@ int main(int argc, char **argv)
 {
     static const int sizes[] = {1, 2, 4, 8, 16, 24, 32, 64}, prompts[] = {64, LONG};
     const char *only = getenv("SIZES"); /* such as 32 */
+    struct model_options o = {.max_num_seqs = RUN_SEQS,
+                              .max_num_batched_tokens = RUN_TOKENS,
+                              .max_model_len = LONG + STEPS + 16,
+                              .num_pages = RUN_SEQS * PAGES,
+                              .cpu_kv_bytes = (size_t)1 << 30};
     int turns, n_differ = 0;
     struct model *m;
 
@@ -124,7 +86,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_repeat MODEL-FOLDER TURNS [TABLE [DEVICE [QUANTIZATION]]]\n");
         return 2;
     }
-    m = open_model(argv, argc);
+    m = bench_open(argc, argv, 3, o);
     for (size_t p = 0; p < sizeof prompts / sizeof prompts[0]; p++) {
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
             if (only == NULL || atoi(only) == sizes[i])

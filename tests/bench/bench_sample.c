@@ -5,11 +5,8 @@
  * Prints one line for each kind of row: the median microseconds of a launch for 1 to 256
  * rows; before them, what a copy of the logits on the device takes, which moves twice the bytes.
  * Two sets of logits take turns, so that of many rows few are in the L2 cache. */
-#include <cuda_runtime_api.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "kernels/kernels.h"
+#include "tests/bench/cuda.h"
 
 #define SETS     2
 #define RUNS     41
@@ -54,57 +51,12 @@ struct bench {
     cudaEvent_t from, to;
 };
 
-static void must_run(int rc, const char *what)
-{
-    if (rc != 0) {
-        fprintf(stderr, "bench_sample: %s: %s\n", what, cudaGetErrorString(cudaGetLastError()));
-        exit(1);
-    }
-}
-
-static void *on_gpu(const void *src, size_t bytes)
-{
-    void *p = NULL;
-
-    must_run(cudaMalloc(&p, bytes) != cudaSuccess, "memory");
-    if (src != NULL)
-        must_run(cudaMemcpy(p, src, bytes, cudaMemcpyHostToDevice) != cudaSuccess, "copy");
-    return p;
-}
-
-static uint64_t next_random(uint64_t *x)
-{
-    *x ^= *x << 13;
-    *x ^= *x >> 7;
-    *x ^= *x << 17;
-    return *x;
-}
-
-/* Noise of deviation 2.5 about 0, one in 4096 lifted by up to 16: few tokens hold the weight. */
 static void fill(struct bench *b, size_t n)
 {
-    float *host = malloc(n * sizeof *host);
     uint64_t x = 88172645463325252U;
 
-    for (int set = 0; set < SETS; set++) {
-        for (size_t i = 0; i < n; i++) {
-            uint64_t r = next_random(&x);
-            int sum = (int)(r & 0xffff) + (int)(r >> 16 & 0xffff) + (int)(r >> 32 & 0xffff);
-
-            host[i] = ((float)sum - 98304.0f) * (2.5f / 32768.0f);
-            if (r >> 52 == 0)
-                host[i] += (float)(r >> 44 & 0xff) / 16.0f;
-        }
-        b->logits[set] = on_gpu(host, n * sizeof *host);
-    }
-    free(host);
-}
-
-static int by_size(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-
-    return (x > y) - (x < y);
+    for (int set = 0; set < SETS; set++)
+        b->logits[set] = bench_logits(n, &x);
 }
 
 /* The median of RUNS launches of n rows, microseconds; is_copy: of copies. */
@@ -118,19 +70,19 @@ static float median_us(struct bench *b, int n, int is_copy)
 
         (void)cudaEventRecord(b->from, NULL);
         if (is_copy)
-            must_run(cudaMemcpyAsync(b->spare, logits, (size_t)n * (size_t)b->n_vocab * 4,
-                                     cudaMemcpyDeviceToDevice, NULL) != cudaSuccess,
-                     "copy");
+            bench_must(cudaMemcpyAsync(b->spare, logits, (size_t)n * (size_t)b->n_vocab * 4,
+                                       cudaMemcpyDeviceToDevice, NULL) != cudaSuccess,
+                       "copy");
         else
-            must_run(k_sample(b->ids, logits, n, b->n_vocab, b->rows, b->history, NULL), "sample");
+            bench_must(k_sample(b->ids, logits, n, b->n_vocab, b->rows, b->history, NULL),
+                       "sample");
         (void)cudaEventRecord(b->to, NULL);
-        must_run(cudaEventSynchronize(b->to) != cudaSuccess, "sample");
+        bench_must(cudaEventSynchronize(b->to) != cudaSuccess, "sample");
         (void)cudaEventElapsedTime(&ms, b->from, b->to);
         if (i >= 0)
             us[i] = ms * 1e3f;
     }
-    qsort(us, RUNS, sizeof us[0], by_size);
-    return us[RUNS / 2];
+    return bench_median(us, RUNS);
 }
 
 static void print_line(struct bench *b, const char *name, int is_copy)
@@ -152,16 +104,16 @@ int main(int argc, char **argv)
     int32_t *history = malloc(sizeof *history * ROWS_MAX * HISTORY);
     uint64_t x = 12345;
 
-    must_run(b.n_vocab < 1, "a vocabulary is needed");
+    bench_must(b.n_vocab < 1, "a vocabulary is needed");
     fill(&b, n);
     for (int i = 0; i < ROWS_MAX * HISTORY; i++)
-        history[i] = (int32_t)(next_random(&x) % (uint64_t)b.n_vocab);
-    b.history = on_gpu(history, sizeof *history * ROWS_MAX * HISTORY);
-    b.spare = on_gpu(NULL, n * sizeof *b.spare);
-    b.ids = on_gpu(NULL, ROWS_MAX * sizeof *b.ids);
-    b.rows = on_gpu(NULL, sizeof rows);
-    must_run(cudaEventCreate(&b.from) != cudaSuccess || cudaEventCreate(&b.to) != cudaSuccess,
-             "events");
+        history[i] = (int32_t)(bench_random(&x) % (uint64_t)b.n_vocab);
+    b.history = bench_array(history, sizeof *history * ROWS_MAX * HISTORY);
+    b.spare = bench_array(NULL, n * sizeof *b.spare);
+    b.ids = bench_array(NULL, ROWS_MAX * sizeof *b.ids);
+    b.rows = bench_array(NULL, sizeof rows);
+    bench_must(cudaEventCreate(&b.from) != cudaSuccess || cudaEventCreate(&b.to) != cudaSuccess,
+               "events");
     printf("%-18s %8d %8d %8d %8d %8d rows of %d\n", "", 1, 8, 64, 128, 256, b.n_vocab);
     print_line(&b, "a copy of them", 1);
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
@@ -170,8 +122,8 @@ int main(int argc, char **argv)
             rows[i].seed = (uint64_t)i;
             rows[i].history_at = (int64_t)i * HISTORY;
         }
-        must_run(cudaMemcpy(b.rows, rows, sizeof rows, cudaMemcpyHostToDevice) != cudaSuccess,
-                 "rows");
+        bench_must(cudaMemcpy(b.rows, rows, sizeof rows, cudaMemcpyHostToDevice) != cudaSuccess,
+                   "rows");
         print_line(&b, kinds[k].name, 0);
     }
     free(history);

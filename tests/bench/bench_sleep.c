@@ -7,11 +7,9 @@
  * with both kinds of memory, and again after sleeps; their tokens must be equal, else the status is
  * 1. The times of sleeps include the loop's looks around, one every few milliseconds. */
 #include <cuda_runtime_api.h>
-#include <stdio.h>
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "tests/golden/run.h"
+#include "tests/bench/model.h"
 
 #define SEQS   32
 #define PROMPT 64
@@ -24,17 +22,6 @@ struct said {
     int32_t tokens[SEQS][PROMPT + STEPS];
 };
 
-static void stop(const char *what)
-{
-    fprintf(stderr, "bench_sleep: %s\n", what);
-    exit(1);
-}
-
-static double seconds(uint64_t since_us)
-{
-    return (double)(clock_us() - since_us) * 1e-6;
-}
-
 /* What nvidia-smi calls used, of all processes. */
 static double used_mib(void)
 {
@@ -45,25 +32,15 @@ static double used_mib(void)
     return (double)(total - free_bytes) * MIB;
 }
 
-static struct model *open_model(char **argv, int argc, bool sleeps)
+static struct model *open_model(int argc, char **argv, bool sleeps)
 {
-    struct model_options o = {.dir = argv[1],
-                              .dummy_weights = true,
-                              .gemm_table = argc > 2 ? argv[2] : NULL,
-                              .device = argc > 3 ? argv[3] : "cuda",
-                              .quantization = argc > 4 ? argv[4] : NULL,
-                              .block_tokens = 16,
-                              .max_num_seqs = SEQS,
+    struct model_options o = {.max_num_seqs = SEQS,
                               .max_num_batched_tokens = SEQS * PROMPT,
                               .max_model_len = 512,
-                              .gpu_memory_utilization = 0.9,
                               .cpu_kv_bytes = (size_t)256 << 20,
                               .sleeps = sleeps};
-    struct model *m = NULL;
 
-    if (model_open(&m, &o) != ERR_OK)
-        stop("the model does not open");
-    return m;
+    return bench_open(argc, argv, 2, o);
 }
 
 /* n sequences: a prompt each, then STEPS steps of all; milliseconds of the latter. */
@@ -71,23 +48,19 @@ static double decode(struct model *m, int n, struct said *out)
 {
     struct run *r = malloc(sizeof *r);
     struct run_seq *seqs = calloc((size_t)n, sizeof *seqs);
-    int pages = (PROMPT + STEPS + 15) / 16 + 1;
+    int pages = (PROMPT + STEPS) / BENCH_BLOCK + 2;
     uint64_t start_us = 0;
 
     run_init(r, m);
-    for (int i = 0; i < n; i++) {
-        seqs[i].first_page = i * pages;
-        for (int t = 0; t < PROMPT; t++)
-            seqs[i].tokens[seqs[i].n_tokens++] = (i * 131 + t * 17 + 5) % 1000;
-    }
+    for (int i = 0; i < n; i++)
+        bench_prompt(&seqs[i], i, PROMPT, i * pages);
     for (int step = 0; step <= STEPS; step++) {
         if (step == 1)
             start_us = clock_us();
         run_clear(r);
         for (int i = 0; i < n; i++)
             run_add(r, &seqs[i], step == 0 ? PROMPT : 1, false);
-        if (run_step(r) != ERR_OK)
-            stop("a step fails");
+        bench_step(r);
         for (int i = 0; i < n && step < STEPS; i++) {
             out->tokens[i][step] = r->ids[i];
             seqs[i].tokens[seqs[i].n_tokens++] = r->ids[i];
@@ -95,7 +68,7 @@ static double decode(struct model *m, int n, struct said *out)
     }
     free(seqs);
     free(r);
-    return seconds(start_us) * 1e3 / STEPS;
+    return bench_ms(start_us) / STEPS;
 }
 
 /* Twice, since the first steps are recorded. */
@@ -122,11 +95,11 @@ static double through(struct model *m, int (*step)(struct model *), double *long
         uint64_t call_us = clock_us();
 
         rc = step(m);
-        *longest_ms = seconds(call_us) * 1e3 > *longest_ms ? seconds(call_us) * 1e3 : *longest_ms;
+        *longest_ms = bench_ms(call_us) > *longest_ms ? bench_ms(call_us) : *longest_ms;
     }
     if (rc != ERR_OK)
-        stop("it cannot sleep or wake");
-    return seconds(start_us);
+        bench_stop("it cannot sleep or wake");
+    return bench_ms(start_us) * 1e-3;
 }
 
 static void sleep_and_wake(struct model *m, int turn)
@@ -156,13 +129,13 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_sleep MODEL-FOLDER [TABLE [DEVICE [QUANTIZATION]]]\n");
         return 2;
     }
-    m = open_model(argv, argc, false);
+    m = open_model(argc, argv, false);
     speak(m, &plain);
     print_steps("memory of cudaMalloc", &plain);
     model_close(m);
-    m = open_model(argv, argc, true);
+    m = open_model(argc, argv, true);
     if (!model_shape(m)->sleeps)
-        stop("the device cannot sleep");
+        bench_stop("the device cannot sleep");
     speak(m, &first);
     print_steps("memory that can go", &first);
     for (int turn = 1; turn <= SLEEPS; turn++)
@@ -172,7 +145,7 @@ int main(int argc, char **argv)
     model_close(m);
     if (memcmp(plain.tokens, first.tokens, sizeof plain.tokens) != 0 ||
         memcmp(first.tokens, after.tokens, sizeof first.tokens) != 0)
-        stop("tokens differ");
+        bench_stop("tokens differ");
     printf("tokens: equal\n");
     return 0;
 }

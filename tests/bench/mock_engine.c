@@ -49,7 +49,7 @@ struct mock_lane {
 };
 
 struct mock {
-    int listen_fd;
+    struct door door;
     int stats_fd;
     uint64_t step_us; /* as the load generator wants it */
     uint64_t next_us; /* of the next step */
@@ -78,7 +78,7 @@ static void mock_accept(struct mock *m)
     pid_t pid;
     uid_t uid;
 
-    while (attach_accept(m->listen_fd, &fd, &pid, &uid) == ERR_OK) {
+    while (attach_accept(&m->door, &fd, &pid, &uid) == ERR_OK) {
         int i = 0;
 
         while (i < MOCK_LANES && m->lanes[i].control_fd != -1)
@@ -219,7 +219,7 @@ static uint32_t mock_step(struct mock *m, struct mock_lane *l)
 /* Sleep until a front has something to say, or wait_us are over. */
 static void mock_sleep(struct mock *m, uint64_t wait_us)
 {
-    struct pollfd p[1 + MOCK_LANES] = {{.fd = m->listen_fd, .events = POLLIN}};
+    struct pollfd p[1 + MOCK_LANES] = {{.fd = m->door.fd, .events = POLLIN}};
     struct timespec t = {.tv_sec = (time_t)(wait_us / 1000000u),
                          .tv_nsec = (long)(wait_us % 1000000u) * 1000};
 
@@ -286,6 +286,7 @@ static int mock_open(struct mock *m, char **argv)
     struct wire_stats *stats;
     int fd = open(argv[2], O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 
+    m->door.who = "mock";
     m->n_vocab = (uint32_t)strtoul(argv[3], NULL, 10);
     for (char *at = argv[4]; *at != '\0' && m->n_words < MOCK_WORDS_MAX; at += *at == ',')
         m->words[m->n_words++] = (int32_t)strtol(at, &at, 10);
@@ -302,7 +303,7 @@ static int mock_open(struct mock *m, char **argv)
         return ERR_NO_MEMORY;
     stats->magic = WIRE_MAGIC;
     stats->layout = wire_layout();
-    return attach_listen(argv[1], &m->listen_fd);
+    return attach_listen(argv[1], &m->door.fd);
 }
 
 int main(int argc, char **argv)

@@ -10,7 +10,6 @@ Twenty-four times the load stops, and what is left is measured: then the engine 
 The first measure is taken after a tenth of the way, when caches are warm. Prints a line for each
 thing that is measured, and ends with 1 when something grew, an answer was none, a count was not
 what the clients counted or, on the cpu device, an answer to the same request was another."""
-import argparse
 import collections
 import json
 import math
@@ -24,24 +23,18 @@ import tempfile
 import threading
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-SRCDIR = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(SRCDIR, "tests", "integration"))
-os.environ.setdefault("srcdir", SRCDIR)
+from servers import parse, parser  # and finds harness
+from harness import MODEL_NAME, Stack, crowd, find_nginx, key, until
 
-p = argparse.ArgumentParser()
+p = parser()
+p.set_defaults(model="")
 p.add_argument("--steps", type=int, default=900000)
 p.add_argument("--seconds", type=float, default=0, help="0: as long as the steps take")
 p.add_argument("--at-once", type=int, default=0, help="at most; 0: 48 on cuda, 12 on cpu")
 p.add_argument("--clients", type=int, default=0, help="processes; 0: a third of the cores")
-p.add_argument("--device", default="cuda")
-p.add_argument("--model", default="", help="a folder; empty: the demo model")
 p.add_argument("--seed", type=int, default=1)
-a = p.parse_args()
+a = parse(p)
 a.at_once = a.at_once or (12 if a.device == "cpu" else 48)
-os.environ["QUIRE_TEST_DEVICE"] = a.device
-
-from harness import DEVICE, MODEL_NAME, Stack, crowd, find_nginx, key, until  # noqa: E402: reads a
 
 CHAT, TEXT, MESSAGES, RESPONSES = ("/v1/chat/completions", "/v1/completions", "/v1/messages",
                                    "/v1/responses")
@@ -194,7 +187,7 @@ def ask_tokens(r):
 
 
 def ask_refused(r):
-    body = r.choice([{"model": "none"}, {"temperature": 9}, {"messages": 5}, {"n": 0},
+    body = r.choice([{"model": "none"}, {"temperature": 101}, {"messages": 5}, {"n": 0},
                      {"tools": [{}]}, {"structured_outputs": {"regex": "("}}, {"seed": "a"},
                      {"max_tokens": -1}, {"stop": ["x" * 9999]},
                      {"response_format": {"type": "json_schema", "json_schema": {
@@ -353,7 +346,7 @@ class Client:
         with self.lock:
             first = self.said.setdefault(name, text)
         self._count("known")
-        if text != first and DEVICE == "cpu":  # a GPU's last bits depend on the step
+        if text != first and a.device == "cpu":  # a GPU's last bits depend on the step
             self._fail(ask, "said %r, before %r" % (text, first))
 
 
@@ -382,7 +375,7 @@ def bytes_of(files):
 
 def device_mib(pid):
     """Of the process where the driver names it, else all that is in use; None without a GPU."""
-    if DEVICE == "cpu":
+    if a.device == "cpu":
         return None
 
     def ask(what):
@@ -494,7 +487,7 @@ class Soak:
             texts.append(choice["text"] if ask.path == TEXT else choice["message"])
         self.n_alone += len(asks)
         self.greedy = self.greedy or texts
-        if DEVICE == "cpu" and texts != self.greedy:
+        if a.device == "cpu" and texts != self.greedy:
             self.fault("greedy answers changed: %r, before %r" % (texts, self.greedy))
         return None
 

@@ -8,7 +8,6 @@ decode meanwhile; and how long a stream is silent when its engine is killed, bes
 
 Weights are random; prompts are token ids. Prints a line each; the host file and the store are
 removed at the end."""
-import argparse
 import mmap
 import os
 import random
@@ -20,59 +19,32 @@ import tempfile
 import threading
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-SRCDIR = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(SRCDIR, "tests", "integration"))
-os.environ.setdefault("srcdir", SRCDIR)
+from servers import dummy, first_token, line, parse, parser, prompt  # and finds harness
+from harness import MODEL_NAME, Stack, until
 
-p = argparse.ArgumentParser()
-p.add_argument("--model", default=os.path.join(HERE, "llama-3.1-8b"))
+p = parser()
 p.add_argument("--tokens", type=int, default=8192)
 p.add_argument("--host", default="16G")
 p.add_argument("--host-file", default="/dev/shm/quire-bench")
 p.add_argument("--store", default=tempfile.gettempdir())
 p.add_argument("--room", type=int, default=2048, help="tokens of context behind a prefix")
 p.add_argument("--parts", default="lives host cost resumed", help="what is measured")
-p.add_argument("--device", default="cuda")
-a = p.parse_args()
-os.environ["QUIRE_TEST_DEVICE"] = a.device
-
-from harness import MODEL_NAME, Stack, until  # noqa: E402: it reads the environment
+a = parse(p)
 
 random.seed(1)
 PAGES = a.tokens // 16
 
 
-def prompt(i):
-    r = random.Random(i)
-    return [r.randrange(100, 2000) for _ in range(a.tokens)]
-
-
-def first_token(s, i):
-    """Milliseconds to one token, and how many prompt tokens were cached."""
-    began = time.monotonic()
-    r = s.post("/v1/completions", {"model": MODEL_NAME, "prompt": prompt(i) + [7, 8, 9],
-                                   "max_tokens": 1, "temperature": 0, "ignore_eos": True})
-    ms = (time.monotonic() - began) * 1e3
-    if r.status != 200:
-        raise RuntimeError(r.text)
-    return ms, r.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+def ask(s, i):
+    return first_token(s, prompt(i, a.tokens) + [7, 8, 9])
 
 
 def paced(s, i, ms):
-    """first_token(), and a rest until so much time is over."""
-    took, cached = first_token(s, i)
+    """ask(), and a rest until so much time is over."""
+    took, cached = ask(s, i)
     if cached < a.tokens:
         raise RuntimeError("the prefix has left the device")
     time.sleep(max(0.0, ms - took) / 1e3)
-
-
-def line(what, times):
-    ms = statistics.median(t for t, _ in times)
-    print("%-44s %8.1f ms (median of %d; %s tokens cached)"
-          % (what, ms, len(times), "/".join(str(c) for _, c in times[:4])))
-    sys.stdout.flush()
-    return ms
 
 
 def decoding(s, n, tokens):
@@ -114,9 +86,8 @@ def restart(s, sig, lose=False):
 
 
 def engine_args():
-    return ["--model", a.model, "--load-format", "dummy", "--max-model-len", str(a.tokens + a.room),
-            "--gemm-table", os.path.join(SRCDIR, "kernels", "gemm-h200.txt"),
-            "--kv-store-dir", os.path.join(a.store, "quire-bench-store"), "--kv-store-bytes", "24G"]
+    return dummy(a.model, a.tokens + a.room) + [
+        "--kv-store-dir", os.path.join(a.store, "quire-bench-store"), "--kv-store-bytes", "24G"]
 
 
 GIB = int(a.host.rstrip("G"))
@@ -156,22 +127,22 @@ def lives():
     """Each tier in turn, engines dying in between."""
     with Stack(engine=engine_args(), host=a.host, host_file=a.host_file) as s:
         line("computed, host memory being taken meanwhile",
-             [first_token(s, i) for i in range(N)])
-        here = line("on the device", [first_token(s, i) for i in range(N)])
+             [ask(s, i) for i in range(N)])
+        here = line("on the device", [ask(s, i) for i in range(N)])
         held = until(lambda: s.metric("quire:kv_host_pages") >= HELD, 30)
         print("# in host memory: %s, %d pages" % (held, s.metric("quire:kv_host_pages")))
         ready = restart(s, signal.SIGKILL)
-        again = first_token(s, 0)
+        again = ask(s, 0)
         print("%-44s %8.1f ms (%d tokens cached; ready %.2f s after the start)"
               % ("first request after kill -9", again[0], again[1], ready))
-        line("host memory, pages of an earlier life", [first_token(s, i) for i in range(1, N)])
+        line("host memory, pages of an earlier life", [ask(s, i) for i in range(1, N)])
         saved = until(lambda: s.metric("quire:store_pages_written_total") >= HELD, 15)
         print("# on disk: %s, %d pages" % (saved, s.metric("quire:store_pages_written_total")))
         restart(s, signal.SIGKILL, lose=True)
         page_file = os.path.join(a.store, "quire-bench-store", "pages.kv")
         times, peers = [], {1: [], 4: [], 6: [], 16: []}
         for i in range(N):  # in turns: disks have better and worse moments
-            times.append(first_token(s, i))
+            times.append(ask(s, i))
             for n, speeds in peers.items():
                 speeds.append(direct_reads(page_file, n))
         print("# each: " + ", ".join("%.0f ms with %d cached" % t for t in times))
@@ -187,20 +158,20 @@ def host():
     room = ["--num-pages", str(3 * PAGES)]
     with Stack(engine=engine_args() + room, host=a.host, host_file=a.host_file) as s:
         wait_for_memory(s)
-        cold = line("computed", [first_token(s, i) for i in range(N)])
+        cold = line("computed", [ask(s, i) for i in range(N)])
         held = until(lambda: s.metric("quire:kv_host_pages") >= HELD, 30)
         print("# in host memory: %s, %d pages" % (held, s.metric("quire:kv_host_pages")))
-        here = line("on the device", [first_token(s, N - 1) for _ in range(4)])
-        times = [first_token(s, i % N) for i in range(2 * N)]
+        here = line("on the device", [ask(s, N - 1) for _ in range(4)])
+        times = [ask(s, i % N) for i in range(2 * N)]
         ms = line("host memory", times)
         gb = PAGES * 2 * 2 ** 20 / 1e9
         print("%-44s %8.1f GB/s beyond the device's; %.1f times faster than computing"
               % ("that is", gb / (ms - here) * 1e3, cold / ms))
         threads = decoding(s, 4, a.tokens // 4)
         for i in range(N):  # steps are recorded
-            first_token(s, i)
+            ask(s, i)
         alone = step_ms(s, 1.0)
-        busy = step_ms(s, work=lambda: [first_token(s, i % N) for i in range(2 * N)])
+        busy = step_ms(s, work=lambda: [ask(s, i % N) for i in range(2 * N)])
         known = step_ms(s, work=lambda: [paced(s, N - 1, ms) for _ in range(2 * N)])
         print("%-44s %8.3f ms alone, %.3f ms (%+.1f%%) beside prefixes on the device, as often as "
               "they come from host memory: then %.3f ms (%+.1f%%; the copies %+.1f%%)"
@@ -214,11 +185,11 @@ def cost():
     """What the tier costs those who never hit it: prompts that are new, then decodes."""
     for tier in (None, a.host):
         with Stack(engine=engine_args(), host=tier, host_file=a.host_file if tier else None) as s:
-            first_token(s, 999)
+            ask(s, 999)
             if tier:
                 wait_for_memory(s)
             began = time.monotonic()
-            threads = [threading.Thread(target=first_token, args=(s, 1000 + i)) for i in range(16)]
+            threads = [threading.Thread(target=ask, args=(s, 1000 + i)) for i in range(16)]
             for t in threads:
                 t.start()
             for t in threads:
@@ -239,8 +210,8 @@ def silence(s, i, lose):
     came = []
     told = []
     thread = threading.Thread(target=lambda: told.append(s.stream(
-        "/v1/completions", {"model": MODEL_NAME, "prompt": prompt(i), "max_tokens": a.room - 64,
-                            "temperature": 0, "ignore_eos": True},
+        "/v1/completions", s.completion(prompt(i, a.tokens), max_tokens=a.room - 64,
+                                        ignore_eos=True),
         on_event=lambda t: came.append(time.monotonic()))))
     thread.start()
     until(lambda: len(came) > 20 and
@@ -274,7 +245,7 @@ def resumed():
         os.unlink(a.host_file)
         began = time.monotonic()
         s.engine.release()
-        ms, cached = first_token(s, 77)
+        ms, cached = ask(s, 77)
         print("%-44s %8.3f s to the first token of a new prompt, %.3f s of it since it was asked "
               "(%d tokens cached)" % ("cold start", time.monotonic() - began, ms / 1e3, cached))
 

@@ -3,11 +3,15 @@
 said and no further than its share; what is dropped is a miss, in every tier and for the next
 engine; all that by operators' key alone, and a namespace at a time."""
 
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import tempfile
+import termios
 import time
 
 from harness import BUILDDIR, Stack, Tap, crowd, need_nginx, until
@@ -96,6 +100,22 @@ def dump(*argv):
     d = subprocess.run([os.path.join(BUILDDIR, "lmdb-dump")] + list(argv), capture_output=True,
                        text=True, timeout=60)
     return d.stdout
+
+
+def top(s, n_lines=0):
+    """What quire top tells of namespaces, on a screen of so many lines or (0) on none."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", n_lines, 80, 0, 0))
+    subprocess.run([os.path.join(BUILDDIR, "quire"), "top", "--once", "--seconds", "0.1",
+                    "--engine-socket", s.engine_socket], stdout=its, timeout=60)
+    said = os.read(ours, 65536).decode()  # less than a terminal holds
+    os.close(ours)
+    os.close(its)
+    if 0 < n_lines <= said.count("\n"):
+        raise ValueError("more than %d lines: %s" % (n_lines, said))
+    rows = [line.split() for line in said.partition("namespace, in all")[2].splitlines()[1:]]
+    return {r[0]: (int(r[1]), int(r[2])) for r in rows
+            if r[3] == "%.1f%%" % (100 * int(r[2]) / int(r[1]))}
 
 
 with tap.section("a pinned system prompt"), stack() as s:
@@ -315,6 +335,20 @@ with tap.section("namespaces"), stack(store=True) as s:
         tap.eq({x["namespace"]: (x["queries"], x["hits"]) for x in rates},
                {k: v for k, v in was.items() if v[0] > 0}, "lmdb-dump has the same figures")
         tap.ok("cached    share" in dump("--summary", s.store_dir), "in words, too")
+        want = {k or "others": v for k, v in was.items() if v[0] > 0}
+        tap.ok(until(lambda: top(s) == want, 5), "so has quire top", (top(s), want))
+    for i in range(14):
+        for _ in range(3 if i < 3 else 1):
+            ask(s, prompt(1), cache_salt="salt %d" % i)
+    was = [(x["queries"], x["hits"]) for x in listed(s)["namespaces"]]
+
+    def best(n):
+        most = sorted(was, reverse=True)
+        return sorted(most[:n] + [tuple(map(sum, zip(*most[n:])))])
+    tap.ok(until(lambda: sorted(top(s).values()) == best(10), 5),
+           "which tells the ten that were asked for most, and the others as one", (top(s), best(10)))
+    tap.eq(sorted(top(s, 15).values()), best(4), "on a screen of 15 lines four")
+    tap.eq(top(s, 11), {}, "on a lower one none")
 
 with tap.section("a cache for each key"), stack(front=["--cache-per-key", "true"]) as s:
     def mine(i, **fields):

@@ -9,6 +9,7 @@ import random
 import signal
 import tempfile
 import subprocess
+import time
 
 from harness import BUILDDIR, STORY, Stack, Tap, crowd, draw_seed, need_nginx, until
 
@@ -144,6 +145,73 @@ with tap.section("another engine"), tiers() as s:
     s.engine.release()
     tap.eq(ask(s, 0, "pages of another size")[0], want[0], "the same text")
     tap.ok("begun anew" in s.engine.said(), "what another engine left is thrown away")
+
+
+
+def end(s):
+    """SIGTERM; the next one is not started. (seconds, return code), or None when it does not end."""
+    s.engine.hold()
+    began, n = time.monotonic(), len(s.engine.exits)
+    s.engine.kill(signal.SIGTERM)
+    if not until(lambda: len(s.engine.exits) > n, 20):
+        s.engine.kill(signal.SIGKILL)
+        until(lambda: len(s.engine.exits) > n)
+        return None
+    return time.monotonic() - began, s.engine.exits[-1]
+
+
+def go_on(s, fault=None):
+    s.engine.env.pop("QUIRE_FAULT", None)
+    if fault is not None:
+        s.engine.env["QUIRE_FAULT"] = fault
+    s.engine.release()
+    until(lambda: s.get("/health").status == 200)
+
+
+with tap.section("copies that never end"), tiers() as s:
+    ask(s, 0, "first")
+    tap.ok(end(s)[0] < 3, "an engine stops and saves")
+    go_on(s, "copy_stuck:1+")
+    tap.eq(ask(s, 1, "copies are stuck")[0], want[1], "the same text")
+    took = end(s)
+    tap.ok(took is not None and took[0] < 10 and took[1] == 3, "it stops all the same", took)
+    tap.ok("are given up" in s.engine.said(), "and says what is lost", s.logs())
+    go_on(s)
+    before = hits(s)
+    tap.eq([ask(s, i, "afterwards")[0] for i in (0, 1)], want[:2], "the same text")
+    tap.ok(hits(s) - before > 100, "what was saved before is there (%d tokens)" % (hits(s) - before))
+
+with tap.section("copies from the disk that never end"), Stack(
+        engine=["--num-pages", "200", "--max-num-seqs", "8"], store=True) as s:
+    long = s.completion("The fox. " * 400, max_tokens=1)
+    n = s.post("/v1/completions", long).json["usage"]["prompt_tokens"]
+    tap.ok(n > 65 * 16, "a prompt of more pages than the store has buffers (%d tokens)" % n)
+    tap.ok(end(s)[0] < 3, "an engine stops and saves")
+    go_on(s, "copy_stuck:1+")
+    ask(s, 0, "pages to be saved")
+    c = s.connect(timeout=60)
+    c.request("POST", "/v1/completions", json.dumps(long), {
+        "Content-Type": "application/json", "Authorization": s.bearer()})
+    tap.ok(until(lambda: s.metric("vllm:num_requests_waiting") == 1), "it waits for its pages")
+    c.close()
+    tap.ok(s.idle(), "and has left: they are on their way all the same")
+    ask(s, 1, "more pages to be saved")
+    took = end(s)
+    tap.ok(took is not None and took[0] < 10 and took[1] == 3, "it stops all the same", took)
+    go_on(s)
+    cached = s.post("/v1/completions", long).json["usage"]["prompt_tokens_details"]["cached_tokens"]
+    tap.ok(cached > n - 32, "what was saved before is there (%d tokens)" % cached)
+
+with tap.section("a device that fails"), tiers() as s:
+    end(s)
+    go_on(s, "copy_failed:1+")
+    s.engine.hold()
+
+    def mend():
+        until(lambda: s.engine.exits[1:])
+        go_on(s)
+    got = crowd(2, lambda i: mend() if i else ask(s, 0, "a copy fails and the next engine goes on")[0])
+    tap.eq((got[0], s.engine.exits), (want[0], [0, 3]), "an engine ends when its device fails")
 
 with tap.section("no disk"):
     with tempfile.NamedTemporaryFile() as file, Stack(

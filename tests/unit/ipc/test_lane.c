@@ -367,7 +367,7 @@ static void test_attach(void)
 {
     char path[] = "/tmp/quire-test-XXXXXX";
     char sock[64];
-    int listen_fd;
+    struct door door = {.who = "test"};
     int again;
     int fd = -1;
     pthread_t thread;
@@ -381,14 +381,14 @@ static void test_attach(void)
 
     (void)!mkdtemp(path);
     (void)snprintf(sock, sizeof sock, "%s/e.sock", path);
-    must_ok(attach_listen(sock, &listen_fd));
+    must_ok(attach_listen(sock, &door.fd));
     log_set_level(0); /* the next calls complain on purpose */
     is_int(attach_listen(sock, &again), ERR_OVERLOADED, "a second engine is refused");
-    while (attach_accept(listen_fd, &fd, &pid, &uid) == ERR_OK)
+    while (attach_accept(&door, &fd, &pid, &uid) == ERR_OK)
         (void)close(fd); /* the probe of the second engine */
     test_paths(path);
     (void)pthread_create(&thread, NULL, attach_front, sock);
-    for (int i = 0; i < 2000 && attach_accept(listen_fd, &fd, &pid, &uid) != ERR_OK; i++)
+    for (int i = 0; i < 2000 && attach_accept(&door, &fd, &pid, &uid) != ERR_OK; i++)
         clock_sleep_us(1000);
     is_int(pid, getpid(), "the kernel says who attaches");
     for (int i = 0; i < 2000 && attach_read_hello(fd, &visitor) == ERR_AGAIN; i++)
@@ -403,14 +403,14 @@ static void test_attach(void)
     (void)close(fd);
 
     (void)pthread_create(&thread, NULL, attach_front, sock);
-    for (int i = 0; i < 2000 && attach_accept(listen_fd, &fd, &pid, &uid) != ERR_OK; i++)
+    for (int i = 0; i < 2000 && attach_accept(&door, &fd, &pid, &uid) != ERR_OK; i++)
         clock_sleep_us(1000);
     w.error = ERR_VERSION;
     must_ok(attach_send_welcome(fd, &w, NULL));
     (void)pthread_join(thread, &rc);
     is_int(*(int *)rc, ERR_VERSION, "a refusal carries its reason");
     (void)close(fd);
-    (void)close(listen_fd);
+    (void)close(door.fd);
     is_int(*(int *)attach_front(sock), ERR_ENGINE_GONE, "a dead engine's socket is no engine");
     fault_arm(FAULT_lane_create, 1, false);
     is_int(lane_create(&l, &fd, 4, 4096, 1, 1), ERR_NO_MEMORY, "a lane that cannot be made");

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/door.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#define DOOR_QUIET_US 60000000u /* without a lack: the next one is another */
+
+static void door_complain(const struct door *d, int error)
+{
+    struct rlimit limit = {0};
+
+    (void)getrlimit(RLIMIT_NOFILE, &limit); /* cannot fail */
+    if (error == EMFILE)
+        log_warn("%s: no descriptor is left of %llu: who connects waits until one is free; raise "
+                 "LimitNOFILE",
+                 d->who, (unsigned long long)limit.rlim_cur);
+    else
+        log_warn("%s: no descriptor is to be had (%s): who connects waits until one is; look at "
+                 "fs.file-max and at the memory",
+                 d->who, strerror(error));
+}
+
+int door_accept(struct door *d, int flags, int *fd)
+{
+    int k = accept4(d->fd, NULL, NULL, flags);
+    int error = errno;
+    uint64_t now_us;
+
+    if (k != -1) {
+        *fd = k;
+        return ERR_OK;
+    }
+    if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM)
+        return ERR_AGAIN; /* somebody else was faster, or he has left */
+    now_us = clock_us();
+    if (d->shut_us == 0 || now_us - d->shut_us > DOOR_QUIET_US)
+        door_complain(d, error);
+    d->shut_us = now_us;
+    return ERR_OVERLOADED;
+}

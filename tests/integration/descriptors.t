@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""A front and an engine that have no descriptor left for who connects: they say so once, wait
+without work, lose nobody, and take all when there are descriptors again."""
+
+import contextlib
+import os
+import resource
+import socket
+import time
+
+from harness import Stack, Tap, cpu_seconds, crowd, need_nginx, until
+
+need_nginx()
+tap = Tap()
+LOOK_S = 2.0
+BUSY = 0.2  # of a core; one that spins has all of it
+
+
+@contextlib.contextmanager
+def spare(pid, n):
+    """The process has n descriptors left, for this while."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = {int(fd) for fd in os.listdir("/proc/%d/fd" % pid)}
+    limit = [fd for fd in range(len(used) + n) if fd not in used][:n][-1] + 1
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def connect(path, kind, n):
+    """So many who connect and say nothing."""
+    out = [socket.socket(socket.AF_UNIX, kind) for _ in range(n)]
+    for k in out:
+        k.connect(path)
+    return out
+
+
+def busy(pid):
+    before, since = cpu_seconds(pid), time.monotonic()
+    time.sleep(LOOK_S)
+    return (cpu_seconds(pid) - before) / (time.monotonic() - since)
+
+
+def told(p):
+    return [line for line in p.said().splitlines() if "no descriptor" in line]
+
+
+with tap.section("a front"), Stack(n_fronts=1) as s:
+    front = s.fronts[0]
+    with spare(front.pid, 8):
+        silent = connect(s.front_path(0), socket.SOCK_STREAM, 12)
+        share = busy(front.pid)
+        tap.ok(share < BUSY, "a front without a descriptor waits (%.2f of a core)" % share)
+
+        def ask(i):
+            if i == 0:  # the others are there
+                time.sleep(0.5)
+                for k in silent:
+                    k.close()
+            return s.get("/version").status
+        tap.eq(crowd(40, ask), [200] * 40, "40 that came meanwhile are answered when some are free")
+        tap.eq(len(told(front)), 1, "it is said once")
+    tap.eq(front.exits, [], "the front lives")
+
+with tap.section("an engine"), Stack(n_fronts=2) as s:
+    with spare(s.engine.pid, 1):
+        silent = connect(s.engine_socket, socket.SOCK_SEQPACKET, 8)
+        share = busy(s.engine.pid)
+        tap.ok(share < BUSY, "so does an engine (%.2f of a core)" % share)
+        r = s.post("/v1/completions", s.completion("Hello", max_tokens=4))
+        tap.eq(r.status, 200, "it serves those whom it knows")
+        for k in silent:
+            k.close()
+        s.fronts[0].kill()
+        tap.ok(until(lambda: s.fronts[0].exits and s.metric("quire:fronts_attached") == 2),
+               "a front that comes then is attached", s.logs())
+        tap.eq(len(told(s.engine)), 1, "it is said once")
+    s.fronts[0].hold()
+    left = "front %d left" % s.fronts[0].kill()
+    tap.ok(until(lambda: left in s.engine.said()), "a front is away", s.logs())
+    with spare(s.engine.pid, 1):  # for the connection, and none for its lane
+        s.fronts[0].release()
+        time.sleep(LOOK_S)
+        n = s.engine.said().count("no memory for a lane")
+        tap.ok(1 <= n <= 2 * LOOK_S, "a lane that cannot be made is tried now and then (%d)" % n)
+    tap.ok(until(lambda: s.metric("quire:fronts_attached") == 2), "it comes when it can", s.logs())
+    tap.eq(s.engine.exits, [], "the engine lives")
+tap.eq(s.leftovers, [], "every process followed SIGTERM")
+tap.done()
