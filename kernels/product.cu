@@ -4,7 +4,7 @@
  * bytes of w, with what stands around them in a decode (k_multiply() in kernels.h).
  *
  * The split. One CTA a multiprocessor. Rows of w are cut into tiles of 16. A CTA takes a run of
- * tiles, or, in a cluster of n_split CTAs, a share of n_in of such a run. WK of its eight warps
+ * tiles. WK of its eight warps
  * share a tile: each takes every WK-th pair of boxes, a box being 16 rows x 128 bytes. Each warp
  * has a ring of its own: it orders boxes from the tensor copy engine, multiplies them
  * (mma.m16n8k16, w on the side of 16, rows of x on the side of 8) and orders the next into the
@@ -30,8 +30,8 @@
  * two. */
 #include "kernels/product.cuh"
 
-#define ROWS_FEW   8 /* half as many with e4m3 */
-#define ROWS_WIDE  5 /* from so many on the other kernel is faster */
+#define ROWS_FEW   4
+#define ROWS_WIDE  4 /* from so many of bfloat16 on the other kernel is faster */
 #define WARPS      8
 #define THREADS    (WARPS * 32)
 #define BOX_ROWS   16
@@ -47,8 +47,7 @@ struct product_args {
     const float *scales; /* [n_out] or NULL */
     int n, n_in, n_out;
     int n_tiles;  /* of 16 rows of w */
-    int n_split;  /* CTAs of a cluster */
-    int n_boxes;  /* of a tile, in one CTA's share of n_in */
+    int n_boxes;  /* of a tile */
     int depth;    /* of a ring, slots */
     int x_stride; /* bytes between rows of x in shared memory */
 };
@@ -89,17 +88,6 @@ static __device__ inline void copy_bytes(void *to, const void *from, uint32_t by
                  : "memory");
 }
 
-/* A float of another CTA's shared memory, at the place of p in ours. */
-static __device__ inline float load_remote(const float *p, uint32_t rank)
-{
-    uint32_t at;
-    float f;
-
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_addr(p)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(f) : "r"(at));
-    return f;
-}
-
 /* c [16][8] += a [16][16] * b [16][8] */
 static __device__ inline void multiply(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                        uint32_t a3, uint32_t b0, uint32_t b1)
@@ -131,16 +119,6 @@ static __device__ inline void widen(uint32_t *low, uint32_t *high, uint32_t four
         "}"
         : "=r"(*low), "=r"(*high)
         : "r"(four));
-}
-
-static __device__ inline void cluster_arrive(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-static __device__ inline void cluster_wait(void)
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 /* --- one box ---------------------------------------------------------------------------- */
@@ -220,7 +198,7 @@ struct box_ring {
     uint64_t *bars;
     int slot, parity;         /* of the boxes to be multiplied next */
     int tile, last_tile, box; /* to be ordered next */
-    int first_box, tile_rows; /* of this CTA's share; rows of a part in a tile */
+    int tile_rows;            /* of a part in a tile */
 };
 
 /* Order the next two boxes of a tile into a slot. The second may be one too many (zeros, or
@@ -233,8 +211,7 @@ static __device__ inline void order(box_ring &r, const CUtensorMap *map, const p
         return;
     if (leads()) {
         barrier_expect(&r.bars[slot], SLOT_BYTES);
-        copy_boxes(r.boxes + slot * SLOT_BYTES, map, r.first_box + r.box, r.tile * r.tile_rows,
-                   &r.bars[slot]);
+        copy_boxes(r.boxes + slot * SLOT_BYTES, map, r.box, r.tile * r.tile_rows, &r.bars[slot]);
     }
     r.box += 2 * WK;
     if (r.box >= a.n_boxes) {
@@ -299,10 +276,10 @@ struct output {
     k_bf16 bias, bias_up, norm; /* widened at the end: to touch them is to wait for them */
 };
 
-/* Columns go round the CTAs of a cluster; 16 lanes have the rows of a tile, so that they can add
- * squares. `tile` is the first of the pass' TILES. */
+/* 16 lanes have the rows of a tile, so that they can add squares. `tile` is the first of the pass'
+ * TILES. */
 template <int TILES>
-static __device__ inline output choose_output(const product_args &a, int tile, int last, int rank)
+static __device__ inline output choose_output(const product_args &a, int tile, int last)
 {
     const struct k_product &p = a.p;
     int i = (threadIdx.x + (unsigned)tile * 32) % THREADS, row = i % 16;
@@ -310,7 +287,7 @@ static __device__ inline output choose_output(const product_args &a, int tile, i
     output o = {};
 
     o.place = i % (16 * TILES);
-    o.c = i / (16 * TILES) * a.n_split + rank;
+    o.c = i / (16 * TILES);
     tile += o.place / 16;
     o.row = gated ? tile * 8 + row : tile * 16 + row;
     o.mine =
@@ -339,18 +316,6 @@ static __device__ inline float sum_warps(const float *red, int place, int col, i
 #pragma unroll
     for (int w = 0; w < WK; w++)
         sum += red[((place / 16 * WK + w) * n + col) * COL_STRIDE + place % 16];
-    return sum;
-}
-
-/* The same over the CTAs of a cluster, each of which has left its sums in part [n][places]. */
-static __device__ inline float sum_ctas(const float *part, int place, int col, int places,
-                                        int n_split)
-{
-    float sum = 0.0f;
-
-#pragma unroll 8
-    for (int r = 0; r < n_split; r++)
-        sum += load_remote(part + col * places + place, r);
     return sum;
 }
 
@@ -408,42 +373,15 @@ static __device__ void end_pass(const float *red, const product_args &a, const o
     write_output(a, o, sum_warps<WK>(red, o.place, o.c, a.n), up, inverse[o.c]);
 }
 
-/* In a cluster the CTAs exchange their sums; the others' are there a pass later. Each has its own
- * power of two for x, so it is made up for here. */
-template <int WK, int TILES>
-static __device__ void leave_sums(float *part, const float *red, const float *unscale, int n)
-{
-    __syncthreads();
-    for (int i = threadIdx.x; i < 16 * TILES * n; i += THREADS) {
-        int col = i / (16 * TILES);
-
-        part[i] = sum_warps<WK>(red, i % (16 * TILES), col, n) * unscale[col];
-    }
-    cluster_arrive();
-}
-
-static __device__ void collect_sums(const float *part, int places, const product_args &a,
-                                    const output &o, const float *inverse)
-{
-    float up = 0.0f;
-
-    cluster_wait();
-    if (!o.mine)
-        return;
-    if (a.p.kind == K_PRODUCT_GATED)
-        up = sum_ctas(part, o.place + 8, o.c, places, a.n_split);
-    write_output(a, o, sum_ctas(part, o.place, o.c, places, a.n_split), up, inverse[o.c]);
-}
-
 /* --- the rows of x ---------------------------------------------------------------------- */
 
-/* Order this CTA's share of the rows of x; one lane. */
-static __device__ void order_x(char *xs, const product_args &a, int share, int rank, uint64_t *bar)
+/* Order the rows of x; one lane. */
+static __device__ void order_x(char *xs, const product_args &a, uint64_t *bar)
 {
-    barrier_expect(bar, a.n * share * 2);
+    barrier_expect(bar, a.n * a.n_in * 2);
     for (int c = 0; c < a.n; c++)
-        copy_bytes(xs + c * a.x_stride, (const k_bf16 *)a.p.x + (size_t)c * a.n_in + rank * share,
-                   share * 2, bar);
+        copy_bytes(xs + c * a.x_stride, (const k_bf16 *)a.p.x + (size_t)c * a.n_in, a.n_in * 2,
+                   bar);
 }
 
 /* Fetch the squares of row c, of which a lane has every 32nd. */
@@ -460,14 +398,14 @@ static __device__ inline void fetch_squares(float squares[SQUARES], int c, const
 }
 
 /* 1 / sqrt(mean square) of each row of x; the squares of row `warp` are there already, the first
- * 32 * SQUARES of them. Without a cluster what makes up for x's power of two goes in, too. */
+ * 32 * SQUARES of them. What makes up for x's power of two goes in, too. */
 static __device__ void find_inverse(float *inverse, const float *unscale, float squares[SQUARES],
                                     int warp, const product_args &a)
 {
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL ? a.p.n_sums : 0;
 
     for (int c = warp; c < a.n; c += WARPS) {
-        float sum = 0.0f, back = a.n_split == 1 ? unscale[c] : 1.0f;
+        float sum = 0.0f, back = unscale[c];
 
         if (c > warp)
             fetch_squares(squares, c, a);
@@ -546,26 +484,22 @@ static __device__ void convert_x(char *xs, float *unscale, float *tops, const pr
 /* --- the kernel ------------------------------------------------------------------------- */
 
 /* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp in a pass. */
-template <int NT, int WK, int PT, bool FP8, bool CLUSTER>
+template <int NT, int WK, int PT, bool FP8>
 static __global__ void __launch_bounds__(THREADS, 1)
     product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a)
 {
-    /* rings [WARPS][depth], x [n][x_stride], sums of warps [2][PT][WARPS][n][COL_STRIDE] (in a
-     * cluster the second half is for the exchange), inverse and unscale [8 NT], barriers
-     * [WARPS][depth] and x's */
+    /* rings [WARPS][depth], x [n][x_stride], sums of warps [2][PT][WARPS][n][COL_STRIDE], inverse
+     * and unscale [8 NT], barriers [WARPS][depth] and x's */
     extern __shared__ __align__(1024) char shared[];
-    const int tiles = WARPS / WK * PT, box_cols = FP8 ? 128 : 64;
+    const int tiles = WARPS / WK * PT;
     int warp = warp_number(), g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, pass = 0;
     char *xs = shared + WARPS * a.depth * SLOT_BYTES;
-    float *red = (float *)(xs + a.n * a.x_stride), *part = red + PT * WARPS * COL_STRIDE * a.n;
-    float *inverse = part + PT * WARPS * COL_STRIDE * a.n, *unscale = inverse + 8 * NT;
+    float *red = (float *)(xs + a.n * a.x_stride), *red_odd = red + PT * WARPS * COL_STRIDE * a.n;
+    float *inverse = red_odd + PT * WARPS * COL_STRIDE * a.n, *unscale = inverse + 8 * NT;
     uint64_t *bars = (uint64_t *)(unscale + 8 * NT), *x_bar = bars + WARPS * a.depth;
-    int rank = CLUSTER ? (int)cluster_rank() : 0, share = a.n_boxes * box_cols;
-    unsigned group = blockIdx.x / a.n_split, n_groups = gridDim.x / a.n_split;
-    int first = (int)(group * a.n_tiles / n_groups),
-        last = (int)((group + 1) * a.n_tiles / n_groups);
+    int first = (int)(blockIdx.x * a.n_tiles / gridDim.x);
+    int last = (int)((blockIdx.x + 1) * a.n_tiles / gridDim.x);
     box_ring r = {};
-    output before = {};
     uint32_t x_row[NT];
     float squares[SQUARES];
 
@@ -574,7 +508,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
     r.tile = warp % WK * 2 < a.n_boxes ? first + warp / WK : last;
     r.last_tile = last;
     r.box = warp % WK * 2;
-    r.first_box = rank * a.n_boxes;
     r.tile_rows = a.p.kind == K_PRODUCT_GATED ? 8 : BOX_ROWS;
     if (leads()) {
         for (int i = 0; i < a.depth; i++)
@@ -594,40 +527,27 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
-        order_x(xs, a, share, rank, x_bar);
+        order_x(xs, a, x_bar);
     fetch_squares(squares, warp, a);
     bar_wait(x_bar, 0);
     if (FP8 && !a.p.x_is_half)
-        convert_x(xs, unscale, red, a, share * 2 / 16);
+        convert_x(xs, unscale, red, a, a.n_in * 2 / 16);
 
     for (int tile = first; tile < last; tile += tiles, pass++) {
-        float *sums = !CLUSTER && (pass & 1) ? part : red;
-        float *part_now = part + (pass & 1) * (16 * tiles * a.n);
-        output o = choose_output<tiles>(a, tile, last, rank);
+        float *sums = pass & 1 ? red_odd : red;
+        output o = choose_output<tiles>(a, tile, last);
 
         for (int t = 0; t < PT; t++) {
             float acc[2][NT][4] = {};
 
             if (tile + t * (WARPS / WK) + warp / WK < last)
                 multiply_tile<NT, WK, FP8>(acc, r, &map, a, xs, x_row, warp);
-            if (CLUSTER && t == 0 && tile > first) /* and red is free: all have read it */
-                collect_sums(part + (~pass & 1) * (16 * tiles * a.n), 16 * tiles, a, before,
-                             inverse);
             store_sums<NT>(sums + (t * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
         }
         if (tile == first)
             find_inverse(inverse, unscale, squares, warp, a);
-        if (!CLUSTER) {
-            end_pass<WK>(sums, a, o, inverse);
-            continue;
-        }
-        leave_sums<WK, tiles>(part_now, red, unscale, a.n);
-        before = o;
-        if (tile + tiles >= last)
-            collect_sums(part_now, 16 * tiles, a, before, inverse);
+        end_pass<WK>(sums, a, o, inverse);
     }
-    if (CLUSTER)
-        cluster_sync(); /* the others may still read our sums */
 }
 
 /* --- launching -------------------------------------------------------------------------- */
@@ -651,24 +571,17 @@ static int box_cols(const struct k_matrix *w)
     return w->type == K_E4M3 ? 128 : 64;
 }
 
-/* CTAs that share a tile, so that the rows of x have room. */
-static int split_of(int n)
-{
-    return n <= 4 ? 1 : 2;
-}
-
 /* Bytes of shared memory besides the rings. */
 static size_t rest_bytes(int n_in, int n)
 {
-    return (size_t)n * (size_t)(n_in / split_of(n) * 2 + 16) +
-           2 * 4 * WARPS * COL_STRIDE * (size_t)n * 4 + 2 * 8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
+    return (size_t)n * (size_t)(n_in * 2 + 16) + 2 * 4 * WARPS * COL_STRIDE * (size_t)n * 4 +
+           2 * 8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
 }
 
 /* What this file's kernel takes. */
 static bool takes(const struct k_matrix *w, int n)
 {
-    return n >= 1 && n <= (w->type == K_E4M3 ? ROWS_FEW / 2 : ROWS_FEW) && w->block == 0 &&
-           w->n_in % (box_cols(w) * split_of(n)) == 0 &&
+    return n >= 1 && n <= ROWS_FEW && w->block == 0 && w->n_in % box_cols(w) == 0 &&
            rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
 }
 
@@ -686,45 +599,33 @@ int k_multiply_takes(const struct k_matrix *w, int n)
 int k_multiply_bucket(const struct k_matrix *w, int n)
 {
     if (!is_wide(w, n))
-        return n <= 4 ? 4 : ROWS_FEW;
+        return product_wide_takes(w, n) ? ROWS_WIDE - 1 : ROWS_FEW;
     return product_wide_bucket(n);
 }
 
-template <int NT, int WK, int PT, bool FP8, bool CLUSTER>
+template <bool FP8>
 static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
 {
     size_t rest = rest_bytes(a.n_in, a.n), smem;
     int depth = (int)((SMEM_MAX - rest) / (WARPS * SLOT_BYTES));
-    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
 
     a.depth = depth < DEPTH_MAX ? depth : DEPTH_MAX;
     smem = rest + (size_t)WARPS * a.depth * SLOT_BYTES;
-    if (cudaFuncSetAttribute(product_kernel<NT, WK, PT, FP8, CLUSTER>,
+    if (cudaFuncSetAttribute(product_kernel<1, 8, 4, FP8>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) != cudaSuccess)
         return -1;
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = (unsigned)a.n_split;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    config.gridDim = dim3((unsigned)(n_sms / a.n_split * a.n_split));
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)n_sms);
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = smem;
     config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = CLUSTER ? 2 : 1;
-    return cudaLaunchKernelEx(&config, product_kernel<NT, WK, PT, FP8, CLUSTER>, map, a) ==
-                   cudaSuccess
-               ? 0
-               : -1;
-}
-
-template <bool FP8>
-static int choose(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
-{
-    return a.n <= 4 ? launch<1, 8, 4, FP8, false>(map, a, n_sms, stream)
-                    : launch<1, 8, 4, FP8, true>(map, a, n_sms, stream);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, product_kernel<1, 8, 4, FP8>, map, a) == cudaSuccess ? 0
+                                                                                            : -1;
 }
 
 int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
@@ -747,11 +648,10 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     a.n_in = w->n_in;
     a.n_out = w->n_out;
     a.n_tiles = gated ? (w->n_out / 2 + 7) / 8 : (w->n_out + 15) / 16;
-    a.n_split = split_of(n);
-    a.n_boxes = w->n_in / box_cols(w) / a.n_split;
-    a.x_stride = w->n_in / a.n_split * 2 + 16;
-    return w->type == K_E4M3 ? choose<true>(map, a, n_sms, stream)
-                             : choose<false>(map, a, n_sms, stream);
+    a.n_boxes = w->n_in / box_cols(w);
+    a.x_stride = w->n_in * 2 + 16;
+    return w->type == K_E4M3 ? launch<true>(map, a, n_sms, stream)
+                             : launch<false>(map, a, n_sms, stream);
 }
 
 /* --- the beginning of a decode ---------------------------------------------------------- */

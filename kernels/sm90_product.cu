@@ -33,9 +33,8 @@
 #define ROWS_MAX   256                          /* rows of w in a tile */
 #define REST_BYTES (64 * 4 + 4 * DEPTH_MAX * 8) /* inverse, barriers */
 #define SMEM_MAX   (226 * 1024)
-#define RING_BYTES (192 * 1024) /* of slots, at most */
-#define SLOT_BYTES (32 * 1024)  /* of a slot of w, at most */
-#define PRE_BYTES  (64 * 1024)  /* of w that are ordered before x */
+#define SLOT_BYTES (32 * 1024) /* of a slot of w, at most */
+#define PRE_BYTES  (64 * 1024) /* of w that are ordered before x */
 
 /* How a matrix is cut for a bucket of rows. */
 struct cut {
@@ -675,9 +674,9 @@ static int rows_of(const cut &c, bool sixteens, int n_split, int n_sms)
 /* Slots of `box` slabs; false when too few have room. */
 static bool lay_out(cut &c, int box)
 {
-    int stride = c.n_blocks * BLOCK + 4, sums, rest, slack, ring;
+    int stride = c.n_blocks * BLOCK + 4, sums, rest, slack, budget, ring;
     bool one_tile = c.n_tiles <= c.n_groups;
-    int budget = RING_BYTES, least = c.n_blocks == 1 ? 4 : 2; /* of x: two for each warpgroup */
+    int least = c.n_blocks == 1 ? 4 : 2; /* of x: two for each warpgroup */
 
     c.box = box;
     c.group_bytes = c.rows_by_eight ? box * 8 * SLAB : 8 * SLAB;
@@ -690,8 +689,7 @@ static bool lay_out(cut &c, int box)
     rest = REST_BYTES + (one_tile ? 0 : sums);
     /* blocks of less than 64 rows: what is behind them is read, too */
     slack = (BLOCK - c.block_rows) / 8 * c.group_bytes;
-    if (budget > SMEM_MAX - rest - slack)
-        budget = SMEM_MAX - rest - slack;
+    budget = SMEM_MAX - rest - slack;
     c.x_depth = budget / (c.n_blocks * c.slot_bytes + c.x_bytes);
     for (c.x_depth = c.x_depth < least ? least : c.x_depth;; c.x_depth++) { /* as far ahead as w */
         if (c.x_depth > DEPTH_MAX)
