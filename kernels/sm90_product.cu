@@ -616,7 +616,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
         return;
     if (warp >= WORKERS / 32)
         cluster_sync();
-    cluster_sync(); /* the others may still read our sums */
+    /* The others may still read our sums; nothing that was written is waited for. */
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
+                 "barrier.cluster.wait.aligned;" ::
+                     : "memory");
 }
 
 /* --- how a matrix is cut ---------------------------------------------------------------- */
