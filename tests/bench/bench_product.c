@@ -3,10 +3,11 @@
  *
  *   bench_product bf16|e4m3 ROWS[,ROWS...] [TABLE]
  *
- * Two lines for each number of rows: microseconds a layer and the share of the time of a read of
- * the weights at 4.65 TB/s, an H200's, of k_multiply() with what stands around the products, and of
- * cuBLASLt's bare products, with the algorithms of TABLE; then the same of each product alone,
- * launched again and again on other layers' weights. */
+ * A line of what a read of the largest matrix reaches in this run: GPUs of one name differ by some
+ * percent. Then two for each number of rows: microseconds a layer and the share of the time of a
+ * read of the weights at 4.65 TB/s, an H200's, of k_multiply() with what stands around the products,
+ * and of cuBLASLt's bare products, with the algorithms of TABLE; then the same of each product
+ * alone, launched again and again on other layers' weights. */
 #include <string.h>
 
 #include "device/gemm_cuda.h"
@@ -45,6 +46,8 @@ struct bench {
     struct gemm *gemm;
     enum k_type type;
 };
+
+int bench_read(int *out, const void *p, size_t bytes, k_stream stream);
 
 static void *alloc(size_t bytes)
 {
@@ -98,6 +101,18 @@ static void library(struct bench *b, int layer, int mat, int n)
                              .y_is_float = mat == MAT_HEAD};
 
     bench_must(gemm_run(b->gemm, &p, b->stream), "a product of the library");
+}
+
+/* The matrix as bytes that are looked at and nothing more. */
+static void read_only(struct bench *b, int layer, int mat, int n)
+{
+    const struct k_matrix *w = &b->w[layer % COPIES][mat];
+
+    (void)n;
+    bench_must(bench_read(b->y, w->data,
+                          (size_t)w->n_out * (size_t)w->n_in * (w->type == K_E4M3 ? 1 : 2),
+                          b->stream),
+               "a read");
 }
 
 typedef void (*run_fn)(struct bench *b, int layer, int mat, int n);
@@ -220,6 +235,9 @@ int main(int argc, char **argv)
     bench_must(gemm_open(&b.gemm, alloc(WORKSPACE), WORKSPACE, prop.name), "the library");
     if (argc > 3)
         gemm_read(b.gemm, argv[3], true);
+    printf("a read of the head: %.3f TB/s\n",
+           bytes_of(&b, MAT_HEAD, MAT_HEAD) / time_graph(&b, read_only, 6, MAT_HEAD, MAT_HEAD, 1) *
+               1e-6);
     for (char *rows = argv[2]; *rows != '\0';) {
         int n = (int)strtol(rows, &rest, 10);
 
