@@ -241,6 +241,35 @@ static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type t
     run_close(&r);
 }
 
+/* Large matrices, of which copies are late and out of order: the same bits again and again. What
+ * they are, compare_kind() says. */
+static void compare_again(enum k_product_kind kind, struct shape s)
+{
+    enum { TURNS = 24 };
+    static const int rows[] = {3, 8, 16, 25, 32};
+    struct run r;
+
+    run_open(&r, kind, s, K_BF16, false, 32);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int n = rows[i], same = 0;
+        size_t bytes = outputs_of(&r, n) * sizeof(float);
+        float *first = malloc(bytes);
+
+        if (gpu_has_turn()) {
+            run_device(&r, r.x, n, n);
+            memcpy(first, r.y, bytes);
+            for (int turn = 0; turn < TURNS; turn++) {
+                run_device(&r, r.x, n, n);
+                same += memcmp(first, r.y, bytes) == 0;
+            }
+            ok(same == TURNS, "kind %d, %d x %d, %d rows: the same bits %d times of %d", (int)kind,
+               s.n_out, s.n_in, n, same, TURNS);
+        }
+        free(first);
+    }
+    run_close(&r);
+}
+
 static void compare_embed(int n, int dim)
 {
     enum { VOCAB = 50 };
@@ -289,6 +318,10 @@ int main(void)
     compare_kind(K_PRODUCT_FLOAT, (struct shape){36004, 128}, K_BF16, false, 32, false);
     compare_kind(K_PRODUCT_GATED, (struct shape){36016, 128}, K_BF16, false, 32, false);
     compare_kind(K_PRODUCT_GATED, (struct shape){1006, 256}, K_BF16, false, 32, false);
+    compare_again(K_PRODUCT_PLAIN, (struct shape){6144, 4096});
+    compare_again(K_PRODUCT_GATED, (struct shape){28672, 4096});
+    compare_again(K_PRODUCT_RESIDUAL, (struct shape){4096, 14336});
+    compare_again(K_PRODUCT_FLOAT, (struct shape){40000, 2048});
     compare_embed(1, 64);
     compare_embed(7, 4096);
     device_close(gpu);
