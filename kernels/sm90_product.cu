@@ -22,51 +22,15 @@
  * The first slots are ordered before the kernel before has ended, but not all: x stands in the same
  * queue. The order of adding depends on the shape and on the bucket of n. */
 #include "kernels/product.cuh"
+#include "kernels/product_cut.h"
 
-#define THREADS    384 /* two warpgroups that multiply; a warp that orders; three helpers */
-#define WORKERS    256
-#define SLAB       128 /* bytes of a row in a slab: one row of the swizzle's pattern */
-#define SLAB_COLS  64
-#define BLOCK      64 /* rows of w that one wgmma takes */
-#define DEPTH_MAX  32
-#define SPLIT_MAX  2                            /* CTAs that share a tile */
-#define ROWS_MAX   256                          /* rows of w in a tile */
-#define REST_BYTES (64 * 4 + 4 * DEPTH_MAX * 8) /* inverse, barriers */
-#define SMEM_MAX   (226 * 1024)
-#define SLOT_BYTES (32 * 1024) /* of a slot of w, at most */
-#define PRE_BYTES  (64 * 1024) /* of w that are ordered before x */
-
-/* How a matrix is cut for a bucket of rows. */
-struct cut {
-    int n_out, n_in;
-    bool gated;
-    int columns;    /* of a wgmma: the bucket's rows */
-    int x_rows;     /* of x that are copied: n rounded up to 8 */
-    int rows;       /* of w in a tile */
-    int n_blocks;   /* of a tile: 1, 2 or 4 */
-    int block_rows; /* rows / n_blocks, at most BLOCK */
-    int n_tiles;    /* of the matrix */
-    int n_split;    /* CTAs of a cluster: each has a share of n_in */
-    int n_groups;   /* clusters */
-    int n_slabs;    /* of n_in */
-    int box;        /* slabs of a slot */
-    int depth;      /* slots of w */
-    int slot_bytes;
-    int group_bytes, slab_bytes; /* in a slot: from 8 rows to the next, from a slab to the next */
-    bool rows_by_eight; /* slots of w are [rows / 8][box][8][SLAB]; else [box][rows][SLAB] */
-    int x_depth, x_bytes;
-    int x_copied; /* bytes of a slot of x that are copied */
-    /* in shared memory, whose beginning are the slots of w: */
-    int x_at;
-    int red_at;  /* sums of a round [columns][stride]; 0, over the slots, when there is one tile */
-    int rest_at; /* inverse, barriers */
-    int smem;
-    int round; /* columns that are written at a time */
-};
+#define THREADS   384 /* two warpgroups that multiply; a warp that orders; three helpers */
+#define WORKERS   256
+#define PRE_BYTES (64 * 1024) /* of w that are ordered before x */
 
 struct wide_args {
     struct k_product p;
-    struct cut c;
+    struct product_cut c;
     int n;
     int first_slots; /* that are ordered before x */
 };
@@ -129,7 +93,7 @@ struct step {
     int tile, slab;
 };
 
-static __device__ inline void next_step(step &s, const work &k, const cut &c)
+static __device__ inline void next_step(step &s, const work &k, const product_cut &c)
 {
     s.slab += c.box;
     if (s.slab >= k.last) {
@@ -139,7 +103,7 @@ static __device__ inline void next_step(step &s, const work &k, const cut &c)
 }
 
 /* The row of w where block b of a tile begins. */
-static __device__ inline int block_row(int tile, int b, const cut &c)
+static __device__ inline int block_row(int tile, int b, const product_cut &c)
 {
     int half = c.n_blocks / 2;
 
@@ -150,7 +114,7 @@ static __device__ inline int block_row(int tile, int b, const cut &c)
 }
 
 static __device__ inline void order_x(char *shared, const barriers &bars, const CUtensorMap *map,
-                                      step &x, slot &to, const work &k, const cut &c)
+                                      step &x, slot &to, const work &k, const product_cut &c)
 {
     barrier_wait(&bars.x_empty[to.at], to.parity);
     barrier_expect(&bars.x_full[to.at], c.x_copied);
@@ -165,7 +129,7 @@ template <int MB>
 static __device__ void order_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
                                  const CUtensorMap *x_map, const work &k, const wide_args &a)
 {
-    const cut &c = a.c;
+    const product_cut &c = a.c;
     step w = {k.tile, k.first}, x = w;
     slot to = {0, 1}, x_to = {0, 1};
     int before_x = a.first_slots, w_steps = 0, x_steps = 0;
@@ -216,8 +180,8 @@ static __device__ inline void pass_slots(const barriers &bars, slot &from, int n
 template <int N, int MB>
 static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][2][N / 2],
                                                      char *shared, const barriers &bars, slot &from,
-                                                     slot &x_from, const work &k, const cut &c,
-                                                     int group)
+                                                     slot &x_from, const work &k,
+                                                     const product_cut &c, int group)
 {
     const int OWN = MB == 4 ? 2 : 1;
     int before = -1, x_before = -1;
@@ -239,7 +203,7 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
 #pragma unroll
         for (int b = 0; b < OWN; b++) {
             uint64_t w = operand(shared + from.at * c.slot_bytes, c.group_bytes, 0);
-            uint64_t x = operand(shared + c.x_at + x_from.at * c.x_bytes, 8 * SLAB, 0);
+            uint64_t x = operand(shared + c.x_at + x_from.at * c.x_bytes, 8 * CUT_SLAB, 0);
 
             barrier_wait(&bars.full[from.at], from.parity);
 #pragma unroll 1
@@ -261,7 +225,7 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
                     }
                 }
                 w += c.slab_bytes / 16;
-                x += c.x_rows * SLAB / 16;
+                x += c.x_rows * CUT_SLAB / 16;
             }
             before = from.at;
             x_before = -1;
@@ -292,7 +256,7 @@ template <int N, int MB, int OWN>
 static __device__ inline void store_sums(float *red, const float (&acc)[OWN][2][N / 2], int first,
                                          int columns, int block_rows)
 {
-    const int stride = MB * BLOCK + 4;
+    const int stride = MB * CUT_BLOCK + 4;
     int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 
 #pragma unroll
@@ -447,7 +411,7 @@ template <int MB, int KIND>
 static __device__ void finish(const float *red, const wide_args &a, const float *inverse,
                               const outputs &o, int rank, int first, int last, const fetched &f)
 {
-    const int stride = MB * BLOCK + 4, second = MB == 1 ? a.c.round * stride : 0;
+    const int stride = MB * CUT_BLOCK + 4, second = MB == 1 ? a.c.round * stride : 0;
     const struct k_product &p = a.p;
     bool whole = o.n_out % 4 == 0;
     int col = threadIdx.x / o.fours, row = threadIdx.x % o.fours;
@@ -543,11 +507,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(1024) char shared[];
     const int OWN = MB == 4 ? 2 : 1;
-    const cut &c = a.c;
+    const product_cut &c = a.c;
     float *red = (float *)(shared + c.red_at), *inverse = (float *)(shared + c.rest_at);
     uint64_t *first_bar = (uint64_t *)(inverse + 64);
-    barriers bars = {first_bar, first_bar + DEPTH_MAX, first_bar + 2 * DEPTH_MAX,
-                     first_bar + 3 * DEPTH_MAX};
+    barriers bars = {first_bar, first_bar + CUT_DEPTH_MAX, first_bar + 2 * CUT_DEPTH_MAX,
+                     first_bar + 3 * CUT_DEPTH_MAX};
     int warp = warp_number(), rank = c.n_split > 1 ? (int)cluster_rank() : 0;
     work k;
 
@@ -599,7 +563,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 k.tile) /* inverse is there, and all have read what they need of the slots */
                 named_sync(1, THREADS - 32);
             for (int first = 0; first < a.n; first += c.round) {
-                store_sums<N, MB, OWN>(MB == 1 ? red + group * c.round * (MB * BLOCK + 4)
+                store_sums<N, MB, OWN>(MB == 1 ? red + group * c.round * (MB * CUT_BLOCK + 4)
                                                : red + group * OWN * c.block_rows,
                                        acc, first, c.round, c.block_rows);
                 if (c.n_split > 1)
@@ -622,149 +586,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
                      : "memory");
 }
 
-/* --- how a matrix is cut ---------------------------------------------------------------- */
-
-static int round_up(int x, int to)
-{
-    return (x + to - 1) / to * to;
-}
-
-int product_wide_bucket(int n)
-{
-    int bucket = 8;
-
-    while (bucket < n)
-        bucket *= 2;
-    return bucket;
-}
-
-/* Blocks of 64 rows that a tile of so many takes: 1, 2 or 4. */
-static int blocks_of(int rows, bool gated)
-{
-    return rows <= BLOCK && !gated ? 1 : rows <= 2 * BLOCK ? 2 : 4;
-}
-
-/* Rows of a tile, so that all groups of CTAs have nearly equally many; 0: none with a cluster. */
-static int rows_of(const cut &c, bool sixteens, int n_split, int n_sms)
-{
-    int groups = n_sms / n_split, best = 0;
-    long best_cost = 0;
-
-    for (int passes = 1, left = 8; left > 0; passes++) {
-        int share = (c.n_out + groups * passes - 1) / (groups * passes);
-        int blocks = blocks_of(share, c.gated), unit = 8 * n_split * (c.gated ? 2 : 1), rows;
-        long cost;
-
-        if (unit < 8 * blocks)
-            unit = 8 * blocks;
-        if (sixteens && unit < 16 * n_split)
-            unit = 16 * n_split;
-        rows = round_up(share, unit);
-        if (rows > ROWS_MAX || rows > blocks * BLOCK)
-            continue;
-        left--;
-        cost = (long)passes * rows;
-        if (best == 0 || cost < best_cost) {
-            best = rows;
-            best_cost = cost;
-        }
-        if (passes == 1 || n_split > 1)
-            return n_split > 1 && passes > 1 ? 0 : rows;
-    }
-    return best;
-}
-
-/* Slots of `box` slabs; false when too few have room. */
-static bool lay_out(cut &c, int box)
-{
-    int stride = c.n_blocks * BLOCK + 4, sums, rest, slack, budget, ring;
-    bool one_tile = c.n_tiles <= c.n_groups;
-    int least = c.n_blocks == 1 ? 4 : 2; /* of x: two for each warpgroup */
-
-    c.box = box;
-    c.group_bytes = c.rows_by_eight ? box * 8 * SLAB : 8 * SLAB;
-    c.slab_bytes = c.rows_by_eight ? 8 * SLAB : c.block_rows * SLAB;
-    c.slot_bytes = box * c.block_rows * SLAB;
-    c.x_bytes = box * c.columns * SLAB;
-    c.x_copied = box * c.x_rows * SLAB;
-    c.round = one_tile || c.columns < 16 ? c.columns : 16;
-    sums = (c.n_blocks == 1 ? 2 : 1) * c.round * stride * 4;
-    rest = REST_BYTES + (one_tile ? 0 : sums);
-    /* blocks of less than 64 rows: what is behind them is read, too */
-    slack = (BLOCK - c.block_rows) / 8 * c.group_bytes;
-    budget = SMEM_MAX - rest - slack;
-    c.x_depth = budget / (c.n_blocks * c.slot_bytes + c.x_bytes);
-    for (c.x_depth = c.x_depth < least ? least : c.x_depth;; c.x_depth++) { /* as far ahead as w */
-        if (c.x_depth > DEPTH_MAX)
-            c.x_depth = DEPTH_MAX;
-        c.depth = (budget - c.x_depth * c.x_bytes) / c.slot_bytes;
-        if (c.depth > DEPTH_MAX)
-            c.depth = DEPTH_MAX;
-        if (c.x_depth == DEPTH_MAX || c.depth <= c.x_depth * c.n_blocks)
-            break;
-    }
-    c.x_at = c.depth * c.slot_bytes;
-    ring = c.x_at + c.x_depth * c.x_bytes;
-    if (ring < c.x_at + slack)
-        ring = c.x_at + slack;
-    if (one_tile && ring < sums)
-        ring = sums;
-    c.red_at = one_tile ? 0 : ring;
-    c.rest_at = ring + (one_tile ? 0 : sums);
-    c.smem = c.rest_at + REST_BYTES;
-    /* a warpgroup holds a slot while it waits for its next */
-    return c.depth >= (c.n_blocks == 4 ? 6 : 4) && c.smem <= SMEM_MAX;
-}
-
-static bool cut_matrix(cut &c, const struct k_matrix *w, enum k_product_kind kind, int n, int n_sms)
-{
-    int box;
-
-    c.gated = kind == K_PRODUCT_GATED;
-    c.n_out = w->n_out;
-    c.n_in = w->n_in;
-    c.columns = product_wide_bucket(n);
-    c.x_rows = round_up(n, 8);
-    c.n_slabs = w->n_in / SLAB_COLS;
-    c.rows_by_eight = w->n_out % (c.gated ? 16 : 8) == 0;
-    for (int split = 1; split <= SPLIT_MAX && split <= c.n_slabs; split++) {
-        int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);
-
-        if (rows == 0)
-            break;
-        c.n_split = split;
-        c.rows = rows;
-        if (c.columns * 3 <= rows * 2)
-            break;
-    }
-    c.n_blocks = blocks_of(c.rows, c.gated);
-    c.block_rows = c.rows / c.n_blocks;
-    c.n_tiles = (w->n_out + c.rows - 1) / c.rows;
-    c.n_groups = n_sms / c.n_split;
-    if (c.n_groups > c.n_tiles)
-        c.n_groups = c.n_tiles;
-    box = SLOT_BYTES / (c.block_rows * SLAB);
-    box = box > 8 ? 8 : box;
-    if (box > (c.n_slabs + c.n_split - 1) / c.n_split)
-        box = (c.n_slabs + c.n_split - 1) / c.n_split;
-    for (; box > 0; box--) {
-        if (lay_out(c, box))
-            return true;
-    }
-    return false;
-}
-
 /* --- launching -------------------------------------------------------------------------- */
 
 static int encode_maps(CUtensorMap *w_map, CUtensorMap *x_map, const wide_args &a)
 {
-    const cut &c = a.c;
+    const product_cut &c = a.c;
     cuuint64_t row_bytes = (cuuint64_t)c.n_in * 2;
-    cuuint64_t sizes[4] = {SLAB_COLS, 8, (cuuint64_t)c.n_slabs, (cuuint64_t)c.n_out / 8};
-    cuuint64_t strides[3] = {row_bytes, SLAB, 8 * row_bytes};
-    cuuint32_t box[4] = {SLAB_COLS, 8, (cuuint32_t)c.box, (cuuint32_t)c.block_rows / 8};
-    cuuint64_t x_sizes[3] = {SLAB_COLS, (cuuint64_t)a.n, (cuuint64_t)c.n_slabs};
-    cuuint32_t x_box[3] = {SLAB_COLS, (cuuint32_t)c.x_rows, (cuuint32_t)c.box};
+    cuuint64_t sizes[4] = {CUT_SLAB_COLS, 8, (cuuint64_t)c.n_slabs, (cuuint64_t)c.n_out / 8};
+    cuuint64_t strides[3] = {row_bytes, CUT_SLAB, 8 * row_bytes};
+    cuuint32_t box[4] = {CUT_SLAB_COLS, 8, (cuuint32_t)c.box, (cuuint32_t)c.block_rows / 8};
+    cuuint64_t x_sizes[3] = {CUT_SLAB_COLS, (cuuint64_t)a.n, (cuuint64_t)c.n_slabs};
+    cuuint32_t x_box[3] = {CUT_SLAB_COLS, (cuuint32_t)c.x_rows, (cuuint32_t)c.box};
 
     if (!c.rows_by_eight) {
         sizes[1] = (cuuint64_t)c.n_out;
@@ -828,9 +660,14 @@ static int choose(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide
     }
 }
 
+int product_wide_bucket(int n)
+{
+    return product_cut_columns(n);
+}
+
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
-    return w->type == K_BF16 && w->scales == NULL && w->n_in % SLAB_COLS == 0 && n >= 1 &&
+    return w->type == K_BF16 && w->scales == NULL && w->n_in % CUT_SLAB_COLS == 0 && n >= 1 &&
            n <= K_PRODUCT_ROWS_MAX;
 }
 
@@ -841,7 +678,7 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
 
     a.p = *p;
     a.n = n;
-    if (!cut_matrix(a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
+    if (!product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
         return -1;
     a.first_slots = PRE_BYTES / a.c.slot_bytes;
     if (a.first_slots < 1)

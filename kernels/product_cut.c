@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/product_cut.h"
+
+#define SPLIT_MAX  2           /* CTAs that share a tile */
+#define ROWS_MAX   256         /* rows of w in a tile */
+#define SLOT_BYTES (32 * 1024) /* of a slot of w, at most */
+
+static int round_up(int x, int to)
+{
+    return (x + to - 1) / to * to;
+}
+
+int product_cut_columns(int n)
+{
+    int bucket = 8;
+
+    while (bucket < n)
+        bucket *= 2;
+    return bucket;
+}
+
+/* Blocks of 64 rows that a tile of so many takes: 1, 2 or 4. */
+static int blocks_of(int rows, bool gated)
+{
+    return rows <= CUT_BLOCK && !gated ? 1 : rows <= 2 * CUT_BLOCK ? 2 : 4;
+}
+
+/* Rows of a tile, so that all groups of CTAs have nearly equally many; 0: none with a cluster. */
+static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int n_sms)
+{
+    int groups = n_sms / n_split, best = 0;
+    long best_cost = 0;
+
+    for (int passes = 1, left = 8; left > 0; passes++) {
+        int share = (c->n_out + groups * passes - 1) / (groups * passes);
+        int blocks = blocks_of(share, c->gated), unit = 8 * n_split * (c->gated ? 2 : 1), rows;
+        long cost;
+
+        if (unit < 8 * blocks)
+            unit = 8 * blocks;
+        if (sixteens && unit < 16 * n_split)
+            unit = 16 * n_split;
+        rows = round_up(share, unit);
+        if (rows > ROWS_MAX || rows > blocks * CUT_BLOCK)
+            continue;
+        left--;
+        cost = (long)passes * rows;
+        if (best == 0 || cost < best_cost) {
+            best = rows;
+            best_cost = cost;
+        }
+        if (passes == 1 || n_split > 1)
+            return n_split > 1 && passes > 1 ? 0 : rows;
+    }
+    return best;
+}
+
+/* Slots of `box` slabs; false when too few have room. */
+static bool lay_out(struct product_cut *c, int box)
+{
+    int stride = c->n_blocks * CUT_BLOCK + 4, sums, rest, slack, budget, ring;
+    bool one_tile = c->n_tiles <= c->n_groups;
+    int least = c->n_blocks == 1 ? 4 : 2; /* of x: two for each warpgroup */
+
+    c->box = box;
+    c->group_bytes = c->rows_by_eight ? box * 8 * CUT_SLAB : 8 * CUT_SLAB;
+    c->slab_bytes = c->rows_by_eight ? 8 * CUT_SLAB : c->block_rows * CUT_SLAB;
+    c->slot_bytes = box * c->block_rows * CUT_SLAB;
+    c->x_bytes = box * c->columns * CUT_SLAB;
+    c->x_copied = box * c->x_rows * CUT_SLAB;
+    c->round = one_tile || c->columns < 16 ? c->columns : 16;
+    sums = (c->n_blocks == 1 ? 2 : 1) * c->round * stride * 4;
+    rest = CUT_REST_BYTES + (one_tile ? 0 : sums);
+    /* blocks of less than 64 rows: what is behind them is read, too */
+    slack = (CUT_BLOCK - c->block_rows) / 8 * c->group_bytes;
+    budget = CUT_SMEM_MAX - rest - slack;
+    c->x_depth = budget / (c->n_blocks * c->slot_bytes + c->x_bytes);
+    for (c->x_depth = c->x_depth < least ? least : c->x_depth;;
+         c->x_depth++) { /* as far ahead as w */
+        if (c->x_depth > CUT_DEPTH_MAX)
+            c->x_depth = CUT_DEPTH_MAX;
+        c->depth = (budget - c->x_depth * c->x_bytes) / c->slot_bytes;
+        if (c->depth > CUT_DEPTH_MAX)
+            c->depth = CUT_DEPTH_MAX;
+        if (c->x_depth == CUT_DEPTH_MAX || c->depth <= c->x_depth * c->n_blocks)
+            break;
+    }
+    c->x_at = c->depth * c->slot_bytes;
+    ring = c->x_at + c->x_depth * c->x_bytes;
+    if (ring < c->x_at + slack)
+        ring = c->x_at + slack;
+    if (one_tile && ring < sums)
+        ring = sums;
+    c->red_at = one_tile ? 0 : ring;
+    c->rest_at = ring + (one_tile ? 0 : sums);
+    c->smem = c->rest_at + CUT_REST_BYTES;
+    /* a warpgroup holds a slot while it waits for its next */
+    return c->depth >= (c->n_blocks == 4 ? 6 : 4) && c->smem <= CUT_SMEM_MAX;
+}
+
+bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
+                    int n, int n_sms)
+{
+    int box;
+
+    c->gated = kind == K_PRODUCT_GATED;
+    c->n_out = w->n_out;
+    c->n_in = w->n_in;
+    c->columns = product_cut_columns(n);
+    c->x_rows = round_up(n, 8);
+    c->n_slabs = w->n_in / CUT_SLAB_COLS;
+    c->rows_by_eight = w->n_out % (c->gated ? 16 : 8) == 0;
+    for (int split = 1; split <= SPLIT_MAX && split <= c->n_slabs; split++) {
+        int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);
+
+        if (rows == 0)
+            break;
+        c->n_split = split;
+        c->rows = rows;
+        if (c->columns * 3 <= rows * 2)
+            break;
+    }
+    c->n_blocks = blocks_of(c->rows, c->gated);
+    c->block_rows = c->rows / c->n_blocks;
+    c->n_tiles = (w->n_out + c->rows - 1) / c->rows;
+    c->n_groups = n_sms / c->n_split;
+    if (c->n_groups > c->n_tiles)
+        c->n_groups = c->n_tiles;
+    box = SLOT_BYTES / (c->block_rows * CUT_SLAB);
+    box = box > 8 ? 8 : box;
+    if (box > (c->n_slabs + c->n_split - 1) / c->n_split)
+        box = (c->n_slabs + c->n_split - 1) / c->n_split;
+    for (; box > 0; box--) {
+        if (lay_out(c, box))
+            return true;
+    }
+    return false;
+}

@@ -1,0 +1,59 @@
+/* How sm90_product.cu cuts a matrix and lays out shared memory: plain arithmetic, on the host alone,
+ * for any shape and any number of multiprocessors. Any thread. */
+#ifndef QUIRE_KERNELS_PRODUCT_CUT_H
+#define QUIRE_KERNELS_PRODUCT_CUT_H
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CUT_SLAB       128 /* bytes of a row in a slab: one row of the swizzle's pattern */
+#define CUT_SLAB_COLS  64
+#define CUT_BLOCK      64 /* rows of w that one wgmma takes */
+#define CUT_DEPTH_MAX  32
+#define CUT_REST_BYTES (64 * 4 + 4 * CUT_DEPTH_MAX * 8) /* inverse, barriers */
+#define CUT_SMEM_MAX   (226 * 1024)
+
+/* How a matrix is cut for a bucket of rows. */
+struct product_cut {
+    int n_out, n_in;
+    bool gated;
+    int columns;    /* of a wgmma: the bucket's rows */
+    int x_rows;     /* of x that are copied: n rounded up to 8 */
+    int rows;       /* of w in a tile */
+    int n_blocks;   /* of a tile: 1, 2 or 4 */
+    int block_rows; /* rows / n_blocks, at most CUT_BLOCK */
+    int n_tiles;    /* of the matrix */
+    int n_split;    /* CTAs of a cluster: each has a share of n_in */
+    int n_groups;   /* clusters */
+    int n_slabs;    /* of n_in */
+    int box;        /* slabs of a slot */
+    int depth;      /* slots of w */
+    int slot_bytes;
+    int group_bytes, slab_bytes; /* in a slot: from 8 rows to the next, from a slab to the next */
+    bool
+        rows_by_eight; /* slots of w are [rows / 8][box][8][CUT_SLAB]; else [box][rows][CUT_SLAB] */
+    int x_depth, x_bytes;
+    int x_copied; /* bytes of a slot of x that are copied */
+    /* in shared memory, whose beginning are the slots of w: */
+    int x_at;
+    int red_at;  /* sums of a round [columns][stride]; 0, over the slots, when there is one tile */
+    int rest_at; /* inverse, barriers */
+    int smem;
+    int round; /* columns that are written at a time */
+};
+
+/* The largest number of rows of x that are cut as n are: 8, 16 or 32. */
+int product_cut_columns(int n);
+
+/* w for n rows of x, 1 .. K_PRODUCT_ROWS_MAX. n_in is a multiple of CUT_SLAB_COLS; for
+ * K_PRODUCT_RESIDUAL n_out is one of 16. False: no room, which no such shape was found to have. */
+bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
+                    int n, int n_sms);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,105 @@
+/* Goal: product_cut_of() cuts every shape so that the kernel can rely on it. Method: shapes of all
+ * sizes, kinds and buckets, on GPUs with few and many multiprocessors; each is looked at for what
+ * sm90_product.cu takes for granted. Llama-3.1-8B's are cut as kernels/README.md says. */
+#include "kernels/product_cut.h"
+#include "tests/tap.h"
+
+/* Everything is covered once, and whoever shares a tile runs at the same time. */
+static bool covers(const struct product_cut *c, int n_sms)
+{
+    return c->rows > 0 && (long)c->n_tiles * c->rows >= c->n_out &&
+           (long)(c->n_tiles - 1) * c->rows < c->n_out && c->rows == c->n_blocks * c->block_rows &&
+           c->n_groups * c->n_split <= n_sms && c->n_groups <= c->n_tiles &&
+           (c->n_split == 1 || c->n_tiles <= c->n_groups);
+}
+
+/* Slots hold what is copied to them; rings are long enough for two warpgroups that wait for each
+ * other; what lies where does not overlap, nor does a wgmma read behind it. */
+static bool has_room(const struct product_cut *c)
+{
+    int last = (c->depth - 1) * c->slot_bytes, stride = c->n_blocks * CUT_BLOCK + 4;
+    int sums = (c->n_blocks == 1 ? 2 : 1) * c->round * stride * 4;
+    int reach =
+        c->rows_by_eight ? 8 * c->group_bytes : (c->box - 1) * c->slab_bytes + CUT_BLOCK * CUT_SLAB;
+
+    return c->block_rows % 8 == 0 && c->block_rows <= CUT_BLOCK && c->box >= 1 && c->box <= 8 &&
+           c->slot_bytes == c->box * c->block_rows * CUT_SLAB && c->slot_bytes % 1024 == 0 &&
+           c->x_bytes % 1024 == 0 && c->x_copied <= c->x_bytes &&
+           c->depth >= (c->n_blocks == 4 ? 6 : 4) && c->depth <= CUT_DEPTH_MAX &&
+           c->x_depth >= (c->n_blocks == 1 ? 4 : 2) && c->x_depth <= CUT_DEPTH_MAX &&
+           c->x_at == c->depth * c->slot_bytes && c->rest_at >= c->x_at + c->x_depth * c->x_bytes &&
+           c->rest_at >= c->red_at + sums &&
+           (c->red_at == 0 ? c->n_tiles <= c->n_groups && c->round >= c->columns
+                           : c->red_at >= c->x_at + c->x_depth * c->x_bytes) &&
+           c->smem == c->rest_at + CUT_REST_BYTES && c->smem <= CUT_SMEM_MAX &&
+           last + reach <= c->smem;
+}
+
+/* What the ends of tiles take four or sixteen rows at a time. */
+static bool ends_whole(const struct product_cut *c, enum k_product_kind kind)
+{
+    int own = c->rows / c->n_split;
+
+    if (kind == K_PRODUCT_RESIDUAL)
+        return own % 16 == 0;
+    return kind == K_PRODUCT_GATED ? c->gated && c->n_blocks >= 2 && own % 8 == 0 : own % 4 == 0;
+}
+
+static void cut_all(int n_sms)
+{
+    static const int rows[] = {1, 8, 9, 16, 17, 24, 32};
+    long n = 0, n_bad = 0;
+
+    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
+        for (int out = 16; out < 300000; out += out < 2048 ? 16 : out < 32768 ? 208 : 4110) {
+            for (int in = 64; in <= 32768; in += in < 1024 ? 64 : in < 8192 ? 448 : 3136) {
+                for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+                    const struct k_matrix w = {.type = K_BF16, .n_out = out, .n_in = in};
+                    struct product_cut c = {0};
+                    bool good;
+
+                    if (kind == K_PRODUCT_RESIDUAL && out % 16 != 0)
+                        continue;
+                    good = product_cut_of(&c, &w, (enum k_product_kind)kind, rows[i], n_sms) &&
+                           covers(&c, n_sms) && has_room(&c) &&
+                           ends_whole(&c, (enum k_product_kind)kind);
+                    if (!good && n_bad++ < 5)
+                        printf("# kind %d, %d x %d, %d rows: tiles of %d, %d of them, slots %d and "
+                               "%d, %d bytes\n",
+                               kind, out, in, rows[i], c.rows, c.n_tiles, c.depth, c.x_depth,
+                               c.smem);
+                    n++;
+                }
+            }
+        }
+    }
+    ok(n > 100000 && n_bad == 0, "%ld shapes on %d multiprocessors, %ld cut badly", n, n_sms,
+       n_bad);
+}
+
+static void cut_one(enum k_product_kind kind, int out, int in, int n, int rows, int n_split)
+{
+    const struct k_matrix w = {.type = K_BF16, .n_out = out, .n_in = in};
+    struct product_cut c = {0};
+    bool cut = product_cut_of(&c, &w, kind, n, 132);
+
+    ok(cut && c.rows == rows && c.n_split == n_split,
+       "%d x %d for %d rows: tiles of %d, %d to each", out, in, n, c.rows, c.n_split);
+}
+
+int main(void)
+{
+    static const int sms[] = {16, 66, 78, 114, 132};
+
+    for (size_t i = 0; i < sizeof sms / sizeof sms[0]; i++)
+        cut_all(sms[i]);
+    for (int n = 8; n <= 32; n *= 2) {
+        cut_one(K_PRODUCT_PLAIN, 6144, 4096, n, 48, 1);
+        cut_one(K_PRODUCT_RESIDUAL, 4096, 4096, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);
+        cut_one(K_PRODUCT_GATED, 28672, 4096, n, 224, 1);
+        cut_one(K_PRODUCT_RESIDUAL, 4096, 14336, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);
+    }
+    ok(product_cut_columns(1) == 8 && product_cut_columns(9) == 16 && product_cut_columns(32) == 32,
+       "columns");
+    return tap_done();
+}
