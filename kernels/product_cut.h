@@ -1,5 +1,5 @@
-/* How sm90_product.cu cuts a matrix and lays out shared memory: plain arithmetic, on the host alone,
- * for any shape and any number of multiprocessors. Any thread. */
+/* How sm90_product.cu cuts a matrix and lays out shared memory: plain arithmetic on the host, for
+ * any shape and any number of multiprocessors. Any thread. */
 #ifndef QUIRE_KERNELS_PRODUCT_CUT_H
 #define QUIRE_KERNELS_PRODUCT_CUT_H
 

@@ -5,9 +5,9 @@
  *
  * A line of what a read of the largest matrix reaches in this run: GPUs of one name differ by some
  * percent. Then two for each number of rows: microseconds a layer and the share of the time of a
- * read of the weights at 4.65 TB/s, an H200's, of k_multiply() with what stands around the products,
- * and of cuBLASLt's bare products, with the algorithms of TABLE; then the same of each product
- * alone, launched again and again on other layers' weights. */
+ * read of the weights at 4.65 TB/s, an H200's, of k_multiply() with what stands around the
+ * products, and of cuBLASLt's bare products, with the algorithms of TABLE; then the same of each
+ * product alone, launched again and again on other layers' weights. */
 #include <string.h>
 
 #include "device/gemm_cuda.h"
