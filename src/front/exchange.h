@@ -139,6 +139,7 @@ struct exchange {
     const char *model;           /* the served name; lives as long as the process */
 
     /* The streamer's. */
+    uint64_t answer;      /* as in wire_request; 0: it has one choice at most */
     int retry_after_s;    /* the engine's word for this request; 0: none */
     bool watching_out;    /* epoll is asked for writability */
     uint64_t progress_us; /* when the client last took a byte, or nothing was pending */

@@ -23,6 +23,7 @@ struct streamer {
     struct exchange *unflushed; /* answers with several choices that have something to send */
     struct gen *waiting;        /* generations without an engine, oldest first */
     int n_open;
+    uint64_t n_answers; /* of several choices, so far */
     bool draining;
     uint64_t drain_us; /* when that began */
     uint64_t drain_until_us;
@@ -45,11 +46,14 @@ void streamer_drain(struct streamer *s);
 
 /* --- streamer_submit.c --- */
 
-void streamer_wait_add(struct streamer *s, struct gen *g); /* for an engine, as the last */
+/* For an engine, as the last of those whose answers have begun, which are before all others: they
+ * can no longer be refused, and the next engine may have fewer slots than come. */
+void streamer_wait_add(struct streamer *s, struct gen *g);
 void streamer_wait_remove(struct streamer *s, struct gen *g);
 
-/* Submit g, or have it wait; an error is its exchange's answer. */
-void streamer_submit(struct streamer *s, struct gen *g);
+/* Submit all of x, or have it wait; an error is its answer. The engine gets its choices at once: when
+ * one has begun it knows of the others. */
+void streamer_submit(struct streamer *s, struct exchange *x);
 
 void streamer_spell(struct streamer *s);  /* the vocabulary may have been made */
 void streamer_resume(struct streamer *s); /* there is an engine */

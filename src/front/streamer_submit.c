@@ -11,12 +11,13 @@
 void streamer_wait_add(struct streamer *s, struct gen *g)
 {
     struct gen **at = &s->waiting;
+    bool begun = g->exchange->head_sent;
 
     if (g->waiting)
         return;
-    while (*at != NULL)
+    while (*at != NULL && (!begun || (*at)->exchange->head_sent))
         at = &(*at)->next;
-    g->next = NULL;
+    g->next = *at;
     g->waiting = true;
     g->wait_us = s->now_us;
     *at = g;
@@ -109,6 +110,7 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     r.arrival_us = x->arrival_us;
     r.n_tokens = (uint32_t)g->tokens.len;
     r.n_prompt = g->n_prompt;
+    r.answer = x->answer;
     r.max_tokens = l->engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
     if (x->max_tokens_given && x->max_tokens < r.max_tokens)
         r.max_tokens = x->max_tokens;
@@ -132,7 +134,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
 
     if (rc != ERR_OK)
         return rc;
-    r.flags = (g->n_submits > 0 ? WIRE_RESUMED : 0) |
+    r.flags = (g->n_submits > 0 || g->exchange->head_sent ? WIRE_RESUMED : 0) |
               (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
     r.n_tokens = (uint32_t)g->tokens.len;
     refusal = link_refuses(l, &r);
@@ -162,7 +164,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
     return ERR_OK;
 }
 
-void streamer_submit(struct streamer *s, struct gen *g)
+static void streamer_submit_one(struct streamer *s, struct gen *g)
 {
     struct exchange *x = g->exchange;
     const char *param = NULL;
@@ -181,40 +183,70 @@ void streamer_submit(struct streamer *s, struct gen *g)
         streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
 }
 
+/* The engine may take what was submitted of one answer. */
+static void streamer_publish(struct streamer *s)
+{
+    if (s->f->link.control_fd != -1)
+        lane_publish(&s->f->link.lane);
+}
+
+void streamer_submit(struct streamer *s, struct exchange *x)
+{
+    for (int i = 0; i < x->n_gens && !x->complete; i++)
+        streamer_submit_one(s, &x->gens[i]);
+    streamer_publish(s);
+}
+
+/* The first of those that wait for an engine, or of those that wait for the vocabulary. */
+static struct gen *streamer_first(const struct streamer *s, bool unspelled)
+{
+    struct gen *g = s->waiting;
+
+    while (g != NULL && g->unspelled != unspelled)
+        g = g->next;
+    return g;
+}
+
+/* Submit one that waits; the engine may take it with the last of its answer that stand in a row. */
+static void streamer_submit_waiting(struct streamer *s, struct gen *g)
+{
+    struct exchange *x = g->exchange;
+    bool last = g->next == NULL || g->next->exchange != x;
+
+    streamer_wait_remove(s, g);
+    streamer_submit_one(s, g);
+    if (last)
+        streamer_publish(s);
+    streamer_flush(s, x);
+}
+
 /* The vocabulary may have been made: submit those that wait for it. */
 void streamer_spell(struct streamer *s)
 {
-    struct gen *g = s->waiting;
+    struct gen *g;
     int sealed;
     size_t bytes;
 
-    if (g == NULL || s->f->link.control_fd == -1 ||
+    if (s->waiting == NULL || s->f->link.control_fd == -1 ||
         vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
         return;
-    while (g != NULL) { /* each pass makes one spelled, and one that fails takes others with it */
-        while (g != NULL && !g->unspelled)
-            g = g->next;
-        if (g == NULL)
-            return;
-        streamer_wait_remove(s, g);
-        streamer_submit(s, g);
-        streamer_flush(s, g->exchange);
-        g = s->waiting;
-    }
+    /* Each pass makes one spelled, and one that fails takes others with it. */
+    while ((g = streamer_first(s, true)) != NULL)
+        streamer_submit_waiting(s, g);
+    streamer_publish(s);
 }
 
 /* There is an engine: submit those that wait, each once. */
 void streamer_resume(struct streamer *s)
 {
+    struct gen *g;
     int n = 0;
 
-    for (const struct gen *g = s->waiting; g != NULL; g = g->next)
+    for (g = s->waiting; g != NULL; g = g->next) {
+        g->unspelled = false;
         n++;
-    for (; n > 0 && s->waiting != NULL; n--) { /* one that fails may take others with it */
-        struct gen *g = s->waiting;
-
-        streamer_wait_remove(s, g);
-        streamer_submit(s, g);
-        streamer_flush(s, g->exchange);
     }
+    for (; n > 0 && (g = streamer_first(s, false)) != NULL; n--)
+        streamer_submit_waiting(s, g); /* one that fails may take others with it */
+    streamer_publish(s);
 }
