@@ -7,7 +7,8 @@
  * idleness is saved up, nor does anybody wait for all who come after him.
  *
  * The queue's bounds hold for all together. When it is full and one comes who has less in it than
- * another, the last of him who has most is refused in its place; of those who have some that may be.
+ * another, the last of him who has most is refused in its place. What has begun is not, nor are the
+ * other choices of an answer that has: who has nothing else in the queue is passed over.
  *
  * No clock and no memory after init. Every call is O(tenants) at most, but for a sequence that goes
  * before many of its own tenant's, and for many at a tenant's end that may not be refused. The

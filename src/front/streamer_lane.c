@@ -95,8 +95,9 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
     }
 }
 
-/* Was a choice of x refused before another was admitted? Its slot may be one that is read later, and
- * once the answer has begun its status can no longer tell. True when the refusal is the answer. */
+/* Was a choice of x refused before another was admitted? Its slot may be one that is read later,
+ * and once the answer has begun its status can no longer tell. True when the refusal is the answer.
+ */
 static bool streamer_was_refused(struct streamer *s, struct exchange *x)
 {
     struct link *l = &s->f->link;

@@ -51,8 +51,8 @@ void streamer_drain(struct streamer *s);
 void streamer_wait_add(struct streamer *s, struct gen *g);
 void streamer_wait_remove(struct streamer *s, struct gen *g);
 
-/* Submit all of x, or have it wait; an error is its answer. The engine gets its choices at once: when
- * one has begun it knows of the others. */
+/* Submit all of x, or have it wait; an error is its answer. The engine gets its choices at once:
+ * when one has begun it knows of the others. */
 void streamer_submit(struct streamer *s, struct exchange *x);
 
 void streamer_spell(struct streamer *s);  /* the vocabulary may have been made */

@@ -358,7 +358,7 @@ with tap.section("choices that wait for each other"), \
     tap.ok(odd_end(told) is None and told.status == 200 and len(told.finish) == 2,
            "the second choice may wait for longer than queue_timeout_s: %.1f s" % waited,
            odd_end(told))
-    if waited < 1:
+    if waited < 1 and odd_end(told) is None:
         tap.skip("and did", "the first was quicker")
 
 with tap.section("long prompts"), \
