@@ -104,7 +104,9 @@ void streamer_engine(struct streamer *s)
     struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &l->control_fd};
 
     if (!link_try(l, s->now_us)) {
-        if (l->foreign_us != 0)
+        if (l->control_fd != -1)
+            streamer_submit_rest(s);
+        else if (l->foreign_us != 0)
             streamer_yield(s);
         return;
     }

@@ -21,7 +21,7 @@ struct streamer {
     struct exchange *open;      /* all that are not dead */
     struct exchange *dead;      /* to be freed at the end of the pass */
     struct exchange *unflushed; /* answers with several choices that have something to send */
-    struct gen *waiting;        /* generations without an engine, oldest first */
+    struct gen *waiting;        /* generations without an engine or room in it */
     int n_open;
     uint64_t n_answers; /* of several choices, so far */
     bool draining;
@@ -56,7 +56,10 @@ void streamer_wait_remove(struct streamer *s, struct gen *g);
 void streamer_submit(struct streamer *s, struct exchange *x);
 
 void streamer_spell(struct streamer *s);  /* the vocabulary may have been made */
-void streamer_resume(struct streamer *s); /* there is an engine */
+void streamer_resume(struct streamer *s); /* there is an engine: submit those that wait */
+
+/* The same while it is there, of those for which it had no room. */
+void streamer_submit_rest(struct streamer *s);
 
 /* --- streamer_lane.c --- */
 

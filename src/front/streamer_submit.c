@@ -35,6 +35,19 @@ void streamer_wait_remove(struct streamer *s, struct gen *g)
     g->waiting = false;
 }
 
+/* Has an engine had it, or its client a part of the answer? Then nobody refuses it any more: it waits
+ * until there is room. */
+static bool streamer_goes_on_with(const struct gen *g)
+{
+    return g->n_submits > 0 || g->exchange->head_sent;
+}
+
+static void streamer_count_refused(struct streamer *s, const struct gen *g, enum wire_refusal why)
+{
+    if (!streamer_goes_on_with(g))
+        link_count_refused(&s->f->link, why);
+}
+
 /* Everything that only the engine's welcome can tell. ERR_OK, or an error with its words. */
 static int streamer_check(const struct streamer *s, const struct gen *g, char *why, size_t cap,
                           const char **param)
@@ -116,7 +129,7 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
         r.max_tokens = x->max_tokens;
     rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
     if (rc != ERR_OK)
-        link_count_refused(l, WIRE_REFUSED_SLOTS);
+        streamer_count_refused(s, g, WIRE_REFUSED_SLOTS);
     return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
 }
 
@@ -134,12 +147,12 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
 
     if (rc != ERR_OK)
         return rc;
-    r.flags = (g->n_submits > 0 || g->exchange->head_sent ? WIRE_RESUMED : 0) |
+    r.flags = (streamer_goes_on_with(g) ? WIRE_RESUMED : 0) |
               (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
     r.n_tokens = (uint32_t)g->tokens.len;
     refusal = link_refuses(l, &r);
     if (refusal != WIRE_REFUSALS) {
-        link_count_refused(l, refusal);
+        streamer_count_refused(s, g, refusal);
         *param = NULL;
         return ERR_OVERLOADED;
     }
@@ -177,8 +190,9 @@ static void streamer_submit_one(struct streamer *s, struct gen *g)
     }
     rc = streamer_submit_gen(s, g, why, sizeof why, &param);
     g->unspelled = rc == ERR_AGAIN;
-    if (rc == ERR_AGAIN || rc == ERR_ENGINE_GONE)
-        streamer_wait_add(s, g); /* for the vocabulary, or the next engine */
+    if (rc == ERR_AGAIN || rc == ERR_ENGINE_GONE ||
+        (rc == ERR_OVERLOADED && streamer_goes_on_with(g)))
+        streamer_wait_add(s, g); /* for the vocabulary, the next engine, or room */
     else if (rc != ERR_OK)
         streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
 }
@@ -197,7 +211,7 @@ void streamer_submit(struct streamer *s, struct exchange *x)
     streamer_publish(s);
 }
 
-/* The first of those that wait for an engine, or of those that wait for the vocabulary. */
+/* The first of those that wait for an engine or room in it, or of those that wait for the vocabulary. */
 static struct gen *streamer_first(const struct streamer *s, bool unspelled)
 {
     struct gen *g = s->waiting;
@@ -236,17 +250,30 @@ void streamer_spell(struct streamer *s)
     streamer_publish(s);
 }
 
-/* There is an engine: submit those that wait, each once. */
-void streamer_resume(struct streamer *s)
+void streamer_submit_rest(struct streamer *s)
 {
     struct gen *g;
-    int n = 0;
 
-    for (g = s->waiting; g != NULL; g = g->next) {
-        g->unspelled = false;
-        n++;
+    if (streamer_first(s, false) == NULL)
+        return;
+    /* Each pass takes one away, or others with it that fails, or has it wait for the vocabulary. */
+    while ((g = streamer_first(s, false)) != NULL) {
+        uint64_t wait_us = g->wait_us;
+
+        streamer_submit_waiting(s, g);
+        if (g->waiting && !g->unspelled) {
+            g->wait_us = wait_us; /* it has not begun anew */
+            break;                /* those behind it find no room either */
+        }
     }
-    for (; n > 0 && (g = streamer_first(s, false)) != NULL; n--)
-        streamer_submit_waiting(s, g); /* one that fails may take others with it */
     streamer_publish(s);
+}
+
+void streamer_resume(struct streamer *s)
+{
+    for (struct gen *g = s->waiting; g != NULL; g = g->next) {
+        g->unspelled = false;
+        g->wait_us = s->now_us; /* for room in this one */
+    }
+    streamer_submit_rest(s);
 }

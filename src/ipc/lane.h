@@ -100,8 +100,8 @@ void lane_publish(struct lane *l);
 /* What was submitted and the engine has not taken: requests, and at least their tokens. */
 void lane_backlog(struct lane *l, uint32_t *n_reqs, uint64_t *n_tokens);
 
-/* Look at the next record of a slot, which stays there; false when there is none. What the engine put
- * before a record that was taken, in whichever slot, is there. */
+/* Look at the next record of a slot, which stays there; false when there is none. What the engine
+ * put before a record that was taken, in whichever slot, is there. */
 bool lane_peek(const struct lane *l, uint32_t slot, struct wire_out *record);
 
 /* Take the next record of a slot; false when there is none. */
