@@ -54,7 +54,7 @@ void streamer_engine_lost(struct streamer *s)
                           "the engine stopped several times during this request", NULL);
             streamer_flush(s, g->exchange);
         } else {
-            streamer_wait_add(s, g);
+            streamer_wait_add(s, g, GEN_WANTS_ENGINE);
         }
     }
     for (struct gen *g = s->waiting; g != NULL; g = g->next)

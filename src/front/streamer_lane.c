@@ -44,7 +44,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     link_release(&s->f->link, (uint32_t)g->slot);
     g->slot = -1;
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {
-        streamer_wait_add(s, g); /* the next engine goes on with it */
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE); /* the next engine goes on with it */
         return;
     }
     if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {

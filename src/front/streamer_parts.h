@@ -21,7 +21,7 @@ struct streamer {
     struct exchange *open;      /* all that are not dead */
     struct exchange *dead;      /* to be freed at the end of the pass */
     struct exchange *unflushed; /* answers with several choices that have something to send */
-    struct gen *waiting;        /* generations without an engine or room in it */
+    struct gen *waiting;        /* generations, as enum gen_wants */
     int n_open;
     uint64_t n_answers; /* of several choices, so far */
     bool draining;
@@ -46,9 +46,9 @@ void streamer_drain(struct streamer *s);
 
 /* --- streamer_submit.c --- */
 
-/* For an engine, as the last of those whose answers have begun, which are before all others: they
+/* As the last of those whose answers have begun, which are before all others: they
  * can no longer be refused, and the next engine may have fewer slots than come. */
-void streamer_wait_add(struct streamer *s, struct gen *g);
+void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants);
 void streamer_wait_remove(struct streamer *s, struct gen *g);
 
 /* Submit all of x, or have it wait; an error is its answer. The engine gets its choices at once:

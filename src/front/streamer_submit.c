@@ -8,7 +8,7 @@
 #include "front/logprobs.h"
 #include "front/streamer_parts.h"
 
-void streamer_wait_add(struct streamer *s, struct gen *g)
+void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants)
 {
     struct gen **at = &s->waiting;
     bool begun = g->exchange->head_sent;
@@ -19,6 +19,7 @@ void streamer_wait_add(struct streamer *s, struct gen *g)
         at = &(*at)->next;
     g->next = *at;
     g->waiting = true;
+    g->wants = wants;
     g->wait_us = s->now_us;
     *at = g;
 }
@@ -35,8 +36,8 @@ void streamer_wait_remove(struct streamer *s, struct gen *g)
     g->waiting = false;
 }
 
-/* Has an engine had it, or its client a part of the answer? Then nobody refuses it any more: it waits
- * until there is room. */
+/* Has an engine had it, or its client a part of the answer? Then nobody refuses it any more: it
+ * waits until there is room. */
 static bool streamer_goes_on_with(const struct gen *g)
 {
     return g->n_submits > 0 || g->exchange->head_sent;
@@ -185,14 +186,16 @@ static void streamer_submit_one(struct streamer *s, struct gen *g)
     int rc;
 
     if (s->f->link.control_fd == -1) {
-        streamer_wait_add(s, g);
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE);
         return;
     }
     rc = streamer_submit_gen(s, g, why, sizeof why, &param);
-    g->unspelled = rc == ERR_AGAIN;
-    if (rc == ERR_AGAIN || rc == ERR_ENGINE_GONE ||
-        (rc == ERR_OVERLOADED && streamer_goes_on_with(g)))
-        streamer_wait_add(s, g); /* for the vocabulary, the next engine, or room */
+    if (rc == ERR_AGAIN)
+        streamer_wait_add(s, g, GEN_WANTS_VOCABULARY);
+    else if (rc == ERR_ENGINE_GONE)
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE);
+    else if (rc == ERR_OVERLOADED && streamer_goes_on_with(g))
+        streamer_wait_add(s, g, GEN_WANTS_ROOM);
     else if (rc != ERR_OK)
         streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
 }
@@ -211,12 +214,12 @@ void streamer_submit(struct streamer *s, struct exchange *x)
     streamer_publish(s);
 }
 
-/* The first of those that wait for an engine or room in it, or of those that wait for the vocabulary. */
-static struct gen *streamer_first(const struct streamer *s, bool unspelled)
+/* The first of those that wait for this, or NULL. */
+static struct gen *streamer_first(const struct streamer *s, enum gen_wants wants)
 {
     struct gen *g = s->waiting;
 
-    while (g != NULL && g->unspelled != unspelled)
+    while (g != NULL && g->wants != wants)
         g = g->next;
     return g;
 }
@@ -245,7 +248,7 @@ void streamer_spell(struct streamer *s)
         vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
         return;
     /* Each pass makes one spelled, and one that fails takes others with it. */
-    while ((g = streamer_first(s, true)) != NULL)
+    while ((g = streamer_first(s, GEN_WANTS_VOCABULARY)) != NULL)
         streamer_submit_waiting(s, g);
     streamer_publish(s);
 }
@@ -254,14 +257,14 @@ void streamer_submit_rest(struct streamer *s)
 {
     struct gen *g;
 
-    if (streamer_first(s, false) == NULL)
+    if (streamer_first(s, GEN_WANTS_ROOM) == NULL)
         return;
     /* Each pass takes one away, or others with it that fails, or has it wait for the vocabulary. */
-    while ((g = streamer_first(s, false)) != NULL) {
+    while ((g = streamer_first(s, GEN_WANTS_ROOM)) != NULL) {
         uint64_t wait_us = g->wait_us;
 
         streamer_submit_waiting(s, g);
-        if (g->waiting && !g->unspelled) {
+        if (g->waiting && g->wants == GEN_WANTS_ROOM) {
             g->wait_us = wait_us; /* it has not begun anew */
             break;                /* those behind it find no room either */
         }
@@ -272,8 +275,8 @@ void streamer_submit_rest(struct streamer *s)
 void streamer_resume(struct streamer *s)
 {
     for (struct gen *g = s->waiting; g != NULL; g = g->next) {
-        g->unspelled = false;
-        g->wait_us = s->now_us; /* for room in this one */
+        g->wants = GEN_WANTS_ROOM;
+        g->wait_us = s->now_us;
     }
     streamer_submit_rest(s);
 }
