@@ -528,13 +528,13 @@ void intake_requests(struct engine *e)
     }
 }
 
-/* Has it waited for too long to begin? What had begun may wait: its client has an answer. */
+/* Has it waited for too long to begin? What had begun may wait: its client has an answer. So may
+ * what belongs to such an answer. */
 static bool intake_waited(const struct engine *e, const struct seq *q)
 {
     uint64_t longest_us = (uint64_t)e->settings.queue_timeout_s * 1000000u;
 
-    return q->state == SEQ_WAITING && !q->admitted &&
-           (q->request.flags & (WIRE_RESUMED | WIRE_PROBE)) == 0 && longest_us > 0 &&
+    return q->state == SEQ_WAITING && seq_may_refuse(q) && longest_us > 0 &&
            e->now_us - q->request.arrival_us > longest_us;
 }
 

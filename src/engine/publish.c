@@ -19,6 +19,22 @@ static bool publish_is_probe(const struct seq *q)
     return (q->request.flags & WIRE_PROBE) != 0;
 }
 
+/* The client hears that its answer begins: no other choice of it is refused from here on. All of
+ * them are here, since a front queues them at once, and who was told is told for all. */
+static void publish_begins_answer(struct engine *e, const struct seq *q)
+{
+    const struct engine_lane *l = &e->lanes[q->lane_idx];
+
+    if (q->request.answer == 0 || q->is_awaited)
+        return;
+    for (uint32_t slot = 0; slot < l->lane.n_slots; slot++) {
+        struct seq *other = l->by_slot[slot];
+
+        if (other != NULL && other->request.answer == q->request.answer)
+            other->is_awaited = true;
+    }
+}
+
 void publish_admitted(struct engine *e)
 {
     for (int i = 0; i < e->sched.n_planned; i++) {
@@ -28,6 +44,7 @@ void publish_admitted(struct engine *e)
             continue;
         q->admitted = true;
         q->admitted_us = e->now_us;
+        publish_begins_answer(e, q);
         e->sched.tenants.list[q->tenant_idx].prompt_tokens += (uint64_t)q->n_prompt;
         lane_put(
             &e->lanes[q->lane_idx].lane, q->slot,

@@ -58,6 +58,7 @@ struct seq {
     int n_searched_from;     /* pages that the device had when they were first asked */
     bool counted;            /* the scheduler's: its prompt was charged and counted */
     bool admitted;           /* WIRE_ADMITTED was sent */
+    bool is_awaited;         /* its client has an answer already: of another choice */
     bool paused;             /* its output ring is full: the client is slow */
     int n_planned;           /* tokens in this step's plan */
 
@@ -107,6 +108,13 @@ static inline int seq_prompt_records(const struct seq *q)
 static inline bool seq_tells_prompt(const struct seq *q)
 {
     return (q->request.flags & WIRE_PROMPT_LOGPROBS) != 0 && q->n_told < q->n_prompt - 1;
+}
+
+/* Whether it may still be refused because there is too much to do: nothing was said of it, nor of
+ * another choice of its answer. */
+static inline bool seq_may_refuse(const struct seq *q)
+{
+    return !q->admitted && !q->is_awaited && (q->request.flags & (WIRE_RESUMED | WIRE_PROBE)) == 0;
 }
 
 /* How long the page is to stay that ends behind its first n_tokens tokens. */

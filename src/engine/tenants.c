@@ -52,6 +52,16 @@ enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
     return t->n_waiting_tokens + n_tokens > bounds->n_tokens ? WIRE_REFUSED_TOKENS : WIRE_REFUSALS;
 }
 
+/* The last of those that wait and may be refused, or NULL. */
+static struct seq *tenants_last_new(const struct tenant *e)
+{
+    struct seq *q = e->last;
+
+    while (q != NULL && !seq_may_refuse(q))
+        q = q->prev;
+    return q;
+}
+
 struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_tokens,
                              enum wire_refusal why)
 {
@@ -62,15 +72,14 @@ struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_toke
     for (int i = 0; i < t->n; i++) {
         const struct tenant *e = &t->list[i];
 
-        if (by_tokens ? e->n_waiting_tokens > most->n_waiting_tokens
-                      : e->n_waiting > most->n_waiting)
+        if ((by_tokens ? e->n_waiting_tokens > most->n_waiting_tokens
+                       : e->n_waiting > most->n_waiting) &&
+            tenants_last_new(e) != NULL)
             most = e;
     }
-    q = most->last;
-    while (q != NULL && (q->admitted || (q->request.flags & (WIRE_RESUMED | WIRE_PROBE)) != 0))
-        q = q->prev;
-    if (most == own || q == NULL)
+    if (most == own)
         return NULL;
+    q = tenants_last_new(most);
     /* Nobody is pushed out who would have less afterwards than the one who comes. */
     if (by_tokens ? most->n_waiting_tokens - q->n_tokens < own->n_waiting_tokens + n_tokens
                   : most->n_waiting - 1 < own->n_waiting + 1)

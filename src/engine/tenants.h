@@ -7,10 +7,12 @@
  * idleness is saved up, nor does anybody wait for all who come after him.
  *
  * The queue's bounds hold for all together. When it is full and one comes who has less in it than
- * another, the last of him who has most is refused in its place.
+ * another, the last of him who has most is refused in its place. What has begun is not, nor are the
+ * other choices of an answer that has: who has nothing else in the queue is passed over.
  *
  * No clock and no memory after init. Every call is O(tenants) at most, but for a sequence that goes
- * before many of its own tenant's. The engine's thread. */
+ * before many of its own tenant's, and for many at a tenant's end that may not be refused. The
+ * engine's thread. */
 #ifndef QUIRE_ENGINE_TENANTS_H
 #define QUIRE_ENGINE_TENANTS_H
 
@@ -62,7 +64,8 @@ enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
                                  const struct tenants_bounds *bounds);
 
 /* Who has to leave the queue in order that a request of this tenant, of n_tokens, may wait; of the
- * room that is short why tells. NULL: nobody. Preempted sequences stay. */
+ * room that is short why tells. NULL: nobody. Preempted sequences stay, and so do choices of an
+ * answer that has begun; of these a tenant has hardly ever more than of one answer. */
 struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_tokens,
                              enum wire_refusal why);
 

@@ -31,6 +31,13 @@ enum exchange_shape { SHAPE_OPENAI, SHAPE_MESSAGES, SHAPE_RESPONSES };
 /* Why a generation ended, as the API says it. */
 enum gen_finish { GEN_RUNNING, GEN_STOP, GEN_LENGTH, GEN_FAILED };
 
+/* What a generation waits for. */
+enum gen_wants {
+    GEN_WANTS_ENGINE,     /* one that is there and not leaving */
+    GEN_WANTS_VOCABULARY, /* there is an engine, but none is made for it yet */
+    GEN_WANTS_ROOM,       /* in the engine that there is */
+};
+
 /* A reply as a list of blocks, for the APIs that have it so (blocks.h). A block is what is said of
  * one kind in a row: a text, reasoning, a call. */
 struct blocks {
@@ -83,9 +90,9 @@ struct gen {
     size_t told_written;          /* bytes of told that the answer has */
     uint32_t told_chars;          /* characters of these tokens */
     bool prompt_written;          /* the echoed prompt's are in the answer */
-    struct gen *next;             /* in the streamer's list of those that wait for an engine */
+    struct gen *next;             /* in the streamer's list of those that wait */
     bool waiting;                 /* is in that list */
-    bool unspelled;               /* there is an engine, but no vocabulary for it yet */
+    enum gen_wants wants;         /* while it waits */
     uint64_t wait_us;             /* since when */
 };
 
@@ -139,6 +146,7 @@ struct exchange {
     const char *model;           /* the served name; lives as long as the process */
 
     /* The streamer's. */
+    uint64_t answer;      /* as in wire_request; 0: it has one choice at most */
     int retry_after_s;    /* the engine's word for this request; 0: none */
     bool watching_out;    /* epoll is asked for writability */
     uint64_t progress_us; /* when the client last took a byte, or nothing was pending */

@@ -139,8 +139,9 @@ static void streamer_adopt_one(struct streamer *s, struct exchange *x)
         streamer_close(s, x);
         return;
     }
-    for (int i = 0; i < x->n_gens && !x->complete; i++)
-        streamer_submit(s, &x->gens[i]);
+    if (x->n_gens > 1)
+        x->answer = ++s->n_answers;
+    streamer_submit(s, x);
     streamer_flush(s, x);
 }
 

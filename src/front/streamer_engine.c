@@ -54,7 +54,7 @@ void streamer_engine_lost(struct streamer *s)
                           "the engine stopped several times during this request", NULL);
             streamer_flush(s, g->exchange);
         } else {
-            streamer_wait_add(s, g);
+            streamer_wait_add(s, g, GEN_WANTS_ENGINE);
         }
     }
     for (struct gen *g = s->waiting; g != NULL; g = g->next)
@@ -104,7 +104,9 @@ void streamer_engine(struct streamer *s)
     struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &l->control_fd};
 
     if (!link_try(l, s->now_us)) {
-        if (l->foreign_us != 0)
+        if (l->control_fd != -1)
+            streamer_submit_rest(s);
+        else if (l->foreign_us != 0)
             streamer_yield(s);
         return;
     }

@@ -44,7 +44,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     link_release(&s->f->link, (uint32_t)g->slot);
     g->slot = -1;
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {
-        streamer_wait_add(s, g); /* the next engine goes on with it */
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE); /* the next engine goes on with it */
         return;
     }
     if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {
@@ -95,6 +95,27 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
     }
 }
 
+/* Was a choice of x refused before another was admitted? Its slot may be one that is read later,
+ * and once the answer has begun its status can no longer tell. True when the refusal is the answer.
+ */
+static bool streamer_was_refused(struct streamer *s, struct exchange *x)
+{
+    struct link *l = &s->f->link;
+    struct wire_out o;
+
+    for (int i = 0; i < x->n_gens && !x->head_sent; i++) {
+        struct gen *g = &x->gens[i];
+
+        if (g->slot < 0 || !lane_peek(&l->lane, (uint32_t)g->slot, &o) || o.kind != WIRE_FINISHED ||
+            o.finish != WIRE_FIN_ERROR || o.value == ERR_DRAINING)
+            continue;
+        (void)lane_record(&l->lane, (uint32_t)g->slot, &o); /* the one that was looked at */
+        streamer_finished(s, g, &o);
+        return true;
+    }
+    return false;
+}
+
 /* One record of a generation that somebody wants. */
 static void streamer_record(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
@@ -102,6 +123,8 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
 
     switch ((enum wire_kind)o->kind) {
     case WIRE_ADMITTED:
+        if (x->n_gens > 1 && streamer_was_refused(s, x))
+            break;
         if (!g->admitted)
             g->n_cached = (uint32_t)o->value < g->n_prompt ? (uint32_t)o->value : g->n_prompt;
         g->admitted = true;

@@ -21,8 +21,9 @@ struct streamer {
     struct exchange *open;      /* all that are not dead */
     struct exchange *dead;      /* to be freed at the end of the pass */
     struct exchange *unflushed; /* answers with several choices that have something to send */
-    struct gen *waiting;        /* generations without an engine, oldest first */
+    struct gen *waiting;        /* generations, as enum gen_wants */
     int n_open;
+    uint64_t n_answers; /* of several choices, so far */
     bool draining;
     uint64_t drain_us; /* when that began */
     uint64_t drain_until_us;
@@ -45,14 +46,20 @@ void streamer_drain(struct streamer *s);
 
 /* --- streamer_submit.c --- */
 
-void streamer_wait_add(struct streamer *s, struct gen *g); /* for an engine, as the last */
+/* As the last of those whose answers have begun, which are before all others: they
+ * can no longer be refused, and the next engine may have fewer slots than come. */
+void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants);
 void streamer_wait_remove(struct streamer *s, struct gen *g);
 
-/* Submit g, or have it wait; an error is its exchange's answer. */
-void streamer_submit(struct streamer *s, struct gen *g);
+/* Submit all of x, or have it wait; an error is its answer. The engine gets its choices at once:
+ * when one has begun it knows of the others. */
+void streamer_submit(struct streamer *s, struct exchange *x);
 
 void streamer_spell(struct streamer *s);  /* the vocabulary may have been made */
-void streamer_resume(struct streamer *s); /* there is an engine */
+void streamer_resume(struct streamer *s); /* there is an engine: submit those that wait */
+
+/* The same while it is there, of those for which it had no room. */
+void streamer_submit_rest(struct streamer *s);
 
 /* --- streamer_lane.c --- */
 

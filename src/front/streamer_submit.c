@@ -8,16 +8,18 @@
 #include "front/logprobs.h"
 #include "front/streamer_parts.h"
 
-void streamer_wait_add(struct streamer *s, struct gen *g)
+void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants)
 {
     struct gen **at = &s->waiting;
+    bool begun = g->exchange->head_sent;
 
     if (g->waiting)
         return;
-    while (*at != NULL)
+    while (*at != NULL && (!begun || (*at)->exchange->head_sent))
         at = &(*at)->next;
-    g->next = NULL;
+    g->next = *at;
     g->waiting = true;
+    g->wants = wants;
     g->wait_us = s->now_us;
     *at = g;
 }
@@ -32,6 +34,19 @@ void streamer_wait_remove(struct streamer *s, struct gen *g)
         at = &(*at)->next;
     *at = g->next;
     g->waiting = false;
+}
+
+/* Has an engine had it, or its client a part of the answer? Then nobody refuses it any more: it
+ * waits until there is room. */
+static bool streamer_goes_on_with(const struct gen *g)
+{
+    return g->n_submits > 0 || g->exchange->head_sent;
+}
+
+static void streamer_count_refused(struct streamer *s, const struct gen *g, enum wire_refusal why)
+{
+    if (!streamer_goes_on_with(g))
+        link_count_refused(&s->f->link, why);
 }
 
 /* Everything that only the engine's welcome can tell. ERR_OK, or an error with its words. */
@@ -109,12 +124,13 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     r.arrival_us = x->arrival_us;
     r.n_tokens = (uint32_t)g->tokens.len;
     r.n_prompt = g->n_prompt;
+    r.answer = x->answer;
     r.max_tokens = l->engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
     if (x->max_tokens_given && x->max_tokens < r.max_tokens)
         r.max_tokens = x->max_tokens;
     rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
     if (rc != ERR_OK)
-        link_count_refused(l, WIRE_REFUSED_SLOTS);
+        streamer_count_refused(s, g, WIRE_REFUSED_SLOTS);
     return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
 }
 
@@ -132,12 +148,12 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
 
     if (rc != ERR_OK)
         return rc;
-    r.flags = (g->n_submits > 0 ? WIRE_RESUMED : 0) |
+    r.flags = (streamer_goes_on_with(g) ? WIRE_RESUMED : 0) |
               (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
     r.n_tokens = (uint32_t)g->tokens.len;
     refusal = link_refuses(l, &r);
     if (refusal != WIRE_REFUSALS) {
-        link_count_refused(l, refusal);
+        streamer_count_refused(s, g, refusal);
         *param = NULL;
         return ERR_OVERLOADED;
     }
@@ -162,7 +178,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
     return ERR_OK;
 }
 
-void streamer_submit(struct streamer *s, struct gen *g)
+static void streamer_submit_one(struct streamer *s, struct gen *g)
 {
     struct exchange *x = g->exchange;
     const char *param = NULL;
@@ -170,51 +186,97 @@ void streamer_submit(struct streamer *s, struct gen *g)
     int rc;
 
     if (s->f->link.control_fd == -1) {
-        streamer_wait_add(s, g);
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE);
         return;
     }
     rc = streamer_submit_gen(s, g, why, sizeof why, &param);
-    g->unspelled = rc == ERR_AGAIN;
-    if (rc == ERR_AGAIN || rc == ERR_ENGINE_GONE)
-        streamer_wait_add(s, g); /* for the vocabulary, or the next engine */
+    if (rc == ERR_AGAIN)
+        streamer_wait_add(s, g, GEN_WANTS_VOCABULARY);
+    else if (rc == ERR_ENGINE_GONE)
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE);
+    else if (rc == ERR_OVERLOADED && streamer_goes_on_with(g))
+        streamer_wait_add(s, g, GEN_WANTS_ROOM);
     else if (rc != ERR_OK)
         streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
+}
+
+/* The engine may take what was submitted of one answer. */
+static void streamer_publish(struct streamer *s)
+{
+    if (s->f->link.control_fd != -1)
+        lane_publish(&s->f->link.lane);
+}
+
+void streamer_submit(struct streamer *s, struct exchange *x)
+{
+    for (int i = 0; i < x->n_gens && !x->complete; i++)
+        streamer_submit_one(s, &x->gens[i]);
+    streamer_publish(s);
+}
+
+/* The first of those that wait for this, or NULL. */
+static struct gen *streamer_first(const struct streamer *s, enum gen_wants wants)
+{
+    struct gen *g = s->waiting;
+
+    while (g != NULL && g->wants != wants)
+        g = g->next;
+    return g;
+}
+
+/* Submit one that waits; the engine may take it with the last of its answer that stand in a row. */
+static void streamer_submit_waiting(struct streamer *s, struct gen *g)
+{
+    struct exchange *x = g->exchange;
+    bool last = g->next == NULL || g->next->exchange != x;
+
+    streamer_wait_remove(s, g);
+    streamer_submit_one(s, g);
+    if (last)
+        streamer_publish(s);
+    streamer_flush(s, x);
 }
 
 /* The vocabulary may have been made: submit those that wait for it. */
 void streamer_spell(struct streamer *s)
 {
-    struct gen *g = s->waiting;
+    struct gen *g;
     int sealed;
     size_t bytes;
 
-    if (g == NULL || s->f->link.control_fd == -1 ||
+    if (s->waiting == NULL || s->f->link.control_fd == -1 ||
         vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
         return;
-    while (g != NULL) { /* each pass makes one spelled, and one that fails takes others with it */
-        while (g != NULL && !g->unspelled)
-            g = g->next;
-        if (g == NULL)
-            return;
-        streamer_wait_remove(s, g);
-        streamer_submit(s, g);
-        streamer_flush(s, g->exchange);
-        g = s->waiting;
-    }
+    /* Each pass makes one spelled, and one that fails takes others with it. */
+    while ((g = streamer_first(s, GEN_WANTS_VOCABULARY)) != NULL)
+        streamer_submit_waiting(s, g);
+    streamer_publish(s);
 }
 
-/* There is an engine: submit those that wait, each once. */
+void streamer_submit_rest(struct streamer *s)
+{
+    struct gen *g;
+
+    if (streamer_first(s, GEN_WANTS_ROOM) == NULL)
+        return;
+    /* Each pass takes one away, or others with it that fails, or has it wait for the vocabulary. */
+    while ((g = streamer_first(s, GEN_WANTS_ROOM)) != NULL) {
+        uint64_t wait_us = g->wait_us;
+
+        streamer_submit_waiting(s, g);
+        if (g->waiting && g->wants == GEN_WANTS_ROOM) {
+            g->wait_us = wait_us; /* it has not begun anew */
+            break;                /* those behind it find no room either */
+        }
+    }
+    streamer_publish(s);
+}
+
 void streamer_resume(struct streamer *s)
 {
-    int n = 0;
-
-    for (const struct gen *g = s->waiting; g != NULL; g = g->next)
-        n++;
-    for (; n > 0 && s->waiting != NULL; n--) { /* one that fails may take others with it */
-        struct gen *g = s->waiting;
-
-        streamer_wait_remove(s, g);
-        streamer_submit(s, g);
-        streamer_flush(s, g->exchange);
+    for (struct gen *g = s->waiting; g != NULL; g = g->next) {
+        g->wants = GEN_WANTS_ROOM;
+        g->wait_us = s->now_us;
     }
+    streamer_submit_rest(s);
 }

@@ -379,15 +379,19 @@ int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, cons
     atomic_store_explicit(&l->slots[slot].cancel, WIRE_WANTED, memory_order_relaxed);
     l->queue[at] = slot;
     l->queue_at++;
+    return ERR_OK;
+}
+
+void lane_publish(struct lane *l)
+{
     atomic_store_explicit(&l->shared->queue_tail, l->queue_at, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&l->shared->engine_sleeping, memory_order_relaxed) != 0 &&
         atomic_exchange(&l->shared->engine_sleeping, 0) != 0)
         lane_ring(l->wake_fd);
-    return ERR_OK;
 }
 
-bool lane_record(struct lane *l, uint32_t slot, struct wire_out *record)
+bool lane_peek(const struct lane *l, uint32_t slot, struct wire_out *record)
 {
     uint32_t tail = atomic_load_explicit(&l->slots[slot].out_tail, memory_order_acquire);
     uint32_t at = l->out_at[slot];
@@ -395,6 +399,15 @@ bool lane_record(struct lane *l, uint32_t slot, struct wire_out *record)
     if (at == tail)
         return false;
     *record = l->out[(size_t)slot * WIRE_OUT_CAP + (at & (WIRE_OUT_CAP - 1))];
+    return true;
+}
+
+bool lane_record(struct lane *l, uint32_t slot, struct wire_out *record)
+{
+    uint32_t at = l->out_at[slot];
+
+    if (!lane_peek(l, slot, record))
+        return false;
     l->out_at[slot] = at + 1;
     atomic_store_explicit(&l->slots[slot].out_head, at + 1, memory_order_release);
     return true;

@@ -89,12 +89,20 @@ void lane_sleep_end(struct lane *l);
 
 /* Submit a request in a slot of the caller's; tokens, and extra, int32 [wire_extra()], are copied.
  * extra may be NULL when that is 0. ERR_AGAIN when the arena is full of prompts that the engine has
- * not taken yet: answer 429. */
+ * not taken yet: answer 429. The engine sees it after the next lane_publish(), and until then the
+ * arena keeps its tokens. */
 int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, const int32_t *tokens,
                 const int32_t *extra) ERR_CHECKED;
 
+/* The engine may take what was submitted, all of it in one pass. */
+void lane_publish(struct lane *l);
+
 /* What was submitted and the engine has not taken: requests, and at least their tokens. */
 void lane_backlog(struct lane *l, uint32_t *n_reqs, uint64_t *n_tokens);
+
+/* Look at the next record of a slot, which stays there; false when there is none. What the engine
+ * put before a record that was taken, in whichever slot, is there. */
+bool lane_peek(const struct lane *l, uint32_t slot, struct wire_out *record);
 
 /* Take the next record of a slot; false when there is none. */
 bool lane_record(struct lane *l, uint32_t slot, struct wire_out *record);

@@ -19,6 +19,7 @@ uint64_t wire_layout(void)
         offsetof(struct wire_request, ask),
         offsetof(struct wire_request, retain),
         offsetof(struct wire_request, space),
+        offsetof(struct wire_request, answer),
         offsetof(struct wire_request, n_stop_ids),
         offsetof(struct wire_request, salt),
         offsetof(struct wire_request, tenant),

@@ -120,6 +120,8 @@ struct wire_request {
     uint32_t retain_s;  /* for so many seconds; 0: without end */
     uint32_t retain_tokens; /* of the prompt's start that it is said of; 0: all of it */
     uint64_t space;         /* WIRE_DROP_SPACE: this namespace; 0: that of the salt */
+    uint64_t answer;        /* the same for all choices of one answer, and for no other of this
+                             * front: when one has begun none is refused; 0: there is one choice */
     uint32_t n_stop_ids;    /* 0 .. WIRE_STOP_IDS */
     int32_t stop_ids[WIRE_STOP_IDS];
     uint8_t salt[WIRE_SALT_BYTES];  /* prefixes are shared only under equal salts */

@@ -523,17 +523,18 @@ class Stack:
         if DEVICE == "cuda":
             self.post(path, dict(body, max_tokens=1))
 
-    def open_stream(self, path, body, timeout=120, **kw):
+    def open_stream(self, path, body, timeout=120, headers=None, **kw):
         c = self.connect(timeout=timeout, **kw)
         c.request("POST", path, json.dumps(dict(body, stream=True)).encode(),
-                  {"Content-Type": "application/json", "Authorization": self.bearer()})
+                  dict({"Content-Type": "application/json", "Authorization": self.bearer()},
+                       **(headers or {})))
         return Stream(c, c.getresponse(), path)
 
-    def stream(self, path, body, on_event=None, timeout=120):
+    def stream(self, path, body, on_event=None, timeout=120, headers=None):
         """A whole stream. An error before its first byte is in .error as well."""
         told = Told()
         try:
-            s = self.open_stream(path, body, timeout=timeout)
+            s = self.open_stream(path, body, timeout=timeout, headers=headers)
         except (OSError, http.client.HTTPException) as e:
             told.broken = e
             return told

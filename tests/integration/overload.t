@@ -307,6 +307,60 @@ with tap.section("priorities and the queue's time"), \
         tap.skip("one that has waited for queue_timeout_s is refused", "the other has ended")
     slow.close()
 
+def odd_end(told):
+    """What is wrong with a stream that was to be served whole or refused, or None."""
+    if told.status == 429:
+        return None if told.error and not told.events else "429 and more"
+    if told.status != 200 or told.error or told.broken or not told.done:
+        return "%d, %s, %s, done: %s" % (told.status, told.error, told.broken, told.done)
+    return None
+
+
+with tap.section("answers of several choices"), \
+        Stack(engine=["--max-num-seqs", SEATS, "--max-num-queued-reqs", 2 * QUEUE]) as s:
+    stop = threading.Event()
+    streams, others = [], []
+
+    def ask_many(_):
+        body = s.completion(["Once upon a time", "Count from"], n=4, max_tokens=24,
+                            ignore_eos=True, temperature=1)
+        while not stop.is_set():
+            streams.append(s.stream(PATH, body, headers=auth(40)))
+            if streams[-1].status != 200:
+                time.sleep(0.02)
+
+    def ask_one(i):
+        while not stop.is_set():
+            others.append(s.post(PATH, prompt(s, "one", len(others), n=12, max_tokens=4),
+                                 headers=auth(50 + i)).status)
+            time.sleep(0.005 * (i % 4))
+    threads = [threading.Thread(target=w, args=(i,), daemon=True)
+               for w, n in ((ask_many, 4), (ask_one, 12)) for i in range(n)]
+    for t in threads:
+        t.start()
+    time.sleep(8)
+    stop.set()
+    for t in threads:
+        t.join(60)
+    odd = [why for why in map(odd_end, streams) if why]
+    n_whole = sum(told.status == 200 for told in streams)
+    tap.ok(not odd, "each of %d streams of 8 choices is refused before a word or served whole" %
+           len(streams), "%d are not: %s" % (len(odd), odd[:3]))
+    tap.ok(0 < n_whole < len(streams), "some are served (%d), some refused" % n_whole)
+    tap.ok(s.metric("quire:requests_rejected_total") > 0 and set(others) <= {200, 429} and
+           200 in others, "while other keys come: %d requests" % len(others), set(others))
+    tap.ok(s.idle(), "idle afterwards")
+
+with tap.section("choices that wait for each other"), \
+        Stack(engine=["--max-num-seqs", 1, "--queue-timeout-s", 1], n_fronts=1) as s:
+    told = s.stream(PATH, s.completion("Count", n=2, max_tokens=1900, ignore_eos=True))
+    waited = s.metrics()["vllm:request_queue_time_seconds_sum" + '{model_name="demo"}']
+    tap.ok(odd_end(told) is None and told.status == 200 and len(told.finish) == 2,
+           "the second choice may wait for longer than queue_timeout_s: %.1f s" % waited,
+           odd_end(told))
+    if waited < 1 and odd_end(told) is None:
+        tap.skip("and did", "the first was quicker")
+
 with tap.section("long prompts"), \
         Stack(engine=["--max-num-batched-tokens", 64, "--max-num-seqs", 16], n_fronts=1) as s:
     def first_steps():

@@ -250,6 +250,31 @@ with tap.section("engine away from a stream"), \
     got = crowd(2, hang, 60)
     tap.eq(got[0].status, 200, "a request that was silent for longer waits for the next engine")
 
+with tap.section("more under way than the lane takes at a time"), \
+        Stack(n_fronts=1, engine=["--lane-arena-bytes", 65536, "--max-num-seqs", 16]) as s:
+    # What streams hold then is more than the arena, and the next engine has to be given all of it.
+    ids = [40 + k * k % 1000 for k in range(1900)]
+    body = s.completion(ids, max_tokens=140, ignore_eos=True)
+    want = s.stream("/v1/completions", body)
+    began, ended, under_way = [], [], []
+
+    def one(i):
+        if i == 10:
+            until(lambda: len(began) == 10, 60)
+            under_way.append(10 - len(ended))
+            s.engine.kill()
+            return None
+        time.sleep(0.05 * i)
+        told = s.stream("/v1/completions", body,
+                        on_event=lambda told: len(told.events) == 1 and began.append(i))
+        ended.append(i)
+        return told
+    got = crowd(11, one, 120)[:10]
+    tap.eq(([getattr(t, "error", t) for t in got], [t.done for t in got]),
+           ([None] * 10, [True] * 10), "every stream goes on, of %s that were under way" % under_way)
+    tap.ok(under_way[0] > 8, "those were too many for the arena")
+    tap.ok(all(same(t.text, want.text) for t in got), "to the same end")
+
 with tap.section("engine that dies of a request"), \
         Stack(env={"QUIRE_FAULT": "engine_step:3"}) as s:
     # Every life of this engine ends at its third step: the request is blamed in the end.

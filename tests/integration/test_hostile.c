@@ -71,6 +71,16 @@ static void peer_close(struct peer *p)
     (void)close(p->control);
 }
 
+/* One request, which the engine may take at once. */
+static int submit(struct lane *l, uint32_t slot, struct wire_request r, const int32_t *tokens,
+                  const int32_t *extra)
+{
+    int rc = lane_submit(l, slot, r, tokens, extra);
+
+    lane_publish(l);
+    return rc;
+}
+
 /* Ask for n tokens greedily; the number that came before an honest end, or -1. */
 static int peer_ask(struct peer *p, uint32_t slot, int n)
 {
@@ -85,7 +95,7 @@ static int peer_ask(struct peer *p, uint32_t slot, int n)
     uint64_t until = clock_us() + 20000000u;
     int got = 0;
 
-    if (lane_submit(&p->lane, slot, r, prompt, NULL) != ERR_OK)
+    if (submit(&p->lane, slot, r, prompt, NULL) != ERR_OK)
         return -1;
     while (clock_us() < until) {
         struct pollfd f = {.fd = p->control, .events = POLLIN};
@@ -175,7 +185,7 @@ static void test_beyond(struct peer *honest)
         .n_tokens = 8, .n_prompt = 8, .max_tokens = 4, .top_p = 1.0f, .repetition = 1.0f};
 
     must_ok(peer_open(&p));
-    must_ok(lane_submit(&p.lane, 0, r, ids, NULL));
+    must_ok(submit(&p.lane, 0, r, ids, NULL));
     for (int i = 0; i < 200 && !lane_record(&p.lane, 0, &o); i++)
         clock_sleep_us(10000);
     ok(o.kind == WIRE_FINISHED && o.finish == WIRE_FIN_ERROR && o.value == ERR_INVALID,
@@ -244,7 +254,7 @@ static void test_extremes(struct peer *honest, unsigned seed)
         uint32_t slot = (uint32_t)i % p.lane.n_slots;
         struct wire_out o = {0};
 
-        if (lane_submit(&p.lane, slot, r, ids, extra) != ERR_OK)
+        if (submit(&p.lane, slot, r, ids, extra) != ERR_OK)
             break;
         for (int n = 0; o.kind != WIRE_FINISHED && clock_us() < until;) {
             if (!lane_record(&p.lane, slot, &o))

@@ -677,7 +677,7 @@ static void test_bounds(void)
     static const struct tenants_bounds bounds = {.n_reqs = 10, .n_tokens = 200, .n_places = 2};
     static struct tenants t;
     struct seq seqs[12] = {0};
-    char name[WIRE_TENANT_BYTES] = "b";
+    char name[WIRE_TENANT_BYTES] = "b", third[WIRE_TENANT_BYTES] = "c";
     bool good = true;
     int n_reqs, b;
     int64_t n_tokens;
@@ -717,6 +717,18 @@ static void test_bounds(void)
        "and so is what goes for another's");
     seqs[5].admitted = true;
     ok(tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS) == &seqs[4], "what had begun stays");
+    seqs[3].is_awaited = seqs[4].is_awaited = true;
+    ok(tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS) == &seqs[2],
+       "and so do the other choices of an answer that had");
+    for (int i = 0; i < 3; i++)
+        seqs[i].is_awaited = true;
+    ok(tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS) == NULL, "though none is left to go");
+    for (int i = 6; i < 10; i++) {
+        seqs[i].tenant_idx = tenants_find(&t, third);
+        tenants_add(&t, &seqs[i]);
+    }
+    ok(tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS) == &seqs[9],
+       "then one goes of who has most of what may");
     tenants_check(&t);
 }
 

@@ -40,6 +40,47 @@ static void pair_close(struct pair *p)
     (void)close(p->fd);
 }
 
+/* One request, which the engine may take at once. */
+static int submit(struct lane *l, uint32_t slot, struct wire_request r, const int32_t *tokens,
+                  const int32_t *extra)
+{
+    int rc = lane_submit(l, slot, r, tokens, extra);
+
+    lane_publish(l);
+    return rc;
+}
+
+/* Choices of one answer come together, and a look at a record leaves it there. */
+static void test_together(void)
+{
+    struct wire_request r = {.n_tokens = 1, .answer = 7};
+    struct wire_out o;
+    struct pair p;
+    uint32_t slot;
+    int32_t token = 5;
+    uint64_t n_tokens;
+    uint32_t n_reqs;
+    int n = 0;
+
+    pair_open(&p, 4096);
+    for (uint32_t i = 0; i < 3; i++)
+        must_ok(lane_submit(&p.front, i, r, &token, NULL));
+    lane_backlog(&p.front, &n_reqs, &n_tokens);
+    ok(n_reqs == 3 && n_tokens >= 3 && !lane_has_work(&p.engine) &&
+           lane_take(&p.engine, &slot, &r) == 0,
+       "what is not published is not seen");
+    lane_publish(&p.front);
+    while (lane_take(&p.engine, &slot, &r) == 1)
+        n += r.answer == 7;
+    is_int(n, 3, "and then all of it");
+    ok(!lane_peek(&p.front, 1, &o), "of a slot without a record there is nothing to look at");
+    lane_put(&p.engine, 1, (struct wire_out){.kind = WIRE_FINISHED, .value = 9});
+    ok(lane_peek(&p.front, 1, &o) && o.value == 9 && lane_peek(&p.front, 1, &o) &&
+           lane_record(&p.front, 1, &o) && o.value == 9 && !lane_peek(&p.front, 1, &o),
+       "a record that was looked at is still to be taken");
+    pair_close(&p);
+}
+
 static void test_order(void)
 {
     struct pair p;
@@ -58,7 +99,7 @@ static void test_order(void)
 
         for (uint32_t t = 0; t < r.n_tokens; t++)
             tokens[t] = (int32_t)(i + (int)t);
-        if (lane_submit(&p.front, slot, r, tokens, NULL) == ERR_AGAIN) {
+        if (submit(&p.front, slot, r, tokens, NULL) == ERR_AGAIN) {
             n_full++;
             i--;
         }
@@ -89,7 +130,7 @@ static void test_large(void)
     for (uint32_t i = 0; i < 50; i++) {
         struct wire_request r = {.n_tokens = i % 2 == 0 ? 50 : 250};
 
-        n += lane_submit(&p.front, 0, r, tokens, NULL) == ERR_OK;
+        n += submit(&p.front, 0, r, tokens, NULL) == ERR_OK;
         while (lane_take(&p.engine, &slot, &copy) == 1)
             continue;
         lane_taken(&p.engine);
@@ -108,12 +149,12 @@ static void test_full(void)
     int n = 0;
 
     pair_open(&p, 1024);
-    while (n < 100 && lane_submit(&p.front, (uint32_t)n % N_SLOTS, r, tokens, NULL) == ERR_OK)
+    while (n < 100 && submit(&p.front, (uint32_t)n % N_SLOTS, r, tokens, NULL) == ERR_OK)
         n++;
     is_int(n, 4, "an arena of 1 KiB holds four prompts of 64 tokens, then says so");
     (void)lane_take(&p.engine, &slot, &copy);
     lane_taken(&p.engine);
-    ok(lane_submit(&p.front, 9, r, tokens, NULL) == ERR_OK, "room comes back as prompts are taken");
+    ok(submit(&p.front, 9, r, tokens, NULL) == ERR_OK, "room comes back as prompts are taken");
     for (n = 0; lane_room(&p.engine, 5) > 0; n++)
         lane_put(&p.engine, 5, (struct wire_out){.value = n});
     is_int(n, WIRE_OUT_CAP, "an output ring holds its records");
@@ -192,7 +233,7 @@ static void test_wake(void)
         uint32_t slot = (uint32_t)i % N_SLOTS;
         struct wire_out o;
 
-        good = lane_submit(&w.p.front, slot, r, &token, NULL) == ERR_OK;
+        good = submit(&w.p.front, slot, r, &token, NULL) == ERR_OK;
         while (!lane_record(&w.p.front, slot, &o) && !w.late) {
             (void)lane_ready(&w.p.front, slot / 64);
             if (lane_record(&w.p.front, slot, &o))
@@ -235,7 +276,7 @@ static void kill_child(struct pair *p)
     for (;;) { /* until killed */
         struct wire_request r = {.n_tokens = 256, .seed = 77, .n_prompt = 256};
 
-        (void)!lane_submit(&p->front, i++ % N_SLOTS, r, tokens, NULL);
+        (void)!submit(&p->front, i++ % N_SLOTS, r, tokens, NULL);
     }
 }
 
@@ -507,6 +548,7 @@ static void test_first_messages(void)
 
 int main(void)
 {
+    test_together();
     test_order();
     test_large();
     test_full();
