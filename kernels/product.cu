@@ -29,6 +29,7 @@
  * comes so from the product before, or is made so in shared memory, each row times a power of
  * two. */
 #include "kernels/product.cuh"
+#include "kernels/product_cut.h"
 
 #define ROWS_FEW   4
 #define ROWS_WIDE  5 /* from so many of bfloat16 on the other kernel is faster */
@@ -600,7 +601,7 @@ int k_multiply_bucket(const struct k_matrix *w, int n)
 {
     if (!is_wide(w, n))
         return product_wide_takes(w, n) ? ROWS_WIDE - 1 : ROWS_FEW;
-    return product_wide_bucket(n);
+    return product_cut_columns(n);
 }
 
 template <bool FP8>

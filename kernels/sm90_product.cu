@@ -660,11 +660,6 @@ static int choose(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide
     }
 }
 
-int product_wide_bucket(int n)
-{
-    return product_cut_columns(n);
-}
-
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
     return w->type == K_BF16 && w->scales == NULL && w->n_in % CUT_SLAB_COLS == 0 && n >= 1 &&
