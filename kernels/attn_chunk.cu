@@ -248,7 +248,8 @@ static __device__ void write_rows(const chunk_state<D> &st, const chunk_args &a,
 
             if (d < hd)
                 *(uint32_t *)(a.out + ((size_t)(token0 + token) * a.n_heads + head) * hd + d) =
-                    pack_bf16(st.acc[j][2 * r] * scale, st.acc[j][2 * r + 1] * scale);
+                    pack_x(st.acc[j][2 * r] * scale, st.acc[j][2 * r + 1] * scale,
+                           a.plan.out_is_half);
         }
     }
 }

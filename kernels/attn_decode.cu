@@ -645,6 +645,7 @@ int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const s
     a.n_heads = n_heads;
     a.group = n_heads / kv->n_kv_heads;
     a.blocks = decode_blocks(a.group);
+    a.is_half = plan->out_is_half;
     a.scale = scale * LOG2_E;
     a.weight = 1.0f;
     if (kv->type == K_BF16)

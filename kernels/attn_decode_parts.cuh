@@ -42,17 +42,19 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
     }
 
     /* One float4 of O^T: two elements of two heads, of which n_heads and n_elems exist. */
-    static __device__ __forceinline__ void write_four(k_bf16 *out, float4 o, float2 weight,
-                                                      int n_heads, int n_elems, int hd)
+    static __device__ __forceinline__ void write_four(const decode_args &a, k_bf16 *out, float4 o,
+                                                      float2 weight, int n_heads, int n_elems)
     {
+        int hd = a.kv.head_dim;
+
         if (n_heads > 0 && n_elems > 0)
-            store_bf16(out, o.x * weight.x);
+            store_x(out, 0, o.x * weight.x, a.is_half);
         if (n_heads > 0 && n_elems > FAR)
-            store_bf16(out + FAR, o.z * weight.x);
+            store_x(out, FAR, o.z * weight.x, a.is_half);
         if (n_heads > 1 && n_elems > 0)
-            store_bf16(out + hd, o.y * weight.y);
+            store_x(out, hd, o.y * weight.y, a.is_half);
         if (n_heads > 1 && n_elems > FAR)
-            store_bf16(out + hd + FAR, o.w * weight.y);
+            store_x(out, hd + FAR, o.w * weight.y, a.is_half);
     }
 
     static __device__ __forceinline__ float2 weights(const decode_args &a, float sum0, float sum1)
@@ -74,8 +76,8 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
             for (int i = 0; i < STEPS; i++) {
                 const float *o = st.o[i][n];
 
-                write_four(out + n * 8 * hd + i * 16, make_float4(o[0], o[1], o[2], o[3]), weight,
-                           n_heads - n * 8 - lane % 4 * 2, left - i * 16, hd);
+                write_four(a, out + n * 8 * hd + i * 16, make_float4(o[0], o[1], o[2], o[3]),
+                           weight, n_heads - n * 8 - lane % 4 * 2, left - i * 16);
             }
         }
     }
@@ -87,8 +89,8 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
         int lane = index % 32, n = index / 32 % NT, i = index / 32 / NT, left;
         k_bf16 *out = out_at(a, p.token, p.head + n * 8, lane, &left);
 
-        write_four(out + i * 16, m.o, weights(a, m.sum.x, m.sum.y),
-                   p.n_heads - n * 8 - lane % 4 * 2, left - i * 16, a.kv.head_dim);
+        write_four(a, out + i * 16, m.o, weights(a, m.sum.x, m.sum.y),
+                   p.n_heads - n * 8 - lane % 4 * 2, left - i * 16);
     }
 
     static __device__ __forceinline__ void write_piece(float *to, const state &st, int n_heads)

@@ -22,6 +22,7 @@ struct decode_args {
     float scale;  /* of scores, to units of log2 */
     float weight; /* of values */
     bool by_hand;
+    bool is_half; /* what out gets */
     /* Of copies by the engine: */
     int page_shift;  /* log2(block_tokens) */
     int box_shift;   /* log2 of pages in a tile */

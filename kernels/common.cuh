@@ -53,6 +53,32 @@ static __device__ inline uint32_t pack_bf16(float low, float high)
     return *(uint32_t *)&two;
 }
 
+/* The same of float16, clamped to its largest. */
+static __device__ inline uint32_t pack_half(float low, float high)
+{
+    uint32_t two;
+
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+        : "=r"(two)
+        : "f"(fminf(fmaxf(high, -65504.0f), 65504.0f)),
+          "f"(fminf(fmaxf(low, -65504.0f), 65504.0f)));
+    return two;
+}
+
+/* As what reads them takes them: float16 goes to a product with e4m3. */
+static __device__ inline uint32_t pack_x(float low, float high, bool is_half)
+{
+    return is_half ? pack_half(low, high) : pack_bf16(low, high);
+}
+
+static __device__ inline void store_x(void *to, size_t at, float x, bool is_half)
+{
+    if (is_half)
+        ((uint16_t *)to)[at] = (uint16_t)pack_half(x, 0.0f);
+    else
+        store_bf16((k_bf16 *)to + at, x);
+}
+
 /* 2^x within 2 ulp; 0 at -infinity. */
 static __device__ inline float exp2_fast(float x)
 {

@@ -137,7 +137,7 @@ int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream
 
 /* --- products of few rows --------------------------------------------------------------- */
 
-#define K_PRODUCT_ROWS_MAX 32 /* e4m3: 4. More rows are cuBLASLt's */
+#define K_PRODUCT_ROWS_MAX 32 /* more are cuBLASLt's */
 
 enum k_product_kind {
     K_PRODUCT_PLAIN,    /* y bf16 [n][n_out] */
@@ -154,7 +154,8 @@ enum k_product_kind {
  * So RMS norm is in two halves: who makes x multiplies by the norm's weights and leaves sums of
  * squares in parts, the product that reads x divides by their root. normed is such an x for the
  * next product, ceil(n_out / 16) its number of parts. x, bias, norm, normed and y are bfloat16 for
- * the launcher (y float32 for K_PRODUCT_FLOAT) and float32 for the reference, as w is. */
+ * the launcher (y float32 for K_PRODUCT_FLOAT; x float16 when w is e4m3) and float32 for the
+ * reference, as w is. */
 struct k_product {
     enum k_product_kind kind;
     const void *x;            /* [n][n_in] */
@@ -163,10 +164,9 @@ struct k_product {
     const float *sums_in;     /* float32 [n][n_sums] or NULL */
     int n_sums;
     float eps;
-    /* How x came, and how y of K_PRODUCT_GATED and normed go, when the product that reads them has
-     * e4m3: as float16, clamped to its 65504. Other x for e4m3 are brought to float16 on the way,
-     * with a power of two for each row. The reference does not look at these. */
-    bool x_is_half, y_is_half;
+    /* The product that reads y of K_PRODUCT_GATED, or normed, has e4m3: they are float16, clamped
+     * to its 65504. The reference does not look at it. */
+    bool y_is_half;
     void *y;
     float *residual;  /* float32 [n][n_out] */
     const void *norm; /* [n_out] */
@@ -265,6 +265,8 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
  * all else but qkv, must have ended by then: the launch behind k_attn_schedule() must be a plain
  * one, or one that waits for it before it lets others begin.
  *
+ * out_is_half: decodes' rows of out are float16, clamped to its 65504, for a product with e4m3.
+ *
  * tile_seqs [n_tiles], tile_starts [n_tiles]: sequence and first token (relative to the
  * sequence's first) of each tile of K_TILE_TOKENS(group) tokens, those with most keys first, as
  * k_attn_tiles() lists them. tile_keys is the sum of kv_len over sequences with tiles. drawn is
@@ -278,6 +280,7 @@ struct k_attn_plan {
     int tile_keys;
     int overlap;
     int is_short;
+    int out_is_half;
     const float *turns;
     int32_t *drawn;
     void *schedule; /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */

@@ -25,9 +25,7 @@
  * warp meet in a bank, and nothing needs ldmatrix. Rows of x stand 16 bytes further apart than
  * they are long, for the same reason.
  *
- * e4m3 is widened to float16 in registers (one instruction for two), so x is float16 there: it
- * comes so from the product before, or is made so in shared memory, each row times a power of
- * two. */
+ * e4m3 is widened to float16 in registers (one instruction for two), so x is float16 there. */
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
@@ -107,19 +105,6 @@ static __device__ inline void multiply_half(float c[4], uint32_t a0, uint32_t a1
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/* Four e4m3 of a word as two pairs of float16, exactly. */
-static __device__ inline void widen(uint32_t *low, uint32_t *high, uint32_t four)
-{
-    asm("{\n"
-        ".reg .b16 l, h;\n"
-        "mov.b32 {l, h}, %2;\n"
-        "cvt.rn.f16x2.e4m3x2 %0, l;\n"
-        "cvt.rn.f16x2.e4m3x2 %1, h;\n"
-        "}"
-        : "=r"(*low), "=r"(*high)
-        : "r"(four));
 }
 
 /* --- one box ---------------------------------------------------------------------------- */
@@ -320,16 +305,6 @@ static __device__ inline float sum_warps(const float *red, int place, int col, i
     return sum;
 }
 
-/* bfloat16, or float16 for a product with e4m3. */
-static __device__ inline void store_x(void *to, size_t at, float x, bool is_half)
-{
-    if (!is_half)
-        return store_bf16((k_bf16 *)to + at, x);
-    asm("cvt.rn.f16.f32 %0, %1;"
-        : "=h"(((uint16_t *)to)[at])
-        : "f"(fminf(fmaxf(x, -65504.0f), 65504.0f)));
-}
-
 /* inverse is what the sums of the output's column are multiplied by. */
 static __device__ inline void write_output(const product_args &a, const output &o, float sum,
                                            float up, float inverse)
@@ -399,14 +374,14 @@ static __device__ inline void fetch_squares(float squares[SQUARES], int c, const
 }
 
 /* 1 / sqrt(mean square) of each row of x; the squares of row `warp` are there already, the first
- * 32 * SQUARES of them. What makes up for x's power of two goes in, too. */
-static __device__ void find_inverse(float *inverse, const float *unscale, float squares[SQUARES],
-                                    int warp, const product_args &a)
+ * 32 * SQUARES of them. */
+static __device__ void find_inverse(float *inverse, float squares[SQUARES], int warp,
+                                    const product_args &a)
 {
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL ? a.p.n_sums : 0;
 
     for (int c = warp; c < a.n; c += WARPS) {
-        float sum = 0.0f, back = unscale[c];
+        float sum = 0.0f;
 
         if (c > warp)
             fetch_squares(squares, c, a);
@@ -418,68 +393,8 @@ static __device__ void find_inverse(float *inverse, const float *unscale, float 
         for (int i = 16; i > 0; i /= 2)
             sum += __shfl_xor_sync(~0U, sum, i);
         if (lane == 0)
-            inverse[c] = n_sums > 0 ? back * rsqrtf(sum / a.n_in + a.p.eps) : back;
+            inverse[c] = n_sums > 0 ? rsqrtf(sum / a.n_in + a.p.eps) : 1.0f;
     }
-}
-
-static __device__ inline uint32_t max_two(uint32_t a, uint32_t b)
-{
-    asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b & 0x7fff7fffU));
-    return a;
-}
-
-/* Two bfloat16 times scale, a power of two, as float16. */
-static __device__ inline uint32_t half_two(uint32_t two, float scale)
-{
-    uint32_t out;
-
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
-        : "=r"(out)
-        : "f"(high_half(two) * scale), "f"(low_half(two) * scale));
-    return out;
-}
-
-/* e4m3 meets x in float16: rows of x in place, times a power of two that brings a row's largest
- * element below 2^15 (nothing overflows, and what becomes zero is 2^-39 of it). unscale gets what
- * makes up for it; tops float [n][WARPS] is scratch. A row has `pieces` of 16 bytes here. */
-static __device__ void convert_x(char *xs, float *unscale, float *tops, const product_args &a,
-                                 int pieces)
-{
-    for (int c = 0; c < a.n; c++) {
-        const uint4 *row = (const uint4 *)(xs + c * a.x_stride);
-        uint32_t top = 0;
-        float largest;
-
-        for (int i = threadIdx.x; i < pieces; i += THREADS) {
-            uint4 v = row[i];
-
-            top = max_two(max_two(max_two(max_two(top, v.x), v.y), v.z), v.w);
-        }
-        largest = fmaxf(low_half(top), high_half(top));
-        for (int i = 16; i > 0; i /= 2)
-            largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, i));
-        tops[c * WARPS + threadIdx.x / 32] = largest;
-    }
-    __syncthreads();
-    for (int c = 0; c < a.n; c++) {
-        uint4 *row = (uint4 *)(xs + c * a.x_stride);
-        float largest = tops[c * WARPS], scale;
-
-        for (int w = 1; w < WARPS; w++)
-            largest = fmaxf(largest, tops[c * WARPS + w]);
-        /* 2^(15 - e) of a largest in 2^(e - 1) .. 2^e; exponents by their bits */
-        scale =
-            __uint_as_float(min(max(268 - (int)(__float_as_uint(largest) >> 23), 1), 254) << 23);
-        for (int i = threadIdx.x; i < pieces; i += THREADS) {
-            uint4 v = row[i];
-
-            row[i] = make_uint4(half_two(v.x, scale), half_two(v.y, scale), half_two(v.z, scale),
-                                half_two(v.w, scale));
-        }
-        if (threadIdx.x == 0)
-            unscale[c] = 1.0f / scale;
-    }
-    __syncthreads();
 }
 
 /* --- the kernel ------------------------------------------------------------------------- */
@@ -490,14 +405,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
     product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a)
 {
     /* rings [WARPS][depth], x [n][x_stride], sums of warps [2][PT][WARPS][n][COL_STRIDE], inverse
-     * and unscale [8 NT], barriers [WARPS][depth] and x's */
+     * [8 NT], barriers [WARPS][depth] and x's */
     extern __shared__ __align__(1024) char shared[];
     const int tiles = WARPS / WK * PT;
     int warp = warp_number(), g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, pass = 0;
     char *xs = shared + WARPS * a.depth * SLOT_BYTES;
     float *red = (float *)(xs + a.n * a.x_stride), *red_odd = red + PT * WARPS * COL_STRIDE * a.n;
-    float *inverse = red_odd + PT * WARPS * COL_STRIDE * a.n, *unscale = inverse + 8 * NT;
-    uint64_t *bars = (uint64_t *)(unscale + 8 * NT), *x_bar = bars + WARPS * a.depth;
+    float *inverse = red_odd + PT * WARPS * COL_STRIDE * a.n;
+    uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
     int first = (int)(blockIdx.x * a.n_tiles / gridDim.x);
     int last = (int)((blockIdx.x + 1) * a.n_tiles / gridDim.x);
     box_ring r = {};
@@ -521,8 +436,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncwarp();
     for (int i = 0; i < a.depth; i++)
         order<WK>(r, &map, a, warp, i);
-    if (threadIdx.x < 8 * NT)
-        unscale[threadIdx.x] = 1.0f;
     for (int t = 0; t < NT; t++)
         x_row[t] = min(t * 8 + g, a.n - 1) * a.x_stride + q * (FP8 ? 64 : 32);
     __syncthreads();
@@ -531,8 +444,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
         order_x(xs, a, x_bar);
     fetch_squares(squares, warp, a);
     bar_wait(x_bar, 0);
-    if (FP8 && !a.p.x_is_half)
-        convert_x(xs, unscale, red, a, a.n_in * 2 / 16);
 
     for (int tile = first; tile < last; tile += tiles, pass++) {
         float *sums = pass & 1 ? red_odd : red;
@@ -546,7 +457,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             store_sums<NT>(sums + (t * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
         }
         if (tile == first)
-            find_inverse(inverse, unscale, squares, warp, a);
+            find_inverse(inverse, squares, warp, a);
         end_pass<WK>(sums, a, o, inverse);
     }
 }
@@ -576,7 +487,7 @@ static int box_cols(const struct k_matrix *w)
 static size_t rest_bytes(int n_in, int n)
 {
     return (size_t)n * (size_t)(n_in * 2 + 16) + 2 * 4 * WARPS * COL_STRIDE * (size_t)n * 4 +
-           2 * 8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
+           8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
 }
 
 /* What this file's kernel takes. */

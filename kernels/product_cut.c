@@ -2,8 +2,9 @@
 #include "kernels/product_cut.h"
 
 #define SPLIT_MAX  2           /* CTAs that share a tile */
-#define ROWS_MAX   256         /* rows of w in a tile */
 #define SLOT_BYTES (32 * 1024) /* of a slot of w, at most */
+#define WIDEN_ROWS \
+    48 /* of a tile of e4m3: the fewer of a wgmma's 64, the more is widened in vain */
 
 static int round_up(int x, int to)
 {
@@ -17,6 +18,11 @@ int product_cut_columns(int n)
     while (bucket < n)
         bucket *= 2;
     return bucket;
+}
+
+int product_cut_slab_cols(enum k_type type)
+{
+    return type == K_E4M3 ? 2 * CUT_SLAB_COLS : CUT_SLAB_COLS;
 }
 
 /* Blocks of 64 rows that a tile of so many takes: 1, 2 or 4. */
@@ -41,7 +47,7 @@ static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int 
         if (sixteens && unit < 16 * n_split)
             unit = 16 * n_split;
         rows = round_up(share, unit);
-        if (rows > ROWS_MAX || rows > blocks * CUT_BLOCK)
+        if (rows > CUT_ROWS_MAX || rows > blocks * CUT_BLOCK)
             continue;
         left--;
         cost = (long)passes * rows;
@@ -66,8 +72,8 @@ static bool lay_out(struct product_cut *c, int box)
     c->group_bytes = c->rows_by_eight ? box * 8 * CUT_SLAB : 8 * CUT_SLAB;
     c->slab_bytes = c->rows_by_eight ? 8 * CUT_SLAB : c->block_rows * CUT_SLAB;
     c->slot_bytes = box * c->block_rows * CUT_SLAB;
-    c->x_bytes = box * c->columns * CUT_SLAB;
-    c->x_copied = box * c->x_rows * CUT_SLAB;
+    c->x_bytes = box * c->x_slabs * c->columns * CUT_SLAB;
+    c->x_copied = box * c->x_slabs * c->x_rows * CUT_SLAB;
     c->round = one_tile || c->columns < 16 ? c->columns : 16;
     sums = (c->n_blocks == 1 ? 2 : 1) * c->round * stride * 4;
     rest = CUT_REST_BYTES + (one_tile ? 0 : sums);
@@ -108,7 +114,8 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
     c->n_in = w->n_in;
     c->columns = product_cut_columns(n);
     c->x_rows = round_up(n, 8);
-    c->n_slabs = w->n_in / CUT_SLAB_COLS;
+    c->x_slabs = product_cut_slab_cols(w->type) / CUT_SLAB_COLS;
+    c->n_slabs = w->n_in / product_cut_slab_cols(w->type);
     c->rows_by_eight = w->n_out % (c->gated ? 16 : 8) == 0;
     for (int split = 1; split <= SPLIT_MAX && split <= c->n_slabs; split++) {
         int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);
@@ -117,7 +124,7 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
             break;
         c->n_split = split;
         c->rows = rows;
-        if (c->columns * 3 <= rows * 2)
+        if (c->columns * c->x_slabs * 3 <= rows * 2 && (c->x_slabs == 1 || rows >= WIDEN_ROWS))
             break;
     }
     c->n_blocks = blocks_of(c->rows, c->gated);

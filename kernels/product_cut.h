@@ -9,17 +9,20 @@
 extern "C" {
 #endif
 
-#define CUT_SLAB       128 /* bytes of a row in a slab: one row of the swizzle's pattern */
-#define CUT_SLAB_COLS  64
-#define CUT_BLOCK      64 /* rows of w that one wgmma takes */
-#define CUT_DEPTH_MAX  32
-#define CUT_REST_BYTES (64 * 4 + 4 * CUT_DEPTH_MAX * 8) /* inverse, barriers */
+#define CUT_SLAB      128 /* bytes of a row in a slab: one row of the swizzle's pattern */
+#define CUT_SLAB_COLS 64  /* of bfloat16 and float16 */
+#define CUT_BLOCK     64  /* rows of w that one wgmma takes */
+#define CUT_DEPTH_MAX 32
+#define CUT_ROWS_MAX  256 /* of w in a tile */
+/* inverse, scales, barriers */
+#define CUT_REST_BYTES (64 * 4 + CUT_ROWS_MAX * 4 + 4 * CUT_DEPTH_MAX * 8)
 #define CUT_SMEM_MAX   (226 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
 struct product_cut {
     int n_out, n_in;
     bool gated;
+    int x_slabs;    /* of x for a slab of w: 1, or 2 of e4m3 */
     int columns;    /* of a wgmma: the bucket's rows */
     int x_rows;     /* of x that are copied: n rounded up to 8 */
     int rows;       /* of w in a tile */
@@ -28,7 +31,7 @@ struct product_cut {
     int n_tiles;    /* of the matrix */
     int n_split;    /* CTAs of a cluster: each has a share of n_in */
     int n_groups;   /* clusters */
-    int n_slabs;    /* of n_in */
+    int n_slabs;    /* of w, over n_in */
     int box;        /* slabs of a slot */
     int depth;      /* slots of w */
     int slot_bytes;
@@ -48,7 +51,10 @@ struct product_cut {
 /* The largest number of rows of x that are cut as n are: 8, 16 or 32. */
 int product_cut_columns(int n);
 
-/* w for n rows of x, 1 .. K_PRODUCT_ROWS_MAX. n_in is a multiple of CUT_SLAB_COLS; for
+/* Elements of n_in in a slab of w. */
+int product_cut_slab_cols(enum k_type type);
+
+/* w for n rows of x, 1 .. K_PRODUCT_ROWS_MAX. n_in is a multiple of product_cut_slab_cols(); for
  * K_PRODUCT_RESIDUAL n_out is one of 16. False: no room, which no such shape was found to have. */
 bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
                     int n, int n_sms);

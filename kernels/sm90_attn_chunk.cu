@@ -297,7 +297,7 @@ static __device__ __forceinline__ void write_rows(const consumer<S> &c, const st
                 int at = (j + i) % (S::HD / 8); /* 80 = 2 * 32 + 16: the last half is not used */
                 const float *acc = &c.acc[at * 8 / S::PART][at * 8 % S::PART / 2 + 2 * r];
 
-                w[i] = pack_bf16(acc[0] * scale, acc[1] * scale);
+                w[i] = pack_x(acc[0] * scale, acc[1] * scale, a.plan.out_is_half);
             }
             uint4 turned = turn_quad(w[0], w[1], w[2], w[3]);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of up to 32 rows of bfloat16 on the warpgroup product: y [n][n_out] = x [n][n_in] *
+ * Products of up to 32 rows on the warpgroup product: y [n][n_out] = x [n][n_in] *
  * transpose(w [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode
  * (k_multiply() in kernels.h). product.cu is faster for the fewest rows.
  *
@@ -13,11 +13,14 @@
  * One warp orders copies, two warpgroups multiply: of tiles of one block each takes every second
  * slot, of others half of the blocks. Three more warps add the squares of RMS norm.
  *
- * Shared memory: slots of w [rows of a block / 8][slabs][8][128 bytes] (a slab is 64 of n_in), so
- * that one copy reads 8 rows x 1 KB before the next 8 (with one slab after another it was slower by
- * a sixth: pages of memory), and slots of x [slabs][columns][128 bytes], both with the copy
- * engine's swizzle, as wgmma reads them. At the end of a CTA's only tile its sums lie over the
- * slots.
+ * Shared memory: slots of w [rows of a block / 8][slabs][8][128 bytes] (a slab is 64 of n_in, 128
+ * of e4m3), so that one copy reads 8 rows x 1 KB before the next 8 (with one slab after another it
+ * was slower by a sixth: pages of memory), and slots of x [slabs][columns][128 bytes], of e4m3 twice
+ * as many slabs, both with the copy engine's swizzle, as wgmma reads them. At the end of a CTA's
+ * only tile its sums lie over the slots.
+ *
+ * e4m3 is widened to float16 on its way from shared memory to the registers that wgmma takes for
+ * its first operand, half a slab ahead of the product; x is float16 then.
  *
  * The first slots are ordered before the kernel before has ended, but not all: x stands in the same
  * queue. The order of adding depends on the shape and on the bucket of n. */
@@ -31,6 +34,7 @@
 struct wide_args {
     struct k_product p;
     struct product_cut c;
+    const float *scales; /* [n_out] or NULL */
     int n;
     int first_slots; /* that are ordered before x */
 };
@@ -118,7 +122,8 @@ static __device__ inline void order_x(char *shared, const barriers &bars, const 
 {
     barrier_wait(&bars.x_empty[to.at], to.parity);
     barrier_expect(&bars.x_full[to.at], c.x_copied);
-    tensor_load_3d(shared + c.x_at + to.at * c.x_bytes, map, &bars.x_full[to.at], 0, 0, x.slab);
+    tensor_load_3d(shared + c.x_at + to.at * c.x_bytes, map, &bars.x_full[to.at], 0, 0,
+                   x.slab * c.x_slabs);
     next_slot(to, 1, c.x_depth);
     next_step(x, k, c);
 }
@@ -174,17 +179,136 @@ static __device__ inline void pass_slots(const barriers &bars, slot &from, int n
     }
 }
 
+/* Slots that this warpgroup has read, all but the last products of them waited for; -1: none. */
+struct held {
+    int w, x;
+};
+
+static __device__ inline void give_back(const barriers &bars, const held &h)
+{
+    if (!leads())
+        return;
+    if (h.w >= 0)
+        barrier_arrive(&bars.empty[h.w]);
+    if (h.x >= 0)
+        barrier_arrive(&bars.x_empty[h.x]);
+}
+
+/* A slot of a block, 64 elements of n_in a group. `before` is given back on the way, when only
+ * groups of this slot are unfinished. */
+template <int N>
+static __device__ __forceinline__ void multiply_bf16(float (&acc)[2][N / 2], const char *slot,
+                                                     const char *x_slot, int n_slabs,
+                                                     const barriers &bars, const held &before,
+                                                     const product_cut &c)
+{
+    uint64_t w = operand(slot, c.group_bytes, 0), x = operand(x_slot, 8 * CUT_SLAB, 0);
+
+#pragma unroll 1
+    for (int s = 0; s < n_slabs; s++) {
+        keep(acc[0]), keep(acc[1]);
+        warpgroup_begin();
+        multiply_rows(acc[0], w, x, 1);
+        multiply_rows(acc[1], w + 2, x + 2, 1);
+        multiply_rows(acc[0], w + 4, x + 4, 1);
+        multiply_rows(acc[1], w + 6, x + 6, 1);
+        warpgroup_commit();
+        if (s == 0) {
+            warpgroup_wait<1>();
+            give_back(bars, before);
+        }
+        w += c.slab_bytes / 16;
+        x += c.x_rows * CUT_SLAB / 16;
+    }
+}
+
+/* 64 elements of n_in, w widened. */
+template <int N>
+static __device__ __forceinline__ void multiply_half_slab(float (&acc)[2][N / 2],
+                                                          uint32_t (&a)[4][4], uint64_t x)
+{
+    keep(a), keep(acc[0]), keep(acc[1]);
+    warpgroup_begin();
+    multiply_half_rows(acc[0], a[0], x);
+    multiply_half_rows(acc[1], a[1], x + 2);
+    multiply_half_rows(acc[0], a[2], x + 4);
+    multiply_half_rows(acc[1], a[3], x + 6);
+    warpgroup_commit();
+}
+
+/* Four e4m3 of shared memory. */
+template <int AT> static __device__ __forceinline__ uint32_t load_four_e4m3(uint32_t from)
+{
+    uint32_t v;
+
+    asm volatile("ld.shared.u32 %0, [%1 + %2];" : "=r"(v) : "r"(from), "n"(AT) : "memory");
+    return v;
+}
+
+/* Chunk number CHUNK, 16 bytes, of rows g and g + 8 of a warp as a wgmma's operand. Its lane t has
+ * elements 2 t, 2 t + 1 and those 8 on: half of the words number t / 2 and 2 + t / 2. */
+template <int CHUNK>
+static __device__ __forceinline__ void widen_chunk(uint32_t (&a)[4], uint32_t row, int group_bytes,
+                                                   uint32_t select)
+{
+    uint32_t low = row ^ CHUNK * 16, high = low + (uint32_t)group_bytes;
+
+    widen(&a[0], &a[1], __byte_perm(load_four_e4m3<0>(low), load_four_e4m3<0>(high), select));
+    widen(&a[2], &a[3], __byte_perm(load_four_e4m3<8>(low), load_four_e4m3<8>(high), select));
+}
+
+/* Chunks FIRST .. FIRST + 3 of a slab. */
+template <int FIRST>
+static __device__ __forceinline__ void widen_half(uint32_t (&a)[4][4], uint32_t row,
+                                                  int group_bytes, uint32_t select)
+{
+    widen_chunk<FIRST>(a[0], row, group_bytes, select);
+    widen_chunk<FIRST + 1>(a[1], row, group_bytes, select);
+    widen_chunk<FIRST + 2>(a[2], row, group_bytes, select);
+    widen_chunk<FIRST + 3>(a[3], row, group_bytes, select);
+}
+
+/* The same of e4m3: two groups a slab, of which one is widened while the other's products run. No
+ * group is left unfinished: else ptxas lets none run beside other code. */
+template <int N>
+static __device__ __forceinline__ void multiply_e4m3(float (&acc)[2][N / 2], const char *slot,
+                                                     const char *x_slot, int n_slabs,
+                                                     const product_cut &c)
+{
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x % 128 / 32;
+    uint32_t row = shared_addr(slot) + warp * 2 * c.group_bytes + g * (CUT_SLAB + 16) + t / 2 * 4;
+    uint32_t select = t % 2 == 0 ? 0x5410 : 0x7632, a[2][4][4];
+    uint64_t x = operand(x_slot, 8 * CUT_SLAB, 0);
+
+    widen_half<0>(a[0], row, c.group_bytes, select);
+#pragma unroll 1
+    for (int s = 0; s < n_slabs; s++) {
+        multiply_half_slab<N>(acc, a[0], x);
+        x += c.x_rows * CUT_SLAB / 16;
+        warpgroup_wait<1>();
+        widen_half<4>(a[1], row, c.group_bytes, select);
+        multiply_half_slab<N>(acc, a[1], x);
+        x += c.x_rows * CUT_SLAB / 16;
+        row += (uint32_t)c.slab_bytes;
+        warpgroup_wait<1>();
+        if (s + 1 < n_slabs)
+            widen_half<0>(a[0], row, c.group_bytes, select);
+    }
+    warpgroup_wait<0>();
+    keep(acc[0]), keep(acc[1]);
+}
+
 /* This warpgroup's sums of a tile. Of one block it takes every second slot, of several its half of
  * the blocks; with two sums a block, products that follow each other need not wait. A slot is given
  * back when the first product behind it runs. */
-template <int N, int MB>
+template <int N, int MB, bool FP8>
 static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][2][N / 2],
                                                      char *shared, const barriers &bars, slot &from,
                                                      slot &x_from, const work &k,
                                                      const product_cut &c, int group)
 {
     const int OWN = MB == 4 ? 2 : 1;
-    int before = -1, x_before = -1;
+    held before = {-1, -1};
 
 #pragma unroll
     for (int i = 0; i < OWN * N; i++)
@@ -202,48 +326,29 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
             pass_slots(bars, from, group * OWN, c.depth);
 #pragma unroll
         for (int b = 0; b < OWN; b++) {
-            uint64_t w = operand(shared + from.at * c.slot_bytes, c.group_bytes, 0);
-            uint64_t x = operand(shared + c.x_at + x_from.at * c.x_bytes, 8 * CUT_SLAB, 0);
+            const char *w = shared + from.at * c.slot_bytes;
+            const char *x = shared + c.x_at + x_from.at * c.x_bytes;
+            held now = {from.at, b + 1 == OWN ? x_from.at : -1};
 
             barrier_wait(&bars.full[from.at], from.parity);
-#pragma unroll 1
-            for (int s = 0; s < n_slabs; s++) {
-                keep(acc[b][0]), keep(acc[b][1]);
-                warpgroup_begin();
-                multiply_rows(acc[b][0], w, x, 1);
-                multiply_rows(acc[b][1], w + 2, x + 2, 1);
-                multiply_rows(acc[b][0], w + 4, x + 4, 1);
-                multiply_rows(acc[b][1], w + 6, x + 6, 1);
-                warpgroup_commit();
-                if (s == 0) {
-                    warpgroup_wait<1>();
-                    if (leads()) {
-                        if (before >= 0)
-                            barrier_arrive(&bars.empty[before]);
-                        if (x_before >= 0)
-                            barrier_arrive(&bars.x_empty[x_before]);
-                    }
-                }
-                w += c.slab_bytes / 16;
-                x += c.x_rows * CUT_SLAB / 16;
+            if (FP8) {
+                multiply_e4m3<N>(acc[b], w, x, n_slabs, c);
+                give_back(bars, now);
+            } else {
+                multiply_bf16<N>(acc[b], w, x, n_slabs, bars, before, c);
+                before = now;
             }
-            before = from.at;
-            x_before = -1;
             next_slot(from, 1, c.depth);
         }
         if (MB > 1)
             pass_slots(bars, from, MB - (group + 1) * OWN, c.depth);
-        x_before = x_from.at;
         next_slot(x_from, 1, c.x_depth);
     }
     warpgroup_wait<0>();
 #pragma unroll
     for (int b = 0; b < OWN; b++)
         keep(acc[b][0]), keep(acc[b][1]);
-    if (before >= 0 && leads()) {
-        barrier_arrive(&bars.empty[before]);
-        barrier_arrive(&bars.x_empty[x_before]);
-    }
+    give_back(bars, before);
 #pragma unroll
     for (int i = 0; i < OWN * N / 2; i++)
         acc[i / (N / 2)][0][i % (N / 2)] += acc[i / (N / 2)][1][i % (N / 2)];
@@ -289,23 +394,11 @@ static __device__ inline void load_four(float f[4], const void *from, size_t at,
         f[i] = i < left ? load_bf16(p + i) : 0.0f;
 }
 
-static __device__ inline uint32_t pack_half(float low, float high)
-{
-    uint32_t two;
-
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
-        : "=r"(two)
-        : "f"(fminf(fmaxf(high, -65504.0f), 65504.0f)),
-          "f"(fminf(fmaxf(low, -65504.0f), 65504.0f)));
-    return two;
-}
-
-/* bfloat16, or float16 for a product with e4m3. */
 static __device__ inline void store_four(void *to, size_t at, const float f[4], bool is_half,
                                          int left, bool whole)
 {
-    uint32_t low = is_half ? pack_half(f[0], f[1]) : pack_bf16(f[0], f[1]);
-    uint32_t high = is_half ? pack_half(f[2], f[3]) : pack_bf16(f[2], f[3]);
+    uint32_t low = pack_x(f[0], f[1], is_half);
+    uint32_t high = pack_x(f[2], f[3], is_half);
     uint16_t *p = (uint16_t *)to + at;
 
     if (whole) {
@@ -362,17 +455,31 @@ static __device__ inline outputs outputs_of(const wide_args &a, int tile, int ra
     return o;
 }
 
-/* The norm's division, and the bias of rows `at` .. of w. */
-static __device__ inline void scale_four(float f[4], const wide_args &a, float inverse, size_t at,
-                                         int left, bool whole)
+/* The norm's division, scales (NULL: none) and the bias of rows `at` .. of w. */
+static __device__ inline void scale_four(float f[4], const wide_args &a, float inverse,
+                                         const float *scales, size_t at, int left, bool whole)
 {
-    float bias[4] = {};
+    float bias[4] = {}, scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
 
     if (a.p.bias != NULL)
         load_four(bias, a.p.bias, at, left, whole);
+    if (scales != NULL)
+        *(float4 *)scale = *(const float4 *)scales;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        f[i] = f[i] * inverse + bias[i];
+        f[i] = f[i] * (inverse * scale[i]) + bias[i];
+}
+
+/* The scale of row i of a tile; 0 behind the matrix. */
+static __device__ inline float scale_of(const wide_args &a, int tile, int i)
+{
+    int tile_rows = a.c.gated ? a.c.rows / 2 : a.c.rows;
+    int n_out = a.c.gated ? a.c.n_out / 2 : a.c.n_out;
+    int row = tile * tile_rows + i % tile_rows;
+
+    if (i >= a.c.rows || row >= n_out)
+        return 0.0f;
+    return a.scales == NULL ? 1.0f : a.scales[row + i / tile_rows * n_out];
 }
 
 /* What the end of K_PRODUCT_RESIDUAL reads for four rows of a column. */
@@ -405,11 +512,13 @@ static __device__ inline void add_residual(float y[4], const fetched &f, const k
         p.sums_out[(size_t)col * (o.n_out / 16) + at / 16] = square;
 }
 
-/* Columns first .. last - 1 of a tile; four lanes have the sixteen rows of a sum of squares. Code
- * that runs once costs by its length, so that each kind of product has its own. */
-template <int MB, int KIND>
+/* Columns first .. last - 1 of a tile, whose scales are read for e4m3 only; four lanes have the sixteen
+ * rows of a sum of squares. Code that runs once costs by its length, so that each kind of product
+ * has its own. */
+template <int MB, int KIND, bool FP8>
 static __device__ void finish(const float *red, const wide_args &a, const float *inverse,
-                              const outputs &o, int rank, int first, int last, const fetched &f)
+                              const float *scales, const outputs &o, int rank, int first, int last,
+                              const fetched &f)
 {
     const int stride = MB * CUT_BLOCK + 4, second = MB == 1 ? a.c.round * stride : 0;
     const struct k_product &p = a.p;
@@ -418,9 +527,10 @@ static __device__ void finish(const float *red, const wide_args &a, const float 
     int cols_a_turn = WORKERS / o.fours, rows_a_turn = WORKERS % o.fours;
 
     red += rank * o.own;
+    scales += rank * o.own;
     for (int turn = 0; col < last - first; turn++) {
         int at = o.begin + row * 4, left = o.n_out - at, c = col + first;
-        const float *from = red + col * stride + row * 4;
+        const float *from = red + col * stride + row * 4, *scale = FP8 ? scales + row * 4 : NULL;
         size_t to = (size_t)c * o.n_out + at;
         float y[4], up[4];
 
@@ -433,10 +543,11 @@ static __device__ void finish(const float *red, const wide_args &a, const float 
         if (left <= 0)
             continue;
         sum_parts(y, from, a.c.n_split, second);
-        scale_four(y, a, inverse[c], (size_t)at, left, whole);
+        scale_four(y, a, inverse[c], scale, (size_t)at, left, whole);
         if (KIND == K_PRODUCT_GATED) {
             sum_parts(up, from + a.c.rows / 2, a.c.n_split, second);
-            scale_four(up, a, inverse[c], (size_t)(at + o.n_out), left, whole);
+            scale_four(up, a, inverse[c], FP8 ? scale + a.c.rows / 2 : NULL, (size_t)(at + o.n_out),
+                       left, whole);
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 y[i] = __fdividef(y[i], 1.0f + __expf(-y[i])) * up[i];
@@ -499,8 +610,8 @@ static __device__ void fetch_constants(const wide_args &a, int tile, int rank)
 
 /* --- the kernel ------------------------------------------------------------------------- */
 
-/* N: columns computed; MB: blocks of a tile; KIND: of product. */
-template <int N, int MB, int KIND>
+/* N: columns computed; MB: blocks of a tile; KIND: of product; FP8: w is e4m3, x float16. */
+template <int N, int MB, int KIND, bool FP8>
 static __global__ void __launch_bounds__(THREADS, 1)
     wide_kernel(const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap x_map, const __grid_constant__ wide_args a)
@@ -509,7 +620,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const int OWN = MB == 4 ? 2 : 1;
     const product_cut &c = a.c;
     float *red = (float *)(shared + c.red_at), *inverse = (float *)(shared + c.rest_at);
-    uint64_t *first_bar = (uint64_t *)(inverse + 64);
+    float *scales = inverse + 64;
+    uint64_t *first_bar = (uint64_t *)(scales + CUT_ROWS_MAX);
     barriers bars = {first_bar, first_bar + CUT_DEPTH_MAX, first_bar + 2 * CUT_DEPTH_MAX,
                      first_bar + 3 * CUT_DEPTH_MAX};
     int warp = warp_number(), rank = c.n_split > 1 ? (int)cluster_rank() : 0;
@@ -549,7 +661,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("griddepcontrol.wait;" ::: "memory");
         for (int tile = k.tile; tile < c.n_tiles; tile += c.n_groups) {
             outputs o = outputs_of(a, tile, rank);
-            float acc[OWN][2][N / 2];
+            float acc[OWN][2][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
             fetched f;
 
             if (KIND == K_PRODUCT_RESIDUAL) { /* asked for early */
@@ -558,10 +670,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 if (col < a.n && at < o.n_out)
                     f = fetch(a.p, col, at, o);
             }
-            multiply_tile<N, MB>(acc, shared, bars, from, x_from, k, c, group);
+            multiply_tile<N, MB, FP8>(acc, shared, bars, from, x_from, k, c, group);
             if (tile ==
                 k.tile) /* inverse is there, and all have read what they need of the slots */
                 named_sync(1, THREADS - 32);
+            if (FP8)
+                scales[threadIdx.x] = scale;
             for (int first = 0; first < a.n; first += c.round) {
                 store_sums<N, MB, OWN>(MB == 1 ? red + group * c.round * (MB * CUT_BLOCK + 4)
                                                : red + group * OWN * c.block_rows,
@@ -570,7 +684,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     cluster_sync();
                 else
                     named_sync(2, WORKERS);
-                finish<MB, KIND>(red, a, inverse, o, rank, first, min(first + c.round, a.n), f);
+                finish<MB, KIND, FP8>(red, a, inverse, scales, o, rank, first,
+                                      min(first + c.round, a.n), f);
                 if (c.n_split == 1)
                     named_sync(2, WORKERS);
             }
@@ -591,12 +706,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
 static int encode_maps(CUtensorMap *w_map, CUtensorMap *x_map, const wide_args &a)
 {
     const product_cut &c = a.c;
-    cuuint64_t row_bytes = (cuuint64_t)c.n_in * 2;
-    cuuint64_t sizes[4] = {CUT_SLAB_COLS, 8, (cuuint64_t)c.n_slabs, (cuuint64_t)c.n_out / 8};
+    cuuint32_t cols = (cuuint32_t)product_cut_slab_cols(a.p.w->type);
+    cuuint64_t row_bytes = (cuuint64_t)c.n_in * CUT_SLAB / cols;
+    cuuint64_t sizes[4] = {cols, 8, (cuuint64_t)c.n_slabs, (cuuint64_t)c.n_out / 8};
     cuuint64_t strides[3] = {row_bytes, CUT_SLAB, 8 * row_bytes};
-    cuuint32_t box[4] = {CUT_SLAB_COLS, 8, (cuuint32_t)c.box, (cuuint32_t)c.block_rows / 8};
-    cuuint64_t x_sizes[3] = {CUT_SLAB_COLS, (cuuint64_t)a.n, (cuuint64_t)c.n_slabs};
-    cuuint32_t x_box[3] = {CUT_SLAB_COLS, (cuuint32_t)c.x_rows, (cuuint32_t)c.box};
+    cuuint32_t box[4] = {cols, 8, (cuuint32_t)c.box, (cuuint32_t)c.block_rows / 8};
+    cuuint64_t x_sizes[3] = {CUT_SLAB_COLS, (cuuint64_t)a.n, (cuuint64_t)(c.n_slabs * c.x_slabs)};
+    cuuint64_t x_strides[2] = {(cuuint64_t)c.n_in * 2, CUT_SLAB};
+    cuuint32_t x_box[3] = {CUT_SLAB_COLS, (cuuint32_t)c.x_rows, (cuuint32_t)(c.box * c.x_slabs)};
 
     if (!c.rows_by_eight) {
         sizes[1] = (cuuint64_t)c.n_out;
@@ -604,20 +721,20 @@ static int encode_maps(CUtensorMap *w_map, CUtensorMap *x_map, const wide_args &
         box[1] = (cuuint32_t)c.block_rows;
         box[3] = 1;
     }
-    if (encode_boxes(w_map, false, a.p.w->data, 4, sizes, strides, box) != 0)
+    if (encode_boxes(w_map, a.p.w->type == K_E4M3, a.p.w->data, 4, sizes, strides, box) != 0)
         return -1;
-    return encode_boxes(x_map, false, (void *)a.p.x, 3, x_sizes, strides, x_box);
+    return encode_boxes(x_map, false, (void *)a.p.x, 3, x_sizes, x_strides, x_box);
 }
 
-template <int N, int MB, int KIND>
+template <int N, int MB, int KIND, bool FP8>
 static int launch(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
                   k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
-    if (cudaFuncSetAttribute(wide_kernel<N, MB, KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             a.c.smem) != cudaSuccess)
+    if (cudaFuncSetAttribute(wide_kernel<N, MB, KIND, FP8>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, a.c.smem) != cudaSuccess)
         return -1;
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -630,40 +747,49 @@ static int launch(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.c.n_split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, wide_kernel<N, MB, KIND>, w_map, x_map, a) == cudaSuccess
+    return cudaLaunchKernelEx(&config, wide_kernel<N, MB, KIND, FP8>, w_map, x_map, a) ==
+                   cudaSuccess
                ? 0
                : -1;
 }
 
-template <int N, int MB>
+template <int N, int MB, bool FP8>
 static int choose_kind(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
                        k_stream stream)
 {
     switch (a.p.kind) {
-    case K_PRODUCT_PLAIN: return launch<N, MB, K_PRODUCT_PLAIN>(w_map, x_map, a, stream);
-    case K_PRODUCT_FLOAT: return launch<N, MB, K_PRODUCT_FLOAT>(w_map, x_map, a, stream);
-    case K_PRODUCT_RESIDUAL: return launch<N, MB, K_PRODUCT_RESIDUAL>(w_map, x_map, a, stream);
+    case K_PRODUCT_PLAIN: return launch<N, MB, K_PRODUCT_PLAIN, FP8>(w_map, x_map, a, stream);
+    case K_PRODUCT_FLOAT: return launch<N, MB, K_PRODUCT_FLOAT, FP8>(w_map, x_map, a, stream);
+    case K_PRODUCT_RESIDUAL: return launch<N, MB, K_PRODUCT_RESIDUAL, FP8>(w_map, x_map, a, stream);
     case K_PRODUCT_GATED: /* has two blocks at least */
-        return launch < N, MB == 1 ? 2 : MB, K_PRODUCT_GATED > (w_map, x_map, a, stream);
+        return launch < N, MB == 1 ? 2 : MB, K_PRODUCT_GATED, FP8 > (w_map, x_map, a, stream);
     }
     return -1;
+}
+
+template <int N, bool FP8>
+static int choose_blocks(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
+                         k_stream stream)
+{
+    switch (a.c.n_blocks) {
+    case 1: return choose_kind<N, 1, FP8>(w_map, x_map, a, stream);
+    case 2: return choose_kind<N, 2, FP8>(w_map, x_map, a, stream);
+    default: return choose_kind<N, 4, FP8>(w_map, x_map, a, stream);
+    }
 }
 
 template <int N>
 static int choose(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
                   k_stream stream)
 {
-    switch (a.c.n_blocks) {
-    case 1: return choose_kind<N, 1>(w_map, x_map, a, stream);
-    case 2: return choose_kind<N, 2>(w_map, x_map, a, stream);
-    default: return choose_kind<N, 4>(w_map, x_map, a, stream);
-    }
+    return a.p.w->type == K_E4M3 ? choose_blocks<N, true>(w_map, x_map, a, stream)
+                                 : choose_blocks<N, false>(w_map, x_map, a, stream);
 }
 
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
-    return w->type == K_BF16 && w->scales == NULL && w->n_in % CUT_SLAB_COLS == 0 && n >= 1 &&
-           n <= K_PRODUCT_ROWS_MAX;
+    return (w->type == K_E4M3 ? w->block == 0 : w->type == K_BF16 && w->scales == NULL) &&
+           w->n_in % product_cut_slab_cols(w->type) == 0 && n >= 1 && n <= K_PRODUCT_ROWS_MAX;
 }
 
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
@@ -672,6 +798,7 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     wide_args a = {};
 
     a.p = *p;
+    a.scales = p->w->scales;
     a.n = n;
     if (!product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
         return -1;

@@ -324,7 +324,6 @@ static void run_product(const struct product_bench *p, int i, int n, bool few)
     const struct k_product product = {.kind = p->kind,
                                       .x = p->x,
                                       .w = w,
-                                      .x_is_half = w->type == K_E4M3,
                                       .y = p->y,
                                       .residual = p->residual,
                                       .norm = p->x,

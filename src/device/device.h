@@ -165,7 +165,9 @@ struct device_ops {
     void (*matmul_float)(struct device *d, float *y, const void *x, const struct k_matrix *w,
                          int n);
     void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const float *turns);
-    void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale);
+    /* `to` is what product() multiplies out with next; NULL: matmul() does. */
+    void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale,
+                 const struct k_matrix *to);
     void (*silu_mul)(struct device *d, void *out, const void *in, int n, const struct k_matrix *to);
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta);
     void (*launch)(struct device *d);

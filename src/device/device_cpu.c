@@ -504,14 +504,15 @@ static void attn_task(void *arg, int task, int worker)
 }
 
 static void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
-                     float scale)
+                     float scale, const struct k_matrix *to)
 {
     struct cpu *c = cpu_of(d);
     struct attn_job j = {.c = c, .out = out, .qkv = qkv, .kv = kv, .scale = scale};
     const struct k_tokens *t = &c->batch->tokens;
-    size_t work = 0;
     int n_tasks = t->n_tokens * kv->n_kv_heads;
+    size_t work = 0;
 
+    (void)to; /* all is float32 */
     for (int i = 0; i < t->n_tokens; i++)
         work += ((size_t)t->pos[i] + 1) * (size_t)d->limits.n_heads * (size_t)kv->head_dim * 2;
     if (work >= INLINE_WORK) {

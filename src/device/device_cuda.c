@@ -346,10 +346,11 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, con
 }
 
 static void cuda_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
-                      float scale)
+                      float scale, const struct k_matrix *to)
 {
     struct cuda *c = cuda_of(d);
 
+    c->plan.out_is_half = to != NULL && to->type == K_E4M3;
     cuda_keep(c, k_attn(out, qkv, kv, &c->tokens, &c->plan, d->limits.n_heads, scale, c->stream),
               "attn");
 }

@@ -59,7 +59,7 @@ static void layer(struct device *d, const struct config *c, const struct layer_w
 
     op->matmul(d, a->qkv, a->normed, &w->qkv, w->qkv_bias, n);
     op->rope_kv(d, a->qkv, kv, turns);
-    op->attn(d, a->heads, a->qkv, kv, scale);
+    op->attn(d, a->heads, a->qkv, kv, scale, NULL);
     op->matmul(d, a->delta, a->heads, &w->o, w->o_bias, n);
     op->add_rmsnorm(d, a->normed, a->x, a->delta, w->norm_mlp, c->norm_eps, n, &w->gate_up);
     op->matmul(d, a->gate_up, a->normed, &w->gate_up, w->gate_up_bias, n);
@@ -110,7 +110,6 @@ static void product(struct device *d, const struct config *c, const struct activ
                                         .sums_in = normed ? a->sums : NULL,
                                         .n_sums = c->dim / 16,
                                         .eps = c->norm_eps,
-                                        .x_is_half = w->type == K_E4M3,
                                         .y_is_half = next != NULL && next->type == K_E4M3,
                                         .y = y},
                     d->step_tokens);
@@ -125,7 +124,6 @@ static void product_onto(struct device *d, const struct activations *a, const vo
                                         .x = x,
                                         .w = w,
                                         .bias = bias,
-                                        .x_is_half = w->type == K_E4M3 && x == a->ff,
                                         .y_is_half = next->type == K_E4M3,
                                         .residual = a->x,
                                         .norm = next_norm,
@@ -148,7 +146,7 @@ static void forward_few(struct device *d, const struct config *c, const struct w
         use_layer(&layer_kv, kv, w, i);
         product(d, c, a, K_PRODUCT_PLAIN, a->qkv, a->normed, &l->qkv, l->qkv_bias, NULL);
         op->rope_kv(d, a->qkv, &layer_kv, turns);
-        op->attn(d, a->heads, a->qkv, &layer_kv, 1.0f / sqrtf((float)c->head_dim));
+        op->attn(d, a->heads, a->qkv, &layer_kv, 1.0f / sqrtf((float)c->head_dim), &l->o);
         product_onto(d, a, a->heads, &l->o, l->o_bias, l->norm_mlp, &l->gate_up);
         product(d, c, a, K_PRODUCT_GATED, a->ff, a->normed, &l->gate_up, l->gate_up_bias, &l->down);
         product_onto(d, a, a->ff, &l->down, l->down_bias,

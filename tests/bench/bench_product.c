@@ -79,7 +79,6 @@ static void own(struct bench *b, int layer, int mat, int n)
                           .sums_in = of_normed ? b->sums : NULL,
                           .n_sums = DIM / 16,
                           .eps = 1e-5f,
-                          .x_is_half = w->type == K_E4M3,
                           .y_is_half = w->type == K_E4M3,
                           .y = mat == MAT_GATE_UP ? b->ff : b->y,
                           .residual = b->residual,

@@ -136,6 +136,31 @@ static inline float *gpu_floats(const k_bf16 *dev, size_t n)
     return f;
 }
 
+/* Such numbers as float16 on the device, and back. */
+static inline void *gpu_half(const float *f, size_t n)
+{
+    _Float16 *h = malloc(n * sizeof *h);
+    void *dev;
+
+    for (size_t i = 0; i < n; i++)
+        h[i] = (_Float16)f[i];
+    dev = gpu_array(h, n * sizeof *h);
+    free(h);
+    return dev;
+}
+
+static inline float *gpu_half_floats(const void *dev, size_t n)
+{
+    _Float16 *h = malloc(n * sizeof *h);
+    float *f = malloc(n * sizeof *f);
+
+    ok(gpu_get(h, dev, n * sizeof *h), "guard bands are whole");
+    for (size_t i = 0; i < n; i++)
+        f[i] = (float)h[i];
+    free(h);
+    return f;
+}
+
 /* Mean square error over mean square, and the worst difference over the largest value. The limit
  * of the mean is for many elements; of a few, each may be as far off as half a unit, 2^-8. */
 static inline void gpu_compare(const float *got, const float *want, size_t n, double nmse_limit,

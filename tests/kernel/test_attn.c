@@ -373,13 +373,13 @@ static void check_rope(struct attn_run *r)
     free(got);
 }
 
-/* Run attention into fresh memory; what it should not write stays 0xABAB. */
+/* Run attention into fresh memory; what it should not write stays 0xABAB, as bfloat16. */
 static float *attend(struct attn_run *r, const k_bf16 *qkv, const struct k_attn_plan *p)
 {
     k_bf16 *out = gpu_array(NULL, r->out_size * 2);
 
     gpu_must(k_attn(out, qkv, &r->dev_kv, &r->dev, p, r->c->n_heads, r->scale, stream()));
-    return gpu_floats(out, r->out_size);
+    return p->out_is_half ? gpu_half_floats(out, r->out_size) : gpu_floats(out, r->out_size);
 }
 
 static void schedule(struct attn_run *r, const struct k_attn_plan *p)
@@ -415,6 +415,25 @@ static void check_alone(struct attn_run *r, const float *got)
     schedule(r, &r->plan);
 }
 
+/* The same as float16; in want, what is not to be written is 0xABAB as bfloat16. */
+static void check_half(struct attn_run *r, const float *want)
+{
+    struct k_attn_plan p = r->plan;
+    float *got, untouched = gpu_widen(0xabab);
+    const uint16_t bits = 0xabab;
+    _Float16 untouched_half;
+
+    memcpy(&untouched_half, &bits, sizeof bits);
+    p.out_is_half = 1;
+    got = attend(r, r->dev_qkv, &p);
+    for (size_t i = 0; i < r->out_size; i++) {
+        if (want[i] == untouched && got[i] == (float)untouched_half)
+            got[i] = untouched;
+    }
+    gpu_compare(got, want, r->out_size, 2e-5, 8e-3, "as float16");
+    free(got);
+}
+
 static void check_attn(struct attn_run *r)
 {
     const struct attn_case *c = r->c;
@@ -435,6 +454,7 @@ static void check_attn(struct attn_run *r)
     gpu_compare(got, want, r->out_size, 2e-5, 8e-3, r->name);
     ok(memcmp(got, second, r->out_size * 4) == 0, "twice the same bits");
     check_alone(r, got);
+    check_half(r, want);
     free(want), free(scratch), free(got), free(second);
 }
 

@@ -24,11 +24,11 @@ static bool has_room(const struct product_cut *c)
 
     return c->block_rows % 8 == 0 && c->block_rows <= CUT_BLOCK && c->box >= 1 && c->box <= 8 &&
            c->slot_bytes == c->box * c->block_rows * CUT_SLAB && c->slot_bytes % 1024 == 0 &&
-           c->x_bytes % 1024 == 0 && c->x_copied <= c->x_bytes &&
-           c->depth >= (c->n_blocks == 4 ? 6 : 4) && c->depth <= CUT_DEPTH_MAX &&
-           c->x_depth >= (c->n_blocks == 1 ? 4 : 2) && c->x_depth <= CUT_DEPTH_MAX &&
-           c->x_at == c->depth * c->slot_bytes && c->rest_at >= c->x_at + c->x_depth * c->x_bytes &&
-           c->rest_at >= c->red_at + sums &&
+           c->x_bytes % 1024 == 0 && c->x_copied == c->box * c->x_slabs * c->x_rows * CUT_SLAB &&
+           c->x_copied <= c->x_bytes && c->depth >= (c->n_blocks == 4 ? 6 : 4) &&
+           c->depth <= CUT_DEPTH_MAX && c->x_depth >= (c->n_blocks == 1 ? 4 : 2) &&
+           c->x_depth <= CUT_DEPTH_MAX && c->x_at == c->depth * c->slot_bytes &&
+           c->rest_at >= c->x_at + c->x_depth * c->x_bytes && c->rest_at >= c->red_at + sums &&
            (c->red_at == 0 ? c->n_tiles <= c->n_groups && c->round >= c->columns
                            : c->red_at >= c->x_at + c->x_depth * c->x_bytes) &&
            c->smem == c->rest_at + CUT_REST_BYTES && c->smem <= CUT_SMEM_MAX &&
@@ -45,16 +45,17 @@ static bool ends_whole(const struct product_cut *c, enum k_product_kind kind)
     return kind == K_PRODUCT_GATED ? c->gated && c->n_blocks >= 2 && own % 8 == 0 : own % 4 == 0;
 }
 
-static void cut_all(int n_sms)
+static void cut_all(int n_sms, enum k_type type)
 {
     static const int rows[] = {1, 8, 9, 16, 17, 24, 32};
+    int slab = product_cut_slab_cols(type);
     long n = 0, n_bad = 0;
 
     for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
         for (int out = 16; out < 300000; out += out < 2048 ? 16 : out < 32768 ? 208 : 4110) {
-            for (int in = 64; in <= 32768; in += in < 1024 ? 64 : in < 8192 ? 448 : 3136) {
+            for (int in = slab; in <= 32768; in += in < 1024 ? slab : 7 * slab * (in / 8192 + 1)) {
                 for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-                    const struct k_matrix w = {.type = K_BF16, .n_out = out, .n_in = in};
+                    const struct k_matrix w = {.type = type, .n_out = out, .n_in = in};
                     struct product_cut c = {0};
                     bool good;
 
@@ -73,13 +74,14 @@ static void cut_all(int n_sms)
             }
         }
     }
-    ok(n > 100000 && n_bad == 0, "%ld shapes on %d multiprocessors, %ld cut badly", n, n_sms,
-       n_bad);
+    ok(n > 100000 && n_bad == 0, "%ld shapes of %s on %d multiprocessors, %ld cut badly", n,
+       type == K_E4M3 ? "e4m3" : "bf16", n_sms, n_bad);
 }
 
-static void cut_one(enum k_product_kind kind, int out, int in, int n, int rows, int n_split)
+static void cut_one(enum k_type type, enum k_product_kind kind, int out, int in, int n, int rows,
+                    int n_split)
 {
-    const struct k_matrix w = {.type = K_BF16, .n_out = out, .n_in = in};
+    const struct k_matrix w = {.type = type, .n_out = out, .n_in = in};
     struct product_cut c = {0};
     bool cut = product_cut_of(&c, &w, kind, n, 132);
 
@@ -92,12 +94,15 @@ int main(void)
     static const int sms[] = {16, 66, 78, 114, 132};
 
     for (size_t i = 0; i < sizeof sms / sizeof sms[0]; i++)
-        cut_all(sms[i]);
+        cut_all(sms[i], K_BF16), cut_all(sms[i], K_E4M3);
     for (int n = 8; n <= 32; n *= 2) {
-        cut_one(K_PRODUCT_PLAIN, 6144, 4096, n, 48, 1);
-        cut_one(K_PRODUCT_RESIDUAL, 4096, 4096, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);
-        cut_one(K_PRODUCT_GATED, 28672, 4096, n, 224, 1);
-        cut_one(K_PRODUCT_RESIDUAL, 4096, 14336, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);
+        cut_one(K_BF16, K_PRODUCT_PLAIN, 6144, 4096, n, 48, 1);
+        cut_one(K_BF16, K_PRODUCT_RESIDUAL, 4096, 4096, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);
+        cut_one(K_BF16, K_PRODUCT_GATED, 28672, 4096, n, 224, 1);
+        cut_one(K_BF16, K_PRODUCT_RESIDUAL, 4096, 14336, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);
+        cut_one(K_E4M3, K_PRODUCT_PLAIN, 6144, 4096, n, n < 32 ? 48 : 96, n < 32 ? 1 : 2);
+        cut_one(K_E4M3, K_PRODUCT_RESIDUAL, 4096, 4096, n, 64, 2);
+        cut_one(K_E4M3, K_PRODUCT_GATED, 28672, 4096, n, 224, 1);
     }
     ok(product_cut_columns(1) == 8 && product_cut_columns(9) == 16 && product_cut_columns(32) == 32,
        "columns");
