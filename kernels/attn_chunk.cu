@@ -247,9 +247,9 @@ static __device__ void write_rows(const chunk_state<D> &st, const chunk_args &a,
             size_t head = kv_head * group + row % group;
 
             if (d < hd)
-                *(uint32_t *)(a.out + ((size_t)(token0 + token) * a.n_heads + head) * hd + d) =
-                    pack_x(st.acc[j][2 * r] * scale, st.acc[j][2 * r + 1] * scale,
-                           a.plan.out_is_half);
+                store_x_two(a.out, ((size_t)(token0 + token) * a.n_heads + head) * hd + d,
+                            st.acc[j][2 * r] * scale, st.acc[j][2 * r + 1] * scale,
+                            a.plan.out_is_half);
         }
     }
 }

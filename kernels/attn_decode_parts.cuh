@@ -32,29 +32,29 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
      * The far one of a pair is FAR elements on. */
     static constexpr int FAR = TYPE == K_BF16 ? 8 : 1;
 
-    static __device__ __forceinline__ k_bf16 *out_at(const decode_args &a, int token, int head,
-                                                     int lane, int *left)
+    static __device__ __forceinline__ size_t out_at(const decode_args &a, int token, int head,
+                                                    int lane, int *left)
     {
         int d = TYPE == K_BF16 ? lane / 4 : lane / 4 * 2, hd = a.kv.head_dim;
 
         *left = hd - d;
-        return a.out + ((size_t)token * a.n_heads + head + lane % 4 * 2) * hd + d;
+        return ((size_t)token * a.n_heads + head + lane % 4 * 2) * hd + d;
     }
 
     /* One float4 of O^T: two elements of two heads, of which n_heads and n_elems exist. */
-    static __device__ __forceinline__ void write_four(const decode_args &a, k_bf16 *out, float4 o,
+    static __device__ __forceinline__ void write_four(const decode_args &a, size_t at, float4 o,
                                                       float2 weight, int n_heads, int n_elems)
     {
         int hd = a.kv.head_dim;
 
         if (n_heads > 0 && n_elems > 0)
-            store_x(out, 0, o.x * weight.x, a.is_half);
+            store_x(a.out, at, o.x * weight.x, a.is_half);
         if (n_heads > 0 && n_elems > FAR)
-            store_x(out, FAR, o.z * weight.x, a.is_half);
+            store_x(a.out, at + FAR, o.z * weight.x, a.is_half);
         if (n_heads > 1 && n_elems > 0)
-            store_x(out, hd, o.y * weight.y, a.is_half);
+            store_x(a.out, at + hd, o.y * weight.y, a.is_half);
         if (n_heads > 1 && n_elems > FAR)
-            store_x(out, hd + FAR, o.w * weight.y, a.is_half);
+            store_x(a.out, at + hd + FAR, o.w * weight.y, a.is_half);
     }
 
     static __device__ __forceinline__ float2 weights(const decode_args &a, float sum0, float sum1)
@@ -66,7 +66,7 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
                                                      int token, int head, int n_heads)
     {
         int lane = threadIdx.x % 32, hd = a.kv.head_dim, left;
-        k_bf16 *out = out_at(a, token, head, lane, &left);
+        size_t at = out_at(a, token, head, lane, &left);
 
 #pragma unroll
         for (int n = 0; n < NT; n++) {
@@ -76,8 +76,8 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
             for (int i = 0; i < STEPS; i++) {
                 const float *o = st.o[i][n];
 
-                write_four(a, out + n * 8 * hd + i * 16, make_float4(o[0], o[1], o[2], o[3]),
-                           weight, n_heads - n * 8 - lane % 4 * 2, left - i * 16);
+                write_four(a, at + n * 8 * hd + i * 16, make_float4(o[0], o[1], o[2], o[3]), weight,
+                           n_heads - n * 8 - lane % 4 * 2, left - i * 16);
             }
         }
     }
@@ -87,9 +87,9 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
                                                         const merged &m, int index)
     {
         int lane = index % 32, n = index / 32 % NT, i = index / 32 / NT, left;
-        k_bf16 *out = out_at(a, p.token, p.head + n * 8, lane, &left);
+        size_t at = out_at(a, p.token, p.head + n * 8, lane, &left);
 
-        write_four(a, out + i * 16, m.o, weights(a, m.sum.x, m.sum.y),
+        write_four(a, at + i * 16, m.o, weights(a, m.sum.x, m.sum.y),
                    p.n_heads - n * 8 - lane % 4 * 2, left - i * 16);
     }
 

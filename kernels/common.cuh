@@ -65,18 +65,20 @@ static __device__ inline uint32_t pack_half(float low, float high)
     return two;
 }
 
-/* As what reads them takes them: float16 goes to a product with e4m3. */
-static __device__ inline uint32_t pack_x(float low, float high, bool is_half)
-{
-    return is_half ? pack_half(low, high) : pack_bf16(low, high);
-}
-
+/* Element `at` of what a product reads next; is_half: one with e4m3 (K_HALF_AT). */
 static __device__ inline void store_x(void *to, size_t at, float x, bool is_half)
 {
     if (is_half)
-        ((uint16_t *)to)[at] = (uint16_t)pack_half(x, 0.0f);
+        ((uint16_t *)to)[K_HALF_AT(at)] = (uint16_t)pack_half(x, 0.0f);
     else
         store_bf16((k_bf16 *)to + at, x);
+}
+
+/* Two, of which the first is even. */
+static __device__ inline void store_x_two(void *to, size_t at, float low, float high, bool is_half)
+{
+    *(uint32_t *)((uint16_t *)to + (is_half ? K_HALF_AT(at) : at)) =
+        is_half ? pack_half(low, high) : pack_bf16(low, high);
 }
 
 /* 2^x within 2 ulp; 0 at -infinity. */

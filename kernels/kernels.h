@@ -139,6 +139,12 @@ int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream
 
 #define K_PRODUCT_ROWS_MAX 32 /* more are cuBLASLt's */
 
+/* Products with e4m3 take x as float16, clamped to its 65504, and in an order of its own: of each
+ * 16 elements the pairs 0, 2, 4, 6, 1, 3, 5, 7. Then four bytes of w, which is what ldmatrix gives
+ * a lane, are what this lane holds of a tensor core's operand. Where element i stands; rows are a
+ * multiple of 16. */
+#define K_HALF_AT(i) (((i) & ~(size_t)15) | ((i) >> 1 & 6) | ((i)&1) | ((i)&2) << 2)
+
 enum k_product_kind {
     K_PRODUCT_PLAIN,    /* y bf16 [n][n_out] */
     K_PRODUCT_FLOAT,    /* y float32 [n][n_out] */
@@ -154,8 +160,8 @@ enum k_product_kind {
  * So RMS norm is in two halves: who makes x multiplies by the norm's weights and leaves sums of
  * squares in parts, the product that reads x divides by their root. normed is such an x for the
  * next product, ceil(n_out / 16) its number of parts. x, bias, norm, normed and y are bfloat16 for
- * the launcher (y float32 for K_PRODUCT_FLOAT; x float16 when w is e4m3) and float32 for the
- * reference, as w is. */
+ * the launcher (y float32 for K_PRODUCT_FLOAT; x as K_HALF_AT says when w is e4m3) and float32 for
+ * the reference, as w is. */
 struct k_product {
     enum k_product_kind kind;
     const void *x;            /* [n][n_in] */
@@ -164,8 +170,8 @@ struct k_product {
     const float *sums_in;     /* float32 [n][n_sums] or NULL */
     int n_sums;
     float eps;
-    /* The product that reads y of K_PRODUCT_GATED, or normed, has e4m3: they are float16, clamped
-     * to its 65504. The reference does not look at it. */
+    /* The product that reads y of K_PRODUCT_GATED, or normed, has e4m3: they are written as it
+     * takes them (K_HALF_AT). The reference does not look at it. */
     bool y_is_half;
     void *y;
     float *residual;  /* float32 [n][n_out] */
@@ -265,7 +271,8 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
  * all else but qkv, must have ended by then: the launch behind k_attn_schedule() must be a plain
  * one, or one that waits for it before it lets others begin.
  *
- * out_is_half: decodes' rows of out are float16, clamped to its 65504, for a product with e4m3.
+ * out_is_half: out is written as a product with e4m3 takes it (K_HALF_AT); n_heads * head_dim is a
+ * multiple of 16 then.
  *
  * tile_seqs [n_tiles], tile_starts [n_tiles]: sequence and first token (relative to the
  * sequence's first) of each tile of K_TILE_TOKENS(group) tokens, those with most keys first, as

@@ -25,7 +25,8 @@
  * warp meet in a bank, and nothing needs ldmatrix. Rows of x stand 16 bytes further apart than
  * they are long, for the same reason.
  *
- * e4m3 is widened to float16 in registers (one instruction for two), so x is float16 there. */
+ * e4m3 is widened to float16 in registers (one instruction for two), so x is float16 there, its
+ * pairs in the order of K_HALF_AT. */
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
@@ -149,13 +150,12 @@ static __device__ inline void multiply_e4m3(float acc[NT][4], const chunk &a, co
     }
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint4 b = *(const uint4 *)(x + x_row[t] + i * 16);
+        uint4 even = *(const uint4 *)(x + x_row[t]), odd = *(const uint4 *)(x + x_row[t] + 16);
 
-            multiply_half(acc[t], l[4 * i], h[4 * i], l[4 * i + 1], h[4 * i + 1], b.x, b.y);
-            multiply_half(acc[t], l[4 * i + 2], h[4 * i + 2], l[4 * i + 3], h[4 * i + 3], b.z, b.w);
-        }
+        multiply_half(acc[t], l[0], h[0], l[1], h[1], even.x, odd.x);
+        multiply_half(acc[t], l[2], h[2], l[3], h[3], even.y, odd.y);
+        multiply_half(acc[t], l[4], h[4], l[5], h[5], even.z, odd.z);
+        multiply_half(acc[t], l[6], h[6], l[7], h[7], even.w, odd.w);
     }
 }
 

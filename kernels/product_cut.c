@@ -107,7 +107,7 @@ static bool lay_out(struct product_cut *c, int box)
 bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
                     int n, int n_sms)
 {
-    int box;
+    int box, share, even;
 
     c->gated = kind == K_PRODUCT_GATED;
     c->n_out = w->n_out;
@@ -124,7 +124,7 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
             break;
         c->n_split = split;
         c->rows = rows;
-        if (c->columns * c->x_slabs * 3 <= rows * 2 && (c->x_slabs == 1 || rows >= WIDEN_ROWS))
+        if (c->columns * c->x_slabs * 3 <= rows * 2)
             break;
     }
     c->n_blocks = blocks_of(c->rows, c->gated);
@@ -135,10 +135,11 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
         c->n_groups = c->n_tiles;
     box = SLOT_BYTES / (c->block_rows * CUT_SLAB);
     box = box > 8 ? 8 : box;
-    if (box > (c->n_slabs + c->n_split - 1) / c->n_split)
-        box = (c->n_slabs + c->n_split - 1) / c->n_split;
+    share = (c->n_slabs + c->n_split - 1) / c->n_split;
     for (; box > 0; box--) {
-        if (lay_out(c, box))
+        even = (share + box - 1) / box; /* slots of a share; behind it is the other CTA's */
+        even = (share + even - 1) / even;
+        if (lay_out(c, even))
             return true;
     }
     return false;

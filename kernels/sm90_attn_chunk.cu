@@ -271,6 +271,17 @@ static __device__ __forceinline__ uint4 turn_quad(uint32_t w0, uint32_t w1, uint
     return high ? make_uint4(c, d, y0, y1) : make_uint4(x0, x1, c, d);
 }
 
+/* Eight elements; is_half: as K_HALF_AT says. */
+static __device__ __forceinline__ void store_eight(k_bf16 *to, int at, uint4 v, bool is_half)
+{
+    if (!is_half) {
+        *(uint4 *)(to + at) = v;
+        return;
+    }
+    *(uint2 *)(to + K_HALF_AT(at)) = make_uint2(v.x, v.z);
+    *(uint2 *)(to + K_HALF_AT(at) + 8) = make_uint2(v.y, v.w);
+}
+
 template <class S>
 static __device__ __forceinline__ void write_rows(const consumer<S> &c, const struct piece &p)
 {
@@ -297,12 +308,13 @@ static __device__ __forceinline__ void write_rows(const consumer<S> &c, const st
                 int at = (j + i) % (S::HD / 8); /* 80 = 2 * 32 + 16: the last half is not used */
                 const float *acc = &c.acc[at * 8 / S::PART][at * 8 % S::PART / 2 + 2 * r];
 
-                w[i] = pack_x(acc[0] * scale, acc[1] * scale, a.plan.out_is_half);
+                w[i] = a.plan.out_is_half ? pack_half(acc[0] * scale, acc[1] * scale)
+                                          : pack_bf16(acc[0] * scale, acc[1] * scale);
             }
             uint4 turned = turn_quad(w[0], w[1], w[2], w[3]);
 
             if (token < p.n_tokens && j + lane % 4 < S::HD / 8)
-                *(uint4 *)(to + (j + lane % 4) * 8) = turned;
+                store_eight(to, (j + lane % 4) * 8, turned, a.plan.out_is_half);
         }
     }
 }

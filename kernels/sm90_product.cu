@@ -19,8 +19,8 @@
  * as many slabs, both with the copy engine's swizzle, as wgmma reads them. At the end of a CTA's
  * only tile its sums lie over the slots.
  *
- * e4m3 is widened to float16 on its way from shared memory to the registers that wgmma takes for
- * its first operand, half a slab ahead of the product; x is float16 then.
+ * e4m3 goes through registers, where it becomes float16: wgmma takes its first operand from there,
+ * too. x is float16 then, its pairs in the order that ldmatrix gives w's (K_HALF_AT).
  *
  * The first slots are ordered before the kernel before has ended, but not all: x stands in the same
  * queue. The order of adding depends on the shape and on the bucket of n. */
@@ -236,63 +236,57 @@ static __device__ __forceinline__ void multiply_half_slab(float (&acc)[2][N / 2]
     warpgroup_commit();
 }
 
-/* Four e4m3 of shared memory. */
-template <int AT> static __device__ __forceinline__ uint32_t load_four_e4m3(uint32_t from)
+/* Of e4m3, 64 elements of a warp's 16 rows: [8 rows, the next 8, and again 16 elements on]. */
+static __device__ __forceinline__ void load_half_slab(uint32_t (&r)[2][4], uint32_t at)
 {
-    uint32_t v;
-
-    asm volatile("ld.shared.u32 %0, [%1 + %2];" : "=r"(v) : "r"(from), "n"(AT) : "memory");
-    return v;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[i][0]), "=r"(r[i][1]), "=r"(r[i][2]), "=r"(r[i][3])
+                     : "r"(at ^ i * 32)
+                     : "memory");
 }
 
-/* Chunk number CHUNK, 16 bytes, of rows g and g + 8 of a warp as a wgmma's operand. Its lane t has
- * elements 2 t, 2 t + 1 and those 8 on: half of the words number t / 2 and 2 + t / 2. */
-template <int CHUNK>
-static __device__ __forceinline__ void widen_chunk(uint32_t (&a)[4], uint32_t row, int group_bytes,
-                                                   uint32_t select)
+/* The same as operands of four products: the order of x makes a word's pairs what a lane has. */
+static __device__ __forceinline__ void widen_half_slab(uint32_t (&a)[4][4],
+                                                       const uint32_t (&r)[2][4])
 {
-    uint32_t low = row ^ CHUNK * 16, high = low + (uint32_t)group_bytes;
-
-    widen(&a[0], &a[1], __byte_perm(load_four_e4m3<0>(low), load_four_e4m3<0>(high), select));
-    widen(&a[2], &a[3], __byte_perm(load_four_e4m3<8>(low), load_four_e4m3<8>(high), select));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        widen(&a[i][0], &a[i][2], r[i / 2][i % 2 * 2]);
+        widen(&a[i][1], &a[i][3], r[i / 2][i % 2 * 2 + 1]);
+    }
 }
 
-/* Chunks FIRST .. FIRST + 3 of a slab. */
-template <int FIRST>
-static __device__ __forceinline__ void widen_half(uint32_t (&a)[4][4], uint32_t row,
-                                                  int group_bytes, uint32_t select)
-{
-    widen_chunk<FIRST>(a[0], row, group_bytes, select);
-    widen_chunk<FIRST + 1>(a[1], row, group_bytes, select);
-    widen_chunk<FIRST + 2>(a[2], row, group_bytes, select);
-    widen_chunk<FIRST + 3>(a[3], row, group_bytes, select);
-}
-
-/* The same of e4m3: two groups a slab, of which one is widened while the other's products run. No
- * group is left unfinished: else ptxas lets none run beside other code. */
+/* A slot of e4m3, two groups a slab: one is loaded and one widened while products run. No group is
+ * left unfinished, else ptxas lets none run beside other code. */
 template <int N>
 static __device__ __forceinline__ void multiply_e4m3(float (&acc)[2][N / 2], const char *slot,
                                                      const char *x_slot, int n_slabs,
                                                      const product_cut &c)
 {
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x % 128 / 32;
-    uint32_t row = shared_addr(slot) + warp * 2 * c.group_bytes + g * (CUT_SLAB + 16) + t / 2 * 4;
-    uint32_t select = t % 2 == 0 ? 0x5410 : 0x7632, a[2][4][4];
+    /* Eight lanes have the addresses of a matrix: chunk 0 or 1 of rows or of those 8 below. */
+    int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, x_step = c.x_rows * CUT_SLAB / 16;
+    uint32_t at = shared_addr(slot) + (warp * 2 + lane / 8 % 2) * c.group_bytes +
+                  lane % 8 * CUT_SLAB + (lane / 16 ^ lane % 8) * 16;
+    uint32_t a[2][4][4], r[2][4];
     uint64_t x = operand(x_slot, 8 * CUT_SLAB, 0);
 
-    widen_half<0>(a[0], row, c.group_bytes, select);
+    load_half_slab(r, at);
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
+        widen_half_slab(a[0], r);
+        load_half_slab(r, at ^ 64);
         multiply_half_slab<N>(acc, a[0], x);
-        x += c.x_rows * CUT_SLAB / 16;
+        x += x_step;
         warpgroup_wait<1>();
-        widen_half<4>(a[1], row, c.group_bytes, select);
-        multiply_half_slab<N>(acc, a[1], x);
-        x += c.x_rows * CUT_SLAB / 16;
-        row += (uint32_t)c.slab_bytes;
-        warpgroup_wait<1>();
+        widen_half_slab(a[1], r);
+        at += (uint32_t)c.slab_bytes;
         if (s + 1 < n_slabs)
-            widen_half<0>(a[0], row, c.group_bytes, select);
+            load_half_slab(r, at);
+        multiply_half_slab<N>(acc, a[1], x);
+        x += x_step;
+        warpgroup_wait<1>();
     }
     warpgroup_wait<0>();
     keep(acc[0]), keep(acc[1]);
@@ -397,18 +391,19 @@ static __device__ inline void load_four(float f[4], const void *from, size_t at,
 static __device__ inline void store_four(void *to, size_t at, const float f[4], bool is_half,
                                          int left, bool whole)
 {
-    uint32_t low = pack_x(f[0], f[1], is_half);
-    uint32_t high = pack_x(f[2], f[3], is_half);
-    uint16_t *p = (uint16_t *)to + at;
+    k_bf16 *p = (k_bf16 *)to + at;
 
-    if (whole) {
-        *(uint2 *)p = make_uint2(low, high);
-        return;
-    }
+    if (is_half) {
+        store_x_two(to, at, f[0], f[1], true);
+        store_x_two(to, at + 2, f[2], f[3], true);
+    } else if (whole) {
+        *(uint2 *)p = make_uint2(pack_bf16(f[0], f[1]), pack_bf16(f[2], f[3]));
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (i < left)
-            p[i] = (uint16_t)((i < 2 ? low : high) >> i % 2 * 16);
+        for (int i = 0; i < 4; i++) {
+            if (i < left)
+                store_bf16(p + i, f[i]);
+        }
     }
 }
 

@@ -136,14 +136,14 @@ static inline float *gpu_floats(const k_bf16 *dev, size_t n)
     return f;
 }
 
-/* Such numbers as float16 on the device, and back. */
+/* Such numbers as a product with e4m3 takes them on the device, and back; n is a multiple of 16. */
 static inline void *gpu_half(const float *f, size_t n)
 {
     _Float16 *h = malloc(n * sizeof *h);
     void *dev;
 
     for (size_t i = 0; i < n; i++)
-        h[i] = (_Float16)f[i];
+        h[K_HALF_AT(i)] = (_Float16)f[i];
     dev = gpu_array(h, n * sizeof *h);
     free(h);
     return dev;
@@ -156,7 +156,7 @@ static inline float *gpu_half_floats(const void *dev, size_t n)
 
     ok(gpu_get(h, dev, n * sizeof *h), "guard bands are whole");
     for (size_t i = 0; i < n; i++)
-        f[i] = (float)h[i];
+        f[i] = (float)h[K_HALF_AT(i)];
     free(h);
     return f;
 }

@@ -415,7 +415,7 @@ static void check_alone(struct attn_run *r, const float *got)
     schedule(r, &r->plan);
 }
 
-/* The same as float16; in want, what is not to be written is 0xABAB as bfloat16. */
+/* The same for a product with e4m3; in want, what is not to be written is 0xABAB as bfloat16. */
 static void check_half(struct attn_run *r, const float *want)
 {
     struct k_attn_plan p = r->plan;
@@ -454,7 +454,8 @@ static void check_attn(struct attn_run *r)
     gpu_compare(got, want, r->out_size, 2e-5, 8e-3, r->name);
     ok(memcmp(got, second, r->out_size * 4) == 0, "twice the same bits");
     check_alone(r, got);
-    check_half(r, want);
+    if (c->n_heads * c->head_dim % 16 == 0)
+        check_half(r, want);
     free(want), free(scratch), free(got), free(second);
 }
 
