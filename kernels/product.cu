@@ -31,7 +31,7 @@
 #include "kernels/product_cut.h"
 
 #define ROWS_FEW   4
-#define ROWS_WIDE  5 /* from so many of bfloat16 on the other kernel is faster */
+#define ROWS_WIDE  4 /* from so many on the other kernel is faster */
 #define WARPS      8
 #define THREADS    (WARPS * 32)
 #define BOX_ROWS   16

@@ -3,8 +3,7 @@
 
 #define SPLIT_MAX  2           /* CTAs that share a tile */
 #define SLOT_BYTES (32 * 1024) /* of a slot of w, at most */
-#define WIDEN_ROWS \
-    48 /* of a tile of e4m3: the fewer of a wgmma's 64, the more is widened in vain */
+#define WIDEN_ROWS 48          /* of a tile of e4m3: what of 64 is missing is widened in vain */
 
 static int round_up(int x, int to)
 {
@@ -61,10 +60,25 @@ static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int 
     return best;
 }
 
+/* As many slots of w as so many bytes have room for, and of x, at least `least`, as far ahead. */
+static void share_ring(struct product_cut *c, int bytes, int least)
+{
+    c->x_depth = bytes / (c->n_blocks * c->slot_bytes + c->x_bytes);
+    for (c->x_depth = c->x_depth < least ? least : c->x_depth;; c->x_depth++) {
+        if (c->x_depth > CUT_DEPTH_MAX)
+            c->x_depth = CUT_DEPTH_MAX;
+        c->depth = (bytes - c->x_depth * c->x_bytes) / c->slot_bytes;
+        if (c->depth > CUT_DEPTH_MAX)
+            c->depth = CUT_DEPTH_MAX;
+        if (c->x_depth == CUT_DEPTH_MAX || c->depth <= c->x_depth * c->n_blocks)
+            return;
+    }
+}
+
 /* Slots of `box` slabs; false when too few have room. */
 static bool lay_out(struct product_cut *c, int box)
 {
-    int stride = c->n_blocks * CUT_BLOCK + 4, sums, rest, slack, budget, ring;
+    int stride = c->n_blocks * CUT_BLOCK + 4, sums, rest, slack, ring;
     bool one_tile = c->n_tiles <= c->n_groups;
     int least = c->n_blocks == 1 ? 4 : 2; /* of x: two for each warpgroup */
 
@@ -77,20 +91,11 @@ static bool lay_out(struct product_cut *c, int box)
     c->round = one_tile || c->columns < 16 ? c->columns : 16;
     sums = (c->n_blocks == 1 ? 2 : 1) * c->round * stride * 4;
     rest = CUT_REST_BYTES + (one_tile ? 0 : sums);
-    /* blocks of less than 64 rows: what is behind them is read, too */
+    /* blocks of less than 64 rows: what is behind them is read, too. Mostly that is slots of x */
     slack = (CUT_BLOCK - c->block_rows) / 8 * c->group_bytes;
-    budget = CUT_SMEM_MAX - rest - slack;
-    c->x_depth = budget / (c->n_blocks * c->slot_bytes + c->x_bytes);
-    for (c->x_depth = c->x_depth < least ? least : c->x_depth;;
-         c->x_depth++) { /* as far ahead as w */
-        if (c->x_depth > CUT_DEPTH_MAX)
-            c->x_depth = CUT_DEPTH_MAX;
-        c->depth = (budget - c->x_depth * c->x_bytes) / c->slot_bytes;
-        if (c->depth > CUT_DEPTH_MAX)
-            c->depth = CUT_DEPTH_MAX;
-        if (c->x_depth == CUT_DEPTH_MAX || c->depth <= c->x_depth * c->n_blocks)
-            break;
-    }
+    share_ring(c, CUT_SMEM_MAX - rest, least);
+    if (c->x_depth * c->x_bytes < slack)
+        share_ring(c, CUT_SMEM_MAX - rest - slack, least);
     c->x_at = c->depth * c->slot_bytes;
     ring = c->x_at + c->x_depth * c->x_bytes;
     if (ring < c->x_at + slack)
@@ -124,7 +129,7 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
             break;
         c->n_split = split;
         c->rows = rows;
-        if (c->columns * c->x_slabs * 3 <= rows * 2)
+        if (c->columns * 3 <= rows * 2 && (c->x_slabs == 1 || rows >= WIDEN_ROWS))
             break;
     }
     c->n_blocks = blocks_of(c->rows, c->gated);

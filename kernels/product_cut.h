@@ -16,7 +16,7 @@ extern "C" {
 #define CUT_ROWS_MAX  256 /* of w in a tile */
 /* inverse, scales, barriers */
 #define CUT_REST_BYTES (64 * 4 + CUT_ROWS_MAX * 4 + 4 * CUT_DEPTH_MAX * 8)
-#define CUT_SMEM_MAX   (226 * 1024)
+#define CUT_SMEM_MAX   (227 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
 struct product_cut {

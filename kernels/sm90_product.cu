@@ -29,7 +29,8 @@
 
 #define THREADS   384 /* two warpgroups that multiply; a warp that orders; three helpers */
 #define WORKERS   256
-#define PRE_BYTES (64 * 1024) /* of w that are ordered before x */
+#define PRE_BYTES (64 * 1024) /* of w that are ordered before x; */
+#define PRE_MORE  (96 * 1024) /* where a CTA has several blocks, and so much to read behind it */
 
 struct wide_args {
     struct k_product p;
@@ -128,8 +129,15 @@ static __device__ inline void order_x(char *shared, const barriers &bars, const 
     next_step(x, k, c);
 }
 
-/* One lane: all of this CTA's blocks; the first of w before the launch in front has ended, then a
- * ring of x, then a slot of x before each step of w. */
+/* Wait for the launch in front, and let the one behind begin. */
+static __device__ inline void let_next_begin(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+
+/* One lane: all of this CTA's blocks; the first of w before the launch in front has ended, then x
+ * for these, then a slot of x before each step of w. */
 template <int MB>
 static __device__ void order_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
                                  const CUtensorMap *x_map, const work &k, const wide_args &a)
@@ -140,31 +148,24 @@ static __device__ void order_all(char *shared, const barriers &bars, const CUten
     int before_x = a.first_slots, w_steps = 0, x_steps = 0;
 
     tensor_prefetch(x_map);
-    for (; w.tile < c.n_tiles || before_x >= 0; w_steps++) {
+    for (; w.tile < c.n_tiles; w_steps++) {
         for (int b = 0; b < MB; b++) {
-            if (before_x == 0 || (before_x > 0 && w.tile >= c.n_tiles)) {
-                before_x = -1;
-                asm volatile("griddepcontrol.wait;" ::: "memory");
-                asm volatile("griddepcontrol.launch_dependents;");
-                for (; x_steps < c.x_depth && x.tile < c.n_tiles; x_steps++)
-                    order_x(shared, bars, x_map, x, x_to, k, c);
-            }
-            if (w.tile >= c.n_tiles)
-                break;
-            if (before_x < 0 && x_steps <= w_steps && x.tile < c.n_tiles) {
+            if (before_x-- == 0)
+                let_next_begin();
+            for (; before_x < 0 && x_steps <= w_steps; x_steps++)
                 order_x(shared, bars, x_map, x, x_to, k, c);
-                x_steps++;
-            }
             barrier_wait(&bars.empty[to.at], to.parity);
             barrier_expect(&bars.full[to.at], c.slot_bytes);
             copy_w(shared + to.at * c.slot_bytes, w_map, block_row(w.tile, b, c), w.slab,
                    c.rows_by_eight, &bars.full[to.at]);
             next_slot(to, 1, c.depth);
-            before_x -= before_x > 0;
         }
-        if (w.tile < c.n_tiles)
-            next_step(w, k, c);
+        next_step(w, k, c);
     }
+    if (before_x >= 0)
+        let_next_begin();
+    while (x.tile < c.n_tiles)
+        order_x(shared, bars, x_map, x, x_to, k, c);
 }
 
 /* --- multiplying ------------------------------------------------------------------------ */
@@ -797,7 +798,7 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     a.n = n;
     if (!product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
         return -1;
-    a.first_slots = PRE_BYTES / a.c.slot_bytes;
+    a.first_slots = (a.c.n_blocks == 4 ? PRE_MORE : PRE_BYTES) / a.c.slot_bytes;
     if (a.first_slots < 1)
         a.first_slots = 1;
     if (a.first_slots > a.c.depth)

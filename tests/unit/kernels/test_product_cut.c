@@ -100,8 +100,8 @@ int main(void)
         cut_one(K_BF16, K_PRODUCT_RESIDUAL, 4096, 4096, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);
         cut_one(K_BF16, K_PRODUCT_GATED, 28672, 4096, n, 224, 1);
         cut_one(K_BF16, K_PRODUCT_RESIDUAL, 4096, 14336, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);
-        cut_one(K_E4M3, K_PRODUCT_PLAIN, 6144, 4096, n, n < 32 ? 48 : 96, n < 32 ? 1 : 2);
-        cut_one(K_E4M3, K_PRODUCT_RESIDUAL, 4096, 4096, n, n < 16 ? 32 : 64, n < 16 ? 1 : 2);
+        cut_one(K_E4M3, K_PRODUCT_PLAIN, 6144, 4096, n, 48, 1);
+        cut_one(K_E4M3, K_PRODUCT_RESIDUAL, 4096, 4096, n, 64, 2);
         cut_one(K_E4M3, K_PRODUCT_GATED, 28672, 4096, n, 224, 1);
     }
     ok(product_cut_columns(1) == 8 && product_cut_columns(9) == 16 && product_cut_columns(32) == 32,
