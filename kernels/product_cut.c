@@ -3,7 +3,7 @@
 
 #define SPLIT_MAX  2           /* CTAs that share a tile */
 #define SLOT_BYTES (32 * 1024) /* of a slot of w, at most */
-#define WIDEN_ROWS 48          /* of a tile of e4m3: what of 64 is missing is widened in vain */
+#define WHOLE_ROWS 48          /* of a tile that is not shared, however many rows x has */
 
 static int round_up(int x, int to)
 {
@@ -12,11 +12,7 @@ static int round_up(int x, int to)
 
 int product_cut_columns(int n)
 {
-    int bucket = 8;
-
-    while (bucket < n)
-        bucket *= 2;
-    return bucket;
+    return n <= 8 ? 8 : n <= 16 ? 16 : n <= 32 ? 32 : n <= 48 ? 48 : 64;
 }
 
 int product_cut_slab_cols(enum k_type type)
@@ -129,7 +125,8 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
             break;
         c->n_split = split;
         c->rows = rows;
-        if (c->columns * 3 <= rows * 2 && (c->x_slabs == 1 || rows >= WIDEN_ROWS))
+        /* Of e4m3, what is missing of a wgmma's 64 rows is widened in vain. */
+        if (rows >= WHOLE_ROWS || (w->type == K_BF16 && c->columns * 3 <= rows * 2))
             break;
     }
     c->n_blocks = blocks_of(c->rows, c->gated);

@@ -48,7 +48,7 @@ struct product_cut {
     int round; /* columns that are written at a time */
 };
 
-/* The largest number of rows of x that are cut as n are: 8, 16 or 32. */
+/* The largest number of rows of x that are cut as n are: 8, 16, 32, 48 or 64. */
 int product_cut_columns(int n);
 
 /* Elements of n_in in a slab of w. */

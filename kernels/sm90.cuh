@@ -182,6 +182,7 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 #define SM90_STR4  "%0, %1, %2, %3"
 #define SM90_STR8  SM90_R0
 #define SM90_STR16 SM90_R0 ", " SM90_R8
+#define SM90_STR24 SM90_STR16 ", " SM90_R16
 #define SM90_STR32 SM90_R0 ", " SM90_R8 ", " SM90_R16 ", " SM90_R24
 #define SM90_STR40 SM90_STR32 ", " SM90_R32
 #define SM90_STR48 SM90_STR40 ", " SM90_R40
@@ -193,6 +194,7 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 #define SM90_C4  "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
 #define SM90_C8  SM90_EIGHT(0)
 #define SM90_C16 SM90_EIGHT(0), SM90_EIGHT(8)
+#define SM90_C24 SM90_EIGHT(0), SM90_EIGHT(8), SM90_EIGHT(16)
 #define SM90_C32 SM90_EIGHT(0), SM90_EIGHT(8), SM90_EIGHT(16), SM90_EIGHT(24)
 #define SM90_C40 SM90_C32, SM90_EIGHT(32)
 #define SM90_C48 SM90_C40, SM90_EIGHT(40)
@@ -254,6 +256,7 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 SM90_PRODUCTS(8, 4, "%4", "%5", "%6", "%7", "%8", "%9")
 SM90_PRODUCTS(16, 8, "%8", "%9", "%10", "%11", "%12", "%13")
 SM90_PRODUCTS(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
+SM90_PRODUCTS(48, 24, "%24", "%25", "%26", "%27", "%28", "%29")
 SM90_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 SM90_PRODUCTS(80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
 SM90_PRODUCTS(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")

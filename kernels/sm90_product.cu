@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of up to 32 rows on the warpgroup product: y [n][n_out] = x [n][n_in] *
+ * Products of up to 64 rows on the warpgroup product: y [n][n_out] = x [n][n_in] *
  * transpose(w [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode
  * (k_multiply() in kernels.h). product.cu is faster for the fewest rows.
  *
@@ -31,6 +31,10 @@
 #define WORKERS   256
 #define PRE_BYTES (64 * 1024) /* of w that are ordered before x; */
 #define PRE_MORE  (96 * 1024) /* where a CTA has several blocks, and so much to read behind it */
+
+/* Sums that a thread keeps of an element, so that products that follow each other need not wait; of
+ * the most columns there are registers for one. */
+#define SUMS(N) ((N) > 48 ? 1 : 2)
 
 struct wide_args {
     struct k_product p;
@@ -198,7 +202,7 @@ static __device__ inline void give_back(const barriers &bars, const held &h)
 /* A slot of a block, 64 elements of n_in a group. `before` is given back on the way, when only
  * groups of this slot are unfinished. */
 template <int N>
-static __device__ __forceinline__ void multiply_bf16(float (&acc)[2][N / 2], const char *slot,
+static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2], const char *slot,
                                                      const char *x_slot, int n_slabs,
                                                      const barriers &bars, const held &before,
                                                      const product_cut &c)
@@ -207,12 +211,12 @@ static __device__ __forceinline__ void multiply_bf16(float (&acc)[2][N / 2], con
 
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
-        keep(acc[0]), keep(acc[1]);
+        keep(acc[0]), keep(acc[SUMS(N) - 1]);
         warpgroup_begin();
         multiply_rows(acc[0], w, x, 1);
-        multiply_rows(acc[1], w + 2, x + 2, 1);
+        multiply_rows(acc[SUMS(N) - 1], w + 2, x + 2, 1);
         multiply_rows(acc[0], w + 4, x + 4, 1);
-        multiply_rows(acc[1], w + 6, x + 6, 1);
+        multiply_rows(acc[SUMS(N) - 1], w + 6, x + 6, 1);
         warpgroup_commit();
         if (s == 0) {
             warpgroup_wait<1>();
@@ -294,10 +298,9 @@ static __device__ __forceinline__ void multiply_e4m3(float (&acc)[2][N / 2], con
 }
 
 /* This warpgroup's sums of a tile. Of one block it takes every second slot, of several its half of
- * the blocks; with two sums a block, products that follow each other need not wait. A slot is given
- * back when the first product behind it runs. */
+ * the blocks. A slot is given back when the first product behind it runs. */
 template <int N, int MB, bool FP8>
-static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][2][N / 2],
+static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][SUMS(N)][N / 2],
                                                      char *shared, const barriers &bars, slot &from,
                                                      slot &x_from, const work &k,
                                                      const product_cut &c, int group)
@@ -306,8 +309,11 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
     held before = {-1, -1};
 
 #pragma unroll
-    for (int i = 0; i < OWN * N; i++)
-        acc[i / N][i / (N / 2) % 2][i % (N / 2)] = 0.0f;
+    for (int b = 0; b < OWN; b++) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            acc[b][0][i] = acc[b][SUMS(N) - 1][i] = 0.0f;
+    }
     for (int slab = k.first, turn = 0; slab < k.last; slab += c.box, turn ^= 1) {
         int n_slabs = min(c.box, k.last - slab);
 
@@ -326,7 +332,7 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
             held now = {from.at, b + 1 == OWN ? x_from.at : -1};
 
             barrier_wait(&bars.full[from.at], from.parity);
-            if (FP8) {
+            if constexpr (FP8) {
                 multiply_e4m3<N>(acc[b], w, x, n_slabs, c);
                 give_back(bars, now);
             } else {
@@ -342,19 +348,22 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
     warpgroup_wait<0>();
 #pragma unroll
     for (int b = 0; b < OWN; b++)
-        keep(acc[b][0]), keep(acc[b][1]);
+        keep(acc[b][0]), keep(acc[b][SUMS(N) - 1]);
     give_back(bars, before);
 #pragma unroll
-    for (int i = 0; i < OWN * N / 2; i++)
-        acc[i / (N / 2)][0][i % (N / 2)] += acc[i / (N / 2)][1][i % (N / 2)];
+    for (int b = 0; b < OWN && SUMS(N) == 2; b++) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            acc[b][0][i] += acc[b][SUMS(N) - 1][i];
+    }
 }
 
 /* --- the end of a tile ------------------------------------------------------------------ */
 
 /* Columns first .. first + columns - 1 of a warpgroup's sums to shared memory [column][stride]. */
 template <int N, int MB, int OWN>
-static __device__ inline void store_sums(float *red, const float (&acc)[OWN][2][N / 2], int first,
-                                         int columns, int block_rows)
+static __device__ inline void store_sums(float *red, const float (&acc)[OWN][SUMS(N)][N / 2],
+                                         int first, int columns, int block_rows)
 {
     const int stride = MB * CUT_BLOCK + 4;
     int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -564,34 +573,64 @@ static __device__ void finish(const float *red, const wide_args &a, const float 
     }
 }
 
+/* A tile's floats straight from the registers, eight rows a store; no other CTA or warpgroup has a
+ * part of them, and nobody waits for anybody. */
+template <int N, int MB, int OWN>
+static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 2],
+                                           const wide_args &a, const float *inverse, int tile,
+                                           int group)
+{
+    int warp_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+
+#pragma unroll
+    for (int b = 0; b < OWN; b++) {
+#pragma unroll
+        for (int below = 0; below < 16; below += 8) {
+            int in_block = warp_row + below;
+            int row = tile * a.c.rows + (group * OWN + b) * a.c.block_rows + in_block;
+            float scale, bias;
+
+            if (in_block >= a.c.block_rows || row >= a.c.n_out)
+                continue;
+            scale = a.scales != NULL ? a.scales[row] : 1.0f;
+            bias = a.p.bias != NULL ? load_bf16((const k_bf16 *)a.p.bias + row) : 0.0f;
+#pragma unroll
+            for (int e = 0; e < N / 4; e++) {
+                int col = e / 2 * 8 + q * 2 + e % 2;
+
+                if (col < a.n)
+                    ((float *)a.p.y)[(size_t)col * a.c.n_out + row] =
+                        acc[b][0][e / 2 * 4 + e % 2 + below / 4] * (inverse[col] * scale) + bias;
+            }
+        }
+    }
+}
+
 /* --- squares ---------------------------------------------------------------------------- */
 
-/* 1 / sqrt(mean square) of the rows of x; three warps. */
+/* 1 / sqrt(mean square) of the rows of x; three warps, each some of its rows at a time. */
 static __device__ void find_inverse(float *inverse, const wide_args &a, int helper)
 {
-    int lane = threadIdx.x % 32, n_sums = a.p.n_sums;
+    const int TOGETHER = 4;
+    int lane = threadIdx.x % 32, n_sums = a.p.sums_in == NULL ? 0 : a.p.n_sums;
 
-    for (int c = helper; c < a.n; c += 3) {
-        const float *from = a.p.sums_in + (size_t)c * n_sums;
-        float sum = 0.0f;
+    for (int first = helper; first < a.n; first += 3 * TOGETHER) {
+        float sum[TOGETHER] = {};
 
-        if (a.p.sums_in == NULL) {
-            inverse[c] = 1.0f;
-            continue;
-        }
-        if (n_sums % 4 == 0) {
-            for (int i = lane * 4; i < n_sums; i += 128) {
-                float4 f = *(const float4 *)(from + i);
-
-                sum += f.x + f.y + f.z + f.w;
+        for (int i = lane; i < n_sums; i += 32) {
+#pragma unroll
+            for (int r = 0; r < TOGETHER; r++) {
+                if (first + 3 * r < a.n)
+                    sum[r] += a.p.sums_in[(size_t)(first + 3 * r) * n_sums + i];
             }
-        } else {
-            for (int i = lane; i < n_sums; i += 32)
-                sum += from[i];
         }
-        for (int i = 16; i > 0; i /= 2)
-            sum += __shfl_xor_sync(~0U, sum, i);
-        inverse[c] = rsqrtf(sum / a.c.n_in + a.p.eps);
+#pragma unroll
+        for (int r = 0; r < TOGETHER; r++) {
+            for (int i = 16; i > 0; i /= 2)
+                sum[r] += __shfl_xor_sync(~0U, sum[r], i);
+            if (first + 3 * r < a.n)
+                inverse[first + 3 * r] = n_sums == 0 ? 1.0f : rsqrtf(sum[r] / a.c.n_in + a.p.eps);
+        }
     }
 }
 
@@ -657,7 +696,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("griddepcontrol.wait;" ::: "memory");
         for (int tile = k.tile; tile < c.n_tiles; tile += c.n_groups) {
             outputs o = outputs_of(a, tile, rank);
-            float acc[OWN][2][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
+            float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
             fetched f;
 
             if (KIND == K_PRODUCT_RESIDUAL) { /* asked for early */
@@ -670,6 +709,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
             if (tile ==
                 k.tile) /* inverse is there, and all have read what they need of the slots */
                 named_sync(1, THREADS - 32);
+            if (KIND == K_PRODUCT_FLOAT && MB > 1 && c.n_split == 1) {
+                write_floats<N, MB, OWN>(acc, a, inverse, tile, group);
+                continue;
+            }
             if (FP8)
                 scales[threadIdx.x] = scale;
             for (int first = 0; first < a.n; first += c.round) {
@@ -778,14 +821,18 @@ template <int N>
 static int choose(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
                   k_stream stream)
 {
-    return a.p.w->type == K_E4M3 ? choose_blocks<N, true>(w_map, x_map, a, stream)
-                                 : choose_blocks<N, false>(w_map, x_map, a, stream);
+    if constexpr (N <= K_PRODUCT_ROWS_E4M3) {
+        if (a.p.w->type == K_E4M3)
+            return choose_blocks<N, true>(w_map, x_map, a, stream);
+    }
+    return choose_blocks<N, false>(w_map, x_map, a, stream);
 }
 
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
     return (w->type == K_E4M3 ? w->block == 0 : w->type == K_BF16 && w->scales == NULL) &&
-           w->n_in % product_cut_slab_cols(w->type) == 0 && n >= 1 && n <= K_PRODUCT_ROWS_MAX;
+           w->n_in % product_cut_slab_cols(w->type) == 0 && n >= 1 &&
+           n <= (w->type == K_E4M3 ? K_PRODUCT_ROWS_E4M3 : K_PRODUCT_ROWS_MAX);
 }
 
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
@@ -806,6 +853,8 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     switch (a.c.columns) {
     case 8: return choose<8>(w_map, x_map, a, stream);
     case 16: return choose<16>(w_map, x_map, a, stream);
-    default: return choose<32>(w_map, x_map, a, stream);
+    case 32: return choose<32>(w_map, x_map, a, stream);
+    case 48: return choose<48>(w_map, x_map, a, stream);
+    default: return choose<64>(w_map, x_map, a, stream);
     }
 }

@@ -155,7 +155,7 @@ static void copy_tokens(const struct step_arrays *a, int32_t *pages, const struc
 /* Tokens that a recorded step of bucket i has. */
 static int bucket_rows(const struct cuda *c, int i)
 {
-    int n = i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 32 : (i - 9) * 64;
+    int n = i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 24 : i == 10 ? 32 : i == 11 ? 48 : (i - 11) * 64;
 
     return n < c->base.limits.n_seqs ? n : c->base.limits.n_seqs;
 }

@@ -6,7 +6,7 @@
 #include "model/config.h"
 #include "model/weights.h"
 
-#define FORWARD_FEW 32 /* rows of the short way at most */
+#define FORWARD_FEW 64 /* rows of the short way at most */
 
 /* Intermediate results, allocated once for the largest step. "act" is the device's type. */
 struct activations {

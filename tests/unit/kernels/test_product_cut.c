@@ -47,7 +47,7 @@ static bool ends_whole(const struct product_cut *c, enum k_product_kind kind)
 
 static void cut_all(int n_sms, enum k_type type)
 {
-    static const int rows[] = {1, 8, 9, 16, 17, 24, 32};
+    static const int rows[] = {1, 9, 16, 24, 32, 48, 64};
     int slab = product_cut_slab_cols(type);
     long n = 0, n_bad = 0;
 
@@ -59,7 +59,8 @@ static void cut_all(int n_sms, enum k_type type)
                     struct product_cut c = {0};
                     bool good;
 
-                    if (kind == K_PRODUCT_RESIDUAL && out % 16 != 0)
+                    if ((kind == K_PRODUCT_RESIDUAL && out % 16 != 0) ||
+                        (type == K_E4M3 && rows[i] > K_PRODUCT_ROWS_E4M3))
                         continue;
                     good = product_cut_of(&c, &w, (enum k_product_kind)kind, rows[i], n_sms) &&
                            covers(&c, n_sms) && has_room(&c) &&
@@ -104,7 +105,9 @@ int main(void)
         cut_one(K_E4M3, K_PRODUCT_RESIDUAL, 4096, 4096, n, 64, 2);
         cut_one(K_E4M3, K_PRODUCT_GATED, 28672, 4096, n, 224, 1);
     }
-    ok(product_cut_columns(1) == 8 && product_cut_columns(9) == 16 && product_cut_columns(32) == 32,
+    ok(product_cut_columns(1) == 8 && product_cut_columns(9) == 16 &&
+           product_cut_columns(32) == 32 && product_cut_columns(33) == 48 &&
+           product_cut_columns(49) == 64,
        "columns");
     return tap_done();
 }
