@@ -24,25 +24,11 @@
  *
  * The first slots are ordered before the kernel before has ended, but not all: x stands in the same
  * queue. The order of adding depends on the shape and on the bucket of n. */
-#include "kernels/product.cuh"
-#include "kernels/product_cut.h"
+#include "kernels/sm90_product_end.cuh"
 
-#define THREADS   384 /* two warpgroups that multiply; a warp that orders; three helpers */
-#define WORKERS   256
+#define THREADS   384         /* two warpgroups that multiply; a warp that orders; three helpers */
 #define PRE_BYTES (64 * 1024) /* of w that are ordered before x; */
 #define PRE_MORE  (96 * 1024) /* where a CTA has several blocks, and so much to read behind it */
-
-/* Sums that a thread keeps of an element, so that products that follow each other need not wait; of
- * the most columns there are registers for one. */
-#define SUMS(N) ((N) > 48 ? 1 : 2)
-
-struct wide_args {
-    struct k_product p;
-    struct product_cut c;
-    const float *scales; /* [n_out] or NULL */
-    int n;
-    int first_slots; /* that are ordered before x */
-};
 
 /* --- the machine's words ---------------------------------------------------------------- */
 
@@ -55,19 +41,6 @@ static __device__ inline void copy_w(void *to, const CUtensorMap *map, int row, 
                  "l"(map), "r"(0), "r"(by_eight ? 0 : row), "r"(slab), "r"(by_eight ? row / 8 : 0),
                  "r"(shared_addr(bar)), "l"(0x12f0000000000000ULL)
                  : "memory");
-}
-
-/* Four floats of another CTA's shared memory, at the place of p in ours. */
-static __device__ inline float4 load_four_remote(const float *p, uint32_t rank)
-{
-    uint32_t at;
-    float4 f;
-
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_addr(p)), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(f.x), "=f"(f.y), "=f"(f.z), "=f"(f.w)
-                 : "r"(at));
-    return f;
 }
 
 /* --- ordering --------------------------------------------------------------------------- */
@@ -229,15 +202,15 @@ static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2
 
 /* 64 elements of n_in, w widened. */
 template <int N>
-static __device__ __forceinline__ void multiply_half_slab(float (&acc)[2][N / 2],
+static __device__ __forceinline__ void multiply_half_slab(float (&acc)[SUMS(N)][N / 2],
                                                           uint32_t (&a)[4][4], uint64_t x)
 {
-    keep(a), keep(acc[0]), keep(acc[1]);
+    keep(a), keep(acc[0]), keep(acc[SUMS(N) - 1]);
     warpgroup_begin();
     multiply_half_rows(acc[0], a[0], x);
-    multiply_half_rows(acc[1], a[1], x + 2);
+    multiply_half_rows(acc[SUMS(N) - 1], a[1], x + 2);
     multiply_half_rows(acc[0], a[2], x + 4);
-    multiply_half_rows(acc[1], a[3], x + 6);
+    multiply_half_rows(acc[SUMS(N) - 1], a[3], x + 6);
     warpgroup_commit();
 }
 
@@ -266,7 +239,7 @@ static __device__ __forceinline__ void widen_half_slab(uint32_t (&a)[4][4],
 /* A slot of e4m3, two groups a slab: one is loaded and one widened while products run. No group is
  * left unfinished, else ptxas lets none run beside other code. */
 template <int N>
-static __device__ __forceinline__ void multiply_e4m3(float (&acc)[2][N / 2], const char *slot,
+static __device__ __forceinline__ void multiply_e4m3(float (&acc)[SUMS(N)][N / 2], const char *slot,
                                                      const char *x_slot, int n_slabs,
                                                      const product_cut &c)
 {
@@ -294,11 +267,11 @@ static __device__ __forceinline__ void multiply_e4m3(float (&acc)[2][N / 2], con
         warpgroup_wait<1>();
     }
     warpgroup_wait<0>();
-    keep(acc[0]), keep(acc[1]);
+    keep(acc[0]), keep(acc[SUMS(N) - 1]);
 }
 
-/* This warpgroup's sums of a tile. Of one block it takes every second slot, of several its half of
- * the blocks. A slot is given back when the first product behind it runs. */
+/* This warpgroup's sums of a tile. Of one block it takes every second slot, of several every
+ * second block. A slot is given back when the first product behind it runs. */
 template <int N, int MB, bool FP8>
 static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][SUMS(N)][N / 2],
                                                      char *shared, const barriers &bars, slot &from,
@@ -323,14 +296,15 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
             next_slot(x_from, 1, c.x_depth);
             continue;
         }
-        if (MB > 1)
-            pass_slots(bars, from, group * OWN, c.depth);
 #pragma unroll
         for (int b = 0; b < OWN; b++) {
-            const char *w = shared + from.at * c.slot_bytes;
-            const char *x = shared + c.x_at + x_from.at * c.x_bytes;
-            held now = {from.at, b + 1 == OWN ? x_from.at : -1};
+            const char *w, *x = shared + c.x_at + x_from.at * c.x_bytes;
+            held now;
 
+            if (MB > 1)
+                pass_slots(bars, from, group, c.depth);
+            w = shared + from.at * c.slot_bytes;
+            now = {from.at, b + 1 == OWN ? x_from.at : -1};
             barrier_wait(&bars.full[from.at], from.parity);
             if constexpr (FP8) {
                 multiply_e4m3<N>(acc[b], w, x, n_slabs, c);
@@ -340,9 +314,9 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
                 before = now;
             }
             next_slot(from, 1, c.depth);
+            if (MB > 1)
+                pass_slots(bars, from, 1 - group, c.depth);
         }
-        if (MB > 1)
-            pass_slots(bars, from, MB - (group + 1) * OWN, c.depth);
         next_slot(x_from, 1, c.x_depth);
     }
     warpgroup_wait<0>();
@@ -355,254 +329,6 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
 #pragma unroll
         for (int i = 0; i < N / 2; i++)
             acc[b][0][i] += acc[b][SUMS(N) - 1][i];
-    }
-}
-
-/* --- the end of a tile ------------------------------------------------------------------ */
-
-/* Columns first .. first + columns - 1 of a warpgroup's sums to shared memory [column][stride]. */
-template <int N, int MB, int OWN>
-static __device__ inline void store_sums(float *red, const float (&acc)[OWN][SUMS(N)][N / 2],
-                                         int first, int columns, int block_rows)
-{
-    const int stride = MB * CUT_BLOCK + 4;
-    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-
-#pragma unroll
-    for (int b = 0; b < OWN; b++) {
-#pragma unroll
-        for (int e = 0; e < N / 2; e++) {
-            int col = e / 4 * 8 + q * 2 + e % 2 - first, below = e % 4 / 2 * 8;
-
-            if (col >= 0 && col < columns && row + below < block_rows)
-                red[col * stride + b * block_rows + row + below] = acc[b][0][e];
-        }
-    }
-}
-
-/* Four numbers of a row of n; `whole` when they may be taken at once. */
-static __device__ inline void load_four(float f[4], const void *from, size_t at, int left,
-                                        bool whole)
-{
-    const k_bf16 *p = (const k_bf16 *)from + at;
-
-    if (whole) {
-        uint2 v = *(const uint2 *)p;
-
-        f[0] = low_half(v.x), f[1] = high_half(v.x);
-        f[2] = low_half(v.y), f[3] = high_half(v.y);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        f[i] = i < left ? load_bf16(p + i) : 0.0f;
-}
-
-static __device__ inline void store_four(void *to, size_t at, const float f[4], bool is_half,
-                                         int left, bool whole)
-{
-    k_bf16 *p = (k_bf16 *)to + at;
-
-    if (is_half) {
-        store_x_two(to, at, f[0], f[1], true);
-        store_x_two(to, at + 2, f[2], f[3], true);
-    } else if (whole) {
-        *(uint2 *)p = make_uint2(pack_bf16(f[0], f[1]), pack_bf16(f[2], f[3]));
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i < left)
-                store_bf16(p + i, f[i]);
-        }
-    }
-}
-
-/* The sums of four rows over the CTAs of a cluster, and of the two warpgroups where they have
- * shares of n_in (the second's are `second` floats on), in a fixed order. */
-static __device__ inline void sum_parts(float f[4], const float *from, int n_split, int second)
-{
-    float4 part[4] = {};
-    int n = second > 0 ? 2 : 1;
-
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (i == n)
-            break;
-        if (n_split == 1) {
-            part[2 * i] = *(const float4 *)(from + i * second);
-        } else {
-            part[2 * i] = load_four_remote(from + i * second, 0);
-            part[2 * i + 1] = load_four_remote(from + i * second, 1);
-        }
-    }
-    f[0] = (part[0].x + part[2].x) + (part[1].x + part[3].x);
-    f[1] = (part[0].y + part[2].y) + (part[1].y + part[3].y);
-    f[2] = (part[0].z + part[2].z) + (part[1].z + part[3].z);
-    f[3] = (part[0].w + part[2].w) + (part[1].w + part[3].w);
-}
-
-/* Where the outputs of a tile are, four rows of w an item. */
-struct outputs {
-    int n_out, begin; /* rows of y; the first of this CTA */
-    int fours;        /* items of a column */
-    int own;          /* rows of a column */
-};
-
-static __device__ inline outputs outputs_of(const wide_args &a, int tile, int rank)
-{
-    int tile_rows = a.c.gated ? a.c.rows / 2 : a.c.rows;
-    outputs o;
-
-    o.n_out = a.c.gated ? a.c.n_out / 2 : a.c.n_out;
-    o.own = tile_rows / a.c.n_split;
-    o.begin = tile * tile_rows + rank * o.own;
-    o.fours = o.own / 4;
-    return o;
-}
-
-/* The norm's division, scales (NULL: none) and the bias of rows `at` .. of w. */
-static __device__ inline void scale_four(float f[4], const wide_args &a, float inverse,
-                                         const float *scales, size_t at, int left, bool whole)
-{
-    float bias[4] = {}, scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-
-    if (a.p.bias != NULL)
-        load_four(bias, a.p.bias, at, left, whole);
-    if (scales != NULL)
-        *(float4 *)scale = *(const float4 *)scales;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        f[i] = f[i] * (inverse * scale[i]) + bias[i];
-}
-
-/* The scale of row i of a tile; 0 behind the matrix. */
-static __device__ inline float scale_of(const wide_args &a, int tile, int i)
-{
-    int tile_rows = a.c.gated ? a.c.rows / 2 : a.c.rows;
-    int n_out = a.c.gated ? a.c.n_out / 2 : a.c.n_out;
-    int row = tile * tile_rows + i % tile_rows;
-
-    if (i >= a.c.rows || row >= n_out)
-        return 0.0f;
-    return a.scales == NULL ? 1.0f : a.scales[row + i / tile_rows * n_out];
-}
-
-/* What the end of K_PRODUCT_RESIDUAL reads for four rows of a column. */
-struct fetched {
-    float4 residual;
-    uint2 norm;
-};
-
-static __device__ inline fetched fetch(const k_product &p, int col, int at, const outputs &o)
-{
-    return {*(const float4 *)(p.residual + (size_t)col * o.n_out + at),
-            *(const uint2 *)((const k_bf16 *)p.norm + at)};
-}
-
-/* The residual, the squares of the sum and the next norm's rows; rows are a multiple of 16. */
-static __device__ inline void add_residual(float y[4], const fetched &f, const k_product &p,
-                                           size_t to, int at, int col, const outputs &o)
-{
-    float square;
-
-    y[0] += f.residual.x, y[1] += f.residual.y, y[2] += f.residual.z, y[3] += f.residual.w;
-    *(float4 *)(p.residual + to) = *(const float4 *)y;
-    square = y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3];
-    y[0] *= low_half(f.norm.x), y[1] *= high_half(f.norm.x);
-    y[2] *= low_half(f.norm.y), y[3] *= high_half(f.norm.y);
-    store_four(p.normed, to, y, p.y_is_half, 4, true);
-    square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 1);
-    square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 2);
-    if (at % 16 == 0)
-        p.sums_out[(size_t)col * (o.n_out / 16) + at / 16] = square;
-}
-
-/* Columns first .. last - 1 of a tile, whose scales are read for e4m3 only; four lanes have the sixteen
- * rows of a sum of squares. Code that runs once costs by its length, so that each kind of product
- * has its own. */
-template <int MB, int KIND, bool FP8>
-static __device__ void finish(const float *red, const wide_args &a, const float *inverse,
-                              const float *scales, const outputs &o, int rank, int first, int last,
-                              const fetched &f)
-{
-    const int stride = MB * CUT_BLOCK + 4, second = MB == 1 ? a.c.round * stride : 0;
-    const struct k_product &p = a.p;
-    bool whole = o.n_out % 4 == 0;
-    int col = threadIdx.x / o.fours, row = threadIdx.x % o.fours;
-    int cols_a_turn = WORKERS / o.fours, rows_a_turn = WORKERS % o.fours;
-
-    red += rank * o.own;
-    scales += rank * o.own;
-    for (int turn = 0; col < last - first; turn++) {
-        int at = o.begin + row * 4, left = o.n_out - at, c = col + first;
-        const float *from = red + col * stride + row * 4, *scale = FP8 ? scales + row * 4 : NULL;
-        size_t to = (size_t)c * o.n_out + at;
-        float y[4], up[4];
-
-        col += cols_a_turn;
-        row += rows_a_turn;
-        if (row >= o.fours) {
-            row -= o.fours;
-            col++;
-        }
-        if (left <= 0)
-            continue;
-        sum_parts(y, from, a.c.n_split, second);
-        scale_four(y, a, inverse[c], scale, (size_t)at, left, whole);
-        if (KIND == K_PRODUCT_GATED) {
-            sum_parts(up, from + a.c.rows / 2, a.c.n_split, second);
-            scale_four(up, a, inverse[c], FP8 ? scale + a.c.rows / 2 : NULL, (size_t)(at + o.n_out),
-                       left, whole);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                y[i] = __fdividef(y[i], 1.0f + __expf(-y[i])) * up[i];
-        }
-        if (KIND == K_PRODUCT_RESIDUAL) {
-            add_residual(y, turn == 0 && first == 0 ? f : fetch(p, c, at, o), p, to, at, c, o);
-        } else if (KIND == K_PRODUCT_FLOAT) {
-            if (whole)
-                *(float4 *)((float *)p.y + to) = *(const float4 *)y;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (!whole && i < left)
-                    ((float *)p.y)[to + i] = y[i];
-            }
-        } else {
-            store_four(p.y, to, y, KIND == K_PRODUCT_GATED && p.y_is_half, left, whole);
-        }
-    }
-}
-
-/* A tile's floats straight from the registers, eight rows a store; no other CTA or warpgroup has a
- * part of them, and nobody waits for anybody. */
-template <int N, int MB, int OWN>
-static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 2],
-                                           const wide_args &a, const float *inverse, int tile,
-                                           int group)
-{
-    int warp_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-
-#pragma unroll
-    for (int b = 0; b < OWN; b++) {
-#pragma unroll
-        for (int below = 0; below < 16; below += 8) {
-            int in_block = warp_row + below;
-            int row = tile * a.c.rows + (group * OWN + b) * a.c.block_rows + in_block;
-            float scale, bias;
-
-            if (in_block >= a.c.block_rows || row >= a.c.n_out)
-                continue;
-            scale = a.scales != NULL ? a.scales[row] : 1.0f;
-            bias = a.p.bias != NULL ? load_bf16((const k_bf16 *)a.p.bias + row) : 0.0f;
-#pragma unroll
-            for (int e = 0; e < N / 4; e++) {
-                int col = e / 2 * 8 + q * 2 + e % 2;
-
-                if (col < a.n)
-                    ((float *)a.p.y)[(size_t)col * a.c.n_out + row] =
-                        acc[b][0][e / 2 * 4 + e % 2 + below / 4] * (inverse[col] * scale) + bias;
-            }
-        }
     }
 }
 
@@ -698,7 +424,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
             outputs o = outputs_of(a, tile, rank);
             float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
             fetched f;
+            gate_scales gates;
 
+            if (KIND == K_PRODUCT_GATED && MB == 4)
+                gates = fetch_gate_scales(a, tile, group);
             if (KIND == K_PRODUCT_RESIDUAL) { /* asked for early */
                 int col = threadIdx.x / o.fours, at = o.begin + threadIdx.x % o.fours * 4;
 
@@ -713,11 +442,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 write_floats<N, MB, OWN>(acc, a, inverse, tile, group);
                 continue;
             }
+            if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
+                if (c.n_split == 1 && c.rows_by_eight) {
+                    write_gated<N>(acc, a, inverse, gates, tile, group);
+                    continue;
+                }
+            }
             if (FP8)
                 scales[threadIdx.x] = scale;
             for (int first = 0; first < a.n; first += c.round) {
                 store_sums<N, MB, OWN>(MB == 1 ? red + group * c.round * (MB * CUT_BLOCK + 4)
-                                               : red + group * OWN * c.block_rows,
+                                               : red + group * c.block_rows,
                                        acc, first, c.round, c.block_rows);
                 if (c.n_split > 1)
                     cluster_sync();

@@ -275,7 +275,8 @@ def choices(s):
             3 * (one["usage"]["completion_tokens"] + other["usage"]["completion_tokens"])],
            "n: a prompt counts once, each choice for itself")
     ask(s, CHAT, s.chat("Hello there, tell me", max_tokens=1))
-    told = [ask(s, CHAT, s.chat("Hello there, tell me", max_tokens=20, n=4, temperature=2,
+    # Three: on a GPU the order of a product's sums is the same for one to three (k_multiply()).
+    told = [ask(s, CHAT, s.chat("Hello there, tell me", max_tokens=20, n=3, temperature=2,
                                 seed=seed)) for seed in (5, 5, 6)]
     texts = [[c["message"]["content"] for c in t["choices"]] for t in told]
     tap.ok(len(set(texts[0])) > 1, "n: choices differ", texts[0])
