@@ -11,13 +11,13 @@
  * more often than pays, two CTAs of a cluster share a tile twice as high, each half of n_in.
  *
  * One warp orders copies, two warpgroups multiply: of tiles of one block each takes every second
- * slot, of others half of the blocks. Three more warps add the squares of RMS norm.
+ * slot, of others every second block. Three more warps add the squares of RMS norm.
  *
  * Shared memory: slots of w [rows of a block / 8][slabs][8][128 bytes] (a slab is 64 of n_in, 128
  * of e4m3), so that one copy reads 8 rows x 1 KB before the next 8 (with one slab after another it
- * was slower by a sixth: pages of memory), and slots of x [slabs][columns][128 bytes], of e4m3 twice
- * as many slabs, both with the copy engine's swizzle, as wgmma reads them. At the end of a CTA's
- * only tile its sums lie over the slots.
+ * was slower by a sixth: pages of memory), and slots of x [slabs][columns][128 bytes], of e4m3
+ * twice as many slabs, both with the copy engine's swizzle, as wgmma reads them. At the end of a
+ * CTA's only tile its sums lie over the slots.
  *
  * e4m3 goes through registers, where it becomes float16: wgmma takes its first operand from there,
  * too. x is float16 then, its pairs in the order that ldmatrix gives w's (K_HALF_AT).
@@ -27,7 +27,7 @@
 #include "kernels/sm90_product_end.cuh"
 
 #define THREADS   384         /* two warpgroups that multiply; a warp that orders; three helpers */
-#define PRE_BYTES (64 * 1024) /* of w that are ordered before x; */
+#define PRE_BYTES (64 * 1024) /* of w that are ordered before x */
 #define PRE_MORE  (96 * 1024) /* where a CTA has several blocks, and so much to read behind it */
 
 /* --- the machine's words ---------------------------------------------------------------- */

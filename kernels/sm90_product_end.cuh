@@ -194,9 +194,9 @@ static __device__ inline void add_residual(float y[4], const fetched &f, const k
         p.sums_out[(size_t)col * (o.n_out / 16) + at / 16] = square;
 }
 
-/* Columns first .. last - 1 of a tile, whose scales are read for e4m3 only; four lanes have the sixteen
- * rows of a sum of squares. Code that runs once costs by its length, so that each kind of product
- * has its own. */
+/* Columns first .. last - 1 of a tile, whose scales are read for e4m3 only; four lanes have the
+ * sixteen rows of a sum of squares. Code that runs once costs by its length, so that each kind of
+ * product has its own. */
 template <int MB, int KIND, bool FP8>
 static __device__ void finish(const float *red, const wide_args &a, const float *inverse,
                               const float *scales, const outputs &o, int rank, int first, int last,
