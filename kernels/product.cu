@@ -30,8 +30,7 @@
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
-#define ROWS_FEW   4
-#define ROWS_WIDE  4 /* from so many on the other kernel is faster */
+#define ROWS_FEW   3 /* of more the other kernel is faster */
 #define WARPS      8
 #define THREADS    (WARPS * 32)
 #define BOX_ROWS   16
@@ -497,10 +496,10 @@ static bool takes(const struct k_matrix *w, int n)
            rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
 }
 
-/* Whether the other one is to be taken: where it is faster, or the only one. */
+/* Whether the other one is to be taken: x of a long n_in may have no room here. */
 static bool is_wide(const struct k_matrix *w, int n)
 {
-    return product_wide_takes(w, n) && (n >= ROWS_WIDE || !takes(w, n));
+    return product_wide_takes(w, n) && !takes(w, n);
 }
 
 int k_multiply_takes(const struct k_matrix *w, int n)
@@ -510,9 +509,13 @@ int k_multiply_takes(const struct k_matrix *w, int n)
 
 int k_multiply_bucket(const struct k_matrix *w, int n)
 {
-    if (!is_wide(w, n))
-        return product_wide_takes(w, n) ? ROWS_WIDE - 1 : ROWS_FEW;
-    return product_cut_columns(n);
+    int bucket = ROWS_FEW;
+
+    if (is_wide(w, n))
+        return product_cut_columns(n);
+    while (bucket > n && !takes(w, bucket))
+        bucket--;
+    return bucket;
 }
 
 template <bool FP8>
