@@ -53,15 +53,18 @@ static __device__ inline uint32_t pack_bf16(float low, float high)
     return *(uint32_t *)&two;
 }
 
+/* float16's largest at most; what is no number stays none. */
+static __device__ inline float clamp_half(float x)
+{
+    return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
+}
+
 /* The same of float16, clamped to its largest. */
 static __device__ inline uint32_t pack_half(float low, float high)
 {
     uint32_t two;
 
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
-        : "=r"(two)
-        : "f"(fminf(fmaxf(high, -65504.0f), 65504.0f)),
-          "f"(fminf(fmaxf(low, -65504.0f), 65504.0f)));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(clamp_half(high)), "f"(clamp_half(low)));
     return two;
 }
 

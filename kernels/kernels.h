@@ -193,7 +193,8 @@ int k_multiply_bucket(const struct k_matrix *w, int n);
 int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream);
 
 /* x float32 [n][dim] = table at ids; normed [n][dim] = x * norm; sums_out float32
- * [n][ceil(dim / 16)]: how a decode begins. dim is a multiple of 16. */
+ * [n][ceil(dim / 16)]: how a decode begins. dim is a multiple of 16. normed_is_half: a product with
+ * e4m3 reads normed (K_HALF_AT). */
 void ref_embed_normed(float *x, float *normed, float *sums_out, const float *table,
                       const int32_t *ids, const float *norm, int n, int dim);
 int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,

@@ -118,7 +118,7 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
     c->x_slabs = product_cut_slab_cols(w->type) / CUT_SLAB_COLS;
     c->n_slabs = w->n_in / product_cut_slab_cols(w->type);
     c->rows_by_eight = w->n_out % (c->gated ? 16 : 8) == 0;
-    for (int split = 1; split <= SPLIT_MAX && split <= c->n_slabs; split++) {
+    for (int split = 1; split <= SPLIT_MAX && split <= c->n_slabs && split <= n_sms; split++) {
         int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);
 
         if (rows == 0)

@@ -147,12 +147,16 @@ static __device__ void order_all(char *shared, const barriers &bars, const CUten
 
 /* --- multiplying ------------------------------------------------------------------------ */
 
-/* Slots of the other warpgroup are waited for, too. They fill out of order, and a parity tells only
- * two rounds apart: who is ahead would take a slot for full that the other one still waits for. */
+/* Slots of the other warpgroup are waited for and given back, too: a slot is filled again when both
+ * have seen it full. They fill out of order, and a parity tells only two rounds apart: who is ahead
+ * would take a slot for full that the other one still waits for, and who is behind would wait for a
+ * round that is over. */
 static __device__ inline void pass_slots(const barriers &bars, slot &from, int n, int depth)
 {
     for (; n > 0; n--) {
         barrier_wait(&bars.full[from.at], from.parity);
+        if (leads()) /* all lanes have seen it: the election waits for them */
+            barrier_arrive(&bars.empty[from.at]);
         next_slot(from, 1, depth);
     }
 }
@@ -271,7 +275,7 @@ static __device__ __forceinline__ void multiply_e4m3(float (&acc)[SUMS(N)][N / 2
 }
 
 /* This warpgroup's sums of a tile. Of one block it takes every second slot, of several every
- * second block. A slot is given back when the first product behind it runs. */
+ * second block. A slot of bf16 is given back when the first product behind it runs. */
 template <int N, int MB, bool FP8>
 static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][SUMS(N)][N / 2],
                                                      char *shared, const barriers &bars, slot &from,
@@ -293,6 +297,8 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
         barrier_wait(&bars.x_full[x_from.at], x_from.parity);
         if (MB == 1 && turn != group) {
             pass_slots(bars, from, 1, c.depth);
+            if (leads())
+                barrier_arrive(&bars.x_empty[x_from.at]);
             next_slot(x_from, 1, c.x_depth);
             continue;
         }
@@ -395,12 +401,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 4
         for (int i = 0; i < c.depth; i++) {
             barrier_init(&bars.full[i], 1);
-            barrier_init(&bars.empty[i], 4);
+            barrier_init(&bars.empty[i], WORKERS / 32);
         }
 #pragma unroll 4
         for (int i = 0; i < c.x_depth; i++) {
             barrier_init(&bars.x_full[i], 1);
-            barrier_init(&bars.x_empty[i], MB == 1 ? 4 : 8);
+            barrier_init(&bars.x_empty[i], WORKERS / 32);
         }
         barrier_init_done();
         fence_async();

@@ -345,7 +345,7 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
                 y[e] = __fdividef(gate, 1.0f + __expf(-gate)) * up;
             }
             two = a.p.y_is_half ? pack_half(y[0], y[1]) : pack_bf16(y[0], y[1]);
-            asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(two));
+            asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(two));
             if (there && m * 8 + g < a.n) { /* now rows 2 q and 2 q + 1 of column g */
                 size_t at = (size_t)(m * 8 + g) * n_out + row + q * 2;
 

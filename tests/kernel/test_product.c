@@ -3,6 +3,7 @@
  * full and boxes that are odd in number. Results are poisoned before each call. The same call gives
  * the same bits, and a row's bits do not depend on the other rows' values nor, within a bucket, on
  * their number. */
+#include "kernels/product_cut.h"
 #include "tests/kernel/gpu.h"
 
 #define SMS 132
@@ -224,6 +225,25 @@ static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type t
     run_close(&r);
 }
 
+/* A shape that is cut so: blocks of a tile, several tiles a CTA. */
+struct large_case {
+    enum k_product_kind kind;
+    struct shape s;
+    int n_blocks;
+    bool several;
+};
+
+static void compare_large(const struct large_case *l, enum k_type type)
+{
+    const struct k_matrix w = {.type = type, .n_out = l->s.n_out, .n_in = l->s.n_in};
+    struct product_cut c = {0};
+
+    ok(product_cut_of(&c, &w, l->kind, 32, SMS) && (c.n_split == 2 || c.n_blocks == l->n_blocks) &&
+           (c.n_tiles > c.n_groups) == l->several,
+       "%d x %d is cut into tiles of %d blocks", l->s.n_out, l->s.n_in, c.n_blocks);
+    compare_kind(l->kind, l->s, type, false, 58, false);
+}
+
 /* Large matrices, of which copies are late and out of order: the same bits again and again. What
  * they are, compare_kind() says. */
 static void compare_again(enum k_product_kind kind, struct shape s, enum k_type type)
@@ -257,7 +277,7 @@ static void compare_again(enum k_product_kind kind, struct shape s, enum k_type 
     run_close(&r);
 }
 
-static void compare_embed(int n, int dim)
+static void compare_embed(int n, int dim, bool is_half)
 {
     enum { VOCAB = 50 };
     size_t n_x = (size_t)n * (size_t)dim;
@@ -272,12 +292,12 @@ static void compare_embed(int n, int dim)
     for (int i = 0; i < n; i++)
         ids[i] = i * 13 % VOCAB, back[i] = i % 2 == 0 ? ids[i] : -1 - i;
     ref_embed_normed(x, normed, sums, table, ids, norm, n, dim);
-    gpu_must(k_embed_normed(x_dev, normed_dev, false, sums_dev,
+    gpu_must(k_embed_normed(x_dev, normed_dev, is_half, sums_dev,
                             gpu_bf16(table, (size_t)VOCAB * (size_t)dim),
                             gpu_array(back, sizeof back), gpu_array(ids, sizeof ids),
                             gpu_bf16(norm, (size_t)dim), n, dim, device_cuda_stream(gpu)));
     ok(gpu_get(got, x_dev, n_x * 4) && memcmp(got, x, n_x * 4) == 0, "embedding, %d x %d", n, dim);
-    got_normed = gpu_floats(normed_dev, n_x);
+    got_normed = is_half ? gpu_half_floats(normed_dev, n_x) : gpu_floats(normed_dev, n_x);
     gpu_compare(got_normed, normed, n_x, 1e-5, 8e-3, "its normed rows");
     ok(gpu_get(got, sums_dev, n_x / 16 * 4), "guard bands are whole");
     gpu_compare(got, sums, n_x / 16, 1e-10, 1e-4, "its squares");
@@ -289,13 +309,22 @@ int main(void)
     static const struct shape shapes[] = {{64, 128},    {256, 256},  {1040, 512}, {96, 1024},
                                           {2048, 2048}, {512, 7168}, {336, 640}};
 
+    /* every end of a tile, of two and of four blocks, of one and of several tiles a CTA */
+    static const struct large_case large[] = {
+        {K_PRODUCT_FLOAT, {15000, 128}, 2, false},    {K_PRODUCT_FLOAT, {70000, 128}, 2, true},
+        {K_PRODUCT_FLOAT, {40000, 128}, 4, true},     {K_PRODUCT_GATED, {28672, 256}, 4, false},
+        {K_PRODUCT_GATED, {57344, 128}, 4, true},     {K_PRODUCT_PLAIN, {10240, 256}, 2, false},
+        {K_PRODUCT_PLAIN, {20480, 128}, 4, false},    {K_PRODUCT_RESIDUAL, {4096, 256}, 1, false},
+        {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false}, {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
+    };
+
     gpu_open();
     for (int b = 0; b < 256; b++)
         e4m3_table[b] = e4m3_value((uint8_t)b);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
             compare_kind(kind, shapes[i], K_BF16, false, 64, i == 1);
-            compare_kind(kind, shapes[i], K_E4M3, i == 1, 32, i == 1);
+            compare_kind(kind, shapes[i], K_E4M3, i == 1, 48, i == 1);
         }
     }
     compare_kind(K_PRODUCT_FLOAT, (struct shape){1003, 256}, K_BF16, false, 32, false);
@@ -303,20 +332,18 @@ int main(void)
     for (int i = 0; i < 2; i++) {
         enum k_type type = i == 0 ? K_BF16 : K_E4M3;
 
-        /* tiles of 48 and of 224 rows */
         compare_kind(K_PRODUCT_PLAIN, (struct shape){6144, 896}, type, false, 17, false);
-        compare_kind(K_PRODUCT_GATED, (struct shape){28672, 256}, type, false, 17, false);
-        /* several tiles a block */
         compare_kind(K_PRODUCT_FLOAT, (struct shape){36004, 128}, type, false, 58, false);
         compare_kind(K_PRODUCT_GATED, (struct shape){36016, 128}, type, false, 32, false);
         compare_kind(K_PRODUCT_GATED, (struct shape){1006, 256}, type, false, 58, false);
+        for (size_t k = 0; k < sizeof large / sizeof large[0]; k++)
+            compare_large(&large[k], type);
         compare_again(K_PRODUCT_PLAIN, (struct shape){6144, 4096}, type);
         compare_again(K_PRODUCT_GATED, (struct shape){28672, 4096}, type);
         compare_again(K_PRODUCT_RESIDUAL, (struct shape){4096, 14336}, type);
         compare_again(K_PRODUCT_FLOAT, (struct shape){40000, 2048}, type);
     }
-    compare_embed(1, 64);
-    compare_embed(7, 4096);
+    compare_embed(1, 64, false), compare_embed(7, 4096, false), compare_embed(7, 4096, true);
     device_close(gpu);
     return tap_done();
 }
