@@ -1,7 +1,8 @@
-/* Goal: the rings of sm90_product.cu neither stand still nor are filled while somebody reads, whoever
- * is late. Method: their protocol, played for cuts that product_cut_of() makes: one who orders and
- * eight warps as coroutines, which a seeded scheduler lets go on in any order, some of them seldom;
- * copies arrive out of order. A change of who waits for or gives back what is to be made in both. */
+/* Goal: the rings of sm90_product.cu neither stand still nor are filled while somebody reads,
+ * whoever is late. Method: their protocol, played for cuts that product_cut_of() makes: one who
+ * orders and eight warps as coroutines, which a seeded scheduler lets go on in any order, some of
+ * them seldom; copies arrive out of order. A change of who waits for or gives back what is to be
+ * made in both. */
 #include <stdlib.h>
 #include <ucontext.h>
 
