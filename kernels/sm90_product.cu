@@ -113,8 +113,37 @@ static __device__ inline void let_next_begin(void)
     asm volatile("griddepcontrol.launch_dependents;");
 }
 
-/* One lane: all of this CTA's blocks; the first of w before the launch in front has ended, then x
- * for these, then a slot of x before each step of w. */
+/* Before the launch in front has ended: barriers, and the first copies of w. Every warp has some of
+ * the slots, since an initialisation takes 30 cycles and a copy 100, and nothing is read until then. */
+template <int MB>
+static __device__ inline void begin_slots(char *shared, const barriers &bars,
+                                          const CUtensorMap *map, const work &k, const wide_args &a,
+                                          int warp)
+{
+    const product_cut &c = a.c;
+
+    if (!leads())
+        return;
+    for (int i = warp; i < c.depth; i += THREADS / 32) {
+        barrier_init(&bars.full[i], 1);
+        barrier_init_done();
+        fence_async();
+        if (i < a.first_slots) {
+            barrier_expect(&bars.full[i], c.slot_bytes);
+            copy_w(shared + i * c.slot_bytes, map, block_row(k.tile, i % MB, c),
+                   k.first + i / MB * c.box, c.rows_by_eight, &bars.full[i]);
+        }
+        barrier_init(&bars.empty[i], WORKERS / 32);
+    }
+    for (int i = warp; i < c.x_depth; i += THREADS / 32) {
+        barrier_init(&bars.x_full[i], 1);
+        barrier_init(&bars.x_empty[i], WORKERS / 32);
+    }
+    barrier_init_done();
+    fence_async();
+}
+
+/* One lane: all of this CTA's blocks behind the first slots, a slot of x before each step of w. */
 template <int MB>
 static __device__ void order_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
                                  const CUtensorMap *x_map, const work &k, const wide_args &a)
@@ -122,15 +151,17 @@ static __device__ void order_all(char *shared, const barriers &bars, const CUten
     const product_cut &c = a.c;
     step w = {k.tile, k.first}, x = w;
     slot to = {0, 1}, x_to = {0, 1};
-    int before_x = a.first_slots, w_steps = 0, x_steps = 0;
+    int w_steps = a.first_slots / MB, x_steps = 0;
 
     tensor_prefetch(x_map);
-    for (; w.tile < c.n_tiles; w_steps++) {
-        for (int b = 0; b < MB; b++) {
-            if (before_x-- == 0)
-                let_next_begin();
-            for (; before_x < 0 && x_steps <= w_steps; x_steps++)
-                order_x(shared, bars, x_map, x, x_to, k, c);
+    next_slot(to, a.first_slots, c.depth);
+    for (int i = 0; i < w_steps; i++)
+        next_step(w, k, c);
+    let_next_begin();
+    for (int b = a.first_slots % MB; w.tile < c.n_tiles; b = 0, w_steps++) {
+        for (; x_steps <= w_steps; x_steps++)
+            order_x(shared, bars, x_map, x, x_to, k, c);
+        for (; b < MB; b++) {
             barrier_wait(&bars.empty[to.at], to.parity);
             barrier_expect(&bars.full[to.at], c.slot_bytes);
             copy_w(shared + to.at * c.slot_bytes, w_map, block_row(w.tile, b, c), w.slab,
@@ -139,8 +170,6 @@ static __device__ void order_all(char *shared, const barriers &bars, const CUten
         }
         next_step(w, k, c);
     }
-    if (before_x >= 0)
-        let_next_begin();
     while (x.tile < c.n_tiles)
         order_x(shared, bars, x_map, x, x_to, k, c);
 }
@@ -394,23 +423,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
     int warp = warp_number(), rank = c.n_split > 1 ? (int)cluster_rank() : 0;
     work k;
 
-    k.tile = blockIdx.x / c.n_split;
-    k.first = rank * c.n_slabs / c.n_split;
-    k.last = (rank + 1) * c.n_slabs / c.n_split;
-    if (warp == WORKERS / 32 && leads()) {
-#pragma unroll 4
-        for (int i = 0; i < c.depth; i++) {
-            barrier_init(&bars.full[i], 1);
-            barrier_init(&bars.empty[i], WORKERS / 32);
-        }
-#pragma unroll 4
-        for (int i = 0; i < c.x_depth; i++) {
-            barrier_init(&bars.x_full[i], 1);
-            barrier_init(&bars.x_empty[i], WORKERS / 32);
-        }
-        barrier_init_done();
-        fence_async();
-    }
+    k.tile = blockIdx.x >> (c.n_split - 1);
+    k.first = rank * c.n_slabs >> (c.n_split - 1);
+    k.last = (rank + 1) * c.n_slabs >> (c.n_split - 1);
+    begin_slots<MB>(shared, bars, &w_map, k, a, warp);
     __syncthreads();
     if (warp == WORKERS / 32) {
         if (leads())
@@ -576,6 +592,17 @@ bool product_wide_takes(const struct k_matrix *w, int n)
            n <= (w->type == K_E4M3 ? K_PRODUCT_ROWS_E4M3 : K_PRODUCT_ROWS_MAX);
 }
 
+/* Slots of w that are ordered before the launch in front has ended, all of the first tile. */
+static int first_slots_of(const product_cut &c)
+{
+    int n = (c.n_blocks == 4 ? PRE_MORE : PRE_BYTES) / c.slot_bytes;
+    int steps = (c.n_slabs / c.n_split + c.box - 1) / c.box;
+
+    n = n < c.depth ? n : c.depth;
+    n = n < steps * c.n_blocks ? n : steps * c.n_blocks;
+    return n < 1 ? 1 : n;
+}
+
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
     CUtensorMap w_map, x_map;
@@ -586,11 +613,7 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     a.n = n;
     if (!product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
         return -1;
-    a.first_slots = (a.c.n_blocks == 4 ? PRE_MORE : PRE_BYTES) / a.c.slot_bytes;
-    if (a.first_slots < 1)
-        a.first_slots = 1;
-    if (a.first_slots > a.c.depth)
-        a.first_slots = a.c.depth;
+    a.first_slots = first_slots_of(a.c);
     switch (a.c.columns) {
     case 8: return choose<8>(w_map, x_map, a, stream);
     case 16: return choose<16>(w_map, x_map, a, stream);
