@@ -38,6 +38,17 @@ static __device__ inline uint32_t cluster_rank(void)
     return r;
 }
 
+static __device__ inline void cluster_arrive_relaxed(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+static __device__ inline void cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* 600 cycles: what was written goes as far as the L2 cache first. */
 static __device__ inline void cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"

@@ -86,6 +86,8 @@ static bool lay_out(struct product_cut *c, int box)
     c->x_copied = box * c->x_slabs * c->x_rows * CUT_SLAB;
     c->round = one_tile || c->columns < 16 ? c->columns : 16;
     sums = (c->n_blocks == 1 ? 2 : 1) * c->round * stride * 4;
+    if (c->n_blocks == 1 && c->n_split > 1) /* of half the rows, and the other CTA's */
+        sums = 4 * c->columns * (c->rows / 2 + 4) * 4;
     rest = CUT_REST_BYTES + (one_tile ? 0 : sums);
     /* blocks of less than 64 rows: what is behind them is read, too. Mostly that is slots of x */
     slack = (CUT_BLOCK - c->block_rows) / 8 * c->group_bytes;

@@ -14,8 +14,8 @@ extern "C" {
 #define CUT_BLOCK     64  /* rows of w that one wgmma takes */
 #define CUT_DEPTH_MAX 32
 #define CUT_ROWS_MAX  256 /* of w in a tile */
-/* inverse, scales, barriers */
-#define CUT_REST_BYTES (64 * 4 + CUT_ROWS_MAX * 4 + 4 * CUT_DEPTH_MAX * 8)
+/* inverse, scales, barriers of slots, two of a cluster's exchange */
+#define CUT_REST_BYTES (64 * 4 + CUT_ROWS_MAX * 4 + 4 * CUT_DEPTH_MAX * 8 + 2 * 8)
 #define CUT_SMEM_MAX   (227 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */

@@ -114,7 +114,7 @@ static __device__ inline void let_next_begin(void)
 }
 
 /* Before the launch in front has ended: barriers, and the first copies of w. Every warp has some of
- * the slots, since an initialisation takes 30 cycles and a copy 100, and nothing is read until then. */
+ * the slots: an initialisation takes 30 cycles, a copy 100, and nothing is read until then. */
 template <int MB>
 static __device__ inline void begin_slots(char *shared, const barriers &bars,
                                           const CUtensorMap *map, const work &k, const wide_args &a,
@@ -418,16 +418,26 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *red = (float *)(shared + c.red_at), *inverse = (float *)(shared + c.rest_at);
     float *scales = inverse + 64;
     uint64_t *first_bar = (uint64_t *)(scales + CUT_ROWS_MAX);
+    exchange x = {first_bar + 4 * CUT_DEPTH_MAX, first_bar + 4 * CUT_DEPTH_MAX + 1};
     barriers bars = {first_bar, first_bar + CUT_DEPTH_MAX, first_bar + 2 * CUT_DEPTH_MAX,
                      first_bar + 3 * CUT_DEPTH_MAX};
     int warp = warp_number(), rank = c.n_split > 1 ? (int)cluster_rank() : 0;
+    bool pushed = MB == 1 && c.n_split > 1;
     work k;
 
     k.tile = blockIdx.x >> (c.n_split - 1);
     k.first = rank * c.n_slabs >> (c.n_split - 1);
     k.last = (rank + 1) * c.n_slabs >> (c.n_split - 1);
     begin_slots<MB>(shared, bars, &w_map, k, a, warp);
+    if (pushed && warp == THREADS / 32 - 1 && leads()) {
+        barrier_init(x.ready, 1);
+        barrier_init(x.met, 1);
+        barrier_init_done();
+        barrier_expect(x.met, exchanged_bytes(a));
+    }
     __syncthreads();
+    if (c.n_split > 1)
+        cluster_arrive_relaxed(); /* waited for before the other's shared memory is touched */
     if (warp == WORKERS / 32) {
         if (leads())
             order_all<MB>(shared, bars, &w_map, &x_map, k, a);
@@ -443,18 +453,23 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
         asm volatile("griddepcontrol.wait;" ::: "memory");
         for (int tile = k.tile; tile < c.n_tiles; tile += c.n_groups) {
-            outputs o = outputs_of(a, tile, rank);
+            outputs o = outputs_of(a, tile, rank, pushed);
+            targets t = targets_of(a.p);
             float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
-            fetched f;
+            fetched f[TOGETHER(N)];
             gate_scales gates;
 
             if (KIND == K_PRODUCT_GATED && MB == 4)
                 gates = fetch_gate_scales(a, tile, group);
             if (KIND == K_PRODUCT_RESIDUAL) { /* asked for early */
-                int col = threadIdx.x / o.fours, at = o.begin + threadIdx.x % o.fours * 4;
+                item i = {o.col, o.row};
 
-                if (col < a.n && at < o.n_out)
-                    f = fetch(a.p, col, at, o);
+#pragma unroll
+                for (int b = 0; b < TOGETHER(N); b++) {
+                    if (i.col < a.n && o.begin + i.row * 4 < o.n_out)
+                        f[b] = fetch(a.p, i.col, o.begin + i.row * 4, o);
+                    next_item(i, o);
+                }
             }
             multiply_tile<N, MB, FP8>(acc, shared, bars, from, x_from, k, c, group);
             if (tile ==
@@ -466,22 +481,38 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
             if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
                 if (c.n_split == 1 && c.rows_by_eight) {
-                    write_gated<N>(acc, a, inverse, gates, tile, group);
+                    write_gated<N>(acc, a, t.y, inverse, gates, tile, group);
                     continue;
                 }
             }
             if (FP8)
                 scales[threadIdx.x] = scale;
+            if (c.n_split > 1)
+                cluster_wait();
+            if constexpr (MB == 1) {
+                if (pushed) {
+                    if (threadIdx.x == 0)
+                        arrive_remote(remote_addr(x.ready, rank ^ 1));
+                    push_sums<N>(red, acc[0], a.n, group, rank, o, x);
+                    named_sync(2, WORKERS);
+                    barrier_wait(x.met, 0);
+                    finish<N, KIND, FP8>(red, a, t, inverse, scales + rank * o.own, o, PARTS_PUSHED,
+                                         0, a.n, f);
+                    return;
+                }
+            }
             for (int first = 0; first < a.n; first += c.round) {
-                store_sums<N, MB, OWN>(MB == 1 ? red + group * c.round * (MB * CUT_BLOCK + 4)
-                                               : red + group * c.block_rows,
+                store_sums<N, MB, OWN>(MB == 1 ? red + group * o.part : red + group * c.block_rows,
                                        acc, first, c.round, c.block_rows);
                 if (c.n_split > 1)
                     cluster_sync();
                 else
                     named_sync(2, WORKERS);
-                finish<MB, KIND, FP8>(red, a, inverse, scales, o, rank, first,
-                                      min(first + c.round, a.n), f);
+                finish<N, KIND, FP8>(red + rank * o.own, a, t, inverse, scales + rank * o.own, o,
+                                     MB == 1          ? PARTS_TWO
+                                     : c.n_split == 1 ? PARTS_ONE
+                                                      : PARTS_REMOTE,
+                                     first, min(first + c.round, a.n), f);
                 if (c.n_split == 1)
                     named_sync(2, WORKERS);
             }
@@ -489,12 +520,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     if (c.n_split == 1)
         return;
-    if (warp >= WORKERS / 32)
-        cluster_sync();
+    if (warp >= WORKERS / 32) {
+        cluster_wait();
+        if (!pushed)
+            cluster_sync();
+    }
+    if (pushed)
+        return;
     /* The others may still read our sums; nothing that was written is waited for. */
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
-                 "barrier.cluster.wait.aligned;" ::
-                     : "memory");
+    cluster_arrive_relaxed();
+    cluster_wait();
 }
 
 /* --- launching -------------------------------------------------------------------------- */

@@ -22,6 +22,53 @@ struct wide_args {
     int first_slots; /* that are ordered before x */
 };
 
+/* Held in a register from here on. What the end of a tile reads of the launch's arguments, and what
+ * it divides by them, would else be fetched and computed there, where everything waits for it: an
+ * argument that nobody has read lately takes 500 cycles. */
+static __device__ __forceinline__ void pin(int &x)
+{
+    asm volatile("" : "+r"(x));
+}
+
+template <class T> static __device__ __forceinline__ void pin_global(T *&x)
+{
+    asm volatile("" : "+l"(x));
+    __builtin_assume(__isGlobal(x));
+}
+
+/* --- what the end needs to know ----------------------------------------------------------- */
+
+/* Where the outputs of a tile are, four rows of w an item, and which of them are this thread's. */
+struct outputs {
+    int n_out, begin; /* rows of y; the first of this CTA */
+    int fours;        /* items of a column */
+    int own;          /* rows of a column */
+    int col, row;     /* this thread's first item: its column, its four rows */
+    int cols_a_turn, rows_a_turn;
+    int stride,
+        part; /* floats: from a column to the next in shared memory, from a part to the next */
+};
+
+static __device__ inline outputs outputs_of(const wide_args &a, int tile, int rank, bool pushed)
+{
+    int tile_rows = a.c.gated ? a.c.rows / 2 : a.c.rows;
+    outputs o;
+
+    o.n_out = a.c.gated ? a.c.n_out / 2 : a.c.n_out;
+    o.own = tile_rows / a.c.n_split;
+    o.begin = tile * tile_rows + rank * o.own;
+    o.fours = o.own / 4;
+    o.col = threadIdx.x / o.fours;
+    o.row = threadIdx.x % o.fours;
+    o.cols_a_turn = WORKERS / o.fours;
+    o.rows_a_turn = WORKERS % o.fours;
+    o.stride = pushed ? o.own + 4 : a.c.n_blocks * CUT_BLOCK + 4;
+    o.part = (pushed ? a.c.columns : a.c.round) * o.stride;
+    pin(o.n_out), pin(o.begin), pin(o.fours), pin(o.own), pin(o.col), pin(o.row);
+    pin(o.cols_a_turn), pin(o.rows_a_turn), pin(o.stride), pin(o.part);
+    return o;
+}
+
 /* --- through shared memory --------------------------------------------------------------- */
 
 /* Four floats of another CTA's shared memory, at the place of p in ours. */
@@ -53,6 +100,77 @@ static __device__ inline void store_sums(float *red, const float (&acc)[OWN][SUM
 
             if (col >= 0 && col < columns && row + below < block_rows)
                 red[col * stride + 2 * b * block_rows + row + below] = acc[b][0][e];
+        }
+    }
+}
+
+/* A float to shared memory of the cluster; the barrier there counts its bytes. */
+static __device__ __forceinline__ void store_remote(uint32_t at, float x, uint32_t barrier)
+{
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(at),
+        "r"(__float_as_uint(x)), "r"(barrier)
+        : "memory");
+}
+
+static __device__ __forceinline__ uint32_t remote_addr(const void *p, int rank)
+{
+    uint32_t at;
+
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_addr(p)), "r"(rank));
+    return at;
+}
+
+/* Nothing that was written is published by it, and what was read has been read. */
+static __device__ __forceinline__ void arrive_remote(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+                 : "memory");
+}
+
+/* How two CTAs that share a tile exchange sums: each tells the other when nobody reads its slots
+ * any more, and gets the other's part of its rows there. */
+struct exchange {
+    uint64_t *ready, *met;
+};
+
+/* The bytes that a CTA is sent. */
+static __device__ inline uint32_t exchanged_bytes(const wide_args &a)
+{
+    return 2U * (uint32_t)(a.c.rows / 2 * a.n) * 4U;
+}
+
+/* A warpgroup's sums of a tile of one block, [column][stride]: of its own rows to parts 0 and 1, of
+ * the other CTA's rows to parts 2 and 3 there. */
+template <int N>
+static __device__ inline void push_sums(float *red, const float (&acc)[SUMS(N)][N / 2], int n,
+                                        int group, int rank, const outputs &o, const exchange &x)
+{
+    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    float *to = red + group * o.part;
+    uint32_t remote = remote_addr(red + (2 + group) * o.part, rank ^ 1);
+    uint32_t met = remote_addr(x.met, rank ^ 1);
+    bool ready = false;
+
+#pragma unroll
+    for (int below = 0; below < 16; below += 8) {
+        int at = row + below - rank * o.own;
+        bool mine = at >= 0 && at < o.own, others = !mine && row + below < 2 * o.own;
+
+        at += mine ? 0 : rank == 0 ? -o.own : o.own;
+        if (others && !ready) {
+            barrier_wait(x.ready, 0);
+            ready = true;
+        }
+#pragma unroll
+        for (int e = 0; e < N / 4; e++) {
+            int col = e / 2 * 8 + q * 2 + e % 2;
+            float sum = acc[0][e / 2 * 4 + e % 2 + below / 4];
+
+            if (mine && col < n)
+                to[col * o.stride + at] = sum;
+            if (others && col < n)
+                store_remote(remote + (uint32_t)(col * o.stride + at) * 4, sum, met);
         }
     }
 }
@@ -95,46 +213,34 @@ static __device__ inline void store_four(void *to, size_t at, const float f[4], 
 }
 
 /* The sums of four rows over the CTAs of a cluster, and of the two warpgroups where they have
- * shares of n_in (the second's are `second` floats on), in a fixed order. */
-static __device__ inline void sum_parts(float f[4], const float *from, int n_split, int second)
-{
-    float4 part[4] = {};
-    int n = second > 0 ? 2 : 1;
-
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (i == n)
-            break;
-        if (n_split == 1) {
-            part[2 * i] = *(const float4 *)(from + i * second);
-        } else {
-            part[2 * i] = load_four_remote(from + i * second, 0);
-            part[2 * i + 1] = load_four_remote(from + i * second, 1);
-        }
-    }
-    f[0] = (part[0].x + part[2].x) + (part[1].x + part[3].x);
-    f[1] = (part[0].y + part[2].y) + (part[1].y + part[3].y);
-    f[2] = (part[0].z + part[2].z) + (part[1].z + part[3].z);
-    f[3] = (part[0].w + part[2].w) + (part[1].w + part[3].w);
-}
-
-/* Where the outputs of a tile are, four rows of w an item. */
-struct outputs {
-    int n_out, begin; /* rows of y; the first of this CTA */
-    int fours;        /* items of a column */
-    int own;          /* rows of a column */
+ * shares of n_in, in a fixed order; parts are `apart` floats from each other. */
+enum parts {
+    PARTS_ONE,    /* of both warpgroups together */
+    PARTS_TWO,    /* one of each warpgroup */
+    PARTS_PUSHED, /* the same, and then the other CTA's two */
+    PARTS_REMOTE  /* PARTS_ONE, and the other CTA's in its own shared memory */
 };
 
-static __device__ inline outputs outputs_of(const wide_args &a, int tile, int rank)
+static __device__ inline void sum_parts(float f[4], const float *from, int parts, int apart)
 {
-    int tile_rows = a.c.gated ? a.c.rows / 2 : a.c.rows;
-    outputs o;
+    float4 part[4] = {};
 
-    o.n_out = a.c.gated ? a.c.n_out / 2 : a.c.n_out;
-    o.own = tile_rows / a.c.n_split;
-    o.begin = tile * tile_rows + rank * o.own;
-    o.fours = o.own / 4;
-    return o;
+    if (parts == PARTS_REMOTE) {
+        part[0] = load_four_remote(from, 0);
+        part[2] = load_four_remote(from, 1);
+    } else {
+        part[0] = *(const float4 *)from;
+    }
+    if (parts == PARTS_TWO || parts == PARTS_PUSHED)
+        part[1] = *(const float4 *)(from + apart);
+    if (parts == PARTS_PUSHED) {
+        part[2] = *(const float4 *)(from + 2 * apart);
+        part[3] = *(const float4 *)(from + 3 * apart);
+    }
+    f[0] = (part[0].x + part[1].x) + (part[2].x + part[3].x);
+    f[1] = (part[0].y + part[1].y) + (part[2].y + part[3].y);
+    f[2] = (part[0].z + part[1].z) + (part[2].z + part[3].z);
+    f[3] = (part[0].w + part[1].w) + (part[2].w + part[3].w);
 }
 
 /* The norm's division, scales (NULL: none) and the bias of rows `at` .. of w. */
@@ -176,76 +282,113 @@ static __device__ inline fetched fetch(const k_product &p, int col, int at, cons
             *(const uint2 *)((const k_bf16 *)p.norm + at)};
 }
 
+/* What the end reads of the launch's arguments. */
+struct targets {
+    k_bf16 *y, *normed;
+    float *residual, *sums_out;
+};
+
+static __device__ inline targets targets_of(const struct k_product &p)
+{
+    targets t = {(k_bf16 *)p.y, (k_bf16 *)p.normed, p.residual, p.sums_out};
+
+    pin_global(t.y), pin_global(t.normed), pin_global(t.residual), pin_global(t.sums_out);
+    return t;
+}
+
 /* The residual, the squares of the sum and the next norm's rows; rows are a multiple of 16. */
-static __device__ inline void add_residual(float y[4], const fetched &f, const k_product &p,
-                                           size_t to, int at, int col, const outputs &o)
+static __device__ inline void add_residual(float y[4], const fetched &f, const targets &t,
+                                           bool is_half, size_t to, int at, int col,
+                                           const outputs &o)
 {
     float square;
 
     y[0] += f.residual.x, y[1] += f.residual.y, y[2] += f.residual.z, y[3] += f.residual.w;
-    *(float4 *)(p.residual + to) = *(const float4 *)y;
+    *(float4 *)(t.residual + to) = *(const float4 *)y;
     square = y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3];
     y[0] *= low_half(f.norm.x), y[1] *= high_half(f.norm.x);
     y[2] *= low_half(f.norm.y), y[3] *= high_half(f.norm.y);
-    store_four(p.normed, to, y, p.y_is_half, 4, true);
+    store_four(t.normed, to, y, is_half, 4, true);
     square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 1);
     square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 2);
     if (at % 16 == 0)
-        p.sums_out[(size_t)col * (o.n_out / 16) + at / 16] = square;
+        t.sums_out[(size_t)col * (o.n_out / 16) + at / 16] = square;
 }
+
+/* Four rows of a column: this thread's n-th. */
+struct item {
+    int col, row;
+};
+
+static __device__ inline void next_item(item &i, const outputs &o)
+{
+    i.col += o.cols_a_turn;
+    i.row += o.rows_a_turn;
+    if (i.row >= o.fours) {
+        i.row -= o.fours;
+        i.col++;
+    }
+}
+
+/* Items whose loads are under way together. */
+#define TOGETHER(N) ((N) > 32 ? 2 : 1)
 
 /* Columns first .. last - 1 of a tile, whose scales are read for e4m3 only; four lanes have the
  * sixteen rows of a sum of squares. Code that runs once costs by its length, so that each kind of
- * product has its own. */
-template <int MB, int KIND, bool FP8>
-static __device__ void finish(const float *red, const wide_args &a, const float *inverse,
-                              const float *scales, const outputs &o, int rank, int first, int last,
-                              const fetched &f)
+ * product has its own. f: what the first items read. */
+template <int N, int KIND, bool FP8>
+static __device__ void finish(const float *red, const wide_args &a, const targets &t,
+                              const float *inverse, const float *scales, const outputs &o,
+                              int parts, int first, int last, const fetched (&f)[TOGETHER(N)])
 {
-    const int stride = MB * CUT_BLOCK + 4, second = MB == 1 ? a.c.round * stride : 0;
-    const struct k_product &p = a.p;
     bool whole = o.n_out % 4 == 0;
-    int col = threadIdx.x / o.fours, row = threadIdx.x % o.fours;
-    int cols_a_turn = WORKERS / o.fours, rows_a_turn = WORKERS % o.fours;
+    item next = {o.col, o.row};
 
-    red += rank * o.own;
-    scales += rank * o.own;
-    for (int turn = 0; col < last - first; turn++) {
-        int at = o.begin + row * 4, left = o.n_out - at, c = col + first;
-        const float *from = red + col * stride + row * 4, *scale = FP8 ? scales + row * 4 : NULL;
-        size_t to = (size_t)c * o.n_out + at;
-        float y[4], up[4];
+    for (int turn = 0; next.col < last - first; turn++) {
+        item i[TOGETHER(N)];
+        float y[TOGETHER(N)][4];
 
-        col += cols_a_turn;
-        row += rows_a_turn;
-        if (row >= o.fours) {
-            row -= o.fours;
-            col++;
-        }
-        if (left <= 0)
-            continue;
-        sum_parts(y, from, a.c.n_split, second);
-        scale_four(y, a, inverse[c], scale, (size_t)at, left, whole);
-        if (KIND == K_PRODUCT_GATED) {
-            sum_parts(up, from + a.c.rows / 2, a.c.n_split, second);
-            scale_four(up, a, inverse[c], FP8 ? scale + a.c.rows / 2 : NULL, (size_t)(at + o.n_out),
-                       left, whole);
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                y[i] = __fdividef(y[i], 1.0f + __expf(-y[i])) * up[i];
+        for (int b = 0; b < TOGETHER(N); b++) {
+            i[b] = next;
+            next_item(next, o);
+            if (i[b].col < last - first)
+                sum_parts(y[b], red + i[b].col * o.stride + i[b].row * 4, parts, o.part);
         }
-        if (KIND == K_PRODUCT_RESIDUAL) {
-            add_residual(y, turn == 0 && first == 0 ? f : fetch(p, c, at, o), p, to, at, c, o);
-        } else if (KIND == K_PRODUCT_FLOAT) {
-            if (whole)
-                *(float4 *)((float *)p.y + to) = *(const float4 *)y;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (!whole && i < left)
-                    ((float *)p.y)[to + i] = y[i];
+        for (int b = 0; b < TOGETHER(N); b++) {
+            int at = o.begin + i[b].row * 4, left = o.n_out - at, c = i[b].col + first;
+            const float *scale = FP8 ? scales + i[b].row * 4 : NULL;
+            size_t to = (size_t)c * o.n_out + at;
+
+            if (left <= 0 || c >= last)
+                continue;
+            scale_four(y[b], a, inverse[c], scale, (size_t)at, left, whole);
+            if (KIND == K_PRODUCT_GATED) {
+                float up[4];
+
+                sum_parts(up, red + i[b].col * o.stride + i[b].row * 4 + a.c.rows / 2, parts,
+                          o.part);
+                scale_four(up, a, inverse[c], FP8 ? scale + a.c.rows / 2 : NULL,
+                           (size_t)(at + o.n_out), left, whole);
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    y[b][k] = __fdividef(y[b][k], 1.0f + __expf(-y[b][k])) * up[k];
             }
-        } else {
-            store_four(p.y, to, y, KIND == K_PRODUCT_GATED && p.y_is_half, left, whole);
+            if (KIND == K_PRODUCT_RESIDUAL) {
+                add_residual(y[b], turn == 0 && first == 0 ? f[b] : fetch(a.p, c, at, o), t,
+                             a.p.y_is_half, to, at, c, o);
+            } else if (KIND == K_PRODUCT_FLOAT) {
+                if (whole)
+                    *(float4 *)((float *)t.y + to) = *(const float4 *)y[b];
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    if (!whole && k < left)
+                        ((float *)t.y)[to + k] = y[b][k];
+                }
+            } else {
+                store_four(t.y, to, y[b], KIND == K_PRODUCT_GATED && a.p.y_is_half, left, whole);
+            }
         }
     }
 }
@@ -314,10 +457,11 @@ static __device__ inline gate_scales fetch_gate_scales(const wide_args &a, int t
 
 template <int N>
 static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2], const wide_args &a,
-                                          const float *inverse, const gate_scales &s, int tile,
-                                          int group)
+                                          k_bf16 *to, const float *inverse, const gate_scales &s,
+                                          int tile, int group)
 {
     const k_bf16 *bias = (const k_bf16 *)a.p.bias;
+    bool is_half = a.p.y_is_half;
     int n_out = a.c.n_out / 2, q = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
     int own = gated_row(a, tile, group);
 
@@ -326,6 +470,7 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
         int row = own - g + i * 8, in_block = threadIdx.x % 128 / 32 * 16 + i * 8;
         bool there = in_block < a.c.block_rows && row < n_out; /* all eight, or none */
         float gate_bias = 0.0f, up_bias = 0.0f;
+        uint32_t two[N / 8];
 
         if (there && bias != NULL) {
             gate_bias = load_bf16(bias + row + g);
@@ -334,7 +479,6 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
 #pragma unroll
         for (int m = 0; m < N / 8; m++) {
             float y[2];
-            uint32_t two;
 
 #pragma unroll
             for (int e = 0; e < 2; e++) {
@@ -344,12 +488,17 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
 
                 y[e] = __fdividef(gate, 1.0f + __expf(-gate)) * up;
             }
-            two = a.p.y_is_half ? pack_half(y[0], y[1]) : pack_bf16(y[0], y[1]);
-            asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(two));
+            two[m] = is_half ? pack_half(y[0], y[1]) : pack_bf16(y[0], y[1]);
+        }
+#pragma unroll
+        for (int m = 0; m < N / 8; m++)
+            asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(two[m]));
+#pragma unroll
+        for (int m = 0; m < N / 8; m++) {
             if (there && m * 8 + g < a.n) { /* now rows 2 q and 2 q + 1 of column g */
                 size_t at = (size_t)(m * 8 + g) * n_out + row + q * 2;
 
-                *(uint32_t *)((k_bf16 *)a.p.y + (a.p.y_is_half ? K_HALF_AT(at) : at)) = two;
+                *(uint32_t *)(to + (is_half ? K_HALF_AT(at) : at)) = two[m];
             }
         }
     }

@@ -18,7 +18,9 @@ static bool covers(const struct product_cut *c, int n_sms)
 static bool has_room(const struct product_cut *c)
 {
     int last = (c->depth - 1) * c->slot_bytes, stride = c->n_blocks * CUT_BLOCK + 4;
-    int sums = (c->n_blocks == 1 ? 2 : 1) * c->round * stride * 4;
+    int sums = c->n_blocks == 1 && c->n_split > 1
+                   ? 4 * c->columns * (c->rows / 2 + 4) * 4
+                   : (c->n_blocks == 1 ? 2 : 1) * c->round * stride * 4;
     int reach =
         c->rows_by_eight ? 8 * c->group_bytes : (c->box - 1) * c->slab_bytes + CUT_BLOCK * CUT_SLAB;
 
