@@ -1,10 +1,90 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Rotary positions and the write of keys and values into pages: one block a token, one warp at a
- * time a head. Reads and writes each element of qkv once. */
+ * Rotary positions and the write of keys and values into pages: one block a token. Where halves of
+ * heads are whole 16 bytes a thread has eight elements and their partners; else one warp at a time
+ * has a head, element by element. Reads and writes each element of qkv once. */
 #include "kernels/pages.cuh"
 
-#define ROPE_WARPS 8
+#define ROPE_WARPS   8
+#define WIDE         8   /* elements of a thread, and as many partners */
+#define WIDE_THREADS 512 /* at most, of a block */
+
+static __device__ inline void load_wide(float x[WIDE], const k_bf16 *from)
+{
+    uint4 words = *(const uint4 *)from;
+
+    x[0] = low_half(words.x), x[1] = high_half(words.x);
+    x[2] = low_half(words.y), x[3] = high_half(words.y);
+    x[4] = low_half(words.z), x[5] = high_half(words.z);
+    x[6] = low_half(words.w), x[7] = high_half(words.w);
+}
+
+static __device__ inline void store_wide(k_bf16 *to, const float x[WIDE])
+{
+    *(uint4 *)to = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
+                              pack_bf16(x[6], x[7]));
+}
+
+/* To a page. */
+static __device__ inline void store_wide_kv(const struct k_kv &kv, size_t elem, float scale,
+                                            const float x[WIDE])
+{
+    uint32_t word[2];
+
+    if (kv.type == K_BF16) {
+        store_wide((k_bf16 *)kv.pages + elem, x);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        word[i] = stored_two(K_E4M3, scale, x[4 * i], x[4 * i + 1]) |
+                  stored_two(K_E4M3, scale, x[4 * i + 2], x[4 * i + 3]) << 16;
+    *(uint2 *)((uint8_t *)kv.pages + elem) = make_uint2(word[0], word[1]);
+}
+
+static __global__ void __launch_bounds__(WIDE_THREADS)
+    rope_kv_wide_kernel(k_bf16 *qkv, struct k_kv kv, struct k_tokens t, const float *turns,
+                        int n_heads)
+{
+    int token = blockIdx.x, hd = kv.head_dim, half = hd / 2, pieces = half / WIDE;
+    int n_turned = n_heads + kv.n_kv_heads, n_all = n_turned + kv.n_kv_heads;
+    int pos = t.pos[token], seq = t.seq[token];
+    const int32_t *pages = t.page_ids + (size_t)seq * t.pages_max;
+    const float4 *turn = (const float4 *)(turns + (size_t)pos * hd);
+
+    if (t.kv_len[seq] == 0)
+        return;
+    for (int i = threadIdx.x; i < n_all * pieces; i += blockDim.x) {
+        int h = i / pieces, d = i % pieces * WIDE;
+        bool is_value = h >= n_turned;
+        k_bf16 *from = qkv + ((size_t)token * n_all + h) * hd + d;
+        float low[WIDE], high[WIDE], scale = is_value ? kv.v_scale : kv.k_scale;
+        size_t elem;
+
+        load_wide(low, from);
+        load_wide(high, from + half);
+#pragma unroll
+        for (int k = 0; k < WIDE && !is_value; k += 2) {
+            float4 cs = turn[(d + k) / 2];
+            float x0 = low[k], x1 = low[k + 1];
+
+            low[k] = turn_lower(x0, high[k], make_float2(cs.x, cs.y));
+            high[k] = turn_upper(high[k], x0, make_float2(cs.x, cs.y));
+            low[k + 1] = turn_lower(x1, high[k + 1], make_float2(cs.z, cs.w));
+            high[k + 1] = turn_upper(high[k + 1], x1, make_float2(cs.z, cs.w));
+        }
+        if (h < n_heads) {
+            store_wide(from, low);
+            store_wide(from + half, high);
+            continue;
+        }
+        elem = key_elem(kv, pages, pos, h - (is_value ? n_turned : n_heads)) + d;
+        if (is_value)
+            elem += value_elems(kv);
+        store_wide_kv(kv, elem, scale, low);
+        store_wide_kv(kv, elem + half, scale, high);
+    }
+}
 
 /* One element of a page. */
 static __device__ inline void store_kv(const struct k_kv &kv, size_t elem, float scale, float x)
@@ -56,6 +136,12 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
 int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t, const float *turns,
               int n_heads, k_stream stream)
 {
+    int n_items = (n_heads + 2 * kv->n_kv_heads) * (kv->head_dim / (2 * WIDE));
+
+    if (kv->head_dim % (2 * WIDE) == 0 && ((uintptr_t)qkv | (uintptr_t)kv->pages) % 16 == 0)
+        return K_LAUNCH(rope_kv_wide_kernel, t->n_tokens,
+                        n_items < WIDE_THREADS ? (n_items + 31) / 32 * 32 : WIDE_THREADS, 0, stream,
+                        qkv, *kv, *t, turns, n_heads);
     return K_LAUNCH(rope_kv_kernel, t->n_tokens, dim3(32, ROPE_WARPS), 0, stream, qkv, *kv, *t,
                     turns, n_heads);
 }
