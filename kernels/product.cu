@@ -45,10 +45,10 @@ struct product_args {
     struct k_product p;
     const float *scales; /* [n_out] or NULL */
     int n, n_in, n_out;
-    int n_tiles;  /* of 16 rows of w */
-    int n_boxes;  /* of a tile */
-    int depth;    /* of a ring, slots */
-    int x_stride; /* bytes between rows of x in shared memory */
+    int tiles_each, tiles_left; /* of 16 rows of w: a block's, and how many blocks have one more */
+    int n_boxes;                /* of a tile */
+    int depth;                  /* of a ring, slots */
+    int x_stride;               /* bytes between rows of x in shared memory */
 };
 
 /* --- the machine's words -------------------------------------------------------------- */
@@ -304,38 +304,56 @@ static __device__ inline float sum_warps(const float *red, int place, int col, i
     return sum;
 }
 
-/* inverse is what the sums of the output's column are multiplied by. */
-static __device__ inline void write_output(const product_args &a, const output &o, float sum,
-                                           float up, float inverse)
-{
-    const struct k_product &p = a.p;
-    float y = sum * (o.scale * inverse) + load_bf16(&o.bias), square;
-    size_t at = (size_t)o.c * a.n_out + o.row;
+/* What the end of a pass reads of the launch's arguments. Pinned, it costs e4m3's loop 1%, which
+ * has no instruction to spare. */
+struct targets {
+    int kind, n_out, is_half;
+    void *y, *normed;
+    float *residual, *sums_out;
+};
 
-    switch (p.kind) {
-    case K_PRODUCT_PLAIN: store_bf16((k_bf16 *)p.y + at, y); break;
-    case K_PRODUCT_FLOAT: ((float *)p.y)[at] = y; break;
+template <bool FP8> static __device__ inline targets targets_of(const product_args &a)
+{
+    targets t = {a.p.kind, a.n_out, a.p.y_is_half, a.p.y, a.p.normed, a.p.residual, a.p.sums_out};
+
+    if (FP8)
+        return t;
+    pin(t.kind), pin(t.n_out), pin(t.is_half);
+    pin_global(t.y), pin_global(t.normed), pin_global(t.residual), pin_global(t.sums_out);
+    return t;
+}
+
+/* inverse is what the sums of the output's column are multiplied by. */
+static __device__ inline void write_output(const targets &to, const output &o, float sum, float up,
+                                           float inverse)
+{
+    float y = sum * (o.scale * inverse) + load_bf16(&o.bias), square;
+    size_t at = (size_t)o.c * to.n_out + o.row;
+
+    switch (to.kind) {
+    case K_PRODUCT_PLAIN: store_bf16((k_bf16 *)to.y + at, y); break;
+    case K_PRODUCT_FLOAT: ((float *)to.y)[at] = y; break;
     case K_PRODUCT_GATED:
-        store_x(p.y, (size_t)o.c * (a.n_out / 2) + o.row,
+        store_x(to.y, (size_t)o.c * (to.n_out / 2) + o.row,
                 y / (1.0f + __expf(-y)) * (up * (o.scale_up * inverse) + load_bf16(&o.bias_up)),
-                p.y_is_half);
+                to.is_half);
         break;
     case K_PRODUCT_RESIDUAL: /* a tile's sixteen lanes come here together */
         y += o.residual;
-        p.residual[at] = y;
-        store_x(p.normed, at, y * load_bf16(&o.norm), p.y_is_half);
+        to.residual[at] = y;
+        store_x(to.normed, at, y * load_bf16(&o.norm), to.is_half);
         square = y * y;
         for (int apart = 8; apart > 0; apart /= 2)
             square += __shfl_xor_sync(0xffffU << (threadIdx.x & 16), square, apart);
         if (o.row % 16 == 0)
-            p.sums_out[(size_t)o.c * a.n_tiles + o.row / 16] = square;
+            to.sums_out[(size_t)o.c * (to.n_out / 16) + o.row / 16] = square;
         break;
     }
 }
 
 /* Add what the warps left in red, and finish the outputs. */
 template <int WK>
-static __device__ void end_pass(const float *red, const product_args &a, const output &o,
+static __device__ void end_pass(const float *red, const targets &to, const output &o, int n,
                                 const float *inverse)
 {
     float up = 0.0f;
@@ -343,9 +361,9 @@ static __device__ void end_pass(const float *red, const product_args &a, const o
     __syncthreads();
     if (!o.mine)
         return;
-    if (a.p.kind == K_PRODUCT_GATED)
-        up = sum_warps<WK>(red, o.place + 8, o.c, a.n);
-    write_output(a, o, sum_warps<WK>(red, o.place, o.c, a.n), up, inverse[o.c]);
+    if (to.kind == K_PRODUCT_GATED)
+        up = sum_warps<WK>(red, o.place + 8, o.c, n);
+    write_output(to, o, sum_warps<WK>(red, o.place, o.c, n), up, inverse[o.c]);
 }
 
 /* --- the rows of x ---------------------------------------------------------------------- */
@@ -412,8 +430,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *red = (float *)(xs + a.n * a.x_stride), *red_odd = red + PT * WARPS * COL_STRIDE * a.n;
     float *inverse = red_odd + PT * WARPS * COL_STRIDE * a.n;
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
-    int first = (int)(blockIdx.x * a.n_tiles / gridDim.x);
-    int last = (int)((blockIdx.x + 1) * a.n_tiles / gridDim.x);
+    int first = blockIdx.x * a.tiles_each + min((int)blockIdx.x, a.tiles_left);
+    int last = first + a.tiles_each + ((int)blockIdx.x < a.tiles_left);
+    targets to = targets_of<FP8>(a);
     box_ring r = {};
     uint32_t x_row[NT];
     float squares[SQUARES];
@@ -457,7 +476,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         }
         if (tile == first)
             find_inverse(inverse, squares, warp, a);
-        end_pass<WK>(sums, a, o, inverse);
+        end_pass<WK>(sums, to, o, a.n, inverse);
     }
 }
 
@@ -549,6 +568,7 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     bool gated = p->kind == K_PRODUCT_GATED;
     product_args a = {};
     CUtensorMap map;
+    int n_tiles;
 
     if (is_wide(w, n))
         return p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0
@@ -562,7 +582,9 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     a.n = n;
     a.n_in = w->n_in;
     a.n_out = w->n_out;
-    a.n_tiles = gated ? (w->n_out / 2 + 7) / 8 : (w->n_out + 15) / 16;
+    n_tiles = gated ? (w->n_out / 2 + 7) / 8 : (w->n_out + 15) / 16;
+    a.tiles_each = n_tiles / n_sms;
+    a.tiles_left = n_tiles % n_sms;
     a.n_boxes = w->n_in / box_cols(w);
     a.x_stride = w->n_in * 2 + 16;
     return w->type == K_E4M3 ? launch<true>(map, a, n_sms, stream)

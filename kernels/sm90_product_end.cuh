@@ -22,20 +22,6 @@ struct wide_args {
     int first_slots; /* that are ordered before x */
 };
 
-/* Held in a register from here on. What the end of a tile reads of the launch's arguments, and what
- * it divides by them, would else be fetched and computed there, where everything waits for it: an
- * argument that nobody has read lately takes 500 cycles. */
-static __device__ __forceinline__ void pin(int &x)
-{
-    asm volatile("" : "+r"(x));
-}
-
-template <class T> static __device__ __forceinline__ void pin_global(T *&x)
-{
-    asm volatile("" : "+l"(x));
-    __builtin_assume(__isGlobal(x));
-}
-
 /* --- what the end needs to know ----------------------------------------------------------- */
 
 /* Where the outputs of a tile are, four rows of w an item, and which of them are this thread's. */
