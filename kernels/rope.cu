@@ -51,9 +51,8 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     int pos = t.pos[token], seq = t.seq[token];
     const int32_t *pages = t.page_ids + (size_t)seq * t.pages_max;
     const float4 *turn = (const float4 *)(turns + (size_t)pos * hd);
+    bool is_padding = t.kv_len[seq] == 0;
 
-    if (t.kv_len[seq] == 0)
-        return;
     for (int i = threadIdx.x; i < n_all * pieces; i += blockDim.x) {
         int h = i / pieces, d = i % pieces * WIDE;
         bool is_value = h >= n_turned;
@@ -63,6 +62,8 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
 
         load_wide(low, from);
         load_wide(high, from + half);
+        if (is_padding) /* known later than the loads begin */
+            return;
 #pragma unroll
         for (int k = 0; k < WIDE && !is_value; k += 2) {
             float4 cs = turn[(d + k) / 2];

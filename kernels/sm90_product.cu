@@ -122,25 +122,30 @@ static __device__ inline void begin_slots(char *shared, const barriers &bars,
 {
     const product_cut &c = a.c;
 
-    if (!leads())
-        return;
     for (int i = warp; i < c.depth; i += THREADS / 32) {
-        barrier_init(&bars.full[i], 1);
+        if (leads()) {
+            barrier_init(&bars.full[i], 1);
+            barrier_init_done();
+            fence_async();
+        }
+        __syncwarp();
+        if (leads()) {
+            if (i < a.first_slots) {
+                barrier_expect(&bars.full[i], c.slot_bytes);
+                copy_w(shared + i * c.slot_bytes, map, block_row(k.tile, i % MB, c),
+                       k.first + i / MB * c.box, c.rows_by_eight, &bars.full[i]);
+            }
+            barrier_init(&bars.empty[i], WORKERS / 32);
+        }
+    }
+    if (leads()) {
+        for (int i = warp; i < c.x_depth; i += THREADS / 32) {
+            barrier_init(&bars.x_full[i], 1);
+            barrier_init(&bars.x_empty[i], WORKERS / 32);
+        }
         barrier_init_done();
         fence_async();
-        if (i < a.first_slots) {
-            barrier_expect(&bars.full[i], c.slot_bytes);
-            copy_w(shared + i * c.slot_bytes, map, block_row(k.tile, i % MB, c),
-                   k.first + i / MB * c.box, c.rows_by_eight, &bars.full[i]);
-        }
-        barrier_init(&bars.empty[i], WORKERS / 32);
     }
-    for (int i = warp; i < c.x_depth; i += THREADS / 32) {
-        barrier_init(&bars.x_full[i], 1);
-        barrier_init(&bars.x_empty[i], WORKERS / 32);
-    }
-    barrier_init_done();
-    fence_async();
 }
 
 /* One lane: all of this CTA's blocks behind the first slots, a slot of x before each step of w. */
@@ -433,7 +438,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(x.ready, 1);
         barrier_init(x.met, 1);
         barrier_init_done();
-        barrier_expect(x.met, exchanged_bytes(a));
     }
     __syncthreads();
     if (c.n_split > 1)
@@ -491,8 +495,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 cluster_wait();
             if constexpr (MB == 1) {
                 if (pushed) {
-                    if (threadIdx.x == 0)
+                    if (threadIdx.x == 0) {
+                        barrier_expect(x.met, exchanged_bytes(a));
                         arrive_remote(remote_addr(x.ready, rank ^ 1));
+                    }
                     push_sums<N>(red, acc[0], a.n, group, rank, o, x);
                     named_sync(2, WORKERS);
                     barrier_wait(x.met, 0);
