@@ -35,7 +35,8 @@ static const struct attn_case mixed[] = {
     {2, 1, 256, 16, K_BF16, 3, {130, 700, 3}, {130, 1, 3}},
 };
 
-/* Steps of decodes. Lengths: one of 0 belongs to no sequence. */
+/* Steps of decodes. Lengths: one of 0 belongs to no sequence. A token of 64 heads is more than a
+ * block of k_rope_kv() has threads for. */
 static const int all_sorts[] = {1,   2,   7,   8,  9,  15,  16,  17,  0,   24,  31,  32,
                                 33,  47,  48,  49, 63, 64,  65,  100, 127, 128, 129, 0,
                                 255, 256, 257, 0,  1,  511, 513, 700, 1,   0};
@@ -72,6 +73,7 @@ static const struct {
     {6, 2, 96, 64, K_E4M3, LENGTHS(all_sorts)},   {8, 1, 256, 16, K_E4M3, LENGTHS(all_sorts)},
     {16, 1, 256, 8, K_E4M3, LENGTHS(skewed)},     {40, 2, 112, 16, K_E4M3, LENGTHS(skewed)},
     {6, 2, 90, 16, K_E4M3, LENGTHS(all_sorts)},   {4, 2, 10, 5, K_E4M3, LENGTHS(skewed)},
+    {64, 8, 128, 16, K_BF16, LENGTHS(skewed)},    {64, 8, 128, 16, K_E4M3, LENGTHS(all_sorts)},
 };
 
 /* Everything of one case, on host and device. */

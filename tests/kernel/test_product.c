@@ -244,6 +244,31 @@ static void compare_large(const struct large_case *l, enum k_type type)
     compare_kind(l->kind, l->s, type, false, 58, false);
 }
 
+/* Tiles that two CTAs share. Of 48 rows, 256 threads are no whole number of columns; of two blocks
+ * the CTAs read each other's sums; the last tile of 3000 or 5000 rows has none for the second CTA;
+ * of 25 slabs one CTA may have a slot more than the other. */
+struct shared_case {
+    enum k_product_kind kind;
+    enum k_type type;
+    struct shape s;
+    int rows, n_blocks;
+    bool uneven;
+};
+
+static void compare_shared(const struct shared_case *k)
+{
+    const struct k_matrix w = {.type = k->type, .n_out = k->s.n_out, .n_in = k->s.n_in};
+    struct product_cut c = {0};
+    bool cut = product_cut_of(&c, &w, k->kind, 32, SMS);
+    int less = c.n_slabs / 2, more = c.n_slabs - less;
+
+    ok(cut && c.n_split == 2 && c.rows == k->rows && c.n_blocks == k->n_blocks &&
+           ((less + c.box - 1) / c.box != (more + c.box - 1) / c.box) == k->uneven,
+       "%d x %d is cut into shared tiles of %d rows, %d blocks", k->s.n_out, k->s.n_in, c.rows,
+       c.n_blocks);
+    compare_kind(k->kind, k->s, k->type, false, 58, false);
+}
+
 /* Large matrices, of which copies are late and out of order: the same bits again and again. What
  * they are, compare_kind() says. */
 static void compare_again(enum k_product_kind kind, struct shape s, enum k_type type)
@@ -318,6 +343,19 @@ int main(void)
         {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false}, {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
     };
 
+    static const struct shared_case shared[] = {
+        {K_PRODUCT_PLAIN, K_BF16, {3000, 1600}, 48, 1, false},
+        {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 1, false},
+        {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
+        {K_PRODUCT_PLAIN, K_BF16, {5000, 384}, 80, 2, false},
+        {K_PRODUCT_FLOAT, K_BF16, {4997, 384}, 80, 2, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {2999, 640}, 48, 1, false},
+        {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
+        {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 640}, 64, 1, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {4997, 384}, 80, 2, false},
+        {K_PRODUCT_FLOAT, K_E4M3, {5000, 384}, 80, 2, false},
+    };
+
     gpu_open();
     for (int b = 0; b < 256; b++)
         e4m3_table[b] = e4m3_value((uint8_t)b);
@@ -329,6 +367,8 @@ int main(void)
     }
     compare_kind(K_PRODUCT_FLOAT, (struct shape){1003, 256}, K_BF16, false, 32, false);
     compare_kind(K_PRODUCT_PLAIN, (struct shape){1002, 1024}, K_E4M3, false, 32, false);
+    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
+        compare_shared(&shared[i]);
     for (int i = 0; i < 2; i++) {
         enum k_type type = i == 0 ? K_BF16 : K_E4M3;
 

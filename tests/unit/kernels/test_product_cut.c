@@ -33,8 +33,8 @@ static bool has_room(const struct product_cut *c)
            c->rest_at >= c->x_at + c->x_depth * c->x_bytes && c->rest_at >= c->red_at + sums &&
            (c->red_at == 0 ? c->n_tiles <= c->n_groups && c->round >= c->columns
                            : c->red_at >= c->x_at + c->x_depth * c->x_bytes) &&
-           c->smem == c->rest_at + CUT_REST_BYTES && c->smem <= CUT_SMEM_MAX &&
-           last + reach <= c->smem;
+           c->red_at % 16 == 0 && c->rest_at % 16 == 0 && c->smem == c->rest_at + CUT_REST_BYTES &&
+           c->smem <= CUT_SMEM_MAX && last + reach <= c->smem;
 }
 
 /* What the ends of tiles take four or sixteen rows at a time. */
@@ -42,6 +42,9 @@ static bool ends_whole(const struct product_cut *c, enum k_product_kind kind)
 {
     int own = c->rows / c->n_split;
 
+    /* eight rows of a warp are all one CTA's, and there are CTAs for no more than two parts */
+    if (c->n_split > 2 || (c->n_split == 2 && c->n_blocks == 1 && own % 8 != 0))
+        return false;
     if (kind == K_PRODUCT_RESIDUAL)
         return own % 16 == 0;
     return kind == K_PRODUCT_GATED ? c->gated && c->n_blocks >= 2 && own % 8 == 0 : own % 4 == 0;

@@ -1,8 +1,9 @@
 /* Goal: the rings of sm90_product.cu neither stand still nor are filled while somebody reads,
- * whoever is late. Method: their protocol, played for cuts that product_cut_of() makes: one who
- * orders and eight warps as coroutines, which a seeded scheduler lets go on in any order, some of
- * them seldom; copies arrive out of order. A change of who waits for or gives back what is to be
- * made in both. */
+ * whoever is late. Two CTAs that share a tile are sent what they wait for, neither over what is
+ * still read nor when they have gone. Method: their protocol, played for cuts that product_cut_of()
+ * makes: one who orders and eight warps as coroutines, which a seeded scheduler lets go on in any
+ * order, some of them seldom; copies and sums arrive out of order. A change of who waits for or
+ * gives back what is to be made in both. */
 #include <stdlib.h>
 #include <ucontext.h>
 
@@ -10,8 +11,10 @@
 #include "tests/tap.h"
 
 #define N_WARPS     8
+#define N_AGENTS    (N_WARPS + 1)
 #define STACK_BYTES (64 * 1024)
 #define COPIES_MAX  (2 * CUT_DEPTH_MAX)
+#define PUSHES_MAX  (2 * N_WARPS)
 #define STILL       200000 /* turns in which nothing happens */
 
 /* mbarrier: a phase ends when all have arrived and what was expected is there. */
@@ -20,9 +23,12 @@ struct bar {
     unsigned phase;
 };
 
+struct cta;
+
 struct agent {
     ucontext_t context;
     char *stack;
+    struct cta *cta;
     int warp; /* N_WARPS: orders */
     bool seldom, done;
 };
@@ -32,19 +38,28 @@ struct copy {
     int slot, what;
 };
 
-static struct {
-    struct product_cut c;
-    int steps, tiles, first_slots;
-    bool fp8, direct; /* ends of tiles in registers: nobody meets */
+struct cta {
+    int rank, steps; /* of its share of n_in */
     struct bar full[CUT_DEPTH_MAX], empty[CUT_DEPTH_MAX], x_full[CUT_DEPTH_MAX];
-    struct bar x_empty[CUT_DEPTH_MAX];
+    struct bar x_empty[CUT_DEPTH_MAX], ready, arrived;
     int w[CUT_DEPTH_MAX], x[CUT_DEPTH_MAX]; /* what is there: the number of its order */
     int readers[CUT_DEPTH_MAX], x_readers[CUT_DEPTH_MAX];
     struct copy copies[COPIES_MAX];
     int n_copies, met;
+    int pushes[PUSHES_MAX], n_pushes; /* bytes on their way to this CTA */
+    int n_stored;                     /* warps that have stored their own rows' sums */
+    int n_done;
+    struct agent agents[N_AGENTS];
+};
+
+static struct {
+    struct product_cut c;
+    int n, tiles, first_slots, n_ctas;
+    bool fp8, direct; /* ends of tiles in registers: nobody meets */
+    struct cta ctas[2];
+    int n_begun; /* agents that have arrived at the cluster's first barrier */
     long happened;
     const char *fault;
-    struct agent agents[N_WARPS + 1];
     ucontext_t scheduler;
     struct agent *current;
     unsigned seed;
@@ -96,11 +111,13 @@ static void await(const struct bar *b, unsigned parity)
         others();
 }
 
-static void order(struct bar *full, bool is_x, int slot, int what)
+static void order(struct cta *k, bool is_x, int slot, int what)
 {
+    struct bar *full = is_x ? &k->x_full[slot] : &k->full[slot];
+
     full->pending++;
     arrive(full);
-    s.copies[s.n_copies++] = (struct copy){is_x, slot, what};
+    k->copies[k->n_copies++] = (struct copy){is_x, slot, what};
 }
 
 static void next(struct place *p, int depth)
@@ -113,31 +130,39 @@ static void next(struct place *p, int depth)
 
 /* --- who orders ------------------------------------------------------------------------- */
 
-static void order_x(struct place *to, int *step)
+static void order_x(struct cta *k, struct place *to, int *step)
 {
-    await(&s.x_empty[to->at], to->parity);
-    order(&s.x_full[to->at], true, to->at, (*step)++);
+    await(&k->x_empty[to->at], to->parity);
+    order(k, true, to->at, (*step)++);
     next(to, s.c.x_depth);
 }
 
-static void order_all(void)
+/* Before anything else: nobody has the slots yet. */
+static void begin_slots(struct cta *k)
+{
+    for (int i = 0; i < s.first_slots; i++)
+        order(k, false, i, i);
+}
+
+static void order_all(struct cta *k)
 {
     struct place to = {0, 1}, x_to = {0, 1};
-    int before_x = s.first_slots, x_steps = 0, total = s.steps * s.tiles;
+    int x_steps = 0, total = k->steps * s.tiles, b = s.first_slots % s.c.n_blocks;
 
-    for (int step = 0; step < total; step++) {
-        for (int b = 0; b < s.c.n_blocks && s.fault == NULL; b++) {
-            before_x--;
-            while (before_x < 0 && x_steps <= step && s.fault == NULL)
-                order_x(&x_to, &x_steps);
-            await(&s.empty[to.at], to.parity);
-            order(&s.full[to.at], false, to.at, step * s.c.n_blocks + b);
+    for (int i = 0; i < s.first_slots; i++)
+        next(&to, s.c.depth);
+    for (int step = s.first_slots / s.c.n_blocks; step < total; step++, b = 0) {
+        while (x_steps <= step && s.fault == NULL)
+            order_x(k, &x_to, &x_steps);
+        for (; b < s.c.n_blocks && s.fault == NULL; b++) {
+            await(&k->empty[to.at], to.parity);
+            order(k, false, to.at, step * s.c.n_blocks + b);
             next(&to, s.c.depth);
             others();
         }
     }
     while (x_steps < total && s.fault == NULL)
-        order_x(&x_to, &x_steps);
+        order_x(k, &x_to, &x_steps);
 }
 
 /* --- who multiply ----------------------------------------------------------------------- */
@@ -146,76 +171,127 @@ struct held {
     int w, x, reads_x; /* -1: none; given back with it; read */
 };
 
-static void give_back(struct held *h)
+static void give_back(struct cta *k, struct held *h)
 {
     if (h->w < 0)
         return;
-    s.readers[h->w]--;
-    s.x_readers[h->reads_x]--;
-    arrive(&s.empty[h->w]);
+    k->readers[h->w]--;
+    k->x_readers[h->reads_x]--;
+    arrive(&k->empty[h->w]);
     if (h->x >= 0)
-        arrive(&s.x_empty[h->x]);
+        arrive(&k->x_empty[h->x]);
     h->w = -1;
 }
 
-static void pass(struct place *from, int n)
+static void pass(struct cta *k, struct place *from, int n)
 {
     for (; n > 0; n--) {
-        await(&s.full[from->at], from->parity);
-        arrive(&s.empty[from->at]);
+        await(&k->full[from->at], from->parity);
+        arrive(&k->empty[from->at]);
         next(from, s.c.depth);
         others();
     }
 }
 
 /* A slot of this warp's: bf16 gives the one before back, e4m3 this one. */
-static void multiply(struct held *before, struct held now, int what, int step)
+static void multiply(struct cta *k, struct held *before, struct held now, int what, int step)
 {
-    if (s.w[now.w] != what || s.x[now.reads_x] != step)
+    if (k->w[now.w] != what || k->x[now.reads_x] != step)
         fail("a slot holds another round");
-    s.readers[now.w]++;
-    s.x_readers[now.reads_x]++;
+    k->readers[now.w]++;
+    k->x_readers[now.reads_x]++;
     for (int i = draw(4); i >= 0; i--)
         others();
-    give_back(s.fp8 ? &now : before);
+    give_back(k, s.fp8 ? &now : before);
     if (!s.fp8)
         *before = now;
     others();
 }
 
-static void multiply_all(int group)
+/* A step of a tile: every second is this warpgroup's, or of several blocks every second block. */
+static void multiply_step(struct cta *k, int group, int i, int step, struct place *from, int x_at,
+                          struct held *before)
 {
-    int own = s.c.n_blocks == 4 ? 2 : 1, step = 0;
+    int own = s.c.n_blocks == 4 ? 2 : 1;
+
+    if (s.c.n_blocks == 1 && i % 2 != group) {
+        pass(k, from, 1);
+        arrive(&k->x_empty[x_at]);
+        return;
+    }
+    for (int b = 0; b < own && s.fault == NULL; b++) {
+        int block = s.c.n_blocks > 1 ? 2 * b + group : 0;
+
+        pass(k, from, s.c.n_blocks > 1 ? group : 0);
+        await(&k->full[from->at], from->parity);
+        multiply(k, before, (struct held){from->at, b + 1 == own ? x_at : -1, x_at},
+                 step * s.c.n_blocks + block, step);
+        next(from, s.c.depth);
+        pass(k, from, s.c.n_blocks > 1 ? 1 - group : 0);
+    }
+}
+
+/* Bytes of eight rows of a warp that are the other CTA's; whole or not, as a thread takes them. */
+static int pushed_bytes(const struct cta *k, int warp, int below)
+{
+    int own = s.c.rows / 2, bytes = 0;
+
+    for (int row = warp % 4 * 16 + below; row < warp % 4 * 16 + below + 8; row++) {
+        int at = row - k->rank * own;
+
+        bytes += (at < 0 || at >= own) && row < 2 * own ? s.n * 4 : 0;
+    }
+    return bytes;
+}
+
+/* The end of a tile that two CTAs share. */
+static void exchange(struct cta *k, int warp)
+{
+    struct cta *other = &s.ctas[k->rank ^ 1];
+
+    while (s.n_begun < 2 * N_AGENTS && s.fault == NULL)
+        others();
+    if (warp == 0) {
+        if (other->n_done == N_AGENTS)
+            fail("who is told has gone");
+        arrive(&other->ready);
+    }
+    for (int below = 0; below < 16 && s.fault == NULL; below += 8) {
+        int bytes = pushed_bytes(k, warp, below);
+
+        if (bytes == 0)
+            continue;
+        await(&k->ready, 0);
+        other->pushes[other->n_pushes++] = bytes;
+        others();
+    }
+    k->n_stored++;
+    s.happened++;
+    while (k->n_stored < N_WARPS && s.fault == NULL)
+        others();
+    await(&k->arrived, 0);
+}
+
+static void multiply_all(struct cta *k, int warp)
+{
+    int step = 0;
     struct place from = {0, 0}, x_from = {0, 0};
 
     for (int tile = 0; tile < s.tiles; tile++) {
         struct held before = {-1, -1, -1};
 
-        for (int i = 0; i < s.steps; i++, step++) {
-            await(&s.x_full[x_from.at], x_from.parity);
-            if (s.c.n_blocks == 1 && i % 2 != group) {
-                pass(&from, 1);
-                arrive(&s.x_empty[x_from.at]);
-                next(&x_from, s.c.x_depth);
-                continue;
-            }
-            for (int b = 0; b < own && s.fault == NULL; b++) {
-                int block = s.c.n_blocks > 1 ? 2 * b + group : 0;
-
-                pass(&from, s.c.n_blocks > 1 ? group : 0);
-                await(&s.full[from.at], from.parity);
-                multiply(&before, (struct held){from.at, b + 1 == own ? x_from.at : -1, x_from.at},
-                         step * s.c.n_blocks + block, step);
-                next(&from, s.c.depth);
-                pass(&from, s.c.n_blocks > 1 ? 1 - group : 0);
-            }
+        for (int i = 0; i < k->steps; i++, step++) {
+            await(&k->x_full[x_from.at], x_from.parity);
+            multiply_step(k, warp / 4, i, step, &from, x_from.at, &before);
             next(&x_from, s.c.x_depth);
         }
-        give_back(&before);
-        s.met++;
+        give_back(k, &before);
+        k->met++;
         s.happened++;
-        while (!s.direct && s.met < N_WARPS * (tile + 1) && s.fault == NULL)
+        while (!s.direct && k->met < N_WARPS * (tile + 1) && s.fault == NULL)
             others();
+        if (s.n_ctas == 2)
+            exchange(k, warp);
         for (int i = s.direct ? draw(60) : 0; i > 0; i--)
             others();
     }
@@ -225,28 +301,54 @@ static void multiply_all(int group)
 
 static void agent_main(void)
 {
-    if (s.current->warp == N_WARPS)
-        order_all();
+    struct agent *a = s.current;
+
+    s.n_begun++;
+    if (a->warp == N_WARPS)
+        order_all(a->cta);
     else
-        multiply_all(s.current->warp / 4);
-    s.current->done = true;
+        multiply_all(a->cta, a->warp);
+    while (s.n_ctas == 2 && s.n_begun < 2 * N_AGENTS && s.fault == NULL)
+        others();
+    a->done = true;
+    a->cta->n_done++;
     s.happened++;
     others();
 }
 
 /* One of the oldest copies is there. */
-static void finish_copy(void)
+static void finish_copy(struct cta *k)
 {
-    int i = draw(s.n_copies < 6 ? s.n_copies : 6);
-    struct copy k = s.copies[i];
-    struct bar *full = k.is_x ? &s.x_full[k.slot] : &s.full[k.slot];
+    int i = draw(k->n_copies < 6 ? k->n_copies : 6);
+    struct copy c = k->copies[i];
+    struct bar *full = c.is_x ? &k->x_full[c.slot] : &k->full[c.slot];
 
-    if ((k.is_x ? s.x_readers : s.readers)[k.slot] > 0)
+    if ((c.is_x ? k->x_readers : k->readers)[c.slot] > 0)
         fail("a slot is filled while somebody reads it");
-    (k.is_x ? s.x : s.w)[k.slot] = k.what;
-    memmove(&s.copies[i], &s.copies[i + 1], (size_t)(--s.n_copies - i) * sizeof s.copies[0]);
+    (c.is_x ? k->x : k->w)[c.slot] = c.what;
+    memmove(&k->copies[i], &k->copies[i + 1], (size_t)(--k->n_copies - i) * sizeof k->copies[0]);
     full->pending--;
     look(full);
+}
+
+/* Some sums of the other CTA are there, over the slots. */
+static void finish_push(struct cta *k)
+{
+    int i = draw(k->n_pushes), bytes = k->pushes[i];
+
+    if (k->n_done == N_AGENTS)
+        fail("sums come to a CTA that has gone");
+    if (k->n_copies > 0)
+        fail("sums come before a copy");
+    for (int at = 0; at < CUT_DEPTH_MAX; at++) {
+        if (k->readers[at] > 0 || k->x_readers[at] > 0)
+            fail("sums come over a slot that is read");
+    }
+    if (k->arrived.pending < bytes)
+        fail("more bytes are sent than waited for");
+    k->pushes[i] = k->pushes[--k->n_pushes];
+    k->arrived.pending -= bytes;
+    look(&k->arrived);
 }
 
 static void init_bars(struct bar *b, int n)
@@ -255,15 +357,18 @@ static void init_bars(struct bar *b, int n)
         b[i] = (struct bar){.need = n, .left = n};
 }
 
-/* late: nobody, a warpgroup, one warp, who orders. */
-static void begin_agent(struct agent *a, int warp, int late, int late_group)
+/* late: nobody, a warpgroup, one warp, who orders, all. */
+static void begin_agent(struct cta *k, int warp, int late, int late_group)
 {
+    struct agent *a = &k->agents[warp];
+
+    a->cta = k;
     a->warp = warp;
     a->done = false;
     a->seldom = late == 1   ? warp / 4 == late_group
                 : late == 2 ? warp == 5
                 : late == 3 ? warp == N_WARPS
-                            : false;
+                            : late == 4;
     (void)getcontext(&a->context);
     a->context.uc_stack.ss_sp = a->stack;
     a->context.uc_stack.ss_size = STACK_BYTES;
@@ -271,66 +376,112 @@ static void begin_agent(struct agent *a, int warp, int late, int late_group)
     makecontext(&a->context, agent_main, 0);
 }
 
+static void begin_cta(struct cta *k, int late)
+{
+    int late_group = draw(2);
+
+    init_bars(k->full, 1), init_bars(k->x_full, 1);
+    init_bars(k->empty, N_WARPS), init_bars(k->x_empty, N_WARPS);
+    k->ready = (struct bar){.need = 1, .left = 1};
+    k->arrived = (struct bar){.need = 1, .left = 0, .pending = s.c.rows * s.n * 4};
+    memset(k->readers, 0, sizeof k->readers), memset(k->x_readers, 0, sizeof k->x_readers);
+    k->n_copies = k->met = k->n_pushes = k->n_stored = k->n_done = 0;
+    begin_slots(k);
+    for (int i = 0; i < N_AGENTS; i++)
+        begin_agent(k, i, late, late_group);
+}
+
 static const char *play(void)
 {
-    int late = draw(4), late_group = draw(2), n_done = 0;
+    int late = draw(5), late_cta = draw(s.n_ctas), n_done = 0;
     long still = 0, happened = 0;
 
-    init_bars(s.full, 1), init_bars(s.x_full, 1);
-    init_bars(s.empty, N_WARPS), init_bars(s.x_empty, N_WARPS);
-    memset(s.readers, 0, sizeof s.readers), memset(s.x_readers, 0, sizeof s.x_readers);
-    s.n_copies = s.met = 0;
     s.happened = 0;
+    s.n_begun = 0;
     s.fault = NULL;
-    for (int i = 0; i <= N_WARPS; i++)
-        begin_agent(&s.agents[i], i, late, late_group);
-    while (n_done <= N_WARPS && s.fault == NULL) {
-        struct agent *a = &s.agents[draw(N_WARPS + 1)];
+    for (int i = 0; i < s.n_ctas; i++)
+        begin_cta(&s.ctas[i], s.n_ctas == 1 || i == late_cta ? late : 0);
+    while (n_done < N_AGENTS * s.n_ctas && s.fault == NULL) {
+        struct cta *k = &s.ctas[draw(s.n_ctas)];
+        struct agent *a = &k->agents[draw(N_AGENTS)];
 
-        if (s.n_copies > 0 && draw(10) < 4)
-            finish_copy();
+        if (k->n_copies > 0 && draw(10) < 4)
+            finish_copy(k);
+        if (k->n_pushes > 0 && draw(10) < 2)
+            finish_push(k);
         if (a->done || (a->seldom && draw(100) < 97))
             continue;
         s.current = a;
         (void)swapcontext(&s.scheduler, &a->context);
         n_done += a->done;
-        still = s.happened != happened || s.n_copies > 0 ? 0 : still + 1;
+        still = s.happened != happened || k->n_copies + k->n_pushes > 0 ? 0 : still + 1;
         happened = s.happened;
         if (still > STILL)
             fail("all stand still");
     }
+    for (int i = 0; i < s.n_ctas; i++) {
+        if (s.ctas[i].n_pushes > 0)
+            fail("sums come to a CTA that has gone");
+    }
     return s.fault;
+}
+
+/* Shares of n_in, and the slots that are ordered first: of the shorter share's first tile at most,
+ * often as many as a ring has. */
+static void draw_shares(void)
+{
+    int least = 0;
+
+    s.n_ctas = s.c.n_blocks == 1 ? s.c.n_split : 1;
+    for (int i = 0; i < s.n_ctas; i++) {
+        int rank = s.n_ctas == 1 ? draw(s.c.n_split) : i;
+        int share = (rank + 1) * s.c.n_slabs / s.c.n_split - rank * s.c.n_slabs / s.c.n_split;
+
+        s.ctas[i].rank = rank;
+        s.ctas[i].steps = (share + s.c.box - 1) / s.c.box;
+    }
+    least = (s.c.n_slabs / s.c.n_split + s.c.box - 1) / s.c.box * s.c.n_blocks;
+    if (least > s.c.depth)
+        least = s.c.depth;
+    s.first_slots = draw(3) == 0 ? least : 1 + draw(least);
 }
 
 /* A cut that product_cut_of() makes, of few steps. */
 static void draw_cut(void)
 {
-    static const int rows[] = {4, 8, 16, 24, 32, 48, 64};
     enum k_type type = draw(2) == 0 ? K_BF16 : K_E4M3;
     enum k_product_kind kind = (enum k_product_kind)draw(K_PRODUCT_RESIDUAL + 1);
     const struct k_matrix w = {.type = type,
                                .n_out = 16 * (1 + draw(draw(2) == 0 ? 300 : 8000)),
                                .n_in = product_cut_slab_cols(type) * (1 + draw(50))};
-    int n = rows[draw(type == K_E4M3 ? 6 : 7)];
 
-    if (!product_cut_of(&s.c, &w, kind, n, 132))
+    s.n = 1 + draw(type == K_E4M3 ? K_PRODUCT_ROWS_E4M3 : K_PRODUCT_ROWS_MAX);
+    if (!product_cut_of(&s.c, &w, kind, s.n, 132))
         abort();
     s.fp8 = type == K_E4M3;
-    s.steps = ((s.c.n_slabs + s.c.n_split - 1) / s.c.n_split + s.c.box - 1) / s.c.box;
     s.tiles = (s.c.n_tiles + s.c.n_groups - 1) / s.c.n_groups;
     s.tiles = s.tiles > 4 ? 4 : s.tiles;
     s.direct = s.c.n_split == 1 && ((kind == K_PRODUCT_FLOAT && s.c.n_blocks > 1) ||
                                     (kind == K_PRODUCT_GATED && s.c.n_blocks == 4));
-    s.first_slots = 1 + draw(s.c.depth);
+    draw_shares();
+}
+
+static void say_fault(int turn, const char *fault)
+{
+    printf(
+        "# turn %d, %s: %s, %d blocks, %d and %d slots, %d first, %d tiles of %d rows, %d steps, "
+        "%d CTAs, %d columns\n",
+        turn, fault, s.fp8 ? "e4m3" : "bf16", s.c.n_blocks, s.c.depth, s.c.x_depth, s.first_slots,
+        s.tiles, s.c.rows, s.ctas[0].steps, s.n_ctas, s.n);
 }
 
 int main(void)
 {
-    enum { TURNS = 400 };
-    int n_good = 0, n_direct = 0;
+    enum { TURNS = 600 };
+    int n_good = 0, n_direct = 0, n_shared = 0, n_uneven = 0, n_full = 0;
 
-    for (int i = 0; i <= N_WARPS; i++)
-        s.agents[i].stack = malloc(STACK_BYTES);
+    for (int i = 0; i < 2 * N_AGENTS; i++)
+        s.ctas[i / N_AGENTS].agents[i % N_AGENTS].stack = malloc(STACK_BYTES);
     s.seed = 1;
     for (int turn = 0; turn < TURNS; turn++) {
         const char *fault;
@@ -339,14 +490,18 @@ int main(void)
         fault = play();
         n_good += fault == NULL;
         n_direct += s.direct && s.tiles > 1;
+        n_shared += s.n_ctas == 2;
+        n_uneven += s.n_ctas == 2 && s.ctas[0].steps != s.ctas[1].steps;
+        n_full += s.first_slots == s.c.depth;
         if (fault != NULL && turn - n_good < 5)
-            printf("# turn %d, %s: %s, %d blocks, %d and %d slots, %d tiles of %d steps\n", turn,
-                   fault, s.fp8 ? "e4m3" : "bf16", s.c.n_blocks, s.c.depth, s.c.x_depth, s.tiles,
-                   s.steps);
+            say_fault(turn, fault);
     }
     ok(n_good == TURNS && n_direct > 10, "%d of %d rings come to their end, %d where nobody meets",
        n_good, TURNS, n_direct);
-    for (int i = 0; i <= N_WARPS; i++)
-        free(s.agents[i].stack);
+    ok(n_shared > 50 && n_uneven > 5 && n_full > 5,
+       "%d tiles were shared, %d in uneven steps; %d rings full before x came", n_shared, n_uneven,
+       n_full);
+    for (int i = 0; i < 2 * N_AGENTS; i++)
+        free(s.ctas[i / N_AGENTS].agents[i % N_AGENTS].stack);
     return tap_done();
 }
