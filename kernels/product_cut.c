@@ -3,6 +3,8 @@
 
 #define SPLIT_MAX  2           /* CTAs that share a tile */
 #define SLOT_BYTES (32 * 1024) /* of a slot of w, at most */
+#define PRE_BYTES  (64 * 1024) /* of w that are ordered before x, which stands in the same queue */
+#define PRE_MORE   (96 * 1024) /* where a CTA has several blocks, and so much to read behind it */
 #define WHOLE_ROWS 48          /* of a tile that is not shared, however many rows x has */
 
 static int round_up(int x, int to)
@@ -71,6 +73,16 @@ static void share_ring(struct product_cut *c, int bytes, int least)
     }
 }
 
+static int first_slots_of(const struct product_cut *c)
+{
+    int n = (c->n_blocks == 4 ? PRE_MORE : PRE_BYTES) / c->slot_bytes;
+    int steps = (c->n_slabs / c->n_split + c->box - 1) / c->box; /* of the shorter share */
+
+    n = n < c->depth ? n : c->depth;
+    n = n < steps * c->n_blocks ? n : steps * c->n_blocks;
+    return n < 1 ? 1 : n;
+}
+
 /* Slots of `box` slabs; false when too few have room. */
 static bool lay_out(struct product_cut *c, int box)
 {
@@ -94,6 +106,7 @@ static bool lay_out(struct product_cut *c, int box)
     share_ring(c, CUT_SMEM_MAX - rest, least);
     if (c->x_depth * c->x_bytes < slack)
         share_ring(c, CUT_SMEM_MAX - rest - slack, least);
+    c->first_slots = first_slots_of(c);
     c->x_at = c->depth * c->slot_bytes;
     ring = c->x_at + c->x_depth * c->x_bytes;
     if (ring < c->x_at + slack)

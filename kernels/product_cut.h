@@ -34,6 +34,7 @@ struct product_cut {
     int n_slabs;    /* of w, over n_in */
     int box;        /* slabs of a slot */
     int depth;      /* slots of w */
+    int first_slots; /* of them, all of the first tile: ordered before the launch in front has ended */
     int slot_bytes;
     int group_bytes, slab_bytes; /* in a slot: from 8 rows to the next, from a slab to the next */
     bool

@@ -139,7 +139,8 @@ int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t, cons
 {
     int n_items = (n_heads + 2 * kv->n_kv_heads) * (kv->head_dim / (2 * WIDE));
 
-    if (kv->head_dim % (2 * WIDE) == 0 && ((uintptr_t)qkv | (uintptr_t)kv->pages) % 16 == 0)
+    if (kv->head_dim % (2 * WIDE) == 0 &&
+        ((uintptr_t)qkv | (uintptr_t)kv->pages | (uintptr_t)turns) % 16 == 0)
         return K_LAUNCH(rope_kv_wide_kernel, t->n_tokens,
                         n_items < WIDE_THREADS ? (n_items + 31) / 32 * 32 : WIDE_THREADS, 0, stream,
                         qkv, *kv, *t, turns, n_heads);

@@ -26,9 +26,7 @@
  * queue. The order of adding depends on the shape and on the bucket of n. */
 #include "kernels/sm90_product_end.cuh"
 
-#define THREADS   384         /* two warpgroups that multiply; a warp that orders; three helpers */
-#define PRE_BYTES (64 * 1024) /* of w that are ordered before x */
-#define PRE_MORE  (96 * 1024) /* where a CTA has several blocks, and so much to read behind it */
+#define THREADS 384 /* two warpgroups that multiply; a warp that orders; three helpers */
 
 /* --- the machine's words ---------------------------------------------------------------- */
 
@@ -130,7 +128,7 @@ static __device__ inline void begin_slots(char *shared, const barriers &bars,
         }
         __syncwarp();
         if (leads()) {
-            if (i < a.first_slots) {
+            if (i < c.first_slots) {
                 barrier_expect(&bars.full[i], c.slot_bytes);
                 copy_w(shared + i * c.slot_bytes, map, block_row(k.tile, i % MB, c),
                        k.first + i / MB * c.box, c.rows_by_eight, &bars.full[i]);
@@ -156,14 +154,14 @@ static __device__ void order_all(char *shared, const barriers &bars, const CUten
     const product_cut &c = a.c;
     step w = {k.tile, k.first}, x = w;
     slot to = {0, 1}, x_to = {0, 1};
-    int w_steps = a.first_slots / MB, x_steps = 0;
+    int w_steps = c.first_slots / MB, x_steps = 0;
 
     tensor_prefetch(x_map);
-    next_slot(to, a.first_slots, c.depth);
+    next_slot(to, c.first_slots, c.depth);
     for (int i = 0; i < w_steps; i++)
         next_step(w, k, c);
     let_next_begin();
-    for (int b = a.first_slots % MB; w.tile < c.n_tiles; b = 0, w_steps++) {
+    for (int b = c.first_slots % MB; w.tile < c.n_tiles; b = 0, w_steps++) {
         for (; x_steps <= w_steps; x_steps++)
             order_x(shared, bars, x_map, x, x_to, k, c);
         for (; b < MB; b++) {
@@ -430,7 +428,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     bool pushed = MB == 1 && c.n_split > 1;
     work k;
 
-    k.tile = blockIdx.x >> (c.n_split - 1);
+    k.tile = blockIdx.x >> (c.n_split - 1); /* 1 or 2 */
     k.first = rank * c.n_slabs >> (c.n_split - 1);
     k.last = (rank + 1) * c.n_slabs >> (c.n_split - 1);
     begin_slots<MB>(shared, bars, &w_map, k, a, warp);
@@ -501,7 +499,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     }
                     push_sums<N>(red, acc[0], a.n, group, rank, o, x);
                     named_sync(2, WORKERS);
-                    barrier_wait(x.met, 0);
+                    barrier_wait_cluster(x.met, 0);
                     finish<N, KIND, FP8>(red, a, t, inverse, scales + rank * o.own, o, PARTS_PUSHED,
                                          0, a.n, f);
                     return;
@@ -633,17 +631,6 @@ bool product_wide_takes(const struct k_matrix *w, int n)
            n <= (w->type == K_E4M3 ? K_PRODUCT_ROWS_E4M3 : K_PRODUCT_ROWS_MAX);
 }
 
-/* Slots of w that are ordered before the launch in front has ended, all of the first tile. */
-static int first_slots_of(const product_cut &c)
-{
-    int n = (c.n_blocks == 4 ? PRE_MORE : PRE_BYTES) / c.slot_bytes;
-    int steps = (c.n_slabs / c.n_split + c.box - 1) / c.box;
-
-    n = n < c.depth ? n : c.depth;
-    n = n < steps * c.n_blocks ? n : steps * c.n_blocks;
-    return n < 1 ? 1 : n;
-}
-
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
     CUtensorMap w_map, x_map;
@@ -654,7 +641,6 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     a.n = n;
     if (!product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
         return -1;
-    a.first_slots = first_slots_of(a.c);
     switch (a.c.columns) {
     case 8: return choose<8>(w_map, x_map, a, stream);
     case 16: return choose<16>(w_map, x_map, a, stream);

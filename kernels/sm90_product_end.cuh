@@ -19,7 +19,6 @@ struct wide_args {
     struct product_cut c;
     const float *scales; /* [n_out] or NULL */
     int n;
-    int first_slots; /* that are ordered before x */
 };
 
 /* --- what the end needs to know ----------------------------------------------------------- */
@@ -107,7 +106,8 @@ static __device__ __forceinline__ uint32_t remote_addr(const void *p, int rank)
     return at;
 }
 
-/* Nothing that was written is published by it, and what was read has been read. */
+/* Relaxed: nothing that was written is published by it. What this CTA has read must have been read, by
+ * a barrier of the CTA before; no last access to a slot may be put between that and this. */
 static __device__ __forceinline__ void arrive_remote(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
@@ -338,7 +338,7 @@ static __device__ void finish(const float *red, const wide_args &a, const target
         for (int b = 0; b < TOGETHER(N); b++) {
             i[b] = next;
             next_item(next, o);
-            if (i[b].col < last - first)
+            if (i[b].col < last - first && o.begin + i[b].row * 4 < o.n_out)
                 sum_parts(y[b], red + i[b].col * o.stride + i[b].row * 4, parts, o.part);
         }
 #pragma unroll

@@ -33,6 +33,8 @@ static bool has_room(const struct product_cut *c)
            c->rest_at >= c->x_at + c->x_depth * c->x_bytes && c->rest_at >= c->red_at + sums &&
            (c->red_at == 0 ? c->n_tiles <= c->n_groups && c->round >= c->columns
                            : c->red_at >= c->x_at + c->x_depth * c->x_bytes) &&
+           c->first_slots >= 1 && c->first_slots <= c->depth &&
+           c->first_slots <= (c->n_slabs / c->n_split + c->box - 1) / c->box * c->n_blocks &&
            c->red_at % 16 == 0 && c->rest_at % 16 == 0 && c->smem == c->rest_at + CUT_REST_BYTES &&
            c->smem <= CUT_SMEM_MAX && last + reach <= c->smem;
 }
