@@ -22,19 +22,19 @@ extern "C" {
 struct product_cut {
     int n_out, n_in;
     bool gated;
-    int x_slabs;    /* of x for a slab of w: 1, or 2 of e4m3 */
-    int columns;    /* of a wgmma: the bucket's rows */
-    int x_rows;     /* of x that are copied: n rounded up to 8 */
-    int rows;       /* of w in a tile */
-    int n_blocks;   /* of a tile: 1, 2 or 4 */
-    int block_rows; /* rows / n_blocks, at most CUT_BLOCK */
-    int n_tiles;    /* of the matrix */
-    int n_split;    /* CTAs of a cluster: each has a share of n_in */
-    int n_groups;   /* clusters */
-    int n_slabs;    /* of w, over n_in */
-    int box;        /* slabs of a slot */
-    int depth;      /* slots of w */
-    int first_slots; /* of them, all of the first tile: ordered before the launch in front has ended */
+    int x_slabs;     /* of x for a slab of w: 1, or 2 of e4m3 */
+    int columns;     /* of a wgmma: the bucket's rows */
+    int x_rows;      /* of x that are copied: n rounded up to 8 */
+    int rows;        /* of w in a tile */
+    int n_blocks;    /* of a tile: 1, 2 or 4 */
+    int block_rows;  /* rows / n_blocks, at most CUT_BLOCK */
+    int n_tiles;     /* of the matrix */
+    int n_split;     /* CTAs of a cluster: each has a share of n_in */
+    int n_groups;    /* clusters */
+    int n_slabs;     /* of w, over n_in */
+    int box;         /* slabs of a slot */
+    int depth;       /* slots of w */
+    int first_slots; /* of the first tile: ordered before the launch in front has ended */
     int slot_bytes;
     int group_bytes, slab_bytes; /* in a slot: from 8 rows to the next, from a slab to the next */
     bool

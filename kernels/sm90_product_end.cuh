@@ -106,8 +106,8 @@ static __device__ __forceinline__ uint32_t remote_addr(const void *p, int rank)
     return at;
 }
 
-/* Relaxed: nothing that was written is published by it. What this CTA has read must have been read, by
- * a barrier of the CTA before; no last access to a slot may be put between that and this. */
+/* Relaxed: nothing that was written is published by it. What this CTA has read must have been read
+ * by a barrier of the CTA before; no last access to a slot may be put between that and this. */
 static __device__ __forceinline__ void arrive_remote(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
