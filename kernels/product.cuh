@@ -62,23 +62,6 @@ static __device__ inline void cluster_wait(void)
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* barrier_wait() for what another CTA has sent. */
-static __device__ __forceinline__ void barrier_wait_cluster(uint64_t *b, uint32_t parity)
-{
-    uint32_t done;
-
-    do {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}"
-                     : "=r"(done)
-                     : "r"(shared_addr(b)), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
-
 /* 600 cycles: what was written goes as far as the L2 cache first. */
 static __device__ inline void cluster_sync(void)
 {

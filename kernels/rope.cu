@@ -9,22 +9,6 @@
 #define WIDE         8   /* elements of a thread, and as many partners */
 #define WIDE_THREADS 512 /* at most, of a block */
 
-static __device__ inline void load_wide(float x[WIDE], const k_bf16 *from)
-{
-    uint4 words = *(const uint4 *)from;
-
-    x[0] = low_half(words.x), x[1] = high_half(words.x);
-    x[2] = low_half(words.y), x[3] = high_half(words.y);
-    x[4] = low_half(words.z), x[5] = high_half(words.z);
-    x[6] = low_half(words.w), x[7] = high_half(words.w);
-}
-
-static __device__ inline void store_wide(k_bf16 *to, const float x[WIDE])
-{
-    *(uint4 *)to = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
-                              pack_bf16(x[6], x[7]));
-}
-
 /* To a page. */
 static __device__ inline void store_wide_kv(const struct k_kv &kv, size_t elem, float scale,
                                             const float x[WIDE])
@@ -32,7 +16,7 @@ static __device__ inline void store_wide_kv(const struct k_kv &kv, size_t elem, 
     uint32_t word[2];
 
     if (kv.type == K_BF16) {
-        store_wide((k_bf16 *)kv.pages + elem, x);
+        store_eight((k_bf16 *)kv.pages + elem, x);
         return;
     }
 #pragma unroll
@@ -60,8 +44,8 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
         float low[WIDE], high[WIDE], scale = is_value ? kv.v_scale : kv.k_scale;
         size_t elem;
 
-        load_wide(low, from);
-        load_wide(high, from + half);
+        load_eight(low, from);
+        load_eight(high, from + half);
         if (is_padding) /* known later than the loads begin */
             return;
 #pragma unroll
@@ -75,8 +59,8 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
             high[k + 1] = turn_upper(high[k + 1], x1, make_float2(cs.z, cs.w));
         }
         if (h < n_heads) {
-            store_wide(from, low);
-            store_wide(from + half, high);
+            store_eight(from, low);
+            store_eight(from + half, high);
             continue;
         }
         elem = key_elem(kv, pages, pos, h - (is_value ? n_turned : n_heads)) + d;

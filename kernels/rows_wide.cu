@@ -52,10 +52,7 @@ static __device__ inline void load_chunk(float *v, const float *from)
 
 static __device__ inline void load_chunk(float *v, const k_bf16 *from)
 {
-    uint4 a = *(const uint4 *)from;
-
-    v[0] = low_half(a.x), v[1] = high_half(a.x), v[2] = low_half(a.y), v[3] = high_half(a.y);
-    v[4] = low_half(a.z), v[5] = high_half(a.z), v[6] = low_half(a.w), v[7] = high_half(a.w);
+    load_eight(v, from);
 }
 
 static __device__ inline void store_chunk(float *to, const float *v)
@@ -66,8 +63,7 @@ static __device__ inline void store_chunk(float *to, const float *v)
 
 static __device__ inline void store_chunk(k_bf16 *to, const float *v)
 {
-    *(uint4 *)to = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
-                              pack_bf16(v[6], v[7]));
+    store_eight(to, v);
 }
 
 static __device__ inline uint32_t pack_e4m3(float a, float b, float c, float d)

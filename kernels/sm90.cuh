@@ -44,22 +44,26 @@ static __device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t byte
                  : "memory");
 }
 
-/* Wait until the phase of this parity has ended. */
-static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity)
-{
-    uint32_t done;
+/* Wait until the phase of this parity has ended; and for what another CTA has sent. */
+#define SM90_BARRIER_WAIT(NAME, ORDER)                                                      \
+    static __device__ __forceinline__ void NAME(uint64_t *b, uint32_t parity)               \
+    {                                                                                       \
+        uint32_t done;                                                                      \
+                                                                                            \
+        do {                                                                                \
+            asm volatile("{\n"                                                              \
+                         ".reg .pred p;\n"                                                  \
+                         "mbarrier.try_wait.parity" ORDER ".shared::cta.b64 p, [%1], %2;\n" \
+                         "selp.u32 %0, 1, 0, p;\n"                                          \
+                         "}"                                                                \
+                         : "=r"(done)                                                       \
+                         : "r"(shared_addr(b)), "r"(parity)                                 \
+                         : "memory");                                                       \
+        } while (!done);                                                                    \
+    }
 
-    do {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}"
-                     : "=r"(done)
-                     : "r"(shared_addr(b)), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
+SM90_BARRIER_WAIT(barrier_wait, ".acquire.cta")
+SM90_BARRIER_WAIT(barrier_wait_cluster, ".acquire.cluster")
 
 /* A place in a ring of stages, and the parity of its round. */
 template <int STAGES> struct ring {

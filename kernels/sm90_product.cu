@@ -474,8 +474,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 }
             }
             multiply_tile<N, MB, FP8>(acc, shared, bars, from, x_from, k, c, group);
-            if (tile ==
-                k.tile) /* inverse is there, and all have read what they need of the slots */
+            /* inverse is there, and all have read what they need of the slots */
+            if (tile == k.tile)
                 named_sync(1, THREADS - 32);
             if (KIND == K_PRODUCT_FLOAT && MB > 1 && c.n_split == 1) {
                 write_floats<N, MB, OWN>(acc, a, inverse, tile, group);

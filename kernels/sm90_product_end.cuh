@@ -30,8 +30,7 @@ struct outputs {
     int own;          /* rows of a column */
     int col, row;     /* this thread's first item: its column, its four rows */
     int cols_a_turn, rows_a_turn;
-    int stride,
-        part; /* floats: from a column to the next in shared memory, from a part to the next */
+    int stride, part; /* floats in shared memory: to the next column, to the next part */
 };
 
 static __device__ inline outputs outputs_of(const wide_args &a, int tile, int rank, bool pushed)
@@ -56,16 +55,22 @@ static __device__ inline outputs outputs_of(const wide_args &a, int tile, int ra
 
 /* --- through shared memory --------------------------------------------------------------- */
 
-/* Four floats of another CTA's shared memory, at the place of p in ours. */
-static __device__ inline float4 load_four_remote(const float *p, uint32_t rank)
+/* The place of p in the shared memory of a CTA of the cluster. */
+static __device__ __forceinline__ uint32_t remote_addr(const void *p, int rank)
 {
     uint32_t at;
-    float4 f;
 
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_addr(p)), "r"(rank));
+    return at;
+}
+
+static __device__ inline float4 load_four_remote(const float *p, int rank)
+{
+    float4 f;
+
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(f.x), "=f"(f.y), "=f"(f.z), "=f"(f.w)
-                 : "r"(at));
+                 : "r"(remote_addr(p, rank)));
     return f;
 }
 
@@ -96,14 +101,6 @@ static __device__ __forceinline__ void store_remote(uint32_t at, float x, uint32
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(at),
         "r"(__float_as_uint(x)), "r"(barrier)
         : "memory");
-}
-
-static __device__ __forceinline__ uint32_t remote_addr(const void *p, int rank)
-{
-    uint32_t at;
-
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_addr(p)), "r"(rank));
-    return at;
 }
 
 /* Relaxed: nothing that was written is published by it. What this CTA has read must have been read
