@@ -254,10 +254,12 @@ if cpu:
 
     # Another is awake when it starts.
     with tap.section("no memory at the start"), Stack(engine=SLEEPY) as s:
+        # Not enough for its pages; plenty for its libraries, which end a process that lacks it.
+        mib = status_mib(s, "VmData") - 100
         s.engine.hold()
         s.engine.kill(signal.SIGTERM)
         until(lambda: not s.engine.alive(), 10)
-        s.engine.argv = ["prlimit", "--data=%d:unlimited" % (200 << 20)] + s.engine.argv
+        s.engine.argv = ["prlimit", "--data=%d:unlimited" % (mib * 1048576)] + s.engine.argv
         s.engine.release()
         waits = lambda: s.engine.said().count("others may have the memory")
         tap.ok(until(lambda: waits() >= 1, 10), "it waits for memory", s.logs())
@@ -268,7 +270,7 @@ if cpu:
         may_have(s, None)
         tap.ok(until(lambda: s.get("/health").status == 200, 15), "with memory there it starts")
         tap.eq(ask(s, 0)[0], want[0], "and says the same")
-        tap.eq(len(s.engine.exits), 2, "without another start")
+        tap.eq(s.engine.exits, [0, 0], "without another start")
 
     # While it wakes, those who will run at once do not count as a queue.
     with tap.section("a crowd that waits"), \
