@@ -77,6 +77,7 @@ template <int D, int TYPE> struct brief {
     }
 
     /* Queries, and the step's key and value for the warp that has the last tile. */
+    template <bool NORMED>
     static __device__ __forceinline__ void begin(const run &r, state &st, const decode_args &a,
                                                  const k_bf16 *token, int seq, int token_idx,
                                                  bool inserts)
@@ -90,9 +91,9 @@ template <int D, int TYPE> struct brief {
         copy_async_wait();
         __syncwarp();
         if (turn != NULL)
-            warp::turn_queries(r.desk, a.group, hd, turn);
+            warp::template turn_queries<NORMED>(r.desk, a, a.group, hd, turn);
         if (inserts)
-            warp::turn_new(rows, a, turn);
+            warp::template turn_new<NORMED>(rows, a, turn);
         __syncwarp();
         warp::take_queries(st, a, 0, r.desk, a.group);
         if (inserts)
@@ -166,7 +167,8 @@ template <int D, int TYPE> struct brief {
     }
 };
 
-template <int D, int TYPE>
+/* NORMED: heads are of 128, and normed before they are rotated. */
+template <int D, int TYPE, bool NORMED>
 static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS * 32, 2)
     attn_brief_kernel(const __grid_constant__ CUtensorMap map,
                       const __grid_constant__ decode_args a)
@@ -219,9 +221,9 @@ static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS 
     inserts = a.turns != NULL && (r.n_tiles - 1) % b::WORKERS == worker;
     warp::clear(st);
     if (worker < r.n_tiles) {
-        b::begin(r, st, a,
-                 a.qkv + (size_t)token_idx * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim, seq,
-                 token_idx, inserts);
+        b::template begin<NORMED>(
+            r, st, a, a.qkv + (size_t)token_idx * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim,
+            seq, token_idx, inserts);
         b::walk(r, st, a, &map, policy, worker, inserts);
     }
     warp::add_sums(st);

@@ -326,6 +326,7 @@ template <int D, int TYPE, int HEADS> struct decode {
     }
 
     /* What a row begins with: queries, and the step's key and value where the row ends here. */
+    template <bool NORMED>
     static __device__ __forceinline__ void begin_row(walk &w, state &st, const decode_args &a,
                                                      const segment &s)
     {
@@ -337,11 +338,11 @@ template <int D, int TYPE, int HEADS> struct decode {
         if (hd % 8 != 0)
             warp::lay_queries(w.desk, s.token + s.head * hd, s.n_heads, hd, s.turn);
         else if (s.turn != NULL)
-            warp::turn_queries(w.desk, s.n_heads, hd, s.turn);
+            warp::template turn_queries<NORMED>(w.desk, a, s.n_heads, hd, s.turn);
         if (s.inserts && hd % 8 != 0)
             warp::lay_new(rows, a, s.token + (a.n_heads + s.kv_head) * hd, s.turn);
         else if (s.inserts)
-            warp::turn_new(rows, a, s.turn);
+            warp::template turn_new<NORMED>(rows, a, s.turn);
         __syncwarp();
 #pragma unroll
         for (int n = 0; n < warp::NT; n++)
@@ -352,10 +353,11 @@ template <int D, int TYPE, int HEADS> struct decode {
     }
 
     /* The tiles of a segment. */
+    template <bool NORMED>
     static __device__ __forceinline__ void walk_row(walk &w, state &st, const decode_args &a,
                                                     const CUtensorMap *map, const segment &s)
     {
-        begin_row(w, st, a, s);
+        begin_row<NORMED>(w, st, a, s);
         ask_next(w, a, s);
 #pragma unroll 1
         for (int i = 0; i < s.n; i++) {
@@ -386,6 +388,7 @@ template <int D, int TYPE, int HEADS> struct decode {
 
     /* Row by row. Whole rows are written; the first row's piece goes to work, the last one's
      * into the ring, which is free then. */
+    template <bool NORMED>
     static __device__ __forceinline__ void walk_share(walk &w, const decode_args &a,
                                                       const CUtensorMap *map, piece *pieces)
     {
@@ -396,7 +399,7 @@ template <int D, int TYPE, int HEADS> struct decode {
             segment s = segment_at(a, w.it, w.row, w.tile, w.left);
 
             warp::clear(st);
-            walk_row(w, st, a, map, s);
+            walk_row<NORMED>(w, st, a, map, s);
             warp::add_sums(st);
             if (s.begins && s.ends) {
                 parts::write_row(a, st, w.it.token, s.head, s.n_heads);
@@ -453,7 +456,8 @@ template <int D, int TYPE, int HEADS> struct decode {
     }
 };
 
-template <int D, int TYPE, int HEADS>
+/* NORMED: heads are of 128, and normed before they are rotated. */
+template <int D, int TYPE, int HEADS, bool NORMED>
 static __global__ void __launch_bounds__(THREADS, 2)
     attn_decode_kernel(const __grid_constant__ CUtensorMap map,
                        const __grid_constant__ decode_args a)
@@ -483,7 +487,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     if (a.turns != NULL)
         k::wait_and_ask(w, a);
     let_next_begin();
-    k::walk_share(w, a, &map, pieces + 2 * index);
+    k::template walk_share<NORMED>(w, a, &map, pieces + 2 * index);
     __syncthreads();
     k::finish_block(a, pieces, (int *)(pieces + 2 * DECODE_WARPS));
 }
@@ -572,12 +576,12 @@ static int launch(const decode_launch &l, const CUtensorMap &map, const decode_a
     return cudaLaunchKernelEx(&config, l.kernel, map, a) == cudaSuccess ? 0 : -1;
 }
 
-template <int D, int TYPE, int HEADS>
+template <int D, int TYPE, int HEADS, bool NORMED>
 static int launch_decode(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
     using k = decode<D, TYPE, HEADS>;
-    decode_launch l = {attn_decode_kernel<D, TYPE, HEADS>, decode_ctas(&a.kv, plan->n_decodes),
-                       k::SHARED};
+    decode_launch l = {attn_decode_kernel<D, TYPE, HEADS, NORMED>,
+                       decode_ctas(&a.kv, plan->n_decodes), k::SHARED};
     CUtensorMap map = {};
 
     a.by_hand = !engine_reads(a.kv, k::tile::ELEM);
@@ -587,29 +591,31 @@ static int launch_decode(decode_args &a, const struct k_attn_plan *plan, k_strea
         using b = brief<D, TYPE>;
 
         if (k_attn_is_brief(plan, &a.kv, a.n_heads))
-            l = {attn_brief_kernel<D, TYPE>, plan->n_decodes * a.kv.n_kv_heads * b::RANKS,
+            l = {attn_brief_kernel<D, TYPE, NORMED>, plan->n_decodes * a.kv.n_kv_heads * b::RANKS,
                  b::SHARED};
     }
     return launch(l, map, a, plan, stream);
 }
 
-template <int D, int TYPE>
+template <int D, int TYPE, bool NORMED>
 static int choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
     if (decode_heads(a.group) == 8)
-        return launch_decode<D, TYPE, 8>(a, plan, stream);
-    return launch_decode<D, TYPE, 16>(a, plan, stream);
+        return launch_decode<D, TYPE, 8, NORMED>(a, plan, stream);
+    return launch_decode<D, TYPE, 16, NORMED>(a, plan, stream);
 }
 
 template <int TYPE>
 static int choose_d(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
+    if (a.q_norm != NULL)
+        return a.kv.head_dim == 128 ? choose_heads<128, TYPE, true>(a, plan, stream) : -1;
     switch (decode_d(a.kv.head_dim)) {
-    case 64: return choose_heads<64, TYPE>(a, plan, stream);
-    case 80: return choose_heads<80, TYPE>(a, plan, stream);
-    case 96: return choose_heads<96, TYPE>(a, plan, stream);
-    case 128: return choose_heads<128, TYPE>(a, plan, stream);
-    default: return choose_heads<256, TYPE>(a, plan, stream);
+    case 64: return choose_heads<64, TYPE, false>(a, plan, stream);
+    case 80: return choose_heads<80, TYPE, false>(a, plan, stream);
+    case 96: return choose_heads<96, TYPE, false>(a, plan, stream);
+    case 128: return choose_heads<128, TYPE, false>(a, plan, stream);
+    default: return choose_heads<256, TYPE, false>(a, plan, stream);
     }
 }
 
@@ -619,6 +625,11 @@ int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n
 
     return plan->is_short && engine_reads(*kv, elem) && n_heads / kv->n_kv_heads <= 8 &&
            plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS;
+}
+
+int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv)
+{
+    return r->q_norm == NULL || kv->head_dim == 128;
 }
 
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
@@ -636,7 +647,12 @@ int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const s
 
     a.out = out;
     a.qkv = qkv;
-    a.turns = plan->turns;
+    if (plan->rotary != NULL) {
+        a.turns = plan->rotary->turns;
+        a.q_norm = (const k_bf16 *)plan->rotary->q_norm;
+        a.k_norm = (const k_bf16 *)plan->rotary->k_norm;
+        a.eps = plan->rotary->eps;
+    }
     a.kv = *kv;
     a.t = *t;
     a.decode_seqs = plan->decode_seqs;

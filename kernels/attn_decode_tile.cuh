@@ -29,6 +29,9 @@ struct decode_args {
     int box_bytes;   /* from a page's rows to the next page's in a panel */
     int panel_boxes; /* copies for the panels of one page */
     int slab;        /* (kv head, K|V) slabs in front of the layer */
+    /* Of norms of heads: */
+    const k_bf16 *q_norm, *k_norm; /* NULL: none */
+    float eps;
 };
 
 template <int D, int TYPE, int HEADS> struct decode_warp {
@@ -121,11 +124,39 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         return make_float4(a.x, b.x, a.y, b.y);
     }
 
-    /* Rotate the queries on the desk. */
-    static __device__ __forceinline__ void turn_queries(char *desk, int n_heads, int hd,
-                                                        const float2 *turn)
+    /* The same of a head of 128, which the warp has whole, normed before; and its weights. */
+    static __device__ __forceinline__ float4 norm_and_turn(uint32_t low, uint32_t high, float4 turn,
+                                                           uint2 weights, float eps)
+    {
+        float4 x = make_float4(low_half(low), high_half(low), low_half(high), high_half(high));
+        float sum = square_four(x), inverse;
+        float2 a, b;
+
+#pragma unroll
+        for (int m = 1; m < 32; m *= 2)
+            sum = __fadd_rn(sum, __shfl_xor_sync(~0U, sum, m));
+        inverse = head_inverse(sum, 1.0f / 128.0f, eps);
+        a = turn_pair(normed(x.x, inverse, low_half(weights.x)),
+                      normed(x.z, inverse, low_half(weights.y)), make_float2(turn.x, turn.y));
+        b = turn_pair(normed(x.y, inverse, high_half(weights.x)),
+                      normed(x.w, inverse, high_half(weights.y)), make_float2(turn.z, turn.w));
+        return make_float4(a.x, b.x, a.y, b.y);
+    }
+
+    static __device__ __forceinline__ uint2 norm_words(const k_bf16 *weights)
+    {
+        const uint32_t *words = (const uint32_t *)weights + threadIdx.x % 32;
+
+        return make_uint2(words[0], words[32]);
+    }
+
+    /* Norm, if NORMED, and rotate the queries on the desk. */
+    template <bool NORMED>
+    static __device__ __forceinline__ void turn_queries(char *desk, const decode_args &a,
+                                                        int n_heads, int hd, const float2 *turn)
     {
         int half = hd / 2;
+        uint2 weights = NORMED ? norm_words(a.q_norm) : make_uint2(0, 0);
 
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
@@ -138,7 +169,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll 4
             for (int h = 0; h < n_heads; h++) {
                 uint32_t *at = (uint32_t *)(desk + h * DESK_ROW + d * 2);
-                float4 y = turn_words(at[0], at[half / 2], turns);
+                float4 y = NORMED ? norm_and_turn(at[0], at[half / 2], turns, weights, a.eps)
+                                  : turn_words(at[0], at[half / 2], turns);
 
                 at[0] = pack_bf16(y.x, y.y);
                 at[half / 2] = pack_bf16(y.z, y.w);
@@ -237,6 +269,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 
     /* The step's key and value on the desk, at `rows`: from what ask_row() brought to what is
      * stored. */
+    template <bool NORMED>
     static __device__ __forceinline__ void turn_new(char *rows, const decode_args &a,
                                                     const float2 *turn)
     {
@@ -259,7 +292,9 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 
             if (d >= half)
                 break;
-            y = turn_words(low[j], high[j], *(const float4 *)(turn + d));
+            y = NORMED ? norm_and_turn(low[j], high[j], *(const float4 *)(turn + d),
+                                       norm_words(a.k_norm), a.eps)
+                       : turn_words(low[j], high[j], *(const float4 *)(turn + d));
             put_two(rows + d * tile::ELEM, stored_two(KV, a.kv.k_scale, y.x, y.y));
             put_two(rows + (d + half) * tile::ELEM, stored_two(KV, a.kv.k_scale, y.z, y.w));
         }

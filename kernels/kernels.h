@@ -225,19 +225,30 @@ int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int 
 
 /* --- attention ------------------------------------------------------------------------- */
 
-/* Rotate queries and keys, and put keys and values into their pages.
+/* What queries and keys go through before attention, head by head: a norm where the model has one
+ * ("qk-norm"), then the rotation by their position.
  *
- *   qkv    [n_tokens][(n_heads + 2 * n_kv_heads) * head_dim]: queries, keys, values of a token;
- *          queries are rotated in place, keys and values are read
- *   turns  float32 [max_len][head_dim / 2][2]: cosine and sine by position and pair
+ * Norm: x / sqrt(mean(x^2) + eps) * weight over a head's elements. Pairs that rotate are
+ * (d, d + head_dim / 2), as GPT-NeoX has them: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin. */
+struct k_rotary {
+    const float *turns; /* float32 [max_len][head_dim / 2][2]: cosine, sine by position and pair */
+    const void *q_norm; /* weights [head_dim]: of launchers bf16, aligned to 16 bytes, of references
+                         * float32; NULL: no norm */
+    const void *k_norm; /* the same of keys; both or none */
+    float eps;
+};
+
+/* Norm and rotate queries and keys, and put keys and values into their pages.
  *
- * Pairs are (d, d + head_dim / 2), as GPT-NeoX has them: y0 = x0 cos - x1 sin,
- * y1 = x1 cos + x0 sin. Tokens of sequences of kv_len 0 are left as they are. The reference does
- * tokens first .. last - 1. */
-void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t, const float *turns,
-                 int n_heads, int first, int last);
-int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t, const float *turns,
-              int n_heads, k_stream stream);
+ *   qkv  [n_tokens][(n_heads + 2 * n_kv_heads) * head_dim]: queries, keys, values of a token;
+ *        queries become what attention takes in place, keys and values are read
+ *
+ * Tokens of sequences of kv_len 0 are left as they are. The reference does tokens
+ * first .. last - 1. */
+void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                 const struct k_rotary *r, int n_heads, int first, int last);
+int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+              const struct k_rotary *r, int n_heads, k_stream stream);
 
 /* Causal attention over the pages with grouped queries: head h reads kv head
  * h / (n_heads / n_kv_heads).
@@ -260,10 +271,10 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
  * decode_seqs changed; it serves all layers. How a decode's keys are cut into sums depends on the
  * lengths of all decodes of the step, and so do its last bits.
  *
- * turns: NULL when queries are rotated and the step's keys and values stand in the pages
- * (k_rope_kv() has run). Else n_tiles is 0, qkv is what the product gave, and the kernel rotates
- * queries and new keys and writes new keys and values to their pages itself, the same bits as
- * k_rope_kv(). Pages of earlier steps are then read before the launch in front has ended.
+ * rotary: NULL when queries are rotated and the step's keys and values stand in the pages
+ * (k_rope_kv() has run). Else a host struct: n_tiles is 0, qkv is what the product gave, and the
+ * kernel does k_rope_kv()'s work itself, giving the same bits, where k_attn_rotates() says that it
+ * can. Pages of earlier steps are then read before the launch in front has ended.
  *
  * is_short: no decode of the step has more than K_ATTN_SHORT keys. A few sequences then go to a
  * kernel of their own, which needs no schedule: k_attn_is_brief() says whether.
@@ -290,7 +301,7 @@ struct k_attn_plan {
     int overlap;
     int is_short;
     int out_is_half;
-    const float *turns;
+    const struct k_rotary *rotary;
     int32_t *drawn;
     void *schedule; /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */
     void *work;     /* k_attn_work_bytes(), 16-byte aligned */
@@ -310,6 +321,9 @@ void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *
 
 /* Whether the decodes of a plan go to the kernel for few sequences with short contexts. */
 int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
+
+/* Whether decodes with these pages can rotate themselves: norms want heads of 128. */
+int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv);
 
 size_t k_attn_schedule_bytes(int n_decodes);
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads);

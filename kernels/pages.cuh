@@ -43,6 +43,25 @@ static __device__ inline float turn_upper(float x, float other, float2 turn)
     return __fmaf_rn(x, turn.x, __fmul_rn(other, turn.y));
 }
 
+/* The norm of a head, in parts of four elements: two in a row and their partners half a head on.
+ * Sums of parts are added as a binary tree, neighbours first, so that every kernel that norms heads
+ * of whole 16 elements gets the same bits. */
+static __device__ inline float square_four(float4 x)
+{
+    return __fmaf_rn(x.w, x.w, __fmaf_rn(x.z, x.z, __fmaf_rn(x.y, x.y, __fmul_rn(x.x, x.x))));
+}
+
+/* What elements are multiplied by, before the weights; part is 1 / head_dim. */
+static __device__ inline float head_inverse(float sum, float part, float eps)
+{
+    return rsqrtf(__fmaf_rn(sum, part, eps));
+}
+
+static __device__ inline float normed(float x, float inverse, float weight)
+{
+    return __fmul_rn(__fmul_rn(x, inverse), weight);
+}
+
 /* Two numbers as they stand in a page: rounded to nearest, e4m3 saturating at 448; the first in
  * the lower half of a word (bf16) or of 16 bits (e4m3). */
 static __device__ inline uint32_t stored_two(enum k_type type, float scale, float low, float high)

@@ -36,24 +36,36 @@ static void rotate(float *out, const float *x, const float *turns, int head_dim)
     }
 }
 
-void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t, const float *turns,
-                 int n_heads, int first, int last)
+/* out may be x itself; weight NULL: no norm. */
+static void norm_and_rotate(float *out, const float *x, const struct k_rotary *r,
+                            const float *weight, int pos, int head_dim)
+{
+    float normed[K_HEAD_DIM_MAX];
+
+    if (weight != NULL) {
+        ref_rmsnorm(normed, x, weight, r->eps, 1, head_dim);
+        x = normed;
+    }
+    rotate(out, x, r->turns + (size_t)pos * head_dim, head_dim);
+}
+
+void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                 const struct k_rotary *r, int n_heads, int first, int last)
 {
     int hd = kv->head_dim;
     size_t stride = (size_t)(n_heads + 2 * kv->n_kv_heads) * hd;
 
     for (int i = first; i < last; i++) {
-        const float *turn = turns + (size_t)t->pos[i] * hd;
         float *row = qkv + (size_t)i * stride;
 
         if (t->kv_len[t->seq[i]] == 0)
             continue;
         for (int h = 0; h < n_heads; h++, row += hd)
-            rotate(row, row, turn, hd);
+            norm_and_rotate(row, row, r, r->q_norm, t->pos[i], hd);
         for (int h = 0; h < kv->n_kv_heads; h++, row += hd) {
             float *key = key_row(kv, t, t->seq[i], t->pos[i], h);
 
-            rotate(key, row, turn, hd);
+            norm_and_rotate(key, row, r, r->k_norm, t->pos[i], hd);
             memcpy(key + value_elems(kv), row + (size_t)kv->n_kv_heads * hd,
                    (size_t)hd * sizeof *row);
         }

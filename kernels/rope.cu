@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Rotary positions and the write of keys and values into pages: one block a token. Where halves of
- * heads are whole 16 bytes a thread has eight elements and their partners; else one warp at a time
+ * Norms of heads, rotary positions and the write of keys and values into pages: one block a token.
+ * Where halves of heads are whole 16 bytes a thread has eight elements and their partners, and with
+ * norms a head has a power of two of threads, some of which may be idle; else one warp at a time
  * has a head, element by element. Reads and writes each element of qkv once. */
 #include "kernels/pages.cuh"
 
 #define ROPE_WARPS   8
 #define WIDE         8   /* elements of a thread, and as many partners */
 #define WIDE_THREADS 512 /* at most, of a block */
+
+struct head_norms {
+    const k_bf16 *q, *k; /* weights */
+    float eps;
+};
 
 /* To a page. */
 static __device__ inline void store_wide_kv(const struct k_kv &kv, size_t elem, float scale,
@@ -26,28 +32,73 @@ static __device__ inline void store_wide_kv(const struct k_kv &kv, size_t elem, 
     *(uint2 *)((uint8_t *)kv.pages + elem) = make_uint2(word[0], word[1]);
 }
 
+/* Threads that a head of so many pieces has: a power of two with norms, so that they can add. */
+static __host__ __device__ inline int wide_lanes(int pieces, bool is_normed)
+{
+    int lanes = 1;
+
+    while (lanes < pieces)
+        lanes *= 2;
+    return is_normed ? lanes : pieces;
+}
+
+/* Norm a head whose threads, `lanes` neighbours, all call; weight: of this thread's first element.
+ * One that is idle has zeros, and reads no weights. */
+static __device__ inline void norm_wide(float low[WIDE], float high[WIDE], const k_bf16 *weight,
+                                        int hd, int lanes, float eps, bool is_idle)
+{
+    unsigned mask = ((1U << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
+    float sums[WIDE / 2], sum, inverse, weights[2][WIDE] = {};
+
+    if (!is_idle) {
+        load_eight(weights[0], weight);
+        load_eight(weights[1], weight + hd / 2);
+    }
+#pragma unroll
+    for (int k = 0; k < WIDE; k += 2)
+        sums[k / 2] = square_four(make_float4(low[k], low[k + 1], high[k], high[k + 1]));
+    sum = __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
+    for (int m = 1; m < lanes; m *= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(mask, sum, m));
+    inverse = head_inverse(sum, __frcp_rn((float)hd), eps);
+#pragma unroll
+    for (int k = 0; k < WIDE; k++) {
+        low[k] = normed(low[k], inverse, weights[0][k]);
+        high[k] = normed(high[k], inverse, weights[1][k]);
+    }
+}
+
+template <bool NORMED>
 static __global__ void __launch_bounds__(WIDE_THREADS)
     rope_kv_wide_kernel(k_bf16 *qkv, struct k_kv kv, struct k_tokens t, const float *turns,
-                        int n_heads)
+                        int n_heads, struct head_norms norms)
 {
     int token = blockIdx.x, hd = kv.head_dim, half = hd / 2, pieces = half / WIDE;
+    int lanes = wide_lanes(pieces, NORMED);
     int n_turned = n_heads + kv.n_kv_heads, n_all = n_turned + kv.n_kv_heads;
     int pos = t.pos[token], seq = t.seq[token];
     const int32_t *pages = t.page_ids + (size_t)seq * t.pages_max;
     const float4 *turn = (const float4 *)(turns + (size_t)pos * hd);
     bool is_padding = t.kv_len[seq] == 0;
 
-    for (int i = threadIdx.x; i < n_all * pieces; i += blockDim.x) {
-        int h = i / pieces, d = i % pieces * WIDE;
-        bool is_value = h >= n_turned;
+    for (int i = threadIdx.x; i < n_all * lanes; i += blockDim.x) {
+        int h = i / lanes, d = i % lanes * WIDE;
+        bool is_value = h >= n_turned, is_idle = NORMED && d >= half;
         k_bf16 *from = qkv + ((size_t)token * n_all + h) * hd + d;
-        float low[WIDE], high[WIDE], scale = is_value ? kv.v_scale : kv.k_scale;
+        float low[WIDE] = {}, high[WIDE] = {}, scale = is_value ? kv.v_scale : kv.k_scale;
         size_t elem;
 
-        load_eight(low, from);
-        load_eight(high, from + half);
+        if (!is_idle) {
+            load_eight(low, from);
+            load_eight(high, from + half);
+        }
         if (is_padding) /* known later than the loads begin */
             return;
+        if (NORMED && !is_value)
+            norm_wide(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes, norms.eps,
+                      is_idle);
+        if (is_idle)
+            continue;
 #pragma unroll
         for (int k = 0; k < WIDE && !is_value; k += 2) {
             float4 cs = turn[(d + k) / 2];
@@ -82,8 +133,21 @@ static __device__ inline void store_kv(const struct k_kv &kv, size_t elem, float
         ((uint8_t *)kv.pages)[elem] = (uint8_t)two;
 }
 
+/* The norm of a head that a warp has, lane i elements i, i + 32, ... of both halves. */
+static __device__ inline float warp_inverse(const k_bf16 *x, int hd, float eps)
+{
+    float sum = 0.0f;
+
+    for (int d = threadIdx.x; d < hd / 2; d += 32)
+        sum += square_four(make_float4(load_bf16(x + d), load_bf16(x + d + hd / 2), 0.0f, 0.0f));
+    for (int m = 1; m < 32; m *= 2)
+        sum += __shfl_xor_sync(~0U, sum, m);
+    return head_inverse(sum, __frcp_rn((float)hd), eps);
+}
+
+template <bool NORMED>
 static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_tokens t,
-                                      const float *turns, int n_heads)
+                                      const float *turns, int n_heads, struct head_norms norms)
 {
     int token = blockIdx.x, pos = t.pos[token], hd = kv.head_dim, half = hd / 2;
     int n_all = n_heads + 2 * kv.n_kv_heads;
@@ -97,13 +161,20 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
         bool is_value = h >= n_heads + kv.n_kv_heads;
         int kv_head = is_value ? h - n_heads - kv.n_kv_heads : h - n_heads;
         size_t elem = h < n_heads ? 0 : key_elem(kv, pages, pos, kv_head);
+        const k_bf16 *weight = (h < n_heads ? norms.q : norms.k);
+        bool is_normed = NORMED && !is_value;
+        float inverse = is_normed ? warp_inverse(from, hd, norms.eps) : 1.0f;
 
         for (int d = threadIdx.x; d < half; d += 32) {
             float2 cs = is_value ? make_float2(1.0f, 0.0f) : turn[d];
-            float x0 = load_bf16(from + d), x1 = load_bf16(from + d + half);
-            float low = is_value ? x0 : turn_lower(x0, x1, cs);
-            float high = is_value ? x1 : turn_upper(x1, x0, cs);
+            float x0 = load_bf16(from + d), x1 = load_bf16(from + d + half), low, high;
 
+            if (is_normed) {
+                x0 = normed(x0, inverse, load_bf16(weight + d));
+                x1 = normed(x1, inverse, load_bf16(weight + d + half));
+            }
+            low = is_value ? x0 : turn_lower(x0, x1, cs);
+            high = is_value ? x1 : turn_upper(x1, x0, cs);
             if (h < n_heads) {
                 store_bf16(from + d, low);
                 store_bf16(from + d + half, high);
@@ -118,18 +189,28 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
     }
 }
 
-int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t, const float *turns,
-              int n_heads, k_stream stream)
+template <bool NORMED>
+static int launch(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                  const struct k_rotary *r, int n_heads, k_stream stream)
 {
-    int n_items = (n_heads + 2 * kv->n_kv_heads) * (kv->head_dim / (2 * WIDE));
+    int lanes = wide_lanes(kv->head_dim / (2 * WIDE), NORMED);
+    int n_items = (n_heads + 2 * kv->n_kv_heads) * lanes;
+    const struct head_norms norms = {(const k_bf16 *)r->q_norm, (const k_bf16 *)r->k_norm, r->eps};
 
     if (kv->head_dim % (2 * WIDE) == 0 &&
-        ((uintptr_t)qkv | (uintptr_t)kv->pages | (uintptr_t)turns) % 16 == 0)
-        return K_LAUNCH(rope_kv_wide_kernel, t->n_tokens,
+        ((uintptr_t)qkv | (uintptr_t)kv->pages | (uintptr_t)r->turns) % 16 == 0)
+        return K_LAUNCH(rope_kv_wide_kernel<NORMED>, t->n_tokens,
                         n_items < WIDE_THREADS ? (n_items + 31) / 32 * 32 : WIDE_THREADS, 0, stream,
-                        qkv, *kv, *t, turns, n_heads);
-    return K_LAUNCH(rope_kv_kernel, t->n_tokens, dim3(32, ROPE_WARPS), 0, stream, qkv, *kv, *t,
-                    turns, n_heads);
+                        qkv, *kv, *t, r->turns, n_heads, norms);
+    return K_LAUNCH(rope_kv_kernel<NORMED>, t->n_tokens, dim3(32, ROPE_WARPS), 0, stream, qkv, *kv,
+                    *t, r->turns, n_heads, norms);
+}
+
+int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+              const struct k_rotary *r, int n_heads, k_stream stream)
+{
+    return r->q_norm != NULL ? launch<true>(qkv, kv, t, r, n_heads, stream)
+                             : launch<false>(qkv, kv, t, r, n_heads, stream);
 }
 
 int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,

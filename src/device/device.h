@@ -164,7 +164,8 @@ struct device_ops {
                    const void *bias, int n);
     void (*matmul_float)(struct device *d, float *y, const void *x, const struct k_matrix *w,
                          int n);
-    void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const float *turns);
+    /* r is borrowed until attn(), its memory until the step has ended. */
+    void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const struct k_rotary *r);
     /* `to` is what product() multiplies out with next; NULL: matmul() does. */
     void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale,
                  const struct k_matrix *to);

@@ -293,6 +293,7 @@ struct row_job {
     float *out, *x;
     const float *a, *b; /* delta or input; weight or table */
     const struct k_kv *kv;
+    const struct k_rotary *rotary;
     float eps;
     int n, rows_a_task;
 };
@@ -313,7 +314,9 @@ static void row_task(void *arg, int task, int worker)
     case ROW_ADD_NORM:
         ref_add_rmsnorm(j->out + at, j->x + at, j->a + at, j->b, j->eps, n, lim->dim);
         break;
-    case ROW_ROPE: ref_rope_kv(j->out, j->kv, tokens, j->b, lim->n_heads, first, first + n); break;
+    case ROW_ROPE:
+        ref_rope_kv(j->out, j->kv, tokens, j->rotary, lim->n_heads, first, first + n);
+        break;
     case ROW_SILU:
         for (int r = first; r < first + n; r++) {
             const float *in = j->a + (size_t)r * 2 * lim->ff_dim;
@@ -372,13 +375,14 @@ static void cpu_add_rmsnorm(struct device *d, void *out, float *x, const void *d
     row_run(&j, d->limits.dim);
 }
 
-static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, const float *turns)
+static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
+                        const struct k_rotary *r)
 {
     struct row_job j = {.c = cpu_of(d),
                         .op = ROW_ROPE,
                         .out = qkv,
-                        .b = turns,
                         .kv = kv,
+                        .rotary = r,
                         .n = cpu_of(d)->batch->tokens.n_tokens};
 
     row_run(&j, (d->limits.n_heads + 2 * kv->n_kv_heads) * kv->head_dim);

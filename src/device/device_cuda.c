@@ -326,7 +326,8 @@ static void cuda_matmul_float(struct device *d, float *y, const void *x, const s
     cuda_keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
 }
 
-static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, const float *turns)
+static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
+                         const struct k_rotary *r)
 {
     struct cuda *c = cuda_of(d);
 
@@ -339,10 +340,9 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, con
     c->is_planned = true;
     /* Where all are decodes, attention itself rotates. Tokens of a chunk read the keys of those
      * before them. */
-    c->plan.turns = c->plan.n_tiles == 0 && !c->has_chunks ? turns : NULL;
-    if (c->plan.turns == NULL)
-        cuda_keep(c, k_rope_kv(qkv, kv, &c->tokens, turns, d->limits.n_heads, c->stream),
-                  "rope_kv");
+    c->plan.rotary = c->plan.n_tiles == 0 && !c->has_chunks && k_attn_rotates(r, kv) ? r : NULL;
+    if (c->plan.rotary == NULL)
+        cuda_keep(c, k_rope_kv(qkv, kv, &c->tokens, r, d->limits.n_heads, c->stream), "rope_kv");
 }
 
 static void cuda_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,

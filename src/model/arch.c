@@ -16,6 +16,8 @@ static const struct arch_names llama_names = {
     .k = "model.layers.%d.self_attn.k_proj.weight",
     .v = "model.layers.%d.self_attn.v_proj.weight",
     .o = "model.layers.%d.self_attn.o_proj.weight",
+    .q_norm = "model.layers.%d.self_attn.q_norm.weight",
+    .k_norm = "model.layers.%d.self_attn.k_norm.weight",
     .norm_mlp = "model.layers.%d.post_attention_layernorm.weight",
     .gate = "model.layers.%d.mlp.gate_proj.weight",
     .up = "model.layers.%d.mlp.up_proj.weight",
@@ -26,6 +28,11 @@ static const struct arch arch_table[] = {
     {.name = "LlamaForCausalLM", .reads_bias_switches = true, .names = &llama_names},
     {.name = "MistralForCausalLM", .window_always = true, .names = &llama_names},
     {.name = "Qwen2ForCausalLM", .qkv_bias = true, .names = &llama_names},
+    {.name = "Qwen3ForCausalLM",
+     .reads_bias_switches = true,
+     .qk_norm = true,
+     .head_dim = 128,
+     .names = &llama_names},
 };
 
 const struct arch *arch_find(const char *name)

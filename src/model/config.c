@@ -312,7 +312,7 @@ static void read_shape(struct source *s, struct config *c, const struct json *ob
     c->tied = flag(s, obj, "tie_word_embeddings", false);
     if (s->rc != ERR_OK)
         return;
-    c->head_dim = c->dim / c->n_heads;
+    c->head_dim = c->arch->head_dim > 0 ? c->arch->head_dim : c->dim / c->n_heads;
     if (c->head_dim == 0)
         c->head_dim = 1;
     c->head_dim = whole(s, obj, "head_dim", c->head_dim, 1, K_HEAD_DIM_MAX);

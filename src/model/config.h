@@ -17,6 +17,8 @@ struct arch {
     bool qkv_bias;            /* always; else attention_bias says */
     bool reads_bias_switches; /* attention_bias (q, k, v, o) and mlp_bias have a meaning */
     bool window_always;       /* sliding_window counts without use_sliding_window */
+    bool qk_norm;             /* each head of queries and of keys is normed */
+    int head_dim;             /* where config.json has none; 0: hidden_size / heads */
     const struct arch_names *names;
 };
 
@@ -25,6 +27,7 @@ struct arch {
 struct arch_names {
     const char *embed, *norm, *head;
     const char *norm_attn, *attn, *q, *k, *v, *o;
+    const char *q_norm, *k_norm;
     const char *norm_mlp, *gate, *up, *down;
 };
 

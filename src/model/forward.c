@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * ids -> x [n_tokens][dim]
- * each layer:  x -> normed -> qkv -> (rotate, into pages) -> heads -> delta [n_tokens][dim]
+ * each layer:  x -> normed -> qkv -> (norm, rotate, into pages) -> heads -> delta [n_tokens][dim]
  *              x += delta -> normed -> gate_up -> ff -> delta [n_tokens][dim]
  * sampled rows: x + delta -> rows [n_rows][dim] -> rows_normed -> logits [n_rows][n_vocab]
  *
@@ -51,14 +51,22 @@ static void use_layer(struct k_kv *view, const struct k_kv *first, const struct 
     view->v_scale = w->layers[i].v_scale;
 }
 
+static struct k_rotary rotary_of(const struct config *c, const struct layer_weights *w,
+                                 const float *turns)
+{
+    return (struct k_rotary){
+        .turns = turns, .q_norm = w->q_norm, .k_norm = w->k_norm, .eps = c->norm_eps};
+}
+
 static void layer(struct device *d, const struct config *c, const struct layer_weights *w,
                   const struct activations *a, const struct k_kv *kv, const float *turns, int n)
 {
     const struct device_ops *op = d->ops;
+    const struct k_rotary rotary = rotary_of(c, w, turns);
     float scale = 1.0f / sqrtf((float)c->head_dim);
 
     op->matmul(d, a->qkv, a->normed, &w->qkv, w->qkv_bias, n);
-    op->rope_kv(d, a->qkv, kv, turns);
+    op->rope_kv(d, a->qkv, kv, &rotary);
     op->attn(d, a->heads, a->qkv, kv, scale, NULL);
     op->matmul(d, a->delta, a->heads, &w->o, w->o_bias, n);
     op->add_rmsnorm(d, a->normed, a->x, a->delta, w->norm_mlp, c->norm_eps, n, &w->gate_up);
@@ -142,10 +150,11 @@ static void forward_few(struct device *d, const struct config *c, const struct w
                      &w->layers[0].qkv);
     for (int i = 0; i < c->n_layers; i++) {
         const struct layer_weights *l = &w->layers[i];
+        const struct k_rotary rotary = rotary_of(c, l, turns);
 
         use_layer(&layer_kv, kv, w, i);
         product(d, c, a, K_PRODUCT_PLAIN, a->qkv, a->normed, &l->qkv, l->qkv_bias, NULL);
-        op->rope_kv(d, a->qkv, &layer_kv, turns);
+        op->rope_kv(d, a->qkv, &layer_kv, &rotary);
         op->attn(d, a->heads, a->qkv, &layer_kv, 1.0f / sqrtf((float)c->head_dim), &l->o);
         product_onto(d, a, a->heads, &l->o, l->o_bias, l->norm_mlp, &l->gate_up);
         product(d, c, a, K_PRODUCT_GATED, a->ff, a->normed, &l->gate_up, l->gate_up_bias, &l->down);

@@ -589,6 +589,10 @@ static void load_layer(struct loader *l, struct layer_weights *w)
     w->norm_attn = norm(l, names->norm_attn, c->dim);
     w->qkv = matrix(l, qkv, qkv_rows, 3, c->dim, USE_LAYER);
     w->qkv_bias = bias(l, c->qkv_bias, qkv, qkv_rows, 3);
+    if (c->arch->qk_norm) {
+        w->q_norm = norm(l, names->q_norm, c->head_dim);
+        w->k_norm = norm(l, names->k_norm, c->head_dim);
+    }
     w->o = matrix(l, &names->o, &c->dim, 1, q, USE_LAYER);
     w->o_bias = bias(l, c->o_bias, &names->o, &c->dim, 1);
     w->norm_mlp = norm(l, names->norm_mlp, c->dim);

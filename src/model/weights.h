@@ -12,7 +12,8 @@ struct layer_weights {
     void *norm_attn;     /* [dim] */
     struct k_matrix qkv; /* [(n_heads + 2 * n_kv_heads) * head_dim][dim]: q, k, v */
     void *qkv_bias;
-    struct k_matrix o; /* [dim][n_heads * head_dim] */
+    void *q_norm, *k_norm; /* [head_dim]; NULL where heads are not normed */
+    struct k_matrix o;     /* [dim][n_heads * head_dim] */
     void *o_bias;
     void *norm_mlp;          /* [dim] */
     struct k_matrix gate_up; /* [2 * ff_dim][dim]: gate, up */

@@ -5,7 +5,9 @@
  *
  * One line a shape: microseconds of one layer (median of the rounds, each a graph of all
  * layers), the bytes of keys and values over that time as a share of 4.65 TB/s, an H200's read
- * bandwidth, and as a share of what a plain read of as many bytes takes in the same run. */
+ * bandwidth, and as a share of what a plain read of as many bytes takes in the same run; then the
+ * times of a layer that rotates, that may begin early, too, and that norms heads, too. */
+#include <math.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
@@ -49,7 +51,8 @@ struct bench {
     struct k_kv kv;
     struct k_attn_plan plan;
     k_bf16 *out, *qkv;
-    float *turns;
+    struct k_rotary rotary;
+    k_bf16 *norms; /* weights */
     int *sink;
     size_t kv_bytes; /* of one layer */
     int rounds;
@@ -161,6 +164,7 @@ static void bench_open(struct bench *b, int block_tokens, enum k_type type)
     const struct shape *s = b->s;
     int n = s->n_seqs + s->n_long;
     size_t width = (size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim;
+    float *turns;
 
     b->kv = (struct k_kv){.n_kv_heads = s->n_kv_heads,
                           .head_dim = s->head_dim,
@@ -173,9 +177,12 @@ static void bench_open(struct bench *b, int block_tokens, enum k_type type)
     b->qkv = alloc((size_t)n * width * 2);
     bench_must(k_fill_random(b->qkv, (size_t)n * width, 1.0f, 1, NULL), "queries");
     b->out = alloc((size_t)n * width * 2);
-    b->turns = alloc((size_t)131072 * (size_t)s->head_dim * 4);
-    bench_must(cudaMemset(b->turns, 0, (size_t)131072 * (size_t)s->head_dim * 4) != cudaSuccess,
+    turns = alloc((size_t)131072 * (size_t)s->head_dim * 4);
+    bench_must(cudaMemset(turns, 0, (size_t)131072 * (size_t)s->head_dim * 4) != cudaSuccess,
                "turns");
+    b->rotary = (struct k_rotary){.turns = turns};
+    b->norms = alloc((size_t)s->head_dim * 2);
+    bench_must(k_fill_random(b->norms, (size_t)s->head_dim, 1.0f, 1, NULL), "norms");
     b->sink = alloc(4);
     b->plan = (struct k_attn_plan){
         .n_decodes = n,
@@ -190,16 +197,17 @@ static void bench_close(void)
         bench_must(cudaFree(allocs[--n_allocs]) != cudaSuccess, "free");
 }
 
-enum what { ATTEND, ATTEND_TURNED, ATTEND_OVERLAPPED, READ, PLAN };
+enum what { ATTEND, ATTEND_TURNED, ATTEND_OVERLAPPED, ATTEND_NORMED, READ, PLAN };
 
 static void enqueue(struct bench *b, enum what what, cudaStream_t stream)
 {
     struct k_kv kv = b->kv;
 
-    b->plan.turns = what == ATTEND || what == READ ? NULL : b->turns;
+    b->plan.rotary = what == ATTEND || what == READ ? NULL : &b->rotary;
+    b->rotary.q_norm = b->rotary.k_norm = what == ATTEND_NORMED ? b->norms : NULL;
     for (int l = 0; l < b->s->n_layers; l++) {
         kv.layer_elems = (size_t)l * b->kv.layer_elems;
-        b->plan.overlap = what == ATTEND_OVERLAPPED && l > 0;
+        b->plan.overlap = (what == ATTEND_OVERLAPPED || what == ATTEND_NORMED) && l > 0;
         if (what == READ)
             bench_must(bench_read(b->sink, (char *)kv.pages + (size_t)l * b->kv_bytes, b->kv_bytes,
                                   stream),
@@ -248,19 +256,20 @@ static double time_of(struct bench *b, enum what what)
 static void bench(const struct shape *s, int block_tokens, enum k_type type, int rounds)
 {
     struct bench b = {.s = s, .rounds = rounds};
-    double us, turned, overlapped, read, plan;
+    double us, turned, overlapped, normed, read, plan;
 
     bench_open(&b, block_tokens, type);
     us = time_of(&b, ATTEND);
     turned = time_of(&b, ATTEND_TURNED);
     overlapped = time_of(&b, ATTEND_OVERLAPPED);
+    normed = s->head_dim == 128 ? time_of(&b, ATTEND_NORMED) : (double)NAN;
     read = time_of(&b, READ);
     plan = time_of(&b, PLAN);
     printf("%-22s pages %2d %s  %8.2f us  %.3f of 4.65 TB/s  %.3f of a read (%.2f us)  "
-           "turned %.2f  overlapped %.2f  plan %.2f\n",
+           "turned %.2f  overlapped %.2f  with norms %.2f  plan %.2f\n",
            s->name, block_tokens, type == K_BF16 ? "bf16" : "e4m3", us,
            (double)b.kv_bytes / (us * 1e-6) / LIMIT_BYTES_S, read / us, read, turned, overlapped,
-           plan);
+           normed, plan);
     fflush(stdout);
     bench_close();
 }

@@ -36,6 +36,9 @@ SHAPES = {
     "Qwen2.5-7B": (transformers.Qwen2Config, dict(
         vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_attention_heads=28,
         num_key_value_heads=4, rope_parameters=PLAIN, tie_word_embeddings=False)),
+    "Qwen3-8B": (transformers.Qwen3Config, dict(
+        vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, rope_parameters=PLAIN, tie_word_embeddings=False)),
     "Mistral-7B": (transformers.MistralConfig, dict(
         vocab_size=32768, hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
         num_key_value_heads=8, rope_parameters=PLAIN, sliding_window=None,
@@ -64,10 +67,14 @@ def main():
         torch.set_default_dtype(torch.bfloat16)
         with torch.device(device):
             model = transformers.AutoModelForCausalLM.from_config(config).eval()
-            if name.startswith("Qwen"):
-                for part in model.model.layers:
-                    for p in (part.self_attn.q_proj, part.self_attn.k_proj, part.self_attn.v_proj):
+            for part in model.model.layers:
+                a = part.self_attn
+                for p in (a.q_proj, a.k_proj, a.v_proj):
+                    if p.bias is not None:
                         torch.nn.init.normal_(p.bias, std=0.2)
+                if name.startswith("Qwen3"):
+                    for p in (a.q_norm, a.k_norm):
+                        torch.nn.init.normal_(p.weight, mean=1.0, std=0.3)
         torch.set_default_dtype(torch.float32)
         ids = torch.randint(0, config.vocab_size, (1, 300), device=device)
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:

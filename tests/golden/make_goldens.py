@@ -31,7 +31,7 @@ COMMON = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_
           "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False,
           "pretraining_tp": 1, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
           "bos_token_id": None, "eos_token_id": None, "use_cache": True}
-LLAMAS = {  # configuration, files, deviations: attention, MLP, embedding
+MODELS = {  # configuration, files, deviations: attention, MLP, embedding
     # Grouped queries, untied, bf16.
     "llama-gqa": (dict(COMMON, vocab_size=320, hidden_size=64, num_attention_heads=8,
                        num_key_value_heads=2, head_dim=8, intermediate_size=128,
@@ -55,6 +55,13 @@ LLAMAS = {  # configuration, files, deviations: attention, MLP, embedding
                                         "original_max_position_embeddings": 32},
                           attention_bias=True, tie_word_embeddings=False,
                           torch_dtype="float16"), 2, (0.25, 0.2, 0.3)),
+    # Heads of queries and keys are normed; they are of 128, though dim / heads is 32.
+    "qwen3": (dict(COMMON, architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=220,
+                   hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=128,
+                   intermediate_size=96, num_hidden_layers=2, max_position_embeddings=512,
+                   rope_theta=1000000.0, rope_scaling=None, rms_norm_eps=1e-6,
+                   use_sliding_window=False, sliding_window=None, max_window_layers=2,
+                   tie_word_embeddings=True, torch_dtype="bfloat16"), 1, (0.12, 0.15, 0.3)),
 }
 
 
@@ -95,6 +102,9 @@ def random_weights(torch, config, seed, attn_std, mlp_std, embed_std):
         for name, n_out, n_in in (("gate", ff_dim, dim), ("up", ff_dim, dim),
                                   ("down", dim, ff_dim)):
             w[f"{p}mlp.{name}_proj.weight"] = normal(n_out, n_in, std=mlp_std)
+        if config["model_type"] == "qwen3":
+            for name in ("q_norm", "k_norm"):
+                w[f"{p}self_attn.{name}.weight"] = 1 + normal(config["head_dim"], std=0.3)
         for name in ("input_layernorm", "post_attention_layernorm"):
             w[f"{p}{name}.weight"] = 1 + normal(dim, std=0.1)
     w["model.norm.weight"] = 1 + normal(dim, std=0.1)
@@ -160,10 +170,10 @@ def write_cases(path, n_vocab, cases):
             f.write(c["logits"].contiguous().numpy().astype("<f4").tobytes())
 
 
-def make_llamas(out):
+def make_models(out):
     import torch
 
-    for name, (config, n_files, deviations) in LLAMAS.items():
+    for name, (config, n_files, deviations) in MODELS.items():
         folder = os.path.join(out, name)
         for seed in range(1, 200):
             write_model(folder, config, random_weights(torch, config, seed, *deviations), n_files)
@@ -386,11 +396,11 @@ def main():
     a.add_argument("--out", default=HERE)
     a.add_argument("--model", default=os.path.join(HERE, "..", "..", "tools", "demo-model",
                                                    "model"))
-    a.add_argument("--parts", default="llamas,demo,check,tokens")
+    a.add_argument("--parts", default="models,demo,check,tokens")
     args = a.parse_args()
     os.makedirs(os.path.join(args.out, "demo"), exist_ok=True)
     for part in args.parts.split(","):
-        {"llamas": lambda: make_llamas(args.out), "demo": lambda: make_demo(args.out, args.model),
+        {"models": lambda: make_models(args.out), "demo": lambda: make_demo(args.out, args.model),
          "check": lambda: check_held_out(args.out, args.model),
          "tokens": lambda: make_tokenizer(args.out, args.model)}[part]()
 

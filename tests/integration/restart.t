@@ -192,7 +192,7 @@ with tap.section("front drains"), Stack() as s:
     took = s.engine.stop(10)
     tap.ok(took is not None and took < 5, "an idle engine stops at once (%r)" % took)
 
-with tap.section("engine away"), Stack(front=["--engine-wait-ms", 1500]) as s:
+with tap.section("engine away"), Stack(front=["--engine-wait-ms", 5000]) as s:
     s.engine.hold()
     s.engine.kill()
     time.sleep(0.2)
@@ -204,7 +204,7 @@ with tap.section("engine away"), Stack(front=["--engine-wait-ms", 1500]) as s:
     r = s.post(chat, s.chat("Hello", max_tokens=20))
     took = time.monotonic() - began
     tap.eq(r.status, 503, "no engine: 503")
-    tap.ok(1.3 < took < 3, "after --engine-wait-ms, once (%.1f s)" % took)
+    tap.ok(4.8 < took < 8, "after --engine-wait-ms, once (%.1f s)" % took)
     tap.ok(int(r.headers.get("Retry-After", 0)) >= 1, "with Retry-After")
     tap.eq(sorted(r.error), ["code", "message", "param", "type"], "in OpenAI's shape")
 
@@ -214,7 +214,7 @@ with tap.section("engine away"), Stack(front=["--engine-wait-ms", 1500]) as s:
         if i == 1:
             return s.stream(chat, s.chat("Hello", max_tokens=20))
         time.sleep(0.7)
-        s.engine.release()
+        s.engine.release()  # it has four seconds to start, on a busy machine too
     got = crowd(3, late, 30)
     tap.eq(got[0].status, 200, "a request that came before the engine is served")
     tap.eq(got[1].text.get(0), "Hello! How can I help you today?", "a stream as well")

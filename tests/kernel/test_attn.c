@@ -1,7 +1,7 @@
-/* Rotation, pages and attention against their references: every head size class, groups, pages,
- * chunks and decodes mixed, bf16 and fp8 pages, lengths around the limits of tiles, pages and
- * shares. What stands in pages behind a sequence's end is NaN. Steps that are all decodes run
- * twice: rotated by k_rope_kv(), and by attention itself, which must give the same bits; and
+/* Norms of heads, rotation, pages and attention against their references: every head size class,
+ * groups, pages, chunks and decodes mixed, bf16 and fp8 pages, lengths around the limits of tiles,
+ * pages and shares. What stands in pages behind a sequence's end is NaN. Steps that are all decodes
+ * run twice: rotated by k_rope_kv(), and by attention itself, which must give the same bits; and
  * every decode alone, which must agree.
  *
  * Weights of the softmax are rounded to bfloat16, so results may be off by 2^-8. */
@@ -87,7 +87,8 @@ struct attn_run {
     float *qkv, *turns, *pages; /* pages: NaN where nothing stands */
     size_t qkv_size, page_size, out_size;
     k_bf16 *dev_qkv;
-    float *dev_turns;
+    struct k_rotary rotary, dev_rotary;
+    float *norms; /* [2][head_dim]: weights of queries and keys */
     float scale;
     char name[120];
 };
@@ -278,11 +279,16 @@ static void upload(struct attn_run *r)
     r->host_kv.pages = r->pages;
     r->dev_kv.pages = upload_pages(r);
     r->dev_qkv = gpu_bf16(r->qkv, r->qkv_size);
-    r->dev_turns = gpu_array(r->turns, TURNS_LEN * (size_t)c->head_dim * 4);
+    r->dev_rotary = r->rotary;
+    r->dev_rotary.turns = gpu_array(r->turns, TURNS_LEN * (size_t)c->head_dim * 4);
+    if (r->rotary.q_norm != NULL) {
+        r->dev_rotary.q_norm = gpu_bf16(r->norms, (size_t)c->head_dim);
+        r->dev_rotary.k_norm = gpu_bf16(r->norms + c->head_dim, (size_t)c->head_dim);
+    }
 }
 
-/* Whether plans promise that contexts are short. */
-static int promises_short;
+/* Whether plans promise that contexts are short; whether heads are normed. */
+static int promises_short, has_norms;
 
 /* Whether they may, so that it makes a difference. */
 static int is_short(const struct attn_case *c)
@@ -338,6 +344,11 @@ static struct attn_run *run_open(const struct attn_case *c)
         r->turns[2 * i] = cosf((float)i * 0.37f);
         r->turns[2 * i + 1] = sinf((float)i * 0.37f);
     }
+    r->norms = gpu_random(2 * (size_t)c->head_dim, 2.0f);
+    r->rotary = (struct k_rotary){.turns = r->turns,
+                                  .q_norm = has_norms ? r->norms : NULL,
+                                  .k_norm = has_norms ? r->norms + c->head_dim : NULL,
+                                  .eps = 0.25f};
     upload(r);
     plan(r);
     return r;
@@ -346,7 +357,7 @@ static struct attn_run *run_open(const struct attn_case *c)
 static void run_close(struct attn_run *r)
 {
     free(r->qkv), free(r->pages), free(r->turns), free(r->seq), free(r->pos), free(r->page_ids);
-    free(r);
+    free(r->norms), free(r);
 }
 
 /* --- checks ---------------------------------------------------------------------------- */
@@ -358,8 +369,8 @@ static void check_rope(struct attn_run *r)
     const struct attn_case *c = r->c;
     float *got;
 
-    ref_rope_kv(r->qkv, &r->host_kv, &r->host, r->turns, c->n_heads, 0, r->n_tokens);
-    gpu_must(k_rope_kv(r->dev_qkv, &r->dev_kv, &r->dev, r->dev_turns, c->n_heads, stream()));
+    ref_rope_kv(r->qkv, &r->host_kv, &r->host, &r->rotary, c->n_heads, 0, r->n_tokens);
+    gpu_must(k_rope_kv(r->dev_qkv, &r->dev_kv, &r->dev, &r->dev_rotary, c->n_heads, stream()));
     got = gpu_floats(r->dev_qkv, r->qkv_size);
     gpu_compare(got, r->qkv, r->qkv_size, 5e-6, 4.1e-3, "rope_kv, queries");
     free(got);
@@ -465,7 +476,8 @@ static void check_case(const struct attn_case *c)
 {
     struct attn_run *r = run_open(c);
 
-    printf("# %s, %d sequences%s\n", r->name, c->n_seqs, promises_short ? ", short" : "");
+    printf("# %s, %d sequences%s%s\n", r->name, c->n_seqs, promises_short ? ", short" : "",
+           has_norms ? ", with norms" : "");
     check_rope(r);
     check_attn(r);
     run_close(r);
@@ -482,7 +494,11 @@ static void check_fused(const struct attn_case *c)
     char *pages[2] = {malloc(bytes), malloc(bytes)};
     float *out[3];
 
-    with_turns.turns = r->dev_turns;
+    if (!k_attn_rotates(&r->dev_rotary, &r->dev_kv)) {
+        run_close(r), free(pages[0]), free(pages[1]);
+        return;
+    }
+    with_turns.rotary = &r->dev_rotary;
     check_rope(r);
     schedule(r, &r->plan);
     out[0] = attend(r, r->dev_qkv, &r->plan);
@@ -499,12 +515,8 @@ static void check_fused(const struct attn_case *c)
     run_close(r);
 }
 
-/* test_attn [HEAD_DIM]: all cases, or those of one head size. */
-int main(int argc, char **argv)
+static void check_cases(int head_dim)
 {
-    int head_dim = argc > 1 ? atoi(argv[1]) : 0;
-
-    gpu_open();
     for (size_t i = 0; i < sizeof mixed / sizeof mixed[0]; i++) {
         for (promises_short = 0; promises_short <= is_short(&mixed[i]); promises_short++) {
             if ((head_dim == 0 || mixed[i].head_dim == head_dim) && gpu_has_turn())
@@ -534,6 +546,14 @@ int main(int argc, char **argv)
             check_fused(&c);
         }
     }
+}
+
+/* test_attn [HEAD_DIM]: all cases, or those of one head size. */
+int main(int argc, char **argv)
+{
+    gpu_open();
+    for (has_norms = 0; has_norms <= 1; has_norms++)
+        check_cases(argc > 1 ? atoi(argv[1]) : 0);
     device_close(gpu);
     return tap_done();
 }

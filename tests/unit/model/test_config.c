@@ -101,6 +101,14 @@ static void check_values(void)
                  NULL),
            ERR_OK, "a Qwen2");
     ok(c.qkv_bias && !c.o_bias && c.len_max == 512, "has its biases and no window");
+    ok(!c.arch->qk_norm, "and no norms of heads");
+    is_int(parse("{" LLAMA ",\"architectures\":[\"Qwen3ForCausalLM\"]}", NULL), ERR_OK, "a Qwen3");
+    ok(c.arch->qk_norm && !c.qkv_bias && c.head_dim == 128, "has norms, and heads of 128");
+    is_int(parse("{" LLAMA ",\"architectures\":[\"Qwen3ForCausalLM\"],\"attention_bias\":true,"
+                 "\"head_dim\":64}",
+                 NULL),
+           ERR_OK, "another");
+    ok(c.qkv_bias && c.o_bias && c.head_dim == 64, "has what it says");
 }
 
 static void check_quant(void)
