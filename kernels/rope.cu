@@ -3,13 +3,15 @@
  * Norms of heads, rotary positions and the write of keys and values into pages: one block a token.
  * Where halves of heads are whole 16 bytes a thread has eight elements and their partners, and with
  * norms a head has a power of two of threads, some of which may be idle; else one warp at a time
- * has a head, element by element. Reads and writes each element of qkv once. */
+ * has a head, element by element. Reads and writes each element of qkv once (with norms the last of
+ * these ways reads it twice). */
 #include "kernels/pages.cuh"
 
 #define ROPE_WARPS   8
 #define WIDE         8   /* elements of a thread, and as many partners */
 #define WIDE_THREADS 512 /* at most, of a block */
 
+/* Of struct k_rotary, what only kernels with norms read. */
 struct head_norms {
     const k_bf16 *q, *k; /* weights */
     float eps;

@@ -1,0 +1,23 @@
+/* Kernels that are played on the host (play.h), as C sees them: k_rope_kv() of kernels.h, and: */
+#ifndef QUIRE_TESTS_KERNEL_PLAYED_H
+#define QUIRE_TESTS_KERNEL_PLAYED_H
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What decode attention makes of a sequence's heads of one kv head: queries bf16 [n_heads][128], at
+ * most 8, normed and rotated in place; key and value bf16 [128], which become what is stored in
+ * pages of kv->type. */
+void played_decode_rows(k_bf16 *queries, int n_heads, k_bf16 *key, k_bf16 *value,
+                        const struct k_rotary *r, const struct k_kv *kv, int pos);
+
+/* What went wrong in the playing; NULL: nothing. */
+const char *played_fault(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
