@@ -3,6 +3,7 @@
  * against each other: with and without norms, head sizes of each path, groups, pages of any size,
  * bf16 and e4m3, a sequence that is only padding. Queries and pages are rounded once: 2^-8 of the
  * value, of e4m3 2^-3. */
+#include "kernels/e4m3.h"
 #include "tests/kernel/gpu.h"
 #include "tests/kernel/played.h"
 
@@ -17,7 +18,7 @@ static const struct {
               {6, 2, 80, 16},   {6, 2, 96, 4},    {3, 3, 32, 7},  {2, 1, 16, 8},   {3, 1, 72, 16},
               {5, 1, 12, 4},    {4, 2, 10, 5},    {2, 1, 250, 8}};
 
-/* Chunk, padding, decode and chunk. */
+/* Two tokens of a sequence, one that is padding, two of another. */
 static const int32_t seq[N_TOKENS] = {0, 0, 1, 2, 2}, pos[N_TOKENS] = {3, 4, 0, 0, 9};
 static const int32_t seq_start[N_SEQS + 1] = {0, 2, 3, 5}, kv_len[N_SEQS] = {5, 0, 10};
 static int32_t page_ids[N_SEQS * PAGES_MAX];
@@ -52,15 +53,6 @@ static k_bf16 *rounded(const float *f, size_t n)
     for (size_t i = 0; i < n; i++)
         h[i] = gpu_round(f[i]);
     return h;
-}
-
-static float widened(uint8_t e4m3)
-{
-    int exponent = e4m3 >> 3 & 15, fraction = e4m3 & 7;
-    float f =
-        exponent == 0 ? ldexpf((float)fraction, -9) : ldexpf((float)(8 + fraction), exponent - 10);
-
-    return (e4m3 & 127) == 127 ? NAN : e4m3 & 128 ? -f : f;
 }
 
 static void open_case(size_t shape, enum k_type type, bool has_norms)
@@ -133,7 +125,7 @@ static void check_reference(const char *name)
         float scale = is_key ? s.kv.k_scale : s.kv.v_scale, got;
 
         got = s.kv.type == K_BF16 ? gpu_widen(((k_bf16 *)s.kv.pages)[i])
-                                  : scale * widened(((uint8_t *)s.kv.pages)[i]);
+                                  : scale * k_e4m3_value(((k_e4m3 *)s.kv.pages)[i]);
         n_far += !is_near(got, want[i], s.kv.type == K_BF16 ? 0x1p-8f : 0x1p-3f);
         n_stored += want[i] == want[i];
     }
