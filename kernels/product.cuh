@@ -4,8 +4,8 @@
 
 #include "kernels/sm90.cuh"
 
-/* The other kernel, of up to K_PRODUCT_ROWS_MAX or, of e4m3, K_PRODUCT_ROWS_E4M3 rows: its parts of
- * k_multiply_takes() and k_multiply(). */
+/* The other kernel, of up to K_PRODUCT_ROWS_MAX rows: its parts of k_multiply_takes() and
+ * k_multiply(). */
 bool product_wide_takes(const struct k_matrix *w, int n);
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream);
 

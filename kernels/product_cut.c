@@ -22,10 +22,12 @@ int product_cut_slab_cols(enum k_type type)
     return type == K_E4M3 ? 2 * CUT_SLAB_COLS : CUT_SLAB_COLS;
 }
 
-/* Blocks of 64 rows that a tile of so many takes: 1, 2 or 4. */
-static int blocks_of(int rows, bool gated)
+/* Blocks of 64 rows that a tile of so many takes: 1, 2 or 4. Of one, eight rows end together. */
+static int blocks_of(const struct product_cut *c, int rows)
 {
-    return rows <= CUT_BLOCK && !gated ? 1 : rows <= 2 * CUT_BLOCK ? 2 : 4;
+    bool one = rows <= CUT_BLOCK && !c->gated && c->rows_by_eight;
+
+    return one ? 1 : rows <= 2 * CUT_BLOCK ? 2 : 4;
 }
 
 /* Rows of a tile, so that all groups of CTAs have nearly equally many; 0: none with a cluster. */
@@ -36,7 +38,7 @@ static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int 
 
     for (int passes = 1, left = 8; left > 0; passes++) {
         int share = (c->n_out + groups * passes - 1) / (groups * passes);
-        int blocks = blocks_of(share, c->gated), unit = 8 * n_split * (c->gated ? 2 : 1), rows;
+        int blocks = blocks_of(c, share), unit = 8 * n_split * (c->gated ? 2 : 1), rows;
         long cost;
 
         if (unit < 8 * blocks)
@@ -83,6 +85,13 @@ static int first_slots_of(const struct product_cut *c)
     return n < 1 ? 1 : n;
 }
 
+/* Slots of w, at least: one more than two warpgroups hold at a time. Another one pays for shorter
+ * slots only where a share of n_in has few. */
+static int least_slots(const struct product_cut *c)
+{
+    return c->n_blocks == 4 ? 5 : c->n_slabs / c->n_split > 64 ? 3 : 4;
+}
+
 /* Slots of `box` slabs; false when too few have room. */
 static bool lay_out(struct product_cut *c, int box)
 {
@@ -97,9 +106,9 @@ static bool lay_out(struct product_cut *c, int box)
     c->x_bytes = box * c->x_slabs * c->columns * CUT_SLAB;
     c->x_copied = box * c->x_slabs * c->x_rows * CUT_SLAB;
     c->round = one_tile || c->columns < 16 ? c->columns : 16;
-    sums = (c->n_blocks == 1 ? 2 : 1) * c->round * stride * 4;
-    if (c->n_blocks == 1 && c->n_split > 1) /* of half the rows, and the other CTA's */
-        sums = 4 * c->columns * (c->rows / 2 + 4) * 4;
+    sums = c->round * stride * 4;
+    if (c->n_blocks == 1) /* of each warpgroup, and of the other CTA's */
+        sums = 2 * c->n_split * c->round * (c->rows / c->n_split) * 4;
     rest = CUT_REST_BYTES + (one_tile ? 0 : sums);
     /* blocks of less than 64 rows: what is behind them is read, too. Mostly that is slots of x */
     slack = (CUT_BLOCK - c->block_rows) / 8 * c->group_bytes;
@@ -116,8 +125,7 @@ static bool lay_out(struct product_cut *c, int box)
     c->red_at = one_tile ? 0 : ring;
     c->rest_at = ring + (one_tile ? 0 : sums);
     c->smem = c->rest_at + CUT_REST_BYTES;
-    /* a warpgroup holds a slot while it waits for its next */
-    return c->depth >= (c->n_blocks == 4 ? 6 : 4) && c->smem <= CUT_SMEM_MAX;
+    return c->depth >= least_slots(c) && c->smem <= CUT_SMEM_MAX;
 }
 
 bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
@@ -144,7 +152,7 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
         if (rows >= WHOLE_ROWS || (w->type == K_BF16 && c->columns * 3 <= rows * 2))
             break;
     }
-    c->n_blocks = blocks_of(c->rows, c->gated);
+    c->n_blocks = blocks_of(c, c->rows);
     c->block_rows = c->rows / c->n_blocks;
     c->n_tiles = (w->n_out + c->rows - 1) / c->rows;
     c->n_groups = n_sms / c->n_split;

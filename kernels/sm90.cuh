@@ -204,58 +204,49 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 #define SM90_C48 SM90_C40, SM90_EIGHT(40)
 #define SM90_C64 SM90_C48, SM90_EIGHT(48), SM90_EIGHT(56)
 
-/* c [64][N] (+)= a [64][16] * b; a thread holds N / 2 floats of c. multiply_rows(): b is [N][16], a
- * in shared memory or in registers; with add 0, c is overwritten. multiply_half_rows(): the same of
- * float16, a in registers; adds. multiply_columns(): b is [16][N], a in registers; adds. */
-#define SM90_PRODUCTS(N, C, A0, A1, A2, A3, A4, A5)                                                \
-    static __device__ __forceinline__ void multiply_rows(float(&c)[C], uint64_t a, uint64_t b,     \
+/* c [64][N] (+)= a [64][16] * b, of bfloat16 (multiply) or float16 (multiply_half); a thread holds
+ * N / 2 floats of c. _rows(): b is [N][16], a in shared memory or in registers; with add 0, c is
+ * overwritten. _columns(): b is [16][N], a in registers; adds. */
+#define SM90_TYPED(PREFIX, TYPE, N, C, A0, A1, A2, A3, A4, A5)                                     \
+    static __device__ __forceinline__ void PREFIX##_rows(float(&c)[C], uint64_t a, uint64_t b,     \
                                                          int add)                                  \
     {                                                                                              \
         asm volatile("{\n"                                                                         \
                      ".reg .pred p;\n"                                                             \
                      "setp.ne.b32 p, " A2 ", 0;\n"                                                 \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_STR##C      \
-                     "}, " A0 ", " A1 ", p, 1, 1, 0, 0;\n"                                         \
-                     "}"                                                                           \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE               \
+                     " {" SM90_STR##C "}, " A0 ", " A1 ", p, 1, 1, 0, 0;\n"                        \
+                                      "}"                                                          \
                      : SM90_C##C                                                                   \
                      : "l"(a), "l"(b), "r"(add));                                                  \
     }                                                                                              \
-    static __device__ __forceinline__ void multiply_rows(float(&c)[C], const uint32_t(&a)[4],      \
+    static __device__ __forceinline__ void PREFIX##_rows(float(&c)[C], const uint32_t(&a)[4],      \
                                                          uint64_t b, int add)                      \
     {                                                                                              \
         asm volatile("{\n"                                                                         \
                      ".reg .pred p;\n"                                                             \
                      "setp.ne.b32 p, " A5 ", 0;\n"                                                 \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_STR##C      \
-                     "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", p, 1, 1, 0;\n"                  \
-                     "}"                                                                           \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE               \
+                     " {" SM90_STR##C "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", p, 1, 1, 0;\n" \
+                                      "}"                                                          \
                      : SM90_C##C                                                                   \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));              \
     }                                                                                              \
-    static __device__ __forceinline__ void multiply_half_rows(float(&c)[C], const uint32_t(&a)[4], \
-                                                              uint64_t b)                          \
-    {                                                                                              \
-        asm volatile("{\n"                                                                         \
-                     ".reg .pred p;\n"                                                             \
-                     "setp.ne.b32 p, 1, 0;\n"                                                      \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" SM90_STR##C        \
-                     "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", p, 1, 1, 0;\n"                  \
-                     "}"                                                                           \
-                     : SM90_C##C                                                                   \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                        \
-    }                                                                                              \
-    static __device__ __forceinline__ void multiply_columns(float(&c)[C], const uint32_t(&a)[4],   \
+    static __device__ __forceinline__ void PREFIX##_columns(float(&c)[C], const uint32_t(&a)[4],   \
                                                             uint64_t b)                            \
     {                                                                                              \
         asm volatile("{\n"                                                                         \
                      ".reg .pred p;\n"                                                             \
                      "setp.ne.b32 p, 1, 0;\n"                                                      \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_STR##C      \
-                     "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", p, 1, 1, 1;\n"                  \
-                     "}"                                                                           \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE               \
+                     " {" SM90_STR##C "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", p, 1, 1, 1;\n" \
+                                      "}"                                                          \
                      : SM90_C##C                                                                   \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                        \
     }
+#define SM90_PRODUCTS(N, C, ...)                    \
+    SM90_TYPED(multiply, "bf16", N, C, __VA_ARGS__) \
+    SM90_TYPED(multiply_half, "f16", N, C, __VA_ARGS__)
 
 SM90_PRODUCTS(8, 4, "%4", "%5", "%6", "%7", "%8", "%9")
 SM90_PRODUCTS(16, 8, "%8", "%9", "%10", "%11", "%12", "%13")

@@ -21,10 +21,11 @@
  * Source: the schedule is FlashAttention-3's (arXiv:2407.08608). */
 #include "kernels/sm90_attn_load.cuh"
 
-#define TURN_ID  1 /* named barriers TURN_ID + warpgroup: it may issue its products */
-#define NOTHING  (-1e30f)
-#define LOG2_E   1.44269504f
-#define L2_BYTES ((size_t)32 << 20) /* what is reread from the cache; it has 50 MB */
+#define TURN_ID   1 /* named barriers TURN_ID + warpgroup: it may issue its products */
+#define HALVED_ID 3 /* the same: its queries are float16 */
+#define NOTHING   (-1e30f)
+#define LOG2_E    1.44269504f
+#define L2_BYTES  ((size_t)32 << 20) /* what is reread from the cache; it has 50 MB */
 
 /* --- the consumers --------------------------------------------------------------------- */
 
@@ -66,6 +67,28 @@ static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const voi
                  : "memory");
 }
 
+/* Two bfloat16 as two float16, which has more bits and less range: clamped to its largest. */
+static __device__ __forceinline__ uint32_t half_of(uint32_t two)
+{
+    return pack_half(low_half(two), high_half(two));
+}
+
+/* This warp's 16 rows of the queries, in place; then the warpgroup's are there. */
+template <class S> static __device__ void halve_queries(chunk_shared<S> *sh)
+{
+    int warp = (threadIdx.x - 128) / 32, lane = threadIdx.x % 32;
+
+#pragma unroll 4
+    for (int i = lane; i < S::COLUMNS * 16 * 8; i += 32) { /* 16 bytes; 8 of them a row */
+        uint4 *at = (uint4 *)(sh->q + i / 128 * S::Q_COLUMN + warp * 16 * 128) + i % 128;
+        uint4 x = *at;
+
+        *at = make_uint4(half_of(x.x), half_of(x.y), half_of(x.z), half_of(x.w));
+    }
+    fence_async();
+    named_sync(HALVED_ID + warp / 4, 128);
+}
+
 /* Row r's 16 bytes c of a slab stand at c ^ r % 8: the swizzle. */
 template <class S> static __device__ __forceinline__ void take_queries(consumer<S> &c)
 {
@@ -76,7 +99,12 @@ template <class S> static __device__ __forceinline__ void take_queries(consumer<
         for (int d = 0; d < S::HD / 16; d++)
             load_matrices(c.held[d], c.sh->q + d / 4 * S::Q_COLUMN + row * 128 +
                                          ((d % 4 * 2 + lane / 16) ^ row % 8) * 16);
+#pragma unroll
+        for (int i = 0; S::RAW && i < S::HD / 4; i++)
+            c.held[i / 4][i % 4] = half_of(c.held[i / 4][i % 4]);
     } else {
+        if (S::RAW)
+            halve_queries(c.sh);
         c.told = operand(c.sh->q + (threadIdx.x / 128 - 1) * 8 * SLAB, SLAB, 0);
     }
 }
@@ -93,8 +121,12 @@ static __device__ __forceinline__ void begin_scores(consumer<S> &c, float (&scor
     for (int d = 0; d < S::HD / 16; d++) { /* 32 bytes of a row at a time; operands count by 16 */
         uint64_t b = operand(k, S::ROWS_APART, 0) + d / 4 * (S::COLUMNS_APART / 16) + d % 4 * 2;
 
-        if constexpr (S::HELD)
+        if constexpr (S::HELD && S::RAW)
+            multiply_half_rows(score, c.held[d], b, d > 0);
+        else if constexpr (S::HELD)
             multiply_rows(score, c.held[d], b, d > 0);
+        else if constexpr (S::RAW)
+            multiply_half_rows(score, c.told + d / 4 * (S::Q_COLUMN / 16) + d % 4 * 2, b, d > 0);
         else
             multiply_rows(score, c.told + d / 4 * (S::Q_COLUMN / 16) + d % 4 * 2, b, d > 0);
     }
@@ -124,11 +156,16 @@ template <class S> static __device__ __forceinline__ void begin_values(consumer<
 #pragma unroll
     for (int j = 0; j < S::BLOCK / 16; j++) {
 #pragma unroll
-        for (int part = 0; part < S::PARTS; part++)
-            multiply_columns(c.acc[part], c.weight[j],
-                             operand(v + part * (S::PART / 64) * S::COLUMNS_APART, S::ROWS_APART,
-                                     S::COLUMNS_APART) +
-                                 j * 2 * (S::ROWS_APART / 16));
+        for (int part = 0; part < S::PARTS; part++) {
+            uint64_t b = operand(v + part * (S::PART / 64) * S::COLUMNS_APART, S::ROWS_APART,
+                                 S::COLUMNS_APART) +
+                         j * 2 * (S::ROWS_APART / 16);
+
+            if constexpr (S::RAW)
+                multiply_half_columns(c.acc[part], c.weight[j], b);
+            else
+                multiply_columns(c.acc[part], c.weight[j], b);
+        }
     }
     warpgroup_commit();
 }
@@ -198,6 +235,15 @@ static __device__ __forceinline__ void soften(struct chunk_rows &rows, float (&s
     }
 }
 
+/* Weights are 1 at most: nothing to clamp. */
+static __device__ __forceinline__ uint32_t pack_weight_half(float low, float high)
+{
+    uint32_t two;
+
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    return two;
+}
+
 /* The accumulator's layout is the left operand's. */
 template <class S>
 static __device__ __forceinline__ void pack_weights(consumer<S> &c,
@@ -205,7 +251,8 @@ static __device__ __forceinline__ void pack_weights(consumer<S> &c,
 {
 #pragma unroll
     for (int i = 0; i < S::BLOCK / 4; i++)
-        c.weight[i / 4][i % 4] = pack_bf16(score[2 * i], score[2 * i + 1]);
+        c.weight[i / 4][i % 4] = S::RAW ? pack_weight_half(score[2 * i], score[2 * i + 1])
+                                        : pack_bf16(score[2 * i], score[2 * i + 1]);
 }
 
 /* acc *= factor of the row. */

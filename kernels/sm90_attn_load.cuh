@@ -329,7 +329,7 @@ static __device__ void load_values(chunk_shared<S> *sh, const CUtensorMap *map, 
 
 /* --- the converters -------------------------------------------------------------------- */
 
-/* e4m3 [BLOCK][HD] to bf16 in slabs, zeros from row left on; by two warps. */
+/* e4m3 [BLOCK][HD] to float16 in slabs, zeros from row left on; by two warps. */
 template <class S>
 static __device__ __forceinline__ void widen_block(unsigned char *to, const unsigned char *raw,
                                                    int left)
@@ -340,7 +340,7 @@ static __device__ __forceinline__ void widen_block(unsigned char *to, const unsi
     for (int i = threadIdx.x % 64; i < S::BLOCK * PIECES; i += 64) {
         int r = i / PIECES, c = i % PIECES, at = c % 4 * 2;
         uint4 x = r < left ? *(const uint4 *)(raw + i * 16) : make_uint4(0, 0, 0, 0);
-        uint4 low = widen_eight(make_uint2(x.x, x.y)), high = widen_eight(make_uint2(x.z, x.w));
+        uint4 low = half_eight(make_uint2(x.x, x.y)), high = half_eight(make_uint2(x.z, x.w));
         unsigned char *row = to + r / 8 * S::ROWS_APART + c / 4 * S::COLUMNS_APART + r % 8 * 128;
         bool swap = c / 4 % 2; /* neighbouring slabs at the same time meet different banks */
 

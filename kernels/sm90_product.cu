@@ -208,9 +208,14 @@ static __device__ inline void give_back(const barriers &bars, const held &h)
         barrier_arrive(&bars.x_empty[h.x]);
 }
 
+/* Whether a slot of bf16 is given back only when the first product behind it runs: the tensor cores
+ * have no pause then, but a warpgroup that waits for its next slot holds one that it has read. That
+ * pays where slots are many. */
+#define GIVES_LATE(N, MB) ((MB) == 4 || ((MB) == 2 && (N) <= 32))
+
 /* A slot of a block, 64 elements of n_in a group. `before` is given back on the way, when only
  * groups of this slot are unfinished. */
-template <int N>
+template <int N, bool LATE>
 static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2], const char *slot,
                                                      const char *x_slot, int n_slabs,
                                                      const barriers &bars, const held &before,
@@ -227,7 +232,7 @@ static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2
         multiply_rows(acc[0], w + 4, x + 4, 1);
         multiply_rows(acc[SUMS(N) - 1], w + 6, x + 6, 1);
         warpgroup_commit();
-        if (s == 0) {
+        if (LATE && s == 0) {
             warpgroup_wait<1>();
             give_back(bars, before);
         }
@@ -243,10 +248,10 @@ static __device__ __forceinline__ void multiply_half_slab(float (&acc)[SUMS(N)][
 {
     keep(a), keep(acc[0]), keep(acc[SUMS(N) - 1]);
     warpgroup_begin();
-    multiply_half_rows(acc[0], a[0], x);
-    multiply_half_rows(acc[SUMS(N) - 1], a[1], x + 2);
-    multiply_half_rows(acc[0], a[2], x + 4);
-    multiply_half_rows(acc[SUMS(N) - 1], a[3], x + 6);
+    multiply_half_rows(acc[0], a[0], x, 1);
+    multiply_half_rows(acc[SUMS(N) - 1], a[1], x + 2, 1);
+    multiply_half_rows(acc[0], a[2], x + 4, 1);
+    multiply_half_rows(acc[SUMS(N) - 1], a[3], x + 6, 1);
     warpgroup_commit();
 }
 
@@ -307,7 +312,7 @@ static __device__ __forceinline__ void multiply_e4m3(float (&acc)[SUMS(N)][N / 2
 }
 
 /* This warpgroup's sums of a tile. Of one block it takes every second slot, of several every
- * second block. A slot of bf16 is given back when the first product behind it runs. */
+ * second block. */
 template <int N, int MB, bool FP8>
 static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][SUMS(N)][N / 2],
                                                      char *shared, const barriers &bars, slot &from,
@@ -315,6 +320,7 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
                                                      const product_cut &c, int group)
 {
     const int OWN = MB == 4 ? 2 : 1;
+    const bool LATE = !FP8 && GIVES_LATE(N, MB);
     held before = {-1, -1};
 
 #pragma unroll
@@ -344,13 +350,18 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
             w = shared + from.at * c.slot_bytes;
             now = {from.at, b + 1 == OWN ? x_from.at : -1};
             barrier_wait(&bars.full[from.at], from.parity);
-            if constexpr (FP8) {
+            if constexpr (FP8)
                 multiply_e4m3<N>(acc[b], w, x, n_slabs, c);
-                give_back(bars, now);
-            } else {
-                multiply_bf16<N>(acc[b], w, x, n_slabs, bars, before, c);
-                before = now;
+            else
+                multiply_bf16<N, LATE>(acc[b], w, x, n_slabs, bars, before, c);
+            if (!FP8 && !LATE) {
+                warpgroup_wait<0>();
+                keep(acc[b][0]), keep(acc[b][SUMS(N) - 1]);
             }
+            if (LATE)
+                before = now;
+            else
+                give_back(bars, now);
             next_slot(from, 1, c.depth);
             if (MB > 1)
                 pass_slots(bars, from, 1 - group, c.depth);
@@ -372,28 +383,46 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
 
 /* --- squares ---------------------------------------------------------------------------- */
 
-/* 1 / sqrt(mean square) of the rows of x; three warps, each some of its rows at a time. */
+/* 1 / sqrt(mean square) of the rows of x; three warps, each some of its rows at a time. What is read
+ * here comes behind all the weights that are under way, two microseconds late: so as much as
+ * possible is asked for at once. */
 static __device__ void find_inverse(float *inverse, const wide_args &a, int helper)
 {
-    const int TOGETHER = 4;
+    const int ROWS = 8, FOURS = 2; /* that a lane asks for at a time; fours of a row */
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in == NULL ? 0 : a.p.n_sums;
+    float share = 1.0f / (float)a.c.n_in;
 
-    for (int first = helper; first < a.n; first += 3 * TOGETHER) {
-        float sum[TOGETHER] = {};
+    for (int first = helper; first < a.n; first += 3 * ROWS) {
+        float sum[ROWS] = {};
 
-        for (int i = lane; i < n_sums; i += 32) {
+        for (int from = lane * 4; from < n_sums; from += FOURS * 128) {
+            float4 four[ROWS][FOURS];
+
 #pragma unroll
-            for (int r = 0; r < TOGETHER; r++) {
-                if (first + 3 * r < a.n)
-                    sum[r] += a.p.sums_in[(size_t)(first + 3 * r) * n_sums + i];
+            for (int i = 0; i < ROWS * FOURS; i++) {
+                int row = first + i / FOURS * 3, at = from + i % FOURS * 128;
+
+                four[i / FOURS][i % FOURS] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (row < a.n && at < n_sums)
+                    four[i / FOURS][i % FOURS] = *(const float4 *)(a.p.sums_in + row * n_sums + at);
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS * FOURS; i++) {
+                float4 x = four[i / FOURS][i % FOURS];
+
+                sum[i / FOURS] += (x.x + x.y) + (x.z + x.w);
             }
         }
 #pragma unroll
-        for (int r = 0; r < TOGETHER; r++) {
-            for (int i = 16; i > 0; i /= 2)
-                sum[r] += __shfl_xor_sync(~0U, sum[r], i);
+        for (int apart = 16; apart > 0; apart /= 2) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                sum[r] += __shfl_xor_sync(~0U, sum[r], apart);
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
             if (first + 3 * r < a.n)
-                inverse[first + 3 * r] = n_sums == 0 ? 1.0f : rsqrtf(sum[r] / a.c.n_in + a.p.eps);
+                inverse[first + 3 * r] = n_sums == 0 ? 1.0f : rsqrtf(sum[r] * share + a.p.eps);
         }
     }
 }
@@ -409,6 +438,97 @@ static __device__ void fetch_constants(const wide_args &a, int tile, int rank)
 
 /* --- the kernel ------------------------------------------------------------------------- */
 
+/* What a CTA's warps know. */
+struct cta {
+    char *shared;
+    float *red, *inverse, *scales;
+    barriers bars;
+    exchange x;
+    work k;
+    int warp, rank;
+};
+
+/* A warpgroup's place in the rings. */
+struct places {
+    slot w, x;
+};
+
+/* Behind a CTA's first tile: inverse is there. Of a CTA's only tile all have read the slots. */
+static __device__ inline void meet(const cta &own, int tile)
+{
+    if (tile == own.k.tile)
+        named_sync(1, THREADS - 32);
+}
+
+/* A tile of one block. */
+template <int N, int KIND, bool FP8>
+static __device__ inline void work_block(const cta &own, const wide_args &a, int tile, int group,
+                                         places &at)
+{
+    float acc[1][SUMS(N)][N / 2];
+    targets t = targets_of(a.p);
+    share s = share_of<N>(a, tile, own.rank);
+    first_unit<N> early = begin_unit<N, KIND, FP8>(a, t, s, own.warp, 0);
+
+    multiply_tile<N, 1, FP8>(acc, own.shared, own.bars, at.w, at.x, own.k, a.c, group);
+    meet(own, tile);
+    end_block<N, KIND, FP8>(own.red, acc[0][0], a, t, own.inverse, s, early, own.warp, own.rank,
+                            own.x);
+}
+
+/* A tile of several blocks. */
+template <int N, int MB, int KIND, bool FP8>
+static __device__ inline void work_blocks(const cta &own, const wide_args &a, int tile, int group,
+                                          places &at)
+{
+    const int OWN = MB == 4 ? 2 : 1;
+    const product_cut &c = a.c;
+    outputs o = outputs_of(a, tile, own.rank);
+    targets t = targets_of(a.p);
+    float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
+    fetched f[TOGETHER(N)];
+    gate_scales gates;
+
+    if (KIND == K_PRODUCT_GATED && MB == 4)
+        gates = fetch_gate_scales<FP8>(a, tile, group);
+    if (KIND == K_PRODUCT_RESIDUAL)
+        fetch_first<N>(f, a, o);
+    multiply_tile<N, MB, FP8>(acc, own.shared, own.bars, at.w, at.x, own.k, c, group);
+    meet(own, tile);
+    if (KIND == K_PRODUCT_FLOAT && c.n_split == 1) {
+        write_floats<N, MB, OWN>(acc, a, own.inverse, tile, group);
+        return;
+    }
+    if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
+        if (c.n_split == 1 && c.rows_by_eight) {
+            gated_place to = gated_place_of(a, t.y, own.red, tile);
+
+            write_gated<N>(acc, a, to, own.inverse, gates, tile, group);
+            if (to.staged) {
+                named_sync(2, WORKERS);
+                copy_gated(t.y, to, a, tile);
+            }
+            return;
+        }
+    }
+    if (FP8)
+        own.scales[threadIdx.x] = scale;
+    if (c.n_split > 1)
+        cluster_wait();
+    for (int first = 0; first < a.n; first += c.round) {
+        store_sums<N, MB, OWN>(own.red + group * c.block_rows, acc, first, c.round, c.block_rows);
+        if (c.n_split > 1)
+            cluster_sync();
+        else
+            named_sync(2, WORKERS);
+        finish<N, KIND, FP8>(own.red + own.rank * o.own, a, t, own.inverse,
+                             own.scales + own.rank * o.own, o, c.n_split > 1, first,
+                             min(first + c.round, a.n), f);
+        if (c.n_split == 1)
+            named_sync(2, WORKERS);
+    }
+}
+
 /* N: columns computed; MB: blocks of a tile; KIND: of product; FP8: w is e4m3, x float16. */
 template <int N, int MB, int KIND, bool FP8>
 static __global__ void __launch_bounds__(THREADS, 1)
@@ -416,25 +536,29 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 const __grid_constant__ CUtensorMap x_map, const __grid_constant__ wide_args a)
 {
     extern __shared__ __align__(1024) char shared[];
-    const int OWN = MB == 4 ? 2 : 1;
     const product_cut &c = a.c;
-    float *red = (float *)(shared + c.red_at), *inverse = (float *)(shared + c.rest_at);
-    float *scales = inverse + 64;
+    float *inverse = (float *)(shared + c.rest_at), *scales = inverse + 64;
     uint64_t *first_bar = (uint64_t *)(scales + CUT_ROWS_MAX);
-    exchange x = {first_bar + 4 * CUT_DEPTH_MAX, first_bar + 4 * CUT_DEPTH_MAX + 1};
-    barriers bars = {first_bar, first_bar + CUT_DEPTH_MAX, first_bar + 2 * CUT_DEPTH_MAX,
-                     first_bar + 3 * CUT_DEPTH_MAX};
-    int warp = warp_number(), rank = c.n_split > 1 ? (int)cluster_rank() : 0;
-    bool pushed = MB == 1 && c.n_split > 1;
-    work k;
+    cta own = {shared,
+               (float *)(shared + c.red_at),
+               inverse,
+               scales,
+               {first_bar, first_bar + CUT_DEPTH_MAX, first_bar + 2 * CUT_DEPTH_MAX,
+                first_bar + 3 * CUT_DEPTH_MAX},
+               {first_bar + 4 * CUT_DEPTH_MAX, first_bar + 4 * CUT_DEPTH_MAX + 1},
+               {},
+               warp_number(),
+               c.n_split > 1 ? (int)cluster_rank() : 0};
+    int warp = own.warp;
+    bool pushes = MB == 1 && c.n_split > 1;
 
-    k.tile = blockIdx.x >> (c.n_split - 1); /* 1 or 2 */
-    k.first = rank * c.n_slabs >> (c.n_split - 1);
-    k.last = (rank + 1) * c.n_slabs >> (c.n_split - 1);
-    begin_slots<MB>(shared, bars, &w_map, k, a, warp);
-    if (pushed && warp == THREADS / 32 - 1 && leads()) {
-        barrier_init(x.ready, 1);
-        barrier_init(x.met, 1);
+    own.k.tile = blockIdx.x >> (c.n_split - 1); /* 1 or 2 */
+    own.k.first = own.rank * c.n_slabs >> (c.n_split - 1);
+    own.k.last = (own.rank + 1) * c.n_slabs >> (c.n_split - 1);
+    begin_slots<MB>(shared, own.bars, &w_map, own.k, a, warp);
+    if (pushes && warp == THREADS / 32 - 1 && leads()) {
+        barrier_init(own.x.ready, 1);
+        barrier_init(own.x.met, 1);
         barrier_init_done();
     }
     __syncthreads();
@@ -442,94 +566,32 @@ static __global__ void __launch_bounds__(THREADS, 1)
         cluster_arrive_relaxed(); /* waited for before the other's shared memory is touched */
     if (warp == WORKERS / 32) {
         if (leads())
-            order_all<MB>(shared, bars, &w_map, &x_map, k, a);
+            order_all<MB>(shared, own.bars, &w_map, &x_map, own.k, a);
         __syncwarp();
     } else if (warp > WORKERS / 32) {
-        fetch_constants(a, k.tile, rank);
+        fetch_constants(a, own.k.tile, own.rank);
         asm volatile("griddepcontrol.wait;" ::: "memory");
         find_inverse(inverse, a, warp - WORKERS / 32 - 1);
         named_arrive(1, THREADS - 32);
     } else {
-        int group = warp / 4;
-        slot from = {0, 0}, x_from = {0, 0};
+        places at = {};
 
         asm volatile("griddepcontrol.wait;" ::: "memory");
-        for (int tile = k.tile; tile < c.n_tiles; tile += c.n_groups) {
-            outputs o = outputs_of(a, tile, rank, pushed);
-            targets t = targets_of(a.p);
-            float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
-            fetched f[TOGETHER(N)];
-            gate_scales gates;
-
-            if (KIND == K_PRODUCT_GATED && MB == 4)
-                gates = fetch_gate_scales(a, tile, group);
-            if (KIND == K_PRODUCT_RESIDUAL) { /* asked for early */
-                item i = {o.col, o.row};
-
-#pragma unroll
-                for (int b = 0; b < TOGETHER(N); b++) {
-                    if (i.col < a.n && o.begin + i.row * 4 < o.n_out)
-                        f[b] = fetch(a.p, i.col, o.begin + i.row * 4, o);
-                    next_item(i, o);
-                }
-            }
-            multiply_tile<N, MB, FP8>(acc, shared, bars, from, x_from, k, c, group);
-            /* inverse is there, and all have read what they need of the slots */
-            if (tile == k.tile)
-                named_sync(1, THREADS - 32);
-            if (KIND == K_PRODUCT_FLOAT && MB > 1 && c.n_split == 1) {
-                write_floats<N, MB, OWN>(acc, a, inverse, tile, group);
-                continue;
-            }
-            if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
-                if (c.n_split == 1 && c.rows_by_eight) {
-                    write_gated<N>(acc, a, t.y, inverse, gates, tile, group);
-                    continue;
-                }
-            }
-            if (FP8)
-                scales[threadIdx.x] = scale;
-            if (c.n_split > 1)
-                cluster_wait();
-            if constexpr (MB == 1) {
-                if (pushed) {
-                    if (threadIdx.x == 0) {
-                        barrier_expect(x.met, exchanged_bytes(a));
-                        arrive_remote(remote_addr(x.ready, rank ^ 1));
-                    }
-                    push_sums<N>(red, acc[0], a.n, group, rank, o, x);
-                    named_sync(2, WORKERS);
-                    barrier_wait_cluster(x.met, 0);
-                    finish<N, KIND, FP8>(red, a, t, inverse, scales + rank * o.own, o, PARTS_PUSHED,
-                                         0, a.n, f);
-                    return;
-                }
-            }
-            for (int first = 0; first < a.n; first += c.round) {
-                store_sums<N, MB, OWN>(MB == 1 ? red + group * o.part : red + group * c.block_rows,
-                                       acc, first, c.round, c.block_rows);
-                if (c.n_split > 1)
-                    cluster_sync();
-                else
-                    named_sync(2, WORKERS);
-                finish<N, KIND, FP8>(red + rank * o.own, a, t, inverse, scales + rank * o.own, o,
-                                     MB == 1          ? PARTS_TWO
-                                     : c.n_split == 1 ? PARTS_ONE
-                                                      : PARTS_REMOTE,
-                                     first, min(first + c.round, a.n), f);
-                if (c.n_split == 1)
-                    named_sync(2, WORKERS);
-            }
+        for (int tile = own.k.tile; tile < c.n_tiles; tile += c.n_groups) {
+            if constexpr (MB == 1)
+                work_block<N, KIND, FP8>(own, a, tile, warp / 4, at);
+            else
+                work_blocks<N, MB, KIND, FP8>(own, a, tile, warp / 4, at);
         }
     }
-    if (c.n_split == 1)
+    if (pushes && warp < WORKERS / 32) /* it has waited for all that it was sent */
         return;
-    if (warp >= WORKERS / 32) {
+    if (c.n_split > 1 && warp >= WORKERS / 32) {
         cluster_wait();
-        if (!pushed)
+        if (!pushes)
             cluster_sync();
     }
-    if (pushed)
+    if (c.n_split == 1 || pushes)
         return;
     /* The others may still read our sums; nothing that was written is waited for. */
     cluster_arrive_relaxed();
@@ -617,18 +679,14 @@ template <int N>
 static int choose(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
                   k_stream stream)
 {
-    if constexpr (N <= K_PRODUCT_ROWS_E4M3) {
-        if (a.p.w->type == K_E4M3)
-            return choose_blocks<N, true>(w_map, x_map, a, stream);
-    }
-    return choose_blocks<N, false>(w_map, x_map, a, stream);
+    return a.p.w->type == K_E4M3 ? choose_blocks<N, true>(w_map, x_map, a, stream)
+                                 : choose_blocks<N, false>(w_map, x_map, a, stream);
 }
 
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
     return (w->type == K_E4M3 ? w->block == 0 : w->type == K_BF16 && w->scales == NULL) &&
-           w->n_in % product_cut_slab_cols(w->type) == 0 && n >= 1 &&
-           n <= (w->type == K_E4M3 ? K_PRODUCT_ROWS_E4M3 : K_PRODUCT_ROWS_MAX);
+           w->n_in % product_cut_slab_cols(w->type) == 0 && n >= 1 && n <= K_PRODUCT_ROWS_MAX;
 }
 
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)

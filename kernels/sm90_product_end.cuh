@@ -1,7 +1,8 @@
 /* What sm90_product.cu does at the end of a tile: sums of warpgroups and CTAs meet, and what stands
  * around a product in a decode is done (k_multiply() in kernels.h). Sums that are whole go straight
- * from registers, others through shared memory, [column][rows of the tile], where 256 threads take
- * four rows of a column at a time. */
+ * from registers. Those of a tile of one block meet in shared memory in the order in which wgmma
+ * leaves them; of several blocks as [column][rows of the tile], where 256 threads take four rows of
+ * a column at a time. */
 #ifndef QUIRE_KERNELS_SM90_PRODUCT_END_CUH
 #define QUIRE_KERNELS_SM90_PRODUCT_END_CUH
 
@@ -30,10 +31,10 @@ struct outputs {
     int own;          /* rows of a column */
     int col, row;     /* this thread's first item: its column, its four rows */
     int cols_a_turn, rows_a_turn;
-    int stride, part; /* floats in shared memory: to the next column, to the next part */
+    int stride; /* floats in shared memory to the next column */
 };
 
-static __device__ inline outputs outputs_of(const wide_args &a, int tile, int rank, bool pushed)
+static __device__ inline outputs outputs_of(const wide_args &a, int tile, int rank)
 {
     int tile_rows = a.c.gated ? a.c.rows / 2 : a.c.rows;
     outputs o;
@@ -46,14 +47,44 @@ static __device__ inline outputs outputs_of(const wide_args &a, int tile, int ra
     o.row = threadIdx.x % o.fours;
     o.cols_a_turn = WORKERS / o.fours;
     o.rows_a_turn = WORKERS % o.fours;
-    o.stride = pushed ? o.own + 4 : a.c.n_blocks * CUT_BLOCK + 4;
-    o.part = (pushed ? a.c.columns : a.c.round) * o.stride;
+    o.stride = a.c.n_blocks * CUT_BLOCK + 4;
     pin(o.n_out), pin(o.begin), pin(o.fours), pin(o.own), pin(o.col), pin(o.row);
-    pin(o.cols_a_turn), pin(o.rows_a_turn), pin(o.stride), pin(o.part);
+    pin(o.cols_a_turn), pin(o.rows_a_turn), pin(o.stride);
     return o;
 }
 
-/* --- through shared memory --------------------------------------------------------------- */
+/* What the end reads of the launch's arguments. */
+struct targets {
+    k_bf16 *y, *normed;
+    float *residual, *sums_out;
+};
+
+static __device__ inline targets targets_of(const struct k_product &p)
+{
+    targets t = {(k_bf16 *)p.y, (k_bf16 *)p.normed, p.residual, p.sums_out};
+
+    pin_global(t.y), pin_global(t.normed), pin_global(t.residual), pin_global(t.sums_out);
+    return t;
+}
+
+/* The gate of SwiGLU, without the branches of denormals. */
+static __device__ __forceinline__ float silu(float x)
+{
+    float power, inverse;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950408889634f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+    return x * inverse;
+}
+
+/* Two columns of a row, 2 q and 2 q + 1 of row g, become two rows of a column, 2 q and 2 q + 1 of
+ * column g, in lane 4 g + q of a warp. */
+static __device__ __forceinline__ void transpose(uint32_t &two)
+{
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(two));
+}
+
+/* --- several blocks, through shared memory -------------------------------------------------- */
 
 /* The place of p in the shared memory of a CTA of the cluster. */
 static __device__ __forceinline__ uint32_t remote_addr(const void *p, int rank)
@@ -90,70 +121,6 @@ static __device__ inline void store_sums(float *red, const float (&acc)[OWN][SUM
 
             if (col >= 0 && col < columns && row + below < block_rows)
                 red[col * stride + 2 * b * block_rows + row + below] = acc[b][0][e];
-        }
-    }
-}
-
-/* A float to shared memory of the cluster; the barrier there counts its bytes. */
-static __device__ __forceinline__ void store_remote(uint32_t at, float x, uint32_t barrier)
-{
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(at),
-        "r"(__float_as_uint(x)), "r"(barrier)
-        : "memory");
-}
-
-/* Relaxed: nothing that was written is published by it. What this CTA has read must have been read
- * by a barrier of the CTA before; no last access to a slot may be put between that and this. */
-static __device__ __forceinline__ void arrive_remote(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-                 : "memory");
-}
-
-/* How two CTAs that share a tile exchange sums: each tells the other when nobody reads its slots
- * any more, and gets the other's part of its rows there. */
-struct exchange {
-    uint64_t *ready, *met;
-};
-
-/* The bytes that a CTA is sent. */
-static __device__ inline uint32_t exchanged_bytes(const wide_args &a)
-{
-    return 2U * (uint32_t)(a.c.rows / 2 * a.n) * 4U;
-}
-
-/* A warpgroup's sums of a tile of one block, [column][stride]: of its own rows to parts 0 and 1, of
- * the other CTA's rows to parts 2 and 3 there. */
-template <int N>
-static __device__ inline void push_sums(float *red, const float (&acc)[SUMS(N)][N / 2], int n,
-                                        int group, int rank, const outputs &o, const exchange &x)
-{
-    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    float *to = red + group * o.part;
-    uint32_t remote = remote_addr(red + (2 + group) * o.part, rank ^ 1);
-    uint32_t met = remote_addr(x.met, rank ^ 1);
-    bool ready = false;
-
-#pragma unroll
-    for (int below = 0; below < 16; below += 8) {
-        int at = row + below - rank * o.own;
-        bool mine = at >= 0 && at < o.own, others = !mine && row + below < 2 * o.own;
-
-        at += mine ? 0 : rank == 0 ? -o.own : o.own;
-        if (others && !ready) {
-            barrier_wait(x.ready, 0);
-            ready = true;
-        }
-#pragma unroll
-        for (int e = 0; e < N / 4; e++) {
-            int col = e / 2 * 8 + q * 2 + e % 2;
-            float sum = acc[0][e / 2 * 4 + e % 2 + below / 4];
-
-            if (mine && col < n)
-                to[col * o.stride + at] = sum;
-            if (others && col < n)
-                store_remote(remote + (uint32_t)(col * o.stride + at) * 4, sum, met);
         }
     }
 }
@@ -195,35 +162,17 @@ static __device__ inline void store_four(void *to, size_t at, const float f[4], 
     }
 }
 
-/* The sums of four rows over the CTAs of a cluster, and of the two warpgroups where they have
- * shares of n_in, in a fixed order; parts are `apart` floats from each other. */
-enum parts {
-    PARTS_ONE,    /* of both warpgroups together */
-    PARTS_TWO,    /* one of each warpgroup */
-    PARTS_PUSHED, /* the same, and then the other CTA's two */
-    PARTS_REMOTE  /* PARTS_ONE, and the other CTA's in its own shared memory */
-};
-
-static __device__ inline void sum_parts(float f[4], const float *from, int parts, int apart)
+/* The sums of four rows, over the CTAs of a cluster when they are a pair. */
+static __device__ inline void sum_parts(float f[4], const float *from, bool pair)
 {
-    float4 part[4] = {};
+    float4 sum = pair ? load_four_remote(from, 0) : *(const float4 *)from;
 
-    if (parts == PARTS_REMOTE) {
-        part[0] = load_four_remote(from, 0);
-        part[2] = load_four_remote(from, 1);
-    } else {
-        part[0] = *(const float4 *)from;
+    if (pair) {
+        float4 more = load_four_remote(from, 1);
+
+        sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
     }
-    if (parts == PARTS_TWO || parts == PARTS_PUSHED)
-        part[1] = *(const float4 *)(from + apart);
-    if (parts == PARTS_PUSHED) {
-        part[2] = *(const float4 *)(from + 2 * apart);
-        part[3] = *(const float4 *)(from + 3 * apart);
-    }
-    f[0] = (part[0].x + part[1].x) + (part[2].x + part[3].x);
-    f[1] = (part[0].y + part[1].y) + (part[2].y + part[3].y);
-    f[2] = (part[0].z + part[1].z) + (part[2].z + part[3].z);
-    f[3] = (part[0].w + part[1].w) + (part[2].w + part[3].w);
+    *(float4 *)f = sum;
 }
 
 /* The norm's division, scales (NULL: none) and the bias of rows `at` .. of w. */
@@ -265,20 +214,6 @@ static __device__ inline fetched fetch(const k_product &p, int col, int at, cons
             *(const uint2 *)((const k_bf16 *)p.norm + at)};
 }
 
-/* What the end reads of the launch's arguments. */
-struct targets {
-    k_bf16 *y, *normed;
-    float *residual, *sums_out;
-};
-
-static __device__ inline targets targets_of(const struct k_product &p)
-{
-    targets t = {(k_bf16 *)p.y, (k_bf16 *)p.normed, p.residual, p.sums_out};
-
-    pin_global(t.y), pin_global(t.normed), pin_global(t.residual), pin_global(t.sums_out);
-    return t;
-}
-
 /* The residual, the squares of the sum and the next norm's rows; rows are a multiple of 16. */
 static __device__ inline void add_residual(float y[4], const fetched &f, const targets &t,
                                            bool is_half, size_t to, int at, int col,
@@ -316,13 +251,28 @@ static __device__ inline void next_item(item &i, const outputs &o)
 /* Items whose loads are under way together. */
 #define TOGETHER(N) ((N) > 32 ? 2 : 1)
 
+/* What this thread's first items read. */
+template <int N>
+static __device__ inline void fetch_first(fetched (&f)[TOGETHER(N)], const wide_args &a,
+                                          const outputs &o)
+{
+    item i = {o.col, o.row};
+
+#pragma unroll
+    for (int b = 0; b < TOGETHER(N); b++) {
+        if (i.col < a.n && o.begin + i.row * 4 < o.n_out)
+            f[b] = fetch(a.p, i.col, o.begin + i.row * 4, o);
+        next_item(i, o);
+    }
+}
+
 /* Columns first .. last - 1 of a tile, whose scales are read for e4m3 only; four lanes have the
  * sixteen rows of a sum of squares. Code that runs once costs by its length, so that each kind of
  * product has its own. f: what the first items read. */
 template <int N, int KIND, bool FP8>
 static __device__ void finish(const float *red, const wide_args &a, const targets &t,
                               const float *inverse, const float *scales, const outputs &o,
-                              int parts, int first, int last, const fetched (&f)[TOGETHER(N)])
+                              bool pair, int first, int last, const fetched (&f)[TOGETHER(N)])
 {
     bool whole = o.n_out % 4 == 0;
     item next = {o.col, o.row};
@@ -336,7 +286,7 @@ static __device__ void finish(const float *red, const wide_args &a, const target
             i[b] = next;
             next_item(next, o);
             if (i[b].col < last - first && o.begin + i[b].row * 4 < o.n_out)
-                sum_parts(y[b], red + i[b].col * o.stride + i[b].row * 4, parts, o.part);
+                sum_parts(y[b], red + i[b].col * o.stride + i[b].row * 4, pair);
         }
 #pragma unroll
         for (int b = 0; b < TOGETHER(N); b++) {
@@ -350,13 +300,12 @@ static __device__ void finish(const float *red, const wide_args &a, const target
             if (KIND == K_PRODUCT_GATED) {
                 float up[4];
 
-                sum_parts(up, red + i[b].col * o.stride + i[b].row * 4 + a.c.rows / 2, parts,
-                          o.part);
+                sum_parts(up, red + i[b].col * o.stride + i[b].row * 4 + a.c.rows / 2, pair);
                 scale_four(up, a, inverse[c], FP8 ? scale + a.c.rows / 2 : NULL,
                            (size_t)(at + o.n_out), left, whole);
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    y[b][k] = __fdividef(y[b][k], 1.0f + __expf(-y[b][k])) * up[k];
+                    y[b][k] = silu(y[b][k]) * up[k];
             }
             if (KIND == K_PRODUCT_RESIDUAL) {
                 add_residual(y[b], turn == 0 && first == 0 ? f[b] : fetch(a.p, c, at, o), t,
@@ -423,6 +372,7 @@ static __device__ inline int gated_row(const wide_args &a, int tile, int group)
            threadIdx.x % 32 / 4;
 }
 
+template <bool FP8>
 static __device__ inline gate_scales fetch_gate_scales(const wide_args &a, int tile, int group)
 {
     int n_out = a.c.n_out / 2, row = gated_row(a, tile, group);
@@ -430,7 +380,7 @@ static __device__ inline gate_scales fetch_gate_scales(const wide_args &a, int t
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (a.scales != NULL && row + i * 8 < n_out) {
+        if (FP8 && a.scales != NULL && row + i * 8 < n_out) {
             s.gate[i] = a.scales[row + i * 8];
             s.up[i] = a.scales[row + i * 8 + n_out];
         }
@@ -438,10 +388,28 @@ static __device__ inline gate_scales fetch_gate_scales(const wide_args &a, int t
     return s;
 }
 
+/* Where a tile's rows go: to y or, of a CTA's only tile, over the slots first, so that stores to y
+ * are of whole columns. Tiles begin with every 16th row, as K_HALF_AT needs it. */
+struct gated_place {
+    k_bf16 *to;
+    int stride, first; /* elements from column to column; rows in front of the tile's */
+    bool staged;
+};
+
+static __device__ inline gated_place gated_place_of(const wide_args &a, k_bf16 *y, float *red,
+                                                    int tile)
+{
+    int n_out = a.c.n_out / 2, own = a.c.rows / 2;
+
+    if (a.c.n_tiles <= a.c.n_groups)
+        return {(k_bf16 *)red, own + 8, 0, true};
+    return {y, n_out, tile * own, false};
+}
+
 template <int N>
 static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2], const wide_args &a,
-                                          k_bf16 *to, const float *inverse, const gate_scales &s,
-                                          int tile, int group)
+                                          const gated_place &to, const float *inverse,
+                                          const gate_scales &s, int tile, int group)
 {
     const k_bf16 *bias = (const k_bf16 *)a.p.bias;
     bool is_half = a.p.y_is_half;
@@ -452,38 +420,423 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
     for (int i = 0; i < 2; i++) {
         int row = own - g + i * 8, in_block = threadIdx.x % 128 / 32 * 16 + i * 8;
         bool there = in_block < a.c.block_rows && row < n_out; /* all eight, or none */
-        float gate_bias = 0.0f, up_bias = 0.0f;
+        float gate_bias = 0.0f, up_bias = 0.0f, y[N / 8][2];
         uint32_t two[N / 8];
+        int place = row - tile * (a.c.rows / 2) + to.first + q * 2;
 
         if (there && bias != NULL) {
             gate_bias = load_bf16(bias + row + g);
             up_bias = load_bf16(bias + row + g + n_out);
         }
 #pragma unroll
-        for (int m = 0; m < N / 8; m++) {
-            float y[2];
+        for (int e = 0; e < N / 4; e++) {
+            float root = inverse[e / 2 * 8 + q * 2 + e % 2];
+            float gate = acc[0][0][e / 2 * 4 + i * 2 + e % 2] * (root * s.gate[i]) + gate_bias;
+            float up = acc[1][0][e / 2 * 4 + i * 2 + e % 2] * (root * s.up[i]) + up_bias;
 
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float root = inverse[m * 8 + q * 2 + e];
-                float gate = acc[0][0][m * 4 + i * 2 + e] * (root * s.gate[i]) + gate_bias;
-                float up = acc[1][0][m * 4 + i * 2 + e] * (root * s.up[i]) + up_bias;
-
-                y[e] = __fdividef(gate, 1.0f + __expf(-gate)) * up;
-            }
-            two[m] = is_half ? pack_half(y[0], y[1]) : pack_bf16(y[0], y[1]);
+            y[e / 2][e % 2] = silu(gate) * up;
         }
 #pragma unroll
         for (int m = 0; m < N / 8; m++)
-            asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(two[m]));
+            two[m] = is_half ? pack_half(y[m][0], y[m][1]) : pack_bf16(y[m][0], y[m][1]);
+#pragma unroll
+        for (int m = 0; m < N / 8; m++)
+            transpose(two[m]); /* now rows 2 q and 2 q + 1 of column g */
+        place = is_half ? (int)K_HALF_AT(place) : place;
 #pragma unroll
         for (int m = 0; m < N / 8; m++) {
-            if (there && m * 8 + g < a.n) { /* now rows 2 q and 2 q + 1 of column g */
-                size_t at = (size_t)(m * 8 + g) * n_out + row + q * 2;
-
-                *(uint32_t *)(to + (is_half ? K_HALF_AT(at) : at)) = two[m];
-            }
+            if (there && m * 8 + g < a.n)
+                *(uint32_t *)(to.to + (uint32_t)(m * 8 + g) * (uint32_t)to.stride +
+                              (uint32_t)place) = two[m];
         }
+    }
+}
+
+/* What is over the slots to y, 16 lanes a column. */
+static __device__ inline void copy_gated(k_bf16 *y, const gated_place &from, const wide_args &a,
+                                         int tile)
+{
+    int n_out = a.c.n_out / 2, first = tile * (a.c.rows / 2), at = threadIdx.x % 16 * 8;
+
+    if (at >= a.c.rows / 2 || first + at >= n_out)
+        return;
+    for (int col = threadIdx.x / 16; col < a.n; col += WORKERS / 16)
+        *(uint4 *)(y + (uint32_t)col * (uint32_t)n_out + (uint32_t)(first + at)) =
+            *(const uint4 *)(from.to + col * from.stride + at);
+}
+
+/* --- one block, of which each warpgroup has a share of n_in -------------------------------- */
+
+/* Sums meet as wgmma leaves them: lane 4 g + q of a warp has of each eight rows, a strip, row g, and
+ * of each eight columns 2 q and 2 q + 1. A lane's sums of a strip and 16 columns, a chunk, are
+ * stored at once; of the fewest columns, 8. */
+#define CHUNK_SUMS(N) ((N) == 8 ? 2 : 4)
+#define CHUNK_COLS(N) (4 * CHUNK_SUMS(N))
+
+/* This CTA's share of a tile's outputs, and where this warp's sums of it meet the others. */
+struct share {
+    int n_out, begin; /* rows of y; the first of this CTA */
+    int strips;
+    int chunks; /* of a strip that meet at a time */
+    int part;   /* floats in shared memory that a warpgroup's sums take: [strips][chunks][lane] */
+    int at[2];  /* of this lane's first chunk of its two strips, in a part */
+    bool mine[2], others[2]; /* whose they are: this CTA's, the other one's, nobody's */
+};
+
+template <int N> static __device__ inline share share_of(const wide_args &a, int tile, int rank)
+{
+    int own = a.c.rows / a.c.n_split, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    share s = {a.c.n_out, tile * a.c.rows + rank * own, own / 8, a.c.round / CHUNK_COLS(N),
+               a.c.round * own};
+
+#pragma unroll
+    for (int below = 0; below < 2; below++) {
+        int strip = warp * 2 + below - rank * s.strips;
+
+        s.mine[below] = strip >= 0 && strip < s.strips;
+        s.others[below] = !s.mine[below] && warp * 2 + below < a.c.n_split * s.strips;
+        strip += s.mine[below] ? 0 : rank == 0 ? -s.strips : s.strips;
+        s.at[below] = (strip * s.chunks * 32 + lane) * CHUNK_SUMS(N);
+        pin(s.at[below]);
+    }
+    pin(s.n_out), pin(s.begin), pin(s.strips), pin(s.chunks), pin(s.part);
+    return s;
+}
+
+/* Sums to shared memory of the cluster; the barrier there counts their bytes. */
+static __device__ __forceinline__ void store_remote(uint32_t at, const float (&f)[2],
+                                                    uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, "
+                 "[%3];" ::"r"(at),
+                 "f"(f[0]), "f"(f[1]), "r"(barrier)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_remote(uint32_t at, const float (&f)[4],
+                                                    uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, "
+                 "%4}, [%5];" ::"r"(at),
+                 "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]), "r"(barrier)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_local(float *to, const float (&f)[2])
+{
+    *(float2 *)to = make_float2(f[0], f[1]);
+}
+
+static __device__ __forceinline__ void store_local(float *to, const float (&f)[4])
+{
+    *(float4 *)to = make_float4(f[0], f[1], f[2], f[3]);
+}
+
+static __device__ __forceinline__ void load_local(float (&f)[2], const float *from)
+{
+    *(float2 *)f = *(const float2 *)from;
+}
+
+static __device__ __forceinline__ void load_local(float (&f)[4], const float *from)
+{
+    *(float4 *)f = *(const float4 *)from;
+}
+
+/* Relaxed: nothing that was written is published by it. What this CTA has read must have been read
+ * by a barrier of the CTA before; no last access to a slot may be put between that and this. */
+static __device__ __forceinline__ void arrive_remote(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+                 : "memory");
+}
+
+/* How two CTAs that share a tile exchange sums: each tells the other when nobody reads its slots
+ * any more, and gets the other's part of its rows there. */
+struct exchange {
+    uint64_t *ready, *met;
+};
+
+/* One thread: what the other CTA will send is waited for, and it may. */
+static __device__ inline void begin_exchange(const exchange &x, const share &s, int rank)
+{
+    barrier_expect(x.met, 2U * (uint32_t)s.part * 4U);
+    arrive_remote(remote_addr(x.ready, rank ^ 1));
+}
+
+/* A warpgroup's sums from chunk `first` on: of this CTA's rows to parts 0 and 1, of the other CTA's
+ * rows to parts 2 and 3 there. */
+template <int N>
+static __device__ inline void share_sums(float *red, const float (&acc)[N / 2], int first,
+                                         const share &s, int group, int rank, const exchange &x)
+{
+    const int SUMS_OF = CHUNK_SUMS(N);
+    uint32_t remote = 0, met = 0;
+
+    if (s.others[0] || s.others[1]) {
+        remote = remote_addr(red + (2 + group) * s.part, rank ^ 1);
+        met = remote_addr(x.met, rank ^ 1);
+        barrier_wait(x.ready, 0);
+    }
+#pragma unroll
+    for (int below = 0; below < 2; below++) {
+        int at = s.at[below] - first * 32 * SUMS_OF;
+
+#pragma unroll
+        for (int c = 0; c < N / CHUNK_COLS(N); c++, at += 32 * SUMS_OF) {
+            float f[SUMS_OF];
+
+#pragma unroll
+            for (int i = 0; i < SUMS_OF; i++)
+                f[i] = acc[(c * SUMS_OF / 2 + i / 2) * 4 + below * 2 + i % 2];
+            if (c < first || c >= first + s.chunks)
+                continue;
+            if (s.mine[below])
+                store_local(red + group * s.part + at, f);
+            if (s.others[below])
+                store_remote(remote + (uint32_t)at * 4, f, met);
+        }
+    }
+}
+
+/* Two strips of a chunk: a warp ends them at a time. */
+struct unit {
+    int strip, chunk;
+    int row, col; /* of this lane's first sum */
+    uint32_t at;  /* which is this of y; nothing of 64 rows has more than 2^32 */
+};
+
+template <int N> static __device__ inline unit unit_of(const share &s, int number, int first)
+{
+    const int CHUNKS = N / CHUNK_COLS(N);
+    int lane = threadIdx.x % 32;
+    unit u;
+
+    u.strip = s.chunks == 1 ? number * 2 : number / CHUNKS * 2;
+    u.chunk = s.chunks == 1 ? 0 : number % CHUNKS;
+    u.row = s.begin + u.strip * 8 + lane / 4;
+    u.col = (first + u.chunk) * CHUNK_COLS(N) + lane % 4 * 2;
+    u.at = (uint32_t)u.col * (uint32_t)s.n_out + (uint32_t)u.row;
+    return u;
+}
+
+/* A lane's i-th sum of a strip is so many columns behind its first. */
+static __device__ constexpr int column_of(int i)
+{
+    return i / 2 * 8 + i % 2;
+}
+
+/* What the end of a unit reads: of its rows, and the residual. */
+template <int N> struct unit_reads {
+    float residual[2][CHUNK_SUMS(N)];
+    float norm[2], scale[2], bias[2];
+};
+
+template <int N, int KIND, bool FP8>
+static __device__ inline unit_reads<N> read_unit(const wide_args &a, const targets &t,
+                                                 const share &s, const unit &u)
+{
+    unit_reads<N> r;
+
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        int row = u.row + b * 8;
+        bool there = u.strip + b < s.strips && row < s.n_out;
+
+        r.scale[b] = FP8 && there && a.scales != NULL ? a.scales[row] : 1.0f;
+        r.bias[b] = there && a.p.bias != NULL ? load_bf16((const k_bf16 *)a.p.bias + row) : 0.0f;
+        if (KIND != K_PRODUCT_RESIDUAL)
+            continue;
+        r.norm[b] = there ? load_bf16((const k_bf16 *)a.p.norm + row) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < CHUNK_SUMS(N); i++)
+            r.residual[b][i] = there && u.col + column_of(i) < a.n
+                                   ? t.residual[u.at + column_of(i) * s.n_out + b * 8]
+                                   : 0.0f;
+    }
+    return r;
+}
+
+/* Eight rows of a chunk's columns, two rows a lane and store: `row` and `col` are this lane's first
+ * sum's. */
+template <int V>
+static __device__ inline void store_strip(k_bf16 *to, const float (&y)[V], bool is_half, int row,
+                                          int col, const share &s, int n)
+{
+    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    uint32_t at;
+    uint32_t two[V / 2];
+
+#pragma unroll
+    for (int m = 0; m < V / 2; m++)
+        two[m] = is_half ? pack_half(y[2 * m], y[2 * m + 1]) : pack_bf16(y[2 * m], y[2 * m + 1]);
+#pragma unroll
+    for (int m = 0; m < V / 2; m++)
+        transpose(two[m]);
+    row += q * 2 - g, col += g - q * 2;
+    at = (uint32_t)col * (uint32_t)s.n_out + (uint32_t)(is_half ? (int)K_HALF_AT(row) : row);
+#pragma unroll
+    for (int m = 0; m < V / 2; m++, at += (uint32_t)s.n_out * 8) {
+        if (col + m * 8 < n)
+            *(uint32_t *)(to + at) = two[m];
+    }
+}
+
+/* The residual of a unit's sixteen rows, the squares of the sums, and the next norm's rows. */
+template <int N>
+static __device__ inline void add_unit(float (&y)[2][CHUNK_SUMS(N)], const unit_reads<N> &r,
+                                       const wide_args &a, const targets &t, const share &s,
+                                       const unit &u)
+{
+    float squares[CHUNK_SUMS(N)];
+
+#pragma unroll
+    for (int i = 0; i < CHUNK_SUMS(N); i++) {
+        squares[i] = 0.0f;
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            y[b][i] += r.residual[b][i];
+            if (u.col + column_of(i) < a.n)
+                t.residual[u.at + column_of(i) * s.n_out + b * 8] = y[b][i];
+            squares[i] += y[b][i] * y[b][i];
+            y[b][i] *= r.norm[b];
+        }
+    }
+#pragma unroll
+    for (int apart = 4; apart < 32; apart *= 2) {
+#pragma unroll
+        for (int i = 0; i < CHUNK_SUMS(N); i++)
+            squares[i] += __shfl_xor_sync(~0U, squares[i], apart);
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNK_SUMS(N); i++) {
+        if (threadIdx.x % 32 < 4 && u.col + column_of(i) < a.n) /* of row 0 of sixteen */
+            t.sums_out[(u.at + column_of(i) * s.n_out) / 16] = squares[i];
+    }
+#pragma unroll
+    for (int b = 0; b < 2; b++)
+        store_strip(t.normed, y[b], a.p.y_is_half, u.row + b * 8, u.col, s, a.n);
+}
+
+/* A unit of y, which has no residual. */
+template <int N, int KIND>
+static __device__ inline void write_unit(const float (&y)[2][CHUNK_SUMS(N)], const wide_args &a,
+                                         const targets &t, const share &s, const unit &u)
+{
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        if (u.strip + b >= s.strips || u.row + b * 8 >= s.n_out) /* all eight, or none */
+            continue;
+        if (KIND == K_PRODUCT_PLAIN)
+            store_strip(t.y, y[b], false, u.row + b * 8, u.col, s, a.n);
+#pragma unroll
+        for (int i = 0; i < CHUNK_SUMS(N); i++) {
+            if (KIND == K_PRODUCT_FLOAT && u.col + column_of(i) < a.n)
+                ((float *)t.y)[u.at + column_of(i) * s.n_out + b * 8] = y[b][i];
+        }
+    }
+}
+
+/* A unit's sums of both warpgroups and, of a pair, of the other CTA's two, in a fixed order; with
+ * the norm's division, scales and the bias. */
+template <int N>
+static __device__ inline void sum_unit(float (&y)[2][CHUNK_SUMS(N)], const float *red,
+                                       const float *inverse, const unit_reads<N> &r, const share &s,
+                                       const unit &u, bool pair)
+{
+    const int SUMS_OF = CHUNK_SUMS(N);
+    float root[SUMS_OF];
+
+#pragma unroll
+    for (int i = 0; i < SUMS_OF; i += 2)
+        *(float2 *)(root + i) = *(const float2 *)(inverse + u.col + column_of(i));
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        int at = ((u.strip + b) * s.chunks + u.chunk) * 32 + threadIdx.x % 32;
+        float part[4][SUMS_OF] = {};
+
+        if (u.strip + b >= s.strips)
+            continue;
+        load_local(part[0], red + at * SUMS_OF);
+        load_local(part[1], red + at * SUMS_OF + s.part);
+        if (pair) {
+            load_local(part[2], red + at * SUMS_OF + 2 * s.part);
+            load_local(part[3], red + at * SUMS_OF + 3 * s.part);
+        }
+#pragma unroll
+        for (int i = 0; i < SUMS_OF; i++) {
+            float sum = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
+
+            y[b][i] = sum * (root[i] * r.scale[b]) + r.bias[b];
+        }
+    }
+}
+
+/* What a warp knows of its first unit before the first slot. */
+template <int N> struct first_unit {
+    unit u;
+    unit_reads<N> reads;
+};
+
+template <int N, int KIND, bool FP8>
+static __device__ inline first_unit<N> begin_unit(const wide_args &a, const targets &t,
+                                                  const share &s, int warp, int first)
+{
+    first_unit<N> f;
+
+    f.u = unit_of<N>(s, warp, first);
+    f.reads = read_unit<N, KIND, FP8>(a, t, s, f.u);
+    return f;
+}
+
+/* The end of what has met, from chunk `first` on. */
+template <int N, int KIND, bool FP8>
+static __device__ inline void end_units(const float *red, const wide_args &a, const targets &t,
+                                        const float *inverse, const share &s, int warp, int first,
+                                        first_unit<N> now)
+{
+    int units = (s.strips + 1) / 2 * s.chunks;
+
+    for (int i = warp; i < units;) {
+        first_unit<N> next = now;
+        float y[2][CHUNK_SUMS(N)];
+
+        i += WORKERS / 32;
+        if (i < units)
+            next = begin_unit<N, KIND, FP8>(a, t, s, i, first);
+        sum_unit<N>(y, red, inverse, now.reads, s, now.u, a.c.n_split > 1);
+        if (KIND != K_PRODUCT_RESIDUAL)
+            write_unit<N, KIND>(y, a, t, s, now.u);
+        else if (now.u.row < s.n_out) /* all sixteen, or none */
+            add_unit<N>(y, now.reads, a, t, s, now.u);
+        now = next;
+    }
+}
+
+/* The end of a tile of one block. One CTA has a tile at a time in shared memory of its own, or its
+ * only one over the slots; of a pair each has one tile. */
+template <int N, int KIND, bool FP8>
+static __device__ inline void end_block(float *red, const float (&acc)[N / 2], const wide_args &a,
+                                        const targets &t, const float *inverse, const share &s,
+                                        first_unit<N> now, int warp, int rank, const exchange &x)
+{
+    bool pair = a.c.n_split > 1;
+
+    if (pair) {
+        cluster_wait(); /* the other has begun */
+        if (threadIdx.x == 0)
+            begin_exchange(x, s, rank);
+    }
+    for (int first = 0;;) {
+        share_sums<N>(red, acc, first, s, warp / 4, rank, x);
+        named_sync(2, WORKERS);
+        if (pair)
+            barrier_wait_cluster(x.met, 0);
+        end_units<N, KIND, FP8>(red, a, t, inverse, s, warp, first, now);
+        named_sync(2, WORKERS); /* of a pair, too: see Traps in README.md, "two ways out" */
+        first += s.chunks;
+        if (first * CHUNK_COLS(N) >= a.n)
+            return;
+        now = begin_unit<N, KIND, FP8>(a, t, s, warp, first);
     }
 }
 

@@ -244,8 +244,8 @@ static void compare_large(const struct large_case *l, enum k_type type)
     compare_kind(l->kind, l->s, type, false, 58, false);
 }
 
-/* Tiles that two CTAs share. Of 48 rows, 256 threads are no whole number of columns; of two blocks
- * the CTAs read each other's sums; the last tile of 3000 or 5000 rows has none for the second CTA;
+/* Tiles that two CTAs share. Of 48 rows each has three strips of eight; of two blocks, which tiles
+ * of a matrix of odd rows have, the CTAs read each other's sums; the last tile of 3000 or 5000 rows has none for the second CTA;
  * of 25 slabs one CTA may have a slot more than the other. */
 struct shared_case {
     enum k_product_kind kind;
@@ -334,8 +334,9 @@ int main(void)
     static const struct shape shapes[] = {{64, 128},    {256, 256},  {1040, 512}, {96, 1024},
                                           {2048, 2048}, {512, 7168}, {336, 640}};
 
-    /* every end of a tile, of two and of four blocks, of one and of several tiles a CTA */
+    /* every end of a tile, of one, two and four blocks, of one and of several tiles a CTA */
     static const struct large_case large[] = {
+        {K_PRODUCT_PLAIN, {36000, 128}, 1, true},     {K_PRODUCT_FLOAT, {44400, 128}, 1, true},
         {K_PRODUCT_FLOAT, {15000, 128}, 2, false},    {K_PRODUCT_FLOAT, {70000, 128}, 2, true},
         {K_PRODUCT_FLOAT, {40000, 128}, 4, true},     {K_PRODUCT_GATED, {28672, 256}, 4, false},
         {K_PRODUCT_GATED, {57344, 128}, 4, true},     {K_PRODUCT_PLAIN, {10240, 256}, 2, false},
@@ -345,14 +346,16 @@ int main(void)
 
     static const struct shared_case shared[] = {
         {K_PRODUCT_PLAIN, K_BF16, {3000, 1600}, 48, 1, false},
-        {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 1, false},
+        {K_PRODUCT_FLOAT, K_BF16, {3000, 512}, 48, 1, false},
+        {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 2, false},
         {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
         {K_PRODUCT_PLAIN, K_BF16, {5000, 384}, 80, 2, false},
-        {K_PRODUCT_FLOAT, K_BF16, {4997, 384}, 80, 2, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {2999, 640}, 48, 1, false},
+        {K_PRODUCT_FLOAT, K_BF16, {5000, 384}, 80, 2, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {3000, 640}, 48, 1, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {2999, 640}, 48, 2, false},
         {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
         {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 640}, 64, 1, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {4997, 384}, 80, 2, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {5000, 384}, 80, 2, false},
         {K_PRODUCT_FLOAT, K_E4M3, {5000, 384}, 80, 2, false},
     };
 
@@ -362,7 +365,7 @@ int main(void)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
             compare_kind(kind, shapes[i], K_BF16, false, 64, i == 1);
-            compare_kind(kind, shapes[i], K_E4M3, i == 1, 48, i == 1);
+            compare_kind(kind, shapes[i], K_E4M3, i == 1, 64, i == 1);
         }
     }
     compare_kind(K_PRODUCT_FLOAT, (struct shape){1003, 256}, K_BF16, false, 32, false);

@@ -18,16 +18,15 @@ static bool covers(const struct product_cut *c, int n_sms)
 static bool has_room(const struct product_cut *c)
 {
     int last = (c->depth - 1) * c->slot_bytes, stride = c->n_blocks * CUT_BLOCK + 4;
-    int sums = c->n_blocks == 1 && c->n_split > 1
-                   ? 4 * c->columns * (c->rows / 2 + 4) * 4
-                   : (c->n_blocks == 1 ? 2 : 1) * c->round * stride * 4;
+    int sums = c->n_blocks == 1 ? 2 * c->n_split * c->round * (c->rows / c->n_split) * 4
+                                : c->round * stride * 4;
     int reach =
         c->rows_by_eight ? 8 * c->group_bytes : (c->box - 1) * c->slab_bytes + CUT_BLOCK * CUT_SLAB;
 
     return c->block_rows % 8 == 0 && c->block_rows <= CUT_BLOCK && c->box >= 1 && c->box <= 8 &&
            c->slot_bytes == c->box * c->block_rows * CUT_SLAB && c->slot_bytes % 1024 == 0 &&
            c->x_bytes % 1024 == 0 && c->x_copied == c->box * c->x_slabs * c->x_rows * CUT_SLAB &&
-           c->x_copied <= c->x_bytes && c->depth >= (c->n_blocks == 4 ? 6 : 4) &&
+           c->x_copied <= c->x_bytes && c->depth >= (c->n_blocks == 4 ? 5 : 3) &&
            c->depth <= CUT_DEPTH_MAX && c->x_depth >= (c->n_blocks == 1 ? 4 : 2) &&
            c->x_depth <= CUT_DEPTH_MAX && c->x_at == c->depth * c->slot_bytes &&
            c->rest_at >= c->x_at + c->x_depth * c->x_bytes && c->rest_at >= c->red_at + sums &&
@@ -44,12 +43,18 @@ static bool ends_whole(const struct product_cut *c, enum k_product_kind kind)
 {
     int own = c->rows / c->n_split;
 
-    /* eight rows of a warp are all one CTA's, and there are CTAs for no more than two parts */
-    if (c->n_split > 2 || (c->n_split == 2 && c->n_blocks == 1 && own % 8 != 0))
+    /* of one block eight rows of a warp are all one CTA's and all the matrix's, and 8 or 16 columns
+     * meet at a time; there are CTAs for no more than two parts */
+    if (c->n_split > 2 || (c->n_blocks == 1 && (own % 8 != 0 || c->n_out % 8 != 0 ||
+                                                c->round % (c->columns == 8 ? 8 : 16) != 0)))
         return false;
     if (kind == K_PRODUCT_RESIDUAL)
         return own % 16 == 0;
-    return kind == K_PRODUCT_GATED ? c->gated && c->n_blocks >= 2 && own % 8 == 0 : own % 4 == 0;
+    if (kind != K_PRODUCT_GATED)
+        return own % 4 == 0;
+    /* rows of y, 8 more a column, lie over the slots, and 16 threads have 8 rows each */
+    return c->gated && c->n_blocks >= 2 && own % 8 == 0 && c->rows / 2 <= 128 &&
+           (c->n_blocks == 2 || c->rows % 32 == 0) && c->columns * (c->rows / 2 + 8) * 2 <= c->x_at;
 }
 
 static void cut_all(int n_sms, enum k_type type)
@@ -66,8 +71,7 @@ static void cut_all(int n_sms, enum k_type type)
                     struct product_cut c = {0};
                     bool good;
 
-                    if ((kind == K_PRODUCT_RESIDUAL && out % 16 != 0) ||
-                        (type == K_E4M3 && rows[i] > K_PRODUCT_ROWS_E4M3))
+                    if (kind == K_PRODUCT_RESIDUAL && out % 16 != 0)
                         continue;
                     good = product_cut_of(&c, &w, (enum k_product_kind)kind, rows[i], n_sms) &&
                            covers(&c, n_sms) && has_room(&c) &&

@@ -55,7 +55,7 @@ struct cta {
 static struct {
     struct product_cut c;
     int n, tiles, first_slots, n_ctas;
-    bool fp8, direct; /* ends of tiles in registers: nobody meets */
+    bool late, direct; /* ends of tiles in registers: nobody meets */
     struct cta ctas[2];
     int n_begun; /* agents that have arrived at the cluster's first barrier */
     long happened;
@@ -193,7 +193,7 @@ static void pass(struct cta *k, struct place *from, int n)
     }
 }
 
-/* A slot of this warp's: bf16 gives the one before back, e4m3 this one. */
+/* A slot of this warp's is given back at once or, late, when the next one is multiplied. */
 static void multiply(struct cta *k, struct held *before, struct held now, int what, int step)
 {
     if (k->w[now.w] != what || k->x[now.reads_x] != step)
@@ -202,8 +202,8 @@ static void multiply(struct cta *k, struct held *before, struct held now, int wh
     k->x_readers[now.reads_x]++;
     for (int i = draw(4); i >= 0; i--)
         others();
-    give_back(k, s.fp8 ? &now : before);
-    if (!s.fp8)
+    give_back(k, s.late ? before : &now);
+    if (s.late)
         *before = now;
     others();
 }
@@ -231,17 +231,12 @@ static void multiply_step(struct cta *k, int group, int i, int step, struct plac
     }
 }
 
-/* Bytes of eight rows of a warp that are the other CTA's; whole or not, as a thread takes them. */
+/* Bytes of eight rows of a warp that are the other CTA's. */
 static int pushed_bytes(const struct cta *k, int warp, int below)
 {
-    int own = s.c.rows / 2, bytes = 0;
+    int strip = warp % 4 * 2 + below, strips = s.c.rows / 16, own = strip - k->rank * strips;
 
-    for (int row = warp % 4 * 16 + below; row < warp % 4 * 16 + below + 8; row++) {
-        int at = row - k->rank * own;
-
-        bytes += (at < 0 || at >= own) && row < 2 * own ? s.n * 4 : 0;
-    }
-    return bytes;
+    return (own < 0 || own >= strips) && strip < 2 * strips ? 8 * s.c.columns * 4 : 0;
 }
 
 /* The end of a tile that two CTAs share. */
@@ -256,7 +251,7 @@ static void exchange(struct cta *k, int warp)
             fail("who is told has gone");
         arrive(&other->ready);
     }
-    for (int below = 0; below < 16 && s.fault == NULL; below += 8) {
+    for (int below = 0; below < 2 && s.fault == NULL; below++) {
         int bytes = pushed_bytes(k, warp, below);
 
         if (bytes == 0)
@@ -383,7 +378,7 @@ static void begin_cta(struct cta *k, int late)
     init_bars(k->full, 1), init_bars(k->x_full, 1);
     init_bars(k->empty, N_WARPS), init_bars(k->x_empty, N_WARPS);
     k->ready = (struct bar){.need = 1, .left = 1};
-    k->arrived = (struct bar){.need = 1, .left = 0, .pending = s.c.rows * s.n * 4};
+    k->arrived = (struct bar){.need = 1, .left = 0, .pending = s.c.rows * s.c.columns * 4};
     memset(k->readers, 0, sizeof k->readers), memset(k->x_readers, 0, sizeof k->x_readers);
     k->n_copies = k->met = k->n_pushes = k->n_stored = k->n_done = 0;
     begin_slots(k);
@@ -453,12 +448,13 @@ static void draw_cut(void)
     enum k_product_kind kind = (enum k_product_kind)draw(K_PRODUCT_RESIDUAL + 1);
     const struct k_matrix w = {.type = type,
                                .n_out = 16 * (1 + draw(draw(2) == 0 ? 300 : 8000)),
-                               .n_in = product_cut_slab_cols(type) * (1 + draw(50))};
+                               .n_in = product_cut_slab_cols(type) *
+                                       (1 + draw(draw(4) == 0 ? 250 : 50))};
 
-    s.n = 1 + draw(type == K_E4M3 ? K_PRODUCT_ROWS_E4M3 : K_PRODUCT_ROWS_MAX);
+    s.n = 1 + draw(K_PRODUCT_ROWS_MAX);
     if (!product_cut_of(&s.c, &w, kind, s.n, 132))
         abort();
-    s.fp8 = type == K_E4M3;
+    s.late = type == K_BF16 && (s.c.n_blocks == 4 || (s.c.n_blocks == 2 && s.c.columns <= 32));
     s.tiles = (s.c.n_tiles + s.c.n_groups - 1) / s.c.n_groups;
     s.tiles = s.tiles > 4 ? 4 : s.tiles;
     s.direct = s.c.n_split == 1 && ((kind == K_PRODUCT_FLOAT && s.c.n_blocks > 1) ||
@@ -471,8 +467,8 @@ static void say_fault(int turn, const char *fault)
     printf(
         "# turn %d, %s: %s, %d blocks, %d and %d slots, %d first, %d tiles of %d rows, %d steps, "
         "%d CTAs, %d columns\n",
-        turn, fault, s.fp8 ? "e4m3" : "bf16", s.c.n_blocks, s.c.depth, s.c.x_depth, s.first_slots,
-        s.tiles, s.c.rows, s.ctas[0].steps, s.n_ctas, s.n);
+        turn, fault, s.late ? "late" : "at once", s.c.n_blocks, s.c.depth, s.c.x_depth,
+        s.first_slots, s.tiles, s.c.rows, s.ctas[0].steps, s.n_ctas, s.n);
 }
 
 int main(void)
