@@ -38,6 +38,29 @@ static __device__ __forceinline__ void pin(int &x)
     asm volatile("" : "+r"(x));
 }
 
+/* The same of what ptxas fetches again all the same, since an empty statement hides nothing from it,
+ * and a shuffle of what all lanes have neither: that a multiprocessor's number has no such bits, it
+ * does not know. */
+static __device__ __forceinline__ uint32_t unknown_zero(void)
+{
+    uint32_t number;
+
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
+    return number >> 24;
+}
+
+static __device__ __forceinline__ int fixed(int x, uint32_t zero)
+{
+    return x + (int)zero;
+}
+
+template <class T> static __device__ __forceinline__ T *fixed(T *x, uint32_t zero)
+{
+    x = (T *)((uint64_t)x | zero);
+    __builtin_assume(__isGlobal(x));
+    return x;
+}
+
 template <class T> static __device__ __forceinline__ void pin_global(T *&x)
 {
     asm volatile("" : "+l"(x));

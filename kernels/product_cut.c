@@ -60,6 +60,13 @@ static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int 
     return best;
 }
 
+/* Slots of w, at least: one more than two warpgroups hold at a time. Another one pays for shorter
+ * slots only where a share of n_in has few. */
+static int least_slots(const struct product_cut *c)
+{
+    return c->n_blocks == 4 ? 5 : c->n_slabs / c->n_split > 64 ? 3 : 4;
+}
+
 /* As many slots of w as so many bytes have room for, and of x, at least `least`, as far ahead. */
 static void share_ring(struct product_cut *c, int bytes, int least)
 {
@@ -70,7 +77,8 @@ static void share_ring(struct product_cut *c, int bytes, int least)
         c->depth = (bytes - c->x_depth * c->x_bytes) / c->slot_bytes;
         if (c->depth > CUT_DEPTH_MAX)
             c->depth = CUT_DEPTH_MAX;
-        if (c->x_depth == CUT_DEPTH_MAX || c->depth <= c->x_depth * c->n_blocks)
+        if (c->x_depth == CUT_DEPTH_MAX || c->depth <= c->x_depth * c->n_blocks ||
+            bytes - (c->x_depth + 1) * c->x_bytes < least_slots(c) * c->slot_bytes)
             return;
     }
 }
@@ -85,11 +93,17 @@ static int first_slots_of(const struct product_cut *c)
     return n < 1 ? 1 : n;
 }
 
-/* Slots of w, at least: one more than two warpgroups hold at a time. Another one pays for shorter
- * slots only where a share of n_in has few. */
-static int least_slots(const struct product_cut *c)
+/* Where two CTAs leave sums of the only tile, a slot each: its own when all have been read; the
+ * other's as soon as that slot would be filled again, were there more. */
+static void place_sums(struct product_cut *c)
 {
-    return c->n_blocks == 4 ? 5 : c->n_slabs / c->n_split > 64 ? 3 : 4;
+    for (int rank = 0; rank < 2; rank++) {
+        int slabs = ((rank + 1) * c->n_slabs >> 1) - (rank * c->n_slabs >> 1);
+        int slot = (slabs + c->box - 1) / c->box % c->depth;
+
+        c->sent_at[rank] = slot * c->slot_bytes;
+        c->own_at[rank] = (slot + 1) % c->depth * c->slot_bytes;
+    }
 }
 
 /* Slots of `box` slabs; false when too few have room. */
@@ -107,8 +121,8 @@ static bool lay_out(struct product_cut *c, int box)
     c->x_copied = box * c->x_slabs * c->x_rows * CUT_SLAB;
     c->round = one_tile || c->columns < 16 ? c->columns : 16;
     sums = c->round * stride * 4;
-    if (c->n_blocks == 1) /* of each warpgroup, and of the other CTA's */
-        sums = 2 * c->n_split * c->round * (c->rows / c->n_split) * 4;
+    if (c->n_blocks == 1) /* of each warpgroup */
+        sums = 2 * c->round * c->rows / c->n_split * 4;
     rest = CUT_REST_BYTES + (one_tile ? 0 : sums);
     /* blocks of less than 64 rows: what is behind them is read, too. Mostly that is slots of x */
     slack = (CUT_BLOCK - c->block_rows) / 8 * c->group_bytes;
@@ -124,6 +138,8 @@ static bool lay_out(struct product_cut *c, int box)
         ring = sums;
     c->red_at = one_tile ? 0 : ring;
     c->rest_at = ring + (one_tile ? 0 : sums);
+    if (c->depth > 0 && c->n_blocks == 1 && c->n_split == 2)
+        place_sums(c);
     c->smem = c->rest_at + CUT_REST_BYTES;
     return c->depth >= least_slots(c) && c->smem <= CUT_SMEM_MAX;
 }
@@ -141,7 +157,9 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
     c->x_slabs = product_cut_slab_cols(w->type) / CUT_SLAB_COLS;
     c->n_slabs = w->n_in / product_cut_slab_cols(w->type);
     c->rows_by_eight = w->n_out % (c->gated ? 16 : 8) == 0;
-    for (int split = 1; split <= SPLIT_MAX && split <= c->n_slabs && split <= n_sms; split++) {
+    /* a share has two slabs, so that a slot has room for sums */
+    for (int split = 1; split <= SPLIT_MAX && (split == 1 || split < c->n_slabs) && split <= n_sms;
+         split++) {
         int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);
 
         if (rows == 0)

@@ -43,7 +43,10 @@ struct product_cut {
     int x_copied; /* bytes of a slot of x that are copied */
     /* in shared memory, whose beginning are the slots of w: */
     int x_at;
-    int red_at;  /* sums of a round [columns][stride]; 0, over the slots, when there is one tile */
+    int red_at; /* sums of a round; 0, over the slots, when there is one tile */
+    /* of one block and two CTAs, each CTA's: its own sums over a slot, the other's over the slot that
+     * is read last but for depth - 1 */
+    int own_at[2], sent_at[2];
     int rest_at; /* inverse, barriers */
     int smem;
     int round; /* columns that are written at a time */

@@ -146,9 +146,10 @@ static __device__ inline void begin_slots(char *shared, const barriers &bars,
     }
 }
 
-/* One lane: all of this CTA's blocks behind the first slots, a slot of x before each step of w. */
+/* One lane: all of this CTA's blocks behind the first slots, a slot of x before each step of w.
+ * Where one more slot would go. */
 template <int MB>
-static __device__ void order_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
+static __device__ slot order_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
                                  const CUtensorMap *x_map, const work &k, const wide_args &a)
 {
     const product_cut &c = a.c;
@@ -175,6 +176,7 @@ static __device__ void order_all(char *shared, const barriers &bars, const CUten
     }
     while (x.tile < c.n_tiles)
         order_x(shared, bars, x_map, x, x_to, k, c);
+    return to;
 }
 
 /* --- multiplying ------------------------------------------------------------------------ */
@@ -466,14 +468,13 @@ static __device__ inline void work_block(const cta &own, const wide_args &a, int
                                          places &at)
 {
     float acc[1][SUMS(N)][N / 2];
-    targets t = targets_of(a.p);
-    share s = share_of<N>(a, tile, own.rank);
+    targets t = targets_of<KIND>(a.p);
+    share s = share_of<N>(a, own.shared, tile, own.rank);
     first_unit<N> early = begin_unit<N, KIND, FP8>(a, t, s, own.warp, 0);
 
     multiply_tile<N, 1, FP8>(acc, own.shared, own.bars, at.w, at.x, own.k, a.c, group);
     meet(own, tile);
-    end_block<N, KIND, FP8>(own.red, acc[0][0], a, t, own.inverse, s, early, own.warp, own.rank,
-                            own.x);
+    end_block<N, KIND, FP8>(acc[0][0], a, t, own.inverse, s, early, own.warp, own.rank, own.x);
 }
 
 /* A tile of several blocks. */
@@ -484,7 +485,7 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, in
     const int OWN = MB == 4 ? 2 : 1;
     const product_cut &c = a.c;
     outputs o = outputs_of(a, tile, own.rank);
-    targets t = targets_of(a.p);
+    targets t = targets_of<KIND>(a.p);
     float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
     fetched f[TOGETHER(N)];
     gate_scales gates;
@@ -496,7 +497,7 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, in
     multiply_tile<N, MB, FP8>(acc, own.shared, own.bars, at.w, at.x, own.k, c, group);
     meet(own, tile);
     if (KIND == K_PRODUCT_FLOAT && c.n_split == 1) {
-        write_floats<N, MB, OWN>(acc, a, own.inverse, tile, group);
+        write_floats<N, MB, OWN>(acc, a, (float *)t.y, own.inverse, tile, group);
         return;
     }
     if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
@@ -513,8 +514,6 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, in
     }
     if (FP8)
         own.scales[threadIdx.x] = scale;
-    if (c.n_split > 1)
-        cluster_wait();
     for (int first = 0; first < a.n; first += c.round) {
         store_sums<N, MB, OWN>(own.red + group * c.block_rows, acc, first, c.round, c.block_rows);
         if (c.n_split > 1)
@@ -560,23 +559,36 @@ static __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(own.x.ready, 1);
         barrier_init(own.x.met, 1);
         barrier_init_done();
+        barrier_expect(own.x.met, sent_bytes(c));
     }
     __syncthreads();
     if (c.n_split > 1)
         cluster_arrive_relaxed(); /* waited for before the other's shared memory is touched */
     if (warp == WORKERS / 32) {
+        slot next = {};
+
         if (leads())
-            order_all<MB>(shared, own.bars, &w_map, &x_map, own.k, a);
+            next = order_all<MB>(shared, own.bars, &w_map, &x_map, own.k, a);
         __syncwarp();
+        if (c.n_split > 1)
+            cluster_wait();
+        if (pushes && leads()) { /* nobody reads it any more: the other may have it */
+            barrier_wait(&own.bars.empty[next.at], next.parity);
+            arrive_remote(remote_addr(own.x.ready, own.rank ^ 1));
+        }
     } else if (warp > WORKERS / 32) {
         fetch_constants(a, own.k.tile, own.rank);
         asm volatile("griddepcontrol.wait;" ::: "memory");
+        if (c.n_split > 1)
+            cluster_wait();
         find_inverse(inverse, a, warp - WORKERS / 32 - 1);
         named_arrive(1, THREADS - 32);
     } else {
         places at = {};
 
         asm volatile("griddepcontrol.wait;" ::: "memory");
+        if (c.n_split > 1)
+            cluster_wait();
         for (int tile = own.k.tile; tile < c.n_tiles; tile += c.n_groups) {
             if constexpr (MB == 1)
                 work_block<N, KIND, FP8>(own, a, tile, warp / 4, at);
@@ -584,15 +596,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 work_blocks<N, MB, KIND, FP8>(own, a, tile, warp / 4, at);
         }
     }
-    if (pushes && warp < WORKERS / 32) /* it has waited for all that it was sent */
+    if (c.n_split == 1 || pushes) /* who is sent sums has waited for them */
         return;
-    if (c.n_split > 1 && warp >= WORKERS / 32) {
-        cluster_wait();
-        if (!pushes)
-            cluster_sync();
-    }
-    if (c.n_split == 1 || pushes)
-        return;
+    if (warp >= WORKERS / 32)
+        cluster_sync();
     /* The others may still read our sums; nothing that was written is waited for. */
     cluster_arrive_relaxed();
     cluster_wait();

@@ -59,12 +59,14 @@ struct targets {
     float *residual, *sums_out;
 };
 
-static __device__ inline targets targets_of(const struct k_product &p)
+template <int KIND> static __device__ inline targets targets_of(const struct k_product &p)
 {
-    targets t = {(k_bf16 *)p.y, (k_bf16 *)p.normed, p.residual, p.sums_out};
+    uint32_t zero = unknown_zero();
 
-    pin_global(t.y), pin_global(t.normed), pin_global(t.residual), pin_global(t.sums_out);
-    return t;
+    if (KIND == K_PRODUCT_RESIDUAL)
+        return {NULL, fixed((k_bf16 *)p.normed, zero), fixed(p.residual, zero),
+                fixed(p.sums_out, zero)};
+    return {fixed((k_bf16 *)p.y, zero), NULL, NULL, NULL};
 }
 
 /* The gate of SwiGLU, without the branches of denormals. */
@@ -331,9 +333,10 @@ static __device__ void finish(const float *red, const wide_args &a, const target
  * part of them, and nobody waits for anybody. */
 template <int N, int MB, int OWN>
 static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 2],
-                                           const wide_args &a, const float *inverse, int tile,
-                                           int group)
+                                           const wide_args &a, float *y, const float *inverse,
+                                           int tile, int group)
 {
+    int n_out = a.c.n_out;
     int warp_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 
 #pragma unroll
@@ -344,7 +347,7 @@ static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 
             int row = tile * a.c.rows + (2 * b + group) * a.c.block_rows + in_block;
             float scale, bias;
 
-            if (in_block >= a.c.block_rows || row >= a.c.n_out)
+            if (in_block >= a.c.block_rows || row >= n_out)
                 continue;
             scale = a.scales != NULL ? a.scales[row] : 1.0f;
             bias = a.p.bias != NULL ? load_bf16((const k_bf16 *)a.p.bias + row) : 0.0f;
@@ -353,7 +356,7 @@ static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 
                 int col = e / 2 * 8 + q * 2 + e % 2;
 
                 if (col < a.n)
-                    ((float *)a.p.y)[(size_t)col * a.c.n_out + row] =
+                    y[(uint32_t)col * (uint32_t)n_out + (uint32_t)row] =
                         acc[b][0][e / 2 * 4 + e % 2 + below / 4] * (inverse[col] * scale) + bias;
             }
         }
@@ -473,21 +476,32 @@ static __device__ inline void copy_gated(k_bf16 *y, const gated_place &from, con
 #define CHUNK_SUMS(N) ((N) == 8 ? 2 : 4)
 #define CHUNK_COLS(N) (4 * CHUNK_SUMS(N))
 
+/* How two CTAs that share a tile exchange sums: each tells the other when nobody reads a slot any
+ * more, and gets the other's part of its rows there. */
+struct exchange {
+    uint64_t *ready, *met;
+};
+
 /* This CTA's share of a tile's outputs, and where this warp's sums of it meet the others. */
 struct share {
+    int n;            /* columns */
     int n_out, begin; /* rows of y; the first of this CTA */
     int strips;
     int chunks; /* of a strip that meet at a time */
     int part;   /* floats in shared memory that a warpgroup's sums take: [strips][chunks][lane] */
     int at[2];  /* of this lane's first chunk of its two strips, in a part */
+    float *own, *sent;       /* parts in shared memory: this CTA's, and what the other one sends */
+    uint32_t remote;         /* the other's `sent` */
     bool mine[2], others[2]; /* whose they are: this CTA's, the other one's, nobody's */
 };
 
-template <int N> static __device__ inline share share_of(const wide_args &a, int tile, int rank)
+template <int N>
+static __device__ inline share share_of(const wide_args &a, char *shared, int tile, int rank)
 {
     int own = a.c.rows / a.c.n_split, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-    share s = {a.c.n_out, tile * a.c.rows + rank * own, own / 8, a.c.round / CHUNK_COLS(N),
-               a.c.round * own};
+    uint32_t zero = unknown_zero();
+    share s = {fixed(a.n, zero), fixed(a.c.n_out, zero),    tile * a.c.rows + rank * own,
+               own / 8,          a.c.round / CHUNK_COLS(N), a.c.round * own};
 
 #pragma unroll
     for (int below = 0; below < 2; below++) {
@@ -500,6 +514,11 @@ template <int N> static __device__ inline share share_of(const wide_args &a, int
         pin(s.at[below]);
     }
     pin(s.n_out), pin(s.begin), pin(s.strips), pin(s.chunks), pin(s.part);
+    s.own = (float *)(shared + (a.c.n_split > 1 ? a.c.own_at[rank] : a.c.red_at));
+    if (a.c.n_split > 1) {
+        s.sent = (float *)(shared + a.c.sent_at[rank]);
+        s.remote = remote_addr(shared + a.c.sent_at[rank ^ 1], rank ^ 1);
+    }
     return s;
 }
 
@@ -550,36 +569,27 @@ static __device__ __forceinline__ void arrive_remote(uint32_t barrier)
                  : "memory");
 }
 
-/* How two CTAs that share a tile exchange sums: each tells the other when nobody reads its slots
- * any more, and gets the other's part of its rows there. */
-struct exchange {
-    uint64_t *ready, *met;
-};
-
-/* One thread: what the other CTA will send is waited for, and it may. */
-static __device__ inline void begin_exchange(const exchange &x, const share &s, int rank)
+/* How many bytes a CTA is sent. */
+static __device__ inline uint32_t sent_bytes(const product_cut &c)
 {
-    barrier_expect(x.met, 2U * (uint32_t)s.part * 4U);
-    arrive_remote(remote_addr(x.ready, rank ^ 1));
+    return 2U * (uint32_t)(c.round * c.rows / 2) * 4U;
 }
 
-/* A warpgroup's sums from chunk `first` on: of this CTA's rows to parts 0 and 1, of the other CTA's
- * rows to parts 2 and 3 there. */
+/* A warpgroup's sums from chunk `first` on, to its part here, and of the other CTA's rows there. */
 template <int N>
-static __device__ inline void share_sums(float *red, const float (&acc)[N / 2], int first,
-                                         const share &s, int group, int rank, const exchange &x)
+static __device__ inline void share_sums(const float (&acc)[N / 2], int first, const share &s,
+                                         int group, int rank, const exchange &x)
 {
     const int SUMS_OF = CHUNK_SUMS(N);
-    uint32_t remote = 0, met = 0;
+    uint32_t met = 0;
 
     if (s.others[0] || s.others[1]) {
-        remote = remote_addr(red + (2 + group) * s.part, rank ^ 1);
         met = remote_addr(x.met, rank ^ 1);
         barrier_wait(x.ready, 0);
     }
 #pragma unroll
     for (int below = 0; below < 2; below++) {
-        int at = s.at[below] - first * 32 * SUMS_OF;
+        int at = group * s.part + s.at[below] - first * 32 * SUMS_OF;
 
 #pragma unroll
         for (int c = 0; c < N / CHUNK_COLS(N); c++, at += 32 * SUMS_OF) {
@@ -591,9 +601,9 @@ static __device__ inline void share_sums(float *red, const float (&acc)[N / 2], 
             if (c < first || c >= first + s.chunks)
                 continue;
             if (s.mine[below])
-                store_local(red + group * s.part + at, f);
+                store_local(s.own + at, f);
             if (s.others[below])
-                store_remote(remote + (uint32_t)at * 4, f, met);
+                store_remote(s.remote + (uint32_t)at * 4, f, met);
         }
     }
 }
@@ -649,7 +659,7 @@ static __device__ inline unit_reads<N> read_unit(const wide_args &a, const targe
         r.norm[b] = there ? load_bf16((const k_bf16 *)a.p.norm + row) : 0.0f;
 #pragma unroll
         for (int i = 0; i < CHUNK_SUMS(N); i++)
-            r.residual[b][i] = there && u.col + column_of(i) < a.n
+            r.residual[b][i] = there && u.col + column_of(i) < s.n
                                    ? t.residual[u.at + column_of(i) * s.n_out + b * 8]
                                    : 0.0f;
     }
@@ -660,7 +670,7 @@ static __device__ inline unit_reads<N> read_unit(const wide_args &a, const targe
  * sum's. */
 template <int V>
 static __device__ inline void store_strip(k_bf16 *to, const float (&y)[V], bool is_half, int row,
-                                          int col, const share &s, int n)
+                                          int col, const share &s)
 {
     int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     uint32_t at;
@@ -676,7 +686,7 @@ static __device__ inline void store_strip(k_bf16 *to, const float (&y)[V], bool 
     at = (uint32_t)col * (uint32_t)s.n_out + (uint32_t)(is_half ? (int)K_HALF_AT(row) : row);
 #pragma unroll
     for (int m = 0; m < V / 2; m++, at += (uint32_t)s.n_out * 8) {
-        if (col + m * 8 < n)
+        if (col + m * 8 < s.n)
             *(uint32_t *)(to + at) = two[m];
     }
 }
@@ -695,7 +705,7 @@ static __device__ inline void add_unit(float (&y)[2][CHUNK_SUMS(N)], const unit_
 #pragma unroll
         for (int b = 0; b < 2; b++) {
             y[b][i] += r.residual[b][i];
-            if (u.col + column_of(i) < a.n)
+            if (u.col + column_of(i) < s.n)
                 t.residual[u.at + column_of(i) * s.n_out + b * 8] = y[b][i];
             squares[i] += y[b][i] * y[b][i];
             y[b][i] *= r.norm[b];
@@ -709,12 +719,12 @@ static __device__ inline void add_unit(float (&y)[2][CHUNK_SUMS(N)], const unit_
     }
 #pragma unroll
     for (int i = 0; i < CHUNK_SUMS(N); i++) {
-        if (threadIdx.x % 32 < 4 && u.col + column_of(i) < a.n) /* of row 0 of sixteen */
+        if (threadIdx.x % 32 < 4 && u.col + column_of(i) < s.n) /* of row 0 of sixteen */
             t.sums_out[(u.at + column_of(i) * s.n_out) / 16] = squares[i];
     }
 #pragma unroll
     for (int b = 0; b < 2; b++)
-        store_strip(t.normed, y[b], a.p.y_is_half, u.row + b * 8, u.col, s, a.n);
+        store_strip(t.normed, y[b], a.p.y_is_half, u.row + b * 8, u.col, s);
 }
 
 /* A unit of y, which has no residual. */
@@ -727,10 +737,10 @@ static __device__ inline void write_unit(const float (&y)[2][CHUNK_SUMS(N)], con
         if (u.strip + b >= s.strips || u.row + b * 8 >= s.n_out) /* all eight, or none */
             continue;
         if (KIND == K_PRODUCT_PLAIN)
-            store_strip(t.y, y[b], false, u.row + b * 8, u.col, s, a.n);
+            store_strip(t.y, y[b], false, u.row + b * 8, u.col, s);
 #pragma unroll
         for (int i = 0; i < CHUNK_SUMS(N); i++) {
-            if (KIND == K_PRODUCT_FLOAT && u.col + column_of(i) < a.n)
+            if (KIND == K_PRODUCT_FLOAT && u.col + column_of(i) < s.n)
                 ((float *)t.y)[u.at + column_of(i) * s.n_out + b * 8] = y[b][i];
         }
     }
@@ -739,9 +749,9 @@ static __device__ inline void write_unit(const float (&y)[2][CHUNK_SUMS(N)], con
 /* A unit's sums of both warpgroups and, of a pair, of the other CTA's two, in a fixed order; with
  * the norm's division, scales and the bias. */
 template <int N>
-static __device__ inline void sum_unit(float (&y)[2][CHUNK_SUMS(N)], const float *red,
-                                       const float *inverse, const unit_reads<N> &r, const share &s,
-                                       const unit &u, bool pair)
+static __device__ inline void sum_unit(float (&y)[2][CHUNK_SUMS(N)], const float *inverse,
+                                       const unit_reads<N> &r, const share &s, const unit &u,
+                                       bool pair)
 {
     const int SUMS_OF = CHUNK_SUMS(N);
     float root[SUMS_OF];
@@ -756,11 +766,11 @@ static __device__ inline void sum_unit(float (&y)[2][CHUNK_SUMS(N)], const float
 
         if (u.strip + b >= s.strips)
             continue;
-        load_local(part[0], red + at * SUMS_OF);
-        load_local(part[1], red + at * SUMS_OF + s.part);
+        load_local(part[0], s.own + at * SUMS_OF);
+        load_local(part[1], s.own + at * SUMS_OF + s.part);
         if (pair) {
-            load_local(part[2], red + at * SUMS_OF + 2 * s.part);
-            load_local(part[3], red + at * SUMS_OF + 3 * s.part);
+            load_local(part[2], s.sent + at * SUMS_OF);
+            load_local(part[3], s.sent + at * SUMS_OF + s.part);
         }
 #pragma unroll
         for (int i = 0; i < SUMS_OF; i++) {
@@ -790,9 +800,8 @@ static __device__ inline first_unit<N> begin_unit(const wide_args &a, const targ
 
 /* The end of what has met, from chunk `first` on. */
 template <int N, int KIND, bool FP8>
-static __device__ inline void end_units(const float *red, const wide_args &a, const targets &t,
-                                        const float *inverse, const share &s, int warp, int first,
-                                        first_unit<N> now)
+static __device__ inline void end_units(const wide_args &a, const targets &t, const float *inverse,
+                                        const share &s, int warp, int first, first_unit<N> now)
 {
     int units = (s.strips + 1) / 2 * s.chunks;
 
@@ -803,7 +812,7 @@ static __device__ inline void end_units(const float *red, const wide_args &a, co
         i += WORKERS / 32;
         if (i < units)
             next = begin_unit<N, KIND, FP8>(a, t, s, i, first);
-        sum_unit<N>(y, red, inverse, now.reads, s, now.u, a.c.n_split > 1);
+        sum_unit<N>(y, inverse, now.reads, s, now.u, a.c.n_split > 1);
         if (KIND != K_PRODUCT_RESIDUAL)
             write_unit<N, KIND>(y, a, t, s, now.u);
         else if (now.u.row < s.n_out) /* all sixteen, or none */
@@ -815,23 +824,16 @@ static __device__ inline void end_units(const float *red, const wide_args &a, co
 /* The end of a tile of one block. One CTA has a tile at a time in shared memory of its own, or its
  * only one over the slots; of a pair each has one tile. */
 template <int N, int KIND, bool FP8>
-static __device__ inline void end_block(float *red, const float (&acc)[N / 2], const wide_args &a,
+static __device__ inline void end_block(const float (&acc)[N / 2], const wide_args &a,
                                         const targets &t, const float *inverse, const share &s,
                                         first_unit<N> now, int warp, int rank, const exchange &x)
 {
-    bool pair = a.c.n_split > 1;
-
-    if (pair) {
-        cluster_wait(); /* the other has begun */
-        if (threadIdx.x == 0)
-            begin_exchange(x, s, rank);
-    }
     for (int first = 0;;) {
-        share_sums<N>(red, acc, first, s, warp / 4, rank, x);
+        share_sums<N>(acc, first, s, warp / 4, rank, x);
         named_sync(2, WORKERS);
-        if (pair)
+        if (a.c.n_split > 1)
             barrier_wait_cluster(x.met, 0);
-        end_units<N, KIND, FP8>(red, a, t, inverse, s, warp, first, now);
+        end_units<N, KIND, FP8>(a, t, inverse, s, warp, first, now);
         named_sync(2, WORKERS); /* of a pair, too: see Traps in README.md, "two ways out" */
         first += s.chunks;
         if (first * CHUNK_COLS(N) >= a.n)

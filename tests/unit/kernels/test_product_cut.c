@@ -18,8 +18,7 @@ static bool covers(const struct product_cut *c, int n_sms)
 static bool has_room(const struct product_cut *c)
 {
     int last = (c->depth - 1) * c->slot_bytes, stride = c->n_blocks * CUT_BLOCK + 4;
-    int sums = c->n_blocks == 1 ? 2 * c->n_split * c->round * (c->rows / c->n_split) * 4
-                                : c->round * stride * 4;
+    int sums = c->n_blocks == 1 ? 2 * c->round * c->rows / c->n_split * 4 : c->round * stride * 4;
     int reach =
         c->rows_by_eight ? 8 * c->group_bytes : (c->box - 1) * c->slab_bytes + CUT_BLOCK * CUT_SLAB;
 
@@ -36,6 +35,23 @@ static bool has_room(const struct product_cut *c)
            c->first_slots <= (c->n_slabs / c->n_split + c->box - 1) / c->box * c->n_blocks &&
            c->red_at % 16 == 0 && c->rest_at % 16 == 0 && c->smem == c->rest_at + CUT_REST_BYTES &&
            c->smem <= CUT_SMEM_MAX && last + reach <= c->smem;
+}
+
+/* Two CTAs with one block leave sums over two slots of w, those of the other CTA over the one that
+ * would be filled next. */
+static bool sums_have_slots(const struct product_cut *c)
+{
+    if (c->n_blocks > 1 || c->n_split == 1)
+        return true;
+    for (int rank = 0; rank < 2; rank++) {
+        int slabs = (rank + 1) * c->n_slabs / 2 - rank * c->n_slabs / 2;
+        int next = (slabs + c->box - 1) / c->box % c->depth * c->slot_bytes;
+
+        if (c->sent_at[rank] != next || c->own_at[rank] == next || c->own_at[rank] < 0 ||
+            c->own_at[rank] + c->slot_bytes > c->x_at || c->own_at[rank] % c->slot_bytes != 0)
+            return false;
+    }
+    return c->rows * c->columns * 4 <= c->slot_bytes;
 }
 
 /* What the ends of tiles take four or sixteen rows at a time. */
@@ -74,7 +90,7 @@ static void cut_all(int n_sms, enum k_type type)
                     if (kind == K_PRODUCT_RESIDUAL && out % 16 != 0)
                         continue;
                     good = product_cut_of(&c, &w, (enum k_product_kind)kind, rows[i], n_sms) &&
-                           covers(&c, n_sms) && has_room(&c) &&
+                           covers(&c, n_sms) && has_room(&c) && sums_have_slots(&c) &&
                            ends_whole(&c, (enum k_product_kind)kind);
                     if (!good && n_bad++ < 5)
                         printf("# kind %d, %d x %d, %d rows: tiles of %d, %d of them, slots %d and "

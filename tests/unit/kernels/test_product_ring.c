@@ -144,6 +144,21 @@ static void begin_slots(struct cta *k)
         order(k, false, i, i);
 }
 
+/* Where one more slot would go nobody reads any more: the other CTA may send its sums there. */
+static void tell_other(struct cta *k, struct place next)
+{
+    struct cta *other = &s.ctas[k->rank ^ 1];
+
+    while (s.n_begun < 2 * N_AGENTS && s.fault == NULL)
+        others();
+    if (next.at * s.c.slot_bytes != s.c.sent_at[k->rank])
+        fail("sums are sent to another slot");
+    await(&k->empty[next.at], next.parity);
+    if (other->n_done == N_AGENTS)
+        fail("who is told has gone");
+    arrive(&other->ready);
+}
+
 static void order_all(struct cta *k)
 {
     struct place to = {0, 1}, x_to = {0, 1};
@@ -163,6 +178,8 @@ static void order_all(struct cta *k)
     }
     while (x_steps < total && s.fault == NULL)
         order_x(k, &x_to, &x_steps);
+    if (s.n_ctas == 2)
+        tell_other(k, to);
 }
 
 /* --- who multiply ----------------------------------------------------------------------- */
@@ -244,13 +261,6 @@ static void exchange(struct cta *k, int warp)
 {
     struct cta *other = &s.ctas[k->rank ^ 1];
 
-    while (s.n_begun < 2 * N_AGENTS && s.fault == NULL)
-        others();
-    if (warp == 0) {
-        if (other->n_done == N_AGENTS)
-            fail("who is told has gone");
-        arrive(&other->ready);
-    }
     for (int below = 0; below < 2 && s.fault == NULL; below++) {
         int bytes = pushed_bytes(k, warp, below);
 
@@ -329,16 +339,16 @@ static void finish_copy(struct cta *k)
 /* Some sums of the other CTA are there, over the slots. */
 static void finish_push(struct cta *k)
 {
-    int i = draw(k->n_pushes), bytes = k->pushes[i];
+    int i = draw(k->n_pushes), bytes = k->pushes[i], slot = s.c.sent_at[k->rank] / s.c.slot_bytes;
 
     if (k->n_done == N_AGENTS)
         fail("sums come to a CTA that has gone");
-    if (k->n_copies > 0)
-        fail("sums come before a copy");
-    for (int at = 0; at < CUT_DEPTH_MAX; at++) {
-        if (k->readers[at] > 0 || k->x_readers[at] > 0)
-            fail("sums come over a slot that is read");
+    for (int c = 0; c < k->n_copies; c++) {
+        if (!k->copies[c].is_x && k->copies[c].slot == slot)
+            fail("sums come before a copy");
     }
+    if (k->readers[slot] > 0 || slot == s.c.own_at[k->rank] / s.c.slot_bytes)
+        fail("sums come over a slot that is read");
     if (k->arrived.pending < bytes)
         fail("more bytes are sent than waited for");
     k->pushes[i] = k->pushes[--k->n_pushes];
