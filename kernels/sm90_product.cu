@@ -559,9 +559,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(own.x.ready, 1);
         barrier_init(own.x.met, 1);
         barrier_init_done();
-        barrier_expect(own.x.met, sent_bytes(c));
     }
     __syncthreads();
+    if (pushes && warp == THREADS / 32 - 1 && leads())
+        barrier_expect(own.x.met, sent_bytes(c));
     if (c.n_split > 1)
         cluster_arrive_relaxed(); /* waited for before the other's shared memory is touched */
     if (warp == WORKERS / 32) {
