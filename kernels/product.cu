@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of few rows: y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]), bound by the
- * bytes of w, with what stands around them in a decode (k_multiply() in kernels.h).
+ * Products of the fewest rows with bfloat16: y [n][n_out] = x [n][n_in] * transpose(w
+ * [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode (k_multiply() in
+ * kernels.h).
  *
  * The split. One CTA a multiprocessor. Rows of w are cut into tiles of 16. A CTA takes a run of
  * tiles. WK of its eight warps
@@ -23,10 +24,7 @@
  * elements of n_in are taken is free as long as w and x agree, so lane q takes the 16-byte chunks
  * 2 q and 2 q + 1 of a box's row: with the engine's 128-byte swizzle no two lanes of a quarter
  * warp meet in a bank, and nothing needs ldmatrix. Rows of x stand 16 bytes further apart than
- * they are long, for the same reason.
- *
- * e4m3 is widened to float16 in registers (one instruction for two), so x is float16 there, its
- * pairs in the order of K_HALF_AT. */
+ * they are long, for the same reason. */
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
@@ -34,6 +32,7 @@
 #define WARPS      8
 #define THREADS    (WARPS * 32)
 #define BOX_ROWS   16
+#define BOX_COLS   64
 #define BOX_BYTES  2048 /* 16 rows of 128 bytes */
 #define SLOT_BYTES (2 * BOX_BYTES)
 #define DEPTH_MAX  4  /* slots of a ring: 128 KB a multiprocessor */
@@ -43,7 +42,6 @@
 
 struct product_args {
     struct k_product p;
-    const float *scales; /* [n_out] or NULL */
     int n, n_in, n_out;
     int tiles_each, tiles_left; /* of 16 rows of w: a block's, and how many blocks have one more */
     int n_boxes;                /* of a tile */
@@ -97,16 +95,6 @@ static __device__ inline void multiply(float c[4], uint32_t a0, uint32_t a1, uin
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* The same of float16. */
-static __device__ inline void multiply_half(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                            uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 /* --- one box ---------------------------------------------------------------------------- */
 
 struct chunk {
@@ -134,45 +122,16 @@ static __device__ inline void multiply_bf16(float acc[NT][4], const chunk &a, co
     }
 }
 
-/* 64 elements: sixteen of each lane's quarter. */
-template <int NT>
-static __device__ inline void multiply_e4m3(float acc[NT][4], const chunk &a, const char *x,
-                                            const uint32_t x_row[NT])
-{
-    const uint32_t *low = &a.low.x, *high = &a.high.x;
-    uint32_t l[8], h[8];
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        widen(&l[2 * i], &l[2 * i + 1], low[i]);
-        widen(&h[2 * i], &h[2 * i + 1], high[i]);
-    }
-#pragma unroll
-    for (int t = 0; t < NT; t++) {
-        uint4 even = *(const uint4 *)(x + x_row[t]), odd = *(const uint4 *)(x + x_row[t] + 16);
-
-        multiply_half(acc[t], l[0], h[0], l[1], h[1], even.x, odd.x);
-        multiply_half(acc[t], l[2], h[2], l[3], h[3], even.y, odd.y);
-        multiply_half(acc[t], l[4], h[4], l[5], h[5], even.z, odd.z);
-        multiply_half(acc[t], l[6], h[6], l[7], h[7], even.w, odd.w);
-    }
-}
-
 /* One box in shared memory times the rows of x. */
-template <int NT, bool FP8>
+template <int NT>
 static __device__ inline void multiply_box(float acc[2][NT][4], const char *box, const char *x,
                                            const uint32_t x_row[NT])
 {
     int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     chunk c0 = load_chunk(box, g, 2 * q), c1 = load_chunk(box, g, 2 * q + 1);
 
-    if (FP8) {
-        multiply_e4m3<NT>(acc[0], c0, x, x_row);
-        multiply_e4m3<NT>(acc[1], c1, x + 32, x_row);
-    } else {
-        multiply_bf16<NT>(acc[0], c0, x, x_row);
-        multiply_bf16<NT>(acc[1], c1, x + 16, x_row);
-    }
+    multiply_bf16<NT>(acc[0], c0, x, x_row);
+    multiply_bf16<NT>(acc[1], c1, x + 16, x_row);
 }
 
 /* --- a warp's ring ---------------------------------------------------------------------- */
@@ -206,20 +165,20 @@ static __device__ inline void order(box_ring &r, const CUtensorMap *map, const p
 }
 
 /* A tile times the rows of x; acc is what this warp's boxes add up to. */
-template <int NT, int WK, bool FP8>
+template <int NT, int WK>
 static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
                                             const CUtensorMap *map, const product_args &a,
                                             const char *xs, const uint32_t x_row[NT], int warp)
 {
-    const int x_bytes = FP8 ? 256 : 128; /* of a row of x, for a box */
+    const int x_bytes = 128; /* of a row of x, for a box */
 
     for (int box = warp % WK * 2; box < a.n_boxes; box += 2 * WK) {
         const char *from = r.boxes + r.slot * SLOT_BYTES, *x = xs + box * x_bytes;
 
         bar_wait(&r.bars[r.slot], r.parity);
-        multiply_box<NT, FP8>(acc, from, x, x_row);
+        multiply_box<NT>(acc, from, x, x_row);
         if (box + 1 < a.n_boxes)
-            multiply_box<NT, FP8>(acc, from + BOX_BYTES, x + x_bytes, x_row);
+            multiply_box<NT>(acc, from + BOX_BYTES, x + x_bytes, x_row);
         __syncwarp();
         order<WK>(r, map, a, warp, r.slot);
         if (r.tile >= r.last_tile) /* again and again: it is the first time that counts */
@@ -257,7 +216,7 @@ struct output {
     bool mine;  /* there is one */
     int c, row; /* row of x; row of w, of the gate's half when gated */
     int place;  /* of its sum: row of the pass */
-    float scale, scale_up, residual;
+    float residual;
     k_bf16 bias, bias_up, norm; /* widened at the end: to touch them is to wait for them */
 };
 
@@ -279,12 +238,9 @@ static __device__ inline output choose_output(const product_args &a, int tile, i
         o.c < a.n && tile < last && o.row < (gated ? a.n_out / 2 : a.n_out) && !(gated && row >= 8);
     if (!o.mine)
         return o;
-    o.scale = a.scales != NULL ? a.scales[o.row] : 1.0f;
     o.bias = p.bias != NULL ? ((const k_bf16 *)p.bias)[o.row] : (k_bf16)0;
-    if (gated) {
-        o.scale_up = a.scales != NULL ? a.scales[o.row + a.n_out / 2] : 1.0f;
+    if (gated)
         o.bias_up = p.bias != NULL ? ((const k_bf16 *)p.bias)[o.row + a.n_out / 2] : (k_bf16)0;
-    }
     if (p.kind == K_PRODUCT_RESIDUAL) {
         o.residual = p.residual[(size_t)o.c * a.n_out + o.row];
         o.norm = ((const k_bf16 *)p.norm)[o.row];
@@ -304,20 +260,17 @@ static __device__ inline float sum_warps(const float *red, int place, int col, i
     return sum;
 }
 
-/* What the end of a pass reads of the launch's arguments. Pinned, it costs e4m3's loop 1%, which
- * has no instruction to spare. */
+/* What the end of a pass reads of the launch's arguments. */
 struct targets {
     int kind, n_out, is_half;
     void *y, *normed;
     float *residual, *sums_out;
 };
 
-template <bool FP8> static __device__ inline targets targets_of(const product_args &a)
+static __device__ inline targets targets_of(const product_args &a)
 {
     targets t = {a.p.kind, a.n_out, a.p.y_is_half, a.p.y, a.p.normed, a.p.residual, a.p.sums_out};
 
-    if (FP8)
-        return t;
     pin(t.kind), pin(t.n_out), pin(t.is_half);
     pin_global(t.y), pin_global(t.normed), pin_global(t.residual), pin_global(t.sums_out);
     return t;
@@ -327,7 +280,7 @@ template <bool FP8> static __device__ inline targets targets_of(const product_ar
 static __device__ inline void write_output(const targets &to, const output &o, float sum, float up,
                                            float inverse)
 {
-    float y = sum * (o.scale * inverse) + load_bf16(&o.bias), square;
+    float y = sum * inverse + load_bf16(&o.bias), square;
     size_t at = (size_t)o.c * to.n_out + o.row;
 
     switch (to.kind) {
@@ -335,8 +288,7 @@ static __device__ inline void write_output(const targets &to, const output &o, f
     case K_PRODUCT_FLOAT: ((float *)to.y)[at] = y; break;
     case K_PRODUCT_GATED:
         store_x(to.y, (size_t)o.c * (to.n_out / 2) + o.row,
-                y / (1.0f + __expf(-y)) * (up * (o.scale_up * inverse) + load_bf16(&o.bias_up)),
-                to.is_half);
+                y / (1.0f + __expf(-y)) * (up * inverse + load_bf16(&o.bias_up)), to.is_half);
         break;
     case K_PRODUCT_RESIDUAL: /* a tile's sixteen lanes come here together */
         y += o.residual;
@@ -417,7 +369,7 @@ static __device__ void find_inverse(float *inverse, float squares[SQUARES], int 
 /* --- the kernel ------------------------------------------------------------------------- */
 
 /* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp in a pass. */
-template <int NT, int WK, int PT, bool FP8>
+template <int NT, int WK, int PT>
 static __global__ void __launch_bounds__(THREADS, 1)
     product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a)
 {
@@ -432,7 +384,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
     int first = blockIdx.x * a.tiles_each + min((int)blockIdx.x, a.tiles_left);
     int last = first + a.tiles_each + ((int)blockIdx.x < a.tiles_left);
-    targets to = targets_of<FP8>(a);
+    targets to = targets_of(a);
     box_ring r = {};
     uint32_t x_row[NT];
     float squares[SQUARES];
@@ -455,7 +407,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     for (int i = 0; i < a.depth; i++)
         order<WK>(r, &map, a, warp, i);
     for (int t = 0; t < NT; t++)
-        x_row[t] = min(t * 8 + g, a.n - 1) * a.x_stride + q * (FP8 ? 64 : 32);
+        x_row[t] = min(t * 8 + g, a.n - 1) * a.x_stride + q * 32;
     __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
@@ -471,7 +423,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             float acc[2][NT][4] = {};
 
             if (tile + t * (WARPS / WK) + warp / WK < last)
-                multiply_tile<NT, WK, FP8>(acc, r, &map, a, xs, x_row, warp);
+                multiply_tile<NT, WK>(acc, r, &map, a, xs, x_row, warp);
             store_sums<NT>(sums + (t * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
         }
         if (tile == first)
@@ -486,19 +438,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
  * other. */
 static int encode_map(CUtensorMap *map, const struct k_product *p)
 {
-    bool gated = p->kind == K_PRODUCT_GATED, fp8 = p->w->type == K_E4M3;
-    cuuint64_t elem = fp8 ? 1 : 2, rows = (cuuint64_t)p->w->n_out / (gated ? 2 : 1);
-    cuuint64_t row_bytes = (cuuint64_t)p->w->n_in * elem;
-    cuuint64_t sizes[4] = {128 / elem, rows, gated ? 2U : 1U, row_bytes / 128};
+    bool gated = p->kind == K_PRODUCT_GATED;
+    cuuint64_t rows = (cuuint64_t)p->w->n_out / (gated ? 2 : 1);
+    cuuint64_t row_bytes = (cuuint64_t)p->w->n_in * 2;
+    cuuint64_t sizes[4] = {BOX_COLS, rows, gated ? 2U : 1U, row_bytes / 128};
     cuuint64_t strides[3] = {row_bytes, row_bytes * rows, 128};
-    cuuint32_t box[4] = {(cuuint32_t)(128 / elem), gated ? 8U : 16U, gated ? 2U : 1U, 2};
+    cuuint32_t box[4] = {BOX_COLS, gated ? 8U : 16U, gated ? 2U : 1U, 2};
 
-    return encode_boxes(map, fp8, p->w->data, 4, sizes, strides, box);
-}
-
-static int box_cols(const struct k_matrix *w)
-{
-    return w->type == K_E4M3 ? 128 : 64;
+    return encode_boxes(map, false, p->w->data, 4, sizes, strides, box);
 }
 
 /* Bytes of shared memory besides the rings. */
@@ -511,7 +458,7 @@ static size_t rest_bytes(int n_in, int n)
 /* What this file's kernel takes. */
 static bool takes(const struct k_matrix *w, int n)
 {
-    return n >= 1 && n <= ROWS_FEW && w->block == 0 && w->n_in % box_cols(w) == 0 &&
+    return n >= 1 && n <= ROWS_FEW && w->type == K_BF16 && w->n_in % BOX_COLS == 0 &&
            rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
 }
 
@@ -537,7 +484,6 @@ int k_multiply_bucket(const struct k_matrix *w, int n)
     return bucket;
 }
 
-template <bool FP8>
 static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
 {
     size_t rest = rest_bytes(a.n_in, a.n), smem;
@@ -547,8 +493,8 @@ static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream s
 
     a.depth = depth < DEPTH_MAX ? depth : DEPTH_MAX;
     smem = rest + (size_t)WARPS * a.depth * SLOT_BYTES;
-    if (cudaFuncSetAttribute(product_kernel<1, 8, 4, FP8>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) != cudaSuccess)
+    if (cudaFuncSetAttribute(product_kernel<1, 8, 4>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)smem) != cudaSuccess)
         return -1;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -558,8 +504,7 @@ static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream s
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, product_kernel<1, 8, 4, FP8>, map, a) == cudaSuccess ? 0
-                                                                                            : -1;
+    return cudaLaunchKernelEx(&config, product_kernel<1, 8, 4>, map, a) == cudaSuccess ? 0 : -1;
 }
 
 int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
@@ -578,17 +523,15 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
         encode_map(&map, p) != 0)
         return -1;
     a.p = *p;
-    a.scales = w->scales;
     a.n = n;
     a.n_in = w->n_in;
     a.n_out = w->n_out;
     n_tiles = gated ? (w->n_out / 2 + 7) / 8 : (w->n_out + 15) / 16;
     a.tiles_each = n_tiles / n_sms;
     a.tiles_left = n_tiles % n_sms;
-    a.n_boxes = w->n_in / box_cols(w);
+    a.n_boxes = w->n_in / BOX_COLS;
     a.x_stride = w->n_in * 2 + 16;
-    return w->type == K_E4M3 ? launch<true>(map, a, n_sms, stream)
-                             : launch<false>(map, a, n_sms, stream);
+    return launch(map, a, n_sms, stream);
 }
 
 /* --- the beginning of a decode ---------------------------------------------------------- */
