@@ -137,7 +137,7 @@ int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream
 
 /* --- products of few rows --------------------------------------------------------------- */
 
-#define K_PRODUCT_ROWS_MAX  64 /* more are cuBLASLt's */
+#define K_PRODUCT_ROWS_MAX 64 /* more are cuBLASLt's */
 
 /* Products with e4m3 take x as float16, clamped to its 65504, and in an order of its own: of each
  * 16 elements the pairs 0, 2, 4, 6, 1, 3, 5, 7. Then four bytes of w, which is what ldmatrix gives
