@@ -168,7 +168,7 @@ struct k_product {
     const struct k_matrix *w; /* host struct; bf16, or e4m3 with scales by row */
     const void *bias;         /* [n_out] or NULL */
     const float *sums_in;     /* float32 [n][n_sums] or NULL */
-    int n_sums;
+    int n_sums;               /* for the launcher a multiple of 4: n_in / 16 */
     float eps;
     /* The product that reads y of K_PRODUCT_GATED, or normed, has e4m3: they are written as it
      * takes them (K_HALF_AT). The reference does not look at it. */

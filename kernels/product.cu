@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Products of the fewest rows with bfloat16: y [n][n_out] = x [n][n_in] * transpose(w
- * [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode (k_multiply() in
- * kernels.h).
+ * [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode
+ * (k_multiply() in kernels.h).
  *
  * The split. One CTA a multiprocessor. Rows of w are cut into tiles of 16. A CTA takes a run of
- * tiles. WK of its eight warps
- * share a tile: each takes every WK-th pair of boxes, a box being 16 rows x 128 bytes. Each warp
- * has a ring of its own: it orders boxes from the tensor copy engine, multiplies them
- * (mma.m16n8k16, w on the side of 16, rows of x on the side of 8) and orders the next into the
- * same place; no warp waits for another until a pass of PT tiles ends. There the partial sums
- * meet in shared memory, and the threads that add them finish the outputs. The order of adding is
- * fixed by the shape and n's bucket alone.
+ * tiles. WK of its eight warps share a tile: each takes every WK-th pair of boxes, a box being 16
+ * rows x 128 bytes. Each warp has a ring of its own: it orders boxes from the tensor copy engine,
+ * multiplies them (mma.m16n8k16, w on the side of 16, rows of x on the side of 8) and orders the
+ * next into the same place; no warp waits for another until a pass of PT tiles ends. There the
+ * partial sums meet in shared memory, and the threads that add them finish the outputs. The order
+ * of adding is fixed by the shape and n's bucket alone.
  *
  * Shared memory: rings [WARPS][depth] of 4 KB, rows of x, sums of warps, barriers. About 128 KB of
  * boxes are under way; with 192 KB, or when a second kernel's rings join, the same copies are

@@ -38,9 +38,9 @@ static __device__ __forceinline__ void pin(int &x)
     asm volatile("" : "+r"(x));
 }
 
-/* The same of what ptxas fetches again all the same, since an empty statement hides nothing from it,
- * and a shuffle of what all lanes have neither: that a multiprocessor's number has no such bits, it
- * does not know. */
+/* Zero, which ptxas does not know. It fetches arguments again all the same where registers are
+ * many: an empty statement hides nothing from it, nor does a shuffle of what all lanes have. That
+ * a multiprocessor's number has no such bits it cannot tell. */
 static __device__ __forceinline__ uint32_t unknown_zero(void)
 {
     uint32_t number;
@@ -49,6 +49,7 @@ static __device__ __forceinline__ uint32_t unknown_zero(void)
     return number >> 24;
 }
 
+/* An argument that is to stay in its register. */
 static __device__ __forceinline__ int fixed(int x, uint32_t zero)
 {
     return x + (int)zero;

@@ -44,8 +44,8 @@ struct product_cut {
     /* in shared memory, whose beginning are the slots of w: */
     int x_at;
     int red_at; /* sums of a round; 0, over the slots, when there is one tile */
-    /* of one block and two CTAs, each CTA's: its own sums over a slot, the other's over the slot that
-     * is read last but for depth - 1 */
+    /* of one block and two CTAs, where each has its own sums and what the other sends, a slot of w
+     * each: the latter where one more slot would go, which is read first of the last `depth` */
     int own_at[2], sent_at[2];
     int rest_at; /* inverse, barriers */
     int smem;

@@ -385,8 +385,8 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
 
 /* --- squares ---------------------------------------------------------------------------- */
 
-/* 1 / sqrt(mean square) of the rows of x; three warps, each some of its rows at a time. What is read
- * here comes behind all the weights that are under way, two microseconds late: so as much as
+/* 1 / sqrt(mean square) of the rows of x; three warps, each some of its rows at a time. What is
+ * read here comes behind all the weights that are under way, two microseconds late: so as much as
  * possible is asked for at once. */
 static __device__ void find_inverse(float *inverse, const wide_args &a, int helper)
 {
@@ -705,7 +705,8 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     a.p = *p;
     a.scales = p->w->scales;
     a.n = n;
-    if (!product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
+    if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
+        !product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
         return -1;
     switch (a.c.columns) {
     case 8: return choose<8>(w_map, x_map, a, stream);

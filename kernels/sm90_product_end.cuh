@@ -470,8 +470,8 @@ static __device__ inline void copy_gated(k_bf16 *y, const gated_place &from, con
 
 /* --- one block, of which each warpgroup has a share of n_in -------------------------------- */
 
-/* Sums meet as wgmma leaves them: lane 4 g + q of a warp has of each eight rows, a strip, row g, and
- * of each eight columns 2 q and 2 q + 1. A lane's sums of a strip and 16 columns, a chunk, are
+/* Sums meet as wgmma leaves them: lane 4 g + q of a warp has of each eight rows, a strip, row g,
+ * and of each eight columns 2 q and 2 q + 1. A lane's sums of a strip and 16 columns, a chunk, are
  * stored at once; of the fewest columns, 8. */
 #define CHUNK_SUMS(N) ((N) == 8 ? 2 : 4)
 #define CHUNK_COLS(N) (4 * CHUNK_SUMS(N))
