@@ -94,19 +94,6 @@ static __device__ inline void cluster_sync(void)
                      : "memory");
 }
 
-/* Four e4m3 of a word as two pairs of float16, exactly. */
-static __device__ inline void widen(uint32_t *low, uint32_t *high, uint32_t four)
-{
-    asm("{\n"
-        ".reg .b16 l, h;\n"
-        "mov.b32 {l, h}, %2;\n"
-        "cvt.rn.f16x2.e4m3x2 %0, l;\n"
-        "cvt.rn.f16x2.e4m3x2 %1, h;\n"
-        "}"
-        : "=r"(*low), "=r"(*high)
-        : "r"(four));
-}
-
 /* A tensor map of up to four dimensions, 128 bytes the innermost box. 0, or -1. Promotion to 256
  * bytes halves the speed (README.md). */
 static inline int encode_boxes(CUtensorMap *map, bool is_bytes, void *data, int rank,

@@ -60,8 +60,8 @@ static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int 
     return best;
 }
 
-/* Slots of w, at least: one more than two warpgroups hold at a time. Another one pays for shorter
- * slots only where a share of n_in has few. */
+/* Slots of w, at least. Fewer and longer ones pay where a tile has four blocks, or a share of n_in
+ * many slabs. */
 static int least_slots(const struct product_cut *c)
 {
     return c->n_blocks == 4 ? 5 : c->n_slabs / c->n_split > 64 ? 3 : 4;

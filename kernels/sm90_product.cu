@@ -2,7 +2,7 @@
  *
  * Products of up to 64 rows on the warpgroup product: y [n][n_out] = x [n][n_in] *
  * transpose(w [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode
- * (k_multiply() in kernels.h). product.cu is faster for the fewest rows.
+ * (k_multiply() in kernels.h). product.cu is faster for the fewest rows of bfloat16.
  *
  * The split. Rows of w are the 64 rows of a wgmma, rows of x its columns. Rows of w are cut into
  * tiles so that all CTAs have as many: for 8B's matrices a CTA has one tile of 32, 48 or 224 rows,
@@ -241,6 +241,19 @@ static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2
         w += c.slab_bytes / 16;
         x += c.x_rows * CUT_SLAB / 16;
     }
+}
+
+/* Four e4m3 of a word as two pairs of float16, exactly. */
+static __device__ inline void widen(uint32_t *low, uint32_t *high, uint32_t four)
+{
+    asm("{\n"
+        ".reg .b16 l, h;\n"
+        "mov.b32 {l, h}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, l;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, h;\n"
+        "}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(four));
 }
 
 /* 64 elements of n_in, w widened. */

@@ -351,6 +351,7 @@ static void finish_push(struct cta *k)
         fail("sums come over a slot that is read");
     if (k->arrived.pending < bytes)
         fail("more bytes are sent than waited for");
+    k->w[slot] = -1;
     k->pushes[i] = k->pushes[--k->n_pushes];
     k->arrived.pending -= bytes;
     look(&k->arrived);
