@@ -15,9 +15,9 @@
  *
  * Shared memory: slots of w [rows of a block / 8][slabs][8][128 bytes] (a slab is 64 of n_in, 128
  * of e4m3), so that one copy reads 8 rows x 1 KB before the next 8 (with one slab after another it
- * was slower by a sixth: pages of memory), and slots of x [slabs][columns][128 bytes], of e4m3
- * twice as many slabs, both with the copy engine's swizzle, as wgmma reads them. At the end of a
- * CTA's only tile its sums lie over the slots.
+ * was slower by a sixth: pages of memory), and slots of x [slabs][rows of x, to the next 8][128
+ * bytes], of e4m3 twice as many slabs, both with the copy engine's swizzle, as wgmma reads them. At
+ * the end of a CTA's only tile its sums lie over the slots.
  *
  * e4m3 goes through registers, where it becomes float16: wgmma takes its first operand from there,
  * too. x is float16 then, its pairs in the order that ldmatrix gives w's (K_HALF_AT).

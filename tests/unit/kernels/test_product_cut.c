@@ -19,16 +19,17 @@ static bool has_room(const struct product_cut *c)
 {
     int last = (c->depth - 1) * c->slot_bytes, stride = c->n_blocks * CUT_BLOCK + 4;
     int sums = c->n_blocks == 1 ? 2 * c->round * c->rows / c->n_split * 4 : c->round * stride * 4;
+    int least = c->n_blocks == 4 ? 5 : c->n_slabs / c->n_split > 64 ? 3 : 4;
     int reach =
         c->rows_by_eight ? 8 * c->group_bytes : (c->box - 1) * c->slab_bytes + CUT_BLOCK * CUT_SLAB;
 
     return c->block_rows % 8 == 0 && c->block_rows <= CUT_BLOCK && c->box >= 1 && c->box <= 8 &&
            c->slot_bytes == c->box * c->block_rows * CUT_SLAB && c->slot_bytes % 1024 == 0 &&
            c->x_bytes % 1024 == 0 && c->x_copied == c->box * c->x_slabs * c->x_rows * CUT_SLAB &&
-           c->x_copied <= c->x_bytes && c->depth >= (c->n_blocks == 4 ? 5 : 3) &&
-           c->depth <= CUT_DEPTH_MAX && c->x_depth >= (c->n_blocks == 1 ? 4 : 2) &&
-           c->x_depth <= CUT_DEPTH_MAX && c->x_at == c->depth * c->slot_bytes &&
-           c->rest_at >= c->x_at + c->x_depth * c->x_bytes && c->rest_at >= c->red_at + sums &&
+           c->x_copied <= c->x_bytes && c->depth >= least && c->depth <= CUT_DEPTH_MAX &&
+           c->x_depth >= (c->n_blocks == 1 ? 4 : 2) && c->x_depth <= CUT_DEPTH_MAX &&
+           c->x_at == c->depth * c->slot_bytes && c->rest_at >= c->x_at + c->x_depth * c->x_bytes &&
+           c->rest_at >= c->red_at + sums &&
            (c->red_at == 0 ? c->n_tiles <= c->n_groups && c->round >= c->columns
                            : c->red_at >= c->x_at + c->x_depth * c->x_bytes) &&
            c->first_slots >= 1 && c->first_slots <= c->depth &&
