@@ -68,18 +68,12 @@ static __device__ inline void store_eight(k_bf16 *to, const float *v)
                               pack_bf16(v[6], v[7]));
 }
 
-/* float16's largest at most; what is no number stays none. */
-static __device__ inline float clamp_half(float x)
-{
-    return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
-}
-
-/* The same of float16, clamped to its largest. */
+/* The same of float16, clamped to its largest; what is no number stays none. */
 static __device__ inline uint32_t pack_half(float low, float high)
 {
     uint32_t two;
 
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(clamp_half(high)), "f"(clamp_half(low)));
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
     return two;
 }
 

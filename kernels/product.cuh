@@ -49,6 +49,15 @@ static __device__ __forceinline__ uint32_t unknown_zero(void)
     return number >> 24;
 }
 
+/* What all lanes of a warp have, held in a register: ptxas would else fetch arguments again, and
+ * find out again where shared memory begins, at each turn of a loop. What a reduction has returned it
+ * cannot compute again. All lanes call it. */
+static __device__ __forceinline__ uint32_t steady(uint32_t x)
+{
+    asm volatile("redux.sync.or.b32 %0, %0, 0xffffffff;" : "+r"(x));
+    return x;
+}
+
 /* An argument that is to stay in its register. */
 static __device__ __forceinline__ int fixed(int x, uint32_t zero)
 {

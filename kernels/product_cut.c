@@ -119,10 +119,13 @@ static bool lay_out(struct product_cut *c, int box)
     c->slot_bytes = box * c->block_rows * CUT_SLAB;
     c->x_bytes = box * c->x_slabs * c->columns * CUT_SLAB;
     c->x_copied = box * c->x_slabs * c->x_rows * CUT_SLAB;
+    c->part = c->n_blocks == 1 ? round_up(c->rows / c->n_split, 16) * c->columns : 0;
     c->round = one_tile || c->columns < 16 ? c->columns : 16;
     sums = c->round * stride * 4;
     if (c->n_blocks == 1) /* of each warpgroup */
-        sums = 2 * c->round * c->rows / c->n_split * 4;
+        sums = 2 * c->part * 4;
+    if (c->n_blocks == 4 && c->gated && c->n_split == 1 && sums < c->columns * CUT_GATED_STRIDE * 2)
+        sums = c->columns * CUT_GATED_STRIDE * 2;
     rest = CUT_REST_BYTES + (one_tile ? 0 : sums);
     /* blocks of less than 64 rows: what is behind them is read, too. Mostly that is slots of x */
     slack = (CUT_BLOCK - c->block_rows) / 8 * c->group_bytes;
@@ -141,38 +144,19 @@ static bool lay_out(struct product_cut *c, int box)
     if (c->depth > 0 && c->n_blocks == 1 && c->n_split == 2)
         place_sums(c);
     c->smem = c->rest_at + CUT_REST_BYTES;
+    if (c->n_blocks == 1 && c->n_split == 2 && c->slot_bytes < sums)
+        return false;
     return c->depth >= least_slots(c) && c->smem <= CUT_SMEM_MAX;
 }
 
-bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
-                    int n, int n_sms)
+/* Tiles of c->rows; false when they have no room. */
+static bool cut_tiles(struct product_cut *c, int n_sms)
 {
     int box, share, even;
 
-    c->gated = kind == K_PRODUCT_GATED;
-    c->n_out = w->n_out;
-    c->n_in = w->n_in;
-    c->columns = product_cut_columns(n);
-    c->x_rows = round_up(n, 8);
-    c->x_slabs = product_cut_slab_cols(w->type) / CUT_SLAB_COLS;
-    c->n_slabs = w->n_in / product_cut_slab_cols(w->type);
-    c->rows_by_eight = w->n_out % (c->gated ? 16 : 8) == 0;
-    /* a share has two slabs, so that a slot has room for sums */
-    for (int split = 1; split <= SPLIT_MAX && (split == 1 || split < c->n_slabs) && split <= n_sms;
-         split++) {
-        int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);
-
-        if (rows == 0)
-            break;
-        c->n_split = split;
-        c->rows = rows;
-        /* Of e4m3, what is missing of a wgmma's 64 rows is widened in vain. */
-        if (rows >= WHOLE_ROWS || (w->type == K_BF16 && c->columns * 3 <= rows * 2))
-            break;
-    }
     c->n_blocks = blocks_of(c, c->rows);
     c->block_rows = c->rows / c->n_blocks;
-    c->n_tiles = (w->n_out + c->rows - 1) / c->rows;
+    c->n_tiles = (c->n_out + c->rows - 1) / c->rows;
     c->n_groups = n_sms / c->n_split;
     if (c->n_groups > c->n_tiles)
         c->n_groups = c->n_tiles;
@@ -186,4 +170,36 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
             return true;
     }
     return false;
+}
+
+bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
+                    int n, int n_sms)
+{
+    c->gated = kind == K_PRODUCT_GATED;
+    c->n_out = w->n_out;
+    c->n_in = w->n_in;
+    c->columns = product_cut_columns(n);
+    c->x_rows = round_up(n, 8);
+    c->x_slabs = product_cut_slab_cols(w->type) / CUT_SLAB_COLS;
+    c->n_slabs = w->n_in / product_cut_slab_cols(w->type);
+    c->rows_by_eight = w->n_out % (c->gated ? 16 : 8) == 0;
+    /* a share has four slabs, so that a slot has room for sums */
+    for (int split = 1;
+         split <= SPLIT_MAX && (split == 1 || 4 * split <= c->n_slabs) && split <= n_sms; split++) {
+        int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);
+
+        if (rows == 0)
+            break;
+        c->n_split = split;
+        c->rows = rows;
+        /* Of e4m3, what is missing of a wgmma's 64 rows is widened in vain. */
+        if (rows >= WHOLE_ROWS || (w->type == K_BF16 && c->columns * 3 <= rows * 2))
+            break;
+    }
+    if (cut_tiles(c, n_sms))
+        return true;
+    /* A pair's sums take whole sixteens of a slot; of the most columns slots are too short for
+     * tiles that have half of one. */
+    c->rows = round_up(c->rows, 16 * c->n_split);
+    return cut_tiles(c, n_sms);
 }

@@ -31,9 +31,14 @@ static __device__ __forceinline__ void barrier_init_done(void)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+static __device__ __forceinline__ void barrier_arrive(uint32_t at)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
 static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
 {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_addr(b)) : "memory");
+    barrier_arrive(shared_addr(b));
 }
 
 /* Arrive, and let the phase wait for so many bytes of copies as well. */
@@ -46,7 +51,7 @@ static __device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t byte
 
 /* Wait until the phase of this parity has ended; and for what another CTA has sent. */
 #define SM90_BARRIER_WAIT(NAME, ORDER)                                                      \
-    static __device__ __forceinline__ void NAME(uint64_t *b, uint32_t parity)               \
+    static __device__ __forceinline__ void NAME(uint32_t at, uint32_t parity)               \
     {                                                                                       \
         uint32_t done;                                                                      \
                                                                                             \
@@ -57,9 +62,14 @@ static __device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t byte
                          "selp.u32 %0, 1, 0, p;\n"                                          \
                          "}"                                                                \
                          : "=r"(done)                                                       \
-                         : "r"(shared_addr(b)), "r"(parity)                                 \
+                         : "r"(at), "r"(parity)                                             \
                          : "memory");                                                       \
         } while (!done);                                                                    \
+    }                                                                                       \
+                                                                                            \
+    static __device__ __forceinline__ void NAME(uint64_t *b, uint32_t parity)               \
+    {                                                                                       \
+        NAME(shared_addr(b), parity);                                                       \
     }
 
 SM90_BARRIER_WAIT(barrier_wait, ".acquire.cta")

@@ -83,11 +83,11 @@ static __device__ inline void next_step(step &s, const work &k, const product_cu
 }
 
 /* The row of w where block b of a tile begins. */
-static __device__ inline int block_row(int tile, int b, const product_cut &c)
+template <int MB> static __device__ inline int block_row(int tile, int b, const product_cut &c)
 {
-    int half = c.n_blocks / 2;
+    const int half = MB / 2;
 
-    if (!c.gated)
+    if (MB == 1 || !c.gated)
         return tile * c.rows + b * c.block_rows;
     return tile * (c.rows / 2) + (b >= half ? c.n_out / 2 - half * c.block_rows : 0) +
            b * c.block_rows;
@@ -120,6 +120,7 @@ static __device__ inline void begin_slots(char *shared, const barriers &bars,
 {
     const product_cut &c = a.c;
 
+#pragma unroll 1
     for (int i = warp; i < c.depth; i += THREADS / 32) {
         if (leads()) {
             barrier_init(&bars.full[i], 1);
@@ -130,13 +131,14 @@ static __device__ inline void begin_slots(char *shared, const barriers &bars,
         if (leads()) {
             if (i < c.first_slots) {
                 barrier_expect(&bars.full[i], c.slot_bytes);
-                copy_w(shared + i * c.slot_bytes, map, block_row(k.tile, i % MB, c),
+                copy_w(shared + i * c.slot_bytes, map, block_row<MB>(k.tile, i % MB, c),
                        k.first + i / MB * c.box, c.rows_by_eight, &bars.full[i]);
             }
             barrier_init(&bars.empty[i], WORKERS / 32);
         }
     }
     if (leads()) {
+#pragma unroll 1
         for (int i = warp; i < c.x_depth; i += THREADS / 32) {
             barrier_init(&bars.x_full[i], 1);
             barrier_init(&bars.x_empty[i], WORKERS / 32);
@@ -168,7 +170,7 @@ static __device__ slot order_all(char *shared, const barriers &bars, const CUten
         for (; b < MB; b++) {
             barrier_wait(&bars.empty[to.at], to.parity);
             barrier_expect(&bars.full[to.at], c.slot_bytes);
-            copy_w(shared + to.at * c.slot_bytes, w_map, block_row(w.tile, b, c), w.slab,
+            copy_w(shared + to.at * c.slot_bytes, w_map, block_row<MB>(w.tile, b, c), w.slab,
                    c.rows_by_eight, &bars.full[to.at]);
             next_slot(to, 1, c.depth);
         }
@@ -181,17 +183,53 @@ static __device__ slot order_all(char *shared, const barriers &bars, const CUten
 
 /* --- multiplying ------------------------------------------------------------------------ */
 
+/* What a warpgroup's loop over slots goes by, in registers. Addresses are of shared memory. */
+struct rings {
+    uint32_t slots, x_slots, slot_bytes, x_bytes;
+    uint32_t full, x_full; /* the first barriers; the empty ones are EMPTY_AT bytes behind */
+    int depth, x_depth;
+    int n_steps, box, last_box; /* steps of a tile; slabs of one, and of the last */
+    uint32_t w_rows, x_rows;    /* the upper half of operands: from eight rows to the next */
+    uint32_t slab, x_slab;      /* from a slab to the next; these in sixteens of bytes */
+};
+
+#define EMPTY_AT (CUT_DEPTH_MAX * 8)
+
+static __device__ inline rings rings_of(const product_cut &c, const char *shared,
+                                        const barriers &bars, const work &k)
+{
+    int n = k.last - k.first, steps = (n + c.box - 1) / c.box;
+    rings r;
+
+    r.slots = steady(shared_addr(shared));
+    r.x_slots = steady(shared_addr(shared + c.x_at));
+    r.slot_bytes = steady((uint32_t)c.slot_bytes);
+    r.x_bytes = steady((uint32_t)c.x_bytes);
+    r.full = steady(shared_addr(bars.full));
+    r.x_full = steady(shared_addr(bars.x_full));
+    r.depth = (int)steady((uint32_t)c.depth);
+    r.x_depth = (int)steady((uint32_t)c.x_depth);
+    r.n_steps = (int)steady((uint32_t)steps);
+    r.box = (int)steady((uint32_t)c.box);
+    r.last_box = (int)steady((uint32_t)(n - (steps - 1) * c.box));
+    r.w_rows = steady((uint32_t)(operand(NULL, c.group_bytes, 0) >> 32));
+    r.x_rows = steady((uint32_t)(operand(NULL, 8 * CUT_SLAB, 0) >> 32));
+    r.slab = steady((uint32_t)c.slab_bytes / 16);
+    r.x_slab = steady((uint32_t)(c.x_rows * CUT_SLAB / 16));
+    return r;
+}
+
 /* Slots of the other warpgroup are waited for and given back, too: a slot is filled again when both
  * have seen it full. They fill out of order, and a parity tells only two rounds apart: who is ahead
  * would take a slot for full that the other one still waits for, and who is behind would wait for a
  * round that is over. */
-static __device__ inline void pass_slots(const barriers &bars, slot &from, int n, int depth)
+static __device__ inline void pass_slots(const rings &r, slot &from, int n)
 {
     for (; n > 0; n--) {
-        barrier_wait(&bars.full[from.at], from.parity);
+        barrier_wait(r.full + from.at * 8, from.parity);
         if (leads()) /* all lanes have seen it: the election waits for them */
-            barrier_arrive(&bars.empty[from.at]);
-        next_slot(from, 1, depth);
+            barrier_arrive(r.full + EMPTY_AT + from.at * 8);
+        next_slot(from, 1, r.depth);
     }
 }
 
@@ -200,14 +238,14 @@ struct held {
     int w, x;
 };
 
-static __device__ inline void give_back(const barriers &bars, const held &h)
+static __device__ inline void give_back(const rings &r, const held &h)
 {
     if (!leads())
         return;
     if (h.w >= 0)
-        barrier_arrive(&bars.empty[h.w]);
+        barrier_arrive(r.full + EMPTY_AT + h.w * 8);
     if (h.x >= 0)
-        barrier_arrive(&bars.x_empty[h.x]);
+        barrier_arrive(r.x_full + EMPTY_AT + h.x * 8);
 }
 
 /* Whether a slot of bf16 is given back only when the first product behind it runs: the tensor cores
@@ -215,31 +253,34 @@ static __device__ inline void give_back(const barriers &bars, const held &h)
  * pays where slots are many. */
 #define GIVES_LATE(N, MB) ((MB) == 4 || ((MB) == 2 && (N) <= 32))
 
-/* A slot of a block, 64 elements of n_in a group. `before` is given back on the way, when only
- * groups of this slot are unfinished. */
-template <int N, bool LATE>
-static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2], const char *slot,
-                                                     const char *x_slot, int n_slabs,
-                                                     const barriers &bars, const held &before,
-                                                     const product_cut &c)
+/* An operand of its two halves. */
+static __device__ __forceinline__ uint64_t whole(uint32_t upper, uint32_t lower)
 {
-    uint64_t w = operand(slot, c.group_bytes, 0), x = operand(x_slot, 8 * CUT_SLAB, 0);
+    return (uint64_t)upper << 32 | lower;
+}
 
+/* A slot of a block, 64 elements of n_in a group, at addresses in sixteens of bytes. `before` is
+ * given back on the way, when only groups of this slot are unfinished. */
+template <int N, bool LATE>
+static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2], uint32_t w,
+                                                     uint32_t x, int n_slabs, const held &before,
+                                                     const rings &r)
+{
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
         keep(acc[0]), keep(acc[SUMS(N) - 1]);
         warpgroup_begin();
-        multiply_rows(acc[0], w, x, 1);
-        multiply_rows(acc[SUMS(N) - 1], w + 2, x + 2, 1);
-        multiply_rows(acc[0], w + 4, x + 4, 1);
-        multiply_rows(acc[SUMS(N) - 1], w + 6, x + 6, 1);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            multiply_rows(acc[i % SUMS(N)], whole(r.w_rows, w + 2 * i), whole(r.x_rows, x + 2 * i),
+                          1);
         warpgroup_commit();
         if (LATE && s == 0) {
             warpgroup_wait<1>();
-            give_back(bars, before);
+            give_back(r, before);
         }
-        w += c.slab_bytes / 16;
-        x += c.x_rows * CUT_SLAB / 16;
+        w += r.slab;
+        x += r.x_slab;
     }
 }
 
@@ -259,14 +300,14 @@ static __device__ inline void widen(uint32_t *low, uint32_t *high, uint32_t four
 /* 64 elements of n_in, w widened. */
 template <int N>
 static __device__ __forceinline__ void multiply_half_slab(float (&acc)[SUMS(N)][N / 2],
-                                                          uint32_t (&a)[4][4], uint64_t x)
+                                                          uint32_t (&a)[4][4], uint32_t x,
+                                                          const rings &r)
 {
     keep(a), keep(acc[0]), keep(acc[SUMS(N) - 1]);
     warpgroup_begin();
-    multiply_half_rows(acc[0], a[0], x, 1);
-    multiply_half_rows(acc[SUMS(N) - 1], a[1], x + 2, 1);
-    multiply_half_rows(acc[0], a[2], x + 4, 1);
-    multiply_half_rows(acc[SUMS(N) - 1], a[3], x + 6, 1);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        multiply_half_rows(acc[i % SUMS(N)], a[i], whole(r.x_rows, x + 2 * i), 1);
     warpgroup_commit();
 }
 
@@ -293,46 +334,49 @@ static __device__ __forceinline__ void widen_half_slab(uint32_t (&a)[4][4],
 }
 
 /* A slot of e4m3, two groups a slab: one is loaded and one widened while products run. No group is
- * left unfinished, else ptxas lets none run beside other code. */
+ * left unfinished, else ptxas lets none run beside other code. `at`: of this lane, x in sixteens. */
 template <int N>
-static __device__ __forceinline__ void multiply_e4m3(float (&acc)[SUMS(N)][N / 2], const char *slot,
-                                                     const char *x_slot, int n_slabs,
-                                                     const product_cut &c)
+static __device__ __forceinline__ void multiply_e4m3(float (&acc)[SUMS(N)][N / 2], uint32_t at,
+                                                     uint32_t x, int n_slabs, const rings &r)
 {
-    /* Eight lanes have the addresses of a matrix: chunk 0 or 1 of rows or of those 8 below. */
-    int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, x_step = c.x_rows * CUT_SLAB / 16;
-    uint32_t at = shared_addr(slot) + (warp * 2 + lane / 8 % 2) * c.group_bytes +
-                  lane % 8 * CUT_SLAB + (lane / 16 ^ lane % 8) * 16;
-    uint32_t a[2][4][4], r[2][4];
-    uint64_t x = operand(x_slot, 8 * CUT_SLAB, 0);
+    uint32_t a[2][4][4], raw[2][4];
 
-    load_half_slab(r, at);
+    load_half_slab(raw, at);
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
-        widen_half_slab(a[0], r);
-        load_half_slab(r, at ^ 64);
-        multiply_half_slab<N>(acc, a[0], x);
-        x += x_step;
+        widen_half_slab(a[0], raw);
+        load_half_slab(raw, at ^ 64);
+        multiply_half_slab<N>(acc, a[0], x, r);
+        x += r.x_slab;
         warpgroup_wait<1>();
-        widen_half_slab(a[1], r);
-        at += (uint32_t)c.slab_bytes;
+        widen_half_slab(a[1], raw);
+        at += r.slab * 16;
         if (s + 1 < n_slabs)
-            load_half_slab(r, at);
-        multiply_half_slab<N>(acc, a[1], x);
-        x += x_step;
+            load_half_slab(raw, at);
+        multiply_half_slab<N>(acc, a[1], x, r);
+        x += r.x_slab;
         warpgroup_wait<1>();
     }
     warpgroup_wait<0>();
     keep(acc[0]), keep(acc[SUMS(N) - 1]);
 }
 
+/* Where in a slot of e4m3 this lane begins: eight lanes have the addresses of a matrix, chunk 0 or
+ * 1 of rows or of those 8 below. */
+static __device__ inline uint32_t lane_at(const product_cut &c)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+
+    return (uint32_t)((warp * 2 + lane / 8 % 2) * c.group_bytes + lane % 8 * CUT_SLAB +
+                      (lane / 16 ^ lane % 8) * 16);
+}
+
 /* This warpgroup's sums of a tile. Of one block it takes every second slot, of several every
  * second block. */
 template <int N, int MB, bool FP8>
 static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][SUMS(N)][N / 2],
-                                                     char *shared, const barriers &bars, slot &from,
-                                                     slot &x_from, const work &k,
-                                                     const product_cut &c, int group)
+                                                     const rings &r, slot &from, slot &x_from,
+                                                     uint32_t lane, int group)
 {
     const int OWN = MB == 4 ? 2 : 1;
     const bool LATE = !FP8 && GIVES_LATE(N, MB);
@@ -344,31 +388,31 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
         for (int i = 0; i < N / 2; i++)
             acc[b][0][i] = acc[b][SUMS(N) - 1][i] = 0.0f;
     }
-    for (int slab = k.first, turn = 0; slab < k.last; slab += c.box, turn ^= 1) {
-        int n_slabs = min(c.box, k.last - slab);
+    for (int left = r.n_steps, turn = 0; left > 0; left--, turn ^= 1) {
+        int n_slabs = left > 1 ? r.box : r.last_box;
 
-        barrier_wait(&bars.x_full[x_from.at], x_from.parity);
+        barrier_wait(r.x_full + x_from.at * 8, x_from.parity);
         if (MB == 1 && turn != group) {
-            pass_slots(bars, from, 1, c.depth);
+            pass_slots(r, from, 1);
             if (leads())
-                barrier_arrive(&bars.x_empty[x_from.at]);
-            next_slot(x_from, 1, c.x_depth);
+                barrier_arrive(r.x_full + EMPTY_AT + x_from.at * 8);
+            next_slot(x_from, 1, r.x_depth);
             continue;
         }
 #pragma unroll
         for (int b = 0; b < OWN; b++) {
-            const char *w, *x = shared + c.x_at + x_from.at * c.x_bytes;
+            uint32_t w, x = (r.x_slots + (uint32_t)x_from.at * r.x_bytes) / 16;
             held now;
 
             if (MB > 1)
-                pass_slots(bars, from, group, c.depth);
-            w = shared + from.at * c.slot_bytes;
+                pass_slots(r, from, group);
+            w = r.slots + (uint32_t)from.at * r.slot_bytes;
             now = {from.at, b + 1 == OWN ? x_from.at : -1};
-            barrier_wait(&bars.full[from.at], from.parity);
+            barrier_wait(r.full + from.at * 8, from.parity);
             if constexpr (FP8)
-                multiply_e4m3<N>(acc[b], w, x, n_slabs, c);
+                multiply_e4m3<N>(acc[b], w + lane, x, n_slabs, r);
             else
-                multiply_bf16<N, LATE>(acc[b], w, x, n_slabs, bars, before, c);
+                multiply_bf16<N, LATE>(acc[b], w / 16, x, n_slabs, before, r);
             if (!FP8 && !LATE) {
                 warpgroup_wait<0>();
                 keep(acc[b][0]), keep(acc[b][SUMS(N) - 1]);
@@ -376,18 +420,18 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
             if (LATE)
                 before = now;
             else
-                give_back(bars, now);
-            next_slot(from, 1, c.depth);
+                give_back(r, now);
+            next_slot(from, 1, r.depth);
             if (MB > 1)
-                pass_slots(bars, from, 1 - group, c.depth);
+                pass_slots(r, from, 1 - group);
         }
-        next_slot(x_from, 1, c.x_depth);
+        next_slot(x_from, 1, r.x_depth);
     }
     warpgroup_wait<0>();
 #pragma unroll
     for (int b = 0; b < OWN; b++)
         keep(acc[b][0]), keep(acc[b][SUMS(N) - 1]);
-    give_back(bars, before);
+    give_back(r, before);
 #pragma unroll
     for (int b = 0; b < OWN && SUMS(N) == 2; b++) {
 #pragma unroll
@@ -465,6 +509,8 @@ struct cta {
 
 /* A warpgroup's place in the rings. */
 struct places {
+    rings r;
+    uint32_t lane; /* of e4m3: where in a slot it begins */
     slot w, x;
 };
 
@@ -482,10 +528,10 @@ static __device__ inline void work_block(const cta &own, const wide_args &a, int
 {
     float acc[1][SUMS(N)][N / 2];
     targets t = targets_of<KIND>(a.p);
-    share s = share_of<N>(a, own.shared, tile, own.rank);
-    first_unit<N> early = begin_unit<N, KIND, FP8>(a, t, s, own.warp, 0);
+    share s = share_of<N>(a, own.shared, tile, own.rank, own.warp);
+    first_patches<N> early = begin_patches<N, KIND, FP8>(a, t, s, own.warp, own.warp / DEALT(N));
 
-    multiply_tile<N, 1, FP8>(acc, own.shared, own.bars, at.w, at.x, own.k, a.c, group);
+    multiply_tile<N, 1, FP8>(acc, at.r, at.w, at.x, at.lane, group);
     meet(own, tile);
     end_block<N, KIND, FP8>(acc[0][0], a, t, own.inverse, s, early, own.warp, own.rank, own.x);
 }
@@ -507,7 +553,7 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, in
         gates = fetch_gate_scales<FP8>(a, tile, group);
     if (KIND == K_PRODUCT_RESIDUAL)
         fetch_first<N>(f, a, o);
-    multiply_tile<N, MB, FP8>(acc, own.shared, own.bars, at.w, at.x, own.k, c, group);
+    multiply_tile<N, MB, FP8>(acc, at.r, at.w, at.x, at.lane, group);
     meet(own, tile);
     if (KIND == K_PRODUCT_FLOAT && c.n_split == 1) {
         write_floats<N, MB, OWN>(acc, a, (float *)t.y, own.inverse, tile, group);
@@ -515,13 +561,13 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, in
     }
     if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
         if (c.n_split == 1 && c.rows_by_eight) {
-            gated_place to = gated_place_of(a, t.y, own.red, tile);
+            k_bf16 *red = (k_bf16 *)own.red;
 
-            write_gated<N>(acc, a, to, own.inverse, gates, tile, group);
-            if (to.staged) {
+            write_gated<N>(acc, a, red, own.inverse, gates, tile, group);
+            named_sync(2, WORKERS);
+            copy_gated<N>(t.y, red, a, tile);
+            if (c.n_tiles > c.n_groups)
                 named_sync(2, WORKERS);
-                copy_gated(t.y, to, a, tile);
-            }
             return;
         }
     }
@@ -564,6 +610,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     int warp = own.warp;
     bool pushes = MB == 1 && c.n_split > 1;
 
+    if (warp == THREADS / 32 - 1 && leads())
+        tensor_prefetch(&w_map);
     own.k.tile = blockIdx.x >> (c.n_split - 1); /* 1 or 2 */
     own.k.first = own.rank * c.n_slabs >> (c.n_split - 1);
     own.k.last = (own.rank + 1) * c.n_slabs >> (c.n_split - 1);
@@ -598,7 +646,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         find_inverse(inverse, a, warp - WORKERS / 32 - 1);
         named_arrive(1, THREADS - 32);
     } else {
-        places at = {};
+        places at = {rings_of(c, shared, own.bars, own.k), lane_at(c), {}, {}};
 
         asm volatile("griddepcontrol.wait;" ::: "memory");
         if (c.n_split > 1)

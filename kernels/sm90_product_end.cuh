@@ -16,8 +16,8 @@
 #define SUMS(N) ((N) > 32 ? 1 : 2)
 
 struct wide_args {
+    struct product_cut c; /* begins a line of 64 bytes of the arguments */
     struct k_product p;
-    struct product_cut c;
     const float *scales; /* [n_out] or NULL */
     int n;
 };
@@ -391,90 +391,98 @@ static __device__ inline gate_scales fetch_gate_scales(const wide_args &a, int t
     return s;
 }
 
-/* Where a tile's rows go: to y or, of a CTA's only tile, over the slots first, so that stores to y
- * are of whole columns. Tiles begin with every 16th row, as K_HALF_AT needs it. */
-struct gated_place {
-    k_bf16 *to;
-    int stride, first; /* elements from column to column; rows in front of the tile's */
-    bool staged;
-};
-
-static __device__ inline gated_place gated_place_of(const wide_args &a, k_bf16 *y, float *red,
-                                                    int tile)
-{
-    int n_out = a.c.n_out / 2, own = a.c.rows / 2;
-
-    if (a.c.n_tiles <= a.c.n_groups)
-        return {(k_bf16 *)red, own + 8, 0, true};
-    return {y, n_out, tile * own, false};
-}
-
+/* A tile's rows of y come together in shared memory, [column][CUT_GATED_STRIDE], so that stores to y
+ * are of whole columns: over the slots of a CTA's only tile, else behind them. Tiles begin with every
+ * 16th row, as K_HALF_AT needs it. */
 template <int N>
 static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2], const wide_args &a,
-                                          const gated_place &to, const float *inverse,
-                                          const gate_scales &s, int tile, int group)
+                                          k_bf16 *red, const float *inverse, const gate_scales &s,
+                                          int tile, int group)
 {
     const k_bf16 *bias = (const k_bf16 *)a.p.bias;
     bool is_half = a.p.y_is_half;
-    int n_out = a.c.n_out / 2, q = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
+    int q = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
     int own = gated_row(a, tile, group);
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int row = own - g + i * 8, in_block = threadIdx.x % 128 / 32 * 16 + i * 8;
-        bool there = in_block < a.c.block_rows && row < n_out; /* all eight, or none */
+        int in_block = threadIdx.x % 128 / 32 * 16 + i * 8, place;
         float gate_bias = 0.0f, up_bias = 0.0f, y[N / 8][2];
         uint32_t two[N / 8];
-        int place = row - tile * (a.c.rows / 2) + to.first + q * 2;
 
-        if (there && bias != NULL) {
-            gate_bias = load_bf16(bias + row + g);
-            up_bias = load_bf16(bias + row + g + n_out);
+        if (in_block >= a.c.block_rows) /* all eight rows, or none */
+            continue;
+        place = group * a.c.block_rows + in_block + q * 2;
+        place = g * CUT_GATED_STRIDE + (is_half ? (int)K_HALF_AT(place) : place);
+        if (bias != NULL && own + i * 8 < a.c.n_out / 2) {
+            gate_bias = load_bf16(bias + own + i * 8);
+            up_bias = load_bf16(bias + own + i * 8 + a.c.n_out / 2);
         }
-#pragma unroll
-        for (int e = 0; e < N / 4; e++) {
-            float root = inverse[e / 2 * 8 + q * 2 + e % 2];
-            float gate = acc[0][0][e / 2 * 4 + i * 2 + e % 2] * (root * s.gate[i]) + gate_bias;
-            float up = acc[1][0][e / 2 * 4 + i * 2 + e % 2] * (root * s.up[i]) + up_bias;
-
-            y[e / 2][e % 2] = silu(gate) * up;
-        }
-#pragma unroll
-        for (int m = 0; m < N / 8; m++)
-            two[m] = is_half ? pack_half(y[m][0], y[m][1]) : pack_bf16(y[m][0], y[m][1]);
-#pragma unroll
-        for (int m = 0; m < N / 8; m++)
-            transpose(two[m]); /* now rows 2 q and 2 q + 1 of column g */
-        place = is_half ? (int)K_HALF_AT(place) : place;
 #pragma unroll
         for (int m = 0; m < N / 8; m++) {
-            if (there && m * 8 + g < a.n)
-                *(uint32_t *)(to.to + (uint32_t)(m * 8 + g) * (uint32_t)to.stride +
-                              (uint32_t)place) = two[m];
+            float2 root = *(const float2 *)(inverse + m * 8 + q * 2);
+
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                float r = k == 0 ? root.x : root.y;
+                float gate = acc[0][0][m * 4 + i * 2 + k] * (r * s.gate[i]) + gate_bias;
+                float up = acc[1][0][m * 4 + i * 2 + k] * (r * s.up[i]) + up_bias;
+
+                y[m][k] = silu(gate) * up;
+            }
+        }
+        if (is_half) {
+#pragma unroll
+            for (int m = 0; m < N / 8; m++)
+                two[m] = pack_half(y[m][0], y[m][1]);
+        } else {
+#pragma unroll
+            for (int m = 0; m < N / 8; m++)
+                two[m] = pack_bf16(y[m][0], y[m][1]);
+        }
+#pragma unroll
+        for (int m = 0; m < N / 8; m++) {
+            transpose(two[m]); /* now rows 2 q and 2 q + 1 of column g */
+            *(uint32_t *)(red + m * 8 * CUT_GATED_STRIDE + place) = two[m];
         }
     }
 }
 
-/* What is over the slots to y, 16 lanes a column. */
-static __device__ inline void copy_gated(k_bf16 *y, const gated_place &from, const wide_args &a,
-                                         int tile)
+/* What has come together to y, 16 lanes a column. */
+template <int N>
+static __device__ inline void copy_gated(k_bf16 *y, const k_bf16 *red, const wide_args &a, int tile)
 {
-    int n_out = a.c.n_out / 2, first = tile * (a.c.rows / 2), at = threadIdx.x % 16 * 8;
+    int n_out = a.c.n_out / 2, row = tile * (a.c.rows / 2), at = threadIdx.x % 16 * 8;
+    int col = threadIdx.x / 16;
 
-    if (at >= a.c.rows / 2 || first + at >= n_out)
+    if (at >= a.c.rows / 2 || row + at >= n_out)
         return;
-    for (int col = threadIdx.x / 16; col < a.n; col += WORKERS / 16)
-        *(uint4 *)(y + (uint32_t)col * (uint32_t)n_out + (uint32_t)(first + at)) =
-            *(const uint4 *)(from.to + col * from.stride + at);
+    y += (uint32_t)col * (uint32_t)n_out + (uint32_t)(row + at);
+    red += col * CUT_GATED_STRIDE + at;
+#pragma unroll
+    for (int i = 0; i < (N + 15) / 16; i++) {
+        if (col + i * 16 < a.n)
+            *(uint4 *)(y + (uint32_t)(i * 16) * (uint32_t)n_out) =
+                *(const uint4 *)(red + i * 16 * CUT_GATED_STRIDE);
+    }
 }
 
 /* --- one block, of which each warpgroup has a share of n_in -------------------------------- */
 
-/* Sums meet as wgmma leaves them: lane 4 g + q of a warp has of each eight rows, a strip, row g,
- * and of each eight columns 2 q and 2 q + 1. A lane's sums of a strip and 16 columns, a chunk, are
- * stored at once; of the fewest columns, 8. */
-#define CHUNK_SUMS(N) ((N) == 8 ? 2 : 4)
-#define CHUNK_COLS(N) (4 * CHUNK_SUMS(N))
+/* Sums meet as wgmma leaves them: of sixteen rows and eight columns, a patch, lane 4 g + q of a warp
+ * has rows g and g + 8 of columns 2 q and 2 q + 1: four floats that follow each other in its
+ * registers. What is written here runs once, a warp or two a scheduler, where each instruction that
+ * waits for the one before takes five cycles: so it costs by its length. */
+#define PATCH_ROWS 16
+#define PATCH_SUMS 4
+
+/* Patches of sixteen rows, rounded up where warps are dealt out: a warp ends those of the same
+ * columns, of every (8 / DEALT)-th sixteen rows. */
+#define PATCHES(N) ((N) / 8)
+#define DEALT(N)   ((N) > 32 ? 8 : PATCHES(N))
+
+/* Patches that a warp ends together; their reads are under way before the first slot. */
+#define PATCHES_TOGETHER(N) ((N) > 32 ? 2 : 1)
 
 /* How two CTAs that share a tile exchange sums: each tells the other when nobody reads a slot any
  * more, and gets the other's part of its rows there. */
@@ -484,81 +492,55 @@ struct exchange {
 
 /* This CTA's share of a tile's outputs, and where this warp's sums of it meet the others. */
 struct share {
-    int n;            /* columns */
-    int n_out, begin; /* rows of y; the first of this CTA */
-    int strips;
-    int chunks; /* of a strip that meet at a time */
-    int part;   /* floats in shared memory that a warpgroup's sums take: [strips][chunks][lane] */
-    int at[2];  /* of this lane's first chunk of its two strips, in a part */
-    float *own, *sent;       /* parts in shared memory: this CTA's, and what the other one sends */
-    uint32_t remote;         /* the other's `sent` */
-    bool mine[2], others[2]; /* whose they are: this CTA's, the other one's, nobody's */
+    int n, n_out;      /* columns; rows of y */
+    int begin, end;    /* rows of this CTA */
+    int first;         /* the row where its first sixteen begin: `begin`, or 8 less */
+    int sixteens;      /* that it ends; rows behind the matrix are none */
+    int part;          /* floats that a warpgroup's sums take: [sixteens][PATCHES][lane][4] */
+    float *own, *sent; /* parts in shared memory: this CTA's, and what the other one sends */
+    float *mine;       /* where this lane's sums go, of its warpgroup's part; NULL: not here */
+    uint32_t others;   /* the same in the other CTA; 0: not there */
 };
 
 template <int N>
-static __device__ inline share share_of(const wide_args &a, char *shared, int tile, int rank)
+static __device__ inline share share_of(const wide_args &a, char *shared, int tile, int rank,
+                                        int warp)
 {
-    int own = a.c.rows / a.c.n_split, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    const int FLOATS = PATCHES(N) * 32 * PATCH_SUMS; /* of sixteen rows */
+    int own = a.c.rows / a.c.n_split, lane = threadIdx.x % 32, before = rank * own / PATCH_ROWS;
+    int all = (own + PATCH_ROWS - 1) / PATCH_ROWS, place;
     uint32_t zero = unknown_zero();
-    share s = {fixed(a.n, zero), fixed(a.c.n_out, zero),    tile * a.c.rows + rank * own,
-               own / 8,          a.c.round / CHUNK_COLS(N), a.c.round * own};
+    share s = {};
 
-#pragma unroll
-    for (int below = 0; below < 2; below++) {
-        int strip = warp * 2 + below - rank * s.strips;
-
-        s.mine[below] = strip >= 0 && strip < s.strips;
-        s.others[below] = !s.mine[below] && warp * 2 + below < a.c.n_split * s.strips;
-        strip += s.mine[below] ? 0 : rank == 0 ? -s.strips : s.strips;
-        s.at[below] = (strip * s.chunks * 32 + lane) * CHUNK_SUMS(N);
-        pin(s.at[below]);
-    }
-    pin(s.n_out), pin(s.begin), pin(s.strips), pin(s.chunks), pin(s.part);
+    s.n = fixed(a.n, zero);
+    s.n_out = fixed(a.c.n_out, zero);
+    s.begin = tile * a.c.rows + rank * own;
+    s.end = min(s.begin + own, s.n_out);
+    s.first = tile * a.c.rows + before * PATCH_ROWS;
+    s.sixteens = (s.end - s.first + PATCH_ROWS - 1) / PATCH_ROWS;
+    s.part = all * FLOATS;
     s.own = (float *)(shared + (a.c.n_split > 1 ? a.c.own_at[rank] : a.c.red_at));
+    place = warp / 4 * s.part + lane * PATCH_SUMS;
+    if (warp % 4 >= before && warp % 4 < before + all)
+        s.mine = s.own + place + (warp % 4 - before) * FLOATS;
     if (a.c.n_split > 1) {
+        before = (rank ^ 1) * own / PATCH_ROWS;
         s.sent = (float *)(shared + a.c.sent_at[rank]);
-        s.remote = remote_addr(shared + a.c.sent_at[rank ^ 1], rank ^ 1);
+        if (warp % 4 >= before && warp % 4 < before + all)
+            s.others = remote_addr(shared + a.c.sent_at[rank ^ 1], rank ^ 1) +
+                       (uint32_t)(place + (warp % 4 - before) * FLOATS) * 4;
     }
+    pin(s.begin), pin(s.end), pin(s.first), pin(s.sixteens), pin(s.part);
     return s;
 }
 
-/* Sums to shared memory of the cluster; the barrier there counts their bytes. */
-static __device__ __forceinline__ void store_remote(uint32_t at, const float (&f)[2],
-                                                    uint32_t barrier)
-{
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, "
-                 "[%3];" ::"r"(at),
-                 "f"(f[0]), "f"(f[1]), "r"(barrier)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void store_remote(uint32_t at, const float (&f)[4],
-                                                    uint32_t barrier)
+/* Four floats to shared memory of the cluster; the barrier there counts their bytes. */
+static __device__ __forceinline__ void store_remote(uint32_t at, const float *f, uint32_t barrier)
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, "
                  "%4}, [%5];" ::"r"(at),
                  "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]), "r"(barrier)
                  : "memory");
-}
-
-static __device__ __forceinline__ void store_local(float *to, const float (&f)[2])
-{
-    *(float2 *)to = make_float2(f[0], f[1]);
-}
-
-static __device__ __forceinline__ void store_local(float *to, const float (&f)[4])
-{
-    *(float4 *)to = make_float4(f[0], f[1], f[2], f[3]);
-}
-
-static __device__ __forceinline__ void load_local(float (&f)[2], const float *from)
-{
-    *(float2 *)f = *(const float2 *)from;
-}
-
-static __device__ __forceinline__ void load_local(float (&f)[4], const float *from)
-{
-    *(float4 *)f = *(const float4 *)from;
 }
 
 /* Relaxed: nothing that was written is published by it. What this CTA has read must have been read
@@ -572,253 +554,194 @@ static __device__ __forceinline__ void arrive_remote(uint32_t barrier)
 /* How many bytes a CTA is sent. */
 static __device__ inline uint32_t sent_bytes(const product_cut &c)
 {
-    return 2U * (uint32_t)(c.round * c.rows / 2) * 4U;
+    return 2U * (uint32_t)c.part * 4U;
 }
 
-/* A warpgroup's sums from chunk `first` on, to its part here, and of the other CTA's rows there. */
+/* A warp's sums to its part here or, of the other CTA's rows, there; of a sixteen that both have
+ * rows of, to both. */
 template <int N>
-static __device__ inline void share_sums(const float (&acc)[N / 2], int first, const share &s,
-                                         int group, int rank, const exchange &x)
+static __device__ inline void share_sums(const float (&acc)[N / 2], const share &s, int rank,
+                                         const exchange &x)
 {
-    const int SUMS_OF = CHUNK_SUMS(N);
-    uint32_t met = 0;
+    if (s.mine != NULL) {
+#pragma unroll
+        for (int i = 0; i < PATCHES(N); i++)
+            *(float4 *)(s.mine + i * 32 * PATCH_SUMS) =
+                make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
+    }
+    if (s.others != 0) {
+        uint32_t met = remote_addr(x.met, rank ^ 1);
 
-    if (s.others[0] || s.others[1]) {
-        met = remote_addr(x.met, rank ^ 1);
         barrier_wait(x.ready, 0);
-    }
 #pragma unroll
-    for (int below = 0; below < 2; below++) {
-        int at = group * s.part + s.at[below] - first * 32 * SUMS_OF;
-
-#pragma unroll
-        for (int c = 0; c < N / CHUNK_COLS(N); c++, at += 32 * SUMS_OF) {
-            float f[SUMS_OF];
-
-#pragma unroll
-            for (int i = 0; i < SUMS_OF; i++)
-                f[i] = acc[(c * SUMS_OF / 2 + i / 2) * 4 + below * 2 + i % 2];
-            if (c < first || c >= first + s.chunks)
-                continue;
-            if (s.mine[below])
-                store_local(s.own + at, f);
-            if (s.others[below])
-                store_remote(s.remote + (uint32_t)at * 4, f, met);
-        }
+        for (int i = 0; i < PATCHES(N); i++)
+            store_remote(s.others + (uint32_t)(i * 32 * PATCH_SUMS * 4), acc + 4 * i, met);
     }
 }
 
-/* Two strips of a chunk: a warp ends them at a time. */
-struct unit {
-    int strip, chunk;
-    int row, col; /* of this lane's first sum */
-    uint32_t at;  /* which is this of y; nothing of 64 rows has more than 2^32 */
+/* A lane's part of a patch: two rows, `row` and `row` + 8, of two columns. */
+struct patch {
+    int row, col;
+    uint32_t at;   /* which is its first of y; nothing of 64 rows has more than 2^32 */
+    bool there[2]; /* rows; of eight all or none */
+    bool taken[2]; /* columns */
 };
 
-template <int N> static __device__ inline unit unit_of(const share &s, int number, int first)
+template <int N> static __device__ inline patch patch_of(const share &s, int warp, int sixteen)
 {
-    const int CHUNKS = N / CHUNK_COLS(N);
     int lane = threadIdx.x % 32;
-    unit u;
+    patch p;
 
-    u.strip = s.chunks == 1 ? number * 2 : number / CHUNKS * 2;
-    u.chunk = s.chunks == 1 ? 0 : number % CHUNKS;
-    u.row = s.begin + u.strip * 8 + lane / 4;
-    u.col = (first + u.chunk) * CHUNK_COLS(N) + lane % 4 * 2;
-    u.at = (uint32_t)u.col * (uint32_t)s.n_out + (uint32_t)u.row;
-    return u;
+    p.row = s.first + sixteen * PATCH_ROWS + lane / 4;
+    p.col = warp % DEALT(N) * 8 + lane % 4 * 2;
+    p.at = (uint32_t)p.col * (uint32_t)s.n_out + (uint32_t)p.row;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        p.there[i] = p.row + i * 8 >= s.begin && p.row + i * 8 < s.end;
+        p.taken[i] = p.col + i < s.n;
+    }
+    return p;
 }
 
-/* A lane's i-th sum of a strip is so many columns behind its first. */
-static __device__ constexpr int column_of(int i)
-{
-    return i / 2 * 8 + i % 2;
-}
-
-/* What the end of a unit reads: of its rows, and the residual. */
-template <int N> struct unit_reads {
-    float residual[2][CHUNK_SUMS(N)];
-    float norm[2], scale[2], bias[2];
+/* What the end of a patch reads: of its rows, and the residual as wgmma has the sums. norm and bias
+ * stay bfloat16 until then: who computes with them waits for them, before the first slot. */
+struct patch_reads {
+    float residual[PATCH_SUMS], scale[2];
+    uint32_t norm[2], bias[2];
 };
 
-template <int N, int KIND, bool FP8>
-static __device__ inline unit_reads<N> read_unit(const wide_args &a, const targets &t,
-                                                 const share &s, const unit &u)
+template <int KIND, bool FP8>
+static __device__ inline patch_reads read_patch(const wide_args &a, const targets &t,
+                                                const share &s, const patch &p)
 {
-    unit_reads<N> r;
+    patch_reads r;
 
 #pragma unroll
     for (int b = 0; b < 2; b++) {
-        int row = u.row + b * 8;
-        bool there = u.strip + b < s.strips && row < s.n_out;
+        int row = p.row + b * 8;
 
-        r.scale[b] = FP8 && there && a.scales != NULL ? a.scales[row] : 1.0f;
-        r.bias[b] = there && a.p.bias != NULL ? load_bf16((const k_bf16 *)a.p.bias + row) : 0.0f;
+        r.scale[b] = FP8 && p.there[b] && a.scales != NULL ? a.scales[row] : 1.0f;
+        r.bias[b] = p.there[b] && a.p.bias != NULL ? ((const k_bf16 *)a.p.bias)[row] : 0;
         if (KIND != K_PRODUCT_RESIDUAL)
             continue;
-        r.norm[b] = there ? load_bf16((const k_bf16 *)a.p.norm + row) : 0.0f;
+        r.norm[b] = p.there[b] ? ((const k_bf16 *)a.p.norm)[row] : 0;
 #pragma unroll
-        for (int i = 0; i < CHUNK_SUMS(N); i++)
-            r.residual[b][i] = there && u.col + column_of(i) < s.n
-                                   ? t.residual[u.at + column_of(i) * s.n_out + b * 8]
-                                   : 0.0f;
+        for (int i = 0; i < 2; i++)
+            r.residual[2 * b + i] =
+                p.there[b] && p.taken[i] ? t.residual[p.at + i * s.n_out + b * 8] : 0.0f;
     }
     return r;
 }
 
-/* Eight rows of a chunk's columns, two rows a lane and store: `row` and `col` are this lane's first
- * sum's. */
-template <int V>
-static __device__ inline void store_strip(k_bf16 *to, const float (&y)[V], bool is_half, int row,
-                                          int col, const share &s)
-{
-    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    uint32_t at;
-    uint32_t two[V / 2];
-
-#pragma unroll
-    for (int m = 0; m < V / 2; m++)
-        two[m] = is_half ? pack_half(y[2 * m], y[2 * m + 1]) : pack_bf16(y[2 * m], y[2 * m + 1]);
-#pragma unroll
-    for (int m = 0; m < V / 2; m++)
-        transpose(two[m]);
-    row += q * 2 - g, col += g - q * 2;
-    at = (uint32_t)col * (uint32_t)s.n_out + (uint32_t)(is_half ? (int)K_HALF_AT(row) : row);
-#pragma unroll
-    for (int m = 0; m < V / 2; m++, at += (uint32_t)s.n_out * 8) {
-        if (col + m * 8 < s.n)
-            *(uint32_t *)(to + at) = two[m];
-    }
-}
-
-/* The residual of a unit's sixteen rows, the squares of the sums, and the next norm's rows. */
-template <int N>
-static __device__ inline void add_unit(float (&y)[2][CHUNK_SUMS(N)], const unit_reads<N> &r,
-                                       const wide_args &a, const targets &t, const share &s,
-                                       const unit &u)
-{
-    float squares[CHUNK_SUMS(N)];
-
-#pragma unroll
-    for (int i = 0; i < CHUNK_SUMS(N); i++) {
-        squares[i] = 0.0f;
-#pragma unroll
-        for (int b = 0; b < 2; b++) {
-            y[b][i] += r.residual[b][i];
-            if (u.col + column_of(i) < s.n)
-                t.residual[u.at + column_of(i) * s.n_out + b * 8] = y[b][i];
-            squares[i] += y[b][i] * y[b][i];
-            y[b][i] *= r.norm[b];
-        }
-    }
-#pragma unroll
-    for (int apart = 4; apart < 32; apart *= 2) {
-#pragma unroll
-        for (int i = 0; i < CHUNK_SUMS(N); i++)
-            squares[i] += __shfl_xor_sync(~0U, squares[i], apart);
-    }
-#pragma unroll
-    for (int i = 0; i < CHUNK_SUMS(N); i++) {
-        if (threadIdx.x % 32 < 4 && u.col + column_of(i) < s.n) /* of row 0 of sixteen */
-            t.sums_out[(u.at + column_of(i) * s.n_out) / 16] = squares[i];
-    }
-#pragma unroll
-    for (int b = 0; b < 2; b++)
-        store_strip(t.normed, y[b], a.p.y_is_half, u.row + b * 8, u.col, s);
-}
-
-/* A unit of y, which has no residual. */
-template <int N, int KIND>
-static __device__ inline void write_unit(const float (&y)[2][CHUNK_SUMS(N)], const wide_args &a,
-                                         const targets &t, const share &s, const unit &u)
-{
-#pragma unroll
-    for (int b = 0; b < 2; b++) {
-        if (u.strip + b >= s.strips || u.row + b * 8 >= s.n_out) /* all eight, or none */
-            continue;
-        if (KIND == K_PRODUCT_PLAIN)
-            store_strip(t.y, y[b], false, u.row + b * 8, u.col, s);
-#pragma unroll
-        for (int i = 0; i < CHUNK_SUMS(N); i++) {
-            if (KIND == K_PRODUCT_FLOAT && u.col + column_of(i) < s.n)
-                ((float *)t.y)[u.at + column_of(i) * s.n_out + b * 8] = y[b][i];
-        }
-    }
-}
-
-/* A unit's sums of both warpgroups and, of a pair, of the other CTA's two, in a fixed order; with
+/* A patch's sums of both warpgroups and, of a pair, of the other CTA's two, in a fixed order; with
  * the norm's division, scales and the bias. */
 template <int N>
-static __device__ inline void sum_unit(float (&y)[2][CHUNK_SUMS(N)], const float *inverse,
-                                       const unit_reads<N> &r, const share &s, const unit &u,
-                                       bool pair)
+static __device__ inline void sum_patch(float (&y)[PATCH_SUMS], const float *inverse,
+                                        const patch_reads &r, const share &s, const patch &p,
+                                        int warp, int sixteen, bool pair)
 {
-    const int SUMS_OF = CHUNK_SUMS(N);
-    float root[SUMS_OF];
+    int at = ((sixteen * PATCHES(N) + warp % DEALT(N)) * 32 + threadIdx.x % 32) * PATCH_SUMS;
+    float4 sum = *(const float4 *)(s.own + at), more = *(const float4 *)(s.own + at + s.part);
+    float2 root = *(const float2 *)(inverse + p.col);
+
+    sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+    if (pair) {
+        float4 a = *(const float4 *)(s.sent + at), b = *(const float4 *)(s.sent + at + s.part);
+
+        sum.x += a.x + b.x, sum.y += a.y + b.y, sum.z += a.z + b.z, sum.w += a.w + b.w;
+    }
+    y[0] = sum.x * (root.x * r.scale[0]) + low_half(r.bias[0]);
+    y[1] = sum.y * (root.y * r.scale[0]) + low_half(r.bias[0]);
+    y[2] = sum.z * (root.x * r.scale[1]) + low_half(r.bias[1]);
+    y[3] = sum.w * (root.y * r.scale[1]) + low_half(r.bias[1]);
+}
+
+/* A patch as bfloat16 or float16, two rows a lane and store. */
+static __device__ inline void store_patch(k_bf16 *to, const float (&y)[PATCH_SUMS], bool is_half,
+                                          const share &s, const patch &p)
+{
+    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, row = p.row - g + q * 2;
+    int col = p.col - q * 2 + g, below = is_half ? 4 : 8; /* as K_HALF_AT has it */
+    uint32_t at = (uint32_t)col * (uint32_t)s.n_out;
+    uint32_t two[2];
+
+    at += (uint32_t)(is_half ? (int)K_HALF_AT(row) : row);
+    if (is_half)
+        two[0] = pack_half(y[0], y[1]), two[1] = pack_half(y[2], y[3]);
+    else
+        two[0] = pack_bf16(y[0], y[1]), two[1] = pack_bf16(y[2], y[3]);
+    transpose(two[0]), transpose(two[1]);
+    if (col >= s.n)
+        return;
+    if (p.there[0])
+        *(uint32_t *)(to + at) = two[0];
+    if (p.there[1])
+        *(uint32_t *)(to + at + (uint32_t)below) = two[1];
+}
+
+/* The residual of a patch, whose rows are all there, the squares of the sums, and the next norm's
+ * rows. */
+static __device__ inline void add_patch(float (&y)[PATCH_SUMS], const patch_reads &r,
+                                        const wide_args &a, const targets &t, const share &s,
+                                        const patch &p)
+{
+    bool odd = threadIdx.x % 8 >= 4;
+    float first, second, kept;
 
 #pragma unroll
-    for (int i = 0; i < SUMS_OF; i += 2)
-        *(float2 *)(root + i) = *(const float2 *)(inverse + u.col + column_of(i));
+    for (int i = 0; i < PATCH_SUMS; i++) {
+        y[i] += r.residual[i];
+        if (p.taken[i % 2])
+            t.residual[p.at + i % 2 * s.n_out + i / 2 * 8] = y[i];
+    }
+    first = y[0] * y[0] + y[2] * y[2];
+    second = y[1] * y[1] + y[3] * y[3];
+    /* of sixteen rows: lanes of odd g go on with the second column, the others with the first */
+    kept = (odd ? second : first) + __shfl_xor_sync(~0U, odd ? first : second, 4);
+    kept += __shfl_xor_sync(~0U, kept, 8);
+    kept += __shfl_xor_sync(~0U, kept, 16);
+    if (threadIdx.x % 32 < 8 && (odd ? p.taken[1] : p.taken[0]))
+        t.sums_out[(p.at - threadIdx.x % 32 / 4 + odd * s.n_out) / PATCH_ROWS] = kept;
 #pragma unroll
-    for (int b = 0; b < 2; b++) {
-        int at = ((u.strip + b) * s.chunks + u.chunk) * 32 + threadIdx.x % 32;
-        float part[4][SUMS_OF] = {};
+    for (int i = 0; i < PATCH_SUMS; i++)
+        y[i] *= low_half(r.norm[i / 2]);
+    store_patch(t.normed, y, a.p.y_is_half, s, p);
+}
 
-        if (u.strip + b >= s.strips)
-            continue;
-        load_local(part[0], s.own + at * SUMS_OF);
-        load_local(part[1], s.own + at * SUMS_OF + s.part);
-        if (pair) {
-            load_local(part[2], s.sent + at * SUMS_OF);
-            load_local(part[3], s.sent + at * SUMS_OF + s.part);
-        }
+/* A patch of y, which has no residual. */
+template <int KIND>
+static __device__ inline void write_patch(const float (&y)[PATCH_SUMS], const targets &t,
+                                          const share &s, const patch &p)
+{
+    if (KIND == K_PRODUCT_PLAIN)
+        store_patch(t.y, y, false, s, p);
 #pragma unroll
-        for (int i = 0; i < SUMS_OF; i++) {
-            float sum = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
-
-            y[b][i] = sum * (root[i] * r.scale[b]) + r.bias[b];
-        }
+    for (int i = 0; i < PATCH_SUMS; i++) {
+        if (KIND == K_PRODUCT_FLOAT && p.there[i / 2] && p.taken[i % 2])
+            ((float *)t.y)[p.at + i % 2 * s.n_out + i / 2 * 8] = y[i];
     }
 }
 
-/* What a warp knows of its first unit before the first slot. */
-template <int N> struct first_unit {
-    unit u;
-    unit_reads<N> reads;
+/* What a warp knows of the first patches that it ends before the first slot. */
+template <int N> struct first_patches {
+    patch p[PATCHES_TOGETHER(N)];
+    patch_reads reads[PATCHES_TOGETHER(N)];
 };
 
+/* The warp's patches from this sixteen rows on. Where a CTA has none or no more, rows are not
+ * `there`, and the warp does what is harmless. */
 template <int N, int KIND, bool FP8>
-static __device__ inline first_unit<N> begin_unit(const wide_args &a, const targets &t,
-                                                  const share &s, int warp, int first)
+static __device__ inline first_patches<N> begin_patches(const wide_args &a, const targets &t,
+                                                        const share &s, int warp, int sixteen)
 {
-    first_unit<N> f;
+    first_patches<N> f;
 
-    f.u = unit_of<N>(s, warp, first);
-    f.reads = read_unit<N, KIND, FP8>(a, t, s, f.u);
-    return f;
-}
-
-/* The end of what has met, from chunk `first` on. */
-template <int N, int KIND, bool FP8>
-static __device__ inline void end_units(const wide_args &a, const targets &t, const float *inverse,
-                                        const share &s, int warp, int first, first_unit<N> now)
-{
-    int units = (s.strips + 1) / 2 * s.chunks;
-
-    for (int i = warp; i < units;) {
-        first_unit<N> next = now;
-        float y[2][CHUNK_SUMS(N)];
-
-        i += WORKERS / 32;
-        if (i < units)
-            next = begin_unit<N, KIND, FP8>(a, t, s, i, first);
-        sum_unit<N>(y, inverse, now.reads, s, now.u, a.c.n_split > 1);
-        if (KIND != K_PRODUCT_RESIDUAL)
-            write_unit<N, KIND>(y, a, t, s, now.u);
-        else if (now.u.row < s.n_out) /* all sixteen, or none */
-            add_unit<N>(y, now.reads, a, t, s, now.u);
-        now = next;
+#pragma unroll
+    for (int i = 0; i < PATCHES_TOGETHER(N); i++) {
+        f.p[i] = patch_of<N>(s, warp, sixteen + i * (8 / DEALT(N)));
+        f.reads[i] = read_patch<KIND, FP8>(a, t, s, f.p[i]);
     }
+    return f;
 }
 
 /* The end of a tile of one block. One CTA has a tile at a time in shared memory of its own, or its
@@ -826,20 +749,38 @@ static __device__ inline void end_units(const wide_args &a, const targets &t, co
 template <int N, int KIND, bool FP8>
 static __device__ inline void end_block(const float (&acc)[N / 2], const wide_args &a,
                                         const targets &t, const float *inverse, const share &s,
-                                        first_unit<N> now, int warp, int rank, const exchange &x)
+                                        first_patches<N> now, int warp, int rank, const exchange &x)
 {
-    for (int first = 0;;) {
-        share_sums<N>(acc, first, s, warp / 4, rank, x);
-        named_sync(2, WORKERS);
-        if (a.c.n_split > 1)
-            barrier_wait_cluster(x.met, 0);
-        end_units<N, KIND, FP8>(a, t, inverse, s, warp, first, now);
-        named_sync(2, WORKERS); /* of a pair, too: see Traps in README.md, "two ways out" */
-        first += s.chunks;
-        if (first * CHUNK_COLS(N) >= a.n)
-            return;
-        now = begin_unit<N, KIND, FP8>(a, t, s, warp, first);
+    const int APART = 8 / DEALT(N), TOGETHER_ROWS = PATCHES_TOGETHER(N) * APART;
+    bool pair = a.c.n_split > 1;
+
+    share_sums<N>(acc, s, rank, x);
+    named_sync(2, WORKERS);
+    if (pair)
+        barrier_wait_cluster(x.met, 0);
+    for (int sixteen = warp / DEALT(N); sixteen < s.sixteens && warp % DEALT(N) < PATCHES(N);) {
+        float y[PATCHES_TOGETHER(N)][PATCH_SUMS];
+
+#pragma unroll
+        for (int i = 0; i < PATCHES_TOGETHER(N); i++) {
+            if (sixteen + i * APART < s.sixteens)
+                sum_patch<N>(y[i], inverse, now.reads[i], s, now.p[i], warp, sixteen + i * APART,
+                             pair);
+        }
+#pragma unroll
+        for (int i = 0; i < PATCHES_TOGETHER(N); i++) {
+            if (sixteen + i * APART >= s.sixteens)
+                continue;
+            if (KIND != K_PRODUCT_RESIDUAL)
+                write_patch<KIND>(y[i], t, s, now.p[i]);
+            else
+                add_patch(y[i], now.reads[i], a, t, s, now.p[i]);
+        }
+        sixteen += TOGETHER_ROWS;
+        if (sixteen < s.sixteens)
+            now = begin_patches<N, KIND, FP8>(a, t, s, warp, sixteen);
     }
+    named_sync(2, WORKERS); /* of a pair, too: see Traps in README.md, "two ways out" */
 }
 
 #endif

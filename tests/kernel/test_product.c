@@ -349,14 +349,14 @@ int main(void)
         {K_PRODUCT_FLOAT, K_BF16, {3000, 512}, 48, 1, false},
         {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 2, false},
         {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
-        {K_PRODUCT_PLAIN, K_BF16, {5000, 384}, 80, 2, false},
-        {K_PRODUCT_FLOAT, K_BF16, {5000, 384}, 80, 2, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {3000, 640}, 48, 1, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {2999, 640}, 48, 2, false},
+        {K_PRODUCT_PLAIN, K_BF16, {5000, 640}, 80, 2, false},
+        {K_PRODUCT_FLOAT, K_BF16, {5000, 640}, 80, 2, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {3000, 1280}, 48, 1, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {2999, 1280}, 48, 2, false},
         {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
-        {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 640}, 64, 1, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {5000, 384}, 80, 2, false},
-        {K_PRODUCT_FLOAT, K_E4M3, {5000, 384}, 80, 2, false},
+        {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 1280}, 64, 1, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {5000, 1024}, 80, 2, false},
+        {K_PRODUCT_FLOAT, K_E4M3, {5000, 1024}, 80, 2, false},
     };
 
     gpu_open();

@@ -18,7 +18,7 @@ static bool covers(const struct product_cut *c, int n_sms)
 static bool has_room(const struct product_cut *c)
 {
     int last = (c->depth - 1) * c->slot_bytes, stride = c->n_blocks * CUT_BLOCK + 4;
-    int sums = c->n_blocks == 1 ? 2 * c->round * c->rows / c->n_split * 4 : c->round * stride * 4;
+    int sums = c->n_blocks == 1 ? 2 * c->part * 4 : c->round * stride * 4;
     int least = c->n_blocks == 4 ? 5 : c->n_slabs / c->n_split > 64 ? 3 : 4;
     int reach =
         c->rows_by_eight ? 8 * c->group_bytes : (c->box - 1) * c->slab_bytes + CUT_BLOCK * CUT_SLAB;
@@ -52,7 +52,7 @@ static bool sums_have_slots(const struct product_cut *c)
             c->own_at[rank] + c->slot_bytes > c->x_at || c->own_at[rank] % c->slot_bytes != 0)
             return false;
     }
-    return c->rows * c->columns * 4 <= c->slot_bytes;
+    return 2 * c->part * 4 <= c->slot_bytes;
 }
 
 /* What the ends of tiles take four or sixteen rows at a time. */
@@ -60,18 +60,21 @@ static bool ends_whole(const struct product_cut *c, enum k_product_kind kind)
 {
     int own = c->rows / c->n_split;
 
-    /* of one block eight rows of a warp are all one CTA's and all the matrix's, and 8 or 16 columns
-     * meet at a time; there are CTAs for no more than two parts */
-    if (c->n_split > 2 || (c->n_blocks == 1 && (own % 8 != 0 || c->n_out % 8 != 0 ||
-                                                c->round % (c->columns == 8 ? 8 : 16) != 0)))
+    /* of one block eight rows of a warp are all one CTA's and all the matrix's, and a warpgroup's
+     * part has the sixteens in which a CTA has rows; there are CTAs for no more than two parts */
+    if (c->n_split > 2 ||
+        (c->n_blocks == 1 && (own % 8 != 0 || c->n_out % 8 != 0 ||
+                              c->part != (own + 15) / 16 * 16 * c->columns || c->part % 4 != 0)))
         return false;
     if (kind == K_PRODUCT_RESIDUAL)
         return own % 16 == 0;
     if (kind != K_PRODUCT_GATED)
         return own % 4 == 0;
-    /* rows of y, 8 more a column, lie over the slots, and 16 threads have 8 rows each */
+    /* of four blocks rows of y come together, and 16 threads have 8 of a column each */
     return c->gated && c->n_blocks >= 2 && own % 8 == 0 && c->rows / 2 <= 128 &&
-           (c->n_blocks == 2 || c->rows % 32 == 0) && c->columns * (c->rows / 2 + 8) * 2 <= c->x_at;
+           (c->n_blocks == 2 || c->n_split == 2 ||
+            (c->rows % 32 == 0 && c->red_at % 16 == 0 &&
+             c->columns * CUT_GATED_STRIDE * 2 <= c->rest_at - c->red_at));
 }
 
 static void cut_all(int n_sms, enum k_type type)

@@ -248,24 +248,21 @@ static void multiply_step(struct cta *k, int group, int i, int step, struct plac
     }
 }
 
-/* Bytes of eight rows of a warp that are the other CTA's. */
-static int pushed_bytes(const struct cta *k, int warp, int below)
+/* Bytes of a warp's sixteen rows, where the other CTA ends some of them. */
+static int pushed_bytes(const struct cta *k, int warp)
 {
-    int strip = warp % 4 * 2 + below, strips = s.c.rows / 16, own = strip - k->rank * strips;
+    int sixteens = (s.c.rows / 2 + 15) / 16, first = (k->rank ^ 1) * (s.c.rows / 2) / 16;
 
-    return (own < 0 || own >= strips) && strip < 2 * strips ? 8 * s.c.columns * 4 : 0;
+    return warp % 4 >= first && warp % 4 < first + sixteens ? 16 * s.c.columns * 4 : 0;
 }
 
 /* The end of a tile that two CTAs share. */
 static void exchange(struct cta *k, int warp)
 {
     struct cta *other = &s.ctas[k->rank ^ 1];
+    int bytes = pushed_bytes(k, warp);
 
-    for (int below = 0; below < 2 && s.fault == NULL; below++) {
-        int bytes = pushed_bytes(k, warp, below);
-
-        if (bytes == 0)
-            continue;
+    if (bytes > 0) {
         await(&k->ready, 0);
         other->pushes[other->n_pushes++] = bytes;
         others();
@@ -389,7 +386,7 @@ static void begin_cta(struct cta *k, int late)
     init_bars(k->full, 1), init_bars(k->x_full, 1);
     init_bars(k->empty, N_WARPS), init_bars(k->x_empty, N_WARPS);
     k->ready = (struct bar){.need = 1, .left = 1};
-    k->arrived = (struct bar){.need = 1, .left = 0, .pending = s.c.rows * s.c.columns * 4};
+    k->arrived = (struct bar){.need = 1, .left = 0, .pending = 2 * s.c.part * 4};
     memset(k->readers, 0, sizeof k->readers), memset(k->x_readers, 0, sizeof k->x_readers);
     k->n_copies = k->met = k->n_pushes = k->n_stored = k->n_done = 0;
     begin_slots(k);
@@ -468,8 +465,7 @@ static void draw_cut(void)
     s.late = type == K_BF16 && (s.c.n_blocks == 4 || (s.c.n_blocks == 2 && s.c.columns <= 32));
     s.tiles = (s.c.n_tiles + s.c.n_groups - 1) / s.c.n_groups;
     s.tiles = s.tiles > 4 ? 4 : s.tiles;
-    s.direct = s.c.n_split == 1 && ((kind == K_PRODUCT_FLOAT && s.c.n_blocks > 1) ||
-                                    (kind == K_PRODUCT_GATED && s.c.n_blocks == 4));
+    s.direct = s.c.n_split == 1 && kind == K_PRODUCT_FLOAT && s.c.n_blocks > 1;
     draw_shares();
 }
 
