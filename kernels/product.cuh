@@ -32,49 +32,39 @@ static __device__ inline int warp_number(void)
 
 /* Held in a register from here on. What the end of a tile reads of the launch's arguments, and what
  * it divides by them, would else be fetched and computed there, where everything waits for it: an
- * argument that nobody has read lately takes 500 cycles. */
+ * argument that nobody has read lately takes 500 cycles. Where registers are many ptxas fetches it
+ * again all the same. */
 static __device__ __forceinline__ void pin(int &x)
 {
     asm volatile("" : "+r"(x));
-}
-
-/* Zero, which ptxas does not know. It fetches arguments again all the same where registers are
- * many: an empty statement hides nothing from it, nor does a shuffle of what all lanes have. That
- * a multiprocessor's number has no such bits it cannot tell. */
-static __device__ __forceinline__ uint32_t unknown_zero(void)
-{
-    uint32_t number;
-
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
-    return number >> 24;
-}
-
-/* What all lanes of a warp have, held in a register: ptxas would else fetch arguments again, and
- * find out again where shared memory begins, at each turn of a loop. What a reduction has returned it
- * cannot compute again. All lanes call it. */
-static __device__ __forceinline__ uint32_t steady(uint32_t x)
-{
-    asm volatile("redux.sync.or.b32 %0, %0, 0xffffffff;" : "+r"(x));
-    return x;
-}
-
-/* An argument that is to stay in its register. */
-static __device__ __forceinline__ int fixed(int x, uint32_t zero)
-{
-    return x + (int)zero;
-}
-
-template <class T> static __device__ __forceinline__ T *fixed(T *x, uint32_t zero)
-{
-    x = (T *)((uint64_t)x | zero);
-    __builtin_assume(__isGlobal(x));
-    return x;
 }
 
 template <class T> static __device__ __forceinline__ void pin_global(T *&x)
 {
     asm volatile("" : "+l"(x));
     __builtin_assume(__isGlobal(x));
+}
+
+/* What all lanes of a warp have, held whatever ptxas thinks: what a reduction has returned it cannot
+ * fetch again, nor compute, as it does where shared memory begins at each turn of a loop. All lanes
+ * call it; some 20 cycles, so before anybody waits. */
+static __device__ __forceinline__ uint32_t steady(uint32_t x)
+{
+    asm volatile("redux.sync.or.b32 %0, %0, 0xffffffff;" : "+r"(x));
+    return x;
+}
+
+template <class T> static __device__ __forceinline__ T *steady_global(T *p)
+{
+    size_t at = __cvta_generic_to_global(p);
+
+    at = (size_t)steady((uint32_t)(at >> 32)) << 32 | steady((uint32_t)at);
+    return (T *)__cvta_global_to_generic(at);
+}
+
+template <class T> static __device__ __forceinline__ T *steady_shared(T *p)
+{
+    return (T *)__cvta_shared_to_generic(steady(shared_addr(p)));
 }
 
 static __device__ inline uint32_t cluster_rank(void)

@@ -510,7 +510,10 @@ struct cta {
 /* A warpgroup's place in the rings. */
 struct places {
     rings r;
-    uint32_t lane; /* of e4m3: where in a slot it begins */
+    uint32_t lane;  /* of e4m3: where in a slot it begins */
+    int block_rows; /* of w */
+    bool straight;  /* K_PRODUCT_GATED of four blocks ends in registers */
+    exchange x_sums;
     slot w, x;
 };
 
@@ -523,49 +526,45 @@ static __device__ inline void meet(const cta &own, int tile)
 
 /* A tile of one block. */
 template <int N, int KIND, bool FP8>
-static __device__ inline void work_block(const cta &own, const wide_args &a, int tile, int group,
-                                         places &at)
+static __device__ inline void work_block(const cta &own, const wide_args &a, const facts &t,
+                                         int tile, int group, places &at)
 {
     float acc[1][SUMS(N)][N / 2];
-    targets t = targets_of<KIND>(a.p);
-    share s = share_of<N>(a, own.shared, tile, own.rank, own.warp);
-    first_patches<N> early = begin_patches<N, KIND, FP8>(a, t, s, own.warp, own.warp / DEALT(N));
+    share s = share_of<N>(a, t, own.shared, tile, own.rank, own.warp);
+    first_patches<N> early = begin_patches<N, KIND, FP8>(t, s, own.warp, own.warp / DEALT(N));
 
     multiply_tile<N, 1, FP8>(acc, at.r, at.w, at.x, at.lane, group);
     meet(own, tile);
-    end_block<N, KIND, FP8>(acc[0][0], a, t, own.inverse, s, early, own.warp, own.rank, own.x);
+    end_block<N, KIND, FP8>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums);
 }
 
 /* A tile of several blocks. */
 template <int N, int MB, int KIND, bool FP8>
-static __device__ inline void work_blocks(const cta &own, const wide_args &a, int tile, int group,
-                                          places &at)
+static __device__ inline void work_blocks(const cta &own, const wide_args &a, const facts &t,
+                                          int tile, int group, places &at)
 {
     const int OWN = MB == 4 ? 2 : 1;
     const product_cut &c = a.c;
     outputs o = outputs_of(a, tile, own.rank);
-    targets t = targets_of<KIND>(a.p);
     float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
     fetched f[TOGETHER(N)];
-    gate_scales gates;
+    gate_reads gates;
 
     if (KIND == K_PRODUCT_GATED && MB == 4)
-        gates = fetch_gate_scales<FP8>(a, tile, group);
+        gates = read_gate<FP8>(a, tile, group);
     if (KIND == K_PRODUCT_RESIDUAL)
         fetch_first<N>(f, a, o);
     multiply_tile<N, MB, FP8>(acc, at.r, at.w, at.x, at.lane, group);
     meet(own, tile);
-    if (KIND == K_PRODUCT_FLOAT && c.n_split == 1) {
-        write_floats<N, MB, OWN>(acc, a, (float *)t.y, own.inverse, tile, group);
+    if (KIND == K_PRODUCT_FLOAT && t.n_split == 1) {
+        write_floats<N, MB, OWN>(acc, a, t, at.block_rows, tile, group);
         return;
     }
     if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
-        if (c.n_split == 1 && c.rows_by_eight) {
-            k_bf16 *red = (k_bf16 *)own.red;
-
-            write_gated<N>(acc, a, red, own.inverse, gates, tile, group);
+        if (at.straight) {
+            write_gated<N>(acc, t, gates, at.block_rows, group);
             named_sync(2, WORKERS);
-            copy_gated<N>(t.y, red, a, tile);
+            copy_gated<N>(t, tile);
             if (c.n_tiles > c.n_groups)
                 named_sync(2, WORKERS);
             return;
@@ -574,12 +573,12 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, in
     if (FP8)
         own.scales[threadIdx.x] = scale;
     for (int first = 0; first < a.n; first += c.round) {
-        store_sums<N, MB, OWN>(own.red + group * c.block_rows, acc, first, c.round, c.block_rows);
+        store_sums<N, MB, OWN>(t.red + group * c.block_rows, acc, first, c.round, c.block_rows);
         if (c.n_split > 1)
             cluster_sync();
         else
             named_sync(2, WORKERS);
-        finish<N, KIND, FP8>(own.red + own.rank * o.own, a, t, own.inverse,
+        finish<N, KIND, FP8>(t.red + own.rank * o.own, a, t, t.inverse,
                              own.scales + own.rank * o.own, o, c.n_split > 1, first,
                              min(first + c.round, a.n), f);
         if (c.n_split == 1)
@@ -646,16 +645,25 @@ static __global__ void __launch_bounds__(THREADS, 1)
         find_inverse(inverse, a, warp - WORKERS / 32 - 1);
         named_arrive(1, THREADS - 32);
     } else {
-        places at = {rings_of(c, shared, own.bars, own.k), lane_at(c), {}, {}};
+        facts t = facts_of<KIND, FP8>(
+            a, inverse,
+            (float *)(shared + (MB == 1 && c.n_split > 1 ? c.own_at[own.rank] : c.red_at)));
+        places at = {rings_of(c, shared, own.bars, own.k),
+                     lane_at(c),
+                     (int)steady((uint32_t)c.block_rows),
+                     steady(c.n_split == 1 && c.rows_by_eight) != 0,
+                     {steady_shared(own.x.ready), steady_shared(own.x.met)},
+                     {},
+                     {}};
 
         asm volatile("griddepcontrol.wait;" ::: "memory");
         if (c.n_split > 1)
             cluster_wait();
         for (int tile = own.k.tile; tile < c.n_tiles; tile += c.n_groups) {
             if constexpr (MB == 1)
-                work_block<N, KIND, FP8>(own, a, tile, warp / 4, at);
+                work_block<N, KIND, FP8>(own, a, t, tile, warp / 4, at);
             else
-                work_blocks<N, MB, KIND, FP8>(own, a, tile, warp / 4, at);
+                work_blocks<N, MB, KIND, FP8>(own, a, t, tile, warp / 4, at);
         }
     }
     if (c.n_split == 1 || pushes) /* who is sent sums has waited for them */

@@ -53,20 +53,45 @@ static __device__ inline outputs outputs_of(const wide_args &a, int tile, int ra
     return o;
 }
 
-/* What the end reads of the launch's arguments. */
-struct targets {
+/* What the end reads of the launch's arguments and of the cut, in registers. */
+struct facts {
+    int n, n_out, rows; /* columns; rows of y, and of a tile of it */
+    int n_split;
+    bool is_half; /* y or normed is float16 */
     k_bf16 *y, *normed;
     float *residual, *sums_out;
+    const k_bf16 *norm, *bias;
+    const float *scales;
+    const float *inverse; /* these two in shared memory */
+    float *red;
 };
 
-template <int KIND> static __device__ inline targets targets_of(const struct k_product &p)
+template <int KIND, bool FP8>
+static __device__ inline facts facts_of(const wide_args &a, const float *inverse, float *red)
 {
-    uint32_t zero = unknown_zero();
+    int halves = KIND == K_PRODUCT_GATED ? 2 : 1;
+    facts f = {};
 
-    if (KIND == K_PRODUCT_RESIDUAL)
-        return {NULL, fixed((k_bf16 *)p.normed, zero), fixed(p.residual, zero),
-                fixed(p.sums_out, zero)};
-    return {fixed((k_bf16 *)p.y, zero), NULL, NULL, NULL};
+    f.n = (int)steady((uint32_t)a.n);
+    f.n_out = (int)steady((uint32_t)(a.c.n_out / halves));
+    f.rows = (int)steady((uint32_t)(a.c.rows / halves));
+    f.n_split = (int)steady((uint32_t)a.c.n_split);
+    f.inverse = steady_shared(inverse);
+    f.red = steady_shared(red);
+    f.bias = steady_global((const k_bf16 *)a.p.bias);
+    if (FP8)
+        f.scales = steady_global(a.scales);
+    if (KIND == K_PRODUCT_RESIDUAL) {
+        f.norm = steady_global((const k_bf16 *)a.p.norm);
+        f.normed = steady_global((k_bf16 *)a.p.normed);
+        f.residual = steady_global(a.p.residual);
+        f.sums_out = steady_global(a.p.sums_out);
+    } else {
+        f.y = steady_global((k_bf16 *)a.p.y);
+    }
+    if (KIND == K_PRODUCT_RESIDUAL || KIND == K_PRODUCT_GATED)
+        f.is_half = steady(a.p.y_is_half) != 0;
+    return f;
 }
 
 /* The gate of SwiGLU, without the branches of denormals. */
@@ -217,7 +242,7 @@ static __device__ inline fetched fetch(const k_product &p, int col, int at, cons
 }
 
 /* The residual, the squares of the sum and the next norm's rows; rows are a multiple of 16. */
-static __device__ inline void add_residual(float y[4], const fetched &f, const targets &t,
+static __device__ inline void add_residual(float y[4], const fetched &f, const facts &t,
                                            bool is_half, size_t to, int at, int col,
                                            const outputs &o)
 {
@@ -272,7 +297,7 @@ static __device__ inline void fetch_first(fetched (&f)[TOGETHER(N)], const wide_
  * sixteen rows of a sum of squares. Code that runs once costs by its length, so that each kind of
  * product has its own. f: what the first items read. */
 template <int N, int KIND, bool FP8>
-static __device__ void finish(const float *red, const wide_args &a, const targets &t,
+static __device__ void finish(const float *red, const wide_args &a, const facts &t,
                               const float *inverse, const float *scales, const outputs &o,
                               bool pair, int first, int last, const fetched (&f)[TOGETHER(N)])
 {
@@ -333,10 +358,10 @@ static __device__ void finish(const float *red, const wide_args &a, const target
  * part of them, and nobody waits for anybody. */
 template <int N, int MB, int OWN>
 static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 2],
-                                           const wide_args &a, float *y, const float *inverse,
+                                           const wide_args &a, const facts &t, int block_rows,
                                            int tile, int group)
 {
-    int n_out = a.c.n_out;
+    float *y = (float *)t.y;
     int warp_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 
 #pragma unroll
@@ -344,10 +369,10 @@ static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 
 #pragma unroll
         for (int below = 0; below < 16; below += 8) {
             int in_block = warp_row + below;
-            int row = tile * a.c.rows + (2 * b + group) * a.c.block_rows + in_block;
+            int row = tile * t.rows + (2 * b + group) * block_rows + in_block;
             float scale, bias;
 
-            if (in_block >= a.c.block_rows || row >= n_out)
+            if (in_block >= block_rows || row >= t.n_out)
                 continue;
             scale = a.scales != NULL ? a.scales[row] : 1.0f;
             bias = a.p.bias != NULL ? load_bf16((const k_bf16 *)a.p.bias + row) : 0.0f;
@@ -355,18 +380,20 @@ static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 
             for (int e = 0; e < N / 4; e++) {
                 int col = e / 2 * 8 + q * 2 + e % 2;
 
-                if (col < a.n)
-                    y[(uint32_t)col * (uint32_t)n_out + (uint32_t)row] =
-                        acc[b][0][e / 2 * 4 + e % 2 + below / 4] * (inverse[col] * scale) + bias;
+                if (col < t.n)
+                    y[(uint32_t)col * (uint32_t)t.n_out + (uint32_t)row] =
+                        acc[b][0][e / 2 * 4 + e % 2 + below / 4] * (t.inverse[col] * scale) + bias;
             }
         }
     }
 }
 
 /* Of four blocks the first of a warpgroup is of the gate, the second of what is gated, the same
- * rows: so the end is in its registers, too. scales: of rows g and g + 8, gate and up. */
-struct gate_scales {
+ * rows: so the end is in its registers, too. Of rows g and g + 8, gate and up: scales, and biases as
+ * bfloat16, with which nobody computes before the end. */
+struct gate_reads {
     float gate[2], up[2];
+    uint32_t gate_bias[2], up_bias[2];
 };
 
 static __device__ inline int gated_row(const wide_args &a, int tile, int group)
@@ -376,62 +403,61 @@ static __device__ inline int gated_row(const wide_args &a, int tile, int group)
 }
 
 template <bool FP8>
-static __device__ inline gate_scales fetch_gate_scales(const wide_args &a, int tile, int group)
+static __device__ inline gate_reads read_gate(const wide_args &a, int tile, int group)
 {
+    const k_bf16 *bias = (const k_bf16 *)a.p.bias;
     int n_out = a.c.n_out / 2, row = gated_row(a, tile, group);
-    gate_scales s = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+    gate_reads r = {{1.0f, 1.0f}, {1.0f, 1.0f}, {}, {}};
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (FP8 && a.scales != NULL && row + i * 8 < n_out) {
-            s.gate[i] = a.scales[row + i * 8];
-            s.up[i] = a.scales[row + i * 8 + n_out];
+            r.gate[i] = a.scales[row + i * 8];
+            r.up[i] = a.scales[row + i * 8 + n_out];
+        }
+        if (bias != NULL && row + i * 8 < n_out) {
+            r.gate_bias[i] = bias[row + i * 8];
+            r.up_bias[i] = bias[row + i * 8 + n_out];
         }
     }
-    return s;
+    return r;
 }
 
 /* A tile's rows of y come together in shared memory, [column][CUT_GATED_STRIDE], so that stores to y
  * are of whole columns: over the slots of a CTA's only tile, else behind them. Tiles begin with every
  * 16th row, as K_HALF_AT needs it. */
 template <int N>
-static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2], const wide_args &a,
-                                          k_bf16 *red, const float *inverse, const gate_scales &s,
-                                          int tile, int group)
+static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2], const facts &t,
+                                          const gate_reads &s, int block_rows, int group)
 {
-    const k_bf16 *bias = (const k_bf16 *)a.p.bias;
-    bool is_half = a.p.y_is_half;
+    k_bf16 *red = (k_bf16 *)t.red;
     int q = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
-    int own = gated_row(a, tile, group);
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int in_block = threadIdx.x % 128 / 32 * 16 + i * 8, place;
-        float gate_bias = 0.0f, up_bias = 0.0f, y[N / 8][2];
+        float y[N / 8][2];
         uint32_t two[N / 8];
 
-        if (in_block >= a.c.block_rows) /* all eight rows, or none */
+        if (in_block >= block_rows) /* all eight rows, or none */
             continue;
-        place = group * a.c.block_rows + in_block + q * 2;
-        place = g * CUT_GATED_STRIDE + (is_half ? (int)K_HALF_AT(place) : place);
-        if (bias != NULL && own + i * 8 < a.c.n_out / 2) {
-            gate_bias = load_bf16(bias + own + i * 8);
-            up_bias = load_bf16(bias + own + i * 8 + a.c.n_out / 2);
-        }
+        place = group * block_rows + in_block + q * 2;
+        place = g * CUT_GATED_STRIDE + (t.is_half ? (int)K_HALF_AT(place) : place);
 #pragma unroll
         for (int m = 0; m < N / 8; m++) {
-            float2 root = *(const float2 *)(inverse + m * 8 + q * 2);
+            float2 root = *(const float2 *)(t.inverse + m * 8 + q * 2);
 
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 float r = k == 0 ? root.x : root.y;
-                float gate = acc[0][0][m * 4 + i * 2 + k] * (r * s.gate[i]) + gate_bias;
-                float up = acc[1][0][m * 4 + i * 2 + k] * (r * s.up[i]) + up_bias;
+                float gate =
+                    acc[0][0][m * 4 + i * 2 + k] * (r * s.gate[i]) + low_half(s.gate_bias[i]);
+                float up = acc[1][0][m * 4 + i * 2 + k] * (r * s.up[i]) + low_half(s.up_bias[i]);
 
                 y[m][k] = silu(gate) * up;
             }
         }
-        if (is_half) {
+        if (t.is_half) {
 #pragma unroll
             for (int m = 0; m < N / 8; m++)
                 two[m] = pack_half(y[m][0], y[m][1]);
@@ -449,20 +475,18 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
 }
 
 /* What has come together to y, 16 lanes a column. */
-template <int N>
-static __device__ inline void copy_gated(k_bf16 *y, const k_bf16 *red, const wide_args &a, int tile)
+template <int N> static __device__ inline void copy_gated(const facts &t, int tile)
 {
-    int n_out = a.c.n_out / 2, row = tile * (a.c.rows / 2), at = threadIdx.x % 16 * 8;
-    int col = threadIdx.x / 16;
+    int row = tile * t.rows, at = threadIdx.x % 16 * 8, col = threadIdx.x / 16;
+    k_bf16 *y = t.y + (uint32_t)col * (uint32_t)t.n_out + (uint32_t)(row + at);
+    const k_bf16 *red = (const k_bf16 *)t.red + col * CUT_GATED_STRIDE + at;
 
-    if (at >= a.c.rows / 2 || row + at >= n_out)
+    if (at >= t.rows || row + at >= t.n_out)
         return;
-    y += (uint32_t)col * (uint32_t)n_out + (uint32_t)(row + at);
-    red += col * CUT_GATED_STRIDE + at;
 #pragma unroll
     for (int i = 0; i < (N + 15) / 16; i++) {
-        if (col + i * 16 < a.n)
-            *(uint4 *)(y + (uint32_t)(i * 16) * (uint32_t)n_out) =
+        if (col + i * 16 < t.n)
+            *(uint4 *)(y + (uint32_t)(i * 16) * (uint32_t)t.n_out) =
                 *(const uint4 *)(red + i * 16 * CUT_GATED_STRIDE);
     }
 }
@@ -492,7 +516,6 @@ struct exchange {
 
 /* This CTA's share of a tile's outputs, and where this warp's sums of it meet the others. */
 struct share {
-    int n, n_out;      /* columns; rows of y */
     int begin, end;    /* rows of this CTA */
     int first;         /* the row where its first sixteen begin: `begin`, or 8 less */
     int sixteens;      /* that it ends; rows behind the matrix are none */
@@ -503,34 +526,31 @@ struct share {
 };
 
 template <int N>
-static __device__ inline share share_of(const wide_args &a, char *shared, int tile, int rank,
-                                        int warp)
+static __device__ inline share share_of(const wide_args &a, const facts &t, char *shared, int tile,
+                                        int rank, int warp)
 {
     const int FLOATS = PATCHES(N) * 32 * PATCH_SUMS; /* of sixteen rows */
-    int own = a.c.rows / a.c.n_split, lane = threadIdx.x % 32, before = rank * own / PATCH_ROWS;
+    int own = t.n_split > 1 ? t.rows / 2 : t.rows, lane = threadIdx.x % 32;
+    int before = rank * own / PATCH_ROWS;
     int all = (own + PATCH_ROWS - 1) / PATCH_ROWS, place;
-    uint32_t zero = unknown_zero();
     share s = {};
 
-    s.n = fixed(a.n, zero);
-    s.n_out = fixed(a.c.n_out, zero);
-    s.begin = tile * a.c.rows + rank * own;
-    s.end = min(s.begin + own, s.n_out);
-    s.first = tile * a.c.rows + before * PATCH_ROWS;
+    s.begin = tile * t.rows + rank * own;
+    s.end = min(s.begin + own, t.n_out);
+    s.first = tile * t.rows + before * PATCH_ROWS;
     s.sixteens = (s.end - s.first + PATCH_ROWS - 1) / PATCH_ROWS;
     s.part = all * FLOATS;
-    s.own = (float *)(shared + (a.c.n_split > 1 ? a.c.own_at[rank] : a.c.red_at));
+    s.own = t.red;
     place = warp / 4 * s.part + lane * PATCH_SUMS;
     if (warp % 4 >= before && warp % 4 < before + all)
         s.mine = s.own + place + (warp % 4 - before) * FLOATS;
-    if (a.c.n_split > 1) {
+    if (t.n_split > 1) {
         before = (rank ^ 1) * own / PATCH_ROWS;
-        s.sent = (float *)(shared + a.c.sent_at[rank]);
+        s.sent = steady_shared((float *)(shared + a.c.sent_at[rank]));
         if (warp % 4 >= before && warp % 4 < before + all)
             s.others = remote_addr(shared + a.c.sent_at[rank ^ 1], rank ^ 1) +
                        (uint32_t)(place + (warp % 4 - before) * FLOATS) * 4;
     }
-    pin(s.begin), pin(s.end), pin(s.first), pin(s.sixteens), pin(s.part);
     return s;
 }
 
@@ -587,18 +607,19 @@ struct patch {
     bool taken[2]; /* columns */
 };
 
-template <int N> static __device__ inline patch patch_of(const share &s, int warp, int sixteen)
+template <int N>
+static __device__ inline patch patch_of(const facts &t, const share &s, int warp, int sixteen)
 {
     int lane = threadIdx.x % 32;
     patch p;
 
     p.row = s.first + sixteen * PATCH_ROWS + lane / 4;
     p.col = warp % DEALT(N) * 8 + lane % 4 * 2;
-    p.at = (uint32_t)p.col * (uint32_t)s.n_out + (uint32_t)p.row;
+    p.at = (uint32_t)p.col * (uint32_t)t.n_out + (uint32_t)p.row;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         p.there[i] = p.row + i * 8 >= s.begin && p.row + i * 8 < s.end;
-        p.taken[i] = p.col + i < s.n;
+        p.taken[i] = p.col + i < t.n;
     }
     return p;
 }
@@ -611,8 +632,7 @@ struct patch_reads {
 };
 
 template <int KIND, bool FP8>
-static __device__ inline patch_reads read_patch(const wide_args &a, const targets &t,
-                                                const share &s, const patch &p)
+static __device__ inline patch_reads read_patch(const facts &t, const patch &p)
 {
     patch_reads r;
 
@@ -620,15 +640,15 @@ static __device__ inline patch_reads read_patch(const wide_args &a, const target
     for (int b = 0; b < 2; b++) {
         int row = p.row + b * 8;
 
-        r.scale[b] = FP8 && p.there[b] && a.scales != NULL ? a.scales[row] : 1.0f;
-        r.bias[b] = p.there[b] && a.p.bias != NULL ? ((const k_bf16 *)a.p.bias)[row] : 0;
+        r.scale[b] = FP8 && p.there[b] && t.scales != NULL ? t.scales[row] : 1.0f;
+        r.bias[b] = p.there[b] && t.bias != NULL ? t.bias[row] : 0;
         if (KIND != K_PRODUCT_RESIDUAL)
             continue;
-        r.norm[b] = p.there[b] ? ((const k_bf16 *)a.p.norm)[row] : 0;
+        r.norm[b] = p.there[b] ? t.norm[row] : 0;
 #pragma unroll
         for (int i = 0; i < 2; i++)
             r.residual[2 * b + i] =
-                p.there[b] && p.taken[i] ? t.residual[p.at + i * s.n_out + b * 8] : 0.0f;
+                p.there[b] && p.taken[i] ? t.residual[p.at + i * t.n_out + b * 8] : 0.0f;
     }
     return r;
 }
@@ -636,20 +656,21 @@ static __device__ inline patch_reads read_patch(const wide_args &a, const target
 /* A patch's sums of both warpgroups and, of a pair, of the other CTA's two, in a fixed order; with
  * the norm's division, scales and the bias. */
 template <int N>
-static __device__ inline void sum_patch(float (&y)[PATCH_SUMS], const float *inverse,
+static __device__ inline void sum_patch(float (&y)[PATCH_SUMS], const facts &t,
                                         const patch_reads &r, const share &s, const patch &p,
-                                        int warp, int sixteen, bool pair)
+                                        int warp, int sixteen)
 {
     int at = ((sixteen * PATCHES(N) + warp % DEALT(N)) * 32 + threadIdx.x % 32) * PATCH_SUMS;
     float4 sum = *(const float4 *)(s.own + at), more = *(const float4 *)(s.own + at + s.part);
-    float2 root = *(const float2 *)(inverse + p.col);
+    float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
+    float2 root = *(const float2 *)(t.inverse + p.col);
 
-    sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-    if (pair) {
-        float4 a = *(const float4 *)(s.sent + at), b = *(const float4 *)(s.sent + at + s.part);
-
-        sum.x += a.x + b.x, sum.y += a.y + b.y, sum.z += a.z + b.z, sum.w += a.w + b.w;
+    if (t.n_split > 1) {
+        a = *(const float4 *)(s.sent + at);
+        b = *(const float4 *)(s.sent + at + s.part);
     }
+    sum.x = (sum.x + more.x) + (a.x + b.x), sum.y = (sum.y + more.y) + (a.y + b.y);
+    sum.z = (sum.z + more.z) + (a.z + b.z), sum.w = (sum.w + more.w) + (a.w + b.w);
     y[0] = sum.x * (root.x * r.scale[0]) + low_half(r.bias[0]);
     y[1] = sum.y * (root.y * r.scale[0]) + low_half(r.bias[0]);
     y[2] = sum.z * (root.x * r.scale[1]) + low_half(r.bias[1]);
@@ -658,11 +679,11 @@ static __device__ inline void sum_patch(float (&y)[PATCH_SUMS], const float *inv
 
 /* A patch as bfloat16 or float16, two rows a lane and store. */
 static __device__ inline void store_patch(k_bf16 *to, const float (&y)[PATCH_SUMS], bool is_half,
-                                          const share &s, const patch &p)
+                                          const facts &t, const patch &p)
 {
     int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, row = p.row - g + q * 2;
     int col = p.col - q * 2 + g, below = is_half ? 4 : 8; /* as K_HALF_AT has it */
-    uint32_t at = (uint32_t)col * (uint32_t)s.n_out;
+    uint32_t at = (uint32_t)col * (uint32_t)t.n_out;
     uint32_t two[2];
 
     at += (uint32_t)(is_half ? (int)K_HALF_AT(row) : row);
@@ -671,19 +692,15 @@ static __device__ inline void store_patch(k_bf16 *to, const float (&y)[PATCH_SUM
     else
         two[0] = pack_bf16(y[0], y[1]), two[1] = pack_bf16(y[2], y[3]);
     transpose(two[0]), transpose(two[1]);
-    if (col >= s.n)
-        return;
-    if (p.there[0])
+    if (p.there[0] && col < t.n)
         *(uint32_t *)(to + at) = two[0];
-    if (p.there[1])
+    if (p.there[1] && col < t.n)
         *(uint32_t *)(to + at + (uint32_t)below) = two[1];
 }
 
-/* The residual of a patch, whose rows are all there, the squares of the sums, and the next norm's
- * rows. */
+/* The residual of a patch, the squares of the sums, and the next norm's rows. */
 static __device__ inline void add_patch(float (&y)[PATCH_SUMS], const patch_reads &r,
-                                        const wide_args &a, const targets &t, const share &s,
-                                        const patch &p)
+                                        const facts &t, const patch &p)
 {
     bool odd = threadIdx.x % 8 >= 4;
     float first, second, kept;
@@ -691,8 +708,8 @@ static __device__ inline void add_patch(float (&y)[PATCH_SUMS], const patch_read
 #pragma unroll
     for (int i = 0; i < PATCH_SUMS; i++) {
         y[i] += r.residual[i];
-        if (p.taken[i % 2])
-            t.residual[p.at + i % 2 * s.n_out + i / 2 * 8] = y[i];
+        if (p.there[i / 2] && p.taken[i % 2])
+            t.residual[p.at + i % 2 * t.n_out + i / 2 * 8] = y[i];
     }
     first = y[0] * y[0] + y[2] * y[2];
     second = y[1] * y[1] + y[3] * y[3];
@@ -700,25 +717,25 @@ static __device__ inline void add_patch(float (&y)[PATCH_SUMS], const patch_read
     kept = (odd ? second : first) + __shfl_xor_sync(~0U, odd ? first : second, 4);
     kept += __shfl_xor_sync(~0U, kept, 8);
     kept += __shfl_xor_sync(~0U, kept, 16);
-    if (threadIdx.x % 32 < 8 && (odd ? p.taken[1] : p.taken[0]))
-        t.sums_out[(p.at - threadIdx.x % 32 / 4 + odd * s.n_out) / PATCH_ROWS] = kept;
+    if (threadIdx.x % 32 < 8 && p.there[0] && (odd ? p.taken[1] : p.taken[0]))
+        t.sums_out[(p.at - threadIdx.x % 32 / 4 + odd * t.n_out) / PATCH_ROWS] = kept;
 #pragma unroll
     for (int i = 0; i < PATCH_SUMS; i++)
         y[i] *= low_half(r.norm[i / 2]);
-    store_patch(t.normed, y, a.p.y_is_half, s, p);
+    store_patch(t.normed, y, t.is_half, t, p);
 }
 
 /* A patch of y, which has no residual. */
 template <int KIND>
-static __device__ inline void write_patch(const float (&y)[PATCH_SUMS], const targets &t,
-                                          const share &s, const patch &p)
+static __device__ inline void write_patch(const float (&y)[PATCH_SUMS], const facts &t,
+                                          const patch &p)
 {
     if (KIND == K_PRODUCT_PLAIN)
-        store_patch(t.y, y, false, s, p);
+        store_patch(t.y, y, false, t, p);
 #pragma unroll
     for (int i = 0; i < PATCH_SUMS; i++) {
         if (KIND == K_PRODUCT_FLOAT && p.there[i / 2] && p.taken[i % 2])
-            ((float *)t.y)[p.at + i % 2 * s.n_out + i / 2 * 8] = y[i];
+            ((float *)t.y)[p.at + i % 2 * t.n_out + i / 2 * 8] = y[i];
     }
 }
 
@@ -728,18 +745,17 @@ template <int N> struct first_patches {
     patch_reads reads[PATCHES_TOGETHER(N)];
 };
 
-/* The warp's patches from this sixteen rows on. Where a CTA has none or no more, rows are not
- * `there`, and the warp does what is harmless. */
+/* The warp's patches from this sixteen rows on. Of those that the CTA has not no row is `there`. */
 template <int N, int KIND, bool FP8>
-static __device__ inline first_patches<N> begin_patches(const wide_args &a, const targets &t,
-                                                        const share &s, int warp, int sixteen)
+static __device__ inline first_patches<N> begin_patches(const facts &t, const share &s, int warp,
+                                                        int sixteen)
 {
     first_patches<N> f;
 
 #pragma unroll
     for (int i = 0; i < PATCHES_TOGETHER(N); i++) {
-        f.p[i] = patch_of<N>(s, warp, sixteen + i * (8 / DEALT(N)));
-        f.reads[i] = read_patch<KIND, FP8>(a, t, s, f.p[i]);
+        f.p[i] = patch_of<N>(t, s, warp, sixteen + i * (8 / DEALT(N)));
+        f.reads[i] = read_patch<KIND, FP8>(t, f.p[i]);
     }
     return f;
 }
@@ -747,38 +763,35 @@ static __device__ inline first_patches<N> begin_patches(const wide_args &a, cons
 /* The end of a tile of one block. One CTA has a tile at a time in shared memory of its own, or its
  * only one over the slots; of a pair each has one tile. */
 template <int N, int KIND, bool FP8>
-static __device__ inline void end_block(const float (&acc)[N / 2], const wide_args &a,
-                                        const targets &t, const float *inverse, const share &s,
+static __device__ inline void end_block(const float (&acc)[N / 2], const facts &t, const share &s,
                                         first_patches<N> now, int warp, int rank, const exchange &x)
 {
-    const int APART = 8 / DEALT(N), TOGETHER_ROWS = PATCHES_TOGETHER(N) * APART;
-    bool pair = a.c.n_split > 1;
+    const int APART = 8 / DEALT(N), TOGETHER = PATCHES_TOGETHER(N);
 
     share_sums<N>(acc, s, rank, x);
     named_sync(2, WORKERS);
-    if (pair)
+    if (t.n_split > 1)
         barrier_wait_cluster(x.met, 0);
     for (int sixteen = warp / DEALT(N); sixteen < s.sixteens && warp % DEALT(N) < PATCHES(N);) {
-        float y[PATCHES_TOGETHER(N)][PATCH_SUMS];
+        float y[TOGETHER][PATCH_SUMS];
 
 #pragma unroll
-        for (int i = 0; i < PATCHES_TOGETHER(N); i++) {
-            if (sixteen + i * APART < s.sixteens)
-                sum_patch<N>(y[i], inverse, now.reads[i], s, now.p[i], warp, sixteen + i * APART,
-                             pair);
+        for (int i = 0; i < TOGETHER; i++) {
+            if (i == 0 || sixteen + i * APART < s.sixteens)
+                sum_patch<N>(y[i], t, now.reads[i], s, now.p[i], warp, sixteen + i * APART);
         }
 #pragma unroll
-        for (int i = 0; i < PATCHES_TOGETHER(N); i++) {
-            if (sixteen + i * APART >= s.sixteens)
+        for (int i = 0; i < TOGETHER; i++) {
+            if (i > 0 && sixteen + i * APART >= s.sixteens)
                 continue;
             if (KIND != K_PRODUCT_RESIDUAL)
-                write_patch<KIND>(y[i], t, s, now.p[i]);
+                write_patch<KIND>(y[i], t, now.p[i]);
             else
-                add_patch(y[i], now.reads[i], a, t, s, now.p[i]);
+                add_patch(y[i], now.reads[i], t, now.p[i]);
         }
-        sixteen += TOGETHER_ROWS;
+        sixteen += TOGETHER * APART;
         if (sixteen < s.sixteens)
-            now = begin_patches<N, KIND, FP8>(a, t, s, warp, sixteen);
+            now = begin_patches<N, KIND, FP8>(t, s, warp, sixteen);
     }
     named_sync(2, WORKERS); /* of a pair, too: see Traps in README.md, "two ways out" */
 }
