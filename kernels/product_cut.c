@@ -149,8 +149,21 @@ static bool lay_out(struct product_cut *c, int box)
     return c->depth >= least_slots(c) && c->smem <= CUT_SMEM_MAX;
 }
 
+/* The rows behind the last turn that has whole tiles for all CTAs, in a tile for each. */
+static void cut_tail(struct product_cut *c)
+{
+    int n_whole = c->n_out / (c->rows * c->n_groups) * c->n_groups;
+    int left = c->n_out - n_whole * c->rows;
+
+    if (n_whole == 0 || left == 0)
+        return;
+    c->tail_rows = round_up((left + c->n_groups - 1) / c->n_groups, 8 * c->n_blocks);
+    c->n_whole = n_whole;
+    c->n_tiles = n_whole + (left + c->tail_rows - 1) / c->tail_rows;
+}
+
 /* Tiles of c->rows; false when they have no room. */
-static bool cut_tiles(struct product_cut *c, int n_sms)
+static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
 {
     int box, share, even;
 
@@ -160,6 +173,10 @@ static bool cut_tiles(struct product_cut *c, int n_sms)
     c->n_groups = n_sms / c->n_split;
     if (c->n_groups > c->n_tiles)
         c->n_groups = c->n_tiles;
+    c->n_whole = c->n_tiles;
+    c->tail_rows = 0;
+    if (tails && c->n_blocks > 1 && c->n_split == 1)
+        cut_tail(c);
     box = SLOT_BYTES / (c->block_rows * CUT_SLAB);
     box = box > 8 ? 8 : box;
     share = (c->n_slabs + c->n_split - 1) / c->n_split;
@@ -175,6 +192,8 @@ static bool cut_tiles(struct product_cut *c, int n_sms)
 bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
                     int n, int n_sms)
 {
+    bool tails;
+
     c->gated = kind == K_PRODUCT_GATED;
     c->n_out = w->n_out;
     c->n_in = w->n_in;
@@ -196,10 +215,11 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
         if (rows >= WHOLE_ROWS || (w->type == K_BF16 && c->columns * 3 <= rows * 2))
             break;
     }
-    if (cut_tiles(c, n_sms))
+    tails = kind == K_PRODUCT_FLOAT && c->rows_by_eight;
+    if (cut_tiles(c, tails, n_sms))
         return true;
     /* A pair's sums take whole sixteens of a slot; of the most columns slots are too short for
      * tiles that have half of one. */
     c->rows = round_up(c->rows, 16 * c->n_split);
-    return cut_tiles(c, n_sms);
+    return cut_tiles(c, tails, n_sms);
 }

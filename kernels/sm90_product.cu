@@ -87,6 +87,8 @@ template <int MB> static __device__ inline int block_row(int tile, int b, const 
 {
     const int half = MB / 2;
 
+    if (MB > 1 && tile >= c.n_whole)
+        return c.n_whole * c.rows + (tile - c.n_whole) * c.tail_rows + b * c.tail_rows / MB;
     if (MB == 1 || !c.gated)
         return tile * c.rows + b * c.block_rows;
     return tile * (c.rows / 2) + (b >= half ? c.n_out / 2 - half * c.block_rows : 0) +
@@ -152,7 +154,8 @@ static __device__ inline void begin_slots(char *shared, const barriers &bars,
  * Where one more slot would go. */
 template <int MB>
 static __device__ slot order_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
-                                 const CUtensorMap *x_map, const work &k, const wide_args &a)
+                                 const CUtensorMap *tail_map, const CUtensorMap *x_map,
+                                 const work &k, const wide_args &a)
 {
     const product_cut &c = a.c;
     step w = {k.tile, k.first}, x = w;
@@ -168,10 +171,13 @@ static __device__ slot order_all(char *shared, const barriers &bars, const CUten
         for (; x_steps <= w_steps; x_steps++)
             order_x(shared, bars, x_map, x, x_to, k, c);
         for (; b < MB; b++) {
+            bool tail = MB > 1 && w.tile >= c.n_whole;
+
             barrier_wait(&bars.empty[to.at], to.parity);
-            barrier_expect(&bars.full[to.at], c.slot_bytes);
-            copy_w(shared + to.at * c.slot_bytes, w_map, block_row<MB>(w.tile, b, c), w.slab,
-                   c.rows_by_eight, &bars.full[to.at]);
+            barrier_expect(&bars.full[to.at],
+                           tail ? c.slot_bytes / c.rows * c.tail_rows : c.slot_bytes);
+            copy_w(shared + to.at * c.slot_bytes, tail ? tail_map : w_map,
+                   block_row<MB>(w.tile, b, c), w.slab, c.rows_by_eight, &bars.full[to.at]);
             next_slot(to, 1, c.depth);
         }
         next_step(w, k, c);
@@ -510,9 +516,8 @@ struct cta {
 /* A warpgroup's place in the rings. */
 struct places {
     rings r;
-    uint32_t lane;  /* of e4m3: where in a slot it begins */
-    int block_rows; /* of w */
-    bool straight;  /* K_PRODUCT_GATED of four blocks ends in registers */
+    uint32_t lane; /* of e4m3: where in a slot it begins */
+    bool straight; /* K_PRODUCT_GATED of four blocks ends in registers */
     exchange x_sums;
     slot w, x;
 };
@@ -557,12 +562,12 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
     multiply_tile<N, MB, FP8>(acc, at.r, at.w, at.x, at.lane, group);
     meet(own, tile);
     if (KIND == K_PRODUCT_FLOAT && t.n_split == 1) {
-        write_floats<N, MB, OWN>(acc, a, t, at.block_rows, tile, group);
+        write_floats<N, MB, OWN, FP8>(acc, t, tile, group);
         return;
     }
     if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
         if (at.straight) {
-            write_gated<N>(acc, t, gates, at.block_rows, group);
+            write_gated<N>(acc, t, gates, group);
             named_sync(2, WORKERS);
             copy_gated<N>(t, tile);
             if (c.n_tiles > c.n_groups)
@@ -590,7 +595,8 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
 template <int N, int MB, int KIND, bool FP8>
 static __global__ void __launch_bounds__(THREADS, 1)
     wide_kernel(const __grid_constant__ CUtensorMap w_map,
-                const __grid_constant__ CUtensorMap x_map, const __grid_constant__ wide_args a)
+                const __grid_constant__ CUtensorMap x_map,
+                const __grid_constant__ CUtensorMap tail_map, const __grid_constant__ wide_args a)
 {
     extern __shared__ __align__(1024) char shared[];
     const product_cut &c = a.c;
@@ -629,7 +635,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         slot next = {};
 
         if (leads())
-            next = order_all<MB>(shared, own.bars, &w_map, &x_map, own.k, a);
+            next = order_all<MB>(shared, own.bars, &w_map, &tail_map, &x_map, own.k, a);
         __syncwarp();
         if (c.n_split > 1)
             cluster_wait();
@@ -650,7 +656,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
             (float *)(shared + (MB == 1 && c.n_split > 1 ? c.own_at[own.rank] : c.red_at)));
         places at = {rings_of(c, shared, own.bars, own.k),
                      lane_at(c),
-                     (int)steady((uint32_t)c.block_rows),
                      steady(c.n_split == 1 && c.rows_by_eight) != 0,
                      {steady_shared(own.x.ready), steady_shared(own.x.met)},
                      {},
@@ -677,7 +682,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* --- launching -------------------------------------------------------------------------- */
 
-static int encode_maps(CUtensorMap *w_map, CUtensorMap *x_map, const wide_args &a)
+/* Of w, of its tiles that are less high, and of x. */
+struct maps {
+    CUtensorMap w, tail, x;
+};
+
+static int encode_maps(maps *m, const wide_args &a)
 {
     const product_cut &c = a.c;
     cuuint32_t cols = (cuuint32_t)product_cut_slab_cols(a.p.w->type);
@@ -695,14 +705,18 @@ static int encode_maps(CUtensorMap *w_map, CUtensorMap *x_map, const wide_args &
         box[1] = (cuuint32_t)c.block_rows;
         box[3] = 1;
     }
-    if (encode_boxes(w_map, a.p.w->type == K_E4M3, a.p.w->data, 4, sizes, strides, box) != 0)
+    if (encode_boxes(&m->w, a.p.w->type == K_E4M3, a.p.w->data, 4, sizes, strides, box) != 0)
         return -1;
-    return encode_boxes(x_map, false, (void *)a.p.x, 3, x_sizes, x_strides, x_box);
+    m->tail = m->w;
+    box[3] = (cuuint32_t)(c.tail_rows / c.n_blocks) / 8;
+    if (c.tail_rows > 0 &&
+        encode_boxes(&m->tail, a.p.w->type == K_E4M3, a.p.w->data, 4, sizes, strides, box) != 0)
+        return -1;
+    return encode_boxes(&m->x, false, (void *)a.p.x, 3, x_sizes, x_strides, x_box);
 }
 
 template <int N, int MB, int KIND, bool FP8>
-static int launch(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
-                  k_stream stream)
+static int launch(const maps &m, const wide_args &a, k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
@@ -721,43 +735,39 @@ static int launch(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.c.n_split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, wide_kernel<N, MB, KIND, FP8>, w_map, x_map, a) ==
+    return cudaLaunchKernelEx(&config, wide_kernel<N, MB, KIND, FP8>, m.w, m.x, m.tail, a) ==
                    cudaSuccess
                ? 0
                : -1;
 }
 
 template <int N, int MB, bool FP8>
-static int choose_kind(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
-                       k_stream stream)
+static int choose_kind(const maps &m, const wide_args &a, k_stream stream)
 {
     switch (a.p.kind) {
-    case K_PRODUCT_PLAIN: return launch<N, MB, K_PRODUCT_PLAIN, FP8>(w_map, x_map, a, stream);
-    case K_PRODUCT_FLOAT: return launch<N, MB, K_PRODUCT_FLOAT, FP8>(w_map, x_map, a, stream);
-    case K_PRODUCT_RESIDUAL: return launch<N, MB, K_PRODUCT_RESIDUAL, FP8>(w_map, x_map, a, stream);
+    case K_PRODUCT_PLAIN: return launch<N, MB, K_PRODUCT_PLAIN, FP8>(m, a, stream);
+    case K_PRODUCT_FLOAT: return launch<N, MB, K_PRODUCT_FLOAT, FP8>(m, a, stream);
+    case K_PRODUCT_RESIDUAL: return launch<N, MB, K_PRODUCT_RESIDUAL, FP8>(m, a, stream);
     case K_PRODUCT_GATED: /* has two blocks at least */
-        return launch < N, MB == 1 ? 2 : MB, K_PRODUCT_GATED, FP8 > (w_map, x_map, a, stream);
+        return launch < N, MB == 1 ? 2 : MB, K_PRODUCT_GATED, FP8 > (m, a, stream);
     }
     return -1;
 }
 
 template <int N, bool FP8>
-static int choose_blocks(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
-                         k_stream stream)
+static int choose_blocks(const maps &m, const wide_args &a, k_stream stream)
 {
     switch (a.c.n_blocks) {
-    case 1: return choose_kind<N, 1, FP8>(w_map, x_map, a, stream);
-    case 2: return choose_kind<N, 2, FP8>(w_map, x_map, a, stream);
-    default: return choose_kind<N, 4, FP8>(w_map, x_map, a, stream);
+    case 1: return choose_kind<N, 1, FP8>(m, a, stream);
+    case 2: return choose_kind<N, 2, FP8>(m, a, stream);
+    default: return choose_kind<N, 4, FP8>(m, a, stream);
     }
 }
 
-template <int N>
-static int choose(const CUtensorMap &w_map, const CUtensorMap &x_map, const wide_args &a,
-                  k_stream stream)
+template <int N> static int choose(const maps &m, const wide_args &a, k_stream stream)
 {
-    return a.p.w->type == K_E4M3 ? choose_blocks<N, true>(w_map, x_map, a, stream)
-                                 : choose_blocks<N, false>(w_map, x_map, a, stream);
+    return a.p.w->type == K_E4M3 ? choose_blocks<N, true>(m, a, stream)
+                                 : choose_blocks<N, false>(m, a, stream);
 }
 
 bool product_wide_takes(const struct k_matrix *w, int n)
@@ -768,20 +778,20 @@ bool product_wide_takes(const struct k_matrix *w, int n)
 
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
-    CUtensorMap w_map, x_map;
+    maps m;
     wide_args a = {};
 
     a.p = *p;
     a.scales = p->w->scales;
     a.n = n;
     if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
-        !product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&w_map, &x_map, a) != 0)
+        !product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&m, a) != 0)
         return -1;
     switch (a.c.columns) {
-    case 8: return choose<8>(w_map, x_map, a, stream);
-    case 16: return choose<16>(w_map, x_map, a, stream);
-    case 32: return choose<32>(w_map, x_map, a, stream);
-    case 48: return choose<48>(w_map, x_map, a, stream);
-    default: return choose<64>(w_map, x_map, a, stream);
+    case 8: return choose<8>(m, a, stream);
+    case 16: return choose<16>(m, a, stream);
+    case 32: return choose<32>(m, a, stream);
+    case 48: return choose<48>(m, a, stream);
+    default: return choose<64>(m, a, stream);
     }
 }

@@ -62,7 +62,8 @@ struct facts {
     float *residual, *sums_out;
     const k_bf16 *norm, *bias;
     const float *scales;
-    const float *inverse; /* these two in shared memory */
+    int block_rows, n_whole, tail_rows; /* of w; of K_PRODUCT_FLOAT, as the cut has them */
+    const float *inverse;               /* these two in shared memory */
     float *red;
 };
 
@@ -78,6 +79,11 @@ static __device__ inline facts facts_of(const wide_args &a, const float *inverse
     f.n_split = (int)steady((uint32_t)a.c.n_split);
     f.inverse = steady_shared(inverse);
     f.red = steady_shared(red);
+    f.block_rows = (int)steady((uint32_t)a.c.block_rows);
+    if (KIND == K_PRODUCT_FLOAT) {
+        f.n_whole = (int)steady((uint32_t)a.c.n_whole);
+        f.tail_rows = (int)steady((uint32_t)a.c.tail_rows);
+    }
     f.bias = steady_global((const k_bf16 *)a.p.bias);
     if (FP8)
         f.scales = steady_global(a.scales);
@@ -356,26 +362,31 @@ static __device__ void finish(const float *red, const wide_args &a, const facts 
 
 /* A tile's floats straight from the registers, eight rows a store; no other CTA or warpgroup has a
  * part of them, and nobody waits for anybody. */
-template <int N, int MB, int OWN>
-static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 2],
-                                           const wide_args &a, const facts &t, int block_rows,
+template <int N, int MB, int OWN, bool FP8>
+static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 2], const facts &t,
                                            int tile, int group)
 {
     float *y = (float *)t.y;
+    int tile_row = tile * t.rows, block_rows = t.block_rows;
     int warp_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+
+    if (tile >= t.n_whole) {
+        tile_row = t.n_whole * t.rows + (tile - t.n_whole) * t.tail_rows;
+        block_rows = t.tail_rows / MB;
+    }
 
 #pragma unroll
     for (int b = 0; b < OWN; b++) {
 #pragma unroll
         for (int below = 0; below < 16; below += 8) {
             int in_block = warp_row + below;
-            int row = tile * t.rows + (2 * b + group) * block_rows + in_block;
+            int row = tile_row + (2 * b + group) * block_rows + in_block;
             float scale, bias;
 
             if (in_block >= block_rows || row >= t.n_out)
                 continue;
-            scale = a.scales != NULL ? a.scales[row] : 1.0f;
-            bias = a.p.bias != NULL ? load_bf16((const k_bf16 *)a.p.bias + row) : 0.0f;
+            scale = FP8 && t.scales != NULL ? t.scales[row] : 1.0f;
+            bias = t.bias != NULL ? load_bf16(t.bias + row) : 0.0f;
 #pragma unroll
             for (int e = 0; e < N / 4; e++) {
                 int col = e / 2 * 8 + q * 2 + e % 2;
@@ -428,8 +439,9 @@ static __device__ inline gate_reads read_gate(const wide_args &a, int tile, int 
  * 16th row, as K_HALF_AT needs it. */
 template <int N>
 static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2], const facts &t,
-                                          const gate_reads &s, int block_rows, int group)
+                                          const gate_reads &s, int group)
 {
+    int block_rows = t.block_rows;
     k_bf16 *red = (k_bf16 *)t.red;
     int q = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
 

@@ -7,10 +7,25 @@
 /* Everything is covered once, and whoever shares a tile runs at the same time. */
 static bool covers(const struct product_cut *c, int n_sms)
 {
-    return c->rows > 0 && (long)c->n_tiles * c->rows >= c->n_out &&
-           (long)(c->n_tiles - 1) * c->rows < c->n_out && c->rows == c->n_blocks * c->block_rows &&
-           c->n_groups * c->n_split <= n_sms && c->n_groups <= c->n_tiles &&
-           (c->n_split == 1 || c->n_tiles <= c->n_groups);
+    int tail = c->tail_rows > 0 ? c->tail_rows : c->rows, n_tail = c->n_tiles - c->n_whole;
+    long covered = (long)c->n_whole * c->rows + (long)n_tail * tail;
+
+    return c->rows > 0 && covered >= c->n_out &&
+           covered - (n_tail > 0 ? tail : c->rows) < c->n_out &&
+           c->rows == c->n_blocks * c->block_rows && c->n_groups * c->n_split <= n_sms &&
+           c->n_groups <= c->n_tiles && (c->n_split == 1 || c->n_tiles <= c->n_groups);
+}
+
+/* The last turn of a matrix with several tiles a CTA: none has more than one of the lower tiles,
+ * whose blocks are of whole eights, and which end as the others do. */
+static bool tail_fits(const struct product_cut *c, enum k_product_kind kind)
+{
+    if (c->tail_rows == 0)
+        return c->n_whole == c->n_tiles;
+    return kind == K_PRODUCT_FLOAT && c->rows_by_eight && c->n_blocks > 1 && c->n_split == 1 &&
+           c->n_whole % c->n_groups == 0 && c->n_whole > 0 &&
+           c->n_tiles - c->n_whole <= c->n_groups && c->tail_rows <= c->rows &&
+           c->tail_rows % (8 * c->n_blocks) == 0;
 }
 
 /* Slots hold what is copied to them; rings are long enough for two warpgroups that wait for each
@@ -94,7 +109,8 @@ static void cut_all(int n_sms, enum k_type type)
                     if (kind == K_PRODUCT_RESIDUAL && out % 16 != 0)
                         continue;
                     good = product_cut_of(&c, &w, (enum k_product_kind)kind, rows[i], n_sms) &&
-                           covers(&c, n_sms) && has_room(&c) && sums_have_slots(&c) &&
+                           covers(&c, n_sms) && has_room(&c) &&
+                           tail_fits(&c, (enum k_product_kind)kind) && sums_have_slots(&c) &&
                            ends_whole(&c, (enum k_product_kind)kind);
                     if (!good && n_bad++ < 5)
                         printf("# kind %d, %d x %d, %d rows: tiles of %d, %d of them, slots %d and "
@@ -121,6 +137,18 @@ static void cut_one(enum k_type type, enum k_product_kind kind, int out, int in,
        "%d x %d for %d rows: tiles of %d, %d to each", out, in, n, c.rows, c.n_split);
 }
 
+/* The head's rows, of which each of 132 CTAs has 971.6 if none has more than another. */
+static void cut_head(int n)
+{
+    const struct k_matrix w = {.type = K_BF16, .n_out = 128256, .n_in = 4096};
+    struct product_cut c = {0};
+    bool cut = product_cut_of(&c, &w, K_PRODUCT_FLOAT, n, 132);
+    int most = c.n_whole / c.n_groups * c.rows + c.tail_rows;
+
+    ok(cut && c.n_groups == 132 && most == 976, "the head for %d rows: %d rows of w at most", n,
+       most);
+}
+
 int main(void)
 {
     static const int sms[] = {16, 66, 78, 114, 132};
@@ -136,6 +164,8 @@ int main(void)
         cut_one(K_E4M3, K_PRODUCT_RESIDUAL, 4096, 4096, n, 64, 2);
         cut_one(K_E4M3, K_PRODUCT_GATED, 28672, 4096, n, 224, 1);
     }
+    cut_head(8);
+    cut_head(64);
     ok(product_cut_columns(1) == 8 && product_cut_columns(9) == 16 &&
            product_cut_columns(32) == 32 && product_cut_columns(33) == 48 &&
            product_cut_columns(49) == 64,
