@@ -150,14 +150,33 @@ static __device__ inline void begin_slots(char *shared, const barriers &bars,
     }
 }
 
+/* What the loop over copies reads of the cut, in registers. */
+static __device__ inline product_cut steady_cut(const product_cut &of)
+{
+    product_cut c = of;
+
+    c.depth = (int)steady((uint32_t)c.depth);
+    c.slot_bytes = (int)steady((uint32_t)c.slot_bytes);
+    c.box = (int)steady((uint32_t)c.box);
+    c.rows = (int)steady((uint32_t)c.rows);
+    c.x_depth = (int)steady((uint32_t)c.x_depth);
+    c.x_bytes = (int)steady((uint32_t)c.x_bytes);
+    c.x_copied = (int)steady((uint32_t)c.x_copied);
+    c.x_at = (int)steady((uint32_t)c.x_at);
+    c.x_slabs = (int)steady((uint32_t)c.x_slabs);
+    c.n_tiles = (int)steady((uint32_t)c.n_tiles);
+    c.n_groups = (int)steady((uint32_t)c.n_groups);
+    c.rows_by_eight = steady(c.rows_by_eight) != 0;
+    return c;
+}
+
 /* One lane: all of this CTA's blocks behind the first slots, a slot of x before each step of w.
  * Where one more slot would go. */
 template <int MB>
 static __device__ slot order_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
                                  const CUtensorMap *tail_map, const CUtensorMap *x_map,
-                                 const work &k, const wide_args &a)
+                                 const work &k, const product_cut &c)
 {
-    const product_cut &c = a.c;
     step w = {k.tile, k.first}, x = w;
     slot to = {0, 1}, x_to = {0, 1};
     int w_steps = c.first_slots / MB, x_steps = 0;
@@ -239,38 +258,16 @@ static __device__ inline void pass_slots(const rings &r, slot &from, int n)
     }
 }
 
-/* Slots that this warpgroup has read, all but the last products of them waited for; -1: none. */
-struct held {
-    int w, x;
-};
-
-static __device__ inline void give_back(const rings &r, const held &h)
-{
-    if (!leads())
-        return;
-    if (h.w >= 0)
-        barrier_arrive(r.full + EMPTY_AT + h.w * 8);
-    if (h.x >= 0)
-        barrier_arrive(r.x_full + EMPTY_AT + h.x * 8);
-}
-
-/* Whether a slot of bf16 is given back only when the first product behind it runs: the tensor cores
- * have no pause then, but a warpgroup that waits for its next slot holds one that it has read. That
- * pays where slots are many. */
-#define GIVES_LATE(N, MB) ((MB) == 4 || ((MB) == 2 && (N) <= 32))
-
 /* An operand of its two halves. */
 static __device__ __forceinline__ uint64_t whole(uint32_t upper, uint32_t lower)
 {
     return (uint64_t)upper << 32 | lower;
 }
 
-/* A slot of a block, 64 elements of n_in a group, at addresses in sixteens of bytes. `before` is
- * given back on the way, when only groups of this slot are unfinished. */
-template <int N, bool LATE>
+/* A slot of a block, 64 elements of n_in a group, at addresses in sixteens of bytes. */
+template <int N>
 static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2], uint32_t w,
-                                                     uint32_t x, int n_slabs, const held &before,
-                                                     const rings &r)
+                                                     uint32_t x, int n_slabs, const rings &r)
 {
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
@@ -281,13 +278,11 @@ static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2
             multiply_rows(acc[i % SUMS(N)], whole(r.w_rows, w + 2 * i), whole(r.x_rows, x + 2 * i),
                           1);
         warpgroup_commit();
-        if (LATE && s == 0) {
-            warpgroup_wait<1>();
-            give_back(r, before);
-        }
         w += r.slab;
         x += r.x_slab;
     }
+    warpgroup_wait<0>();
+    keep(acc[0]), keep(acc[SUMS(N) - 1]);
 }
 
 /* Four e4m3 of a word as two pairs of float16, exactly. */
@@ -385,8 +380,6 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
                                                      uint32_t lane, int group)
 {
     const int OWN = MB == 4 ? 2 : 1;
-    const bool LATE = !FP8 && GIVES_LATE(N, MB);
-    held before = {-1, -1};
 
 #pragma unroll
     for (int b = 0; b < OWN; b++) {
@@ -408,36 +401,26 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
 #pragma unroll
         for (int b = 0; b < OWN; b++) {
             uint32_t w, x = (r.x_slots + (uint32_t)x_from.at * r.x_bytes) / 16;
-            held now;
 
             if (MB > 1)
                 pass_slots(r, from, group);
             w = r.slots + (uint32_t)from.at * r.slot_bytes;
-            now = {from.at, b + 1 == OWN ? x_from.at : -1};
             barrier_wait(r.full + from.at * 8, from.parity);
             if constexpr (FP8)
                 multiply_e4m3<N>(acc[b], w + lane, x, n_slabs, r);
             else
-                multiply_bf16<N, LATE>(acc[b], w / 16, x, n_slabs, before, r);
-            if (!FP8 && !LATE) {
-                warpgroup_wait<0>();
-                keep(acc[b][0]), keep(acc[b][SUMS(N) - 1]);
+                multiply_bf16<N>(acc[b], w / 16, x, n_slabs, r);
+            if (leads()) {
+                barrier_arrive(r.full + EMPTY_AT + from.at * 8);
+                if (b + 1 == OWN)
+                    barrier_arrive(r.x_full + EMPTY_AT + x_from.at * 8);
             }
-            if (LATE)
-                before = now;
-            else
-                give_back(r, now);
             next_slot(from, 1, r.depth);
             if (MB > 1)
                 pass_slots(r, from, 1 - group);
         }
         next_slot(x_from, 1, r.x_depth);
     }
-    warpgroup_wait<0>();
-#pragma unroll
-    for (int b = 0; b < OWN; b++)
-        keep(acc[b][0]), keep(acc[b][SUMS(N) - 1]);
-    give_back(r, before);
 #pragma unroll
     for (int b = 0; b < OWN && SUMS(N) == 2; b++) {
 #pragma unroll
@@ -633,9 +616,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
         cluster_arrive_relaxed(); /* waited for before the other's shared memory is touched */
     if (warp == WORKERS / 32) {
         slot next = {};
+        char *slots = steady_shared(shared);
+        uint64_t *bar = steady_shared(first_bar);
+        const barriers bars = {bar, bar + CUT_DEPTH_MAX, bar + 2 * CUT_DEPTH_MAX,
+                               bar + 3 * CUT_DEPTH_MAX};
+        work k = {own.k.tile, own.k.first, (int)steady((uint32_t)own.k.last)};
+        product_cut cut = steady_cut(c);
 
         if (leads())
-            next = order_all<MB>(shared, own.bars, &w_map, &tail_map, &x_map, own.k, a);
+            next = order_all<MB>(slots, bars, &w_map, &tail_map, &x_map, k, cut);
         __syncwarp();
         if (c.n_split > 1)
             cluster_wait();

@@ -55,7 +55,7 @@ struct cta {
 static struct {
     struct product_cut c;
     int n, tiles, first_slots, n_ctas;
-    bool late, direct; /* ends of tiles in registers: nobody meets */
+    bool direct; /* ends of tiles in registers: nobody meets */
     struct cta ctas[2];
     int n_begun; /* agents that have arrived at the cluster's first barrier */
     long happened;
@@ -184,22 +184,6 @@ static void order_all(struct cta *k)
 
 /* --- who multiply ----------------------------------------------------------------------- */
 
-struct held {
-    int w, x, reads_x; /* -1: none; given back with it; read */
-};
-
-static void give_back(struct cta *k, struct held *h)
-{
-    if (h->w < 0)
-        return;
-    k->readers[h->w]--;
-    k->x_readers[h->reads_x]--;
-    arrive(&k->empty[h->w]);
-    if (h->x >= 0)
-        arrive(&k->x_empty[h->x]);
-    h->w = -1;
-}
-
 static void pass(struct cta *k, struct place *from, int n)
 {
     for (; n > 0; n--) {
@@ -210,24 +194,25 @@ static void pass(struct cta *k, struct place *from, int n)
     }
 }
 
-/* A slot of this warp's is given back at once or, late, when the next one is multiplied. */
-static void multiply(struct cta *k, struct held *before, struct held now, int what, int step)
+/* A slot of w and one of x; that of x is given back with the last block of a step. */
+static void multiply(struct cta *k, int w, int x, bool last, int what, int step)
 {
-    if (k->w[now.w] != what || k->x[now.reads_x] != step)
+    if (k->w[w] != what || k->x[x] != step)
         fail("a slot holds another round");
-    k->readers[now.w]++;
-    k->x_readers[now.reads_x]++;
+    k->readers[w]++;
+    k->x_readers[x]++;
     for (int i = draw(4); i >= 0; i--)
         others();
-    give_back(k, s.late ? before : &now);
-    if (s.late)
-        *before = now;
+    k->readers[w]--;
+    k->x_readers[x]--;
+    arrive(&k->empty[w]);
+    if (last)
+        arrive(&k->x_empty[x]);
     others();
 }
 
 /* A step of a tile: every second is this warpgroup's, or of several blocks every second block. */
-static void multiply_step(struct cta *k, int group, int i, int step, struct place *from, int x_at,
-                          struct held *before)
+static void multiply_step(struct cta *k, int group, int i, int step, struct place *from, int x_at)
 {
     int own = s.c.n_blocks == 4 ? 2 : 1;
 
@@ -241,8 +226,7 @@ static void multiply_step(struct cta *k, int group, int i, int step, struct plac
 
         pass(k, from, s.c.n_blocks > 1 ? group : 0);
         await(&k->full[from->at], from->parity);
-        multiply(k, before, (struct held){from->at, b + 1 == own ? x_at : -1, x_at},
-                 step * s.c.n_blocks + block, step);
+        multiply(k, from->at, x_at, b + 1 == own, step * s.c.n_blocks + block, step);
         next(from, s.c.depth);
         pass(k, from, s.c.n_blocks > 1 ? 1 - group : 0);
     }
@@ -280,14 +264,11 @@ static void multiply_all(struct cta *k, int warp)
     struct place from = {0, 0}, x_from = {0, 0};
 
     for (int tile = 0; tile < s.tiles; tile++) {
-        struct held before = {-1, -1, -1};
-
         for (int i = 0; i < k->steps; i++, step++) {
             await(&k->x_full[x_from.at], x_from.parity);
-            multiply_step(k, warp / 4, i, step, &from, x_from.at, &before);
+            multiply_step(k, warp / 4, i, step, &from, x_from.at);
             next(&x_from, s.c.x_depth);
         }
-        give_back(k, &before);
         k->met++;
         s.happened++;
         while (!s.direct && k->met < N_WARPS * (tile + 1) && s.fault == NULL)
@@ -462,7 +443,6 @@ static void draw_cut(void)
     s.n = 1 + draw(K_PRODUCT_ROWS_MAX);
     if (!product_cut_of(&s.c, &w, kind, s.n, 132))
         abort();
-    s.late = type == K_BF16 && (s.c.n_blocks == 4 || (s.c.n_blocks == 2 && s.c.columns <= 32));
     s.tiles = (s.c.n_tiles + s.c.n_groups - 1) / s.c.n_groups;
     s.tiles = s.tiles > 4 ? 4 : s.tiles;
     s.direct = s.c.n_split == 1 && kind == K_PRODUCT_FLOAT && s.c.n_blocks > 1;
@@ -471,11 +451,10 @@ static void draw_cut(void)
 
 static void say_fault(int turn, const char *fault)
 {
-    printf(
-        "# turn %d, %s: %s, %d blocks, %d and %d slots, %d first, %d tiles of %d rows, %d steps, "
-        "%d CTAs, %d columns\n",
-        turn, fault, s.late ? "late" : "at once", s.c.n_blocks, s.c.depth, s.c.x_depth,
-        s.first_slots, s.tiles, s.c.rows, s.ctas[0].steps, s.n_ctas, s.n);
+    printf("# turn %d, %s: %d blocks, %d and %d slots, %d first, %d tiles of %d rows, %d steps, "
+           "%d CTAs, %d columns\n",
+           turn, fault, s.c.n_blocks, s.c.depth, s.c.x_depth, s.first_slots, s.tiles, s.c.rows,
+           s.ctas[0].steps, s.n_ctas, s.n);
 }
 
 int main(void)
