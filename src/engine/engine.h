@@ -145,6 +145,7 @@ struct engine {
     int epoll_fd;
     struct door door;       /* for fronts */
     uint64_t door_opens_us; /* when it is looked at again; 0: it is not shut */
+    uint64_t lost_us;       /* when there was no room for what a front offered last; 0: never */
     int signal_fd;
     uint64_t epoch;
     struct engine_lane *lanes; /* [max_lanes] */
