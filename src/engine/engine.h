@@ -145,6 +145,7 @@ struct engine {
     int epoll_fd;
     struct door door;       /* for fronts */
     uint64_t door_opens_us; /* when it is looked at again; 0: it is not shut */
+    uint64_t lost_us;       /* when there was no room for what a front offered last; 0: never */
     int signal_fd;
     uint64_t epoch;
     struct engine_lane *lanes; /* [max_lanes] */
@@ -174,6 +175,8 @@ struct engine {
     double prefill_us;                /* smoothed: of a token of a prompt */
     uint64_t reads_since_us, n_reads; /* since the store was idle */
     bool device_failed;               /* it said so of copies, or never ends them */
+    uint32_t progress;                /* of what is saved for a sleep or at the end */
+    uint64_t moved_us;                /* when there was some last */
 
     bool draining;
     bool stop;
@@ -247,6 +250,9 @@ bool tiers_have_work(const struct engine *e);       /* pages are to be saved, or
 /* Before a sleep: whatever is named on the device and nowhere else is to be saved; no longer. */
 void tiers_gather(struct engine *e);
 void tiers_give_up(struct engine *e);
+/* Asked in each pass from then on: copies to host memory were begun, and for some seconds neither
+ * has one ended nor anything else been saved. It is logged. No step may be under way. */
+bool tiers_are_stuck(struct engine *e);
 /* A page of the host tier is worth a place on disk. */
 void tiers_want_stored(struct engine *e, int32_t slot, const struct hash *name);
 /* What is on its way between the tiers and is this page, or of this namespace, does not arrive.

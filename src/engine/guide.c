@@ -75,15 +75,25 @@ void guide_lane_drop(struct guide_lane *l)
     l->vocab = NULL;
 }
 
+/* As attach_map_offer(), of what may have been lost on its way. */
+static int guide_map(const struct wire_offer *offer, int offered, const void **bytes)
+{
+    return offered == -1 ? ERR_NO_MEMORY : attach_map_offer(offer, offered, bytes);
+}
+
 static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
                                  const struct wire_offer *offer, int offered)
 {
     const void *bytes = NULL;
-    int rc = attach_map_offer(offer, offered, &bytes);
+    int rc = guide_map(offer, offered, &bytes);
 
     if (rc != ERR_OK)
         return rc;
-    if (l->vocab != NULL || vocab_check(bytes, (size_t)offer->bytes) != ERR_OK ||
+    if (l->vocab != NULL) { /* a front cannot know whether it was this that was lost */
+        guide_unmap(bytes, (size_t)offer->bytes);
+        return ERR_OK;
+    }
+    if (vocab_check(bytes, (size_t)offer->bytes) != ERR_OK ||
         ((const struct vocab *)bytes)->n_vocab > (uint32_t)g->n_vocab) {
         guide_unmap(bytes, (size_t)offer->bytes);
         return ERR_CORRUPT;
@@ -93,21 +103,38 @@ static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
     return ERR_OK;
 }
 
+/* What can be walked, and with what. */
+static int guide_map_automaton(const struct guide_lane *l, const struct wire_offer *offer,
+                               int offered, const void **bytes)
+{
+    const void *p = NULL;
+    int rc = guide_map(offer, offered, &p);
+
+    if (rc == ERR_OK && automaton_check(p, (size_t)offer->bytes) != ERR_OK)
+        rc = ERR_CORRUPT;
+    if (rc == ERR_OK && l->vocab == NULL)
+        rc = ERR_NO_MEMORY; /* that was lost before it */
+    if (rc == ERR_OK)
+        *bytes = p;
+    else
+        guide_unmap(p, (size_t)offer->bytes);
+    return rc;
+}
+
 static int guide_take_automaton(struct guide_lane *l, const struct wire_offer *offer, int offered)
 {
     struct guide_automaton *p = &l->automata[offer->idx];
     const void *bytes = NULL;
-    int rc = attach_map_offer(offer, offered, &bytes);
+    int rc = p->n_users > 0 ? attach_refuse_offer(offered)
+                            : guide_map_automaton(l, offer, offered, &bytes);
     void *cache;
 
-    if (rc != ERR_OK)
+    if (rc == ERR_CORRUPT)
         return rc;
-    if (l->vocab == NULL || p->n_users > 0 ||
-        automaton_check(bytes, (size_t)offer->bytes) != ERR_OK) {
-        guide_unmap(bytes, (size_t)offer->bytes);
-        return ERR_CORRUPT;
-    }
-    guide_free_place(p);
+    guide_free_place(p); /* nobody may take the old one for what was lost */
+    p->lost = rc != ERR_OK;
+    if (p->lost)
+        return rc;
     *p = (struct guide_automaton){.a = bytes, .bytes = (size_t)offer->bytes, .vocab = l->vocab};
     cache = mmap(NULL, GUIDE_CACHE_BYTES, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -155,7 +182,8 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
     if ((r->n_allowed != 0 && r->n_allowed != (uint32_t)g->n_words) ||
         r->n_biases > BATCH_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX ||
         r->automaton > WIRE_AUTOMATA_MAX ||
-        (r->automaton > 0 && l->automata[r->automaton - 1].a == NULL) ||
+        (r->automaton > 0 && l->automata[r->automaton - 1].a == NULL &&
+         !l->automata[r->automaton - 1].lost) ||
         !guide_bad_words_hold(biases + 2 * (size_t)r->n_biases, r->n_bad, g->n_vocab))
         return ERR_INVALID;
     for (uint32_t i = 0; i < r->n_biases; i++) {
@@ -170,6 +198,8 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
     memcpy(q->bad, biases + 2 * (size_t)r->n_biases, r->n_bad * sizeof *q->bad);
     if (r->automaton == 0)
         return ERR_OK;
+    if (l->automata[r->automaton - 1].lost)
+        return ERR_NO_FORM;
     q->automaton = &l->automata[r->automaton - 1];
     q->automaton->n_users++;
     q->n_walked = q->n_prompt;

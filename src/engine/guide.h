@@ -27,6 +27,7 @@ struct guide_automaton {
     const struct vocab *vocab; /* of the same front */
     struct walk_cache *cache;  /* NULL: without */
     int n_users;               /* sequences */
+    bool lost;                 /* free, because what was offered could not be taken */
 };
 
 /* What one front has offered. */
@@ -60,8 +61,9 @@ struct guide {
 int guide_init(struct guide *g, struct model *m) ERR_CHECKED;
 int guide_lane_init(struct guide_lane *l) ERR_CHECKED;
 
-/* Take what a front offered; offered is closed. ERR_CORRUPT: the front is to be dropped;
- * ERR_NO_MEMORY. A vocabulary takes some milliseconds, an automaton 5 ns a state. */
+/* Take what a front offered; offered is closed. ERR_CORRUPT: the front is to be dropped.
+ * ERR_NO_MEMORY: there is no room for it, or offered is -1; who names it is refused. A vocabulary
+ * takes some milliseconds, an automaton 5 ns a state. */
 int guide_take_offer(const struct guide *g, struct guide_lane *l, const struct wire_offer *offer,
                      int offered) ERR_CHECKED;
 
@@ -69,7 +71,7 @@ int guide_take_offer(const struct guide *g, struct guide_lane *l, const struct w
 void guide_lane_drop(struct guide_lane *l);
 
 /* Check what stood behind a request's tokens, int32 [wire_extra()], and attach it to q, whose
- * request and tokens are set. ERR_INVALID; then q has nothing of it. */
+ * request and tokens are set. ERR_INVALID, ERR_NO_FORM; then q has nothing of it. */
 int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q,
                 const int32_t *words) ERR_CHECKED;
 void guide_end(struct seq *q);

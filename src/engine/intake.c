@@ -17,7 +17,8 @@
 #include "ipc/attach.h"
 #include "kv/prefix.h"
 
-#define INTAKE_GREETING_US 1000000 /* a front says hello as it connects */
+#define INTAKE_GREETING_US 1000000  /* a front says hello as it connects */
+#define INTAKE_QUIET_US    60000000 /* without a lack: the next one is another */
 #define INTAKE_BAD_MAX     64 /* malformed requests before a lane is dropped: a bug, not a client */
 
 /* epoll's data: the kind of descriptor; lanes add their index. */
@@ -185,6 +186,17 @@ static int intake_welcome(struct engine *e, struct engine_lane *l)
     return rc;
 }
 
+/* What the front offers is lost. It hears of it when it names it. */
+static void intake_tell_lost(struct engine *e, const struct engine_lane *l, bool arrived)
+{
+    if (e->lost_us == 0 || e->now_us - e->lost_us > INTAKE_QUIET_US)
+        log_warn("engine: %s for the forms that front %d offers: requests that need one are "
+                 "refused until there is; %s",
+                 arrived ? "no memory is to be had" : "no descriptor is left", (int)l->pid,
+                 arrived ? "look at the memory" : "raise LimitNOFILE");
+    e->lost_us = e->now_us;
+}
+
 /* Read what the front has sent: wakes and offers. False when the lane was dropped. */
 static bool intake_messages(struct engine *e, struct engine_lane *l)
 {
@@ -195,7 +207,9 @@ static bool intake_messages(struct engine *e, struct engine_lane *l)
         rc = attach_read_offer(l->control_fd, &offer, &offered);
         if (rc == 1) {
             rc = guide_take_offer(&e->guide, &l->guide, &offer, offered);
-            rc = rc == ERR_OK ? 1 : rc;
+            if (rc == ERR_NO_MEMORY)
+                intake_tell_lost(e, l, offered != -1);
+            rc = rc == ERR_OK || rc == ERR_NO_MEMORY ? 1 : rc;
         }
     } while (rc == 1);
     if (rc == 0)

@@ -99,16 +99,18 @@ int sleep_begin(struct engine *e)
     return ERR_OK;
 }
 
-/* Wait for what is being saved; copies that were started are always waited for. */
-static void sleep_save(struct engine *e)
+/* Wait for what is being saved. Copies that were started write to memory that is about to go, so
+ * they are waited for; a device that ends none has failed. */
+static int sleep_save(struct engine *e)
 {
     if (tiers_have_work(e)) {
         if (e->now_us - e->power_us > SLEEP_SAVE_US)
             tiers_give_up(e);
-        return;
+        return tiers_are_stuck(e) ? ERR_GPU : ERR_OK;
     }
     must(pages_free(e->pages) == pages_count(e->pages));
     sleep_enter(e, POWER_FALLING);
+    return ERR_OK;
 }
 
 /* Every page becomes free: all can be taken, since nobody has one. */
@@ -304,7 +306,7 @@ int sleep_pass(struct engine *e)
         else if (e->power == POWER_FALLING)
             return sleep_fall(e);
         else
-            sleep_save(e);
+            return sleep_save(e);
         break;
     case POWER_ASLEEP:
         if (sched_n_waiting(&e->sched) > 0)

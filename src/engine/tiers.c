@@ -27,7 +27,7 @@
 #define TIERS_SMOOTH    16.0
 #define TIERS_PATIENCE  4.0     /* a busy device's time is worth so many times the disk's */
 #define TIERS_TRY       32      /* each so many-th prompt is read however slow the disk was */
-#define TIERS_STUCK_US  5000000 /* at the end, without any progress: a thousand pages take less */
+#define TIERS_STUCK_US  5000000 /* without any progress: a thousand pages take less */
 #define TIERS_LOOK_US   200
 
 int tiers_init(struct engine *e)
@@ -668,6 +668,39 @@ void tiers_note_named(void *engine, int32_t page)
         (struct engine_dirty){.page = page, .name = label.name};
 }
 
+/* What is to be saved, or on its way. */
+static uint32_t tiers_n_unsaved(const struct engine *e)
+{
+    return e->dirty_tail - e->dirty_head + (e->saves_tail - e->saves_head);
+}
+
+/* Changes whenever something was saved, or came to the device: nothing begins any more that could
+ * undo that. */
+static uint32_t tiers_progress(const struct engine *e)
+{
+    return e->dirty_head + e->saves_head + e->hot_head - (uint32_t)e->n_loads_used;
+}
+
+static void tiers_note_progress(struct engine *e, uint64_t now_us)
+{
+    e->progress = tiers_progress(e);
+    e->moved_us = now_us;
+}
+
+/* Has nothing been saved for so long that nothing ever will? */
+static bool tiers_stand_still(struct engine *e, uint64_t now_us)
+{
+    if (tiers_progress(e) != e->progress)
+        tiers_note_progress(e, now_us);
+    return now_us - e->moved_us > TIERS_STUCK_US;
+}
+
+static void tiers_tell_stuck(const struct engine *e)
+{
+    log_error("engine: the device fails, or has ended no copy for %d s: %u pages are given up",
+              TIERS_STUCK_US / 1000000, tiers_n_unsaved(e));
+}
+
 void tiers_gather(struct engine *e)
 {
     e->dirty_head = e->dirty_tail; /* those are found again */
@@ -675,6 +708,16 @@ void tiers_gather(struct engine *e)
         if (!pages_stored(e->pages, i))
             tiers_note_named(e, i);
     }
+    tiers_note_progress(e, e->now_us);
+}
+
+bool tiers_are_stuck(struct engine *e)
+{
+    tiers_poll(e); /* this process may have stood still itself */
+    if (e->saves_head == e->saves_tail || !tiers_stand_still(e, e->now_us))
+        return false;
+    tiers_tell_stuck(e);
+    return true;
 }
 
 void tiers_give_up(struct engine *e)
@@ -743,19 +786,6 @@ void tiers_write_behind(struct engine *e, int pages_max)
 
 /* --- at the end ----------------------------------------------------------------------------- */
 
-/* What is to be saved, or on its way. */
-static uint32_t tiers_n_unsaved(const struct engine *e)
-{
-    return e->dirty_tail - e->dirty_head + (e->saves_tail - e->saves_head);
-}
-
-/* Changes whenever something was saved, or came to the device: nothing begins any more that could
- * undo that. */
-static uint32_t tiers_progress(const struct engine *e)
-{
-    return e->dirty_head + e->saves_head + e->hot_head - (uint32_t)e->n_loads_used;
-}
-
 /* Begin what can be begun, end what has come. False when nothing is left to be done. */
 static bool tiers_save_some(struct engine *e)
 {
@@ -780,22 +810,18 @@ static bool tiers_save_some(struct engine *e)
 
 int tiers_save_all(struct engine *e)
 {
-    uint64_t moved_us = clock_us();
-    uint32_t n = tiers_n_unsaved(e), progress = tiers_progress(e);
+    uint32_t n = tiers_n_unsaved(e);
     const char *to = e->host != NULL ? e->settings.kv_host_file : e->settings.kv_store_dir;
 
     if (e->host == NULL && e->store == NULL)
         return ERR_OK;
+    tiers_note_progress(e, clock_us());
     while (!e->device_failed && tiers_save_some(e)) {
         uint64_t now_us = clock_us();
 
-        if (tiers_progress(e) != progress) {
-            progress = tiers_progress(e);
-            moved_us = now_us;
-            continue;
-        }
-        e->device_failed = now_us - moved_us > TIERS_STUCK_US;
-        clock_sleep_us(TIERS_LOOK_US);
+        e->device_failed = tiers_stand_still(e, now_us);
+        if (e->moved_us != now_us)
+            clock_sleep_us(TIERS_LOOK_US);
     }
     if (e->store != NULL) { /* what it has of them needs no device */
         store_flush(e->store);
@@ -804,7 +830,6 @@ int tiers_save_all(struct engine *e)
     log_info("engine: %u pages saved to %s", n - tiers_n_unsaved(e), to);
     if (!e->device_failed)
         return ERR_OK;
-    log_error("engine: the device fails, or has ended no copy for %d s: %u pages are given up",
-              TIERS_STUCK_US / 1000000, tiers_n_unsaved(e));
+    tiers_tell_stuck(e);
     return ERR_GPU;
 }

@@ -266,6 +266,13 @@ void link_release(struct link *l, uint32_t slot)
     l->free_slots[l->n_free++] = slot;
 }
 
+void link_end(struct link *l, uint32_t slot, const struct wire_out *o)
+{
+    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM && l->automaton[slot] != 0)
+        offers_lose(&l->offers, l->automaton[slot] - 1);
+    link_release(l, slot);
+}
+
 void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
 {
     (void)pthread_mutex_lock(&l->lock);

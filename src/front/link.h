@@ -77,6 +77,9 @@ int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES]);
 int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES]);
 void link_release(struct link *l, uint32_t slot);
 
+/* The same when the engine said that the slot's request has ended, and how. */
+void link_end(struct link *l, uint32_t slot, const struct wire_out *o);
+
 void link_read_state(struct link *l, struct link_state *out, uint64_t now_us);
 
 /* Copy the statistics page; false when there never was an engine. */

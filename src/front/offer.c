@@ -60,6 +60,14 @@ void offers_release(struct offers *o, uint32_t idx)
     o->places[idx].n_users--;
 }
 
+void offers_lose(struct offers *o, uint32_t idx)
+{
+    must(o->places[idx].n_users > 0);
+    structure_unref(o->places[idx].structure);
+    o->places[idx].structure = NULL;
+    o->vocabulary = false;
+}
+
 void offers_clear(struct offers *o)
 {
     for (uint32_t i = 0; i < WIRE_AUTOMATA_MAX; i++)

@@ -13,7 +13,7 @@
 #include "ipc/attach.h"
 
 struct offer_place {
-    struct structure *structure; /* a reference; NULL: nothing was offered */
+    struct structure *structure; /* a reference; NULL: nothing was offered, or it was lost */
     uint32_t n_users;            /* requests under way that name it */
     uint64_t used;               /* of offers.uses, when it was last named */
 };
@@ -33,6 +33,10 @@ int offers_add_vocabulary(struct offers *o, int control_fd, int sealed, uint64_t
  * ERR_ENGINE_GONE. offers_release() when the request is no longer under way. */
 int offers_claim(struct offers *o, int control_fd, struct structure *st, uint32_t *idx) ERR_CHECKED;
 void offers_release(struct offers *o, uint32_t idx);
+
+/* The engine refused a request for what was offered: it is offered again, and to another place
+ * while others name this one. Before that request's offers_release(). */
+void offers_lose(struct offers *o, uint32_t idx);
 
 /* The lane is gone. */
 void offers_clear(struct offers *o);

@@ -18,7 +18,7 @@ static void streamer_drain_slot(struct link *l, uint32_t slot)
 
     while (lane_record(&l->lane, slot, &o)) {
         if (o.kind == WIRE_FINISHED) {
-            link_release(l, slot);
+            link_end(l, slot, &o);
             return;
         }
     }
@@ -41,7 +41,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
 {
     struct exchange *x = g->exchange;
 
-    link_release(&s->f->link, (uint32_t)g->slot);
+    link_end(&s->f->link, (uint32_t)g->slot, o);
     g->slot = -1;
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {
         streamer_wait_add(s, g, GEN_WANTS_ENGINE); /* the next engine goes on with it */

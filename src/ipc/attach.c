@@ -74,7 +74,8 @@ static int attach_send(int fd, const void *bytes, size_t len, const int *fds, in
 }
 
 /* Receive one message of up to len bytes and ATTACH_FDS + 1 descriptors: as many as are in got,
- * which the caller owns. The message's length, or an error. */
+ * which the caller owns; n_got is -1 when this process has none left for all that came. The
+ * message's length, or an error. */
 static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_got)
 {
     union {
@@ -87,6 +88,7 @@ static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_
                        .msg_iovlen = 1,
                        .msg_control = control.bytes,
                        .msg_controllen = CMSG_LEN(sizeof(int) * (ATTACH_FDS + 1))};
+    bool lacks;
     ssize_t n;
 
     *n_got = 0;
@@ -105,10 +107,11 @@ static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_
     }
     if ((m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0)
         return (int)n;
+    lacks = (m.msg_flags & MSG_TRUNC) == 0 && *n_got <= ATTACH_FDS; /* there was room for more */
     for (int i = 0; i < *n_got; i++)
         (void)close(got[i]);
-    *n_got = 0;
-    return ERR_CORRUPT;
+    *n_got = lacks ? -1 : 0;
+    return lacks ? (int)n : ERR_CORRUPT;
 }
 
 /* A first message of another build, of whatever length. */
@@ -247,8 +250,8 @@ int attach_read_offer(int fd, struct wire_offer *offer, int *offered)
             return 0;
         if (n < 0)
             return n;
-        if (n == (int)sizeof *offer && n_got == 1) {
-            *offered = got[0];
+        if (n == (int)sizeof *offer && (n_got == 1 || n_got == -1)) {
+            *offered = n_got == 1 ? got[0] : -1;
             return 1;
         }
         for (int f = 0; f < n_got; f++)

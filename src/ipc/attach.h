@@ -37,8 +37,9 @@ int attach_read_hello(int fd, enum wire_visitor *visitor) ERR_CHECKED;
 /* Send the welcome; fds NULL with an error in it. ERR_CLIENT_GONE when the front left. */
 int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds) ERR_CHECKED;
 
-/* A message of an attached front. Returns 1 with *offer, whose descriptor *offered is the caller's;
- * 0 after bytes that wake, when nothing more is there; ERR_CLIENT_GONE; ERR_CORRUPT: drop it. */
+/* A message of an attached front. Returns 1 with *offer, whose descriptor *offered is the caller's,
+ * or -1: it is lost, because this process has no descriptor left; 0 after bytes that wake, when
+ * nothing more is there; ERR_CLIENT_GONE; ERR_CORRUPT: drop it. */
 int attach_read_offer(int fd, struct wire_offer *offer, int *offered) ERR_CHECKED;
 
 /* Map what was offered, for reading. ERR_CORRUPT when it is not sealed or not of that size,

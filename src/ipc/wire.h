@@ -279,9 +279,12 @@ struct wire_hello {
 
 /* What a front sends once it is attached, one descriptor with each: a memfd of bytes bytes that is
  * sealed against writing and resizing. The engine has it before it takes a request that was queued
- * afterwards. A place may be filled again when no request that names it is under way. */
+ * afterwards, or refuses that with ERR_NO_FORM: it had no room for what was offered, the place is
+ * empty, and the vocabulary is to be offered again as well. A place may be filled again when no
+ * request that names it is under way. */
 enum wire_offer_kind {
-    WIRE_VOCABULARY = 1, /* grammar/vocab.h; once, before the first automaton */
+    WIRE_VOCABULARY = 1, /* grammar/vocab.h; before the first automaton. The first that the engine
+                          * could take stays */
     WIRE_AUTOMATON = 2,  /* grammar/automaton.h */
 };
 

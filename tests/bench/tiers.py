@@ -4,10 +4,10 @@ in host memory after kill -9, on disk after the host's memory was lost; what cop
 decode meanwhile; and how long a stream is silent when its engine is killed, beside a cold start.
 
     builddir=BUILD tests/bench/tiers.py [--model tests/bench/llama-3.1-8b] [--tokens 8192]
-        [--host 16G] [--host-file /dev/shm/quire-bench] [--store DIR] [--device cuda]
+        [--host 16G] [--host-file FILE] [--store DIR] [--device cuda]
 
-Weights are random; prompts are token ids. Prints a line each; the host file and the store are
-removed at the end."""
+Weights are random; prompts are token ids. Prints a line each; the host file, which is on tmpfs
+unless it is named, and the store are removed at the end."""
 import mmap
 import os
 import random
@@ -20,16 +20,17 @@ import threading
 import time
 
 from servers import dummy, first_token, line, parse, parser, prompt  # and finds harness
-from harness import MODEL_NAME, Stack, until
+from harness import MODEL_NAME, Stack, memory_folder, until
 
 p = parser()
 p.add_argument("--tokens", type=int, default=8192)
 p.add_argument("--host", default="16G")
-p.add_argument("--host-file", default="/dev/shm/quire-bench")
+p.add_argument("--host-file", default="")
 p.add_argument("--store", default=tempfile.gettempdir())
 p.add_argument("--room", type=int, default=2048, help="tokens of context behind a prefix")
 p.add_argument("--parts", default="lives host cost resumed", help="what is measured")
 a = parse(p)
+a.host_file = a.host_file or os.path.join(memory_folder(), "pages")
 
 random.seed(1)
 PAGES = a.tokens // 16

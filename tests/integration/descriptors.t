@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import socket
+import threading
 import time
 
 from harness import Stack, Tap, cpu_seconds, crowd, need_nginx, until
@@ -21,7 +22,7 @@ def spare(pid, n):
     """The process has n descriptors left, for this while."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = {int(fd) for fd in os.listdir("/proc/%d/fd" % pid)}
-    limit = [fd for fd in range(len(used) + n) if fd not in used][:n][-1] + 1
+    limit = [fd for fd in range(len(used) + n + 1) if fd not in used][n]
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
         yield
@@ -87,5 +88,51 @@ with tap.section("an engine"), Stack(n_fronts=2) as s:
         tap.ok(1 <= n <= 2 * LOOK_S, "a lane that cannot be made is tried now and then (%d)" % n)
     tap.ok(until(lambda: s.metric("quire:fronts_attached") == 2), "it comes when it can", s.logs())
     tap.eq(s.engine.exits, [], "the engine lives")
+
+
+def one_of(words):
+    """A request whose answer is one of these: each list is an automaton of its own."""
+    return s.completion("Hello", max_tokens=16, structured_outputs={"choice": words})
+
+
+def answers(words):
+    r = s.post("/v1/completions", one_of(words))
+    return r.status == 200 and r.json["choices"][0]["text"] in words
+
+
+def refused(words):
+    r = s.post("/v1/completions", one_of(words))
+    return (r.status, r.error["type"], r.error["code"]) if r.status != 200 else r.status
+
+
+NO_ROOM = (503, "server_error", "overloaded")
+
+with tap.section("an automaton that the engine has no descriptor for"), Stack(n_fronts=1) as s:
+    with spare(s.engine.pid, 0):  # not even for the vocabulary, which goes before it
+        tap.eq(crowd(4, lambda i: refused(["no", "nay"])), [NO_ROOM] * 4,
+               "the first of all are refused")
+        tap.eq(s.post("/v1/completions", s.completion("Hello", max_tokens=4)).status, 200,
+               "others are served")
+    tap.ok(answers(["no", "nay"]), "and so is the same again, when there is one")
+    with spare(s.engine.pid, 0):
+        stream = threading.Thread(target=lambda: streams.append(s.stream(
+            "/v1/completions", s.completion("Once upon", max_tokens=600, ignore_eos=True))))
+        streams = []
+        stream.start()
+        tap.eq([refused(["yes", "yea"]) for _ in range(3)], [NO_ROOM] * 3,
+               "a form that comes then is refused, each time")
+        tap.ok(answers(["no", "nay"]), "one that the engine has is served")
+        choices = s.post("/v1/completions", dict(one_of(["up", "down"]), n=3))
+        tap.eq((choices.status, choices.error["code"]), (503, "overloaded"),
+               "an answer of several choices is refused whole")
+        stream.join()
+        tap.ok(streams[0].done and streams[0].error is None, "a stream meanwhile comes to its end",
+               repr(streams[0].error))
+    tap.eq(crowd(8, lambda i: answers([["yes", "yea"], ["up", "down"]][i % 2])), [True] * 8,
+           "all are served when there are descriptors again")
+    tap.eq(len(told(s.engine)), 1, "it is said once")
+    tap.ok(s.engine.said().count("attached") == 1 and
+           "dropped" not in s.engine.said(), "the front's lane is the first one", s.logs())
+    tap.eq(s.engine.exits + s.fronts[0].exits, [], "engine and front live")
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
 tap.done()

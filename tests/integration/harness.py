@@ -8,8 +8,11 @@ process dies with the test that started it, however that ends.
 Only the standard library. Tests print TAP through Tap.
 """
 
+import atexit
 import contextlib
 import ctypes
+import fcntl
+import functools
 import http.client
 import json
 import os
@@ -130,6 +133,47 @@ def until(condition, timeout_s=WAIT_S, step_s=0.02):
         if time.monotonic() > end:
             return False
         time.sleep(step_s)
+
+
+# --- files in memory --------------------------------------------------------------------------
+
+SHM = "/dev/shm"
+SWEPT = ("quire-t-", "quire-fault-")  # the second: tests/unit/kv/test_fault
+
+
+def sweep():
+    """Remove the folders of tests that were killed: nobody holds their locks any more."""
+    for name in os.listdir(SHM):
+        path = os.path.join(SHM, name)
+        if not name.startswith(SWEPT):
+            continue
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # it has gone, or is no folder, or somebody else's
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except BlockingIOError:
+            pass  # of a test that runs
+        finally:
+            os.close(fd)
+
+
+@functools.lru_cache(maxsize=None)
+def memory_folder():
+    """A folder on tmpfs for what is meant to be there: /tmp may be a disk. It is this process's,
+    and goes with it; when that is killed its lock goes, and the next test removes the folder."""
+    sweep()
+    while True:  # again where another swept it before it was locked
+        path = tempfile.mkdtemp(prefix=SWEPT[0], dir=SHM)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # stays open
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.path.exists(path):
+            break
+        os.close(fd)
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
 
 
 # --- HTTP -------------------------------------------------------------------------------------
@@ -370,10 +414,9 @@ class Stack:
                   self.engine_socket]
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
             ["--device", DEVICE, "--cpu-threads", "2"] + [str(a) for a in engine]
-        # On tmpfs, as it is meant to be: /tmp may be a disk.
         self.host_is_ours = bool(host) and host_file is None
         self.host_file = host_file or (
-            os.path.join("/dev/shm", os.path.basename(self.dir)) if host else "")
+            os.path.join(memory_folder(), os.path.basename(self.dir)) if host else "")
         self.engine_argv += ["--kv-host-file", self.host_file]
         if host:
             self.engine_argv += ["--kv-host-bytes", host]

@@ -319,6 +319,16 @@ with tap.section("faults"):
             tap.ok(said in s.engine.said(), fault + ": the log says so")
             tap.eq(s.engine.exits, [], fault + ": the engine lives")
 
+with tap.section("copies that never end"), \
+        Stack(engine=SLEEPY, host="256M", env={"QUIRE_FAULT": "copy_stuck:1+"}) as s:
+    del s.engine.env["QUIRE_FAULT"]  # the next one's device works
+    tap.eq(ask(s, 0)[0], want[0], "copies are stuck: the same text")
+    tap.ok(until(lambda: s.engine.exits, 15), "it does not wait for them without end", s.logs())
+    tap.ok("are given up" in s.engine.said(), "and says so")
+    tap.eq(ask(s, 0)[0], want[0], "the next says the same")
+    tap.ok(falls_asleep(s), "and sleeps")
+    tap.eq(s.engine.exits, [3], "the first ended as one whose device failed")
+
 with tap.section("systemd's watchdog"):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         name = "\0quire-sleep-%d" % os.getpid()
@@ -413,6 +423,14 @@ with tempfile.NamedTemporaryFile("w", suffix=".key") as key_file:
         errors = {k: v for k, v in s.metrics().items()
                   if k.startswith("vllm:request_success_total") and "error" in k}
         tap.eq(sum(errors.values()), 0, "what operators ask for in vain is nobody's failed request")
+    with tap.section("an operator's word and copies that never end"), \
+            Stack(engine=["--sleep-after-s", "31536000", "--max-model-len", "400"], host="64M",
+                  front=["--admin-key-file", key_file.name],
+                  env={"QUIRE_FAULT": "copy_stuck:1+"}) as s:
+        del s.engine.env["QUIRE_FAULT"]
+        tap.eq(ask(s, 0)[0], want[0], "the same text")
+        tap.eq(order(s, "/sleep"), (200, {"is_sleeping": True}), "the next engine follows it")
+        tap.eq(s.engine.exits, [3], "when the first could not")
     with tap.section("never"), Stack(front=["--admin-key-file", key_file.name]) as s:
         tap.eq(order(s, "/sleep")[1]["error"]["code"], "sleep_unavailable",
                "without sleep_after_s there is no sleep")

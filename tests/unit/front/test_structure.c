@@ -153,6 +153,44 @@ static void test_offers(void)
     structures_fini(&s);
 }
 
+/* Two requests name what the engine lost. When the first is refused the form is offered elsewhere,
+ * and that the second is refused later does not undo it. */
+static void test_lost(void)
+{
+    static struct structures s;
+    static struct offers o;
+    struct structure *st;
+    struct wire_offer offer;
+    const void *bytes;
+    uint32_t first, second, third;
+    int ends[2];
+
+    must_ok(structures_init(&s));
+    must_ok(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends));
+    st = get(&s, "z+");
+    must_ok(offers_add_vocabulary(&o, ends[0], st->sealed, st->bytes));
+    must_ok(offers_claim(&o, ends[0], st, &first));
+    must_ok(offers_claim(&o, ends[0], st, &second));
+    (void)!next_offer(ends[1], &offer, &bytes);
+    is_int(next_offer(ends[1], &offer, &bytes), WIRE_AUTOMATON, "offered, for two requests");
+    offers_lose(&o, first);
+    offers_release(&o, first);
+    must_ok(offers_add_vocabulary(&o, ends[0], st->sealed, st->bytes));
+    is_int(next_offer(ends[1], &offer, &bytes), WIRE_VOCABULARY, "lost: the vocabulary again");
+    must_ok(offers_claim(&o, ends[0], st, &third));
+    is_int(next_offer(ends[1], &offer, &bytes), WIRE_AUTOMATON, "and the form");
+    ok(second == first && third != first && offer.idx == third, "where nobody names another");
+    offers_lose(&o, second);
+    offers_release(&o, second);
+    must_ok(offers_claim(&o, ends[0], st, &second));
+    ok(second == third && next_offer(ends[1], &offer, &bytes) == -1, "there it stays");
+    offers_clear(&o);
+    structure_unref(st);
+    structures_fini(&s);
+    (void)close(ends[0]);
+    (void)close(ends[1]);
+}
+
 /* May this token come first in a text that matches the pattern? */
 static bool may_come(const struct vocab *v, struct structures *s, const char *pattern,
                      int32_t token)
@@ -231,6 +269,7 @@ int main(void)
     (void)snprintf(dir, sizeof dir, "%s/tools/demo-model/model", srcdir == NULL ? "." : srcdir);
     test_cache();
     test_offers();
+    test_lost();
     test_vocabulary(dir);
     return tap_done();
 }

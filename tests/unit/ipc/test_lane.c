@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -546,6 +547,36 @@ static void test_first_messages(void)
     (void)close(probe);
 }
 
+/* What is offered to a process without a descriptor is lost, and told as that; what wakes it then
+ * wakes it, and what is offered afterwards is taken. */
+static void test_lost_offer(void)
+{
+    struct wire_offer offer = {.kind = WIRE_AUTOMATON, .idx = 7};
+    struct rlimit before, none;
+    int got[2] = {-2, -2}, rcs[3], fds[2], lowest;
+
+    must(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, fds) == 0);
+    lowest = dup(STDERR_FILENO);
+    (void)close(lowest);
+    none = (struct rlimit){.rlim_cur = (rlim_t)lowest, .rlim_max = before.rlim_max};
+    send_with(fds[0], &offer, sizeof offer, 1);
+    send_with(fds[0], "", 1, 0);
+    offer.idx = 0;
+    must(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    rcs[0] = attach_read_offer(fds[1], &offer, &got[0]);
+    rcs[1] = attach_read_offer(fds[1], &offer, &got[1]);
+    must(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    ok(rcs[0] == 1 && got[0] == -1 && offer.idx == 7, "an offer without its descriptor");
+    ok(rcs[1] == 0 && got[1] == -2, "what comes behind it is read as ever");
+    send_with(fds[0], &offer, sizeof offer, 1);
+    rcs[2] = attach_read_offer(fds[1], &offer, &got[1]);
+    ok(rcs[2] == 1 && got[1] == lowest, "the next one has its own");
+    (void)close(got[1]);
+    (void)close(fds[0]);
+    (void)close(fds[1]);
+}
+
 int main(void)
 {
     test_together();
@@ -558,5 +589,6 @@ int main(void)
     test_attach();
     test_attach_hung();
     test_first_messages();
+    test_lost_offer();
     return tap_done();
 }
