@@ -45,9 +45,9 @@ template <class T> static __device__ __forceinline__ void pin_global(T *&x)
     __builtin_assume(__isGlobal(x));
 }
 
-/* What all lanes of a warp have, held whatever ptxas thinks: what a reduction has returned it cannot
- * fetch again, nor compute, as it does where shared memory begins at each turn of a loop. All lanes
- * call it; some 20 cycles, so before anybody waits. */
+/* What all lanes of a warp have, held whatever ptxas thinks: what a reduction has returned it can
+ * neither fetch again nor compute, as it does where shared memory begins, at each turn of a loop.
+ * All lanes call it; some 20 cycles, so before anybody waits. */
 static __device__ __forceinline__ uint32_t steady(uint32_t x)
 {
     asm volatile("redux.sync.or.b32 %0, %0, 0xffffffff;" : "+r"(x));

@@ -47,8 +47,8 @@ struct product_cut {
     int columns;  /* of a wgmma: the bucket's rows */
     int x_rows;   /* of x that are copied: n rounded up to 8 */
     int n_blocks; /* of a tile: 1, 2 or 4 */
-    /* Of K_PRODUCT_FLOAT with several tiles a CTA: tiles behind the first n_whole have tail_rows, so
-     * that all CTAs have nearly equally many rows; 0: there are none. */
+    /* Of K_PRODUCT_FLOAT with several tiles a CTA: tiles behind the first n_whole have tail_rows,
+     * so that all CTAs have nearly equally many rows; 0: there are none. */
     int n_whole, tail_rows;
     int group_bytes, slab_bytes; /* in a slot: from 8 rows to the next, from a slab to the next */
     int x_bytes;

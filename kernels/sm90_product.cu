@@ -2,13 +2,15 @@
  *
  * Products of up to 64 rows on the warpgroup product: y [n][n_out] = x [n][n_in] *
  * transpose(w [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode
- * (k_multiply() in kernels.h). product.cu is faster for the fewest rows of bfloat16.
+ * (k_multiply() in kernels.h). product.cu has up to three rows of bfloat16,
+ * and is faster for one.
  *
  * The split. Rows of w are the 64 rows of a wgmma, rows of x its columns. Rows of w are cut into
  * tiles so that all CTAs have as many: for 8B's matrices a CTA has one tile of 32, 48 or 224 rows,
  * of 1, 2 or 4 blocks of at most 64; what a wgmma computes beyond a block's rows is garbage that
  * nobody takes. So sums need not be cut over n_in, but where rows of x would be read through L2
- * more often than pays, two CTAs of a cluster share a tile twice as high, each half of n_in.
+ * more often than pays, two CTAs of a cluster share a tile twice as high, each half of n_in. The
+ * head has several tiles a CTA, of which the last is lower, so that all have as many rows.
  *
  * One warp orders copies, two warpgroups multiply: of tiles of one block each takes every second
  * slot, of others every second block. Three more warps add the squares of RMS norm.
@@ -23,7 +25,8 @@
  * too. x is float16 then, its pairs in the order that ldmatrix gives w's (K_HALF_AT).
  *
  * The first slots are ordered before the kernel before has ended, but not all: x stands in the same
- * queue. The order of adding depends on the shape and on the bucket of n. */
+ * queue. What loops and ends go by is in registers by then (steady()). The order of adding depends
+ * on the shape and on the bucket of n. */
 #include "kernels/sm90_product_end.cuh"
 
 #define THREADS 384 /* two warpgroups that multiply; a warp that orders; three helpers */
@@ -335,7 +338,8 @@ static __device__ __forceinline__ void widen_half_slab(uint32_t (&a)[4][4],
 }
 
 /* A slot of e4m3, two groups a slab: one is loaded and one widened while products run. No group is
- * left unfinished, else ptxas lets none run beside other code. `at`: of this lane, x in sixteens. */
+ * left unfinished, else ptxas lets none run beside other code. `at` is of this lane, x in sixteens
+ * of bytes. */
 template <int N>
 static __device__ __forceinline__ void multiply_e4m3(float (&acc)[SUMS(N)][N / 2], uint32_t at,
                                                      uint32_t x, int n_slabs, const rings &r)

@@ -400,8 +400,8 @@ static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 
 }
 
 /* Of four blocks the first of a warpgroup is of the gate, the second of what is gated, the same
- * rows: so the end is in its registers, too. Of rows g and g + 8, gate and up: scales, and biases as
- * bfloat16, with which nobody computes before the end. */
+ * rows: so the end is in its registers, too. Of rows g and g + 8, gate and up: scales, and biases
+ * as bfloat16, with which nobody computes before the end. */
 struct gate_reads {
     float gate[2], up[2];
     uint32_t gate_bias[2], up_bias[2];
@@ -434,9 +434,9 @@ static __device__ inline gate_reads read_gate(const wide_args &a, int tile, int 
     return r;
 }
 
-/* A tile's rows of y come together in shared memory, [column][CUT_GATED_STRIDE], so that stores to y
- * are of whole columns: over the slots of a CTA's only tile, else behind them. Tiles begin with every
- * 16th row, as K_HALF_AT needs it. */
+/* A tile's rows of y come together in shared memory, [column][CUT_GATED_STRIDE], so that stores to
+ * y are of whole columns: over the slots of a CTA's only tile, else behind them. Tiles begin with
+ * every 16th row, as K_HALF_AT needs it. */
 template <int N>
 static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2], const facts &t,
                                           const gate_reads &s, int group)
@@ -505,8 +505,8 @@ template <int N> static __device__ inline void copy_gated(const facts &t, int ti
 
 /* --- one block, of which each warpgroup has a share of n_in -------------------------------- */
 
-/* Sums meet as wgmma leaves them: of sixteen rows and eight columns, a patch, lane 4 g + q of a warp
- * has rows g and g + 8 of columns 2 q and 2 q + 1: four floats that follow each other in its
+/* Sums meet as wgmma leaves them: of sixteen rows and eight columns, a patch, lane 4 g + q of a
+ * warp has rows g and g + 8 of columns 2 q and 2 q + 1: four floats that follow each other in its
  * registers. What is written here runs once, a warp or two a scheduler, where each instruction that
  * waits for the one before takes five cycles: so it costs by its length. */
 #define PATCH_ROWS 16
