@@ -4,7 +4,7 @@
 #define SPLIT_MAX  2           /* CTAs that share a tile */
 #define SLOT_BYTES (32 * 1024) /* of a slot of w, at most */
 #define PRE_BYTES  (64 * 1024) /* of w that are ordered before x, which stands in the same queue */
-#define PRE_MORE   (96 * 1024) /* where a CTA has several blocks, and so much to read behind it */
+#define PRE_MORE   (96 * 1024) /* where a CTA has four blocks, and so much to read behind it */
 #define WHOLE_ROWS 48          /* of a tile that is not shared, however many rows x has */
 
 static int round_up(int x, int to)
@@ -202,7 +202,7 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
     c->x_slabs = product_cut_slab_cols(w->type) / CUT_SLAB_COLS;
     c->n_slabs = w->n_in / product_cut_slab_cols(w->type);
     c->rows_by_eight = w->n_out % (c->gated ? 16 : 8) == 0;
-    /* a share has four slabs, so that a slot has room for sums */
+    /* a share has four slabs; whether a slot has room for sums then, lay_out() says */
     for (int split = 1;
          split <= SPLIT_MAX && (split == 1 || 4 * split <= c->n_slabs) && split <= n_sms; split++) {
         int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);

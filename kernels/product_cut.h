@@ -55,7 +55,8 @@ struct product_cut {
     int x_copied; /* bytes of a slot of x that are copied */
     /* in shared memory, whose beginning are the slots of w: */
     int x_at;
-    int red_at; /* sums of a round; 0, over the slots, when there is one tile */
+    /* sums of a round; 0, over the slots, when there is one tile (but see own_at) */
+    int red_at;
     /* of one block and two CTAs, where each has its own sums and what the other sends, a slot of w
      * each: the latter where one more slot would go, which is read first of the last `depth` */
     int own_at[2], sent_at[2];

@@ -85,12 +85,13 @@ static __device__ inline void next_step(step &s, const work &k, const product_cu
     }
 }
 
-/* The row of w where block b of a tile begins. */
-template <int MB> static __device__ inline int block_row(int tile, int b, const product_cut &c)
+/* The row of w where block b of a tile begins. TAILS: the tile may be one of the lower ones. */
+template <int MB, bool TAILS>
+static __device__ inline int block_row(int tile, int b, const product_cut &c)
 {
     const int half = MB / 2;
 
-    if (MB > 1 && tile >= c.n_whole)
+    if (TAILS && tile >= c.n_whole)
         return c.n_whole * c.rows + (tile - c.n_whole) * c.tail_rows + b * c.tail_rows / MB;
     if (MB == 1 || !c.gated)
         return tile * c.rows + b * c.block_rows;
@@ -136,7 +137,7 @@ static __device__ inline void begin_slots(char *shared, const barriers &bars,
         if (leads()) {
             if (i < c.first_slots) {
                 barrier_expect(&bars.full[i], c.slot_bytes);
-                copy_w(shared + i * c.slot_bytes, map, block_row<MB>(k.tile, i % MB, c),
+                copy_w(shared + i * c.slot_bytes, map, block_row<MB, false>(k.tile, i % MB, c),
                        k.first + i / MB * c.box, c.rows_by_eight, &bars.full[i]);
             }
             barrier_init(&bars.empty[i], WORKERS / 32);
@@ -162,6 +163,9 @@ static __device__ inline product_cut steady_cut(const product_cut &of)
     c.slot_bytes = (int)steady((uint32_t)c.slot_bytes);
     c.box = (int)steady((uint32_t)c.box);
     c.rows = (int)steady((uint32_t)c.rows);
+    c.block_rows = (int)steady((uint32_t)c.block_rows);
+    c.n_out = (int)steady((uint32_t)c.n_out);
+    c.gated = steady(c.gated) != 0;
     c.x_depth = (int)steady((uint32_t)c.x_depth);
     c.x_bytes = (int)steady((uint32_t)c.x_bytes);
     c.x_copied = (int)steady((uint32_t)c.x_copied);
@@ -175,7 +179,7 @@ static __device__ inline product_cut steady_cut(const product_cut &of)
 
 /* One lane: all of this CTA's blocks behind the first slots, a slot of x before each step of w.
  * Where one more slot would go. */
-template <int MB>
+template <int MB, bool TAILS>
 static __device__ slot order_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
                                  const CUtensorMap *tail_map, const CUtensorMap *x_map,
                                  const work &k, const product_cut &c)
@@ -193,13 +197,13 @@ static __device__ slot order_all(char *shared, const barriers &bars, const CUten
         for (; x_steps <= w_steps; x_steps++)
             order_x(shared, bars, x_map, x, x_to, k, c);
         for (; b < MB; b++) {
-            bool tail = MB > 1 && w.tile >= c.n_whole;
+            bool tail = TAILS && w.tile >= c.n_whole;
 
             barrier_wait(&bars.empty[to.at], to.parity);
             barrier_expect(&bars.full[to.at],
                            tail ? c.slot_bytes / c.rows * c.tail_rows : c.slot_bytes);
             copy_w(shared + to.at * c.slot_bytes, tail ? tail_map : w_map,
-                   block_row<MB>(w.tile, b, c), w.slab, c.rows_by_eight, &bars.full[to.at]);
+                   block_row<MB, TAILS>(w.tile, b, c), w.slab, c.rows_by_eight, &bars.full[to.at]);
             next_slot(to, 1, c.depth);
         }
         next_step(w, k, c);
@@ -493,7 +497,7 @@ static __device__ void fetch_constants(const wide_args &a, int tile, int rank)
 /* What a CTA's warps know. */
 struct cta {
     char *shared;
-    float *red, *inverse, *scales;
+    float *inverse, *scales;
     barriers bars;
     exchange x;
     work k;
@@ -504,7 +508,7 @@ struct cta {
 struct places {
     rings r;
     uint32_t lane; /* of e4m3: where in a slot it begins */
-    bool straight; /* K_PRODUCT_GATED of four blocks ends in registers */
+    bool straight; /* K_PRODUCT_GATED of four blocks: write_gated() ends it */
     exchange x_sums;
     slot w, x;
 };
@@ -590,7 +594,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *inverse = (float *)(shared + c.rest_at), *scales = inverse + 64;
     uint64_t *first_bar = (uint64_t *)(scales + CUT_ROWS_MAX);
     cta own = {shared,
-               (float *)(shared + c.red_at),
                inverse,
                scales,
                {first_bar, first_bar + CUT_DEPTH_MAX, first_bar + 2 * CUT_DEPTH_MAX,
@@ -628,7 +631,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         product_cut cut = steady_cut(c);
 
         if (leads())
-            next = order_all<MB>(slots, bars, &w_map, &tail_map, &x_map, k, cut);
+            next = order_all < MB,
+            MB != 1 && KIND == K_PRODUCT_FLOAT > (slots, bars, &w_map, &tail_map, &x_map, k, cut);
         __syncwarp();
         if (c.n_split > 1)
             cluster_wait();

@@ -244,7 +244,7 @@ static void compare_large(const struct large_case *l, enum k_type type)
     compare_kind(l->kind, l->s, type, false, 58, false);
 }
 
-/* Tiles that two CTAs share. Of 48 rows each has three strips of eight; of two blocks, which tiles
+/* Tiles that two CTAs share. Of 48 rows the middle sixteen are both CTAs'; of two blocks, which tiles
  * of a matrix of odd rows have, the CTAs read each other's sums; the last tile of 3000 or 5000 rows
  * has none for the second CTA; of 25 slabs one CTA may have a slot more than the other. */
 struct shared_case {
@@ -338,7 +338,7 @@ int main(void)
     static const struct large_case large[] = {
         {K_PRODUCT_PLAIN, {36000, 128}, 1, true},     {K_PRODUCT_FLOAT, {44400, 128}, 1, true},
         {K_PRODUCT_FLOAT, {15000, 128}, 2, false},    {K_PRODUCT_FLOAT, {70000, 128}, 2, true},
-        {K_PRODUCT_FLOAT, {40000, 128}, 4, true},     {K_PRODUCT_GATED, {28672, 256}, 4, false},
+        {K_PRODUCT_FLOAT, {76040, 128}, 4, true},     {K_PRODUCT_GATED, {28672, 256}, 4, false},
         {K_PRODUCT_GATED, {57344, 128}, 4, true},     {K_PRODUCT_PLAIN, {10240, 256}, 2, false},
         {K_PRODUCT_PLAIN, {20480, 128}, 4, false},    {K_PRODUCT_RESIDUAL, {4096, 256}, 1, false},
         {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false}, {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
