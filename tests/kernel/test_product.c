@@ -244,9 +244,10 @@ static void compare_large(const struct large_case *l, enum k_type type)
     compare_kind(l->kind, l->s, type, false, 58, false);
 }
 
-/* Tiles that two CTAs share. Of 48 rows the middle sixteen are both CTAs'; of two blocks, which tiles
- * of a matrix of odd rows have, the CTAs read each other's sums; the last tile of 3000 or 5000 rows
- * has none for the second CTA; of 25 slabs one CTA may have a slot more than the other. */
+/* Tiles that two CTAs share. Of 48 rows the middle sixteen are both CTAs'; of two blocks, which
+ * tiles of a matrix of odd rows have, the CTAs read each other's sums; the last tile of 3000 or
+ * 5000 rows has none for the second CTA; of 25 slabs one CTA may have a slot more than the other.
+ */
 struct shared_case {
     enum k_product_kind kind;
     enum k_type type;
