@@ -40,8 +40,10 @@ api_fn api_wake_up;     /* POST /wake_up */
 bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
                  enum exchange_format format, int n_prompts);
 
-/* Append ids of a text, or of a JSON list of ids, to a prompt. ERR_OK or an error. */
-int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special);
+/* Append the ids of a text to a prompt. ERR_OK; ERR_TOO_LONG, with words in why, when it cannot fit
+ * whatever its tokens are, and is not to be cut; tokenizer_encode()'s errors. */
+int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
+                 char *why, size_t cap);
 
 /* What the output is held to, for all generations; start says where a reply begins. False after an
  * error answer. May take GRAMMAR_COMPILE_US. */

@@ -129,6 +129,7 @@ static const struct json *api_echoed(const struct json *messages)
 void api_chat(struct front *f, struct exchange *x, const struct json *body)
 {
     struct buf prompt = {0};
+    char why[160] = "";
     int rc;
 
     if (!gen_prepare(f, x, body, EXCHANGE_CHAT, 1))
@@ -136,9 +137,9 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
     if (api_render_chat(f, x, body, &prompt)) {
         x->echoed = x->echo ? api_echoed(json_get(body, "messages")) : NULL;
         rc = gen_add_text(f, &x->gens[0], prompt.bytes == NULL ? "" : prompt.bytes, prompt.len,
-                          json_get_bool(body, "add_special_tokens", false));
+                          json_get_bool(body, "add_special_tokens", false), why, sizeof why);
         if (rc != ERR_OK)
-            exchange_reply_error(x, rc, NULL, "messages", 0);
+            exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
         else if (gen_hold(f, x, api_begin(f, x, &prompt)))
             (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
     }

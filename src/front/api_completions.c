@@ -40,11 +40,18 @@ static int api_add_ids(struct gen *g, const struct json *ids)
     return ERR_OK;
 }
 
-static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, bool add_special)
+static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, bool add_special,
+                          char *why, size_t cap)
 {
+    int rc = ERR_INVALID;
+
     if (v->kind == JSON_TEXT)
-        return gen_add_text(f, g, v->text, v->text_len, add_special);
-    return api_is_ids(v) ? api_add_ids(g, v) : ERR_INVALID;
+        return gen_add_text(f, g, v->text, v->text_len, add_special, why, cap);
+    if (api_is_ids(v))
+        rc = api_add_ids(g, v);
+    if (rc == ERR_INVALID)
+        (void)snprintf(why, cap, "'prompt' holds what is neither text nor token ids");
+    return rc;
 }
 
 void api_completions(struct front *f, struct exchange *x, const struct json *body)
@@ -52,10 +59,9 @@ void api_completions(struct front *f, struct exchange *x, const struct json *bod
     const struct json *prompt = json_get(body, "prompt");
     int n = api_count_prompts(prompt);
     bool add_special = json_get_bool(body, "add_special_tokens", true);
+    char why[160] = "";
 
     if (n == 0) {
-        char why[160];
-
         (void)snprintf(why, sizeof why,
                        "'prompt' must be a string, token ids, or a list of up to %d of these",
                        EXCHANGE_GENS_MAX);
@@ -70,15 +76,11 @@ void api_completions(struct front *f, struct exchange *x, const struct json *bod
     }
     for (int i = 0; i < n; i++) {
         bool one = prompt->kind == JSON_TEXT || api_is_ids(prompt);
-        int rc =
-            api_add_prompt(f, &x->gens[i * x->n], one ? prompt : &prompt->items[i], add_special);
+        int rc = api_add_prompt(f, &x->gens[i * x->n], one ? prompt : &prompt->items[i],
+                                add_special, why, sizeof why);
 
         if (rc != ERR_OK) {
-            exchange_reply_error(x, rc,
-                                 rc == ERR_INVALID ? "'prompt' holds what is neither text "
-                                                     "nor token ids"
-                                                   : NULL,
-                                 "prompt", 0);
+            exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "prompt", 0);
             return;
         }
     }

@@ -602,8 +602,11 @@ static const struct fields_row *fields_find(const char *name, enum exchange_form
     int mask = format == EXCHANGE_CHAT ? FIELDS_CHAT : FIELDS_TEXT;
 
     for (size_t i = 0; i < sizeof fields_rows / sizeof fields_rows[0]; i++) {
-        if ((fields_rows[i].formats & mask) != 0 && strcmp(fields_rows[i].name, name) == 0)
-            return &fields_rows[i];
+        const struct fields_row *row = &fields_rows[i];
+
+        /* The first letter spares a million unknown fields nearly all calls. */
+        if (row->name[0] == name[0] && (row->formats & mask) != 0 && strcmp(row->name, name) == 0)
+            return row;
     }
     return NULL;
 }

@@ -161,8 +161,24 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     return true;
 }
 
-int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special)
+int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
+                 char *why, size_t cap)
 {
+    size_t most = tokenizer_most_bytes(f->tokenizer);
+    size_t at_least = most == 0 ? 0 : len / most;
+    struct link_state engine;
+
+    link_read_state(&f->link, &engine, 0);
+    /* To count the tokens of 30 MB takes a second. The last engine's word will do: who asks for so
+     * much more than it took will hardly find another. */
+    if (g->exchange->truncate_to == 0 && engine.max_model_len > 0 &&
+        at_least > engine.max_model_len) {
+        (void)snprintf(why, cap,
+                       "This model's maximum context length is %u tokens. However, you requested "
+                       "at least %zu tokens in the prompt.",
+                       engine.max_model_len, at_least);
+        return ERR_TOO_LONG;
+    }
     return tokenizer_encode(f->tokenizer, text, len, add_special, &g->tokens);
 }
 

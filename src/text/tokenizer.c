@@ -180,6 +180,11 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bo
 
 /* --- tokens ------------------------------------------------------------------------------------*/
 
+size_t tokenizer_most_bytes(const struct tokenizer *t)
+{
+    return t->most_bytes;
+}
+
 int tokenizer_n_vocab(const struct tokenizer *t)
 {
     return (int)image_count(t->image, IMAGE_TOKENS);

@@ -72,6 +72,10 @@ void tokenizer_close(struct tokenizer *t); /* NULL is fine */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
                      struct token_list *out) ERR_CHECKED;
 
+/* Bytes of a text that one token may stand for, so that a text of n bytes has n / this tokens or
+ * more; 0: no such number, since parts of a text may vanish. Constant time. */
+size_t tokenizer_most_bytes(const struct tokenizer *t);
+
 /* Highest id + 1. Ids between may be unused. */
 int tokenizer_n_vocab(const struct tokenizer *t);
 

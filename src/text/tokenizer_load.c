@@ -226,6 +226,75 @@ static void load_fini(struct load *l)
     arena_reset(&l->arena);
 }
 
+/* --- how much a token may stand for ------------------------------------------------------------*/
+
+#define NFC_SHRINKS 3 /* times, in UTF-8: UAX #15's factor for what NFC composes */
+
+/* How many bytes at most become one in these steps; 0: any number. */
+static size_t shrinks(const struct steps_draft *rewrites, const struct steps_draft *cuts)
+{
+    size_t times = 1;
+    int i;
+
+    for (i = 0; i < rewrites->n; i++) {
+        const struct step_draft *st = &rewrites->steps[i];
+
+        if (st->kind == NORMAL_NFC)
+            times *= NFC_SHRINKS;
+        else if (st->kind == NORMAL_REPLACE && st->by_len > 0)
+            times *= (st->pattern_len + st->by_len - 1) / st->by_len;
+        else if (st->kind != NORMAL_PREPEND)
+            return 0;
+    }
+    for (i = 0; i < cuts->n; i++) {
+        if (cuts->steps[i].kind != PRETOKEN_METASPACE &&
+            cuts->steps[i].behavior == PRETOKEN_REMOVED)
+            return 0;
+    }
+    return times;
+}
+
+/* Every byte has a token, so that none is left out or joins any number of its like as unknown. */
+static bool has_all_bytes(const struct image_facts *facts)
+{
+    int b;
+
+    if ((facts->flags & (IMAGE_BYTE_LEVEL | IMAGE_BYTE_FALLBACK)) == 0)
+        return false;
+    for (b = 0; b < 256; b++)
+        if (facts->byte_ids[b] < 0)
+            return false;
+    return true;
+}
+
+static bool takes_white_space(const struct added_set *set)
+{
+    size_t i;
+
+    for (i = 0; i < set->n; i++)
+        if ((set->tokens[i].flags & (ADDED_LSTRIP | ADDED_RSTRIP)) != 0)
+            return true;
+    return false;
+}
+
+static size_t find_most_bytes(const struct tokenizer *t, size_t times)
+{
+    size_t most = 0;
+    size_t i;
+
+    if (!has_all_bytes(&t->image->facts) || takes_white_space(&t->raw) ||
+        takes_white_space(&t->normalized))
+        return 0;
+    for (i = 0; i < image_count(t->image, IMAGE_TOKENS); i++) {
+        const struct image_token *token = &t->tokens[i];
+
+        most = token->text.len > most ? token->text.len : most;
+        most = token->bytes.len > most ? token->bytes.len : most;
+        most = token->piece.len > most ? token->piece.len : most;
+    }
+    return most * times;
+}
+
 /* --- opening -----------------------------------------------------------------------------------*/
 
 int tokenizer_attach(struct tokenizer *t, struct image_header *image, bool mapped, char *why,
@@ -260,6 +329,7 @@ int tokenizer_attach(struct tokenizer *t, struct image_header *image, bool mappe
     bpe_attach(&t->bpe, image);
     added_attach(&t->raw, image, IMAGE_RAW);
     added_attach(&t->normalized, image, IMAGE_NORMAL);
+    t->most_bytes = find_most_bytes(t, shrinks(&rewrites, &cuts));
     return ERR_OK;
 }
 

@@ -25,6 +25,7 @@ struct tokenizer {
     struct pretoken pretoken;
     struct added_set raw;        /* added tokens looked for in the text as it is */
     struct added_set normalized; /* and in the normalized text */
+    size_t most_bytes;           /* tokenizer_most_bytes() */
 };
 
 /* The files of a model folder that a tokenizer is made of; those that are not there are empty. */
@@ -106,7 +107,7 @@ int load_add_token(struct load *l, const struct json *node, int64_t id, const ch
 /* tokenizer_pack.c: the whole as an image; *out is owned by the caller. */
 int load_pack(struct load *l, struct image_header **out) ERR_CHECKED;
 
-/* tokenizer_attach.c: point a zeroed tokenizer into an image that was checked. */
+/* tokenizer_load.c: point a zeroed tokenizer into an image that was checked. */
 int tokenizer_attach(struct tokenizer *t, struct image_header *image, bool mapped, char *why,
                      size_t why_cap) ERR_CHECKED;
 

@@ -4,10 +4,12 @@
  *   bench_product bf16|e4m3 ROWS[,ROWS...] [TABLE]
  *
  * A line of what a read of the largest matrix reaches in this run: GPUs of one name differ by some
- * percent. Then two for each number of rows: microseconds a layer and the share of the time of a
+ * percent. Then three for each number of rows: microseconds a layer and the share of the time of a
  * read of the weights at 4.65 TB/s, an H200's, of k_multiply() with what stands around the
- * products, and of cuBLASLt's bare products, with the algorithms of TABLE; then the same of each
- * product alone, launched again and again on other layers' weights. */
+ * products, of cuBLASLt's bare products, with the algorithms of TABLE, and of these with the row
+ * operations that a step needs beside them (norms, activation, rounding to e4m3), which
+ * k_multiply() has in it; then the same of each product alone, launched again and again on other
+ * layers' weights. */
 #include <string.h>
 
 #include "device/gemm_cuda.h"
@@ -42,6 +44,7 @@ struct bench {
     struct k_matrix w[COPIES][MATS];
     void *x, *ff, *y, *norm;
     float *residual, *sums;
+    struct k_quantised rounded; /* what a product of e4m3 reads */
     cudaStream_t stream;
     struct gemm *gemm;
     enum k_type type;
@@ -100,6 +103,26 @@ static void library(struct bench *b, int layer, int mat, int n)
                              .y_is_float = mat == MAT_HEAD};
 
     bench_must(gemm_run(b->gemm, &p, b->stream), "a product of the library");
+}
+
+/* With the row operations that stand before a product, and behind gate and up. Before the head a
+ * step has one more. */
+static void stepped(struct bench *b, int layer, int mat, int n)
+{
+    bool e4m3 = b->w[layer % COPIES][mat].type == K_E4M3;
+    int rc = 0;
+
+    if (mat == MAT_QKV || mat == MAT_GATE_UP || mat == MAT_HEAD)
+        rc = e4m3 ? k_add_rmsnorm_e4m3(&b->rounded, b->residual, b->ff, b->norm, 1e-5f, n, DIM,
+                                       b->stream)
+                  : k_add_rmsnorm(b->x, b->residual, b->ff, b->norm, 1e-5f, n, DIM, b->stream);
+    else if (mat == MAT_O && e4m3)
+        rc = k_quantise(&b->rounded, b->x, n, DIM, b->stream);
+    library(b, layer, mat, n);
+    if (rc == 0 && mat == MAT_GATE_UP)
+        rc = e4m3 ? k_silu_mul_e4m3(&b->rounded, b->y, n, FF, b->stream)
+                  : k_silu_mul(b->ff, b->y, n, FF, b->stream);
+    bench_must(rc, "a row operation");
 }
 
 /* The matrix as bytes that are looked at and nothing more. */
@@ -213,6 +236,8 @@ static void allocate(struct bench *b)
     b->y = alloc((size_t)ROWS_ROOM * VOCAB * sizeof(float));
     b->residual = alloc((size_t)ROWS_ROOM * DIM * sizeof(float));
     b->sums = alloc((size_t)ROWS_ROOM * DIM / 16 * sizeof(float));
+    b->rounded = (struct k_quantised){.data = alloc((size_t)ROWS_ROOM * FF),
+                                      .scales = alloc(ROWS_ROOM * sizeof(float))};
     bench_must(cudaStreamSynchronize(b->stream) != cudaSuccess, "filling");
     free(ones);
 }
@@ -248,6 +273,7 @@ int main(int argc, char **argv)
         if (k_multiply_takes(&b.w[0][MAT_DOWN], n) && k_multiply_takes(&b.w[0][MAT_HEAD], n))
             print(&b, "own", own, n);
         print(&b, "library", library, n);
+        print(&b, "+ rows", stepped, n);
     }
     gemm_close(b.gemm);
     return 0;

@@ -76,6 +76,7 @@ def refuse(s, path, body, status, param, code=None, name="", headers=None, metho
     except (ValueError, KeyError, TypeError):
         good = False
     tap.ok(good, what, "%d %s" % (r.status, r.text[:300]))
+    return r
 
 
 def endpoints(s):
@@ -466,6 +467,14 @@ def bad_requests(s):
         count(r.json["choices"])
     refuse(s, CHAT, s.chat("Hello " * 3000), 400, "messages", "context_length_exceeded",
            "a long prompt")
+    much = "word " * 1000000
+    for path, body, param in ((CHAT, s.chat(much), "messages"), (TEXT, s.completion(much), "prompt"),
+                              (TEXT, s.completion(["Hi", much]), "prompt")):
+        r = refuse(s, path, body, 400, param, "context_length_exceeded", "5 MB: " + param)
+        tap.ok("requested at least" in r.json["error"]["message"], "    it is not counted",
+               r.json["error"]["message"])
+    r = ask(s, TEXT, s.completion(much, max_tokens=1, truncate_prompt_tokens=5))
+    tap.eq(r["usage"]["prompt_tokens"], 5, "5 MB cut to five tokens are")
     refuse(s, TEXT, s.completion("Hello", max_tokens=2048), 400, "prompt",
            "context_length_exceeded", "many tokens asked for")
     refuse(s, TEXT, s.completion([5] * 2048), 400, "prompt", "context_length_exceeded",

@@ -303,6 +303,68 @@ static void stream(const struct tokenizer *t, bool goes_on, const int *ids, stru
     detok_fini(&d);
 }
 
+static size_t most_bytes(const char *tokenizer_json)
+{
+    struct tokenizer *t = NULL;
+    char why[600] = "";
+    size_t most;
+
+    clear();
+    put("tokenizer.json", tokenizer_json);
+    must_ok(tokenizer_open(&t, folder, why, sizeof why));
+    most = tokenizer_most_bytes(t);
+    tokenizer_close(t);
+    return most;
+}
+
+/* A byte-level model of all bytes and of "abcde"; more: what else stands in it. */
+static const char *all_bytes(struct buf *b, const char *more)
+{
+    int id = 0;
+
+    buf_clear(b);
+    buf_add_text(b, "{\"model\":{\"type\":\"BPE\",\"vocab\":{");
+    for (unsigned c = 33; c < 0x144; c++) {
+        bool is_spelling =
+            c <= 126 || (c >= 0xa1 && c <= 0xac) || (c >= 0xae && c <= 0xff) || c >= 0x100;
+
+        if (is_spelling)
+            buf_printf(b, "\"\\u%04x\":%d,", c, id++);
+    }
+    buf_printf(b, "\"abcde\":%d},\"merges\":[]},\"decoder\":{\"type\":\"ByteLevel\"}%s}", id, more);
+    return b->failed ? "" : b->bytes;
+}
+
+#define BYTE_LEVEL "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}"
+#define ADDED      ",\"added_tokens\":[{\"id\":257,\"content\":\"<longer>\""
+#define SPLIT(behavior)                                                                 \
+    ",\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\"," \
+    "\"pattern\":{\"String\":\"x\"},\"behavior\":\"" behavior "\"}," BYTE_LEVEL "]}"
+#define PLAIN ",\"pre_tokenizer\":" BYTE_LEVEL
+#define REPLACE(by)                                                                                \
+    PLAIN                                                                                          \
+        ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"xyz\"},\"content\":\"" by \
+        "\"}"
+
+/* What makes a text shorter, and what makes any of it vanish. */
+static void test_most_bytes(void)
+{
+    struct buf b = {0};
+
+    is_int(most_bytes(all_bytes(&b, PLAIN)), 5, "the longest token");
+    is_int(most_bytes(all_bytes(&b, PLAIN ADDED "}]")), 8, "an added one");
+    is_int(most_bytes(all_bytes(&b, PLAIN ADDED ",\"rstrip\":true}]")), 0,
+           "one that takes white space");
+    is_int(most_bytes(all_bytes(&b, PLAIN ",\"normalizer\":{\"type\":\"NFC\"}")), 15,
+           "NFC makes three bytes one");
+    is_int(most_bytes(all_bytes(&b, REPLACE("ab"))), 10, "two for three, at most two for one");
+    is_int(most_bytes(all_bytes(&b, REPLACE(""))), 0, "nothing for three");
+    is_int(most_bytes(all_bytes(&b, SPLIT("Isolated"))), 5, "a split");
+    is_int(most_bytes(all_bytes(&b, SPLIT("Removed"))), 0, "one that removes");
+    is_int(most_bytes(LLAMA), 0, "bytes that have no token are left out");
+    buf_fini(&b);
+}
+
 static void test_streams(void)
 {
     struct tokenizer *t = NULL;
@@ -358,6 +420,7 @@ int main(void)
     test_ranks();
     test_long_ranks();
     test_ends();
+    test_most_bytes();
     test_streams();
     clear();
     (void)rmdir(folder);

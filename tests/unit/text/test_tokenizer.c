@@ -43,12 +43,20 @@ static bool same_text(const struct buf *got, const struct json *want)
            (got->len == 0 || memcmp(got->bytes, want->text, got->len) == 0);
 }
 
+/* No fewer tokens than tokenizer_most_bytes() promises. */
+static bool is_long_enough(const struct tokenizer *t, const struct token_list *ids, size_t len)
+{
+    size_t most = tokenizer_most_bytes(t);
+
+    return most == 0 || ids->len * most >= len;
+}
+
 static bool encodes(const struct tokenizer *t, const struct json *text, bool special,
                     const struct json *want)
 {
     struct token_list ids = {0};
     bool good = tokenizer_encode(t, text->text, text->text_len, special, &ids) == ERR_OK &&
-                same_ids(&ids, want);
+                same_ids(&ids, want) && is_long_enough(t, &ids, text->text_len);
 
     token_list_fini(&ids);
     return good;
@@ -158,6 +166,36 @@ static void test_names(void)
     tokenizer_close(t);
 }
 
+/* Of the last three, two have a token that takes any white space beside it, one leaves out what it
+ * does not know. */
+static void test_most_bytes(void)
+{
+    static const struct {
+        const char *name;
+        bool is_bound;
+    } kinds[] = {{"gpt2", true}, {"tekken", true},  {"bloom", true},    {"llama2", true},
+                 {"phi4", true}, {"llama3", false}, {"mistral", false}, {"metaspace", false}};
+    size_t i;
+
+    for (i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct tokenizer *t = open_golden(kinds[i].name);
+        size_t longest = 0;
+        size_t most = tokenizer_most_bytes(t);
+        int id;
+
+        for (id = 0; id < tokenizer_n_vocab(t); id++) {
+            size_t len;
+
+            (void)tokenizer_bytes(t, id, &len);
+            longest = len > longest ? len : longest;
+        }
+        ok((most > 0) == kinds[i].is_bound && (most == 0 || most >= longest) && most < 1000,
+           "%s: a token stands for %zu bytes at most, the longest has %zu", kinds[i].name, most,
+           longest);
+        tokenizer_close(t);
+    }
+}
+
 /* A megabyte of the worst texts in about a second each. */
 static void test_hostile(void)
 {
@@ -184,6 +222,7 @@ static void test_hostile(void)
             for (i = 0; i + n <= len; i += n)
                 memcpy(text + i, units[u], n);
             good = tokenizer_encode(t, text, len / n * n, false, &ids) == ERR_OK && good;
+            good = good && is_long_enough(t, &ids, len / n * n);
             from = clock_us() - from;
             slowest_us = from > slowest_us ? from : slowest_us;
             token_list_fini(&ids);
@@ -392,6 +431,7 @@ int main(void)
         test_golden(tap_path(below), models[i]);
     }
     test_names();
+    test_most_bytes();
     test_damaged();
     test_vocab_and_merges();
     test_hostile();
