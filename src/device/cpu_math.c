@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_tile.h, compiled once for each instruction set. Vectors of 16 floats are GCC's vector
- * extension: the compiler splits them where the machine's registers are narrower. */
+ * cpu_tile.h, compiled once for each instruction set, with GCC's vector extension. */
 #ifndef __clang__
 #pragma GCC optimize("O3") /* keeps the tiles of sums in registers */
 #endif
@@ -17,45 +16,53 @@
 
 #define LANES 16
 
-typedef float lanes __attribute__((vector_size(64)));
 typedef float lanes8 __attribute__((vector_size(32)));
 typedef float lanes4 __attribute__((vector_size(16)));
-typedef int32_t lanes_int __attribute__((vector_size(64)));
-typedef float lanes_at __attribute__((vector_size(64), aligned(4), may_alias)); /* in arrays */
+typedef float lanes4_at __attribute__((vector_size(16), aligned(4), may_alias)); /* in arrays */
 
 #define JOIN2(a, b) a##b
 #define JOIN(a, b)  JOIN2(a, b)
 
 #define TILE(name)  JOIN(name, _plain)
 #define TILE_NAME   "generic"
+#define WIDTH       4
 #define TILE_ROWS   1
 #define TILE_OUTS   2
+#define TILE_MIX    8
 #include "device/cpu_tile.h"
 #undef TILE
 #undef TILE_NAME
+#undef WIDTH
 #undef TILE_ROWS
 #undef TILE_OUTS
+#undef TILE_MIX
 
 #ifdef __x86_64__
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #define TILE(name) JOIN(name, _avx2)
 #define TILE_NAME  "AVX2"
+#define WIDTH      8
 #define TILE_ROWS  2
-#define TILE_OUTS  2
+#define TILE_OUTS  3
+#define TILE_MIX   8
 #include "device/cpu_tile.h"
 #undef TILE
 #undef TILE_NAME
+#undef WIDTH
 #undef TILE_ROWS
 #undef TILE_OUTS
+#undef TILE_MIX
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,fma,prefer-vector-width=512")
 #define TILE(name) JOIN(name, _avx512)
 #define TILE_NAME  "AVX-512"
+#define WIDTH      16
 #define TILE_ROWS  4
 #define TILE_OUTS  4
+#define TILE_MIX   4
 #include "device/cpu_tile.h"
 #pragma GCC pop_options
 #endif

@@ -1,76 +1,126 @@
 /* Inner loops for one instruction set; included by cpu_math.c alone, several times.
  *
- * TILE(name) names what is defined; TILE_ROWS x TILE_OUTS sums are kept in registers. */
+ * TILE(name) names what is defined; WIDTH floats fill a register, so that 16 lanes are PARTS of
+ * them; TILE_ROWS x TILE_OUTS sums are kept in registers. No vector is wider than a register: GCC
+ * takes such apart by way of memory, which is several times as slow. */
+
+#define PARTS (LANES / WIDTH)
+
+typedef float TILE(part) __attribute__((vector_size(WIDTH * 4)));
+typedef int32_t TILE(part_int) __attribute__((vector_size(WIDTH * 4)));
+typedef float TILE(part_at) __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
+
+typedef struct {
+    TILE(part) of[PARTS];
+} TILE(lanes);
+
+#define part     TILE(part)
+#define part_int TILE(part_int)
+#define part_at  TILE(part_at) /* in arrays */
+#define lanes    TILE(lanes)
+
+/* --- sums over lanes ------------------------------------------------------------------------- */
+
+/* Lane i + lane i + 8, of these lane i + lane i + 4. */
+static inline lanes4 TILE(fold_to_four)(const lanes *v)
+{
+#if WIDTH == 16
+    part x = v->of[0];
+    lanes8 a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+               __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif WIDTH == 8
+    lanes8 a = v->of[0] + v->of[1];
+#else
+    lanes4 low = v->of[0] + v->of[2], high = v->of[1] + v->of[3];
+
+    return low + high;
+#endif
+#if WIDTH > 4
+    return __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+#endif
+}
 
 /* Lane i + lane i + width, for width 8, 4, 2, 1. */
 static inline float TILE(fold)(const lanes *v)
 {
-    lanes8 a = __builtin_shufflevector(*v, *v, 0, 1, 2, 3, 4, 5, 6, 7) +
-               __builtin_shufflevector(*v, *v, 8, 9, 10, 11, 12, 13, 14, 15);
-    lanes4 b =
-        __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+    lanes4 b = TILE(fold_to_four)(v);
 
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-/* *v = the first n < 16 elements of p, then zeros. */
-static inline void TILE(load_rest)(lanes *v, const float *p, int n)
+/* The same of each of v [n], four at a time: to [n]. */
+static inline void TILE(fold_all)(float *to, const lanes *v, int n)
 {
-    *v = (lanes){0};
-    memcpy(v, p, (size_t)n * sizeof *p);
+    int at = 0;
+
+    for (; at + 4 <= n; at += 4) {
+        lanes4 b[4], sums[2];
+
+        for (int i = 0; i < 4; i++)
+            b[i] = TILE(fold_to_four)(&v[at + i]);
+        for (int i = 0; i < 2; i++) /* lane 0 + lane 2 of two of them, then lane 1 + lane 3 */
+            sums[i] = __builtin_shufflevector(b[2 * i], b[2 * i + 1], 0, 4, 1, 5) +
+                      __builtin_shufflevector(b[2 * i], b[2 * i + 1], 2, 6, 3, 7);
+        *(lanes4_at *)(to + at) = __builtin_shufflevector(sums[0], sums[1], 0, 1, 4, 5) +
+                                  __builtin_shufflevector(sums[0], sums[1], 2, 3, 6, 7);
+    }
+    for (; at < n; at++)
+        to[at] = TILE(fold)(&v[at]);
+}
+
+/* --- products -------------------------------------------------------------------------------- */
+
+/* The first n < 16 elements of p, then zeros. */
+static inline lanes TILE(load_rest)(const float *p, int n)
+{
+    lanes v = {0};
+
+    memcpy(&v, p, (size_t)n * sizeof *p);
+    return v;
+}
+
+/* *sum += a * b of so many elements that are left. */
+static inline void TILE(add_rest)(lanes *sum, const float *a, const float *b, int n)
+{
+    lanes x = TILE(load_rest)(a, n), y = TILE(load_rest)(b, n);
+
+    for (int p = 0; p < PARTS; p++)
+        sum->of[p] += x.of[p] * y.of[p];
 }
 
 /* rows x outs results; rows and outs are constants wherever this is inlined. */
-#define TILE_BLOCK(rows, outs)                                                                   \
-    lanes sum[rows][outs] = {0};                                                                 \
-    int k = 0;                                                                                   \
-                                                                                                 \
-    for (; k + LANES <= n_in; k += LANES) {                                                      \
-        lanes b[outs];                                                                           \
-                                                                                                 \
-        for (int j = 0; j < (outs); j++)                                                         \
-            b[j] = *(const lanes_at *)(w + (size_t)j * n_in + k);                                \
-        for (int i = 0; i < (rows); i++) {                                                       \
-            lanes a = *(const lanes_at *)(x + (size_t)i * n_in + k);                             \
-                                                                                                 \
-            for (int j = 0; j < (outs); j++)                                                     \
-                sum[i][j] += a * b[j];                                                           \
-        }                                                                                        \
-    }                                                                                            \
-    for (int i = 0; i < (rows); i++) {                                                           \
-        for (int j = 0; j < (outs); j++) {                                                       \
-            if (k < n_in) {                                                                      \
-                lanes a, b;                                                                      \
-                                                                                                 \
-                TILE(load_rest)(&a, x + (size_t)i * n_in + k, n_in - k);                         \
-                TILE(load_rest)(&b, w + (size_t)j * n_in + k, n_in - k);                         \
-                sum[i][j] += a * b;                                                              \
-            }                                                                                    \
-            y[(size_t)i * n_out + j] = TILE(fold)(&sum[i][j]) + (bias == NULL ? 0.0f : bias[j]); \
-        }                                                                                        \
+static inline __attribute__((always_inline)) void TILE(block)(float *y, const float *x,
+                                                              const float *w, const float *bias,
+                                                              int n_in, int n_out, const int rows,
+                                                              const int outs)
+{
+    lanes sum[TILE_ROWS * TILE_OUTS] = {0};
+    float folded[TILE_ROWS * TILE_OUTS];
+    int k = 0;
+
+    for (; k + LANES <= n_in; k += LANES) {
+        for (int p = 0; p < PARTS; p++) {
+            part b[TILE_OUTS];
+
+            for (int j = 0; j < outs; j++)
+                b[j] = *(const part_at *)(w + (size_t)j * n_in + k + p * WIDTH);
+            for (int i = 0; i < rows; i++) {
+                part a = *(const part_at *)(x + (size_t)i * n_in + k + p * WIDTH);
+
+                for (int j = 0; j < outs; j++)
+                    sum[i * outs + j].of[p] += a * b[j];
+            }
+        }
     }
-
-static void TILE(block_full)(float *y, const float *x, const float *w, const float *bias, int n_in,
-                             int n_out)
-{
-    TILE_BLOCK(TILE_ROWS, TILE_OUTS)
+    for (int i = 0; k < n_in && i < rows * outs; i++)
+        TILE(add_rest)
+    (&sum[i], x + (size_t)(i / outs) * n_in + k, w + (size_t)(i % outs) * n_in + k, n_in - k);
+    TILE(fold_all)(folded, sum, rows * outs);
+    for (int i = 0; i < rows * outs; i++)
+        y[(size_t)(i / outs) * n_out + i % outs] =
+            folded[i] + (bias == NULL ? 0.0f : bias[i % outs]);
 }
 
-static void TILE(block_row)(float *y, const float *x, const float *w, const float *bias, int n_in,
-                            int n_out)
-{
-    TILE_BLOCK(1, TILE_OUTS)
-}
-
-static void TILE(block_one)(float *y, const float *x, const float *w, const float *bias, int n_in,
-                            int n_out)
-{
-    TILE_BLOCK(1, 1)
-}
-
-#undef TILE_BLOCK
-
-/* clang-format off */
 static void TILE(matmul)(const struct cpu_matmul *m)
 {
     size_t n_in = (size_t)m->n_in, n_out = (size_t)m->n_out;
@@ -81,54 +131,73 @@ static void TILE(matmul)(const struct cpu_matmul *m)
         int r = m->row_first;
 
         for (; r + TILE_ROWS <= m->row_last; r += TILE_ROWS)
-            TILE(block_full)(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias,
-                             m->n_in, m->n_out);
+            TILE(block)
+        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out,
+         TILE_ROWS, TILE_OUTS);
         for (; r < m->row_last; r++)
-            TILE(block_row)(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias,
-                            m->n_in, m->n_out);
+            TILE(block)
+        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out, 1,
+         TILE_OUTS);
     }
     for (; o < m->out_last; o++) {
         for (int r = m->row_first; r < m->row_last; r++)
-            TILE(block_one)(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in,
-                            m->w + (size_t)o * n_in, m->bias == NULL ? NULL : m->bias + o,
-                            m->n_in, m->n_out);
+            TILE(block)
+        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m->w + (size_t)o * n_in,
+         m->bias == NULL ? NULL : m->bias + o, m->n_in, m->n_out, 1, 1);
     }
 }
-/* clang-format on */
+
+/* --- attention ------------------------------------------------------------------------------- */
+
+/* The scores of n_keys, a constant, before they are scaled. */
+static inline __attribute__((always_inline)) void TILE(dots)(float *scores, const float *q,
+                                                             const float *keys, int dim,
+                                                             const int n_keys)
+{
+    lanes sum[4] = {0};
+    int d = 0;
+
+    for (; d + LANES <= dim; d += LANES) {
+        for (int p = 0; p < PARTS; p++) {
+            part a = *(const part_at *)(q + d + p * WIDTH);
+
+            for (int i = 0; i < n_keys; i++)
+                sum[i].of[p] += a * *(const part_at *)(keys + (size_t)i * dim + d + p * WIDTH);
+        }
+    }
+    for (int i = 0; d < dim && i < n_keys; i++)
+        TILE(add_rest)(&sum[i], q + d, keys + (size_t)i * dim + d, dim - d);
+    TILE(fold_all)(scores, sum, n_keys);
+}
 
 static float TILE(scores)(float *scores, const float *q, const float *keys, int n, int dim,
                           float scale)
 {
     float top = -INFINITY;
+    int i = 0;
 
-    for (int i = 0; i < n; i++, keys += dim) {
-        lanes sum = {0}, a, b;
-        int d = 0;
-
-        for (; d + LANES <= dim; d += LANES)
-            sum += *(const lanes_at *)(q + d) * *(const lanes_at *)(keys + d);
-        if (d < dim) {
-            TILE(load_rest)(&a, q + d, dim - d);
-            TILE(load_rest)(&b, keys + d, dim - d);
-            sum += a * b;
-        }
-        scores[i] = TILE(fold)(&sum) * scale;
+    for (; i + 4 <= n; i += 4)
+        TILE(dots)(scores + i, q, keys + (size_t)i * dim, dim, 4);
+    for (; i < n; i++)
+        TILE(dots)(scores + i, q, keys + (size_t)i * dim, dim, 1);
+    for (i = 0; i < n; i++) {
+        scores[i] *= scale;
         top = scores[i] > top ? scores[i] : top;
     }
     return top;
 }
 
-/* *v = e^*v within 2e-7 relative; arguments are held within +-87. */
-static inline void TILE(exp16)(lanes *v)
+/* e^x within 2e-7 relative; x is held within +-87. */
+static inline part TILE(exp)(part x)
 {
-    lanes x = *v, whole, y, p;
-    lanes_int bits, low, high;
+    part whole, y, p;
+    part_int bits, low, high;
 
     low = x < -87.0f;
     high = x > 87.0f;
-    bits = ((lanes_int)x & ~(low | high)) | ((lanes_int)((lanes){0} - 87.0f) & low) |
-           ((lanes_int)((lanes){0} + 87.0f) & high);
-    x = (lanes)bits;
+    bits = ((part_int)x & ~(low | high)) | ((part_int)((part){0} - 87.0f) & low) |
+           ((part_int)((part){0} + 87.0f) & high);
+    x = (part)bits;
     y = x * 1.44269504f;
     whole = (y + 12582912.0f) - 12582912.0f; /* 1.5 * 2^23: rounds to the nearest whole */
     y = y - whole;
@@ -138,8 +207,8 @@ static inline void TILE(exp16)(lanes *v)
     p = p * y + 2.4022651e-1f;
     p = p * y + 6.9314718e-1f;
     p = p * y + 1.0f;
-    bits = (__builtin_convertvector(whole, lanes_int) + 127) << 23;
-    *v = p * (lanes)bits;
+    bits = (__builtin_convertvector(whole, part_int) + 127) << 23;
+    return p * (part)bits;
 }
 
 static float TILE(weights)(float *scores, int n, float top)
@@ -149,26 +218,41 @@ static float TILE(weights)(float *scores, int n, float top)
     for (int i = n; i % LANES != 0; i++)
         scores[i] = -INFINITY; /* becomes 1e-38: adds nothing */
     for (int i = 0; i < n; i += LANES) {
-        lanes v = *(const lanes_at *)(scores + i) - top;
+        for (int p = 0; p < PARTS; p++) {
+            part_at *at = (part_at *)(scores + i + p * WIDTH);
 
-        TILE(exp16)(&v);
-        *(lanes_at *)(scores + i) = v;
-        sum += v;
+            *at = TILE(exp)(*at - top);
+            sum.of[p] += *at;
+        }
     }
     return TILE(fold)(&sum);
+}
+
+/* So many registers, a constant, of out. */
+static inline __attribute__((always_inline)) void TILE(mix_some)(float *out, const float *weights,
+                                                                 const float *values, int n,
+                                                                 int dim, const int registers)
+{
+    part sum[TILE_MIX];
+
+    for (int j = 0; j < registers; j++)
+        sum[j] = *(const part_at *)(out + j * WIDTH);
+    for (int i = 0; i < n; i++, values += dim) {
+        for (int j = 0; j < registers; j++)
+            sum[j] += weights[i] * *(const part_at *)(values + j * WIDTH);
+    }
+    for (int j = 0; j < registers; j++)
+        *(part_at *)(out + j * WIDTH) = sum[j];
 }
 
 static void TILE(mix)(float *out, const float *weights, const float *values, int n, int dim)
 {
     int d = 0;
 
-    for (; d + LANES <= dim; d += LANES) {
-        lanes sum = *(const lanes_at *)(out + d);
-
-        for (int i = 0; i < n; i++)
-            sum += weights[i] * *(const lanes_at *)(values + (size_t)i * dim + d);
-        *(lanes_at *)(out + d) = sum;
-    }
+    for (; d + TILE_MIX * WIDTH <= dim; d += TILE_MIX * WIDTH)
+        TILE(mix_some)(out + d, weights, values + d, n, dim, TILE_MIX);
+    for (; d + WIDTH <= dim; d += WIDTH)
+        TILE(mix_some)(out + d, weights, values + d, n, dim, 1);
     for (; d < dim; d++) {
         float sum = out[d];
 
@@ -178,17 +262,16 @@ static void TILE(mix)(float *out, const float *weights, const float *values, int
     }
 }
 
+/* --- the activation -------------------------------------------------------------------------- */
+
 static void TILE(silu_mul)(float *out, const float *gate, const float *up, int n)
 {
     for (int i = 0; i < n; i += LANES) {
         int rest = n - i < LANES ? n - i : LANES;
-        lanes g = {0}, u = {0}, e;
+        lanes g = TILE(load_rest)(gate + i, rest), u = TILE(load_rest)(up + i, rest);
 
-        memcpy(&g, gate + i, (size_t)rest * sizeof *gate);
-        memcpy(&u, up + i, (size_t)rest * sizeof *up);
-        e = -g;
-        TILE(exp16)(&e);
-        g = g / (1.0f + e) * u;
+        for (int p = 0; p < PARTS; p++)
+            g.of[p] = g.of[p] / (1.0f + TILE(exp)(-g.of[p])) * u.of[p];
         memcpy(out + i, &g, (size_t)rest * sizeof *out);
     }
 }
@@ -201,3 +284,9 @@ static const struct cpu_math TILE(math) = {
     .mix = TILE(mix),
     .silu_mul = TILE(silu_mul),
 };
+
+#undef PARTS
+#undef part
+#undef part_int
+#undef part_at
+#undef lanes

@@ -66,7 +66,7 @@ static void check_set(const struct cpu_math *m)
 /* Attention's loops over keys and values, as float64 has them. */
 static void check_keys(const struct cpu_math *m)
 {
-    enum { KEYS = 5, DIM = 44 };
+    enum { KEYS = 5, DIM = 108 }; /* four and one; 64, 32, 8 and 4 */
     float *q = random_floats(DIM), *keys = random_floats(KEYS * DIM), scores[16], out[DIM] = {0};
     float top = m->scores(scores, q, keys, KEYS, DIM, 0.5f);
     double worst = 0.0, largest = -1e30;

@@ -341,10 +341,9 @@ static const char *all_bytes(struct buf *b, const char *more)
     ",\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\"," \
     "\"pattern\":{\"String\":\"x\"},\"behavior\":\"" behavior "\"}," BYTE_LEVEL "]}"
 #define PLAIN ",\"pre_tokenizer\":" BYTE_LEVEL
-#define REPLACE(by)                                                                                \
-    PLAIN                                                                                          \
-        ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"xyz\"},\"content\":\"" by \
-        "\"}"
+#define REPLACE(by) \
+    PLAIN           \
+    ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"xyz\"},\"content\":\"" by "\"}"
 
 /* What makes a text shorter, and what makes any of it vanish. */
 static void test_most_bytes(void)
