@@ -143,6 +143,15 @@ static __device__ __forceinline__ void end_scores(consumer<S> &c, float (&score)
     c.k.next();
 }
 
+/* Queries that are not held are read by the scores of all blocks: after those of the tile's last
+ * they make room for the next tile's, which arrive under the rest of the step. */
+template <class S>
+static __device__ __forceinline__ void give_queries(consumer<S> &c, bool was_last)
+{
+    if (!S::HELD && was_last)
+        release(&c.sh->q_empty);
+}
+
 /* acc += P . V, begun and committed. */
 template <class S> static __device__ __forceinline__ void begin_values(consumer<S> &c)
 {
@@ -293,11 +302,12 @@ static __device__ __forceinline__ void begin_both(consumer<S> &c, float (&score)
 }
 
 template <bool MASKED, class S>
-static __device__ __forceinline__ void step(consumer<S> &c, int block)
+static __device__ __forceinline__ void step(consumer<S> &c, int block, bool is_last)
 {
     float score[S::BLOCK / 2], shrink[2];
 
     begin_both(c, score);
+    give_queries(c, is_last);
     soften<S, MASKED>(c.rows, score, shrink, c.a, block);
     end_values(c);
     scale_acc(c, shrink);
@@ -383,11 +393,11 @@ static __device__ __forceinline__ void step_blocks(consumer<S> &c, const struct 
     int block = p.last - 1;
 
     for (; block >= p.first && block > full_last; block--)
-        step<true>(c, block);
+        step<true>(c, block, block == p.first);
     for (; block >= full_first; block--)
-        step<false>(c, block);
+        step<false>(c, block, block == p.first);
     for (; block >= p.first; block--)
-        step<true>(c, block);
+        step<true>(c, block, block == p.first);
 }
 
 /* From a tile to the next: the last values of the one under the first scores of the other. */
@@ -399,6 +409,7 @@ static __device__ __forceinline__ void turn_over(consumer<S> &c, const struct pi
     float score[S::BLOCK / 2], shrink[2];
 
     begin_both(c, score);
+    give_queries(c, to.first == to.last);
     soften<S, true>(rows, score, shrink, c.a, to.last);
     end_values(c);
     write_rows(c, from);
@@ -437,12 +448,11 @@ template <class S> static __device__ void consume(chunk_shared<S> *sh, const chu
     (void)take_piece(c, p, parity); /* the grid is no larger than the work */
     c.rows = rows_of(p, a.n_heads / a.kv.n_kv_heads);
     first_scores(c, score);
+    give_queries(c, p.first == p.last);
     soften<S, true>(c.rows, score, shrink, a, p.last);
     pack_weights(c, score);
     for (;; p = next) {
         step_blocks(c, p);
-        if (!S::HELD)
-            release(&sh->q_empty);
         if (!take_piece(c, next, parity))
             break;
         turn_over(c, p, next);
