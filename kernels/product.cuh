@@ -54,6 +54,16 @@ static __device__ __forceinline__ uint32_t steady(uint32_t x)
     return x;
 }
 
+static __device__ __forceinline__ int steady(int x)
+{
+    return (int)steady((uint32_t)x);
+}
+
+static __device__ __forceinline__ bool steady(bool x)
+{
+    return steady((uint32_t)x) != 0;
+}
+
 template <class T> static __device__ __forceinline__ T *steady_global(T *p)
 {
     size_t at = __cvta_generic_to_global(p);

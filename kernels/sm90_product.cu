@@ -159,21 +159,21 @@ static __device__ inline product_cut steady_cut(const product_cut &of)
 {
     product_cut c = of;
 
-    c.depth = (int)steady((uint32_t)c.depth);
-    c.slot_bytes = (int)steady((uint32_t)c.slot_bytes);
-    c.box = (int)steady((uint32_t)c.box);
-    c.rows = (int)steady((uint32_t)c.rows);
-    c.block_rows = (int)steady((uint32_t)c.block_rows);
-    c.n_out = (int)steady((uint32_t)c.n_out);
-    c.gated = steady(c.gated) != 0;
-    c.x_depth = (int)steady((uint32_t)c.x_depth);
-    c.x_bytes = (int)steady((uint32_t)c.x_bytes);
-    c.x_copied = (int)steady((uint32_t)c.x_copied);
-    c.x_at = (int)steady((uint32_t)c.x_at);
-    c.x_slabs = (int)steady((uint32_t)c.x_slabs);
-    c.n_tiles = (int)steady((uint32_t)c.n_tiles);
-    c.n_groups = (int)steady((uint32_t)c.n_groups);
-    c.rows_by_eight = steady(c.rows_by_eight) != 0;
+    c.depth = steady(c.depth);
+    c.slot_bytes = steady(c.slot_bytes);
+    c.box = steady(c.box);
+    c.rows = steady(c.rows);
+    c.block_rows = steady(c.block_rows);
+    c.n_out = steady(c.n_out);
+    c.gated = steady(c.gated);
+    c.x_depth = steady(c.x_depth);
+    c.x_bytes = steady(c.x_bytes);
+    c.x_copied = steady(c.x_copied);
+    c.x_at = steady(c.x_at);
+    c.x_slabs = steady(c.x_slabs);
+    c.n_tiles = steady(c.n_tiles);
+    c.n_groups = steady(c.n_groups);
+    c.rows_by_eight = steady(c.rows_by_eight);
     return c;
 }
 
@@ -239,11 +239,11 @@ static __device__ inline rings rings_of(const product_cut &c, const char *shared
     r.x_bytes = steady((uint32_t)c.x_bytes);
     r.full = steady(shared_addr(bars.full));
     r.x_full = steady(shared_addr(bars.x_full));
-    r.depth = (int)steady((uint32_t)c.depth);
-    r.x_depth = (int)steady((uint32_t)c.x_depth);
-    r.n_steps = (int)steady((uint32_t)steps);
-    r.box = (int)steady((uint32_t)c.box);
-    r.last_box = (int)steady((uint32_t)(n - (steps - 1) * c.box));
+    r.depth = steady(c.depth);
+    r.x_depth = steady(c.x_depth);
+    r.n_steps = steady(steps);
+    r.box = steady(c.box);
+    r.last_box = steady(n - (steps - 1) * c.box);
     r.w_rows = steady((uint32_t)(operand(NULL, c.group_bytes, 0) >> 32));
     r.x_rows = steady((uint32_t)(operand(NULL, 8 * CUT_SLAB, 0) >> 32));
     r.slab = steady((uint32_t)c.slab_bytes / 16);
@@ -627,7 +627,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         uint64_t *bar = steady_shared(first_bar);
         const barriers bars = {bar, bar + CUT_DEPTH_MAX, bar + 2 * CUT_DEPTH_MAX,
                                bar + 3 * CUT_DEPTH_MAX};
-        work k = {own.k.tile, own.k.first, (int)steady((uint32_t)own.k.last)};
+        work k = {own.k.tile, own.k.first, steady(own.k.last)};
         product_cut cut = steady_cut(c);
 
         if (leads())
@@ -653,7 +653,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             (float *)(shared + (MB == 1 && c.n_split > 1 ? c.own_at[own.rank] : c.red_at)));
         places at = {rings_of(c, shared, own.bars, own.k),
                      lane_at(c),
-                     steady(c.n_split == 1 && c.rows_by_eight) != 0,
+                     steady(c.n_split == 1 && c.rows_by_eight),
                      {steady_shared(own.x.ready), steady_shared(own.x.met)},
                      {},
                      {}};

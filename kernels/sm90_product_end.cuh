@@ -73,16 +73,16 @@ static __device__ inline facts facts_of(const wide_args &a, const float *inverse
     int halves = KIND == K_PRODUCT_GATED ? 2 : 1;
     facts f = {};
 
-    f.n = (int)steady((uint32_t)a.n);
-    f.n_out = (int)steady((uint32_t)(a.c.n_out / halves));
-    f.rows = (int)steady((uint32_t)(a.c.rows / halves));
-    f.n_split = (int)steady((uint32_t)a.c.n_split);
+    f.n = steady(a.n);
+    f.n_out = steady(a.c.n_out / halves);
+    f.rows = steady(a.c.rows / halves);
+    f.n_split = steady(a.c.n_split);
     f.inverse = steady_shared(inverse);
     f.red = steady_shared(red);
-    f.block_rows = (int)steady((uint32_t)a.c.block_rows);
+    f.block_rows = steady(a.c.block_rows);
     if (KIND == K_PRODUCT_FLOAT) {
-        f.n_whole = (int)steady((uint32_t)a.c.n_whole);
-        f.tail_rows = (int)steady((uint32_t)a.c.tail_rows);
+        f.n_whole = steady(a.c.n_whole);
+        f.tail_rows = steady(a.c.tail_rows);
     }
     f.bias = steady_global((const k_bf16 *)a.p.bias);
     if (FP8)
@@ -96,7 +96,7 @@ static __device__ inline facts facts_of(const wide_args &a, const float *inverse
         f.y = steady_global((k_bf16 *)a.p.y);
     }
     if (KIND == K_PRODUCT_RESIDUAL || KIND == K_PRODUCT_GATED)
-        f.is_half = steady(a.p.y_is_half) != 0;
+        f.is_half = steady(a.p.y_is_half);
     return f;
 }
 
