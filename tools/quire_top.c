@@ -221,6 +221,7 @@ int quire_top(int argc, char **argv)
 
         if (rc != ERR_OK) {
             printf("%s: %s\n", t.path, err_sentence(rc));
+            (void)fflush(stdout);
             if (t.once)
                 return 1;
         }

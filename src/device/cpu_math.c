@@ -14,7 +14,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 16
+#define LANES   16
+#define INLINED static inline __attribute__((always_inline))
 
 typedef float lanes8 __attribute__((vector_size(32)));
 typedef float lanes4 __attribute__((vector_size(16)));

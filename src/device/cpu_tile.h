@@ -1,7 +1,8 @@
 /* Inner loops for one instruction set; included by cpu_math.c alone, several times.
  *
- * TILE(name) names what is defined; WIDTH floats fill a register, so that 16 lanes are PARTS of
- * them; TILE_ROWS x TILE_OUTS sums are kept in registers. No vector is wider than a register: GCC
+ * TILE(name) names what is defined; WIDTH floats fill a register, so that LANES (16) are PARTS of
+ * them; TILE_ROWS x TILE_OUTS sums of so many lanes are kept in registers, and TILE_MIX registers
+ * of an output. INLINED functions have a constant for their last arguments. No vector is wider than a register: GCC
  * takes such apart by way of memory, which is several times as slow. */
 
 #define PARTS (LANES / WIDTH)
@@ -14,15 +15,25 @@ typedef struct {
     TILE(part) of[PARTS];
 } TILE(lanes);
 
-#define part     TILE(part)
-#define part_int TILE(part_int)
-#define part_at  TILE(part_at) /* in arrays */
-#define lanes    TILE(lanes)
+#define part         TILE(part)
+#define part_int     TILE(part_int)
+#define part_at      TILE(part_at) /* in arrays */
+#define lanes        TILE(lanes)
+
+#define fold_to_four TILE(fold_to_four)
+#define fold         TILE(fold)
+#define fold_all     TILE(fold_all)
+#define load_rest    TILE(load_rest)
+#define add_rest     TILE(add_rest)
+#define block        TILE(block)
+#define dots         TILE(dots)
+#define exp_part     TILE(exp_part)
+#define mix_some     TILE(mix_some)
 
 /* --- sums over lanes ------------------------------------------------------------------------- */
 
 /* Lane i + lane i + 8, of these lane i + lane i + 4. */
-static inline lanes4 TILE(fold_to_four)(const lanes *v)
+static inline lanes4 fold_to_four(const lanes *v)
 {
 #if WIDTH == 16
     part x = v->of[0];
@@ -41,15 +52,15 @@ static inline lanes4 TILE(fold_to_four)(const lanes *v)
 }
 
 /* Lane i + lane i + width, for width 8, 4, 2, 1. */
-static inline float TILE(fold)(const lanes *v)
+static inline float fold(const lanes *v)
 {
-    lanes4 b = TILE(fold_to_four)(v);
+    lanes4 b = fold_to_four(v);
 
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
 /* The same of each of v [n], four at a time: to [n]. */
-static inline void TILE(fold_all)(float *to, const lanes *v, int n)
+static inline void fold_all(float *to, const lanes *v, int n)
 {
     int at = 0;
 
@@ -57,7 +68,7 @@ static inline void TILE(fold_all)(float *to, const lanes *v, int n)
         lanes4 b[4], sums[2];
 
         for (int i = 0; i < 4; i++)
-            b[i] = TILE(fold_to_four)(&v[at + i]);
+            b[i] = fold_to_four(&v[at + i]);
         for (int i = 0; i < 2; i++) /* lane 0 + lane 2 of two of them, then lane 1 + lane 3 */
             sums[i] = __builtin_shufflevector(b[2 * i], b[2 * i + 1], 0, 4, 1, 5) +
                       __builtin_shufflevector(b[2 * i], b[2 * i + 1], 2, 6, 3, 7);
@@ -65,13 +76,13 @@ static inline void TILE(fold_all)(float *to, const lanes *v, int n)
                                   __builtin_shufflevector(sums[0], sums[1], 2, 3, 6, 7);
     }
     for (; at < n; at++)
-        to[at] = TILE(fold)(&v[at]);
+        to[at] = fold(&v[at]);
 }
 
 /* --- products -------------------------------------------------------------------------------- */
 
 /* The first n < 16 elements of p, then zeros. */
-static inline lanes TILE(load_rest)(const float *p, int n)
+static inline lanes load_rest(const float *p, int n)
 {
     lanes v = {0};
 
@@ -80,19 +91,17 @@ static inline lanes TILE(load_rest)(const float *p, int n)
 }
 
 /* *sum += a * b of so many elements that are left. */
-static inline void TILE(add_rest)(lanes *sum, const float *a, const float *b, int n)
+static inline void add_rest(lanes *sum, const float *a, const float *b, int n)
 {
-    lanes x = TILE(load_rest)(a, n), y = TILE(load_rest)(b, n);
+    lanes x = load_rest(a, n), y = load_rest(b, n);
 
     for (int p = 0; p < PARTS; p++)
         sum->of[p] += x.of[p] * y.of[p];
 }
 
 /* rows x outs results; rows and outs are constants wherever this is inlined. */
-static inline __attribute__((always_inline)) void TILE(block)(float *y, const float *x,
-                                                              const float *w, const float *bias,
-                                                              int n_in, int n_out, const int rows,
-                                                              const int outs)
+INLINED void block(float *y, const float *x, const float *w, const float *bias, int n_in, int n_out,
+                   const int rows, const int outs)
 {
     lanes sum[TILE_ROWS * TILE_OUTS] = {0};
     float folded[TILE_ROWS * TILE_OUTS];
@@ -113,9 +122,9 @@ static inline __attribute__((always_inline)) void TILE(block)(float *y, const fl
         }
     }
     for (int i = 0; k < n_in && i < rows * outs; i++)
-        TILE(add_rest)
-    (&sum[i], x + (size_t)(i / outs) * n_in + k, w + (size_t)(i % outs) * n_in + k, n_in - k);
-    TILE(fold_all)(folded, sum, rows * outs);
+        add_rest(&sum[i], x + (size_t)(i / outs) * n_in + k, w + (size_t)(i % outs) * n_in + k,
+                 n_in - k);
+    fold_all(folded, sum, rows * outs);
     for (int i = 0; i < rows * outs; i++)
         y[(size_t)(i / outs) * n_out + i % outs] =
             folded[i] + (bias == NULL ? 0.0f : bias[i % outs]);
@@ -131,28 +140,23 @@ static void TILE(matmul)(const struct cpu_matmul *m)
         int r = m->row_first;
 
         for (; r + TILE_ROWS <= m->row_last; r += TILE_ROWS)
-            TILE(block)
-        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out,
-         TILE_ROWS, TILE_OUTS);
+            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out,
+                  TILE_ROWS, TILE_OUTS);
         for (; r < m->row_last; r++)
-            TILE(block)
-        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out, 1,
-         TILE_OUTS);
+            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out,
+                  1, TILE_OUTS);
     }
     for (; o < m->out_last; o++) {
         for (int r = m->row_first; r < m->row_last; r++)
-            TILE(block)
-        (m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m->w + (size_t)o * n_in,
-         m->bias == NULL ? NULL : m->bias + o, m->n_in, m->n_out, 1, 1);
+            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m->w + (size_t)o * n_in,
+                  m->bias == NULL ? NULL : m->bias + o, m->n_in, m->n_out, 1, 1);
     }
 }
 
 /* --- attention ------------------------------------------------------------------------------- */
 
 /* The scores of n_keys, a constant, before they are scaled. */
-static inline __attribute__((always_inline)) void TILE(dots)(float *scores, const float *q,
-                                                             const float *keys, int dim,
-                                                             const int n_keys)
+INLINED void dots(float *scores, const float *q, const float *keys, int dim, const int n_keys)
 {
     lanes sum[4] = {0};
     int d = 0;
@@ -166,8 +170,8 @@ static inline __attribute__((always_inline)) void TILE(dots)(float *scores, cons
         }
     }
     for (int i = 0; d < dim && i < n_keys; i++)
-        TILE(add_rest)(&sum[i], q + d, keys + (size_t)i * dim + d, dim - d);
-    TILE(fold_all)(scores, sum, n_keys);
+        add_rest(&sum[i], q + d, keys + (size_t)i * dim + d, dim - d);
+    fold_all(scores, sum, n_keys);
 }
 
 static float TILE(scores)(float *scores, const float *q, const float *keys, int n, int dim,
@@ -177,9 +181,9 @@ static float TILE(scores)(float *scores, const float *q, const float *keys, int 
     int i = 0;
 
     for (; i + 4 <= n; i += 4)
-        TILE(dots)(scores + i, q, keys + (size_t)i * dim, dim, 4);
+        dots(scores + i, q, keys + (size_t)i * dim, dim, 4);
     for (; i < n; i++)
-        TILE(dots)(scores + i, q, keys + (size_t)i * dim, dim, 1);
+        dots(scores + i, q, keys + (size_t)i * dim, dim, 1);
     for (i = 0; i < n; i++) {
         scores[i] *= scale;
         top = scores[i] > top ? scores[i] : top;
@@ -188,7 +192,7 @@ static float TILE(scores)(float *scores, const float *q, const float *keys, int 
 }
 
 /* e^x within 2e-7 relative; x is held within +-87. */
-static inline part TILE(exp)(part x)
+static inline part exp_part(part x)
 {
     part whole, y, p;
     part_int bits, low, high;
@@ -221,17 +225,16 @@ static float TILE(weights)(float *scores, int n, float top)
         for (int p = 0; p < PARTS; p++) {
             part_at *at = (part_at *)(scores + i + p * WIDTH);
 
-            *at = TILE(exp)(*at - top);
+            *at = exp_part(*at - top);
             sum.of[p] += *at;
         }
     }
-    return TILE(fold)(&sum);
+    return fold(&sum);
 }
 
 /* So many registers, a constant, of out. */
-static inline __attribute__((always_inline)) void TILE(mix_some)(float *out, const float *weights,
-                                                                 const float *values, int n,
-                                                                 int dim, const int registers)
+INLINED void mix_some(float *out, const float *weights, const float *values, int n, int dim,
+                      const int registers)
 {
     part sum[TILE_MIX];
 
@@ -250,9 +253,9 @@ static void TILE(mix)(float *out, const float *weights, const float *values, int
     int d = 0;
 
     for (; d + TILE_MIX * WIDTH <= dim; d += TILE_MIX * WIDTH)
-        TILE(mix_some)(out + d, weights, values + d, n, dim, TILE_MIX);
+        mix_some(out + d, weights, values + d, n, dim, TILE_MIX);
     for (; d + WIDTH <= dim; d += WIDTH)
-        TILE(mix_some)(out + d, weights, values + d, n, dim, 1);
+        mix_some(out + d, weights, values + d, n, dim, 1);
     for (; d < dim; d++) {
         float sum = out[d];
 
@@ -268,10 +271,10 @@ static void TILE(silu_mul)(float *out, const float *gate, const float *up, int n
 {
     for (int i = 0; i < n; i += LANES) {
         int rest = n - i < LANES ? n - i : LANES;
-        lanes g = TILE(load_rest)(gate + i, rest), u = TILE(load_rest)(up + i, rest);
+        lanes g = load_rest(gate + i, rest), u = load_rest(up + i, rest);
 
         for (int p = 0; p < PARTS; p++)
-            g.of[p] = g.of[p] / (1.0f + TILE(exp)(-g.of[p])) * u.of[p];
+            g.of[p] = g.of[p] / (1.0f + exp_part(-g.of[p])) * u.of[p];
         memcpy(out + i, &g, (size_t)rest * sizeof *out);
     }
 }
@@ -290,3 +293,12 @@ static const struct cpu_math TILE(math) = {
 #undef part_int
 #undef part_at
 #undef lanes
+#undef fold_to_four
+#undef fold
+#undef fold_all
+#undef load_rest
+#undef add_rest
+#undef block
+#undef dots
+#undef exp_part
+#undef mix_some

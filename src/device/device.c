@@ -31,8 +31,15 @@ int device_open(struct device **out, const char *kind, int cpu_threads)
         return device_cpu_open(out, cpu_threads);
     if (strcmp(kind, "cuda") == 0)
         return device_cuda_open(out);
-    if (strcmp(kind, "auto") == 0)
-        return device_cuda_count() > 0 ? device_cuda_open(out) : device_cpu_open(out, cpu_threads);
+    if (strcmp(kind, "auto") == 0 && device_cuda_count() > 0)
+        return device_cuda_open(out);
+    if (strcmp(kind, "auto") == 0) {
+#ifdef HAVE_CUDA
+        log_warn("device: CUDA is built in, but there is no usable GPU (nvidia-smi may say why); "
+                 "using the CPU");
+#endif
+        return device_cpu_open(out, cpu_threads);
+    }
     log_error("device: \"%s\" is unknown; use auto, cuda or cpu", kind);
     return ERR_INVALID;
 }

@@ -60,7 +60,7 @@ static int fields_range(struct fields_read_context *c, const struct fields_row *
     d = json_real(v);
     /* Tiny numbers are 0 once they are floats, which is what the engine gets. */
     if (!(d >= row->low && d <= row->high) || (row->low_open && (float)d <= (float)row->low)) {
-        (void)snprintf(c->why, c->why_cap, "'%s' must be %s %g and at most %g", row->name,
+        (void)snprintf(c->why, c->why_cap, "'%s' must be %s %.15g and at most %.15g", row->name,
                        row->low_open ? "above" : "at least", row->low, row->high);
         return ERR_INVALID;
     }
@@ -407,13 +407,17 @@ static int fields_messages(struct fields_read_context *c, const struct fields_ro
     return retention_read_marks(v, &c->out->mark_s, c->why, c->why_cap);
 }
 
-/* -1: what the model takes, which is more than any prompt that is answered. */
+/* -1: what the model takes beside the answer (gen_truncate()). */
 static int fields_truncate(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
-    if (v->kind != JSON_INT || v->whole < -1 || v->whole == 0 || v->whole > INT_MAX)
-        return fields_type(c, row, "-1 or a whole number from 1 on", v);
-    c->x->truncate_to = v->whole < 0 ? 0 : v->whole;
+    if (v->kind != JSON_INT)
+        return fields_type(c, row, "a whole number", v);
+    if (v->whole < -1 || v->whole == 0 || v->whole > INT_MAX) {
+        (void)snprintf(c->why, c->why_cap, "'%s' must be -1 or from 1 to %d", row->name, INT_MAX);
+        return ERR_INVALID;
+    }
+    c->x->truncate_to = v->whole;
     return ERR_OK;
 }
 

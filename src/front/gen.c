@@ -202,10 +202,22 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
     return rc == ERR_OK;
 }
 
-/* Of a prompt that is longer than the client wants the end is kept, or its beginning. */
-static void gen_truncate(struct exchange *x, struct gen *g)
+/* How many of a prompt's tokens the client wants at most; 0: all. */
+static size_t gen_wanted(struct front *f, const struct exchange *x)
 {
-    size_t keep = (size_t)x->truncate_to;
+    uint64_t more = x->max_tokens_given && !x->max_tokens_bends ? x->max_tokens : 1;
+    struct link_state engine;
+
+    if (x->truncate_to >= 0)
+        return (size_t)x->truncate_to;
+    link_read_state(&f->link, &engine, 0);
+    return engine.max_model_len > more ? (size_t)(engine.max_model_len - more) : 0;
+}
+
+/* Of a prompt that is longer than the client wants the end is kept, or its beginning. */
+static void gen_truncate(struct front *f, struct exchange *x, struct gen *g)
+{
+    size_t keep = gen_wanted(f, x);
 
     if (keep == 0 || g->tokens.len <= keep)
         return;
@@ -247,7 +259,7 @@ bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param)
         struct gen *g = &x->gens[i];
         int rc = ERR_OK;
 
-        gen_truncate(x, g);
+        gen_truncate(f, x, g);
         if (g->tokens.len == 0 || g->tokens.len > INT32_MAX)
             rc = g->tokens.len == 0 ? ERR_INVALID : ERR_TOO_LONG;
         else

@@ -475,6 +475,15 @@ def bad_requests(s):
                r.json["error"]["message"])
     r = ask(s, TEXT, s.completion(much, max_tokens=1, truncate_prompt_tokens=5))
     tap.eq(r["usage"]["prompt_tokens"], 5, "5 MB cut to five tokens are")
+    r = ask(s, TEXT, s.completion(much[:100000], max_tokens=3, truncate_prompt_tokens=-1))
+    tap.eq(r["usage"]["prompt_tokens"], 2048 - 3, "-1 cuts to what the model takes beside the answer")
+    r = ask(s, CHAT, s.chat(much[:100000], max_tokens=2, truncate_prompt_tokens=-1))
+    tap.eq(r["usage"]["prompt_tokens"], 2048 - 2, "of a chat, too")
+    r = ask(s, TEXT, s.completion("Hello", max_tokens=2, truncate_prompt_tokens=-1))
+    tap.ok(r["usage"]["prompt_tokens"] < 10, "and leaves alone what fits")
+    r = refuse(s, TEXT, s.completion("Hello", truncate_prompt_tokens=-2), 400,
+               "truncate_prompt_tokens")
+    tap.ok("-1 or from 1" in r.json["error"]["message"], "    its words", r.text)
     refuse(s, TEXT, s.completion("Hello", max_tokens=2048), 400, "prompt",
            "context_length_exceeded", "many tokens asked for")
     refuse(s, TEXT, s.completion([5] * 2048), 400, "prompt", "context_length_exceeded",
