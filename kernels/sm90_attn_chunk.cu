@@ -435,10 +435,10 @@ static __device__ __forceinline__ bool take_piece(consumer<S> &c, struct piece &
     return true;
 }
 
-/* Values stay one block behind scores, from a tile to the next, too: when step_blocks() returns, the
- * weights of p's first block, the last that it did, wait in c for turn_over(). Group 1 gives group 0
- * the first turn; group 0 takes the last, of which nobody makes use, so that the barriers are left
- * as they were found. */
+/* Values stay one block behind scores, from a tile to the next, too: when step_blocks() returns,
+ * the weights of p's first block, the last that it did, wait in c for turn_over(). Group 1 gives
+ * group 0 the first turn; group 0 takes the last, of which nobody makes use, so that the barriers
+ * are left as they were found. */
 template <class S> static __device__ void consume(chunk_shared<S> *sh, const chunk_args &a)
 {
     int group = threadIdx.x / 128 - 1;

@@ -2,8 +2,8 @@
  *
  * TILE(name) names what is defined; WIDTH floats fill a register, so that LANES (16) are PARTS of
  * them; TILE_ROWS x TILE_OUTS sums of so many lanes are kept in registers, and TILE_MIX registers
- * of an output. INLINED functions have a constant for their last arguments. No vector is wider than a register: GCC
- * takes such apart by way of memory, which is several times as slow. */
+ * of an output. INLINED functions have constants for their last arguments. No vector is wider than
+ * a register: GCC takes such apart by way of memory, which is several times as slow. */
 
 #define PARTS (LANES / WIDTH)
 
