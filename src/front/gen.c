@@ -169,9 +169,9 @@ int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, b
     struct link_state engine;
 
     link_read_state(&f->link, &engine, 0);
-    /* To count the tokens of 30 MB takes a second. The last engine's word will do: who asks for so
-     * much more than it took will hardly find another. */
-    if (g->exchange->truncate_to == 0 && engine.max_model_len > 0 &&
+    /* To count the tokens of 30 MB takes a second. While an engine goes or is gone, the next one
+     * may take more. */
+    if (g->exchange->truncate_to == 0 && engine.attached && !engine.draining &&
         at_least > engine.max_model_len) {
         (void)snprintf(why, cap,
                        "This model's maximum context length is %u tokens. However, you requested "

@@ -228,7 +228,8 @@ static void load_fini(struct load *l)
 
 /* --- how much a token may stand for ------------------------------------------------------------*/
 
-#define NFC_SHRINKS 3 /* times, in UTF-8: UAX #15's factor for what NFC composes */
+/* Times, in UTF-8: U+1FBE U+0308 U+0301, seven bytes, become U+0390, two; nothing shrinks more. */
+#define NFC_SHRINKS 4
 
 /* How many bytes at most become one in these steps; 0: any number. */
 static size_t shrinks(const struct steps_draft *rewrites, const struct steps_draft *cuts)
@@ -244,6 +245,8 @@ static size_t shrinks(const struct steps_draft *rewrites, const struct steps_dra
         else if (st->kind == NORMAL_REPLACE && st->by_len > 0)
             times *= (st->pattern_len + st->by_len - 1) / st->by_len;
         else if (st->kind != NORMAL_PREPEND)
+            return 0;
+        if (times > UINT32_MAX) /* a factor has no more bits than an image's length, 30 */
             return 0;
     }
     for (i = 0; i < cuts->n; i++) {
@@ -277,9 +280,20 @@ static bool takes_white_space(const struct added_set *set)
     return false;
 }
 
-static size_t find_most_bytes(const struct tokenizer *t, size_t times)
+/* Of normalized tokens this is what they are looked for by, which may be longer than they are. */
+static size_t longest_added(const struct added_set *set)
 {
     size_t most = 0;
+    size_t i;
+
+    for (i = 0; i < set->n; i++)
+        most = set->tokens[i].text.len > most ? set->tokens[i].text.len : most;
+    return most;
+}
+
+static size_t find_most_bytes(const struct tokenizer *t, size_t times)
+{
+    size_t most = longest_added(&t->normalized);
     size_t i;
 
     if (!has_all_bytes(&t->image->facts) || takes_white_space(&t->raw) ||

@@ -83,6 +83,18 @@ with tap.section("front killed"), Stack(engine=["--max-lanes", 4]) as s:
     tap.eq(s.post(chat, s.chat("Hello", max_tokens=20)).json["choices"][0]["message"]["content"],
            "Hello! How can I help you today?", "it serves")
 
+with tap.section("an engine that takes more"), Stack(engine=["--max-model-len", 128]) as s:
+    much = s.completion("Hello " * 600, max_tokens=1)
+    r = s.post("/v1/completions", much)
+    tap.ok(r.status == 400 and "at least" in r.text, "a text is refused uncounted", r.text)
+    s.engine.argv[s.engine.argv.index("--max-model-len") + 1] = "2048"
+    s.engine.hold()
+    s.engine.kill()
+    until(lambda: s.get("/health").status != 200, 5)
+    threading.Timer(0.3, s.engine.release).start()
+    r = s.post("/v1/completions", much)
+    tap.eq(r.status, 200, "while the engine is gone it waits, and the next one takes it")
+
 with tap.section("engine killed"), Stack(store=True) as s:
     def cached(r):
         return r.json["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -345,6 +345,29 @@ static const char *all_bytes(struct buf *b, const char *more)
     PLAIN           \
     ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"xyz\"},\"content\":\"" by "\"}"
 
+/* Whether a text that is one token has no more bytes than are promised. */
+static bool holds(const char *tokenizer_json, const char *text)
+{
+    struct tokenizer *t = NULL;
+    struct token_list ids = {0};
+    char why[600] = "";
+    bool good;
+
+    clear();
+    put("tokenizer.json", tokenizer_json);
+    must_ok(tokenizer_open(&t, folder, why, sizeof why));
+    must_ok(tokenizer_encode(t, text, strlen(text), false, &ids));
+    good = ids.len == 1 && strlen(text) <= tokenizer_most_bytes(t);
+    token_list_fini(&ids);
+    tokenizer_close(t);
+    return good;
+}
+
+#define NORMALIZED(text)                                             \
+    ",\"added_tokens\":[{\"id\":257,\"normalized\":true,\"content\"" \
+    ":\"" text "\"}]"
+#define FOUR(text) text text text text
+
 /* What makes a text shorter, and what makes any of it vanish. */
 static void test_most_bytes(void)
 {
@@ -354,13 +377,22 @@ static void test_most_bytes(void)
     is_int(most_bytes(all_bytes(&b, PLAIN ADDED "}]")), 8, "an added one");
     is_int(most_bytes(all_bytes(&b, PLAIN ADDED ",\"rstrip\":true}]")), 0,
            "one that takes white space");
-    is_int(most_bytes(all_bytes(&b, PLAIN ",\"normalizer\":{\"type\":\"NFC\"}")), 15,
-           "NFC makes three bytes one");
+    is_int(most_bytes(all_bytes(&b, PLAIN ",\"normalizer\":{\"type\":\"NFC\"}")), 20,
+           "NFC makes seven bytes two");
     is_int(most_bytes(all_bytes(&b, REPLACE("ab"))), 10, "two for three, at most two for one");
     is_int(most_bytes(all_bytes(&b, REPLACE(""))), 0, "nothing for three");
     is_int(most_bytes(all_bytes(&b, SPLIT("Isolated"))), 5, "a split");
     is_int(most_bytes(all_bytes(&b, SPLIT("Removed"))), 0, "one that removes");
     is_int(most_bytes(LLAMA), 0, "bytes that have no token are left out");
+    ok(holds(all_bytes(&b, PLAIN NORMALIZED(FOUR("\xce\x90")) ",\"normalizer\":{\"type\":\"NFC\"}"),
+             FOUR("\xe1\xbe\xbe\xcc\x88\xcc\x81")),
+       "iotas of three bytes with two marks each become one token");
+    ok(holds(all_bytes(&b,
+                       PLAIN NORMALIZED("xy") ",\"normalizer\":{\"type\":\"Replace\","
+                                              "\"pattern\":{\"String\":\"xy\"},\"content\":\"" FOUR(
+                                                  "\xc4\xa0") "\"}"),
+             FOUR("\xc4\xa0")),
+       "an added token whose normalized form is longer than what it is and says");
     buf_fini(&b);
 }
 
