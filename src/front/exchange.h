@@ -157,6 +157,13 @@ struct exchange {
     struct exchange *prev, *next;
 };
 
+/* Tokens that a prompt has to leave room for: those that were asked for, unless any number will
+ * do. */
+static inline uint64_t exchange_least_answer(const struct exchange *x)
+{
+    return x->max_tokens_given && !x->max_tokens_bends ? x->max_tokens : 1;
+}
+
 struct exchange *exchange_new(struct fcgi *f);
 
 /* Free all but the slots that the engine still writes to. */

@@ -205,7 +205,7 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
 /* How many of a prompt's tokens the client wants at most; 0: all. */
 static size_t gen_wanted(struct front *f, const struct exchange *x)
 {
-    uint64_t more = x->max_tokens_given && !x->max_tokens_bends ? x->max_tokens : 1;
+    uint64_t more = exchange_least_answer(x);
     struct link_state engine;
 
     if (x->truncate_to >= 0)

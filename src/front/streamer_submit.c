@@ -56,7 +56,7 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
     const struct wire_welcome *w = &s->f->link.engine;
     const struct exchange *x = g->exchange;
     uint64_t longest = w->max_model_len;
-    uint64_t more = x->max_tokens_given && !x->max_tokens_bends ? x->max_tokens : 1;
+    uint64_t more = exchange_least_answer(x);
 
     *param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
     if (g->n_prompt + more > longest) {

@@ -127,6 +127,17 @@ struct image_facts {
     int32_t ascii_ids[128]; /* character-level: tokens of single characters; -1: none */
 };
 
+/* Whether every byte has a token. */
+static inline bool image_has_all_bytes(const struct image_facts *facts)
+{
+    int b;
+
+    for (b = 0; b < 256; b++)
+        if (facts->byte_ids[b] < 0)
+            return false;
+    return true;
+}
+
 struct image_table {
     uint64_t at; /* bytes from the image's start */
     uint64_t n;  /* elements */

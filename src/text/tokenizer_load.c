@@ -257,17 +257,12 @@ static size_t shrinks(const struct steps_draft *rewrites, const struct steps_dra
     return times;
 }
 
-/* Every byte has a token, so that none is left out or joins any number of its like as unknown. */
-static bool has_all_bytes(const struct image_facts *facts)
+/* Every character has tokens, so that none is left out or joins any number of its like as
+ * unknown. */
+static bool knows_all(const struct image_facts *facts)
 {
-    int b;
-
-    if ((facts->flags & (IMAGE_BYTE_LEVEL | IMAGE_BYTE_FALLBACK)) == 0)
-        return false;
-    for (b = 0; b < 256; b++)
-        if (facts->byte_ids[b] < 0)
-            return false;
-    return true;
+    return (facts->flags & (IMAGE_BYTE_LEVEL | IMAGE_BYTE_FALLBACK)) != 0 &&
+           image_has_all_bytes(facts);
 }
 
 static bool takes_white_space(const struct added_set *set)
@@ -296,7 +291,7 @@ static size_t find_most_bytes(const struct tokenizer *t, size_t times)
     size_t most = longest_added(&t->normalized);
     size_t i;
 
-    if (!has_all_bytes(&t->image->facts) || takes_white_space(&t->raw) ||
+    if (!knows_all(&t->image->facts) || takes_white_space(&t->raw) ||
         takes_white_space(&t->normalized))
         return 0;
     for (i = 0; i < image_count(t->image, IMAGE_TOKENS); i++) {

@@ -243,11 +243,9 @@ static bool may_cut(const struct load *l)
     int b;
 
     if ((l->facts.flags & (IMAGE_BYTE_LEVEL | IMAGE_BYTE_FALLBACK | IMAGE_IGNORE_MERGES)) !=
-        IMAGE_BYTE_FALLBACK)
+            IMAGE_BYTE_FALLBACK ||
+        !image_has_all_bytes(&l->facts))
         return false;
-    for (b = 0; b < 256; b++)
-        if (l->facts.byte_ids[b] < 0)
-            return false;
     for (i = 0; i <= l->merges_mask; i++) {
         const struct image_merge *m = &l->merges[i];
 
