@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libfcgi parses. Its habits, and what is done about them: it takes over SIGTERM (blocked by the
- * caller), it blocks in accept and in a poll behind it (so it is given connections that it takes
- * for kept ones), and crashes nobody but this process on a malformed record (nginx sends none; the
- * socket is for nginx alone).
+ * libfcgi parses the parameters. It takes over SIGTERM (so the caller blocks that), it blocks in
+ * accept and in a poll after it, and it reads as far ahead as its buffer goes. The last of these
+ * would take the record that must stay unread (fcgi_in.h), so libfcgi gets the records up to the
+ * end of the parameters through a pipe, takes the pipe for a kept connection, and the body is read
+ * here.
  *
  * Answers are written here: libfcgi's writes block, and it would end an answer by a write of its
  * own. nginx, which by then has all of Content-Length, may have hung up; the write failed and the
@@ -27,12 +28,11 @@
 
 #include "base/log.h"
 #include "base/must.h"
+#include "front/fcgi_in.h"
 #include "ipc/attach.h"
 
 #define FCGI_BACKLOG    4096  /* a full backlog is an immediate 502 at nginx */
-#define FCGI_SKIP_BYTES 8192  /* of a body that nobody wants, at a time */
 #define FCGI_RECORD_MAX 65528 /* content of one record; the largest number that pads to nothing */
-#define FCGI_HEAD_BYTES 8
 #define FCGI_SILENT_S   5
 
 /* An empty record ends FCGI_STDOUT; FCGI_END_REQUEST with status 0, complete. Both of request 1,
@@ -41,7 +41,8 @@ static const char fcgi_end[] = {1, 6, 0, 1, 0, 0, 0, 0, 1, 3, 0, 1,
                                 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
 struct fcgi {
-    FCGX_Request r;
+    FCGX_Request r; /* its descriptor is the pipe that brought the parameters, or -1 */
+    struct fcgi_in in;
     char head[FCGI_HEAD_BYTES]; /* of the record under way */
     size_t head_left;           /* bytes of it that were not sent yet */
     size_t body_left;           /* and of the content that it promises */
@@ -90,24 +91,45 @@ static bool fcgi_bound_silence(int fd)
     return setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &longest, sizeof longest) == 0;
 }
 
+/* Hand the parameters' records to libfcgi. False when it cannot take them. */
+static bool fcgi_parse(struct fcgi *f, const char *records, size_t len)
+{
+    int ends[2];
+    bool written;
+
+    if (FCGX_InitRequest(&f->r, -1, 0) != 0 || pipe2(ends, O_CLOEXEC) == -1)
+        return false;
+    written = write(ends[1], records, len) == (ssize_t)len; /* they fit the pipe: it is empty */
+    (void)close(ends[1]);
+    f->r.ipcFd = ends[0];
+    f->r.keepConnection = 1; /* go on with it; the request will say how it is to end */
+    if (written && FCGX_Accept_r(&f->r) != 0) /* it has closed and freed all */
+        return false;
+    (void)close(f->r.ipcFd);
+    f->r.ipcFd = -1;
+    return written;
+}
+
 int fcgi_open(struct fcgi **out, int fd)
 {
     struct fcgi *f = mem_zalloc(sizeof *f);
+    char records[FCGI_PARAMS_BYTES];
+    size_t len = 0;
+    int rc = ERR_NO_MEMORY;
 
-    if (f == NULL || !fcgi_bound_silence(fd) || FCGX_InitRequest(&f->r, -1, 0) != 0) {
-        mem_free(f);
-        (void)close(fd);
-        return ERR_NO_MEMORY;
-    }
+    if (f == NULL || !fcgi_bound_silence(fd))
+        goto out;
     f->end_left = sizeof fcgi_end;
-    f->r.ipcFd = fd;
-    f->r.keepConnection = 1;         /* go on with it; the request will say how it is to end */
-    if (FCGX_Accept_r(&f->r) != 0) { /* has closed it, and found nobody at -1 */
-        mem_free(f);
-        return ERR_AGAIN;
-    }
+    rc = ERR_AGAIN;
+    if (fcgi_in_params(&f->in, fd, records, &len) != ERR_OK || !fcgi_parse(f, records, len))
+        goto out;
+    fcgi_in_expect(&f->in, strtoull(fcgi_param(f, "CONTENT_LENGTH"), NULL, 10));
     *out = f;
     return ERR_OK;
+out:
+    mem_free(f);
+    (void)close(fd);
+    return rc;
 }
 
 const char *fcgi_param(const struct fcgi *f, const char *name)
@@ -119,44 +141,33 @@ const char *fcgi_param(const struct fcgi *f, const char *name)
 
 void fcgi_skip_body(struct fcgi *f)
 {
-    char bytes[FCGI_SKIP_BYTES];
-
-    while (FCGX_GetStr(bytes, sizeof bytes, f->r.in) > 0)
-        continue; /* ends with the body, whose length nginx has limited */
+    fcgi_in_skip(&f->in);
 }
 
 int fcgi_read_body(struct fcgi *f, struct arena *arena, size_t max_bytes, const char **bytes,
                    size_t *len)
 {
-    const char *text = fcgi_param(f, "CONTENT_LENGTH");
-    char *end = NULL;
-    unsigned long long want = strtoull(text, &end, 10);
+    uint64_t want = f->in.left;
     char *body;
-    size_t got = 0;
+    int rc;
 
     if (want > max_bytes)
         return ERR_TOO_LARGE;
     body = arena_alloc(arena, (size_t)want + 1);
     if (body == NULL)
         return ERR_NO_MEMORY;
-    while (got < want) { /* each pass reads at least a byte */
-        size_t step = (size_t)want - got;
-        int n = FCGX_GetStr(body + got, step > 1 << 20 ? 1 << 20 : (int)step, f->r.in);
-
-        if (n <= 0)
-            return ERR_CLIENT_GONE;
-        got += (size_t)n;
-    }
-    fcgi_skip_body(f); /* the record that ends it */
-    body[got] = '\0';
+    rc = fcgi_in_read(&f->in, body, (size_t)want);
+    if (rc != ERR_OK)
+        return rc;
+    body[want] = '\0';
     *bytes = body;
-    *len = got;
+    *len = (size_t)want;
     return ERR_OK;
 }
 
 int fcgi_fd(const struct fcgi *f)
 {
-    return f->r.ipcFd;
+    return f->in.fd;
 }
 
 static void fcgi_begin_record(struct fcgi *f, size_t len)
@@ -196,7 +207,7 @@ static long fcgi_send(struct fcgi *f, const char *bytes, bool is_last)
     memcpy(&parts[1].iov_base, &bytes, sizeof bytes); /* sendmsg() does not write to them */
     memcpy(&parts[2].iov_base, &end, sizeof end);
     do
-        went = sendmsg(f->r.ipcFd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
+        went = sendmsg(f->in.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (went == -1 && errno == EINTR);
     if (went == -1)
         return errno == EAGAIN ? ERR_AGAIN : ERR_CLIENT_GONE;
@@ -253,10 +264,9 @@ bool fcgi_has_ended(const struct fcgi *f)
 
 void fcgi_close(struct fcgi *f)
 {
-    int fd = f->r.ipcFd;
-
-    FCGX_Free(&f->r, 0); /* writes nothing, and leaves the descriptor to us */
-    if (fd >= 0)
-        (void)close(fd);
+    if (fcgi_has_ended(f))
+        fcgi_in_end(&f->in);
+    FCGX_Free(&f->r, 0); /* writes nothing: its connection is -1 */
+    (void)close(f->in.fd);
     mem_free(f);
 }

@@ -1,7 +1,9 @@
 /* One FastCGI request: its parameters, its body, its answer. The only door to libfcgi.
  *
  * Reading blocks (nginx has the whole body before it connects); writing never does. A request
- * belongs to one thread at a time. */
+ * belongs to one thread at a time. A request that is closed, or whose process dies, before its
+ * answer has ended is an error at nginx (fcgi_in.h), so a client can tell that its answer was cut.
+ * */
 #ifndef QUIRE_FRONT_FCGI_H
 #define QUIRE_FRONT_FCGI_H
 
@@ -47,7 +49,7 @@ long fcgi_write(struct fcgi *f, const char *bytes, size_t len);
 long fcgi_write_last(struct fcgi *f, const char *bytes, size_t len);
 bool fcgi_has_ended(const struct fcgi *f);
 
-/* Free the request. nginx sees a broken answer if it has not ended. */
+/* Free the request. nginx gets an error if the answer has not ended. */
 void fcgi_close(struct fcgi *f);
 
 #endif

@@ -294,12 +294,40 @@ class Told:
 # --- processes --------------------------------------------------------------------------------
 
 
+class Watchdog:
+    """systemd's watchdog of one process: SIGKILL when no WATCHDOG=1 comes for `seconds`."""
+
+    def __init__(self, path, seconds):
+        self.env = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": str(int(seconds * 1e6))}
+        self.seconds = seconds
+        self.kills = 0
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(path)
+        self.socket.settimeout(0.1)
+
+    def watch(self, proc):
+        """Until proc ends. The time counts from READY=1, as systemd's does."""
+        fed = None
+        while proc.poll() is None:
+            try:
+                said = self.socket.recv(4096)
+                if b"WATCHDOG=1" in said or b"READY=1" in said:
+                    fed = time.monotonic()
+            except socket.timeout:
+                pass
+            if fed is not None and time.monotonic() - fed > self.seconds:
+                self.kills += 1
+                proc.kill()
+                return
+
+
 class Supervised:
     """One program, started again when it ends, until stop(). What it says is kept in a file."""
 
-    def __init__(self, argv, log, env=None, fd=None, restart=True, pause_s=0.1):
+    def __init__(self, argv, log, env=None, fd=None, restart=True, pause_s=0.1, watchdog_s=0):
         self.argv, self.log, self.fd = argv, log, fd
-        self.env = dict(os.environ, **(env or {}))
+        self.watchdog = Watchdog(log + ".notify", watchdog_s) if watchdog_s else None
+        self.env = dict(os.environ, **(env or {}), **(self.watchdog.env if watchdog_s else {}))
         self.restart, self.pause_s = restart, pause_s
         self.proc = None
         self.exits = []  # return codes
@@ -328,6 +356,8 @@ class Supervised:
         while not self.stopping:
             self.proc = self._spawn()
             self.started.set()
+            if self.watchdog:
+                self.watchdog.watch(self.proc)
             self.exits.append(self.proc.wait())
             if not self.restart:
                 return
@@ -396,13 +426,15 @@ class Stack:
     heard = None  # (path, status, JSON or its bytes, whether of a stream): schema.Judge listens
 
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
-                 start_engine=True, host=None, host_file=None, programs=BUILDDIR):
+                 start_engine=True, host=None, host_file=None, programs=BUILDDIR,
+                 front_watchdog_s=0):
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
         self.engine_socket = os.path.join(self.dir, "engine.sock")
         self.port = free_port()
         self.n_fronts = n_fronts
+        self.front_watchdog_s = front_watchdog_s
         self.listeners = []
         self.fronts = []
         self.engine = None
@@ -463,7 +495,7 @@ class Stack:
         s.listen(4096)
         self.listeners.append(s)
         self.fronts.append(Supervised(self.front_argv, self.path("front%d.log" % i), env=self.env,
-                                      fd=s.fileno()))
+                                      fd=s.fileno(), watchdog_s=self.front_watchdog_s))
 
     def _start_nginx(self):
         # The project's own files, with the folders and the fronts of this test put in.
