@@ -162,6 +162,8 @@ void route_exchange(struct front *f, struct exchange *x)
             body = route_body(f, x);
             if (body == NULL)
                 return;
+        } else {
+            fcgi_skip_body(x->fcgi); /* nginx, if it still writes, would answer 502 */
         }
         r->answer(f, x, body);
         /* An endpoint that failed after it had made generations has answered. */

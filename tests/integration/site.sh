@@ -82,7 +82,23 @@ check "33 MB over HTTP/2: 413" \
     "$(keyed -i --data-binary "@$run/big" "$url/v1/chat/completions" | said)" "413 * request_too_large*"
 check "33 MB over HTTP/1.1: 413" "$(keyed -i --http1.1 -H Expect: --data-binary "@$run/big" \
     "$url/v1/chat/completions" | said)" "413 * request_too_large*"
+for at in health ping version is_sleeping metrics; do
+    check "2 KB for /$at, which reads none: 413" \
+        "$(head -c 2048 "$run/big" | get -i --http1.1 -H Expect: --data-binary @- "$url/$at" | said)" "413 *"
+    check "32 MB in chunks: as soon as 1 KB is there" \
+        "$(head -c 33554432 "$run/big" | get -i --http1.1 -H Expect: -H 'Transfer-Encoding: chunked' \
+            --data-binary @- "$url/$at" 2>&1 | said)" "413 *"
+done
 rm -f "$run/big"
+check "nginx kept no such body" "$(find "$run/tmp-body" -type f | wc -l)" 0
+check "a body that nobody reads, 60 times" "$(for _ in $(seq 60); do
+    head -c 1000 /dev/zero | get -o /dev/null -w '%{http_code} ' --data-binary @- "$url/ping"; done)" \
+    "$(printf '200 %.0s' $(seq 60))"
+check "one address asks 400 times at once without a key: some get 429" "$(for _ in $(seq 400); do
+    printf 'url = "%s/version"\noutput = /dev/null\n' "$url"; done |
+    curl -s -Z --parallel-max 50 --cacert "$run/cert.pem" -w '%{http_code}\n' -K - 2>/dev/null | sort | uniq -c |
+    awk '{ printf "%s ", $2 }')" "200 429 "
+sleep 3 # 60 more are let in again
 
 # Tightened limits come by a reload, while a stream is under way; it is not cut.
 long='{"model":"demo","prompt":"Once","max_tokens":1500,"ignore_eos":true,"temperature":0,"stream":true}'
