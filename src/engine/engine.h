@@ -20,6 +20,7 @@
 
 #include "base/door.h"
 #include "base/err.h"
+#include "base/names.h"
 #include "base/settings.h"
 #include "engine/guide.h"
 #include "engine/keeper.h"
@@ -133,6 +134,7 @@ struct engine_order {
 
 struct engine {
     struct settings settings;
+    struct names names; /* the first names the model in files and metrics */
     struct model *model;
     const struct model_shape *shape; /* borrowed from model */
     struct pages *pages;

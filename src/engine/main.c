@@ -96,7 +96,6 @@ static void main_unpin(void *engine, void *memory)
 static int main_open_store(struct engine *e)
 {
     size_t n_buffers = MAIN_STAGING_BYTES / e->shape->page_bytes;
-    const char *name = e->settings.served_model_name;
     struct store_options options = {
         .dir = e->settings.kv_store_dir,
         .max_bytes = e->settings.kv_store_bytes,
@@ -107,7 +106,7 @@ static int main_open_store(struct engine *e)
                      : n_buffers > 64 ? 64
                                       : (int)n_buffers,
         .namespace_id = e->shape->fingerprint,
-        .namespace_name = name[0] != '\0' ? name : e->settings.model,
+        .namespace_name = e->names.at[0],
         .pin = main_pin,
         .unpin = main_unpin,
         .context = e,
@@ -136,7 +135,7 @@ static int main_open_host(struct engine *e)
         .kept_pct = e->settings.kv_retained_pct,
         .grows_idle = e->shape->is_gpu,
         .fingerprint = e->shape->fingerprint,
-        .name = e->settings.served_model_name,
+        .name = e->names.at[0],
         .pin = main_pin,
         .unpin = main_unpin,
         .context = e,
@@ -222,6 +221,8 @@ static int main_open(struct engine *e)
 
     e->now_us = clock_us();
     e->progress_us = e->now_us;
+    if (rc == ERR_OK)
+        rc = names_read(&e->names, e->settings.served_model_name, e->settings.model);
     e->epoch = (uint64_t)clock_unix_s() << 20 | ((uint64_t)getpid() & 0xfffff);
     if (rc == ERR_OK)
         rc = main_open_model(e);

@@ -88,13 +88,31 @@ static void answer_prompt_ids(struct buf *b, const struct gen *g)
     buf_add_byte(b, ',');
 }
 
-/* Members of a choice that return_token_ids adds: the output tokens that were not said yet. Those
- * of the prompt stand in each choice of a completion, and once beside the choices of a chat. */
+/* Members that tell about the prompt, null unless asked for, as vLLM always sends them: in each
+ * choice of a completion, beside the choices of a chat. */
+static void answer_prompt(const struct exchange *x, struct buf *b, struct gen *g)
+{
+    if (x->prompt_logprobs)
+        logprobs_write_prompt(b, g);
+    else
+        buf_add_text(b, "\"prompt_logprobs\":null");
+    buf_add_byte(b, ',');
+    if (x->return_ids)
+        answer_prompt_ids(b, g);
+    else
+        buf_add_text(b, "\"prompt_token_ids\":null,");
+}
+
+/* The output tokens that were not said yet, in a choice, if return_token_ids asks for them. Those
+ * of the prompt stand in the first event of each choice of a completion. */
 static void answer_choice_ids(const struct exchange *x, struct buf *b, struct gen *g, bool first)
 {
-    if (!x->return_ids)
+    if (!x->return_ids) {
+        if (!x->stream)
+            buf_add_text(b, "\"token_ids\":null,");
         return;
-    if (x->format == EXCHANGE_COMPLETION && first)
+    }
+    if (x->format == EXCHANGE_COMPLETION && first && x->stream)
         answer_prompt_ids(b, g);
     answer_ids(b, "token_ids", g->tokens.ids + g->n_prompt + g->n_said,
                g->tokens.len - g->n_prompt - g->n_said);
@@ -332,16 +350,18 @@ static void answer_message(struct buf *b, const struct gen *g)
 
     buf_add_text(b, "\"message\":{\"role\":\"assistant\",\"content\":");
     answer_content(b, g, s == NULL ? &g->text : &s->content);
-    buf_add_text(b, ",\"refusal\":null");
-    if (s != NULL && s->reasoning.len > 0) {
-        buf_add_byte(b, ',');
+    buf_add_text(b, ",\"refusal\":null,\"annotations\":null,\"audio\":null,"
+                    "\"function_call\":null,");
+    if (s != NULL && s->reasoning.len > 0)
         answer_reasoning(b, s->reasoning.bytes, s->reasoning.len);
-    }
+    else
+        buf_add_text(b, "\"reasoning\":null,\"reasoning_content\":null");
+    buf_add_text(b, ",\"tool_calls\":[");
     if (s != NULL && s->n_calls > 0) {
-        buf_add_text(b, ",\"tool_calls\":[");
         buf_add(b, s->calls.bytes, s->calls.len);
-        buf_add_text(b, "\"}}]");
+        buf_add_text(b, "\"}}");
     }
+    buf_add_byte(b, ']');
     b->failed =
         b->failed || (s != NULL && (s->content.failed || s->reasoning.failed || s->calls.failed));
     buf_add_byte(b, '}');
@@ -412,20 +432,15 @@ static void answer_body(struct exchange *x)
             buf_add_json_string(&b, text, g->text.len);
         }
         answer_logprobs(x, &b, g);
-        if (x->prompt_logprobs && x->format == EXCHANGE_COMPLETION) {
-            logprobs_write_prompt(&b, &x->gens[i - i % x->n]);
-            buf_add_byte(&b, ',');
-        }
+        if (x->format == EXCHANGE_COMPLETION)
+            answer_prompt(x, &b, &x->gens[i - i % x->n]);
         answer_reasons(x, &b, g);
         buf_add_byte(&b, '}');
     }
-    buf_add_text(&b, "],");
-    if (x->return_ids && x->format == EXCHANGE_CHAT)
-        answer_prompt_ids(&b, &x->gens[0]);
-    if (x->prompt_logprobs && x->format == EXCHANGE_CHAT) {
-        logprobs_write_prompt(&b, &x->gens[0]);
-        buf_add_byte(&b, ',');
-    }
+    buf_printf(&b, "],\"service_tier\":null,\"system_fingerprint\":\"%s\",", x->fingerprint);
+    if (x->format == EXCHANGE_CHAT)
+        answer_prompt(x, &b, &x->gens[0]);
+    buf_add_text(&b, "\"kv_transfer_params\":null,");
     answer_usage(x, &b);
     buf_add_byte(&b, '}');
     if (b.failed)

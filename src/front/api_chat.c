@@ -2,6 +2,7 @@
  *
  * POST /v1/chat/completions: messages -> the model's template -> tokens -> one generation. */
 #include "front/api.h"
+#include "front/lax.h"
 
 /* Content is text or parts; only an assistant, whose tool calls may be all it said, can do
  * without. What else a message must have is the template's to say. */
@@ -60,8 +61,8 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
         .tools = json_get_kind(body, "tools", JSON_LIST),
         .documents = json_get_kind(body, "documents", JSON_LIST),
         .kwargs = api_kwargs(x, body, &kwargs),
-        .add_generation_prompt = json_get_bool(body, "add_generation_prompt", true),
-        .continue_final_message = json_get_bool(body, "continue_final_message", false),
+        .add_generation_prompt = lax_get_flag(body, "add_generation_prompt", true),
+        .continue_final_message = lax_get_flag(body, "continue_final_message", false),
     };
     const char *wrong;
     char why[512] = "";
@@ -79,7 +80,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
         exchange_reply_error(x, ERR_INVALID, wrong, "messages", 0);
         return false;
     }
-    if (r.continue_final_message && json_get_bool(body, "add_generation_prompt", false)) {
+    if (r.continue_final_message && lax_get_flag(body, "add_generation_prompt", false)) {
         exchange_reply_error(x, ERR_INVALID,
                              "'continue_final_message' and 'add_generation_prompt' exclude each "
                              "other",
@@ -137,7 +138,7 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
     if (api_render_chat(f, x, body, &prompt)) {
         x->echoed = x->echo ? api_echoed(json_get(body, "messages")) : NULL;
         rc = gen_add_text(f, &x->gens[0], prompt.bytes == NULL ? "" : prompt.bytes, prompt.len,
-                          json_get_bool(body, "add_special_tokens", false), why, sizeof why);
+                          lax_get_flag(body, "add_special_tokens", false), why, sizeof why);
         if (rc != ERR_OK)
             exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
         else if (gen_hold(f, x, api_begin(f, x, &prompt)))

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "front/api.h"
+#include "front/lax.h"
 
 #define API_MAX_TOKENS_PRESET 16 /* OpenAI's and vLLM's for completions */
 
@@ -58,7 +59,7 @@ void api_completions(struct front *f, struct exchange *x, const struct json *bod
 {
     const struct json *prompt = json_get(body, "prompt");
     int n = api_count_prompts(prompt);
-    bool add_special = json_get_bool(body, "add_special_tokens", true);
+    bool add_special = lax_get_flag(body, "add_special_tokens", true);
     char why[160] = "";
 
     if (n == 0) {

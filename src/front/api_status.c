@@ -23,6 +23,22 @@ static const char *api_model_asked(const struct exchange *x, size_t *len)
     return *len > 0 ? name : NULL;
 }
 
+/* The model under one of its names; its root is the first. */
+static void api_add_model(const struct front *f, struct buf *b, const char *name, size_t len,
+                          uint32_t max_model_len)
+{
+    buf_add_text(b, "{\"id\":");
+    buf_add_json_string(b, name, len);
+    buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
+               (long long)f->model_unix_s);
+    buf_add_json_string(b, f->model_name, strlen(f->model_name));
+    buf_add_text(b, ",\"parent\":null,\"max_model_len\":");
+    if (max_model_len == 0)
+        buf_add_text(b, "null}");
+    else
+        buf_printf(b, "%u}", max_model_len);
+}
+
 void api_models(struct front *f, struct exchange *x, const struct json *body)
 {
     struct link_state state;
@@ -32,24 +48,23 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     char why[512];
 
     (void)body;
-    if (one != NULL && (len != strlen(f->model_name) || memcmp(one, f->model_name, len) != 0)) {
+    if (one != NULL && !names_have(&f->names, one, len)) {
         (void)snprintf(why, sizeof why, "the model '%.*s' does not exist; this server has '%s'",
                        len > 200 ? 200 : (int)len, one, f->model_name);
         exchange_reply_error(x, ERR_NO_MODEL, why, "model", 0);
         return;
     }
     link_read_state(&f->link, &state, clock_us());
-    buf_add_text(&b, one != NULL ? "{\"id\":" : "{\"object\":\"list\",\"data\":[{\"id\":");
-    buf_add_json_string(&b, f->model_name, strlen(f->model_name));
-    buf_printf(&b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
-               (long long)f->model_unix_s);
-    buf_add_json_string(&b, f->model_name, strlen(f->model_name));
-    buf_add_text(&b, ",\"parent\":null,\"max_model_len\":");
-    if (state.max_model_len == 0)
-        buf_add_text(&b, "null}");
-    else
-        buf_printf(&b, "%u}", state.max_model_len);
-    buf_add_text(&b, one != NULL ? "" : "]}");
+    if (one != NULL) {
+        api_add_model(f, &b, one, len, state.max_model_len);
+    } else {
+        buf_add_text(&b, "{\"object\":\"list\",\"data\":[");
+        for (int i = 0; i < f->names.n; i++) {
+            buf_add_text(&b, i == 0 ? "" : ",");
+            api_add_model(f, &b, f->names.at[i], strlen(f->names.at[i]), state.max_model_len);
+        }
+        buf_add_text(&b, "]}");
+    }
     exchange_reply(x, 200, "application/json", b.bytes == NULL ? "" : b.bytes, b.len);
     buf_fini(&b);
 }

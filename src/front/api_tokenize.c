@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "front/api.h"
+#include "front/lax.h"
 
 static void api_reply_buf(struct exchange *x, struct buf *b)
 {
@@ -55,10 +56,10 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
     }
     if (chat)
         rc = tokenizer_encode(f->tokenizer, text.bytes == NULL ? "" : text.bytes, text.len,
-                              json_get_bool(body, "add_special_tokens", false), &ids);
+                              lax_get_flag(body, "add_special_tokens", false), &ids);
     else
         rc = tokenizer_encode(f->tokenizer, prompt->text, prompt->text_len,
-                              json_get_bool(body, "add_special_tokens", true), &ids);
+                              lax_get_flag(body, "add_special_tokens", true), &ids);
     buf_fini(&text);
     if (rc != ERR_OK) {
         exchange_reply_error(x, rc, NULL, "prompt", 0);
@@ -71,7 +72,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
     for (size_t i = 0; i < ids.len; i++)
         buf_printf(&b, "%s%d", i == 0 ? "" : ",", ids.ids[i]);
     buf_add_byte(&b, ']');
-    if (json_get_bool(body, "return_token_strs", false))
+    if (lax_get_flag(body, "return_token_strs", false))
         api_add_written(&b, f, &ids);
     buf_add_byte(&b, '}');
     token_list_fini(&ids);

@@ -144,6 +144,7 @@ struct exchange {
     struct buf facts;            /* struct wire_out each */
     bool probe;                  /* /health?deep=1: the answer is whether a token came */
     const char *model;           /* the served name; lives as long as the process */
+    const char *fingerprint;     /* of the server's build and model; lives as long as the process */
 
     /* The streamer's. */
     uint64_t answer;      /* as in wire_request; 0: it has one choice at most */

@@ -11,6 +11,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "front/lax.h"
 #include "front/retention.h"
 
 enum { FIELDS_CHAT = 1, FIELDS_TEXT = 2, FIELDS_BOTH = 3 };
@@ -18,7 +19,7 @@ enum { FIELDS_CHAT = 1, FIELDS_TEXT = 2, FIELDS_BOTH = 3 };
 struct fields_read_context {
     struct fields *out;
     struct exchange *x;
-    const char *model_name;
+    const struct names *names;
     int best_of; /* 0: not given */
     char *why;
     size_t why_cap;
@@ -41,27 +42,28 @@ struct fields_row {
 static int fields_type(struct fields_read_context *c, const struct fields_row *row,
                        const char *wanted, const struct json *v)
 {
-    if (v->kind == JSON_TEXT) /* where some are allowed it is this one that is wrong */
-        (void)snprintf(c->why, c->why_cap, "'%s' must be %s, not \"%.40s\"", row->name, wanted,
-                       v->text);
-    else
-        (void)snprintf(c->why, c->why_cap, "'%s' must be %s, not %s", row->name, wanted,
-                       json_kind_name(v->kind));
+    char shown[LAX_SHOW_BYTES];
+
+    (void)snprintf(c->why, c->why_cap, "'%s' must be %s, not %s", row->name, wanted,
+                   lax_show(v, shown));
     return ERR_INVALID;
 }
 
 static int fields_range(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v, double *out)
 {
+    const struct json number = lax_number(v);
+    char shown[LAX_SHOW_BYTES];
     double d;
 
-    if (!json_is_number(v))
+    if (!json_is_number(&number))
         return fields_type(c, row, "a number", v);
-    d = json_real(v);
+    d = json_real(&number);
     /* Tiny numbers are 0 once they are floats, which is what the engine gets. */
     if (!(d >= row->low && d <= row->high) || (row->low_open && (float)d <= (float)row->low)) {
-        (void)snprintf(c->why, c->why_cap, "'%s' must be %s %.15g and at most %.15g", row->name,
-                       row->low_open ? "above" : "at least", row->low, row->high);
+        (void)snprintf(c->why, c->why_cap, "'%s' must be %s %.15g and at most %.15g, not %s",
+                       row->name, row->low_open ? "above" : "at least", row->low, row->high,
+                       lax_show(v, shown));
         return ERR_INVALID;
     }
     *out = d;
@@ -82,9 +84,14 @@ static int fields_real(struct fields_read_context *c, const struct fields_row *r
 static int fields_whole_range(struct fields_read_context *c, const struct fields_row *row,
                               const struct json *v, double *out)
 {
-    if (v->kind != JSON_INT && v->kind != JSON_UINT)
-        return fields_type(c, row, "a whole number", v);
-    return fields_range(c, row, v, out);
+    const struct json number = lax_number(v);
+    char wanted[96];
+
+    if (number.kind == JSON_INT || number.kind == JSON_UINT)
+        return fields_range(c, row, v, out);
+    (void)snprintf(wanted, sizeof wanted, "a whole number from %.15g to %.15g", row->low,
+                   row->high);
+    return fields_type(c, row, wanted, v);
 }
 
 static int fields_whole(struct fields_read_context *c, const struct fields_row *row,
@@ -111,10 +118,12 @@ static int fields_top_k(struct fields_read_context *c, const struct fields_row *
 static int fields_seed(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
-    if (v->kind != JSON_INT && v->kind != JSON_UINT)
+    const struct json number = lax_number(v);
+
+    if (number.kind != JSON_INT && number.kind != JSON_UINT)
         return fields_type(c, row, "a whole number of 64 bits", v);
-    c->out->request.seed = v->kind == JSON_INT ? (uint64_t)v->whole : v->uwhole;
-    c->out->seed_given = true;
+    c->out->request.seed = number.kind == JSON_INT ? (uint64_t)number.whole : number.uwhole;
+    c->out->seed_given = number.kind == JSON_UINT || number.whole != -1; /* -1: none, as in vLLM */
     return ERR_OK;
 }
 
@@ -133,14 +142,11 @@ static int fields_max_tokens(struct fields_read_context *c, const struct fields_
                              const struct json *v)
 {
     double d;
-    int rc;
+    int rc = fields_whole_range(c, row, v, &d);
 
-    if (v->kind != JSON_INT && v->kind != JSON_UINT)
-        return fields_type(c, row, "a whole number", v);
     /* max_completion_tokens wins over max_tokens, whichever comes first. */
-    if (c->x->max_tokens_given && strcmp(row->name, "max_tokens") == 0)
+    if (rc == ERR_OK && c->x->max_tokens_given && strcmp(row->name, "max_tokens") == 0)
         return ERR_OK;
-    rc = fields_range(c, row, v, &d);
     if (rc == ERR_OK) {
         c->x->max_tokens_given = true;
         c->x->max_tokens = (uint32_t)d;
@@ -152,9 +158,11 @@ static int fields_max_tokens(struct fields_read_context *c, const struct fields_
 static int fields_logprobs(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
-    if (v->kind != JSON_BOOL)
+    bool flag;
+
+    if (!lax_flag(v, &flag))
         return fields_type(c, row, "true or false", v);
-    if (v->flag)
+    if (flag)
         c->out->request.flags |= WIRE_LOGPROBS;
     return ERR_OK;
 }
@@ -163,7 +171,9 @@ static int fields_logprobs(struct fields_read_context *c, const struct fields_ro
 static int fields_n_told(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
-    if (v->kind != JSON_INT || v->whole != -1)
+    const struct json number = lax_number(v);
+
+    if (number.kind != JSON_INT || number.whole != -1)
         return fields_whole(c, row, v);
     (void)snprintf(c->why, c->why_cap,
                    "'%s' of -1 asks for the whole vocabulary; this server tells at most %g "
@@ -194,29 +204,18 @@ static int fields_prompt_logprobs(struct fields_read_context *c, const struct fi
     return rc;
 }
 
-/* What steering_read_...() said. */
-static int fields_steering(struct fields_read_context *c, const struct fields_row *row, int rc,
-                           const char *wanted)
-{
-    if (rc == ERR_INVALID)
-        (void)snprintf(c->why, c->why_cap, "'%s' must be %s", row->name, wanted);
-    if (rc == ERR_LIMIT)
-        (void)snprintf(c->why, c->why_cap, "'%s' has too many members", row->name);
-    return rc;
-}
-
 static int fields_biases(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
-    return fields_steering(c, row, steering_read_biases(&c->x->steering, &c->x->arena, v),
-                           "an object of token ids and numbers");
+    (void)row;
+    return steering_read_biases(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
 }
 
 static int fields_allowed(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
-    return fields_steering(c, row, steering_read_allowed(&c->x->steering, &c->x->arena, v),
-                           "a list of token ids that is not empty");
+    (void)row;
+    return steering_read_allowed(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
 }
 
 /* They are read where the tokenizer is. */
@@ -233,26 +232,28 @@ static int fields_bad_words(struct fields_read_context *c, const struct fields_r
 static int fields_flag(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
-    if (v->kind != JSON_BOOL)
+    bool flag;
+
+    if (!lax_flag(v, &flag))
         return fields_type(c, row, "true or false", v);
     if (strcmp(row->name, "stream") == 0)
-        c->x->stream = v->flag;
+        c->x->stream = flag;
     if (strcmp(row->name, "skip_special_tokens") == 0) {
-        c->out->skip_special = v->flag;
+        c->out->skip_special = flag;
         c->out->skip_special_given = true;
     } else if (strcmp(row->name, "include_stop_str_in_output") == 0)
-        c->out->include_stop = v->flag;
+        c->out->include_stop = flag;
     else if (strcmp(row->name, "parallel_tool_calls") == 0)
-        c->x->one_call = !v->flag;
+        c->x->one_call = !flag;
     else if (strcmp(row->name, "include_reasoning") == 0)
-        c->x->hides_reasoning = !v->flag;
+        c->x->hides_reasoning = !flag;
     else if (strcmp(row->name, "return_token_ids") == 0)
-        c->x->return_ids = v->flag;
+        c->x->return_ids = flag;
     else if (strcmp(row->name, "return_tokens_as_token_ids") == 0)
-        c->x->tokens_as_ids = v->flag;
+        c->x->tokens_as_ids = flag;
     else if (strcmp(row->name, "echo") == 0)
-        c->x->echo = v->flag;
-    else if (strcmp(row->name, "ignore_eos") == 0 && v->flag)
+        c->x->echo = flag;
+    else if (strcmp(row->name, "ignore_eos") == 0 && flag)
         c->out->request.flags |= WIRE_IGNORE_EOS;
     return ERR_OK;
 }
@@ -319,11 +320,11 @@ static int fields_stop_ids(struct fields_read_context *c, const struct fields_ro
         return ERR_INVALID;
     }
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *id = &v->items[i];
+        const struct json id = lax_number(&v->items[i]);
 
-        if (id->kind != JSON_INT || id->whole < 0 || id->whole > INT32_MAX)
-            return fields_type(c, row, "a list of token ids", id);
-        r->stop_ids[r->n_stop_ids++] = (int32_t)id->whole;
+        if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX)
+            return fields_type(c, row, "a list of token ids", &v->items[i]);
+        r->stop_ids[r->n_stop_ids++] = (int32_t)id.whole;
     }
     return ERR_OK;
 }
@@ -333,10 +334,10 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
 {
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string", v);
-    if (strcmp(v->text, c->model_name) == 0)
+    if (names_have(c->names, v->text, strlen(v->text)))
         return ERR_OK;
     (void)snprintf(c->why, c->why_cap, "the model '%.200s' does not exist; this server has '%s'",
-                   v->text, c->model_name);
+                   v->text, c->names->at[0]);
     return ERR_NO_MODEL;
 }
 
@@ -411,13 +412,11 @@ static int fields_messages(struct fields_read_context *c, const struct fields_ro
 static int fields_truncate(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
-    if (v->kind != JSON_INT)
-        return fields_type(c, row, "a whole number", v);
-    if (v->whole < -1 || v->whole == 0 || v->whole > INT_MAX) {
-        (void)snprintf(c->why, c->why_cap, "'%s' must be -1 or from 1 to %d", row->name, INT_MAX);
-        return ERR_INVALID;
-    }
-    c->x->truncate_to = v->whole;
+    const struct json number = lax_number(v);
+
+    if (number.kind != JSON_INT || number.whole < -1 || number.whole == 0 || number.whole > INT_MAX)
+        return fields_type(c, row, "-1 or a whole number from 1 to 2147483647", v);
+    c->x->truncate_to = number.whole;
     return ERR_OK;
 }
 
@@ -654,11 +653,11 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
 }
 
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
-                const struct presets *presets, const char *model_name, char *why, size_t why_cap,
+                const struct presets *presets, const struct names *names, char *why, size_t why_cap,
                 const char **param)
 {
     struct fields_read_context c = {
-        .out = out, .x = x, .model_name = model_name, .why = why, .why_cap = why_cap};
+        .out = out, .x = x, .names = names, .why = why, .why_cap = why_cap};
     int rc;
 
     *out = (struct fields){

@@ -11,6 +11,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/names.h"
 #include "front/exchange.h"
 #include "front/form.h"
 #include "front/presets.h"
@@ -34,7 +35,7 @@ struct fields {
  * On error why is a sentence for the client and *param the field's name.
  * ERR_INVALID, ERR_UNSUPPORTED, ERR_NO_MODEL. */
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
-                const struct presets *presets, const char *model_name, char *why, size_t why_cap,
+                const struct presets *presets, const struct names *names, char *why, size_t why_cap,
                 const char **param) ERR_CHECKED;
 
 /* Is it an effort of reasoning as OpenAI names them, none to max? */

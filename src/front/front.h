@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "base/names.h"
 #include "base/settings.h"
 #include "front/exchange.h"
 #include "front/link.h"
@@ -28,9 +29,11 @@ struct front {
     struct chat *chat;
     enum reply_format reply_format;
     enum reply_reasoning reply_reasoning;
-    const char *model_name;
+    struct names names;     /* under which clients ask for the model */
+    const char *model_name; /* the first of them */
     struct presets presets;
     int64_t model_unix_s; /* when its folder was last changed: the same in every front */
+    char fingerprint[48]; /* system_fingerprint: "quire-VERSION-" and 8 digits of build and model */
     int listen_fd;
     int signal_fd;
     int stop_fd;           /* readable once the process stops accepting */

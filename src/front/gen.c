@@ -97,7 +97,8 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
 
     x->format = format;
     x->model = f->model_name;
-    rc = fields_read(&fields, x, body, &f->presets, f->model_name, why, sizeof why, &param);
+    x->fingerprint = f->fingerprint;
+    rc = fields_read(&fields, x, body, &f->presets, &f->names, why, sizeof why, &param);
     if (rc != ERR_OK) {
         exchange_reply_error(x, rc, why, param, 0);
         return false;
@@ -112,11 +113,10 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     if (!terms_read(f, x, &fields.request))
         return false;
     if (fields.bad_words != NULL) {
-        rc = steering_read_bad_words(&x->steering, &x->arena, f->tokenizer, fields.bad_words);
+        rc = steering_read_bad_words(&x->steering, &x->arena, f->tokenizer, fields.bad_words, why,
+                                     sizeof why);
         if (rc != ERR_OK) {
-            exchange_reply_error(x, rc,
-                                 rc == ERR_INVALID ? "'bad_words' must be a list of words" : NULL,
-                                 "bad_words", 0);
+            exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "bad_words", 0);
             return false;
         }
     }

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * quire-front: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources. */
+#include <config.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -10,20 +13,11 @@
 
 #include "base/clock.h"
 #include "base/fault.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/service.h"
 #include "front/cache.h"
 #include "front/front.h"
-
-/* The last part of the model folder's path names the model unless a setting does. */
-static const char *main_model_name(const struct settings *s)
-{
-    const char *slash = strrchr(s->model, '/');
-
-    if (s->served_model_name[0] != '\0')
-        return s->served_model_name;
-    return slash == NULL || slash[1] == '\0' ? s->model : slash + 1;
-}
 
 /* "created" of /v1/models. Not this process's start: fronts would give different answers. */
 static int64_t main_model_time(const struct settings *s)
@@ -118,12 +112,28 @@ static int main_open_listen(struct front *f)
     return ERR_OK;
 }
 
+/* Answers of servers with the same fingerprint come from the same build and the same model. */
+static void main_fingerprint(struct front *f)
+{
+    char model[PATH_MAX + 32]; /* a path as long as the system takes it */
+    char digits[9];
+    struct hash h;
+    int n = snprintf(model, sizeof model, "%s %lld", f->settings.model, (long long)f->model_unix_s);
+
+    h = hash_sha256(PACKAGE_VERSION, sizeof PACKAGE_VERSION, model, (size_t)n);
+    hash_hex(h.bytes, sizeof digits / 2, digits);
+    (void)snprintf(f->fingerprint, sizeof f->fingerprint, "quire-%s-%s", PACKAGE_VERSION, digits);
+}
+
 static int main_open(struct front *f)
 {
     int rc = service_signal_fd(&f->signal_fd);
 
-    f->model_name = main_model_name(&f->settings);
+    if (rc == ERR_OK)
+        rc = names_read(&f->names, f->settings.served_model_name, f->settings.model);
+    f->model_name = f->names.at[0];
     f->model_unix_s = main_model_time(&f->settings);
+    main_fingerprint(f);
     f->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     f->handover_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (rc == ERR_OK && (f->stop_fd == -1 || f->handover_fd == -1 ||

@@ -2,8 +2,11 @@
 #include "front/steering.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "front/lax.h"
 
 static int steering_by_id(const void *a, const void *b)
 {
@@ -25,48 +28,90 @@ static int64_t steering_id(const char *name)
     return errno != 0 || *end != '\0' || id > INT32_MAX ? -1 : id;
 }
 
-int steering_read_biases(struct steering *s, struct arena *arena, const struct json *v)
+/* At most `most` members of a kind are allowed. */
+static int steering_count(const char *field, const struct json *v, enum json_kind kind,
+                          const char *wanted, uint32_t most, char *why, size_t why_cap)
 {
-    if (v->kind != JSON_OBJECT)
+    char shown[LAX_SHOW_BYTES];
+
+    if (v->kind != kind) {
+        (void)snprintf(why, why_cap, "'%s' must be %s, not %s", field, wanted, lax_show(v, shown));
         return ERR_INVALID;
-    if (v->n > WIRE_BIASES_MAX)
+    }
+    if (v->n > most) {
+        (void)snprintf(why, why_cap, "'%s' has %u members; at most %u are allowed", field, v->n,
+                       most);
         return ERR_LIMIT;
+    }
+    return ERR_OK;
+}
+
+int steering_read_biases(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                         size_t why_cap)
+{
+    char shown[LAX_SHOW_BYTES];
+    int rc = steering_count("logit_bias", v, JSON_OBJECT, "an object of token ids and numbers",
+                            WIRE_BIASES_MAX, why, why_cap);
+
+    if (rc != ERR_OK)
+        return rc;
     s->biases = arena_zalloc(arena, (v->n + 1) * sizeof *s->biases);
     if (s->biases == NULL)
         return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *b = &v->items[i];
-        int64_t id = steering_id(b->key);
-        double value = json_is_number(b) ? json_real(b) : 0.0;
+        const struct json b = lax_number(&v->items[i]);
+        int64_t id = steering_id(b.key);
+        double value = json_is_number(&b) ? json_real(&b) : 0.0;
 
-        if (id < 0 || !json_is_number(b))
+        if (id < 0 || !json_is_number(&b)) {
+            (void)snprintf(why, why_cap,
+                           id < 0 ? "'logit_bias' must map token ids to numbers: \"%.40s\" is no "
+                                    "token id"
+                                  : "'logit_bias' must map token ids to numbers from -100 to 100: "
+                                    "%.40s has %s",
+                           b.key, lax_show(&v->items[i], shown));
             return ERR_INVALID;
+        }
         value = value > STEERING_BIAS_MAX ? STEERING_BIAS_MAX : value;
         value = value < -STEERING_BIAS_MAX ? -STEERING_BIAS_MAX : value;
         s->biases[i] = (struct wire_bias){.id = (int32_t)id, .value = (float)value};
     }
     qsort(s->biases, v->n, sizeof *s->biases, steering_by_id);
     for (uint32_t i = 1; i < v->n; i++) {
-        if (s->biases[i].id == s->biases[i - 1].id)
-            return ERR_INVALID; /* "7" and "07" */
+        if (s->biases[i].id == s->biases[i - 1].id) { /* "7" and "07" */
+            (void)snprintf(why, why_cap, "'logit_bias' has token id %d twice", s->biases[i].id);
+            return ERR_INVALID;
+        }
     }
     s->n_biases = v->n;
     return ERR_OK;
 }
 
-int steering_read_allowed(struct steering *s, struct arena *arena, const struct json *v)
+int steering_read_allowed(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                          size_t why_cap)
 {
-    if (v->kind != JSON_LIST || v->n == 0)
-        return ERR_INVALID;
+    char shown[LAX_SHOW_BYTES];
+    int rc = steering_count("allowed_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX,
+                            why, why_cap);
+
+    if (rc == ERR_OK && v->n == 0) {
+        (void)snprintf(why, why_cap, "'allowed_token_ids' must not be empty");
+        rc = ERR_INVALID;
+    }
+    if (rc != ERR_OK)
+        return rc;
     s->allowed = arena_zalloc(arena, v->n * sizeof *s->allowed);
     if (s->allowed == NULL)
         return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *id = &v->items[i];
+        const struct json id = lax_number(&v->items[i]);
 
-        if (id->kind != JSON_INT || id->whole < 0 || id->whole > INT32_MAX)
+        if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX) {
+            (void)snprintf(why, why_cap, "'allowed_token_ids' must have token ids, not %s",
+                           lax_show(&v->items[i], shown));
             return ERR_INVALID;
-        s->allowed[i] = (int32_t)id->whole;
+        }
+        s->allowed[i] = (int32_t)id.whole;
     }
     s->n_allowed = v->n;
     return ERR_OK;
@@ -121,19 +166,25 @@ out:
 }
 
 int steering_read_bad_words(struct steering *s, struct arena *arena, const struct tokenizer *t,
-                            const struct json *v)
+                            const struct json *v, char *why, size_t why_cap)
 {
-    if (v->n > STEERING_WORDS_MAX)
-        return ERR_LIMIT;
+    int rc = steering_count("bad_words", v, JSON_LIST, "a list of strings", STEERING_WORDS_MAX, why,
+                            why_cap);
+
+    if (rc != ERR_OK)
+        return rc;
     s->bad = arena_zalloc(arena, WIRE_BAD_WORDS_MAX * sizeof *s->bad);
     if (s->bad == NULL)
         return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < v->n; i++) {
         const struct json *word = &v->items[i];
-        int rc = word->kind != JSON_TEXT
-                     ? ERR_INVALID
-                     : steering_ban_word(s, arena, t, word->text, word->text_len);
 
+        rc = word->kind != JSON_TEXT ? ERR_INVALID
+                                     : steering_ban_word(s, arena, t, word->text, word->text_len);
+        if (rc == ERR_INVALID)
+            (void)snprintf(why, why_cap, "'bad_words' must have strings that are not empty");
+        if (rc == ERR_LIMIT)
+            (void)snprintf(why, why_cap, "'bad_words' has more than %d tokens", WIRE_BAD_WORDS_MAX);
         if (rc != ERR_OK)
             return rc;
     }
@@ -142,13 +193,16 @@ int steering_read_bad_words(struct steering *s, struct arena *arena, const struc
 
 /* --- the engine's form ------------------------------------------------------------------ */
 
-static int steering_write_allowed(const struct steering *s, uint32_t n_vocab, int32_t *words)
+static int steering_write_allowed(const struct steering *s, uint32_t n_vocab, int32_t *words,
+                                  int32_t *wrong)
 {
     for (uint32_t i = 0; i < s->n_allowed; i++) {
         uint32_t id = (uint32_t)s->allowed[i], word;
 
-        if (id >= n_vocab)
+        if (id >= n_vocab) {
+            *wrong = (int32_t)id;
             return ERR_INVALID;
+        }
         memcpy(&word, &words[id / 32], sizeof word);
         word |= UINT32_C(1) << id % 32;
         memcpy(&words[id / 32], &word, sizeof word);
@@ -157,7 +211,7 @@ static int steering_write_allowed(const struct steering *s, uint32_t n_vocab, in
 }
 
 int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_request *r,
-                   int32_t **words, const char **param)
+                   int32_t **words, const char **param, int32_t *wrong)
 {
     int32_t *w;
 
@@ -169,12 +223,13 @@ int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_reque
         return ERR_OK;
     if (s->n_biases > 0 && (uint32_t)s->biases[s->n_biases - 1].id >= n_vocab) {
         *param = "logit_bias";
+        *wrong = s->biases[s->n_biases - 1].id;
         return ERR_INVALID;
     }
     w = mem_zalloc_array((size_t)wire_extra(r), sizeof *w);
     if (w == NULL)
         return ERR_NO_MEMORY;
-    if (steering_write_allowed(s, n_vocab, w) != ERR_OK) {
+    if (steering_write_allowed(s, n_vocab, w, wrong) != ERR_OK) {
         *param = "allowed_token_ids";
         mem_free(w);
         return ERR_INVALID;

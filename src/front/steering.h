@@ -24,18 +24,19 @@ struct steering {
 };
 
 /* Read `logit_bias` {"id": number}, `allowed_token_ids` [id], `bad_words` [text]. A bad word is
- * banned with and without a space in front of it. ERR_OK; ERR_INVALID; ERR_LIMIT: too many;
- * ERR_NO_MEMORY. */
-int steering_read_biases(struct steering *s, struct arena *arena, const struct json *v) ERR_CHECKED;
-int steering_read_allowed(struct steering *s, struct arena *arena,
-                          const struct json *v) ERR_CHECKED;
+ * banned with and without a space in front of it. ERR_OK; ERR_INVALID or ERR_LIMIT (too many), with
+ * a sentence in why; ERR_NO_MEMORY. */
+int steering_read_biases(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                         size_t why_cap) ERR_CHECKED;
+int steering_read_allowed(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                          size_t why_cap) ERR_CHECKED;
 int steering_read_bad_words(struct steering *s, struct arena *arena, const struct tokenizer *t,
-                            const struct json *v) ERR_CHECKED;
+                            const struct json *v, char *why, size_t why_cap) ERR_CHECKED;
 
 /* Fill r->n_allowed, n_biases, n_bad, and the words that stand behind the tokens: int32
  * [wire_extra(r)], the caller's to mem_free(); NULL when there are none. ERR_INVALID with the
- * field's name in *param when an id is not below n_vocab; ERR_NO_MEMORY. */
+ * field's name in *param and the id in *wrong when an id is not below n_vocab; ERR_NO_MEMORY. */
 int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_request *r,
-                   int32_t **words, const char **param) ERR_CHECKED;
+                   int32_t **words, const char **param, int32_t *wrong) ERR_CHECKED;
 
 #endif

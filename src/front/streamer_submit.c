@@ -144,6 +144,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
     int rc = streamer_check(s, g, why, cap, param);
     enum wire_refusal refusal;
     int32_t *extra = NULL;
+    int32_t wrong;
     int64_t slot;
 
     if (rc != ERR_OK)
@@ -157,10 +158,11 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
         *param = NULL;
         return ERR_OVERLOADED;
     }
-    rc = steering_write(&g->exchange->steering, l->engine.n_vocab, &r, &extra, param);
+    rc = steering_write(&g->exchange->steering, l->engine.n_vocab, &r, &extra, param, &wrong);
     if (rc != ERR_OK) {
-        (void)snprintf(why, cap, "a token id is not in the model's vocabulary of %u",
-                       l->engine.n_vocab);
+        if (*param != NULL)
+            (void)snprintf(why, cap, "'%s' has token id %d; this model's go from 0 to %u", *param,
+                           wrong, l->engine.n_vocab - 1);
         return rc;
     }
     *param = NULL;

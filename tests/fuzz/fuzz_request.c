@@ -36,6 +36,8 @@ static void compile(const struct form *f, uint8_t choice, struct arena *a)
     structures_fini(&cache);
 }
 
+static const struct names names = {.at = {"demo"}, .n = 1};
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
     struct arena a = {.limit_bytes = (size_t)64 << 20};
@@ -53,7 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
     x.format = (bytes[0] & 1) != 0 ? EXCHANGE_CHAT : EXCHANGE_COMPLETION;
     if (json_parse(&body, &a, text, len - 1, why, sizeof why) == ERR_OK &&
         body->kind == JSON_OBJECT) {
-        if (fields_read(&f, &x, body, &presets, "demo", why, sizeof why, &param) != ERR_OK) {
+        if (fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param) != ERR_OK) {
             must(why[0] != '\0' && param != NULL);
         } else {
             must(f.n_stops <= DETOK_STOPS_MAX && f.request.n_stop_ids <= WIRE_STOP_IDS);

@@ -8,6 +8,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 
+static const struct names names = {.at = {"demo"}, .n = 1};
+
 /* What is taken has messages with roles, and goes through the chat's table. */
 static void chat_check(const struct json *chat)
 {
@@ -32,7 +34,7 @@ static void chat_check(const struct json *chat)
     buf_fini(&text);
     presets_init(&presets);
     why[0] = '\0';
-    if (fields_read(&f, &x, chat, &presets, "demo", why, sizeof why, &param) != ERR_OK)
+    if (fields_read(&f, &x, chat, &presets, &names, why, sizeof why, &param) != ERR_OK)
         must(why[0] != '\0' && param != NULL);
 }
 

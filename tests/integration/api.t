@@ -236,10 +236,11 @@ def sampling(s):
     hot = [babble(temperature=1.5, seed=n) for n in range(4)]
     tap.eq([babble(temperature=1.5, seed=n) for n in range(4)], hot, "a seed repeats")
     tap.ok(len(set(hot)) > 1, "seeds differ")
-    tap.eq(babble(temperature=1.5, seed=-1), babble(temperature=1.5, seed=-1), "a negative seed")
+    tap.eq(babble(temperature=1.5, seed=-7), babble(temperature=1.5, seed=-7), "a negative seed")
     big = 2 ** 63 + 5
     tap.eq(babble(temperature=1.5, seed=big), babble(temperature=1.5, seed=big), "a seed of 64 bits")
     tap.ok(len(set(babble(temperature=2) for _ in range(4))) > 1, "no seed: not always the same")
+    tap.ok(len(set(babble(temperature=2, seed=-1) for _ in range(4))) > 1, "-1 is no seed")
     tap.eq(say(temperature=2, seed=5, top_k=1), plain, "top_k 1 is greedy")
     tap.eq(say(temperature=2, seed=5, top_p=1e-6), plain, "a tiny top_p is greedy")
     tap.eq(say(temperature=2, seed=5, min_p=1.0), plain, "min_p 1 is greedy")
@@ -395,14 +396,14 @@ def bad_requests(s):
             ("temperature", "hot"), ("temperature", 101), ("temperature", -0.1),
             ("temperature", True), ("top_p", 0), ("top_p", 1.5), ("top_p", []), ("top_k", 1.5),
             ("top_k", -2), ("min_p", 2), ("max_tokens", 0), ("max_tokens", -1),
-            ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", 1e30),
-            ("max_completion_tokens", 0), ("min_tokens", -1), ("stream", "yes"), ("stream", 1),
+            ("max_tokens", "five"), ("max_tokens", 1.5), ("max_tokens", 1e30),
+            ("max_completion_tokens", 0), ("min_tokens", -1), ("stream", "perhaps"), ("stream", 2),
             ("stop", 5), ("stop", [1]), ("stop", ""), ("stop", ["a"] * 99), ("stop", ["x" * 9999]),
             ("stop_token_ids", 5), ("stop_token_ids", ["a"]), ("stop_token_ids", [-1]),
             ("stop_token_ids", [99999]), ("stop_token_ids", [1] * 99), ("seed", 1.5),
             ("seed", "a"), ("presence_penalty", 3), ("frequency_penalty", -3),
-            ("repetition_penalty", 0), ("ignore_eos", 1), ("stream_options", True),
-            ("stream_options", {"include_usage": True}), ("logprobs", 1),
+            ("repetition_penalty", 0), ("ignore_eos", 0.5), ("stream_options", True),
+            ("stream_options", {"include_usage": True}), ("logprobs", 5),
             ("top_logprobs", 3), ("logit_bias", [5]), ("tools", [{}]), ("n", 0),
             ("tool_choice", "required"), ("tool_choice", "x"), ("tools", [{"type": "function"}]),
             ("response_format", {"type": "xml"}), ("structured_outputs", {"regex": "("}),
@@ -412,8 +413,8 @@ def bad_requests(s):
             ("messages", [{"role": "user", "content": 5}]),
             ("messages", [{"role": "user", "content": [{"type": "image_url",
                                                         "image_url": {"url": "data:"}}]}]),
-            ("skip_special_tokens", "no"), ("continue_final_message", "yes"),
-            ("add_generation_prompt", 1), ("chat_template_kwargs", 5), ("reasoning_effort", "x"),
+            ("skip_special_tokens", "never"), ("continue_final_message", 7),
+            ("add_generation_prompt", ""), ("chat_template_kwargs", 5), ("reasoning_effort", "x"),
             ("reasoning_effort", 5), ("tool_choice", {"type": "allowed_tools"}),
             ("prompt_logprobs", -1), ("prompt_logprobs", -2), ("top_logprobs", -1)):
         refuse(s, CHAT, dict(big, **{field: value}), 400, field,
@@ -424,7 +425,7 @@ def bad_requests(s):
     for field, value in (("prompt", 5), ("prompt", []), ("prompt", ""), ("prompt", [[]]),
                          ("prompt", {}), ("prompt", [1, "a"]), ("prompt", ["a", 1]),
                          ("prompt", [-1]), ("prompt", [99999]), ("prompt", [1.5]),
-                         ("prompt", ["a"] * 999), ("echo", 1), ("suffix", "x"),
+                         ("prompt", ["a"] * 999), ("echo", -1), ("suffix", "x"),
                          ("best_of", 2), ("logprobs", 21),
                          ("add_special_tokens", "x")):
         refuse(s, TEXT, dict(s.completion("Hello"), **{field: value}), 400, field,
@@ -483,7 +484,7 @@ def bad_requests(s):
     tap.ok(r["usage"]["prompt_tokens"] < 10, "and leaves alone what fits")
     r = refuse(s, TEXT, s.completion("Hello", truncate_prompt_tokens=-2), 400,
                "truncate_prompt_tokens")
-    tap.ok("-1 or from 1" in r.json["error"]["message"], "    its words", r.text)
+    tap.ok("-1 or a whole number from 1" in r.json["error"]["message"], "    its words", r.text)
     refuse(s, TEXT, s.completion("Hello", max_tokens=2048), 400, "prompt",
            "context_length_exceeded", "many tokens asked for")
     refuse(s, TEXT, s.completion([5] * 2048), 400, "prompt", "context_length_exceeded",
@@ -588,7 +589,20 @@ with tap.section("front's own limit"), Stack(front=["--max-body-bytes", 100000])
     for n in (150000, 5000000, 20000000, 20000000, 20000000):
         refuse(s, CHAT, b"x" * n, 413, None, "request_too_large", "a body of %d bytes" % n)
         refuse(s, "/v1/none", b"x" * n, 404, None, name="a body of %d bytes" % n)
-        refuse(s, "/health", b"x" * n, 405, None, name="a body of %d bytes" % n)
+        refuse(s, "/health", b"x" * n, 413, None, "request_too_large", "nginx: a body of %d bytes" % n)
+    refuse(s, "/health", b"x" * 1000, 405, None, name="a body of 1000 bytes")
+with tap.section("names"):
+    for names, taken, refused in (("demo,second org/third", ("demo", "second", "org/third"), "fourth"),
+                                  ("demo,*", ("demo", "claude-haiku", "x" * 200), None)):
+        with Stack(n_fronts=1, front=["--served-model-name", names]) as s:
+            listed = [m["id"] for m in s.get("/v1/models").json["data"]]
+            tap.eq(listed, [n for n in taken if n in names], "%s: /v1/models" % names)
+            for n in taken:
+                r = s.post(CHAT, dict(s.chat("Hello", max_tokens=2), model=n))
+                tap.eq((r.status, r.json.get("model")), (200, "demo"), "%s: is asked as %.20s" % (names, n))
+                tap.eq(s.get("/v1/models/" + n).json.get("root"), "demo", "and described")
+            if refused:
+                refuse(s, CHAT, dict(s.chat("Hello"), model=refused), 404, "model", "model_not_found", names)
 with tap.section("parts"), tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
     # A template that reads parts itself; what it would pass over must not come to it.
     f.write("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"

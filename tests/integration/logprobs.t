@@ -191,7 +191,7 @@ def errors(s):
     said = s.stream(CHAT, s.chat("Hello", max_tokens=3, prompt_logprobs=0))
     tap.eq(said.status, 200, "a stream that asks for no alternatives of its prompt")
     for path, f, param in (
-            (CHAT, {"top_logprobs": 3}, "top_logprobs"), (CHAT, {"logprobs": 1}, "logprobs"),
+            (CHAT, {"top_logprobs": 3}, "top_logprobs"), (CHAT, {"logprobs": 5}, "logprobs"),
             (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
             (TEXT, {"logprobs": True}, "logprobs"), (TEXT, {"logprobs": -1}, "logprobs"),
             (TEXT, {"logprobs": 21}, "logprobs"), (TEXT, {"max_tokens": 0}, "max_tokens"),
@@ -200,7 +200,7 @@ def errors(s):
             (TEXT, {"logit_bias": [1]}, "logit_bias"), (TEXT, {"logit_bias": {"x": 1}}, "logit_bias"),
             (TEXT, {"logit_bias": {"-1": 1}}, "logit_bias"),
             (TEXT, {"logit_bias": {"7": 1, "07": 1}}, "logit_bias"),
-            (TEXT, {"logit_bias": {"7": "1"}}, "logit_bias"),
+            (TEXT, {"logit_bias": {"7": "x"}}, "logit_bias"),
             (TEXT, {"logit_bias": {"4000000": 1}}, "logit_bias"),
             (TEXT, {"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
             (TEXT, {"allowed_token_ids": []}, "allowed_token_ids"),

@@ -81,6 +81,16 @@ def as_described(value):
     return out
 
 
+def without_nulls(value):
+    """A chat's answer without the nulls that vLLM's clients rely on and OpenAI leaves out."""
+    choices = []
+    for c in value["choices"]:
+        m = {k: v for k, v in c["message"].items()
+             if v is not None or k not in ("annotations", "function_call")}
+        choices.append(dict(c, message=m))
+    return dict(value, choices=choices)
+
+
 def shape(v, name=None):
     """What a schema could find wrong with it: free texts, and lists of what is alike, are cut."""
     if isinstance(v, dict):
@@ -130,6 +140,8 @@ class Judge:
         self.n["errors" if name == "ErrorResponse" else "events" if streamed else "answers"] += 1
         if name == "CreateCompletionResponse":
             value = as_described(value)
+        if name == "CreateChatCompletionResponse":
+            value = without_nulls(value)
         self.shapes.setdefault((name, json.dumps(shape(value), sort_keys=True)), value)
 
     def tell(self):

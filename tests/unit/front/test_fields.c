@@ -101,6 +101,10 @@ static const struct {
     {"{\"return_prompt_text\":false,\"return_token_offsets\":null,\"stream_interval\":4}", CHAT},
     {"{\"chat_template_kwargs\":{},\"add_generation_prompt\":false}", CHAT},
     {"{\"add_special_tokens\":false}", TEXT},
+    /* As pydantic takes them. */
+    {"{\"temperature\":\"0.7\",\"top_k\":\"5\",\"max_tokens\":16.0,\"seed\":\" 3\"}", BOTH},
+    {"{\"stream\":1,\"ignore_eos\":\"True\",\"n\":\"2\",\"timeout_s\":\"5\"}", BOTH},
+    {"{\"logit_bias\":{\"1\":\"-5\"},\"allowed_token_ids\":[1.0,\"2\"]}", BOTH},
 };
 
 static const struct {
@@ -112,7 +116,7 @@ static const struct {
     {"{\"model\":\"other\"}", BOTH, "model", ERR_NO_MODEL},
     {"{\"model\":\"\"}", BOTH, "model", ERR_NO_MODEL},
     {"{\"model\":1}", BOTH, "model", ERR_INVALID},
-    {"{\"temperature\":\"1\"}", BOTH, "temperature", ERR_INVALID},
+    {"{\"temperature\":\"1x\"}", BOTH, "temperature", ERR_INVALID},
     {"{\"temperature\":true}", BOTH, "temperature", ERR_INVALID},
     {"{\"temperature\":-0.001}", BOTH, "temperature", ERR_INVALID},
     {"{\"temperature\":100.001}", BOTH, "temperature", ERR_INVALID},
@@ -132,8 +136,8 @@ static const struct {
     {"{\"max_tokens\":0}", BOTH, "max_tokens", ERR_INVALID},
     {"{\"max_tokens\":-5}", BOTH, "max_tokens", ERR_INVALID},
     {"{\"max_tokens\":4294967297}", BOTH, "max_tokens", ERR_INVALID},
-    {"{\"max_tokens\":1.0}", BOTH, "max_tokens", ERR_INVALID},
-    {"{\"max_tokens\":\"1\"}", BOTH, "max_tokens", ERR_INVALID},
+    {"{\"max_tokens\":1.5}", BOTH, "max_tokens", ERR_INVALID},
+    {"{\"max_tokens\":\"1.5\"}", BOTH, "max_tokens", ERR_INVALID},
     {"{\"max_completion_tokens\":0}", CHAT, "max_completion_tokens", ERR_INVALID},
     {"{\"max_completion_tokens\":5,\"max_tokens\":\"x\"}", CHAT, "max_tokens", ERR_INVALID},
     {"{\"min_tokens\":-1}", BOTH, "min_tokens", ERR_INVALID},
@@ -141,9 +145,9 @@ static const struct {
     {"{\"timeout_s\":0}", BOTH, "timeout_s", ERR_INVALID},
     {"{\"timeout_s\":-1}", BOTH, "timeout_s", ERR_INVALID},
     {"{\"timeout_s\":86401}", BOTH, "timeout_s", ERR_INVALID},
-    {"{\"timeout_s\":\"5\"}", BOTH, "timeout_s", ERR_INVALID},
+    {"{\"timeout_s\":\"5s\"}", BOTH, "timeout_s", ERR_INVALID},
     {"{\"seed\":1.5}", BOTH, "seed", ERR_INVALID},
-    {"{\"seed\":\"1\"}", BOTH, "seed", ERR_INVALID},
+    {"{\"seed\":\"one\"}", BOTH, "seed", ERR_INVALID},
     {"{\"stop\":\"\"}", BOTH, "stop", ERR_INVALID},
     {"{\"stop\":5}", BOTH, "stop", ERR_INVALID},
     {"{\"stop\":[null]}", BOTH, "stop", ERR_INVALID},
@@ -154,21 +158,21 @@ static const struct {
     {"{\"stop_token_ids\":[2147483648]}", BOTH, "stop_token_ids", ERR_INVALID},
     {"{\"stop_token_ids\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", BOTH, "stop_token_ids",
      ERR_INVALID},
-    {"{\"stream\":1}", BOTH, "stream", ERR_INVALID},
-    {"{\"stream\":\"true\"}", BOTH, "stream", ERR_INVALID},
+    {"{\"stream\":2}", BOTH, "stream", ERR_INVALID},
+    {"{\"stream\":\"maybe\"}", BOTH, "stream", ERR_INVALID},
     {"{\"stream_options\":true}", BOTH, "stream_options", ERR_INVALID},
     {"{\"stream_options\":{\"include_usage\":true}}", BOTH, "stream_options", ERR_INVALID},
     {"{\"stream\":true,\"stream_options\":{\"include_usage\":1}}", BOTH, "stream_options",
      ERR_UNSUPPORTED},
     {"{\"stream\":true,\"stream_options\":{\"else\":true}}", BOTH, "stream_options",
      ERR_UNSUPPORTED},
-    {"{\"ignore_eos\":0}", BOTH, "ignore_eos", ERR_INVALID},
+    {"{\"ignore_eos\":0.5}", BOTH, "ignore_eos", ERR_INVALID},
     {"{\"skip_special_tokens\":\"\"}", BOTH, "skip_special_tokens", ERR_INVALID},
     {"{\"include_stop_str_in_output\":{}}", BOTH, "include_stop_str_in_output", ERR_INVALID},
-    {"{\"add_generation_prompt\":1}", CHAT, "add_generation_prompt", ERR_INVALID},
+    {"{\"add_generation_prompt\":3}", CHAT, "add_generation_prompt", ERR_INVALID},
     {"{\"continue_final_message\":\"a\"}", CHAT, "continue_final_message", ERR_INVALID},
     {"{\"chat_template_kwargs\":[]}", CHAT, "chat_template_kwargs", ERR_INVALID},
-    {"{\"add_special_tokens\":1}", TEXT, "add_special_tokens", ERR_INVALID},
+    {"{\"add_special_tokens\":\"\"}", TEXT, "add_special_tokens", ERR_INVALID},
     {"{\"logprob_token_ids\":[5]}", BOTH, "logprob_token_ids", ERR_UNSUPPORTED},
     {"{\"repetition_detection\":{\"max_pattern_size\":5}}", BOTH, "repetition_detection",
      ERR_UNSUPPORTED},
@@ -195,10 +199,10 @@ static const struct {
     {"{\"n\":129}", BOTH, "n", ERR_INVALID},
     {"{\"n\":0}", BOTH, "n", ERR_INVALID},
     {"{\"n\":1.5}", BOTH, "n", ERR_INVALID},
-    {"{\"n\":\"2\"}", BOTH, "n", ERR_INVALID},
+    {"{\"n\":\"two\"}", BOTH, "n", ERR_INVALID},
     {"{\"n\":2,\"best_of\":3}", TEXT, "best_of", ERR_UNSUPPORTED},
-    {"{\"echo\":1}", TEXT, "echo", ERR_INVALID},
-    {"{\"return_token_ids\":1}", BOTH, "return_token_ids", ERR_INVALID},
+    {"{\"echo\":-1}", TEXT, "echo", ERR_INVALID},
+    {"{\"return_token_ids\":[]}", BOTH, "return_token_ids", ERR_INVALID},
     {"{\"cache_salt\":\"\"}", BOTH, "cache_salt", ERR_INVALID},
     {"{\"cache_salt\":5}", BOTH, "cache_salt", ERR_INVALID},
     {"{\"cache_retention\":5}", BOTH, "cache_retention", ERR_INVALID},
@@ -218,11 +222,11 @@ static const struct {
      CHAT, "messages", ERR_INVALID},
     {"{\"truncate_prompt_tokens\":0}", BOTH, "truncate_prompt_tokens", ERR_INVALID},
     {"{\"truncate_prompt_tokens\":-2}", BOTH, "truncate_prompt_tokens", ERR_INVALID},
-    {"{\"truncate_prompt_tokens\":\"5\"}", BOTH, "truncate_prompt_tokens", ERR_INVALID},
+    {"{\"truncate_prompt_tokens\":\"five\"}", BOTH, "truncate_prompt_tokens", ERR_INVALID},
     {"{\"documents\":{}}", CHAT, "documents", ERR_INVALID},
     {"{\"request_id\":5}", BOTH, "request_id", ERR_INVALID},
     {"{\"best_of\":2}", TEXT, "best_of", ERR_UNSUPPORTED},
-    {"{\"logprobs\":1}", CHAT, "logprobs", ERR_INVALID},
+    {"{\"logprobs\":5}", CHAT, "logprobs", ERR_INVALID},
     {"{\"logprobs\":true}", TEXT, "logprobs", ERR_INVALID},
     {"{\"logprobs\":21}", TEXT, "logprobs", ERR_INVALID},
     {"{\"top_logprobs\":2}", CHAT, "top_logprobs", ERR_INVALID},
@@ -234,8 +238,8 @@ static const struct {
     {"{\"prompt_logprobs\":1,\"stream\":true}", BOTH, "prompt_logprobs", ERR_INVALID},
     {"{\"max_tokens\":0}", BOTH, "max_tokens", ERR_INVALID},
     {"{\"logit_bias\":{\"a\":1}}", BOTH, "logit_bias", ERR_INVALID},
-    {"{\"logit_bias\":{\"1\":\"1\"}}", BOTH, "logit_bias", ERR_INVALID},
-    {"{\"echo\":1}", CHAT, "echo", ERR_INVALID},
+    {"{\"logit_bias\":{\"1\":\"x\"}}", BOTH, "logit_bias", ERR_INVALID},
+    {"{\"echo\":-1}", CHAT, "echo", ERR_INVALID},
     {"{\"suffix\":\"a\"}", TEXT, "suffix", ERR_UNSUPPORTED},
     {"{\"tools\":[{}]}", CHAT, "tools", ERR_INVALID},
     {"{\"tools\":[{\"type\":\"function\",\"function\":{}}]}", CHAT, "tools", ERR_INVALID},
@@ -252,7 +256,7 @@ static const struct {
      CHAT, "tool_choice", ERR_INVALID},
     {"{\"tool_choice\":\"any\"}", CHAT, "tool_choice", ERR_INVALID},
     {"{\"tool_choice\":5}", CHAT, "tool_choice", ERR_INVALID},
-    {"{\"parallel_tool_calls\":1}", CHAT, "parallel_tool_calls", ERR_INVALID},
+    {"{\"parallel_tool_calls\":7}", CHAT, "parallel_tool_calls", ERR_INVALID},
     {"{\"bad_words\":\"a\"}", BOTH, "bad_words", ERR_INVALID},
     {"{\"allowed_token_ids\":[]}", BOTH, "allowed_token_ids", ERR_INVALID},
     {"{\"allowed_token_ids\":[\"a\"]}", BOTH, "allowed_token_ids", ERR_INVALID},
@@ -296,10 +300,12 @@ static const struct {
     {"{\"chat_template\":\"x\"}", CHAT, "chat_template", ERR_UNSUPPORTED},
     {"{\"prompt_embeds\":\"x\"}", TEXT, "prompt_embeds", ERR_UNSUPPORTED},
     {"{\"modalities\":[\"audio\"]}", CHAT, "modalities", ERR_UNSUPPORTED},
-    {"{\"store\":1}", CHAT, "store", ERR_INVALID},
+    {"{\"store\":{}}", CHAT, "store", ERR_INVALID},
     {"{\"use_beam_search\":true}", BOTH, "use_beam_search", ERR_UNSUPPORTED},
     {"{\"length_penalty\":2}", BOTH, "length_penalty", ERR_UNSUPPORTED},
 };
+
+static const struct names names = {.at = {"demo"}, .n = 1};
 
 /* Read a body; everything in it lives in the arena. */
 static int read_body(const char *text, enum exchange_format format, struct arena *arena,
@@ -314,7 +320,7 @@ static int read_body(const char *text, enum exchange_format format, struct arena
     struct presets presets;
 
     presets_init(&presets);
-    int rc = fields_read(out, x, body, &presets, "demo", why, sizeof why, param);
+    int rc = fields_read(out, x, body, &presets, &names, why, sizeof why, param);
     if (rc != ERR_OK)
         ok(why[0] != '\0' && strstr(why, "not string") == NULL, "it says why: %.80s", why);
     return rc;
@@ -363,7 +369,7 @@ static void test_values(struct arena *arena)
     must_ok(
         read_body("{\"temperature\":0.5,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,"
                   "\"presence_penalty\":1,\"frequency_penalty\":-1,\"repetition_penalty\":1.5,"
-                  "\"min_tokens\":3,\"max_tokens\":9,\"priority\":-4,\"timeout_s\":2.5,\"seed\":-1,"
+                  "\"min_tokens\":3,\"max_tokens\":9,\"priority\":-4,\"timeout_s\":2.5,\"seed\":-2,"
                   "\"ignore_eos\":true,\"stream\":true,\"skip_special_tokens\":false,"
                   "\"stream_options\":{\"include_usage\":true},\"stop\":[\"ab\",\"c\"],"
                   "\"include_stop_str_in_output\":true,\"stop_token_ids\":[5,6]}",
@@ -375,7 +381,7 @@ static void test_values(struct arena *arena)
     ok(f.request.top_k == 7 && f.request.min_tokens == 3 && f.request.priority == -4,
        "top_k, min_tokens, priority");
     ok(x.timeout_us == 2500001, "timeout_s");
-    ok(f.seed_given && f.request.seed == UINT64_MAX, "seed");
+    ok(f.seed_given && f.request.seed == UINT64_MAX - 1, "seed");
     ok(x.max_tokens_given && x.max_tokens == 9, "max_tokens");
     ok((f.request.flags & WIRE_IGNORE_EOS) != 0 && !f.skip_special && f.include_stop, "flags");
     ok(x.stream && x.include_usage, "stream");
@@ -468,6 +474,45 @@ static void test_variables(struct arena *arena)
     buf_fini(&b);
 }
 
+/* A reason names the field, what came, and what may come. */
+static void test_reasons(struct arena *arena)
+{
+    static const struct {
+        const char *body;
+        const char *says[3];
+    } rows[] = {
+        {"{\"temperature\":200}", {"'temperature'", "at least 0 and at most 100", "not 200"}},
+        {"{\"temperature\":\"hot\"}", {"'temperature'", "a number", "not \"hot\""}},
+        {"{\"max_tokens\":2.5}", {"'max_tokens'", "a whole number from", "not 2.5"}},
+        {"{\"top_p\":0}", {"'top_p'", "above 0 and at most 1", "not 0"}},
+        {"{\"n\":1000}", {"'n'", "at most 128", "not 1000"}},
+        {"{\"seed\":[]}", {"'seed'", "a whole number of 64 bits", "not list"}},
+        {"{\"stream\":\"perhaps\"}", {"'stream'", "true or false", "not \"perhaps\""}},
+        {"{\"logit_bias\":{\"a\":1}}", {"'logit_bias'", "\"a\"", "no token id"}},
+        {"{\"logit_bias\":{\"17\":\"b\"}}", {"'logit_bias'", "from -100 to 100", "17 has \"b\""}},
+        {"{\"logit_bias\":[]}", {"'logit_bias'", "an object", "not list"}},
+        {"{\"logit_bias\":{\"7\":1,\"07\":1}}", {"'logit_bias'", "token id 7", "twice"}},
+        {"{\"allowed_token_ids\":[\"x\"]}", {"'allowed_token_ids'", "token ids", "not \"x\""}},
+        {"{\"truncate_prompt_tokens\":-2}", {"'truncate_prompt_tokens'", "from 1 to", "not -2"}},
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct json *body = NULL;
+        const char *param = NULL;
+        struct exchange x = {.format = EXCHANGE_CHAT};
+        struct presets presets;
+        struct fields f;
+        char why[256] = "";
+
+        presets_init(&presets);
+        must_ok(json_parse(&body, arena, rows[i].body, strlen(rows[i].body), why, sizeof why));
+        ok(fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param) == ERR_INVALID,
+           "refused: %s", rows[i].body);
+        for (int k = 0; k < 3; k++)
+            ok(strstr(why, rows[i].says[k]) != NULL, "%s stands in: %s", rows[i].says[k], why);
+    }
+}
+
 int main(void)
 {
     struct arena arena = {.limit_bytes = (size_t)16 << 20};
@@ -476,6 +521,7 @@ int main(void)
     test_values(&arena);
     test_stop_limits(&arena);
     test_variables(&arena);
+    test_reasons(&arena);
     arena_reset(&arena);
     return tap_done();
 }

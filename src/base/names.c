@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/names.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+
+static const char *names_last_part(const char *folder)
+{
+    const char *slash = strrchr(folder, '/');
+
+    return slash == NULL || slash[1] == '\0' ? folder : slash + 1;
+}
+
+static bool names_add(struct names *out, const char *name)
+{
+    if (strcmp(name, "*") == 0) {
+        out->any = true;
+        return true;
+    }
+    for (int i = 0; i < out->n; i++) {
+        if (strcmp(out->at[i], name) == 0)
+            return true; /* named twice */
+    }
+    if (out->n == NAMES_MAX)
+        return false;
+    out->at[out->n++] = name;
+    return true;
+}
+
+int names_read(struct names *out, const char *list, const char *folder)
+{
+    static const char between[] = ", \t";
+    char *rest = out->text;
+    char *name;
+
+    out->n = 0;
+    out->any = false;
+    if (strlen(list) >= sizeof out->text) {
+        log_error("served_model_name is longer than %zu bytes", sizeof out->text - 1);
+        return ERR_INVALID;
+    }
+    memcpy(out->text, list, strlen(list) + 1);
+    while ((name = strtok_r(rest, between, &rest)) != NULL) {
+        if (!names_add(out, name)) {
+            log_error("served_model_name has more than %d names", NAMES_MAX);
+            return ERR_INVALID;
+        }
+    }
+    if (out->n == 0)
+        out->at[out->n++] = names_last_part(folder);
+    return ERR_OK;
+}
+
+bool names_have(const struct names *names, const char *name, size_t len)
+{
+    if (names->any)
+        return true;
+    for (int i = 0; i < names->n; i++) {
+        if (strlen(names->at[i]) == len && memcmp(names->at[i], name, len) == 0)
+            return true;
+    }
+    return false;
+}
