@@ -15,6 +15,8 @@ api_fn api_render;      /* POST /v1/chat/completions/render, /v1/completions/ren
 api_fn api_tokenize;    /* POST /tokenize */
 api_fn api_detokenize;  /* POST /detokenize */
 api_fn api_models;      /* GET /v1/models, /v1/models/NAME */
+api_fn api_index;       /* GET /v1 */
+api_fn api_openapi;     /* GET /openapi.json */
 api_fn api_health;      /* GET /health, /ping */
 api_fn api_load;        /* GET /load */
 api_fn api_is_sleeping; /* GET /is_sleeping */

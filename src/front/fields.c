@@ -705,3 +705,67 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     *param = NULL;
     return ERR_OK;
 }
+
+/* What a row takes, as JSON schema names it; NULL: several things. */
+static const char *fields_schema_type(const struct fields_row *row)
+{
+    static const struct {
+        fields_fn *read;
+        const char *type;
+    } types[] = {
+        {fields_real, "number"},
+        {fields_timeout, "number"},
+        {fields_whole, "integer"},
+        {fields_top_k, "integer"},
+        {fields_seed, "integer"},
+        {fields_max_tokens, "integer"},
+        {fields_n, "integer"},
+        {fields_n_logprobs, "integer"},
+        {fields_truncate, "integer"},
+        {fields_prompt_logprobs, "integer"},
+        {fields_flag, "boolean"},
+        {fields_logprobs, "boolean"},
+        {fields_model, "string"},
+        {fields_text, "string"},
+        {fields_salt, "string"},
+        {fields_effort, "string"},
+        {fields_side, "string"},
+        {fields_list, "array"},
+        {fields_messages, "array"},
+        {fields_stop_ids, "array"},
+        {fields_allowed, "array"},
+        {fields_bad_words, "array"},
+        {fields_object, "object"},
+        {fields_biases, "object"},
+        {fields_stream_options, "object"},
+        {fields_retention, "object"},
+    };
+
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (types[i].read == row->read)
+            return types[i].type;
+    }
+    return NULL;
+}
+
+void fields_describe(struct buf *b, enum exchange_format format)
+{
+    int wanted = format == EXCHANGE_CHAT ? FIELDS_CHAT : FIELDS_TEXT;
+    const char *comma = "";
+
+    for (size_t i = 0; i < sizeof fields_rows / sizeof fields_rows[0]; i++) {
+        const struct fields_row *row = &fields_rows[i];
+        const char *type = fields_schema_type(row);
+
+        if ((row->formats & wanted) == 0 || row->read == fields_neutral)
+            continue;
+        buf_printf(b, "%s\"%s\":{", comma, row->name);
+        comma = ",";
+        if (type != NULL)
+            buf_printf(b, "\"type\":\"%s\"", type);
+        if (type != NULL && row->high != 0 && (type[0] == 'n' || type[0] == 'i'))
+            buf_printf(b, ",\"%s\":%.15g,\"maximum\":%.15g",
+                       row->low_open ? "exclusiveMinimum" : "minimum", row->low, row->high);
+        buf_add_byte(b, '}');
+    }
+}

@@ -38,6 +38,9 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
                 const struct presets *presets, const struct names *names, char *why, size_t why_cap,
                 const char **param) ERR_CHECKED;
 
+/* Append the members of a JSON schema's "properties": a format's fields with type and range. */
+void fields_describe(struct buf *b, enum exchange_format format);
+
 /* Is it an effort of reasoning as OpenAI names them, none to max? */
 bool fields_is_effort(const struct json *v);
 

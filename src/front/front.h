@@ -60,6 +60,9 @@ int reader_start(struct front *f) ERR_CHECKED;
 
 /* --- route.c --- */
 
+/* Append the paths of an OpenAPI description, without the braces around them. */
+void route_describe(struct buf *b);
+
 /* Answer the request, or give the exchange its generations. */
 void route_exchange(struct front *f, struct exchange *x);
 

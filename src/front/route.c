@@ -4,6 +4,7 @@
  * bounds. */
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/json.h"
 #include "front/api.h"
@@ -19,35 +20,47 @@ struct route {
     const char *method;        /* NULL: any, and the body is the endpoint's */
     api_fn *answer;            /* NULL: there is nothing, said in the shape */
     enum exchange_shape shape; /* of the answer, errors included */
-    bool admin;                /* for operators alone */
+    enum route_access {
+        OPEN,  /* no key */
+        KEYED, /* an API key, which nginx looks at */
+        ADMIN, /* the key of admin_key_file */
+        LOCAL, /* nginx lets this machine alone in */
+    } access;
+    const char *summary; /* one line for /openapi.json; NULL: not listed there */
 };
 
 static const struct route routes[] = {
-    {"/v1/chat/completions", "POST", api_chat, SHAPE_OPENAI, false},
-    {"/v1/completions", "POST", api_completions, SHAPE_OPENAI, false},
-    {"/v1/chat/completions/render", "POST", api_render, SHAPE_OPENAI, false},
-    {"/v1/completions/render", "POST", api_render, SHAPE_OPENAI, false},
-    {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES, false},
-    {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES, false},
-    {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES, false},
-    {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES, false},
-    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES, false},
-    {"/v1/models", "GET", api_models, SHAPE_OPENAI, false},
-    {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI, false},
-    {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI, false},
-    {"/health", "GET", api_health, SHAPE_OPENAI, false},
-    {"/metrics", "GET", api_metrics, SHAPE_OPENAI, false},
-    {"/version", "GET", api_version, SHAPE_OPENAI, false},
-    {"/ping", "GET", api_health, SHAPE_OPENAI, false},
-    {"/ping", "POST", api_health, SHAPE_OPENAI, false},
-    {"/load", "GET", api_load, SHAPE_OPENAI, false},
-    {"/admin/cache", "GET", api_cache_list, SHAPE_OPENAI, true},
-    {"/admin/cache/pin", "POST", api_cache_pin, SHAPE_OPENAI, true},
-    {"/admin/cache/drop", "POST", api_cache_drop, SHAPE_OPENAI, true},
-    {"/reset_prefix_cache", "POST", api_cache_reset, SHAPE_OPENAI, true},
-    {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, false},
-    {"/sleep", "POST", api_sleep, SHAPE_OPENAI, true},
-    {"/wake_up", "POST", api_wake_up, SHAPE_OPENAI, true},
+    {"/v1/chat/completions", "POST", api_chat, SHAPE_OPENAI, KEYED, "Answer a chat"},
+    {"/v1/completions", "POST", api_completions, SHAPE_OPENAI, KEYED, "Continue a prompt"},
+    {"/v1/chat/completions/render", "POST", api_render, SHAPE_OPENAI, KEYED,
+     "The prompt of a chat and its tokens, without an answer"},
+    {"/v1/completions/render", "POST", api_render, SHAPE_OPENAI, KEYED,
+     "The tokens of a prompt, without an answer"},
+    {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES, KEYED, "Anthropic's API"},
+    {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES, KEYED,
+     "Count the tokens of a request to /v1/messages"},
+    {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES, KEYED, NULL},
+    {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES, KEYED, "OpenAI's responses"},
+    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES, KEYED, NULL},
+    {"/v1/models", "GET", api_models, SHAPE_OPENAI, KEYED, "The names of the model"},
+    {"/v1", "GET", api_index, SHAPE_OPENAI, KEYED, "The endpoints"},
+    {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI, KEYED, "Text or a chat to token ids"},
+    {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI, KEYED, "Token ids to text"},
+    {"/openapi.json", "GET", api_openapi, SHAPE_OPENAI, OPEN, "This description"},
+    {"/health", "GET", api_health, SHAPE_OPENAI, OPEN, "200 if the server can answer"},
+    {"/metrics", "GET", api_metrics, SHAPE_OPENAI, LOCAL, "Counters for Prometheus"},
+    {"/version", "GET", api_version, SHAPE_OPENAI, OPEN, "The server's version"},
+    {"/ping", "GET", api_health, SHAPE_OPENAI, OPEN, "As /health"},
+    {"/ping", "POST", api_health, SHAPE_OPENAI, OPEN, "As /health"},
+    {"/load", "GET", api_load, SHAPE_OPENAI, KEYED, "Requests that run or wait"},
+    {"/admin/cache", "GET", api_cache_list, SHAPE_OPENAI, ADMIN, "What the prefix cache holds"},
+    {"/admin/cache/pin", "POST", api_cache_pin, SHAPE_OPENAI, ADMIN, "Keep a prompt in the cache"},
+    {"/admin/cache/drop", "POST", api_cache_drop, SHAPE_OPENAI, ADMIN,
+     "Remove prompts from the cache"},
+    {"/reset_prefix_cache", "POST", api_cache_reset, SHAPE_OPENAI, ADMIN, "Empty the cache"},
+    {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, OPEN, "Whether the engine sleeps"},
+    {"/sleep", "POST", api_sleep, SHAPE_OPENAI, ADMIN, "Give the device's memory back"},
+    {"/wake_up", "POST", api_wake_up, SHAPE_OPENAI, ADMIN, "Take the device's memory again"},
 };
 
 /* Copy the path, without query and trailing slash. */
@@ -64,6 +77,14 @@ static void route_path(const struct exchange *x, char *path, size_t cap)
     path[len] = '\0';
 }
 
+/* A body that is compressed is not read: nginx limits its bytes, not those that it would become. */
+static bool route_is_coded(const struct exchange *x)
+{
+    const char *coding = fcgi_param(x->fcgi, "HTTP_CONTENT_ENCODING");
+
+    return coding[0] != '\0' && strcasecmp(coding, "identity") != 0;
+}
+
 static const struct json *route_body(struct front *f, struct exchange *x)
 {
     const struct json *body = NULL;
@@ -73,9 +94,16 @@ static const struct json *route_body(struct front *f, struct exchange *x)
     int rc;
 
     x->arena.limit_bytes = f->settings.max_body_bytes * ROUTE_MEMORY_FACTOR;
-    rc = fcgi_read_body(x->fcgi, &x->arena, f->settings.max_body_bytes, &text, &len);
-    if (rc == ERR_OK)
-        rc = json_parse(&body, &x->arena, text, len, why, sizeof why);
+    if (route_is_coded(x)) {
+        rc = ERR_CODED;
+    } else {
+        rc = fcgi_read_body(x->fcgi, &x->arena, f->settings.max_body_bytes, &text, &len);
+    }
+    if (rc == ERR_OK) {
+        size_t mark = len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; /* Windows */
+
+        rc = json_parse(&body, &x->arena, text + mark, len - mark, why, sizeof why);
+    }
     if (rc == ERR_OK && body->kind != JSON_OBJECT) {
         rc = ERR_INVALID;
         (void)snprintf(why, sizeof why, "the body must be a JSON object");
@@ -129,6 +157,51 @@ static bool route_turns_away(struct front *f, struct exchange *x)
     return true;
 }
 
+/* The schema of a route's body, where there is one. */
+static const char *route_schema(const struct route *r)
+{
+    if (r->answer == api_chat || (r->answer == api_render && strstr(r->path, "chat") != NULL))
+        return "{\"$ref\":\"#/components/schemas/ChatCompletionRequest\"}";
+    if (r->answer == api_completions || r->answer == api_render)
+        return "{\"$ref\":\"#/components/schemas/CompletionRequest\"}";
+    return "{\"type\":\"object\"}";
+}
+
+static void route_describe_one(struct buf *b, const struct route *r)
+{
+    bool post = strcmp(r->method, "POST") == 0;
+
+    buf_printf(b, "\"%s\":{\"summary\":\"%s\"", post ? "post" : "get", r->summary);
+    if (r->access == OPEN || r->access == LOCAL)
+        buf_add_text(b, ",\"security\":[]");
+    if (route_has_body(r, r->method))
+        buf_printf(b,
+                   ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":"
+                   "{\"schema\":%s}}}",
+                   route_schema(r));
+    buf_add_text(b, ",\"responses\":{\"200\":{\"description\":\"the answer\"},\"default\":"
+                    "{\"description\":\"an error\"}}}");
+}
+
+void route_describe(struct buf *b)
+{
+    const char *last = "";
+
+    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
+        const struct route *r = &routes[i];
+
+        if (r->summary == NULL)
+            continue;
+        if (strcmp(r->path, last) == 0)
+            buf_add_byte(b, ',');
+        else
+            buf_printf(b, "%s\"%s\":{", last[0] == '\0' ? "" : "},", r->path);
+        route_describe_one(b, r);
+        last = r->path;
+    }
+    buf_add_byte(b, '}');
+}
+
 void route_exchange(struct front *f, struct exchange *x)
 {
     const char *method = fcgi_param(x->fcgi, "REQUEST_METHOD");
@@ -152,7 +225,7 @@ void route_exchange(struct front *f, struct exchange *x)
             continue;
         if (r->method != NULL && strcmp(method, r->method) != 0)
             continue;
-        if (r->admin && !cache_allows(f, x)) {
+        if (r->access == ADMIN && !cache_allows(f, x)) {
             fcgi_skip_body(x->fcgi);
             return;
         }

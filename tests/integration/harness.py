@@ -406,7 +406,8 @@ class Supervised:
             return f.read()
 
 
-NGINX_FILES = ("quire-http.conf", "quire-locations.conf", "quire-fastcgi.conf")
+NGINX_FILES = ("quire-http.conf", "quire-locations.conf", "quire-fastcgi.conf",
+               "quire-headers.conf", "quire-preflight.conf")
 N_KEYS = 32  # tenants, taken in turn: tests ask more often than one of them may
 
 
@@ -427,7 +428,7 @@ class Stack:
 
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
                  start_engine=True, host=None, host_file=None, programs=BUILDDIR,
-                 front_watchdog_s=0):
+                 front_watchdog_s=0, origins=(), keys=""):
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
@@ -435,6 +436,8 @@ class Stack:
         self.port = free_port()
         self.n_fronts = n_fronts
         self.front_watchdog_s = front_watchdog_s
+        self.origins = origins  # whose pages browsers let ask
+        self.keys = keys        # further lines of keys.map
         self.listeners = []
         self.fronts = []
         self.engine = None
@@ -503,11 +506,16 @@ class Stack:
                            for i in range(self.n_fronts))
         with open(self.path("keys.map"), "w") as f:
             f.writelines('"Bearer %s" tenant%d;\n' % (key(i), i) for i in range(N_KEYS))
+            f.write(self.keys)
+        with open(self.path("origins.map"), "w") as f:
+            f.writelines('"%s" $http_origin;\n' % o for o in self.origins)
         for name in NGINX_FILES + ("local.conf.in",):
             with open(os.path.join(SRCDIR, "nginx", name)) as f:
                 text = f.read()
             text = text.replace("@RUN@", self.dir).replace("@PORT@", str(self.port))
             text = text.replace("/etc/quire/keys.map", self.path("keys.map"))
+            text = text.replace("/etc/quire/origins.map", self.path("origins.map"))
+            text = text.replace("/usr/share/quire", os.path.join(SRCDIR, "nginx"))
             text = re.sub(r"( *server unix:/run/quire-front/\d+\.sock [^\n]*\n)+", fronts + "\n",
                           text)
             if name == "local.conf.in":

@@ -42,12 +42,12 @@ fi
 
 if command -v nginx >/dev/null && command -v openssl >/dev/null; then
     mkdir -p "$dir/nginx" "$dir/logs"
-    cp "$src"/nginx/*.conf "$src/nginx/keys.map" "$dir/nginx/"
+    cp "$src"/nginx/*.conf "$src"/nginx/*.map "$dir/nginx/"
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=x \
         -keyout "$dir/key.pem" -out "$dir/cert.pem" 2>/dev/null
     sed -i -e "s|/etc/ssl/certs/.*pem|$dir/cert.pem|; s|/etc/ssl/private/.*key|$dir/key.pem|; s|/var/log/nginx|$dir/logs|" \
         "$dir/nginx/quire-site.conf"
-    sed -i "s|/etc/quire/keys.map|$dir/nginx/keys.map|" "$dir/nginx/quire-http.conf"
+    sed -i "s|/etc/quire/\([a-z]*\).map|$dir/nginx/\1.map|" "$dir/nginx/quire-http.conf"
     printf 'pid %s/pid; error_log %s/logs/e; events {} http { access_log off; include quire-site.conf; }\n' \
         "$dir" "$dir" >"$dir/nginx/nginx.conf"
     check "nginx -t takes the site" \
