@@ -20,6 +20,14 @@ uint64_t clock_cpu_us(void)
     return (uint64_t)used.tv_sec * 1000000u + (uint64_t)used.tv_nsec / 1000u;
 }
 
+uint64_t clock_boot_s(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_BOOTTIME, &t); /* cannot fail */
+    return (uint64_t)t.tv_sec;
+}
+
 int64_t clock_unix_s(void)
 {
     return (int64_t)time(NULL);

@@ -8,6 +8,7 @@
 uint64_t clock_us(void);     /* monotonic, any thread, about 20 ns */
 uint64_t clock_cpu_us(void); /* that this thread has computed for; about 200 ns */
 int64_t clock_unix_s(void);  /* seconds since 1970 */
+uint64_t clock_boot_s(void); /* seconds since the machine's start */
 void clock_sleep_us(uint64_t us);
 
 #endif

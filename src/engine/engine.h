@@ -247,8 +247,10 @@ void tiers_write_behind(struct engine *e, int pages_max); /* some of what is not
  * device fails, or for some seconds ends none: what was saved by then stays, the rest is lost. */
 int tiers_save_all(struct engine *e) ERR_CHECKED;
 void tiers_forget(struct engine *e, struct seq *q); /* before a waiting sequence goes */
-bool tiers_copy_in(const struct engine *e);         /* pages are on their way from host memory */
-bool tiers_have_work(const struct engine *e);       /* pages are to be saved, or being saved */
+/* Waiting sequences whose prefix is being fetched. Cost: none while nothing is. */
+int tiers_n_deferred(const struct engine *e);
+bool tiers_copy_in(const struct engine *e);   /* pages are on their way from host memory */
+bool tiers_have_work(const struct engine *e); /* pages are to be saved, or being saved */
 /* Before a sleep: whatever is named on the device and nowhere else is to be saved; no longer. */
 void tiers_gather(struct engine *e);
 void tiers_give_up(struct engine *e);

@@ -215,6 +215,20 @@ static int main_open_queues(struct engine *e)
     return rc;
 }
 
+/* The labels that vLLM's dashboards read, of settings that have a meaning here. */
+static void main_tell_config(struct engine *e)
+{
+    const struct settings *s = &e->settings;
+
+    stats_config(&e->stats,
+                 "block_size=\"%d\",cache_dtype=\"%.16s\",enable_prefix_caching=\"%s\","
+                 "gpu_memory_utilization=\"%g\",num_gpu_blocks=\"%d\",num_cpu_blocks=\"%d\","
+                 "sliding_window=\"None\"",
+                 e->shape->block_tokens, s->kv_cache_dtype,
+                 s->enable_prefix_caching ? "True" : "False", s->gpu_memory_utilization,
+                 e->shape->n_pages, e->host == NULL ? 0 : (int)host_n_slots(e->host));
+}
+
 static int main_open(struct engine *e)
 {
     int rc = service_signal_fd(&e->signal_fd);
@@ -236,6 +250,8 @@ static int main_open(struct engine *e)
         rc = main_open_lanes(e);
     if (rc == ERR_OK)
         rc = stats_open(&e->stats);
+    if (rc == ERR_OK)
+        main_tell_config(e);
     if (rc == ERR_OK && e->host != NULL)
         host_wait(e->host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */

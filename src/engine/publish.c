@@ -35,6 +35,20 @@ static void publish_begins_answer(struct engine *e, const struct seq *q)
     }
 }
 
+static void publish_admitted_metrics(struct engine *e, const struct seq *q)
+{
+    int fetched = q->n_fetched < q->n_cached ? q->n_fetched : q->n_cached;
+
+    stats_add(&e->stats, METRIC_prompt_tokens, (uint64_t)q->n_prompt);
+    stats_add(&e->stats, METRIC_prompt_computed, (uint64_t)(q->n_prompt - q->n_cached));
+    stats_add(&e->stats, METRIC_prompt_hits, (uint64_t)(q->n_cached - fetched));
+    stats_add(&e->stats, METRIC_prompt_fetched, (uint64_t)fetched);
+    stats_add(&e->stats, METRIC_prompt_cached, (uint64_t)q->n_cached);
+    stats_observe(&e->stats, HISTOGRAM_queue, publish_seconds(q->request.arrival_us, e->now_us));
+    stats_observe(&e->stats, HISTOGRAM_req_prompt, (double)q->n_prompt);
+    stats_observe(&e->stats, HISTOGRAM_req_computed, (double)(q->n_prompt - q->n_cached));
+}
+
 void publish_admitted(struct engine *e)
 {
     for (int i = 0; i < e->sched.n_planned; i++) {
@@ -52,10 +66,7 @@ void publish_admitted(struct engine *e)
         keeper_note_admitted(e, q);
         if (publish_is_probe(q))
             continue;
-        stats_add(&e->stats, METRIC_prompt_tokens, (uint64_t)q->n_prompt);
-        stats_observe(&e->stats, HISTOGRAM_queue,
-                      publish_seconds(q->request.arrival_us, e->now_us));
-        stats_observe(&e->stats, HISTOGRAM_req_prompt, (double)q->n_prompt);
+        publish_admitted_metrics(e, q);
     }
 }
 
@@ -65,6 +76,45 @@ static uint32_t publish_retry_after(const struct engine *e)
     const struct tenants *t = &e->sched.tenants;
 
     return rate_retry_after_s(&e->rate, t->n_waiting, t->n_waiting_tokens);
+}
+
+/* What is told once of a request, when the last of its choices ends. The choices that still run
+ * carry the longest of those that have ended. */
+static void publish_last_choice(struct engine *e, const struct seq *q)
+{
+    const struct engine_lane *l = &e->lanes[q->lane_idx];
+    int most = q->n_tokens - q->n_prompt;
+    bool last = true;
+
+    if (most < q->n_generated_max)
+        most = q->n_generated_max;
+    for (uint32_t slot = 0; q->request.answer != 0 && slot < l->lane.n_slots; slot++) {
+        struct seq *other = l->by_slot[slot];
+
+        if (other == NULL || other == q || other->request.answer != q->request.answer)
+            continue;
+        last = false;
+        if (other->n_generated_max < most)
+            other->n_generated_max = most;
+    }
+    if (!last)
+        return;
+    stats_observe(&e->stats, HISTOGRAM_req_generation_max, (double)most);
+    stats_observe(&e->stats, HISTOGRAM_params_n, (double)q->request.n_choices);
+}
+
+static void publish_request_times(struct engine *e, const struct seq *q)
+{
+    int n = q->n_tokens - q->n_prompt;
+
+    stats_observe(&e->stats, HISTOGRAM_e2e, publish_seconds(q->request.arrival_us, e->now_us));
+    stats_observe(&e->stats, HISTOGRAM_inference, publish_seconds(q->admitted_us, e->now_us));
+    if (q->first_token_us == 0)
+        return;
+    stats_observe(&e->stats, HISTOGRAM_decode, publish_seconds(q->first_token_us, e->now_us));
+    if (n > 1)
+        stats_observe(&e->stats, HISTOGRAM_per_token,
+                      publish_seconds(q->first_token_us, q->last_token_us) / (n - 1));
 }
 
 static void publish_finish_metrics(struct engine *e, const struct seq *q, enum wire_finish why,
@@ -86,10 +136,10 @@ static void publish_finish_metrics(struct engine *e, const struct seq *q, enum w
     if (!q->admitted)
         return;
     rate_end(&e->rate, q->n_prompt);
-    stats_observe(&e->stats, HISTOGRAM_e2e, publish_seconds(q->request.arrival_us, e->now_us));
+    publish_request_times(e, q);
     stats_observe(&e->stats, HISTOGRAM_req_generation, (double)(q->n_tokens - q->n_prompt));
-    if (q->first_token_us != 0)
-        stats_observe(&e->stats, HISTOGRAM_decode, publish_seconds(q->first_token_us, e->now_us));
+    stats_observe(&e->stats, HISTOGRAM_params_max_tokens, (double)q->request.max_tokens);
+    publish_last_choice(e, q);
 }
 
 void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32_t value)
@@ -247,6 +297,7 @@ static void publish_tenants(struct engine *e)
 
 static void publish_gauges(struct engine *e)
 {
+    int n_deferred = tiers_n_deferred(e);
     int n = pages_count(e->pages);
     struct stats *s = &e->stats;
 
@@ -255,6 +306,9 @@ static void publish_gauges(struct engine *e)
         e->n_lanes += e->lanes[i].state == LANE_OPEN;
     stats_set(s, METRIC_running, (uint64_t)e->sched.n_running);
     stats_set(s, METRIC_waiting, (uint64_t)sched_n_waiting(&e->sched));
+    stats_set(s, METRIC_waiting_capacity, (uint64_t)(sched_n_waiting(&e->sched) - n_deferred));
+    stats_set(s, METRIC_waiting_deferred, (uint64_t)n_deferred);
+    stats_process(s, e->now_us);
     stats_set(s, METRIC_pages, (uint64_t)n);
     stats_set(s, METRIC_pages_cached, (uint64_t)pages_cached(e->pages));
     stats_set(s, METRIC_kv_usage_permille,

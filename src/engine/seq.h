@@ -50,6 +50,7 @@ struct seq {
     int retain_tokens;
 
     int n_cached;     /* prompt tokens found in the cache at the first admission */
+    int n_fetched;    /* of these, tokens whose pages came from host memory or the disk */
     int n_loading;    /* pages on their way from the store; not admitted before 0 */
     bool awaits_load; /* n_loading is 1 for a place to load to, not for a page */
     bool searched;    /* the lower tiers were asked for all that they may have */
@@ -59,6 +60,7 @@ struct seq {
     bool counted;            /* the scheduler's: its prompt was charged and counted */
     bool admitted;           /* WIRE_ADMITTED was sent */
     bool is_awaited;         /* its client has an answer already: of another choice */
+    int n_generated_max;     /* most tokens of a choice of its answer that has ended */
     bool paused;             /* its output ring is full: the client is slow */
     int n_planned;           /* tokens in this step's plan */
 

@@ -6,10 +6,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
@@ -52,6 +58,89 @@ void stats_set(struct stats *s, enum wire_metric m, uint64_t value)
 {
     atomic_store_explicit(&s->page->values[m], value, memory_order_relaxed);
 }
+
+void stats_config(struct stats *s, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(s->page->cache_config, sizeof s->page->cache_config, format, args);
+    va_end(args);
+}
+
+/* --- the process ---------------------------------------------------------------------------- */
+
+#define STATS_PROCESS_US 1000000
+
+/* Fields of /proc/self/stat after the program's name, which may hold spaces and parentheses. */
+static void stats_proc_stat(struct stats *s)
+{
+    unsigned long long user, system, start, vsize;
+    long long rss;
+    long ticks = sysconf(_SC_CLK_TCK);
+    char text[1024];
+    int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd == -1 ? -1 : read(fd, text, sizeof text - 1);
+    const char *rest;
+
+    if (fd != -1)
+        (void)close(fd);
+    text[n < 0 ? 0 : n] = '\0';
+    rest = strrchr(text, ')');
+    if (rest == NULL ||
+        sscanf(rest,
+               ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d %*d "
+               "%llu %llu %lld",
+               &user, &system, &start, &vsize, &rss) != 5)
+        return;
+    stats_set(s, METRIC_process_cpu_ms, (user + system) * 1000u / (unsigned long long)ticks);
+    stats_set(s, METRIC_process_vsize, vsize);
+    stats_set(s, METRIC_process_rss, (uint64_t)rss * (uint64_t)sysconf(_SC_PAGESIZE));
+    stats_set(s, METRIC_process_start,
+              (uint64_t)clock_unix_s() - clock_boot_s() + start / (unsigned long long)ticks);
+}
+
+/* Count the entries of /proc/self/fd without an allocation. */
+static uint64_t stats_n_fds(void)
+{
+    struct entry { /* as getdents64() writes them; their length is at 16 */
+        uint64_t inode, offset;
+        uint16_t bytes;
+        char rest[];
+    };
+    char entries[4096] __attribute__((aligned(8)));
+    uint64_t n = 0;
+    int fd = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    long len = 0;
+
+    while (fd != -1 && (len = syscall(SYS_getdents64, fd, entries, sizeof entries)) > 0) {
+        for (long at = 0; at < len;) {
+            uint16_t bytes;
+
+            memcpy(&bytes, entries + at + offsetof(struct entry, bytes), sizeof bytes);
+            at += bytes;
+            n++;
+        }
+    }
+    if (fd != -1)
+        (void)close(fd);
+    return n > 3 ? n - 3 : 0; /* "." and "..", and the folder itself */
+}
+
+void stats_process(struct stats *s, uint64_t now_us)
+{
+    struct rlimit most;
+
+    if (now_us - s->process_us < STATS_PROCESS_US)
+        return;
+    s->process_us = now_us;
+    stats_proc_stat(s);
+    stats_set(s, METRIC_process_fds, stats_n_fds());
+    if (getrlimit(RLIMIT_NOFILE, &most) == 0)
+        stats_set(s, METRIC_process_fds_max, most.rlim_cur);
+}
+
+/* --- refusals and histograms ---------------------------------------------------------------- */
 
 /* The rows of wire.h's reasons, in their order. */
 static const enum wire_metric stats_refusals[WIRE_REFUSALS] = {

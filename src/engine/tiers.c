@@ -323,6 +323,21 @@ static void tiers_free_load(struct engine *e, struct engine_load *l)
     e->n_loads_used--;
 }
 
+int tiers_n_deferred(const struct engine *e)
+{
+    int n = 0;
+
+    for (int i = 0; i < e->n_loads && e->n_loads_used > 0; i++) {
+        const struct seq *q = e->loads[i].state == LOAD_FREE ? NULL : e->loads[i].seq;
+        bool first = q != NULL;
+
+        for (int k = 0; k < i && first; k++)
+            first = e->loads[k].state == LOAD_FREE || e->loads[k].seq != q;
+        n += first;
+    }
+    return n;
+}
+
 /* Those that wait for a load of another's look again. */
 static void tiers_end_shared(struct engine *e, int of)
 {
@@ -344,6 +359,8 @@ static void tiers_end_load(struct engine *e, struct engine_load *l, bool good)
     if (good) {
         pages_own(e->pages, l->page, l->space, l->retain);
         pages_set_stored(e->pages, l->page);
+        if (l->seq != NULL)
+            l->seq->n_fetched += e->shape->block_tokens;
         stats_add(&e->stats, l->slot >= 0 ? METRIC_host_hits : METRIC_store_hits,
                   (uint64_t)e->shape->block_tokens);
     }

@@ -107,10 +107,12 @@ void api_version(struct front *f, struct exchange *x, const struct json *body)
     exchange_reply(x, 200, "application/json", text, sizeof text - 1);
 }
 
+/* Each front has one engine; vLLM numbers them, and its dashboards ask for the number. */
 static void api_labels(const struct front *f, struct buf *b, const char *labels)
 {
     buf_add_text(b, "{model_name=");
     buf_add_json_string(b, f->model_name, strlen(f->model_name));
+    buf_add_text(b, ",engine=\"0\"");
     if (labels[0] != '\0')
         buf_printf(b, ",%s", labels);
 }
@@ -132,7 +134,7 @@ static void api_metric_value(const struct front *f, struct buf *b, const struct 
 
     buf_add_text(b, name);
     api_labels(f, b, labels);
-    if (id == METRIC_kv_usage_permille)
+    if (id == METRIC_kv_usage_permille || id == METRIC_process_cpu_ms)
         buf_printf(b, "} %.3f\n", (double)v / 1000.0);
     else
         buf_printf(b, "} %llu\n", v);
@@ -181,6 +183,20 @@ static void api_metrics_engine(const struct front *f, struct buf *b, const struc
 #undef COUNTER
 #undef GAUGE
 #undef HISTOGRAM
+}
+
+/* A gauge of 1 whose labels are the engine's cache settings, as it wrote them at its start. */
+static void api_metrics_config(const struct front *f, struct buf *b, const struct wire_stats *s)
+{
+    static const char name[] = "vllm:cache_config_info";
+    const char *last = "";
+
+    if (memchr(s->cache_config, '\0', sizeof s->cache_config) == NULL)
+        return;
+    api_metric_head(b, &last, name, "gauge", "Information of the LLMEngine CacheConfig.");
+    buf_add_text(b, name);
+    api_labels(f, b, s->cache_config);
+    buf_add_text(b, "} 1\n");
 }
 
 /* What is told of each tenant. */
@@ -254,6 +270,7 @@ void api_metrics(struct front *f, struct exchange *x, const struct json *body)
     buf_printf(&b, "} %d\n", state.attached ? 1 : 0);
     if (s != NULL && link_copy_stats(&f->link, s)) {
         api_metrics_engine(f, &b, s);
+        api_metrics_config(f, &b, s);
         api_metrics_tenants(f, &b, s);
     }
     if (b.failed)

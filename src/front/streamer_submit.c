@@ -125,6 +125,7 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     r.n_tokens = (uint32_t)g->tokens.len;
     r.n_prompt = g->n_prompt;
     r.answer = x->answer;
+    r.n_choices = (uint32_t)x->n;
     r.max_tokens = l->engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
     if (x->max_tokens_given && x->max_tokens < r.max_tokens)
         r.max_tokens = x->max_tokens;

@@ -53,6 +53,7 @@ uint64_t wire_layout(void)
         offsetof(struct wire_welcome, fingerprint),
         sizeof(struct wire_stats),
         offsetof(struct wire_stats, histograms),
+        offsetof(struct wire_stats, cache_config),
         offsetof(struct wire_stats, tenants),
         sizeof(struct wire_tenant),
         WIRE_TENANTS,

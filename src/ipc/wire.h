@@ -122,6 +122,7 @@ struct wire_request {
     uint64_t space;         /* WIRE_DROP_SPACE: this namespace; 0: that of the salt */
     uint64_t answer;        /* the same for all choices of one answer, and for no other of this
                              * front: when one has begun none is refused; 0: there is one choice */
+    uint32_t n_choices;     /* of the answer, this one included; for metrics alone */
     uint32_t n_stop_ids;    /* 0 .. WIRE_STOP_IDS */
     int32_t stop_ids[WIRE_STOP_IDS];
     uint8_t salt[WIRE_SALT_BYTES];  /* prefixes are shared only under equal salts */
@@ -328,10 +329,13 @@ struct wire_welcome {
 #define WIRE_BUCKETS_STEP \
     1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0
 
+#define WIRE_BUCKETS_N 1.0, 2.0, 5.0, 10.0, 20.0
+
 #define WIRE_BUCKETS_FIRST \
     1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0
 
-#define WIRE_BUCKETS_MAX 24
+#define WIRE_BUCKETS_MAX  24
+#define WIRE_CONFIG_BYTES 512
 
 enum wire_metric {
 #define COUNTER(id, name, labels, help) METRIC_##id,
@@ -383,6 +387,7 @@ struct wire_stats { /* [W: engine], all of it */
     uint64_t layout;
     _Atomic uint64_t values[METRIC_COUNT];
     struct wire_histogram histograms[HISTOGRAM_COUNT];
+    char cache_config[WIRE_CONFIG_BYTES]; /* labels of vllm:cache_config_info; set at start */
     _Atomic uint32_t n_tenants;
     struct wire_tenant tenants[WIRE_TENANTS]; /* the first is nobody */
     struct wire_space spaces[WIRE_SPACES];    /* as they were a second ago */

@@ -556,7 +556,7 @@ def metrics(s):
     tap.eq({k: types.get(k) for k in want}, want, "vLLM's names and types")
 
     def value(name, labels=""):
-        return values['%s{model_name="demo"%s}' % (name, labels)]
+        return values['%s{model_name="demo",engine="0"%s}' % (name, labels)]
     for why, n in made.items():
         tap.eq(value("vllm:request_success_total", ',finished_reason="%s"' % why), n,
                "as many ended with %s as were told so" % why)

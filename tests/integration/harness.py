@@ -472,7 +472,7 @@ class Stack:
                                                len(self.engine.exits) > 1) or self.engine.exits):
                     raise RuntimeError("the server does not get ready:\n" + self.logs())
                 # Each front, not only the one that answered.
-                want = b"fronts_attached{model_name=\"demo\"} %d\n" % n_fronts
+                want = b"fronts_attached{model_name=\"demo\",engine=\"0\"} %d\n" % n_fronts
                 if start_engine and not until(lambda: want in self.get("/metrics").body):
                     raise RuntimeError("not all fronts attach:\n" + self.logs())
         except BaseException:

@@ -248,7 +248,7 @@ with tap.section("ten times capacity"), \
            "each as if %.1f were inside" % (waits * (len(modest.served) + n_greedy) / took))
     tap.ok(greedy.refused, "the greedy one is refused (%d times)" % len(greedy.refused))
     m = s.metrics()
-    tap.ok(m['quire:tenant_generation_tokens_total{model_name="demo",tenant="tenant31"}'] >=
+    tap.ok(m['quire:tenant_generation_tokens_total{model_name="demo",engine="0",tenant="tenant31"}'] >=
            len(modest.served) * N_TOKENS, "the metrics tell what each key used")
 
 with tap.section("a refusal costs nothing"), \
@@ -364,7 +364,7 @@ with tap.section("answers of several choices"), \
 with tap.section("choices that wait for each other"), \
         Stack(engine=["--max-num-seqs", 1, "--queue-timeout-s", 1], n_fronts=1) as s:
     told = s.stream(PATH, s.completion("Count", n=2, max_tokens=1900, ignore_eos=True))
-    waited = s.metrics()["vllm:request_queue_time_seconds_sum" + '{model_name="demo"}']
+    waited = s.metrics()["vllm:request_queue_time_seconds_sum" + '{model_name="demo",engine="0"}']
     tap.ok(odd_end(told) is None and told.status == 200 and len(told.finish) == 2,
            "the second choice may wait for longer than queue_timeout_s: %.1f s" % waited,
            odd_end(told))

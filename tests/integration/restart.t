@@ -67,7 +67,7 @@ with tap.section("front killed"), Stack(engine=["--max-lanes", 4]) as s:
     tap.ok(s.idle(), "nothing runs on")
     tap.ok(until(lambda: s.metric("quire:fronts_attached") == 2), "the front is back, on a lane")
     tap.eq(s.metric("vllm:kv_cache_usage_perc"), 0, "no page leaks")
-    tap.eq(s.metrics()['vllm:request_success_total{model_name="demo",finished_reason="abort"}'],
+    tap.eq(s.metrics()['vllm:request_success_total{model_name="demo",engine="0",finished_reason="abort"}'],
            len(cut), "its requests count as aborted")
     tap.ok(s.fronts[0].pid != front_pids[0] and s.fronts[1].pid == front_pids[1],
            "one front is a new process, the other the same")

@@ -141,7 +141,7 @@ with tap.section("a pinned system prompt"), stack() as s:
             for x in got["retained"]], [(100, None, True, pages, pages)], "the list tells of it")
     tap.eq([got["tiers"][t]["retained"] for t in ("device", "host")], [pages, pages],
            "in every tier")
-    tap.eq(s.metrics()['quire:kv_pages_retained{model_name="demo",tier="host"}'], pages,
+    tap.eq(s.metrics()['quire:kv_pages_retained{model_name="demo",engine="0",tier="host"}'], pages,
            "metrics do as well")
     tap.eq(dump("--host", s.host_file).count("pinned"), pages, "lmdb-dump does as well")
     for turn in (1, 2):

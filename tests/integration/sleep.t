@@ -97,7 +97,7 @@ with tap.section("asleep and awake"), Stack(engine=SLEEPY, host="256M") as s:
                % (awake_bytes / 2 ** 20, s.metric("quire:device_memory_bytes") / 2 ** 20))
         tap.eq(s.metric("quire:kv_pages_cached"), 0, "no page of the device has a name")
     m = s.metrics()
-    tap.eq([m['vllm:engine_sleep_state{model_name="demo",sleep_state="%s"}' % state]
+    tap.eq([m['vllm:engine_sleep_state{model_name="demo",engine="0",sleep_state="%s"}' % state]
             for state in ("awake", "weights_offloaded")], [0, 1], "metrics say so")
     h = s.get("/health")
     tap.eq((h.status, h.json), (200, {"state": "asleep"}), "/health is 200 and says so")

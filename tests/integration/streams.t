@@ -115,7 +115,7 @@ with tap.section("client that stops reading"), Stack(front=["--client-stall-s", 
                "others finish meanwhile, turn %d" % turn)
     dropped = until(lambda: s.metric("vllm:num_requests_running") == 0, 40)
     tap.ok(dropped, "the stuck client is dropped after --client-stall-s", s.logs())
-    aborted = s.metrics()['vllm:request_success_total{model_name="demo",'
+    aborted = s.metrics()['vllm:request_success_total{model_name="demo",engine="0",'
                           'finished_reason="abort"}']
     tap.ok(aborted > 0, "its sequences count as aborted (%d)" % aborted)
     tap.eq(s.metric("vllm:kv_cache_usage_perc"), 0, "its pages are back")

@@ -37,7 +37,7 @@ def runs(process, build, name):
 
 def attached(s):
     r = s.get("/metrics")
-    return r.status == 200 and b'fronts_attached{model_name="demo"} 2\n' in r.body
+    return r.status == 200 and b'fronts_attached{model_name="demo",engine="0"} 2\n' in r.body
 
 
 def all_run(s, build):

@@ -26,7 +26,7 @@ check "no two errors share a number" \
     "$(sed -n 's/^ERR([A-Z_]*, \(-\{0,1\}[0-9]*\),.*/\1/p' "$src/src/base/err.def" | sort | uniq -d)"
 check "every error has a status and type that OpenAI's clients know" \
     "$(grep '^ERR(' "$src/src/base/err.def" | grep -v '^ERR(OK,' |
-        grep -vE ', (400|401|403|404|405|408|409|413|422|429|499|500|503|504), "(invalid_request_error|rate_limit_error|server_error)"')"
+        grep -vE ', (400|401|403|404|405|408|409|413|415|422|429|499|500|503|504), "(invalid_request_error|rate_limit_error|server_error)"')"
 unused=$(sed -n 's/^CONF([A-Z]*, \([a-z_0-9]*\),.*/\1/p' "$src/src/base/settings.def" | while read -r s; do
     grep -rqE "[.>]$s\b" "$src/src" --include='*.c' || [ "$s" = config ] || echo "$s"
 done)
