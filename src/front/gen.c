@@ -52,6 +52,7 @@ static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
 {
     struct reply_options o = {.format = form_reply_format(&fields->form, f->reply_format),
                               .reasoning = f->reply_reasoning,
+                              .only_calls = form_forces(&fields->form),
                               .tools = fields->form.tools};
 
     if (x->format != EXCHANGE_CHAT ||

@@ -2,6 +2,7 @@
  *
  * One row per architecture. A family that is a Llama but for the fields of struct arch is a line
  * here; anything more is a field more. */
+#include <stdio.h>
 #include <string.h>
 
 #include "model/config.h"
@@ -42,4 +43,15 @@ const struct arch *arch_find(const char *name)
             return &arch_table[i];
     }
     return NULL;
+}
+
+void arch_list(char *out, size_t cap)
+{
+    size_t used = 0;
+
+    for (size_t i = 0; i < sizeof arch_table / sizeof arch_table[0] && used < cap; i++) {
+        int n = snprintf(out + used, cap - used, i == 0 ? "%s" : ", %s", arch_table[i].name);
+
+        used += n < 0 ? cap : (size_t)n;
+    }
 }

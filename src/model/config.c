@@ -279,7 +279,11 @@ static void read_arch(struct source *s, struct config *c, const struct json *obj
     }
     c->arch = arch_find(name);
     if (c->arch == NULL) {
-        log_error("model: %s: architecture \"%.80s\" is not supported", s->name, name);
+        char known[1024];
+
+        arch_list(known, sizeof known);
+        log_error("model: %s: architecture \"%.80s\" is not supported; these are: %s", s->name,
+                  name, known);
         fail(s, ERR_UNSUPPORTED);
     }
 }

@@ -34,6 +34,9 @@ struct arch_names {
 /* The row of an architecture; NULL when it is unknown. */
 const struct arch *arch_find(const char *name);
 
+/* The names that arch_find() knows, separated by commas. */
+void arch_list(char *out, size_t cap);
+
 enum rope_kind { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3 };
 
 struct rope_config {

@@ -276,8 +276,13 @@ static int choose_pages(struct model *m, const struct model_options *o)
     }
     s->n_pages = (int)n;
     if (n < (size_t)need) {
-        log_warn("model: KV memory holds %zu tokens, the model could take %d: max_model_len is %zu",
-                 n * (size_t)s->block_tokens, s->max_model_len, n * (size_t)s->block_tokens);
+        log_warn(
+            "model: KV memory holds %zu tokens, the model could take %d: max_model_len is %zu; "
+            "raise %s for more",
+            n * (size_t)s->block_tokens, s->max_model_len, n * (size_t)s->block_tokens,
+            o->num_pages > 0    ? "num_pages"
+            : m->device->is_gpu ? "gpu_memory_utilization"
+                                : "cpu_kv_bytes");
         s->max_model_len = (int)(n * (size_t)s->block_tokens);
     }
     return ERR_OK;

@@ -143,6 +143,8 @@ void reply_say(struct reply *r, enum reply_kind kind, const char *bytes, size_t 
 {
     struct reply_event e = {.kind = kind, .call = r->n_calls - 1, .bytes = bytes, .len = len};
 
+    if (kind == REPLY_CONTENT && r->o.only_calls)
+        return; /* a call that was cut, or white space around one */
     if (len > 0 || kind == REPLY_CALL_BEGIN || kind == REPLY_CALL_END)
         r->said(r->arg, &e);
 }

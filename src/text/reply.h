@@ -60,6 +60,7 @@ struct reply_options {
     enum reply_format format;
     enum reply_reasoning reasoning;
     bool begins_inside;       /* the prompt ended inside the reasoning */
+    bool only_calls;          /* calls must come, nothing else can: one that is cut is no content */
     const struct json *tools; /* the request's list, or NULL; borrowed until reply_fini() */
 };
 

@@ -193,7 +193,14 @@ echo $! >"$run/engine.pid"
 check "a stranger's pid is left alone" "$(kill -0 $! && echo alive)" alive
 kill $!
 check "what cannot start is said at once" "$(timeout 20 "$src/tools/run-local" start "$run" \
-    --build "$build" --model /nonexistent 2>&1)" "*does not get ready*"
+    --build "$build" --engine "--max-model-len none" 2>&1)" "*does not get ready*"
+check "a folder without a model is refused" "$("$src/tools/run-local" start "$run" --build "$build" \
+    --model /nonexistent 2>&1)" "*/nonexistent has no config.json*"
+check "a model's folder does not become the server's" "$("$src/tools/run-local" start \
+    "$src/tools/demo-model/model" 2>&1)" "*is a model's folder*--model*"
+check "nothing was written to it" "$(ls "$src/tools/demo-model/model" | grep -c 'nginx\|key')" 0
+check "the quick start refuses what is no model" "$("$src/tools/quickstart" --model "$run" 2>&1)" \
+    "*has no config.json*"
 check "so is a folder without the programs" "$(timeout 20 "$src/tools/run-local" start "$run" \
     --build "$run" 2>&1)" "*no quire-engine*"
 echo "1..$n"

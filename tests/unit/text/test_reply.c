@@ -323,6 +323,43 @@ static void test_may_be_content(void)
     }
 }
 
+/* A call that must come, cut after each byte, leaves nothing that is content. */
+static void test_only_calls(void)
+{
+    static const struct {
+        enum reply_format format;
+        const char *text;
+    } rows[] = {
+        {REPLY_HERMES, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>"},
+        {REPLY_LLAMA3, "{\"name\": \"f\", \"parameters\": {\"a\": 1}}"},
+        {REPLY_MISTRAL, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 1}}]"},
+        {REPLY_QWEN3_CODER,
+         "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"},
+        {REPLY_PYTHONIC, "[f(a=1)]"},
+        {REPLY_LIST, "[{\"name\": \"f\", \"parameters\": {\"a\": 1}}]"},
+        {REPLY_GLM45, "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"},
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        size_t cuts = 0, len = strlen(rows[i].text);
+
+        for (size_t cut = 0; cut <= len; cut++) {
+            struct reply_options o = {.format = rows[i].format, .only_calls = true, .tools = tools};
+            struct told t = {0};
+            struct reply r;
+
+            reply_init(&r, &o, said, &t);
+            must_ok(reply_push(&r, rows[i].text, cut));
+            must_ok(reply_finish(&r));
+            cuts += t.text.len == 0 || strstr(t.text.bytes, "|C:") == NULL;
+            reply_fini(&r);
+            buf_fini(&t.text);
+        }
+        is_int((int)cuts, (int)len + 1, "format %d: a forced call that is cut is no content",
+               (int)rows[i].format);
+    }
+}
+
 int main(void)
 {
     struct arena arena = {.limit_bytes = (size_t)1 << 20};
@@ -336,6 +373,7 @@ int main(void)
     test_names();
     test_long();
     test_may_be_content();
+    test_only_calls();
     arena_reset(&arena);
     return tap_done();
 }
