@@ -196,16 +196,41 @@ static int settings_read_file(struct settings *out, const char *path)
     return rc;
 }
 
-static void settings_print_value(const struct settings *s, const struct settings_row *row)
+static void settings_write_value(struct buf *out, const struct settings *s,
+                                 const struct settings_row *row)
 {
     const char *field = (const char *)s + row->offset;
 
     switch (row->type) {
-    case CONF_IS_TEXT: printf("%s", *(const char *const *)(const void *)field); break;
-    case CONF_IS_INT: printf("%d", *(const int *)(const void *)field); break;
-    case CONF_IS_BYTES: printf("%zu", *(const size_t *)(const void *)field); break;
-    case CONF_IS_REAL: printf("%.10g", *(const double *)(const void *)field); break;
-    case CONF_IS_FLAG: printf("%s", *(const bool *)(const void *)field ? "true" : "false"); break;
+    case CONF_IS_TEXT: buf_add_text(out, *(const char *const *)(const void *)field); break;
+    case CONF_IS_INT: buf_printf(out, "%d", *(const int *)(const void *)field); break;
+    case CONF_IS_BYTES: buf_printf(out, "%zu", *(const size_t *)(const void *)field); break;
+    case CONF_IS_REAL: buf_printf(out, "%.10g", *(const double *)(const void *)field); break;
+    case CONF_IS_FLAG:
+        buf_add_text(out, *(const bool *)(const void *)field ? "true" : "false");
+        break;
+    }
+}
+
+void settings_describe(const struct settings *s, char program, struct buf *out)
+{
+    const char *comma = "";
+
+    for (size_t i = 0; i < SETTINGS_COUNT; i++) {
+        const struct settings_row *row = &settings_rows[i];
+        struct buf value = {0};
+
+        if (strchr(row->programs, program) == NULL)
+            continue;
+        settings_write_value(&value, s, row);
+        buf_printf(out, "%s\"%s\":", comma, row->name);
+        comma = ",";
+        if (row->type == CONF_IS_TEXT)
+            buf_add_json_string(out, value.len == 0 ? "" : value.bytes, value.len);
+        else
+            buf_add(out, value.bytes, value.len);
+        out->failed = out->failed || value.failed;
+        buf_fini(&value);
     }
 }
 
@@ -213,11 +238,14 @@ static void settings_print(const struct settings *s, char program, bool help)
 {
     for (size_t i = 0; i < SETTINGS_COUNT; i++) {
         const struct settings_row *row = &settings_rows[i];
+        struct buf value = {0};
 
         if (strchr(row->programs, program) == NULL)
             continue;
         printf(help ? "  --%s " : "%s = ", row->name);
-        settings_print_value(s, row);
+        settings_write_value(&value, s, row);
+        printf("%s", value.len == 0 ? "" : value.bytes);
+        buf_fini(&value);
         printf(help ? "\n        %s\n" : "\n", row->help);
     }
 }

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/buf.h"
 #include "base/err.h"
 
 struct settings {
@@ -35,6 +36,9 @@ struct settings {
  * In the file, settings of other programs are accepted: one file serves all. */
 int settings_read(struct settings *out, char program, int argc, char **argv,
                   bool *exit_now) ERR_CHECKED;
+
+/* Append a program's settings as members of a JSON object. */
+void settings_describe(const struct settings *s, char program, struct buf *out);
 
 void settings_fini(struct settings *s); /* accepts {0} */
 

@@ -348,7 +348,9 @@ static void answer_message(struct buf *b, const struct gen *g)
 {
     const struct speech *s = g->speech;
 
-    buf_add_text(b, "\"message\":{\"role\":\"assistant\",\"content\":");
+    buf_add_text(b, "\"message\":{\"role\":");
+    buf_add_json_string(b, g->exchange->role, strlen(g->exchange->role));
+    buf_add_text(b, ",\"content\":");
     answer_content(b, g, s == NULL ? &g->text : &s->content);
     buf_add_text(b, ",\"refusal\":null,\"annotations\":null,\"audio\":null,"
                     "\"function_call\":null,");
@@ -372,7 +374,9 @@ static void answer_message(struct buf *b, const struct gen *g)
 static void answer_first_chunk(struct exchange *x, struct gen *g)
 {
     answer_chunk_begin(x, g, true);
-    buf_add_text(&x->out, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
+    buf_add_text(&x->out, "\"delta\":{\"role\":");
+    buf_add_json_string(&x->out, x->role, strlen(x->role));
+    buf_add_text(&x->out, ",\"content\":\"\"}");
     answer_chunk_end(x, g);
     if (x->echoed == NULL)
         return;

@@ -9,19 +9,22 @@
 /* body is the parsed request, an object; NULL for GET. */
 typedef void api_fn(struct front *f, struct exchange *x, const struct json *body);
 
-api_fn api_chat;        /* POST /v1/chat/completions */
-api_fn api_completions; /* POST /v1/completions */
-api_fn api_render;      /* POST /v1/chat/completions/render, /v1/completions/render */
-api_fn api_tokenize;    /* POST /tokenize */
-api_fn api_detokenize;  /* POST /detokenize */
-api_fn api_models;      /* GET /v1/models, /v1/models/NAME */
-api_fn api_index;       /* GET /v1 */
-api_fn api_openapi;     /* GET /openapi.json */
-api_fn api_health;      /* GET /health, /ping */
-api_fn api_load;        /* GET /load */
-api_fn api_is_sleeping; /* GET /is_sleeping */
-api_fn api_version;     /* GET /version */
-api_fn api_metrics;     /* GET /metrics */
+api_fn api_chat;           /* POST /v1/chat/completions */
+api_fn api_completions;    /* POST /v1/completions */
+api_fn api_render;         /* POST /v1/chat/completions/render, /v1/completions/render */
+api_fn api_tokenize;       /* POST /tokenize */
+api_fn api_detokenize;     /* POST /detokenize */
+api_fn api_models;         /* GET /v1/models, /v1/models/NAME */
+api_fn api_index;          /* GET /v1 */
+api_fn api_openapi;        /* GET /openapi.json */
+api_fn api_tokenizer_info; /* GET /tokenizer_info */
+api_fn api_server_info;    /* GET /server_info */
+api_fn api_invocations;    /* POST /invocations */
+api_fn api_health;         /* GET /health, /ping */
+api_fn api_load;           /* GET /load */
+api_fn api_is_sleeping;    /* GET /is_sleeping */
+api_fn api_version;        /* GET /version */
+api_fn api_metrics;        /* GET /metrics */
 
 api_fn api_messages;      /* POST /v1/messages */
 api_fn api_count_tokens;  /* POST /v1/messages/count_tokens */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * POST /v1/chat/completions: messages -> the model's template -> tokens -> one generation. */
+#include <string.h>
+
 #include "front/api.h"
 #include "front/lax.h"
 
@@ -29,25 +31,36 @@ static const char *api_check_messages(const struct json *messages)
     return NULL;
 }
 
-/* The template's variables, in *made: those of the client, and what reasoning_effort stands for as
- * vLLM says it, unless the client's own say something else. NULL: there are none. */
-static const struct json *api_kwargs(struct exchange *x, const struct json *body, struct json *made)
+/* The template's variables, in *made: those of the client, what reasoning_effort stands for as vLLM
+ * says it, and the operator's, in this order of precedence. NULL: there are none. */
+static const struct json *api_kwargs(const struct front *f, struct exchange *x,
+                                     const struct json *body, struct json *made)
 {
     const struct json *given = json_get_kind(body, "chat_template_kwargs", JSON_OBJECT);
     const struct json *effort = json_get_kind(body, "reasoning_effort", JSON_TEXT);
     struct json_made kwargs = {.arena = &x->arena};
-    bool on = !json_is_text(effort, "none");
+    bool on = effort == NULL || !json_is_text(effort, "none");
 
-    if (effort == NULL)
+    if (effort == NULL && f->chat_kwargs == NULL)
         return given;
     for (uint32_t i = 0; given != NULL && i < given->n; i++)
         json_put(&kwargs, given->items[i].key, &given->items[i]);
-    if (json_get(given, "reasoning_effort") == NULL)
+    if (effort != NULL && json_get(given, "reasoning_effort") == NULL)
         json_put(&kwargs, "reasoning_effort", effort);
-    if (json_get(given, "enable_thinking") == NULL)
+    if (effort != NULL && json_get(given, "enable_thinking") == NULL)
         json_put_flag(&kwargs, "enable_thinking", on);
     if (!on && json_get(given, "thinking") == NULL) /* as DeepSeek's templates call it */
         json_put_flag(&kwargs, "thinking", false);
+    for (uint32_t i = 0; f->chat_kwargs != NULL && i < f->chat_kwargs->n; i++) {
+        const struct json *preset = &f->chat_kwargs->items[i];
+        bool said = json_get(given, preset->key) != NULL ||
+                    (effort != NULL && (strcmp(preset->key, "reasoning_effort") == 0 ||
+                                        strcmp(preset->key, "enable_thinking") == 0 ||
+                                        (!on && strcmp(preset->key, "thinking") == 0)));
+
+        if (!said)
+            json_put(&kwargs, preset->key, preset);
+    }
     *made = json_made(&kwargs, JSON_OBJECT);
     return kwargs.failed ? NULL : made;
 }
@@ -60,7 +73,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
         .messages = messages,
         .tools = json_get_kind(body, "tools", JSON_LIST),
         .documents = json_get_kind(body, "documents", JSON_LIST),
-        .kwargs = api_kwargs(x, body, &kwargs),
+        .kwargs = api_kwargs(f, x, body, &kwargs),
         .add_generation_prompt = lax_get_flag(body, "add_generation_prompt", true),
         .continue_final_message = lax_get_flag(body, "continue_final_message", false),
     };

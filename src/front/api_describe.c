@@ -7,6 +7,9 @@
 
 #include "front/api.h"
 #include "front/fields.h"
+#include "text/file.h"
+
+#define API_CONFIG_BYTES_MAX ((size_t)16 << 20)
 
 static void api_reply_described(struct exchange *x, struct buf *b)
 {
@@ -57,4 +60,54 @@ void api_index(struct front *f, struct exchange *x, const struct json *body)
     route_describe(&b);
     buf_add_text(&b, "}}");
     api_reply_described(x, &b);
+}
+
+/* What tokenizer_config.json says, as it stands there, for clients that render and count. */
+void api_tokenizer_info(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct buf b = {0};
+    char why[300] = "";
+    int rc = file_read(&b, f->settings.model, "tokenizer_config.json", API_CONFIG_BYTES_MAX, why,
+                       sizeof why);
+
+    (void)body;
+    if (rc == ERR_OK) {
+        api_reply_described(x, &b);
+        return;
+    }
+    buf_fini(&b);
+    exchange_reply_error(x, rc == ERR_NOT_FOUND ? ERR_NOT_FOUND : ERR_IO,
+                         "the model's folder has no tokenizer_config.json", NULL, 0);
+}
+
+/* The settings of this front, for operators. Paths of keys are told, keys are not. */
+void api_server_info(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct buf b = {0};
+
+    (void)body;
+    buf_add_text(&b, "{\"version\":\"" PACKAGE_VERSION "\",\"settings\":{");
+    settings_describe(&f->settings, 'F', &b);
+    buf_add_text(&b, "}}");
+    api_reply_described(x, &b);
+}
+
+static void api_invoke_responses(struct front *f, struct exchange *x, const struct json *body)
+{
+    x->shape = SHAPE_RESPONSES; /* of errors and events, too */
+    api_responses(f, x, body);
+}
+
+/* SageMaker's one path: the body says which endpoint is meant. */
+void api_invocations(struct front *f, struct exchange *x, const struct json *body)
+{
+    if (json_get(body, "messages") != NULL)
+        api_chat(f, x, body);
+    else if (json_get(body, "prompt") != NULL)
+        api_completions(f, x, body);
+    else if (json_get(body, "input") != NULL)
+        api_invoke_responses(f, x, body);
+    else
+        exchange_reply_error(x, ERR_INVALID, "the body must have 'messages', 'prompt' or 'input'",
+                             NULL, 0);
 }

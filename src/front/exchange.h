@@ -144,6 +144,7 @@ struct exchange {
     struct buf facts;            /* struct wire_out each */
     bool probe;                  /* /health?deep=1: the answer is whether a token came */
     const char *model;           /* the served name; lives as long as the process */
+    const char *role;            /* of a chat's answer; lives as long as the process */
     const char *fingerprint;     /* of the server's build and model; lives as long as the process */
 
     /* The streamer's. */

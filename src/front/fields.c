@@ -669,6 +669,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         .skip_special = true,
     };
     x->n = 1;
+    x->tokens_as_ids = presets->tokens_as_ids;
     for (uint32_t i = 0; i < body->n; i++) {
         const struct json *v = &body->items[i];
         const struct fields_row *row = fields_find(v->key, x->format);
@@ -688,6 +689,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         (void)snprintf(why, why_cap, "'stream_options' is only allowed when 'stream' is true");
         return ERR_INVALID;
     }
+    x->include_usage = x->stream && (x->include_usage || presets->include_usage);
     if (c.best_of != 0 && c.best_of != x->n) {
         *param = "best_of";
         (void)snprintf(why, why_cap, "'best_of' other than 'n' is not supported");

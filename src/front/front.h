@@ -32,7 +32,9 @@ struct front {
     struct names names;     /* under which clients ask for the model */
     const char *model_name; /* the first of them */
     struct presets presets;
-    int64_t model_unix_s; /* when its folder was last changed: the same in every front */
+    struct arena arena;             /* of what is read at start and lives as long as the process */
+    const struct json *chat_kwargs; /* template variables of chats that do not set them, or NULL */
+    int64_t model_unix_s;           /* when its folder was last changed: the same in every front */
     char fingerprint[48]; /* system_fingerprint: "quire-VERSION-" and 8 digits of build and model */
     int listen_fd;
     int signal_fd;

@@ -98,6 +98,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
 
     x->format = format;
     x->model = f->model_name;
+    x->role = f->settings.response_role;
     x->fingerprint = f->fingerprint;
     rc = fields_read(&fields, x, body, &f->presets, &f->names, why, sizeof why, &param);
     if (rc != ERR_OK) {

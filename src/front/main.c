@@ -38,6 +38,25 @@ static void main_log_tokenizer(const struct tokenizer_opening *how, uint64_t us)
              (double)us / 1e3);
 }
 
+/* default_chat_template_kwargs, which live as long as the process. */
+static int main_read_kwargs(struct front *f, char *why, size_t why_cap)
+{
+    const char *text = f->settings.default_chat_template_kwargs;
+    char reason[200] = "";
+    int rc = ERR_OK;
+
+    if (text[0] == '\0')
+        return ERR_OK;
+    rc = json_parse(&f->chat_kwargs, &f->arena, text, strlen(text), reason, sizeof reason);
+    if (rc == ERR_OK && f->chat_kwargs->kind != JSON_OBJECT) {
+        (void)snprintf(reason, sizeof reason, "it must be a JSON object");
+        rc = ERR_INVALID;
+    }
+    if (rc != ERR_OK)
+        (void)snprintf(why, why_cap, "default_chat_template_kwargs: %s", reason);
+    return rc;
+}
+
 static int main_open_text(struct front *f)
 {
     uint64_t from_us = clock_us();
@@ -58,6 +77,12 @@ static int main_open_text(struct front *f)
     presets_init(&f->presets);
     if (rc == ERR_OK && strcmp(f->settings.generation_config, "auto") == 0)
         rc = presets_read(&f->presets, f->settings.model, why, sizeof why);
+    if (rc == ERR_OK)
+        rc = presets_override(&f->presets, f->settings.override_generation_config, why, sizeof why);
+    if (rc == ERR_OK)
+        rc = main_read_kwargs(f, why, sizeof why);
+    f->presets.tokens_as_ids = f->settings.return_tokens_as_token_ids;
+    f->presets.include_usage = f->settings.enable_force_include_usage;
     if (rc != ERR_OK)
         log_error("front: %s", why[0] == '\0' ? err_sentence(rc) : why);
     else if (!chat_has_template(f->chat))
@@ -74,13 +99,7 @@ static int main_choose_reply(struct front *f)
     f->reply_reasoning = chat_reply_reasoning(f->chat);
     if (strcmp(calls, "auto") != 0)
         f->reply_format = reply_format_named(calls);
-    if (strcmp(reasoning, "none") == 0)
-        f->reply_reasoning = REPLY_NO_REASONING;
-    else if (strcmp(reasoning, "mistral") == 0)
-        f->reply_reasoning = REPLY_THINK_BRACKETS;
-    else if (strcmp(reasoning, "think") == 0)
-        f->reply_reasoning = REPLY_THINK;
-    else if (strcmp(reasoning, "auto") != 0)
+    if (strcmp(reasoning, "auto") != 0 && !reply_reasoning_named(reasoning, &f->reply_reasoning))
         f->reply_format = REPLY_FORMATS;
     if (f->reply_format != REPLY_FORMATS)
         return ERR_OK;

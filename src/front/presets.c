@@ -3,6 +3,7 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/json.h"
 #include "text/file.h"
@@ -11,6 +12,7 @@
 #define PRESETS_BYTES_MAX ((size_t)1 << 20)
 
 struct presets_reader {
+    const char *source; /* for reasons */
     const struct json *config;
     int rc;
     char *why;
@@ -34,7 +36,7 @@ static double presets_number(struct presets_reader *r, const char *name, double 
     d = json_is_number(v) ? json_real(v) : low - 1.0;
     if (d >= low && d <= high)
         return d;
-    (void)snprintf(r->why, r->why_cap, "%s: %s must be a number from %g to %g", PRESETS_FILE, name,
+    (void)snprintf(r->why, r->why_cap, "%s: %s must be a number from %g to %g", r->source, name,
                    low, high);
     r->rc = ERR_INVALID;
     return preset;
@@ -57,27 +59,45 @@ static int presets_take(struct presets *p, struct presets_reader *r)
     return r->rc;
 }
 
+static int presets_parse(struct presets *p, const char *source, const char *text, size_t len,
+                         char *why, size_t why_cap)
+{
+    struct presets_reader r = {.source = source, .rc = ERR_OK, .why = why, .why_cap = why_cap};
+    struct arena arena = {0};
+    char reason[200] = "";
+    int rc = json_parse(&r.config, &arena, text, len, reason, sizeof reason);
+
+    if (rc == ERR_OK && r.config->kind != JSON_OBJECT) {
+        (void)snprintf(reason, sizeof reason, "it must be a JSON object");
+        rc = ERR_INVALID;
+    }
+    if (rc != ERR_OK)
+        (void)snprintf(why, why_cap, "%s: %s", source, reason);
+    else
+        rc = presets_take(p, &r);
+    arena_reset(&arena);
+    return rc;
+}
+
+int presets_override(struct presets *p, const char *text, char *why, size_t why_cap)
+{
+    if (text[0] == '\0')
+        return ERR_OK;
+    return presets_parse(p, "override_generation_config", text, strlen(text), why, why_cap);
+}
+
 int presets_read(struct presets *p, const char *dir, char *why, size_t why_cap)
 {
-    struct presets_reader r = {.rc = ERR_OK, .why = why, .why_cap = why_cap};
-    struct arena arena = {0};
     struct buf text = {0};
-    char reason[200] = "";
     int rc = file_read(&text, dir, PRESETS_FILE, PRESETS_BYTES_MAX, why, why_cap);
 
     if (rc == ERR_NOT_FOUND) {
         buf_fini(&text);
         return ERR_OK;
     }
-    if (rc == ERR_OK) {
-        rc = json_parse(&r.config, &arena, text.len == 0 ? "" : text.bytes, text.len, reason,
-                        sizeof reason);
-        if (rc != ERR_OK)
-            (void)snprintf(why, why_cap, "%s: %s", PRESETS_FILE, reason);
-    }
     if (rc == ERR_OK)
-        rc = presets_take(p, &r);
+        rc =
+            presets_parse(p, PRESETS_FILE, text.len == 0 ? "" : text.bytes, text.len, why, why_cap);
     buf_fini(&text);
-    arena_reset(&arena);
     return rc;
 }

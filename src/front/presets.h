@@ -1,7 +1,9 @@
-/* Presets: what a model's folder wishes for requests that do not say (generation_config.json). */
+/* Presets: values for requests that give none, from the model's folder (generation_config.json) and
+ * the operator's settings. */
 #ifndef QUIRE_FRONT_PRESETS_H
 #define QUIRE_FRONT_PRESETS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,6 +17,8 @@ struct presets {
     float repetition;
     int32_t top_k;       /* 0: off */
     uint32_t max_tokens; /* 0: as many as there is room for */
+    bool tokens_as_ids;  /* return_tokens_as_token_ids */
+    bool include_usage;  /* of streams, whatever they say */
 };
 
 /* temperature 1, top_p 1, nothing else. */
@@ -26,5 +30,8 @@ void presets_init(struct presets *p);
  * ERR_OK, also when there is no such file; ERR_SYNTAX, ERR_INVALID, ERR_IO, ERR_LIMIT or
  * ERR_NO_MEMORY with the reason in why. p is then as it was. */
 int presets_read(struct presets *p, const char *dir, char *why, size_t why_cap) ERR_CHECKED;
+
+/* The same of a JSON text: the setting override_generation_config. "" changes nothing. */
+int presets_override(struct presets *p, const char *text, char *why, size_t why_cap) ERR_CHECKED;
 
 #endif

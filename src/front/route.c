@@ -46,6 +46,11 @@ static const struct route routes[] = {
     {"/v1", "GET", api_index, SHAPE_OPENAI, KEYED, "The endpoints"},
     {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI, KEYED, "Text or a chat to token ids"},
     {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI, KEYED, "Token ids to text"},
+    {"/tokenizer_info", "GET", api_tokenizer_info, SHAPE_OPENAI, KEYED,
+     "What tokenizer_config.json says"},
+    {"/server_info", "GET", api_server_info, SHAPE_OPENAI, ADMIN, "The settings of a front"},
+    {"/invocations", "POST", api_invocations, SHAPE_OPENAI, KEYED,
+     "A chat, completion or response, by the body"},
     {"/openapi.json", "GET", api_openapi, SHAPE_OPENAI, OPEN, "This description"},
     {"/health", "GET", api_health, SHAPE_OPENAI, OPEN, "200 if the server can answer"},
     {"/metrics", "GET", api_metrics, SHAPE_OPENAI, LOCAL, "Counters for Prometheus"},
@@ -138,7 +143,7 @@ static bool route_has_body(const struct route *r, const char *method)
 static bool route_generates(const struct route *r)
 {
     return r->answer == api_chat || r->answer == api_completions || r->answer == api_messages ||
-           r->answer == api_responses;
+           r->answer == api_responses || r->answer == api_invocations;
 }
 
 /* A full server says so before it reads what it will not serve: a refusal that costs as much as an

@@ -653,11 +653,56 @@ enum reply_reasoning reply_reasoning_of(const char *source)
 
 enum reply_format reply_format_named(const char *name)
 {
+    /* vLLM has several parsers for one format. */
+    static const struct {
+        const char *name;
+        enum reply_format format;
+    } others[] = {
+        {"qwen3_xml", REPLY_QWEN3_CODER},
+        {"llama4_json", REPLY_LLAMA3},
+        {"llama4_pythonic", REPLY_PYTHONIC},
+        {"deepseek_v32", REPLY_DEEPSEEK_V31},
+        {"glm47", REPLY_GLM45},
+        {"gpt_oss", REPLY_HARMONY},
+        {"qwen3", REPLY_HERMES},
+        {"longcat", REPLY_HERMES},
+    };
+
     for (int i = 0; i < REPLY_FORMATS; i++) {
         if (strcmp(reply_formats[i].name, name) == 0)
             return (enum reply_format)i;
     }
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        if (strcmp(others[i].name, name) == 0)
+            return others[i].format;
+    }
     return REPLY_FORMATS;
+}
+
+bool reply_reasoning_named(const char *name, enum reply_reasoning *out)
+{
+    static const struct {
+        const char *name;
+        enum reply_reasoning reasoning;
+    } names[] = {
+        {"none", REPLY_NO_REASONING}, {"mistral", REPLY_THINK_BRACKETS},
+        {"think", REPLY_THINK},       {"qwen3", REPLY_THINK},
+        {"deepseek_r1", REPLY_THINK}, {"deepseek_v3", REPLY_THINK},
+        {"deepseek_v4", REPLY_THINK}, {"glm45", REPLY_THINK},
+        {"glm47", REPLY_THINK},       {"kimi_k2", REPLY_THINK},
+        {"mimo", REPLY_THINK},        {"minimax_m2", REPLY_THINK},
+        {"nemotron_v3", REPLY_THINK}, {"olmo3", REPLY_THINK},
+        {"step3", REPLY_THINK},       {"ernie45", REPLY_THINK},
+        {"holo2", REPLY_THINK},       {"openai_gptoss", REPLY_NO_REASONING}, /* channels */
+    };
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(names[i].name, name) == 0) {
+            *out = names[i].reasoning;
+            return true;
+        }
+    }
+    return false;
 }
 
 bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t len)

@@ -94,8 +94,12 @@ struct reply {
 enum reply_format reply_format_of(const char *source);
 enum reply_reasoning reply_reasoning_of(const char *source);
 
-/* By vLLM's name of a parser ("hermes", "llama3_json", ...); REPLY_FORMATS when there is none. */
+/* By vLLM's name of a tool parser ("hermes", "llama3_json", ...); REPLY_FORMATS if unknown. */
 enum reply_format reply_format_named(const char *name);
+
+/* By vLLM's name of a reasoning parser ("qwen3", "deepseek_r1", ...), or none, think, mistral.
+ * False if it is unknown. */
+bool reply_reasoning_named(const char *name, enum reply_reasoning *out);
 
 /* Does a prompt end inside a reasoning block, so that the reply begins there? */
 bool reply_is_inside(enum reply_reasoning r, const char *prompt, size_t len);

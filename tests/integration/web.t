@@ -5,6 +5,7 @@ without keys; bodies with a byte order mark or a coding."""
 
 import gzip
 import json
+import tempfile
 
 from harness import Stack, Tap, need_nginx
 
@@ -62,7 +63,7 @@ with tap.section("none unless said"), Stack(n_fronts=1) as s:
                 wrong.append((method, path, got.status))
             if not keyless and got.status not in (401, 404):  # 404: no admin key is set
                 wrong.append((method, path, got.status))
-            if got.status == 404 and not path.startswith(("/admin", "/reset", "/sleep", "/wake")):
+            if got.status == 404 and not path.startswith(("/admin", "/reset", "/sleep", "/wake", "/server")):
                 wrong.append((method, path, "does not exist"))
     tap.eq(wrong, [], "%d paths are as it says, keys included" % len(api["paths"]))
     schemas = api["components"]["schemas"]
@@ -89,6 +90,56 @@ with tap.section("none unless said"), Stack(n_fronts=1) as s:
         tap.eq((r.status, r.error["code"]), (415, "unsupported_media_type"), coding + " is 415")
     r = s.post(CHAT, plain, headers={"Content-Encoding": "identity"})
     tap.eq(r.status, 200, "identity is none")
+
+with tap.section("defaults"), Stack(n_fronts=1, front=[
+        "--override-generation-config", '{"temperature": 0, "max_new_tokens": 3}',
+        "--response-role", "bot", "--enable-force-include-usage", "true",
+        "--return-tokens-as-token-ids", "true",
+        "--reasoning-parser", "qwen3", "--tool-call-parser", "qwen3_xml"]) as s:
+    body = {"messages": [{"role": "user", "content": "Hello"}]}
+    heard, Stack.heard = Stack.heard, None  # OpenAI knows no such role
+    r = s.post(CHAT, dict(body, logprobs=True)).json
+    tap.eq((r["usage"]["completion_tokens"], r["choices"][0]["message"]["role"]), (3, "bot"),
+           "presets of the operator, a role")
+    tap.ok(r["choices"][0]["logprobs"]["content"][0]["token"].startswith("token_id:"),
+           "tokens as ids", r["choices"][0]["logprobs"])
+    told = s.stream(CHAT, body)
+    Stack.heard = heard
+    tap.ok(told.usage is not None and told.usage["completion_tokens"] == 3, "streams tell usage")
+    for body, has in ((body, "message"), ({"prompt": "Hello"}, "text")):
+        Stack.heard = None
+        r = s.post("/invocations", body)
+        Stack.heard = heard
+        tap.ok(r.status == 200 and has in r.json["choices"][0], "/invocations: %s" % has, r.text)
+    r = s.post("/invocations", {"input": "Hello"})
+    tap.eq((r.status, r.json.get("object")), (200, "response"), "/invocations: input")
+    r = s.post("/invocations", {"x": 1})
+    tap.eq(r.status, 400, "/invocations: something else")
+    r = s.get("/tokenizer_info")
+    tap.ok(r.status == 200 and "chat_template" in r.json, "/tokenizer_info", r.text[:200])
+    tap.eq(s.request("GET", "/tokenizer_info", headers=NO_KEY).status, 401, "with a key")
+
+with tap.section("kwargs"), tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+    template.write("{{ enable_thinking }} {{ tone }} {{ messages[0].content }}")
+    template.flush()
+    with Stack(n_fronts=1, front=["--chat-template", template.name, "--default-chat-template-kwargs",
+                                  '{"enable_thinking": false, "tone": "calm"}']) as s:
+        for f, want in (({}, "False calm Hi"),
+                        ({"chat_template_kwargs": {"tone": "loud"}}, "False loud Hi"),
+                        ({"chat_template_kwargs": {"enable_thinking": True}}, "True calm Hi"),
+                        ({"reasoning_effort": "low"}, "True calm Hi"),
+                        ({"reasoning_effort": "none"}, "False calm Hi")):
+            r = s.post(CHAT + "/render", s.chat("Hi", **f))
+            tap.ok(want in r.text, "defaults of the operator, then the client's: %r" % f, r.text)
+
+with tap.section("server info"), tempfile.NamedTemporaryFile("w") as secret:
+    secret.write("admin-secret-0123456789")
+    secret.flush()
+    with Stack(n_fronts=1, front=["--admin-key-file", secret.name]) as s:
+        r = s.request("GET", "/server_info", headers={"Authorization": "Bearer admin-secret-0123456789"})
+        tap.ok(r.status == 200 and r.json["settings"]["front_threads"] == 4 and
+               "admin-secret-0123456789" not in r.text, "/server_info tells settings, no key", r.text[:300])
+        tap.eq(s.get("/server_info").status, 401, "to operators")
 
 with tap.section("keyless"), Stack(n_fronts=1, keys='"~." anyone;\n') as s:
     for headers in (NO_KEY, {"Authorization": "Bearer whatever"}, {"X-Api-Key": "x", **NO_KEY}):
