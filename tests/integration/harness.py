@@ -294,6 +294,20 @@ class Told:
 # --- processes --------------------------------------------------------------------------------
 
 
+def blocks(pid, sig):
+    """Does the process block the signal, or has it ended?"""
+    try:
+        with open("/proc/%d/status" % pid) as f:
+            for line in f:
+                if line.startswith("State:") and "Z" in line:
+                    return True
+                if line.startswith("SigBlk:"):
+                    return int(line.split()[1], 16) >> (sig - 1) & 1
+    except OSError:
+        pass
+    return True
+
+
 class Supervised:
     """One program, started again when it ends, until stop(). What it says is kept in a file."""
 
@@ -342,8 +356,11 @@ class Supervised:
         return self.proc is not None and self.proc.poll() is None
 
     def kill(self, sig=signal.SIGKILL):
-        """Send a signal; the supervisor starts the program again when it has ended."""
+        """Send a signal; the supervisor starts the program again when it has ended. Before its
+        main() no program has blocked SIGTERM: that comes when quire's have."""
         pid = self.pid
+        if sig == signal.SIGTERM and os.path.basename(self.argv[0]).startswith("quire-"):
+            until(lambda: blocks(pid, sig), 10, 0.001)
         os.kill(pid, sig)
         return pid
 
