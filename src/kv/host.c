@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -391,10 +392,27 @@ static int host_map(struct host *h)
     return ERR_OK;
 }
 
+/* The file's folder, made when it is missing: a user of its own has it to himself. */
+static int host_make_folder(const char *path)
+{
+    char dir[4096];
+    char *slash;
+
+    (void)snprintf(dir, sizeof dir, "%s", path);
+    slash = strrchr(dir, '/');
+    if (slash == NULL || slash == dir)
+        return ERR_OK;
+    *slash = '\0';
+    (void)mkdir(dir, 0700); /* is there, or own_folder() says why not */
+    return own_folder("host", dir);
+}
+
 static int host_open_file(struct host *h)
 {
-    int rc = own_open("host", h->options.path, O_RDWR | O_CREAT, &h->fd);
+    int rc = host_make_folder(h->options.path);
 
+    if (rc == ERR_OK)
+        rc = own_open("host", h->options.path, O_RDWR | O_CREAT, &h->fd);
     if (rc == ERR_NOT_FOUND)
         log_error("host: %s: %s", h->options.path, strerror(ENOENT));
     if (rc != ERR_OK)
