@@ -3,8 +3,8 @@
  * lmdb-dump: what the prefix cache on disk holds, while the engine runs or not.
  *
  * Reads LMDB's snapshot and, with --verify, the page file; writes nothing and holds nothing that
- * the engine waits for. Needs write permission on lock.mdb (LMDB's reader table): be root or in
- * the engine's group. */
+ * the engine waits for. Needs write permission on lock.mdb (LMDB's reader table): be the
+ * engine's user, whose files these are. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>

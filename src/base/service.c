@@ -66,16 +66,27 @@ int service_listen_fd(void)
     return sd_listen_fds(0) >= 1 ? SD_LISTEN_FDS_START : -1;
 }
 
+static void service_signals(sigset_t *set)
+{
+    (void)sigemptyset(set);
+    (void)sigaddset(set, SIGTERM);
+    (void)sigaddset(set, SIGINT);
+}
+
+void service_block_signals(void)
+{
+    sigset_t set;
+
+    service_signals(&set);
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)pthread_sigmask(SIG_BLOCK, &set, NULL); /* cannot fail */
+}
+
 int service_signal_fd(int *fd)
 {
     sigset_t set;
 
-    (void)sigemptyset(&set);
-    (void)sigaddset(&set, SIGTERM);
-    (void)sigaddset(&set, SIGINT);
-    (void)signal(SIGPIPE, SIG_IGN);
-    if (pthread_sigmask(SIG_BLOCK, &set, NULL) != 0)
-        return ERR_IO;
+    service_signals(&set);
     *fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (*fd == -1) {
         log_error("service: signalfd: %s", strerror(errno));

@@ -23,8 +23,12 @@ bool service_was_replaced(void);
 /* The one listening socket that systemd passed, or -1. */
 int service_listen_fd(void);
 
-/* Block SIGTERM and SIGINT in this thread and those made later, and return a descriptor that
- * becomes readable when one arrives; SIGPIPE is ignored. ERR_IO (logged) when there is none. */
+/* Block SIGTERM and SIGINT in this thread and those made later; SIGPIPE is ignored. The first thing
+ * in main(): a stop that comes while the program starts is then one as any other. */
+void service_block_signals(void);
+
+/* A descriptor that becomes readable when one of these arrives, or has before. ERR_IO (logged) when
+ * there is none. */
 int service_signal_fd(int *fd) ERR_CHECKED;
 
 #endif

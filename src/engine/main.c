@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * quire-engine: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources
- * at start, 3 device error, 134 our own bug (must()). */
+ * at start, 3 device error, 134 our own bug (must()). systemd starts it again after all but 0 and
+ * 1: what another process holds may be free soon. */
 #include <poll.h>
 #include <string.h>
 #include <unistd.h>
@@ -92,13 +93,13 @@ static void main_unpin(void *engine, void *memory)
         model_unpin(e->model, memory);
 }
 
-/* A full disk is no reason not to serve: what it holds is there for the next engine. */
 static int main_open_store(struct engine *e)
 {
     size_t n_buffers = MAIN_STAGING_BYTES / e->shape->page_bytes;
     struct store_options options = {
         .dir = e->settings.kv_store_dir,
         .max_bytes = e->settings.kv_store_bytes,
+        .reserve_bytes = e->settings.kv_store_reserve_bytes,
         .page_bytes = e->shape->page_bytes,
         .block_tokens = e->shape->block_tokens,
         .kept_pct = e->settings.kv_retained_pct,
@@ -118,9 +119,7 @@ static int main_open_store(struct engine *e)
     rc = store_open(&e->store, &options);
     if (rc != ERR_NO_MEMORY && rc != ERR_IO)
         return rc;
-    /* A disk that is full or broken is no reason not to serve. */
-    log_error("engine: the page store in %s cannot be used; no pages are kept on disk",
-              options.dir);
+    log_error("engine: no pages are kept on disk"); /* which is no reason not to serve */
     return ERR_OK;
 }
 
@@ -262,6 +261,18 @@ static int main_open(struct engine *e)
     return rc;
 }
 
+static int main_status(int rc)
+{
+    switch (rc) {
+    case ERR_GPU: return 3;
+    case ERR_NO_MEMORY:
+    case ERR_IO:
+    case ERR_IN_USE:
+    case ERR_AGAIN: return 2;
+    default: return 1;
+    }
+}
+
 static int main_close(struct engine *e)
 {
     int rc = tiers_save_all(e);
@@ -288,6 +299,7 @@ int main(int argc, char **argv)
     bool exit_now = false;
     int rc;
 
+    service_block_signals();
     fault_init();
     if (settings_read(&e.settings, 'E', argc, argv, &exit_now) != ERR_OK)
         return 1;
@@ -300,7 +312,7 @@ int main(int argc, char **argv)
         return 0; /* it was told to stop while it waited */
     if (rc != ERR_OK) {
         log_error("engine: cannot start: %s", err_sentence(rc));
-        return rc == ERR_GPU ? 3 : rc == ERR_NO_MEMORY || rc == ERR_IO ? 2 : 1;
+        return main_status(rc);
     }
     mem_seal();
     service_ready();

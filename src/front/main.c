@@ -197,6 +197,7 @@ int main(int argc, char **argv)
     bool exit_now = false;
     int rc;
 
+    service_block_signals();
     fault_init();
     if (settings_read(&f.settings, 'F', argc, argv, &exit_now) != ERR_OK)
         return 1;

@@ -178,7 +178,7 @@ int attach_clear(const char *path)
     /* A full queue is EAGAIN; one of another type, as a front's is to an engine, EPROTOTYPE. */
     if (error == 0 || error == EAGAIN || error == EPROTOTYPE) {
         log_error("attach: another process serves %s; stop it, or choose another path", path);
-        return ERR_OVERLOADED;
+        return ERR_IN_USE;
     }
     if (error == ECONNREFUSED)
         (void)unlink(path); /* a dead process's */

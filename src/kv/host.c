@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -24,6 +25,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "base/own.h"
 #include "kv/order.h"
 
 #define HOST_THREADS     4
@@ -32,6 +34,7 @@
 #define HOST_AHEAD       16                 /* free chunks, below which more are asked for */
 #define HOST_FIRST       16                 /* chunks that are asked for at the start */
 #define HOST_GENTLE_US   300000             /* between two chunks: a hundredth of the time */
+#define HOST_RETRY_US    60000000           /* between attempts to get memory that there was not */
 #define HOST_SPARE_MAX   10000 /* times that nothing goes rather than what is retained */
 #define HOST_CHECKS_MAX  4096  /* under way at once */
 
@@ -68,12 +71,18 @@ struct job_queue {
 
 enum chunk_state { CHUNK_OUT, CHUNK_ASKED, CHUNK_READY, CHUNK_FAILED };
 
+struct found {
+    uint64_t used;
+    int32_t slot;
+};
+
 struct host {
     struct host_options options;
     int fd;
-    char *map;
+    char *map; /* NULL: the file cannot be used now, and nothing of it is looked at */
     size_t map_bytes;
-    struct host_file *file;
+    struct host_file want;   /* what the file must say of itself */
+    struct host_file *file;  /* in the map, or want */
     struct host_slot *slots; /* [n_slots] */
     char *payloads;
     int32_t n_slots;
@@ -89,9 +98,12 @@ struct host {
     int32_t n_asked;
     int32_t n_free;
     bool gentle;
-    int n_spared;      /* times in a row that no page went, because only retained ones could */
-    uint64_t grown_us; /* when a chunk was last asked for */
+    int n_spared;       /* times in a row that no page went, because only retained ones could */
+    uint64_t grown_us;  /* when a chunk was last asked for */
+    uint64_t failed_us; /* when there was no memory for one */
     uint64_t n_used;
+    struct found *found; /* [n_slots]: for opening; NULL when that is over */
+    uint64_t tried_us;   /* to open the file */
     struct host_counters counters;
 
     pthread_mutex_t lock; /* guards what follows */
@@ -349,10 +361,10 @@ static bool host_is_ours(const struct host *h, const struct host_file *f)
            memcmp(&f->fingerprint, &want->fingerprint, sizeof f->fingerprint) == 0;
 }
 
-/* Map the file, as it is or begun anew. h->file is what it must be, in the caller's memory. */
+/* Map the file, as it is or begun anew. */
 static int host_map(struct host *h)
 {
-    struct host_file want = *h->file, got = {0};
+    struct host_file want = h->want, got = {0};
     struct stat st;
     bool ours;
 
@@ -380,18 +392,34 @@ static int host_map(struct host *h)
     return ERR_OK;
 }
 
+/* The file's folder, made when it is missing: a user of its own has it to himself. */
+static int host_make_folder(const char *path)
+{
+    char dir[4096];
+    char *slash;
+
+    (void)snprintf(dir, sizeof dir, "%s", path);
+    slash = strrchr(dir, '/');
+    if (slash == NULL || slash == dir)
+        return ERR_OK;
+    *slash = '\0';
+    (void)mkdir(dir, 0700); /* is there, or own_folder() says why not */
+    return own_folder("host", dir);
+}
+
 static int host_open_file(struct host *h)
 {
-    int rc;
+    int rc = host_make_folder(h->options.path);
 
-    h->fd = open(h->options.path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
-    if (h->fd == -1) {
-        log_error("host: %s: %s", h->options.path, strerror(errno));
-        return ERR_IO;
-    }
+    if (rc == ERR_OK)
+        rc = own_open("host", h->options.path, O_RDWR | O_CREAT, &h->fd);
+    if (rc == ERR_NOT_FOUND)
+        log_error("host: %s: %s", h->options.path, strerror(ENOENT));
+    if (rc != ERR_OK)
+        return rc == ERR_NOT_FOUND ? ERR_IO : rc;
     if (flock(h->fd, LOCK_EX | LOCK_NB) == -1) {
-        log_error("host: another engine uses %s; set kv_host_file", h->options.path);
-        return ERR_OVERLOADED;
+        log_error("host: another engine uses %s; stop it, or set kv_host_file", h->options.path);
+        return ERR_IN_USE;
     }
     rc = host_map(h);
     if (rc != ERR_OK)
@@ -410,12 +438,13 @@ static int host_alloc(struct host *h)
     h->entries = mem_zalloc_array(n, sizeof *h->entries);
     h->table = mem_zalloc_array(cap, sizeof *h->table);
     h->chunks = mem_zalloc_array((size_t)h->n_chunks, sizeof *h->chunks);
+    h->found = mem_zalloc_array(n, sizeof *h->found);
     h->todo = (struct job_queue){.jobs = mem_zalloc_array(jobs, sizeof(struct job)),
                                  .cap = (uint32_t)jobs};
     h->done = (struct job_queue){.jobs = mem_zalloc_array(jobs, sizeof(struct job)),
                                  .cap = (uint32_t)jobs};
-    if (h->entries == NULL || h->table == NULL || h->chunks == NULL || h->todo.jobs == NULL ||
-        h->done.jobs == NULL ||
+    if (h->entries == NULL || h->table == NULL || h->chunks == NULL || h->found == NULL ||
+        h->todo.jobs == NULL || h->done.jobs == NULL ||
         order_open(&h->order, h->n_slots, (int)((int64_t)h->n_slots * h->options.kept_pct / 100)) !=
             ERR_OK)
         return ERR_NO_MEMORY;
@@ -430,14 +459,8 @@ static void host_ask_chunk(struct host *h, int32_t chunk)
         return;
     h->chunks[chunk] = CHUNK_ASKED;
     h->n_asked++;
-    h->counters.jobs++;
-    host_push(&h->todo, (struct job){.kind = JOB_PIN, .slot = chunk});
+    host_ask(h, JOB_PIN, chunk, 0);
 }
-
-struct found {
-    uint64_t used;
-    int32_t slot;
-};
 
 static int host_by_use(const void *a, const void *b)
 {
@@ -447,13 +470,11 @@ static int host_by_use(const void *a, const void *b)
 }
 
 /* The pages that the engine before left, in the order of their last use. */
-static int host_take_back(struct host *h)
+static void host_take_back(struct host *h)
 {
-    struct found *found = mem_zalloc_array((size_t)h->n_slots, sizeof *found);
+    struct found *found = h->found;
     int n = 0;
 
-    if (found == NULL)
-        return ERR_NO_MEMORY;
     order_tick(h->order, (uint32_t)clock_unix_s()); /* what ended meanwhile takes no room */
     for (int32_t i = 0; i < h->n_slots; i++) {
         struct host_slot *s = &h->slots[i];
@@ -483,18 +504,40 @@ static int host_take_back(struct host *h)
         if (h->entries[found[i].slot].state == ENTRY_PAGE)
             host_ask_chunk(h, found[i].slot / h->chunk_slots);
     }
-    mem_free(found);
+    for (int32_t i = 0; i < h->n_chunks && h->n_asked < HOST_FIRST; i++)
+        host_ask_chunk(h, i);
+    mem_free(h->found);
+    h->found = NULL;
     if (n > 0)
         log_info("host: %d pages of the engine before, %s", n, h->options.path);
-    return ERR_OK;
+}
+
+/* Open the file and find what it has. Without it the tier has no pages and takes none. */
+static int host_attach(struct host *h)
+{
+    int rc = host_open_file(h);
+
+    h->tried_us = clock_us();
+    if (rc == ERR_OK) {
+        host_take_back(h);
+        return ERR_OK;
+    }
+    if (h->fd != -1)
+        (void)close(h->fd);
+    h->fd = -1;
+    return rc;
+}
+
+/* Is it time to try again what there was no memory for? */
+static bool host_is_time(const struct host *h, uint64_t since_us)
+{
+    uint64_t wait_us = h->options.retry_us != 0 ? h->options.retry_us : HOST_RETRY_US;
+
+    return clock_us() - since_us >= wait_us;
 }
 
 static int host_start(struct host *h)
 {
-    (void)pthread_mutex_init(&h->lock, NULL); /* cannot fail on Linux */
-    (void)pthread_cond_init(&h->work, NULL);
-    for (int32_t i = 0; i < h->n_chunks && h->n_asked < HOST_FIRST; i++)
-        host_ask_chunk(h, i);
     while (h->n_threads < HOST_THREADS) {
         if (pthread_create(&h->threads[h->n_threads], NULL, host_run, h) != 0) {
             log_error("host: a thread cannot start: %s", strerror(errno));
@@ -508,38 +551,42 @@ static int host_start(struct host *h)
 int host_open(struct host **out, const struct host_options *o)
 {
     struct host *h = mem_zalloc(sizeof *h);
-    struct host_file want = {.magic = HOST_MAGIC,
-                             .version = HOST_VERSION,
-                             .page_bytes = o->page_bytes,
-                             .block_tokens = (uint32_t)o->block_tokens,
-                             .fingerprint = o->fingerprint};
+    struct host_file *want;
     size_t n;
     int rc;
 
     must(o->block_tokens >= 1 && o->block_tokens <= HOST_TOKENS_MAX);
     if (h == NULL)
         return ERR_NO_MEMORY;
+    (void)pthread_mutex_init(&h->lock, NULL); /* cannot fail on Linux */
+    (void)pthread_cond_init(&h->work, NULL);
     h->options = *o;
     h->fd = -1;
     h->free = -1;
-    want.payload_bytes = (o->page_bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
-    n = o->max_bytes / want.payload_bytes;
+    h->want = (struct host_file){.magic = HOST_MAGIC,
+                                 .version = HOST_VERSION,
+                                 .page_bytes = o->page_bytes,
+                                 .block_tokens = (uint32_t)o->block_tokens,
+                                 .fingerprint = o->fingerprint};
+    want = &h->want;
+    want->payload_bytes = (o->page_bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
+    n = o->max_bytes / want->payload_bytes;
     n = n < 1 ? 1 : n > INT32_MAX / 2 ? INT32_MAX / 2 : n;
-    want.n_slots = (uint32_t)n;
-    want.payloads_at =
-        (sizeof want + n * sizeof(struct host_slot) + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
-    strncpy(want.name, o->name, sizeof want.name - 1);
+    want->n_slots = (uint32_t)n;
+    want->payloads_at =
+        (sizeof *want + n * sizeof(struct host_slot) + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
+    strncpy(want->name, o->name, sizeof want->name - 1);
     h->n_slots = (int32_t)n;
-    h->chunk_slots = (int32_t)(HOST_CHUNK_BYTES / want.payload_bytes);
+    h->chunk_slots = (int32_t)(HOST_CHUNK_BYTES / want->payload_bytes);
     h->chunk_slots = h->chunk_slots < 1 ? 1 : h->chunk_slots;
     h->n_chunks = (h->n_slots + h->chunk_slots - 1) / h->chunk_slots;
-    h->map_bytes = (size_t)want.payloads_at + n * (size_t)want.payload_bytes;
-    h->file = &want;
-    rc = host_open_file(h);
-    if (rc == ERR_OK)
-        rc = host_alloc(h);
-    if (rc == ERR_OK)
-        rc = host_take_back(h);
+    h->map_bytes = (size_t)want->payloads_at + n * (size_t)want->payload_bytes;
+    h->file = want;
+    rc = host_alloc(h);
+    if (rc == ERR_OK && (rc = host_attach(h)) != ERR_OK && rc != ERR_IN_USE) {
+        log_warn("host: no pages are kept in %s until it can be used", o->path);
+        rc = ERR_OK; /* host_tick() tries again */
+    }
     if (rc == ERR_OK)
         rc = host_start(h);
     if (rc != ERR_OK) {
@@ -573,6 +620,7 @@ void host_close(struct host *h)
     mem_free(h->entries);
     mem_free(h->table);
     mem_free(h->chunks);
+    mem_free(h->found);
     order_close(h->order);
     mem_free(h->todo.jobs);
     mem_free(h->done.jobs);
@@ -597,11 +645,16 @@ static bool host_grow(struct host *h)
 {
     int asked_max = h->gentle ? 1 : HOST_ASKED_MAX;
 
+    if (h->map == NULL)
+        return false;
     if (h->gentle && clock_us() - h->grown_us < HOST_GENTLE_US)
         return true; /* soon */
     for (int32_t i = 0; i < h->n_chunks && h->n_asked < asked_max; i++) {
-        if (h->chunks[i] == CHUNK_FAILED)
-            return false;
+        if (h->chunks[i] == CHUNK_FAILED) {
+            if (!host_is_time(h, h->failed_us))
+                return false;
+            h->chunks[i] = CHUNK_OUT;
+        }
         if (h->chunks[i] == CHUNK_OUT) {
             h->chunks[i] = CHUNK_ASKED;
             h->n_asked++;
@@ -652,7 +705,7 @@ int32_t host_take(struct host *h, const struct page_label *label, struct host_vi
     struct entry *e;
 
     *victim = (struct host_victim){0};
-    if (h->table[host_probe(h, &label->name)] != -1)
+    if (h->map == NULL || h->table[host_probe(h, &label->name)] != -1)
         return -1; /* it is there, or on its way */
     if (h->n_free / h->chunk_slots < HOST_AHEAD)
         (void)host_grow(h); /* ahead of the need */
@@ -700,7 +753,7 @@ void host_filled(struct host *h, int32_t slot, bool good)
 
 int32_t host_n_slots(const struct host *h)
 {
-    return h->n_slots;
+    return h->map == NULL ? 0 : h->n_slots;
 }
 
 bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label)
@@ -793,8 +846,10 @@ static void host_pinned(struct host *h, const struct job *j)
 
     h->n_asked--;
     h->chunks[j->slot] = j->good ? CHUNK_READY : CHUNK_FAILED;
-    if (!j->good)
+    if (!j->good) {
+        h->failed_us = clock_us();
         return;
+    }
     end = end < h->n_slots ? end : h->n_slots;
     h->counters.slots += (uint64_t)(end - first);
     for (int32_t i = end - 1; i >= first; i--) {
@@ -870,6 +925,8 @@ void host_wait(struct host *h, uint64_t max_us)
 void host_tick(struct host *h, uint32_t now_s)
 {
     order_tick(h->order, now_s);
+    if (h->map == NULL && !h->gentle && host_is_time(h, h->tried_us) && host_attach(h) == ERR_OK)
+        log_info("host: %s can be used again", h->options.path);
 }
 
 void host_retain(struct host *h, const struct hash *name, struct retain r)

@@ -68,8 +68,9 @@ struct host_options {
     size_t max_bytes; /* of payloads */
     size_t page_bytes;
     int block_tokens;
-    int kept_pct;    /* of the slots, for pages above the default priority */
-    bool grows_idle; /* take memory while nobody is served, not first when it is needed */
+    int kept_pct;      /* of the slots, for pages above the default priority */
+    uint64_t retry_us; /* between attempts to get memory that there was not; 0: a minute */
+    bool grows_idle;   /* take memory while nobody is served, not first when it is needed */
     struct hash fingerprint;
     const char *name;
     /* Make memory ready for the device's copies; called by a thread of the tier. ERR_OK or an
@@ -88,7 +89,9 @@ struct host_counters {
     uint64_t kept; /* pages above the default priority */
 };
 
-/* ERR_OVERLOADED (logged) when another engine has the file; ERR_IO (logged); ERR_NO_MEMORY. */
+/* ERR_OK also when the file cannot be used now (logged), because its folder is missing, tmpfs is
+ * full, or the file is not this user's alone: the tier has no pages then, and host_tick() tries
+ * again. ERR_IN_USE (logged) when another engine has it; ERR_NO_MEMORY. */
 int host_open(struct host **out, const struct host_options *o) ERR_CHECKED;
 
 /* Wait until the memory of all pages of the engine before, and of some more, is ready, at most
@@ -150,7 +153,8 @@ bool host_is_checked(const struct host *h, int32_t slot);
 void host_check(struct host *h, int32_t slot, uint64_t ticket);
 bool host_poll(struct host *h, uint64_t *ticket, bool *good);
 
-/* It is now_s, unix seconds: hints that end by then count no longer. */
+/* It is now_s, unix seconds: hints that end by then count no longer. A file that could not be used
+ * is tried again while no request is under way: that takes as long as opening it. */
 void host_tick(struct host *h, uint32_t now_s);
 
 /* Something is said of a page beside what was said before; nothing when it is not there. */

@@ -3,15 +3,12 @@
  * Opening, closing, and the calls of the engine's thread. */
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -19,10 +16,6 @@
 #include "base/mem.h"
 #include "base/must.h"
 #include "kv/store_parts.h"
-
-#define STORE_LOCK_TRIES 25
-#define STORE_LOCK_US    20000
-#define STORE_MAP_BYTES  ((size_t)16 << 30) /* address room of the index; 115 MB per million */
 
 /* --- open and close ------------------------------------------------------------------------ */
 
@@ -44,13 +37,13 @@ static int store_alloc(struct store *st)
     st->buffers = mem_zalloc_array(n_buffers, sizeof *st->buffers);
     st->changes = mem_zalloc_array(STORE_CHANGES, sizeof *st->changes);
     st->changed = mem_zalloc_array(st->n_slots, sizeof *st->changed);
+    st->db = store_db_new();
     if (st->entries == NULL || st->table == NULL || st->uses == NULL || st->uses_copy == NULL ||
         st->uses_marked == NULL || st->uses_copy_marked == NULL || st->buffers == NULL ||
-        st->changes == NULL || st->changed == NULL ||
+        st->changes == NULL || st->changed == NULL || st->db == NULL ||
         order_open(&st->order, (int)st->n_slots,
                    (int)((int64_t)st->n_slots * st->options.kept_pct / 100)) != ERR_OK)
         return ERR_NO_MEMORY;
-    memset(st->table, 0xff, cap * sizeof *st->table); /* -1 */
     for (size_t i = 0; i < n_buffers; i++) {
         void *p = mmap(NULL, st->format.slot_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -64,115 +57,6 @@ static int store_alloc(struct store *st)
         store_push(&st->idle_buffers, &st->buffers[i]);
     }
     return ERR_OK;
-}
-
-static void store_path(const struct store *st, char *out, size_t cap, const char *name)
-{
-    (void)snprintf(out, cap, "%s/%s", st->options.dir, name);
-}
-
-/* A process that was killed may have left a child that is about to let go. */
-static bool store_lock(int fd)
-{
-    for (int i = 0; i < STORE_LOCK_TRIES; i++) {
-        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
-            return true;
-        clock_sleep_us(STORE_LOCK_US);
-    }
-    return false;
-}
-
-/* Two engines must not write one store. */
-static int store_open_lock(struct store *st)
-{
-    char path[4096];
-
-    if (mkdir(st->options.dir, 0750) == -1 && errno != EEXIST) {
-        log_error("store: %s: %s", st->options.dir, strerror(errno));
-        return ERR_IO;
-    }
-    store_path(st, path, sizeof path, "engine.lock");
-    st->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0640);
-    if (st->lock_fd == -1) {
-        log_error("store: %s: %s", path, strerror(errno));
-        return ERR_IO;
-    }
-    if (!store_lock(st->lock_fd)) {
-        log_error("store: another engine uses %s; set kv_store_dir", st->options.dir);
-        return ERR_OVERLOADED;
-    }
-    return ERR_OK;
-}
-
-/* Move what cannot be used out of the way; the previous such leftovers are overwritten. */
-static void store_set_aside(const struct store *st, const char *why)
-{
-    static const char *const names[] = {"data.mdb", "lock.mdb", "pages.kv"};
-
-    log_warn("store: %s in %s; it is set aside as *.bad and begun anew", why, st->options.dir);
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char from[4096];
-        char to[4096];
-
-        store_path(st, from, sizeof from, names[i]);
-        (void)snprintf(to, sizeof to, "%.4000s.bad", from);
-        if (rename(from, to) == -1 && errno != ENOENT)
-            log_warn("store: %s: %s", from, strerror(errno));
-    }
-}
-
-static int store_open_index(struct store *st)
-{
-    int rc = store_db_open(&st->db, st->options.dir, &st->format, STORE_MAP_BYTES);
-
-    if (rc == ERR_CORRUPT || rc == ERR_VERSION) {
-        store_set_aside(st, rc == ERR_VERSION ? "pages of another size" : "a damaged index");
-        rc = store_db_open(&st->db, st->options.dir, &st->format, STORE_MAP_BYTES);
-    }
-    if (rc == ERR_OK) {
-        struct store_space space = {.fingerprint = st->options.namespace_id};
-
-        (void)snprintf(space.name, sizeof space.name, "%s", st->options.namespace_name);
-        rc = store_db_space(st->db, &space, &st->space);
-    }
-    return rc;
-}
-
-static int store_open_file(struct store *st)
-{
-    char path[4096];
-
-    store_path(st, path, sizeof path, "pages.kv");
-    st->file_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_DIRECT, 0640);
-    if (st->file_fd == -1 && errno == EINVAL)
-        st->file_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0640); /* no O_DIRECT here */
-    if (st->file_fd == -1) {
-        log_error("store: %s: %s", path, strerror(errno));
-        return ERR_IO;
-    }
-    return ERR_OK;
-}
-
-static void store_sync_folder(const char *path)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-    if (fd == -1 || fsync(fd) == -1)
-        log_warn("store: %s cannot be synced: %s; a power cut may lose pages", path,
-                 strerror(errno));
-    if (fd != -1)
-        (void)close(fd);
-}
-
-/* What opening made and renamed, its own name too, must outlive a power cut before anything is
- * written to it: with the old index's name everything that the new one is told would be lost. */
-static void store_sync_folders(const struct store *st)
-{
-    char above[4096];
-
-    store_path(st, above, sizeof above, "..");
-    store_sync_folder(st->options.dir);
-    store_sync_folder(above);
 }
 
 static int store_start(struct store *st)
@@ -220,19 +104,12 @@ int store_open(struct store **out, const struct store_options *options)
     (void)pthread_mutex_init(&st->lock, NULL); /* cannot fail on Linux */
     (void)pthread_cond_init(&st->work, NULL);
     (void)pthread_cond_init(&st->idle, NULL);
-    rc = store_open_lock(st);
-    if (rc == ERR_OK)
-        rc = store_alloc(st);
-    if (rc == ERR_OK)
-        rc = store_open_index(st);
-    if (rc == ERR_OK)
-        rc = store_open_file(st);
-    if (rc == ERR_OK)
-        store_sync_folders(st);
-    if (rc == ERR_OK)
-        rc = store_load_index(st);
-    if (rc == ERR_OK)
-        st->n_rates = store_db_read_rates(st->db, st->rates);
+    rc = store_alloc(st);
+    if (rc == ERR_OK && (rc = store_attach(st)) != ERR_OK && rc != ERR_IN_USE) {
+        log_warn("store: %s cannot be used (%s): no pages are kept on disk until it can",
+                 options->dir, err_sentence(rc));
+        rc = ERR_OK; /* the I/O thread tries again */
+    }
     if (rc == ERR_OK)
         rc = store_start(st);
     if (rc != ERR_OK) {
@@ -257,13 +134,10 @@ void store_close(struct store *st)
         (void)pthread_join(st->thread, NULL);
         store_write_uses(st);
     }
+    store_detach(st);
     store_db_close(st->db);
-    if (st->file_fd != -1)
-        (void)close(st->file_fd); /* everything that counts was synced */
     if (st->event_fd != -1)
         (void)close(st->event_fd);
-    if (st->lock_fd != -1)
-        (void)close(st->lock_fd);
     for (int i = 0; i < st->options.n_buffers && st->buffers != NULL; i++) {
         if (st->buffers[i].pinned)
             st->options.unpin(st->options.context, st->buffers[i].header);
@@ -291,12 +165,28 @@ static struct store *store_mutable(const struct store *st)
     return (struct store *)(uintptr_t)st;
 }
 
+/* The slot of a page, or -1. While the store is away the I/O thread may be filling the index. */
+static int32_t store_look_up(const struct store *st, const struct hash *name)
+{
+    return st->mode == STORE_AWAY ? -1 : store_find(st, name);
+}
+
+enum store_mode store_mode(const struct store *st)
+{
+    enum store_mode mode;
+
+    (void)pthread_mutex_lock(&store_mutable(st)->lock);
+    mode = st->mode;
+    (void)pthread_mutex_unlock(&store_mutable(st)->lock);
+    return mode;
+}
+
 bool store_has(const struct store *st, const struct hash *name)
 {
     bool has;
 
     (void)pthread_mutex_lock(&store_mutable(st)->lock);
-    has = store_find(st, name) != -1;
+    has = store_look_up(st, name) != -1;
     (void)pthread_mutex_unlock(&store_mutable(st)->lock);
     return has;
 }
@@ -390,7 +280,7 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
     b->ticket = ticket;
     memcpy(b->tokens, tokens, sizeof *b->tokens * (size_t)st->options.block_tokens);
     (void)pthread_mutex_lock(&st->lock);
-    b->slot = store_find(st, name);
+    b->slot = store_look_up(st, name);
     if (b->slot == -1) {
         store_push(&st->idle_buffers, b);
         rc = ERR_NOT_FOUND;
@@ -409,7 +299,7 @@ void store_retain(struct store *st, const struct hash *name, struct retain r)
     int32_t slot;
 
     (void)pthread_mutex_lock(&st->lock);
-    slot = store_find(st, name);
+    slot = store_look_up(st, name);
     if (slot != -1)
         store_retain_slot(st, slot, r);
     (void)pthread_mutex_unlock(&st->lock);
@@ -421,7 +311,7 @@ bool store_retains(struct store *st, const struct hash *name, struct retain r)
     int32_t slot;
 
     (void)pthread_mutex_lock(&st->lock);
-    slot = store_find(st, name);
+    slot = store_look_up(st, name);
     covers = slot != -1 && retain_covers(order_retained(st->order, slot), r);
     (void)pthread_mutex_unlock(&st->lock);
     return covers;
@@ -437,7 +327,7 @@ bool store_drop(struct store *st, const struct hash *name)
 
         b->dropped = b->dropped || (b->writes && memcmp(&b->name, name, sizeof *name) == 0);
     }
-    slot = store_find(st, name);
+    slot = store_look_up(st, name);
     if (slot != -1) {
         store_remove(st, slot);
         st->entries[slot].gone = st->entries[slot].n_readers > 0;
@@ -465,7 +355,7 @@ bool store_look(const struct store *st, uint32_t slot, struct page_label *label)
     bool used;
 
     (void)pthread_mutex_lock(&store_mutable(st)->lock);
-    used = e->used && e->record.space == st->space;
+    used = st->mode != STORE_AWAY && e->used && e->record.space == st->space;
     if (used)
         *label = (struct page_label){.name = e->record.name,
                                      .parent = e->record.parent,
@@ -550,10 +440,14 @@ int store_rates(const struct store *st, struct store_rate rates[STORE_RATES_MAX]
 void store_read_counters(const struct store *st, struct store_counters *out)
 {
     (void)pthread_mutex_lock(&store_mutable(st)->lock);
-    order_tick(st->order, (uint32_t)clock_unix_s());
     *out = st->counters;
     out->slots = st->n_slots;
-    out->kept = (uint64_t)order_n_kept(st->order);
+    if (st->mode == STORE_AWAY) {
+        out->entries = 0;
+    } else {
+        order_tick(st->order, (uint32_t)clock_unix_s());
+        out->kept = (uint64_t)order_n_kept(st->order);
+    }
     (void)pthread_mutex_unlock(&store_mutable(st)->lock);
 }
 

@@ -12,8 +12,13 @@
  * page is checked when it is read (name, tokens, checksum); a wrong one is a miss, is counted
  * and loses its entry. Bounded by max_bytes: of the pages that none continues goes first what has
  * the lowest priority, then what was used least recently (order.h). A store
- * of another format, or damaged beyond opening, is moved aside with one log line and a new one
- * begun: the engine never refuses to serve because of a cache. */
+ * of another format, or one that was read and is damaged, is moved aside with one log line and a
+ * new one begun; what was moved aside goes after a week, or when the disk is short of room.
+ *
+ * A disk without room, or one that fails, damages nothing. While there is no room for the index to
+ * be written anew, the pages that are there are read and none is written; a folder that cannot be
+ * used at all has no pages. The I/O thread tries again, so the engine serves meanwhile and the tier
+ * comes back without a restart. */
 #ifndef QUIRE_KV_STORE_H
 #define QUIRE_KV_STORE_H
 
@@ -28,9 +33,12 @@
 struct store;
 
 struct store_options {
-    const char *dir;   /* created when missing, mode 0750 */
-    size_t max_bytes;  /* of payload slots on disk */
-    size_t page_bytes; /* payload of one page */
+    const char *dir;      /* created when missing, mode 0700 */
+    size_t max_bytes;     /* of payload slots on disk */
+    size_t reserve_bytes; /* the page file does not grow where less than this would stay free */
+    uint64_t retry_us;    /* between attempts to use a disk that could not be used; 0: 10 s, more
+                           * after each in vain, up to 5 minutes */
+    size_t page_bytes;    /* payload of one page */
     int block_tokens;
     int kept_pct;  /* of the slots, for pages above the default priority */
     int n_buffers; /* staging buffers of page_bytes, >= 2 */
@@ -69,8 +77,9 @@ struct store_counters {
     uint64_t kept; /* pages above the default priority */
 };
 
-/* Open or create. ERR_OVERLOADED (logged) when another engine holds the store; ERR_IO (logged)
- * when the folder cannot be used at all; ERR_NO_MEMORY. Starts the I/O thread. */
+/* Open or create, and start the I/O thread. ERR_OK also when the folder cannot be used now (logged):
+ * the store is empty then, and the I/O thread tries again. ERR_IN_USE (logged) when another engine
+ * holds the store; ERR_IO (logged) when threads cannot start; ERR_NO_MEMORY of the machine's. */
 int store_open(struct store **out, const struct store_options *options) ERR_CHECKED;
 
 /* Write what is queued, commit, note the clean end, stop the thread. NULL is fine. */
@@ -124,6 +133,13 @@ void store_release(struct store *st, const void *buffer);
 
 /* Readable while store_poll() has something. */
 int store_event_fd(const struct store *st);
+
+enum store_mode {
+    STORE_AWAY,    /* the folder cannot be used: no pages */
+    STORE_READING, /* pages are served, none is written: the disk has no room for the index */
+    STORE_WRITING,
+};
+enum store_mode store_mode(const struct store *st);
 
 /* Wait until everything queued so far is written and committed; tests and shutdown. */
 void store_flush(struct store *st);

@@ -1,37 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * LMDB. Default durability: a commit is on disk when it returns. The map is virtual room only
- * and much larger than the index ever gets. */
+ * and much larger than the index ever gets.
+ *
+ * LMDB maps lock.mdb and writes to it through the map: a block that the disk lacks then is a signal
+ * and not an error. So its blocks are allocated before LMDB sees the file; without room for them
+ * the index is opened without it, for reading alone. */
 #include "kv/store_db.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <lmdb.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/own.h"
 
-#define STORE_DB_RENEW   10000 /* records a reader sees in one snapshot */
-#define STORE_DB_READERS 64
-#define STORE_DB_PROBE_S 60
-#define STORE_DB_RATES   "rates" /* in meta */
+#define STORE_DB_RENEW      10000 /* records a reader sees in one snapshot */
+#define STORE_DB_READERS    64
+#define STORE_DB_LOCK_BYTES 8192 /* two blocks; 64 readers take 4,224 bytes */
+#define STORE_DB_PROBE_S    60   /* of CPU time: a disk may be slow */
+#define STORE_DB_READ_BYTES 65536
+#define STORE_DB_NODE_MIN   8       /* bytes of LMDB's smallest record, without key and value */
+#define STORE_DB_SPARE      65536   /* bytes that a copy may be larger than what it is made of */
+#define STORE_DB_RATES      "rates" /* in meta */
 
-/* Exit statuses of the child. */
-enum { STORE_DB_PROBE_NONE = 10, STORE_DB_PROBE_VERSION = 11, STORE_DB_PROBE_NO_ROOM = 12 };
+/* Exit statuses of the child. Any other, and a signal, are judged by its progress. */
+enum {
+    STORE_DB_PROBE_VERSION = 11,
+    STORE_DB_PROBE_NO_MEMORY = 12, /* before the old index was read to its end */
+    STORE_DB_PROBE_UNREADABLE = 13,
+    STORE_DB_PROBE_NO_COPY = 14, /* the old index is whole, the new one cannot be written */
+};
+
+/* How far the child has come, in memory that it shares with its parent. */
+enum { STORE_DB_AT_OLD = 0, STORE_DB_AT_COPY = 1, STORE_DB_AT_NEW = 2 };
 
 struct store_db {
     MDB_env *env;
     MDB_dbi meta, spaces, slots, uses;
     bool read_only;
+    bool failed; /* LMDB writes no more before it is opened again */
 };
 
-static int store_db_error(const char *what, int rc)
+static bool store_db_is_damage(int rc)
 {
-    log_error("store: %s: %s", what, mdb_strerror(rc));
     switch (rc) {
     case MDB_CORRUPTED:
     case MDB_INVALID:
@@ -40,12 +61,28 @@ static int store_db_error(const char *what, int rc)
     case MDB_VERSION_MISMATCH:
     case MDB_INCOMPATIBLE:
     case MDB_NOTFOUND:
-    case MDB_BAD_VALSIZE: return ERR_CORRUPT;
-    case ENOMEM:
-    case ENOSPC:
-    case EDQUOT: return ERR_NO_MEMORY; /* says nothing against the file */
-    default: return ERR_IO;
+    case MDB_CURSOR_FULL:
+    case MDB_BAD_VALSIZE: return true;
+    default: return false;
     }
+}
+
+static int store_db_error(const char *what, int rc)
+{
+    log_error("store: %s: %s", what, mdb_strerror(rc));
+    if (store_db_is_damage(rc))
+        return ERR_CORRUPT;
+    /* This says nothing against the file. */
+    return rc == ENOMEM || rc == ENOSPC || rc == EDQUOT ? ERR_NO_MEMORY : ERR_IO;
+}
+
+/* The end of a write. */
+static int store_db_wrote(struct store_db *db, const char *what, int rc)
+{
+    if (rc == 0)
+        return ERR_OK;
+    db->failed = db->failed || store_db_is_damage(rc);
+    return store_db_error(what, rc);
 }
 
 static int store_db_env(struct store_db *db, const char *dir, unsigned flags, size_t map_bytes)
@@ -59,7 +96,7 @@ static int store_db_env(struct store_db *db, const char *dir, unsigned flags, si
     if (rc == 0)
         rc = mdb_env_set_maxreaders(db->env, STORE_DB_READERS);
     if (rc == 0)
-        rc = mdb_env_open(db->env, dir, flags | MDB_NORDAHEAD | MDB_NOTLS, 0660);
+        rc = mdb_env_open(db->env, dir, flags | MDB_NORDAHEAD | MDB_NOTLS, 0600);
     return rc;
 }
 
@@ -98,87 +135,125 @@ static int store_db_format(struct store_db *db, MDB_txn *txn, struct store_forma
     return out->magic == STORE_MAGIC ? 0 : MDB_INCOMPATIBLE;
 }
 
-/* A new, empty store of this format. */
-static int store_db_create(struct store_db **out, const char *dir,
-                           const struct store_format *format, size_t map_bytes)
+/* A new, empty index of this format. LMDB's error. */
+static int store_db_create(struct store_db *db, const char *dir, const struct store_format *format,
+                           size_t map_bytes)
 {
-    struct store_db *db = mem_zalloc(sizeof *db);
     MDB_val key = store_db_val("format", 6);
     MDB_val v = store_db_val(format, sizeof *format);
     MDB_txn *txn = NULL;
-    int rc;
+    int rc = store_db_env(db, dir, MDB_NOLOCK, map_bytes);
 
-    if (db == NULL)
-        return ERR_NO_MEMORY;
-    rc = store_db_env(db, dir, 0, map_bytes);
     if (rc == 0)
         rc = mdb_txn_begin(db->env, NULL, 0, &txn);
     if (rc == 0)
         rc = store_db_tables(db, txn, MDB_CREATE);
     if (rc == 0)
         rc = mdb_put(txn, db->meta, &key, &v, 0);
-    if (rc == 0) {
+    if (rc == 0)
         rc = mdb_txn_commit(txn);
-        txn = NULL;
-    }
-    if (txn != NULL)
+    else if (txn != NULL)
         mdb_txn_abort(txn);
-    if (rc != 0) {
-        store_db_close(db);
-        return store_db_error(dir, rc);
-    }
-    *out = db;
-    return ERR_OK;
+    return rc;
 }
 
-int store_db_open_read(struct store_db **out, const char *dir, struct store_format *format)
+/* Open what is there for reading. LMDB's error; ENOENT: there is nothing. */
+static int store_db_read(struct store_db *db, const char *dir, unsigned flags,
+                         struct store_format *format)
 {
-    struct store_db *db = mem_zalloc(sizeof *db);
     MDB_txn *txn = NULL;
     int rc;
 
-    if (db == NULL)
-        return ERR_NO_MEMORY;
     db->read_only = true;
-    rc = store_db_env(db, dir, MDB_RDONLY, 0);
-    if (rc == ENOENT) {
-        store_db_close(db);
-        return ERR_NOT_FOUND;
-    }
+    rc = store_db_env(db, dir, MDB_RDONLY | flags, 0);
     if (rc == 0)
         rc = mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn);
     if (rc == 0)
         rc = store_db_tables(db, txn, 0);
     if (rc == 0)
         rc = store_db_format(db, txn, format);
-    if (rc == 0) {
+    if (rc == 0)
         rc = mdb_txn_commit(txn); /* keeps the table handles */
-        txn = NULL;
-    }
-    if (txn != NULL)
+    else if (txn != NULL)
         mdb_txn_abort(txn);
-    if (rc != 0) {
+    return rc;
+}
+
+/* Have the blocks of lock.mdb allocated. A reader may not be the engine's user: what it cannot
+ * open is LMDB's to complain of. */
+static int store_db_allocate_lock(const char *dir, bool makes)
+{
+    char path[4200];
+    int fd, rc;
+
+    (void)snprintf(path, sizeof path, "%s/lock.mdb", dir);
+    if (makes) {
+        rc = own_open("store", path, O_RDWR | O_CREAT, &fd);
+        if (rc != ERR_OK)
+            return rc;
+    } else if ((fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW)) == -1) {
+        return ERR_OK;
+    }
+    rc = posix_fallocate(fd, 0, STORE_DB_LOCK_BYTES);
+    (void)close(fd);
+    if (rc == 0)
+        return ERR_OK;
+    log_warn("store: %s: %s", path, strerror(rc));
+    return ERR_NO_MEMORY;
+}
+
+int store_db_open_read(struct store_db **out, const char *dir, struct store_format *format)
+{
+    struct store_db *db = store_db_new();
+    int rc;
+
+    if (db == NULL)
+        return ERR_NO_MEMORY;
+    /* Without an engine this process is the first that writes to lock.mdb. */
+    rc = store_db_allocate_lock(dir, false);
+    if (rc == ERR_OK) {
+        int e = store_db_read(db, dir, 0, format);
+
+        rc = e == 0 ? ERR_OK : e == ENOENT ? ERR_NOT_FOUND : store_db_error(dir, e);
+    }
+    if (rc != ERR_OK) {
         store_db_close(db);
-        return store_db_error(dir, rc);
+        return rc;
     }
     *out = db;
     return ERR_OK;
+}
+
+struct store_db *store_db_new(void)
+{
+    return mem_zalloc(sizeof(struct store_db));
+}
+
+void store_db_end(struct store_db *db)
+{
+    if (db->env != NULL)
+        mdb_env_close(db->env);
+    *db = (struct store_db){0};
 }
 
 void store_db_close(struct store_db *db)
 {
     if (db == NULL)
         return;
-    if (db->env != NULL)
-        mdb_env_close(db->env);
+    store_db_end(db);
     mem_free(db);
+}
+
+bool store_db_writes(const struct store_db *db)
+{
+    return db->env != NULL && !db->read_only && !db->failed;
 }
 
 int store_db_space(struct store_db *db, const struct store_space *space, uint32_t *index)
 {
     MDB_txn *txn = NULL;
     uint32_t i = 0;
-    int rc = mdb_txn_begin(db->env, NULL, 0, &txn);
+    int rc = mdb_txn_begin(db->env, NULL, db->read_only ? MDB_RDONLY : 0, &txn);
 
     for (; rc == 0 && i < STORE_SPACES_MAX; i++) {
         MDB_val key = store_db_val(&i, sizeof i);
@@ -188,6 +263,11 @@ int store_db_space(struct store_db *db, const struct store_space *space, uint32_
         if (rc == 0 && v.mv_size == sizeof *space &&
             memcmp(v.mv_data, space, sizeof space->fingerprint) == 0)
             break;
+        if (db->read_only && (rc == MDB_NOTFOUND || i == STORE_SPACES_MAX - 1)) {
+            i = STORE_SPACES_MAX; /* that of no record */
+            rc = 0;
+            break;
+        }
         if (rc == MDB_NOTFOUND || i == STORE_SPACES_MAX - 1) {
             MDB_val fresh = store_db_val(space, sizeof *space);
 
@@ -200,7 +280,7 @@ int store_db_space(struct store_db *db, const struct store_space *space, uint32_
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
         mdb_txn_abort(txn);
-    return rc == 0 ? ERR_OK : store_db_error("a namespace cannot be written", rc);
+    return store_db_wrote(db, "a namespace cannot be written", rc);
 }
 
 bool store_db_read_space(struct store_db *db, uint32_t index, struct store_space *out)
@@ -310,7 +390,7 @@ int store_db_commit(struct store_db *db, const struct store_change *changes, int
     else if (txn != NULL)
         mdb_txn_abort(txn);
     (void)mdb_reader_check(db->env, &dead); /* a killed reader would hold old pages for ever */
-    return rc == 0 ? ERR_OK : store_db_error("the index cannot be written", rc);
+    return store_db_wrote(db, "the index cannot be written", rc);
 }
 
 int store_db_write_uses(struct store_db *db, const struct store_use *uses, const bool *marked,
@@ -330,7 +410,7 @@ int store_db_write_uses(struct store_db *db, const struct store_use *uses, const
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
         mdb_txn_abort(txn);
-    return rc == 0 ? ERR_OK : store_db_error("last uses cannot be written", rc);
+    return store_db_wrote(db, "last uses cannot be written", rc);
 }
 
 int store_db_write_rates(struct store_db *db, const struct store_rate *rates, int n)
@@ -346,7 +426,7 @@ int store_db_write_rates(struct store_db *db, const struct store_rate *rates, in
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
         mdb_txn_abort(txn);
-    return rc == 0 ? ERR_OK : store_db_error("hit rates cannot be written", rc);
+    return store_db_wrote(db, "hit rates cannot be written", rc);
 }
 
 /* Whole rows, and no more than there may be. */
@@ -385,7 +465,9 @@ static int store_db_copy_table(MDB_txn *from, MDB_dbi from_table, MDB_txn *to, M
     if (rc == 0)
         rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
     while (rc == 0) {
-        rc = mdb_put(to, to_table, &key, &v, 0);
+        rc = mdb_put(to, to_table, &key, &v, MDB_APPEND); /* full pages: not larger than the old */
+        if (rc == MDB_KEYEXIST)
+            rc = mdb_put(to, to_table, &key, &v, 0);
         if (rc == 0)
             rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
     }
@@ -420,62 +502,204 @@ static int store_db_copy(struct store_db *from, struct store_db *to)
         mdb_txn_abort(b);
     if (a != NULL)
         mdb_txn_abort(a);
-    return rc == 0 ? ERR_OK : store_db_error("the index cannot be copied", rc);
+    return rc;
+}
+
+/* --- the child ------------------------------------------------------------------------------ */
+
+/* Read the file as bytes: a disk that fails says so here with an error, and under LMDB's map with
+ * the same signal as a damaged tree. Its length, 0 when there is none, or an error. */
+static int store_db_read_bytes(const char *dir, off_t *len)
+{
+    char bytes[STORE_DB_READ_BYTES];
+    char path[4200];
+    ssize_t n = 1;
+    int fd;
+
+    (void)snprintf(path, sizeof path, "%s/data.mdb", dir);
+    *len = 0;
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd == -1)
+        return errno == ENOENT ? 0 : errno;
+    while (n > 0 || (n == -1 && errno == EINTR)) {
+        n = pread(fd, bytes, sizeof bytes, *len);
+        *len += n > 0 ? n : 0;
+    }
+    n = n == -1 ? errno : 0;
+    (void)close(fd);
+    return (int)n;
+}
+
+/* Touch every record of a table. A tree that leads in a circle has more of them than its file has
+ * room for. */
+static int store_db_walk_table(MDB_txn *txn, MDB_dbi table, off_t bytes)
+{
+    MDB_cursor *cursor = NULL;
+    MDB_val key, v;
+    volatile unsigned char sum = 0;
+    off_t left = bytes / STORE_DB_NODE_MIN;
+    int rc = mdb_cursor_open(txn, table, &cursor);
+
+    if (rc == 0)
+        rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
+    while (rc == 0) { /* ends: left falls */
+        for (size_t i = 0; i < key.mv_size; i++)
+            sum = (unsigned char)(sum + ((const unsigned char *)key.mv_data)[i]);
+        for (size_t i = 0; i < v.mv_size; i++)
+            sum = (unsigned char)(sum + ((const unsigned char *)v.mv_data)[i]);
+        rc = left-- > 0 ? mdb_cursor_get(cursor, &key, &v, MDB_NEXT) : MDB_CORRUPTED;
+    }
+    if (cursor != NULL)
+        mdb_cursor_close(cursor);
+    return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+static int store_db_walk(struct store_db *db, off_t bytes)
+{
+    MDB_txn *txn = NULL;
+    int rc = mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn);
+
+    if (rc == 0)
+        rc = store_db_walk_table(txn, db->meta, bytes);
+    if (rc == 0)
+        rc = store_db_walk_table(txn, db->spaces, bytes);
+    if (rc == 0)
+        rc = store_db_walk_table(txn, db->slots, bytes);
+    if (rc == 0)
+        rc = store_db_walk_table(txn, db->uses, bytes);
+    if (txn != NULL)
+        mdb_txn_abort(txn);
+    return rc;
+}
+
+/* Read all of an old index; *len is the file's length, 0 when there is none. Does not return when
+ * there is something wrong. */
+static void store_db_probe_old(struct store_db *from, const char *dir,
+                               const struct store_format *format, off_t *len)
+{
+    struct store_format got;
+    int rc = store_db_read_bytes(dir, len);
+
+    if (rc == 0 && *len == 0)
+        return;
+    if (rc == 0)
+        rc = store_db_read(from, dir, MDB_NOLOCK, &got); /* no other process writes to it */
+    if (rc == 0 && memcmp(&got, format, sizeof got) != 0)
+        _exit(STORE_DB_PROBE_VERSION);
+    if (rc == 0)
+        rc = store_db_walk(from, *len);
+    switch (rc == 0 ? ERR_OK : store_db_error(dir, rc)) {
+    case ERR_OK: return;
+    case ERR_CORRUPT: _exit(1);
+    case ERR_NO_MEMORY: _exit(STORE_DB_PROBE_NO_MEMORY);
+    default: _exit(STORE_DB_PROBE_UNREADABLE);
+    }
+}
+
+/* Take the blocks that a copy will need, behind the end of an empty file. A file system that cannot
+ * do that says later that it is full. An error of errno's. */
+static int store_db_allocate_copy(const char *scratch, off_t bytes, int *fd)
+{
+    char path[4200];
+
+    (void)snprintf(path, sizeof path, "%s/data.mdb", scratch);
+    *fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (*fd == -1)
+        return errno;
+    if (fallocate(*fd, FALLOC_FL_KEEP_SIZE, 0, bytes) == -1 && errno != EOPNOTSUPP)
+        return errno;
+    return 0;
+}
+
+/* Give back the blocks that it did not need. */
+static int store_db_trim_copy(int fd)
+{
+    struct stat st;
+
+    return fstat(fd, &st) == -1 || ftruncate(fd, st.st_size) == -1 ? errno : 0;
 }
 
 /* Everything that opening does with an old file, to be survived before it is done for real:
- * LMDB trusts its file, and a damaged tree may crash its reader. Exit status 0: it was. */
+ * LMDB trusts its file, and a damaged tree may crash its reader. First all of the old index is
+ * read; what goes wrong after that is not its fault. Exit status 0: the copy stands in scratch. */
 static _Noreturn void store_db_probe_child(const char *dir, const char *scratch,
-                                           const struct store_format *format, size_t map_bytes)
+                                           const struct store_format *format, size_t map_bytes,
+                                           _Atomic int *progress)
 {
-    struct store_format got;
-    struct store_db *from = NULL;
-    struct store_db *to = NULL;
-    int rc;
+    struct rlimit cpu = {.rlim_cur = STORE_DB_PROBE_S, .rlim_max = 2 * STORE_DB_PROBE_S};
+    struct store_db from = {0};
+    struct store_db to = {0};
+    off_t len;
+    int fd, rc;
 
     /* The engine's lock on the store must not outlive the engine here. */
     (void)close_range(STDERR_FILENO + 1, ~0U, 0);
-    (void)alarm(STORE_DB_PROBE_S); /* a loop in a damaged tree ends as a crash does */
-    rc = store_db_open_read(&from, dir, &got);
-    if (rc == ERR_OK && memcmp(&got, format, sizeof got) != 0)
-        _exit(STORE_DB_PROBE_VERSION);
-    if (rc == ERR_OK)
+    (void)setrlimit(RLIMIT_CPU, &cpu); /* a loop in a damaged tree ends as a crash does */
+    store_db_probe_old(&from, dir, format, &len);
+    *progress = len == 0 ? STORE_DB_AT_NEW : STORE_DB_AT_COPY;
+    rc = store_db_allocate_copy(scratch, len + STORE_DB_SPARE, &fd);
+    if (rc == 0)
         rc = store_db_create(&to, scratch, format, map_bytes);
-    if (rc == ERR_OK)
-        rc = store_db_copy(from, to);
-    store_db_close(to);
-    switch (rc) {
-    case ERR_OK: _exit(0);
-    case ERR_NOT_FOUND: _exit(STORE_DB_PROBE_NONE);
-    case ERR_NO_MEMORY: _exit(STORE_DB_PROBE_NO_ROOM);
-    default: _exit(1);
+    if (rc == 0 && len > 0)
+        rc = store_db_copy(&from, &to);
+    if (rc == 0)
+        rc = store_db_trim_copy(fd);
+    if (rc != 0)
+        log_warn("store: the index in %s cannot be written anew: %s", dir, mdb_strerror(rc));
+    store_db_end(&to);
+    _exit(rc == 0 ? 0 : STORE_DB_PROBE_NO_COPY);
+}
+
+/* Signals by which a process dies of what it reads. */
+static bool store_db_is_crash(int status)
+{
+    int sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+
+    return !WIFSIGNALED(status) || sig == SIGSEGV || sig == SIGBUS || sig == SIGABRT ||
+           sig == SIGFPE || sig == SIGILL || sig == SIGXCPU || sig == SIGTRAP;
+}
+
+/* What the child's end says, with its progress. */
+static int store_db_judge(int status, int progress)
+{
+    if (WIFEXITED(status)) {
+        switch (WEXITSTATUS(status)) {
+        case 0: return ERR_OK;
+        case STORE_DB_PROBE_VERSION: return ERR_VERSION;
+        case STORE_DB_PROBE_NO_MEMORY: return ERR_NO_MEMORY;
+        case STORE_DB_PROBE_UNREADABLE: return ERR_IO;
+        default: break;
+        }
+    }
+    switch (progress) {
+    case STORE_DB_AT_OLD: return store_db_is_crash(status) ? ERR_CORRUPT : ERR_NO_MEMORY;
+    case STORE_DB_AT_COPY: return ERR_AGAIN;
+    default: return ERR_NO_MEMORY;
     }
 }
 
-/* Copy the index in dir to scratch in a child process. ERR_OK, ERR_NOT_FOUND, ERR_VERSION,
- * ERR_NO_MEMORY when there was no room for the copy, or ERR_CORRUPT when the child did not come
- * through. */
+/* Copy the index in dir to scratch in a child process; a new one when there is none. ERR_OK;
+ * ERR_AGAIN when the old one is whole and the copy cannot be made; ERR_VERSION; ERR_CORRUPT when the
+ * child did not come through the old one; ERR_IO; ERR_NO_MEMORY. */
 static int store_db_rebuild(const char *dir, const char *scratch, const struct store_format *format,
                             size_t map_bytes)
 {
+    _Atomic int *progress =
+        mmap(NULL, sizeof *progress, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int status = 0;
-    pid_t pid = fork();
+    int at;
+    pid_t pid;
 
-    if (pid == 0)
-        store_db_probe_child(dir, scratch, format, map_bytes);
-    if (pid == -1)
+    if (progress == MAP_FAILED)
         return ERR_NO_MEMORY;
-    while (waitpid(pid, &status, 0) == -1 && errno == EINTR)
+    pid = fork();
+    if (pid == 0)
+        store_db_probe_child(dir, scratch, format, map_bytes, progress);
+    while (pid != -1 && waitpid(pid, &status, 0) == -1 && errno == EINTR)
         continue;
-    if (!WIFEXITED(status))
-        return ERR_CORRUPT;
-    switch (WEXITSTATUS(status)) {
-    case 0: return ERR_OK;
-    case STORE_DB_PROBE_NONE: return ERR_NOT_FOUND;
-    case STORE_DB_PROBE_VERSION: return ERR_VERSION;
-    case STORE_DB_PROBE_NO_ROOM: return ERR_NO_MEMORY;
-    default: return ERR_CORRUPT;
-    }
+    at = *progress;
+    (void)munmap(progress, sizeof *progress);
+    return pid == -1 ? ERR_NO_MEMORY : store_db_judge(status, at);
 }
 
 static void store_db_clear(const char *scratch)
@@ -491,52 +715,85 @@ static void store_db_clear(const char *scratch)
     (void)rmdir(scratch);
 }
 
-int store_db_open(struct store_db **out, const char *dir, const struct store_format *format,
-                  size_t map_bytes)
+/* --- opening -------------------------------------------------------------------------------- */
+
+/* The copy takes the old one's place: ERR_OK. ERR_AGAIN: the old one is whole, and stays. */
+static int store_db_renew(const char *dir, const struct store_format *format, size_t map_bytes)
 {
-    struct store_db *db = mem_zalloc(sizeof *db);
     char scratch[4096];
     char from[4200];
     char to[4200];
     int rc;
 
-    if (db == NULL)
-        return ERR_NO_MEMORY;
     (void)snprintf(scratch, sizeof scratch, "%s/rebuild", dir);
-    store_db_clear(scratch); /* of an engine that died here */
-    if (mkdir(scratch, 0750) == -1) {
-        log_error("store: %s: %s", scratch, strerror(errno));
-        mem_free(db);
-        return ERR_IO;
-    }
+    (void)snprintf(from, sizeof from, "%s/data.mdb", scratch);
+    (void)snprintf(to, sizeof to, "%s/data.mdb", dir);
+    store_db_clear(scratch);        /* of an engine that died here */
+    if (mkdir(scratch, 0700) == -1) /* then the child has nowhere to write to */
+        log_warn("store: %s: %s", scratch, strerror(errno));
     rc = store_db_rebuild(dir, scratch, format, map_bytes);
-    if (rc == ERR_NOT_FOUND) {
-        rc = store_db_create(out, dir, format, map_bytes);
-        store_db_clear(scratch);
-        mem_free(db);
-        return rc;
-    }
-    if (rc == ERR_OK) {
-        (void)snprintf(from, sizeof from, "%s/data.mdb", scratch);
-        (void)snprintf(to, sizeof to, "%s/data.mdb", dir);
-        if (rename(from, to) == -1) /* readers of the old file keep it */
-            rc = ERR_IO;
+    if (rc == ERR_OK && rename(from, to) == -1) { /* readers of the old file keep it */
+        log_error("store: %s: %s", to, strerror(errno));
+        rc = access(to, F_OK) == 0 ? ERR_AGAIN : ERR_IO;
     }
     store_db_clear(scratch);
-    if (rc == ERR_OK) {
-        MDB_txn *txn = NULL;
-        int e = store_db_env(db, dir, 0, map_bytes);
+    return rc;
+}
 
-        if (e == 0)
-            e = mdb_txn_begin(db->env, NULL, 0, &txn);
-        if (e == 0)
-            e = store_db_tables(db, txn, 0);
-        if (e == 0)
-            e = mdb_txn_commit(txn);
-        else if (txn != NULL)
-            mdb_txn_abort(txn);
-        rc = e == 0 ? ERR_OK : store_db_error(dir, e);
+static int store_db_write_env(struct store_db *db, const char *dir, size_t map_bytes)
+{
+    MDB_txn *txn = NULL;
+    int rc = store_db_env(db, dir, 0, map_bytes);
+
+    if (rc == 0)
+        rc = mdb_txn_begin(db->env, NULL, 0, &txn);
+    if (rc == 0)
+        rc = store_db_tables(db, txn, 0);
+    if (rc == 0)
+        rc = mdb_txn_commit(txn);
+    else if (txn != NULL)
+        mdb_txn_abort(txn);
+    return rc == 0 ? ERR_OK : store_db_error(dir, rc);
+}
+
+int store_db_begin(struct store_db *db, const char *dir, const struct store_format *format,
+                   size_t map_bytes)
+{
+    struct store_format got;
+    char path[4200];
+    int fd, rc;
+
+    (void)snprintf(path, sizeof path, "%s/data.mdb", dir);
+    rc = own_open("store", path, O_RDONLY, &fd);
+    if (rc == ERR_OK)
+        (void)close(fd);
+    else if (rc != ERR_NOT_FOUND)
+        return rc;
+    rc = store_db_renew(dir, format, map_bytes);
+    if (rc == ERR_OK && store_db_allocate_lock(dir, true) == ERR_OK) {
+        rc = store_db_write_env(db, dir, map_bytes);
+        if (rc == ERR_OK)
+            return ERR_OK;
+        store_db_end(db);
     }
+    if (rc != ERR_OK && rc != ERR_AGAIN)
+        return rc;
+    rc = store_db_read(db, dir, MDB_NOLOCK, &got); /* a child has read all of it */
+    if (rc == 0)
+        return ERR_OK;
+    store_db_end(db);
+    return store_db_error(dir, rc);
+}
+
+int store_db_open(struct store_db **out, const char *dir, const struct store_format *format,
+                  size_t map_bytes)
+{
+    struct store_db *db = store_db_new();
+    int rc;
+
+    if (db == NULL)
+        return ERR_NO_MEMORY;
+    rc = store_db_begin(db, dir, format, map_bytes);
     if (rc != ERR_OK) {
         store_db_close(db);
         return rc;

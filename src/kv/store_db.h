@@ -83,25 +83,40 @@ _Static_assert(sizeof(struct store_record) == 112, "records are part of the form
 
 struct store_db;
 
-/* Open for writing. What is there is read (in a child process first, see store_db_probe()) and
- * written into a file of its own, which then takes the old one's place: a tree that was damaged
- * where no record lies cannot harm the writer later, and the file has no holes. A million
- * records take about a second.
+/* Open the engine's index. What is there is read to its end in a child process first and written
+ * into a file of its own, which then takes the old one's place: a tree that was damaged where no
+ * record lies cannot harm the writer later, and the file has no holes. A million records take about
+ * a second. Where the disk has no room for the copy or for lock.mdb the old file stays, and the
+ * index is open for reading alone: store_db_writes() tells.
  *
- * ERR_OK, also for a store that is begun; ERR_VERSION when the format on disk is another;
- * ERR_CORRUPT (logged) when it cannot be read; ERR_IO (logged); ERR_NO_MEMORY, also of a disk
- * that is full: what is there stays. */
+ * ERR_OK, also for an index that is begun; ERR_VERSION when the format on disk is another;
+ * ERR_CORRUPT (logged) when it was read and is damaged; ERR_FOREIGN (logged) when it is not this
+ * user's alone; ERR_IO (logged) when it cannot be read; ERR_NO_MEMORY, also of a disk without room
+ * for a new one. With all but ERR_OK the files are as they were. */
 int store_db_open(struct store_db **out, const char *dir, const struct store_format *format,
                   size_t map_bytes) ERR_CHECKED;
 
+/* The same in two parts, so that an index can be opened again without memory of the allocator's.
+ * store_db_new() returns NULL without memory; store_db_end() closes what store_db_begin() opened.
+ * Any thread, but one at a time. */
+struct store_db *store_db_new(void);
+int store_db_begin(struct store_db *db, const char *dir, const struct store_format *format,
+                   size_t map_bytes) ERR_CHECKED;
+void store_db_end(struct store_db *db);
+
+/* Can it be written? No longer after LMDB found a fault in what it was to change. */
+bool store_db_writes(const struct store_db *db);
+
 /* Open for reading beside a running engine; takes no lock that it could wait for. ERR_NOT_FOUND
- * when there is no store, ERR_IO, ERR_CORRUPT. */
+ * when there is no store, ERR_IO, ERR_CORRUPT, ERR_NO_MEMORY also of a disk that has no room for
+ * lock.mdb. */
 int store_db_open_read(struct store_db **out, const char *dir,
                        struct store_format *format) ERR_CHECKED;
 
 void store_db_close(struct store_db *db); /* NULL is fine */
 
-/* The index of a namespace, made when it is new. Writer only. */
+/* The index of a namespace, made when it is new. Writer only. In an index that is open for reading
+ * alone a new one is STORE_SPACES_MAX, which no record has. */
 int store_db_space(struct store_db *db, const struct store_space *space,
                    uint32_t *index) ERR_CHECKED;
 

@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/must.h"
 #include "kv/store_parts.h"
 
@@ -68,8 +67,11 @@ void store_place(struct store *st, int32_t slot)
 
 void store_note_changed(struct store *st, int32_t slot)
 {
-    if (st->entries[slot].changed)
+    if (st->entries[slot].changed) {
+        st->n_scrubbed = 0; /* it may have been passed when it was a page still */
+        (void)pthread_cond_broadcast(&st->work);
         return;
+    }
     st->entries[slot].changed = true;
     st->changed[st->n_changed++] = slot;
     (void)pthread_cond_broadcast(&st->work); /* not all of them write */
@@ -115,6 +117,7 @@ void store_insert(struct store *st, int32_t slot, const struct store_record *r)
 
     e->record = *r;
     e->used = true;
+    e->scrubbed = false;
     e->n_children = 0;
     st->table[store_probe(st, &r->name)] = slot;
     order_begin(st->order, slot, store_find(st, &r->parent), retain_unpack(r->retains));
@@ -143,11 +146,19 @@ void store_free_slot(struct store *st, int32_t slot)
     st->free = slot;
 }
 
+/* Does a page in this slot make the page file longer than there is room for? */
+static bool store_has_no_room(const struct store *st, int32_t slot)
+{
+    uint64_t end = ((uint64_t)slot + 1) * st->format.slot_bytes;
+
+    return end > st->file_bytes && st->room_bytes < (int64_t)(end - st->file_bytes);
+}
+
 int32_t store_take_slot(struct store *st)
 {
     int32_t slot = st->free;
 
-    if (slot != -1) {
+    if (slot != -1 && !store_has_no_room(st, slot)) {
         st->free = st->entries[slot].next;
         return slot;
     }
@@ -220,16 +231,19 @@ static int store_by_use(const void *a, const void *b, void *context)
 int store_load_index(struct store *st)
 {
     struct store_scan s = {.st = st};
-    int32_t *order;
+    int32_t *order = st->changed; /* of nothing yet */
     uint64_t n_bad = 0;
     uint32_t n = 0;
-    int rc = store_db_scan(st->db, store_scan_one, &s, &n_bad);
+    int rc;
 
+    must(st->n_changed == 0);
+    memset(st->entries, 0, st->n_slots * sizeof *st->entries); /* of a scan that failed */
+    memset(st->table, 0xff, ((size_t)st->table_mask + 1) * sizeof *st->table); /* -1 */
+    rc = store_db_scan(st->db, store_scan_one, &s, &n_bad);
     if (rc != ERR_OK)
         return rc;
-    order = mem_zalloc_array(st->n_slots, sizeof *order);
-    if (order == NULL)
-        return ERR_NO_MEMORY;
+    st->free = -1;
+    st->counters.entries = 0;
     for (uint32_t i = st->n_slots; i-- > 0;) {
         if (!st->entries[i].used)
             store_free_slot(st, (int32_t)i);
@@ -249,7 +263,6 @@ int store_load_index(struct store *st)
         store_parent_count(st, &r->parent, 1);
         st->counters.entries += r->space == st->space;
     }
-    mem_free(order);
     log_info("store: %s holds %u pages, %llu of this model; %llu index entries were dropped",
              st->options.dir, n, (unsigned long long)st->counters.entries,
              (unsigned long long)(n_bad + s.n_dropped));

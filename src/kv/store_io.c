@@ -88,6 +88,17 @@ static bool store_in_batch(const struct store *st, int n_changes, const struct h
     return false;
 }
 
+/* The page file reaches to the end of this slot. */
+static void store_note_grown(struct store *st, int32_t slot)
+{
+    uint64_t end = ((uint64_t)slot + 1) * st->format.slot_bytes;
+
+    if (end <= st->file_bytes)
+        return;
+    st->room_bytes -= (int64_t)(end - st->file_bytes);
+    st->file_bytes = end;
+}
+
 /* Write one payload; the change for the index goes behind the first n_changes of the batch. False
  * when there is nothing to commit. */
 static bool store_write_one(struct store *st, struct store_buffer *b, int n_changes)
@@ -108,6 +119,10 @@ static bool store_write_one(struct store *st, struct store_buffer *b, int n_chan
         b->slot = store_take_slot(st);
     }
     (void)pthread_mutex_unlock(&st->lock);
+    if (!known && b->slot == -1 && !b->dropped) {
+        errno = ENOSPC;
+        store_complain(st, "a page has no place");
+    }
     if (known || b->slot == -1)
         return false;
     if (b->source != NULL)
@@ -126,8 +141,10 @@ static bool store_write_one(struct store *st, struct store_buffer *b, int n_chan
                    .retains = retain_pack(b->retain),
                    .root = b->root},
     };
-    if (store_io(st, b, true))
+    if (store_io(st, b, true)) {
+        store_note_grown(st, b->slot);
         return true;
+    }
     store_complain(st, "writing a page failed");
     /* The slot's old record, if it had one, names a page that is gone. */
     c->erase = true;
@@ -170,7 +187,9 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
     int n = 0;
     int rc;
 
-    for (struct store_buffer *b = list; b != NULL; b = b->next) {
+    if (st->mode == STORE_WRITING)
+        store_measure_room(st);
+    for (struct store_buffer *b = list; b != NULL && st->mode == STORE_WRITING; b = b->next) {
         if (store_write_one(st, b, n))
             n++;
     }
@@ -270,6 +289,9 @@ void store_write_uses(struct store *st)
     size_t n = (size_t)st->n_chunks * STORE_USES;
     int n_rates = -1;
 
+    st->uses_written_us = clock_us();
+    if (st->mode != STORE_WRITING)
+        return; /* they stay marked */
     (void)pthread_mutex_lock(&st->lock);
     if (st->rates_marked) {
         n_rates = st->n_rates;
@@ -285,15 +307,21 @@ void store_write_uses(struct store *st)
     if (n_rates >= 0 &&
         (FAULT_HIT(store_note) || store_db_write_rates(st->db, st->rates_copy, n_rates) != ERR_OK))
         log_warn("store: hit rates of a minute are lost");
-    st->uses_written_us = clock_us();
 }
 
 static void store_wait(struct store *st)
 {
+    uint64_t us = store_tend_in_us(st);
     struct timespec until;
 
+    us = us < STORE_USES_US ? us : STORE_USES_US;
     (void)clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += STORE_USES_US / 1000000u;
+    until.tv_sec += (time_t)(us / 1000000u);
+    until.tv_nsec += (long)(us % 1000000u) * 1000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
     (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* time-outs are fine */
 }
 
@@ -304,25 +332,52 @@ static void store_note_idle(struct store *st)
         (void)pthread_cond_broadcast(&st->idle);
 }
 
+void store_scrub(struct store *st, const int32_t *slots, int n)
+{
+    static const _Alignas(STORE_ALIGN) char zeros[STORE_HEADER_BYTES];
+
+    for (int i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)slots[i] * st->format.slot_bytes;
+
+        if (at + sizeof zeros <= st->file_bytes &&
+            pwrite(st->file_fd, zeros, sizeof zeros, (off_t)at) != (ssize_t)sizeof zeros)
+            store_complain(st, "a dropped page cannot be overwritten");
+    }
+    if (n > 0 && fdatasync(st->file_fd) == -1)
+        store_complain(st, "syncing dropped pages failed");
+}
+
 /* A drop must not be undone by the next start: records that could not be changed are tried again,
- * but not for ever. The lock is held. */
-static void store_try_again(struct store *st, int n)
+ * but not for ever. False when they are given up. The lock is held. */
+static bool store_try_again(struct store *st, int n)
 {
     if (++st->n_tries == STORE_TRIES) {
-        log_warn("store: %d records in %s could not be changed; the next start finds them as they "
-                 "were",
+        log_warn("store: %d records in %s could not be changed; what was said of their pages is "
+                 "lost with this engine",
                  n, st->options.dir);
         st->n_tries = 0;
-        return;
+        return false;
     }
     for (int i = 0; i < n; i++)
         store_note_changed(st, (int32_t)st->changes[i].slot);
+    return true;
+}
+
+/* The pages of records that could not be erased. */
+static void store_scrub_changes(struct store *st, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int32_t slot = (int32_t)st->changes[i].slot;
+
+        if (st->changes[i].erase)
+            store_scrub(st, &slot, 1);
+    }
 }
 
 /* Records that changed or whose pages are gone; the lock is not held. */
 static void store_write_changed(struct store *st)
 {
-    bool good;
+    bool good, given_up = false;
     int n = 0;
 
     (void)pthread_mutex_lock(&st->lock);
@@ -341,9 +396,37 @@ static void store_write_changed(struct store *st)
         clock_sleep_us(STORE_TRY_US);
     (void)pthread_mutex_lock(&st->lock);
     if (!good)
-        store_try_again(st, n);
+        given_up = !store_try_again(st, n);
     else if (n > 0)
         st->n_tries = 0;
+    (void)pthread_mutex_unlock(&st->lock);
+    if (given_up) /* this thread alone would use their slots */
+        store_scrub_changes(st, n);
+    (void)pthread_mutex_lock(&st->lock);
+    st->n_busy--;
+    store_note_idle(st);
+    (void)pthread_mutex_unlock(&st->lock);
+}
+
+/* The same while the index cannot be written: the changes wait, and dropped pages go. */
+static void store_scrub_changed(struct store *st)
+{
+    int32_t slots[64];
+    int n = 0;
+
+    (void)pthread_mutex_lock(&st->lock);
+    while (st->n_scrubbed < st->n_changed && n < 64) {
+        int32_t slot = st->changed[st->n_scrubbed++];
+
+        if (st->entries[slot].used || st->entries[slot].scrubbed)
+            continue;
+        st->entries[slot].scrubbed = true;
+        slots[n++] = slot;
+    }
+    st->n_busy++;
+    (void)pthread_mutex_unlock(&st->lock);
+    store_scrub(st, slots, n);
+    (void)pthread_mutex_lock(&st->lock);
     st->n_busy--;
     store_note_idle(st);
     (void)pthread_mutex_unlock(&st->lock);
@@ -379,7 +462,8 @@ void *store_run(void *context)
     struct store *st = context;
 
     (void)pthread_mutex_lock(&st->lock);
-    while (!st->stop || st->reads.first != NULL || st->writes.first != NULL || st->n_changed > 0) {
+    while (!st->stop || st->reads.first != NULL || st->writes.first != NULL ||
+           store_has_changes(st)) {
         struct store_buffer *read = store_pop(&st->reads);
         struct store_buffer *writes = NULL;
         bool works;
@@ -388,7 +472,7 @@ void *store_run(void *context)
             writes = st->writes.first;
             st->writes = (struct store_queue){0};
         }
-        works = read != NULL || writes != NULL || st->n_changed > 0;
+        works = read != NULL || writes != NULL || store_has_changes(st);
         st->n_busy += works;
         if (!works) {
             store_note_idle(st);
@@ -397,7 +481,11 @@ void *store_run(void *context)
             store_wait(st);
         }
         (void)pthread_mutex_unlock(&st->lock);
-        store_write_changed(st);
+        store_tend(st);
+        if (st->mode == STORE_WRITING)
+            store_write_changed(st);
+        else if (st->mode == STORE_READING)
+            store_scrub_changed(st);
         if (read != NULL)
             store_read_one(st, read);
         if (writes != NULL)

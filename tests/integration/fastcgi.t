@@ -89,7 +89,7 @@ def paths(s):
 
     def start(path):
         return subprocess.Popen([os.path.join(BUILDDIR, "quire-front"), "--model", MODEL, "--listen",
-                                 path, "--engine-socket", s.path("engine.sock")], cwd=s.dir,
+                                 path, "--engine-socket", s.engine_socket], cwd=s.dir,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     def serves():
         try:

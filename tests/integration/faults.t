@@ -3,10 +3,12 @@
 every step in turn and at random moments, the page store fails and is damaged on disk, requests
 are lost in a front."""
 
+import ctypes
 import glob
 import os
 import random
 import subprocess
+import tempfile
 import time
 
 from harness import BUILDDIR, Stack, Tap, crowd, need_nginx, until
@@ -150,5 +152,66 @@ with tap.section("a damaged store"), Stack(store=True) as s:
             how, r.json.get("usage", {}).get("prompt_tokens_details", {}).get("cached_tokens", -1),
             s.metric("quire:store_page_faults_total"), len(s.engine.exits) - exits))
     tap.eq([e for e in s.engine.exits if e != 0], [], "no engine died of it")
+
+
+def small_disk(folder, size):
+    """Mount a tmpfs that this thread and what it starts see, and no others; False: not permitted."""
+    if ctypes.CDLL(None).unshare(0x20000) != 0:  # CLONE_NEWNS
+        return False
+    return all(subprocess.run(argv, capture_output=True).returncode == 0 for argv in (
+        ["mount", "--make-rprivate", "/"],
+        ["mount", "-t", "tmpfs", "-o", "size=%d" % size, "none", folder]))
+
+
+def fill_disk(folder, left):
+    """Leave so many bytes free, or, None, all that is not the store's."""
+    filler = os.path.join(folder, "filler")
+    if os.path.exists(filler):
+        os.unlink(filler)
+    if left is not None:
+        with open(filler, "wb") as f:
+            v = os.statvfs(folder)
+            os.posix_fallocate(f.fileno(), 0, v.f_bavail * v.f_frsize - left)
+
+
+def end_engine(s):
+    n = len(s.engine.exits)
+    s.engine.hold()
+    s.engine.kill(15)
+    until(lambda: len(s.engine.exits) > n)
+
+
+with tempfile.TemporaryDirectory(prefix="quire-t-disk-") as disk:
+    store = os.path.join(disk, "store")
+    if not small_disk(disk, 64 << 20):
+        tap.skip("a full disk", "this process may not mount a tmpfs")
+    else:
+        with tap.section("a full disk"), Stack(engine=[
+                "--kv-store-dir", store, "--kv-store-bytes", "32M",
+                "--kv-store-reserve-bytes", "0"]) as s:
+            want = s.post(chat, s.chat(long_prompt, max_tokens=8)).json["choices"]
+            end_engine(s)
+            for left in (0, 4096, 8192, 49152, 65536, 131072, None):
+                name = "%s bytes free" % left
+                fill_disk(disk, left)
+                for life in range(2):
+                    s.engine.release()
+                    r = s.post(chat, s.chat(long_prompt, max_tokens=8))
+                    tap.ok(r.status == 200 and r.json["choices"] == want, name + ": the right answer",
+                           r.text[:300] + "\n" + s.logs(8))
+                    cached = r.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+                    tap.ok(cached >= 64, name + ": from the store (%d tokens)" % cached)
+                    tap.eq(s.post(chat, s.chat("%s %d" % (name, life), max_tokens=20)).status, 200,
+                           name + ": it serves what it does not know")
+                    end_engine(s)
+                fill_disk(disk, None)
+                tap.eq(glob.glob(store + "/*.bad"), [], name + ": nothing is set aside")
+                r = subprocess.run([os.path.join(BUILDDIR, "lmdb-dump"), "--verify", "--summary",
+                                    store], capture_output=True, text=True, timeout=30)
+                tap.eq(r.returncode, 0, name + ": lmdb-dump --verify finds no damage")
+            s.engine.release()
+            until(lambda: s.get("/health").status == 200)
+            tap.eq([e for e in s.engine.exits if e != 0], [], "no engine died of it")
+        subprocess.run(["umount", "-l", disk])
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
 tap.done()

@@ -44,6 +44,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def _die_with_parent():
     _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    os.setpgid(0, 0)  # stands for the unit's cgroup
 
 
 # --- TAP --------------------------------------------------------------------------------------
@@ -321,11 +322,54 @@ class Watchdog:
                 return
 
 
-class Supervised:
-    """One program, started again when it ends, until stop(). What it says is kept in a file."""
+def blocks(pid, sig):
+    """Does the process block the signal, or has it ended?"""
+    try:
+        with open("/proc/%d/status" % pid) as f:
+            for line in f:
+                if line.startswith("State:") and "Z" in line:
+                    return True
+                if line.startswith("SigBlk:"):
+                    return int(line.split()[1], 16) >> (sig - 1) & 1
+    except OSError:
+        pass
+    return True
 
-    def __init__(self, argv, log, env=None, fd=None, restart=True, pause_s=0.1, watchdog_s=0):
-        self.argv, self.log, self.fd = argv, log, fd
+
+def read_unit(name):
+    """The settings of a unit in systemd/: {name: last value}."""
+    with open(os.path.join(SRCDIR, "systemd", name)) as f:
+        return dict(re.findall(r"^(\w+)=(.*)$", f.read(), re.M))
+
+
+class Remains:
+    """What systemd does with what a unit's process leaves, by the unit's file: its user's files in
+    /dev/shm, its RuntimeDirectory. (The rest of its cgroup is Supervised's.)"""
+
+    def __init__(self, unit, runtime, shm):
+        self.runtime, self.shm = runtime, shm  # folders that stand for those of the unit
+        self.mode = int(unit.get("RuntimeDirectoryMode", "0755"), 8)
+        self.preserve = unit.get("RuntimeDirectoryPreserve", "no")
+        self.removes_ipc = "yes" in (unit.get("RemoveIPC"), unit.get("DynamicUser"))
+
+    def begin(self):
+        os.makedirs(self.runtime, exist_ok=True)
+        os.chmod(self.runtime, self.mode)
+
+    def end(self, restarts):
+        if self.preserve == "no" or (self.preserve == "restart" and not restarts):
+            shutil.rmtree(self.runtime, ignore_errors=True)
+        if self.removes_ipc and self.shm:  # all of it: folders as well
+            shutil.rmtree(self.shm, ignore_errors=True)
+
+
+class Supervised:
+    """One program, started again when it ends, until stop(). What it says is kept in a file. When
+    its first process ends, the others of its group do, as those of a unit's cgroup."""
+
+    def __init__(self, argv, log, env=None, fd=None, restart=True, pause_s=0.1, remains=None,
+                 watchdog_s=0):
+        self.argv, self.log, self.fd, self.remains = argv, log, fd, remains
         self.watchdog = Watchdog(log + ".notify", watchdog_s) if watchdog_s else None
         self.env = dict(os.environ, **(env or {}), **(self.watchdog.env if watchdog_s else {}))
         self.restart, self.pause_s = restart, pause_s
@@ -354,11 +398,18 @@ class Supervised:
     def _run(self):
         # The thread that forks must live on: the children die with it.
         while not self.stopping:
+            if self.remains:
+                self.remains.begin()
             self.proc = self._spawn()
             self.started.set()
             if self.watchdog:
                 self.watchdog.watch(self.proc)
-            self.exits.append(self.proc.wait())
+            status = self.proc.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.proc.pid, signal.SIGKILL)
+            if self.remains:
+                self.remains.end(self.restart)
+            self.exits.append(status)
             if not self.restart:
                 return
             time.sleep(self.pause_s)
@@ -372,8 +423,11 @@ class Supervised:
         return self.proc is not None and self.proc.poll() is None
 
     def kill(self, sig=signal.SIGKILL):
-        """Send a signal; the supervisor starts the program again when it has ended."""
+        """Send a signal; the supervisor starts the program again when it has ended. Before its
+        main() no program has blocked SIGTERM: that comes when quire's have."""
         pid = self.pid
+        if sig == signal.SIGTERM and os.path.basename(self.argv[0]).startswith("quire-"):
+            until(lambda: blocks(pid, sig), 10, 0.001)
         os.kill(pid, sig)
         return pid
 
@@ -432,7 +486,8 @@ class Stack:
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
-        self.engine_socket = os.path.join(self.dir, "engine.sock")
+        self.engine_socket = os.path.join(self.dir, "run", "engine.sock")
+        os.mkdir(os.path.dirname(self.engine_socket))  # a front may come before the first engine
         self.port = free_port()
         self.n_fronts = n_fronts
         self.front_watchdog_s = front_watchdog_s
@@ -450,8 +505,8 @@ class Stack:
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
             ["--device", DEVICE, "--cpu-threads", "2"] + [str(a) for a in engine]
         self.host_is_ours = bool(host) and host_file is None
-        self.host_file = host_file or (
-            os.path.join(memory_folder(), os.path.basename(self.dir)) if host else "")
+        self.host_file = host_file or (os.path.join(
+            memory_folder(), os.path.basename(self.dir), "pages") if host else "")
         self.engine_argv += ["--kv-host-file", self.host_file]
         if host:
             self.engine_argv += ["--kv-host-bytes", host]
@@ -486,7 +541,10 @@ class Stack:
         self.stop()
 
     def start_engine(self):
-        self.engine = Supervised(self.engine_argv, self.path("engine.log"), env=self.env)
+        remains = Remains(read_unit("quire-engine.service.in"), os.path.dirname(self.engine_socket),
+                          os.path.dirname(self.host_file) if self.host_is_ours else None)
+        self.engine = Supervised(self.engine_argv, self.path("engine.log"), env=self.env,
+                                 remains=remains)
 
     def front_path(self, i):
         return self.path("front%d.sock" % i)
@@ -564,8 +622,8 @@ class Stack:
             print("# kept " + self.dir)
         else:
             shutil.rmtree(self.dir, ignore_errors=True)
-        if self.host_is_ours and os.path.exists(self.host_file):
-            os.unlink(self.host_file)
+        if self.host_is_ours:
+            shutil.rmtree(os.path.dirname(self.host_file), ignore_errors=True)
 
     # --- requests ---
 

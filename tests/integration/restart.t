@@ -3,11 +3,14 @@
 the engine: streams go on where they were and end with the same text; the next life finds the
 prefixes in the page store. SIGTERM drains both."""
 
+import os
 import signal
+import subprocess
+import tempfile
 import threading
 import time
 
-from harness import DEVICE, Stack, Tap, crowd, golden, need_nginx, until
+from harness import BUILDDIR, DEVICE, MODEL, Stack, Tap, crowd, golden, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -289,6 +292,19 @@ with tap.section("more under way than the lane takes at a time"), \
     else:
         tap.skip("those were too many for the arena", "a GPU had ended some of them before")
     tap.ok(all(same(t.text, want.text) for t in got), "to the same end")
+
+with tap.section("a stop while a program starts"), tempfile.TemporaryDirectory() as d:
+    for program in ("quire-engine", "quire-front"):
+        # It reads its settings from a pipe, and stands there until they come.
+        pipe = os.path.join(d, program)
+        os.mkfifo(pipe)
+        p = subprocess.Popen([os.path.join(BUILDDIR, program), "--config", pipe],
+                             stderr=subprocess.DEVNULL)
+        with open(pipe, "w") as f:  # opens when the program has
+            p.send_signal(signal.SIGTERM)
+            f.write("model = %s\nengine_socket = %s/engine.sock\nlisten = %s/front.sock\n"
+                    "kv_host_file = \ndevice = %s\n" % (MODEL, d, d, DEVICE))
+        tap.eq(p.wait(60), 0, program + ": SIGTERM before it has read its settings is a stop")
 
 with tap.section("engine that dies of a request"), \
         Stack(env={"QUIRE_FAULT": "engine_step:3"}) as s:

@@ -56,6 +56,53 @@ if command -v nginx >/dev/null && command -v openssl >/dev/null; then
 else
     skip "nginx -t" "nginx or openssl is not installed"
 fi
+
+# What the units, tmpfiles, sysusers and the settings' presets say of one another.
+unit() { sed -n "s/^$2=//p" "$src/systemd/$1" | tail -n 1; }
+setting() { sed -n "s/^#\{0,1\}$1 = //p" "$src/systemd/quire.conf"; }
+made() { awk -v p="$1" '$1 == "d" && $2 == p { print $3, $4, $5 }' "$src/systemd/quire.tmpfiles"; }
+want() { [ "$1" = "$2" ] || echo "$3: \"$1\", not \"$2\""; }
+engine=quire-engine.service.in front=quire-front@.service.in socket=quire-front@.socket
+user=$(unit $engine User)
+host=$(setting kv_host_file)
+case $host in
+/dev/shm/*)
+    check "what is to outlive the engine is not removed at its stop" \
+        "$(want "$(unit $engine RemoveIPC)" no RemoveIPC
+            grep -n '^DynamicUser=yes' "$src/systemd/$engine")"
+    check "host memory has a folder of its own, which the engine's user alone opens" \
+        "$(want "$(made "$(dirname "$host")")" "0700 $user $user" "tmpfiles, $(dirname "$host")"
+            want "$(dirname "$(dirname "$host")")" /dev/shm "the folder above")" ;;
+*) check "host memory is on tmpfs" "$host" ;;
+esac
+dir=$(setting kv_store_dir)
+check "the store's folder is the unit's, and its user alone opens it" \
+    "$(grep -qw "${dir#/var/lib/}" <<<"$(unit $engine StateDirectory)" || echo "$dir"
+        want "$(unit $engine StateDirectoryMode)" 0700 StateDirectoryMode
+        want "$(made "$dir" | cut -d' ' -f1,2)" "0700 $user" "tmpfiles, $dir")"
+check "the engine's socket has a group of its own: engine and fronts, no operators" \
+    "$(want "$(dirname "$(setting engine_socket)")" "/run/$(unit $engine RuntimeDirectory)" folder
+        want "$(unit $engine RuntimeDirectoryMode)" 0710 RuntimeDirectoryMode
+        want "$(unit $engine Group)" quire-socket Group
+        grep -qw quire-socket <<<"$(unit $front SupplementaryGroups)" || echo "the fronts lack it"
+        grep -n '^m .* quire-socket' "$src/systemd/quire.sysusers")"
+check "the fronts' cache is the unit's" \
+    "$(want "$(setting tokenizer_cache_dir)" "/var/cache/$(unit $front CacheDirectory)" folder)"
+listen=$(unit $socket ListenStream)
+check "nginx asks the sockets that the units make" \
+    "$(for i in 1 2; do grep -qF "unix:${listen/\%i/$i} " "$src/nginx/quire-http.conf" || echo "$i"; done)"
+check "the fronts' sockets are for quire's nginx: what else runs as www-data has no key to show" \
+    "$(want "$(unit $socket SocketUser)" quire-nginx SocketUser
+        want "$(unit $socket SocketMode)" 0600 SocketMode
+        want "$(made "$(dirname "$listen")")" "0710 root quire-nginx" "tmpfiles, $(dirname "$listen")"
+        grep -n '^m .* quire-nginx' "$src/systemd/quire.sysusers"
+        grep -rnE '^[^#]*www-data' "$src/systemd" "$src/nginx")"
+check "who is named is made" \
+    "$({ sed -nE 's/^(User|Group|SupplementaryGroups|SocketUser|SocketGroup)=//p' "$src"/systemd/*.in \
+            "$src"/systemd/*.socket | tr ' ' '\n'; awk '$1 == "d" { print $4; print $5 }' \
+            "$src/systemd/quire.tmpfiles"; } | sort -u | grep -vxE 'root|quire-front' | while read -r name; do
+        grep -qE "^[ug] +$name " "$src/systemd/quire.sysusers" || echo "$name"
+    done)"
 f=$src/nginx/quire-fastcgi.conf
 check "no keep-alive towards the fronts: idle connections would own their threads" \
     "$(grep -q '^fastcgi_keep_conn off;' "$f" || echo "fastcgi_keep_conn")"

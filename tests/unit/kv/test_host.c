@@ -195,7 +195,7 @@ static void test_life(void)
     ok(fill(h, 1, 3, NULL) == 0, "a page that is there is not taken twice");
     ok(count(h, 1, 20) == 20, "all come back at once");
     ok(look(h, 2, 0) == 0, "what was not filled is a miss");
-    ok(open_tier(&other, 32, 1) == ERR_OVERLOADED, "a second engine is refused");
+    ok(open_tier(&other, 32, 1) == ERR_IN_USE, "a second engine is refused");
     settle(h);
     host_prove(h);
     host_close(h);

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/own.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+/* NULL: it is ours alone. */
+static const char *own_fault(const struct stat *st)
+{
+    if (!S_ISREG(st->st_mode))
+        return "it is no regular file";
+    if (st->st_uid != geteuid())
+        return "another user owns it";
+    if (st->st_nlink > 1)
+        return "it has a second name (a hard link)";
+    if ((st->st_mode & (S_IWGRP | S_IWOTH)) != 0)
+        return "others may write it";
+    return NULL;
+}
+
+static int own_failed(const char *who, const char *path, int error)
+{
+    if (error == ENOENT)
+        return ERR_NOT_FOUND;
+    if (error == ELOOP) {
+        log_error("%s: %s is not used: it is a symbolic link; remove it", who, path);
+        return ERR_FOREIGN;
+    }
+    log_error("%s: %s: %s", who, path, strerror(error));
+    errno = error;
+    return error == ENOSPC || error == EDQUOT || error == ENOMEM ? ERR_NO_MEMORY : ERR_IO;
+}
+
+int own_open(const char *who, const char *path, int flags, int *fd)
+{
+    /* A pipe under this name must not hold us up. */
+    int k = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    const char *fault;
+    struct stat st;
+
+    if (k == -1)
+        return own_failed(who, path, errno);
+    if (fstat(k, &st) == -1) {
+        int error = errno;
+
+        (void)close(k);
+        return own_failed(who, path, error);
+    }
+    fault = own_fault(&st);
+    if (fault != NULL) {
+        log_error("%s: %s is not used: %s; remove it, or make it the engine's own with chown and "
+                  "chmod 600",
+                  who, path, fault);
+        (void)close(k);
+        return ERR_FOREIGN;
+    }
+    if ((st.st_mode & 077) != 0 && fchmod(k, 0600) == -1)
+        log_warn("%s: %s can be read by others: %s", who, path, strerror(errno));
+    *fd = k;
+    return ERR_OK;
+}
+
+int own_folder(const char *who, const char *path)
+{
+    struct stat st;
+
+    if (stat(path, &st) == -1) {
+        log_error("%s: %s: %s", who, path, strerror(errno));
+        return ERR_IO;
+    }
+    if (!S_ISDIR(st.st_mode) || (st.st_uid != geteuid() && st.st_uid != 0) ||
+        ((st.st_mode & S_IWOTH) != 0 && (st.st_mode & S_ISVTX) == 0)) {
+        log_error("%s: %s is not used: it is no folder of the engine's own user, or everybody may "
+                  "write it",
+                  who, path);
+        return ERR_FOREIGN;
+    }
+    if ((st.st_mode & S_IWGRP) != 0 && st.st_uid == geteuid() &&
+        chmod(path, st.st_mode & 07777 & ~(mode_t)S_IWGRP) == -1)
+        log_warn("%s: %s can be written by its group: %s", who, path, strerror(errno));
+    return ERR_OK;
+}

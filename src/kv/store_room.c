@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the disk can be used for: nothing, reading, or writing as well. Everything that tells of a
+ * lack of room, or of a disk that fails, leaves the files as they are; only an index that was read
+ * and is damaged, or is of another format, is moved aside. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/own.h"
+#include "kv/store_parts.h"
+
+#define ROOM_LOCK_TRIES 25
+#define ROOM_LOCK_US    20000
+#define ROOM_RETRY_US   10000000u
+#define ROOM_RETRY_MAX  300000000u
+#define ROOM_SWEEP_US   3600000000u
+#define ROOM_BAD_S      (7 * 86400)         /* what was set aside is kept so long */
+#define ROOM_BAD_BYTES  ((off_t)1 << 30)    /* and larger files are not */
+#define ROOM_INDEX      ((uint64_t)1 << 18) /* free bytes that opening wants beside the copy */
+
+/* What is set aside: always under the same names, so there is one of each. */
+static const char *const room_files[] = {"data.mdb", "lock.mdb", "pages.kv"};
+
+static void room_path(const struct store *st, char *out, size_t cap, const char *name)
+{
+    (void)snprintf(out, cap, "%s/%s", st->options.dir, name);
+}
+
+/* A process that was killed may have left a child that is about to let go. */
+static bool room_lock(int fd)
+{
+    for (int i = 0; i < ROOM_LOCK_TRIES; i++) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+            return true;
+        clock_sleep_us(ROOM_LOCK_US);
+    }
+    return false;
+}
+
+/* Two engines must not write one store. */
+static int room_open_lock(struct store *st)
+{
+    char path[4096];
+    int rc;
+
+    if (mkdir(st->options.dir, 0700) == -1 && errno != EEXIST) {
+        log_error("store: %s: %s", st->options.dir, strerror(errno));
+        return ERR_IO;
+    }
+    if ((rc = own_folder("store", st->options.dir)) != ERR_OK)
+        return rc;
+    room_path(st, path, sizeof path, "engine.lock");
+    if ((rc = own_open("store", path, O_RDWR | O_CREAT, &st->lock_fd)) != ERR_OK)
+        return rc == ERR_NOT_FOUND ? ERR_IO : rc; /* the folder has just gone */
+    if (!room_lock(st->lock_fd)) {
+        log_error("store: another engine uses %s; stop it, or set kv_store_dir", st->options.dir);
+        return ERR_IN_USE;
+    }
+    return ERR_OK;
+}
+
+/* --- what is set aside ---------------------------------------------------------------------- */
+
+/* Move the first n files out of the way; the previous such leftovers are overwritten. */
+static void room_set_aside(const struct store *st, const char *why, size_t n)
+{
+    log_warn("store: %s in %s; it is set aside as *.bad and begun anew", why, st->options.dir);
+    for (size_t i = 0; i < n; i++) {
+        struct stat file;
+        char from[4096];
+        char to[4096];
+
+        room_path(st, from, sizeof from, room_files[i]);
+        (void)snprintf(to, sizeof to, "%.4000s.bad", from);
+        if (stat(from, &file) == 0 && file.st_size > ROOM_BAD_BYTES) {
+            log_warn("store: %s is too large to be kept; it is removed", from);
+            (void)unlink(to); /* the one before, too */
+            (void)unlink(from);
+        } else if (rename(from, to) == -1 && errno != ENOENT) {
+            log_warn("store: %s: %s", from, strerror(errno));
+        }
+    }
+}
+
+/* Remove what was set aside before this time, seconds. */
+static void room_sweep(struct store *st, int64_t before_s)
+{
+    for (size_t i = 0; i < sizeof room_files / sizeof room_files[0]; i++) {
+        struct stat file;
+        char path[4096];
+
+        (void)snprintf(path, sizeof path, "%.4000s/%s.bad", st->options.dir, room_files[i]);
+        /* The time of its last rename. */
+        if (lstat(path, &file) == 0 && (int64_t)file.st_ctime <= before_s && unlink(path) == 0)
+            log_info("store: %s is removed", path);
+    }
+    st->swept_us = clock_us();
+}
+
+/* --- opening -------------------------------------------------------------------------------- */
+
+static int room_open_index(struct store *st)
+{
+    size_t n = sizeof room_files / sizeof room_files[0];
+    int rc = store_db_begin(st->db, st->options.dir, &st->format, STORE_MAP_BYTES);
+
+    if (rc == ERR_CORRUPT || rc == ERR_VERSION) {
+        room_set_aside(st, rc == ERR_VERSION ? "pages of another size" : "a damaged index", n);
+        rc = store_db_begin(st->db, st->options.dir, &st->format, STORE_MAP_BYTES);
+    }
+    return rc;
+}
+
+/* The namespace of this model; an index that cannot take it serves what it has. */
+static int room_open_space(struct store *st)
+{
+    struct store_space space = {.fingerprint = st->options.namespace_id};
+    uint32_t index;
+    int rc;
+
+    (void)snprintf(space.name, sizeof space.name, "%s", st->options.namespace_name);
+    rc = store_db_space(st->db, &space, &index);
+    if (rc == ERR_OK)
+        st->space = index;
+    return rc;
+}
+
+static int room_open_file(struct store *st)
+{
+    struct stat file;
+    char path[4096];
+    int rc;
+
+    room_path(st, path, sizeof path, "pages.kv");
+    rc = own_open("store", path, O_RDWR | O_CREAT, &st->file_fd);
+    if (rc != ERR_OK)
+        return rc == ERR_NOT_FOUND ? ERR_IO : rc;
+    /* Not every file system has O_DIRECT. */
+    (void)fcntl(st->file_fd, F_SETFL, O_DIRECT);
+    if (fstat(st->file_fd, &file) == -1) {
+        log_error("store: %s: %s", path, strerror(errno));
+        return ERR_IO;
+    }
+    st->file_bytes = (uint64_t)file.st_size;
+    return ERR_OK;
+}
+
+static void room_sync_folder(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd == -1 || fsync(fd) == -1)
+        log_warn("store: %s cannot be synced: %s; a power cut may lose pages", path,
+                 strerror(errno));
+    if (fd != -1)
+        (void)close(fd);
+}
+
+/* What opening made and renamed, its own name too, must outlive a power cut before anything is
+ * written to it: with the old index's name everything that the new one is told would be lost. */
+static void room_sync_folders(const struct store *st)
+{
+    char above[4096];
+
+    room_path(st, above, sizeof above, "..");
+    room_sync_folder(st->options.dir);
+    room_sync_folder(above);
+}
+
+/* Last uses and rates as the disk has them, unless there are newer ones. */
+static void room_take_rates(struct store *st)
+{
+    (void)pthread_mutex_lock(&st->lock);
+    if (!st->rates_marked)
+        st->n_rates = store_db_read_rates(st->db, st->rates);
+    (void)pthread_mutex_unlock(&st->lock);
+}
+
+static void room_set_mode(struct store *st, enum store_mode mode)
+{
+    (void)pthread_mutex_lock(&st->lock);
+    st->mode = mode;
+    st->n_scrubbed = 0;
+    (void)pthread_mutex_unlock(&st->lock);
+    st->tried_us = clock_us();
+    st->try_next_us = st->options.retry_us != 0 ? st->options.retry_us : ROOM_RETRY_US;
+    if (mode == STORE_READING)
+        log_warn("store: %s has no room for the index, or it cannot be written: its pages are read "
+                 "and none is added until that ends",
+                 st->options.dir);
+}
+
+static int room_attach(struct store *st)
+{
+    int rc = room_open_lock(st);
+
+    if (rc == ERR_OK)
+        rc = room_open_index(st);
+    if (rc == ERR_OK)
+        rc = room_open_file(st);
+    if (rc != ERR_OK)
+        return rc;
+    room_sync_folders(st);
+    room_sweep(st, (int64_t)clock_unix_s() - ROOM_BAD_S);
+    if (room_open_space(st) != ERR_OK)
+        st->space = STORE_SPACES_MAX; /* no room for a new one: no page is of this model */
+    rc = store_load_index(st);
+    if (rc == ERR_OK)
+        room_take_rates(st);
+    return rc;
+}
+
+int store_attach(struct store *st)
+{
+    int rc = room_attach(st);
+
+    st->tried_us = clock_us();
+    if (rc != ERR_OK) {
+        store_detach(st);
+        return rc == ERR_CORRUPT || rc == ERR_VERSION || rc == ERR_NOT_FOUND ? ERR_IO : rc;
+    }
+    room_set_mode(st, store_db_writes(st->db) && st->space != STORE_SPACES_MAX ? STORE_WRITING
+                                                                               : STORE_READING);
+    return ERR_OK;
+}
+
+void store_detach(struct store *st)
+{
+    if (st->db != NULL)
+        store_db_end(st->db);
+    if (st->file_fd != -1)
+        (void)close(st->file_fd); /* everything that counts was synced */
+    if (st->lock_fd != -1)
+        (void)close(st->lock_fd);
+    st->file_fd = -1;
+    st->lock_fd = -1;
+}
+
+/* --- while it runs -------------------------------------------------------------------------- */
+
+/* Bytes that others than root may still write; a disk that does not say has enough. */
+static uint64_t room_free(const struct store *st)
+{
+    struct statvfs s;
+
+    if (statvfs(st->options.dir, &s) == -1)
+        return INT64_MAX;
+    return (uint64_t)s.f_bavail * s.f_frsize;
+}
+
+void store_measure_room(struct store *st)
+{
+    uint64_t room = room_free(st), wants = st->options.reserve_bytes + st->format.slot_bytes;
+
+    if (room < wants) {
+        room_sweep(st, INT64_MAX); /* what nothing needs goes first */
+        room = room_free(st);
+    }
+    room = room < INT64_MAX ? room : INT64_MAX;
+    st->room_bytes =
+        room < st->options.reserve_bytes ? 0 : (int64_t)(room - st->options.reserve_bytes);
+}
+
+/* Is there room for a copy of the index? Opening it is some work, looking is not. */
+static bool room_has_copy(const struct store *st)
+{
+    struct stat file;
+    char path[4096];
+
+    room_path(st, path, sizeof path, "data.mdb");
+    return stat(path, &file) == -1 || room_free(st) >= (uint64_t)file.st_size + ROOM_INDEX;
+}
+
+/* The index on disk is to say what the one in memory does. */
+static void room_write_all(struct store *st)
+{
+    (void)pthread_mutex_lock(&st->lock);
+    for (uint32_t i = 0; i < st->n_slots; i++) {
+        if (st->entries[i].used)
+            store_note_changed(st, (int32_t)i);
+    }
+    (void)pthread_mutex_unlock(&st->lock);
+}
+
+/* Open the index again, to write to it. What is in memory stays. */
+static void room_reopen(struct store *st)
+{
+    bool anew = false;
+    int rc;
+
+    store_db_end(st->db);
+    rc = store_db_begin(st->db, st->options.dir, &st->format, STORE_MAP_BYTES);
+    if (rc == ERR_CORRUPT || rc == ERR_VERSION) {
+        room_set_aside(st, "a damaged index", 1);
+        anew = true;
+        rc = store_db_begin(st->db, st->options.dir, &st->format, STORE_MAP_BYTES);
+    }
+    if (rc == ERR_OK && store_db_writes(st->db))
+        rc = room_open_space(st);
+    if (rc != ERR_OK || !store_db_writes(st->db))
+        return;
+    room_sync_folders(st);
+    room_set_mode(st, STORE_WRITING);
+    if (anew)
+        room_write_all(st);
+    log_info("store: %s is written to again", st->options.dir);
+}
+
+/* Now, or later and later. */
+static bool room_is_time(struct store *st)
+{
+    uint64_t now = clock_us();
+
+    if (now - st->tried_us < st->try_next_us)
+        return false;
+    st->tried_us = now;
+    if (st->options.retry_us == 0)
+        st->try_next_us =
+            2 * st->try_next_us < ROOM_RETRY_MAX ? 2 * st->try_next_us : ROOM_RETRY_MAX;
+    return true;
+}
+
+void store_tend(struct store *st)
+{
+    switch (st->mode) { /* this thread alone changes it */
+    case STORE_WRITING:
+        if (!store_db_writes(st->db))
+            room_set_mode(st, STORE_READING);
+        else if (clock_us() - st->swept_us > ROOM_SWEEP_US)
+            room_sweep(st, (int64_t)clock_unix_s() - ROOM_BAD_S);
+        return;
+    case STORE_READING:
+        if (room_is_time(st) && room_has_copy(st))
+            room_reopen(st);
+        return;
+    case STORE_AWAY:
+        if (room_is_time(st) && store_attach(st) == ERR_OK)
+            log_info("store: %s can be used again", st->options.dir);
+        return;
+    }
+}
+
+uint64_t store_tend_in_us(const struct store *st)
+{
+    uint64_t past = clock_us() - st->tried_us;
+
+    if (st->mode == STORE_WRITING)
+        return ROOM_SWEEP_US;
+    return past < st->try_next_us ? st->try_next_us - past : 0;
+}
