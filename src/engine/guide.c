@@ -15,7 +15,8 @@
 #include "ipc/attach.h"
 
 #define GUIDE_THREADS_MAX 8
-#define GUIDE_CACHE_BYTES ((size_t)4 << 20) /* address space; what is used of it is touched */
+#define GUIDE_CACHE_BYTES ((size_t)4 << 20) /* at least; what is used of it is touched */
+#define GUIDE_CACHE_MASKS 256               /* as many of the whole vocabulary find room */
 
 int guide_init(struct guide *g, struct model *m)
 {
@@ -63,7 +64,7 @@ static void guide_free_place(struct guide_automaton *p)
 {
     must(p->n_users == 0);
     guide_unmap(p->a, p->bytes);
-    guide_unmap(p->cache, GUIDE_CACHE_BYTES);
+    guide_unmap(p->cache, p->cache_bytes);
     *p = (struct guide_automaton){0};
 }
 
@@ -121,13 +122,28 @@ static int guide_map_automaton(const struct guide_lane *l, const struct wire_off
     return rc;
 }
 
+/* Room for what is found out about an automaton; without it masks take longer. */
+static void guide_map_cache(struct guide_automaton *p)
+{
+    size_t bytes = walk_cache_bytes(p->vocab->n_vocab, GUIDE_CACHE_MASKS);
+    void *cache;
+
+    bytes = bytes < GUIDE_CACHE_BYTES ? GUIDE_CACHE_BYTES : bytes;
+    cache = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                 -1, 0);
+    if (cache == MAP_FAILED)
+        return;
+    walk_cache_init(cache, bytes);
+    p->cache = cache;
+    p->cache_bytes = bytes;
+}
+
 static int guide_take_automaton(struct guide_lane *l, const struct wire_offer *offer, int offered)
 {
     struct guide_automaton *p = &l->automata[offer->idx];
     const void *bytes = NULL;
     int rc = p->n_users > 0 ? attach_refuse_offer(offered)
                             : guide_map_automaton(l, offer, offered, &bytes);
-    void *cache;
 
     if (rc == ERR_CORRUPT)
         return rc;
@@ -136,12 +152,7 @@ static int guide_take_automaton(struct guide_lane *l, const struct wire_offer *o
     if (p->lost)
         return rc;
     *p = (struct guide_automaton){.a = bytes, .bytes = (size_t)offer->bytes, .vocab = l->vocab};
-    cache = mmap(NULL, GUIDE_CACHE_BYTES, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (cache != MAP_FAILED) { /* without it masks take longer */
-        walk_cache_init(cache, GUIDE_CACHE_BYTES);
-        p->cache = cache;
-    }
+    guide_map_cache(p);
     return ERR_OK;
 }
 

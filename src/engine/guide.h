@@ -26,8 +26,9 @@ struct guide_automaton {
     size_t bytes;
     const struct vocab *vocab; /* of the same front */
     struct walk_cache *cache;  /* NULL: without */
-    int n_users;               /* sequences */
-    bool lost;                 /* free, because what was offered could not be taken */
+    size_t cache_bytes;
+    int n_users; /* sequences */
+    bool lost;   /* free, because what was offered could not be taken */
 };
 
 /* What one front has offered. */

@@ -402,6 +402,20 @@ static void write_image(struct writer *w, struct buf *image)
     buf_fini(&calls);
 }
 
+/* A call that comes back to a state where nothing but an end is need not come back: what is called
+ * ends for the caller. Stacks stay flat where a rule ends with a rule, and what a mask knows of a
+ * state holds wherever it was called from. */
+static void calls_flatten(struct build *b)
+{
+    for (uint32_t i = 0; i < b->calls.n; i++) {
+        uint32_t back = b->calls.items[i].back;
+        const struct build_state *s = back == NONE ? NULL : &b->states.items[back];
+
+        if (s != NULL && s->end && s->edges == NONE && s->calls == NONE && s->base == NONE)
+            b->calls.items[i].back = NONE;
+    }
+}
+
 void build_write(struct build *b, uint32_t root, struct buf *image)
 {
     struct compile *c = b->c;
@@ -417,6 +431,7 @@ void build_write(struct build *b, uint32_t root, struct buf *image)
     if (!compile_ok(c))
         return;
     memset(w.number, 0xff, n * sizeof *w.number);
+    calls_flatten(b);
     find_good(&w);
     if (!compile_ok(c))
         return;

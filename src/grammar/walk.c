@@ -52,7 +52,9 @@ void work_reset(struct walk_work *s, const struct automaton *a)
     work_rewind(s, 2, 0);
     s->a = a;
     s->steps = 0;
+    s->steps_max = WALK_STEPS_MAX;
     s->failed = false;
+    s->many = false;
     s->depth_max = 0;
     s->n_pops = 0;
 }
@@ -80,7 +82,7 @@ void set_add(struct walk_work *s, struct set *set, uint32_t state, uint32_t fram
     for (i = 0; i < set->n; i++)
         if (tops[i].state == state && tops[i].frame == frame)
             return;
-    if (set->n == ONE_SET_MAX || s->n_pool == SET_CAP || s->steps > WALK_STEPS_MAX) {
+    if (set->n == ONE_SET_MAX || s->n_pool == SET_CAP || s->steps > s->steps_max) {
         s->failed = true;
         return;
     }

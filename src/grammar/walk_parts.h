@@ -11,7 +11,7 @@
 #define FRAME_HEADS  4096u /* a power of two */
 #define SET_CAP      65536u
 #define ONE_SET_MAX  1024u /* configurations of a closed set */
-#define POPS_MAX     65536u
+#define POPS_MAX     4096u /* of one entry of mask.c, which looks one frame deeper beyond */
 
 #define FRAME_BOTTOM 0u /* nothing below: an end is the end of the output */
 #define FRAME_HOLE   1u /* unknown what is below: an end is noted */
@@ -37,8 +37,9 @@ struct walk_work {
     const struct automaton *a;
     uint32_t n_words; /* room of bits */
     uint32_t n_frames, n_pool;
-    uint32_t steps;
+    uint32_t steps, steps_max;
     bool failed;        /* a bound was reached */
+    bool many;          /* more pops than POPS_MAX */
     uint32_t depth_max; /* deepest frame since it was set to 0 */
     uint32_t n_pops;
     struct frame frames[FRAMES_CAP];
