@@ -396,7 +396,7 @@ class Stack:
     heard = None  # (path, status, JSON or its bytes, whether of a stream): schema.Judge listens
 
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
-                 start_engine=True, host=None, host_file=None, programs=BUILDDIR):
+                 start_engine=True, host=None, host_file=None, programs=BUILDDIR, model=MODEL):
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
@@ -410,7 +410,7 @@ class Stack:
         self.env = dict(env or {})
         self.leftovers = []
         self.n_requests = 0
-        common = ["--model", MODEL, "--served-model-name", MODEL_NAME, "--engine-socket",
+        common = ["--model", model, "--served-model-name", MODEL_NAME, "--engine-socket",
                   self.engine_socket]
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
             ["--device", DEVICE, "--cpu-threads", "2"] + [str(a) for a in engine]
