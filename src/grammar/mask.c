@@ -405,9 +405,10 @@ static uint32_t mask_steps_max(const struct vocab *v)
                                     : (uint32_t)steps;
 }
 
-int walk_mask(struct walk_work *s, const struct automaton *a, const struct vocab *v,
-              struct walk_cache *cache, const struct walk *w, uint32_t *mask)
+int walk_mask_within(struct walk_work *s, const struct automaton *a, const struct vocab *v,
+                     struct walk_cache *cache, const struct walk *w, uint32_t steps, uint32_t *mask)
 {
+    uint32_t most = mask_steps_max(v);
     struct masking m = {.s = s, .v = v, .cache = cache, .mask = mask};
     uint32_t i;
 
@@ -417,12 +418,13 @@ int walk_mask(struct walk_work *s, const struct automaton *a, const struct vocab
     if (w->ended)
         return ERR_OK;
     work_reset(s, a);
-    s->steps_max = mask_steps_max(v);
+    steps = steps < most ? steps : most;
+    atomic_store_explicit(&s->steps_max, steps, memory_order_relaxed);
     m.tops = set_load(s, w);
     for (i = 0; i < m.tops.n && !s->failed; i++) /* grows to ONE_SET_MAX at most */
         mask_top(&m, s->pool[m.tops.at + i]);
     if (s->failed)
-        return ERR_LIMIT;
+        return steps < most && s->steps > steps ? ERR_AGAIN : ERR_LIMIT;
     for (i = 0; i < v->n_aliases; i++) {
         const struct vocab_alias *alias = &vocab_aliases(v)[i];
 
@@ -437,4 +439,10 @@ int walk_mask(struct walk_work *s, const struct automaton *a, const struct vocab
             mask[end / 32] |= 1u << end % 32;
     }
     return ERR_OK;
+}
+
+int walk_mask(struct walk_work *s, const struct automaton *a, const struct vocab *v,
+              struct walk_cache *cache, const struct walk *w, uint32_t *mask)
+{
+    return walk_mask_within(s, a, v, cache, w, UINT32_MAX, mask);
 }

@@ -52,7 +52,7 @@ void work_reset(struct walk_work *s, const struct automaton *a)
     work_rewind(s, 2, 0);
     s->a = a;
     s->steps = 0;
-    s->steps_max = WALK_STEPS_MAX;
+    atomic_store_explicit(&s->steps_max, WALK_TOKEN_STEPS, memory_order_relaxed);
     s->failed = false;
     s->many = false;
     s->depth_max = 0;
@@ -71,6 +71,16 @@ void walk_work_init(struct walk_work *s, uint32_t n_vocab)
     s->n_frames = 2;
 }
 
+uint32_t walk_steps(const struct walk_work *s)
+{
+    return s->steps;
+}
+
+void walk_stop(struct walk_work *s)
+{
+    atomic_store_explicit(&s->steps_max, 0, memory_order_relaxed);
+}
+
 /* --- sets --------------------------------------------------------------------------------- */
 
 void set_add(struct walk_work *s, struct set *set, uint32_t state, uint32_t frame)
@@ -82,7 +92,8 @@ void set_add(struct walk_work *s, struct set *set, uint32_t state, uint32_t fram
     for (i = 0; i < set->n; i++)
         if (tops[i].state == state && tops[i].frame == frame)
             return;
-    if (set->n == ONE_SET_MAX || s->n_pool == SET_CAP || s->steps > s->steps_max) {
+    if (set->n == ONE_SET_MAX || s->n_pool == SET_CAP ||
+        s->steps > atomic_load_explicit(&s->steps_max, memory_order_relaxed)) {
         s->failed = true;
         return;
     }

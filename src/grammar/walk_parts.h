@@ -5,6 +5,8 @@
 #ifndef QUIRE_GRAMMAR_WALK_PARTS_H
 #define QUIRE_GRAMMAR_WALK_PARTS_H
 
+#include <stdatomic.h>
+
 #include "grammar/walk.h"
 
 #define FRAMES_CAP   32768u
@@ -37,10 +39,11 @@ struct walk_work {
     const struct automaton *a;
     uint32_t n_words; /* room of bits */
     uint32_t n_frames, n_pool;
-    uint32_t steps, steps_max;
-    bool failed;        /* a bound was reached */
-    bool many;          /* more pops than POPS_MAX */
-    uint32_t depth_max; /* deepest frame since it was set to 0 */
+    uint32_t steps;
+    _Atomic uint32_t steps_max; /* walk_stop() makes it 0 */
+    bool failed;                /* a bound was reached */
+    bool many;                  /* more pops than POPS_MAX */
+    uint32_t depth_max;         /* deepest frame since it was set to 0 */
     uint32_t n_pops;
     struct frame frames[FRAMES_CAP];
     uint32_t heads[FRAME_HEADS];
