@@ -16,6 +16,9 @@
  * are those of the frame below it; and so on, up to KNOWN_MAX frames. Such entries are kept by
  * their state and those frames. With more the real stack is walked, and nothing is kept.
  *
+ * Where characters are counted (automaton.h) the count is of no account while more are left than a
+ * token can take, and what the way to the end needs; nearer to the end the real stack is walked.
+ *
  * Where a string goes on for long enough, all tokens of a slice are allowed without a look and
  * only the trie of the others is walked. */
 #include <stdatomic.h>
@@ -234,7 +237,7 @@ static uint32_t key_frames(struct walk_work *s, const struct entry_key *key)
     uint32_t frame = key->is_all != 0 ? FRAME_BOTTOM : FRAME_HOLE;
 
     for (uint32_t i = key->n_known; i-- > 0;)
-        frame = frame_push(s, key->known[i], frame);
+        frame = frame_push(s, key->known[i], frame, 0);
     return frame;
 }
 
@@ -337,7 +340,7 @@ static void or_words(uint32_t *to, const uint32_t *from, uint32_t n)
 /* One more frame is known; false when no more can be. *below is what is under the known ones. */
 static bool key_deepen(const struct walk_work *s, struct entry_key *key, uint32_t *below)
 {
-    if (key->n_known == KNOWN_MAX || *below == FRAME_BOTTOM)
+    if (key->n_known == KNOWN_MAX || *below == FRAME_BOTTOM || s->frames[*below].count != 0)
         return false;
     key->known[key->n_known++] = s->frames[*below].state;
     *below = s->frames[*below].below;
@@ -372,6 +375,13 @@ static struct entry_head mask_entry(struct masking *m, const struct entry_key *k
     return head;
 }
 
+/* May a token have more characters than the frame still counts? */
+static bool counts_end(const struct walk_work *s, uint32_t frame)
+{
+    return frame > FRAME_HOLE && s->frames[frame].count != 0 &&
+           s->frames[frame].count <= 2 * VOCAB_TOKEN_MAX;
+}
+
 static void mask_top(struct masking *m, struct walk_top top)
 {
     struct walk_work *s = m->s;
@@ -381,7 +391,7 @@ static void mask_top(struct masking *m, struct walk_top top)
     struct entry_key key = {.state = top.state, .is_all = top.frame == FRAME_BOTTOM};
     uint32_t below = top.frame;
     struct entry_head head = {.n_pops = POPS_MANY};
-    bool more = depth + DEPTH_RESERVE <= WALK_NEST_MAX;
+    bool more = depth + DEPTH_RESERVE <= WALK_NEST_MAX && !counts_end(s, top.frame);
 
     while (more && !s->failed) {
         head = mask_entry(m, &key, below);

@@ -43,6 +43,7 @@ struct walk_frame {
     uint32_t state; /* to go on in */
     uint16_t below; /* a lower index; 0: nothing below */
     uint16_t depth;
+    uint32_t count; /* of characters that may come, and 1; 0: they are not counted */
 };
 
 /* Where a sequence is. Frames are a forest: stacks share what is below. */
@@ -56,7 +57,7 @@ struct walk {
 
 void walk_init(struct walk *w, const struct automaton *a);
 
-/* Copy what is used of a walk: 100 bytes as a rule, 11 KiB at most. */
+/* Copy what is used of a walk: 100 bytes as a rule, 15 KiB at most. */
 void walk_copy(struct walk *to, const struct walk *from);
 
 /* Room for a thread's work with vocabularies of at most n_vocab; aligned to 8; zeroed or not. */

@@ -21,7 +21,8 @@
 struct frame {
     uint32_t state, below;
     uint32_t next; /* in its chain of heads */
-    uint32_t depth;
+    uint16_t depth;
+    uint16_t count; /* of characters that may come, and 1; 0: they are not counted */
 };
 
 struct set {
@@ -60,7 +61,7 @@ void work_reset(struct walk_work *s, const struct automaton *a);
 void work_rewind(struct walk_work *s, uint32_t n_frames, uint32_t n_pool);
 
 /* A frame; FRAME_BOTTOM - 1 (a huge number) when the stack is too deep. */
-uint32_t frame_push(struct walk_work *s, uint32_t state, uint32_t below);
+uint32_t frame_push(struct walk_work *s, uint32_t state, uint32_t below, uint32_t count);
 
 /* Add to a set that is the pool's last, unless it is there. */
 void set_add(struct walk_work *s, struct set *set, uint32_t state, uint32_t frame);
