@@ -16,8 +16,8 @@
  * are those of the frame below it; and so on, up to KNOWN_MAX frames. Such entries are kept by
  * their state and those frames. With more the real stack is walked, and nothing is kept.
  *
- * Where characters are counted (automaton.h) the count is of no account while more are left than a
- * token can take, and what the way to the end needs; nearer to the end the real stack is walked.
+ * Where characters are counted (automaton.h) the count is of no account while more are left than any
+ * token of the entry takes, and its way to the end; nearer to the end the real stack is walked.
  *
  * Where a string goes on for long enough, all tokens of a slice are allowed without a look and
  * only the trie of the others is walked. */
@@ -45,6 +45,7 @@ struct entry_key {
 struct entry_head {
     struct entry_key key;
     uint32_t trie;   /* that pops count from */
+    uint32_t need;   /* characters that must be left, where they are counted in the frame below */
     uint32_t ends;   /* 1: all that is known may end before any byte */
     uint32_t n_pops; /* POPS_MANY: too many, one more frame has to be known. Then no words follow */
 };
@@ -192,6 +193,7 @@ static void walk_nodes(struct walk_work *s, const struct vocab_node *nodes, uint
         l = &levels[depth + 1]; /* a trie is at most VOCAB_TOKEN_MAX deep */
         l->n_frames = s->n_frames;
         l->n_pool = s->n_pool;
+        s->n_bytes = depth + 1;
         next = set_step(s, &levels[depth].set, node->byte);
         if (next.n == 0) {
             at += node->skip;
@@ -226,6 +228,8 @@ static uint32_t choose_trie(const struct automaton *a, const struct vocab *v, ui
     unsigned plain = automaton_states(a)[state].plain;
     uint32_t t = VOCAB_TRIES - 1;
 
+    if ((automaton_states(a)[state].flags & AUTOMATON_COUNTED) != 0)
+        return 0; /* each token is looked at for its characters */
     while (t > 0 && (plain == 0 || plain < v->tries[t].slice_chars))
         t--;
     return t;
@@ -252,6 +256,7 @@ static void find_entry(struct walk_work *s, const struct vocab *v, struct entry_
     s->n_pops = 0;
     s->many = false;
     s->depth_max = 0;
+    s->need = 0;
     if (frame == UINT32_MAX) { /* out of frames: noted */
         s->failed = true;
         return;
@@ -265,6 +270,7 @@ static void find_entry(struct walk_work *s, const struct vocab *v, struct entry_
     first_bytes(s, &set, can);
     walk_nodes(s, vocab_nodes(v) + v->tries[t].node_at, 0, v->tries[t].n_nodes, &set, can, s->bits);
     head->trie = t;
+    head->need = s->need;
     head->ends = set.hole || set.bottom;
     head->n_pops = s->many ? POPS_MANY : s->n_pops;
     s->many = false;
@@ -348,6 +354,12 @@ static bool key_deepen(const struct walk_work *s, struct entry_key *key, uint32_
     return true;
 }
 
+/* Are enough characters left in the frame that tokens cannot tell how many? */
+static bool has_plenty(const struct walk_work *s, uint32_t below, uint32_t need)
+{
+    return below <= FRAME_HOLE || s->frames[below].count == 0 || s->frames[below].count > need;
+}
+
 /* The entry of a key into the mask; its head. POPS_MANY: it is of no use. */
 static struct entry_head mask_entry(struct masking *m, const struct entry_key *key, uint32_t below)
 {
@@ -356,6 +368,8 @@ static struct entry_head mask_entry(struct masking *m, const struct entry_key *k
     struct walk_work *s = m->s;
     uint32_t n_frames = s->n_frames, n_pool = s->n_pool, steps = s->steps;
 
+    if (kept != NULL && !has_plenty(s, below, kept->head.need))
+        return head;
     if (kept != NULL && kept->head.n_pops != POPS_MANY) {
         or_words(m->mask, kept->words, m->v->n_words);
         mask_pops(m, kept->words + m->v->n_words, kept->head.n_pops, kept->head.trie, below);
@@ -368,18 +382,13 @@ static struct entry_head mask_entry(struct masking *m, const struct entry_key *k
         return (struct entry_head){.key = *key, .n_pops = POPS_MANY};
     if (m->cache != NULL && s->steps - steps > ENTRY_STEPS)
         cache_keep(m->cache, s, m->v, &head);
+    if (!has_plenty(s, below, head.need))
+        return (struct entry_head){.key = *key, .n_pops = POPS_MANY};
     if (head.n_pops != POPS_MANY) {
         or_words(m->mask, s->bits, m->v->n_words);
         mask_pops(m, s->pops, head.n_pops, head.trie, below); /* finds no pops itself: no hole */
     }
     return head;
-}
-
-/* May a token have more characters than the frame still counts? */
-static bool counts_end(const struct walk_work *s, uint32_t frame)
-{
-    return frame > FRAME_HOLE && s->frames[frame].count != 0 &&
-           s->frames[frame].count <= 2 * VOCAB_TOKEN_MAX;
 }
 
 static void mask_top(struct masking *m, struct walk_top top)
@@ -391,7 +400,7 @@ static void mask_top(struct masking *m, struct walk_top top)
     struct entry_key key = {.state = top.state, .is_all = top.frame == FRAME_BOTTOM};
     uint32_t below = top.frame;
     struct entry_head head = {.n_pops = POPS_MANY};
-    bool more = depth + DEPTH_RESERVE <= WALK_NEST_MAX && !counts_end(s, top.frame);
+    bool more = depth + DEPTH_RESERVE <= WALK_NEST_MAX;
 
     while (more && !s->failed) {
         head = mask_entry(m, &key, below);

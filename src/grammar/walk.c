@@ -60,6 +60,7 @@ void work_reset(struct walk_work *s, const struct automaton *a)
     s->failed = false;
     s->many = false;
     s->depth_max = 0;
+    s->need = 0;
     s->n_pops = 0;
 }
 
@@ -162,6 +163,8 @@ static uint32_t counted(struct walk_work *s, uint32_t state, uint32_t frame)
     const struct frame *f = &s->frames[frame];
     uint32_t left = frame <= FRAME_HOLE ? 0 : f->count;
 
+    if (frame == FRAME_HOLE && s->n_bytes + to->count > s->need)
+        s->need = s->n_bytes + to->count;
     if (left == 0) /* not counted, or not known */
         return frame;
     if ((to->flags & AUTOMATON_CHAR) != 0)

@@ -45,6 +45,9 @@ struct walk_work {
     bool failed;                /* a bound was reached */
     bool many;                  /* more pops than POPS_MAX */
     uint32_t depth_max;         /* deepest frame since it was set to 0 */
+    uint32_t n_bytes;           /* of a token, up to the node that is looked at */
+    uint32_t
+        need; /* characters that some token takes of an unknown count, and its way to the end */
     uint32_t n_pops;
     struct frame frames[FRAMES_CAP];
     uint32_t heads[FRAME_HEADS];
