@@ -195,6 +195,34 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
     return masked || x->n_top >= 0 || x->n_biases > 0;
 }
 
+/* q's mask is late: the step goes on without its row, and q's last token is computed again in the
+ * step that has the mask. Its key and value are written anew, as they were. */
+static void fill_skip(struct engine_step *step, struct seq *q, int r)
+{
+    for (int i = 0; i < step->n_seqs; i++)
+        step->counts[i] -= step->seqs[i] == q;
+    step->rows[r] = NULL;
+    q->n_ahead--;
+    q->n_pending--;
+    q->n_owed -= seq_token_records(q);
+}
+
+/* Rows whose mask was not made. */
+static void fill_look(struct engine *e, struct engine_step *step)
+{
+    for (int r = 0; r < step->n_rows; r++) {
+        int mask = step->extras[r] < 0 ? -1 : e->batch.extras[step->extras[r]].mask;
+        struct guide_job *j = mask < 0 ? NULL : &e->guide.jobs[mask];
+
+        if (j == NULL || j->rc == ERR_OK)
+            continue;
+        if (j->rc == ERR_AGAIN)
+            fill_skip(step, j->q, r);
+        else
+            publish_finish(e, j->q, WIRE_FIN_ERROR, j->rc);
+    }
+}
+
 void fill_extras(struct engine *e, struct engine_step *step)
 {
     struct batch *b = &e->batch;
@@ -206,12 +234,7 @@ void fill_extras(struct engine *e, struct engine_step *step)
     }
     guide_run(&e->guide);
     b->n_masks = e->guide.n_jobs;
-    for (int i = 0; i < e->guide.n_jobs; i++) {
-        const struct guide_job *j = &e->guide.jobs[i];
-
-        if (j->rc != ERR_OK)
-            publish_finish(e, j->q, WIRE_FIN_ERROR, j->rc);
-    }
+    fill_look(e, step);
 }
 
 void fill_forget(struct engine *e, const struct seq *q)

@@ -15,16 +15,28 @@
 #include "ipc/attach.h"
 
 #define GUIDE_THREADS_MAX 8
-#define GUIDE_CACHE_BYTES ((size_t)4 << 20) /* address space; what is used of it is touched */
+#define GUIDE_CACHE_BYTES ((size_t)4 << 20) /* at least; what is used of it is touched */
+#define GUIDE_CACHE_MASKS 256               /* as many of the whole vocabulary find room */
 
-int guide_init(struct guide *g, struct model *m)
+struct walk_work *guide_work(const struct guide *g)
 {
-    const struct model_shape *s = model_shape(m);
+    struct walk_work *work = mem_zalloc(walk_work_bytes((uint32_t)g->n_vocab));
+
+    if (work != NULL)
+        walk_work_init(work, (uint32_t)g->n_vocab);
+    return work;
+}
+
+int guide_init(struct guide *g, const struct guide_shape *s)
+{
     int n_threads = pool_cores() / 2, rc;
     size_t width;
 
-    *g = (struct guide){.n_vocab = s->n_vocab, .n_eos = s->n_eos, .eos = s->eos};
-    g->masks = model_masks(m, &g->n_words);
+    *g = (struct guide){.n_vocab = s->n_vocab,
+                        .n_words = (s->n_vocab + 31) / 32,
+                        .n_eos = s->n_eos,
+                        .eos = s->eos,
+                        .masks = s->masks};
     g->jobs = mem_zalloc_array((size_t)s->max_num_seqs, sizeof *g->jobs);
     n_threads = n_threads < 1 ? 1 : n_threads > GUIDE_THREADS_MAX ? GUIDE_THREADS_MAX : n_threads;
     rc = pool_open(&g->pool, n_threads);
@@ -36,13 +48,12 @@ int guide_init(struct guide *g, struct model *m)
     if (g->jobs == NULL || g->works == NULL || g->scratch == NULL)
         return ERR_NO_MEMORY;
     for (size_t i = 0; i < width; i++) {
-        g->works[i] = mem_zalloc(walk_work_bytes((uint32_t)s->n_vocab));
+        g->works[i] = guide_work(g);
         g->scratch[i] = mem_zalloc_array((size_t)g->n_words, sizeof(uint32_t));
         if (g->works[i] == NULL || g->scratch[i] == NULL)
             return ERR_NO_MEMORY;
-        walk_work_init(g->works[i], (uint32_t)s->n_vocab);
     }
-    return ERR_OK;
+    return guide_late_init(g);
 }
 
 int guide_lane_init(struct guide_lane *l)
@@ -63,12 +74,13 @@ static void guide_free_place(struct guide_automaton *p)
 {
     must(p->n_users == 0);
     guide_unmap(p->a, p->bytes);
-    guide_unmap(p->cache, GUIDE_CACHE_BYTES);
+    guide_unmap(p->cache, p->cache_bytes);
     *p = (struct guide_automaton){0};
 }
 
-void guide_lane_drop(struct guide_lane *l)
+void guide_lane_drop(struct guide *g, struct guide_lane *l)
 {
+    guide_late_drop(g, l);
     for (int i = 0; i < WIRE_AUTOMATA_MAX; i++)
         guide_free_place(&l->automata[i]);
     guide_unmap(l->vocab, l->vocab_bytes);
@@ -121,13 +133,28 @@ static int guide_map_automaton(const struct guide_lane *l, const struct wire_off
     return rc;
 }
 
+/* Room for what is found out about an automaton; without it masks take longer. */
+static void guide_map_cache(struct guide_automaton *p)
+{
+    size_t bytes = walk_cache_bytes(p->vocab->n_vocab, GUIDE_CACHE_MASKS);
+    void *cache;
+
+    bytes = bytes < GUIDE_CACHE_BYTES ? GUIDE_CACHE_BYTES : bytes;
+    cache = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                 -1, 0);
+    if (cache == MAP_FAILED)
+        return;
+    walk_cache_init(cache, bytes);
+    p->cache = cache;
+    p->cache_bytes = bytes;
+}
+
 static int guide_take_automaton(struct guide_lane *l, const struct wire_offer *offer, int offered)
 {
     struct guide_automaton *p = &l->automata[offer->idx];
     const void *bytes = NULL;
     int rc = p->n_users > 0 ? attach_refuse_offer(offered)
                             : guide_map_automaton(l, offer, offered, &bytes);
-    void *cache;
 
     if (rc == ERR_CORRUPT)
         return rc;
@@ -136,12 +163,7 @@ static int guide_take_automaton(struct guide_lane *l, const struct wire_offer *o
     if (p->lost)
         return rc;
     *p = (struct guide_automaton){.a = bytes, .bytes = (size_t)offer->bytes, .vocab = l->vocab};
-    cache = mmap(NULL, GUIDE_CACHE_BYTES, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (cache != MAP_FAILED) { /* without it masks take longer */
-        walk_cache_init(cache, GUIDE_CACHE_BYTES);
-        p->cache = cache;
-    }
+    guide_map_cache(p);
     return ERR_OK;
 }
 
@@ -200,6 +222,8 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
         return ERR_OK;
     if (l->automata[r->automaton - 1].lost)
         return ERR_NO_FORM;
+    if (l->automata[r->automaton - 1].refused)
+        return ERR_LIMIT;
     q->automaton = &l->automata[r->automaton - 1];
     q->automaton->n_users++;
     q->n_walked = q->n_prompt;
@@ -212,6 +236,9 @@ void guide_end(struct seq *q)
     if (q->automaton != NULL)
         q->automaton->n_users--;
     q->automaton = NULL;
+    if (q->late != NULL)
+        q->late->q = NULL;
+    q->late = NULL;
 }
 
 bool guide_has_mask(const struct seq *q)
@@ -266,23 +293,63 @@ static void guide_ban_ends(const struct guide *g, const struct seq *q, uint32_t 
         mask[g->eos[i] / 32] |= UINT32_C(1) << g->eos[i] % 32;
 }
 
-/* Follow what was said, then the ids that may come. */
-static int guide_walk(const struct guide *g, struct guide_job *j, struct walk_work *work,
-                      uint32_t *scratch)
+/* The steps that q's mask may take now. */
+static uint32_t guide_budget(struct guide *g, const struct seq *q)
+{
+    uint32_t pass = GUIDE_PASS_STEPS * (uint32_t)pool_width(g->pool);
+    uint32_t of_pass = atomic_load_explicit(&g->pass_steps, memory_order_relaxed);
+    uint32_t of_tenant =
+        atomic_load_explicit(&g->tenant_steps[q->tenant_idx], memory_order_relaxed);
+
+    return of_pass >= pass || of_tenant >= GUIDE_TENANT_STEPS ? 0 : GUIDE_MASK_STEPS;
+}
+
+static void guide_spend(struct guide *g, const struct seq *q, uint32_t steps)
+{
+    (void)atomic_fetch_add_explicit(&g->pass_steps, steps, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&g->tenant_steps[q->tenant_idx], steps, memory_order_relaxed);
+}
+
+/* Follow what was said, then the ids that may come. ERR_AGAIN: not within the bounds of a step. */
+static int guide_walk(struct guide *g, struct seq *q, struct walk_work *work, uint32_t *mask)
+{
+    const struct guide_automaton *p = q->automaton;
+    uint32_t budget = guide_budget(g, q), steps = 0;
+    int rc = ERR_OK;
+
+    while (rc == ERR_OK && q->n_walked < q->n_tokens && steps < budget) {
+        rc = walk_accept(work, p->a, p->vocab, q->walk, q->tokens[q->n_walked]);
+        steps += walk_steps(work);
+        q->n_walked += rc == ERR_OK;
+    }
+    if (rc == ERR_OK && q->n_walked == q->n_tokens && steps < budget) {
+        rc = walk_mask_within(work, p->a, p->vocab, p->cache, q->walk, budget - steps, mask);
+        steps += walk_steps(work);
+    } else if (rc == ERR_OK) {
+        rc = ERR_AGAIN;
+    }
+    guide_spend(g, q, steps);
+    return rc == ERR_INVALID ? ERR_NO_TOKEN : rc;
+}
+
+/* The automaton's mask: one that was late, or one that is made now. */
+static int guide_mask(struct guide *g, const struct guide_job *j, int worker)
 {
     struct seq *q = j->q;
-    const struct guide_automaton *p = q->automaton;
-    int n_words = (int)p->vocab->n_words, rc = ERR_OK;
+    const uint32_t *mask = q->made;
+    int n_words = (int)q->automaton->vocab->n_words, rc = ERR_OK;
 
-    while (rc == ERR_OK && q->n_walked < q->n_tokens)
-        rc = walk_accept(work, p->a, p->vocab, q->walk, q->tokens[q->n_walked++]);
-    if (rc == ERR_OK)
-        rc = walk_mask(work, p->a, p->vocab, p->cache, q->walk, scratch);
-    if (rc != ERR_OK)
-        return rc == ERR_INVALID ? ERR_NO_TOKEN : rc;
-    for (int i = 0; i < g->n_words; i++)
-        j->mask[i] &= i < n_words ? scratch[i] : 0;
-    return ERR_OK;
+    if (q->automaton->refused)
+        return ERR_LIMIT;
+    if (q->late != NULL)
+        return ERR_AGAIN; /* it was preempted meanwhile, and is back before its mask */
+    if (q->n_made != q->n_tokens) {
+        rc = guide_walk(g, q, g->works[worker], g->scratch[worker]);
+        mask = g->scratch[worker];
+    }
+    for (int i = 0; i < g->n_words && rc == ERR_OK; i++)
+        j->mask[i] &= i < n_words ? mask[i] : 0;
+    return rc;
 }
 
 static void guide_make(void *arg, int task, int worker)
@@ -298,7 +365,7 @@ static void guide_make(void *arg, int task, int worker)
         j->mask[g->n_words - 1] = (UINT32_C(1) << g->n_vocab % 32) - 1;
     for (int i = 0; i < (int)q->request.n_allowed; i++)
         j->mask[i] &= q->allowed[i];
-    j->rc = q->automaton == NULL ? ERR_OK : guide_walk(g, j, g->works[worker], g->scratch[worker]);
+    j->rc = q->automaton == NULL ? ERR_OK : guide_mask(g, j, worker);
     guide_ban_words(q, j->mask);
     if (q->automaton != NULL)
         guide_ban_ends(g, q, j->mask);
@@ -313,6 +380,9 @@ static void guide_make(void *arg, int task, int worker)
 void guide_clear(struct guide *g)
 {
     g->n_jobs = 0;
+    atomic_store_explicit(&g->pass_steps, 0, memory_order_relaxed);
+    for (int i = 0; i < WIRE_TENANTS; i++)
+        atomic_store_explicit(&g->tenant_steps[i], 0, memory_order_relaxed);
 }
 
 int guide_add(struct guide *g, struct seq *q)
@@ -329,4 +399,11 @@ void guide_run(struct guide *g)
         guide_make(g, 0, 0); /* nobody is woken */
     else if (g->n_jobs > 1)
         pool_run(g->pool, guide_make, g, g->n_jobs);
+    for (int i = 0; i < g->n_jobs; i++) {
+        struct seq *q = g->jobs[i].q;
+
+        q->is_late = g->jobs[i].rc == ERR_AGAIN;
+        if (g->jobs[i].rc == ERR_LIMIT)
+            q->automaton->refused = true;
+    }
 }

@@ -3,12 +3,22 @@
  *   automata   what a front offers over its control socket, checked and mapped
  *   walks      each sequence follows its automaton token by token
  *   masks      made by a few threads while the device computes the logits they are for
+ *   late ones  what takes longer than a step may wait for is made beside the steps; its sequence
+ *              skips them meanwhile
+ *
+ * How long a step waits: a mask takes GUIDE_MASK_STEPS elementary steps of a walk at most, and none
+ * is begun when those of its tenant took GUIDE_TENANT_STEPS, or all of them GUIDE_PASS_STEPS for each
+ * thread. Together 1,200,000 steps of some 5 ns for a thread, 6 ms. Of late masks a tenant has at
+ * most GUIDE_LATE_TENANT under way, and the tenant goes next for which the fewest steps were made.
+ * An automaton that cannot be walked within the bounds of walk.h is refused from then on.
  *
  * Allowed ids and bad words of a request become masks as well. All calls come from the engine's
  * thread; the others work only inside of guide_run(). */
 #ifndef QUIRE_ENGINE_GUIDE_H
 #define QUIRE_ENGINE_GUIDE_H
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,14 +30,23 @@
 #include "ipc/wire.h"
 #include "model/model.h"
 
+#define GUIDE_MASK_STEPS   400000 /* free text with 50,000 tokens takes as many, the first time */
+#define GUIDE_TENANT_STEPS 600000
+#define GUIDE_PASS_STEPS   800000
+#define GUIDE_LATE         8
+#define GUIDE_LATE_TENANT  6
+#define GUIDE_LATE_THREADS 2
+
 /* A mapped automaton of a front. */
 struct guide_automaton {
     const struct automaton *a; /* NULL: a free place */
     size_t bytes;
     const struct vocab *vocab; /* of the same front */
     struct walk_cache *cache;  /* NULL: without */
-    int n_users;               /* sequences */
-    bool lost;                 /* free, because what was offered could not be taken */
+    size_t cache_bytes;
+    int n_users;  /* sequences */
+    bool lost;    /* free, because what was offered could not be taken */
+    bool refused; /* it cannot be walked within bounds */
 };
 
 /* What one front has offered. */
@@ -44,6 +63,22 @@ struct guide_job {
     int rc; /* ERR_OK, or why the sequence cannot go on */
 };
 
+enum guide_late_state { GUIDE_FREE, GUIDE_WAITS, GUIDE_RUNS, GUIDE_DONE };
+
+/* A mask that is made beside the steps (guide_late.c). */
+struct guide_late {
+    enum guide_late_state state; /* guarded by late_lock; what follows is its holder's */
+    struct seq *q;               /* the engine's thread alone looks at it; NULL: it has left */
+    struct guide_automaton *p;   /* in use by this; NULL: the place is free */
+    int tenant_idx;
+    int n_tokens; /* behind which the mask holds */
+    struct walk walk;
+    struct walk_work *work; /* with GUIDE_RUNS */
+    uint32_t *mask;         /* uint32 [n_words] */
+    uint32_t steps;         /* that it took */
+    int rc;
+};
+
 struct guide {
     struct pool *pool;
     struct walk_work **works; /* [pool_width()] */
@@ -55,10 +90,28 @@ struct guide {
     int n_vocab;
     int n_eos;
     const int32_t *eos;
+
+    /* Steps of walks that the masks of this step of the device have taken. */
+    atomic_uint pass_steps;
+    atomic_uint tenant_steps[WIRE_TENANTS];
+
+    struct guide_late late[GUIDE_LATE];
+    uint64_t late_steps[WIRE_TENANTS]; /* since none was late */
+    pthread_mutex_t late_lock;
+    pthread_cond_t late_came;
+    uint64_t n_late; /* masks that were, since the start */
+};
+
+struct guide_shape {
+    int n_vocab;
+    int max_num_seqs;
+    int n_eos;
+    const int32_t *eos; /* borrowed for good */
+    uint32_t *masks;    /* uint32 [max_num_seqs][ceil(n_vocab / 32)], borrowed for good */
 };
 
 /* Before the memory is sealed; ERR_NO_MEMORY. */
-int guide_init(struct guide *g, struct model *m) ERR_CHECKED;
+int guide_init(struct guide *g, const struct guide_shape *shape) ERR_CHECKED;
 int guide_lane_init(struct guide_lane *l) ERR_CHECKED;
 
 /* Take what a front offered; offered is closed. ERR_CORRUPT: the front is to be dropped.
@@ -67,11 +120,11 @@ int guide_lane_init(struct guide_lane *l) ERR_CHECKED;
 int guide_take_offer(const struct guide *g, struct guide_lane *l, const struct wire_offer *offer,
                      int offered) ERR_CHECKED;
 
-/* Forget all that a front offered; its sequences are gone. */
-void guide_lane_drop(struct guide_lane *l);
+/* Forget all that a front offered; its sequences are gone. Late masks of theirs are stopped. */
+void guide_lane_drop(struct guide *g, struct guide_lane *l);
 
 /* Check what stood behind a request's tokens, int32 [wire_extra()], and attach it to q, whose
- * request and tokens are set. ERR_INVALID, ERR_NO_FORM; then q has nothing of it. */
+ * request and tokens are set. ERR_INVALID, ERR_NO_FORM, ERR_LIMIT; then q has nothing of it. */
 int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q,
                 const int32_t *words) ERR_CHECKED;
 void guide_end(struct seq *q);
@@ -82,13 +135,25 @@ bool guide_has_mask(const struct seq *q);
 /* The masks of a step: guide_clear(), then guide_add() for each sequence that has one, which gives
  * its index in model_masks(), then guide_run() while the device computes, when all tokens before
  * the masked ones are known. A job's rc says when its sequence cannot go on: ERR_NO_TOKEN,
- * ERR_LIMIT; its mask then allows everything. */
+ * ERR_LIMIT; or that it has to skip this step: ERR_AGAIN, and is_late is set. Its mask then allows
+ * everything. */
 void guide_clear(struct guide *g);
 int guide_add(struct guide *g, struct seq *q);
 void guide_run(struct guide *g);
 
+/* Once per pass, before the plan: late masks that are there are handed to their sequences, which are
+ * late no longer, and others are begun. Waits for nothing. */
+void guide_pass(struct guide *g, struct seq *const *running, int n_running);
+
 /* Has the output come to an end that its automaton knows? Called with a token that was just
  * appended to q. */
 bool guide_has_ended(const struct guide *g, const struct seq *q, int32_t id);
+
+/* --- between guide.c and guide_late.c --- */
+
+struct walk_work *guide_work(const struct guide *g); /* NULL: no memory */
+int guide_late_init(struct guide *g) ERR_CHECKED;
+/* Before a lane's automata go: late masks are stopped, which takes some microseconds. */
+void guide_late_drop(struct guide *g, const struct guide_lane *l);
 
 #endif

@@ -83,7 +83,7 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
     }
     keeper_forget_lane(e, l);
     sleep_forget_lane(e, l);
-    guide_lane_drop(&l->guide);
+    guide_lane_drop(&e->guide, &l->guide);
     lane_detach(&l->lane);
     (void)close(l->control_fd); /* leaves epoll as well */
     l->control_fd = -1;

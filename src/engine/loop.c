@@ -159,6 +159,7 @@ static int loop_compute(struct engine *e)
     int rc;
 
     tiers_prefetch(e);
+    guide_pass(&e->guide, e->sched.running, e->sched.n_running);
     if ((rc = loop_steps(e)) != ERR_OK)
         return rc;
     tiers_save_evicted(e);

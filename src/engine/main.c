@@ -11,6 +11,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/service.h"
 #include "engine/engine.h"
 #include "ipc/attach.h"
@@ -179,6 +180,20 @@ static int64_t main_queued_tokens(const struct model_shape *m)
     return steps > prompts ? steps : prompts;
 }
 
+static int main_open_guide(struct engine *e)
+{
+    const struct model_shape *s = model_shape(e->model);
+    struct guide_shape shape = {.n_vocab = s->n_vocab,
+                                .max_num_seqs = s->max_num_seqs,
+                                .n_eos = s->n_eos,
+                                .eos = s->eos};
+    int n_words;
+
+    shape.masks = model_masks(e->model, &n_words);
+    must(n_words == (s->n_vocab + 31) / 32);
+    return guide_init(&e->guide, &shape);
+}
+
 static int main_open_queues(struct engine *e)
 {
     const struct model_shape *m = e->shape;
@@ -204,7 +219,7 @@ static int main_open_queues(struct engine *e)
         rc = seq_pool_init(&e->pool, e->settings.max_num_queued_reqs + m->max_num_seqs,
                            m->max_model_len, m->block_tokens, m->n_vocab);
     if (rc == ERR_OK)
-        rc = guide_init(&e->guide, e->model);
+        rc = main_open_guide(e);
     if (rc == ERR_OK)
         rc = fill_init(e);
     if (rc == ERR_OK)

@@ -205,7 +205,7 @@ enum sched_pass {
 
 static bool sched_is_due(const struct sched *s, const struct seq *q, enum sched_pass pass)
 {
-    if (q->paused || q->n_planned != 0 || sched_lacks(q) == 0)
+    if (q->paused || q->is_late || q->n_planned != 0 || sched_lacks(q) == 0)
         return false;
     if (pass == SCHED_PROMPTS && s->long_planned && sched_is_long(s, q))
         return false;

@@ -25,14 +25,15 @@ int seq_pool_init(struct seq_pool *p, int n, int max_model_len, int block_tokens
     int32_t *tokens = seq_reserve((size_t)n * (size_t)tokens_cap * sizeof *tokens);
     int32_t *pages = seq_reserve((size_t)n * (size_t)pages_cap * sizeof *pages);
     uint32_t *allowed = seq_reserve((size_t)n * n_words * sizeof *allowed);
+    uint32_t *made = seq_reserve((size_t)n * n_words * sizeof *made);
     int32_t *bad = seq_reserve((size_t)n * WIRE_BAD_WORDS_MAX * sizeof *bad);
     struct batch_bias *biases = seq_reserve((size_t)n * BATCH_BIASES_MAX * sizeof *biases);
     struct walk *walks = seq_reserve((size_t)n * sizeof *walks);
 
     *p = (struct seq_pool){.n = n, .tokens_cap = tokens_cap, .pages_cap = pages_cap};
     p->seqs = mem_zalloc_array((size_t)n, sizeof *p->seqs);
-    if (p->seqs == NULL || tokens == NULL || pages == NULL || allowed == NULL || bad == NULL ||
-        biases == NULL || walks == NULL)
+    if (p->seqs == NULL || tokens == NULL || pages == NULL || allowed == NULL || made == NULL ||
+        bad == NULL || biases == NULL || walks == NULL)
         return ERR_NO_MEMORY;
     for (int i = n - 1; i >= 0; i--) {
         struct seq *s = &p->seqs[i];
@@ -40,6 +41,7 @@ int seq_pool_init(struct seq_pool *p, int n, int max_model_len, int block_tokens
         s->tokens = tokens + (size_t)i * (size_t)tokens_cap;
         s->pages = pages + (size_t)i * (size_t)pages_cap;
         s->allowed = allowed + (size_t)i * n_words;
+        s->made = made + (size_t)i * n_words;
         s->bad = bad + (size_t)i * WIRE_BAD_WORDS_MAX;
         s->biases = biases + (size_t)i * BATCH_BIASES_MAX;
         s->walk = &walks[i];
@@ -59,6 +61,7 @@ struct seq *seq_claim(struct seq_pool *p)
     *s = (struct seq){.tokens = s->tokens,
                       .pages = s->pages,
                       .allowed = s->allowed,
+                      .made = s->made,
                       .bad = s->bad,
                       .biases = s->biases,
                       .walk = s->walk};

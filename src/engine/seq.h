@@ -13,6 +13,7 @@
 #include "model/batch.h"
 
 struct guide_automaton;
+struct guide_late;
 
 enum seq_state {
     SEQ_FREE,    /* not in use */
@@ -75,6 +76,10 @@ struct seq {
     struct batch_bias *biases; /* [request.n_biases] */
     struct walk *walk;         /* behind n_walked tokens; with an automaton */
     int n_walked;
+    uint32_t *made;          /* uint32 [n_words]: a mask that was late, and is there now */
+    int n_made;              /* behind so many tokens it holds; 0: for none */
+    struct guide_late *late; /* who makes one; NULL: none does */
+    bool is_late;            /* it has to wait for its mask, and is not planned meanwhile */
     struct guide_automaton *automaton; /* NULL: none; borrowed, and counted there */
 
     unsigned step_seen;   /* steps that had ended when it came; wraps */

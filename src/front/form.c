@@ -11,10 +11,43 @@
 
 /* --- content ------------------------------------------------------------------------------ */
 
+/* A source as compact JSON: a schema may have come as an object, or as the text of one. What is no
+ * JSON stays as it is. */
+static bool form_write(struct buf *b, const struct json *source, bool is_json)
+{
+    struct arena arena = {0};
+    const struct json *parsed = source;
+
+    if (is_json && source->kind == JSON_TEXT &&
+        json_parse(&parsed, &arena, source->text, source->text_len, NULL, 0) != ERR_OK)
+        parsed = source;
+    json_write(b, parsed, JSON_COMPACT);
+    arena_reset(&arena);
+    return !b->failed;
+}
+
+/* Clients of several versions of vLLM send a form under its old and its new name: that is one. */
+static bool form_is_same(const struct form *f, enum grammar_kind kind, const struct json *source)
+{
+    bool is_json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_PARTS;
+    struct buf a = {.limit = GRAMMAR_SOURCE_MAX}, b = {.limit = GRAMMAR_SOURCE_MAX};
+    bool same;
+
+    if (f->kind != kind || f->source == NULL || source == NULL)
+        return f->kind == kind && f->source == source;
+    same = form_write(&a, f->source, is_json) && form_write(&b, source, is_json) &&
+           a.len == b.len && memcmp(a.bytes, b.bytes, a.len) == 0;
+    buf_fini(&a);
+    buf_fini(&b);
+    return same;
+}
+
 /* Note the content's form. One request has one. */
 static int form_set(struct form *f, const char *param, enum grammar_kind kind,
                     const struct json *source, char *why, size_t cap)
 {
+    if (f->param != NULL && form_is_same(f, kind, source))
+        return ERR_OK;
     if (f->param != NULL) {
         if (strcmp(f->param, param) == 0)
             (void)snprintf(why, cap, "'%s' asks for more than one form of the output", param);

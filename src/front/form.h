@@ -43,6 +43,7 @@ enum form_start {
 };
 
 struct form_model {
+    char tenant[WIRE_TENANT_BYTES]; /* on whose behalf it is compiled */
     enum reply_format format;
     enum form_start start;
     enum reply_reasoning reasoning;
@@ -83,8 +84,8 @@ enum reply_format form_reply_format(const struct form *f, enum reply_format of_m
  *   arena   for the parts; nothing in *out points into it
  *   param, why   out on error: the field, and a sentence with the keyword and its place
  *
- * ERR_SYNTAX, ERR_INVALID, ERR_UNSUPPORTED, ERR_LIMIT, ERR_NO_MEMORY. Any thread; takes up to
- * GRAMMAR_COMPILE_US. */
+ * ERR_SYNTAX, ERR_INVALID, ERR_UNSUPPORTED, ERR_LIMIT, ERR_OVERLOADED, ERR_NO_MEMORY. Any thread;
+ * takes as long as structures_get(). */
 int form_compile(const struct form *f, const struct form_model *m, struct structures *cache,
                  struct arena *arena, struct structure **out, const char **param, char *why,
                  size_t cap) ERR_CHECKED;

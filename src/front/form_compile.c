@@ -244,7 +244,8 @@ static void form_explain(const char *what, const struct grammar_error *e, char *
 }
 
 /* The compiler knows no tools: which one's parameters are to blame, each by itself? */
-static bool form_blame_tool(const struct form *f, struct structures *cache, char *why, size_t cap)
+static bool form_blame_tool(const struct form *f, const struct form_model *m,
+                            struct structures *cache, char *why, size_t cap)
 {
     for (uint32_t i = 0; f->tools != NULL && i < f->tools->n; i++) {
         const struct json *function = json_get(&f->tools->items[i], "function");
@@ -261,7 +262,7 @@ static bool form_blame_tool(const struct form *f, struct structures *cache, char
         r.source = b.bytes;
         r.source_len = b.len;
         (void)snprintf(what, sizeof what, "tools[%u].function.parameters", i);
-        if (!b.failed && structures_get(cache, &r, &st, &error) != ERR_OK)
+        if (!b.failed && structures_get(cache, &r, m->tenant, &st, &error) != ERR_OK)
             form_explain(what, &error, why, cap);
         structure_unref(st);
         buf_fini(&b);
@@ -308,12 +309,14 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
         f->kind == GRAMMAR_CHOICE && (!m->chat || !form_has_calls(f)))
         rc = form_choices(f, arena, &r);
     if (rc == ERR_OK && (r.kind != GRAMMAR_PARTS || r.n_parts > 0))
-        rc = structures_get(cache, &r, out, &error);
-    if (rc == ERR_OK || rc == ERR_NO_MEMORY)
+        rc = structures_get(cache, &r, m->tenant, out, &error);
+    if (rc == ERR_OK || rc == ERR_NO_MEMORY || rc == ERR_OVERLOADED) {
+        (void)snprintf(why, cap, "%s", error.text);
         return rc;
+    }
     if (rc == ERR_LIMIT && error.text[0] == '\0')
         (void)snprintf(error.text, sizeof error.text, "longer than %zu bytes", GRAMMAR_SOURCE_MAX);
-    if (why[0] == '\0' && (f->param != NULL || !form_blame_tool(f, cache, why, cap)))
+    if (why[0] == '\0' && (f->param != NULL || !form_blame_tool(f, m, cache, why, cap)))
         form_explain(*param, &error, why, cap);
     return rc;
 }

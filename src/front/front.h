@@ -9,6 +9,7 @@
 #define QUIRE_FRONT_FRONT_H
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -41,6 +42,9 @@ struct front {
     int stop_fd;           /* readable once the process stops accepting */
     struct lobby lobby;    /* the readers' */
     _Atomic int n_readers; /* reader threads that still run */
+    sem_t reading;         /* front_threads of them may look for requests at a time */
+    _Atomic int n_spare;   /* that wait for this */
+    _Atomic int n_surplus; /* that are to, after their request */
     struct link link;
     struct structures structures;
     struct vocabulary vocabulary;
@@ -59,6 +63,12 @@ struct front {
 
 /* Start a thread that accepts until stop_fd is readable. ERR_NO_MEMORY or ERR_IO (logged). */
 int reader_start(struct front *f) ERR_CHECKED;
+
+/* The calling reader is going to wait for something else than its peers, and another looks for
+ * requests meanwhile; when it steps back, one of those who look does so no longer once it has dealt
+ * with its request. Neither waits. front: a struct front. */
+void reader_step_aside(void *front);
+void reader_step_back(void *front);
 
 /* --- route.c --- */
 

@@ -186,21 +186,23 @@ int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, b
 
 bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
 {
-    const struct form_model m = {.format = f->reply_format,
-                                 .start = start,
-                                 .reasoning = f->reply_reasoning,
-                                 .chat = x->format == EXCHANGE_CHAT,
-                                 .one_call = x->one_call};
+    struct form_model m = {.format = f->reply_format,
+                           .start = start,
+                           .reasoning = f->reply_reasoning,
+                           .chat = x->format == EXCHANGE_CHAT,
+                           .one_call = x->one_call};
     const char *param = NULL;
     char why[640] = "";
     int rc;
 
     if (!form_binds(x->form))
         return true;
+    terms_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), m.tenant);
     rc = form_compile(x->form, &m, &f->structures, &x->arena, &x->structure, &param, why,
                       sizeof why);
     if (rc != ERR_OK)
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, param, 0);
+        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why,
+                             rc == ERR_OVERLOADED ? NULL : param, rc == ERR_OVERLOADED);
     return rc == ERR_OK;
 }
 

@@ -170,6 +170,11 @@ static int main_open(struct front *f)
         rc = link_init(&f->link, f->settings.engine_socket);
     if (rc == ERR_OK)
         rc = structures_init(&f->structures);
+    f->structures.before_wait = reader_step_aside;
+    f->structures.after_wait = reader_step_back;
+    f->structures.wait_arg = f;
+    if (rc == ERR_OK && sem_init(&f->reading, 0, (unsigned)f->settings.front_threads) != 0)
+        rc = ERR_IO;
     if (rc == ERR_OK)
         rc = vocabulary_init(&f->vocabulary, f->tokenizer, f->reply_format, f->reply_reasoning,
                              f->handover_fd);

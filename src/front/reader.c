@@ -5,6 +5,10 @@
  * (lobby.h). A connection wakes one reader that sleeps, not all of them to find that another was
  * faster; one that comes while all are busy is found by the first that is not.
  *
+ * A reader that has to wait for a form's compilation lets another have its place: as many as
+ * front_threads look for requests and read them, and besides some wait for compilers. Those are
+ * started when they are needed for the first time, and stay.
+ *
  * An answer that is whole when its request has been read goes out at once, as far as the socket
  * takes it: the streamer would have to wake for it, and on a busy machine to find a core. */
 #include <errno.h>
@@ -52,6 +56,44 @@ static void reader_take(struct front *f, int fd)
         streamer_adopt(f, x);
 }
 
+/* As one of the spare ones, until there is a place. */
+static void reader_wait_place(struct front *f)
+{
+    (void)atomic_fetch_add(&f->n_spare, 1);
+    while (sem_wait(&f->reading) != 0) /* a signal came */
+        continue;
+    (void)atomic_fetch_sub(&f->n_spare, 1);
+}
+
+/* One reader too many looks for requests: the caller is it, if so. */
+static bool reader_is_surplus(struct front *f)
+{
+    int n = atomic_load(&f->n_surplus);
+
+    while (n > 0)
+        if (atomic_compare_exchange_weak(&f->n_surplus, &n, n - 1))
+            return true;
+    return false;
+}
+
+void reader_step_back(void *front)
+{
+    struct front *f = front;
+
+    if (sem_trywait(&f->reading) != 0) /* another has it: one of us waits after its request */
+        (void)atomic_fetch_add(&f->n_surplus, 1);
+}
+
+void reader_step_aside(void *front)
+{
+    struct front *f = front;
+
+    int rc = atomic_load(&f->n_spare) == 0 ? reader_start(f) : ERR_OK;
+
+    (void)rc; /* logged; then the place is free until it is taken back */
+    (void)sem_post(&f->reading);
+}
+
 /* Take who speaks until stop_fd is readable, and then those who had come before. */
 static void *reader_run(void *front)
 {
@@ -59,12 +101,16 @@ static void *reader_run(void *front)
     uint64_t one = 1;
     int rc, fd;
 
+    reader_wait_place(f);
     do {
+        if (reader_is_surplus(f))
+            reader_wait_place(f);
         fd = -1;
         rc = lobby_next(&f->lobby, &fd);
         if (fd != -1)
             reader_take(f, fd);
     } while (rc != ERR_DRAINING || fd != -1);
+    (void)sem_post(&f->reading); /* the spare ones end as well */
     atomic_fetch_sub(&f->n_readers, 1);
     (void)!write(f->handover_fd, &one, sizeof one); /* the streamer may wait for the last one */
     return NULL;

@@ -41,6 +41,10 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
 {
     struct exchange *x = g->exchange;
 
+    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_LIMIT && x->structure != NULL)
+        structures_refuse(&s->f->structures, &x->structure->name, ERR_LIMIT,
+                          "its masks take more steps, or its texts nest deeper, than is allowed: "
+                          "simplify it");
     link_end(&s->f->link, (uint32_t)g->slot, o);
     g->slot = -1;
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {

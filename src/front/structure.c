@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "front/structure.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/buf.h"
 #include "base/mem.h"
-#include "ipc/attach.h"
 
 /* --- one ---------------------------------------------------------------------------------- */
 
@@ -22,29 +22,6 @@ void structure_unref(struct structure *st)
         return;
     (void)close(st->sealed);
     mem_free(st);
-}
-
-static int structure_compile(const struct grammar_request *request, const struct hash *name,
-                             struct structure **out, struct grammar_error *error)
-{
-    struct buf image = {0};
-    struct structure *st = NULL;
-    int rc = grammar_compile(request, &image, error);
-
-    if (rc == ERR_OK) {
-        st = mem_zalloc(sizeof *st);
-        rc = st == NULL ? ERR_NO_MEMORY : attach_seal(image.bytes, image.len, &st->sealed);
-    }
-    if (rc == ERR_OK) {
-        atomic_init(&st->n_refs, 1);
-        st->name = *name;
-        st->bytes = image.len;
-        *out = st;
-    } else {
-        mem_free(st);
-    }
-    buf_fini(&image);
-    return rc;
 }
 
 /* --- names -------------------------------------------------------------------------------- */
@@ -95,14 +72,21 @@ static int structure_name(const struct grammar_request *r, struct hash *out)
 int structures_init(struct structures *s)
 {
     *s = (struct structures){0};
-    return pthread_mutex_init(&s->lock, NULL) == 0 ? ERR_OK : ERR_NO_MEMORY;
+    s->refused = mem_zalloc_array(STRUCTURES_REFUSALS, sizeof *s->refused);
+    return s->refused != NULL && pthread_mutex_init(&s->lock, NULL) == 0 &&
+                   pthread_cond_init(&s->changed, NULL) == 0
+               ? ERR_OK
+               : ERR_NO_MEMORY;
 }
 
 void structures_fini(struct structures *s)
 {
+    structures_end_compilers(s);
     while (s->n_kept > 0)
         structure_unref(s->kept[--s->n_kept]);
+    (void)pthread_cond_destroy(&s->changed);
     (void)pthread_mutex_destroy(&s->lock);
+    mem_free(s->refused);
 }
 
 static void structures_drop_last(struct structures *s)
@@ -128,7 +112,7 @@ static struct structure *structures_find(struct structures *s, const struct hash
     return NULL;
 }
 
-static void structures_keep(struct structures *s, struct structure *st)
+void structures_keep(struct structures *s, struct structure *st)
 {
     while (s->n_kept > 0 &&
            (s->n_kept == STRUCTURES_MAX || s->bytes + st->bytes > STRUCTURES_BYTES_MAX))
@@ -139,31 +123,69 @@ static void structures_keep(struct structures *s, struct structure *st)
     s->bytes += st->bytes;
 }
 
-int structures_get(struct structures *s, const struct grammar_request *request,
+static const struct structure_refusal *structures_find_refusal(const struct structures *s,
+                                                               const struct hash *name)
+{
+    for (size_t i = 0; i < STRUCTURES_REFUSALS; i++)
+        if (s->refused[i].rc != 0 && memcmp(&s->refused[i].name, name, sizeof *name) == 0)
+            return &s->refused[i];
+    return NULL;
+}
+
+void structures_note_refusal(struct structures *s, const struct hash *name, int rc,
+                             const struct grammar_error *error)
+{
+    if (structures_find_refusal(s, name) == NULL)
+        s->refused[s->n_refused++ % STRUCTURES_REFUSALS] =
+            (struct structure_refusal){.name = *name, .rc = rc, .error = *error};
+}
+
+void structures_refuse(struct structures *s, const struct hash *name, int rc, const char *text)
+{
+    struct grammar_error error = {.text = ""};
+
+    (void)snprintf(error.text, sizeof error.text, "%s", text);
+    (void)pthread_mutex_lock(&s->lock);
+    structures_note_refusal(s, name, rc, &error);
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+/* With the lock held: what is known of this name. ERR_AGAIN: nothing. */
+static int structures_know(struct structures *s, const struct hash *name, struct structure **out,
+                           struct grammar_error *error)
+{
+    const struct structure_refusal *refusal = structures_find_refusal(s, name);
+
+    if (refusal != NULL) {
+        if (error != NULL)
+            *error = refusal->error;
+        return refusal->rc;
+    }
+    *out = structures_find(s, name);
+    return *out == NULL ? ERR_AGAIN : ERR_OK;
+}
+
+int structures_get(struct structures *s, const struct grammar_request *request, const char *tenant,
                    struct structure **out, struct grammar_error *error)
 {
-    struct structure *found, *own = NULL;
+    struct structure *found = NULL;
     struct hash name;
     int rc = structure_name(request, &name);
 
     if (rc != ERR_OK)
         return rc;
     (void)pthread_mutex_lock(&s->lock);
-    found = structures_find(s, &name);
-    (void)pthread_mutex_unlock(&s->lock);
-    if (found == NULL) {
-        rc = structure_compile(request, &name, &own, error);
-        if (rc != ERR_OK)
-            return rc;
-        (void)pthread_mutex_lock(&s->lock);
-        found = structures_find(s, &name); /* somebody may have been faster */
-        if (found == NULL) {
-            structures_keep(s, own);
-            found = structure_ref(own);
-        }
-        (void)pthread_mutex_unlock(&s->lock);
-        structure_unref(own);
+    rc = structures_know(s, &name, &found, error);
+    for (int i = 0; i < 2 && rc == ERR_AGAIN; i++) { /* once more if it was dropped at once */
+        rc = structures_make(s, request, &name, tenant);
+        if (rc == ERR_OK)
+            rc = structures_know(s, &name, &found, error);
     }
-    *out = found;
-    return ERR_OK;
+    (void)pthread_mutex_unlock(&s->lock);
+    if (rc == ERR_OVERLOADED && error != NULL)
+        (void)snprintf(error->text, sizeof error->text,
+                       "too many forms wait to be compiled, try again later");
+    if (rc == ERR_OK)
+        *out = found;
+    return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
 }

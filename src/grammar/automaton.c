@@ -29,7 +29,8 @@ static bool state_fine(const struct automaton *a, const struct automaton_state *
 {
     const struct automaton_state *base;
 
-    if (s->flags > (AUTOMATON_END | AUTOMATON_NESTS) || s->n_edges > 256)
+    if (s->flags > (AUTOMATON_END | AUTOMATON_NESTS | AUTOMATON_COUNTED | AUTOMATON_CHAR) ||
+        s->n_edges > 256)
         return false;
     if (s->base == AUTOMATON_NONE)
         return edges_fine(a, s);

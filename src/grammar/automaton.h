@@ -7,6 +7,12 @@
  * A byte that no edge of the state has is looked up in its `base` state, if it has one; an edge
  * to AUTOMATON_DEAD hides the base's. So a state of an object's names is two or three edges.
  *
+ * Characters may be counted beside the states, in place of a state for each number of them: a call
+ * of a state with a `count` (and a way back) pushes a frame with that many. Within the rule that was
+ * called, a byte that leads to a state with AUTOMATON_CHAR takes one away; a state with
+ * AUTOMATON_COUNTED is only entered when `count` are left, which are those that its way to the end
+ * needs at least. Such rules call nothing.
+ *
  * A configuration is a state and a stack; an automaton is in a set of configurations (walk.h).
  *
  * An image comes from a front and is hostile until automaton_check() has looked at all of it.
@@ -26,9 +32,11 @@
 #define AUTOMATON_NONE  UINT32_MAX /* no base; no way back */
 
 enum automaton_flags {
-    AUTOMATON_END = 1,   /* the rule may end here */
-    AUTOMATON_NESTS = 2, /* something begins that may hold others of its kind: not where a stack
+    AUTOMATON_END = 1,     /* the rule may end here */
+    AUTOMATON_NESTS = 2,   /* something begins that may hold others of its kind: not where a stack
                           * is nearly as deep as it may be, so that what was begun can be ended */
+    AUTOMATON_COUNTED = 4, /* of a rule that counts characters */
+    AUTOMATON_CHAR = 8,    /* and one is complete here */
 };
 
 struct automaton_state {
@@ -41,7 +49,9 @@ struct automaton_state {
     uint8_t plain; /* this many plain characters of a JSON string (anything but '"', '\' and
                     * controls) can certainly follow without leaving the rule; 255: any number.
                     * A hint for masks; accepting a token never relies on it */
-    uint16_t unused;
+    uint16_t
+        count; /* with AUTOMATON_COUNTED: characters that must be left; else what a call of this
+                     * state begins to count with, 0: it does not */
 };
 
 struct automaton_edge {

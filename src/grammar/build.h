@@ -24,6 +24,8 @@ struct build_state {
     uint32_t base;         /* or NONE */
     bool end, nests;       /* as in the image */
     uint8_t plain;
+    bool counted, whole; /* AUTOMATON_COUNTED, AUTOMATON_CHAR */
+    uint16_t count;
 };
 
 struct build {

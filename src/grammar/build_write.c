@@ -345,7 +345,10 @@ static void write_states(struct writer *w, struct automaton *a, struct buf *edge
         out[at].call_at = a->n_calls;
         out[at].n_edges = (uint16_t)edges_take(w, s, own);
         out[at].base = s->base == NONE ? AUTOMATON_NONE : w->number[s->base];
-        out[at].flags = (uint8_t)((s->end ? AUTOMATON_END : 0) | (s->nests ? AUTOMATON_NESTS : 0));
+        out[at].flags =
+            (uint8_t)((s->end ? AUTOMATON_END : 0) | (s->nests ? AUTOMATON_NESTS : 0) |
+                      (s->counted ? AUTOMATON_COUNTED : 0) | (s->whole ? AUTOMATON_CHAR : 0));
+        out[at].count = s->count;
         out[at].plain = s->plain;
         buf_add(edges, own, out[at].n_edges * sizeof own[0]);
         a->n_edges += out[at].n_edges;
@@ -402,6 +405,23 @@ static void write_image(struct writer *w, struct buf *image)
     buf_fini(&calls);
 }
 
+/* A call that comes back to a state where nothing but an end is need not come back: what is called
+ * ends for the caller. Stacks stay flat where a rule ends with a rule, and what a mask knows of a
+ * state holds wherever it was called from. */
+static void calls_flatten(struct build *b)
+{
+    for (uint32_t i = 0; i < b->calls.n; i++) {
+        uint32_t back = b->calls.items[i].back;
+        const struct build_state *s = back == NONE ? NULL : &b->states.items[back];
+        uint32_t start = b->calls.items[i].start;
+        bool counts = b->states.items[start].count > 0; /* in the frame */
+
+        if (s != NULL && !counts && s->end && s->edges == NONE && s->calls == NONE &&
+            s->base == NONE)
+            b->calls.items[i].back = NONE;
+    }
+}
+
 void build_write(struct build *b, uint32_t root, struct buf *image)
 {
     struct compile *c = b->c;
@@ -417,6 +437,7 @@ void build_write(struct build *b, uint32_t root, struct buf *image)
     if (!compile_ok(c))
         return;
     memset(w.number, 0xff, n * sizeof *w.number);
+    calls_flatten(b);
     find_good(&w);
     if (!compile_ok(c))
         return;

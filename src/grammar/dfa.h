@@ -86,6 +86,11 @@ uint32_t dfa_build(struct build *b, const struct dfa *d, int last, const uint32_
 /* The same for the inside of a JSON string: '"', '\' and controls are written as escapes. */
 uint32_t dfa_build_json(struct build *b, const struct dfa *d, const uint32_t *leaf);
 
+/* The same as a rule that counts its characters (automaton.h), for texts of at most `most`, 1 to
+ * 65,000: a state to be called with a way back, behind whose closing quote the rule ends. NONE when
+ * that cannot be: a control may come, or a way to the end takes more than 250 characters. */
+uint32_t dfa_build_json_counted(struct build *b, const struct dfa *d, uint32_t most);
+
 /* The same, but every text can be written in one way only: for names, of which some are then
  * taken out again (build_insert()). */
 uint32_t dfa_build_json_once(struct build *b, const struct dfa *d, const uint32_t *leaf);

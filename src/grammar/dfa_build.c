@@ -168,13 +168,16 @@ static void edge_plain(struct build *b, uint32_t from, int lo, int hi, uint32_t 
     }
 }
 
-static uint32_t build_json(struct build *b, const struct dfa *d, const uint32_t *leaf, bool once)
+static uint32_t build_json(struct json_builder *how, const uint32_t *leaf)
 {
-    struct json_builder j = {.b = b, .d = d, .once = once, .hex = NONE};
+    struct json_builder j = *how;
+    struct build *b = j.b;
+    const struct dfa *d = j.d;
     uint32_t s, i;
 
     if (d == NULL || !compile_ok(b->c))
         return 0;
+    j.hex = NONE;
     j.state = compile_alloc(b->c, (size_t)d->n_states * sizeof *j.state);
     j.escape = compile_alloc(b->c, (size_t)d->n_states * sizeof *j.escape);
     for (s = 0; s < d->n_states && compile_ok(b->c); s++) {
@@ -191,15 +194,93 @@ static uint32_t build_json(struct build *b, const struct dfa *d, const uint32_t 
         if (d->states[s].label != 0 && leaf[d->states[s].label] != NONE)
             build_edge(b, j.state[s], '"', '"', leaf[d->states[s].label]);
     }
+    how->state = j.state;
     return compile_ok(b->c) ? j.state[0] : 0;
 }
 
 uint32_t dfa_build_json(struct build *b, const struct dfa *d, const uint32_t *leaf)
 {
-    return build_json(b, d, leaf, false);
+    struct json_builder j = {.b = b, .d = d};
+
+    return build_json(&j, leaf);
 }
 
 uint32_t dfa_build_json_once(struct build *b, const struct dfa *d, const uint32_t *leaf)
 {
-    return build_json(b, d, leaf, true);
+    struct json_builder j = {.b = b, .d = d, .once = true};
+
+    return build_json(&j, leaf);
+}
+
+/* --- counted ------------------------------------------------------------------------------ */
+
+#define LEAST_MAX 250 /* so that a token's length and this are less than twice the longest token */
+
+/* Between two characters? Bytes of continuation come only inside of one. */
+static bool is_border(const struct dfa *d, uint32_t s)
+{
+    uint32_t at = d->states[s].edge_at;
+
+    return d->states[s].n_edges == 0 || d->edges[at].lo < 0x80 || d->edges[at].lo > 0xbf;
+}
+
+static bool has_controls(const struct dfa *d)
+{
+    for (uint32_t i = 0; i < d->n_edges; i++)
+        if (d->edges[i].lo < 0x20)
+            return true;
+    return false;
+}
+
+/* The characters that the way to the quote takes at least, from the states first .. last - 1, which
+ * lead to each other and to the leaf alone. False when it is more than LEAST_MAX from one of them. */
+static bool find_least(struct build *b, uint32_t first, uint32_t last, uint32_t leaf)
+{
+    bool changed = true;
+
+    for (uint32_t s = first; s < last; s++)
+        b->states.items[s].count = LEAST_MAX + 1;
+    for (int pass = 0; changed && pass <= 2 * LEAST_MAX && compile_tick(b->c); pass++) {
+        changed = false;
+        for (uint32_t s = last; s-- > first && compile_tick(b->c);) {
+            uint16_t least = b->states.items[s].count;
+
+            for (uint32_t i = b->states.items[s].edges; i != NONE; i = b->edges.items[i].next) {
+                const struct build_state *to = &b->states.items[b->edges.items[i].to];
+                uint16_t n = b->edges.items[i].to == leaf ? 0 : (uint16_t)(to->count + to->whole);
+
+                least = n < least ? n : least;
+            }
+            changed = changed || least != b->states.items[s].count;
+            b->states.items[s].count = least;
+        }
+    }
+    for (uint32_t s = first; s < last; s++)
+        if (b->states.items[s].count > LEAST_MAX)
+            return false;
+    return true;
+}
+
+uint32_t dfa_build_json_counted(struct build *b, const struct dfa *d, uint32_t most)
+{
+    struct json_builder j = {.b = b, .d = d};
+    uint32_t end = build_end(b), first = b->states.n, start, last;
+    const uint32_t leaf[2] = {NONE, end};
+
+    if (has_controls(d))
+        return NONE;
+    start = build_json(&j, leaf);
+    last = b->states.n;
+    if (!compile_ok(b->c))
+        return 0;
+    for (uint32_t s = 0; s < d->n_states; s++)
+        b->states.items[j.state[s]].whole = is_border(d, s);
+    if (!find_least(b, first, last, end) || b->states.items[start].count > most)
+        return NONE;
+    for (uint32_t s = first; s < last; s++)
+        b->states.items[s].counted = true;
+    start = build_copy(b, start);
+    if (compile_ok(b->c))
+        b->states.items[start].count = (uint16_t)most;
+    return start;
 }

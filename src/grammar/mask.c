@@ -6,8 +6,18 @@
  *    which tokens are read without leaving the rule (an entry: a bitmap), and at which nodes of
  *    the trie the rule may end in the middle of a token (its pops). Entries that took long to find
  *    are kept in the cache, by state.
- * 2. At each pop the children are walked on with the real frames below. Few: after a string's
- *    closing quote there are some hundred tokens that go on.
+ * 2. At each pop the children are walked on with the real frames below. Few as a rule: after a
+ *    string's closing quote there are some hundred tokens that go on.
+ *
+ * Where nothing is below, an end is the end of the output and no pop is noted. A rule that may end
+ * anywhere (free text) with something below has a pop at nearly every inner node of the trie, and a
+ * vocabulary has as many of these as tokens and more. Then the entry is found anew with the
+ * uppermost frame known: what follows the rule is read in the same walk, and the pops that remain
+ * are those of the frame below it; and so on, up to KNOWN_MAX frames. Such entries are kept by
+ * their state and those frames. With more the real stack is walked, and nothing is kept.
+ *
+ * Where characters are counted (automaton.h) the count is of no account while more are left than any
+ * token of the entry takes, and its way to the end; nearer to the end the real stack is walked.
  *
  * Where a string goes on for long enough, all tokens of a slice are allowed without a look and
  * only the trie of the others is walked. */
@@ -18,15 +28,26 @@
 
 #define ENTRY_STEPS   300 /* keep what took longer than looking into the cache and copying */
 #define CACHE_SLOTS   4096u
-#define CACHE_POPS    2048u /* what walk_cache_bytes() counts a state */
+#define CACHE_POPS    256u /* what walk_cache_bytes() counts a state: most have few */
 #define CACHE_PROBES  16
 #define DEPTH_RESERVE 64 /* frames that a kept entry may push */
+#define KNOWN_MAX     3
+#define POPS_MANY     UINT32_MAX
+
+/* What an entry depends on: the state, the uppermost frames, and what is below these. */
+struct entry_key {
+    uint32_t state;
+    uint16_t n_known;
+    uint16_t is_all;           /* 1: nothing is below */
+    uint32_t known[KNOWN_MAX]; /* states of frames, the uppermost first; the rest 0 */
+};
 
 struct entry_head {
-    uint32_t state;
-    uint32_t trie; /* that pops count from */
-    uint32_t ends; /* 1: the rule may end before any byte */
-    uint32_t n_pops;
+    struct entry_key key;
+    uint32_t trie;   /* that pops count from */
+    uint32_t need;   /* characters that must be left, where they are counted in the frame below */
+    uint32_t ends;   /* 1: all that is known may end before any byte */
+    uint32_t n_pops; /* POPS_MANY: too many, one more frame has to be known. Then no words follow */
 };
 
 struct entry {
@@ -55,9 +76,13 @@ void walk_cache_init(struct walk_cache *cache, size_t bytes)
     atomic_store(&cache->used, (sizeof *cache + 7) & ~(size_t)7);
 }
 
-static uint32_t slot_of(uint32_t state, uint32_t probe)
+static uint32_t slot_of(const struct entry_key *key, uint32_t probe)
 {
-    return (state * 0x9e3779b1u >> 16) + probe;
+    uint32_t h = key->state * 0x9e3779b1u + key->is_all;
+
+    for (uint32_t i = 0; i < key->n_known; i++)
+        h = (h ^ h >> 15 ^ key->known[i]) * 0x85ebca6bu;
+    return ((h >> 16) + probe) % CACHE_SLOTS;
 }
 
 static const struct entry *entry_at(const struct walk_cache *cache, uint32_t offset)
@@ -65,17 +90,17 @@ static const struct entry *entry_at(const struct walk_cache *cache, uint32_t off
     return (const struct entry *)((const char *)cache + (size_t)offset * 8);
 }
 
-static const struct entry *cache_find(struct walk_cache *cache, uint32_t state)
+static const struct entry *cache_find(struct walk_cache *cache, const struct entry_key *key)
 {
     uint32_t i;
 
     for (i = 0; i < CACHE_PROBES; i++) {
-        uint32_t offset = atomic_load_explicit(&cache->slots[slot_of(state, i) % CACHE_SLOTS],
-                                               memory_order_acquire);
+        uint32_t offset =
+            atomic_load_explicit(&cache->slots[slot_of(key, i)], memory_order_acquire);
 
         if (offset == 0)
             return NULL;
-        if (entry_at(cache, offset)->head.state == state)
+        if (memcmp(&entry_at(cache, offset)->head.key, key, sizeof *key) == 0)
             return entry_at(cache, offset);
     }
     return NULL;
@@ -83,9 +108,10 @@ static const struct entry *cache_find(struct walk_cache *cache, uint32_t state)
 
 /* Keep what was just found. Two threads may keep the same: then one is never found. */
 static void cache_keep(struct walk_cache *cache, const struct walk_work *s, const struct vocab *v,
-                       struct entry_head head)
+                       const struct entry_head *head)
 {
-    size_t words = (size_t)v->n_words + s->n_pops;
+    bool many = head->n_pops == POPS_MANY;
+    size_t words = many ? 0 : (size_t)v->n_words + head->n_pops;
     size_t bytes = (sizeof(struct entry) + words * sizeof(uint32_t) + 7) & ~(size_t)7;
     uint64_t at = atomic_fetch_add(&cache->used, bytes);
     struct entry *e;
@@ -96,15 +122,17 @@ static void cache_keep(struct walk_cache *cache, const struct walk_work *s, cons
         return;
     }
     e = (struct entry *)((char *)cache + at);
-    e->head = head;
-    memcpy(e->words, s->bits, v->n_words * sizeof e->words[0]);
-    memcpy(e->words + v->n_words, s->pops, s->n_pops * sizeof e->words[0]);
+    e->head = *head;
+    if (!many) {
+        memcpy(e->words, s->bits, v->n_words * sizeof e->words[0]);
+        memcpy(e->words + v->n_words, s->pops, head->n_pops * sizeof e->words[0]);
+    }
     for (i = 0; i < CACHE_PROBES; i++) {
         uint32_t empty = 0;
 
-        if (atomic_compare_exchange_strong_explicit(
-                &cache->slots[slot_of(head.state, i) % CACHE_SLOTS], &empty, (uint32_t)(at / 8),
-                memory_order_release, memory_order_relaxed))
+        if (atomic_compare_exchange_strong_explicit(&cache->slots[slot_of(&head->key, i)], &empty,
+                                                    (uint32_t)(at / 8), memory_order_release,
+                                                    memory_order_relaxed))
             return;
     }
 }
@@ -149,7 +177,7 @@ static void walk_nodes(struct walk_work *s, const struct vocab_node *nodes, uint
 
     levels[0].set = *from;
     levels[0].end = end;
-    while (at < end && !s->failed) {
+    while (at < end && !s->failed && !s->many) {
         const struct vocab_node *node = &nodes[at];
         struct level *l;
         struct set next;
@@ -165,6 +193,7 @@ static void walk_nodes(struct walk_work *s, const struct vocab_node *nodes, uint
         l = &levels[depth + 1]; /* a trie is at most VOCAB_TOKEN_MAX deep */
         l->n_frames = s->n_frames;
         l->n_pool = s->n_pool;
+        s->n_bytes = depth + 1;
         next = set_step(s, &levels[depth].set, node->byte);
         if (next.n == 0) {
             at += node->skip;
@@ -180,7 +209,7 @@ static void walk_nodes(struct walk_work *s, const struct vocab_node *nodes, uint
         descend(s, l, next, at + node->skip);
         if (l->set.hole) {
             if (s->n_pops == POPS_MAX)
-                s->failed = true;
+                s->many = true;
             else
                 s->pops[s->n_pops++] = at;
         }
@@ -199,31 +228,52 @@ static uint32_t choose_trie(const struct automaton *a, const struct vocab *v, ui
     unsigned plain = automaton_states(a)[state].plain;
     uint32_t t = VOCAB_TRIES - 1;
 
+    if ((automaton_states(a)[state].flags & AUTOMATON_COUNTED) != 0)
+        return 0; /* each token is looked at for its characters */
     while (t > 0 && (plain == 0 || plain < v->tries[t].slice_chars))
         t--;
     return t;
 }
 
-/* What does not depend on the stack, into work->bits and work->pops; the trie that was walked.
- * *ends: may the rule end before any byte? */
-static uint32_t find_entry(struct walk_work *s, const struct vocab *v, uint32_t state, bool *ends)
+/* Frames as the key says, on what is below them. */
+static uint32_t key_frames(struct walk_work *s, const struct entry_key *key)
 {
-    uint32_t t = choose_trie(s->a, v, state);
+    uint32_t frame = key->is_all != 0 ? FRAME_BOTTOM : FRAME_HOLE;
+
+    for (uint32_t i = key->n_known; i-- > 0;)
+        frame = frame_push(s, key->known[i], frame, 0);
+    return frame;
+}
+
+/* What does not depend on the unknown of the stack, into work->bits and work->pops. */
+static void find_entry(struct walk_work *s, const struct vocab *v, struct entry_head *head)
+{
+    uint32_t t = choose_trie(s->a, v, head->key.state);
+    uint32_t frame = key_frames(s, &head->key);
     struct set set = {.at = s->n_pool};
     bool can[256];
 
     s->n_pops = 0;
+    s->many = false;
     s->depth_max = 0;
+    s->need = 0;
+    if (frame == UINT32_MAX) { /* out of frames: noted */
+        s->failed = true;
+        return;
+    }
     if (t > 0)
         memcpy(s->bits, vocab_slice(v, t), v->n_words * sizeof s->bits[0]);
     else
         memset(s->bits, 0, v->n_words * sizeof s->bits[0]);
-    set_add(s, &set, state, FRAME_HOLE);
+    set_add(s, &set, head->key.state, frame);
     set_close(s, &set);
-    *ends = set.hole;
     first_bytes(s, &set, can);
     walk_nodes(s, vocab_nodes(v) + v->tries[t].node_at, 0, v->tries[t].n_nodes, &set, can, s->bits);
-    return t;
+    head->trie = t;
+    head->need = s->need;
+    head->ends = set.hole || set.bottom;
+    head->n_pops = s->many ? POPS_MANY : s->n_pops;
+    s->many = false;
 }
 
 /* --- the mask ----------------------------------------------------------------------------- */
@@ -273,16 +323,16 @@ static void mask_pops(struct masking *m, const uint32_t *pops, uint32_t n_pops, 
     }
 }
 
-/* May a rule end before any byte? Then what is below is one more top. Sets are the pool's last
- * one at a time, so what is found is added when the closing is undone. */
-static void mask_below(struct masking *m, struct walk_top top)
+/* May what is known end before any byte? Then what is below is one more top. Sets are the pool's
+ * last one at a time, so what is found is added when the closing is undone. */
+static void mask_below(struct masking *m, uint32_t frame)
 {
     struct walk_work *s = m->s;
 
-    if (top.frame == FRAME_BOTTOM)
+    if (frame == FRAME_BOTTOM)
         m->can_end = true;
     else
-        set_add(s, &m->tops, s->frames[top.frame].state, s->frames[top.frame].below);
+        set_add(s, &m->tops, s->frames[frame].state, s->frames[frame].below);
 }
 
 static void or_words(uint32_t *to, const uint32_t *from, uint32_t n)
@@ -293,51 +343,91 @@ static void or_words(uint32_t *to, const uint32_t *from, uint32_t n)
         to[i] |= from[i];
 }
 
+/* One more frame is known; false when no more can be. *below is what is under the known ones. */
+static bool key_deepen(const struct walk_work *s, struct entry_key *key, uint32_t *below)
+{
+    if (key->n_known == KNOWN_MAX || *below == FRAME_BOTTOM || s->frames[*below].count != 0)
+        return false;
+    key->known[key->n_known++] = s->frames[*below].state;
+    *below = s->frames[*below].below;
+    key->is_all = *below == FRAME_BOTTOM;
+    return true;
+}
+
+/* Are enough characters left in the frame that tokens cannot tell how many? */
+static bool has_plenty(const struct walk_work *s, uint32_t below, uint32_t need)
+{
+    return below <= FRAME_HOLE || s->frames[below].count == 0 || s->frames[below].count > need;
+}
+
+/* The entry of a key into the mask; its head. POPS_MANY: it is of no use. */
+static struct entry_head mask_entry(struct masking *m, const struct entry_key *key, uint32_t below)
+{
+    struct entry_head head = {.key = *key, .n_pops = POPS_MANY};
+    const struct entry *kept = m->cache == NULL ? NULL : cache_find(m->cache, key);
+    struct walk_work *s = m->s;
+    uint32_t n_frames = s->n_frames, n_pool = s->n_pool, steps = s->steps;
+
+    if (kept != NULL && !has_plenty(s, below, kept->head.need))
+        return head;
+    if (kept != NULL && kept->head.n_pops != POPS_MANY) {
+        or_words(m->mask, kept->words, m->v->n_words);
+        mask_pops(m, kept->words + m->v->n_words, kept->head.n_pops, kept->head.trie, below);
+    }
+    if (kept != NULL)
+        return kept->head;
+    find_entry(s, m->v, &head);
+    work_rewind(s, n_frames, n_pool);
+    if (s->failed || s->depth_max > DEPTH_RESERVE) /* a token of many brackets: its depth matters */
+        return (struct entry_head){.key = *key, .n_pops = POPS_MANY};
+    if (m->cache != NULL && s->steps - steps > ENTRY_STEPS)
+        cache_keep(m->cache, s, m->v, &head);
+    if (!has_plenty(s, below, head.need))
+        return (struct entry_head){.key = *key, .n_pops = POPS_MANY};
+    if (head.n_pops != POPS_MANY) {
+        or_words(m->mask, s->bits, m->v->n_words);
+        mask_pops(m, s->pops, head.n_pops, head.trie, below); /* finds no pops itself: no hole */
+    }
+    return head;
+}
+
 static void mask_top(struct masking *m, struct walk_top top)
 {
     struct walk_work *s = m->s;
     uint32_t n_frames = s->n_frames;
     uint32_t n_pool = s->n_pool;
     uint32_t depth = top.frame > FRAME_HOLE ? s->frames[top.frame].depth : 0;
-    uint32_t steps = s->steps;
-    const struct entry *kept = NULL;
-    bool ends = false;
-    uint32_t trie;
+    struct entry_key key = {.state = top.state, .is_all = top.frame == FRAME_BOTTOM};
+    uint32_t below = top.frame;
+    struct entry_head head = {.n_pops = POPS_MANY};
+    bool more = depth + DEPTH_RESERVE <= WALK_NEST_MAX;
 
-    if (depth + DEPTH_RESERVE > WALK_NEST_MAX) {
-        mask_directly(m, top);
-        work_rewind(s, n_frames, n_pool);
+    while (more && !s->failed) {
+        head = mask_entry(m, &key, below);
+        more = head.n_pops == POPS_MANY && key_deepen(s, &key, &below);
+    }
+    if (s->failed)
         return;
-    }
-    if (m->cache != NULL)
-        kept = cache_find(m->cache, top.state);
-    if (kept != NULL) {
-        ends = kept->head.ends != 0;
-        or_words(m->mask, kept->words, m->v->n_words);
-        mask_pops(m, kept->words + m->v->n_words, kept->head.n_pops, kept->head.trie, top.frame);
-    } else {
-        trie = find_entry(s, m->v, top.state, &ends);
-        work_rewind(s, n_frames, n_pool);
-        if (s->depth_max > DEPTH_RESERVE) { /* a token of many brackets: its depth matters */
-            mask_directly(m, top);
-            work_rewind(s, n_frames, n_pool);
-            return;
-        }
-        or_words(m->mask, s->bits, m->v->n_words);
-        if (m->cache != NULL && !s->failed && s->steps - steps > ENTRY_STEPS)
-            cache_keep(m->cache, s, m->v,
-                       (struct entry_head){
-                           .state = top.state, .trie = trie, .ends = ends, .n_pops = s->n_pops});
-        mask_pops(m, s->pops, s->n_pops, trie, top.frame); /* finds no pops itself: no hole */
-    }
-    work_rewind(s, n_frames, m->tops.at + m->tops.n);
-    if (ends)
-        mask_below(m, top);
+    if (head.n_pops == POPS_MANY)
+        mask_directly(m, top);
+    work_rewind(s, n_frames, head.n_pops == POPS_MANY ? n_pool : m->tops.at + m->tops.n);
+    if (head.n_pops != POPS_MANY && head.ends != 0)
+        mask_below(m, below);
 }
 
-int walk_mask(struct walk_work *s, const struct automaton *a, const struct vocab *v,
-              struct walk_cache *cache, const struct walk *w, uint32_t *mask)
+static uint32_t mask_steps_max(const struct vocab *v)
 {
+    uint64_t steps = (uint64_t)v->tries[0].n_nodes * WALK_NODE_STEPS;
+
+    return steps < WALK_STEPS_MAX   ? WALK_STEPS_MAX
+           : steps > UINT32_MAX / 2 ? UINT32_MAX / 2
+                                    : (uint32_t)steps;
+}
+
+int walk_mask_within(struct walk_work *s, const struct automaton *a, const struct vocab *v,
+                     struct walk_cache *cache, const struct walk *w, uint32_t steps, uint32_t *mask)
+{
+    uint32_t most = mask_steps_max(v);
     struct masking m = {.s = s, .v = v, .cache = cache, .mask = mask};
     uint32_t i;
 
@@ -347,11 +437,13 @@ int walk_mask(struct walk_work *s, const struct automaton *a, const struct vocab
     if (w->ended)
         return ERR_OK;
     work_reset(s, a);
+    steps = steps < most ? steps : most;
+    atomic_store_explicit(&s->steps_max, steps, memory_order_relaxed);
     m.tops = set_load(s, w);
     for (i = 0; i < m.tops.n && !s->failed; i++) /* grows to ONE_SET_MAX at most */
         mask_top(&m, s->pool[m.tops.at + i]);
     if (s->failed)
-        return ERR_LIMIT;
+        return steps < most && s->steps > steps ? ERR_AGAIN : ERR_LIMIT;
     for (i = 0; i < v->n_aliases; i++) {
         const struct vocab_alias *alias = &vocab_aliases(v)[i];
 
@@ -366,4 +458,10 @@ int walk_mask(struct walk_work *s, const struct automaton *a, const struct vocab
             mask[end / 32] |= 1u << end % 32;
     }
     return ERR_OK;
+}
+
+int walk_mask(struct walk_work *s, const struct automaton *a, const struct vocab *v,
+              struct walk_cache *cache, const struct walk *w, uint32_t *mask)
+{
+    return walk_mask_within(s, a, v, cache, w, UINT32_MAX, mask);
 }

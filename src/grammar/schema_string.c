@@ -12,6 +12,9 @@
 #define LENGTH_NO_LIMIT 1048576 /* characters: no output is that long, so no limit is needed */
 #define LENGTH_INLINE   1024    /* counted one by one; above, in blocks */
 #define BLOCK           256
+#define COUNT_LEAST     64   /* a maxLength above is counted beside a language's states, where */
+#define COUNT_PRODUCT   4000 /* these and the numbers of characters together would be more states */
+#define COUNT_MOST      65000
 
 struct limits {
     uint32_t min, max; /* characters; max NONE: no limit */
@@ -114,12 +117,12 @@ static const struct dfa *list_dfa(struct schema *s, const struct json *node, uin
     return compile_ok(s->c) ? regular_dfa(s->c, tree) : NULL;
 }
 
-/* All constraints on the text as one language, lengths included. */
-const struct dfa *string_dfa(struct schema *s, const struct alternative *a)
+/* All constraints on the text as one language, with these limits of its length. */
+static const struct dfa *string_dfa_within(struct schema *s, const struct alternative *a,
+                                           struct limits l)
 {
     const struct dfa *parts[DFA_PARTS_MAX];
     struct wanted w = {0, 0};
-    struct limits l = limits_of(a);
     const struct atom *t;
     uint32_t n = 0;
 
@@ -154,6 +157,33 @@ const struct dfa *string_dfa(struct schema *s, const struct alternative *a)
     if (n == 1 && w.value == 1 && l.min == 0 && l.max == NONE)
         return parts[0];
     return dfa_side_by_side(s->c, parts, n, l.min, l.max, keep_wanted, &w);
+}
+
+const struct dfa *string_dfa(struct schema *s, const struct alternative *a)
+{
+    return string_dfa_within(s, a, limits_of(a));
+}
+
+/* The language without its maxLength, which is counted beside it: HttpUrl's 2083 characters would be
+ * half a million states. NONE where that is not worth while, or cannot be. */
+static uint32_t counted_body(struct schema *s, const struct alternative *a)
+{
+    struct limits l = limits_of(a);
+    uint32_t most = l.max, from, start;
+    const struct dfa *d;
+
+    if (s->holds != NULL || most == NONE || most <= COUNT_LEAST || most > COUNT_MOST)
+        return NONE;
+    l.max = NONE;
+    d = string_dfa_within(s, a, l);
+    if (!compile_ok(s->c) || (uint64_t)d->n_states * most <= COUNT_PRODUCT)
+        return NONE;
+    start = dfa_build_json_counted(s->b, d, most);
+    if (start == NONE || !compile_ok(s->c))
+        return NONE;
+    from = build_state(s->b);
+    build_call(s->b, from, start, s->end);
+    return from;
 }
 
 /* --- free strings and counted ones -------------------------------------------------------- */
@@ -438,7 +468,11 @@ static uint32_t string_body(struct schema *s, const struct alternative *a)
                    (t->kind == ATOM_FORMAT && format_is_known(t->node->text));
     }
     if (language) {
-        const struct dfa *d = string_dfa(s, a);
+        uint32_t counted = counted_body(s, a);
+        const struct dfa *d = counted == NONE ? string_dfa(s, a) : NULL;
+
+        if (counted != NONE)
+            return counted;
 
         if (!compile_ok(s->c))
             return 0;

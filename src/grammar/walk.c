@@ -5,22 +5,23 @@
 
 /* --- frames ------------------------------------------------------------------------------- */
 
-static uint32_t frame_hash(uint32_t state, uint32_t below)
+static uint32_t frame_hash(uint32_t state, uint32_t below, uint32_t count)
 {
-    uint32_t h = state * 0x9e3779b1u ^ below * 0x85ebca6bu;
+    uint32_t h = state * 0x9e3779b1u ^ below * 0x85ebca6bu ^ count * 0xc2b2ae35u;
 
     return (h ^ h >> 15) & (FRAME_HEADS - 1);
 }
 
-uint32_t frame_push(struct walk_work *s, uint32_t state, uint32_t below)
+uint32_t frame_push(struct walk_work *s, uint32_t state, uint32_t below, uint32_t count)
 {
-    uint32_t h = frame_hash(state, below);
+    uint32_t h = frame_hash(state, below, count);
     uint32_t depth = below > FRAME_HOLE ? s->frames[below].depth + 1 : 1;
     uint32_t i;
 
     for (i = s->heads[h]; i != 0; i = s->frames[i].next) {
         s->steps++;
-        if (s->frames[i].state == state && s->frames[i].below == below)
+        if (s->frames[i].state == state && s->frames[i].below == below &&
+            s->frames[i].count == count)
             return i;
     }
     if (depth > WALK_DEPTH_MAX)
@@ -30,8 +31,11 @@ uint32_t frame_push(struct walk_work *s, uint32_t state, uint32_t below)
         return UINT32_MAX;
     }
     i = s->n_frames++;
-    s->frames[i] =
-        (struct frame){.state = state, .below = below, .next = s->heads[h], .depth = depth};
+    s->frames[i] = (struct frame){.state = state,
+                                  .below = below,
+                                  .next = s->heads[h],
+                                  .depth = (uint16_t)depth,
+                                  .count = (uint16_t)count};
     s->heads[h] = i;
     s->depth_max = depth > s->depth_max ? depth : s->depth_max;
     return i;
@@ -42,7 +46,7 @@ void work_rewind(struct walk_work *s, uint32_t n_frames, uint32_t n_pool)
     while (s->n_frames > n_frames) {
         const struct frame *f = &s->frames[--s->n_frames];
 
-        s->heads[frame_hash(f->state, f->below)] = f->next; /* it was the chain's first */
+        s->heads[frame_hash(f->state, f->below, f->count)] = f->next; /* it was the chain's first */
     }
     s->n_pool = n_pool;
 }
@@ -52,8 +56,11 @@ void work_reset(struct walk_work *s, const struct automaton *a)
     work_rewind(s, 2, 0);
     s->a = a;
     s->steps = 0;
+    atomic_store_explicit(&s->steps_max, WALK_TOKEN_STEPS, memory_order_relaxed);
     s->failed = false;
+    s->many = false;
     s->depth_max = 0;
+    s->need = 0;
     s->n_pops = 0;
 }
 
@@ -69,6 +76,16 @@ void walk_work_init(struct walk_work *s, uint32_t n_vocab)
     s->n_frames = 2;
 }
 
+uint32_t walk_steps(const struct walk_work *s)
+{
+    return s->steps;
+}
+
+void walk_stop(struct walk_work *s)
+{
+    atomic_store_explicit(&s->steps_max, 0, memory_order_relaxed);
+}
+
 /* --- sets --------------------------------------------------------------------------------- */
 
 void set_add(struct walk_work *s, struct set *set, uint32_t state, uint32_t frame)
@@ -80,13 +97,24 @@ void set_add(struct walk_work *s, struct set *set, uint32_t state, uint32_t fram
     for (i = 0; i < set->n; i++)
         if (tops[i].state == state && tops[i].frame == frame)
             return;
-    if (set->n == ONE_SET_MAX || s->n_pool == SET_CAP || s->steps > WALK_STEPS_MAX) {
+    if (set->n == ONE_SET_MAX || s->n_pool == SET_CAP ||
+        s->steps > atomic_load_explicit(&s->steps_max, memory_order_relaxed)) {
         s->failed = true;
         return;
     }
     s->pool[s->n_pool].state = state;
     s->pool[s->n_pool++].frame = frame;
     set->n++;
+}
+
+/* What a frame begins to count with. */
+static uint32_t call_count(const struct walk_work *s, uint32_t start)
+{
+    const struct automaton_state *state = automaton_states(s->a) + start;
+
+    if ((state->flags & AUTOMATON_COUNTED) != 0 || state->count == 0)
+        return 0;
+    return state->count < UINT16_MAX ? state->count + 1u : UINT16_MAX;
 }
 
 /* One configuration's calls and its end. */
@@ -97,7 +125,9 @@ static void close_one(struct walk_work *s, struct set *set, struct walk_top top)
     uint32_t i, frame;
 
     for (i = 0; i < state->n_calls && !s->failed; i++) { /* set_add() or frame_push() counts */
-        frame = call[i].back == AUTOMATON_NONE ? top.frame : frame_push(s, call[i].back, top.frame);
+        frame = call[i].back == AUTOMATON_NONE
+                    ? top.frame
+                    : frame_push(s, call[i].back, top.frame, call_count(s, call[i].start));
         if (frame != UINT32_MAX)
             set_add(s, set, call[i].start, frame);
     }
@@ -125,6 +155,25 @@ static bool too_deep(const struct walk_work *s, uint32_t state, uint32_t frame)
            (automaton_states(s->a)[state].flags & AUTOMATON_NESTS) != 0;
 }
 
+/* The frame of a configuration that a byte leads to a state of a rule that counts; UINT32_MAX: not
+ * enough characters are left. */
+static uint32_t counted(struct walk_work *s, uint32_t state, uint32_t frame)
+{
+    const struct automaton_state *to = automaton_states(s->a) + state;
+    const struct frame *f = &s->frames[frame];
+    uint32_t left = frame <= FRAME_HOLE ? 0 : f->count;
+
+    if (frame == FRAME_HOLE && s->n_bytes + to->count > s->need)
+        s->need = s->n_bytes + to->count;
+    if (left == 0) /* not counted, or not known */
+        return frame;
+    if ((to->flags & AUTOMATON_CHAR) != 0)
+        left--;
+    if (left < 1 + (uint32_t)to->count)
+        return UINT32_MAX;
+    return left == f->count ? frame : frame_push(s, f->state, f->below, left);
+}
+
 struct set set_step(struct walk_work *s, const struct set *from, uint8_t byte)
 {
     struct set to = {.at = s->n_pool};
@@ -135,7 +184,11 @@ struct set set_step(struct walk_work *s, const struct set *from, uint8_t byte)
         struct walk_top top = s->pool[from->at + i];
 
         state = automaton_step(s->a, top.state, byte);
-        if (state != AUTOMATON_DEAD && !too_deep(s, state, top.frame))
+        if (state == AUTOMATON_DEAD || too_deep(s, state, top.frame))
+            continue;
+        if ((automaton_states(s->a)[state].flags & AUTOMATON_COUNTED) != 0)
+            top.frame = counted(s, state, top.frame);
+        if (top.frame != UINT32_MAX)
             set_add(s, &to, state, top.frame);
     }
     return to;
@@ -170,7 +223,8 @@ struct set set_load(struct walk_work *s, const struct walk *w)
     for (i = 1; i < w->n_frames; i++) {
         uint32_t below = w->frames[i].below;
 
-        (void)frame_push(s, w->frames[i].state, below == 0 ? FRAME_BOTTOM : below + 1);
+        (void)frame_push(s, w->frames[i].state, below == 0 ? FRAME_BOTTOM : below + 1,
+                         w->frames[i].count);
     }
     for (i = 0; i < w->n_tops; i++)
         set_add(s, &set, w->tops[i].state,
@@ -202,7 +256,8 @@ static int set_store(struct walk_work *s, const struct set *set, struct walk *w)
         w->frames[n].state = frame->state;
         w->frames[n].below =
             (uint16_t)(frame->below == FRAME_BOTTOM ? 0 : s->frames[frame->below].next);
-        w->frames[n].depth = (uint16_t)frame->depth;
+        w->frames[n].depth = frame->depth;
+        w->frames[n].count = frame->count;
         frame->next = n++;
     }
     for (i = 0; i < set->n; i++) {

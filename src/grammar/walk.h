@@ -12,8 +12,9 @@
  * walk_copy() a token, go back by copying. A walk is plain memory without pointers.
  *
  * No function here allocates, blocks or recurses. What a hostile automaton can cost is bounded:
- * WALK_STEPS_MAX elementary steps a call (tens of milliseconds), WALK_DEPTH_MAX frames a stack,
- * WALK_TOPS_MAX configurations; beyond, ERR_LIMIT, and the sequence is to end with an error. */
+ * WALK_STEPS_MAX elementary steps a mask (of some 5 ns each), or WALK_NODE_STEPS at each node of the
+ * vocabulary where that is more; WALK_TOKEN_STEPS a token that is accepted; WALK_DEPTH_MAX frames a stack, WALK_TOPS_MAX
+ * configurations; beyond, ERR_LIMIT, and the sequence is to end with an error. */
 #ifndef QUIRE_GRAMMAR_WALK_H
 #define QUIRE_GRAMMAR_WALK_H
 
@@ -25,11 +26,13 @@
 #include "grammar/automaton.h"
 #include "grammar/vocab.h"
 
-#define WALK_TOPS_MAX   256
-#define WALK_FRAMES_MAX 1024    /* of all stacks of a walk together; common ones count once */
-#define WALK_DEPTH_MAX  240     /* frames of one stack */
-#define WALK_NEST_MAX   200     /* with so many frames no further list or object may begin */
-#define WALK_STEPS_MAX  4000000 /* of one call */
+#define WALK_TOPS_MAX    256
+#define WALK_FRAMES_MAX  1024    /* of all stacks of a walk together; common ones count once */
+#define WALK_DEPTH_MAX   240     /* frames of one stack */
+#define WALK_NEST_MAX    200     /* with so many frames no further list or object may begin */
+#define WALK_STEPS_MAX   4000000 /* of one mask */
+#define WALK_NODE_STEPS  64      /* of a mask, for each node of the vocabulary's first trie */
+#define WALK_TOKEN_STEPS 400000  /* of one token, or 255 bytes, that are accepted */
 
 struct walk_top {
     uint32_t state;
@@ -40,6 +43,7 @@ struct walk_frame {
     uint32_t state; /* to go on in */
     uint16_t below; /* a lower index; 0: nothing below */
     uint16_t depth;
+    uint32_t count; /* of characters that may come, and 1; 0: they are not counted */
 };
 
 /* Where a sequence is. Frames are a forest: stacks share what is below. */
@@ -53,7 +57,7 @@ struct walk {
 
 void walk_init(struct walk *w, const struct automaton *a);
 
-/* Copy what is used of a walk: 100 bytes as a rule, 11 KiB at most. */
+/* Copy what is used of a walk: 100 bytes as a rule, 15 KiB at most. */
 void walk_copy(struct walk *to, const struct walk *from);
 
 /* Room for a thread's work with vocabularies of at most n_vocab; aligned to 8; zeroed or not. */
@@ -77,6 +81,19 @@ void walk_cache_init(struct walk_cache *cache, size_t bytes);
  * is then undefined. An empty mask cannot come from an honest automaton: end the sequence. */
 int walk_mask(struct walk_work *work, const struct automaton *a, const struct vocab *v,
               struct walk_cache *cache, const struct walk *w, uint32_t *mask) ERR_CHECKED;
+
+/* The same within so many steps: ERR_AGAIN when they are used up and the bounds above are not. What
+ * was found is kept in the cache, so the next call may need fewer. */
+int walk_mask_within(struct walk_work *work, const struct automaton *a, const struct vocab *v,
+                     struct walk_cache *cache, const struct walk *w, uint32_t steps,
+                     uint32_t *mask) ERR_CHECKED;
+
+/* The steps that the last call with this work took. */
+uint32_t walk_steps(const struct walk_work *work);
+
+/* Let a call of another thread with this work end soon, with ERR_LIMIT; one that begins later does
+ * not know of it. */
+void walk_stop(struct walk_work *work);
 
 /* Go on by a token. ERR_OK; ERR_INVALID when it may not come (w is as it was); ERR_LIMIT. */
 int walk_accept(struct walk_work *work, const struct automaton *a, const struct vocab *v,

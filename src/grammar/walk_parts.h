@@ -5,13 +5,15 @@
 #ifndef QUIRE_GRAMMAR_WALK_PARTS_H
 #define QUIRE_GRAMMAR_WALK_PARTS_H
 
+#include <stdatomic.h>
+
 #include "grammar/walk.h"
 
 #define FRAMES_CAP   32768u
 #define FRAME_HEADS  4096u /* a power of two */
 #define SET_CAP      65536u
 #define ONE_SET_MAX  1024u /* configurations of a closed set */
-#define POPS_MAX     65536u
+#define POPS_MAX     4096u /* of one entry of mask.c, which looks one frame deeper beyond */
 
 #define FRAME_BOTTOM 0u /* nothing below: an end is the end of the output */
 #define FRAME_HOLE   1u /* unknown what is below: an end is noted */
@@ -19,7 +21,8 @@
 struct frame {
     uint32_t state, below;
     uint32_t next; /* in its chain of heads */
-    uint32_t depth;
+    uint16_t depth;
+    uint16_t count; /* of characters that may come, and 1; 0: they are not counted */
 };
 
 struct set {
@@ -38,8 +41,13 @@ struct walk_work {
     uint32_t n_words; /* room of bits */
     uint32_t n_frames, n_pool;
     uint32_t steps;
-    bool failed;        /* a bound was reached */
-    uint32_t depth_max; /* deepest frame since it was set to 0 */
+    _Atomic uint32_t steps_max; /* walk_stop() makes it 0 */
+    bool failed;                /* a bound was reached */
+    bool many;                  /* more pops than POPS_MAX */
+    uint32_t depth_max;         /* deepest frame since it was set to 0 */
+    uint32_t n_bytes;           /* of a token, up to the node that is looked at */
+    uint32_t
+        need; /* characters that some token takes of an unknown count, and its way to the end */
     uint32_t n_pops;
     struct frame frames[FRAMES_CAP];
     uint32_t heads[FRAME_HEADS];
@@ -56,7 +64,7 @@ void work_reset(struct walk_work *s, const struct automaton *a);
 void work_rewind(struct walk_work *s, uint32_t n_frames, uint32_t n_pool);
 
 /* A frame; FRAME_BOTTOM - 1 (a huge number) when the stack is too deep. */
-uint32_t frame_push(struct walk_work *s, uint32_t state, uint32_t below);
+uint32_t frame_push(struct walk_work *s, uint32_t state, uint32_t below, uint32_t count);
 
 /* Add to a set that is the pool's last, unless it is there. */
 void set_add(struct walk_work *s, struct set *set, uint32_t state, uint32_t frame);

@@ -6,6 +6,10 @@
  * as an engine would, a mask is made and the next token accepted, until the end (or where the
  * instance's members are in an order that the grammar does not have). One core; a fresh cache for
  * each schema, so that first visits count.
+ *
+ * Then free text, with 50,000 to 256,000 tokens: those of phi-2 and llama2, and generated ones
+ * (tests/grammar/pieces.h). For each form the masks along a text with an empty cache, and once more
+ * with what was kept.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -19,17 +23,17 @@
 #include "base/must.h"
 #include "grammar/grammar.h"
 #include "grammar/walk.h"
+#include "tests/grammar/pieces.h"
 #include "text/tokenizer.h"
 
 #define N_VOCAB     128000
+#define N_LARGEST   262144
 #define CACHE_BYTES ((size_t)64 << 20)
 #define TIMES_MAX   2000000
 #define SLOW_US     10000 /* masks that take longer are named */
 
 static struct arena strings;
-static struct vocab_token tokens[N_VOCAB + 1];
-static uint32_t n_tokens;
-static uint32_t slots[1 << 19]; /* tokens by hash, + 1 */
+static struct pieces pieces;
 static double times[TIMES_MAX], accepts[TIMES_MAX];
 static size_t n_times;
 
@@ -42,46 +46,15 @@ static double now_us(void)
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
-static uint32_t slot_of(const char *bytes, size_t len)
-{
-    uint32_t h = 2166136261u;
-    size_t i;
-
-    for (i = 0; i < len; i++)
-        h = (h ^ (unsigned char)bytes[i]) * 16777619u;
-    h = (h ^ h >> 15) & ((1 << 19) - 1);
-    while (slots[h] != 0 &&
-           (tokens[slots[h] - 1].len != len || memcmp(tokens[slots[h] - 1].bytes, bytes, len) != 0))
-        h = (h + 1) & ((1 << 19) - 1);
-    return h;
-}
-
 static void token_add(const char *bytes, size_t len)
 {
-    uint32_t h = slot_of(bytes, len);
-
-    if (slots[h] != 0 || len == 0 || len > VOCAB_TOKEN_MAX || n_tokens == N_VOCAB)
-        return;
-    tokens[n_tokens].bytes = arena_strndup(&strings, bytes, len);
-    tokens[n_tokens].len = len;
-    slots[h] = ++n_tokens;
+    pieces_add(&pieces, bytes, len);
 }
 
 /* The longest token at the start of a text; its length. */
 static size_t longest(const char *text, size_t len, int32_t *id)
 {
-    size_t n;
-
-    for (n = len < 64 ? len : 64; n > 0; n--) {
-        uint32_t h = slot_of(text, n);
-
-        if (slots[h] != 0) {
-            *id = (int32_t)slots[h] - 1;
-            return n;
-        }
-    }
-    must(!"every byte is a token");
-    return 1;
+    return pieces_longest(&pieces, text, len, id);
 }
 
 static char *file_take(const char *folder, const char *name, size_t *len)
@@ -113,13 +86,7 @@ static void take_bytes(const char *folder)
     char path[4096];
     char why[600];
     int32_t id;
-    int byte;
 
-    for (byte = 0; byte < 256; byte++) {
-        char one = (char)byte;
-
-        token_add(&one, 1);
-    }
     (void)snprintf(path, sizeof path, "%s/tokenizers/phi-2", folder);
     if (tokenizer_open(&t, path, why, sizeof why) != ERR_OK) {
         printf("1..0 # SKIP %s\n", why);
@@ -185,7 +152,7 @@ static void take_pairs(const char *folder, char *const *names, size_t n_names)
     size_t i, len, at, n;
     int32_t id;
 
-    for (i = 0; i < n_names && n_tokens < N_VOCAB; i++) {
+    for (i = 0; i < n_names && pieces.n < N_VOCAB; i++) {
         char *text = file_take(folder, names[i], &len);
         size_t before = 0;
 
@@ -197,16 +164,18 @@ static void take_pairs(const char *folder, char *const *names, size_t n_names)
         }
         free(text);
     }
-    for (i = 300; i + 1 < n_tokens && n_tokens < N_VOCAB; i++) { /* neighbours of the list */
+    for (i = 300; i + 1 < pieces.n && pieces.n < N_VOCAB; i++) { /* neighbours of the list */
         char both[VOCAB_TOKEN_MAX * 2];
 
-        n = tokens[i].len;
-        if (n + tokens[i + 1].len > 16 || tokens[i + 1].bytes[0] == ' ')
+        const struct vocab_token *two = &pieces.tokens[i];
+
+        n = two[0].len;
+        if (n + two[1].len > 16 || two[1].bytes[0] == ' ')
             continue;
-        memcpy(both, tokens[i].bytes, n);
-        memcpy(both + n, tokens[i + 1].bytes, tokens[i + 1].len);
-        if (is_words(both, n + tokens[i + 1].len))
-            token_add(both, n + tokens[i + 1].len);
+        memcpy(both, two[0].bytes, n);
+        memcpy(both + n, two[1].bytes, two[1].len);
+        if (is_words(both, n + two[1].len))
+            token_add(both, n + two[1].len);
     }
 }
 
@@ -321,6 +290,98 @@ static void show(const char *what, double *list)
            list[n_times * 99 / 100], list[n_times * 999 / 1000], list[n_times - 1]);
 }
 
+/* --- free text ---------------------------------------------------------------------------- */
+
+static const struct grammar_part call_parts[] = {
+    {.kind = PART_TEXT, .text = "<tool_call>", .len = 11},
+    {.kind = PART_SCHEMA, .text = "{}", .len = 2},
+    {.kind = PART_TEXT, .text = "</tool_call>", .len = 12}};
+static const struct grammar_part call_part = {.kind = PART_SEQUENCE,
+                                              .parts = call_parts,
+                                              .n_parts = 3};
+static const struct grammar_part tags_part = {.kind = PART_TRIGGERS,
+                                              .parts = &call_part,
+                                              .n_parts = 1,
+                                              .max = UINT32_MAX};
+static const struct grammar_part free_part = {.kind = PART_FREE};
+
+static const struct free_case {
+    const char *name;
+    struct grammar_request r;
+    const char *text;
+} free_cases[] = {
+#define SOURCE(a, b)                                            \
+    {                                                           \
+        .kind = (a), .source = (b), .source_len = sizeof(b) - 1 \
+    }
+    {"regex .*", SOURCE(GRAMMAR_REGEX, ".*"), "The quick brown fox, of course."},
+    {"regex Answer: .*", SOURCE(GRAMMAR_REGEX, "Answer: .*"), "Answer: it is \"so\"."},
+    {"any text", {.kind = GRAMMAR_PARTS, .parts = &free_part, .n_parts = 1}, "Some words\nof it"},
+    {"tags in text",
+     {.kind = GRAMMAR_PARTS, .parts = &tags_part, .n_parts = 1},
+     "I look. <tool_call>{\"a\": 1}</tool_call> So <too it is"},
+    {"rules of text", SOURCE(GRAMMAR_EBNF, "root ::= t (\"<\" t \">\" t)*\nt ::= [^<>]*"),
+     "Some <words of it> and more"},
+    {"ambiguous rules", SOURCE(GRAMMAR_EBNF, "root ::= x \"1\"\nx ::= y | y x\ny ::= [a-z ]+"),
+     "some words 1"},
+    {"any JSON", SOURCE(GRAMMAR_SCHEMA, "{}"), "{\"name\": [\"some words\", 12, {\"b\": null}]}"},
+#undef SOURCE
+};
+
+/* The masks along a text: most and mean, in us. */
+static void free_masks(struct bench *b, const struct free_case *c, const struct automaton *a,
+                       double *most, double *mean)
+{
+    size_t at = 0, n, len = strlen(c->text), n_masks = 0;
+    double sum = 0, us;
+    int32_t id;
+
+    *most = 0;
+    walk_init(&b->walk, a);
+    for (; at < len; at += n, n_masks++) {
+        us = now_us();
+        b->n_limit += walk_mask(b->work, a, b->vocab, b->cache, &b->walk, b->mask) != ERR_OK;
+        us = now_us() - us;
+        sum += us;
+        *most = us > *most ? us : *most;
+        n = longest(c->text + at, len - at, &id);
+        b->n_wrong += (b->mask[id / 32] >> id % 32 & 1) == 0;
+        must(walk_accept(b->work, a, b->vocab, &b->walk, id) == ERR_OK);
+    }
+    *mean = sum / (double)n_masks;
+}
+
+static void free_text(struct bench *b, const char *folder, uint32_t n_vocab)
+{
+    struct buf image = {0};
+    double first, first_mean, again, again_mean;
+
+    pieces_begin(&pieces, n_vocab - 1);
+    take_bytes(folder);
+    take_pieces(folder);
+    pieces_fill(&pieces);
+    b->vocab = pieces_image(&pieces, &image);
+    printf("# %u tokens, %u nodes:\n", b->vocab->n_vocab, b->vocab->tries[0].n_nodes);
+    for (size_t i = 0; i < sizeof free_cases / sizeof free_cases[0]; i++) {
+        const struct free_case *c = &free_cases[i];
+        const struct automaton *a;
+        struct buf form = {0};
+
+        must(grammar_compile(&c->r, &form, NULL) == ERR_OK);
+        a = (const struct automaton *)(const void *)form.bytes;
+        b->n_limit = 0;
+        walk_cache_init(b->cache, CACHE_BYTES);
+        free_masks(b, c, a, &first, &first_mean);
+        free_masks(b, c, a, &again, &again_mean);
+        printf("#   %-16s first mean %.0f us, most %.0f; again mean %.1f, most %.0f; %zu at a "
+               "bound\n",
+               c->name, first_mean, first, again_mean, again, b->n_limit);
+        buf_fini(&form);
+    }
+    buf_fini(&image);
+    pieces_end(&pieces);
+}
+
 static int name_order(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
@@ -328,6 +389,7 @@ static int name_order(const void *a, const void *b)
 
 int main(int argc, char **argv)
 {
+    static const uint32_t sizes[] = {50257, 128256, 152064, 256000}; /* GPT-2, Llama, Qwen, Gemma */
     static char *names[20000];
     struct bench b = {0};
     struct buf image = {0};
@@ -350,17 +412,17 @@ int main(int argc, char **argv)
             names[n_names++] = arena_strndup(&strings, e->d_name, strlen(e->d_name));
     (void)closedir(dir); /* it was only read */
     qsort(names, n_names, sizeof *names, name_order);
+    pieces_begin(&pieces, N_VOCAB);
     take_bytes(argv[1]);
     take_pieces(argv[1]);
-    printf("# vocabulary: %u tokens of tokenizers", n_tokens);
+    printf("# vocabulary: %u tokens of tokenizers", pieces.n);
     take_pairs(folder, names, n_names);
-    tokens[n_tokens] = (struct vocab_token){0};
-    ends[0] = (int32_t)n_tokens;
+    ends[0] = (int32_t)pieces.n;
     us = now_us();
-    must(vocab_build(tokens, n_tokens + 1, ends, 1, &image) == ERR_OK);
+    must(vocab_build(pieces.tokens, pieces.n + 1, ends, 1, &image) == ERR_OK);
     us = now_us() - us;
     b.vocab = (const struct vocab *)(void *)image.bytes;
-    printf(", %u with pairs; image %.1f MB, %u nodes, built in %.0f ms", n_tokens,
+    printf(", %u with pairs; image %.1f MB, %u nodes, built in %.0f ms", pieces.n,
            (double)image.len / 1e6, b.vocab->tries[0].n_nodes, us / 1e3);
     us = now_us();
     must(vocab_check(image.bytes, image.len) == ERR_OK);
@@ -368,11 +430,11 @@ int main(int argc, char **argv)
     for (i = 1; i < VOCAB_TRIES; i++)
         printf("# trie without plain tokens of at most %u characters: %u nodes\n",
                b.vocab->tries[i].slice_chars, b.vocab->tries[i].n_nodes);
-    b.work = malloc(walk_work_bytes(N_VOCAB + 1));
+    b.work = malloc(walk_work_bytes(N_LARGEST));
     b.cache = malloc(CACHE_BYTES);
-    b.mask = malloc((N_VOCAB / 32 + 1) * sizeof *b.mask);
+    b.mask = malloc((N_LARGEST / 32 + 1) * sizeof *b.mask);
     must(b.work != NULL && b.cache != NULL && b.mask != NULL);
-    walk_work_init(b.work, N_VOCAB + 1);
+    walk_work_init(b.work, N_LARGEST);
     for (i = 0; i < n_names; i++)
         run_file(&b, folder, names[i]);
     printf("# schemas %zu, refused %zu; compile mean %.2f ms, most %.0f ms\n", b.n_schemas,
@@ -382,6 +444,9 @@ int main(int argc, char **argv)
            b.n_instances, b.n_through, b.n_limit);
     show("mask", times);
     show("accept", accepts);
+    pieces_end(&pieces);
+    for (i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        free_text(&b, argv[1], sizes[i]);
     printf("%sok 1 - masks agree with what is accepted (%zu do not)\n1..1\n",
            b.n_wrong == 0 ? "" : "not ", b.n_wrong);
     return b.n_wrong != 0;

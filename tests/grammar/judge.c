@@ -3,7 +3,9 @@
  *
  *   {"schema": ..., "values": [...]}   or "regex", "ebnf": "text", and "texts": ["...", ...]
  *   {"tags": ..., "texts": [...]}      a structural tag
- *   {"schema": ..., "walks": 20, "seed": 1}: texts made of random tokens under masks, to the end
+ *   {"schema": ..., "walks": 20, "seed": 1}: texts made of random tokens under masks, to the end;
+ *       behind them as many as "large" says, of a vocabulary of 131,072 tokens (pieces.h)
+ *   {"pieces": 1000}: the first of those tokens, valid UTF-8 all of them: {"pieces": ["...", ...]}
  *   {"us": 812, "states": 44, "bytes": 1816, "answers": [true, false]}
  *   {"error": -6, "text": "...", "where": "/properties/a/not", "us": 99}
  *
@@ -17,12 +19,20 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/must.h"
+#include "base/utf8.h"
 #include "front/tags.h"
 #include "grammar/automaton.h"
 #include "grammar/grammar.h"
 #include "grammar/walk.h"
+#include "tests/grammar/pieces.h"
+
+#define N_LARGE     131072
+#define CACHE_BYTES ((size_t)8 << 20)
 
 static struct walk_work *work;
+static struct walk_cache *cache; /* of the automaton that is judged, with the large vocabulary */
+static struct pieces pieces;
+static struct buf pieces_bytes; /* the large vocabulary, once it was asked for */
 
 static bool accepts(const struct automaton *a, const struct json *text)
 {
@@ -228,19 +238,19 @@ static int32_t choose(const struct vocab *v, const uint32_t *mask, unsigned *see
 }
 
 /* One text, as a JSON string; null when it grew too long. */
-static void walk_once(const struct automaton *a, const struct vocab *v, unsigned *seed,
-                      struct buf *out)
+static void walk_once(const struct automaton *a, const struct vocab *v, struct walk_cache *kept,
+                      unsigned *seed, struct buf *out)
 {
     static struct walk w;
+    static uint32_t mask[N_LARGE / 32];
     struct buf text = {0};
-    uint32_t mask[8];
     int step;
 
     walk_init(&w, a);
     for (step = 0; step < WALK_STEPS && !w.ended; step++) {
         int32_t t;
 
-        must(walk_mask(work, a, v, NULL, &w, mask) == ERR_OK);
+        must(walk_mask(work, a, v, kept, &w, mask) == ERR_OK);
         t = choose(v, mask, seed, step > WALK_CALM);
         if (t < 0) {
             buf_add_text(&text, "<nothing may follow>");
@@ -257,17 +267,45 @@ static void walk_once(const struct automaton *a, const struct vocab *v, unsigned
     buf_fini(&text);
 }
 
+static const struct vocab *large_vocab(void)
+{
+    if (pieces_bytes.len == 0) {
+        pieces_begin(&pieces, N_LARGE - 1);
+        pieces_fill(&pieces);
+        (void)pieces_image(&pieces, &pieces_bytes);
+    }
+    return (const struct vocab *)(const void *)pieces_bytes.bytes;
+}
+
+static void pieces_tell(int64_t n, struct buf *out)
+{
+    const char *comma = "";
+
+    (void)large_vocab();
+    buf_add_text(out, "{\"pieces\": [");
+    for (uint32_t i = 256; i < pieces.n && n > 0; i++) {
+        if (!utf8_is_valid(pieces.tokens[i].bytes, pieces.tokens[i].len))
+            continue;
+        buf_add_text(out, comma);
+        buf_add_json_string(out, pieces.tokens[i].bytes, pieces.tokens[i].len);
+        comma = ", ";
+        n--;
+    }
+    buf_add_text(out, "]}\n");
+}
+
 static void walk_all(const struct automaton *a, const struct json *line, struct buf *out)
 {
     struct buf image = {0};
     const struct vocab *v = walk_vocab(&image);
     unsigned seed = (unsigned)json_get_int(line, "seed", 1);
-    int64_t n = json_get_int(line, "walks", 0);
+    int64_t n = json_get_int(line, "walks", 0), n_large = json_get_int(line, "large", 0);
     int64_t i;
 
-    for (i = 0; i < n; i++) {
+    walk_cache_init(cache, CACHE_BYTES);
+    for (i = 0; i < n + n_large; i++) {
         buf_add_text(out, i > 0 ? ", " : "");
-        walk_once(a, v, &seed, out);
+        walk_once(a, i < n ? v : large_vocab(), i < n ? NULL : cache, &seed, out);
     }
     buf_fini(&image);
 }
@@ -359,6 +397,10 @@ static void judge(const struct json *line, struct arena *arena, struct buf *out)
     buf_fini(&image);
 }
 
+#define NOT_JSON                                                           \
+    "{\"error\": -4, \"us\": 0, \"text\": \"not JSON that quire reads\", " \
+    "\"where\": \"\"}\n"
+
 int main(void)
 {
     struct arena arena = {0};
@@ -367,26 +409,31 @@ int main(void)
     size_t cap = 0;
     ssize_t len;
 
-    work = malloc(walk_work_bytes(256));
-    must(work != NULL);
-    walk_work_init(work, 256);
+    work = malloc(walk_work_bytes(N_LARGE));
+    cache = malloc(CACHE_BYTES);
+    must(work != NULL && cache != NULL);
+    walk_work_init(work, N_LARGE);
     while ((len = getline(&text, &cap, stdin)) > 0) {
         const struct json *line;
         char why[200];
 
         buf_clear(&out);
-        if (json_parse(&line, &arena, text, (size_t)len, why, sizeof why) == ERR_OK)
+        if (json_parse(&line, &arena, text, (size_t)len, why, sizeof why) != ERR_OK)
+            buf_add_text(&out, NOT_JSON); /* as a front would: \\u0000 and lone surrogates */
+        else if (json_get(line, "pieces") != NULL)
+            pieces_tell(json_get_int(line, "pieces", 0), &out);
+        else
             judge(line, &arena, &out);
-        else /* as a front would: \\u0000 and lone surrogates */
-            buf_add_text(&out,
-                         "{\"error\": -4, \"us\": 0, \"text\": \"not JSON that quire reads\", "
-                         "\"where\": \"\"}\n");
         (void)fwrite(out.bytes, 1, out.len, stdout); /* a reader that is gone ends us anyway */
         (void)fflush(stdout);
         arena_reset(&arena);
     }
     buf_fini(&out);
+    if (pieces_bytes.len > 0)
+        pieces_end(&pieces);
+    buf_fini(&pieces_bytes);
     free(text);
+    free(cache);
     free(work);
     return 0;
 }

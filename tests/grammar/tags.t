@@ -2,7 +2,7 @@
 """Random structural tags, judged by a checker that knows no automata.
 
 Each tag is asked of short texts over a small alphabet and of random ones, and texts are drawn under
-masks from it, by tests/grammar/judge of the build. The checker below says for each what the tag
+masks from it, of a small vocabulary and of one of 131,072 tokens, by tests/grammar/judge of the build. The checker below says for each what the tag
 means: it looks for what may be written where, place by place. Refusals are counted by their words.
 TAGS=n makes more of them, SEED=n others, VERBOSE=1 tells those that no text fitted.
 """
@@ -25,6 +25,7 @@ WORDS = ["a", "b", "<", "ab", "<a", "a<", "<<", "b1", "ba", "<ab"]
 SHORT = ["".join(t) for n in range(6) for t in itertools.product(LETTERS, repeat=n)]
 PATTERNS = ["a+", "b?", "[ab]*", "(ab|a)", "1"]
 NUMBERS = [1, 11]
+LARGE = 3  # walks with the large vocabulary
 
 
 # --- tags ------------------------------------------------------------------------------------
@@ -241,13 +242,14 @@ def main():
         v = make(rng, 3)
         texts = rng.sample(SHORT, 200) + ["".join(rng.choice(WORDS + list(LETTERS)) for _ in range(
             rng.randint(1, 8))) for _ in range(300)]
-        answer = judge.ask({"tags": {"format": v}, "texts": texts, "walks": 20, "seed": seed})
+        answer = judge.ask({"tags": {"format": v}, "texts": texts, "walks": 20, "large": LARGE,
+                            "seed": seed})
         n["tags"] += 1
         if "error" in answer:
             n["refused"] += 1
             refused[re.sub(r"'[^']*'", "'...'", answer["text"])] += 1
             continue
-        walks, got = answer["answers"][:20], answer["answers"][20:]
+        walks, got = answer["answers"][:20 + LARGE], answer["answers"][20 + LARGE:]
         wrong = [(t, "is taken" if g else "is refused") for t, g in zip(texts, got)
                  if g != fits(v, t)]
         for text in walks:

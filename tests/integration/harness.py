@@ -482,7 +482,7 @@ class Stack:
 
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
                  start_engine=True, host=None, host_file=None, programs=BUILDDIR,
-                 front_watchdog_s=0, origins=(), keys=""):
+                 front_watchdog_s=0, origins=(), keys="", model=MODEL):
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
@@ -500,7 +500,7 @@ class Stack:
         self.env = dict(env or {})
         self.leftovers = []
         self.n_requests = 0
-        common = ["--model", MODEL, "--served-model-name", MODEL_NAME, "--engine-socket",
+        common = ["--model", model, "--served-model-name", MODEL_NAME, "--engine-socket",
                   self.engine_socket]
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
             ["--device", DEVICE, "--cpu-threads", "2"] + [str(a) for a in engine]

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Structured output from the request to the answer: whatever the model would say, what comes has the
 form that was asked for, streamed or not, alone or beside many others, and across an engine's death.
-Forms that cannot be held to are refused with the field, the keyword and its place."""
+Forms that cannot be held to are refused with the field, the keyword and its place. The same with a
+twin of the model that has 128,256 tokens, and free text in forms of every kind."""
 
 import json
 import os
 import re
 import tempfile
 import threading
+import time
 
+import twin
 from harness import MODEL, Stack, Tap, need_nginx, until
 
 need_nginx()
@@ -387,10 +390,38 @@ def reasoning():
             tap.eq(s.leftovers, [], "every process followed SIGTERM")
 
 
+def free_text(s):
+    """Free text that a form bounds somewhere: by what comes before, around or in it."""
+    strict = [dict(t, function=dict(t["function"], strict=True)) for t in TOOLS]
+    tag = {"type": "structural_tag", "triggers": ["<f="], "structures": [
+        {"begin": "<f=x>", "end": "</f>", "schema": {"type": "integer"}}]}
+    for name, fits, fields in (
+            ("strict tools, auto", r"[\s\S]*", {"tools": strict, "tool_choice": "auto"}),
+            ("tags in text", r"[\s\S]*", {"response_format": tag}),
+            ("any_text", r"[\s\S]*",
+             {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}}),
+            ("regex .*", r".*", {"structured_outputs": {"regex": ".*"}}),
+            ("regex Answer: .*", r"Answer: .*", {"structured_outputs": {"regex": "Answer: .*"}}),
+            ("a rule of text", r"[^<]*(<[^<]*)*",
+             {"guided_grammar": 'root ::= t ("<" t)*\nt ::= [^<]*'})):
+        for temperature in (0, 1.5):
+            body = dict(wild(s, 3, **fields), temperature=temperature, max_tokens=40)
+            text, choice = said(s, body)
+            tap.ok(choice is not None and choice["finish_reason"] in ("stop", "length", "tool_calls")
+                   and re.fullmatch(fits, text or ""), "%s at %s" % (name, temperature), repr(text))
+
+
 with Stack() as s:
-    for part in (refusals, contents, tags, streams, calls, allowed, many, deaths):
+    for part in (refusals, contents, tags, streams, calls, allowed, free_text, many, deaths):
         with tap.section(part.__name__):
             part(s)
+tap.eq(s.leftovers, [], "every process followed SIGTERM")
+with Stack(model=twin.folder()) as s:
+    for part in (tags, streams, calls, free_text):
+        began = time.monotonic()
+        with tap.section("128,256 tokens: " + part.__name__):
+            part(s)
+        tap.note("%s: %.1f s" % (part.__name__, time.monotonic() - began))
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
 reasoning()
 tap.done()

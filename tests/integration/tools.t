@@ -4,7 +4,8 @@ calls must come and must be valid, streamed or not, hot or cold, required or nam
 goes back and the model answers. The same through every API.
 
 The tools are those that the model was taught (tools/demo-model/generate.py makes them), every other
-with parameters that nobody taught it. SEED=n asks others."""
+with parameters that nobody taught it. SEED=n asks others. Some of them again, every tool strict,
+with a twin of the model that has 128,256 tokens."""
 
 import json
 import os
@@ -12,6 +13,7 @@ import random
 import re
 import sys
 
+import twin
 from harness import DEVICE, MODEL_NAME, SRCDIR, Stack, Tap, crowd, need_nginx
 from schema import find_modules
 
@@ -190,10 +192,10 @@ def one(s, i):
     return c, faults, right, content == c.answer
 
 
-def round_trips(s):
+def round_trips(s, n=N):
     results = []
     at_once = 10 if DEVICE == "cpu" else 1  # elsewhere draws hang on who else is in the step
-    for first in range(0, N, at_once):
+    for first in range(0, n, at_once):
         results += crowd(at_once, lambda k: one(s, first + k))
     broken = [
         "case %d: %s" % (i, r) if isinstance(r, Exception) else "case %d: %s" % (i, "; ".join(r[1]))
@@ -202,7 +204,7 @@ def round_trips(s):
     tap.ok(
         broken == [],
         "%d of %d calls parse, validate (%s), stream alike and are answered after their result" %
-        (N - len(broken), N, "jsonschema" if jsonschema else "a small check of its own"),
+        (n - len(broken), n, "jsonschema" if jsonschema else "a small check of its own"),
         "\n".join(broken))
     taught = [
         r for r in results
@@ -342,11 +344,34 @@ def others(s):
     tap.ok(bad == [], "20 by /v1/responses", "\n".join(map(str, bad)))
 
 
+def strict(s):
+    """auto with strict tools: text in which a call may begin anywhere."""
+    bad, called = [], 0
+    for i in range(0, 16, 2):
+        c = Case(1000 + i)
+        tools = [dict(t, function=dict(t["function"], strict=True)) for t in c.tools]
+        body = dict(c.body, tools=tools, tool_choice="auto", temperature=0)
+        s.settle(CHAT, body)
+        r = s.post(CHAT, body)
+        if r.status != 200:
+            raise ValueError(r.text)
+        calls = r.json["choices"][0]["message"].get("tool_calls") or []
+        called += bool(calls)
+        bad += [(i, f) for f in (fault(tools, x) for x in calls) if f]
+    tap.ok(bad == [] and called >= 4, "strict and auto: %d of 8 call, validly" % called, bad)
+
+
 with Stack() as s:
     tap.note("SEED=%d" % SEED)
-    for part in (round_trips, free, allowed, others):
+    for part in (round_trips, free, strict, allowed, others):
         with tap.section(part.__name__):
             part(s)
+    tap.ok(s.idle(), "nothing is left in the engine")
+tap.eq(s.leftovers, [], "every process followed SIGTERM")
+with Stack(model=twin.folder()) as s:
+    with tap.section("128,256 tokens"):
+        round_trips(s, 10)
+        strict(s)
     tap.ok(s.idle(), "nothing is left in the engine")
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
 tap.done()

@@ -3,6 +3,8 @@
  * read at the other end of a socket, as an engine does. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,13 +15,15 @@
 #include "grammar/walk.h"
 #include "tests/tap.h"
 
+static const char tenant_a[WIRE_TENANT_BYTES] = "a";
+
 static struct structure *get(struct structures *s, const char *pattern)
 {
     struct grammar_request r = {
         .kind = GRAMMAR_REGEX, .source = pattern, .source_len = strlen(pattern)};
     struct structure *st = NULL;
 
-    must_ok(structures_get(s, &r, &st, NULL));
+    must_ok(structures_get(s, &r, tenant_a, &st, NULL));
     return st;
 }
 
@@ -55,7 +59,7 @@ static void test_cache(void)
     is_int(s.n_kept, 2, "two are kept");
     structure_unref(b);
     structure_unref(c);
-    is_int(structures_get(&s, &bad, &b, &error), ERR_SYNTAX, "what is no pattern");
+    is_int(structures_get(&s, &bad, tenant_a, &b, &error), ERR_SYNTAX, "what is no pattern");
     ok(error.text[0] != '\0', "says why: %s", error.text);
     is_int(s.n_kept, 2, "and is not kept");
     for (int i = 0; i < STRUCTURES_MAX; i++) {
@@ -67,10 +71,10 @@ static void test_cache(void)
     ok(a != b && memcmp(&a->name, &b->name, sizeof a->name) == 0,
        "one that was dropped is made again, under its name");
     structure_unref(b);
-    must_ok(structures_get(&s, &composed, &b, NULL));
+    must_ok(structures_get(&s, &composed, tenant_a, &b, NULL));
     parts[0].len = 1; /* and the other text "bc" */
     parts[1] = (struct grammar_part){.kind = PART_TEXT, .text = "bc", .len = 2};
-    must_ok(structures_get(&s, &composed, &c, NULL));
+    must_ok(structures_get(&s, &composed, tenant_a, &c, NULL));
     ok(b != c, "parts that are cut in other places have another name");
     structure_unref(b);
     structure_unref(c);
@@ -78,6 +82,142 @@ static void test_cache(void)
     ok(fcntl(a->sealed, F_GETFD) != -1, "who holds one has it beyond the cache");
     structure_unref(a);
     is_int(count_fds(), before, "no descriptor is left");
+}
+
+/* --- compilations ------------------------------------------------------------------------- */
+
+#define N_ASKING 24
+
+/* One thread's request; its pattern takes some 10 ms, and is another for each number. */
+struct asking {
+    struct structures *s;
+    char tenant[WIRE_TENANT_BYTES];
+    int number;
+    int rc;
+    uint64_t n_compiled; /* by all, when it was answered */
+    struct structure *st;
+    pthread_t thread;
+};
+
+static void *ask(void *arg)
+{
+    struct asking *a = arg;
+    char pattern[100];
+    struct grammar_request r = {.kind = GRAMMAR_REGEX, .source = pattern};
+
+    (void)snprintf(pattern, sizeof pattern, "(a|b)*a(a|b){%d}(xy|yx){%d}", 11, a->number);
+    r.source_len = strlen(pattern);
+    a->rc = structures_get(a->s, &r, a->tenant, &a->st, NULL);
+    (void)pthread_mutex_lock(&a->s->lock);
+    a->n_compiled = a->s->n_compiled;
+    (void)pthread_mutex_unlock(&a->s->lock);
+    return NULL;
+}
+
+static void asking_begin(struct asking *a, struct structures *s, const char *tenant, int number)
+{
+    *a = (struct asking){.s = s, .number = number};
+    (void)snprintf(a->tenant, sizeof a->tenant, "%s", tenant);
+    must_ok(pthread_create(&a->thread, NULL, ask, a));
+}
+
+static void asking_end(struct asking *a)
+{
+    must_ok(pthread_join(a->thread, NULL));
+    structure_unref(a->st);
+}
+
+static int n_waiting(struct structures *s)
+{
+    int n;
+
+    (void)pthread_mutex_lock(&s->lock);
+    n = s->n_waiting;
+    (void)pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+static atomic_int n_aside, n_back;
+
+static void step_aside(void *arg)
+{
+    (void)arg;
+    (void)atomic_fetch_add(&n_aside, 1);
+}
+
+static void step_back(void *arg)
+{
+    (void)arg;
+    (void)atomic_fetch_add(&n_back, 1);
+}
+
+/* Equal forms at once, and one that is refused again and again, are compiled once. */
+static void test_single(void)
+{
+    static struct structures s;
+    static struct asking a[N_ASKING];
+    struct grammar_request bad = {.kind = GRAMMAR_REGEX, .source = "(", .source_len = 1};
+    struct grammar_error first = {.text = ""}, again = {.text = ""};
+    struct structure *st;
+    bool same = true;
+
+    must_ok(structures_init(&s));
+    s.before_wait = step_aside;
+    s.after_wait = step_back;
+    for (int i = 0; i < N_ASKING; i++)
+        asking_begin(&a[i], &s, i % 2 == 0 ? "a" : "b", 1);
+    for (int i = 0; i < N_ASKING; i++) {
+        must_ok(pthread_join(a[i].thread, NULL));
+        same = same && a[i].rc == ERR_OK && a[i].st == a[0].st;
+    }
+    is_int((int)s.n_compiled, 1, "%d threads ask for one form: one compilation", N_ASKING);
+    ok(same, "and all have what came of it");
+    ok(n_aside > 0 && n_aside == n_back, "%d gave their place away, %d took it back", n_aside,
+       n_back);
+    for (int i = 0; i < N_ASKING; i++)
+        structure_unref(a[i].st);
+    is_int(structures_get(&s, &bad, tenant_a, &st, &first), ERR_SYNTAX, "what is no pattern");
+    for (int i = 0; i < 10; i++)
+        is_int(structures_get(&s, &bad, tenant_a, &st, &again), ERR_SYNTAX, "again");
+    is_int((int)s.n_compiled, 2, "was tried once");
+    ok(strcmp(first.text, again.text) == 0 && again.text[0] != '\0', "with the same words: %s",
+       again.text);
+    st = get(&s, "cd");
+    structures_refuse(&s, &st->name, ERR_LIMIT, "its masks cost too much");
+    structure_unref(st);
+    bad = (struct grammar_request){.kind = GRAMMAR_REGEX, .source = "cd", .source_len = 2};
+    is_int(structures_get(&s, &bad, tenant_a, &st, &again), ERR_LIMIT,
+           "what could not be walked is refused from then on: %s", again.text);
+    structures_fini(&s);
+}
+
+/* One tenant asks for many forms: it has one compiler at a time, and another's form is compiled
+ * before most of them. */
+static void test_turns(void)
+{
+    static struct structures s;
+    static struct asking a[N_ASKING], b[4];
+
+    must_ok(structures_init(&s));
+    for (int i = 0; i < N_ASKING; i++)
+        asking_begin(&a[i], &s, "a", 2 + i);
+    while (n_waiting(&s) < N_ASKING / 2) /* they are there, or were answered */
+        if (s.n_compiled >= N_ASKING / 4)
+            break;
+    for (int i = 0; i < 4; i++) {
+        asking_begin(&b[i], &s, "b", 100 + i);
+        must_ok(pthread_join(b[i].thread, NULL));
+        is_int(b[i].rc, ERR_OK, "another tenant's form is compiled");
+        structure_unref(b[i].st);
+    }
+    for (int i = 0; i < N_ASKING; i++)
+        asking_end(&a[i]);
+    is_int((int)s.n_compiled, N_ASKING + 4, "all were compiled in the end");
+    ok(b[0].n_compiled < N_ASKING,
+       "the other's first was the %dth to be begun or before: it did "
+       "not wait for all %d of the first tenant",
+       (int)b[0].n_compiled, N_ASKING);
+    structures_fini(&s);
 }
 
 /* The engine's end: the next offer; -1 when there is none. */
@@ -268,6 +408,8 @@ int main(void)
 
     (void)snprintf(dir, sizeof dir, "%s/tools/demo-model/model", srcdir == NULL ? "." : srcdir);
     test_cache();
+    test_single();
+    test_turns();
     test_offers();
     test_lost();
     test_vocabulary(dir);

@@ -382,6 +382,132 @@ static void test_spacing(void)
     buf_fini(&image);
 }
 
+/* --- characters counted beside a language -------------------------------------------------- */
+
+/* A text of so many times a piece between two others. */
+static const char *stretched(const char *before, const char *piece, int n, const char *behind)
+{
+    static char text[8192];
+    char *at = text + sprintf(text, "%s", before);
+
+    for (int i = 0; i < n; i++)
+        at += sprintf(at, "%s", piece);
+    (void)sprintf(at, "%s", behind);
+    return text;
+}
+
+/* Along a text: each mask lets something come, so no count ends where the language cannot. */
+static void counted_walk(const struct buf *image, const char *text)
+{
+    static uint32_t mask[ACCEPT_TOKENS / 32];
+    const struct automaton *a = (const struct automaton *)(const void *)image->bytes;
+    const struct vocab *v = (const struct vocab *)(const void *)accept_image.bytes;
+    size_t at = 0, len = strlen(text);
+    int dead = 0;
+
+    walk_init(&accept_walk, a);
+    for (; at < len; at++) {
+        uint32_t any = 0;
+
+        must_ok(walk_bytes(accept_work, a, &accept_walk, text + at, 1));
+        if ((at + 30 < len && at % 64 != 0) && at > 20)
+            continue;
+        must_ok(walk_mask(accept_work, a, v, accept_cache, &accept_walk, mask));
+        for (uint32_t i = 0; i < v->n_words; i++)
+            any |= mask[i];
+        dead += any == 0;
+    }
+    is_int(dead, 0, "no dead end along %.30s...", text);
+}
+
+/* `fits` more of the piece than a text of max characters has are too many. */
+static void counted(const char *source, const char *before, const char *piece, int fits,
+                    const char *behind)
+{
+    struct grammar_request r = {
+        .kind = GRAMMAR_SCHEMA, .source = source, .source_len = strlen(source)};
+    struct buf image = {0};
+
+    if (ok(accept_compile(&r, &image) == 0, "%.60s compiles %s", source, accept_error.text)) {
+        ok(image.len < 100000, "in %zu bytes", image.len);
+        accept_all(&image, stretched(before, piece, fits, behind), true, source);
+        counted_walk(&image, stretched(before, piece, fits, behind));
+        accept_all(&image, stretched(before, piece, fits + 1, behind), false, source);
+        accept_all(&image, stretched(before, piece, 3, behind), true, source);
+    }
+    buf_fini(&image);
+}
+
+static void test_counted(void)
+{
+    static const char url[] =
+        "{\"type\":\"string\",\"format\":\"uri\",\"minLength\":1,\"maxLength\":2083}";
+    static const char mail[] = "{\"type\":\"string\",\"format\":\"email\",\"maxLength\":320}";
+    static const char host[] = "{\"type\":\"string\",\"format\":\"hostname\",\"maxLength\":1024}";
+    static const char accents[] =
+        "{\"type\":\"string\",\"pattern\":\"^(\\u00e9[a-f\\\\\\\\]{2})+!$\",\"maxLength\":901}";
+
+    counted(url, "\"http://a.b/", "x", 2072, "\"");
+    counted(url, "\"http://a.b/", "x", 2069, "%41\"");
+    counted(mail, "\"", "a", 314, "@b.org\"");
+    counted(mail, "\"\\\"", "a", 312, "\\\"@b.org\"");
+    counted(host, "\"a", ".bc", 341, "\"");
+    counted(accents, "\"",
+            "\xc3\xa9"
+            "a\\\\",
+            300, "!\"");
+    schema(
+        "{\"items\":{\"type\":\"string\",\"format\":\"uri\",\"maxLength\":2083},\"type\":\"array\"}",
+        "[\"a:b\", \"c:d\"]\n[\"a:b\"]", "[\"a\"]\n[\"a:b\"");
+    schema(
+        "{\"anyOf\":[{\"type\":\"string\",\"format\":\"uri\",\"minLength\":1,\"maxLength\":2083},"
+        "{\"type\":\"null\"}]}",
+        "null\n\"a:b\"", "\"\"\n\"b\"");
+    refused("{\"type\":\"string\",\"pattern\":\"^a{200}\",\"format\":\"uri\",\"maxLength\":100}",
+            ERR_INVALID, "");
+}
+
+#define POSITION   "{\"type\":\"array\",\"minItems\":2,\"items\":{\"type\":\"number\"}}"
+#define LIST_OF(X) "{\"type\":\"array\",\"items\":" X "}"
+#define MANY_OF(X) "{\"type\":\"array\",\"minItems\":4,\"items\":" X "}"
+#define BBOX       "\"bbox\":" MANY_OF("{\"type\":\"number\"}")
+#define OBJECT_OF(T, NAME, X)                             \
+    "{\"type\":\"object\",\"required\":[\"type\",\"" NAME \
+    "\"],\"properties\":{\"type\":{\"type\":"             \
+    "\"string\",\"enum\":[\"" T "\"]},\"" NAME "\":" X "," BBOX "}}"
+#define SHAPES                                                                          \
+    OBJECT_OF("Point", "coordinates", POSITION)                                         \
+    "," OBJECT_OF("LineString", "coordinates", LIST_OF(POSITION)) "," OBJECT_OF(        \
+        "Polygon", "coordinates",                                                       \
+        LIST_OF(MANY_OF(                                                                \
+            POSITION))) "," OBJECT_OF("MultiPoint", "coordinates",                      \
+                                      LIST_OF(POSITION)) "," OBJECT_OF("MultiPolygon",  \
+                                                                       "coordinates",   \
+                                                                       LIST_OF(LIST_OF( \
+                                                                           MANY_OF(POSITION))))
+#define COLLECTION \
+    OBJECT_OF("GeometryCollection", "geometries", LIST_OF("{\"oneOf\":[" SHAPES "]}"))
+#define FEATURE                                                                                        \
+    "{\"type\":\"object\",\"required\":[\"type\",\"properties\",\"geometry\"],\"properties\":{"        \
+    "\"type\":{\"type\":\"string\",\"enum\":[\"Feature\"]},\"id\":{\"oneOf\":[{\"type\":\"number\"},{" \
+    "\"type\":\"string\"}]},\"properties\":{\"oneOf\":[{\"type\":\"null\"},{\"type\":\"object\"}]},"   \
+    "\"geometry\":{\"oneOf\":[{\"type\":\"null\"}," SHAPES "," COLLECTION "]}," BBOX "}}"
+
+/* The shape of GeoJSON's schema: nested oneOf of objects that differ by one member. */
+static void test_geometry(void)
+{
+    schema(
+        "{\"oneOf\":[" SHAPES "," COLLECTION "," FEATURE
+        "," OBJECT_OF("FeatureCollection", "features", LIST_OF(FEATURE)) "]}",
+        "{\"type\": \"Point\", \"coordinates\": [1.5, -2]}\n"
+        "{\"type\": \"GeometryCollection\", \"geometries\": [{\"type\": \"Point\", "
+        "\"coordinates\": [1, 2]}]}\n"
+        "{\"type\": \"FeatureCollection\", \"features\": [{\"type\": \"Feature\", \"properties\": "
+        "null, \"geometry\": {\"type\": \"LineString\", \"coordinates\": [[1, 2], [3, 4]]}}]}",
+        "{\"type\": \"Point\", \"coordinates\": [1.5]}\n{\"type\": \"Circle\"}\n"
+        "{\"type\": \"Feature\", \"properties\": 1, \"geometry\": null}");
+}
+
 int main(void)
 {
     test_types();
@@ -393,5 +519,7 @@ int main(void)
     test_refused();
     test_space();
     test_spacing();
+    test_counted();
+    test_geometry();
     return tap_done();
 }

@@ -7,9 +7,11 @@
 #include "base/must.h"
 #include "grammar/grammar.h"
 #include "grammar/walk.h"
+#include "tests/grammar/pieces.h"
 #include "tests/tap.h"
 
 #define N_TOKENS 300
+#define N_LARGE  131072 /* tokens of the large vocabulary, the end included */
 
 static struct walk_work *work;
 static struct walk_cache *cache;
@@ -106,6 +108,14 @@ static bool plain_bytes(const struct automaton *a, struct stacks *s, const char 
         s->overflow = next.overflow;
     }
     return s->n > 0;
+}
+
+/* What is used of it: all of it is a megabyte. */
+static void plain_copy(struct stacks *to, const struct stacks *from)
+{
+    to->n = from->n;
+    to->overflow = from->overflow;
+    memcpy(to->items, from->items, from->n * sizeof from->items[0]);
 }
 
 static void plain_begin(const struct automaton *a)
@@ -205,14 +215,14 @@ static int mask_differs(const struct made *m, const struct walk *w, const uint32
     int wrong = 0;
     int32_t i;
 
-    memcpy(&before, &now, sizeof now);
+    plain_copy(&before, &now);
     can_end = plain_close(automaton_of(m), &before);
     for (i = 0; i < N_TOKENS + 2 && !now.overflow; i++) {
         bool allowed = (mask[i / 32] >> i % 32 & 1) != 0;
         bool plain;
         int rc;
 
-        memcpy(&before, &now, sizeof now);
+        plain_copy(&before, &now);
         plain = m->tokens[i].len > 0 &&
                 plain_bytes(automaton_of(m), &before, m->tokens[i].bytes, m->tokens[i].len);
         if (i == 5 || i == N_TOKENS)
@@ -465,6 +475,150 @@ static void test_threads(void)
     unmake(&m);
 }
 
+/* --- a vocabulary as large as models have -------------------------------------------------- */
+
+struct large {
+    struct pieces pieces;
+    struct buf image;
+    const struct vocab *v;
+    struct walk_work *work;
+    struct walk_cache *cache;
+    uint32_t mask[N_LARGE / 32 + 1], again[N_LARGE / 32 + 1];
+};
+
+static uint32_t inner_nodes(const struct vocab *v)
+{
+    const struct vocab_node *nodes = vocab_nodes(v) + v->tries[0].node_at;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < v->tries[0].n_nodes; i++)
+        n += nodes[i].skip > 1;
+    return n;
+}
+
+static void large_begin(struct large *l)
+{
+    pieces_begin(&l->pieces, N_LARGE - 1);
+    pieces_fill(&l->pieces);
+    l->v = pieces_image(&l->pieces, &l->image);
+    l->work = malloc(walk_work_bytes(N_LARGE));
+    l->cache = malloc(cache_bytes * 4);
+    must(l->work != NULL && l->cache != NULL);
+    walk_work_init(l->work, N_LARGE);
+    ok(inner_nodes(l->v) > 100000, "%u tokens, %u nodes, %u inner ones", l->v->n_vocab,
+       l->v->tries[0].n_nodes, inner_nodes(l->v));
+}
+
+/* Tokens of a mask that are not what walk_accept() says; every stride-th is looked at. */
+static int large_differs(struct large *l, const struct automaton *a, const struct walk *w,
+                         int32_t stride)
+{
+    static struct walk after;
+    int wrong = 0;
+
+    for (int32_t t = (int32_t)(random_next(&seed) % (unsigned)stride); t < N_LARGE; t += stride) {
+        bool allowed = (l->mask[t / 32] >> t % 32 & 1) != 0;
+
+        walk_copy(&after, w);
+        wrong += allowed != (walk_accept(l->work, a, l->v, &after, t) == ERR_OK);
+    }
+    return wrong;
+}
+
+/* Along a text by its longest tokens: each mask can be made, cached or not, and is right. */
+static void large_walk(struct large *l, const struct automaton *a, const char *text,
+                       const char *name)
+{
+    static struct walk w;
+    size_t len = strlen(text), at = 0, n = 1;
+    int limits = 0, wrong = 0, differ = 0, masks = 0;
+    int32_t id;
+
+    walk_init(&w, a);
+    walk_cache_init(l->cache, cache_bytes * 4);
+    for (; at <= len && n > 0; at += n, masks++) {
+        limits += walk_mask(l->work, a, l->v, l->cache, &w, l->mask) != ERR_OK;
+        limits += walk_mask(l->work, a, l->v, l->cache, &w, l->again) != ERR_OK;
+        differ += memcmp(l->mask, l->again, l->v->n_words * sizeof l->mask[0]) != 0;
+        limits += walk_mask(l->work, a, l->v, NULL, &w, l->again) != ERR_OK;
+        differ += memcmp(l->mask, l->again, l->v->n_words * sizeof l->mask[0]) != 0;
+        wrong += limits == 0 ? large_differs(l, a, &w, 37) : 0;
+        n = at < len ? pieces_longest(&l->pieces, text + at, len - at, &id) : 0;
+        if (n > 0)
+            must_ok(walk_accept(l->work, a, l->v, &w, id));
+    }
+    ok(limits == 0 && wrong == 0 && differ == 0,
+       "%d masks of %s: %d at a bound, %d tokens wrong, %d differ by the cache", masks, name,
+       limits, wrong, differ);
+}
+
+static void large_source(struct large *l, enum grammar_kind kind, const char *source,
+                         const char *text)
+{
+    struct grammar_request r = {.kind = kind, .source = source, .source_len = strlen(source)};
+    struct buf image = {0};
+
+    must_ok(grammar_compile(&r, &image, NULL));
+    large_walk(l, (const struct automaton *)(const void *)image.bytes, text, source);
+    buf_fini(&image);
+}
+
+/* Free text in a choice beside tags, as beside strict tools; a call comes back to it. */
+static void large_parts(struct large *l)
+{
+    static const struct grammar_part call[] = {
+        {.kind = PART_TEXT, .text = "<tool_call>", .len = 11},
+        {.kind = PART_SCHEMA, .text = "{\"items\":{\"type\":\"integer\"}}", .len = 28},
+        {.kind = PART_TEXT, .text = "</tool_call>", .len = 12}};
+    static const struct grammar_part tag = {.kind = PART_SEQUENCE, .parts = call, .n_parts = 3};
+    static const struct grammar_part inner[] = {
+        {.kind = PART_TRIGGERS, .parts = &tag, .n_parts = 1, .max = UINT32_MAX},
+        {.kind = PART_FREE}};
+    static const struct grammar_part body = {.kind = PART_CHOICE, .parts = inner, .n_parts = 2};
+    static const struct grammar_part top[] = {
+        {.kind = PART_REPEAT, .parts = &body, .n_parts = 1, .max = 3, .text = "; ", .len = 2},
+        {.kind = PART_REGEX, .text = "[a-z ]*!?", .len = 9}};
+    struct grammar_request r = {.kind = GRAMMAR_PARTS, .parts = top, .n_parts = 2};
+    struct grammar_error why = {.text = ""};
+    struct buf image = {0};
+    const struct automaton *a;
+
+    is_int(grammar_compile(&r, &image, &why), 0, "free text with tags compiles %s", why.text);
+    a = (const struct automaton *)(const void *)image.bytes;
+    large_walk(l, a, "some words; <tool_call>[12, 3]</tool_call> more <too", "free text with tags");
+    buf_fini(&image);
+}
+
+/* What a call may cost grows with the vocabulary: as many steps at each of its nodes. */
+static void large_ambiguous(struct large *l)
+{
+    large_source(l, GRAMMAR_EBNF, "root ::= x \"1\"\nx ::= y | y x\ny ::= [a-z ]+ \"z\"?",
+                 "some wo1");
+}
+
+static void test_large(void)
+{
+    static struct large l;
+
+    large_begin(&l);
+    large_source(&l, GRAMMAR_REGEX, ".*", "some words\xe2\x82\xac of \"it\"");
+    large_source(&l, GRAMMAR_REGEX, "[\\s\\S]*", "some\nwords");
+    large_source(&l, GRAMMAR_REGEX, "Answer: .*", "Answer: some");
+    large_source(&l, GRAMMAR_EBNF, "root ::= text (\"<\" text \">\" text)*\ntext ::= [^<>]*",
+                 "some <words> more");
+    large_source(&l, GRAMMAR_EBNF,
+                 "root ::= a \"!\"\na ::= b \"?\"?\nb ::= c \",\"?\nc ::= d \" \"?\n"
+                 "d ::= \"(\" a \")\" | [a-z]*",
+                 "(words) ,?!");
+    large_ambiguous(&l);
+    large_source(&l, GRAMMAR_SCHEMA, "{}", "{\"some\": [1, \"words\"]}");
+    large_parts(&l);
+    buf_fini(&l.image);
+    pieces_end(&l.pieces);
+    free(l.cache);
+    free(l.work);
+}
+
 int main(void)
 {
     seed = tap_seed(20260101);
@@ -478,6 +632,7 @@ int main(void)
     test_threads();
     test_damage();
     test_vocab_damage();
+    test_large();
     free(cache);
     free(work);
     return tap_done();

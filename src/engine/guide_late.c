@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Masks that take longer than a step may wait for, made by threads beside the steps.
+ *
+ * A place holds a copy of the sequence's walk and uses its automaton, so that the sequence may leave
+ * meanwhile. The engine's thread fills places and empties them, once per pass; what it found out is
+ * in the automaton's cache by then as well, so the next masks of the form are seldom late. */
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "engine/guide.h"
+
+#define LATE_NICE 10 /* who waits for a slow mask waits; the device's threads and the loop do not */
+
+/* What a thread that makes late masks is given. */
+struct late_thread {
+    struct guide *guide;
+    struct walk_work *work;
+};
+
+/* --- the threads -------------------------------------------------------------------------- */
+
+static struct guide_late *late_next(struct guide *g)
+{
+    for (int i = 0; i < GUIDE_LATE; i++)
+        if (g->late[i].state == GUIDE_WAITS)
+            return &g->late[i];
+    return NULL;
+}
+
+/* Lives as long as the engine. */
+static void *late_run(void *arg)
+{
+    struct late_thread *t = arg;
+    struct guide *g = t->guide;
+
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LATE_NICE); /* else as the others */
+    (void)pthread_mutex_lock(&g->late_lock);
+    for (;;) { /* until the process ends */
+        struct guide_late *late = late_next(g);
+
+        if (late == NULL) {
+            (void)pthread_cond_wait(&g->late_came, &g->late_lock);
+            continue;
+        }
+        late->state = GUIDE_RUNS;
+        late->work = t->work;
+        (void)pthread_mutex_unlock(&g->late_lock);
+        late->rc =
+            walk_mask(t->work, late->p->a, late->p->vocab, late->p->cache, &late->walk, late->mask);
+        late->steps = walk_steps(t->work);
+        (void)pthread_mutex_lock(&g->late_lock);
+        late->state = GUIDE_DONE;
+    }
+    return NULL;
+}
+
+int guide_late_init(struct guide *g)
+{
+    int n_threads = pool_cores() >= 8 ? GUIDE_LATE_THREADS : 1;
+    struct late_thread *threads = mem_zalloc_array(GUIDE_LATE_THREADS, sizeof *threads);
+    pthread_t id;
+
+    if (threads == NULL || pthread_mutex_init(&g->late_lock, NULL) != 0 ||
+        pthread_cond_init(&g->late_came, NULL) != 0)
+        return ERR_NO_MEMORY;
+    for (int i = 0; i < GUIDE_LATE; i++) {
+        g->late[i].mask = mem_zalloc_array((size_t)g->n_words, sizeof(uint32_t));
+        if (g->late[i].mask == NULL)
+            return ERR_NO_MEMORY;
+    }
+    for (int i = 0; i < n_threads; i++) {
+        threads[i] = (struct late_thread){.guide = g, .work = guide_work(g)};
+        if (threads[i].work == NULL || pthread_create(&id, NULL, late_run, &threads[i]) != 0)
+            return ERR_NO_MEMORY;
+        (void)pthread_detach(id); /* it was just made */
+    }
+    return ERR_OK;
+}
+
+/* --- the engine's thread; with the lock held ------------------------------------------------ */
+
+/* Its place is free again. */
+static void late_free(struct guide_late *late)
+{
+    if (late->q != NULL)
+        late->q->late = NULL;
+    late->p->n_users--;
+    late->p = NULL;
+    late->q = NULL;
+    late->state = GUIDE_FREE;
+}
+
+/* One that is done: to its sequence, if that is still there. */
+static void late_take(struct guide *g, struct guide_late *late)
+{
+    struct seq *q = late->q;
+
+    g->late_steps[late->tenant_idx] += late->steps;
+    if (late->rc != ERR_OK)
+        late->p->refused = true;
+    if (q != NULL) {
+        memcpy(q->made, late->mask, late->p->vocab->n_words * sizeof *q->made);
+        q->n_made = late->n_tokens;
+        q->is_late = false;
+    }
+    late_free(late);
+}
+
+static int late_count(const struct guide *g, int tenant_idx)
+{
+    int n = 0;
+
+    for (int i = 0; i < GUIDE_LATE; i++)
+        n += g->late[i].state != GUIDE_FREE && g->late[i].tenant_idx == tenant_idx;
+    return n;
+}
+
+/* Whose mask is begun next: of the tenant for which the fewest steps were made. */
+static struct seq *late_choose(const struct guide *g, struct seq *const *running, int n)
+{
+    struct seq *best = NULL;
+
+    for (int i = 0; i < n; i++) {
+        struct seq *q = running[i];
+
+        if (q->is_late && q->late == NULL && late_count(g, q->tenant_idx) < GUIDE_LATE_TENANT &&
+            (best == NULL || g->late_steps[q->tenant_idx] < g->late_steps[best->tenant_idx]))
+            best = q;
+    }
+    return best;
+}
+
+static void late_give(struct guide *g, struct guide_late *late, struct seq *q)
+{
+    late->q = q;
+    late->p = q->automaton;
+    late->p->n_users++;
+    late->tenant_idx = q->tenant_idx;
+    late->n_tokens = q->n_tokens;
+    walk_copy(&late->walk, q->walk);
+    q->late = late;
+    late->state = GUIDE_WAITS;
+    g->n_late++;
+    (void)pthread_cond_signal(&g->late_came);
+}
+
+/* Is there anything to do? Sequences that have tokens to follow first are due again. */
+static bool late_look(const struct guide *g, struct seq *const *running, int n_running)
+{
+    bool any = false;
+
+    for (int i = 0; i < n_running; i++) {
+        struct seq *q = running[i];
+
+        q->is_late = q->is_late && q->n_walked == q->n_tokens;
+        any = any || q->is_late;
+    }
+    for (int i = 0; i < GUIDE_LATE; i++)
+        any = any || g->late[i].p != NULL;
+    return any;
+}
+
+/* --- public --------------------------------------------------------------------------------- */
+
+void guide_pass(struct guide *g, struct seq *const *running, int n_running)
+{
+    if (!late_look(g, running, n_running)) {
+        memset(g->late_steps, 0, sizeof g->late_steps);
+        return;
+    }
+    (void)pthread_mutex_lock(&g->late_lock); /* others hold it for some instructions */
+    for (int i = 0; i < GUIDE_LATE; i++) {
+        struct guide_late *late = &g->late[i];
+        struct seq *q;
+
+        if (late->state == GUIDE_DONE)
+            late_take(g, late);
+        if (late->state == GUIDE_WAITS && late->q == NULL)
+            late_free(late);
+        q = late->state == GUIDE_FREE ? late_choose(g, running, n_running) : NULL;
+        if (q != NULL)
+            late_give(g, late, q);
+    }
+    (void)pthread_mutex_unlock(&g->late_lock);
+}
+
+void guide_late_drop(struct guide *g, const struct guide_lane *l)
+{
+    for (int i = 0; i < GUIDE_LATE; i++) {
+        struct guide_late *late = &g->late[i];
+
+        if (late->p == NULL || late->p < l->automata || late->p >= l->automata + WIRE_AUTOMATA_MAX)
+            continue;
+        (void)pthread_mutex_lock(&g->late_lock);
+        while (late->state == GUIDE_RUNS) { /* again: a call that just begins does not know yet */
+            walk_stop(late->work);
+            (void)pthread_mutex_unlock(&g->late_lock);
+            clock_sleep_us(20);
+            (void)pthread_mutex_lock(&g->late_lock);
+        }
+        late_free(late);
+        (void)pthread_mutex_unlock(&g->late_lock);
+    }
+}

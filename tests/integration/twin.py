@@ -1,0 +1,87 @@
+"""A twin of the demo model with a vocabulary of the size that models have: 128,256 tokens.
+
+The tokens behind the demo model's own are generated pieces (tests/grammar/pieces.h, by judge of the
+build). No merge makes them, so texts are encoded as before; but a mask can allow them, and a draw
+can take them. Their embeddings are those of bytes that stand in no text (0xf5 to 0xff), which
+training has made improbable: what the model says by itself is what the demo model says. The folder
+is made at run time, in memory, and goes with the test: 70 MB.
+"""
+
+import functools
+import json
+import os
+import struct
+import subprocess
+
+from harness import BUILDDIR, MODEL, memory_folder
+
+N_VOCAB = 128256
+ROWS = 2048  # of the demo model
+
+
+def byte_chars():
+    """The characters by which a byte-level tokenizer's file spells bytes."""
+    plain = list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256))
+    others = [b for b in range(256) if b not in plain]
+    return dict([(b, chr(b)) for b in plain] + [(b, chr(256 + i)) for i, b in enumerate(others)])
+
+
+def write_tokenizer(folder):
+    chars = byte_chars()
+    with open(os.path.join(MODEL, "tokenizer.json"), encoding="utf-8") as f:
+        tokenizer = json.load(f)
+    vocab = tokenizer["model"]["vocab"]
+    asked = subprocess.run([os.path.join(BUILDDIR, "tests", "grammar", "judge")],
+                           input=json.dumps({"pieces": N_VOCAB}) + "\n", check=True,
+                           capture_output=True, encoding="utf-8")
+    n = ROWS
+    for piece in json.loads(asked.stdout)["pieces"]:
+        text = "".join(chars[b] for b in piece.encode())
+        if text not in vocab and n < N_VOCAB:
+            vocab[text] = n
+            n += 1
+    while n < N_VOCAB:  # as models pad theirs
+        vocab["<|unused_%d|>" % n] = n
+        n += 1
+    with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as f:
+        json.dump(tokenizer, f)
+    return [vocab[chars[b]] for b in range(0xf5, 0x100)]
+
+
+def write_weights(folder, rare):
+    with open(os.path.join(MODEL, "model.safetensors"), "rb") as f:
+        size, = struct.unpack("<Q", f.read(8))
+        head = json.loads(f.read(size))
+        data = f.read()
+    name = "model.embed_tokens.weight"
+    at, end = head[name]["data_offsets"]
+    row = (end - at) // ROWS
+    more = b"".join(data[at + row * i:at + row * (i + 1)] for i in rare)
+    n_more = N_VOCAB - ROWS
+    pad = (more * (n_more // len(rare) + 1))[:n_more * row]
+    for other in head.values():
+        if "data_offsets" in other and other["data_offsets"][0] >= end:
+            other["data_offsets"] = [x + len(pad) for x in other["data_offsets"]]
+    head[name]["shape"][0] = N_VOCAB
+    head[name]["data_offsets"][1] += len(pad)
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        for part in (struct.pack("<Q", len(text)), text, data[:end], pad, data[end:]):
+            f.write(part)
+
+
+@functools.lru_cache(maxsize=None)
+def folder():
+    """The twin's folder, made when it is first asked for."""
+    path = os.path.join(memory_folder(), "twin")
+    os.mkdir(path)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        with open(os.path.join(MODEL, name), encoding="utf-8") as f:
+            config = json.load(f)
+        if "vocab_size" in config:
+            config["vocab_size"] = N_VOCAB
+        with open(os.path.join(path, name), "w", encoding="utf-8") as f:
+            json.dump(config, f)
+    write_weights(path, write_tokenizer(path))
+    return path
