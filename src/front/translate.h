@@ -85,6 +85,7 @@ translate_fn translate_refuse;     /* is not offered, unless the value asks for 
         {"cache_retention", translate_same, NULL}, {"logit_bias", translate_same, NULL},           \
         {"bad_words", translate_same, NULL}, {"allowed_token_ids", translate_same, NULL},          \
         {"structured_outputs", translate_same, NULL},                                              \
+        {"split_special_tokens", translate_same, NULL},                                            \
     {                                                                                              \
         "skip_special_tokens", translate_same, NULL                                                \
     }
