@@ -58,6 +58,16 @@ static bool says(const struct chat_prompt *out, bool good, const char *word)
 #define TOOL_SAID \
     "{\"role\":\"tool\",\"tool_call_id\":\"abcdef123\",\"name\":\"" TOOL "\",\"content\":%s}"
 
+static int count(const struct chat_prompt *out, const char *word)
+{
+    int n = 0;
+
+    for (const char *at = out->text.len == 0 ? NULL : strstr(out->text.bytes, word); at != NULL;
+         at = strstr(at + 1, word))
+        n++;
+    return n;
+}
+
 /* A conversation in which a role says content, which is JSON. */
 static void say_as(const struct asking *a, enum chat_role role, const char *content, char *out)
 {
@@ -93,10 +103,8 @@ static enum chat_form find_form(const struct asking *a, enum chat_role role)
     text = says(&as_text, ask(a, messages, NULL, &as_text), WORD);
     say_as(a, role, AS_PARTS, messages);
     parts = says(&as_parts, ask(a, messages, NULL, &as_parts), WORD);
-    if (text && parts && strcmp(as_text.text.bytes, as_parts.text.bytes) == 0)
-        form = CHAT_EITHER;
-    else if (!text && parts && strstr(as_parts.text.bytes, "type") == NULL)
-        form = CHAT_PARTS; /* and not a list as Python prints it */
+    if (parts && count(&as_parts, "type") == count(&as_text, "type"))
+        form = text ? CHAT_EITHER : CHAT_PARTS; /* and not a list as Python prints it */
     buf_fini(&as_text.text);
     buf_fini(&as_parts.text);
     return form;

@@ -8,7 +8,7 @@
 /* The form in which a template reads the content of a role's messages. */
 enum chat_form {
     CHAT_TEXT,   /* a text; lists of parts are joined */
-    CHAT_EITHER, /* both, and prints both alike */
+    CHAT_EITHER, /* both */
     CHAT_PARTS,  /* a list of parts only */
 };
 
