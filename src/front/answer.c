@@ -394,7 +394,9 @@ void answer_begin(struct exchange *x)
     buf_add_text(&x->out, "Status: 200 OK\r\n"
                           "Content-Type: text/event-stream; charset=utf-8\r\n"
                           "Cache-Control: no-cache\r\n"
-                          "X-Accel-Buffering: no\r\n\r\n");
+                          "X-Accel-Buffering: no\r\n");
+    exchange_add_notice(x);
+    buf_add_text(&x->out, "\r\n");
     x->head_sent = true;
     if (x->shape != SHAPE_OPENAI) {
         blocks_begin(&x->gens[0]);

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "front/answer.h"
 #include "front/blocks.h"
+#include "front/translate.h"
 
 static void responses_event(struct gen *g, const char *name)
 {
@@ -29,7 +30,7 @@ static void responses_repeat(const struct exchange *x, struct buf *b, const char
         json_write(b, v, JSON_EXACT);
 }
 
-/* A tool with the members that a function's must have. */
+/* A tool with the members that a function's must have; others as they were given. */
 static void responses_tool(struct buf *b, const struct json *tool)
 {
     static const struct {
@@ -41,6 +42,10 @@ static void responses_tool(struct buf *b, const struct json *tool)
                 {"parameters", "null"},
                 {"strict", "false"}};
 
+    if (!json_is_text(json_get(tool, "type"), "function")) {
+        json_write(b, tool, JSON_EXACT);
+        return;
+    }
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const struct json *v = json_get(tool, rows[i].name);
 
@@ -87,8 +92,9 @@ static void responses_request(const struct gen *g, struct buf *b)
         buf_add_text(b, "null");
     else
         json_write(b, json_get(reasoning, "effort"), JSON_EXACT);
-    buf_add_text(b, ",\"summary\":null},\"truncation\":\"disabled\",\"store\":false,"
-                    "\"background\":false,\"previous_response_id\":null");
+    buf_add_text(b, ",\"summary\":null}");
+    responses_repeat(x, b, "truncation", "\"disabled\"");
+    buf_add_text(b, ",\"store\":false,\"background\":false,\"previous_response_id\":null");
 }
 
 static void responses_usage(const struct gen *g, struct buf *b)
@@ -149,9 +155,26 @@ static void responses_object(const struct gen *g, struct buf *b, int err, const 
 
 /* --- items --------------------------------------------------------------------------------- */
 
-static const char *responses_item_prefix(const struct blocks *k)
+/* The tool that the open call is of. */
+static struct translate_called responses_called(const struct gen *g)
 {
-    return k->kind == REPLY_CONTENT ? "msg" : k->kind == REPLY_REASON ? "rs" : "fc";
+    const struct blocks *k = &g->speech->blocks;
+
+    return translate_find_tool(g->exchange->request, k->name.len == 0 ? "" : k->name.bytes);
+}
+
+static bool responses_is_custom(const struct gen *g)
+{
+    return g->speech->blocks.kind == REPLY_CALL_BEGIN && responses_called(g).is_custom;
+}
+
+static const char *responses_item_prefix(const struct gen *g)
+{
+    const struct blocks *k = &g->speech->blocks;
+
+    if (k->kind == REPLY_CALL_BEGIN)
+        return responses_is_custom(g) ? "ctc" : "fc";
+    return k->kind == REPLY_CONTENT ? "msg" : "rs";
 }
 
 /* "NAME":"the open item's id" */
@@ -159,7 +182,7 @@ static void responses_item_id(const struct gen *g, struct buf *b, const char *na
 {
     const struct blocks *k = &g->speech->blocks;
 
-    buf_printf(b, "\"%s\":\"%s_%s_%d\"", name, responses_item_prefix(k), g->exchange->request_id,
+    buf_printf(b, "\"%s\":\"%s_%s_%d\"", name, responses_item_prefix(g), g->exchange->request_id,
                k->n - 1);
 }
 
@@ -190,21 +213,53 @@ static void responses_part(const struct blocks *k, struct buf *b)
     }
 }
 
+/* "input":"...": the text that a custom tool is called with, which is whole once the call is. */
+static void responses_input(const struct gen *g, struct buf *b, const char *name)
+{
+    const struct buf *text = &g->speech->blocks.text;
+    struct arena scratch = {.limit_bytes = g->exchange->arena.limit_bytes};
+    const struct json *v = NULL;
+    const struct json *input = NULL;
+
+    if (text->len > 0 && json_parse(&v, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK)
+        input = json_get_kind(v, "input", JSON_TEXT);
+    buf_printf(b, "\"%s\":", name);
+    buf_add_json_string(b, input == NULL ? "" : input->text, input == NULL ? 0 : input->text_len);
+    arena_reset(&scratch);
+}
+
+/* The members of a call. */
+static void responses_call(const struct gen *g, struct buf *b)
+{
+    const struct blocks *k = &g->speech->blocks;
+    struct translate_called called = responses_called(g);
+    char id[40];
+
+    answer_call_id(g, k->call, id);
+    buf_printf(b, ",\"type\":\"%s\",\"call_id\":\"%s\",\"name\":",
+               called.is_custom ? "custom_tool_call" : "function_call", id);
+    buf_add_json_string(b, called.name, strlen(called.name));
+    if (called.space != NULL) {
+        buf_add_text(b, ",\"namespace\":");
+        buf_add_json_string(b, called.space, strlen(called.space));
+    }
+    buf_add_byte(b, ',');
+    if (called.is_custom)
+        responses_input(g, b, "input");
+    else
+        blocks_add_text(b, "arguments", &k->text);
+}
+
 /* The open item; one that has only begun has no part yet. */
 static void responses_item(const struct gen *g, struct buf *b, const char *status)
 {
     const struct blocks *k = &g->speech->blocks;
-    char id[40];
 
     buf_add_byte(b, '{');
     responses_item_id(g, b, "id");
     buf_printf(b, ",\"status\":\"%s\"", status);
     if (k->kind == REPLY_CALL_BEGIN) {
-        answer_call_id(g, k->call, id);
-        buf_printf(b, ",\"type\":\"function_call\",\"call_id\":\"%s\",", id);
-        blocks_add_text(b, "name", &k->name);
-        buf_add_byte(b, ',');
-        blocks_add_text(b, "arguments", &k->text);
+        responses_call(g, b);
         buf_add_byte(b, '}');
         return;
     }
@@ -277,6 +332,8 @@ static void responses_piece(struct gen *g, const char *text, size_t len)
     struct blocks *k = &g->speech->blocks;
     struct buf *b = &g->exchange->out;
 
+    if (responses_is_custom(g))
+        return; /* its text stands inside of JSON: it is said when it is whole */
     responses_event(g, k->kind == REPLY_CONTENT  ? "response.output_text.delta"
                        : k->kind == REPLY_REASON ? "response.reasoning_text.delta"
                                                  : "response.function_call_arguments.delta");
@@ -289,12 +346,29 @@ static void responses_piece(struct gen *g, const char *text, size_t len)
     blocks_event_end(g);
 }
 
+static void responses_say_input(struct gen *g, const char *event, const char *name)
+{
+    struct buf *b = &g->exchange->out;
+
+    responses_event(g, event);
+    responses_place(g, b);
+    buf_add_byte(b, ',');
+    responses_input(g, b, name);
+    blocks_event_end(g);
+}
+
 /* A stream says the rest of an item. */
 static void responses_close_stream(struct gen *g, const char *status)
 {
     const struct blocks *k = &g->speech->blocks;
     struct buf *b = &g->exchange->out;
 
+    if (responses_is_custom(g)) {
+        responses_say_input(g, "response.custom_tool_call_input.delta", "delta");
+        responses_say_input(g, "response.custom_tool_call_input.done", "input");
+        responses_say_item(g, "response.output_item.done", status);
+        return;
+    }
     responses_event(g, k->kind == REPLY_CONTENT  ? "response.output_text.done"
                        : k->kind == REPLY_REASON ? "response.reasoning_text.done"
                                                  : "response.function_call_arguments.done");

@@ -50,6 +50,11 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
 int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
                  char *why, size_t cap);
 
+/* The same of a chat's prompt. Where splits_special is set, control tokens are found only in what
+ * the template wrote itself; else everywhere. */
+int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *prompt,
+                   bool add_special, char *why, size_t cap);
+
 /* What the output is held to, for all generations; start says where a reply begins. False after an
  * error answer. May take GRAMMAR_COMPILE_US. */
 bool gen_hold(struct front *f, struct exchange *x, enum form_start start);
@@ -58,7 +63,8 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start);
  * to the others. False after an error answer. */
 bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param);
 
-/* Render messages of body to out; false after an error answer. */
-bool api_render_chat(struct front *f, struct exchange *x, const struct json *body, struct buf *out);
+/* Render messages of body to out, which chat_prompt_fini() frees; false after an error answer. */
+bool api_render_chat(struct front *f, struct exchange *x, const struct json *body,
+                     struct chat_prompt *out);
 
 #endif

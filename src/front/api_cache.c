@@ -112,6 +112,7 @@ static bool cache_is_prompt(const char *name)
                                         "cache_salt",
                                         "add_special_tokens",
                                         "add_generation_prompt",
+                                        "split_special_tokens",
                                         "continue_final_message"};
 
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

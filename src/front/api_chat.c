@@ -65,7 +65,28 @@ static const struct json *api_kwargs(const struct front *f, struct exchange *x,
     return kwargs.failed ? NULL : made;
 }
 
-bool api_render_chat(struct front *f, struct exchange *x, const struct json *body, struct buf *out)
+/* Are control tokens that a request writes text, or tokens? The operator says, or lets clients say.
+ * False after an error answer. */
+static bool api_choose_split(struct front *f, struct exchange *x, const struct json *body)
+{
+    const struct json *wish = json_get_kind(body, "split_special_tokens", JSON_BOOL);
+
+    x->splits_special = f->settings.split_special_tokens != 0;
+    if (wish == NULL || wish->flag == x->splits_special)
+        return true;
+    if (!wish->flag && f->settings.client_special_tokens == 0) {
+        exchange_reply_error(x, ERR_UNSUPPORTED,
+                             "'split_special_tokens' must not be false: this server takes special "
+                             "tokens in a request's values as text (setting client_special_tokens)",
+                             "split_special_tokens", 0);
+        return false;
+    }
+    x->splits_special = wish->flag;
+    return true;
+}
+
+bool api_render_chat(struct front *f, struct exchange *x, const struct json *body,
+                     struct chat_prompt *out)
 {
     const struct json *messages = json_get(body, "messages");
     struct json kwargs;
@@ -78,7 +99,6 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
         .continue_final_message = lax_get_flag(body, "continue_final_message", false),
     };
     const char *wrong;
-    char why[512] = "";
     int rc;
 
     if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0) {
@@ -100,14 +120,18 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
                              "continue_final_message", 0);
         return false;
     }
+    if (!api_choose_split(f, x, body))
+        return false;
     if (r.continue_final_message)
         r.add_generation_prompt = false;
     if (r.tools != NULL && r.tools->n == 0)
         r.tools = NULL;
-    rc = chat_render(f->chat, &r, &x->arena, out, why, sizeof why);
+    if (r.tools != NULL && !chat_knows_tools(f->chat))
+        x->notice = "tools: the model's chat template knows none, so the prompt does not name them";
+    rc = chat_render(f->chat, &r, &x->arena, out);
     if (rc == ERR_OK)
         return true;
-    exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
+    exchange_reply_error(x, rc, out->why[0] == '\0' ? NULL : out->why, "messages", 0);
     return false;
 }
 
@@ -142,7 +166,7 @@ static const struct json *api_echoed(const struct json *messages)
 
 void api_chat(struct front *f, struct exchange *x, const struct json *body)
 {
-    struct buf prompt = {0};
+    struct chat_prompt prompt = {0};
     char why[160] = "";
     int rc;
 
@@ -150,12 +174,12 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
         return;
     if (api_render_chat(f, x, body, &prompt)) {
         x->echoed = x->echo ? api_echoed(json_get(body, "messages")) : NULL;
-        rc = gen_add_text(f, &x->gens[0], prompt.bytes == NULL ? "" : prompt.bytes, prompt.len,
-                          lax_get_flag(body, "add_special_tokens", false), why, sizeof why);
+        rc = gen_add_prompt(f, &x->gens[0], &prompt,
+                            lax_get_flag(body, "add_special_tokens", false), why, sizeof why);
         if (rc != ERR_OK)
             exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
-        else if (gen_hold(f, x, api_begin(f, x, &prompt)))
+        else if (gen_hold(f, x, api_begin(f, x, &prompt.text)))
             (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
     }
-    buf_fini(&prompt);
+    chat_prompt_fini(&prompt);
 }

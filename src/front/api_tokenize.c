@@ -35,7 +35,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
     bool chat = prompt == NULL && json_get(body, "messages") != NULL;
     struct token_list ids = {0};
     struct link_state state;
-    struct buf text = {0};
+    struct chat_prompt text = {0};
     struct buf b = {0};
     int rc;
 
@@ -51,16 +51,17 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         return;
     }
     if (chat && !api_render_chat(f, x, body, &text)) {
-        buf_fini(&text);
+        chat_prompt_fini(&text);
         return;
     }
     if (chat)
-        rc = tokenizer_encode(f->tokenizer, text.bytes == NULL ? "" : text.bytes, text.len,
-                              lax_get_flag(body, "add_special_tokens", false), &ids);
+        rc = tokenizer_encode_own(f->tokenizer, text.text.len == 0 ? "" : text.text.bytes,
+                                  text.text.len, lax_get_flag(body, "add_special_tokens", false),
+                                  x->splits_special ? &text.own : NULL, &ids);
     else
         rc = tokenizer_encode(f->tokenizer, prompt->text, prompt->text_len,
                               lax_get_flag(body, "add_special_tokens", true), &ids);
-    buf_fini(&text);
+    chat_prompt_fini(&text);
     if (rc != ERR_OK) {
         exchange_reply_error(x, rc, NULL, "prompt", 0);
         token_list_fini(&ids);

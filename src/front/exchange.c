@@ -75,10 +75,18 @@ static const char *exchange_reason(int status)
     }
 }
 
+void exchange_add_notice(struct exchange *x)
+{
+    if (x->notice != NULL)
+        buf_printf(&x->out, "X-Quire-Notice: %s\r\n", x->notice);
+}
+
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len)
 {
-    buf_printf(&x->out, "Status: %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n", status,
-               exchange_reason(status), type, len);
+    buf_printf(&x->out, "Status: %d %s\r\nContent-Type: %s\r\n", status, exchange_reason(status),
+               type);
+    exchange_add_notice(x);
+    buf_printf(&x->out, "Content-Length: %zu\r\n\r\n", len);
     buf_add(&x->out, body, len);
     x->head_sent = true;
     x->complete = true;

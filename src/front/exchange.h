@@ -122,6 +122,7 @@ struct exchange {
     const struct json *echoed; /* content of a last message of the assistant's; NULL: none */
     bool one_call;             /* parallel_tool_calls is false */
     bool hides_reasoning;      /* include_reasoning is false */
+    bool splits_special;       /* control tokens written in a chat's values are text there */
     bool return_ids;           /* return_token_ids */
     bool tokens_as_ids;        /* return_tokens_as_token_ids: "token_id:7" in log probabilities */
     bool prompt_logprobs;      /* the answer has those of the prompt */
@@ -146,6 +147,7 @@ struct exchange {
     const char *model;           /* the served name; lives as long as the process */
     const char *role;            /* of a chat's answer; lives as long as the process */
     const char *fingerprint;     /* of the server's build and model; lives as long as the process */
+    const char *notice;          /* a header X-Quire-Notice of an answer that is no error; NULL */
 
     /* The streamer's. */
     uint64_t answer;      /* as in wire_request; 0: it has one choice at most */
@@ -174,6 +176,9 @@ void exchange_free(struct exchange *x);
 /* Take a client's name for the request; false when it is empty, too long, or holds other bytes
  * than letters, digits, '-', '.' and '_'. */
 bool exchange_name(struct exchange *x, const char *name);
+
+/* Append the header of x->notice to a head, if there is one. */
+void exchange_add_notice(struct exchange *x);
 
 /* Make the whole answer: head and body. The exchange is complete then. */
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len);

@@ -522,6 +522,7 @@ static const struct fields_row fields_rows[] = {
     {"add_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"add_generation_prompt", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"continue_final_message", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
+    {"split_special_tokens", FIELDS_CHAT, fields_flag, 0, 0, 0, false}, /* api_chat.c reads it */
     {"chat_template_kwargs", FIELDS_CHAT, fields_object, 0, 0, 256, false},
     {"reasoning_effort", FIELDS_CHAT, fields_effort, 0, 0, 0, false}, /* api_chat.c reads it */
     {"max_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},

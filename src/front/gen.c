@@ -163,8 +163,8 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     return true;
 }
 
-int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
-                 char *why, size_t cap)
+/* Is there hope that a text of len bytes fits? */
+static int gen_check_length(struct front *f, const struct gen *g, size_t len, char *why, size_t cap)
 {
     size_t most = tokenizer_most_bytes(f->tokenizer);
     size_t at_least = most == 0 ? 0 : len / most;
@@ -181,7 +181,29 @@ int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, b
                        engine.max_model_len, at_least);
         return ERR_TOO_LONG;
     }
+    return ERR_OK;
+}
+
+int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
+                 char *why, size_t cap)
+{
+    int rc = gen_check_length(f, g, len, why, cap);
+
+    if (rc != ERR_OK)
+        return rc;
     return tokenizer_encode(f->tokenizer, text, len, add_special, &g->tokens);
+}
+
+int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *prompt,
+                   bool add_special, char *why, size_t cap)
+{
+    const struct spans *own = g->exchange->splits_special ? &prompt->own : NULL;
+    const char *text = prompt->text.len == 0 ? "" : prompt->text.bytes;
+    int rc = gen_check_length(f, g, prompt->text.len, why, cap);
+
+    if (rc != ERR_OK)
+        return rc;
+    return tokenizer_encode_own(f->tokenizer, text, prompt->text.len, add_special, own, &g->tokens);
 }
 
 bool gen_hold(struct front *f, struct exchange *x, enum form_start start)

@@ -87,6 +87,9 @@ static int main_open_text(struct front *f)
         log_error("front: %s", why[0] == '\0' ? err_sentence(rc) : why);
     else if (!chat_has_template(f->chat))
         log_warn("front: the model has no chat template; chats are refused");
+    else if (!chat_knows_tools(f->chat))
+        log_warn("front: the chat template knows no tools: prompts do not name those of a request; "
+                 "set chat_template to a file with one that does");
     return rc;
 }
 

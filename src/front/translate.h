@@ -85,6 +85,7 @@ translate_fn translate_refuse;     /* is not offered, unless the value asks for 
         {"cache_retention", translate_same, NULL}, {"logit_bias", translate_same, NULL},           \
         {"bad_words", translate_same, NULL}, {"allowed_token_ids", translate_same, NULL},          \
         {"structured_outputs", translate_same, NULL},                                              \
+        {"split_special_tokens", translate_same, NULL},                                            \
     {                                                                                              \
         "skip_special_tokens", translate_same, NULL                                                \
     }
@@ -104,6 +105,21 @@ int translate_member_text(struct translation *t, const struct json *obj, const c
 /* A tool's name, description, parameters and strictness as a chat's tool, appended to tools. */
 int translate_tool(struct translation *t, const struct json *tool, const char *schema_name,
                    const char *where, struct json_made *tools) ERR_CHECKED;
+
+/* The tools of a request for a response; rows of its table. */
+translate_fn translate_tools;
+
+/* The name of a namespace's tool, in the arena; space "" for none. */
+const char *translate_spaced(struct translation *t, const char *space, const char *name);
+
+/* Which tool of a request for a response a called function stands for. */
+struct translate_called {
+    const char *space; /* its namespace, or NULL */
+    const char *name;  /* within that; the function's own where there is no such tool */
+    bool is_custom;    /* it takes a text: the argument `input` */
+};
+
+struct translate_called translate_find_tool(const struct json *request, const char *name);
 
 /* A tool choice of one function by its name. */
 void translate_choose(struct translation *t, const char *name);

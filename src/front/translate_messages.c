@@ -38,6 +38,15 @@ static void messages_retain(struct translation *t, const struct json *body)
 
 /* --- blocks -------------------------------------------------------------------------------- */
 
+/* Claude Code's first block of the system is for a service's books and another with each request:
+ * it would keep every prompt from sharing what comes behind it. */
+static bool is_billing(const char *text)
+{
+    static const char head[] = "x-anthropic-billing-header:";
+
+    return strncmp(text, head, sizeof head - 1) == 0;
+}
+
 /* A text, or a list of text blocks. */
 static int messages_texts(struct translation *t, const struct json *v, const char *where,
                           struct json_made *texts)
@@ -62,15 +71,19 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
         rc = translate_member_text(t, b, "type", at, &type);
         if (rc != ERR_OK)
             return rc;
-        if (strcmp(type, "text") != 0)
-            return translate_fail(t, ERR_UNSUPPORTED,
-                                  "'%s': blocks of type '%.64s' are not supported here", at, type);
-        rc = translate_member_text(t, b, "text", at, &text);
+        if (strcmp(type, "text") == 0)
+            rc = translate_member_text(t, b, "text", at, &text);
+        else if (strcmp(type, "tool_reference") == 0) /* found by the client's tool search */
+            rc = translate_member_text(t, b, "tool_name", at, &text);
+        else
+            rc = translate_fail(t, ERR_UNSUPPORTED,
+                                "'%s': blocks of type '%.64s' are not supported here", at, type);
         if (rc == ERR_OK)
             rc = messages_mark(t, b, at);
         if (rc != ERR_OK)
             return rc;
-        json_put_text(texts, NULL, text);
+        if (!is_billing(text))
+            json_put_text(texts, NULL, text);
     }
     return ERR_OK;
 }

@@ -106,7 +106,33 @@ static int responses_call(struct translation *t, const struct json *item, const 
     if (rc != ERR_OK)
         return rc;
     translate_role(t, "assistant");
-    translate_call(t, id, name, json_get(item, "arguments"));
+    translate_call(t, id, translate_spaced(t, json_get_text(item, "namespace", ""), name),
+                   json_get(item, "arguments"));
+    return ERR_OK;
+}
+
+/* A call with a text: the argument `input` of the function that the tool is here. */
+static int responses_custom(struct translation *t, const struct json *item, const char *where)
+{
+    struct json_made inner = {.arena = t->arena};
+    const char *id = NULL;
+    const char *name = NULL;
+    const char *input = NULL;
+    struct json arguments;
+    int rc = translate_member_text(t, item, "call_id", where, &id);
+
+    if (rc == ERR_OK)
+        rc = translate_member_text(t, item, "name", where, &name);
+    if (rc == ERR_OK)
+        rc = translate_member_text(t, item, "input", where, &input);
+    if (rc != ERR_OK)
+        return rc;
+    json_put_text(&inner, "input", input);
+    arguments = json_made(&inner, JSON_OBJECT);
+    t->chat.failed = t->chat.failed || inner.failed;
+    translate_role(t, "assistant");
+    translate_call(t, id, translate_spaced(t, json_get_text(item, "namespace", ""), name),
+                   &arguments);
     return ERR_OK;
 }
 
@@ -164,6 +190,8 @@ static const struct responses_item {
     {"message", responses_message},
     {"function_call", responses_call},
     {"function_call_output", responses_output},
+    {"custom_tool_call", responses_custom},
+    {"custom_tool_call_output", responses_output},
     {"reasoning", responses_reasoning},
     {"item_reference", responses_reference},
 };
@@ -223,33 +251,21 @@ static int responses_talk(struct translation *t, const struct json *body)
 
 /* --- fields -------------------------------------------------------------------------------- */
 
-static int responses_tools(struct translation *t, const struct translate_row *row,
-                           const struct json *v)
+/* The function that a choice names, of whichever type and namespace its tool is. */
+static int responses_chosen(struct translation *t, const struct json *v, const char *where,
+                            const char **name)
 {
-    struct json_made tools = {.arena = t->arena};
-    char where[40];
+    const char *type = NULL;
+    int rc = translate_member_text(t, v, "type", where, &type);
 
-    if (v->kind != JSON_LIST)
-        return translate_type(t, row->name, "a list of tools", v);
-    for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *tool = &v->items[i];
-        const char *type = NULL;
-        int rc;
-
-        (void)snprintf(where, sizeof where, "tools[%u]", i);
-        if (tool->kind != JSON_OBJECT)
-            return translate_type(t, where, "an object", tool);
-        rc = translate_member_text(t, tool, "type", where, &type);
-        if (rc == ERR_OK && strcmp(type, "function") != 0)
-            rc = translate_fail(t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported",
-                                where, type);
-        if (rc == ERR_OK)
-            rc = translate_tool(t, tool, "parameters", where, &tools);
-        if (rc != ERR_OK)
-            return rc;
-    }
-    json_put_made(&t->chat, "tools", JSON_LIST, &tools);
-    return ERR_OK;
+    if (rc == ERR_OK && strcmp(type, "function") != 0 && strcmp(type, "custom") != 0)
+        rc = translate_fail(t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported",
+                            where, type);
+    if (rc == ERR_OK)
+        rc = translate_member_text(t, v, "name", where, name);
+    if (rc == ERR_OK)
+        *name = translate_spaced(t, json_get_text(v, "namespace", ""), *name);
+    return rc;
 }
 
 /* A choice among some of the tools, with its members one level deeper, as a chat has it. */
@@ -266,17 +282,11 @@ static int responses_allowed(struct translation *t, const struct json *v)
     for (uint32_t i = 0; i < tools->n; i++) {
         struct json_made function = {.arena = t->arena};
         struct json_made tool = function;
-        const char *type = NULL;
         const char *name = NULL;
         int rc;
 
         (void)snprintf(where, sizeof where, "tool_choice.tools[%u]", i);
-        rc = translate_member_text(t, &tools->items[i], "type", where, &type);
-        if (rc == ERR_OK && strcmp(type, "function") != 0)
-            rc = translate_fail(t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported",
-                                where, type);
-        if (rc == ERR_OK)
-            rc = translate_member_text(t, &tools->items[i], "name", where, &name);
+        rc = responses_chosen(t, &tools->items[i], where, &name);
         if (rc != ERR_OK)
             return rc;
         json_put_text(&function, "name", name);
@@ -309,11 +319,12 @@ static int responses_tool_choice(struct translation *t, const struct translate_r
                    : translate_type(t, row->name, "a string or an object", v);
     if (json_is_text(json_get(v, "type"), "allowed_tools"))
         return responses_allowed(t, v);
-    if (!json_is_text(json_get(v, "type"), "function"))
+    if (!json_is_text(json_get(v, "type"), "function") &&
+        !json_is_text(json_get(v, "type"), "custom"))
         return translate_fail(t, ERR_UNSUPPORTED,
-                              "'tool_choice' of another type than function or allowed_tools is not "
-                              "supported");
-    rc = translate_member_text(t, v, "name", row->name, &name);
+                              "'tool_choice' of another type than function, custom or "
+                              "allowed_tools is not supported");
+    rc = responses_chosen(t, v, row->name, &name);
     if (rc == ERR_OK)
         translate_choose(t, name);
     return rc;
@@ -430,14 +441,20 @@ static int responses_top_logprobs(struct translation *t, const struct json *body
     return ERR_OK;
 }
 
+/* auto: of a prompt that is too long the end is kept, so far as the answer leaves room. */
 static int responses_truncation(struct translation *t, const struct translate_row *row,
                                 const struct json *v)
 {
+    const struct json rest = {.kind = JSON_INT, .whole = -1, .text = "-1", .n = 2};
+
     if (v->kind != JSON_TEXT)
         return translate_type(t, row->name, "a string", v);
     if (strcmp(v->text, "disabled") == 0)
         return ERR_OK;
-    return translate_fail(t, ERR_UNSUPPORTED, "'truncation' other than disabled is not supported");
+    if (strcmp(v->text, "auto") != 0)
+        return translate_fail(t, ERR_INVALID, "'truncation' must be auto or disabled");
+    json_put(&t->chat, "truncate_prompt_tokens", &rest);
+    return ERR_OK;
 }
 
 static int responses_stateless(struct translation *t, const struct translate_row *row,
@@ -460,7 +477,7 @@ static const struct translate_row responses_rows[] = {
     {"top_p", translate_same, NULL},
     {"top_k", translate_same, NULL},
     {"stop", translate_same, NULL},
-    {"tools", responses_tools, NULL},
+    {"tools", translate_tools, NULL},
     {"tool_choice", responses_tool_choice, NULL},
     {"parallel_tool_calls", translate_same, NULL},
     {"text", responses_text, NULL},

@@ -54,21 +54,22 @@ static size_t lower_bound(const struct added_set *set, size_t low, size_t high, 
 }
 
 static const struct image_added *longest_at(const struct added_set *set, const char *text,
-                                            size_t len)
+                                            size_t at, size_t len, const struct added_judge *judge)
 {
-    size_t low = set->first[(unsigned char)text[0]];
-    size_t high = set->first[(unsigned char)text[0] + 1];
+    size_t low = set->first[(unsigned char)text[at]];
+    size_t high = set->first[(unsigned char)text[at] + 1];
     const struct image_added *best = NULL;
     size_t depth = 1;
 
     while (low < high) {
         int c;
 
-        while (low < high && set->tokens[low].text.len == depth)
-            best = &set->tokens[low++];
-        if (depth == len)
+        for (; low < high && set->tokens[low].text.len == depth; low++)
+            if (judge == NULL || judge->allows(judge->context, set->tokens[low].id, at, at + depth))
+                best = &set->tokens[low];
+        if (at + depth == len)
             break;
-        c = (unsigned char)text[depth];
+        c = (unsigned char)text[at + depth];
         low = lower_bound(set, low, high, depth, c);
         high = lower_bound(set, low, high, depth, c + 1);
         depth++;
@@ -115,10 +116,12 @@ static size_t strip_right(const char *text, size_t len, size_t stop)
     return stop;
 }
 
-bool added_next(const struct added_set *set, const char *text, size_t len, size_t *from,
-                size_t after, struct added_match *match)
+bool added_next(struct added_search *s, struct added_match *match)
 {
-    size_t at = *from;
+    const struct added_set *set = s->set;
+    const char *text = s->text;
+    size_t len = s->len;
+    size_t at = s->from;
 
     if (set->n == 0)
         return false;
@@ -129,7 +132,7 @@ bool added_next(const struct added_set *set, const char *text, size_t len, size_
             at++;
             continue;
         }
-        t = longest_at(set, text + at, len - at);
+        t = longest_at(set, text, at, len, s->judge);
         if (t == NULL) {
             at++;
             continue;
@@ -140,12 +143,13 @@ bool added_next(const struct added_set *set, const char *text, size_t len, size_
             !is_single_word(text, len, match->start, match->stop))
             continue;
         if ((t->flags & ADDED_LSTRIP) != 0)
-            match->start = match->start > after ? strip_left(text, match->start, after) : after;
+            match->start =
+                match->start > s->after ? strip_left(text, match->start, s->after) : s->after;
         if ((t->flags & ADDED_RSTRIP) != 0)
             match->stop = strip_right(text, len, match->stop);
-        *from = at;
+        s->from = at;
         return true;
     }
-    *from = len;
+    s->from = len;
     return false;
 }

@@ -31,13 +31,25 @@ struct added_match {
     int32_t id;
 };
 
-/* Find the next token.
- *
- *   from    where the search begins; updated to where it goes on
- *   after   end of the previous match: lstrip takes no white space before it
- *
- * Leftmost, of those at one place the longest. False when there is none. */
-bool added_next(const struct added_set *set, const char *text, size_t len, size_t *from,
-                size_t after, struct added_match *match);
+/* A say in which tokens may be found where; NULL stands for all, everywhere. */
+struct added_judge {
+    bool (*allows)(void *context, int32_t id, size_t start, size_t stop);
+    void *context;
+};
+
+/* A search through a text. */
+struct added_search {
+    const struct added_set *set;
+    const char *text; /* valid UTF-8 */
+    size_t len;
+    size_t from;                     /* where it goes on */
+    size_t after;                    /* end of the previous match: lstrip takes no white space
+                                        before it; the caller's to set */
+    const struct added_judge *judge; /* tokens that it does not allow count as if there were none
+                                        such */
+};
+
+/* Find the next token: leftmost, of those at one place the longest. False when there is none. */
+bool added_next(struct added_search *s, struct added_match *match);
 
 #endif

@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "text/reply.h"
+#include "text/spans.h"
 
 struct chat;
 
@@ -26,6 +27,17 @@ struct chat_request {
     bool continue_final_message;  /* end inside the last message, so that it goes on */
     int64_t now_unix_s;           /* what the template takes for now; 0 stands for the clock */
 };
+
+/* What comes of it. Start from {0}. */
+struct chat_prompt {
+    struct buf text;  /* without a NUL inside */
+    struct spans own; /* bytes of text that the template wrote itself, in the arena of the call: all
+                         others came out of the request */
+    bool raised;      /* after ERR_INVALID: the template did not take the messages */
+    char why[512];    /* after an error: a sentence for the client */
+};
+
+void chat_prompt_fini(struct chat_prompt *p);
 
 /* Load the template of a model folder: template_path if not NULL or "", else
  * chat_template.jinja, else chat_template of tokenizer_config.json (a text, or a list of named
@@ -44,22 +56,30 @@ const struct json *chat_part_text(const struct json *part);
 
 bool chat_has_template(const struct chat *c);
 
+/* Does the prompt say which tools there are? Found out at chat_open(). */
+bool chat_knows_tools(const struct chat *c);
+
 /* What the template's text says of the model's replies (reply.h). */
 enum reply_format chat_reply_format(const struct chat *c);
 enum reply_reasoning chat_reply_reasoning(const struct chat *c);
 
-/* Append the prompt. Tokenize it with add_special = false.
+/* Make the prompt, in *out. Tokenize it with add_special = false.
  *
- * Content given as a list of text parts is passed joined by newlines unless the template reads
- * parts itself; other kinds of parts are refused then, else they are the template's. Arguments of
- * tool calls given as JSON text are passed as the object they hold, as vLLM does.
+ * What a template wants is found out at chat_open(), and messages are shaped accordingly: content
+ * that is a list of text parts is passed as such where the role's are read so, else joined by
+ * newlines (other kinds of parts are refused then); an assistant's content that is null or missing
+ * becomes "" (null where calls are printed only then); arguments of tool calls become an object, or
+ * JSON text; reasoning comes under the names that the template looks for; messages of the system's
+ * that come later join the first one where no others are known.
  *
- *   arena   scratch for the call; nothing in out points into it
- *   why     out on error: a sentence for the client
+ * continue_final_message: the prompt ends where the last message's content does, as transformers'
+ * apply_chat_template() has it.
+ *
+ *   arena   scratch for the call, and for out->own
  *
  * Returns ERR_OK; ERR_INVALID when the messages are not as they must be or the template raised;
  * ERR_UNSUPPORTED when the model has no template; ERR_LIMIT; ERR_NO_MEMORY. */
 int chat_render(const struct chat *c, const struct chat_request *r, struct arena *arena,
-                struct buf *out, char *why, size_t why_cap) ERR_CHECKED;
+                struct chat_prompt *out) ERR_CHECKED;
 
 #endif

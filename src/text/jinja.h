@@ -16,6 +16,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "text/spans.h"
 
 #define JINJA_STEPS_MAX  10000000           /* statements, expressions and items visited */
 #define JINJA_OUTPUT_MAX ((size_t)64 << 20) /* bytes of output, also of any one text */
@@ -39,12 +40,21 @@ struct jinja_vars {
     struct jinja_var *first;
     int64_t now_unix_s; /* what strftime_now() says; 0 stands for the clock */
     bool failed;        /* the arena gave out; jinja_render() then returns ERR_NO_MEMORY */
+    struct spans *own;  /* out of jinja_render(): the bytes of the output that the template wrote
+                           itself, in the arena; all others came out of values. NULL: not told */
 };
 
 void jinja_vars_init(struct jinja_vars *v, struct arena *arena);
 void jinja_vars_json(struct jinja_vars *v, const char *name,
                      const struct json *node); /* NULL: none */
+
+/* A text that counts as the template's own, such as the name of a special token. */
 void jinja_vars_text(struct jinja_vars *v, const char *name, const char *text, size_t len);
+
+/* In the list of objects `name`, the texts under `member` that are among words (ended by NULL)
+ * count as the template's own: templates put a role between the bars of a special token. */
+void jinja_vars_trust(struct jinja_vars *v, const char *name, const char *member,
+                      const char *const *words);
 void jinja_vars_bool(struct jinja_vars *v, const char *name, bool flag);
 void jinja_vars_int(struct jinja_vars *v, const char *name, int64_t number);
 void jinja_vars_none(struct jinja_vars *v, const char *name);
@@ -52,13 +62,8 @@ void jinja_vars_none(struct jinja_vars *v, const char *name);
 /* Render into out (appended).
  *
  * Returns ERR_OK; ERR_INVALID when the template raised or did what Python would not allow (why
- * holds raise_exception's text, or line and reason); ERR_LIMIT when a bound was reached;
+ * holds "line N: " and raise_exception's text, or the reason); ERR_LIMIT when a bound was reached;
  * ERR_NO_MEMORY when the arena or out gave out. After an error out holds what came before it. */
 int jinja_render(const struct jinja *j, const struct jinja_vars *v, struct arena *arena,
                  struct buf *out, char *why, size_t why_cap) ERR_CHECKED;
-
-/* True when the template reads parts of a message's content (a loop over `x.content` or
- * `x['content']`), so that it wants content as a list; false when it wants a text. */
-bool jinja_loops_over_content(const struct jinja *j);
-
 #endif

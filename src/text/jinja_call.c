@@ -84,14 +84,14 @@ static bool real_op(struct jrender *r, char op, bool twice, double a, double b, 
 
 static bool repeat_text(struct jrender *r, struct jval v, int64_t n, struct jval *out)
 {
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
+    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
     int64_t i;
 
     if (n > 0 && v.len > 0 && n > (int64_t)(JINJA_OUTPUT_MAX / v.len))
         return jfault_set(&r->fault, ERR_LIMIT, "the template makes too much text");
     for (i = 0; v.len > 0 && i < n; i++)
-        buf_add(&b, v.text, v.len);
-    return jv_take_buf(r, &b, out);
+        jbuf_add(r, &b, v);
+    return jbuf_take(r, &b, out);
 }
 
 static bool join_lists(struct jrender *r, struct jval a, struct jval b, struct jval *out)
@@ -112,7 +112,7 @@ static bool join_lists(struct jrender *r, struct jval a, struct jval b, struct j
 /* "%s" % values: %s, %d and %%, as formats in templates use. */
 static bool format_text(struct jrender *r, struct jval v, struct jval args, struct jval *out)
 {
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
+    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
     size_t used = 0;
     size_t i;
     bool good = true;
@@ -121,11 +121,11 @@ static bool format_text(struct jrender *r, struct jval v, struct jval args, stru
         struct jval arg = args;
 
         if (v.text[i] != '%' || i + 1 == v.len) {
-            buf_add_byte(&b, v.text[i]);
+            jbuf_add(r, &b, jv_part(v, i, 1));
             continue;
         }
         if (v.text[++i] == '%') {
-            buf_add_byte(&b, '%');
+            jbuf_add(r, &b, jv_part(v, i, 1));
             continue;
         }
         if (args.kind == JV_TUPLE && used >= args.list->n)
@@ -139,10 +139,10 @@ static bool format_text(struct jrender *r, struct jval v, struct jval args, stru
         good = good && jv_str(r, &b, arg);
     }
     if (!good) {
-        buf_fini(&b);
+        buf_fini(&b.text);
         return false;
     }
-    return jv_take_buf(r, &b, out);
+    return jbuf_take(r, &b, out);
 }
 
 /* An operator of texts, other than ~. */
@@ -336,7 +336,7 @@ bool jitem(struct jrender *r, struct jval v, struct jval key, struct jval *out)
         if (at >= 0 && at < n) {
             size_t from = jtext_offset(v.text, v.len, (size_t)at);
 
-            *out = jv_text(v.text + from, utf8_sequence(v.text + from, v.len - from));
+            *out = jv_part(v, from, utf8_sequence(v.text + from, v.len - from));
             out->safe = v.safe;
         }
         return jstep(r, 1 + v.len / 64);
@@ -553,7 +553,8 @@ bool jglobal_call(struct jrender *r, const char *name, const struct jargs *args,
     v = jarg_or(args, 0, "message", jv_text("the template raised an exception", 32));
     if (!jv_to_text(r, v, &v))
         return false;
-    return jfault_set(&r->fault, ERR_INVALID, "%.*s", (int)(v.len < 500 ? v.len : 500), v.text);
+    return jfault_set(&r->fault, ERR_INVALID, "line %d: %.*s", r->line,
+                      (int)(v.len < 480 ? v.len : 480), v.text);
 }
 
 bool jcall(struct jrender *r, struct jval callee, const struct jargs *args, struct jval *out)

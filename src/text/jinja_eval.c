@@ -173,7 +173,7 @@ static bool eval_slice(struct jrender *r, const struct jnode *n, struct jscope *
     struct jval step = jv_int(1);
     struct jlist *from = NULL;
     struct jlist *l;
-    struct buf text = {0};
+    struct jbuf text = {0};
     int64_t start;
     int64_t stop;
     int64_t len;
@@ -201,7 +201,7 @@ static bool eval_slice(struct jrender *r, const struct jnode *n, struct jscope *
         return false;
     for (i = start; back ? i > stop : i < stop; i += step.whole) {
         if (of.kind == JV_TEXT)
-            buf_add(&text, from->items[i].text, from->items[i].len);
+            jbuf_add(r, &text, from->items[i]);
         else if (!jlist_add(r, l, from->items[i]))
             return false;
     }
@@ -209,7 +209,7 @@ static bool eval_slice(struct jrender *r, const struct jnode *n, struct jscope *
         *out = (struct jval){.kind = of.kind, .list = l};
         return true;
     }
-    if (!jv_take_buf(r, &text, out))
+    if (!jbuf_take(r, &text, out))
         return false;
     out->safe = of.safe;
     return true;
@@ -369,7 +369,10 @@ static bool eval_two(struct jrender *r, const struct jnode *n, struct jscope *s,
 static bool eval_kind(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out)
 {
     switch (n->kind) {
-    case JN_CONST: *out = n->value; return true;
+    case JN_CONST:
+        *out = n->value;
+        out->origin = &jorigin_own;
+        return true;
     case JN_PIPED: *out = r->piped; return true;
     case JN_NAME: name_value(s, n, out); return true;
     case JN_LIST:
@@ -458,18 +461,18 @@ static bool assign(struct jrender *r, const struct jnode *target, struct jscope 
 static enum jflow capture(struct jrender *r, const struct jnode *body, struct jscope *s,
                           struct jval *out)
 {
-    struct buf text = {.limit = JINJA_OUTPUT_MAX};
-    struct buf *outer = r->out;
+    struct jbuf text = {.text = {.limit = JINJA_OUTPUT_MAX}};
+    struct jbuf *outer = r->out;
     enum jflow flow;
 
     r->out = &text;
     flow = run_body(r, body, s);
     r->out = outer;
     if (flow == JF_FAILED) {
-        buf_fini(&text);
+        buf_fini(&text.text);
         return JF_FAILED;
     }
-    return jv_take_buf(r, &text, out) ? flow : JF_FAILED;
+    return jbuf_take(r, &text, out) ? flow : JF_FAILED;
 }
 
 /* Items that pass a loop's filter. */
@@ -736,7 +739,7 @@ static enum jflow run_value(struct jrender *r, const struct jnode *n, struct jsc
 static enum jflow run_one(struct jrender *r, const struct jnode *n, struct jscope *s)
 {
     switch (n->kind) {
-    case JN_DATA: buf_add(r->out, n->text, n->len); return JF_ON;
+    case JN_DATA: jbuf_add(r, r->out, jv_own(n->text, n->len)); return JF_ON;
     case JN_OUTPUT:
     case JN_SET:
     case JN_SET_BLOCK:
@@ -784,7 +787,7 @@ static enum jflow run_body(struct jrender *r, const struct jnode *n, struct jsco
         r->line = n->line;
         if (!jstep(r, 1))
             return JF_FAILED;
-        if (r->out->failed || r->out->len > JINJA_OUTPUT_MAX) {
+        if (r->out->text.failed || r->out->text.len > JINJA_OUTPUT_MAX) {
             (void)jfault_set(&r->fault, ERR_LIMIT, "the template's output is too long");
             return JF_FAILED;
         }
@@ -825,7 +828,28 @@ void jinja_vars_json(struct jinja_vars *v, const char *name, const struct json *
 
 void jinja_vars_text(struct jinja_vars *v, const char *name, const char *text, size_t len)
 {
-    vars_add(v, name, jv_text(text, len));
+    vars_add(v, name, jv_own(text, len));
+}
+
+void jinja_vars_trust(struct jinja_vars *v, const char *name, const char *member,
+                      const char *const *words)
+{
+    const struct jinja_var *var = v->first;
+
+    while (var != NULL && strcmp(var->name, name) != 0)
+        var = var->next;
+    if (var == NULL || var->value.kind != JV_LIST)
+        return;
+    for (size_t i = 0; i < var->value.list->n; i++) {
+        struct jval item = var->value.list->items[i];
+        struct jval *text = NULL;
+
+        if (item.kind == JV_DICT)
+            text = jdict_get_text(item.dict, member, strlen(member));
+        for (size_t w = 0; text != NULL && words[w] != NULL; w++)
+            if (jv_is(*text, words[w]))
+                text->origin = &jorigin_own;
+    }
 }
 
 void jinja_vars_bool(struct jinja_vars *v, const char *name, bool flag)
@@ -846,7 +870,8 @@ void jinja_vars_none(struct jinja_vars *v, const char *name)
 int jinja_render(const struct jinja *j, const struct jinja_vars *v, struct arena *arena,
                  struct buf *out, char *why, size_t why_cap)
 {
-    struct jrender r = {.arena = arena, .out = out, .steps = JINJA_STEPS_MAX};
+    struct jbuf text = {.text = *out};
+    struct jrender r = {.arena = arena, .out = &text, .steps = JINJA_STEPS_MAX};
     struct jscope given = {0};
     struct jscope top = {.parent = &given};
     const struct jinja_var *var;
@@ -859,8 +884,11 @@ int jinja_render(const struct jinja *j, const struct jinja_vars *v, struct arena
             (void)scope_set(&r, &given, var->name, strlen(var->name), var->value);
     if (r.fault.rc == ERR_OK)
         (void)run_body(&r, j->body, &top);
+    *out = text.text;
     if (r.fault.rc == ERR_OK && out->failed)
         (void)jno_memory(&r);
+    if (v->own != NULL)
+        *v->own = text.own;
     if (r.fault.rc != ERR_OK && why != NULL && why_cap > 0)
         (void)snprintf(why, why_cap, "%s", r.fault.text);
     return r.fault.rc;
@@ -895,9 +923,4 @@ void jinja_close(struct jinja *j)
         return;
     arena_reset(&j->arena);
     mem_free(j);
-}
-
-bool jinja_loops_over_content(const struct jinja *j)
-{
-    return j->loops_over_content;
 }

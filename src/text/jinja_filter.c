@@ -136,7 +136,7 @@ static bool f_trim(struct jrender *r, struct jval in, const struct jargs *args, 
     if (!jv_to_text(r, in, &in))
         return false;
     from = jtext_strip_left(in.text, in.len, set);
-    *out = jv_text(in.text + from, jtext_strip_right(in.text + from, in.len - from, set));
+    *out = jv_part(in, from, jtext_strip_right(in.text + from, in.len - from, set));
     out->safe = in.safe;
     return true;
 }
@@ -156,7 +156,7 @@ static bool f_join(struct jrender *r, struct jval in, const struct jargs *args, 
 {
     struct jval between = jarg_or(args, 0, "d", jv_text("", 0));
     struct jval attribute = jarg_or(args, 1, "attribute", jv_none());
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
+    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
     struct jlist *l;
     size_t i;
     bool good = jv_iterate(r, in, &l) && jv_to_text(r, between, &between);
@@ -167,14 +167,14 @@ static bool f_join(struct jrender *r, struct jval in, const struct jargs *args, 
         if (attribute.kind != JV_NONE)
             good = attr_path(r, item, attribute, &item);
         if (i > 0)
-            buf_add(&b, between.text, between.len);
+            jbuf_add(r, &b, between);
         good = good && jv_str(r, &b, item);
     }
     if (!good) {
-        buf_fini(&b);
+        buf_fini(&b.text);
         return false;
     }
-    return jv_take_buf(r, &b, out);
+    return jbuf_take(r, &b, out);
 }
 
 static bool f_items(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
@@ -270,7 +270,7 @@ static bool f_indent(struct jrender *r, struct jval in, const struct jargs *args
     struct jval width = jarg_or(args, 0, "width", jv_int(4));
     bool first = jv_truth(jarg_or(args, 1, "first", jv_bool(false)));
     bool blank = jv_truth(jarg_or(args, 2, "blank", jv_bool(false)));
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
+    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
     struct jval unit = width;
     struct jval lines;
     size_t i;
@@ -288,12 +288,12 @@ static bool f_indent(struct jrender *r, struct jval in, const struct jargs *args
         struct jval line = lines.list->items[i];
 
         if (i > 0)
-            buf_add_byte(&b, '\n');
+            jbuf_add(r, &b, jv_own("\n", 1));
         if (i == 0 ? first : blank || line.len > 0)
-            buf_add(&b, unit.text, unit.len);
-        buf_add(&b, line.text, line.len);
+            jbuf_add(r, &b, unit);
+        jbuf_add(r, &b, line);
     }
-    if (!jv_take_buf(r, &b, out))
+    if (!jbuf_take(r, &b, out))
         return false;
     out->safe = in.safe;
     return true;

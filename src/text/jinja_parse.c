@@ -616,15 +616,6 @@ static struct jnode *parse_target(struct parser *p, bool with_attr)
     return commas ? tuple : tuple->a;
 }
 
-static void note_content_loop(struct parser *p, const struct jnode *list)
-{
-    const struct jnode *key = list->kind == JN_ITEM ? list->b : NULL;
-
-    if ((list->kind == JN_ATTR && strcmp(list->text, "content") == 0) ||
-        (key != NULL && key->kind == JN_CONST && jv_is(key->value, "content")))
-        p->j->loops_over_content = true;
-}
-
 static struct jnode *parse_for(struct parser *p)
 {
     static const char *const ends[] = {"else", "endfor", NULL};
@@ -637,7 +628,6 @@ static struct jnode *parse_for(struct parser *p)
         return parse_fail(p, "'in' is expected");
     if ((n->b = parse_tuple(p, false, false)) == NULL)
         return NULL;
-    note_content_loop(p, n->b);
     if (take_name(p, "if") && (n->c = parse_expr(p)) == NULL)
         return NULL;
     if (is_name(p, "recursive")) {

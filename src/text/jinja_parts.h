@@ -3,6 +3,7 @@
 #define QUIRE_TEXT_JINJA_PARTS_H
 
 #include "text/jinja.h"
+#include "text/spans.h"
 
 /* --- source ------------------------------------------------------------------------------------*/
 
@@ -99,10 +100,21 @@ enum jkind {
     JV_JOINER,
 };
 
+/* Which bytes of a text the template wrote itself; all others came out of its variables. Pieces of
+ * a text share it: a place is told by its distance from base. */
+struct jorigin {
+    const char *base; /* the text that spans speak of; NULL: every byte is the template's */
+    const struct span *items;
+    size_t n;
+};
+
+extern const struct jorigin jorigin_own; /* of a text that is the template's throughout */
+
 struct jval {
     enum jkind kind : 8;
-    bool safe : 1; /* JV_TEXT: markup (jtext_escape()) */
-    uint32_t len;  /* JV_TEXT, JV_BIG, JV_GLOBAL, JV_UNDEFINED: bytes of text */
+    bool safe : 1;                /* JV_TEXT: markup (jtext_escape()) */
+    uint32_t len;                 /* JV_TEXT, JV_BIG, JV_GLOBAL, JV_UNDEFINED: bytes of text */
+    const struct jorigin *origin; /* JV_TEXT; NULL: no byte is the template's */
     union {
         bool flag;
         int64_t whole;
@@ -158,7 +170,6 @@ struct jnode {
 struct jinja {
     struct arena arena;
     struct jnode *body;
-    bool loops_over_content;
 };
 
 /* Parse tokens; NULL: see fault (an empty template is a JN_DATA without text). */
@@ -201,9 +212,15 @@ struct jloop {
 
 enum jflow { JF_ON, JF_BREAK, JF_CONTINUE, JF_FAILED };
 
+/* A text in the making with the spans that are the template's. */
+struct jbuf {
+    struct buf text;
+    struct spans own;
+};
+
 struct jrender {
     struct arena *arena;
-    struct buf *out;
+    struct jbuf *out;
     struct jfault fault;
     int64_t now_unix_s;
     int64_t steps;     /* left */
@@ -249,7 +266,9 @@ struct jval jarg_or(const struct jargs *args, size_t place, const char *name, st
 
 /* --- values ------------------------------------------------------------------------------------*/
 
-struct jval jv_text(const char *text, size_t len);
+struct jval jv_text(const char *text, size_t len);           /* as of a variable */
+struct jval jv_own(const char *text, size_t len);            /* as of the template */
+struct jval jv_part(struct jval v, size_t from, size_t len); /* of a text; not marked as safe */
 struct jval jv_int(int64_t whole);
 struct jval jv_bool(bool flag);
 struct jval jv_real(double real);
@@ -279,7 +298,7 @@ struct jval *jdict_get_text(const struct jdict *d, const char *key, size_t len);
 bool jv_iterate(struct jrender *r, struct jval v, struct jlist **out);
 
 /* Append as str() and repr() of Python print, bounded in depth. */
-bool jv_str(struct jrender *r, struct buf *out, struct jval v);
+bool jv_str(struct jrender *r, struct jbuf *out, struct jval v);
 bool jv_repr(struct jrender *r, struct buf *out, struct jval v, int depth);
 bool jv_to_text(struct jrender *r, struct jval v, struct jval *out); /* str() in the arena */
 
@@ -293,8 +312,12 @@ struct jdump {
 
 bool jv_json(struct jrender *r, struct buf *out, struct jval v, const struct jdump *how, int depth);
 
-/* Move what a buf holds into the arena and end the buf; false after an error. */
+/* Move what a buf holds into the arena and end the buf; false after an error. What a struct buf
+ * has gathered counts as a variable's: so an operation that does not care for origins makes no text
+ * that passes for the template's. */
 bool jv_take_buf(struct jrender *r, struct buf *b, struct jval *out);
+bool jbuf_take(struct jrender *r, struct jbuf *b, struct jval *out);
+void jbuf_add(struct jrender *r, struct jbuf *b, struct jval text);
 bool jv_concat(struct jrender *r, struct jval a, struct jval b, struct jval *out); /* texts */
 struct jval jv_from_json(struct arena *a, const struct json *node, bool *failed);
 

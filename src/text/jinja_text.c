@@ -109,36 +109,46 @@ bool jtext_case(struct jrender *r, struct jval v, const char *how, struct jval *
             start = how[0] == 't' && !is_cased(c);
         i += utf8_sequence(v.text + i, v.len - i);
     }
-    return jstep(r, 1 + v.len / 16) ? jv_take_buf(r, &b, out) : (buf_fini(&b), false);
+    if (!jstep(r, 1 + v.len / 16)) {
+        buf_fini(&b);
+        return false;
+    }
+    if (!jv_take_buf(r, &b, out))
+        return false;
+    if (v.origin == &jorigin_own)
+        out->origin = v.origin;
+    return true;
 }
 
 bool jtext_replace(struct jrender *r, struct jval v, struct jval from, struct jval to,
                    int64_t count, struct jval *out)
 {
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
-    const char *at = v.text;
-    const char *end = v.text + v.len;
+    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
+    size_t at = 0;
 
-    while (count != 0 && at <= end) {
-        const char *found = jtext_find(at, (size_t)(end - at), from.text, from.len);
+    while (count != 0 && at <= v.len) {
+        const char *found = jtext_find(v.text + at, v.len - at, from.text, from.len);
 
-        if (found == NULL || (from.len == 0 && at == end))
+        if (found == NULL || (from.len == 0 && at == v.len))
             break;
-        buf_add(&b, at, (size_t)(found - at));
-        buf_add(&b, to.text, to.len);
-        at = found + from.len;
+        jbuf_add(r, &b, jv_part(v, at, (size_t)(found - v.text) - at));
+        jbuf_add(r, &b, to);
+        at = (size_t)(found - v.text) + from.len;
         if (from.len == 0) {
-            size_t n = utf8_sequence(at, (size_t)(end - at));
+            size_t n = utf8_sequence(v.text + at, v.len - at);
 
-            buf_add(&b, at, n);
+            jbuf_add(r, &b, jv_part(v, at, n));
             at += n;
         }
         count--;
     }
     if (from.len == 0 && count != 0)
-        buf_add(&b, to.text, to.len);
-    buf_add(&b, at, (size_t)(end - at));
-    return jstep(r, 1 + b.len / 64) ? jv_take_buf(r, &b, out) : (buf_fini(&b), false);
+        jbuf_add(r, &b, to);
+    jbuf_add(r, &b, jv_part(v, at, v.len - at));
+    if (jstep(r, 1 + b.text.len / 64))
+        return jbuf_take(r, &b, out);
+    buf_fini(&b.text);
+    return false;
 }
 
 /* Markup is a text that HTML's characters need not be replaced in, as the filters safe and escape
@@ -223,7 +233,7 @@ static bool text_strip(struct jrender *r, struct jval v, const char *name, const
         from = jtext_strip_left(v.text, to, set);
     if (name[0] != 'l')
         to = from + jtext_strip_right(v.text + from, to - from, set);
-    *out = jv_text(v.text + from, to - from);
+    *out = jv_part(v, from, to - from);
     return true;
 }
 
@@ -238,7 +248,7 @@ static bool split_spaces(struct jrender *r, struct jval v, int64_t max, struct j
             end = jtext_strip_right(v.text, v.len, NULL);
         while (max >= -1 && end < v.len && !unicode_is_python_space(utf8_decode(v.text + end)))
             end += utf8_sequence(v.text + end, v.len - end);
-        if (!jlist_add(r, l, jv_text(v.text + at, end - at)))
+        if (!jlist_add(r, l, jv_part(v, at, end - at)))
             return false;
         if (max == -1 && end > at &&
             jtext_strip_left(v.text + end, v.len - end, NULL) == v.len - end)
@@ -268,11 +278,11 @@ static bool text_split(struct jrender *r, struct jval v, const struct jargs *arg
 
         if (found == NULL)
             break;
-        if (!jlist_add(r, l, jv_text(v.text + at, (size_t)(found - v.text) - at)))
+        if (!jlist_add(r, l, jv_part(v, at, (size_t)(found - v.text) - at)))
             return false;
         at = (size_t)(found - v.text) + sep.len;
     }
-    return jlist_add(r, l, jv_text(v.text + at, v.len - at));
+    return jlist_add(r, l, jv_part(v, at, v.len - at));
 }
 
 /* rsplit with a separator: the last `max` of them count. */
@@ -294,8 +304,9 @@ static bool text_rsplit(struct jrender *r, struct jval v, const struct jargs *ar
     if (limit.kind != JV_INT || limit.whole < 0 || l->n < 2 || (uint64_t)limit.whole >= l->n - 1)
         return true;
     joined = l->n - (size_t)limit.whole; /* the first pieces stay together */
-    l->items[0] = jv_text(l->items[0].text, (size_t)(l->items[joined - 1].text - l->items[0].text) +
-                                                l->items[joined - 1].len);
+    l->items[0] =
+        jv_part(l->items[0], 0,
+                (size_t)(l->items[joined - 1].text - l->items[0].text) + l->items[joined - 1].len);
     memmove(l->items + 1, l->items + joined, (l->n - joined) * sizeof *l->items);
     l->n -= joined - 1;
     return true;
@@ -335,7 +346,7 @@ static bool text_remove(struct jrender *r, struct jval v, bool end, const struct
         return false;
     *out = v;
     if (affix_matches(v, affix, end))
-        *out = jv_text(end ? v.text : v.text + affix.len, v.len - affix.len);
+        *out = jv_part(v, end ? 0 : affix.len, v.len - affix.len);
     return true;
 }
 
@@ -401,7 +412,7 @@ static bool text_is(struct jval v, const char *name)
 
 static bool text_join(struct jrender *r, struct jval v, const struct jargs *args, struct jval *out)
 {
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
+    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
     struct jlist *l;
     struct jval items;
     size_t i;
@@ -412,22 +423,22 @@ static bool text_join(struct jrender *r, struct jval v, const struct jargs *args
         struct jval item = l->items[i];
 
         if (v.safe ? !jtext_escape(r, item, &item) : item.kind != JV_TEXT) {
-            buf_fini(&b);
+            buf_fini(&b.text);
             return jraise(r, "sequence item %zu: expected str instance, %s found", i,
                           jv_type_name(item));
         }
         if (i > 0)
-            buf_add(&b, v.text, v.len);
-        buf_add(&b, item.text, item.len);
+            jbuf_add(r, &b, v);
+        jbuf_add(r, &b, item);
     }
-    return jv_take_buf(r, &b, out);
+    return jbuf_take(r, &b, out);
 }
 
 /* str.format() with {} and {0} and {name}. */
 static bool text_format(struct jrender *r, struct jval v, const struct jargs *args,
                         struct jval *out)
 {
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
+    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
     size_t next = 0;
     size_t i = 0;
     bool good = true;
@@ -438,12 +449,12 @@ static bool text_format(struct jrender *r, struct jval v, const struct jargs *ar
         struct jval arg;
 
         if ((v.text[i] == '{' || v.text[i] == '}') && i + 1 < v.len && v.text[i + 1] == v.text[i]) {
-            buf_add_byte(&b, v.text[i]);
+            jbuf_add(r, &b, jv_part(v, i, 1));
             i += 2;
             continue;
         }
         if (v.text[i] != '{') {
-            buf_add_byte(&b, v.text[i++]);
+            jbuf_add(r, &b, jv_part(v, i++, 1));
             continue;
         }
         for (i++; i < v.len && v.text[i] != '}' && n < sizeof name - 1; i++)
@@ -460,10 +471,10 @@ static bool text_format(struct jrender *r, struct jval v, const struct jargs *ar
         good = good && jv_str(r, &b, arg);
     }
     if (!good) {
-        buf_fini(&b);
+        buf_fini(&b.text);
         return false;
     }
-    return jv_take_buf(r, &b, out);
+    return jbuf_take(r, &b, out);
 }
 
 bool jtext_lines(struct jrender *r, struct jval v, bool keep_ends, struct jval *out)
@@ -475,7 +486,7 @@ bool jtext_lines(struct jrender *r, struct jval v, bool keep_ends, struct jval *
         size_t next;
         size_t end = line_end(v.text, v.len, at, &next);
 
-        if (!jlist_add(r, l, jv_text(v.text + at, (keep_ends ? next : end) - at)))
+        if (!jlist_add(r, l, jv_part(v, at, (keep_ends ? next : end) - at)))
             return false;
         at = next;
     }

@@ -11,6 +11,8 @@
 #include "base/utf8.h"
 #include "text/unicode.h"
 
+const struct jorigin jorigin_own = {0};
+
 #define PRINT_DEPTH_MAX (JSON_DEPTH_MAX + JINJA_DEPTH_MAX) /* of lists and dicts in print */
 
 bool jraise(struct jrender *r, const char *format, ...)
@@ -40,6 +42,18 @@ bool jstep(struct jrender *r, size_t n)
 struct jval jv_text(const char *text, size_t len)
 {
     return (struct jval){.kind = JV_TEXT, .len = (uint32_t)len, .text = text};
+}
+
+struct jval jv_own(const char *text, size_t len)
+{
+    return (struct jval){
+        .kind = JV_TEXT, .len = (uint32_t)len, .origin = &jorigin_own, .text = text};
+}
+
+struct jval jv_part(struct jval v, size_t from, size_t len)
+{
+    return (struct jval){
+        .kind = JV_TEXT, .len = (uint32_t)len, .origin = v.origin, .text = v.text + from};
 }
 
 struct jval jv_int(int64_t whole)
@@ -357,7 +371,7 @@ bool jv_iterate(struct jrender *r, struct jval v, struct jlist **out)
     while (v.kind == JV_TEXT && i < v.len) {
         size_t n = utf8_sequence(v.text + i, v.len - i);
 
-        if (!jlist_add(r, l, jv_text(v.text + i, n)))
+        if (!jlist_add(r, l, jv_part(v, i, n)))
             return false;
         i += n;
     }
@@ -436,9 +450,69 @@ bool jv_take_buf(struct jrender *r, struct buf *b, struct jval *out)
     return copy != NULL || jno_memory(r);
 }
 
+/* Spans of a text's own bytes, moved so that it begins at `at`. */
+static bool add_origin(struct jrender *r, struct spans *own, struct jval v, size_t at)
+{
+    const struct jorigin *from = v.origin;
+    size_t first;
+    size_t i;
+
+    if (from == NULL || v.len == 0)
+        return true;
+    if (from->base == NULL)
+        return spans_add(own, r->arena, at, at + v.len);
+    first = (size_t)(v.text - from->base);
+    for (i = spans_find(from->items, from->n, first); i < from->n; i++) {
+        struct span s = from->items[i];
+        size_t start = s.start > first ? s.start - first : 0;
+        size_t stop = s.stop - first < v.len ? s.stop - first : v.len;
+
+        if (start >= v.len)
+            break;
+        if (!spans_add(own, r->arena, at + start, at + stop))
+            return false;
+    }
+    return true;
+}
+
+/* A text of len bytes of which `own` are the template's. */
+static bool with_origin(struct jrender *r, const struct spans *own, const char *text, size_t len,
+                        struct jval *out)
+{
+    struct jorigin *origin;
+
+    *out = jv_text(text, len);
+    if (own->n == 0)
+        return true;
+    out->origin = &jorigin_own;
+    if (own->n == 1 && own->items[0].start == 0 && own->items[0].stop == len)
+        return true;
+    origin = arena_alloc(r->arena, sizeof *origin);
+    if (origin == NULL)
+        return jno_memory(r);
+    *origin = (struct jorigin){.base = text, .items = own->items, .n = own->n};
+    out->origin = origin;
+    return true;
+}
+
+void jbuf_add(struct jrender *r, struct jbuf *b, struct jval text)
+{
+    size_t at = b->text.len;
+
+    buf_add(&b->text, text.text, text.len);
+    if (!b->text.failed && !add_origin(r, &b->own, text, at))
+        b->text.failed = true;
+}
+
+bool jbuf_take(struct jrender *r, struct jbuf *b, struct jval *out)
+{
+    return jv_take_buf(r, &b->text, out) && with_origin(r, &b->own, out->text, out->len, out);
+}
+
 bool jv_concat(struct jrender *r, struct jval a, struct jval b, struct jval *out)
 {
     size_t len = (size_t)a.len + b.len;
+    struct spans own = {0};
     char *text;
 
     r->text_bytes += len;
@@ -450,8 +524,9 @@ bool jv_concat(struct jrender *r, struct jval a, struct jval b, struct jval *out
     memcpy(text, a.text, a.len);
     memcpy(text + a.len, b.text, b.len);
     text[len] = '\0';
-    *out = jv_text(text, len);
-    return true;
+    if (!add_origin(r, &own, a, 0) || !add_origin(r, &own, b, a.len))
+        return jno_memory(r);
+    return with_origin(r, &own, text, len, out);
 }
 
 static void repr_char(struct buf *out, uint32_t c, const char *utf8, size_t n, char quote)
@@ -561,13 +636,13 @@ bool jv_repr(struct jrender *r, struct buf *out, struct jval v, int depth)
     return true;
 }
 
-bool jv_str(struct jrender *r, struct buf *out, struct jval v)
+bool jv_str(struct jrender *r, struct jbuf *out, struct jval v)
 {
     if (v.kind == JV_TEXT) {
-        buf_add(out, v.text, v.len);
+        jbuf_add(r, out, v);
         return true;
     }
-    return jv_repr(r, out, v, 0);
+    return jv_repr(r, &out->text, v, 0);
 }
 
 bool jv_to_text(struct jrender *r, struct jval v, struct jval *out)
@@ -578,7 +653,7 @@ bool jv_to_text(struct jrender *r, struct jval v, struct jval *out)
         *out = v;
         return true;
     }
-    if (!jv_str(r, &b, v)) {
+    if (!jv_repr(r, &b, v, 0)) {
         buf_fini(&b);
         return false;
     }

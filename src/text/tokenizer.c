@@ -60,13 +60,109 @@ int token_list_add_all(struct token_list *list, const int32_t *ids, size_t n)
 
 /* --- encoding ----------------------------------------------------------------------------------*/
 
+/* Where the normalized text of a gap stands in the raw one, followed from place to place. */
+struct encoding_map {
+    const char *raw; /* NULL: the gap is as it was */
+    const char *normal;
+    size_t raw_len;
+    size_t normal_len;
+    size_t raw_at;
+    size_t normal_at;
+    bool lost; /* it cannot be followed from here on */
+};
+
 struct encoding {
     const struct tokenizer *t;
     struct token_list *out;
     struct pretoken_work *cuts;
     struct bpe_work bpe;
     struct normal_work normal;
+    const struct spans *own; /* control tokens are found in these alone; NULL: everywhere */
+    size_t gap;              /* where the text that is normalized begins in the raw one */
+    struct encoding_map map;
 };
+
+/* --- control tokens ----------------------------------------------------------------------------*/
+
+bool tokenizer_is_control(const struct tokenizer *t, int32_t id)
+{
+    static const char *const affixes[][2] = {{"<|", "|>"},
+                                             {"<\xef\xbd\x9c", "\xef\xbd\x9c>"},
+                                             {"<unused", ">"},
+                                             {"<pad>", ""},
+                                             {"<mask>", ""}};
+    size_t len;
+    const char *text = tokenizer_written(t, id, &len);
+
+    if (text == NULL || tokenizer_is_special(t, id))
+        return text != NULL;
+    for (size_t i = 0; i < sizeof affixes / sizeof affixes[0]; i++) {
+        size_t head = strlen(affixes[i][0]);
+        size_t tail = strlen(affixes[i][1]);
+
+        if (len >= head + tail && memcmp(text, affixes[i][0], head) == 0 &&
+            memcmp(text + len - tail, affixes[i][1], tail) == 0 && (tail > 0 || len == head))
+            return true;
+    }
+    return false;
+}
+
+static bool allows_raw(void *context, int32_t id, size_t start, size_t stop)
+{
+    const struct encoding *e = context;
+
+    return !tokenizer_is_control(e->t, id) || spans_hold(e->own, start, stop);
+}
+
+/* Go on in both texts up to `at` of the normalized one, as long as the normalizer has only put
+ * something in front or put other signs for spaces. False: it has done more. */
+static bool map_follow(struct encoding_map *m, size_t at)
+{
+    while (m->normal_at < at && m->raw_at < m->raw_len) {
+        const char *raw = m->raw + m->raw_at;
+        const char *normal = m->normal + m->normal_at;
+        size_t n = utf8_sequence(normal, m->normal_len - m->normal_at);
+
+        if (n == 3 && memcmp(normal, "\xe2\x96\x81", 3) == 0 &&
+            (raw[0] == ' ' || m->normal_at == 0)) {
+            m->raw_at += raw[0] == ' ';
+        } else if (n <= m->raw_len - m->raw_at && memcmp(raw, normal, n) == 0) {
+            m->raw_at += n;
+        } else {
+            return false;
+        }
+        m->normal_at += n;
+    }
+    return m->normal_at == at;
+}
+
+/* The same in a gap's normalized text. What cannot be followed back is no control token, unless the
+ * whole gap is own. */
+static bool allows_normal(void *context, int32_t id, size_t start, size_t stop)
+{
+    struct encoding *e = context;
+    struct encoding_map m = e->map;
+    size_t from = start;
+
+    if (!tokenizer_is_control(e->t, id))
+        return true;
+    if (m.raw == NULL)
+        return spans_hold(e->own, e->gap + start, e->gap + stop);
+    if (spans_hold(e->own, e->gap, e->gap + m.raw_len))
+        return true;
+    if (m.lost || start < m.normal_at)
+        return false;
+    if (map_follow(&m, start)) {
+        e->map = m; /* places come in order */
+        from = m.raw_at;
+        if (map_follow(&m, stop))
+            return spans_hold(e->own, e->gap + from, e->gap + m.raw_at);
+    }
+    e->map.lost = true;
+    return false;
+}
+
+/* --- the steps ---------------------------------------------------------------------------------*/
 
 static int encode_piece(void *context, const char *piece, size_t len)
 {
@@ -83,22 +179,25 @@ static int encode_plain(struct encoding *e, const char *text, size_t len, bool f
 
 static int encode_normal(struct encoding *e, const char *text, size_t len, bool first)
 {
+    const struct added_judge judge = {.allows = allows_normal, .context = e};
+    struct added_search s = {.set = &e->t->normalized,
+                             .text = text,
+                             .len = len,
+                             .judge = e->own == NULL ? NULL : &judge};
     struct added_match m;
-    size_t from = 0;
-    size_t after = 0;
     int rc = ERR_OK;
 
-    while (added_next(&e->t->normalized, text, len, &from, after, &m)) {
-        if (m.start > after)
-            rc = encode_plain(e, text + after, m.start - after, first && after == 0);
+    while (added_next(&s, &m)) {
+        if (m.start > s.after)
+            rc = encode_plain(e, text + s.after, m.start - s.after, first && s.after == 0);
         if (rc == ERR_OK)
             rc = token_list_add(e->out, m.id);
         if (rc != ERR_OK)
             return rc;
-        after = m.stop;
+        s.after = m.stop;
     }
-    if (after < len)
-        rc = encode_plain(e, text + after, len - after, first && after == 0);
+    if (s.after < len)
+        rc = encode_plain(e, text + s.after, len - s.after, first && s.after == 0);
     return rc;
 }
 
@@ -108,27 +207,34 @@ static int encode_gap(struct encoding *e, const char *text, size_t len, bool fir
     size_t normal_len;
     int rc = normal_apply(&e->t->normal, &e->normal, text, len, &normal, &normal_len);
 
+    e->map = (struct encoding_map){0};
+    if (rc == ERR_OK && (normal_len != len || memcmp(normal, text, len) != 0))
+        e->map = (struct encoding_map){
+            .raw = text, .raw_len = len, .normal = normal, .normal_len = normal_len};
     return rc == ERR_OK ? encode_normal(e, normal, normal_len, first) : rc;
 }
 
 static int encode_valid(struct encoding *e, const char *text, size_t len)
 {
+    const struct added_judge judge = {.allows = allows_raw, .context = e};
+    struct added_search s = {
+        .set = &e->t->raw, .text = text, .len = len, .judge = e->own == NULL ? NULL : &judge};
     struct added_match m;
-    size_t from = 0;
-    size_t after = 0;
     int rc = ERR_OK;
 
-    while (added_next(&e->t->raw, text, len, &from, after, &m)) {
-        if (m.start > after)
-            rc = encode_gap(e, text + after, m.start - after, after == 0);
+    while (added_next(&s, &m)) {
+        e->gap = s.after;
+        if (m.start > s.after)
+            rc = encode_gap(e, text + s.after, m.start - s.after, s.after == 0);
         if (rc == ERR_OK)
             rc = token_list_add(e->out, m.id);
         if (rc != ERR_OK)
             return rc;
-        after = m.stop;
+        s.after = m.stop;
     }
-    if (after < len)
-        rc = encode_gap(e, text + after, len - after, after == 0);
+    e->gap = s.after;
+    if (s.after < len)
+        rc = encode_gap(e, text + s.after, len - s.after, s.after == 0);
     return rc;
 }
 
@@ -140,6 +246,7 @@ static int add_section(struct encoding *e, enum image_section section)
 
 static int encode_text(struct encoding *e, const char *text, size_t len, bool add_special)
 {
+    const struct spans none = {0};
     struct buf valid = {0};
     int rc = ERR_OK;
 
@@ -149,6 +256,8 @@ static int encode_text(struct encoding *e, const char *text, size_t len, bool ad
             rc = ERR_NO_MEMORY;
         text = valid.bytes;
         len = valid.len;
+        if (e->own != NULL)
+            e->own = &none; /* they speak of another text */
     }
     bpe_work_expect(&e->bpe, len, e->out);
     if (rc == ERR_OK && add_special)
@@ -164,7 +273,13 @@ static int encode_text(struct encoding *e, const char *text, size_t len, bool ad
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
                      struct token_list *out)
 {
-    struct encoding e = {.t = t, .out = out, .cuts = pretoken_work_open(&t->pretoken)};
+    return tokenizer_encode_own(t, text, len, add_special, NULL, out);
+}
+
+int tokenizer_encode_own(const struct tokenizer *t, const char *text, size_t len, bool add_special,
+                         const struct spans *own, struct token_list *out)
+{
+    struct encoding e = {.t = t, .out = out, .own = own, .cuts = pretoken_work_open(&t->pretoken)};
     size_t n_before = out->len;
     int rc = ERR_NO_MEMORY;
 

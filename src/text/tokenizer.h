@@ -14,6 +14,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "text/spans.h"
 
 struct tokenizer;
 
@@ -72,6 +73,13 @@ void tokenizer_close(struct tokenizer *t); /* NULL is fine */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
                      struct token_list *out) ERR_CHECKED;
 
+/* The same for a text of which only the bytes in `own` may be control tokens: outside of these a
+ * control token's text is text like any other, as in OpenAI's and Mistral's encoders. A token is
+ * one that controls the model when it is special, or named as such (tokenizer_is_control()). own of
+ * NULL, or of the whole text, gives the ids of tokenizer_encode(). */
+int tokenizer_encode_own(const struct tokenizer *t, const char *text, size_t len, bool add_special,
+                         const struct spans *own, struct token_list *out) ERR_CHECKED;
+
 /* Bytes of a text that one token may stand for, so that a text of n bytes has n / this tokens or
  * more; 0: no such number, since parts of a text may vanish. Constant time. */
 size_t tokenizer_most_bytes(const struct tokenizer *t);
@@ -89,6 +97,11 @@ const char *tokenizer_written(const struct tokenizer *t, int32_t id, size_t *len
 
 /* True for special tokens; false for unused and impossible ids. */
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
+
+/* True for special tokens, and for added ones whose names say that they are such: <|...|>, the same
+ * with U+FF5C, <unused...>, <pad>, <mask>. DeepSeek's and others' files mark these as ordinary.
+ * False for <think>, <tool_call> and their like, which models write themselves. */
+bool tokenizer_is_control(const struct tokenizer *t, int32_t id);
 
 /* True for tokens that skip_special leaves out. These are the special ones, but for those that a
  * normalizer rewrites: Hugging Face does not know them again, and leaves them in. */

@@ -46,13 +46,16 @@ def joined(events):
             item, text = items[e["output_index"]], texts[e["output_index"]]
             if item["type"] == "function_call":
                 item["arguments"] = text
+            elif item["type"] == "custom_tool_call":
+                item["input"] = text
             else:
                 item["content"][0]["text"] = text
             item["status"] = e["item"]["status"]
             if item != e["item"]:
                 raise ValueError("the item is not what its deltas say: %r" % e["item"])
-        elif kind.endswith(".done") and "text" in e or "arguments" in e:
-            if (e.get("text") or e.get("arguments") or "") != texts[e["output_index"]]:
+        elif kind.endswith(".done") and ("text" in e or "arguments" in e or "input" in e):
+            said = e.get("text") or e.get("arguments") or e.get("input") or ""
+            if said != texts[e["output_index"]]:
                 raise ValueError("the text is not what its deltas say")
     return items
 
@@ -166,6 +169,41 @@ def tools(s):
            (False, "auto", "get_weather"), "the answer repeats what was asked of tools")
 
 
+def codex(s):
+    """Tools as Codex sends them: of a namespace, of OpenAI's own, and such as take a text."""
+    patch = {"type": "custom", "name": "patch", "description": "Change a file.",
+             "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}}
+    space = {"type": "namespace", "name": "mcp__home", "description": "At home.",
+             "tools": [{"type": "function", "name": "lamp", "description": "Light.",
+                        "parameters": {"type": "object",
+                                       "properties": {"on": {"enum": ["yes", "no"]}},
+                                       "required": ["on"], "additionalProperties": False}}]}
+    search = {"type": "web_search", "external_web_access": False}
+    ask = body_of("Light!", tools=[WEATHER, space, search, patch], max_output_tokens=200)
+    choice = {"type": "function", "name": "lamp", "namespace": "mcp__home"}
+    r = both(s, dict(ask, tool_choice=choice), "a namespace's tool")
+    item = r["output"][0]
+    tap.eq((item["type"], item["name"], item["namespace"]), ("function_call", "lamp", "mcp__home"),
+           "it is called by its names")
+    tap.ok(json.loads(item["arguments"])["on"] in ("yes", "no"), "under its schema", item)
+    tap.eq(r["tools"][1:], [space, search, patch], "the tools are repeated as they were")
+    r = both(s, dict(ask, tool_choice={"type": "custom", "name": "patch"}), "a custom tool")
+    item = r["output"][0]
+    tap.eq((item["type"], item["name"]), ("custom_tool_call", "patch"), "it is called")
+    tap.ok(isinstance(item["input"], str) and (item["input"] or r["status"] == "incomplete"),
+           "with a text", item)
+    talk = [{"role": "user", "content": "Light!"}, dict(choice, type="function_call", call_id="c1",
+                                                        arguments='{"on": "yes"}'),
+            {"type": "function_call_output", "call_id": "c1", "output": "ok"},
+            {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "*** a \"b\""},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+            {"role": "user", "content": "Hello"}]
+    both(s, dict(ask, input=talk, max_output_tokens=20), "their history")
+    r = both(s, body_of("word " * 5000, truncation="auto", max_output_tokens=8), "a long input")
+    tap.eq(r["truncation"], "auto", "truncation is repeated")
+    refuse(s, body_of("word " * 5000, max_output_tokens=8), 400, "input", "too long without")
+
+
 def forms(s):
     """What the answer must be: the chat's own machinery, by this API's names."""
     hello = body_of("Hello", tools=[WEATHER, dict(WEATHER, name="other")], max_output_tokens=60)
@@ -253,12 +291,12 @@ def errors(s):
             ("input", [{"type": "web_search_call"}]), ("input", [{"type": "item_reference"}]),
             ("instructions", []), ("max_output_tokens", 0), ("max_output_tokens", "5"),
             ("temperature", 101), ("temperature", "hot"), ("top_p", 0), ("stream", "yes"),
-            ("tools", 5), ("tools", [5]), ("tools", [{"type": "web_search"}]),
+            ("tools", 5), ("tools", [5]), ("tools", [{"type": "colour"}]),
             ("tools", [{"type": "function"}]), ("tool_choice", 5), ("tool_choice", "x"),
             ("tool_choice", {"type": "allowed_tools"}), ("parallel_tool_calls", "x"),
             ("text", 5), ("text", {"format": {"type": "x"}}), ("reasoning", 5),
             ("reasoning", {"effort": "x"}), ("metadata", {"a": 1}), ("include", 5),
-            ("include", [5]), ("truncation", "auto"), ("store", 5),
+            ("include", [5]), ("truncation", "some"), ("store", 5),
             ("previous_response_id", "resp_1"), ("conversation", "c"), ("background", True),
             ("prompt", {"id": "p"}), ("top_logprobs", 21), ("top_logprobs", -1), ("model", 5)):
         refuse(s, body_of("Hello", **{field: value}), 400, field, "%s %r" % (field, str(value)[:50]))
@@ -288,7 +326,7 @@ def errors(s):
 
 
 with Stack() as s:
-    for part in (answers, meanings, tools, forms, logprobs, errors):
+    for part in (answers, meanings, tools, codex, forms, logprobs, errors):
         with tap.section(part.__name__):
             part(s)
     tap.ok(all(f.exits == [] for f in s.fronts) and s.engine.exits == [], "no process died",

@@ -41,7 +41,15 @@ static int render_chat(const struct chat *c, const struct json *record, struct a
         .now_unix_s = json_get_int(record, "now", 0),
     };
 
-    return chat_render(c, &r, a, out, why, why_cap);
+    struct chat_prompt p = {0};
+    int rc;
+
+    r.continue_final_message = json_get_bool(record, "continue_final_message", false);
+    rc = chat_render(c, &r, a, &p);
+    buf_add(out, p.text.len == 0 ? "" : p.text.bytes, p.text.len);
+    (void)snprintf(why, why_cap, "%s", p.why);
+    chat_prompt_fini(&p);
+    return rc;
 }
 
 static void answer(const struct chat *c, const struct jinja *j, const char *line, size_t len)

@@ -180,6 +180,47 @@ static const struct {
     {RESPONSES,
      "{\"top_logprobs\":3,\"input\":\"a\",\"include\":[\"message.output_text.logprobs\"]}",
      "{\"logprobs\":true,\"top_logprobs\":3," USER "}"},
+    /* Codex: tools of a namespace, of another's service, and such as take a text. */
+    {RESPONSES,
+     "{\"tools\":[{\"type\":\"namespace\",\"name\":\"mcp\",\"description\":\"n\",\"tools\":[{"
+     "\"type\":\"function\",\"name\":\"f\",\"parameters\":{}}]},{\"type\":\"web_search\"},{"
+     "\"type\":\"custom\",\"name\":\"g\",\"description\":\"d\"}],\"truncation\":\"auto\","
+     "\"input\":\"a\"}",
+     "{\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"mcp__f\",\"parameters\":{}}},"
+     "{\"type\":\"function\",\"function\":{\"name\":\"g\",\"description\":\"d\",\"parameters\":{"
+     "\"type\":\"object\",\"properties\":{\"input\":{\"type\":\"string\"}},\"required\":["
+     "\"input\"],\"additionalProperties\":false}}}],\"truncate_prompt_tokens\":-1," SAID},
+    {RESPONSES, "{\"tools\":[{\"type\":\"web_search\"}],\"input\":\"a\"}", "{" SAID},
+    {RESPONSES,
+     "{\"tools\":[{\"type\":\"custom\",\"name\":\"g\",\"description\":\"d\",\"format\":{\"type\":"
+     "\"grammar\",\"syntax\":\"lark\",\"definition\":\"start: X\"}}],\"tool_choice\":{\"type\":"
+     "\"custom\",\"name\":\"g\"},\"input\":\"a\"}",
+     "{\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"g\",\"description\":\"d\\n\\nThe "
+     "input is a text under this lark grammar:\\nstart: X\",\"parameters\":{\"type\":\"object\","
+     "\"properties\":{\"input\":{\"type\":\"string\"}},\"required\":[\"input\"],"
+     "\"additionalProperties\":false}}}],\"tool_choice\":{\"type\":\"function\",\"function\":{"
+     "\"name\":\"g\"}}," SAID},
+    {RESPONSES,
+     INPUT("{\"role\":\"user\",\"content\":\"a\"},{\"type\":\"function_call\",\"call_id\":\"i\","
+           "\"name\":\"f\",\"namespace\":\"mcp\",\"arguments\":\"{}\"},{\"type\":"
+           "\"custom_tool_call\",\"call_id\":\"j\",\"name\":\"g\",\"input\":\"x \\\"y\"},{"
+           "\"type\":\"function_call_output\",\"call_id\":\"i\",\"output\":\"r\"},{\"type\":"
+           "\"custom_tool_call_output\",\"call_id\":\"j\",\"output\":[{\"type\":\"input_text\","
+           "\"text\":\"s\"}]}"),
+     TALK("{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":null,"
+          "\"tool_calls\":[{\"id\":\"i\",\"type\":\"function\",\"function\":{\"name\":\"mcp__f\","
+          "\"arguments\":\"{}\"}},{\"id\":\"j\",\"type\":\"function\",\"function\":{\"name\":\"g\","
+          "\"arguments\":{\"input\":\"x \\\"y\"}}}]},{\"role\":\"tool\",\"tool_call_id\":\"i\","
+          "\"content\":\"r\"},{\"role\":\"tool\",\"tool_call_id\":\"j\",\"content\":\"s\"}")},
+    /* Claude Code: what is for a service's books, and tools that it has looked up. */
+    {MESSAGES,
+     "{" ASK ",\"system\":[{\"type\":\"text\",\"text\":\"x-anthropic-billing-header: cc_version=2; "
+     "cch=1;\"},{\"type\":\"text\",\"text\":\"s\"}]}",
+     GOT("{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"a\"}")},
+    {MESSAGES,
+     MSG("{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"i\","
+         "\"content\":[{\"type\":\"tool_reference\",\"tool_name\":\"f\"}]}]}"),
+     GOT("{\"role\":\"tool\",\"tool_call_id\":\"i\",\"content\":\"f\"}")},
 };
 
 static const struct {
@@ -270,7 +311,15 @@ static const struct {
     {RESPONSES, INPUT("{\"type\":\"reasoning\"}"), "input", ERR_INVALID, "summary"},
     {RESPONSES, "{\"instructions\":[],\"input\":\"a\"}", "instructions", ERR_INVALID, "string"},
     {RESPONSES, "{\"max_output_tokens\":0}", "max_output_tokens", ERR_INVALID, "from 1 on"},
-    {RESPONSES, "{\"tools\":[{\"type\":\"web_search\"}]}", "tools", ERR_UNSUPPORTED, "web_search"},
+    {RESPONSES, "{\"tools\":[{\"type\":\"colour\"}]}", "tools", ERR_UNSUPPORTED, "colour"},
+    {RESPONSES, "{\"tools\":[{\"type\":\"custom\"}]}", "tools", ERR_INVALID, "tools[0].name"},
+    {RESPONSES, "{\"tools\":[{\"type\":\"namespace\",\"name\":\"s\"}]}", "tools", ERR_INVALID,
+     "tools[0].tools"},
+    {RESPONSES,
+     "{\"tools\":[{\"type\":\"namespace\",\"name\":\"s\",\"tools\":[{\"type\":\"web_search\"}]}]}",
+     "tools", ERR_UNSUPPORTED, "tools[0].tools[0]"},
+    {RESPONSES, INPUT("{\"type\":\"custom_tool_call\",\"call_id\":\"i\",\"name\":\"f\"}"), "input",
+     ERR_INVALID, "input[0].input"},
     {RESPONSES, "{\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"parameters\":5}]}", "tools",
      ERR_INVALID, "parameters"},
     {RESPONSES, "{\"tool_choice\":\"x\"}", "tool_choice", ERR_INVALID, "required"},
@@ -290,7 +339,7 @@ static const struct {
     {RESPONSES, "{\"reasoning\":{\"effort\":\"x\"}}", "reasoning", ERR_INVALID, "effort"},
     {RESPONSES, "{\"metadata\":{\"a\":1}}", "metadata", ERR_INVALID, "strings"},
     {RESPONSES, "{\"include\":[5]}", "include", ERR_INVALID, "strings"},
-    {RESPONSES, "{\"truncation\":\"auto\"}", "truncation", ERR_UNSUPPORTED, "truncation"},
+    {RESPONSES, "{\"truncation\":\"some\"}", "truncation", ERR_INVALID, "truncation"},
     {RESPONSES, "{\"store\":1}", "store", ERR_INVALID, "true or false"},
     {RESPONSES, "{\"previous_response_id\":\"resp_1\"}", "previous_response_id", ERR_UNSUPPORTED,
      "stateless"},
