@@ -2,9 +2,10 @@
  *
  * Masks that take longer than a step may wait for, made by threads beside the steps.
  *
- * A place holds a copy of the sequence's walk and uses its automaton, so that the sequence may leave
- * meanwhile. The engine's thread fills places and empties them, once per pass; what it found out is
- * in the automaton's cache by then as well, so the next masks of the form are seldom late. */
+ * A place holds a copy of the sequence's walk and uses its automaton, so that the sequence may
+ * leave meanwhile. The engine's thread fills places and empties them, once per pass; what it found
+ * out is in the automaton's cache by then as well, so the next masks of the form are seldom late.
+ * */
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>

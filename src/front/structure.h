@@ -1,8 +1,8 @@
 /* Structures: compiled grammars, kept for those who ask for the same again.
  *
- * The streamer offers them to the engine; a structure lives as long as somebody holds it. What it is
- * compiled from names it (SHA-256 of kind, options and sources), so equal requests share one, and
- * one offer. What cannot be compiled is remembered as well, with the words of its refusal.
+ * The streamer offers them to the engine; a structure lives as long as somebody holds it. What it
+ * is compiled from names it (SHA-256 of kind, options and sources), so equal requests share one,
+ * and one offer. What cannot be compiled is remembered as well, with the words of its refusal.
  *
  * Threads of their own compile (structure_make.c), at a lower priority than those that read. Equal
  * requests that come meanwhile wait for the same compilation. A tenant has one under way at a time,

@@ -241,7 +241,7 @@ def errors(s):
             ("messages", [{"role": "user", "content": [{"type": "text", "text": {}}]}]),
             ("messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}]),
             ("system", 5), ("system", {}), ("system", [5]), ("stop_sequences", "a"),
-            ("stop_sequences", [5]), ("stop_sequences", ["a"] * 99), ("stream", "yes"),
+            ("stop_sequences", [5]), ("stop_sequences", ["a"] * 99), ("stream", "perhaps"),
             ("temperature", "hot"), ("temperature", 101), ("top_p", 0), ("top_k", -2),
             ("tools", 5), ("tools", [5]), ("tools", [{}]), ("tools", [{"name": "f"}]),
             ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),

@@ -290,7 +290,7 @@ def errors(s):
             ("input", [{"type": "function_call"}]), ("input", [{"type": "reasoning"}]),
             ("input", [{"type": "web_search_call"}]), ("input", [{"type": "item_reference"}]),
             ("instructions", []), ("max_output_tokens", 0), ("max_output_tokens", "5"),
-            ("temperature", 101), ("temperature", "hot"), ("top_p", 0), ("stream", "yes"),
+            ("temperature", 101), ("temperature", "hot"), ("top_p", 0), ("stream", "perhaps"),
             ("tools", 5), ("tools", [5]), ("tools", [{"type": "colour"}]),
             ("tools", [{"type": "function"}]), ("tool_choice", 5), ("tool_choice", "x"),
             ("tool_choice", {"type": "allowed_tools"}), ("parallel_tool_calls", "x"),
