@@ -53,13 +53,15 @@ with tap.section("200 streams"), Stack() as s:
     for k in with_stream:
         k.response.readline()
     tap.ok(until(lambda: s.metric("vllm:num_requests_running") == 6), "six streams run")
-    began = time.monotonic()
+    said = s.metric("vllm:generation_tokens_total")
     for k in with_stream:
         k.connection.sock.shutdown(socket.SHUT_RDWR)
         k.close()
-    gone = until(lambda: s.metric("vllm:num_requests_running") == 0, 10)
+    gone = until(lambda: s.metric("vllm:num_requests_running") == 0)
     tap.ok(gone, "disconnects free the sequences")
-    tap.ok(time.monotonic() - began < 2, "at once (%.2f s)" % (time.monotonic() - began))
+    said = s.metric("vllm:generation_tokens_total") - said
+    tap.ok(said < 6 * 1400, "before they have said all (%d tokens more)" % said)
+
     tap.eq(s.metric("vllm:kv_cache_usage_perc"), 0, "and their pages")
 
     # One that waits for a whole answer and goes away.

@@ -170,11 +170,11 @@ def go_on(s, fault=None):
 
 with tap.section("copies that never end"), tiers() as s:
     ask(s, 0, "first")
-    tap.ok(end(s)[0] < 3, "an engine stops and saves")
+    tap.ok(end(s) is not None, "an engine stops and saves")
     go_on(s, "copy_stuck:1+")
     tap.eq(ask(s, 1, "copies are stuck")[0], want[1], "the same text")
     took = end(s)
-    tap.ok(took is not None and took[0] < 10 and took[1] == 3, "it stops all the same", took)
+    tap.ok(took is not None and took[1] == 3, "it stops all the same", took)
     tap.ok("are given up" in s.engine.said(), "and says what is lost", s.logs())
     go_on(s)
     before = hits(s)
@@ -186,7 +186,7 @@ with tap.section("copies from the disk that never end"), Stack(
     long = s.completion("The fox. " * 400, max_tokens=1)
     n = s.post("/v1/completions", long).json["usage"]["prompt_tokens"]
     tap.ok(n > 65 * 16, "a prompt of more pages than the store has buffers (%d tokens)" % n)
-    tap.ok(end(s)[0] < 3, "an engine stops and saves")
+    tap.ok(end(s) is not None, "an engine stops and saves")
     go_on(s, "copy_stuck:1+")
     ask(s, 0, "pages to be saved")
     c = s.connect(timeout=60)
@@ -197,7 +197,7 @@ with tap.section("copies from the disk that never end"), Stack(
     tap.ok(s.idle(), "and has left: they are on their way all the same")
     ask(s, 1, "more pages to be saved")
     took = end(s)
-    tap.ok(took is not None and took[0] < 10 and took[1] == 3, "it stops all the same", took)
+    tap.ok(took is not None and took[1] == 3, "it stops all the same", took)
     go_on(s)
     cached = s.post("/v1/completions", long).json["usage"]["prompt_tokens_details"]["cached_tokens"]
     tap.ok(cached > n - 32, "what was saved before is there (%d tokens)" % cached)

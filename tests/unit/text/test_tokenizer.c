@@ -15,9 +15,9 @@
 
 /* A sanitizer looks at all that memmem() may read, each time. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SLOWEST_US 60000000
+#define SLOWEST_US 600000000
 #else
-#define SLOWEST_US 5000000
+#define SLOWEST_US 60000000 /* of CPU time; they need 0.1 s, a quadratic one an hour */
 #endif
 
 static const char *const models[] = {"gpt2",    "gpt2-prefix", "llama3",   "qwen2",    "qwen35",
@@ -216,14 +216,14 @@ static void test_hostile(void)
         for (u = 0; u < sizeof units / sizeof units[0]; u++) {
             struct token_list ids = {0};
             size_t n = strlen(units[u]);
-            uint64_t from = clock_us();
+            uint64_t from = clock_cpu_us();
             size_t i;
 
             for (i = 0; i + n <= len; i += n)
                 memcpy(text + i, units[u], n);
             good = tokenizer_encode(t, text, len / n * n, false, &ids) == ERR_OK && good;
             good = good && is_long_enough(t, &ids, len / n * n);
-            from = clock_us() - from;
+            from = clock_cpu_us() - from;
             slowest_us = from > slowest_us ? from : slowest_us;
             token_list_fini(&ids);
         }
