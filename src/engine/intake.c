@@ -423,9 +423,22 @@ static void intake_retain(struct seq *q, const struct wire_request *r)
         return;
     q->retain = retain_of((int)r->retain - 1, until > UINT32_MAX ? 0 : (uint32_t)until);
     q->retain_tokens = q->retain.rank < 0 ? q->tokens_max
-                       : r->retain_tokens == 0 || (int)r->retain_tokens > q->n_prompt
+                       : r->retain_tokens == 0 || r->retain_tokens > (uint32_t)q->n_prompt
                            ? q->n_prompt
                            : (int)r->retain_tokens;
+}
+
+/* Whose pages it may be told of. Under a salt all are equal who know it; in the namespace that all
+ * share each tenant knows of its own, and of what an operator has pinned. */
+static uint64_t intake_maker(const struct seq *q, const struct wire_request *r)
+{
+    static const uint8_t none[WIRE_SALT_BYTES];
+    uint64_t maker;
+
+    if (memcmp(r->salt, none, sizeof none) != 0 || retain_priority(q->retain) == RETAIN_PINNED)
+        return PAGES_ANYBODY;
+    maker = hash_xxh3(r->tenant, sizeof r->tenant);
+    return maker == 0 || maker == PAGES_ANYBODY ? 1 : maker;
 }
 
 static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slot,
@@ -471,6 +484,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
     q->tokens_max = tokens_max;
     q->root = prefix_root(&e->shape->fingerprint, r->salt);
     intake_retain(q, r);
+    q->maker = intake_maker(q, r);
     l->by_slot[slot] = q;
     sched_add(&e->sched, q);
     return ERR_OK;

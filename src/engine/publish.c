@@ -46,9 +46,9 @@ void publish_admitted(struct engine *e)
         q->admitted_us = e->now_us;
         publish_begins_answer(e, q);
         e->sched.tenants.list[q->tenant_idx].prompt_tokens += (uint64_t)q->n_prompt;
-        lane_put(
-            &e->lanes[q->lane_idx].lane, q->slot,
-            (struct wire_out){.kind = WIRE_ADMITTED, .value = q->n_cached, .time_us = e->now_us});
+        lane_put(&e->lanes[q->lane_idx].lane, q->slot,
+                 (struct wire_out){
+                     .kind = WIRE_ADMITTED, .value = q->n_cached_told, .time_us = e->now_us});
         keeper_note_admitted(e, q);
         if (publish_is_probe(q))
             continue;

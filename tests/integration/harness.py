@@ -449,7 +449,8 @@ class Stack:
     heard = None  # (path, status, JSON or its bytes, whether of a stream): schema.Judge listens
 
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
-                 start_engine=True, host=None, host_file=None, programs=BUILDDIR):
+                 start_engine=True, host=None, host_file=None, programs=BUILDDIR, many_keys=False):
+        self.many_keys = many_keys
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
@@ -528,11 +529,13 @@ class Stack:
                            for i in range(self.n_fronts))
         with open(self.path("keys.map"), "w") as f:
             f.writelines('"Bearer %s" tenant%d;\n' % (key(i), i) for i in range(N_KEYS))
+            f.write('"Bearer sk-test-twin" tenant1;\n')  # two keys of one tenant
         for name in NGINX_FILES + ("local.conf.in",):
             with open(os.path.join(SRCDIR, "nginx", name)) as f:
                 text = f.read()
             text = text.replace("@RUN@", self.dir).replace("@PORT@", str(self.port))
             text = text.replace("/etc/quire/keys.map", self.path("keys.map"))
+            text = text.replace("rate=100r/s", "rate=10000r/s")  # site.sh looks at that
             text = re.sub(r"( *server unix:/run/quire-front/\d+\.sock [^\n]*\n)+", fronts + "\n",
                           text)
             if name == "local.conf.in":
@@ -587,8 +590,9 @@ class Stack:
     # --- requests ---
 
     def bearer(self):
+        """One tenant's, whose cache all requests share; with many_keys the next one's."""
         self.n_requests += 1
-        return "Bearer " + key(self.n_requests)
+        return "Bearer " + key(self.n_requests if self.many_keys else 0)
 
     def connect(self, **kw):
         return UnixConnection(self.socket, **kw)
