@@ -33,6 +33,13 @@ int64_t clock_unix_s(void)
     return (int64_t)time(NULL);
 }
 
+uint32_t clock_stamp_s(void)
+{
+    int64_t s = clock_unix_s();
+
+    return s < 1 ? 1 : s > UINT32_MAX ? UINT32_MAX : (uint32_t)s;
+}
+
 void clock_sleep_us(uint64_t us)
 {
     struct timespec left = {.tv_sec = (time_t)(us / 1000000u),

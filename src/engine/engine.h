@@ -55,6 +55,10 @@ struct engine_lane {
     struct lane lane;
     struct seq **by_slot; /* [lane_slots], NULL where no sequence runs; mapped at start */
     struct guide_lane guide;
+    uint32_t n_offers; /* in this pass, and their bytes */
+    uint64_t offer_bytes;
+    uint64_t n_offered; /* in its life, and requests that were taken from it */
+    uint64_t n_taken;
     int n_bad;                       /* malformed requests so far */
     uint32_t refused[WIRE_REFUSALS]; /* of what the front says, that is counted */
     pid_t pid;                       /* for the log */

@@ -17,9 +17,12 @@
 #include "ipc/attach.h"
 #include "kv/prefix.h"
 
-#define INTAKE_GREETING_US 1000000  /* a front says hello as it connects */
-#define INTAKE_QUIET_US    60000000 /* without a lack: the next one is another */
-#define INTAKE_BAD_MAX     64 /* malformed requests before a lane is dropped: a bug, not a client */
+#define INTAKE_GREETING_US  1000000              /* a front says hello as it connects */
+#define INTAKE_QUIET_US     60000000             /* without a lack: the next one is another */
+#define INTAKE_OFFERS       256                  /* of a lane in a pass: every place once */
+#define INTAKE_OFFER_BYTES  ((uint64_t)16 << 20) /* the same: what is looked at in some 10 ms */
+#define INTAKE_OFFERS_SPARE 4096                 /* that no request was taken for */
+#define INTAKE_BAD_MAX      64 /* malformed requests before a lane is dropped: a bug, not a client */
 
 /* epoll's data: the kind of descriptor; lanes add their index. */
 enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_STORE, INTAKE_LANE };
@@ -146,6 +149,10 @@ static void intake_accept(struct engine *e)
         l->pid = pid;
         l->since_us = e->now_us;
         l->n_bad = 0;
+        l->n_offers = 0;
+        l->offer_bytes = 0;
+        l->n_offered = 0;
+        l->n_taken = 0;
         memset(l->refused, 0, sizeof l->refused);
         if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)(l - e->lanes)) != ERR_OK)
             intake_drop_lane(e, l, "could not be watched");
@@ -197,15 +204,41 @@ static void intake_tell_lost(struct engine *e, const struct engine_lane *l, bool
     e->lost_us = e->now_us;
 }
 
-/* Read what the front has sent: wakes and offers. False when the lane was dropped. */
-static bool intake_messages(struct engine *e, struct engine_lane *l)
+/* Has the lane offered as much in this pass as the others can wait for? The next pass goes on. */
+static bool intake_is_full(const struct engine_lane *l)
+{
+    return l->n_offers >= INTAKE_OFFERS || l->offer_bytes >= INTAKE_OFFER_BYTES;
+}
+
+/* More than any front has to say. In one pass: places are free again only when their requests have
+ * ended, which the engine says between passes. In its life: what is offered is for a request, of
+ * which some few leave before they are taken. */
+static bool intake_floods(const struct engine_lane *l)
+{
+    return l->n_offered > INTAKE_OFFERS_SPARE + 4 * l->n_taken || l->n_offers > 4 * INTAKE_OFFERS ||
+           l->offer_bytes > 16 * INTAKE_OFFER_BYTES;
+}
+
+/* Read what the front has sent: wakes and offers; all of it where a request may name what is
+ * offered, else as much as a pass has time for. False when the lane was dropped. */
+static bool intake_messages(struct engine *e, struct engine_lane *l, bool all)
 {
     struct wire_offer offer;
     int offered, rc;
 
-    do { /* ends: attach_read_offer() takes so many wakes at a time, and offers fill places */
+    do { /* ends: attach_read_offer() takes so many wakes at a time, and offers are counted */
+        if (!all && intake_is_full(l))
+            return true;
+        if (intake_floods(l)) {
+            stats_add(&e->stats, METRIC_bad_entries, 1);
+            intake_drop_lane(e, l, "offers more than it can use");
+            return false;
+        }
         rc = attach_read_offer(l->control_fd, &offer, &offered);
         if (rc == 1) {
+            l->n_offers++;
+            l->n_offered++;
+            l->offer_bytes += offer.bytes < INTAKE_OFFER_BYTES ? offer.bytes : INTAKE_OFFER_BYTES;
             rc = guide_take_offer(&e->guide, &l->guide, &offer, offered);
             if (rc == ERR_NO_MEMORY)
                 intake_tell_lost(e, l, offered != -1);
@@ -261,7 +294,7 @@ static void intake_lane_event(struct engine *e, struct engine_lane *l, uint32_t 
     if ((events & (EPOLLRDHUP | EPOLLHUP)) != 0)
         intake_drop_lane(e, l, "left");
     else
-        (void)intake_messages(e, l); /* has dropped it when it is false */
+        (void)intake_messages(e, l, false); /* has dropped it when it is false */
 }
 
 static void intake_drain_fd(int fd)
@@ -417,15 +450,28 @@ static int intake_admits(struct engine *e, const struct wire_request *r, int ten
  * well: behind a prompt that is gone nobody finds it. */
 static void intake_retain(struct seq *q, const struct wire_request *r)
 {
-    uint64_t until = r->retain_s == 0 ? 0 : (uint64_t)clock_unix_s() + r->retain_s;
+    uint64_t until = r->retain_s == 0 ? 0 : (uint64_t)clock_stamp_s() + r->retain_s;
 
     if (r->retain == 0)
         return;
-    q->retain = retain_of((int)r->retain - 1, until > UINT32_MAX ? 0 : (uint32_t)until);
+    q->retain = retain_of((int)r->retain - 1, until > UINT32_MAX ? UINT32_MAX : (uint32_t)until);
     q->retain_tokens = q->retain.rank < 0 ? q->tokens_max
-                       : r->retain_tokens == 0 || (int)r->retain_tokens > q->n_prompt
+                       : r->retain_tokens == 0 || r->retain_tokens > (uint32_t)q->n_prompt
                            ? q->n_prompt
                            : (int)r->retain_tokens;
+}
+
+/* Whose pages it may be told of. Under a salt all are equal who know it; in the namespace that all
+ * share each tenant knows of its own, and of what an operator has pinned. */
+static uint64_t intake_maker(const struct seq *q, const struct wire_request *r)
+{
+    static const uint8_t none[WIRE_SALT_BYTES];
+    uint64_t maker;
+
+    if (memcmp(r->salt, none, sizeof none) != 0 || retain_priority(q->retain) == RETAIN_PINNED)
+        return PAGES_ANYBODY;
+    maker = hash_xxh3(r->tenant, sizeof r->tenant);
+    return maker == 0 || maker == PAGES_ANYBODY ? 1 : maker;
 }
 
 static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slot,
@@ -471,6 +517,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
     q->tokens_max = tokens_max;
     q->root = prefix_root(&e->shape->fingerprint, r->salt);
     intake_retain(q, r);
+    q->maker = intake_maker(q, r);
     l->by_slot[slot] = q;
     sched_add(&e->sched, q);
     return ERR_OK;
@@ -498,16 +545,19 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
         uint32_t retry_after_s = 1;
         int rc;
 
+        if (intake_is_full(l))
+            break;
         got = lane_take(&l->lane, &slot, &r);
         if (got == 0)
             break;
-        if (got > 0 && r.automaton > 0 && !intake_messages(e, l))
+        if (got > 0 && r.automaton > 0 && !intake_messages(e, l, true))
             return; /* it was offered before it was named */
         if (got < 0 || l->by_slot[slot] != NULL || lane_room(&l->lane, slot) < 4) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
             intake_drop_lane(e, l, "broke the ring's rules");
             return;
         }
+        l->n_taken++;
         rc = intake_ask(e, l, slot, &r, &retry_after_s);
         if (rc != ERR_OK)
             intake_reject(e, l, slot, &r, rc, retry_after_s);
@@ -532,6 +582,10 @@ void intake_requests(struct engine *e)
             continue;
         intake_lane(e, &e->lanes[i]);
         any = true;
+    }
+    for (int i = 0; i < e->settings.max_lanes; i++) { /* the next pass begins */
+        e->lanes[i].n_offers = 0;
+        e->lanes[i].offer_bytes = 0;
     }
     if (!any)
         return;

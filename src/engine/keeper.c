@@ -575,7 +575,7 @@ bool keeper_has_work(const struct engine *e)
 void keeper_pass(struct engine *e)
 {
     struct keeper *k = &e->keeper;
-    uint32_t now_s = (uint32_t)clock_unix_s();
+    uint32_t now_s = clock_stamp_s();
     bool waits;
 
     if (now_s != k->ticked_s) {

@@ -19,6 +19,10 @@ static bool publish_is_probe(const struct seq *q)
     return (q->request.flags & WIRE_PROBE) != 0;
 }
 
+#define PUBLISH_REFUSALS \
+    (1u << 24) /* that a front may have counted since the last look: it cannot
+                                     * say no more often */
+
 /* The client hears that its answer begins: no other choice of it is refused from here on. All of
  * them are here, since a front queues them at once, and who was told is told for all. */
 static void publish_begins_answer(struct engine *e, const struct seq *q)
@@ -60,9 +64,9 @@ void publish_admitted(struct engine *e)
         q->admitted_us = e->now_us;
         publish_begins_answer(e, q);
         e->sched.tenants.list[q->tenant_idx].prompt_tokens += (uint64_t)q->n_prompt;
-        lane_put(
-            &e->lanes[q->lane_idx].lane, q->slot,
-            (struct wire_out){.kind = WIRE_ADMITTED, .value = q->n_cached, .time_us = e->now_us});
+        lane_put(&e->lanes[q->lane_idx].lane, q->slot,
+                 (struct wire_out){
+                     .kind = WIRE_ADMITTED, .value = q->n_cached_told, .time_us = e->now_us});
         keeper_note_admitted(e, q);
         if (publish_is_probe(q))
             continue;
@@ -352,7 +356,10 @@ static void publish_front_refusals(struct engine *e, struct engine_lane *l)
 
         if (n == l->refused[i])
             continue;
-        stats_refused(&e->stats, (enum wire_refusal)i, n - l->refused[i]);
+        if (n - l->refused[i] <= PUBLISH_REFUSALS)
+            stats_refused(&e->stats, (enum wire_refusal)i, n - l->refused[i]);
+        else
+            stats_add(&e->stats, METRIC_bad_entries, 1);
         l->refused[i] = n;
     }
 }

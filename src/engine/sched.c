@@ -74,8 +74,10 @@ static void sched_keep_part(struct sched *s, const struct seq *q)
 
     if (s->limits.prefix_caching && n > 0 &&
         pages_name_part(s->pages, q->pages[q->n_named], &q->chain,
-                        q->tokens + (size_t)q->n_named * (size_t)block, n))
+                        q->tokens + (size_t)q->n_named * (size_t)block, n)) {
         pages_own(s->pages, q->pages[q->n_named], prefix_space(&q->root), (struct retain){0});
+        pages_set_maker(s->pages, q->pages[q->n_named], q->maker);
+    }
 }
 
 /* Give all pages back, the last first, so that the end of a prefix is evicted before its
@@ -296,7 +298,7 @@ static void sched_copy_part(struct sched *s, struct seq *q)
     if (!s->limits.prefix_caching || n <= 0 || s->n_copies == s->limits.max_num_seqs)
         return;
     from = pages_find_part(s->pages, &q->chain, q->tokens + q->n_computed, n < block ? n : block,
-                           &n_same);
+                           q->maker, &n_same);
     if (from == -1)
         return;
     /* It was one of the pages that q's need was counted with, and it may be one too few now. */
@@ -325,6 +327,17 @@ static void sched_retain(struct sched *s, const struct seq *q)
         pages_retain(s->pages, q->pages[i], seq_retain(q, (i + 1) * s->limits.block_tokens));
 }
 
+/* Tokens of q's prompt that were found, as far as its tenant may know: what others computed would
+ * tell what they asked. What is behind the full pages was copied from a page of its own. */
+static int sched_told(const struct sched *s, const struct seq *q)
+{
+    int n = q->n_cached;
+
+    for (int i = 0; i < q->n_named; i++)
+        n -= pages_is_theirs(s->pages, q->pages[i], q->maker) ? 0 : s->limits.block_tokens;
+    return n > 0 ? n : 0;
+}
+
 /* Move one waiting sequence to the running ones. False when its prompt finds no pages. */
 static bool sched_admit(struct sched *s, struct seq *q)
 {
@@ -345,8 +358,10 @@ static bool sched_admit(struct sched *s, struct seq *q)
         s->n_prefix_queries += (uint64_t)q->n_tokens;
         s->n_prefix_hits += (uint64_t)q->n_computed;
     }
-    if (!q->admitted)
+    if (!q->admitted) {
         q->n_cached = q->n_computed < q->n_prompt ? q->n_computed : q->n_prompt;
+        q->n_cached_told = sched_told(s, q);
+    }
     q->counted = true;
     n = sched_share(s, q);
     must(n > 0);
@@ -480,6 +495,7 @@ void sched_advance(struct sched *s, struct seq *q, int n, sched_named_fn *named,
 
         if (pages_name(s->pages, page, &name, &q->chain, tokens)) {
             pages_own(s->pages, page, prefix_space(&q->root), r);
+            pages_set_maker(s->pages, page, q->maker);
             named(context, page);
         } else {
             pages_retain(s->pages, pages_look(s->pages, &name), r);

@@ -50,12 +50,14 @@ struct seq {
     struct retain retain; /* how long its first retain_tokens tokens are to stay */
     int retain_tokens;
 
-    int n_cached;     /* prompt tokens found in the cache at the first admission */
-    int n_fetched;    /* of these, tokens whose pages came from host memory or the disk */
-    int n_loading;    /* pages on their way from the store; not admitted before 0 */
-    bool awaits_load; /* n_loading is 1 for a place to load to, not for a page */
-    bool searched;    /* the lower tiers were asked for all that they may have */
-    int n_asked;      /* pages before which that stopped, for want of room; 0: it begins anew */
+    uint64_t maker;    /* of its pages (pages.h), which it asks for as */
+    int n_cached_told; /* of n_cached: those that its tenant may know of */
+    int n_cached;      /* prompt tokens found in the cache at the first admission */
+    int n_fetched;     /* of these, tokens whose pages came from host memory or the disk */
+    int n_loading;     /* pages on their way from the store; not admitted before 0 */
+    bool awaits_load;  /* n_loading is 1 for a place to load to, not for a page */
+    bool searched;     /* the lower tiers were asked for all that they may have */
+    int n_asked;       /* pages before which that stopped, for want of room; 0: it begins anew */
     struct hash asked_chain; /* of these pages */
     int n_searched_from;     /* pages that the device had when they were first asked */
     bool counted;            /* the scheduler's: its prompt was charged and counted */

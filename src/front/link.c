@@ -129,10 +129,14 @@ bool link_try(struct link *l, uint64_t now_us)
     (void)close(fds[ATTACH_LANE]);
     (void)close(fds[ATTACH_STATS]);
     if (rc != ERR_OK) {
-        log_error("front: the engine's lane cannot be used: %s", err_sentence(rc));
+        if (rc != l->open_error)
+            log_error("front: the engine's lane cannot be used: %s", err_sentence(rc));
+        l->open_error = rc; /* said once; so the engine is not made to say it ten times a second */
+        l->retry_us = now_us + 20 * LINK_RETRY_US;
         link_close(l);
         return false;
     }
+    l->open_error = ERR_OK;
     l->foreign_us = 0;
     log_info("front: attached to the engine, %u slots", l->lane.n_slots);
     return true;

@@ -36,6 +36,7 @@ struct link {
     uint32_t n_tenants;
     uint32_t *tenant_idx; /* [n_slots], who has it */
     uint64_t retry_us;    /* when to try to attach again */
+    int open_error;       /* of the last lane, when it could not be used */
     uint64_t foreign_us;  /* since when the engine is of another build; 0: it is not */
 
     pthread_mutex_t lock; /* guards what follows against readers of /health, /metrics */

@@ -475,7 +475,7 @@ static void host_take_back(struct host *h)
     struct found *found = h->found;
     int n = 0;
 
-    order_tick(h->order, (uint32_t)clock_unix_s()); /* what ended meanwhile takes no room */
+    order_tick(h->order, clock_stamp_s()); /* what ended meanwhile takes no room */
     for (int32_t i = 0; i < h->n_slots; i++) {
         struct host_slot *s = &h->slots[i];
         bool holds = atomic_load(&s->state) == HOST_HOLDS;

@@ -16,6 +16,7 @@ struct page {
     struct hash name;
     struct hash parent;
     uint64_t space;
+    uint64_t maker;
     int32_t refs;
     int32_t prev; /* neighbours in the free list, or -1 */
     int32_t next;
@@ -225,6 +226,7 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
         pages_list_remove(p, &p->free, id);
     }
     g->refs = 1;
+    g->maker = 0;
     return id;
 }
 
@@ -285,9 +287,22 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
     return true;
 }
 
+bool pages_is_theirs(const struct pages *p, int32_t page, uint64_t maker)
+{
+    uint64_t of = p->page[page].maker;
+
+    return maker == PAGES_ANYBODY || of == PAGES_ANYBODY || of == maker;
+}
+
+void pages_set_maker(struct pages *p, int32_t page, uint64_t maker)
+{
+    must(p->page[page].n_tokens > 0);
+    p->page[page].maker = maker;
+}
+
 /* The page after parent that begins with the most of tokens, or -1. */
 static int32_t pages_best(const struct pages *p, const struct hash *parent, const int32_t *tokens,
-                          int n_tokens, int *n_same)
+                          int n_tokens, uint64_t maker, int *n_same)
 {
     int32_t best = -1;
     int left = PAGES_SIBLINGS;
@@ -300,7 +315,8 @@ static int32_t pages_best(const struct pages *p, const struct hash *parent, cons
         int most = n_tokens < g->n_tokens ? n_tokens : g->n_tokens;
         int n = 0;
 
-        if (most <= *n_same || memcmp(&g->parent, parent, sizeof *parent) != 0)
+        if (most <= *n_same || memcmp(&g->parent, parent, sizeof *parent) != 0 ||
+            !pages_is_theirs(p, i, maker))
             continue;
         while (n < most && has[n] == tokens[n])
             n++;
@@ -318,7 +334,7 @@ bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
     int n_same;
 
     must(n_tokens >= 1 && n_tokens < p->block_tokens);
-    (void)pages_best(p, parent, tokens, n_tokens, &n_same);
+    (void)pages_best(p, parent, tokens, n_tokens, PAGES_ANYBODY, &n_same);
     if (n_same == n_tokens)
         return false;
     pages_hold(p, page, parent, tokens, n_tokens);
@@ -326,9 +342,9 @@ bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
 }
 
 int32_t pages_find_part(struct pages *p, const struct hash *parent, const int32_t *tokens,
-                        int n_tokens, int *n_same)
+                        int n_tokens, uint64_t maker, int *n_same)
 {
-    int32_t id = pages_best(p, parent, tokens, n_tokens, n_same);
+    int32_t id = pages_best(p, parent, tokens, n_tokens, maker, n_same);
 
     if (id != -1)
         pages_ref(p, id);

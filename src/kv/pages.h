@@ -63,10 +63,18 @@ bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
 
 /* Of the pages after `parent`, full or parts, the one that begins with the most of tokens,
  * int32 [n_tokens], with one more reference; *n_same, 1 to n_tokens, says with how many. -1 when
- * none begins with the first. Looks at the newest PAGES_SIBLINGS pages. */
+ * none begins with the first. Only those that maker may know of; looks at the newest
+ * PAGES_SIBLINGS pages. */
 #define PAGES_SIBLINGS 64
 int32_t pages_find_part(struct pages *p, const struct hash *parent, const int32_t *tokens,
-                        int n_tokens, int *n_same);
+                        int n_tokens, uint64_t maker, int *n_same);
+
+/* Who computed a page, so that others are not told of it: a number per tenant, PAGES_ANYBODY for
+ * what all may know of, 0 for what is not known (a page that came from a lower tier). maker above,
+ * and of pages_is_theirs(), is the one who asks; PAGES_ANYBODY: every page is theirs. */
+#define PAGES_ANYBODY UINT64_MAX
+void pages_set_maker(struct pages *p, int32_t page, uint64_t maker); /* of one just named */
+bool pages_is_theirs(const struct pages *p, int32_t page, uint64_t maker);
 
 /* The full page of that name, with one more reference, or -1. */
 int32_t pages_find(struct pages *p, const struct hash *name);

@@ -445,7 +445,7 @@ void store_read_counters(const struct store *st, struct store_counters *out)
     if (st->mode == STORE_AWAY) {
         out->entries = 0;
     } else {
-        order_tick(st->order, (uint32_t)clock_unix_s());
+        order_tick(st->order, clock_stamp_s());
         out->kept = (uint64_t)order_n_kept(st->order);
     }
     (void)pthread_mutex_unlock(&store_mutable(st)->lock);

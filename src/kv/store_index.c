@@ -82,7 +82,7 @@ void store_retain_slot(struct store *st, int32_t slot, struct retain r)
     struct store_entry *e = &st->entries[slot];
     uint64_t word;
 
-    order_tick(st->order, (uint32_t)clock_unix_s());
+    order_tick(st->order, clock_stamp_s());
     order_retain(st->order, slot, r);
     word = retain_pack(order_retained(st->order, slot));
     if (word == e->record.retains)
@@ -93,7 +93,7 @@ void store_retain_slot(struct store *st, int32_t slot, struct retain r)
 
 void store_touch(struct store *st, int32_t slot, bool read)
 {
-    st->uses[slot].last = (uint32_t)clock_unix_s();
+    st->uses[slot].last = clock_stamp_s();
     st->uses[slot].count = read ? st->uses[slot].count + 1 : 0;
     st->uses_marked[slot / STORE_USES] = true;
     order_use(st->order, slot);
@@ -162,7 +162,7 @@ int32_t store_take_slot(struct store *st)
         st->free = st->entries[slot].next;
         return slot;
     }
-    order_tick(st->order, (uint32_t)clock_unix_s());
+    order_tick(st->order, clock_stamp_s());
     slot = order_first(st->order);
     if (slot != -1)
         store_remove(st, slot);
@@ -253,7 +253,7 @@ int store_load_index(struct store *st)
             order[n++] = (int32_t)i;
     }
     qsort_r(order, n, sizeof *order, store_by_use, st);
-    order_tick(st->order, (uint32_t)clock_unix_s()); /* what ended meanwhile takes no room */
+    order_tick(st->order, clock_stamp_s()); /* what ended meanwhile takes no room */
     for (uint32_t i = 0; i < n; i++) {
         const struct store_record *r = &st->entries[order[i]].record;
 

@@ -137,7 +137,7 @@ static bool store_write_one(struct store *st, struct store_buffer *b, int n_chan
                    .payload_xxh3 = b->header->payload_xxh3,
                    .space = st->space,
                    .n_tokens = (uint32_t)st->options.block_tokens,
-                   .created = (uint32_t)clock_unix_s(),
+                   .created = clock_stamp_s(),
                    .retains = retain_pack(b->retain),
                    .root = b->root},
     };

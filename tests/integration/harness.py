@@ -482,7 +482,9 @@ class Stack:
 
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
                  start_engine=True, host=None, host_file=None, programs=BUILDDIR,
-                 front_watchdog_s=0, origins=(), keys="", model=MODEL):
+                 front_watchdog_s=0, origins=(), keys="", model=MODEL,
+                 many_keys=False):
+        self.many_keys = many_keys
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
@@ -567,6 +569,7 @@ class Stack:
             f.write(self.keys)
         with open(self.path("origins.map"), "w") as f:
             f.writelines('"%s" $http_origin;\n' % o for o in self.origins)
+            f.write('"Bearer sk-test-twin" tenant1;\n')  # two keys of one tenant
         for name in NGINX_FILES + ("local.conf.in",):
             with open(os.path.join(SRCDIR, "nginx", name)) as f:
                 text = f.read()
@@ -574,6 +577,7 @@ class Stack:
             text = text.replace("/etc/quire/keys.map", self.path("keys.map"))
             text = text.replace("/etc/quire/origins.map", self.path("origins.map"))
             text = text.replace("/usr/share/quire", os.path.join(SRCDIR, "nginx"))
+            text = text.replace("rate=100r/s", "rate=10000r/s")  # site.sh looks at that
             text = re.sub(r"( *server unix:/run/quire-front/\d+\.sock [^\n]*\n)+", fronts + "\n",
                           text)
             if name == "local.conf.in":
@@ -628,8 +632,9 @@ class Stack:
     # --- requests ---
 
     def bearer(self):
+        """One tenant's, whose cache all requests share; with many_keys the next one's."""
         self.n_requests += 1
-        return "Bearer " + key(self.n_requests)
+        return "Bearer " + key(self.n_requests if self.many_keys else 0)
 
     def connect(self, **kw):
         return UnixConnection(self.socket, **kw)

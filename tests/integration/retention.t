@@ -39,6 +39,9 @@ def stack(engine=(), front=(), host=HOST, **kw):
 
 
 def admin(s, method, path, body=None, key=KEY):
+    """What is asked of a prompt is asked of the tenant whose key the requests have."""
+    if body and "--cache-per-key" not in s.front_argv and ("prompt" in body or "messages" in body or "cache_salt" in body):
+        body = dict({"tenant": "tenant0"}, **body)
     return s.request(method, path, body, headers={"Authorization": "Bearer " + key})
 
 
@@ -261,7 +264,7 @@ with tap.section("what is dropped"), stack(store=True) as s:
     tap.eq(ask(s, prompt(1)), 0, "with the same end")
     # What is not a whole page stands under no name, but it is a prompt's as well.
     short = "Say it all to me now, will you?"
-    shared = [x["namespace"] for x in listed(s)["namespaces"] if x["shared"]][0]
+    shared = [x["namespace"] for x in listed(s)["namespaces"] if not x["shared"]][0]
     for body in ({"prompt": short}, {"namespace": shared}, {"all": True}):
         ask(s, short)
         tap.ok(ask(s, short, tokens_of) > 5, "a prompt of less than a page is found")
@@ -291,7 +294,8 @@ with tap.section("what is dropped"), stack(store=True) as s:
     tap.ok(s.idle(), "nothing is left")
     tap.eq(s.metric("vllm:kv_cache_usage_perc"), 0, "no page leaks")
 
-with tap.section("namespaces"), stack(store=True) as s:
+SHARED = ["--cache-per-key", "false"]
+with tap.section("namespaces"), stack(store=True, front=SHARED) as s:
     salts = ("red", "blue")
     for salt in salts:
         ask(s, prompt(1), cache_salt=salt)
@@ -350,7 +354,7 @@ with tap.section("namespaces"), stack(store=True) as s:
     tap.eq(sorted(top(s, 15).values()), best(4), "on a screen of 15 lines four")
     tap.eq(top(s, 11), {}, "on a lower one none")
 
-with tap.section("a cache for each key"), stack(front=["--cache-per-key", "true"]) as s:
+with tap.section("a cache for each key"), stack() as s:
     def mine(i, **fields):
         r = s.request("POST", text, s.completion(prompt(1), max_tokens=2, **fields),
                       headers={"Authorization": "Bearer sk-test-%d" % i})
@@ -367,7 +371,37 @@ with tap.section("a cache for each key"), stack(front=["--cache-per-key", "true"
     tap.eq((r.status, mine(1), mine(2) > 100, mine(1, cache_salt="a") > 100),
            (200, 0, True, True), "so is a drop, of one of its salts")
 
-with tap.section("keys"), stack() as s:
+PIN = "The door's number, which is for the night watch alone to know, is %s%d and no other. " % (
+    "7" * 6, 41) + LONG
+
+
+def tells(s, i, text_, **fields):
+    """cached_tokens of a request with the key of tenant i."""
+    r = s.request("POST", text, s.completion(text_, max_tokens=1, **fields),
+                  headers={"Authorization": "Bearer sk-test-%s" % i})
+    return tokens_of(r)
+
+
+with tap.section("one key learns nothing of another's prompts"):
+    for front in ([], SHARED):
+        name = "shared: " if front else "by tenant: "
+        with stack(front=front) as s:
+            tells(s, 1, PIN)
+            tap.ok(tells(s, 1, PIN) > 100, name + "who asked is told what was found")
+            if not front:
+                tap.ok(tells(s, "twin", PIN) > 100, "so is another key of the same tenant")
+                tap.eq(tells(s, 2, PIN), 0, "another tenant finds nothing")
+            # All of it is guessed, then digits of it one by one.
+            guesses = [PIN] + [PIN[:PIN.index("777777") + 6] + str(d) for d in range(10)] + \
+                [PIN[:PIN.index("77777741") + 8] + c for c in (" and", ",", "0")]
+            told = [tells(s, 3 + i, g) for i, g in enumerate(guesses)]
+            tap.eq(told, [0] * len(told), name + "%d guesses are told nothing" % len(told))
+            s.idle()
+            s.engine.kill(signal.SIGKILL)
+            until(lambda: len(s.engine.exits) > 0 and s.get("/health").status == 200)
+            tap.eq(tells(s, 20, PIN), 0, name + "nor by the next engine")
+
+with tap.section("keys"), stack(front=SHARED) as s:
     calls = (("GET", "/admin/cache", None), ("POST", "/admin/cache/pin", {"prompt": "a"}),
              ("POST", "/admin/cache/drop", {"all": True}), ("POST", "/reset_prefix_cache", None))
     tap.eq([s.request(m, p, b).status for m, p, b in calls], [401] * 4,

@@ -213,6 +213,17 @@ with tap.section("a device that fails"), tiers() as s:
     got = crowd(2, lambda i: mend() if i else ask(s, 0, "a copy fails and the next engine goes on")[0])
     tap.eq((got[0], s.engine.exits), (want[0], [0, 3]), "an engine ends when its device fails")
 
+with tap.section("a store in use"), Stack(engine=SMALL, store=True) as s:
+    argv = list(s.engine_argv)
+    for what, socket in (("store", s.path("other.sock")), ("socket", s.engine_socket)):
+        argv[argv.index("--engine-socket") + 1] = socket
+        if what == "socket":
+            argv[argv.index("--kv-store-dir") + 1] = s.path("other")
+        r = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        tap.eq(r.returncode, 2, what + " of another engine: systemd may start this one again")
+        tap.ok("another" in r.stderr and "must have one user" in r.stderr and
+               "limit of requests" not in r.stderr, "and it says why", r.stderr)
+
 with tap.section("no disk"):
     with tempfile.NamedTemporaryFile() as file, Stack(
             engine=SMALL + ["--kv-store-dir", os.path.join(file.name, "store")]) as s:

@@ -1,6 +1,9 @@
 /* Goal: the foundation does what its headers say. Method: known answers, and limits hit on
  * purpose. */
+#include <time.h>
+
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/fault.h"
 #include "base/hash.h"
@@ -138,6 +141,35 @@ static void test_settings(void)
     settings_fini(&s);
 }
 
+/* What the wall clock says in this test. */
+static time_t wall;
+time_t time(time_t *t)
+{
+    if (t != NULL)
+        *t = wall;
+    return wall;
+}
+
+static void test_stamp(void)
+{
+    static const struct {
+        int64_t wall;
+        uint32_t stamp;
+    } rows[] = {{-5000000000, 1},
+                {-1, 1},
+                {0, 1},
+                {1, 1},
+                {1800000000, 1800000000},
+                {4294967295, UINT32_MAX},
+                {4294967296, UINT32_MAX},
+                {9000000000, UINT32_MAX}};
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        wall = (time_t)rows[i].wall;
+        is_int(clock_stamp_s(), rows[i].stamp, "the stamp of %lld", (long long)rows[i].wall);
+    }
+}
+
 int main(void)
 {
     test_err();
@@ -147,5 +179,6 @@ int main(void)
     test_mem();
     test_hash();
     test_settings();
+    test_stamp();
     return tap_done();
 }

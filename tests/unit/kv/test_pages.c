@@ -151,7 +151,7 @@ static void test_parts(unsigned seed)
             break;
         }
         default:
-            got = pages_find_part(p, &parent, tokens, n, &n_same);
+            got = pages_find_part(p, &parent, tokens, n, PAGES_ANYBODY, &n_same);
             good = n_same == best && (got == -1) == (best == 0);
             if (got != -1) {
                 good = good && parts[got].family == family && parts[got].n >= n_same &&
