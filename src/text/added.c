@@ -116,10 +116,12 @@ static size_t strip_right(const char *text, size_t len, size_t stop)
     return stop;
 }
 
-bool added_next(const struct added_set *set, const char *text, size_t len, size_t *from,
-                size_t after, const struct added_judge *judge, struct added_match *match)
+bool added_next(struct added_search *s, struct added_match *match)
 {
-    size_t at = *from;
+    const struct added_set *set = s->set;
+    const char *text = s->text;
+    size_t len = s->len;
+    size_t at = s->from;
 
     if (set->n == 0)
         return false;
@@ -130,7 +132,7 @@ bool added_next(const struct added_set *set, const char *text, size_t len, size_
             at++;
             continue;
         }
-        t = longest_at(set, text, at, len, judge);
+        t = longest_at(set, text, at, len, s->judge);
         if (t == NULL) {
             at++;
             continue;
@@ -141,12 +143,13 @@ bool added_next(const struct added_set *set, const char *text, size_t len, size_
             !is_single_word(text, len, match->start, match->stop))
             continue;
         if ((t->flags & ADDED_LSTRIP) != 0)
-            match->start = match->start > after ? strip_left(text, match->start, after) : after;
+            match->start =
+                match->start > s->after ? strip_left(text, match->start, s->after) : s->after;
         if ((t->flags & ADDED_RSTRIP) != 0)
             match->stop = strip_right(text, len, match->stop);
-        *from = at;
+        s->from = at;
         return true;
     }
-    *from = len;
+    s->from = len;
     return false;
 }

@@ -37,14 +37,19 @@ struct added_judge {
     void *context;
 };
 
-/* Find the next token.
- *
- *   from    where the search begins; updated to where it goes on
- *   after   end of the previous match: lstrip takes no white space before it
- *   judge   tokens that it does not allow count as if there were none such
- *
- * Leftmost, of those at one place the longest. False when there is none. */
-bool added_next(const struct added_set *set, const char *text, size_t len, size_t *from,
-                size_t after, const struct added_judge *judge, struct added_match *match);
+/* A search through a text. */
+struct added_search {
+    const struct added_set *set;
+    const char *text; /* valid UTF-8 */
+    size_t len;
+    size_t from;                     /* where it goes on */
+    size_t after;                    /* end of the previous match: lstrip takes no white space
+                                        before it; the caller's to set */
+    const struct added_judge *judge; /* tokens that it does not allow count as if there were none
+                                        such */
+};
+
+/* Find the next token: leftmost, of those at one place the longest. False when there is none. */
+bool added_next(struct added_search *s, struct added_match *match);
 
 #endif

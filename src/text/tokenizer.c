@@ -180,23 +180,24 @@ static int encode_plain(struct encoding *e, const char *text, size_t len, bool f
 static int encode_normal(struct encoding *e, const char *text, size_t len, bool first)
 {
     const struct added_judge judge = {.allows = allows_normal, .context = e};
+    struct added_search s = {.set = &e->t->normalized,
+                             .text = text,
+                             .len = len,
+                             .judge = e->own == NULL ? NULL : &judge};
     struct added_match m;
-    size_t from = 0;
-    size_t after = 0;
     int rc = ERR_OK;
 
-    while (added_next(&e->t->normalized, text, len, &from, after, e->own == NULL ? NULL : &judge,
-                      &m)) {
-        if (m.start > after)
-            rc = encode_plain(e, text + after, m.start - after, first && after == 0);
+    while (added_next(&s, &m)) {
+        if (m.start > s.after)
+            rc = encode_plain(e, text + s.after, m.start - s.after, first && s.after == 0);
         if (rc == ERR_OK)
             rc = token_list_add(e->out, m.id);
         if (rc != ERR_OK)
             return rc;
-        after = m.stop;
+        s.after = m.stop;
     }
-    if (after < len)
-        rc = encode_plain(e, text + after, len - after, first && after == 0);
+    if (s.after < len)
+        rc = encode_plain(e, text + s.after, len - s.after, first && s.after == 0);
     return rc;
 }
 
@@ -216,24 +217,24 @@ static int encode_gap(struct encoding *e, const char *text, size_t len, bool fir
 static int encode_valid(struct encoding *e, const char *text, size_t len)
 {
     const struct added_judge judge = {.allows = allows_raw, .context = e};
+    struct added_search s = {
+        .set = &e->t->raw, .text = text, .len = len, .judge = e->own == NULL ? NULL : &judge};
     struct added_match m;
-    size_t from = 0;
-    size_t after = 0;
     int rc = ERR_OK;
 
-    while (added_next(&e->t->raw, text, len, &from, after, e->own == NULL ? NULL : &judge, &m)) {
-        e->gap = after;
-        if (m.start > after)
-            rc = encode_gap(e, text + after, m.start - after, after == 0);
+    while (added_next(&s, &m)) {
+        e->gap = s.after;
+        if (m.start > s.after)
+            rc = encode_gap(e, text + s.after, m.start - s.after, s.after == 0);
         if (rc == ERR_OK)
             rc = token_list_add(e->out, m.id);
         if (rc != ERR_OK)
             return rc;
-        after = m.stop;
+        s.after = m.stop;
     }
-    e->gap = after;
-    if (after < len)
-        rc = encode_gap(e, text + after, len - after, after == 0);
+    e->gap = s.after;
+    if (s.after < len)
+        rc = encode_gap(e, text + s.after, len - s.after, s.after == 0);
     return rc;
 }
 

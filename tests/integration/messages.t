@@ -114,6 +114,17 @@ def answers(s):
     r = both(s, body_of([{"role": "user", "content": "What is the capital of France?"},
                          {"role": "assistant", "content": "The capital of"}]), "a beginning")
     tap.eq(text_of(r), " France is Paris.", "a beginning goes on")
+    for begun in ("<", "|", ">", "end", "i", "so far ", "", " ", "\n",
+                  [{"type": "text", "text": "one"}, {"type": "text", "text": "two "}]):
+        talk = [{"role": "user", "content": "i < end | >"}, {"role": "assistant", "content": begun}]
+        r = s.post(PATH, body_of(talk, max_tokens=1))
+        n = s.post(PATH + "/count_tokens", {"model": MODEL_NAME, "messages": talk}).json
+        text = begun if isinstance(begun, str) else "one\ntwo "
+        p = s.post(CHAT + "/render", s.chat(talk[:1] + [dict(talk[1], content=text)],
+                                            continue_final_message=True,
+                                            add_generation_prompt=False)).json["prompts"][0]
+        tap.eq((r.status, n["input_tokens"]), (200, p["count"]), "a beginning %r" % begun)
+        tap.ok(p["prompt"].endswith("assistant\n" + text), "where the prompt ends", p["prompt"])
     a, b = s.events(PATH, body_of("Hello")), s.post(CHAT, s.chat("Hello")).json
     tap.eq(text_of(joined(a[1])), b["choices"][0]["message"]["content"], "as a chat says it")
     tap.eq(a[1][0]["message"]["usage"]["output_tokens"], 0, "the first event has the prompt's usage")
