@@ -130,7 +130,7 @@ struct exchange {
     int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all; -1: what fits */
     bool truncates_right; /* truncation_side: the first ones */
     struct steering steering;
-    const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
+    struct detok_stop stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
     int n_stops;
     bool max_tokens_given;
     uint32_t max_tokens;         /* when given */

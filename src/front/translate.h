@@ -98,7 +98,10 @@ int translate_fail(struct translation *t, int rc, const char *format, ...)
 int translate_type(struct translation *t, const char *where, const char *wanted,
                    const struct json *v);
 
-/* A member of obj that must be a text; is_empty_ok. On error where is named. */
+/* A member of obj that must be a text; may be empty. On error where is named. A content may hold
+ * NULs, a name must not. */
+int translate_member_content(struct translation *t, const struct json *obj, const char *name,
+                             const char *where, const struct json **out) ERR_CHECKED;
 int translate_member_text(struct translation *t, const struct json *obj, const char *name,
                           const char *where, const char **out) ERR_CHECKED;
 
@@ -137,16 +140,16 @@ void translate_schema(struct translation *t, const char *name, const struct json
 void translate_role(struct translation *t, const char *role);
 
 /* What the role says. */
-void translate_say(struct translation *t, const char *text);
-void translate_think(struct translation *t, const char *text);
+void translate_say(struct translation *t, const struct json *text);
+void translate_think(struct translation *t, const struct json *text);
 void translate_call(struct translation *t, const char *id, const char *name,
                     const struct json *arguments);
 
 /* A message of its own: what a tool gave back. */
-void translate_result(struct translation *t, const char *id, const char *content);
+void translate_result(struct translation *t, const char *id, const struct json *content);
 
 /* Texts of a list as one content, a line each: every template takes a text, not all take parts. */
-const char *translate_text_of(struct translation *t, const struct json_made *texts);
+struct json translate_text_of(struct translation *t, const struct json_made *texts);
 
 /* The end: *chat when all went well. ERR_NO_MEMORY. */
 int translate_end(struct translation *t, struct json *chat) ERR_CHECKED;

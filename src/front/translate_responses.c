@@ -16,7 +16,7 @@
 
 /* The text of a part of content. */
 static int responses_part(struct translation *t, const struct json *part, const char *where,
-                          const char **text)
+                          const struct json **text)
 {
     static const struct {
         const char *type;
@@ -33,7 +33,7 @@ static int responses_part(struct translation *t, const struct json *part, const 
         return rc;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].type, type) == 0)
-            return translate_member_text(t, part, rows[i].member, where, text);
+            return translate_member_content(t, part, rows[i].member, where, text);
     }
     return translate_fail(t, ERR_UNSUPPORTED, "'%s': parts of type '%.64s' are not supported",
                           where, type);
@@ -46,20 +46,20 @@ static int responses_content(struct translation *t, const struct json *v, const 
     char at[160];
 
     if (v != NULL && v->kind == JSON_TEXT) {
-        json_put_text(texts, NULL, v->text);
+        json_put(texts, NULL, v);
         return ERR_OK;
     }
     if (v == NULL || v->kind != JSON_LIST)
         return translate_type(t, where, "a string or a list of parts", v);
     for (uint32_t i = 0; i < v->n; i++) {
-        const char *text = NULL;
+        const struct json *text = NULL;
         int rc;
 
         (void)snprintf(at, sizeof at, "%s[%u]", where, i);
         rc = responses_part(t, &v->items[i], at, &text);
         if (rc != ERR_OK)
             return rc;
-        json_put_text(texts, NULL, text);
+        json_put(texts, NULL, text);
     }
     return ERR_OK;
 }
@@ -96,18 +96,18 @@ static int responses_call(struct translation *t, const struct json *item, const 
 {
     const char *id = NULL;
     const char *name = NULL;
-    const char *arguments = NULL;
+    const struct json *arguments = NULL;
     int rc = translate_member_text(t, item, "call_id", where, &id);
 
     if (rc == ERR_OK)
         rc = translate_member_text(t, item, "name", where, &name);
     if (rc == ERR_OK)
-        rc = translate_member_text(t, item, "arguments", where, &arguments);
+        rc = translate_member_content(t, item, "arguments", where, &arguments);
     if (rc != ERR_OK)
         return rc;
     translate_role(t, "assistant");
     translate_call(t, id, translate_spaced(t, json_get_text(item, "namespace", ""), name),
-                   json_get(item, "arguments"));
+                   arguments);
     return ERR_OK;
 }
 
@@ -117,17 +117,17 @@ static int responses_custom(struct translation *t, const struct json *item, cons
     struct json_made inner = {.arena = t->arena};
     const char *id = NULL;
     const char *name = NULL;
-    const char *input = NULL;
+    const struct json *input = NULL;
     struct json arguments;
     int rc = translate_member_text(t, item, "call_id", where, &id);
 
     if (rc == ERR_OK)
         rc = translate_member_text(t, item, "name", where, &name);
     if (rc == ERR_OK)
-        rc = translate_member_text(t, item, "input", where, &input);
+        rc = translate_member_content(t, item, "input", where, &input);
     if (rc != ERR_OK)
         return rc;
-    json_put_text(&inner, "input", input);
+    json_put(&inner, "input", input);
     arguments = json_made(&inner, JSON_OBJECT);
     t->chat.failed = t->chat.failed || inner.failed;
     translate_role(t, "assistant");
@@ -140,6 +140,7 @@ static int responses_output(struct translation *t, const struct json *item, cons
 {
     struct json_made texts = {.arena = t->arena};
     const char *id = NULL;
+    struct json content;
     char at[80];
     int rc = translate_member_text(t, item, "call_id", where, &id);
 
@@ -148,7 +149,8 @@ static int responses_output(struct translation *t, const struct json *item, cons
         rc = responses_content(t, json_get(item, "output"), at, &texts);
     if (rc != ERR_OK)
         return rc;
-    translate_result(t, id, translate_text_of(t, &texts));
+    content = translate_text_of(t, &texts);
+    translate_result(t, id, &content);
     return ERR_OK;
 }
 
@@ -165,7 +167,7 @@ static int responses_reasoning(struct translation *t, const struct json *item, c
         return translate_type(t, at, "a list of parts", said);
     translate_role(t, "assistant");
     for (uint32_t i = 0; i < said->n; i++) {
-        const char *text = NULL;
+        const struct json *text = NULL;
         int rc = responses_part(t, &said->items[i], at, &text);
 
         if (rc != ERR_OK)
@@ -230,12 +232,12 @@ static int responses_talk(struct translation *t, const struct json *body)
         if (instructions->kind != JSON_TEXT)
             return translate_type(t, "instructions", "a string", instructions);
         translate_role(t, "system");
-        translate_say(t, instructions->text);
+        translate_say(t, instructions);
     }
     t->param = "input";
     if (input != NULL && input->kind == JSON_TEXT) {
         translate_role(t, "user");
-        translate_say(t, input->text);
+        translate_say(t, input);
         return ERR_OK;
     }
     if (input == NULL || input->kind != JSON_LIST)
@@ -414,7 +416,7 @@ static int responses_include(struct translation *t, const struct translate_row *
     for (uint32_t i = 0; i < v->n; i++) {
         if (v->items[i].kind != JSON_TEXT)
             return translate_type(t, row->name, "a list of strings", &v->items[i]);
-        if (strcmp(v->items[i].text, RESPONSES_LOGPROBS) == 0)
+        if (json_is_text(&v->items[i], RESPONSES_LOGPROBS))
             json_put(&t->chat, "logprobs", &yes);
     }
     return ERR_OK;
@@ -449,9 +451,9 @@ static int responses_truncation(struct translation *t, const struct translate_ro
 
     if (v->kind != JSON_TEXT)
         return translate_type(t, row->name, "a string", v);
-    if (strcmp(v->text, "disabled") == 0)
+    if (json_is_text(v, "disabled"))
         return ERR_OK;
-    if (strcmp(v->text, "auto") != 0)
+    if (!json_is_text(v, "auto"))
         return translate_fail(t, ERR_INVALID, "'truncation' must be auto or disabled");
     json_put(&t->chat, "truncate_prompt_tokens", &rest);
     return ERR_OK;
