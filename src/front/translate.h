@@ -20,7 +20,8 @@ struct translation {
     struct arena *arena;
     char *why; /* out on error: a sentence for the client */
     size_t why_cap;
-    const char *param; /* the field that is being read, or was refused */
+    const char *param;          /* the field that is being read, or was refused */
+    const struct json *earlier; /* translate_responses_in */
 
     struct json_made chat;     /* members of the chat's body */
     struct json_made messages; /* of its messages */
@@ -42,9 +43,17 @@ struct translation {
 int translate_messages(struct json *chat, struct arena *arena, const struct json *body,
                        bool is_count, char *why, size_t why_cap, const char **param) ERR_CHECKED;
 
-/* The same of OpenAI's request for a response. */
-int translate_responses(struct json *chat, struct arena *arena, const struct json *body, char *why,
-                        size_t why_cap, const char **param) ERR_CHECKED;
+/* OpenAI's request for a response. */
+struct translate_responses_in {
+    const struct json *body;
+    const struct json *earlier; /* list of the items that previous_response_id stands for; NULL:
+                                   none are kept, so that it is refused */
+};
+
+/* The same of it. */
+int translate_responses(struct json *chat, struct arena *arena,
+                        const struct translate_responses_in *in, char *why, size_t why_cap,
+                        const char **param) ERR_CHECKED;
 
 /* Begin one. The client's own chat_template_kwargs of body are taken first. */
 void translate_begin(struct translation *t, struct arena *arena, const struct json *body, char *why,

@@ -2,7 +2,8 @@
  *
  * OpenAI's POST /v1/responses as a chat. Items of the input become turns: messages the content,
  * reasoning the reasoning, function_call a tool call, function_call_output a message of its own.
- * Nothing is kept here, so nothing can be referred to: what would need it is refused by name. */
+ * The items of an earlier response (kept.h) come before the input; where none are kept,
+ * previous_response_id is refused. */
 #include <stdio.h>
 #include <string.h>
 
@@ -219,13 +220,25 @@ static int responses_item(struct translation *t, const struct json *item, const 
                           where, name);
 }
 
-/* The instructions and the input. */
+static int responses_items_of(struct translation *t, const struct json *list, const char *name)
+{
+    char where[40];
+    int rc = ERR_OK;
+
+    t->param = name;
+    for (uint32_t i = 0; list != NULL && i < list->n && rc == ERR_OK; i++) {
+        (void)snprintf(where, sizeof where, "%s[%u]", name, i);
+        rc = responses_item(t, &list->items[i], where);
+    }
+    return rc;
+}
+
+/* The instructions, what came before, and the input. */
 static int responses_talk(struct translation *t, const struct json *body)
 {
     const struct json *instructions = json_get(body, "instructions");
     const struct json *input = json_get(body, "input");
-    char where[40];
-    int rc = ERR_OK;
+    int rc;
 
     t->param = "instructions";
     if (instructions != NULL && instructions->kind != JSON_NULL) {
@@ -234,6 +247,9 @@ static int responses_talk(struct translation *t, const struct json *body)
         translate_role(t, "system");
         translate_say(t, instructions);
     }
+    rc = responses_items_of(t, t->earlier, "previous_response_id");
+    if (rc != ERR_OK)
+        return rc;
     t->param = "input";
     if (input != NULL && input->kind == JSON_TEXT) {
         translate_role(t, "user");
@@ -244,11 +260,7 @@ static int responses_talk(struct translation *t, const struct json *body)
         return translate_type(t, "input", "a string or a list of items", input);
     if (input->n == 0)
         return translate_fail(t, ERR_INVALID, "'input' must not be empty");
-    for (uint32_t i = 0; i < input->n && rc == ERR_OK; i++) {
-        (void)snprintf(where, sizeof where, "input[%u]", i);
-        rc = responses_item(t, &input->items[i], where);
-    }
-    return rc;
+    return responses_items_of(t, input, "input");
 }
 
 /* --- fields -------------------------------------------------------------------------------- */
@@ -469,6 +481,12 @@ static int responses_stateless(struct translation *t, const struct translate_row
                           row->name);
 }
 
+static int responses_previous(struct translation *t, const struct translate_row *row,
+                              const struct json *v)
+{
+    return t->earlier != NULL ? ERR_OK : responses_stateless(t, row, v);
+}
+
 static const struct translate_row responses_rows[] = {
     {"model", translate_same, NULL},
     {"input", translate_ignore, NULL}, /* responses_talk() reads both */
@@ -489,7 +507,7 @@ static const struct translate_row responses_rows[] = {
     {"top_logprobs", translate_ignore, NULL}, /* responses_top_logprobs() reads it */
     {"truncation", responses_truncation, NULL},
     {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
-    {"store", translate_flag, NULL},                  /* nothing is: the answer says so */
+    {"store", translate_flag, NULL},                  /* the answer says whether it is */
     /* Harmless: for the books of whoever runs a service, or of tools that are not there. */
     {"stream_options", translate_object, NULL},
     {"user", translate_text, NULL},
@@ -499,7 +517,7 @@ static const struct translate_row responses_rows[] = {
     {"service_tier", translate_text, NULL},
     {"max_tool_calls", translate_ignore, NULL},
     /* Not there. */
-    {"previous_response_id", responses_stateless, NULL},
+    {"previous_response_id", responses_previous, NULL},
     {"conversation", responses_stateless, NULL},
     {"background", translate_refuse, NULL},
     {"prompt", translate_refuse, NULL},
@@ -507,13 +525,16 @@ static const struct translate_row responses_rows[] = {
     TRANSLATE_EXTRAS,
 };
 
-int translate_responses(struct json *chat, struct arena *arena, const struct json *body, char *why,
-                        size_t why_cap, const char **param)
+int translate_responses(struct json *chat, struct arena *arena,
+                        const struct translate_responses_in *in, char *why, size_t why_cap,
+                        const char **param)
 {
+    const struct json *body = in->body;
     struct translation t;
     int rc;
 
     translate_begin(&t, arena, body, why, why_cap);
+    t.earlier = in->earlier;
     rc = translate_fields(&t, responses_rows, sizeof responses_rows / sizeof responses_rows[0],
                           body);
     if (rc == ERR_OK)
