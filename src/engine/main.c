@@ -185,10 +185,8 @@ static int64_t main_queued_tokens(const struct model_shape *m)
 static int main_open_guide(struct engine *e)
 {
     const struct model_shape *s = model_shape(e->model);
-    struct guide_shape shape = {.n_vocab = s->n_vocab,
-                                .max_num_seqs = s->max_num_seqs,
-                                .n_eos = s->n_eos,
-                                .eos = s->eos};
+    struct guide_shape shape = {
+        .n_vocab = s->n_vocab, .max_num_seqs = s->max_num_seqs, .n_eos = s->n_eos, .eos = s->eos};
     int n_words;
 
     shape.masks = model_masks(e->model, &n_words);
