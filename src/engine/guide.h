@@ -7,10 +7,11 @@
  *              skips them meanwhile
  *
  * How long a step waits: a mask takes GUIDE_MASK_STEPS elementary steps of a walk at most, and none
- * is begun when those of its tenant took GUIDE_TENANT_STEPS, or all of them GUIDE_PASS_STEPS for each
- * thread. Together 1,200,000 steps of some 5 ns for a thread, 6 ms. Of late masks a tenant has at
- * most GUIDE_LATE_TENANT under way, and the tenant goes next for which the fewest steps were made.
- * An automaton that cannot be walked within the bounds of walk.h is refused from then on.
+ * is begun when those of its tenant took GUIDE_TENANT_STEPS, or all of them GUIDE_PASS_STEPS for
+ * each thread. Together 1,200,000 steps of some 5 ns for a thread, 6 ms. Of late masks a tenant
+ * has at most GUIDE_LATE_TENANT under way, and the tenant goes next for which the fewest steps
+ * were made. An automaton that cannot be walked within the bounds of walk.h is refused from then
+ * on.
  *
  * Allowed ids and bad words of a request become masks as well. All calls come from the engine's
  * thread; the others work only inside of guide_run(). */
@@ -141,8 +142,8 @@ void guide_clear(struct guide *g);
 int guide_add(struct guide *g, struct seq *q);
 void guide_run(struct guide *g);
 
-/* Once per pass, before the plan: late masks that are there are handed to their sequences, which are
- * late no longer, and others are begun. Waits for nothing. */
+/* Once per pass, before the plan: late masks that are there are handed to their sequences, which
+ * are late no longer, and others are begun. Waits for nothing. */
 void guide_pass(struct guide *g, struct seq *const *running, int n_running);
 
 /* Has the output come to an end that its automaton knows? Called with a token that was just

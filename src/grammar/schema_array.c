@@ -4,8 +4,8 @@
  * adds layers, one for each count of what was found. An item that may be one of those is built as
  * a choice: it is, or it need not be (or, where their number is limited, it is not).
  *
- * With uniqueItems the layers are what was there already: a set of up to UNIQUE_SETS values; of more
- * values the items come in the order of the enum, and a layer is where they have got to. */
+ * With uniqueItems the layers are what was there already: a set of up to UNIQUE_SETS values; of
+ * more values the items come in the order of the enum, and a layer is where they have got to. */
 #include <string.h>
 
 #include "grammar/schema_parts.h"
