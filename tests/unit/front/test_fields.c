@@ -86,7 +86,8 @@ static const struct {
     {"{\"guided_json\":\"{}\"}", BOTH},
     {"{\"guided_json\":{\"type\":\"null\"},\"structured_outputs\":{\"json\":{\"type\":\"null\"}}}",
      BOTH},
-    {"{\"guided_json\":\"{ \\\"type\\\": \\\"null\\\" }\",\"structured_outputs\":{\"json\":{\"type\":"
+    {"{\"guided_json\":\"{ \\\"type\\\": \\\"null\\\" }\",\"structured_outputs\":"
+     "{\"json\":{\"type\":"
      "\"null\"}}}",
      BOTH},
     {"{\"guided_regex\":\"a\",\"structured_outputs\":{\"regex\":\"a\"}}", BOTH},
@@ -97,7 +98,8 @@ static const struct {
     {"{\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\",\"schema\":{"
      "\"type\":\"null\"}}},\"structured_outputs\":{\"json\":{\"type\":\"null\"}}}",
      BOTH},
-    {"{\"response_format\":{\"type\":\"json_object\"},\"structured_outputs\":{\"json_object\":true}}",
+    {"{\"response_format\":{\"type\":\"json_object\"},\"structured_outputs\":"
+     "{\"json_object\":true}}",
      BOTH},
     {"{\"guided_grammar\":\"root ::= \\\"a\\\"\"}", BOTH},
     {"{\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f"
@@ -307,7 +309,8 @@ static const struct {
     {"{\"guided_whitespace_pattern\":[]}", BOTH, "guided_whitespace_pattern", ERR_INVALID},
     {"{\"guided_choice\":\"a\"}", BOTH, "guided_choice", ERR_INVALID},
     {"{\"guided_json\":[]}", BOTH, "guided_json", ERR_INVALID},
-    {"{\"guided_json\":{\"type\":\"null\"},\"structured_outputs\":{\"json\":{\"type\":\"string\"}}}",
+    {"{\"guided_json\":{\"type\":\"null\"},\"structured_outputs\":{\"json\":"
+     "{\"type\":\"string\"}}}",
      BOTH, "structured_outputs", ERR_INVALID},
     {"{\"guided_regex\":\"a\",\"guided_grammar\":\"root ::= \\\"a\\\"\"}", BOTH, "guided_grammar",
      ERR_INVALID},
