@@ -121,8 +121,6 @@ struct cuda {
     bool is_planned;            /* attn_schedule is of this step */
     k_bf16 *convert;            /* pinned, [CONVERT_ELEMS] */
     void *workspace;            /* WORKSPACE_BYTES; of products */
-    struct k_quantised rounded; /* the input of the next e4m3 product; data NULL: there are none */
-    const void *rounded_of;     /* where it would stand as bf16; NULL: nothing is rounded */
     int rc;                     /* the first error of a step */
     struct sleep_state sleep;
     int n_allocs;

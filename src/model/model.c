@@ -17,6 +17,7 @@
 #include "device/pool.h"
 #include "model/config.h"
 #include "model/forward.h"
+#include "model/plan.h"
 #include "model/weights.h"
 
 #define LAYOUT_VERSION 1 /* of a page; part of the fingerprint */
@@ -36,6 +37,7 @@ struct model {
     struct config config;
     struct model_shape shape;
     struct weights weights;
+    struct plan plan;
     struct activations act;
     struct k_kv kv;           /* of layer 0 */
     float *turns;             /* device, float [max_model_len][head_dim / 2][2] */
@@ -231,7 +233,7 @@ static int alloc_work(struct model *m)
 
     if ((rc = d->ops->reserve(d, &limits)) != ERR_OK)
         return rc;
-    if ((rc = activations_alloc(&m->act, d, &limits)) != ERR_OK)
+    if ((rc = activations_alloc(&m->act, d, &m->plan, &limits)) != ERR_OK)
         return rc;
     if ((rc = alloc_host(m)) != ERR_OK)
         return rc;
@@ -349,14 +351,14 @@ static int load(struct model *m, const struct model_options *o)
     int rc;
 
     m->device->ops->read_products(m->device, given ? o->gemm_table : GEMM_TABLE, given);
-    rc = weights_load(&m->weights, m->device, &m->config, &from);
+    rc = weights_load(&m->weights, m->device, &m->config, &m->plan, &from);
     if (rc != ERR_OK)
         return rc;
     log_debug("model: weights are loaded");
     before = m->device->allocated_bytes;
     if ((rc = alloc_work(m)) != ERR_OK)
         return rc;
-    activations_few(&m->act, m->device, &m->config, &m->weights);
+    activations_fuse(&m->act, m->device, &m->plan, &m->weights);
     m->work_bytes = m->device->allocated_bytes - before;
     log_debug("model: work memory is allocated");
     if ((rc = choose_pages(m, o)) != ERR_OK)
@@ -374,6 +376,8 @@ int model_open(struct model **out, const struct model_options *o)
         goto out;
     log_debug("model: opening %s", o->dir);
     if ((rc = config_read(&m->config, o->dir)) != ERR_OK)
+        goto out;
+    if ((rc = plan_make(&m->plan, &m->config)) != ERR_OK)
         goto out;
     if ((rc = device_open(&m->device, o->device, o->cpu_threads)) != ERR_OK)
         goto out;
@@ -406,6 +410,7 @@ void model_close(struct model *m)
         return;
     device_close(m->device);
     weights_fini(&m->weights);
+    plan_fini(&m->plan);
     mem_free(m->histories);
     mem_free(m->logprobs);
     mem_free(m->rows);
@@ -547,7 +552,7 @@ int model_step_begin(struct model *m, const struct batch *b)
     m->is_sampled = false;
     if (m->device->ops->replay(m->device))
         return ERR_OK;
-    forward(m->device, &m->config, &m->weights, &m->act, &m->kv, m->turns);
+    forward(m->device, &m->plan, &m->weights, &m->act, &m->kv, m->turns);
     m->device->ops->launch(m->device);
     return ERR_OK;
 }
