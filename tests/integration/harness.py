@@ -566,10 +566,10 @@ class Stack:
                            for i in range(self.n_fronts))
         with open(self.path("keys.map"), "w") as f:
             f.writelines('"Bearer %s" tenant%d;\n' % (key(i), i) for i in range(N_KEYS))
+            f.write('"Bearer sk-test-twin" tenant1;\n')  # two keys of one tenant
             f.write(self.keys)
         with open(self.path("origins.map"), "w") as f:
             f.writelines('"%s" $http_origin;\n' % o for o in self.origins)
-            f.write('"Bearer sk-test-twin" tenant1;\n')  # two keys of one tenant
         for name in NGINX_FILES + ("local.conf.in",):
             with open(os.path.join(SRCDIR, "nginx", name)) as f:
                 text = f.read()
