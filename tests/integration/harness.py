@@ -588,6 +588,8 @@ class Stack:
         subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
                         "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj",
                         "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+                        # rustls takes no authority's certificate for a server's
+                        "-addext", "basicConstraints=critical,CA:FALSE",
                         "-keyout", self.path("cert.key"), "-out", self.path("cert.pem")],
                        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.nginx = Supervised([find_nginx(), "-p", self.dir, "-e", self.path("nginx-error.log"),
