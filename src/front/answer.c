@@ -63,9 +63,9 @@ static void answer_reasons(const struct exchange *x, struct buf *b, const struct
 
     buf_printf(b, "\"finish_reason\":%s,\"stop_reason\":", why);
     if (g->finish == GEN_STOP && g->detok.status == DETOK_STOPPED) {
-        const char *stop = x->stop_texts[g->detok.stop_idx];
+        const struct detok_stop *stop = &x->stop_texts[g->detok.stop_idx];
 
-        buf_add_json_string(b, stop, strlen(stop));
+        buf_add_json_string(b, stop->text, stop->len);
     } else if (g->finish == GEN_STOP && g->stop_id >= 0) {
         buf_printf(b, "%d", g->stop_id);
     } else {

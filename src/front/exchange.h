@@ -111,6 +111,8 @@ struct exchange {
     enum exchange_format format;
     enum exchange_shape shape;  /* of answers and errors: the route says it */
     const struct json *request; /* what was asked, where the answer repeats it; in the arena */
+    struct keeping *keeping;    /* kept.h, in the arena; NULL: the response is not to be kept */
+    int64_t completed;          /* unix seconds; 0: not yet */
     struct gen *gens;           /* [n_gens], in the arena */
     int n_gens;
     int n_finished;
@@ -130,7 +132,7 @@ struct exchange {
     int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all; -1: what fits */
     bool truncates_right; /* truncation_side: the first ones */
     struct steering steering;
-    const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
+    struct detok_stop stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
     int n_stops;
     bool max_tokens_given;
     uint32_t max_tokens;         /* when given */

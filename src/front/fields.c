@@ -291,8 +291,8 @@ static int fields_stop_text(struct fields_read_context *c, const struct fields_r
                        DETOK_STOPS_MAX, DETOK_STOP_BYTES_MAX);
         return ERR_INVALID;
     }
-    c->x->stop_texts[c->x->n_stops++] = v->text;
-    c->out->stops[c->out->n_stops++] = (struct detok_stop){.text = v->text, .len = v->text_len};
+    c->out->stops[c->out->n_stops] = (struct detok_stop){.text = v->text, .len = v->text_len};
+    c->x->stop_texts[c->x->n_stops++] = c->out->stops[c->out->n_stops++];
     return ERR_OK;
 }
 
@@ -334,7 +334,7 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
 {
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string", v);
-    if (names_have(c->names, v->text, strlen(v->text)))
+    if (names_have(c->names, v->text, v->text_len))
         return ERR_OK;
     (void)snprintf(c->why, c->why_cap, "the model '%.200s' does not exist; this server has '%s'",
                    v->text, c->names->at[0]);
@@ -434,7 +434,7 @@ static int fields_text(struct fields_read_context *c, const struct fields_row *r
 {
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string", v);
-    if (strcmp(row->name, "request_id") == 0)
+    if (strcmp(row->name, "request_id") == 0 && !json_has_nul(v))
         (void)exchange_name(c->x, v->text); /* one that cannot be a name is not used */
     return ERR_OK;
 }
@@ -500,7 +500,7 @@ static int fields_neutral(struct fields_read_context *c, const struct fields_row
     case JSON_INT: nothing = v->whole == (int64_t)row->low; break;
     case JSON_UINT:
     case JSON_REAL: nothing = json_real(v) == row->low; break;
-    case JSON_TEXT: nothing = v->text_len == 0 || strcmp(v->text, "none") == 0; break;
+    case JSON_TEXT: nothing = v->text_len == 0 || json_is_text(v, "none"); break;
     case JSON_LIST:
         nothing = v->n == 0 || (v->n == 1 && strcmp(row->name, "modalities") == 0 &&
                                 json_is_text(&v->items[0], "text"));

@@ -163,6 +163,9 @@ static int main_open(struct front *f)
         log_error("front: eventfd: %s", strerror(errno));
         rc = ERR_IO;
     }
+    if (rc == ERR_OK && f->settings.responses_dir[0] != '\0')
+        rc = kept_open(&f->kept, f->settings.responses_dir, f->settings.responses_bytes,
+                       f->settings.responses_days, f->handover_fd);
     if (rc == ERR_OK)
         rc = main_open_text(f);
     if (rc == ERR_OK)
@@ -224,6 +227,7 @@ int main(int argc, char **argv)
     service_ready();
     log_info("front: ready, model %s", f.model_name);
     rc = streamer_run(&f);
+    kept_close(f.kept);
     if (f.settings.listen[0] != '\0')
         (void)unlink(f.settings.listen);
     log_info("front: stopped");

@@ -406,7 +406,7 @@ static void test_values(struct arena *arena)
     ok((f.request.flags & WIRE_IGNORE_EOS) != 0 && !f.skip_special && f.include_stop, "flags");
     ok(x.stream && x.include_usage, "stream");
     ok(f.n_stops == 2 && x.n_stops == 2 && f.stops[1].len == 1, "stop strings");
-    is_text(x.stop_texts[0], "ab", "the first of them");
+    is_text(x.stop_texts[0].text, "ab", "the first of them");
     ok(f.request.n_stop_ids == 2 && f.request.stop_ids[1] == 6, "stop ids");
     must_ok(read_body("{\"top_k\":-1}", EXCHANGE_COMPLETION, arena, &f, &x, &param));
     is_int(f.request.top_k, 0, "top_k -1 is off");
