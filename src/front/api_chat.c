@@ -137,8 +137,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
 
 /* A prompt may end inside the reasoning: so do templates of models that always reason. Or behind
  * one that is empty: so they do where it is switched off. */
-static enum form_start api_begin(const struct front *f, struct exchange *x,
-                                 const struct buf *prompt)
+enum form_start gen_begin(const struct front *f, struct exchange *x, const struct buf *prompt)
 {
     enum reply_reasoning reasoning = f->reply_reasoning;
     bool inside = prompt->len > 0 && reply_is_inside(reasoning, prompt->bytes, prompt->len);
@@ -178,7 +177,7 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
                             lax_get_flag(body, "add_special_tokens", false), why, sizeof why);
         if (rc != ERR_OK)
             exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
-        else if (gen_hold(f, x, api_begin(f, x, &prompt.text)))
+        else if (gen_hold(f, x, gen_begin(f, x, &prompt.text)))
             (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
     }
     chat_prompt_fini(&prompt);

@@ -26,21 +26,6 @@ static int api_count_prompts(const struct json *prompt)
     return (int)prompt->n;
 }
 
-static int api_add_ids(struct gen *g, const struct json *ids)
-{
-    for (uint32_t i = 0; i < ids->n; i++) {
-        const struct json *id = &ids->items[i];
-        int rc;
-
-        if (id->kind != JSON_INT || id->whole < 0 || id->whole > INT32_MAX)
-            return ERR_INVALID;
-        rc = token_list_add(&g->tokens, (int32_t)id->whole);
-        if (rc != ERR_OK)
-            return rc;
-    }
-    return ERR_OK;
-}
-
 static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, bool add_special,
                           char *why, size_t cap)
 {
@@ -49,7 +34,7 @@ static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, 
     if (v->kind == JSON_TEXT)
         return gen_add_text(f, g, v->text, v->text_len, add_special, why, cap);
     if (api_is_ids(v))
-        rc = api_add_ids(g, v);
+        rc = gen_add_ids(g, v, why, cap);
     if (rc == ERR_INVALID)
         (void)snprintf(why, cap, "'prompt' holds what is neither text nor token ids");
     return rc;

@@ -26,7 +26,12 @@
 enum exchange_format { EXCHANGE_CHAT, EXCHANGE_COMPLETION };
 
 /* Which API's objects and events the answer has. */
-enum exchange_shape { SHAPE_OPENAI, SHAPE_MESSAGES, SHAPE_RESPONSES };
+enum exchange_shape {
+    SHAPE_OPENAI,
+    SHAPE_MESSAGES,
+    SHAPE_RESPONSES,
+    SHAPE_TOKENS, /* token ids alone, as /inference/v1/generate answers; errors are OpenAI's */
+};
 
 /* Why a generation ended, as the API says it. */
 enum gen_finish { GEN_RUNNING, GEN_STOP, GEN_LENGTH, GEN_FAILED };
@@ -61,6 +66,13 @@ struct speech {
     int n_calls;                   /* begun, of those that are passed on */
     uint32_t n_reasoning;          /* tokens of the reasoning */
     struct blocks blocks;          /* in place of the buffers, where the shape has blocks */
+};
+
+/* What an answer says that is made of tokens which the client brought: the front has no prompt. */
+struct brought {
+    uint64_t prompt_tokens;         /* of all generations */
+    const struct json **told;       /* [n_gens]: prompt_logprobs as they came, or NULL */
+    const struct json *kv_transfer; /* kv_transfer_params as they came, or NULL */
 };
 
 /* One continuation of one prompt. The front holds the truth: prompt and all tokens so far, so
@@ -147,7 +159,8 @@ struct exchange {
     const char *model;           /* the served name; lives as long as the process */
     const char *role;            /* of a chat's answer; lives as long as the process */
     const char *fingerprint;     /* of the server's build and model; lives as long as the process */
-    const char *notice;          /* a header X-Quire-Notice of an answer that is no error; NULL */
+    const struct brought *brought; /* NULL: the tokens are the engine's */
+    const char *notice;            /* a header X-Quire-Notice of an answer that is no error; NULL */
 
     /* The streamer's. */
     uint64_t answer;      /* as in wire_request; 0: it has one choice at most */

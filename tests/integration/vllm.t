@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""vLLM's own endpoints: render and derender, tokens in and out. What is rendered, generated from
+tokens and derendered is the answer that the one request would have had."""
+
+import json
+import sys
+
+from harness import MODEL_NAME, Stack, Tap, need_nginx
+
+need_nginx()
+tap = Tap()
+CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
+TOOL = {"type": "function", "function": {
+    "name": "weather", "strict": True, "description": "The weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}},
+                   "required": ["city"], "additionalProperties": False}}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+          "additionalProperties": False}
+
+
+def post(s, path, body):
+    r = s.post(path, body)
+    if r.status != 200:
+        raise RuntimeError("%s: %d %s for %r" % (path, r.status, r.text, body))
+    return r.json
+
+
+def refuse(s, path, body, status, param, name):
+    r = s.post(path, body)
+    tap.ok(r.status == status and r.error["param"] == param, name, r.text[:300])
+
+
+def said(r):
+    """What an answer says, without what differs from one request to the next."""
+    out = []
+    for c in r["choices"]:
+        m = c.get("message", {})
+        calls = [(t["function"]["name"], t["function"]["arguments"])
+                 for t in m.get("tool_calls", [])]
+        out.append((c["index"], m.get("content", c.get("text")), m.get("reasoning"), calls,
+                    c["finish_reason"], c["stop_reason"] if isinstance(c["stop_reason"], str)
+                    else None, c["logprobs"]))
+    return out, {k: v for k, v in r["usage"].items() if k.endswith("_tokens")}
+
+
+def streamed(s, body):
+    """{index: (ids, finish_reason, logprobs)} and the usage of a stream of tokens."""
+    ids, finish, told, usage = {}, {}, {}, None
+    k = s.open_stream(GENERATE, body)
+    for e in k:
+        usage = e["usage"] or usage
+        for c in e["choices"]:
+            i = c["index"]
+            ids.setdefault(i, []).extend(c["token_ids"])
+            told.setdefault(i, []).extend((c["logprobs"] or {"content": []})["content"])
+            finish[i] = c["finish_reason"] or finish.get(i)
+    tap.ok(k.done, "generate: the stream ends with [DONE]")
+    return {i: (ids[i], finish[i], told[i]) for i in ids}, usage
+
+
+CHATS = (
+    ("plain", {}),
+    ("drawn", dict(temperature=0.9, seed=7, top_p=0.9, top_k=30, n=3, max_tokens=20)),
+    ("stop", dict(stop=["Paris", "zzz"], include_stop_str_in_output=True)),
+    ("length", dict(max_tokens=3)),
+    ("logprobs", dict(logprobs=True, top_logprobs=3, max_tokens=4)),
+    ("bias", dict(logit_bias={"40": 3.5, "7": -1}, max_tokens=8, min_tokens=4)),
+    ("schema", dict(max_tokens=40, response_format={"type": "json_schema", "json_schema": {
+        "name": "a", "schema": SCHEMA}})),
+    ("choice", dict(structured_outputs={"choice": ["one of them", "another"]})),
+    ("call", dict(max_tokens=60, tools=[TOOL], tool_choice="required")),
+    ("salt", dict(max_tokens=5, cache_salt="a", priority=3)),
+)
+
+
+def chats(s):
+    """A chat answered at once, and in three steps."""
+    for name, fields in CHATS:
+        body = s.chat("What is the capital of France?", **fields)
+        whole = post(s, CHAT, body)
+        request = post(s, CHAT + "/render", body)
+        tap.eq((set(request) - {"prompt", "count"}, request["features"], request["model"]),
+               ({"request_id", "token_ids", "features", "sampling_params", "model", "stream",
+                 "stream_options", "cache_salt", "priority", "kv_transfer_params"}, None,
+                MODEL_NAME), name + ": a GenerateRequest")
+        tap.eq(len(request["token_ids"]), whole["usage"]["prompt_tokens"], name + ": its tokens")
+        made = post(s, GENERATE, request)
+        tap.eq((made["request_id"], [c["index"] for c in made["choices"]], made["prompt_logprobs"],
+                made["kv_transfer_params"]),
+               (request["request_id"], list(range(fields.get("n", 1))), None, None),
+               name + ": a GenerateResponse")
+        tap.eq([set(c) for c in made["choices"]],
+               [{"index", "logprobs", "finish_reason", "token_ids", "routed_experts"}] *
+               fields.get("n", 1), name + ": its choices")
+        told, usage = streamed(s, dict(request, stream=True,
+                                       stream_options={"include_usage": True}))
+        tap.eq({i: t[:2] for i, t in told.items()},
+               {c["index"]: (c["token_ids"], c["finish_reason"]) for c in made["choices"]},
+               name + ": the stream has the same tokens")
+        tap.eq([told[c["index"]][2] for c in made["choices"]],
+               [(c["logprobs"] or {"content": []})["content"] for c in made["choices"]],
+               name + ": and the same log probabilities")
+        tap.eq({k: v for k, v in usage.items() if k.endswith("_tokens")},
+               {k: v for k, v in made["usage"].items() if k.endswith("_tokens")},
+               name + ": the same usage")
+        back = post(s, CHAT + "/derender",
+                    {"model": MODEL_NAME, "generate_response": made, "chat_request": body,
+                     "prompt_tokens": len(request["token_ids"])})
+        tap.eq((back["id"], back["object"]), (request["request_id"], "chat.completion"),
+               name + ": derendered")
+        tap.eq(said(back), said(whole), name + ": and the same answer")
+
+
+def completions(s):
+    for name, fields in (("plain", {}), ("logprobs", dict(logprobs=2, max_tokens=5)),
+                         ("drawn", dict(temperature=1.1, seed=3, max_tokens=6)),
+                         ("prompt", dict(prompt_logprobs=2, max_tokens=2))):
+        body = s.completion(["Once upon a time", "Paris is"], **fields)
+        whole = post(s, TEXT, body)
+        requests = post(s, TEXT + "/render", body)
+        tap.eq(len(requests), 2, name + ": a request of each prompt")
+        made = [post(s, GENERATE, r) for r in requests]
+        back = post(s, TEXT + "/derender",
+                    {"model": MODEL_NAME, "generate_responses": made, "completion_request": body,
+                     "prompt_tokens": [len(r["token_ids"]) for r in requests]})
+        tap.eq(said(back), said(whole), "completions, %s: there and back" % name)
+        if name == "prompt":
+            for c, b in zip(whole["choices"], back["choices"]):
+                tap.eq([p and {i: (t["logprob"], t["rank"]) for i, t in p.items()}
+                        for p in b["prompt_logprobs"]],
+                       [p and {i: (t["logprob"], t["rank"]) for i, t in p.items()}
+                        for p in c["prompt_logprobs"]], "prompt_logprobs come along")
+
+
+def tokens(s):
+    """generate by itself, and what is no request."""
+    ids = post(s, "/tokenize", {"prompt": "Once upon a time"})["tokens"]
+    r = post(s, GENERATE, {"token_ids": ids, "sampling_params": {"temperature": 0}})
+    tap.ok(len(r["choices"][0]["token_ids"]) > 16, "without max_tokens there are more than 16", r)
+    tap.ok(r["request_id"].startswith("generate-tokens-"), "a name where none was given", r)
+    r = post(s, GENERATE, {"token_ids": ids, "request_id": "mine-1", "model": MODEL_NAME,
+                           "sampling_params": {"temperature": 0, "max_tokens": 4, "logprobs": 1}})
+    tap.eq(r["request_id"], "mine-1", "the client's name")
+    tap.eq([e["token"] for e in r["choices"][0]["logprobs"]["content"]],
+           ["token_id:%d" % i for i in r["choices"][0]["token_ids"]], "tokens are ids")
+    for body, param, name in (
+            ({"sampling_params": {}}, "token_ids", "no tokens"),
+            ({"token_ids": [], "sampling_params": {}}, "token_ids", "none in the list"),
+            ({"token_ids": [1, -1], "sampling_params": {}}, "token_ids", "a negative one"),
+            ({"token_ids": [1, "a"], "sampling_params": {}}, "token_ids", "a text"),
+            ({"token_ids": [1]}, "sampling_params", "no parameters"),
+            ({"token_ids": [1], "sampling_params": {"temperature": "x"}}, "temperature",
+             "a wrong parameter"),
+            ({"token_ids": [1], "sampling_params": {}, "features": {"mm_hashes": {}}}, "features",
+             "features")):
+        refuse(s, GENERATE, body, 400, param, "generate: " + name)
+    refuse(s, GENERATE, {"token_ids": [1], "sampling_params": {}, "model": "x"}, 404, "model",
+           "generate: another model")
+    r = s.request("POST", GENERATE, {"token_ids": [1], "sampling_params": {}},
+                  headers={"Authorization": "Bearer none"})
+    tap.eq(r.status, 401, "generate: a key is needed")
+
+
+def derender(s):
+    ids = post(s, "/tokenize", {"prompt": "Hello there", "add_special_tokens": False})["tokens"]
+
+    def response(**fields):
+        return dict({"request_id": "req-1", "choices": [
+            {"index": 0, "token_ids": ids, "finish_reason": "stop"}]}, **fields)
+
+    r = post(s, CHAT + "/derender", {"model": MODEL_NAME, "generate_response": response(
+        kv_transfer_params={"a": 1}, prompt_logprobs=[None, None])})
+    tap.eq((r["id"], r["choices"][0]["message"]["content"], r["usage"]["prompt_tokens"],
+            r["usage"]["completion_tokens"], r["kv_transfer_params"], r["prompt_logprobs"]),
+           ("req-1", "Hello there", 0, len(ids), {"a": 1}, [None, None]),
+           "derender: what came along")
+    r = post(s, CHAT + "/derender", {"model": MODEL_NAME, "generate_response": response(choices=[
+        {"index": 0, "token_ids": ids, "logprobs": {"content": [
+            {"token": "token_id:%d" % ids[0], "logprob": -1.0, "bytes": None, "top_logprobs": [
+                {"token": "token_id:%d" % ids[1], "logprob": -2.0, "bytes": None}]}]}}])})
+    told = r["choices"][0]["logprobs"]["content"]
+    tap.eq((told[0]["token"], told[0]["bytes"], told[0]["top_logprobs"][0]["logprob"]),
+           ("Hello", list(b"Hello"), -2.0), "derender: ids become tokens")
+    for path, body, param, name in (
+            (CHAT, {}, "generate_response", "nothing"),
+            (CHAT, {"generate_response": response(choices=[])}, "choices", "no choices"),
+            (CHAT, {"generate_response": response(choices=[{"index": 0, "token_ids": []}])},
+             "choices", "no tokens"),
+            (CHAT, {"generate_response": response(choices=[{"index": 0, "token_ids": None}])},
+             "choices", "tokens of null"),
+            (CHAT, {"generate_response": response(choices=[
+                {"index": 0, "token_ids": [1] * 5000}])}, "choices", "too many tokens"),
+            (CHAT, {"generate_response": response(choices=[
+                {"index": 0, "token_ids": [1], "logprobs": {"content": [{"token": "a"}]}}])},
+             "choices", "log probabilities of no ids"),
+            (CHAT, {"generate_response": response(choices=[
+                {"index": 0, "token_ids": [1]}] * 257)}, "choices", "257 choices"),
+            (TEXT, {"generate_responses": []}, "generate_response", "no responses"),
+            (TEXT, {"generate_responses": [response()], "prompt_tokens": [1, 2]},
+             "prompt_tokens", "two counts of one response"),
+            (CHAT, {"generate_response": response(), "stream": True}, "stream", "a stream")):
+        refuse(s, path + "/derender", dict(body, model=MODEL_NAME), 400, param,
+               "derender: " + name)
+    refuse(s, CHAT + "/derender", {"model": "x", "generate_response": response()}, 404, "model",
+           "derender: another model")
+
+
+def main():
+    with Stack() as s:
+        for part in (chats, completions, tokens, derender):
+            if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
+                tap.section(part.__name__)
+                part(s)
+    tap.done()
+
+
+main()
