@@ -342,7 +342,7 @@ static void answer_echo(struct buf *b, const struct json *content)
 
 static void answer_content(struct buf *b, const struct gen *g, const struct buf *text)
 {
-    const struct json *echoed = g->exchange->echoed;
+    const struct json *echoed = g->echoed;
 
     if (g->speech != NULL && g->speech->n_calls > 0 && text->len == 0 && echoed == NULL) {
         buf_add_text(b, "null");
@@ -389,11 +389,11 @@ static void answer_first_chunk(struct exchange *x, struct gen *g)
     buf_add_json_string(&x->out, x->role, strlen(x->role));
     buf_add_text(&x->out, ",\"content\":\"\"}");
     answer_chunk_end(x, g);
-    if (x->echoed == NULL)
+    if (g->echoed == NULL)
         return;
     answer_chunk_begin(x, g, false);
     buf_add_text(&x->out, "\"delta\":{\"content\":\"");
-    answer_echo(&x->out, x->echoed);
+    answer_echo(&x->out, g->echoed);
     buf_add_text(&x->out, "\"}");
     answer_chunk_end(x, g);
 }
@@ -459,7 +459,9 @@ static void answer_body(struct exchange *x)
         buf_add_byte(&b, '}');
     }
     buf_printf(&b, "],\"service_tier\":null,\"system_fingerprint\":\"%s\",", x->fingerprint);
-    if (x->format == EXCHANGE_CHAT)
+    if (x->format == EXCHANGE_CHAT && x->n_gens > x->n) /* no one prompt */
+        buf_add_text(&b, "\"prompt_logprobs\":null,\"prompt_token_ids\":null,");
+    else if (x->format == EXCHANGE_CHAT)
         answer_prompt(x, &b, &x->gens[0]);
     buf_add_text(&b, "\"kv_transfer_params\":");
     if (x->brought != NULL && x->brought->kv_transfer != NULL)

@@ -10,6 +10,7 @@
 typedef void api_fn(struct front *f, struct exchange *x, const struct json *body);
 
 api_fn api_chat;           /* POST /v1/chat/completions */
+api_fn api_chat_batch;     /* POST /v1/chat/completions/batch */
 api_fn api_completions;    /* POST /v1/completions */
 api_fn api_render;         /* POST /v1/chat/completions/render, /v1/completions/render */
 api_fn api_derender;       /* POST /v1/chat/completions/derender, /v1/completions/derender */
@@ -73,8 +74,9 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start);
  * to the others. False after an error answer. */
 bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param);
 
-/* Where the replies to this prompt begin. Their speech, where they have one, is told. */
-enum form_start gen_begin(const struct front *f, struct exchange *x, const struct buf *prompt);
+/* Where the replies to this prompt begin. The speech of its n generations, where they have one, is
+ * told. */
+enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const struct buf *prompt);
 
 /* Send a made body as the answer and free it; a body that failed is an error. */
 void api_reply_buf(struct exchange *x, struct buf *b);

@@ -169,7 +169,7 @@ static bool derender_begin(struct front *f, struct exchange *x, const struct jso
     bool fine = api_render_chat(f, x, request, &prompt);
 
     if (fine)
-        (void)gen_begin(f, x, &prompt.text);
+        (void)gen_begin(f, x->gens, x->n_gens, &prompt.text);
     chat_prompt_fini(&prompt);
     return fine;
 }

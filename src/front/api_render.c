@@ -256,7 +256,7 @@ static enum form_start generate_begin(struct front *f, struct exchange *x)
     if (f->reply_reasoning == REPLY_NO_REASONING || !form_binds(x->form))
         return start;
     tokenizer_decode(f->tokenizer, t->ids, t->len, false, &text);
-    start = gen_begin(f, x, &text);
+    start = gen_begin(f, x->gens, x->n_gens, &text);
     buf_fini(&text);
     return start;
 }

@@ -95,6 +95,7 @@ struct gen {
     struct buf text;        /* what is not sent yet; without streaming all of it */
     const char *chunk_head; /* what a stream's events begin with, in the arena; or NULL */
     size_t chunk_head_len;
+    const struct json *echoed;    /* content of a last message of the assistant's; NULL: none */
     struct speech *speech;        /* NULL: the text is the answer; in the exchange's arena */
     uint32_t n_said;              /* output tokens whose ids have been sent (return_token_ids) */
     struct buf told, prompt_told; /* log probabilities (logprobs.h), of output and prompt */
@@ -129,16 +130,15 @@ struct exchange {
     int n; /* choices of each prompt */
     bool stream;
     bool include_usage;
-    bool usage_always;         /* continuous_usage_stats */
-    bool echo;                 /* the text begins with the prompt; in chats with `echoed` */
-    const struct json *echoed; /* content of a last message of the assistant's; NULL: none */
-    bool one_call;             /* parallel_tool_calls is false */
-    bool hides_reasoning;      /* include_reasoning is false */
-    bool splits_special;       /* control tokens written in a chat's values are text there */
-    bool return_ids;           /* return_token_ids */
-    bool tokens_as_ids;        /* return_tokens_as_token_ids: "token_id:7" in log probabilities */
-    bool prompt_logprobs;      /* the answer has those of the prompt */
-    bool only_echo;            /* max_tokens is 0: what the engine must say is thrown away */
+    bool usage_always;    /* continuous_usage_stats */
+    bool echo;            /* the text begins with the prompt; in chats with a gen's `echoed` */
+    bool one_call;        /* parallel_tool_calls is false */
+    bool hides_reasoning; /* include_reasoning is false */
+    bool splits_special;  /* control tokens written in a chat's values are text there */
+    bool return_ids;      /* return_token_ids */
+    bool tokens_as_ids;   /* return_tokens_as_token_ids: "token_id:7" in log probabilities */
+    bool prompt_logprobs; /* the answer has those of the prompt */
+    bool only_echo;       /* max_tokens is 0: what the engine must say is thrown away */
     int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all; -1: what fits */
     bool truncates_right; /* truncation_side: the first ones */
     struct steering steering;

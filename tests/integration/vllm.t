@@ -205,9 +205,41 @@ def derender(s):
            "derender: another model")
 
 
+def batch(s):
+    """Several conversations: each choice says what the conversation alone would be answered."""
+    talks = [[{"role": "user", "content": "What is the capital of %s?" % c}]
+             for c in ("France", "Italy", "Spain")]
+    talks.append(talks[0] + [{"role": "assistant", "content": "The"}])
+    for name, fields in (("plain", {}), ("drawn", dict(temperature=1, seed=5, max_tokens=9)),
+                         ("logprobs", dict(logprobs=True, top_logprobs=2, max_tokens=5)),
+                         ("choice", dict(structured_outputs={"choice": ["aa", "bb"]})),
+                         ("echo", dict(echo=True, continue_final_message=True,
+                                       add_generation_prompt=False, max_tokens=4))):
+        alone = [post(s, CHAT, s.chat(t, **fields)) for t in talks]
+        r = post(s, CHAT + "/batch", s.chat([], **dict(fields, messages=talks)))
+        tap.eq((r["object"], [c["index"] for c in r["choices"]]), ("chat.completion", [0, 1, 2, 3]),
+               "batch, %s: a choice of each" % name)
+        tap.eq([(c["message"], c["finish_reason"], c["logprobs"]) for c in r["choices"]],
+               [(a["choices"][0]["message"], a["choices"][0]["finish_reason"],
+                 a["choices"][0]["logprobs"]) for a in alone], "batch, %s: as alone" % name)
+        tap.eq((r["usage"]["prompt_tokens"], r["usage"]["completion_tokens"]),
+               (sum(a["usage"]["prompt_tokens"] for a in alone),
+                sum(a["usage"]["completion_tokens"] for a in alone)), "batch, %s: usage" % name)
+    body = s.chat([], messages=talks)
+    for fields, param, name in (
+            (dict(stream=True), "stream", "a stream"), (dict(n=2), "n", "two choices"),
+            (dict(tools=[TOOL]), "tools", "tools"), (dict(messages=[]), "messages", "none"),
+            (dict(messages=talks[0]), "messages", "one conversation"),
+            (dict(messages=[talks[0], []]), "messages", "an empty one"),
+            (dict(messages=[talks[0], [5]]), "messages", "one of numbers"),
+            (dict(messages=talks[:1] * 257), "messages", "257"),
+            (dict(prompt_logprobs=1), "prompt_logprobs", "log probabilities of prompts")):
+        refuse(s, CHAT + "/batch", dict(body, **fields), 400, param, "batch: " + name)
+
+
 def main():
     with Stack() as s:
-        for part in (chats, completions, tokens, derender):
+        for part in (chats, completions, tokens, derender, batch):
             if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
                 tap.section(part.__name__)
                 part(s)
