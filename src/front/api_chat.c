@@ -200,7 +200,8 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
 /* --- several conversations ------------------------------------------------------------------ */
 
 /* What a batch cannot have. NULL, or a sentence and the field. */
-static const char *api_check_batch(const struct json *body, const char **param)
+static const char *api_check_batch(const struct front *f, const struct json *body,
+                                   const char **param)
 {
     const struct json *messages = json_get(body, "messages");
     const struct json *tools = json_get_kind(body, "tools", JSON_LIST);
@@ -208,8 +209,9 @@ static const char *api_check_batch(const struct json *body, const char **param)
 
     *param = "messages";
     if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0 ||
-        messages->n > EXCHANGE_GENS_MAX)
-        return "'messages' must be a list of 1 to 256 conversations, each a list of messages";
+        messages->n > (uint32_t)f->settings.max_choices)
+        return "'messages' must be a list of conversations, each a list of messages, and have no "
+               "more than the setting max_choices says";
     for (uint32_t i = 0; i < messages->n; i++) {
         if (messages->items[i].kind != JSON_LIST)
             return "'messages' must be a list of conversations, each a list of messages";
@@ -274,7 +276,7 @@ static bool api_add_batch(struct front *f, struct exchange *x, const struct json
 void api_chat_batch(struct front *f, struct exchange *x, const struct json *body)
 {
     const char *param;
-    const char *wrong = api_check_batch(body, &param);
+    const char *wrong = api_check_batch(f, body, &param);
     const struct json *messages = json_get(body, "messages");
     const struct json *first = NULL;
     enum form_start start = FORM_NO_REASONING;

@@ -197,17 +197,17 @@ static void derender_answer(struct front *f, struct exchange *x, struct brought 
 }
 
 /* How many choices there are; 0 when something is missing. */
-static uint32_t derender_count(const struct json *const *responses, uint32_t n)
+static uint32_t derender_count(const struct json *const *responses, uint32_t n, uint32_t most)
 {
     uint32_t sum = 0;
 
     for (uint32_t i = 0; i < n; i++) {
         const struct json *choices = json_get_kind(responses[i], "choices", JSON_LIST);
 
-        if (choices == NULL || choices->n == 0 || choices->n > EXCHANGE_GENS_MAX)
+        if (choices == NULL || choices->n == 0 || choices->n > most)
             return 0;
         sum += choices->n;
-        if (sum > EXCHANGE_GENS_MAX)
+        if (sum > most)
             return 0;
     }
     return sum;
@@ -220,13 +220,13 @@ static bool derender_prepare(struct front *f, struct exchange *x, const struct j
                              uint32_t n)
 {
     bool chat = json_get(body, "generate_response") != NULL;
-    uint32_t n_choices = derender_count(responses, n);
+    uint32_t n_choices = derender_count(responses, n, (uint32_t)f->settings.max_choices);
     char why[128];
     struct json fields;
 
     if (n_choices == 0) {
         (void)snprintf(why, sizeof why, "there must be 'choices' in each response, 1 to %d of all",
-                       EXCHANGE_GENS_MAX);
+                       (int)f->settings.max_choices);
         exchange_reply_error(x, ERR_INVALID, why, "choices", 0);
         return false;
     }
@@ -288,7 +288,8 @@ void api_derender(struct front *f, struct exchange *x, const struct json *body)
                              "prompt_tokens", 0);
         return;
     }
-    brought->told = arena_zalloc(&x->arena, sizeof *brought->told * EXCHANGE_GENS_MAX);
+    brought->told =
+        arena_zalloc(&x->arena, sizeof *brought->told * (size_t)f->settings.max_choices);
     if (brought->told == NULL) {
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
         return;

@@ -132,6 +132,8 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
     buf_add_byte(b, ',');
     render_given(b, body, "bad_words", "[]");
     buf_add_byte(b, ',');
+    render_given(b, body, "logprob_token_ids", "null");
+    buf_add_byte(b, ',');
     render_form(b, x->form);
     if (form_binds(x->form) && x->form->tools != NULL) {
         buf_add_byte(b, ',');

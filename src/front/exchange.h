@@ -21,8 +21,6 @@
 #include "text/reply.h"
 #include "text/tokenizer.h"
 
-#define EXCHANGE_GENS_MAX 256 /* choices of one request: prompts times n */
-
 enum exchange_format { EXCHANGE_CHAT, EXCHANGE_COMPLETION };
 
 /* Which API's objects and events the answer has. */
@@ -142,7 +140,7 @@ struct exchange {
     int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all; -1: what fits */
     bool truncates_right; /* truncation_side: the first ones */
     struct steering steering;
-    const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
+    const char **stop_texts; /* [n_stops], to name the one that matched; in the arena */
     int n_stops;
     bool max_tokens_given;
     uint32_t max_tokens;         /* when given */

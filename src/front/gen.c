@@ -130,9 +130,9 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         }
     }
     n_gens = n_prompts * x->n;
-    if (n_gens > EXCHANGE_GENS_MAX) {
+    if (n_gens > f->settings.max_choices) {
         (void)snprintf(why, sizeof why, "%d prompts with %d choices each are more than %d",
-                       n_prompts, x->n, EXCHANGE_GENS_MAX);
+                       n_prompts, x->n, (int)f->settings.max_choices);
         exchange_reply_error(x, ERR_INVALID, why, "n", 0);
         return false;
     }

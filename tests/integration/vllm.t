@@ -237,9 +237,100 @@ def batch(s):
         refuse(s, CHAT + "/batch", dict(body, **fields), 400, param, "batch: " + name)
 
 
+def told_of(r, chat):
+    """[{token: log probability}] beside each token of an answer's first choice."""
+    p = r["choices"][0]["logprobs"]
+    if not chat:
+        return p["top_logprobs"]
+    return [{t["token"]: t["logprob"] for t in c["top_logprobs"]} for c in p["content"]]
+
+
+def asked(s):
+    """logprob_token_ids: the same values that alternatives have, for ids that are none of them."""
+    for chat in (True, False):
+        path = CHAT if chat else TEXT
+        body = s.chat("Hello", max_tokens=6) if chat else s.completion("Once", max_tokens=6)
+        one = dict(logprobs=True) if chat else dict(logprobs=0)
+        many = dict(logprobs=True, top_logprobs=20) if chat else dict(logprobs=20)
+        body["return_tokens_as_token_ids"] = True
+        all20 = told_of(post(s, path, dict(body, **many)), chat)
+        ids = sorted({int(t.split(":")[1]) for t in all20[0]})
+        few = told_of(post(s, path, dict(body, logprob_token_ids=ids, **one)), chat)
+        tap.eq(len(few), len(all20), "asked: each token has them")
+        tap.eq({k: v for k, v in few[0].items()}, all20[0], "asked: the same values")
+        for i, (got, top) in enumerate(zip(few, all20)):
+            want = {"token_id:%d" % k for k in ids}
+            tap.ok(want <= set(got) and len(got) <= len(want) + (not chat) and
+                   all(abs(got[t] - top[t]) < 1e-6 for t in got if t in top),
+                   "asked: token %d" % i, (got, top))
+        both = told_of(post(s, path, dict(body, logprob_token_ids=ids[:3] + [0, 1], **many)), chat)
+        tap.ok(all({"token_id:0", "token_id:1"} <= set(b) and set(t) <= set(b)
+                   for b, t in zip(both, all20)), "asked: beside the top ones", both[0])
+        p128 = told_of(post(s, path, dict(body, logprob_token_ids=list(range(128)), **many)), chat)
+        tap.ok(all(len(p) >= 128 for p in p128), "asked: 128")
+        told = s.stream(path, dict(body, logprob_token_ids=ids, **one))
+        seen = [c["logprobs"] for e in told.events for c in e["choices"] if c["logprobs"]]
+        seen = [{t["token"]: t["logprob"] for t in c["top_logprobs"]}
+                for p in seen for c in p["content"]] if chat else \
+            [t for p in seen for t in p["top_logprobs"]]
+        tap.eq(seen, few, "asked: a stream tells the same")
+        made = post(s, path, dict(body, logprob_token_ids=ids, **one))
+        s.engine.kill()
+        again = post(s, path, dict(body, logprob_token_ids=ids, **one))
+        tap.eq(again["choices"], made["choices"], "asked: the next engine tells the same")
+        for value, status, name in (([-1], 400, "a negative id"), (["x"], 400, "a text"),
+                                    (5, 400, "a number"), ([2048], 400, "no id of this model"),
+                                    (list(range(129)), 400, "129 ids")):
+            refuse(s, path, dict(body, logprob_token_ids=value, **one), status,
+                   "logprob_token_ids", "asked: " + name)
+    refuse(s, CHAT, s.chat("Hello", logprob_token_ids=[5]), 400, "logprob_token_ids",
+           "asked: without logprobs")
+
+
+def bounds(s):
+    """What a server's settings say of a request's size."""
+    refuse(s, TEXT, s.completion("Once", logprobs=21), 400, "logprobs", "bounds: 21 by default")
+    refuse(s, TEXT, s.completion("a", stop=["s%d" % i for i in range(33)]), 400, "stop",
+           "bounds: 33 stop strings by default")
+    with Stack(n_fronts=1, front=["--max-logprobs", "-1", "--max-stop-strings", "1024",
+                                  "--max-choices", "300"]) as t:
+        body = t.completion("Once upon a time", max_tokens=3, return_tokens_as_token_ids=True)
+        r = post(t, TEXT, dict(body, logprobs=128, prompt_logprobs=128))
+        tap.eq([len(p) for p in told_of(r, False)], [128] * 3, "bounds: 128 alternatives")
+        few = post(t, TEXT, dict(body, logprobs=5))
+        tap.ok(all(list(b.items())[:5] == list(a.items()) for a, b in
+                   zip(told_of(few, False), told_of(r, False))), "bounds: the first five as alone")
+        values = [list(p.values()) for p in told_of(r, False)]
+        tap.ok(all(v == sorted(v, reverse=True) and sum(2.718281828 ** x for x in v) < 1.001
+                   for v in values), "bounds: the most probable first", values[0][:5])
+        tap.ok(all(len(p) in (128, 129) for p in r["choices"][0]["prompt_logprobs"][1:]),
+               "bounds: and of the prompt")
+        for field in ("logprobs", "prompt_logprobs"):
+            refuse(t, TEXT, dict(body, **{field: 129}), 400, field, "bounds: %s of 129" % field)
+            r = t.post(TEXT, dict(body, **{field: -1}))
+            tap.ok(r.status == 400 and "at most 128" in r.error["message"] and
+                   "max_logprobs" in r.error["message"],
+                   "bounds: %s of -1 says how many there are" % field, r.text)
+        text = post(t, TEXT, t.completion("Once upon a", max_tokens=20))["choices"][0]["text"]
+        stops = ["~%d~" % i for i in range(1023)] + [text[20:30]]
+        r = post(t, TEXT, t.completion("Once upon a", stop=stops, max_tokens=20))
+        tap.eq((r["choices"][0]["stop_reason"], r["choices"][0]["text"]),
+               (text[20:30], text[:text.index(text[20:30])]),
+               "bounds: the last of 1,024 stop strings")
+        refuse(t, TEXT, t.completion("a", stop=stops + ["x"]), 400, "stop", "bounds: 1,025")
+        refuse(t, TEXT, t.completion("a", stop=["x" * 4096] * 33), 400, "stop",
+               "bounds: too many bytes of stop strings")
+        r = post(t, TEXT, t.completion(["a"] * 300, max_tokens=1))
+        tap.eq(len(r["choices"]), 300, "bounds: 300 prompts")
+        refuse(t, TEXT, t.completion(["a"] * 301), 400, "prompt", "bounds: 301 prompts")
+        refuse(t, TEXT, t.completion(["a"] * 151, n=2), 400, "n", "bounds: 302 choices")
+    with Stack(n_fronts=1, front=["--max-logprobs", "0"]) as t:
+        refuse(t, TEXT, t.completion("Once", logprobs=1), 400, "logprobs", "bounds: none")
+
+
 def main():
     with Stack() as s:
-        for part in (chats, completions, tokens, derender, batch):
+        for part in (chats, completions, tokens, derender, batch, asked, bounds):
             if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
                 tap.section(part.__name__)
                 part(s)
