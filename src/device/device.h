@@ -61,6 +61,7 @@ enum device_way { DEVICE_IN, DEVICE_OUT, DEVICE_WAYS }; /* of copies: to the dev
 #define DEVICE_MARKS_MAX  64
 
 #define DEVICE_BIASES_MAX 1024 /* of one row */
+#define DEVICE_ASKED_MAX  128
 
 /* What is wanted of some rows beside an id (kernels.h: logits beside sampling). Memory of the
  * device's, made by reserve(); the caller's between the end of the step before and sample(). */
@@ -68,8 +69,10 @@ struct device_extras {
     struct k_logits_row *rows;     /* [n_seqs] */
     struct k_bias *biases;         /* [n_seqs * DEVICE_BIASES_MAX] */
     uint32_t *masks;               /* [n_seqs][mask_words] */
+    struct k_asked *asked;         /* [n_seqs * DEVICE_ASKED_MAX]; end() fills in the logits */
     int mask_words;                /* ceil(n_vocab / 32) */
     int n_rows, n_biases, n_masks; /* used; set before sample() */
+    int n_asked;
 };
 
 struct device;

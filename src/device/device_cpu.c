@@ -565,6 +565,7 @@ static void cpu_sample(struct device *d, float *logits)
     int n_vocab = d->limits.n_vocab;
 
     j.c->n_extras[step] = x->n_rows;
+    ref_asked(x->asked, logits, n_vocab, x->n_asked);
     ref_logprobs(j.c->logprobs[step], logits, n_vocab, x->rows, x->n_rows);
     ref_edit(logits, n_vocab, x->rows, x->n_rows, x->masks, x->biases);
     pool_run(j.c->pool, sample_task, &j, j.c->batch->n_rows);
@@ -631,13 +632,16 @@ static int cpu_reserve_extras(struct device *d, size_t n_seqs)
     x->rows = cpu_alloc(d, n_seqs * sizeof *x->rows);
     x->biases = cpu_alloc(d, n_seqs * DEVICE_BIASES_MAX * sizeof *x->biases);
     x->masks = cpu_alloc(d, n_seqs * (size_t)x->mask_words * sizeof *x->masks);
+    x->asked = cpu_alloc(d, n_seqs * DEVICE_ASKED_MAX * sizeof *x->asked);
     for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
         c->ids[i] = cpu_alloc(d, n_seqs * sizeof *c->ids[i]);
         c->logprobs[i] = cpu_alloc(d, n_seqs * sizeof *c->logprobs[i]);
         if (c->ids[i] == NULL || c->logprobs[i] == NULL)
             return ERR_NO_MEMORY;
     }
-    return x->rows == NULL || x->biases == NULL || x->masks == NULL ? ERR_NO_MEMORY : ERR_OK;
+    return x->rows == NULL || x->biases == NULL || x->masks == NULL || x->asked == NULL
+               ? ERR_NO_MEMORY
+               : ERR_OK;
 }
 
 static int cpu_reserve(struct device *d, const struct device_limits *limits)

@@ -366,7 +366,8 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
         r->n_prompt_logprobs > WIRE_LOGPROBS_MAX)
         return ERR_INVALID;
     if ((r->n_allowed != 0 && r->n_allowed != (uint32_t)e->guide.n_words) ||
-        r->n_biases > WIRE_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX)
+        r->n_biases > WIRE_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX ||
+        r->n_asked > WIRE_ASKED_MAX || (r->n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0))
         return ERR_INVALID; /* or extra_words would have no room */
     if (r->retain > 1 + RETAIN_PINNED)
         return ERR_INVALID;

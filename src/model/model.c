@@ -53,6 +53,7 @@ struct model {
     const int32_t **histories;      /* [max_num_seqs] */
     struct device_batch device_batch;
     struct k_logprob_row *logprobs; /* [max_num_seqs] */
+    int *n_asked;                   /* [max_num_seqs], of the step's extras */
     bool is_sampled;                /* the step that was last begun */
 };
 
@@ -166,9 +167,10 @@ static int alloc_host(struct model *m)
     m->rows = mem_zalloc_array(seqs, sizeof *m->rows);
     m->histories = mem_zalloc_array(seqs, sizeof *m->histories);
     m->logprobs = mem_zalloc_array(seqs, sizeof *m->logprobs);
+    m->n_asked = mem_zalloc_array(seqs, sizeof *m->n_asked);
     m->is_sampled = true;
     if (m->token_seq == NULL || m->token_pos == NULL || m->row_tokens == NULL || m->rows == NULL ||
-        m->histories == NULL || m->logprobs == NULL)
+        m->histories == NULL || m->logprobs == NULL || m->n_asked == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -413,6 +415,7 @@ void model_close(struct model *m)
     plan_fini(&m->plan);
     mem_free(m->histories);
     mem_free(m->logprobs);
+    mem_free(m->n_asked);
     mem_free(m->rows);
     mem_free(m->row_tokens);
     mem_free(m->token_pos);
@@ -515,6 +518,12 @@ static void place_extra(struct model *m, const struct batch *b, int i)
         .biases_at = x->n_biases,
         .mask_at = e->mask < 0 ? -1 : (int64_t)e->mask * x->mask_words,
     };
+    must(e->n_asked >= 0 && e->n_asked <= BATCH_ASKED_MAX && (e->n_asked == 0 || e->n_top >= 0));
+    for (int j = 0; j < e->n_asked; j++) {
+        must(e->asked[j] >= 0 && e->asked[j] < n_vocab);
+        x->asked[x->n_asked++] = (struct k_asked){.row = e->row, .id = e->asked[j]};
+    }
+    m->n_asked[i] = e->n_asked;
     for (int j = 0; j < e->n_biases; j++) {
         must(e->biases[j].id >= 0 && e->biases[j].id < n_vocab);
         x->biases[x->n_biases++] =
@@ -572,6 +581,7 @@ int model_step_sample(struct model *m, const struct batch *b)
     x->n_rows = b->n_extras;
     x->n_masks = b->n_masks;
     x->n_biases = 0;
+    x->n_asked = 0;
     for (int i = 0; i < b->n_extras; i++)
         place_extra(m, b, i);
     if (b->n_rows > 0)
@@ -588,6 +598,7 @@ uint32_t *model_masks(struct model *m, int *n_words)
 
 int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *logprobs)
 {
+    const struct k_asked *asked = m->device->extras.asked;
     int n_extras = 0, rc;
 
     must(m->n_under_way > 0);
@@ -603,6 +614,9 @@ int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *l
         memcpy(logprobs[i].ids, k->ids, sizeof k->ids);
         for (int j = 0; j < k->n_top; j++)
             logprobs[i].top[j] = fminf(k->top[j] - k->log_sum, 0.0f);
+        logprobs[i].n_asked = m->n_asked[i];
+        for (int j = 0; j < m->n_asked[i]; j++)
+            logprobs[i].asked[j] = fminf(asked++->logit - k->log_sum, 0.0f);
     }
     return ERR_OK;
 }
