@@ -22,7 +22,7 @@
 #define INTAKE_OFFERS       256                  /* of a lane in a pass: every place once */
 #define INTAKE_OFFER_BYTES  ((uint64_t)16 << 20) /* the same: what is looked at in some 10 ms */
 #define INTAKE_OFFERS_SPARE 4096                 /* that no request was taken for */
-#define INTAKE_BAD_MAX      64 /* malformed requests before a lane is dropped: a bug, not a client */
+#define INTAKE_BAD_MAX      64 /* malformed requests; more are a bug: lane dropped */
 
 /* epoll's data: the kind of descriptor; lanes add their index. */
 enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_STORE, INTAKE_LANE };

@@ -52,7 +52,7 @@ struct store_queue {
 
 #define STORE_MAP_BYTES ((size_t)16 << 30) /* address room of the index; 115 MB per million */
 #define STORE_CHANGES   4096               /* of a transaction; buffers are fewer */
-#define STORE_READERS   5 /* threads that read beside the I/O thread: disks want several in flight */
+#define STORE_READERS   5 /* threads that read beside the I/O thread: disks want several */
 
 struct store {
     struct store_options options;
