@@ -421,8 +421,8 @@ struct k_asked {
  * nothing but -infinity has a log_sum of 0 and gives log probabilities of -infinity. Entries of
  * out.ids and out.top behind n_top are left as they are. The sum is float64 in the reference; the
  * kernel's log_sum is within 1e-5 of it, or two units in its last place. Same input, same bits. */
-void ref_asked(struct k_asked *asked, const float *logits, int n_vocab, int n);
-int k_asked(struct k_asked *asked, const float *logits, int n_vocab, int n, k_stream stream);
+void ref_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n);
+int k_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n, k_stream stream);
 void ref_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
                   const struct k_logits_row *rows, int n);
 void ref_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,

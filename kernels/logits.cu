@@ -367,7 +367,7 @@ static __global__ void __launch_bounds__(EDIT_THREADS)
         asked[i].logit = tame(logits[(size_t)asked[i].row * n_vocab + asked[i].id]);
 }
 
-int k_asked(struct k_asked *asked, const float *logits, int n_vocab, int n, k_stream stream)
+int k_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n, k_stream stream)
 {
     int n_blocks = (n + EDIT_THREADS - 1) / EDIT_THREADS;
 

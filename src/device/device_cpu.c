@@ -565,7 +565,7 @@ static void cpu_sample(struct device *d, float *logits)
     int n_vocab = d->limits.n_vocab;
 
     j.c->n_extras[step] = x->n_rows;
-    ref_asked(x->asked, logits, n_vocab, x->n_asked);
+    ref_read_asked(x->asked, logits, n_vocab, x->n_asked);
     ref_logprobs(j.c->logprobs[step], logits, n_vocab, x->rows, x->n_rows);
     ref_edit(logits, n_vocab, x->rows, x->n_rows, x->masks, x->biases);
     pool_run(j.c->pool, sample_task, &j, j.c->batch->n_rows);

@@ -362,7 +362,7 @@ static void enqueue_extras(struct cuda *c, float *logits, bool tells)
         size_t bytes = (size_t)x->n_asked * sizeof *x->asked;
 
         copy_up(c, c->extras.asked, x->asked, bytes);
-        cuda_keep(c, k_asked(c->extras.asked, logits, n_vocab, x->n_asked, c->stream),
+        cuda_keep(c, k_read_asked(c->extras.asked, logits, n_vocab, x->n_asked, c->stream),
                   "logits that are asked for");
         cuda_keep(c, k_copy(x->asked, c->extras.asked, bytes, c->stream),
                   "logits that are asked for");

@@ -254,9 +254,9 @@ static void check_asked(struct trial *t, const char *name)
                                          : i % 3 == 1 ? t->n_vocab - 1
                                                       : random_id(t->n_vocab)};
     dev = gpu_array(want, n * sizeof *want);
-    gpu_must(k_asked(dev, t->dev_logits, t->n_vocab, (int)n, device_cuda_stream(gpu)));
+    gpu_must(k_read_asked(dev, t->dev_logits, t->n_vocab, (int)n, device_cuda_stream(gpu)));
     ok(gpu_get(got, dev, n * sizeof *got), "guard bands are whole");
-    ref_asked(want, t->logits, t->n_vocab, (int)n);
+    ref_read_asked(want, t->logits, t->n_vocab, (int)n);
     for (size_t i = 0; i < n; i++)
         n_same += memcmp(&got[i], &want[i], sizeof *got) == 0;
     is_int(n_same, (long long)n, "vocabulary %d, %d rows, %s: logits asked for", t->n_vocab,

@@ -73,7 +73,7 @@ static void check_plain(unsigned seed)
     ref_logprobs(out, logits[0], N, rows, 1);
     is_int(out[0].n_top, N, "no more than there are");
     logits[1][7] = NAN;
-    ref_asked(asked, logits[0], N, 3);
+    ref_read_asked(asked, logits[0], N, 3);
     ok(asked[0].logit == logits[2][33] && asked[1].logit == logits[0][N - 1] &&
            asked[2].logit == -INFINITY,
        "single logits, of NaN as of all");
