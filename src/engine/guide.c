@@ -218,6 +218,11 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
     }
     memcpy(q->allowed, words, r->n_allowed * sizeof *q->allowed);
     memcpy(q->bad, biases + 2 * (size_t)r->n_biases, r->n_bad * sizeof *q->bad);
+    memcpy(q->asked, biases + 2 * (size_t)r->n_biases + r->n_bad, r->n_asked * sizeof *q->asked);
+    for (uint32_t i = 0; i < r->n_asked; i++) {
+        if (q->asked[i] < 0 || q->asked[i] >= g->n_vocab)
+            return ERR_INVALID;
+    }
     if (r->automaton == 0)
         return ERR_OK;
     if (l->automata[r->automaton - 1].lost)

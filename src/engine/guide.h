@@ -8,9 +8,10 @@
  *
  * How long a step waits: a mask takes GUIDE_MASK_STEPS elementary steps of a walk at most, and none
  * is begun when those of its tenant took GUIDE_TENANT_STEPS, or all of them GUIDE_PASS_STEPS for
- * each thread. Together 1,200,000 steps of some 5 ns for a thread, 6 ms. Of late masks a tenant has
- * at most GUIDE_LATE_TENANT under way, and the tenant goes next for which the fewest steps were
- * made. An automaton that cannot be walked within the bounds of walk.h is refused from then on.
+ * each thread. Together 1,200,000 steps of some 5 ns for a thread, 6 ms. Of late masks a tenant
+ * has at most GUIDE_LATE_TENANT under way, and the tenant goes next for which the fewest steps
+ * were made. An automaton that cannot be walked within the bounds of walk.h is refused from then
+ * on.
  *
  * Allowed ids and bad words of a request become masks as well. All calls come from the engine's
  * thread; the others work only inside of guide_run(). */

@@ -4,8 +4,7 @@
  *
  * A place holds a copy of the sequence's walk and uses its automaton, so that the sequence may
  * leave meanwhile. The engine's thread fills places and empties them, once per pass; what it found
- * out is in the automaton's cache by then as well, so the next masks of the form are seldom late.
- * */
+ * out is in the automaton's cache by then as well, so its next masks are seldom late. */
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -15,7 +14,7 @@
 #include "base/mem.h"
 #include "engine/guide.h"
 
-#define LATE_NICE 10 /* who waits for a slow mask waits; the device's threads and the loop do not */
+#define LATE_NICE 5 /* the loop and the threads of the device come first */
 
 /* What a thread that makes late masks is given. */
 struct late_thread {

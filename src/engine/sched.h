@@ -95,9 +95,9 @@ void sched_remove(struct sched *s, struct seq *q);
 /* The sequences that wait. */
 int sched_n_waiting(const struct sched *s);
 
-/* Make the plan. Sequences that are paused, load or wait for their mask are passed over, and those
- * that end with the token that is on its way. Nobody whose step is under way is preempted: where
- * that would be needed, who lacks pages waits for the step's end. */
+/* Make the plan. Sequences that are paused, load or wait for their mask are passed over, and
+ * those that end with the token that is on its way. Nobody whose step is under way is preempted:
+ * where that would be needed, who lacks pages waits for the step's end. */
 void sched_plan(struct sched *s);
 
 /* Whether the next plan will hardly lack pages; without steps under way it may be made anyhow. Who

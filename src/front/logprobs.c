@@ -116,21 +116,37 @@ static void logprobs_chat_entry(struct buf *b, const struct gen *g, size_t at, s
     buf_add_text(b, "]}");
 }
 
+/* Up to where a chat's event tells: the token that only ends the text is told by the event with the
+ * finish_reason, because clients take the tokens beside a text for its own. */
+static size_t logprobs_chat_end(const struct gen *g)
+{
+    bool waits = g->exchange->stream && g->finish == GEN_RUNNING && g->ended;
+    size_t end = g->told_written;
+
+    if (!waits || g->detok.include_stop)
+        return g->told_whole;
+    for (size_t at = end; at < g->told_whole; at = logprobs_next(&g->told, g->told_whole, at))
+        end = at;
+    return end;
+}
+
 void logprobs_write_chat(struct buf *b, struct gen *g)
 {
-    if ((g->request.flags & WIRE_LOGPROBS) == 0 || g->told_written == g->told_whole) {
+    size_t end = logprobs_chat_end(g);
+
+    if ((g->request.flags & WIRE_LOGPROBS) == 0 || g->told_written == end) {
         buf_add_text(b, "\"logprobs\":null");
         return;
     }
     buf_add_text(b, "\"logprobs\":{\"content\":[");
-    for (size_t at = g->told_written, next; at < g->told_whole; at = next) {
-        next = logprobs_next(&g->told, g->told_whole, at);
+    for (size_t at = g->told_written, next; at < end; at = next) {
+        next = logprobs_next(&g->told, end, at);
         if (at > g->told_written)
             buf_add_byte(b, ',');
         logprobs_chat_entry(b, g, at, next);
     }
     buf_add_text(b, "],\"refusal\":null}");
-    g->told_written = g->told_whole;
+    g->told_written = end;
 }
 
 void logprobs_add_text(struct buf *b, struct gen *g)

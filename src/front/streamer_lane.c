@@ -39,12 +39,16 @@ void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
 
 void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
+    static const char costly[] =
+        "the masks of the output's form take more steps, or its texts nest "
+        "deeper, than is allowed: simplify it";
     struct exchange *x = g->exchange;
+    const char *why = NULL;
 
-    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_LIMIT && x->structure != NULL)
-        structures_refuse(&s->f->structures, &x->structure->name, ERR_LIMIT,
-                          "its masks take more steps, or its texts nest deeper, than is allowed: "
-                          "simplify it");
+    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_LIMIT && x->structure != NULL) {
+        structures_refuse(&s->f->structures, &x->structure->name, ERR_LIMIT, costly);
+        why = costly;
+    }
     link_end(&s->f->link, (uint32_t)g->slot, o);
     g->slot = -1;
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {
@@ -53,7 +57,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     }
     if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {
         x->retry_after_s = o->retry_after_s;
-        streamer_fail(s, x, o->finish == WIRE_FIN_ERROR ? o->value : ERR_INTERNAL, NULL, NULL);
+        streamer_fail(s, x, o->finish == WIRE_FIN_ERROR ? o->value : ERR_INTERNAL, why, NULL);
         return;
     }
     if (x->probe) {

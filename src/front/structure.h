@@ -1,6 +1,6 @@
-/* Structures: compiled grammars, kept for those who ask for the same again.
+/* Structures: compiled grammars, kept for the next request of the same.
  *
- * The streamer offers them to the engine; a structure lives as long as somebody holds it. What it
+ * The streamer offers them to the engine; a structure lives as long as it is held. What it
  * is compiled from names it (SHA-256 of kind, options and sources), so equal requests share one,
  * and one offer. What cannot be compiled is remembered as well, with the words of its refusal.
  *
@@ -21,7 +21,7 @@
 #include "grammar/grammar.h"
 #include "ipc/wire.h"
 
-#define STRUCTURES_MAX        128                /* kept though nobody uses them */
+#define STRUCTURES_MAX        128                /* kept though they are not in use */
 #define STRUCTURES_BYTES_MAX  ((size_t)64 << 20) /* of their images */
 #define STRUCTURES_REFUSALS   256                /* remembered */
 #define STRUCTURES_COMPILERS  2                  /* threads; more than a tenant may use */
@@ -77,7 +77,7 @@ struct structures {
 };
 
 int structures_init(struct structures *s) ERR_CHECKED;
-void structures_fini(struct structures *s); /* nobody is in structures_get() */
+void structures_fini(struct structures *s); /* no thread is in structures_get() */
 
 /* The structure of a request: one that is kept, or a new one. The caller owns a reference.
  *

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Compilations. The thread that asks first for a structure puts it into the list and waits; a
- * compiler takes it when it is its tenant's turn. The entry stands on the stack of that thread, which
- * leaves when the compiler has taken it out of the list; others who wait for the same name look into
- * the list again, and then into the cache.
+ * compiler takes it when it is its tenant's turn. The entry stands on the stack of that thread,
+ * which leaves when the compiler has taken it out of the list; other threads that wait for the
+ * same name look into the list again, and then into the cache.
  *
- * Compilers are niced: a form that takes 180 ms is not to take a core from the readers, the streamer
- * or an engine on the same machine, who need a thousandth of that for a request. */
+ * Compilers are niced: a form that takes 180 ms is not to take a core from the readers, the
+ * streamer or an engine on the same machine, which need a thousandth of that for a request. */
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -18,7 +18,7 @@
 #include "front/structure.h"
 #include "ipc/attach.h"
 
-#define MAKE_NICE        10
+#define MAKE_NICE        5
 #define MAKE_STACK_BYTES ((size_t)8 << 20) /* grammars recurse, boundedly */
 
 struct structure_making {
@@ -194,7 +194,7 @@ void structures_end_compilers(struct structures *s)
         (void)pthread_join(s->compilers[--s->n_compilers], NULL); /* it was made */
 }
 
-/* --- those who ask ------------------------------------------------------------------------ */
+/* --- the threads that ask -------------------------------------------------------------------- */
 
 static struct structure_making *make_find(const struct structures *s, const struct hash *name)
 {

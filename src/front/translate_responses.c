@@ -11,6 +11,7 @@
 #include "front/translate.h"
 #include "ipc/wire.h"
 
+#define RESPONSES_TOP_MAX  20 /* that API's bound */
 #define RESPONSES_LOGPROBS "message.output_text.logprobs"
 
 /* --- items --------------------------------------------------------------------------------- */
@@ -444,10 +445,10 @@ static int responses_top_logprobs(struct translation *t, const struct json *body
     t->param = "top_logprobs";
     if (v == NULL || v->kind == JSON_NULL)
         return ERR_OK;
-    if (v->kind != JSON_INT || v->whole < 0 || v->whole > WIRE_LOGPROBS_MAX)
+    if (v->kind != JSON_INT || v->whole < 0 || v->whole > RESPONSES_TOP_MAX)
         return translate_fail(t, ERR_INVALID,
                               "'top_logprobs' must be a whole number, at least 0 and at most %d",
-                              WIRE_LOGPROBS_MAX);
+                              RESPONSES_TOP_MAX);
     for (uint32_t i = 0; include != NULL && i < include->n; i++)
         asked = asked || json_is_text(&include->items[i], RESPONSES_LOGPROBS);
     if (asked)

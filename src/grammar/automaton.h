@@ -8,8 +8,8 @@
  * to AUTOMATON_DEAD hides the base's. So a state of an object's names is two or three edges.
  *
  * Characters may be counted beside the states, in place of a state for each number of them: a call
- * of a state with a `count` (and a way back) pushes a frame with that many. Within the rule that was
- * called, a byte that leads to a state with AUTOMATON_CHAR takes one away; a state with
+ * of a state with a `count` (and a way back) pushes a frame with that many. Within the rule that
+ * was called, a byte that leads to a state with AUTOMATON_CHAR takes one away; a state with
  * AUTOMATON_COUNTED is only entered when `count` are left, which are those that its way to the end
  * needs at least. Such rules call nothing.
  *

@@ -233,7 +233,7 @@ static bool has_controls(const struct dfa *d)
 }
 
 /* The characters that the way to the quote takes at least, from the states first .. last - 1, which
- * lead to each other and to the leaf alone. False when it is more than LEAST_MAX from one of them. */
+ * lead to each other and to the leaf alone. False when one has more than LEAST_MAX. */
 static bool find_least(struct build *b, uint32_t first, uint32_t last, uint32_t leaf)
 {
     bool changed = true;

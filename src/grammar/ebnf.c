@@ -9,6 +9,12 @@
  * classes and {n,m}; Lark has /regex/, [optional], ~n, "a".."z", "text"i, -> names (without
  * meaning here) and leading ? or !. Refused: %ignore, %import, other directives, templates.
  *
+ * Lark as llguidance has it, which the package guidance writes, has {n,m}, a first line
+ * %llguidance {...} (passed over), rules of the form `name: %json {schema}`, and attributes:
+ * name[capture, max_tokens=9]: ... Of these capture, max_tokens and temperature are passed over,
+ * because they say nothing of the form; others (stop, suffix, lazy) would change it, and are
+ * refused.
+ *
  * Each rule is determinised by itself. A rule that begins with itself (expr: expr "+" term | term)
  * becomes a repeat; other left recursion is refused, because a stack would grow without a byte. */
 #include <string.h>
@@ -23,8 +29,10 @@
 struct rule {
     const char *name;
     size_t len;
-    const struct regular *tree; /* NULL: named, not defined */
+    const struct regular *tree; /* NULL: not defined, or by a schema */
     size_t at;                  /* where it was first named */
+    const char *schema;         /* NULL: it has none */
+    size_t schema_len;
 };
 
 struct parser {
@@ -79,10 +87,14 @@ static void skip(struct parser *p)
     }
 }
 
+static bool is_digit(int ch)
+{
+    return ch >= '0' && ch <= '9';
+}
+
 static bool is_name(int ch)
 {
-    return (ch >= '0' && ch <= '9') || ((ch | 0x20) >= 'a' && (ch | 0x20) <= 'z') || ch == '_' ||
-           ch == '-';
+    return is_digit(ch) || ((ch | 0x20) >= 'a' && (ch | 0x20) <= 'z') || ch == '_' || ch == '-';
 }
 
 static size_t name_len(const struct parser *p, size_t at)
@@ -92,6 +104,29 @@ static size_t name_len(const struct parser *p, size_t at)
     while (is_name(peek_at(p, at + n)) && !(p->lark && peek_at(p, at + n) == '-'))
         n++;
     return n;
+}
+
+/* The length of what begins here with a bracket and ends with its partner, texts in quotes passed
+ * over; 0 when it does not end. */
+static size_t bracket_len(const struct parser *p, size_t start)
+{
+    bool quoted = false;
+    int depth = 0;
+    size_t at;
+
+    for (at = start; at < p->len; at++) {
+        int ch = peek_at(p, at);
+
+        if (ch == '\\')
+            at++;
+        else if (ch == '"')
+            quoted = !quoted;
+        else if (!quoted && (ch == '{' || ch == '['))
+            depth++;
+        else if (!quoted && (ch == '}' || ch == ']') && --depth == 0)
+            return at + 1 - start;
+    }
+    return 0;
 }
 
 /* Does a rule's definition begin here? Its name's place and length, and where its body begins. */
@@ -109,6 +144,8 @@ static bool at_rule(struct parser *p, size_t *name, size_t *len, size_t *body)
     if (p->lark && peek_at(p, at) == '.') /* a priority: no meaning here */
         for (at++; peek_at(p, at) >= '0' && peek_at(p, at) <= '9';)
             at++;
+    if (p->lark && peek_at(p, at) == '[')
+        at += bracket_len(p, at);
     while (peek_at(p, at) == ' ' || peek_at(p, at) == '\t')
         at++;
     *body = at + (p->lark ? 1 : 3);
@@ -284,7 +321,8 @@ static const struct regular *parse_call(struct parser *p)
     r->kind = REGULAR_CALL;
     r->min = rule_of(p, p->text + p->at, n);
     p->at += n;
-    if (p->lark && peek_at(p, p->at) == '{')
+    if (p->lark && peek_at(p, p->at) == '{' && is_name(peek_at(p, p->at + 1)) &&
+        !is_digit(peek_at(p, p->at + 1)))
         return fail(p, ERR_UNSUPPORTED, "templates");
     return r;
 }
@@ -322,29 +360,46 @@ static uint32_t take_number(struct parser *p)
     return n;
 }
 
-/* {n}, {n,}, {n,m} or {,m}; ~n or ~n..m; the sign was taken. */
+static const struct regular *repeat(struct parser *p, const struct regular *r, uint32_t min,
+                                    uint32_t max)
+{
+    if (max < min)
+        return fail(p, ERR_SYNTAX, "a repeat whose end is before its begin");
+    return regular_repeat(p->c, r, min, max);
+}
+
+/* {n}, {n,}, {n,m} or {,m}; the brace was taken. */
 static const struct regular *parse_counts(struct parser *p, const struct regular *r)
 {
     uint32_t min = 0;
     uint32_t max;
 
     skip(p);
-    if (p->lark || peek_at(p, p->at) != ',')
+    if (peek_at(p, p->at) != ',')
         min = take_number(p);
     max = min;
     skip(p);
-    if (p->lark && take(p, "..")) {
-        max = take_number(p);
-    } else if (!p->lark && take(p, ",")) {
+    if (take(p, ",")) {
         skip(p);
         max = peek_at(p, p->at) == '}' ? NONE : take_number(p);
         skip(p);
     }
-    if (!p->lark && !take(p, "}"))
+    if (!take(p, "}"))
         return fail(p, ERR_SYNTAX, "a '{' without '}'");
-    if (max < min)
-        return fail(p, ERR_SYNTAX, "a repeat whose end is before its begin");
-    return regular_repeat(p->c, r, min, max);
+    return repeat(p, r, min, max);
+}
+
+/* ~n or ~n..m; the sign was taken. */
+static const struct regular *parse_tilde(struct parser *p, const struct regular *r)
+{
+    uint32_t min, max;
+
+    skip(p);
+    min = max = take_number(p);
+    skip(p);
+    if (take(p, ".."))
+        max = take_number(p);
+    return repeat(p, r, min, max);
 }
 
 static const struct regular *parse_repeated(struct parser *p)
@@ -362,8 +417,10 @@ static const struct regular *parse_repeated(struct parser *p)
             r = regular_repeat(p->c, r, 1, NONE);
         else if (take(p, "?"))
             r = regular_repeat(p->c, r, 0, 1);
-        else if (take(p, p->lark ? "~" : "{"))
+        else if (take(p, "{"))
             r = parse_counts(p, r);
+        else if (p->lark && take(p, "~"))
+            r = parse_tilde(p, r);
         else
             break;
     }
@@ -407,34 +464,122 @@ static const struct regular *parse_either(struct parser *p)
     return r;
 }
 
-static void parse_rules(struct parser *p)
+/* --- rules -------------------------------------------------------------------------------- */
+
+/* The value of an attribute: a number, a name or a text. */
+static bool take_value(struct parser *p)
+{
+    size_t start = p->at;
+
+    if (take(p, "\"")) {
+        while (p->at < p->len && peek_at(p, p->at) != '"')
+            p->at += peek_at(p, p->at) == '\\' ? 2 : 1;
+        return take(p, "\"");
+    }
+    while (is_name(peek_at(p, p->at)) || peek_at(p, p->at) == '.')
+        p->at++;
+    return p->at > start;
+}
+
+/* [name, name=value, ...] behind a rule's name; the bracket was taken. */
+static void parse_attributes(struct parser *p)
+{
+    static const char *const passed[] = {"capture", "max_tokens", "temperature"};
+
+    do {
+        size_t i, n;
+
+        skip(p);
+        n = name_len(p, p->at);
+        for (i = 0; i < 3; i++)
+            if (strlen(passed[i]) == n && memcmp(p->text + p->at, passed[i], n) == 0)
+                break;
+        if (i == 3) {
+            fail(p, ERR_UNSUPPORTED, "attributes of a rule but capture, max_tokens, temperature");
+            return;
+        }
+        p->at += n;
+        skip(p);
+        if (take(p, "=")) {
+            skip(p);
+            if (!take_value(p))
+                fail(p, ERR_SYNTAX, "an attribute without its value");
+        }
+        skip(p);
+    } while (take(p, ",") && compile_tick(p->c));
+    if (compile_ok(p->c) && !take(p, "]"))
+        fail(p, ERR_SYNTAX, "attributes without their ']'");
+}
+
+/* A JSON object: its length, and it is taken. 0, and an error, when it does not end. */
+static size_t take_object(struct parser *p)
+{
+    size_t n;
+
+    skip(p);
+    n = peek_at(p, p->at) == '{' ? bracket_len(p, p->at) : 0;
+    if (n == 0)
+        fail(p, ERR_SYNTAX, "a JSON object is missing, or does not end");
+    p->at += n;
+    return n;
+}
+
+/* What stands behind a rule's colon. */
+static struct rule parse_rule(struct parser *p)
+{
+    struct rule r = {0};
+
+    skip(p);
+    (void)(p->lark && take(p, "|"));
+    if (p->lark && take(p, "%json")) {
+        r.schema_len = take_object(p);
+        r.schema = p->text + p->at - r.schema_len;
+    } else {
+        r.tree = parse_either(p);
+    }
+    return r;
+}
+
+static void parse_definition(struct parser *p)
 {
     size_t name, len, body;
     uint32_t number;
+    struct rule r, *own;
 
+    if (!at_rule(p, &name, &len, &body)) {
+        fail(p, ERR_SYNTAX, "a rule's name and its definition are missing");
+        return;
+    }
+    number = rule_of(p, p->text + name, len);
+    p->at = name + len;
+    if (p->lark && take(p, "["))
+        parse_attributes(p);
+    if (!compile_ok(p->c))
+        return;
+    p->at = body;
+    r = parse_rule(p);
+    if (!compile_ok(p->c))
+        return;
+    own = &p->rules.items[number];
+    if (own->tree != NULL || own->schema != NULL) {
+        fail(p, ERR_SYNTAX, "a rule is defined twice");
+        return;
+    }
+    own->tree = r.tree;
+    own->schema = r.schema;
+    own->schema_len = r.schema_len;
+}
+
+static void parse_rules(struct parser *p)
+{
+    skip(p);
+    if (p->lark && take(p, "%llguidance"))
+        (void)take_object(p);
     for (skip(p); p->at < p->len && compile_tick(p->c); skip(p)) {
-        const struct regular *tree;
-
-        if (p->lark && peek_at(p, p->at) == '%') {
-            fail(p, ERR_UNSUPPORTED, "directives (%ignore, %import, ...)");
-            return;
-        }
-        if (!at_rule(p, &name, &len, &body)) {
-            fail(p, ERR_SYNTAX, "a rule's name and its definition are missing");
-            return;
-        }
-        number = rule_of(p, p->text + name, len);
-        p->at = body;
-        skip(p);
-        (void)(p->lark && take(p, "|"));
-        tree = parse_either(p);
-        if (!compile_ok(p->c))
-            return;
-        if (p->rules.items[number].tree != NULL) {
-            fail(p, ERR_SYNTAX, "a rule is defined twice");
-            return;
-        }
-        p->rules.items[number].tree = tree;
+        if (p->lark && peek_at(p, p->at) == '%')
+            fail(p, ERR_UNSUPPORTED, "directives (%ignore, %import, %regex, ...)");
+        else
+            parse_definition(p);
     }
 }
 
@@ -484,13 +629,33 @@ static const struct regular *without_itself(struct compile *c, const struct regu
     return regular_node(c, REGULAR_CAT, others, regular_repeat(c, tails, 0, NONE));
 }
 
+static void build_rule(struct build *b, const struct rule *r, uint32_t number,
+                       const uint32_t *start)
+{
+    if (r->schema != NULL)
+        build_jump(b, start[number], schema_build(b, r->schema, r->schema_len, GRAMMAR_COMPACT));
+    else
+        regular_build(b, without_itself(b->c, r->tree, number), start[number], start);
+}
+
+/* Lark by its first line, even if a pattern or schema in it has "::=". */
+static bool is_guidance(const char *text, size_t len)
+{
+    static const char head[] = "%llguidance";
+    size_t at = 0;
+
+    while (at < len && (text[at] == ' ' || text[at] == '\t' || text[at] == '\n'))
+        at++;
+    return len - at > sizeof head && memcmp(text + at, head, sizeof head - 1) == 0;
+}
+
 uint32_t ebnf_build(struct build *b, const char *text, size_t len)
 {
     struct parser p = {.c = b->c, .text = text, .len = len};
     uint32_t *start;
     uint32_t root, i;
 
-    p.lark = memmem(text, len, "::=", 3) == NULL;
+    p.lark = is_guidance(text, len) || memmem(text, len, "::=", 3) == NULL;
     if (!utf8_is_valid(text, len))
         fail(&p, ERR_SYNTAX, "not valid UTF-8");
     if (compile_ok(p.c))
@@ -499,7 +664,7 @@ uint32_t ebnf_build(struct build *b, const char *text, size_t len)
         return 0;
     root = rule_of(&p, p.lark ? "start" : "root", p.lark ? 5 : 4);
     for (i = 0; i < p.rules.n; i++) {
-        if (p.rules.items[i].tree != NULL)
+        if (p.rules.items[i].tree != NULL || p.rules.items[i].schema != NULL)
             continue;
         compile_fail(p.c, ERR_INVALID, "grammar: rule \"%.*s\" is not defined",
                      (int)(p.rules.items[i].len > 60 ? 60 : p.rules.items[i].len),
@@ -510,7 +675,7 @@ uint32_t ebnf_build(struct build *b, const char *text, size_t len)
     for (i = 0; i < p.rules.n && compile_ok(p.c); i++)
         start[i] = build_state(b);
     for (i = 0; i < p.rules.n && compile_ok(p.c); i++)
-        regular_build(b, without_itself(p.c, p.rules.items[i].tree, i), start[i], start);
+        build_rule(b, &p.rules.items[i], i, start);
     if (compile_ok(p.c) && build_left_recursion(b) != NONE)
         compile_fail(p.c, ERR_UNSUPPORTED,
                      "grammar: a rule begins with itself by way of another one (left recursion)");

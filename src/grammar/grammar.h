@@ -24,6 +24,10 @@
  *   $schema     of json-schema.org, or OpenAPI 3.1's; another one is refused
  *   formats     "time" and "date-time" beside other constraints, and "hostname" beside minLength
  *               or maxLength, are held less exactly; nothing valid is refused
+ *   uniqueItems of items that are of an enum, const or boolean: exact up to 6 values, of up to 256
+ *               they come in the order of the enum; of others (set[str]) it is refused, unless
+ *               maxItems is 1
+ *   maxLength   beside a pattern or format up to 65,000 characters, counted beside its states
  *   names       an additional name may occur twice: a finite automaton cannot remember them */
 #ifndef QUIRE_GRAMMAR_GRAMMAR_H
 #define QUIRE_GRAMMAR_GRAMMAR_H

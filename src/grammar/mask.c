@@ -16,8 +16,9 @@
  * are those of the frame below it; and so on, up to KNOWN_MAX frames. Such entries are kept by
  * their state and those frames. With more the real stack is walked, and nothing is kept.
  *
- * Where characters are counted (automaton.h) the count is of no account while more are left than any
- * token of the entry takes, and its way to the end; nearer to the end the real stack is walked.
+ * Where characters are counted (automaton.h) the count is of no account while more are left than
+ * any token of the entry takes, and its way to the end; nearer to the end the real stack is
+ * walked.
  *
  * Where a string goes on for long enough, all tokens of a slice are allowed without a look and
  * only the trie of the others is walked. */

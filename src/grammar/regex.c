@@ -17,6 +17,7 @@ struct parser {
     const char *text;
     size_t len, at;
     int depth;
+    bool dot_all; /* inside of (?s:...) '.' is a line's end, too */
 };
 
 struct class
@@ -239,6 +240,7 @@ static const struct regular *parse_class(struct parser *p)
 static const struct regular *parse_group(struct parser *p)
 {
     const struct regular *r;
+    bool dot_all = p->dot_all;
 
     if (take(p, "?")) {
         if (take(p, "=") || take(p, "!") || take(p, "<=") || take(p, "<!"))
@@ -250,6 +252,8 @@ static const struct regular *parse_group(struct parser *p)
                 p->at++;
             if (!take(p, ">"))
                 return fail(p, ERR_SYNTAX, "a group's name without '>'");
+        } else if (take(p, "s:")) {
+            p->dot_all = true;
         } else if (!take(p, ":")) {
             return fail(p, ERR_UNSUPPORTED, "this kind of group (flags, conditions, atomic)");
         }
@@ -258,6 +262,7 @@ static const struct regular *parse_group(struct parser *p)
         return fail(p, ERR_LIMIT, "groups are nested too deeply");
     r = parse_either(p);
     p->depth--;
+    p->dot_all = dot_all;
     if (compile_ok(p->c) && !take(p, ")"))
         return fail(p, ERR_SYNTAX, "a '(' without ')'");
     return r;
@@ -272,7 +277,7 @@ static const struct regular *parse_atom(struct parser *p)
     switch (peek(p)) {
     case '(': p->at++; return parse_group(p);
     case '[': p->at++; return parse_class(p);
-    case '.': p->at++; return regular_set(p->c, lines, 3, true);
+    case '.': p->at++; return regular_set(p->c, lines, p->dot_all ? 0 : 3, true);
     case '^': p->at++; return regular_node(p->c, REGULAR_BEGIN, NULL, NULL);
     case '$': p->at++; return regular_node(p->c, REGULAR_END, NULL, NULL);
     case '*':

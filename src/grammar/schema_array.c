@@ -2,7 +2,10 @@
  *
  * Arrays. A position is how many items are behind us, up to where the rest is alike; `contains`
  * adds layers, one for each count of what was found. An item that may be one of those is built as
- * a choice: it is, or it need not be (or, where their number is limited, it is not). */
+ * a choice: it is, or it need not be (or, where their number is limited, it is not).
+ *
+ * With uniqueItems the layers are what was there already: a set of up to UNIQUE_SETS values; of
+ * more values the items come in the order of the enum, and a layer is where they have got to. */
 #include <string.h>
 
 #include "grammar/schema_parts.h"
@@ -10,6 +13,8 @@
 #define COUNTS_MAX     4
 #define PLACES_MAX     100000
 #define ITEMS_NO_LIMIT 1048576
+#define UNIQUE_SETS    6 /* values: 64 sets of them */
+#define UNIQUE_DEPTH   8 /* of $ref and anyOf */
 
 struct count { /* of items that satisfy a literal */
     uint32_t literal;
@@ -26,6 +31,8 @@ struct array {
     struct count counts[COUNTS_MAX];
     uint32_t n_counts;
     uint32_t n_layers;
+    const struct json *unique[ARRAY_VALUES_MAX]; /* uniqueItems: the values of items */
+    uint32_t n_unique;                           /* 0: items may be alike */
     uint32_t *after; /* [position][layer] behind an item; NONE: not built */
 };
 
@@ -47,6 +54,106 @@ static const struct json *rest_of(const struct json *schema)
     if (items != NULL && items->kind == JSON_LIST)
         return json_get(schema, "additionalItems");
     return items;
+}
+
+/* --- uniqueItems -------------------------------------------------------------------------- */
+
+struct values {
+    const struct json *items[ARRAY_VALUES_MAX];
+    uint32_t n;
+};
+
+static bool same_value(const struct json *a, const struct json *b)
+{
+    if (a->kind != b->kind)
+        return false;
+    if (a->kind == JSON_TEXT)
+        return a->text_len == b->text_len && memcmp(a->text, b->text, a->text_len) == 0;
+    if (a->kind == JSON_BOOL)
+        return a->flag == b->flag;
+    return a->kind == JSON_NULL || a->whole == b->whole;
+}
+
+/* False where two ways of writing a value are not told apart, or there are too many. */
+static bool values_add(struct values *v, const struct json *value)
+{
+    if (value->kind != JSON_TEXT && value->kind != JSON_INT && value->kind != JSON_BOOL &&
+        value->kind != JSON_NULL)
+        return false;
+    for (uint32_t i = 0; i < v->n; i++)
+        if (same_value(v->items[i], value))
+            return true;
+    if (v->n == ARRAY_VALUES_MAX)
+        return false;
+    v->items[v->n++] = value;
+    return true;
+}
+
+/* Recurses UNIQUE_DEPTH deep. */
+static bool values_of(struct schema *s, const struct json *schema, struct values *v, int depth)
+{
+    static const struct json both[] = {{.kind = JSON_BOOL}, {.kind = JSON_BOOL, .flag = true}};
+    const struct json *ref = json_get_kind(schema, "$ref", JSON_TEXT);
+    const struct json *list = json_get_kind(schema, "enum", JSON_LIST);
+    const struct json *any = json_get_kind(schema, "anyOf", JSON_LIST);
+    const struct json *value = json_get(schema, "const");
+    bool known = true;
+
+    if (depth == UNIQUE_DEPTH || schema == NULL || schema->kind != JSON_OBJECT)
+        return false;
+    if (ref != NULL)
+        return values_of(s, index_find(s, schema, ref), v, depth + 1);
+    if (value != NULL)
+        return values_add(v, value);
+    for (uint32_t i = 0; list != NULL && i < list->n && known; i++)
+        known = values_add(v, &list->items[i]);
+    for (uint32_t i = 0; list == NULL && any != NULL && i < any->n && known; i++)
+        known = values_of(s, &any->items[i], v, depth + 1);
+    if (list != NULL || any != NULL)
+        return known;
+    return json_is_text(json_get(schema, "type"), "boolean") && values_add(v, &both[0]) &&
+           values_add(v, &both[1]);
+}
+
+uint32_t array_values(struct schema *s, const struct atom *atoms, const struct json **values)
+{
+    struct values v = {.n = 0};
+    bool known = false;
+
+    for (const struct atom *t = atoms; t != NULL && compile_tick(s->c); t = t->next) {
+        if (t->kind == ATOM_CONTAINS)
+            return 0; /* two kinds of layers are too many */
+        if (known || t->kind != ATOM_ITEMS || prefix_of(t->node) != NULL)
+            continue;
+        v.n = 0;
+        known = values_of(s, rest_of(t->node), &v, 0);
+    }
+    if (known && values != NULL)
+        memcpy(values, v.items, v.n * sizeof(const struct json *));
+    return known ? v.n : 0;
+}
+
+/* What was there after one more value; NONE: it was there already. */
+static uint32_t unique_next(const struct array *r, uint32_t layer, uint32_t value)
+{
+    if (r->n_unique > UNIQUE_SETS)
+        return value >= layer ? value + 1 : NONE;
+    return (layer >> value & 1) == 0 ? layer | 1u << value : NONE;
+}
+
+static void unique_begin(struct array *r)
+{
+    bool unique = false;
+
+    for (const struct atom *t = r->a->atoms; t != NULL; t = t->next)
+        unique = unique || (t->kind == ATOM_UNIQUE && !t->negated);
+    if (!unique || r->max <= 1)
+        return;
+    r->n_unique = array_values(r->s, r->a->atoms, r->unique);
+    if (r->n_unique == 0)
+        return;
+    r->max = r->max < r->n_unique ? r->max : r->n_unique;
+    r->n_layers = r->n_unique > UNIQUE_SETS ? r->n_unique + 1 : 1u << r->n_unique;
 }
 
 static void count_add(struct array *r, const struct atom *t)
@@ -186,6 +293,16 @@ static void item_build(struct array *r, uint32_t from, uint32_t at, uint32_t lay
 {
     uint32_t ways;
 
+    for (uint32_t i = 0; i < r->n_unique && compile_ok(r->s->c); i++) {
+        uint32_t next = unique_next(r, layer, i), list[96], n = 0;
+
+        if (next == NONE || !item_wants(r, at, list, &n, sizeof list / sizeof list[0]))
+            continue;
+        list[n++] = literal_of(r->s, r->unique[i], true, false);
+        build_call(r->s->b, from, goal_state(r->s, list, n), after(r, at + 1, next));
+    }
+    if (r->n_unique > 0)
+        return;
     for (ways = 0; ways < 1u << r->n_counts && compile_ok(r->s->c); ways++)
         item_way(r, from, at, layer, ways);
 }
@@ -234,12 +351,14 @@ void array_build(struct schema *s, uint32_t from, const struct alternative *a)
     for (t = a->atoms; t != NULL && compile_tick(s->c); t = t->next)
         atom_note(&r, t);
     r.max = r.max > ITEMS_NO_LIMIT ? NONE : r.max;
+    unique_begin(&r);
     if (r.max != NONE && r.max < r.last)
         r.last = r.max;
     r.last = r.min > r.last ? r.min : r.last;
     if (r.max != NONE && r.max > r.last)
         r.last = r.max;
-    for (at = 0, places = (uint64_t)r.last + 2; at < r.n_counts && places <= PLACES_MAX; at++) {
+    for (at = 0, places = ((uint64_t)r.last + 2) * r.n_layers;
+         at < r.n_counts && places <= PLACES_MAX; at++) {
         r.n_layers *= r.counts[at].cap + 1;
         places *= r.counts[at].cap + 1;
     }

@@ -448,7 +448,7 @@ static void drop_empty_objects(struct expansion *x)
     }
 }
 
-/* uniqueItems is honoured where at most one item may be. */
+/* uniqueItems is honoured where at most one item may be, or items are of a list of scalars. */
 static void drop_unique(struct expansion *x)
 {
     const struct atom *t;
@@ -461,8 +461,12 @@ static void drop_unique(struct expansion *x)
         if (t->kind == ATOM_ITEMS_MOST && t->n < most)
             most = t->n;
     }
-    if (unique != NULL && most > 1 && (x->now.types & TYPE_ARRAY) != 0 && !x->asking)
-        (void)refuse(x, unique->node, "\"uniqueItems\" is not supported for more than one item");
+    if (unique != NULL && most > 1 && (x->now.types & TYPE_ARRAY) != 0 && !x->asking &&
+        array_values(x->s, x->now.atoms, NULL) == 0)
+        (void)refuse(
+            x, unique->node,
+            "\"uniqueItems\" is only supported for items of an enum, const or boolean, and "
+            "with \"maxItems\": 1");
 }
 
 /* --- the loop ----------------------------------------------------------------------------- */

@@ -159,6 +159,11 @@ const struct dfa *format_dfa(struct schema *s, const struct json *text); /* NULL
 void object_build(struct schema *s, uint32_t from, const struct alternative *a);
 void array_build(struct schema *s, uint32_t from, const struct alternative *a);
 
+/* The values that an item of an array with these atoms can have, where that is a list of scalars:
+ * enum, const, booleans, and anyOf of these. Their number; 0: it is not. values may be NULL. */
+uint32_t array_values(struct schema *s, const struct atom *atoms, const struct json **values);
+#define ARRAY_VALUES_MAX 256
+
 /* White space where JSON allows it, from `from` to `to`. */
 void space_build(struct schema *s, uint32_t from, uint32_t to);
 /* The same behind ',' and ':', where compact output may have one space. */

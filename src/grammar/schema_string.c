@@ -164,8 +164,8 @@ const struct dfa *string_dfa(struct schema *s, const struct alternative *a)
     return string_dfa_within(s, a, limits_of(a));
 }
 
-/* The language without its maxLength, which is counted beside it: HttpUrl's 2083 characters would be
- * half a million states. NONE where that is not worth while, or cannot be. */
+/* The language without its maxLength, which is counted beside it: HttpUrl's 2083 characters would
+ * be half a million states. NONE where that is not worth while, or cannot be. */
 static uint32_t counted_body(struct schema *s, const struct alternative *a)
 {
     struct limits l = limits_of(a);

@@ -12,9 +12,10 @@
  * walk_copy() a token, go back by copying. A walk is plain memory without pointers.
  *
  * No function here allocates, blocks or recurses. What a hostile automaton can cost is bounded:
- * WALK_STEPS_MAX elementary steps a mask (of some 5 ns each), or WALK_NODE_STEPS at each node of the
- * vocabulary where that is more; WALK_TOKEN_STEPS a token that is accepted; WALK_DEPTH_MAX frames a stack, WALK_TOPS_MAX
- * configurations; beyond, ERR_LIMIT, and the sequence is to end with an error. */
+ * WALK_STEPS_MAX elementary steps a mask (of some 5 ns each), or WALK_NODE_STEPS at each node of
+ * the vocabulary where that is more; WALK_TOKEN_STEPS a token that is accepted; WALK_DEPTH_MAX
+ * frames a stack, WALK_TOPS_MAX configurations; beyond, ERR_LIMIT, and the sequence is to end with
+ * an error. */
 #ifndef QUIRE_GRAMMAR_WALK_H
 #define QUIRE_GRAMMAR_WALK_H
 

@@ -1,8 +1,8 @@
-/* A vocabulary of any size as models have them, made of generated pieces: all bytes, words of one to
- * four syllables with and without a space before them and in three cases, numbers of up to three
- * digits, Cyrillic and Chinese, runs of spaces and signs, pieces of JSON and of programs. Nothing
- * is drawn from a clock or a file, so it is the same everywhere. tests/integration/twin.py asks
- * `judge` for the same pieces.
+/* A vocabulary of any size as models have them, made of generated pieces: all bytes, words of one
+ * to four syllables with and without a space before them and in three cases, numbers of up to
+ * three digits, Cyrillic and Chinese, runs of spaces and signs, pieces of JSON and of programs.
+ * Nothing is drawn from a clock or a file, so it is the same everywhere. tests/integration/twin.py
+ * asks `judge` for the same pieces.
  *
  * Most pieces are the start of others, as where pieces are made by merges. 128,000 of them make a
  * trie of more than 100,000 inner nodes: as many as the vocabularies of models in use have. */

@@ -566,10 +566,10 @@ class Stack:
                            for i in range(self.n_fronts))
         with open(self.path("keys.map"), "w") as f:
             f.writelines('"Bearer %s" tenant%d;\n' % (key(i), i) for i in range(N_KEYS))
+            f.write('"Bearer sk-test-twin" tenant1;\n')  # two keys of one tenant
             f.write(self.keys)
         with open(self.path("origins.map"), "w") as f:
             f.writelines('"%s" $http_origin;\n' % o for o in self.origins)
-            f.write('"Bearer sk-test-twin" tenant1;\n')  # two keys of one tenant
         for name in NGINX_FILES + ("local.conf.in",):
             with open(os.path.join(SRCDIR, "nginx", name)) as f:
                 text = f.read()
@@ -588,6 +588,8 @@ class Stack:
         subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
                         "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj",
                         "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+                        # rustls takes no authority's certificate for a server's
+                        "-addext", "basicConstraints=critical,CA:FALSE",
                         "-keyout", self.path("cert.key"), "-out", self.path("cert.pem")],
                        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.nginx = Supervised([find_nginx(), "-p", self.dir, "-e", self.path("nginx-error.log"),

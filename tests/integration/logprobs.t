@@ -58,6 +58,16 @@ def chats(s):
     tap.eq([c["token"] for c in streamed], [c["token"] for c in content], "a stream tells the same")
     tap.ok(all(near(a["logprob"], b["logprob"]) for a, b in zip(streamed, content)),
            "the same values")
+    # Where a front finds the end's token with the last of the text, they stand in one event.
+    short = s.chat("Say a word.", logprobs=True, top_logprobs=5, temperature=1,
+                   structured_outputs={"regex": "[a-z]{3,5}"})
+    told = [[ch for e in s.stream(CHAT, dict(short, seed=i)).events for ch in e["choices"]]
+            for i in range(64)]
+    ends = [ch for t in told for ch in t if any(
+        c["token"] == "<|im_end|>" for c in (ch["logprobs"] or {}).get("content", []))]
+    tap.ok(len(ends) > 9 and all(ch["finish_reason"] == "stop" for ch in ends),
+           "the end of each of %d texts is told by the last event" % len(ends),
+           [ch for ch in ends if ch["finish_reason"] is None])
     alone = ask(s, CHAT, dict(body, top_logprobs=0), "no alternatives")["choices"][0]
     tap.ok(all(c["top_logprobs"] == [] for c in alone["logprobs"]["content"]), "their list is empty")
     named = ask(s, CHAT, dict(body, return_tokens_as_token_ids=True), "ids for tokens")["choices"][0]

@@ -12,7 +12,7 @@ import threading
 import time
 
 import twin
-from harness import MODEL, Stack, Tap, need_nginx, until
+from harness import MODEL, Stack, Tap, crowd, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -411,13 +411,35 @@ def free_text(s):
                    and re.fullmatch(fits, text or ""), "%s at %s" % (name, temperature), repr(text))
 
 
+def slow(s):
+    """Ambiguous forms, whose masks take longer than a step may wait: they come all the same, while
+    others go on; and one beyond all bounds is refused, the second time before it is tried."""
+    form = 'root ::= x "1"\nx ::= y | y x\ny ::= z "0"? z?\nz ::= [a-z ]+ | " " [a-z]+'
+    endless = ('root ::= a "1"\na ::= b | b a a? ","?\nb ::= c "0"? c? "-"?\n'
+               'c ::= d | d d ";"? | [a-z] c "_"?\nd ::= [a-z ]+ ("x" b)?')
+    plain = s.chat("Hello", temperature=0, max_tokens=30)
+    hello = said(s, plain)[0]
+
+    def one(i):
+        if i % 2 == 0:
+            return said(s, plain)[0] == hello
+        text, choice = said(s, dict(wild(s, i, guided_grammar=form), max_tokens=12))
+        return re.fullmatch("[a-z 0]+1?", text) is not None
+    tap.eq(crowd(8, one), [True] * 8, "four of them beside four others")
+    for _ in range(6):  # each front learns it
+        r = s.post(CHAT, dict(wild(s, 1, guided_grammar=endless), max_tokens=12))
+        tap.ok(r.status == 400 and "masks" in r.text, "beyond all bounds: refused", r.text)
+    tap.ok("guided_grammar" in r.text, "in the end by the field's name, without the engine", r.text)
+    tap.eq(said(s, plain)[0], hello, "and others are served")
+
+
 with Stack() as s:
     for part in (refusals, contents, tags, streams, calls, allowed, free_text, many, deaths):
         with tap.section(part.__name__):
             part(s)
 tap.eq(s.leftovers, [], "every process followed SIGTERM")
 with Stack(model=twin.folder()) as s:
-    for part in (tags, streams, calls, free_text):
+    for part in (tags, streams, calls, free_text, slow):
         began = time.monotonic()
         with tap.section("128,256 tokens: " + part.__name__):
             part(s)

@@ -100,7 +100,7 @@ static void step(struct seq *const *seqs, int n)
     guide_run(&guide);
 }
 
-/* Steps until nobody is late any more; in all of them the first n_quick have their masks. */
+/* Steps until no sequence is late any more; in all of them the first n_quick have their masks. */
 static int run_late(struct seq *const *seqs, int n, int n_quick, unsigned *most_steps)
 {
     int passes = 0, missing = 0;
@@ -205,7 +205,8 @@ static void test_refused(void)
     is_int(guide.jobs[0].rc, ERR_LIMIT, "then its sequence ends");
     other = seq_claim(&pool);
     other->request.automaton = ENDLESS + 1;
-    is_int(guide_begin(&guide, &lane, other, NULL), ERR_LIMIT, "and whoever names the form later");
+    is_int(guide_begin(&guide, &lane, other, NULL), ERR_LIMIT,
+           "and so is each that names the form later");
     seq_release(&pool, other);
     seq_end(q);
 }

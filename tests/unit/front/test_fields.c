@@ -63,6 +63,8 @@ static const struct {
     {"{\"messages\":[],\"max_completion_tokens\":5}", TEXT},
     {"{\"logprobs\":true,\"top_logprobs\":20,\"prompt_logprobs\":0}", CHAT},
     {"{\"prompt_logprobs\":0,\"stream\":true}", BOTH},
+    {"{\"logprobs\":true,\"logprob_token_ids\":[5,5,\"7\"]}", CHAT},
+    {"{\"logprob_token_ids\":[5]}", TEXT},
     {"{\"logprobs\":0,\"prompt_logprobs\":20,\"echo\":true,\"max_tokens\":0}", TEXT},
     {"{\"logit_bias\":{\"7\":-1.5},\"allowed_token_ids\":[7],\"bad_words\":[\"a\"]}", BOTH},
     {"{\"logprobs\":false,\"top_logprobs\":0,\"tools\":[],\"tool_choice\":\"none\"}", CHAT},
@@ -86,7 +88,8 @@ static const struct {
     {"{\"guided_json\":\"{}\"}", BOTH},
     {"{\"guided_json\":{\"type\":\"null\"},\"structured_outputs\":{\"json\":{\"type\":\"null\"}}}",
      BOTH},
-    {"{\"guided_json\":\"{ \\\"type\\\": \\\"null\\\" }\",\"structured_outputs\":{\"json\":{\"type\":"
+    {"{\"guided_json\":\"{ \\\"type\\\": \\\"null\\\" }\",\"structured_outputs\":"
+     "{\"json\":{\"type\":"
      "\"null\"}}}",
      BOTH},
     {"{\"guided_regex\":\"a\",\"structured_outputs\":{\"regex\":\"a\"}}", BOTH},
@@ -97,7 +100,8 @@ static const struct {
     {"{\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\",\"schema\":{"
      "\"type\":\"null\"}}},\"structured_outputs\":{\"json\":{\"type\":\"null\"}}}",
      BOTH},
-    {"{\"response_format\":{\"type\":\"json_object\"},\"structured_outputs\":{\"json_object\":true}}",
+    {"{\"response_format\":{\"type\":\"json_object\"},\"structured_outputs\":"
+     "{\"json_object\":true}}",
      BOTH},
     {"{\"guided_grammar\":\"root ::= \\\"a\\\"\"}", BOTH},
     {"{\"tool_choice\":\"required\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f"
@@ -188,7 +192,10 @@ static const struct {
     {"{\"continue_final_message\":\"a\"}", CHAT, "continue_final_message", ERR_INVALID},
     {"{\"chat_template_kwargs\":[]}", CHAT, "chat_template_kwargs", ERR_INVALID},
     {"{\"add_special_tokens\":\"\"}", TEXT, "add_special_tokens", ERR_INVALID},
-    {"{\"logprob_token_ids\":[5]}", BOTH, "logprob_token_ids", ERR_UNSUPPORTED},
+    {"{\"logprob_token_ids\":[5]}", CHAT, "logprob_token_ids", ERR_INVALID},
+    {"{\"logprobs\":true,\"logprob_token_ids\":[-1]}", CHAT, "logprob_token_ids", ERR_INVALID},
+    {"{\"logprob_token_ids\":[\"a\"]}", BOTH, "logprob_token_ids", ERR_INVALID},
+    {"{\"logprob_token_ids\":5}", BOTH, "logprob_token_ids", ERR_INVALID},
     {"{\"repetition_detection\":{\"max_pattern_size\":5}}", BOTH, "repetition_detection",
      ERR_UNSUPPORTED},
     {"{\"return_token_offsets\":true}", BOTH, "return_token_offsets", ERR_UNSUPPORTED},
@@ -307,7 +314,8 @@ static const struct {
     {"{\"guided_whitespace_pattern\":[]}", BOTH, "guided_whitespace_pattern", ERR_INVALID},
     {"{\"guided_choice\":\"a\"}", BOTH, "guided_choice", ERR_INVALID},
     {"{\"guided_json\":[]}", BOTH, "guided_json", ERR_INVALID},
-    {"{\"guided_json\":{\"type\":\"null\"},\"structured_outputs\":{\"json\":{\"type\":\"string\"}}}",
+    {"{\"guided_json\":{\"type\":\"null\"},\"structured_outputs\":{\"json\":"
+     "{\"type\":\"string\"}}}",
      BOTH, "structured_outputs", ERR_INVALID},
     {"{\"guided_regex\":\"a\",\"guided_grammar\":\"root ::= \\\"a\\\"\"}", BOTH, "guided_grammar",
      ERR_INVALID},
@@ -442,6 +450,33 @@ static void test_values(struct arena *arena)
     is_text(x.request_id, "", "not every text is a name");
 }
 
+/* The bounds are the server's: those of its settings. */
+static void test_bounds(struct arena *arena)
+{
+    static const char *const names_of[] = {"prompt_logprobs", "logprobs"};
+    struct exchange x;
+    struct fields f;
+    const char *param;
+    char text[64], why[256];
+
+    for (int i = 0; i < 6; i++) {
+        uint32_t bound = i < 2 ? 0 : i < 4 ? 20 : WIRE_LOGPROBS_MAX, n = bound + (uint32_t)i % 2;
+        struct presets presets;
+        const struct json *body;
+
+        presets_init(&presets);
+        presets.max_logprobs = bound;
+        for (size_t k = 0; k < 2; k++) {
+            (void)snprintf(text, sizeof text, "{\"%s\":%u}", names_of[k], n);
+            x = (struct exchange){.format = EXCHANGE_COMPLETION};
+            must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
+            is_int(fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param),
+                   n == bound ? ERR_OK : ERR_INVALID, "%s, at most %u", text, bound);
+            arena_reset(&x.arena);
+        }
+    }
+}
+
 /* One more than fits of stop strings, and one byte more. */
 static void test_stop_limits(struct arena *arena)
 {
@@ -453,11 +488,11 @@ static void test_stop_limits(struct arena *arena)
     for (int extra = 0; extra < 2; extra++) {
         buf_clear(&b);
         buf_add_text(&b, "{\"stop\":[");
-        for (int i = 0; i < DETOK_STOPS_MAX + extra; i++)
+        for (int i = 0; i < 32 + extra; i++) /* the preset of max_stop_strings */
             buf_printf(&b, "%s\"s%d\"", i == 0 ? "" : ",", i);
         buf_add_text(&b, "]}");
         is_int(read_body(b.bytes, EXCHANGE_CHAT, arena, &f, &x, &param),
-               extra == 0 ? ERR_OK : ERR_INVALID, "%d stop strings", DETOK_STOPS_MAX + extra);
+               extra == 0 ? ERR_OK : ERR_INVALID, "%d stop strings", 32 + extra);
         buf_clear(&b);
         buf_add_text(&b, "{\"stop\":\"");
         for (int i = 0; i < DETOK_STOP_BYTES_MAX + extra; i++)
@@ -537,6 +572,7 @@ int main(void)
     test_tables(&arena);
     test_values(&arena);
     test_stop_limits(&arena);
+    test_bounds(&arena);
     test_variables(&arena);
     test_reasons(&arena);
     arena_reset(&arena);

@@ -88,7 +88,7 @@ static void test_cache(void)
 
 #define N_ASKING 24
 
-/* One thread's request; its pattern takes some 10 ms, and is another for each number. */
+/* One thread's request; its pattern takes some milliseconds, and is another for each number. */
 struct asking {
     struct structures *s;
     char tenant[WIRE_TENANT_BYTES];
@@ -105,7 +105,7 @@ static void *ask(void *arg)
     char pattern[100];
     struct grammar_request r = {.kind = GRAMMAR_REGEX, .source = pattern};
 
-    (void)snprintf(pattern, sizeof pattern, "(a|b)*a(a|b){%d}(xy|yx){%d}", 11, a->number);
+    (void)snprintf(pattern, sizeof pattern, "(a|b)*a(a|b){%d}(xy|yx){%d}", 8, a->number);
     r.source_len = strlen(pattern);
     a->rc = structures_get(a->s, &r, a->tenant, &a->st, NULL);
     (void)pthread_mutex_lock(&a->s->lock);

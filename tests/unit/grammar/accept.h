@@ -55,8 +55,8 @@ __attribute__((unused)) static bool accept_text(const struct buf *image, const c
            walk_can_end(accept_work, a, &accept_walk);
 }
 
-/* The same by the longest tokens, each of which its mask must allow, or forbid where it cannot come;
- * at the end the mask says whether the text may end. */
+/* The same by the longest tokens, each of which its mask must allow, or forbid where it cannot
+ * come; at the end the mask says whether the text may end. */
 __attribute__((unused)) static bool accept_tokens(const struct buf *image, const char *text,
                                                   size_t len)
 {

@@ -254,6 +254,22 @@ static void test_arrays(void)
     schema("{\"type\":\"array\",\"not\":{\"items\":{\"type\":\"integer\"}}}", "[\"a\"]\n[1,null]",
            "[]\n[1]");
     schema("{\"type\":\"array\",\"uniqueItems\":true,\"maxItems\":1}", "[]\n[1]", "[1,1]");
+    schema(
+        "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[\"a\",1,null,\"a\",true]}}",
+        "[]\n[\"a\"]\n[true, \"a\", 1]\n[1, null, true, \"a\"]",
+        "[\"a\", \"a\"]\n[1, \"a\", 1]\n[1, null, true, \"a\", 1]\n[2]");
+    schema("{\"type\":\"array\",\"uniqueItems\":true,\"minItems\":2,\"maxItems\":2,"
+           "\"items\":{\"$ref\":"
+           "\"#/$defs/c\"},\"$defs\":{\"c\":{\"type\":\"string\",\"enum\":[\"x\",\"y\",\"z\",4]}}}",
+           "[\"x\", \"z\"]\n[\"z\", \"x\"]",
+           "[\"x\"]\n[\"x\", \"x\"]\n[\"x\", 4]\n[\"x\", \"y\", \"z\"]");
+    schema("{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"anyOf\":[{\"type\":\"boolean\"},{"
+           "\"const\":\"a\"}]}}",
+           "[true, \"a\", false]", "[true, true]\n[\"b\"]");
+    schema("{\"type\":\"array\",\"uniqueItems\":true,\"minItems\":2,\"items\":"
+           "{\"enum\":[1,2,3,4,5,6,7,8,"
+           "9]}}",
+           "[1, 2]\n[1, 4, 9]\n[1, 2, 3, 4, 5, 6, 7, 8, 9]", "[1]\n[9]\n[1, 1]\n[2, 2]");
 }
 
 static void test_logic(void)
@@ -293,6 +309,8 @@ static void test_logic(void)
 
 static void test_refused(void)
 {
+    refused("{\"properties\":{\"a\":{\"uniqueItems\":true,\"items\":{\"type\":\"string\"}}}}",
+            ERR_UNSUPPORTED, "/properties/a/uniqueItems");
     refused("{\"properties\":{\"a\":{\"uniqueItems\":true}}}", ERR_UNSUPPORTED,
             "/properties/a/uniqueItems");
     refused("{\"allOf\":[{\"$ref\":\"http://elsewhere/x\"}]}", ERR_UNSUPPORTED, "/allOf/0/$ref");
@@ -456,9 +474,9 @@ static void test_counted(void)
             "\xc3\xa9"
             "a\\\\",
             300, "!\"");
-    schema(
-        "{\"items\":{\"type\":\"string\",\"format\":\"uri\",\"maxLength\":2083},\"type\":\"array\"}",
-        "[\"a:b\", \"c:d\"]\n[\"a:b\"]", "[\"a\"]\n[\"a:b\"");
+    schema("{\"items\":{\"type\":\"string\",\"format\":\"uri\",\"maxLength\":2083},"
+           "\"type\":\"array\"}",
+           "[\"a:b\", \"c:d\"]\n[\"a:b\"]", "[\"a\"]\n[\"a:b\"");
     schema(
         "{\"anyOf\":[{\"type\":\"string\",\"format\":\"uri\",\"minLength\":1,\"maxLength\":2083},"
         "{\"type\":\"null\"}]}",
@@ -487,10 +505,11 @@ static void test_counted(void)
                                                                            MANY_OF(POSITION))))
 #define COLLECTION \
     OBJECT_OF("GeometryCollection", "geometries", LIST_OF("{\"oneOf\":[" SHAPES "]}"))
-#define FEATURE                                                                                        \
-    "{\"type\":\"object\",\"required\":[\"type\",\"properties\",\"geometry\"],\"properties\":{"        \
-    "\"type\":{\"type\":\"string\",\"enum\":[\"Feature\"]},\"id\":{\"oneOf\":[{\"type\":\"number\"},{" \
-    "\"type\":\"string\"}]},\"properties\":{\"oneOf\":[{\"type\":\"null\"},{\"type\":\"object\"}]},"   \
+#define FEATURE                                                                 \
+    "{\"type\":\"object\",\"required\":[\"type\",\"properties\",\"geometry\"]," \
+    "\"properties\":{\"type\":{\"type\":\"string\",\"enum\":[\"Feature\"]},"    \
+    "\"id\":{\"oneOf\":[{\"type\":\"number\"},{\"type\":\"string\"}]},"         \
+    "\"properties\":{\"oneOf\":[{\"type\":\"null\"},{\"type\":\"object\"}]},"   \
     "\"geometry\":{\"oneOf\":[{\"type\":\"null\"}," SHAPES "," COLLECTION "]}," BBOX "}}"
 
 /* The shape of GeoJSON's schema: nested oneOf of objects that differ by one member. */

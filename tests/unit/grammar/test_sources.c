@@ -59,6 +59,36 @@ static void test_patterns(void)
     refused(GRAMMAR_REGEX, "*a", 2, ERR_SYNTAX, "nothing to repeat");
 }
 
+/* Lark as llguidance has it, which the package guidance writes. */
+static void test_guidance(void)
+{
+    grammar("%llguidance {}\n\nstart: x\nx[capture]: X\n\nX: \"Paris\"\n     | \"Rome\"\n",
+            "Paris\nRome", "paris\nParisRome");
+    grammar("%llguidance {\"a\":\"}\"}\nstart: \"It is \" x \".\"\n"
+            "x[capture=\"__LIST_APPEND:x\", max_tokens=20, temperature=0.5]: X\nX: /[1-9]{1,4}/",
+            "It is 12.\nIt is 1234.", "It is .\nIt is 12345.\nIt is 1");
+    grammar("start: START\nSTART: \"b\"{0,3} S{2} \"c\"{,1} \"d\"{1,}\nS: /(?s:.)/\n",
+            "xxd\nbbb\rycdd", "x\nbbbbxxx\nxxcc");
+    grammar("start: /(?s:.*)./ \"!\"", "\ra!\na!", "!\na\n\r!");
+    grammar(
+        "start: \"<\" x \">\" x?\nx[capture]: %json {\"type\":\"object\",\"properties\":{\"a}\":"
+        "{\"enum\":[\"}{\\\"\",1]}},\"required\":[\"a}\"],\"additionalProperties\":false,"
+        "\"x-guidance\":{\"whitespace_flexible\":false}}\n",
+        "<{\"a}\":1}>\n<{\"a}\": \"}{\\\"\"}>{\"a}\":1}", "<>\n<{}>\n<{\"a}\":2}>");
+    grammar("start: a [b] \"c\"\na: \"a\"\nb: \"b\"\n", "abc\nac", "ab");
+    grammar("\n%llguidance {}\nstart: \"a::=b\"", "a::=b", "a");
+    grammar("root ::= \"%llguidance\"", "%llguidance", "a");
+    refused(GRAMMAR_EBNF, "start: x\nx[stop=\"\\n\"]: /a*/", 0, ERR_UNSUPPORTED, "a rule's stop");
+    refused(GRAMMAR_EBNF, "start: x\nx[capture: /a*/", 0, ERR_SYNTAX, "attributes without end");
+    refused(GRAMMAR_EBNF, "start: x\nx[capture=]: /a*/", 0, ERR_SYNTAX, "one without a value");
+    refused(GRAMMAR_EBNF, "start: %json {\"type\":\"object\"", 0, ERR_SYNTAX, "half a schema");
+    refused(GRAMMAR_EBNF, "start: %json {\"type\":\"objec\"}", 0, ERR_INVALID, "no schema");
+    refused(GRAMMAR_EBNF, "start: %regex {\"substring_chars\":\"a\"}", 0, ERR_UNSUPPORTED,
+            "an extended pattern");
+    refused(GRAMMAR_EBNF, "%llguidance {", 0, ERR_SYNTAX, "half a head");
+    refused(GRAMMAR_EBNF, "start: \"b\"{3,2}", 0, ERR_SYNTAX, "a repeat that ends before");
+}
+
 static void test_choices(void)
 {
     static const char *const words[] = {"yes", "no", "yesterday", "\xc3\xa9t\xc3\xa9"};
@@ -83,6 +113,7 @@ static void test_grammars(void)
             "indirect left recursion");
     refused(GRAMMAR_EBNF, "root ::= missing", 0, ERR_INVALID, "a rule that is not defined");
     refused(GRAMMAR_EBNF, "start: \"a\"\n%ignore \" \"", 0, ERR_UNSUPPORTED, "a directive");
+    refused(GRAMMAR_EBNF, "start: \"a\"\n%llguidance {}", 0, ERR_UNSUPPORTED, "one that is late");
     refused(GRAMMAR_EBNF, "root ::= \"a", 0, ERR_SYNTAX, "a text without end");
     refused(GRAMMAR_EBNF, "root ::= root", 0, ERR_INVALID, "a rule that is only itself");
 }
@@ -252,6 +283,7 @@ static void test_hostile(void)
 int main(void)
 {
     test_patterns();
+    test_guidance();
     test_choices();
     test_grammars();
     test_parts();
