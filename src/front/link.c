@@ -119,6 +119,10 @@ bool link_try(struct link *l, uint64_t now_us)
     rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &w, fds);
     if (rc != ERR_OK) {
         l->control_fd = -1;
+        if (rc == ERR_LIMIT && l->open_error != rc)
+            log_error("front: no descriptor is left for the engine's lane: raise LimitNOFILE");
+        if (rc == ERR_LIMIT)
+            l->open_error = rc; /* said once */
         if (rc == ERR_VERSION && l->foreign_us == 0)
             l->foreign_us = now_us;
         if (rc != ERR_ENGINE_GONE)

@@ -155,6 +155,8 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
         fds[i] = -1;
     if (foreign)
         return ERR_VERSION;
+    if (n_got == -1)
+        return ERR_LIMIT;
     return (size_t)n == len && n_got == 0 ? ERR_NOT_FOUND : ERR_CORRUPT;
 }
 
@@ -322,6 +324,20 @@ int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds)
     return attach_send(fd, w, sizeof *w, fds, fds == NULL ? 0 : ATTACH_FDS);
 }
 
+/* Has this process descriptors for the socket s and for what the welcome brings? Asked before the
+ * peer is, which would make a lane for nothing. Other threads may take them meanwhile. */
+static bool attach_has_room(int s)
+{
+    int spare[ATTACH_FDS];
+    int n = 0;
+
+    while (s != -1 && n < ATTACH_FDS && (spare[n] = fcntl(s, F_DUPFD_CLOEXEC, 0)) != -1)
+        n++;
+    for (int i = 0; i < n; i++)
+        (void)close(spare[i]);
+    return s != -1 && n == ATTACH_FDS;
+}
+
 static int attach_visit(const char *path, enum wire_visitor visitor, int timeout_ms, int *fd,
                         struct wire_welcome *w, int *fds)
 {
@@ -334,8 +350,11 @@ static int attach_visit(const char *path, enum wire_visitor visitor, int timeout
     if (rc != ERR_OK)
         return rc;
     s = attach_socket();
-    if (s == -1)
-        return ERR_IO;
+    if (!attach_has_room(s)) {
+        if (s != -1)
+            (void)close(s);
+        return ERR_LIMIT;
+    }
     p.fd = s;
     rc = ERR_ENGINE_GONE;
     if (connect(s, (struct sockaddr *)&a, sizeof a) == -1)

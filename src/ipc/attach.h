@@ -60,7 +60,8 @@ int attach_offer(int fd, const struct wire_offer *offer, int sealed) ERR_CHECKED
 
 /* Connect, send hello, wait at most timeout_ms for the welcome. On success *fd is the
  * connection and fds[ATTACH_FDS] are owned by the caller. ERR_ENGINE_GONE when nobody serves
- * the path or does not answer, ERR_VERSION (logged), or the welcome's error. */
+ * the path or does not answer, ERR_LIMIT when this process lacks descriptors (the engine is not
+ * asked then), ERR_VERSION (logged), or the welcome's error. */
 int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w,
                    int *fds) ERR_CHECKED;
 

@@ -89,6 +89,23 @@ with tap.section("an engine"), Stack(n_fronts=2) as s:
     tap.ok(until(lambda: s.metric("quire:fronts_attached") == 2), "it comes when it can", s.logs())
     tap.eq(s.engine.exits, [], "the engine lives")
 
+with tap.section("a front without a descriptor for its lane"), Stack(n_fronts=1) as s:
+    front = s.fronts[0]
+    s.engine.hold()
+    s.engine.kill()
+    tap.ok(until(lambda: "engine is gone" in front.said()), "the engine is away", s.logs())
+    heard = s.engine.said().count("ready on")
+    for n in (0, 2):  # none for its socket; one too few for what comes through it
+        with spare(front.pid, n):
+            s.engine.release()
+            until(lambda: s.engine.said().count("ready on") > heard)
+            time.sleep(LOOK_S + 1.5)  # attempts come once in a second
+    tap.eq(len(told(front)), 1, "it is said once")
+    tap.eq(s.engine.said().count("attached"), 1, "the engine makes no lane for nothing")
+    tap.ok(until(lambda: s.metric("quire:fronts_attached") == 1), "it is attached when it can",
+           s.logs())
+    tap.eq(front.exits, [], "the front lives")
+
 
 def one_of(words):
     """A request whose answer is one of these: each list is an automaton of its own."""

@@ -10,6 +10,7 @@ import json
 import os
 import ssl
 import sys
+import tempfile
 import time
 import typing
 
@@ -332,6 +333,29 @@ with tap.section("responses"), Stack() as s:
         model=MODEL_NAME, input="Hello " * 5000), "a long input", code="context_length_exceeded",
         param="input")
     raises(openai.NotFoundError, 404, lambda: responses.retrieve(r.id), "a response that was")
+
+with tap.section("kept responses"), tempfile.TemporaryDirectory() as folder, \
+        Stack(front=["--responses-dir", folder]) as s:
+    responses = client_of(s).responses
+    r = responses.create(model=MODEL_NAME, input="What is the weather in Rome?", tools=[flat],
+                         temperature=0)
+    tap.eq(responses.retrieve(r.id).to_dict(), r.to_dict(), "a response that was")
+    out = {"type": "function_call_output", "call_id": r.output[0].call_id,
+           "output": '{"temperature": 9, "sky": "cloudy"}'}
+    with responses.stream(model=MODEL_NAME, input=[out], tools=[flat], temperature=0,
+                          previous_response_id=r.id) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+    tap.ok("9" in final.output_text, "the answer from a call's output alone", final.output_text)
+    items = list(responses.input_items.list(final.id, limit=2, order="asc"))
+    tap.eq([i.type for i in items], ["message", "function_call", "function_call_output"],
+           "its input items, in pages")
+    tap.eq(responses.delete(r.id), None, "a response is removed")
+    raises(openai.NotFoundError, 404, lambda: responses.retrieve(r.id), "it is gone")
+    raises(openai.BadRequestError, 400, lambda: responses.create(
+        model=MODEL_NAME, input="Hello", previous_response_id=r.id), "nor gone on from",
+        code="previous_response_not_found", param="previous_response_id")
 
 with tap.section("keys"), Stack() as s:
     raises(openai.AuthenticationError, 401, lambda: client_of(s, api_key="sk-wrong").models.list(),

@@ -81,7 +81,7 @@ if [ "$1" = boot ]; then
     done
     cp "$src/systemd/quire-front@.socket" "$src/systemd/quire.target" etc/systemd/system/
     sed -e 's|^model = .*|model = /srv/models/demo|' "$src/systemd/quire.conf" >etc/quire/quire.conf
-    printf 'served_model_name = demo\ndevice = cpu\nkv_host_bytes = 64M\n' >>etc/quire/quire.conf
+    printf 'served_model_name = demo\ndevice = cpu\nkv_host_bytes = 64M\nresponses_dir = /var/lib/quire-front\n' >>etc/quire/quire.conf
     mkdir -p etc/nginx-quire
     cp "$src"/nginx/*.conf etc/nginx-quire/
     sed -i "s#/etc/quire/\\([a-z]*\\).map#/etc/nginx-quire/\\1.map#" etc/nginx-quire/quire-http.conf
@@ -175,6 +175,20 @@ check "host memory is the engine's user's alone" "$(modes /dev/shm/quire /dev/sh
 check "so is the store" "$(modes /var/lib/quire/prefix /var/lib/quire/prefix/{data.mdb,lock.mdb,pages.kv})" \
     "$(printf '700 quire-engine /var/lib/quire/prefix'
         printf '\n600 quire-engine /var/lib/quire/prefix/%s' data.mdb lock.mdb pages.kv)"
+respond() { # previous_response_id, what part of the answer
+    curl -s -m 60 --unix-socket /run/nginx.sock -H 'Authorization: Bearer sk-test' http://x/v1/responses \
+        -d '{"model":"demo","max_output_tokens":4,"input":"Hello","previous_response_id":'"$1"'}' |
+        python3 -c 'import json,sys
+print(eval(sys.argv[1], {"a": json.load(sys.stdin)}))' "$2" 2>&1
+}
+first=$(respond null 'a["id"]')
+check "a response is kept" "$(respond "\"$first\"" 'a["store"]')" True
+systemctl kill -s KILL quire-front@1 quire-front@2
+check "and there after kill -9 of the fronts" \
+    "$(until_is 20 "$first" respond "\"$first\"" 'a["previous_response_id"]')" "$first"
+check "its file is the fronts' user's alone" \
+    "$(modes /var/lib/quire-front/ /var/lib/quire-front/responses/{data,lock}.mdb | cut -d' ' -f1,2)" \
+    "$(printf '700 quire-front\n600 quire-front\n600 quire-front')"
 www=$(id -u www-data)
 check "www-data cannot ask a front" "$(connect SOCK_STREAM /run/quire-front/1.sock "$www")" "Permission denied"
 check "nor can it ask the engine" "$(connect SOCK_SEQPACKET /run/quire/engine.sock "$www")" "Permission denied"
