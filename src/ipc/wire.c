@@ -22,6 +22,8 @@ uint64_t wire_layout(void)
         offsetof(struct wire_request, space),
         offsetof(struct wire_request, answer),
         offsetof(struct wire_request, n_stop_ids),
+        offsetof(struct wire_request, think_max),
+        offsetof(struct wire_request, think_close),
         offsetof(struct wire_request, salt),
         offsetof(struct wire_request, tenant),
         sizeof(struct wire_out),
