@@ -362,8 +362,8 @@ static int guide_mask(struct guide *g, const struct guide_job *j, int worker)
     return rc;
 }
 
-/* The end tag of a reasoning that is long enough, whatever else may come. Its automaton follows when
- * the next mask is made. */
+/* The end tag of a reasoning that is long enough, whatever else may come. Its automaton follows
+ * when the next mask is made. */
 static bool guide_forces(struct guide *g, struct guide_job *j)
 {
     int32_t id;

@@ -1,8 +1,8 @@
-/* The bound of a reasoning (thinking_token_budget): where it begins and ends in the output, how many
- * tokens it has, and which token must come next.
+/* The bound of a reasoning (thinking_token_budget): where it begins and ends in the output, how
+ * many tokens it has, and which token must come next.
  *
- * All of it follows from the output's tokens, so an engine that is given the output of one that died
- * comes to the same. Tags are found by what tokens spell, however they are cut into tokens. A
+ * All of it follows from the output's tokens, so an engine that is given the output of one that
+ * died comes to the same. Tags are found by what tokens spell, however they are cut into tokens. A
  * reasoning begins the output, behind white space at most, or the prompt ended inside of it; one
  * that ended has no second. */
 #ifndef QUIRE_ENGINE_THINK_H

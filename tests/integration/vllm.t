@@ -5,10 +5,11 @@ tokens and derendered is the answer that the one request would have had."""
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 
-from harness import MODEL, MODEL_NAME, Stack, Tap, crowd, need_nginx
+from harness import BUILDDIR, MODEL, MODEL_NAME, Stack, Tap, crowd, need_nginx
 
 need_nginx()
 tap = Tap()
@@ -419,9 +420,32 @@ def budget(s):
             tap.eq(t.leftovers, [], "every process followed SIGTERM")
 
 
+def content(s):
+    """--chat-template-content-format: what a template gets that reads both forms."""
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
+        f.write("{% for m in messages %}{% if m.content is string %}S:{{ m.content }};{% else %}"
+                "{% for p in m.content %}P:{{ p.text }};{% endfor %}{% endif %}{% endfor %}")
+        f.flush()
+        for form, of_text, of_parts in (("auto", "S:one;", "P:one;P:two;"),
+                                        ("string", "S:one;", "S:one\ntwo;"),
+                                        ("openai", "P:one;", "P:one;P:two;")):
+            with Stack(n_fronts=1, front=["--chat-template", f.name,
+                                          "--chat-template-content-format", form]) as t:
+                for given, want in (("one", of_text), (parts, of_parts)):
+                    for role in ("user", "system", "assistant"):
+                        r = post(t, CHAT + "/render", t.chat([{"role": role, "content": given}]))
+                        tap.eq(r["prompt"], want, "content: %s, a %s's %r" % (form, role, given))
+        p = subprocess.run([os.path.join(BUILDDIR, "quire-front"), "--model", MODEL, "--listen",
+                            f.name + ".sock", "--chat-template-content-format", "x"],
+                           capture_output=True, text=True, timeout=60)
+        tap.ok(p.returncode != 0 and "must be auto, string or openai" in p.stdout + p.stderr,
+               "content: another word", p.stderr)
+
+
 def main():
     with Stack() as s:
-        for part in (chats, completions, tokens, derender, batch, asked, bounds, budget):
+        for part in (chats, completions, tokens, derender, batch, asked, bounds, budget, content):
             if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
                 tap.section(part.__name__)
                 part(s)
