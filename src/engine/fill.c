@@ -109,7 +109,8 @@ static void fill_sampled_row(struct engine *e, struct engine_step *step, struct 
     row->n_history = q->n_tokens + q->n_pending;
     row->n_prompt = q->n_prompt;
     fill_banned(e, q, row);
-    step->waits = step->waits || penalties || guide_has_mask(q) || r->n_biases > 0 ||
+    q->is_masked = guide_has_mask(q);
+    step->waits = step->waits || penalties || q->is_masked || r->n_biases > 0 ||
                   (r->flags & WIRE_LOGPROBS) != 0;
     q->row_ahead = e->batch.n_rows - 1;
     q->n_pending++;
@@ -183,7 +184,7 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
                                   .mask = -1};
         return true;
     }
-    masked = guide_has_mask(q);
+    masked = q->is_masked;
     *x = (struct batch_extra){
         .row = r,
         .target = -1,

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "engine/think.h"
 #include "ipc/attach.h"
 
 #define GUIDE_THREADS_MAX 8
@@ -200,6 +201,7 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
 {
     const struct wire_request *r = &q->request;
     const int32_t *biases = words + r->n_allowed;
+    int rc;
 
     if ((r->n_allowed != 0 && r->n_allowed != (uint32_t)g->n_words) ||
         r->n_biases > BATCH_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX ||
@@ -223,8 +225,9 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
         if (q->asked[i] < 0 || q->asked[i] >= g->n_vocab)
             return ERR_INVALID;
     }
-    if (r->automaton == 0)
-        return ERR_OK;
+    rc = think_begin(q, l->vocab, g->n_vocab);
+    if (r->automaton == 0 || rc != ERR_OK)
+        return rc;
     if (l->automata[r->automaton - 1].lost)
         return ERR_NO_FORM;
     if (l->automata[r->automaton - 1].refused)
@@ -246,9 +249,11 @@ void guide_end(struct seq *q)
     q->late = NULL;
 }
 
-bool guide_has_mask(const struct seq *q)
+bool guide_has_mask(struct seq *q)
 {
-    return q->automaton != NULL || q->request.n_allowed > 0 || q->request.n_bad > 0;
+    think_follow(q);
+    return think_may_force(q, q->n_pending) || q->automaton != NULL || q->request.n_allowed > 0 ||
+           q->request.n_bad > 0;
 }
 
 bool guide_has_ended(const struct guide *g, const struct seq *q, int32_t id)
@@ -357,6 +362,22 @@ static int guide_mask(struct guide *g, const struct guide_job *j, int worker)
     return rc;
 }
 
+/* The end tag of a reasoning that is long enough, whatever else may come. Its automaton follows
+ * when the next mask is made. */
+static bool guide_forces(struct guide *g, struct guide_job *j)
+{
+    int32_t id;
+
+    think_follow(j->q);
+    id = think_forced(j->q);
+    if (id < 0)
+        return false;
+    memset(j->mask, 0, (size_t)g->n_words * sizeof *j->mask);
+    j->mask[id / 32] |= UINT32_C(1) << id % 32;
+    j->rc = ERR_OK;
+    return true;
+}
+
 static void guide_make(void *arg, int task, int worker)
 {
     struct guide *g = arg;
@@ -365,6 +386,8 @@ static void guide_make(void *arg, int task, int worker)
     size_t bytes = (size_t)g->n_words * sizeof *j->mask;
     uint32_t left = 0;
 
+    if (guide_forces(g, j))
+        return;
     memset(j->mask, 0xff, bytes);
     if (g->n_vocab % 32 != 0)
         j->mask[g->n_words - 1] = (UINT32_C(1) << g->n_vocab % 32) - 1;

@@ -130,8 +130,9 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q,
                 const int32_t *words) ERR_CHECKED;
 void guide_end(struct seq *q);
 
-/* Whether q's next token is masked. */
-bool guide_has_mask(const struct seq *q);
+/* Whether the token is masked, or may be, that comes behind q's pending ones. Before it is counted
+ * as pending itself. */
+bool guide_has_mask(struct seq *q);
 
 /* The masks of a step: guide_clear(), then guide_add() for each sequence that has one, which gives
  * its index in model_masks(), then guide_run() while the device computes, when all tokens before

@@ -551,7 +551,7 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
         got = lane_take(&l->lane, &slot, &r);
         if (got == 0)
             break;
-        if (got > 0 && r.automaton > 0 && !intake_messages(e, l, true))
+        if (got > 0 && (r.automaton > 0 || r.think_max > 0) && !intake_messages(e, l, true))
             return; /* it was offered before it was named */
         if (got < 0 || l->by_slot[slot] != NULL || lane_room(&l->lane, slot) < 4) {
             stats_add(&e->stats, METRIC_bad_entries, 1);

@@ -12,6 +12,7 @@
 #include "kv/retain.h"
 #include "model/batch.h"
 
+struct vocab;
 struct guide_automaton;
 struct guide_late;
 
@@ -19,6 +20,17 @@ enum seq_state {
     SEQ_FREE,    /* not in use */
     SEQ_WAITING, /* has no pages; in the scheduler's waiting list */
     SEQ_RUNNING, /* has pages; in the scheduler's running array */
+};
+
+/* Where the output stands in its reasoning (think.h). */
+enum think_state { THINK_OVER, THINK_BEFORE, THINK_INSIDE };
+
+struct seq_think {
+    enum think_state state;
+    int n_followed; /* tokens of the sequence that are accounted for */
+    int n_tokens;   /* of the reasoning so far */
+    int n_matched;  /* bytes of the next tag that the output ends with */
+    const struct vocab *vocab;
 };
 
 struct seq {
@@ -83,6 +95,8 @@ struct seq {
     int n_made;              /* behind so many tokens it holds; 0: for none */
     struct guide_late *late; /* who makes one; NULL: none does */
     bool is_late;            /* it has to wait for its mask, and is not planned meanwhile */
+    struct seq_think think;
+    bool is_masked;                    /* the row that was planned last */
     struct guide_automaton *automaton; /* NULL: none; borrowed, and counted there */
 
     unsigned step_seen;   /* steps that had ended when it came; wraps */

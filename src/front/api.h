@@ -48,6 +48,10 @@ api_fn api_wake_up;     /* POST /wake_up */
 bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
                  enum exchange_format format, int n_prompts);
 
+/* thinking_token_budget for n generations whose replies begin so. False after an error answer. */
+bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *gens, int n,
+                        enum form_start start);
+
 /* The client's name for the request, or NULL, is the answer's id as it is, without a prefix, where
  * it can be one. */
 void gen_keep_name(struct exchange *x, const struct json *name);

@@ -2,6 +2,7 @@
  *
  * POST /v1/chat/completions: messages -> the model's template -> tokens -> one generation; and
  * /v1/chat/completions/batch, of one for each of several conversations. */
+#include <stdio.h>
 #include <string.h>
 
 #include "front/api.h"
@@ -138,6 +139,52 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
 
 /* A prompt may end inside the reasoning: so do templates of models that always reason. Or behind
  * one that is empty: so they do where it is switched off. */
+/* The bound of a reasoning, for the engine: how many tokens it may have, and the tags. */
+static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t most, bool inside)
+{
+    const char *open = reply_reason_open(f->reply_reasoning);
+    const char *close = reply_reason_close(f->reply_reasoning);
+    int32_t id = tokenizer_find(f->tokenizer, close, strlen(close));
+    struct wire_request *r = &g->request;
+    struct token_list ids = {0};
+    int rc = id >= 0 ? token_list_add(&ids, id)
+                     : tokenizer_encode(f->tokenizer, close, strlen(close), false, &ids);
+
+    if (rc == ERR_OK && (ids.len == 0 || ids.len > WIRE_THINK_IDS))
+        rc = ERR_UNSUPPORTED;
+    if (rc == ERR_OK) {
+        r->think_max = 1 + (uint32_t)most;
+        r->n_think_ids = (uint32_t)ids.len;
+        memcpy(r->think_ids, ids.ids, ids.len * sizeof *ids.ids);
+        (void)snprintf(r->think_open, sizeof r->think_open, "%s", open);
+        (void)snprintf(r->think_close, sizeof r->think_close, "%s", close);
+        r->flags |= inside ? WIRE_THINKS : 0;
+    }
+    token_list_fini(&ids);
+    return rc;
+}
+
+bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *gens, int n,
+                        enum form_start start)
+{
+    int rc = ERR_OK;
+
+    if (x->think_max < 0)
+        return true;
+    if (f->reply_reasoning == REPLY_NO_REASONING) {
+        exchange_reply_error(x, ERR_UNSUPPORTED,
+                             "'thinking_token_budget' needs a model whose reasoning has tags: this "
+                             "one's chat template knows none (setting reasoning_parser)",
+                             "thinking_token_budget", 0);
+        return false;
+    }
+    for (int i = 0; i < n && start != FORM_NO_REASONING && rc == ERR_OK; i++)
+        rc = gen_bound_reasoning(f, &gens[i], x->think_max, start == FORM_REASONS);
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, NULL, "thinking_token_budget", 0);
+    return rc == ERR_OK;
+}
+
 enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const struct buf *prompt)
 {
     enum reply_reasoning reasoning = f->reply_reasoning;
@@ -185,7 +232,7 @@ static bool api_add_chat(struct front *f, struct exchange *x, struct gen *gens, 
     if (rc != ERR_OK)
         exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
     chat_prompt_fini(&prompt);
-    return fine && rc == ERR_OK;
+    return fine && rc == ERR_OK && gen_hold_reasoning(f, x, gens, n, *start);
 }
 
 void api_chat(struct front *f, struct exchange *x, const struct json *body)

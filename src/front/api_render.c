@@ -134,6 +134,8 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
     buf_add_byte(b, ',');
     render_given(b, body, "logprob_token_ids", "null");
     buf_add_byte(b, ',');
+    render_given(b, body, "thinking_token_budget", "null");
+    buf_add_byte(b, ',');
     render_form(b, x->form);
     if (form_binds(x->form) && x->form->tools != NULL) {
         buf_add_byte(b, ',');
@@ -255,7 +257,7 @@ static enum form_start generate_begin(struct front *f, struct exchange *x)
     enum form_start start = FORM_NO_REASONING;
     struct buf text = {0};
 
-    if (f->reply_reasoning == REPLY_NO_REASONING || !form_binds(x->form))
+    if (f->reply_reasoning == REPLY_NO_REASONING || (!form_binds(x->form) && x->think_max < 0))
         return start;
     tokenizer_decode(f->tokenizer, t->ids, t->len, false, &text);
     start = gen_begin(f, x->gens, x->n_gens, &text);
@@ -269,6 +271,7 @@ void api_generate(struct front *f, struct exchange *x, const struct json *body)
     const char *wrong = generate_check(body, &param);
     char why[160] = "";
     struct json fields;
+    enum form_start start;
     int rc;
 
     if (wrong != NULL) {
@@ -284,8 +287,11 @@ void api_generate(struct front *f, struct exchange *x, const struct json *body)
     gen_keep_name(x, json_get_kind(body, "request_id", JSON_TEXT));
     x->tokens_as_ids = true;
     rc = gen_add_ids(&x->gens[0], json_get(body, "token_ids"), why, sizeof why);
-    if (rc != ERR_OK)
+    if (rc != ERR_OK) {
         exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "token_ids", 0);
-    else if (gen_hold(f, x, generate_begin(f, x)))
+        return;
+    }
+    start = generate_begin(f, x);
+    if (gen_hold_reasoning(f, x, x->gens, x->n_gens, start) && gen_hold(f, x, start))
         (void)gen_finish_prompts(f, x, "token_ids"); /* has answered when it is false */
 }

@@ -139,6 +139,7 @@ struct exchange {
     bool tokens_as_ids;   /* return_tokens_as_token_ids: "token_id:7" in log probabilities */
     bool prompt_logprobs; /* the answer has those of the prompt */
     bool only_echo;       /* max_tokens is 0: what the engine must say is thrown away */
+    int64_t think_max;    /* thinking_token_budget; -1: none */
     int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all; -1: what fits */
     bool truncates_right; /* truncation_side: the first ones */
     struct steering steering;

@@ -451,6 +451,17 @@ static int fields_truncate(struct fields_read_context *c, const struct fields_ro
     return ERR_OK;
 }
 
+static int fields_think(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    double d;
+    int rc = fields_whole_range(c, row, v, &d);
+
+    if (rc == ERR_OK)
+        c->x->think_max = (int64_t)d;
+    return rc;
+}
+
 static int fields_side(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -550,6 +561,7 @@ static const struct fields_row fields_rows[] = {
     {"model", FIELDS_BOTH, fields_model, 0, 0, 0, false},
     {"messages", FIELDS_CHAT, fields_messages, 0, 0, 0, false},
     {"prompt", FIELDS_TEXT, fields_ignore, 0, 0, 0, false}, /* api_completions.c */
+    {"thinking_token_budget", FIELDS_CHAT, fields_think, 0, -1, INT_MAX, false},
     {"add_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"add_generation_prompt", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     {"continue_final_message", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
@@ -618,7 +630,6 @@ static const struct fields_row fields_rows[] = {
     {"include_reasoning", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
     /* Not there yet; low is the number that asks for nothing. */
     {"suffix", FIELDS_TEXT, fields_neutral, 0, 0, 0, false},
-    {"thinking_token_budget", FIELDS_CHAT, fields_neutral, 0, -1, 0, false},
     {"chat_template", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"functions", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"function_call", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
@@ -704,6 +715,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         .skip_special = true,
     };
     x->n = 1;
+    x->think_max = -1;
     x->tokens_as_ids = presets->tokens_as_ids;
     for (uint32_t i = 0; i < body->n; i++) {
         const struct json *v = &body->items[i];
@@ -750,19 +762,33 @@ static const char *fields_schema_type(const struct fields_row *row)
         fields_fn *read;
         const char *type;
     } types[] = {
-        {fields_real, "number"},      {fields_timeout, "number"},
-        {fields_whole, "integer"},    {fields_top_k, "integer"},
-        {fields_seed, "integer"},     {fields_max_tokens, "integer"},
-        {fields_n, "integer"},        {fields_n_logprobs, "integer"},
-        {fields_truncate, "integer"}, {fields_prompt_logprobs, "integer"},
-        {fields_flag, "boolean"},     {fields_logprobs, "boolean"},
-        {fields_model, "string"},     {fields_text, "string"},
-        {fields_salt, "string"},      {fields_effort, "string"},
-        {fields_side, "string"},      {fields_list, "array"},
-        {fields_messages, "array"},   {fields_stop_ids, "array"},
-        {fields_allowed, "array"},    {fields_asked, "array"},
-        {fields_bad_words, "array"},  {fields_object, "object"},
-        {fields_biases, "object"},    {fields_stream_options, "object"},
+        {fields_real, "number"},
+        {fields_timeout, "number"},
+        {fields_whole, "integer"},
+        {fields_top_k, "integer"},
+        {fields_seed, "integer"},
+        {fields_think, "integer"},
+        {fields_max_tokens, "integer"},
+        {fields_n, "integer"},
+        {fields_n_logprobs, "integer"},
+        {fields_truncate, "integer"},
+        {fields_prompt_logprobs, "integer"},
+        {fields_flag, "boolean"},
+        {fields_logprobs, "boolean"},
+        {fields_model, "string"},
+        {fields_text, "string"},
+        {fields_salt, "string"},
+        {fields_effort, "string"},
+        {fields_side, "string"},
+        {fields_list, "array"},
+        {fields_messages, "array"},
+        {fields_stop_ids, "array"},
+        {fields_allowed, "array"},
+        {fields_asked, "array"},
+        {fields_bad_words, "array"},
+        {fields_object, "object"},
+        {fields_biases, "object"},
+        {fields_stream_options, "object"},
         {fields_retention, "object"},
     };
 

@@ -278,6 +278,8 @@ void link_end(struct link *l, uint32_t slot, const struct wire_out *o)
 {
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM && l->automaton[slot] != 0)
         offers_lose(&l->offers, l->automaton[slot] - 1);
+    else if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM)
+        l->offers.vocabulary = false; /* which a bound of a reasoning needs by itself */
     link_release(l, slot);
 }
 

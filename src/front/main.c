@@ -74,6 +74,11 @@ static int main_open_text(struct front *f)
         main_log_tokenizer(&how, clock_us() - from_us);
     if (rc == ERR_OK)
         rc = chat_open(&f->chat, f->settings.model, f->settings.chat_template, why, sizeof why);
+    if (rc == ERR_OK && !chat_force_content(f->chat, f->settings.chat_template_content_format)) {
+        (void)snprintf(why, sizeof why,
+                       "chat_template_content_format must be auto, string or openai");
+        rc = ERR_INVALID;
+    }
     presets_init(&f->presets);
     if (rc == ERR_OK && strcmp(f->settings.generation_config, "auto") == 0)
         rc = presets_read(&f->presets, f->settings.model, why, sizeof why);

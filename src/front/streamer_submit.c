@@ -87,7 +87,8 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
 
 /* The engine has the vocabulary and the exchange's structure when it comes to a request that is
  * submitted afterwards. ERR_AGAIN while the vocabulary is being made. */
-static int streamer_offer(struct streamer *s, const struct exchange *x, uint32_t *automaton)
+static int streamer_offer(struct streamer *s, const struct exchange *x,
+                          const struct wire_request *r, uint32_t *automaton)
 {
     struct link *l = &s->f->link;
     int sealed;
@@ -96,12 +97,14 @@ static int streamer_offer(struct streamer *s, const struct exchange *x, uint32_t
     int rc;
 
     *automaton = 0;
-    if (x->structure == NULL)
+    if (x->structure == NULL && r->think_max == 0)
         return ERR_OK;
     rc = vocabulary_get(&s->f->vocabulary, &sealed, &bytes);
     if (rc != ERR_OK)
         return rc;
     rc = offers_add_vocabulary(&l->offers, l->control_fd, sealed, bytes);
+    if (rc == ERR_OK && x->structure == NULL)
+        return ERR_OK;
     if (rc == ERR_OK)
         rc = offers_claim(&l->offers, l->control_fd, x->structure, &idx);
     if (rc == ERR_OK)
@@ -115,7 +118,7 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
 {
     struct link *l = &s->f->link;
     const struct exchange *x = g->exchange;
-    int rc = streamer_offer(s, x, &r.automaton);
+    int rc = streamer_offer(s, x, &g->request, &r.automaton);
 
     if (rc != ERR_OK)
         return rc;

@@ -45,6 +45,8 @@
 #define WIRE_AUTOMATA_MAX  256  /* of one lane at a time */
 #define WIRE_LOGPROBS_MAX  128  /* alternatives told with a token */
 #define WIRE_ASKED_MAX     128  /* further ids told with a token */
+#define WIRE_THINK_IDS     16   /* that the end tag of a reasoning takes */
+#define WIRE_THINK_TAG     16   /* bytes of a tag, its NUL included */
 #define WIRE_BIASES_MAX    1024 /* of one request */
 #define WIRE_BAD_WORDS_MAX 1024 /* int32 of one request's bad words, lengths included */
 
@@ -66,6 +68,7 @@ enum wire_flags { /* of wire_request.flags */
                   WIRE_PROBE = 16,  /* asked by the front itself: the same, and it is not counted */
                   WIRE_TELL_KEPT = 32, /* a WIRE_FACT before the end: how much of its prompt is
                                         * kept */
+                  WIRE_THINKS = 64,    /* the prompt ends inside of a reasoning */
 };
 
 /* What a front asks for. All but the first are asked by operators about the cache: they take no
@@ -127,6 +130,13 @@ struct wire_request {
     uint32_t n_choices;     /* of the answer, this one included; for metrics alone */
     uint32_t n_stop_ids;    /* 0 .. WIRE_STOP_IDS */
     int32_t stop_ids[WIRE_STOP_IDS];
+    /* A reasoning that has so many tokens is ended: its end tag comes next, as these ids. Tags are
+     * found by what tokens spell, for which the front has offered its vocabulary. */
+    uint32_t think_max;                /* 1 + tokens; 0: without a bound, and nothing below holds */
+    uint32_t n_think_ids;              /* 1 .. WIRE_THINK_IDS */
+    int32_t think_ids[WIRE_THINK_IDS]; /* which spell think_close */
+    char think_open[WIRE_THINK_TAG];   /* texts that are not empty */
+    char think_close[WIRE_THINK_TAG];
     uint8_t salt[WIRE_SALT_BYTES];  /* prefixes are shared only under equal salts */
     char tenant[WIRE_TENANT_BYTES]; /* who pays: the key's name, NULs behind it; "": nobody */
 };

@@ -169,6 +169,18 @@ enum reply_reasoning chat_reply_reasoning(const struct chat *c)
     return c->reasoning;
 }
 
+bool chat_force_content(struct chat *c, const char *form)
+{
+    bool parts = strcmp(form, "openai") == 0;
+
+    if (strcmp(form, "auto") == 0)
+        return true;
+    for (int role = 0; role < CHAT_ROLES; role++)
+        c->preset.habits.forms[role] = c->tool_use.habits.forms[role] =
+            parts ? CHAT_PARTS : CHAT_TEXT;
+    return parts || strcmp(form, "string") == 0;
+}
+
 bool chat_has_template(const struct chat *c)
 {
     return c->preset.jinja != NULL;

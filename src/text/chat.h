@@ -50,6 +50,11 @@ int chat_open(struct chat **out, const char *dir, const char *template_path, cha
               size_t why_cap) ERR_CHECKED;
 void chat_close(struct chat *c); /* NULL is fine */
 
+/* The form of content that the template gets, in place of the one that was found: vLLM's "string",
+ * "openai" (lists of parts), or "auto", which changes nothing. False for another word. Before the
+ * first chat_render(). */
+bool chat_force_content(struct chat *c, const char *form);
+
 /* The text of a part of content: a text itself, {"text": ...} of type text, input_text, output_text
  * or none, {"refusal": ...} or {"thinking": ...} of that type. NULL: it is none. */
 const struct json *chat_part_text(const struct json *part);

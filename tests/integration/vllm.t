@@ -3,9 +3,13 @@
 tokens and derendered is the answer that the one request would have had."""
 
 import json
+import os
+import re
+import subprocess
 import sys
+import tempfile
 
-from harness import MODEL_NAME, Stack, Tap, need_nginx
+from harness import BUILDDIR, MODEL, MODEL_NAME, Stack, Tap, crowd, need_nginx
 
 need_nginx()
 tap = Tap()
@@ -328,9 +332,120 @@ def bounds(s):
         refuse(t, TEXT, t.completion("Once", logprobs=1), 400, "logprobs", "bounds: none")
 
 
+def thought(s, body):
+    """(ids, reasoning, content, finish_reason) of an answer."""
+    c = post(s, CHAT, body)["choices"][0]
+    return (c["token_ids"], c["message"]["reasoning"], c["message"]["content"],
+            c["finish_reason"])
+
+
+def budget_of(s, name, close, close_ids):
+    """thinking_token_budget where a prompt ends inside of the reasoning."""
+    spell = lambda ids: post(s, "/detokenize", {"tokens": ids})["prompt"].replace("<|im_end|>", "")
+    for fields in ({}, dict(temperature=0.9, seed=4),
+                   dict(temperature=0.9, seed=5, presence_penalty=0.5),
+                   dict(structured_outputs={"regex": "(ab|cd)+e"}),
+                   dict(logprobs=True, top_logprobs=2), dict(min_tokens=30)):
+        body = s.chat("Tell me of a clever fox.", max_tokens=60, return_token_ids=True,
+                      ignore_eos="structured_outputs" not in fields, **fields)
+        free = thought(s, body)
+        tap.eq((free[1] == "", len(free[0])), (False, 60), name + ": without a budget it goes on")
+        for n in (0, 1, 2, 7, 30):
+            what = "%s: %d tokens, %s" % (name, n, sorted(fields))
+            ids, reasoning, content, finish = thought(s, dict(body, thinking_token_budget=n))
+            tap.eq(ids[:n + len(close_ids)], free[0][:n] + close_ids, what + ": then the end tag")
+            tap.ok((reasoning or "") == spell(ids[:n]).rstrip() or
+                   (reasoning or "").strip() == spell(ids[:n]).strip(), what + ": the reasoning",
+                   (reasoning, spell(ids[:n])))
+            if "structured_outputs" in fields:
+                tap.ok(re.fullmatch("(ab|cd)+e", content or "") or
+                       finish == "length" and re.fullmatch("(ab|cd)*[ac]?", content or ""),
+                       what + ": the form behind it", content)
+            else:
+                tap.ok(content and finish == "length" and close not in content,
+                       what + ": the content goes on", content)
+            told = s.stream(CHAT, dict(body, thinking_token_budget=n))
+            got = [i for e in told.events for c in e.get("choices", ())
+               for i in c.get("token_ids") or ()]
+            tap.eq((got, told.text.get(0, "")), (ids, content), what + ": a stream says the same")
+        for n in (-1, 60, 1000):
+            tap.eq(thought(s, dict(body, thinking_token_budget=n)), free,
+                   "%s: a budget of %d binds nothing" % (name, n))
+    body = s.chat("Tell me of a fox.", max_tokens=400, ignore_eos=True, return_token_ids=True,
+                  temperature=0.8, seed=9, thinking_token_budget=300)
+    want = thought(s, body)
+    for at in (20, 150, 301, 303):
+        killed = []
+
+        def kill(told):
+            n = sum(len(c.get("token_ids") or ()) for c in told.events[-1].get("choices", ()))
+            killed.append(n)
+            if sum(killed) >= at and not kill.done:
+                kill.done = True
+                s.engine.kill()
+        kill.done = False
+        told = s.stream(CHAT, body, on_event=kill)
+        got = [i for e in told.events for c in e.get("choices", ())
+               for i in c.get("token_ids") or ()]
+        tap.eq((kill.done, told.done, told.error, got), (True, True, None, want[0]),
+               "%s: the engine dies after %d tokens" % (name, at))
+    for value in (-2, 1.5, "x", 1 << 40):
+        refuse(s, CHAT, s.chat("Hi", thinking_token_budget=value), 400, "thinking_token_budget",
+               "%s: a budget of %r" % (name, value))
+    request = post(s, CHAT + "/render", dict(body, thinking_token_budget=5))
+    made = post(s, GENERATE, request)["choices"][0]["token_ids"]
+    tap.eq(made, thought(s, dict(body, thinking_token_budget=5))[0], name + ": from tokens as well")
+    crowd(12, lambda i: tap.eq(
+        thought(s, s.chat("Fox %d" % i, max_tokens=80, return_token_ids=True, ignore_eos=True,
+                          thinking_token_budget=i))[0][i:i + len(close_ids)], close_ids,
+        "%s: in a crowd, %d" % (name, i)))
+
+
+def budget(s):
+    refuse(s, CHAT, s.chat("Hi", thinking_token_budget=5), 400, "thinking_token_budget",
+           "budget: a model without reasoning")
+    tap.eq(post(s, CHAT, s.chat("Hi", thinking_token_budget=-1, max_tokens=1))["object"],
+           "chat.completion", "budget: none")
+    with open(os.path.join(MODEL, "tokenizer_config.json")) as f:
+        template = json.load(f)["chat_template"]
+    for parser, begin, close in (("think", "<think>", "</think>"),
+                                 ("mistral", "[THINK]", "[/THINK]")):
+        with tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
+            f.write(template + begin + "\n")
+            f.flush()
+            with Stack(n_fronts=1, front=["--reasoning-parser", parser, "--chat-template",
+                                          f.name]) as t:
+                ids = post(t, "/tokenize", {"prompt": close, "add_special_tokens": False})
+                budget_of(t, "budget, " + parser, close, ids["tokens"])
+            tap.eq(t.leftovers, [], "every process followed SIGTERM")
+
+
+def content(s):
+    """--chat-template-content-format: what a template gets that reads both forms."""
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
+        f.write("{% for m in messages %}{% if m.content is string %}S:{{ m.content }};{% else %}"
+                "{% for p in m.content %}P:{{ p.text }};{% endfor %}{% endif %}{% endfor %}")
+        f.flush()
+        for form, of_text, of_parts in (("auto", "S:one;", "P:one;P:two;"),
+                                        ("string", "S:one;", "S:one\ntwo;"),
+                                        ("openai", "P:one;", "P:one;P:two;")):
+            with Stack(n_fronts=1, front=["--chat-template", f.name,
+                                          "--chat-template-content-format", form]) as t:
+                for given, want in (("one", of_text), (parts, of_parts)):
+                    for role in ("user", "system", "assistant"):
+                        r = post(t, CHAT + "/render", t.chat([{"role": role, "content": given}]))
+                        tap.eq(r["prompt"], want, "content: %s, a %s's %r" % (form, role, given))
+        p = subprocess.run([os.path.join(BUILDDIR, "quire-front"), "--model", MODEL, "--listen",
+                            f.name + ".sock", "--chat-template-content-format", "x"],
+                           capture_output=True, text=True, timeout=60)
+        tap.ok(p.returncode != 0 and "must be auto, string or openai" in p.stdout + p.stderr,
+               "content: another word", p.stderr)
+
+
 def main():
     with Stack() as s:
-        for part in (chats, completions, tokens, derender, batch, asked, bounds):
+        for part in (chats, completions, tokens, derender, batch, asked, bounds, budget, content):
             if len(sys.argv) < 2 or part.__name__ in sys.argv[1:]:
                 tap.section(part.__name__)
                 part(s)

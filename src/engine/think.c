@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A state, the bytes of a tag that the output ends with, and a count. Of both tags no beginning is
+ * an end of itself, so that a byte that does not fit may only begin the tag anew. */
+#include "engine/think.h"
+
+#include <string.h>
+
+static bool think_is_tag(const char tag[WIRE_THINK_TAG])
+{
+    return tag[0] != '\0' && memchr(tag, '\0', WIRE_THINK_TAG) != NULL;
+}
+
+int think_begin(struct seq *q, const struct vocab *v, int n_vocab)
+{
+    const struct wire_request *r = &q->request;
+
+    q->think = (struct seq_think){.state = THINK_OVER};
+    if (r->think_max == 0)
+        return ERR_OK;
+    if (r->n_think_ids < 1 || r->n_think_ids > WIRE_THINK_IDS || !think_is_tag(r->think_open) ||
+        !think_is_tag(r->think_close))
+        return ERR_INVALID;
+    for (uint32_t i = 0; i < r->n_think_ids; i++) {
+        if (r->think_ids[i] < 0 || r->think_ids[i] >= n_vocab)
+            return ERR_INVALID;
+    }
+    if (v == NULL)
+        return ERR_NO_FORM;
+    q->think.state = (r->flags & WIRE_THINKS) != 0 ? THINK_INSIDE : THINK_BEFORE;
+    q->think.n_followed = q->n_prompt;
+    q->think.vocab = v;
+    return ERR_OK;
+}
+
+/* What a token spells; 0: nothing. */
+static size_t think_text(const struct vocab *v, int32_t id, const unsigned char **text)
+{
+    const uint32_t *at = vocab_text_at(v);
+
+    if (id < 0 || (uint32_t)id >= v->n_vocab)
+        return 0;
+    *text = vocab_text(v) + at[id];
+    return at[id + 1] - at[id];
+}
+
+static void think_byte(struct seq_think *t, const struct wire_request *r, unsigned char byte)
+{
+    const char *tag = t->state == THINK_BEFORE ? r->think_open : r->think_close;
+    bool is_space = byte == ' ' || (byte >= '\t' && byte <= '\r');
+
+    if (byte == (unsigned char)tag[t->n_matched])
+        t->n_matched++;
+    else if (t->state == THINK_INSIDE)
+        t->n_matched = byte == (unsigned char)tag[0];
+    else if (t->n_matched > 0 || !is_space)
+        t->state = THINK_OVER; /* an answer without a reasoning */
+    if (tag[t->n_matched] != '\0' || t->state == THINK_OVER)
+        return;
+    t->state = t->state == THINK_BEFORE ? THINK_INSIDE : THINK_OVER;
+    t->n_matched = 0;
+}
+
+void think_follow(struct seq *q)
+{
+    struct seq_think *t = &q->think;
+
+    for (; t->state != THINK_OVER && t->n_followed < q->n_tokens; t->n_followed++) {
+        const unsigned char *text = NULL;
+        size_t len = think_text(t->vocab, q->tokens[t->n_followed], &text);
+
+        t->n_tokens += t->state == THINK_INSIDE;
+        for (size_t i = 0; i < len && t->state != THINK_OVER; i++)
+            think_byte(t, &q->request, text[i]);
+    }
+}
+
+bool think_may_force(const struct seq *q, int n)
+{
+    return q->think.state != THINK_OVER &&
+           (uint32_t)(q->think.n_tokens + n) + 1 >= q->request.think_max;
+}
+
+int32_t think_forced(const struct seq *q)
+{
+    const struct wire_request *r = &q->request;
+    const struct seq_think *t = &q->think;
+    const unsigned char *text;
+    size_t len = 0;
+
+    if (t->state != THINK_INSIDE || !think_may_force(q, 0))
+        return -1;
+    for (uint32_t i = 0; i < r->n_think_ids; i++) {
+        if (len == (size_t)t->n_matched)
+            return r->think_ids[i]; /* the ids before it have been written */
+        len += think_text(t->vocab, r->think_ids[i], &text);
+    }
+    return r->think_ids[0];
+}
