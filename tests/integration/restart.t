@@ -167,8 +167,8 @@ with tap.section("engine killed"), Stack(store=True) as s:
     tap.ok(until(lambda: s.engine.pid != before and s.get("/health").status == 200),
            "the next engine serves")
 
-with tap.section("a long drain"), Stack(front=["--engine-wait-ms", "1500"]) as s:
-    bodies = [s.chat("Count from 1 to 100.", max_tokens=min(2 * LONG, 1900),
+with tap.section("a long drain"), Stack(front=["--engine-wait-ms", "4000"]) as s:
+    bodies = [s.chat("Count from 1 to 100.", max_tokens=min(3 * LONG, 1900),
                      ignore_eos=True)
               for _ in range(16)]
     before = s.engine.pid
@@ -181,7 +181,7 @@ with tap.section("a long drain"), Stack(front=["--engine-wait-ms", "1500"]) as s
             (s.post(chat, s.chat("Hello", max_tokens=5)).status, s.engine.pid))))
         late[0].start()
     began = time.monotonic()
-    got = mid_stream(s, bodies, terminate)
+    got = mid_stream(s, bodies, terminate, timeout_s=600)
     late[0].join()
     tap.ok(all(t.done for t in got[:-1]), "streams end with [DONE], however long they take")
     tap.eq((late[1][0], late[1][1] != before), (200, True),
