@@ -216,8 +216,10 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
             (i > 0 && b->id <= q->biases[i - 1].id))
             return ERR_INVALID;
     }
-    memcpy(q->allowed, words, r->n_allowed * sizeof *q->allowed);
-    memcpy(q->bad, biases + 2 * (size_t)r->n_biases, r->n_bad * sizeof *q->bad);
+    if (r->n_allowed > 0) /* else words may be NULL */
+        memcpy(q->allowed, words, r->n_allowed * sizeof *q->allowed);
+    if (r->n_bad > 0)
+        memcpy(q->bad, biases + 2 * (size_t)r->n_biases, r->n_bad * sizeof *q->bad);
     if (r->automaton == 0)
         return ERR_OK;
     if (l->automata[r->automaton - 1].lost)

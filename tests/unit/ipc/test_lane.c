@@ -398,7 +398,7 @@ static void test_paths(const char *folder)
     (void)unlink(a.sun_path);
     must_ok(bind(s, (struct sockaddr *)&a, sizeof a));
     must_ok(listen(s, 1));
-    is_int(attach_listen(a.sun_path, &again), ERR_OVERLOADED, "so is a front's socket");
+    is_int(attach_listen(a.sun_path, &again), ERR_IN_USE, "so is a front's socket");
     is_int(access(a.sun_path, F_OK), 0, "which is still there");
     (void)close(s);
     is_int(attach_clear(a.sun_path), ERR_OK, "a dead one's path is free");
@@ -425,7 +425,7 @@ static void test_attach(void)
     (void)snprintf(sock, sizeof sock, "%s/e.sock", path);
     must_ok(attach_listen(sock, &door.fd));
     log_set_level(0); /* the next calls complain on purpose */
-    is_int(attach_listen(sock, &again), ERR_OVERLOADED, "a second engine is refused");
+    is_int(attach_listen(sock, &again), ERR_IN_USE, "a second engine is refused");
     while (attach_accept(&door, &fd, &pid, &uid) == ERR_OK)
         (void)close(fd); /* the probe of the second engine */
     test_paths(path);
@@ -482,7 +482,7 @@ static void test_attach_hung(void)
             break;
     }
     is_int(rc, ERR_ENGINE_GONE, "a full queue is an engine that is away");
-    is_int(attach_listen(a.sun_path, &fd), ERR_OVERLOADED, "but one that is there");
+    is_int(attach_listen(a.sun_path, &fd), ERR_IN_USE, "but one that is there");
     (void)alarm(0);
     (void)close(listen_fd);
     (void)unlink(a.sun_path);
