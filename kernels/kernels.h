@@ -370,7 +370,7 @@ int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
 
 /* --- logits beside sampling ---------------------------------------------------------------- */
 
-#define K_LOGPROBS_MAX 20
+#define K_LOGPROBS_MAX 128
 #define K_SAMPLED      (-1) /* in place of a target */
 
 /* logits[id] += value; -infinity bans it. */
@@ -401,8 +401,16 @@ struct k_logprob_row {
     float top[K_LOGPROBS_MAX];   /* their logits */
 };
 
+/* One logit that is wanted beside the most probable ones. */
+struct k_asked {
+    int32_t row; /* of logits */
+    int32_t id;
+    float logit; /* out */
+};
+
 /* In this order, with sampling between the last two:
  *
+ *   asked     the logits of asked [n]
  *   logprobs  all of out [n] but chosen with K_SAMPLED, for rows with n_top >= 0; others untouched
  *   edit      what the mask does not allow becomes -infinity, then the biases are added; in place
  *   chosen    out [n].chosen of rows with K_SAMPLED and n_top >= 0, from ids [n_rows] and the
@@ -413,6 +421,8 @@ struct k_logprob_row {
  * nothing but -infinity has a log_sum of 0 and gives log probabilities of -infinity. Entries of
  * out.ids and out.top behind n_top are left as they are. The sum is float64 in the reference; the
  * kernel's log_sum is within 1e-5 of it, or two units in its last place. Same input, same bits. */
+void ref_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n);
+int k_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n, k_stream stream);
 void ref_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
                   const struct k_logits_row *rows, int n);
 void ref_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,

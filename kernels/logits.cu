@@ -6,13 +6,14 @@
  * Log probabilities. Split: a cluster of RANKS blocks a row, a block a run of the ids, a thread
  * every THREADS-th four of the run; so always, since sums of floats depend on their order. A row
  * is read once for the sum, the largest logit of each thread and how many logits are larger than
- * the target. The n_top-th largest of the largest of four threads each is a bound that no fewer
- * than n_top of the block's logits reach; the few threads whose largest reaches it look at their
- * logits again, which are in the caches. A block's best n_top are pushed into the shared memory of
- * the first block, which chooses among all. When more logits reach the bound than there is room
- * for (many are equal), the best are found one by one, reading the run once for each.
+ * the target. The n_top-th largest of the largest of four threads each (of each thread, when n_top
+ * is above QUADS) is a bound that no fewer than n_top of the block's logits reach; the few threads
+ * whose largest reaches it look at their logits again, which are in the caches. A block's best
+ * n_top are pushed into the shared memory of the first block, which chooses among all. When more
+ * logits reach the bound than there is room for (many are equal), the best are found one by one,
+ * reading the run once for each.
  *
- * Shared memory of a block: struct shared_state, 4 KB. Bytes: the logits once.
+ * Shared memory of a block: struct shared_state, 12 KB. Bytes: the logits once.
  *
  * Edit. Split: a warp 32 words of a row's mask, 1024 ids; a lane writes the ids of its bit, so
  * that stores are coalesced wherever a row begins. Words of ones cost nothing more. A bias changes
@@ -39,9 +40,7 @@ namespace cg = cooperative_groups;
 #define CHOSEN_THREADS 128
 #define LOG2_E         1.44269504f
 
-static_assert(K_LOGPROBS_MAX <= QUADS, "the bound");
-static_assert(RANKS * K_LOGPROBS_MAX <= THREADS,
-              "the best of all blocks are looked at one a thread");
+static_assert(K_LOGPROBS_MAX <= THREADS, "the bound; a candidate a thread");
 static_assert(LOADS * 4 == 32, "a bit for each of a thread's logits");
 
 /* What is known of some of a row's logits. */
@@ -57,7 +56,7 @@ struct shared_state {
     struct part warps[WARPS];
     uint64_t candidates[ROOM];
     uint64_t reduced[2][WARPS];
-    float maxima[QUADS];
+    float maxima[THREADS]; /* of quads, or of threads (find_bound) */
     float bound;
     int n_candidates;
 };
@@ -134,15 +133,18 @@ static __device__ struct part stream(const struct run &run, float target)
     return p;
 }
 
-/* The parts of a warp's threads; of each four threads, the largest logit. */
-static __device__ void share_parts(struct shared_state *s, const struct part &own)
+/* The parts of a warp's threads; of each four threads, or of each when n is large, the largest
+ * logit. */
+static __device__ void share_parts(struct shared_state *s, const struct part &own, int n)
 {
     float top = own.top, sum;
     int n_larger = __reduce_add_sync(~0U, own.n_larger);
 
     top = fmaxf(top, __shfl_xor_sync(~0U, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0U, top, 2));
-    if (threadIdx.x % 4 == 0)
+    if (n > QUADS)
+        s->maxima[threadIdx.x] = own.top;
+    else if (threadIdx.x % 4 == 0)
         s->maxima[threadIdx.x / 4] = top;
     for (int i = 4; i < 32; i *= 2)
         top = fmaxf(top, __shfl_xor_sync(~0U, top, i));
@@ -167,6 +169,21 @@ static __device__ struct part merge(const struct part *parts, int n)
 }
 
 /* --- the largest ---------------------------------------------------------------------------- */
+
+/* The same of the threads' largest, for an n that the quads are too few for. */
+static __device__ __noinline__ void find_bound_of_many(struct shared_state *s, int n)
+{
+    float own = s->maxima[threadIdx.x];
+    int n_larger = 0, n_equal = 0;
+
+#pragma unroll 4
+    for (int i = 0; i < THREADS; i++) {
+        n_larger += s->maxima[i] > own;
+        n_equal += s->maxima[i] == own;
+    }
+    if (n_larger < n && n <= n_larger + n_equal)
+        s->bound = own > -FLT_MAX ? own : -INFINITY;
+}
 
 /* No more than the n-th largest logit of the run: the n-th largest of the quads' largest. */
 static __device__ void find_bound(struct shared_state *s, int n)
@@ -253,9 +270,7 @@ static __device__ __noinline__ void push_one_by_one(uint64_t *front, struct shar
 static __device__ void finish(struct k_logprob_row *out, const struct shared_state *s, float target,
                               bool has_target, int n)
 {
-    int c = threadIdx.x, n_better = 0;
-
-    if (c == THREADS - 1) {
+    if (threadIdx.x == THREADS - 1) {
         struct part all = merge(s->ranks, RANKS);
         float log_sum = all.sum > 0.0f ? all.top + logf(all.sum) : 0.0f;
 
@@ -265,14 +280,18 @@ static __device__ void finish(struct k_logprob_row *out, const struct shared_sta
         if (has_target)
             out->chosen = target - log_sum;
     }
-    if (c >= RANKS * n || s->best[c] == 0)
-        return;
+#pragma unroll 1
+    for (int c = threadIdx.x; c < RANKS * n; c += THREADS) {
+        uint64_t own = s->best[c];
+        int n_better = 0;
+
 #pragma unroll 4
-    for (int i = 0; i < RANKS * n; i++)
-        n_better += s->best[i] > s->best[c];
-    if (n_better < n) {
-        out->ids[n_better] = best_id(s->best[c]);
-        out->top[n_better] = key_value((uint32_t)(s->best[c] >> 32));
+        for (int i = 0; i < RANKS * n; i++)
+            n_better += s->best[i] > own;
+        if (own != 0 && n_better < n) {
+            out->ids[n_better] = best_id(own);
+            out->top[n_better] = key_value((uint32_t)(own >> 32));
+        }
     }
 }
 
@@ -302,10 +321,13 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     run.is_aligned = n_vocab % 4 == 0 && (uintptr_t)logits % 16 == 0;
     target = has_target ? tame(run.logits[row.target]) : INFINITY;
     own = stream(run, target);
-    share_parts(&s, own);
+    share_parts(&s, own, n);
     __syncthreads();
     if (n > 0) {
-        find_bound(&s, n);
+        if (n > QUADS)
+            find_bound_of_many(&s, n);
+        else
+            find_bound(&s, n);
         __syncthreads();
         if (own.top >= s.bound)
             collect(&s, run, s.bound);
@@ -331,6 +353,25 @@ int k_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
     dim3 grid(RANKS, n);
 
     return K_LAUNCH(logprobs_kernel, grid, THREADS, 0, stream, out, logits, n_vocab, run_len, rows);
+}
+
+/* --- logits that are asked for --------------------------------------------------------------- */
+
+/* A thread a logit. */
+static __global__ void __launch_bounds__(EDIT_THREADS)
+    asked_kernel(struct k_asked *asked, const float *logits, int n_vocab, int n)
+{
+    int i = blockIdx.x * EDIT_THREADS + (int)threadIdx.x;
+
+    if (i < n)
+        asked[i].logit = tame(logits[(size_t)asked[i].row * n_vocab + asked[i].id]);
+}
+
+int k_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n, k_stream stream)
+{
+    int n_blocks = (n + EDIT_THREADS - 1) / EDIT_THREADS;
+
+    return K_LAUNCH(asked_kernel, n_blocks, EDIT_THREADS, 0, stream, asked, logits, n_vocab, n);
 }
 
 /* --- edit ----------------------------------------------------------------------------------- */

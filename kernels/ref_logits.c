@@ -55,6 +55,12 @@ static void find_top(struct k_logprob_row *out, const float *logits, int n_vocab
     out->n_top = n_found;
 }
 
+void ref_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n)
+{
+    for (int i = 0; i < n; i++)
+        asked[i].logit = tame(logits[(size_t)asked[i].row * (size_t)n_vocab + (size_t)asked[i].id]);
+}
+
 void ref_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
                   const struct k_logits_row *rows, int n)
 {

@@ -313,6 +313,7 @@ struct product_bench {
     struct k_matrix w[KERNEL_COPIES];
     int n_copies;
     void *x, *y;
+    struct k_quantised codes; /* of x */
     float *residual, *sums;
     bool is_float;
     enum k_product_kind kind;
@@ -321,6 +322,7 @@ struct product_bench {
 static void run_product(const struct product_bench *p, int i, int n, bool few)
 {
     const struct k_matrix *w = &p->w[i % p->n_copies];
+    struct device_rows x = {.data = p->x, .codes = p->codes};
     const struct k_product product = {.kind = p->kind,
                                       .x = p->x,
                                       .w = w,
@@ -330,12 +332,15 @@ static void run_product(const struct product_bench *p, int i, int n, bool few)
                                       .normed = p->y,
                                       .sums_out = p->sums};
 
-    if (few)
+    if (few) {
         p->d->ops->product(p->d, &product, n);
-    else if (p->is_float)
-        p->d->ops->matmul_float(p->d, p->y, p->x, w, n);
+        return;
+    }
+    p->d->ops->quantise(p->d, &x, n, w);
+    if (p->is_float)
+        p->d->ops->matmul_float(p->d, p->y, &x, w, n);
     else
-        p->d->ops->matmul(p->d, p->y, p->x, w, NULL, n);
+        p->d->ops->matmul(p->d, p->y, &x, w, NULL, n);
 }
 
 /* Microseconds of one product, of a series long enough for the clock. */
@@ -379,7 +384,10 @@ static void bench_matrix(struct bench *n, struct device *d, const char *name, in
     p.y = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_out * 4);
     p.residual = d->ops->alloc(d, (size_t)64 * (size_t)n_out * 4);
     p.sums = d->ops->alloc(d, (size_t)64 * (size_t)n_out);
-    if (ones == NULL || p.x == NULL || p.y == NULL || p.residual == NULL || p.sums == NULL)
+    p.codes.data = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_in);
+    p.codes.scales = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)(n_in / 128 + 1) * 4);
+    if (ones == NULL || p.x == NULL || p.y == NULL || p.residual == NULL || p.sums == NULL ||
+        p.codes.data == NULL || p.codes.scales == NULL)
         die("no memory");
     x.data = p.x;
     if (d->ops->fill_random(d, &x, 1.0f, 99) != ERR_OK)

@@ -5,8 +5,11 @@
  * 1. scan: RFC 8259, UTF-8, depth; refuses all that cJSON lets through or cuts silently, and
  *    notes where each number stands.
  * 2. cJSON reads a copy in which every number is a 0, so that its double (and its limit of 63
- *    digits) never matters.
- * 3. convert: cJSON's tree, walked in document order beside the list of numbers, becomes ours.
+ *    digits) never matters, and every \u0000 is the six bytes NUL_MARK, because cJSON's strings
+ *    end at a NUL. Their values are no UTF-8, which the scan has checked, so that no other text
+ *    holds them.
+ * 3. convert: cJSON's tree, walked in document order beside the list of numbers, becomes ours;
+ *    marks become NULs again.
  *
  * Both recursions go no deeper than JSON_DEPTH_MAX, which the scan has checked. */
 #include "base/json.h"
@@ -23,7 +26,11 @@
 #include "base/must.h"
 #include "base/utf8.h"
 
-#define INDEX_FROM 9 /* members; below, comparing one by one is as fast */
+#define INDEX_FROM   9 /* members; below, comparing one by one is as fast */
+
+#define NUL_ESCAPE   "\\u0000"
+#define NUL_MARK     "\xff\xfe\xfe\xfe\xfe\xfe" /* as long as the escape */
+#define NUL_MARK_LEN (sizeof NUL_MARK - 1)
 
 struct number_place {
     uint32_t at;
@@ -40,6 +47,7 @@ struct scan {
     size_t n_numbers;
     size_t numbers_cap;
     size_t numbers_bytes; /* their lengths and a NUL each */
+    size_t n_nuls;        /* escapes \u0000 */
     size_t n_values;
     size_t values_max; /* for whose trees there is room */
 };
@@ -79,8 +87,7 @@ static bool scan_unicode_escape(struct scan *s)
 
     if (high < 0)
         return scan_fail(s, ERR_SYNTAX, "\\u needs four hexadecimal digits");
-    if (high == 0)
-        return scan_fail(s, ERR_SYNTAX, "\\u0000 is not supported in strings");
+    s->n_nuls += high == 0;
     if (high >= 0xdc00 && high <= 0xdfff)
         return scan_fail(s, ERR_SYNTAX, "a low surrogate without a high one before it");
     s->at += 4;
@@ -103,7 +110,7 @@ static bool scan_escape(struct scan *s)
     c = scan_peek(s);
     if (c == -1)
         return scan_fail(s, ERR_SYNTAX, "the string does not end");
-    if (c != 'u' && strchr("\"\\/bfnrt", c) == NULL)
+    if (c == 0 || (c != 'u' && strchr("\"\\/bfnrt", c) == NULL))
         return scan_fail(s, ERR_SYNTAX, "an unknown escape in a string");
     s->at++;
     return c != 'u' || scan_unicode_escape(s);
@@ -217,11 +224,15 @@ static bool scan_scalar(struct scan *s)
 
 static bool scan_name(struct scan *s)
 {
+    size_t n_nuls = s->n_nuls;
+
     scan_space(s);
     if (scan_peek(s) != '"')
         return scan_fail(s, ERR_SYNTAX, "a member's name in quotes is expected here");
     if (!scan_string(s))
         return false;
+    if (s->n_nuls != n_nuls)
+        return scan_fail(s, ERR_SYNTAX, "\\u0000 is not supported in a member's name");
     scan_space(s);
     if (scan_peek(s) != ':')
         return scan_fail(s, ERR_SYNTAX, "':' is expected here");
@@ -383,6 +394,35 @@ static void convert_number(struct convert *c, struct json *node)
     node->real = strtod(text, NULL);
 }
 
+/* Marks become the NULs that they stand for; returns the length. */
+static size_t nuls_restored(char *text, size_t n)
+{
+    size_t len = 0;
+    size_t i = 0;
+
+    while (i < n) {
+        bool mark = text[i] == NUL_MARK[0];
+
+        text[len++] = mark ? '\0' : text[i];
+        i += mark ? NUL_MARK_LEN : 1;
+    }
+    text[len] = '\0';
+    return len;
+}
+
+static int convert_text(const struct convert *c, const char *from, struct json *node)
+{
+    size_t n = strlen(from);
+    char *text = arena_strndup(c->arena, from, n);
+
+    if (text == NULL)
+        return ERR_NO_MEMORY;
+    node->kind = JSON_TEXT;
+    node->text = text;
+    node->text_len = c->scan->n_nuls == 0 ? n : nuls_restored(text, n);
+    return ERR_OK;
+}
+
 static int convert_node(struct convert *c, const cJSON *from, struct json *node);
 
 /* Where a member goes: its own place, or that of an earlier one of the same name. */
@@ -462,11 +502,7 @@ static int convert_node(struct convert *c, const cJSON *from, struct json *node)
         node->flag = false;
         return ERR_OK;
     case cJSON_Number: convert_number(c, node); return ERR_OK;
-    case cJSON_String:
-        node->kind = JSON_TEXT;
-        node->text_len = strlen(from->valuestring);
-        node->text = arena_strndup(c->arena, from->valuestring, node->text_len);
-        return node->text == NULL ? ERR_NO_MEMORY : ERR_OK;
+    case cJSON_String: return convert_text(c, from->valuestring, node);
     case cJSON_Array: node->kind = JSON_LIST; return convert_members(c, from, node);
     case cJSON_Object: node->kind = JSON_OBJECT; return convert_members(c, from, node);
     default: break;
@@ -475,7 +511,24 @@ static int convert_node(struct convert *c, const cJSON *from, struct json *node)
     return ERR_INTERNAL;
 }
 
-/* The text with every number blanked to a 0. */
+/* A backslash stands in strings only, and begins an escape; texts have been scanned. */
+static void mark_nuls(char *text, size_t len)
+{
+    char *at = memchr(text, '\\', len);
+
+    while (at != NULL) {
+        size_t n = 2;
+
+        if (strncmp(at, NUL_ESCAPE, NUL_MARK_LEN) == 0) {
+            memcpy(at, NUL_MARK, NUL_MARK_LEN);
+            n = NUL_MARK_LEN;
+        }
+        at += n;
+        at = memchr(at, '\\', (size_t)(text + len - at));
+    }
+}
+
+/* The text with every number blanked to a 0 and every NUL marked. */
 static char *blanked(const struct scan *s)
 {
     char *copy = mem_alloc(s->len + 1);
@@ -489,6 +542,8 @@ static char *blanked(const struct scan *s)
         memset(copy + s->numbers[i].at, ' ', s->numbers[i].len);
         copy[s->numbers[i].at] = '0';
     }
+    if (s->n_nuls > 0)
+        mark_nuls(copy, s->len);
     return copy;
 }
 
@@ -600,7 +655,7 @@ const char *json_get_text(const struct json *obj, const char *name, const char *
 {
     const struct json *node = json_get_kind(obj, name, JSON_TEXT);
 
-    return node == NULL ? preset : node->text;
+    return node == NULL || json_has_nul(node) ? preset : node->text;
 }
 
 double json_real(const struct json *node)
@@ -621,7 +676,13 @@ bool json_is_number(const struct json *node)
 
 bool json_is_text(const struct json *node, const char *text)
 {
-    return node != NULL && node->kind == JSON_TEXT && strcmp(node->text, text) == 0;
+    return node != NULL && node->kind == JSON_TEXT && strlen(text) == node->text_len &&
+           memcmp(node->text, text, node->text_len) == 0;
+}
+
+bool json_has_nul(const struct json *node)
+{
+    return node->kind == JSON_TEXT && strlen(node->text) != node->text_len;
 }
 
 const char *json_kind_name(enum json_kind kind)

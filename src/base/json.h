@@ -3,8 +3,11 @@
  * What a template or a schema needs is kept: whole numbers stay whole (int64, uint64), other
  * numbers stay real (1.0 is not 1), every number keeps its source text, members keep their
  * order. Of a name that occurs twice the last value counts, in the place of the first, as in
- * Python. Refused: invalid UTF-8, lone surrogate escapes, \u0000, raw control characters,
- * nesting above JSON_DEPTH_MAX, anything after the value.
+ * Python. Refused: invalid UTF-8, lone surrogate escapes, \u0000 in the name of a member, raw
+ * control characters, nesting above JSON_DEPTH_MAX, anything after the value.
+ *
+ * A text may hold NULs (\u0000): whatever takes it as content takes text_len bytes of it; whatever
+ * takes it as a C string (a name, one word of several) looks at json_has_nul() before.
  *
  * A tree lives in the arena it was read into. Nodes are read by any thread without a lock. */
 #ifndef QUIRE_BASE_JSON_H
@@ -47,7 +50,7 @@ struct json {
         const uint32_t *index; /* JSON_OBJECT: hash index of large ones, else NULL */
     };
     union {
-        const char *text;         /* JSON_TEXT: UTF-8, NUL-terminated, without NUL inside;
+        const char *text;         /* JSON_TEXT: UTF-8, NUL-terminated; NULs may be inside;
                                     numbers: their n bytes as they were written */
         const struct json *items; /* JSON_LIST, JSON_OBJECT: n nodes, in document order */
     };
@@ -73,7 +76,7 @@ const struct json *json_get_n(const struct json *obj, const char *name, size_t n
 const struct json *json_get_kind(const struct json *obj, const char *name, enum json_kind kind);
 
 /* Member values with a preset for those that are missing or of another kind. json_get_text()
- * returns a NUL-terminated text. */
+ * returns a NUL-terminated text; one with a NUL inside counts as missing. */
 bool json_get_bool(const struct json *obj, const char *name, bool preset);
 int64_t json_get_int(const struct json *obj, const char *name, int64_t preset);
 const char *json_get_text(const struct json *obj, const char *name, const char *preset);
@@ -83,6 +86,7 @@ double json_real(const struct json *node);
 
 bool json_is_number(const struct json *node);                 /* false for NULL */
 bool json_is_text(const struct json *node, const char *text); /* a text equal to this one */
+bool json_has_nul(const struct json *node);                   /* a text that no C string is */
 
 /* "null", "true or false", "whole number", "number", "string", "list", "object": for reasons. */
 const char *json_kind_name(enum json_kind kind);

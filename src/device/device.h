@@ -47,10 +47,21 @@ struct device_batch {
     int n_rows;
 };
 
+/* Rows of activations. The operation that makes them writes the form that the product which reads
+ * them next takes, so that rounding costs no pass of its own; quantise() makes codes of data. Who
+ * wants both forms asks for data, and for codes by quantise(). */
+struct device_rows {
+    void *data;               /* the device's type, [n][width] */
+    struct k_quantised codes; /* e4m3 with scales: data and scales are the caller's memory, NULL
+                               * where no product of the model reads e4m3; the rest is set by the
+                               * operation that writes */
+};
+
 enum device_way { DEVICE_IN, DEVICE_OUT, DEVICE_WAYS }; /* of copies: to the device, and back */
 #define DEVICE_MARKS_MAX  64
 
 #define DEVICE_BIASES_MAX 1024 /* of one row */
+#define DEVICE_ASKED_MAX  128
 
 /* What is wanted of some rows beside an id (kernels.h: logits beside sampling). Memory of the
  * device's, made by reserve(); the caller's between the end of the step before and sample(). */
@@ -58,8 +69,10 @@ struct device_extras {
     struct k_logits_row *rows;     /* [n_seqs] */
     struct k_bias *biases;         /* [n_seqs * DEVICE_BIASES_MAX] */
     uint32_t *masks;               /* [n_seqs][mask_words] */
+    struct k_asked *asked;         /* [n_seqs * DEVICE_ASKED_MAX]; end() fills in the logits */
     int mask_words;                /* ceil(n_vocab / 32) */
     int n_rows, n_biases, n_masks; /* used; set before sample() */
+    int n_asked;
 };
 
 struct device;
@@ -152,24 +165,28 @@ struct device_ops {
     int (*begin)(struct device *d, const struct device_batch *b);
     bool (*replay)(struct device *d);
     void (*embed)(struct device *d, float *x, const void *table);
-    /* `to` is the matrix that the result is multiplied with next, and by nothing else: so out may
-     * be left unwritten, and the result kept in the form that this product takes. */
-    void (*rmsnorm)(struct device *d, void *out, const float *x, const void *weight, float eps,
-                    int n, const struct k_matrix *to);
-    void (*add_rmsnorm)(struct device *d, void *out, float *x, const void *delta,
+    /* `to` is the matrix that the result is multiplied with next: it is written to out->codes where
+     * that product reads e4m3, else to out->data. */
+    void (*rmsnorm)(struct device *d, struct device_rows *out, const float *x, const void *weight,
+                    float eps, int n, const struct k_matrix *to);
+    void (*add_rmsnorm)(struct device *d, struct device_rows *out, float *x, const void *delta,
                         const void *weight, float eps, int n, const struct k_matrix *to);
-    /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none). The second
-     * gives float32 on every device. */
-    void (*matmul)(struct device *d, void *y, const void *x, const struct k_matrix *w,
+    /* Codes of rows->data [n][to->n_in], where a product with `to` reads e4m3; else nothing. */
+    void (*quantise)(struct device *d, struct device_rows *rows, int n, const struct k_matrix *to);
+    /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none), of x->codes
+     * where w is e4m3. The second gives float32 on every device. */
+    void (*matmul)(struct device *d, void *y, const struct device_rows *x, const struct k_matrix *w,
                    const void *bias, int n);
-    void (*matmul_float)(struct device *d, float *y, const void *x, const struct k_matrix *w,
-                         int n);
+    void (*matmul_float)(struct device *d, float *y, const struct device_rows *x,
+                         const struct k_matrix *w, int n);
     /* r is borrowed until attn(), its memory until the step has ended. */
     void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const struct k_rotary *r);
     /* `to` is what product() multiplies out with next; NULL: matmul() does. */
     void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale,
                  const struct k_matrix *to);
-    void (*silu_mul)(struct device *d, void *out, const void *in, int n, const struct k_matrix *to);
+    /* in [n][2 * ff_dim], out [n][ff_dim]; `to` as above. */
+    void (*silu_mul)(struct device *d, struct device_rows *out, const void *in, int ff_dim, int n,
+                     const struct k_matrix *to);
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta);
     void (*launch)(struct device *d);
     /* Sample the rows of the step that was last begun; extras may change logits. With histories or

@@ -296,6 +296,7 @@ struct row_job {
     const struct k_rotary *rotary;
     float eps;
     int n, rows_a_task;
+    int width; /* ROW_SILU: of a row of the result */
 };
 
 static void row_task(void *arg, int task, int worker)
@@ -319,10 +320,10 @@ static void row_task(void *arg, int task, int worker)
         break;
     case ROW_SILU:
         for (int r = first; r < first + n; r++) {
-            const float *in = j->a + (size_t)r * 2 * lim->ff_dim;
+            const float *in = j->a + (size_t)r * 2 * (size_t)j->width;
 
-            j->c->math->silu_mul(j->out + (size_t)r * lim->ff_dim, in, in + lim->ff_dim,
-                                 lim->ff_dim);
+            j->c->math->silu_mul(j->out + (size_t)r * (size_t)j->width, in, in + j->width,
+                                 j->width);
         }
         break;
     }
@@ -348,23 +349,23 @@ static void cpu_embed(struct device *d, float *x, const void *table)
     row_run(&j, d->limits.dim);
 }
 
-static void cpu_rmsnorm(struct device *d, void *out, const float *x, const void *weight, float eps,
-                        int n, const struct k_matrix *to)
+static void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *x,
+                        const void *weight, float eps, int n, const struct k_matrix *to)
 {
     struct row_job j = {
-        .c = cpu_of(d), .op = ROW_NORM, .out = out, .b = weight, .eps = eps, .n = n};
+        .c = cpu_of(d), .op = ROW_NORM, .out = out->data, .b = weight, .eps = eps, .n = n};
 
     (void)to;
     memcpy(&j.x, &x, sizeof x); /* only read by ROW_NORM */
     row_run(&j, d->limits.dim);
 }
 
-static void cpu_add_rmsnorm(struct device *d, void *out, float *x, const void *delta,
+static void cpu_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,
                             const void *weight, float eps, int n, const struct k_matrix *to)
 {
     struct row_job j = {.c = cpu_of(d),
                         .op = ROW_ADD_NORM,
-                        .out = out,
+                        .out = out->data,
                         .x = x,
                         .a = delta,
                         .b = weight,
@@ -388,13 +389,21 @@ static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
     row_run(&j, (d->limits.n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
 }
 
-static void cpu_silu_mul(struct device *d, void *out, const void *in, int n,
-                         const struct k_matrix *to)
+static void cpu_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
+                         int n, const struct k_matrix *to)
 {
-    struct row_job j = {.c = cpu_of(d), .op = ROW_SILU, .out = out, .a = in, .n = n};
+    struct row_job j = {
+        .c = cpu_of(d), .op = ROW_SILU, .out = out->data, .a = in, .n = n, .width = ff_dim};
 
     (void)to;
-    row_run(&j, d->limits.ff_dim);
+    row_run(&j, ff_dim);
+}
+
+/* No product here reads e4m3: cpu_takes() was false. */
+static void cpu_quantise(struct device *d, struct device_rows *rows, int n,
+                         const struct k_matrix *to)
+{
+    (void)d, (void)rows, (void)n, (void)to;
 }
 
 static void cpu_gather_add(struct device *d, float *out, const float *x, const void *delta)
@@ -426,14 +435,14 @@ static void matmul_task(void *arg, int task, int worker)
     j->math->matmul(&m);
 }
 
-static void cpu_matmul(struct device *d, void *y, const void *x, const struct k_matrix *w,
-                       const void *bias, int n)
+static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
+                       const struct k_matrix *w, const void *bias, int n)
 {
     struct cpu *c = cpu_of(d);
     struct matmul_job j = {.math = c->math, .n = n};
 
     j.m = (struct cpu_matmul){.y = y,
-                              .x = x,
+                              .x = x->data,
                               .w = w->data,
                               .bias = bias,
                               .n_in = w->n_in,
@@ -448,8 +457,8 @@ static void cpu_matmul(struct device *d, void *y, const void *x, const struct k_
     pool_run(c->pool, matmul_task, &j, j.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
 }
 
-static void cpu_matmul_float(struct device *d, float *y, const void *x, const struct k_matrix *w,
-                             int n)
+static void cpu_matmul_float(struct device *d, float *y, const struct device_rows *x,
+                             const struct k_matrix *w, int n)
 {
     cpu_matmul(d, y, x, w, NULL, n);
 }
@@ -556,6 +565,7 @@ static void cpu_sample(struct device *d, float *logits)
     int n_vocab = d->limits.n_vocab;
 
     j.c->n_extras[step] = x->n_rows;
+    ref_read_asked(x->asked, logits, n_vocab, x->n_asked);
     ref_logprobs(j.c->logprobs[step], logits, n_vocab, x->rows, x->n_rows);
     ref_edit(logits, n_vocab, x->rows, x->n_rows, x->masks, x->biases);
     pool_run(j.c->pool, sample_task, &j, j.c->batch->n_rows);
@@ -622,13 +632,16 @@ static int cpu_reserve_extras(struct device *d, size_t n_seqs)
     x->rows = cpu_alloc(d, n_seqs * sizeof *x->rows);
     x->biases = cpu_alloc(d, n_seqs * DEVICE_BIASES_MAX * sizeof *x->biases);
     x->masks = cpu_alloc(d, n_seqs * (size_t)x->mask_words * sizeof *x->masks);
+    x->asked = cpu_alloc(d, n_seqs * DEVICE_ASKED_MAX * sizeof *x->asked);
     for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
         c->ids[i] = cpu_alloc(d, n_seqs * sizeof *c->ids[i]);
         c->logprobs[i] = cpu_alloc(d, n_seqs * sizeof *c->logprobs[i]);
         if (c->ids[i] == NULL || c->logprobs[i] == NULL)
             return ERR_NO_MEMORY;
     }
-    return x->rows == NULL || x->biases == NULL || x->masks == NULL ? ERR_NO_MEMORY : ERR_OK;
+    return x->rows == NULL || x->biases == NULL || x->masks == NULL || x->asked == NULL
+               ? ERR_NO_MEMORY
+               : ERR_OK;
 }
 
 static int cpu_reserve(struct device *d, const struct device_limits *limits)
@@ -693,6 +706,7 @@ static const struct device_ops cpu_ops = {
     .embed = cpu_embed,
     .rmsnorm = cpu_rmsnorm,
     .add_rmsnorm = cpu_add_rmsnorm,
+    .quantise = cpu_quantise,
     .matmul = cpu_matmul,
     .matmul_float = cpu_matmul_float,
     .rope_kv = cpu_rope_kv,

@@ -258,72 +258,71 @@ static bool reads_e4m3(const struct k_matrix *w)
     return w->type == K_E4M3;
 }
 
-/* Where n rows for the product with w are to be put as e4m3. `of` names them until then. */
-static const struct k_quantised *rounded(struct cuda *c, const void *of, const struct k_matrix *w,
-                                         int n)
+/* Where n rows for the product with w are to be put as e4m3. */
+static const struct k_quantised *codes_for(struct device_rows *rows, const struct k_matrix *w,
+                                           int n)
 {
-    must(c->rounded.data != NULL);
-    c->rounded_of = of;
-    c->rounded.x_scale = w->x_scale;
-    c->rounded.stride = w->block > 0 ? gemm_rows(n) : 0;
-    return &c->rounded;
+    must(rows->codes.data != NULL);
+    rows->codes.x_scale = w->x_scale;
+    rows->codes.stride = w->block > 0 ? gemm_rows(n) : 0;
+    return &rows->codes;
 }
 
-static void cuda_rmsnorm(struct device *d, void *out, const float *x, const void *weight, float eps,
-                         int n, const struct k_matrix *to)
+static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float *x,
+                         const void *weight, float eps, int n, const struct k_matrix *to)
 {
     struct cuda *c = cuda_of(d);
     int dim = d->limits.dim;
 
     cuda_keep(c,
               reads_e4m3(to)
-                  ? k_rmsnorm_e4m3(rounded(c, out, to, n), x, weight, eps, n, dim, c->stream)
-                  : k_rmsnorm(out, x, weight, eps, n, dim, c->stream),
+                  ? k_rmsnorm_e4m3(codes_for(out, to, n), x, weight, eps, n, dim, c->stream)
+                  : k_rmsnorm(out->data, x, weight, eps, n, dim, c->stream),
               "rmsnorm");
 }
 
-static void cuda_add_rmsnorm(struct device *d, void *out, float *x, const void *delta,
+static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,
                              const void *weight, float eps, int n, const struct k_matrix *to)
 {
     struct cuda *c = cuda_of(d);
     int dim = d->limits.dim;
 
     cuda_keep(c,
-              reads_e4m3(to) ? k_add_rmsnorm_e4m3(rounded(c, out, to, n), x, delta, weight, eps, n,
+              reads_e4m3(to) ? k_add_rmsnorm_e4m3(codes_for(out, to, n), x, delta, weight, eps, n,
                                                   dim, c->stream)
-                             : k_add_rmsnorm(out, x, delta, weight, eps, n, dim, c->stream),
+                             : k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, c->stream),
               "add_rmsnorm");
 }
 
-/* Make x the e4m3 input of p; it has been rounded already, or is now. */
-static void round_input(struct cuda *c, struct gemm_product *p)
+static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
+                          const struct k_matrix *to)
 {
-    if (c->rounded_of != p->x)
-        cuda_keep(c, k_quantise(rounded(c, p->x, p->w, p->n), p->x, p->n, p->w->n_in, c->stream),
+    struct cuda *c = cuda_of(d);
+
+    if (reads_e4m3(to))
+        cuda_keep(c, k_quantise(codes_for(rows, to, n), rows->data, n, to->n_in, c->stream),
                   "quantise");
-    c->rounded_of = NULL;
-    p->x = c->rounded.data;
-    p->x_scales = c->rounded.scales;
 }
 
-static void cuda_matmul(struct device *d, void *y, const void *x, const struct k_matrix *w,
-                        const void *bias, int n)
+static void cuda_run_product(struct device *d, struct gemm_product p, const struct device_rows *x)
 {
-    struct gemm_product p = {.y = y, .x = x, .w = w, .bias = bias, .n = n};
+    struct cuda *c = cuda_of(d);
 
-    if (reads_e4m3(w))
-        round_input(cuda_of(d), &p);
-    cuda_keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
+    p.x = reads_e4m3(p.w) ? x->codes.data : x->data;
+    p.x_scales = reads_e4m3(p.w) ? x->codes.scales : NULL;
+    cuda_keep(c, gemm_run(c->gemm, &p, c->stream), "matmul");
 }
 
-static void cuda_matmul_float(struct device *d, float *y, const void *x, const struct k_matrix *w,
-                              int n)
+static void cuda_matmul(struct device *d, void *y, const struct device_rows *x,
+                        const struct k_matrix *w, const void *bias, int n)
 {
-    struct gemm_product p = {.y = y, .x = x, .w = w, .n = n, .y_is_float = true};
+    cuda_run_product(d, (struct gemm_product){.y = y, .w = w, .bias = bias, .n = n}, x);
+}
 
-    if (reads_e4m3(w))
-        round_input(cuda_of(d), &p);
-    cuda_keep(cuda_of(d), gemm_run(cuda_of(d)->gemm, &p, cuda_of(d)->stream), "matmul");
+static void cuda_matmul_float(struct device *d, float *y, const struct device_rows *x,
+                              const struct k_matrix *w, int n)
+{
+    cuda_run_product(d, (struct gemm_product){.y = y, .w = w, .n = n, .y_is_float = true}, x);
 }
 
 static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
@@ -355,15 +354,14 @@ static void cuda_attn(struct device *d, void *out, const void *qkv, const struct
               "attn");
 }
 
-static void cuda_silu_mul(struct device *d, void *out, const void *in, int n,
-                          const struct k_matrix *to)
+static void cuda_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
+                          int n, const struct k_matrix *to)
 {
     struct cuda *c = cuda_of(d);
-    int ff_dim = d->limits.ff_dim;
 
     cuda_keep(c,
-              reads_e4m3(to) ? k_silu_mul_e4m3(rounded(c, out, to, n), in, n, ff_dim, c->stream)
-                             : k_silu_mul(out, in, n, ff_dim, c->stream),
+              reads_e4m3(to) ? k_silu_mul_e4m3(codes_for(out, to, n), in, n, ff_dim, c->stream)
+                             : k_silu_mul(out->data, in, n, ff_dim, c->stream),
               "silu_mul");
 }
 
@@ -408,20 +406,6 @@ void *cuda_pinned(size_t bytes)
     return cuda_check(cudaMallocHost(&p, bytes), "pinned memory") == ERR_OK ? p : NULL;
 }
 
-/* Room for the input of any product as e4m3, and its scales. */
-static int reserve_rounded(struct cuda *c, const struct device_limits *lim)
-{
-    size_t rows = (size_t)(lim->n_tokens > lim->n_seqs ? lim->n_tokens : lim->n_seqs);
-    int q = lim->n_heads * lim->head_dim, width = lim->dim > lim->ff_dim ? lim->dim : lim->ff_dim;
-
-    width = width > q ? width : q;
-    rows = (rows + ROWS_MULTIPLE - 1) / ROWS_MULTIPLE * ROWS_MULTIPLE;
-    c->rounded.data = sleep_alloc_scratch(&c->base, rows * (size_t)width);
-    c->rounded.scales = sleep_alloc_scratch(&c->base, rows * (size_t)((width + 127) / 128) *
-                                                          sizeof *c->rounded.scales);
-    return c->rounded.data == NULL || c->rounded.scales == NULL ? ERR_NO_MEMORY : ERR_OK;
-}
-
 static int cuda_reserve(struct device *d, const struct device_limits *lim)
 {
     struct cuda *c = cuda_of(d);
@@ -445,7 +429,7 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     c->plan.drawn = cuda_alloc(d, sizeof *c->plan.drawn);
     if (c->attn_work == NULL || c->attn_schedule == NULL || c->plan.drawn == NULL)
         return ERR_NO_MEMORY;
-    return lim->e4m3 ? reserve_rounded(c, lim) : ERR_OK;
+    return ERR_OK;
 }
 
 /* Errors while closing are of no account: the process ends, or never used the device. */
@@ -504,6 +488,7 @@ static const struct device_ops cuda_ops = {
     .embed = cuda_embed,
     .rmsnorm = cuda_rmsnorm,
     .add_rmsnorm = cuda_add_rmsnorm,
+    .quantise = cuda_quantise,
     .matmul = cuda_matmul,
     .matmul_float = cuda_matmul_float,
     .rope_kv = cuda_rope_kv,

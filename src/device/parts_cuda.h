@@ -118,12 +118,10 @@ struct cuda {
     size_t history_cap;
     int32_t *sampled; /* int32 [n_seqs] on the device: of the last step */
     void *attn_work, *attn_schedule;
-    bool is_planned;            /* attn_schedule is of this step */
-    k_bf16 *convert;            /* pinned, [CONVERT_ELEMS] */
-    void *workspace;            /* WORKSPACE_BYTES; of products */
-    struct k_quantised rounded; /* the input of the next e4m3 product; data NULL: there are none */
-    const void *rounded_of;     /* where it would stand as bf16; NULL: nothing is rounded */
-    int rc;                     /* the first error of a step */
+    bool is_planned; /* attn_schedule is of this step */
+    k_bf16 *convert; /* pinned, [CONVERT_ELEMS] */
+    void *workspace; /* WORKSPACE_BYTES; of products */
+    int rc;          /* the first error of a step */
     struct sleep_state sleep;
     int n_allocs;
     void *allocs[CUDA_ALLOCS_MAX];

@@ -358,6 +358,15 @@ static void enqueue_extras(struct cuda *c, float *logits, bool tells)
     copy_up(c, c->extras.biases, x->biases, (size_t)x->n_biases * sizeof *x->biases);
     copy_up(c, c->extras.masks, x->masks,
             (size_t)x->n_masks * (size_t)x->mask_words * sizeof *x->masks);
+    if (x->n_asked > 0) {
+        size_t bytes = (size_t)x->n_asked * sizeof *x->asked;
+
+        copy_up(c, c->extras.asked, x->asked, bytes);
+        cuda_keep(c, k_read_asked(c->extras.asked, logits, n_vocab, x->n_asked, c->stream),
+                  "logits that are asked for");
+        cuda_keep(c, k_copy(x->asked, c->extras.asked, bytes, c->stream),
+                  "logits that are asked for");
+    }
     if (tells)
         cuda_keep(c, k_logprobs(c->logprobs, logits, n_vocab, c->extras.rows, x->n_rows, c->stream),
                   "log probabilities");
@@ -493,12 +502,15 @@ static int reserve_extras(struct cuda *c)
     x->rows = cuda_pinned(rows * sizeof *x->rows + 16); /* copies are rounded up */
     x->biases = cuda_pinned(biases * sizeof *x->biases + 16);
     x->masks = cuda_pinned(words * sizeof *x->masks + 16);
+    x->asked = cuda_pinned(rows * DEVICE_ASKED_MAX * sizeof *x->asked + 16);
+    y->asked = cuda_alloc(&c->base, rows * DEVICE_ASKED_MAX * sizeof *y->asked + 16);
     y->rows = cuda_alloc(&c->base, rows * sizeof *y->rows + 16);
     y->biases = cuda_alloc(&c->base, biases * sizeof *y->biases + 16);
     y->masks = cuda_alloc(&c->base, words * sizeof *y->masks + 16);
     c->logprobs = cuda_alloc(&c->base, rows * sizeof *c->logprobs + 16);
     return x->rows == NULL || x->biases == NULL || x->masks == NULL || y->rows == NULL ||
-                   y->biases == NULL || y->masks == NULL || c->logprobs == NULL
+                   y->biases == NULL || y->masks == NULL || c->logprobs == NULL ||
+                   x->asked == NULL || y->asked == NULL
                ? ERR_NO_MEMORY
                : ERR_OK;
 }
@@ -565,4 +577,5 @@ void step_close(struct cuda *c)
     (void)cudaFreeHost(c->base.extras.rows);
     (void)cudaFreeHost(c->base.extras.biases);
     (void)cudaFreeHost(c->base.extras.masks);
+    (void)cudaFreeHost(c->base.extras.asked);
 }

@@ -21,9 +21,9 @@ int fill_init(struct engine *e)
     b->extras = mem_zalloc_array(n_seqs, sizeof *b->extras);
     e->row_tokens = mem_zalloc_array(n_seqs, sizeof(int32_t));
     e->logprobs = mem_zalloc_array(n_seqs, sizeof *e->logprobs);
-    e->extra_words =
-        mem_zalloc_array((size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX + WIRE_BAD_WORDS_MAX,
-                         sizeof *e->extra_words);
+    e->extra_words = mem_zalloc_array((size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX +
+                                          WIRE_BAD_WORDS_MAX + WIRE_ASKED_MAX,
+                                      sizeof *e->extra_words);
     for (int i = 0; i < MODEL_STEPS_MAX; i++) {
         struct engine_step *step = &e->steps[i];
 
@@ -190,6 +190,8 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
         .n_top = (w->flags & WIRE_LOGPROBS) != 0 ? (int32_t)w->n_logprobs : -1,
         .n_biases = (int32_t)w->n_biases,
         .biases = q->biases,
+        .n_asked = (int32_t)w->n_asked,
+        .asked = q->asked,
         .mask = masked ? guide_add(&e->guide, q) : -1,
     };
     return masked || x->n_top >= 0 || x->n_biases > 0;

@@ -22,7 +22,7 @@
 #define INTAKE_OFFERS       256                  /* of a lane in a pass: every place once */
 #define INTAKE_OFFER_BYTES  ((uint64_t)16 << 20) /* the same: what is looked at in some 10 ms */
 #define INTAKE_OFFERS_SPARE 4096                 /* that no request was taken for */
-#define INTAKE_BAD_MAX      64 /* malformed requests before a lane is dropped: a bug, not a client */
+#define INTAKE_BAD_MAX      64 /* malformed requests; more are a bug: lane dropped */
 
 /* epoll's data: the kind of descriptor; lanes add their index. */
 enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_STORE, INTAKE_LANE };
@@ -366,7 +366,8 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
         r->n_prompt_logprobs > WIRE_LOGPROBS_MAX)
         return ERR_INVALID;
     if ((r->n_allowed != 0 && r->n_allowed != (uint32_t)e->guide.n_words) ||
-        r->n_biases > WIRE_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX)
+        r->n_biases > WIRE_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX ||
+        r->n_asked > WIRE_ASKED_MAX || (r->n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0))
         return ERR_INVALID; /* or extra_words would have no room */
     if (r->retain > 1 + RETAIN_PINNED)
         return ERR_INVALID;

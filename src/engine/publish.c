@@ -208,6 +208,21 @@ static void publish_logprobs(struct engine *e, const struct seq *q, int32_t id,
                                    .rank = (uint32_t)i + 1});
 }
 
+/* Log probabilities of the ids that were asked for, but those that were just told. */
+static void publish_asked(struct engine *e, const struct seq *q, const struct batch_logprobs *p)
+{
+    for (int i = 0; i < p->n_asked; i++) {
+        bool told = false;
+
+        for (int k = 0; k < p->n_top; k++)
+            told = told || p->ids[k] == q->asked[i];
+        if (!told)
+            lane_put(
+                &e->lanes[q->lane_idx].lane, q->slot,
+                (struct wire_out){.kind = WIRE_TOP, .value = q->asked[i], .logprob = p->asked[i]});
+    }
+}
+
 static void publish_prompt(struct engine *e, struct seq *q, int target,
                            const struct batch_logprobs *p)
 {
@@ -270,8 +285,10 @@ void publish_step(struct engine *e, const struct engine_step *step)
             publish_prompt(e, q, step->targets[i], p);
             continue;
         }
-        if ((q->request.flags & WIRE_LOGPROBS) != 0)
+        if ((q->request.flags & WIRE_LOGPROBS) != 0) {
             publish_logprobs(e, q, e->row_tokens[i], p, WIRE_CHOSEN, WIRE_TOP);
+            publish_asked(e, q, p);
+        }
         publish_token(e, q, e->row_tokens[i]);
     }
     stats_add(&e->stats, METRIC_steps, 1);

@@ -28,12 +28,13 @@ int seq_pool_init(struct seq_pool *p, int n, int max_model_len, int block_tokens
     uint32_t *made = seq_reserve((size_t)n * n_words * sizeof *made);
     int32_t *bad = seq_reserve((size_t)n * WIRE_BAD_WORDS_MAX * sizeof *bad);
     struct batch_bias *biases = seq_reserve((size_t)n * BATCH_BIASES_MAX * sizeof *biases);
+    int32_t *asked = seq_reserve((size_t)n * WIRE_ASKED_MAX * sizeof *asked);
     struct walk *walks = seq_reserve((size_t)n * sizeof *walks);
 
     *p = (struct seq_pool){.n = n, .tokens_cap = tokens_cap, .pages_cap = pages_cap};
     p->seqs = mem_zalloc_array((size_t)n, sizeof *p->seqs);
     if (p->seqs == NULL || tokens == NULL || pages == NULL || allowed == NULL || made == NULL ||
-        bad == NULL || biases == NULL || walks == NULL)
+        bad == NULL || biases == NULL || asked == NULL || walks == NULL)
         return ERR_NO_MEMORY;
     for (int i = n - 1; i >= 0; i--) {
         struct seq *s = &p->seqs[i];
@@ -44,6 +45,7 @@ int seq_pool_init(struct seq_pool *p, int n, int max_model_len, int block_tokens
         s->made = made + (size_t)i * n_words;
         s->bad = bad + (size_t)i * WIRE_BAD_WORDS_MAX;
         s->biases = biases + (size_t)i * BATCH_BIASES_MAX;
+        s->asked = asked + (size_t)i * WIRE_ASKED_MAX;
         s->walk = &walks[i];
         s->next = p->free;
         p->free = s;
@@ -64,6 +66,7 @@ struct seq *seq_claim(struct seq_pool *p)
                       .made = s->made,
                       .bad = s->bad,
                       .biases = s->biases,
+                      .asked = s->asked,
                       .walk = s->walk};
     return s;
 }

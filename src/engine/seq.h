@@ -76,6 +76,7 @@ struct seq {
     uint32_t *allowed;         /* uint32 [request.n_allowed] */
     int32_t *bad;              /* int32 [request.n_bad] */
     struct batch_bias *biases; /* [request.n_biases] */
+    int32_t *asked;            /* int32 [request.n_asked] */
     struct walk *walk;         /* behind n_walked tokens; with an automaton */
     int n_walked;
     uint32_t *made;          /* uint32 [n_words]: a mask that was late, and is there now */
@@ -106,7 +107,9 @@ struct seq_pool {
 /* Records that a token of the output, or of the prompt, has in the out ring. */
 static inline int seq_token_records(const struct seq *q)
 {
-    return (q->request.flags & WIRE_LOGPROBS) == 0 ? 1 : 2 + (int)q->request.n_logprobs;
+    return (q->request.flags & WIRE_LOGPROBS) == 0
+               ? 1
+               : 2 + (int)(q->request.n_logprobs + q->request.n_asked);
 }
 static inline int seq_prompt_records(const struct seq *q)
 {

@@ -19,12 +19,18 @@ static void answer_object(struct exchange *x, struct buf *b, const char *object)
     buf_add_json_string(b, x->model, strlen(x->model));
 }
 
+/* Is it made of blocks (blocks.h)? */
+static bool answer_has_blocks(const struct exchange *x)
+{
+    return x->shape == SHAPE_MESSAGES || x->shape == SHAPE_RESPONSES;
+}
+
 static const char *answer_chunk_object(const struct exchange *x)
 {
     return x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion";
 }
 
-static void answer_usage(const struct exchange *x, struct buf *b)
+void answer_usage(const struct exchange *x, struct buf *b)
 {
     unsigned long long prompt = 0;
     unsigned long long output = 0;
@@ -32,6 +38,8 @@ static void answer_usage(const struct exchange *x, struct buf *b)
     unsigned long long reasoning = 0;
     bool reasons = false;
 
+    if (x->brought != NULL)
+        prompt = x->brought->prompt_tokens;
     for (int i = 0; i < x->n_gens; i++) {
         if (i % x->n == 0) { /* its choices share it */
             prompt += x->gens[i].n_prompt;
@@ -63,9 +71,9 @@ static void answer_reasons(const struct exchange *x, struct buf *b, const struct
 
     buf_printf(b, "\"finish_reason\":%s,\"stop_reason\":", why);
     if (g->finish == GEN_STOP && g->detok.status == DETOK_STOPPED) {
-        const char *stop = x->stop_texts[g->detok.stop_idx];
+        const struct detok_stop *stop = &x->stop_texts[g->detok.stop_idx];
 
-        buf_add_json_string(b, stop, strlen(stop));
+        buf_add_json_string(b, stop->text, stop->len);
     } else if (g->finish == GEN_STOP && g->stop_id >= 0) {
         buf_printf(b, "%d", g->stop_id);
     } else {
@@ -73,8 +81,7 @@ static void answer_reasons(const struct exchange *x, struct buf *b, const struct
     }
 }
 
-/* "name":[ids] */
-static void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n)
+void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n)
 {
     buf_printf(b, "\"%s\":[", name);
     for (size_t i = 0; i < n; i++)
@@ -92,10 +99,14 @@ static void answer_prompt_ids(struct buf *b, const struct gen *g)
  * choice of a completion, beside the choices of a chat. */
 static void answer_prompt(const struct exchange *x, struct buf *b, struct gen *g)
 {
-    if (x->prompt_logprobs)
+    if (x->prompt_logprobs) {
         logprobs_write_prompt(b, g);
-    else
+    } else if (x->brought != NULL && x->brought->told[g - x->gens] != NULL) {
+        buf_add_text(b, "\"prompt_logprobs\":");
+        json_write(b, x->brought->told[g - x->gens], JSON_EXACT);
+    } else {
         buf_add_text(b, "\"prompt_logprobs\":null");
+    }
     buf_add_byte(b, ',');
     if (x->return_ids)
         answer_prompt_ids(b, g);
@@ -285,7 +296,7 @@ static void answer_said(void *arg, const struct reply_event *e)
         return;
     if (e->kind == REPLY_CALL_BEGIN)
         g->speech->n_calls++;
-    if (x->shape != SHAPE_OPENAI)
+    if (answer_has_blocks(x))
         blocks_said(g, e);
     else if (x->stream)
         answer_said_stream(g, e);
@@ -331,7 +342,7 @@ static void answer_echo(struct buf *b, const struct json *content)
 
 static void answer_content(struct buf *b, const struct gen *g, const struct buf *text)
 {
-    const struct json *echoed = g->exchange->echoed;
+    const struct json *echoed = g->echoed;
 
     if (g->speech != NULL && g->speech->n_calls > 0 && text->len == 0 && echoed == NULL) {
         buf_add_text(b, "null");
@@ -378,11 +389,11 @@ static void answer_first_chunk(struct exchange *x, struct gen *g)
     buf_add_json_string(&x->out, x->role, strlen(x->role));
     buf_add_text(&x->out, ",\"content\":\"\"}");
     answer_chunk_end(x, g);
-    if (x->echoed == NULL)
+    if (g->echoed == NULL)
         return;
     answer_chunk_begin(x, g, false);
     buf_add_text(&x->out, "\"delta\":{\"content\":\"");
-    answer_echo(&x->out, x->echoed);
+    answer_echo(&x->out, g->echoed);
     buf_add_text(&x->out, "\"}");
     answer_chunk_end(x, g);
 }
@@ -398,16 +409,20 @@ void answer_begin(struct exchange *x)
     exchange_add_notice(x);
     buf_add_text(&x->out, "\r\n");
     x->head_sent = true;
-    if (x->shape != SHAPE_OPENAI) {
+    if (answer_has_blocks(x)) {
         blocks_begin(&x->gens[0]);
         return;
     }
-    for (int i = 0; i < x->n_gens && x->format == EXCHANGE_CHAT; i++)
+    for (int i = 0; i < x->n_gens && x->format == EXCHANGE_CHAT && x->shape == SHAPE_OPENAI; i++)
         answer_first_chunk(x, &x->gens[i]);
 }
 
 void answer_text(struct exchange *x, struct gen *g)
 {
+    if (x->shape == SHAPE_TOKENS) {
+        answer_tokens(x, g);
+        return;
+    }
     if (g->text.len == 0)
         return;
     if (g->speech != NULL) {
@@ -444,9 +459,16 @@ static void answer_body(struct exchange *x)
         buf_add_byte(&b, '}');
     }
     buf_printf(&b, "],\"service_tier\":null,\"system_fingerprint\":\"%s\",", x->fingerprint);
-    if (x->format == EXCHANGE_CHAT)
+    if (x->format == EXCHANGE_CHAT && x->n_gens > x->n) /* no one prompt */
+        buf_add_text(&b, "\"prompt_logprobs\":null,\"prompt_token_ids\":null,");
+    else if (x->format == EXCHANGE_CHAT)
         answer_prompt(x, &b, &x->gens[0]);
-    buf_add_text(&b, "\"kv_transfer_params\":null,");
+    buf_add_text(&b, "\"kv_transfer_params\":");
+    if (x->brought != NULL && x->brought->kv_transfer != NULL)
+        json_write(&b, x->brought->kv_transfer, JSON_EXACT);
+    else
+        buf_add_text(&b, "null");
+    buf_add_byte(&b, ',');
     answer_usage(x, &b);
     buf_add_byte(&b, '}');
     if (b.failed)
@@ -474,7 +496,11 @@ void answer_end(struct exchange *x, struct gen *g)
 {
     x->n_finished++;
     answer_rest(x, g);
-    if (x->shape != SHAPE_OPENAI) {
+    if (x->shape == SHAPE_TOKENS) {
+        answer_tokens_end(x, g);
+        return;
+    }
+    if (answer_has_blocks(x)) {
         blocks_end(g);
         return;
     }
@@ -512,7 +538,7 @@ void answer_fail(struct exchange *x, int err, const char *message, const char *p
         exchange_reply_error(x, err, message, param, retry_after_s);
         return;
     }
-    if (x->shape != SHAPE_OPENAI) {
+    if (answer_has_blocks(x)) {
         blocks_fail(&x->gens[0], err, message);
         x->complete = true;
         return;

@@ -20,6 +20,15 @@ void answer_text(struct exchange *x, struct gen *g);
 /* g has ended. After the last one the answer is complete. */
 void answer_end(struct exchange *x, struct gen *g);
 
+/* SHAPE_TOKENS: a stream says the tokens that have come; a choice has ended. answer_text() and
+ * answer_end() call them (answer_tokens.c). */
+void answer_tokens(struct exchange *x, struct gen *g);
+void answer_tokens_end(struct exchange *x, struct gen *g);
+
+/* Append "usage":{...}; "name":[ids]. */
+void answer_usage(const struct exchange *x, struct buf *b);
+void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n);
+
 /* What keeps proxies from closing a silent stream. */
 void answer_keepalive(struct exchange *x);
 

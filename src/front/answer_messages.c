@@ -20,12 +20,12 @@ static void messages_usage(const struct gen *g, struct buf *b, uint32_t n_output
 /* "stop_reason":...,"stop_sequence":... */
 static void messages_reasons(const struct gen *g, struct buf *b)
 {
-    const char *stop = NULL;
+    const struct detok_stop *stop = NULL;
 
     if (g->finish == GEN_STOP && g->speech->n_calls > 0) {
         buf_add_text(b, "\"stop_reason\":\"tool_use\"");
     } else if (g->finish == GEN_STOP && g->detok.status == DETOK_STOPPED) {
-        stop = g->exchange->stop_texts[g->detok.stop_idx];
+        stop = &g->exchange->stop_texts[g->detok.stop_idx];
         buf_add_text(b, "\"stop_reason\":\"stop_sequence\"");
     } else {
         buf_printf(b, "\"stop_reason\":\"%s\"",
@@ -38,7 +38,7 @@ static void messages_reasons(const struct gen *g, struct buf *b)
     if (stop == NULL)
         buf_add_text(b, "null");
     else
-        buf_add_json_string(b, stop, strlen(stop));
+        buf_add_json_string(b, stop->text, stop->len);
 }
 
 /* {"id":...,"role":"assistant","model":...,"content":[ */

@@ -4,9 +4,9 @@
  * than that of the event before it. */
 #include <string.h>
 
-#include "base/clock.h"
 #include "front/answer.h"
 #include "front/blocks.h"
+#include "front/kept.h"
 #include "front/translate.h"
 
 static void responses_event(struct gen *g, const char *name)
@@ -94,7 +94,9 @@ static void responses_request(const struct gen *g, struct buf *b)
         json_write(b, json_get(reasoning, "effort"), JSON_EXACT);
     buf_add_text(b, ",\"summary\":null}");
     responses_repeat(x, b, "truncation", "\"disabled\"");
-    buf_add_text(b, ",\"store\":false,\"background\":false,\"previous_response_id\":null");
+    buf_printf(b, ",\"store\":%s,\"background\":false",
+               x->keeping != NULL && !x->keeping->failed ? "true" : "false");
+    responses_repeat(x, b, "previous_response_id", "null");
 }
 
 static void responses_usage(const struct gen *g, struct buf *b)
@@ -132,7 +134,7 @@ static void responses_object(const struct gen *g, struct buf *b, int err, const 
                x->id, (long long)x->created, responses_status(g));
     buf_add_json_string(b, x->model, strlen(x->model));
     if (g->finish == GEN_STOP)
-        buf_printf(b, ",\"completed_at\":%lld", (long long)clock_unix_s());
+        buf_printf(b, ",\"completed_at\":%lld", (long long)x->completed);
     buf_add_text(b, ",\"error\":");
     if (g->finish == GEN_FAILED) {
         buf_printf(b, "{\"code\":\"%s\",\"message\":",

@@ -10,8 +10,11 @@
 typedef void api_fn(struct front *f, struct exchange *x, const struct json *body);
 
 api_fn api_chat;           /* POST /v1/chat/completions */
+api_fn api_chat_batch;     /* POST /v1/chat/completions/batch */
 api_fn api_completions;    /* POST /v1/completions */
 api_fn api_render;         /* POST /v1/chat/completions/render, /v1/completions/render */
+api_fn api_derender;       /* POST /v1/chat/completions/derender, /v1/completions/derender */
+api_fn api_generate;       /* POST /inference/v1/generate */
 api_fn api_tokenize;       /* POST /tokenize */
 api_fn api_detokenize;     /* POST /detokenize */
 api_fn api_models;         /* GET /v1/models, /v1/models/NAME */
@@ -45,6 +48,14 @@ api_fn api_wake_up;     /* POST /wake_up */
 bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
                  enum exchange_format format, int n_prompts);
 
+/* The client's name for the request, or NULL, is the answer's id as it is, without a prefix, where
+ * it can be one. */
+void gen_keep_name(struct exchange *x, const struct json *name);
+
+/* Append the ids of a list to a prompt. ERR_INVALID, with a sentence in why, when a member is none;
+ * ERR_NO_MEMORY. */
+int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap) ERR_CHECKED;
+
 /* Append the ids of a text to a prompt. ERR_OK; ERR_TOO_LONG, with words in why, when it cannot fit
  * whatever its tokens are, and is not to be cut; tokenizer_encode()'s errors. */
 int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
@@ -62,6 +73,13 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start);
 /* The prompts are complete, in the first generation of each: check them, cut them, and give them
  * to the others. False after an error answer. */
 bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param);
+
+/* Where the replies to this prompt begin. The speech of its n generations, where they have one, is
+ * told. */
+enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const struct buf *prompt);
+
+/* Send a made body as the answer and free it; a body that failed is an error. */
+void api_reply_buf(struct exchange *x, struct buf *b);
 
 /* Render messages of body to out, which chat_prompt_fini() frees; false after an error answer. */
 bool api_render_chat(struct front *f, struct exchange *x, const struct json *body,

@@ -189,7 +189,8 @@ static bool cache_choose(const struct front *f, struct exchange *x, const struct
 
     if (tenant == NULL)
         return true;
-    if (tenant->kind != JSON_TEXT || tenant->text_len == 0 || !f->settings.cache_per_key) {
+    if (tenant->kind != JSON_TEXT || tenant->text_len == 0 || json_has_nul(tenant) ||
+        !f->settings.cache_per_key) {
         cache_refuse(x, "'tenant' must be the name of a key, and needs cache_per_key", "tenant");
         return false;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * POST /v1/chat/completions: messages -> the model's template -> tokens -> one generation. */
+ * POST /v1/chat/completions: messages -> the model's template -> tokens -> one generation; and
+ * /v1/chat/completions/batch, of one for each of several conversations. */
 #include <string.h>
 
 #include "front/api.h"
@@ -137,16 +138,15 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
 
 /* A prompt may end inside the reasoning: so do templates of models that always reason. Or behind
  * one that is empty: so they do where it is switched off. */
-static enum form_start api_begin(const struct front *f, struct exchange *x,
-                                 const struct buf *prompt)
+enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const struct buf *prompt)
 {
     enum reply_reasoning reasoning = f->reply_reasoning;
     bool inside = prompt->len > 0 && reply_is_inside(reasoning, prompt->bytes, prompt->len);
     bool over = prompt->len > 0 && reply_is_over(reasoning, prompt->bytes, prompt->len);
 
-    for (int i = 0; i < x->n_gens; i++) {
-        if (x->gens[i].speech != NULL)
-            x->gens[i].speech->reply.o.begins_inside = inside;
+    for (int i = 0; i < n; i++) {
+        if (gens[i].speech != NULL)
+            gens[i].speech->reply.o.begins_inside = inside;
     }
     if (reasoning == REPLY_NO_REASONING || over)
         return FORM_NO_REASONING;
@@ -164,22 +164,135 @@ static const struct json *api_echoed(const struct json *messages)
     return content->kind == JSON_NULL ? NULL : content;
 }
 
-void api_chat(struct front *f, struct exchange *x, const struct json *body)
+/* Render one conversation into the prompt of n generations. False after an error answer. */
+static bool api_add_chat(struct front *f, struct exchange *x, struct gen *gens, int n,
+                         const struct json *body, enum form_start *start)
 {
     struct chat_prompt prompt = {0};
+    const struct json *echoed;
     char why[160] = "";
-    int rc;
+    int rc = ERR_OK;
+    bool fine = api_render_chat(f, x, body, &prompt);
 
-    if (!gen_prepare(f, x, body, EXCHANGE_CHAT, 1))
-        return;
-    if (api_render_chat(f, x, body, &prompt)) {
-        x->echoed = x->echo ? api_echoed(json_get(body, "messages")) : NULL;
-        rc = gen_add_prompt(f, &x->gens[0], &prompt,
-                            lax_get_flag(body, "add_special_tokens", false), why, sizeof why);
-        if (rc != ERR_OK)
-            exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
-        else if (gen_hold(f, x, api_begin(f, x, &prompt.text)))
-            (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
+    if (fine) {
+        echoed = x->echo ? api_echoed(json_get(body, "messages")) : NULL;
+        for (int i = 0; i < n; i++)
+            gens[i].echoed = echoed;
+        rc = gen_add_prompt(f, &gens[0], &prompt, lax_get_flag(body, "add_special_tokens", false),
+                            why, sizeof why);
+        *start = gen_begin(f, gens, n, &prompt.text);
     }
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
     chat_prompt_fini(&prompt);
+    return fine && rc == ERR_OK;
+}
+
+void api_chat(struct front *f, struct exchange *x, const struct json *body)
+{
+    enum form_start start;
+
+    if (gen_prepare(f, x, body, EXCHANGE_CHAT, 1) &&
+        api_add_chat(f, x, x->gens, x->n_gens, body, &start) && gen_hold(f, x, start))
+        (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
+}
+
+/* --- several conversations ------------------------------------------------------------------ */
+
+/* What a batch cannot have. NULL, or a sentence and the field. */
+static const char *api_check_batch(const struct front *f, const struct json *body,
+                                   const char **param)
+{
+    const struct json *messages = json_get(body, "messages");
+    const struct json *tools = json_get_kind(body, "tools", JSON_LIST);
+    const struct json *told = json_get(body, "prompt_logprobs");
+
+    *param = "messages";
+    if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0 ||
+        messages->n > (uint32_t)f->settings.max_choices)
+        return "'messages' must be a list of conversations, each a list of messages, and have no "
+               "more than the setting max_choices says";
+    for (uint32_t i = 0; i < messages->n; i++) {
+        if (messages->items[i].kind != JSON_LIST)
+            return "'messages' must be a list of conversations, each a list of messages";
+    }
+    *param = "stream";
+    if (lax_get_flag(body, "stream", false))
+        return "a batch of conversations is not streamed";
+    *param = "tools";
+    if (tools != NULL && tools->n > 0)
+        return "a batch of conversations has no tools";
+    *param = "prompt_logprobs";
+    if (told != NULL && told->kind != JSON_NULL)
+        return "a batch of conversations tells no log probabilities of its prompts";
+    return NULL;
+}
+
+/* The body with one of its conversations. NULL: no memory. */
+static const struct json *api_batch_one(struct exchange *x, const struct json *body, uint32_t i)
+{
+    struct json_made made = {.arena = &x->arena};
+    struct json *out = arena_alloc(&x->arena, sizeof *out);
+
+    for (uint32_t k = 0; k < body->n; k++) {
+        if (strcmp(body->items[k].key, "messages") != 0)
+            json_put(&made, body->items[k].key, &body->items[k]);
+    }
+    json_put(&made, "messages", &json_get(body, "messages")->items[i]);
+    if (out == NULL || made.failed)
+        return NULL;
+    *out = json_made(&made, JSON_OBJECT);
+    return out;
+}
+
+/* All conversations become prompts. A form is compiled once, so that all replies must begin alike.
+ * False after an error answer. */
+static bool api_add_batch(struct front *f, struct exchange *x, const struct json *body, uint32_t n,
+                          enum form_start *start)
+{
+    enum form_start one;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct json *single = api_batch_one(x, body, i);
+
+        if (single == NULL) {
+            exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+            return false;
+        }
+        if (!api_add_chat(f, x, &x->gens[i], 1, single, &one))
+            return false;
+        if (i > 0 && one != *start && form_binds(x->form)) {
+            exchange_reply_error(x, ERR_UNSUPPORTED,
+                                 "one form holds for all conversations of a batch, so all must end "
+                                 "before their reasoning, inside of it, or behind it",
+                                 "messages", 0);
+            return false;
+        }
+        *start = one;
+    }
+    return true;
+}
+
+void api_chat_batch(struct front *f, struct exchange *x, const struct json *body)
+{
+    const char *param;
+    const char *wrong = api_check_batch(f, body, &param);
+    const struct json *messages = json_get(body, "messages");
+    const struct json *first = NULL;
+    enum form_start start = FORM_NO_REASONING;
+
+    if (wrong == NULL)
+        first = api_batch_one(x, body, 0);
+    if (first == NULL) {
+        exchange_reply_error(x, wrong == NULL ? ERR_NO_MEMORY : ERR_INVALID, wrong, param, 0);
+        return;
+    }
+    if (!gen_prepare(f, x, first, EXCHANGE_CHAT, (int)messages->n))
+        return;
+    if (x->n != 1) {
+        exchange_reply_error(x, ERR_INVALID, "'n' must be 1 in a batch of conversations", "n", 0);
+        return;
+    }
+    if (api_add_batch(f, x, body, messages->n, &start) && gen_hold(f, x, start))
+        (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
 }

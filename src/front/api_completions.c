@@ -15,30 +15,15 @@ static bool api_is_ids(const struct json *v)
 }
 
 /* How many prompts there are; 0 when the value has none of the four shapes. */
-static int api_count_prompts(const struct json *prompt)
+static int api_count_prompts(const struct front *f, const struct json *prompt)
 {
     if (prompt == NULL)
         return 0;
     if (prompt->kind == JSON_TEXT || api_is_ids(prompt))
         return 1;
-    if (prompt->kind != JSON_LIST || prompt->n > EXCHANGE_GENS_MAX)
+    if (prompt->kind != JSON_LIST || prompt->n > (uint32_t)f->settings.max_choices)
         return 0;
     return (int)prompt->n;
-}
-
-static int api_add_ids(struct gen *g, const struct json *ids)
-{
-    for (uint32_t i = 0; i < ids->n; i++) {
-        const struct json *id = &ids->items[i];
-        int rc;
-
-        if (id->kind != JSON_INT || id->whole < 0 || id->whole > INT32_MAX)
-            return ERR_INVALID;
-        rc = token_list_add(&g->tokens, (int32_t)id->whole);
-        if (rc != ERR_OK)
-            return rc;
-    }
-    return ERR_OK;
 }
 
 static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, bool add_special,
@@ -49,7 +34,7 @@ static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, 
     if (v->kind == JSON_TEXT)
         return gen_add_text(f, g, v->text, v->text_len, add_special, why, cap);
     if (api_is_ids(v))
-        rc = api_add_ids(g, v);
+        rc = gen_add_ids(g, v, why, cap);
     if (rc == ERR_INVALID)
         (void)snprintf(why, cap, "'prompt' holds what is neither text nor token ids");
     return rc;
@@ -58,14 +43,14 @@ static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, 
 void api_completions(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *prompt = json_get(body, "prompt");
-    int n = api_count_prompts(prompt);
+    int n = api_count_prompts(f, prompt);
     bool add_special = lax_get_flag(body, "add_special_tokens", true);
     char why[160] = "";
 
     if (n == 0) {
         (void)snprintf(why, sizeof why,
                        "'prompt' must be a string, token ids, or a list of up to %d of these",
-                       EXCHANGE_GENS_MAX);
+                       (int)f->settings.max_choices);
         exchange_reply_error(x, ERR_INVALID, why, "prompt", 0);
         return;
     }

@@ -6,7 +6,7 @@
 #include "front/api.h"
 #include "front/lax.h"
 
-static void api_reply_buf(struct exchange *x, struct buf *b)
+void api_reply_buf(struct exchange *x, struct buf *b)
 {
     if (b->failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
@@ -77,40 +77,6 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         api_add_written(&b, f, &ids);
     buf_add_byte(&b, '}');
     token_list_fini(&ids);
-    api_reply_buf(x, &b);
-}
-
-/* The prompt of a request as it would be given to the engine: its text and its tokens. */
-void api_render(struct front *f, struct exchange *x, const struct json *body)
-{
-    struct buf text = {0};
-    struct buf b = {0};
-
-    if (json_get(body, "messages") != NULL)
-        api_chat(f, x, body);
-    else
-        api_completions(f, x, body);
-    if (x->complete)
-        return; /* refused */
-    buf_printf(&b, "{\"id\":\"%s\",\"model\":", x->id);
-    buf_add_json_string(&b, x->model, strlen(x->model));
-    buf_add_text(&b, ",\"prompts\":[");
-    for (int i = 0; i < x->n_gens; i += x->n) {
-        const struct token_list *t = &x->gens[i].tokens;
-
-        buf_clear(&text);
-        tokenizer_decode(f->tokenizer, t->ids, t->len, false, &text);
-        buf_add_text(&b, i == 0 ? "{\"prompt\":" : ",{\"prompt\":");
-        buf_add_json_string(&b, text.len == 0 ? "" : text.bytes, text.len);
-        buf_printf(&b, ",\"count\":%zu,\"token_ids\":[", t->len);
-        for (size_t k = 0; k < t->len; k++)
-            buf_printf(&b, k == 0 ? "%d" : ",%d", t->ids[k]);
-        buf_add_text(&b, "]}");
-        x->gens[i].finish = GEN_FAILED;
-    }
-    buf_add_text(&b, "]}");
-    b.failed = b.failed || text.failed;
-    buf_fini(&text);
     api_reply_buf(x, &b);
 }
 

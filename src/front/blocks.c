@@ -5,7 +5,9 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "front/answer.h"
+#include "front/kept.h"
 #include "front/logprobs.h"
 
 static const struct blocks_shape *blocks_shape_of(const struct gen *g)
@@ -116,12 +118,11 @@ void blocks_begin(struct gen *g)
     blocks_shape_of(g)->begin(g);
 }
 
-void blocks_end(struct gen *g)
+static void blocks_finish(struct gen *g)
 {
     struct exchange *x = g->exchange;
     struct buf b = {0};
 
-    blocks_close(g, g->finish == GEN_LENGTH);
     if (x->stream) {
         blocks_shape_of(g)->finish(g);
         x->complete = true;
@@ -133,6 +134,54 @@ void blocks_end(struct gen *g)
     else
         exchange_reply(x, 200, "application/json", b.bytes, b.len);
     buf_fini(&b);
+}
+
+/* Give the response to the store; false: the answer does not wait for that. */
+static bool blocks_keep(struct gen *g)
+{
+    struct exchange *x = g->exchange;
+    struct keeping *k = x->keeping;
+    struct kept_record record;
+    struct buf b = {0};
+
+    if (k == NULL)
+        return false;
+    blocks_shape_of(g)->body(g, &b);
+    record = (struct kept_record){.name = kept_name(k->tenant, x->id),
+                                  .created_s = x->completed,
+                                  .response = b.bytes,
+                                  .response_len = b.len,
+                                  .input = k->input,
+                                  .input_len = k->input_len};
+    k->job = b.failed ? NULL : kept_write(k->kept, &record);
+    k->failed = k->job == NULL;
+    k->since_us = clock_us();
+    buf_fini(&b);
+    return !k->failed;
+}
+
+bool blocks_wait(const struct exchange *x, uint64_t now_us)
+{
+    const struct keeping *k = x->keeping;
+
+    return k != NULL && k->job != NULL && !x->complete && kept_state(k->job) == KEPT_WAITS &&
+           now_us - k->since_us < KEPT_WAIT_US;
+}
+
+void blocks_kept(struct exchange *x)
+{
+    struct keeping *k = x->keeping;
+
+    k->failed = kept_state(k->job) != KEPT_WRITTEN;
+    blocks_finish(&x->gens[0]);
+}
+
+void blocks_end(struct gen *g)
+{
+    g->exchange->completed = clock_unix_s();
+    blocks_close(g, g->finish == GEN_LENGTH);
+    if (!blocks_keep(g))
+        blocks_finish(g);
 }
 
 void blocks_fail(struct gen *g, int err, const char *message)

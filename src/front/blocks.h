@@ -26,8 +26,13 @@ extern const struct blocks_shape blocks_responses; /* answer_responses.c */
 /* From answer.c, for exchanges of these shapes. */
 void blocks_begin(struct gen *g); /* after the status line */
 void blocks_said(struct gen *g, const struct reply_event *e);
-void blocks_end(struct gen *g);                                /* the exchange is complete then */
+void blocks_end(struct gen *g); /* the exchange is complete then, or waits for the store */
 void blocks_fail(struct gen *g, int err, const char *message); /* in mid-stream */
+
+/* Does x, whose response is complete, wait for the store? When it no longer does, blocks_kept()
+ * ends it: the exchange is complete then. */
+bool blocks_wait(const struct exchange *x, uint64_t now_us);
+void blocks_kept(struct exchange *x);
 
 /* --- for the shapes --- */
 

@@ -283,8 +283,10 @@ static size_t args_members(struct calls *c, const struct args_style *style, cons
     for (uint32_t i = 0; c->rc == ERR_OK && required != NULL && i < required->n; i++) {
         const struct json *name = &required->items[i];
 
-        if (name->kind != JSON_TEXT || json_get(known, name->text) != NULL)
+        if (name->kind != JSON_TEXT || json_get_n(known, name->text, name->text_len) != NULL)
             continue;
+        if (json_has_nul(name))
+            calls_fail(c, ERR_UNSUPPORTED, "a required argument has \\u0000 in its name");
         members[n].part = member_part(c, style, function, name->text, NULL, root);
         members[n++].required = true;
     }

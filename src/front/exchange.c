@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "front/kept.h"
 
 struct exchange *exchange_new(struct fcgi *f)
 {
@@ -39,6 +40,8 @@ void exchange_free(struct exchange *x)
             buf_fini(&g->speech->blocks.done);
         }
     }
+    if (x->keeping != NULL)
+        kept_leave(x->keeping->job);
     structure_unref(x->structure);
     buf_fini(&x->facts);
     buf_fini(&x->out);

@@ -21,12 +21,15 @@
 #include "text/reply.h"
 #include "text/tokenizer.h"
 
-#define EXCHANGE_GENS_MAX 256 /* choices of one request: prompts times n */
-
 enum exchange_format { EXCHANGE_CHAT, EXCHANGE_COMPLETION };
 
 /* Which API's objects and events the answer has. */
-enum exchange_shape { SHAPE_OPENAI, SHAPE_MESSAGES, SHAPE_RESPONSES };
+enum exchange_shape {
+    SHAPE_OPENAI,
+    SHAPE_MESSAGES,
+    SHAPE_RESPONSES,
+    SHAPE_TOKENS, /* token ids alone, as /inference/v1/generate answers; errors are OpenAI's */
+};
 
 /* Why a generation ended, as the API says it. */
 enum gen_finish { GEN_RUNNING, GEN_STOP, GEN_LENGTH, GEN_FAILED };
@@ -63,6 +66,13 @@ struct speech {
     struct blocks blocks;          /* in place of the buffers, where the shape has blocks */
 };
 
+/* What an answer says that is made of tokens which the client brought: the front has no prompt. */
+struct brought {
+    uint64_t prompt_tokens;         /* of all generations */
+    const struct json **told;       /* [n_gens]: prompt_logprobs as they came, or NULL */
+    const struct json *kv_transfer; /* kv_transfer_params as they came, or NULL */
+};
+
 /* One continuation of one prompt. The front holds the truth: prompt and all tokens so far, so
  * that an engine that died can be replaced by the next. */
 struct gen {
@@ -83,6 +93,7 @@ struct gen {
     struct buf text;        /* what is not sent yet; without streaming all of it */
     const char *chunk_head; /* what a stream's events begin with, in the arena; or NULL */
     size_t chunk_head_len;
+    const struct json *echoed;    /* content of a last message of the assistant's; NULL: none */
     struct speech *speech;        /* NULL: the text is the answer; in the exchange's arena */
     uint32_t n_said;              /* output tokens whose ids have been sent (return_token_ids) */
     struct buf told, prompt_told; /* log probabilities (logprobs.h), of output and prompt */
@@ -111,26 +122,27 @@ struct exchange {
     enum exchange_format format;
     enum exchange_shape shape;  /* of answers and errors: the route says it */
     const struct json *request; /* what was asked, where the answer repeats it; in the arena */
+    struct keeping *keeping;    /* kept.h, in the arena; NULL: the response is not to be kept */
+    int64_t completed;          /* unix seconds; 0: not yet */
     struct gen *gens;           /* [n_gens], in the arena */
     int n_gens;
     int n_finished;
     int n; /* choices of each prompt */
     bool stream;
     bool include_usage;
-    bool usage_always;         /* continuous_usage_stats */
-    bool echo;                 /* the text begins with the prompt; in chats with `echoed` */
-    const struct json *echoed; /* content of a last message of the assistant's; NULL: none */
-    bool one_call;             /* parallel_tool_calls is false */
-    bool hides_reasoning;      /* include_reasoning is false */
-    bool splits_special;       /* control tokens written in a chat's values are text there */
-    bool return_ids;           /* return_token_ids */
-    bool tokens_as_ids;        /* return_tokens_as_token_ids: "token_id:7" in log probabilities */
-    bool prompt_logprobs;      /* the answer has those of the prompt */
-    bool only_echo;            /* max_tokens is 0: what the engine must say is thrown away */
+    bool usage_always;    /* continuous_usage_stats */
+    bool echo;            /* the text begins with the prompt; in chats with a gen's `echoed` */
+    bool one_call;        /* parallel_tool_calls is false */
+    bool hides_reasoning; /* include_reasoning is false */
+    bool splits_special;  /* control tokens written in a chat's values are text there */
+    bool return_ids;      /* return_token_ids */
+    bool tokens_as_ids;   /* return_tokens_as_token_ids: "token_id:7" in log probabilities */
+    bool prompt_logprobs; /* the answer has those of the prompt */
+    bool only_echo;       /* max_tokens is 0: what the engine must say is thrown away */
     int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all; -1: what fits */
     bool truncates_right; /* truncation_side: the first ones */
     struct steering steering;
-    const char *stop_texts[DETOK_STOPS_MAX]; /* to name the one that matched */
+    struct detok_stop *stop_texts; /* [n_stops], to name the one that matched; in the arena */
     int n_stops;
     bool max_tokens_given;
     uint32_t max_tokens;         /* when given */
@@ -147,7 +159,8 @@ struct exchange {
     const char *model;           /* the served name; lives as long as the process */
     const char *role;            /* of a chat's answer; lives as long as the process */
     const char *fingerprint;     /* of the server's build and model; lives as long as the process */
-    const char *notice;          /* a header X-Quire-Notice of an answer that is no error; NULL */
+    const struct brought *brought; /* NULL: the tokens are the engine's */
+    const char *notice;            /* a header X-Quire-Notice of an answer that is no error; NULL */
 
     /* The streamer's. */
     uint64_t answer;      /* as in wire_request; 0: it has one choice at most */

@@ -14,13 +14,17 @@
 #include "front/lax.h"
 #include "front/retention.h"
 
+#define FIELDS_STOP_BYTES_MAX 131072 /* each choice has three bytes of memory for one of these */
+
 enum { FIELDS_CHAT = 1, FIELDS_TEXT = 2, FIELDS_BOTH = 3 };
 
 struct fields_read_context {
     struct fields *out;
     struct exchange *x;
     const struct names *names;
-    int best_of; /* 0: not given */
+    const struct presets *presets;
+    size_t stop_bytes; /* of all stop strings */
+    int best_of;       /* 0: not given */
     char *why;
     size_t why_cap;
 };
@@ -172,13 +176,15 @@ static int fields_n_told(struct fields_read_context *c, const struct fields_row 
                          const struct json *v)
 {
     const struct json number = lax_number(v);
+    struct fields_row bounded = *row;
 
+    bounded.high = c->presets->max_logprobs;
     if (number.kind != JSON_INT || number.whole != -1)
-        return fields_whole(c, row, v);
+        return fields_whole(c, &bounded, v);
     (void)snprintf(c->why, c->why_cap,
-                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %g "
-                   "alternatives of a token",
-                   row->name, row->high);
+                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %u "
+                   "alternatives of a token (max_logprobs)",
+                   row->name, c->presets->max_logprobs);
     return ERR_UNSUPPORTED;
 }
 
@@ -209,6 +215,17 @@ static int fields_biases(struct fields_read_context *c, const struct fields_row 
 {
     (void)row;
     return steering_read_biases(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
+}
+
+static int fields_asked(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    int rc = steering_read_asked(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
+
+    (void)row;
+    if (rc == ERR_OK && c->x->steering.n_asked > 0 && c->x->format == EXCHANGE_COMPLETION)
+        c->out->request.flags |= WIRE_LOGPROBS;
+    return rc;
 }
 
 static int fields_allowed(struct fields_read_context *c, const struct fields_row *row,
@@ -283,16 +300,30 @@ static int fields_stream_options(struct fields_read_context *c, const struct fie
 static int fields_stop_text(struct fields_read_context *c, const struct fields_row *row,
                             const struct json *v)
 {
+    size_t n = (size_t)c->presets->max_stops;
+
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string or a list of strings", v);
     if (v->text_len == 0 || v->text_len > DETOK_STOP_BYTES_MAX ||
-        c->out->n_stops == DETOK_STOPS_MAX) {
+        c->out->n_stops == c->presets->max_stops) {
         (void)snprintf(c->why, c->why_cap, "'stop' takes at most %d strings of 1 to %d bytes",
-                       DETOK_STOPS_MAX, DETOK_STOP_BYTES_MAX);
+                       c->presets->max_stops, DETOK_STOP_BYTES_MAX);
         return ERR_INVALID;
     }
-    c->x->stop_texts[c->x->n_stops++] = v->text;
-    c->out->stops[c->out->n_stops++] = (struct detok_stop){.text = v->text, .len = v->text_len};
+    c->stop_bytes += v->text_len;
+    if (c->stop_bytes > FIELDS_STOP_BYTES_MAX) {
+        (void)snprintf(c->why, c->why_cap, "'stop' takes at most %d bytes in all its strings",
+                       FIELDS_STOP_BYTES_MAX);
+        return ERR_INVALID;
+    }
+    if (c->out->n_stops == 0) {
+        c->out->stops = arena_alloc(&c->x->arena, n * sizeof *c->out->stops);
+        c->x->stop_texts = arena_alloc(&c->x->arena, n * sizeof *c->x->stop_texts);
+    }
+    if (c->out->stops == NULL || c->x->stop_texts == NULL)
+        return ERR_NO_MEMORY;
+    c->out->stops[c->out->n_stops] = (struct detok_stop){.text = v->text, .len = v->text_len};
+    c->x->stop_texts[c->x->n_stops++] = c->out->stops[c->out->n_stops++];
     return ERR_OK;
 }
 
@@ -334,7 +365,7 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
 {
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string", v);
-    if (names_have(c->names, v->text, strlen(v->text)))
+    if (names_have(c->names, v->text, v->text_len))
         return ERR_OK;
     (void)snprintf(c->why, c->why_cap, "the model '%.200s' does not exist; this server has '%s'",
                    v->text, c->names->at[0]);
@@ -434,7 +465,7 @@ static int fields_text(struct fields_read_context *c, const struct fields_row *r
 {
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string", v);
-    if (strcmp(row->name, "request_id") == 0)
+    if (strcmp(row->name, "request_id") == 0 && !json_has_nul(v))
         (void)exchange_name(c->x, v->text); /* one that cannot be a name is not used */
     return ERR_OK;
 }
@@ -500,7 +531,7 @@ static int fields_neutral(struct fields_read_context *c, const struct fields_row
     case JSON_INT: nothing = v->whole == (int64_t)row->low; break;
     case JSON_UINT:
     case JSON_REAL: nothing = json_real(v) == row->low; break;
-    case JSON_TEXT: nothing = v->text_len == 0 || strcmp(v->text, "none") == 0; break;
+    case JSON_TEXT: nothing = v->text_len == 0 || json_is_text(v, "none"); break;
     case JSON_LIST:
         nothing = v->n == 0 || (v->n == 1 && strcmp(row->name, "modalities") == 0 &&
                                 json_is_text(&v->items[0], "text"));
@@ -563,6 +594,7 @@ static const struct fields_row fields_rows[] = {
     {"top_logprobs", FIELDS_CHAT, fields_n_logprobs, AT(n_logprobs), 0, WIRE_LOGPROBS_MAX, false},
     {"prompt_logprobs", FIELDS_BOTH, fields_prompt_logprobs, AT(n_prompt_logprobs), 0,
      WIRE_LOGPROBS_MAX, false},
+    {"logprob_token_ids", FIELDS_BOTH, fields_asked, 0, 0, 0, false},
     {"return_tokens_as_token_ids", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"logit_bias", FIELDS_BOTH, fields_biases, 0, 0, 0, false},
     {"allowed_token_ids", FIELDS_BOTH, fields_allowed, 0, 0, 0, false},
@@ -594,7 +626,6 @@ static const struct fields_row fields_rows[] = {
     {"modalities", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"use_beam_search", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"length_penalty", FIELDS_BOTH, fields_neutral, 0, 1, 0, false},
-    {"logprob_token_ids", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"repetition_detection", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"return_token_offsets", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"return_prompt_text", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
@@ -625,6 +656,9 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     if (x->format == EXCHANGE_CHAT && r->n_logprobs > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
         *param = "top_logprobs";
         wrong = "'top_logprobs' needs 'logprobs' to be true";
+    } else if (x->steering.n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
+        *param = "logprob_token_ids";
+        wrong = "'logprob_token_ids' needs 'logprobs' to be true";
     } else if (x->prompt_logprobs && x->stream && r->n_prompt_logprobs > 0) {
         *param = "prompt_logprobs";
         wrong = "'prompt_logprobs' is not told in streams";
@@ -658,7 +692,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
                 const char **param)
 {
     struct fields_read_context c = {
-        .out = out, .x = x, .names = names, .why = why, .why_cap = why_cap};
+        .out = out, .x = x, .names = names, .presets = presets, .why = why, .why_cap = why_cap};
     int rc;
 
     *out = (struct fields){
@@ -716,31 +750,19 @@ static const char *fields_schema_type(const struct fields_row *row)
         fields_fn *read;
         const char *type;
     } types[] = {
-        {fields_real, "number"},
-        {fields_timeout, "number"},
-        {fields_whole, "integer"},
-        {fields_top_k, "integer"},
-        {fields_seed, "integer"},
-        {fields_max_tokens, "integer"},
-        {fields_n, "integer"},
-        {fields_n_logprobs, "integer"},
-        {fields_truncate, "integer"},
-        {fields_prompt_logprobs, "integer"},
-        {fields_flag, "boolean"},
-        {fields_logprobs, "boolean"},
-        {fields_model, "string"},
-        {fields_text, "string"},
-        {fields_salt, "string"},
-        {fields_effort, "string"},
-        {fields_side, "string"},
-        {fields_list, "array"},
-        {fields_messages, "array"},
-        {fields_stop_ids, "array"},
-        {fields_allowed, "array"},
-        {fields_bad_words, "array"},
-        {fields_object, "object"},
-        {fields_biases, "object"},
-        {fields_stream_options, "object"},
+        {fields_real, "number"},      {fields_timeout, "number"},
+        {fields_whole, "integer"},    {fields_top_k, "integer"},
+        {fields_seed, "integer"},     {fields_max_tokens, "integer"},
+        {fields_n, "integer"},        {fields_n_logprobs, "integer"},
+        {fields_truncate, "integer"}, {fields_prompt_logprobs, "integer"},
+        {fields_flag, "boolean"},     {fields_logprobs, "boolean"},
+        {fields_model, "string"},     {fields_text, "string"},
+        {fields_salt, "string"},      {fields_effort, "string"},
+        {fields_side, "string"},      {fields_list, "array"},
+        {fields_messages, "array"},   {fields_stop_ids, "array"},
+        {fields_allowed, "array"},    {fields_asked, "array"},
+        {fields_bad_words, "array"},  {fields_object, "object"},
+        {fields_biases, "object"},    {fields_stream_options, "object"},
         {fields_retention, "object"},
     };
 

@@ -26,7 +26,7 @@ struct fields {
     bool include_stop;
     const struct json *bad_words; /* a list, or NULL */
     uint32_t mark_s;              /* seconds that marks (cache_control) want; 0: none */
-    struct detok_stop stops[DETOK_STOPS_MAX];
+    struct detok_stop *stops;     /* in the exchange's arena */
     int n_stops;
 };
 

@@ -134,7 +134,8 @@ static bool form_is_choices(const struct json *v)
     if (v->kind != JSON_LIST || v->n == 0)
         return false;
     for (uint32_t i = 0; i < v->n; i++) {
-        if (v->items[i].kind != JSON_TEXT || v->items[i].text_len == 0)
+        if (v->items[i].kind != JSON_TEXT || v->items[i].text_len == 0 ||
+            json_has_nul(&v->items[i]))
             return false;
     }
     return true;
@@ -145,7 +146,7 @@ static int form_read_kind(struct form *f, const char *param, const char *name, c
                           const struct json *v, char *why, size_t cap)
 {
     if (strcmp(kind, "whitespace_pattern") == 0) {
-        if (v->kind != JSON_TEXT)
+        if (v->kind != JSON_TEXT || json_has_nul(v))
             return form_wrong(why, cap, name, "a string", v);
         f->spacing = v;
         return ERR_OK;
@@ -162,7 +163,8 @@ static int form_read_kind(struct form *f, const char *param, const char *name, c
     }
     if (strcmp(kind, "choice") == 0) {
         if (!form_is_choices(v))
-            return form_wrong(why, cap, name, "a list of strings that are not empty", v);
+            return form_wrong(why, cap, name,
+                              "a list of strings that are not empty and hold no \\u0000", v);
         return form_set(f, param, GRAMMAR_CHOICE, v, why, cap);
     }
     if (v->kind != JSON_TEXT)
@@ -243,7 +245,7 @@ int form_read_tools(struct form *f, const struct json *v, char *why, size_t cap)
         const struct json *schema = json_get(function, "parameters");
 
         if (!json_is_text(json_get(&v->items[i], "type"), "function") || name == NULL ||
-            name->text_len == 0 ||
+            name->text_len == 0 || json_has_nul(name) ||
             (schema != NULL && schema->kind != JSON_OBJECT && schema->kind != JSON_NULL)) {
             (void)snprintf(why, cap,
                            "'tools[%u]' must be of type function, with a name and an object of "
@@ -306,7 +308,7 @@ int form_read_tool_choice(struct form *f, const struct json *v, char *why, size_
     }
     if (json_is_text(json_get(v, "type"), "allowed_tools"))
         return form_read_allowed(f, json_get(v, "allowed_tools"), why, cap);
-    if (json_is_text(json_get(v, "type"), "function") && name != NULL) {
+    if (json_is_text(json_get(v, "type"), "function") && name != NULL && !json_has_nul(name)) {
         f->calls = FORM_CALLS_NAMED;
         f->function = name->text;
         return ERR_OK;

@@ -16,6 +16,7 @@
 #include "base/names.h"
 #include "base/settings.h"
 #include "front/exchange.h"
+#include "front/kept.h"
 #include "front/link.h"
 #include "front/lobby.h"
 #include "front/presets.h"
@@ -48,6 +49,7 @@ struct front {
     struct link link;
     struct structures structures;
     struct vocabulary vocabulary;
+    struct kept *kept;         /* NULL: responses are not kept */
     bool has_admin_key;        /* else nobody is an operator */
     struct hash admin_key;     /* its digest */
     _Atomic uint64_t probe_us; /* when the last probe of health.h began */

@@ -27,6 +27,7 @@ static const char *gen_id_prefix(const struct exchange *x)
     switch (x->shape) {
     case SHAPE_MESSAGES: return "msg_";
     case SHAPE_RESPONSES: return "resp_";
+    case SHAPE_TOKENS: return "generate-tokens-";
     case SHAPE_OPENAI: break;
     }
     return x->format == EXCHANGE_CHAT ? "chatcmpl-" : "cmpl-";
@@ -45,6 +46,12 @@ static void gen_name(struct exchange *x)
     x->created = clock_unix_s();
 }
 
+void gen_keep_name(struct exchange *x, const struct json *name)
+{
+    if (name != NULL && strcmp(name->text, x->request_id) == 0) /* it could be a name */
+        (void)snprintf(x->id, sizeof x->id, "%s", x->request_id);
+}
+
 /* A chat's replies are taken apart where the model knows calls or reasoning, or the answer has
  * blocks. Tags of calls may be special tokens: these are then not skipped. */
 static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
@@ -55,7 +62,7 @@ static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
                               .only_calls = form_forces(&fields->form),
                               .tools = fields->form.tools};
 
-    if (x->format != EXCHANGE_CHAT ||
+    if (x->format != EXCHANGE_CHAT || x->shape == SHAPE_TOKENS ||
         (x->shape == SHAPE_OPENAI && o.format == REPLY_PLAIN && o.reasoning == REPLY_NO_REASONING))
         return ERR_OK;
     g->speech = arena_zalloc(&x->arena, sizeof *g->speech);
@@ -123,9 +130,9 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         }
     }
     n_gens = n_prompts * x->n;
-    if (n_gens > EXCHANGE_GENS_MAX) {
+    if (n_gens > f->settings.max_choices) {
         (void)snprintf(why, sizeof why, "%d prompts with %d choices each are more than %d",
-                       n_prompts, x->n, EXCHANGE_GENS_MAX);
+                       n_prompts, x->n, (int)f->settings.max_choices);
         exchange_reply_error(x, ERR_INVALID, why, "n", 0);
         return false;
     }
@@ -182,6 +189,22 @@ static int gen_check_length(struct front *f, const struct gen *g, size_t len, ch
         return ERR_TOO_LONG;
     }
     return ERR_OK;
+}
+
+int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap)
+{
+    int rc = ERR_OK;
+
+    for (uint32_t i = 0; i < ids->n && rc == ERR_OK; i++) {
+        const struct json *id = &ids->items[i];
+
+        if (id->kind != JSON_INT || id->whole < 0 || id->whole > INT32_MAX) {
+            (void)snprintf(why, cap, "member %u is no token id", i);
+            return ERR_INVALID;
+        }
+        rc = token_list_add(&g->tokens, (int32_t)id->whole);
+    }
+    return rc;
 }
 
 int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,

@@ -59,7 +59,7 @@ bool lax_flag(const struct json *v, bool *flag)
         *flag = v->flag;
         return true;
     }
-    for (size_t i = 0; v->kind == JSON_TEXT && i < n; i++) {
+    for (size_t i = 0; v->kind == JSON_TEXT && !json_has_nul(v) && i < n; i++) {
         if (strcasecmp(v->text, words[i]) == 0) {
             *flag = i >= n / 2;
             return true;

@@ -81,6 +81,9 @@ static int main_open_text(struct front *f)
         rc = presets_override(&f->presets, f->settings.override_generation_config, why, sizeof why);
     if (rc == ERR_OK)
         rc = main_read_kwargs(f, why, sizeof why);
+    f->presets.max_logprobs =
+        f->settings.max_logprobs < 0 ? WIRE_LOGPROBS_MAX : (uint32_t)f->settings.max_logprobs;
+    f->presets.max_stops = (int)f->settings.max_stop_strings;
     f->presets.tokens_as_ids = f->settings.return_tokens_as_token_ids;
     f->presets.include_usage = f->settings.enable_force_include_usage;
     if (rc != ERR_OK)
@@ -163,6 +166,9 @@ static int main_open(struct front *f)
         log_error("front: eventfd: %s", strerror(errno));
         rc = ERR_IO;
     }
+    if (rc == ERR_OK && f->settings.responses_dir[0] != '\0')
+        rc = kept_open(&f->kept, f->settings.responses_dir, f->settings.responses_bytes,
+                       f->settings.responses_days, f->handover_fd);
     if (rc == ERR_OK)
         rc = main_open_text(f);
     if (rc == ERR_OK)
@@ -224,6 +230,7 @@ int main(int argc, char **argv)
     service_ready();
     log_info("front: ready, model %s", f.model_name);
     rc = streamer_run(&f);
+    kept_close(f.kept);
     if (f.settings.listen[0] != '\0')
         (void)unlink(f.settings.listen);
     log_info("front: stopped");

@@ -21,7 +21,11 @@ struct presets_reader {
 
 void presets_init(struct presets *p)
 {
-    *p = (struct presets){.temperature = 1.0f, .top_p = 1.0f, .repetition = 1.0f};
+    *p = (struct presets){.max_logprobs = 20,
+                          .max_stops = 32,
+                          .temperature = 1.0f,
+                          .top_p = 1.0f,
+                          .repetition = 1.0f};
 }
 
 /* A number in its range; preset when it is absent. */

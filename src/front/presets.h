@@ -15,10 +15,12 @@ struct presets {
     float top_p;
     float min_p;
     float repetition;
-    int32_t top_k;       /* 0: off */
-    uint32_t max_tokens; /* 0: as many as there is room for */
-    bool tokens_as_ids;  /* return_tokens_as_token_ids */
-    bool include_usage;  /* of streams, whatever they say */
+    int32_t top_k;         /* 0: off */
+    uint32_t max_tokens;   /* 0: as many as there is room for */
+    uint32_t max_logprobs; /* what a request may ask for: settings of the same name */
+    int max_stops;
+    bool tokens_as_ids; /* return_tokens_as_token_ids */
+    bool include_usage; /* of streams, whatever they say */
 };
 
 /* temperature 1, top_p 1, nothing else. */

@@ -32,10 +32,18 @@ struct route {
 static const struct route routes[] = {
     {"/v1/chat/completions", "POST", api_chat, SHAPE_OPENAI, KEYED, "Answer a chat"},
     {"/v1/completions", "POST", api_completions, SHAPE_OPENAI, KEYED, "Continue a prompt"},
+    {"/v1/chat/completions/batch", "POST", api_chat_batch, SHAPE_OPENAI, KEYED,
+     "Answer several conversations, one choice for each"},
     {"/v1/chat/completions/render", "POST", api_render, SHAPE_OPENAI, KEYED,
      "The prompt of a chat and its tokens, without an answer"},
     {"/v1/completions/render", "POST", api_render, SHAPE_OPENAI, KEYED,
      "The tokens of a prompt, without an answer"},
+    {"/v1/chat/completions/derender", "POST", api_derender, SHAPE_OPENAI, KEYED,
+     "The answer to a chat, made of tokens that were generated"},
+    {"/v1/completions/derender", "POST", api_derender, SHAPE_OPENAI, KEYED,
+     "The answer to a completion, made of tokens that were generated"},
+    {"/inference/v1/generate", "POST", api_generate, SHAPE_TOKENS, KEYED,
+     "Continue token ids by token ids"},
     {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES, KEYED, "Anthropic's API"},
     {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES, KEYED,
      "Count the tokens of a request to /v1/messages"},
@@ -143,7 +151,8 @@ static bool route_has_body(const struct route *r, const char *method)
 static bool route_generates(const struct route *r)
 {
     return r->answer == api_chat || r->answer == api_completions || r->answer == api_messages ||
-           r->answer == api_responses || r->answer == api_invocations;
+           r->answer == api_responses || r->answer == api_invocations ||
+           r->answer == api_generate || r->answer == api_chat_batch;
 }
 
 /* A full server says so before it reads what it will not serve: a refusal that costs as much as an

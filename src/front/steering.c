@@ -117,6 +117,36 @@ int steering_read_allowed(struct steering *s, struct arena *arena, const struct 
     return ERR_OK;
 }
 
+int steering_read_asked(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                        size_t why_cap)
+{
+    int rc = steering_count("logprob_token_ids", v, JSON_LIST, "a list of token ids",
+                            WIRE_ASKED_MAX, why, why_cap);
+
+    s->n_asked = 0;
+    if (rc != ERR_OK || v->n == 0)
+        return rc;
+    s->asked = arena_zalloc(arena, v->n * sizeof *s->asked);
+    if (s->asked == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json id = lax_number(&v->items[i]);
+        char shown[LAX_SHOW_BYTES];
+        bool twice = false;
+
+        if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX) {
+            (void)snprintf(why, why_cap, "'logprob_token_ids' must have token ids, not %s",
+                           lax_show(&v->items[i], shown));
+            return ERR_INVALID;
+        }
+        for (uint32_t k = 0; k < s->n_asked; k++)
+            twice = twice || s->asked[k] == (int32_t)id.whole;
+        if (!twice)
+            s->asked[s->n_asked++] = (int32_t)id.whole;
+    }
+    return ERR_OK;
+}
+
 /* --- bad words -------------------------------------------------------------------------- */
 
 /* Append a length and ids. */
@@ -219,12 +249,20 @@ int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_reque
     r->n_allowed = s->n_allowed > 0 ? (n_vocab + 31) / 32 : 0;
     r->n_biases = s->n_biases;
     r->n_bad = s->n_bad;
+    r->n_asked = s->n_asked;
     if (wire_extra(r) == 0)
         return ERR_OK;
     if (s->n_biases > 0 && (uint32_t)s->biases[s->n_biases - 1].id >= n_vocab) {
         *param = "logit_bias";
         *wrong = s->biases[s->n_biases - 1].id;
         return ERR_INVALID;
+    }
+    for (uint32_t i = 0; i < s->n_asked; i++) {
+        if ((uint32_t)s->asked[i] >= n_vocab) {
+            *param = "logprob_token_ids";
+            *wrong = s->asked[i];
+            return ERR_INVALID;
+        }
     }
     w = mem_zalloc_array((size_t)wire_extra(r), sizeof *w);
     if (w == NULL)
@@ -238,6 +276,9 @@ int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_reque
         memcpy(w + r->n_allowed, s->biases, s->n_biases * sizeof *s->biases);
     if (s->n_bad > 0)
         memcpy(w + r->n_allowed + 2 * (size_t)r->n_biases, s->bad, s->n_bad * sizeof *s->bad);
+    if (s->n_asked > 0)
+        memcpy(w + r->n_allowed + 2 * (size_t)r->n_biases + r->n_bad, s->asked,
+               s->n_asked * sizeof *s->asked);
     *words = w;
     return ERR_OK;
 }

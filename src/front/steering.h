@@ -21,6 +21,8 @@ struct steering {
     uint32_t n_allowed;
     int32_t *bad; /* [n_bad], as struct wire_request has them */
     uint32_t n_bad;
+    int32_t *asked; /* [n_asked], each id once */
+    uint32_t n_asked;
 };
 
 /* Read `logit_bias` {"id": number}, `allowed_token_ids` [id], `bad_words` [text]. A bad word is
@@ -30,10 +32,13 @@ int steering_read_biases(struct steering *s, struct arena *arena, const struct j
                          size_t why_cap) ERR_CHECKED;
 int steering_read_allowed(struct steering *s, struct arena *arena, const struct json *v, char *why,
                           size_t why_cap) ERR_CHECKED;
+/* `logprob_token_ids` [id], whose log probabilities are told with each token. */
+int steering_read_asked(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                        size_t why_cap) ERR_CHECKED;
 int steering_read_bad_words(struct steering *s, struct arena *arena, const struct tokenizer *t,
                             const struct json *v, char *why, size_t why_cap) ERR_CHECKED;
 
-/* Fill r->n_allowed, n_biases, n_bad, and the words that stand behind the tokens: int32
+/* Fill r->n_allowed, n_biases, n_bad, n_asked, and the words that stand behind the tokens: int32
  * [wire_extra(r)], the caller's to mem_free(); NULL when there are none. ERR_INVALID with the
  * field's name in *param and the id in *wrong when an id is not below n_vocab; ERR_NO_MEMORY. */
 int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_request *r,

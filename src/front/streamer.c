@@ -223,6 +223,25 @@ static bool streamer_waited(const struct streamer *s, const struct exchange *x)
     return false;
 }
 
+/* Complete but for the store's word, which comes, or does not. */
+static void streamer_end_kept(struct streamer *s, struct exchange *x)
+{
+    if (!blocks_wait(x, s->now_us))
+        blocks_kept(x);
+}
+
+/* The store has written, or could not. */
+static void streamer_kept(struct streamer *s)
+{
+    for (struct exchange *x = s->open, *next; x != NULL; x = next) {
+        next = x->next;
+        if (!streamer_keeps(x))
+            continue;
+        streamer_end_kept(s, x);
+        streamer_flush(s, x);
+    }
+}
+
 static void streamer_tick_one(struct streamer *s, struct exchange *x)
 {
     const struct settings *c = &s->f->settings;
@@ -232,7 +251,9 @@ static void streamer_tick_one(struct streamer *s, struct exchange *x)
         streamer_close(s, x);
         return;
     }
-    if (!x->complete && streamer_late(s, x))
+    if (streamer_keeps(x))
+        streamer_end_kept(s, x);
+    else if (!x->complete && streamer_late(s, x))
         streamer_fail(s, x, ERR_DEADLINE, NULL, NULL);
     else if (!x->complete && streamer_waited(s, x))
         streamer_fail(s, x, ERR_ENGINE_GONE, NULL, NULL);
@@ -337,6 +358,8 @@ static void streamer_events(struct streamer *s, int timeout_ms)
         }
     }
     streamer_adopt_all(s);
+    if (spells && s->f->kept != NULL && kept_has_news(s->f->kept))
+        streamer_kept(s);
     if (spells)
         streamer_spell(s);
 }

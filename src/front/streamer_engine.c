@@ -87,7 +87,7 @@ static void streamer_yield(struct streamer *s)
         return;
     for (struct exchange *x = s->open, *next; x != NULL; x = next) {
         next = x->next;
-        if (x->complete)
+        if (x->complete || streamer_keeps(x))
             continue;
         if (streamer_can_hand_back(x)) {
             streamer_close(s, x);

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "front/blocks.h"
 #include "front/front.h"
 
 struct streamer {
@@ -79,5 +80,11 @@ void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why);
 void streamer_engine(
     struct streamer *s); /* attach if it is time to; or make room for another build */
 void streamer_engine_lost(struct streamer *s);
+
+/* All of x has been said but its end, which the store of kept responses holds up. */
+static inline bool streamer_keeps(const struct exchange *x)
+{
+    return x->keeping != NULL && x->keeping->job != NULL && !x->complete;
+}
 
 #endif

@@ -656,7 +656,7 @@ static void tags_format(struct tags *t, struct part_list *l, const struct json *
 {
     const struct json *type = json_get_kind(v, "type", JSON_TEXT);
 
-    if (type == NULL) {
+    if (type == NULL || json_has_nul(type)) {
         tags_fail(t, ERR_INVALID, "a format must be an object with a 'type'");
         return;
     }

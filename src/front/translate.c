@@ -46,8 +46,8 @@ void translate_begin(struct translation *t, struct arena *arena, const struct js
         json_put(&t->kwargs, kwargs->items[i].key, &kwargs->items[i]);
 }
 
-int translate_member_text(struct translation *t, const struct json *obj, const char *name,
-                          const char *where, const char **out)
+int translate_member_content(struct translation *t, const struct json *obj, const char *name,
+                             const char *where, const struct json **out)
 {
     const struct json *v = json_get(obj, name);
     char at[200];
@@ -55,8 +55,21 @@ int translate_member_text(struct translation *t, const struct json *obj, const c
     (void)snprintf(at, sizeof at, "%s.%s", where, name);
     if (v == NULL || v->kind != JSON_TEXT)
         return translate_type(t, at, "a string", v);
-    *out = v->text;
+    *out = v;
     return ERR_OK;
+}
+
+int translate_member_text(struct translation *t, const struct json *obj, const char *name,
+                          const char *where, const char **out)
+{
+    const struct json *v = NULL;
+    int rc = translate_member_content(t, obj, name, where, &v);
+
+    if (rc == ERR_OK && json_has_nul(v))
+        rc = translate_fail(t, ERR_INVALID, "'%s.%s' must not hold \\u0000", where, name);
+    if (rc == ERR_OK)
+        *out = v->text;
+    return rc;
 }
 
 /* --- fields -------------------------------------------------------------------------------- */
@@ -201,10 +214,11 @@ void translate_schema(struct translation *t, const char *name, const struct json
 
 /* --- the conversation ------------------------------------------------------------------------ */
 
-/* Texts of a list, one after the other; NULL without memory. */
-static const char *translate_joined(struct translation *t, const struct json_made *texts,
-                                    const char *between)
+/* Texts of a list, one after the other; "" without memory, which *failed says. */
+static struct json translate_joined(struct translation *t, const struct json_made *texts,
+                                    const char *between, bool *failed)
 {
+    struct json joined = {.kind = JSON_TEXT, .text = ""};
     struct buf b = {0};
     char *copy = NULL;
 
@@ -215,37 +229,41 @@ static const char *translate_joined(struct translation *t, const struct json_mad
     }
     if (!b.failed)
         copy = arena_strndup(t->arena, b.len == 0 ? "" : b.bytes, b.len);
+    if (copy != NULL) {
+        joined.text = copy;
+        joined.text_len = b.len;
+    }
+    *failed = *failed || copy == NULL;
     buf_fini(&b);
-    return copy;
+    return joined;
 }
 
-const char *translate_text_of(struct translation *t, const struct json_made *texts)
+struct json translate_text_of(struct translation *t, const struct json_made *texts)
 {
-    const char *text = texts->n == 1 ? texts->items[0].text : translate_joined(t, texts, "\n");
-
-    t->messages.failed = t->messages.failed || texts->failed || text == NULL;
-    return text == NULL ? "" : text;
+    t->messages.failed = t->messages.failed || texts->failed;
+    return texts->n == 1 ? texts->items[0] : translate_joined(t, texts, "\n", &t->messages.failed);
 }
 
 /* The open turn becomes a message. */
 static void translate_flush(struct translation *t)
 {
     struct json_made m = {.arena = t->arena};
-    const char *reason;
+    struct json text;
 
     if (t->role == NULL || (t->texts.n == 0 && t->calls.n == 0 && t->reason.n == 0)) {
         t->role = NULL; /* a role that said nothing has no message */
         return;
     }
     json_put_text(&m, "role", t->role);
-    if (t->texts.n == 0 && t->calls.n > 0)
+    if (t->texts.n == 0 && t->calls.n > 0) {
         json_put_null(&m, "content");
-    else
-        json_put_text(&m, "content", translate_text_of(t, &t->texts));
+    } else {
+        text = translate_text_of(t, &t->texts);
+        json_put(&m, "content", &text);
+    }
     if (t->reason.n > 0) {
-        reason = translate_joined(t, &t->reason, "");
-        m.failed = m.failed || reason == NULL;
-        json_put_text(&m, "reasoning_content", reason == NULL ? "" : reason);
+        text = translate_joined(t, &t->reason, "", &m.failed);
+        json_put(&m, "reasoning_content", &text);
     }
     if (t->calls.n > 0)
         json_put_made(&m, "tool_calls", JSON_LIST, &t->calls);
@@ -265,13 +283,13 @@ void translate_role(struct translation *t, const char *role)
     t->role = role;
 }
 
-void translate_say(struct translation *t, const char *text)
+void translate_say(struct translation *t, const struct json *text)
 {
-    json_put_text(&t->texts, NULL, text);
+    json_put(&t->texts, NULL, text);
 }
 
 /* Reasoning comes before what it led to: behind that it begins a message of its own. */
-void translate_think(struct translation *t, const char *text)
+void translate_think(struct translation *t, const struct json *text)
 {
     if (t->texts.n > 0 || t->calls.n > 0) {
         const char *role = t->role;
@@ -279,7 +297,7 @@ void translate_think(struct translation *t, const char *text)
         translate_flush(t);
         t->role = role;
     }
-    json_put_text(&t->reason, NULL, text);
+    json_put(&t->reason, NULL, text);
 }
 
 void translate_call(struct translation *t, const char *id, const char *name,
@@ -296,14 +314,14 @@ void translate_call(struct translation *t, const char *id, const char *name,
     json_put_made(&t->calls, NULL, JSON_OBJECT, &call);
 }
 
-void translate_result(struct translation *t, const char *id, const char *content)
+void translate_result(struct translation *t, const char *id, const struct json *content)
 {
     struct json_made m = {.arena = t->arena};
 
     translate_flush(t);
     json_put_text(&m, "role", "tool");
     json_put_text(&m, "tool_call_id", id);
-    json_put_text(&m, "content", content);
+    json_put(&m, "content", content);
     json_put_made(&t->messages, NULL, JSON_OBJECT, &m);
 }
 

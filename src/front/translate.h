@@ -20,7 +20,8 @@ struct translation {
     struct arena *arena;
     char *why; /* out on error: a sentence for the client */
     size_t why_cap;
-    const char *param; /* the field that is being read, or was refused */
+    const char *param;          /* the field that is being read, or was refused */
+    const struct json *earlier; /* translate_responses_in */
 
     struct json_made chat;     /* members of the chat's body */
     struct json_made messages; /* of its messages */
@@ -42,9 +43,17 @@ struct translation {
 int translate_messages(struct json *chat, struct arena *arena, const struct json *body,
                        bool is_count, char *why, size_t why_cap, const char **param) ERR_CHECKED;
 
-/* The same of OpenAI's request for a response. */
-int translate_responses(struct json *chat, struct arena *arena, const struct json *body, char *why,
-                        size_t why_cap, const char **param) ERR_CHECKED;
+/* OpenAI's request for a response. */
+struct translate_responses_in {
+    const struct json *body;
+    const struct json *earlier; /* list of the items that previous_response_id stands for; NULL:
+                                   none are kept, so that it is refused */
+};
+
+/* The same of it. */
+int translate_responses(struct json *chat, struct arena *arena,
+                        const struct translate_responses_in *in, char *why, size_t why_cap,
+                        const char **param) ERR_CHECKED;
 
 /* Begin one. The client's own chat_template_kwargs of body are taken first. */
 void translate_begin(struct translation *t, struct arena *arena, const struct json *body, char *why,
@@ -98,7 +107,10 @@ int translate_fail(struct translation *t, int rc, const char *format, ...)
 int translate_type(struct translation *t, const char *where, const char *wanted,
                    const struct json *v);
 
-/* A member of obj that must be a text; is_empty_ok. On error where is named. */
+/* A member of obj that must be a text; may be empty. On error where is named. A content may hold
+ * NULs, a name must not. */
+int translate_member_content(struct translation *t, const struct json *obj, const char *name,
+                             const char *where, const struct json **out) ERR_CHECKED;
 int translate_member_text(struct translation *t, const struct json *obj, const char *name,
                           const char *where, const char **out) ERR_CHECKED;
 
@@ -137,16 +149,16 @@ void translate_schema(struct translation *t, const char *name, const struct json
 void translate_role(struct translation *t, const char *role);
 
 /* What the role says. */
-void translate_say(struct translation *t, const char *text);
-void translate_think(struct translation *t, const char *text);
+void translate_say(struct translation *t, const struct json *text);
+void translate_think(struct translation *t, const struct json *text);
 void translate_call(struct translation *t, const char *id, const char *name,
                     const struct json *arguments);
 
 /* A message of its own: what a tool gave back. */
-void translate_result(struct translation *t, const char *id, const char *content);
+void translate_result(struct translation *t, const char *id, const struct json *content);
 
 /* Texts of a list as one content, a line each: every template takes a text, not all take parts. */
-const char *translate_text_of(struct translation *t, const struct json_made *texts);
+struct json translate_text_of(struct translation *t, const struct json_made *texts);
 
 /* The end: *chat when all went well. ERR_NO_MEMORY. */
 int translate_end(struct translation *t, struct json *chat) ERR_CHECKED;

@@ -40,11 +40,11 @@ static void messages_retain(struct translation *t, const struct json *body)
 
 /* Claude Code's first block of the system is for a service's books and another with each request:
  * it would keep every prompt from sharing what comes behind it. */
-static bool is_billing(const char *text)
+static bool is_billing(const struct json *text)
 {
     static const char head[] = "x-anthropic-billing-header:";
 
-    return strncmp(text, head, sizeof head - 1) == 0;
+    return strncmp(text->text, head, sizeof head - 1) == 0;
 }
 
 /* A text, or a list of text blocks. */
@@ -54,14 +54,14 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
     char at[160];
 
     if (v->kind == JSON_TEXT) {
-        json_put_text(texts, NULL, v->text);
+        json_put(texts, NULL, v);
         return ERR_OK;
     }
     if (v->kind != JSON_LIST)
         return translate_type(t, where, "a string or a list of blocks", v);
     for (uint32_t i = 0; i < v->n; i++) {
         const struct json *b = &v->items[i];
-        const char *text = NULL;
+        const struct json *text = NULL;
         const char *type = NULL;
         int rc;
 
@@ -72,9 +72,9 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
         if (rc != ERR_OK)
             return rc;
         if (strcmp(type, "text") == 0)
-            rc = translate_member_text(t, b, "text", at, &text);
+            rc = translate_member_content(t, b, "text", at, &text);
         else if (strcmp(type, "tool_reference") == 0) /* found by the client's tool search */
-            rc = translate_member_text(t, b, "tool_name", at, &text);
+            rc = translate_member_content(t, b, "tool_name", at, &text);
         else
             rc = translate_fail(t, ERR_UNSUPPORTED,
                                 "'%s': blocks of type '%.64s' are not supported here", at, type);
@@ -83,7 +83,7 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
         if (rc != ERR_OK)
             return rc;
         if (!is_billing(text))
-            json_put_text(texts, NULL, text);
+            json_put(texts, NULL, text);
     }
     return ERR_OK;
 }
@@ -92,8 +92,8 @@ typedef int messages_block_fn(struct translation *t, const struct json *b, const
 
 static int messages_text(struct translation *t, const struct json *b, const char *where)
 {
-    const char *text = NULL;
-    int rc = translate_member_text(t, b, "text", where, &text);
+    const struct json *text = NULL;
+    int rc = translate_member_content(t, b, "text", where, &text);
 
     if (rc == ERR_OK)
         translate_say(t, text);
@@ -102,10 +102,10 @@ static int messages_text(struct translation *t, const struct json *b, const char
 
 static int messages_thinking(struct translation *t, const struct json *b, const char *where)
 {
-    const char *text = NULL;
-    int rc = translate_member_text(t, b, "thinking", where, &text);
+    const struct json *text = NULL;
+    int rc = translate_member_content(t, b, "thinking", where, &text);
 
-    if (rc == ERR_OK && text[0] != '\0')
+    if (rc == ERR_OK && text->text_len > 0)
         translate_think(t, text);
     return rc;
 }
@@ -143,6 +143,7 @@ static int messages_tool_result(struct translation *t, const struct json *b, con
     const struct json *content = json_get(b, "content");
     struct json_made texts = {.arena = t->arena};
     const char *id = NULL;
+    struct json text;
     char at[160];
     int rc = translate_member_text(t, b, "tool_use_id", where, &id);
 
@@ -151,7 +152,8 @@ static int messages_tool_result(struct translation *t, const struct json *b, con
         rc = messages_texts(t, content, at, &texts);
     if (rc != ERR_OK)
         return rc;
-    translate_result(t, id, translate_text_of(t, &texts));
+    text = translate_text_of(t, &texts);
+    translate_result(t, id, &text);
     return ERR_OK;
 }
 
@@ -221,7 +223,7 @@ static int messages_message(struct translation *t, const struct json *m, uint32_
         return translate_fail(t, ERR_INVALID, "'%s' must not be empty", where);
     translate_role(t, role);
     if (content->kind == JSON_TEXT)
-        translate_say(t, content->text);
+        translate_say(t, content);
     for (uint32_t i = 0; content->kind == JSON_LIST && i < content->n && rc == ERR_OK; i++) {
         (void)snprintf(where, sizeof where, "messages.%u.content.%u", idx, i);
         rc = messages_block(t, role, &content->items[i], where);

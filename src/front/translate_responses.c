@@ -2,7 +2,8 @@
  *
  * OpenAI's POST /v1/responses as a chat. Items of the input become turns: messages the content,
  * reasoning the reasoning, function_call a tool call, function_call_output a message of its own.
- * Nothing is kept here, so nothing can be referred to: what would need it is refused by name. */
+ * The items of an earlier response (kept.h) come before the input; where none are kept,
+ * previous_response_id is refused. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,13 +11,14 @@
 #include "front/translate.h"
 #include "ipc/wire.h"
 
+#define RESPONSES_TOP_MAX  20 /* that API's bound */
 #define RESPONSES_LOGPROBS "message.output_text.logprobs"
 
 /* --- items --------------------------------------------------------------------------------- */
 
 /* The text of a part of content. */
 static int responses_part(struct translation *t, const struct json *part, const char *where,
-                          const char **text)
+                          const struct json **text)
 {
     static const struct {
         const char *type;
@@ -33,7 +35,7 @@ static int responses_part(struct translation *t, const struct json *part, const 
         return rc;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].type, type) == 0)
-            return translate_member_text(t, part, rows[i].member, where, text);
+            return translate_member_content(t, part, rows[i].member, where, text);
     }
     return translate_fail(t, ERR_UNSUPPORTED, "'%s': parts of type '%.64s' are not supported",
                           where, type);
@@ -46,20 +48,20 @@ static int responses_content(struct translation *t, const struct json *v, const 
     char at[160];
 
     if (v != NULL && v->kind == JSON_TEXT) {
-        json_put_text(texts, NULL, v->text);
+        json_put(texts, NULL, v);
         return ERR_OK;
     }
     if (v == NULL || v->kind != JSON_LIST)
         return translate_type(t, where, "a string or a list of parts", v);
     for (uint32_t i = 0; i < v->n; i++) {
-        const char *text = NULL;
+        const struct json *text = NULL;
         int rc;
 
         (void)snprintf(at, sizeof at, "%s[%u]", where, i);
         rc = responses_part(t, &v->items[i], at, &text);
         if (rc != ERR_OK)
             return rc;
-        json_put_text(texts, NULL, text);
+        json_put(texts, NULL, text);
     }
     return ERR_OK;
 }
@@ -96,18 +98,18 @@ static int responses_call(struct translation *t, const struct json *item, const 
 {
     const char *id = NULL;
     const char *name = NULL;
-    const char *arguments = NULL;
+    const struct json *arguments = NULL;
     int rc = translate_member_text(t, item, "call_id", where, &id);
 
     if (rc == ERR_OK)
         rc = translate_member_text(t, item, "name", where, &name);
     if (rc == ERR_OK)
-        rc = translate_member_text(t, item, "arguments", where, &arguments);
+        rc = translate_member_content(t, item, "arguments", where, &arguments);
     if (rc != ERR_OK)
         return rc;
     translate_role(t, "assistant");
     translate_call(t, id, translate_spaced(t, json_get_text(item, "namespace", ""), name),
-                   json_get(item, "arguments"));
+                   arguments);
     return ERR_OK;
 }
 
@@ -117,17 +119,17 @@ static int responses_custom(struct translation *t, const struct json *item, cons
     struct json_made inner = {.arena = t->arena};
     const char *id = NULL;
     const char *name = NULL;
-    const char *input = NULL;
+    const struct json *input = NULL;
     struct json arguments;
     int rc = translate_member_text(t, item, "call_id", where, &id);
 
     if (rc == ERR_OK)
         rc = translate_member_text(t, item, "name", where, &name);
     if (rc == ERR_OK)
-        rc = translate_member_text(t, item, "input", where, &input);
+        rc = translate_member_content(t, item, "input", where, &input);
     if (rc != ERR_OK)
         return rc;
-    json_put_text(&inner, "input", input);
+    json_put(&inner, "input", input);
     arguments = json_made(&inner, JSON_OBJECT);
     t->chat.failed = t->chat.failed || inner.failed;
     translate_role(t, "assistant");
@@ -140,6 +142,7 @@ static int responses_output(struct translation *t, const struct json *item, cons
 {
     struct json_made texts = {.arena = t->arena};
     const char *id = NULL;
+    struct json content;
     char at[80];
     int rc = translate_member_text(t, item, "call_id", where, &id);
 
@@ -148,7 +151,8 @@ static int responses_output(struct translation *t, const struct json *item, cons
         rc = responses_content(t, json_get(item, "output"), at, &texts);
     if (rc != ERR_OK)
         return rc;
-    translate_result(t, id, translate_text_of(t, &texts));
+    content = translate_text_of(t, &texts);
+    translate_result(t, id, &content);
     return ERR_OK;
 }
 
@@ -165,7 +169,7 @@ static int responses_reasoning(struct translation *t, const struct json *item, c
         return translate_type(t, at, "a list of parts", said);
     translate_role(t, "assistant");
     for (uint32_t i = 0; i < said->n; i++) {
-        const char *text = NULL;
+        const struct json *text = NULL;
         int rc = responses_part(t, &said->items[i], at, &text);
 
         if (rc != ERR_OK)
@@ -217,36 +221,47 @@ static int responses_item(struct translation *t, const struct json *item, const 
                           where, name);
 }
 
-/* The instructions and the input. */
+static int responses_items_of(struct translation *t, const struct json *list, const char *name)
+{
+    char where[40];
+    int rc = ERR_OK;
+
+    t->param = name;
+    for (uint32_t i = 0; list != NULL && i < list->n && rc == ERR_OK; i++) {
+        (void)snprintf(where, sizeof where, "%s[%u]", name, i);
+        rc = responses_item(t, &list->items[i], where);
+    }
+    return rc;
+}
+
+/* The instructions, what came before, and the input. */
 static int responses_talk(struct translation *t, const struct json *body)
 {
     const struct json *instructions = json_get(body, "instructions");
     const struct json *input = json_get(body, "input");
-    char where[40];
-    int rc = ERR_OK;
+    int rc;
 
     t->param = "instructions";
     if (instructions != NULL && instructions->kind != JSON_NULL) {
         if (instructions->kind != JSON_TEXT)
             return translate_type(t, "instructions", "a string", instructions);
         translate_role(t, "system");
-        translate_say(t, instructions->text);
+        translate_say(t, instructions);
     }
+    rc = responses_items_of(t, t->earlier, "previous_response_id");
+    if (rc != ERR_OK)
+        return rc;
     t->param = "input";
     if (input != NULL && input->kind == JSON_TEXT) {
         translate_role(t, "user");
-        translate_say(t, input->text);
+        translate_say(t, input);
         return ERR_OK;
     }
     if (input == NULL || input->kind != JSON_LIST)
         return translate_type(t, "input", "a string or a list of items", input);
     if (input->n == 0)
         return translate_fail(t, ERR_INVALID, "'input' must not be empty");
-    for (uint32_t i = 0; i < input->n && rc == ERR_OK; i++) {
-        (void)snprintf(where, sizeof where, "input[%u]", i);
-        rc = responses_item(t, &input->items[i], where);
-    }
-    return rc;
+    return responses_items_of(t, input, "input");
 }
 
 /* --- fields -------------------------------------------------------------------------------- */
@@ -414,7 +429,7 @@ static int responses_include(struct translation *t, const struct translate_row *
     for (uint32_t i = 0; i < v->n; i++) {
         if (v->items[i].kind != JSON_TEXT)
             return translate_type(t, row->name, "a list of strings", &v->items[i]);
-        if (strcmp(v->items[i].text, RESPONSES_LOGPROBS) == 0)
+        if (json_is_text(&v->items[i], RESPONSES_LOGPROBS))
             json_put(&t->chat, "logprobs", &yes);
     }
     return ERR_OK;
@@ -430,10 +445,10 @@ static int responses_top_logprobs(struct translation *t, const struct json *body
     t->param = "top_logprobs";
     if (v == NULL || v->kind == JSON_NULL)
         return ERR_OK;
-    if (v->kind != JSON_INT || v->whole < 0 || v->whole > WIRE_LOGPROBS_MAX)
+    if (v->kind != JSON_INT || v->whole < 0 || v->whole > RESPONSES_TOP_MAX)
         return translate_fail(t, ERR_INVALID,
                               "'top_logprobs' must be a whole number, at least 0 and at most %d",
-                              WIRE_LOGPROBS_MAX);
+                              RESPONSES_TOP_MAX);
     for (uint32_t i = 0; include != NULL && i < include->n; i++)
         asked = asked || json_is_text(&include->items[i], RESPONSES_LOGPROBS);
     if (asked)
@@ -449,9 +464,9 @@ static int responses_truncation(struct translation *t, const struct translate_ro
 
     if (v->kind != JSON_TEXT)
         return translate_type(t, row->name, "a string", v);
-    if (strcmp(v->text, "disabled") == 0)
+    if (json_is_text(v, "disabled"))
         return ERR_OK;
-    if (strcmp(v->text, "auto") != 0)
+    if (!json_is_text(v, "auto"))
         return translate_fail(t, ERR_INVALID, "'truncation' must be auto or disabled");
     json_put(&t->chat, "truncate_prompt_tokens", &rest);
     return ERR_OK;
@@ -465,6 +480,12 @@ static int responses_stateless(struct translation *t, const struct translate_row
                           "'%s' is not supported: this server is stateless and keeps no responses; "
                           "send the whole conversation as 'input'",
                           row->name);
+}
+
+static int responses_previous(struct translation *t, const struct translate_row *row,
+                              const struct json *v)
+{
+    return t->earlier != NULL ? ERR_OK : responses_stateless(t, row, v);
 }
 
 static const struct translate_row responses_rows[] = {
@@ -487,7 +508,7 @@ static const struct translate_row responses_rows[] = {
     {"top_logprobs", translate_ignore, NULL}, /* responses_top_logprobs() reads it */
     {"truncation", responses_truncation, NULL},
     {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
-    {"store", translate_flag, NULL},                  /* nothing is: the answer says so */
+    {"store", translate_flag, NULL},                  /* the answer says whether it is */
     /* Harmless: for the books of whoever runs a service, or of tools that are not there. */
     {"stream_options", translate_object, NULL},
     {"user", translate_text, NULL},
@@ -497,7 +518,7 @@ static const struct translate_row responses_rows[] = {
     {"service_tier", translate_text, NULL},
     {"max_tool_calls", translate_ignore, NULL},
     /* Not there. */
-    {"previous_response_id", responses_stateless, NULL},
+    {"previous_response_id", responses_previous, NULL},
     {"conversation", responses_stateless, NULL},
     {"background", translate_refuse, NULL},
     {"prompt", translate_refuse, NULL},
@@ -505,13 +526,16 @@ static const struct translate_row responses_rows[] = {
     TRANSLATE_EXTRAS,
 };
 
-int translate_responses(struct json *chat, struct arena *arena, const struct json *body, char *why,
-                        size_t why_cap, const char **param)
+int translate_responses(struct json *chat, struct arena *arena,
+                        const struct translate_responses_in *in, char *why, size_t why_cap,
+                        const char **param)
 {
+    const struct json *body = in->body;
     struct translation t;
     int rc;
 
     translate_begin(&t, arena, body, why, why_cap);
+    t.earlier = in->earlier;
     rc = translate_fields(&t, responses_rows, sizeof responses_rows / sizeof responses_rows[0],
                           body);
     if (rc == ERR_OK)

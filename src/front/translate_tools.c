@@ -63,23 +63,27 @@ static void put_renamed(struct json_made *out, const struct json *tool, const ch
 }
 
 /* What a custom tool does, and the grammar of its text, where it has one. */
-static const char *describe(struct translation *t, const struct json *tool)
+static struct json describe(struct translation *t, const struct json *tool)
 {
     const struct json *format = json_get_kind(tool, "format", JSON_OBJECT);
-    const char *said = json_get_text(tool, "description", "");
-    const char *rules = json_get_text(format, "definition", NULL);
+    const struct json *said = json_get_kind(tool, "description", JSON_TEXT);
+    const struct json *rules = json_get_kind(format, "definition", JSON_TEXT);
+    struct json described = {.kind = JSON_TEXT, .text = ""};
     struct buf b = {0};
-    char *copy = NULL;
 
+    if (said != NULL)
+        described = *said;
     if (rules == NULL)
-        return said;
-    buf_printf(&b, "%s\n\nThe input is a text under this %s grammar:\n%s", said,
-               json_get_text(format, "syntax", "lark"), rules);
-    if (!b.failed)
-        copy = arena_strndup(t->arena, b.bytes, b.len);
+        return described;
+    buf_add(&b, described.text, described.text_len);
+    buf_printf(&b, "\n\nThe input is a text under this %s grammar:\n",
+               json_get_text(format, "syntax", "lark"));
+    buf_add(&b, rules->text, rules->text_len);
+    described.text_len = b.len;
+    described.text = b.failed ? NULL : arena_strndup(t->arena, b.bytes, b.len);
     buf_fini(&b);
-    t->chat.failed = t->chat.failed || copy == NULL;
-    return copy == NULL ? said : copy;
+    t->chat.failed = t->chat.failed || described.text == NULL;
+    return described.text != NULL ? described : (struct json){.kind = JSON_TEXT, .text = ""};
 }
 
 static int read_custom(struct translation *t, const struct json *tool, const char *space,
@@ -91,7 +95,7 @@ static int read_custom(struct translation *t, const struct json *tool, const cha
     struct json_made made = {.arena = t->arena};
     const struct json *schema = NULL;
     const char *name = NULL;
-    struct json function;
+    struct json function, described;
     int rc = translate_member_text(t, tool, "name", where, &name);
 
     if (rc == ERR_OK)
@@ -99,7 +103,8 @@ static int read_custom(struct translation *t, const struct json *tool, const cha
     if (rc != ERR_OK)
         return rc;
     json_put_text(&made, "name", name[0] == '\0' ? "" : translate_spaced(t, space, name));
-    json_put_text(&made, "description", describe(t, tool));
+    described = describe(t, tool);
+    json_put(&made, "description", &described);
     json_put(&made, "parameters", schema);
     function = json_made(&made, JSON_OBJECT);
     return made.failed ? ERR_NO_MEMORY : translate_tool(t, &function, "parameters", where, tools);

@@ -139,7 +139,7 @@ bool count_of(struct expansion *x, const struct json *node, uint32_t *n)
     return true;
 }
 
-static unsigned type_bits(const char *name)
+static unsigned type_bits(const struct json *name)
 {
     static const struct {
         const char *name;
@@ -151,7 +151,7 @@ static unsigned type_bits(const char *name)
     size_t i;
 
     for (i = 0; i < sizeof types / sizeof types[0]; i++)
-        if (strcmp(types[i].name, name) == 0)
+        if (json_is_text(name, types[i].name))
             return types[i].bits;
     return 0;
 }
@@ -162,9 +162,9 @@ unsigned types_of(struct expansion *x, const struct json *node)
     uint32_t i;
 
     if (node->kind == JSON_TEXT)
-        types = type_bits(node->text);
+        types = type_bits(node);
     for (i = 0; node->kind == JSON_LIST && i < node->n; i++)
-        types |= node->items[i].kind == JSON_TEXT ? type_bits(node->items[i].text) : 0;
+        types |= type_bits(&node->items[i]);
     if (types == 0)
         invalid(x, node, "a type's name or a list of them");
     return types;

@@ -108,6 +108,19 @@ static bool holds_values(const char *key)
            strcmp(key, "examples") == 0 || strcmp(key, "example") == 0;
 }
 
+/* Keywords whose value is a name that is compared as a C string. */
+static void check_name(struct schema *s, const struct json *v)
+{
+    static const char *const names[] = {"$ref",           "$id",     "id",    "$anchor",
+                                        "$dynamicAnchor", "$schema", "format"};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(v->key, names[i]) == 0 && json_has_nul(v)) {
+            s->c->at = v;
+            compile_fail(s->c, ERR_INVALID, "\"%s\" must not hold \\u0000", names[i]);
+        }
+}
+
 void index_schema(struct schema *s)
 {
     LIST(struct visit) stack = {0};
@@ -137,6 +150,8 @@ void index_schema(struct schema *s)
 
             if (v.node->kind == JSON_OBJECT && holds_values(child->key))
                 continue;
+            if (v.node->kind == JSON_OBJECT && child->kind == JSON_TEXT)
+                check_name(s, child);
             if ((child->kind == JSON_OBJECT || child->kind == JSON_LIST) && LIST_ADD(s->c, &stack))
                 stack.items[stack.n - 1] = (struct visit){child, v.base, false};
         }

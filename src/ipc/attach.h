@@ -19,11 +19,11 @@ enum attach_fd { ATTACH_LANE = 0, ATTACH_STATS = 1, ATTACH_FDS = 2 };
 /* --- engine --- */
 
 /* Make the path free to listen at: a socket that nobody serves is removed. What is no socket, or
- * one that a process listens at, is left alone: ERR_INVALID, ERR_OVERLOADED (logged). */
+ * one that a process listens at, is left alone: ERR_INVALID, ERR_IN_USE (logged). */
 int attach_clear(const char *path) ERR_CHECKED;
 
 /* Listen at path, replacing a socket that nobody serves. *fd is non-blocking. ERR_IO (logged);
- * ERR_OVERLOADED when another engine answers there; ERR_INVALID. */
+ * ERR_IN_USE when another engine answers there; ERR_INVALID. */
 int attach_listen(const char *path, int *fd) ERR_CHECKED;
 
 /* Accept one front. ERR_AGAIN when none is waiting, ERR_OVERLOADED as door_accept(). *uid and *pid

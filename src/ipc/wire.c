@@ -4,65 +4,25 @@
 #include "ipc/wire.h"
 
 #include "base/hash.h"
+#include "ipc/wire_digest.h" /* made in the build folder */
 
+/* The texts of wire.h and metric.def give WIRE_DIGEST (Makefile.am), so no field can be forgotten.
+ * The sizes are there for what else may differ: a compiler, or a constant from elsewhere. */
 uint64_t wire_layout(void)
 {
-    static const uint32_t facts[] = {
+    static const uint64_t facts[] = {
 #ifdef WIRE_OTHER_LAYOUT /* a test's programs, which stand for another build's */
         1,
 #endif
+        WIRE_DIGEST,
         sizeof(struct wire_request),
-        offsetof(struct wire_request, arena_offset),
-        offsetof(struct wire_request, n_tokens),
-        offsetof(struct wire_request, temperature),
-        offsetof(struct wire_request, n_logprobs),
-        offsetof(struct wire_request, ask),
-        offsetof(struct wire_request, retain),
-        offsetof(struct wire_request, space),
-        offsetof(struct wire_request, answer),
-        offsetof(struct wire_request, n_stop_ids),
-        offsetof(struct wire_request, salt),
-        offsetof(struct wire_request, tenant),
         sizeof(struct wire_out),
-        offsetof(struct wire_out, kind),
-        offsetof(struct wire_out, time_us),
-        offsetof(struct wire_out, rank),
-        sizeof(struct wire_bias),
-        sizeof(struct wire_offer),
-        WIRE_FINISHED,
-        WIRE_TOP,
-        WIRE_FACT,
-        WIRE_FACTS,
         sizeof(struct wire_slot),
-        offsetof(struct wire_slot, cancel),
-        offsetof(struct wire_slot, out_tail),
-        offsetof(struct wire_slot, out_head),
         sizeof(struct wire_lane),
-        offsetof(struct wire_lane, n_slots),
-        offsetof(struct wire_lane, heartbeat_us),
-        offsetof(struct wire_lane, progress_us),
-        offsetof(struct wire_lane, room_tokens),
-        offsetof(struct wire_lane, queue_tail),
-        offsetof(struct wire_lane, refused),
-        offsetof(struct wire_lane, queue_head),
-        offsetof(struct wire_lane, engine_sleeping),
-        offsetof(struct wire_lane, front_sleeping),
-        offsetof(struct wire_lane, ready),
+        sizeof(struct wire_offer),
         sizeof(struct wire_hello),
         sizeof(struct wire_welcome),
-        offsetof(struct wire_welcome, fingerprint),
         sizeof(struct wire_stats),
-        offsetof(struct wire_stats, histograms),
-        offsetof(struct wire_stats, cache_config),
-        offsetof(struct wire_stats, tenants),
-        sizeof(struct wire_tenant),
-        WIRE_TENANTS,
-        offsetof(struct wire_stats, spaces),
-        sizeof(struct wire_space),
-        WIRE_SPACES,
-        WIRE_OUT_CAP,
-        METRIC_COUNT,
-        HISTOGRAM_COUNT,
     };
 
     return hash_xxh3(facts, sizeof facts);

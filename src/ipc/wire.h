@@ -43,7 +43,8 @@
 #define WIRE_SPACES        256 /* namespaces of the cache, alike: those used last */
 
 #define WIRE_AUTOMATA_MAX  256  /* of one lane at a time */
-#define WIRE_LOGPROBS_MAX  20   /* alternatives told with a token */
+#define WIRE_LOGPROBS_MAX  128  /* alternatives told with a token */
+#define WIRE_ASKED_MAX     128  /* further ids told with a token */
 #define WIRE_BIASES_MAX    1024 /* of one request */
 #define WIRE_BAD_WORDS_MAX 1024 /* int32 of one request's bad words, lengths included */
 
@@ -110,11 +111,12 @@ struct wire_request {
     uint32_t n_logprobs; /* 0 .. WIRE_LOGPROBS_MAX */
     uint32_t n_prompt_logprobs;
     uint32_t automaton; /* the output follows it: 1 + its index in the lane; 0: none */
-    /* Behind the tokens in the arena stand, as int32, the ids that may come, those to be biased
-     * and the sequences that may not come. */
+    /* Behind the tokens in the arena stand, as int32, the ids that may come, those to be biased,
+     * the sequences that may not come, and the ids that are told. */
     uint32_t n_allowed; /* 0: all; else ceil(n_vocab / 32): id i is bit i % 32 of word i / 32 */
     uint32_t n_biases;  /* struct wire_bias, each id once */
     uint32_t n_bad;     /* int32, 0 .. WIRE_BAD_WORDS_MAX: a length >= 1, so many ids, and again */
+    uint32_t n_asked;   /* int32, 0 .. WIRE_ASKED_MAX: ids told with each token (WIRE_LOGPROBS) */
     uint32_t ask;       /* enum wire_ask */
     uint32_t retain;    /* 1 + the priority, 0 .. 100, of the prompt's pages; 0: nothing is said */
     uint32_t retain_s;  /* for so many seconds; 0: without end */
@@ -154,7 +156,7 @@ static inline int wire_share_allows(uint64_t held, uint64_t n_free)
 /* int32 words that stand behind a request's tokens. */
 static inline uint64_t wire_extra(const struct wire_request *r)
 {
-    return (uint64_t)r->n_allowed + 2 * (uint64_t)r->n_biases + r->n_bad;
+    return (uint64_t)r->n_allowed + 2 * (uint64_t)r->n_biases + r->n_bad + r->n_asked;
 }
 
 enum wire_kind {
@@ -167,8 +169,8 @@ enum wire_kind {
     WIRE_PROMPT_CHOSEN = 4, /* the token that stands there */
     WIRE_PROMPT_TOP = 5,    /* behind its WIRE_PROMPT_CHOSEN, the most probable first */
     WIRE_CHOSEN = 6,        /* of the WIRE_TOKEN that follows */
-    WIRE_TOP = 7,
-    WIRE_FACT = 8, /* value: enum wire_fact; amount is its number */
+    WIRE_TOP = 7,           /* the most probable first, then what was asked for: rank 0 */
+    WIRE_FACT = 8,          /* value: enum wire_fact; amount is its number */
 };
 
 /* What is told of the cache. A row begins with the fact that names it; those that follow are its

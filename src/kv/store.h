@@ -77,9 +77,10 @@ struct store_counters {
     uint64_t kept; /* pages above the default priority */
 };
 
-/* Open or create, and start the I/O thread. ERR_OK also when the folder cannot be used now (logged):
- * the store is empty then, and the I/O thread tries again. ERR_IN_USE (logged) when another engine
- * holds the store; ERR_IO (logged) when threads cannot start; ERR_NO_MEMORY of the machine's. */
+/* Open or create, and start the I/O thread. ERR_OK also when the folder cannot be used now
+ * (logged): the store is empty then, and the I/O thread tries again. ERR_IN_USE (logged) when
+ * another engine holds the store; ERR_IO (logged) when threads cannot start; ERR_NO_MEMORY of the
+ * machine's. */
 int store_open(struct store **out, const struct store_options *options) ERR_CHECKED;
 
 /* Write what is queued, commit, note the clean end, stop the thread. NULL is fine. */

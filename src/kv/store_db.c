@@ -679,8 +679,8 @@ static int store_db_judge(int status, int progress)
 }
 
 /* Copy the index in dir to scratch in a child process; a new one when there is none. ERR_OK;
- * ERR_AGAIN when the old one is whole and the copy cannot be made; ERR_VERSION; ERR_CORRUPT when the
- * child did not come through the old one; ERR_IO; ERR_NO_MEMORY. */
+ * ERR_AGAIN when the old one is whole and the copy cannot be made; ERR_VERSION; ERR_CORRUPT when
+ * the child did not come through the old one; ERR_IO; ERR_NO_MEMORY. */
 static int store_db_rebuild(const char *dir, const char *scratch, const struct store_format *format,
                             size_t map_bytes)
 {

@@ -52,7 +52,7 @@ struct store_queue {
 
 #define STORE_MAP_BYTES ((size_t)16 << 30) /* address room of the index; 115 MB per million */
 #define STORE_CHANGES   4096               /* of a transaction; buffers are fewer */
-#define STORE_READERS   5 /* threads that read beside the I/O thread: disks want several in flight */
+#define STORE_READERS   5 /* threads that read beside the I/O thread: disks want several */
 
 struct store {
     struct store_options options;
@@ -152,8 +152,8 @@ static inline bool store_is_idle(const struct store *st)
 /* Every slot is a page in list and table, or free. must() when not; nothing is under way. */
 void store_prove_index(const struct store *st);
 
-/* Fill the index from the database: while the mode is STORE_AWAY, or before the I/O thread runs. The
- * lock is not needed: nothing is looked up then. */
+/* Fill the index from the database: while the mode is STORE_AWAY, or before the I/O thread runs.
+ * The lock is not needed: nothing is looked up then. */
 int store_load_index(struct store *st) ERR_CHECKED;
 
 /* --- store_io.c ---------------------------------------------------------------------------- */

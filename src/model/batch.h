@@ -12,7 +12,8 @@
 
 #define BATCH_BANNED_MAX   24 /* ids that may be forbidden for one row: stop ids under min_tokens */
 #define BATCH_BIASES_MAX   1024
-#define BATCH_LOGPROBS_MAX 20
+#define BATCH_LOGPROBS_MAX 128
+#define BATCH_ASKED_MAX    128 /* ids of one row whose log probabilities are wanted */
 
 /* One token to sample: from which position of the batch, and how. */
 struct batch_row {
@@ -48,6 +49,8 @@ struct batch_extra {
     int32_t n_top; /* 0 .. BATCH_LOGPROBS_MAX of the most probable are told; -1: none, nor target */
     int32_t n_biases;                /* 0 .. BATCH_BIASES_MAX */
     const struct batch_bias *biases; /* each id once */
+    int32_t n_asked;                 /* 0 .. BATCH_ASKED_MAX; with n_top >= 0 */
+    const int32_t *asked;            /* ids */
     int32_t mask; /* index of the mask of ids that may come, in model_masks(); -1: all may */
 };
 
@@ -58,6 +61,8 @@ struct batch_logprobs {
     int32_t n_top;
     int32_t ids[BATCH_LOGPROBS_MAX]; /* the most probable first */
     float top[BATCH_LOGPROBS_MAX];
+    int32_t n_asked;
+    float asked[BATCH_ASKED_MAX]; /* in the order of batch_extra.asked */
 };
 
 struct batch {

@@ -176,8 +176,7 @@ static int check_index(const struct checkpoint *c, const struct json *map)
     for (uint32_t i = 0; i < map->n; i++) {
         const struct tensor *t = checkpoint_find(c, map->items[i].key);
 
-        if (t == NULL ||
-            strcmp(strrchr(c->files[t->file].path, '/') + 1, map->items[i].text) != 0) {
+        if (t == NULL || !json_is_text(&map->items[i], strrchr(c->files[t->file].path, '/') + 1)) {
             log_error("model: the index says that %.100s holds %.100s; it does not",
                       map->items[i].text, map->items[i].key);
             return ERR_CORRUPT;

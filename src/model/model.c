@@ -17,6 +17,7 @@
 #include "device/pool.h"
 #include "model/config.h"
 #include "model/forward.h"
+#include "model/plan.h"
 #include "model/weights.h"
 
 #define LAYOUT_VERSION 1 /* of a page; part of the fingerprint */
@@ -36,6 +37,7 @@ struct model {
     struct config config;
     struct model_shape shape;
     struct weights weights;
+    struct plan plan;
     struct activations act;
     struct k_kv kv;           /* of layer 0 */
     float *turns;             /* device, float [max_model_len][head_dim / 2][2] */
@@ -51,6 +53,7 @@ struct model {
     const int32_t **histories;      /* [max_num_seqs] */
     struct device_batch device_batch;
     struct k_logprob_row *logprobs; /* [max_num_seqs] */
+    int *n_asked;                   /* [max_num_seqs], of the step's extras */
     bool is_sampled;                /* the step that was last begun */
 };
 
@@ -164,9 +167,10 @@ static int alloc_host(struct model *m)
     m->rows = mem_zalloc_array(seqs, sizeof *m->rows);
     m->histories = mem_zalloc_array(seqs, sizeof *m->histories);
     m->logprobs = mem_zalloc_array(seqs, sizeof *m->logprobs);
+    m->n_asked = mem_zalloc_array(seqs, sizeof *m->n_asked);
     m->is_sampled = true;
     if (m->token_seq == NULL || m->token_pos == NULL || m->row_tokens == NULL || m->rows == NULL ||
-        m->histories == NULL || m->logprobs == NULL)
+        m->histories == NULL || m->logprobs == NULL || m->n_asked == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -231,7 +235,7 @@ static int alloc_work(struct model *m)
 
     if ((rc = d->ops->reserve(d, &limits)) != ERR_OK)
         return rc;
-    if ((rc = activations_alloc(&m->act, d, &limits)) != ERR_OK)
+    if ((rc = activations_alloc(&m->act, d, &m->plan, &limits)) != ERR_OK)
         return rc;
     if ((rc = alloc_host(m)) != ERR_OK)
         return rc;
@@ -349,14 +353,14 @@ static int load(struct model *m, const struct model_options *o)
     int rc;
 
     m->device->ops->read_products(m->device, given ? o->gemm_table : GEMM_TABLE, given);
-    rc = weights_load(&m->weights, m->device, &m->config, &from);
+    rc = weights_load(&m->weights, m->device, &m->config, &m->plan, &from);
     if (rc != ERR_OK)
         return rc;
     log_debug("model: weights are loaded");
     before = m->device->allocated_bytes;
     if ((rc = alloc_work(m)) != ERR_OK)
         return rc;
-    activations_few(&m->act, m->device, &m->config, &m->weights);
+    activations_fuse(&m->act, m->device, &m->plan, &m->weights);
     m->work_bytes = m->device->allocated_bytes - before;
     log_debug("model: work memory is allocated");
     if ((rc = choose_pages(m, o)) != ERR_OK)
@@ -374,6 +378,8 @@ int model_open(struct model **out, const struct model_options *o)
         goto out;
     log_debug("model: opening %s", o->dir);
     if ((rc = config_read(&m->config, o->dir)) != ERR_OK)
+        goto out;
+    if ((rc = plan_make(&m->plan, &m->config)) != ERR_OK)
         goto out;
     if ((rc = device_open(&m->device, o->device, o->cpu_threads)) != ERR_OK)
         goto out;
@@ -406,8 +412,10 @@ void model_close(struct model *m)
         return;
     device_close(m->device);
     weights_fini(&m->weights);
+    plan_fini(&m->plan);
     mem_free(m->histories);
     mem_free(m->logprobs);
+    mem_free(m->n_asked);
     mem_free(m->rows);
     mem_free(m->row_tokens);
     mem_free(m->token_pos);
@@ -510,6 +518,12 @@ static void place_extra(struct model *m, const struct batch *b, int i)
         .biases_at = x->n_biases,
         .mask_at = e->mask < 0 ? -1 : (int64_t)e->mask * x->mask_words,
     };
+    must(e->n_asked >= 0 && e->n_asked <= BATCH_ASKED_MAX && (e->n_asked == 0 || e->n_top >= 0));
+    for (int j = 0; j < e->n_asked; j++) {
+        must(e->asked[j] >= 0 && e->asked[j] < n_vocab);
+        x->asked[x->n_asked++] = (struct k_asked){.row = e->row, .id = e->asked[j]};
+    }
+    m->n_asked[i] = e->n_asked;
     for (int j = 0; j < e->n_biases; j++) {
         must(e->biases[j].id >= 0 && e->biases[j].id < n_vocab);
         x->biases[x->n_biases++] =
@@ -547,7 +561,7 @@ int model_step_begin(struct model *m, const struct batch *b)
     m->is_sampled = false;
     if (m->device->ops->replay(m->device))
         return ERR_OK;
-    forward(m->device, &m->config, &m->weights, &m->act, &m->kv, m->turns);
+    forward(m->device, &m->plan, &m->weights, &m->act, &m->kv, m->turns);
     m->device->ops->launch(m->device);
     return ERR_OK;
 }
@@ -567,6 +581,7 @@ int model_step_sample(struct model *m, const struct batch *b)
     x->n_rows = b->n_extras;
     x->n_masks = b->n_masks;
     x->n_biases = 0;
+    x->n_asked = 0;
     for (int i = 0; i < b->n_extras; i++)
         place_extra(m, b, i);
     if (b->n_rows > 0)
@@ -583,6 +598,7 @@ uint32_t *model_masks(struct model *m, int *n_words)
 
 int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *logprobs)
 {
+    const struct k_asked *asked = m->device->extras.asked;
     int n_extras = 0, rc;
 
     must(m->n_under_way > 0);
@@ -598,6 +614,9 @@ int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *l
         memcpy(logprobs[i].ids, k->ids, sizeof k->ids);
         for (int j = 0; j < k->n_top; j++)
             logprobs[i].top[j] = fminf(k->top[j] - k->log_sum, 0.0f);
+        logprobs[i].n_asked = m->n_asked[i];
+        for (int j = 0; j < m->n_asked[i]; j++)
+            logprobs[i].asked[j] = fminf(asked++->logit - k->log_sum, 0.0f);
     }
     return ERR_OK;
 }

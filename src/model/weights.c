@@ -53,6 +53,7 @@ struct loader {
     struct weights *w;
     struct device *d;
     const struct config *c;
+    const struct plan *plan;
     const struct weights_source *from;
     struct checkpoint *files;  /* NULL: random numbers */
     int n_widened;             /* matrices that are e4m3 but for the device */
@@ -573,33 +574,51 @@ static float kv_scale(struct loader *l, const char *own, const char *pattern, co
     return quant_scale(&s, 0, 0);
 }
 
-static void load_layer(struct loader *l, struct layer_weights *w)
+static void load_attention(struct loader *l, const struct attn_plan *a, struct layer_weights *w)
 {
-    const struct config *c = l->c;
-    const struct arch_names *names = c->arch->names;
-    const char *qkv[] = {names->q, names->k, names->v}, *gate_up[] = {names->gate, names->up};
-    int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    const int qkv_rows[] = {q, kv, kv}, gate_up_rows[] = {c->ff_dim, c->ff_dim};
+    const struct arch_names *names = l->c->arch->names;
+    const char *qkv[] = {names->q, names->k, names->v};
+    int dim = l->plan->dim, kv = a->n_kv_heads * a->head_dim;
+    const int qkv_rows[] = {plan_heads_width(a), kv, kv};
 
     w->k_scale = w->v_scale = 1.0f;
     if (l->files != NULL && l->from->kv_scales) {
         w->k_scale = kv_scale(l, names->attn, names->k, "k_scale");
         w->v_scale = kv_scale(l, names->attn, names->v, "v_scale");
     }
-    w->norm_attn = norm(l, names->norm_attn, c->dim);
-    w->qkv = matrix(l, qkv, qkv_rows, 3, c->dim, USE_LAYER);
-    w->qkv_bias = bias(l, c->qkv_bias, qkv, qkv_rows, 3);
-    if (c->arch->qk_norm) {
-        w->q_norm = norm(l, names->q_norm, c->head_dim);
-        w->k_norm = norm(l, names->k_norm, c->head_dim);
+    w->norm_attn = norm(l, names->norm_attn, dim);
+    w->qkv = matrix(l, qkv, qkv_rows, 3, dim, USE_LAYER);
+    w->qkv_bias = bias(l, a->qkv_bias, qkv, qkv_rows, 3);
+    if (a->qk_norm) {
+        w->q_norm = norm(l, names->q_norm, a->head_dim);
+        w->k_norm = norm(l, names->k_norm, a->head_dim);
     }
-    w->o = matrix(l, &names->o, &c->dim, 1, q, USE_LAYER);
-    w->o_bias = bias(l, c->o_bias, &names->o, &c->dim, 1);
-    w->norm_mlp = norm(l, names->norm_mlp, c->dim);
-    w->gate_up = matrix(l, gate_up, gate_up_rows, 2, c->dim, USE_LAYER);
-    w->gate_up_bias = bias(l, c->mlp_bias, gate_up, gate_up_rows, 2);
-    w->down = matrix(l, &names->down, &c->dim, 1, c->ff_dim, USE_LAYER);
-    w->down_bias = bias(l, c->mlp_bias, &names->down, &c->dim, 1);
+    w->o = matrix(l, &names->o, &dim, 1, plan_heads_width(a), USE_LAYER);
+    w->o_bias = bias(l, a->o_bias, &names->o, &dim, 1);
+}
+
+static void load_gated(struct loader *l, const struct ffn_plan *f, struct layer_weights *w)
+{
+    const struct arch_names *names = l->c->arch->names;
+    const char *gate_up[] = {names->gate, names->up};
+    const int rows[] = {f->ff_dim, f->ff_dim};
+    int dim = l->plan->dim;
+
+    w->norm_mlp = norm(l, names->norm_mlp, dim);
+    w->gate_up = matrix(l, gate_up, rows, 2, dim, USE_LAYER);
+    w->gate_up_bias = bias(l, f->bias, gate_up, rows, 2);
+    w->down = matrix(l, &names->down, &dim, 1, f->ff_dim, USE_LAYER);
+    w->down_bias = bias(l, f->bias, &names->down, &dim, 1);
+}
+
+static void load_layer(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
+{
+    switch (plan->mixer) {
+    case MIXER_ATTENTION: load_attention(l, &plan->attn, w); break;
+    }
+    switch (plan->ffn) {
+    case FFN_GATED: load_gated(l, &plan->gated, w); break;
+    }
 }
 
 /* Allocate everything, and list what is to be read. */
@@ -616,7 +635,7 @@ static int lay_out(struct loader *l)
     l->layer = -1;
     l->w->embed = matrix(l, &names->embed, &c->n_vocab, 1, c->dim, USE_TABLE);
     for (l->layer = 0; l->layer < c->n_layers && l->rc == ERR_OK; l->layer++)
-        load_layer(l, &l->w->layers[l->layer]);
+        load_layer(l, &l->plan->layers[l->layer], &l->w->layers[l->layer]);
     l->w->norm = norm(l, names->norm, c->dim);
     head = c->tied ? names->embed : names->head;
     if (c->tied && !is_rounded(l, USE_HEAD))
@@ -645,9 +664,9 @@ static int read_all(struct loader *l)
 }
 
 int weights_load(struct weights *w, struct device *d, const struct config *c,
-                 const struct weights_source *from)
+                 const struct plan *plan, const struct weights_source *from)
 {
-    struct loader l = {.w = w, .d = d, .c = c, .from = from, .seed = 1};
+    struct loader l = {.w = w, .d = d, .c = c, .plan = plan, .from = from, .seed = 1};
     int rc = from->dir == NULL ? ERR_OK : checkpoint_open(&l.files, from->dir);
 
     if (rc != ERR_OK)

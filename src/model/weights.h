@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "device/device.h"
 #include "model/config.h"
+#include "model/plan.h"
 
 /* One layer; norms and biases in the device's type, biases NULL where the model has none. */
 struct layer_weights {
@@ -49,7 +50,7 @@ struct weights_source {
  * implies, ERR_NOT_FOUND for a missing one, ERR_UNSUPPORTED for a type, ERR_GPU; all logged. The
  * layers' array is released by weights_fini(), device memory with the device. */
 int weights_load(struct weights *w, struct device *d, const struct config *c,
-                 const struct weights_source *from) ERR_CHECKED;
+                 const struct plan *plan, const struct weights_source *from) ERR_CHECKED;
 void weights_fini(struct weights *w);
 
 #endif

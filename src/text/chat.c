@@ -79,7 +79,7 @@ static void read_tokens(struct chat *c, const struct json *config)
 
         if (token != NULL && token->kind == JSON_OBJECT)
             token = json_get(token, "content");
-        if (token != NULL && token->kind == JSON_TEXT)
+        if (token != NULL && token->kind == JSON_TEXT && !json_has_nul(token))
             c->tokens[i] = token->text;
     }
 }

@@ -21,7 +21,7 @@
 #include "base/err.h"
 #include "text/tokenizer.h"
 
-#define DETOK_STOPS_MAX      32   /* stop strings of one request */
+#define DETOK_STOPS_MAX      1024 /* stop strings of one request */
 #define DETOK_STOP_BYTES_MAX 4096 /* length of one */
 #define DETOK_RUN_MAX        64   /* byte tokens in a row that wait for their end */
 

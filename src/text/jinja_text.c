@@ -104,7 +104,8 @@ bool jtext_case(struct jrender *r, struct jval v, const char *how, struct jval *
             buf_add(&b, utf8, utf8_encode(forms[k], utf8));
         }
         if (how[0] == 'j')
-            start = unicode_is_python_space(c) || (c < 0x80 && strchr("-({[<", (int)c) != NULL);
+            start = unicode_is_python_space(c) ||
+                    (c > 0 && c < 0x80 && strchr("-({[<", (int)c) != NULL);
         else
             start = how[0] == 't' && !is_cased(c);
         i += utf8_sequence(v.text + i, v.len - i);

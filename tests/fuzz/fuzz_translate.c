@@ -53,9 +53,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
     if (json_parse(&body, &a, text, len - 1, why, sizeof why) == ERR_OK &&
         body->kind == JSON_OBJECT) {
         why[0] = '\0';
-        rc = (bytes[0] & 2) != 0 ? translate_responses(&chat, &a, body, why, sizeof why, &param)
-                                 : translate_messages(&chat, &a, body, (bytes[0] & 1) != 0, why,
-                                                      sizeof why, &param);
+        rc =
+            (bytes[0] & 2) != 0
+                ? translate_responses(&chat, &a, &(struct translate_responses_in){.body = body},
+                                      why, sizeof why, &param)
+                : translate_messages(&chat, &a, body, (bytes[0] & 1) != 0, why, sizeof why, &param);
         if (rc == ERR_OK)
             chat_check(&chat);
         else

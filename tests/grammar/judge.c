@@ -419,7 +419,7 @@ int main(void)
 
         buf_clear(&out);
         if (json_parse(&line, &arena, text, (size_t)len, why, sizeof why) != ERR_OK)
-            buf_add_text(&out, NOT_JSON); /* as a front would: \\u0000 and lone surrogates */
+            buf_add_text(&out, NOT_JSON); /* as a front would: lone surrogates */
         else if (json_get(line, "pieces") != NULL)
             pieces_tell(json_get_int(line, "pieces", 0), &out);
         else

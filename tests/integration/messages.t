@@ -122,7 +122,7 @@ def answers(s):
         text = begun if isinstance(begun, str) else "one\ntwo "
         p = s.post(CHAT + "/render", s.chat(talk[:1] + [dict(talk[1], content=text)],
                                             continue_final_message=True,
-                                            add_generation_prompt=False)).json["prompts"][0]
+                                            add_generation_prompt=False)).json
         tap.eq((r.status, n["input_tokens"]), (200, p["count"]), "a beginning %r" % begun)
         tap.ok(p["prompt"].endswith("assistant\n" + text), "where the prompt ends", p["prompt"])
     a, b = s.events(PATH, body_of("Hello")), s.post(CHAT, s.chat("Hello")).json

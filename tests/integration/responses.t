@@ -348,7 +348,7 @@ with tap.section("reasoning"), tempfile.NamedTemporaryFile("w", suffix=".jinja")
                              (dict(reasoning_effort="low", chat_template_kwargs={
                                  "reasoning_effort": "mine", "enable_thinking": False}),
                               "mine, False<think>")):
-            p = s.post(CHAT + "/render", s.chat("Hi", **fields)).json["prompts"][0]["prompt"]
+            p = s.post(CHAT + "/render", s.chat("Hi", **fields)).json["prompt"]
             tap.ok(p.rstrip().endswith(want), "the template hears of %r" % fields, p)
         long, short = (s.post(PATH, body_of("Hi", max_output_tokens=1, **fields)).json["usage"]
                        ["input_tokens"] for fields in (dict(reasoning={"effort": "high"}), {}))

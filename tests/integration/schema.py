@@ -131,6 +131,8 @@ class Judge:
     def sort(self, path, status, value, streamed):
         whole, event = PATHS.get(path, (None, None))
         name = event if streamed else whole
+        if path.startswith("/v1/responses/") and "deleted" not in value:
+            name = "ResponseItemList" if path.endswith("/input_items") else "Response"
         if path.startswith("/v1/messages") or not isinstance(value, dict):
             return
         if status != 200 or "error" in value and len(value) == 1:

@@ -84,7 +84,8 @@ if [ "$1" = boot ]; then
     printf 'served_model_name = demo\ndevice = cpu\nkv_host_bytes = 64M\n' >>etc/quire/quire.conf
     mkdir -p etc/nginx-quire
     cp "$src"/nginx/*.conf etc/nginx-quire/
-    sed -i 's|/etc/quire/keys.map|/etc/nginx-quire/keys.map|' etc/nginx-quire/quire-http.conf
+    sed -i "s#/etc/quire/\\([a-z]*\\).map#/etc/nginx-quire/\\1.map#" etc/nginx-quire/quire-http.conf
+    : >etc/nginx-quire/origins.map
     echo '"Bearer sk-test" alice;' >etc/nginx-quire/keys.map
     cat >etc/nginx-quire/nginx.conf <<'E'
 user quire-nginx;

@@ -114,11 +114,11 @@ static bool random_mask(uint32_t *mask, int i, int n_words)
 
 static void random_row(struct trial *t, int i, int kind)
 {
-    static const int n_tops[] = {20, 5, -1, 0, 1, 20, 3, 7};
+    static const int n_tops[] = {20, 5, -1, 0, 1, 20, 3, 7, K_LOGPROBS_MAX, 64, 65};
     struct k_logits_row *r = &t->rows[i];
 
     r->row = t->n_rows - 1 - i; /* so the first rows of logits are not named */
-    r->n_top = n_tops[kind % 8];
+    r->n_top = n_tops[kind % 11];
     r->target = kind % 3 == 0 ? K_SAMPLED : random_id(t->n_vocab);
     if (kind % 12 == 1)
         r->target = 0;
@@ -241,6 +241,29 @@ static void check_logprobs(struct trial *t, const char *name)
     free(again);
 }
 
+/* Logits that are asked for: of every row the first id, the last, and one between. */
+static void check_asked(struct trial *t, const char *name)
+{
+    size_t n = 3 * (size_t)t->n_rows;
+    struct k_asked *want = calloc(n, sizeof *want), *got = malloc(n * sizeof *got), *dev;
+    int n_same = 0;
+
+    for (int i = 0; i < (int)n; i++)
+        want[i] = (struct k_asked){.row = i / 3,
+                                   .id = i % 3 == 0   ? 0
+                                         : i % 3 == 1 ? t->n_vocab - 1
+                                                      : random_id(t->n_vocab)};
+    dev = gpu_array(want, n * sizeof *want);
+    gpu_must(k_read_asked(dev, t->dev_logits, t->n_vocab, (int)n, device_cuda_stream(gpu)));
+    ok(gpu_get(got, dev, n * sizeof *got), "guard bands are whole");
+    ref_read_asked(want, t->logits, t->n_vocab, (int)n);
+    for (size_t i = 0; i < n; i++)
+        n_same += memcmp(&got[i], &want[i], sizeof *got) == 0;
+    is_int(n_same, (long long)n, "vocabulary %d, %d rows, %s: logits asked for", t->n_vocab,
+           t->n_rows, name);
+    free(want), free(got);
+}
+
 static size_t count_same_floats(const float *got, const float *want, size_t n)
 {
     size_t n_same = 0;
@@ -287,6 +310,7 @@ static void run_case(int n_vocab, int n_rows, enum look look)
     struct trial *t = calloc(1, sizeof *t);
 
     trial_init(t, n_vocab, n_rows, look);
+    check_asked(t, look_names[look]);
     check_logprobs(t, look_names[look]);
     check_edit(t, look_names[look]);
     check_chosen(t, look_names[look]);

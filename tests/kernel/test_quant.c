@@ -147,6 +147,7 @@ static void check_product(int n, int n_out, int n_in, int block, bool with_bias)
     struct k_matrix w = random_matrix(n_out, n_in, block, means);
     struct result in = result_of(n, n_in, block > 0 ? n : 0, NULL);
     k_bf16 *out = gpu_array(NULL, rows * (size_t)n_out * 2), *db = gpu_bf16(bias, (size_t)n_out);
+    struct device_rows given = {0};
     char name[80];
 
     ref_quantise(&in.host, x, n, n_in);
@@ -163,7 +164,11 @@ static void check_product(int n, int n_out, int n_in, int block, bool with_bias)
     snprintf(name, sizeof name, "e4m3 product %d x %d x %d, %s%s", n, n_out, n_in,
              block > 0 ? "blocks" : "rows", with_bias ? ", bias" : "");
     ok(gpu->ops->takes(gpu, &w), "%s: is taken", name);
-    gpu->ops->matmul(gpu, out, gpu_bf16(x, rows * (size_t)n_in), &w, with_bias ? db : NULL, n);
+    given.data = gpu_bf16(x, rows * (size_t)n_in);
+    given.codes.data = gpu_array(NULL, rows * (size_t)n_in);
+    given.codes.scales = gpu_array(NULL, rows * (size_t)((n_in + 127) / 128) * 4);
+    gpu->ops->quantise(gpu, &given, n, &w);
+    gpu->ops->matmul(gpu, out, &given, &w, with_bias ? db : NULL, n);
     got = gpu_floats(out, rows * (size_t)n_out);
     gpu_compare(got, want, y_size, 3e-5, 1e-2, name);
     free(x), free(bias), free(means), free(want), free(got), free(seen);

@@ -93,6 +93,7 @@ static void check_product(int n, int n_out, int n_in, bool with_bias)
     k_bf16 *out = gpu_array(NULL, rows * (size_t)n_out * 2);
     float *logits = gpu_array(NULL, rows * (size_t)n_out * 4);
     struct k_matrix m = {.data = dw, .n_out = n_out, .n_in = n_in};
+    const struct device_rows in = {.data = dx};
     char name[80];
 
     for (int r = 0; r < n; r++) {
@@ -106,11 +107,11 @@ static void check_product(int n, int n_out, int n_in, bool with_bias)
     }
     snprintf(name, sizeof name, "matmul %d x %d x %d%s", n, n_out, n_in,
              with_bias ? " + bias" : "");
-    gpu->ops->matmul(gpu, out, dx, &m, with_bias ? db : NULL, n);
+    gpu->ops->matmul(gpu, out, &in, &m, with_bias ? db : NULL, n);
     got = gpu_floats(out, rows * (size_t)n_out);
     gpu_compare(got, want, out_size, 5e-6, 4.1e-3, name);
     if (!with_bias) {
-        gpu->ops->matmul_float(gpu, logits, dx, &m, n);
+        gpu->ops->matmul_float(gpu, logits, &in, &m, n);
         free(got);
         got = malloc(rows * (size_t)n_out * 4);
         ok(gpu_get(got, logits, rows * (size_t)n_out * 4), "guard bands are whole");

@@ -88,6 +88,9 @@ check "the engine's socket has a group of its own: engine and fronts, no operato
         grep -n '^m .* quire-socket' "$src/systemd/quire.sysusers")"
 check "the fronts' cache is the unit's" \
     "$(want "$(setting tokenizer_cache_dir)" "/var/cache/$(unit $front CacheDirectory)" folder)"
+check "the fronts' kept responses are in the unit's folder, which its user alone opens" \
+    "$(want "$(setting responses_dir)" "/var/lib/$(unit $front StateDirectory)" folder
+        want "$(unit $front StateDirectoryMode)" 0700 StateDirectoryMode)"
 listen=$(unit $socket ListenStream)
 check "nginx asks the sockets that the units make" \
     "$(for i in 1 2; do grep -qF "unix:${listen/\%i/$i} " "$src/nginx/quire-http.conf" || echo "$i"; done)"

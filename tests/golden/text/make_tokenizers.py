@@ -157,7 +157,7 @@ def finish(name, data, config, count):
     for _ in range(count // 2):
         ids = [rng.randrange(tok.get_vocab_size() + 3) for _ in range(rng.randint(1, 12))]
         if "\0" in tok.decode(ids):
-            continue  # quire's JSON reader refuses \u0000
+            continue  # quire's JSON reader refuses \u0000 in a name
         cases.append([None, ids, ids, tok.decode(ids, skip_special_tokens=False), tok.decode(ids)])
     folder = os.path.join(HERE, name)
     os.makedirs(folder, exist_ok=True)

@@ -34,7 +34,8 @@ static const struct {
     {"\"\\x41\"", ERR_SYNTAX, "escape"},
     {"\"\\u00g0\"", ERR_SYNTAX, "hexadecimal"},
     {"\"\\u12", ERR_SYNTAX, "hexadecimal"},
-    {"\"a\\u0000b\"", ERR_SYNTAX, "\\u0000"},
+    {"{\"a\\u0000b\":1}", ERR_SYNTAX, "\\u0000 is not supported in a member's name"},
+    {"{\"a\":1,\"a\\u0000\":2}", ERR_SYNTAX, "line 1, column 17"},
     {"\"\\ud800\"", ERR_SYNTAX, "high surrogate"},
     {"\"\\ud800\\u0041\"", ERR_SYNTAX, "high surrogate"},
     {"\"\\udc00\"", ERR_SYNTAX, "low surrogate"},
@@ -106,6 +107,47 @@ static void test_written(void)
         buf_fini(&out);
         arena_reset(&a);
     }
+}
+
+/* A NUL is a character of a text like any other, in every place of it; what looks like its escape,
+ * or like the mark that stands for it on the way, stays what it is. */
+static void test_nuls(void)
+{
+    static const struct {
+        const char *text;
+        size_t len;
+        const char *is;
+    } cases[] = {
+        {"\"\\u0000\"", 1, "\0"},
+        {"\"a\\u0000b\"", 3, "a\0b"},
+        {"\"\\u0000\\u0000x\\u0000\"", 4, "\0\0x\0"},
+        {"\"\\\\u0000\"", 6, "\\u0000"},
+        {"\"\\\\\\u0000\"", 2, "\\\0"},
+        {"\"\xc3\xbf\\u0000\xc3\xbe\"", 5, "\xc3\xbf\0\xc3\xbe"},
+        {"\"\\u00ff\\u00fe\\u0000\"", 5, "\xc3\xbf\xc3\xbe\0"},
+        {"\"\\\"\\u0000\\\"\"", 3, "\"\0\""},
+    };
+    struct arena a = {0};
+    const struct json *node = NULL;
+    struct buf out = {0};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int rc = json_parse(&node, &a, cases[i].text, strlen(cases[i].text), NULL, 0);
+
+        ok(rc == ERR_OK && node->kind == JSON_TEXT && node->text_len == cases[i].len &&
+               memcmp(node->text, cases[i].is, cases[i].len + 1) == 0,
+           "%s is read to the byte", cases[i].text);
+    }
+    must_ok(json_parse(&node, &a, "{\"m\":\"gpt\\u0000x\",\"n\":\"gpt\"}", 28, NULL, 0));
+    ok(!json_is_text(json_get(node, "m"), "gpt") && json_is_text(json_get(node, "n"), "gpt"),
+       "a text with a NUL is not its beginning");
+    ok(json_has_nul(json_get(node, "m")) && !json_has_nul(json_get(node, "n")), "it can be told");
+    is_text(json_get_text(node, "m", "none"), "none", "no C string is made of it");
+    json_write(&out, node, JSON_COMPACT);
+    is_text(out.bytes, "{\"m\":\"gpt\\u0000x\",\"n\":\"gpt\"}", "written as it was read");
+    is_int(json_parse(&node, &a, "\"\\\0\"", 4, NULL, 0), ERR_SYNTAX, "a raw NUL is no escape");
+    buf_fini(&out);
+    arena_reset(&a);
 }
 
 static void test_tree(void)
@@ -239,6 +281,7 @@ int main(void)
 {
     test_refused();
     test_written();
+    test_nuls();
     test_tree();
     test_made();
     test_deep();

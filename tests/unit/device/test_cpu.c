@@ -27,7 +27,7 @@ static void check_matmul(struct device *d, int n, int n_out, int n_in)
     double worst = 0.0;
     bool same = true;
 
-    d->ops->matmul(d, y, x, &m, bias, n);
+    d->ops->matmul(d, y, &(struct device_rows){.data = x}, &m, bias, n);
     for (int r = 0; r < n; r++) {
         for (int o = 0; o < n_out; o++) {
             double sum = (double)bias[o];
@@ -36,7 +36,7 @@ static void check_matmul(struct device *d, int n, int n_out, int n_in)
                 sum += (double)x[r * n_in + i] * (double)w[o * n_in + i];
             worst = fmax(worst, fabs(sum - (double)y[r * n_out + o]));
         }
-        d->ops->matmul(d, row, x + r * n_in, &m, bias, 1);
+        d->ops->matmul(d, row, &(struct device_rows){.data = x + r * n_in}, &m, bias, 1);
         same = same && memcmp(row, y + r * n_out, (size_t)n_out * 4) == 0;
     }
     ok(worst < 1e-5 * sqrt((double)n_in), "matmul %d x %d x %d within %.1e", n, n_out, n_in, worst);

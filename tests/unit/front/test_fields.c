@@ -63,6 +63,8 @@ static const struct {
     {"{\"messages\":[],\"max_completion_tokens\":5}", TEXT},
     {"{\"logprobs\":true,\"top_logprobs\":20,\"prompt_logprobs\":0}", CHAT},
     {"{\"prompt_logprobs\":0,\"stream\":true}", BOTH},
+    {"{\"logprobs\":true,\"logprob_token_ids\":[5,5,\"7\"]}", CHAT},
+    {"{\"logprob_token_ids\":[5]}", TEXT},
     {"{\"logprobs\":0,\"prompt_logprobs\":20,\"echo\":true,\"max_tokens\":0}", TEXT},
     {"{\"logit_bias\":{\"7\":-1.5},\"allowed_token_ids\":[7],\"bad_words\":[\"a\"]}", BOTH},
     {"{\"logprobs\":false,\"top_logprobs\":0,\"tools\":[],\"tool_choice\":\"none\"}", CHAT},
@@ -190,7 +192,10 @@ static const struct {
     {"{\"continue_final_message\":\"a\"}", CHAT, "continue_final_message", ERR_INVALID},
     {"{\"chat_template_kwargs\":[]}", CHAT, "chat_template_kwargs", ERR_INVALID},
     {"{\"add_special_tokens\":\"\"}", TEXT, "add_special_tokens", ERR_INVALID},
-    {"{\"logprob_token_ids\":[5]}", BOTH, "logprob_token_ids", ERR_UNSUPPORTED},
+    {"{\"logprob_token_ids\":[5]}", CHAT, "logprob_token_ids", ERR_INVALID},
+    {"{\"logprobs\":true,\"logprob_token_ids\":[-1]}", CHAT, "logprob_token_ids", ERR_INVALID},
+    {"{\"logprob_token_ids\":[\"a\"]}", BOTH, "logprob_token_ids", ERR_INVALID},
+    {"{\"logprob_token_ids\":5}", BOTH, "logprob_token_ids", ERR_INVALID},
     {"{\"repetition_detection\":{\"max_pattern_size\":5}}", BOTH, "repetition_detection",
      ERR_UNSUPPORTED},
     {"{\"return_token_offsets\":true}", BOTH, "return_token_offsets", ERR_UNSUPPORTED},
@@ -406,7 +411,7 @@ static void test_values(struct arena *arena)
     ok((f.request.flags & WIRE_IGNORE_EOS) != 0 && !f.skip_special && f.include_stop, "flags");
     ok(x.stream && x.include_usage, "stream");
     ok(f.n_stops == 2 && x.n_stops == 2 && f.stops[1].len == 1, "stop strings");
-    is_text(x.stop_texts[0], "ab", "the first of them");
+    is_text(x.stop_texts[0].text, "ab", "the first of them");
     ok(f.request.n_stop_ids == 2 && f.request.stop_ids[1] == 6, "stop ids");
     must_ok(read_body("{\"top_k\":-1}", EXCHANGE_COMPLETION, arena, &f, &x, &param));
     is_int(f.request.top_k, 0, "top_k -1 is off");
@@ -445,6 +450,33 @@ static void test_values(struct arena *arena)
     is_text(x.request_id, "", "not every text is a name");
 }
 
+/* The bounds are the server's: those of its settings. */
+static void test_bounds(struct arena *arena)
+{
+    static const char *const names_of[] = {"prompt_logprobs", "logprobs"};
+    struct exchange x;
+    struct fields f;
+    const char *param;
+    char text[64], why[256];
+
+    for (int i = 0; i < 6; i++) {
+        uint32_t bound = i < 2 ? 0 : i < 4 ? 20 : WIRE_LOGPROBS_MAX, n = bound + (uint32_t)i % 2;
+        struct presets presets;
+        const struct json *body;
+
+        presets_init(&presets);
+        presets.max_logprobs = bound;
+        for (size_t k = 0; k < 2; k++) {
+            (void)snprintf(text, sizeof text, "{\"%s\":%u}", names_of[k], n);
+            x = (struct exchange){.format = EXCHANGE_COMPLETION};
+            must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
+            is_int(fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param),
+                   n == bound ? ERR_OK : ERR_INVALID, "%s, at most %u", text, bound);
+            arena_reset(&x.arena);
+        }
+    }
+}
+
 /* One more than fits of stop strings, and one byte more. */
 static void test_stop_limits(struct arena *arena)
 {
@@ -456,11 +488,11 @@ static void test_stop_limits(struct arena *arena)
     for (int extra = 0; extra < 2; extra++) {
         buf_clear(&b);
         buf_add_text(&b, "{\"stop\":[");
-        for (int i = 0; i < DETOK_STOPS_MAX + extra; i++)
+        for (int i = 0; i < 32 + extra; i++) /* the preset of max_stop_strings */
             buf_printf(&b, "%s\"s%d\"", i == 0 ? "" : ",", i);
         buf_add_text(&b, "]}");
         is_int(read_body(b.bytes, EXCHANGE_CHAT, arena, &f, &x, &param),
-               extra == 0 ? ERR_OK : ERR_INVALID, "%d stop strings", DETOK_STOPS_MAX + extra);
+               extra == 0 ? ERR_OK : ERR_INVALID, "%d stop strings", 32 + extra);
         buf_clear(&b);
         buf_add_text(&b, "{\"stop\":\"");
         for (int i = 0; i < DETOK_STOP_BYTES_MAX + extra; i++)
@@ -541,6 +573,7 @@ int main(void)
     test_tables(&arena);
     test_values(&arena);
     test_stop_limits(&arena);
+    test_bounds(&arena);
     test_variables(&arena);
     test_reasons(&arena);
     arena_reset(&arena);

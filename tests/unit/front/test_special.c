@@ -96,8 +96,10 @@ static const struct json *as_chat(enum api api, const struct json *body, struct 
 
     if (api == CHAT)
         return body;
-    rc = api == MESSAGES ? translate_messages(made, a, body, false, why, sizeof why, &param)
-                         : translate_responses(made, a, body, why, sizeof why, &param);
+    rc = api == MESSAGES
+             ? translate_messages(made, a, body, false, why, sizeof why, &param)
+             : translate_responses(made, a, &(struct translate_responses_in){.body = body}, why,
+                                   sizeof why, &param);
     if (rc != ERR_OK) {
         printf("# %s\n", why);
         exit(1);

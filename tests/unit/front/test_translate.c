@@ -361,7 +361,8 @@ static int translate(int api, struct json *chat, struct arena *a, const char *te
     *param = NULL;
     if (api == MESSAGES)
         return translate_messages(chat, a, body, false, why, 256, param);
-    return translate_responses(chat, a, body, why, 256, param);
+    return translate_responses(chat, a, &(struct translate_responses_in){.body = body}, why, 256,
+                               param);
 }
 
 int main(void)

@@ -9,6 +9,7 @@
 #define N       70 /* ids: two words of a mask and a part of a third */
 #define N_WORDS ((N + 31) / 32)
 #define ROWS    3
+#define TOP     40
 
 static float logits[ROWS][N], before[N];
 
@@ -43,9 +44,9 @@ static int n_before(const float *row, int id)
 
 static void check_plain(unsigned seed)
 {
-    struct k_logits_row rows[] = {row_of(2, 5, K_LOGPROBS_MAX), row_of(0, K_SAMPLED, 3),
-                                  row_of(1, 9, -1)};
+    struct k_logits_row rows[] = {row_of(2, 5, TOP), row_of(0, K_SAMPLED, 3), row_of(1, 9, -1)};
     struct k_logprob_row out[3] = {{.chosen = 77.0f}, {.chosen = 77.0f}, {.chosen = 77.0f}};
+    struct k_asked asked[3] = {{.row = 2, .id = 33}, {.row = 0, .id = N - 1}, {.row = 1, .id = 7}};
     int n_right = 0;
     double worst = 0.0;
 
@@ -53,14 +54,14 @@ static void check_plain(unsigned seed)
     logits[2][N - 1] = 10.5f;
     logits[2][0] = logits[2][33] = logits[2][5] = 9.99f;
     ref_logprobs(out, logits[0], N, rows, 3);
-    for (int i = 0; i < K_LOGPROBS_MAX; i++) {
+    for (int i = 0; i < TOP; i++) {
         n_right +=
             n_before(logits[2], out[0].ids[i]) == i && out[0].top[i] == logits[2][out[0].ids[i]];
         worst = fmax(worst, fabs((double)(out[0].top[i] - out[0].log_sum) -
                                  log(softmax(logits[2], out[0].ids[i]))));
     }
-    is_int(out[0].n_top, K_LOGPROBS_MAX, "as many as are wanted");
-    is_int(n_right, K_LOGPROBS_MAX, "the largest by a sort, the lowest id among equals");
+    is_int(out[0].n_top, TOP, "as many as are wanted");
+    is_int(n_right, TOP, "the largest by a sort, the lowest id among equals");
     ok(worst < 1e-5, "their log probabilities: worst %.1e", worst);
     ok(fabs((double)out[0].chosen - log(softmax(logits[2], 5))) < 1e-5, "the target's");
     is_int(out[0].rank, 2, "its rank counts what is larger, not what is equal");
@@ -68,6 +69,14 @@ static void check_plain(unsigned seed)
     is_int(n_before(logits[0], out[1].ids[2]), 2, "its third");
     ok(out[1].chosen == 77.0f && out[1].rank == 0, "the sampled id is left for later");
     ok(out[2].chosen == 77.0f && out[2].log_sum == 0.0f, "a row without a wish is left alone");
+    rows[0].n_top = K_LOGPROBS_MAX;
+    ref_logprobs(out, logits[0], N, rows, 1);
+    is_int(out[0].n_top, N, "no more than there are");
+    logits[1][7] = NAN;
+    ref_read_asked(asked, logits[0], N, 3);
+    ok(asked[0].logit == logits[2][33] && asked[1].logit == logits[0][N - 1] &&
+           asked[2].logit == -INFINITY,
+       "single logits, of NaN as of all");
 }
 
 static void check_edges(void)

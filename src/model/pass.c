@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/pass.h"
+
+/* --- memory ------------------------------------------------------------------------------- */
+
+/* n rows and room for those that a product may touch beyond them. */
+static size_t padded(const struct device *d, int n)
+{
+    return (size_t)((n + d->rows_multiple - 1) / d->rows_multiple * d->rows_multiple);
+}
+
+static int widest(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+/* The memory of codes: rows of any product as e4m3, and their scales. */
+static int alloc_codes(struct activations *a, struct device *d, const struct plan *plan,
+                       const struct device_limits *limits)
+{
+    const struct plan_widths w = plan_widest(plan);
+    size_t rows = padded(d, widest(limits->n_tokens, limits->n_seqs));
+    size_t width = (size_t)widest(plan->dim, widest(w.heads, w.ff));
+    struct device_rows *all[] = {&a->normed, &a->heads, &a->ff, &a->rows_normed};
+    struct k_quantised codes = {
+        .data = d->ops->alloc_scratch(d, rows * width),
+        .scales = d->ops->alloc_scratch(d, rows * ((width + 127) / 128) * sizeof(float))};
+
+    if (codes.data == NULL || codes.scales == NULL)
+        return ERR_NO_MEMORY;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        all[i]->codes = codes;
+    return ERR_OK;
+}
+
+int activations_alloc(struct activations *a, struct device *d, const struct plan *plan,
+                      const struct device_limits *limits)
+{
+    const struct plan_widths w = plan_widest(plan);
+    size_t tokens = padded(d, limits->n_tokens), rows = padded(d, limits->n_seqs);
+    size_t dim = (size_t)plan->dim, elem = d->elem_bytes;
+    void **acts[] = {&a->normed.data, &a->qkv, &a->heads.data, &a->delta, &a->gate_up, &a->ff.data};
+    size_t widths[] = {dim, (size_t)w.qkv, (size_t)w.heads, dim, 2 * (size_t)w.ff, (size_t)w.ff};
+
+    for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++) {
+        if ((*acts[i] = d->ops->alloc_scratch(d, tokens * widths[i] * elem)) == NULL)
+            return ERR_NO_MEMORY;
+    }
+    a->sums = d->ops->alloc_scratch(d, PASS_FUSED_MAX * (dim / 16 + 1) * sizeof(float));
+    a->x = d->ops->alloc_scratch(d, tokens * dim * sizeof(float));
+    a->rows = d->ops->alloc_scratch(d, rows * dim * sizeof(float));
+    a->rows_normed.data = d->ops->alloc_scratch(d, rows * dim * elem);
+    a->logits = d->ops->alloc_scratch(d, rows * (size_t)plan->n_vocab * sizeof(float));
+    if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->logits == NULL ||
+        a->sums == NULL)
+        return ERR_NO_MEMORY;
+    return limits->e4m3 ? alloc_codes(a, d, plan, limits) : ERR_OK;
+}
+
+void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
+                      const struct weights *w)
+{
+    a->fused_max = plan->dim % 16 == 0 ? PASS_FUSED_MAX : 0;
+    for (int i = 0; i < plan->n_layers; i++) {
+        const struct k_matrix *const all[] = {&w->layers[i].qkv, &w->layers[i].o,
+                                              &w->layers[i].gate_up, &w->layers[i].down, &w->head};
+
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) {
+            while (a->fused_max > 0 && !d->ops->few(d, all[k], a->fused_max))
+                a->fused_max--;
+        }
+    }
+}
+
+struct pass pass_of(struct device *d, const struct plan *plan, const struct weights *w,
+                    struct activations *a)
+{
+    return (struct pass){.d = d,
+                         .plan = plan,
+                         .w = w,
+                         .a = a,
+                         .fused = d->step_tokens <= a->fused_max && d->step_rows == d->step_tokens,
+                         .n = d->step_tokens};
+}
+
+/* --- fused -------------------------------------------------------------------------------- */
+
+/* Does a fused product with w read its rows as halves? */
+static bool reads_half(const struct k_matrix *w)
+{
+    return w->type == K_E4M3;
+}
+
+/* A product of the normed residual. */
+static struct k_product fused_of_normed(const struct pass *p, enum k_product_kind kind, void *y,
+                                        const struct k_matrix *w, const void *bias)
+{
+    return (struct k_product){.kind = kind,
+                              .x = p->a->normed.data,
+                              .w = w,
+                              .bias = bias,
+                              .sums_in = p->a->sums,
+                              .n_sums = p->plan->dim / 16,
+                              .eps = p->plan->norm_eps,
+                              .y = y};
+}
+
+static void fused_run(const struct pass *p, struct k_product product)
+{
+    p->d->ops->product(p->d, &product, p->n);
+}
+
+static void fused_add(const struct pass *p, const struct device_rows *rows,
+                      const struct k_matrix *w, const void *bias, struct pass_next next)
+{
+    fused_run(p, (struct k_product){.kind = K_PRODUCT_RESIDUAL,
+                                    .x = rows->data,
+                                    .w = w,
+                                    .bias = bias,
+                                    .y_is_half = reads_half(next.reader),
+                                    .residual = p->a->x,
+                                    .norm = next.norm,
+                                    .normed = p->a->normed.data,
+                                    .sums_out = p->a->sums});
+}
+
+/* --- either way --------------------------------------------------------------------------- */
+
+void pass_embed(const struct pass *p, struct pass_next next)
+{
+    const struct device_ops *op = p->d->ops;
+    struct activations *a = p->a;
+
+    if (p->fused) {
+        op->embed_normed(p->d, a->x, a->normed.data, a->sums, p->w->embed.data, next.norm,
+                         next.reader);
+        return;
+    }
+    op->embed(p->d, a->x, p->w->embed.data);
+    op->rmsnorm(p->d, &a->normed, a->x, next.norm, p->plan->norm_eps, p->n, next.reader);
+}
+
+void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias)
+{
+    if (p->fused)
+        fused_run(p, fused_of_normed(p, K_PRODUCT_PLAIN, y, w, bias));
+    else
+        p->d->ops->matmul(p->d, y, &p->a->normed, w, bias, p->n);
+}
+
+void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
+                 const struct k_rotary *rotary, const struct k_matrix *reader)
+{
+    const struct device_ops *op = p->d->ops;
+    struct activations *a = p->a;
+
+    op->rope_kv(p->d, a->qkv, kv, rotary);
+    op->attn(p->d, a->heads.data, a->qkv, kv, attn->scale, p->fused ? reader : NULL);
+    if (!p->fused)
+        op->quantise(p->d, &a->heads, p->n, reader);
+}
+
+void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up, const void *bias,
+               const struct k_matrix *reader)
+{
+    struct activations *a = p->a;
+
+    if (p->fused) {
+        struct k_product product = fused_of_normed(p, K_PRODUCT_GATED, a->ff.data, gate_up, bias);
+
+        product.y_is_half = reads_half(reader);
+        fused_run(p, product);
+        return;
+    }
+    p->d->ops->matmul(p->d, a->gate_up, &a->normed, gate_up, bias, p->n);
+    p->d->ops->silu_mul(p->d, &a->ff, a->gate_up, ff_dim, p->n, reader);
+}
+
+void pass_add(const struct pass *p, const struct device_rows *rows, const struct k_matrix *w,
+              const void *bias, struct pass_next next)
+{
+    struct activations *a = p->a;
+
+    if (p->fused) {
+        fused_add(p, rows, w, bias, next);
+        return;
+    }
+    p->d->ops->matmul(p->d, a->delta, rows, w, bias, p->n);
+    p->d->ops->add_rmsnorm(p->d, &a->normed, a->x, a->delta, next.norm, p->plan->norm_eps, p->n,
+                           next.reader);
+}
+
+/* In parts, the last addition is made to the sampled rows alone. */
+void pass_finish(const struct pass *p, const struct device_rows *rows, const struct k_matrix *w,
+                 const void *bias)
+{
+    const struct device_ops *op = p->d->ops;
+    const struct pass_next next = {.norm = p->w->norm, .reader = &p->w->head};
+    struct activations *a = p->a;
+
+    if (p->fused) {
+        fused_add(p, rows, w, bias, next);
+        fused_run(p, fused_of_normed(p, K_PRODUCT_FLOAT, a->logits, &p->w->head, NULL));
+        return;
+    }
+    op->matmul(p->d, a->delta, rows, w, bias, p->n);
+    if (p->d->step_rows == 0)
+        return;
+    op->gather_add(p->d, a->rows, a->x, a->delta);
+    op->rmsnorm(p->d, &a->rows_normed, a->rows, next.norm, p->plan->norm_eps, p->d->step_rows,
+                next.reader);
+    op->matmul_float(p->d, a->logits, &a->rows_normed, &p->w->head, p->d->step_rows);
+}

@@ -1,0 +1,83 @@
+/* Operations of a forward pass. Each is one line of the transformer and runs in one of two ways:
+ *
+ *   fused     steps of few tokens, all of them sampled: norms, gate and residual are parts of the
+ *             products (struct k_product), so the residual's norm is known only as sums of squares
+ *             and the product that reads it divides by their root
+ *   in parts  any step: a product, then an operation of its own for what stands around it
+ *
+ * The same numbers up to the order of sums. forward.c does not know which way is taken. */
+#ifndef QUIRE_MODEL_PASS_H
+#define QUIRE_MODEL_PASS_H
+
+#include "device/device.h"
+#include "model/plan.h"
+#include "model/weights.h"
+
+#define PASS_FUSED_MAX 64 /* tokens of a fused step at most */
+
+/* Intermediate results, allocated once for the largest step. "act" is the device's type. The codes
+ * of all rows share one memory: of these at most one is read later than the next is written. */
+struct activations {
+    float *x;                       /* residual, float [n_tokens][dim] */
+    struct device_rows normed;      /* [n_tokens][dim] */
+    void *qkv;                      /* act [n_tokens][widest qkv] */
+    struct device_rows heads;       /* [n_tokens][widest heads]: attention's result */
+    void *delta;                    /* act [n_tokens][dim]: what is added to the residual next */
+    void *gate_up;                  /* act [n_tokens][2 * widest ff] */
+    struct device_rows ff;          /* [n_tokens][widest ff] */
+    float *rows;                    /* float [n_rows][dim]: the sampled rows' residual */
+    struct device_rows rows_normed; /* [n_rows][dim] */
+    float *logits;                  /* float [n_rows][n_vocab] */
+    float *sums;                    /* float [PASS_FUSED_MAX][dim / 16]: squares of x in parts */
+    int fused_max;                  /* steps of up to this many tokens are fused; 0: none */
+};
+
+/* ERR_NO_MEMORY. */
+int activations_alloc(struct activations *a, struct device *d, const struct plan *plan,
+                      const struct device_limits *limits) ERR_CHECKED;
+
+/* Find out up to how many tokens a step may be fused: the device must take all matrices. */
+void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
+                      const struct weights *w);
+
+struct pass {
+    struct device *d;
+    const struct plan *plan;
+    const struct weights *w;
+    struct activations *a;
+    bool fused;
+    int n; /* tokens */
+};
+
+struct pass pass_of(struct device *d, const struct plan *plan, const struct weights *w,
+                    struct activations *a);
+
+/* What the residual is normed for next: the norm's weights and the matrix that reads the result. */
+struct pass_next {
+    const void *norm;
+    const struct k_matrix *reader;
+};
+
+/* x = embedding of the ids; normed = norm(x). */
+void pass_embed(const struct pass *p, struct pass_next next);
+
+/* y = normed * w + bias. */
+void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias);
+
+/* heads = attention of qkv over the pages that kv views, for the product with reader. */
+void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
+                 const struct k_rotary *rotary, const struct k_matrix *reader);
+
+/* ff = silu(gate) * up of normed * gate_up + bias, for the product with reader. */
+void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up, const void *bias,
+               const struct k_matrix *reader);
+
+/* x += rows * w + bias; normed = norm(x). */
+void pass_add(const struct pass *p, const struct device_rows *rows, const struct k_matrix *w,
+              const void *bias, struct pass_next next);
+
+/* The same for the last time, and the logits of the step's rows, if it has any. */
+void pass_finish(const struct pass *p, const struct device_rows *rows, const struct k_matrix *w,
+                 const void *bias);
+
+#endif
