@@ -33,6 +33,14 @@ struct hash hash_sha256(const void *a, size_t a_len, const void *b, size_t b_len
     return h;
 }
 
+void hash_end_thread(void)
+{
+    EVP_MD_CTX_free(hash_ctx);
+    EVP_MD_free(hash_md);
+    hash_ctx = NULL;
+    hash_md = NULL;
+}
+
 uint64_t hash_xxh3(const void *bytes, size_t len)
 {
     return XXH3_64bits(bytes, len);

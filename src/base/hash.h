@@ -15,6 +15,9 @@ struct hash {
  * instructions. Any thread. */
 struct hash hash_sha256(const void *a, size_t a_len, const void *b, size_t b_len);
 
+/* Free what hash_sha256() keeps for the calling thread, which is about to end. */
+void hash_end_thread(void);
+
 /* XXH3, 64 bits: finds damage, does not resist an attacker. About 20 GB/s. Any thread. */
 uint64_t hash_xxh3(const void *bytes, size_t len);
 

@@ -197,6 +197,13 @@ static bool guide_bad_words_hold(const int32_t *words, uint32_t n, int n_vocab)
     return true;
 }
 
+/* Words that there are none of may lie at NULL. */
+static void guide_copy(void *dst, const void *src, size_t bytes)
+{
+    if (bytes > 0)
+        memcpy(dst, src, bytes);
+}
+
 int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, const int32_t *words)
 {
     const struct wire_request *r = &q->request;
@@ -218,9 +225,10 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
             (i > 0 && b->id <= q->biases[i - 1].id))
             return ERR_INVALID;
     }
-    memcpy(q->allowed, words, r->n_allowed * sizeof *q->allowed);
-    memcpy(q->bad, biases + 2 * (size_t)r->n_biases, r->n_bad * sizeof *q->bad);
-    memcpy(q->asked, biases + 2 * (size_t)r->n_biases + r->n_bad, r->n_asked * sizeof *q->asked);
+    guide_copy(q->allowed, words, r->n_allowed * sizeof *q->allowed);
+    guide_copy(q->bad, biases + 2 * (size_t)r->n_biases, r->n_bad * sizeof *q->bad);
+    guide_copy(q->asked, biases + 2 * (size_t)r->n_biases + r->n_bad,
+               r->n_asked * sizeof *q->asked);
     for (uint32_t i = 0; i < r->n_asked; i++) {
         if (q->asked[i] < 0 || q->asked[i] >= g->n_vocab)
             return ERR_INVALID;

@@ -48,32 +48,83 @@ static bool fcgi_head_is(const char *head, int type)
     return head[0] == FCGI_VERSION && head[1] == type && head[2] == 0 && head[3] == FCGI_ID;
 }
 
+/* Does every name and value end within the parameters? libfcgi takes memory by their lengths and
+ * ends the process when it gets none. */
+static bool fcgi_in_pairs_fit(const char *bytes, size_t len)
+{
+    const unsigned char *b = (const unsigned char *)bytes;
+    size_t at = 0;
+
+    while (at < len) { /* a pass takes two bytes or more */
+        size_t skip = 0;
+
+        for (int i = 0; i < 2; i++) {
+            size_t n = at < len && b[at] >= 0x80 ? 4 : 1;
+
+            if (n > len - at)
+                return false;
+            skip += n == 1 ? b[at]
+                           : (size_t)(b[at] & 0x7f) << 24 | (size_t)b[at + 1] << 16 |
+                                 (size_t)b[at + 2] << 8 | b[at + 3];
+            at += n;
+        }
+        if (skip > len - at)
+            return false;
+        at += skip;
+    }
+    return true;
+}
+
+/* Read a record of the type to bytes [room], without head and padding; its length, or -1. */
+static long fcgi_in_record(int fd, int type, char *bytes, size_t room)
+{
+    char head[FCGI_HEAD_BYTES];
+    char padding[UINT8_MAX];
+    size_t len;
+
+    if (!fcgi_in_bytes(fd, head, sizeof head) || !fcgi_head_is(head, type))
+        return -1;
+    len = fcgi_head_length(head);
+    if (len > room || !fcgi_in_bytes(fd, bytes, len) ||
+        !fcgi_in_bytes(fd, padding, (unsigned char)head[6]))
+        return -1;
+    return (long)len;
+}
+
+static void fcgi_in_head(char *dst, int type, size_t len)
+{
+    const char head[FCGI_HEAD_BYTES] = {
+        FCGI_VERSION, (char)type, 0, FCGI_ID, (char)(len >> 8), (char)(len & 0xff), 0, 0,
+    };
+
+    memcpy(dst, head, sizeof head);
+}
+
 int fcgi_in_params(struct fcgi_in *in, int fd, char *bytes, size_t *len)
 {
-    int type = FCGI_BEGIN;
-    size_t used = 0;
+    const size_t first = 2 * FCGI_HEAD_BYTES + FCGI_BEGIN_BODY; /* where the parameters begin */
+    size_t used = first;
+    long n = 1;
 
     *in = (struct fcgi_in){.fd = fd};
-    while (true) { /* a pass takes eight bytes of FCGI_PARAMS_BYTES or more */
-        const char *head = bytes + used;
-        size_t content, padding;
-
-        if (FCGI_PARAMS_BYTES - used < FCGI_HEAD_BYTES ||
-            !fcgi_in_bytes(fd, bytes + used, FCGI_HEAD_BYTES) || !fcgi_head_is(head, type))
+    if (fcgi_in_record(fd, FCGI_BEGIN, bytes + FCGI_HEAD_BYTES, FCGI_BEGIN_BODY) != FCGI_BEGIN_BODY)
+        return ERR_INVALID;
+    while (n > 0) { /* a pass takes a byte of FCGI_PARAMS_BYTES or more, or is the last */
+        n = fcgi_in_record(fd, FCGI_PARAMS, bytes + used,
+                           FCGI_PARAMS_BYTES - FCGI_HEAD_BYTES - used);
+        if (n < 0)
             return ERR_INVALID;
-        content = fcgi_head_length(head);
-        padding = (unsigned char)head[6];
-        used += FCGI_HEAD_BYTES;
-        if ((type == FCGI_BEGIN && content != FCGI_BEGIN_BODY) ||
-            content + padding > FCGI_PARAMS_BYTES - used ||
-            !fcgi_in_bytes(fd, bytes + used, content + padding))
-            return ERR_INVALID;
-        used += content + padding;
-        if (type == FCGI_PARAMS && content == 0)
-            break;
-        type = FCGI_PARAMS;
+        used += (size_t)n;
     }
+    if (!fcgi_in_pairs_fit(bytes + first, used - first))
+        return ERR_INVALID;
+    fcgi_in_head(bytes, FCGI_BEGIN, FCGI_BEGIN_BODY);
+    fcgi_in_head(bytes + FCGI_HEAD_BYTES + FCGI_BEGIN_BODY, FCGI_PARAMS, used - first);
     *len = used;
+    if (used > first) { /* an empty record is the end already */
+        fcgi_in_head(bytes + used, FCGI_PARAMS, 0);
+        *len += FCGI_HEAD_BYTES;
+    }
     return ERR_OK;
 }
 

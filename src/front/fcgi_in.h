@@ -29,8 +29,10 @@ struct fcgi_in {
     size_t pad_left;    /* bytes of padding after them */
 };
 
-/* Read FCGI_BEGIN_REQUEST and the parameters' records up to the empty one, as they are, into bytes
- * [FCGI_PARAMS_BYTES]. ERR_INVALID when the peer sends anything else, more, or ends early. */
+/* Read FCGI_BEGIN_REQUEST and the parameters' records up to the empty one into bytes
+ * [FCGI_PARAMS_BYTES], as three records without padding: the begin, all parameters, the end.
+ * ERR_INVALID when the peer sends anything else, more, ends early, or has a name or value that is
+ * longer than what was sent. */
 int fcgi_in_params(struct fcgi_in *in, int fd, char *bytes, size_t *len) ERR_CHECKED;
 
 /* Set the length of the body, from CONTENT_LENGTH. To be called before the first read. */

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/fault.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "front/front.h"
 
@@ -111,6 +112,7 @@ static void *reader_run(void *front)
             reader_take(f, fd);
     } while (rc != ERR_DRAINING || fd != -1);
     (void)sem_post(&f->reading); /* the spare ones end as well */
+    hash_end_thread();
     atomic_fetch_sub(&f->n_readers, 1);
     (void)!write(f->handover_fd, &one, sizeof one); /* the streamer may wait for the last one */
     return NULL;

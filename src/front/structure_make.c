@@ -169,6 +169,7 @@ static void *make_run(void *arg)
             (void)pthread_cond_wait(&s->changed, &s->lock);
     }
     (void)pthread_mutex_unlock(&s->lock);
+    hash_end_thread();
     return NULL;
 }
 

@@ -562,6 +562,7 @@ static void test_reasons(struct arena *arena)
            "refused: %s", rows[i].body);
         for (int k = 0; k < 3; k++)
             ok(strstr(why, rows[i].says[k]) != NULL, "%s stands in: %s", rows[i].says[k], why);
+        arena_reset(&x.arena);
     }
 }
 

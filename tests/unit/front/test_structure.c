@@ -111,6 +111,7 @@ static void *ask(void *arg)
     (void)pthread_mutex_lock(&a->s->lock);
     a->n_compiled = a->s->n_compiled;
     (void)pthread_mutex_unlock(&a->s->lock);
+    hash_end_thread();
     return NULL;
 }
 
