@@ -58,17 +58,20 @@ class Tap:
         import schema  # which needs this module
         self.n = 0
         self.failed = 0
+        self.lock = threading.Lock()
         self.started = time.monotonic()
         self.judge = schema.Judge(self)
 
     def ok(self, good, name, detail=""):
-        self.n += 1
-        self.failed += not good
-        print("%s %d - %s" % ("ok" if good else "not ok", self.n, name))
-        if detail != "" and not good:
-            for line in str(detail).splitlines()[:20]:
-                print("#   " + line[:400])
-        sys.stdout.flush()
+        """Any thread's."""
+        with self.lock:
+            self.n += 1
+            self.failed += not good
+            lines = ["%s %d - %s" % ("ok" if good else "not ok", self.n, name)]
+            if detail != "" and not good:
+                lines += ["#   " + line[:400] for line in str(detail).splitlines()[:20]]
+            print("\n".join(lines))
+            sys.stdout.flush()
         return good
 
     def eq(self, got, want, name):
