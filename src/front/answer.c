@@ -471,11 +471,7 @@ static void answer_body(struct exchange *x)
     buf_add_byte(&b, ',');
     answer_usage(x, &b);
     buf_add_byte(&b, '}');
-    if (b.failed)
-        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
-    else
-        exchange_reply(x, 200, "application/json", b.bytes, b.len);
-    buf_fini(&b);
+    exchange_reply_json(x, &b);
 }
 
 /* What is left of the text. Clients stop listening to a choice at its finish_reason, so none of

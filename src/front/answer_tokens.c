@@ -59,11 +59,7 @@ static void tokens_body(struct exchange *x)
     buf_add_text(&b, ",\"kv_transfer_params\":null,");
     answer_usage(x, &b);
     buf_add_byte(&b, '}');
-    if (b.failed)
-        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
-    else
-        exchange_reply(x, 200, "application/json", b.bytes, b.len);
-    buf_fini(&b);
+    exchange_reply_json(x, &b);
 }
 
 void answer_tokens(struct exchange *x, struct gen *g)

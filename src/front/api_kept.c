@@ -245,11 +245,7 @@ static void kept_delete(struct front *f, struct exchange *x, const struct hash *
     buf_add_text(&b, "{\"id\":");
     buf_add_json_string(&b, id, strlen(id));
     buf_add_text(&b, ",\"object\":\"response\",\"deleted\":true}");
-    if (b.failed)
-        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
-    else
-        exchange_reply(x, 200, "application/json", b.bytes, b.len);
-    buf_fini(&b);
+    exchange_reply_json(x, &b);
 }
 
 /* limit, order and after of a list. False after an error answer. */
@@ -320,11 +316,7 @@ static void kept_list(struct exchange *x, const struct json *items)
     kept_add_id(&b, "first_id", from < to ? kept_item(items, rises, from) : NULL);
     kept_add_id(&b, "last_id", from < to ? kept_item(items, rises, to - 1) : NULL);
     buf_printf(&b, ",\"has_more\":%s}", to < items->n ? "true" : "false");
-    if (b.failed)
-        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
-    else
-        exchange_reply(x, 200, "application/json", b.bytes, b.len);
-    buf_fini(&b);
+    exchange_reply_json(x, &b);
 }
 
 static void kept_list_input(struct exchange *x, const struct kept_record *r)

@@ -35,9 +35,5 @@ void api_count_tokens(struct front *f, struct exchange *x, const struct json *bo
     if (!api_translate(f, x, body, true))
         return;
     buf_printf(&b, "{\"input_tokens\":%zu}", x->gens[0].tokens.len);
-    if (b.failed)
-        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
-    else
-        exchange_reply(x, 200, "application/json", b.bytes, b.len);
-    buf_fini(&b);
+    exchange_reply_json(x, &b);
 }

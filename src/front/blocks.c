@@ -129,11 +129,7 @@ static void blocks_finish(struct gen *g)
         return;
     }
     blocks_shape_of(g)->body(g, &b);
-    if (b.failed)
-        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
-    else
-        exchange_reply(x, 200, "application/json", b.bytes, b.len);
-    buf_fini(&b);
+    exchange_reply_json(x, &b);
 }
 
 /* Give the response to the store; false: the answer does not wait for that. */

@@ -183,3 +183,12 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
     x->head_sent = true;
     x->complete = true;
 }
+
+void exchange_reply_json(struct exchange *x, struct buf *json)
+{
+    if (json->failed)
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+    else
+        exchange_reply(x, 200, "application/json", json->bytes, json->len);
+    buf_fini(json);
+}

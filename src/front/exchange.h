@@ -197,6 +197,10 @@ void exchange_add_notice(struct exchange *x);
 /* Make the whole answer: head and body. The exchange is complete then. */
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len);
 
+/* The same with status 200 and the JSON text of a buffer, which is freed. A buffer that ran out of
+ * memory is answered with an error. */
+void exchange_reply_json(struct exchange *x, struct buf *json);
+
 /* The same with an error object of the exchange's shape. message NULL: the error's own sentence.
  * param may be NULL. retry_after_s > 0 adds the header. */
 void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
