@@ -187,6 +187,13 @@ void api_render(struct front *f, struct exchange *x, const struct json *body)
         api_completions(f, x, body);
     if (x->complete)
         return; /* refused */
+    if (x->beams != NULL) {
+        exchange_reply_error(x, ERR_UNSUPPORTED,
+                             "'use_beam_search' cannot be rendered: a "
+                             "GenerateRequest has no such field",
+                             "use_beam_search", 0);
+        return;
+    }
     if (!chat)
         buf_add_byte(&b, '[');
     for (int i = 0; i < x->n_gens; i += x->n) {

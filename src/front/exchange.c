@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "front/beams.h"
 #include "front/kept.h"
 
 struct exchange *exchange_new(struct fcgi *f)
@@ -40,6 +41,7 @@ void exchange_free(struct exchange *x)
             buf_fini(&g->speech->blocks.done);
         }
     }
+    beams_fini(x->beams);
     if (x->keeping != NULL)
         kept_leave(x->keeping->job);
     structure_unref(x->structure);

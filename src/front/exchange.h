@@ -122,6 +122,7 @@ struct exchange {
     enum exchange_format format;
     enum exchange_shape shape;  /* of answers and errors: the route says it */
     const struct json *request; /* what was asked, where the answer repeats it; in the arena */
+    struct beams *beams;        /* beams.h, in the arena; NULL: the choices are sampled */
     struct keeping *keeping;    /* kept.h, in the arena; NULL: the response is not to be kept */
     int64_t completed;          /* unix seconds; 0: not yet */
     struct gen *gens;           /* [n_gens], in the arena */

@@ -131,6 +131,12 @@ static int fields_seed(struct fields_read_context *c, const struct fields_row *r
     return ERR_OK;
 }
 
+static int fields_length_penalty(struct fields_read_context *c, const struct fields_row *row,
+                                 const struct json *v)
+{
+    return fields_range(c, row, v, &c->out->beams.length_penalty);
+}
+
 static int fields_timeout(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
@@ -268,6 +274,10 @@ static int fields_flag(struct fields_read_context *c, const struct fields_row *r
         c->x->return_ids = flag;
     else if (strcmp(row->name, "return_tokens_as_token_ids") == 0)
         c->x->tokens_as_ids = flag;
+    else if (strcmp(row->name, "use_beam_search") == 0)
+        c->out->use_beams = flag;
+    else if (strcmp(row->name, "early_stopping") == 0)
+        c->out->beams.early_stopping = flag;
     else if (strcmp(row->name, "echo") == 0)
         c->x->echo = flag;
     else if (strcmp(row->name, "ignore_eos") == 0 && flag)
@@ -599,6 +609,9 @@ static const struct fields_row fields_rows[] = {
     {"request_id", FIELDS_BOTH, fields_text, 0, 0, 0, false},
     {"n", FIELDS_BOTH, fields_n, 0, 1, 128, false},
     {"best_of", FIELDS_TEXT, fields_n, 0, 1, 128, false},
+    {"use_beam_search", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
+    {"length_penalty", FIELDS_BOTH, fields_length_penalty, 0, -100, 100, false},
+    {"early_stopping", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"echo", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"return_token_ids", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
     {"logprobs", FIELDS_CHAT, fields_logprobs, 0, 0, 0, false},
@@ -635,8 +648,6 @@ static const struct fields_row fields_rows[] = {
     {"function_call", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
     {"prompt_embeds", FIELDS_TEXT, fields_neutral, 0, 0, 0, false},
     {"modalities", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
-    {"use_beam_search", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
-    {"length_penalty", FIELDS_BOTH, fields_neutral, 0, 1, 0, false},
     {"repetition_detection", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"return_token_offsets", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
     {"return_prompt_text", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
@@ -698,6 +709,56 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     return ERR_OK;
 }
 
+/* A search has no use for fields that change how tokens are drawn. Those of every client's preset
+ * (temperature, top_p, top_k, min_p, seed) are passed over, as vLLM does; the others are refused. */
+static int fields_check_beams(struct fields_read_context *c, const char **param)
+{
+    const struct fields *out = c->out;
+    const struct wire_request *r = &out->request;
+    const struct exchange *x = c->x;
+    const struct {
+        const char *name;
+        bool given;
+    } others[] = {
+        {"stream", x->stream},
+        {"stop", out->n_stops > 0},
+        {"bad_words", out->bad_words != NULL},
+        {"logit_bias", x->steering.n_biases > 0},
+        {"allowed_token_ids", x->steering.n_allowed > 0},
+        {"logprob_token_ids", x->steering.n_asked > 0},
+        {"presence_penalty", r->presence != 0.0f},
+        {"frequency_penalty", r->frequency != 0.0f},
+        {"repetition_penalty", r->repetition != 1.0f && r->repetition != c->presets->repetition},
+        {"min_tokens", r->min_tokens > 0},
+        {"thinking_token_budget", x->think_max >= 0},
+    };
+
+    if (!out->use_beams)
+        return ERR_OK;
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        if (!others[i].given)
+            continue;
+        *param = others[i].name;
+        (void)snprintf(c->why, c->why_cap, "'%s' is not supported with 'use_beam_search'",
+                       others[i].name);
+        return ERR_UNSUPPORTED;
+    }
+    if (form_binds(&out->form)) {
+        *param = "use_beam_search";
+        (void)snprintf(c->why, c->why_cap,
+                       "'use_beam_search' is not supported with an output that has to follow a "
+                       "form (response_format, structured_outputs, strict or forced tools)");
+        return ERR_UNSUPPORTED;
+    }
+    if (x->n > BEAMS_WIDTH_MAX) {
+        *param = "n";
+        (void)snprintf(c->why, c->why_cap, "'n' must be at most %d with 'use_beam_search'",
+                       BEAMS_WIDTH_MAX);
+        return ERR_INVALID;
+    }
+    return ERR_OK;
+}
+
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
                 const struct presets *presets, const struct names *names, char *why, size_t why_cap,
                 const char **param)
@@ -713,6 +774,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
                     .min_p = presets->min_p,
                     .repetition = presets->repetition},
         .skip_special = true,
+        .beams = {.length_penalty = 1.0},
     };
     x->n = 1;
     x->think_max = -1;
@@ -744,6 +806,9 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     }
     if (fields_check_logprobs(&c, param) != ERR_OK)
         return ERR_INVALID;
+    rc = fields_check_beams(&c, param);
+    if (rc != ERR_OK)
+        return rc;
     rc = form_check(&out->form, param, why, why_cap);
     if (rc != ERR_OK)
         return rc;
@@ -764,6 +829,7 @@ static const char *fields_schema_type(const struct fields_row *row)
     } types[] = {
         {fields_real, "number"},
         {fields_timeout, "number"},
+        {fields_length_penalty, "number"},
         {fields_whole, "integer"},
         {fields_top_k, "integer"},
         {fields_seed, "integer"},

@@ -167,6 +167,10 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         detok_continue(&g->detok); /* what comes is the rest of a prompt */
         x->n_gens++;
     }
+    if (fields.use_beams && !x->only_echo && beams_init(x, &fields.beams) != ERR_OK) {
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+        return false;
+    }
     return true;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "front/answer.h"
+#include "front/beams.h"
 #include "front/cache.h"
 #include "front/health.h"
 #include "front/logprobs.h"
@@ -37,6 +38,29 @@ void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
     g->slot = -1;
 }
 
+/* g's beam has its next token. The last beam of a prompt begins the next step, or ends the search.
+ */
+static void streamer_beam(struct streamer *s, struct gen *g)
+{
+    const struct wire_welcome *w = &s->f->link.engine;
+    struct exchange *x = g->exchange;
+    struct gen *first = g - g->index % x->n;
+    uint32_t n_ends = w->n_eos < WIRE_EOS_MAX ? w->n_eos : WIRE_EOS_MAX;
+    uint32_t longest = w->max_model_len - g->n_prompt; /* above 0: streamer_check() */
+    enum beams_todo todo;
+
+    if (x->max_tokens_given && x->max_tokens < longest)
+        longest = x->max_tokens;
+    if (beams_told(g, w->eos, n_ends, longest, &todo) != ERR_OK) {
+        streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
+        return;
+    }
+    if (todo == BEAMS_SUBMIT)
+        streamer_submit(s, x);
+    for (int i = 0; i < x->n && todo == BEAMS_END; i++)
+        answer_end(x, &first[i]);
+}
+
 void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
     static const char costly[] =
@@ -68,6 +92,10 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         cache_answer(s->f, x);
         return;
     }
+    if (x->beams != NULL) {
+        streamer_beam(s, g);
+        return;
+    }
     (void)detok_finish(&g->detok, &g->text);
     g->finish = o->finish == WIRE_FIN_STOP ? GEN_STOP : GEN_LENGTH;
     if (g->detok.status == DETOK_STOPPED)
@@ -86,6 +114,10 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
     if (x->only_echo)
         return;
     logprobs_token(g);
+    if (x->beams != NULL) {
+        g->ended = true; /* of this step; the token itself does not count */
+        return;
+    }
     if (token_list_add(&g->tokens, o->value) != ERR_OK) {
         streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
         return;

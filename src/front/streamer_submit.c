@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "front/answer.h"
+#include "front/beams.h"
 #include "front/logprobs.h"
 #include "front/streamer_parts.h"
 
@@ -40,7 +41,7 @@ void streamer_wait_remove(struct streamer *s, struct gen *g)
  * waits until there is room. */
 static bool streamer_goes_on_with(const struct gen *g)
 {
-    return g->n_submits > 0 || g->exchange->head_sent;
+    return g->n_submits > 0 || g->tokens.len > g->n_prompt || g->exchange->head_sent;
 }
 
 static void streamer_count_refused(struct streamer *s, const struct gen *g, enum wire_refusal why)
@@ -132,6 +133,11 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     r.max_tokens = l->engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
     if (x->max_tokens_given && x->max_tokens < r.max_tokens)
         r.max_tokens = x->max_tokens;
+    if (x->beams != NULL) {
+        r.max_tokens = beams_max_tokens(g);
+        r.answer = 0; /* no step waits for the other beams */
+        r.n_choices = 1;
+    }
     rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
     if (rc != ERR_OK)
         streamer_count_refused(s, g, WIRE_REFUSED_SLOTS);
@@ -215,8 +221,10 @@ static void streamer_publish(struct streamer *s)
 
 void streamer_submit(struct streamer *s, struct exchange *x)
 {
-    for (int i = 0; i < x->n_gens && !x->complete; i++)
-        streamer_submit_one(s, &x->gens[i]);
+    for (int i = 0; i < x->n_gens && !x->complete; i++) {
+        if (x->beams == NULL || beams_asks(&x->gens[i]))
+            streamer_submit_one(s, &x->gens[i]);
+    }
     streamer_publish(s);
 }
 
