@@ -240,27 +240,37 @@ static int kept_trim(struct kept_db *db, MDB_txn *txn, struct kept_totals *total
 }
 
 /* Remove the record of a name. MDB_NOTFOUND. */
-static int kept_remove_name(struct kept_db *db, MDB_txn *txn, const struct hash *name,
-                            struct kept_totals *totals)
+/* A cursor at the first part of the record that has the name. MDB_NOTFOUND when no record has it; a
+ * name that leads to no record is damage, because both are written in one transaction. The caller
+ * closes the cursor, which may be there on an error as well. */
+static int kept_find(struct kept_db *db, MDB_txn *txn, const struct hash *name, MDB_cursor **cursor,
+                     uint64_t *number)
 {
     MDB_val key = kept_val(name, sizeof *name);
-    MDB_cursor *cursor = NULL;
     struct kept_key first;
-    uint64_t number = 0;
     MDB_val v;
     int rc = mdb_get(txn, db->names, &key, &v);
 
-    if (rc == 0 && v.mv_size != sizeof number)
+    if (rc == 0 && v.mv_size != sizeof *number)
         rc = MDB_CORRUPTED;
     if (rc != 0)
         return rc;
-    memcpy(&number, v.mv_data, sizeof number);
-    first = kept_key(number, 0);
+    memcpy(number, v.mv_data, sizeof *number);
+    first = kept_key(*number, 0);
     key = kept_val(&first, sizeof first);
-    rc = mdb_cursor_open(txn, db->records, &cursor);
+    rc = mdb_cursor_open(txn, db->records, cursor);
     if (rc == 0)
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_SET);
-    rc = rc == MDB_NOTFOUND ? MDB_CORRUPTED : rc;
+        rc = mdb_cursor_get(*cursor, &key, &v, MDB_SET);
+    return rc == MDB_NOTFOUND ? MDB_CORRUPTED : rc;
+}
+
+static int kept_remove_name(struct kept_db *db, MDB_txn *txn, const struct hash *name,
+                            struct kept_totals *totals)
+{
+    MDB_cursor *cursor = NULL;
+    uint64_t number;
+    int rc = kept_find(db, txn, name, &cursor, &number);
+
     if (rc == 0)
         rc = kept_remove_at(db, txn, cursor, totals);
     if (cursor != NULL)
@@ -499,23 +509,10 @@ static int kept_get_at(struct kept_db *db, MDB_cursor *cursor, uint64_t number, 
 static int kept_get(struct kept_db *db, MDB_txn *txn, int64_t before_s, struct arena *arena,
                     struct kept_record *out)
 {
-    MDB_val key = kept_val(&out->name, sizeof out->name);
     MDB_cursor *cursor = NULL;
-    struct kept_key first;
     uint64_t number = 0;
-    MDB_val v;
-    int rc = mdb_get(txn, db->names, &key, &v);
+    int rc = kept_find(db, txn, &out->name, &cursor, &number);
 
-    if (rc == 0 && v.mv_size != sizeof number)
-        rc = MDB_CORRUPTED;
-    if (rc != 0)
-        return rc;
-    memcpy(&number, v.mv_data, sizeof number);
-    first = kept_key(number, 0);
-    key = kept_val(&first, sizeof first);
-    rc = mdb_cursor_open(txn, db->records, &cursor);
-    if (rc == 0)
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_SET);
     if (rc == 0)
         rc = kept_get_at(db, cursor, number, before_s, arena, out);
     if (cursor != NULL)

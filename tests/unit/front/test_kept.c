@@ -3,6 +3,7 @@
  * set aside. Method: a file in a folder of its own, records made of their number, children that are
  * killed, bytes overwritten. */
 #include <fcntl.h>
+#include <lmdb.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -313,6 +314,44 @@ static void test_damage(void)
     ok(true, "30 files of 8 overwritten bytes: no wrong byte, no signal");
 }
 
+/* Take the records out of the file, and leave the names. */
+static void drop_records(void)
+{
+    MDB_env *env = NULL;
+    MDB_txn *txn = NULL;
+    MDB_dbi records;
+
+    must(mdb_env_create(&env) == 0 && mdb_env_set_maxdbs(env, 4) == 0 &&
+         mdb_env_open(env, dir, 0, 0600) == 0 && mdb_txn_begin(env, NULL, 0, &txn) == 0 &&
+         mdb_dbi_open(txn, "records", 0, &records) == 0 && mdb_drop(txn, records, 0) == 0 &&
+         mdb_txn_commit(txn) == 0);
+    mdb_env_close(env);
+}
+
+/* A name that leads to no record is damage, to readers and writers alike. */
+static void test_lost_record(void)
+{
+    for (int way = 0; way < 2; way++) {
+        struct kept_db *db = open_db(2 * MIB);
+        struct hash name = name_of(3);
+        struct kept_record r;
+        struct arena a = {0};
+        int rc;
+
+        must_ok(put(db, 3, 500, 500));
+        kept_db_close(db);
+        drop_records();
+        db = open_db(2 * MIB);
+        rc = way == 0 ? get(db, 3, &a, &r) : kept_db_remove(db, &name);
+        is_int(rc, ERR_CORRUPT, "%s: a name whose record is lost", way == 0 ? "get" : "remove");
+        ok(kept_db_is_broken(db) == (way == 1),
+           "a writer calls the file damaged, a reader does not");
+        kept_db_close(db);
+        arena_reset(&a);
+        wipe();
+    }
+}
+
 static void test_owners(void)
 {
     struct kept_db *db = open_db(2 * MIB);
@@ -449,6 +488,7 @@ int main(void)
     test_age();
     test_kills();
     test_damage();
+    test_lost_record();
     test_owners();
     test_thread();
     test_full_disk();
