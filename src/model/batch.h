@@ -15,6 +15,21 @@
 #define BATCH_LOGPROBS_MAX 128
 #define BATCH_ASKED_MAX    128 /* ids of one row whose log probabilities are wanted */
 
+/* What the layers of a model keep of a sequence lies in pages of one size. Layers that keep the same
+ * tokens are a group; a sequence has a table of pages for each. */
+#define CACHE_GROUPS_MAX 16
+enum cache_kind {
+    CACHE_FULL,   /* keys and values of every token */
+    CACHE_WINDOW, /* of the last ones: a token sees itself and window - 1 tokens before it */
+    CACHE_STATE,  /* a state of fixed size, which every token changes */
+};
+
+struct cache_group {
+    enum cache_kind kind;
+    int window;        /* CACHE_WINDOW: tokens */
+    int n_state_pages; /* CACHE_STATE: pages of one state */
+};
+
 /* One token to sample: from which position of the batch, and how. */
 struct batch_row {
     int32_t token_idx;      /* index into token_ids: its logits are sampled */
@@ -74,7 +89,13 @@ struct batch {
                              * before samples, when that step has not ended */
     int32_t *seq_start; /* int32 [n_seqs + 1] */
     int32_t *kv_len;    /* int32 [n_seqs], tokens, this step's included */
-    int32_t *page_ids;  /* int32 [n_seqs][pages_max]; first ceil(kv_len / block_tokens) valid */
+    /* int32 [n_groups][n_seqs][pages_max]: the groups of model_shape, the tables of each.
+     *   CACHE_FULL    the first ceil(kv_len / block_tokens) are valid
+     *   CACHE_WINDOW  of these, those with a token that a token of the step sees; others are any
+     *                 page's id and neither read nor written
+     *   CACHE_STATE   the first n_state_pages: the state behind the token before the step's first,
+     *                 which the step replaces; not read where the step has the first token of all */
+    int32_t *page_ids;
     struct batch_row *rows; /* [n_rows], token_idx ascending */
     /* Not read before model_step_sample(). */
     struct batch_extra *extras; /* [n_extras], rows ascending */

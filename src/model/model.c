@@ -152,6 +152,8 @@ static int choose_shape(struct model *m, const struct model_options *o)
                   s->max_num_batched_tokens, s->max_num_seqs);
         return ERR_INVALID;
     }
+    s->n_groups = 1;
+    s->groups[0] = (struct cache_group){.kind = CACHE_FULL};
     s->page_bytes = (size_t)s->block_tokens * (size_t)s->n_layers * 2 * (size_t)s->n_kv_heads *
                     (size_t)s->head_dim * kv_elem_bytes(m);
     return ERR_OK;

@@ -48,7 +48,9 @@ struct model_shape {
     size_t sleeping_bytes, constant_bytes; /* of device_bytes: what goes in a sleep, and what the
                                             * host keeps of it */
     int n_pages;                           /* KV pages on the device, ids 0 .. n_pages - 1 */
-    size_t page_bytes;                     /* one page, all layers, in the device's KV type */
+    size_t page_bytes;                     /* one page, all layers of a group, in the KV type */
+    int n_groups;                          /* 1 .. CACHE_GROUPS_MAX */
+    struct cache_group groups[CACHE_GROUPS_MAX];
     int n_eos; /* ids that end a text: generation_config.json, else config.json */
     int32_t eos[8];
     bool is_gpu;
