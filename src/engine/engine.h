@@ -88,6 +88,7 @@ struct engine_load {
     struct hash name;
     struct hash parent;
     int32_t *tokens_copy; /* int32 [block_tokens] */
+    int n_tokens;         /* that it counts for; 0: another page of theirs does */
     uint64_t space;       /* its namespace */
     struct retain retain; /* what the lower tier says of it */
     bool dropped;         /* nobody wants it any more */

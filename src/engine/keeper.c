@@ -144,6 +144,21 @@ static bool keeper_said_below(const struct engine *e, const struct seq *q)
                               : true;
 }
 
+static void keeper_retain_one(struct engine *e, const struct hash *name, const int32_t *tokens,
+                              struct retain r)
+{
+    int32_t slot;
+
+    if (e->store != NULL)
+        store_retain(e->store, name, r);
+    if (e->host == NULL)
+        return;
+    host_retain(e->host, name, r);
+    slot = host_find(e->host, name, tokens);
+    if (slot >= 0) /* it is to outlive the machine, too */
+        tiers_want_stored(e, slot, name);
+}
+
 /* The lower tiers may have pages that the device had already. They are told a little more than was
  * said, and so need not be told again at once. */
 static void keeper_retain_below(struct engine *e, const struct seq *q)
@@ -159,17 +174,14 @@ static void keeper_retain_below(struct engine *e, const struct seq *q)
 
     for (int n = block; n <= q->n_cached && n <= q->retain_tokens; n += block) {
         const int32_t *tokens = q->tokens + (n - block);
-        int32_t slot;
+        struct tables_name names[TABLES_NAMES_MAX];
+        struct hash before = name;
+        int n_names;
 
-        name = prefix_name(&name, tokens, block);
-        if (e->store != NULL)
-            store_retain(e->store, &name, r);
-        if (e->host == NULL)
-            continue;
-        host_retain(e->host, &name, r);
-        slot = host_find(e->host, &name, tokens);
-        if (slot >= 0) /* it is to outlive the machine, too */
-            tiers_want_stored(e, slot, &name);
+        name = prefix_name(&before, tokens, block);
+        n_names = tables_names(&e->sched.tables, n / block - 1, 0, &name, &before, names);
+        for (int k = 0; k < n_names; k++)
+            keeper_retain_one(e, &names[k].name, tokens, r);
     }
 }
 
@@ -234,17 +246,35 @@ static uint64_t keeper_drop_page(struct engine *e, const struct hash *name)
     return n;
 }
 
+/* Parts behind the prefix of this name, of all groups. */
+static void keeper_drop_parts(struct engine *e, const struct hash *name)
+{
+    for (int g = 0; g < e->shape->n_groups; g++) {
+        struct hash parent = tables_parent(&e->sched.tables, g, name);
+
+        pages_drop_parts(e->pages, &parent);
+    }
+}
+
 static uint64_t keeper_drop_prompt(struct engine *e, const struct wire_request *r)
 {
     int block = e->shape->block_tokens;
     struct hash name = prefix_root(&e->shape->fingerprint, r->salt);
+    struct tables_name names[TABLES_NAMES_MAX];
     uint64_t dropped = 0;
 
-    pages_drop_parts(e->pages, &name);
+    keeper_drop_parts(e, &name);
     for (uint32_t n = 0; n + (uint32_t)block <= r->n_tokens; n += (uint32_t)block) {
-        name = prefix_name(&name, e->keeper.tokens + n, block);
-        tiers_drop(e, &name, 0);
-        dropped += keeper_drop_page(e, &name);
+        struct hash before = name;
+        int n_names;
+
+        name = prefix_name(&before, e->keeper.tokens + n, block);
+        n_names = tables_names(&e->sched.tables, (int)n / block, 0, &name, &before, names);
+        for (int k = 0; k < n_names; k++) {
+            tiers_drop(e, &names[k].name, 0);
+            dropped += keeper_drop_page(e, &names[k].name);
+        }
+        keeper_drop_parts(e, &name);
     }
     return dropped;
 }

@@ -55,13 +55,14 @@ static void loop_wait(struct engine *e)
  * for it. */
 static int loop_copy_pages(struct engine *e)
 {
+    struct tables *t = &e->sched.tables;
     int rc = ERR_OK;
 
-    if (e->sched.n_copies > 0)
+    if (t->n_copies > 0)
         tiers_save_evicted(e);
-    for (int i = 0; i < e->sched.n_copies && rc == ERR_OK; i++)
-        rc = model_page_copy(e->model, e->sched.copies[i].to, e->sched.copies[i].from);
-    sched_copied(&e->sched);
+    for (int i = 0; i < t->n_copies && rc == ERR_OK; i++)
+        rc = model_page_copy(e->model, t->copies[i].to, t->copies[i].from);
+    tables_copied(t);
     return rc;
 }
 

@@ -187,6 +187,10 @@ static int main_open_guide(struct engine *e)
         .n_vocab = s->n_vocab, .max_num_seqs = s->max_num_seqs, .n_eos = s->n_eos, .eos = s->eos};
     int n_words;
 
+    /* A sequence that skips a step computes its last token twice, which a state does not take. */
+    for (int g = 0; g < s->n_groups; g++)
+        shape.waits = shape.waits || s->groups[g].kind == CACHE_STATE;
+
     shape.masks = model_masks(e->model, &n_words);
     must(n_words == (s->n_vocab + 31) / 32);
     return guide_init(&e->guide, &shape);
@@ -202,7 +206,14 @@ static int main_open_queues(struct engine *e)
         .long_prefill_tokens = threshold > 0 ? threshold : (m->max_num_batched_tokens + 1) / 2,
         .block_tokens = m->block_tokens,
         .prefix_caching = e->settings.enable_prefix_caching,
+        .n_groups = m->n_groups,
+        .groups = m->groups,
     };
+    struct seq_pool_limits of_seqs = {.n_seqs = e->settings.max_num_queued_reqs + m->max_num_seqs,
+                                      .max_model_len = m->max_model_len,
+                                      .block_tokens = m->block_tokens,
+                                      .n_vocab = m->n_vocab,
+                                      .n_groups = m->n_groups};
     int rc = pages_open(&e->pages, m->n_pages, m->block_tokens);
 
     e->max_num_queued_tokens = e->settings.max_num_queued_tokens;
@@ -213,9 +224,9 @@ static int main_open_queues(struct engine *e)
         pages_bound_kept(e->pages, (int)((int64_t)m->n_pages * e->settings.kv_retained_pct / 100));
     if (rc == ERR_OK)
         rc = sched_init(&e->sched, &limits, e->pages);
+    of_seqs.n_state_pages = e->sched.tables.n_state_pages;
     if (rc == ERR_OK)
-        rc = seq_pool_init(&e->pool, e->settings.max_num_queued_reqs + m->max_num_seqs,
-                           m->max_model_len, m->block_tokens, m->n_vocab);
+        rc = seq_pool_init(&e->pool, &of_seqs);
     if (rc == ERR_OK)
         rc = main_open_guide(e);
     if (rc == ERR_OK)

@@ -339,7 +339,7 @@ static void publish_gauges(struct engine *e)
     stats_set(s, METRIC_pages_kept, (uint64_t)pages_kept(e->pages));
     stats_set(s, METRIC_prefix_queries, e->sched.n_prefix_queries);
     stats_set(s, METRIC_prefix_hits, e->sched.n_prefix_hits);
-    stats_set(s, METRIC_prefix_copies, e->sched.n_copied);
+    stats_set(s, METRIC_prefix_copies, e->sched.tables.n_parts);
     publish_tenants(e);
 }
 

@@ -104,22 +104,28 @@ static int tiers_from_store(struct engine *e, struct engine_load *l, const struc
     return ERR_OK;
 }
 
-/* Ask for one page, from the host tier's slot or, -1, from the store. False when nothing more can
- * be asked for now. */
-static bool tiers_load_page(struct engine *e, struct seq *q, const struct hash *name,
-                            const struct hash *parent, const int32_t *tokens, int32_t slot)
+/* A page that is asked for. */
+struct tiers_wish {
+    struct tables_name name;
+    const int32_t *tokens; /* int32 [block_tokens] */
+    int n_tokens;          /* as in struct engine_load */
+    int32_t slot;          /* of the host tier; -1: the store has it */
+};
+
+/* Ask for one page. False when nothing more can be asked for now. */
+static bool tiers_load_page(struct engine *e, struct seq *q, const struct tiers_wish *w)
 {
     struct engine_load *l = tiers_load_slot(e);
     int32_t page;
 
-    if (l == NULL || (slot < 0 && !store_has_buffer(e->store)))
+    if (l == NULL || (w->slot < 0 && !store_has_buffer(e->store)))
         return false; /* before a page is evicted for it */
-    if (slot >= 0)
-        host_hold(e->host, slot); /* what the page holds needs a slot: not this one */
-    page = sched_take_page(&e->sched);
+    if (w->slot >= 0)
+        host_hold(e->host, w->slot); /* what the page holds needs a slot: not this one */
+    page = tables_take_page(&e->sched.tables);
     if (page == -1) {
-        if (slot >= 0)
-            host_release(e->host, slot);
+        if (w->slot >= 0)
+            host_release(e->host, w->slot);
         return false;
     }
     tiers_save_evicted(e); /* the copy will overwrite the page before any step does */
@@ -127,15 +133,16 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct hash *
     l->space = prefix_space(&q->root);
     l->retain = (struct retain){0};
     l->dropped = false;
-    if (slot >= 0)
-        tiers_from_host(e, l, slot);
-    else if (tiers_from_store(e, l, name, tokens) != ERR_OK) {
+    if (w->slot >= 0)
+        tiers_from_host(e, l, w->slot);
+    else if (tiers_from_store(e, l, &w->name.name, w->tokens) != ERR_OK) {
         pages_unref(e->pages, page);
         return false;
     }
-    memcpy(l->tokens_copy, tokens, sizeof *tokens * (size_t)e->shape->block_tokens);
-    l->name = *name;
-    l->parent = *parent;
+    memcpy(l->tokens_copy, w->tokens, sizeof *w->tokens * (size_t)e->shape->block_tokens);
+    l->n_tokens = w->n_tokens;
+    l->name = w->name.name;
+    l->parent = w->name.parent;
     l->payload = NULL;
     l->seq = q;
     q->n_loading++;
@@ -143,22 +150,30 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct hash *
     return true;
 }
 
+/* The load that brings the page of this name, or NULL. */
+static struct engine_load *tiers_find_load(const struct engine *e, const struct hash *name)
+{
+    for (int i = 0; i < e->n_loads && e->n_loads_used > 0; i++) {
+        struct engine_load *l = &e->loads[i];
+
+        if (l->state > LOAD_SHARED && l->state != LOAD_FAILED &&
+            memcmp(&l->name, name, sizeof *name) == 0)
+            return l;
+    }
+    return NULL;
+}
+
 /* Another has asked for this page already: q waits for that, and then looks again. So prompts that
  * begin alike bring their pages once. False when nobody has. */
 static bool tiers_share_load(struct engine *e, struct seq *q, const struct hash *name)
 {
-    struct engine_load *l;
-    int of = 0;
+    const struct engine_load *other = tiers_find_load(e, name);
+    struct engine_load *l = other == NULL ? NULL : tiers_load_slot(e);
 
-    while (of < e->n_loads &&
-           (e->loads[of].state <= LOAD_SHARED || e->loads[of].state == LOAD_FAILED ||
-            memcmp(&e->loads[of].name, name, sizeof *name) != 0))
-        of++;
-    l = of == e->n_loads ? NULL : tiers_load_slot(e);
     if (l == NULL)
         return false;
     l->state = LOAD_SHARED;
-    l->of = of;
+    l->of = (int)(other - e->loads);
     l->seq = q;
     q->n_loading++;
     e->n_loads_used++;
@@ -244,46 +259,106 @@ static void tiers_mark_loads(struct engine *e)
     }
 }
 
+/* Where pages of a prompt are looked for. */
+struct tiers_search {
+    const struct engine *e;
+    bool reads; /* the store, too */
+};
+
+static bool tiers_has(void *context, const struct hash *name, const int32_t *tokens)
+{
+    const struct tiers_search *s = context;
+
+    return pages_has(s->e->pages, name) || tiers_find(s->e, name, tokens, s->reads) != -2;
+}
+
+/* How many pages of q's prompt all tiers together can serve. Where groups are full, each page that
+ * is found is worth having, and the search ends at the first that is not. */
+static int tiers_goal(struct engine *e, const struct seq *q, bool reads)
+{
+    const struct tables *t = &e->sched.tables;
+    struct tiers_search search = {.e = e, .reads = reads};
+    struct hash chain;
+
+    if (t->n_full_groups == t->limits.n_groups)
+        return tables_reusable(q) / e->shape->block_tokens;
+    return tables_reach(t, &q->root, q->tokens, tables_reusable(q), tiers_has, &search, &chain);
+}
+
+enum tiers_asked { TIERS_ASKED, TIERS_NOWHERE, TIERS_NO_ROOM, TIERS_SHARED };
+
+/* Ask for the pages that end the prefix `chain` of i + 1 pages and that the device lacks. */
+static enum tiers_asked tiers_ask(struct engine *e, struct seq *q, int i, const struct hash *chain,
+                                  const struct hash *before, bool reads)
+{
+    struct tables_name names[TABLES_NAMES_MAX];
+    int n = tables_names(&e->sched.tables, i, q->n_goal, chain, before, names);
+    int block = e->shape->block_tokens;
+
+    for (int k = 0; k < n; k++) {
+        struct tiers_wish w = {.name = names[k],
+                               .tokens = q->tokens + (size_t)i * (size_t)block,
+                               .n_tokens = k == 0 ? block : 0};
+
+        /* A page may be on the device behind one that only a lower tier has. */
+        if (pages_has(e->pages, &w.name.name))
+            continue;
+        if (q->n_loading == 0 && tiers_share_load(e, q, &w.name.name))
+            return TIERS_SHARED;
+        if (n > 1 && tiers_find_load(e, &w.name.name) != NULL)
+            continue; /* asked for before the room ended */
+        w.slot = tiers_find(e, &w.name.name, w.tokens, reads);
+        if (w.slot == -2)
+            return TIERS_NOWHERE;
+        if (!tiers_load_page(e, q, &w))
+            return TIERS_NO_ROOM;
+    }
+    return TIERS_ASKED;
+}
+
 /* Ask for what q's prompt has in lower tiers and not on the device, as far as there is room; then
  * it goes on from there while the first pages come. */
 static void tiers_prefetch_seq(struct engine *e, struct seq *q)
 {
-    int block = e->shape->block_tokens, n_asked = 0;
+    const struct tables *t = &e->sched.tables;
+    int block = e->shape->block_tokens, before = q->n_loading;
     bool reads = tiers_worth_reading(e, q), goes_on = q->n_loading > 0;
     struct hash chain = q->asked_chain;
-    int n = goes_on ? q->n_asked : sched_match(&e->sched, q, &chain);
+    int i = goes_on ? q->n_asked : tables_match(t, q, &chain);
 
     if (!goes_on && !q->admitted)
-        q->n_searched_from = n;
+        q->n_searched_from = i;
+    if (!goes_on) {
+        q->n_goal = tiers_goal(e, q, reads);
+        if (t->n_full_groups < t->limits.n_groups) { /* other pages of it may be lacking */
+            i = 0;
+            chain = q->root;
+        }
+    }
     q->searched = true;
     q->n_asked = 0;
-    while ((n + 1) * block <= sched_reusable(q)) {
-        const int32_t *tokens = q->tokens + (size_t)n * (size_t)block;
+    for (; i < q->n_goal; i++) {
+        const int32_t *tokens = q->tokens + (size_t)i * (size_t)block;
         struct hash name = prefix_name(&chain, tokens, block);
+        enum tiers_asked asked = tiers_ask(e, q, i, &name, &chain, reads);
 
-        /* A page may be on the device behind one that only a lower tier has. */
-        if (!pages_has(e->pages, &name)) {
-            int32_t slot;
-
-            if (q->n_loading == 0 && e->n_loads_used > 0 && tiers_share_load(e, q, &name)) {
-                q->searched = false;
-                return;
-            }
-            slot = tiers_find(e, &name, tokens, reads);
-            if (slot == -2)
-                break;
-            if (!tiers_load_page(e, q, &name, &chain, tokens, slot)) {
-                tiers_await_place(e, q);
-                q->searched = q->n_loading == 0; /* more when some of these have come */
-                q->n_asked = q->awaits_load ? 0 : n;
-                q->asked_chain = chain;
-                break;
-            }
-            if (++n_asked % TIERS_MARKED == 0)
-                tiers_mark_loads(e);
+        if (asked == TIERS_SHARED) {
+            q->searched = false;
+            return;
+        }
+        if (asked == TIERS_NO_ROOM) {
+            tiers_await_place(e, q);
+            q->searched = q->n_loading == 0; /* more when some of these have come */
+            q->n_asked = q->awaits_load ? 0 : i;
+            q->asked_chain = chain;
+        }
+        if (asked != TIERS_ASKED)
+            break;
+        if (q->n_loading - before >= TIERS_MARKED) {
+            tiers_mark_loads(e);
+            before = q->n_loading;
         }
         chain = name;
-        n++;
     }
     if (!q->admitted && q->searched)
         stats_add(&e->stats, METRIC_store_queries,
@@ -360,9 +435,9 @@ static void tiers_end_load(struct engine *e, struct engine_load *l, bool good)
         pages_own(e->pages, l->page, l->space, l->retain);
         pages_set_stored(e->pages, l->page);
         if (l->seq != NULL)
-            l->seq->n_fetched += e->shape->block_tokens;
+            l->seq->n_fetched += l->n_tokens;
         stats_add(&e->stats, l->slot >= 0 ? METRIC_host_hits : METRIC_store_hits,
-                  (uint64_t)e->shape->block_tokens);
+                  (uint64_t)l->n_tokens);
     }
     if (l->slot >= 0) {
         if (good) /* it has been used again */
@@ -657,15 +732,15 @@ void tiers_save_evicted(struct engine *e)
 {
     uint32_t before = e->saves_tail;
 
-    for (int i = 0; i < e->sched.n_evictions; i++) {
-        const struct sched_eviction *v = &e->sched.evictions[i];
+    for (int i = 0; i < e->sched.tables.n_evictions; i++) {
+        const struct tables_eviction *v = &e->sched.tables.evictions[i];
 
         if (e->host == NULL && e->store == NULL)
             continue;
         if (!tiers_save(e, v->page, &v->label, false))
             stats_add(&e->stats, METRIC_store_skips, 1);
     }
-    e->sched.n_evictions = 0;
+    e->sched.tables.n_evictions = 0;
     if (e->saves_tail == before)
         return;
     tiers_mark_saves(e);
