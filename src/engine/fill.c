@@ -254,15 +254,3 @@ void fill_extras(struct engine *e, struct engine_step *step)
     b->n_masks = e->guide.n_jobs;
     fill_look(e, step);
 }
-
-void fill_forget(struct engine *e, const struct seq *q)
-{
-    for (unsigned i = e->n_ended; i != e->n_begun; i++) {
-        struct engine_step *step = &e->steps[i % MODEL_STEPS_MAX];
-
-        for (int s = 0; s < step->n_seqs; s++)
-            step->seqs[s] = step->seqs[s] == q ? NULL : step->seqs[s];
-        for (int r = 0; r < step->n_rows; r++)
-            step->rows[r] = step->rows[r] == q ? NULL : step->rows[r];
-    }
-}

@@ -409,7 +409,7 @@ static void settle(struct world *w)
 {
     struct engine *e = &w->e;
 
-    for (int i = 0; i < 200 && e->dirty_head != e->dirty_tail; i++) {
+    for (int i = 0; i < 200 && e->tiers.dirty_head != e->tiers.dirty_tail; i++) {
         clock_sleep_us(20);
         tiers_poll(e);
         tiers_write_behind(e, 8);
@@ -466,18 +466,18 @@ static void world_open(struct world *w, const struct contents_kind *kind, int n_
     must_ok(seq_pool_init(&e->pool, &of_seqs));
     must_ok(stats_open(&e->stats));
     must_ok(tiers_init(e));
-    must_ok(host_open(&e->host, &o));
-    host_wait(e->host, 10000000);
+    must_ok(host_open(&e->tiers.host, &o));
+    host_wait(e->tiers.host, 10000000);
 }
 
 static void world_close(struct world *w)
 {
     struct engine *e = &w->e;
 
-    host_close(e->host);
+    host_close(e->tiers.host);
     pages_close(e->pages);
-    for (int i = 0; i < e->n_loads; i++)
-        free(e->loads[i].tokens_copy);
+    for (int i = 0; i < e->tiers.n_loads; i++)
+        free(e->tiers.loads[i].tokens_copy);
     asked_fini(&w->asked);
     free(w->model.pages);
     free(w);
@@ -513,12 +513,12 @@ static struct world *live(const struct contents_kind *kind, int n_device, int n_
             if (u->seq != NULL && u->seq->n_tokens == u->seq->tokens_max)
                 end_turn(w, u);
         }
-        if (w->e.dirty_tail - w->e.dirty_head > 64)
+        if (w->e.tiers.dirty_tail - w->e.tiers.dirty_head > 64)
             settle(w);
         if (n % 4096 == 0)
-            host_prove(w->e.host);
+            host_prove(w->e.tiers.host);
     }
-    host_prove(w->e.host);
+    host_prove(w->e.tiers.host);
     ok(w->good, "%s: %llu steps, %llu turns: everybody found his own tokens", kind->name,
        (unsigned long long)n_steps, (unsigned long long)w->n_turns);
     (void)close(fd);
@@ -615,7 +615,7 @@ static void test_many_at_once(void)
         must(w != NULL);
         w->seed = 4;
         world_open(w, &contents_kinds[0], 2000, 3000, path);
-        must(n_users * n_pages > w->e.n_loads);
+        must(n_users * n_pages > w->e.tiers.n_loads);
         for (int i = 0; i < n_users; i++) {
             struct user *u = &w->users[i];
 
@@ -629,7 +629,7 @@ static void test_many_at_once(void)
         ok(life == 0 || w->n_found == w->n_pages,
            "in another life each finds all of its pages: %llu of %llu",
            (unsigned long long)w->n_found, (unsigned long long)w->n_pages);
-        host_prove(w->e.host);
+        host_prove(w->e.tiers.host);
         world_close(w);
     }
     (void)close(fd);
@@ -660,7 +660,7 @@ static void test_another_life(void)
            (unsigned long long)w->n_found, (unsigned long long)w->n_pages);
         ok(w->model.n_in == (life == 0 ? 0u : (unsigned)w->n_pages / 6),
            "life %d: each is brought once for all (%llu)", life, (unsigned long long)w->model.n_in);
-        host_prove(w->e.host);
+        host_prove(w->e.tiers.host);
         world_close(w);
     }
     (void)close(fd);
