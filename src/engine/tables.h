@@ -117,7 +117,7 @@ int tables_match(const struct tables *t, const struct seq *q, struct hash *chain
 
 /* --- a sequence's tables --- */
 
-/* Reference the longest cached prefix; n_computed is its length, n_foreign the part of it that other
+/* Reference the longest cached prefix: n_computed is its length, n_foreign the part that other
  * tenants computed. */
 void tables_take_prefix(struct tables *t, struct seq *q);
 
