@@ -135,6 +135,14 @@ int k_gather_add(float *out, const float *x, const k_bf16 *delta, const int32_t 
 void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
 
+/* The activation of an FFN without a gate: out [n] = gelu(in). */
+enum k_activation {
+    K_SILU,      /* gated FFNs': silu_mul() */
+    K_GELU,      /* x / 2 * (1 + erf(x / sqrt(2))) */
+    K_GELU_TANH, /* x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) */
+};
+void ref_gelu(float *out, const float *in, enum k_activation kind, size_t n);
+
 /* --- products of few rows --------------------------------------------------------------- */
 
 #define K_PRODUCT_ROWS_MAX 64 /* more are cuBLASLt's */

@@ -443,6 +443,7 @@ static void bench_kernel(struct bench *n)
                                     .n_heads = c.n_heads,
                                     .n_kv_heads = c.n_kv_heads,
                                     .head_dim = c.head_dim,
+                                    .n_windows = 1,
                                     .dim = c.dim,
                                     .ff_dim = c.ff_dim,
                                     .n_vocab = c.n_vocab,

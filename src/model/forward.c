@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * ids -> x [n_tokens][dim] -> normed
- * each layer:  normed -> qkv -> (norm, rotate, into pages) -> heads;  x += heads * o -> normed
- *              normed -> gate_up -> ff;                               x += ff * down -> normed
+ * each layer:  normed -> mixer_in -> mixed;  x += mixed * mixer_out -> normed
+ *              normed -> ffn_in -> ff;       x += ff * down -> normed
  * sampled rows: normed -> logits [n_rows][n_vocab]
  *
  * pass.h says how each of these runs. */
@@ -24,6 +24,7 @@ static void use_layer(struct forward *f, int i)
 
     kv->layer_elems = f->page_start + (size_t)i * 2 * (size_t)kv->n_kv_heads *
                                           (size_t)kv->block_tokens * (size_t)kv->head_dim;
+    kv->window = f->pass.plan->layers[i].attn.window;
     kv->k_scale = l->k_scale;
     kv->v_scale = l->v_scale;
 }
@@ -37,12 +38,12 @@ static void mix(const struct forward *f, const struct layer_plan *plan,
 
     switch (plan->mixer) {
     case MIXER_ATTENTION:
-        pass_project(p, p->a->qkv, &l->qkv, l->qkv_bias);
-        pass_attend(p, &plan->attn, &f->kv, &rotary, &l->o);
-        pass_add(p, &p->a->heads, &l->o, l->o_bias,
-                 (struct pass_next){.norm = l->norm_mlp, .reader = &l->gate_up});
+        pass_project(p, p->a->mixer_in, &l->mixer_in, l->mixer_in_bias);
+        pass_attend(p, &plan->attn, &f->kv, &rotary, &l->mixer_out);
         break;
     }
+    pass_add(p, &p->a->mixed, &l->mixer_out, l->mixer_out_bias,
+             (struct pass_next){.norm = l->norm_ffn, .reader = &l->ffn_in});
 }
 
 /* next: what reads x after this layer; NULL after the last one. */
@@ -52,13 +53,14 @@ static void feed(const struct forward *f, const struct layer_plan *plan,
     const struct pass *p = &f->pass;
 
     switch (plan->ffn) {
-    case FFN_GATED: pass_gate(p, plan->gated.ff_dim, &l->gate_up, l->gate_up_bias, &l->down); break;
+    case FFN_GATED: pass_gate(p, plan->mlp.ff_dim, &l->ffn_in, l->ffn_in_bias, &l->down); break;
+    case FFN_PLAIN: pass_activate(p, &plan->mlp, &l->ffn_in, l->ffn_in_bias, &l->down); break;
     }
     if (next == NULL)
         pass_finish(p, &p->a->ff, &l->down, l->down_bias);
     else
         pass_add(p, &p->a->ff, &l->down, l->down_bias,
-                 (struct pass_next){.norm = next->norm_attn, .reader = &next->qkv});
+                 (struct pass_next){.norm = next->norm_mixer, .reader = &next->mixer_in});
 }
 
 void forward(struct device *d, const struct plan *plan, const struct weights *w,
@@ -67,8 +69,8 @@ void forward(struct device *d, const struct plan *plan, const struct weights *w,
     struct forward f = {
         .pass = pass_of(d, plan, w, a), .kv = *kv, .page_start = kv->layer_elems, .turns = turns};
 
-    pass_embed(&f.pass,
-               (struct pass_next){.norm = w->layers[0].norm_attn, .reader = &w->layers[0].qkv});
+    pass_embed(&f.pass, (struct pass_next){.norm = w->layers[0].norm_mixer,
+                                           .reader = &w->layers[0].mixer_in});
     for (int i = 0; i < plan->n_layers; i++) {
         use_layer(&f, i);
         mix(&f, &plan->layers[i], &w->layers[i]);

@@ -219,15 +219,17 @@ static int alloc_work(struct model *m)
 {
     const struct model_shape *s = &m->shape;
     struct device *d = m->device;
+    const struct plan_widths widest = plan_widest(&m->plan);
     struct device_limits limits = {
         .n_tokens = s->max_num_batched_tokens,
         .n_seqs = s->max_num_seqs,
         .pages_max = pages_for(s->max_model_len, s->block_tokens),
         .len_max = s->max_model_len,
         .block_tokens = s->block_tokens,
-        .n_heads = s->n_heads,
-        .n_kv_heads = s->n_kv_heads,
-        .head_dim = s->head_dim,
+        .n_heads = widest.n_heads,
+        .n_kv_heads = widest.n_kv_heads,
+        .head_dim = widest.head_dim,
+        .n_windows = widest.n_windows,
         .dim = s->dim,
         .ff_dim = s->ff_dim,
         .n_vocab = s->n_vocab,
