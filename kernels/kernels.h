@@ -67,14 +67,25 @@ struct k_tokens {
     int n_tokens;
     int n_seqs;
     int pages_max;
+    int table_seqs; /* rows from one table of pages to the next (k_tokens_of()); not read by
+                     * operations */
 };
+
+/* The same with the table of a group of layers: int32 [n_groups][table_seqs][pages_max]. */
+K_BOTH struct k_tokens k_tokens_of(const struct k_tokens *t, int group)
+{
+    struct k_tokens own = *t;
+
+    own.page_ids += (size_t)group * (size_t)t->table_seqs * (size_t)t->pages_max;
+    return own;
+}
 
 /* One layer's keys and values in the pages: [page][layer][K|V][kv_head][block_tokens][head_dim].
  * Of the type that is said for launchers, float32 for references. An element of K_E4M3 times its
  * scale is the key or value. */
 struct k_kv {
     void *pages;        /* the first page */
-    size_t page_elems;  /* elements of a page, all layers */
+    size_t page_elems;  /* elements of a page, all layers in it */
     size_t layer_elems; /* elements from a page's start to this layer's K */
     int n_kv_heads;
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
@@ -82,6 +93,7 @@ struct k_kv {
     int window; /* keys that a token sees, its own the last; 0: all. Decodes must have 0. */
     enum k_type type;
     float k_scale, v_scale; /* of K_E4M3: value = stored * scale, 1 as a rule. Others: unused */
+    int group;              /* whose table of pages is the layer's: for k_tokens_of() */
 };
 
 /* How one row is sampled; the meaning of each field stands at ref_sample(). */

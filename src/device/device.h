@@ -25,9 +25,13 @@ struct device_pipe {
     void *stream; /* the device's own */
 };
 
+#define DEVICE_TABLES_MAX 16
+
 /* The most that a step may hold; what work memory is sized by. */
 struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
+    int n_tables;                             /* of pages, for groups of layers */
+    int table_pages[DEVICE_TABLES_MAX]; /* entries of a row; 0: as many as the tokens have pages */
     int block_tokens;
     int n_heads, n_kv_heads, head_dim; /* the most of any layer; n_heads / n_kv_heads of all */
     int n_windows;                     /* different ones of layers, "all" among them */

@@ -294,6 +294,7 @@ struct row_job {
     const float *a, *b; /* delta or input; weight or table */
     const struct k_kv *kv;
     const struct k_rotary *rotary;
+    struct k_tokens tokens; /* ROW_ROPE: with the layer's table */
     float eps;
     int n, rows_a_task;
     int n_heads;                  /* ROW_ROPE */
@@ -305,7 +306,6 @@ static void row_task(void *arg, int task, int worker)
 {
     const struct row_job *j = arg;
     const struct device_limits *lim = &j->c->base.limits;
-    const struct k_tokens *tokens = &j->c->batch->tokens;
     int first = task * j->rows_a_task;
     int n = j->n - first < j->rows_a_task ? j->n - first : j->rows_a_task;
     size_t at = (size_t)first * lim->dim;
@@ -318,7 +318,7 @@ static void row_task(void *arg, int task, int worker)
         ref_add_rmsnorm(j->out + at, j->x + at, j->a + at, j->b, j->eps, n, lim->dim);
         break;
     case ROW_ROPE:
-        ref_rope_kv(j->out, j->kv, tokens, j->rotary, j->n_heads, first, first + n);
+        ref_rope_kv(j->out, j->kv, &j->tokens, j->rotary, j->n_heads, first, first + n);
         break;
     case ROW_GELU:
         at = (size_t)first * (size_t)j->width;
@@ -390,6 +390,7 @@ static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
                         .out = qkv,
                         .kv = kv,
                         .rotary = r,
+                        .tokens = k_tokens_of(&cpu_of(d)->batch->tokens, kv->group),
                         .n_heads = n_heads,
                         .n = cpu_of(d)->batch->tokens.n_tokens};
 
@@ -492,6 +493,7 @@ struct attn_job {
     float *out;
     const float *qkv;
     const struct k_kv *kv;
+    struct k_tokens tokens; /* with the layer's table */
     int n_heads;
     float scale;
 };
@@ -513,7 +515,7 @@ static void attn_task(void *arg, int task, int worker)
 {
     const struct attn_job *j = arg;
     const struct k_kv *kv = j->kv;
-    const struct k_tokens *t = &j->c->batch->tokens;
+    const struct k_tokens *t = &j->tokens;
     const struct cpu_math *math = j->c->math;
     int n_heads = j->n_heads, hd = kv->head_dim, bt = kv->block_tokens;
     int token = task / kv->n_kv_heads, kv_head = task % kv->n_kv_heads;
@@ -550,9 +552,14 @@ static void cpu_attn(struct device *d, void *out, const void *qkv, const struct 
                      int n_heads, float scale, const struct k_matrix *to)
 {
     struct cpu *c = cpu_of(d);
-    struct attn_job j = {
-        .c = c, .out = out, .qkv = qkv, .kv = kv, .n_heads = n_heads, .scale = scale};
     const struct k_tokens *t = &c->batch->tokens;
+    struct attn_job j = {.c = c,
+                         .out = out,
+                         .qkv = qkv,
+                         .kv = kv,
+                         .tokens = k_tokens_of(t, kv->group),
+                         .n_heads = n_heads,
+                         .scale = scale};
     int n_tasks = t->n_tokens * kv->n_kv_heads;
     size_t work = 0;
 
