@@ -1,8 +1,10 @@
 """Makes the golden files of this folder; README.md here says what they hold.
 
-Versions: torch 2.11.0, transformers 5.17.0, tokenizers 0.23.2, safetensors, Python 3.12.
+Versions: torch 2.11.0, transformers 5.17.0, tokenizers 0.23.2, safetensors, Python 3.12; the models
+with windows: torch 2.15.0, transformers 5.23.0, Python 3.11.
 
     python3 make_goldens.py --out . --model ../../tools/demo-model/model [--parts LIST]
+                            [--models LIST]
 
 All arithmetic is float32 on the CPU.  Where the two most likely tokens of a greedy step lie closer
 than GAP_MIN, another order of additions could choose the other one: a random model then gets
@@ -62,6 +64,32 @@ MODELS = {  # configuration, files, deviations: attention, MLP, embedding
                    rope_theta=1000000.0, rope_scaling=None, rms_norm_eps=1e-6,
                    use_sliding_window=False, sliding_window=None, max_window_layers=2,
                    tie_word_embeddings=True, torch_dtype="bfloat16"), 1, (0.12, 0.15, 0.3)),
+    # The last two of three layers see 24 tokens.
+    "qwen2-window": (dict(COMMON, architectures=["Qwen2ForCausalLM"], model_type="qwen2",
+                          vocab_size=180, hidden_size=48, num_attention_heads=4,
+                          num_key_value_heads=2, head_dim=12, intermediate_size=80,
+                          num_hidden_layers=3, max_position_embeddings=512, rope_theta=10000.0,
+                          rope_scaling=None, use_sliding_window=True, sliding_window=24,
+                          max_window_layers=1, qkv_bias=True, tie_word_embeddings=False,
+                          torch_dtype="bfloat16"), 1, (0.25, 0.2, 0.3)),
+    # Two layers of all tokens among four of 41, as layer_types says.
+    "qwen3-window": (dict(COMMON, architectures=["Qwen3ForCausalLM"], model_type="qwen3",
+                          vocab_size=170, hidden_size=32, num_attention_heads=4,
+                          num_key_value_heads=2, head_dim=16, intermediate_size=48,
+                          num_hidden_layers=6, max_position_embeddings=512, rope_theta=1000000.0,
+                          rope_scaling=None, rms_norm_eps=1e-6, use_sliding_window=True,
+                          sliding_window=41, max_window_layers=6,
+                          layer_types=["sliding_attention", "full_attention", "sliding_attention",
+                                       "sliding_attention", "sliding_attention",
+                                       "full_attention"],
+                          tie_word_embeddings=True, torch_dtype="bfloat16"), 1, (0.2, 0.2, 0.3)),
+    # All layers see 32 tokens: two whole pages.
+    "mistral-window": (dict(COMMON, architectures=["MistralForCausalLM"], model_type="mistral",
+                            vocab_size=190, hidden_size=40, num_attention_heads=5,
+                            num_key_value_heads=1, head_dim=8, intermediate_size=64,
+                            num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0,
+                            rope_scaling=None, sliding_window=32, tie_word_embeddings=False,
+                            torch_dtype="float32"), 1, (0.25, 0.2, 0.3)),
 }
 
 
@@ -97,7 +125,7 @@ def random_weights(torch, config, seed, attn_std, mlp_std, embed_std):
         p = f"model.layers.{i}."
         for name, n_out, n_in in (("q", q, dim), ("k", kv, dim), ("v", kv, dim), ("o", dim, q)):
             w[f"{p}self_attn.{name}_proj.weight"] = normal(n_out, n_in, std=attn_std)
-            if config["attention_bias"]:
+            if config["attention_bias"] or (config.get("qkv_bias") and name != "o"):
                 w[f"{p}self_attn.{name}_proj.bias"] = normal(n_out, std=0.2)
         for name, n_out, n_in in (("gate", ff_dim, dim), ("up", ff_dim, dim),
                                   ("down", dim, ff_dim)):
@@ -170,10 +198,12 @@ def write_cases(path, n_vocab, cases):
             f.write(c["logits"].contiguous().numpy().astype("<f4").tobytes())
 
 
-def make_models(out):
+def make_models(out, wanted):
     import torch
 
     for name, (config, n_files, deviations) in MODELS.items():
+        if wanted and name not in wanted.split(","):
+            continue
         folder = os.path.join(out, name)
         for seed in range(1, 200):
             write_model(folder, config, random_weights(torch, config, seed, *deviations), n_files)
@@ -397,10 +427,11 @@ def main():
     a.add_argument("--model", default=os.path.join(HERE, "..", "..", "tools", "demo-model",
                                                    "model"))
     a.add_argument("--parts", default="models,demo,check,tokens")
+    a.add_argument("--models", default="")
     args = a.parse_args()
     os.makedirs(os.path.join(args.out, "demo"), exist_ok=True)
     for part in args.parts.split(","):
-        {"models": lambda: make_models(args.out), "demo": lambda: make_demo(args.out, args.model),
+        {"models": lambda: make_models(args.out, args.models), "demo": lambda: make_demo(args.out, args.model),
          "check": lambda: check_held_out(args.out, args.model),
          "tokens": lambda: make_tokenizer(args.out, args.model)}[part]()
 
