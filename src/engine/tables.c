@@ -305,8 +305,8 @@ int tables_lacks(const struct tables *t, const struct seq *q)
 
         if (of->kind == CACHE_STATE) {
             n = of->n_state_pages - q->tables[g].n;
-        } else if (of->kind == CACHE_WINDOW) { /* two steps may be under way */
-            int most = tables_pages_of(t, of->window + 2 * t->limits.chunk_tokens) + 1;
+        } else if (of->kind == CACHE_WINDOW) { /* chunks are cut where that is little */
+            int most = tables_pages_of(t, of->window) + 2;
 
             n = n < most ? n : most;
         }
@@ -421,12 +421,24 @@ static int tables_border(const struct tables *t, int n)
     return n < 1 ? 0 : (n - 1) / t->limits.block_tokens * t->limits.block_tokens;
 }
 
+/* Pages of a window are given back soon: a step takes no more of them than are free, so that no
+ * sequence loses its pages for them. */
+static int tables_clip_windows(const struct tables *t, int n)
+{
+    int n_pages = pages_free(t->pages) / t->n_token_groups - 1;
+    int most = (n_pages > 1 ? n_pages : 1) * t->limits.block_tokens;
+
+    return n < most ? n : most;
+}
+
 int tables_clip(const struct tables *t, const struct seq *q, int n)
 {
     int first = q->n_computed + q->n_ahead;
     int next = (first / t->stride + 1) * t->stride;
     int border = tables_border(t, q->n_tokens);
 
+    if (t->n_full_groups < t->n_token_groups)
+        n = tables_clip_windows(t, n);
     if (t->n_state_pages == 0 || !t->limits.prefix_caching)
         return n;
     if (border > first && border < next)

@@ -133,7 +133,8 @@ void tables_begin(struct tables *t, struct seq *q);
 /* Make room for n_tokens; false when the pool is empty. What was taken stays. */
 bool tables_grow(struct tables *t, struct seq *q, int n_tokens);
 
-/* How many of n tokens a step may compute: it ends where a snapshot is due. */
+/* How many of n tokens a step may compute: it ends where a snapshot is due, and needs no more pages
+ * of windows than are free. */
 int tables_clip(const struct tables *t, const struct seq *q, int n);
 
 /* Before a plan: copy q's states where a snapshot is due. Skipped when pages are short. */
