@@ -36,7 +36,8 @@ struct device_limits {
     int n_heads, n_kv_heads, head_dim; /* the most of any layer; n_heads / n_kv_heads of all */
     int n_windows;                     /* different ones of layers, "all" among them */
     int dim, ff_dim, n_vocab;
-    bool e4m3; /* some matrices are */
+    bool e4m3;       /* some matrices are */
+    bool has_states; /* some layers are recurrent */
 };
 
 /* Steps that may be under way: the next may begin before the one before has ended. */
@@ -191,7 +192,10 @@ struct device_ops {
     /* `to` is what product() multiplies out with next; NULL: matmul() does. */
     void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
                  float scale, const struct k_matrix *to);
-    /* in [n][2 * ff_dim], out [n][ff_dim]; `to` as above. */
+    /* in [n_tokens][2 * width], out [n_tokens][width]; `to` as above. */
+    void (*recurrent)(struct device *d, void *out, const void *in, const struct k_state *state,
+                      int width, const struct k_matrix *to);
+    /* in [n][2 * ff_dim], out [n][ff_dim]; `to` as of rmsnorm(). */
     void (*silu_mul)(struct device *d, struct device_rows *out, const void *in, int ff_dim, int n,
                      const struct k_matrix *to);
     /* in and out [n][width]; `to` as of attn(). */

@@ -574,6 +574,43 @@ static void cpu_attn(struct device *d, void *out, const void *qkv, const struct 
         attn_task(&j, i, 0);
 }
 
+/* --- states ---------------------------------------------------------------------------- */
+
+#define CHANNELS_A_TASK 64
+
+struct state_job {
+    float *out;
+    const float *in;
+    const struct k_state *state;
+    struct k_tokens tokens; /* with the layer's table */
+    int width, n_parts;     /* n_parts: tasks of a sequence */
+};
+
+static void state_task(void *arg, int task, int worker)
+{
+    const struct state_job *j = arg;
+    int first = task % j->n_parts * CHANNELS_A_TASK;
+
+    (void)worker;
+    ref_recurrent(j->out, j->in, j->state, &j->tokens, j->width, task / j->n_parts, first,
+                  least(first + CHANNELS_A_TASK, j->width));
+}
+
+static void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
+                          int width, const struct k_matrix *to)
+{
+    struct cpu *c = cpu_of(d);
+    struct state_job j = {.out = out,
+                          .in = in,
+                          .state = state,
+                          .tokens = k_tokens_of(&c->batch->tokens, state->group),
+                          .width = width,
+                          .n_parts = (width + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK};
+
+    (void)to; /* all is float32 */
+    pool_run(c->pool, state_task, &j, j.tokens.n_seqs * j.n_parts);
+}
+
 /* --- a step ---------------------------------------------------------------------------- */
 
 struct sample_job {
@@ -749,6 +786,7 @@ static const struct device_ops cpu_ops = {
     .matmul_float = cpu_matmul_float,
     .rope_kv = cpu_rope_kv,
     .attn = cpu_attn,
+    .recurrent = cpu_recurrent,
     .silu_mul = cpu_silu_mul,
     .gelu = cpu_gelu,
     .gather_add = cpu_gather_add,

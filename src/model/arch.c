@@ -42,6 +42,7 @@ static const struct arch arch_table[] = {
      .names = &llama_names},
     {.name = "ToyRecurrentForCausalLM",
      .reads_bias_switches = true,
+     .recurrent = true,
      .plain_ffn = true,
      .is_toy = true,
      .window = ARCH_WINDOW_LAYERS,

@@ -30,6 +30,9 @@ static struct cache_set set_of(const struct cache_maker *m, int layer)
     const struct layer_plan *l = &m->plan->layers[layer];
     const struct attn_plan *a = &l->attn;
 
+    if (l->mixer == MIXER_RECURRENT)
+        return (struct cache_set){.kind = CACHE_STATE,
+                                  .bytes = (size_t)l->recurrent.width * sizeof(float)};
     return (struct cache_set){.kind = a->window > 0 ? CACHE_WINDOW : CACHE_FULL,
                               .window = a->window,
                               .bytes = (size_t)m->block_tokens * 2 * (size_t)a->n_kv_heads *
@@ -96,10 +99,11 @@ static int count_groups(const struct cache_maker *m, size_t page_bytes)
 {
     int n = 0;
 
-    for (int s = 0; s < m->n_sets; s++) {
-        int some =
-            m->sets[s].kind == CACHE_STATE ? 1 : fill_set(m, &m->sets[s], page_bytes, 0, NULL);
+    for (int s = 0; s < m->n_sets && n <= CACHE_GROUPS_MAX; s++) {
+        int some = 1; /* of states */
 
+        if (m->sets[s].kind != CACHE_STATE)
+            some = fill_set(m, &m->sets[s], page_bytes, 0, NULL);
         if (some == 0)
             return 0;
         n += some;
@@ -110,17 +114,18 @@ static int count_groups(const struct cache_maker *m, size_t page_bytes)
 /* Sizes of pages to choose from: those of the first layers of each set. */
 static void list_pages(struct cache_maker *m)
 {
-    for (int s = 0; s < m->n_sets; s++) {
-        size_t bytes = 0;
+    size_t bytes[CACHE_GROUPS_MAX] = {0};
 
-        for (int i = 0; i < m->plan->n_layers; i++) {
-            struct cache_set layer = set_of(m, i);
+    for (int i = 0; i < m->plan->n_layers; i++) {
+        struct cache_set layer = set_of(m, i);
+        int s = 0;
 
-            if (layer.kind == CACHE_STATE || !is_in(&m->sets[s], &layer))
-                continue;
-            bytes += layer.bytes;
-            m->pages[m->n_pages++] = bytes;
-        }
+        if (layer.kind == CACHE_STATE)
+            continue;
+        while (!is_in(&m->sets[s], &layer))
+            s++;
+        bytes[s] += layer.bytes;
+        m->pages[m->n_pages++] = bytes[s];
     }
 }
 
@@ -161,12 +166,35 @@ static size_t choose_page(const struct cache_maker *m)
     return best > 0 ? best : best_page(m, SIZE_MAX);
 }
 
+/* The group of states, all layers' one behind the other. */
+static void place_states(struct cache *c, const struct cache_maker *m, size_t bytes)
+{
+    size_t at = 0;
+
+    for (int i = 0; i < c->n_layers; i++) {
+        struct cache_set layer = set_of(m, i);
+
+        if (layer.kind != CACHE_STATE)
+            continue;
+        c->layers[i] = (struct cache_place){c->n_groups, at};
+        at += layer.bytes / sizeof(float);
+    }
+    c->groups[c->n_groups++] = (struct cache_group){
+        .kind = CACHE_STATE, .n_state_pages = (int)((bytes + c->page_bytes - 1) / c->page_bytes)};
+}
+
 /* Groups and places, in pages that will do. */
 static void make_groups(struct cache *c, const struct cache_maker *m)
 {
     for (int s = 0; s < m->n_sets; s++) {
         const struct cache_set *set = &m->sets[s];
-        int n = fill_set(m, set, c->page_bytes, c->n_groups, c->layers);
+        int n;
+
+        if (set->kind == CACHE_STATE) {
+            place_states(c, m, set->bytes);
+            continue;
+        }
+        n = fill_set(m, set, c->page_bytes, c->n_groups, c->layers);
 
         for (int g = 0; g < n; g++)
             c->groups[c->n_groups++] =

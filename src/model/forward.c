@@ -29,12 +29,22 @@ static struct k_kv kv_of(const struct forward *f, int i)
                          .group = at->group};
 }
 
+/* Layer i's view of the states. */
+static struct k_state state_of(const struct forward *f, int i)
+{
+    return (struct k_state){.pages = f->pages,
+                            .page_elems = f->cache->page_bytes / sizeof(float),
+                            .at = f->cache->layers[i].at,
+                            .group = f->cache->layers[i].group};
+}
+
 static void mix(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *l = &f->weights->layers[i];
     const struct k_rotary rotary = {
         .turns = f->turns, .q_norm = l->q_norm, .k_norm = l->k_norm, .eps = f->plan->norm_eps};
+    struct k_state state;
     struct k_kv kv;
 
     pass_project(p, p->a->mixer_in, &l->mixer_in, l->mixer_in_bias);
@@ -42,6 +52,10 @@ static void mix(const struct forward *f, const struct pass *p, int i)
     case MIXER_ATTENTION:
         kv = kv_of(f, i);
         pass_attend(p, &plan->attn, &kv, &rotary, &l->mixer_out);
+        break;
+    case MIXER_RECURRENT:
+        state = state_of(f, i);
+        pass_recur(p, &plan->recurrent, &state, &l->mixer_out);
         break;
     }
     pass_add(p, &p->a->mixed, &l->mixer_out, l->mixer_out_bias,

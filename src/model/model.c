@@ -242,6 +242,7 @@ static int alloc_work(struct model *m)
         .ff_dim = s->ff_dim,
         .n_vocab = s->n_vocab,
         .e4m3 = m->weights.e4m3,
+        .has_states = widest.has_states,
     };
     int rc;
 

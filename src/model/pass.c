@@ -163,6 +163,17 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
         op->quantise(p->d, &a->mixed, p->n, reader);
 }
 
+void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
+                const struct k_state *state, const struct k_matrix *reader)
+{
+    struct activations *a = p->a;
+
+    p->d->ops->recurrent(p->d, a->mixed.data, a->mixer_in, state, recurrent->width,
+                         p->fused ? reader : NULL);
+    if (!p->fused)
+        p->d->ops->quantise(p->d, &a->mixed, p->n, reader);
+}
+
 void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up, const void *bias,
                const struct k_matrix *reader)
 {

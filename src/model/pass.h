@@ -20,7 +20,7 @@
 struct activations {
     float *x;                       /* residual, float [n_tokens][dim] */
     struct device_rows normed;      /* [n_tokens][dim] */
-    void *mixer_in;                 /* act [n_tokens][widest]: q, k, v */
+    void *mixer_in;                 /* act [n_tokens][widest]: q, k, v; value, gate */
     struct device_rows mixed;       /* [n_tokens][widest]: a mixer's result, the heads */
     void *delta;                    /* act [n_tokens][dim]: what is added to the residual next */
     void *ffn_in;                   /* act [n_tokens][widest]: gate, up */
@@ -67,6 +67,10 @@ void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const
 /* mixed = attention of mixer_in over the pages that kv views, for the product with reader. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
                  const struct k_rotary *rotary, const struct k_matrix *reader);
+
+/* mixed = the states of mixer_in's tokens, for the product with reader. */
+void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
+                const struct k_state *state, const struct k_matrix *reader);
 
 /* ff = silu(gate) * up of normed * gate_up + bias, for the product with reader. */
 void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up, const void *bias,

@@ -26,7 +26,10 @@ static struct layer_plan plan_layer(const struct config *c, enum layer_kind kind
     switch (kind) {
     case LAYER_FULL: l.attn = plan_attention(c, 0); break;
     case LAYER_WINDOW: l.attn = plan_attention(c, c->window); break;
-    case LAYER_RECURRENT: break;
+    case LAYER_RECURRENT:
+        l.mixer = MIXER_RECURRENT;
+        l.recurrent = (struct recurrent_plan){.width = c->mixer_width};
+        break;
     }
     return l;
 }
@@ -53,12 +56,20 @@ void plan_fini(struct plan *p)
 
 int plan_mixer_in(const struct layer_plan *l)
 {
-    return (l->attn.n_heads + 2 * l->attn.n_kv_heads) * l->attn.head_dim;
+    switch (l->mixer) {
+    case MIXER_ATTENTION: return (l->attn.n_heads + 2 * l->attn.n_kv_heads) * l->attn.head_dim;
+    case MIXER_RECURRENT: return 2 * l->recurrent.width;
+    }
+    return 0;
 }
 
 int plan_mixer_out(const struct layer_plan *l)
 {
-    return l->attn.n_heads * l->attn.head_dim;
+    switch (l->mixer) {
+    case MIXER_ATTENTION: return l->attn.n_heads * l->attn.head_dim;
+    case MIXER_RECURRENT: return l->recurrent.width;
+    }
+    return 0;
 }
 
 int plan_ffn_in(const struct layer_plan *l)
@@ -71,14 +82,15 @@ static int widest(int a, int b)
     return a > b ? a : b;
 }
 
-/* Whether no layer before i has its window. */
+/* Whether layer i is the first with its window. */
 static bool is_first_of_window(const struct plan *p, int i)
 {
     for (int j = 0; j < i; j++) {
-        if (p->layers[j].attn.window == p->layers[i].attn.window)
+        if (p->layers[j].mixer == MIXER_ATTENTION &&
+            p->layers[j].attn.window == p->layers[i].attn.window)
             return false;
     }
-    return true;
+    return p->layers[i].mixer == MIXER_ATTENTION;
 }
 
 struct plan_widths plan_widest(const struct plan *p)
@@ -95,6 +107,7 @@ struct plan_widths plan_widest(const struct plan *p)
         w.n_heads = widest(w.n_heads, l->attn.n_heads);
         w.n_kv_heads = widest(w.n_kv_heads, l->attn.n_kv_heads);
         w.head_dim = widest(w.head_dim, l->attn.head_dim);
+        w.has_states = w.has_states || l->mixer == MIXER_RECURRENT;
         w.n_windows += is_first_of_window(p, i);
     }
     return w;

@@ -11,7 +11,7 @@
 #include "base/err.h"
 #include "model/config.h"
 
-enum mixer_kind { MIXER_ATTENTION };
+enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT };
 enum ffn_kind { FFN_GATED, FFN_PLAIN };
 
 /* Attention with keys and values of n_kv_heads heads, each for n_heads / n_kv_heads queries. */
@@ -24,6 +24,11 @@ struct attn_plan {
     bool o_bias;
 };
 
+/* A state of width floats (kernels.h, ref_recurrent()). */
+struct recurrent_plan {
+    int width;
+};
+
 /* FFN_GATED: down(silu(gate(x)) * up(x)); FFN_PLAIN: down(activation(up(x))) */
 struct ffn_plan {
     int ff_dim;
@@ -34,7 +39,8 @@ struct ffn_plan {
 struct layer_plan {
     enum mixer_kind mixer;
     enum ffn_kind ffn;
-    struct attn_plan attn; /* MIXER_ATTENTION */
+    struct attn_plan attn;           /* MIXER_ATTENTION */
+    struct recurrent_plan recurrent; /* MIXER_RECURRENT */
     struct ffn_plan mlp;
 };
 
@@ -48,8 +54,8 @@ struct plan {
 int plan_make(struct plan *out, const struct config *c) ERR_CHECKED;
 void plan_fini(struct plan *p); /* accepts {0} */
 
-/* Elements of a token's row: what a mixer takes (q, k and v) and what it gives (the heads); what
- * an FFN's first product makes. */
+/* Elements of a token's row: what a mixer takes (q, k and v; value and gate) and what it gives (the
+ * heads; the state); what an FFN's first product makes. */
 int plan_mixer_in(const struct layer_plan *l);
 int plan_mixer_out(const struct layer_plan *l);
 int plan_ffn_in(const struct layer_plan *l);
@@ -58,7 +64,8 @@ int plan_ffn_in(const struct layer_plan *l);
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
     int n_heads, n_kv_heads, head_dim; /* of attention; 0 without any */
-    int n_windows;                     /* different windows, that of all tokens among them */
+    bool has_states;
+    int n_windows; /* different ones of attention, "all tokens" among them */
 };
 struct plan_widths plan_widest(const struct plan *p);
 

@@ -598,6 +598,16 @@ static void load_attention(struct loader *l, const struct layer_plan *plan, stru
     w->mixer_out_bias = bias(l, a->o_bias, &names->o, &dim, 1);
 }
 
+static void load_recurrent(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
+{
+    const struct arch_names *names = l->c->arch->names;
+    int dim = l->plan->dim, rows = plan_mixer_in(plan);
+
+    w->norm_mixer = norm(l, names->norm_attn, dim);
+    w->mixer_in = matrix(l, &names->mixer_in, &rows, 1, dim, USE_LAYER);
+    w->mixer_out = matrix(l, &names->mixer_out, &dim, 1, plan_mixer_out(plan), USE_LAYER);
+}
+
 /* A plain FFN has no gate. */
 static void load_ffn(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
 {
@@ -618,6 +628,7 @@ static void load_layer(struct loader *l, const struct layer_plan *plan, struct l
 {
     switch (plan->mixer) {
     case MIXER_ATTENTION: load_attention(l, plan, w); break;
+    case MIXER_RECURRENT: load_recurrent(l, plan, w); break;
     }
     load_ffn(l, plan, w);
 }

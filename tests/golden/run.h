@@ -24,7 +24,8 @@ struct run {
     struct batch b;
     int32_t token_ids[RUN_TOKENS], seq_start[RUN_SEQS + 1], kv_len[RUN_SEQS];
     const struct run_seq *seqs[RUN_SEQS]; /* of the step */
-    int pages_max;                        /* of a sequence in a group */
+    int page_step; /* pages of sequences are page_step apart: no divisor of the number of pages */
+    int pages_max; /* of a sequence in a group */
     int32_t page_ids[4 * RUN_SEQS * RUN_TOKENS];
     struct batch_row rows[RUN_SEQS];
     int32_t ids[RUN_SEQS];
@@ -36,6 +37,7 @@ static inline void run_init(struct run *r, struct model *m)
 
     memset(r, 0, sizeof *r);
     r->m = m;
+    r->page_step = 1;
     r->pages_max = (s->max_model_len + s->block_tokens - 1) / s->block_tokens;
     for (int g = 0; g < s->n_groups; g++) {
         if (s->groups[g].n_state_pages > r->pages_max)
@@ -67,21 +69,30 @@ static inline int run_pages(const struct model *m, int n)
 }
 
 /* A sequence's page of a group: page i of all groups, then page i + 1; states first. */
-static inline int32_t run_page(const struct model *m, const struct run_seq *s, int group, int i)
+static inline int32_t run_page(const struct run *r, const struct run_seq *s, int group, int i)
 {
-    const struct model_shape *shape = model_shape(m);
+    const struct model_shape *shape = model_shape(r->m);
     int at = s->first_page, stride = 0, before = 0;
 
     for (int g = 0; g < shape->n_groups; g++) {
         bool is_state = shape->groups[g].kind == CACHE_STATE;
 
-        if (is_state && g == group)
-            return at + i;
-        at += is_state ? shape->groups[g].n_state_pages : 0;
+        at += is_state && g != group ? shape->groups[g].n_state_pages : 0;
         before += !is_state && g < group;
         stride += !is_state;
     }
-    return at + i * stride + before;
+    if (shape->groups[group].kind == CACHE_STATE) /* there is one such group */
+        stride = 1, before = 0;
+    return (int32_t)((long)(at + i * stride + before) * r->page_step % shape->n_pages);
+}
+
+/* The first page of a group that a token at position pos, or behind it, sees. */
+static inline int run_first_page(const struct run *r, int group, int pos)
+{
+    const struct model_shape *s = model_shape(r->m);
+    int window = s->groups[group].window;
+
+    return window > 0 && pos >= window ? (pos - window + 1) / s->block_tokens : 0;
 }
 
 /* The row of a table: what is behind the window is any page. */
@@ -90,16 +101,14 @@ static inline void run_row(struct run *r, int seq, int group)
     const struct model_shape *s = model_shape(r->m);
     const struct cache_group *g = &s->groups[group];
     int n_new = r->seq_start[seq + 1] - r->seq_start[seq], pos = r->kv_len[seq] - n_new;
-    int last = (r->kv_len[seq] - 1) / s->block_tokens, first = 0;
+    int last = (r->kv_len[seq] - 1) / s->block_tokens, first = run_first_page(r, group, pos);
     int32_t *row =
         r->page_ids + ((size_t)group * (size_t)r->b.n_seqs + (size_t)seq) * (size_t)r->pages_max;
 
-    if (g->kind == CACHE_WINDOW && pos >= g->window)
-        first = (pos - g->window + 1) / s->block_tokens;
     if (g->kind == CACHE_STATE)
         last = g->n_state_pages - 1;
     for (int i = 0; i <= last; i++)
-        row[i] = i >= first ? run_page(r->m, r->seqs[seq], group, i)
+        row[i] = i >= first ? run_page(r, r->seqs[seq], group, i)
                             : (int32_t)((unsigned)(i + seq) * 7919U % (unsigned)s->n_pages);
 }
 
