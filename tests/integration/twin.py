@@ -146,3 +146,26 @@ def windows(window=48, full=(2, 5)):
             tensors.append(("model.layers.%d.self_attn.%s_proj.bias" % (i, part), [n],
                             bytes(2 * n)))
     return write_folder("windows-%d-%s" % (window, "".join(map(str, full))), config, tensors)
+
+
+@functools.lru_cache(maxsize=None)
+def states(kinds="rfrwrf", window=48):
+    """A letter for each layer: r for a state, f for all tokens, w for a window. Projections of the
+    attention that such a layer has no more stand in for its own."""
+    names = {"r": "recurrent", "f": "full_attention", "w": "sliding_attention"}
+    config = dict(read_config(), architectures=["ToyRecurrentForCausalLM"], mixer_width=256, hidden_act="gelu",
+                  layer_types=[names[k] for k in kinds])
+    if "w" in kinds:
+        config.update(use_sliding_window=True, sliding_window=window)
+    layers = "model.layers.%d."
+    stands_in = {"self_attn.q_proj.weight": "mixer.in_proj.weight",
+                 "self_attn.k_proj.weight": "mixer.o_proj.weight"}
+    tensors = []
+    for name, head, data in read_weights():
+        for i, kind in enumerate(kinds):
+            own = name[len(layers % i):] if name.startswith(layers % i) else ""
+            if kind == "r" and own.startswith("self_attn."):
+                name = layers % i + stands_in[own] if own in stands_in else ""
+        if name and ".gate_proj." not in name:
+            tensors.append((name, head["shape"], data))
+    return write_folder("states-%s" % kinds, config, tensors)
