@@ -43,6 +43,7 @@ struct engine_step {
     int *targets;      /* int [max_num_seqs], of a row: the prompt position that it tells of, or 0:
                         * its token is sampled */
     int *extras;       /* int [max_num_seqs], of a row: its extra, or -1 */
+    int *drafts;       /* int [max_num_seqs], of a sequence: drafts among its tokens */
     int n_seqs, n_rows, n_tokens;
     bool waits; /* its rows are sampled when all tokens before are known */
     uint64_t begun_us;
@@ -93,6 +94,7 @@ struct engine {
     struct batch_logprobs *logprobs;           /* [max_num_seqs], of extras */
     int32_t *extra_words;                      /* room for a request's wire_extra() */
 
+    struct draft_options drafts;
     struct tiers tiers;
     struct power power;
     struct keeper keeper;

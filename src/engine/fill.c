@@ -33,8 +33,9 @@ int fill_init(struct engine *e)
         step->rows = mem_zalloc_array(n_seqs, sizeof(struct seq *));
         step->targets = mem_zalloc_array(n_seqs, sizeof *step->targets);
         step->extras = mem_zalloc_array(n_seqs, sizeof *step->extras);
+        step->drafts = mem_zalloc_array(n_seqs, sizeof *step->drafts);
         if (step->seqs == NULL || step->counts == NULL || step->rows == NULL ||
-            step->targets == NULL || step->extras == NULL)
+            step->targets == NULL || step->extras == NULL || step->drafts == NULL)
             return ERR_NO_MEMORY;
     }
     return b->token_ids == NULL || b->seq_start == NULL || b->kv_len == NULL ||
@@ -118,10 +119,21 @@ static void fill_sampled_row(struct engine *e, struct engine_step *step, struct 
     q->n_owed += seq_token_records(q);
 }
 
-/* The tokens of q's plan; the last may be one that the step under way samples. */
+/* A row behind the last known token, if the step computes that, and behind each draft. */
+static void fill_sampled_rows(struct engine *e, struct engine_step *step, struct seq *q, int kv_len)
+{
+    int first = q->n_tokens + q->n_pending;
+
+    for (int at = first; at <= kv_len; at++)
+        fill_sampled_row(e, step, q, e->batch.n_tokens - 1 - (kv_len - at));
+    q->draft.n_ahead = q->draft.n;
+    q->draft.n = 0;
+}
+
+/* The tokens of q's plan: known ones, then its drafts, or one that the step under way samples. */
 static void fill_tokens(int32_t *to, const struct seq *q)
 {
-    int first = q->n_computed + q->n_ahead, known = q->n_tokens - first;
+    int first = q->n_computed + q->n_ahead, known = q->n_tokens + q->draft.n - first;
 
     must(q->n_planned <= known + q->n_pending);
     if (q->n_planned <= known) {
@@ -172,8 +184,8 @@ void fill_batch(struct engine *e)
         if (seq_tells_prompt(q))
             fill_prompt_rows(e, step, q, q->n_computed + q->n_ahead, q->n_planned);
         b->n_tokens += q->n_planned;
-        if (b->kv_len[i] == q->n_tokens + q->n_pending)
-            fill_sampled_row(e, step, q, b->n_tokens - 1);
+        step->drafts[i] = q->draft.n;
+        fill_sampled_rows(e, step, q, b->kv_len[i]);
     }
     b->seq_start[b->n_seqs] = b->n_tokens;
     step->n_seqs = b->n_seqs;

@@ -610,6 +610,7 @@ static void intake_look(struct engine *e, struct seq *q)
     /* What is on its way, then admitted, a token, the end, one to spare, and prompt tokens. */
     room -= q->n_owed + 3 + seq_token_records(q);
     q->chunk_max = seq_tells_prompt(q) ? room / seq_prompt_records(q) : 0;
+    q->room = room;
     q->paused = room < 0 || (seq_tells_prompt(q) && q->chunk_max < 1);
     if (cancel != WIRE_WANTED)
         publish_finish(e, q, WIRE_FIN_CANCELLED, (int32_t)cancel);

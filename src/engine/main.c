@@ -196,6 +196,24 @@ static int main_open_guide(struct engine *e)
     return guide_init(&e->guide, &shape);
 }
 
+/* A state cannot give back what a wrong draft did to it. */
+static int main_read_drafts(struct engine *e)
+{
+    char why[160];
+
+    if (draft_read_options(&e->drafts, e->settings.speculative_config, why, sizeof why) != ERR_OK) {
+        log_error("engine: speculative_config: %s", why);
+        return ERR_INVALID;
+    }
+    for (int g = 0; g < e->shape->n_groups && e->drafts.method != DRAFT_NONE; g++) {
+        if (e->shape->groups[g].kind != CACHE_STATE)
+            continue;
+        log_warn("engine: speculative_config is not used: the model has recurrent layers");
+        e->drafts.method = DRAFT_NONE;
+    }
+    return ERR_OK;
+}
+
 static int main_open_queues(struct engine *e)
 {
     const struct model_shape *m = e->shape;
@@ -208,12 +226,14 @@ static int main_open_queues(struct engine *e)
         .prefix_caching = e->settings.enable_prefix_caching,
         .n_groups = m->n_groups,
         .groups = m->groups,
+        .drafts = e->drafts.method == DRAFT_NONE ? NULL : &e->drafts,
     };
     struct seq_pool_limits of_seqs = {.n_seqs = e->settings.max_num_queued_reqs + m->max_num_seqs,
                                       .max_model_len = m->max_model_len,
                                       .block_tokens = m->block_tokens,
                                       .n_vocab = m->n_vocab,
-                                      .n_groups = m->n_groups};
+                                      .n_groups = m->n_groups,
+                                      .has_drafts = limits.drafts != NULL};
     int rc = pages_open(&e->pages, m->n_pages, m->block_tokens);
 
     e->max_num_queued_tokens = e->settings.max_num_queued_tokens;
@@ -263,6 +283,8 @@ static int main_open(struct engine *e)
     e->epoch = (uint64_t)clock_unix_s() << 20 | ((uint64_t)getpid() & 0xfffff);
     if (rc == ERR_OK)
         rc = main_open_model(e);
+    if (rc == ERR_OK)
+        rc = main_read_drafts(e);
     if (rc == ERR_OK)
         rc = main_open_store(e);
     if (rc == ERR_OK)

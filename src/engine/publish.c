@@ -246,7 +246,8 @@ static void publish_token_metrics(struct engine *e, struct seq *q)
     q->last_token_us = e->now_us;
 }
 
-static void publish_token(struct engine *e, struct seq *q, int32_t id)
+/* False: it was the last. */
+static bool publish_token(struct engine *e, struct seq *q, int32_t id)
 {
     bool ends;
 
@@ -261,10 +262,51 @@ static void publish_token(struct engine *e, struct seq *q, int32_t id)
                                .time_us = e->now_us});
     if (!publish_is_probe(q))
         publish_token_metrics(e, q);
-    if (!ends && q->n_tokens < q->tokens_max)
-        return;
+    if (!ends && q->n_tokens < q->tokens_max) {
+        draft_follow(&e->drafts, q);
+        return true;
+    }
     must(!FAULT_HIT(engine_end));
     publish_finish(e, q, ends ? WIRE_FIN_STOP : WIRE_FIN_LENGTH, ends ? id : 0);
+    return false;
+}
+
+static bool publish_sampled(struct engine *e, const struct engine_step *step, int row,
+                            struct seq *q)
+{
+    const struct batch_logprobs *p = step->extras[row] < 0 ? NULL : &e->logprobs[step->extras[row]];
+
+    if ((q->request.flags & WIRE_LOGPROBS) != 0) {
+        publish_logprobs(e, q, e->row_tokens[row], p, WIRE_CHOSEN, WIRE_TOP);
+        publish_asked(e, q, p);
+    }
+    return publish_token(e, q, e->row_tokens[row]);
+}
+
+/* Rows behind a token and its n drafts, from `row` on: a row counts while all drafts before it are
+ * what was sampled. Each token is computed, and its page named, when it counts. */
+static void publish_drafted(struct engine *e, const struct engine_step *step, int row,
+                            struct seq *q, int n)
+{
+    int n_right = 0;
+
+    while (n_right < n && q->tokens[q->n_tokens + n_right] == e->row_tokens[row + n_right])
+        n_right++;
+    stats_add(&e->stats, METRIC_drafts, 1);
+    stats_add(&e->stats, METRIC_draft_tokens, (uint64_t)n);
+    stats_add(&e->stats, METRIC_draft_accepted, (uint64_t)n_right);
+    for (int i = 0; i <= n_right; i++) {
+        sched_advance(&e->sched, q, 1, tiers_note_named, e);
+        if (i > 0)
+            tenants_charge_token(&e->sched.tenants, q);
+        if (!publish_sampled(e, step, row + i, q))
+            return;
+    }
+    q->n_ahead -= n - n_right;
+    q->n_pending -= n - n_right;
+    q->n_owed -= (n - n_right) * seq_token_records(q);
+    q->draft.n_ahead = 0;
+    draft_learn(&e->drafts, q, n, n_right);
 }
 
 void publish_step(struct engine *e, const struct engine_step *step)
@@ -272,24 +314,23 @@ void publish_step(struct engine *e, const struct engine_step *step)
     tiers_time_step(e, step);
     /* Pages are named before sequences end: an end gives them back to the cache. */
     for (int i = 0; i < step->n_seqs; i++) {
-        if (step->seqs[i] != NULL)
+        if (step->seqs[i] != NULL && step->drafts[i] == 0)
             sched_advance(&e->sched, step->seqs[i], step->counts[i], tiers_note_named, e);
     }
     for (int i = 0; i < step->n_rows; i++) {
-        const struct batch_logprobs *p = step->extras[i] < 0 ? NULL : &e->logprobs[step->extras[i]];
         struct seq *q = step->rows[i];
+        int n_drafts = q == NULL ? 0 : q->draft.n_ahead;
 
         if (q == NULL)
             continue;
         if (step->targets[i] > 0) {
-            publish_prompt(e, q, step->targets[i], p);
-            continue;
+            publish_prompt(e, q, step->targets[i], &e->logprobs[step->extras[i]]);
+        } else if (n_drafts > 0) {
+            publish_drafted(e, step, i, q, n_drafts);
+            i += n_drafts;
+        } else {
+            (void)publish_sampled(e, step, i, q); /* it may have ended */
         }
-        if ((q->request.flags & WIRE_LOGPROBS) != 0) {
-            publish_logprobs(e, q, e->row_tokens[i], p, WIRE_CHOSEN, WIRE_TOP);
-            publish_asked(e, q, p);
-        }
-        publish_token(e, q, e->row_tokens[i]);
     }
     stats_add(&e->stats, METRIC_steps, 1);
     stats_observe(&e->stats, HISTOGRAM_iteration, (double)step->n_tokens);

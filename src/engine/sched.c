@@ -73,6 +73,7 @@ static void sched_drop_pages(struct sched *s, struct seq *q)
     q->n_computed = 0;
     q->n_ahead = 0;
     q->n_pending = 0;
+    q->draft.n_ahead = 0;
 }
 
 void sched_remove(struct sched *s, struct seq *q)
@@ -93,8 +94,9 @@ static void sched_preempt(struct sched *s, struct seq *q)
     sched_drop_pages(s, q);
     s->n_planned_tokens -= q->n_planned;
     if (q->n_planned > 0)
-        s->n_planned_rows -= seq_tells_prompt(q) ? q->n_planned - 1 : 0;
+        s->n_planned_rows -= seq_tells_prompt(q) ? q->n_planned - 1 : q->draft.n;
     q->n_planned = 0;
+    q->draft.n = 0;
     q->searched = false; /* a lower tier may have what it loses */
     q->n_asked = 0;
     s->n_preemptions++;
@@ -117,13 +119,15 @@ static bool sched_give(struct sched *s, struct seq *q, int n)
     }
     q->n_planned = n;
     s->n_planned_tokens += n;
-    s->n_planned_rows += seq_tells_prompt(q) ? n - 1 : 0;
+    s->n_planned_rows += seq_tells_prompt(q) ? n - 1 : q->draft.n;
     return true;
 }
 
-/* Tokens that q lacks, the one on its way included, unless that is its last. */
+/* Tokens that q lacks, the one on its way included, unless that is its last. Drafts do not count. */
 static int sched_lacks(const struct seq *q)
 {
+    if (q->draft.n_ahead > 0 || (q->draft.is_on && q->n_pending > 0))
+        return 0; /* which tokens it will have is known after the step */
     if (q->n_pending > 0 && q->n_tokens + q->n_pending >= q->tokens_max)
         return 0;
     return q->n_tokens + q->n_pending - q->n_computed - q->n_ahead;
@@ -168,6 +172,24 @@ static bool sched_is_due(const struct sched *s, const struct seq *q, enum sched_
     return (sched_lacks(q) == 1) == (pass == SCHED_DECODES);
 }
 
+/* The drafts of q that there is room for: a row each, which others may want, and a place in the
+ * budget. */
+static int sched_drafts(const struct sched *s, struct seq *q)
+{
+    int rows = (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
+    int left = s->limits.max_num_batched_tokens - s->n_planned_tokens - 1;
+    int room = q->room / seq_token_records(q);
+    int most = q->tokens_max - q->n_tokens - 1;
+
+    q->draft.n = 0;
+    if (s->limits.drafts == NULL || q->n_pending > 0 || q->n_ahead > 0)
+        return 0;
+    most = most < rows ? most : rows;
+    most = most < left ? most : left;
+    draft_propose(s->limits.drafts, q, most < room ? most : room);
+    return q->draft.n;
+}
+
 /* Preemption removes from the end, so that the index stays right for everybody who comes before the
  * victim. */
 static void sched_plan_running(struct sched *s, enum sched_pass pass)
@@ -182,6 +204,8 @@ static void sched_plan_running(struct sched *s, enum sched_pass pass)
         if (n <= 0)
             return;
         s->long_planned = s->long_planned || sched_is_long(s, q);
+        if (pass == SCHED_DECODES)
+            n += sched_drafts(s, q);
         if (!sched_give(s, q, n))
             return;
         if (pass == SCHED_DECODES)

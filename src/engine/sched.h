@@ -43,6 +43,7 @@ struct sched_limits {
     bool prefix_caching;
     int n_groups; /* of the cache (tables.h) */
     const struct cache_group *groups;
+    const struct draft_options *drafts; /* NULL: none are made */
 };
 
 struct sched {

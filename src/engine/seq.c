@@ -19,13 +19,14 @@ static void *seq_reserve(size_t bytes)
 
 /* The arrays of all sequences, one behind the other. */
 struct seq_arrays {
-    int32_t *tokens, *pages, *snapshots, *bad, *asked;
+    int32_t *tokens, *pages, *snapshots, *bad, *asked, *drafts;
     uint32_t *allowed, *made;
     struct batch_bias *biases;
     struct walk *walks;
     size_t n_words;
     size_t n_pages; /* of a sequence: its tables */
     size_t n_state_pages;
+    size_t n_drafts; /* of a sequence: its table of n-grams */
 };
 
 static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
@@ -39,9 +40,10 @@ static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
     a->biases = seq_reserve(n * BATCH_BIASES_MAX * sizeof *a->biases);
     a->asked = seq_reserve(n * WIRE_ASKED_MAX * sizeof *a->asked);
     a->walks = seq_reserve(n * sizeof *a->walks);
+    a->drafts = seq_reserve((n * a->n_drafts + 1) * sizeof *a->drafts);
     return a->tokens == NULL || a->pages == NULL || a->snapshots == NULL || a->allowed == NULL ||
                    a->made == NULL || a->bad == NULL || a->biases == NULL || a->asked == NULL ||
-                   a->walks == NULL
+                   a->walks == NULL || a->drafts == NULL
                ? ERR_NO_MEMORY
                : ERR_OK;
 }
@@ -57,6 +59,7 @@ int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
     *p = (struct seq_pool){.n = limits->n_seqs,
                            .tokens_cap = (limits->max_model_len + 1023) / 1024 * 1024, /* 4 KiB */
                            .pages_cap = pages_cap};
+    a.n_drafts = limits->has_drafts ? 3 * (size_t)p->tokens_cap : 0;
     p->seqs = mem_zalloc_array((size_t)p->n, sizeof *p->seqs);
     if (p->seqs == NULL || seq_arrays_reserve(&a, (size_t)p->n, (size_t)p->tokens_cap) != ERR_OK)
         return ERR_NO_MEMORY;
@@ -75,6 +78,8 @@ int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
         s->biases = a.biases + at * BATCH_BIASES_MAX;
         s->asked = a.asked + at * WIRE_ASKED_MAX;
         s->walk = &a.walks[i];
+        s->draft.heads = a.drafts + at * a.n_drafts;
+        s->draft.before = s->draft.heads + (limits->has_drafts ? 2 * (size_t)p->tokens_cap : 0);
         s->next = p->free;
         p->free = s;
     }
@@ -97,7 +102,8 @@ struct seq *seq_claim(struct seq_pool *p)
                          .bad = s->bad,
                          .biases = s->biases,
                          .asked = s->asked,
-                         .walk = s->walk};
+                         .walk = s->walk,
+                         .draft = {.heads = s->draft.heads, .before = s->draft.before}};
     for (int g = 0; g < CACHE_GROUPS_MAX; g++)
         fresh.tables[g].pages = s->tables[g].pages;
     *s = fresh;

@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "engine/draft.h"
 #include "grammar/walk.h"
 #include "ipc/wire.h"
 #include "kv/retain.h"
@@ -61,7 +62,8 @@ struct seq {
     int n_prompt;
     int n_computed; /* tokens whose keys and values lie in pages */
     int n_ahead;    /* more, which steps under way compute */
-    int n_pending;  /* tokens that steps under way sample: 0 or 1 whenever a plan is made */
+    int n_pending;  /* tokens that steps under way sample: 0 or 1 whenever a plan is made, but of
+                     * drafts */
     int row_ahead;  /* the row of the last such step that samples */
     int tokens_max; /* the sequence ends when n_tokens reaches it */
 
@@ -95,6 +97,9 @@ struct seq {
     int n_generated_max;     /* most tokens of a choice of its answer that has ended */
     bool paused;             /* its output ring is full: the client is slow */
     int n_planned;           /* tokens in this step's plan */
+
+    struct draft draft;
+    int room; /* records that the lane has room for, beside those of one token */
 
     /* What is said of each token, and the room for it. */
     int n_told;    /* prompt tokens behind the first whose log probabilities were told */
@@ -142,6 +147,7 @@ struct seq_pool_limits {
     int n_vocab;
     int n_groups;
     int n_state_pages; /* of all states of a sequence */
+    bool has_drafts;
 };
 
 /* Records that a token of the output, or of the prompt, has in the out ring. */

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/draft.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "engine/seq.h"
+
+#define DRAFT_STREAK  3    /* guesses that must be right before drafts begin */
+#define DRAFT_TRIES   8    /* earlier places that are compared */
+#define DRAFT_DEPTH   64   /* tokens that are compared at each */
+#define DRAFT_REST    8    /* tokens without drafts after one that was all wrong */
+#define DRAFT_RESTS   512  /* the longest such rest */
+#define DRAFT_NGRAMS  5    /* vLLM's preset of prompt_lookup_min and _max */
+#define DRAFT_INDEXED 4096 /* tokens of a long prompt that a step indexes: some 50 us */
+
+/* --- options -------------------------------------------------------------------------------- */
+
+static int draft_refuse(char *why, size_t cap, const char *name, const char *wanted)
+{
+    (void)snprintf(why, cap, "'%s' must be %s", name, wanted);
+    return ERR_INVALID;
+}
+
+/* A whole number of 1 .. most into *out, when it is there. */
+static int draft_read_count(const struct json *o, const char *name, int most, int *out, char *why,
+                            size_t cap)
+{
+    const struct json *v = json_get(o, name);
+    char wanted[48];
+
+    if (v == NULL || v->kind == JSON_NULL)
+        return ERR_OK;
+    if (v->kind == JSON_INT && v->whole >= 1 && v->whole <= most) {
+        *out = (int)v->whole;
+        return ERR_OK;
+    }
+    (void)snprintf(wanted, sizeof wanted, "a whole number from 1 to %d", most);
+    return draft_refuse(why, cap, name, wanted);
+}
+
+static int draft_read_lookup(struct draft_options *out, const struct json *o, char *why, size_t cap)
+{
+    int rc;
+
+    out->n_min = out->n_max = 0;
+    rc = draft_read_count(o, "prompt_lookup_min", DRAFT_DEPTH, &out->n_min, why, cap);
+    if (rc == ERR_OK)
+        rc = draft_read_count(o, "prompt_lookup_max", DRAFT_DEPTH, &out->n_max, why, cap);
+    if (rc != ERR_OK)
+        return rc;
+    if (out->n_min == 0 && out->n_max == 0)
+        out->n_min = out->n_max = DRAFT_NGRAMS;
+    else if (out->n_min == 0 || out->n_max == 0)
+        out->n_min = out->n_max = out->n_min + out->n_max;
+    return out->n_min <= out->n_max
+               ? ERR_OK
+               : draft_refuse(why, cap, "prompt_lookup_min", "at most prompt_lookup_max");
+}
+
+static int draft_read_suffix(struct draft_options *out, const struct json *o, char *why, size_t cap)
+{
+    const struct json *factor = json_get(o, "suffix_decoding_max_spec_factor");
+
+    out->n_min = 2;
+    out->n_max = DRAFT_MAX;
+    if (factor != NULL && factor->kind != JSON_NULL) {
+        if (!json_is_number(factor) || json_real(factor) <= 0.0 || json_real(factor) > 100.0)
+            return draft_refuse(why, cap, factor->key, "a number above 0 and at most 100");
+        out->factor = json_real(factor);
+    }
+    return draft_read_count(o, "suffix_decoding_max_tree_depth", 1 << 16, &out->n_max, why, cap);
+}
+
+/* num_speculative_tokens beyond DRAFT_MAX is cut: vLLM's users ask for more. */
+static int draft_read_object(struct draft_options *out, const struct json *o, char *why, size_t cap)
+{
+    const struct json *method = json_get(o, "method");
+    int n_tokens = DRAFT_MAX, rc;
+
+    if (json_is_text(method, "ngram")) {
+        out->method = DRAFT_NGRAM;
+        rc = draft_read_lookup(out, o, why, cap);
+    } else if (json_is_text(method, "suffix")) {
+        out->method = DRAFT_SUFFIX;
+        rc = draft_read_suffix(out, o, why, cap);
+    } else {
+        return draft_refuse(why, cap, "method", "\"ngram\" or \"suffix\"");
+    }
+    if (rc == ERR_OK)
+        rc = draft_read_count(o, "num_speculative_tokens", 1 << 16, &n_tokens, why, cap);
+    out->n_tokens = n_tokens < DRAFT_MAX ? n_tokens : DRAFT_MAX;
+    return rc;
+}
+
+int draft_read_options(struct draft_options *out, const char *text, char *why, size_t why_cap)
+{
+    struct arena arena = {0};
+    const struct json *o;
+    int rc;
+
+    *out = (struct draft_options){.method = DRAFT_NONE, .factor = 1.0};
+    if (text[0] == '\0')
+        return ERR_OK;
+    rc = json_parse(&o, &arena, text, strlen(text), why, why_cap);
+    if (rc == ERR_OK && o->kind != JSON_OBJECT)
+        rc = draft_refuse(why, why_cap, "it", "a JSON object");
+    else if (rc == ERR_OK)
+        rc = draft_read_object(out, o, why, why_cap);
+    arena_reset(&arena);
+    return rc;
+}
+
+/* --- the table ------------------------------------------------------------------------------ */
+
+/* A power of two that is at least the tokens that q may have: at most half of its heads. */
+static uint32_t draft_buckets(const struct seq *q)
+{
+    uint32_t n = 256;
+
+    while (n < (uint32_t)q->tokens_max)
+        n *= 2;
+    return n;
+}
+
+/* Of the n tokens that end before position `end`. */
+static uint32_t draft_hash(const int32_t *tokens, int end, int n)
+{
+    uint32_t h = 0x9e3779b9u;
+
+    for (int i = end - n; i < end; i++)
+        h = (h ^ (uint32_t)tokens[i]) * 0x85ebca6bu;
+    return h ^ h >> 15;
+}
+
+static void draft_index(const struct draft_options *o, struct seq *q)
+{
+    struct draft *d = &q->draft;
+    uint32_t n = draft_buckets(q);
+
+    if (d->n_indexed == 0) {
+        memset(d->heads, 0, n * sizeof *d->heads);
+        d->n_indexed = o->n_min - 1;
+        d->guess = -1;
+        d->length = o->n_tokens;
+        d->backoff = DRAFT_REST;
+    }
+    for (int i = 0; i < DRAFT_INDEXED && d->n_indexed < q->n_tokens; i++) {
+        int end = ++d->n_indexed; /* of the n-gram */
+        int32_t *head = &d->heads[draft_hash(q->tokens, end, o->n_min) & (n - 1)];
+
+        d->before[end - 1] = *head;
+        *head = end;
+    }
+}
+
+/* Tokens before `at` and before the text's end that agree, at most `most`. */
+static int draft_agree(const struct seq *q, int at, int most)
+{
+    int n = 0;
+
+    while (n < most && n < at && q->tokens[at - 1 - n] == q->tokens[q->n_tokens - 1 - n])
+        n++;
+    return n;
+}
+
+/* The earlier position that continues the text best, -1: none; *n_same tokens before it agree. */
+static int draft_find(const struct draft_options *o, const struct seq *q, int *n_same)
+{
+    const struct draft *d = &q->draft;
+    int most = o->method == DRAFT_NGRAM ? o->n_max : DRAFT_DEPTH;
+    int best = -1, at;
+
+    *n_same = 0;
+    if (q->n_tokens < o->n_min + 1 || d->n_indexed != q->n_tokens)
+        return -1;
+    at = d->before[q->n_tokens - 1];
+    for (int i = 0; i < DRAFT_TRIES && at > 0; i++) {
+        int n = draft_agree(q, at, most);
+
+        if (n >= o->n_min && n > *n_same) {
+            *n_same = n;
+            best = at;
+        }
+        at = d->before[at - 1];
+    }
+    return best;
+}
+
+/* --- public --------------------------------------------------------------------------------- */
+
+bool draft_may(const struct seq *q)
+{
+    const struct wire_request *r = &q->request;
+
+    return q->automaton == NULL && r->n_allowed == 0 && r->n_bad == 0 && r->think_max == 0;
+}
+
+void draft_follow(const struct draft_options *o, struct seq *q)
+{
+    struct draft *d = &q->draft;
+    int at, n_same;
+
+    if (o->method == DRAFT_NONE || !draft_may(q))
+        return;
+    if (d->guess >= 0)
+        d->n_right = q->tokens[q->n_tokens - 1] == d->guess ? d->n_right + 1 : 0;
+    d->n_rest -= d->n_rest > 0;
+    draft_index(o, q);
+    at = draft_find(o, q, &n_same);
+    d->guess = at < 0 ? -1 : q->tokens[at];
+    if (d->guess < 0)
+        d->n_right = 0;
+    d->is_on = d->is_on || (d->n_right >= DRAFT_STREAK && d->n_rest == 0);
+}
+
+void draft_propose(const struct draft_options *o, struct seq *q, int most)
+{
+    struct draft *d = &q->draft;
+    int n = d->length, at, n_same;
+
+    d->n = 0;
+    if (!d->is_on)
+        return;
+    at = draft_find(o, q, &n_same);
+    if (o->method == DRAFT_SUFFIX) {
+        int wanted = (int)(o->factor * n_same);
+
+        n = n < wanted ? n : wanted;
+        n = n < o->n_max ? n : o->n_max;
+    }
+    n = n < most ? n : most;
+    if (at < 0 || n < 1) {
+        d->is_on = false; /* it may run ahead */
+        return;
+    }
+    for (int i = 0; i < n; i++) /* a repetition goes on in the drafts themselves */
+        q->tokens[q->n_tokens + i] = q->tokens[at + i];
+    d->n = n;
+}
+
+void draft_learn(const struct draft_options *o, struct seq *q, int n, int n_right)
+{
+    struct draft *d = &q->draft;
+
+    if (n_right == n) {
+        d->length = 2 * d->length < o->n_tokens ? 2 * d->length : o->n_tokens;
+        d->backoff = DRAFT_REST;
+    } else if (n_right > 0) {
+        d->length = n_right + 1;
+    } else {
+        d->is_on = false;
+        d->n_right = 0;
+        d->n_rest = d->backoff;
+        d->backoff = 2 * d->backoff < DRAFT_RESTS ? 2 * d->backoff : DRAFT_RESTS;
+        d->length = 2 < o->n_tokens ? 2 : o->n_tokens;
+    }
+}
