@@ -403,7 +403,7 @@ static double intake_wait_s(const struct engine *e, int tenant_idx, int n_tokens
     return rate_wait_s(&e->rate, n_reqs, tokens);
 }
 
-/* May it wait? WIRE_REFUSALS when it may; another may have been refused for it. */
+/* May it wait? WIRE_NOT_REFUSED when it may; another may have been refused for it. */
 static enum wire_refusal intake_bounds(struct engine *e, const struct wire_request *r,
                                        int tenant_idx)
 {
@@ -414,20 +414,21 @@ static enum wire_refusal intake_bounds(struct engine *e, const struct wire_reque
     double wait_s;
 
     if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
-        return WIRE_REFUSALS;
+        return WIRE_NOT_REFUSED;
     wait_s = intake_wait_s(e, tenant_idx, (int)r->n_tokens);
     if (e->settings.queue_timeout_s > 0 && wait_s > (double)e->settings.queue_timeout_s)
         return WIRE_REFUSED_WAIT;
     if (r->deadline_us > e->now_us && wait_s * 1e6 > (double)(r->deadline_us - e->now_us))
         return WIRE_REFUSED_WAIT;
-    while ((why = tenants_refuse(&e->sched.tenants, (int)r->n_tokens, &bounds)) != WIRE_REFUSALS) {
+    while ((why = tenants_refuse(&e->sched.tenants, (int)r->n_tokens, &bounds)) !=
+           WIRE_NOT_REFUSED) {
         struct seq *q = tenants_push_out(&e->sched.tenants, tenant_idx, (int)r->n_tokens, why);
 
         if (q == NULL)
             return why;
         publish_refuse(e, q, WIRE_REFUSED_TENANT, ERR_OVERLOADED);
     }
-    return WIRE_REFUSALS;
+    return WIRE_NOT_REFUSED;
 }
 
 /* The same, counted. ERR_OVERLOADED and when to come again, or ERR_OK. */
@@ -438,7 +439,7 @@ static int intake_admits(struct engine *e, const struct wire_request *r, int ten
     int n_reqs;
     int64_t tokens;
 
-    if (why == WIRE_REFUSALS)
+    if (why == WIRE_NOT_REFUSED)
         return ERR_OK;
     tenants_ahead(&e->sched.tenants, tenant_idx, (int)r->n_tokens, &n_reqs, &tokens);
     *retry_after_s = rate_retry_after_s(&e->rate, n_reqs, tokens);

@@ -368,7 +368,7 @@ static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
 /* What a front refused by itself since we looked. */
 static void publish_front_refusals(struct engine *e, struct engine_lane *l)
 {
-    for (int i = 0; i < WIRE_REFUSALS; i++) {
+    for (int i = WIRE_NOT_REFUSED + 1; i < WIRE_REFUSALS; i++) {
         uint32_t n = atomic_load_explicit(&l->lane.shared->refused[i], memory_order_relaxed);
 
         if (n == l->refused[i])

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/must.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1; our own mapping stays writable */
@@ -155,6 +156,8 @@ static const enum wire_metric stats_refusals[WIRE_REFUSALS] = {
 
 void stats_refused(struct stats *s, enum wire_refusal why, uint64_t n)
 {
+    must(why > WIRE_NOT_REFUSED);
+    must(why < WIRE_REFUSALS);
     stats_bump(&s->page->values[stats_refusals[why]], n);
 }
 

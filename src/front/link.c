@@ -212,19 +212,19 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     if (l->n_free == 0)
         return WIRE_REFUSED_SLOTS;
     if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
-        return WIRE_REFUSALS;
+        return WIRE_NOT_REFUSED;
     if (!wire_share_allows(held, l->n_free))
         return WIRE_REFUSED_TENANT;
     lane_backlog(&l->lane, &n_queued, &n_tokens);
     n_tokens += r->n_tokens;
     room = atomic_load_explicit(&w->room_reqs, memory_order_relaxed);
     if (n_queued >= room)
-        return n_queued - room < link_may_push(l, r->tenant) ? WIRE_REFUSALS
+        return n_queued - room < link_may_push(l, r->tenant) ? WIRE_NOT_REFUSED
                                                              : WIRE_REFUSED_REQUESTS;
     if (n_queued + atomic_load_explicit(&w->n_waiting, memory_order_relaxed) > 0 &&
         n_tokens > atomic_load_explicit(&w->room_tokens, memory_order_relaxed))
-        return link_may_push(l, r->tenant) > 0 ? WIRE_REFUSALS : WIRE_REFUSED_TOKENS;
-    return WIRE_REFUSALS;
+        return link_may_push(l, r->tenant) > 0 ? WIRE_NOT_REFUSED : WIRE_REFUSED_TOKENS;
+    return WIRE_NOT_REFUSED;
 }
 
 void link_count_refused(struct link *l, enum wire_refusal why)

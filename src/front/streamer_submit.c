@@ -163,7 +163,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
               (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
     r.n_tokens = (uint32_t)g->tokens.len;
     refusal = link_refuses(l, &r);
-    if (refusal != WIRE_REFUSALS) {
+    if (refusal != WIRE_NOT_REFUSED) {
         streamer_count_refused(s, g, refusal);
         *param = NULL;
         return ERR_OVERLOADED;

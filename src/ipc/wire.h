@@ -143,6 +143,7 @@ struct wire_request {
 
 /* Why a request was refused, or ended before its time. */
 enum wire_refusal {
+    WIRE_NOT_REFUSED = 0,
     WIRE_REFUSED_REQUESTS, /* too many wait */
     WIRE_REFUSED_TOKENS,   /* too many tokens wait */
     WIRE_REFUSED_TENANT,   /* its tenant had most of the queue and another came, or it has its share
@@ -151,7 +152,7 @@ enum wire_refusal {
     WIRE_REFUSED_WAIT,     /* it would have waited past its deadline or queue_timeout_s */
     WIRE_REFUSED_TIMEOUT,  /* it has waited for queue_timeout_s, or wake_timeout_s */
     WIRE_REFUSED_DEADLINE, /* it ran out of its own time */
-    WIRE_REFUSALS
+    WIRE_REFUSALS          /* the length of arrays by reason; [WIRE_NOT_REFUSED] is not used */
 };
 
 /* A share of a bounded room, without knowing who else wants some: nobody takes more than so many
