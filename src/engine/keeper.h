@@ -11,7 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "ipc/wire.h"
+#include "ipc/wire_lane.h"
+#include "ipc/wire_stats.h"
 #include "kv/retain.h"
 
 #define KEEPER_SPACES WIRE_SPACES

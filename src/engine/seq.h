@@ -8,7 +8,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "grammar/walk.h"
-#include "ipc/wire.h"
+#include "ipc/wire_request.h"
 #include "kv/retain.h"
 #include "model/batch.h"
 

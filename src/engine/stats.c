@@ -143,7 +143,7 @@ void stats_process(struct stats *s, uint64_t now_us)
 
 /* --- refusals and histograms ---------------------------------------------------------------- */
 
-/* The rows of wire.h's reasons, in their order. */
+/* The metric of each reason. */
 static const enum wire_metric stats_refusals[WIRE_REFUSALS] = {
     [WIRE_REFUSED_REQUESTS] = METRIC_rejected_requests,
     [WIRE_REFUSED_TOKENS] = METRIC_rejected_tokens,

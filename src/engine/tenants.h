@@ -20,7 +20,8 @@
 #include <stdint.h>
 
 #include "engine/seq.h"
-#include "ipc/wire.h"
+#include "ipc/wire_lane.h"
+#include "ipc/wire_stats.h"
 
 struct tenant {
     char name[WIRE_TENANT_BYTES];

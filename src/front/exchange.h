@@ -16,7 +16,7 @@
 #include "front/fcgi.h"
 #include "front/form.h"
 #include "front/steering.h"
-#include "ipc/wire.h"
+#include "ipc/wire_lane.h"
 #include "text/detok.h"
 #include "text/reply.h"
 #include "text/tokenizer.h"

@@ -17,7 +17,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
-#include "ipc/wire.h"
+#include "ipc/wire_request.h"
 
 #define RETENTION_PRIORITY_MAX 100 /* which the keys of operators give */
 #define RETENTION_MARK         60  /* the priority of what is marked */

@@ -8,7 +8,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
-#include "ipc/wire.h"
+#include "ipc/wire_request.h"
 #include "text/tokenizer.h"
 
 #define STEERING_BIAS_MAX  100.0 /* larger biases are cut to it, as vLLM does */
