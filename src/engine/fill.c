@@ -69,8 +69,7 @@ static struct batch_row *fill_row(struct engine *e, struct engine_step *step, st
     step->rows[i] = q;
     step->targets[i] = target;
     step->extras[i] = -1;
-    e->batch.rows[i] =
-        (struct batch_row){.token_idx = token_idx, .top_p = 1.0f, .repetition = 1.0f};
+    e->batch.rows[i] = (struct batch_row){.token_idx = token_idx, .sampling = sampling_greedy()};
     return &e->batch.rows[i];
 }
 
@@ -94,16 +93,9 @@ static void fill_sampled_row(struct engine *e, struct engine_step *step, struct 
 {
     const struct wire_request *r = &q->request;
     struct batch_row *row = fill_row(e, step, q, token_idx, 0);
-    bool penalties = r->presence != 0.0f || r->frequency != 0.0f || r->repetition != 1.0f;
+    bool penalties = sampling_has_penalty(&r->sampling);
 
-    row->temperature = r->temperature;
-    row->top_p = r->top_p;
-    row->min_p = r->min_p;
-    row->top_k = r->top_k;
-    row->presence = r->presence;
-    row->frequency = r->frequency;
-    row->repetition = r->repetition;
-    row->seed = r->seed;
+    row->sampling = r->sampling;
     row->position = (uint64_t)(q->n_tokens + q->n_pending);
     row->history = penalties ? q->tokens : NULL;
     row->n_history = q->n_tokens + q->n_pending;

@@ -4,7 +4,6 @@
  * request is checked after it was copied, and a lane whose ring cannot be right is dropped with
  * all its sequences. */
 #include <errno.h>
-#include <math.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include "base/service.h"
 #include "engine/engine.h"
 #include "ipc/attach.h"
+#include "ipc/sampling.h"
 #include "kv/prefix.h"
 
 #define INTAKE_GREETING_US  1000000              /* a front says hello as it connects */
@@ -344,12 +344,6 @@ void intake_events(struct engine *e, int timeout_ms)
     intake_end_silence(e);
 }
 
-static bool intake_finite(const struct wire_request *r)
-{
-    return isfinite(r->temperature) && isfinite(r->top_p) && isfinite(r->min_p) &&
-           isfinite(r->presence) && isfinite(r->frequency) && isfinite(r->repetition);
-}
-
 /* Is the copy of a request within every bound? Fronts check the same with better words. */
 static int intake_check(const struct engine *e, const struct wire_request *r)
 {
@@ -359,8 +353,7 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
         return ERR_INVALID;
     if (r->n_tokens >= longest)
         return ERR_TOO_LONG;
-    if (!intake_finite(r) || r->temperature < 0.0f || r->top_p <= 0.0f || r->top_p > 1.0f ||
-        r->min_p < 0.0f || r->min_p > 1.0f || r->top_k < 0 || r->repetition <= 0.0f)
+    if (!sampling_is_valid(&r->sampling))
         return ERR_INVALID;
     if (r->n_stop_ids > WIRE_STOP_IDS || r->n_logprobs > WIRE_LOGPROBS_MAX ||
         r->n_prompt_logprobs > WIRE_LOGPROBS_MAX)

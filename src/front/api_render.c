@@ -106,16 +106,17 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
                             const struct gen *g, const struct json *body)
 {
     const struct wire_request *r = &g->request;
+    const struct sampling *s = &r->sampling;
     const char *yes[] = {"false", "true"};
 
     buf_printf(b, "{\"n\":%d,", x->n);
-    render_real(b, "presence_penalty", r->presence);
-    render_real(b, "frequency_penalty", r->frequency);
-    render_real(b, "repetition_penalty", r->repetition);
-    render_real(b, "temperature", r->temperature);
-    render_real(b, "top_p", r->top_p);
-    buf_printf(b, "\"top_k\":%d,", r->top_k);
-    render_real(b, "min_p", r->min_p);
+    render_real(b, "presence_penalty", s->presence_penalty);
+    render_real(b, "frequency_penalty", s->frequency_penalty);
+    render_real(b, "repetition_penalty", s->repetition_penalty);
+    render_real(b, "temperature", s->temperature);
+    render_real(b, "top_p", s->top_p);
+    buf_printf(b, "\"top_k\":%d,", s->top_k);
+    render_real(b, "min_p", s->min_p);
     render_given(b, body, "seed", "null");
     buf_add_byte(b, ',');
     render_stops(x, b, g);

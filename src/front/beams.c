@@ -92,8 +92,8 @@ int beams_init(struct exchange *x, const struct beams_options *o)
         r = &x->gens[i].request;
         r->flags |= WIRE_LOGPROBS | WIRE_IGNORE_EOS;
         r->n_logprobs = 2 * (uint32_t)x->n > b->n_top ? 2 * (uint32_t)x->n : b->n_top;
-        r->temperature = 0.0f; /* which token the engine takes is of no account */
-        r->repetition = 1.0f;
+        r->sampling.temperature = 0.0f; /* which token the engine takes is of no account */
+        r->sampling.repetition_penalty = 1.0f;
     }
     x->beams = b;
     return ERR_OK;

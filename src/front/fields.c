@@ -127,13 +127,15 @@ static int fields_whole(struct fields_read_context *c, const struct fields_row *
     return rc;
 }
 
-static int fields_top_k(struct fields_read_context *c, const struct fields_row *row,
+/* 0 is off, and so is -1, as vLLM has it. */
+static int fields_count(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
+    int32_t *member = fields_member(c, row);
     int rc = fields_whole(c, row, v);
 
-    if (rc == ERR_OK && c->out->request.top_k < 0)
-        c->out->request.top_k = 0; /* vLLM writes "off" as -1, too */
+    if (rc == ERR_OK && *member < 0)
+        *member = 0;
     return rc;
 }
 
@@ -144,7 +146,8 @@ static int fields_seed(struct fields_read_context *c, const struct fields_row *r
 
     if (number.kind != JSON_INT && number.kind != JSON_UINT)
         return fields_type(c, row, "a whole number of 64 bits", v);
-    c->out->request.seed = number.kind == JSON_INT ? (uint64_t)number.whole : number.uwhole;
+    c->out->request.sampling.seed =
+        number.kind == JSON_INT ? (uint64_t)number.whole : number.uwhole;
     c->out->seed_given = number.kind == JSON_UINT || number.whole != -1; /* -1: none, as in vLLM */
     return ERR_OK;
 }
@@ -608,18 +611,12 @@ static const struct fields_row fields_rows[] = {
     CHAT("max_completion_tokens", fields_max_completion, .range = RANGE_FROM(1, INT_MAX)),
     BOTH("min_tokens", fields_whole, .place = OUT_MEMBER(request.min_tokens),
          .range = RANGE_FROM(0, INT_MAX)),
-    BOTH("temperature", fields_real, .place = OUT_MEMBER(request.temperature),
-         .range = RANGE_FROM(0, 100)), /* vLLM: no bound */
-    BOTH("top_p", fields_real, .place = OUT_MEMBER(request.top_p), .range = RANGE_ABOVE(0, 1)),
-    BOTH("top_k", fields_top_k, .place = OUT_MEMBER(request.top_k),
-         .range = RANGE_FROM(-1, INT_MAX)),
-    BOTH("min_p", fields_real, .place = OUT_MEMBER(request.min_p), .range = RANGE_FROM(0, 1)),
-    BOTH("presence_penalty", fields_real, .place = OUT_MEMBER(request.presence),
-         .range = RANGE_FROM(-2, 2)),
-    BOTH("frequency_penalty", fields_real, .place = OUT_MEMBER(request.frequency),
-         .range = RANGE_FROM(-2, 2)),
-    BOTH("repetition_penalty", fields_real, .place = OUT_MEMBER(request.repetition),
-         .range = RANGE_ABOVE(0, 100)),
+#define SAMPLING_REAL(member, bounds, preset) \
+    BOTH(#member, fields_real, .place = OUT_MEMBER(request.sampling.member), .range = bounds),
+#define SAMPLING_COUNT(member, most)                                          \
+    BOTH(#member, fields_count, .place = OUT_MEMBER(request.sampling.member), \
+         .range = RANGE_FROM(-1, most)),
+#include "kernels/sampling.def"
     BOTH("priority", fields_whole, .place = OUT_MEMBER(request.priority),
          .range = RANGE_FROM(INT_MIN, INT_MAX)),
     BOTH("timeout_s", fields_timeout, .range = RANGE_ABOVE(0, 86400)),
@@ -749,6 +746,7 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
 {
     const struct fields *out = c->out;
     const struct wire_request *r = &out->request;
+    const struct sampling *s = &r->sampling;
     const struct exchange *x = c->x;
     const struct {
         const char *name;
@@ -760,9 +758,11 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
         {"logit_bias", x->steering.n_biases > 0},
         {"allowed_token_ids", x->steering.n_allowed > 0},
         {"logprob_token_ids", x->steering.n_asked > 0},
-        {"presence_penalty", r->presence != 0.0f},
-        {"frequency_penalty", r->frequency != 0.0f},
-        {"repetition_penalty", r->repetition != 1.0f && r->repetition != c->presets->repetition},
+        {"presence_penalty", s->presence_penalty != 0.0f},
+        {"frequency_penalty", s->frequency_penalty != 0.0f},
+        {"repetition_penalty",
+         s->repetition_penalty != 1.0f &&
+             s->repetition_penalty != c->presets->sampling.repetition_penalty},
         {"min_tokens", r->min_tokens > 0},
         {"thinking_token_budget", x->think_max >= 0},
     };
@@ -802,11 +802,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     int rc;
 
     *out = (struct fields){
-        .request = {.temperature = presets->temperature,
-                    .top_p = presets->top_p,
-                    .top_k = presets->top_k,
-                    .min_p = presets->min_p,
-                    .repetition = presets->repetition},
+        .request = {.sampling = presets->sampling},
         .skip_special = true,
         .beams = {.length_penalty = 1.0},
     };
@@ -865,7 +861,7 @@ static const char *fields_schema_type(const struct fields_row *row)
         {fields_timeout, "number"},
         {fields_length_penalty, "number"},
         {fields_whole, "integer"},
-        {fields_top_k, "integer"},
+        {fields_count, "integer"},
         {fields_seed, "integer"},
         {fields_think, "integer"},
         {fields_max_tokens, "integer"},

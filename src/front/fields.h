@@ -19,17 +19,17 @@
 
 /* Sampling and answer fields of a request; `prompt` and `messages` are the caller's. */
 struct fields {
-    struct wire_request request; /* temperature .. stop_ids, seed, min_tokens, flags */
+    struct wire_request request; /* sampling .. stop_ids, min_tokens, flags */
     bool seed_given;
     bool skip_special;
     bool skip_special_given;
     struct form form;
     bool include_stop;
     const struct json *bad_words; /* a list, or NULL */
-    bool use_beams;                  /* use_beam_search */
+    bool use_beams;               /* use_beam_search */
     struct beams_options beams;
-    uint32_t mark_s;              /* seconds that marks (cache_control) want; 0: none */
-    struct detok_stop *stops;     /* in the exchange's arena */
+    uint32_t mark_s;          /* seconds that marks (cache_control) want; 0: none */
+    struct detok_stop *stops; /* in the exchange's arena */
     int n_stops;
 };
 

@@ -149,9 +149,9 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         *g = (struct gen){
             .exchange = x, .index = i, .slot = -1, .stop_id = -1, .request = fields.request};
         if (!fields.seed_given)
-            g->request.seed = gen_random();
+            g->request.sampling.seed = gen_random();
         else
-            g->request.seed += (uint64_t)(i % x->n); /* or they would all say the same */
+            g->request.sampling.seed += (uint64_t)(i % x->n); /* or they would all say the same */
         if (i % x->n != 0)
             g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* one choice hears them for all */
         rc = gen_listen(f, x, g, &fields);

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "ipc/wire.h"
+#include "kernels/sampling.h"
 
 #define WIRE_STOP_IDS      16 /* stop_token_ids of one request */
 #define WIRE_SALT_BYTES    16
@@ -48,11 +49,10 @@ struct wire_bias {
     float value; /* finite */
 };
 
-/* One request as the front submits it. Sampling fields as in model/batch.h. */
+/* One request as the front submits it. */
 struct wire_request {
-    uint64_t arrival_us;  /* clock_us() when the front read it; for the latency metrics */
-    uint64_t deadline_us; /* clock_us() after which nobody wants it; 0: none */
-    uint64_t seed;
+    uint64_t arrival_us;   /* clock_us() when the front read it; for the latency metrics */
+    uint64_t deadline_us;  /* clock_us() after which nobody wants it; 0: none */
     uint64_t arena_offset; /* bytes from the arena's start to int32 [n_tokens] */
     uint32_t n_tokens;     /* prompt and, after an engine's death, the output so far */
     uint32_t n_prompt;     /* 1 .. n_tokens */
@@ -60,13 +60,7 @@ struct wire_request {
     uint32_t min_tokens;   /* no end of text before this many */
     uint32_t flags;        /* enum wire_flags */
     int32_t priority;      /* lower runs first */
-    int32_t top_k;
-    float temperature;
-    float top_p;
-    float min_p;
-    float presence;
-    float frequency;
-    float repetition;
+    struct sampling sampling;
     uint32_t n_logprobs; /* 0 .. WIRE_LOGPROBS_MAX */
     uint32_t n_prompt_logprobs;
     uint32_t automaton; /* the output follows it: 1 + its index in the lane; 0: none */

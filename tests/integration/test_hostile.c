@@ -91,8 +91,7 @@ static int peer_ask(struct peer *p, uint32_t slot, int n)
                              .n_prompt = 4,
                              .max_tokens = (uint32_t)n,
                              .flags = WIRE_IGNORE_EOS,
-                             .top_p = 1.0f,
-                             .repetition = 1.0f,
+                             .sampling = sampling_greedy(),
                              .arrival_us = clock_us()};
     uint64_t until = clock_us() + 20000000u;
     int got = 0;
@@ -184,7 +183,7 @@ static void test_beyond(struct peer *honest)
     int32_t ids[8] = {-1, 1 << 30, INT32_MIN, 5000, 1, 2, 3, 4};
     struct wire_out o = {0};
     struct wire_request r = {
-        .n_tokens = 8, .n_prompt = 8, .max_tokens = 4, .top_p = 1.0f, .repetition = 1.0f};
+        .n_tokens = 8, .n_prompt = 8, .max_tokens = 4, .sampling = sampling_greedy()};
 
     must_ok(peer_open(&p));
     must_ok(submit(&p.lane, 0, r, ids, NULL));
@@ -212,13 +211,13 @@ static struct wire_request extreme_request(unsigned *seed, int32_t *extra)
         .n_prompt = 1 + random_next(seed) % 8,
         .max_tokens = random_next(seed) % 2 ? 12 : UINT32_MAX,
         .min_tokens = random_next(seed) % 2 ? UINT32_MAX : random_next(seed) % 9,
-        .temperature = extreme(seed, 0.0f, FLT_MAX),
-        .top_p = extreme(seed, FLT_TRUE_MIN, 1.0f),
-        .min_p = extreme(seed, 0.0f, 1.0f),
-        .top_k = random_next(seed) % 2 ? INT32_MAX : (int32_t)(random_next(seed) % 3),
-        .presence = extreme(seed, -FLT_MAX, FLT_MAX),
-        .frequency = extreme(seed, -FLT_MAX, FLT_MAX),
-        .repetition = extreme(seed, FLT_TRUE_MIN, FLT_MAX),
+        .sampling = {.temperature = extreme(seed, 0.0f, 100.0f),
+                     .top_p = extreme(seed, FLT_TRUE_MIN, 1.0f),
+                     .min_p = extreme(seed, 0.0f, 1.0f),
+                     .top_k = random_next(seed) % 2 ? INT32_MAX : (int32_t)(random_next(seed) % 3),
+                     .presence_penalty = extreme(seed, -2.0f, 2.0f),
+                     .frequency_penalty = extreme(seed, -2.0f, 2.0f),
+                     .repetition_penalty = extreme(seed, FLT_TRUE_MIN, 100.0f)},
         .priority = random_next(seed) % 2 ? INT32_MIN : INT32_MAX,
         .arrival_us = random_next(seed) % 2 ? UINT64_MAX : 1,
         .n_stop_ids = WIRE_STOP_IDS,

@@ -387,7 +387,8 @@ static void test_values(struct arena *arena)
     const char *param;
 
     must_ok(read_body("{}", EXCHANGE_CHAT, arena, &f, &x, &param));
-    ok(f.request.temperature == 1.0f && f.request.top_p == 1.0f && f.request.repetition == 1.0f,
+    ok(f.request.sampling.temperature == 1.0f && f.request.sampling.top_p == 1.0f &&
+           f.request.sampling.repetition_penalty == 1.0f,
        "presets of sampling");
     ok(f.skip_special && !f.include_stop && !f.seed_given && !x.stream && !x.max_tokens_given,
        "presets of the rest");
@@ -399,14 +400,17 @@ static void test_values(struct arena *arena)
                   "\"stream_options\":{\"include_usage\":true},\"stop\":[\"ab\",\"c\"],"
                   "\"include_stop_str_in_output\":true,\"stop_token_ids\":[5,6]}",
                   EXCHANGE_CHAT, arena, &f, &x, &param));
-    ok(f.request.temperature == 0.5f && f.request.top_p == 0.25f && f.request.min_p == 0.125f,
+    ok(f.request.sampling.temperature == 0.5f && f.request.sampling.top_p == 0.25f &&
+           f.request.sampling.min_p == 0.125f,
        "temperature, top_p, min_p");
-    ok(f.request.presence == 1.0f && f.request.frequency == -1.0f && f.request.repetition == 1.5f,
+    ok(f.request.sampling.presence_penalty == 1.0f &&
+           f.request.sampling.frequency_penalty == -1.0f &&
+           f.request.sampling.repetition_penalty == 1.5f,
        "penalties");
-    ok(f.request.top_k == 7 && f.request.min_tokens == 3 && f.request.priority == -4,
+    ok(f.request.sampling.top_k == 7 && f.request.min_tokens == 3 && f.request.priority == -4,
        "top_k, min_tokens, priority");
     ok(x.timeout_us == 2500001, "timeout_s");
-    ok(f.seed_given && f.request.seed == UINT64_MAX - 1, "seed");
+    ok(f.seed_given && f.request.sampling.seed == UINT64_MAX - 1, "seed");
     ok(x.max_tokens_given && x.max_tokens == 9, "max_tokens");
     ok((f.request.flags & WIRE_IGNORE_EOS) != 0 && !f.skip_special && f.include_stop, "flags");
     ok(x.stream && x.include_usage, "stream");
@@ -414,7 +418,7 @@ static void test_values(struct arena *arena)
     is_text(x.stop_texts[0].text, "ab", "the first of them");
     ok(f.request.n_stop_ids == 2 && f.request.stop_ids[1] == 6, "stop ids");
     must_ok(read_body("{\"top_k\":-1}", EXCHANGE_COMPLETION, arena, &f, &x, &param));
-    is_int(f.request.top_k, 0, "top_k -1 is off");
+    is_int(f.request.sampling.top_k, 0, "top_k -1 is off");
     must_ok(read_body("{\"max_completion_tokens\":3,\"max_tokens\":9}", EXCHANGE_CHAT, arena, &f,
                       &x, &param));
     is_int(x.max_tokens, 3, "max_completion_tokens wins when it comes first");
