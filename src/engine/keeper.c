@@ -217,7 +217,7 @@ bool keeper_drops(const struct engine *e, uint64_t space)
 
     if (e->keeper.n_asks == 0 || a->at == WIRE_TIERS)
         return false;
-    return a->ask == WIRE_DROP_ALL || (a->ask == WIRE_DROP_SPACE && a->space == space);
+    return a->action == WIRE_DROP_ALL || (a->action == WIRE_DROP_SPACE && a->space == space);
 }
 
 /* A page of all tiers. */
@@ -316,17 +316,14 @@ static void keeper_visit(struct engine *e, struct keeper_ask *a, const struct pa
 {
     struct hash name = label->name; /* the label may stand where the page does */
 
-    switch (a->ask) {
+    switch (a->action) {
     case WIRE_LIST: keeper_count(&e->keeper, a->at, label); return;
     case WIRE_DROP_SPACE: /* what is of no known one is from an older store: it may be of this */
         if (label->space == a->space || label->space == 0)
             a->dropped += keeper_drop_page(e, &name);
         return;
     case WIRE_DROP_ALL: a->dropped += keeper_drop_page(e, &name); return;
-    case WIRE_DROP_PROMPT:
-    case WIRE_SLEEP: /* not the keeper's */
-    case WIRE_WAKE:
-    case WIRE_GENERATE: return;
+    case WIRE_DROP_PROMPT: return; /* done when it was asked for */
     }
 }
 
@@ -335,8 +332,8 @@ static void keeper_visit_part(struct engine *e, const struct keeper_ask *a, int3
 {
     uint64_t space;
 
-    if (a->ask != WIRE_LIST && pages_is_part(e->pages, page, &space) &&
-        (a->ask == WIRE_DROP_ALL || space == a->space))
+    if (a->action != WIRE_LIST && pages_is_part(e->pages, page, &space) &&
+        (a->action == WIRE_DROP_ALL || space == a->space))
         pages_drop(e->pages, page);
 }
 
@@ -351,7 +348,7 @@ static bool keeper_scan(struct engine *e, struct keeper_ask *a)
             a->next = 0;
         } else if (keeper_look(e, a->at, a->next++, &label)) {
             keeper_visit(e, a, &label);
-            left -= a->ask == WIRE_LIST ? 0 : KEEPER_DROP;
+            left -= a->action == WIRE_LIST ? 0 : KEEPER_DROP;
         } else if (a->at == WIRE_DEVICE) {
             keeper_visit_part(e, a, a->next - 1);
         }
@@ -364,12 +361,12 @@ static void keeper_begin(struct engine *e, struct keeper_ask *a)
     struct keeper *k = &e->keeper;
 
     a->until_us = e->now_us + KEEPER_WAIT_US;
-    if (a->ask == WIRE_DROP_PROMPT) {
+    if (a->action == WIRE_DROP_PROMPT) {
         a->at = WIRE_TIERS;
         return;
     }
-    if (a->ask != WIRE_LIST) {
-        tiers_drop(e, NULL, a->ask == WIRE_DROP_SPACE ? a->space : 0);
+    if (a->action != WIRE_LIST) {
+        tiers_drop(e, NULL, a->action == WIRE_DROP_SPACE ? a->space : 0);
         return;
     }
     k->n_hints = 0;
@@ -388,19 +385,19 @@ int keeper_ask(struct engine *e, struct engine_lane *l, uint32_t slot, const str
 
     if (e->draining)
         return ERR_DRAINING;
-    if (r->ask > WIRE_DROP_ALL || r->n_tokens >= (uint32_t)e->shape->max_model_len)
+    if (r->cache.action > WIRE_DROP_ALL || r->n_tokens >= (uint32_t)e->shape->max_model_len)
         return ERR_INVALID;
     if (k->n_asks == KEEPER_ASKS)
         return ERR_OVERLOADED;
     *a = (struct keeper_ask){.lane_idx = (int)(l - e->lanes),
                              .slot = slot,
-                             .ask = (enum wire_ask)r->ask,
-                             .space = r->space != 0 ? r->space : prefix_space(&root)};
+                             .action = (enum wire_cache_action)r->cache.action,
+                             .space = r->cache.space != 0 ? r->cache.space : prefix_space(&root)};
     for (int i = 0; i < k->n_asks; i++) {
         if (k->asks[i].lane_idx == a->lane_idx && k->asks[i].slot == slot)
             return ERR_INVALID; /* a slot asks for one thing at a time */
     }
-    if (a->ask == WIRE_DROP_PROMPT) {
+    if (a->action == WIRE_DROP_PROMPT) {
         rc = lane_tokens(&l->lane, r, e->shape->n_vocab, k->tokens);
         if (rc == ERR_OK)
             a->dropped = keeper_drop_prompt(e, r);
@@ -545,7 +542,7 @@ static void keeper_answer(struct engine *e, const struct keeper_ask *a)
 {
     struct lane *lane;
 
-    if (a->ask != WIRE_LIST) {
+    if (a->action != WIRE_LIST) {
         log_info("engine: %llu pages of the cache were dropped", (unsigned long long)a->dropped);
         stats_add(&e->stats, METRIC_dropped, a->dropped);
     }
@@ -554,7 +551,7 @@ static void keeper_answer(struct engine *e, const struct keeper_ask *a)
     lane = &e->lanes[a->lane_idx].lane;
     if (lane_room(lane, a->slot) <= KEEPER_FACTS_MAX)
         return; /* it was empty when its front asked: that one lies */
-    if (a->ask == WIRE_LIST) {
+    if (a->action == WIRE_LIST) {
         for (int t = 0; t < WIRE_TIERS; t++)
             keeper_tell_tier(e, a, (enum wire_tier)t);
         keeper_tell_spaces(e, a);
@@ -589,7 +586,7 @@ void keeper_pass(struct engine *e)
     }
     if (k->n_asks == 0 || !keeper_scan(e, &k->asks[0]))
         return;
-    waits = k->asks[0].ask != WIRE_LIST && e->store != NULL && !store_is_quiet(e->store);
+    waits = k->asks[0].action != WIRE_LIST && e->store != NULL && !store_is_quiet(e->store);
     if (waits && e->now_us < k->asks[0].until_us)
         return;
     keeper_answer(e, &k->asks[0]);

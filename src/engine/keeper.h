@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "ipc/wire_lane.h"
+#include "ipc/wire_request.h"
 #include "ipc/wire_stats.h"
 #include "kv/retain.h"
 
@@ -38,7 +39,7 @@ struct keeper_hint {
 struct keeper_ask {
     int lane_idx;
     uint32_t slot;
-    enum wire_ask ask;
+    enum wire_cache_action action;
     uint64_t space;    /* that is dropped */
     enum wire_tier at; /* WIRE_TIERS: all were looked at */
     int32_t next;      /* page or slot in it */

@@ -146,7 +146,7 @@ static int fields_seed(struct fields_read_context *c, const struct fields_row *r
 
     if (number.kind != JSON_INT && number.kind != JSON_UINT)
         return fields_type(c, row, "a whole number of 64 bits", v);
-    c->out->request.sampling.seed =
+    c->out->request.generate.sampling.seed =
         number.kind == JSON_INT ? (uint64_t)number.whole : number.uwhole;
     c->out->seed_given = number.kind == JSON_UINT || number.whole != -1; /* -1: none, as in vLLM */
     return ERR_OK;
@@ -393,7 +393,7 @@ static int fields_stop_ids(struct fields_read_context *c, const struct fields_ro
 
         if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX)
             return fields_type(c, row, "a list of token ids", &v->items[i]);
-        r->stop_ids[r->n_stop_ids++] = (int32_t)id.whole;
+        r->generate.stop_ids[r->generate.n_stop_ids++] = (int32_t)id.whole;
     }
     return ERR_OK;
 }
@@ -458,7 +458,7 @@ static int fields_retention(struct fields_read_context *c, const struct fields_r
                             const struct json *v)
 {
     (void)row;
-    return retention_read(&c->out->request, v, c->why, c->why_cap);
+    return retention_read(&c->out->request.generate, v, c->why, c->why_cap);
 }
 
 /* The endpoint reads them; what marks in them say of the cache stands here. */
@@ -609,12 +609,13 @@ static const struct fields_row fields_rows[] = {
     CHAT("max_tokens", fields_max_tokens, .range = RANGE_FROM(1, INT_MAX)),
     TEXT("max_tokens", fields_max_tokens, .range = RANGE_FROM(0, INT_MAX)), /* 0: with echo */
     CHAT("max_completion_tokens", fields_max_completion, .range = RANGE_FROM(1, INT_MAX)),
-    BOTH("min_tokens", fields_whole, .place = OUT_MEMBER(request.min_tokens),
+    BOTH("min_tokens", fields_whole, .place = OUT_MEMBER(request.generate.min_tokens),
          .range = RANGE_FROM(0, INT_MAX)),
-#define SAMPLING_REAL(member, bounds, preset) \
-    BOTH(#member, fields_real, .place = OUT_MEMBER(request.sampling.member), .range = bounds),
-#define SAMPLING_COUNT(member, most)                                          \
-    BOTH(#member, fields_count, .place = OUT_MEMBER(request.sampling.member), \
+#define SAMPLING_REAL(member, bounds, preset)                                         \
+    BOTH(#member, fields_real, .place = OUT_MEMBER(request.generate.sampling.member), \
+         .range = bounds),
+#define SAMPLING_COUNT(member, most)                                                   \
+    BOTH(#member, fields_count, .place = OUT_MEMBER(request.generate.sampling.member), \
          .range = RANGE_FROM(-1, most)),
 #include "kernels/sampling.def"
     BOTH("priority", fields_whole, .place = OUT_MEMBER(request.priority),
@@ -644,11 +645,12 @@ static const struct fields_row fields_rows[] = {
     BOTH("echo", fields_flag, .place = EXCHANGE_MEMBER(echo)),
     BOTH("return_token_ids", fields_flag, .place = EXCHANGE_MEMBER(return_ids)),
     CHAT("logprobs", fields_wire_flag, .flag = WIRE_LOGPROBS),
-    TEXT("logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.n_logprobs),
+    TEXT("logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
          .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
-    CHAT("top_logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.n_logprobs),
+    CHAT("top_logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
          .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
-    BOTH("prompt_logprobs", fields_prompt_logprobs, .place = OUT_MEMBER(request.n_prompt_logprobs),
+    BOTH("prompt_logprobs", fields_prompt_logprobs,
+         .place = OUT_MEMBER(request.generate.n_prompt_logprobs),
          .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
     BOTH("logprob_token_ids", fields_asked),
     BOTH("return_tokens_as_token_ids", fields_flag, .place = EXCHANGE_MEMBER(tokens_as_ids)),
@@ -706,13 +708,14 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     struct exchange *x = c->x;
     const char *wrong = NULL;
 
-    if (x->format == EXCHANGE_CHAT && r->n_logprobs > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
+    if (x->format == EXCHANGE_CHAT && r->generate.n_logprobs > 0 &&
+        (r->flags & WIRE_LOGPROBS) == 0) {
         *param = "top_logprobs";
         wrong = "'top_logprobs' needs 'logprobs' to be true";
     } else if (x->steering.n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
         *param = "logprob_token_ids";
         wrong = "'logprob_token_ids' needs 'logprobs' to be true";
-    } else if (x->prompt_logprobs && x->stream && r->n_prompt_logprobs > 0) {
+    } else if (x->prompt_logprobs && x->stream && r->generate.n_prompt_logprobs > 0) {
         *param = "prompt_logprobs";
         wrong = "'prompt_logprobs' is not told in streams";
     } else if (x->max_tokens_given && x->max_tokens == 0 && !x->echo) {
@@ -730,8 +733,9 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     if (x->echo && x->format == EXCHANGE_COMPLETION &&
         (r->flags & WIRE_LOGPROBS) != 0) { /* the echo has them, too */
         r->flags |= WIRE_PROMPT_LOGPROBS;
-        r->n_prompt_logprobs =
-            r->n_prompt_logprobs > r->n_logprobs ? r->n_prompt_logprobs : r->n_logprobs;
+        r->generate.n_prompt_logprobs = r->generate.n_prompt_logprobs > r->generate.n_logprobs
+                                            ? r->generate.n_prompt_logprobs
+                                            : r->generate.n_logprobs;
     }
     if (x->max_tokens_given && x->max_tokens == 0) {
         x->only_echo = true;
@@ -746,7 +750,7 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
 {
     const struct fields *out = c->out;
     const struct wire_request *r = &out->request;
-    const struct sampling *s = &r->sampling;
+    const struct sampling *s = &r->generate.sampling;
     const struct exchange *x = c->x;
     const struct {
         const char *name;
@@ -763,7 +767,7 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
         {"repetition_penalty",
          s->repetition_penalty != 1.0f &&
              s->repetition_penalty != c->presets->sampling.repetition_penalty},
-        {"min_tokens", r->min_tokens > 0},
+        {"min_tokens", r->generate.min_tokens > 0},
         {"thinking_token_budget", x->think_max >= 0},
     };
 
@@ -802,7 +806,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     int rc;
 
     *out = (struct fields){
-        .request = {.sampling = presets->sampling},
+        .request = {.generate = {.sampling = presets->sampling}},
         .skip_special = true,
         .beams = {.length_penalty = 1.0},
     };
@@ -822,7 +826,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         if (rc != ERR_OK)
             return rc;
     }
-    retention_mark(&out->request, out->mark_s);
+    retention_mark(&out->request.generate, out->mark_s);
     if (x->include_usage && !x->stream) {
         *param = "stream_options";
         (void)snprintf(why, why_cap, "'stream_options' is only allowed when 'stream' is true");

@@ -30,7 +30,7 @@ struct link {
     struct gen **by_slot;       /* [n_slots]; NULL: free, or nobody wants what still comes */
     uint32_t *free_slots;       /* [n_slots], stack */
     uint32_t n_free;
-    uint32_t *automaton; /* [n_slots], as in wire_request: what the engine is to hold it to */
+    uint32_t *automaton; /* [n_slots], as in wire_generate: what the engine is to hold it to */
     struct offers offers;
     struct link_tenant *tenants; /* [n_slots], the first n_tenants were in use */
     uint32_t n_tenants;
