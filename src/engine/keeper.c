@@ -215,7 +215,7 @@ bool keeper_drops(const struct engine *e, uint64_t space)
 {
     const struct keeper_ask *a = &e->keeper.asks[0];
 
-    if (e->keeper.n_asks == 0 || a->at == WIRE_TIERS)
+    if (e->keeper.n_asks == 0 || a->scanned)
         return false;
     return a->action == WIRE_DROP_ALL || (a->action == WIRE_DROP_SPACE && a->space == space);
 }
@@ -295,7 +295,6 @@ static int32_t keeper_slots(const struct engine *e, enum wire_tier at)
             return 0;
         store_read_counters(e->store, &c);
         return (int32_t)c.slots;
-    case WIRE_TIERS: break;
     }
     return 0;
 }
@@ -307,7 +306,6 @@ static bool keeper_look(const struct engine *e, enum wire_tier at, int32_t i,
     case WIRE_DEVICE: return pages_label(e->pages, i, label);
     case WIRE_HOST: return host_read_slot(e->host, i, label);
     case WIRE_STORE: return store_look(e->store, (uint32_t)i, label);
-    case WIRE_TIERS: break;
     }
     return false;
 }
@@ -342,9 +340,10 @@ static bool keeper_scan(struct engine *e, struct keeper_ask *a)
 {
     struct page_label label;
 
-    for (int left = KEEPER_PART; left > 0 && a->at != WIRE_TIERS; left--) {
+    for (int left = KEEPER_PART; left > 0 && !a->scanned; left--) {
         if (a->next >= keeper_slots(e, a->at)) {
-            a->at = (enum wire_tier)(a->at + 1);
+            a->scanned = a->at == WIRE_STORE;
+            a->at = a->scanned ? a->at : (enum wire_tier)(a->at + 1);
             a->next = 0;
         } else if (keeper_look(e, a->at, a->next++, &label)) {
             keeper_visit(e, a, &label);
@@ -353,7 +352,7 @@ static bool keeper_scan(struct engine *e, struct keeper_ask *a)
             keeper_visit_part(e, a, a->next - 1);
         }
     }
-    return a->at == WIRE_TIERS;
+    return a->scanned;
 }
 
 static void keeper_begin(struct engine *e, struct keeper_ask *a)
@@ -362,7 +361,7 @@ static void keeper_begin(struct engine *e, struct keeper_ask *a)
 
     a->until_us = e->now_us + KEEPER_WAIT_US;
     if (a->action == WIRE_DROP_PROMPT) {
-        a->at = WIRE_TIERS;
+        a->scanned = true; /* its pages were dropped when it was asked for */
         return;
     }
     if (a->action != WIRE_LIST) {
@@ -457,7 +456,6 @@ static void keeper_tell_tier(struct engine *e, const struct keeper_ask *a, enum 
         pages = store.entries;
         kept = store.kept;
         break;
-    case WIRE_TIERS: break;
     }
     keeper_fact(e, a, WIRE_FACT_TIER, at);
     keeper_fact(e, a, WIRE_FACT_SLOTS, slots);

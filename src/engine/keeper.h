@@ -41,8 +41,9 @@ struct keeper_ask {
     uint32_t slot;
     enum wire_cache_action action;
     uint64_t space;    /* that is dropped */
-    enum wire_tier at; /* WIRE_TIERS: all were looked at */
+    enum wire_tier at; /* the tier that is looked at */
     int32_t next;      /* page or slot in it */
+    bool scanned;      /* all tiers were looked at */
     uint64_t dropped;
     uint64_t until_us; /* for the disk */
 };

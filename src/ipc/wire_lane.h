@@ -34,7 +34,8 @@
 
 #define WIRE_SLOTS_MAX 4096 /* a bit each in wire_lane.ready */
 
-/* Records of one slot, a power of two. A client may be this far behind before its sequence pauses. */
+/* Records of one slot; a power of two. A client may be this far behind before its sequence
+ * pauses. */
 #define WIRE_OUT_CAP 1024
 
 enum wire_engine_state {
@@ -100,7 +101,8 @@ enum wire_fact {
     WIRE_FACTS
 };
 
-enum wire_tier { WIRE_DEVICE, WIRE_HOST, WIRE_STORE, WIRE_TIERS };
+enum wire_tier { WIRE_DEVICE, WIRE_HOST, WIRE_STORE };
+#define WIRE_TIERS (WIRE_STORE + 1)
 
 enum wire_finish {
     WIRE_FIN_STOP = 1,      /* an end-of-text or stop id, which is the last token sent */
