@@ -342,8 +342,8 @@ int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k
  *
  * In this order (vLLM's): banned ids get -infinity. A token in the prompt or output: a positive
  * logit is divided by repetition_penalty, another multiplied; then frequency_penalty * count and,
- * once, presence_penalty are subtracted for tokens of the output. Temperature 0: the largest value, the lowest
- * id among equals. Otherwise z = value / temperature and the weight of an id is
+ * once, presence_penalty are subtracted for tokens of the output. Temperature 0: the largest
+ * value, the lowest id among equals. Otherwise z = value / temperature and the weight of an id is
  * w = floor(2^32 * e^(z - max z)) by k_exp_fixed() of draw.h, an integer, so that sums do not
  * depend on their order. Kept are: z with w >= min_p * 2^32; of those the top_k
  * largest z and all equal to the last; of those the fewest largest z whose weights reach

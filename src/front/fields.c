@@ -854,50 +854,51 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     return ERR_OK;
 }
 
-/* What a row takes, as JSON schema names it; NULL: several things. */
+/* What a function reads, as JSON schema names it; others read several things. */
+static const struct {
+    fields_fn *read;
+    const char *type;
+} fields_types[] = {
+    {fields_real, "number"},
+    {fields_timeout, "number"},
+    {fields_length_penalty, "number"},
+    {fields_whole, "integer"},
+    {fields_count, "integer"},
+    {fields_seed, "integer"},
+    {fields_think, "integer"},
+    {fields_max_tokens, "integer"},
+    {fields_max_completion, "integer"},
+    {fields_best_of, "integer"},
+    {fields_n_logprobs, "integer"},
+    {fields_truncate, "integer"},
+    {fields_prompt_logprobs, "integer"},
+    {fields_flag, "boolean"},
+    {fields_flag_not, "boolean"},
+    {fields_skip_special, "boolean"},
+    {fields_wire_flag, "boolean"},
+    {fields_model, "string"},
+    {fields_request_id, "string"},
+    {fields_salt, "string"},
+    {fields_effort, "string"},
+    {fields_side, "string"},
+    {fields_list, "array"},
+    {fields_messages, "array"},
+    {fields_stop_ids, "array"},
+    {fields_allowed, "array"},
+    {fields_asked, "array"},
+    {fields_bad_words, "array"},
+    {fields_object, "object"},
+    {fields_biases, "object"},
+    {fields_stream_options, "object"},
+    {fields_retention, "object"},
+};
+
+/* NULL: several things. */
 static const char *fields_schema_type(const struct fields_row *row)
 {
-    static const struct {
-        fields_fn *read;
-        const char *type;
-    } types[] = {
-        {fields_real, "number"},
-        {fields_timeout, "number"},
-        {fields_length_penalty, "number"},
-        {fields_whole, "integer"},
-        {fields_count, "integer"},
-        {fields_seed, "integer"},
-        {fields_think, "integer"},
-        {fields_max_tokens, "integer"},
-        {fields_max_completion, "integer"},
-        {fields_best_of, "integer"},
-        {fields_n_logprobs, "integer"},
-        {fields_truncate, "integer"},
-        {fields_prompt_logprobs, "integer"},
-        {fields_flag, "boolean"},
-        {fields_flag_not, "boolean"},
-        {fields_skip_special, "boolean"},
-        {fields_wire_flag, "boolean"},
-        {fields_model, "string"},
-        {fields_request_id, "string"},
-        {fields_salt, "string"},
-        {fields_effort, "string"},
-        {fields_side, "string"},
-        {fields_list, "array"},
-        {fields_messages, "array"},
-        {fields_stop_ids, "array"},
-        {fields_allowed, "array"},
-        {fields_asked, "array"},
-        {fields_bad_words, "array"},
-        {fields_object, "object"},
-        {fields_biases, "object"},
-        {fields_stream_options, "object"},
-        {fields_retention, "object"},
-    };
-
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        if (types[i].read == row->read)
-            return types[i].type;
+    for (size_t i = 0; i < sizeof fields_types / sizeof fields_types[0]; i++) {
+        if (fields_types[i].read == row->read)
+            return fields_types[i].type;
     }
     return NULL;
 }

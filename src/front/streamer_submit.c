@@ -156,6 +156,23 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
 }
 
+/* The words that stand behind a generation's tokens. Errors have their words. */
+static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wire_request *r,
+                          int32_t **extra, char *why, size_t cap, const char **param)
+{
+    int32_t wrong;
+    int rc;
+
+    *extra = NULL;
+    if (r->task != WIRE_GENERATE)
+        return ERR_OK;
+    rc = steering_write(&x->steering, n_vocab, &r->generate, extra, param, &wrong);
+    if (rc != ERR_OK && *param != NULL)
+        (void)snprintf(why, cap, "'%s' has token id %d; this model's go from 0 to %u", *param,
+                       wrong, n_vocab - 1);
+    return rc;
+}
+
 /* Submit g. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for its
  * structure; ERR_AGAIN when it has to wait for the vocabulary. */
 static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
@@ -165,8 +182,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
     struct wire_request r = g->request;
     int rc = streamer_check(s, g, why, cap, param);
     enum wire_refusal refusal;
-    int32_t *extra = NULL;
-    int32_t wrong;
+    int32_t *extra;
     int64_t slot;
 
     if (rc != ERR_OK)
@@ -180,15 +196,9 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
         *param = NULL;
         return ERR_OVERLOADED;
     }
-    if (r.task == WIRE_GENERATE)
-        rc = steering_write(&g->exchange->steering, l->engine.n_vocab, &r.generate, &extra, param,
-                            &wrong);
-    if (rc != ERR_OK) {
-        if (*param != NULL)
-            (void)snprintf(why, cap, "'%s' has token id %d; this model's go from 0 to %u", *param,
-                           wrong, l->engine.n_vocab - 1);
+    rc = streamer_steer(g->exchange, l->engine.n_vocab, &r, &extra, why, cap, param);
+    if (rc != ERR_OK)
         return rc;
-    }
     *param = NULL;
     slot = link_claim(l, r.tenant);
     rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, r, extra);

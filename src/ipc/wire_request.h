@@ -20,14 +20,14 @@
 
 /* Of wire_request.flags. Those of any task, then those of WIRE_GENERATE. */
 enum wire_flags {
-    WIRE_RESUMED = 8, /* an engine that died had taken it: the queue's bounds let it pass */
-    WIRE_PROBE = 16,  /* asked by the front itself: the same, and it is not counted */
+    WIRE_RESUMED = 1, /* an engine that died had taken it: the queue's bounds let it pass */
+    WIRE_PROBE = 2,   /* asked by the front itself: the same, and it is not counted */
 
-    WIRE_IGNORE_EOS = 1,
-    WIRE_LOGPROBS = 2,        /* a WIRE_CHOSEN and n_logprobs WIRE_TOP before each WIRE_TOKEN */
-    WIRE_PROMPT_LOGPROBS = 4, /* the same of each prompt token but the first */
-    WIRE_TELL_KEPT = 32,      /* a WIRE_FACT before the end: how much of its prompt is kept */
-    WIRE_THINKS = 64,         /* the prompt ends inside of a reasoning */
+    WIRE_IGNORE_EOS = 4,
+    WIRE_LOGPROBS = 8,         /* a WIRE_CHOSEN and n_logprobs WIRE_TOP before each WIRE_TOKEN */
+    WIRE_PROMPT_LOGPROBS = 16, /* the same of each prompt token but the first */
+    WIRE_TELL_KEPT = 32,       /* a WIRE_FACT before the end: how much of its prompt is kept */
+    WIRE_THINKS = 64,          /* the prompt ends inside of a reasoning */
 };
 
 /* logits[id] += value, before penalties. */
@@ -88,9 +88,9 @@ struct wire_power {
     uint32_t action; /* enum wire_power_action */
 };
 
-/* What is asked for: the tag that says which member of a request's union is there. All but the first
- * are operators' and take no turn. A new task gets a value, a struct, a member of the union, and a
- * case in engine/intake.c. */
+/* What is asked for: the tag that says which member of a request's union is there. All but the
+ * first are operators' and take no turn. A new task gets a value, a struct, a member of the union,
+ * and a case in engine/intake.c. */
 enum wire_task {
     WIRE_GENERATE = 0,
     WIRE_CACHE = 1,

@@ -1,5 +1,5 @@
-/* Goal: one table of bounds holds for clients and for what a front submits. Method: each parameter at
- * the ends of its range, beyond them, and as a number that is none. */
+/* Goal: one table of bounds holds for clients and for what a front submits. Method: each parameter
+ * at the ends of its range, beyond them, and as a number that is none. */
 #include <float.h>
 #include <math.h>
 
