@@ -167,7 +167,7 @@ static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wir
     if (r->task != WIRE_GENERATE)
         return ERR_OK;
     rc = steering_write(&x->steering, n_vocab, &r->generate, extra, param, &wrong);
-    if (rc != ERR_OK && *param != NULL)
+    if (rc == ERR_INVALID)
         (void)snprintf(why, cap, "'%s' has token id %d; this model's go from 0 to %u", *param,
                        wrong, n_vocab - 1);
     return rc;
