@@ -17,6 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/sampling.h"
+
 /* Small functions that both sides use. */
 #ifdef __CUDACC__
 #define K_BOTH static __host__ __device__ inline
@@ -98,19 +100,12 @@ struct k_kv {
 
 /* How one row is sampled; the meaning of each field stands at ref_sample(). */
 struct k_sample_row {
-    float temperature;
-    float top_p;
-    float min_p;
-    int32_t top_k;
-    float presence;
-    float frequency;
-    float repetition;
-    int32_t n_banned;
-    uint64_t seed;
+    struct sampling sampling;
     uint64_t position;
     int64_t history_at; /* index of this row's history in the array of all histories */
     int32_t n_history;  /* 0 when no penalty is on */
     int32_t n_prompt;
+    int32_t n_banned;
     int32_t banned[K_BANNED_MAX];
 };
 
@@ -395,9 +390,9 @@ int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state 
  *            row->n_history > 0
  *
  * In this order (vLLM's): banned ids get -infinity. A token in the prompt or output: a positive
- * logit is divided by repetition, another multiplied; then frequency * count and, once,
- * presence are subtracted for tokens of the output. Temperature 0: the largest value, the lowest
- * id among equals. Otherwise z = value / temperature and the weight of an id is
+ * logit is divided by repetition_penalty, another multiplied; then frequency_penalty * count and,
+ * once, presence_penalty are subtracted for tokens of the output. Temperature 0: the largest
+ * value, the lowest id among equals. Otherwise z = value / temperature and the weight of an id is
  * w = floor(2^32 * e^(z - max z)) by k_exp_fixed() of draw.h, an integer, so that sums do not
  * depend on their order. Kept are: z with w >= min_p * 2^32; of those the top_k
  * largest z and all equal to the last; of those the fewest largest z whose weights reach

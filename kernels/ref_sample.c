@@ -112,7 +112,7 @@ static void count_history(int32_t *counts, int n_vocab, const struct k_sample_ro
 
 static int32_t draw(const struct kept *k, const struct k_sample_row *row, uint64_t sum)
 {
-    uint64_t r = k_mul_high(k_random(row->seed, row->position), sum);
+    uint64_t r = k_mul_high(k_random(row->sampling.seed, row->position), sum);
     uint64_t run = 0;
 
     for (int32_t i = 0; i < k->n; i++) {
@@ -130,30 +130,31 @@ int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *
     uint64_t sum;
     int32_t best;
 
-    if (row->n_history == 0 && row->n_banned == 0 && row->temperature <= 0.0f)
+    if (row->n_history == 0 && row->n_banned == 0 && row->sampling.temperature <= 0.0f)
         return argmax(logits, n_vocab);
     memcpy(scratch, logits, (size_t)n_vocab * sizeof *scratch);
     if (row->n_history > 0) {
         count_history(counts, n_vocab, row, history);
         for (int i = 0; i < n_vocab; i++)
             scratch[i] =
-                k_penalise(logits[i], counts[i], row->repetition, row->frequency, row->presence);
+                k_penalise(logits[i], counts[i], row->sampling.repetition_penalty,
+                           row->sampling.frequency_penalty, row->sampling.presence_penalty);
     }
     for (int i = 0; i < row->n_banned; i++)
         scratch[row->banned[i]] = -INFINITY;
     best = argmax(scratch, n_vocab);
-    if (row->temperature <= 0.0f)
+    if (row->sampling.temperature <= 0.0f)
         return best;
     for (int i = 0; i < n_vocab; i++)
-        scratch[i] /= row->temperature;
+        scratch[i] /= row->sampling.temperature;
     k.top = scratch[best];
-    k.min_weight = k_min_weight(row->min_p);
-    if (row->top_k > 0 && row->top_k < n_vocab)
-        k.least_key = key_by_count(&k, (uint64_t)row->top_k);
+    k.min_weight = k_min_weight(row->sampling.min_p);
+    if (row->sampling.top_k > 0 && row->sampling.top_k < n_vocab)
+        k.least_key = key_by_count(&k, (uint64_t)row->sampling.top_k);
     if ((sum = weight_sum(&k)) == 0)
         return best;
-    if (row->top_p < 1.0f) {
-        uint32_t key = key_by_weight(&k, k_top_weight(row->top_p, sum));
+    if (row->sampling.top_p < 1.0f) {
+        uint32_t key = key_by_weight(&k, k_top_weight(row->sampling.top_p, sum));
 
         k.least_key = key > k.least_key ? key : k.least_key;
         sum = weight_sum(&k);

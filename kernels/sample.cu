@@ -163,7 +163,8 @@ static __device__ inline float adjusted(float logit, int32_t count, const struct
         return logit;
     if ((count & BANNED) != 0)
         return -INFINITY;
-    return k_penalise(logit, count, row->repetition, row->frequency, row->presence);
+    return k_penalise(logit, count, row->sampling.repetition_penalty,
+                      row->sampling.frequency_penalty, row->sampling.presence_penalty);
 }
 
 /* Seldom taken: not in the way of the loop that loads. */
@@ -324,7 +325,7 @@ static __device__ bool suffice(const struct shared_state *s, const struct k_samp
         *sum += s->shares[r].weight;
         upper += s->shares[r].upper;
     }
-    return fit && (!is_weighed || upper >= k_top_weight(row->top_p, *sum));
+    return fit && (!is_weighed || upper >= k_top_weight(row->sampling.top_p, *sum));
 }
 
 /* Candidates beside one another, over the slice, which is no longer read; how many. */
@@ -357,7 +358,7 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
                               const struct view &v, const struct k_sample_row *row, uint64_t sum,
                               int32_t best)
 {
-    int n = line_up(f, s, v), k = sum == 0 ? row->top_k : INT_MAX;
+    int n = line_up(f, s, v), k = sum == 0 ? row->sampling.top_k : INT_MAX;
     uint64_t larger[2] = {0, 0}, upto[2] = {0, 0}, kept = 0, r, need;
     bool keep[2];
 
@@ -380,7 +381,7 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
             *id = best;
         return;
     }
-    need = row->top_p < 1.0f ? k_top_weight(row->top_p, sum) : ~(uint64_t)0;
+    need = row->sampling.top_p < 1.0f ? k_top_weight(row->sampling.top_p, sum) : ~(uint64_t)0;
     kept = 0;
     for (int e = 0; e < 2; e++) {
         int c = (int)threadIdx.x + e * THREADS;
@@ -391,7 +392,7 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
             f->weight[c] = 0;
     }
     kept = block_max<WARPS>(kept, s->reduced[1]);
-    r = k_mul_high(k_random(row->seed, row->position), kept);
+    r = k_mul_high(k_random(row->sampling.seed, row->position), kept);
     for (int e = 0; e < 2; e++) {
         int c = (int)threadIdx.x + e * THREADS;
         uint64_t before = 0;
@@ -568,17 +569,17 @@ static __device__ void locate(int32_t *id, const struct view &v, uint64_t before
 static __device__ void sample_wide(int32_t *id, struct shared_state *s, struct view *v,
                                    const struct k_sample_row *row, int n_vocab, int32_t best)
 {
-    bool has_k = row->top_k > 0 && row->top_k < n_vocab;
+    bool has_k = row->sampling.top_k > 0 && row->sampling.top_k < n_vocab;
     uint64_t before, sum, own, r;
     int turn = 0;
 
-    if (has_k || row->top_p < 1.0f)
+    if (has_k || row->sampling.top_p < 1.0f)
         divide_run(v);
     if (has_k)
-        v->least = search(s, *v, row->top_k, true, &turn);
+        v->least = search(s, *v, row->sampling.top_k, true, &turn);
     own = weigh(s, *v, &turn, &before, &sum);
-    if (sum != 0 && row->top_p < 1.0f) {
-        v->least = search(s, *v, k_top_weight(row->top_p, sum), false, &turn);
+    if (sum != 0 && row->sampling.top_p < 1.0f) {
+        v->least = search(s, *v, k_top_weight(row->sampling.top_p, sum), false, &turn);
         own = weigh(s, *v, &turn, &before, &sum);
     }
     if (sum == 0) {
@@ -586,7 +587,7 @@ static __device__ void sample_wide(int32_t *id, struct shared_state *s, struct v
             *id = best;
         return;
     }
-    r = k_mul_high(k_random(row->seed, row->position), sum);
+    r = k_mul_high(k_random(row->sampling.seed, row->position), sum);
     if (before <= r && r - before < own) /* true for one warp */
         locate(id, *v, before, r);
 }
@@ -639,7 +640,7 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     best = load_run(v, logits + (size_t)at * n_vocab, n_vocab, row, is_adjusted);
     cluster.barrier_wait();
     best = share_best(&s, best);
-    v.divisor = row->temperature;
+    v.divisor = row->sampling.temperature;
     v.top = key_value((uint32_t)(best >> 32)) / v.divisor;
     if (!(v.divisor > 0.0f) || !(fabsf(v.top) < INFINITY)) { /* greedy, or all weights are 0 */
         if (rank == 0 && threadIdx.x == 0)
@@ -649,11 +650,11 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     v.low = (v.top - 23.0f - fabsf(v.top) * 0x1p-18f) * v.divisor;
     if (!(v.divisor > 1e-20f && v.divisor < 1e20f))
         v.low = -INFINITY;
-    v.min_weight = k_min_weight(row->min_p);
+    v.min_weight = k_min_weight(row->sampling.min_p);
     v.least = -INFINITY;
-    is_weighed = row->top_k <= 0 || row->top_k >= n_vocab;
-    k = is_weighed ? NUCLEUS : row->top_k;
-    if (k <= ALL_WARPS && (!is_weighed || row->top_p < 1.0f)) {
+    is_weighed = row->sampling.top_k <= 0 || row->sampling.top_k >= n_vocab;
+    k = is_weighed ? NUCLEUS : row->sampling.top_k;
+    if (k <= ALL_WARPS && (!is_weighed || row->sampling.top_p < 1.0f)) {
         gather(&s, v, find_bound(&s, k, v.divisor), is_weighed);
         if (suffice(&s, row, is_weighed, &sum)) {
             if (rank == 0)

@@ -71,9 +71,10 @@ struct seeker {
 
 static __device__ inline bool takes(const struct k_sample_row *row, int n_vocab)
 {
-    bool is_greedy = !(row->temperature > 0.0f);
+    bool is_greedy = !(row->sampling.temperature > 0.0f);
 
-    return (is_greedy || (row->top_k > 0 && row->top_k <= TOP_K_MAX && row->top_k < n_vocab)) &&
+    return (is_greedy || (row->sampling.top_k > 0 && row->sampling.top_k <= TOP_K_MAX &&
+                          row->sampling.top_k < n_vocab)) &&
            row->n_history <= HISTORY_MAX;
 }
 
@@ -244,7 +245,7 @@ static __device__ void stream(struct state *s, struct seeker *k, struct touched 
             x[i] = untouched(x[i], place(i, 0, n_rounds), n4, *t);
     }
     if (!k->is_greedy)
-        k->limit = find_bound(s, x, row->top_k, row->temperature);
+        k->limit = find_bound(s, x, row->sampling.top_k, row->sampling.temperature);
 #pragma unroll 1
     for (int round = 0; round < n_rounds; round++) {
 #pragma unroll
@@ -276,8 +277,8 @@ static __device__ void seek_touched(struct state *s, struct seeker *k, const str
         if (slot.x == 0)
             continue;
         if ((slot.y & BANNED) == 0)
-            value = k_penalise(logits[slot.x - 1], slot.y, row->repetition, row->frequency,
-                               row->presence);
+            value = k_penalise(logits[slot.x - 1], slot.y, row->sampling.repetition_penalty,
+                               row->sampling.frequency_penalty, row->sampling.presence_penalty);
         seek(s, k, value, slot.x - 1);
     }
 }
@@ -289,13 +290,13 @@ static __device__ void keep_top(struct state *s, const struct k_sample_row *row,
 {
     int n_each = (n + THREADS - 1) / THREADS;
     uint32_t key[EACH], least = 0;
-    uint64_t min_weight = k_min_weight(row->min_p);
+    uint64_t min_weight = k_min_weight(row->sampling.min_p);
 
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         int i = (int)threadIdx.x + e * THREADS;
 
-        key[e] = i < n ? k_sort_key(s->value[i] / row->temperature) : 0;
+        key[e] = i < n ? k_sort_key(s->value[i] / row->sampling.temperature) : 0;
     }
 #pragma unroll 1
     for (uint32_t bit = 1U << 31; bit != 0; bit >>= 1) {
@@ -304,7 +305,7 @@ static __device__ void keep_top(struct state *s, const struct k_sample_row *row,
 #pragma unroll
         for (int e = 0; e < EACH; e++)
             n_above += e < n_each ? __syncthreads_count(key[e] >= (least | bit)) : 0;
-        least |= n_above >= row->top_k ? bit : 0;
+        least |= n_above >= row->sampling.top_k ? bit : 0;
     }
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
@@ -373,14 +374,14 @@ static __device__ bool choose(int32_t *id, struct state *s, const struct k_sampl
     for (int i = threadIdx.x; i < n; i += THREADS)
         best = max(best, best_of(s->value[i], s->id[i]));
     best = block_max<WARPS>(best, s->reduced[0]);
-    top = key_value((uint32_t)(best >> 32)) / row->temperature;
+    top = key_value((uint32_t)(best >> 32)) / row->sampling.temperature;
     if (fabsf(top) < INFINITY) {
         keep_top(s, row, top, n);
         if (s->n_kept > KEPT_MAX)
             return false;
-        sum = keep_nucleus(s, row->top_p);
+        sum = keep_nucleus(s, row->sampling.top_p);
         if (sum > 0) {
-            draw(id, s, k_mul_high(k_random(row->seed, row->position), sum));
+            draw(id, s, k_mul_high(k_random(row->sampling.seed, row->position), sum));
             return true;
         }
     }
@@ -397,7 +398,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     __shared__ __align__(16) struct state s;
     const struct k_sample_row *row = &rows[blockIdx.x];
     struct touched t = {dynamic, (int2 *)(dynamic + (n_vocab + 127) / 128 * 4), 0};
-    struct seeker k = {-INFINITY, !(row->temperature > 0.0f), 0};
+    struct seeker k = {-INFINITY, !(row->sampling.temperature > 0.0f), 0};
     bool is_done;
 
     asm volatile(

@@ -75,7 +75,7 @@ static void add(struct bench *n, int seq, int done, int count, int pages_each, b
         return;
     n->next[seq] = b->n_rows;
     b->rows[b->n_rows++] =
-        (struct batch_row){.token_idx = b->n_tokens - 1, .top_p = 1.0f, .repetition = 1.0f};
+        (struct batch_row){.token_idx = b->n_tokens - 1, .sampling = sampling_greedy()};
 }
 
 static void end_step(struct bench *n)

@@ -193,7 +193,7 @@ static int draft_find(const struct draft_options *o, const struct seq *q, int *n
 
 bool draft_may(const struct seq *q)
 {
-    const struct wire_request *r = &q->request;
+    const struct wire_generate *r = &q->request.generate;
 
     return q->automaton == NULL && r->n_allowed == 0 && r->n_bad == 0 && r->think_max == 0;
 }

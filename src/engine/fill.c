@@ -52,14 +52,14 @@ static void fill_banned(const struct engine *e, const struct seq *q, struct batc
     const struct wire_request *r = &q->request;
 
     row->n_banned = 0;
-    if (q->n_tokens + q->n_pending - q->n_prompt >= (int)r->min_tokens)
+    if (q->n_tokens + q->n_pending - q->n_prompt >= (int)r->generate.min_tokens)
         return;
     if ((r->flags & WIRE_IGNORE_EOS) == 0 && q->automaton == NULL) {
         for (int i = 0; i < e->shape->n_eos; i++)
             row->banned[row->n_banned++] = e->shape->eos[i];
     }
-    for (uint32_t i = 0; i < r->n_stop_ids; i++)
-        row->banned[row->n_banned++] = r->stop_ids[i];
+    for (uint32_t i = 0; i < r->generate.n_stop_ids; i++)
+        row->banned[row->n_banned++] = r->generate.stop_ids[i];
 }
 
 /* The next row of the step: token_idx's, which is q's. */
@@ -71,8 +71,7 @@ static struct batch_row *fill_row(struct engine *e, struct engine_step *step, st
     step->rows[i] = q;
     step->targets[i] = target;
     step->extras[i] = -1;
-    e->batch.rows[i] =
-        (struct batch_row){.token_idx = token_idx, .top_p = 1.0f, .repetition = 1.0f};
+    e->batch.rows[i] = (struct batch_row){.token_idx = token_idx, .sampling = sampling_greedy()};
     return &e->batch.rows[i];
 }
 
@@ -96,23 +95,16 @@ static void fill_sampled_row(struct engine *e, struct engine_step *step, struct 
 {
     const struct wire_request *r = &q->request;
     struct batch_row *row = fill_row(e, step, q, token_idx, 0);
-    bool penalties = r->presence != 0.0f || r->frequency != 0.0f || r->repetition != 1.0f;
+    bool penalties = sampling_has_penalty(&r->generate.sampling);
 
-    row->temperature = r->temperature;
-    row->top_p = r->top_p;
-    row->min_p = r->min_p;
-    row->top_k = r->top_k;
-    row->presence = r->presence;
-    row->frequency = r->frequency;
-    row->repetition = r->repetition;
-    row->seed = r->seed;
+    row->sampling = r->generate.sampling;
     row->position = (uint64_t)(q->n_tokens + q->n_pending);
     row->history = penalties ? q->tokens : NULL;
     row->n_history = q->n_tokens + q->n_pending;
     row->n_prompt = q->n_prompt;
     fill_banned(e, q, row);
     q->is_masked = guide_has_mask(q);
-    step->waits = step->waits || penalties || q->is_masked || r->n_biases > 0 ||
+    step->waits = step->waits || penalties || q->is_masked || r->generate.n_biases > 0 ||
                   (r->flags & WIRE_LOGPROBS) != 0;
     q->row_ahead = e->batch.n_rows - 1;
     q->n_pending++;
@@ -207,7 +199,7 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
     if (step->targets[r] > 0) {
         *x = (struct batch_extra){.row = r,
                                   .target = q->tokens[step->targets[r]],
-                                  .n_top = (int32_t)w->n_prompt_logprobs,
+                                  .n_top = (int32_t)w->generate.n_prompt_logprobs,
                                   .mask = -1};
         return true;
     }
@@ -215,10 +207,10 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
     *x = (struct batch_extra){
         .row = r,
         .target = -1,
-        .n_top = (w->flags & WIRE_LOGPROBS) != 0 ? (int32_t)w->n_logprobs : -1,
-        .n_biases = (int32_t)w->n_biases,
+        .n_top = (w->flags & WIRE_LOGPROBS) != 0 ? (int32_t)w->generate.n_logprobs : -1,
+        .n_biases = (int32_t)w->generate.n_biases,
         .biases = q->biases,
-        .n_asked = (int32_t)w->n_asked,
+        .n_asked = (int32_t)w->generate.n_asked,
         .asked = q->asked,
         .mask = masked ? guide_add(&e->guide, q) : -1,
     };

@@ -207,7 +207,7 @@ static void guide_copy(void *dst, const void *src, size_t bytes)
 
 int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, const int32_t *words)
 {
-    const struct wire_request *r = &q->request;
+    const struct wire_generate *r = &q->request.generate;
     const int32_t *biases = words + r->n_allowed;
     int rc;
 
@@ -261,8 +261,8 @@ void guide_end(struct seq *q)
 bool guide_has_mask(struct seq *q)
 {
     think_follow(q);
-    return think_may_force(q, q->n_pending) || q->automaton != NULL || q->request.n_allowed > 0 ||
-           q->request.n_bad > 0;
+    return think_may_force(q, q->n_pending) || q->automaton != NULL ||
+           q->request.generate.n_allowed > 0 || q->request.generate.n_bad > 0;
 }
 
 bool guide_has_ended(const struct guide *g, const struct seq *q, int32_t id)
@@ -284,7 +284,7 @@ static void guide_ban(uint32_t *mask, int32_t id)
 /* Bad words of which all but the last id has just been said. */
 static void guide_ban_words(const struct seq *q, uint32_t *mask)
 {
-    for (uint32_t at = 0; at < q->request.n_bad;) {
+    for (uint32_t at = 0; at < q->request.generate.n_bad;) {
         int32_t before = q->bad[at] - 1;
         const int32_t *ids = &q->bad[at + 1];
 
@@ -300,7 +300,7 @@ static void guide_ban_ends(const struct guide *g, const struct seq *q, uint32_t 
 {
     uint32_t left = 0, ends = 0;
 
-    if (q->n_tokens - q->n_prompt >= (int)q->request.min_tokens)
+    if (q->n_tokens - q->n_prompt >= (int)q->request.generate.min_tokens)
         return;
     for (int i = 0; i < g->n_eos; i++) {
         ends |= mask[g->eos[i] / 32] >> g->eos[i] % 32 & 1;
@@ -402,7 +402,7 @@ static void guide_make(void *arg, int task, int worker)
     memset(j->mask, 0xff, bytes);
     if (g->n_vocab % 32 != 0)
         j->mask[g->n_words - 1] = (UINT32_C(1) << g->n_vocab % 32) - 1;
-    for (int i = 0; i < (int)q->request.n_allowed; i++)
+    for (int i = 0; i < (int)q->request.generate.n_allowed; i++)
         j->mask[i] &= q->allowed[i];
     j->rc = q->automaton == NULL ? ERR_OK : guide_mask(g, j, worker);
     guide_ban_words(q, j->mask);

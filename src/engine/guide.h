@@ -28,7 +28,9 @@
 #include "device/pool.h"
 #include "engine/seq.h"
 #include "grammar/walk.h"
-#include "ipc/wire.h"
+#include "ipc/wire_control.h"
+#include "ipc/wire_request.h"
+#include "ipc/wire_stats.h"
 #include "model/model.h"
 
 #define GUIDE_MASK_STEPS   400000 /* free text with 50,000 tokens takes as many, the first time */

@@ -4,7 +4,6 @@
  * request is checked after it was copied, and a lane whose ring cannot be right is dropped with
  * all its sequences. */
 #include <errno.h>
-#include <math.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include "base/service.h"
 #include "engine/engine.h"
 #include "ipc/attach.h"
+#include "ipc/sampling.h"
 #include "kv/prefix.h"
 
 #define INTAKE_GREETING_US  1000000              /* a front says hello as it connects */
@@ -333,35 +333,29 @@ void intake_events(struct engine *e, int timeout_ms)
     intake_end_silence(e);
 }
 
-static bool intake_finite(const struct wire_request *r)
-{
-    return isfinite(r->temperature) && isfinite(r->top_p) && isfinite(r->min_p) &&
-           isfinite(r->presence) && isfinite(r->frequency) && isfinite(r->repetition);
-}
-
-/* Is the copy of a request within every bound? Fronts check the same with better words. */
+/* Is the copy of a generation within every bound? Fronts check the same with better words. */
 static int intake_check(const struct engine *e, const struct wire_request *r)
 {
+    const struct wire_generate *g = &r->generate;
     uint32_t longest = (uint32_t)e->shape->max_model_len;
 
-    if (r->n_tokens < 1 || r->n_prompt < 1 || r->n_prompt > r->n_tokens || r->max_tokens < 1)
+    if (r->n_tokens < 1 || g->n_prompt < 1 || g->n_prompt > r->n_tokens || g->max_tokens < 1)
         return ERR_INVALID;
     if (r->n_tokens >= longest)
         return ERR_TOO_LONG;
-    if (!intake_finite(r) || r->temperature < 0.0f || r->top_p <= 0.0f || r->top_p > 1.0f ||
-        r->min_p < 0.0f || r->min_p > 1.0f || r->top_k < 0 || r->repetition <= 0.0f)
+    if (!sampling_is_valid(&g->sampling))
         return ERR_INVALID;
-    if (r->n_stop_ids > WIRE_STOP_IDS || r->n_logprobs > WIRE_LOGPROBS_MAX ||
-        r->n_prompt_logprobs > WIRE_LOGPROBS_MAX)
+    if (g->n_stop_ids > WIRE_STOP_IDS || g->n_logprobs > WIRE_LOGPROBS_MAX ||
+        g->n_prompt_logprobs > WIRE_LOGPROBS_MAX)
         return ERR_INVALID;
-    if ((r->n_allowed != 0 && r->n_allowed != (uint32_t)e->guide.n_words) ||
-        r->n_biases > WIRE_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX ||
-        r->n_asked > WIRE_ASKED_MAX || (r->n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0))
+    if ((g->n_allowed != 0 && g->n_allowed != (uint32_t)e->guide.n_words) ||
+        g->n_biases > WIRE_BIASES_MAX || g->n_bad > WIRE_BAD_WORDS_MAX ||
+        g->n_asked > WIRE_ASKED_MAX || (g->n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0))
         return ERR_INVALID; /* or extra_words would have no room */
-    if (r->retain > 1 + RETAIN_PINNED)
+    if (g->retain > 1 + RETAIN_PINNED)
         return ERR_INVALID;
-    for (uint32_t i = 0; i < r->n_stop_ids; i++) {
-        if (r->stop_ids[i] < 0 || r->stop_ids[i] >= e->shape->n_vocab)
+    for (uint32_t i = 0; i < g->n_stop_ids; i++) {
+        if (g->stop_ids[i] < 0 || g->stop_ids[i] >= e->shape->n_vocab)
             return ERR_INVALID;
     }
     return ERR_OK;
@@ -372,7 +366,7 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
 static void intake_reject(struct engine *e, struct engine_lane *l, uint32_t slot,
                           const struct wire_request *r, int err, uint32_t retry_after_s)
 {
-    if (err != ERR_OVERLOADED && r->ask == WIRE_GENERATE && (r->flags & WIRE_PROBE) == 0)
+    if (err != ERR_OVERLOADED && r->task == WIRE_GENERATE && (r->flags & WIRE_PROBE) == 0)
         stats_add(&e->stats, METRIC_success_error, 1);
     lane_put(&l->lane, slot,
              (struct wire_out){.kind = WIRE_FINISHED,
@@ -392,7 +386,7 @@ static double intake_wait_s(const struct engine *e, int tenant_idx, int n_tokens
     return rate_wait_s(&e->rate, n_reqs, tokens);
 }
 
-/* May it wait? WIRE_REFUSALS when it may; another may have been refused for it. */
+/* May it wait? WIRE_NOT_REFUSED when it may; another may have been refused for it. */
 static enum wire_refusal intake_bounds(struct engine *e, const struct wire_request *r,
                                        int tenant_idx)
 {
@@ -403,20 +397,21 @@ static enum wire_refusal intake_bounds(struct engine *e, const struct wire_reque
     double wait_s;
 
     if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
-        return WIRE_REFUSALS;
+        return WIRE_NOT_REFUSED;
     wait_s = intake_wait_s(e, tenant_idx, (int)r->n_tokens);
     if (e->settings.queue_timeout_s > 0 && wait_s > (double)e->settings.queue_timeout_s)
         return WIRE_REFUSED_WAIT;
     if (r->deadline_us > e->now_us && wait_s * 1e6 > (double)(r->deadline_us - e->now_us))
         return WIRE_REFUSED_WAIT;
-    while ((why = tenants_refuse(&e->sched.tenants, (int)r->n_tokens, &bounds)) != WIRE_REFUSALS) {
+    while ((why = tenants_refuse(&e->sched.tenants, (int)r->n_tokens, &bounds)) !=
+           WIRE_NOT_REFUSED) {
         struct seq *q = tenants_push_out(&e->sched.tenants, tenant_idx, (int)r->n_tokens, why);
 
         if (q == NULL)
             return why;
         publish_refuse(e, q, WIRE_REFUSED_TENANT, ERR_OVERLOADED);
     }
-    return WIRE_REFUSALS;
+    return WIRE_NOT_REFUSED;
 }
 
 /* The same, counted. ERR_OVERLOADED and when to come again, or ERR_OK. */
@@ -427,7 +422,7 @@ static int intake_admits(struct engine *e, const struct wire_request *r, int ten
     int n_reqs;
     int64_t tokens;
 
-    if (why == WIRE_REFUSALS)
+    if (why == WIRE_NOT_REFUSED)
         return ERR_OK;
     tenants_ahead(&e->sched.tenants, tenant_idx, (int)r->n_tokens, &n_reqs, &tokens);
     *retry_after_s = rate_retry_after_s(&e->rate, n_reqs, tokens);
@@ -438,17 +433,17 @@ static int intake_admits(struct engine *e, const struct wire_request *r, int ten
 
 /* How long the pages of its prompt are to stay. What is said to go early is said of the output as
  * well: behind a prompt that is gone nobody finds it. */
-static void intake_retain(struct seq *q, const struct wire_request *r)
+static void intake_retain(struct seq *q, const struct wire_generate *g)
 {
-    uint64_t until = r->retain_s == 0 ? 0 : (uint64_t)clock_stamp_s() + r->retain_s;
+    uint64_t until = g->retain_s == 0 ? 0 : (uint64_t)clock_stamp_s() + g->retain_s;
 
-    if (r->retain == 0)
+    if (g->retain == 0)
         return;
-    q->retain = retain_of((int)r->retain - 1, until > UINT32_MAX ? UINT32_MAX : (uint32_t)until);
+    q->retain = retain_of((int)g->retain - 1, until > UINT32_MAX ? UINT32_MAX : (uint32_t)until);
     q->retain_tokens = q->retain.rank < 0 ? q->tokens_max
-                       : r->retain_tokens == 0 || r->retain_tokens > (uint32_t)q->n_prompt
+                       : g->retain_tokens == 0 || g->retain_tokens > (uint32_t)q->n_prompt
                            ? q->n_prompt
-                           : (int)r->retain_tokens;
+                           : (int)g->retain_tokens;
 }
 
 /* Whose pages it may be told of. Under a salt all are equal who know it; in the namespace that all
@@ -469,7 +464,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
 {
     struct seq *q;
     int tenant_idx;
-    uint64_t end = (uint64_t)r->n_prompt + r->max_tokens;
+    uint64_t end = (uint64_t)r->generate.n_prompt + r->generate.max_tokens;
     int tokens_max = end < (uint64_t)e->shape->max_model_len ? (int)end : e->shape->max_model_len;
     int rc;
 
@@ -486,7 +481,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
     q->request = *r;
     q->tenant_idx = tenant_idx;
     q->n_tokens = (int)r->n_tokens;
-    q->n_prompt = (int)r->n_prompt;
+    q->n_prompt = (int)r->generate.n_prompt;
     rc = lane_tokens(&l->lane, r, e->shape->n_vocab, q->tokens);
     if (rc == ERR_OK)
         rc = lane_extra(&l->lane, r, e->extra_words);
@@ -506,21 +501,27 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
     q->step_seen = e->n_ended;
     q->tokens_max = tokens_max;
     q->root = prefix_root(&e->shape->fingerprint, r->salt);
-    intake_retain(q, r);
+    intake_retain(q, &r->generate);
     q->maker = intake_maker(q, r);
     l->by_slot[slot] = q;
     sched_add(&e->sched, q);
     return ERR_OK;
 }
 
-static int intake_ask(struct engine *e, struct engine_lane *l, uint32_t slot,
-                      const struct wire_request *r, uint32_t *retry_after_s)
+/* Whether it names what its front has offered before. */
+static bool intake_names_offer(const struct wire_request *r)
 {
-    switch (r->ask) {
+    return r->task == WIRE_GENERATE && (r->generate.automaton > 0 || r->generate.think_max > 0);
+}
+
+static int intake_task(struct engine *e, struct engine_lane *l, uint32_t slot,
+                       const struct wire_request *r, uint32_t *retry_after_s)
+{
+    switch (r->task) { /* hostile input, so not an enum */
     case WIRE_GENERATE: return intake_sequence(e, l, slot, r, retry_after_s);
-    case WIRE_SLEEP:
-    case WIRE_WAKE: return sleep_ask(e, l, slot, (enum wire_ask)r->ask);
-    default: return keeper_ask(e, l, slot, r);
+    case WIRE_CACHE: return keeper_ask(e, l, slot, r);
+    case WIRE_POWER: return sleep_ask(e, l, slot, &r->power);
+    default: return ERR_INVALID;
     }
 }
 
@@ -540,7 +541,7 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
         got = lane_take(&l->lane, &slot, &r);
         if (got == 0)
             break;
-        if (got > 0 && (r.automaton > 0 || r.think_max > 0) && !intake_messages(e, l, true))
+        if (got > 0 && intake_names_offer(&r) && !intake_messages(e, l, true))
             return; /* it was offered before it was named */
         if (got < 0 || l->by_slot[slot] != NULL || lane_room(&l->lane, slot) < 4) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
@@ -548,7 +549,7 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
             return;
         }
         l->n_taken++;
-        rc = intake_ask(e, l, slot, &r, &retry_after_s);
+        rc = intake_task(e, l, slot, &r, &retry_after_s);
         if (rc != ERR_OK)
             intake_reject(e, l, slot, &r, rc, retry_after_s);
         if (rc == ERR_INVALID) {

@@ -316,7 +316,6 @@ static int32_t keeper_slots(const struct engine *e, enum wire_tier at)
             return 0;
         store_read_counters(e->tiers.store, &c);
         return (int32_t)c.slots;
-    case WIRE_TIERS: break;
     }
     return 0;
 }
@@ -328,7 +327,6 @@ static bool keeper_look(const struct engine *e, enum wire_tier at, int32_t i,
     case WIRE_DEVICE: return pages_label(e->pages, i, label);
     case WIRE_HOST: return host_read_slot(e->tiers.host, i, label);
     case WIRE_STORE: return store_look(e->tiers.store, (uint32_t)i, label);
-    case WIRE_TIERS: break;
     }
     return false;
 }
@@ -337,17 +335,14 @@ static void keeper_visit(struct engine *e, struct keeper_ask *a, const struct pa
 {
     struct hash name = label->name; /* the label may stand where the page does */
 
-    switch (a->ask) {
+    switch (a->action) {
     case WIRE_LIST: keeper_count(&e->keeper, a->at, label); return;
     case WIRE_DROP_SPACE: /* what is of no known one is from an older store: it may be of this */
         if (label->space == a->space || label->space == 0)
             a->dropped += keeper_drop_page(e, &name);
         return;
     case WIRE_DROP_ALL: a->dropped += keeper_drop_page(e, &name); return;
-    case WIRE_DROP_PROMPT:
-    case WIRE_SLEEP: /* not the keeper's */
-    case WIRE_WAKE:
-    case WIRE_GENERATE: return;
+    case WIRE_DROP_PROMPT: return; /* done when it was asked for */
     }
 }
 
@@ -356,8 +351,8 @@ static void keeper_visit_part(struct engine *e, const struct keeper_ask *a, int3
 {
     uint64_t space;
 
-    if (a->ask != WIRE_LIST && pages_is_part(e->pages, page, &space) &&
-        (a->ask == WIRE_DROP_ALL || space == a->space))
+    if (a->action != WIRE_LIST && pages_is_part(e->pages, page, &space) &&
+        (a->action == WIRE_DROP_ALL || space == a->space))
         pages_drop(e->pages, page);
 }
 
@@ -366,18 +361,19 @@ static bool keeper_scan(struct engine *e, struct keeper_ask *a)
 {
     struct page_label label;
 
-    for (int left = KEEPER_PART; left > 0 && a->at != WIRE_TIERS; left--) {
+    for (int left = KEEPER_PART; left > 0 && !a->scanned; left--) {
         if (a->next >= keeper_slots(e, a->at)) {
-            a->at = (enum wire_tier)(a->at + 1);
+            a->scanned = a->at == WIRE_STORE;
+            a->at = a->scanned ? a->at : (enum wire_tier)(a->at + 1);
             a->next = 0;
         } else if (keeper_look(e, a->at, a->next++, &label)) {
             keeper_visit(e, a, &label);
-            left -= a->ask == WIRE_LIST ? 0 : KEEPER_DROP;
+            left -= a->action == WIRE_LIST ? 0 : KEEPER_DROP;
         } else if (a->at == WIRE_DEVICE) {
             keeper_visit_part(e, a, a->next - 1);
         }
     }
-    return a->at == WIRE_TIERS;
+    return a->scanned;
 }
 
 static void keeper_begin(struct engine *e, struct keeper_ask *a)
@@ -385,12 +381,12 @@ static void keeper_begin(struct engine *e, struct keeper_ask *a)
     struct keeper *k = &e->keeper;
 
     a->until_us = e->now_us + KEEPER_WAIT_US;
-    if (a->ask == WIRE_DROP_PROMPT) {
-        a->at = WIRE_TIERS;
+    if (a->action == WIRE_DROP_PROMPT) {
+        a->scanned = true; /* its pages were dropped when it was asked for */
         return;
     }
-    if (a->ask != WIRE_LIST) {
-        tiers_drop(e, NULL, a->ask == WIRE_DROP_SPACE ? a->space : 0);
+    if (a->action != WIRE_LIST) {
+        tiers_drop(e, NULL, a->action == WIRE_DROP_SPACE ? a->space : 0);
         return;
     }
     k->n_hints = 0;
@@ -409,19 +405,19 @@ int keeper_ask(struct engine *e, struct engine_lane *l, uint32_t slot, const str
 
     if (e->draining)
         return ERR_DRAINING;
-    if (r->ask > WIRE_DROP_ALL || r->n_tokens >= (uint32_t)e->shape->max_model_len)
+    if (r->cache.action > WIRE_DROP_ALL || r->n_tokens >= (uint32_t)e->shape->max_model_len)
         return ERR_INVALID;
     if (k->n_asks == KEEPER_ASKS)
         return ERR_OVERLOADED;
     *a = (struct keeper_ask){.lane_idx = (int)(l - e->lanes),
                              .slot = slot,
-                             .ask = (enum wire_ask)r->ask,
-                             .space = r->space != 0 ? r->space : prefix_space(&root)};
+                             .action = (enum wire_cache_action)r->cache.action,
+                             .space = r->cache.space != 0 ? r->cache.space : prefix_space(&root)};
     for (int i = 0; i < k->n_asks; i++) {
         if (k->asks[i].lane_idx == a->lane_idx && k->asks[i].slot == slot)
             return ERR_INVALID; /* a slot asks for one thing at a time */
     }
-    if (a->ask == WIRE_DROP_PROMPT) {
+    if (a->action == WIRE_DROP_PROMPT) {
         rc = lane_tokens(&l->lane, r, e->shape->n_vocab, k->tokens);
         if (rc == ERR_OK)
             a->dropped = keeper_drop_prompt(e, r);
@@ -481,7 +477,6 @@ static void keeper_tell_tier(struct engine *e, const struct keeper_ask *a, enum 
         pages = store.entries;
         kept = store.kept;
         break;
-    case WIRE_TIERS: break;
     }
     keeper_fact(e, a, WIRE_FACT_TIER, at);
     keeper_fact(e, a, WIRE_FACT_SLOTS, slots);
@@ -566,7 +561,7 @@ static void keeper_answer(struct engine *e, const struct keeper_ask *a)
 {
     struct lane *lane;
 
-    if (a->ask != WIRE_LIST) {
+    if (a->action != WIRE_LIST) {
         log_info("engine: %llu pages of the cache were dropped", (unsigned long long)a->dropped);
         stats_add(&e->stats, METRIC_dropped, a->dropped);
     }
@@ -575,7 +570,7 @@ static void keeper_answer(struct engine *e, const struct keeper_ask *a)
     lane = &e->lanes[a->lane_idx].lane;
     if (lane_room(lane, a->slot) <= KEEPER_FACTS_MAX)
         return; /* it was empty when its front asked: that one lies */
-    if (a->ask == WIRE_LIST) {
+    if (a->action == WIRE_LIST) {
         for (int t = 0; t < WIRE_TIERS; t++)
             keeper_tell_tier(e, a, (enum wire_tier)t);
         keeper_tell_spaces(e, a);
@@ -611,7 +606,7 @@ void keeper_pass(struct engine *e)
     if (k->n_asks == 0 || !keeper_scan(e, &k->asks[0]))
         return;
     waits =
-        k->asks[0].ask != WIRE_LIST && e->tiers.store != NULL && !store_is_quiet(e->tiers.store);
+        k->asks[0].action != WIRE_LIST && e->tiers.store != NULL && !store_is_quiet(e->tiers.store);
     if (waits && e->now_us < k->asks[0].until_us)
         return;
     keeper_answer(e, &k->asks[0]);

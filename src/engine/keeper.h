@@ -11,7 +11,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "ipc/wire.h"
+#include "ipc/wire_lane.h"
+#include "ipc/wire_request.h"
+#include "ipc/wire_stats.h"
 #include "kv/retain.h"
 
 #define KEEPER_SPACES WIRE_SPACES
@@ -37,10 +39,11 @@ struct keeper_hint {
 struct keeper_ask {
     int lane_idx;
     uint32_t slot;
-    enum wire_ask ask;
+    enum wire_cache_action action;
     uint64_t space;    /* that is dropped */
-    enum wire_tier at; /* WIRE_TIERS: all were looked at */
+    enum wire_tier at; /* the tier that is looked at */
     int32_t next;      /* page or slot in it */
+    bool scanned;      /* all tiers were looked at */
     uint64_t dropped;
     uint64_t until_us; /* for the disk */
 };
@@ -66,9 +69,9 @@ static inline bool keeper_drops(const struct keeper *k, uint64_t space)
 {
     const struct keeper_ask *a = &k->asks[0];
 
-    if (k->n_asks == 0 || a->at == WIRE_TIERS)
+    if (k->n_asks == 0 || a->scanned)
         return false;
-    return a->ask == WIRE_DROP_ALL || (a->ask == WIRE_DROP_SPACE && a->space == space);
+    return a->action == WIRE_DROP_ALL || (a->action == WIRE_DROP_SPACE && a->space == space);
 }
 
 #endif

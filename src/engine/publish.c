@@ -29,12 +29,12 @@ static void publish_begins_answer(struct engine *e, const struct seq *q)
 {
     const struct engine_lane *l = &e->lanes[q->lane_idx];
 
-    if (q->request.answer == 0 || q->is_awaited)
+    if (q->request.generate.answer == 0 || q->is_awaited)
         return;
     for (uint32_t slot = 0; slot < l->lane.n_slots; slot++) {
         struct seq *other = l->by_slot[slot];
 
-        if (other != NULL && other->request.answer == q->request.answer)
+        if (other != NULL && other->request.generate.answer == q->request.generate.answer)
             other->is_awaited = true;
     }
 }
@@ -92,10 +92,11 @@ static void publish_last_choice(struct engine *e, const struct seq *q)
 
     if (most < q->n_generated_max)
         most = q->n_generated_max;
-    for (uint32_t slot = 0; q->request.answer != 0 && slot < l->lane.n_slots; slot++) {
+    for (uint32_t slot = 0; q->request.generate.answer != 0 && slot < l->lane.n_slots; slot++) {
         struct seq *other = l->by_slot[slot];
 
-        if (other == NULL || other == q || other->request.answer != q->request.answer)
+        if (other == NULL || other == q ||
+            other->request.generate.answer != q->request.generate.answer)
             continue;
         last = false;
         if (other->n_generated_max < most)
@@ -104,7 +105,7 @@ static void publish_last_choice(struct engine *e, const struct seq *q)
     if (!last)
         return;
     stats_observe(&e->stats, HISTOGRAM_req_generation_max, (double)most);
-    stats_observe(&e->stats, HISTOGRAM_params_n, (double)q->request.n_choices);
+    stats_observe(&e->stats, HISTOGRAM_params_n, (double)q->request.generate.n_choices);
 }
 
 static void publish_request_times(struct engine *e, const struct seq *q)
@@ -142,7 +143,7 @@ static void publish_finish_metrics(struct engine *e, const struct seq *q, enum w
     rate_end(&e->rate, q->n_prompt);
     publish_request_times(e, q);
     stats_observe(&e->stats, HISTOGRAM_req_generation, (double)(q->n_tokens - q->n_prompt));
-    stats_observe(&e->stats, HISTOGRAM_params_max_tokens, (double)q->request.max_tokens);
+    stats_observe(&e->stats, HISTOGRAM_params_max_tokens, (double)q->request.generate.max_tokens);
     publish_last_choice(e, q);
 }
 
@@ -177,10 +178,10 @@ static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t 
 
     if (guide_has_ended(&e->guide, q, id))
         return true;
-    if (q->n_tokens - q->n_prompt < (int)r->min_tokens)
+    if (q->n_tokens - q->n_prompt < (int)r->generate.min_tokens)
         return false;
-    for (uint32_t i = 0; i < r->n_stop_ids; i++) {
-        if (r->stop_ids[i] == id)
+    for (uint32_t i = 0; i < r->generate.n_stop_ids; i++) {
+        if (r->generate.stop_ids[i] == id)
             return true;
     }
     for (int i = 0; i < e->shape->n_eos && (r->flags & WIRE_IGNORE_EOS) == 0; i++) {
@@ -409,7 +410,7 @@ static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
 /* What a front refused by itself since we looked. */
 static void publish_front_refusals(struct engine *e, struct engine_lane *l)
 {
-    for (int i = 0; i < WIRE_REFUSALS; i++) {
+    for (int i = WIRE_NOT_REFUSED + 1; i < WIRE_REFUSALS; i++) {
         uint32_t n = atomic_load_explicit(&l->lane.shared->refused[i], memory_order_relaxed);
 
         if (n == l->refused[i])

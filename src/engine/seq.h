@@ -9,7 +9,7 @@
 #include "base/hash.h"
 #include "engine/draft.h"
 #include "grammar/walk.h"
-#include "ipc/wire.h"
+#include "ipc/wire_request.h"
 #include "kv/retain.h"
 #include "model/batch.h"
 
@@ -107,10 +107,10 @@ struct seq {
     int chunk_max; /* prompt tokens that a step may compute, for their records; 0: any number */
 
     /* What steers sampling (guide.h). Arrays of the pool's. */
-    uint32_t *allowed;         /* uint32 [request.n_allowed] */
-    int32_t *bad;              /* int32 [request.n_bad] */
-    struct batch_bias *biases; /* [request.n_biases] */
-    int32_t *asked;            /* int32 [request.n_asked] */
+    uint32_t *allowed;         /* uint32 [request.generate.n_allowed] */
+    int32_t *bad;              /* int32 [request.generate.n_bad] */
+    struct batch_bias *biases; /* [request.generate.n_biases] */
+    int32_t *asked;            /* int32 [request.generate.n_asked] */
     struct walk *walk;         /* behind n_walked tokens; with an automaton */
     int n_walked;
     uint32_t *made;          /* uint32 [n_words]: a mask that was late, and is there now */
@@ -155,11 +155,11 @@ static inline int seq_token_records(const struct seq *q)
 {
     return (q->request.flags & WIRE_LOGPROBS) == 0
                ? 1
-               : 2 + (int)(q->request.n_logprobs + q->request.n_asked);
+               : 2 + (int)(q->request.generate.n_logprobs + q->request.generate.n_asked);
 }
 static inline int seq_prompt_records(const struct seq *q)
 {
-    return 1 + (int)q->request.n_prompt_logprobs;
+    return 1 + (int)q->request.generate.n_prompt_logprobs;
 }
 
 /* Whether log probabilities of the prompt are still to be told. */

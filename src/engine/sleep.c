@@ -233,26 +233,29 @@ static int sleep_rise(struct engine *e)
 
 /* --- operators' word ------------------------------------------------------------------------ */
 
-int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot, enum wire_ask ask)
+int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
+              const struct wire_power *p)
 {
     int rc = ERR_OK;
 
     if (e->draining)
         return ERR_DRAINING;
+    if (p->action > WIRE_WAKE)
+        return ERR_INVALID;
     if (e->power.n_orders == POWER_ORDERS)
         return ERR_OVERLOADED;
     for (int i = 0; i < e->power.n_orders; i++) {
         if (e->power.orders[i].lane_idx == (int)(l - e->lanes) && e->power.orders[i].slot == slot)
             return ERR_INVALID; /* a slot asks for one thing at a time */
     }
-    if (ask == WIRE_WAKE)
+    if (p->action == WIRE_WAKE)
         sleep_end(e);
     else if (e->power.state != POWER_ASLEEP)
         rc = sleep_begin(e);
     if (rc != ERR_OK)
         return rc == ERR_AGAIN ? ERR_BUSY : ERR_NO_SLEEP;
-    e->power.orders[e->power.n_orders++] =
-        (struct power_order){.lane_idx = (int)(l - e->lanes), .slot = slot, .ask = ask};
+    e->power.orders[e->power.n_orders++] = (struct power_order){
+        .lane_idx = (int)(l - e->lanes), .slot = slot, .action = (enum wire_power_action)p->action};
     return ERR_OK;
 }
 
@@ -278,13 +281,13 @@ static void sleep_answer(struct engine *e)
         return;
     while (e->power.n_orders > 0) {
         const struct power_order *o = &e->power.orders[0];
-        bool as_asked = (o->ask == WIRE_SLEEP) == (e->power.state == POWER_ASLEEP);
+        bool as_asked = (o->action == WIRE_SLEEP) == (e->power.state == POWER_ASLEEP);
         struct wire_out end = {
             .kind = WIRE_FINISHED, .finish = WIRE_FIN_STOP, .time_us = e->now_us};
 
         if (!as_asked) {
             end.finish = WIRE_FIN_ERROR;
-            end.value = o->ask == WIRE_SLEEP ? ERR_BUSY : ERR_ASLEEP;
+            end.value = o->action == WIRE_SLEEP ? ERR_BUSY : ERR_ASLEEP;
         }
         lane_put(&e->lanes[o->lane_idx].lane, o->slot, end);
         sleep_end_order(e, 0);

@@ -24,7 +24,7 @@ enum power_state {
 struct power_order {
     int lane_idx;
     uint32_t slot;
-    enum wire_ask ask; /* WIRE_SLEEP or WIRE_WAKE */
+    enum wire_power_action action;
 };
 
 #define POWER_ORDERS 32
@@ -59,7 +59,7 @@ void sleep_end(struct engine *e); /* wake without a request */
 /* An operator's command to sleep or wake: the slot's end comes when it is so. Errors as those of
  * sleep_begin(), ERR_BUSY for ERR_AGAIN; ERR_OVERLOADED, ERR_INVALID. */
 int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
-              enum wire_ask ask) ERR_CHECKED;
+              const struct wire_power *p) ERR_CHECKED;
 void sleep_forget_lane(struct engine *e, const struct engine_lane *l);
 
 #endif

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/must.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1; our own mapping stays writable */
@@ -142,7 +143,7 @@ void stats_process(struct stats *s, uint64_t now_us)
 
 /* --- refusals and histograms ---------------------------------------------------------------- */
 
-/* The rows of wire.h's reasons, in their order. */
+/* The metric of each reason. */
 static const enum wire_metric stats_refusals[WIRE_REFUSALS] = {
     [WIRE_REFUSED_REQUESTS] = METRIC_rejected_requests,
     [WIRE_REFUSED_TOKENS] = METRIC_rejected_tokens,
@@ -155,6 +156,8 @@ static const enum wire_metric stats_refusals[WIRE_REFUSALS] = {
 
 void stats_refused(struct stats *s, enum wire_refusal why, uint64_t n)
 {
+    must(why > WIRE_NOT_REFUSED);
+    must(why < WIRE_REFUSALS);
     stats_bump(&s->page->values[stats_refusals[why]], n);
 }
 

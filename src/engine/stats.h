@@ -5,7 +5,8 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "ipc/wire.h"
+#include "ipc/wire_lane.h"
+#include "ipc/wire_stats.h"
 
 struct stats {
     struct wire_stats *page;

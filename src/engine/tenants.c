@@ -46,10 +46,11 @@ enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
                                  const struct tenants_bounds *bounds)
 {
     if (t->n_waiting == 0)
-        return WIRE_REFUSALS; /* or a prompt longer than the bound would never be served */
+        return WIRE_NOT_REFUSED; /* or a prompt longer than the bound would never be served */
     if (t->n_waiting >= bounds->n_reqs + bounds->n_places)
         return WIRE_REFUSED_REQUESTS;
-    return t->n_waiting_tokens + n_tokens > bounds->n_tokens ? WIRE_REFUSED_TOKENS : WIRE_REFUSALS;
+    return t->n_waiting_tokens + n_tokens > bounds->n_tokens ? WIRE_REFUSED_TOKENS
+                                                             : WIRE_NOT_REFUSED;
 }
 
 /* The last of those that wait and may be refused, or NULL. */

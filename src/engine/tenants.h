@@ -20,7 +20,8 @@
 #include <stdint.h>
 
 #include "engine/seq.h"
-#include "ipc/wire.h"
+#include "ipc/wire_lane.h"
+#include "ipc/wire_stats.h"
 
 struct tenant {
     char name[WIRE_TENANT_BYTES];
@@ -59,7 +60,7 @@ void tenants_init(struct tenants *t);
 /* The index of the tenant of this name; a new one gets the place of one who has nothing here. */
 int tenants_find(struct tenants *t, const char name[WIRE_TENANT_BYTES]);
 
-/* May a request of n_tokens wait? WIRE_REFUSALS when it may, else why not. */
+/* May a request of n_tokens wait? WIRE_NOT_REFUSED when it may, else why not. */
 enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
                                  const struct tenants_bounds *bounds);
 

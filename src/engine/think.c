@@ -13,7 +13,7 @@ static bool think_is_tag(const char tag[WIRE_THINK_TAG])
 
 int think_begin(struct seq *q, const struct vocab *v, int n_vocab)
 {
-    const struct wire_request *r = &q->request;
+    const struct wire_generate *r = &q->request.generate;
 
     q->think = (struct seq_think){.state = THINK_OVER};
     if (r->think_max == 0)
@@ -27,7 +27,7 @@ int think_begin(struct seq *q, const struct vocab *v, int n_vocab)
     }
     if (v == NULL)
         return ERR_NO_FORM;
-    q->think.state = (r->flags & WIRE_THINKS) != 0 ? THINK_INSIDE : THINK_BEFORE;
+    q->think.state = (q->request.flags & WIRE_THINKS) != 0 ? THINK_INSIDE : THINK_BEFORE;
     q->think.n_followed = q->n_prompt;
     q->think.vocab = v;
     return ERR_OK;
@@ -44,7 +44,7 @@ static size_t think_text(const struct vocab *v, int32_t id, const unsigned char 
     return at[id + 1] - at[id];
 }
 
-static void think_byte(struct seq_think *t, const struct wire_request *r, unsigned char byte)
+static void think_byte(struct seq_think *t, const struct wire_generate *r, unsigned char byte)
 {
     const char *tag = t->state == THINK_BEFORE ? r->think_open : r->think_close;
     bool is_space = byte == ' ' || (byte >= '\t' && byte <= '\r');
@@ -71,19 +71,19 @@ void think_follow(struct seq *q)
 
         t->n_tokens += t->state == THINK_INSIDE;
         for (size_t i = 0; i < len && t->state != THINK_OVER; i++)
-            think_byte(t, &q->request, text[i]);
+            think_byte(t, &q->request.generate, text[i]);
     }
 }
 
 bool think_may_force(const struct seq *q, int n)
 {
     return q->think.state != THINK_OVER &&
-           (uint32_t)(q->think.n_tokens + n) + 1 >= q->request.think_max;
+           (uint32_t)(q->think.n_tokens + n) + 1 >= q->request.generate.think_max;
 }
 
 int32_t think_forced(const struct seq *q)
 {
-    const struct wire_request *r = &q->request;
+    const struct wire_generate *r = &q->request.generate;
     const struct seq_think *t = &q->think;
     const unsigned char *text;
     size_t len = 0;

@@ -80,8 +80,9 @@ static void responses_request(const struct gen *g, struct buf *b)
             buf_add_byte(b, ',');
         responses_tool(b, &tools->items[i]);
     }
-    buf_printf(b, "],\"temperature\":%.7g,\"top_p\":%.7g", (double)g->request.temperature,
-               (double)g->request.top_p);
+    buf_printf(b, "],\"temperature\":%.7g,\"top_p\":%.7g",
+               (double)g->request.generate.sampling.temperature,
+               (double)g->request.generate.sampling.top_p);
     buf_add_text(b, ",\"text\":{\"format\":");
     if (format == NULL)
         buf_add_text(b, "{\"type\":\"text\"}");

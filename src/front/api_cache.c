@@ -68,19 +68,18 @@ bool cache_allows(const struct front *f, struct exchange *x)
 
 /* --- asking ------------------------------------------------------------------------------- */
 
-/* x asks the engine instead of generating; what it says meanwhile is of no interest. */
-static void cache_ask(struct exchange *x, enum wire_ask ask)
+/* x is an operator's: its answer is what the engine says of the cache, or of its sleep. */
+static void cache_ask(struct exchange *x)
 {
     x->asks = true;
     x->only_echo = true;
     x->stream = false;
     x->max_tokens_given = true;
     x->max_tokens = 1;
-    x->gens[0].request.ask = ask;
 }
 
-/* An ask without a prompt: one token that nobody looks at. */
-static void cache_ask_alone(struct exchange *x, enum wire_ask ask, const struct wire_request *r)
+/* A request without a prompt: one token that is not looked at. */
+static void cache_ask_alone(struct exchange *x, const struct wire_request *r)
 {
     struct gen *g = arena_zalloc(&x->arena, sizeof *g);
 
@@ -97,7 +96,29 @@ static void cache_ask_alone(struct exchange *x, enum wire_ask ask, const struct 
     x->n = 1;
     x->gens = g;
     x->n_gens = 1;
-    cache_ask(x, ask);
+    cache_ask(x);
+}
+
+/* One that says nothing but this. */
+static void cache_ask_cache(struct exchange *x, enum wire_cache_action action)
+{
+    cache_ask_alone(x, &(struct wire_request){.task = WIRE_CACHE, .cache = {.action = action}});
+}
+
+static void cache_ask_power(struct exchange *x, enum wire_power_action action)
+{
+    cache_ask_alone(x, &(struct wire_request){.task = WIRE_POWER, .power = {.action = action}});
+}
+
+/* The generation that was prepared becomes a request to drop its prompt. */
+static void cache_ask_drop(struct exchange *x)
+{
+    struct wire_request *r = &x->gens[0].request;
+
+    memset(&r->generate, 0, sizeof r->generate);
+    r->task = WIRE_CACHE;
+    r->cache = (struct wire_cache){.action = WIRE_DROP_PROMPT};
+    cache_ask(x);
 }
 
 /* Members of a body that make a prompt. */
@@ -204,7 +225,7 @@ void api_cache_list(struct front *f, struct exchange *x, const struct json *body
 {
     (void)f;
     (void)body;
-    cache_ask_alone(x, WIRE_LIST, &(struct wire_request){0});
+    cache_ask_cache(x, WIRE_LIST);
 }
 
 void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
@@ -226,7 +247,7 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
     if (!cache_prompt(f, x, body, &hint, "cache_retention") ||
         !cache_choose(f, x, body, &x->gens[0].request))
         return;
-    cache_ask(x, WIRE_GENERATE);
+    cache_ask(x);
     x->gens[0].request.flags |= WIRE_TELL_KEPT;
 }
 
@@ -249,16 +270,16 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
     static const char *const names[] = {"namespace", "all", "tenant", NULL};
     const struct json *salt = json_get(body, "cache_salt");
     const struct json *space = json_get(body, "namespace");
-    struct wire_request r = {0};
+    struct wire_request r = {.task = WIRE_CACHE, .cache = {.action = WIRE_DROP_SPACE}};
 
     if (!cache_knows(x, body, names))
         return;
     if (json_get(body, "prompt") != NULL || json_get(body, "messages") != NULL) {
         if (cache_prompt(f, x, body, NULL, NULL) && cache_choose(f, x, body, &x->gens[0].request))
-            cache_ask(x, WIRE_DROP_PROMPT);
+            cache_ask_drop(x);
     } else if (space != NULL) {
-        if (cache_read_space(space, &r.space))
-            cache_ask_alone(x, WIRE_DROP_SPACE, &r);
+        if (cache_read_space(space, &r.cache.space))
+            cache_ask_alone(x, &r);
         else
             cache_refuse(x, "'namespace' must be 16 hexadecimal digits, as /admin/cache has them",
                          "namespace");
@@ -266,9 +287,9 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
         if (salt != NULL && !fields_read_salt(salt, r.salt))
             cache_refuse(x, "'cache_salt' must be a string that is not empty", "cache_salt");
         else if (cache_choose(f, x, body, &r))
-            cache_ask_alone(x, WIRE_DROP_SPACE, &r);
+            cache_ask_alone(x, &r);
     } else if (json_get_bool(body, "all", false)) {
-        cache_ask_alone(x, WIRE_DROP_ALL, &r);
+        cache_ask_cache(x, WIRE_DROP_ALL);
     } else {
         cache_refuse(x,
                      "say what is dropped: 'prompt', 'messages', 'cache_salt', 'tenant', "
@@ -281,7 +302,7 @@ void api_cache_reset(struct front *f, struct exchange *x, const struct json *bod
 {
     (void)f;
     (void)body;
-    cache_ask_alone(x, WIRE_DROP_ALL, &(struct wire_request){0});
+    cache_ask_cache(x, WIRE_DROP_ALL);
 }
 
 /* vLLM's calls. Its levels are one here: weights go to host memory. */
@@ -289,14 +310,14 @@ void api_sleep(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
     (void)body;
-    cache_ask_alone(x, WIRE_SLEEP, &(struct wire_request){0});
+    cache_ask_power(x, WIRE_SLEEP);
 }
 
 void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
     (void)body;
-    cache_ask_alone(x, WIRE_WAKE, &(struct wire_request){0});
+    cache_ask_power(x, WIRE_WAKE);
 }
 
 /* --- answering ---------------------------------------------------------------------------- */
@@ -454,7 +475,7 @@ static unsigned long long cache_alone(const struct exchange *x, enum wire_fact f
 
 static void cache_add_pin(struct buf *b, const struct exchange *x)
 {
-    const struct wire_request *r = &x->gens[0].request;
+    const struct wire_generate *r = &x->gens[0].request.generate;
 
     buf_printf(b, "{\"tokens\":%u,\"retained_tokens\":%llu,\"priority\":%u,\"seconds\":",
                x->gens[0].n_prompt, cache_alone(x, WIRE_FACT_HELD), r->retain - 1);
@@ -466,18 +487,20 @@ static void cache_add_pin(struct buf *b, const struct exchange *x)
 
 void cache_answer(struct front *f, struct exchange *x)
 {
+    const struct wire_request *r = &x->gens[0].request;
     struct buf b = {0};
 
-    switch ((enum wire_ask)x->gens[0].request.ask) {
-    case WIRE_LIST: cache_add_list(f, &b, x); break;
+    switch ((enum wire_task)r->task) {
     case WIRE_GENERATE: cache_add_pin(&b, x); break;
-    case WIRE_DROP_PROMPT:
-    case WIRE_DROP_SPACE:
-    case WIRE_DROP_ALL:
-        buf_printf(&b, "{\"dropped_pages\":%llu}", cache_alone(x, WIRE_FACT_DROPPED));
+    case WIRE_CACHE:
+        if (r->cache.action == WIRE_LIST)
+            cache_add_list(f, &b, x);
+        else
+            buf_printf(&b, "{\"dropped_pages\":%llu}", cache_alone(x, WIRE_FACT_DROPPED));
         break;
-    case WIRE_SLEEP: buf_add_text(&b, "{\"is_sleeping\":true}"); break;
-    case WIRE_WAKE: buf_add_text(&b, "{\"is_sleeping\":false}"); break;
+    case WIRE_POWER:
+        buf_printf(&b, "{\"is_sleeping\":%s}", r->power.action == WIRE_SLEEP ? "true" : "false");
+        break;
     }
     if (b.failed || x->facts.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);

@@ -153,11 +153,11 @@ static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t mos
     if (rc == ERR_OK && (ids.len == 0 || ids.len > WIRE_THINK_IDS))
         rc = ERR_UNSUPPORTED;
     if (rc == ERR_OK) {
-        r->think_max = 1 + (uint32_t)most;
-        r->n_think_ids = (uint32_t)ids.len;
-        memcpy(r->think_ids, ids.ids, ids.len * sizeof *ids.ids);
-        (void)snprintf(r->think_open, sizeof r->think_open, "%s", open);
-        (void)snprintf(r->think_close, sizeof r->think_close, "%s", close);
+        r->generate.think_max = 1 + (uint32_t)most;
+        r->generate.n_think_ids = (uint32_t)ids.len;
+        memcpy(r->generate.think_ids, ids.ids, ids.len * sizeof *ids.ids);
+        (void)snprintf(r->generate.think_open, sizeof r->generate.think_open, "%s", open);
+        (void)snprintf(r->generate.think_close, sizeof r->generate.think_close, "%s", close);
         r->flags |= inside ? WIRE_THINKS : 0;
     }
     token_list_fini(&ids);

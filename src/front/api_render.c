@@ -87,8 +87,8 @@ static void render_stops(const struct exchange *x, struct buf *b, const struct g
         buf_add_json_string(b, x->stop_texts[i].text, x->stop_texts[i].len);
     }
     buf_add_text(b, "],\"stop_token_ids\":[");
-    for (uint32_t i = 0; i < g->request.n_stop_ids; i++)
-        buf_printf(b, i == 0 ? "%d" : ",%d", g->request.stop_ids[i]);
+    for (uint32_t i = 0; i < g->request.generate.n_stop_ids; i++)
+        buf_printf(b, i == 0 ? "%d" : ",%d", g->request.generate.stop_ids[i]);
     buf_add_text(b, "],");
 }
 
@@ -106,24 +106,26 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
                             const struct gen *g, const struct json *body)
 {
     const struct wire_request *r = &g->request;
+    const struct sampling *s = &r->generate.sampling;
     const char *yes[] = {"false", "true"};
 
     buf_printf(b, "{\"n\":%d,", x->n);
-    render_real(b, "presence_penalty", r->presence);
-    render_real(b, "frequency_penalty", r->frequency);
-    render_real(b, "repetition_penalty", r->repetition);
-    render_real(b, "temperature", r->temperature);
-    render_real(b, "top_p", r->top_p);
-    buf_printf(b, "\"top_k\":%d,", r->top_k);
-    render_real(b, "min_p", r->min_p);
+    render_real(b, "presence_penalty", s->presence_penalty);
+    render_real(b, "frequency_penalty", s->frequency_penalty);
+    render_real(b, "repetition_penalty", s->repetition_penalty);
+    render_real(b, "temperature", s->temperature);
+    render_real(b, "top_p", s->top_p);
+    buf_printf(b, "\"top_k\":%d,", s->top_k);
+    render_real(b, "min_p", s->min_p);
     render_given(b, body, "seed", "null");
     buf_add_byte(b, ',');
     render_stops(x, b, g);
     buf_printf(b, "\"ignore_eos\":%s,", yes[(r->flags & WIRE_IGNORE_EOS) != 0]);
     render_max_tokens(f, x, b, g);
-    buf_printf(b, "\"min_tokens\":%u,", r->min_tokens);
-    render_told(b, "logprobs", (r->flags & WIRE_LOGPROBS) != 0, r->n_logprobs);
-    render_told(b, "prompt_logprobs", (r->flags & WIRE_PROMPT_LOGPROBS) != 0, r->n_prompt_logprobs);
+    buf_printf(b, "\"min_tokens\":%u,", r->generate.min_tokens);
+    render_told(b, "logprobs", (r->flags & WIRE_LOGPROBS) != 0, r->generate.n_logprobs);
+    render_told(b, "prompt_logprobs", (r->flags & WIRE_PROMPT_LOGPROBS) != 0,
+                r->generate.n_prompt_logprobs);
     buf_printf(b, "\"skip_special_tokens\":%s,\"include_stop_str_in_output\":%s,",
                yes[g->detok.skip_special], yes[g->detok.include_stop]);
     render_given(b, body, "logit_bias", "null");

@@ -72,7 +72,7 @@ int beams_init(struct exchange *x, const struct beams_options *o)
     b->n_prompts = n_prompts;
     b->ignores_eos = (r->flags & WIRE_IGNORE_EOS) != 0;
     b->tells = (r->flags & WIRE_LOGPROBS) != 0;
-    b->n_top = r->n_logprobs;
+    b->n_top = r->generate.n_logprobs;
     for (int i = 0; i < n_prompts; i++) {
         struct beams_prompt *p = &b->prompts[i];
 
@@ -91,9 +91,9 @@ int beams_init(struct exchange *x, const struct beams_options *o)
     for (int i = 0; i < x->n_gens; i++) {
         r = &x->gens[i].request;
         r->flags |= WIRE_LOGPROBS | WIRE_IGNORE_EOS;
-        r->n_logprobs = 2 * (uint32_t)x->n > b->n_top ? 2 * (uint32_t)x->n : b->n_top;
-        r->temperature = 0.0f; /* which token the engine takes is of no account */
-        r->repetition = 1.0f;
+        r->generate.n_logprobs = 2 * (uint32_t)x->n > b->n_top ? 2 * (uint32_t)x->n : b->n_top;
+        r->generate.sampling.temperature = 0.0f; /* which token the engine takes is of no account */
+        r->generate.sampling.repetition_penalty = 1.0f;
     }
     x->beams = b;
     return ERR_OK;
@@ -143,8 +143,8 @@ static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *end
 {
     const struct wire_request *r = &first->request;
 
-    for (uint32_t i = 0; i < r->n_stop_ids; i++) {
-        if (r->stop_ids[i] == id)
+    for (uint32_t i = 0; i < r->generate.n_stop_ids; i++) {
+        if (r->generate.stop_ids[i] == id)
             return true;
     }
     for (uint32_t i = 0; i < n_ends; i++) {
@@ -333,7 +333,7 @@ static int beams_choose(struct gen *g, const struct beam *beam)
         return rc;
     buf_add(&g->told, beam->told.len == 0 ? "" : beam->told.bytes, beam->told.len);
     g->told_whole = g->told.len;
-    g->request.n_logprobs = b->n_top;
+    g->request.generate.n_logprobs = b->n_top;
     if (!b->tells)
         g->request.flags &= ~(uint32_t)WIRE_LOGPROBS;
     g->ended = beam->ended;
@@ -343,9 +343,9 @@ static int beams_choose(struct gen *g, const struct beam *beam)
     }
     (void)detok_finish(&g->detok, &g->text);
     g->finish = beam->ended ? GEN_STOP : GEN_LENGTH;
-    for (uint32_t i = 0; beam->ended && i < g->request.n_stop_ids; i++) {
-        if (g->request.stop_ids[i] == beam->out.ids[beam->out.len - 1])
-            g->stop_id = g->request.stop_ids[i];
+    for (uint32_t i = 0; beam->ended && i < g->request.generate.n_stop_ids; i++) {
+        if (g->request.generate.stop_ids[i] == beam->out.ids[beam->out.len - 1])
+            g->stop_id = g->request.generate.stop_ids[i];
     }
     return g->told.failed || g->text.failed ? ERR_NO_MEMORY : ERR_OK;
 }

@@ -3,7 +3,8 @@
  *
  * They need the key of admin_key_file, which nginx hands on as QUIRE_ADMIN_KEY on these paths
  * alone; without that setting there are no such paths. An ask crosses the lane as a generation
- * does, and is answered by facts (wire.h). A pin is a generation of one token, whose pages stay. */
+ * does, and is answered by facts (wire_lane.h). A pin is a generation of one token, whose pages
+ * stay. */
 #ifndef QUIRE_FRONT_CACHE_H
 #define QUIRE_FRONT_CACHE_H
 

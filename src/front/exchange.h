@@ -16,7 +16,7 @@
 #include "front/fcgi.h"
 #include "front/form.h"
 #include "front/steering.h"
-#include "ipc/wire.h"
+#include "ipc/wire_lane.h"
 #include "text/detok.h"
 #include "text/reply.h"
 #include "text/tokenizer.h"
@@ -78,7 +78,7 @@ struct brought {
 struct gen {
     struct exchange *exchange;
     int index;                   /* of the choice: prompt * n + which of its n */
-    struct wire_request request; /* sampling fields; the rest is filled in when submitted */
+    struct wire_request request; /* what its fields say; the rest is filled in when submitted */
     struct token_list tokens;    /* prompt, then output */
     uint32_t n_prompt;
     uint32_t n_cached; /* prompt tokens that the prefix cache had */
@@ -165,7 +165,7 @@ struct exchange {
     const char *notice;            /* a header X-Quire-Notice of an answer that is no error; NULL */
 
     /* The streamer's. */
-    uint64_t answer;      /* as in wire_request; 0: it has one choice at most */
+    uint64_t answer;      /* as in wire_generate; 0: it has one choice at most */
     int retry_after_s;    /* the engine's word for this request; 0: none */
     bool watching_out;    /* epoll is asked for writability */
     uint64_t progress_us; /* when the client last took a byte, or nothing was pending */

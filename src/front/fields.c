@@ -11,6 +11,8 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/must.h"
+#include "base/range.h"
 #include "front/lax.h"
 #include "front/retention.h"
 
@@ -33,15 +35,32 @@ struct fields_row;
 typedef int fields_fn(struct fields_read_context *c, const struct fields_row *row,
                       const struct json *v);
 
+typedef int fields_form_fn(struct form *f, const struct json *v, char *why, size_t why_cap);
+
+/* The member that a row sets: a float, an int32_t or a bool, as its function says. */
+struct fields_place {
+    enum fields_struct { FIELDS_NOWHERE, FIELDS_OUT, FIELDS_EXCHANGE } in;
+    size_t offset;
+};
+
 struct fields_row {
     const char *name;
     int formats;
     fields_fn *read;
-    size_t offset; /* in struct wire_request, for numbers */
-    double low; /* range of numbers (of an object's members), both ends allowed unless low_open */
-    double high;
-    bool low_open;
+    struct fields_place place;
+    struct range range;        /* of numbers */
+    uint32_t members_max;      /* of an object; 0: any number */
+    uint32_t flag;             /* enum wire_flags, of fields_wire_flag() */
+    fields_form_fn *read_form; /* of fields_form() */
+    const char *harmless;      /* a list of this text alone asks for nothing */
 };
+
+static void *fields_member(const struct fields_read_context *c, const struct fields_row *row)
+{
+    must(row->place.in != FIELDS_NOWHERE);
+    return (char *)(row->place.in == FIELDS_OUT ? (void *)c->out : (void *)c->x) +
+           row->place.offset;
+}
 
 static int fields_type(struct fields_read_context *c, const struct fields_row *row,
                        const char *wanted, const struct json *v)
@@ -63,11 +82,10 @@ static int fields_range(struct fields_read_context *c, const struct fields_row *
     if (!json_is_number(&number))
         return fields_type(c, row, "a number", v);
     d = json_real(&number);
-    /* Tiny numbers are 0 once they are floats, which is what the engine gets. */
-    if (!(d >= row->low && d <= row->high) || (row->low_open && (float)d <= (float)row->low)) {
+    if (!range_has(&row->range, d)) {
         (void)snprintf(c->why, c->why_cap, "'%s' must be %s %.15g and at most %.15g, not %s",
-                       row->name, row->low_open ? "above" : "at least", row->low, row->high,
-                       lax_show(v, shown));
+                       row->name, row->range.low_open ? "above" : "at least", row->range.low,
+                       row->range.high, lax_show(v, shown));
         return ERR_INVALID;
     }
     *out = d;
@@ -81,7 +99,7 @@ static int fields_real(struct fields_read_context *c, const struct fields_row *r
     int rc = fields_range(c, row, v, &d);
 
     if (rc == ERR_OK)
-        memcpy((char *)&c->out->request + row->offset, &(float){(float)d}, sizeof(float));
+        memcpy(fields_member(c, row), &(float){(float)d}, sizeof(float));
     return rc;
 }
 
@@ -93,8 +111,8 @@ static int fields_whole_range(struct fields_read_context *c, const struct fields
 
     if (number.kind == JSON_INT || number.kind == JSON_UINT)
         return fields_range(c, row, v, out);
-    (void)snprintf(wanted, sizeof wanted, "a whole number from %.15g to %.15g", row->low,
-                   row->high);
+    (void)snprintf(wanted, sizeof wanted, "a whole number from %.15g to %.15g", row->range.low,
+                   row->range.high);
     return fields_type(c, row, wanted, v);
 }
 
@@ -105,17 +123,19 @@ static int fields_whole(struct fields_read_context *c, const struct fields_row *
     int rc = fields_whole_range(c, row, v, &d);
 
     if (rc == ERR_OK)
-        memcpy((char *)&c->out->request + row->offset, &(int32_t){(int32_t)d}, sizeof(int32_t));
+        memcpy(fields_member(c, row), &(int32_t){(int32_t)d}, sizeof(int32_t));
     return rc;
 }
 
-static int fields_top_k(struct fields_read_context *c, const struct fields_row *row,
+/* 0 is off, and so is -1, as vLLM has it. */
+static int fields_count(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
+    int32_t *member = fields_member(c, row);
     int rc = fields_whole(c, row, v);
 
-    if (rc == ERR_OK && c->out->request.top_k < 0)
-        c->out->request.top_k = 0; /* vLLM writes "off" as -1, too */
+    if (rc == ERR_OK && *member < 0)
+        *member = 0;
     return rc;
 }
 
@@ -126,7 +146,8 @@ static int fields_seed(struct fields_read_context *c, const struct fields_row *r
 
     if (number.kind != JSON_INT && number.kind != JSON_UINT)
         return fields_type(c, row, "a whole number of 64 bits", v);
-    c->out->request.seed = number.kind == JSON_INT ? (uint64_t)number.whole : number.uwhole;
+    c->out->request.generate.sampling.seed =
+        number.kind == JSON_INT ? (uint64_t)number.whole : number.uwhole;
     c->out->seed_given = number.kind == JSON_UINT || number.whole != -1; /* -1: none, as in vLLM */
     return ERR_OK;
 }
@@ -148,15 +169,12 @@ static int fields_timeout(struct fields_read_context *c, const struct fields_row
     return rc;
 }
 
-static int fields_max_tokens(struct fields_read_context *c, const struct fields_row *row,
-                             const struct json *v)
+static int fields_max_completion(struct fields_read_context *c, const struct fields_row *row,
+                                 const struct json *v)
 {
     double d;
     int rc = fields_whole_range(c, row, v, &d);
 
-    /* max_completion_tokens wins over max_tokens, whichever comes first. */
-    if (rc == ERR_OK && c->x->max_tokens_given && strcmp(row->name, "max_tokens") == 0)
-        return ERR_OK;
     if (rc == ERR_OK) {
         c->x->max_tokens_given = true;
         c->x->max_tokens = (uint32_t)d;
@@ -164,17 +182,14 @@ static int fields_max_tokens(struct fields_read_context *c, const struct fields_
     return rc;
 }
 
-/* A chat says whether, and top_logprobs how many; a completion says how many. */
-static int fields_logprobs(struct fields_read_context *c, const struct fields_row *row,
-                           const struct json *v)
+/* max_completion_tokens wins over max_tokens, whichever comes first. */
+static int fields_max_tokens(struct fields_read_context *c, const struct fields_row *row,
+                             const struct json *v)
 {
-    bool flag;
+    double d;
 
-    if (!lax_flag(v, &flag))
-        return fields_type(c, row, "true or false", v);
-    if (flag)
-        c->out->request.flags |= WIRE_LOGPROBS;
-    return ERR_OK;
+    return c->x->max_tokens_given ? fields_whole_range(c, row, v, &d)
+                                  : fields_max_completion(c, row, v);
 }
 
 /* How many alternatives: -1 is the whole vocabulary, which no record of the lane has room for. */
@@ -184,7 +199,7 @@ static int fields_n_told(struct fields_read_context *c, const struct fields_row 
     const struct json number = lax_number(v);
     struct fields_row bounded = *row;
 
-    bounded.high = c->presets->max_logprobs;
+    bounded.range.high = c->presets->max_logprobs;
     if (number.kind != JSON_INT || number.whole != -1)
         return fields_whole(c, &bounded, v);
     (void)snprintf(c->why, c->why_cap,
@@ -251,7 +266,7 @@ static int fields_bad_words(struct fields_read_context *c, const struct fields_r
     return ERR_OK;
 }
 
-/* Some of these are read by the endpoint; here they must be flags. */
+/* Without a place the endpoint reads it; here it must be a flag. */
 static int fields_flag(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -259,29 +274,42 @@ static int fields_flag(struct fields_read_context *c, const struct fields_row *r
 
     if (!lax_flag(v, &flag))
         return fields_type(c, row, "true or false", v);
-    if (strcmp(row->name, "stream") == 0)
-        c->x->stream = flag;
-    if (strcmp(row->name, "skip_special_tokens") == 0) {
-        c->out->skip_special = flag;
-        c->out->skip_special_given = true;
-    } else if (strcmp(row->name, "include_stop_str_in_output") == 0)
-        c->out->include_stop = flag;
-    else if (strcmp(row->name, "parallel_tool_calls") == 0)
-        c->x->one_call = !flag;
-    else if (strcmp(row->name, "include_reasoning") == 0)
-        c->x->hides_reasoning = !flag;
-    else if (strcmp(row->name, "return_token_ids") == 0)
-        c->x->return_ids = flag;
-    else if (strcmp(row->name, "return_tokens_as_token_ids") == 0)
-        c->x->tokens_as_ids = flag;
-    else if (strcmp(row->name, "use_beam_search") == 0)
-        c->out->use_beams = flag;
-    else if (strcmp(row->name, "early_stopping") == 0)
-        c->out->beams.early_stopping = flag;
-    else if (strcmp(row->name, "echo") == 0)
-        c->x->echo = flag;
-    else if (strcmp(row->name, "ignore_eos") == 0 && flag)
-        c->out->request.flags |= WIRE_IGNORE_EOS;
+    if (row->place.in != FIELDS_NOWHERE)
+        *(bool *)fields_member(c, row) = flag;
+    return ERR_OK;
+}
+
+/* The member says the opposite. */
+static int fields_flag_not(struct fields_read_context *c, const struct fields_row *row,
+                           const struct json *v)
+{
+    bool *member = fields_member(c, row);
+    int rc = fields_flag(c, row, v);
+
+    if (rc == ERR_OK)
+        *member = !*member;
+    return rc;
+}
+
+static int fields_skip_special(struct fields_read_context *c, const struct fields_row *row,
+                               const struct json *v)
+{
+    int rc = fields_flag(c, row, v);
+
+    c->out->skip_special_given = c->out->skip_special_given || rc == ERR_OK;
+    return rc;
+}
+
+/* A flag of the engine's. */
+static int fields_wire_flag(struct fields_read_context *c, const struct fields_row *row,
+                            const struct json *v)
+{
+    bool flag;
+
+    if (!lax_flag(v, &flag))
+        return fields_type(c, row, "true or false", v);
+    if (flag)
+        c->out->request.flags |= row->flag;
     return ERR_OK;
 }
 
@@ -365,7 +393,7 @@ static int fields_stop_ids(struct fields_read_context *c, const struct fields_ro
 
         if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX)
             return fields_type(c, row, "a list of token ids", &v->items[i]);
-        r->stop_ids[r->n_stop_ids++] = (int32_t)id.whole;
+        r->generate.stop_ids[r->generate.n_stop_ids++] = (int32_t)id.whole;
     }
     return ERR_OK;
 }
@@ -386,33 +414,25 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
 static int fields_form(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
-    struct form *f = &c->out->form;
-
-    if (strcmp(row->name, "tools") == 0)
-        return form_read_tools(f, v, c->why, c->why_cap);
-    if (strcmp(row->name, "tool_choice") == 0)
-        return form_read_tool_choice(f, v, c->why, c->why_cap);
-    if (strcmp(row->name, "response_format") == 0)
-        return form_read_response_format(f, v, c->why, c->why_cap);
-    if (strcmp(row->name, "structured_outputs") == 0)
-        return form_read_structured(f, v, c->why, c->why_cap);
-    return form_read_guided(f, row->name, v, c->why, c->why_cap);
+    return row->read_form(&c->out->form, v, c->why, c->why_cap);
 }
 
-/* The number of choices of each prompt, or best_of, which must not ask for more. */
-static int fields_n(struct fields_read_context *c, const struct fields_row *row,
-                    const struct json *v)
+static int fields_guided(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    return form_read_guided(&c->out->form, row->name, v, c->why, c->why_cap);
+}
+
+/* It must not ask for more than n, the number of choices of each prompt. */
+static int fields_best_of(struct fields_read_context *c, const struct fields_row *row,
+                          const struct json *v)
 {
     double d;
     int rc = fields_whole_range(c, row, v, &d);
 
-    if (rc != ERR_OK)
-        return rc;
-    if (strcmp(row->name, "n") == 0)
-        c->x->n = (int)d;
-    else
+    if (rc == ERR_OK)
         c->best_of = (int)d;
-    return ERR_OK;
+    return rc;
 }
 
 bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES])
@@ -438,7 +458,7 @@ static int fields_retention(struct fields_read_context *c, const struct fields_r
                             const struct json *v)
 {
     (void)row;
-    return retention_read(&c->out->request, v, c->why, c->why_cap);
+    return retention_read(&c->out->request.generate, v, c->why, c->why_cap);
 }
 
 /* The endpoint reads them; what marks in them say of the cache stands here. */
@@ -481,12 +501,12 @@ static int fields_side(struct fields_read_context *c, const struct fields_row *r
     return ERR_OK;
 }
 
-static int fields_text(struct fields_read_context *c, const struct fields_row *row,
-                       const struct json *v)
+static int fields_request_id(struct fields_read_context *c, const struct fields_row *row,
+                             const struct json *v)
 {
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string", v);
-    if (strcmp(row->name, "request_id") == 0 && !json_has_nul(v))
+    if (!json_has_nul(v))
         (void)exchange_name(c->x, v->text); /* one that cannot be a name is not used */
     return ERR_OK;
 }
@@ -524,9 +544,10 @@ static int fields_object(struct fields_read_context *c, const struct fields_row 
 {
     if (v->kind != JSON_OBJECT)
         return fields_type(c, row, "an object", v);
-    if (row->high == 0 || v->n <= row->high)
+    if (row->members_max == 0 || v->n <= row->members_max)
         return ERR_OK;
-    (void)snprintf(c->why, c->why_cap, "'%s' has more than %g members", row->name, row->high);
+    (void)snprintf(c->why, c->why_cap, "'%s' has more than %u members", row->name,
+                   row->members_max);
     return ERR_INVALID;
 }
 
@@ -549,13 +570,13 @@ static int fields_neutral(struct fields_read_context *c, const struct fields_row
     switch (v->kind) {
     case JSON_NULL: nothing = true; break;
     case JSON_BOOL: nothing = !v->flag; break;
-    case JSON_INT: nothing = v->whole == (int64_t)row->low; break;
+    case JSON_INT:
     case JSON_UINT:
-    case JSON_REAL: nothing = json_real(v) == row->low; break;
+    case JSON_REAL: nothing = json_real(v) == 0.0; break;
     case JSON_TEXT: nothing = v->text_len == 0 || json_is_text(v, "none"); break;
     case JSON_LIST:
-        nothing = v->n == 0 || (v->n == 1 && strcmp(row->name, "modalities") == 0 &&
-                                json_is_text(&v->items[0], "text"));
+        nothing = v->n == 0 ||
+                  (v->n == 1 && row->harmless != NULL && json_is_text(&v->items[0], row->harmless));
         break;
     case JSON_OBJECT: nothing = v->n == 0; break;
     }
@@ -565,93 +586,105 @@ static int fields_neutral(struct fields_read_context *c, const struct fields_row
     return ERR_UNSUPPORTED;
 }
 
-#define AT(field) offsetof(struct wire_request, field)
+/* A row for chats, for completions, for both: a name, the function, then what else it has. */
+/* clang-format off */
+#define CHAT(n, ...) {.name = (n), .formats = FIELDS_CHAT, .read = __VA_ARGS__}
+#define TEXT(n, ...) {.name = (n), .formats = FIELDS_TEXT, .read = __VA_ARGS__}
+#define BOTH(n, ...) {.name = (n), .formats = FIELDS_BOTH, .read = __VA_ARGS__}
+#define OUT_MEMBER(m)      {.in = FIELDS_OUT, .offset = offsetof(struct fields, m)}
+#define EXCHANGE_MEMBER(m) {.in = FIELDS_EXCHANGE, .offset = offsetof(struct exchange, m)}
+/* clang-format on */
 
 static const struct fields_row fields_rows[] = {
-    {"model", FIELDS_BOTH, fields_model, 0, 0, 0, false},
-    {"messages", FIELDS_CHAT, fields_messages, 0, 0, 0, false},
-    {"prompt", FIELDS_TEXT, fields_ignore, 0, 0, 0, false}, /* api_completions.c */
-    {"thinking_token_budget", FIELDS_CHAT, fields_think, 0, -1, INT_MAX, false},
-    {"add_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"add_generation_prompt", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
-    {"continue_final_message", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
-    {"split_special_tokens", FIELDS_CHAT, fields_flag, 0, 0, 0, false}, /* api_chat.c reads it */
-    {"chat_template_kwargs", FIELDS_CHAT, fields_object, 0, 0, 256, false},
-    {"reasoning_effort", FIELDS_CHAT, fields_effort, 0, 0, 0, false}, /* api_chat.c reads it */
-    {"max_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
-    {"max_tokens", FIELDS_TEXT, fields_max_tokens, 0, 0, INT_MAX, false}, /* 0: with echo */
-    {"max_completion_tokens", FIELDS_CHAT, fields_max_tokens, 0, 1, INT_MAX, false},
-    {"min_tokens", FIELDS_BOTH, fields_whole, AT(min_tokens), 0, INT_MAX, false},
-    {"temperature", FIELDS_BOTH, fields_real, AT(temperature), 0, 100, false}, /* vLLM: no bound */
-    {"top_p", FIELDS_BOTH, fields_real, AT(top_p), 0, 1, true},
-    {"top_k", FIELDS_BOTH, fields_top_k, AT(top_k), -1, INT_MAX, false},
-    {"min_p", FIELDS_BOTH, fields_real, AT(min_p), 0, 1, false},
-    {"presence_penalty", FIELDS_BOTH, fields_real, AT(presence), -2, 2, false},
-    {"frequency_penalty", FIELDS_BOTH, fields_real, AT(frequency), -2, 2, false},
-    {"repetition_penalty", FIELDS_BOTH, fields_real, AT(repetition), 0, 100, true},
-    {"priority", FIELDS_BOTH, fields_whole, AT(priority), INT_MIN, INT_MAX, false},
-    {"timeout_s", FIELDS_BOTH, fields_timeout, 0, 0, 86400, true},
-    {"seed", FIELDS_BOTH, fields_seed, 0, 0, 0, false},
-    {"stop", FIELDS_BOTH, fields_stop, 0, 0, 0, false},
-    {"stop_token_ids", FIELDS_BOTH, fields_stop_ids, 0, 0, 0, false},
-    {"ignore_eos", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"stream", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"stream_options", FIELDS_BOTH, fields_stream_options, 0, 0, 0, false},
-    {"skip_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"include_stop_str_in_output", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
+    BOTH("model", fields_model),
+    CHAT("messages", fields_messages),
+    TEXT("prompt", fields_ignore), /* api_completions.c */
+    CHAT("thinking_token_budget", fields_think, .range = RANGE_FROM(-1, INT_MAX)),
+    BOTH("add_special_tokens", fields_flag),
+    CHAT("add_generation_prompt", fields_flag),
+    CHAT("continue_final_message", fields_flag),
+    CHAT("split_special_tokens", fields_flag), /* api_chat.c reads it */
+    CHAT("chat_template_kwargs", fields_object, .members_max = 256),
+    CHAT("reasoning_effort", fields_effort), /* api_chat.c reads it */
+    CHAT("max_tokens", fields_max_tokens, .range = RANGE_FROM(1, INT_MAX)),
+    TEXT("max_tokens", fields_max_tokens, .range = RANGE_FROM(0, INT_MAX)), /* 0: with echo */
+    CHAT("max_completion_tokens", fields_max_completion, .range = RANGE_FROM(1, INT_MAX)),
+    BOTH("min_tokens", fields_whole, .place = OUT_MEMBER(request.generate.min_tokens),
+         .range = RANGE_FROM(0, INT_MAX)),
+#define SAMPLING_REAL(member, bounds, preset)                                         \
+    BOTH(#member, fields_real, .place = OUT_MEMBER(request.generate.sampling.member), \
+         .range = bounds),
+#define SAMPLING_COUNT(member, most)                                                   \
+    BOTH(#member, fields_count, .place = OUT_MEMBER(request.generate.sampling.member), \
+         .range = RANGE_FROM(-1, most)),
+#include "kernels/sampling.def"
+    BOTH("priority", fields_whole, .place = OUT_MEMBER(request.priority),
+         .range = RANGE_FROM(INT_MIN, INT_MAX)),
+    BOTH("timeout_s", fields_timeout, .range = RANGE_ABOVE(0, 86400)),
+    BOTH("seed", fields_seed),
+    BOTH("stop", fields_stop),
+    BOTH("stop_token_ids", fields_stop_ids),
+    BOTH("ignore_eos", fields_wire_flag, .flag = WIRE_IGNORE_EOS),
+    BOTH("stream", fields_flag, .place = EXCHANGE_MEMBER(stream)),
+    BOTH("stream_options", fields_stream_options),
+    BOTH("skip_special_tokens", fields_skip_special, .place = OUT_MEMBER(skip_special)),
+    BOTH("include_stop_str_in_output", fields_flag, .place = OUT_MEMBER(include_stop)),
     /* Harmless: for the books of whoever runs a service. */
-    {"user", FIELDS_BOTH, fields_ignore, 0, 0, 0, false},
-    {"metadata", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
-    {"store", FIELDS_CHAT, fields_flag, 0, 0, 0, false}, /* nothing is, and no answer says so */
-    {"service_tier", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
-    {"safety_identifier", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
-    {"prompt_cache_key", FIELDS_CHAT, fields_ignore, 0, 0, 0, false},
-    {"request_id", FIELDS_BOTH, fields_text, 0, 0, 0, false},
-    {"n", FIELDS_BOTH, fields_n, 0, 1, 128, false},
-    {"best_of", FIELDS_TEXT, fields_n, 0, 1, 128, false},
-    {"use_beam_search", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"length_penalty", FIELDS_BOTH, fields_length_penalty, 0, -100, 100, false},
-    {"early_stopping", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"echo", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"return_token_ids", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"logprobs", FIELDS_CHAT, fields_logprobs, 0, 0, 0, false},
-    {"logprobs", FIELDS_TEXT, fields_n_logprobs, AT(n_logprobs), 0, WIRE_LOGPROBS_MAX, false},
-    {"top_logprobs", FIELDS_CHAT, fields_n_logprobs, AT(n_logprobs), 0, WIRE_LOGPROBS_MAX, false},
-    {"prompt_logprobs", FIELDS_BOTH, fields_prompt_logprobs, AT(n_prompt_logprobs), 0,
-     WIRE_LOGPROBS_MAX, false},
-    {"logprob_token_ids", FIELDS_BOTH, fields_asked, 0, 0, 0, false},
-    {"return_tokens_as_token_ids", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"logit_bias", FIELDS_BOTH, fields_biases, 0, 0, 0, false},
-    {"allowed_token_ids", FIELDS_BOTH, fields_allowed, 0, 0, 0, false},
-    {"bad_words", FIELDS_BOTH, fields_bad_words, 0, 0, 0, false},
-    {"cache_salt", FIELDS_BOTH, fields_salt, 0, 0, 0, false},
-    {"cache_retention", FIELDS_BOTH, fields_retention, 0, 0, 0, false},
-    {"truncate_prompt_tokens", FIELDS_BOTH, fields_truncate, 0, 0, 0, false},
-    {"truncation_side", FIELDS_BOTH, fields_side, 0, 0, 0, false},
-    {"documents", FIELDS_CHAT, fields_list, 0, 0, 0, false}, /* api_chat.c reads it */
-    {"spaces_between_special_tokens", FIELDS_BOTH, fields_flag, 0, 0, 0, false},
-    {"tools", FIELDS_CHAT, fields_form, 0, 0, 0, false},
-    {"tool_choice", FIELDS_CHAT, fields_form, 0, 0, 0, false},
-    {"response_format", FIELDS_BOTH, fields_form, 0, 0, 0, false},
-    {"structured_outputs", FIELDS_BOTH, fields_form, 0, 0, 0, false},
-    {"guided_json", FIELDS_BOTH, fields_form, 0, 0, 0, false}, /* vLLM's older names */
-    {"guided_regex", FIELDS_BOTH, fields_form, 0, 0, 0, false},
-    {"guided_choice", FIELDS_BOTH, fields_form, 0, 0, 0, false},
-    {"guided_grammar", FIELDS_BOTH, fields_form, 0, 0, 0, false},
-    {"guided_whitespace_pattern", FIELDS_BOTH, fields_form, 0, 0, 0, false},
-    {"parallel_tool_calls", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
-    {"include_reasoning", FIELDS_CHAT, fields_flag, 0, 0, 0, false},
-    /* Not there yet; low is the number that asks for nothing. */
-    {"suffix", FIELDS_TEXT, fields_neutral, 0, 0, 0, false},
-    {"chat_template", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
-    {"functions", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
-    {"function_call", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
-    {"prompt_embeds", FIELDS_TEXT, fields_neutral, 0, 0, 0, false},
-    {"modalities", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
-    {"repetition_detection", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
-    {"return_token_offsets", FIELDS_BOTH, fields_neutral, 0, 0, 0, false},
-    {"return_prompt_text", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
-    {"return_assistant_tokens_mask", FIELDS_CHAT, fields_neutral, 0, 0, 0, false},
+    BOTH("user", fields_ignore),
+    CHAT("metadata", fields_ignore),
+    CHAT("store", fields_flag), /* nothing is, and no answer says so */
+    CHAT("service_tier", fields_ignore),
+    CHAT("safety_identifier", fields_ignore),
+    CHAT("prompt_cache_key", fields_ignore),
+    BOTH("request_id", fields_request_id),
+    BOTH("n", fields_whole, .place = EXCHANGE_MEMBER(n), .range = RANGE_FROM(1, 128)),
+    TEXT("best_of", fields_best_of, .range = RANGE_FROM(1, 128)),
+    BOTH("use_beam_search", fields_flag, .place = OUT_MEMBER(use_beams)),
+    BOTH("length_penalty", fields_length_penalty, .range = RANGE_FROM(-100, 100)),
+    BOTH("early_stopping", fields_flag, .place = OUT_MEMBER(beams.early_stopping)),
+    BOTH("echo", fields_flag, .place = EXCHANGE_MEMBER(echo)),
+    BOTH("return_token_ids", fields_flag, .place = EXCHANGE_MEMBER(return_ids)),
+    CHAT("logprobs", fields_wire_flag, .flag = WIRE_LOGPROBS),
+    TEXT("logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
+         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+    CHAT("top_logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
+         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+    BOTH("prompt_logprobs", fields_prompt_logprobs,
+         .place = OUT_MEMBER(request.generate.n_prompt_logprobs),
+         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+    BOTH("logprob_token_ids", fields_asked),
+    BOTH("return_tokens_as_token_ids", fields_flag, .place = EXCHANGE_MEMBER(tokens_as_ids)),
+    BOTH("logit_bias", fields_biases),
+    BOTH("allowed_token_ids", fields_allowed),
+    BOTH("bad_words", fields_bad_words),
+    BOTH("cache_salt", fields_salt),
+    BOTH("cache_retention", fields_retention),
+    BOTH("truncate_prompt_tokens", fields_truncate),
+    BOTH("truncation_side", fields_side),
+    CHAT("documents", fields_list), /* api_chat.c reads it */
+    BOTH("spaces_between_special_tokens", fields_flag),
+    CHAT("tools", fields_form, .read_form = form_read_tools),
+    CHAT("tool_choice", fields_form, .read_form = form_read_tool_choice),
+    BOTH("response_format", fields_form, .read_form = form_read_response_format),
+    BOTH("structured_outputs", fields_form, .read_form = form_read_structured),
+    BOTH("guided_json", fields_guided), /* vLLM's older names */
+    BOTH("guided_regex", fields_guided),
+    BOTH("guided_choice", fields_guided),
+    BOTH("guided_grammar", fields_guided),
+    BOTH("guided_whitespace_pattern", fields_guided),
+    CHAT("parallel_tool_calls", fields_flag_not, .place = EXCHANGE_MEMBER(one_call)),
+    CHAT("include_reasoning", fields_flag_not, .place = EXCHANGE_MEMBER(hides_reasoning)),
+    /* Not there yet. */
+    TEXT("suffix", fields_neutral),
+    CHAT("chat_template", fields_neutral),
+    CHAT("functions", fields_neutral),
+    CHAT("function_call", fields_neutral),
+    TEXT("prompt_embeds", fields_neutral),
+    CHAT("modalities", fields_neutral, .harmless = "text"),
+    BOTH("repetition_detection", fields_neutral),
+    BOTH("return_token_offsets", fields_neutral),
+    CHAT("return_prompt_text", fields_neutral),
+    CHAT("return_assistant_tokens_mask", fields_neutral),
 };
 
 static const struct fields_row *fields_find(const char *name, enum exchange_format format)
@@ -675,13 +708,14 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     struct exchange *x = c->x;
     const char *wrong = NULL;
 
-    if (x->format == EXCHANGE_CHAT && r->n_logprobs > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
+    if (x->format == EXCHANGE_CHAT && r->generate.n_logprobs > 0 &&
+        (r->flags & WIRE_LOGPROBS) == 0) {
         *param = "top_logprobs";
         wrong = "'top_logprobs' needs 'logprobs' to be true";
     } else if (x->steering.n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
         *param = "logprob_token_ids";
         wrong = "'logprob_token_ids' needs 'logprobs' to be true";
-    } else if (x->prompt_logprobs && x->stream && r->n_prompt_logprobs > 0) {
+    } else if (x->prompt_logprobs && x->stream && r->generate.n_prompt_logprobs > 0) {
         *param = "prompt_logprobs";
         wrong = "'prompt_logprobs' is not told in streams";
     } else if (x->max_tokens_given && x->max_tokens == 0 && !x->echo) {
@@ -699,8 +733,9 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     if (x->echo && x->format == EXCHANGE_COMPLETION &&
         (r->flags & WIRE_LOGPROBS) != 0) { /* the echo has them, too */
         r->flags |= WIRE_PROMPT_LOGPROBS;
-        r->n_prompt_logprobs =
-            r->n_prompt_logprobs > r->n_logprobs ? r->n_prompt_logprobs : r->n_logprobs;
+        r->generate.n_prompt_logprobs = r->generate.n_prompt_logprobs > r->generate.n_logprobs
+                                            ? r->generate.n_prompt_logprobs
+                                            : r->generate.n_logprobs;
     }
     if (x->max_tokens_given && x->max_tokens == 0) {
         x->only_echo = true;
@@ -715,6 +750,7 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
 {
     const struct fields *out = c->out;
     const struct wire_request *r = &out->request;
+    const struct sampling *s = &r->generate.sampling;
     const struct exchange *x = c->x;
     const struct {
         const char *name;
@@ -726,10 +762,12 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
         {"logit_bias", x->steering.n_biases > 0},
         {"allowed_token_ids", x->steering.n_allowed > 0},
         {"logprob_token_ids", x->steering.n_asked > 0},
-        {"presence_penalty", r->presence != 0.0f},
-        {"frequency_penalty", r->frequency != 0.0f},
-        {"repetition_penalty", r->repetition != 1.0f && r->repetition != c->presets->repetition},
-        {"min_tokens", r->min_tokens > 0},
+        {"presence_penalty", s->presence_penalty != 0.0f},
+        {"frequency_penalty", s->frequency_penalty != 0.0f},
+        {"repetition_penalty",
+         s->repetition_penalty != 1.0f &&
+             s->repetition_penalty != c->presets->sampling.repetition_penalty},
+        {"min_tokens", r->generate.min_tokens > 0},
         {"thinking_token_budget", x->think_max >= 0},
     };
 
@@ -768,11 +806,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     int rc;
 
     *out = (struct fields){
-        .request = {.temperature = presets->temperature,
-                    .top_p = presets->top_p,
-                    .top_k = presets->top_k,
-                    .min_p = presets->min_p,
-                    .repetition = presets->repetition},
+        .request = {.generate = {.sampling = presets->sampling}},
         .skip_special = true,
         .beams = {.length_penalty = 1.0},
     };
@@ -792,7 +826,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         if (rc != ERR_OK)
             return rc;
     }
-    retention_mark(&out->request, out->mark_s);
+    retention_mark(&out->request.generate, out->mark_s);
     if (x->include_usage && !x->stream) {
         *param = "stream_options";
         (void)snprintf(why, why_cap, "'stream_options' is only allowed when 'stream' is true");
@@ -820,47 +854,51 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     return ERR_OK;
 }
 
-/* What a row takes, as JSON schema names it; NULL: several things. */
+/* What a function reads, as JSON schema names it; others read several things. */
+static const struct {
+    fields_fn *read;
+    const char *type;
+} fields_types[] = {
+    {fields_real, "number"},
+    {fields_timeout, "number"},
+    {fields_length_penalty, "number"},
+    {fields_whole, "integer"},
+    {fields_count, "integer"},
+    {fields_seed, "integer"},
+    {fields_think, "integer"},
+    {fields_max_tokens, "integer"},
+    {fields_max_completion, "integer"},
+    {fields_best_of, "integer"},
+    {fields_n_logprobs, "integer"},
+    {fields_truncate, "integer"},
+    {fields_prompt_logprobs, "integer"},
+    {fields_flag, "boolean"},
+    {fields_flag_not, "boolean"},
+    {fields_skip_special, "boolean"},
+    {fields_wire_flag, "boolean"},
+    {fields_model, "string"},
+    {fields_request_id, "string"},
+    {fields_salt, "string"},
+    {fields_effort, "string"},
+    {fields_side, "string"},
+    {fields_list, "array"},
+    {fields_messages, "array"},
+    {fields_stop_ids, "array"},
+    {fields_allowed, "array"},
+    {fields_asked, "array"},
+    {fields_bad_words, "array"},
+    {fields_object, "object"},
+    {fields_biases, "object"},
+    {fields_stream_options, "object"},
+    {fields_retention, "object"},
+};
+
+/* NULL: several things. */
 static const char *fields_schema_type(const struct fields_row *row)
 {
-    static const struct {
-        fields_fn *read;
-        const char *type;
-    } types[] = {
-        {fields_real, "number"},
-        {fields_timeout, "number"},
-        {fields_length_penalty, "number"},
-        {fields_whole, "integer"},
-        {fields_top_k, "integer"},
-        {fields_seed, "integer"},
-        {fields_think, "integer"},
-        {fields_max_tokens, "integer"},
-        {fields_n, "integer"},
-        {fields_n_logprobs, "integer"},
-        {fields_truncate, "integer"},
-        {fields_prompt_logprobs, "integer"},
-        {fields_flag, "boolean"},
-        {fields_logprobs, "boolean"},
-        {fields_model, "string"},
-        {fields_text, "string"},
-        {fields_salt, "string"},
-        {fields_effort, "string"},
-        {fields_side, "string"},
-        {fields_list, "array"},
-        {fields_messages, "array"},
-        {fields_stop_ids, "array"},
-        {fields_allowed, "array"},
-        {fields_asked, "array"},
-        {fields_bad_words, "array"},
-        {fields_object, "object"},
-        {fields_biases, "object"},
-        {fields_stream_options, "object"},
-        {fields_retention, "object"},
-    };
-
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        if (types[i].read == row->read)
-            return types[i].type;
+    for (size_t i = 0; i < sizeof fields_types / sizeof fields_types[0]; i++) {
+        if (fields_types[i].read == row->read)
+            return fields_types[i].type;
     }
     return NULL;
 }
@@ -880,9 +918,10 @@ void fields_describe(struct buf *b, enum exchange_format format)
         comma = ",";
         if (type != NULL)
             buf_printf(b, "\"type\":\"%s\"", type);
-        if (type != NULL && row->high != 0 && (type[0] == 'n' || type[0] == 'i'))
+        if (type != NULL && row->range.high != 0 && (type[0] == 'n' || type[0] == 'i'))
             buf_printf(b, ",\"%s\":%.15g,\"maximum\":%.15g",
-                       row->low_open ? "exclusiveMinimum" : "minimum", row->low, row->high);
+                       row->range.low_open ? "exclusiveMinimum" : "minimum", row->range.low,
+                       row->range.high);
         buf_add_byte(b, '}');
     }
 }

@@ -112,13 +112,13 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         exchange_reply_error(x, rc, why, param, 0);
         return false;
     }
-    if (x->max_tokens_given && fields.request.min_tokens > x->max_tokens) {
+    if (x->max_tokens_given && fields.request.generate.min_tokens > x->max_tokens) {
         exchange_reply_error(x, ERR_INVALID, "'min_tokens' must not be above 'max_tokens'",
                              "min_tokens", 0);
         return false;
     }
     if (!x->asks)
-        retention_limit(&fields.request, f->settings.client_retention_max);
+        retention_limit(&fields.request.generate, f->settings.client_retention_max);
     if (!terms_read(f, x, &fields.request))
         return false;
     if (fields.bad_words != NULL) {
@@ -149,9 +149,10 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         *g = (struct gen){
             .exchange = x, .index = i, .slot = -1, .stop_id = -1, .request = fields.request};
         if (!fields.seed_given)
-            g->request.seed = gen_random();
+            g->request.generate.sampling.seed = gen_random();
         else
-            g->request.seed += (uint64_t)(i % x->n); /* or they would all say the same */
+            g->request.generate.sampling.seed +=
+                (uint64_t)(i % x->n); /* or they would all say the same */
         if (i % x->n != 0)
             g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* one choice hears them for all */
         rc = gen_listen(f, x, g, &fields);

@@ -75,8 +75,7 @@ static int health_ask(struct front *f, struct exchange *x)
         .deadline_us = x->arrival_us + (uint64_t)f->settings.health_stall_s * 1000000u,
         .flags = WIRE_IGNORE_EOS,
         .priority = INT_MIN,
-        .top_p = 1.0f,
-        .repetition = 1.0f,
+        .generate = {.sampling = sampling_greedy()},
     };
     x->probe = true;
     x->only_echo = true; /* what it says is of no interest */

@@ -200,6 +200,15 @@ static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENAN
     return own >= LINK_DOUBT && most >= own ? UINT32_MAX : n_pushed;
 }
 
+/* A share of a bounded room, without knowing how many others want some: a tenant takes at most so
+ * many times what is left free. One tenant alone may have 4/5 of it, two 4/9 each, and there is
+ * always room for one that comes. */
+#define LINK_SHARE_FACTOR 4
+static bool link_share_allows(uint64_t held, uint64_t n_free)
+{
+    return held < LINK_SHARE_FACTOR * n_free;
+}
+
 enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
 {
     const struct wire_lane *w = l->lane.shared;
@@ -212,19 +221,19 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     if (l->n_free == 0)
         return WIRE_REFUSED_SLOTS;
     if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
-        return WIRE_REFUSALS;
-    if (!wire_share_allows(held, l->n_free))
+        return WIRE_NOT_REFUSED;
+    if (!link_share_allows(held, l->n_free))
         return WIRE_REFUSED_TENANT;
     lane_backlog(&l->lane, &n_queued, &n_tokens);
     n_tokens += r->n_tokens;
     room = atomic_load_explicit(&w->room_reqs, memory_order_relaxed);
     if (n_queued >= room)
-        return n_queued - room < link_may_push(l, r->tenant) ? WIRE_REFUSALS
+        return n_queued - room < link_may_push(l, r->tenant) ? WIRE_NOT_REFUSED
                                                              : WIRE_REFUSED_REQUESTS;
     if (n_queued + atomic_load_explicit(&w->n_waiting, memory_order_relaxed) > 0 &&
         n_tokens > atomic_load_explicit(&w->room_tokens, memory_order_relaxed))
-        return link_may_push(l, r->tenant) > 0 ? WIRE_REFUSALS : WIRE_REFUSED_TOKENS;
-    return WIRE_REFUSALS;
+        return link_may_push(l, r->tenant) > 0 ? WIRE_NOT_REFUSED : WIRE_REFUSED_TOKENS;
+    return WIRE_NOT_REFUSED;
 }
 
 void link_count_refused(struct link *l, enum wire_refusal why)

@@ -30,7 +30,7 @@ struct link {
     struct gen **by_slot;       /* [n_slots]; NULL: free, or nobody wants what still comes */
     uint32_t *free_slots;       /* [n_slots], stack */
     uint32_t n_free;
-    uint32_t *automaton; /* [n_slots], as in wire_request: what the engine is to hold it to */
+    uint32_t *automaton; /* [n_slots], as in wire_generate: what the engine is to hold it to */
     struct offers offers;
     struct link_tenant *tenants; /* [n_slots], the first n_tenants were in use */
     uint32_t n_tenants;
@@ -65,8 +65,8 @@ bool link_try(struct link *l, uint64_t now_us);
  * generations it had; the caller empties it first. */
 void link_lost(struct link *l, uint64_t now_us);
 
-/* Would the engine refuse this request, or has its tenant enough slots? WIRE_REFUSALS: no. One that
- * an engine had taken before is held up by nothing but the slots. */
+/* Would the engine refuse this request, or has its tenant enough slots? WIRE_NOT_REFUSED: no. A
+ * request that an engine had taken before is held up by nothing but the slots. */
 enum wire_refusal link_refuses(struct link *l, const struct wire_request *r);
 void link_count_refused(struct link *l, enum wire_refusal why);
 

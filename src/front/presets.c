@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "ipc/sampling.h"
 #include "text/file.h"
 
 #define PRESETS_FILE      "generation_config.json"
@@ -21,15 +22,11 @@ struct presets_reader {
 
 void presets_init(struct presets *p)
 {
-    *p = (struct presets){.max_logprobs = 20,
-                          .max_stops = 32,
-                          .temperature = 1.0f,
-                          .top_p = 1.0f,
-                          .repetition = 1.0f};
+    *p = (struct presets){.max_logprobs = 20, .max_stops = 32, .sampling = sampling_presets()};
 }
 
 /* A number in its range; preset when it is absent. */
-static double presets_number(struct presets_reader *r, const char *name, double low, double high,
+static double presets_number(struct presets_reader *r, const char *name, const struct range *range,
                              double preset)
 {
     const struct json *v = json_get(r->config, name);
@@ -37,27 +34,37 @@ static double presets_number(struct presets_reader *r, const char *name, double 
 
     if (v == NULL || v->kind == JSON_NULL)
         return preset;
-    d = json_is_number(v) ? json_real(v) : low - 1.0;
-    if (d >= low && d <= high)
+    d = json_is_number(v) ? json_real(v) : range->low - 1.0;
+    if (range_has(range, d))
         return d;
-    (void)snprintf(r->why, r->why_cap, "%s: %s must be a number from %g to %g", r->source, name,
-                   low, high);
+    (void)snprintf(r->why, r->why_cap, "%s: %s must be a number %s %g %s %g", r->source, name,
+                   range->low_open ? "above" : "from", range->low,
+                   range->low_open ? "and at most" : "to", range->high);
     r->rc = ERR_INVALID;
     return preset;
 }
 
+static void presets_sampling(struct presets_reader *r, const char *name, struct sampling *s)
+{
+    const struct sampling_param *p = sampling_find(name);
+    struct range range = p->range;
+    double d;
+
+    range.low -= p->is_count ? 1.0 : 0.0; /* vLLM writes "off" as -1, too */
+    d = presets_number(r, name, &range, sampling_get(s, p));
+    sampling_set(s, p, p->is_count && d < 0.0 ? 0.0 : d);
+}
+
 static int presets_take(struct presets *p, struct presets_reader *r)
 {
+    static const char *const names[] = {"temperature", "top_p", "min_p", "repetition_penalty",
+                                        "top_k"};
+    static const struct range tokens = RANGE_FROM(1, INT_MAX);
     struct presets n = *p;
-    double top_k;
 
-    n.temperature = (float)presets_number(r, "temperature", 0, 100, p->temperature);
-    n.top_p = (float)presets_number(r, "top_p", 1e-30, 1, p->top_p);
-    n.min_p = (float)presets_number(r, "min_p", 0, 1, p->min_p);
-    n.repetition = (float)presets_number(r, "repetition_penalty", 1e-30, 100, p->repetition);
-    top_k = presets_number(r, "top_k", -1, INT_MAX, p->top_k);
-    n.top_k = top_k < 0 ? 0 : (int32_t)top_k;
-    n.max_tokens = (uint32_t)presets_number(r, "max_new_tokens", 1, INT_MAX, p->max_tokens);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        presets_sampling(r, names[i], &n.sampling);
+    n.max_tokens = (uint32_t)presets_number(r, "max_new_tokens", &tokens, p->max_tokens);
     if (r->rc == ERR_OK)
         *p = n;
     return r->rc;

@@ -8,14 +8,11 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "kernels/sampling.h"
 
 /* Values are in the ranges of the fields of a request. */
 struct presets {
-    float temperature;
-    float top_p;
-    float min_p;
-    float repetition;
-    int32_t top_k;         /* 0: off */
+    struct sampling sampling;
     uint32_t max_tokens;   /* 0: as many as there is room for */
     uint32_t max_logprobs; /* what a request may ask for: settings of the same name */
     int max_stops;
@@ -23,7 +20,7 @@ struct presets {
     bool include_usage; /* of streams, whatever they say */
 };
 
-/* temperature 1, top_p 1, nothing else. */
+/* sampling_presets(), nothing else. */
 void presets_init(struct presets *p);
 
 /* Take over what generation_config.json of a model's folder says, with vLLM's choice of members:

@@ -35,7 +35,7 @@ static int retention_member(const struct json *m, int64_t values[3], char *why, 
     return ERR_INVALID;
 }
 
-int retention_read(struct wire_request *r, const struct json *v, char *why, size_t why_cap)
+int retention_read(struct wire_generate *r, const struct json *v, char *why, size_t why_cap)
 {
     int64_t values[3] = {-1, 0, 0}; /* as the members stand above */
 
@@ -112,7 +112,7 @@ int retention_read_marks(const struct json *messages, uint32_t *seconds, char *w
     return ERR_OK;
 }
 
-void retention_mark(struct wire_request *r, uint32_t seconds)
+void retention_mark(struct wire_generate *r, uint32_t seconds)
 {
     if (seconds == 0 || r->retain != 0)
         return;
@@ -120,7 +120,7 @@ void retention_mark(struct wire_request *r, uint32_t seconds)
     r->retain_s = seconds;
 }
 
-void retention_limit(struct wire_request *r, int max)
+void retention_limit(struct wire_generate *r, int max)
 {
     if (max == 0)
         r->retain = 0;

@@ -17,14 +17,14 @@
 
 #include "base/err.h"
 #include "base/json.h"
-#include "ipc/wire.h"
+#include "ipc/wire_request.h"
 
 #define RETENTION_PRIORITY_MAX 100 /* which the keys of operators give */
 #define RETENTION_MARK         60  /* the priority of what is marked */
 #define RETENTION_SECONDS_MAX  31536000
 
 /* cache_retention. ERR_INVALID, why says what is wrong with it. */
-int retention_read(struct wire_request *r, const struct json *v, char *why,
+int retention_read(struct wire_generate *r, const struct json *v, char *why,
                    size_t why_cap) ERR_CHECKED;
 
 /* cache_control of an object, which may have none: *seconds grows to its time. where names the
@@ -37,9 +37,9 @@ int retention_read_marks(const struct json *messages, uint32_t *seconds, char *w
                          size_t why_cap) ERR_CHECKED;
 
 /* What marks say, unless r says something already. */
-void retention_mark(struct wire_request *r, uint32_t seconds);
+void retention_mark(struct wire_generate *r, uint32_t seconds);
 
 /* A client may say no more than max; of 0 it may say nothing. */
-void retention_limit(struct wire_request *r, int max);
+void retention_limit(struct wire_generate *r, int max);
 
 #endif

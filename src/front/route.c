@@ -26,54 +26,76 @@ struct route {
         ADMIN, /* the key of admin_key_file */
         LOCAL, /* nginx lets this machine alone in */
     } access;
+    enum route_traits {
+        PLAIN = 0,
+        BODY = 1,      /* a JSON object comes with it */
+        GENERATES = 2, /* a full server turns it away before it reads the body */
+        NAMED = 4,     /* a name may follow the path, which may have slashes */
+    } traits;
+    const char *schema;  /* of the body, in /openapi.json; NULL: any object */
     const char *summary; /* one line for /openapi.json; NULL: not listed there */
 };
 
+#define ROUTE_CHAT "ChatCompletionRequest"
+#define ROUTE_TEXT "CompletionRequest"
+
 static const struct route routes[] = {
-    {"/v1/chat/completions", "POST", api_chat, SHAPE_OPENAI, KEYED, "Answer a chat"},
-    {"/v1/completions", "POST", api_completions, SHAPE_OPENAI, KEYED, "Continue a prompt"},
-    {"/v1/chat/completions/batch", "POST", api_chat_batch, SHAPE_OPENAI, KEYED,
-     "Answer several conversations, one choice for each"},
-    {"/v1/chat/completions/render", "POST", api_render, SHAPE_OPENAI, KEYED,
+    {"/v1/chat/completions", "POST", api_chat, SHAPE_OPENAI, KEYED, BODY | GENERATES, ROUTE_CHAT,
+     "Answer a chat"},
+    {"/v1/completions", "POST", api_completions, SHAPE_OPENAI, KEYED, BODY | GENERATES, ROUTE_TEXT,
+     "Continue a prompt"},
+    {"/v1/chat/completions/batch", "POST", api_chat_batch, SHAPE_OPENAI, KEYED, BODY | GENERATES,
+     NULL, "Answer several conversations, one choice for each"},
+    {"/v1/chat/completions/render", "POST", api_render, SHAPE_OPENAI, KEYED, BODY, ROUTE_CHAT,
      "The prompt of a chat and its tokens, without an answer"},
-    {"/v1/completions/render", "POST", api_render, SHAPE_OPENAI, KEYED,
+    {"/v1/completions/render", "POST", api_render, SHAPE_OPENAI, KEYED, BODY, ROUTE_TEXT,
      "The tokens of a prompt, without an answer"},
-    {"/v1/chat/completions/derender", "POST", api_derender, SHAPE_OPENAI, KEYED,
+    {"/v1/chat/completions/derender", "POST", api_derender, SHAPE_OPENAI, KEYED, BODY, NULL,
      "The answer to a chat, made of tokens that were generated"},
-    {"/v1/completions/derender", "POST", api_derender, SHAPE_OPENAI, KEYED,
+    {"/v1/completions/derender", "POST", api_derender, SHAPE_OPENAI, KEYED, BODY, NULL,
      "The answer to a completion, made of tokens that were generated"},
-    {"/inference/v1/generate", "POST", api_generate, SHAPE_TOKENS, KEYED,
+    {"/inference/v1/generate", "POST", api_generate, SHAPE_TOKENS, KEYED, BODY | GENERATES, NULL,
      "Continue token ids by token ids"},
-    {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES, KEYED, "Anthropic's API"},
-    {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES, KEYED,
+    {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES, KEYED, BODY | GENERATES, NULL,
+     "Anthropic's API"},
+    {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES, KEYED, BODY, NULL,
      "Count the tokens of a request to /v1/messages"},
-    {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES, KEYED, NULL},
-    {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES, KEYED, "OpenAI's responses"},
-    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES, KEYED, NULL},
-    {"/v1/models", "GET", api_models, SHAPE_OPENAI, KEYED, "The names of the model"},
-    {"/v1", "GET", api_index, SHAPE_OPENAI, KEYED, "The endpoints"},
-    {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI, KEYED, "Text or a chat to token ids"},
-    {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI, KEYED, "Token ids to text"},
-    {"/tokenizer_info", "GET", api_tokenizer_info, SHAPE_OPENAI, KEYED,
+    {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES, KEYED, PLAIN, NULL, NULL},
+    {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES, KEYED, BODY | GENERATES, NULL,
+     "OpenAI's responses"},
+    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES, KEYED, PLAIN, NULL, NULL},
+    {"/v1/models", "GET", api_models, SHAPE_OPENAI, KEYED, NAMED, NULL, "The names of the model"},
+    {"/v1", "GET", api_index, SHAPE_OPENAI, KEYED, PLAIN, NULL, "The endpoints"},
+    {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI, KEYED, BODY, NULL,
+     "Text or a chat to token ids"},
+    {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI, KEYED, BODY, NULL, "Token ids to text"},
+    {"/tokenizer_info", "GET", api_tokenizer_info, SHAPE_OPENAI, KEYED, PLAIN, NULL,
      "What tokenizer_config.json says"},
-    {"/server_info", "GET", api_server_info, SHAPE_OPENAI, ADMIN, "The settings of a front"},
-    {"/invocations", "POST", api_invocations, SHAPE_OPENAI, KEYED,
+    {"/server_info", "GET", api_server_info, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+     "The settings of a front"},
+    {"/invocations", "POST", api_invocations, SHAPE_OPENAI, KEYED, BODY | GENERATES, NULL,
      "A chat, completion or response, by the body"},
-    {"/openapi.json", "GET", api_openapi, SHAPE_OPENAI, OPEN, "This description"},
-    {"/health", "GET", api_health, SHAPE_OPENAI, OPEN, "200 if the server can answer"},
-    {"/metrics", "GET", api_metrics, SHAPE_OPENAI, LOCAL, "Counters for Prometheus"},
-    {"/version", "GET", api_version, SHAPE_OPENAI, OPEN, "The server's version"},
-    {"/ping", "GET", api_health, SHAPE_OPENAI, OPEN, "As /health"},
-    {"/ping", "POST", api_health, SHAPE_OPENAI, OPEN, "As /health"},
-    {"/load", "GET", api_load, SHAPE_OPENAI, KEYED, "Requests that run or wait"},
-    {"/admin/cache", "GET", api_cache_list, SHAPE_OPENAI, ADMIN, "What the prefix cache holds"},
-    {"/admin/cache/pin", "POST", api_cache_pin, SHAPE_OPENAI, ADMIN, "Keep a prompt in the cache"},
-    {"/admin/cache/drop", "POST", api_cache_drop, SHAPE_OPENAI, ADMIN,
+    {"/openapi.json", "GET", api_openapi, SHAPE_OPENAI, OPEN, PLAIN, NULL, "This description"},
+    {"/health", "GET", api_health, SHAPE_OPENAI, OPEN, PLAIN, NULL, "200 if the server can answer"},
+    {"/metrics", "GET", api_metrics, SHAPE_OPENAI, LOCAL, PLAIN, NULL, "Counters for Prometheus"},
+    {"/version", "GET", api_version, SHAPE_OPENAI, OPEN, PLAIN, NULL, "The server's version"},
+    {"/ping", "GET", api_health, SHAPE_OPENAI, OPEN, PLAIN, NULL, "As /health"},
+    {"/ping", "POST", api_health, SHAPE_OPENAI, OPEN, PLAIN, NULL, "As /health"},
+    {"/load", "GET", api_load, SHAPE_OPENAI, KEYED, PLAIN, NULL, "Requests that run or wait"},
+    {"/admin/cache", "GET", api_cache_list, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+     "What the prefix cache holds"},
+    {"/admin/cache/pin", "POST", api_cache_pin, SHAPE_OPENAI, ADMIN, BODY, NULL,
+     "Keep a prompt in the cache"},
+    {"/admin/cache/drop", "POST", api_cache_drop, SHAPE_OPENAI, ADMIN, BODY, NULL,
      "Remove prompts from the cache"},
-    {"/reset_prefix_cache", "POST", api_cache_reset, SHAPE_OPENAI, ADMIN, "Empty the cache"},
-    {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, OPEN, "Whether the engine sleeps"},
-    {"/sleep", "POST", api_sleep, SHAPE_OPENAI, ADMIN, "Give the device's memory back"},
-    {"/wake_up", "POST", api_wake_up, SHAPE_OPENAI, ADMIN, "Take the device's memory again"},
+    {"/reset_prefix_cache", "POST", api_cache_reset, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+     "Empty the cache"},
+    {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, OPEN, PLAIN, NULL,
+     "Whether the engine sleeps"},
+    {"/sleep", "POST", api_sleep, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+     "Give the device's memory back"},
+    {"/wake_up", "POST", api_wake_up, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+     "Take the device's memory again"},
 };
 
 /* Copy the path, without query and trailing slash. */
@@ -128,8 +150,7 @@ static const struct json *route_body(struct front *f, struct exchange *x)
     return NULL;
 }
 
-/* A model is asked for by its name behind the list's path; the name may have slashes. A path with a
- * slash at its end stands for all below it. */
+/* A path with a slash at its end stands for all below it. */
 static bool route_fits(const struct route *r, const char *path)
 {
     size_t len = strlen(r->path);
@@ -138,21 +159,8 @@ static bool route_fits(const struct route *r, const char *path)
         return true;
     if (r->path[len - 1] == '/')
         return strncmp(path, r->path, len) == 0;
-    return r->answer == api_models && strncmp(path, r->path, len) == 0 && path[len] == '/' &&
+    return (r->traits & NAMED) != 0 && strncmp(path, r->path, len) == 0 && path[len] == '/' &&
            path[len + 1] != '\0';
-}
-
-static bool route_has_body(const struct route *r, const char *method)
-{
-    return r->method != NULL && strcmp(method, "POST") == 0 && r->answer != api_health &&
-           r->answer != api_cache_reset && r->answer != api_sleep && r->answer != api_wake_up;
-}
-
-static bool route_generates(const struct route *r)
-{
-    return r->answer == api_chat || r->answer == api_completions || r->answer == api_messages ||
-           r->answer == api_responses || r->answer == api_invocations ||
-           r->answer == api_generate || r->answer == api_chat_batch;
 }
 
 /* A full server says so before it reads what it will not serve: a refusal that costs as much as an
@@ -171,14 +179,15 @@ static bool route_turns_away(struct front *f, struct exchange *x)
     return true;
 }
 
-/* The schema of a route's body, where there is one. */
-static const char *route_schema(const struct route *r)
+/* The schema of a route's body. */
+static void route_describe_body(struct buf *b, const struct route *r)
 {
-    if (r->answer == api_chat || (r->answer == api_render && strstr(r->path, "chat") != NULL))
-        return "{\"$ref\":\"#/components/schemas/ChatCompletionRequest\"}";
-    if (r->answer == api_completions || r->answer == api_render)
-        return "{\"$ref\":\"#/components/schemas/CompletionRequest\"}";
-    return "{\"type\":\"object\"}";
+    buf_add_text(b, ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":"
+                    "{\"schema\":");
+    if (r->schema == NULL)
+        buf_add_text(b, "{\"type\":\"object\"}}}}");
+    else
+        buf_printf(b, "{\"$ref\":\"#/components/schemas/%s\"}}}}", r->schema);
 }
 
 static void route_describe_one(struct buf *b, const struct route *r)
@@ -188,11 +197,8 @@ static void route_describe_one(struct buf *b, const struct route *r)
     buf_printf(b, "\"%s\":{\"summary\":\"%s\"", post ? "post" : "get", r->summary);
     if (r->access == OPEN || r->access == LOCAL)
         buf_add_text(b, ",\"security\":[]");
-    if (route_has_body(r, r->method))
-        buf_printf(b,
-                   ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":"
-                   "{\"schema\":%s}}}",
-                   route_schema(r));
+    if ((r->traits & BODY) != 0)
+        route_describe_body(b, r);
     buf_add_text(b, ",\"responses\":{\"200\":{\"description\":\"the answer\"},\"default\":"
                     "{\"description\":\"an error\"}}}");
 }
@@ -243,9 +249,9 @@ void route_exchange(struct front *f, struct exchange *x)
             fcgi_skip_body(x->fcgi);
             return;
         }
-        if (route_generates(r) && route_turns_away(f, x))
+        if ((r->traits & GENERATES) != 0 && route_turns_away(f, x))
             return;
-        if (route_has_body(r, method)) {
+        if ((r->traits & BODY) != 0) {
             body = route_body(f, x);
             if (body == NULL)
                 return;

@@ -240,7 +240,7 @@ static int steering_write_allowed(const struct steering *s, uint32_t n_vocab, in
     return ERR_OK;
 }
 
-int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_request *r,
+int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_generate *r,
                    int32_t **words, const char **param, int32_t *wrong)
 {
     int32_t *w;
@@ -250,7 +250,7 @@ int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_reque
     r->n_biases = s->n_biases;
     r->n_bad = s->n_bad;
     r->n_asked = s->n_asked;
-    if (wire_extra(r) == 0)
+    if (wire_generate_extra(r) == 0)
         return ERR_OK;
     if (s->n_biases > 0 && (uint32_t)s->biases[s->n_biases - 1].id >= n_vocab) {
         *param = "logit_bias";
@@ -264,7 +264,7 @@ int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_reque
             return ERR_INVALID;
         }
     }
-    w = mem_zalloc_array((size_t)wire_extra(r), sizeof *w);
+    w = mem_zalloc_array((size_t)wire_generate_extra(r), sizeof *w);
     if (w == NULL)
         return ERR_NO_MEMORY;
     if (steering_write_allowed(s, n_vocab, w, wrong) != ERR_OK) {

@@ -8,7 +8,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
-#include "ipc/wire.h"
+#include "ipc/wire_request.h"
 #include "text/tokenizer.h"
 
 #define STEERING_BIAS_MAX  100.0 /* larger biases are cut to it, as vLLM does */
@@ -19,7 +19,7 @@ struct steering {
     uint32_t n_biases;
     int32_t *allowed; /* [n_allowed]; 0: all may come */
     uint32_t n_allowed;
-    int32_t *bad; /* [n_bad], as struct wire_request has them */
+    int32_t *bad; /* [n_bad], as struct wire_generate has them */
     uint32_t n_bad;
     int32_t *asked; /* [n_asked], each id once */
     uint32_t n_asked;
@@ -39,9 +39,10 @@ int steering_read_bad_words(struct steering *s, struct arena *arena, const struc
                             const struct json *v, char *why, size_t why_cap) ERR_CHECKED;
 
 /* Fill r->n_allowed, n_biases, n_bad, n_asked, and the words that stand behind the tokens: int32
- * [wire_extra(r)], the caller's to mem_free(); NULL when there are none. ERR_INVALID with the
- * field's name in *param and the id in *wrong when an id is not below n_vocab; ERR_NO_MEMORY. */
-int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_request *r,
+ * [wire_generate_extra(r)], the caller's to mem_free(); NULL when there are none. ERR_INVALID with
+ * the field's name in *param and the id in *wrong when an id is not below n_vocab;
+ * ERR_NO_MEMORY. */
+int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_generate *r,
                    int32_t **words, const char **param, int32_t *wrong) ERR_CHECKED;
 
 #endif

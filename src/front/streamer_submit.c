@@ -56,6 +56,7 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
 {
     const struct wire_welcome *w = &s->f->link.engine;
     const struct exchange *x = g->exchange;
+    uint32_t n_stop_ids = g->request.task == WIRE_GENERATE ? g->request.generate.n_stop_ids : 0;
     uint64_t longest = w->max_model_len;
     uint64_t more = exchange_least_answer(x);
 
@@ -75,11 +76,11 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
             return ERR_INVALID;
         }
     }
-    for (uint32_t i = 0; i < g->request.n_stop_ids; i++) {
-        if (g->request.stop_ids[i] >= (int64_t)w->n_vocab) {
+    for (uint32_t i = 0; i < n_stop_ids; i++) {
+        if (g->request.generate.stop_ids[i] >= (int64_t)w->n_vocab) {
             *param = "stop_token_ids";
             (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
-                           g->request.stop_ids[i], w->n_vocab);
+                           g->request.generate.stop_ids[i], w->n_vocab);
             return ERR_INVALID;
         }
     }
@@ -98,7 +99,7 @@ static int streamer_offer(struct streamer *s, const struct exchange *x,
     int rc;
 
     *automaton = 0;
-    if (x->structure == NULL && r->think_max == 0)
+    if (r->task != WIRE_GENERATE || (x->structure == NULL && r->generate.think_max == 0))
         return ERR_OK;
     rc = vocabulary_get(&s->f->vocabulary, &sealed, &bytes);
     if (rc != ERR_OK)
@@ -113,35 +114,63 @@ static int streamer_offer(struct streamer *s, const struct exchange *x,
     return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
 }
 
+/* What a generation's members are only now. */
+static void streamer_fill_generate(const struct streamer *s, const struct gen *g,
+                                   uint32_t automaton, struct wire_generate *r)
+{
+    const struct exchange *x = g->exchange;
+
+    r->automaton = automaton;
+    r->n_prompt = g->n_prompt;
+    r->answer = x->answer;
+    r->n_choices = (uint32_t)x->n;
+    r->max_tokens = s->f->link.engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
+    if (x->max_tokens_given && x->max_tokens < r->max_tokens)
+        r->max_tokens = x->max_tokens;
+    if (x->beams != NULL) {
+        r->max_tokens = beams_max_tokens(g);
+        r->answer = 0; /* no step waits for the other beams */
+        r->n_choices = 1;
+    }
+}
+
 /* Put g into a slot of the lane. */
 static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
                               struct wire_request r, const int32_t *extra)
 {
     struct link *l = &s->f->link;
-    const struct exchange *x = g->exchange;
-    int rc = streamer_offer(s, x, &g->request, &r.automaton);
+    uint32_t automaton;
+    int rc = streamer_offer(s, g->exchange, &r, &automaton);
 
     if (rc != ERR_OK)
         return rc;
-    l->automaton[slot] = r.automaton;
+    l->automaton[slot] = automaton;
     r.flags |= logprobs_restart(g);
-    r.arrival_us = x->arrival_us;
+    r.arrival_us = g->exchange->arrival_us;
     r.n_tokens = (uint32_t)g->tokens.len;
-    r.n_prompt = g->n_prompt;
-    r.answer = x->answer;
-    r.n_choices = (uint32_t)x->n;
-    r.max_tokens = l->engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
-    if (x->max_tokens_given && x->max_tokens < r.max_tokens)
-        r.max_tokens = x->max_tokens;
-    if (x->beams != NULL) {
-        r.max_tokens = beams_max_tokens(g);
-        r.answer = 0; /* no step waits for the other beams */
-        r.n_choices = 1;
-    }
+    if (r.task == WIRE_GENERATE)
+        streamer_fill_generate(s, g, automaton, &r.generate);
     rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
     if (rc != ERR_OK)
         streamer_count_refused(s, g, WIRE_REFUSED_SLOTS);
     return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
+}
+
+/* The words that stand behind a generation's tokens. Errors have their words. */
+static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wire_request *r,
+                          int32_t **extra, char *why, size_t cap, const char **param)
+{
+    int32_t wrong;
+    int rc;
+
+    *extra = NULL;
+    if (r->task != WIRE_GENERATE)
+        return ERR_OK;
+    rc = steering_write(&x->steering, n_vocab, &r->generate, extra, param, &wrong);
+    if (rc == ERR_INVALID)
+        (void)snprintf(why, cap, "'%s' has token id %d; this model's go from 0 to %u", *param,
+                       wrong, n_vocab - 1);
+    return rc;
 }
 
 /* Submit g. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for its
@@ -153,8 +182,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
     struct wire_request r = g->request;
     int rc = streamer_check(s, g, why, cap, param);
     enum wire_refusal refusal;
-    int32_t *extra = NULL;
-    int32_t wrong;
+    int32_t *extra;
     int64_t slot;
 
     if (rc != ERR_OK)
@@ -163,18 +191,14 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
               (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
     r.n_tokens = (uint32_t)g->tokens.len;
     refusal = link_refuses(l, &r);
-    if (refusal != WIRE_REFUSALS) {
+    if (refusal != WIRE_NOT_REFUSED) {
         streamer_count_refused(s, g, refusal);
         *param = NULL;
         return ERR_OVERLOADED;
     }
-    rc = steering_write(&g->exchange->steering, l->engine.n_vocab, &r, &extra, param, &wrong);
-    if (rc != ERR_OK) {
-        if (*param != NULL)
-            (void)snprintf(why, cap, "'%s' has token id %d; this model's go from 0 to %u", *param,
-                           wrong, l->engine.n_vocab - 1);
+    rc = streamer_steer(g->exchange, l->engine.n_vocab, &r, &extra, why, cap, param);
+    if (rc != ERR_OK)
         return rc;
-    }
     *param = NULL;
     slot = link_claim(l, r.tenant);
     rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, r, extra);

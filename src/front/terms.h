@@ -9,7 +9,7 @@
 #define QUIRE_FRONT_TERMS_H
 
 #include "front/front.h"
-#include "ipc/wire.h"
+#include "ipc/wire_request.h"
 
 /* Fill tenant, priority and deadline_us of r; what the body said of them stands in r and x. False
  * after an error answer. */

@@ -9,7 +9,7 @@
 
 #include "front/fields.h"
 #include "front/translate.h"
-#include "ipc/wire.h"
+#include "ipc/wire_request.h"
 
 #define RESPONSES_TOP_MAX  20 /* that API's bound */
 #define RESPONSES_LOGPROBS "message.output_text.logprobs"

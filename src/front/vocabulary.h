@@ -13,7 +13,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
-#include "ipc/wire.h"
+#include "ipc/wire_control.h"
 #include "text/reply.h"
 #include "text/tokenizer.h"
 

@@ -11,7 +11,8 @@
 
 #include "base/door.h"
 #include "base/err.h"
-#include "ipc/wire.h"
+#include "ipc/wire_control.h"
+#include "ipc/wire_stats.h"
 
 /* Descriptors that travel with a welcome, in this order. */
 enum attach_fd { ATTACH_LANE = 0, ATTACH_STATS = 1, ATTACH_FDS = 2 };

@@ -1,4 +1,4 @@
-/* A lane in use: the calls of its two ends. The structs stand in wire.h.
+/* A lane in use: the calls of its two ends. The structs stand in wire_lane.h.
  *
  * Engine end: one thread. Front end: lane_submit() under the front's lock from several threads,
  * everything else from the one streamer thread. No call blocks. */
@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "ipc/wire.h"
+#include "ipc/wire_lane.h"
 
 /* Either end's view: addresses in this process and indices that the peer cannot touch. */
 struct lane {

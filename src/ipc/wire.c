@@ -4,9 +4,13 @@
 #include "ipc/wire.h"
 
 #include "base/hash.h"
+#include "ipc/wire_control.h"
 #include "ipc/wire_digest.h" /* made in the build folder */
+#include "ipc/wire_lane.h"
+#include "ipc/wire_stats.h"
 
-/* The texts of wire.h and metric.def give WIRE_DIGEST (Makefile.am), so no field can be forgotten.
+/* The texts of the headers that wire.h names, and of metric.def, give WIRE_DIGEST (WIRE_TEXTS in
+ * Makefile.am), so no field can be forgotten.
  * The sizes are there for what else may differ: a compiler, or a constant from elsewhere. */
 uint64_t wire_layout(void)
 {

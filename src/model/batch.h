@@ -10,6 +10,8 @@
 
 #include <stdint.h>
 
+#include "kernels/sampling.h"
+
 #define BATCH_BANNED_MAX   24 /* ids that may be forbidden for one row: stop ids under min_tokens */
 #define BATCH_BIASES_MAX   1024
 #define BATCH_LOGPROBS_MAX 128
@@ -32,16 +34,8 @@ struct cache_group {
 
 /* One token to sample: from which position of the batch, and how. */
 struct batch_row {
-    int32_t token_idx;      /* index into token_ids: its logits are sampled */
-    float temperature;      /* 0: greedy, the lowest id among equals; else > 0 */
-    float top_p;            /* (0, 1]; 1: off */
-    float min_p;            /* [0, 1]; 0: off */
-    int32_t top_k;          /* 0: off */
-    float presence;         /* subtracted once if the token stands in the output */
-    float frequency;        /* subtracted for each time it stands in the output */
-    float repetition;       /* > 0; 1: off; divides positive and multiplies negative logits of
-                          * tokens that stand in the prompt or the output */
-    uint64_t seed;          /* the random stream: a function of (seed, position) and nothing else */
+    int32_t token_idx; /* index into token_ids: its logits are sampled */
+    struct sampling sampling;
     uint64_t position;      /* of the token to be sampled, counted from the prompt's first */
     const int32_t *history; /* int32 [n_history]: prompt, then output; NULL unless a penalty is on.
                              * Not read before model_step_sample() */

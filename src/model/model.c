@@ -510,13 +510,6 @@ static void place_tokens(struct model *m, const struct batch *b)
     }
 }
 
-static bool has_penalty(const struct batch_row *r)
-{
-    return r->n_history > 0 &&
-           (r->presence < 0.0f || r->presence > 0.0f || r->frequency < 0.0f ||
-            r->frequency > 0.0f || r->repetition < 1.0f || r->repetition > 1.0f);
-}
-
 static void place_row(struct model *m, const struct batch *b, int i)
 {
     const struct batch_row *r = &b->rows[i];
@@ -528,17 +521,10 @@ static void place_row(struct model *m, const struct batch *b, int i)
     m->row_tokens[i] = r->token_idx;
     m->histories[i] = r->history;
     *k = (struct k_sample_row){
-        .temperature = r->temperature,
-        .top_p = r->top_p,
-        .min_p = r->min_p,
-        .top_k = r->top_k,
-        .presence = r->presence,
-        .frequency = r->frequency,
-        .repetition = r->repetition,
-        .n_banned = r->n_banned,
-        .seed = r->seed,
+        .sampling = r->sampling,
         .position = r->position,
-        .n_history = has_penalty(r) ? r->n_history : 0,
+        .n_banned = r->n_banned,
+        .n_history = sampling_has_penalty(&r->sampling) ? r->n_history : 0,
         .n_prompt = r->n_prompt,
     };
     for (int j = 0; j < r->n_banned; j++) {

@@ -8,10 +8,13 @@
 #include "kernels/kernels.h"
 #include "tests/bench/cuda.h"
 
-#define SETS     2
-#define RUNS     41
-#define ROWS_MAX 256
-#define HISTORY  1000
+#define SETS      2
+#define RUNS      41
+#define ROWS_MAX  256
+#define HISTORY   1000
+
+#define DRAWN     .temperature = 0.8f, .repetition_penalty = 1.0f
+#define PENALTIES .presence_penalty = 0.5f, .frequency_penalty = 0.2f, .repetition_penalty = 1.1f
 
 struct kind {
     const char *name;
@@ -19,26 +22,17 @@ struct kind {
 };
 
 static const struct kind kinds[] = {
-    {"greedy", {.top_p = 1.0f, .repetition = 1.0f}},
-    {"temperature", {.temperature = 0.8f, .top_p = 1.0f, .repetition = 1.0f}},
-    {"top-k 50", {.temperature = 0.8f, .top_p = 1.0f, .repetition = 1.0f, .top_k = 50}},
-    {"top-k 500", {.temperature = 0.8f, .top_p = 1.0f, .repetition = 1.0f, .top_k = 500}},
-    {"top-p 0.9", {.temperature = 0.8f, .top_p = 0.9f, .repetition = 1.0f}},
-    {"top-p 0.9, hot", {.temperature = 3.0f, .top_p = 0.9f, .repetition = 1.0f}},
+    {"greedy", {.sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f}}},
+    {"temperature", {.sampling = {DRAWN, .top_p = 1.0f}}},
+    {"top-k 50", {.sampling = {DRAWN, .top_p = 1.0f, .top_k = 50}}},
+    {"top-k 500", {.sampling = {DRAWN, .top_p = 1.0f, .top_k = 500}}},
+    {"top-p 0.9", {.sampling = {DRAWN, .top_p = 0.9f}}},
+    {"top-p 0.9, hot",
+     {.sampling = {.temperature = 3.0f, .top_p = 0.9f, .repetition_penalty = 1.0f}}},
     {"penalties, greedy",
-     {.top_p = 1.0f,
-      .repetition = 1.1f,
-      .presence = 0.5f,
-      .frequency = 0.2f,
-      .n_history = HISTORY,
-      .n_prompt = HISTORY / 2}},
+     {.sampling = {PENALTIES, .top_p = 1.0f}, .n_history = HISTORY, .n_prompt = HISTORY / 2}},
     {"all",
-     {.temperature = 0.8f,
-      .top_p = 0.9f,
-      .top_k = 50,
-      .repetition = 1.1f,
-      .presence = 0.5f,
-      .frequency = 0.2f,
+     {.sampling = {PENALTIES, .temperature = 0.8f, .top_p = 0.9f, .top_k = 50},
       .n_history = HISTORY,
       .n_prompt = HISTORY / 2}},
 };
@@ -119,7 +113,7 @@ int main(int argc, char **argv)
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         for (int i = 0; i < ROWS_MAX; i++) {
             rows[i] = kinds[k].row;
-            rows[i].seed = (uint64_t)i;
+            rows[i].sampling.seed = (uint64_t)i;
             rows[i].history_at = (int64_t)i * HISTORY;
         }
         bench_must(cudaMemcpy(b.rows, rows, sizeof rows, cudaMemcpyHostToDevice) != cudaSuccess,

@@ -159,8 +159,10 @@ static void mock_take(struct mock *m, struct mock_lane *l)
             continue;
         }
         mock_put(&l->lane, slot, WIRE_ADMITTED, 0, 0);
-        l->plays[l->n_plays++] = (struct play){
-            .slot = slot, .max_tokens = r.max_tokens, .row = (uint32_t)(r.seed % MOCK_ROWS)};
+        l->plays[l->n_plays++] =
+            (struct play){.slot = slot,
+                          .max_tokens = r.generate.max_tokens,
+                          .row = (uint32_t)(r.generate.sampling.seed % MOCK_ROWS)};
     }
     lane_taken(&l->lane);
 }

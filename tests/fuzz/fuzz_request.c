@@ -58,11 +58,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
         if (fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param) != ERR_OK) {
             must(why[0] != '\0' && param != NULL);
         } else {
-            must(f.n_stops <= DETOK_STOPS_MAX && f.request.n_stop_ids <= WIRE_STOP_IDS);
+            must(f.n_stops <= DETOK_STOPS_MAX && f.request.generate.n_stop_ids <= WIRE_STOP_IDS);
             must(x.n >= 1 && x.n <= 128);
             must(!x.max_tokens_given || x.max_tokens >= 1);
-            must(f.request.temperature >= 0.0f && f.request.temperature <= 100.0f);
-            must(f.request.top_p > 0.0f && f.request.top_p <= 1.0f && f.request.top_k >= 0);
+            must(f.request.generate.sampling.temperature >= 0.0f &&
+                 f.request.generate.sampling.temperature <= 100.0f);
+            must(f.request.generate.sampling.top_p > 0.0f &&
+                 f.request.generate.sampling.top_p <= 1.0f &&
+                 f.request.generate.sampling.top_k >= 0);
             if (form_binds(&f.form))
                 compile(&f.form, bytes[0], &a);
         }

@@ -134,7 +134,7 @@ static inline void run_add(struct run *r, struct run_seq *s, int n, bool all)
         if (!all && (i < n - 1 || s->n_computed < s->n_tokens))
             continue;
         r->rows[b->n_rows++] =
-            (struct batch_row){.token_idx = b->n_tokens + i, .top_p = 1.0f, .repetition = 1.0f};
+            (struct batch_row){.token_idx = b->n_tokens + i, .sampling = sampling_greedy()};
     }
     b->n_tokens += n;
 }

@@ -87,13 +87,11 @@ static int submit(struct lane *l, uint32_t slot, struct wire_request r, const in
 static int peer_ask(struct peer *p, uint32_t slot, int n)
 {
     int32_t prompt[4] = {70, 71, 72, 73};
-    struct wire_request r = {.n_tokens = 4,
-                             .n_prompt = 4,
-                             .max_tokens = (uint32_t)n,
-                             .flags = WIRE_IGNORE_EOS,
-                             .top_p = 1.0f,
-                             .repetition = 1.0f,
-                             .arrival_us = clock_us()};
+    struct wire_request r = {
+        .n_tokens = 4,
+        .flags = WIRE_IGNORE_EOS,
+        .arrival_us = clock_us(),
+        .generate = {.n_prompt = 4, .max_tokens = (uint32_t)n, .sampling = sampling_greedy()}};
     uint64_t until = clock_us() + 20000000u;
     int got = 0;
 
@@ -126,14 +124,18 @@ static struct wire_request bad_request(unsigned *seed)
 
     for (size_t i = 0; i < sizeof r; i++)
         bytes[i] = (unsigned char)random_next(seed);
-    r.ask = random_next(seed) % 4 ? WIRE_GENERATE : random_next(seed) % 6;
+    r.task = random_next(seed) % 4 ? WIRE_GENERATE : random_next(seed) % 4;
+    if (r.task == WIRE_CACHE)
+        r.cache.action = random_next(seed) % 5;
+    if (r.task == WIRE_POWER)
+        r.power.action = random_next(seed) % 3;
     if (random_next(seed) % 2) {
-        r.retain = random_next(seed) % 110;
+        r.generate.retain = random_next(seed) % 110;
         r.n_tokens = 1 + random_next(seed) % 64;
-        r.n_prompt = r.n_tokens;
-        r.max_tokens = 1 + random_next(seed) % 9;
+        r.generate.n_prompt = r.n_tokens;
+        r.generate.max_tokens = 1 + random_next(seed) % 9;
         r.arena_offset = random_next(seed) % 2 ? 0 : (uint64_t)-8;
-        r.n_stop_ids = random_next(seed) % 20;
+        r.generate.n_stop_ids = random_next(seed) % 20;
     }
     return r;
 }
@@ -177,21 +179,39 @@ static void test_malformed(struct peer *honest, unsigned seed)
     is_int(alive, 30, "30 hostile fronts: the honest one is served after each");
 }
 
-/* Well-formed requests that go beyond the model. */
+/* The error that a request ends with; ERR_OK: it does not, or well. */
+static int peer_error(struct peer *p, struct wire_request r, const int32_t *ids)
+{
+    struct wire_out o = {0};
+
+    must_ok(submit(&p->lane, 0, r, ids, NULL));
+    for (int i = 0; i < 200 && o.kind != WIRE_FINISHED; i++) {
+        if (!lane_record(&p->lane, 0, &o))
+            clock_sleep_us(10000);
+    }
+    return o.kind == WIRE_FINISHED && o.finish == WIRE_FIN_ERROR ? o.value : ERR_OK;
+}
+
+/* Well-formed requests that go beyond the model, or ask for what there is not. */
 static void test_beyond(struct peer *honest)
 {
     struct peer p;
     int32_t ids[8] = {-1, 1 << 30, INT32_MIN, 5000, 1, 2, 3, 4};
-    struct wire_out o = {0};
     struct wire_request r = {
-        .n_tokens = 8, .n_prompt = 8, .max_tokens = 4, .top_p = 1.0f, .repetition = 1.0f};
+        .n_tokens = 8, .generate = {.n_prompt = 8, .max_tokens = 4, .sampling = sampling_greedy()}};
+    struct wire_request task = {.n_tokens = 1, .task = WIRE_POWER + 1};
+    struct wire_request cache = {
+        .n_tokens = 1, .task = WIRE_CACHE, .cache = {.action = WIRE_DROP_ALL + 1}};
+    struct wire_request power = {
+        .n_tokens = 1, .task = WIRE_POWER, .power = {.action = WIRE_WAKE + 1}};
 
     must_ok(peer_open(&p));
-    must_ok(submit(&p.lane, 0, r, ids, NULL));
-    for (int i = 0; i < 200 && !lane_record(&p.lane, 0, &o); i++)
-        clock_sleep_us(10000);
-    ok(o.kind == WIRE_FINISHED && o.finish == WIRE_FIN_ERROR && o.value == ERR_INVALID,
-       "token ids outside the vocabulary are refused");
+    is_int(peer_error(&p, r, ids), ERR_INVALID, "token ids outside the vocabulary are refused");
+    is_int(peer_error(&p, task, ids), ERR_INVALID, "a task that there is not");
+    is_int(peer_error(&p, cache, ids), ERR_INVALID, "an action of the cache that there is not");
+    is_int(peer_error(&p, power, ids), ERR_INVALID, "one of the power");
+    r.generate.sampling.top_p = 1.5f;
+    is_int(peer_error(&p, r, ids + 4), ERR_INVALID, "a sampling parameter outside its range");
     peer_close(&p);
     is_int(peer_ask(honest, 40, 5), 5, "and the honest front goes on");
 }
@@ -209,30 +229,31 @@ static struct wire_request extreme_request(unsigned *seed, int32_t *extra)
 {
     struct wire_request r = {
         .n_tokens = 8,
-        .n_prompt = 1 + random_next(seed) % 8,
-        .max_tokens = random_next(seed) % 2 ? 12 : UINT32_MAX,
-        .min_tokens = random_next(seed) % 2 ? UINT32_MAX : random_next(seed) % 9,
-        .temperature = extreme(seed, 0.0f, FLT_MAX),
-        .top_p = extreme(seed, FLT_TRUE_MIN, 1.0f),
-        .min_p = extreme(seed, 0.0f, 1.0f),
-        .top_k = random_next(seed) % 2 ? INT32_MAX : (int32_t)(random_next(seed) % 3),
-        .presence = extreme(seed, -FLT_MAX, FLT_MAX),
-        .frequency = extreme(seed, -FLT_MAX, FLT_MAX),
-        .repetition = extreme(seed, FLT_TRUE_MIN, FLT_MAX),
         .priority = random_next(seed) % 2 ? INT32_MIN : INT32_MAX,
         .arrival_us = random_next(seed) % 2 ? UINT64_MAX : 1,
-        .n_stop_ids = WIRE_STOP_IDS,
-        .n_biases = random_next(seed) % 3,
-        .n_logprobs = random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
-        .n_prompt_logprobs = random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
         .flags = random_next(seed) & (WIRE_IGNORE_EOS | WIRE_LOGPROBS | WIRE_PROMPT_LOGPROBS |
                                       WIRE_RESUMED | WIRE_TELL_KEPT),
-        .retain = random_next(seed) % 102,
-        .retain_s = random_next(seed) % 2 ? UINT32_MAX : 0,
-        .retain_tokens = random_next(seed) % 2 ? UINT32_MAX : 3,
+        .generate = {.n_prompt = 1 + random_next(seed) % 8,
+                     .max_tokens = random_next(seed) % 2 ? 12 : UINT32_MAX,
+                     .min_tokens = random_next(seed) % 2 ? UINT32_MAX : random_next(seed) % 9,
+                     .sampling = {.temperature = extreme(seed, 0.0f, 100.0f),
+                                  .top_p = extreme(seed, FLT_TRUE_MIN, 1.0f),
+                                  .min_p = extreme(seed, 0.0f, 1.0f),
+                                  .top_k = random_next(seed) % 2 ? INT32_MAX
+                                                                 : (int32_t)(random_next(seed) % 3),
+                                  .presence_penalty = extreme(seed, -2.0f, 2.0f),
+                                  .frequency_penalty = extreme(seed, -2.0f, 2.0f),
+                                  .repetition_penalty = extreme(seed, FLT_TRUE_MIN, 100.0f)},
+                     .n_stop_ids = WIRE_STOP_IDS,
+                     .n_biases = random_next(seed) % 3,
+                     .n_logprobs = random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
+                     .n_prompt_logprobs = random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
+                     .retain = random_next(seed) % 102,
+                     .retain_s = random_next(seed) % 2 ? UINT32_MAX : 0,
+                     .retain_tokens = random_next(seed) % 2 ? UINT32_MAX : 3},
     };
 
-    for (uint32_t i = 0; i < r.n_biases; i++) {
+    for (uint32_t i = 0; i < r.generate.n_biases; i++) {
         float v = extreme(seed, -FLT_MAX, FLT_MAX);
 
         extra[2 * i] = (int32_t)(7 + i);

@@ -17,20 +17,20 @@ static void random_row(struct k_sample_row *r, int i, int n_vocab)
     static const int top_ks[] = {0, 1, 50, 0, 128, 129, 1000, 1 << 20, 7};
     static const float top_ps[] = {1.0f, 0.9f, 1.0f, 1e-6f, 0.5f, 0.999f, 0.05f};
 
-    *r = (struct k_sample_row){
-        .top_p = 1.0f, .repetition = 1.0f, .seed = (uint64_t)i * 77 + 5, .position = (uint64_t)i};
+    *r = (struct k_sample_row){.sampling = sampling_greedy(), .position = (uint64_t)i};
+    r->sampling.seed = (uint64_t)i * 77 + 5;
     if (i % 8 != 0)
-        r->temperature = i % 4 == 1 ? 1.0f : 0.2f * (float)(i % 7 + 1);
-    r->top_p = top_ps[i % 7];
-    r->top_k = top_ks[i % 9];
-    r->min_p = i % 11 < 5 ? min_ps[i % 11] : 0.0f;
+        r->sampling.temperature = i % 4 == 1 ? 1.0f : 0.2f * (float)(i % 7 + 1);
+    r->sampling.top_p = top_ps[i % 7];
+    r->sampling.top_k = top_ks[i % 9];
+    r->sampling.min_p = i % 11 < 5 ? min_ps[i % 11] : 0.0f;
     if (i % 2 == 1) {
         r->history_at = (int64_t)i * HISTORY_MAX;
         r->n_history = i % 4 == 1 ? i % 40 + 1 : HISTORY_MAX - i;
         r->n_prompt = r->n_history / (i % 3 + 1);
-        r->presence = 0.5f;
-        r->frequency = i % 4 == 1 ? -0.2f : 0.3f;
-        r->repetition = 1.0f + 0.1f * (float)(i % 5);
+        r->sampling.presence_penalty = 0.5f;
+        r->sampling.frequency_penalty = i % 4 == 1 ? -0.2f : 0.3f;
+        r->sampling.repetition_penalty = 1.0f + 0.1f * (float)(i % 5);
     }
     if (i % 6 == 1) {
         r->n_banned = i % (K_BANNED_MAX + 1);

@@ -40,5 +40,11 @@ unused=$(sed -nE 's/^(COUNTER|GAUGE)\(([a-z_]*),.*/METRIC_\2/p; s/^HISTOGRAM\(([
     grep -rqw "$s" "$src/src/engine" || echo "$s"
 done)
 check "every metric is counted" "$unused"
+texts=$(sed -n '/^WIRE_TEXTS =/,/[^\\]$/p' "$src/Makefile.am" | grep -oE '(src|kernels)/[a-z_/]+\.(h|def)')
+missing=$({
+    (cd "$src" && ls src/ipc/wire*.h | grep -v wire_digest)
+    (cd "$src" && grep -hE '^#include "' $texts) | sed -E 's|.*"([^"]*)".*|\1|; s|^ipc/|src/ipc/|; s|^base/|src/base/|'
+} | sort -u | grep -vxF "$texts")
+check "WIRE_TEXTS has every header of the wire, and what these include" "$missing"
 echo "1..$n"
 exit $bad

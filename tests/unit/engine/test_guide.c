@@ -68,7 +68,7 @@ static struct seq *seq_of(enum form form, int tenant_idx)
     struct seq *q = seq_claim(&pool);
 
     must(q != NULL);
-    q->request.automaton = form + 1;
+    q->request.generate.automaton = form + 1;
     q->tenant_idx = tenant_idx;
     q->n_prompt = q->n_tokens = 1;
     must_ok(guide_begin(&guide, &lane, q, NULL));
@@ -204,7 +204,7 @@ static void test_refused(void)
     step(&q, 1);
     is_int(guide.jobs[0].rc, ERR_LIMIT, "then its sequence ends");
     other = seq_claim(&pool);
-    other->request.automaton = ENDLESS + 1;
+    other->request.generate.automaton = ENDLESS + 1;
     is_int(guide_begin(&guide, &lane, other, NULL), ERR_LIMIT,
            "and so is each that names the form later");
     seq_release(&pool, other);

@@ -695,11 +695,11 @@ static void test_bounds(void)
 
     tenants_init(&t);
     b = tenants_find(&t, name);
-    is_int(tenants_refuse(&t, 5000, &bounds), WIRE_REFUSALS,
+    is_int(tenants_refuse(&t, 5000, &bounds), WIRE_NOT_REFUSED,
            "where nothing waits a prompt of any length may");
     for (int i = 0; i < 12; i++) {
         seqs[i] = (struct seq){.n_tokens = 10, .order = (uint64_t)i, .state = SEQ_WAITING};
-        good = good && tenants_refuse(&t, 10, &bounds) == WIRE_REFUSALS;
+        good = good && tenants_refuse(&t, 10, &bounds) == WIRE_NOT_REFUSED;
         tenants_add(&t, &seqs[i]);
     }
     ok(good, "ten and two wait");
@@ -722,7 +722,7 @@ static void test_bounds(void)
     for (int i = 6; i < 12; i++)
         tenants_remove(&t, &seqs[i]);
     is_int(tenants_refuse(&t, 141, &bounds), WIRE_REFUSED_TOKENS, "tokens are bounded, too");
-    is_int(tenants_refuse(&t, 140, &bounds), WIRE_REFUSALS, "at 200");
+    is_int(tenants_refuse(&t, 140, &bounds), WIRE_NOT_REFUSED, "at 200");
     ok(tenants_push_out(&t, b, 50, WIRE_REFUSED_TOKENS) == &seqs[5] &&
            tenants_push_out(&t, b, 51, WIRE_REFUSED_TOKENS) == NULL,
        "and so is what goes for another's");

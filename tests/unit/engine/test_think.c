@@ -79,12 +79,12 @@ static const struct test_case cases[] = {
 static void begin(struct seq *q, const struct test_case *c, int32_t *tokens, const struct vocab *v)
 {
     *q = (struct seq){.tokens = tokens, .n_tokens = 1, .n_prompt = 1};
-    q->request = (struct wire_request){.think_max = 1 + (uint32_t)c->most,
-                                       .n_think_ids = (uint32_t)c->n_ids,
+    q->request = (struct wire_request){.generate.think_max = 1 + (uint32_t)c->most,
+                                       .generate.n_think_ids = (uint32_t)c->n_ids,
                                        .flags = c->inside ? WIRE_THINKS : 0,
-                                       .think_open = "<think>",
-                                       .think_close = "</think>"};
-    memcpy(q->request.think_ids, c->ids, sizeof c->ids);
+                                       .generate.think_open = "<think>",
+                                       .generate.think_close = "</think>"};
+    memcpy(q->request.generate.think_ids, c->ids, sizeof c->ids);
     tokens[0] = CLOSE; /* a prompt's tags are not looked at */
     memcpy(tokens + 1, c->tokens, sizeof c->tokens);
     must_ok(think_begin(q, v, N_PIECES));
@@ -124,17 +124,17 @@ static void check_bounds(const struct vocab *v)
     begin(&q, &c, tokens, v);
     ok(!think_may_force(&q, 1) && think_may_force(&q, 2), "unknown tokens may be the last ones");
     is_int(think_begin(&q, NULL, N_PIECES), ERR_NO_FORM, "no vocabulary");
-    q.request.n_think_ids = 0;
+    q.request.generate.n_think_ids = 0;
     is_int(think_begin(&q, v, N_PIECES), ERR_INVALID, "no ids");
-    q.request.n_think_ids = WIRE_THINK_IDS + 1;
+    q.request.generate.n_think_ids = WIRE_THINK_IDS + 1;
     is_int(think_begin(&q, v, N_PIECES), ERR_INVALID, "too many");
-    q.request.n_think_ids = 1;
-    q.request.think_ids[0] = N_PIECES;
+    q.request.generate.n_think_ids = 1;
+    q.request.generate.think_ids[0] = N_PIECES;
     is_int(think_begin(&q, v, N_PIECES), ERR_INVALID, "an id that there is not");
-    q.request.think_ids[0] = CLOSE;
-    memset(q.request.think_close, 'x', WIRE_THINK_TAG);
+    q.request.generate.think_ids[0] = CLOSE;
+    memset(q.request.generate.think_close, 'x', WIRE_THINK_TAG);
     is_int(think_begin(&q, v, N_PIECES), ERR_INVALID, "a tag without an end");
-    q.request.think_max = 0;
+    q.request.generate.think_max = 0;
     is_int(think_begin(&q, NULL, N_PIECES), ERR_OK, "without a bound nothing is looked at");
     ok(!think_may_force(&q, 1000), "nor forced");
 }

@@ -35,7 +35,7 @@ static void answer(struct buf *out, enum exchange_shape shape, bool stream, size
                     .n_prompt = 3,
                     .n_cached = 1,
                     .stop_id = -1,
-                    .request = {.temperature = 0.7f, .top_p = 1.0f},
+                    .request = {.generate.sampling = {.temperature = 0.7f, .top_p = 1.0f}},
                     .speech = &speech};
 
     x.gens = &g;

@@ -392,7 +392,9 @@ static void test_values(struct arena *arena)
     const char *param;
 
     must_ok(read_body("{}", EXCHANGE_CHAT, arena, &f, &x, &param));
-    ok(f.request.temperature == 1.0f && f.request.top_p == 1.0f && f.request.repetition == 1.0f,
+    ok(f.request.generate.sampling.temperature == 1.0f &&
+           f.request.generate.sampling.top_p == 1.0f &&
+           f.request.generate.sampling.repetition_penalty == 1.0f,
        "presets of sampling");
     ok(f.skip_special && !f.include_stop && !f.seed_given && !x.stream && !x.max_tokens_given,
        "presets of the rest");
@@ -404,22 +406,27 @@ static void test_values(struct arena *arena)
                   "\"stream_options\":{\"include_usage\":true},\"stop\":[\"ab\",\"c\"],"
                   "\"include_stop_str_in_output\":true,\"stop_token_ids\":[5,6]}",
                   EXCHANGE_CHAT, arena, &f, &x, &param));
-    ok(f.request.temperature == 0.5f && f.request.top_p == 0.25f && f.request.min_p == 0.125f,
+    ok(f.request.generate.sampling.temperature == 0.5f &&
+           f.request.generate.sampling.top_p == 0.25f &&
+           f.request.generate.sampling.min_p == 0.125f,
        "temperature, top_p, min_p");
-    ok(f.request.presence == 1.0f && f.request.frequency == -1.0f && f.request.repetition == 1.5f,
+    ok(f.request.generate.sampling.presence_penalty == 1.0f &&
+           f.request.generate.sampling.frequency_penalty == -1.0f &&
+           f.request.generate.sampling.repetition_penalty == 1.5f,
        "penalties");
-    ok(f.request.top_k == 7 && f.request.min_tokens == 3 && f.request.priority == -4,
+    ok(f.request.generate.sampling.top_k == 7 && f.request.generate.min_tokens == 3 &&
+           f.request.priority == -4,
        "top_k, min_tokens, priority");
     ok(x.timeout_us == 2500001, "timeout_s");
-    ok(f.seed_given && f.request.seed == UINT64_MAX - 1, "seed");
+    ok(f.seed_given && f.request.generate.sampling.seed == UINT64_MAX - 1, "seed");
     ok(x.max_tokens_given && x.max_tokens == 9, "max_tokens");
     ok((f.request.flags & WIRE_IGNORE_EOS) != 0 && !f.skip_special && f.include_stop, "flags");
     ok(x.stream && x.include_usage, "stream");
     ok(f.n_stops == 2 && x.n_stops == 2 && f.stops[1].len == 1, "stop strings");
     is_text(x.stop_texts[0].text, "ab", "the first of them");
-    ok(f.request.n_stop_ids == 2 && f.request.stop_ids[1] == 6, "stop ids");
+    ok(f.request.generate.n_stop_ids == 2 && f.request.generate.stop_ids[1] == 6, "stop ids");
     must_ok(read_body("{\"top_k\":-1}", EXCHANGE_COMPLETION, arena, &f, &x, &param));
-    is_int(f.request.top_k, 0, "top_k -1 is off");
+    is_int(f.request.generate.sampling.top_k, 0, "top_k -1 is off");
     must_ok(read_body("{\"max_completion_tokens\":3,\"max_tokens\":9}", EXCHANGE_CHAT, arena, &f,
                       &x, &param));
     is_int(x.max_tokens, 3, "max_completion_tokens wins when it comes first");
@@ -436,21 +443,24 @@ static void test_values(struct arena *arena)
     ok(f.request.salt[0] != 0 || f.request.salt[1] != 0, "the salt");
     must_ok(read_body("{\"cache_retention\":{\"priority\":70,\"seconds\":9,\"tokens\":32}}",
                       EXCHANGE_COMPLETION, arena, &f, &x, &param));
-    ok(f.request.retain == 71 && f.request.retain_s == 9 && f.request.retain_tokens == 32,
+    ok(f.request.generate.retain == 71 && f.request.generate.retain_s == 9 &&
+           f.request.generate.retain_tokens == 32,
        "how long the prompt is to stay");
     must_ok(read_body("{\"messages\":[{\"content\":[{\"cache_control\":{\"type\":\"ephemeral\","
                       "\"ttl\":\"1h\"}},{\"cache_control\":{\"type\":\"ephemeral\"}}]}]}",
                       EXCHANGE_CHAT, arena, &f, &x, &param));
-    ok(f.request.retain == 61 && f.request.retain_s == 3600, "the longest of marks");
+    ok(f.request.generate.retain == 61 && f.request.generate.retain_s == 3600,
+       "the longest of marks");
     must_ok(
         read_body("{\"messages\":[{\"content\":[{\"cache_control\":{\"type\":\"ephemeral\"}}]}],"
                   "\"cache_retention\":{\"priority\":5}}",
                   EXCHANGE_CHAT, arena, &f, &x, &param));
-    ok(f.request.retain == 6 && f.request.retain_s == 0, "which count less than the field");
-    retention_limit(&f.request, 3);
-    is_int(f.request.retain, 4, "a client may say no more than it may");
-    retention_limit(&f.request, 0);
-    is_int(f.request.retain, 0, "or nothing");
+    ok(f.request.generate.retain == 6 && f.request.generate.retain_s == 0,
+       "which count less than the field");
+    retention_limit(&f.request.generate, 3);
+    is_int(f.request.generate.retain, 4, "a client may say no more than it may");
+    retention_limit(&f.request.generate, 0);
+    is_int(f.request.generate.retain, 0, "or nothing");
     must_ok(read_body("{\"request_id\":\"a b\"}", EXCHANGE_CHAT, arena, &f, &x, &param));
     is_text(x.request_id, "", "not every text is a name");
 }

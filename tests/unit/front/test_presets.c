@@ -48,22 +48,23 @@ int main(void)
         return 1;
     presets_init(&p);
     is_int(presets_read(&p, dir, why, sizeof why), ERR_OK, "no file");
-    ok(p.temperature == 1.0f && p.top_p == 1.0f && p.top_k == 0 && p.min_p == 0.0f &&
-           p.repetition == 1.0f && p.max_tokens == 0,
+    ok(p.sampling.temperature == 1.0f && p.sampling.top_p == 1.0f && p.sampling.top_k == 0 &&
+           p.sampling.min_p == 0.0f && p.sampling.repetition_penalty == 1.0f && p.max_tokens == 0,
        "changes nothing");
     must_ok(read_text(&p,
                       "{\"temperature\":0.6,\"top_p\":0.9,\"top_k\":20,\"min_p\":0.25,"
                       "\"repetition_penalty\":1.05,\"max_new_tokens\":77,\"do_sample\":true}",
                       why));
-    ok(p.temperature == 0.6f && p.top_p == 0.9f && p.top_k == 20 && p.min_p == 0.25f &&
-           p.repetition == 1.05f && p.max_tokens == 77,
+    ok(p.sampling.temperature == 0.6f && p.sampling.top_p == 0.9f && p.sampling.top_k == 20 &&
+           p.sampling.min_p == 0.25f && p.sampling.repetition_penalty == 1.05f &&
+           p.max_tokens == 77,
        "all members");
     must_ok(read_text(&p, "{\"temperature\":null,\"top_k\":-1}", why));
-    ok(p.temperature == 1.0f && p.top_k == 0, "null, and -1 for off");
+    ok(p.sampling.temperature == 1.0f && p.sampling.top_k == 0, "null, and -1 for off");
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         ok(read_text(&p, bad[i], why) != ERR_OK, "refused: %s", bad[i]);
         ok(strstr(why, "generation_config.json") != NULL, "by name: %s", why);
-        ok(p.temperature == 1.0f && p.top_p == 1.0f, "nothing changed");
+        ok(p.sampling.temperature == 1.0f && p.sampling.top_p == 1.0f, "nothing changed");
     }
     (void)unlink(strcat(dir, "/generation_config.json"));
     *strrchr(dir, '/') = '\0';

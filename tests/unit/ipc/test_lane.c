@@ -54,7 +54,7 @@ static int submit(struct lane *l, uint32_t slot, struct wire_request r, const in
 /* Choices of one answer come together, and a look at a record leaves it there. */
 static void test_together(void)
 {
-    struct wire_request r = {.n_tokens = 1, .answer = 7};
+    struct wire_request r = {.n_tokens = 1, .generate.answer = 7};
     struct wire_out o;
     struct pair p;
     uint32_t slot;
@@ -72,7 +72,7 @@ static void test_together(void)
        "what is not published is not seen");
     lane_publish(&p.front);
     while (lane_take(&p.engine, &slot, &r) == 1)
-        n += r.answer == 7;
+        n += r.generate.answer == 7;
     is_int(n, 3, "and then all of it");
     ok(!lane_peek(&p.front, 1, &o), "of a slot without a record there is nothing to look at");
     lane_put(&p.engine, 1, (struct wire_out){.kind = WIRE_FINISHED, .value = 9});
@@ -93,7 +93,8 @@ static void test_order(void)
 
     pair_open(&p, 4096);
     for (int i = 0; i < 20000 && good; i++) {
-        struct wire_request r = {.n_tokens = 1 + random_next(&seed) % 300, .seed = (uint64_t)i};
+        struct wire_request r = {.n_tokens = 1 + random_next(&seed) % 300,
+                                 .generate.sampling.seed = (uint64_t)i};
         uint32_t slot = (uint32_t)i % N_SLOTS;
         uint32_t at = 0;
         struct wire_request copy;
@@ -108,8 +109,10 @@ static void test_order(void)
             continue; /* let some pile up, but not for ever */
         while (lane_take(&p.engine, &at, &copy) == 1) {
             good = good && lane_tokens(&p.engine, &copy, 1 << 30, got) == ERR_OK &&
-                   at == copy.seed % N_SLOTS && got[0] == (int32_t)copy.seed &&
-                   got[copy.n_tokens - 1] == (int32_t)(copy.seed + copy.n_tokens - 1);
+                   at == copy.generate.sampling.seed % N_SLOTS &&
+                   got[0] == (int32_t)copy.generate.sampling.seed &&
+                   got[copy.n_tokens - 1] ==
+                       (int32_t)(copy.generate.sampling.seed + copy.n_tokens - 1);
         }
         n_full = 0;
         lane_taken(&p.engine);
@@ -201,7 +204,9 @@ static void *wake_engine(void *context)
         uint32_t slot;
 
         while (lane_take(l, &slot, &r) == 1) {
-            lane_put(l, slot, (struct wire_out){.kind = WIRE_FINISHED, .value = (int)r.seed});
+            lane_put(
+                l, slot,
+                (struct wire_out){.kind = WIRE_FINISHED, .value = (int)r.generate.sampling.seed});
             done++;
         }
         lane_taken(l);
@@ -230,7 +235,7 @@ static void test_wake(void)
     w.p.front.wake_fd = w.ends[1];
     (void)pthread_create(&thread, NULL, wake_engine, &w);
     for (int i = 0; i < w.rounds && good && !w.late; i++) {
-        struct wire_request r = {.n_tokens = 1, .seed = (uint64_t)i};
+        struct wire_request r = {.n_tokens = 1, .generate.sampling.seed = (uint64_t)i};
         uint32_t slot = (uint32_t)i % N_SLOTS;
         struct wire_out o;
 
@@ -275,7 +280,8 @@ static void kill_child(struct pair *p)
     for (int t = 0; t < 256; t++)
         tokens[t] = t;
     for (;;) { /* until killed */
-        struct wire_request r = {.n_tokens = 256, .seed = 77, .n_prompt = 256};
+        struct wire_request r = {
+            .n_tokens = 256, .generate.sampling.seed = 77, .generate.n_prompt = 256};
 
         (void)!submit(&p->front, i++ % N_SLOTS, r, tokens, NULL);
     }
@@ -303,7 +309,7 @@ static void test_killed_front(void)
             int rc = lane_take(&p.engine, &slot, &r);
 
             if (rc == 1) {
-                good = r.seed == 77 && r.n_tokens == 256 &&
+                good = r.generate.sampling.seed == 77 && r.n_tokens == 256 &&
                        lane_tokens(&p.engine, &r, 256, got) == ERR_OK && got[255] == 255;
                 taken++;
             }
@@ -313,7 +319,7 @@ static void test_killed_front(void)
         (void)kill(pid, SIGKILL);
         (void)waitpid(pid, NULL, 0);
         while (good && lane_take(&p.engine, &slot, &r) == 1)
-            good = r.seed == 77 && lane_tokens(&p.engine, &r, 256, got) == ERR_OK;
+            good = r.generate.sampling.seed == 77 && lane_tokens(&p.engine, &r, 256, got) == ERR_OK;
         pair_close(&p);
     }
     ok(good, "30 fronts killed while submitting leave only whole entries (%llu seen)",

@@ -13,7 +13,10 @@ static int32_t counts[N], history[16];
 
 static struct k_sample_row row_of(float temperature)
 {
-    return (struct k_sample_row){.temperature = temperature, .top_p = 1.0f, .repetition = 1.0f};
+    struct k_sample_row row = {.sampling = sampling_presets()};
+
+    row.sampling.temperature = temperature;
+    return row;
 }
 
 static int32_t sample(const struct k_sample_row *row)
@@ -34,13 +37,13 @@ static void check_greedy(void)
     r.n_prompt = 1;
     history[0] = 20;
     history[1] = history[2] = 9;
-    r.frequency = 0.4f;
-    r.presence = 0.1f;
+    r.sampling.frequency_penalty = 0.4f;
+    r.sampling.presence_penalty = 0.1f;
     logits[11] = 2.2f;
     is_int(sample(&r), 11, "3 - 2 * 0.4 - 0.1 is below 2.2");
     logits[20] = 2.9f;
     is_int(sample(&r), 20, "presence and frequency leave the prompt alone");
-    r.repetition = 2.0f;
+    r.sampling.repetition_penalty = 2.0f;
     is_int(sample(&r), 11, "repetition does not");
     for (int i = 0; i < N; i++)
         logits[i] = -INFINITY;
@@ -68,15 +71,16 @@ static void allowed(bool may[N], const struct k_sample_row *r)
     memcpy(sorted, logits, sizeof sorted);
     qsort(sorted, N, sizeof *sorted, by_size);
     while (n < N &&
-           exp((double)(sorted[n] - sorted[0]) / (double)r->temperature) >= (double)r->min_p &&
-           (r->top_k == 0 || n < r->top_k || sorted[n] == sorted[n - 1]))
+           exp((double)(sorted[n] - sorted[0]) / (double)r->sampling.temperature) >=
+               (double)r->sampling.min_p &&
+           (r->sampling.top_k == 0 || n < r->sampling.top_k || sorted[n] == sorted[n - 1]))
         n++;
     for (int i = 0; i < n; i++)
-        sum += exp((double)(sorted[i] - sorted[0]) / (double)r->temperature);
-    while (kept < n && run < (double)r->top_p * sum) {
-        run += exp((double)(sorted[kept++] - sorted[0]) / (double)r->temperature);
+        sum += exp((double)(sorted[i] - sorted[0]) / (double)r->sampling.temperature);
+    while (kept < n && run < (double)r->sampling.top_p * sum) {
+        run += exp((double)(sorted[kept++] - sorted[0]) / (double)r->sampling.temperature);
         while (kept < n && sorted[kept] == sorted[kept - 1])
-            run += exp((double)(sorted[kept++] - sorted[0]) / (double)r->temperature);
+            run += exp((double)(sorted[kept++] - sorted[0]) / (double)r->sampling.temperature);
     }
     for (int i = 0; i < N; i++)
         may[i] = kept > 0 && logits[i] >= sorted[kept - 1];
@@ -96,9 +100,9 @@ static void check_filters(void)
         bool may[N], seen[N] = {false};
         int n_outside = 0, n_missing = 0;
 
-        r.top_p = cases[i].top_p;
-        r.min_p = cases[i].min_p;
-        r.top_k = cases[i].top_k;
+        r.sampling.top_p = cases[i].top_p;
+        r.sampling.min_p = cases[i].min_p;
+        r.sampling.top_k = cases[i].top_k;
         for (int j = 0; j < N; j++)
             logits[j] = (float)(rand() % 40) * 0.1f; /* equals occur */
         allowed(may, &r);
@@ -124,7 +128,7 @@ static void check_frequency(void)
         sum += exp((double)logits[i] / 0.8);
     }
     for (int i = 0; i < n_draws; i++) {
-        r.seed = (uint64_t)(i / 1000);
+        r.sampling.seed = (uint64_t)(i / 1000);
         r.position = (uint64_t)(i % 1000);
         n[sample(&r)]++;
     }

@@ -1,0 +1,44 @@
+/* How a token is drawn: one struct from a request's fields to the kernel. sampling.def has the list
+ * of its members. */
+#ifndef QUIRE_KERNELS_SAMPLING_H
+#define QUIRE_KERNELS_SAMPLING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct sampling {
+#define SAMPLING_REAL(name, bounds, preset) float name;
+#define SAMPLING_COUNT(name, most)          int32_t name;
+#include "kernels/sampling.def"
+    uint64_t seed; /* the random stream: a function of (seed, position) and nothing else */
+};
+
+/* Of a request that says nothing: drawn from the softmax of the logits. */
+static inline struct sampling sampling_presets(void)
+{
+    struct sampling s;
+
+#define SAMPLING_REAL(name, bounds, preset) s.name = (preset);
+#define SAMPLING_COUNT(name, most)          s.name = 0;
+#include "kernels/sampling.def"
+    s.seed = 0;
+    return s;
+}
+
+/* The token of the largest logit. */
+static inline struct sampling sampling_greedy(void)
+{
+    struct sampling s = sampling_presets();
+
+    s.temperature = 0.0f;
+    return s;
+}
+
+/* Whether drawing needs the tokens before it. */
+static inline bool sampling_has_penalty(const struct sampling *s)
+{
+    return s->presence_penalty != 0.0f || s->frequency_penalty != 0.0f ||
+           s->repetition_penalty != 1.0f;
+}
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ipc/sampling.h"
+
+#include <string.h>
+
+static const struct sampling_param sampling_params[] = {
+#define SAMPLING_REAL(member, bounds, preset) \
+    {.name = #member, .offset = offsetof(struct sampling, member), .range = bounds},
+#define SAMPLING_COUNT(member, most)              \
+    {.name = #member,                             \
+     .offset = offsetof(struct sampling, member), \
+     .is_count = true,                            \
+     .range = RANGE_FROM(0, most)},
+#include "kernels/sampling.def"
+};
+
+#define SAMPLING_PARAMS (sizeof sampling_params / sizeof sampling_params[0])
+
+const struct sampling_param *sampling_find(const char *name)
+{
+    for (size_t i = 0; i < SAMPLING_PARAMS; i++) {
+        if (strcmp(sampling_params[i].name, name) == 0)
+            return &sampling_params[i];
+    }
+    return NULL;
+}
+
+void sampling_set(struct sampling *s, const struct sampling_param *p, double value)
+{
+    char *member = (char *)s + p->offset;
+
+    if (p->is_count)
+        memcpy(member, &(int32_t){(int32_t)value}, sizeof(int32_t));
+    else
+        memcpy(member, &(float){(float)value}, sizeof(float));
+}
+
+double sampling_get(const struct sampling *s, const struct sampling_param *p)
+{
+    const char *member = (const char *)s + p->offset;
+    int32_t count;
+    float real;
+
+    memcpy(&count, member, sizeof count);
+    memcpy(&real, member, sizeof real);
+    return p->is_count ? (double)count : (double)real;
+}
+
+bool sampling_is_valid(const struct sampling *s)
+{
+    for (size_t i = 0; i < SAMPLING_PARAMS; i++) {
+        if (!range_has(&sampling_params[i].range, sampling_get(s, &sampling_params[i])))
+            return false;
+    }
+    return true;
+}

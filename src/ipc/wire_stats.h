@@ -1,0 +1,98 @@
+/* The statistics: one page for all fronts and observers, written by the engine, mapped read-only.
+ *
+ * Readers may see the counters of one step in any mixture. What is counted stands in metric.def. */
+#ifndef QUIRE_IPC_WIRE_STATS_H
+#define QUIRE_IPC_WIRE_STATS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "ipc/wire.h"
+
+#define WIRE_TENANTS 128 /* that are told apart at a time; further ones count as nobody */
+#define WIRE_SPACES  256 /* namespaces of the cache, alike: those used last */
+
+/* Upper bounds of vLLM's buckets; the last bucket, +Inf, is implied. */
+#define WIRE_BUCKETS_TTFT                                                                       \
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, \
+        20.0, 40.0, 80.0, 160.0, 640.0, 2560.0
+#define WIRE_BUCKETS_ITL                                                                           \
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, \
+        40.0, 80.0
+#define WIRE_BUCKETS_LONG                                                                    \
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, \
+        240.0, 480.0, 960.0, 1920.0, 7680.0
+#define WIRE_BUCKETS_TOKENS                                                                \
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, \
+        20000.0, 50000.0, 100000.0, 200000.0
+#define WIRE_BUCKETS_STEP \
+    1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0
+
+#define WIRE_BUCKETS_N 1.0, 2.0, 5.0, 10.0, 20.0
+
+#define WIRE_BUCKETS_FIRST \
+    1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0
+
+#define WIRE_BUCKETS_MAX  24
+#define WIRE_CONFIG_BYTES 512
+
+enum wire_metric {
+#define COUNTER(id, name, labels, help) METRIC_##id,
+#define GAUGE(id, name, labels, help)   METRIC_##id,
+#define HISTOGRAM(id, name, help, buckets)
+#include "ipc/metric.def"
+#undef COUNTER
+#undef GAUGE
+#undef HISTOGRAM
+    METRIC_COUNT
+};
+
+enum wire_histogram_id {
+#define COUNTER(id, name, labels, help)
+#define GAUGE(id, name, labels, help)
+#define HISTOGRAM(id, name, help, buckets) HISTOGRAM_##id,
+#include "ipc/metric.def"
+#undef COUNTER
+#undef GAUGE
+#undef HISTOGRAM
+    HISTOGRAM_COUNT
+};
+
+struct wire_histogram {
+    _Atomic uint64_t buckets[WIRE_BUCKETS_MAX]; /* not cumulative; the last used one is +Inf */
+    _Atomic uint64_t count;
+    _Atomic uint64_t sum_micro; /* sum of the observed values, in millionths */
+};
+
+/* One of those whose requests are told apart. */
+struct wire_tenant {
+    char name[WIRE_TENANT_BYTES];
+    _Atomic uint64_t prompt_tokens; /* computed or found in a cache, since the place is its */
+    _Atomic uint64_t generation_tokens;
+    _Atomic uint64_t n_refused; /* by the engine */
+    _Atomic uint32_t n_running;
+    _Atomic uint32_t n_waiting;
+};
+
+/* How much was asked of a namespace of the prefix cache, and found: with a store since that was
+ * begun. While a place is given to another its numbers may be of both. */
+struct wire_space {
+    _Atomic uint64_t space; /* its id; 0 in the first place: all that have none of their own */
+    _Atomic uint64_t queries, hits; /* tokens; no queries: nobody's place */
+};
+
+struct wire_stats { /* [W: engine], all of it */
+    uint64_t magic;
+    uint64_t layout;
+    _Atomic uint64_t values[METRIC_COUNT];
+    struct wire_histogram histograms[HISTOGRAM_COUNT];
+    char cache_config[WIRE_CONFIG_BYTES]; /* labels of vllm:cache_config_info; set at start */
+    _Atomic uint32_t n_tenants;
+    struct wire_tenant tenants[WIRE_TENANTS]; /* the first is nobody */
+    struct wire_space spaces[WIRE_SPACES];    /* as they were a second ago */
+};
+
+/* Bucket bounds of a histogram; the number of them in *n. */
+const double *wire_bucket_bounds(enum wire_histogram_id id, int *n);
+
+#endif
