@@ -69,9 +69,19 @@ struct loader {
 /* What a matrix is for: to be looked up in, a product of a layer, or of the logits. */
 enum use { USE_TABLE, USE_LAYER, USE_HEAD };
 
+/* What a plain matrix is rounded to. */
+static struct k_format rounded(const struct loader *l, enum use use)
+{
+    static const struct k_format plain = {.elem = K_BF16};
+
+    return use == USE_LAYER ? l->from->layers : use == USE_HEAD ? l->from->head : plain;
+}
+
 static bool is_rounded(const struct loader *l, enum use use)
 {
-    return use == USE_LAYER ? l->from->rounds : use == USE_HEAD && l->from->rounds_head;
+    const struct k_format to = rounded(l, use);
+
+    return !k_format_is_plain(&to);
 }
 
 /* A tensor that is a matrix, or the part of one. */
@@ -280,59 +290,64 @@ static void find_part(struct loader *l, struct part *p, int cols)
         check_type(l, p->t, &p->type);
 }
 
-/* Whether the parts' e4m3 can stand as it is in one matrix, and in blocks of which side. */
-static bool fit_together(const struct part *parts, int n_parts, int *block)
+static struct k_format e4m3_of(int block)
 {
-    *block = parts[0].scales.block;
+    return block > 0 ? k_format_in_groups(K_E4M3, block, block) : k_format_by_row(K_E4M3);
+}
+
+/* Whether the parts' e4m3 can stand as it is in one matrix, and in which format. */
+static bool fit_together(const struct part *parts, int n_parts, struct k_format *format)
+{
+    int block = parts[0].scales.block;
+
     for (int i = 0; i < n_parts; i++) {
-        if (!parts[i].e4m3 || parts[i].scales.block != *block)
+        if (!parts[i].e4m3 || parts[i].scales.block != block)
             return false;
-        if (*block > 0 && i + 1 < n_parts && parts[i].rows % *block != 0)
+        if (block > 0 && i + 1 < n_parts && parts[i].rows % block != 0)
             return false; /* a block would reach over the seam */
     }
+    *format = e4m3_of(block);
     return true;
 }
 
-/* The form of a matrix on the device: its type and block. */
-static void choose_form(struct loader *l, struct k_matrix *m, const struct part *parts, int n_parts,
-                        enum use use)
+/* The format of a matrix on the device. */
+static void choose_format(struct loader *l, struct k_matrix *m, const struct part *parts,
+                          int n_parts, enum use use)
 {
+    const struct k_format plain = {.elem = K_BF16};
     bool any = false, rounds = is_rounded(l, use);
 
     for (int i = 0; i < n_parts; i++)
         any = any || parts[i].e4m3;
     if (l->files == NULL) {
         any = rounds || (use == USE_LAYER && l->c->e4m3);
-        m->type = any ? K_E4M3 : K_BF16;
-        m->block = use == USE_LAYER ? l->c->e4m3_block : 0;
-    } else if (any) {
-        m->type = fit_together(parts, n_parts, &m->block) ? K_E4M3 : K_BF16;
-    } else {
-        m->type = rounds ? K_E4M3 : K_BF16;
+        if (any)
+            m->format = e4m3_of(use == USE_LAYER ? l->c->e4m3_block : 0);
+    } else if (!any) {
+        m->format = rounded(l, use);
+    } else if (!fit_together(parts, n_parts, &m->format)) {
+        m->format = plain;
     }
-    if (m->type == K_E4M3 && !l->d->ops->takes(l->d, m))
-        m->type = K_BF16;
-    if (m->type == K_BF16)
-        m->block = 0;
-    l->n_widened += (any || rounds) && m->type == K_BF16;
+    if (!l->d->ops->takes(l->d, m))
+        m->format = plain;
+    l->n_widened += (any || rounds) && k_format_is_plain(&m->format);
 }
 
 static size_t n_scales_of(const struct k_matrix *m)
 {
-    if (m->block == 0)
-        return (size_t)m->n_out;
-    return (size_t)((m->n_out + m->block - 1) / m->block) * (size_t)K_SCALE_COLS(m->n_in, m->block);
+    return k_format_n_scales(&m->format, m->n_out, m->n_in);
 }
 
 /* Put a part's scales where rows from `row` on of a matrix have theirs. */
 static void place_scales(const struct k_matrix *m, float *scales, int row, const struct part *p)
 {
-    size_t cols = m->block > 0 ? (size_t)K_SCALE_COLS(m->n_in, m->block) : 1;
-    int step = m->block > 0 ? m->block : 1, width = m->block > 0 ? m->n_in : 1;
+    size_t cols = (size_t)k_format_scale_cols(&m->format, m->n_in);
+    int high = m->format.group_rows;
+    int wide = k_format_has_groups(&m->format) ? m->format.group_cols : m->n_in;
 
-    for (int r = 0; r < p->rows; r += step) {
-        for (int c = 0; c < width; c += step)
-            scales[(size_t)((row + r) / step) * cols + (size_t)(c / step)] =
+    for (int r = 0; r < p->rows; r += high) {
+        for (int c = 0; c < m->n_in; c += wide)
+            scales[(size_t)((row + r) / high) * cols + (size_t)(c / wide)] =
                 quant_scale(&p->scales, r, c);
     }
 }
@@ -373,8 +388,9 @@ static void fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
         place_scales(m, scales, row, &parts[i]);
     l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
     mem_free(scales);
-    if (m->block == 0 && l->rc == ERR_OK)
+    if (!k_format_has_groups(&m->format) && l->rc == ERR_OK)
         m->x_scale = input_scale(l, parts, n_parts);
+    m->format.has_x_scale = m->x_scale != NULL;
 }
 
 /* What becomes of the parts of a matrix; its scales are those of the first row. */
@@ -382,6 +398,7 @@ static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_sc
                        const struct part *parts, int n_parts, bool rounds)
 {
     size_t cols = (size_t)m->n_in, row = 0;
+    bool is_plain = k_format_is_plain(&m->format);
 
     for (int i = 0; i < n_parts; row += (size_t)parts[i++].rows) {
         const struct part *p = &parts[i];
@@ -393,9 +410,9 @@ static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_sc
                             .e4m3 = p->e4m3,
                             .source = p->scales};
 
-        if (m->type == K_E4M3 && p->e4m3) {
+        if (!is_plain && p->e4m3) {
             to.use = BYTES_COPIED;
-        } else if (m->type == K_E4M3) {
+        } else if (!is_plain) {
             to.use = BYTES_ROUNDED;
             to.scales = dev_scales + row;
         } else if (p->e4m3 || rounds) {
@@ -467,9 +484,8 @@ static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_s
     size_t n_scales = n_scales_of(m);
     float *scales;
 
-    l->rc =
-        l->d->ops->fill_random(l->d, m, m->type == K_E4M3 ? RANDOM_E4M3 : RANDOM_SCALE, l->seed++);
-    if (m->type == K_BF16 || l->rc != ERR_OK)
+    l->rc = l->d->ops->fill_random(l->d, m, n_scales > 0 ? RANDOM_E4M3 : RANDOM_SCALE, l->seed++);
+    if (n_scales == 0 || l->rc != ERR_OK)
         return;
     if ((scales = mem_zalloc_array(n_scales, sizeof *scales)) == NULL) {
         l->rc = ERR_NO_MEMORY;
@@ -488,8 +504,9 @@ static struct k_matrix matrix(struct loader *l, const char *const *patterns, con
                               int n_parts, int cols, enum use use)
 {
     struct part parts[PARTS_MAX] = {{.rows = 0}};
-    struct k_matrix m = {.type = K_BF16, .n_in = cols};
+    struct k_matrix m = {.n_in = cols};
     float *scales = NULL;
+    bool is_plain;
 
     for (int i = 0; i < n_parts; i++) {
         parts[i] = (struct part){.pattern = patterns[i], .rows = rows[i]};
@@ -499,19 +516,20 @@ static struct k_matrix matrix(struct loader *l, const char *const *patterns, con
     }
     if (l->rc != ERR_OK)
         return m;
-    choose_form(l, &m, parts, n_parts, use);
-    m.data = allocate(l, (size_t)m.n_out * (size_t)cols *
-                             (m.type == K_E4M3 ? sizeof(k_e4m3) : l->d->elem_bytes));
-    if (m.type == K_E4M3)
+    choose_format(l, &m, parts, n_parts, use);
+    is_plain = k_format_is_plain(&m.format);
+    m.data = allocate(l, (size_t)m.n_out * (is_plain ? (size_t)cols * l->d->elem_bytes
+                                                     : k_format_row_bytes(&m.format, cols)));
+    if (!is_plain)
         m.scales = scales = allocate(l, n_scales_of(&m) * sizeof *scales);
-    l->w->e4m3 = l->w->e4m3 || m.type == K_E4M3;
+    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&m.format);
     if (l->rc != ERR_OK)
         return m;
     if (l->files == NULL)
         fill_random(l, &m, scales);
     else
         list_parts(l, &m, scales, parts, n_parts, is_rounded(l, use));
-    if (l->files != NULL && m.type == K_E4M3 && parts[0].e4m3)
+    if (l->files != NULL && !is_plain && parts[0].e4m3)
         fill_scales(l, &m, scales, parts, n_parts);
     return m;
 }
