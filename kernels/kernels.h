@@ -213,6 +213,13 @@ int k_add_rmsnorm_e4m3(const struct k_quantised *out, float *x, const k_bf16 *de
 int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int ff_dim,
                     k_stream stream);
 
+/* out float32 [n][n_in] = rows first .. first + n - 1 of w as its format means them, each rounded
+ * once by the difference and once by the product with the scale. Here w's data is of format.elem,
+ * as on a GPU; data, scales and zeros need not be aligned. A format without scales has no zeros and
+ * no global scale. There is no kernel: matrices that a device does not take are converted by
+ * this. */
+void ref_dequantise(float *out, const struct k_matrix *w, int first, int n);
+
 /* --- attention ------------------------------------------------------------------------- */
 
 /* What queries and keys go through before attention, head by head: a norm where the model has one

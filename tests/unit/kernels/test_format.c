@@ -1,9 +1,9 @@
 /* Goal: the questions of format.h have the answers that devices and kernels rely on. Method: the
- * formats that are, and some that no device takes yet, each asked everything; sizes by hand. */
-#include "kernels/format.h"
-
+ * formats that are, and some that no device takes yet, each asked everything; sizes by hand. And
+ * ref_dequantise() gives what a format means, by the long way round. */
 #include <string.h>
 
+#include "kernels/e4m3.h"
 #include "tests/tap.h"
 
 static const struct k_format plain = {.elem = K_BF16};
@@ -91,11 +91,70 @@ static void test_sizes(void)
     is_int((long)k_format_n_scales(&group, 300, 300), 300 * 12, "groups of 32: 10 a row, so 12");
 }
 
+enum { OUT = 6, IN = 40, WIDE = 16 };
+
+/* Rows `first` .. of a matrix in groups of 2 x 16 with everything, or with less. */
+static void check_meaning(bool zeros, bool global, const char *name)
+{
+    static uint8_t data[OUT * IN];
+    static float scales[3 * 4], points[3 * 4], got[OUT * IN];
+    const float whole = 0.75f;
+    struct k_matrix w = {.data = data,
+                         .scales = scales,
+                         .zeros = zeros ? points : NULL,
+                         .global = global ? &whole : NULL,
+                         .format = k_format_in_groups(K_E4M3, 2, WIDE),
+                         .n_out = OUT,
+                         .n_in = IN};
+    int n_wrong = 0;
+
+    w.format.has_zeros = zeros;
+    w.format.has_global = global;
+    for (int i = 0; i < OUT * IN; i++)
+        data[i] = (uint8_t)(i * 37 % 127);
+    for (int i = 0; i < 3 * 4; i++) {
+        scales[i] = 0.1f + (float)i;
+        points[i] = (float)(i % 5);
+    }
+    ref_dequantise(got, &w, 1, OUT - 1);
+    for (int r = 1; r < OUT; r++) {
+        for (int c = 0; c < IN; c++) {
+            int group = r / 2 * 4 + c / WIDE;
+            float scale = global ? scales[group] * whole : scales[group];
+            float from = k_e4m3_value(data[r * IN + c]) - (zeros ? points[group] : 0.0f);
+
+            n_wrong += got[(r - 1) * IN + c] != from * scale;
+        }
+    }
+    is_int(n_wrong, 0, "%s", name);
+}
+
+static void test_meaning(void)
+{
+    static const uint8_t bf16[] = {0, 0x80, 0x3f, 0, 0xc0}; /* behind a byte: 1, -2 */
+    static const float f32[] = {0.5f, 3.0f};
+    struct k_matrix w = {.n_out = 1, .n_in = 2};
+    float got[2];
+
+    check_meaning(false, false, "elements and scales in groups");
+    check_meaning(true, false, "with zero points");
+    check_meaning(false, true, "with a global scale");
+    check_meaning(true, true, "with both");
+    memcpy(&w.data, &(const void *){bf16 + 1}, sizeof w.data);
+    ref_dequantise(got, &w, 0, 1);
+    ok(got[0] == 1.0f && got[1] == -2.0f, "the plain format, at an odd address");
+    memcpy(&w.data, &(const void *){f32}, sizeof w.data);
+    w.format.elem = K_F32;
+    ref_dequantise(got, &w, 0, 1);
+    ok(got[0] == 0.5f && got[1] == 3.0f, "float32");
+}
+
 int main(void)
 {
     test_answers();
     test_more();
     test_likeness();
     test_sizes();
+    test_meaning();
     return tap_done();
 }
