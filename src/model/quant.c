@@ -310,7 +310,7 @@ static int scales_of(const struct search *s, struct quant_scales *out, const str
                                  .group_cols = wide};
     if (t->n_dims <= 2 && ((n_rows == rows && n_cols == cols) || (n_rows == 1 && n_cols == 1)))
         return ERR_OK;
-    return wrong(s, ERR_INVALID, t, "has %lld x %lld scales, where %d x %d or one are expected",
+    return wrong(s, ERR_INVALID, t, "has %lld x %lld numbers, where %d x %d or one are expected",
                  (long long)n_rows, (long long)n_cols, rows, cols);
 }
 
