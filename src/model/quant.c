@@ -343,8 +343,10 @@ static int find_scales(const struct search *s, struct quant_part *p)
     p->format.has_global = t != NULL;
     if (p->format.has_global && !is_whole(&p->global))
         return wrong(s, ERR_INVALID, t, "has more than one number");
-    if (is_whole(&p->scales) && (!p->format.has_zeros || is_whole(&p->zeros)))
-        p->format.group_rows = 1, p->format.group_cols = 0;
+    if (is_whole(&p->scales) && (!p->format.has_zeros || is_whole(&p->zeros))) {
+        p->format.group_rows = 1;
+        p->format.group_cols = 0;
+    }
     return ERR_OK;
 }
 

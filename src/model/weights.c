@@ -19,6 +19,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "model/quant.h"
 #include "model/reader.h"
 #include "model/safetensors.h"
@@ -297,6 +298,8 @@ static bool fit_together(const struct part *parts, int n_parts)
         if (q->kind == NULL || q->kind != first->kind ||
             !k_format_is_like(&q->format, &first->format))
             return false;
+        if (q->format.has_global && n_parts > 1)
+            return false; /* each part has its own */
         if (i + 1 < n_parts && parts[i].rows % q->format.group_rows != 0)
             return false; /* a group would reach over the seam */
     }
@@ -391,6 +394,7 @@ static void fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
     float *scales = mem_zalloc_array(n_scales, sizeof *scales);
     int row = 0;
 
+    must(!m->format.has_zeros && !m->format.has_global); /* no device takes them yet */
     if (scales == NULL) {
         l->rc = ERR_NO_MEMORY;
         return;
