@@ -34,56 +34,55 @@ void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim)
     }
 }
 
-/* Numbers at .. at + n - 1 of an array, which need not be aligned. */
-static void widen(float *out, enum k_type type, const void *from, size_t at, size_t n)
+/* Number i of an array, which need not be aligned. */
+static float number(enum k_type type, const void *from, size_t i)
 {
     const uint8_t *bytes = from;
-    float values[256];
+    float f = 0.0f;
 
     switch (type) {
-    case K_F32: memcpy(out, bytes + 4 * at, 4 * n); break;
-    case K_BF16:
-        for (size_t i = 0; i < n; i++) {
-            out[i] = 0.0f;
-            memcpy((char *)&out[i] + 2, bytes + 2 * (at + i), 2); /* the upper half */
-        }
-        break;
-    case K_E4M3:
-        for (int e = 0; e < 256; e++)
-            values[e] = k_e4m3_value((k_e4m3)e);
-        for (size_t i = 0; i < n; i++)
-            out[i] = values[bytes[at + i]];
-        break;
+    case K_F32: memcpy(&f, bytes + 4 * i, 4); break;
+    case K_BF16: memcpy((char *)&f + 2, bytes + 2 * i, 2); break; /* the upper half */
+    case K_E4M3: f = k_e4m3_value(bytes[i]); break;
     }
+    return f;
 }
 
-/* A run of elements that share a scale and a zero. */
-static void scale_run(float *out, const struct k_matrix *w, size_t group, int n)
+/* n elements from `at` on, which share a scale and a zero; values are those of types of 8 bits. */
+static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const float *values,
+                   float zero, float scale)
 {
-    float scale, zero = 0.0f;
+    const uint8_t *bytes = (const uint8_t *)w->data + at;
 
-    widen(&scale, w->format.scale, w->scales, group, 1);
-    if (w->format.has_zeros)
-        widen(&zero, w->format.scale, w->zeros, group, 1);
-    if (w->format.has_global)
-        scale *= *w->global;
+    if (k_type_bits(w->format.elem) == 8) {
+        for (int i = 0; i < n; i++)
+            out[i] = (values[bytes[i]] - zero) * scale;
+        return;
+    }
     for (int i = 0; i < n; i++)
-        out[i] = (out[i] - zero) * scale;
+        out[i] = (number(w->format.elem, w->data, at + (size_t)i) - zero) * scale;
 }
 
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n)
 {
-    size_t n_in = (size_t)w->n_in, scale_cols = (size_t)k_format_scale_cols(&w->format, w->n_in);
-    int step = k_format_has_groups(&w->format) ? w->format.group_cols : w->n_in;
+    const struct k_format *f = &w->format;
+    size_t scale_cols = (size_t)k_format_scale_cols(f, w->n_in);
+    int step = k_format_has_groups(f) ? f->group_cols : w->n_in;
+    float values[256], whole = f->has_global ? *w->global : 1.0f;
 
-    widen(out, w->format.elem, w->data, (size_t)first * n_in, (size_t)n * n_in);
-    if (w->format.group_rows == 0)
-        return;
-    for (int row = first; row < first + n; row++, out += n_in) {
-        size_t group = (size_t)(row / w->format.group_rows) * scale_cols;
+    for (int i = 0; i < 256 && k_type_bits(f->elem) == 8; i++)
+        values[i] = number(f->elem, &(const uint8_t){(uint8_t)i}, 0);
+    for (int row = first; row < first + n; row++) {
+        for (int col = 0; col < w->n_in; col += step) {
+            int some = w->n_in - col < step ? w->n_in - col : step;
+            size_t group = 0;
 
-        for (int col = 0; col < w->n_in; col += step)
-            scale_run(out + col, w, group + (size_t)(col / step),
-                      w->n_in - col < step ? w->n_in - col : step);
+            if (f->group_rows > 0)
+                group = (size_t)(row / f->group_rows) * scale_cols + (size_t)(col / step);
+            run_of(out, w, (size_t)row * (size_t)w->n_in + (size_t)col, some, values,
+                   f->has_zeros ? number(f->scale, w->zeros, group) : 0.0f,
+                   (f->group_rows > 0 ? number(f->scale, w->scales, group) : 1.0f) * whole);
+            out += some;
+        }
     }
 }
