@@ -19,7 +19,7 @@
 
 enum k_type { K_BF16, K_E4M3, K_F32 };
 
-/* Elements of a matrix [n_out][n_in] and what belongs to them:
+/* The elements of a matrix [n_out][n_in] and the numbers beside them:
  *
  *   weight = (element - zero) * (scale * global scale)
  *
@@ -100,8 +100,8 @@ K_BOTH bool k_format_reads_half(const struct k_format *f)
     return f->elem == K_E4M3;
 }
 
-/* Weights of the two can stand in one matrix, the scales of one below those of the other. What is
- * known of inputs does not count. */
+/* Weights of the two can stand in one matrix, the scales of one below those of the other. Scales
+ * of inputs do not count. */
 K_BOTH bool k_format_is_like(const struct k_format *a, const struct k_format *b)
 {
     return a->elem == b->elem && a->group_rows == b->group_rows && a->group_cols == b->group_cols &&

@@ -33,7 +33,7 @@ typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 /* What the shared memory of a cluster holds. */
 #define K_SAMPLE_VOCAB_MAX 425984
 
-/* A matrix of weights w [n_out][n_in]. What its format does not have is NULL. */
+/* A matrix of weights w [n_out][n_in]. Pointers that its format has no use for are NULL. */
 struct k_matrix {
     void *data;           /* [n_out][n_in], row-major, elements of format.elem; on the cpu device
                           * float32 */
@@ -130,10 +130,10 @@ int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream
 
 #define K_PRODUCT_ROWS_MAX 64 /* more are cuBLASLt's */
 
-/* Products with e4m3 (k_format_reads_half()) take x as float16, clamped to its 65504, and in an order of its own: of each
- * 16 elements the pairs 0, 2, 4, 6, 1, 3, 5, 7. Then four bytes of w, which is what ldmatrix gives
- * a lane, are what this lane holds of a tensor core's operand. Where element i stands; rows are a
- * multiple of 16. */
+/* Products with e4m3 (k_format_reads_half()) take x as float16, clamped to its 65504, and in an
+ * order of its own: of each 16 elements the pairs 0, 2, 4, 6, 1, 3, 5, 7. Then four bytes of w,
+ * which is what ldmatrix gives a lane, are what this lane holds of a tensor core's operand. Where
+ * element i stands; rows are a multiple of 16. */
 #define K_HALF_AT(i) (((i) & ~(size_t)15) | ((i) >> 1 & 6) | ((i)&1) | ((i)&2) << 2)
 
 enum k_product_kind {
@@ -151,8 +151,8 @@ enum k_product_kind {
  * So RMS norm is in two halves: who makes x multiplies by the norm's weights and leaves sums of
  * squares in parts, the product that reads x divides by their root. normed is such an x for the
  * next product, ceil(n_out / 16) its number of parts. x, bias, norm, normed and y are bfloat16 for
- * the launcher (y float32 for K_PRODUCT_FLOAT; x as K_HALF_AT says where k_format_reads_half() of w)
- * and float32 for the reference, as w is. */
+ * the launcher (y float32 for K_PRODUCT_FLOAT; x as K_HALF_AT says where w reads it so:
+ * k_format_reads_half()) and float32 for the reference, as w is. */
 struct k_product {
     enum k_product_kind kind;
     const void *x;            /* [n][n_in] */

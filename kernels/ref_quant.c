@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References of the operations whose results are e4m3, and what formats mean. */
+ * References of the operations whose results are e4m3, and the meaning of formats. */
 #include "config.h"
 
 #include <math.h>

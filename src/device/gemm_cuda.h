@@ -33,7 +33,7 @@ struct gemm_product {
     bool y_is_float;
 };
 
-/* What gemm_run() multiplies with: plain matrices; e4m3 with multiples of 16 on both sides and
+/* Whether gemm_run() multiplies with w: plain matrices; e4m3 with multiples of 16 on both sides and
  * scales per row or per block of 128. */
 bool gemm_takes(const struct k_matrix *w);
 

@@ -44,7 +44,7 @@ struct model {
     int n_under_way;              /* steps begun and not ended */
     int n_rows;                   /* of the last step */
     enum k_type kv_type;          /* K_BF16: the device's own */
-    struct k_format layers, head; /* what plain ones of these are rounded to; plain: nothing */
+    struct k_format layers, head; /* formats that plain ones are rounded to; plain: none */
     size_t work_bytes;            /* activations, tables and work areas, for the log */
     /* What begin() derives from a batch. */
     int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */

@@ -82,7 +82,7 @@ static void check_numbers(struct quant_reading *r, const struct json *obj, const
         refuse(r, "%s of strategy \"%.40s\" are not supported", what, strategy);
 }
 
-/* A group of compressed-tensors: what its modules' weights and inputs are. */
+/* A group of compressed-tensors: the format of its modules' weights and inputs. */
 static void read_group(struct quant_reading *r, const struct json *group, bool first)
 {
     static const char *const of_weights[] = {"tensor", "channel", "block"};
@@ -259,7 +259,7 @@ float quant_scale(const struct quant_scales *s, int row, int col)
 
 /* --- tensors of a matrix ------------------------------------------------------------------ */
 
-/* What quant_find() looks for. */
+/* The matrix that quant_find() looks for. */
 struct search {
     const struct checkpoint *files;
     const char *stem;
@@ -319,7 +319,7 @@ static bool is_whole(const struct quant_scales *s)
     return s->n_rows == 1 && s->n_cols == 1;
 }
 
-/* What stands beside the elements. */
+/* The tensors beside the elements. */
 static int find_scales(const struct search *s, struct quant_part *p)
 {
     const struct quant_format *kind = p->kind;

@@ -1,9 +1,9 @@
 /* Matrices in formats of their own: how config.json names a format, which tensors of a checkpoint
- * belong to it, and what their bytes mean. quant.c has a row for each; the loader knows
+ * belong to it, and how their bytes become weights. quant.c has a row for each; the loader knows
  * none of them by name.
  *
- * What is computed here is computed on the host, in float32: for devices, or shapes, that do not
- * multiply with a format. */
+ * Computing is done on the host, in float32: for devices, or shapes, that do not multiply with a
+ * format. */
 #ifndef QUIRE_MODEL_QUANT_H
 #define QUIRE_MODEL_QUANT_H
 
@@ -13,30 +13,31 @@
 #include "model/safetensors.h"
 
 #define QUANT_NAMES_MAX 3
-#define QUANT_WHY_CAP   600 /* for a sentence that says what is wrong */
+#define QUANT_WHY_CAP   600 /* for a sentence */
 
 struct quant_reading; /* quant.c */
 
-/* A format in checkpoints. Names of tensors are endings: what stands in place of "weight". Scales,
- * zero points and the global scale are F32, BF16, F16 or F8_E8M0, and multiply as k_format says. */
+/* A format in checkpoints. Names of tensors are endings, in place of "weight". Scales, zero points
+ * and the global scale are F32, BF16, F16 or F8_E8M0, and multiply as k_format says. */
 struct quant_format {
     const char *method;                 /* quant_method of quantization_config */
     const char *names[QUANT_NAMES_MAX]; /* its `format` is one of these, the first where there is
                                          * none; empty: it is not read */
-    void (*read)(struct quant_reading *r, const struct json *config); /* the rest of it */
-    const char *data;                                                 /* [rows][columns / packed] */
+    /* Read the rest of quantization_config. */
+    void (*read)(struct quant_reading *r, const struct json *config);
+    const char *data;                    /* [rows][columns / packed] */
     const char *dtype;                   /* of data, by which the format is known */
-    const char *scales[QUANT_NAMES_MAX]; /* whichever is there */
+    const char *scales[QUANT_NAMES_MAX]; /* the first of these that is there */
     const char *zeros;                   /* of the scales' shape; NULL: there are none */
     const char *global;                  /* one number; NULL: there is none */
     const char *x_scale;                 /* one number, for inputs; it may be missing */
     int packed;                          /* elements in a number of data */
-    enum k_type elem;                    /* what is in memory, and how: */
-    void (*unpack)(void *bytes,
-                   size_t n); /* of whole rows, in place; NULL: nothing is to be done */
+    enum k_type elem;                    /* in memory */
+    /* Make n bytes of whole rows elements, in place; NULL: they are elements. Any thread. */
+    void (*unpack)(void *bytes, size_t n);
 };
 
-/* What quantization_config says of the matrices of layers. */
+/* The format of layers' matrices by quantization_config. */
 struct quant_config {
     const struct quant_format *kind; /* NULL: nothing */
     struct k_format format;          /* unless a tensor has one scale for all */
@@ -52,7 +53,7 @@ struct quant_scales {
 /* A matrix, or a part of one, as a checkpoint has it. */
 struct quant_part {
     const struct tensor *data;
-    const struct quant_format *kind; /* NULL: plain numbers; what follows is not set */
+    const struct quant_format *kind; /* NULL: plain numbers; nothing below is set */
     struct k_format format;          /* in memory: float32 scales, by row or in groups */
     struct quant_scales scales;
     struct quant_scales zeros, global; /* t is NULL where the format has none */

@@ -31,7 +31,7 @@
 
 /* What becomes of a tensor's bytes. */
 enum use_of_bytes {
-    BYTES_SUMMED,    /* nothing: the host has looked at them, or nobody will */
+    BYTES_SUMMED,    /* nothing: the host has looked at them, if they are wanted */
     BYTES_FILLED,    /* numbers of a file's type, to the device's */
     BYTES_COPIED,    /* elements of a format that the device takes */
     BYTES_ROUNDED,   /* numbers of a file's type, rounded to a format on the device */
@@ -52,7 +52,7 @@ struct target {
 struct converted {
     char text[100]; /* the format of the first */
     int n;
-    size_t bytes, as_they_are; /* on the device, and what they would take there */
+    size_t bytes, as_they_are; /* on the device, and in their own format */
 };
 
 struct loader {
@@ -77,7 +77,7 @@ enum use { USE_TABLE, USE_LAYER, USE_HEAD };
 
 static const struct k_format plain = {.elem = K_BF16};
 
-/* What a plain matrix is rounded to. */
+/* The format that a plain matrix is rounded to. */
 static struct k_format rounded(const struct loader *l, enum use use)
 {
     return use == USE_LAYER ? l->from->layers : use == USE_HEAD ? l->from->head : plain;
@@ -214,8 +214,8 @@ static void check_type(struct loader *l, const struct tensor *t, enum device_typ
 {
     if (type_of(t, type) == ERR_OK)
         return;
-    log_error("model: %s: tensor %s has type %.20s; BF16, F16 and F32 are read, and of matrices "
-              "what quantization_config says",
+    log_error("model: %s: tensor %s has type %.20s; BF16, F16 and F32 are read, and for matrices "
+              "the format of quantization_config",
               checkpoint_path(l->files, t), t->name, t->dtype);
     l->rc = ERR_UNSUPPORTED;
 }

@@ -37,8 +37,9 @@ struct weights {
 /* Where weights come from, and what is made of them. */
 struct weights_source {
     const char *dir; /* the folder; NULL: random numbers */
-    /* What plain matrices of layers are rounded to, and the output matrix, of which a tied one
-     * becomes a second matrix: e4m3 by row, or the plain format, which leaves them alone. */
+    /* Formats that plain matrices of layers, and a plain output matrix, are rounded to: e4m3 by
+     * row, or the plain format, which leaves them alone. A tied output matrix becomes a second
+     * matrix. */
     struct k_format layers, head;
     bool kv_scales; /* k_scale and v_scale are wanted */
 };

@@ -1,6 +1,6 @@
 /* Goal: the questions of format.h have the answers that devices and kernels rely on. Method: the
  * formats that are, and some that no device takes yet, each asked everything; sizes by hand. And
- * ref_dequantise() gives what a format means, by the long way round. */
+ * ref_dequantise() gives the weights of a format as the formula does. */
 #include <string.h>
 
 #include "kernels/e4m3.h"
@@ -8,7 +8,7 @@
 
 static const struct k_format plain = {.elem = K_BF16};
 
-/* What is true of a format, a letter each, in the order of the questions. */
+/* The answers to all questions, a letter each, in their order. */
 static const char *answers(const struct k_format *f)
 {
     static char out[8];
@@ -42,7 +42,7 @@ static void test_answers(void)
     ok(strcmp(answers(&f), "------") == 0, "bf16 with scales is not plain");
 }
 
-/* What a device has not been told of, it must not take. */
+/* A device must not take a format that it has not been told of. */
 static void test_more(void)
 {
     struct k_format f[] = {plain, k_format_by_row(K_E4M3), k_format_in_groups(K_E4M3, 128, 128)};
@@ -68,7 +68,7 @@ static void test_likeness(void)
 
     ok(k_format_is_like(&row, &other), "a format is like itself");
     other.has_x_scale = true;
-    ok(k_format_is_like(&row, &other), "whatever is known of inputs");
+    ok(k_format_is_like(&row, &other), "with a scale of inputs or without");
     other.has_zeros = true;
     ok(!k_format_is_like(&row, &other), "zero points make a difference");
     ok(!k_format_is_like(&row, &block) && !k_format_is_like(&row, &plain), "so do scales");
