@@ -58,14 +58,25 @@ struct k_tokens {
     int n_tokens;
     int n_seqs;
     int pages_max;
+    int table_seqs; /* rows from one table of pages to the next (k_tokens_of()); not read by
+                     * operations */
 };
+
+/* The same with the table of a group of layers: int32 [n_groups][table_seqs][pages_max]. */
+K_BOTH struct k_tokens k_tokens_of(const struct k_tokens *t, int group)
+{
+    struct k_tokens own = *t;
+
+    own.page_ids += (size_t)group * (size_t)t->table_seqs * (size_t)t->pages_max;
+    return own;
+}
 
 /* One layer's keys and values in the pages: [page][layer][K|V][kv_head][block_tokens][head_dim].
  * Of the type that is said for launchers, float32 for references. An element of K_E4M3 times its
  * scale is the key or value. */
 struct k_kv {
     void *pages;        /* the first page */
-    size_t page_elems;  /* elements of a page, all layers */
+    size_t page_elems;  /* elements of a page, all layers in it */
     size_t layer_elems; /* elements from a page's start to this layer's K */
     int n_kv_heads;
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
@@ -73,6 +84,7 @@ struct k_kv {
     int window; /* keys that a token sees, its own the last; 0: all. Decodes must have 0. */
     enum k_type type;
     float k_scale, v_scale; /* of K_E4M3: value = stored * scale, 1 as a rule. Others: unused */
+    int group;              /* whose table of pages is the layer's: for k_tokens_of() */
 };
 
 /* How one row is sampled; the meaning of each field stands at ref_sample(). */
@@ -125,6 +137,17 @@ int k_gather_add(float *out, const float *x, const k_bf16 *delta, const int32_t 
 /* out [n][ff_dim] = silu(gate) * up, where in [n][2 * ff_dim] holds a row's gate, then its up. */
 void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
+
+/* The activation of an FFN without a gate: out [n] = gelu(in). The launcher's out is bfloat16 or, with
+ * is_half, as K_HALF_AT says; n is even. */
+enum k_activation {
+    K_SILU,      /* gated FFNs': silu_mul() */
+    K_GELU,      /* x / 2 * (1 + erf(x / sqrt(2))) */
+    K_GELU_TANH, /* x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) */
+};
+void ref_gelu(float *out, const float *in, enum k_activation kind, size_t n);
+int k_gelu(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n,
+           k_stream stream);
 
 /* --- products of few rows --------------------------------------------------------------- */
 
@@ -332,6 +355,32 @@ int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const
 
 int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
            const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
+
+/* --- states ----------------------------------------------------------------------------- */
+
+/* One layer's states in the pages: float32, element i of a sequence's at (at + i) % page_elems of
+ * page (at + i) / page_elems of its table. */
+struct k_state {
+    float *pages;
+    size_t page_elems; /* floats of a page */
+    size_t at;         /* floats of the sequence's pages before this layer's */
+    int group;         /* whose table of pages is the layer's: for k_tokens_of() */
+};
+
+/* A recurrent mixer for tests, elementwise in float32:
+ *
+ *   s_t = sigmoid(gate) * s_t-1 + (1 - sigmoid(gate)) * value,   out [n_tokens][width] = s_t
+ *
+ * in [n_tokens][2 * width] holds a token's value, then its gate; s is the sequence's state [width],
+ * which is read before its first token of the step, unless that has position 0 (then it is 0), and
+ * written behind its last. Sequences of kv_len 0 are left as they are. The reference does channels
+ * first .. last - 1 of one sequence. The launcher's in is bfloat16, its out that or, with is_half,
+ * as K_HALF_AT says; a thread has a channel of a sequence, so bits depend on neither chunks nor
+ * company. */
+void ref_recurrent(float *out, const float *in, const struct k_state *state,
+                   const struct k_tokens *t, int width, int seq, int first, int last);
+int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state *state,
+                const struct k_tokens *t, int width, k_stream stream);
 
 /* --- sampling -------------------------------------------------------------------------- */
 

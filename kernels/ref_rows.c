@@ -54,3 +54,15 @@ void ref_silu_mul(float *out, const float *in, int n, int ff_dim)
             out[d] = in[d] / (1.0f + expf(-in[d])) * in[ff_dim + d];
     }
 }
+
+void ref_gelu(float *out, const float *in, enum k_activation kind, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float x = in[i];
+
+        if (kind == K_GELU)
+            out[i] = 0.5f * x * (1.0f + erff(x * 0.70710678f));
+        else
+            out[i] = 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    }
+}

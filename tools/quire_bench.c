@@ -31,9 +31,10 @@ struct bench {
     const struct model_shape *shape;
     struct batch b;
     int32_t *ids;
-    int *rows; /* int [seqs]: row of each sequence in the step before; -1: none */
-    int *next; /* the same of the step being made */
-    int seqs;  /* room */
+    int *first_page; /* int [seqs]: of the step's sequences */
+    int *rows;       /* int [seqs]: row of each sequence in the step before; -1: none */
+    int *next;       /* the same of the step being made */
+    int seqs;        /* room */
     bool under_way;
     float gaps[GAPS_MAX];
     int n_gaps;
@@ -59,7 +60,7 @@ static void clear(struct bench *n)
 static void add(struct bench *n, int seq, int done, int count, int pages_each, bool sampled)
 {
     struct batch *b = &n->b;
-    int i = b->n_seqs++, bt = n->shape->block_tokens;
+    int i = b->n_seqs++;
 
     for (int t = 0; t < count; t++)
         b->token_ids[b->n_tokens + t] = (int)((long)(done + t) * 7919 % n->shape->n_vocab);
@@ -69,8 +70,7 @@ static void add(struct bench *n, int seq, int done, int count, int pages_each, b
     b->n_tokens += count;
     b->seq_start[i + 1] = b->n_tokens;
     b->kv_len[i] = done + count;
-    for (int p = 0; p * bt < done + count; p++)
-        b->page_ids[(size_t)i * (size_t)b->pages_max + (size_t)p] = seq * pages_each + p;
+    n->first_page[i] = seq * pages_each;
     if (!sampled)
         return;
     n->next[seq] = b->n_rows;
@@ -89,11 +89,30 @@ static void end_step(struct bench *n)
         n->gaps[n->n_gaps++] = model_gap_us(n->m);
 }
 
+/* All groups of layers have the same pages: what is read differs, and how long it takes does not. */
+static void fill_tables(struct bench *n)
+{
+    struct batch *b = &n->b;
+    int32_t *row = b->page_ids;
+
+    for (int g = 0; g < n->shape->n_groups; g++) {
+        for (int i = 0; i < b->n_seqs; i++, row += b->pages_max) {
+            int n_pages = n->shape->groups[g].n_state_pages;
+
+            if (n->shape->groups[g].kind != CACHE_STATE)
+                n_pages = (b->kv_len[i] - 1) / n->shape->block_tokens + 1;
+            for (int p = 0; p < n_pages; p++)
+                row[p] = (n->first_page[i] + p) % n->shape->n_pages;
+        }
+    }
+}
+
 /* Begin the step that has been added, then end the one before. */
 static void step(struct bench *n)
 {
     int *swap = n->rows;
 
+    fill_tables(n);
     if (model_step_begin(n->m, &n->b) != ERR_OK || model_step_sample(n->m, &n->b) != ERR_OK)
         die("a step failed");
     end_step(n);
@@ -445,6 +464,7 @@ static void bench_kernel(struct bench *n)
                                     .n_heads = c.n_heads,
                                     .n_kv_heads = c.n_kv_heads,
                                     .head_dim = c.head_dim,
+                                    .n_windows = 1,
                                     .dim = c.dim,
                                     .ff_dim = c.ff_dim,
                                     .n_vocab = c.n_vocab,
@@ -474,14 +494,16 @@ static void allocate(struct bench *n)
     n->b.token_ids = mem_zalloc_array(tokens, sizeof(int32_t));
     n->b.seq_start = mem_zalloc_array(seqs + 1, sizeof(int32_t));
     n->b.kv_len = mem_zalloc_array(seqs, sizeof(int32_t));
-    n->b.page_ids = mem_zalloc_array(seqs * (size_t)n->b.pages_max, sizeof(int32_t));
+    n->b.page_ids = mem_zalloc_array((size_t)n->shape->n_groups * seqs * (size_t)n->b.pages_max,
+                                     sizeof(int32_t));
+    n->first_page = mem_zalloc_array(seqs, sizeof *n->first_page);
     n->b.rows = mem_zalloc_array(seqs, sizeof *n->b.rows);
     n->ids = mem_zalloc_array(seqs, sizeof *n->ids);
     n->rows = mem_zalloc_array(seqs, sizeof *n->rows);
     n->next = mem_zalloc_array(seqs, sizeof *n->next);
     if (n->b.token_ids == NULL || n->b.seq_start == NULL || n->b.kv_len == NULL ||
-        n->b.page_ids == NULL || n->b.rows == NULL || n->ids == NULL || n->rows == NULL ||
-        n->next == NULL)
+        n->b.page_ids == NULL || n->first_page == NULL || n->b.rows == NULL || n->ids == NULL ||
+        n->rows == NULL || n->next == NULL)
         die("no memory");
     for (int i = 0; i < n->seqs; i++)
         n->rows[i] = -1;

@@ -25,12 +25,19 @@ struct device_pipe {
     void *stream; /* the device's own */
 };
 
+#define DEVICE_TABLES_MAX 16
+
 /* The most that a step may hold; what work memory is sized by. */
 struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
+    int n_tables;                             /* of pages, for groups of layers */
+    int table_pages[DEVICE_TABLES_MAX]; /* entries of a row; 0: as many as the tokens have pages */
     int block_tokens;
-    int n_heads, n_kv_heads, head_dim, dim, ff_dim, n_vocab;
-    bool codes; /* some matrices read them (k_format_reads_codes()) */
+    int n_heads, n_kv_heads, head_dim; /* the most of any layer; n_heads / n_kv_heads of all */
+    int n_windows;                     /* different ones of layers, "all" among them */
+    int dim, ff_dim, n_vocab;
+    bool codes;      /* some matrices read them (k_format_reads_codes()) */
+    bool has_states; /* some layers are recurrent */
 };
 
 /* Steps that may be under way: the next may begin before the one before has ended. */
@@ -181,13 +188,20 @@ struct device_ops {
     void (*matmul_float)(struct device *d, float *y, const struct device_rows *x,
                          const struct k_matrix *w, int n);
     /* r is borrowed until attn(), its memory until the step has ended. */
-    void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const struct k_rotary *r);
+    void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const struct k_rotary *r,
+                    int n_heads);
     /* `to` is what product() multiplies out with next; NULL: matmul() does. */
-    void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, float scale,
-                 const struct k_matrix *to);
-    /* in [n][2 * ff_dim], out [n][ff_dim]; `to` as above. */
+    void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
+                 float scale, const struct k_matrix *to);
+    /* in [n_tokens][2 * width], out [n_tokens][width]; `to` as above. */
+    void (*recurrent)(struct device *d, void *out, const void *in, const struct k_state *state,
+                      int width, const struct k_matrix *to);
+    /* in [n][2 * ff_dim], out [n][ff_dim]; `to` as of rmsnorm(). */
     void (*silu_mul)(struct device *d, struct device_rows *out, const void *in, int ff_dim, int n,
                      const struct k_matrix *to);
+    /* in and out [n][width]; `to` as of attn(). */
+    void (*gelu)(struct device *d, void *out, const void *in, enum k_activation kind, int width,
+                 int n, const struct k_matrix *to);
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta);
     void (*launch)(struct device *d);
     /* Sample the rows of the step that was last begun; extras may change logits. With histories or

@@ -285,7 +285,7 @@ static void cpu_read_products(struct device *d, const char *path, bool expected)
 
 /* --- rows: shared out in runs of rows -------------------------------------------------- */
 
-enum row_op { ROW_EMBED, ROW_NORM, ROW_ADD_NORM, ROW_ROPE, ROW_SILU };
+enum row_op { ROW_EMBED, ROW_NORM, ROW_ADD_NORM, ROW_ROPE, ROW_SILU, ROW_GELU };
 
 struct row_job {
     struct cpu *c;
@@ -294,16 +294,18 @@ struct row_job {
     const float *a, *b; /* delta or input; weight or table */
     const struct k_kv *kv;
     const struct k_rotary *rotary;
+    struct k_tokens tokens; /* ROW_ROPE: with the layer's table */
     float eps;
     int n, rows_a_task;
-    int width; /* ROW_SILU: of a row of the result */
+    int n_heads;                  /* ROW_ROPE */
+    enum k_activation activation; /* ROW_GELU */
+    int width;                    /* ROW_SILU, ROW_GELU: of a row of the result */
 };
 
 static void row_task(void *arg, int task, int worker)
 {
     const struct row_job *j = arg;
     const struct device_limits *lim = &j->c->base.limits;
-    const struct k_tokens *tokens = &j->c->batch->tokens;
     int first = task * j->rows_a_task;
     int n = j->n - first < j->rows_a_task ? j->n - first : j->rows_a_task;
     size_t at = (size_t)first * lim->dim;
@@ -316,7 +318,11 @@ static void row_task(void *arg, int task, int worker)
         ref_add_rmsnorm(j->out + at, j->x + at, j->a + at, j->b, j->eps, n, lim->dim);
         break;
     case ROW_ROPE:
-        ref_rope_kv(j->out, j->kv, tokens, j->rotary, lim->n_heads, first, first + n);
+        ref_rope_kv(j->out, j->kv, &j->tokens, j->rotary, j->n_heads, first, first + n);
+        break;
+    case ROW_GELU:
+        at = (size_t)first * (size_t)j->width;
+        ref_gelu(j->out + at, j->a + at, j->activation, (size_t)n * (size_t)j->width);
         break;
     case ROW_SILU:
         for (int r = first; r < first + n; r++) {
@@ -377,16 +383,18 @@ static void cpu_add_rmsnorm(struct device *d, struct device_rows *out, float *x,
 }
 
 static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
-                        const struct k_rotary *r)
+                        const struct k_rotary *r, int n_heads)
 {
     struct row_job j = {.c = cpu_of(d),
                         .op = ROW_ROPE,
                         .out = qkv,
                         .kv = kv,
                         .rotary = r,
+                        .tokens = k_tokens_of(&cpu_of(d)->batch->tokens, kv->group),
+                        .n_heads = n_heads,
                         .n = cpu_of(d)->batch->tokens.n_tokens};
 
-    row_run(&j, (d->limits.n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
+    row_run(&j, (n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
 }
 
 static void cpu_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
@@ -397,6 +405,21 @@ static void cpu_silu_mul(struct device *d, struct device_rows *out, const void *
 
     (void)to;
     row_run(&j, ff_dim);
+}
+
+static void cpu_gelu(struct device *d, void *out, const void *in, enum k_activation kind, int width,
+                     int n, const struct k_matrix *to)
+{
+    struct row_job j = {.c = cpu_of(d),
+                        .op = ROW_GELU,
+                        .out = out,
+                        .a = in,
+                        .n = n,
+                        .activation = kind,
+                        .width = width};
+
+    (void)to;
+    row_run(&j, width);
 }
 
 /* No product here reads codes: cpu_takes() was false. */
@@ -470,8 +493,15 @@ struct attn_job {
     float *out;
     const float *qkv;
     const struct k_kv *kv;
+    struct k_tokens tokens; /* with the layer's table */
+    int n_heads;
     float scale;
 };
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
 
 static const float *page_keys(const struct k_kv *kv, int32_t page, int kv_head)
 {
@@ -479,16 +509,18 @@ static const float *page_keys(const struct k_kv *kv, int32_t page, int kv_head)
            (size_t)kv_head * kv->block_tokens * kv->head_dim;
 }
 
-/* One token and one kv head: all query heads of its group. Sums as ref_attn() does, by pages. */
+/* One token and one kv head: all query heads of its group. Sums as ref_attn() does, by pages; the
+ * weights' in lanes that begin with the first key that is seen. */
 static void attn_task(void *arg, int task, int worker)
 {
     const struct attn_job *j = arg;
     const struct k_kv *kv = j->kv;
-    const struct k_tokens *t = &j->c->batch->tokens;
+    const struct k_tokens *t = &j->tokens;
     const struct cpu_math *math = j->c->math;
-    int n_heads = j->c->base.limits.n_heads, hd = kv->head_dim, bt = kv->block_tokens;
+    int n_heads = j->n_heads, hd = kv->head_dim, bt = kv->block_tokens;
     int token = task / kv->n_kv_heads, kv_head = task % kv->n_kv_heads;
     int group = n_heads / kv->n_kv_heads, n_keys = t->pos[token] + 1;
+    int first = kv->window > 0 && n_keys > kv->window ? n_keys - kv->window : 0;
     const int32_t *pages = t->page_ids + (size_t)t->seq[token] * t->pages_max;
     size_t values = (size_t)kv->n_kv_heads * bt * hd;
     float *scores = j->c->scratch + (size_t)worker * j->c->scratch_len;
@@ -498,18 +530,18 @@ static void attn_task(void *arg, int task, int worker)
         float *out = j->out + ((size_t)token * n_heads + h) * hd;
         float top = -INFINITY, sum;
 
-        for (int i = 0; i < n_keys; i += bt) {
-            int n = n_keys - i < bt ? n_keys - i : bt;
-
-            top = fmaxf(top, math->scores(scores + i, q, page_keys(kv, pages[i / bt], kv_head), n,
+        for (int i = first, n; i < n_keys; i += n) {
+            n = least(n_keys - i, bt - i % bt);
+            top = fmaxf(top, math->scores(scores + i - first, q,
+                                          page_keys(kv, pages[i / bt], kv_head) + i % bt * hd, n,
                                           hd, j->scale));
         }
-        sum = math->weights(scores, n_keys, top);
+        sum = math->weights(scores, n_keys - first, top);
         memset(out, 0, (size_t)hd * sizeof *out);
-        for (int i = 0; i < n_keys; i += bt) {
-            int n = n_keys - i < bt ? n_keys - i : bt;
-
-            math->mix(out, scores + i, page_keys(kv, pages[i / bt], kv_head) + values, n, hd);
+        for (int i = first, n; i < n_keys; i += n) {
+            n = least(n_keys - i, bt - i % bt);
+            math->mix(out, scores + i - first,
+                      page_keys(kv, pages[i / bt], kv_head) + values + i % bt * hd, n, hd);
         }
         for (int e = 0; e < hd; e++)
             out[e] /= sum;
@@ -517,23 +549,66 @@ static void attn_task(void *arg, int task, int worker)
 }
 
 static void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
-                     float scale, const struct k_matrix *to)
+                     int n_heads, float scale, const struct k_matrix *to)
 {
     struct cpu *c = cpu_of(d);
-    struct attn_job j = {.c = c, .out = out, .qkv = qkv, .kv = kv, .scale = scale};
     const struct k_tokens *t = &c->batch->tokens;
+    struct attn_job j = {.c = c,
+                         .out = out,
+                         .qkv = qkv,
+                         .kv = kv,
+                         .tokens = k_tokens_of(t, kv->group),
+                         .n_heads = n_heads,
+                         .scale = scale};
     int n_tasks = t->n_tokens * kv->n_kv_heads;
     size_t work = 0;
 
     (void)to; /* all is float32 */
     for (int i = 0; i < t->n_tokens; i++)
-        work += ((size_t)t->pos[i] + 1) * (size_t)d->limits.n_heads * (size_t)kv->head_dim * 2;
+        work += ((size_t)t->pos[i] + 1) * (size_t)n_heads * (size_t)kv->head_dim * 2;
     if (work >= INLINE_WORK) {
         pool_run(c->pool, attn_task, &j, n_tasks);
         return;
     }
     for (int i = 0; i < n_tasks; i++)
         attn_task(&j, i, 0);
+}
+
+/* --- states ---------------------------------------------------------------------------- */
+
+#define CHANNELS_A_TASK 64
+
+struct state_job {
+    float *out;
+    const float *in;
+    const struct k_state *state;
+    struct k_tokens tokens; /* with the layer's table */
+    int width, n_parts;     /* n_parts: tasks of a sequence */
+};
+
+static void state_task(void *arg, int task, int worker)
+{
+    const struct state_job *j = arg;
+    int first = task % j->n_parts * CHANNELS_A_TASK;
+
+    (void)worker;
+    ref_recurrent(j->out, j->in, j->state, &j->tokens, j->width, task / j->n_parts, first,
+                  least(first + CHANNELS_A_TASK, j->width));
+}
+
+static void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
+                          int width, const struct k_matrix *to)
+{
+    struct cpu *c = cpu_of(d);
+    struct state_job j = {.out = out,
+                          .in = in,
+                          .state = state,
+                          .tokens = k_tokens_of(&c->batch->tokens, state->group),
+                          .width = width,
+                          .n_parts = (width + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK};
+
+    (void)to; /* all is float32 */
+    pool_run(c->pool, state_task, &j, j.tokens.n_seqs * j.n_parts);
 }
 
 /* --- a step ---------------------------------------------------------------------------- */
@@ -711,7 +786,9 @@ static const struct device_ops cpu_ops = {
     .matmul_float = cpu_matmul_float,
     .rope_kv = cpu_rope_kv,
     .attn = cpu_attn,
+    .recurrent = cpu_recurrent,
     .silu_mul = cpu_silu_mul,
+    .gelu = cpu_gelu,
     .gather_add = cpu_gather_add,
     .launch = cpu_launch,
     .sample = cpu_sample,

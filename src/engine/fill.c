@@ -16,7 +16,8 @@ int fill_init(struct engine *e)
     b->token_ids = mem_zalloc_array((size_t)e->shape->max_num_batched_tokens, sizeof(int32_t));
     b->seq_start = mem_zalloc_array(n_seqs + 1, sizeof(int32_t));
     b->kv_len = mem_zalloc_array(n_seqs, sizeof(int32_t));
-    b->page_ids = mem_zalloc_array(n_seqs * (size_t)b->pages_max, sizeof(int32_t));
+    b->page_ids = mem_zalloc_array((size_t)e->shape->n_groups * n_seqs * (size_t)b->pages_max,
+                                   sizeof(int32_t));
     b->rows = mem_zalloc_array(n_seqs, sizeof *b->rows);
     b->extras = mem_zalloc_array(n_seqs, sizeof *b->extras);
     e->row_tokens = mem_zalloc_array(n_seqs, sizeof(int32_t));
@@ -131,6 +132,21 @@ static void fill_tokens(int32_t *to, const struct seq *q)
     to[known] = -1 - q->row_ahead;
 }
 
+/* The tables of q, the step's i-th sequence. Entries that a window has passed are any page's. */
+static void fill_tables(struct engine *e, int i, const struct seq *q)
+{
+    struct batch *b = &e->batch;
+
+    for (int g = 0; g < e->shape->n_groups; g++) {
+        const struct seq_table *of = &q->tables[g];
+        size_t row = (size_t)g * (size_t)b->n_seqs + (size_t)i;
+        int32_t *to = b->page_ids + row * (size_t)b->pages_max;
+
+        memset(to, 0, sizeof *to * (size_t)of->first);
+        memcpy(to + of->first, of->pages + of->first, sizeof *to * (size_t)(of->n - of->first));
+    }
+}
+
 void fill_batch(struct engine *e)
 {
     struct batch *b = &e->batch;
@@ -152,8 +168,7 @@ void fill_batch(struct engine *e)
         fill_tokens(b->token_ids + b->n_tokens, q);
         step->seqs[i] = q;
         step->counts[i] = q->n_planned;
-        memcpy(b->page_ids + (size_t)i * (size_t)b->pages_max, q->pages,
-               sizeof(int32_t) * (size_t)q->n_pages);
+        fill_tables(e, i, q);
         if (seq_tells_prompt(q))
             fill_prompt_rows(e, step, q, q->n_computed + q->n_ahead, q->n_planned);
         b->n_tokens += q->n_planned;
@@ -238,16 +253,4 @@ void fill_extras(struct engine *e, struct engine_step *step)
     guide_run(&e->guide);
     b->n_masks = e->guide.n_jobs;
     fill_look(e, step);
-}
-
-void fill_forget(struct engine *e, const struct seq *q)
-{
-    for (unsigned i = e->n_ended; i != e->n_begun; i++) {
-        struct engine_step *step = &e->steps[i % MODEL_STEPS_MAX];
-
-        for (int s = 0; s < step->n_seqs; s++)
-            step->seqs[s] = step->seqs[s] == q ? NULL : step->seqs[s];
-        for (int r = 0; r < step->n_rows; r++)
-            step->rows[r] = step->rows[r] == q ? NULL : step->rows[r];
-    }
 }

@@ -36,6 +36,7 @@ int guide_init(struct guide *g, const struct guide_shape *s)
     *g = (struct guide){.n_vocab = s->n_vocab,
                         .n_words = (s->n_vocab + 31) / 32,
                         .n_eos = s->n_eos,
+                        .waits = s->waits,
                         .eos = s->eos,
                         .masks = s->masks};
     g->jobs = mem_zalloc_array((size_t)s->max_num_seqs, sizeof *g->jobs);
@@ -319,6 +320,8 @@ static uint32_t guide_budget(struct guide *g, const struct seq *q)
     uint32_t of_tenant =
         atomic_load_explicit(&g->tenant_steps[q->tenant_idx], memory_order_relaxed);
 
+    if (g->waits)
+        return UINT32_MAX;
     return of_pass >= pass || of_tenant >= GUIDE_TENANT_STEPS ? 0 : GUIDE_MASK_STEPS;
 }
 

@@ -91,6 +91,7 @@ struct guide {
     int n_vocab;
     int n_eos;
     const int32_t *eos;
+    bool waits; /* no mask is late */
 
     /* Steps of walks that the masks of this step of the device have taken. */
     atomic_uint pass_steps;
@@ -109,6 +110,7 @@ struct guide_shape {
     int n_eos;
     const int32_t *eos; /* borrowed for good */
     uint32_t *masks;    /* uint32 [max_num_seqs][ceil(n_vocab / 32)], borrowed for good */
+    bool waits;         /* no mask is late: steps wait for them */
 };
 
 /* Before the memory is sealed; ERR_NO_MEMORY. */

@@ -49,23 +49,12 @@ int intake_init(struct engine *e)
     e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (e->epoll_fd == -1 || intake_watch(e, e->signal_fd, INTAKE_SIGNAL) != ERR_OK ||
         intake_watch(e, e->door.fd, INTAKE_LISTEN) != ERR_OK ||
-        (e->store != NULL && intake_watch(e, store_event_fd(e->store), INTAKE_STORE) != ERR_OK)) {
+        (e->tiers.store != NULL &&
+         intake_watch(e, store_event_fd(e->tiers.store), INTAKE_STORE) != ERR_OK)) {
         log_error("engine: epoll: %s", strerror(errno));
         return ERR_IO;
     }
     return ERR_OK;
-}
-
-void intake_release(struct engine *e, struct seq *q)
-{
-    if ((q->request.flags & WIRE_PROBE) == 0)
-        e->used_us = e->now_us;
-    tiers_forget(e, q);
-    fill_forget(e, q);
-    e->lanes[q->lane_idx].by_slot[q->slot] = NULL;
-    guide_end(q);
-    sched_remove(&e->sched, q);
-    seq_release(&e->pool, q);
 }
 
 static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char *why)
@@ -78,7 +67,7 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
 
             if (q == NULL)
                 continue;
-            intake_release(e, q);
+            retire(e, q);
             stats_add(&e->stats, METRIC_success_abort, 1);
             n++;
         }

@@ -71,7 +71,7 @@ static struct keeper_space *keeper_add(struct keeper *k, uint64_t space)
 static void keeper_load_rates(struct engine *e)
 {
     struct store_rate rates[STORE_RATES_MAX];
-    int n = store_rates(e->store, rates);
+    int n = store_rates(e->tiers.store, rates);
 
     for (int i = 0; i < n; i++) {
         struct keeper_space *s = keeper_add(&e->keeper, rates[i].space);
@@ -91,7 +91,7 @@ void keeper_save_rates(struct engine *e)
     struct keeper *k = &e->keeper;
 
     _Static_assert(KEEPER_SPACES <= STORE_RATES_MAX, "each has a row");
-    if (e->store == NULL || k->n_used == k->n_kept_used)
+    if (e->tiers.store == NULL || k->n_used == k->n_kept_used)
         return;
     for (int i = 0; i < k->n_spaces; i++) {
         const struct keeper_space *s = &k->spaces[i];
@@ -99,7 +99,7 @@ void keeper_save_rates(struct engine *e)
         rates[i] = (struct store_rate){
             .space = s->space, .used = s->used, .queries = s->queries, .hits = s->hits};
     }
-    store_set_rates(e->store, rates, k->n_spaces);
+    store_set_rates(e->tiers.store, rates, k->n_spaces);
     k->n_kept_used = k->n_used;
     k->kept_us = e->now_us;
 }
@@ -126,7 +126,7 @@ int keeper_init(struct engine *e)
     k->shared = prefix_space(&root);
     k->n_spaces = 1;
     k->tokens = mem_zalloc_array((size_t)e->shape->max_model_len, sizeof *k->tokens);
-    if (e->store != NULL)
+    if (e->tiers.store != NULL)
         keeper_load_rates(e);
     return k->tokens == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
@@ -139,9 +139,24 @@ static bool keeper_said_below(const struct engine *e, const struct seq *q)
 {
     if (q->n_cached > q->retain_tokens || q->n_named != q->n_cached / e->shape->block_tokens)
         return false; /* chain is another page's name */
-    return e->host != NULL    ? host_retains(e->host, &q->chain, q->retain)
-           : e->store != NULL ? store_retains(e->store, &q->chain, q->retain)
-                              : true;
+    return e->tiers.host != NULL    ? host_retains(e->tiers.host, &q->chain, q->retain)
+           : e->tiers.store != NULL ? store_retains(e->tiers.store, &q->chain, q->retain)
+                                    : true;
+}
+
+static void keeper_retain_one(struct engine *e, const struct hash *name, const int32_t *tokens,
+                              struct retain r)
+{
+    int32_t slot;
+
+    if (e->tiers.store != NULL)
+        store_retain(e->tiers.store, name, r);
+    if (e->tiers.host == NULL)
+        return;
+    host_retain(e->tiers.host, name, r);
+    slot = host_find(e->tiers.host, name, tokens);
+    if (slot >= 0) /* it is to outlive the machine, too */
+        tiers_want_stored(e, slot, name);
 }
 
 /* The lower tiers may have pages that the device had already. They are told a little more than was
@@ -159,17 +174,14 @@ static void keeper_retain_below(struct engine *e, const struct seq *q)
 
     for (int n = block; n <= q->n_cached && n <= q->retain_tokens; n += block) {
         const int32_t *tokens = q->tokens + (n - block);
-        int32_t slot;
+        struct tables_name names[TABLES_NAMES_MAX];
+        struct hash before = name;
+        int n_names;
 
-        name = prefix_name(&name, tokens, block);
-        if (e->store != NULL)
-            store_retain(e->store, &name, r);
-        if (e->host == NULL)
-            continue;
-        host_retain(e->host, &name, r);
-        slot = host_find(e->host, &name, tokens);
-        if (slot >= 0) /* it is to outlive the machine, too */
-            tiers_want_stored(e, slot, &name);
+        name = prefix_name(&before, tokens, block);
+        n_names = tables_names(&e->sched.tables, n / block - 1, 0, &name, &before, names);
+        for (int k = 0; k < n_names; k++)
+            keeper_retain_one(e, &names[k].name, tokens, r);
     }
 }
 
@@ -211,15 +223,6 @@ void keeper_tell(struct engine *e, const struct seq *q)
 
 /* --- what operators ask for ------------------------------------------------------------------ */
 
-bool keeper_drops(const struct engine *e, uint64_t space)
-{
-    const struct keeper_ask *a = &e->keeper.asks[0];
-
-    if (e->keeper.n_asks == 0 || a->at == WIRE_TIERS)
-        return false;
-    return a->ask == WIRE_DROP_ALL || (a->ask == WIRE_DROP_SPACE && a->space == space);
-}
-
 /* A page of all tiers. */
 static uint64_t keeper_drop_page(struct engine *e, const struct hash *name)
 {
@@ -229,22 +232,40 @@ static uint64_t keeper_drop_page(struct engine *e, const struct hash *name)
     if (page != -1)
         pages_drop(e->pages, page);
     pages_drop_parts(e->pages, name);
-    n += e->host != NULL && host_drop(e->host, name);
-    n += e->store != NULL && store_drop(e->store, name);
+    n += e->tiers.host != NULL && host_drop(e->tiers.host, name);
+    n += e->tiers.store != NULL && store_drop(e->tiers.store, name);
     return n;
+}
+
+/* Parts behind the prefix of this name, of all groups. */
+static void keeper_drop_parts(struct engine *e, const struct hash *name)
+{
+    for (int g = 0; g < e->shape->n_groups; g++) {
+        struct hash parent = tables_parent(&e->sched.tables, g, name);
+
+        pages_drop_parts(e->pages, &parent);
+    }
 }
 
 static uint64_t keeper_drop_prompt(struct engine *e, const struct wire_request *r)
 {
     int block = e->shape->block_tokens;
     struct hash name = prefix_root(&e->shape->fingerprint, r->salt);
+    struct tables_name names[TABLES_NAMES_MAX];
     uint64_t dropped = 0;
 
-    pages_drop_parts(e->pages, &name);
+    keeper_drop_parts(e, &name);
     for (uint32_t n = 0; n + (uint32_t)block <= r->n_tokens; n += (uint32_t)block) {
-        name = prefix_name(&name, e->keeper.tokens + n, block);
-        tiers_drop(e, &name, 0);
-        dropped += keeper_drop_page(e, &name);
+        struct hash before = name;
+        int n_names;
+
+        name = prefix_name(&before, e->keeper.tokens + n, block);
+        n_names = tables_names(&e->sched.tables, (int)n / block, 0, &name, &before, names);
+        for (int k = 0; k < n_names; k++) {
+            tiers_drop(e, &names[k].name, 0);
+            dropped += keeper_drop_page(e, &names[k].name);
+        }
+        keeper_drop_parts(e, &name);
     }
     return dropped;
 }
@@ -289,11 +310,11 @@ static int32_t keeper_slots(const struct engine *e, enum wire_tier at)
 
     switch (at) {
     case WIRE_DEVICE: return pages_count(e->pages);
-    case WIRE_HOST: return e->host == NULL ? 0 : host_n_slots(e->host);
+    case WIRE_HOST: return e->tiers.host == NULL ? 0 : host_n_slots(e->tiers.host);
     case WIRE_STORE:
-        if (e->store == NULL)
+        if (e->tiers.store == NULL)
             return 0;
-        store_read_counters(e->store, &c);
+        store_read_counters(e->tiers.store, &c);
         return (int32_t)c.slots;
     case WIRE_TIERS: break;
     }
@@ -305,8 +326,8 @@ static bool keeper_look(const struct engine *e, enum wire_tier at, int32_t i,
 {
     switch (at) {
     case WIRE_DEVICE: return pages_label(e->pages, i, label);
-    case WIRE_HOST: return host_read_slot(e->host, i, label);
-    case WIRE_STORE: return store_look(e->store, (uint32_t)i, label);
+    case WIRE_HOST: return host_read_slot(e->tiers.host, i, label);
+    case WIRE_STORE: return store_look(e->tiers.store, (uint32_t)i, label);
     case WIRE_TIERS: break;
     }
     return false;
@@ -443,10 +464,10 @@ static void keeper_tell_tier(struct engine *e, const struct keeper_ask *a, enum 
     struct store_counters store = {0};
     uint64_t slots = (uint64_t)keeper_slots(e, at), pages = 0, kept = 0;
 
-    if (e->host != NULL)
-        host_read_counters(e->host, &host);
-    if (e->store != NULL)
-        store_read_counters(e->store, &store);
+    if (e->tiers.host != NULL)
+        host_read_counters(e->tiers.host, &host);
+    if (e->tiers.store != NULL)
+        store_read_counters(e->tiers.store, &store);
     switch (at) {
     case WIRE_DEVICE:
         pages = (uint64_t)pages_named(e->pages);
@@ -581,15 +602,16 @@ void keeper_pass(struct engine *e)
     if (now_s != k->ticked_s) {
         k->ticked_s = now_s;
         pages_tick(e->pages, now_s);
-        if (e->host != NULL)
-            host_tick(e->host, now_s);
+        if (e->tiers.host != NULL)
+            host_tick(e->tiers.host, now_s);
         keeper_show_rates(e);
         if (e->now_us - k->kept_us > KEEPER_RATES_US)
             keeper_save_rates(e);
     }
     if (k->n_asks == 0 || !keeper_scan(e, &k->asks[0]))
         return;
-    waits = k->asks[0].ask != WIRE_LIST && e->store != NULL && !store_is_quiet(e->store);
+    waits =
+        k->asks[0].ask != WIRE_LIST && e->tiers.store != NULL && !store_is_quiet(e->tiers.store);
     if (waits && e->now_us < k->asks[0].until_us)
         return;
     keeper_answer(e, &k->asks[0]);

@@ -61,4 +61,14 @@ struct keeper {
     int32_t *tokens; /* int32 [max_model_len], of a prompt that is dropped */
 };
 
+/* Is a namespace being dropped? Pages of it that come from another tier meanwhile are not kept. */
+static inline bool keeper_drops(const struct keeper *k, uint64_t space)
+{
+    const struct keeper_ask *a = &k->asks[0];
+
+    if (k->n_asks == 0 || a->at == WIRE_TIERS)
+        return false;
+    return a->ask == WIRE_DROP_ALL || (a->ask == WIRE_DROP_SPACE && a->space == space);
+}
+
 #endif

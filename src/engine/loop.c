@@ -18,11 +18,11 @@
 static int loop_timeout_ms(const struct engine *e)
 {
     if (!sleep_is_awake(e))
-        return sleep_timeout_ms(e, keeper_has_work(e) || e->n_orders > 0 ? LOOP_PAUSED_MS
-                                                                         : LOOP_TICK_MS);
+        return sleep_timeout_ms(e, keeper_has_work(e) || e->power.n_orders > 0 ? LOOP_PAUSED_MS
+                                                                               : LOOP_TICK_MS);
     if (e->n_begun != e->n_ended)
         return 0;
-    if (e->n_loads_used > 0 && tiers_copy_in(e))
+    if (e->tiers.n_loads_used > 0 && tiers_copy_in(e))
         return 0; /* some milliseconds at most, and somebody waits for them */
     if (e->sched.n_running + sched_n_waiting(&e->sched) == 0)
         return tiers_have_work(e) || keeper_has_work(e) ? LOOP_PAUSED_MS
@@ -55,13 +55,14 @@ static void loop_wait(struct engine *e)
  * for it. */
 static int loop_copy_pages(struct engine *e)
 {
+    struct tables *t = &e->sched.tables;
     int rc = ERR_OK;
 
-    if (e->sched.n_copies > 0)
+    if (t->n_copies > 0)
         tiers_save_evicted(e);
-    for (int i = 0; i < e->sched.n_copies && rc == ERR_OK; i++)
-        rc = model_page_copy(e->model, e->sched.copies[i].to, e->sched.copies[i].from);
-    sched_copied(&e->sched);
+    for (int i = 0; i < t->n_copies && rc == ERR_OK; i++)
+        rc = model_page_copy(e->model, t->copies[i].to, t->copies[i].from);
+    tables_copied(t);
     return rc;
 }
 
@@ -182,7 +183,7 @@ int engine_run(struct engine *e)
             return rc;
         keeper_pass(e);
         tiers_poll(e);
-        if (e->device_failed)
+        if (e->tiers.device_failed)
             return ERR_GPU;
         if (sleep_is_awake(e) && (rc = loop_compute(e)) != ERR_OK)
             return rc;

@@ -90,7 +90,7 @@ static void main_unpin(void *engine, void *memory)
 {
     const struct engine *e = engine;
 
-    if (!e->device_failed)
+    if (!e->tiers.device_failed)
         model_unpin(e->model, memory);
 }
 
@@ -117,7 +117,7 @@ static int main_open_store(struct engine *e)
 
     if (options.dir[0] == '\0')
         return ERR_OK;
-    rc = store_open(&e->store, &options);
+    rc = store_open(&e->tiers.store, &options);
     if (rc != ERR_NO_MEMORY && rc != ERR_IO)
         return rc;
     log_error("engine: no pages are kept on disk"); /* which is no reason not to serve */
@@ -148,7 +148,7 @@ static int main_open_host(struct engine *e)
     if (options.path[0] == '\0' || bytes < e->shape->page_bytes ||
         e->shape->block_tokens > HOST_TOKENS_MAX)
         return ERR_OK;
-    rc = host_open(&e->host, &options);
+    rc = host_open(&e->tiers.host, &options);
     if (rc != ERR_OK)
         log_warn("engine: no pages are kept in host memory");
     return ERR_OK;
@@ -187,6 +187,10 @@ static int main_open_guide(struct engine *e)
         .n_vocab = s->n_vocab, .max_num_seqs = s->max_num_seqs, .n_eos = s->n_eos, .eos = s->eos};
     int n_words;
 
+    /* A sequence that skips a step computes its last token twice, which a state does not take. */
+    for (int g = 0; g < s->n_groups; g++)
+        shape.waits = shape.waits || s->groups[g].kind == CACHE_STATE;
+
     shape.masks = model_masks(e->model, &n_words);
     must(n_words == (s->n_vocab + 31) / 32);
     return guide_init(&e->guide, &shape);
@@ -202,7 +206,14 @@ static int main_open_queues(struct engine *e)
         .long_prefill_tokens = threshold > 0 ? threshold : (m->max_num_batched_tokens + 1) / 2,
         .block_tokens = m->block_tokens,
         .prefix_caching = e->settings.enable_prefix_caching,
+        .n_groups = m->n_groups,
+        .groups = m->groups,
     };
+    struct seq_pool_limits of_seqs = {.n_seqs = e->settings.max_num_queued_reqs + m->max_num_seqs,
+                                      .max_model_len = m->max_model_len,
+                                      .block_tokens = m->block_tokens,
+                                      .n_vocab = m->n_vocab,
+                                      .n_groups = m->n_groups};
     int rc = pages_open(&e->pages, m->n_pages, m->block_tokens);
 
     e->max_num_queued_tokens = e->settings.max_num_queued_tokens;
@@ -213,9 +224,9 @@ static int main_open_queues(struct engine *e)
         pages_bound_kept(e->pages, (int)((int64_t)m->n_pages * e->settings.kv_retained_pct / 100));
     if (rc == ERR_OK)
         rc = sched_init(&e->sched, &limits, e->pages);
+    of_seqs.n_state_pages = e->sched.tables.n_state_pages;
     if (rc == ERR_OK)
-        rc = seq_pool_init(&e->pool, e->settings.max_num_queued_reqs + m->max_num_seqs,
-                           m->max_model_len, m->block_tokens, m->n_vocab);
+        rc = seq_pool_init(&e->pool, &of_seqs);
     if (rc == ERR_OK)
         rc = main_open_guide(e);
     if (rc == ERR_OK)
@@ -238,7 +249,7 @@ static void main_tell_config(struct engine *e)
                  "sliding_window=\"None\"",
                  e->shape->block_tokens, s->kv_cache_dtype,
                  s->enable_prefix_caching ? "True" : "False", s->gpu_memory_utilization,
-                 e->shape->n_pages, e->host == NULL ? 0 : (int)host_n_slots(e->host));
+                 e->shape->n_pages, e->tiers.host == NULL ? 0 : (int)host_n_slots(e->tiers.host));
 }
 
 static int main_open(struct engine *e)
@@ -264,8 +275,8 @@ static int main_open(struct engine *e)
         rc = stats_open(&e->stats);
     if (rc == ERR_OK)
         main_tell_config(e);
-    if (rc == ERR_OK && e->host != NULL)
-        host_wait(e->host, MAIN_HOST_WAIT_US);
+    if (rc == ERR_OK && e->tiers.host != NULL)
+        host_wait(e->tiers.host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
     if (rc == ERR_OK)
         rc = attach_listen(e->settings.engine_socket, &e->door.fd);
@@ -291,10 +302,10 @@ static int main_close(struct engine *e)
     int rc = tiers_save_all(e);
 
     keeper_save_rates(e);
-    store_close(e->store);
-    e->store = NULL;
-    host_close(e->host);
-    e->host = NULL;
+    store_close(e->tiers.store);
+    e->tiers.store = NULL;
+    host_close(e->tiers.host);
+    e->tiers.host = NULL;
     (void)unlink(e->settings.engine_socket);
     if (rc != ERR_OK)
         return rc; /* a device that failed might never let go of the model */

@@ -159,7 +159,7 @@ void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32
                                .value = value,
                                .retry_after_s = (uint16_t)publish_retry_after(e),
                                .time_us = e->now_us});
-    intake_release(e, q);
+    retire(e, q);
 }
 
 void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int err)
@@ -339,7 +339,7 @@ static void publish_gauges(struct engine *e)
     stats_set(s, METRIC_pages_kept, (uint64_t)pages_kept(e->pages));
     stats_set(s, METRIC_prefix_queries, e->sched.n_prefix_queries);
     stats_set(s, METRIC_prefix_hits, e->sched.n_prefix_hits);
-    stats_set(s, METRIC_prefix_copies, e->sched.n_copied);
+    stats_set(s, METRIC_prefix_copies, e->sched.tables.n_parts);
     publish_tenants(e);
 }
 
@@ -385,9 +385,9 @@ static enum wire_engine_state publish_state(const struct engine *e)
 {
     if (e->draining)
         return WIRE_DRAINING;
-    if (e->power == POWER_WAKING)
+    if (e->power.state == POWER_WAKING)
         return WIRE_WAKING;
-    return e->power == POWER_ASLEEP ? WIRE_ASLEEP : WIRE_SERVING;
+    return e->power.state == POWER_ASLEEP ? WIRE_ASLEEP : WIRE_SERVING;
 }
 
 static void publish_lane_nth(struct engine *e, struct engine_lane *l, int nth)

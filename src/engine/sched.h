@@ -15,8 +15,8 @@
  * step that others share. So however many long prompts there are, the rest of each step is for
  * those that are soon done.
  *
- * Cached pages serve to the token: of the page at which a sequence leaves what is cached, its first
- * tokens are taken over in a copy (pages.h).
+ * The plan's pages, evictions and copies are those of tables.h. Cached pages serve to the token: of
+ * the page at which a sequence leaves what is cached, its first tokens are taken over in a copy.
  *
  * One that finds no pages is overtaken by those that lack little, at most by max_num_seqs of them:
  * what ran when it came has ended by then, and nobody else takes its pages.
@@ -32,8 +32,8 @@
 
 #include "base/err.h"
 #include "engine/seq.h"
+#include "engine/tables.h"
 #include "engine/tenants.h"
-#include "kv/pages.h"
 
 struct sched_limits {
     int max_num_seqs;           /* running at once */
@@ -41,21 +41,13 @@ struct sched_limits {
     int long_prefill_tokens;    /* of one sequence in a step that others share */
     int block_tokens;
     bool prefix_caching;
-};
-
-struct sched_eviction {
-    int32_t page;
-    struct page_label label;
-};
-
-/* A page to be copied before the step; `from` is referenced until sched_copied(). */
-struct sched_copy {
-    int32_t from, to;
+    int n_groups; /* of the cache (tables.h) */
+    const struct cache_group *groups;
 };
 
 struct sched {
     struct sched_limits limits;
-    struct pages *pages;  /* borrowed */
+    struct tables tables;
     struct seq **running; /* [max_num_seqs], by priority and arrival */
     int n_running;
     struct tenants tenants; /* with all that wait */
@@ -67,20 +59,10 @@ struct sched {
     int n_planned_rows; /* that tell of prompt tokens, beside one a sequence */
     bool long_planned;  /* a long prompt has its chunk */
 
-    /* Pages that lost their name; their content stands until the step runs. */
-    struct sched_eviction *evictions; /* [evictions_cap] */
-    int n_evictions;
-    int evictions_cap;
-
-    /* Behind the evictions and before the step, in this order. */
-    struct sched_copy *copies; /* [max_num_seqs] */
-    int n_copies;
-
     /* Counters, only growing. */
     uint64_t n_preemptions;
     uint64_t n_prefix_queries; /* tokens */
     uint64_t n_prefix_hits;    /* tokens */
-    uint64_t n_copied;         /* pages */
 };
 
 int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages) ERR_CHECKED;
@@ -104,28 +86,12 @@ void sched_plan(struct sched *s);
  * is admitted in it may take more than this foresees. */
 bool sched_has_room(const struct sched *s);
 
-/* Take a page for something else than a sequence (the store's loads); reports evictions as the
- * plan does. -1 when there is none. */
-int32_t sched_take_page(struct sched *s);
-
-/* The plan's copies are enqueued. Before the next plan. */
-void sched_copied(struct sched *s);
-
 /* When a step begins: its plan's tokens are in hand. */
 void sched_begin(struct sched *s);
 
-/* After a step: n tokens of q that were in hand are computed; full pages get their names. Calls
- * named() for each page that got one. */
-typedef void sched_named_fn(void *context, int32_t page);
-void sched_advance(struct sched *s, struct seq *q, int n, sched_named_fn *named, void *context);
-
-/* How many of q's tokens may come from pages that others computed: not the last, which gives the
- * next, nor those whose log probabilities are to be told. */
-int sched_reusable(const struct seq *q);
-
-/* The longest run of full pages that the cache holds for a sequence's first n_tokens - 1
- * tokens, in pages; *chain is the name of the last. Takes no references. */
-int sched_match(const struct sched *s, const struct seq *q, struct hash *chain);
+/* After a step: n tokens of q that were in hand are computed; pages get their names. Calls named()
+ * for each that is worth saving. */
+void sched_advance(struct sched *s, struct seq *q, int n, tables_named_fn *named, void *context);
 
 /* Prove that lists, states and pages agree. must() on failure. */
 void sched_check(const struct sched *s);

@@ -17,36 +17,64 @@ static void *seq_reserve(size_t bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
-int seq_pool_init(struct seq_pool *p, int n, int max_model_len, int block_tokens, int n_vocab)
+/* The arrays of all sequences, one behind the other. */
+struct seq_arrays {
+    int32_t *tokens, *pages, *snapshots, *bad, *asked;
+    uint32_t *allowed, *made;
+    struct batch_bias *biases;
+    struct walk *walks;
+    size_t n_words;
+    size_t n_pages; /* of a sequence: its tables */
+    size_t n_state_pages;
+};
+
+static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
 {
-    size_t n_words = ((size_t)n_vocab + 31) / 32;
-    int pages_cap = (max_model_len + block_tokens - 1) / block_tokens;
-    int tokens_cap = (max_model_len + 1023) / 1024 * 1024; /* whole 4 KiB pages */
-    int32_t *tokens = seq_reserve((size_t)n * (size_t)tokens_cap * sizeof *tokens);
-    int32_t *pages = seq_reserve((size_t)n * (size_t)pages_cap * sizeof *pages);
-    uint32_t *allowed = seq_reserve((size_t)n * n_words * sizeof *allowed);
-    uint32_t *made = seq_reserve((size_t)n * n_words * sizeof *made);
-    int32_t *bad = seq_reserve((size_t)n * WIRE_BAD_WORDS_MAX * sizeof *bad);
-    struct batch_bias *biases = seq_reserve((size_t)n * BATCH_BIASES_MAX * sizeof *biases);
-    int32_t *asked = seq_reserve((size_t)n * WIRE_ASKED_MAX * sizeof *asked);
-    struct walk *walks = seq_reserve((size_t)n * sizeof *walks);
+    a->tokens = seq_reserve(n * tokens_cap * sizeof *a->tokens);
+    a->pages = seq_reserve(n * a->n_pages * sizeof *a->pages);
+    a->snapshots = seq_reserve(n * (2 * a->n_state_pages + 1) * sizeof *a->snapshots);
+    a->allowed = seq_reserve(n * a->n_words * sizeof *a->allowed);
+    a->made = seq_reserve(n * a->n_words * sizeof *a->made);
+    a->bad = seq_reserve(n * WIRE_BAD_WORDS_MAX * sizeof *a->bad);
+    a->biases = seq_reserve(n * BATCH_BIASES_MAX * sizeof *a->biases);
+    a->asked = seq_reserve(n * WIRE_ASKED_MAX * sizeof *a->asked);
+    a->walks = seq_reserve(n * sizeof *a->walks);
+    return a->tokens == NULL || a->pages == NULL || a->snapshots == NULL || a->allowed == NULL ||
+                   a->made == NULL || a->bad == NULL || a->biases == NULL || a->asked == NULL ||
+                   a->walks == NULL
+               ? ERR_NO_MEMORY
+               : ERR_OK;
+}
 
-    *p = (struct seq_pool){.n = n, .tokens_cap = tokens_cap, .pages_cap = pages_cap};
-    p->seqs = mem_zalloc_array((size_t)n, sizeof *p->seqs);
-    if (p->seqs == NULL || tokens == NULL || pages == NULL || allowed == NULL || made == NULL ||
-        bad == NULL || biases == NULL || asked == NULL || walks == NULL)
+int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
+{
+    int pages_cap = (limits->max_model_len + limits->block_tokens - 1) / limits->block_tokens;
+    struct seq_arrays a = {.n_words = ((size_t)limits->n_vocab + 31) / 32,
+                           .n_state_pages = (size_t)limits->n_state_pages};
+
+    pages_cap = pages_cap > limits->n_state_pages ? pages_cap : limits->n_state_pages;
+    a.n_pages = (size_t)limits->n_groups * (size_t)pages_cap;
+    *p = (struct seq_pool){.n = limits->n_seqs,
+                           .tokens_cap = (limits->max_model_len + 1023) / 1024 * 1024, /* 4 KiB */
+                           .pages_cap = pages_cap};
+    p->seqs = mem_zalloc_array((size_t)p->n, sizeof *p->seqs);
+    if (p->seqs == NULL || seq_arrays_reserve(&a, (size_t)p->n, (size_t)p->tokens_cap) != ERR_OK)
         return ERR_NO_MEMORY;
-    for (int i = n - 1; i >= 0; i--) {
+    for (int i = p->n - 1; i >= 0; i--) {
         struct seq *s = &p->seqs[i];
+        size_t at = (size_t)i;
 
-        s->tokens = tokens + (size_t)i * (size_t)tokens_cap;
-        s->pages = pages + (size_t)i * (size_t)pages_cap;
-        s->allowed = allowed + (size_t)i * n_words;
-        s->made = made + (size_t)i * n_words;
-        s->bad = bad + (size_t)i * WIRE_BAD_WORDS_MAX;
-        s->biases = biases + (size_t)i * BATCH_BIASES_MAX;
-        s->asked = asked + (size_t)i * WIRE_ASKED_MAX;
-        s->walk = &walks[i];
+        s->tokens = a.tokens + at * (size_t)p->tokens_cap;
+        for (int g = 0; g < limits->n_groups; g++)
+            s->tables[g].pages = a.pages + at * a.n_pages + (size_t)g * (size_t)pages_cap;
+        s->taken.pages = a.snapshots + at * 2 * a.n_state_pages;
+        s->newest.pages = s->taken.pages + a.n_state_pages;
+        s->allowed = a.allowed + at * a.n_words;
+        s->made = a.made + at * a.n_words;
+        s->bad = a.bad + at * WIRE_BAD_WORDS_MAX;
+        s->biases = a.biases + at * BATCH_BIASES_MAX;
+        s->asked = a.asked + at * WIRE_ASKED_MAX;
+        s->walk = &a.walks[i];
         s->next = p->free;
         p->free = s;
     }
@@ -56,24 +84,30 @@ int seq_pool_init(struct seq_pool *p, int n, int max_model_len, int block_tokens
 struct seq *seq_claim(struct seq_pool *p)
 {
     struct seq *s = p->free;
+    struct seq fresh;
 
     if (s == NULL)
         return NULL;
     p->free = s->next;
-    *s = (struct seq){.tokens = s->tokens,
-                      .pages = s->pages,
-                      .allowed = s->allowed,
-                      .made = s->made,
-                      .bad = s->bad,
-                      .biases = s->biases,
-                      .asked = s->asked,
-                      .walk = s->walk};
+    fresh = (struct seq){.tokens = s->tokens,
+                         .taken.pages = s->taken.pages,
+                         .newest.pages = s->newest.pages,
+                         .allowed = s->allowed,
+                         .made = s->made,
+                         .bad = s->bad,
+                         .biases = s->biases,
+                         .asked = s->asked,
+                         .walk = s->walk};
+    for (int g = 0; g < CACHE_GROUPS_MAX; g++)
+        fresh.tables[g].pages = s->tables[g].pages;
+    *s = fresh;
     return s;
 }
 
 void seq_release(struct seq_pool *p, struct seq *s)
 {
-    must(s->n_pages == 0);
+    for (int g = 0; g < CACHE_GROUPS_MAX; g++)
+        must(s->tables[g].n == 0);
     must(s->n_loading == 0);
     must(s->automaton == NULL);
     if (s->n_tokens > SEQ_KEEP_TOKENS)

@@ -33,6 +33,19 @@ struct seq_think {
     const struct vocab *vocab;
 };
 
+/* Pages of one cache group, in order (tables.h). */
+struct seq_table {
+    int32_t *pages; /* int32 [pages_cap]; of a state: its pages */
+    int first;      /* entries before it were given back: a window has passed */
+    int n;          /* entries up to here are pages */
+};
+
+/* A copy of all states behind some token. */
+struct seq_snapshot {
+    int32_t *pages; /* int32 [state_pages], each with a reference; valid when at > 0 */
+    int at;         /* tokens that it has seen; 0: there is none */
+};
+
 struct seq {
     enum seq_state state;
     struct wire_request request; /* checked copy */
@@ -52,17 +65,20 @@ struct seq {
     int row_ahead;  /* the row of the last such step that samples */
     int tokens_max; /* the sequence ends when n_tokens reaches it */
 
-    /* Pages, in order; the first n_named of them have names. */
-    int32_t *pages; /* int32 [ceil(max_model_len / block_tokens)] */
-    int n_pages;
+    /* Pages (tables.h); of the first n_named of each table the names are known. */
+    struct seq_table tables[CACHE_GROUPS_MAX];
     int n_named;
-    struct hash root;  /* the name before the first page */
-    struct hash chain; /* the name of page n_named - 1, or root */
+    struct hash root;           /* the name before the first page */
+    struct hash chain;          /* the name of the prefix of n_named pages, or root */
+    struct seq_snapshot taken;  /* enqueued, and not named yet */
+    struct seq_snapshot newest; /* of the output: named; or the one to begin with */
+    int n_snapped;              /* tokens behind which the last snapshot was taken or found */
 
     struct retain retain; /* how long its first retain_tokens tokens are to stay */
     int retain_tokens;
 
     uint64_t maker;    /* of its pages (pages.h), which it asks for as */
+    int n_foreign;     /* tokens of the cached prefix that other tenants computed */
     int n_cached_told; /* of n_cached: those that its tenant may know of */
     int n_cached;      /* prompt tokens found in the cache at the first admission */
     int n_fetched;     /* of these, tokens whose pages came from host memory or the disk */
@@ -70,6 +86,7 @@ struct seq {
     bool awaits_load;  /* n_loading is 1 for a place to load to, not for a page */
     bool searched;     /* the lower tiers were asked for all that they may have */
     int n_asked;       /* pages before which that stopped, for want of room; 0: it begins anew */
+    int n_goal;        /* pages of its prompt that all tiers together can serve */
     struct hash asked_chain; /* of these pages */
     int n_searched_from;     /* pages that the device had when they were first asked */
     bool counted;            /* the scheduler's: its prompt was charged and counted */
@@ -115,7 +132,16 @@ struct seq_pool {
     struct seq *free;
     int n;
     int tokens_cap; /* room of one sequence's tokens */
-    int pages_cap;
+    int pages_cap;  /* and of each of its tables */
+};
+
+struct seq_pool_limits {
+    int n_seqs;
+    int max_model_len;
+    int block_tokens;
+    int n_vocab;
+    int n_groups;
+    int n_state_pages; /* of all states of a sequence */
 };
 
 /* Records that a token of the output, or of the prompt, has in the out ring. */
@@ -159,8 +185,7 @@ static inline bool seq_before(const struct seq *a, const struct seq *b)
 
 /* Address space for n sequences of the longest length is reserved, memory is taken as it is
  * touched. ERR_NO_MEMORY. */
-int seq_pool_init(struct seq_pool *p, int n, int max_model_len, int block_tokens,
-                  int n_vocab) ERR_CHECKED;
+int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits) ERR_CHECKED;
 
 /* A sequence with empty fields and its own arrays, or NULL when all are in use. */
 struct seq *seq_claim(struct seq_pool *p);

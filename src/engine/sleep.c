@@ -29,7 +29,7 @@
 
 bool sleep_is_awake(const struct engine *e)
 {
-    return e->power < POWER_ASLEEP;
+    return e->power.state < POWER_ASLEEP;
 }
 
 /* When it is time to fall asleep; 0: never. */
@@ -37,22 +37,22 @@ static uint64_t sleep_due_us(const struct engine *e)
 {
     return e->settings.sleep_after_s == 0
                ? 0
-               : e->used_us + (uint64_t)e->settings.sleep_after_s * 1000000u;
+               : e->power.used_us + (uint64_t)e->settings.sleep_after_s * 1000000u;
 }
 
 int sleep_timeout_ms(const struct engine *e, int longest_ms)
 {
     uint64_t then_us = e->now_us;
 
-    switch (e->power) {
+    switch (e->power.state) {
     case POWER_AWAKE: then_us = sleep_due_us(e); break;
     case POWER_SAVING:
     case POWER_ASLEEP: break;
     case POWER_FALLING: return 0;
     case POWER_WAKING:
-        if (e->retry_us <= e->now_us)
+        if (e->power.retry_us <= e->now_us)
             return 0;
-        then_us = e->retry_us;
+        then_us = e->power.retry_us;
         break;
     }
     if (then_us <= e->now_us || then_us - e->now_us > (uint64_t)longest_ms * 1000)
@@ -60,10 +60,10 @@ int sleep_timeout_ms(const struct engine *e, int longest_ms)
     return (int)((then_us - e->now_us) / 1000) + 1;
 }
 
-static void sleep_enter(struct engine *e, enum engine_power power)
+static void sleep_enter(struct engine *e, enum power_state power)
 {
-    e->power = power;
-    e->power_us = e->now_us;
+    e->power.state = power;
+    e->power.since_us = e->now_us;
 }
 
 static void sleep_tell(struct engine *e, bool asleep)
@@ -83,7 +83,7 @@ static void sleep_tell(struct engine *e, bool asleep)
 static bool sleep_is_idle(const struct engine *e)
 {
     return e->sched.n_running + sched_n_waiting(&e->sched) == 0 && e->n_begun == e->n_ended &&
-           e->n_loads_used == 0 && !e->draining;
+           e->tiers.n_loads_used == 0 && !e->draining;
 }
 
 int sleep_begin(struct engine *e)
@@ -92,7 +92,7 @@ int sleep_begin(struct engine *e)
         return ERR_UNSUPPORTED;
     if (!sleep_is_idle(e))
         return ERR_AGAIN;
-    if (e->power == POWER_AWAKE) {
+    if (e->power.state == POWER_AWAKE) {
         tiers_gather(e);
         sleep_enter(e, POWER_SAVING);
     }
@@ -104,7 +104,7 @@ int sleep_begin(struct engine *e)
 static int sleep_save(struct engine *e)
 {
     if (tiers_have_work(e)) {
-        if (e->now_us - e->power_us > SLEEP_SAVE_US)
+        if (e->now_us - e->power.since_us > SLEEP_SAVE_US)
             tiers_give_up(e);
         return tiers_are_stuck(e) ? ERR_GPU : ERR_OK;
     }
@@ -140,7 +140,7 @@ static int sleep_fall(struct engine *e)
     if (rc == ERR_NO_MEMORY) {
         log_warn("engine: cannot sleep; the next attempt is after %d s without requests",
                  e->settings.sleep_after_s);
-        e->used_us = e->now_us;
+        e->power.used_us = e->now_us;
         sleep_enter(e, POWER_AWAKE);
         return ERR_OK;
     }
@@ -150,7 +150,7 @@ static int sleep_fall(struct engine *e)
     log_info("engine: asleep: %.0f MiB of the device's memory are given back, %.0f MiB of weights "
              "are in host memory, %d pages left the device, in %.2f s",
              (double)e->shape->sleeping_bytes * MIB, (double)e->shape->constant_bytes * MIB,
-             n_cached, (double)(e->now_us - e->power_us) * 1e-6);
+             n_cached, (double)(e->now_us - e->power.since_us) * 1e-6);
     sleep_enter(e, POWER_ASLEEP);
     sleep_tell(e, true);
     return ERR_OK;
@@ -165,7 +165,7 @@ static void sleep_refuse(struct engine *e)
         struct seq *q = &e->pool.seqs[i];
         uint64_t since_us = q->request.arrival_us;
 
-        since_us = since_us < e->power_us ? e->power_us : since_us;
+        since_us = since_us < e->power.since_us ? e->power.since_us : since_us;
         if (q->state != SEQ_FREE && e->now_us > since_us + longest_us)
             publish_refuse(e, q, WIRE_REFUSED_TIMEOUT, ERR_ASLEEP);
     }
@@ -175,14 +175,14 @@ static void sleep_refuse(struct engine *e)
 
 void sleep_end(struct engine *e)
 {
-    if (e->power == POWER_SAVING || e->power == POWER_FALLING) {
-        e->used_us = e->now_us;
+    if (e->power.state == POWER_SAVING || e->power.state == POWER_FALLING) {
+        e->power.used_us = e->now_us;
         sleep_enter(e, POWER_AWAKE);
     }
-    if (e->power != POWER_ASLEEP)
+    if (e->power.state != POWER_ASLEEP)
         return;
-    e->retry_us = 0;
-    e->told_us = 0;
+    e->power.retry_us = 0;
+    e->power.told_us = 0;
     sleep_enter(e, POWER_WAKING);
 }
 
@@ -191,16 +191,16 @@ static void sleep_wait(struct engine *e)
 {
     uint64_t longest_us = (uint64_t)e->settings.wake_timeout_s * 1000000u;
 
-    e->retry_us = e->now_us + SLEEP_RETRY_US + (uint64_t)(getpid() % SLEEP_SPREAD) * 1000;
-    if (e->told_us == 0 || e->now_us - e->told_us > SLEEP_TELL_US) {
+    e->power.retry_us = e->now_us + SLEEP_RETRY_US + (uint64_t)(getpid() % SLEEP_SPREAD) * 1000;
+    if (e->power.told_us == 0 || e->now_us - e->power.told_us > SLEEP_TELL_US) {
         log_warn("engine: cannot wake: %.0f MiB of the device's memory are not free; %d requests "
                  "wait, %d s each at most",
                  (double)e->shape->sleeping_bytes * MIB, sched_n_waiting(&e->sched),
                  e->settings.wake_timeout_s);
-        e->told_us = e->now_us;
+        e->power.told_us = e->now_us;
     }
     sleep_refuse(e);
-    if (sched_n_waiting(&e->sched) == 0 && e->now_us - e->power_us > longest_us)
+    if (sched_n_waiting(&e->sched) == 0 && e->now_us - e->power.since_us > longest_us)
         sleep_enter(e, POWER_ASLEEP);
 }
 
@@ -209,7 +209,7 @@ static int sleep_rise(struct engine *e)
     double took_s;
     int rc;
 
-    if (e->now_us < e->retry_us)
+    if (e->now_us < e->power.retry_us)
         return ERR_OK;
     rc = model_wake(e->model);
     e->now_us = clock_us();
@@ -222,10 +222,10 @@ static int sleep_rise(struct engine *e)
     e->progress_us = e->now_us;
     if (rc == ERR_AGAIN)
         return ERR_OK;
-    took_s = (double)(e->now_us - e->power_us) * 1e-6;
+    took_s = (double)(e->now_us - e->power.since_us) * 1e-6;
     log_info("engine: awake after %.2f s; %d requests waited", took_s, sched_n_waiting(&e->sched));
     stats_observe(&e->stats, HISTOGRAM_wake, took_s);
-    e->used_us = e->now_us;
+    e->power.used_us = e->now_us;
     sleep_enter(e, POWER_AWAKE);
     sleep_tell(e, false);
     return ERR_OK;
@@ -239,33 +239,34 @@ int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot, enum
 
     if (e->draining)
         return ERR_DRAINING;
-    if (e->n_orders == ENGINE_ORDERS)
+    if (e->power.n_orders == POWER_ORDERS)
         return ERR_OVERLOADED;
-    for (int i = 0; i < e->n_orders; i++) {
-        if (e->orders[i].lane_idx == (int)(l - e->lanes) && e->orders[i].slot == slot)
+    for (int i = 0; i < e->power.n_orders; i++) {
+        if (e->power.orders[i].lane_idx == (int)(l - e->lanes) && e->power.orders[i].slot == slot)
             return ERR_INVALID; /* a slot asks for one thing at a time */
     }
     if (ask == WIRE_WAKE)
         sleep_end(e);
-    else if (e->power != POWER_ASLEEP)
+    else if (e->power.state != POWER_ASLEEP)
         rc = sleep_begin(e);
     if (rc != ERR_OK)
         return rc == ERR_AGAIN ? ERR_BUSY : ERR_NO_SLEEP;
-    e->orders[e->n_orders++] =
-        (struct engine_order){.lane_idx = (int)(l - e->lanes), .slot = slot, .ask = ask};
+    e->power.orders[e->power.n_orders++] =
+        (struct power_order){.lane_idx = (int)(l - e->lanes), .slot = slot, .ask = ask};
     return ERR_OK;
 }
 
 static void sleep_end_order(struct engine *e, int i)
 {
-    e->n_orders--;
-    memmove(&e->orders[i], &e->orders[i + 1], sizeof e->orders[0] * (size_t)(e->n_orders - i));
+    e->power.n_orders--;
+    memmove(&e->power.orders[i], &e->power.orders[i + 1],
+            sizeof e->power.orders[0] * (size_t)(e->power.n_orders - i));
 }
 
 void sleep_forget_lane(struct engine *e, const struct engine_lane *l)
 {
-    for (int i = e->n_orders - 1; i >= 0; i--) {
-        if (e->orders[i].lane_idx == l - e->lanes)
+    for (int i = e->power.n_orders - 1; i >= 0; i--) {
+        if (e->power.orders[i].lane_idx == l - e->lanes)
             sleep_end_order(e, i);
     }
 }
@@ -273,11 +274,11 @@ void sleep_forget_lane(struct engine *e, const struct engine_lane *l)
 /* What has come to an end in an earlier pass, so that everybody can see it by now. */
 static void sleep_answer(struct engine *e)
 {
-    if (e->power != POWER_AWAKE && e->power != POWER_ASLEEP)
+    if (e->power.state != POWER_AWAKE && e->power.state != POWER_ASLEEP)
         return;
-    while (e->n_orders > 0) {
-        const struct engine_order *o = &e->orders[0];
-        bool as_asked = (o->ask == WIRE_SLEEP) == (e->power == POWER_ASLEEP);
+    while (e->power.n_orders > 0) {
+        const struct power_order *o = &e->power.orders[0];
+        bool as_asked = (o->ask == WIRE_SLEEP) == (e->power.state == POWER_ASLEEP);
         struct wire_out end = {
             .kind = WIRE_FINISHED, .finish = WIRE_FIN_STOP, .time_us = e->now_us};
 
@@ -295,15 +296,15 @@ int sleep_pass(struct engine *e)
     uint64_t due_us = sleep_due_us(e);
 
     sleep_answer(e);
-    if (e->power == POWER_AWAKE && due_us > 0 && e->now_us >= due_us)
+    if (e->power.state == POWER_AWAKE && due_us > 0 && e->now_us >= due_us)
         (void)!sleep_begin(e); /* or later */
-    switch (e->power) {
+    switch (e->power.state) {
     case POWER_AWAKE: break;
     case POWER_SAVING:
     case POWER_FALLING:
         if (!sleep_is_idle(e))
             sleep_enter(e, POWER_AWAKE);
-        else if (e->power == POWER_FALLING)
+        else if (e->power.state == POWER_FALLING)
             return sleep_fall(e);
         else
             return sleep_save(e);
@@ -319,6 +320,6 @@ int sleep_pass(struct engine *e)
 
 void sleep_init(struct engine *e)
 {
-    e->used_us = e->now_us;
+    e->power.used_us = e->now_us;
     sleep_tell(e, false);
 }

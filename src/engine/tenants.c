@@ -246,7 +246,7 @@ void tenants_check(const struct tenants *t)
         for (const struct seq *q = e->first; q != NULL; q = q->next) {
             must(q->state == SEQ_WAITING);
             must(q->tenant_idx == i);
-            must(q->n_pages == 0);
+            must(q->tables[0].n == 0);
             must(q->prev == NULL ? q == e->first : seq_before(q->prev, q));
             must(q->next != NULL || q == e->last);
             n_tokens += q->n_tokens;

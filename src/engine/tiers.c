@@ -32,16 +32,17 @@
 
 int tiers_init(struct engine *e)
 {
-    e->dirty_cap = (uint32_t)pages_count(e->pages) + 1;
-    e->n_loads = TIERS_LOADS;
-    e->dirty = mem_zalloc_array(e->dirty_cap, sizeof *e->dirty);
-    e->loads = mem_zalloc_array((size_t)e->n_loads, sizeof *e->loads);
-    e->hot = mem_zalloc_array(ENGINE_HOT, sizeof *e->hot);
-    if (e->dirty == NULL || e->loads == NULL || e->hot == NULL)
+    e->tiers.dirty_cap = (uint32_t)pages_count(e->pages) + 1;
+    e->tiers.n_loads = TIERS_LOADS;
+    e->tiers.dirty = mem_zalloc_array(e->tiers.dirty_cap, sizeof *e->tiers.dirty);
+    e->tiers.loads = mem_zalloc_array((size_t)e->tiers.n_loads, sizeof *e->tiers.loads);
+    e->tiers.hot = mem_zalloc_array(TIERS_HOT, sizeof *e->tiers.hot);
+    if (e->tiers.dirty == NULL || e->tiers.loads == NULL || e->tiers.hot == NULL)
         return ERR_NO_MEMORY;
-    for (int i = 0; i < e->n_loads; i++) {
-        e->loads[i].tokens_copy = mem_zalloc_array((size_t)e->shape->block_tokens, sizeof(int32_t));
-        if (e->loads[i].tokens_copy == NULL)
+    for (int i = 0; i < e->tiers.n_loads; i++) {
+        e->tiers.loads[i].tokens_copy =
+            mem_zalloc_array((size_t)e->shape->block_tokens, sizeof(int32_t));
+        if (e->tiers.loads[i].tokens_copy == NULL)
             return ERR_NO_MEMORY;
     }
     return ERR_OK;
@@ -49,23 +50,23 @@ int tiers_init(struct engine *e)
 
 /* --- to the device: asking ---------------------------------------------------------------- */
 
-static struct engine_load *tiers_load_slot(struct engine *e)
+static struct tiers_load *tiers_load_slot(struct engine *e)
 {
-    for (int i = 0; i < e->n_loads && e->n_loads_used < e->n_loads; i++) {
-        struct engine_load *l = &e->loads[(e->next_load + i) % e->n_loads];
+    for (int i = 0; i < e->tiers.n_loads && e->tiers.n_loads_used < e->tiers.n_loads; i++) {
+        struct tiers_load *l = &e->tiers.loads[(e->tiers.next_load + i) % e->tiers.n_loads];
 
         if (l->state != LOAD_FREE)
             continue;
-        e->next_load = (int)(l - e->loads) + 1;
+        e->tiers.next_load = (int)(l - e->tiers.loads) + 1;
         return l;
     }
     return NULL;
 }
 
 /* Start the copy from where the payload lies. False: it failed. */
-static bool tiers_start_copy(struct engine *e, struct engine_load *l)
+static bool tiers_start_copy(struct engine *e, struct tiers_load *l)
 {
-    const void *from = l->slot >= 0 ? host_payload(e->host, l->slot) : l->payload;
+    const void *from = l->slot >= 0 ? host_payload(e->tiers.host, l->slot) : l->payload;
 
     if (FAULT_HIT(host_copy) || model_page_in(e->model, l->page, from) != ERR_OK)
         return false;
@@ -73,53 +74,60 @@ static bool tiers_start_copy(struct engine *e, struct engine_load *l)
     return true;
 }
 
-static void tiers_from_host(struct engine *e, struct engine_load *l, int32_t slot)
+static void tiers_from_host(struct engine *e, struct tiers_load *l, int32_t slot)
 {
     struct page_label label;
 
     l->slot = slot;
-    if (host_read_slot(e->host, slot, &label)) {
-        host_retain(e->host, &label.name, (struct retain){0}); /* not less than any that is used */
+    if (host_read_slot(e->tiers.host, slot, &label)) {
+        host_retain(e->tiers.host, &label.name,
+                    (struct retain){0}); /* not less than any that is used */
         l->retain = label.retain;
     }
-    host_use(e->host, slot);
+    host_use(e->tiers.host, slot);
     l->state = LOAD_CHECKING;
-    if (!host_is_checked(e->host, slot))
-        host_check(e->host, slot, (uint64_t)(l - e->loads));
+    if (!host_is_checked(e->tiers.host, slot))
+        host_check(e->tiers.host, slot, (uint64_t)(l - e->tiers.loads));
     else if (!tiers_start_copy(e, l))
         l->state = LOAD_FAILED; /* tiers_poll() drops it */
 }
 
-static int tiers_from_store(struct engine *e, struct engine_load *l, const struct hash *name,
+static int tiers_from_store(struct engine *e, struct tiers_load *l, const struct hash *name,
                             const int32_t *tokens)
 {
-    int rc = store_load(e->store, name, tokens, (uint64_t)(l - e->loads));
+    int rc = store_load(e->tiers.store, name, tokens, (uint64_t)(l - e->tiers.loads));
 
     if (rc != ERR_OK)
         return rc;
-    if (e->n_reads++ == 0)
-        e->reads_since_us = e->now_us;
+    if (e->tiers.n_reads++ == 0)
+        e->tiers.reads_since_us = e->now_us;
     l->slot = -1;
     l->state = LOAD_READING;
     return ERR_OK;
 }
 
-/* Ask for one page, from the host tier's slot or, -1, from the store. False when nothing more can
- * be asked for now. */
-static bool tiers_load_page(struct engine *e, struct seq *q, const struct hash *name,
-                            const struct hash *parent, const int32_t *tokens, int32_t slot)
+/* A page that is asked for. */
+struct tiers_wish {
+    struct tables_name name;
+    const int32_t *tokens; /* int32 [block_tokens] */
+    int n_tokens;          /* as in struct tiers_load */
+    int32_t slot;          /* of the host tier; -1: the store has it */
+};
+
+/* Ask for one page. False when nothing more can be asked for now. */
+static bool tiers_load_page(struct engine *e, struct seq *q, const struct tiers_wish *w)
 {
-    struct engine_load *l = tiers_load_slot(e);
+    struct tiers_load *l = tiers_load_slot(e);
     int32_t page;
 
-    if (l == NULL || (slot < 0 && !store_has_buffer(e->store)))
+    if (l == NULL || (w->slot < 0 && !store_has_buffer(e->tiers.store)))
         return false; /* before a page is evicted for it */
-    if (slot >= 0)
-        host_hold(e->host, slot); /* what the page holds needs a slot: not this one */
-    page = sched_take_page(&e->sched);
+    if (w->slot >= 0)
+        host_hold(e->tiers.host, w->slot); /* what the page holds needs a slot: not this one */
+    page = tables_take_page(&e->sched.tables);
     if (page == -1) {
-        if (slot >= 0)
-            host_release(e->host, slot);
+        if (w->slot >= 0)
+            host_release(e->tiers.host, w->slot);
         return false;
     }
     tiers_save_evicted(e); /* the copy will overwrite the page before any step does */
@@ -127,42 +135,51 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct hash *
     l->space = prefix_space(&q->root);
     l->retain = (struct retain){0};
     l->dropped = false;
-    if (slot >= 0)
-        tiers_from_host(e, l, slot);
-    else if (tiers_from_store(e, l, name, tokens) != ERR_OK) {
+    if (w->slot >= 0)
+        tiers_from_host(e, l, w->slot);
+    else if (tiers_from_store(e, l, &w->name.name, w->tokens) != ERR_OK) {
         pages_unref(e->pages, page);
         return false;
     }
-    memcpy(l->tokens_copy, tokens, sizeof *tokens * (size_t)e->shape->block_tokens);
-    l->name = *name;
-    l->parent = *parent;
+    memcpy(l->tokens_copy, w->tokens, sizeof *w->tokens * (size_t)e->shape->block_tokens);
+    l->n_tokens = w->n_tokens;
+    l->name = w->name.name;
+    l->parent = w->name.parent;
     l->payload = NULL;
     l->seq = q;
     q->n_loading++;
-    e->n_loads_used++;
+    e->tiers.n_loads_used++;
     return true;
+}
+
+/* The load that brings the page of this name, or NULL. */
+static struct tiers_load *tiers_find_load(const struct engine *e, const struct hash *name)
+{
+    for (int i = 0; i < e->tiers.n_loads && e->tiers.n_loads_used > 0; i++) {
+        struct tiers_load *l = &e->tiers.loads[i];
+
+        if (l->state > LOAD_SHARED && l->state != LOAD_FAILED &&
+            memcmp(&l->name, name, sizeof *name) == 0)
+            return l;
+    }
+    return NULL;
 }
 
 /* Another has asked for this page already: q waits for that, and then looks again. So prompts that
  * begin alike bring their pages once. False when nobody has. */
 static bool tiers_share_load(struct engine *e, struct seq *q, const struct hash *name)
 {
-    struct engine_load *l;
-    int of = 0;
+    const struct tiers_load *other = tiers_find_load(e, name);
+    struct tiers_load *l = other == NULL ? NULL : tiers_load_slot(e);
 
-    while (of < e->n_loads &&
-           (e->loads[of].state <= LOAD_SHARED || e->loads[of].state == LOAD_FAILED ||
-            memcmp(&e->loads[of].name, name, sizeof *name) != 0))
-        of++;
-    l = of == e->n_loads ? NULL : tiers_load_slot(e);
     if (l == NULL)
         return false;
     l->state = LOAD_SHARED;
-    l->of = of;
+    l->of = (int)(other - e->tiers.loads);
     l->seq = q;
     q->n_loading++;
-    e->n_loads_used++;
-    e->n_loads_shared++;
+    e->tiers.n_loads_used++;
+    e->tiers.n_loads_shared++;
     return true;
 }
 
@@ -170,11 +187,11 @@ static bool tiers_share_load(struct engine *e, struct seq *q, const struct hash 
  * want the device; and now and then, since disks get faster again. */
 static bool tiers_worth_reading(const struct engine *e, const struct seq *q)
 {
-    double compute_us = e->prefill_us * e->shape->block_tokens;
+    double compute_us = e->tiers.prefill_us * e->shape->block_tokens;
 
-    if (e->read_us <= 0.0 || compute_us <= 0.0 || q->order % TIERS_TRY == 0)
+    if (e->tiers.read_us <= 0.0 || compute_us <= 0.0 || q->order % TIERS_TRY == 0)
         return true;
-    return e->read_us < compute_us * (e->sched.n_running > 0 ? TIERS_PATIENCE : 1.0);
+    return e->tiers.read_us < compute_us * (e->sched.n_running > 0 ? TIERS_PATIENCE : 1.0);
 }
 
 /* Where a page that the device lacks can be had: a slot of the host tier, -1: the store, -2:
@@ -182,18 +199,18 @@ static bool tiers_worth_reading(const struct engine *e, const struct seq *q)
 static int32_t tiers_find(const struct engine *e, const struct hash *name, const int32_t *tokens,
                           bool reads)
 {
-    int32_t slot = e->host == NULL ? -1 : host_find(e->host, name, tokens);
+    int32_t slot = e->tiers.host == NULL ? -1 : host_find(e->tiers.host, name, tokens);
 
     if (slot >= 0)
         return slot;
-    return reads && e->store != NULL && store_has(e->store, name) ? -1 : -2;
+    return reads && e->tiers.store != NULL && store_has(e->tiers.store, name) ? -1 : -2;
 }
 
 /* All places for loads are taken, by others: q waits for one, as it would for pages. They come
  * soon, and computing all of a prompt takes longer. */
 static void tiers_await_place(const struct engine *e, struct seq *q)
 {
-    if (e->n_loads_used < e->n_loads || q->n_loading > 0)
+    if (e->tiers.n_loads_used < e->tiers.n_loads || q->n_loading > 0)
         return;
     q->awaits_load = true;
     q->n_loading = 1;
@@ -202,7 +219,7 @@ static void tiers_await_place(const struct engine *e, struct seq *q)
 /* Its turn has come again. */
 static void tiers_end_await(const struct engine *e, struct seq *q)
 {
-    if (!q->awaits_load || e->n_loads_used == e->n_loads)
+    if (!q->awaits_load || e->tiers.n_loads_used == e->tiers.n_loads)
         return;
     q->awaits_load = false;
     q->n_loading = 0;
@@ -213,16 +230,16 @@ static bool tiers_mark(struct engine *e, enum model_way way, uint64_t *mark)
 {
     int rc = model_copy_mark(e->model, way, mark);
 
-    e->device_failed = e->device_failed || rc == ERR_GPU;
+    e->tiers.device_failed = e->tiers.device_failed || rc == ERR_GPU;
     return rc == ERR_OK;
 }
 
 /* Have all copies up to a mark ended? Those of a device that fails never do. */
 static bool tiers_is_done(struct engine *e, enum model_way way, uint64_t mark)
 {
-    int done = e->device_failed ? 0 : model_copy_done(e->model, way, mark);
+    int done = e->tiers.device_failed ? 0 : model_copy_done(e->model, way, mark);
 
-    e->device_failed = e->device_failed || done == ERR_GPU;
+    e->tiers.device_failed = e->tiers.device_failed || done == ERR_GPU;
     return done == 1;
 }
 
@@ -232,58 +249,118 @@ static void tiers_mark_loads(struct engine *e)
     uint64_t mark = 0;
     bool any = false;
 
-    for (int i = 0; i < e->n_loads && !any; i++)
-        any = e->loads[i].state == LOAD_STARTED;
+    for (int i = 0; i < e->tiers.n_loads && !any; i++)
+        any = e->tiers.loads[i].state == LOAD_STARTED;
     if (!any || !tiers_mark(e, MODEL_IN, &mark))
         return;
-    for (int i = 0; i < e->n_loads; i++) {
-        if (e->loads[i].state != LOAD_STARTED)
+    for (int i = 0; i < e->tiers.n_loads; i++) {
+        if (e->tiers.loads[i].state != LOAD_STARTED)
             continue;
-        e->loads[i].state = LOAD_COPYING;
-        e->loads[i].mark = mark;
+        e->tiers.loads[i].state = LOAD_COPYING;
+        e->tiers.loads[i].mark = mark;
     }
+}
+
+/* Where pages of a prompt are looked for. */
+struct tiers_search {
+    const struct engine *e;
+    bool reads; /* the store, too */
+};
+
+static bool tiers_has(void *context, const struct hash *name, const int32_t *tokens)
+{
+    const struct tiers_search *s = context;
+
+    return pages_has(s->e->pages, name) || tiers_find(s->e, name, tokens, s->reads) != -2;
+}
+
+/* How many pages of q's prompt all tiers together can serve. Where groups are full, each page that
+ * is found is worth having, and the search ends at the first that is not. */
+static int tiers_goal(struct engine *e, const struct seq *q, bool reads)
+{
+    const struct tables *t = &e->sched.tables;
+    struct tiers_search search = {.e = e, .reads = reads};
+    struct hash chain;
+
+    if (t->n_full_groups == t->limits.n_groups)
+        return tables_reusable(q) / e->shape->block_tokens;
+    return tables_reach(t, &q->root, q->tokens, tables_reusable(q), tiers_has, &search, &chain);
+}
+
+enum tiers_asked { TIERS_ASKED, TIERS_NOWHERE, TIERS_NO_ROOM, TIERS_SHARED };
+
+/* Ask for the pages that end the prefix `chain` of i + 1 pages and that the device lacks. */
+static enum tiers_asked tiers_ask(struct engine *e, struct seq *q, int i, const struct hash *chain,
+                                  const struct hash *before, bool reads)
+{
+    struct tables_name names[TABLES_NAMES_MAX];
+    int n = tables_names(&e->sched.tables, i, q->n_goal, chain, before, names);
+    int block = e->shape->block_tokens;
+
+    for (int k = 0; k < n; k++) {
+        struct tiers_wish w = {.name = names[k],
+                               .tokens = q->tokens + (size_t)i * (size_t)block,
+                               .n_tokens = k == 0 ? block : 0};
+
+        /* A page may be on the device behind one that only a lower tier has. */
+        if (pages_has(e->pages, &w.name.name))
+            continue;
+        if (q->n_loading == 0 && tiers_share_load(e, q, &w.name.name))
+            return TIERS_SHARED;
+        if (n > 1 && tiers_find_load(e, &w.name.name) != NULL)
+            continue; /* asked for before the room ended */
+        w.slot = tiers_find(e, &w.name.name, w.tokens, reads);
+        if (w.slot == -2)
+            return TIERS_NOWHERE;
+        if (!tiers_load_page(e, q, &w))
+            return TIERS_NO_ROOM;
+    }
+    return TIERS_ASKED;
 }
 
 /* Ask for what q's prompt has in lower tiers and not on the device, as far as there is room; then
  * it goes on from there while the first pages come. */
 static void tiers_prefetch_seq(struct engine *e, struct seq *q)
 {
-    int block = e->shape->block_tokens, n_asked = 0;
+    const struct tables *t = &e->sched.tables;
+    int block = e->shape->block_tokens, before = q->n_loading;
     bool reads = tiers_worth_reading(e, q), goes_on = q->n_loading > 0;
     struct hash chain = q->asked_chain;
-    int n = goes_on ? q->n_asked : sched_match(&e->sched, q, &chain);
+    int i = goes_on ? q->n_asked : tables_match(t, q, &chain);
 
     if (!goes_on && !q->admitted)
-        q->n_searched_from = n;
+        q->n_searched_from = i;
+    if (!goes_on) {
+        q->n_goal = tiers_goal(e, q, reads);
+        if (t->n_full_groups < t->limits.n_groups) { /* other pages of it may be lacking */
+            i = 0;
+            chain = q->root;
+        }
+    }
     q->searched = true;
     q->n_asked = 0;
-    while ((n + 1) * block <= sched_reusable(q)) {
-        const int32_t *tokens = q->tokens + (size_t)n * (size_t)block;
+    for (; i < q->n_goal; i++) {
+        const int32_t *tokens = q->tokens + (size_t)i * (size_t)block;
         struct hash name = prefix_name(&chain, tokens, block);
+        enum tiers_asked asked = tiers_ask(e, q, i, &name, &chain, reads);
 
-        /* A page may be on the device behind one that only a lower tier has. */
-        if (!pages_has(e->pages, &name)) {
-            int32_t slot;
-
-            if (q->n_loading == 0 && e->n_loads_used > 0 && tiers_share_load(e, q, &name)) {
-                q->searched = false;
-                return;
-            }
-            slot = tiers_find(e, &name, tokens, reads);
-            if (slot == -2)
-                break;
-            if (!tiers_load_page(e, q, &name, &chain, tokens, slot)) {
-                tiers_await_place(e, q);
-                q->searched = q->n_loading == 0; /* more when some of these have come */
-                q->n_asked = q->awaits_load ? 0 : n;
-                q->asked_chain = chain;
-                break;
-            }
-            if (++n_asked % TIERS_MARKED == 0)
-                tiers_mark_loads(e);
+        if (asked == TIERS_SHARED) {
+            q->searched = false;
+            return;
+        }
+        if (asked == TIERS_NO_ROOM) {
+            tiers_await_place(e, q);
+            q->searched = q->n_loading == 0; /* more when some of these have come */
+            q->n_asked = q->awaits_load ? 0 : i;
+            q->asked_chain = chain;
+        }
+        if (asked != TIERS_ASKED)
+            break;
+        if (q->n_loading - before >= TIERS_MARKED) {
+            tiers_mark_loads(e);
+            before = q->n_loading;
         }
         chain = name;
-        n++;
     }
     if (!q->admitted && q->searched)
         stats_add(&e->stats, METRIC_store_queries,
@@ -294,7 +371,7 @@ void tiers_prefetch(struct engine *e)
 {
     struct seq *q;
 
-    if ((e->store == NULL && e->host == NULL) || !e->sched.limits.prefix_caching)
+    if ((e->tiers.store == NULL && e->tiers.host == NULL) || !e->sched.limits.prefix_caching)
         return;
     tenants_begin(&e->sched.tenants);
     for (int n = 0; n < TIERS_LOOKAHEAD && (q = tenants_next(&e->sched.tenants)) != NULL; n++) {
@@ -302,7 +379,7 @@ void tiers_prefetch(struct engine *e)
         if (!q->searched && (q->n_loading == 0 || q->n_asked > 0))
             tiers_prefetch_seq(e, q);
     }
-    if (e->n_loads_used > 0)
+    if (e->tiers.n_loads_used > 0)
         tiers_mark_loads(e);
 }
 
@@ -310,29 +387,29 @@ void tiers_prefetch(struct engine *e)
 
 void tiers_want_stored(struct engine *e, int32_t slot, const struct hash *name)
 {
-    if (e->store == NULL || e->hot_tail - e->hot_head == ENGINE_HOT)
+    if (e->tiers.store == NULL || e->tiers.hot_tail - e->tiers.hot_head == TIERS_HOT)
         return;
-    e->hot[e->hot_tail++ % ENGINE_HOT] = (struct engine_hot){.slot = slot, .name = *name};
+    e->tiers.hot[e->tiers.hot_tail++ % TIERS_HOT] = (struct tiers_hot){.slot = slot, .name = *name};
 }
 
-static void tiers_free_load(struct engine *e, struct engine_load *l)
+static void tiers_free_load(struct engine *e, struct tiers_load *l)
 {
-    e->n_loads_shared -= l->state == LOAD_SHARED;
+    e->tiers.n_loads_shared -= l->state == LOAD_SHARED;
     l->state = LOAD_FREE;
     l->seq = NULL;
-    e->n_loads_used--;
+    e->tiers.n_loads_used--;
 }
 
 int tiers_n_deferred(const struct engine *e)
 {
     int n = 0;
 
-    for (int i = 0; i < e->n_loads && e->n_loads_used > 0; i++) {
-        const struct seq *q = e->loads[i].state == LOAD_FREE ? NULL : e->loads[i].seq;
+    for (int i = 0; i < e->tiers.n_loads && e->tiers.n_loads_used > 0; i++) {
+        const struct seq *q = e->tiers.loads[i].state == LOAD_FREE ? NULL : e->tiers.loads[i].seq;
         bool first = q != NULL;
 
         for (int k = 0; k < i && first; k++)
-            first = e->loads[k].state == LOAD_FREE || e->loads[k].seq != q;
+            first = e->tiers.loads[k].state == LOAD_FREE || e->tiers.loads[k].seq != q;
         n += first;
     }
     return n;
@@ -341,8 +418,8 @@ int tiers_n_deferred(const struct engine *e)
 /* Those that wait for a load of another's look again. */
 static void tiers_end_shared(struct engine *e, int of)
 {
-    for (int i = 0; i < e->n_loads && e->n_loads_shared > 0; i++) {
-        struct engine_load *l = &e->loads[i];
+    for (int i = 0; i < e->tiers.n_loads && e->tiers.n_loads_shared > 0; i++) {
+        struct tiers_load *l = &e->tiers.loads[i];
 
         if (l->state != LOAD_SHARED || l->of != of)
             continue;
@@ -352,25 +429,26 @@ static void tiers_end_shared(struct engine *e, int of)
 }
 
 /* The load has ended, well or not. */
-static void tiers_end_load(struct engine *e, struct engine_load *l, bool good)
+static void tiers_end_load(struct engine *e, struct tiers_load *l, bool good)
 {
-    good = good && !l->dropped && !keeper_drops(e, l->space) && !pages_has(e->pages, &l->name) &&
+    good = good && !l->dropped && !keeper_drops(&e->keeper, l->space) &&
+           !pages_has(e->pages, &l->name) &&
            pages_name(e->pages, l->page, &l->name, &l->parent, l->tokens_copy);
     if (good) {
         pages_own(e->pages, l->page, l->space, l->retain);
         pages_set_stored(e->pages, l->page);
         if (l->seq != NULL)
-            l->seq->n_fetched += e->shape->block_tokens;
+            l->seq->n_fetched += l->n_tokens;
         stats_add(&e->stats, l->slot >= 0 ? METRIC_host_hits : METRIC_store_hits,
-                  (uint64_t)e->shape->block_tokens);
+                  (uint64_t)l->n_tokens);
     }
     if (l->slot >= 0) {
         if (good) /* it has been used again */
             tiers_want_stored(e, l->slot, &l->name);
-        host_release(e->host, l->slot);
+        host_release(e->tiers.host, l->slot);
     }
     if (l->payload != NULL)
-        store_release(e->store, l->payload);
+        store_release(e->tiers.store, l->payload);
     if (l->seq != NULL) {
         l->seq->n_loading--;
         if (!good) /* what follows a hole is of no use */
@@ -378,18 +456,18 @@ static void tiers_end_load(struct engine *e, struct engine_load *l, bool good)
     }
     pages_unref(e->pages, l->page);
     tiers_free_load(e, l);
-    tiers_end_shared(e, (int)(l - e->loads));
+    tiers_end_shared(e, (int)(l - e->tiers.loads));
 }
 
 /* How long a page takes from the disk while it is busy. */
 static void tiers_time_read(struct engine *e)
 {
-    double us = (double)(e->now_us - e->reads_since_us);
+    double us = (double)(e->now_us - e->tiers.reads_since_us);
 
-    must(e->n_reads > 0);
-    e->reads_since_us = e->now_us;
-    e->n_reads--;
-    e->read_us += e->read_us <= 0.0 ? us : (us - e->read_us) / TIERS_SMOOTH;
+    must(e->tiers.n_reads > 0);
+    e->tiers.reads_since_us = e->now_us;
+    e->tiers.n_reads--;
+    e->tiers.read_us += e->tiers.read_us <= 0.0 ? us : (us - e->tiers.read_us) / TIERS_SMOOTH;
 }
 
 static void tiers_poll_store(struct engine *e)
@@ -397,22 +475,22 @@ static void tiers_poll_store(struct engine *e)
     struct store_counters counters;
     struct store_done done;
 
-    while (store_poll(e->store, &done)) {
-        struct engine_load *l;
+    while (store_poll(e->tiers.store, &done)) {
+        struct tiers_load *l;
 
         if (done.saved) { /* a page of the host tier, which was held for it */
-            host_release(e->host, (int32_t)done.ticket);
+            host_release(e->tiers.host, (int32_t)done.ticket);
             continue;
         }
-        l = &e->loads[done.ticket];
-        must(done.ticket < (uint64_t)e->n_loads && l->state == LOAD_READING);
+        l = &e->tiers.loads[done.ticket];
+        must(done.ticket < (uint64_t)e->tiers.n_loads && l->state == LOAD_READING);
         tiers_time_read(e);
         l->payload = done.rc == ERR_OK ? done.payload : NULL;
         l->retain = done.rc == ERR_OK ? done.retain : (struct retain){0};
         if (done.rc != ERR_OK || !tiers_start_copy(e, l))
             tiers_end_load(e, l, false);
     }
-    store_read_counters(e->store, &counters);
+    store_read_counters(e->tiers.store, &counters);
     stats_set(&e->stats, METRIC_store_faults, counters.faults);
     stats_set(&e->stats, METRIC_store_kept, counters.kept);
 }
@@ -423,14 +501,14 @@ static void tiers_poll_host(struct engine *e)
     uint64_t ticket;
     bool good;
 
-    while (host_poll(e->host, &ticket, &good)) {
-        struct engine_load *l = &e->loads[ticket];
+    while (host_poll(e->tiers.host, &ticket, &good)) {
+        struct tiers_load *l = &e->tiers.loads[ticket];
 
-        must(ticket < (uint64_t)e->n_loads && l->state == LOAD_CHECKING);
+        must(ticket < (uint64_t)e->tiers.n_loads && l->state == LOAD_CHECKING);
         if (!good || !tiers_start_copy(e, l))
             tiers_end_load(e, l, false);
     }
-    host_read_counters(e->host, &counters);
+    host_read_counters(e->tiers.host, &counters);
     stats_set(&e->stats, METRIC_host_pages, counters.pages);
     stats_set(&e->stats, METRIC_host_slots, counters.slots);
     stats_set(&e->stats, METRIC_host_faults, counters.faults);
@@ -441,8 +519,8 @@ static void tiers_poll_loads(struct engine *e)
 {
     uint64_t waits = UINT64_MAX; /* the first mark that has not come: those after it have not */
 
-    for (int i = 0; i < e->n_loads && e->n_loads_used > 0; i++) {
-        struct engine_load *l = &e->loads[i];
+    for (int i = 0; i < e->tiers.n_loads && e->tiers.n_loads_used > 0; i++) {
+        struct tiers_load *l = &e->tiers.loads[i];
 
         if (l->state == LOAD_FAILED)
             tiers_end_load(e, l, false);
@@ -457,52 +535,52 @@ static void tiers_poll_loads(struct engine *e)
 
 /* More may have been said of a page while it was on its way. What is to stay is to outlive the
  * machine, too. */
-static void tiers_retain_saved(struct engine *e, const struct engine_save *s)
+static void tiers_retain_saved(struct engine *e, const struct tiers_save *s)
 {
     int32_t page = pages_look(e->pages, &s->name);
     struct page_label label;
 
     if (page != -1 && pages_label(e->pages, page, &label))
-        host_retain(e->host, &s->name, label.retain);
-    if (host_read_slot(e->host, s->slot, &label) && label.retain.rank > 0 &&
+        host_retain(e->tiers.host, &s->name, label.retain);
+    if (host_read_slot(e->tiers.host, s->slot, &label) && label.retain.rank > 0 &&
         memcmp(&label.name, &s->name, sizeof s->name) == 0)
         tiers_want_stored(e, s->slot, &s->name);
 }
 
 static void tiers_poll_saves(struct engine *e)
 {
-    while (e->saves_head != e->saves_tail) {
-        struct engine_save *s = &e->saves[e->saves_head % ENGINE_SAVES];
+    while (e->tiers.saves_head != e->tiers.saves_tail) {
+        struct tiers_save *s = &e->tiers.saves[e->tiers.saves_head % TIERS_SAVES];
         bool good;
 
         if (!s->marked || !tiers_is_done(e, MODEL_OUT, s->mark))
             return;
         good = !FAULT_HIT(host_copy) && !s->dropped;
-        host_filled(e->host, s->slot, good);
+        host_filled(e->tiers.host, s->slot, good);
         if (good)
             tiers_retain_saved(e, s);
         if (s->page >= 0)
             pages_unref(e->pages, s->page);
-        e->saves_head++;
+        e->tiers.saves_head++;
     }
 }
 
 void tiers_poll(struct engine *e)
 {
-    if (e->store != NULL)
+    if (e->tiers.store != NULL)
         tiers_poll_store(e);
-    if (e->host != NULL) {
+    if (e->tiers.host != NULL) {
         tiers_poll_saves(e);
         tiers_poll_host(e);
     }
-    if (e->n_loads_used > 0)
+    if (e->tiers.n_loads_used > 0)
         tiers_poll_loads(e);
 }
 
 bool tiers_copy_in(const struct engine *e)
 {
-    for (int i = 0; i < e->n_loads; i++) {
-        if (e->loads[i].state > LOAD_READING)
+    for (int i = 0; i < e->tiers.n_loads; i++) {
+        if (e->tiers.loads[i].state > LOAD_READING)
             return true;
     }
     return false;
@@ -510,21 +588,22 @@ bool tiers_copy_in(const struct engine *e)
 
 bool tiers_have_work(const struct engine *e)
 {
-    return e->dirty_head != e->dirty_tail || e->hot_head != e->hot_tail ||
-           e->saves_head != e->saves_tail || (e->host != NULL && host_is_growing(e->host));
+    return e->tiers.dirty_head != e->tiers.dirty_tail || e->tiers.hot_head != e->tiers.hot_tail ||
+           e->tiers.saves_head != e->tiers.saves_tail ||
+           (e->tiers.host != NULL && host_is_growing(e->tiers.host));
 }
 
 void tiers_forget(struct engine *e, struct seq *q)
 {
     if (q->n_loading == 0)
         return;
-    for (int i = 0; i < e->n_loads; i++) {
-        if (e->loads[i].state == LOAD_FREE || e->loads[i].seq != q)
+    for (int i = 0; i < e->tiers.n_loads; i++) {
+        if (e->tiers.loads[i].state == LOAD_FREE || e->tiers.loads[i].seq != q)
             continue;
-        if (e->loads[i].state == LOAD_SHARED)
-            tiers_free_load(e, &e->loads[i]);
+        if (e->tiers.loads[i].state == LOAD_SHARED)
+            tiers_free_load(e, &e->tiers.loads[i]);
         else
-            e->loads[i].seq = NULL; /* the page is worth having all the same */
+            e->tiers.loads[i].seq = NULL; /* the page is worth having all the same */
     }
     q->n_loading = 0;
     q->awaits_load = false;
@@ -539,13 +618,13 @@ static bool tiers_is(const struct hash *name, uint64_t space, const struct hash 
 
 void tiers_drop(struct engine *e, const struct hash *name, uint64_t space)
 {
-    for (int i = 0; i < e->n_loads; i++) {
-        struct engine_load *l = &e->loads[i];
+    for (int i = 0; i < e->tiers.n_loads; i++) {
+        struct tiers_load *l = &e->tiers.loads[i];
 
         l->dropped = l->dropped || tiers_is(name, space, &l->name, l->space);
     }
-    for (uint32_t i = e->saves_head; i != e->saves_tail; i++) {
-        struct engine_save *s = &e->saves[i % ENGINE_SAVES];
+    for (uint32_t i = e->tiers.saves_head; i != e->tiers.saves_tail; i++) {
+        struct tiers_save *s = &e->tiers.saves[i % TIERS_SAVES];
 
         s->dropped = s->dropped || tiers_is(name, space, &s->name, s->space);
     }
@@ -558,7 +637,8 @@ void tiers_time_step(struct engine *e, const struct engine_step *step)
     if (step->n_tokens < 4 * step->n_seqs || step->n_tokens < 2 * e->shape->block_tokens)
         return; /* not of prompts */
     us /= (double)step->n_tokens;
-    e->prefill_us += e->prefill_us <= 0.0 ? us : (us - e->prefill_us) / TIERS_SMOOTH;
+    e->tiers.prefill_us +=
+        e->tiers.prefill_us <= 0.0 ? us : (us - e->tiers.prefill_us) / TIERS_SMOOTH;
 }
 
 /* --- from the device ------------------------------------------------------------------------ */
@@ -569,12 +649,12 @@ static bool tiers_save_payload(struct engine *e, const struct page_label *label,
 {
     void *buffer;
 
-    if (store_has(e->store, &label->name))
+    if (store_has(e->tiers.store, &label->name))
         return true;
-    if ((buffer = store_buffer(e->store)) == NULL)
+    if ((buffer = store_buffer(e->tiers.store)) == NULL)
         return false;
     memcpy(buffer, payload, e->shape->page_bytes);
-    store_save(e->store, buffer, label);
+    store_save(e->tiers.store, buffer, label);
     stats_add(&e->stats, METRIC_store_writes, 1);
     return true;
 }
@@ -584,15 +664,15 @@ static bool tiers_save_to_store(struct engine *e, int32_t page, const struct pag
 {
     void *buffer;
 
-    if (store_has(e->store, &label->name))
+    if (store_has(e->tiers.store, &label->name))
         return true;
-    if ((buffer = store_buffer(e->store)) == NULL)
+    if ((buffer = store_buffer(e->tiers.store)) == NULL)
         return false;
     if (model_page_read(e->model, page, buffer) != ERR_OK) {
-        store_release(e->store, buffer);
+        store_release(e->tiers.store, buffer);
         return true; /* the device is failing; the next step says so */
     }
-    store_save(e->store, buffer, label);
+    store_save(e->tiers.store, buffer, label);
     stats_add(&e->stats, METRIC_store_writes, 1);
     return true;
 }
@@ -605,24 +685,24 @@ static bool tiers_save_to_host(struct engine *e, int32_t page, const struct page
     struct host_victim victim;
     int32_t slot;
 
-    if (host_find(e->host, &label->name, label->tokens) >= 0)
+    if (host_find(e->tiers.host, &label->name, label->tokens) >= 0)
         return true;
-    if (e->saves_tail - e->saves_head == ENGINE_SAVES)
+    if (e->tiers.saves_tail - e->tiers.saves_head == TIERS_SAVES)
         return false;
-    slot = host_take(e->host, label, &victim);
-    if (victim.n_uses > 0 && e->store != NULL &&
+    slot = host_take(e->tiers.host, label, &victim);
+    if (victim.n_uses > 0 && e->tiers.store != NULL &&
         !tiers_save_payload(e, &victim.label, victim.payload))
         stats_add(&e->stats, METRIC_store_skips, 1);
     if (slot < 0)
         return false;
-    host_fill(e->host, slot, label);
-    if (model_page_out(e->model, page, host_payload(e->host, slot)) != ERR_OK) {
-        host_filled(e->host, slot, false);
+    host_fill(e->tiers.host, slot, label);
+    if (model_page_out(e->model, page, host_payload(e->tiers.host, slot)) != ERR_OK) {
+        host_filled(e->tiers.host, slot, false);
         return true; /* the device is failing; the next step says so */
     }
     if (is_held)
         pages_ref(e->pages, page);
-    e->saves[e->saves_tail++ % ENGINE_SAVES] = (struct engine_save){
+    e->tiers.saves[e->tiers.saves_tail++ % TIERS_SAVES] = (struct tiers_save){
         .page = is_held ? page : -1, .slot = slot, .name = label->name, .space = label->space};
     return true;
 }
@@ -631,11 +711,12 @@ static void tiers_mark_saves(struct engine *e)
 {
     uint64_t mark = 0;
 
-    if (e->saves_head == e->saves_tail || e->saves[(e->saves_tail - 1) % ENGINE_SAVES].marked ||
+    if (e->tiers.saves_head == e->tiers.saves_tail ||
+        e->tiers.saves[(e->tiers.saves_tail - 1) % TIERS_SAVES].marked ||
         !tiers_mark(e, MODEL_OUT, &mark))
         return;
-    for (uint32_t i = e->saves_head; i != e->saves_tail; i++) {
-        struct engine_save *s = &e->saves[i % ENGINE_SAVES];
+    for (uint32_t i = e->tiers.saves_head; i != e->tiers.saves_tail; i++) {
+        struct tiers_save *s = &e->tiers.saves[i % TIERS_SAVES];
 
         if (s->marked)
             continue;
@@ -646,27 +727,27 @@ static void tiers_mark_saves(struct engine *e)
 
 static bool tiers_save(struct engine *e, int32_t page, const struct page_label *label, bool is_held)
 {
-    if (keeper_drops(e, label->space))
+    if (keeper_drops(&e->keeper, label->space))
         return true; /* it is not wanted */
-    if (e->host != NULL)
+    if (e->tiers.host != NULL)
         return tiers_save_to_host(e, page, label, is_held);
     return tiers_save_to_store(e, page, label);
 }
 
 void tiers_save_evicted(struct engine *e)
 {
-    uint32_t before = e->saves_tail;
+    uint32_t before = e->tiers.saves_tail;
 
-    for (int i = 0; i < e->sched.n_evictions; i++) {
-        const struct sched_eviction *v = &e->sched.evictions[i];
+    for (int i = 0; i < e->sched.tables.n_evictions; i++) {
+        const struct tables_eviction *v = &e->sched.tables.evictions[i];
 
-        if (e->host == NULL && e->store == NULL)
+        if (e->tiers.host == NULL && e->tiers.store == NULL)
             continue;
         if (!tiers_save(e, v->page, &v->label, false))
             stats_add(&e->stats, METRIC_store_skips, 1);
     }
-    e->sched.n_evictions = 0;
-    if (e->saves_tail == before)
+    e->sched.tables.n_evictions = 0;
+    if (e->tiers.saves_tail == before)
         return;
     tiers_mark_saves(e);
     (void)!model_copy_fence(e->model); /* a device that fails says so at the next step */
@@ -677,39 +758,40 @@ void tiers_note_named(void *engine, int32_t page)
     struct engine *e = engine;
     struct page_label label;
 
-    if ((e->store == NULL && e->host == NULL) || !pages_label(e->pages, page, &label))
+    if ((e->tiers.store == NULL && e->tiers.host == NULL) || !pages_label(e->pages, page, &label))
         return;
-    if (e->dirty_tail - e->dirty_head == e->dirty_cap)
-        e->dirty_head++; /* the oldest waits for its eviction instead */
-    e->dirty[e->dirty_tail++ % e->dirty_cap] =
-        (struct engine_dirty){.page = page, .name = label.name};
+    if (e->tiers.dirty_tail - e->tiers.dirty_head == e->tiers.dirty_cap)
+        e->tiers.dirty_head++; /* the oldest waits for its eviction instead */
+    e->tiers.dirty[e->tiers.dirty_tail++ % e->tiers.dirty_cap] =
+        (struct tiers_dirty){.page = page, .name = label.name};
 }
 
 /* What is to be saved, or on its way. */
 static uint32_t tiers_n_unsaved(const struct engine *e)
 {
-    return e->dirty_tail - e->dirty_head + (e->saves_tail - e->saves_head);
+    return e->tiers.dirty_tail - e->tiers.dirty_head + (e->tiers.saves_tail - e->tiers.saves_head);
 }
 
 /* Changes whenever something was saved, or came to the device: nothing begins any more that could
  * undo that. */
 static uint32_t tiers_progress(const struct engine *e)
 {
-    return e->dirty_head + e->saves_head + e->hot_head - (uint32_t)e->n_loads_used;
+    return e->tiers.dirty_head + e->tiers.saves_head + e->tiers.hot_head -
+           (uint32_t)e->tiers.n_loads_used;
 }
 
 static void tiers_note_progress(struct engine *e, uint64_t now_us)
 {
-    e->progress = tiers_progress(e);
-    e->moved_us = now_us;
+    e->tiers.progress = tiers_progress(e);
+    e->tiers.moved_us = now_us;
 }
 
 /* Has nothing been saved for so long that nothing ever will? */
 static bool tiers_stand_still(struct engine *e, uint64_t now_us)
 {
-    if (tiers_progress(e) != e->progress)
+    if (tiers_progress(e) != e->tiers.progress)
         tiers_note_progress(e, now_us);
-    return now_us - e->moved_us > TIERS_STUCK_US;
+    return now_us - e->tiers.moved_us > TIERS_STUCK_US;
 }
 
 static void tiers_tell_stuck(const struct engine *e)
@@ -720,7 +802,7 @@ static void tiers_tell_stuck(const struct engine *e)
 
 void tiers_gather(struct engine *e)
 {
-    e->dirty_head = e->dirty_tail; /* those are found again */
+    e->tiers.dirty_head = e->tiers.dirty_tail; /* those are found again */
     for (int32_t i = 0; i < pages_count(e->pages); i++) {
         if (!pages_stored(e->pages, i))
             tiers_note_named(e, i);
@@ -731,7 +813,7 @@ void tiers_gather(struct engine *e)
 bool tiers_are_stuck(struct engine *e)
 {
     tiers_poll(e); /* this process may have stood still itself */
-    if (e->saves_head == e->saves_tail || !tiers_stand_still(e, e->now_us))
+    if (e->tiers.saves_head == e->tiers.saves_tail || !tiers_stand_still(e, e->now_us))
         return false;
     tiers_tell_stuck(e);
     return true;
@@ -739,17 +821,17 @@ bool tiers_are_stuck(struct engine *e)
 
 void tiers_give_up(struct engine *e)
 {
-    if (e->dirty_head != e->dirty_tail)
+    if (e->tiers.dirty_head != e->tiers.dirty_tail)
         log_warn("engine: %u pages are not saved: there is no room, or the disk is too slow",
-                 e->dirty_tail - e->dirty_head);
-    e->dirty_head = e->dirty_tail;
-    e->hot_head = e->hot_tail; /* host memory has them */
+                 e->tiers.dirty_tail - e->tiers.dirty_head);
+    e->tiers.dirty_head = e->tiers.dirty_tail;
+    e->tiers.hot_head = e->tiers.hot_tail; /* host memory has them */
 }
 
 /* Save the page behind one entry. False when there is no room for it; the entry stays then. */
 static bool tiers_write_one(struct engine *e)
 {
-    const struct engine_dirty *d = &e->dirty[e->dirty_head % e->dirty_cap];
+    const struct tiers_dirty *d = &e->tiers.dirty[e->tiers.dirty_head % e->tiers.dirty_cap];
     struct page_label label;
 
     if (pages_label(e->pages, d->page, &label) &&
@@ -758,44 +840,45 @@ static bool tiers_write_one(struct engine *e)
             return false;
         pages_set_stored(e->pages, d->page);
     }
-    e->dirty_head++;
+    e->tiers.dirty_head++;
     return true;
 }
 
 /* One page that was used again in host memory goes to the disk. False when it has no buffer. */
 static bool tiers_write_hot(struct engine *e)
 {
-    const struct engine_hot *hot = &e->hot[e->hot_head % ENGINE_HOT];
+    const struct tiers_hot *hot = &e->tiers.hot[e->tiers.hot_head % TIERS_HOT];
     struct page_label label;
 
-    if (host_label(e->host, hot->slot, &hot->name, &label) && !store_has(e->store, &label.name)) {
-        if (!store_save_from(e->store, host_payload(e->host, hot->slot), &label,
+    if (host_label(e->tiers.host, hot->slot, &hot->name, &label) &&
+        !store_has(e->tiers.store, &label.name)) {
+        if (!store_save_from(e->tiers.store, host_payload(e->tiers.host, hot->slot), &label,
                              (uint64_t)hot->slot))
             return false;
-        host_hold(e->host, hot->slot);
+        host_hold(e->tiers.host, hot->slot);
         stats_add(&e->stats, METRIC_store_writes, 1);
     }
-    e->hot_head++;
+    e->tiers.hot_head++;
     return true;
 }
 
 void tiers_write_behind(struct engine *e, int pages_max)
 {
     bool is_long = e->sched.n_planned_tokens >= TIERS_LONG_STEP;
-    int n_out = e->host != NULL ? TIERS_OUT : e->store != NULL ? pages_max : 0;
+    int n_out = e->tiers.host != NULL ? TIERS_OUT : e->tiers.store != NULL ? pages_max : 0;
 
-    if (e->host != NULL) {
-        host_be_gentle(e->host, e->sched.n_running + sched_n_waiting(&e->sched) > 0);
+    if (e->tiers.host != NULL) {
+        host_be_gentle(e->tiers.host, e->sched.n_running + sched_n_waiting(&e->sched) > 0);
         n_out = is_long ? TIERS_OUT_LONG : TIERS_OUT;
     }
-    for (int i = 0; i < n_out && e->dirty_head != e->dirty_tail; i++) {
+    for (int i = 0; i < n_out && e->tiers.dirty_head != e->tiers.dirty_tail; i++) {
         if (!tiers_write_one(e))
             break;
     }
-    if (e->host == NULL)
+    if (e->tiers.host == NULL)
         return;
     tiers_mark_saves(e);
-    for (int i = 0; i < pages_max && e->hot_head != e->hot_tail; i++) {
+    for (int i = 0; i < pages_max && e->tiers.hot_head != e->tiers.hot_tail; i++) {
         if (!tiers_write_hot(e))
             return;
     }
@@ -808,44 +891,45 @@ static bool tiers_save_some(struct engine *e)
 {
     bool has_room = true, has_buffer = true, no_more;
 
-    while (e->dirty_head != e->dirty_tail && has_room)
+    while (e->tiers.dirty_head != e->tiers.dirty_tail && has_room)
         has_room = tiers_write_one(e);
     /* The host tier outlives the engine, but not the machine: what was used again goes to disk. */
-    while (e->store != NULL && e->hot_head != e->hot_tail && has_buffer &&
+    while (e->tiers.store != NULL && e->tiers.hot_head != e->tiers.hot_tail && has_buffer &&
            (tiers_n_unsaved(e) == 0 || !has_room))
         has_buffer = tiers_write_hot(e);
     tiers_mark_saves(e);
     tiers_mark_loads(e);
-    if (e->store != NULL && (e->host == NULL || !has_buffer || e->n_loads_used > 0))
-        store_flush(e->store); /* only the device is waited for now, and buffers are free */
+    if (e->tiers.store != NULL &&
+        (e->tiers.host == NULL || !has_buffer || e->tiers.n_loads_used > 0))
+        store_flush(e->tiers.store); /* only the device is waited for now, and buffers are free */
     tiers_poll(e);
     /* The host tier has no room that could be made: the rest is computed anew some day. */
-    no_more = e->host != NULL && !has_room && e->saves_head == e->saves_tail;
-    return (tiers_n_unsaved(e) > 0 && !no_more) || e->n_loads_used > 0 ||
-           (e->store != NULL && e->hot_head != e->hot_tail);
+    no_more = e->tiers.host != NULL && !has_room && e->tiers.saves_head == e->tiers.saves_tail;
+    return (tiers_n_unsaved(e) > 0 && !no_more) || e->tiers.n_loads_used > 0 ||
+           (e->tiers.store != NULL && e->tiers.hot_head != e->tiers.hot_tail);
 }
 
 int tiers_save_all(struct engine *e)
 {
     uint32_t n = tiers_n_unsaved(e);
-    const char *to = e->host != NULL ? e->settings.kv_host_file : e->settings.kv_store_dir;
+    const char *to = e->tiers.host != NULL ? e->settings.kv_host_file : e->settings.kv_store_dir;
 
-    if (e->host == NULL && e->store == NULL)
+    if (e->tiers.host == NULL && e->tiers.store == NULL)
         return ERR_OK;
     tiers_note_progress(e, clock_us());
-    while (!e->device_failed && tiers_save_some(e)) {
+    while (!e->tiers.device_failed && tiers_save_some(e)) {
         uint64_t now_us = clock_us();
 
-        e->device_failed = tiers_stand_still(e, now_us);
-        if (e->moved_us != now_us)
+        e->tiers.device_failed = tiers_stand_still(e, now_us);
+        if (e->tiers.moved_us != now_us)
             clock_sleep_us(TIERS_LOOK_US);
     }
-    if (e->store != NULL) { /* what it has of them needs no device */
-        store_flush(e->store);
+    if (e->tiers.store != NULL) { /* what it has of them needs no device */
+        store_flush(e->tiers.store);
         tiers_poll_store(e);
     }
     log_info("engine: %u pages saved to %s", n - tiers_n_unsaved(e), to);
-    if (!e->device_failed)
+    if (!e->tiers.device_failed)
         return ERR_OK;
     tiers_tell_stuck(e);
     return ERR_GPU;

@@ -274,7 +274,8 @@ static int beams_advance(struct gen *first, int n_best)
 }
 
 /* Could a live beam still become one of the n best? The live beams have one length, and the first
- * has the largest sum, which can only fall. A score is largest at one end of the lengths to come. */
+ * has the largest sum, which can only fall. A score is largest at one end of the lengths to
+ * come. */
 static bool beams_may_gain(const struct gen *first, uint32_t longest)
 {
     const struct beams *b = first->exchange->beams;
@@ -349,7 +350,7 @@ static int beams_choose(struct gen *g, const struct beam *beam)
     return g->told.failed || g->text.failed ? ERR_NO_MEMORY : ERR_OK;
 }
 
-/* The n best of the complete and the live beams, in order. Of equal ones a complete one is first. */
+/* The n best of the complete and the live beams, in order; of equal ones a complete one first. */
 static int beams_finish(struct gen *first)
 {
     const struct beams *b = first->exchange->beams;

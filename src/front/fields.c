@@ -709,8 +709,8 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     return ERR_OK;
 }
 
-/* A search has no use for fields that change how tokens are drawn. Those of every client's preset
- * (temperature, top_p, top_k, min_p, seed) are passed over, as vLLM does; the others are refused. */
+/* A search does not draw tokens. Fields of that kind that clients always send (temperature, top_p,
+ * top_k, min_p, seed) are passed over, as in vLLM; the others are refused. */
 static int fields_check_beams(struct fields_read_context *c, const char **param)
 {
     const struct fields *out = c->out;

@@ -26,10 +26,10 @@ struct fields {
     struct form form;
     bool include_stop;
     const struct json *bad_words; /* a list, or NULL */
-    bool use_beams;                  /* use_beam_search */
+    bool use_beams;               /* use_beam_search */
     struct beams_options beams;
-    uint32_t mark_s;              /* seconds that marks (cache_control) want; 0: none */
-    struct detok_stop *stops;     /* in the exchange's arena */
+    uint32_t mark_s;          /* seconds that marks (cache_control) want; 0: none */
+    struct detok_stop *stops; /* in the exchange's arena */
     int n_stops;
 };
 

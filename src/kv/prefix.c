@@ -18,6 +18,15 @@ struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int bl
     return hash_sha256(parent->bytes, HASH_BYTES, tokens, sizeof *tokens * (size_t)block_tokens);
 }
 
+struct hash prefix_group_name(const struct hash *name, int group, int part)
+{
+    int32_t which[2] = {group, part};
+
+    if (group == 0 && part == 0)
+        return *name;
+    return hash_sha256(name->bytes, HASH_BYTES, which, sizeof which);
+}
+
 uint64_t prefix_space(const struct hash *root)
 {
     uint64_t space;

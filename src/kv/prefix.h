@@ -18,6 +18,10 @@ struct hash prefix_root(const struct hash *fingerprint, const uint8_t *salt);
 /* The name of the page with these tokens, int32 [block_tokens], after the page `parent`. */
 struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int block_tokens);
 
+/* The name of a page of another kind that ends the prefix `name` as well: of cache group `group`,
+ * its part `part`. Group 0, part 0 is `name` itself. No page of tokens has such a name. */
+struct hash prefix_group_name(const struct hash *name, int group, int part);
+
 /* A root as one number, for those who count and drop by namespace. 0, which stands for none, has a
  * chance of one in 2^64. */
 uint64_t prefix_space(const struct hash *root);

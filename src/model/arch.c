@@ -23,16 +23,29 @@ static const struct arch_names llama_names = {
     .gate = "model.layers.%d.mlp.gate_proj.weight",
     .up = "model.layers.%d.mlp.up_proj.weight",
     .down = "model.layers.%d.mlp.down_proj.weight",
+    .mixer_in = "model.layers.%d.mixer.in_proj.weight",
+    .mixer_out = "model.layers.%d.mixer.o_proj.weight",
 };
 
 static const struct arch arch_table[] = {
     {.name = "LlamaForCausalLM", .reads_bias_switches = true, .names = &llama_names},
-    {.name = "MistralForCausalLM", .window_always = true, .names = &llama_names},
-    {.name = "Qwen2ForCausalLM", .qkv_bias = true, .names = &llama_names},
+    {.name = "MistralForCausalLM", .window = ARCH_WINDOW_ALL, .names = &llama_names},
+    {.name = "Qwen2ForCausalLM",
+     .qkv_bias = true,
+     .window = ARCH_WINDOW_LAYERS,
+     .names = &llama_names},
     {.name = "Qwen3ForCausalLM",
      .reads_bias_switches = true,
      .qk_norm = true,
      .head_dim = 128,
+     .window = ARCH_WINDOW_LAYERS,
+     .names = &llama_names},
+    {.name = "ToyRecurrentForCausalLM",
+     .reads_bias_switches = true,
+     .recurrent = true,
+     .plain_ffn = true,
+     .is_toy = true,
+     .window = ARCH_WINDOW_LAYERS,
      .names = &llama_names},
 };
 
@@ -50,7 +63,9 @@ void arch_list(char *out, size_t cap)
     size_t used = 0;
 
     for (size_t i = 0; i < sizeof arch_table / sizeof arch_table[0] && used < cap; i++) {
-        int n = snprintf(out + used, cap - used, i == 0 ? "%s" : ", %s", arch_table[i].name);
+        int n = arch_table[i].is_toy
+                    ? 0
+                    : snprintf(out + used, cap - used, i == 0 ? "%s" : ", %s", arch_table[i].name);
 
         used += n < 0 ? cap : (size_t)n;
     }

@@ -15,8 +15,8 @@
 #define BATCH_LOGPROBS_MAX 128
 #define BATCH_ASKED_MAX    128 /* ids of one row whose log probabilities are wanted */
 
-/* What the layers of a model keep of a sequence lies in pages of one size. Layers that keep the same
- * tokens are a group; a sequence has a table of pages for each. */
+/* What the layers of a model keep of a sequence lies in pages of one size. Layers that keep the
+ * same tokens are a group; a sequence has a table of pages for each. */
 #define CACHE_GROUPS_MAX 16
 enum cache_kind {
     CACHE_FULL,   /* keys and values of every token */
@@ -93,8 +93,8 @@ struct batch {
      *   CACHE_FULL    the first ceil(kv_len / block_tokens) are valid
      *   CACHE_WINDOW  of these, those with a token that a token of the step sees; others are any
      *                 page's id and neither read nor written
-     *   CACHE_STATE   the first n_state_pages: the state behind the token before the step's first,
-     *                 which the step replaces; not read where the step has the first token of all */
+     *   CACHE_STATE   the first n_state_pages: the state behind the token before the step's
+     *                 first, which the step replaces; not read where the step begins at token 0 */
     int32_t *page_ids;
     struct batch_row *rows; /* [n_rows], token_idx ascending */
     /* Not read before model_step_sample(). */

@@ -16,10 +16,11 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "kernels/kernels.h"
 
-#define CONFIG_BYTES_MAX ((size_t)4 << 20) /* the largest known config.json has 200 KiB */
-#define CONFIG_ARENA_MAX ((size_t)64 << 20)
+#define CONFIG_BYTES_MAX    ((size_t)4 << 20) /* the largest known config.json has 200 KiB */
+#define CONFIG_ARENA_MAX    ((size_t)64 << 20)
+#define WINDOW_PRESET       4096 /* transformers' sliding_window of Mistral and Qwen */
+#define WINDOW_FIRST_PRESET 28   /* and max_window_layers of Qwen */
 
 /* Parsing one file: where numbers are looked up and whom to blame. */
 struct source {
@@ -118,16 +119,32 @@ static void read_rope(struct source *s, struct rope_config *r, const struct json
     }
 }
 
+static void read_activation(struct source *s, struct config *c, const struct json *obj)
+{
+    static const struct {
+        const char *name;
+        enum k_activation activation;
+    } known[] = {{"silu", K_SILU},
+                 {"gelu", K_GELU},
+                 {"gelu_new", K_GELU_TANH},
+                 {"gelu_pytorch_tanh", K_GELU_TANH}};
+    const char *name = json_get_text(obj, "hidden_act", "silu");
+
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strcmp(name, known[i].name) == 0 && (i == 0 || c->arch->plain_ffn)) {
+            c->activation = known[i].activation;
+            return;
+        }
+    }
+    log_error("model: %s: hidden_act \"%.40s\" is not supported, only silu", s->name, name);
+    fail(s, ERR_UNSUPPORTED);
+}
+
 /* What would change the result and is not computed. */
 static void refuse_unknown(struct source *s, const struct json *obj)
 {
-    const char *act = json_get_text(obj, "hidden_act", "silu");
     const struct json *part = json_get(obj, "partial_rotary_factor");
 
-    if (strcmp(act, "silu") != 0) {
-        log_error("model: %s: hidden_act \"%.40s\" is not supported, only silu", s->name, act);
-        fail(s, ERR_UNSUPPORTED);
-    }
     if (json_is_number(part) && fabs(json_real(part) - 1.0) > 1e-9) {
         log_error("model: %s: partial_rotary_factor is not supported", s->name);
         fail(s, ERR_UNSUPPORTED);
@@ -172,25 +189,10 @@ static void read_arch(struct source *s, struct config *c, const struct json *obj
     }
 }
 
-/* Attention that sees only a window is full attention as long as the text fits the window. */
-static void read_window(struct source *s, struct config *c, const struct json *obj)
-{
-    const struct json *v = json_get(obj, "sliding_window");
-
-    if (v == NULL || v->kind == JSON_NULL ||
-        (!c->arch->window_always && !flag(s, obj, "use_sliding_window", false)))
-        return;
-    if (v->kind == JSON_INT && v->whole > 0 && v->whole < c->len_max) {
-        log_warn("model: %s: attention sees %lld tokens (sliding_window); longer texts are refused",
-                 s->name, (long long)v->whole);
-        c->len_max = (int)v->whole;
-    }
-}
-
 static void read_shape(struct source *s, struct config *c, const struct json *obj)
 {
     c->dim = whole(s, obj, "hidden_size", 0, 1, 65536);
-    c->n_layers = whole(s, obj, "num_hidden_layers", 0, 1, 1024);
+    c->n_layers = whole(s, obj, "num_hidden_layers", 0, 1, CONFIG_LAYERS_MAX);
     c->n_heads = whole(s, obj, "num_attention_heads", 0, 1, 1024);
     c->n_kv_heads = whole(s, obj, "num_key_value_heads", c->n_heads, 1, 1024);
     c->ff_dim = whole(s, obj, "intermediate_size", 0, 1, 1 << 20);
@@ -214,6 +216,77 @@ static void read_shape(struct source *s, struct config *c, const struct json *ob
                   K_HEAD_DIM_MAX);
         fail(s, ERR_INVALID);
     }
+}
+
+/* The window of layers that have one; 0: they see all. A field that is missing has transformers'
+ * preset. */
+static int read_window(struct source *s, const struct config *c, const struct json *obj)
+{
+    const struct json *v = json_get(obj, "sliding_window");
+
+    if (c->arch->window == ARCH_WINDOW_NONE || (v != NULL && v->kind == JSON_NULL))
+        return 0;
+    if (c->arch->window == ARCH_WINDOW_LAYERS && !flag(s, obj, "use_sliding_window", false))
+        return 0;
+    return whole(s, obj, "sliding_window", WINDOW_PRESET, 1, 1 << 24);
+}
+
+/* One of layer_types. */
+static enum layer_kind layer_kind_of(struct source *s, const struct config *c,
+                                     const struct json *type)
+{
+    const char *name = type->kind == JSON_TEXT ? type->text : "";
+
+    if (strcmp(name, "full_attention") == 0)
+        return LAYER_FULL;
+    if (strcmp(name, "sliding_attention") == 0 && c->window > 0)
+        return LAYER_WINDOW;
+    if (strcmp(name, "recurrent") == 0 && c->arch->recurrent)
+        return LAYER_RECURRENT;
+    if (strcmp(name, "sliding_attention") == 0) {
+        log_error("model: %s: layer_types has sliding_attention, and sliding_window or "
+                  "use_sliding_window is not set",
+                  s->name);
+        fail(s, ERR_INVALID);
+    } else {
+        log_error("model: %s: layer_types has \"%.40s\", which is not supported", s->name, name);
+        fail(s, ERR_UNSUPPORTED);
+    }
+    return LAYER_FULL;
+}
+
+static void read_layer_types(struct source *s, struct config *c, const struct json *types)
+{
+    if (types->kind != JSON_LIST || types->n != (uint32_t)c->n_layers) {
+        log_error("model: %s: layer_types must be a list of %d", s->name, c->n_layers);
+        fail(s, ERR_INVALID);
+        return;
+    }
+    for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++)
+        c->layer_kinds[i] = (uint8_t)layer_kind_of(s, c, &types->items[i]);
+}
+
+/* What each layer mixes tokens by, as transformers' classes read it. A window that no text fills is
+ * none. */
+static void read_layers(struct source *s, struct config *c, const struct json *obj)
+{
+    const struct json *types = json_get(obj, "layer_types");
+    int first = 0;
+
+    if (s->rc != ERR_OK)
+        return;
+    c->window = read_window(s, c, obj);
+    if (c->arch->window == ARCH_WINDOW_LAYERS)
+        first = whole(s, obj, "max_window_layers", WINDOW_FIRST_PRESET, 0, 1 << 24);
+    for (int i = first; i < c->n_layers && c->window > 0; i++)
+        c->layer_kinds[i] = LAYER_WINDOW;
+    if (c->arch->window == ARCH_WINDOW_LAYERS && types != NULL && types->kind != JSON_NULL)
+        read_layer_types(s, c, types);
+    for (int i = 0; i < c->n_layers && c->window >= c->len_max; i++)
+        c->layer_kinds[i] =
+            c->layer_kinds[i] == LAYER_WINDOW ? (uint8_t)LAYER_FULL : c->layer_kinds[i];
+    if (c->arch->recurrent)
+        c->mixer_width = whole(s, obj, "mixer_width", c->dim, 1, 65536);
 }
 
 /* eos_token_id: a number or a list of them. Ids that the vocabulary lacks end nothing. */
@@ -272,11 +345,12 @@ int config_parse(struct config *out, const char *name, const char *text, size_t 
     read_arch(&s, &c, obj);
     if (s.rc != ERR_OK)
         goto out;
+    read_activation(&s, &c, obj);
     refuse_unknown(&s, obj);
     read_quant(&s, &c, obj);
     read_shape(&s, &c, obj);
     read_rope(&s, &c.rope, obj);
-    read_window(&s, &c, obj);
+    read_layers(&s, &c, obj);
     read_eos(&s, &c, obj);
     c.qkv_bias = c.arch->qkv_bias;
     if (c.arch->reads_bias_switches) {

@@ -8,18 +8,30 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "kernels/kernels.h"
 #include "model/quant.h"
 
-#define CONFIG_EOS_MAX 8
+#define CONFIG_EOS_MAX    8
+#define CONFIG_LAYERS_MAX 1024
+
+/* Which layers see a window of tokens. */
+enum arch_window {
+    ARCH_WINDOW_NONE, /* none, whatever config.json says */
+    ARCH_WINDOW_ALL,  /* all, by sliding_window alone */
+    ARCH_WINDOW_LAYERS, /* with use_sliding_window those of layer_types, or from max_window_layers on */
+};
 
 /* What sets one architecture apart; arch.c has a row for each. */
 struct arch {
     const char *name;         /* architectures[0] of config.json */
     bool qkv_bias;            /* always; else attention_bias says */
     bool reads_bias_switches; /* attention_bias (q, k, v, o) and mlp_bias have a meaning */
-    bool window_always;       /* sliding_window counts without use_sliding_window */
     bool qk_norm;             /* each head of queries and of keys is normed */
-    int head_dim;             /* where config.json has none; 0: hidden_size / heads */
+    bool recurrent;           /* layer_types may say "recurrent" */
+    bool plain_ffn;           /* where hidden_act is a GELU; else the FFN is gated, by silu */
+    bool is_toy;              /* for tests; not listed */
+    enum arch_window window;
+    int head_dim; /* where config.json has none; 0: hidden_size / heads */
     const struct arch_names *names;
 };
 
@@ -30,6 +42,7 @@ struct arch_names {
     const char *norm_attn, *attn, *q, *k, *v, *o;
     const char *q_norm, *k_norm;
     const char *norm_mlp, *gate, *up, *down;
+    const char *mixer_in, *mixer_out; /* of recurrent layers */
 };
 
 /* The row of an architecture; NULL when it is unknown. */
@@ -46,10 +59,16 @@ struct rope_config {
     double factor, low_factor, high_factor, original_len; /* as the kind reads them */
 };
 
+enum layer_kind { LAYER_FULL, LAYER_WINDOW, LAYER_RECURRENT };
+
 struct config {
     const struct arch *arch;
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
-    int len_max; /* positions that the model was made for, its attention window included */
+    int len_max;                            /* positions that the model was made for */
+    uint8_t layer_kinds[CONFIG_LAYERS_MAX]; /* enum layer_kind, [n_layers] */
+    int window;      /* tokens that a token of LAYER_WINDOW sees, itself the last; below len_max */
+    int mixer_width; /* of LAYER_RECURRENT */
+    enum k_activation activation;
     float norm_eps;
     struct rope_config rope;
     bool tied; /* the output matrix is the embedding */

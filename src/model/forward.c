@@ -1,78 +1,91 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * ids -> x [n_tokens][dim] -> normed
- * each layer:  normed -> qkv -> (norm, rotate, into pages) -> heads;  x += heads * o -> normed
- *              normed -> gate_up -> ff;                               x += ff * down -> normed
+ * each layer:  normed -> mixer_in -> mixed;  x += mixed * mixer_out -> normed
+ *              normed -> ffn_in -> ff;       x += ff * down -> normed
  * sampled rows: normed -> logits [n_rows][n_vocab]
  *
  * pass.h says how each of these runs. */
 #include "model/forward.h"
 
-/* What is passed from layer to layer beside the activations. */
-struct forward {
-    struct pass pass;
-    struct k_kv kv;    /* the current layer's view of the pages */
-    size_t page_start; /* of the first layer's, elements */
-    const float *turns;
-};
-
-/* The view of layer i's pages. */
-static void use_layer(struct forward *f, int i)
+/* Layer i's view of the pages. */
+static struct k_kv kv_of(const struct forward *f, int i)
 {
-    const struct layer_weights *l = &f->pass.w->layers[i];
-    struct k_kv *kv = &f->kv;
+    const struct attn_plan *attn = &f->plan->layers[i].attn;
+    const struct layer_weights *l = &f->weights->layers[i];
+    const struct cache_place *at = &f->cache->layers[i];
+    size_t elem_bytes = f->kv_type == K_E4M3 ? sizeof(k_e4m3) : f->device->elem_bytes;
 
-    kv->layer_elems = f->page_start + (size_t)i * 2 * (size_t)kv->n_kv_heads *
-                                          (size_t)kv->block_tokens * (size_t)kv->head_dim;
-    kv->k_scale = l->k_scale;
-    kv->v_scale = l->v_scale;
+    return (struct k_kv){.pages = f->pages,
+                         .page_elems = f->cache->page_bytes / elem_bytes,
+                         .layer_elems = at->at,
+                         .n_kv_heads = attn->n_kv_heads,
+                         .head_dim = attn->head_dim,
+                         .block_tokens = f->cache->block_tokens,
+                         .window = attn->window,
+                         .type = f->kv_type,
+                         .k_scale = l->k_scale,
+                         .v_scale = l->v_scale,
+                         .group = at->group};
 }
 
-static void mix(const struct forward *f, const struct layer_plan *plan,
-                const struct layer_weights *l)
+/* Layer i's view of the states. */
+static struct k_state state_of(const struct forward *f, int i)
 {
-    const struct pass *p = &f->pass;
-    const struct k_rotary rotary = {
-        .turns = f->turns, .q_norm = l->q_norm, .k_norm = l->k_norm, .eps = p->plan->norm_eps};
+    return (struct k_state){.pages = f->pages,
+                            .page_elems = f->cache->page_bytes / sizeof(float),
+                            .at = f->cache->layers[i].at,
+                            .group = f->cache->layers[i].group};
+}
 
+static void mix(const struct forward *f, const struct pass *p, int i)
+{
+    const struct layer_plan *plan = &f->plan->layers[i];
+    const struct layer_weights *l = &f->weights->layers[i];
+    const struct k_rotary rotary = {
+        .turns = f->turns, .q_norm = l->q_norm, .k_norm = l->k_norm, .eps = f->plan->norm_eps};
+    struct k_state state;
+    struct k_kv kv;
+
+    pass_project(p, p->a->mixer_in, &l->mixer_in, l->mixer_in_bias);
     switch (plan->mixer) {
     case MIXER_ATTENTION:
-        pass_project(p, p->a->qkv, &l->qkv, l->qkv_bias);
-        pass_attend(p, &plan->attn, &f->kv, &rotary, &l->o);
-        pass_add(p, &p->a->heads, &l->o, l->o_bias,
-                 (struct pass_next){.norm = l->norm_mlp, .reader = &l->gate_up});
+        kv = kv_of(f, i);
+        pass_attend(p, &plan->attn, &kv, &rotary, &l->mixer_out);
+        break;
+    case MIXER_RECURRENT:
+        state = state_of(f, i);
+        pass_recur(p, &plan->recurrent, &state, &l->mixer_out);
         break;
     }
+    pass_add(p, &p->a->mixed, &l->mixer_out, l->mixer_out_bias,
+             (struct pass_next){.norm = l->norm_ffn, .reader = &l->ffn_in});
 }
 
-/* next: what reads x after this layer; NULL after the last one. */
-static void feed(const struct forward *f, const struct layer_plan *plan,
-                 const struct layer_weights *l, const struct layer_weights *next)
+static void feed(const struct forward *f, const struct pass *p, int i)
 {
-    const struct pass *p = &f->pass;
+    const struct layer_plan *plan = &f->plan->layers[i];
+    const struct layer_weights *l = &f->weights->layers[i], *next = l + 1;
 
     switch (plan->ffn) {
-    case FFN_GATED: pass_gate(p, plan->gated.ff_dim, &l->gate_up, l->gate_up_bias, &l->down); break;
+    case FFN_GATED: pass_gate(p, plan->mlp.ff_dim, &l->ffn_in, l->ffn_in_bias, &l->down); break;
+    case FFN_PLAIN: pass_activate(p, &plan->mlp, &l->ffn_in, l->ffn_in_bias, &l->down); break;
     }
-    if (next == NULL)
+    if (i + 1 == f->plan->n_layers)
         pass_finish(p, &p->a->ff, &l->down, l->down_bias);
     else
         pass_add(p, &p->a->ff, &l->down, l->down_bias,
-                 (struct pass_next){.norm = next->norm_attn, .reader = &next->qkv});
+                 (struct pass_next){.norm = next->norm_mixer, .reader = &next->mixer_in});
 }
 
-void forward(struct device *d, const struct plan *plan, const struct weights *w,
-             struct activations *a, const struct k_kv *kv, const float *turns)
+void forward(const struct forward *f)
 {
-    struct forward f = {
-        .pass = pass_of(d, plan, w, a), .kv = *kv, .page_start = kv->layer_elems, .turns = turns};
+    const struct pass p = pass_of(f->device, f->plan, f->weights, f->act);
+    const struct layer_weights *first = &f->weights->layers[0];
 
-    pass_embed(&f.pass,
-               (struct pass_next){.norm = w->layers[0].norm_attn, .reader = &w->layers[0].qkv});
-    for (int i = 0; i < plan->n_layers; i++) {
-        use_layer(&f, i);
-        mix(&f, &plan->layers[i], &w->layers[i]);
-        feed(&f, &plan->layers[i], &w->layers[i],
-             i + 1 < plan->n_layers ? &w->layers[i + 1] : NULL);
+    pass_embed(&p, (struct pass_next){.norm = first->norm_mixer, .reader = &first->mixer_in});
+    for (int i = 0; i < f->plan->n_layers; i++) {
+        mix(f, &p, i);
+        feed(f, &p, i);
     }
 }

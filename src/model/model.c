@@ -15,6 +15,7 @@
 #include "base/must.h"
 #include "device/device.h"
 #include "device/pool.h"
+#include "model/cache.h"
 #include "model/config.h"
 #include "model/forward.h"
 #include "model/plan.h"
@@ -28,6 +29,7 @@
 #define MIB            (1.0 / 1048576.0)
 
 _Static_assert(MODEL_STEPS_MAX == DEVICE_STEPS_MAX, "steps under way");
+_Static_assert(CACHE_GROUPS_MAX == DEVICE_TABLES_MAX, "a table for each group");
 _Static_assert(BATCH_BANNED_MAX == K_BANNED_MAX, "a row's banned ids are copied one by one");
 _Static_assert(sizeof(((struct model_shape *)0)->eos) == sizeof(((struct config *)0)->eos),
                "the ids that end a text are copied whole");
@@ -38,8 +40,9 @@ struct model {
     struct model_shape shape;
     struct weights weights;
     struct plan plan;
+    struct cache cache;
     struct activations act;
-    struct k_kv kv;               /* of layer 0 */
+    char *pages;                  /* device */
     float *turns;                 /* device, float [max_model_len][head_dim / 2][2] */
     int n_under_way;              /* steps begun and not ended */
     int n_rows;                   /* of the last step */
@@ -58,11 +61,6 @@ struct model {
 };
 
 /* --- opening --------------------------------------------------------------------------- */
-
-static int pages_for(int tokens, int block_tokens)
-{
-    return (tokens + block_tokens - 1) / block_tokens;
-}
 
 static int least(int a, int b)
 {
@@ -156,10 +154,19 @@ static int choose_shape(struct model *m, const struct model_options *o)
                   s->max_num_batched_tokens, s->max_num_seqs);
         return ERR_INVALID;
     }
-    s->n_groups = 1;
-    s->groups[0] = (struct cache_group){.kind = CACHE_FULL};
-    s->page_bytes = (size_t)s->block_tokens * (size_t)s->n_layers * 2 * (size_t)s->n_kv_heads *
-                    (size_t)s->head_dim * kv_elem_bytes(m);
+    return ERR_OK;
+}
+
+static int choose_groups(struct model *m)
+{
+    struct model_shape *s = &m->shape;
+    int rc = cache_make(&m->cache, &m->plan, s->block_tokens, kv_elem_bytes(m));
+
+    if (rc != ERR_OK)
+        return rc;
+    s->page_bytes = m->cache.page_bytes;
+    s->n_groups = m->cache.n_groups;
+    memcpy(s->groups, m->cache.groups, sizeof s->groups);
     return ERR_OK;
 }
 
@@ -223,22 +230,28 @@ static int alloc_work(struct model *m)
 {
     const struct model_shape *s = &m->shape;
     struct device *d = m->device;
+    const struct plan_widths widest = plan_widest(&m->plan);
     struct device_limits limits = {
         .n_tokens = s->max_num_batched_tokens,
         .n_seqs = s->max_num_seqs,
-        .pages_max = pages_for(s->max_model_len, s->block_tokens),
+        .pages_max = cache_row(&m->cache, s->max_model_len),
         .len_max = s->max_model_len,
         .block_tokens = s->block_tokens,
-        .n_heads = s->n_heads,
-        .n_kv_heads = s->n_kv_heads,
-        .head_dim = s->head_dim,
+        .n_tables = s->n_groups,
+        .n_heads = widest.n_heads,
+        .n_kv_heads = widest.n_kv_heads,
+        .head_dim = widest.head_dim,
+        .n_windows = widest.n_windows,
         .dim = s->dim,
         .ff_dim = s->ff_dim,
         .n_vocab = s->n_vocab,
         .codes = m->weights.reads_codes,
+        .has_states = widest.has_states,
     };
     int rc;
 
+    for (int g = 0; g < s->n_groups; g++)
+        limits.table_pages[g] = s->groups[g].n_state_pages;
     if ((rc = d->ops->reserve(d, &limits)) != ERR_OK)
         return rc;
     if ((rc = activations_alloc(&m->act, d, &m->plan, &limits)) != ERR_OK)
@@ -266,34 +279,37 @@ static int kv_budget(struct model *m, const struct model_options *o, size_t *out
     return ERR_OK;
 }
 
+static const char *pages_setting(const struct model *m, const struct model_options *o)
+{
+    if (o->num_pages > 0)
+        return "num_pages";
+    return m->device->is_gpu ? "gpu_memory_utilization" : "cpu_kv_bytes";
+}
+
 /* Settle n_pages, and max_model_len where the memory is short and nobody asked for a length. */
 static int choose_pages(struct model *m, const struct model_options *o)
 {
     struct model_shape *s = &m->shape;
     size_t budget = 0, n;
-    int rc = kv_budget(m, o, &budget), need = pages_for(s->max_model_len, s->block_tokens);
+    int rc = kv_budget(m, o, &budget), len;
 
     if (rc != ERR_OK)
         return rc;
     n = o->num_pages > 0 ? (size_t)o->num_pages : budget / s->page_bytes;
     n = n > PAGES_MAX ? PAGES_MAX : n;
-    if (n == 0 || (n < (size_t)need && o->max_model_len > 0)) {
-        log_error("model: KV memory holds %zu tokens (%zu pages), max_model_len is %d; lower "
-                  "max_model_len or give more memory (%s)",
-                  n * (size_t)s->block_tokens, n, s->max_model_len,
-                  m->device->is_gpu ? "gpu_memory_utilization" : "cpu_kv_bytes");
+    len = cache_tokens(&m->cache, (int)n, s->max_model_len);
+    if (len == 0 || (len < s->max_model_len && o->max_model_len > 0)) {
+        log_error("model: KV memory holds a text of %d tokens (%zu pages), max_model_len is %d; "
+                  "lower max_model_len or give more memory (%s)",
+                  len, n, s->max_model_len, pages_setting(m, o));
         return ERR_NO_MEMORY;
     }
     s->n_pages = (int)n;
-    if (n < (size_t)need) {
-        log_warn(
-            "model: KV memory holds %zu tokens, the model could take %d: max_model_len is %zu; "
-            "raise %s for more",
-            n * (size_t)s->block_tokens, s->max_model_len, n * (size_t)s->block_tokens,
-            o->num_pages > 0    ? "num_pages"
-            : m->device->is_gpu ? "gpu_memory_utilization"
-                                : "cpu_kv_bytes");
-        s->max_model_len = (int)(n * (size_t)s->block_tokens);
+    if (len < s->max_model_len) {
+        log_warn("model: KV memory holds a text of %d tokens (%zu pages), the model could take %d: "
+                 "max_model_len is %d; raise %s for more",
+                 len, n, s->max_model_len, len, pages_setting(m, o));
+        s->max_model_len = len;
     }
     return ERR_OK;
 }
@@ -302,17 +318,8 @@ static int alloc_pages(struct model *m)
 {
     const struct model_shape *s = &m->shape;
 
-    m->kv = (struct k_kv){
-        .page_elems = s->page_bytes / kv_elem_bytes(m),
-        .n_kv_heads = s->n_kv_heads,
-        .head_dim = s->head_dim,
-        .block_tokens = s->block_tokens,
-        .type = m->kv_type,
-        .k_scale = 1.0f,
-        .v_scale = 1.0f,
-        .pages = m->device->ops->alloc_scratch(m->device, (size_t)s->n_pages * s->page_bytes),
-    };
-    return m->kv.pages == NULL ? ERR_NO_MEMORY : ERR_OK;
+    m->pages = m->device->ops->alloc_scratch(m->device, (size_t)s->n_pages * s->page_bytes);
+    return m->pages == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
 static void set_fingerprint(struct model *m)
@@ -327,6 +334,30 @@ static void set_fingerprint(struct model *m)
                  LAYOUT_VERSION, config, kv, m->shape.block_tokens,
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
     m->shape.fingerprint = hash_sha256(text, (size_t)n, m->weights.digest.bytes, HASH_BYTES);
+    if (!cache_is_simple(&m->cache))
+        m->shape.fingerprint = cache_digest(&m->cache, m->shape.fingerprint);
+}
+
+static void log_groups(const struct model *m)
+{
+    for (int g = 0; g < m->cache.n_groups; g++) {
+        const struct cache_group *group = &m->cache.groups[g];
+        int n = 0;
+
+        for (int i = 0; i < m->cache.n_layers; i++)
+            n += m->cache.layers[i].group == g;
+        switch (group->kind) {
+        case CACHE_FULL: log_info("model: pages of group %d: %d layers, all tokens", g, n); break;
+        case CACHE_WINDOW:
+            log_info("model: pages of group %d: %d layers, the last %d tokens", g, n,
+                     group->window);
+            break;
+        case CACHE_STATE:
+            log_info("model: pages of group %d: %d layers, states of %d pages", g, n,
+                     group->n_state_pages);
+            break;
+        }
+    }
 }
 
 static void log_table(const struct model *m, const char *dir, uint64_t start_us)
@@ -342,6 +373,8 @@ static void log_table(const struct model *m, const char *dir, uint64_t start_us)
              "each), activations and workspace %.0f",
              s->device, (double)m->weights.bytes * MIB, (double)s->page_bytes * s->n_pages * MIB,
              s->n_pages, s->block_tokens, s->page_bytes, (double)m->work_bytes * MIB);
+    if (!cache_is_simple(&m->cache))
+        log_groups(m);
     log_info("model: ready after %.1f s; max_model_len %d, max_num_seqs %d, "
              "max_num_batched_tokens %d, fingerprint %s",
              (double)(clock_us() - start_us) * 1e-6, s->max_model_len, s->max_num_seqs,
@@ -394,7 +427,7 @@ int model_open(struct model **out, const struct model_options *o)
         m->shape.sleeps = m->device->ops->may_sleep(m->device) == ERR_OK; /* else awake for good */
     if ((rc = choose_types(m, o)) != ERR_OK)
         goto out;
-    if ((rc = choose_shape(m, o)) != ERR_OK)
+    if ((rc = choose_shape(m, o)) != ERR_OK || (rc = choose_groups(m)) != ERR_OK)
         goto out;
     if ((rc = load(m, o)) != ERR_OK)
         goto out;
@@ -418,6 +451,7 @@ void model_close(struct model *m)
         return;
     device_close(m->device);
     weights_fini(&m->weights);
+    cache_fini(&m->cache);
     plan_fini(&m->plan);
     mem_free(m->histories);
     mem_free(m->logprobs);
@@ -436,6 +470,24 @@ const struct model_shape *model_shape(const struct model *m)
 
 /* --- steps ----------------------------------------------------------------------------- */
 
+/* That the pages which the tokens of sequence i, from position first_pos to the last, read and write
+ * are pages. */
+static void check_pages(const struct model *m, const struct batch *b, int i, int first_pos)
+{
+    const struct cache *c = &m->cache;
+
+    for (int g = 0; g < c->n_groups; g++) {
+        const struct cache_group *group = &c->groups[g];
+        const int32_t *row =
+            b->page_ids + ((size_t)g * (size_t)b->n_seqs + (size_t)i) * (size_t)b->pages_max;
+        int last = group->kind == CACHE_STATE ? group->n_state_pages : cache_pages(c, b->kv_len[i]);
+
+        must(last <= b->pages_max);
+        for (int p = cache_first_page(c, group, first_pos); p < last; p++)
+            must(row[p] >= 0 && row[p] < m->shape.n_pages);
+    }
+}
+
 /* Sequence and position of each token; the batch's ranges on the way. */
 static void place_tokens(struct model *m, const struct batch *b)
 {
@@ -448,16 +500,10 @@ static void place_tokens(struct model *m, const struct batch *b)
     must(b->seq_start[b->n_seqs] == b->n_tokens);
     for (int i = 0; i < b->n_seqs; i++) {
         int first = b->seq_start[i], last = b->seq_start[i + 1], len = b->kv_len[i];
-        int n_pages = pages_for(len, s->block_tokens);
 
         must(first < last);
         must(len >= last - first && len <= s->max_model_len);
-        must(n_pages <= b->pages_max);
-        for (int p = 0; p < n_pages; p++) {
-            int32_t page = b->page_ids[(size_t)i * (size_t)b->pages_max + (size_t)p];
-
-            must(page >= 0 && page < s->n_pages);
-        }
+        check_pages(m, b, i, len - (last - first));
         for (int t = first; t < last; t++) {
             must(
                 b->token_ids[t] < s->n_vocab &&
@@ -554,7 +600,8 @@ int model_step_begin(struct model *m, const struct batch *b)
                    .page_ids = b->page_ids,
                    .n_tokens = b->n_tokens,
                    .n_seqs = b->n_seqs,
-                   .pages_max = b->pages_max},
+                   .pages_max = b->pages_max,
+                   .table_seqs = b->n_seqs},
         .row_tokens = m->row_tokens,
         .rows = m->rows,
         .histories = m->histories,
@@ -567,7 +614,14 @@ int model_step_begin(struct model *m, const struct batch *b)
     m->is_sampled = false;
     if (m->device->ops->replay(m->device))
         return ERR_OK;
-    forward(m->device, &m->plan, &m->weights, &m->act, &m->kv, m->turns);
+    forward(&(struct forward){.device = m->device,
+                              .plan = &m->plan,
+                              .weights = &m->weights,
+                              .cache = &m->cache,
+                              .act = &m->act,
+                              .pages = m->pages,
+                              .kv_type = m->kv_type,
+                              .turns = m->turns});
     m->device->ops->launch(m->device);
     return ERR_OK;
 }
@@ -641,7 +695,7 @@ int model_logits(struct model *m, float *logits)
 static char *page_at(const struct model *m, int32_t page_id)
 {
     must(page_id >= 0 && page_id < m->shape.n_pages);
-    return (char *)m->kv.pages + (size_t)page_id * m->shape.page_bytes;
+    return m->pages + (size_t)page_id * m->shape.page_bytes;
 }
 
 int model_page_read(struct model *m, int32_t page_id, void *host)

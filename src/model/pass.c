@@ -20,8 +20,8 @@ static int alloc_codes(struct activations *a, struct device *d, const struct pla
 {
     const struct plan_widths w = plan_widest(plan);
     size_t rows = padded(d, widest(limits->n_tokens, limits->n_seqs));
-    size_t width = (size_t)widest(plan->dim, widest(w.heads, w.ff));
-    struct device_rows *all[] = {&a->normed, &a->heads, &a->ff, &a->rows_normed};
+    size_t width = (size_t)widest(plan->dim, widest(w.mixer_out, w.ff));
+    struct device_rows *all[] = {&a->normed, &a->mixed, &a->ff, &a->rows_normed};
     struct k_quantised codes = {
         .data = d->ops->alloc_scratch(d, rows * width),
         .scales = d->ops->alloc_scratch(d, rows * ((width + 127) / 128) * sizeof(float))};
@@ -39,8 +39,10 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     const struct plan_widths w = plan_widest(plan);
     size_t tokens = padded(d, limits->n_tokens), rows = padded(d, limits->n_seqs);
     size_t dim = (size_t)plan->dim, elem = d->elem_bytes;
-    void **acts[] = {&a->normed.data, &a->qkv, &a->heads.data, &a->delta, &a->gate_up, &a->ff.data};
-    size_t widths[] = {dim, (size_t)w.qkv, (size_t)w.heads, dim, 2 * (size_t)w.ff, (size_t)w.ff};
+    void **acts[] = {&a->normed.data, &a->mixer_in, &a->mixed.data,
+                     &a->delta,       &a->ffn_in,   &a->ff.data};
+    size_t widths[] = {dim, (size_t)w.mixer_in, (size_t)w.mixer_out,
+                       dim, (size_t)w.ffn_in,   (size_t)w.ff};
 
     for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++) {
         if ((*acts[i] = d->ops->alloc_scratch(d, tokens * widths[i] * elem)) == NULL)
@@ -62,8 +64,8 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
 {
     a->fused_max = plan->dim % 16 == 0 ? PASS_FUSED_MAX : 0;
     for (int i = 0; i < plan->n_layers; i++) {
-        const struct k_matrix *const all[] = {&w->layers[i].qkv, &w->layers[i].o,
-                                              &w->layers[i].gate_up, &w->layers[i].down, &w->head};
+        const struct k_matrix *const all[] = {&w->layers[i].mixer_in, &w->layers[i].mixer_out,
+                                              &w->layers[i].ffn_in, &w->layers[i].down, &w->head};
 
         for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) {
             while (a->fused_max > 0 && !d->ops->few(d, all[k], a->fused_max))
@@ -148,10 +150,22 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
     const struct device_ops *op = p->d->ops;
     struct activations *a = p->a;
 
-    op->rope_kv(p->d, a->qkv, kv, rotary);
-    op->attn(p->d, a->heads.data, a->qkv, kv, attn->scale, p->fused ? reader : NULL);
+    op->rope_kv(p->d, a->mixer_in, kv, rotary, attn->n_heads);
+    op->attn(p->d, a->mixed.data, a->mixer_in, kv, attn->n_heads, attn->scale,
+             p->fused ? reader : NULL);
     if (!p->fused)
-        op->quantise(p->d, &a->heads, p->n, reader);
+        op->quantise(p->d, &a->mixed, p->n, reader);
+}
+
+void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
+                const struct k_state *state, const struct k_matrix *reader)
+{
+    struct activations *a = p->a;
+
+    p->d->ops->recurrent(p->d, a->mixed.data, a->mixer_in, state, recurrent->width,
+                         p->fused ? reader : NULL);
+    if (!p->fused)
+        p->d->ops->quantise(p->d, &a->mixed, p->n, reader);
 }
 
 void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up, const void *bias,
@@ -166,8 +180,20 @@ void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up,
         fused_run(p, product);
         return;
     }
-    p->d->ops->matmul(p->d, a->gate_up, &a->normed, gate_up, bias, p->n);
-    p->d->ops->silu_mul(p->d, &a->ff, a->gate_up, ff_dim, p->n, reader);
+    p->d->ops->matmul(p->d, a->ffn_in, &a->normed, gate_up, bias, p->n);
+    p->d->ops->silu_mul(p->d, &a->ff, a->ffn_in, ff_dim, p->n, reader);
+}
+
+void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
+                   const void *bias, const struct k_matrix *reader)
+{
+    struct activations *a = p->a;
+
+    pass_project(p, a->ffn_in, up, bias);
+    p->d->ops->gelu(p->d, a->ff.data, a->ffn_in, ffn->activation, ffn->ff_dim, p->n,
+                    p->fused ? reader : NULL);
+    if (!p->fused)
+        p->d->ops->quantise(p->d, &a->ff, p->n, reader);
 }
 
 void pass_add(const struct pass *p, const struct device_rows *rows, const struct k_matrix *w,

@@ -20,10 +20,10 @@
 struct activations {
     float *x;                       /* residual, float [n_tokens][dim] */
     struct device_rows normed;      /* [n_tokens][dim] */
-    void *qkv;                      /* act [n_tokens][widest qkv] */
-    struct device_rows heads;       /* [n_tokens][widest heads]: attention's result */
+    void *mixer_in;                 /* act [n_tokens][widest]: q, k, v; value, gate */
+    struct device_rows mixed;       /* [n_tokens][widest]: a mixer's result, the heads */
     void *delta;                    /* act [n_tokens][dim]: what is added to the residual next */
-    void *gate_up;                  /* act [n_tokens][2 * widest ff] */
+    void *ffn_in;                   /* act [n_tokens][widest]: gate, up */
     struct device_rows ff;          /* [n_tokens][widest ff] */
     float *rows;                    /* float [n_rows][dim]: the sampled rows' residual */
     struct device_rows rows_normed; /* [n_rows][dim] */
@@ -64,13 +64,21 @@ void pass_embed(const struct pass *p, struct pass_next next);
 /* y = normed * w + bias. */
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias);
 
-/* heads = attention of qkv over the pages that kv views, for the product with reader. */
+/* mixed = attention of mixer_in over the pages that kv views, for the product with reader. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
                  const struct k_rotary *rotary, const struct k_matrix *reader);
+
+/* mixed = the states of mixer_in's tokens, for the product with reader. */
+void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
+                const struct k_state *state, const struct k_matrix *reader);
 
 /* ff = silu(gate) * up of normed * gate_up + bias, for the product with reader. */
 void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up, const void *bias,
                const struct k_matrix *reader);
+
+/* ff = activation(normed * up + bias), for the product with reader. */
+void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
+                   const void *bias, const struct k_matrix *reader);
 
 /* x += rows * w + bias; normed = norm(x). */
 void pass_add(const struct pass *p, const struct device_rows *rows, const struct k_matrix *w,

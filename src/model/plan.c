@@ -5,20 +5,33 @@
 
 #include "base/mem.h"
 
-static struct layer_plan plan_layer(const struct config *c)
+static struct attn_plan plan_attention(const struct config *c, int window)
 {
-    return (struct layer_plan){
-        .mixer = MIXER_ATTENTION,
-        .ffn = FFN_GATED,
-        .attn = {.n_heads = c->n_heads,
-                 .n_kv_heads = c->n_kv_heads,
-                 .head_dim = c->head_dim,
-                 .scale = 1.0f / sqrtf((float)c->head_dim),
-                 .qk_norm = c->arch->qk_norm,
-                 .qkv_bias = c->qkv_bias,
-                 .o_bias = c->o_bias},
-        .gated = {.ff_dim = c->ff_dim, .bias = c->mlp_bias},
-    };
+    return (struct attn_plan){.n_heads = c->n_heads,
+                              .n_kv_heads = c->n_kv_heads,
+                              .head_dim = c->head_dim,
+                              .window = window,
+                              .scale = 1.0f / sqrtf((float)c->head_dim),
+                              .qk_norm = c->arch->qk_norm,
+                              .qkv_bias = c->qkv_bias,
+                              .o_bias = c->o_bias};
+}
+
+static struct layer_plan plan_layer(const struct config *c, enum layer_kind kind)
+{
+    struct layer_plan l = {
+        .ffn = c->activation == K_SILU ? FFN_GATED : FFN_PLAIN,
+        .mlp = {.ff_dim = c->ff_dim, .activation = c->activation, .bias = c->mlp_bias}};
+
+    switch (kind) {
+    case LAYER_FULL: l.attn = plan_attention(c, 0); break;
+    case LAYER_WINDOW: l.attn = plan_attention(c, c->window); break;
+    case LAYER_RECURRENT:
+        l.mixer = MIXER_RECURRENT;
+        l.recurrent = (struct recurrent_plan){.width = c->mixer_width};
+        break;
+    }
+    return l;
 }
 
 int plan_make(struct plan *out, const struct config *c)
@@ -30,7 +43,7 @@ int plan_make(struct plan *out, const struct config *c)
     if (p.layers == NULL)
         return ERR_NO_MEMORY;
     for (int i = 0; i < c->n_layers; i++)
-        p.layers[i] = plan_layer(c);
+        p.layers[i] = plan_layer(c, c->layer_kinds[i]);
     *out = p;
     return ERR_OK;
 }
@@ -41,19 +54,43 @@ void plan_fini(struct plan *p)
     p->layers = NULL;
 }
 
-int plan_heads_width(const struct attn_plan *a)
+int plan_mixer_in(const struct layer_plan *l)
 {
-    return a->n_heads * a->head_dim;
+    switch (l->mixer) {
+    case MIXER_ATTENTION: return (l->attn.n_heads + 2 * l->attn.n_kv_heads) * l->attn.head_dim;
+    case MIXER_RECURRENT: return 2 * l->recurrent.width;
+    }
+    return 0;
 }
 
-int plan_qkv_width(const struct attn_plan *a)
+int plan_mixer_out(const struct layer_plan *l)
 {
-    return (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
+    switch (l->mixer) {
+    case MIXER_ATTENTION: return l->attn.n_heads * l->attn.head_dim;
+    case MIXER_RECURRENT: return l->recurrent.width;
+    }
+    return 0;
+}
+
+int plan_ffn_in(const struct layer_plan *l)
+{
+    return l->ffn == FFN_GATED ? 2 * l->mlp.ff_dim : l->mlp.ff_dim;
 }
 
 static int widest(int a, int b)
 {
     return a > b ? a : b;
+}
+
+/* Whether layer i is the first with its window. */
+static bool is_first_of_window(const struct plan *p, int i)
+{
+    for (int j = 0; j < i; j++) {
+        if (p->layers[j].mixer == MIXER_ATTENTION &&
+            p->layers[j].attn.window == p->layers[i].attn.window)
+            return false;
+    }
+    return p->layers[i].mixer == MIXER_ATTENTION;
 }
 
 struct plan_widths plan_widest(const struct plan *p)
@@ -63,9 +100,15 @@ struct plan_widths plan_widest(const struct plan *p)
     for (int i = 0; i < p->n_layers; i++) {
         const struct layer_plan *l = &p->layers[i];
 
-        w.qkv = widest(w.qkv, plan_qkv_width(&l->attn));
-        w.heads = widest(w.heads, plan_heads_width(&l->attn));
-        w.ff = widest(w.ff, l->gated.ff_dim);
+        w.mixer_in = widest(w.mixer_in, plan_mixer_in(l));
+        w.mixer_out = widest(w.mixer_out, plan_mixer_out(l));
+        w.ffn_in = widest(w.ffn_in, plan_ffn_in(l));
+        w.ff = widest(w.ff, l->mlp.ff_dim);
+        w.n_heads = widest(w.n_heads, l->attn.n_heads);
+        w.n_kv_heads = widest(w.n_kv_heads, l->attn.n_kv_heads);
+        w.head_dim = widest(w.head_dim, l->attn.head_dim);
+        w.has_states = w.has_states || l->mixer == MIXER_RECURRENT;
+        w.n_windows += is_first_of_window(p, i);
     }
     return w;
 }

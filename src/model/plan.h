@@ -11,29 +11,37 @@
 #include "base/err.h"
 #include "model/config.h"
 
-enum mixer_kind { MIXER_ATTENTION };
-enum ffn_kind { FFN_GATED };
+enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT };
+enum ffn_kind { FFN_GATED, FFN_PLAIN };
 
 /* Attention with keys and values of n_kv_heads heads, each for n_heads / n_kv_heads queries. */
 struct attn_plan {
     int n_heads, n_kv_heads, head_dim;
+    int window;    /* tokens that a token sees, itself the last; 0: all before it */
     float scale;   /* of scores */
     bool qk_norm;  /* each head of queries and of keys is normed */
     bool qkv_bias; /* of the products */
     bool o_bias;
 };
 
-/* down(silu(gate(x)) * up(x)) */
+/* A state of width floats (kernels.h, ref_recurrent()). */
+struct recurrent_plan {
+    int width;
+};
+
+/* FFN_GATED: down(silu(gate(x)) * up(x)); FFN_PLAIN: down(activation(up(x))) */
 struct ffn_plan {
     int ff_dim;
-    bool bias; /* of all three products */
+    enum k_activation activation;
+    bool bias; /* of all products */
 };
 
 struct layer_plan {
     enum mixer_kind mixer;
     enum ffn_kind ffn;
-    struct attn_plan attn; /* MIXER_ATTENTION */
-    struct ffn_plan gated; /* FFN_GATED */
+    struct attn_plan attn;           /* MIXER_ATTENTION */
+    struct recurrent_plan recurrent; /* MIXER_RECURRENT */
+    struct ffn_plan mlp;
 };
 
 struct plan {
@@ -46,13 +54,18 @@ struct plan {
 int plan_make(struct plan *out, const struct config *c) ERR_CHECKED;
 void plan_fini(struct plan *p); /* accepts {0} */
 
-/* Elements of a token's row that the layer's products make: q, k and v; the heads. */
-int plan_qkv_width(const struct attn_plan *a);
-int plan_heads_width(const struct attn_plan *a);
+/* Elements of a token's row: what a mixer takes (q, k and v; value and gate) and what it gives (the
+ * heads; the state); what an FFN's first product makes. */
+int plan_mixer_in(const struct layer_plan *l);
+int plan_mixer_out(const struct layer_plan *l);
+int plan_ffn_in(const struct layer_plan *l);
 
-/* The widest rows of any layer, for the memory of activations. */
+/* The most of any layer, for the memory of activations and the device's. */
 struct plan_widths {
-    int qkv, heads, ff;
+    int mixer_in, mixer_out, ffn_in, ff;
+    int n_heads, n_kv_heads, head_dim; /* of attention; 0 without any */
+    bool has_states;
+    int n_windows; /* different ones of attention, "all tokens" among them */
 };
 struct plan_widths plan_widest(const struct plan *p);
 

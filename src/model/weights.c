@@ -604,39 +604,52 @@ static float kv_scale(struct loader *l, const char *own, const char *pattern, co
     return scale;
 }
 
-static void load_attention(struct loader *l, const struct attn_plan *a, struct layer_weights *w)
+static void load_attention(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
 {
     const struct arch_names *names = l->c->arch->names;
+    const struct attn_plan *a = &plan->attn;
     const char *qkv[] = {names->q, names->k, names->v};
     int dim = l->plan->dim, kv = a->n_kv_heads * a->head_dim;
-    const int qkv_rows[] = {plan_heads_width(a), kv, kv};
+    const int qkv_rows[] = {plan_mixer_out(plan), kv, kv};
 
     w->k_scale = w->v_scale = 1.0f;
     if (l->files != NULL && l->from->kv_scales) {
         w->k_scale = kv_scale(l, names->attn, names->k, "k_scale");
         w->v_scale = kv_scale(l, names->attn, names->v, "v_scale");
     }
-    w->norm_attn = norm(l, names->norm_attn, dim);
-    w->qkv = matrix(l, qkv, qkv_rows, 3, dim, USE_LAYER);
-    w->qkv_bias = bias(l, a->qkv_bias, qkv, qkv_rows, 3);
+    w->norm_mixer = norm(l, names->norm_attn, dim);
+    w->mixer_in = matrix(l, qkv, qkv_rows, 3, dim, USE_LAYER);
+    w->mixer_in_bias = bias(l, a->qkv_bias, qkv, qkv_rows, 3);
     if (a->qk_norm) {
         w->q_norm = norm(l, names->q_norm, a->head_dim);
         w->k_norm = norm(l, names->k_norm, a->head_dim);
     }
-    w->o = matrix(l, &names->o, &dim, 1, plan_heads_width(a), USE_LAYER);
-    w->o_bias = bias(l, a->o_bias, &names->o, &dim, 1);
+    w->mixer_out = matrix(l, &names->o, &dim, 1, plan_mixer_out(plan), USE_LAYER);
+    w->mixer_out_bias = bias(l, a->o_bias, &names->o, &dim, 1);
 }
 
-static void load_gated(struct loader *l, const struct ffn_plan *f, struct layer_weights *w)
+static void load_recurrent(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
 {
     const struct arch_names *names = l->c->arch->names;
+    int dim = l->plan->dim, rows = plan_mixer_in(plan);
+
+    w->norm_mixer = norm(l, names->norm_attn, dim);
+    w->mixer_in = matrix(l, &names->mixer_in, &rows, 1, dim, USE_LAYER);
+    w->mixer_out = matrix(l, &names->mixer_out, &dim, 1, plan_mixer_out(plan), USE_LAYER);
+}
+
+/* A plain FFN has no gate. */
+static void load_ffn(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
+{
+    const struct arch_names *names = l->c->arch->names;
+    const struct ffn_plan *f = &plan->mlp;
     const char *gate_up[] = {names->gate, names->up};
     const int rows[] = {f->ff_dim, f->ff_dim};
-    int dim = l->plan->dim;
+    int dim = l->plan->dim, first = plan->ffn == FFN_PLAIN ? 1 : 0;
 
-    w->norm_mlp = norm(l, names->norm_mlp, dim);
-    w->gate_up = matrix(l, gate_up, rows, 2, dim, USE_LAYER);
-    w->gate_up_bias = bias(l, f->bias, gate_up, rows, 2);
+    w->norm_ffn = norm(l, names->norm_mlp, dim);
+    w->ffn_in = matrix(l, gate_up + first, rows, 2 - first, dim, USE_LAYER);
+    w->ffn_in_bias = bias(l, f->bias, gate_up + first, rows, 2 - first);
     w->down = matrix(l, &names->down, &dim, 1, f->ff_dim, USE_LAYER);
     w->down_bias = bias(l, f->bias, &names->down, &dim, 1);
 }
@@ -644,11 +657,10 @@ static void load_gated(struct loader *l, const struct ffn_plan *f, struct layer_
 static void load_layer(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
 {
     switch (plan->mixer) {
-    case MIXER_ATTENTION: load_attention(l, &plan->attn, w); break;
+    case MIXER_ATTENTION: load_attention(l, plan, w); break;
+    case MIXER_RECURRENT: load_recurrent(l, plan, w); break;
     }
-    switch (plan->ffn) {
-    case FFN_GATED: load_gated(l, &plan->gated, w); break;
-    }
+    load_ffn(l, plan, w);
 }
 
 /* Allocate everything, and list what is to be read. */

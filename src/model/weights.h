@@ -10,15 +10,17 @@
 
 /* One layer; norms and biases in the device's type, biases NULL where the model has none. */
 struct layer_weights {
-    void *norm_attn;     /* [dim] */
-    struct k_matrix qkv; /* [(n_heads + 2 * n_kv_heads) * head_dim][dim]: q, k, v */
-    void *qkv_bias;
-    void *q_norm, *k_norm; /* [head_dim]; NULL where heads are not normed */
-    struct k_matrix o;     /* [dim][n_heads * head_dim] */
-    void *o_bias;
-    void *norm_mlp;          /* [dim] */
-    struct k_matrix gate_up; /* [2 * ff_dim][dim]: gate, up */
-    void *gate_up_bias;
+    void *norm_mixer; /* [dim] */
+    /* Attention: q, k, v: [(n_heads + 2 * n_kv_heads) * head_dim][dim]. Recurrent: value, gate:
+     * [2 * width][dim]. */
+    struct k_matrix mixer_in;
+    void *mixer_in_bias;
+    void *q_norm, *k_norm;     /* [head_dim]; NULL where heads are not normed */
+    struct k_matrix mixer_out; /* [dim][n_heads * head_dim], [dim][width] */
+    void *mixer_out_bias;
+    void *norm_ffn;         /* [dim] */
+    struct k_matrix ffn_in; /* [2 * ff_dim][dim]: gate, up; of a plain FFN [ff_dim][dim] */
+    void *ffn_in_bias;
     struct k_matrix down; /* [dim][ff_dim] */
     void *down_bias;
     float k_scale, v_scale; /* of e4m3 KV pages, by the checkpoint; else 1 */

@@ -2,6 +2,7 @@
 """Kills of everything for as long as you like: does every client know whether its answer is whole?
 
     builddir=build tests/bench/kills.py [--minutes 30] [--clients 24] [--seed N]
+        [--family windows|states|mixed] [--engine-only] [--kills N]
 
 A server in a private folder (nginx, two fronts, an engine on the cpu device, host tier and page
 store, the fronts' watchdog). Clients ask all four APIs, streamed or not, over HTTP/1.1 and HTTP/2
@@ -12,6 +13,10 @@ SIGSTOP. An answer is
     whole      it says so itself, and the connection ended in order: the text must be the known one
     refused    an error in the API's shape before or in a stream
     cut        the connection says so: a reset, a missing last chunk, fewer bytes than announced
+
+With --family the model is a twin of the demo model that does not keep all tokens in all layers
+(tests/integration/twin.py), and completions tell log probabilities, which have to be the known ones
+as well.
 
 Anything else is a client that was deceived. Prints a table, exit status 1 if there was one."""
 
@@ -32,16 +37,22 @@ from collections import Counter
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "integration"))
 os.environ.setdefault("srcdir", os.path.dirname(os.path.dirname(HERE)))
-from harness import Stack, Supervised, find_nginx, key, until  # noqa: E402
+import twin  # noqa: E402
+from harness import MODEL, Stack, Supervised, find_nginx, key, until  # noqa: E402
 
 CURL = shutil.which("curl")
 STORIES = ["Tell me a long story.", "Count from 1 to 100.", "What is the capital of France?",
            "Once upon a time there was a lantern. " * 12]
 
 
-def requests():
+def requests(family):
     """(name, path, body): each has one right answer."""
-    for i, story in enumerate(STORIES):
+    for i, story in enumerate(STORIES if family is None else STORIES + [s * 9 for s in STORIES]):
+        if family is not None:
+            for stream in (False, True):
+                yield "told", "/v1/completions", dict(
+                    model="demo", prompt=story, max_tokens=8 + 4 * i, temperature=0, logprobs=0,
+                    ignore_eos=True, stream=stream)
         say = [{"role": "user", "content": story}]
         n = 40 + 37 * i
         some = dict(model="demo", temperature=0 if i % 2 else 0.8, seed=11 + i, ignore_eos=True)
@@ -66,23 +77,26 @@ def said(path, stream, text):
             return "", False, True
         if "choices" in v:
             c = v["choices"][0]
+            if c.get("logprobs"):
+                return c["text"] + str(c["logprobs"]["token_logprobs"]), True, False
             return c.get("text") or c["message"]["content"], c["finish_reason"] is not None, False
         if path == "/v1/messages":
             return "".join(b.get("text", "") for b in v["content"]), v["stop_reason"] is not None, False
         return "".join(p.get("text", "") for o in v["output"] for p in o.get("content") or []), \
             v["status"] in ("completed", "incomplete"), False
-    out, whole, wrong = "", "data: [DONE]" in text, False
+    out, whole, wrong, told = "", "data: [DONE]" in text, False, []
     for e in events(text):
         if e.get("error") or e.get("type") in ("error", "response.failed"):
             wrong = True
         for c in e.get("choices", []):
+            told += (c.get("logprobs") or {}).get("token_logprobs", [])
             out += c["text"] if "text" in c else c["delta"].get("content") or ""
         if e.get("type") == "content_block_delta":
             out += e["delta"].get("text", "")
         if e.get("type") == "response.output_text.delta":
             out += e["delta"]
         whole = whole or e.get("type") in ("message_stop", "response.completed", "response.incomplete")
-    return out, whole and not wrong, wrong
+    return out + (str(told) if told else ""), whole and not wrong, wrong
 
 
 def ask_http1(s, tls, i, path, body):
@@ -156,8 +170,8 @@ def worker_of(pid):
     return [int(p) for p in out.stdout.split()]
 
 
-def kill_one(s, r, kills):
-    what = r.choice(["engine", "engine", "front", "front", "front stopped", "worker", "master"])
+def kill_one(s, r, kills, engine_only):
+    what = "engine" if engine_only else r.choice(["engine", "engine", "front", "front", "front stopped", "worker", "master"])
     sig = signal.SIGKILL if r.random() < 0.7 else signal.SIGTERM
     try:
         if what == "engine":
@@ -182,12 +196,18 @@ def main():
     a.add_argument("--clients", type=int, default=24)
     a.add_argument("--seed", type=int, default=int(time.time()))
     a.add_argument("--pause", type=float, default=4, help="seconds between kills, in the mean")
+    a.add_argument("--family", choices=["windows", "states", "mixed"])
+    a.add_argument("--engine-only", action="store_true")
+    a.add_argument("--kills", type=int, default=0, help="end after so many, before the minutes are over")
     a = a.parse_args()
+    model = {None: lambda: MODEL, "windows": lambda: twin.windows(48, (2, 5)),
+             "states": lambda: twin.states("rfrfrr"), "mixed": lambda: twin.states("rfwrwf")}
     r = random.Random(a.seed)
     kills, told, over = Counter(), [], threading.Event()
-    with Stack(host="32M", store=True, front_watchdog_s=5, many_keys=True) as s:
+    with Stack(host="32M", store=True, front_watchdog_s=5, many_keys=True,
+               model=model[a.family]()) as s:
         known = []
-        for name, path, body in requests():
+        for name, path, body in requests(a.family):
             status, text, ended = ask_http1(s, ssl._create_unverified_context(), 0, path, body)
             got, whole, _ = said(path, body["stream"], text)
             if status != 200 or ended or not whole:
@@ -203,9 +223,9 @@ def main():
         for c in clients:
             c.start()
         end = time.monotonic() + 60 * a.minutes
-        while time.monotonic() < end:
+        while time.monotonic() < end and not 0 < a.kills <= sum(kills.values()):
             time.sleep(r.expovariate(1 / a.pause))
-            kill_one(s, r, kills)
+            kill_one(s, r, kills, a.engine_only)
         over.set()
         for c in clients:
             c.join(150)

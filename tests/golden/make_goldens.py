@@ -1,8 +1,10 @@
 """Makes the golden files of this folder; README.md here says what they hold.
 
-Versions: torch 2.11.0, transformers 5.17.0, tokenizers 0.23.2, safetensors, Python 3.12.
+Versions: torch 2.11.0, transformers 5.17.0, tokenizers 0.23.2, safetensors, Python 3.12; the models
+with windows: torch 2.15.0, transformers 5.23.0, Python 3.11.
 
     python3 make_goldens.py --out . --model ../../tools/demo-model/model [--parts LIST]
+                            [--models LIST]
 
 All arithmetic is float32 on the CPU.  Where the two most likely tokens of a greedy step lie closer
 than GAP_MIN, another order of additions could choose the other one: a random model then gets
@@ -62,6 +64,52 @@ MODELS = {  # configuration, files, deviations: attention, MLP, embedding
                    rope_theta=1000000.0, rope_scaling=None, rms_norm_eps=1e-6,
                    use_sliding_window=False, sliding_window=None, max_window_layers=2,
                    tie_word_embeddings=True, torch_dtype="bfloat16"), 1, (0.12, 0.15, 0.3)),
+    # The last two of three layers see 24 tokens.
+    "qwen2-window": (dict(COMMON, architectures=["Qwen2ForCausalLM"], model_type="qwen2",
+                          vocab_size=180, hidden_size=48, num_attention_heads=4,
+                          num_key_value_heads=2, head_dim=12, intermediate_size=80,
+                          num_hidden_layers=3, max_position_embeddings=512, rope_theta=10000.0,
+                          rope_scaling=None, use_sliding_window=True, sliding_window=24,
+                          max_window_layers=1, qkv_bias=True, tie_word_embeddings=False,
+                          torch_dtype="bfloat16"), 1, (0.25, 0.2, 0.3)),
+    # Two layers of all tokens among four of 41, as layer_types says.
+    "qwen3-window": (dict(COMMON, architectures=["Qwen3ForCausalLM"], model_type="qwen3",
+                          vocab_size=170, hidden_size=32, num_attention_heads=4,
+                          num_key_value_heads=2, head_dim=16, intermediate_size=48,
+                          num_hidden_layers=6, max_position_embeddings=512, rope_theta=1000000.0,
+                          rope_scaling=None, rms_norm_eps=1e-6, use_sliding_window=True,
+                          sliding_window=41, max_window_layers=6,
+                          layer_types=["sliding_attention", "full_attention", "sliding_attention",
+                                       "sliding_attention", "sliding_attention",
+                                       "full_attention"],
+                          tie_word_embeddings=True, torch_dtype="bfloat16"), 1, (0.2, 0.2, 0.3)),
+    # All layers see 32 tokens: two whole pages.
+    "mistral-window": (dict(COMMON, architectures=["MistralForCausalLM"], model_type="mistral",
+                            vocab_size=190, hidden_size=40, num_attention_heads=5,
+                            num_key_value_heads=1, head_dim=8, intermediate_size=64,
+                            num_hidden_layers=2, max_position_embeddings=512, rope_theta=10000.0,
+                            rope_scaling=None, sliding_window=32, tie_word_embeddings=False,
+                            torch_dtype="float32"), 1, (0.25, 0.2, 0.3)),
+}
+
+TOY = dict(COMMON, architectures=["ToyRecurrentForCausalLM"], model_type="toy",
+           max_position_embeddings=512, rope_theta=10000.0, rope_scaling=None,
+           torch_dtype="float32")
+TOYS = {  # of no library: class Toy computes them; deviations: mixers, MLP, embedding
+    # Windows between states, which take two pages; a plain FFN with biases.
+    "toy-recurrent": (dict(TOY, vocab_size=150, hidden_size=40, num_attention_heads=4,
+                           num_key_value_heads=1, head_dim=8, intermediate_size=56,
+                           num_hidden_layers=5, mixer_width=100, hidden_act="gelu_pytorch_tanh",
+                           mlp_bias=True, use_sliding_window=True, sliding_window=20,
+                           layer_types=["recurrent", "full_attention", "recurrent",
+                                        "sliding_attention", "recurrent"],
+                           tie_word_embeddings=False), (0.25, 0.25, 0.3)),
+    # States alone, and the other GELU.
+    "toy-states": (dict(TOY, vocab_size=130, hidden_size=36, num_attention_heads=2,
+                        num_key_value_heads=1, head_dim=8, intermediate_size=48,
+                        num_hidden_layers=3, mixer_width=28, hidden_act="gelu",
+                        layer_types=["recurrent"] * 3, tie_word_embeddings=True),
+                   (0.35, 0.3, 0.3)),
 }
 
 
@@ -95,13 +143,24 @@ def random_weights(torch, config, seed, attn_std, mlp_std, embed_std):
     w = {"model.embed_tokens.weight": normal(config["vocab_size"], dim, std=embed_std)}
     for i in range(config["num_hidden_layers"]):
         p = f"model.layers.{i}."
-        for name, n_out, n_in in (("q", q, dim), ("k", kv, dim), ("v", kv, dim), ("o", dim, q)):
+        if config.get("layer_types", [""] * (i + 1))[i] == "recurrent":
+            width = config["mixer_width"]
+            w[f"{p}mixer.in_proj.weight"] = normal(2 * width, dim, std=attn_std)
+            w[f"{p}mixer.o_proj.weight"] = normal(dim, width, std=attn_std)
+            mixers = ()
+        else:
+            mixers = (("q", q, dim), ("k", kv, dim), ("v", kv, dim), ("o", dim, q))
+        for name, n_out, n_in in mixers:
             w[f"{p}self_attn.{name}_proj.weight"] = normal(n_out, n_in, std=attn_std)
-            if config["attention_bias"]:
+            if config["attention_bias"] or (config.get("qkv_bias") and name != "o"):
                 w[f"{p}self_attn.{name}_proj.bias"] = normal(n_out, std=0.2)
         for name, n_out, n_in in (("gate", ff_dim, dim), ("up", ff_dim, dim),
                                   ("down", dim, ff_dim)):
+            if name == "gate" and config["model_type"] == "toy":
+                continue
             w[f"{p}mlp.{name}_proj.weight"] = normal(n_out, n_in, std=mlp_std)
+            if config["mlp_bias"]:
+                w[f"{p}mlp.{name}_proj.bias"] = normal(n_out, std=0.2)
         if config["model_type"] == "qwen3":
             for name in ("q_norm", "k_norm"):
                 w[f"{p}self_attn.{name}.weight"] = 1 + normal(config["head_dim"], std=0.3)
@@ -170,10 +229,12 @@ def write_cases(path, n_vocab, cases):
             f.write(c["logits"].contiguous().numpy().astype("<f4").tobytes())
 
 
-def make_models(out):
+def make_models(out, wanted):
     import torch
 
     for name, (config, n_files, deviations) in MODELS.items():
+        if wanted and name not in wanted.split(","):
+            continue
         folder = os.path.join(out, name)
         for seed in range(1, 200):
             write_model(folder, config, random_weights(torch, config, seed, *deviations), n_files)
@@ -193,6 +254,115 @@ def make_models(out):
         print(name, "seed", seed, "least gap", min(min(c["gaps"]) for c in cases), "distinct",
               [len(set(c["greedy"])) for c in cases], "logit deviation",
               cases[-1]["logits"].std().item(), flush=True)
+
+
+class Toy:
+    """The toy architecture in numpy and float64: rows of all positions at once."""
+
+    def __init__(self, config, weights):
+        self.config = config
+        self.w = {name: t.double().numpy() for name, t in weights.items()}
+
+    def norm(self, x, name):
+        import numpy
+        scale = numpy.sqrt((x * x).mean(-1, keepdims=True) + self.config["rms_norm_eps"])
+        return x / scale * self.w[name + ".weight"]
+
+    def turn(self, x):
+        """x [n][heads][head_dim], pairs half a head apart."""
+        import numpy
+        half = x.shape[2] // 2
+        speed = self.config["rope_theta"] ** (-numpy.arange(half) / half)
+        angle = numpy.arange(x.shape[0])[:, None, None] * speed
+        a, b, c, s = x[..., :half], x[..., half:], numpy.cos(angle), numpy.sin(angle)
+        return numpy.concatenate([a * c - b * s, b * c + a * s], -1)
+
+    def attend(self, x, p, window):
+        import numpy
+        n, hd = len(x), self.config["head_dim"]
+        q, k, v = ((x @ self.w[f"{p}self_attn.{m}_proj.weight"].T).reshape(n, -1, hd)
+                   for m in "qkv")
+        q, group = self.turn(q), q.shape[1] // k.shape[1]
+        k, v = (numpy.repeat(m, group, 1) for m in (self.turn(k), v))
+        scores = numpy.einsum("qhd,khd->hqk", q, k) / numpy.sqrt(hd)
+        behind = numpy.arange(n)[:, None] - numpy.arange(n)[None, :]
+        scores = numpy.where((behind >= 0) & (behind < window), scores, -numpy.inf)
+        e = numpy.exp(scores - scores.max(-1, keepdims=True))
+        heads = numpy.einsum("hqk,khd->qhd", e / e.sum(-1, keepdims=True), v).reshape(n, -1)
+        return heads @ self.w[p + "self_attn.o_proj.weight"].T
+
+    def recur(self, x, p):
+        import numpy
+        value, gate = numpy.split(x @ self.w[p + "mixer.in_proj.weight"].T, 2, axis=1)
+        keep, state, states = 1 / (1 + numpy.exp(-gate)), 0.0, []
+        for k, v in zip(keep, value):
+            state = k * state + (1 - k) * v
+            states.append(state)
+        return numpy.array(states) @ self.w[p + "mixer.o_proj.weight"].T
+
+    def feed(self, x, p):
+        import math
+        import numpy
+        up = x @ self.w[p + "mlp.up_proj.weight"].T
+        up = up + self.w.get(p + "mlp.up_proj.bias", 0.0)
+        if self.config["hidden_act"] == "gelu":
+            act = up / 2 * (1 + numpy.vectorize(math.erf)(up / math.sqrt(2)))
+        else:
+            act = up / 2 * (1 + numpy.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        down = act @ self.w[p + "mlp.down_proj.weight"].T
+        return down + self.w.get(p + "mlp.down_proj.bias", 0.0)
+
+    def logits(self, ids):
+        c = self.config
+        x = self.w["model.embed_tokens.weight"][ids]
+        for i, kind in enumerate(c["layer_types"]):
+            p = f"model.layers.{i}."
+            h = self.norm(x, p + "input_layernorm")
+            if kind == "recurrent":
+                x = x + self.recur(h, p)
+            else:
+                x = x + self.attend(h, p, c["sliding_window"] if kind == "sliding_attention"
+                                    else len(ids))
+            x = x + self.feed(self.norm(x, p + "post_attention_layernorm"), p)
+        head = "model.embed_tokens" if c["tie_word_embeddings"] else "lm_head"
+        return self.norm(x, "model.norm") @ self.w[head + ".weight"].T
+
+    def case(self, torch, prompt):
+        """As golden_case()."""
+        n_rows = len(prompt) if 1 < len(prompt) <= ALL_ROWS_MAX else 1
+        ids, gaps = list(prompt), []
+        first = self.logits(ids)[-n_rows:]
+        while len(ids) < len(prompt) + N_GREEDY:
+            row = self.logits(ids)[-1]
+            second, best = row.argsort()[-2:]
+            gaps.append(row[best] - row[second])
+            ids.append(int(best))
+        return {"prompt": prompt, "logits": torch.from_numpy(first).float(),
+                "greedy": ids[len(prompt):], "gaps": gaps}
+
+
+def make_toys(out, wanted):
+    import torch
+
+    for name, (config, deviations) in TOYS.items():
+        if wanted and name not in wanted.split(","):
+            continue
+        for seed in range(1, 200):
+            weights = random_weights(torch, config, seed, *deviations)
+            toy, rng, cases = Toy(config, weights), random.Random(seed), []
+            for n in PROMPT_LENGTHS:
+                cases.append(toy.case(torch, [rng.randrange(config["vocab_size"])
+                                              for _ in range(n)]))
+                if min(cases[-1]["gaps"]) < GAP_MIN or len(set(cases[-1]["greedy"])) < 12:
+                    break
+            else:
+                break
+        else:
+            raise SystemExit(f"{name}: no seed gives clear goldens")
+        folder = os.path.join(out, name)
+        write_model(folder, config, weights, 1)
+        write_cases(os.path.join(folder, "golden.bin"), config["vocab_size"], cases)
+        print(name, "seed", seed, "least gap", min(min(c["gaps"]) for c in cases), flush=True)
 
 
 def prompt_of(tokenizer, messages, tools=None):
@@ -396,11 +566,13 @@ def main():
     a.add_argument("--out", default=HERE)
     a.add_argument("--model", default=os.path.join(HERE, "..", "..", "tools", "demo-model",
                                                    "model"))
-    a.add_argument("--parts", default="models,demo,check,tokens")
+    a.add_argument("--parts", default="models,toys,demo,check,tokens")
+    a.add_argument("--models", default="")
     args = a.parse_args()
     os.makedirs(os.path.join(args.out, "demo"), exist_ok=True)
     for part in args.parts.split(","):
-        {"models": lambda: make_models(args.out), "demo": lambda: make_demo(args.out, args.model),
+        {"models": lambda: make_models(args.out, args.models),
+         "toys": lambda: make_toys(args.out, args.models), "demo": lambda: make_demo(args.out, args.model),
          "check": lambda: check_held_out(args.out, args.model),
          "tokens": lambda: make_tokenizer(args.out, args.model)}[part]()
 

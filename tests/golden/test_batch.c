@@ -1,6 +1,7 @@
 /* The promise of model.h on the cpu device: a sequence has the same logits, bit for bit, alone and
  * in a crowd, prefilled whole or in chunks of any size, and after its pages were copied out and
- * in. With random weights, so no golden files are needed. */
+ * in: attention over all tokens, over windows, and states. Pages behind a window are spoilt, and
+ * their places in the tables name any page. With random weights, so no golden files are needed. */
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,25 +12,46 @@
 
 #define N_SEQS  6
 #define N_VOCAB 211
+#define N_PAGES 2003 /* a prime: pages of a sequence are 7 apart */
+#define SEQ_MAX 200  /* tokens of a sequence */
 
 static struct model *m;
 static struct run *r;
 static struct run_seq seqs[N_SEQS];
 static float alone[N_SEQS][N_VOCAB];
 
-static const char config[] =
-    "{\"architectures\":[\"Qwen2ForCausalLM\"],\"hidden_size\":72,\"num_hidden_layers\":3,"
-    "\"num_attention_heads\":6,\"num_key_value_heads\":2,\"head_dim\":20,"
-    "\"intermediate_size\":100,\"vocab_size\":211,\"max_position_embeddings\":300}";
+#define SIZES                                                              \
+    "\"num_attention_heads\":6,\"num_key_value_heads\":2,\"head_dim\":20," \
+    "\"hidden_size\":72,\"intermediate_size\":100,\"vocab_size\":211,\"max_position_embeddings\":300"
 
-static void open_model(void)
+static const struct {
+    const char *name, *config;
+} models[] = {
+    {"all tokens", "{\"architectures\":[\"Qwen2ForCausalLM\"],\"num_hidden_layers\":3," SIZES "}"},
+    {"windows", "{\"architectures\":[\"MistralForCausalLM\"],\"num_hidden_layers\":2,"
+                "\"sliding_window\":19," SIZES "}"},
+    {"windows and all tokens",
+     "{\"architectures\":[\"Qwen3ForCausalLM\"],\"num_hidden_layers\":5,"
+     "\"use_sliding_window\":true,\"sliding_window\":24,\"layer_types\":[\"sliding_attention\","
+     "\"full_attention\",\"sliding_attention\",\"sliding_attention\",\"full_attention\"]," SIZES
+     "}"},
+    {"states, windows and all tokens",
+     "{\"architectures\":[\"ToyRecurrentForCausalLM\"],\"num_hidden_layers\":5,"
+     "\"hidden_act\":\"gelu\",\"mixer_width\":700,"
+     "\"use_sliding_window\":true,\"sliding_window\":9,\"layer_types\":[\"recurrent\","
+     "\"sliding_attention\",\"recurrent\",\"full_attention\",\"recurrent\"]," SIZES "}"},
+    {"states", "{\"architectures\":[\"ToyRecurrentForCausalLM\"],\"num_hidden_layers\":2,"
+               "\"layer_types\":[\"recurrent\",\"recurrent\"]," SIZES "}"},
+};
+
+static void open_model(const char *config)
 {
     char dir[] = "/tmp/quire-batch-XXXXXX", path[64];
     struct model_options o = {.dir = dir,
                               .device = "cpu",
                               .dummy_weights = true,
                               .block_tokens = 8,
-                              .num_pages = 400,
+                              .num_pages = N_PAGES,
                               .max_num_seqs = 16,
                               .max_num_batched_tokens = 256,
                               .cpu_threads = 3};
@@ -46,8 +68,9 @@ static void open_model(void)
     if (m == NULL)
         exit(1);
     for (int i = 0; i < N_SEQS; i++) {
-        seqs[i].n_tokens = 1 + rand() % 200;
-        seqs[i].first_page = i * 40;
+        seqs[i].n_tokens = 1 + rand() % SEQ_MAX;
+        seqs[i].n_computed = 0;
+        seqs[i].first_page = i * run_pages(m, SEQ_MAX);
         for (int t = 0; t < seqs[i].n_tokens; t++)
             seqs[i].tokens[t] = rand() % N_VOCAB;
     }
@@ -59,6 +82,24 @@ static void step(float *logits, int n_rows)
     if (run_step(r) != ERR_OK || model_logits(m, logits) != ERR_OK)
         ok(false, "a step runs");
     (void)n_rows;
+}
+
+/* Spoil what no further token of a sequence sees. */
+static void spoil(const struct run_seq *s)
+{
+    size_t bytes = model_shape(m)->page_bytes;
+    char *junk = malloc(bytes);
+
+    memset(junk, 0x7f, bytes);
+    for (int g = 0; g < model_shape(m)->n_groups; g++) {
+        if (model_shape(m)->groups[g].kind != CACHE_WINDOW)
+            continue;
+        for (int p = 0; p < run_first_page(r, g, s->n_computed); p++) {
+            if (model_page_write(m, run_page(r, s, g, p), junk) != ERR_OK)
+                ok(false, "a page is written");
+        }
+    }
+    free(junk);
 }
 
 static void check_chunks(void)
@@ -78,6 +119,7 @@ static void check_chunks(void)
                 run_clear(r);
                 run_add(r, &seqs[i], left < chunks[j] ? left : chunks[j], false);
                 step(logits, 1);
+                spoil(&seqs[i]);
             }
             ok(memcmp(logits, alone[i], sizeof alone[i]) == 0,
                "%d tokens in chunks of %d: the same bits", seqs[i].n_tokens, chunks[j]);
@@ -118,26 +160,31 @@ static void check_crowd(void)
     is_int(n_same, N_SEQS, "in a crowd, in random chunks: the same bits");
 }
 
-/* Move a sequence's pages elsewhere, spoil the old ones, recompute its last token. */
+/* Move a sequence's pages elsewhere, spoil the old ones, compute its last token. */
 static void check_pages(void)
 {
     size_t bytes = model_shape(m)->page_bytes;
     char *page = malloc(bytes), *junk = malloc(bytes);
+    int i = 0, elsewhere = N_SEQS * run_pages(m, SEQ_MAX), n_pages;
     float logits[N_VOCAB];
-    int i = 0, n_pages;
 
     while (seqs[i].n_tokens < 2)
         i++;
-    n_pages = (seqs[i].n_tokens + 7) / 8;
+    seqs[i].n_computed = 0;
+    run_clear(r);
+    run_add(r, &seqs[i], seqs[i].n_tokens - 1, false);
+    step(logits, 0);
+    n_pages = run_pages(m, seqs[i].n_tokens);
     memset(junk, 0x7f, bytes);
     for (int p = 0; p < n_pages; p++) {
-        if (model_page_read(m, seqs[i].first_page + p, page) != ERR_OK ||
-            model_page_write(m, 300 + p, page) != ERR_OK ||
-            model_page_write(m, seqs[i].first_page + p, junk) != ERR_OK)
+        int32_t from = (int32_t)((long)(seqs[i].first_page + p) * r->page_step % N_PAGES);
+        int32_t to = (int32_t)((long)(elsewhere + p) * r->page_step % N_PAGES);
+
+        if (model_page_read(m, from, page) != ERR_OK || model_page_write(m, to, page) != ERR_OK ||
+            model_page_write(m, from, junk) != ERR_OK)
             ok(false, "pages are copied");
     }
-    seqs[i].first_page = 300;
-    seqs[i].n_computed = seqs[i].n_tokens - 1;
+    seqs[i].first_page = elsewhere;
     run_clear(r);
     run_add(r, &seqs[i], 1, false);
     step(logits, 1);
@@ -151,12 +198,16 @@ int main(void)
     log_set_level(LOG_LEVEL_WARN);
     srand(tap_seed(1));
     r = malloc(sizeof *r);
-    open_model();
-    run_init(r, m);
-    check_chunks();
-    check_crowd();
-    check_pages();
-    model_close(m);
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        printf("# %s\n", models[i].name);
+        open_model(models[i].config);
+        run_init(r, m);
+        r->page_step = 7;
+        check_chunks();
+        check_crowd();
+        check_pages();
+        model_close(m);
+    }
     free(r);
     return tap_done();
 }

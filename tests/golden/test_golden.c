@@ -204,7 +204,9 @@ static void check_model(const char *name, const char *folder, const char *golden
 
 int main(void)
 {
-    static const char *const names[] = {"llama-gqa", "llama-odd", "llama-scaled", "qwen3", "demo"};
+    static const char *const names[] = {
+        "llama-gqa",    "llama-odd",      "llama-scaled",  "qwen3",      "qwen2-window",
+        "qwen3-window", "mistral-window", "toy-recurrent", "toy-states", "demo"};
     const char *device = getenv("QUIRE_TEST_DEVICE"), *root = getenv("QUIRE_GOLDENS");
     char folder[4200], path[4200], base[4096];
     struct stat st;

@@ -1,15 +1,20 @@
-"""A twin of the demo model with a vocabulary of the size that models have: 128,256 tokens.
+"""Twins of the demo model, made at run time, in memory: they go with the test.
+
+folder(): a vocabulary of the size that models have: 128,256 tokens.
 
 The tokens behind the demo model's own are generated pieces (tests/grammar/pieces.h, by judge of the
 build). No merge makes them, so texts are encoded as before; but a mask can allow them, and a draw
 can take them. Their embeddings are those of bytes that stand in no text (0xf5 to 0xff), which
-training has made improbable: what the model says by itself is what the demo model says. The folder
-is made at run time, in memory, and goes with the test: 70 MB.
+training has made improbable: what the model says by itself is what the demo model says. 70 MB.
+
+windows(): layers that see the last tokens alone beside layers that see all, or none of these. What
+they say is worse than what the demo model says, and as much a function of the prompt.
 """
 
 import functools
 import json
 import os
+import shutil
 import struct
 import subprocess
 
@@ -85,3 +90,82 @@ def folder():
             json.dump(config, f)
     write_weights(path, write_tokenizer(path))
     return path
+
+
+def read_weights():
+    """[(name, head entry, bytes)] of the demo model."""
+    with open(os.path.join(MODEL, "model.safetensors"), "rb") as f:
+        size, = struct.unpack("<Q", f.read(8))
+        head = json.loads(f.read(size))
+        data = f.read()
+    return [(n, h, data[h["data_offsets"][0]:h["data_offsets"][1]])
+            for n, h in head.items() if n != "__metadata__"]
+
+
+def write_folder(name, config, tensors):
+    """The demo model's folder with another config.json and other tensors: [(name, shape, bytes)],
+    of bfloat16."""
+    path = os.path.join(memory_folder(), name)
+    os.mkdir(path)
+    for file in ("generation_config.json", "tokenizer_config.json", "tokenizer.json"):
+        shutil.copy(os.path.join(MODEL, file), path)
+    with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as f:
+        json.dump(config, f)
+    head, at = {}, 0
+    for tensor, shape, data in tensors:
+        head[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(path, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(d for _, _, d in tensors))
+    return path
+
+
+def read_config():
+    with open(os.path.join(MODEL, "config.json"), encoding="utf-8") as f:
+        return json.load(f)
+
+
+@functools.lru_cache(maxsize=None)
+def windows(window=48, full=(2, 5)):
+    """Of the six layers those in `full` see all tokens, the others `window`."""
+    config = dict(read_config(), sliding_window=window)
+    tensors = [(n, h["shape"], d) for n, h, d in read_weights()]
+    if not full:
+        config.update(architectures=["MistralForCausalLM"], model_type="mistral")
+        return write_folder("windows-all-%d" % window, config, tensors)
+    config.update(architectures=["Qwen2ForCausalLM"], model_type="qwen2", use_sliding_window=True,
+                  layer_types=["full_attention" if i in full else "sliding_attention"
+                               for i in range(config["num_hidden_layers"])])
+    sizes = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"],
+             "v": config["num_key_value_heads"]}
+    for i in range(config["num_hidden_layers"]):
+        for part, heads in sizes.items():
+            n = heads * config["head_dim"]
+            tensors.append(("model.layers.%d.self_attn.%s_proj.bias" % (i, part), [n],
+                            bytes(2 * n)))
+    return write_folder("windows-%d-%s" % (window, "".join(map(str, full))), config, tensors)
+
+
+@functools.lru_cache(maxsize=None)
+def states(kinds="rfrwrf", window=48):
+    """A letter for each layer: r for a state, f for all tokens, w for a window. Projections of the
+    attention that such a layer has no more stand in for its own."""
+    names = {"r": "recurrent", "f": "full_attention", "w": "sliding_attention"}
+    config = dict(read_config(), architectures=["ToyRecurrentForCausalLM"], mixer_width=256, hidden_act="gelu",
+                  layer_types=[names[k] for k in kinds])
+    if "w" in kinds:
+        config.update(use_sliding_window=True, sliding_window=window)
+    layers = "model.layers.%d."
+    stands_in = {"self_attn.q_proj.weight": "mixer.in_proj.weight",
+                 "self_attn.k_proj.weight": "mixer.o_proj.weight"}
+    tensors = []
+    for name, head, data in read_weights():
+        for i, kind in enumerate(kinds):
+            own = name[len(layers % i):] if name.startswith(layers % i) else ""
+            if kind == "r" and own.startswith("self_attn."):
+                name = layers % i + stands_in[own] if own in stands_in else ""
+        if name and ".gate_proj." not in name:
+            tensors.append((name, head["shape"], data))
+    return write_folder("states-%s" % kinds, config, tensors)

@@ -32,7 +32,7 @@ wrong=$(grep -nE '^#include "' kernels/* | grep -vE '"(kernels/)?[a-z0-9_]+\.(h|
 
 # header pattern: files that may include it
 headers='fcgiapp\.h;src/front/fcgi.c
-lmdb\.h;src/kv/store_db.c src/front/kept_db.c
+lmdb\.h;src/kv/store_db.c src/front/kept_db.c tests/unit/front/test_kept.c
 cJSON\.h;src/base/json.c
 pcre2\.h;src/text/regex.c
 systemd/;src/base/service.c

@@ -241,7 +241,11 @@ int main(void)
     pieces_begin(&p, N_VOCAB - 1);
     pieces_fill(&p);
     must_ok(guide_init(&guide, &shape));
-    must_ok(seq_pool_init(&pool, 2 * N_SEQS, 1024, 16, N_VOCAB));
+    must_ok(seq_pool_init(&pool, &(struct seq_pool_limits){.n_seqs = 2 * N_SEQS,
+                                                           .max_model_len = 1024,
+                                                           .block_tokens = 16,
+                                                           .n_vocab = N_VOCAB,
+                                                           .n_groups = 1}));
     lane_begin(&p);
     test_bounds();
     test_turns();

@@ -8,6 +8,7 @@
 #include "engine/sched.h"
 #include "kv/prefix.h"
 #include "tests/tap.h"
+#include "tests/unit/engine/contents.h"
 
 #define BLOCK      4
 #define LONGEST    128
@@ -45,20 +46,34 @@ static void note_named(void *context, int32_t page)
     w->n_named++;
 }
 
-static void world_open_long(struct world *w, int n_pages, int budget, int max_seqs, int longest,
-                            unsigned seed)
+static void world_open_kind(struct world *w, const struct contents_kind *kind, int n_pages,
+                            int budget, int max_seqs, int longest, unsigned seed)
 {
     struct sched_limits limits = {.max_num_seqs = max_seqs,
                                   .max_num_batched_tokens = budget,
                                   .long_prefill_tokens = budget / 2,
                                   .block_tokens = BLOCK,
-                                  .prefix_caching = true};
+                                  .prefix_caching = true,
+                                  .n_groups = kind->n_groups,
+                                  .groups = kind->groups};
+    struct seq_pool_limits of_seqs = {.n_seqs = N_SEQS,
+                                      .max_model_len = longest,
+                                      .block_tokens = BLOCK,
+                                      .n_vocab = 512,
+                                      .n_groups = kind->n_groups};
 
     *w = (struct world){.seed = seed, .waited = mem_zalloc_array(N_SEQS, sizeof(int))};
     w->contents = mem_zalloc_array((size_t)n_pages * BLOCK, sizeof *w->contents);
     must_ok(pages_open(&w->pages, n_pages, BLOCK));
     must_ok(sched_init(&w->sched, &limits, w->pages));
-    must_ok(seq_pool_init(&w->pool, N_SEQS, longest, BLOCK, 512));
+    of_seqs.n_state_pages = w->sched.tables.n_state_pages;
+    must_ok(seq_pool_init(&w->pool, &of_seqs));
+}
+
+static void world_open_long(struct world *w, int n_pages, int budget, int max_seqs, int longest,
+                            unsigned seed)
+{
+    world_open_kind(w, &contents_kinds[0], n_pages, budget, max_seqs, longest, seed);
 }
 
 static void world_open(struct world *w, int n_pages, int budget, int max_seqs, unsigned seed)
@@ -70,8 +85,7 @@ static void world_close(struct world *w)
 {
     mem_free(w->sched.running);
     mem_free(w->sched.planned);
-    mem_free(w->sched.evictions);
-    mem_free(w->sched.copies);
+    tables_fini(&w->sched.tables);
     mem_free(w->contents);
     mem_free(w->pool.seqs);
     mem_free(w->waited);
@@ -128,18 +142,20 @@ static int32_t token_at(const struct seq *q, int at)
     return at < q->n_tokens ? q->tokens[at] : (int32_t)((q->order * 31 + (uint64_t)at * 7) % 997);
 }
 
-/* What was evicted is said to hold what it was named for. */
+/* Of one group that keeps all tokens: what was evicted is said to hold what it was named for. */
 static bool world_evict(struct world *w)
 {
     bool good = true;
 
-    for (int i = 0; i < w->sched.n_evictions; i++) {
-        const struct page_label *l = &w->sched.evictions[i].label;
+    for (int i = 0; i < w->sched.tables.n_evictions && w->sched.limits.n_groups == 1 &&
+                    w->sched.tables.n_full_groups == 1;
+         i++) {
+        const struct page_label *l = &w->sched.tables.evictions[i].label;
         struct hash name = prefix_name(&l->parent, l->tokens, BLOCK);
 
         good = good && memcmp(&name, &l->name, sizeof name) == 0;
     }
-    w->sched.n_evictions = 0;
+    w->sched.tables.n_evictions = 0;
     return good;
 }
 
@@ -150,23 +166,14 @@ static bool world_compute(struct world *w)
     struct sched *s = &w->sched;
     bool good = true;
 
-    for (int i = 0; i < s->n_copies; i++)
-        memcpy(w->contents + (size_t)s->copies[i].to * BLOCK,
-               w->contents + (size_t)s->copies[i].from * BLOCK, BLOCK * sizeof *w->contents);
-    sched_copied(s);
+    contents_copy(w->contents, &s->tables);
     for (int i = 0; i < s->n_planned; i++) {
         const struct seq *q = s->planned[i];
         int begin = q->n_computed + q->n_ahead;
-        uint32_t digest = 1;
 
-        for (int at = 0; at < begin + q->n_planned; at++) {
-            uint32_t *place = &w->contents[(size_t)q->pages[at / BLOCK] * BLOCK + at % BLOCK];
-
-            digest = digest * 1000003 + (uint32_t)token_at(q, at);
-            if (at >= begin)
-                *place = digest;
-            good = good && *place == digest;
-        }
+        good =
+            contents_compute(w->contents, &s->tables, q, begin, begin + q->n_planned, token_at) &&
+            good;
     }
     return good;
 }
@@ -220,7 +227,7 @@ static bool world_step(struct world *w)
         int end = q->n_computed + q->n_ahead + q->n_planned;
 
         sum += q->n_planned;
-        if (q->n_planned < 1 || end > q->n_pages * BLOCK || end > q->n_tokens + q->n_pending)
+        if (q->n_planned < 1 || end > q->n_tokens + q->n_pending)
             return false;
         w->waited[q - w->pool.seqs] = -1;
         q->admitted = true;
@@ -241,14 +248,15 @@ static bool world_step(struct world *w)
     return true;
 }
 
-static void test_simulation(int n_pages, int budget, int max_seqs, bool ahead, unsigned seed)
+static void test_simulation(const struct contents_kind *kind, int n_pages, int budget, int max_seqs,
+                            bool ahead, unsigned seed)
 {
     struct world w;
     bool good = true;
     int n_added = 0;
     int longest_wait = 0;
 
-    world_open(&w, n_pages, budget, max_seqs, seed);
+    world_open_kind(&w, kind, n_pages, budget, max_seqs, LONGEST, seed);
     w.ahead = ahead;
     (void)world_tenant(&w, "a"); /* 1, and the next is 2 */
     (void)world_tenant(&w, "b");
@@ -269,24 +277,26 @@ static void test_simulation(int n_pages, int budget, int max_seqs, bool ahead, u
             if (w.pool.seqs[i].state != SEQ_FREE && w.waited[i] > longest_wait)
                 longest_wait = w.waited[i];
         }
-        if (step % 50 == 0)
+        if (kind->n_groups > 1 || step % 50 == 0)
             sched_check(&w.sched);
     }
     for (int step = 0; step < 20000 && good && w.n_done < n_added; step++)
         good = world_step(&w);
-    ok(good, "pages %d, budget %d, %d at once%s: every plan kept its bounds", n_pages, budget,
-       max_seqs, ahead ? ", ahead" : "");
+    ok(good, "%s, pages %d, budget %d, %d at once%s: every plan kept its bounds", kind->name,
+       n_pages, budget, max_seqs, ahead ? ", ahead" : "");
     ok((w.n_ahead > 0) == ahead, "%u of %u steps began ahead", w.n_ahead, w.n_steps);
     is_int(w.n_done, n_added, "every sequence came to its end");
     is_int(pages_free(w.pages), n_pages, "and all pages came back");
     ok(longest_wait < 3000, "nobody waited longer than 3000 steps (%d)", longest_wait);
-    ok(w.sched.n_copied > 0, "pages were copied for their first tokens");
+    ok(w.sched.tables.n_parts > 0 || w.sched.tables.n_snapshots > 0,
+       "pages were copied for their first tokens, or snapshots taken");
+    ok(w.sched.n_prefix_hits > 0, "and prompts found some of theirs");
     printf(
         "# %d sequences, %llu preemptions, %llu of %llu prompt tokens from the cache, %llu pages "
         "copied\n",
         n_added, (unsigned long long)w.sched.n_preemptions,
         (unsigned long long)w.sched.n_prefix_hits, (unsigned long long)w.sched.n_prefix_queries,
-        (unsigned long long)w.sched.n_copied);
+        (unsigned long long)w.sched.tables.n_parts);
     world_close(&w);
 }
 
@@ -359,14 +369,14 @@ static void test_prefix(void)
     (void)world_add(&w, 32, 1, 0, 3);
     (void)world_step(&w);
     q = world_add(&w, 32, 4, 0, 3); /* shares 16 tokens */
-    is_int(sched_match(&w.sched, q, &chain), 4, "four pages of the shared half are found");
+    is_int(tables_match(&w.sched.tables, q, &chain), 4, "four pages of the shared half are found");
     (void)world_step(&w);
     is_int(q->n_cached, 16, "and counted as cached");
     for (int i = 0; i < 8; i++)
         (void)world_step(&w);
     q = world_add(&w, 32, 1, 0, 3);
     q->n_tokens = 16;
-    is_int(sched_match(&w.sched, q, &chain), 3, "the last token is always computed");
+    is_int(tables_match(&w.sched.tables, q, &chain), 3, "the last token is always computed");
     world_close(&w);
 }
 
@@ -384,7 +394,8 @@ static void test_part(void)
     (void)world_step(&w);
     q = world_add(&w, 28, 1, 0, 3); /* shares 14 tokens */
     (void)world_step(&w);
-    ok(q->n_cached == 14 && w.sched.n_copied == 1, "of the fourth page two tokens are cached");
+    ok(q->n_cached == 14 && w.sched.tables.n_parts == 1,
+       "of the fourth page two tokens are cached");
     q = world_add(&w, 10, 9, 0, 4);
     while (w.n_done < 3) {
         memcpy(said, q->tokens, sizeof said);
@@ -403,7 +414,7 @@ static int held(struct world *w, int n, int family)
 {
     struct seq *q = world_add(w, n, 1, 0, family);
     struct hash chain;
-    int pages = sched_match(&w->sched, q, &chain);
+    int pages = tables_match(&w->sched.tables, q, &chain);
 
     sched_remove(&w->sched, q);
     seq_release(&w->pool, q);
@@ -780,7 +791,7 @@ static void test_admitted_twice(void)
     memcpy(q->tokens, tokens, 6 * sizeof *tokens); /* a page and a part */
     before = w.sched.n_prefix_queries;
     (void)world_step(&w);
-    ok(w.sched.n_prefix_queries == before + 7 && w.sched.n_copied == 1 && !q->admitted &&
+    ok(w.sched.n_prefix_queries == before + 7 && w.sched.tables.n_parts == 1 && !q->admitted &&
            q->state == SEQ_WAITING,
        "one begins with a copy and is preempted in that plan");
     sched_check(&w.sched);
@@ -796,12 +807,20 @@ int main(void)
 {
     unsigned seed = tap_seed(7);
 
-    test_simulation(33, 64, 8, false, seed); /* one sequence of full length: much preemption */
-    test_simulation(100, 16, 4, false, seed);
-    test_simulation(1000, 256, 32, false, seed);
-    test_simulation(60, 32, 8, true, seed); /* some steps find no room to run ahead */
-    test_simulation(100, 16, 4, true, seed);
-    test_simulation(1000, 256, 32, true, seed);
+    for (int k = 0; k < CONTENTS_KINDS; k++) {
+        const struct contents_kind *kind = &contents_kinds[k];
+        int n = kind->n_groups + 1; /* pages for about as many sequences */
+
+        n = k == 0 ? 1 : n;
+        /* One sequence of full length: much preemption. */
+        test_simulation(kind, 33 * n, 64, 8, false, seed);
+        test_simulation(kind, 100 * n, 16, 4, false, seed);
+        test_simulation(kind, 1000, 256, 32, false, seed);
+        /* Some steps find no room to run ahead. */
+        test_simulation(kind, 60 * n, 32, 8, true, seed);
+        test_simulation(kind, 100 * n, 16, 4, true, seed);
+        test_simulation(kind, 1000, 256, 32, true, seed);
+    }
     test_long_prompt();
     test_under_way();
     test_priority();

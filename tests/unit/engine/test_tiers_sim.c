@@ -15,6 +15,7 @@
 #include "base/must.h"
 #include "engine/engine.h"
 #include "tests/tap.h"
+#include "tests/unit/engine/contents.h"
 
 #define N_PREFIXES   12
 #define PREFIX_PAGES 24
@@ -352,19 +353,9 @@ static void tell_others(struct world *w, const struct user *u, const struct seq 
 
 /* --- the loop -------------------------------------------------------------------------------- */
 
-/* What a sequence computes, behind what it must find: of cached pages when it is admitted. */
-static void compute(struct world *w, const struct seq *q)
+static int32_t token_of(const struct seq *q, int at)
 {
-    uint32_t digest = 1;
-
-    for (int at = 0; at < q->n_computed + q->n_planned; at++) {
-        uint32_t *place = &w->model.pages[q->pages[at / BLOCK]][at % BLOCK];
-
-        digest = digest * 1000003 + (uint32_t)q->tokens[at];
-        if (at >= q->n_computed)
-            *place = digest;
-        w->good = w->good && *place == digest;
-    }
+    return q->tokens[at];
 }
 
 static void end_turn(struct world *w, struct user *u)
@@ -389,11 +380,14 @@ static void step(struct world *w)
     tiers_prefetch(e);
     sched_plan(s);
     tiers_save_evicted(e);
-    for (int i = 0; i < s->n_copies; i++)
-        memcpy(w->model.pages[s->copies[i].to], w->model.pages[s->copies[i].from], PAGE_BYTES);
-    sched_copied(s);
-    for (int i = 0; i < s->n_planned; i++)
-        compute(w, s->planned[i]);
+    contents_copy(w->model.pages[0], &s->tables);
+    for (int i = 0; i < s->n_planned; i++) {
+        const struct seq *q = s->planned[i];
+
+        w->good = contents_compute(w->model.pages[0], &s->tables, q, q->n_computed,
+                                   q->n_computed + q->n_planned, token_of) &&
+                  w->good;
+    }
     sched_begin(s);
     for (int i = 0; i < s->n_planned; i++) {
         struct seq *q = s->planned[i];
@@ -415,7 +409,7 @@ static void settle(struct world *w)
 {
     struct engine *e = &w->e;
 
-    for (int i = 0; i < 200 && e->dirty_head != e->dirty_tail; i++) {
+    for (int i = 0; i < 200 && e->tiers.dirty_head != e->tiers.dirty_tail; i++) {
         clock_sleep_us(20);
         tiers_poll(e);
         tiers_write_behind(e, 8);
@@ -434,14 +428,22 @@ static void unpin(void *context, void *memory)
     (void)context, (void)memory;
 }
 
-static void world_open(struct world *w, int n_device, int n_host, const char *path)
+static void world_open(struct world *w, const struct contents_kind *kind, int n_device, int n_host,
+                       const char *path)
 {
     struct engine *e = &w->e;
     struct sched_limits limits = {.max_num_seqs = 64,
                                   .max_num_batched_tokens = 512,
                                   .long_prefill_tokens = 256,
                                   .block_tokens = BLOCK,
-                                  .prefix_caching = true};
+                                  .prefix_caching = true,
+                                  .n_groups = kind->n_groups,
+                                  .groups = kind->groups};
+    struct seq_pool_limits of_seqs = {.n_seqs = N_USERS,
+                                      .max_model_len = LONGEST,
+                                      .block_tokens = BLOCK,
+                                      .n_vocab = 512,
+                                      .n_groups = kind->n_groups};
     struct host_options o = {.path = path,
                              .max_bytes = (size_t)n_host * HOST_ALIGN,
                              .page_bytes = PAGE_BYTES,
@@ -452,43 +454,47 @@ static void world_open(struct world *w, int n_device, int n_host, const char *pa
 
     w->model.pages = calloc((size_t)n_device, sizeof *w->model.pages);
     must(w->model.pages != NULL);
-    w->shape = (struct model_shape){.block_tokens = BLOCK, .page_bytes = PAGE_BYTES};
+    w->shape = (struct model_shape){
+        .block_tokens = BLOCK, .page_bytes = PAGE_BYTES, .n_groups = kind->n_groups};
     e->model = &w->model;
     e->shape = &w->shape;
     w->good = true;
     w->n_ids = N_PREFIXES * PREFIX_PAGES;
     must_ok(pages_open(&e->pages, n_device, BLOCK));
     must_ok(sched_init(&e->sched, &limits, e->pages));
-    must_ok(seq_pool_init(&e->pool, N_USERS, LONGEST, BLOCK, 512));
+    of_seqs.n_state_pages = e->sched.tables.n_state_pages;
+    must_ok(seq_pool_init(&e->pool, &of_seqs));
     must_ok(stats_open(&e->stats));
     must_ok(tiers_init(e));
-    must_ok(host_open(&e->host, &o));
-    host_wait(e->host, 10000000);
+    must_ok(host_open(&e->tiers.host, &o));
+    host_wait(e->tiers.host, 10000000);
 }
 
 static void world_close(struct world *w)
 {
     struct engine *e = &w->e;
 
-    host_close(e->host);
+    host_close(e->tiers.host);
     pages_close(e->pages);
-    for (int i = 0; i < e->n_loads; i++)
-        free(e->loads[i].tokens_copy);
+    for (int i = 0; i < e->tiers.n_loads; i++)
+        free(e->tiers.loads[i].tokens_copy);
     asked_fini(&w->asked);
     free(w->model.pages);
     free(w);
 }
 
-static void simulate(int n_device, int n_host, uint64_t n_steps, double least)
+/* A world in which all users talk, for n_steps steps. */
+static struct world *live(const struct contents_kind *kind, int n_device, int n_host,
+                          uint64_t n_steps)
 {
     char path[] = "/tmp/quire-agents-XXXXXX";
     struct world *w = calloc(1, sizeof *w);
     int fd = mkstemp(path);
-    double ours, same, best;
 
     must(w != NULL && fd >= 0);
     w->seed = tap_seed(5);
-    world_open(w, n_device, n_host, path);
+    world_open(w, kind, n_device, n_host, path);
+    w->e.sched.tables.stride = 8 * BLOCK;
     for (int i = 0; i < N_USERS; i++) {
         begin_talk(w, &w->users[i]);
         think(w, &w->users[i]);
@@ -507,26 +513,53 @@ static void simulate(int n_device, int n_host, uint64_t n_steps, double least)
             if (u->seq != NULL && u->seq->n_tokens == u->seq->tokens_max)
                 end_turn(w, u);
         }
-        if (w->e.dirty_tail - w->e.dirty_head > 64)
+        if (w->e.tiers.dirty_tail - w->e.tiers.dirty_head > 64)
             settle(w);
         if (n % 4096 == 0)
-            host_prove(w->e.host);
+            host_prove(w->e.tiers.host);
     }
-    host_prove(w->e.host);
+    host_prove(w->e.tiers.host);
+    ok(w->good, "%s: %llu steps, %llu turns: everybody found his own tokens", kind->name,
+       (unsigned long long)n_steps, (unsigned long long)w->n_turns);
+    (void)close(fd);
+    (void)unlink(path);
+    return w;
+}
+
+static void simulate(int n_device, int n_host, uint64_t n_steps, double least)
+{
+    struct world *w = live(&contents_kinds[0], n_device, n_host, n_steps);
+    double ours, same, best;
+
     ours = 100.0 * (double)w->n_found / (double)w->n_pages;
     same = 100.0 * (double)asked_lru(&w->asked, (uint32_t)n_host) / (double)w->n_pages;
     best = 100.0 * (double)asked_oracle(&w->asked, (uint32_t)n_host) / (double)w->n_pages;
-    ok(w->good, "%llu steps, %llu turns: everybody found his own tokens",
-       (unsigned long long)n_steps, (unsigned long long)w->n_turns);
     ok(ours >= 0.98 * same,
        "device %d, host %d pages: %.2f%% of %llu pages found, an ideal cache "
        "of the same rule %.2f%%",
        n_device, n_host, ours, (unsigned long long)w->n_pages, same);
     ok(ours >= least * best, "one that knows the future %.2f%%: ours is %.1f%% of it", best,
        100.0 * ours / best);
-    (void)close(fd);
-    (void)unlink(path);
     world_close(w);
+}
+
+/* Groups of all kinds, with room below for what users come back to: least is the share of the
+ * prompts' pages that is found. */
+static void simulate_groups(uint64_t n_steps)
+{
+    static const double least[CONTENTS_KINDS] = {90.0, 90.0, 90.0, 80.0, 80.0, 80.0};
+
+    for (int k = 1; k < CONTENTS_KINDS; k++) {
+        int n_pages = contents_kinds[k].n_groups * 12000;
+        struct world *w = live(&contents_kinds[k], 3000, 2 * n_pages, n_steps);
+        double found = 100.0 * (double)w->n_found / (double)w->n_pages;
+
+        ok(found >= least[k], "%s: %.2f%% of the prompts' pages were found", contents_kinds[k].name,
+           found);
+        ok(w->model.n_in > 0, "%llu of them came from host memory",
+           (unsigned long long)w->model.n_in);
+        world_close(w);
+    }
 }
 
 /* All ask at once for what they have; steps until everybody has said his first token. */
@@ -581,8 +614,8 @@ static void test_many_at_once(void)
 
         must(w != NULL);
         w->seed = 4;
-        world_open(w, 2000, 3000, path);
-        must(n_users * n_pages > w->e.n_loads);
+        world_open(w, &contents_kinds[0], 2000, 3000, path);
+        must(n_users * n_pages > w->e.tiers.n_loads);
         for (int i = 0; i < n_users; i++) {
             struct user *u = &w->users[i];
 
@@ -596,7 +629,7 @@ static void test_many_at_once(void)
         ok(life == 0 || w->n_found == w->n_pages,
            "in another life each finds all of its pages: %llu of %llu",
            (unsigned long long)w->n_found, (unsigned long long)w->n_pages);
-        host_prove(w->e.host);
+        host_prove(w->e.tiers.host);
         world_close(w);
     }
     (void)close(fd);
@@ -616,7 +649,7 @@ static void test_another_life(void)
 
         must(w != NULL);
         w->seed = 3;
-        world_open(w, 2000, 2000, path);
+        world_open(w, &contents_kinds[0], 2000, 2000, path);
         for (int i = 0; i < CONTEXT * BLOCK / 2; i++)
             w->users[0].tokens[w->users[0].n_tokens++] = i;
         ask_alike(w, life == 0 ? 1 : 6);
@@ -627,7 +660,7 @@ static void test_another_life(void)
            (unsigned long long)w->n_found, (unsigned long long)w->n_pages);
         ok(w->model.n_in == (life == 0 ? 0u : (unsigned)w->n_pages / 6),
            "life %d: each is brought once for all (%llu)", life, (unsigned long long)w->model.n_in);
-        host_prove(w->e.host);
+        host_prove(w->e.tiers.host);
         world_close(w);
     }
     (void)close(fd);
@@ -642,6 +675,7 @@ int main(void)
     log_set_level(0);
     test_another_life();
     test_many_at_once();
+    simulate_groups(n / 5);
     simulate(2000, 24000, n, 0.98); /* room for what users come back to */
     simulate(2000, 12000, n / 4, 0.93);
     simulate(2000, 6000, n / 4, 0.77); /* nobody who does not know who comes back is much nearer */

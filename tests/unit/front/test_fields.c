@@ -326,8 +326,13 @@ static const struct {
     {"{\"prompt_embeds\":\"x\"}", TEXT, "prompt_embeds", ERR_UNSUPPORTED},
     {"{\"modalities\":[\"audio\"]}", CHAT, "modalities", ERR_UNSUPPORTED},
     {"{\"store\":{}}", CHAT, "store", ERR_INVALID},
-    {"{\"use_beam_search\":true}", BOTH, "use_beam_search", ERR_UNSUPPORTED},
-    {"{\"length_penalty\":2}", BOTH, "length_penalty", ERR_UNSUPPORTED},
+    {"{\"use_beam_search\":true,\"stream\":true}", BOTH, "stream", ERR_UNSUPPORTED},
+    {"{\"use_beam_search\":true,\"stop\":\"x\"}", BOTH, "stop", ERR_UNSUPPORTED},
+    {"{\"use_beam_search\":true,\"n\":65}", BOTH, "n", ERR_INVALID},
+    {"{\"use_beam_search\":true,\"guided_regex\":\"a+\"}", BOTH, "use_beam_search",
+     ERR_UNSUPPORTED},
+    {"{\"use_beam_search\":1.5}", BOTH, "use_beam_search", ERR_INVALID},
+    {"{\"length_penalty\":\"long\"}", BOTH, "length_penalty", ERR_INVALID},
 };
 
 static const struct names names = {.at = {"demo"}, .n = 1};

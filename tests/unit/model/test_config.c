@@ -10,6 +10,11 @@
     "\"num_hidden_layers\":2,\"num_attention_heads\":8,\"intermediate_size\":128," \
     "\"vocab_size\":320,\"max_position_embeddings\":512"
 
+#define QWEN2                                                                      \
+    "\"architectures\":[\"Qwen2ForCausalLM\"],\"hidden_size\":64,"                 \
+    "\"num_hidden_layers\":2,\"num_attention_heads\":8,\"intermediate_size\":128," \
+    "\"vocab_size\":320,\"max_position_embeddings\":512"
+
 static struct config c;
 
 static int parse(const char *text, const char *generation)
@@ -66,6 +71,12 @@ static const struct {
      ERR_INVALID},
     {"a factor of 0", "{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}}",
      ERR_INVALID},
+    {"a window of 0", "{" QWEN2 ",\"use_sliding_window\":true,\"sliding_window\":0}", ERR_INVALID},
+    {"too few layer_types", "{" QWEN2 ",\"layer_types\":[\"full_attention\"]}", ERR_INVALID},
+    {"a window without its size",
+     "{" QWEN2 ",\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", ERR_INVALID},
+    {"another mixer", "{" QWEN2 ",\"layer_types\":[\"full_attention\",\"recurrent\"]}",
+     ERR_UNSUPPORTED},
     {"eos as a text", "{" LLAMA ",\"eos_token_id\":\"x\"}", ERR_INVALID},
     {"tied as a number", "{" LLAMA ",\"tie_word_embeddings\":1}", ERR_INVALID},
 };
@@ -95,12 +106,14 @@ static void check_values(void)
     is_int(parse("{" LLAMA ",\"architectures\":[\"MistralForCausalLM\"],\"sliding_window\":100}",
                  NULL),
            ERR_OK, "a Mistral with a window");
-    is_int(c.len_max, 100, "is as long as its window");
+    ok(c.len_max == 512 && c.window == 100 && c.layer_kinds[0] == LAYER_WINDOW &&
+           c.layer_kinds[1] == LAYER_WINDOW,
+       "has it in all layers, and longer texts");
     is_int(parse("{" LLAMA ",\"architectures\":[\"Qwen2ForCausalLM\"],\"sliding_window\":100,"
                  "\"use_sliding_window\":false}",
                  NULL),
            ERR_OK, "a Qwen2");
-    ok(c.qkv_bias && !c.o_bias && c.len_max == 512, "has its biases and no window");
+    ok(c.qkv_bias && !c.o_bias && c.layer_kinds[1] == LAYER_FULL, "has its biases and no window");
     ok(!c.arch->qk_norm, "and no norms of heads");
     is_int(parse("{" LLAMA ",\"architectures\":[\"Qwen3ForCausalLM\"]}", NULL), ERR_OK, "a Qwen3");
     ok(c.arch->qk_norm && !c.qkv_bias && c.head_dim == 128, "has norms, and heads of 128");
@@ -109,6 +122,37 @@ static void check_values(void)
                  NULL),
            ERR_OK, "another");
     ok(c.qkv_bias && c.o_bias && c.head_dim == 64, "has what it says");
+}
+
+static void check_windows(void)
+{
+    is_int(parse("{" QWEN2 ",\"use_sliding_window\":true,\"max_window_layers\":1,"
+                 "\"sliding_window\":100}",
+                 NULL),
+           ERR_OK, "a Qwen2 with a window");
+    ok(c.window == 100 && c.layer_kinds[0] == LAYER_FULL && c.layer_kinds[1] == LAYER_WINDOW,
+       "has it from max_window_layers on");
+    is_int(parse("{" QWEN2 ",\"use_sliding_window\":true,\"max_window_layers\":0,"
+                 "\"sliding_window\":100,"
+                 "\"layer_types\":[\"sliding_attention\",\"full_attention\"]}",
+                 NULL),
+           ERR_OK, "one with layer_types");
+    ok(c.layer_kinds[0] == LAYER_WINDOW && c.layer_kinds[1] == LAYER_FULL, "has it where they say");
+    is_int(parse("{" QWEN2 ",\"use_sliding_window\":true,\"max_window_layers\":0,"
+                 "\"sliding_window\":512}",
+                 NULL),
+           ERR_OK, "a window as long as the longest text");
+    ok(c.layer_kinds[0] == LAYER_FULL && c.layer_kinds[1] == LAYER_FULL, "is none");
+    is_int(parse("{" QWEN2 ",\"architectures\":[\"MistralForCausalLM\"],"
+                 "\"max_position_embeddings\":8192}",
+                 NULL),
+           ERR_OK, "a Mistral that says nothing");
+    ok(c.window == 4096 && c.layer_kinds[1] == LAYER_WINDOW, "has transformers' window");
+    is_int(parse("{" QWEN2 ",\"architectures\":[\"MistralForCausalLM\"],"
+                 "\"max_position_embeddings\":8192,\"sliding_window\":null}",
+                 NULL),
+           ERR_OK, "one that says null");
+    ok(c.layer_kinds[1] == LAYER_FULL, "has none");
 }
 
 static void check_quant(void)
@@ -149,6 +193,7 @@ int main(void)
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         is_int(parse(refused[i].text, NULL), refused[i].rc, "%s is refused", refused[i].what);
     ok(memcmp(&before, &c, sizeof c) == 0, "and nothing is written");
+    check_windows();
     check_quant();
     check_turns();
     return tap_done();

@@ -324,9 +324,9 @@ static void test_model(struct device *d, const struct config *c, const struct pl
     ok(loaded, "loaded: all matrices in the format, but for %s",
        left_out < 0 ? "none" : matrices[left_out].stem);
     if (loaded) {
-        is_meant(&w.layers[0].qkv, 0, 3, "qkv");
-        is_meant(&w.layers[0].o, 3, 1, "o");
-        is_meant(&w.layers[0].gate_up, 4, 2, "gate and up");
+        is_meant(&w.layers[0].mixer_in, 0, 3, "qkv");
+        is_meant(&w.layers[0].mixer_out, 3, 1, "o");
+        is_meant(&w.layers[0].ffn_in, 4, 2, "gate and up");
         is_meant(&w.layers[0].down, 6, 1, "down");
         ok(!w.reads_codes, "no product reads codes");
         weights_fini(&w);

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reference of the recurrent mixer. */
+#include "config.h"
+
+#include <math.h>
+
+#include "kernels/kernels.h"
+
+static float *state_elem(const struct k_state *state, const struct k_tokens *t, int seq, int i)
+{
+    size_t at = state->at + (size_t)i;
+    int32_t page = t->page_ids[(size_t)seq * t->pages_max + at / state->page_elems];
+
+    return state->pages + (size_t)page * state->page_elems + at % state->page_elems;
+}
+
+void ref_recurrent(float *out, const float *in, const struct k_state *state,
+                   const struct k_tokens *t, int width, int seq, int first, int last)
+{
+    int begin = t->seq_start[seq], end = t->seq_start[seq + 1];
+
+    if (t->kv_len[seq] == 0)
+        return;
+    for (int c = first; c < last; c++) {
+        float *kept = state_elem(state, t, seq, c);
+        float s = t->kv_len[seq] == end - begin ? 0.0f : *kept;
+
+        for (int i = begin; i < end; i++) {
+            const float *row = in + (size_t)i * 2 * width;
+            float keep = 1.0f / (1.0f + expf(-row[width + c]));
+
+            s = keep * s + (1.0f - keep) * row[c];
+            out[(size_t)i * width + c] = s;
+        }
+        *kept = s;
+    }
+}

@@ -1,0 +1,65 @@
+/* Sleep: an idle engine gives the device's memory back and takes it again when a request comes.
+ * sleep.c says how one state becomes the next. The engine's thread alone. */
+#ifndef QUIRE_ENGINE_SLEEP_H
+#define QUIRE_ENGINE_SLEEP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "ipc/wire.h"
+
+struct engine;
+struct engine_lane;
+
+enum power_state {
+    POWER_AWAKE,
+    POWER_SAVING,
+    POWER_FALLING,
+    POWER_ASLEEP, /* from here on the device cannot be used */
+    POWER_WAKING,
+};
+
+/* A front that is to be told when the engine sleeps, or is awake. */
+struct power_order {
+    int lane_idx;
+    uint32_t slot;
+    enum wire_ask ask; /* WIRE_SLEEP or WIRE_WAKE */
+};
+
+#define POWER_ORDERS 32
+
+struct power {
+    enum power_state state;
+    uint64_t since_us;
+    uint64_t used_us;  /* when a request ended last, or the engine began; probes do not count */
+    uint64_t retry_us; /* POWER_WAKING: when memory is asked for again */
+    uint64_t told_us;  /* POWER_WAKING: when the lack of memory was logged last */
+    struct power_order orders[POWER_ORDERS];
+    int n_orders;
+};
+
+void sleep_init(struct engine *e); /* before the first pass */
+
+/* A pass: fall asleep after sleep_after_s without requests, wake for one that waits. ERR_OK;
+ * ERR_GPU when the device failed. */
+int sleep_pass(struct engine *e) ERR_CHECKED;
+
+bool sleep_is_awake(const struct engine *e); /* steps may begin, and copies of pages */
+
+/* How long the loop may wait for something to happen, if it would wait for longest_ms. */
+int sleep_timeout_ms(const struct engine *e, int longest_ms);
+
+/* Fall asleep now. ERR_AGAIN while a request is under way; ERR_UNSUPPORTED when memory was not
+ * taken for it (sleep_after_s is 0, or the device cannot). Nothing happens to an engine that
+ * sleeps. */
+int sleep_begin(struct engine *e) ERR_CHECKED;
+void sleep_end(struct engine *e); /* wake without a request */
+
+/* An operator's command to sleep or wake: the slot's end comes when it is so. Errors as those of
+ * sleep_begin(), ERR_BUSY for ERR_AGAIN; ERR_OVERLOADED, ERR_INVALID. */
+int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
+              enum wire_ask ask) ERR_CHECKED;
+void sleep_forget_lane(struct engine *e, const struct engine_lane *l);
+
+#endif

@@ -1,0 +1,675 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A table's entries [first, n) are pages with one reference each. Tables of tokens have the page of
+ * token t at t / block_tokens; all of them end at the same n. */
+#include "engine/tables.h"
+
+#include <limits.h>
+
+#include "base/mem.h"
+#include "base/must.h"
+#include "kv/prefix.h"
+
+#define PART_PARENT (-1) /* no page has the name of this part */
+
+static bool tables_is_state(const struct tables *t, int g)
+{
+    return t->groups[g].kind == CACHE_STATE;
+}
+
+/* Pages before a border that a token behind it sees. */
+static int tables_seen(const struct tables *t, int g)
+{
+    const struct cache_group *of = &t->groups[g];
+    int block = t->limits.block_tokens;
+
+    switch (of->kind) {
+    case CACHE_FULL: return INT_MAX;
+    case CACHE_WINDOW: return (of->window - 1 + block - 1) / block;
+    case CACHE_STATE: break;
+    }
+    return 0;
+}
+
+static int tables_pages_of(const struct tables *t, int n_tokens)
+{
+    return (n_tokens + t->limits.block_tokens - 1) / t->limits.block_tokens;
+}
+
+int tables_names_max(const struct tables *t)
+{
+    return t->n_token_groups + t->n_state_pages;
+}
+
+int tables_init(struct tables *t, const struct tables_limits *limits, struct pages *pages)
+{
+    int block = limits->block_tokens;
+
+    must(limits->n_groups >= 1 && limits->n_groups <= CACHE_GROUPS_MAX);
+    *t = (struct tables){.limits = *limits,
+                         .pages = pages,
+                         .stride = (TABLES_STRIDE + block - 1) / block * block,
+                         .evictions_cap = pages_count(pages)};
+    for (int g = 0; g < limits->n_groups; g++) {
+        t->groups[g] = limits->groups[g];
+        t->n_token_groups += !tables_is_state(t, g);
+        t->n_full_groups += t->groups[g].kind == CACHE_FULL;
+        t->n_state_pages += tables_is_state(t, g) ? t->groups[g].n_state_pages : 0;
+    }
+    if (tables_names_max(t) > TABLES_NAMES_MAX)
+        return ERR_LIMIT;
+    /* Of each sequence its begin and a snapshot; two may be displaced in the same plan. */
+    t->copies_cap = (limits->max_num_seqs + 2) * (t->n_token_groups + 2 * t->n_state_pages);
+    t->evictions = mem_zalloc_array((size_t)t->evictions_cap, sizeof *t->evictions);
+    t->copies = mem_zalloc_array((size_t)t->copies_cap, sizeof *t->copies);
+    return t->evictions == NULL || t->copies == NULL ? ERR_NO_MEMORY : ERR_OK;
+}
+
+void tables_fini(struct tables *t)
+{
+    mem_free(t->evictions);
+    mem_free(t->copies);
+    t->evictions = NULL;
+    t->copies = NULL;
+}
+
+int32_t tables_take_page(struct tables *t)
+{
+    struct tables_eviction e;
+    bool evicted;
+
+    e.page = pages_take(t->pages, &evicted, &e.label);
+    /* The log is emptied every step; a page evicted twice within one is not worth saving. */
+    if (evicted && t->n_evictions < t->evictions_cap)
+        t->evictions[t->n_evictions++] = e;
+    return e.page;
+}
+
+static void tables_copy(struct tables *t, int32_t from, int32_t to)
+{
+    must(t->n_copies < t->copies_cap);
+    t->copies[t->n_copies++] = (struct tables_copy){.from = from, .to = to};
+}
+
+void tables_copied(struct tables *t)
+{
+    for (int i = 0; i < t->n_copies; i++)
+        pages_unref(t->pages, t->copies[i].from);
+    t->n_copies = 0;
+}
+
+/* --- names ---------------------------------------------------------------------------------- */
+
+/* Pages of a window, and snapshots, outlive those before them: tiers below the device keep a page
+ * while others name it as their parent, and these name none. */
+struct hash tables_parent(const struct tables *t, int group, const struct hash *chain)
+{
+    return prefix_group_name(chain, group, t->groups[group].kind == CACHE_FULL ? 0 : PART_PARENT);
+}
+
+int tables_names(const struct tables *t, int i, int n, const struct hash *chain,
+                 const struct hash *before, struct tables_name *names)
+{
+    int n_names = 0;
+
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        bool is_state = tables_is_state(t, g);
+        int n_parts = is_state ? t->groups[g].n_state_pages : 1;
+
+        if (n > 0 && (is_state ? i + 1 < n : tables_seen(t, g) < n - i))
+            continue;
+        for (int part = 0; part < n_parts; part++)
+            names[n_names++] =
+                (struct tables_name){.name = prefix_group_name(chain, g, part),
+                                     .parent = tables_parent(t, g, is_state ? chain : before)};
+    }
+    return n_names;
+}
+
+/* --- cached prefixes ------------------------------------------------------------------------ */
+
+int tables_reusable(const struct seq *q)
+{
+    return seq_tells_prompt(q) ? q->n_told : q->n_tokens - 1;
+}
+
+/* How far each group's pages reach back from the end of the prefix that was looked at last. */
+struct tables_walk {
+    const struct tables *t;
+    tables_has_fn *has;
+    void *context;
+    int run[CACHE_GROUPS_MAX]; /* pages in a row; of a state 1: there is a snapshot */
+};
+
+static bool tables_has_state(const struct tables_walk *w, int g, const struct hash *chain,
+                             const int32_t *tokens)
+{
+    for (int part = 0; part < w->t->groups[g].n_state_pages; part++) {
+        struct hash name = prefix_group_name(chain, g, part);
+
+        if (!w->has(w->context, &name, tokens))
+            return false;
+    }
+    return true;
+}
+
+/* Look at the i-th page, the end of the prefix `chain`. False: no longer prefix can be used. */
+static bool tables_walk_page(struct tables_walk *w, int i, const struct hash *chain,
+                             const int32_t *tokens, bool *usable)
+{
+    const struct tables *t = w->t;
+    bool goes_on = true;
+
+    *usable = true;
+    for (int g = 0; g < t->limits.n_groups && goes_on; g++) {
+        int seen = tables_seen(t, g);
+
+        if (tables_is_state(t, g)) {
+            *usable = *usable && tables_has_state(w, g, chain, tokens);
+        } else {
+            struct hash name = prefix_group_name(chain, g, 0);
+            bool has = seen > 0 && w->has(w->context, &name, tokens);
+
+            w->run[g] = has ? w->run[g] + 1 : 0;
+            *usable = *usable && w->run[g] >= (seen < i + 1 ? seen : i + 1);
+            goes_on = has || t->groups[g].kind != CACHE_FULL;
+        }
+    }
+    *usable = *usable && goes_on;
+    return goes_on;
+}
+
+int tables_reach(const struct tables *t, const struct hash *root, const int32_t *tokens,
+                 int n_tokens, tables_has_fn *has, void *context, struct hash *chain)
+{
+    struct tables_walk w = {.t = t, .has = has, .context = context};
+    int block = t->limits.block_tokens;
+    struct hash name = *root;
+    bool goes_on = true;
+    int best = 0;
+
+    *chain = *root;
+    for (int i = 0; goes_on && (i + 1) * block <= n_tokens; i++) {
+        const int32_t *of_page = tokens + (size_t)i * (size_t)block;
+        bool usable;
+
+        name = prefix_name(&name, of_page, block);
+        goes_on = tables_walk_page(&w, i, &name, of_page, &usable);
+        if (usable) {
+            best = i + 1;
+            *chain = name;
+        }
+    }
+    return best;
+}
+
+static bool tables_on_device(void *context, const struct hash *name, const int32_t *tokens)
+{
+    const struct pages *p = context;
+
+    (void)tokens; /* the name stands for them */
+    return pages_has(p, name);
+}
+
+int tables_match(const struct tables *t, const struct seq *q, struct hash *chain)
+{
+    *chain = q->root;
+    if (!t->limits.prefix_caching)
+        return 0;
+    return tables_reach(t, &q->root, q->tokens, tables_reusable(q), tables_on_device, t->pages,
+                        chain);
+}
+
+/* Reference what the prefix of n pages needs at its i-th one. */
+static void tables_take_at(struct tables *t, struct seq *q, int i, int n)
+{
+    int k = 0;
+
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        struct seq_table *of = &q->tables[g];
+
+        if (tables_is_state(t, g)) {
+            for (int part = 0; i + 1 == n && part < t->groups[g].n_state_pages; part++) {
+                struct hash name = prefix_group_name(&q->chain, g, part);
+
+                q->newest.pages[k] = pages_find(t->pages, &name);
+                must(q->newest.pages[k++] != -1);
+            }
+        } else if (tables_seen(t, g) < n - i) {
+            of->first = of->n = i + 1;
+        } else {
+            struct hash name = prefix_group_name(&q->chain, g, 0);
+
+            of->pages[i] = pages_find(t->pages, &name);
+            must(of->pages[i] != -1);
+            of->n = i + 1;
+        }
+    }
+}
+
+/* Did q's tenant compute all pages at i? What others computed would tell what they asked. */
+static bool tables_are_theirs(const struct tables *t, const struct seq *q, int i)
+{
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        const struct seq_table *of = &q->tables[g];
+
+        if (!tables_is_state(t, g) && i >= of->first &&
+            !pages_is_theirs(t->pages, of->pages[i], q->maker))
+            return false;
+    }
+    return true;
+}
+
+/* Tokens of q's cached prefix that others computed. Behind their snapshot all are. */
+static int tables_foreign(const struct tables *t, const struct seq *q)
+{
+    int n = 0;
+
+    for (int k = 0; q->newest.at > 0 && k < t->n_state_pages; k++) {
+        if (!pages_is_theirs(t->pages, q->newest.pages[k], q->maker))
+            return q->n_computed;
+    }
+    for (int i = 0; i < q->n_named; i++)
+        n += tables_are_theirs(t, q, i) ? 0 : t->limits.block_tokens;
+    return n;
+}
+
+void tables_take_prefix(struct tables *t, struct seq *q)
+{
+    int block = t->limits.block_tokens;
+    struct hash chain;
+    int n = tables_match(t, q, &chain);
+
+    q->chain = q->root;
+    for (int i = 0; i < n; i++) {
+        q->chain = prefix_name(&q->chain, q->tokens + (size_t)i * (size_t)block, block);
+        tables_take_at(t, q, i, n);
+    }
+    q->n_named = n;
+    q->n_computed = n * block;
+    q->newest.at = t->n_state_pages > 0 ? q->n_computed : 0;
+    q->n_snapped = q->newest.at;
+    q->n_foreign = tables_foreign(t, q);
+}
+
+/* --- taking pages --------------------------------------------------------------------------- */
+
+int tables_lacks(const struct tables *t, const struct seq *q)
+{
+    int n_pages = tables_pages_of(t, q->n_tokens);
+    int lacks = 0;
+
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        const struct cache_group *of = &t->groups[g];
+        int n = n_pages - q->tables[g].n;
+
+        if (of->kind == CACHE_STATE) {
+            n = of->n_state_pages - q->tables[g].n;
+        } else if (of->kind == CACHE_WINDOW) { /* chunks are cut where that is little */
+            int most = tables_pages_of(t, of->window) + 2;
+
+            n = n < most ? n : most;
+        }
+        lacks += n > 0 ? n : 0;
+    }
+    return lacks;
+}
+
+bool tables_grow(struct tables *t, struct seq *q, int n_tokens)
+{
+    int n_pages = tables_pages_of(t, n_tokens);
+
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        struct seq_table *of = &q->tables[g];
+        int need = tables_is_state(t, g) ? t->groups[g].n_state_pages : n_pages;
+
+        while (of->n < need) {
+            int32_t page = tables_take_page(t);
+
+            if (page == -1)
+                return false;
+            of->pages[of->n++] = page;
+        }
+    }
+    return true;
+}
+
+/* The states begin as the snapshot's copies. */
+static void tables_restore(struct tables *t, struct seq *q)
+{
+    int k = 0;
+
+    if (q->newest.at == 0)
+        return;
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        struct seq_table *of = &q->tables[g];
+
+        for (int part = 0; tables_is_state(t, g) && part < t->groups[g].n_state_pages; part++) {
+            of->pages[of->n] = tables_take_page(t);
+            must(of->pages[of->n] != -1); /* tables_lacks() has counted it */
+            tables_copy(t, q->newest.pages[k++], of->pages[of->n++]);
+        }
+    }
+    q->newest.at = 0; /* its references are the copies' */
+}
+
+/* Pages, one a token group, that begin with the next tokens of q; how many of them all have. */
+static int tables_find_parts(struct tables *t, const struct seq *q, int n, int32_t *from)
+{
+    int n_same = INT_MAX;
+
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        struct hash parent = tables_parent(t, g, &q->chain);
+        int same = 0;
+
+        from[g] = n_same == 0 ? -1
+                              : pages_find_part(t->pages, &parent, q->tokens + q->n_computed, n,
+                                                q->maker, &same);
+        n_same = from[g] == -1 ? 0 : same < n_same ? same : n_same;
+    }
+    return n_same;
+}
+
+/* The pages where q leaves the cached ones begin with some of its tokens: those are computed in
+ * copies of them. A state has no part: it would be behind a whole page. */
+static void tables_copy_parts(struct tables *t, struct seq *q)
+{
+    int block = t->limits.block_tokens, n_groups = t->limits.n_groups;
+    int n = tables_reusable(q) - q->n_computed;
+    int32_t from[CACHE_GROUPS_MAX];
+    int n_same;
+
+    if (!t->limits.prefix_caching || t->n_state_pages > 0 || n <= 0 ||
+        t->n_copies + n_groups > t->copies_cap)
+        return;
+    n_same = tables_find_parts(t, q, n < block ? n : block, from);
+    /* They were among the pages that q's need was counted with, and may be too few now. */
+    if (n_same == 0 || pages_free(t->pages) < tables_lacks(t, q)) {
+        for (int g = 0; g < n_groups; g++) {
+            if (from[g] != -1)
+                pages_unref(t->pages, from[g]);
+        }
+        return;
+    }
+    for (int g = 0; g < n_groups; g++) {
+        struct seq_table *of = &q->tables[g];
+
+        of->pages[of->n] = tables_take_page(t);
+        must(of->pages[of->n] != -1);
+        tables_copy(t, from[g], of->pages[of->n++]);
+        t->n_parts++;
+    }
+    q->n_computed += n_same;
+}
+
+void tables_begin(struct tables *t, struct seq *q)
+{
+    tables_restore(t, q);
+    tables_copy_parts(t, q);
+}
+
+int tables_margin(const struct tables *t, int n_running)
+{
+    return (n_running + t->limits.chunk_tokens / t->limits.block_tokens + 1) * t->n_token_groups;
+}
+
+/* --- snapshots ------------------------------------------------------------------------------ */
+
+/* The last border before n tokens' last: what has the same n tokens can begin there. */
+static int tables_border(const struct tables *t, int n)
+{
+    return n < 1 ? 0 : (n - 1) / t->limits.block_tokens * t->limits.block_tokens;
+}
+
+/* Pages of a window are given back soon: a step takes no more of them than are free, so that no
+ * sequence loses its pages for them. */
+static int tables_clip_windows(const struct tables *t, int n)
+{
+    int n_pages = pages_free(t->pages) / t->n_token_groups - 1;
+    int most = (n_pages > 1 ? n_pages : 1) * t->limits.block_tokens;
+
+    return n < most ? n : most;
+}
+
+int tables_clip(const struct tables *t, const struct seq *q, int n)
+{
+    int first = q->n_computed + q->n_ahead;
+    int next = (first / t->stride + 1) * t->stride;
+    int border = tables_border(t, q->n_tokens);
+
+    if (t->n_full_groups < t->n_token_groups)
+        n = tables_clip_windows(t, n);
+    if (t->n_state_pages == 0 || !t->limits.prefix_caching)
+        return n;
+    if (border > first && border < next)
+        next = border;
+    return n < next - first ? n : next - first;
+}
+
+static bool tables_wants_snapshot(const struct tables *t, const struct seq *q, int at)
+{
+    if (at == 0 || at % t->limits.block_tokens != 0 || at <= q->n_snapped || q->taken.at != 0)
+        return false;
+    return at % t->stride == 0 || at == tables_border(t, q->n_prompt) || at >= q->n_prompt;
+}
+
+void tables_snapshot(struct tables *t, struct seq *q)
+{
+    int at = q->n_computed + q->n_ahead;
+    int k = 0;
+
+    if (t->n_state_pages == 0 || !t->limits.prefix_caching || !tables_wants_snapshot(t, q, at))
+        return;
+    if (pages_free(t->pages) < t->n_state_pages + tables_margin(t, 1) ||
+        t->n_copies + t->n_state_pages > t->copies_cap)
+        return;
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        for (int part = 0; tables_is_state(t, g) && part < t->groups[g].n_state_pages; part++) {
+            int32_t from = q->tables[g].pages[part];
+
+            q->taken.pages[k] = tables_take_page(t);
+            pages_ref(t->pages, from);
+            tables_copy(t, from, q->taken.pages[k++]);
+        }
+    }
+    q->taken.at = q->n_snapped = at;
+    t->n_snapshots++;
+}
+
+/* Name a page of q, the end of its first n_tokens tokens. False: another has the name already. */
+static bool tables_name(struct tables *t, const struct seq *q, int32_t page,
+                        const struct tables_name *name, int n_tokens)
+{
+    int block = t->limits.block_tokens;
+    struct retain r = seq_retain(q, n_tokens);
+
+    if (!pages_name(t->pages, page, &name->name, &name->parent, q->tokens + n_tokens - block)) {
+        pages_retain(t->pages, pages_look(t->pages, &name->name), r);
+        return false;
+    }
+    pages_own(t->pages, page, prefix_space(&q->root), r);
+    pages_set_maker(t->pages, page, q->maker);
+    return true;
+}
+
+/* The output's next snapshot makes the one before it of little use. */
+static void tables_replace_newest(struct tables *t, struct seq *q)
+{
+    for (int k = 0; q->newest.at > 0 && k < t->n_state_pages; k++) {
+        pages_drop(t->pages, q->newest.pages[k]);
+        pages_unref(t->pages, q->newest.pages[k]);
+    }
+    q->newest.at = q->taken.at;
+    for (int k = 0; k < t->n_state_pages; k++)
+        q->newest.pages[k] = q->taken.pages[k];
+    q->taken.at = 0;
+}
+
+/* The snapshot behind q's named pages is computed: name its parts. */
+static void tables_name_snapshot(struct tables *t, struct seq *q, tables_named_fn *named,
+                                 void *context)
+{
+    bool of_output = q->taken.at >= q->n_prompt;
+    bool good = true;
+    int k = 0;
+
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        for (int part = 0; tables_is_state(t, g) && part < t->groups[g].n_state_pages; part++) {
+            struct tables_name name = {.name = prefix_group_name(&q->chain, g, part),
+                                       .parent = tables_parent(t, g, &q->chain)};
+            int32_t page = q->taken.pages[k++];
+
+            good = tables_name(t, q, page, &name, q->taken.at) && good;
+            if (good && !of_output)
+                named(context, page);
+        }
+    }
+    if (of_output && good) {
+        tables_replace_newest(t, q);
+        return;
+    }
+    while (k > 0)
+        pages_unref(t->pages, q->taken.pages[--k]);
+    q->taken.at = 0;
+}
+
+/* --- steps that end ------------------------------------------------------------------------- */
+
+static void tables_name_next(struct tables *t, struct seq *q, tables_named_fn *named, void *context)
+{
+    int block = t->limits.block_tokens, i = q->n_named++;
+    struct hash before = q->chain;
+
+    q->chain = prefix_name(&before, q->tokens + (size_t)i * (size_t)block, block);
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        struct tables_name name = {.name = prefix_group_name(&q->chain, g, 0),
+                                   .parent = tables_parent(t, g, &before)};
+
+        if (!tables_is_state(t, g) &&
+            tables_name(t, q, q->tables[g].pages[i], &name, (i + 1) * block))
+            named(context, q->tables[g].pages[i]);
+    }
+}
+
+/* Pages whose last token is not seen by the next that is computed. */
+static void tables_pass_windows(struct tables *t, struct seq *q)
+{
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        struct seq_table *of = &q->tables[g];
+        int passed = q->n_computed - t->groups[g].window + 1;
+
+        if (t->groups[g].kind != CACHE_WINDOW)
+            continue;
+        while ((of->first + 1) * t->limits.block_tokens <= passed)
+            pages_unref(t->pages, of->pages[of->first++]);
+    }
+}
+
+/* A snapshot is enqueued when its tokens are computed or under way: it is named when a step has
+ * ended since, and its tokens are computed. */
+void tables_advance(struct tables *t, struct seq *q, tables_named_fn *named, void *context)
+{
+    int block = t->limits.block_tokens;
+
+    for (;;) { /* ends: n_named grows */
+        if (q->taken.at > 0 && q->taken.at == q->n_named * block)
+            tables_name_snapshot(t, q, named, context);
+        if (!t->limits.prefix_caching || (q->n_named + 1) * block > q->n_computed)
+            break;
+        tables_name_next(t, q, named, context);
+    }
+    tables_pass_windows(t, q);
+}
+
+void tables_retain(struct tables *t, const struct seq *q)
+{
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        const struct seq_table *of = &q->tables[g];
+
+        for (int i = of->first; i < of->n && !tables_is_state(t, g); i++)
+            pages_retain(t->pages, of->pages[i], seq_retain(q, (i + 1) * t->limits.block_tokens));
+    }
+    for (int k = 0; q->newest.at > 0 && k < t->n_state_pages; k++)
+        pages_retain(t->pages, q->newest.pages[k], seq_retain(q, q->newest.at));
+}
+
+/* --- the end -------------------------------------------------------------------------------- */
+
+/* What is computed of the page behind the named ones may serve a prompt that goes on from there.
+ * Steps under way may still write behind those tokens, which harms no reader. A page that the plan
+ * copies to gets no name: the one that it is copied from has all of its tokens. */
+static void tables_keep_part(struct tables *t, const struct seq *q)
+{
+    int block = t->limits.block_tokens;
+    int n = q->n_computed - q->n_named * block;
+    const int32_t *tokens = q->tokens + (size_t)q->n_named * (size_t)block;
+
+    if (!t->limits.prefix_caching || t->n_state_pages > 0 || n <= 0)
+        return;
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        struct hash parent = tables_parent(t, g, &q->chain);
+        int32_t page = q->tables[g].pages[q->n_named];
+
+        if (!pages_name_part(t->pages, page, &parent, tokens, n))
+            continue;
+        pages_own(t->pages, page, prefix_space(&q->root), (struct retain){0});
+        pages_set_maker(t->pages, page, q->maker);
+    }
+}
+
+static void tables_drop_snapshot(struct tables *t, struct seq_snapshot *s)
+{
+    for (int k = 0; s->at > 0 && k < t->n_state_pages; k++)
+        pages_unref(t->pages, s->pages[k]);
+    s->at = 0;
+}
+
+/* All groups' pages at i go together. */
+static void tables_drop_at(struct tables *t, struct seq *q, int i)
+{
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        struct seq_table *of = &q->tables[g];
+
+        if (of->n <= i)
+            continue;
+        if (i >= of->first)
+            pages_unref(t->pages, of->pages[i]);
+        of->n = i;
+    }
+}
+
+void tables_drop(struct tables *t, struct seq *q)
+{
+    int most = 0;
+
+    tables_keep_part(t, q);
+    tables_drop_snapshot(t, &q->taken);
+    for (int g = 0; g < t->limits.n_groups; g++)
+        most = most > q->tables[g].n ? most : q->tables[g].n;
+    for (int i = most - 1; i >= 0; i--)
+        tables_drop_at(t, q, i);
+    for (int g = 0; g < t->limits.n_groups; g++)
+        q->tables[g].first = 0;
+    tables_drop_snapshot(t, &q->newest);
+    q->n_named = 0;
+    q->n_snapped = 0;
+    q->chain = q->root;
+}
+
+void tables_check(const struct tables *t, const struct seq *q)
+{
+    int block = t->limits.block_tokens;
+
+    for (int g = 0; g < t->limits.n_groups; g++) {
+        const struct seq_table *of = &q->tables[g];
+
+        if (tables_is_state(t, g)) {
+            must(of->first == 0 && of->n == t->groups[g].n_state_pages);
+            continue;
+        }
+        must(of->first <= of->n);
+        must(of->n * block >= q->n_computed + q->n_ahead);
+        must(t->groups[g].kind == CACHE_WINDOW || of->first == 0);
+        must(of->first * block <= q->n_computed);
+    }
+}

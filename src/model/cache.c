@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/cache.h"
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+
+/* Layers that keep the same tokens. */
+struct cache_set {
+    enum cache_kind kind;
+    int window;
+    size_t bytes; /* of all its layers in a page, or of the states */
+};
+
+/* What a cache is made from. */
+struct cache_maker {
+    const struct plan *plan;
+    int block_tokens;
+    size_t elem_bytes;
+    int n_sets;
+    struct cache_set sets[CACHE_GROUPS_MAX];
+    int n_pages;
+    size_t pages[CONFIG_LAYERS_MAX];
+};
+
+static struct cache_set set_of(const struct cache_maker *m, int layer)
+{
+    const struct layer_plan *l = &m->plan->layers[layer];
+    const struct attn_plan *a = &l->attn;
+
+    if (l->mixer == MIXER_RECURRENT)
+        return (struct cache_set){.kind = CACHE_STATE,
+                                  .bytes = (size_t)l->recurrent.width * sizeof(float)};
+    return (struct cache_set){.kind = a->window > 0 ? CACHE_WINDOW : CACHE_FULL,
+                              .window = a->window,
+                              .bytes = (size_t)m->block_tokens * 2 * (size_t)a->n_kv_heads *
+                                       (size_t)a->head_dim * m->elem_bytes};
+}
+
+static bool is_in(const struct cache_set *set, const struct cache_set *layer)
+{
+    return set->kind == layer->kind && set->window == layer->window;
+}
+
+/* The sets of one kind, in the order of their first layers. */
+static int find_sets(struct cache_maker *m, enum cache_kind kind)
+{
+    for (int i = 0; i < m->plan->n_layers; i++) {
+        struct cache_set layer = set_of(m, i);
+        int s = 0;
+
+        if (layer.kind != kind)
+            continue;
+        while (s < m->n_sets && !is_in(&m->sets[s], &layer))
+            s++;
+        if (s == CACHE_GROUPS_MAX) {
+            log_error("model: layers with more than %d different windows are not supported",
+                      CACHE_GROUPS_MAX);
+            return ERR_UNSUPPORTED;
+        }
+        if (s == m->n_sets)
+            m->sets[m->n_sets++] = layer;
+        else
+            m->sets[s].bytes += layer.bytes;
+    }
+    return ERR_OK;
+}
+
+/* The groups that a set becomes in pages of so many bytes, 0 when a layer has no room in one. places
+ * (NULL: none) are filled in for groups from `first` on. */
+static int fill_set(const struct cache_maker *m, const struct cache_set *set, size_t page_bytes,
+                    int first, struct cache_place *places)
+{
+    size_t at = 0;
+    int n = 0;
+
+    for (int i = 0; i < m->plan->n_layers; i++) {
+        struct cache_set layer = set_of(m, i);
+
+        if (!is_in(set, &layer))
+            continue;
+        if (layer.bytes > page_bytes)
+            return 0;
+        if (n == 0 || at + layer.bytes > page_bytes) {
+            n++;
+            at = 0;
+        }
+        if (places != NULL)
+            places[i] = (struct cache_place){first + n - 1, at / m->elem_bytes};
+        at += layer.bytes;
+    }
+    return n;
+}
+
+/* The groups of all sets; 0: these pages will not do. */
+static int count_groups(const struct cache_maker *m, size_t page_bytes)
+{
+    int n = 0;
+
+    for (int s = 0; s < m->n_sets && n <= CACHE_GROUPS_MAX; s++) {
+        int some = 1; /* of states */
+
+        if (m->sets[s].kind != CACHE_STATE)
+            some = fill_set(m, &m->sets[s], page_bytes, 0, NULL);
+        if (some == 0)
+            return 0;
+        n += some;
+    }
+    return n <= CACHE_GROUPS_MAX ? n : 0;
+}
+
+/* Sizes of pages to choose from: those of the first layers of each set. */
+static void list_pages(struct cache_maker *m)
+{
+    size_t bytes[CACHE_GROUPS_MAX] = {0};
+
+    for (int i = 0; i < m->plan->n_layers; i++) {
+        struct cache_set layer = set_of(m, i);
+        int s = 0;
+
+        if (layer.kind == CACHE_STATE)
+            continue;
+        while (!is_in(&m->sets[s], &layer))
+            s++;
+        bytes[s] += layer.bytes;
+        m->pages[m->n_pages++] = bytes[s];
+    }
+}
+
+/* The size that wastes least, of those up to bytes_max; 0: none will do. A larger one may waste an
+ * eighth more, since with fewer groups tables are shorter and copies longer. */
+static size_t best_page(const struct cache_maker *m, size_t bytes_max)
+{
+    size_t least = SIZE_MAX, best = 0;
+
+    for (int i = 0; i < m->n_pages; i++) {
+        size_t all = m->pages[i] * (size_t)count_groups(m, m->pages[i]);
+
+        if (m->pages[i] <= bytes_max && all > 0 && all < least)
+            least = all;
+    }
+    for (int i = 0; i < m->n_pages; i++) {
+        size_t all = m->pages[i] * (size_t)count_groups(m, m->pages[i]);
+
+        if (m->pages[i] <= bytes_max && m->pages[i] > best && all > 0 && all - least <= least / 8)
+            best = m->pages[i];
+    }
+    return best;
+}
+
+static size_t choose_page(const struct cache_maker *m)
+{
+    size_t smallest = SIZE_MAX, states = 0, best;
+
+    for (int s = 0; s < m->n_sets; s++) {
+        if (m->sets[s].kind == CACHE_STATE)
+            states = m->sets[s].bytes;
+        else if (m->sets[s].bytes < smallest)
+            smallest = m->sets[s].bytes;
+    }
+    if (smallest == SIZE_MAX) /* states alone */
+        return (states + 15) / 16 * 16;
+    best = best_page(m, smallest);
+    return best > 0 ? best : best_page(m, SIZE_MAX);
+}
+
+/* The group of states, all layers' one behind the other. */
+static void place_states(struct cache *c, const struct cache_maker *m, size_t bytes)
+{
+    size_t at = 0;
+
+    for (int i = 0; i < c->n_layers; i++) {
+        struct cache_set layer = set_of(m, i);
+
+        if (layer.kind != CACHE_STATE)
+            continue;
+        c->layers[i] = (struct cache_place){c->n_groups, at};
+        at += layer.bytes / sizeof(float);
+    }
+    c->groups[c->n_groups++] = (struct cache_group){
+        .kind = CACHE_STATE, .n_state_pages = (int)((bytes + c->page_bytes - 1) / c->page_bytes)};
+}
+
+/* Groups and places, in pages that will do. */
+static void make_groups(struct cache *c, const struct cache_maker *m)
+{
+    for (int s = 0; s < m->n_sets; s++) {
+        const struct cache_set *set = &m->sets[s];
+        int n;
+
+        if (set->kind == CACHE_STATE) {
+            place_states(c, m, set->bytes);
+            continue;
+        }
+        n = fill_set(m, set, c->page_bytes, c->n_groups, c->layers);
+
+        for (int g = 0; g < n; g++)
+            c->groups[c->n_groups++] =
+                (struct cache_group){.kind = set->kind, .window = set->window};
+    }
+}
+
+int cache_make(struct cache *out, const struct plan *plan, int block_tokens, size_t elem_bytes)
+{
+    struct cache_maker m = {.plan = plan, .block_tokens = block_tokens, .elem_bytes = elem_bytes};
+    struct cache c = {.block_tokens = block_tokens, .n_layers = plan->n_layers};
+
+    for (int kind = CACHE_FULL; kind <= CACHE_STATE; kind++) {
+        if (find_sets(&m, (enum cache_kind)kind) != ERR_OK)
+            return ERR_UNSUPPORTED;
+    }
+    list_pages(&m);
+    c.page_bytes = choose_page(&m);
+    if (c.page_bytes == 0) {
+        log_error("model: its layers make more than %d groups of pages", CACHE_GROUPS_MAX);
+        return ERR_UNSUPPORTED;
+    }
+    c.layers = mem_zalloc_array((size_t)plan->n_layers, sizeof *c.layers);
+    if (c.layers == NULL)
+        return ERR_NO_MEMORY;
+    make_groups(&c, &m);
+    *out = c;
+    return ERR_OK;
+}
+
+void cache_fini(struct cache *c)
+{
+    mem_free(c->layers);
+    c->layers = NULL;
+}
+
+int cache_pages(const struct cache *c, int n_tokens)
+{
+    return (n_tokens + c->block_tokens - 1) / c->block_tokens;
+}
+
+int cache_first_page(const struct cache *c, const struct cache_group *g, int pos)
+{
+    if (g->kind != CACHE_WINDOW || pos < g->window)
+        return 0;
+    return (pos - g->window + 1) / c->block_tokens;
+}
+
+int cache_need(const struct cache *c, int n_tokens)
+{
+    int all = cache_pages(c, n_tokens), n = 0;
+
+    for (int g = 0; g < c->n_groups; g++) {
+        int seen = c->groups[g].window / c->block_tokens + 2;
+
+        switch (c->groups[g].kind) {
+        case CACHE_FULL: n += all; break;
+        case CACHE_WINDOW: n += seen < all ? seen : all; break;
+        case CACHE_STATE: n += 2 * c->groups[g].n_state_pages; break;
+        }
+    }
+    return n;
+}
+
+int cache_tokens(const struct cache *c, int n_pages, int n_tokens)
+{
+    int enough = 0, tokens = n_tokens;
+
+    /* enough: tokens that do; tokens: the most that may. */
+    while (enough < tokens) {
+        int middle = enough + (tokens - enough + 1) / 2;
+
+        if (cache_need(c, middle) <= n_pages)
+            enough = middle;
+        else
+            tokens = middle - 1;
+    }
+    return enough;
+}
+
+int cache_row(const struct cache *c, int n_tokens)
+{
+    int n = cache_pages(c, n_tokens);
+
+    for (int g = 0; g < c->n_groups; g++) {
+        if (c->groups[g].n_state_pages > n)
+            n = c->groups[g].n_state_pages;
+    }
+    return n;
+}
+
+bool cache_is_simple(const struct cache *c)
+{
+    return c->n_groups == 1 && c->groups[0].kind == CACHE_FULL;
+}
+
+struct hash cache_digest(const struct cache *c, struct hash before)
+{
+    char line[120];
+    int n;
+
+    for (int i = 0; i < c->n_layers; i++) {
+        const struct cache_place *p = &c->layers[i];
+        const struct cache_group *g = &c->groups[p->group];
+
+        n = snprintf(line, sizeof line, "layer %d: page %zu, group %d, kind %d, window %d, at %zu",
+                     i, c->page_bytes, p->group, (int)g->kind, g->window, p->at);
+        before = hash_sha256(&before, sizeof before, line, (size_t)n);
+    }
+    return before;
+}

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Models that do not keep all tokens in all layers: what they say is the same from an empty cache
+and from a full one, at any length, after restarts and kills, and when pages are short; memory is
+bounded by the window; every tier serves them."""
+
+import random
+import signal
+import subprocess
+import threading
+import time
+
+import os
+
+import twin
+from harness import BUILDDIR, DEVICE, Stack, Tap, crowd, draw_seed, need_nginx, until
+
+need_nginx()
+tap = Tap()
+TEXT = "/v1/completions"
+draw_seed(tap)
+KINDS = [("windows beside all tokens", lambda: twin.windows(48, (2, 5)), False),
+         ("a window in all layers", lambda: twin.windows(80, ()), False),
+         ("states beside all tokens", lambda: twin.states("rfrfrr"), True),
+         ("states alone", lambda: twin.states("rrrrrr"), True),
+         ("states, windows and all tokens", lambda: twin.states("rfwrwf"), True)]
+BLOCK = 16
+BOUNDED = {"a window in all layers": 12, "states alone": 6}  # pages that any length fits in
+
+
+def say(s, ids, n=24):
+    """What is said, with the log probability of each token, which tells wrong sums by themselves;
+    and how much of the prompt was cached."""
+    r = s.post(TEXT, dict(prompt=ids, max_tokens=n, temperature=0, ignore_eos=True, logprobs=0,
+                          return_token_ids=True))
+    if r.status != 200:
+        tap.note(r.text[:300])
+        return None, 0
+    c = r.json["choices"][0]
+    return (list(zip(c["token_ids"], c["logprobs"]["token_logprobs"])),
+            r.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def ids_of(said):
+    return [i for i, _ in said]
+
+
+def kill(s, sig=signal.SIGKILL):
+    """The engine may be between two lives."""
+    while True:
+        until(s.engine.alive, 30)
+        try:
+            s.engine.kill(sig)
+            return
+        except ProcessLookupError:
+            time.sleep(0.01)
+
+
+def draw(n):
+    return [random.randrange(300, 2000) for _ in range(n)]
+
+
+def agree(got, want, name):
+    """On cuda the last bits depend on what shares a step: far ends of texts part."""
+    if DEVICE == "cpu":
+        tap.eq(got, want, name)
+    else:
+        tap.ok(all(g is not None and ids_of(g)[:3] == ids_of(w)[:3] for g, w in zip(got, want)), name)
+
+
+def conversation(s, prompts):
+    """Each prompt, then what was said and more behind it, then the first part of it again."""
+    said = []
+    for p in prompts:
+        first, _ = say(s, p)
+        more, _ = say(s, p + ids_of(first) + p[:30])
+        part, _ = say(s, p[:len(p) * 2 // 3] + p[:9])
+        said += [first, more, part]
+    return said
+
+
+for name, make, has_states in KINDS:
+    tap.section(name)
+    folder = make()
+    prompts = [draw(n) for n in (5, 30, 47, 48, 49, 64, 200, 333, 700)]
+    with Stack(model=folder, engine=["--enable-prefix-caching", "false"]) as s:
+        want = conversation(s, prompts)
+        tap.eq(len({str(w) for w in want}), len(want), "each prompt has an answer of its own")
+    with Stack(model=folder, host="64M", store=True, engine=["--max-num-batched-tokens", 96]) as s:
+        agree(conversation(s, prompts), want, "what is said from a cache, in chunks, is the same")
+        again = [say(s, p) for p in prompts]
+        agree([a for a, _ in again], want[::3], "and when it is asked again")
+        # A snapshot stands behind the last whole page.
+        tap.ok(all(cached == ((len(p) - 1) // BLOCK * BLOCK if has_states else len(p) - 1)
+                   for (_, cached), p in zip(again, prompts)),
+               "all that could be is found", str([c for _, c in again]))
+        half = say(s, prompts[-1][:400] + draw(20))[1]
+        tap.ok(half >= 400 - BLOCK or not half, "a prefix is found, or the window behind it is gone",
+               half)
+        got = crowd(9, lambda i: say(s, prompts[i])[0])
+        agree(got, want[::3], "together as alone")
+        tap.ok(s.idle(), "idle")
+        kill(s, signal.SIGTERM)  # saves what the device has
+        tap.ok(until(lambda: len(s.engine.exits) > 0, 30), "a restart")
+        until(lambda: s.get("/health").status == 200, 30)
+        again = [say(s, p) for p in prompts]
+        agree([a for a, _ in again], want[::3], "another life says the same")
+        tap.ok(all(c >= len(p) - 1 - BLOCK for (_, c), p in zip(again, prompts) if len(p) > BLOCK),
+               "from the pages of the one before", str([c for _, c in again]))
+        got, stop = [], []
+
+        def stream(i):
+            got.append((i, say(s, prompts[i], 24)[0]))
+
+        threads = [threading.Thread(target=stream, args=(i,)) for i in range(9)]
+        for t in threads:
+            t.start()
+        for _ in range(2):  # the third would be the last of a request that was in all of them
+            time.sleep(0.2)
+            kill(s)
+        for t in threads:
+            t.join()
+        agree([g for _, g in sorted(got)], want[::3], "under kills the same")
+        kill(s, signal.SIGTERM)
+        until(lambda: s.get("/health").status == 200, 30)
+        r = subprocess.run([os.path.join(BUILDDIR, "lmdb-dump"), "--verify", s.store_dir],
+                           capture_output=True, encoding="utf-8")
+        tap.eq(r.returncode, 0, "the store is whole: %s" % (r.stdout or r.stderr).strip()[-80:])
+    with Stack(model=folder, engine=["--num-pages", 220, "--max-model-len", 1200,
+                                     "--max-num-batched-tokens", 128]) as s:
+        long = [p + draw(100) for p in prompts[5:]]
+        alone = [say(s, p, 60)[0] for p in long]
+        got = crowd(12, lambda i: say(s, long[i % 4], 60)[0])
+        agree(got, [alone[i % 4] for i in range(12)], "pages are short: the same")
+        tap.note("%d preemptions" % s.metric("vllm:num_preemptions_total"))
+        far = draw(1000)
+        want_far = say(s, far, 150)[0]
+    if name in BOUNDED:
+        with Stack(model=folder, engine=["--num-pages", BOUNDED[name], "--max-model-len", 1200,
+                                         "--max-num-batched-tokens", 64]) as s:
+            agree([say(s, far, 150)[0]], [want_far],
+                  "1,150 tokens in %d pages of %d" % (BOUNDED[name], BLOCK))
+
+tap.done()
