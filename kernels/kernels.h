@@ -17,14 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/format.h"
 #include "kernels/sampling.h"
-
-/* Small functions that both sides use. */
-#ifdef __CUDACC__
-#define K_BOTH static __host__ __device__ inline
-#else
-#define K_BOTH static inline
-#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,20 +34,16 @@ typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 /* What the shared memory of a cluster holds. */
 #define K_SAMPLE_VOCAB_MAX 425984
 
-enum k_type { K_BF16, K_E4M3 };
-
-/* The length of a row of block scales: blocks of n_in columns, rounded up to a multiple of 4. */
-#define K_SCALE_COLS(n_in, block) ((((n_in) + (block)-1) / (block) + 3) / 4 * 4)
-
-/* A matrix of weights w [n_out][n_in]: an element times its scale. */
+/* A matrix of weights w [n_out][n_in]. Pointers that its format has no use for are NULL. */
 struct k_matrix {
-    void *data;          /* [n_out][n_in], row-major, elements of type; on the cpu device float32 */
-    const float *scales; /* NULL: all 1; else one per output row [n_out], or one per block when
-                          * block > 0: [ceil(n_out / block)][K_SCALE_COLS(n_in, block)] */
+    void *data;           /* [n_out][n_in], row-major, elements of format.elem; on the cpu device
+                          * float32 */
+    const void *scales;   /* of format.scale, as k_format says */
+    const void *zeros;    /* likewise */
+    const float *global;  /* one number */
     const float *x_scale; /* what the checkpoint says inputs are to be divided by before they are
-                           * rounded to the type; NULL: found for each row as it comes */
-    enum k_type type;
-    int block; /* side of the square blocks that share a scale; 0: scales are per row */
+                           * rounded to codes; NULL: found for each row as it comes */
+    struct k_format format;
     int n_out, n_in;
 };
 
@@ -157,10 +147,10 @@ int k_gelu(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, si
 
 #define K_PRODUCT_ROWS_MAX 64 /* more are cuBLASLt's */
 
-/* Products with e4m3 take x as float16, clamped to its 65504, and in an order of its own: of each
- * 16 elements the pairs 0, 2, 4, 6, 1, 3, 5, 7. Then four bytes of w, which is what ldmatrix gives
- * a lane, are what this lane holds of a tensor core's operand. Where element i stands; rows are a
- * multiple of 16. */
+/* Products with e4m3 (k_format_reads_half()) take x as float16, clamped to its 65504, and in an
+ * order of its own: of each 16 elements the pairs 0, 2, 4, 6, 1, 3, 5, 7. Then four bytes of w,
+ * which is what ldmatrix gives a lane, are what this lane holds of a tensor core's operand. Where
+ * element i stands; rows are a multiple of 16. */
 #define K_HALF_AT(i) (((i) & ~(size_t)15) | ((i) >> 1 & 6) | ((i)&1) | ((i)&2) << 2)
 
 enum k_product_kind {
@@ -178,18 +168,18 @@ enum k_product_kind {
  * So RMS norm is in two halves: who makes x multiplies by the norm's weights and leaves sums of
  * squares in parts, the product that reads x divides by their root. normed is such an x for the
  * next product, ceil(n_out / 16) its number of parts. x, bias, norm, normed and y are bfloat16 for
- * the launcher (y float32 for K_PRODUCT_FLOAT; x as K_HALF_AT says when w is e4m3) and float32 for
- * the reference, as w is. */
+ * the launcher (y float32 for K_PRODUCT_FLOAT; x as K_HALF_AT says where w reads it so:
+ * k_format_reads_half()) and float32 for the reference, as w is. */
 struct k_product {
     enum k_product_kind kind;
     const void *x;            /* [n][n_in] */
-    const struct k_matrix *w; /* host struct; bf16, or e4m3 with scales by row */
+    const struct k_matrix *w; /* host struct; plain, or e4m3 with scales by row */
     const void *bias;         /* [n_out] or NULL */
     const float *sums_in;     /* float32 [n][n_sums] or NULL */
     int n_sums;               /* for the launcher a multiple of 4: n_in / 16 */
     float eps;
-    /* The product that reads y of K_PRODUCT_GATED, or normed, has e4m3: they are written as it
-     * takes them (K_HALF_AT). The reference does not look at it. */
+    /* k_format_reads_half() of the product that reads y of K_PRODUCT_GATED, or normed: they are
+     * written as it takes them (K_HALF_AT). The reference does not look at it. */
     bool y_is_half;
     void *y;
     float *residual;  /* float32 [n][n_out] */
@@ -210,8 +200,8 @@ int k_multiply_bucket(const struct k_matrix *w, int n);
 int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream);
 
 /* x float32 [n][dim] = table at ids; normed [n][dim] = x * norm; sums_out float32
- * [n][ceil(dim / 16)]: how a decode begins. dim is a multiple of 16. normed_is_half: a product with
- * e4m3 reads normed (K_HALF_AT). */
+ * [n][ceil(dim / 16)]: how a decode begins. dim is a multiple of 16. normed_is_half: the
+ * product that reads normed takes it so (K_HALF_AT). */
 void ref_embed_normed(float *x, float *normed, float *sums_out, const float *table,
                       const int32_t *ids, const float *norm, int n, int dim);
 int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,
@@ -239,6 +229,13 @@ int k_add_rmsnorm_e4m3(const struct k_quantised *out, float *x, const k_bf16 *de
                        const k_bf16 *weight, float eps, int n, int dim, k_stream stream);
 int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int ff_dim,
                     k_stream stream);
+
+/* out float32 [n][n_in] = rows first .. first + n - 1 of w as its format means them, each rounded
+ * once by the difference and once by the product with the scale. Here w's data is of format.elem,
+ * as on a GPU; data, scales and zeros need not be aligned. A format without scales has no zeros and
+ * no global scale. There is no kernel: matrices that a device does not take are converted by
+ * this. */
+void ref_dequantise(float *out, const struct k_matrix *w, int first, int n);
 
 /* --- attention ------------------------------------------------------------------------- */
 

@@ -457,8 +457,8 @@ static size_t rest_bytes(int n_in, int n)
 /* What this file's kernel takes. */
 static bool takes(const struct k_matrix *w, int n)
 {
-    return n >= 1 && n <= ROWS_FEW && w->type == K_BF16 && w->scales == NULL &&
-           w->n_in % BOX_COLS == 0 && rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
+    return n >= 1 && n <= ROWS_FEW && k_format_is_plain(&w->format) && w->n_in % BOX_COLS == 0 &&
+           rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
 }
 
 /* Whether the other one is to be taken: x of a long n_in may have no room here. */

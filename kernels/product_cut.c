@@ -17,9 +17,9 @@ int product_cut_columns(int n)
     return n <= 8 ? 8 : n <= 16 ? 16 : n <= 32 ? 32 : n <= 48 ? 48 : 64;
 }
 
-int product_cut_slab_cols(enum k_type type)
+int product_cut_slab_cols(const struct k_format *format)
 {
-    return type == K_E4M3 ? 2 * CUT_SLAB_COLS : CUT_SLAB_COLS;
+    return CUT_SLAB * 8 / k_type_bits(format->elem);
 }
 
 /* Blocks of 64 rows that a tile of so many takes: 1, 2 or 4. Of one, eight rows end together. */
@@ -199,8 +199,8 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
     c->n_in = w->n_in;
     c->columns = product_cut_columns(n);
     c->x_rows = round_up(n, 8);
-    c->x_slabs = product_cut_slab_cols(w->type) / CUT_SLAB_COLS;
-    c->n_slabs = w->n_in / product_cut_slab_cols(w->type);
+    c->x_slabs = product_cut_slab_cols(&w->format) / CUT_SLAB_COLS;
+    c->n_slabs = w->n_in / product_cut_slab_cols(&w->format);
     c->rows_by_eight = w->n_out % (c->gated ? 16 : 8) == 0;
     /* a share has four slabs; whether a slot has room for sums then, lay_out() says */
     for (int split = 1;
@@ -211,8 +211,8 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
             break;
         c->n_split = split;
         c->rows = rows;
-        /* Of e4m3, what is missing of a wgmma's 64 rows is widened in vain. */
-        if (rows >= WHOLE_ROWS || (w->type == K_BF16 && c->columns * 3 <= rows * 2))
+        /* Of other formats, what is missing of a wgmma's 64 rows is widened in vain. */
+        if (rows >= WHOLE_ROWS || (k_format_is_plain(&w->format) && c->columns * 3 <= rows * 2))
             break;
     }
     tails = kind == K_PRODUCT_FLOAT && c->rows_by_eight;

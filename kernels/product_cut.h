@@ -68,7 +68,7 @@ struct product_cut {
 int product_cut_columns(int n);
 
 /* Elements of n_in in a slab of w. */
-int product_cut_slab_cols(enum k_type type);
+int product_cut_slab_cols(const struct k_format *format);
 
 /* w for n rows of x, 1 .. K_PRODUCT_ROWS_MAX. n_in is a multiple of product_cut_slab_cols(); for
  * K_PRODUCT_RESIDUAL n_out is one of 16. False: no room, which no such shape was found to have. */

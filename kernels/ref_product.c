@@ -9,7 +9,7 @@ static double weight(const struct k_matrix *w, int row, int col)
 {
     double v = (double)((const float *)w->data)[(size_t)row * (size_t)w->n_in + (size_t)col];
 
-    return w->scales != NULL ? v * (double)w->scales[row] : v;
+    return w->scales != NULL ? v * (double)((const float *)w->scales)[row] : v;
 }
 
 /* The product of one row of x and one of w, before a residual. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References of the operations whose results are e4m3. */
+ * References of the operations whose results are e4m3, and the meaning of formats. */
 #include "config.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "kernels/e4m3.h"
 
@@ -30,5 +31,58 @@ void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim)
         for (int d = 0; out->stride != 0 && d < dim; d += K_E4M3_BLOCK)
             round_run(to + d, out->scales + (size_t)(d / K_E4M3_BLOCK) * out->stride + t, row + d,
                       NULL, dim - d < K_E4M3_BLOCK ? dim - d : K_E4M3_BLOCK);
+    }
+}
+
+/* Number i of an array, which need not be aligned. */
+static float number(enum k_type type, const void *from, size_t i)
+{
+    const uint8_t *bytes = from;
+    float f = 0.0f;
+
+    switch (type) {
+    case K_F32: memcpy(&f, bytes + 4 * i, 4); break;
+    case K_BF16: memcpy((char *)&f + 2, bytes + 2 * i, 2); break; /* the upper half */
+    case K_E4M3: f = k_e4m3_value(bytes[i]); break;
+    }
+    return f;
+}
+
+/* n elements from `at` on, which share a scale and a zero; values are those of types of 8 bits. */
+static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const float *values,
+                   float zero, float scale)
+{
+    const uint8_t *bytes = (const uint8_t *)w->data + at;
+
+    if (k_type_bits(w->format.elem) == 8) {
+        for (int i = 0; i < n; i++)
+            out[i] = (values[bytes[i]] - zero) * scale;
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        out[i] = (number(w->format.elem, w->data, at + (size_t)i) - zero) * scale;
+}
+
+void ref_dequantise(float *out, const struct k_matrix *w, int first, int n)
+{
+    const struct k_format *f = &w->format;
+    size_t scale_cols = (size_t)k_format_scale_cols(f, w->n_in);
+    int step = k_format_has_groups(f) ? f->group_cols : w->n_in;
+    float values[256], whole = f->has_global ? *w->global : 1.0f;
+
+    for (int i = 0; i < 256 && k_type_bits(f->elem) == 8; i++)
+        values[i] = number(f->elem, &(const uint8_t){(uint8_t)i}, 0);
+    for (int row = first; row < first + n; row++) {
+        for (int col = 0; col < w->n_in; col += step) {
+            int some = w->n_in - col < step ? w->n_in - col : step;
+            size_t group = 0;
+
+            if (f->group_rows > 0)
+                group = (size_t)(row / f->group_rows) * scale_cols + (size_t)(col / step);
+            run_of(out, w, (size_t)row * (size_t)w->n_in + (size_t)col, some, values,
+                   f->has_zeros ? number(f->scale, w->zeros, group) : 0.0f,
+                   (f->group_rows > 0 ? number(f->scale, w->scales, group) : 1.0f) * whole);
+            out += some;
+        }
     }
 }

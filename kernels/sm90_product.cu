@@ -687,7 +687,8 @@ struct maps {
 static int encode_maps(maps *m, const wide_args &a)
 {
     const product_cut &c = a.c;
-    cuuint32_t cols = (cuuint32_t)product_cut_slab_cols(a.p.w->type);
+    cuuint32_t cols = (cuuint32_t)product_cut_slab_cols(&a.p.w->format);
+    bool is_bytes = k_type_bits(a.p.w->format.elem) == 8;
     cuuint64_t row_bytes = (cuuint64_t)c.n_in * CUT_SLAB / cols;
     cuuint64_t sizes[4] = {cols, 8, (cuuint64_t)c.n_slabs, (cuuint64_t)c.n_out / 8};
     cuuint64_t strides[3] = {row_bytes, CUT_SLAB, 8 * row_bytes};
@@ -702,12 +703,12 @@ static int encode_maps(maps *m, const wide_args &a)
         box[1] = (cuuint32_t)c.block_rows;
         box[3] = 1;
     }
-    if (encode_boxes(&m->w, a.p.w->type == K_E4M3, a.p.w->data, 4, sizes, strides, box) != 0)
+    if (encode_boxes(&m->w, is_bytes, a.p.w->data, 4, sizes, strides, box) != 0)
         return -1;
     m->tail = m->w;
     box[3] = (cuuint32_t)(c.tail_rows / c.n_blocks) / 8;
     if (c.tail_rows > 0 &&
-        encode_boxes(&m->tail, a.p.w->type == K_E4M3, a.p.w->data, 4, sizes, strides, box) != 0)
+        encode_boxes(&m->tail, is_bytes, a.p.w->data, 4, sizes, strides, box) != 0)
         return -1;
     return encode_boxes(&m->x, false, (void *)a.p.x, 3, x_sizes, x_strides, x_box);
 }
@@ -763,14 +764,14 @@ static int choose_blocks(const maps &m, const wide_args &a, k_stream stream)
 
 template <int N> static int choose(const maps &m, const wide_args &a, k_stream stream)
 {
-    return a.p.w->type == K_E4M3 ? choose_blocks<N, true>(m, a, stream)
-                                 : choose_blocks<N, false>(m, a, stream);
+    return k_format_reads_half(&a.p.w->format) ? choose_blocks<N, true>(m, a, stream)
+                                               : choose_blocks<N, false>(m, a, stream);
 }
 
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
-    return (w->type == K_E4M3 ? w->block == 0 : w->type == K_BF16 && w->scales == NULL) &&
-           w->n_in % product_cut_slab_cols(w->type) == 0 && n >= 1 && n <= K_PRODUCT_ROWS_MAX;
+    return (k_format_is_plain(&w->format) || k_format_is_by_row(&w->format, K_E4M3)) &&
+           w->n_in % product_cut_slab_cols(&w->format) == 0 && n >= 1 && n <= K_PRODUCT_ROWS_MAX;
 }
 
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
@@ -779,7 +780,7 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     wide_args a = {};
 
     a.p = *p;
-    a.scales = p->w->scales;
+    a.scales = (const float *)p->w->scales;
     a.n = n;
     if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
         !product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&m, a) != 0)

@@ -391,12 +391,14 @@ static void bench_matrix(struct bench *n, struct device *d, const char *name, in
 {
     static const int rows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192};
     bool fp8 = n->settings.quantization[0] != '\0' && kind != K_PRODUCT_FLOAT;
-    struct k_matrix shape = {.type = fp8 ? K_E4M3 : K_BF16, .n_out = n_out, .n_in = n_in};
+    struct k_matrix shape = {.n_out = n_out, .n_in = n_in};
     size_t bytes = (size_t)n_out * (size_t)n_in * (fp8 ? 1 : d->elem_bytes);
     struct product_bench p = {.d = d, .kind = kind, .is_float = kind == K_PRODUCT_FLOAT};
     float *ones = mem_zalloc_array((size_t)n_out, sizeof *ones);
-    struct k_matrix x = {.type = K_BF16, .n_out = KERNEL_ROWS_MAX, .n_in = n_in};
+    struct k_matrix x = {.n_out = KERNEL_ROWS_MAX, .n_in = n_in};
 
+    if (fp8)
+        shape.format = k_format_by_row(K_E4M3);
     for (int i = 0; ones != NULL && i < n_out; i++)
         ones[i] = 1.0f;
     p.x = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_in * 4);
@@ -466,7 +468,7 @@ static void bench_kernel(struct bench *n)
                                     .dim = c.dim,
                                     .ff_dim = c.ff_dim,
                                     .n_vocab = c.n_vocab,
-                                    .e4m3 = n->settings.quantization[0] != '\0'};
+                                    .codes = n->settings.quantization[0] != '\0'};
     if (d->ops->reserve(d, &limits) != ERR_OK)
         die("no memory");
     if (n->settings.gemm_table[0] != '\0')

@@ -36,7 +36,7 @@ struct device_limits {
     int n_heads, n_kv_heads, head_dim; /* the most of any layer; n_heads / n_kv_heads of all */
     int n_windows;                     /* different ones of layers, "all" among them */
     int dim, ff_dim, n_vocab;
-    bool e4m3;       /* some matrices are */
+    bool codes;      /* some matrices read them (k_format_reads_codes()) */
     bool has_states; /* some layers are recurrent */
 };
 
@@ -59,9 +59,9 @@ struct device_batch {
  * wants both forms asks for data, and for codes by quantise(). */
 struct device_rows {
     void *data;               /* the device's type, [n][width] */
-    struct k_quantised codes; /* e4m3 with scales: data and scales are the caller's memory, NULL
-                               * where no product of the model reads e4m3; the rest is set by the
-                               * operation that writes */
+    struct k_quantised codes; /* data and scales are the caller's memory, NULL where no product of
+                               * the model reads codes (k_format_reads_codes()); the rest is set by
+                               * the operation that writes */
 };
 
 enum device_way { DEVICE_IN, DEVICE_OUT, DEVICE_WAYS }; /* of copies: to the device, and back */
@@ -155,7 +155,8 @@ struct device_ops {
     /* Noise into a matrix's elements, whatever their scales are. */
     int (*fill_random)(struct device *d, const struct k_matrix *m, float deviation, uint64_t seed);
 
-    /* True when matmul() takes a matrix of this type, block and shape. All take K_BF16. */
+    /* True when matmul() takes a matrix of this format and shape, which need not have memory yet.
+     * All take the plain format (k_format_is_plain()). */
     bool (*takes)(struct device *d, const struct k_matrix *m);
     /* Read what was measured of products on a GPU like this one; a file that is of no use here
      * is logged and ignored, and so is a missing one, without a word unless it is expected. */
@@ -173,15 +174,15 @@ struct device_ops {
     bool (*replay)(struct device *d);
     void (*embed)(struct device *d, float *x, const void *table);
     /* `to` is the matrix that the result is multiplied with next: it is written to out->codes where
-     * that product reads e4m3, else to out->data. */
+     * that product reads codes, else to out->data. */
     void (*rmsnorm)(struct device *d, struct device_rows *out, const float *x, const void *weight,
                     float eps, int n, const struct k_matrix *to);
     void (*add_rmsnorm)(struct device *d, struct device_rows *out, float *x, const void *delta,
                         const void *weight, float eps, int n, const struct k_matrix *to);
-    /* Codes of rows->data [n][to->n_in], where a product with `to` reads e4m3; else nothing. */
+    /* Codes of rows->data [n][to->n_in], where a product with `to` reads them; else nothing. */
     void (*quantise)(struct device *d, struct device_rows *rows, int n, const struct k_matrix *to);
     /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none), of x->codes
-     * where w is e4m3. The second gives float32 on every device. */
+     * where w reads them. The second gives float32 on every device. */
     void (*matmul)(struct device *d, void *y, const struct device_rows *x, const struct k_matrix *w,
                    const void *bias, int n);
     void (*matmul_float)(struct device *d, float *y, const struct device_rows *x,
@@ -223,7 +224,7 @@ struct device {
     const struct device_ops *ops;
     struct device_limits limits;
     struct device_extras extras;
-    size_t elem_bytes;      /* of K_BF16 weights, activations and KV: 4 cpu, 2 cuda */
+    size_t elem_bytes;      /* of plain weights, activations and KV: 4 cpu, 2 cuda */
     int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
                              * must have room for them */
     size_t allocated_bytes; /* by alloc() and its kin so far */

@@ -235,7 +235,7 @@ static int cpu_fill_random(struct device *d, const struct k_matrix *m, float dev
 static bool cpu_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
-    return m->type == K_BF16;
+    return k_format_is_plain(&m->format);
 }
 
 /* Pipes are plain memory, and nothing is under way on return. */
@@ -422,7 +422,7 @@ static void cpu_gelu(struct device *d, void *out, const void *in, enum k_activat
     row_run(&j, width);
 }
 
-/* No product here reads e4m3: cpu_takes() was false. */
+/* No product here reads codes: cpu_takes() was false. */
 static void cpu_quantise(struct device *d, struct device_rows *rows, int n,
                          const struct k_matrix *to)
 {

@@ -156,8 +156,8 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
 {
     size_t n = (size_t)m->n_out * (size_t)m->n_in;
     k_stream stream = cuda_of(d)->stream;
-    int rc = m->type == K_E4M3 ? k_fill_random_e4m3(m->data, n, deviation, seed, stream)
-                               : k_fill_random(m->data, n, deviation, seed, stream);
+    int rc = m->format.elem == K_E4M3 ? k_fill_random_e4m3(m->data, n, deviation, seed, stream)
+                                      : k_fill_random(m->data, n, deviation, seed, stream);
 
     return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "random weights");
 }
@@ -252,19 +252,13 @@ static void cuda_embed(struct device *d, float *x, const void *table)
         "embed");
 }
 
-/* Whether matmul() with w reads its input as e4m3. */
-static bool reads_e4m3(const struct k_matrix *w)
-{
-    return w->type == K_E4M3;
-}
-
-/* Where n rows for the product with w are to be put as e4m3. */
+/* Where n rows for the product with w are to be put as codes. */
 static const struct k_quantised *codes_for(struct device_rows *rows, const struct k_matrix *w,
                                            int n)
 {
     must(rows->codes.data != NULL);
-    rows->codes.x_scale = w->x_scale;
-    rows->codes.stride = w->block > 0 ? gemm_rows(n) : 0;
+    rows->codes.x_scale = w->format.has_x_scale ? w->x_scale : NULL;
+    rows->codes.stride = k_format_has_groups(&w->format) ? gemm_rows(n) : 0;
     return &rows->codes;
 }
 
@@ -275,7 +269,7 @@ static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float 
     int dim = d->limits.dim;
 
     cuda_keep(c,
-              reads_e4m3(to)
+              k_format_reads_codes(&to->format)
                   ? k_rmsnorm_e4m3(codes_for(out, to, n), x, weight, eps, n, dim, c->stream)
                   : k_rmsnorm(out->data, x, weight, eps, n, dim, c->stream),
               "rmsnorm");
@@ -287,11 +281,12 @@ static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x
     struct cuda *c = cuda_of(d);
     int dim = d->limits.dim;
 
-    cuda_keep(c,
-              reads_e4m3(to) ? k_add_rmsnorm_e4m3(codes_for(out, to, n), x, delta, weight, eps, n,
-                                                  dim, c->stream)
-                             : k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, c->stream),
-              "add_rmsnorm");
+    cuda_keep(
+        c,
+        k_format_reads_codes(&to->format)
+            ? k_add_rmsnorm_e4m3(codes_for(out, to, n), x, delta, weight, eps, n, dim, c->stream)
+            : k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, c->stream),
+        "add_rmsnorm");
 }
 
 static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
@@ -299,7 +294,7 @@ static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
 {
     struct cuda *c = cuda_of(d);
 
-    if (reads_e4m3(to))
+    if (k_format_reads_codes(&to->format))
         cuda_keep(c, k_quantise(codes_for(rows, to, n), rows->data, n, to->n_in, c->stream),
                   "quantise");
 }
@@ -307,9 +302,10 @@ static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
 static void cuda_run_product(struct device *d, struct gemm_product p, const struct device_rows *x)
 {
     struct cuda *c = cuda_of(d);
+    bool is_coded = k_format_reads_codes(&p.w->format);
 
-    p.x = reads_e4m3(p.w) ? x->codes.data : x->data;
-    p.x_scales = reads_e4m3(p.w) ? x->codes.scales : NULL;
+    p.x = is_coded ? x->codes.data : x->data;
+    p.x_scales = is_coded ? x->codes.scales : NULL;
     cuda_keep(c, gemm_run(c->gemm, &p, c->stream), "matmul");
 }
 
@@ -349,7 +345,7 @@ static void cuda_attn(struct device *d, void *out, const void *qkv, const struct
 {
     struct cuda *c = cuda_of(d);
 
-    c->plan.out_is_half = to != NULL && to->type == K_E4M3;
+    c->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
     cuda_keep(c, k_attn(out, qkv, kv, &c->tokens, &c->plan, d->limits.n_heads, scale, c->stream),
               "attn");
 }
@@ -360,8 +356,9 @@ static void cuda_silu_mul(struct device *d, struct device_rows *out, const void 
     struct cuda *c = cuda_of(d);
 
     cuda_keep(c,
-              reads_e4m3(to) ? k_silu_mul_e4m3(codes_for(out, to, n), in, n, ff_dim, c->stream)
-                             : k_silu_mul(out->data, in, n, ff_dim, c->stream),
+              k_format_reads_codes(&to->format)
+                  ? k_silu_mul_e4m3(codes_for(out, to, n), in, n, ff_dim, c->stream)
+                  : k_silu_mul(out->data, in, n, ff_dim, c->stream),
               "silu_mul");
 }
 
@@ -387,8 +384,9 @@ static void cuda_embed_normed(struct device *d, float *x, void *normed, float *s
     struct cuda *c = cuda_of(d);
 
     cuda_keep(c,
-              k_embed_normed(x, normed, to->type == K_E4M3, sums, table, c->tokens.ids, c->sampled,
-                             norm, c->tokens.n_tokens, d->limits.dim, c->stream),
+              k_embed_normed(x, normed, k_format_reads_half(&to->format), sums, table,
+                             c->tokens.ids, c->sampled, norm, c->tokens.n_tokens, d->limits.dim,
+                             c->stream),
               "embed");
 }
 

@@ -71,10 +71,11 @@ int gemm_rows(int n)
 
 bool gemm_takes(const struct k_matrix *w)
 {
-    if (w->type == K_BF16)
+    if (k_format_is_plain(&w->format))
         return true;
     return w->n_in % 16 == 0 && w->n_out % 16 == 0 && w->n_in <= K_QUANTISED_DIM_MAX &&
-           (w->block == 0 || w->block == BLOCK);
+           (k_format_is_by_row(&w->format, K_E4M3) ||
+            k_format_is_in_blocks(&w->format, K_E4M3, BLOCK));
 }
 
 int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const char *gpu)
@@ -126,9 +127,9 @@ int gemm_write(const struct gemm *g, const char *path)
 
 static enum gemm_kind kind_of(const struct gemm_product *p)
 {
-    if (p->w->type == K_BF16)
+    if (k_format_is_plain(&p->w->format))
         return p->y_is_float ? GEMM_BF16_FLOAT : GEMM_BF16;
-    if (p->w->block > 0)
+    if (k_format_has_groups(&p->w->format))
         return GEMM_E4M3_BLOCK;
     return p->y_is_float ? GEMM_E4M3_FLOAT : GEMM_E4M3;
 }
@@ -261,9 +262,9 @@ static cublasStatus_t point(struct gemm_plan *plan, const struct gemm_product *p
 
     if (p->bias != NULL)
         s = set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
-    if (s == 0 && p->w->type == K_E4M3)
+    if (s == 0 && k_format_reads_codes(&p->w->format))
         s = set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->w->scales, sizeof p->w->scales);
-    if (s == 0 && p->w->type == K_E4M3)
+    if (s == 0 && k_format_reads_codes(&p->w->format))
         s = set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->x_scales, sizeof p->x_scales);
     return s;
 }
@@ -550,7 +551,7 @@ static int train_open(struct train *t, const struct gemm *g, struct gemm_plan *p
                       const struct gemm_product *p, int n_copies, k_stream stream)
 {
     *t = (struct train){.g = g, .plan = plan, .p = p, .stream = stream, .n_copies = n_copies};
-    t->w_bytes = (size_t)plan->n_out * (size_t)plan->n_in * (p->w->type == K_BF16 ? 2 : 1);
+    t->w_bytes = (size_t)plan->n_out * k_format_row_bytes(&p->w->format, plan->n_in);
     if (point(plan, p) != 0 || cudaEventCreate(&t->begin) != cudaSuccess)
         return fail(p, "cannot be measured");
     if (cudaEventCreate(&t->end) != cudaSuccess) {

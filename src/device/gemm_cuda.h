@@ -24,17 +24,17 @@ int gemm_rows(int n);
 /* One product: y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias [n_out]. */
 struct gemm_product {
     void *y;            /* bf16, or float32 when y_is_float */
-    const void *x;      /* of w's type */
+    const void *x;      /* bf16; codes where k_format_reads_codes() of w */
     const k_bf16 *bias; /* NULL: none */
     const struct k_matrix *w;
-    const float *x_scales; /* of an e4m3 x: as k_quantised has them, [gemm_rows(n)], or for a w in
+    const float *x_scales; /* of codes: as k_quantised has them, [gemm_rows(n)], or for a w in
                             * blocks [ceil(n_in / 128)][gemm_rows(n)]; else NULL */
     int n;
     bool y_is_float;
 };
 
-/* What gemm_run() multiplies with: bf16; e4m3 with multiples of 16 on both sides and scales per
- * row or per block of 128. */
+/* Whether gemm_run() multiplies with w: plain matrices; e4m3 with multiples of 16 on both sides and
+ * scales per row or per block of 128. */
 bool gemm_takes(const struct k_matrix *w);
 
 /* Enqueue; sums are float32 (of e4m3 without blocks: the tensor cores' own, some 14 bits). ERR_GPU

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -152,134 +151,19 @@ static void refuse_unknown(struct source *s, const struct json *obj)
     }
 }
 
-__attribute__((format(printf, 2, 3))) static void refuse_quant(struct source *s, const char *format,
-                                                               ...)
-{
-    char why[200];
-    va_list args;
-
-    va_start(args, format);
-    (void)vsnprintf(why, sizeof why, format, args); /* cut is fine */
-    va_end(args);
-    log_error("model: %s: quantization_config: %s", s->name, why);
-    fail(s, ERR_UNSUPPORTED);
-}
-
-/* [128, 128] in this member, or 0 where it is missing. */
-static int block_of(struct source *s, const struct json *obj, const char *field)
-{
-    const struct json *v = json_get(obj, field);
-
-    if (v == NULL || v->kind == JSON_NULL)
-        return 0;
-    if (v->kind == JSON_LIST && v->n == 2 && v->items[0].kind == JSON_INT &&
-        v->items[1].kind == JSON_INT && v->items[0].whole == 128 && v->items[1].whole == 128)
-        return 128;
-    refuse_quant(s, "%s is supported as [128, 128] only", field);
-    return 0;
-}
-
-static bool is_empty(const struct json *obj, const char *field)
-{
-    const struct json *v = json_get(obj, field);
-
-    return v == NULL || v->kind == JSON_NULL || (v->kind == JSON_OBJECT && v->n == 0);
-}
-
-/* {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]} */
-static void read_quant_fp8(struct source *s, struct config *c, const struct json *obj)
-{
-    const char *scheme = json_get_text(obj, "activation_scheme", "dynamic");
-
-    if (strcmp(scheme, "dynamic") != 0 && strcmp(scheme, "static") != 0)
-        refuse_quant(s, "activation_scheme \"%.40s\" is neither dynamic nor static", scheme);
-    if (strcmp(json_get_text(obj, "fmt", "e4m3"), "e4m3") != 0)
-        refuse_quant(s, "fmt is supported as e4m3 only");
-    c->e4m3_block = block_of(s, obj, "weight_block_size");
-}
-
-/* Numbers of 8 bits and kind float; strategy is one of the three that are given. */
-static void check_numbers(struct source *s, const struct json *obj, const char *what,
-                          const char *const strategies[3])
-{
-    const char *strategy = json_get_text(obj, "strategy", "tensor");
-    const struct json *bits = json_get(obj, "num_bits");
-    bool known = false;
-
-    for (int i = 0; i < 3; i++)
-        known = known || strcmp(strategy, strategies[i]) == 0;
-    if (bits == NULL || bits->kind != JSON_INT || bits->whole != 8 ||
-        strcmp(json_get_text(obj, "type", "float"), "float") != 0)
-        refuse_quant(s, "%s are supported as float of 8 bits only", what);
-    if (!known)
-        refuse_quant(s, "%s of strategy \"%.40s\" are not supported", what, strategy);
-}
-
-/* A group of compressed-tensors: what its modules' weights and inputs are. */
-static void read_group(struct source *s, struct config *c, const struct json *group, bool first)
-{
-    static const char *const of_weights[] = {"tensor", "channel", "block"};
-    static const char *const of_inputs[] = {"tensor", "token", "group"};
-    const struct json *weights = json_get_kind(group, "weights", JSON_OBJECT);
-    const struct json *inputs = json_get_kind(group, "input_activations", JSON_OBJECT);
-    int block = 0;
-
-    if (weights == NULL || inputs == NULL) {
-        refuse_quant(s,
-                     "group %.60s needs weights and input_activations: 8-bit weights with other "
-                     "inputs are not supported",
-                     group->key);
-        return;
-    }
-    check_numbers(s, weights, "weights", of_weights);
-    check_numbers(s, inputs, "input_activations", of_inputs);
-    if (strcmp(json_get_text(weights, "strategy", "tensor"), "block") == 0)
-        block = block_of(s, weights, "block_structure");
-    if (!first && block != c->e4m3_block)
-        refuse_quant(s, "groups with and without blocks are not supported together");
-    c->e4m3_block = block;
-}
-
-static void read_quant_compressed(struct source *s, struct config *c, const struct json *obj)
-{
-    const char *format = json_get_text(obj, "format", "float-quantized");
-    const struct json *groups = json_get_kind(obj, "config_groups", JSON_OBJECT);
-
-    if (strcmp(format, "float-quantized") != 0 && strcmp(format, "naive-quantized") != 0) {
-        refuse_quant(s, "format \"%.40s\" is not supported; float-quantized (FP8) is", format);
-        return;
-    }
-    if (!is_empty(obj, "sparsity_config") || !is_empty(obj, "transform_config"))
-        refuse_quant(s, "sparsity_config and transform_config are not supported");
-    if (groups == NULL || groups->n == 0) {
-        refuse_quant(s, "config_groups must name a group");
-        return;
-    }
-    for (uint32_t i = 0; i < groups->n; i++)
-        read_group(s, c, &groups->items[i], i == 0);
-}
-
-/* Lists of modules that are left as they were need no reading: their tensors' types say it. */
 static void read_quant(struct source *s, struct config *c, const struct json *obj)
 {
     const struct json *quant = json_get(obj, "quantization_config");
-    const char *method;
+    char why[QUANT_WHY_CAP];
 
     if (quant == NULL || quant->kind == JSON_NULL)
         quant = json_get(obj, "compression_config"); /* its name once */
     if (quant == NULL || quant->kind == JSON_NULL)
         return;
-    method = json_get_text(quant, "quant_method", "?");
-    c->e4m3 = true;
-    if (strcmp(method, "fp8") == 0)
-        read_quant_fp8(s, c, quant);
-    else if (strcmp(method, "compressed-tensors") == 0)
-        read_quant_compressed(s, c, quant);
-    else
-        refuse_quant(s,
-                     "quant_method \"%.40s\" is not supported; fp8 and compressed-tensors (FP8) "
-                     "are, or use the bf16 checkpoint",
-                     method);
+    if (quant_read(&c->quant, quant, why, sizeof why) != ERR_OK) {
+        log_error("model: %s: quantization_config: %s", s->name, why);
+        fail(s, ERR_UNSUPPORTED);
+    }
 }
 
 static void read_arch(struct source *s, struct config *c, const struct json *obj)

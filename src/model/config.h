@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "kernels/kernels.h"
+#include "model/quant.h"
 
 #define CONFIG_EOS_MAX    8
 #define CONFIG_LAYERS_MAX 1024
@@ -72,8 +73,7 @@ struct config {
     struct rope_config rope;
     bool tied; /* the output matrix is the embedding */
     bool qkv_bias, o_bias, mlp_bias;
-    bool e4m3;      /* quantization_config says that matrices of layers are e4m3 with scales */
-    int e4m3_block; /* side of the blocks that share a scale; 0: there are none */
+    struct quant_config quant; /* of matrices of layers */
     int n_eos;
     int32_t eos[CONFIG_EOS_MAX];
     struct hash digest; /* SHA-256 of config.json's bytes */

@@ -42,13 +42,13 @@ struct model {
     struct plan plan;
     struct cache cache;
     struct activations act;
-    char *pages;              /* device */
-    float *turns;             /* device, float [max_model_len][head_dim / 2][2] */
-    int n_under_way;          /* steps begun and not ended */
-    int n_rows;               /* of the last step */
-    enum k_type kv_type;      /* K_BF16: the device's own */
-    bool rounds, rounds_head; /* layers' and output matrices that were not e4m3 become so */
-    size_t work_bytes;        /* activations, tables and work areas, for the log */
+    char *pages;                  /* device */
+    float *turns;                 /* device, float [max_model_len][head_dim / 2][2] */
+    int n_under_way;              /* steps begun and not ended */
+    int n_rows;                   /* of the last step */
+    enum k_type kv_type;          /* K_BF16: the device's own */
+    struct k_format layers, head; /* formats that plain ones are rounded to; plain: none */
+    size_t work_bytes;            /* activations, tables and work areas, for the log */
     /* What begin() derives from a batch. */
     int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
     int32_t *row_tokens;            /* int32 [max_num_seqs] */
@@ -76,14 +76,18 @@ static bool is_set(const char *option)
 static int choose_types(struct model *m, const struct model_options *o)
 {
     const char *kv = is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
+    bool rounds = is_set(o->quantization);
+    bool rounds_head = rounds && strcmp(o->quantization, "fp8_all") == 0;
 
-    m->rounds = is_set(o->quantization);
-    m->rounds_head = m->rounds && strcmp(o->quantization, "fp8_all") == 0;
-    if (m->rounds && !m->rounds_head && strcmp(o->quantization, "fp8") != 0) {
+    if (rounds && !rounds_head && strcmp(o->quantization, "fp8") != 0) {
         log_error("model: quantization \"%s\" is unknown; use fp8 or fp8_all, or leave it empty",
                   o->quantization);
         return ERR_INVALID;
     }
+    if (rounds)
+        m->layers = k_format_by_row(K_E4M3);
+    if (rounds_head)
+        m->head = k_format_by_row(K_E4M3);
     m->kv_type = K_BF16;
     if (strcmp(kv, "auto") == 0)
         return ERR_OK;
@@ -241,7 +245,7 @@ static int alloc_work(struct model *m)
         .dim = s->dim,
         .ff_dim = s->ff_dim,
         .n_vocab = s->n_vocab,
-        .e4m3 = m->weights.e4m3,
+        .codes = m->weights.reads_codes,
         .has_states = widest.has_states,
     };
     int rc;
@@ -328,7 +332,7 @@ static void set_fingerprint(struct model *m)
     hash_hex(m->config.digest.bytes, HASH_BYTES, config);
     n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, block_tokens %d%s",
                  LAYOUT_VERSION, config, kv, m->shape.block_tokens,
-                 m->rounds ? ", weights rounded to e4m3" : "");
+                 !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
     m->shape.fingerprint = hash_sha256(text, (size_t)n, m->weights.digest.bytes, HASH_BYTES);
     if (!cache_is_simple(&m->cache))
         m->shape.fingerprint = cache_digest(&m->cache, m->shape.fingerprint);
@@ -380,8 +384,8 @@ static void log_table(const struct model *m, const char *dir, uint64_t start_us)
 static int load(struct model *m, const struct model_options *o)
 {
     struct weights_source from = {.dir = o->dummy_weights ? NULL : o->dir,
-                                  .rounds = m->rounds,
-                                  .rounds_head = m->rounds_head,
+                                  .layers = m->layers,
+                                  .head = m->head,
                                   .kv_scales = m->kv_type == K_E4M3};
     bool given = is_set(o->gemm_table);
     size_t before;

@@ -14,7 +14,7 @@ static int widest(int a, int b)
     return a > b ? a : b;
 }
 
-/* The memory of codes: rows of any product as e4m3, and their scales. */
+/* The memory of codes: rows of any product, and their scales. */
 static int alloc_codes(struct activations *a, struct device *d, const struct plan *plan,
                        const struct device_limits *limits)
 {
@@ -56,7 +56,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->logits == NULL ||
         a->sums == NULL)
         return ERR_NO_MEMORY;
-    return limits->e4m3 ? alloc_codes(a, d, plan, limits) : ERR_OK;
+    return limits->codes ? alloc_codes(a, d, plan, limits) : ERR_OK;
 }
 
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
@@ -87,12 +87,6 @@ struct pass pass_of(struct device *d, const struct plan *plan, const struct weig
 
 /* --- fused -------------------------------------------------------------------------------- */
 
-/* Does a fused product with w read its rows as halves? */
-static bool reads_half(const struct k_matrix *w)
-{
-    return w->type == K_E4M3;
-}
-
 /* A product of the normed residual. */
 static struct k_product fused_of_normed(const struct pass *p, enum k_product_kind kind, void *y,
                                         const struct k_matrix *w, const void *bias)
@@ -119,7 +113,7 @@ static void fused_add(const struct pass *p, const struct device_rows *rows,
                                     .x = rows->data,
                                     .w = w,
                                     .bias = bias,
-                                    .y_is_half = reads_half(next.reader),
+                                    .y_is_half = k_format_reads_half(&next.reader->format),
                                     .residual = p->a->x,
                                     .norm = next.norm,
                                     .normed = p->a->normed.data,
@@ -182,7 +176,7 @@ void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up,
     if (p->fused) {
         struct k_product product = fused_of_normed(p, K_PRODUCT_GATED, a->ff.data, gate_up, bias);
 
-        product.y_is_half = reads_half(reader);
+        product.y_is_half = k_format_reads_half(&reader->format);
         fused_run(p, product);
         return;
     }

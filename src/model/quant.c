@@ -3,10 +3,196 @@
  * Data of a file need not be aligned, so every number is copied out of it. */
 #include "model/quant.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "kernels/e4m3.h"
+
+/* --- quantization_config ---------------------------------------------------------------- */
+
+struct quant_reading {
+    struct k_format format;
+    char *why;
+    size_t why_cap;
+    int rc; /* the first error; later ones are not told */
+};
+
+__attribute__((format(printf, 2, 3))) static void refuse(struct quant_reading *r,
+                                                         const char *format, ...)
+{
+    va_list args;
+
+    if (r->rc != ERR_OK)
+        return;
+    va_start(args, format);
+    (void)vsnprintf(r->why, r->why_cap, format, args); /* cut is fine */
+    va_end(args);
+    r->rc = ERR_UNSUPPORTED;
+}
+
+/* e4m3 in the blocks of this member, which is [128, 128]; by row where it is missing. */
+static struct k_format e4m3_of(struct quant_reading *r, const struct json *obj, const char *field)
+{
+    const struct json *v = json_get(obj, field);
+
+    if (v == NULL || v->kind == JSON_NULL)
+        return k_format_by_row(K_E4M3);
+    if (v->kind != JSON_LIST || v->n != 2 || v->items[0].kind != JSON_INT ||
+        v->items[1].kind != JSON_INT || v->items[0].whole != K_E4M3_BLOCK ||
+        v->items[1].whole != K_E4M3_BLOCK)
+        refuse(r, "%s is supported as [128, 128] only", field);
+    return k_format_in_groups(K_E4M3, K_E4M3_BLOCK, K_E4M3_BLOCK);
+}
+
+static bool is_empty(const struct json *obj, const char *field)
+{
+    const struct json *v = json_get(obj, field);
+
+    return v == NULL || v->kind == JSON_NULL || (v->kind == JSON_OBJECT && v->n == 0);
+}
+
+/* {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]} */
+static void read_fp8(struct quant_reading *r, const struct json *config)
+{
+    const char *scheme = json_get_text(config, "activation_scheme", "dynamic");
+
+    if (strcmp(scheme, "dynamic") != 0 && strcmp(scheme, "static") != 0)
+        refuse(r, "activation_scheme \"%.40s\" is neither dynamic nor static", scheme);
+    if (strcmp(json_get_text(config, "fmt", "e4m3"), "e4m3") != 0)
+        refuse(r, "fmt is supported as e4m3 only");
+    r->format = e4m3_of(r, config, "weight_block_size");
+}
+
+/* Numbers of 8 bits and kind float; strategy is one of the three that are given. */
+static void check_numbers(struct quant_reading *r, const struct json *obj, const char *what,
+                          const char *const strategies[3])
+{
+    const char *strategy = json_get_text(obj, "strategy", "tensor");
+    const struct json *bits = json_get(obj, "num_bits");
+    bool known = false;
+
+    for (int i = 0; i < 3; i++)
+        known = known || strcmp(strategy, strategies[i]) == 0;
+    if (bits == NULL || bits->kind != JSON_INT || bits->whole != 8 ||
+        strcmp(json_get_text(obj, "type", "float"), "float") != 0)
+        refuse(r, "%s are supported as float of 8 bits only", what);
+    if (!known)
+        refuse(r, "%s of strategy \"%.40s\" are not supported", what, strategy);
+}
+
+/* A group of compressed-tensors: the format of its modules' weights and inputs. */
+static void read_group(struct quant_reading *r, const struct json *group, bool first)
+{
+    static const char *const of_weights[] = {"tensor", "channel", "block"};
+    static const char *const of_inputs[] = {"tensor", "token", "group"};
+    const struct json *weights = json_get_kind(group, "weights", JSON_OBJECT);
+    const struct json *inputs = json_get_kind(group, "input_activations", JSON_OBJECT);
+    struct k_format format = k_format_by_row(K_E4M3);
+
+    if (weights == NULL || inputs == NULL) {
+        refuse(r,
+               "group %.60s needs weights and input_activations: 8-bit weights with other inputs "
+               "are not supported",
+               group->key);
+        return;
+    }
+    check_numbers(r, weights, "weights", of_weights);
+    check_numbers(r, inputs, "input_activations", of_inputs);
+    if (strcmp(json_get_text(weights, "strategy", "tensor"), "block") == 0)
+        format = e4m3_of(r, weights, "block_structure");
+    if (!first && !k_format_is_like(&format, &r->format))
+        refuse(r, "groups with and without blocks are not supported together");
+    r->format = format;
+}
+
+static void read_compressed(struct quant_reading *r, const struct json *config)
+{
+    const struct json *groups = json_get_kind(config, "config_groups", JSON_OBJECT);
+
+    if (!is_empty(config, "sparsity_config") || !is_empty(config, "transform_config"))
+        refuse(r, "sparsity_config and transform_config are not supported");
+    if (groups == NULL || groups->n == 0) {
+        refuse(r, "config_groups must name a group");
+        return;
+    }
+    for (uint32_t i = 0; i < groups->n; i++)
+        read_group(r, &groups->items[i], i == 0);
+}
+
+/* --- the formats ------------------------------------------------------------------------- */
+
+/* In spite of its name weight_scale_inv multiplies. */
+static const struct quant_format formats[] = {
+    {.method = "fp8",
+     .read = read_fp8,
+     .data = "weight",
+     .dtype = "F8_E4M3",
+     .scales = {"weight_scale", "weight_scale_inv"},
+     .x_scale = "input_scale",
+     .packed = 1,
+     .elem = K_E4M3},
+    {.method = "compressed-tensors",
+     .names = {"float-quantized", "naive-quantized"},
+     .read = read_compressed,
+     .data = "weight",
+     .dtype = "F8_E4M3",
+     .scales = {"weight_scale", "weight_scale_inv"},
+     .x_scale = "input_scale",
+     .packed = 1,
+     .elem = K_E4M3},
+};
+
+#define N_FORMATS (sizeof formats / sizeof formats[0])
+
+static bool is_named(const struct quant_format *f, const char *name)
+{
+    for (int i = 0; i < QUANT_NAMES_MAX && f->names[i] != NULL; i++) {
+        if (name == NULL || strcmp(f->names[i], name) == 0)
+            return true;
+    }
+    return f->names[0] == NULL;
+}
+
+/* The row of a quant_method and a `format`. */
+static const struct quant_format *find_format(struct quant_reading *r, const char *method,
+                                              const char *name)
+{
+    char known[200] = "";
+    bool has_method = false;
+
+    for (size_t i = 0; i < N_FORMATS; i++) {
+        const struct quant_format *f = &formats[i];
+        size_t len = strlen(known);
+
+        if (strcmp(f->method, method) == 0 && is_named(f, name))
+            return f;
+        has_method = has_method || strcmp(f->method, method) == 0;
+        (void)snprintf(known + len, sizeof known - len, "%s%s", i == 0 ? "" : ", ", f->method);
+    }
+    if (has_method)
+        refuse(r, "format \"%.40s\" of %s is not supported", name, method);
+    else
+        refuse(r, "quant_method \"%.40s\" is not supported; use one of %s, or a bf16 checkpoint",
+               method, known);
+    return NULL;
+}
+
+int quant_read(struct quant_config *out, const struct json *config, char *why, size_t why_cap)
+{
+    struct quant_reading r = {.why = why, .why_cap = why_cap};
+    const struct quant_format *kind = find_format(&r, json_get_text(config, "quant_method", "?"),
+                                                  json_get_text(config, "format", NULL));
+
+    if (kind != NULL)
+        kind->read(&r, config);
+    if (r.rc == ERR_OK)
+        *out = (struct quant_config){.kind = kind, .format = r.format};
+    return r.rc;
+}
+
+/* --- numbers ------------------------------------------------------------------------------ */
 
 static float float_of_bits(uint32_t bits)
 {
@@ -51,71 +237,239 @@ static bool is_number(const struct tensor *t)
     return false;
 }
 
-int quant_scales_of(struct quant_scales *out, const struct tensor *t, int rows, int cols, int block,
-                    char *why, size_t why_cap)
+int quant_single(float *out, const struct tensor *t)
 {
-    int64_t n_rows = t->n_dims > 0 ? t->dims[0] : 1, n_cols = t->n_dims > 1 ? t->dims[1] : 1;
-
-    if (!is_number(t)) {
-        (void)snprintf(why, why_cap, "its type %.20s is none of F32, BF16, F16, F8_E8M0", t->dtype);
+    if (!is_number(t))
         return ERR_UNSUPPORTED;
+    for (int i = 0; i < t->n_dims; i++) {
+        if (t->dims[i] != 1)
+            return ERR_INVALID;
     }
-    *out = (struct quant_scales){.t = t, .n_rows = 1, .n_cols = 1};
-    if (t->n_dims <= 2 && n_rows == 1 && n_cols == 1)
-        return ERR_OK;
-    out->n_rows = rows;
-    if (block > 0) {
-        out->block = block;
-        out->n_rows = (rows + block - 1) / block;
-        out->n_cols = (cols + block - 1) / block;
-    }
-    if (t->n_dims <= 2 && n_rows == out->n_rows && n_cols == out->n_cols)
-        return ERR_OK;
-    (void)snprintf(why, why_cap, "it has %lld x %lld scales, where %d x %d or one are expected",
-                   (long long)n_rows, (long long)n_cols, out->n_rows, out->n_cols);
-    return ERR_INVALID;
+    *out = quant_number(t, 0);
+    return ERR_OK;
 }
 
 float quant_scale(const struct quant_scales *s, int row, int col)
 {
-    size_t r = s->block > 0 ? (size_t)(row / s->block) : s->n_rows > 1 ? (size_t)row : 0;
-    size_t c = s->block > 0 ? (size_t)(col / s->block) : 0;
+    size_t r = s->n_rows > 1 ? (size_t)(row / s->group_rows) : 0;
+    size_t c = s->n_cols > 1 ? (size_t)(col / s->group_cols) : 0;
 
     return quant_number(s->t, r * (size_t)s->n_cols + c);
 }
 
-void quant_widen(float *out, const k_e4m3 *from, const struct quant_scales *s, int first, int n,
-                 int cols)
+/* --- tensors of a matrix ------------------------------------------------------------------ */
+
+/* The matrix that quant_find() looks for. */
+struct search {
+    const struct checkpoint *files;
+    const char *stem;
+    int rows, cols;
+    char *why;
+    size_t why_cap;
+};
+
+static const struct tensor *beside(const struct search *s, const char *ending)
 {
-    int step = s->block > 0 ? s->block : cols;
-    float values[256];
+    char name[400];
 
-    for (int e = 0; e < 256; e++)
-        values[e] = k_e4m3_value((k_e4m3)e);
-    for (int row = first; row < first + n; row++) {
-        for (int col = 0; col < cols; col += step) {
-            float scale = quant_scale(s, row, col);
-            int end = cols - col < step ? cols : col + step;
+    if (ending == NULL)
+        return NULL;
+    (void)snprintf(name, sizeof name, "%s.%s", s->stem, ending); /* no such tensor when cut */
+    return checkpoint_find(s->files, name);
+}
 
-            for (int i = col; i < end; i++)
-                *out++ = values[*from++] * scale;
-        }
+__attribute__((format(printf, 4, 5))) static int wrong(const struct search *s, int rc,
+                                                       const struct tensor *t, const char *format,
+                                                       ...)
+{
+    int n = snprintf(s->why, s->why_cap, "%s: tensor %s ", checkpoint_path(s->files, t), t->name);
+    va_list args;
+
+    va_start(args, format);
+    if (n >= 0 && (size_t)n < s->why_cap)
+        (void)vsnprintf(s->why + n, s->why_cap - (size_t)n, format, args); /* cut is fine */
+    va_end(args);
+    return rc;
+}
+
+/* How t scales the matrix: in the groups of f, or as a whole. */
+static int scales_of(const struct search *s, struct quant_scales *out, const struct tensor *t,
+                     const struct k_format *f)
+{
+    int64_t n_rows = t->n_dims > 0 ? t->dims[0] : 1, n_cols = t->n_dims > 1 ? t->dims[1] : 1;
+    int high = f->group_rows, wide = k_format_has_groups(f) ? f->group_cols : s->cols;
+    int rows = (s->rows + high - 1) / high, cols = (s->cols + wide - 1) / wide;
+
+    if (!is_number(t))
+        return wrong(s, ERR_UNSUPPORTED, t, "has type %.20s; F32, BF16, F16 and F8_E8M0 are read",
+                     t->dtype);
+    *out = (struct quant_scales){.t = t,
+                                 .n_rows = (int)n_rows,
+                                 .n_cols = (int)n_cols,
+                                 .group_rows = high,
+                                 .group_cols = wide};
+    if (t->n_dims <= 2 && ((n_rows == rows && n_cols == cols) || (n_rows == 1 && n_cols == 1)))
+        return ERR_OK;
+    return wrong(s, ERR_INVALID, t, "has %lld x %lld numbers, where %d x %d or one are expected",
+                 (long long)n_rows, (long long)n_cols, rows, cols);
+}
+
+static bool is_whole(const struct quant_scales *s)
+{
+    return s->n_rows == 1 && s->n_cols == 1;
+}
+
+/* The tensors beside the elements. */
+static int find_scales(const struct search *s, struct quant_part *p)
+{
+    const struct quant_format *kind = p->kind;
+    const struct tensor *t = NULL;
+    int rc;
+
+    for (int i = 0; t == NULL && i < QUANT_NAMES_MAX; i++)
+        t = beside(s, kind->scales[i]);
+    if (t == NULL)
+        return wrong(s, ERR_NOT_FOUND, p->data, "is %s and has no %s", kind->dtype,
+                     kind->scales[0]);
+    if ((rc = scales_of(s, &p->scales, t, &p->format)) != ERR_OK)
+        return rc;
+    if ((t = beside(s, kind->zeros)) != NULL &&
+        (rc = scales_of(s, &p->zeros, t, &p->format)) != ERR_OK)
+        return rc;
+    p->format.has_zeros = t != NULL;
+    if ((t = beside(s, kind->global)) != NULL &&
+        (rc = scales_of(s, &p->global, t, &p->format)) != ERR_OK)
+        return rc;
+    p->format.has_global = t != NULL;
+    if (p->format.has_global && !is_whole(&p->global))
+        return wrong(s, ERR_INVALID, t, "has more than one number");
+    if (is_whole(&p->scales) && (!p->format.has_zeros || is_whole(&p->zeros))) {
+        p->format.group_rows = 1;
+        p->format.group_cols = 0;
+    }
+    return ERR_OK;
+}
+
+static bool has_data(const struct search *s, const struct quant_format *f)
+{
+    const struct tensor *t = beside(s, f->data);
+
+    return t != NULL && strcmp(t->dtype, f->dtype) == 0;
+}
+
+static const struct quant_format *known_by_type(const struct search *s)
+{
+    for (size_t i = 0; i < N_FORMATS; i++) {
+        if (has_data(s, &formats[i]))
+            return &formats[i];
+    }
+    return NULL;
+}
+
+static int check_shape(const struct search *s, const struct quant_part *p)
+{
+    const struct tensor *t = p->data;
+    int packed = p->kind != NULL ? p->kind->packed : 1;
+
+    if (t->n_dims == 2 && t->dims[0] == s->rows && t->dims[1] * packed == s->cols)
+        return ERR_OK;
+    return wrong(s, ERR_INVALID, t, "has %d dimensions, the first %lld; config.json says [%d][%d]",
+                 t->n_dims, t->n_dims > 0 ? (long long)t->dims[0] : 0LL, s->rows, s->cols / packed);
+}
+
+int quant_find(struct quant_part *out, const struct checkpoint *files,
+               const struct quant_config *config, const char *stem, int rows, int cols, char *why,
+               size_t why_cap)
+{
+    const struct search s = {files, stem, rows, cols, why, why_cap};
+    struct quant_part p = {.cols = cols};
+    int rc;
+
+    if (config->kind == NULL)
+        p.kind = known_by_type(&s);
+    else if (has_data(&s, config->kind))
+        p.kind = config->kind;
+    if (p.kind != NULL)
+        p.format = config->kind != NULL ? config->format : k_format_by_row(p.kind->elem);
+    p.data = beside(&s, p.kind != NULL ? p.kind->data : "weight");
+    if (p.data == NULL) {
+        (void)snprintf(why, why_cap, "tensor %s.weight is missing", stem); /* cut is fine */
+        return ERR_NOT_FOUND;
+    }
+    if ((rc = check_shape(&s, &p)) == ERR_OK && p.kind != NULL)
+        rc = find_scales(&s, &p);
+    if (rc == ERR_OK)
+        *out = p;
+    return rc;
+}
+
+/* --- weights ------------------------------------------------------------------------------ */
+
+/* The scales of n rows from `first` on, as k_format_scale_cols() has them, a row for each. */
+static void scales_of_rows(float *out, const struct quant_scales *s, const struct k_format *f,
+                           int cols, int first, int n)
+{
+    int wide = k_format_has_groups(f) ? f->group_cols : cols;
+
+    for (int row = first; row < first + n; row++, out += k_format_scale_cols(f, cols)) {
+        for (int c = 0; c < cols; c += wide)
+            out[c / wide] = quant_scale(s, row, c);
     }
 }
 
-void quant_round(float *out, const struct tensor *weight, int first, int n, int cols,
-                 k_e4m3 *scratch)
+int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int first, int n)
+{
+    struct k_matrix rows = {.data = bytes, .format = p->format, .n_out = n, .n_in = p->cols};
+    float *numbers, global = 1.0f;
+    size_t n_scales;
+
+    rows.format.group_rows = 1;
+    n_scales = k_format_n_scales(&rows.format, n, p->cols);
+    if ((numbers = mem_zalloc_array(2 * n_scales, sizeof *numbers)) == NULL)
+        return ERR_NO_MEMORY;
+    rows.scales = numbers;
+    rows.zeros = numbers + n_scales;
+    rows.global = &global;
+    scales_of_rows(numbers, &p->scales, &rows.format, p->cols, first, n);
+    if (p->format.has_zeros)
+        scales_of_rows(numbers + n_scales, &p->zeros, &rows.format, p->cols, first, n);
+    if (p->format.has_global)
+        global = quant_scale(&p->global, 0, 0);
+    ref_dequantise(out, &rows, 0, n);
+    mem_free(numbers);
+    return ERR_OK;
+}
+
+int quant_round(float *out, const struct tensor *weight, int first, int n, int cols)
 {
     size_t at = (size_t)first * (size_t)cols;
+    k_e4m3 *codes = mem_alloc((size_t)cols);
 
+    if (codes == NULL)
+        return ERR_NO_MEMORY;
     for (size_t i = 0; i < (size_t)n * (size_t)cols; i++)
         out[i] = quant_number(weight, at + i);
     for (int r = 0; r < n; r++, out += cols) {
         float scale;
-        struct k_quantised q = {.data = scratch, .scales = &scale};
+        struct k_quantised q = {.data = codes, .scales = &scale};
 
         ref_quantise(&q, out, 1, cols);
         for (int c = 0; c < cols; c++)
-            out[c] = k_e4m3_value(scratch[c]) * scale;
+            out[c] = k_e4m3_value(codes[c]) * scale;
     }
+    mem_free(codes);
+    return ERR_OK;
+}
+
+void quant_text(char *out, size_t cap, const struct k_format *f)
+{
+    static const char *const types[] = {[K_BF16] = "bf16", [K_E4M3] = "e4m3", [K_F32] = "float32"};
+    char groups[40] = "row";
+
+    if (k_format_has_groups(f))
+        (void)snprintf(groups, sizeof groups, "%d x %d", f->group_rows, f->group_cols);
+    (void)snprintf(out, cap, "%s%s%s%s%s", types[f->elem],
+                   f->group_rows > 0 ? " with a scale for each " : "",
+                   f->group_rows > 0 ? groups : "", f->has_zeros ? ", zero points" : "",
+                   f->has_global ? ", a global scale" : "");
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What reads the same input is stored as one matrix: q, k, v one below the other, then gate and
- * up. So a layer is four products. Whether a tensor is e4m3 is seen by its type, not by lists of
- * module names in config.json; a matrix is K_E4M3 when all its parts are, with scales that fit
- * together.
+ * up. So a layer is four products. Whether a tensor is in a format of its own is seen by its type,
+ * not by lists of module names in config.json; a matrix has that format when all its parts do, with
+ * scales that fit together, and the device takes it. Else it is converted while it is read.
  *
  * First everything is looked up, checked and allocated, in the order of the layers: that gives a
  * list of tensors, each with where it is to go. Then the reader (reader.h) brings the bytes.
@@ -19,34 +19,40 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "model/quant.h"
 #include "model/reader.h"
 #include "model/safetensors.h"
 
 #define RANDOM_SCALE 0.02f             /* of random matrices: what models are initialised with */
-#define RANDOM_E4M3  64.0f             /* the same of random e4m3, before its scale */
+#define RANDOM_CODES 64.0f             /* the same before a scale */
 #define FLOATS       ((size_t)1 << 20) /* of a tensor that the host converts at a time */
 #define PARTS_MAX    3                 /* tensors of a matrix: q, k, v */
 
 /* What becomes of a tensor's bytes. */
 enum use_of_bytes {
-    BYTES_SUMMED,  /* nothing: the host has looked at them, or nobody will */
-    BYTES_FILLED,  /* numbers of the device's type */
-    BYTES_COPIED,  /* e4m3 as it is */
-    BYTES_ROUNDED, /* e4m3, rounded on the device */
-    BYTES_WIDENED, /* numbers of the device's type that are, or are as if they were, e4m3 */
+    BYTES_SUMMED,    /* nothing: the host has looked at them, if they are wanted */
+    BYTES_FILLED,    /* numbers of a file's type, to the device's */
+    BYTES_COPIED,    /* elements of a format that the device takes */
+    BYTES_ROUNDED,   /* numbers of a file's type, rounded to a format on the device */
+    BYTES_CONVERTED, /* numbers of the device's type that mean, or are rounded to, a format */
 };
 
 /* Where a tensor goes. */
 struct target {
     enum use_of_bytes use;
-    enum device_type type; /* of a tensor that is not e4m3 */
+    enum device_type type;  /* of plain numbers */
+    struct quant_part part; /* of a matrix */
     void *dst;
-    size_t at;                  /* element of dst */
-    float *scales;              /* BYTES_ROUNDED: the first row's */
-    int n_in;                   /* columns of a matrix */
-    bool e4m3;                  /* the tensor is, with: */
-    struct quant_scales source; /* its scales */
+    size_t at;     /* element of dst; of BYTES_COPIED byte */
+    float *scales; /* BYTES_ROUNDED: the first row's */
+};
+
+/* Matrices that the device does not multiply with as they are. */
+struct converted {
+    char text[100]; /* the format of the first */
+    int n;
+    size_t bytes, as_they_are; /* on the device, and in their own format */
 };
 
 struct loader {
@@ -55,8 +61,8 @@ struct loader {
     const struct config *c;
     const struct plan *plan;
     const struct weights_source *from;
-    struct checkpoint *files;  /* NULL: random numbers */
-    int n_widened;             /* matrices that are e4m3 but for the device */
+    struct checkpoint *files; /* NULL: random numbers */
+    struct converted converted;
     uint64_t seed;             /* of the next random matrix */
     struct reader_item *items; /* [n_items]: tensors in the order of the digest */
     struct target *targets;    /* [n_items] */
@@ -69,20 +75,21 @@ struct loader {
 /* What a matrix is for: to be looked up in, a product of a layer, or of the logits. */
 enum use { USE_TABLE, USE_LAYER, USE_HEAD };
 
-static bool is_rounded(const struct loader *l, enum use use)
+static const struct k_format plain = {.elem = K_BF16};
+
+/* The format that a plain matrix is rounded to. */
+static struct k_format rounded(const struct loader *l, enum use use)
 {
-    return use == USE_LAYER ? l->from->rounds : use == USE_HEAD && l->from->rounds_head;
+    return use == USE_LAYER ? l->from->layers : use == USE_HEAD ? l->from->head : plain;
 }
 
 /* A tensor that is a matrix, or the part of one. */
 struct part {
     const char *pattern;
-    const struct tensor *t;
-    size_t item;                /* in the list */
-    struct quant_scales scales; /* of an e4m3 one */
+    struct quant_part q;
+    size_t item; /* in the list */
     int rows;
-    bool e4m3;
-    enum device_type type; /* of another */
+    enum device_type type; /* of plain numbers */
 };
 
 static void *allocate(struct loader *l, size_t bytes)
@@ -136,15 +143,23 @@ static void list(struct loader *l, const struct tensor *t)
     targets[l->n_items++] = (struct target){.use = BYTES_SUMMED};
 }
 
-static size_t elem_bytes(const struct target *to)
+/* Bytes of a number in a file. */
+static size_t file_bytes(enum device_type type)
 {
-    return to->e4m3 ? 1 : to->type == DEVICE_F32 ? 4 : 2;
+    return type == DEVICE_F32 ? 4 : 2;
 }
 
-/* step: elements of the tensor that must stay together. */
+/* Bytes of a matrix's row in a file. */
+static size_t row_bytes(const struct target *to)
+{
+    return to->part.kind != NULL ? k_format_row_bytes(&to->part.format, to->part.cols)
+                                 : (size_t)to->part.cols * file_bytes(to->type);
+}
+
+/* step: bytes of the tensor that must stay together. */
 static void list_target(struct loader *l, size_t item, size_t step, const struct target *to)
 {
-    l->items[item].step = step * elem_bytes(to);
+    l->items[item].step = step;
     l->targets[item] = *to;
 }
 
@@ -160,12 +175,12 @@ static void digest(struct loader *l)
     }
 }
 
-/* The name of the current layer's tensor, with .bias in place of .weight when bias is set. */
+/* The name of the current layer's tensor, with `ending` in place of .weight. */
 static void name_of(const struct loader *l, char *out, size_t cap, const char *pattern,
                     const char *ending)
 {
     const char *percent = strstr(pattern, "%d");
-    size_t stem = strlen(pattern) - strlen("weight");
+    size_t stem = strlen(pattern) - strlen(".weight");
 
     if (percent == NULL)
         (void)snprintf(out, cap, "%.*s%s", (int)stem, pattern, ending);
@@ -174,24 +189,20 @@ static void name_of(const struct loader *l, char *out, size_t cap, const char *p
                        (int)(stem - (size_t)(percent - pattern) - 2), percent + 2, ending);
 }
 
-/* The tensor of a name and shape, of any type; cols 0 means a vector of rows. */
-static const struct tensor *find_shape(struct loader *l, const char *name, int rows, int cols)
+/* The tensor of a name with n numbers. */
+static const struct tensor *find_vector(struct loader *l, const char *name, int n)
 {
     const struct tensor *t = checkpoint_find(l->files, name);
-    bool fits;
 
     if (t == NULL) {
         log_error("model: tensor %s is missing", name);
         l->rc = ERR_NOT_FOUND;
         return NULL;
     }
-    fits = cols == 0 ? t->n_dims == 1 && t->dims[0] == rows
-                     : t->n_dims == 2 && t->dims[0] == rows && t->dims[1] == cols;
-    if (!fits) {
-        log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says "
-                  "[%d%s%.0d]",
+    if (t->n_dims != 1 || t->dims[0] != n) {
+        log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says [%d]",
                   checkpoint_path(l->files, t), name, t->n_dims,
-                  t->n_dims > 0 ? (long long)t->dims[0] : 0LL, rows, cols == 0 ? "" : "][", cols);
+                  t->n_dims > 0 ? (long long)t->dims[0] : 0LL, n);
         l->rc = ERR_INVALID;
         return NULL;
     }
@@ -203,8 +214,8 @@ static void check_type(struct loader *l, const struct tensor *t, enum device_typ
 {
     if (type_of(t, type) == ERR_OK)
         return;
-    log_error("model: %s: tensor %s has type %.20s; BF16, F16 and F32 are read, and F8_E4M3 of "
-              "matrices",
+    log_error("model: %s: tensor %s has type %.20s; BF16, F16 and F32 are read, and for matrices "
+              "the format of quantization_config",
               checkpoint_path(l->files, t), t->name, t->dtype);
     l->rc = ERR_UNSUPPORTED;
 }
@@ -220,120 +231,139 @@ static void fill_vector(struct loader *l, void *dst, size_t at, const char *patt
     if (l->rc != ERR_OK)
         return;
     name_of(l, name, sizeof name, pattern, ending);
-    if ((t = find_shape(l, name, n, 0)) == NULL)
+    if ((t = find_vector(l, name, n)) == NULL)
         return;
     check_type(l, t, &type);
     if (l->rc == ERR_OK)
-        list_target(l, l->n_items - 1, 1,
+        list_target(l, l->n_items - 1, file_bytes(type),
                     &(struct target){.use = BYTES_FILLED, .type = type, .dst = dst, .at = at});
 }
 
-/* --- e4m3 ------------------------------------------------------------------------------ */
+/* --- formats ---------------------------------------------------------------------------- */
 
-/* The tensor beside a weight; NULL when there is none. */
+/* The tensor beside a weight, by its ending; NULL when there is none. */
 static const struct tensor *beside(struct loader *l, const char *pattern, const char *ending)
 {
-    char name[400];
+    char stem[400], name[440];
     const struct tensor *t;
 
-    name_of(l, name, sizeof name, pattern, ending);
+    if (ending == NULL)
+        return NULL;
+    name_of(l, stem, sizeof stem, pattern, "");
+    (void)snprintf(name, sizeof name, "%s.%s", stem, ending);
     t = checkpoint_find(l->files, name);
     if (t != NULL)
         list(l, t);
     return l->rc == ERR_OK ? t : NULL;
 }
 
-static void find_scales(struct loader *l, struct part *p, int cols)
+/* List the tensors of a part, in the digest's order. */
+static void list_part(struct loader *l, struct part *p)
 {
-    const struct tensor *t = beside(l, p->pattern, "weight_scale");
-    char why[200];
+    const struct tensor *const more[] = {p->q.scales.t, p->q.zeros.t, p->q.global.t};
 
-    if (t == NULL)
-        t = beside(l, p->pattern, "weight_scale_inv"); /* in spite of its name it multiplies */
-    if (l->rc != ERR_OK)
-        return;
-    if (t == NULL) {
-        log_error("model: %s: tensor %s is F8_E4M3 and has no weight_scale",
-                  checkpoint_path(l->files, p->t), p->t->name);
-        l->rc = ERR_NOT_FOUND;
-        return;
+    list(l, p->q.data);
+    p->item = l->n_items - 1;
+    for (int i = 0; i < 3 && l->rc == ERR_OK; i++) {
+        if (more[i] != NULL)
+            list(l, more[i]);
     }
-    l->rc = quant_scales_of(&p->scales, t, p->rows, cols, l->c->e4m3_block, why, sizeof why);
-    if (l->rc != ERR_OK)
-        log_error("model: %s: tensor %s: %s", checkpoint_path(l->files, t), t->name, why);
 }
 
 static void find_part(struct loader *l, struct part *p, int cols)
 {
-    char name[400];
+    char stem[400], why[QUANT_WHY_CAP];
 
     if (l->rc != ERR_OK)
         return;
-    name_of(l, name, sizeof name, p->pattern, "weight");
-    if ((p->t = find_shape(l, name, p->rows, cols)) == NULL)
+    name_of(l, stem, sizeof stem, p->pattern, "");
+    l->rc = quant_find(&p->q, l->files, &l->c->quant, stem, p->rows, cols, why, sizeof why);
+    if (l->rc != ERR_OK) {
+        log_error("model: %s", why);
         return;
-    p->item = l->n_items - 1;
-    p->e4m3 = strcmp(p->t->dtype, "F8_E4M3") == 0;
-    if (p->e4m3)
-        find_scales(l, p, cols);
-    else
-        check_type(l, p->t, &p->type);
+    }
+    list_part(l, p);
+    if (p->q.kind == NULL)
+        check_type(l, p->q.data, &p->type);
 }
 
-/* Whether the parts' e4m3 can stand as it is in one matrix, and in blocks of which side. */
-static bool fit_together(const struct part *parts, int n_parts, int *block)
+/* Whether the parts can stand as they are in one matrix. */
+static bool fit_together(const struct part *parts, int n_parts)
 {
-    *block = parts[0].scales.block;
+    const struct quant_part *first = &parts[0].q;
+
     for (int i = 0; i < n_parts; i++) {
-        if (!parts[i].e4m3 || parts[i].scales.block != *block)
+        const struct quant_part *q = &parts[i].q;
+
+        if (q->kind == NULL || q->kind != first->kind ||
+            !k_format_is_like(&q->format, &first->format))
             return false;
-        if (*block > 0 && i + 1 < n_parts && parts[i].rows % *block != 0)
-            return false; /* a block would reach over the seam */
+        if (q->format.has_global && n_parts > 1)
+            return false; /* each part has its own */
+        if (i + 1 < n_parts && parts[i].rows % q->format.group_rows != 0)
+            return false; /* a group would reach over the seam */
     }
     return true;
 }
 
-/* The form of a matrix on the device: its type and block. */
-static void choose_form(struct loader *l, struct k_matrix *m, const struct part *parts, int n_parts,
-                        enum use use)
+/* The format that the checkpoint, or the setting, has for a matrix; that of a part when not all
+ * have it, which has_all says. */
+static struct k_format wanted_format(const struct loader *l, const struct part *parts, int n_parts,
+                                     enum use use, bool *has_all)
 {
-    bool any = false, rounds = is_rounded(l, use);
-
-    for (int i = 0; i < n_parts; i++)
-        any = any || parts[i].e4m3;
-    if (l->files == NULL) {
-        any = rounds || (use == USE_LAYER && l->c->e4m3);
-        m->type = any ? K_E4M3 : K_BF16;
-        m->block = use == USE_LAYER ? l->c->e4m3_block : 0;
-    } else if (any) {
-        m->type = fit_together(parts, n_parts, &m->block) ? K_E4M3 : K_BF16;
-    } else {
-        m->type = rounds ? K_E4M3 : K_BF16;
+    *has_all = true;
+    for (int i = 0; i < n_parts; i++) {
+        if (parts[i].q.kind != NULL) {
+            *has_all = fit_together(parts, n_parts);
+            return parts[i].q.format;
+        }
     }
-    if (m->type == K_E4M3 && !l->d->ops->takes(l->d, m))
-        m->type = K_BF16;
-    if (m->type == K_BF16)
-        m->block = 0;
-    l->n_widened += (any || rounds) && m->type == K_BF16;
+    if (l->files == NULL && use == USE_LAYER && l->c->quant.kind != NULL)
+        return l->c->quant.format;
+    return rounded(l, use);
+}
+
+static void count_converted(struct loader *l, const struct k_matrix *m, const struct k_format *f)
+{
+    struct converted *c = &l->converted;
+
+    if (c->n++ == 0)
+        quant_text(c->text, sizeof c->text, f);
+    c->as_they_are += (size_t)m->n_out * k_format_row_bytes(f, m->n_in) +
+                      k_format_n_scales(f, m->n_out, m->n_in) * sizeof(float);
+    c->bytes += (size_t)m->n_out * (size_t)m->n_in * l->d->elem_bytes;
+}
+
+/* The format of a matrix on the device. */
+static void choose_format(struct loader *l, struct k_matrix *m, const struct part *parts,
+                          int n_parts, enum use use)
+{
+    bool has_all;
+    const struct k_format wanted = wanted_format(l, parts, n_parts, use, &has_all);
+
+    m->format = wanted;
+    if (has_all && l->d->ops->takes(l->d, m))
+        return;
+    m->format = plain;
+    count_converted(l, m, &wanted);
 }
 
 static size_t n_scales_of(const struct k_matrix *m)
 {
-    if (m->block == 0)
-        return (size_t)m->n_out;
-    return (size_t)((m->n_out + m->block - 1) / m->block) * (size_t)K_SCALE_COLS(m->n_in, m->block);
+    return k_format_n_scales(&m->format, m->n_out, m->n_in);
 }
 
 /* Put a part's scales where rows from `row` on of a matrix have theirs. */
 static void place_scales(const struct k_matrix *m, float *scales, int row, const struct part *p)
 {
-    size_t cols = m->block > 0 ? (size_t)K_SCALE_COLS(m->n_in, m->block) : 1;
-    int step = m->block > 0 ? m->block : 1, width = m->block > 0 ? m->n_in : 1;
+    size_t cols = (size_t)k_format_scale_cols(&m->format, m->n_in);
+    int high = m->format.group_rows;
+    int wide = k_format_has_groups(&m->format) ? m->format.group_cols : m->n_in;
 
-    for (int r = 0; r < p->rows; r += step) {
-        for (int c = 0; c < width; c += step)
-            scales[(size_t)((row + r) / step) * cols + (size_t)(c / step)] =
-                quant_scale(&p->scales, r, c);
+    for (int r = 0; r < p->rows; r += high) {
+        for (int c = 0; c < m->n_in; c += wide)
+            scales[(size_t)((row + r) / high) * cols + (size_t)(c / wide)] =
+                quant_scale(&p->q.scales, r, c);
     }
 }
 
@@ -343,13 +373,12 @@ static const float *input_scale(struct loader *l, const struct part *parts, int 
     float largest = 0.0f, *at;
 
     for (int i = 0; i < n_parts; i++) {
-        const struct tensor *t = beside(l, parts[i].pattern, "input_scale");
-        struct quant_scales s;
-        char why[200];
+        const struct tensor *t = beside(l, parts[i].pattern, parts[i].q.kind->x_scale);
+        float scale;
 
-        if (t == NULL || quant_scales_of(&s, t, 1, 1, 0, why, sizeof why) != ERR_OK)
+        if (t == NULL || quant_single(&scale, t) != ERR_OK)
             return NULL;
-        largest = quant_scale(&s, 0, 0) > largest ? quant_scale(&s, 0, 0) : largest;
+        largest = scale > largest ? scale : largest;
     }
     at = allocate(l, sizeof *at);
     if (l->rc == ERR_OK)
@@ -357,7 +386,7 @@ static const float *input_scale(struct loader *l, const struct part *parts, int 
     return largest > 0.0f ? at : NULL;
 }
 
-/* The scales of an e4m3 matrix of e4m3 parts. */
+/* The scales of a matrix in the format of its parts. */
 static void fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
                         const struct part *parts, int n_parts)
 {
@@ -365,6 +394,7 @@ static void fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
     float *scales = mem_zalloc_array(n_scales, sizeof *scales);
     int row = 0;
 
+    must(!m->format.has_zeros && !m->format.has_global); /* no device takes them yet */
     if (scales == NULL) {
         l->rc = ERR_NO_MEMORY;
         return;
@@ -373,65 +403,65 @@ static void fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
         place_scales(m, scales, row, &parts[i]);
     l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
     mem_free(scales);
-    if (m->block == 0 && l->rc == ERR_OK)
+    if (!k_format_has_groups(&m->format) && l->rc == ERR_OK)
         m->x_scale = input_scale(l, parts, n_parts);
+    m->format.has_x_scale = m->x_scale != NULL;
 }
 
 /* What becomes of the parts of a matrix; its scales are those of the first row. */
 static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_scales,
-                       const struct part *parts, int n_parts, bool rounds)
+                       const struct part *parts, int n_parts, enum use use)
 {
-    size_t cols = (size_t)m->n_in, row = 0;
+    const struct k_format to_round = rounded(l, use);
+    bool is_plain = k_format_is_plain(&m->format), rounds = !k_format_is_plain(&to_round);
+    size_t row = 0;
 
     for (int i = 0; i < n_parts; row += (size_t)parts[i++].rows) {
-        const struct part *p = &parts[i];
         struct target to = {.use = BYTES_FILLED,
-                            .type = p->type,
+                            .type = parts[i].type,
+                            .part = parts[i].q,
                             .dst = m->data,
-                            .at = row * cols,
-                            .n_in = m->n_in,
-                            .e4m3 = p->e4m3,
-                            .source = p->scales};
+                            .at = row * (size_t)m->n_in};
 
-        if (m->type == K_E4M3 && p->e4m3) {
+        if (!is_plain && to.part.kind != NULL) {
             to.use = BYTES_COPIED;
-        } else if (m->type == K_E4M3) {
+            to.at = row * k_format_row_bytes(&m->format, m->n_in);
+        } else if (!is_plain) {
             to.use = BYTES_ROUNDED;
             to.scales = dev_scales + row;
-        } else if (p->e4m3 || rounds) {
-            to.use = BYTES_WIDENED;
+        } else if (to.part.kind != NULL || rounds) {
+            to.use = BYTES_CONVERTED;
         }
-        list_target(l, p->item, to.use == BYTES_FILLED || to.use == BYTES_COPIED ? 1 : cols, &to);
+        list_target(l, parts[i].item, to.use == BYTES_FILLED ? file_bytes(to.type) : row_bytes(&to),
+                    &to);
     }
 }
 
-/* n_rows rows from `first` on, of a tensor that is e4m3 or is rounded as if it were, to numbers of
- * the device's type. */
-static int widen_rows(struct loader *l, const struct tensor *t, const struct target *to,
-                      const unsigned char *bytes, int first, int n_rows)
+/* n_rows rows from `first` on, of a tensor in a format or one that is rounded as if it were, to
+ * numbers of the device's type. */
+static int convert_rows(struct loader *l, const struct tensor *t, const struct target *to,
+                        unsigned char *bytes, int first, int n_rows)
 {
-    size_t cols = (size_t)to->n_in, row_bytes = cols * elem_bytes(to);
-    int step = (int)(FLOATS / cols) + 1, rc = ERR_NO_MEMORY;
+    size_t cols = (size_t)to->part.cols;
+    int step = (int)(FLOATS / cols) + 1, rc = ERR_OK;
     float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
-    k_e4m3 *scratch = mem_zalloc_array(cols, sizeof *scratch);
     struct tensor part = *t;
 
-    if (floats != NULL && scratch != NULL)
-        rc = ERR_OK;
-    for (int r = 0; r < n_rows && rc == ERR_OK; r += step) {
+    if (floats == NULL)
+        return ERR_NO_MEMORY;
+    for (int r = 0; r < n_rows && rc == ERR_OK; r += step, bytes += (size_t)step * row_bytes(to)) {
         int some = n_rows - r < step ? n_rows - r : step;
 
-        part.data = bytes + (size_t)r * row_bytes;
-        if (to->e4m3)
-            quant_widen(floats, part.data, &to->source, first + r, some, to->n_in);
-        else
-            quant_round(floats, &part, 0, some, to->n_in, scratch);
+        part.data = bytes;
+        rc = to->part.kind != NULL ? quant_dequantise(floats, &to->part, bytes, first + r, some)
+                                   : quant_round(floats, &part, 0, some, (int)cols);
+        if (rc != ERR_OK)
+            break;
         (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
         rc = l->d->ops->weights(l->d, to->dst, to->at + (size_t)(first + r) * cols, floats,
                                 DEVICE_F32, (size_t)some * cols);
         (void)pthread_mutex_unlock(&l->turn);
     }
-    mem_free(scratch);
     mem_free(floats);
     return rc;
 }
@@ -442,21 +472,23 @@ static int place(void *context, size_t idx, struct device_pipe *pipe, size_t at,
     struct loader *l = context;
     struct device *d = l->d;
     const struct target *to = &l->targets[idx];
-    size_t first = at / elem_bytes(to), n = bytes / elem_bytes(to), cols = (size_t)to->n_in;
+    size_t first = at / file_bytes(to->type), n = bytes / file_bytes(to->type);
+    size_t cols = (size_t)to->part.cols;
     struct k_quantised out;
 
+    if (to->part.kind != NULL && to->part.kind->unpack != NULL)
+        to->part.kind->unpack(pipe->bytes, bytes);
     switch (to->use) {
     case BYTES_SUMMED: break;
     case BYTES_FILLED: return d->ops->pipe_weights(d, pipe, to->dst, to->at + first, to->type, n);
-    case BYTES_COPIED:
-        return d->ops->pipe_bytes(d, pipe, (k_e4m3 *)to->dst + to->at + first, bytes);
+    case BYTES_COPIED: return d->ops->pipe_bytes(d, pipe, (char *)to->dst + to->at + at, bytes);
     case BYTES_ROUNDED:
         out = (struct k_quantised){.data = (k_e4m3 *)to->dst + to->at + first,
                                    .scales = to->scales + first / cols};
-        return d->ops->pipe_quantise(d, pipe, &out, to->type, (int)(n / cols), to->n_in);
-    case BYTES_WIDENED:
-        return widen_rows(l, l->items[idx].t, to, pipe->bytes, (int)(first / cols),
-                          (int)(n / cols));
+        return d->ops->pipe_quantise(d, pipe, &out, to->type, (int)(n / cols), (int)cols);
+    case BYTES_CONVERTED:
+        return convert_rows(l, l->items[idx].t, to, pipe->bytes, (int)(at / row_bytes(to)),
+                            (int)(bytes / row_bytes(to)));
     }
     return ERR_OK;
 }
@@ -467,16 +499,15 @@ static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_s
     size_t n_scales = n_scales_of(m);
     float *scales;
 
-    l->rc =
-        l->d->ops->fill_random(l->d, m, m->type == K_E4M3 ? RANDOM_E4M3 : RANDOM_SCALE, l->seed++);
-    if (m->type == K_BF16 || l->rc != ERR_OK)
+    l->rc = l->d->ops->fill_random(l->d, m, n_scales > 0 ? RANDOM_CODES : RANDOM_SCALE, l->seed++);
+    if (n_scales == 0 || l->rc != ERR_OK)
         return;
     if ((scales = mem_zalloc_array(n_scales, sizeof *scales)) == NULL) {
         l->rc = ERR_NO_MEMORY;
         return;
     }
     for (size_t i = 0; i < n_scales; i++)
-        scales[i] = RANDOM_SCALE / RANDOM_E4M3;
+        scales[i] = RANDOM_SCALE / RANDOM_CODES;
     l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
     mem_free(scales);
 }
@@ -488,8 +519,9 @@ static struct k_matrix matrix(struct loader *l, const char *const *patterns, con
                               int n_parts, int cols, enum use use)
 {
     struct part parts[PARTS_MAX] = {{.rows = 0}};
-    struct k_matrix m = {.type = K_BF16, .n_in = cols};
+    struct k_matrix m = {.n_in = cols};
     float *scales = NULL;
+    bool is_plain;
 
     for (int i = 0; i < n_parts; i++) {
         parts[i] = (struct part){.pattern = patterns[i], .rows = rows[i]};
@@ -499,19 +531,20 @@ static struct k_matrix matrix(struct loader *l, const char *const *patterns, con
     }
     if (l->rc != ERR_OK)
         return m;
-    choose_form(l, &m, parts, n_parts, use);
-    m.data = allocate(l, (size_t)m.n_out * (size_t)cols *
-                             (m.type == K_E4M3 ? sizeof(k_e4m3) : l->d->elem_bytes));
-    if (m.type == K_E4M3)
+    choose_format(l, &m, parts, n_parts, use);
+    is_plain = k_format_is_plain(&m.format);
+    m.data = allocate(l, (size_t)m.n_out * (is_plain ? (size_t)cols * l->d->elem_bytes
+                                                     : k_format_row_bytes(&m.format, cols)));
+    if (!is_plain)
         m.scales = scales = allocate(l, n_scales_of(&m) * sizeof *scales);
-    l->w->e4m3 = l->w->e4m3 || m.type == K_E4M3;
+    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&m.format);
     if (l->rc != ERR_OK)
         return m;
     if (l->files == NULL)
         fill_random(l, &m, scales);
     else
-        list_parts(l, &m, scales, parts, n_parts, is_rounded(l, use));
-    if (l->files != NULL && m.type == K_E4M3 && parts[0].e4m3)
+        list_parts(l, &m, scales, parts, n_parts, use);
+    if (l->files != NULL && !is_plain && parts[0].q.kind != NULL)
         fill_scales(l, &m, scales, parts, n_parts);
     return m;
 }
@@ -529,7 +562,7 @@ static void *bias(struct loader *l, bool has, const char *const *patterns, const
         n += (size_t)rows[i];
     dst = allocate(l, n * l->d->elem_bytes);
     for (int i = 0; i < n_parts && l->files != NULL; i++) {
-        fill_vector(l, dst, at, patterns[i], "bias", rows[i]);
+        fill_vector(l, dst, at, patterns[i], ".bias", rows[i]);
         at += (size_t)rows[i];
     }
     return dst;
@@ -542,7 +575,7 @@ static void *norm(struct loader *l, const char *pattern, int dim)
     float ones[256];
 
     if (l->files != NULL) {
-        fill_vector(l, dst, 0, pattern, "weight", dim);
+        fill_vector(l, dst, 0, pattern, ".weight", dim);
         return dst;
     }
     for (int i = 0; i < 256; i++)
@@ -557,21 +590,18 @@ static void *norm(struct loader *l, const char *pattern, int dim)
 static float kv_scale(struct loader *l, const char *own, const char *pattern, const char *ending)
 {
     const struct tensor *t = beside(l, own, ending);
-    struct quant_scales s;
-    char why[200];
+    float scale = 1.0f;
 
     if (t == NULL)
         t = beside(l, pattern, ending);
     if (t == NULL)
         t = beside(l, pattern, "output_scale");
-    if (t == NULL)
-        return 1.0f;
-    if (quant_scales_of(&s, t, 1, 1, 0, why, sizeof why) != ERR_OK) {
-        log_error("model: %s: tensor %s: %s", checkpoint_path(l->files, t), t->name, why);
+    if (t != NULL && quant_single(&scale, t) != ERR_OK) {
+        log_error("model: %s: tensor %s is not one number of F32, BF16, F16 or F8_E8M0",
+                  checkpoint_path(l->files, t), t->name);
         l->rc = ERR_UNSUPPORTED;
-        return 1.0f;
     }
-    return quant_scale(&s, 0, 0);
+    return scale;
 }
 
 static void load_attention(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
@@ -650,7 +680,7 @@ static int lay_out(struct loader *l)
         load_layer(l, &l->plan->layers[l->layer], &l->w->layers[l->layer]);
     l->w->norm = norm(l, names->norm, c->dim);
     head = c->tied ? names->embed : names->head;
-    if (c->tied && !is_rounded(l, USE_HEAD))
+    if (c->tied && k_format_is_plain(&l->from->head))
         l->w->head = l->w->embed;
     else
         l->w->head = matrix(l, &head, &c->n_vocab, 1, c->dim, USE_HEAD);
@@ -675,6 +705,14 @@ static int read_all(struct loader *l)
     return rc;
 }
 
+static void log_converted(const struct converted *c, const struct device *d)
+{
+    log_info("model: %d matrices are %s, which %s does not multiply with; they are held as %s: "
+             "%.1f MiB in place of %.1f",
+             c->n, c->text, d->name, d->elem_bytes == sizeof(float) ? "float32" : "bf16",
+             (double)c->bytes / 0x1p20, (double)c->as_they_are / 0x1p20);
+}
+
 int weights_load(struct weights *w, struct device *d, const struct config *c,
                  const struct plan *plan, const struct weights_source *from)
 {
@@ -687,10 +725,8 @@ int weights_load(struct weights *w, struct device *d, const struct config *c,
     log_debug("model: weights are laid out");
     if (rc == ERR_OK && from->dir != NULL)
         rc = read_all(&l);
-    if (rc == ERR_OK && l.n_widened > 0 && d->is_gpu)
-        log_info("model: %d matrices are e4m3 in a form that the GPU does not multiply with; they "
-                 "are held in bf16",
-                 l.n_widened);
+    if (rc == ERR_OK && l.converted.n > 0)
+        log_converted(&l.converted, d);
     if (from->dir == NULL)
         w->digest = hash_sha256("dummy", 5, NULL, 0);
     mem_free(l.targets);

@@ -31,22 +31,24 @@ struct weights {
     struct k_matrix embed;        /* [n_vocab][dim] */
     void *norm;                   /* [dim] */
     struct k_matrix head;         /* [n_vocab][dim]; embed itself when tied */
-    bool e4m3;                    /* some matrices are */
+    bool reads_codes;             /* some matrices do (k_format_reads_codes()) */
     size_t bytes;                 /* on the device */
     struct hash digest;           /* of every tensor's name, type and bytes, as they were read */
 };
 
 /* Where weights come from, and what is made of them. */
 struct weights_source {
-    const char *dir;  /* the folder; NULL: random numbers */
-    bool rounds;      /* matrices of layers that are not e4m3 are rounded to it, a scale a row */
-    bool rounds_head; /* so is the output matrix; a tied one becomes a second matrix */
-    bool kv_scales;   /* k_scale and v_scale are wanted */
+    const char *dir; /* the folder; NULL: random numbers */
+    /* Formats that plain matrices of layers, and a plain output matrix, are rounded to: e4m3 by
+     * row, or the plain format, which leaves them alone. A tied output matrix becomes a second
+     * matrix. */
+    struct k_format layers, head;
+    bool kv_scales; /* k_scale and v_scale are wanted */
 };
 
-/* Allocate on the device and fill. Logs progress every few seconds. A matrix whose parts in the
- * folder are e4m3, or are rounded to it, is K_E4M3 where the device multiplies with that form,
- * else the same numbers in the device's type.
+/* Allocate on the device and fill. Logs progress every few seconds. A matrix has the format of
+ * its parts in the folder, or that which they are rounded to, where the device takes it; else it
+ * holds the same numbers in the plain format.
  *
  * Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape than config.json
  * implies, ERR_NOT_FOUND for a missing one, ERR_UNSUPPORTED for a type, ERR_GPU; all logged. The

@@ -78,13 +78,19 @@ static void allocate(struct bench *b, size_t largest_in, size_t largest_out, siz
     free(ones);
 }
 
+static struct k_format format_of(enum gemm_kind kind)
+{
+    if (kind == GEMM_BF16 || kind == GEMM_BF16_FLOAT)
+        return (struct k_format){.elem = K_BF16};
+    return kind == GEMM_E4M3_BLOCK ? k_format_in_groups(K_E4M3, 128, 128) : k_format_by_row(K_E4M3);
+}
+
 static void measure(struct bench *b, enum gemm_kind kind, int n, int n_out, int n_in)
 {
     bool is_bf16 = kind == GEMM_BF16 || kind == GEMM_BF16_FLOAT, tunes = strcmp(b->table, "-") != 0;
     struct k_matrix w = {.data = b->w,
-                         .type = is_bf16 ? K_BF16 : K_E4M3,
                          .scales = is_bf16 ? NULL : b->w_scales,
-                         .block = kind == GEMM_E4M3_BLOCK ? 128 : 0,
+                         .format = format_of(kind),
                          .n_out = n_out,
                          .n_in = n_in};
     struct gemm_product p = {.y = b->y,

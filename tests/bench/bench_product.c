@@ -82,7 +82,7 @@ static void own(struct bench *b, int layer, int mat, int n)
                           .sums_in = of_normed ? b->sums : NULL,
                           .n_sums = DIM / 16,
                           .eps = 1e-5f,
-                          .y_is_half = w->type == K_E4M3,
+                          .y_is_half = k_format_reads_half(&w->format),
                           .y = mat == MAT_GATE_UP ? b->ff : b->y,
                           .residual = b->residual,
                           .norm = b->norm,
@@ -98,7 +98,7 @@ static void library(struct bench *b, int layer, int mat, int n)
     struct gemm_product p = {.y = b->y,
                              .x = mat == MAT_DOWN ? b->ff : b->x,
                              .w = w,
-                             .x_scales = w->type == K_E4M3 ? b->sums : NULL,
+                             .x_scales = k_format_reads_codes(&w->format) ? b->sums : NULL,
                              .n = n,
                              .y_is_float = mat == MAT_HEAD};
 
@@ -109,7 +109,7 @@ static void library(struct bench *b, int layer, int mat, int n)
  * step has one more. */
 static void stepped(struct bench *b, int layer, int mat, int n)
 {
-    bool e4m3 = b->w[layer % COPIES][mat].type == K_E4M3;
+    bool e4m3 = k_format_reads_codes(&b->w[layer % COPIES][mat].format);
     int rc = 0;
 
     if (mat == MAT_QKV || mat == MAT_GATE_UP || mat == MAT_HEAD)
@@ -131,8 +131,7 @@ static void read_only(struct bench *b, int layer, int mat, int n)
     const struct k_matrix *w = &b->w[layer % COPIES][mat];
 
     (void)n;
-    bench_must(bench_read(b->y, w->data,
-                          (size_t)w->n_out * (size_t)w->n_in * (w->type == K_E4M3 ? 1 : 2),
+    bench_must(bench_read(b->y, w->data, (size_t)w->n_out * k_format_row_bytes(&w->format, w->n_in),
                           b->stream),
                "a read");
 }
@@ -180,8 +179,7 @@ static double bytes_of(const struct bench *b, int first, int last)
     double bytes = 0.0;
 
     for (int mat = first; mat <= last; mat++)
-        bytes +=
-            (double)mats[mat].n_out * mats[mat].n_in * (b->w[0][mat].type == K_E4M3 ? 1.0 : 2.0);
+        bytes += mats[mat].n_out * (double)k_format_row_bytes(&b->w[0][mat].format, mats[mat].n_in);
     return bytes;
 }
 
@@ -216,11 +214,11 @@ static void allocate(struct bench *b)
                 *w = b->w[i % HEADS][mat];
                 continue;
             }
-            *w = (struct k_matrix){.type = mat == MAT_HEAD ? K_BF16 : b->type,
-                                   .n_out = mats[mat].n_out,
-                                   .n_in = mats[mat].n_in};
-            w->data = alloc_random(b, w->type, n, 0.02f, (uint64_t)(i * MATS + mat + 1));
-            if (w->type == K_E4M3) {
+            *w = (struct k_matrix){.n_out = mats[mat].n_out, .n_in = mats[mat].n_in};
+            if (mat != MAT_HEAD && b->type == K_E4M3)
+                w->format = k_format_by_row(K_E4M3);
+            w->data = alloc_random(b, w->format.elem, n, 0.02f, (uint64_t)(i * MATS + mat + 1));
+            if (w->format.group_rows > 0) {
                 float *scales = alloc((size_t)w->n_out * sizeof *scales);
 
                 bench_must(cudaMemcpy(scales, ones, (size_t)w->n_out * sizeof *scales,

@@ -89,7 +89,9 @@ static void run_open(struct run *r, enum k_product_kind kind, struct shape s, en
     } else {
         r->w = gpu_random(n_w, 0.1f);
     }
-    r->dev_w = (struct k_matrix){.type = type, .n_out = s.n_out, .n_in = s.n_in};
+    r->dev_w = (struct k_matrix){.n_out = s.n_out, .n_in = s.n_in};
+    if (type == K_E4M3)
+        r->dev_w.format = k_format_by_row(K_E4M3);
     r->dev_w.data = type == K_E4M3 ? gpu_array(bytes, n_w) : (void *)gpu_bf16(r->w, n_w);
     r->dev_w.scales = type == K_E4M3 ? gpu_array(r->scales, (size_t)s.n_out * 4) : NULL;
     r->dev_bias = gpu_bf16(r->bias, (size_t)s.n_out);
@@ -212,7 +214,7 @@ static void compare_rows(struct run *r, int n)
 static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type type, bool small,
                          int n_max, bool all)
 {
-    const struct k_matrix w = {.type = type, .n_out = s.n_out, .n_in = s.n_in};
+    const struct k_matrix w = {.format = {.elem = type}, .n_out = s.n_out, .n_in = s.n_in};
     struct run r = {0};
 
     for (int n = 1; n <= n_max; n += all || n < 5 ? 1 : n < 11 ? 3 : n < 32 ? 7 : 13) {
@@ -235,7 +237,7 @@ struct large_case {
 
 static void compare_large(const struct large_case *l, enum k_type type)
 {
-    const struct k_matrix w = {.type = type, .n_out = l->s.n_out, .n_in = l->s.n_in};
+    const struct k_matrix w = {.format = {.elem = type}, .n_out = l->s.n_out, .n_in = l->s.n_in};
     struct product_cut c = {0};
 
     ok(product_cut_of(&c, &w, l->kind, 32, SMS) && (c.n_split == 2 || c.n_blocks == l->n_blocks) &&
@@ -258,7 +260,7 @@ struct shared_case {
 
 static void compare_shared(const struct shared_case *k)
 {
-    const struct k_matrix w = {.type = k->type, .n_out = k->s.n_out, .n_in = k->s.n_in};
+    const struct k_matrix w = {.format = {.elem = k->type}, .n_out = k->s.n_out, .n_in = k->s.n_in};
     struct product_cut c = {0};
     bool cut = product_cut_of(&c, &w, k->kind, 32, SMS);
     int less = c.n_slabs / 2, more = c.n_slabs - less;
@@ -276,7 +278,7 @@ static void compare_again(enum k_product_kind kind, struct shape s, enum k_type 
 {
     enum { TURNS = 24 };
     static const int rows[] = {3, 8, 16, 25, 32, 48, 64};
-    const struct k_matrix w = {.type = type, .n_out = s.n_out, .n_in = s.n_in};
+    const struct k_matrix w = {.format = {.elem = type}, .n_out = s.n_out, .n_in = s.n_in};
     struct run r = {0};
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

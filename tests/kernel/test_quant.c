@@ -111,8 +111,9 @@ static void check(int n, int dim, int stride, const float *x_scale)
 static struct k_matrix random_matrix(int n_out, int n_in, int block, float *means)
 {
     size_t size = (size_t)n_out * (size_t)n_in;
-    int cols = block > 0 ? K_SCALE_COLS(n_in, block) : 1;
-    int rows = block > 0 ? (n_out + block - 1) / block : n_out;
+    struct k_format format =
+        block > 0 ? k_format_in_groups(K_E4M3, block, block) : k_format_by_row(K_E4M3);
+    int cols = k_format_scale_cols(&format, n_in), rows = k_format_scale_rows(&format, n_out);
     k_e4m3 *data = malloc(size);
     float *scales = malloc((size_t)rows * (size_t)cols * 4);
 
@@ -129,8 +130,7 @@ static struct k_matrix random_matrix(int n_out, int n_in, int block, float *mean
     }
     return (struct k_matrix){.data = gpu_array(data, size),
                              .scales = gpu_array(scales, (size_t)rows * (size_t)cols * 4),
-                             .type = K_E4M3,
-                             .block = block,
+                             .format = format,
                              .n_out = n_out,
                              .n_in = n_in};
 }
@@ -188,7 +188,7 @@ static void check_products(void)
                                    .dim = 256,
                                    .ff_dim = 4096,
                                    .n_vocab = 100,
-                                   .e4m3 = true};
+                                   .codes = true};
 
     gpu_must(gpu->ops->reserve(gpu, &limits));
     for (int block = 0; block <= 128; block += 128) {

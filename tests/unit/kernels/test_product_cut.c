@@ -95,14 +95,15 @@ static bool ends_whole(const struct product_cut *c, enum k_product_kind kind)
 static void cut_all(int n_sms, enum k_type type)
 {
     static const int rows[] = {1, 9, 16, 24, 32, 48, 64};
-    int slab = product_cut_slab_cols(type);
+    const struct k_format format = {.elem = type};
+    int slab = product_cut_slab_cols(&format);
     long n = 0, n_bad = 0;
 
     for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
         for (int out = 16; out < 300000; out += out < 2048 ? 16 : out < 32768 ? 208 : 4110) {
             for (int in = slab; in <= 32768; in += in < 1024 ? slab : 7 * slab * (in / 8192 + 1)) {
                 for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-                    const struct k_matrix w = {.type = type, .n_out = out, .n_in = in};
+                    const struct k_matrix w = {.format = {.elem = type}, .n_out = out, .n_in = in};
                     struct product_cut c = {0};
                     bool good;
 
@@ -129,7 +130,7 @@ static void cut_all(int n_sms, enum k_type type)
 static void cut_one(enum k_type type, enum k_product_kind kind, int out, int in, int n, int rows,
                     int n_split)
 {
-    const struct k_matrix w = {.type = type, .n_out = out, .n_in = in};
+    const struct k_matrix w = {.format = {.elem = type}, .n_out = out, .n_in = in};
     struct product_cut c = {0};
     bool cut = product_cut_of(&c, &w, kind, n, 132);
 
@@ -140,7 +141,7 @@ static void cut_one(enum k_type type, enum k_product_kind kind, int out, int in,
 /* The head's rows, of which each of 132 CTAs has 971.6 if none has more than another. */
 static void cut_head(int n)
 {
-    const struct k_matrix w = {.type = K_BF16, .n_out = 128256, .n_in = 4096};
+    const struct k_matrix w = {.n_out = 128256, .n_in = 4096};
     struct product_cut c = {0};
     bool cut = product_cut_of(&c, &w, K_PRODUCT_FLOAT, n, 132);
     int most = c.n_whole / c.n_groups * c.rows + c.tail_rows;

@@ -433,11 +433,11 @@ static void draw_shares(void)
 /* A cut that product_cut_of() makes, of few steps. */
 static void draw_cut(void)
 {
-    enum k_type type = draw(2) == 0 ? K_BF16 : K_E4M3;
+    const struct k_format format = {.elem = draw(2) == 0 ? K_BF16 : K_E4M3};
     enum k_product_kind kind = (enum k_product_kind)draw(K_PRODUCT_RESIDUAL + 1);
-    const struct k_matrix w = {.type = type,
+    const struct k_matrix w = {.format = format,
                                .n_out = 16 * (1 + draw(draw(2) == 0 ? 300 : 8000)),
-                               .n_in = product_cut_slab_cols(type) *
+                               .n_in = product_cut_slab_cols(&format) *
                                        (1 + draw(draw(4) == 0 ? 250 : 50))};
 
     s.n = 1 + draw(K_PRODUCT_ROWS_MAX);

@@ -17,7 +17,8 @@ static bool near(double got, double want)
 static void test_unit(void)
 {
     static float w[OUT * IN], scales[OUT], x[N * IN], y[N * OUT], bias[OUT];
-    struct k_matrix m = {.data = w, .scales = scales, .n_out = OUT, .n_in = IN};
+    struct k_matrix m = {
+        .data = w, .scales = scales, .format = k_format_by_row(K_BF16), .n_out = OUT, .n_in = IN};
     struct k_product p = {.kind = K_PRODUCT_PLAIN, .x = x, .w = &m, .bias = bias, .y = y};
     bool good = true;
 

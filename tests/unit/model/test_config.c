@@ -158,17 +158,17 @@ static void check_windows(void)
 static void check_quant(void)
 {
     is_int(parse("{" LLAMA "}", NULL), ERR_OK, "no quantization_config");
-    ok(!c.e4m3 && c.e4m3_block == 0, "is not e4m3");
+    ok(c.quant.kind == NULL, "names no format");
     is_int(parse("{" LLAMA QUANT(FP8 ",\"activation_scheme\":\"static\"") "}", NULL), ERR_OK,
            "fp8");
-    ok(c.e4m3 && c.e4m3_block == 0, "is e4m3 without blocks");
+    ok(c.quant.kind != NULL && k_format_is_by_row(&c.quant.format, K_E4M3), "is e4m3 by row");
     is_int(parse("{" LLAMA QUANT(FP8 ",\"weight_block_size\":[128,128]") "}", NULL), ERR_OK,
            "fp8 in blocks");
-    ok(c.e4m3 && c.e4m3_block == 128, "is e4m3 with blocks");
+    ok(k_format_is_in_blocks(&c.quant.format, K_E4M3, 128), "is e4m3 with blocks");
     is_int(parse("{" LLAMA QUANT(CT GROUP("\"num_bits\":8," BLOCKS) ",\"sparsity_config\":{}") "}",
                  NULL),
            ERR_OK, "compressed-tensors in blocks");
-    ok(c.e4m3 && c.e4m3_block == 128, "has blocks");
+    ok(k_format_is_in_blocks(&c.quant.format, K_E4M3, 128), "has blocks");
 }
 
 static void check_turns(void)

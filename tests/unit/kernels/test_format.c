@@ -1,0 +1,160 @@
+/* Goal: the questions of format.h have the answers that devices and kernels rely on. Method: the
+ * formats that are, and some that no device takes yet, each asked everything; sizes by hand. And
+ * ref_dequantise() gives the weights of a format as the formula does. */
+#include <string.h>
+
+#include "kernels/e4m3.h"
+#include "tests/tap.h"
+
+static const struct k_format plain = {.elem = K_BF16};
+
+/* The answers to all questions, a letter each, in their order. */
+static const char *answers(const struct k_format *f)
+{
+    static char out[8];
+
+    out[0] = k_format_is_plain(f) ? 'p' : '-';
+    out[1] = k_format_has_groups(f) ? 'g' : '-';
+    out[2] = k_format_is_by_row(f, K_E4M3) ? 'r' : '-';
+    out[3] = k_format_is_in_blocks(f, K_E4M3, 128) ? 'b' : '-';
+    out[4] = k_format_reads_codes(f) ? 'c' : '-';
+    out[5] = k_format_reads_half(f) ? 'h' : '-';
+    out[6] = '\0';
+    return out;
+}
+
+static void test_answers(void)
+{
+    struct k_format f = plain;
+
+    ok(strcmp(answers(&f), "p-----") == 0, "bf16 is plain");
+    f.has_x_scale = true;
+    ok(strcmp(answers(&f), "p-----") == 0, "so it is when inputs have a scale");
+    f = k_format_by_row(K_E4M3);
+    ok(strcmp(answers(&f), "--r-ch") == 0, "e4m3 with a scale a row");
+    f.group_rows = 0;
+    ok(strcmp(answers(&f), "--r-ch") == 0, "e4m3 without scales is taken as scales of 1");
+    f = k_format_in_groups(K_E4M3, 128, 128);
+    ok(strcmp(answers(&f), "-g-bch") == 0, "e4m3 in blocks");
+    f = k_format_in_groups(K_E4M3, 1, 128);
+    ok(strcmp(answers(&f), "-g--ch") == 0, "e4m3 in groups of a row is neither");
+    f = k_format_by_row(K_BF16);
+    ok(strcmp(answers(&f), "------") == 0, "bf16 with scales is not plain");
+}
+
+/* A device must not take a format that it has not been told of. */
+static void test_more(void)
+{
+    struct k_format f[] = {plain, k_format_by_row(K_E4M3), k_format_in_groups(K_E4M3, 128, 128)};
+    int n_taken = 0;
+
+    for (size_t i = 0; i < 3; i++) {
+        struct k_format more[3] = {f[i], f[i], f[i]};
+
+        more[0].has_zeros = true;
+        more[1].has_global = true;
+        more[2].scale = K_BF16;
+        for (int k = 0; k < (i == 0 ? 2 : 3); k++)
+            n_taken += k_format_is_plain(&more[k]) || k_format_is_by_row(&more[k], K_E4M3) ||
+                       k_format_is_in_blocks(&more[k], K_E4M3, 128);
+    }
+    is_int(n_taken, 0, "zero points, a global scale or scales of bf16 are another format");
+}
+
+static void test_likeness(void)
+{
+    struct k_format row = k_format_by_row(K_E4M3), block = k_format_in_groups(K_E4M3, 128, 128);
+    struct k_format other = row, bare = plain;
+
+    ok(k_format_is_like(&row, &other), "a format is like itself");
+    other.has_x_scale = true;
+    ok(k_format_is_like(&row, &other), "with a scale of inputs or without");
+    other.has_zeros = true;
+    ok(!k_format_is_like(&row, &other), "zero points make a difference");
+    ok(!k_format_is_like(&row, &block) && !k_format_is_like(&row, &plain), "so do scales");
+    bare.scale = K_F32;
+    ok(k_format_is_like(&bare, &plain), "the type of scales that are not there makes none");
+}
+
+static void test_sizes(void)
+{
+    struct k_format row = k_format_by_row(K_E4M3), block = k_format_in_groups(K_E4M3, 128, 128);
+    struct k_format group = k_format_in_groups(K_E4M3, 1, 32);
+
+    ok(k_format_row_bytes(&plain, 48) == 96 && k_format_row_bytes(&row, 48) == 48,
+       "bytes of a row");
+    is_int((long)k_format_n_scales(&plain, 300, 300), 0, "plain: no scales");
+    is_int((long)k_format_n_scales(&row, 300, 300), 300, "a scale a row");
+    ok(k_format_scale_rows(&block, 300) == 3 && k_format_scale_cols(&block, 300) == 4,
+       "blocks: 3 rows of 3 scales, rounded up to 4");
+    is_int((long)k_format_n_scales(&block, 300, 300), 12, "which makes 12");
+    is_int((long)k_format_n_scales(&group, 300, 300), 300 * 12, "groups of 32: 10 a row, so 12");
+}
+
+enum { OUT = 6, IN = 40, WIDE = 16 };
+
+/* Rows `first` .. of a matrix in groups of 2 x 16 with everything, or with less. */
+static void check_meaning(bool zeros, bool global, const char *name)
+{
+    static uint8_t data[OUT * IN];
+    static float scales[3 * 4], points[3 * 4], got[OUT * IN];
+    const float whole = 0.75f;
+    struct k_matrix w = {.data = data,
+                         .scales = scales,
+                         .zeros = zeros ? points : NULL,
+                         .global = global ? &whole : NULL,
+                         .format = k_format_in_groups(K_E4M3, 2, WIDE),
+                         .n_out = OUT,
+                         .n_in = IN};
+    int n_wrong = 0;
+
+    w.format.has_zeros = zeros;
+    w.format.has_global = global;
+    for (int i = 0; i < OUT * IN; i++)
+        data[i] = (uint8_t)(i * 37 % 127);
+    for (int i = 0; i < 3 * 4; i++) {
+        scales[i] = 0.1f + (float)i;
+        points[i] = (float)(i % 5);
+    }
+    ref_dequantise(got, &w, 1, OUT - 1);
+    for (int r = 1; r < OUT; r++) {
+        for (int c = 0; c < IN; c++) {
+            int group = r / 2 * 4 + c / WIDE;
+            float scale = global ? scales[group] * whole : scales[group];
+            float from = k_e4m3_value(data[r * IN + c]) - (zeros ? points[group] : 0.0f);
+
+            n_wrong += got[(r - 1) * IN + c] != from * scale;
+        }
+    }
+    is_int(n_wrong, 0, "%s", name);
+}
+
+static void test_meaning(void)
+{
+    static const uint8_t bf16[] = {0, 0x80, 0x3f, 0, 0xc0}; /* behind a byte: 1, -2 */
+    static const float f32[] = {0.5f, 3.0f};
+    struct k_matrix w = {.n_out = 1, .n_in = 2};
+    float got[2];
+
+    check_meaning(false, false, "elements and scales in groups");
+    check_meaning(true, false, "with zero points");
+    check_meaning(false, true, "with a global scale");
+    check_meaning(true, true, "with both");
+    memcpy(&w.data, &(const void *){bf16 + 1}, sizeof w.data);
+    ref_dequantise(got, &w, 0, 1);
+    ok(got[0] == 1.0f && got[1] == -2.0f, "the plain format, at an odd address");
+    memcpy(&w.data, &(const void *){f32}, sizeof w.data);
+    w.format.elem = K_F32;
+    ref_dequantise(got, &w, 0, 1);
+    ok(got[0] == 0.5f && got[1] == 3.0f, "float32");
+}
+
+int main(void)
+{
+    test_answers();
+    test_more();
+    test_likeness();
+    test_sizes();
+    test_meaning();
+    return tap_done();
+}
