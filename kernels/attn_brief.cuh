@@ -39,8 +39,8 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
                   "a piece takes the ring's place");
     static constexpr int SHARED = INBOX_AT + RANKS * SLOTS * 32 * (int)sizeof(merged);
 
-    /* What a warp works through: tiles worker, worker + WORKERS, ... of a row, from the one with the
-     * first key in view. */
+    /* What a warp works through: tiles worker, worker + WORKERS, ... of a row, counted from the one
+     * with the first key in view. */
     struct run {
         const int32_t *pages;
         int len, n_pages, kv_head;

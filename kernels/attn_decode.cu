@@ -42,8 +42,8 @@
 #define LOG2_E  1.44269504f
 #define THREADS (DECODE_WARPS * 32)
 
-/* WINDOWED: keys in front of a window are not seen (kernels.h, k_kv.window): a row's tiles begin with
- * the one that has the first key in view, and of that tile pages without one are not read. */
+/* WINDOWED: keys in front of a window are not seen (kernels.h, k_kv.window): a row's tiles begin
+ * with the one that has the first key in view, and of that tile pages without one are not read. */
 template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     using warp = decode_warp<D, TYPE, HEADS>;
     using tile = decode_tile<D, TYPE>;

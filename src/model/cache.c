@@ -68,8 +68,8 @@ static int find_sets(struct cache_maker *m, enum cache_kind kind)
     return ERR_OK;
 }
 
-/* The groups that a set becomes in pages of so many bytes, 0 when a layer has no room in one. places
- * (NULL: none) are filled in for groups from `first` on. */
+/* The groups that a set becomes in pages of so many bytes, 0 when a layer has no room in one.
+ * places (NULL: none) are filled in for groups from `first` on. */
 static int fill_set(const struct cache_maker *m, const struct cache_set *set, size_t page_bytes,
                     int first, struct cache_place *places)
 {
