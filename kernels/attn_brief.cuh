@@ -19,7 +19,7 @@ namespace cg = cooperative_groups;
 
 #define BRIEF_ROWS 16 /* (sequence, kv head) rows for which it is the faster one */
 
-template <int D, int TYPE> struct brief {
+template <int D, int TYPE, bool WINDOWED> struct brief {
     using warp = decode_warp<D, TYPE, 8>;
     using parts = decode_parts<D, TYPE, 8>;
     using tile = decode_tile<D, TYPE>;
@@ -39,12 +39,14 @@ template <int D, int TYPE> struct brief {
                   "a piece takes the ring's place");
     static constexpr int SHARED = INBOX_AT + RANKS * SLOTS * 32 * (int)sizeof(merged);
 
-    /* What a warp works through: tiles worker, worker + WORKERS, ... of a row. */
+    /* What a warp works through: tiles worker, worker + WORKERS, ... of a row, counted from the one
+     * with the first key in view. */
     struct run {
         const int32_t *pages;
         int len, n_pages, kv_head;
-        int next, n_tiles; /* to be asked for */
-        int stage;         /* to be asked for into */
+        int lowest, first_tile, first_page; /* in view */
+        int next, n_tiles;                  /* to be asked for */
+        int stage;                          /* to be asked for into */
         char *ring, *desk;
         uint32_t barriers;
     };
@@ -64,7 +66,8 @@ template <int D, int TYPE> struct brief {
             full_expect(full, tile::STAGE);
         __syncwarp();
         if (panel < a.panel_boxes) {
-            int page = r.pages[min((pos >> a.page_shift) + box, r.n_pages)];
+            int index = min((pos >> a.page_shift) + box, r.n_pages);
+            int page = r.pages[WINDOWED ? max(index, r.first_page) : index];
             int at[5] = {panel * (tile::PANEL / tile::ELEM), pos & ((1 << a.page_shift) - 1), 0,
                          a.slab + r.kv_head + side * a.kv.n_kv_heads, page};
 
@@ -109,9 +112,9 @@ template <int D, int TYPE> struct brief {
         uint32_t parity = 0;
 
 #pragma unroll 1
-        for (int t = worker; t < r.n_tiles; t += WORKERS) {
+        for (int t = r.first_tile + worker; t < r.n_tiles; t += WORKERS) {
             char *at = r.ring + stage * tile::STAGE;
-            int valid = r.len - t * tile::TOKENS;
+            int valid = r.len - t * tile::TOKENS, before = r.lowest - t * tile::TOKENS;
 
             full_wait(r.barriers + stage * 8, parity);
             if (valid <= tile::TOKENS) {
@@ -121,7 +124,12 @@ template <int D, int TYPE> struct brief {
                 fence_async();
                 __syncwarp();
             }
-            warp::take_tile(st, shared_addr(at), valid);
+            if (WINDOWED && before > 0) {
+                warp::blank_front(at + tile::BYTES, before);
+                fence_async();
+                __syncwarp();
+            }
+            warp::template take_tile<WINDOWED>(st, shared_addr(at), valid, before);
             __syncwarp();
             ask_tile(r, a, map, policy);
             if (++stage == STAGES) {
@@ -168,12 +176,12 @@ template <int D, int TYPE> struct brief {
 };
 
 /* NORMED: heads are of 128, and normed before they are rotated. */
-template <int D, int TYPE, bool NORMED>
+template <int D, int TYPE, bool NORMED, bool WINDOWED>
 static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS * 32, 2)
     attn_brief_kernel(const __grid_constant__ CUtensorMap map,
                       const __grid_constant__ decode_args a)
 {
-    using b = brief<D, TYPE>;
+    using b = brief<D, TYPE, WINDOWED>;
     using warp = typename b::warp;
     extern __shared__ __align__(1024) char shared[];
     cg::cluster_group cluster = cg::this_cluster();
@@ -192,7 +200,10 @@ static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS 
     r.kv_head = row - at * a.kv.n_kv_heads;
     r.n_pages = (r.len - 1) >> a.page_shift;
     r.pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
-    r.next = worker;
+    r.lowest = WINDOWED ? decode_lowest(r.len, a.kv.window) : 0;
+    r.first_tile = r.lowest / b::tile::TOKENS;
+    r.first_page = r.lowest >> a.page_shift;
+    r.next = r.first_tile + worker;
     r.n_tiles = (r.len + b::tile::TOKENS - 1) / b::tile::TOKENS;
     r.stage = 0;
     r.ring = shared + index * b::RING;
@@ -218,9 +229,9 @@ static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS 
     p.token = token_idx;
     p.head = r.kv_head * a.group;
     p.n_heads = a.group;
-    inserts = a.turns != NULL && (r.n_tiles - 1) % b::WORKERS == worker;
+    inserts = a.turns != NULL && (r.n_tiles - 1 - r.first_tile) % b::WORKERS == worker;
     warp::clear(st);
-    if (worker < r.n_tiles) {
+    if (r.first_tile + worker < r.n_tiles) {
         b::template begin<NORMED>(
             r, st, a, a.qkv + (size_t)token_idx * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim,
             seq, token_idx, inserts);

@@ -203,13 +203,14 @@ static __device__ inline void add_values(chunk_state<D> &st, const float weight[
     }
 }
 
-/* Keys or values (offset 0 or value_elems()) of BLOCK positions from base; zeros past last. */
+/* Keys or values (offset 0 or value_elems()) of BLOCK positions from base; zeros past last, and in
+ * front of lowest, where pages may be others'. */
 template <int D>
 static __device__ inline void copy_block(bf16 *to, const chunk_args &a, const int32_t *pages,
-                                         int kv_head, int base, int last, size_t offset)
+                                         int kv_head, int base, int lowest, int last, size_t offset)
 {
     for (int r = threadIdx.x / 8; r < BLOCK; r += WARPS * 4) {
-        bool is_key = base + r <= last;
+        bool is_key = base + r >= lowest && base + r <= last;
         const k_bf16 *from =
             is_key ? key_row(a.kv, pages, base + r, kv_head) + offset : (const k_bf16 *)NULL;
         bf16 *row = to + r * (D + PAD);
@@ -267,7 +268,8 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
     int last = pos0 + n_tokens - 1, warp = threadIdx.x / 32,
         row0 = warp * 16 + threadIdx.x % 32 / 4;
     uint32_t window = a.kv.window > 0 ? (uint32_t)a.kv.window : 1U << 31;
-    int first = (uint32_t)pos0 < window ? 0 : (pos0 - (int)window + 1) / BLOCK * BLOCK;
+    int lowest = (uint32_t)pos0 < window ? 0 : pos0 - (int)window + 1,
+        first = lowest / BLOCK * BLOCK;
     const int32_t *pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
     chunk_state<D> st;
 
@@ -282,19 +284,19 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
         st.acc[j][0] = st.acc[j][1] = st.acc[j][2] = st.acc[j][3] = 0.0f;
     st.top[0] = st.top[1] = NOTHING;
     st.sum[0] = st.sum[1] = 0.0f;
-    copy_block<D>(k, a, pages, kv_head, first, last, 0);
+    copy_block<D>(k, a, pages, kv_head, first, lowest, last, 0);
     for (int base = first; base <= last; base += BLOCK) {
         float score[BLOCK / 8][4];
         int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
 
-        copy_block<D>(v, a, pages, kv_head, base, last, value_elems(a.kv));
+        copy_block<D>(v, a, pages, kv_head, base, lowest, last, value_elems(a.kv));
         wait_groups<1>(); /* the keys */
         __syncthreads();
         score_block<D>(score, q + warp * 16 * (D + PAD), k);
         soften<D>(st, score, a.scale * LOG2_E, limit, window);
         __syncthreads();
-        copy_block<D>(k, a, pages, kv_head, base + BLOCK, last, 0); /* past the end: zeros */
-        wait_groups<1>();                                           /* the values */
+        copy_block<D>(k, a, pages, kv_head, base + BLOCK, lowest, last, 0); /* past it: zeros */
+        wait_groups<1>();                                                   /* the values */
         __syncthreads();
         add_values<D>(st, score, v);
         __syncthreads();

@@ -42,7 +42,9 @@
 #define LOG2_E  1.44269504f
 #define THREADS (DECODE_WARPS * 32)
 
-template <int D, int TYPE, int HEADS> struct decode {
+/* WINDOWED: keys in front of a window are not seen (kernels.h, k_kv.window): a row's tiles begin
+ * with the one that has the first key in view, and of that tile pages without one are not read. */
+template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     using warp = decode_warp<D, TYPE, HEADS>;
     using tile = decode_tile<D, TYPE>;
     using state = typename warp::state;
@@ -63,6 +65,17 @@ template <int D, int TYPE, int HEADS> struct decode {
         return a.blocks == 1 ? row : row / a.blocks;
     }
 
+    /* The first key in view of a decode with len keys, and the tile that it is in. */
+    static __device__ __forceinline__ int lowest_of(const decode_args &a, int len)
+    {
+        return WINDOWED ? decode_lowest(len, a.kv.window) : 0;
+    }
+
+    static __device__ __forceinline__ int first_tile(const decode_args &a, int len)
+    {
+        return lowest_of(a, len) / tile::TOKENS;
+    }
+
     /* --- copies ------------------------------------------------------------------------ */
 
     /* The tiles that a warp asks for, ahead of those that it computes with. */
@@ -70,29 +83,40 @@ template <int D, int TYPE, int HEADS> struct decode {
         const int32_t *pages;
         int item, row, tile, left;
         int row_tiles, n_pages, slab;
-        int base;       /* page of lane 0 */
-        int page, next; /* ids of pages base + lane and base + 32 + lane */
+        int first_tile, first_page; /* in view */
+        int base;                   /* page of lane 0 */
+        int page, next;             /* ids of pages base + lane and base + 32 + lane */
         int stage;
         decode_item ahead; /* the next item */
     };
 
+    /* The id of a page; of one that is not in view, of the next that is. */
+    static __device__ __forceinline__ int page_at(const feed &f, int page)
+    {
+        page = min(page, f.n_pages);
+        return f.pages[WINDOWED ? max(page, f.first_page) : page];
+    }
+
     /* The row's pages from f.tile on; those of the row before do, if they begin as early. */
     static __device__ __forceinline__ void feed_row(feed &f, const decode_args &a, bool same_item)
     {
-        int lane = threadIdx.x % 32, base = f.tile * tile::TOKENS >> a.page_shift;
+        int lane = threadIdx.x % 32;
+        int base = (f.first_tile + f.tile) * tile::TOKENS >> a.page_shift;
 
         f.slab = a.slab + kv_head_of(a, f.row);
         if (same_item && base == f.base)
             return;
         f.base = base;
-        f.page = f.pages[min(base + lane, f.n_pages)];
-        f.next = f.pages[min(base + 32 + lane, f.n_pages)];
+        f.page = page_at(f, base + lane);
+        f.next = page_at(f, base + 32 + lane);
     }
 
     static __device__ __forceinline__ void feed_item(feed &f, const decode_args &a,
                                                      const decode_item &it)
     {
-        f.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS;
+        f.first_tile = first_tile(a, it.len);
+        f.first_page = lowest_of(a, it.len) >> a.page_shift;
+        f.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS - f.first_tile;
         f.n_pages = (it.len - 1) >> a.page_shift;
         f.pages = a.t.page_ids + (size_t)it.seq * a.t.pages_max;
         f.ahead = a.schedule->items[f.item + 1];
@@ -106,7 +130,7 @@ template <int D, int TYPE, int HEADS> struct decode {
     {
         int lane = threadIdx.x % 32, side = lane & 1;
         int box = lane >> 1 & ((1 << a.box_shift) - 1), panel = lane >> (1 + a.box_shift);
-        int pos = f.tile * tile::TOKENS, page = pos >> a.page_shift;
+        int pos = (f.first_tile + f.tile) * tile::TOKENS, page = pos >> a.page_shift;
         uint32_t full = barriers + f.stage * 8;
 
         if (f.left == 0)
@@ -114,7 +138,7 @@ template <int D, int TYPE, int HEADS> struct decode {
         if (page - f.base >= 32) {
             f.base += 32;
             f.page = f.next;
-            f.next = f.pages[min(f.base + 32 + lane, f.n_pages)];
+            f.next = page_at(f, f.base + 32 + lane);
         }
         page = __shfl_sync(~0U, f.page, page - f.base + box);
         if (lane == 0)
@@ -271,6 +295,7 @@ template <int D, int TYPE, int HEADS> struct decode {
     /* What a share has of one row. */
     struct segment {
         int row_tiles, n;
+        int first_tile, lowest; /* in view */
         int kv_head, head, n_heads;
         bool is_first; /* of the kv head's rows */
         bool begins, ends, more;
@@ -286,7 +311,9 @@ template <int D, int TYPE, int HEADS> struct decode {
         segment s;
         int block;
 
-        s.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS;
+        s.lowest = lowest_of(a, it.len);
+        s.first_tile = first_tile(a, it.len);
+        s.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS - s.first_tile;
         s.n = min(left, s.row_tiles - tile);
         s.kv_head = kv_head_of(a, row);
         block = row - s.kv_head * a.blocks;
@@ -362,10 +389,11 @@ template <int D, int TYPE, int HEADS> struct decode {
 #pragma unroll 1
         for (int i = 0; i < s.n; i++) {
             char *stage = w.ring + w.stage * tile::STAGE;
-            int valid = w.it.len - (w.tile + i) * tile::TOKENS;
+            int pos = (s.first_tile + w.tile + i) * tile::TOKENS;
+            int valid = w.it.len - pos, before = s.lowest - pos;
 
             if (a.by_hand)
-                warp::copy_by_hand(stage, a, w.it, s.kv_head, (w.tile + i) * tile::TOKENS);
+                warp::template copy_by_hand<WINDOWED>(stage, a, w.it, s.kv_head, pos, s.lowest);
             else
                 full_wait(w.barriers + w.stage * 8, w.parity);
             if (valid <= tile::TOKENS) {
@@ -376,7 +404,12 @@ template <int D, int TYPE, int HEADS> struct decode {
                 fence_async();
                 __syncwarp();
             }
-            warp::take_tile(st, shared_addr(stage), valid);
+            if (WINDOWED && before > 0) {
+                warp::blank_front(stage + tile::BYTES, before);
+                fence_async();
+                __syncwarp();
+            }
+            warp::template take_tile<WINDOWED>(st, shared_addr(stage), valid, before);
             __syncwarp();
             feed_tile(w.f, a, map, shared_addr(w.ring), w.barriers, w.policy);
             if (!a.by_hand && ++w.stage == warp::STAGES) {
@@ -457,12 +490,12 @@ template <int D, int TYPE, int HEADS> struct decode {
 };
 
 /* NORMED: heads are of 128, and normed before they are rotated. */
-template <int D, int TYPE, int HEADS, bool NORMED>
+template <int D, int TYPE, int HEADS, bool NORMED, bool WINDOWED>
 static __global__ void __launch_bounds__(THREADS, 2)
     attn_decode_kernel(const __grid_constant__ CUtensorMap map,
                        const __grid_constant__ decode_args a)
 {
-    using k = decode<D, TYPE, HEADS>;
+    using k = decode<D, TYPE, HEADS, WINDOWED>;
     extern __shared__ __align__(1024) char shared[];
     piece *pieces = (piece *)(shared + k::PIECES_AT);
     int index = threadIdx.x / 32;
@@ -576,11 +609,11 @@ static int launch(const decode_launch &l, const CUtensorMap &map, const decode_a
     return cudaLaunchKernelEx(&config, l.kernel, map, a) == cudaSuccess ? 0 : -1;
 }
 
-template <int D, int TYPE, int HEADS, bool NORMED>
+template <int D, int TYPE, int HEADS, bool NORMED, bool WINDOWED>
 static int launch_decode(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
-    using k = decode<D, TYPE, HEADS>;
-    decode_launch l = {attn_decode_kernel<D, TYPE, HEADS, NORMED>,
+    using k = decode<D, TYPE, HEADS, WINDOWED>;
+    decode_launch l = {attn_decode_kernel<D, TYPE, HEADS, NORMED, WINDOWED>,
                        decode_ctas(&a.kv, plan->n_decodes), k::SHARED};
     CUtensorMap map = {};
 
@@ -588,21 +621,27 @@ static int launch_decode(decode_args &a, const struct k_attn_plan *plan, k_strea
     if (!a.by_hand && map_pages<D, TYPE>(&map, a) != 0)
         return -1;
     if constexpr (HEADS == 8) {
-        using b = brief<D, TYPE>;
+        using b = brief<D, TYPE, WINDOWED>;
 
         if (k_attn_is_brief(plan, &a.kv, a.n_heads))
-            l = {attn_brief_kernel<D, TYPE, NORMED>, plan->n_decodes * a.kv.n_kv_heads * b::RANKS,
-                 b::SHARED};
+            l = {attn_brief_kernel<D, TYPE, NORMED, WINDOWED>,
+                 plan->n_decodes * a.kv.n_kv_heads * b::RANKS, b::SHARED};
     }
     return launch(l, map, a, plan, stream);
+}
+
+template <int D, int TYPE, int HEADS, bool NORMED>
+static int choose_window(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
+{
+    return a.kv.window > 0 ? launch_decode<D, TYPE, HEADS, NORMED, true>(a, plan, stream)
+                           : launch_decode<D, TYPE, HEADS, NORMED, false>(a, plan, stream);
 }
 
 template <int D, int TYPE, bool NORMED>
 static int choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
-    if (decode_heads(a.group) == 8)
-        return launch_decode<D, TYPE, 8, NORMED>(a, plan, stream);
-    return launch_decode<D, TYPE, 16, NORMED>(a, plan, stream);
+    return decode_heads(a.group) == 8 ? choose_window<D, TYPE, 8, NORMED>(a, plan, stream)
+                                      : choose_window<D, TYPE, 16, NORMED>(a, plan, stream);
 }
 
 template <int TYPE>
@@ -623,7 +662,9 @@ int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n
 {
     int elem = kv->type == K_BF16 ? 2 : 1;
 
-    return plan->is_short && engine_reads(*kv, elem) && n_heads / kv->n_kv_heads <= 8 &&
+    int is_short = plan->is_short || (kv->window > 0 && kv->window <= K_ATTN_SHORT);
+
+    return is_short && engine_reads(*kv, elem) && n_heads / kv->n_kv_heads <= 8 &&
            plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS;
 }
 

@@ -17,7 +17,8 @@
 #define DECODE_LEAST   32 /* keys that a warp has at least: a sum of more parts takes longer */
 #define DECODE_WORKERS (DECODE_CTAS * DECODE_WARPS)
 
-/* One sequence of the step that has keys. */
+/* One sequence of the step that has keys. Its tiles are those from the one with the first key that
+ * is seen on; they are counted from that. */
 struct decode_item {
     __align__(16) int32_t seq;
     int32_t len;   /* keys, this step's included */
@@ -123,6 +124,12 @@ static __device__ inline int share_first(int i, int n_tiles, int n_workers)
 static __device__ inline int share_of(int tile, int n_tiles, int n_workers)
 {
     return (int)((((int64_t)tile + 1) * n_workers + n_tiles - 1) / n_tiles) - 1;
+}
+
+/* The first key that a decode with len keys sees; window 0: it sees all. */
+static __host__ __device__ inline int decode_lowest(int len, int window)
+{
+    return window > 0 && len > window ? len - window : 0;
 }
 
 /* --- barriers and copies --------------------------------------------------------------- */

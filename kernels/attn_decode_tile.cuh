@@ -356,17 +356,19 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 
     /* --- tiles without the copy engine ---------------------------------------------------- */
 
-    /* A tile without the engine: any head size, any page size; zeros behind both. */
+    /* A tile without the engine: any head size, any page size; zeros behind both, and for keys in
+     * front of `lowest`, where there is a window. */
+    template <bool WINDOWED>
     static __device__ __forceinline__ void copy_by_hand(char *to, const decode_args &a,
                                                         const decode_item &it, int kv_head,
-                                                        int first)
+                                                        int first, int lowest)
     {
         const int32_t *pages = a.t.page_ids + (size_t)it.seq * a.t.pages_max;
         size_t values = value_elems(a.kv);
 
 #pragma unroll 1
         for (int r = 0; r < tile::TOKENS; r++) {
-            bool there = first + r < it.len;
+            bool there = first + r < it.len && (!WINDOWED || first + r >= lowest);
             size_t elem = there ? key_elem(a.kv, pages, first + r, kv_head) : 0;
 
 #pragma unroll 1
@@ -400,6 +402,16 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll 1
         for (int i = threadIdx.x % 32; i < (tile::TOKENS - valid) * chunks; i += 32)
             *(uint4 *)(values + tile::at(valid + i / chunks, i % chunks)) = make_uint4(0, 0, 0, 0);
+    }
+
+    /* The same of values in front of a window. */
+    static __device__ void blank_front(char *values, int before)
+    {
+        int chunks = tile::PANELS * tile::PANEL / 16;
+
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < before * chunks; i += 32)
+            *(uint4 *)(values + tile::at(i / chunks, i % chunks)) = make_uint4(0, 0, 0, 0);
     }
 
     /* --- products ------------------------------------------------------------------------ */
@@ -481,6 +493,22 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     s[m][n][e] = m * 16 + g + e / 2 * 8 < valid ? s[m][n][e] : -INFINITY;
+            }
+        }
+    }
+
+    /* The first `before` keys of a tile are not seen. */
+    static __device__ __forceinline__ void mask_front(float s[MT][NT][4], int before)
+    {
+        int g = threadIdx.x % 32 / 4;
+
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    s[m][n][e] = m * 16 + g + e / 2 * 8 < before ? -INFINITY : s[m][n][e];
             }
         }
     }
@@ -580,7 +608,10 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    static __device__ __forceinline__ void take_tile(state &st, uint32_t keys, int valid)
+    /* before: keys of the tile in front of the window. */
+    template <bool WINDOWED>
+    static __device__ __forceinline__ void take_tile(state &st, uint32_t keys, int valid,
+                                                     int before)
     {
         float s[MT][NT][4];
         uint32_t w[MT][NT][2];
@@ -588,6 +619,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         scores(s, st, keys);
         if (valid < tile::TOKENS)
             mask(s, valid);
+        if (WINDOWED && before > 0)
+            mask_front(s, before);
         soften(w, st, s);
         mix(st, w, keys + tile::BYTES);
     }

@@ -2,8 +2,8 @@
  *
  * The plan of a step's decode attention: who reads which keys.
  *
- * One block. The keys of every (sequence, kv head) are a row of tiles; all rows of all sequences,
- * one behind the other, are cut into shares that differ by one tile at most, one for each warp
+ * One block. The keys of every (sequence, kv head) that are seen are a row of tiles; all rows of
+ * all sequences, one behind the other, are cut into shares that differ by one tile at most, one for each warp
  * of the grid. A prefix sum over the sequences says where each begins; a search in it, where
  * each share begins. Reads kv_len and seq_start, writes 16 bytes a sequence and a warp.
  *
@@ -19,9 +19,18 @@ struct plan_args {
     struct k_tokens t;
     int n_decodes;
     int tile_tokens;
+    int window;    /* keys that are seen; 0: all */
     int rows;      /* of a sequence */
     int n_workers; /* of the grid */
 };
+
+/* Tiles of a row of len keys. */
+static __device__ inline int row_tiles_of(const plan_args &a, int len)
+{
+    int tiles = (len + a.tile_tokens - 1) / a.tile_tokens;
+
+    return a.window == 0 ? tiles : tiles - decode_lowest(len, a.window) / a.tile_tokens;
+}
 
 /* Sum of x over the threads before this one, and over all; shared: int [PLAN_WARPS + 1]. */
 static __device__ int sum_before(int x, int *shared, int *total)
@@ -67,7 +76,7 @@ static __device__ int list_items(const plan_args &a, int *n_items)
             seq = a.decode_seqs == NULL ? i : a.decode_seqs[i];
             len = a.t.kv_len[seq];
         }
-        tiles = (len + a.tile_tokens - 1) / a.tile_tokens * a.rows;
+        tiles = row_tiles_of(a, len) * a.rows;
         before = sum_before(tiles, shared, &total) + tiles_before;
         tiles_before += total;
         at = sum_before(len > 0, shared, &total) + items_before;
@@ -105,7 +114,7 @@ static __device__ decode_worker share(const plan_args &a, int n_items, int first
 
     w.item = item_of(a.schedule->items, n_items, first);
     w.first = a.schedule->items[w.item];
-    row_tiles = (w.first.len + a.tile_tokens - 1) / a.tile_tokens;
+    row_tiles = row_tiles_of(a, w.first.len);
     w.row = (first - w.first.first) / row_tiles;
     w.tile = (first - w.first.first) % row_tiles;
     w.n = last - first;
@@ -117,7 +126,7 @@ static __device__ decode_span span_of(const plan_args &a, int n_items, int tile,
                                       int n_workers)
 {
     const decode_item *it = &a.schedule->items[item_of(a.schedule->items, n_items, tile)];
-    int row_tiles = (it->len + a.tile_tokens - 1) / a.tile_tokens;
+    int row_tiles = row_tiles_of(a, it->len);
     int start = tile - (tile - it->first) % row_tiles;
 
     return {share_of(start, n_tiles, n_workers) / DECODE_WARPS,
@@ -169,6 +178,7 @@ int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const
     a.t = *t;
     a.n_decodes = plan->n_decodes;
     a.tile_tokens = decode_tile_tokens(kv);
+    a.window = kv->window;
     a.rows = kv->n_kv_heads * decode_blocks(group);
     a.n_workers = decode_ctas(kv, plan->n_decodes) * DECODE_WARPS;
     return K_LAUNCH(attn_schedule_kernel, 1, PLAN_THREADS, 0, stream, a);

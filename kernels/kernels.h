@@ -82,7 +82,8 @@ struct k_kv {
     int n_kv_heads;
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
     int block_tokens;
-    int window; /* keys that a token sees, its own the last; 0: all. Decodes must have 0. */
+    int window; /* keys that a token sees, its own the last; 0: all. Pages without any, and their
+                 * places in tables, are not read */
     enum k_type type;
     float k_scale, v_scale; /* of K_E4M3: value = stored * scale, 1 as a rule. Others: unused */
     int group;              /* whose table of pages is the layer's: for k_tokens_of() */
@@ -133,7 +134,7 @@ void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
 
 /* The activation of an FFN without a gate: out [n] = gelu(in). The launcher's out is bfloat16 or, with
- * is_half, as K_HALF_AT says; n is even. */
+ * is_half, as K_HALF_AT says. */
 enum k_activation {
     K_SILU,      /* gated FFNs': silu_mul() */
     K_GELU,      /* x / 2 * (1 + erf(x / sqrt(2))) */
@@ -282,7 +283,7 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
  * decode_seqs [n_decodes] are sequences with one token, NULL: sequences 0 .. n_decodes - 1. Those
  * of kv_len 0 are skipped, their rows of out left as they are: so a graph may be captured for
  * more sequences than a step has. k_attn_schedule() must have run since kv_len, seq_start or
- * decode_seqs changed; it serves all layers. How a decode's keys are cut into sums depends on the
+ * decode_seqs changed; it serves all layers of one window and shape. How a decode's keys are cut into sums depends on the
  * lengths of all decodes of the step, and so do its last bits.
  *
  * rotary: NULL when queries are rotated and the step's keys and values stand in the pages
@@ -290,8 +291,9 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
  * kernel does k_rope_kv()'s work itself, giving the same bits, where k_attn_rotates() says that it
  * can. Pages of earlier steps are then read before the launch in front has ended.
  *
- * is_short: no decode of the step has more than K_ATTN_SHORT keys. A few sequences then go to a
- * kernel of their own, which needs no schedule: k_attn_is_brief() says whether.
+ * is_short: no decode of the step has more than K_ATTN_SHORT keys. With that, or with a window that
+ * is not larger, a few sequences go to a kernel of their own, which needs no schedule:
+ * k_attn_is_brief() says whether.
  *
  * overlap: launch decodes so that the kernel begins while the launch in front still runs
  * (programmatic stream serialization). What was enqueued before that one, k_attn_schedule() with

@@ -80,6 +80,7 @@ template <int HEAD_DIM, bool E4M3> struct shape {
 struct piece {
     int token0, pos0, n_tokens; /* n_tokens 0: there is no more work */
     int kv_head, kv_len;
+    int lowest;      /* the first key that one of its tokens sees */
     int first, last; /* blocks of keys, both inclusive */
     const int32_t *pages;
 };
@@ -116,12 +117,15 @@ template <class S> static __device__ struct piece find_piece(const chunk_args &a
     p.pos0 = p.kv_len - n_seq + start;
     p.n_tokens = min(K_TILE_TOKENS(a.n_heads / a.kv.n_kv_heads), n_seq - start);
     p.last = (p.pos0 + p.n_tokens - 1) / BLOCK;
-    p.first = (uint32_t)p.pos0 < a.window ? 0 : (p.pos0 - (int)a.window + 1) / BLOCK;
+    p.lowest = (uint32_t)p.pos0 < a.window ? 0 : p.pos0 - (int)a.window + 1;
+    p.first = p.lowest / BLOCK;
     p.pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
     return p;
 }
 
-/* This lane's page of a block: lane i asks for the block's i-th box. */
+/* This lane's page of a block: lane i asks for the block's i-th box. Pages in front of the window of
+ * the tile's first token may be others': the first in view stands in for them. Such keys are
+ * masked, such values zeroed. */
 template <class S>
 static __device__ __forceinline__ int page_of(const chunk_args &a, const struct piece &p, int block)
 {
@@ -129,7 +133,7 @@ static __device__ __forceinline__ int page_of(const chunk_args &a, const struct 
 
     if (block < p.first || (int)threadIdx.x % 32 >= a.boxes || pos >= p.kv_len)
         return 0;
-    return p.pages[pos >> a.page_shift];
+    return p.pages[max(pos, p.lowest) >> a.page_shift];
 }
 
 /* Where the rows of a head begin in a page, or from position base on, in slabs; values are heads
@@ -200,14 +204,15 @@ static __device__ __forceinline__ void load_block(chunk_shared<S> *sh, const CUt
         load_boxes<S>(map, a, sh->block[kind][stage], full, p.kv_len - base, page, slab);
 }
 
-/* Values from position kv_len on are nobody's, perhaps NaN, which times 0 is NaN: they become
- * zeros before the consumers are told of the block. */
-template <class S> static __device__ void zero_tail(unsigned char *v, int first)
+/* Values from position kv_len on, and what stands in for those in front of a window, are nobody's,
+ * perhaps NaN, which times 0 is NaN: they become zeros before the consumers are told of the block.
+ * Rows first .. last - 1. */
+template <class S> static __device__ void zero_rows(unsigned char *v, int first, int last)
 {
     int lane = threadIdx.x % 32;
 
 #pragma unroll 1
-    for (int r = first + lane / 8; r < S::BLOCK; r += 4) {
+    for (int r = first + lane / 8; r < last; r += 4) {
         for (int c = 0; c < S::COLUMNS; c++)
             *(uint4 *)(v + r / 8 * S::ROWS_APART + c * S::COLUMNS_APART + r % 8 * 128 +
                        lane % 8 * 16) = make_uint4(0, 0, 0, 0);
@@ -311,7 +316,8 @@ static __device__ void load_values(chunk_shared<S> *sh, const CUtensorMap *map, 
 #pragma unroll 1
         for (int block = p.last; block >= p.first; block--, at.next()) {
             int page = ahead, left = p.kv_len - block * S::BLOCK;
-            bool has_tail = !S::RAW && left < S::BLOCK;
+            int front = p.lowest - block * S::BLOCK;
+            bool has_tail = !S::RAW && (left < S::BLOCK || front > 0);
 
             ahead = page_of<S>(a, p, block - 1);
             barrier_wait(&empty[at.stage], at.parity);
@@ -320,7 +326,8 @@ static __device__ void load_values(chunk_shared<S> *sh, const CUtensorMap *map, 
             if (has_tail) {
                 barrier_wait(&sh->zeroed, zeroed);
                 zeroed ^= 1;
-                zero_tail<S>(sh->block[VALUES][at.stage], left);
+                zero_rows<S>(sh->block[VALUES][at.stage], left, S::BLOCK);
+                zero_rows<S>(sh->block[VALUES][at.stage], 0, front);
                 release(&full[at.stage]);
             }
         }
@@ -328,6 +335,31 @@ static __device__ void load_values(chunk_shared<S> *sh, const CUtensorMap *map, 
 }
 
 /* --- the converters -------------------------------------------------------------------- */
+
+/* 32 bytes of a row, the first and the last half, to where their columns stand in slabs: piece c of
+ * row r. */
+template <class S>
+static __device__ __forceinline__ void put_piece(unsigned char *to, int r, int c, uint4 low,
+                                                 uint4 high)
+{
+    int at = c % 4 * 2;
+    unsigned char *row = to + r / 8 * S::ROWS_APART + c / 4 * S::COLUMNS_APART + r % 8 * 128;
+    bool swap = c / 4 % 2; /* neighbouring slabs at the same time meet different banks */
+
+    *(uint4 *)(row + ((at + swap) ^ r % 8) * 16) = swap ? high : low;
+    *(uint4 *)(row + ((at + !swap) ^ r % 8) * 16) = swap ? low : high;
+}
+
+/* Zeros in rows 0 .. front - 1, each by the thread that widen_block() has put it by. */
+template <class S> static __device__ __forceinline__ void blank_front(unsigned char *to, int front)
+{
+    constexpr int PIECES = S::HD / 16;
+    uint4 zeros = make_uint4(0, 0, 0, 0);
+
+#pragma unroll 1
+    for (int i = threadIdx.x % 64; i < front * PIECES; i += 64)
+        put_piece<S>(to, i / PIECES, i % PIECES, zeros, zeros);
+}
 
 /* e4m3 [BLOCK][HD] to float16 in slabs, zeros from row left on; by two warps. */
 template <class S>
@@ -338,14 +370,11 @@ static __device__ __forceinline__ void widen_block(unsigned char *to, const unsi
 
 #pragma unroll 4
     for (int i = threadIdx.x % 64; i < S::BLOCK * PIECES; i += 64) {
-        int r = i / PIECES, c = i % PIECES, at = c % 4 * 2;
+        int r = i / PIECES, c = i % PIECES;
         uint4 x = r < left ? *(const uint4 *)(raw + i * 16) : make_uint4(0, 0, 0, 0);
         uint4 low = half_eight(make_uint2(x.x, x.y)), high = half_eight(make_uint2(x.z, x.w));
-        unsigned char *row = to + r / 8 * S::ROWS_APART + c / 4 * S::COLUMNS_APART + r % 8 * 128;
-        bool swap = c / 4 % 2; /* neighbouring slabs at the same time meet different banks */
 
-        *(uint4 *)(row + ((at + swap) ^ r % 8) * 16) = swap ? high : low;
-        *(uint4 *)(row + ((at + !swap) ^ r % 8) * 16) = swap ? low : high;
+        put_piece<S>(to, r, c, low, high);
     }
 }
 
@@ -365,6 +394,8 @@ template <class S> static __device__ void convert(chunk_shared<S> *sh)
             barrier_wait(&sh->empty[kind][to.stage], to.parity);
             widen_block<S>(sh->block[kind][to.stage], sh->raw[kind][from.stage],
                            p.kv_len - block * S::BLOCK);
+            if (p.lowest > block * S::BLOCK)
+                blank_front<S>(sh->block[kind][to.stage], p.lowest - block * S::BLOCK);
             fence_async();
             release(&sh->full[kind][to.stage]);
             release(&sh->raw_empty[kind][from.stage]);

@@ -4,11 +4,11 @@
  *
  * Every number is computed by one thread in an order that depends on nothing but its own inputs
  * (cpu_math.h), so a token's result is the same alone and in a crowd, in one chunk and in many.
- * Rows of the simple operations are those of the references; products and attention use the
- * inner loops of cpu_math.c. */
+ * Rows of the simple operations are those of the references; products and attention (cpu_mix.c)
+ * use the inner loops of cpu_math.c. */
 #include "config.h"
 
-#include "device/device.h"
+#include "device/parts_cpu.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -18,40 +18,11 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
-#include "device/cpu_math.h"
-#include "device/cpu_sleep.h"
-#include "device/pool.h"
 #include "kernels/draw.h"
 
-#define INLINE_WORK 100000 /* multiply-adds below which waking a thread costs more than it saves */
-#define OUTS_A_TASK 32     /* outputs of a product's task: its weights stay in the L1/L2 cache */
+#define OUTS_A_TASK 32 /* outputs of a product's task: its weights stay in the L1/L2 cache */
 #define ROWS_A_TASK 128
-#define ALLOCS_MAX  16384 /* device_alloc() calls of one model */
 #define ALIGN       64
-
-struct cpu {
-    struct device base; /* first */
-    struct pool *pool;
-    const struct cpu_math *math;
-    const struct device_batch *batch; /* of the step under way */
-    float *scratch;                   /* float [threads][scratch_len]: scores, a row of logits */
-    int32_t *counts;                  /* int32 [threads][n_vocab] */
-    size_t scratch_len;
-    int32_t *token_ids;             /* int32 [n_tokens]: the step's, none below 0 */
-    int32_t *ids[DEVICE_STEPS_MAX]; /* int32 [n_seqs]: sampled, by step */
-    int n_rows[DEVICE_STEPS_MAX];
-    struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */
-    int n_extras[DEVICE_STEPS_MAX];
-    unsigned n_begun, n_ended;
-    struct cpu_sleep sleep;
-    int n_allocs;
-    void *allocs[ALLOCS_MAX];
-};
-
-static struct cpu *cpu_of(struct device *d)
-{
-    return (struct cpu *)d;
-}
 
 static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
 {
@@ -75,7 +46,7 @@ static void *cpu_alloc(struct device *d, size_t bytes)
     struct cpu *c = cpu_of(d);
     char *p;
 
-    must(c->n_allocs < ALLOCS_MAX);
+    must(c->n_allocs < CPU_ALLOCS_MAX);
     if (bytes > SIZE_MAX - ALIGN || (p = mem_zalloc(bytes + ALIGN)) == NULL) {
         log_error("device: no memory for %zu bytes", bytes);
         return NULL;
@@ -337,7 +308,7 @@ static void row_task(void *arg, int task, int worker)
 
 static void row_run(struct row_job *j, int width)
 {
-    int n_tasks = (size_t)j->n * width < INLINE_WORK / 4 ? 1 : 4 * pool_width(j->c->pool);
+    int n_tasks = (size_t)j->n * width < CPU_INLINE_WORK / 4 ? 1 : 4 * pool_width(j->c->pool);
 
     j->rows_a_task = (j->n + n_tasks - 1) / n_tasks;
     if (j->rows_a_task > 0)
@@ -472,7 +443,7 @@ static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
                               .n_out = w->n_out,
                               .row_last = n,
                               .out_last = w->n_out};
-    if ((size_t)n * w->n_out * w->n_in < INLINE_WORK) {
+    if ((size_t)n * w->n_out * w->n_in < CPU_INLINE_WORK) {
         c->math->matmul(&j.m);
         return;
     }
@@ -484,131 +455,6 @@ static void cpu_matmul_float(struct device *d, float *y, const struct device_row
                              const struct k_matrix *w, int n)
 {
     cpu_matmul(d, y, x, w, NULL, n);
-}
-
-/* --- attention ------------------------------------------------------------------------- */
-
-struct attn_job {
-    struct cpu *c;
-    float *out;
-    const float *qkv;
-    const struct k_kv *kv;
-    struct k_tokens tokens; /* with the layer's table */
-    int n_heads;
-    float scale;
-};
-
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
-static const float *page_keys(const struct k_kv *kv, int32_t page, int kv_head)
-{
-    return (const float *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
-           (size_t)kv_head * kv->block_tokens * kv->head_dim;
-}
-
-/* One token and one kv head: all query heads of its group. Sums as ref_attn() does, by pages; the
- * weights' in lanes that begin with the first key that is seen. */
-static void attn_task(void *arg, int task, int worker)
-{
-    const struct attn_job *j = arg;
-    const struct k_kv *kv = j->kv;
-    const struct k_tokens *t = &j->tokens;
-    const struct cpu_math *math = j->c->math;
-    int n_heads = j->n_heads, hd = kv->head_dim, bt = kv->block_tokens;
-    int token = task / kv->n_kv_heads, kv_head = task % kv->n_kv_heads;
-    int group = n_heads / kv->n_kv_heads, n_keys = t->pos[token] + 1;
-    int first = kv->window > 0 && n_keys > kv->window ? n_keys - kv->window : 0;
-    const int32_t *pages = t->page_ids + (size_t)t->seq[token] * t->pages_max;
-    size_t values = (size_t)kv->n_kv_heads * bt * hd;
-    float *scores = j->c->scratch + (size_t)worker * j->c->scratch_len;
-
-    for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
-        const float *q = j->qkv + ((size_t)token * (n_heads + 2 * kv->n_kv_heads) + h) * hd;
-        float *out = j->out + ((size_t)token * n_heads + h) * hd;
-        float top = -INFINITY, sum;
-
-        for (int i = first, n; i < n_keys; i += n) {
-            n = least(n_keys - i, bt - i % bt);
-            top = fmaxf(top, math->scores(scores + i - first, q,
-                                          page_keys(kv, pages[i / bt], kv_head) + i % bt * hd, n,
-                                          hd, j->scale));
-        }
-        sum = math->weights(scores, n_keys - first, top);
-        memset(out, 0, (size_t)hd * sizeof *out);
-        for (int i = first, n; i < n_keys; i += n) {
-            n = least(n_keys - i, bt - i % bt);
-            math->mix(out, scores + i - first,
-                      page_keys(kv, pages[i / bt], kv_head) + values + i % bt * hd, n, hd);
-        }
-        for (int e = 0; e < hd; e++)
-            out[e] /= sum;
-    }
-}
-
-static void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
-                     int n_heads, float scale, const struct k_matrix *to)
-{
-    struct cpu *c = cpu_of(d);
-    const struct k_tokens *t = &c->batch->tokens;
-    struct attn_job j = {.c = c,
-                         .out = out,
-                         .qkv = qkv,
-                         .kv = kv,
-                         .tokens = k_tokens_of(t, kv->group),
-                         .n_heads = n_heads,
-                         .scale = scale};
-    int n_tasks = t->n_tokens * kv->n_kv_heads;
-    size_t work = 0;
-
-    (void)to; /* all is float32 */
-    for (int i = 0; i < t->n_tokens; i++)
-        work += ((size_t)t->pos[i] + 1) * (size_t)n_heads * (size_t)kv->head_dim * 2;
-    if (work >= INLINE_WORK) {
-        pool_run(c->pool, attn_task, &j, n_tasks);
-        return;
-    }
-    for (int i = 0; i < n_tasks; i++)
-        attn_task(&j, i, 0);
-}
-
-/* --- states ---------------------------------------------------------------------------- */
-
-#define CHANNELS_A_TASK 64
-
-struct state_job {
-    float *out;
-    const float *in;
-    const struct k_state *state;
-    struct k_tokens tokens; /* with the layer's table */
-    int width, n_parts;     /* n_parts: tasks of a sequence */
-};
-
-static void state_task(void *arg, int task, int worker)
-{
-    const struct state_job *j = arg;
-    int first = task % j->n_parts * CHANNELS_A_TASK;
-
-    (void)worker;
-    ref_recurrent(j->out, j->in, j->state, &j->tokens, j->width, task / j->n_parts, first,
-                  least(first + CHANNELS_A_TASK, j->width));
-}
-
-static void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
-                          int width, const struct k_matrix *to)
-{
-    struct cpu *c = cpu_of(d);
-    struct state_job j = {.out = out,
-                          .in = in,
-                          .state = state,
-                          .tokens = k_tokens_of(&c->batch->tokens, state->group),
-                          .width = width,
-                          .n_parts = (width + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK};
-
-    (void)to; /* all is float32 */
-    pool_run(c->pool, state_task, &j, j.tokens.n_seqs * j.n_parts);
 }
 
 /* --- a step ---------------------------------------------------------------------------- */

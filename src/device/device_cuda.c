@@ -321,33 +321,71 @@ static void cuda_matmul_float(struct device *d, float *y, const struct device_ro
     cuda_run_product(d, (struct gemm_product){.y = y, .w = w, .n = n, .y_is_float = true}, x);
 }
 
+/* The plan of the step's decodes for layers with this window; false: it is to be made. */
+static bool find_schedule(struct cuda *c, int window)
+{
+    int i = 0;
+
+    while (i < c->n_schedules && c->schedules[i].window != window)
+        i++;
+    must(i < c->base.limits.n_windows);
+    c->plan.schedule = c->schedules[i].memory;
+    if (i < c->n_schedules)
+        return true;
+    c->schedules[c->n_schedules++].window = window;
+    return false;
+}
+
 static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
-                         const struct k_rotary *r)
+                         const struct k_rotary *r, int n_heads)
 {
     struct cuda *c = cuda_of(d);
+    const struct k_tokens t = k_tokens_of(&c->tokens, kv->group);
 
+    must(n_heads / kv->n_kv_heads == d->limits.n_heads / d->limits.n_kv_heads);
     /* Behind the scheduling kernel attention must wait; later it may begin with the pages of
      * earlier steps while the product in front still runs. */
-    c->plan.overlap = c->is_planned || k_attn_is_brief(&c->plan, kv, d->limits.n_heads);
+    c->plan.overlap = k_attn_is_brief(&c->plan, kv, n_heads) || find_schedule(c, kv->window);
     if (!c->plan.overlap)
-        cuda_keep(c, k_attn_schedule(&c->plan, kv, &c->tokens, d->limits.n_heads, c->stream),
-                  "attn");
-    c->is_planned = true;
+        cuda_keep(c, k_attn_schedule(&c->plan, kv, &t, n_heads, c->stream), "attn");
     /* Where all are decodes, attention itself rotates. Tokens of a chunk read the keys of those
      * before them. */
     c->plan.rotary = c->plan.n_tiles == 0 && !c->has_chunks && k_attn_rotates(r, kv) ? r : NULL;
     if (c->plan.rotary == NULL)
-        cuda_keep(c, k_rope_kv(qkv, kv, &c->tokens, r, d->limits.n_heads, c->stream), "rope_kv");
+        cuda_keep(c, k_rope_kv(qkv, kv, &t, r, n_heads, c->stream), "rope_kv");
 }
 
 static void cuda_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
-                      float scale, const struct k_matrix *to)
+                      int n_heads, float scale, const struct k_matrix *to)
+{
+    struct cuda *c = cuda_of(d);
+    const struct k_tokens t = k_tokens_of(&c->tokens, kv->group);
+
+    c->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
+    cuda_keep(c, k_attn(out, qkv, kv, &t, &c->plan, n_heads, scale, c->stream), "attn");
+}
+
+static void cuda_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
+                           int width, const struct k_matrix *to)
+{
+    struct cuda *c = cuda_of(d);
+    const struct k_tokens t = k_tokens_of(&c->tokens, state->group);
+
+    cuda_keep(c,
+              k_recurrent(out, to != NULL && k_format_reads_half(&to->format), in, state, &t, width,
+                          c->stream),
+              "recurrent");
+}
+
+static void cuda_gelu(struct device *d, void *out, const void *in, enum k_activation kind,
+                      int width, int n, const struct k_matrix *to)
 {
     struct cuda *c = cuda_of(d);
 
-    c->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
-    cuda_keep(c, k_attn(out, qkv, kv, &c->tokens, &c->plan, d->limits.n_heads, scale, c->stream),
-              "attn");
+    cuda_keep(c,
+              k_gelu(out, to != NULL && k_format_reads_half(&to->format), in, kind,
+                     (size_t)n * (size_t)width, c->stream),
+              "gelu");
 }
 
 static void cuda_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
@@ -404,6 +442,22 @@ void *cuda_pinned(size_t bytes)
     return cuda_check(cudaMallocHost(&p, bytes), "pinned memory") == ERR_OK ? p : NULL;
 }
 
+static int reserve_attention(struct cuda *c)
+{
+    const struct device_limits *lim = &c->base.limits;
+
+    must(lim->n_windows <= DEVICE_TABLES_MAX);
+    for (int i = 0; i < lim->n_windows; i++) {
+        c->schedules[i].memory = cuda_alloc(&c->base, k_attn_schedule_bytes(lim->n_seqs));
+        if (c->schedules[i].memory == NULL)
+            return ERR_NO_MEMORY;
+    }
+    c->attn_work =
+        cuda_alloc(&c->base, k_attn_work_bytes(lim->head_dim, lim->n_heads, lim->n_kv_heads));
+    c->plan.drawn = cuda_alloc(&c->base, sizeof *c->plan.drawn);
+    return c->attn_work == NULL || c->plan.drawn == NULL ? ERR_NO_MEMORY : ERR_OK;
+}
+
 static int cuda_reserve(struct device *d, const struct device_limits *lim)
 {
     struct cuda *c = cuda_of(d);
@@ -414,7 +468,7 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
                   K_SAMPLE_VOCAB_MAX);
         return ERR_UNSUPPORTED;
     }
-    if (lim->n_heads / lim->n_kv_heads > K_TILE_ROWS) {
+    if (lim->n_heads > 0 && lim->n_heads / lim->n_kv_heads > K_TILE_ROWS) {
         log_error("device: %d query heads a kv head are more than the kernels' %d",
                   lim->n_heads / lim->n_kv_heads, K_TILE_ROWS);
         return ERR_UNSUPPORTED;
@@ -422,12 +476,7 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     d->limits = *lim;
     if ((rc = step_reserve(c)) != ERR_OK)
         return rc;
-    c->attn_schedule = cuda_alloc(d, k_attn_schedule_bytes(lim->n_seqs));
-    c->attn_work = cuda_alloc(d, k_attn_work_bytes(lim->head_dim, lim->n_heads, lim->n_kv_heads));
-    c->plan.drawn = cuda_alloc(d, sizeof *c->plan.drawn);
-    if (c->attn_work == NULL || c->attn_schedule == NULL || c->plan.drawn == NULL)
-        return ERR_NO_MEMORY;
-    return ERR_OK;
+    return lim->n_heads > 0 ? reserve_attention(c) : ERR_OK;
 }
 
 /* Errors while closing are of no account: the process ends, or never used the device. */
@@ -491,7 +540,9 @@ static const struct device_ops cuda_ops = {
     .matmul_float = cuda_matmul_float,
     .rope_kv = cuda_rope_kv,
     .attn = cuda_attn,
+    .recurrent = cuda_recurrent,
     .silu_mul = cuda_silu_mul,
+    .gelu = cuda_gelu,
     .gather_add = cuda_gather_add,
     .few = cuda_few,
     .embed_normed = cuda_embed_normed,

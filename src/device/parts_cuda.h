@@ -24,7 +24,7 @@ struct step_arrays {
 /* One of the steps that may be under way. */
 struct step_slot {
     char *staging;                  /* pinned: the arrays */
-    int32_t *pages;                 /* pinned: int32 [n_seqs][pages needed] */
+    int32_t *pages;                 /* pinned: int32 [n_tables][table][pages needed] */
     int32_t *ids;                   /* pinned: int32 [n_seqs], what was sampled */
     struct k_logprob_row *logprobs; /* pinned: [n_seqs] */
     int n_rows;                     /* of the batch */
@@ -74,6 +74,12 @@ struct sleep_region {
     struct sleep_piece pieces[CUDA_PIECES_MAX];
 };
 
+/* The plan of a step's decodes for layers with one window. */
+struct attn_schedule {
+    void *memory; /* k_attn_schedule() fills it */
+    int window;
+};
+
 struct sleep_calls; /* the driver's functions, sleep_cuda.c */
 
 /* Where a sleep stands. */
@@ -104,8 +110,8 @@ struct cuda {
     struct step_slot slots[DEVICE_STEPS_MAX];
     struct step_marks marks[CUDA_MARKS];
     unsigned n_begun, n_ended;
-    char *mirror; /* the arrays on the device */
-    int32_t *page_mirror;
+    char *mirror;         /* the arrays on the device */
+    int32_t *page_mirror; /* int32 [n_tables][n_seqs][pages_max] */
     size_t staging_bytes;
     bool is_short;   /* no sequence of the step has more than K_ATTN_SHORT keys */
     bool has_chunks; /* sequences with several tokens: keys are written before attention */
@@ -117,11 +123,12 @@ struct cuda {
     int32_t *history, *history_mirror; /* int32 [history_cap] */
     size_t history_cap;
     int32_t *sampled; /* int32 [n_seqs] on the device: of the last step */
-    void *attn_work, *attn_schedule;
-    bool is_planned; /* attn_schedule is of this step */
-    k_bf16 *convert; /* pinned, [CONVERT_ELEMS] */
-    void *workspace; /* WORKSPACE_BYTES; of products */
-    int rc;          /* the first error of a step */
+    void *attn_work;
+    struct attn_schedule schedules[DEVICE_TABLES_MAX]; /* n_windows of them have memory */
+    int n_schedules;                                   /* of this step, the first */
+    k_bf16 *convert;                                   /* pinned, [CONVERT_ELEMS] */
+    void *workspace;                                   /* WORKSPACE_BYTES; of products */
+    int rc;                                            /* the first error of a step */
     struct sleep_state sleep;
     int n_allocs;
     void *allocs[CUDA_ALLOCS_MAX];

@@ -63,7 +63,9 @@ static void plan_attention(struct cuda *c, const struct step_arrays *a, const st
     const struct device_limits *lim = &c->base.limits;
     struct k_attn_plan *p = &c->plan;
 
-    p->n_decodes = 0;
+    p->n_decodes = p->n_tiles = 0;
+    if (lim->n_heads == 0)
+        return; /* no layer has attention */
     k_attn_tiles(a->tile_seqs, a->tile_starts, p, t, lim->n_heads / lim->n_kv_heads);
     for (int s = 0; s < t->n_seqs; s++) {
         if (t->seq_start[s + 1] - t->seq_start[s] == 1)
@@ -80,6 +82,38 @@ static int pages_needed(const struct cuda *c, const struct device_batch *b)
         len = b->tokens.kv_len[s] > len ? b->tokens.kv_len[s] : len;
     len = (len + lim->block_tokens - 1) / lim->block_tokens;
     return len < b->tokens.pages_max ? len : b->tokens.pages_max;
+}
+
+/* Entries of a row of a table in a slot. */
+static int row_pages(const struct cuda *c, const struct step_slot *slot, int table)
+{
+    int fixed = c->base.limits.table_pages[table];
+
+    return fixed > 0 ? fixed : slot->n_pages;
+}
+
+/* Room of a table, here and there. */
+static size_t table_room(const struct cuda *c)
+{
+    return (size_t)c->base.limits.n_seqs * (size_t)c->base.limits.pages_max;
+}
+
+static int32_t *table_of(const struct cuda *c, const struct step_slot *slot, int table)
+{
+    return slot->pages + (size_t)table * table_room(c);
+}
+
+/* The rows of a sequence of the batch, to be those of sequence `to`. */
+static void copy_rows(const struct cuda *c, const struct step_slot *slot, int to,
+                      const struct k_tokens *t, int seq)
+{
+    for (int g = 0; g < c->base.limits.n_tables; g++) {
+        size_t n = (size_t)row_pages(c, slot, g);
+        const struct k_tokens own = k_tokens_of(t, g);
+
+        memcpy(table_of(c, slot, g) + (size_t)to * n,
+               own.page_ids + (size_t)seq * (size_t)t->pages_max, n * 4);
+    }
 }
 
 /* Rows of sampling, and where each one's history will stand (copy_histories()). */
@@ -100,8 +134,8 @@ static void fill_rows(struct cuda *c, const struct step_arrays *a, const struct 
 
 /* The tokens of a step that may be recorded: sequence i has token i alone. The first are those of
  * rows. */
-static void spread(const struct step_arrays *a, int32_t *pages, const struct device_batch *b,
-                   int n_pages)
+static void spread(const struct cuda *c, const struct step_arrays *a, const struct step_slot *slot,
+                   const struct device_batch *b)
 {
     const struct k_tokens *t = &b->tokens;
     int row = 0, other = b->n_rows;
@@ -113,8 +147,7 @@ static void spread(const struct step_arrays *a, int32_t *pages, const struct dev
         a->seq[at] = a->seq_start[at] = a->row_tokens[at] = at;
         a->pos[at] = t->pos[k];
         a->kv_len[at] = t->pos[k] + 1;
-        memcpy(pages + (size_t)at * (size_t)n_pages,
-               t->page_ids + (size_t)t->seq[k] * (size_t)t->pages_max, (size_t)n_pages * 4);
+        copy_rows(c, slot, at, t, t->seq[k]);
     }
     a->seq_start[t->n_tokens] = t->n_tokens;
 }
@@ -133,8 +166,8 @@ static void pad(const struct step_arrays *a, int n, int n_padded)
 }
 
 /* The tokens of any other step, as they are. */
-static void copy_tokens(const struct step_arrays *a, int32_t *pages, const struct device_batch *b,
-                        int n_pages)
+static void copy_tokens(const struct cuda *c, const struct step_arrays *a,
+                        const struct step_slot *slot, const struct device_batch *b)
 {
     const struct k_tokens *t = &b->tokens;
     size_t token_bytes = (size_t)t->n_tokens * 4, seq_bytes = (size_t)t->n_seqs * 4;
@@ -146,8 +179,7 @@ static void copy_tokens(const struct step_arrays *a, int32_t *pages, const struc
     memcpy(a->kv_len, t->kv_len, seq_bytes);
     memcpy(a->row_tokens, b->row_tokens, (size_t)b->n_rows * 4);
     for (int s = 0; s < t->n_seqs; s++)
-        memcpy(pages + (size_t)s * (size_t)n_pages, t->page_ids + (size_t)s * (size_t)t->pages_max,
-               (size_t)n_pages * 4);
+        copy_rows(c, slot, s, t, s);
 }
 
 /* --- buckets ---------------------------------------------------------------------------- */
@@ -160,15 +192,17 @@ static int bucket_rows(const struct cuda *c, int i)
     return n < c->base.limits.n_seqs ? n : c->base.limits.n_seqs;
 }
 
-/* Whether each row has a token of its own, and no sequence too many of them. */
+/* Whether each row has a token of its own, and no sequence too many of them: with states, which a
+ * token takes from the one before it, one. */
 static bool can_spread(const struct cuda *c, const struct device_batch *b)
 {
     const struct k_tokens *t = &b->tokens;
+    int most = c->base.limits.has_states ? 1 : SPREAD_MAX;
 
     if (t->n_tokens > c->base.limits.n_seqs || b->n_rows == 0)
         return false;
     for (int s = 0; s < t->n_seqs; s++) {
-        if (t->seq_start[s + 1] - t->seq_start[s] > SPREAD_MAX)
+        if (t->seq_start[s + 1] - t->seq_start[s] > most)
             return false;
     }
     for (int r = 1; r < b->n_rows; r++) {
@@ -192,23 +226,26 @@ static int choose_bucket(const struct cuda *c, const struct device_batch *b)
 
 /* --- a step ----------------------------------------------------------------------------- */
 
-/* Whether the step before had the same page tables: decodes change them once a page. */
-static bool has_pages(const struct cuda *c, const struct step_slot *slot)
+/* Whether the step before had the same table: decodes change them once a page. */
+static bool has_pages(const struct cuda *c, const struct step_slot *slot, int table)
 {
     const struct step_slot *before = &c->slots[(c->n_begun - 2) % DEVICE_STEPS_MAX];
+    size_t n = (size_t)slot->n_seqs * (size_t)row_pages(c, slot, table);
 
     return c->n_begun >= 2 && before->n_seqs == slot->n_seqs && before->n_pages == slot->n_pages &&
-           memcmp(before->pages, slot->pages,
-                  (size_t)slot->n_seqs * (size_t)slot->n_pages * sizeof *slot->pages) == 0;
+           memcmp(table_of(c, before, table), table_of(c, slot, table), n * sizeof *slot->pages) ==
+               0;
 }
 
 static int copy_arrays(struct cuda *c, const struct step_slot *slot, size_t bytes)
 {
     int rc = k_copy(c->mirror, slot->staging, bytes, c->stream);
 
-    if (rc == 0 && !has_pages(c, slot))
-        rc = k_copy_rows(c->page_mirror, c->base.limits.pages_max, slot->pages, slot->n_pages,
-                         slot->n_seqs, c->stream);
+    for (int g = 0; g < c->base.limits.n_tables; g++) {
+        if (rc == 0 && !has_pages(c, slot, g))
+            rc = k_copy_rows(c->page_mirror + (size_t)g * table_room(c), c->base.limits.pages_max,
+                             table_of(c, slot, g), row_pages(c, slot, g), slot->n_seqs, c->stream);
+    }
     return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "copying a batch");
 }
 
@@ -231,11 +268,12 @@ int step_begin(struct device *d, const struct device_batch *b)
     d->step_tokens = t->n_tokens;
     d->step_rows = b->n_rows;
     slot->n_seqs = t->n_seqs;
+    slot->n_pages = n_pages;
     if (bucket < 0) {
-        copy_tokens(&a, slot->pages, b, n_pages);
+        copy_tokens(c, &a, slot, b);
         plan_attention(c, &a, t);
     } else {
-        spread(&a, slot->pages, b, n_pages);
+        spread(c, &a, slot, b);
         d->step_tokens = d->step_rows = bucket_rows(c, bucket);
         slot->n_seqs = t->n_tokens;
         pad(&a, t->n_tokens, d->step_rows);
@@ -245,7 +283,6 @@ int step_begin(struct device *d, const struct device_batch *b)
     }
     slot->n_rows = b->n_rows;
     slot->n_extras = 0;
-    slot->n_pages = n_pages;
     c->is_short = n_pages * d->limits.block_tokens <= K_ATTN_SHORT;
     c->has_chunks = t->n_tokens != t->n_seqs;
     c->bucket = bucket;
@@ -262,14 +299,14 @@ int step_begin(struct device *d, const struct device_batch *b)
         .n_tokens = d->step_tokens,
         .n_seqs = bucket < 0 ? t->n_seqs : d->step_rows,
         .pages_max = d->limits.pages_max,
+        .table_seqs = d->limits.n_seqs,
     };
     c->plan.decode_seqs = bucket < 0 ? c->arrays.decode_seqs : NULL;
     c->plan.tile_seqs = c->arrays.tile_seqs;
     c->plan.tile_starts = c->arrays.tile_starts;
     c->plan.is_short = c->is_short;
-    c->plan.schedule = c->attn_schedule;
     c->plan.work = c->attn_work;
-    c->is_planned = false;
+    c->n_schedules = 0;
     rc = copy_arrays(c, slot, a.bytes);
     return rc != ERR_OK ? rc
                         : cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].begun,
@@ -518,7 +555,7 @@ static int reserve_extras(struct cuda *c)
 int step_reserve(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
-    size_t rows = (size_t)lim->n_seqs, pages = rows * (size_t)lim->pages_max;
+    size_t rows = (size_t)lim->n_seqs, pages = table_room(c) * (size_t)lim->n_tables;
     size_t history = rows * (size_t)lim->len_max;
 
     c->staging_bytes = lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;

@@ -68,8 +68,8 @@ static int find_sets(struct cache_maker *m, enum cache_kind kind)
     return ERR_OK;
 }
 
-/* The groups that a set becomes in pages of so many bytes, 0 when a layer has no room in one. places
- * (NULL: none) are filled in for groups from `first` on. */
+/* The groups that a set becomes in pages of so many bytes, 0 when a layer has no room in one.
+ * places (NULL: none) are filled in for groups from `first` on. */
 static int fill_set(const struct cache_maker *m, const struct cache_set *set, size_t page_bytes,
                     int first, struct cache_place *places)
 {
@@ -94,21 +94,23 @@ static int fill_set(const struct cache_maker *m, const struct cache_set *set, si
     return n;
 }
 
-/* The groups of all sets; 0: these pages will not do. */
-static int count_groups(const struct cache_maker *m, size_t page_bytes)
+/* Bytes of a page of each group, but states'; SIZE_MAX: pages of so many bytes will not do. */
+static size_t bytes_of_all(const struct cache_maker *m, size_t page_bytes)
 {
-    int n = 0;
+    int n = 0, n_groups = 0;
 
-    for (int s = 0; s < m->n_sets && n <= CACHE_GROUPS_MAX; s++) {
+    for (int s = 0; s < m->n_sets && n_groups <= CACHE_GROUPS_MAX; s++) {
         int some = 1; /* of states */
 
-        if (m->sets[s].kind != CACHE_STATE)
+        if (m->sets[s].kind != CACHE_STATE) {
             some = fill_set(m, &m->sets[s], page_bytes, 0, NULL);
+            n += some;
+        }
         if (some == 0)
-            return 0;
-        n += some;
+            return SIZE_MAX;
+        n_groups += some;
     }
-    return n <= CACHE_GROUPS_MAX ? n : 0;
+    return n_groups <= CACHE_GROUPS_MAX ? (size_t)n * page_bytes : SIZE_MAX;
 }
 
 /* Sizes of pages to choose from: those of the first layers of each set. */
@@ -136,15 +138,14 @@ static size_t best_page(const struct cache_maker *m, size_t bytes_max)
     size_t least = SIZE_MAX, best = 0;
 
     for (int i = 0; i < m->n_pages; i++) {
-        size_t all = m->pages[i] * (size_t)count_groups(m, m->pages[i]);
+        size_t all = bytes_of_all(m, m->pages[i]);
 
-        if (m->pages[i] <= bytes_max && all > 0 && all < least)
+        if (m->pages[i] <= bytes_max && all < least)
             least = all;
     }
-    for (int i = 0; i < m->n_pages; i++) {
-        size_t all = m->pages[i] * (size_t)count_groups(m, m->pages[i]);
-
-        if (m->pages[i] <= bytes_max && m->pages[i] > best && all > 0 && all - least <= least / 8)
+    for (int i = 0; i < m->n_pages && least < SIZE_MAX; i++) {
+        if (m->pages[i] <= bytes_max && m->pages[i] > best &&
+            bytes_of_all(m, m->pages[i]) <= least + least / 8)
             best = m->pages[i];
     }
     return best;

@@ -1,4 +1,5 @@
-/* What the layers of a model keep of a sequence, and where: the one place that knows a page's inside.
+/* What the layers of a model keep of a sequence, and where: the one place that knows a page's
+ * inside.
  *
  * All pages have the same bytes. Layers that keep the same tokens are a set; a set whose layers do
  * not fit one page together is cut into several groups, each with a table of its own. A page of a
@@ -33,7 +34,8 @@ struct cache {
 
 /* Full groups first, then windows, then states. Pages have the size that wastes least in all groups
  * together or, within an eighth of that, a larger one, but not a larger one than all layers of the
- * smallest set need, unless there would be more than CACHE_GROUPS_MAX groups. elem_bytes: of keys and values.
+ * smallest set need, unless there would be more than CACHE_GROUPS_MAX groups. elem_bytes: of keys and
+ * values.
  *
  * ERR_NO_MEMORY; ERR_UNSUPPORTED (logged) for layers with too many different windows. */
 int cache_make(struct cache *out, const struct plan *plan, int block_tokens,

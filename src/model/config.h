@@ -16,9 +16,9 @@
 
 /* Which layers see a window of tokens. */
 enum arch_window {
-    ARCH_WINDOW_NONE, /* none, whatever config.json says */
-    ARCH_WINDOW_ALL,  /* all, by sliding_window alone */
-    ARCH_WINDOW_LAYERS, /* with use_sliding_window those of layer_types, or from max_window_layers on */
+    ARCH_WINDOW_NONE,   /* none, whatever config.json says */
+    ARCH_WINDOW_ALL,    /* all, by sliding_window alone */
+    ARCH_WINDOW_LAYERS, /* with use_sliding_window those of layer_types, or of max_window_layers */
 };
 
 /* What sets one architecture apart; arch.c has a row for each. */

@@ -470,8 +470,7 @@ const struct model_shape *model_shape(const struct model *m)
 
 /* --- steps ----------------------------------------------------------------------------- */
 
-/* That the pages which the tokens of sequence i, from position first_pos to the last, read and write
- * are pages. */
+/* That the pages which sequence i's tokens, from position first_pos on, read and write are pages. */
 static void check_pages(const struct model *m, const struct batch *b, int i, int first_pos)
 {
     const struct cache *c = &m->cache;

@@ -32,7 +32,7 @@ int main(int argc, char **argv)
                               .max_model_len = 1024,
                               .max_num_seqs = 4,
                               .max_num_batched_tokens = 1024,
-                              .num_pages = 256,
+                              .num_pages = 1024,
                               .gpu_memory_utilization = 0.5,
                               .cpu_kv_bytes = (size_t)1 << 28};
     struct run *r = calloc(1, sizeof *r);
@@ -53,7 +53,7 @@ int main(int argc, char **argv)
     for (int way = 0; way < WAYS; way++) {
         memcpy(seqs[way].tokens, seqs[0].tokens, sizeof seqs[0].tokens);
         seqs[way].n_tokens = n;
-        seqs[way].first_page = way * 80; /* of 16 tokens: more than 1000 */
+        seqs[way].first_page = way * run_pages(m, 1000);
     }
     logits = malloc((size_t)model_shape(m)->n_vocab * sizeof *logits);
     if ((f = fopen(argv[5], "wb")) == NULL)

@@ -43,6 +43,14 @@ SHAPES = {
         vocab_size=32768, hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
         num_key_value_heads=8, rope_parameters=PLAIN, sliding_window=None,
         tie_word_embeddings=False)),
+    "Mistral-7B with a window": (transformers.MistralConfig, dict(
+        vocab_size=32768, hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
+        num_key_value_heads=8, rope_parameters=PLAIN, sliding_window=100,
+        tie_word_embeddings=False)),
+    "Qwen3-8B with a window": (transformers.Qwen3Config, dict(
+        vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, rope_parameters=PLAIN, use_sliding_window=True,
+        sliding_window=70, max_window_layers=1, tie_word_embeddings=False)),
 }
 
 

@@ -110,8 +110,8 @@ static void check_logits(struct run *r, const struct golden *g, const char *name
     is_int(rc, ERR_OK, "%s: prompt of %d runs", name, g->n_prompt);
     is_int(model_logits(r->m, logits), ERR_OK, "%s: logits", name);
     error = relative_error(logits, g->logits, (size_t)g->n_rows * (size_t)n_vocab);
-    ok(error < (on_gpu ? 2e-2 : 1e-4), "%s: prompt of %d: logits within %.2e of transformers'",
-       name, g->n_prompt, error);
+    ok(error < (on_gpu ? 2e-2 : 1e-4), "%s: prompt of %d: logits within %.2e of the golden's", name,
+       g->n_prompt, error);
     free(logits);
     free(s);
 }
@@ -139,7 +139,7 @@ static void check_few(struct run *r, const struct golden *g, const char *name, i
                            g->logits + (size_t)(g->n_rows - n) * (size_t)n_vocab,
                            (size_t)n * (size_t)n_vocab);
     ok(error < (on_gpu ? 2e-2 : 1e-4),
-       "%s: prompt of %d, few at a time: logits within %.2e of transformers'", name, g->n_prompt,
+       "%s: prompt of %d, few at a time: logits within %.2e of the golden's", name, g->n_prompt,
        error);
     free(logits);
     free(s);

@@ -1,6 +1,7 @@
 /* Norms of heads, rotation, pages and attention against their references: every head size class,
  * groups, pages, chunks and decodes mixed, bf16 and fp8 pages, lengths around the limits of tiles,
- * pages and shares. What stands in pages behind a sequence's end is NaN. Steps that are all decodes
+ * pages, shares and windows. What stands in pages behind a sequence's end, and in front of a window,
+ * is NaN; tables name pages of NaN where no key is in view. Steps that are all decodes
  * run twice: rotated by k_rope_kv(), and by attention itself, which must give the same bits; and
  * every decode alone, which must agree.
  *
@@ -76,6 +77,10 @@ static const struct {
     {64, 8, 128, 16, K_BF16, LENGTHS(skewed)},    {64, 8, 128, 16, K_E4M3, LENGTHS(all_sorts)},
 };
 
+/* Of all cases in turn: keys that a token sees; 0: all. Larger than K_ATTN_SHORT, too. */
+static int window;
+static const int windows[] = {0, 1, 20, 64, 300, 2500};
+
 /* Everything of one case, on host and device. */
 struct attn_run {
     const struct attn_case *c;
@@ -147,6 +152,14 @@ static int pages_of(const struct attn_case *c, int s)
     return (c->kv_len[s] + c->block_tokens - 1) / c->block_tokens;
 }
 
+/* The first position that a token of the step sees. */
+static int lowest_of(const struct attn_case *c, int s)
+{
+    int first = c->kv_len[s] - c->n_new[s];
+
+    return window > 0 && first >= window ? first - window + 1 : 0;
+}
+
 static void place(struct attn_run *r)
 {
     const struct attn_case *c = r->c;
@@ -170,9 +183,11 @@ static void place(struct attn_run *r)
             r->seq[t] = s;
             r->pos[t] = c->kv_len[s] == 0 ? 0 : c->kv_len[s] - c->n_new[s] + i;
         }
-        for (int p = 0; p < pages_of(c, s); p++)
-            r->page_ids[s * pages_max + p] = page++ * step % r->n_pages;
+        for (int p = 0; p < pages_of(c, s); p++, page++)
+            r->page_ids[s * pages_max + p] =
+                p < lowest_of(c, s) / c->block_tokens ? r->n_pages : page * step % r->n_pages;
     }
+    r->n_pages++; /* one of NaN */
     r->host = (struct k_tokens){.seq = r->seq,
                                 .pos = r->pos,
                                 .seq_start = r->seq_start,
@@ -184,6 +199,7 @@ static void place(struct attn_run *r)
     r->host_kv = (struct k_kv){.n_kv_heads = c->n_kv_heads,
                                .head_dim = c->head_dim,
                                .block_tokens = c->block_tokens,
+                               .window = window,
                                .type = c->type,
                                .k_scale = 0.5f,
                                .v_scale = 0.25f};
@@ -204,7 +220,11 @@ static void fill_pages(struct attn_run *r)
     for (size_t i = 0; i < r->page_size; i++)
         r->pages[i] = NAN;
     for (int s = 0; s < c->n_seqs; s++) {
-        for (int p = 0; p < c->kv_len[s] - c->n_new[s]; p++) {
+        /* A chunk's keys are loaded in whole pages. */
+        int first = lowest_of(c, s) / (c->n_new[s] == 1 ? 1 : c->block_tokens) *
+                    (c->n_new[s] == 1 ? 1 : c->block_tokens);
+
+        for (int p = first; p < c->kv_len[s] - c->n_new[s]; p++) {
             int32_t page = r->page_ids[s * r->host.pages_max + p / c->block_tokens];
 
             for (int h = 0; h < 2 * c->n_kv_heads * c->head_dim; h++) {
@@ -332,8 +352,9 @@ static struct attn_run *run_open(const struct attn_case *c)
     r->c = c;
     r->width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
     r->scale = 1.0f / sqrtf((float)c->head_dim);
-    snprintf(r->name, sizeof r->name, "%d/%d x %d, pages of %d %s", c->n_heads, c->n_kv_heads,
-             c->head_dim, c->block_tokens, c->type == K_BF16 ? "bf16" : "e4m3");
+    snprintf(r->name, sizeof r->name, "%d/%d x %d, pages of %d %s, window %d", c->n_heads,
+             c->n_kv_heads, c->head_dim, c->block_tokens, c->type == K_BF16 ? "bf16" : "e4m3",
+             window);
     place(r);
     r->qkv_size = (size_t)r->n_tokens * (size_t)r->width;
     r->out_size = (size_t)r->n_tokens * (size_t)(c->n_heads * c->head_dim);
@@ -552,8 +573,11 @@ static void check_cases(int head_dim)
 int main(int argc, char **argv)
 {
     gpu_open();
-    for (has_norms = 0; has_norms <= 1; has_norms++)
-        check_cases(argc > 1 ? atoi(argv[1]) : 0);
+    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
+        window = windows[i];
+        for (has_norms = 0; has_norms <= 1; has_norms++)
+            check_cases(argc > 1 ? atoi(argv[1]) : 0);
+    }
     device_close(gpu);
     return tap_done();
 }

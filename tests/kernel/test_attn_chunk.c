@@ -1,8 +1,8 @@
 /* Attention of chunks against its reference: head sizes, groups, pages, windows, prefixes and
  * lengths around the limits of tiles and blocks; a table and random cases.
  *
- * All that is nobody's is NaN: the rest of a last page, free pages, the other layer; page ids
- * behind a sequence's last page are nonsense. Twice the same bits, and a sequence by itself has
+ * All that is nobody's is NaN: the rest of a last page, free pages, the other layer, pages in front
+ * of a window; page ids behind a sequence's last page and in front of a window are nonsense. Twice the same bits, and a sequence by itself has
  * the bits that it has in a crowd. Of long cases a sample of tokens is compared. */
 #include "tests/kernel/gpu.h"
 
@@ -77,6 +77,14 @@ static int pages_of(const struct chunk_case *c, int s)
     return (c->kv_len[s] + c->block_tokens - 1) / c->block_tokens;
 }
 
+/* The first page that a token of the step sees. */
+static int first_page(const struct chunk_case *c, int s)
+{
+    int first = c->kv_len[s] - c->n_new[s];
+
+    return c->window > 0 && first >= c->window ? (first - c->window + 1) / c->block_tokens : 0;
+}
+
 /* Tokens, and pages in random order; one page in eight is nobody's. */
 static void place(struct chunk_run *r)
 {
@@ -108,8 +116,10 @@ static void place(struct chunk_run *r)
             r->seq[t] = s;
             r->pos[t] = c->kv_len[s] - c->n_new[s] + i;
         }
-        for (int p = 0; p < pages_of(c, s); p++)
-            r->page_ids[s * pages_max + p] = order[page++];
+        for (int p = 0; p < pages_of(c, s); p++, page++) {
+            if (p >= first_page(c, s))
+                r->page_ids[s * pages_max + p] = order[page];
+        }
     }
     free(order);
     r->host = (struct k_tokens){.seq = r->seq,
@@ -165,7 +175,7 @@ static void fill(struct chunk_run *r)
     r->bytes = malloc(r->page_size);
     memset(r->bytes, 0x7f, r->page_size);
     for (int s = 0; s < c->n_seqs; s++) {
-        for (int pos = 0; pos < c->kv_len[s]; pos++) {
+        for (int pos = first_page(c, s) * c->block_tokens; pos < c->kv_len[s]; pos++) {
             size_t page = (size_t)r->page_ids[s * r->host.pages_max + pos / c->block_tokens];
             size_t at = page * 2 * layer + layer + (size_t)pos % bt * hd;
 

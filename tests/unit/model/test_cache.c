@@ -10,7 +10,8 @@ static struct layer_plan layers[LAYERS_MAX];
 static struct plan plan = {.layers = layers};
 static struct cache c;
 
-/* f: all tokens, w and v: windows of 32 and 100 tokens, g: all tokens with twice the heads. */
+/* f: all tokens, w and v: windows of 32 and 100 tokens, g: all tokens with twice the heads, s: a
+ * state of 700 floats. */
 static int make(const char *text)
 {
     plan.n_layers = (int)strlen(text);
@@ -18,6 +19,8 @@ static int make(const char *text)
         layers[i] = (struct layer_plan){
             .attn = {.n_heads = 4, .n_kv_heads = text[i] == 'g' ? 4 : 2, .head_dim = 8}};
         layers[i].attn.window = text[i] == 'w' ? 32 : text[i] == 'v' ? 100 : 0;
+        if (text[i] == 's')
+            layers[i] = (struct layer_plan){.mixer = MIXER_RECURRENT, .recurrent = {.width = 700}};
     }
     cache_fini(&c);
     c = (struct cache){0};
@@ -113,6 +116,23 @@ static void check_sizes(void)
     ok(fault() == NULL && c.page_bytes >= 2 * LAYER, "have pages for the largest");
 }
 
+static void check_states(void)
+{
+    is_int(make("sffsww"), ERR_OK, "states beside others");
+    is_int(c.n_groups, 3, "have a group");
+    ok(c.groups[2].kind == CACHE_STATE && c.groups[2].n_state_pages == 3 &&
+           c.page_bytes == 2 * LAYER,
+       "of 5600 bytes in pages of 2048");
+    ok(c.layers[0].group == 2 && c.layers[0].at == 0 && c.layers[3].at == 700,
+       "one behind the other");
+    is_int(cache_need(&c, 160), 10 + 4 + 6, "and two of them are counted");
+    is_int(cache_row(&c, 1), 3, "a table has room for them");
+    is_int(make("ss"), ERR_OK, "states alone");
+    ok(c.n_groups == 1 && c.groups[0].n_state_pages == 1 && c.page_bytes >= 5600 &&
+           c.page_bytes % 16 == 0 && !cache_is_simple(&c),
+       "are one page");
+}
+
 static void check_need(void)
 {
     is_int(make("ffwwww"), ERR_OK, "2 and 4");
@@ -157,6 +177,7 @@ int main(void)
     check_cases();
     check_simple();
     check_sizes();
+    check_states();
     check_need();
     check_digest();
     check_too_many();

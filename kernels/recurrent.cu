@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The recurrent mixer for tests, and the activation of FFNs without a gate.
+ *
+ * Split: a thread has a channel of a sequence and walks its tokens of the step one by one; 128
+ * channels a block. Bytes: in once, out once, the state twice. Bound by the latency of a load a
+ * token; nothing is fetched ahead, since no model that is served has it. */
+#include "kernels/common.cuh"
+
+#define CHANNELS     128 /* of a block */
+#define GELU_THREADS 256
+
+struct recurrent_args {
+    void *out;
+    const k_bf16 *in;
+    struct k_state state;
+    struct k_tokens t;
+    int width;
+    bool is_half;
+};
+
+static __device__ inline float *state_elem(const recurrent_args &a, int seq, int channel)
+{
+    size_t at = a.state.at + channel;
+    int32_t page = a.t.page_ids[(size_t)seq * a.t.pages_max + at / a.state.page_elems];
+
+    return a.state.pages + (size_t)page * a.state.page_elems + at % a.state.page_elems;
+}
+
+static __global__ void __launch_bounds__(CHANNELS) recurrent_kernel(const recurrent_args a)
+{
+    int channel = blockIdx.x * CHANNELS + threadIdx.x, seq = blockIdx.y;
+    int first = a.t.seq_start[seq], last = a.t.seq_start[seq + 1], len = a.t.kv_len[seq];
+    float *kept, s;
+
+    if (len == 0 || channel >= a.width)
+        return;
+    kept = state_elem(a, seq, channel);
+    s = len == last - first ? 0.0f : *kept;
+    for (int i = first; i < last; i++) {
+        const k_bf16 *row = a.in + (size_t)i * 2 * a.width;
+        float keep = 1.0f / (1.0f + expf(-load_bf16(row + a.width + channel)));
+
+        s = keep * s + (1.0f - keep) * load_bf16(row + channel);
+        store_x(a.out, (size_t)i * a.width + channel, s, a.is_half);
+    }
+    *kept = s;
+}
+
+int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state *state,
+                const struct k_tokens *t, int width, k_stream stream)
+{
+    recurrent_args a = {out, in, *state, *t, width, is_half};
+
+    return K_LAUNCH(recurrent_kernel, dim3((width + CHANNELS - 1) / CHANNELS, t->n_seqs), CHANNELS,
+                    0, stream, a);
+}
+
+static __global__ void __launch_bounds__(GELU_THREADS)
+    gelu_kernel(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n)
+{
+    size_t i = (size_t)blockIdx.x * GELU_THREADS + threadIdx.x;
+    float x, y;
+
+    if (i >= n)
+        return;
+    x = load_bf16(in + i);
+    y = kind == K_GELU ? erff(x * 0.70710678f) : tanhf(0.79788456f * (x + 0.044715f * x * x * x));
+    store_x(out, i, 0.5f * x * (1.0f + y), is_half);
+}
+
+int k_gelu(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n,
+           k_stream stream)
+{
+    return K_LAUNCH(gelu_kernel, (unsigned)((n + GELU_THREADS - 1) / GELU_THREADS), GELU_THREADS, 0,
+                    stream, out, is_half, in, kind, n);
+}

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What mixes a sequence's tokens on the cpu device: attention over pages, and states. A task is a
+ * token and kv head, or some channels of a sequence; one thread computes it, in the order of its
+ * own inputs (device_cpu.c). */
+#include "config.h"
+
+#include "device/parts_cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+#define CHANNELS_A_TASK 64
+
+/* --- attention ------------------------------------------------------------------------- */
+
+struct attn_job {
+    struct cpu *c;
+    float *out;
+    const float *qkv;
+    const struct k_kv *kv;
+    struct k_tokens tokens; /* with the layer's table */
+    int n_heads;
+    float scale;
+};
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static const float *page_keys(const struct k_kv *kv, int32_t page, int kv_head)
+{
+    return (const float *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
+           (size_t)kv_head * kv->block_tokens * kv->head_dim;
+}
+
+/* One token and one kv head: all query heads of its group. Sums as ref_attn() does, by pages; the
+ * weights' in lanes that begin with the first key that is seen. */
+static void attn_task(void *arg, int task, int worker)
+{
+    const struct attn_job *j = arg;
+    const struct k_kv *kv = j->kv;
+    const struct k_tokens *t = &j->tokens;
+    const struct cpu_math *math = j->c->math;
+    int n_heads = j->n_heads, hd = kv->head_dim, bt = kv->block_tokens;
+    int token = task / kv->n_kv_heads, kv_head = task % kv->n_kv_heads;
+    int group = n_heads / kv->n_kv_heads, n_keys = t->pos[token] + 1;
+    int first = kv->window > 0 && n_keys > kv->window ? n_keys - kv->window : 0;
+    const int32_t *pages = t->page_ids + (size_t)t->seq[token] * t->pages_max;
+    size_t values = (size_t)kv->n_kv_heads * bt * hd;
+    float *scores = j->c->scratch + (size_t)worker * j->c->scratch_len;
+
+    for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
+        const float *q = j->qkv + ((size_t)token * (n_heads + 2 * kv->n_kv_heads) + h) * hd;
+        float *out = j->out + ((size_t)token * n_heads + h) * hd;
+        float top = -INFINITY, sum;
+
+        for (int i = first, n; i < n_keys; i += n) {
+            n = least(n_keys - i, bt - i % bt);
+            top = fmaxf(top, math->scores(scores + i - first, q,
+                                          page_keys(kv, pages[i / bt], kv_head) + i % bt * hd, n,
+                                          hd, j->scale));
+        }
+        sum = math->weights(scores, n_keys - first, top);
+        memset(out, 0, (size_t)hd * sizeof *out);
+        for (int i = first, n; i < n_keys; i += n) {
+            n = least(n_keys - i, bt - i % bt);
+            math->mix(out, scores + i - first,
+                      page_keys(kv, pages[i / bt], kv_head) + values + i % bt * hd, n, hd);
+        }
+        for (int e = 0; e < hd; e++)
+            out[e] /= sum;
+    }
+}
+
+void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
+              float scale, const struct k_matrix *to)
+{
+    struct cpu *c = cpu_of(d);
+    const struct k_tokens *t = &c->batch->tokens;
+    struct attn_job j = {.c = c,
+                         .out = out,
+                         .qkv = qkv,
+                         .kv = kv,
+                         .tokens = k_tokens_of(t, kv->group),
+                         .n_heads = n_heads,
+                         .scale = scale};
+    int n_tasks = t->n_tokens * kv->n_kv_heads;
+    size_t work = 0;
+
+    (void)to; /* all is float32 */
+    for (int i = 0; i < t->n_tokens; i++)
+        work += ((size_t)t->pos[i] + 1) * (size_t)n_heads * (size_t)kv->head_dim * 2;
+    if (work >= CPU_INLINE_WORK) {
+        pool_run(c->pool, attn_task, &j, n_tasks);
+        return;
+    }
+    for (int i = 0; i < n_tasks; i++)
+        attn_task(&j, i, 0);
+}
+
+/* --- states ---------------------------------------------------------------------------- */
+
+struct state_job {
+    float *out;
+    const float *in;
+    const struct k_state *state;
+    struct k_tokens tokens; /* with the layer's table */
+    int width, n_parts;     /* n_parts: tasks of a sequence */
+};
+
+static void state_task(void *arg, int task, int worker)
+{
+    const struct state_job *j = arg;
+    int first = task % j->n_parts * CHANNELS_A_TASK;
+
+    (void)worker;
+    ref_recurrent(j->out, j->in, j->state, &j->tokens, j->width, task / j->n_parts, first,
+                  least(first + CHANNELS_A_TASK, j->width));
+}
+
+void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
+                   int width, const struct k_matrix *to)
+{
+    struct cpu *c = cpu_of(d);
+    struct state_job j = {.out = out,
+                          .in = in,
+                          .state = state,
+                          .tokens = k_tokens_of(&c->batch->tokens, state->group),
+                          .width = width,
+                          .n_parts = (width + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK};
+
+    (void)to; /* all is float32 */
+    pool_run(c->pool, state_task, &j, j.tokens.n_seqs * j.n_parts);
+}

@@ -1,0 +1,44 @@
+/* What the files of the cpu device share: device_cpu.c (memory, operations on rows, products,
+ * steps, opening) and cpu_mix.c (what mixes a sequence's tokens: attention and states). */
+#ifndef QUIRE_DEVICE_PARTS_CPU_H
+#define QUIRE_DEVICE_PARTS_CPU_H
+
+#include "device/cpu_math.h"
+#include "device/cpu_sleep.h"
+#include "device/device.h"
+#include "device/pool.h"
+
+#define CPU_ALLOCS_MAX  16384  /* device_alloc() calls of one model */
+#define CPU_INLINE_WORK 100000 /* multiply-adds below which a thread costs more than it saves */
+
+struct cpu {
+    struct device base; /* first */
+    struct pool *pool;
+    const struct cpu_math *math;
+    const struct device_batch *batch; /* of the step under way */
+    float *scratch;                   /* float [threads][scratch_len]: scores, a row of logits */
+    int32_t *counts;                  /* int32 [threads][n_vocab] */
+    size_t scratch_len;
+    int32_t *token_ids;             /* int32 [n_tokens]: the step's, none below 0 */
+    int32_t *ids[DEVICE_STEPS_MAX]; /* int32 [n_seqs]: sampled, by step */
+    int n_rows[DEVICE_STEPS_MAX];
+    struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */
+    int n_extras[DEVICE_STEPS_MAX];
+    unsigned n_begun, n_ended;
+    struct cpu_sleep sleep;
+    int n_allocs;
+    void *allocs[CPU_ALLOCS_MAX];
+};
+
+static inline struct cpu *cpu_of(struct device *d)
+{
+    return (struct cpu *)d;
+}
+
+/* --- cpu_mix.c: operations of the table --- */
+void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
+              float scale, const struct k_matrix *to);
+void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
+                   int width, const struct k_matrix *to);
+
+#endif
