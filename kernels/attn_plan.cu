@@ -3,9 +3,9 @@
  * The plan of a step's decode attention: who reads which keys.
  *
  * One block. The keys of every (sequence, kv head) that are seen are a row of tiles; all rows of
- * all sequences, one behind the other, are cut into shares that differ by one tile at most, one for each warp
- * of the grid. A prefix sum over the sequences says where each begins; a search in it, where
- * each share begins. Reads kv_len and seq_start, writes 16 bytes a sequence and a warp.
+ * all sequences, one behind the other, are cut into shares that differ by one tile at most, one for
+ * each warp of the grid. A prefix sum over the sequences says where each begins; a search in it,
+ * where each share begins. Reads kv_len and seq_start, writes 16 bytes a sequence and a warp.
  *
  * Runs on the device, because lengths change there while a graph's launches stay as they are. */
 #include "kernels/attn_decode.cuh"

@@ -133,8 +133,8 @@ int k_gather_add(float *out, const float *x, const k_bf16 *delta, const int32_t 
 void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
 
-/* The activation of an FFN without a gate: out [n] = gelu(in). The launcher's out is bfloat16 or, with
- * is_half, as K_HALF_AT says. */
+/* The activation of an FFN without a gate: out [n] = gelu(in). The launcher's out is bfloat16 or,
+ * with is_half, as K_HALF_AT says. */
 enum k_activation {
     K_SILU,      /* gated FFNs': silu_mul() */
     K_GELU,      /* x / 2 * (1 + erf(x / sqrt(2))) */
@@ -283,8 +283,8 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
  * decode_seqs [n_decodes] are sequences with one token, NULL: sequences 0 .. n_decodes - 1. Those
  * of kv_len 0 are skipped, their rows of out left as they are: so a graph may be captured for
  * more sequences than a step has. k_attn_schedule() must have run since kv_len, seq_start or
- * decode_seqs changed; it serves all layers of one window and shape. How a decode's keys are cut into sums depends on the
- * lengths of all decodes of the step, and so do its last bits.
+ * decode_seqs changed; it serves all layers of one window and shape. How a decode's keys are cut
+ * into sums depends on the lengths of all decodes of the step, and so do its last bits.
  *
  * rotary: NULL when queries are rotated and the step's keys and values stand in the pages
  * (k_rope_kv() has run). Else a host struct: n_tiles is 0, qkv is what the product gave, and the

@@ -123,8 +123,8 @@ template <class S> static __device__ struct piece find_piece(const chunk_args &a
     return p;
 }
 
-/* This lane's page of a block: lane i asks for the block's i-th box. Pages in front of the window of
- * the tile's first token may be others': the first in view stands in for them. Such keys are
+/* This lane's page of a block: lane i asks for the block's i-th box. Pages in front of the window
+ * of the tile's first token may be others': the first in view stands in for them. Such keys are
  * masked, such values zeroed. */
 template <class S>
 static __device__ __forceinline__ int page_of(const chunk_args &a, const struct piece &p, int block)

@@ -52,8 +52,8 @@ struct draft {
 
 struct seq;
 
-/* Whether q can be drafted for: where a mask says which ids may come, each row would need one of its
- * own. */
+/* Whether q can be drafted for: where a mask says which ids may come, each row would need one of
+ * its own. */
 bool draft_may(const struct seq *q);
 
 /* Read speculative_config, a JSON object in vLLM's words; "": DRAFT_NONE. ERR_INVALID or
