@@ -89,7 +89,7 @@ static void end_step(struct bench *n)
         n->gaps[n->n_gaps++] = model_gap_us(n->m);
 }
 
-/* All groups of layers have the same pages: what is read differs, and how long it takes does not. */
+/* All groups of layers have the same pages: they read other bytes, and as many. */
 static void fill_tables(struct bench *n)
 {
     struct batch *b = &n->b;

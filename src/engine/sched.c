@@ -123,7 +123,7 @@ static bool sched_give(struct sched *s, struct seq *q, int n)
     return true;
 }
 
-/* Tokens that q lacks, the one on its way included, unless that is its last. Drafts do not count. */
+/* Tokens that q lacks, drafts apart; the one on its way included, unless that is its last. */
 static int sched_lacks(const struct seq *q)
 {
     if (q->draft.n_ahead > 0 || (q->draft.is_on && q->n_pending > 0))

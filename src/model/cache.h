@@ -34,8 +34,8 @@ struct cache {
 
 /* Full groups first, then windows, then states. Pages have the size that wastes least in all groups
  * together or, within an eighth of that, a larger one, but not a larger one than all layers of the
- * smallest set need, unless there would be more than CACHE_GROUPS_MAX groups. elem_bytes: of keys and
- * values.
+ * smallest set need, unless there would be more than CACHE_GROUPS_MAX groups. elem_bytes: of keys
+ * and values.
  *
  * ERR_NO_MEMORY; ERR_UNSUPPORTED (logged) for layers with too many different windows. */
 int cache_make(struct cache *out, const struct plan *plan, int block_tokens,

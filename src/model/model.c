@@ -470,7 +470,7 @@ const struct model_shape *model_shape(const struct model *m)
 
 /* --- steps ----------------------------------------------------------------------------- */
 
-/* That the pages which sequence i's tokens, from position first_pos on, read and write are pages. */
+/* Check the ids of pages that sequence i's tokens, from position first_pos on, read and write. */
 static void check_pages(const struct model *m, const struct batch *b, int i, int first_pos)
 {
     const struct cache *c = &m->cache;

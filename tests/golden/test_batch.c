@@ -22,7 +22,8 @@ static float alone[N_SEQS][N_VOCAB];
 
 #define SIZES                                                              \
     "\"num_attention_heads\":6,\"num_key_value_heads\":2,\"head_dim\":20," \
-    "\"hidden_size\":72,\"intermediate_size\":100,\"vocab_size\":211,\"max_position_embeddings\":300"
+    "\"hidden_size\":72,\"intermediate_size\":100,\"vocab_size\":211,"     \
+    "\"max_position_embeddings\":300"
 
 static const struct {
     const char *name, *config;

@@ -1,7 +1,7 @@
 /* Norms of heads, rotation, pages and attention against their references: every head size class,
  * groups, pages, chunks and decodes mixed, bf16 and fp8 pages, lengths around the limits of tiles,
- * pages, shares and windows. What stands in pages behind a sequence's end, and in front of a window,
- * is NaN; tables name pages of NaN where no key is in view. Steps that are all decodes
+ * pages, shares and windows. What stands in pages behind a sequence's end, and in front of a
+ * window, is NaN; tables name pages of NaN where no key is in view. Steps that are all decodes
  * run twice: rotated by k_rope_kv(), and by attention itself, which must give the same bits; and
  * every decode alone, which must agree.
  *
