@@ -67,6 +67,23 @@ struct engine_lane {
     uint64_t since_us;               /* when it connected */
 };
 
+/* The descriptors that the loop waits for, beside the lanes'. */
+struct intake {
+    int epoll_fd;
+    int signal_fd;
+    struct door door;       /* for fronts */
+    uint64_t door_opens_us; /* when it is polled again; 0: it is not shut */
+    uint64_t lost_us;       /* when an offer found no room last; 0: never */
+};
+
+/* Which requests may wait. */
+struct admission {
+    struct rate rate; /* for Retry-After, and to refuse requests that would wait long */
+    int64_t max_num_queued_tokens; /* of prompts */
+    int n_lanes;                   /* that are open */
+    int n_places;                  /* requests for which the next step has places at once */
+};
+
 struct engine {
     struct settings settings;
     struct names names; /* the first names the model in files and metrics */
@@ -78,11 +95,8 @@ struct engine {
     struct seq_pool pool;
     struct guide guide;
 
-    int epoll_fd;
-    struct door door;       /* for fronts */
-    uint64_t door_opens_us; /* when it is looked at again; 0: it is not shut */
-    uint64_t lost_us;       /* when there was no room for what a front offered last; 0: never */
-    int signal_fd;
+    struct intake intake;
+    struct admission admission;
     uint64_t epoch;
     struct engine_lane *lanes; /* [max_lanes] */
     uint64_t n_requests;       /* next seq.order */
@@ -104,11 +118,7 @@ struct engine {
     uint64_t drain_until_us;
     uint64_t now_us; /* once per pass */
 
-    struct rate rate;              /* for Retry-After, and to refuse what would wait too long */
-    int64_t max_num_queued_tokens; /* of prompts */
-    int n_lanes;                   /* that are open */
-    int n_places;                  /* requests for which the next step has places at once */
-    uint64_t progress_us;          /* when a step ended last, or none had to */
+    uint64_t progress_us; /* when a step ended last, or none had to */
 };
 
 /* --- loop.c --- */

@@ -31,7 +31,7 @@ static int intake_watch(struct engine *e, int fd, uint64_t data)
 {
     struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = data};
 
-    return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, fd, &ev) == 0 ? ERR_OK : ERR_IO;
+    return epoll_ctl(e->intake.epoll_fd, EPOLL_CTL_ADD, fd, &ev) == 0 ? ERR_OK : ERR_IO;
 }
 
 /* There is no descriptor for who connects: nobody looks for them until opens_us (0: now). */
@@ -39,16 +39,16 @@ static void intake_shut_door(struct engine *e, uint64_t opens_us)
 {
     struct epoll_event ev = {.events = opens_us == 0 ? EPOLLIN : 0, .data.u64 = INTAKE_LISTEN};
 
-    e->door_opens_us = opens_us;
-    if (epoll_ctl(e->epoll_fd, EPOLL_CTL_MOD, e->door.fd, &ev) == -1)
+    e->intake.door_opens_us = opens_us;
+    if (epoll_ctl(e->intake.epoll_fd, EPOLL_CTL_MOD, e->intake.door.fd, &ev) == -1)
         log_error("engine: epoll: %s", strerror(errno));
 }
 
 int intake_init(struct engine *e)
 {
-    e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (e->epoll_fd == -1 || intake_watch(e, e->signal_fd, INTAKE_SIGNAL) != ERR_OK ||
-        intake_watch(e, e->door.fd, INTAKE_LISTEN) != ERR_OK ||
+    e->intake.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (e->intake.epoll_fd == -1 || intake_watch(e, e->intake.signal_fd, INTAKE_SIGNAL) != ERR_OK ||
+        intake_watch(e, e->intake.door.fd, INTAKE_LISTEN) != ERR_OK ||
         (e->tiers.store != NULL &&
          intake_watch(e, store_event_fd(e->tiers.store), INTAKE_STORE) != ERR_OK)) {
         log_error("engine: epoll: %s", strerror(errno));
@@ -120,7 +120,7 @@ static void intake_accept(struct engine *e)
     pid_t pid;
     uid_t uid;
 
-    while ((rc = attach_accept(&e->door, &fd, &pid, &uid)) == ERR_OK) {
+    while ((rc = attach_accept(&e->intake.door, &fd, &pid, &uid)) == ERR_OK) {
         struct engine_lane *l = intake_free_lane(e);
 
         if (l == NULL) {
@@ -185,12 +185,12 @@ static int intake_welcome(struct engine *e, struct engine_lane *l)
 /* What the front offers is lost. It hears of it when it names it. */
 static void intake_tell_lost(struct engine *e, const struct engine_lane *l, bool arrived)
 {
-    if (e->lost_us == 0 || e->now_us - e->lost_us > INTAKE_QUIET_US)
+    if (e->intake.lost_us == 0 || e->now_us - e->intake.lost_us > INTAKE_QUIET_US)
         log_warn("engine: %s for the forms that front %d offers: requests that need one are "
                  "refused until there is; %s",
                  arrived ? "no memory is to be had" : "no descriptor is left", (int)l->pid,
                  arrived ? "look at the memory" : "raise LimitNOFILE");
-    e->lost_us = e->now_us;
+    e->intake.lost_us = e->now_us;
 }
 
 /* Has the lane offered as much in this pass as the others can wait for? The next pass goes on. */
@@ -296,7 +296,7 @@ static void intake_drain_fd(int fd)
 
 static void intake_signal(struct engine *e)
 {
-    intake_drain_fd(e->signal_fd);
+    intake_drain_fd(e->intake.signal_fd);
     if (e->draining) {
         e->drain_until_us = e->now_us; /* asked twice: now */
         return;
@@ -314,13 +314,13 @@ static void intake_signal(struct engine *e)
 
 void intake_events(struct engine *e, int timeout_ms)
 {
-    bool is_shut = e->door_opens_us != 0;
+    bool is_shut = e->intake.door_opens_us != 0;
     int longest_ms = is_shut && timeout_ms > DOOR_SHUT_MS ? DOOR_SHUT_MS : timeout_ms;
     struct epoll_event ev[32];
-    int n = epoll_wait(e->epoll_fd, ev, 32, longest_ms);
+    int n = epoll_wait(e->intake.epoll_fd, ev, 32, longest_ms);
 
     e->now_us = clock_us();
-    if (is_shut && e->now_us >= e->door_opens_us)
+    if (is_shut && e->now_us >= e->intake.door_opens_us)
         intake_shut_door(e, 0);
     for (int i = 0; i < n; i++) {
         switch (ev[i].data.u64) {
@@ -383,7 +383,7 @@ static double intake_wait_s(const struct engine *e, int tenant_idx, int n_tokens
     int64_t tokens;
 
     tenants_ahead(&e->sched.tenants, tenant_idx, n_tokens, &n_reqs, &tokens);
-    return rate_wait_s(&e->rate, n_reqs, tokens);
+    return rate_wait_s(&e->admission.rate, n_reqs, tokens);
 }
 
 /* May it wait? WIRE_NOT_REFUSED when it may; another may have been refused for it. */
@@ -391,8 +391,8 @@ static enum wire_refusal intake_bounds(struct engine *e, const struct wire_reque
                                        int tenant_idx)
 {
     const struct tenants_bounds bounds = {.n_reqs = e->settings.max_num_queued_reqs,
-                                          .n_tokens = e->max_num_queued_tokens,
-                                          .n_places = e->n_places};
+                                          .n_tokens = e->admission.max_num_queued_tokens,
+                                          .n_places = e->admission.n_places};
     enum wire_refusal why;
     double wait_s;
 
@@ -425,7 +425,7 @@ static int intake_admits(struct engine *e, const struct wire_request *r, int ten
     if (why == WIRE_NOT_REFUSED)
         return ERR_OK;
     tenants_ahead(&e->sched.tenants, tenant_idx, (int)r->n_tokens, &n_reqs, &tokens);
-    *retry_after_s = rate_retry_after_s(&e->rate, n_reqs, tokens);
+    *retry_after_s = rate_retry_after_s(&e->admission.rate, n_reqs, tokens);
     e->sched.tenants.list[tenant_idx].n_refused++;
     stats_refused(&e->stats, why, 1);
     return ERR_OVERLOADED;

@@ -373,6 +373,7 @@ static bool keeper_scan(struct engine *e, struct keeper_ask *a)
             keeper_visit_part(e, a, a->next - 1);
         }
     }
+    e->tiers.drops = e->tiers.drops && !a->scanned;
     return a->scanned;
 }
 
@@ -386,7 +387,9 @@ static void keeper_begin(struct engine *e, struct keeper_ask *a)
         return;
     }
     if (a->action != WIRE_LIST) {
-        tiers_drop(e, NULL, a->action == WIRE_DROP_SPACE ? a->space : 0);
+        e->tiers.drops = true;
+        e->tiers.drops_space = a->action == WIRE_DROP_SPACE ? a->space : 0;
+        tiers_drop(e, NULL, e->tiers.drops_space);
         return;
     }
     k->n_hints = 0;

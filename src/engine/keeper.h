@@ -64,14 +64,4 @@ struct keeper {
     int32_t *tokens; /* int32 [max_model_len], of a prompt that is dropped */
 };
 
-/* Is a namespace being dropped? Pages of it that come from another tier meanwhile are not kept. */
-static inline bool keeper_drops(const struct keeper *k, uint64_t space)
-{
-    const struct keeper_ask *a = &k->asks[0];
-
-    if (k->n_asks == 0 || a->scanned)
-        return false;
-    return a->action == WIRE_DROP_ALL || (a->action == WIRE_DROP_SPACE && a->space == space);
-}
-
 #endif

@@ -17,7 +17,7 @@
 /* How long intake may sleep. */
 static int loop_timeout_ms(const struct engine *e)
 {
-    if (!sleep_is_awake(e))
+    if (!power_is_awake(&e->power))
         return sleep_timeout_ms(e, keeper_has_work(e) || e->power.n_orders > 0 ? LOOP_PAUSED_MS
                                                                                : LOOP_TICK_MS);
     if (e->n_begun != e->n_ended)
@@ -185,11 +185,12 @@ int engine_run(struct engine *e)
         tiers_poll(e);
         if (e->tiers.device_failed)
             return ERR_GPU;
-        if (sleep_is_awake(e) && (rc = loop_compute(e)) != ERR_OK)
+        if (power_is_awake(&e->power) && (rc = loop_compute(e)) != ERR_OK)
             return rc;
         if (e->n_ended != n_ended || !loop_has_work(e))
             e->progress_us = e->now_us;
-        rate_pass(&e->rate, e->now_us, sleep_is_awake(e) && sched_n_waiting(&e->sched) > 0);
+        rate_pass(&e->admission.rate, e->now_us,
+                  power_is_awake(&e->power) && sched_n_waiting(&e->sched) > 0);
         publish_wake(e);
         service_watchdog(e->now_us);
         e->stop = e->draining && e->sched.n_running + sched_n_waiting(&e->sched) == 0 &&

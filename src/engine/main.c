@@ -27,7 +27,7 @@
 static int main_await_model(struct engine *e, const struct model_options *o)
 {
     uint64_t end_us = clock_us() + (uint64_t)e->settings.wake_timeout_s * 1000000u;
-    struct pollfd stop = {.fd = e->signal_fd, .events = POLLIN};
+    struct pollfd stop = {.fd = e->intake.signal_fd, .events = POLLIN};
     int rc;
 
     while ((rc = model_open(&e->model, o)) == ERR_NO_MEMORY && o->sleeps && clock_us() < end_us) {
@@ -236,10 +236,10 @@ static int main_open_queues(struct engine *e)
                                       .has_drafts = limits.drafts != NULL};
     int rc = pages_open(&e->pages, m->n_pages, m->block_tokens);
 
-    e->max_num_queued_tokens = e->settings.max_num_queued_tokens;
-    if (e->max_num_queued_tokens == 0)
-        e->max_num_queued_tokens = main_queued_tokens(m);
-    e->n_places = m->max_num_seqs;
+    e->admission.max_num_queued_tokens = e->settings.max_num_queued_tokens;
+    if (e->admission.max_num_queued_tokens == 0)
+        e->admission.max_num_queued_tokens = main_queued_tokens(m);
+    e->admission.n_places = m->max_num_seqs;
     if (rc == ERR_OK)
         pages_bound_kept(e->pages, (int)((int64_t)m->n_pages * e->settings.kv_retained_pct / 100));
     if (rc == ERR_OK)
@@ -274,7 +274,7 @@ static void main_tell_config(struct engine *e)
 
 static int main_open(struct engine *e)
 {
-    int rc = service_signal_fd(&e->signal_fd);
+    int rc = service_signal_fd(&e->intake.signal_fd);
 
     e->now_us = clock_us();
     e->progress_us = e->now_us;
@@ -301,7 +301,7 @@ static int main_open(struct engine *e)
         host_wait(e->tiers.host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
     if (rc == ERR_OK)
-        rc = attach_listen(e->settings.engine_socket, &e->door.fd);
+        rc = attach_listen(e->settings.engine_socket, &e->intake.door.fd);
     if (rc == ERR_OK)
         rc = intake_init(e);
     return rc;
@@ -341,7 +341,8 @@ static int main_close(struct engine *e)
 
 int main(int argc, char **argv)
 {
-    static struct engine e = {.epoll_fd = -1, .door = {.who = "engine", .fd = -1}, .signal_fd = -1};
+    static struct engine e = {
+        .intake = {.epoll_fd = -1, .signal_fd = -1, .door = {.who = "engine", .fd = -1}}};
     bool exit_now = false;
     int rc;
 

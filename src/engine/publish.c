@@ -79,7 +79,7 @@ static uint32_t publish_retry_after(const struct engine *e)
 {
     const struct tenants *t = &e->sched.tenants;
 
-    return rate_retry_after_s(&e->rate, t->n_waiting, t->n_waiting_tokens);
+    return rate_retry_after_s(&e->admission.rate, t->n_waiting, t->n_waiting_tokens);
 }
 
 /* What is told once of a request, when the last of its choices ends. The choices that still run
@@ -140,7 +140,7 @@ static void publish_finish_metrics(struct engine *e, const struct seq *q, enum w
     stats_add(&e->stats, reason, 1);
     if (!q->admitted)
         return;
-    rate_end(&e->rate, q->n_prompt);
+    rate_end(&e->admission.rate, q->n_prompt);
     publish_request_times(e, q);
     stats_observe(&e->stats, HISTOGRAM_req_generation, (double)(q->n_tokens - q->n_prompt));
     stats_observe(&e->stats, HISTOGRAM_params_max_tokens, (double)q->request.generate.max_tokens);
@@ -364,9 +364,9 @@ static void publish_gauges(struct engine *e)
     int n = pages_count(e->pages);
     struct stats *s = &e->stats;
 
-    e->n_lanes = 0;
+    e->admission.n_lanes = 0;
     for (int i = 0; i < e->settings.max_lanes; i++)
-        e->n_lanes += e->lanes[i].state == LANE_OPEN;
+        e->admission.n_lanes += e->lanes[i].state == LANE_OPEN;
     stats_set(s, METRIC_running, (uint64_t)e->sched.n_running);
     stats_set(s, METRIC_waiting, (uint64_t)sched_n_waiting(&e->sched));
     stats_set(s, METRIC_waiting_capacity, (uint64_t)(sched_n_waiting(&e->sched) - n_deferred));
@@ -376,7 +376,7 @@ static void publish_gauges(struct engine *e)
     stats_set(s, METRIC_pages_cached, (uint64_t)pages_cached(e->pages));
     stats_set(s, METRIC_kv_usage_permille,
               (uint64_t)(n - pages_free(e->pages)) * 1000u / (uint64_t)n);
-    stats_set(s, METRIC_lanes, (uint64_t)e->n_lanes);
+    stats_set(s, METRIC_lanes, (uint64_t)e->admission.n_lanes);
     stats_set(s, METRIC_preemptions, e->sched.n_preemptions);
     stats_set(s, METRIC_pages_kept, (uint64_t)pages_kept(e->pages));
     stats_set(s, METRIC_prefix_queries, e->sched.n_prefix_queries);
@@ -392,15 +392,15 @@ static void publish_gauges(struct engine *e)
 static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
 {
     const struct tenants *t = &e->sched.tenants;
-    int64_t reqs = (int64_t)e->settings.max_num_queued_reqs + e->n_places - t->n_waiting;
-    int64_t tokens = e->max_num_queued_tokens - t->n_waiting_tokens;
-    int n_lanes = e->n_lanes > 0 ? e->n_lanes : 1;
+    int64_t reqs = (int64_t)e->settings.max_num_queued_reqs + e->admission.n_places - t->n_waiting;
+    int64_t tokens = e->admission.max_num_queued_tokens - t->n_waiting_tokens;
+    int n_lanes = e->admission.n_lanes > 0 ? e->admission.n_lanes : 1;
 
     reqs = reqs < 0 ? 0 : reqs;
     tokens = tokens < 0 ? 0 : tokens;
     if (2 * reqs < e->settings.max_num_queued_reqs)
         reqs = reqs / n_lanes + ((nth + (int64_t)e->n_begun) % n_lanes < reqs % n_lanes);
-    if (2 * tokens < e->max_num_queued_tokens)
+    if (2 * tokens < e->admission.max_num_queued_tokens)
         tokens = tokens / n_lanes;
     atomic_store_explicit(&w->room_reqs, (uint32_t)reqs, memory_order_relaxed);
     atomic_store_explicit(&w->room_tokens, tokens > UINT32_MAX ? UINT32_MAX : (uint32_t)tokens,
@@ -469,9 +469,9 @@ void publish_wake(struct engine *e)
 
     /* Whoever waits now waits for a place, or for pages: free places are of no use then. While the
      * engine wakes he waits for that alone. */
-    e->n_places = sleep_is_awake(e) && sched_n_waiting(&e->sched) > 0
-                      ? 0
-                      : e->shape->max_num_seqs - e->sched.n_running;
+    e->admission.n_places = power_is_awake(&e->power) && sched_n_waiting(&e->sched) > 0
+                                ? 0
+                                : e->shape->max_num_seqs - e->sched.n_running;
     publish_gauges(e);
     for (int i = 0; i < e->settings.max_lanes; i++) {
         if (e->lanes[i].state != LANE_OPEN)

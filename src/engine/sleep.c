@@ -27,11 +27,6 @@
 #define SLEEP_SPREAD   64        /* milliseconds between engines that try again */
 #define MIB            (1.0 / 1048576.0)
 
-bool sleep_is_awake(const struct engine *e)
-{
-    return e->power.state < POWER_ASLEEP;
-}
-
 /* When it is time to fall asleep; 0: never. */
 static uint64_t sleep_due_us(const struct engine *e)
 {

@@ -39,13 +39,17 @@ struct power {
     int n_orders;
 };
 
+/* Steps may begin, and copies of pages. */
+static inline bool power_is_awake(const struct power *p)
+{
+    return p->state < POWER_ASLEEP;
+}
+
 void sleep_init(struct engine *e); /* before the first pass */
 
 /* A pass: fall asleep after sleep_after_s without requests, wake for one that waits. ERR_OK;
  * ERR_GPU when the device failed. */
 int sleep_pass(struct engine *e) ERR_CHECKED;
-
-bool sleep_is_awake(const struct engine *e); /* steps may begin, and copies of pages */
 
 /* How long the loop may wait for something to happen, if it would wait for longest_ms. */
 int sleep_timeout_ms(const struct engine *e, int longest_ms);

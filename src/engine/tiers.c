@@ -431,7 +431,7 @@ static void tiers_end_shared(struct engine *e, int of)
 /* The load has ended, well or not. */
 static void tiers_end_load(struct engine *e, struct tiers_load *l, bool good)
 {
-    good = good && !l->dropped && !keeper_drops(&e->keeper, l->space) &&
+    good = good && !l->dropped && !tiers_drops(&e->tiers, l->space) &&
            !pages_has(e->pages, &l->name) &&
            pages_name(e->pages, l->page, &l->name, &l->parent, l->tokens_copy);
     if (good) {
@@ -727,7 +727,7 @@ static void tiers_mark_saves(struct engine *e)
 
 static bool tiers_save(struct engine *e, int32_t page, const struct page_label *label, bool is_held)
 {
-    if (keeper_drops(&e->keeper, label->space))
+    if (tiers_drops(&e->tiers, label->space))
         return true; /* it is not wanted */
     if (e->tiers.host != NULL)
         return tiers_save_to_host(e, page, label, is_held);

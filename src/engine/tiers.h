@@ -92,7 +92,15 @@ struct tiers {
     bool device_failed;               /* it said so of copies, or never ends them */
     uint32_t progress;                /* of what is saved for a sleep or at the end */
     uint64_t moved_us;                /* when progress changed last */
+    bool drops;           /* an operator drops pages: those that come meanwhile are not kept */
+    uint64_t drops_space; /* of this namespace; 0: of all */
 };
+
+/* Is a namespace being dropped? */
+static inline bool tiers_drops(const struct tiers *t, uint64_t space)
+{
+    return t->drops && (t->drops_space == 0 || t->drops_space == space);
+}
 
 int tiers_init(struct engine *e) ERR_CHECKED;
 void tiers_prefetch(struct engine *e);     /* ask the lower tiers for waiting prompts' pages */
