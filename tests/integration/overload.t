@@ -443,7 +443,7 @@ with tap.section("health"), Stack(front=["--health-stall-s", 1]) as s:
         s.engine.kill(signal.SIGSTOP)
         r = s.get("/health?deep=1")
         s.engine.kill(signal.SIGCONT)
-        if "token" in (r.error or {}).get("message", ""):
+        if "token" in r.json.get("error", {}).get("message", ""):
             break
         until(lambda: s.get("/health?deep=1").status == 200, 20, 0.2)
     tap.ok(r.status == 503 and "token" in r.error["message"], "a probe ends without its token: %s" %
