@@ -162,6 +162,14 @@ struct device_ops {
      * is logged and ignored, and so is a missing one, without a word unless it is expected. */
     void (*read_products)(struct device *d, const char *path, bool expected);
 
+    /* Ranks: n devices that compute parts of one model, each with a thread of its own, and do the
+     * same steps. join_ranks() before reserve(), all by rank; NULL where the kind has no ranks,
+     * and then so are the two below. Rank 0 alone samples: on the others too, ids of a step that
+     * stand for sampled ones are rank 0's. leave_ranks(): this rank does not go on, so the others'
+     * sums, and a rank that fails, end their steps with ERR_GPU. ERR_NO_MEMORY. */
+    int (*join_ranks)(struct device *const *all, int n);
+    void (*leave_ranks)(struct device *d);
+
     /* Allocate what steps within the limits need. */
     int (*reserve)(struct device *d, const struct device_limits *limits);
 
@@ -203,6 +211,10 @@ struct device_ops {
     void (*gelu)(struct device *d, void *out, const void *in, enum k_activation kind, int width,
                  int n, const struct k_matrix *to);
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta);
+    /* rows [n][width] of the device's type become the sum of all ranks' rows, added in the order of
+     * the ranks: the same bits on each of them, every time. Waits for the others, and all must come
+     * with the same n and width. */
+    void (*sum_ranks)(struct device *d, void *rows, int n, int width);
     void (*launch)(struct device *d);
     /* Sample the rows of the step that was last begun; extras may change logits. With histories or
      * extras only when no other step is under way. */

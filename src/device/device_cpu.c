@@ -457,6 +457,35 @@ static void cpu_matmul_float(struct device *d, float *y, const struct device_row
     cpu_matmul(d, y, x, w, NULL, n);
 }
 
+/* --- ranks ----------------------------------------------------------------------------- */
+
+static int cpu_join_ranks(struct device *const *all, int n)
+{
+    struct cpu_ranks *ranks = NULL;
+    int rc = cpu_ranks_make(&ranks, n);
+
+    for (int i = 0; i < n && rc == ERR_OK; i++) {
+        struct cpu *c = cpu_of(all[i]);
+
+        c->ranks = ranks;
+        c->first = cpu_of(all[0]);
+        c->rank = i;
+    }
+    return rc;
+}
+
+static void cpu_leave_ranks(struct device *d)
+{
+    cpu_ranks_end(cpu_of(d)->ranks);
+}
+
+static void cpu_sum_ranks(struct device *d, void *rows, int n, int width)
+{
+    struct cpu *c = cpu_of(d);
+
+    cpu_ranks_sum(c->ranks, c->rank, rows, (size_t)n * (size_t)width);
+}
+
 /* --- a step ---------------------------------------------------------------------------- */
 
 struct sample_job {
@@ -497,7 +526,7 @@ static void cpu_sample(struct device *d, float *logits)
 static int cpu_begin(struct device *d, const struct device_batch *b)
 {
     struct cpu *c = cpu_of(d);
-    const int32_t *before = cpu_ids_of(c, c->n_begun - 1);
+    const int32_t *before = cpu_ids_of(c->first, c->n_begun - 1);
 
     must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX);
     for (int t = 0; t < b->tokens.n_tokens; t++) {
@@ -541,7 +570,7 @@ static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprob
         memcpy(ids, c->ids[at], (size_t)c->n_rows[at] * sizeof *ids);
     memcpy(logprobs, c->logprobs[at], (size_t)c->n_extras[at] * sizeof *logprobs);
     *n_extras = c->n_extras[at];
-    return ERR_OK;
+    return c->ranks != NULL && cpu_ranks_ended(c->ranks) ? ERR_GPU : ERR_OK;
 }
 
 static int cpu_reserve_extras(struct device *d, size_t n_seqs)
@@ -586,6 +615,7 @@ static void cpu_close(struct device *d)
     struct cpu *c = cpu_of(d);
 
     pool_close(c->pool);
+    cpu_ranks_unref(c->ranks);
     for (int i = 0; i < c->n_allocs; i++)
         mem_free(c->allocs[i]);
     cpu_sleep_fini(&c->sleep);
@@ -621,6 +651,9 @@ static const struct device_ops cpu_ops = {
     .fill_random = cpu_fill_random,
     .takes = cpu_takes,
     .read_products = cpu_read_products,
+    .join_ranks = cpu_join_ranks,
+    .leave_ranks = cpu_leave_ranks,
+    .sum_ranks = cpu_sum_ranks,
     .reserve = cpu_reserve,
     .begin = cpu_begin,
     .replay = cpu_replay,
@@ -652,6 +685,7 @@ int device_cpu_open(struct device **out, int n_threads)
     c->base.ops = &cpu_ops;
     c->base.elem_bytes = sizeof(float);
     c->base.rows_multiple = 1;
+    c->first = c;
     c->sleep.fd = -1;
     c->math = cpu_math_choose();
     if ((rc = pool_open(&c->pool, n_threads)) != ERR_OK)

@@ -4,6 +4,7 @@
 #define QUIRE_DEVICE_PARTS_CPU_H
 
 #include "device/cpu_math.h"
+#include "device/cpu_ranks.h"
 #include "device/cpu_sleep.h"
 #include "device/device.h"
 #include "device/pool.h"
@@ -26,6 +27,9 @@ struct cpu {
     int n_extras[DEVICE_STEPS_MAX];
     unsigned n_begun, n_ended;
     struct cpu_sleep sleep;
+    struct cpu_ranks *ranks; /* NULL: it is alone */
+    struct cpu *first;       /* rank 0 */
+    int rank;
     int n_allocs;
     void *allocs[CPU_ALLOCS_MAX];
 };

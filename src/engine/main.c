@@ -52,6 +52,7 @@ static int main_open_model(struct engine *e)
         .kv_cache_dtype = s->kv_cache_dtype,
         .gemm_table = s->gemm_table,
         .cpu_threads = s->cpu_threads,
+        .n_ranks = s->tensor_parallel_size,
         .block_tokens = s->block_tokens,
         .max_num_seqs = s->max_num_seqs,
         .max_num_batched_tokens = s->max_num_batched_tokens,

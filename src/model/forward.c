@@ -58,7 +58,8 @@ static void mix(const struct forward *f, const struct pass *p, int i)
         pass_recur(p, &plan->recurrent, &state, &l->mixer_out);
         break;
     }
-    pass_add(p, &p->a->mixed, &l->mixer_out, l->mixer_out_bias,
+    pass_add(p, &p->a->mixed,
+             (struct pass_sum){&l->mixer_out, l->mixer_out_bias, plan->splits.mixer_out},
              (struct pass_next){.norm = l->norm_ffn, .reader = &l->ffn_in});
 }
 
@@ -66,15 +67,16 @@ static void feed(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *l = &f->weights->layers[i], *next = l + 1;
+    const struct pass_sum down = {&l->down, l->down_bias, plan->splits.down};
 
     switch (plan->ffn) {
     case FFN_GATED: pass_gate(p, plan->mlp.ff_dim, &l->ffn_in, l->ffn_in_bias, &l->down); break;
     case FFN_PLAIN: pass_activate(p, &plan->mlp, &l->ffn_in, l->ffn_in_bias, &l->down); break;
     }
     if (i + 1 == f->plan->n_layers)
-        pass_finish(p, &p->a->ff, &l->down, l->down_bias);
+        pass_finish(p, &p->a->ff, down);
     else
-        pass_add(p, &p->a->ff, &l->down, l->down_bias,
+        pass_add(p, &p->a->ff, down,
                  (struct pass_next){.norm = next->norm_mixer, .reader = &next->mixer_in});
 }
 

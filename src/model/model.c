@@ -19,6 +19,7 @@
 #include "model/config.h"
 #include "model/forward.h"
 #include "model/plan.h"
+#include "model/rank.h"
 #include "model/weights.h"
 
 #define LAYOUT_VERSION 1 /* of a page; part of the fingerprint */
@@ -35,15 +36,12 @@ _Static_assert(sizeof(((struct model_shape *)0)->eos) == sizeof(((struct config 
                "the ids that end a text are copied whole");
 
 struct model {
-    struct device *device;
+    struct ranks ranks;
+    struct device *device; /* rank 0's: it samples, and speaks for the others */
     struct config config;
     struct model_shape shape;
-    struct weights weights;
-    struct plan plan;
-    struct cache cache;
-    struct activations act;
-    char *pages;                  /* device */
-    float *turns;                 /* device, float [max_model_len][head_dim / 2][2] */
+    struct plan plan;             /* of a rank's part */
+    struct cache cache;           /* the same on all ranks */
     int n_under_way;              /* steps begun and not ended */
     int n_rows;                   /* of the last step */
     enum k_type kv_type;          /* K_BF16: the device's own */
@@ -109,6 +107,17 @@ static size_t kv_elem_bytes(const struct model *m)
     return m->kv_type == K_E4M3 ? sizeof(k_e4m3) : m->device->elem_bytes;
 }
 
+static void name_device(struct model *m)
+{
+    char *out = m->shape.device;
+
+    if (m->ranks.n == 1)
+        (void)snprintf(out, sizeof m->shape.device, "%s", m->device->name);
+    else
+        (void)snprintf(out, sizeof m->shape.device, "%d ranks of %.40s", m->ranks.n,
+                       m->device->name);
+}
+
 /* Options and presets become the shape; all but the pages. */
 static int choose_shape(struct model *m, const struct model_options *o)
 {
@@ -139,7 +148,7 @@ static int choose_shape(struct model *m, const struct model_options *o)
     s->max_model_len = o->max_model_len > 0 ? o->max_model_len : c->len_max;
     s->n_eos = c->n_eos;
     memcpy(s->eos, c->eos, sizeof s->eos);
-    (void)snprintf(s->device, sizeof s->device, "%s", m->device->name);
+    name_device(m);
     if (s->block_tokens < 1 || s->block_tokens > 256) {
         log_error("model: block_tokens %d must be 1 to 256", s->block_tokens);
         return ERR_INVALID;
@@ -164,7 +173,7 @@ static int choose_groups(struct model *m)
 
     if (rc != ERR_OK)
         return rc;
-    s->page_bytes = m->cache.page_bytes;
+    s->page_bytes = (size_t)m->ranks.n * m->cache.page_bytes;
     s->n_groups = m->cache.n_groups;
     memcpy(s->groups, m->cache.groups, sizeof s->groups);
     return ERR_OK;
@@ -203,6 +212,17 @@ static void turn_some(void *job, int task, int worker)
                  left < TURNS_A_TASK ? left : TURNS_A_TASK);
 }
 
+static int place_turns(struct rank *r, void *context)
+{
+    const struct turning *job = context;
+    struct device *d = r->device;
+    size_t bytes =
+        (size_t)job->m->shape.max_model_len * (size_t)job->m->shape.head_dim * sizeof(float);
+
+    r->turns = d->ops->alloc_constant(d, bytes);
+    return r->turns == NULL ? ERR_NO_MEMORY : d->ops->upload(d, r->turns, job->turns, bytes);
+}
+
 /* The table of turns: 80 ms of sines for 131072 positions, were it done by one thread. */
 static int fill_turns(struct model *m)
 {
@@ -212,24 +232,22 @@ static int fill_turns(struct model *m)
     struct pool *pool = NULL;
     int rc = ERR_NO_MEMORY;
 
-    m->turns = m->device->ops->alloc_constant(m->device, bytes);
-    if (job.turns == NULL || m->turns == NULL)
+    if (job.turns == NULL)
         goto out;
     if ((rc = pool_open(&pool, least(n_tasks, least(pool_cores(), TURNS_THREADS)))) != ERR_OK)
         goto out;
     pool_run(pool, turn_some, &job, n_tasks);
-    rc = m->device->ops->upload(m->device, m->turns, job.turns, bytes);
+    rc = rank_run(&m->ranks, place_turns, &job);
 out:
     pool_close(pool);
     mem_free(job.turns);
     return rc;
 }
 
-/* Activations, work areas and the table of turns: everything but weights and pages. */
-static int alloc_work(struct model *m)
+/* Rank 0 alone has rows of logits, and samples them. */
+static struct device_limits limits_of(const struct model *m, const struct rank *r)
 {
     const struct model_shape *s = &m->shape;
-    struct device *d = m->device;
     const struct plan_widths widest = plan_widest(&m->plan);
     struct device_limits limits = {
         .n_tokens = s->max_num_batched_tokens,
@@ -243,20 +261,32 @@ static int alloc_work(struct model *m)
         .head_dim = widest.head_dim,
         .n_windows = widest.n_windows,
         .dim = s->dim,
-        .ff_dim = s->ff_dim,
-        .n_vocab = s->n_vocab,
-        .codes = m->weights.reads_codes,
+        .ff_dim = widest.ff,
+        .n_vocab = r->idx == 0 ? s->n_vocab : 0,
+        .codes = r->weights.reads_codes,
         .has_states = widest.has_states,
     };
-    int rc;
 
     for (int g = 0; g < s->n_groups; g++)
         limits.table_pages[g] = s->groups[g].n_state_pages;
-    if ((rc = d->ops->reserve(d, &limits)) != ERR_OK)
-        return rc;
-    if ((rc = activations_alloc(&m->act, d, &m->plan, &limits)) != ERR_OK)
-        return rc;
-    if ((rc = alloc_host(m)) != ERR_OK)
+    return limits;
+}
+
+static int alloc_rank(struct rank *r, void *model)
+{
+    const struct model *m = model;
+    const struct device_limits limits = limits_of(m, r);
+    int rc = r->device->ops->reserve(r->device, &limits);
+
+    return rc != ERR_OK ? rc : activations_alloc(&r->act, r->device, &m->plan, &limits);
+}
+
+/* Activations, work areas and the table of turns: everything but weights and pages. */
+static int alloc_work(struct model *m)
+{
+    int rc = rank_run(&m->ranks, alloc_rank, m);
+
+    if (rc != ERR_OK || (rc = alloc_host(m)) != ERR_OK)
         return rc;
     return fill_turns(m);
 }
@@ -314,12 +344,13 @@ static int choose_pages(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
-static int alloc_pages(struct model *m)
+static int alloc_rank_pages(struct rank *r, void *model)
 {
-    const struct model_shape *s = &m->shape;
+    const struct model *m = model;
 
-    m->pages = m->device->ops->alloc_scratch(m->device, (size_t)s->n_pages * s->page_bytes);
-    return m->pages == NULL ? ERR_NO_MEMORY : ERR_OK;
+    r->pages =
+        r->device->ops->alloc_scratch(r->device, (size_t)m->shape.n_pages * m->cache.page_bytes);
+    return r->pages == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
 static void set_fingerprint(struct model *m)
@@ -333,7 +364,10 @@ static void set_fingerprint(struct model *m)
     n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, block_tokens %d%s",
                  LAYOUT_VERSION, config, kv, m->shape.block_tokens,
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
-    m->shape.fingerprint = hash_sha256(text, (size_t)n, m->weights.digest.bytes, HASH_BYTES);
+    if (m->ranks.n > 1)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks", m->ranks.n);
+    m->shape.fingerprint =
+        hash_sha256(text, (size_t)n, m->ranks.at[0].weights.digest.bytes, HASH_BYTES);
     if (!cache_is_simple(&m->cache))
         m->shape.fingerprint = cache_digest(&m->cache, m->shape.fingerprint);
 }
@@ -360,6 +394,15 @@ static void log_groups(const struct model *m)
     }
 }
 
+static size_t weights_bytes(const struct model *m)
+{
+    size_t sum = 0;
+
+    for (int i = 0; i < m->ranks.n; i++)
+        sum += m->ranks.at[i].weights.bytes;
+    return sum;
+}
+
 static void log_table(const struct model *m, const char *dir, uint64_t start_us)
 {
     const struct model_shape *s = &m->shape;
@@ -371,7 +414,7 @@ static void log_table(const struct model *m, const char *dir, uint64_t start_us)
              s->n_vocab);
     log_info("model: memory in MiB on %s: weights %.0f, KV pages %.0f (%d of %d tokens, %zu bytes "
              "each), activations and workspace %.0f",
-             s->device, (double)m->weights.bytes * MIB, (double)s->page_bytes * s->n_pages * MIB,
+             s->device, (double)weights_bytes(m) * MIB, (double)s->page_bytes * s->n_pages * MIB,
              s->n_pages, s->block_tokens, s->page_bytes, (double)m->work_bytes * MIB);
     if (!cache_is_simple(&m->cache))
         log_groups(m);
@@ -381,35 +424,75 @@ static void log_table(const struct model *m, const char *dir, uint64_t start_us)
              s->max_num_batched_tokens, hex);
 }
 
-static int load(struct model *m, const struct model_options *o)
+static int load_weights(struct model *m, const struct model_options *o, const struct plan *whole)
 {
-    struct weights_source from = {.dir = o->dummy_weights ? NULL : o->dir,
-                                  .layers = m->layers,
-                                  .head = m->head,
-                                  .kv_scales = m->kv_type == K_E4M3};
+    const struct weights_source from = {.dir = o->dummy_weights ? NULL : o->dir,
+                                        .layers = m->layers,
+                                        .head = m->head,
+                                        .kv_scales = m->kv_type == K_E4M3};
+    struct weights_rank ranks[RANKS_MAX];
     bool given = is_set(o->gemm_table);
-    size_t before;
-    int rc;
 
-    m->device->ops->read_products(m->device, given ? o->gemm_table : GEMM_TABLE, given);
-    rc = weights_load(&m->weights, m->device, &m->config, &m->plan, &from);
+    for (int i = 0; i < m->ranks.n; i++) {
+        struct rank *r = &m->ranks.at[i];
+
+        r->device->ops->read_products(r->device, given ? o->gemm_table : GEMM_TABLE, given);
+        ranks[i] = (struct weights_rank){.weights = &r->weights, .device = r->device};
+    }
+    return weights_load(ranks, &m->config, whole, &m->plan, &from);
+}
+
+static int load(struct model *m, const struct model_options *o, const struct plan *whole)
+{
+    size_t before;
+    int rc = load_weights(m, o, whole);
+
     if (rc != ERR_OK)
         return rc;
     log_debug("model: weights are loaded");
-    before = m->device->allocated_bytes;
+    before = ranks_allocated_bytes(&m->ranks);
     if ((rc = alloc_work(m)) != ERR_OK)
         return rc;
-    activations_fuse(&m->act, m->device, &m->plan, &m->weights);
-    m->work_bytes = m->device->allocated_bytes - before;
+    for (int i = 0; i < m->ranks.n; i++) {
+        struct rank *r = &m->ranks.at[i];
+
+        activations_fuse(&r->act, r->device, &m->plan, &r->weights);
+    }
+    m->work_bytes = ranks_allocated_bytes(&m->ranks) - before;
     log_debug("model: work memory is allocated");
     if ((rc = choose_pages(m, o)) != ERR_OK)
         return rc;
-    return alloc_pages(m);
+    return rank_run(&m->ranks, alloc_rank_pages, m);
+}
+
+/* Open the devices and settle what they are to do together. */
+static int open_ranks(struct model *m, const struct model_options *o, const struct plan *whole)
+{
+    int n = o->n_ranks > 0 ? o->n_ranks : 1, rc;
+
+    if (n > RANKS_MAX) {
+        log_error("model: tensor_parallel_size %d must be 1 to %d", n, RANKS_MAX);
+        return ERR_INVALID;
+    }
+    if ((rc = plan_split(&m->plan, whole, n)) != ERR_OK)
+        return rc;
+    if ((rc = ranks_open(&m->ranks, o->device, n, o->cpu_threads)) != ERR_OK)
+        return rc;
+    m->device = m->ranks.at[0].device;
+    log_debug("model: %s is open", m->device->name);
+    m->shape.sleeps = o->sleeps;
+    for (int i = 0; i < n && m->shape.sleeps; i++) {
+        struct device *d = m->ranks.at[i].device;
+
+        m->shape.sleeps = d->ops->may_sleep(d) == ERR_OK; /* else awake for good */
+    }
+    return ERR_OK;
 }
 
 int model_open(struct model **out, const struct model_options *o)
 {
     struct model *m = mem_zalloc(sizeof *m);
+    struct plan whole = {.n_layers = 0};
     uint64_t start_us = clock_us();
     int rc = ERR_NO_MEMORY;
 
@@ -418,29 +501,27 @@ int model_open(struct model **out, const struct model_options *o)
     log_debug("model: opening %s", o->dir);
     if ((rc = config_read(&m->config, o->dir)) != ERR_OK)
         goto out;
-    if ((rc = plan_make(&m->plan, &m->config)) != ERR_OK)
+    if ((rc = plan_make(&whole, &m->config)) != ERR_OK)
         goto out;
-    if ((rc = device_open(&m->device, o->device, o->cpu_threads)) != ERR_OK)
+    if ((rc = open_ranks(m, o, &whole)) != ERR_OK)
         goto out;
-    log_debug("model: %s is open", m->device->name);
-    if (o->sleeps)
-        m->shape.sleeps = m->device->ops->may_sleep(m->device) == ERR_OK; /* else awake for good */
     if ((rc = choose_types(m, o)) != ERR_OK)
         goto out;
     if ((rc = choose_shape(m, o)) != ERR_OK || (rc = choose_groups(m)) != ERR_OK)
         goto out;
-    if ((rc = load(m, o)) != ERR_OK)
+    if ((rc = load(m, o, &whole)) != ERR_OK)
         goto out;
     set_fingerprint(m);
-    m->shape.device_bytes = m->device->allocated_bytes;
-    m->shape.sleeping_bytes = m->device->sleeping_bytes;
-    m->shape.constant_bytes = m->device->constant_bytes;
+    m->shape.device_bytes = ranks_allocated_bytes(&m->ranks);
+    m->shape.sleeping_bytes = ranks_sleeping_bytes(&m->ranks);
+    m->shape.constant_bytes = ranks_constant_bytes(&m->ranks);
     log_table(m, o->dir, start_us);
     *out = m;
     m = NULL;
 out:
     if (rc == ERR_NO_MEMORY)
         log_error("model: %s does not fit the memory", o->dir);
+    plan_fini(&whole);
     model_close(m);
     return rc;
 }
@@ -449,8 +530,7 @@ void model_close(struct model *m)
 {
     if (m == NULL)
         return;
-    device_close(m->device);
-    weights_fini(&m->weights);
+    ranks_close(&m->ranks);
     cache_fini(&m->cache);
     plan_fini(&m->plan);
     mem_free(m->histories);
@@ -568,6 +648,35 @@ static void place_extra(struct model *m, const struct batch *b, int i)
     }
 }
 
+/* A rank's part of a step. Rank 0 alone has rows: it computes the logits. */
+static int begin_rank(struct rank *r, void *model)
+{
+    const struct model *m = model;
+    struct device *d = r->device;
+    int rc;
+
+    r->batch = m->device_batch;
+    if (r->idx > 0)
+        r->batch.n_rows = 0;
+    if ((rc = d->ops->begin(d, &r->batch)) != ERR_OK) {
+        if (m->ranks.n > 1)
+            d->ops->leave_ranks(d);
+        return rc;
+    }
+    if (d->ops->replay(d))
+        return ERR_OK;
+    forward(&(struct forward){.device = d,
+                              .plan = &m->plan,
+                              .weights = &r->weights,
+                              .cache = &m->cache,
+                              .act = &r->act,
+                              .pages = r->pages,
+                              .kv_type = m->kv_type,
+                              .turns = r->turns});
+    d->ops->launch(d);
+    return ERR_OK;
+}
+
 int model_step_begin(struct model *m, const struct batch *b)
 {
     int rc;
@@ -592,22 +701,11 @@ int model_step_begin(struct model *m, const struct batch *b)
         .histories = m->histories,
         .n_rows = b->n_rows,
     };
-    if ((rc = m->device->ops->begin(m->device, &m->device_batch)) != ERR_OK)
+    if ((rc = rank_run(&m->ranks, begin_rank, m)) != ERR_OK)
         return rc;
     m->n_under_way++;
     m->n_rows = b->n_rows;
     m->is_sampled = false;
-    if (m->device->ops->replay(m->device))
-        return ERR_OK;
-    forward(&(struct forward){.device = m->device,
-                              .plan = &m->plan,
-                              .weights = &m->weights,
-                              .cache = &m->cache,
-                              .act = &m->act,
-                              .pages = m->pages,
-                              .kv_type = m->kv_type,
-                              .turns = m->turns});
-    m->device->ops->launch(m->device);
     return ERR_OK;
 }
 
@@ -630,7 +728,7 @@ int model_step_sample(struct model *m, const struct batch *b)
     for (int i = 0; i < b->n_extras; i++)
         place_extra(m, b, i);
     if (b->n_rows > 0)
-        m->device->ops->sample(m->device, m->act.logits);
+        m->device->ops->sample(m->device, m->ranks.at[0].act.logits);
     m->is_sampled = true;
     return ERR_OK;
 }
@@ -641,6 +739,21 @@ uint32_t *model_masks(struct model *m, int *n_words)
     return m->device->extras.masks;
 }
 
+/* Wait for all ranks' step; what it gave is rank 0's. */
+static int end_ranks(struct model *m, int32_t *token_ids, int *n_extras)
+{
+    int first = m->device->ops->end(m->device, token_ids, m->logprobs, n_extras);
+
+    for (int i = 1; i < m->ranks.n; i++) {
+        struct device *d = m->ranks.at[i].device;
+        struct k_logprob_row none;
+        int n_none = 0, rc = d->ops->end(d, NULL, &none, &n_none);
+
+        first = first == ERR_OK ? rc : first;
+    }
+    return first;
+}
+
 int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *logprobs)
 {
     const struct k_asked *asked = m->device->extras.asked;
@@ -648,7 +761,7 @@ int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *l
 
     must(m->n_under_way > 0);
     m->n_under_way--;
-    rc = m->device->ops->end(m->device, token_ids, m->logprobs, &n_extras);
+    rc = end_ranks(m, token_ids, &n_extras);
     if (rc != ERR_OK || logprobs == NULL)
         return rc;
     for (int i = 0; i < n_extras; i++) {
@@ -673,30 +786,91 @@ float model_gap_us(const struct model *m)
 
 int model_logits(struct model *m, float *logits)
 {
-    return m->device->ops->download(m->device, logits, m->act.logits,
+    return m->device->ops->download(m->device, logits, m->ranks.at[0].act.logits,
                                     (size_t)m->n_rows * (size_t)m->shape.n_vocab * sizeof *logits);
 }
 
-static char *page_at(const struct model *m, int32_t page_id)
+/* --- pages: the ranks' parts one after the other ------------------------------------------ */
+
+static char *page_at(const struct model *m, const struct rank *r, int32_t page_id)
 {
     must(page_id >= 0 && page_id < m->shape.n_pages);
-    return m->pages + (size_t)page_id * m->shape.page_bytes;
+    return r->pages + (size_t)page_id * m->cache.page_bytes;
+}
+
+static char *part_at(const struct model *m, const struct rank *r, void *host)
+{
+    return (char *)host + (size_t)r->idx * m->cache.page_bytes;
+}
+
+static const char *const_part_at(const struct model *m, const struct rank *r, const void *host)
+{
+    return (const char *)host + (size_t)r->idx * m->cache.page_bytes;
 }
 
 int model_page_read(struct model *m, int32_t page_id, void *host)
 {
-    return m->device->ops->fetch(m->device, host, page_at(m, page_id), m->shape.page_bytes);
+    int rc = ERR_OK;
+
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
+        const struct rank *r = &m->ranks.at[i];
+
+        rc = r->device->ops->fetch(r->device, part_at(m, r, host), page_at(m, r, page_id),
+                                   m->cache.page_bytes);
+    }
+    return rc;
 }
 
 int model_page_write(struct model *m, int32_t page_id, const void *host)
 {
-    return m->device->ops->upload(m->device, page_at(m, page_id), host, m->shape.page_bytes);
+    int rc = ERR_OK;
+
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
+        const struct rank *r = &m->ranks.at[i];
+
+        rc = r->device->ops->upload(r->device, page_at(m, r, page_id), const_part_at(m, r, host),
+                                    m->cache.page_bytes);
+    }
+    return rc;
 }
 
 int model_page_copy(struct model *m, int32_t to, int32_t from)
 {
-    return m->device->ops->copy_within(m->device, page_at(m, to), page_at(m, from),
-                                       m->shape.page_bytes);
+    int rc = ERR_OK;
+
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
+        const struct rank *r = &m->ranks.at[i];
+
+        rc = r->device->ops->copy_within(r->device, page_at(m, r, to), page_at(m, r, from),
+                                         m->cache.page_bytes);
+    }
+    return rc;
+}
+
+int model_page_in(struct model *m, int32_t page_id, const void *host)
+{
+    int rc = ERR_OK;
+
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
+        const struct rank *r = &m->ranks.at[i];
+
+        rc = r->device->ops->copy_start(r->device, DEVICE_IN, page_at(m, r, page_id),
+                                        const_part_at(m, r, host), m->cache.page_bytes);
+    }
+    return rc;
+}
+
+int model_page_out(struct model *m, int32_t page_id, void *host)
+{
+    int rc = ERR_OK;
+
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
+        const struct rank *r = &m->ranks.at[i];
+
+        rc = r->device->ops->copy_start(r->device, DEVICE_OUT, part_at(m, r, host),
+                                        page_at(m, r, page_id), m->cache.page_bytes);
+    }
+    return rc;
 }
 
 static enum device_way device_way_of(enum model_way way)
@@ -704,21 +878,9 @@ static enum device_way device_way_of(enum model_way way)
     return way == MODEL_IN ? DEVICE_IN : DEVICE_OUT;
 }
 
-int model_page_in(struct model *m, int32_t page_id, const void *host)
-{
-    return m->device->ops->copy_start(m->device, DEVICE_IN, page_at(m, page_id), host,
-                                      m->shape.page_bytes);
-}
-
-int model_page_out(struct model *m, int32_t page_id, void *host)
-{
-    return m->device->ops->copy_start(m->device, DEVICE_OUT, host, page_at(m, page_id),
-                                      m->shape.page_bytes);
-}
-
 int model_copy_mark(struct model *m, enum model_way way, uint64_t *ticket)
 {
-    return m->device->ops->copy_mark(m->device, device_way_of(way), ticket);
+    return ranks_copy_mark(&m->ranks, device_way_of(way), ticket);
 }
 
 int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
@@ -727,24 +889,28 @@ int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
         return 0;
     if (FAULT_HIT(copy_failed))
         return ERR_GPU;
-    return m->device->ops->copy_done(m->device, device_way_of(way), ticket);
+    return ranks_copy_done(&m->ranks, device_way_of(way), ticket);
 }
 
 int model_copy_fence(struct model *m)
 {
-    return m->device->ops->copy_fence(m->device);
+    int rc = ERR_OK;
+
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++)
+        rc = m->ranks.at[i].device->ops->copy_fence(m->ranks.at[i].device);
+    return rc;
 }
 
 int model_sleep(struct model *m)
 {
     must(m->shape.sleeps && m->n_under_way == 0);
-    return m->device->ops->sleep(m->device);
+    return ranks_sleep(&m->ranks);
 }
 
 int model_wake(struct model *m)
 {
     must(m->shape.sleeps);
-    return m->device->ops->wake(m->device);
+    return ranks_wake(&m->ranks);
 }
 
 int model_pin(struct model *m, void *memory, size_t bytes)

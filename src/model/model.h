@@ -25,7 +25,8 @@ struct model_options {
     const char *quantization;
     const char *kv_cache_dtype; /* NULL or "auto": the device's type; "fp8", "fp8_e4m3": e4m3 */
     const char *gemm_table; /* measured matrix products; NULL or "": those that quire installs */
-    int cpu_threads;        /* 0: one per core */
+    int cpu_threads;        /* 0: one per core; shared among the ranks */
+    int n_ranks;            /* devices that share the model, 1 .. 16 (rank.h); 0: one */
     int block_tokens;       /* tokens of a page */
     int max_num_seqs;       /* 0: the device's default (256 cuda, 64 cpu) */
     int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 512 cpu) */
@@ -48,7 +49,8 @@ struct model_shape {
     size_t sleeping_bytes, constant_bytes; /* of device_bytes: what goes in a sleep, and what the
                                             * host keeps of it */
     int n_pages;                           /* KV pages on the device, ids 0 .. n_pages - 1 */
-    size_t page_bytes;                     /* one page, all layers of a group, in the KV type */
+    size_t page_bytes;                     /* one page, all layers of a group, in the KV type;
+                                            * of several ranks their parts one after the other */
     int n_groups;                          /* 1 .. CACHE_GROUPS_MAX */
     struct cache_group groups[CACHE_GROUPS_MAX];
     int n_eos; /* ids that end a text: generation_config.json, else config.json */
@@ -83,7 +85,7 @@ int model_wake(struct model *m) ERR_CHECKED;
  * rows. May return before the device is done. Steps run in the order in which they begin, and so do
  * page reads and writes between them.
  * A batch that breaks batch.h's ranges is the caller's bug (must()).
- * On the cpu device: same tokens, same bits, whatever else is in the batch. On cuda the order of
+ * On the cpu device: same tokens and number of ranks, same bits, whatever else is in the batch. On cuda the order of
  * a product's sums depends on the number of rows, in buckets of which the first is 1 to 3 (2 or 1
  * where a product sums over more than 25,000), so that logits that are nearly equal may change
  * places. */

@@ -52,7 +52,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     a->x = d->ops->alloc_scratch(d, tokens * dim * sizeof(float));
     a->rows = d->ops->alloc_scratch(d, rows * dim * sizeof(float));
     a->rows_normed.data = d->ops->alloc_scratch(d, rows * dim * elem);
-    a->logits = d->ops->alloc_scratch(d, rows * (size_t)plan->n_vocab * sizeof(float));
+    a->logits = d->ops->alloc_scratch(d, rows * (size_t)limits->n_vocab * sizeof(float));
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->logits == NULL ||
         a->sums == NULL)
         return ERR_NO_MEMORY;
@@ -62,7 +62,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
                       const struct weights *w)
 {
-    a->fused_max = plan->dim % 16 == 0 ? PASS_FUSED_MAX : 0;
+    a->fused_max = plan->dim % 16 == 0 && plan->n_ranks == 1 ? PASS_FUSED_MAX : 0;
     for (int i = 0; i < plan->n_layers; i++) {
         const struct k_matrix *const all[] = {&w->layers[i].mixer_in, &w->layers[i].mixer_out,
                                               &w->layers[i].ffn_in, &w->layers[i].down, &w->head};
@@ -106,13 +106,13 @@ static void fused_run(const struct pass *p, struct k_product product)
     p->d->ops->product(p->d, &product, p->n);
 }
 
-static void fused_add(const struct pass *p, const struct device_rows *rows,
-                      const struct k_matrix *w, const void *bias, struct pass_next next)
+static void fused_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
+                      struct pass_next next)
 {
     fused_run(p, (struct k_product){.kind = K_PRODUCT_RESIDUAL,
                                     .x = rows->data,
-                                    .w = w,
-                                    .bias = bias,
+                                    .w = sum.w,
+                                    .bias = sum.bias,
                                     .y_is_half = k_format_reads_half(&next.reader->format),
                                     .residual = p->a->x,
                                     .norm = next.norm,
@@ -196,34 +196,43 @@ void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struc
         p->d->ops->quantise(p->d, &a->ff, p->n, reader);
 }
 
-void pass_add(const struct pass *p, const struct device_rows *rows, const struct k_matrix *w,
-              const void *bias, struct pass_next next)
+/* delta = rows * w + bias, of all ranks together. */
+static void sum_up(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
+{
+    const struct device_ops *op = p->d->ops;
+
+    op->matmul(p->d, p->a->delta, rows, sum.w, sum.bias, p->n);
+    if (p->plan->n_ranks > 1 && sum.split == SPLIT_COLUMNS)
+        op->sum_ranks(p->d, p->a->delta, p->n, p->plan->dim);
+}
+
+void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
+              struct pass_next next)
 {
     struct activations *a = p->a;
 
     if (p->fused) {
-        fused_add(p, rows, w, bias, next);
+        fused_add(p, rows, sum, next);
         return;
     }
-    p->d->ops->matmul(p->d, a->delta, rows, w, bias, p->n);
+    sum_up(p, rows, sum);
     p->d->ops->add_rmsnorm(p->d, &a->normed, a->x, a->delta, next.norm, p->plan->norm_eps, p->n,
                            next.reader);
 }
 
 /* In parts, the last addition is made to the sampled rows alone. */
-void pass_finish(const struct pass *p, const struct device_rows *rows, const struct k_matrix *w,
-                 const void *bias)
+void pass_finish(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
 {
     const struct device_ops *op = p->d->ops;
     const struct pass_next next = {.norm = p->w->norm, .reader = &p->w->head};
     struct activations *a = p->a;
 
     if (p->fused) {
-        fused_add(p, rows, w, bias, next);
+        fused_add(p, rows, sum, next);
         fused_run(p, fused_of_normed(p, K_PRODUCT_FLOAT, a->logits, &p->w->head, NULL));
         return;
     }
-    op->matmul(p->d, a->delta, rows, w, bias, p->n);
+    sum_up(p, rows, sum);
     if (p->d->step_rows == 0)
         return;
     op->gather_add(p->d, a->rows, a->x, a->delta);

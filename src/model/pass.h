@@ -5,6 +5,8 @@
  *             and the product that reads it divides by their root
  *   in parts  any step: a product, then an operation of its own for what stands around it
  *
+ * Ranks take the second way: between a product and the residual stands the sum of all ranks'.
+ *
  * The same numbers up to the order of sums. forward.c does not know which way is taken. */
 #ifndef QUIRE_MODEL_PASS_H
 #define QUIRE_MODEL_PASS_H
@@ -80,12 +82,19 @@ void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up,
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
                    const void *bias, const struct k_matrix *reader);
 
+/* What is added to the residual: a product with w, and its bias; the ranks' products are summed
+ * where w is split by columns. */
+struct pass_sum {
+    const struct k_matrix *w;
+    const void *bias;
+    enum plan_split split;
+};
+
 /* x += rows * w + bias; normed = norm(x). */
-void pass_add(const struct pass *p, const struct device_rows *rows, const struct k_matrix *w,
-              const void *bias, struct pass_next next);
+void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
+              struct pass_next next);
 
 /* The same for the last time, and the logits of the step's rows, if it has any. */
-void pass_finish(const struct pass *p, const struct device_rows *rows, const struct k_matrix *w,
-                 const void *bias);
+void pass_finish(const struct pass *p, const struct device_rows *rows, struct pass_sum sum);
 
 #endif

@@ -2,7 +2,9 @@
 #include "model/plan.h"
 
 #include <math.h>
+#include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 
 static struct attn_plan plan_attention(const struct config *c, int window)
@@ -21,7 +23,11 @@ static struct layer_plan plan_layer(const struct config *c, enum layer_kind kind
 {
     struct layer_plan l = {
         .ffn = c->activation == K_SILU ? FFN_GATED : FFN_PLAIN,
-        .mlp = {.ff_dim = c->ff_dim, .activation = c->activation, .bias = c->mlp_bias}};
+        .mlp = {.ff_dim = c->ff_dim, .activation = c->activation, .bias = c->mlp_bias},
+        .splits = {.mixer_in = SPLIT_ROWS,
+                   .mixer_out = SPLIT_COLUMNS,
+                   .ffn_in = SPLIT_ROWS,
+                   .down = SPLIT_COLUMNS}};
 
     switch (kind) {
     case LAYER_FULL: l.attn = plan_attention(c, 0); break;
@@ -36,8 +42,11 @@ static struct layer_plan plan_layer(const struct config *c, enum layer_kind kind
 
 int plan_make(struct plan *out, const struct config *c)
 {
-    struct plan p = {
-        .n_layers = c->n_layers, .dim = c->dim, .n_vocab = c->n_vocab, .norm_eps = c->norm_eps};
+    struct plan p = {.n_ranks = 1,
+                     .n_layers = c->n_layers,
+                     .dim = c->dim,
+                     .n_vocab = c->n_vocab,
+                     .norm_eps = c->norm_eps};
 
     p.layers = mem_zalloc_array((size_t)c->n_layers, sizeof *p.layers);
     if (p.layers == NULL)
@@ -46,6 +55,58 @@ int plan_make(struct plan *out, const struct config *c)
         p.layers[i] = plan_layer(c, c->layer_kinds[i]);
     *out = p;
     return ERR_OK;
+}
+
+static int refuse(int n_ranks, int layer, const char *counted, int n)
+{
+    log_error("model: tensor_parallel_size %d does not divide the %d %s of layer %d", n_ranks, n,
+              counted, layer);
+    return ERR_UNSUPPORTED;
+}
+
+/* Ranks share a kv head where all of their queries are of its group. */
+static int split_layer(struct layer_plan *l, int layer, int n_ranks)
+{
+    struct attn_plan *a = &l->attn;
+
+    switch (l->mixer) {
+    case MIXER_ATTENTION:
+        if (a->n_heads % n_ranks != 0)
+            return refuse(n_ranks, layer, "heads", a->n_heads);
+        if (a->n_kv_heads % n_ranks != 0 && n_ranks % a->n_kv_heads != 0)
+            return refuse(n_ranks, layer, "kv heads", a->n_kv_heads);
+        a->n_heads /= n_ranks;
+        a->n_kv_heads = a->n_kv_heads > n_ranks ? a->n_kv_heads / n_ranks : 1;
+        break;
+    case MIXER_RECURRENT:
+        if (l->recurrent.width % n_ranks != 0)
+            return refuse(n_ranks, layer, "channels", l->recurrent.width);
+        l->recurrent.width /= n_ranks;
+        break;
+    }
+    if (l->mlp.ff_dim % n_ranks != 0)
+        return refuse(n_ranks, layer, "columns of the FFN", l->mlp.ff_dim);
+    l->mlp.ff_dim /= n_ranks;
+    return ERR_OK;
+}
+
+int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
+{
+    struct plan p = *whole;
+    int rc = ERR_OK;
+
+    p.n_ranks = n_ranks;
+    p.layers = mem_zalloc_array((size_t)p.n_layers, sizeof *p.layers);
+    if (p.layers == NULL)
+        return ERR_NO_MEMORY;
+    memcpy(p.layers, whole->layers, (size_t)p.n_layers * sizeof *p.layers);
+    for (int i = 0; i < p.n_layers && rc == ERR_OK; i++)
+        rc = split_layer(&p.layers[i], i, n_ranks);
+    if (rc == ERR_OK)
+        *out = p;
+    else
+        plan_fini(&p);
+    return rc;
 }
 
 void plan_fini(struct plan *p)

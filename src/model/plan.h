@@ -36,15 +36,25 @@ struct ffn_plan {
     bool bias; /* of all products */
 };
 
+/* How ranks share a matrix [out][in]: each has some of the rows and makes those outputs; or each
+ * has some of the columns, reads those inputs, and the ranks' results are to be summed. */
+enum plan_split { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS };
+
+struct plan_splits {
+    enum plan_split mixer_in, mixer_out, ffn_in, down;
+};
+
 struct layer_plan {
     enum mixer_kind mixer;
     enum ffn_kind ffn;
     struct attn_plan attn;           /* MIXER_ATTENTION */
     struct recurrent_plan recurrent; /* MIXER_RECURRENT */
     struct ffn_plan mlp;
+    struct plan_splits splits;
 };
 
 struct plan {
+    int n_ranks; /* layers are what each of so many has; 1: they are whole */
     int n_layers, dim, n_vocab;
     float norm_eps;
     struct layer_plan *layers; /* [n_layers] */
@@ -52,6 +62,14 @@ struct plan {
 
 /* ERR_NO_MEMORY. */
 int plan_make(struct plan *out, const struct config *c) ERR_CHECKED;
+
+/* The plan of a rank's part, the same for each: heads, columns of an FFN and channels of a state
+ * are divided, and kv heads where there are enough; where there are fewer kv heads than ranks,
+ * several ranks have the same one. Norms and the embedding are whole on all ranks, the output
+ * matrix is whole on rank 0, which computes the logits.
+ *
+ * ERR_UNSUPPORTED (logged) for what does not divide; ERR_NO_MEMORY. */
+int plan_split(struct plan *out, const struct plan *whole, int n_ranks) ERR_CHECKED;
 void plan_fini(struct plan *p); /* accepts {0} */
 
 /* Elements of a token's row: what a mixer takes (q, k and v; value and gate) and what it gives (the

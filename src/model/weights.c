@@ -6,7 +6,9 @@
  * scales that fit together, and the device takes it. Else it is converted while it is read.
  *
  * First everything is looked up, checked and allocated, in the order of the layers: that gives a
- * list of tensors, each with where it is to go. Then the reader (reader.h) brings the bytes.
+ * list of tensors, each with where it is to go. Then the reader (reader.h) brings the bytes. With
+ * several ranks the looking up is done for each, and finds the same list: a tensor then has a
+ * place, and a slice that belongs there, for every rank.
  *
  * The digest chains, over the list, SHA-256 of (digest so far, name, type, XXH3 of the bytes):
  * cheap enough to be taken on every start. Its value names stores on disk, so the list keeps its
@@ -20,6 +22,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "kernels/draw.h"
 #include "model/quant.h"
 #include "model/reader.h"
 #include "model/safetensors.h"
@@ -38,11 +41,19 @@ enum use_of_bytes {
     BYTES_CONVERTED, /* numbers of the device's type that mean, or are rounded to, a format */
 };
 
-/* Where a tensor goes. */
+/* What a rank has of a tensor [n_blocks * rows][cols]: the same rows of each block, and of these
+ * some columns. */
+struct slice {
+    int n_blocks, rows, cols;
+    int row, n_rows, col, n_cols;
+};
+
+/* Where a tensor goes on a rank. */
 struct target {
     enum use_of_bytes use;
     enum device_type type;  /* of plain numbers */
     struct quant_part part; /* of a matrix */
+    struct slice slice;     /* of a vector: rows of one number */
     void *dst;
     size_t at;     /* element of dst; of BYTES_COPIED byte */
     float *scales; /* BYTES_ROUNDED: the first row's */
@@ -56,17 +67,21 @@ struct converted {
 };
 
 struct loader {
-    struct weights *w;
+    const struct weights_rank *ranks;
+    int n_ranks;
+    int rank;          /* whose part is being laid out */
+    struct weights *w; /* its */
     struct device *d;
     const struct config *c;
-    const struct plan *plan;
+    const struct plan *whole, *part;
     const struct weights_source *from;
     struct checkpoint *files; /* NULL: random numbers */
     struct converted converted;
     uint64_t seed;             /* of the next random matrix */
     struct reader_item *items; /* [n_items]: tensors in the order of the digest */
-    struct target *targets;    /* [n_items] */
+    struct target *targets;    /* [n_items][n_ranks] */
     size_t n_items, items_cap;
+    size_t n_listed;      /* of the items, by this rank */
     pthread_mutex_t turn; /* of the reader's threads at the device's own operations */
     int layer;            /* being loaded; -1 outside the layers */
     int rc;               /* the first error; later calls do nothing */
@@ -88,9 +103,90 @@ struct part {
     const char *pattern;
     struct quant_part q;
     size_t item; /* in the list */
-    int rows;
+    struct slice slice;
     enum device_type type; /* of plain numbers */
 };
+
+/* Tensors that stand one below the other in a matrix. */
+struct parts {
+    const char *const *patterns; /* [n] */
+    const int *rows, *own_rows;  /* [n]: of the tensors, and what a rank has of each */
+    int n;
+    int n_blocks; /* of equal rows in each tensor, which are divided each for itself */
+    int cols, own_cols;
+};
+
+/* --- slices ----------------------------------------------------------------------------- */
+
+/* Where the current rank's `own` of `whole` rows or columns begin. Where there are fewer such
+ * pieces than ranks, ranks that stand side by side have the same. */
+static int own_first(const struct loader *l, int whole, int own)
+{
+    return l->rank / (l->n_ranks / (whole / own)) * own;
+}
+
+static struct slice slice_of(const struct loader *l, const struct parts *all, int i)
+{
+    int rows = all->rows[i] / all->n_blocks, n_rows = all->own_rows[i] / all->n_blocks;
+
+    return (struct slice){.n_blocks = all->n_blocks,
+                          .rows = rows,
+                          .row = own_first(l, rows, n_rows),
+                          .n_rows = n_rows,
+                          .cols = all->cols,
+                          .col = own_first(l, all->cols, all->own_cols),
+                          .n_cols = all->own_cols};
+}
+
+static int slice_rows(const struct slice *s)
+{
+    return s->n_blocks * s->n_rows;
+}
+
+/* The tensor's row that is row `row` of the slice. */
+static int slice_row(const struct slice *s, int row)
+{
+    return row / s->n_rows * s->rows + s->row + row % s->n_rows;
+}
+
+static bool slice_is_whole(const struct slice *s)
+{
+    return s->n_rows == s->rows && s->n_cols == s->cols;
+}
+
+/* Rows of a tensor that stand one behind the other in a slice too. */
+struct run {
+    int from, to; /* the first, in the tensor and in the slice */
+    int n;        /* 0: there are none */
+};
+
+/* The first such among rows from .. end - 1 of the tensor. */
+static struct run slice_run(const struct slice *s, int from, int end)
+{
+    while (from < end) {
+        int block = from / s->rows, begin = block * s->rows;
+        int first = begin + s->row, last = first + s->n_rows;
+
+        if (slice_is_whole(s))
+            return (struct run){.from = from, .to = from, .n = end - from};
+        first = first > from ? first : from;
+        last = last < end ? last : end;
+        if (first < last)
+            return (struct run){
+                .from = first, .to = block * s->n_rows + first - begin - s->row, .n = last - first};
+        from = begin + s->rows;
+    }
+    return (struct run){.n = 0};
+}
+
+/* A group of elements that share a scale would reach over the slice's edge. */
+static bool slice_cuts(const struct slice *s, const struct k_format *f)
+{
+    return (f->group_rows > 1 && s->n_rows < s->rows && s->n_rows % f->group_rows != 0) ||
+           (f->group_cols > 0 && s->n_cols < s->cols && s->n_cols % f->group_cols != 0);
+}
+
+/* --- the list --------------------------------------------------------------------------- */
 
 static void *allocate(struct loader *l, size_t bytes)
 {
@@ -121,26 +217,45 @@ static int type_of(const struct tensor *t, enum device_type *out)
     return ERR_UNSUPPORTED;
 }
 
-/* Put a tensor on the list, to be summed alone; list_target() says otherwise. */
-static void list(struct loader *l, const struct tensor *t)
+static struct target *target_of(const struct loader *l, size_t item, int rank)
+{
+    return &l->targets[item * (size_t)l->n_ranks + (size_t)rank];
+}
+
+static void grow_list(struct loader *l)
 {
     size_t cap = l->items_cap == 0 ? 64 : 2 * l->items_cap;
-    struct reader_item *items = l->items;
-    struct target *targets = l->targets;
+    struct reader_item *items = mem_realloc(l->items, cap * sizeof *items);
+    struct target *targets;
 
-    if (l->n_items == l->items_cap) {
-        if ((items = mem_realloc(l->items, cap * sizeof *items)) != NULL)
-            l->items = items;
-        if ((targets = mem_realloc(l->targets, cap * sizeof *targets)) != NULL)
-            l->targets = targets;
-        if (items == NULL || targets == NULL) {
-            l->rc = ERR_NO_MEMORY;
-            return;
-        }
+    if (items != NULL)
+        l->items = items;
+    targets = mem_realloc(l->targets, cap * (size_t)l->n_ranks * sizeof *targets);
+    if (targets != NULL)
+        l->targets = targets;
+    if (items == NULL || targets == NULL)
+        l->rc = ERR_NO_MEMORY;
+    else
         l->items_cap = cap;
+}
+
+/* Put a tensor on the list, to be summed alone; list_target() says otherwise. Rank 0 makes the
+ * list, the others come by in the same order. */
+static void list(struct loader *l, const struct tensor *t)
+{
+    if (l->rank > 0) {
+        must(l->n_listed < l->n_items && l->items[l->n_listed].t == t);
+        l->n_listed++;
+        return;
     }
-    items[l->n_items] = (struct reader_item){.t = t, .step = 1};
-    targets[l->n_items++] = (struct target){.use = BYTES_SUMMED};
+    if (l->n_items == l->items_cap)
+        grow_list(l);
+    if (l->rc != ERR_OK)
+        return;
+    l->items[l->n_items] = (struct reader_item){.t = t, .step = 1};
+    for (int i = 0; i < l->n_ranks; i++)
+        *target_of(l, l->n_items, i) = (struct target){.use = BYTES_SUMMED};
+    l->n_listed = ++l->n_items;
 }
 
 /* Bytes of a number in a file. */
@@ -149,29 +264,36 @@ static size_t file_bytes(enum device_type type)
     return type == DEVICE_F32 ? 4 : 2;
 }
 
-/* Bytes of a matrix's row in a file. */
-static size_t row_bytes(const struct target *to)
+/* Bytes of n elements of a row in a file. */
+static size_t bytes_of(const struct target *to, int n)
 {
-    return to->part.kind != NULL ? k_format_row_bytes(&to->part.format, to->part.cols)
-                                 : (size_t)to->part.cols * file_bytes(to->type);
+    return to->part.kind != NULL ? k_format_row_bytes(&to->part.format, n)
+                                 : (size_t)n * file_bytes(to->type);
 }
 
-/* step: bytes of the tensor that must stay together. */
-static void list_target(struct loader *l, size_t item, size_t step, const struct target *to)
+static size_t row_bytes(const struct target *to)
 {
-    l->items[item].step = step;
-    l->targets[item] = *to;
+    return bytes_of(to, to->slice.cols);
+}
+
+/* Where the current rank has its slice of a tensor, whose rows must not be torn. */
+static void list_target(struct loader *l, size_t item, const struct target *to)
+{
+    l->items[item].step = row_bytes(to);
+    *target_of(l, item, l->rank) = *to;
 }
 
 static void digest(struct loader *l)
 {
+    struct hash *sum = &l->ranks[0].weights->digest;
+
     for (size_t i = 0; i < l->n_items; i++) {
         const struct tensor *t = l->items[i].t;
         char line[400];
         int n = snprintf(line, sizeof line, "%.300s %.20s %016llx", t->name, t->dtype,
                          (unsigned long long)l->items[i].xxh3);
 
-        l->w->digest = hash_sha256(&l->w->digest, sizeof l->w->digest, line, (size_t)n);
+        *sum = hash_sha256(sum, sizeof *sum, line, (size_t)n);
     }
 }
 
@@ -220,9 +342,9 @@ static void check_type(struct loader *l, const struct tensor *t, enum device_typ
     l->rc = ERR_UNSUPPORTED;
 }
 
-/* Fill a vector, or a part of it. */
+/* Fill a vector, or a part of it, with a slice of a tensor; dst NULL: this rank has none of it. */
 static void fill_vector(struct loader *l, void *dst, size_t at, const char *pattern,
-                        const char *ending, int n)
+                        const char *ending, const struct slice *s)
 {
     char name[400];
     enum device_type type = DEVICE_F32;
@@ -231,12 +353,13 @@ static void fill_vector(struct loader *l, void *dst, size_t at, const char *patt
     if (l->rc != ERR_OK)
         return;
     name_of(l, name, sizeof name, pattern, ending);
-    if ((t = find_vector(l, name, n)) == NULL)
+    if ((t = find_vector(l, name, s->n_blocks * s->rows)) == NULL)
         return;
     check_type(l, t, &type);
-    if (l->rc == ERR_OK)
-        list_target(l, l->n_items - 1, file_bytes(type),
-                    &(struct target){.use = BYTES_FILLED, .type = type, .dst = dst, .at = at});
+    if (l->rc == ERR_OK && dst != NULL)
+        list_target(
+            l, l->n_listed - 1,
+            &(struct target){.use = BYTES_FILLED, .type = type, .slice = *s, .dst = dst, .at = at});
 }
 
 /* --- formats ---------------------------------------------------------------------------- */
@@ -263,21 +386,22 @@ static void list_part(struct loader *l, struct part *p)
     const struct tensor *const more[] = {p->q.scales.t, p->q.zeros.t, p->q.global.t};
 
     list(l, p->q.data);
-    p->item = l->n_items - 1;
+    p->item = l->n_listed - 1;
     for (int i = 0; i < 3 && l->rc == ERR_OK; i++) {
         if (more[i] != NULL)
             list(l, more[i]);
     }
 }
 
-static void find_part(struct loader *l, struct part *p, int cols)
+static void find_part(struct loader *l, struct part *p)
 {
+    int rows = p->slice.n_blocks * p->slice.rows;
     char stem[400], why[QUANT_WHY_CAP];
 
     if (l->rc != ERR_OK)
         return;
     name_of(l, stem, sizeof stem, p->pattern, "");
-    l->rc = quant_find(&p->q, l->files, &l->c->quant, stem, p->rows, cols, why, sizeof why);
+    l->rc = quant_find(&p->q, l->files, &l->c->quant, stem, rows, p->slice.cols, why, sizeof why);
     if (l->rc != ERR_OK) {
         log_error("model: %s", why);
         return;
@@ -300,8 +424,10 @@ static bool fit_together(const struct part *parts, int n_parts)
             return false;
         if (q->format.has_global && n_parts > 1)
             return false; /* each part has its own */
-        if (i + 1 < n_parts && parts[i].rows % q->format.group_rows != 0)
+        if (i + 1 < n_parts && slice_rows(&parts[i].slice) % q->format.group_rows != 0)
             return false; /* a group would reach over the seam */
+        if (slice_cuts(&parts[i].slice, &q->format))
+            return false;
     }
     return true;
 }
@@ -327,8 +453,9 @@ static void count_converted(struct loader *l, const struct k_matrix *m, const st
 {
     struct converted *c = &l->converted;
 
-    if (c->n++ == 0)
+    if (c->n == 0)
         quant_text(c->text, sizeof c->text, f);
+    c->n += l->rank == 0;
     c->as_they_are += (size_t)m->n_out * k_format_row_bytes(f, m->n_in) +
                       k_format_n_scales(f, m->n_out, m->n_in) * sizeof(float);
     c->bytes += (size_t)m->n_out * (size_t)m->n_in * l->d->elem_bytes;
@@ -360,10 +487,10 @@ static void place_scales(const struct k_matrix *m, float *scales, int row, const
     int high = m->format.group_rows;
     int wide = k_format_has_groups(&m->format) ? m->format.group_cols : m->n_in;
 
-    for (int r = 0; r < p->rows; r += high) {
+    for (int r = 0; r < slice_rows(&p->slice); r += high) {
         for (int c = 0; c < m->n_in; c += wide)
             scales[(size_t)((row + r) / high) * cols + (size_t)(c / wide)] =
-                quant_scale(&p->q.scales, r, c);
+                quant_scale(&p->q.scales, slice_row(&p->slice, r), p->slice.col + c);
     }
 }
 
@@ -399,7 +526,7 @@ static void fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
         l->rc = ERR_NO_MEMORY;
         return;
     }
-    for (int i = 0; i < n_parts; row += parts[i++].rows)
+    for (int i = 0; i < n_parts; row += slice_rows(&parts[i++].slice))
         place_scales(m, scales, row, &parts[i]);
     l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
     mem_free(scales);
@@ -416,10 +543,11 @@ static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_sc
     bool is_plain = k_format_is_plain(&m->format), rounds = !k_format_is_plain(&to_round);
     size_t row = 0;
 
-    for (int i = 0; i < n_parts; row += (size_t)parts[i++].rows) {
+    for (int i = 0; i < n_parts; row += (size_t)slice_rows(&parts[i++].slice)) {
         struct target to = {.use = BYTES_FILLED,
                             .type = parts[i].type,
                             .part = parts[i].q,
+                            .slice = parts[i].slice,
                             .dst = m->data,
                             .at = row * (size_t)m->n_in};
 
@@ -432,20 +560,39 @@ static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_sc
         } else if (to.part.kind != NULL || rounds) {
             to.use = BYTES_CONVERTED;
         }
-        list_target(l, parts[i].item, to.use == BYTES_FILLED ? file_bytes(to.type) : row_bytes(&to),
-                    &to);
+        list_target(l, parts[i].item, &to);
     }
+}
+
+/* Rows first .. first + n - 1 of a tensor as float32: a rank's slice of them. */
+static int store_floats(struct loader *l, int rank, const struct target *to, const float *floats,
+                        int first, int n)
+{
+    struct device *d = l->ranks[rank].device;
+    const struct slice *s = &to->slice;
+    struct run run = slice_run(s, first, first + n);
+    int rc = ERR_OK;
+
+    for (; run.n > 0 && rc == ERR_OK; run = slice_run(s, run.from + run.n, first + n)) {
+        int step = s->n_cols < s->cols ? 1 : run.n;
+
+        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
+            rc = d->ops->weights(d, to->dst, to->at + (size_t)(run.to + i) * (size_t)s->n_cols,
+                                 floats + (size_t)(run.from + i - first) * (size_t)s->cols + s->col,
+                                 DEVICE_F32, (size_t)step * (size_t)s->n_cols);
+    }
+    return rc;
 }
 
 /* n_rows rows from `first` on, of a tensor in a format or one that is rounded as if it were, to
  * numbers of the device's type. */
-static int convert_rows(struct loader *l, const struct tensor *t, const struct target *to,
-                        unsigned char *bytes, int first, int n_rows)
+static int convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first, int n_rows)
 {
-    size_t cols = (size_t)to->part.cols;
+    const struct target *to = target_of(l, idx, 0); /* of all ranks but for where it goes */
+    size_t cols = (size_t)to->slice.cols;
     int step = (int)(FLOATS / cols) + 1, rc = ERR_OK;
     float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
-    struct tensor part = *t;
+    struct tensor part = *l->items[idx].t;
 
     if (floats == NULL)
         return ERR_NO_MEMORY;
@@ -455,14 +602,56 @@ static int convert_rows(struct loader *l, const struct tensor *t, const struct t
         part.data = bytes;
         rc = to->part.kind != NULL ? quant_dequantise(floats, &to->part, bytes, first + r, some)
                                    : quant_round(floats, &part, 0, some, (int)cols);
-        if (rc != ERR_OK)
-            break;
         (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
-        rc = l->d->ops->weights(l->d, to->dst, to->at + (size_t)(first + r) * cols, floats,
-                                DEVICE_F32, (size_t)some * cols);
+        for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
+            if (target_of(l, idx, i)->use == BYTES_CONVERTED)
+                rc = store_floats(l, i, target_of(l, idx, i), floats, first + r, some);
+        }
         (void)pthread_mutex_unlock(&l->turn);
     }
     mem_free(floats);
+    return rc;
+}
+
+/* n rows of a slice, from row `to_row` of it on: they begin in the pipe with row `row`. */
+static int send(struct device *d, const struct target *to, const struct device_pipe *pipe, int row,
+                int to_row, int n)
+{
+    int cols = to->slice.n_cols;
+    size_t elems = (size_t)n * (size_t)cols, at = to->at + (size_t)to_row * (size_t)cols;
+    struct device_pipe some = *pipe;
+    struct k_quantised out;
+
+    some.bytes += (size_t)row * row_bytes(to) + bytes_of(to, to->slice.col);
+    switch (to->use) {
+    case BYTES_SUMMED:
+    case BYTES_CONVERTED: break;
+    case BYTES_FILLED: return d->ops->pipe_weights(d, &some, to->dst, at, to->type, elems);
+    case BYTES_COPIED:
+        return d->ops->pipe_bytes(d, &some,
+                                  (char *)to->dst + to->at + (size_t)to_row * bytes_of(to, cols),
+                                  (size_t)n * bytes_of(to, cols));
+    case BYTES_ROUNDED:
+        out = (struct k_quantised){.data = (k_e4m3 *)to->dst + at, .scales = to->scales + to_row};
+        return d->ops->pipe_quantise(d, &some, &out, to->type, n, cols);
+    }
+    return ERR_OK;
+}
+
+/* Rows first .. first + n - 1 of a tensor are in the pipe: a rank's slice of them. */
+static int send_slice(struct device *d, const struct target *to, const struct device_pipe *pipe,
+                      int first, int n)
+{
+    const struct slice *s = &to->slice;
+    struct run run = slice_run(s, first, first + n);
+    int rc = ERR_OK;
+
+    for (; run.n > 0 && rc == ERR_OK; run = slice_run(s, run.from + run.n, first + n)) {
+        int step = s->n_cols < s->cols ? 1 : run.n;
+
+        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
+            rc = send(d, to, pipe, run.from + i - first, run.to + i, step);
+    }
     return rc;
 }
 
@@ -470,36 +659,60 @@ static int convert_rows(struct loader *l, const struct tensor *t, const struct t
 static int place(void *context, size_t idx, struct device_pipe *pipe, size_t at, size_t bytes)
 {
     struct loader *l = context;
-    struct device *d = l->d;
-    const struct target *to = &l->targets[idx];
-    size_t first = at / file_bytes(to->type), n = bytes / file_bytes(to->type);
-    size_t cols = (size_t)to->part.cols;
-    struct k_quantised out;
+    const struct target *to = target_of(l, idx, 0);
+    size_t step = l->items[idx].step;
+    int rc = ERR_OK;
 
+    if (to->use == BYTES_SUMMED)
+        return ERR_OK; /* of other ranks too */
     if (to->part.kind != NULL && to->part.kind->unpack != NULL)
         to->part.kind->unpack(pipe->bytes, bytes);
-    switch (to->use) {
-    case BYTES_SUMMED: break;
-    case BYTES_FILLED: return d->ops->pipe_weights(d, pipe, to->dst, to->at + first, to->type, n);
-    case BYTES_COPIED: return d->ops->pipe_bytes(d, pipe, (char *)to->dst + to->at + at, bytes);
-    case BYTES_ROUNDED:
-        out = (struct k_quantised){.data = (k_e4m3 *)to->dst + to->at + first,
-                                   .scales = to->scales + first / cols};
-        return d->ops->pipe_quantise(d, pipe, &out, to->type, (int)(n / cols), (int)cols);
-    case BYTES_CONVERTED:
-        return convert_rows(l, l->items[idx].t, to, pipe->bytes, (int)(at / row_bytes(to)),
-                            (int)(bytes / row_bytes(to)));
+    if (to->use == BYTES_CONVERTED)
+        return convert_rows(l, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
+    for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
+        to = target_of(l, idx, i);
+        if (to->use != BYTES_SUMMED)
+            rc = send_slice(l->ranks[i].device, to, pipe, (int)(at / step), (int)(bytes / step));
     }
-    return ERR_OK;
+    return rc;
+}
+
+/* The rank's part of the noise that a whole matrix has, plain. */
+static int fill_random_slices(struct loader *l, const struct k_matrix *m, const struct part *parts,
+                              int n_parts, uint64_t seed)
+{
+    float *row = mem_zalloc_array((size_t)m->n_in, sizeof *row);
+    size_t above = 0, at = 0;
+    int rc = row == NULL ? ERR_NO_MEMORY : ERR_OK;
+
+    for (int i = 0; i < n_parts && rc == ERR_OK; i++) {
+        const struct slice *s = &parts[i].slice;
+
+        for (int r = 0; r < slice_rows(s) && rc == ERR_OK; r++, at += (size_t)m->n_in) {
+            size_t first = (above + (size_t)slice_row(s, r)) * (size_t)s->cols + (size_t)s->col;
+
+            for (int c = 0; c < s->n_cols; c++)
+                row[c] = k_noise(seed, first + (size_t)c) * RANDOM_SCALE;
+            rc = l->d->ops->weights(l->d, m->data, at, row, DEVICE_F32, (size_t)m->n_in);
+        }
+        above += (size_t)s->n_blocks * (size_t)s->rows;
+    }
+    mem_free(row);
+    return rc;
 }
 
 /* Random elements, and scales that make them as large as others' weights. */
-static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_scales)
+static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_scales,
+                        const struct part *parts, int n_parts)
 {
     size_t n_scales = n_scales_of(m);
+    uint64_t seed = l->seed++;
     float *scales;
 
-    l->rc = l->d->ops->fill_random(l->d, m, n_scales > 0 ? RANDOM_CODES : RANDOM_SCALE, l->seed++);
+    if (l->n_ranks > 1 && n_scales == 0)
+        l->rc = fill_random_slices(l, m, parts, n_parts, seed);
+    else
+        l->rc = l->d->ops->fill_random(l->d, m, n_scales > 0 ? RANDOM_CODES : RANDOM_SCALE, seed);
     if (n_scales == 0 || l->rc != ERR_OK)
         return;
     if ((scales = mem_zalloc_array(n_scales, sizeof *scales)) == NULL) {
@@ -514,56 +727,61 @@ static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_s
 
 /* --- matrices and vectors -------------------------------------------------------------- */
 
-/* A matrix made of up to three tensors, one below the other. */
-static struct k_matrix matrix(struct loader *l, const char *const *patterns, const int *rows,
-                              int n_parts, int cols, enum use use)
+/* The rank's part of a matrix that is made of up to three tensors, one below the other. */
+static struct k_matrix matrix(struct loader *l, const struct parts *all, enum use use)
 {
-    struct part parts[PARTS_MAX] = {{.rows = 0}};
-    struct k_matrix m = {.n_in = cols};
+    struct part parts[PARTS_MAX] = {{.item = 0}};
+    struct k_matrix m = {.n_in = all->own_cols};
     float *scales = NULL;
     bool is_plain;
 
-    for (int i = 0; i < n_parts; i++) {
-        parts[i] = (struct part){.pattern = patterns[i], .rows = rows[i]};
-        m.n_out += rows[i];
+    for (int i = 0; i < all->n; i++) {
+        parts[i] = (struct part){.pattern = all->patterns[i], .slice = slice_of(l, all, i)};
+        m.n_out += all->own_rows[i];
         if (l->files != NULL)
-            find_part(l, &parts[i], cols);
+            find_part(l, &parts[i]);
     }
     if (l->rc != ERR_OK)
         return m;
-    choose_format(l, &m, parts, n_parts, use);
+    choose_format(l, &m, parts, all->n, use);
     is_plain = k_format_is_plain(&m.format);
-    m.data = allocate(l, (size_t)m.n_out * (is_plain ? (size_t)cols * l->d->elem_bytes
-                                                     : k_format_row_bytes(&m.format, cols)));
+    m.data = allocate(l, (size_t)m.n_out * (is_plain ? (size_t)m.n_in * l->d->elem_bytes
+                                                     : k_format_row_bytes(&m.format, m.n_in)));
     if (!is_plain)
         m.scales = scales = allocate(l, n_scales_of(&m) * sizeof *scales);
     l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&m.format);
     if (l->rc != ERR_OK)
         return m;
     if (l->files == NULL)
-        fill_random(l, &m, scales);
+        fill_random(l, &m, scales, parts, all->n);
     else
-        list_parts(l, &m, scales, parts, n_parts, use);
+        list_parts(l, &m, scales, parts, all->n, use);
     if (l->files != NULL && !is_plain && parts[0].q.kind != NULL)
-        fill_scales(l, &m, scales, parts, n_parts);
+        fill_scales(l, &m, scales, parts, all->n);
     return m;
 }
 
-/* The bias of such a matrix; NULL when the model has none. Random models have zeros. */
-static void *bias(struct loader *l, bool has, const char *const *patterns, const int *rows,
-                  int n_parts)
+/* The bias of such a matrix; NULL when the model has none, or where it is rank 0's to add. Random
+ * models have zeros. */
+static void *bias(struct loader *l, bool has, const struct parts *all, enum plan_split split)
 {
+    bool is_own = l->rank == 0 || split != SPLIT_COLUMNS;
     size_t n = 0, at = 0;
-    void *dst;
+    void *dst = NULL;
 
     if (!has)
         return NULL;
-    for (int i = 0; i < n_parts; i++)
-        n += (size_t)rows[i];
-    dst = allocate(l, n * l->d->elem_bytes);
-    for (int i = 0; i < n_parts && l->files != NULL; i++) {
-        fill_vector(l, dst, at, patterns[i], ".bias", rows[i]);
-        at += (size_t)rows[i];
+    for (int i = 0; i < all->n; i++)
+        n += (size_t)all->own_rows[i];
+    if (is_own)
+        dst = allocate(l, n * l->d->elem_bytes);
+    for (int i = 0; i < all->n && l->files != NULL; i++) {
+        struct slice s = slice_of(l, all, i);
+
+        s.cols = s.n_cols = 1;
+        s.col = 0;
+        fill_vector(l, dst, at, all->patterns[i], ".bias", &s);
+        at += (size_t)all->own_rows[i];
     }
     return dst;
 }
@@ -571,11 +789,12 @@ static void *bias(struct loader *l, bool has, const char *const *patterns, const
 /* A norm's weights; ones in a random model. */
 static void *norm(struct loader *l, const char *pattern, int dim)
 {
+    const struct slice all = {.n_blocks = 1, .rows = dim, .n_rows = dim, .cols = 1, .n_cols = 1};
     void *dst = allocate(l, (size_t)dim * l->d->elem_bytes);
     float ones[256];
 
     if (l->files != NULL) {
-        fill_vector(l, dst, 0, pattern, ".weight", dim);
+        fill_vector(l, dst, 0, pattern, ".weight", &all);
         return dst;
     }
     for (int i = 0; i < 256; i++)
@@ -604,13 +823,18 @@ static float kv_scale(struct loader *l, const char *own, const char *pattern, co
     return scale;
 }
 
-static void load_attention(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
+static void load_attention(struct loader *l, const struct layer_plan *whole,
+                           const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = l->c->arch->names;
-    const struct attn_plan *a = &plan->attn;
-    const char *qkv[] = {names->q, names->k, names->v};
-    int dim = l->plan->dim, kv = a->n_kv_heads * a->head_dim;
-    const int qkv_rows[] = {plan_mixer_out(plan), kv, kv};
+    const struct attn_plan *a = &whole->attn, *own = &part->attn;
+    const char *names_in[] = {names->q, names->k, names->v};
+    int dim = l->whole->dim, kv = a->n_kv_heads * a->head_dim,
+        own_kv = own->n_kv_heads * a->head_dim;
+    const int rows[] = {plan_mixer_out(whole), kv, kv},
+              own_rows[] = {plan_mixer_out(part), own_kv, own_kv};
+    const struct parts qkv = {names_in, rows, own_rows, 3, 1, dim, dim};
+    const struct parts o = {&names->o, &dim, &dim, 1, 1, rows[0], own_rows[0]};
 
     w->k_scale = w->v_scale = 1.0f;
     if (l->files != NULL && l->from->kv_scales) {
@@ -618,79 +842,96 @@ static void load_attention(struct loader *l, const struct layer_plan *plan, stru
         w->v_scale = kv_scale(l, names->attn, names->v, "v_scale");
     }
     w->norm_mixer = norm(l, names->norm_attn, dim);
-    w->mixer_in = matrix(l, qkv, qkv_rows, 3, dim, USE_LAYER);
-    w->mixer_in_bias = bias(l, a->qkv_bias, qkv, qkv_rows, 3);
+    w->mixer_in = matrix(l, &qkv, USE_LAYER);
+    w->mixer_in_bias = bias(l, a->qkv_bias, &qkv, part->splits.mixer_in);
     if (a->qk_norm) {
         w->q_norm = norm(l, names->q_norm, a->head_dim);
         w->k_norm = norm(l, names->k_norm, a->head_dim);
     }
-    w->mixer_out = matrix(l, &names->o, &dim, 1, plan_mixer_out(plan), USE_LAYER);
-    w->mixer_out_bias = bias(l, a->o_bias, &names->o, &dim, 1);
+    w->mixer_out = matrix(l, &o, USE_LAYER);
+    w->mixer_out_bias = bias(l, a->o_bias, &o, part->splits.mixer_out);
 }
 
-static void load_recurrent(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
+/* Value and gate are halves of one tensor: a rank has the same channels of both. */
+static void load_recurrent(struct loader *l, const struct layer_plan *whole,
+                           const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = l->c->arch->names;
-    int dim = l->plan->dim, rows = plan_mixer_in(plan);
+    int dim = l->whole->dim, rows = plan_mixer_in(whole), own_rows = plan_mixer_in(part);
+    const struct parts in = {&names->mixer_in, &rows, &own_rows, 1, 2, dim, dim};
+    const struct parts out = {&names->mixer_out,   &dim, &dim, 1, 1, plan_mixer_out(whole),
+                              plan_mixer_out(part)};
 
     w->norm_mixer = norm(l, names->norm_attn, dim);
-    w->mixer_in = matrix(l, &names->mixer_in, &rows, 1, dim, USE_LAYER);
-    w->mixer_out = matrix(l, &names->mixer_out, &dim, 1, plan_mixer_out(plan), USE_LAYER);
+    w->mixer_in = matrix(l, &in, USE_LAYER);
+    w->mixer_out = matrix(l, &out, USE_LAYER);
 }
 
 /* A plain FFN has no gate. */
-static void load_ffn(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
+static void load_ffn(struct loader *l, const struct layer_plan *whole,
+                     const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = l->c->arch->names;
-    const struct ffn_plan *f = &plan->mlp;
-    const char *gate_up[] = {names->gate, names->up};
-    const int rows[] = {f->ff_dim, f->ff_dim};
-    int dim = l->plan->dim, first = plan->ffn == FFN_PLAIN ? 1 : 0;
+    const char *names_in[] = {names->gate, names->up};
+    int ff = whole->mlp.ff_dim, own_ff = part->mlp.ff_dim;
+    const int rows[] = {ff, ff}, own_rows[] = {own_ff, own_ff};
+    int dim = l->whole->dim, first = whole->ffn == FFN_PLAIN ? 1 : 0;
+    const struct parts in = {names_in + first, rows, own_rows, 2 - first, 1, dim, dim};
+    const struct parts down = {&names->down, &dim, &dim, 1, 1, ff, own_ff};
 
     w->norm_ffn = norm(l, names->norm_mlp, dim);
-    w->ffn_in = matrix(l, gate_up + first, rows, 2 - first, dim, USE_LAYER);
-    w->ffn_in_bias = bias(l, f->bias, gate_up + first, rows, 2 - first);
-    w->down = matrix(l, &names->down, &dim, 1, f->ff_dim, USE_LAYER);
-    w->down_bias = bias(l, f->bias, &names->down, &dim, 1);
+    w->ffn_in = matrix(l, &in, USE_LAYER);
+    w->ffn_in_bias = bias(l, whole->mlp.bias, &in, part->splits.ffn_in);
+    w->down = matrix(l, &down, USE_LAYER);
+    w->down_bias = bias(l, whole->mlp.bias, &down, part->splits.down);
 }
 
-static void load_layer(struct loader *l, const struct layer_plan *plan, struct layer_weights *w)
+static void load_layer(struct loader *l, int layer)
 {
-    switch (plan->mixer) {
-    case MIXER_ATTENTION: load_attention(l, plan, w); break;
-    case MIXER_RECURRENT: load_recurrent(l, plan, w); break;
+    const struct layer_plan *whole = &l->whole->layers[layer], *part = &l->part->layers[layer];
+    struct layer_weights *w = &l->w->layers[layer];
+
+    switch (whole->mixer) {
+    case MIXER_ATTENTION: load_attention(l, whole, part, w); break;
+    case MIXER_RECURRENT: load_recurrent(l, whole, part, w); break;
     }
-    load_ffn(l, plan, w);
+    load_ffn(l, whole, part, w);
 }
 
-/* Allocate everything, and list what is to be read. */
-static int lay_out(struct loader *l)
+/* Allocate everything of a rank, and list what is to be read. */
+static int lay_out(struct loader *l, int rank)
 {
     const struct config *c = l->c;
     const struct arch_names *names = c->arch->names;
-    const char *head;
+    const char *head = c->tied ? names->embed : names->head;
+    const struct parts table = {&names->embed, &c->n_vocab, &c->n_vocab, 1, 1, c->dim, c->dim};
+    const struct parts out = {&head, &c->n_vocab, &c->n_vocab, 1, 1, c->dim, c->dim};
 
+    l->rank = rank;
+    l->w = l->ranks[rank].weights;
+    l->d = l->ranks[rank].device;
+    l->n_listed = 0;
+    l->seed = 1;
     memset(l->w, 0, sizeof *l->w);
     l->w->layers = mem_zalloc_array((size_t)c->n_layers, sizeof *l->w->layers);
     if (l->w->layers == NULL)
         return ERR_NO_MEMORY;
     l->layer = -1;
-    l->w->embed = matrix(l, &names->embed, &c->n_vocab, 1, c->dim, USE_TABLE);
+    l->w->embed = matrix(l, &table, USE_TABLE);
     for (l->layer = 0; l->layer < c->n_layers && l->rc == ERR_OK; l->layer++)
-        load_layer(l, &l->plan->layers[l->layer], &l->w->layers[l->layer]);
+        load_layer(l, l->layer);
     l->w->norm = norm(l, names->norm, c->dim);
-    head = c->tied ? names->embed : names->head;
     if (c->tied && k_format_is_plain(&l->from->head))
         l->w->head = l->w->embed;
-    else
-        l->w->head = matrix(l, &head, &c->n_vocab, 1, c->dim, USE_HEAD);
+    else if (rank == 0)
+        l->w->head = matrix(l, &out, USE_HEAD);
     return l->rc;
 }
 
 static int read_all(struct loader *l)
 {
     const struct reader r = {.files = l->files,
-                             .device = l->d,
+                             .device = l->ranks[0].device,
                              .items = l->items,
                              .n_items = l->n_items,
                              .place = place,
@@ -713,22 +954,28 @@ static void log_converted(const struct converted *c, const struct device *d)
              (double)c->bytes / 0x1p20, (double)c->as_they_are / 0x1p20);
 }
 
-int weights_load(struct weights *w, struct device *d, const struct config *c,
-                 const struct plan *plan, const struct weights_source *from)
+int weights_load(const struct weights_rank *ranks, const struct config *c, const struct plan *whole,
+                 const struct plan *part, const struct weights_source *from)
 {
-    struct loader l = {.w = w, .d = d, .c = c, .plan = plan, .from = from, .seed = 1};
+    struct loader l = {.ranks = ranks,
+                       .n_ranks = part->n_ranks,
+                       .c = c,
+                       .whole = whole,
+                       .part = part,
+                       .from = from};
     int rc = from->dir == NULL ? ERR_OK : checkpoint_open(&l.files, from->dir);
 
     if (rc != ERR_OK)
         return rc;
-    rc = lay_out(&l);
+    for (int i = 0; i < l.n_ranks && rc == ERR_OK; i++)
+        rc = lay_out(&l, i);
     log_debug("model: weights are laid out");
     if (rc == ERR_OK && from->dir != NULL)
         rc = read_all(&l);
     if (rc == ERR_OK && l.converted.n > 0)
-        log_converted(&l.converted, d);
+        log_converted(&l.converted, ranks[0].device);
     if (from->dir == NULL)
-        w->digest = hash_sha256("dummy", 5, NULL, 0);
+        ranks[0].weights->digest = hash_sha256("dummy", 5, NULL, 0);
     mem_free(l.targets);
     mem_free(l.items);
     checkpoint_close(l.files);

@@ -8,7 +8,7 @@
 #include "model/config.h"
 #include "model/plan.h"
 
-/* One layer; norms and biases in the device's type, biases NULL where the model has none. */
+/* One layer, of a rank its part; norms and biases in the device's type, biases NULL where the model has none. */
 struct layer_weights {
     void *norm_mixer; /* [dim] */
     /* Attention: q, k, v: [(n_heads + 2 * n_kv_heads) * head_dim][dim]. Recurrent: value, gate:
@@ -33,7 +33,13 @@ struct weights {
     struct k_matrix head;         /* [n_vocab][dim]; embed itself when tied */
     bool reads_codes;             /* some matrices do (k_format_reads_codes()) */
     size_t bytes;                 /* on the device */
-    struct hash digest;           /* of every tensor's name, type and bytes, as they were read */
+    struct hash digest; /* rank 0's: of every tensor's name, type and bytes, as they were read */
+};
+
+/* Where a rank's part goes. */
+struct weights_rank {
+    struct weights *weights;
+    struct device *device;
 };
 
 /* Where weights come from, and what is made of them. */
@@ -46,15 +52,18 @@ struct weights_source {
     bool kv_scales; /* k_scale and v_scale are wanted */
 };
 
-/* Allocate on the device and fill. Logs progress every few seconds. A matrix has the format of
+/* Allocate on the devices and fill. whole: the shapes of the tensors; part: those of what each of
+ * part->n_ranks ranks has of them. A tensor is read once. A bias of what is summed over ranks, and
+ * the output matrix, are rank 0's alone; a format whose groups a split would cut is converted like
+ * one that the device does not take. Logs progress every few seconds. A matrix has the format of
  * its parts in the folder, or that which they are rounded to, where the device takes it; else it
  * holds the same numbers in the plain format.
  *
  * Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape than config.json
  * implies, ERR_NOT_FOUND for a missing one, ERR_UNSUPPORTED for a type, ERR_GPU; all logged. The
  * layers' array is released by weights_fini(), device memory with the device. */
-int weights_load(struct weights *w, struct device *d, const struct config *c,
-                 const struct plan *plan, const struct weights_source *from) ERR_CHECKED;
+int weights_load(const struct weights_rank *ranks, const struct config *c, const struct plan *whole,
+                 const struct plan *part, const struct weights_source *from) ERR_CHECKED;
 void weights_fini(struct weights *w);
 
 #endif

@@ -1,6 +1,7 @@
 /* The promise of model.h on the cpu device: a sequence has the same logits, bit for bit, alone and
  * in a crowd, prefilled whole or in chunks of any size, and after its pages were copied out and
- * in: attention over all tokens, over windows, and states. Pages behind a window are spoilt, and
+ * in: attention over all tokens, over windows, and states; on one rank and on several, whose
+ * logits are one rank's up to the order of sums. Pages behind a window are spoilt, and
  * their places in the tables name any page. With random weights, so no golden files are needed. */
 #include <math.h>
 #include <sys/stat.h>
@@ -18,10 +19,10 @@
 static struct model *m;
 static struct run *r;
 static struct run_seq seqs[N_SEQS];
-static float alone[N_SEQS][N_VOCAB];
+static float alone[N_SEQS][N_VOCAB], of_one_rank[N_SEQS][N_VOCAB];
 
 #define SIZES                                                              \
-    "\"num_attention_heads\":6,\"num_key_value_heads\":2,\"head_dim\":20," \
+    "\"num_attention_heads\":8,\"num_key_value_heads\":2,\"head_dim\":20," \
     "\"hidden_size\":72,\"intermediate_size\":100,\"vocab_size\":211,"     \
     "\"max_position_embeddings\":300"
 
@@ -45,7 +46,7 @@ static const struct {
                "\"layer_types\":[\"recurrent\",\"recurrent\"]," SIZES "}"},
 };
 
-static void open_model(const char *config)
+static void open_model(const char *config, int n_ranks)
 {
     char dir[] = "/tmp/quire-batch-XXXXXX", path[64];
     struct model_options o = {.dir = dir,
@@ -55,7 +56,8 @@ static void open_model(const char *config)
                               .num_pages = N_PAGES,
                               .max_num_seqs = 16,
                               .max_num_batched_tokens = 256,
-                              .cpu_threads = 3};
+                              .cpu_threads = n_ranks == 1 ? 3 : 4,
+                              .n_ranks = n_ranks};
     FILE *f;
 
     ok(mkdtemp(dir) != NULL, "a folder");
@@ -194,20 +196,49 @@ static void check_pages(void)
     free(junk);
 }
 
+/* |got - want| / |want| over the logits of all sequences, in the 2-norm. */
+static void check_ranks(int n_ranks)
+{
+    const float *got = &alone[0][0], *want = &of_one_rank[0][0];
+    double diff = 0.0, norm = 0.0;
+
+    if (n_ranks == 1) {
+        memcpy(of_one_rank, alone, sizeof alone);
+        return;
+    }
+    for (int i = 0; i < N_SEQS * N_VOCAB; i++) {
+        diff += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+        norm += (double)want[i] * (double)want[i];
+    }
+    ok(sqrt(diff / norm) < 1e-5, "%d ranks: logits within %.2e of one rank's", n_ranks,
+       sqrt(diff / norm));
+}
+
+static void check_model(const char *config, int n_ranks)
+{
+    open_model(config, n_ranks);
+    run_init(r, m);
+    r->page_step = 7;
+    check_chunks();
+    check_ranks(n_ranks);
+    check_crowd();
+    check_pages();
+    model_close(m);
+}
+
 int main(void)
 {
+    static const int n_ranks[] = {1, 2, 4};
+    unsigned seed = tap_seed(1);
+
     log_set_level(LOG_LEVEL_WARN);
-    srand(tap_seed(1));
     r = malloc(sizeof *r);
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
-        printf("# %s\n", models[i].name);
-        open_model(models[i].config);
-        run_init(r, m);
-        r->page_step = 7;
-        check_chunks();
-        check_crowd();
-        check_pages();
-        model_close(m);
+        for (size_t j = 0; j < sizeof n_ranks / sizeof n_ranks[0]; j++) {
+            printf("# %s, ranks: %d\n", models[i].name, n_ranks[j]);
+            srand(seed + (unsigned)i); /* the same sequences for each number of ranks */
+            check_model(models[i].config, n_ranks[j]);
+        }
     }
     free(r);
     return tap_done();

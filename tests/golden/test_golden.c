@@ -21,7 +21,10 @@ struct golden {
     int n_prompt, n_greedy, n_rows;
 };
 
+#define CASES_MAX 16
+
 static bool on_gpu;
+static float *of_one_rank[CASES_MAX]; /* logits of each case */
 static char *contents;
 static long contents_len, contents_at;
 
@@ -91,7 +94,23 @@ static double relative_error(const float *got, const float *want, size_t n)
     return sqrt(diff / norm);
 }
 
-static void check_logits(struct run *r, const struct golden *g, const char *name, int n_vocab)
+/* Several ranks compute what one does, up to the order of sums. Takes the logits. */
+static void compare_ranks(float *logits, int idx, size_t n, const char *name, int n_ranks)
+{
+    double error;
+
+    if (n_ranks == 1) {
+        free(of_one_rank[idx]);
+        of_one_rank[idx] = logits;
+        return;
+    }
+    error = relative_error(logits, of_one_rank[idx], n);
+    ok(error < 1e-5, "%s: ranks: %d: logits within %.2e of one rank's", name, n_ranks, error);
+    free(logits);
+}
+
+static void check_logits(struct run *r, const struct golden *g, const char *name, int n_vocab,
+                         int idx, int n_ranks)
 {
     struct run_seq *s = calloc(1, sizeof *s);
     float *logits = malloc((size_t)g->n_rows * (size_t)n_vocab * sizeof *logits);
@@ -112,7 +131,7 @@ static void check_logits(struct run *r, const struct golden *g, const char *name
     error = relative_error(logits, g->logits, (size_t)g->n_rows * (size_t)n_vocab);
     ok(error < (on_gpu ? 2e-2 : 1e-4), "%s: prompt of %d: logits within %.2e of the golden's", name,
        g->n_prompt, error);
-    free(logits);
+    compare_ranks(logits, idx, (size_t)g->n_rows * (size_t)n_vocab, name, n_ranks);
     free(s);
 }
 
@@ -163,7 +182,7 @@ static void check_greedy(struct run *r, const struct golden *g, const char *name
     free(s);
 }
 
-static void check_model(const char *name, const char *folder, const char *golden_path)
+static void check_model(const char *name, const char *folder, const char *golden_path, int n_ranks)
 {
     struct model_options o = {.dir = folder,
                               .device = on_gpu ? "cuda" : "cpu",
@@ -171,7 +190,8 @@ static void check_model(const char *name, const char *folder, const char *golden
                               .num_pages = 256,
                               .gpu_memory_utilization = 0.9,
                               .max_num_seqs = RUN_SEQS,
-                              .max_num_batched_tokens = 512};
+                              .max_num_batched_tokens = 512,
+                              .n_ranks = n_ranks};
     struct run *r = malloc(sizeof *r);
     struct model *m = NULL;
     int n_cases, n_vocab;
@@ -187,10 +207,10 @@ static void check_model(const char *name, const char *folder, const char *golden
     n_cases = take_int();
     n_vocab = take_int();
     is_int(n_vocab, model_shape(m)->n_vocab, "%s: vocabulary", name);
-    for (int i = 0; i < n_cases && n_vocab == model_shape(m)->n_vocab; i++) {
+    for (int i = 0; i < n_cases && i < CASES_MAX && n_vocab == model_shape(m)->n_vocab; i++) {
         struct golden g = next_golden(n_vocab);
 
-        check_logits(r, &g, name, n_vocab);
+        check_logits(r, &g, name, n_vocab, i, n_ranks);
         check_few(r, &g, name, n_vocab);
         check_greedy(r, &g, name);
         free(g.prompt);
@@ -202,11 +222,37 @@ static void check_model(const char *name, const char *folder, const char *golden
     free(r);
 }
 
+/* What does not divide is refused. */
+static void check_refused(const char *name, const char *folder, int n_ranks)
+{
+    struct model_options o = {
+        .dir = folder, .device = "cpu", .block_tokens = 16, .num_pages = 256, .n_ranks = n_ranks};
+    struct model *m = NULL;
+
+    is_int(model_open(&m, &o), ERR_UNSUPPORTED, "%s: ranks: %d: refused", name, n_ranks);
+    model_close(m);
+}
+
+/* With 1, 2, 3 and 4 ranks; fits: those numbers that divide what is to be divided. */
+static void check_ranks(const char *name, const char *folder, const char *path, const char *fits)
+{
+    check_model(name, folder, path, 1);
+    for (int n = 2; n <= 4 && !on_gpu; n++) {
+        if (strchr(fits, '0' + n) != NULL)
+            check_model(name, folder, path, n);
+        else
+            check_refused(name, folder, n);
+    }
+}
+
 int main(void)
 {
-    static const char *const names[] = {
-        "llama-gqa",    "llama-odd",      "llama-scaled",  "qwen3",      "qwen2-window",
-        "qwen3-window", "mistral-window", "toy-recurrent", "toy-states", "demo"};
+    static const struct {
+        const char *name, *fits;
+    } models[] = {{"llama-gqa", "24"},    {"llama-odd", ""},       {"llama-scaled", "3"},
+                  {"qwen3", "2"},         {"qwen2-window", "24"},  {"qwen3-window", "24"},
+                  {"mistral-window", ""}, {"toy-recurrent", "24"}, {"toy-states", "24"},
+                  {"demo", "24"}};
     const char *device = getenv("QUIRE_TEST_DEVICE"), *root = getenv("QUIRE_GOLDENS");
     char folder[4200], path[4200], base[4096];
     struct stat st;
@@ -214,18 +260,18 @@ int main(void)
 
     on_gpu = device != NULL && strcmp(device, "cuda") == 0;
     snprintf(base, sizeof base, "%s", root != NULL ? root : tap_path("tests/golden"));
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        snprintf(path, sizeof path, "%s/%s/golden.bin", base, names[i]);
-        if (strcmp(names[i], "demo") == 0)
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s/golden.bin", base, models[i].name);
+        if (strcmp(models[i].name, "demo") == 0)
             snprintf(folder, sizeof folder, "%s/../../tools/demo-model/model", base);
         else
-            snprintf(folder, sizeof folder, "%s/%s", base, names[i]);
+            snprintf(folder, sizeof folder, "%s/%s", base, models[i].name);
         if (stat(path, &st) != 0) {
             printf("# %s does not exist: not tested\n", path);
             continue;
         }
         n_found++;
-        check_model(names[i], folder, path);
+        check_ranks(models[i].name, folder, path, models[i].fits);
     }
     if (n_found == 0)
         tap_skip_all("no golden files in tests/golden");

@@ -308,8 +308,8 @@ static void check_one_step(struct run *r, struct run_seq *s, const float *want, 
 }
 
 /* Logits of every position of a text; and how many positions choose the text's next token. */
-static float *logits_of(const char *folder, const char *quantization, const int32_t *text, int n,
-                        int *n_right)
+static float *logits_of(const char *folder, const char *quantization, int n_ranks,
+                        const int32_t *text, int n, int *n_right)
 {
     struct model_options o = {.dir = folder,
                               .device = on_gpu ? "cuda" : "cpu",
@@ -318,7 +318,8 @@ static float *logits_of(const char *folder, const char *quantization, const int3
                               .num_pages = 256,
                               .gpu_memory_utilization = 0.9,
                               .max_num_seqs = RUN_SEQS,
-                              .max_num_batched_tokens = 512};
+                              .max_num_batched_tokens = 512,
+                              .n_ranks = n_ranks};
     struct run *r = malloc(sizeof *r);
     struct run_seq *s = calloc(1, sizeof *s);
     struct model *m = NULL;
@@ -387,6 +388,24 @@ static int golden_text(int32_t *text, int cap)
     return n;
 }
 
+/* Slices of a matrix mean what the whole does. */
+static void check_ranks(const char *name, const char *folder, const char *twin, const float *of_one,
+                        const int32_t *text, int n, int n_vocab)
+{
+    size_t n_logits = (size_t)n * (size_t)n_vocab;
+    int ignored = 0;
+
+    for (int n_ranks = 2; n_ranks <= 4 && !on_gpu; n_ranks += 2) {
+        float *got = logits_of(folder, "", n_ranks, text, n, &ignored);
+        float *want = logits_of(twin, "", n_ranks, text, n, &ignored);
+
+        compare(name, got, want, n_logits);
+        ok(got != NULL && relative_error(got, of_one, n_logits) < 1e-5,
+           "%s: %d ranks say what one says", name, n_ranks);
+        free(got), free(want);
+    }
+}
+
 static void check_format(const struct demo *d, const struct format *t, const int32_t *text, int n,
                          int n_right)
 {
@@ -397,19 +416,20 @@ static void check_format(const struct demo *d, const struct format *t, const int
     snprintf(folder, sizeof folder, "%s/q", root);
     snprintf(twin, sizeof twin, "%s/twin", root);
     write_model(d, t, folder, twin);
-    got = logits_of(folder, "", text, n, &right);
-    want = logits_of(twin, "", text, n, &ignored);
+    got = logits_of(folder, "", 1, text, n, &right);
+    want = logits_of(twin, "", 1, text, n, &ignored);
     compare(t->name, got, want, (size_t)n * (size_t)d->c.n_vocab);
     ok(right * 100 >= n_right * 97, "%s: chooses %d of the text's tokens, unrounded %d", t->name,
        right, n_right);
+    check_ranks(t->name, folder, twin, got, text, n, d->c.n_vocab);
     if (t->scaling == PER_ROW && t->left_out == NULL) {
-        rounded = logits_of(d->dir, "fp8", text, n, &right);
+        rounded = logits_of(d->dir, "fp8", 1, text, n, &right);
         compare("rounded while loading", rounded, on_gpu ? want : got,
                 (size_t)n * (size_t)d->c.n_vocab);
         ok(right * 100 >= n_right * 97, "rounded while loading: chooses %d, unrounded %d", right,
            n_right);
         free(rounded);
-        rounded = logits_of(d->dir, "fp8_all", text, n, &right);
+        rounded = logits_of(d->dir, "fp8_all", 1, text, n, &right);
         ok(rounded != NULL && right * 100 >= n_right * 97,
            "rounded with the output matrix: chooses %d, unrounded %d", right, n_right);
         free(rounded);
@@ -474,7 +494,7 @@ int main(void)
         config_file(&d.config, &len, path, 8192) != ERR_OK || mkdtemp(root) == NULL)
         tap_skip_all("the demo model is not there");
     ok(n > 64, "a text of %d tokens", n);
-    plain = logits_of(d.dir, "", text, n, &n_right);
+    plain = logits_of(d.dir, "", 1, text, n, &n_right);
     ok(plain != NULL && n_right > n / 2, "unrounded: chooses %d of %d", n_right, n);
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
         check_format(&d, &formats[i], text, n, n_right);

@@ -320,7 +320,7 @@ static void test_model(struct device *d, const struct config *c, const struct pl
     bool loaded;
 
     checkpoint_close(write_model(left_out));
-    loaded = weights_load(&w, d, c, plan, &from) == ERR_OK;
+    loaded = weights_load(&(struct weights_rank){&w, d}, c, plan, plan, &from) == ERR_OK;
     ok(loaded, "loaded: all matrices in the format, but for %s",
        left_out < 0 ? "none" : matrices[left_out].stem);
     if (loaded) {

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
+#include "device/cpu_ranks.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+
+#define CPU_RANKS_MAX 64
+#define WAIT_S        600 /* the longest product of a large model takes less by far */
+
+struct cpu_ranks {
+    int n;
+    float *rows[CPU_RANKS_MAX]; /* of the sum under way, by rank */
+    pthread_mutex_t lock;
+    pthread_cond_t all_here;
+    int n_here; /* ranks that wait for the others */
+    unsigned n_meetings;
+    int n_refs;
+    bool ended;
+};
+
+int cpu_ranks_make(struct cpu_ranks **out, int n)
+{
+    struct cpu_ranks *r = mem_zalloc(sizeof *r);
+    pthread_condattr_t clock;
+
+    must(n >= 1 && n <= CPU_RANKS_MAX);
+    if (r == NULL)
+        return ERR_NO_MEMORY;
+    r->n = n;
+    r->n_refs = n;
+    (void)pthread_mutex_init(&r->lock, NULL); /* these cannot fail on Linux */
+    (void)pthread_condattr_init(&clock);
+    (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&r->all_here, &clock);
+    (void)pthread_condattr_destroy(&clock);
+    *out = r;
+    return ERR_OK;
+}
+
+void cpu_ranks_unref(struct cpu_ranks *r)
+{
+    if (r == NULL || --r->n_refs > 0)
+        return;
+    (void)pthread_cond_destroy(&r->all_here);
+    (void)pthread_mutex_destroy(&r->lock);
+    mem_free(r);
+}
+
+void cpu_ranks_end(struct cpu_ranks *r)
+{
+    (void)pthread_mutex_lock(&r->lock);
+    r->ended = true;
+    (void)pthread_cond_broadcast(&r->all_here);
+    (void)pthread_mutex_unlock(&r->lock);
+}
+
+bool cpu_ranks_ended(struct cpu_ranks *r)
+{
+    bool ended;
+
+    (void)pthread_mutex_lock(&r->lock);
+    ended = r->ended;
+    (void)pthread_mutex_unlock(&r->lock);
+    return ended;
+}
+
+/* Wait until all ranks are here; false when they will not come. */
+static bool meet(struct cpu_ranks *r)
+{
+    struct timespec end;
+    unsigned meeting;
+    bool ended;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += WAIT_S;
+    (void)pthread_mutex_lock(&r->lock);
+    meeting = r->n_meetings;
+    if (++r->n_here == r->n) {
+        r->n_here = 0;
+        r->n_meetings++;
+        (void)pthread_cond_broadcast(&r->all_here);
+    }
+    while (!r->ended && r->n_meetings == meeting) {
+        if (pthread_cond_timedwait(&r->all_here, &r->lock, &end) != 0 && r->n_meetings == meeting) {
+            log_error("device: a rank did not come to a sum within %d s", WAIT_S);
+            r->ended = true;
+            (void)pthread_cond_broadcast(&r->all_here);
+        }
+    }
+    ended = r->ended;
+    (void)pthread_mutex_unlock(&r->lock);
+    return !ended;
+}
+
+void cpu_ranks_sum(struct cpu_ranks *r, int rank, float *rows, size_t n)
+{
+    size_t first = n * (size_t)rank / (size_t)r->n, last = n * ((size_t)rank + 1) / (size_t)r->n;
+
+    if (FAULT_HIT(rank_lost))
+        cpu_ranks_end(r);
+    r->rows[rank] = rows;
+    if (!meet(r))
+        return;
+    for (size_t i = first; i < last; i++) {
+        float sum = r->rows[0][i];
+
+        for (int k = 1; k < r->n; k++)
+            sum += r->rows[k][i];
+        for (int k = 0; k < r->n; k++)
+            r->rows[k][i] = sum;
+    }
+    (void)meet(r); /* an end is seen by the next sum, or by the step's */
+}

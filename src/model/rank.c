@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ranks sleep and wake together: each keeps weights of its own, so one may be done, or find no
+ * memory, while others are under way. Nobody outside sees this. A rank that has given its memory
+ * back cannot be used, so from then on ranks_sleep() does not return before all have. */
+#include "model/rank.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/must.h"
+#include "device/pool.h"
+
+/* --- threads ---------------------------------------------------------------------------- */
+
+static void *rank_main(void *arg)
+{
+    struct rank *r = arg;
+    struct ranks *all = r->ranks;
+    uint64_t n_seen = 0;
+
+    (void)pthread_mutex_lock(&all->lock); /* cannot fail: initialised, not held by us */
+    for (;;) {                            /* until ranks_close() */
+        while (!all->stop && all->n_runs == n_seen)
+            (void)pthread_cond_wait(&all->begins, &all->lock);
+        if (all->stop)
+            break;
+        n_seen = all->n_runs;
+        (void)pthread_mutex_unlock(&all->lock);
+        r->rc = all->fn(r, all->context);
+        (void)pthread_mutex_lock(&all->lock);
+        if (--all->n_busy == 0)
+            (void)pthread_cond_signal(&all->ends);
+    }
+    (void)pthread_mutex_unlock(&all->lock);
+    return NULL;
+}
+
+int rank_run(struct ranks *r, rank_fn *fn, void *context)
+{
+    if (r->n == 1)
+        return r->at[0].rc = fn(&r->at[0], context);
+    (void)pthread_mutex_lock(&r->lock);
+    r->fn = fn;
+    r->context = context;
+    r->n_busy = r->n - 1;
+    r->n_runs++;
+    (void)pthread_cond_broadcast(&r->begins);
+    (void)pthread_mutex_unlock(&r->lock);
+    r->at[0].rc = fn(&r->at[0], context);
+    (void)pthread_mutex_lock(&r->lock);
+    while (r->n_busy > 0)
+        (void)pthread_cond_wait(&r->ends, &r->lock);
+    (void)pthread_mutex_unlock(&r->lock);
+    for (int i = 0; i < r->n; i++) {
+        if (r->at[i].rc != ERR_OK)
+            return r->at[i].rc;
+    }
+    return ERR_OK;
+}
+
+static int start_threads(struct ranks *r)
+{
+    (void)pthread_mutex_init(&r->lock, NULL); /* default attributes: cannot fail on Linux */
+    (void)pthread_cond_init(&r->begins, NULL);
+    (void)pthread_cond_init(&r->ends, NULL);
+    r->has_lock = true;
+    for (int i = 1; i < r->n; i++) {
+        if (pthread_create(&r->at[i].thread, NULL, rank_main, &r->at[i]) != 0) {
+            log_error("model: the thread of rank %d of %d cannot be started", i, r->n);
+            return ERR_NO_MEMORY;
+        }
+        r->n_started++;
+    }
+    return ERR_OK;
+}
+
+static void stop_threads(struct ranks *r)
+{
+    if (!r->has_lock)
+        return;
+    (void)pthread_mutex_lock(&r->lock);
+    r->stop = true;
+    (void)pthread_cond_broadcast(&r->begins);
+    (void)pthread_mutex_unlock(&r->lock);
+    for (int i = 1; i <= r->n_started; i++)
+        (void)pthread_join(r->at[i].thread, NULL);
+    (void)pthread_cond_destroy(&r->begins);
+    (void)pthread_cond_destroy(&r->ends);
+    (void)pthread_mutex_destroy(&r->lock);
+}
+
+/* --- opening ---------------------------------------------------------------------------- */
+
+/* Threads of a rank's device; 0: one per core. */
+static int threads_of_rank(int n_ranks, int cpu_threads)
+{
+    int n = (cpu_threads > 0 ? cpu_threads : pool_cores()) / n_ranks;
+
+    return n_ranks == 1 ? cpu_threads : n > 0 ? n : 1;
+}
+
+int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
+{
+    struct device *all[RANKS_MAX];
+    int rc;
+
+    must(n >= 1 && n <= RANKS_MAX);
+    r->n = n;
+    for (int i = 0; i < n; i++) {
+        r->at[i].idx = i;
+        r->at[i].ranks = r;
+        rc = device_open(&r->at[i].device, device, threads_of_rank(n, cpu_threads));
+        if (rc != ERR_OK)
+            return rc;
+        all[i] = r->at[i].device;
+        if (n > 1 && all[i]->ops->join_ranks == NULL) {
+            log_error("model: tensor_parallel_size %d: more than one rank on %s is not built yet; "
+                      "set it to 1",
+                      n, all[i]->name);
+            return ERR_UNSUPPORTED;
+        }
+    }
+    if (n == 1)
+        return ERR_OK;
+    if ((rc = all[0]->ops->join_ranks(all, n)) != ERR_OK)
+        return rc;
+    return start_threads(r);
+}
+
+void ranks_close(struct ranks *r)
+{
+    stop_threads(r);
+    for (int i = 0; i < r->n; i++) {
+        device_close(r->at[i].device);
+        weights_fini(&r->at[i].weights);
+    }
+    *r = (struct ranks){.n = 0};
+}
+
+size_t ranks_allocated_bytes(const struct ranks *r)
+{
+    size_t sum = 0;
+
+    for (int i = 0; i < r->n; i++)
+        sum += r->at[i].device->allocated_bytes;
+    return sum;
+}
+
+size_t ranks_sleeping_bytes(const struct ranks *r)
+{
+    size_t sum = 0;
+
+    for (int i = 0; i < r->n; i++)
+        sum += r->at[i].device->sleeping_bytes;
+    return sum;
+}
+
+size_t ranks_constant_bytes(const struct ranks *r)
+{
+    size_t sum = 0;
+
+    for (int i = 0; i < r->n; i++)
+        sum += r->at[i].device->constant_bytes;
+    return sum;
+}
+
+/* --- sleep ------------------------------------------------------------------------------ */
+
+/* What the ranks' results mean together: the worst. */
+static int worst_of(const struct ranks *r)
+{
+    int worst = ERR_OK;
+
+    for (int i = 0; i < r->n; i++) {
+        int rc = r->at[i].rc;
+
+        if (rc == ERR_OK || worst == ERR_GPU)
+            continue;
+        if (rc != ERR_AGAIN || worst == ERR_OK)
+            worst = rc;
+    }
+    return worst;
+}
+
+static int n_asleep(const struct ranks *r)
+{
+    int n = 0;
+
+    for (int i = 0; i < r->n; i++)
+        n += r->at[i].is_asleep;
+    return n;
+}
+
+static int sleep_some(struct rank *r, void *context)
+{
+    int rc = r->is_asleep ? ERR_OK : r->device->ops->sleep(r->device);
+
+    (void)context;
+    r->is_asleep = r->is_asleep || rc == ERR_OK;
+    return rc;
+}
+
+static int wake_some(struct rank *r, void *context)
+{
+    int rc = r->is_asleep ? r->device->ops->wake(r->device) : ERR_OK;
+
+    (void)context;
+    r->is_waking = rc == ERR_AGAIN;
+    r->is_asleep = r->is_asleep && rc != ERR_OK;
+    return rc;
+}
+
+int ranks_sleep(struct ranks *r)
+{
+    int rc;
+
+    do { /* as long as it takes to copy the weights, once one rank has given its memory back */
+        (void)!rank_run(r, sleep_some, NULL); /* worst_of() says it */
+        rc = worst_of(r);
+    } while (rc == ERR_AGAIN && n_asleep(r) > 0);
+    if (rc != ERR_NO_MEMORY || n_asleep(r) == 0)
+        return rc;
+    do {
+        (void)!rank_run(r, wake_some, NULL);
+        rc = worst_of(r);
+    } while (rc == ERR_AGAIN);
+    return rc == ERR_OK ? ERR_NO_MEMORY : ERR_GPU; /* neither asleep nor awake */
+}
+
+/* A rank that wakes cannot turn round: it wakes, then it sleeps again. One that cannot sleep, since
+ * the host has no room, keeps its memory and need not wake next time. */
+static int give_back_some(struct rank *r, void *context)
+{
+    int rc;
+
+    if (r->is_asleep && !r->is_waking)
+        return ERR_OK;
+    if (r->is_waking) {
+        rc = wake_some(r, context);
+        return rc == ERR_OK ? ERR_AGAIN : rc == ERR_NO_MEMORY ? ERR_OK : rc;
+    }
+    rc = sleep_some(r, context);
+    return rc == ERR_NO_MEMORY ? ERR_OK : rc;
+}
+
+int ranks_wake(struct ranks *r)
+{
+    int rc;
+
+    if (!r->gives_back) {
+        (void)!rank_run(r, wake_some, NULL); /* worst_of() says it */
+        rc = worst_of(r);
+        if (rc != ERR_NO_MEMORY || r->n == 1)
+            return rc;
+        r->gives_back = true;
+    }
+    (void)!rank_run(r, give_back_some, NULL);
+    rc = worst_of(r);
+    if (rc == ERR_AGAIN)
+        return rc;
+    r->gives_back = false;
+    return rc == ERR_OK ? ERR_NO_MEMORY : rc;
+}
+
+/* --- copies ----------------------------------------------------------------------------- */
+
+/* No more marks are open than a device takes, so all ranks give one or none does. */
+int ranks_copy_mark(struct ranks *r, enum device_way way, uint64_t *ticket)
+{
+    size_t at = r->n_marks[way] % DEVICE_MARKS_MAX;
+    int rc = ERR_OK;
+
+    if (r->n == 1)
+        return r->at[0].device->ops->copy_mark(r->at[0].device, way, ticket);
+    if (r->n_marks[way] - r->n_done[way] == DEVICE_MARKS_MAX)
+        return ERR_AGAIN;
+    for (int i = 0; i < r->n && rc == ERR_OK; i++)
+        rc = r->at[i].device->ops->copy_mark(r->at[i].device, way, &r->at[i].tickets[way][at]);
+    if (rc != ERR_OK)
+        return ERR_GPU;
+    *ticket = ++r->n_marks[way];
+    return ERR_OK;
+}
+
+int ranks_copy_done(struct ranks *r, enum device_way way, uint64_t ticket)
+{
+    if (r->n == 1)
+        return r->at[0].device->ops->copy_done(r->at[0].device, way, ticket);
+    while (r->n_done[way] < ticket) {
+        size_t at = r->n_done[way] % DEVICE_MARKS_MAX;
+
+        for (int i = 0; i < r->n; i++) {
+            struct device *d = r->at[i].device;
+            int done = d->ops->copy_done(d, way, r->at[i].tickets[way][at]);
+
+            if (done != 1)
+                return done;
+        }
+        r->n_done[way]++;
+    }
+    return 1;
+}
