@@ -16,7 +16,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/service.h"
-#include "front/cache.h"
+#include "front/api/cache.h"
 #include "front/front.h"
 
 /* "created" of /v1/models. Not this process's start: fronts would give different answers. */

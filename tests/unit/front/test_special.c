@@ -2,7 +2,7 @@
  * bodies of chats, of POST /v1/messages and of /v1/responses with a place in every field that
  * reaches a prompt; each place gets a control token, and the prompt's ids have no more of these
  * than without it. */
-#include "front/translate.h"
+#include "front/request/translate.h"
 
 #include <unistd.h>
 

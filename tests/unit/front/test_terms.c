@@ -1,6 +1,6 @@
 /* Goal: tenants of different names stay different, however long the names are, and so do their
  * namespaces. Method: names at the border of what a request has room for. */
-#include "front/terms.h"
+#include "front/request/terms.h"
 #include "tests/tap.h"
 
 /* The namespace of a tenant and a salt. */
