@@ -22,8 +22,8 @@
 #include "front/request/presets.h"
 #include "front/structured/structure.h"
 #include "front/structured/vocabulary.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
+#include "text/template/chat.h"
+#include "text/tokenizer/tokenizer.h"
 
 struct front {
     struct settings settings;

@@ -12,6 +12,9 @@ not_ok() { n=$((n + 1)); bad=1; echo "not ok $n - $1"; printf '%s\n' "$2" | sed 
 table='base:
 ipc: base kernels/sampling
 text: base
+text/tokenizer: base text/file text/regex text/spans text/unicode
+text/output: base text/tokenizer
+text/template: base text/file text/spans text/unicode text/output
 grammar: base
 front: base ipc text grammar front
 front/front: base text front/http front/kept front/link front/request front/structured

@@ -9,7 +9,7 @@
 #include "base/hash.h"
 #include "front/answer/blocks.h"
 #include "front/answer/logprobs.h"
-#include "text/chat.h"
+#include "text/template/chat.h"
 
 /* {"id":...,"object":...,"created":...,"model":... without the closing brace. */
 static void answer_object(struct exchange *x, struct buf *b, const char *object)

@@ -1,8 +1,8 @@
 /* Answers that are lists of blocks: Anthropic's content, OpenAI's output items.
  *
- * A reply comes as events (text/reply.h). What is of one kind in a row is a block: it opens, grows
- * and closes, and a shape writes what its API says of that. Streamed or not, the same blocks are
- * made. One generation; all functions run on the streamer's thread. */
+ * A reply comes as events (text/output/reply.h). What is of one kind in a row is a block: it
+ * opens, grows and closes, and a shape writes what its API says of that. Streamed or not, the same
+ * blocks are made. One generation; all functions run on the streamer's thread. */
 #ifndef QUIRE_FRONT_ANSWER_BLOCKS_H
 #define QUIRE_FRONT_ANSWER_BLOCKS_H
 

@@ -17,9 +17,9 @@
 #include "front/request/steering.h"
 #include "front/structured/form.h"
 #include "ipc/wire_lane.h"
-#include "text/detok.h"
-#include "text/reply.h"
-#include "text/tokenizer.h"
+#include "text/output/detok.h"
+#include "text/output/reply.h"
+#include "text/tokenizer/tokenizer.h"
 
 /* A beam search (answer/beams.h) asks for twice as many alternatives as there are beams. */
 #define BEAMS_WIDTH_MAX (WIRE_LOGPROBS_MAX / 2)

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "ipc/wire_request.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #define STEERING_BIAS_MAX  100.0 /* larger biases are cut to it, as vLLM does */
 #define STEERING_WORDS_MAX 128   /* bad_words of a request, as in vLLM */

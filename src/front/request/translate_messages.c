@@ -8,7 +8,7 @@
 
 #include "front/request/retention.h"
 #include "front/request/translate.h"
-#include "text/detok.h"
+#include "text/output/detok.h"
 
 /* --- marks -------------------------------------------------------------------------------- */
 

@@ -1,12 +1,12 @@
-/* The grammar of calls: texts that text/reply.h takes apart into calls of the request's tools with
- * arguments that are valid, in the way that the model's format writes them. */
+/* The grammar of calls: texts that text/output/reply.h takes apart into calls of the request's
+ * tools with arguments that are valid, in the way that the model's format writes them. */
 #ifndef QUIRE_FRONT_STRUCTURED_CALLS_H
 #define QUIRE_FRONT_STRUCTURED_CALLS_H
 
 #include "base/mem.h"
 #include "front/structured/form.h"
 #include "grammar/grammar.h"
-#include "text/reply.h"
+#include "text/output/reply.h"
 
 /* What strings of a PART_SCHEMA, or a whole PART_REGEX, may not hold, because it would be taken for
  * a call or an end: gives the part its parts. ERR_OK, ERR_NO_MEMORY. */

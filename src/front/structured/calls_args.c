@@ -3,8 +3,8 @@
  * The arguments of a call. As JSON they are an object under the tool's schema. In tags and in
  * Python each member is written by itself, so of the schema's own keywords only those count that
  * speak of members one by one; a member's schema may hold anything. How a member's value is
- * written is what text/reply_value.c reads back to a value that is valid: a text as it is where
- * the schema says "string", else JSON. */
+ * written is what text/output/reply_value.c reads back to a value that is valid: a text as it is
+ * where the schema says "string", else JSON. */
 #include <stdio.h>
 #include <string.h>
 

@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "front/structured/structure.h"
-#include "text/reply.h"
+#include "text/output/reply.h"
 
 enum form_calls {
     FORM_CALLS_AUTO,     /* as the model likes */

@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "grammar/grammar.h"
-#include "text/reply.h"
+#include "text/output/reply.h"
 
 /* v: the structural tag, an object or the text of one.
  *

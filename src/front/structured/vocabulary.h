@@ -2,8 +2,8 @@
  *
  * It takes 0.2 s to make, so a thread of its own makes it, once an engine has said how many
  * tokens there are and which of them end a text. Special tokens spell nothing, for no text is to
- * hold them; but the tags of the model's replies are read as text (text/reply.h), and a call that
- * must come has to be written with them. */
+ * hold them; but the tags of the model's replies are read as text (text/output/reply.h), and a
+ * call that must come has to be written with them. */
 #ifndef QUIRE_FRONT_STRUCTURED_VOCABULARY_H
 #define QUIRE_FRONT_STRUCTURED_VOCABULARY_H
 
@@ -14,8 +14,8 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "ipc/wire_control.h"
-#include "text/reply.h"
-#include "text/tokenizer.h"
+#include "text/output/reply.h"
+#include "text/tokenizer/tokenizer.h"
 
 enum vocabulary_state { VOCABULARY_NONE, VOCABULARY_MADE, VOCABULARY_FAILED };
 

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "tests/tap.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
+#include "text/template/chat.h"
+#include "text/tokenizer/tokenizer.h"
 
 static const char template[] =
     "{{ bos_token }}{% for t in tools or [] %}{{ t | tojson }}{{ t.function.name }}{% endfor %}"
