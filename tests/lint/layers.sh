@@ -27,7 +27,7 @@ front/answer: base text front/request front/kept
 front/api: base ipc text front/front front/kept front/request front/answer
 front/stream: base front/front front/answer front/api/cache front/api/health
 device: base kernels
-kv: base device
+kv: base
 model: base device kernels
 engine: base ipc kv device model grammar'
 
