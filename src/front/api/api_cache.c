@@ -8,8 +8,8 @@
 #include "front/api/api.h"
 #include "front/api/cache.h"
 #include "front/request/fields.h"
+#include "front/request/policy.h"
 #include "front/request/retention.h"
-#include "front/request/terms.h"
 #include "text/file.h"
 
 /* --- the key ------------------------------------------------------------------------------ */
@@ -215,8 +215,8 @@ static bool cache_choose(const struct front *f, struct exchange *x, const struct
         cache_refuse(x, "'tenant' must be the name of a key, and needs cache_per_key", "tenant");
         return false;
     }
-    terms_tenant(tenant->text, r->tenant);
-    terms_isolate(r);
+    policy_tenant(tenant->text, r->tenant);
+    policy_isolate(r);
     memset(r->tenant, 0, sizeof r->tenant); /* it is not who asks */
     return true;
 }

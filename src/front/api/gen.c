@@ -11,8 +11,8 @@
 #include "front/answer/beams.h"
 #include "front/api/api.h"
 #include "front/request/fields.h"
+#include "front/request/policy.h"
 #include "front/request/retention.h"
-#include "front/request/terms.h"
 
 static uint64_t gen_random(void)
 {
@@ -120,7 +120,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     }
     if (!x->asks)
         retention_limit(&fields.request.generate, f->settings.client_retention_max);
-    if (!terms_read(&f->settings, x, &fields.request))
+    if (!policy_read(&f->settings, x, &fields.request))
         return false;
     if (fields.bad_words != NULL) {
         rc = steering_read_bad_words(&x->steering, &x->arena, f->tokenizer, fields.bad_words, why,
@@ -248,7 +248,7 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
 
     if (!form_binds(x->form))
         return true;
-    terms_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), m.tenant);
+    policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), m.tenant);
     rc = form_compile(x->form, &m, &f->structures, &x->arena, &x->structure, &param, why,
                       sizeof why);
     if (rc != ERR_OK)

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "front/api/api.h"
 #include "front/api/cache.h"
-#include "front/request/terms.h"
+#include "front/request/policy.h"
 
 /* What a request may take for its body's tree, its prompt and their like, in largest bodies. Texts
  * take few; a tree of the smallest values takes fifty times its own text, and is refused. */
@@ -170,7 +170,7 @@ static bool route_turns_away(struct front *f, struct exchange *x)
     char tenant[WIRE_TENANT_BYTES];
     int again_s;
 
-    terms_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), tenant);
+    policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), tenant);
     again_s = link_turns_away(&f->link, tenant);
     if (again_s == 0)
         return false;

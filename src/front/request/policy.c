@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "front/request/terms.h"
+#include "front/request/policy.h"
 
 #include <errno.h>
 #include <math.h>
@@ -8,9 +8,9 @@
 
 #include "base/hash.h"
 
-#define TERMS_TIMEOUT_MAX_S 86400.0
+#define POLICY_TIMEOUT_MAX_S 86400.0
 
-void terms_tenant(const char *name, char out[WIRE_TENANT_BYTES])
+void policy_tenant(const char *name, char out[WIRE_TENANT_BYTES])
 {
     size_t len = strlen(name);
     uint64_t h = hash_xxh3(name, len);
@@ -22,7 +22,7 @@ void terms_tenant(const char *name, char out[WIRE_TENANT_BYTES])
         hash_hex((const uint8_t *)&h, sizeof(uint32_t), end);
 }
 
-void terms_isolate(struct wire_request *r)
+void policy_isolate(struct wire_request *r)
 {
     uint8_t text[WIRE_TENANT_BYTES + WIRE_SALT_BYTES];
     struct hash h;
@@ -35,7 +35,7 @@ void terms_isolate(struct wire_request *r)
     memcpy(r->salt, &h, WIRE_SALT_BYTES);
 }
 
-static bool terms_priority(const char *text, int32_t *priority)
+static bool policy_priority(const char *text, int32_t *priority)
 {
     char *end = NULL;
     long v;
@@ -48,13 +48,13 @@ static bool terms_priority(const char *text, int32_t *priority)
     return true;
 }
 
-static bool terms_timeout(const char *text, uint64_t *timeout_us)
+static bool policy_timeout(const char *text, uint64_t *timeout_us)
 {
     char *end = NULL;
     double s = strtod(text, &end);
     uint64_t us;
 
-    if (end == text || *end != '\0' || !isfinite(s) || s <= 0.0 || s > TERMS_TIMEOUT_MAX_S)
+    if (end == text || *end != '\0' || !isfinite(s) || s <= 0.0 || s > POLICY_TIMEOUT_MAX_S)
         return false;
     us = 1 + (uint64_t)(s * 1e6);
     if (*timeout_us == 0 || us < *timeout_us)
@@ -62,18 +62,18 @@ static bool terms_timeout(const char *text, uint64_t *timeout_us)
     return true;
 }
 
-bool terms_read(const struct settings *s, struct exchange *x, struct wire_request *r)
+bool policy_read(const struct settings *s, struct exchange *x, struct wire_request *r)
 {
     const char *priority = fcgi_param(x->fcgi, "HTTP_X_VLLM_PRIORITY");
     const char *timeout = fcgi_param(x->fcgi, "HTTP_X_REQUEST_TIMEOUT");
 
-    terms_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), r->tenant);
-    if (priority[0] != '\0' && !terms_priority(priority, &r->priority)) {
+    policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), r->tenant);
+    if (priority[0] != '\0' && !policy_priority(priority, &r->priority)) {
         exchange_reply_error(x, ERR_INVALID, "X-Vllm-Priority must be a whole number", "priority",
                              0);
         return false;
     }
-    if (timeout[0] != '\0' && !terms_timeout(timeout, &x->timeout_us)) {
+    if (timeout[0] != '\0' && !policy_timeout(timeout, &x->timeout_us)) {
         exchange_reply_error(x, ERR_INVALID,
                              "X-Request-Timeout must be a number of seconds above 0 and at most "
                              "86400",
@@ -83,7 +83,7 @@ bool terms_read(const struct settings *s, struct exchange *x, struct wire_reques
     if (r->priority < s->client_priority_min)
         r->priority = s->client_priority_min;
     if (s->cache_per_key)
-        terms_isolate(r);
+        policy_isolate(r);
     r->deadline_us = x->timeout_us == 0 ? 0 : x->arrival_us + x->timeout_us;
     return true;
 }

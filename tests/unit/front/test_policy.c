@@ -1,6 +1,6 @@
 /* Goal: tenants of different names stay different, however long the names are, and so do their
  * namespaces. Method: names at the border of what a request has room for. */
-#include "front/request/terms.h"
+#include "front/request/policy.h"
 #include "tests/tap.h"
 
 /* The namespace of a tenant and a salt. */
@@ -8,8 +8,8 @@ static struct wire_request isolated(const char *tenant, uint8_t salt)
 {
     struct wire_request r = {.salt = {salt}};
 
-    terms_tenant(tenant, r.tenant);
-    terms_isolate(&r);
+    policy_tenant(tenant, r.tenant);
+    policy_isolate(&r);
     return r;
 }
 
@@ -46,8 +46,8 @@ int main(void)
 
         memset(got[i], 'x', sizeof got[i]);
         memset(again, 'y', sizeof again);
-        terms_tenant(names[i], got[i]);
-        terms_tenant(names[i], again);
+        policy_tenant(names[i], got[i]);
+        policy_tenant(names[i], again);
         ends = ends && memchr(got[i], '\0', sizeof got[i]) != NULL;
         same = same && memcmp(got[i], again, sizeof again) == 0;
         for (size_t k = 0; k < i; k++)

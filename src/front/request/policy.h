@@ -5,8 +5,8 @@
  *
  *   X-Vllm-Priority     in place of `priority`; no more urgent than client_priority_min
  *   X-Request-Timeout   seconds, as `timeout_s`; the shorter one counts */
-#ifndef QUIRE_FRONT_REQUEST_TERMS_H
-#define QUIRE_FRONT_REQUEST_TERMS_H
+#ifndef QUIRE_FRONT_REQUEST_POLICY_H
+#define QUIRE_FRONT_REQUEST_POLICY_H
 
 #include "base/settings.h"
 #include "front/request/exchange.h"
@@ -14,12 +14,12 @@
 
 /* Fill tenant, priority and deadline_us of r; what the body said of them stands in r and x. False
  * after an error answer. */
-bool terms_read(const struct settings *s, struct exchange *x, struct wire_request *r);
+bool policy_read(const struct settings *s, struct exchange *x, struct wire_request *r);
 
 /* The tenant's own namespace for what r's salt says (cache_per_key); nobody's is the shared one. */
-void terms_isolate(struct wire_request *r);
+void policy_isolate(struct wire_request *r);
 
 /* A tenant's name as it crosses to the engine: what is too long is cut, and its end made a hash. */
-void terms_tenant(const char *name, char out[WIRE_TENANT_BYTES]);
+void policy_tenant(const char *name, char out[WIRE_TENANT_BYTES]);
 
 #endif
