@@ -197,7 +197,7 @@ static int main_open(struct front *f)
     if (rc == ERR_OK)
         rc = main_open_listen(f);
     if (rc == ERR_OK)
-        rc = lobby_open(&f->lobby, f->listen_fd, f->stop_fd);
+        rc = idle_pool_open(&f->idle_pool, f->listen_fd, f->stop_fd);
     return rc;
 }
 
