@@ -22,24 +22,6 @@
 #define ROWS_MULTIPLE   256                /* gemm_rows() rounds up to a divisor of it */
 #define DEVICE_ORDINAL  0                  /* CUDA_VISIBLE_DEVICES chooses among several */
 
-int cuda_check(cudaError_t e, const char *what)
-{
-    if (e == cudaSuccess)
-        return ERR_OK;
-    log_error("device: %s: %s", what, cudaGetErrorString(e));
-    return ERR_GPU;
-}
-
-/* Keep the first error of a step; rc is a launcher's (0 or -1) or an enum err. */
-void cuda_keep(struct cuda *c, int rc, const char *what)
-{
-    if (rc == 0 || c->rc != ERR_OK)
-        return;
-    if (rc == -1)
-        (void)cuda_check(cudaGetLastError(), what);
-    c->rc = ERR_GPU;
-}
-
 /* --- memory ---------------------------------------------------------------------------- */
 
 static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_bytes)
@@ -48,27 +30,6 @@ static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_b
     return cuda_check(cudaMemGetInfo(free_bytes, total_bytes), "asking for free memory");
 }
 
-void *cuda_alloc(struct device *d, size_t bytes)
-{
-    struct cuda *c = cuda_of(d);
-    void *p = NULL;
-    cudaError_t e;
-
-    must(c->n_allocs < CUDA_ALLOCS_MAX);
-    e = cudaMalloc(&p, bytes == 0 ? 1 : bytes);
-    if (e != cudaSuccess) {
-        (void)cudaGetLastError(); /* clears it: a failed allocation is no error of the device */
-        log_error("device: no GPU memory for %zu bytes: %s", bytes, cudaGetErrorString(e));
-        return NULL;
-    }
-    c->allocs[c->n_allocs++] = p;
-    d->allocated_bytes += bytes;
-    if (cuda_check(cudaMemsetAsync(p, 0, bytes, c->stream), "clearing memory") != ERR_OK)
-        return NULL;
-    return p;
-}
-
-/* Copies wait for the stream first, so that they come after what was enqueued. */
 static int cuda_copy(struct cuda *c, void *dst, const void *src, size_t bytes,
                      enum cudaMemcpyKind kind)
 {
@@ -434,13 +395,6 @@ static void cuda_product(struct device *d, const struct k_product *p, int n)
 }
 
 /* --- open and close -------------------------------------------------------------------- */
-
-void *cuda_pinned(size_t bytes)
-{
-    void *p = NULL;
-
-    return cuda_check(cudaMallocHost(&p, bytes), "pinned memory") == ERR_OK ? p : NULL;
-}
 
 static int reserve_attention(struct cuda *c)
 {

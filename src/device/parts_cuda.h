@@ -1,6 +1,7 @@
-/* What the files of the cuda device share: device_cuda.c (memory, operations, opening),
- * step_cuda.c (a step's arrays, recording and playing steps), copy_cuda.c (copies beside the
- * steps) and sleep_cuda.c (memory that is given back for a while). */
+/* What the files of the cuda device share: base_cuda.c (errors, memory) at the bottom, and above it
+ * device_cuda.c (operations, opening), step_cuda.c (a step's arrays, recording and playing steps),
+ * copy_cuda.c (copies beside the steps) and sleep_cuda.c (memory that is given back for a
+ * while). */
 #ifndef QUIRE_DEVICE_PARTS_CUDA_H
 #define QUIRE_DEVICE_PARTS_CUDA_H
 
@@ -139,7 +140,7 @@ static inline struct cuda *cuda_of(struct device *d)
     return (struct cuda *)d;
 }
 
-/* --- device_cuda.c --- */
+/* --- base_cuda.c --- */
 int cuda_check(cudaError_t e, const char *what);          /* ERR_GPU, logged */
 void cuda_keep(struct cuda *c, int rc, const char *what); /* the first error of a step */
 void *cuda_alloc(struct device *d, size_t bytes);

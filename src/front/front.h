@@ -1,6 +1,6 @@
 /* A front: one process that turns HTTP into token ids and token ids into HTTP.
  *
- *   reader threads  accept, read, parse, tokenize      lobby.c, reader.c -> route.c -> api_*.c
+ *   reader threads  accept, read, parse, tokenize      idle_pool.c, reader.c -> route.c -> api_*.c
  *   streamer        the lane, every answer's bytes     streamer.c -> link.c, answer.c
  *
  * What both sides see stands in struct front and is constant after start, but for the hand-over
@@ -15,15 +15,15 @@
 
 #include "base/names.h"
 #include "base/settings.h"
-#include "front/exchange.h"
-#include "front/kept.h"
-#include "front/link.h"
-#include "front/lobby.h"
-#include "front/presets.h"
-#include "front/structure.h"
-#include "front/vocabulary.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
+#include "front/http/idle_pool.h"
+#include "front/kept/kept.h"
+#include "front/link/link.h"
+#include "front/request/exchange.h"
+#include "front/request/presets.h"
+#include "front/structured/structure.h"
+#include "front/structured/vocabulary.h"
+#include "text/template/chat.h"
+#include "text/tokenizer/tokenizer.h"
 
 struct front {
     struct settings settings;
@@ -40,12 +40,12 @@ struct front {
     char fingerprint[48]; /* system_fingerprint: "quire-VERSION-" and 8 digits of build and model */
     int listen_fd;
     int signal_fd;
-    int stop_fd;           /* readable once the process stops accepting */
-    struct lobby lobby;    /* the readers' */
-    _Atomic int n_readers; /* reader threads that still run */
-    sem_t reading;         /* front_threads of them may look for requests at a time */
-    _Atomic int n_spare;   /* that wait for this */
-    _Atomic int n_surplus; /* that are to, after their request */
+    int stop_fd;                /* readable once the process stops accepting */
+    struct idle_pool idle_pool; /* the readers' */
+    _Atomic int n_readers;      /* reader threads that still run */
+    sem_t reading;              /* front_threads of them may look for requests at a time */
+    _Atomic int n_spare;        /* that wait for this */
+    _Atomic int n_surplus;      /* that are to, after their request */
     struct link link;
     struct structures structures;
     struct vocabulary vocabulary;

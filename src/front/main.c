@@ -16,7 +16,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/service.h"
-#include "front/cache.h"
+#include "front/api/cache.h"
 #include "front/front.h"
 
 /* "created" of /v1/models. Not this process's start: fronts would give different answers. */
@@ -197,7 +197,7 @@ static int main_open(struct front *f)
     if (rc == ERR_OK)
         rc = main_open_listen(f);
     if (rc == ERR_OK)
-        rc = lobby_open(&f->lobby, f->listen_fd, f->stop_fd);
+        rc = idle_pool_open(&f->idle_pool, f->listen_fd, f->stop_fd);
     return rc;
 }
 

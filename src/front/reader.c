@@ -2,7 +2,7 @@
  *
  * Reader threads: accept, read the body, route, hand over. nginx has buffered the whole request
  * before it connects, so no slow client holds a reader; neither does a peer that says nothing
- * (lobby.h). A connection wakes one reader that sleeps, not all of them to find that another was
+ * (idle_pool.h). A connection wakes one reader that sleeps, not all of them to find that another was
  * faster; one that comes while all are busy is found by the first that is not.
  *
  * A reader that has to wait for a form's compilation lets another have its place: as many as
@@ -107,7 +107,7 @@ static void *reader_run(void *front)
         if (reader_is_surplus(f))
             reader_wait_place(f);
         fd = -1;
-        rc = lobby_next(&f->lobby, &fd);
+        rc = idle_pool_next(&f->idle_pool, &fd);
         if (fd != -1)
             reader_take(f, fd);
     } while (rc != ERR_DRAINING || fd != -1);

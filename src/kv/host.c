@@ -27,6 +27,7 @@
 #include "base/must.h"
 #include "base/own.h"
 #include "kv/order.h"
+#include "kv/table.h"
 
 #define HOST_THREADS     4
 #define HOST_CHUNK_BYTES ((size_t)64 << 20) /* pinning holds the device up for 3 ms */
@@ -90,9 +91,8 @@ struct host {
 
     /* The engine's thread. */
     struct entry *entries; /* [n_slots] */
-    int32_t *table;        /* [table_mask + 1]: slot or -1 */
-    uint32_t table_mask;
-    struct order *order; /* of pages that may go */
+    struct table table;    /* of their names */
+    struct order *order;   /* of pages that may go */
     int32_t free;
     enum chunk_state *chunks; /* [n_chunks] */
     int32_t n_asked;
@@ -228,46 +228,6 @@ static void *host_run(void *arg)
 
 /* --- the index --------------------------------------------------------------------------- */
 
-static uint32_t host_home(const struct host *h, const struct hash *name)
-{
-    uint32_t at;
-
-    memcpy(&at, name->bytes, sizeof at);
-    return at & h->table_mask;
-}
-
-/* Where a name stands, or would. Ends: the table is at most half full. */
-static uint32_t host_probe(const struct host *h, const struct hash *name)
-{
-    uint32_t i = host_home(h, name);
-
-    while (h->table[i] != -1 && memcmp(&h->entries[h->table[i]].name, name, sizeof *name) != 0)
-        i = (i + 1) & h->table_mask;
-    return i;
-}
-
-/* Remove an entry and close the gap. */
-static void host_erase(struct host *h, const struct hash *name)
-{
-    uint32_t gap = host_probe(h, name), i = gap;
-
-    must(h->table[gap] != -1);
-    h->table[gap] = -1;
-    for (;;) { /* ends at the first empty place */
-        uint32_t home;
-
-        i = (i + 1) & h->table_mask;
-        if (h->table[i] == -1)
-            return;
-        home = host_home(h, &h->entries[h->table[i]].name);
-        if (((i - home) & h->table_mask) < ((i - gap) & h->table_mask))
-            continue;
-        h->table[gap] = h->table[i];
-        h->table[i] = -1;
-        gap = i;
-    }
-}
-
 static bool host_is_ready(const struct host *h, int32_t slot)
 {
     return h->chunks[slot / h->chunk_slots] == CHUNK_READY;
@@ -313,9 +273,9 @@ static void host_add_free(struct host *h, int32_t slot)
 static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
 {
     struct entry *e = &h->entries[slot];
-    int32_t before = h->table[host_probe(h, parent)];
+    int32_t before = table_find(&h->table, parent);
 
-    h->table[host_probe(h, &e->name)] = slot;
+    table_add(&h->table, &e->name, slot);
     e->state = ENTRY_PAGE;
     e->n_children = 0;
     e->life++;
@@ -338,7 +298,7 @@ static void host_remove(struct host *h, int32_t slot)
     struct entry *e = &h->entries[slot];
 
     atomic_store_explicit(&h->slots[slot].state, HOST_EMPTY, memory_order_release);
-    host_erase(h, &e->name);
+    table_erase(&h->table, &e->name);
     order_end(h->order, slot);
     if (e->parent != -1 && h->entries[e->parent].life == e->parent_life) {
         h->entries[e->parent].n_children--;
@@ -429,26 +389,21 @@ static int host_open_file(struct host *h)
 
 static int host_alloc(struct host *h)
 {
-    uint32_t cap = 16;
     size_t n = (size_t)h->n_slots, jobs = n + (size_t)h->n_chunks + HOST_CHECKS_MAX;
 
-    while (cap < 2 * (uint32_t)h->n_slots)
-        cap *= 2;
-    h->table_mask = cap - 1;
     h->entries = mem_zalloc_array(n, sizeof *h->entries);
-    h->table = mem_zalloc_array(cap, sizeof *h->table);
     h->chunks = mem_zalloc_array((size_t)h->n_chunks, sizeof *h->chunks);
     h->found = mem_zalloc_array(n, sizeof *h->found);
     h->todo = (struct job_queue){.jobs = mem_zalloc_array(jobs, sizeof(struct job)),
                                  .cap = (uint32_t)jobs};
     h->done = (struct job_queue){.jobs = mem_zalloc_array(jobs, sizeof(struct job)),
                                  .cap = (uint32_t)jobs};
-    if (h->entries == NULL || h->table == NULL || h->chunks == NULL || h->found == NULL ||
-        h->todo.jobs == NULL || h->done.jobs == NULL ||
+    if (h->entries == NULL || h->chunks == NULL || h->found == NULL || h->todo.jobs == NULL ||
+        h->done.jobs == NULL ||
+        table_open(&h->table, &h->entries->name, sizeof *h->entries, (uint32_t)n) != ERR_OK ||
         order_open(&h->order, h->n_slots, (int)((int64_t)h->n_slots * h->options.kept_pct / 100)) !=
             ERR_OK)
         return ERR_NO_MEMORY;
-    memset(h->table, 0xff, cap * sizeof *h->table); /* -1 */
     return ERR_OK;
 }
 
@@ -490,7 +445,7 @@ static void host_take_back(struct host *h)
         struct entry *e = &h->entries[found[i].slot];
         const struct host_slot *s = &h->slots[found[i].slot];
 
-        if (h->table[host_probe(h, &s->name)] != -1) { /* twice: impossible, and harmless */
+        if (table_find(&h->table, &s->name) != -1) { /* twice: impossible, and harmless */
             atomic_store(&h->slots[found[i].slot].state, HOST_EMPTY);
             continue;
         }
@@ -618,7 +573,7 @@ void host_close(struct host *h)
     if (h->fd != -1)
         (void)close(h->fd);
     mem_free(h->entries);
-    mem_free(h->table);
+    table_close(&h->table);
     mem_free(h->chunks);
     mem_free(h->found);
     order_close(h->order);
@@ -631,7 +586,7 @@ void host_close(struct host *h)
 
 int32_t host_find(const struct host *h, const struct hash *name, const int32_t *tokens)
 {
-    int32_t slot = h->table[host_probe(h, name)];
+    int32_t slot = table_find(&h->table, name);
 
     if (slot == -1 || h->entries[slot].state != ENTRY_PAGE || h->entries[slot].bad ||
         !host_is_ready(h, slot) ||
@@ -705,7 +660,7 @@ int32_t host_take(struct host *h, const struct page_label *label, struct host_vi
     struct entry *e;
 
     *victim = (struct host_victim){0};
-    if (h->map == NULL || h->table[host_probe(h, &label->name)] != -1)
+    if (h->map == NULL || table_find(&h->table, &label->name) != -1)
         return -1; /* it is there, or on its way */
     if (h->n_free / h->chunk_slots < HOST_AHEAD)
         (void)host_grow(h); /* ahead of the need */
@@ -738,7 +693,7 @@ void host_filled(struct host *h, int32_t slot, bool good)
     struct entry *e = &h->entries[slot];
 
     must(e->state == ENTRY_FILLING);
-    if (!good || h->table[host_probe(h, &e->name)] != -1) {
+    if (!good || table_find(&h->table, &e->name) != -1) {
         host_add_free(h, slot);
         return;
     }
@@ -931,7 +886,7 @@ void host_tick(struct host *h, uint32_t now_s)
 
 void host_retain(struct host *h, const struct hash *name, struct retain r)
 {
-    int32_t slot = h->table[host_probe(h, name)];
+    int32_t slot = table_find(&h->table, name);
 
     if (slot == -1)
         return;
@@ -941,14 +896,14 @@ void host_retain(struct host *h, const struct hash *name, struct retain r)
 
 bool host_retains(const struct host *h, const struct hash *name, struct retain r)
 {
-    int32_t slot = h->table[host_probe(h, name)];
+    int32_t slot = table_find(&h->table, name);
 
     return slot != -1 && retain_covers(order_retained(h->order, slot), r);
 }
 
 bool host_drop(struct host *h, const struct hash *name)
 {
-    int32_t slot = h->table[host_probe(h, name)];
+    int32_t slot = table_find(&h->table, name);
 
     if (slot == -1 || h->entries[slot].bad)
         return false;
@@ -965,7 +920,7 @@ void host_read_counters(const struct host *h, struct host_counters *out)
 
 void host_prove(const struct host *h)
 {
-    uint64_t n = 0, n_all = 0, n_table = 0;
+    uint64_t n = 0, n_all = 0;
     int n_may_go = 0;
 
     for (int32_t i = 0; i < h->n_slots; i++) {
@@ -973,7 +928,7 @@ void host_prove(const struct host *h)
 
         if (e->state != ENTRY_PAGE)
             continue;
-        must(h->table[host_probe(h, &e->name)] == i);
+        must(table_find(&h->table, &e->name) == i);
         n_may_go +=
             e->n_readers == 0 && e->n_children == 0 && !e->busy && !e->bad && host_is_ready(h, i);
         n += !e->bad;
@@ -982,7 +937,5 @@ void host_prove(const struct host *h)
     must(n == h->counters.pages);
     must(n_may_go == order_count(h->order));
     order_check(h->order);
-    for (uint32_t i = 0; i <= h->table_mask; i++)
-        n_table += h->table[i] != -1;
-    must(n_table == n_all);
+    must(table_count(&h->table) == n_all);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Four structures over one array: a free list (unnamed, unreferenced), the cached pages in the
- * order in which they go (order.h), an open-addressing table from name to full page, and families:
- * chains of the pages, full or parts, whose parents' names fall together, the newest first. The
- * first bytes of a name are its hash: names are SHA-256, so they are as good as random. */
+ * order in which they go (order.h), a table from name to full page (table.h), and families: chains
+ * of the pages, full or parts, whose parents' names have one place in that table, the newest
+ * first. */
 #include "kv/pages.h"
 
 #include <string.h>
@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/must.h"
 #include "kv/order.h"
+#include "kv/table.h"
 
 struct page {
     struct hash name;
@@ -35,11 +36,10 @@ struct page_list {
 struct pages {
     int n_pages;
     int block_tokens;
-    uint32_t table_mask;
-    struct page *page; /* [n_pages] */
-    int32_t *tokens;   /* int32 [n_pages][block_tokens] */
-    int32_t *table;    /* [table_mask + 1], page id or -1 */
-    int32_t *families; /* [table_mask + 1], id of the youngest or -1 */
+    struct page *page;  /* [n_pages] */
+    int32_t *tokens;    /* int32 [n_pages][block_tokens] */
+    struct table table; /* of full pages */
+    int32_t *families;  /* [table.mask + 1], id of the youngest or -1 */
     int n_full;
     struct page_list free;
     struct order *cached; /* named and unreferenced; what was said of a page, of all */
@@ -79,28 +79,28 @@ static void pages_list_remove(struct pages *p, struct page_list *l, int32_t id)
 int pages_open(struct pages **out, int n_pages, int block_tokens)
 {
     struct pages *p = mem_zalloc(sizeof *p);
-    uint32_t cap = 16;
 
     must(n_pages >= 1);
     must(block_tokens >= 1);
     if (p == NULL)
         return ERR_NO_MEMORY;
-    while (cap < 2u * (uint32_t)n_pages)
-        cap *= 2;
     p->n_pages = n_pages;
     p->block_tokens = block_tokens;
-    p->table_mask = cap - 1;
     p->page = mem_zalloc_array((size_t)n_pages, sizeof *p->page);
     p->tokens = mem_zalloc_array((size_t)n_pages * (size_t)block_tokens, sizeof *p->tokens);
-    p->table = mem_zalloc_array(cap, sizeof *p->table);
-    p->families = mem_zalloc_array(cap, sizeof *p->families);
-    if (p->page == NULL || p->tokens == NULL || p->table == NULL || p->families == NULL ||
+    if (p->page == NULL || p->tokens == NULL ||
+        table_open(&p->table, &p->page->name, sizeof *p->page, (uint32_t)n_pages) != ERR_OK ||
         order_open(&p->cached, n_pages, n_pages / 2) != ERR_OK) {
         pages_close(p);
         return ERR_NO_MEMORY;
     }
-    for (uint32_t i = 0; i < cap; i++)
-        p->table[i] = p->families[i] = -1;
+    p->families = mem_zalloc_array((size_t)p->table.mask + 1, sizeof *p->families);
+    if (p->families == NULL) {
+        pages_close(p);
+        return ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i <= p->table.mask; i++)
+        p->families[i] = -1;
     p->free = (struct page_list){.first = -1, .last = -1};
     for (int32_t i = 0; i < n_pages; i++)
         pages_list_push(p, &p->free, i);
@@ -114,54 +114,10 @@ void pages_close(struct pages *p)
         return;
     mem_free(p->page);
     mem_free(p->tokens);
-    mem_free(p->table);
+    table_close(&p->table);
     mem_free(p->families);
     order_close(p->cached);
     mem_free(p);
-}
-
-static uint32_t pages_slot(const struct pages *p, const struct hash *name)
-{
-    uint32_t h;
-
-    memcpy(&h, name->bytes, sizeof h);
-    return h & p->table_mask;
-}
-
-/* The table index of a name, or of the empty place where it would go. Ends because the table
- * is at most half full. */
-static uint32_t pages_probe(const struct pages *p, const struct hash *name)
-{
-    uint32_t i = pages_slot(p, name);
-
-    while (p->table[i] != -1 &&
-           memcmp(p->page[p->table[i]].name.bytes, name->bytes, HASH_BYTES) != 0)
-        i = (i + 1) & p->table_mask;
-    return i;
-}
-
-/* Remove an entry and close the gap: a later entry of the same run moves up unless its own
- * place lies behind the gap. */
-static void pages_table_erase(struct pages *p, const struct hash *name)
-{
-    uint32_t gap = pages_probe(p, name);
-    uint32_t i = gap;
-
-    must(p->table[gap] != -1);
-    p->table[gap] = -1;
-    for (;;) { /* ends at the first empty place */
-        uint32_t home;
-
-        i = (i + 1) & p->table_mask;
-        if (p->table[i] == -1)
-            return;
-        home = pages_slot(p, &p->page[p->table[i]].name);
-        if (((i - home) & p->table_mask) < ((i - gap) & p->table_mask))
-            continue;
-        p->table[gap] = p->table[i];
-        p->table[i] = -1;
-        gap = i;
-    }
 }
 
 static int32_t *pages_tokens(const struct pages *p, int32_t page)
@@ -172,7 +128,7 @@ static int32_t *pages_tokens(const struct pages *p, int32_t page)
 static void pages_family_join(struct pages *p, int32_t page)
 {
     struct page *g = &p->page[page];
-    int32_t *youngest = &p->families[pages_slot(p, &g->parent)];
+    int32_t *youngest = &p->families[table_home(&p->table, &g->parent)];
 
     g->elder = *youngest;
     g->younger = -1;
@@ -190,7 +146,7 @@ static void pages_family_leave(struct pages *p, int32_t page)
     if (g->younger != -1)
         p->page[g->younger].elder = g->elder;
     else
-        p->families[pages_slot(p, &g->parent)] = g->elder;
+        p->families[table_home(&p->table, &g->parent)] = g->elder;
 }
 
 /* Erase a name, and what was said of its page. */
@@ -199,7 +155,7 @@ static void pages_forget(struct pages *p, int32_t id)
     struct page *g = &p->page[id];
 
     if (g->n_tokens == p->block_tokens) {
-        pages_table_erase(p, &g->name);
+        table_erase(&p->table, &g->name);
         p->n_full--;
     }
     pages_family_leave(p, id);
@@ -276,11 +232,11 @@ static void pages_hold(struct pages *p, int32_t page, const struct hash *parent,
 bool pages_name(struct pages *p, int32_t page, const struct hash *name, const struct hash *parent,
                 const int32_t *tokens)
 {
-    uint32_t i = pages_probe(p, name);
+    int32_t *place = table_place(&p->table, name);
 
-    if (p->table[i] != -1)
+    if (*place != -1)
         return false;
-    p->table[i] = page;
+    *place = page;
     p->page[page].name = *name;
     p->n_full++;
     pages_hold(p, page, parent, tokens, p->block_tokens);
@@ -308,7 +264,7 @@ static int32_t pages_best(const struct pages *p, const struct hash *parent, cons
     int left = PAGES_SIBLINGS;
 
     *n_same = 0;
-    for (int32_t i = p->families[pages_slot(p, parent)]; i != -1 && left-- > 0;
+    for (int32_t i = p->families[table_home(&p->table, parent)]; i != -1 && left-- > 0;
          i = p->page[i].elder) {
         const struct page *g = &p->page[i];
         const int32_t *has = pages_tokens(p, i);
@@ -353,7 +309,7 @@ int32_t pages_find_part(struct pages *p, const struct hash *parent, const int32_
 
 int32_t pages_find(struct pages *p, const struct hash *name)
 {
-    int32_t id = p->table[pages_probe(p, name)];
+    int32_t id = table_find(&p->table, name);
 
     if (id != -1)
         pages_ref(p, id);
@@ -362,7 +318,7 @@ int32_t pages_find(struct pages *p, const struct hash *name)
 
 bool pages_has(const struct pages *p, const struct hash *name)
 {
-    return p->table[pages_probe(p, name)] != -1;
+    return table_find(&p->table, name) != -1;
 }
 
 bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
@@ -383,7 +339,7 @@ bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
 
 int32_t pages_look(const struct pages *p, const struct hash *name)
 {
-    return p->table[pages_probe(p, name)];
+    return table_find(&p->table, name);
 }
 
 void pages_tick(struct pages *p, uint32_t now_s)
@@ -425,7 +381,7 @@ void pages_drop(struct pages *p, int32_t page)
 
 void pages_drop_parts(struct pages *p, const struct hash *parent)
 {
-    int32_t i = p->families[pages_slot(p, parent)];
+    int32_t i = p->families[table_home(&p->table, parent)];
 
     while (i != -1) {
         const struct page *g = &p->page[i];
@@ -498,13 +454,13 @@ static int pages_walk_families(const struct pages *p)
 {
     int n = 0;
 
-    for (uint32_t slot = 0; slot <= p->table_mask; slot++) {
+    for (uint32_t slot = 0; slot <= p->table.mask; slot++) {
         int32_t younger = -1;
 
         for (int32_t i = p->families[slot]; i != -1; i = p->page[i].elder) {
             must(n < p->n_pages);
             must(p->page[i].n_tokens > 0);
-            must(pages_slot(p, &p->page[i].parent) == slot);
+            must(table_home(&p->table, &p->page[i].parent) == slot);
             must(p->page[i].younger == younger);
             younger = i;
             n++;
@@ -520,7 +476,6 @@ void pages_check(const struct pages *p)
     int n_cached = 0;
     int n_named = 0;
     int n_full = 0;
-    int n_table = 0;
 
     for (int32_t i = 0; i < p->n_pages; i++) {
         const struct page *g = &p->page[i];
@@ -533,15 +488,13 @@ void pages_check(const struct pages *p)
         if (g->n_tokens == 0)
             must(order_retained(p->cached, i).rank == 0);
         if (g->n_tokens == p->block_tokens)
-            must(p->table[pages_probe(p, &g->name)] == i);
+            must(table_find(&p->table, &g->name) == i);
         else
             must(order_retained(p->cached, i).rank == 0);
     }
-    for (uint32_t i = 0; i <= p->table_mask; i++)
-        n_table += p->table[i] != -1;
     order_check(p->cached);
     must(n_cached == order_count(p->cached));
     must(n_unused + n_used == p->n_pages);
-    must(n_full == n_table && n_full == p->n_full);
+    must(n_full == (int)table_count(&p->table) && n_full == p->n_full);
     must(n_named == pages_walk_families(p));
 }

@@ -21,15 +21,10 @@
 
 static int store_alloc(struct store *st)
 {
-    uint32_t cap = 16;
     size_t n_buffers = (size_t)st->options.n_buffers;
 
-    while (cap < 2 * st->n_slots)
-        cap *= 2;
-    st->table_mask = cap - 1;
     st->n_chunks = (st->n_slots + STORE_USES - 1) / STORE_USES;
     st->entries = mem_zalloc_array(st->n_slots, sizeof *st->entries);
-    st->table = mem_zalloc_array(cap, sizeof *st->table);
     st->uses = mem_zalloc_array((size_t)st->n_chunks * STORE_USES, sizeof *st->uses);
     st->uses_copy = mem_zalloc_array((size_t)st->n_chunks * STORE_USES, sizeof *st->uses);
     st->uses_marked = mem_zalloc_array(st->n_chunks, sizeof *st->uses_marked);
@@ -38,9 +33,11 @@ static int store_alloc(struct store *st)
     st->changes = mem_zalloc_array(STORE_CHANGES, sizeof *st->changes);
     st->changed = mem_zalloc_array(st->n_slots, sizeof *st->changed);
     st->db = store_db_new();
-    if (st->entries == NULL || st->table == NULL || st->uses == NULL || st->uses_copy == NULL ||
+    if (st->entries == NULL || st->uses == NULL || st->uses_copy == NULL ||
         st->uses_marked == NULL || st->uses_copy_marked == NULL || st->buffers == NULL ||
         st->changes == NULL || st->changed == NULL || st->db == NULL ||
+        table_open(&st->table, &st->entries->record.name, sizeof *st->entries, st->n_slots) !=
+            ERR_OK ||
         order_open(&st->order, (int)st->n_slots,
                    (int)((int64_t)st->n_slots * st->options.kept_pct / 100)) != ERR_OK)
         return ERR_NO_MEMORY;
@@ -145,7 +142,7 @@ void store_close(struct store *st)
             (void)munmap(st->buffers[i].header, st->format.slot_bytes);
     }
     mem_free(st->entries);
-    mem_free(st->table);
+    table_close(&st->table);
     mem_free(st->uses);
     mem_free(st->uses_copy);
     mem_free(st->uses_marked);

@@ -10,49 +10,9 @@
 #include "base/must.h"
 #include "kv/store_parts.h"
 
-static uint32_t store_home(const struct store *st, const struct hash *name)
-{
-    uint32_t h;
-
-    memcpy(&h, name->bytes + 8, sizeof h);
-    return h & st->table_mask;
-}
-
-static uint32_t store_probe(const struct store *st, const struct hash *name)
-{
-    uint32_t i = store_home(st, name);
-
-    while (st->table[i] != -1 &&
-           memcmp(&st->entries[st->table[i]].record.name, name, sizeof *name) != 0)
-        i = (i + 1) & st->table_mask;
-    return i;
-}
-
 int32_t store_find(const struct store *st, const struct hash *name)
 {
-    return st->table[store_probe(st, name)];
-}
-
-static void store_table_erase(struct store *st, const struct hash *name)
-{
-    uint32_t gap = store_probe(st, name);
-    uint32_t i = gap;
-
-    must(st->table[gap] != -1);
-    st->table[gap] = -1;
-    for (;;) { /* ends at the first empty place; the table is at most half full */
-        uint32_t home;
-
-        i = (i + 1) & st->table_mask;
-        if (st->table[i] == -1)
-            return;
-        home = store_home(st, &st->entries[st->table[i]].record.name);
-        if (((i - home) & st->table_mask) < ((i - gap) & st->table_mask))
-            continue;
-        st->table[gap] = st->table[i];
-        st->table[i] = -1;
-        gap = i;
-    }
+    return table_find(&st->table, name);
 }
 
 void store_place(struct store *st, int32_t slot)
@@ -119,7 +79,7 @@ void store_insert(struct store *st, int32_t slot, const struct store_record *r)
     e->used = true;
     e->scrubbed = false;
     e->n_children = 0;
-    st->table[store_probe(st, &r->name)] = slot;
+    table_add(&st->table, &r->name, slot);
     order_begin(st->order, slot, store_find(st, &r->parent), retain_unpack(r->retains));
     order_use(st->order, slot);
     store_place(st, slot);
@@ -133,7 +93,7 @@ void store_remove(struct store *st, int32_t slot)
     struct store_entry *e = &st->entries[slot];
 
     must(e->used);
-    store_table_erase(st, &e->record.name);
+    table_erase(&st->table, &e->record.name);
     e->used = false;
     order_end(st->order, slot);
     store_parent_count(st, &e->record.parent, -1);
@@ -171,7 +131,7 @@ int32_t store_take_slot(struct store *st)
 
 void store_prove_index(const struct store *st)
 {
-    uint32_t n_used = 0, n_free = 0, n_table = 0;
+    uint32_t n_used = 0, n_free = 0;
     int n_may_go = 0;
 
     for (uint32_t i = 0; i < st->n_slots; i++) {
@@ -188,9 +148,7 @@ void store_prove_index(const struct store *st)
         must(!st->entries[i].used);
         must(++n_free <= st->n_slots);
     }
-    for (uint32_t i = 0; i <= st->table_mask; i++)
-        n_table += st->table[i] != -1;
-    must(n_used + n_free == st->n_slots && n_table == n_used);
+    must(n_used + n_free == st->n_slots && table_count(&st->table) == n_used);
 }
 
 struct store_scan {
@@ -212,7 +170,7 @@ static void store_scan_one(void *context, uint64_t slot, const struct store_reco
     st->uses[slot] = *use;
     st->entries[slot].record = *r;
     st->entries[slot].used = true;
-    st->table[store_probe(st, &r->name)] = (int32_t)slot;
+    table_add(&st->table, &r->name, (int32_t)slot);
 }
 
 /* The order of last use: a counting pass over seconds would need memory, and this is done
@@ -238,7 +196,7 @@ int store_load_index(struct store *st)
 
     must(st->n_changed == 0);
     memset(st->entries, 0, st->n_slots * sizeof *st->entries); /* of a scan that failed */
-    memset(st->table, 0xff, ((size_t)st->table_mask + 1) * sizeof *st->table); /* -1 */
+    table_clear(&st->table);
     rc = store_db_scan(st->db, store_scan_one, &s, &n_bad);
     if (rc != ERR_OK)
         return rc;

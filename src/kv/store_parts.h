@@ -15,6 +15,7 @@
 #include "kv/order.h"
 #include "kv/store.h"
 #include "kv/store_db.h"
+#include "kv/table.h"
 
 struct store_entry {
     struct store_record record;
@@ -75,9 +76,8 @@ struct store {
     int n_busy;           /* threads that read or write */
     uint32_t n_slots;
     struct store_entry *entries; /* [n_slots] */
-    int32_t *table;              /* [table_mask + 1]: slot or -1 */
-    uint32_t table_mask;
-    struct order *order; /* of the pages that may go */
+    struct table table;          /* of their names */
+    struct order *order;         /* of the pages that may go */
     int32_t free;
     struct store_use *uses; /* [n_chunks * STORE_USES] */
     bool *uses_marked;      /* [n_chunks] */

@@ -24,7 +24,7 @@
 #include "grammar/grammar.h"
 #include "grammar/walk.h"
 #include "tests/grammar/pieces.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #define N_VOCAB     128000
 #define N_LARGEST   262144

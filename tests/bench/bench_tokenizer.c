@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 #include "text/file.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #define RUNS      5
 #define ENGLISH   ((size_t)8 << 20)

@@ -10,8 +10,8 @@
 
 #include "base/must.h"
 #include "base/utf8.h"
-#include "text/detok.h"
-#include "text/vocab.h"
+#include "text/output/detok.h"
+#include "text/tokenizer/vocab.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

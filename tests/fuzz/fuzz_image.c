@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include "base/must.h"
-#include "text/detok.h"
-#include "text/image_file.h"
-#include "text/tokenizer_parts.h"
+#include "text/output/detok.h"
+#include "text/tokenizer/image_file.h"
+#include "text/tokenizer/tokenizer_parts.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

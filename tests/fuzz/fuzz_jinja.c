@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/must.h"
-#include "text/jinja.h"
+#include "text/template/jinja.h"
 
 #define SECRET "\xee\x80\x80" /* a character that no case, filter or escape makes of others */
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/must.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

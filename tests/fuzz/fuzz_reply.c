@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/must.h"
-#include "text/reply.h"
+#include "text/output/reply.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

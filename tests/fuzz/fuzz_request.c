@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 
 #include "base/must.h"
-#include "front/fields.h"
+#include "front/request/fields.h"
 #include "grammar/automaton.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);

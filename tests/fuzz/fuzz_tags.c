@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/must.h"
-#include "front/tags.h"
+#include "front/structured/tags.h"
 #include "grammar/automaton.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);

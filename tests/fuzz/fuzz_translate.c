@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/must.h"
-#include "front/fields.h"
-#include "front/translate.h"
+#include "front/request/fields.h"
+#include "front/request/translate.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

@@ -20,7 +20,7 @@
 #include "base/json.h"
 #include "base/must.h"
 #include "base/utf8.h"
-#include "front/tags.h"
+#include "front/structured/tags.h"
 #include "grammar/automaton.h"
 #include "grammar/grammar.h"
 #include "grammar/walk.h"

@@ -77,7 +77,7 @@ def train(text, n_merges):
 
 def corpus():
     out = MORE
-    for name in ("README.md", "tests/README.md", "src/front/fields.c"):
+    for name in ("README.md", "tests/README.md", "src/front/request/fields.c"):
         with open(os.path.join(SRCDIR, name), encoding="utf-8") as f:
             out += f.read()
     return out

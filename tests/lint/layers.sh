@@ -7,32 +7,55 @@ n=0 bad=0
 ok() { n=$((n + 1)); echo "ok $n - $1"; }
 not_ok() { n=$((n + 1)); bad=1; echo "not ok $n - $1"; printf '%s\n' "$2" | sed 's/^/# /'; }
 
-# folder: folders it may include besides itself, or one noun of a folder
+# folder, or one noun of a folder: what it may include besides its own folder, likewise. A folder
+# stands for the rooms inside it too; a room does not stand for the folder around it.
 table='base:
 ipc: base kernels/sampling
 text: base
+text/tokenizer: base text/file text/regex text/spans text/unicode
+text/output: base text/tokenizer
+text/template: base text/file text/spans text/unicode text/output
 grammar: base
-front: base ipc text grammar kernels/sampling
+front: base ipc text grammar front
+front/front: base text front/http front/kept front/link front/request front/structured
+front/http: base ipc
+front/structured: base ipc text grammar
+front/kept: base
+front/link: base ipc front/structured
+front/request: base ipc text kernels/sampling front/http front/structured front/kept
+front/answer: base text front/request front/kept
+front/api: base ipc text front/front front/kept front/request front/answer
+front/stream: base front/front front/answer front/api/cache front/api/health
 device: base kernels
-kv: base device
+kv: base
 model: base device kernels
 engine: base ipc kv device model grammar'
 
 while IFS=: read -r folder allowed; do
-    wrong=$(grep -nE '^#include "' src/$folder/*.[ch] 2>/dev/null | while IFS= read -r line; do
+    [ -d "src/$folder" ] && files=$(ls src/$folder/*.[ch]) || files=$(ls src/$folder.[ch] 2>/dev/null)
+    wrong=$(grep -nHE '^#include "' $files | while IFS= read -r line; do
         target=$(sed -E 's/.*#include "([^"]*)".*/\1/' <<<"$line")
-        case " $folder $allowed " in *" ${target%%/*} "* | *" ${target%.*} "*) continue ;; esac
-        [ "$target" = config.h ] || echo "$line"
+        [ "$target" = config.h ] || [ "${target%/*}" = "$folder" ] && continue
+        for word in $allowed; do
+            case "$target" in "$word"/* | "$word".[a-z]*) continue 2 ;; esac
+        done
+        echo "$line"
     done)
-    [ -z "$wrong" ] && ok "src/$folder includes only: $folder$allowed" || not_ok "src/$folder" "$wrong"
+    [ -n "$files" ] || wrong="no such folder or file"
+    [ -z "$wrong" ] && ok "src/$folder includes only:$allowed" || not_ok "src/$folder" "$wrong"
 done <<<"$table"
+
+wrong=$(for d in $(find src -mindepth 1 -type d); do
+    grep -q "^\(table='\)\?${d#src/}:" "$0" || echo "$d"
+done)
+[ -z "$wrong" ] && ok "every folder of src has its row" || not_ok "folders without a row" "$wrong"
 
 wrong=$(grep -nE '^#include "' kernels/* | grep -vE '"(kernels/)?[a-z0-9_]+\.(h|cuh|def)"')
 [ -z "$wrong" ] && ok "kernels include nothing of src" || not_ok "kernels" "$wrong"
 
 # header pattern: files that may include it
-headers='fcgiapp\.h;src/front/fcgi.c
-lmdb\.h;src/kv/store_db.c src/front/kept_db.c tests/unit/front/test_kept.c
+headers='fcgiapp\.h;src/front/http/fcgi.c
+lmdb\.h;src/kv/store_db.c src/front/kept/kept_db.c tests/unit/front/test_kept.c
 cJSON\.h;src/base/json.c
 pcre2\.h;src/text/regex.c
 systemd/;src/base/service.c

@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/chat.h"
 #include "text/file.h"
-#include "text/jinja.h"
+#include "text/template/chat.h"
+#include "text/template/jinja.h"
 
 static int render_raw(const struct jinja *j, const struct json *r, struct arena *a, struct buf *out,
                       char *why, size_t why_cap)

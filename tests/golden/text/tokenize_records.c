@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/detok.h"
-#include "text/tokenizer.h"
+#include "text/output/detok.h"
+#include "text/tokenizer/tokenizer.h"
 
 static void put(const void *bytes, size_t n_bytes, size_t n)
 {

@@ -1,9 +1,9 @@
 /* Goal: a reply's events become the blocks and events of Anthropic's API and of responses, as a
  * stream and as a whole. Method: replies that the demo model does not give (reasoning, two calls,
  * one that is cut) said to an exchange without a client; what it would send is compared. */
-#include "front/blocks.h"
+#include "front/answer/blocks.h"
 
-#include "front/answer.h"
+#include "front/answer/answer.h"
 #include "tests/tap.h"
 
 struct said {

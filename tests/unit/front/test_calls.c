@@ -5,8 +5,8 @@
  * arguments through the grammar of the tool's schema. */
 #include <sys/mman.h>
 
-#include "front/calls.h"
-#include "front/form.h"
+#include "front/structured/calls.h"
+#include "front/structured/form.h"
 #include "grammar/walk.h"
 #include "tests/tap.h"
 

@@ -1,7 +1,7 @@
 /* Goal: each field of a request is taken, passed over or refused by its name. Method: tables of
  * JSON bodies, read as a chat and as a completion; what was taken is looked at field by field. */
-#include "front/fields.h"
-#include "front/retention.h"
+#include "front/request/fields.h"
+#include "front/request/retention.h"
 
 #include "tests/tap.h"
 

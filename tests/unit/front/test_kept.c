@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/must.h"
-#include "front/kept.h"
+#include "front/kept/kept.h"
 #include "tests/tap.h"
 
 #define MIB ((uint64_t)1 << 20)

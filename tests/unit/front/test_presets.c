@@ -1,6 +1,6 @@
 /* Goal: presets are what generation_config.json says, or what they were. Method: files with good
  * and bad members. */
-#include "front/presets.h"
+#include "front/request/presets.h"
 
 #include <stdio.h>
 #include <stdlib.h>

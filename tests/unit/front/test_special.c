@@ -2,13 +2,13 @@
  * bodies of chats, of POST /v1/messages and of /v1/responses with a place in every field that
  * reaches a prompt; each place gets a control token, and the prompt's ids have no more of these
  * than without it. */
-#include "front/translate.h"
+#include "front/request/translate.h"
 
 #include <unistd.h>
 
 #include "tests/tap.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
+#include "text/template/chat.h"
+#include "text/tokenizer/tokenizer.h"
 
 static const char template[] =
     "{{ bos_token }}{% for t in tools or [] %}{{ t | tojson }}{{ t.function.name }}{% endfor %}"

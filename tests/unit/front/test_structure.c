@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "front/offer.h"
-#include "front/vocabulary.h"
+#include "front/link/offer.h"
+#include "front/structured/vocabulary.h"
 #include "grammar/vocab.h"
 #include "grammar/walk.h"
 #include "tests/tap.h"

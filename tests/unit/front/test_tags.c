@@ -1,7 +1,7 @@
 /* Goal: structural tags hold outputs to what xgrammar says that they mean; what is not offered is
  * refused by its name and place. Method: a table of tags, each compiled, with texts that it takes
  * and texts that it does not. */
-#include "front/tags.h"
+#include "front/structured/tags.h"
 
 #include "tests/unit/grammar/accept.h"
 

@@ -1,7 +1,7 @@
 /* Goal: requests of Anthropic's API and for responses become the chat that they mean, or are
  * refused by the field's name. Method: tables of bodies with the chat's body as text, and of
  * refusals. */
-#include "front/translate.h"
+#include "front/request/translate.h"
 
 #include "tests/tap.h"
 

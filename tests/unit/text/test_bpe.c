@@ -6,7 +6,7 @@
 
 #include "base/buf.h"
 #include "tests/tap.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #define LETTERS 5
 #define TOKENS  60

@@ -3,7 +3,7 @@
  * Method: small templates; and, when QUIRE_TEST_DATA names a folder with templates/, each of these
  * over conversations without content, over the prefills of tests/golden/text/make_prefills.py, and
  * over every control token in every field, encoded by a tokenizer that has them all. */
-#include "text/chat.h"
+#include "text/template/chat.h"
 
 #include <dirent.h>
 #include <sys/stat.h>
@@ -12,7 +12,7 @@
 #include "base/hash.h"
 #include "tests/tap.h"
 #include "text/file.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #define WORK "test_chat_work"
 

@@ -6,8 +6,8 @@
 
 #include "base/buf.h"
 #include "tests/tap.h"
-#include "text/detok.h"
-#include "text/tokenizer.h"
+#include "text/output/detok.h"
+#include "text/tokenizer/tokenizer.h"
 
 static char folder[100];
 

@@ -2,7 +2,7 @@
  * files, written, mapped; every 97th bit of the file is turned, the file is cut, taken by others,
  * made for other files; each table's checks meet what they guard against under a right checksum;
  * folders that cannot be written; no memory at every allocation. */
-#include "text/image_file.h"
+#include "text/tokenizer/image_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "tests/tap.h"
 #include "text/file.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 static char cache[200];
 static char folder[4200];

@@ -1,11 +1,11 @@
 /* Goal: templates render byte for byte as jinja2 with Hugging Face's settings renders them.
  * Method: the cases of tests/golden/text/make_jinja.py; more of them from the file that
  * QUIRE_JINJA_CASES names; bounds; chats. */
-#include "text/jinja.h"
+#include "text/template/jinja.h"
 
 #include "tests/tap.h"
-#include "text/chat.h"
 #include "text/file.h"
+#include "text/template/chat.h"
 
 static void check_case(const struct json *c, int *wrong)
 {

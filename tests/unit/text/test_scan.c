@@ -1,7 +1,7 @@
 /* Goal: scanners match what their patterns match. Method: random texts of all kinds of characters
  * against PCRE2 with the same pattern and Unicode 16.0; and what pattern_translate() makes of the
  * parts that the two libraries read differently. */
-#include "text/scan.h"
+#include "text/tokenizer/scan.h"
 
 #include "base/buf.h"
 #include "base/utf8.h"

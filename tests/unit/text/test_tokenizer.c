@@ -2,7 +2,7 @@
  * tests/golden/text/make_tokenizers.py; every ids list also streamed through the detokenizer;
  * damaged files; hostile texts; phi-2's real tokenizer when QUIRE_TEST_DATA names a folder that
  * has it. */
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,8 +10,8 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "tests/tap.h"
-#include "text/detok.h"
 #include "text/file.h"
+#include "text/output/detok.h"
 
 /* A sanitizer looks at all that memmem() may read, each time. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -1,0 +1,546 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Written straight into the out buffer: no tree, one escape pass over the text. */
+#include "front/answer/answer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "front/answer/blocks.h"
+#include "front/answer/logprobs.h"
+#include "text/template/chat.h"
+
+/* {"id":...,"object":...,"created":...,"model":... without the closing brace. */
+static void answer_object(struct exchange *x, struct buf *b, const char *object)
+{
+    buf_printf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", x->id, object,
+               (long long)x->created);
+    buf_add_json_string(b, x->model, strlen(x->model));
+}
+
+/* Is it made of blocks (blocks.h)? */
+static bool answer_has_blocks(const struct exchange *x)
+{
+    return x->shape == SHAPE_MESSAGES || x->shape == SHAPE_RESPONSES;
+}
+
+static const char *answer_chunk_object(const struct exchange *x)
+{
+    return x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion";
+}
+
+void answer_usage(const struct exchange *x, struct buf *b)
+{
+    unsigned long long prompt = 0;
+    unsigned long long output = 0;
+    unsigned long long cached = 0;
+    unsigned long long reasoning = 0;
+    bool reasons = false;
+
+    if (x->brought != NULL)
+        prompt = x->brought->prompt_tokens;
+    for (int i = 0; i < x->n_gens; i++) {
+        if (i % x->n == 0) { /* its choices share it */
+            prompt += x->gens[i].n_prompt;
+            cached += x->gens[i].n_cached;
+        }
+        output += x->gens[i].tokens.len - x->gens[i].n_prompt;
+        if (x->gens[i].speech != NULL) {
+            reasoning += x->gens[i].speech->n_reasoning;
+            reasons = reasons || x->gens[i].speech->reply.o.reasoning != REPLY_NO_REASONING ||
+                      x->gens[i].speech->reply.o.format == REPLY_HARMONY;
+        }
+    }
+    buf_printf(b,
+               "\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,"
+               "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%llu}",
+               prompt, output, prompt + output, cached);
+    if (reasons)
+        buf_printf(b, ",\"completion_tokens_details\":{\"reasoning_tokens\":%llu}", reasoning);
+    buf_add_byte(b, '}');
+}
+
+/* "finish_reason":...,"stop_reason":... */
+static void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g)
+{
+    bool calls = g->speech != NULL && g->speech->n_calls > 0;
+    const char *why = g->finish == GEN_STOP     ? calls ? "\"tool_calls\"" : "\"stop\""
+                      : g->finish == GEN_LENGTH ? "\"length\""
+                                                : "null";
+
+    buf_printf(b, "\"finish_reason\":%s,\"stop_reason\":", why);
+    if (g->finish == GEN_STOP && g->detok.status == DETOK_STOPPED) {
+        const struct detok_stop *stop = &x->stop_texts[g->detok.stop_idx];
+
+        buf_add_json_string(b, stop->text, stop->len);
+    } else if (g->finish == GEN_STOP && g->stop_id >= 0) {
+        buf_printf(b, "%d", g->stop_id);
+    } else {
+        buf_add_text(b, "null");
+    }
+}
+
+void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n)
+{
+    buf_printf(b, "\"%s\":[", name);
+    for (size_t i = 0; i < n; i++)
+        buf_printf(b, i == 0 ? "%d" : ",%d", ids[i]);
+    buf_add_byte(b, ']');
+}
+
+static void answer_prompt_ids(struct buf *b, const struct gen *g)
+{
+    answer_ids(b, "prompt_token_ids", g->tokens.ids, g->n_prompt);
+    buf_add_byte(b, ',');
+}
+
+/* Members that tell about the prompt, null unless asked for, as vLLM always sends them: in each
+ * choice of a completion, beside the choices of a chat. */
+static void answer_prompt(const struct exchange *x, struct buf *b, struct gen *g)
+{
+    if (x->prompt_logprobs) {
+        logprobs_write_prompt(b, g);
+    } else if (x->brought != NULL && x->brought->told[g - x->gens] != NULL) {
+        buf_add_text(b, "\"prompt_logprobs\":");
+        json_write(b, x->brought->told[g - x->gens], JSON_EXACT);
+    } else {
+        buf_add_text(b, "\"prompt_logprobs\":null");
+    }
+    buf_add_byte(b, ',');
+    if (x->return_ids)
+        answer_prompt_ids(b, g);
+    else
+        buf_add_text(b, "\"prompt_token_ids\":null,");
+}
+
+/* The output tokens that were not said yet, in a choice, if return_token_ids asks for them. Those
+ * of the prompt stand in the first event of each choice of a completion. */
+static void answer_choice_ids(const struct exchange *x, struct buf *b, struct gen *g, bool first)
+{
+    if (!x->return_ids) {
+        if (!x->stream)
+            buf_add_text(b, "\"token_ids\":null,");
+        return;
+    }
+    if (x->format == EXCHANGE_COMPLETION && first && x->stream)
+        answer_prompt_ids(b, g);
+    answer_ids(b, "token_ids", g->tokens.ids + g->n_prompt + g->n_said,
+               g->tokens.len - g->n_prompt - g->n_said);
+    buf_add_byte(b, ',');
+    g->n_said = (uint32_t)g->tokens.len - g->n_prompt;
+}
+
+/* ,"logprobs":..., */
+static void answer_logprobs(const struct exchange *x, struct buf *b, struct gen *g)
+{
+    buf_add_byte(b, ',');
+    if (x->format == EXCHANGE_CHAT)
+        logprobs_write_chat(b, g);
+    else
+        logprobs_write_text(b, g);
+    buf_add_byte(b, ',');
+}
+
+/* One event with one choice, up to its text or delta, which the caller adds, and from there on.
+ * What all of a choice's events begin with is written once; then it is copied. */
+static void answer_chunk_begin(struct exchange *x, struct gen *g, bool first)
+{
+    struct buf *b = &x->out;
+    bool has_ids = first && x->return_ids;
+    size_t from = b->len;
+
+    if (g->chunk_head != NULL && !has_ids) {
+        buf_add(b, g->chunk_head, g->chunk_head_len);
+    } else {
+        buf_add_text(b, "data: ");
+        answer_object(x, b, answer_chunk_object(x));
+        buf_add_byte(b, ',');
+        if (has_ids)
+            answer_prompt_ids(b, g);
+        buf_printf(b, "\"choices\":[{\"index\":%d,", g->index);
+        if (!has_ids && !b->failed) {
+            g->chunk_head_len = b->len - from;
+            g->chunk_head = arena_strndup(&x->arena, b->bytes + from, g->chunk_head_len);
+        }
+    }
+    answer_choice_ids(x, b, g, g->n_said == 0);
+}
+
+static void answer_chunk_end(struct exchange *x, struct gen *g)
+{
+    struct buf *b = &x->out;
+
+    if (g->finish == GEN_RUNNING && (g->request.flags & WIRE_LOGPROBS) == 0) {
+        buf_add_text(b, ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null");
+    } else {
+        answer_logprobs(x, b, g);
+        answer_reasons(x, b, g);
+    }
+    if (x->usage_always) {
+        buf_add_text(b, "}],");
+        answer_usage(x, b);
+        buf_add_text(b, "}\n\n");
+    } else {
+        buf_add_text(b, x->include_usage ? "}],\"usage\":null}\n\n" : "}]}\n\n");
+    }
+}
+
+/* One event with content. */
+static void answer_chunk(struct exchange *x, struct gen *g, const char *text, size_t len)
+{
+    struct buf *b = &x->out;
+
+    answer_chunk_begin(x, g, false);
+    buf_add_text(b, x->format == EXCHANGE_COMPLETION ? "\"text\":"
+                    : len > 0                        ? "\"delta\":{\"content\":"
+                                                     : "\"delta\":{");
+    if (x->format == EXCHANGE_COMPLETION || len > 0)
+        buf_add_json_string(b, text, len);
+    if (x->format == EXCHANGE_CHAT)
+        buf_add_byte(b, '}');
+    answer_chunk_end(x, g);
+}
+
+/* --- replies that are taken apart --------------------------------------------------------- */
+
+void answer_call_id(const struct gen *g, int call, char id[40])
+{
+    struct hash h = hash_sha256(g->exchange->id, strlen(g->exchange->id),
+                                (const int[]){g->index, call}, 2 * sizeof(int));
+    char hex[2 * sizeof h + 1];
+    bool is_mistral = g->speech->reply.o.format == REPLY_MISTRAL; /* whose templates want nine */
+    const char *prefix = g->exchange->shape == SHAPE_MESSAGES ? "toolu_" : "call_";
+
+    hash_hex(h.bytes, sizeof h.bytes, hex);
+    (void)snprintf(id, 40, is_mistral ? "%s%.9s" : "%s%.24s", is_mistral ? "" : prefix, hex);
+}
+
+/* "tool_calls":[{...}] with a name, or with a piece of the arguments. */
+static void answer_call_delta(struct gen *g, const struct reply_event *e)
+{
+    struct exchange *x = g->exchange;
+    char id[40];
+
+    answer_chunk_begin(x, g, false);
+    buf_printf(&x->out, "\"delta\":{\"tool_calls\":[{\"index\":%d,", e->call);
+    if (e->kind == REPLY_CALL_BEGIN) {
+        answer_call_id(g, e->call, id);
+        buf_printf(&x->out, "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", id);
+        buf_add_json_string(&x->out, e->bytes, e->len);
+        buf_add_text(&x->out, ",\"arguments\":\"\"}}]}");
+    } else {
+        buf_add_text(&x->out, "\"function\":{\"arguments\":");
+        buf_add_json_string(&x->out, e->bytes, e->len);
+        buf_add_text(&x->out, "}}]}");
+    }
+    answer_chunk_end(x, g);
+}
+
+/* vLLM's two names for it: clients look at one of them. */
+static void answer_reasoning(struct buf *b, const char *text, size_t len)
+{
+    buf_add_text(b, "\"reasoning\":");
+    buf_add_json_string(b, text, len);
+    buf_add_text(b, ",\"reasoning_content\":");
+    buf_add_json_string(b, text, len);
+}
+
+static void answer_said_stream(struct gen *g, const struct reply_event *e)
+{
+    struct exchange *x = g->exchange;
+
+    switch (e->kind) {
+    case REPLY_CONTENT: answer_chunk(x, g, e->bytes, e->len); break;
+    case REPLY_REASON:
+        answer_chunk_begin(x, g, false);
+        buf_add_text(&x->out, "\"delta\":{");
+        answer_reasoning(&x->out, e->bytes, e->len);
+        buf_add_byte(&x->out, '}');
+        answer_chunk_end(x, g);
+        break;
+    case REPLY_CALL_BEGIN:
+    case REPLY_CALL_ARGS: answer_call_delta(g, e); break;
+    case REPLY_CALL_END: break;
+    }
+}
+
+static void answer_said_whole(struct gen *g, const struct reply_event *e)
+{
+    struct speech *s = g->speech;
+    char id[40];
+
+    switch (e->kind) {
+    case REPLY_CONTENT: buf_add(&s->content, e->bytes, e->len); break;
+    case REPLY_REASON: buf_add(&s->reasoning, e->bytes, e->len); break;
+    case REPLY_CALL_BEGIN:
+        answer_call_id(g, e->call, id);
+        buf_printf(&s->calls, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":",
+                   s->calls.len == 0 ? "" : "\"}},", id);
+        buf_add_json_string(&s->calls, e->bytes, e->len);
+        buf_add_text(&s->calls, ",\"arguments\":\"");
+        break;
+    case REPLY_CALL_ARGS: buf_add_json_text(&s->calls, e->bytes, e->len); break;
+    case REPLY_CALL_END: break; /* the next call, or the list's end, closes it */
+    }
+}
+
+static void answer_said(void *arg, const struct reply_event *e)
+{
+    struct gen *g = arg;
+    struct exchange *x = g->exchange;
+
+    if (e->kind == REPLY_REASON && x->hides_reasoning)
+        return;
+    if (e->kind != REPLY_CONTENT && e->kind != REPLY_REASON && e->call > 0 && x->one_call)
+        return;
+    if (e->kind == REPLY_CALL_BEGIN)
+        g->speech->n_calls++;
+    if (answer_has_blocks(x))
+        blocks_said(g, e);
+    else if (x->stream)
+        answer_said_stream(g, e);
+    else
+        answer_said_whole(g, e);
+}
+
+void answer_listen(struct gen *g, const struct reply_options *o)
+{
+    reply_init(&g->speech->reply, o, answer_said, g);
+}
+
+/* Give the text to the machine that takes it apart. What it cannot keep fails the answer. */
+static void answer_hear(struct gen *g, bool ended)
+{
+    struct speech *s = g->speech;
+    int rc = reply_push(&s->reply, g->text.bytes, g->text.len);
+
+    buf_clear(&g->text);
+    if (rc == ERR_OK && ended)
+        rc = reply_finish(&s->reply);
+    if (reply_is_reasoning(&s->reply))
+        s->n_reasoning = (uint32_t)g->tokens.len - g->n_prompt;
+    if (g->exchange->shape == SHAPE_RESPONSES && !reply_may_be_content(&s->reply))
+        logprobs_skip(g);
+    if (rc != ERR_OK)
+        g->exchange->out.failed = true;
+}
+
+/* Inside of a JSON string: the content of the message that is echoed, its parts a line each. */
+static void answer_echo(struct buf *b, const struct json *content)
+{
+    if (content->kind == JSON_TEXT)
+        buf_add_json_text(b, content->text, content->text_len);
+    for (uint32_t i = 0; content->kind == JSON_LIST && i < content->n; i++) {
+        const struct json *text = chat_part_text(&content->items[i]);
+
+        buf_add_text(b, i == 0 ? "" : "\\n");
+        if (text != NULL)
+            buf_add_json_text(b, text->text, text->text_len);
+    }
+}
+
+static void answer_content(struct buf *b, const struct gen *g, const struct buf *text)
+{
+    const struct json *echoed = g->echoed;
+
+    if (g->speech != NULL && g->speech->n_calls > 0 && text->len == 0 && echoed == NULL) {
+        buf_add_text(b, "null");
+        return;
+    }
+    buf_add_byte(b, '"');
+    if (echoed != NULL)
+        answer_echo(b, echoed);
+    buf_add_json_text(b, text->len == 0 ? "" : text->bytes, text->len);
+    buf_add_byte(b, '"');
+}
+
+static void answer_message(struct buf *b, const struct gen *g)
+{
+    const struct speech *s = g->speech;
+
+    buf_add_text(b, "\"message\":{\"role\":");
+    buf_add_json_string(b, g->exchange->role, strlen(g->exchange->role));
+    buf_add_text(b, ",\"content\":");
+    answer_content(b, g, s == NULL ? &g->text : &s->content);
+    buf_add_text(b, ",\"refusal\":null,\"annotations\":null,\"audio\":null,"
+                    "\"function_call\":null,");
+    if (s != NULL && s->reasoning.len > 0)
+        answer_reasoning(b, s->reasoning.bytes, s->reasoning.len);
+    else
+        buf_add_text(b, "\"reasoning\":null,\"reasoning_content\":null");
+    buf_add_text(b, ",\"tool_calls\":[");
+    if (s != NULL && s->n_calls > 0) {
+        buf_add(b, s->calls.bytes, s->calls.len);
+        buf_add_text(b, "\"}}");
+    }
+    buf_add_byte(b, ']');
+    b->failed =
+        b->failed || (s != NULL && (s->content.failed || s->reasoning.failed || s->calls.failed));
+    buf_add_byte(b, '}');
+}
+
+/* --- answers ------------------------------------------------------------------------------ */
+
+static void answer_first_chunk(struct exchange *x, struct gen *g)
+{
+    answer_chunk_begin(x, g, true);
+    buf_add_text(&x->out, "\"delta\":{\"role\":");
+    buf_add_json_string(&x->out, x->role, strlen(x->role));
+    buf_add_text(&x->out, ",\"content\":\"\"}");
+    answer_chunk_end(x, g);
+    if (g->echoed == NULL)
+        return;
+    answer_chunk_begin(x, g, false);
+    buf_add_text(&x->out, "\"delta\":{\"content\":\"");
+    answer_echo(&x->out, g->echoed);
+    buf_add_text(&x->out, "\"}");
+    answer_chunk_end(x, g);
+}
+
+void answer_begin(struct exchange *x)
+{
+    if (x->head_sent || !x->stream)
+        return;
+    buf_add_text(&x->out, "Status: 200 OK\r\n"
+                          "Content-Type: text/event-stream; charset=utf-8\r\n"
+                          "Cache-Control: no-cache\r\n"
+                          "X-Accel-Buffering: no\r\n");
+    exchange_add_notice(x);
+    buf_add_text(&x->out, "\r\n");
+    x->head_sent = true;
+    if (answer_has_blocks(x)) {
+        blocks_begin(&x->gens[0]);
+        return;
+    }
+    for (int i = 0; i < x->n_gens && x->format == EXCHANGE_CHAT && x->shape == SHAPE_OPENAI; i++)
+        answer_first_chunk(x, &x->gens[i]);
+}
+
+void answer_text(struct exchange *x, struct gen *g)
+{
+    if (x->shape == SHAPE_TOKENS) {
+        answer_tokens(x, g);
+        return;
+    }
+    if (g->text.len == 0)
+        return;
+    if (g->speech != NULL) {
+        answer_hear(g, false);
+    } else if (x->stream) {
+        answer_chunk(x, g, g->text.bytes, g->text.len);
+        buf_clear(&g->text);
+    }
+}
+
+/* The whole answer of a request that does not stream. */
+static void answer_body(struct exchange *x)
+{
+    struct buf b = {0};
+
+    answer_object(x, &b, x->format == EXCHANGE_CHAT ? "chat.completion" : "text_completion");
+    buf_add_text(&b, ",\"choices\":[");
+    for (int i = 0; i < x->n_gens; i++) {
+        struct gen *g = &x->gens[i];
+        const char *text = g->text.bytes == NULL ? "" : g->text.bytes;
+
+        buf_printf(&b, "%s{\"index\":%d,", i == 0 ? "" : ",", g->index);
+        answer_choice_ids(x, &b, g, true);
+        if (x->format == EXCHANGE_CHAT) {
+            answer_message(&b, g);
+        } else {
+            buf_add_text(&b, "\"text\":");
+            buf_add_json_string(&b, text, g->text.len);
+        }
+        answer_logprobs(x, &b, g);
+        if (x->format == EXCHANGE_COMPLETION)
+            answer_prompt(x, &b, &x->gens[i - i % x->n]);
+        answer_reasons(x, &b, g);
+        buf_add_byte(&b, '}');
+    }
+    buf_printf(&b, "],\"service_tier\":null,\"system_fingerprint\":\"%s\",", x->fingerprint);
+    if (x->format == EXCHANGE_CHAT && x->n_gens > x->n) /* no one prompt */
+        buf_add_text(&b, "\"prompt_logprobs\":null,\"prompt_token_ids\":null,");
+    else if (x->format == EXCHANGE_CHAT)
+        answer_prompt(x, &b, &x->gens[0]);
+    buf_add_text(&b, "\"kv_transfer_params\":");
+    if (x->brought != NULL && x->brought->kv_transfer != NULL)
+        json_write(&b, x->brought->kv_transfer, JSON_EXACT);
+    else
+        buf_add_text(&b, "null");
+    buf_add_byte(&b, ',');
+    answer_usage(x, &b);
+    buf_add_byte(&b, '}');
+    exchange_reply_json(x, &b);
+}
+
+/* What is left of the text. Clients stop listening to a choice at its finish_reason, so none of
+ * these events has it: the last one says it, when all calls are known. */
+static void answer_rest(struct exchange *x, struct gen *g)
+{
+    enum gen_finish finish = g->finish;
+
+    g->finish = GEN_RUNNING;
+    answer_begin(x); /* an engine that gave nothing but an end */
+    answer_text(x, g);
+    if (g->speech != NULL)
+        answer_hear(g, true);
+    g->finish = finish;
+}
+
+void answer_end(struct exchange *x, struct gen *g)
+{
+    x->n_finished++;
+    answer_rest(x, g);
+    if (x->shape == SHAPE_TOKENS) {
+        answer_tokens_end(x, g);
+        return;
+    }
+    if (answer_has_blocks(x)) {
+        blocks_end(g);
+        return;
+    }
+    if (x->stream)
+        answer_chunk(x, g, "", 0);
+    if (x->n_finished < x->n_gens)
+        return;
+    if (!x->stream) {
+        answer_body(x);
+        return;
+    }
+    if (x->include_usage) {
+        buf_add_text(&x->out, "data: ");
+        answer_object(x, &x->out, answer_chunk_object(x));
+        buf_add_text(&x->out, ",\"choices\":[],");
+        answer_usage(x, &x->out);
+        buf_add_text(&x->out, "}\n\n");
+    }
+    buf_add_text(&x->out, "data: [DONE]\n\n");
+    x->complete = true;
+}
+
+void answer_keepalive(struct exchange *x)
+{
+    if (x->stream && x->head_sent && x->shape == SHAPE_MESSAGES)
+        buf_add_text(&x->out, "event: ping\ndata: {\"type\":\"ping\"}\n\n");
+    else if (x->stream && x->head_sent)
+        buf_add_text(&x->out, ": keep-alive\n\n");
+}
+
+void answer_fail(struct exchange *x, int err, const char *message, const char *param,
+                 int retry_after_s)
+{
+    if (!x->head_sent) {
+        exchange_reply_error(x, err, message, param, retry_after_s);
+        return;
+    }
+    if (answer_has_blocks(x)) {
+        blocks_fail(&x->gens[0], err, message);
+        x->complete = true;
+        return;
+    }
+    buf_add_text(&x->out, "data: ");
+    exchange_add_error(&x->out, err, message, param);
+    buf_add_text(&x->out, "\n\n");
+    x->complete = true;
+}

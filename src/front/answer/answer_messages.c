@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Answers of POST /v1/messages: Anthropic's message, and its events. */
+#include <string.h>
+
+#include "base/hash.h"
+#include "front/answer/answer.h"
+#include "front/answer/blocks.h"
+
+/* What the prefix cache had is counted apart from the rest of the prompt, as that API does. */
+static void messages_usage(const struct gen *g, struct buf *b, uint32_t n_output)
+{
+    buf_printf(b,
+               "\"usage\":{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,"
+               "\"cache_read_input_tokens\":%u,\"output_tokens\":%u,"
+               "\"output_tokens_details\":{\"thinking_tokens\":%u}}",
+               g->n_prompt - g->n_cached, g->n_cached, n_output, g->speech->n_reasoning);
+}
+
+/* "stop_reason":...,"stop_sequence":... */
+static void messages_reasons(const struct gen *g, struct buf *b)
+{
+    const struct detok_stop *stop = NULL;
+
+    if (g->finish == GEN_STOP && g->speech->n_calls > 0) {
+        buf_add_text(b, "\"stop_reason\":\"tool_use\"");
+    } else if (g->finish == GEN_STOP && g->detok.status == DETOK_STOPPED) {
+        stop = &g->exchange->stop_texts[g->detok.stop_idx];
+        buf_add_text(b, "\"stop_reason\":\"stop_sequence\"");
+    } else {
+        buf_printf(b, "\"stop_reason\":\"%s\"",
+                   g->finish == GEN_STOP ? "end_turn"
+                   : blocks_output_tokens(g) < g->exchange->max_tokens
+                       ? "model_context_window_exceeded"
+                       : "max_tokens");
+    }
+    buf_add_text(b, ",\"stop_sequence\":");
+    if (stop == NULL)
+        buf_add_text(b, "null");
+    else
+        buf_add_json_string(b, stop->text, stop->len);
+}
+
+/* {"id":...,"role":"assistant","model":...,"content":[ */
+static void messages_head(const struct gen *g, struct buf *b)
+{
+    const struct exchange *x = g->exchange;
+
+    buf_printf(b, "{\"id\":\"%s\",\"type\":\"message\",\"role\":\"assistant\",\"model\":", x->id);
+    buf_add_json_string(b, x->model, strlen(x->model));
+    buf_add_text(b, ",\"content\":[");
+}
+
+/* Clients hand reasoning back with a signature and some want one; here it is a digest, and nobody
+ * looks at it. */
+static void messages_signature(const struct buf *text, struct buf *b)
+{
+    struct hash h = hash_sha256("thinking", sizeof "thinking", text->bytes, text->len);
+    char hex[2 * sizeof h + 1];
+
+    hash_hex(h.bytes, sizeof h.bytes, hex);
+    buf_printf(b, "\"signature\":\"%s\"", hex);
+}
+
+static void messages_call(const struct gen *g, struct buf *b)
+{
+    const struct blocks *k = &g->speech->blocks;
+    char id[40];
+
+    answer_call_id(g, k->call, id);
+    buf_printf(b, "{\"type\":\"tool_use\",\"id\":\"%s\",", id);
+    blocks_add_text(b, "name", &k->name);
+}
+
+static void messages_begin(struct gen *g)
+{
+    struct buf *b = &g->exchange->out;
+
+    blocks_event(g, "message_start");
+    buf_add_text(b, ",\"message\":");
+    messages_head(g, b);
+    buf_add_text(b, "],\"stop_reason\":null,\"stop_sequence\":null,");
+    messages_usage(g, b, 0);
+    buf_add_byte(b, '}');
+    blocks_event_end(g);
+}
+
+static void messages_open(struct gen *g)
+{
+    const struct blocks *k = &g->speech->blocks;
+    struct buf *b = &g->exchange->out;
+
+    blocks_event(g, "content_block_start");
+    buf_printf(b, ",\"index\":%d,\"content_block\":", k->n - 1);
+    if (k->kind == REPLY_CALL_BEGIN) {
+        messages_call(g, b);
+        buf_add_text(b, ",\"input\":{}}");
+    } else if (k->kind == REPLY_REASON) {
+        buf_add_text(b, "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
+    } else {
+        buf_add_text(b, "{\"type\":\"text\",\"text\":\"\"}");
+    }
+    blocks_event_end(g);
+}
+
+/* Up to the delta's own member, which the caller adds. */
+static void messages_delta(struct gen *g, const char *type)
+{
+    blocks_event(g, "content_block_delta");
+    buf_printf(&g->exchange->out, ",\"index\":%d,\"delta\":{\"type\":\"%s\",",
+               g->speech->blocks.n - 1, type);
+}
+
+static void messages_piece(struct gen *g, const char *text, size_t len)
+{
+    struct buf *b = &g->exchange->out;
+
+    switch ((enum reply_kind)g->speech->blocks.kind) {
+    case REPLY_CONTENT:
+        messages_delta(g, "text_delta");
+        buf_add_text(b, "\"text\":");
+        break;
+    case REPLY_REASON:
+        messages_delta(g, "thinking_delta");
+        buf_add_text(b, "\"thinking\":");
+        break;
+    case REPLY_CALL_BEGIN:
+    case REPLY_CALL_ARGS:
+    case REPLY_CALL_END:
+        messages_delta(g, "input_json_delta");
+        buf_add_text(b, "\"partial_json\":");
+        break;
+    }
+    buf_add_json_string(b, text, len);
+    buf_add_byte(b, '}');
+    blocks_event_end(g);
+}
+
+/* A stream says the rest of a block. */
+static void messages_close_stream(struct gen *g)
+{
+    const struct blocks *k = &g->speech->blocks;
+
+    if (k->kind == REPLY_REASON) {
+        messages_delta(g, "signature_delta");
+        messages_signature(&k->text, &g->exchange->out);
+        buf_add_byte(&g->exchange->out, '}');
+        blocks_event_end(g);
+    }
+    blocks_event(g, "content_block_stop");
+    buf_printf(&g->exchange->out, ",\"index\":%d", k->n - 1);
+    blocks_event_end(g);
+}
+
+/* Arguments that were cut are no object: a stream shows how far they came, the whole says {}. */
+static void messages_close(struct gen *g, bool is_cut)
+{
+    struct blocks *k = &g->speech->blocks;
+    struct buf *b = &k->done;
+
+    (void)is_cut; /* the message's stop_reason says it */
+    if (g->exchange->stream) {
+        messages_close_stream(g);
+        return;
+    }
+    if (k->kind == REPLY_CALL_BEGIN) {
+        messages_call(g, b);
+        buf_add_text(b, ",\"input\":");
+        buf_add_text(b, blocks_is_object(g) ? k->text.bytes : "{}");
+    } else if (k->kind == REPLY_REASON) {
+        buf_add_text(b, "{\"type\":\"thinking\",");
+        blocks_add_text(b, "thinking", &k->text);
+        buf_add_byte(b, ',');
+        messages_signature(&k->text, b);
+    } else {
+        buf_add_text(b, "{\"type\":\"text\",");
+        blocks_add_text(b, "text", &k->text);
+    }
+    buf_add_byte(b, '}');
+}
+
+static void messages_body(struct gen *g, struct buf *b)
+{
+    const struct buf *done = &g->speech->blocks.done;
+
+    messages_head(g, b);
+    buf_add(b, done->len == 0 ? "" : done->bytes, done->len);
+    buf_add_text(b, "],");
+    messages_reasons(g, b);
+    buf_add_byte(b, ',');
+    messages_usage(g, b, blocks_output_tokens(g));
+    buf_add_byte(b, '}');
+}
+
+static void messages_finish(struct gen *g)
+{
+    struct buf *b = &g->exchange->out;
+
+    blocks_event(g, "message_delta");
+    buf_add_text(b, ",\"delta\":{");
+    messages_reasons(g, b);
+    buf_add_text(b, "},");
+    messages_usage(g, b, blocks_output_tokens(g));
+    blocks_event_end(g);
+    blocks_event(g, "message_stop");
+    blocks_event_end(g);
+}
+
+static void messages_fail(struct gen *g, int err, const char *message)
+{
+    buf_add_text(&g->exchange->out, "event: error\ndata: ");
+    exchange_add_error_messages(&g->exchange->out, g->exchange, err, message);
+    buf_add_text(&g->exchange->out, "\n\n");
+}
+
+const struct blocks_shape blocks_messages = {
+    .begin = messages_begin,
+    .open = messages_open,
+    .piece = messages_piece,
+    .close = messages_close,
+    .body = messages_body,
+    .finish = messages_finish,
+    .fail = messages_fail,
+};

@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Answers of POST /v1/responses: OpenAI's response, and its events. An event's number is one more
+ * than that of the event before it. */
+#include <string.h>
+
+#include "front/answer/answer.h"
+#include "front/answer/blocks.h"
+#include "front/kept/kept.h"
+#include "front/request/translate.h"
+
+static void responses_event(struct gen *g, const char *name)
+{
+    blocks_event(g, name);
+    buf_printf(&g->exchange->out, ",\"sequence_number\":%u", g->speech->blocks.n_events++);
+}
+
+/* --- the response -------------------------------------------------------------------------- */
+
+/* "name": a member of the request, or preset. */
+static void responses_repeat(const struct exchange *x, struct buf *b, const char *name,
+                             const char *preset)
+{
+    const struct json *v = json_get(x->request, name);
+
+    buf_printf(b, ",\"%s\":", name);
+    if (v == NULL || v->kind == JSON_NULL)
+        buf_add_text(b, preset);
+    else
+        json_write(b, v, JSON_EXACT);
+}
+
+/* A tool with the members that a function's must have; others as they were given. */
+static void responses_tool(struct buf *b, const struct json *tool)
+{
+    static const struct {
+        const char *name;
+        const char *preset;
+    } rows[] = {{"type", "\"function\""},
+                {"name", "\"\""},
+                {"description", "null"},
+                {"parameters", "null"},
+                {"strict", "false"}};
+
+    if (!json_is_text(json_get(tool, "type"), "function")) {
+        json_write(b, tool, JSON_EXACT);
+        return;
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct json *v = json_get(tool, rows[i].name);
+
+        buf_printf(b, "%s\"%s\":", i == 0 ? "{" : ",", rows[i].name);
+        if (v == NULL || v->kind == JSON_NULL ||
+            (v->kind != JSON_BOOL && strcmp(rows[i].name, "strict") == 0))
+            buf_add_text(b, rows[i].preset);
+        else
+            json_write(b, v, JSON_EXACT);
+    }
+    buf_add_byte(b, '}');
+}
+
+/* What was asked for. */
+static void responses_request(const struct gen *g, struct buf *b)
+{
+    const struct exchange *x = g->exchange;
+    const struct json *tools = json_get_kind(x->request, "tools", JSON_LIST);
+    const struct json *reasoning = json_get_kind(x->request, "reasoning", JSON_OBJECT);
+    const struct json *text = json_get_kind(x->request, "text", JSON_OBJECT);
+    const struct json *format = json_get_kind(text, "format", JSON_OBJECT);
+
+    responses_repeat(x, b, "instructions", "null");
+    responses_repeat(x, b, "metadata", "{}");
+    responses_repeat(x, b, "tool_choice", "\"auto\"");
+    responses_repeat(x, b, "parallel_tool_calls", "true");
+    responses_repeat(x, b, "max_output_tokens", "null");
+    responses_repeat(x, b, "top_logprobs", "0");
+    buf_add_text(b, ",\"tools\":[");
+    for (uint32_t i = 0; tools != NULL && i < tools->n; i++) {
+        if (i > 0)
+            buf_add_byte(b, ',');
+        responses_tool(b, &tools->items[i]);
+    }
+    buf_printf(b, "],\"temperature\":%.7g,\"top_p\":%.7g",
+               (double)g->request.generate.sampling.temperature,
+               (double)g->request.generate.sampling.top_p);
+    buf_add_text(b, ",\"text\":{\"format\":");
+    if (format == NULL)
+        buf_add_text(b, "{\"type\":\"text\"}");
+    else
+        json_write(b, format, JSON_EXACT);
+    buf_add_text(b, "},\"reasoning\":{\"effort\":");
+    if (json_get_kind(reasoning, "effort", JSON_TEXT) == NULL)
+        buf_add_text(b, "null");
+    else
+        json_write(b, json_get(reasoning, "effort"), JSON_EXACT);
+    buf_add_text(b, ",\"summary\":null}");
+    responses_repeat(x, b, "truncation", "\"disabled\"");
+    buf_printf(b, ",\"store\":%s,\"background\":false",
+               x->keeping != NULL && !x->keeping->failed ? "true" : "false");
+    responses_repeat(x, b, "previous_response_id", "null");
+}
+
+static void responses_usage(const struct gen *g, struct buf *b)
+{
+    uint32_t n_output = blocks_output_tokens(g);
+
+    buf_printf(b,
+               ",\"usage\":{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u,"
+               "\"cache_write_tokens\":0},\"output_tokens\":%u,"
+               "\"output_tokens_details\":{\"reasoning_tokens\":%u},\"total_tokens\":%llu}",
+               g->n_prompt, g->n_cached, n_output, g->speech->n_reasoning,
+               (unsigned long long)g->n_prompt + n_output);
+}
+
+static const char *responses_status(const struct gen *g)
+{
+    switch (g->finish) {
+    case GEN_RUNNING: return "in_progress";
+    case GEN_STOP: return "completed";
+    case GEN_LENGTH: return "incomplete";
+    case GEN_FAILED: break;
+    }
+    return "failed";
+}
+
+/* The whole object; err and message of one that failed. */
+static void responses_object(const struct gen *g, struct buf *b, int err, const char *message)
+{
+    const struct exchange *x = g->exchange;
+    const struct buf *done = &g->speech->blocks.done;
+
+    buf_printf(b,
+               "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\","
+               "\"model\":",
+               x->id, (long long)x->created, responses_status(g));
+    buf_add_json_string(b, x->model, strlen(x->model));
+    if (g->finish == GEN_STOP)
+        buf_printf(b, ",\"completed_at\":%lld", (long long)x->completed);
+    buf_add_text(b, ",\"error\":");
+    if (g->finish == GEN_FAILED) {
+        buf_printf(b, "{\"code\":\"%s\",\"message\":",
+                   err_http_status(err) == 429 ? "rate_limit_exceeded" : "server_error");
+        buf_add_json_string(b, message, strlen(message));
+        buf_add_byte(b, '}');
+    } else {
+        buf_add_text(b, "null");
+    }
+    buf_add_text(b, ",\"incomplete_details\":");
+    buf_add_text(b, g->finish == GEN_LENGTH ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    buf_add_text(b, ",\"output\":[");
+    buf_add(b, done->len == 0 ? "" : done->bytes, done->len);
+    buf_add_byte(b, ']');
+    responses_request(g, b);
+    if (g->finish == GEN_STOP || g->finish == GEN_LENGTH)
+        responses_usage(g, b);
+    buf_add_byte(b, '}');
+}
+
+/* --- items --------------------------------------------------------------------------------- */
+
+/* The tool that the open call is of. */
+static struct translate_called responses_called(const struct gen *g)
+{
+    const struct blocks *k = &g->speech->blocks;
+
+    return translate_find_tool(g->exchange->request, k->name.len == 0 ? "" : k->name.bytes);
+}
+
+static bool responses_is_custom(const struct gen *g)
+{
+    return g->speech->blocks.kind == REPLY_CALL_BEGIN && responses_called(g).is_custom;
+}
+
+static const char *responses_item_prefix(const struct gen *g)
+{
+    const struct blocks *k = &g->speech->blocks;
+
+    if (k->kind == REPLY_CALL_BEGIN)
+        return responses_is_custom(g) ? "ctc" : "fc";
+    return k->kind == REPLY_CONTENT ? "msg" : "rs";
+}
+
+/* "NAME":"the open item's id" */
+static void responses_item_id(const struct gen *g, struct buf *b, const char *name)
+{
+    const struct blocks *k = &g->speech->blocks;
+
+    buf_printf(b, "\"%s\":\"%s_%s_%d\"", name, responses_item_prefix(g), g->exchange->request_id,
+               k->n - 1);
+}
+
+/* ,"logprobs":[...] of the open text, from what so many bytes of the list have told on. */
+static void responses_logprobs(const struct blocks *k, struct buf *b, size_t from)
+{
+    if (from > 0 && from < k->told.len)
+        from++; /* the comma */
+    buf_add_text(b, ",\"logprobs\":[");
+    if (from < k->told.len)
+        buf_add(b, k->told.bytes + from, k->told.len - from);
+    buf_add_byte(b, ']');
+}
+
+/* The part that a message or reasoning has. */
+static void responses_part(const struct blocks *k, struct buf *b)
+{
+    if (k->kind == REPLY_REASON) {
+        buf_add_text(b, "{\"type\":\"reasoning_text\",");
+        blocks_add_text(b, "text", &k->text);
+        buf_add_byte(b, '}');
+    } else {
+        buf_add_text(b, "{\"type\":\"output_text\",");
+        blocks_add_text(b, "text", &k->text);
+        buf_add_text(b, ",\"annotations\":[]");
+        responses_logprobs(k, b, 0);
+        buf_add_byte(b, '}');
+    }
+}
+
+/* "input":"...": the text that a custom tool is called with, which is whole once the call is. */
+static void responses_input(const struct gen *g, struct buf *b, const char *name)
+{
+    const struct buf *text = &g->speech->blocks.text;
+    struct arena scratch = {.limit_bytes = g->exchange->arena.limit_bytes};
+    const struct json *v = NULL;
+    const struct json *input = NULL;
+
+    if (text->len > 0 && json_parse(&v, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK)
+        input = json_get_kind(v, "input", JSON_TEXT);
+    buf_printf(b, "\"%s\":", name);
+    buf_add_json_string(b, input == NULL ? "" : input->text, input == NULL ? 0 : input->text_len);
+    arena_reset(&scratch);
+}
+
+/* The members of a call. */
+static void responses_call(const struct gen *g, struct buf *b)
+{
+    const struct blocks *k = &g->speech->blocks;
+    struct translate_called called = responses_called(g);
+    char id[40];
+
+    answer_call_id(g, k->call, id);
+    buf_printf(b, ",\"type\":\"%s\",\"call_id\":\"%s\",\"name\":",
+               called.is_custom ? "custom_tool_call" : "function_call", id);
+    buf_add_json_string(b, called.name, strlen(called.name));
+    if (called.space != NULL) {
+        buf_add_text(b, ",\"namespace\":");
+        buf_add_json_string(b, called.space, strlen(called.space));
+    }
+    buf_add_byte(b, ',');
+    if (called.is_custom)
+        responses_input(g, b, "input");
+    else
+        blocks_add_text(b, "arguments", &k->text);
+}
+
+/* The open item; one that has only begun has no part yet. */
+static void responses_item(const struct gen *g, struct buf *b, const char *status)
+{
+    const struct blocks *k = &g->speech->blocks;
+
+    buf_add_byte(b, '{');
+    responses_item_id(g, b, "id");
+    buf_printf(b, ",\"status\":\"%s\"", status);
+    if (k->kind == REPLY_CALL_BEGIN) {
+        responses_call(g, b);
+        buf_add_byte(b, '}');
+        return;
+    }
+    buf_add_text(b, k->kind == REPLY_REASON ? ",\"type\":\"reasoning\",\"summary\":[]"
+                                            : ",\"type\":\"message\",\"role\":\"assistant\"");
+    buf_add_text(b, ",\"content\":[");
+    if (k->text.len > 0)
+        responses_part(k, b);
+    buf_add_text(b, "]}");
+}
+
+/* Members by which an event names its item, and its part. */
+static void responses_place(const struct gen *g, struct buf *b)
+{
+    const struct blocks *k = &g->speech->blocks;
+
+    buf_add_byte(b, ',');
+    responses_item_id(g, b, "item_id");
+    buf_printf(b, ",\"output_index\":%d", k->n - 1);
+    if (k->kind != REPLY_CALL_BEGIN)
+        buf_add_text(b, ",\"content_index\":0");
+}
+
+/* --- events -------------------------------------------------------------------------------- */
+
+static void responses_say(struct gen *g, const char *event, int err, const char *message)
+{
+    responses_event(g, event);
+    buf_add_text(&g->exchange->out, ",\"response\":");
+    responses_object(g, &g->exchange->out, err, message);
+    blocks_event_end(g);
+}
+
+static void responses_begin(struct gen *g)
+{
+    responses_say(g, "response.created", ERR_OK, NULL);
+    responses_say(g, "response.in_progress", ERR_OK, NULL);
+}
+
+static void responses_say_item(struct gen *g, const char *event, const char *status)
+{
+    struct buf *b = &g->exchange->out;
+
+    responses_event(g, event);
+    buf_printf(b, ",\"output_index\":%d,\"item\":", g->speech->blocks.n - 1);
+    responses_item(g, b, status);
+    blocks_event_end(g);
+}
+
+static void responses_say_part(struct gen *g, const char *event)
+{
+    struct buf *b = &g->exchange->out;
+
+    responses_event(g, event);
+    responses_place(g, b);
+    buf_add_text(b, ",\"part\":");
+    responses_part(&g->speech->blocks, b);
+    blocks_event_end(g);
+}
+
+static void responses_open(struct gen *g)
+{
+    responses_say_item(g, "response.output_item.added", "in_progress");
+    if (g->speech->blocks.kind != REPLY_CALL_BEGIN)
+        responses_say_part(g, "response.content_part.added");
+}
+
+static void responses_piece(struct gen *g, const char *text, size_t len)
+{
+    struct blocks *k = &g->speech->blocks;
+    struct buf *b = &g->exchange->out;
+
+    if (responses_is_custom(g))
+        return; /* its text stands inside of JSON: it is said when it is whole */
+    responses_event(g, k->kind == REPLY_CONTENT  ? "response.output_text.delta"
+                       : k->kind == REPLY_REASON ? "response.reasoning_text.delta"
+                                                 : "response.function_call_arguments.delta");
+    responses_place(g, b);
+    buf_add_text(b, ",\"delta\":");
+    buf_add_json_string(b, text, len);
+    if (k->kind == REPLY_CONTENT)
+        responses_logprobs(k, b, k->told_said);
+    k->told_said = k->told.len;
+    blocks_event_end(g);
+}
+
+static void responses_say_input(struct gen *g, const char *event, const char *name)
+{
+    struct buf *b = &g->exchange->out;
+
+    responses_event(g, event);
+    responses_place(g, b);
+    buf_add_byte(b, ',');
+    responses_input(g, b, name);
+    blocks_event_end(g);
+}
+
+/* A stream says the rest of an item. */
+static void responses_close_stream(struct gen *g, const char *status)
+{
+    const struct blocks *k = &g->speech->blocks;
+    struct buf *b = &g->exchange->out;
+
+    if (responses_is_custom(g)) {
+        responses_say_input(g, "response.custom_tool_call_input.delta", "delta");
+        responses_say_input(g, "response.custom_tool_call_input.done", "input");
+        responses_say_item(g, "response.output_item.done", status);
+        return;
+    }
+    responses_event(g, k->kind == REPLY_CONTENT  ? "response.output_text.done"
+                       : k->kind == REPLY_REASON ? "response.reasoning_text.done"
+                                                 : "response.function_call_arguments.done");
+    responses_place(g, b);
+    buf_add_byte(b, ',');
+    if (k->kind == REPLY_CALL_BEGIN) {
+        blocks_add_text(b, "name", &k->name);
+        buf_add_byte(b, ',');
+    }
+    blocks_add_text(b, k->kind == REPLY_CALL_BEGIN ? "arguments" : "text", &k->text);
+    if (k->kind == REPLY_CONTENT)
+        responses_logprobs(k, b, 0);
+    blocks_event_end(g);
+    if (k->kind != REPLY_CALL_BEGIN)
+        responses_say_part(g, "response.content_part.done");
+    responses_say_item(g, "response.output_item.done", status);
+}
+
+/* A call that is no object was cut, though its text may have ended in between. */
+static void responses_close(struct gen *g, bool is_cut)
+{
+    struct blocks *k = &g->speech->blocks;
+    const char *status;
+
+    if (k->kind == REPLY_CALL_BEGIN)
+        is_cut = !blocks_is_object(g);
+    status = is_cut ? "incomplete" : "completed";
+    if (g->exchange->stream)
+        responses_close_stream(g, status);
+    responses_item(g, &k->done, status);
+}
+
+static void responses_body(struct gen *g, struct buf *b)
+{
+    responses_object(g, b, ERR_OK, NULL);
+}
+
+static void responses_finish(struct gen *g)
+{
+    responses_say(g, g->finish == GEN_STOP ? "response.completed" : "response.incomplete", ERR_OK,
+                  NULL);
+}
+
+static void responses_fail(struct gen *g, int err, const char *message)
+{
+    g->finish = GEN_FAILED;
+    responses_say(g, "response.failed", err, message);
+}
+
+const struct blocks_shape blocks_responses = {
+    .begin = responses_begin,
+    .open = responses_open,
+    .piece = responses_piece,
+    .close = responses_close,
+    .body = responses_body,
+    .finish = responses_finish,
+    .fail = responses_fail,
+};

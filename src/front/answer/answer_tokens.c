@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Answers of token ids, in vLLM's shapes: GenerateResponse, and a stream of GenerateStreamResponse.
+ * A stream says tokens as they come, so its events need no whole characters. */
+#include "front/answer/answer.h"
+
+#include <string.h>
+
+#include "front/answer/logprobs.h"
+
+static const char *tokens_reason(const struct gen *g)
+{
+    return g->finish == GEN_STOP ? "\"stop\"" : g->finish == GEN_LENGTH ? "\"length\"" : "null";
+}
+
+/* {"index":...}, with the tokens that were not said yet. */
+static void tokens_choice(struct buf *b, struct gen *g)
+{
+    size_t from = g->n_prompt + g->n_said;
+
+    buf_printf(b, "{\"index\":%d,", g->index);
+    logprobs_write_chat(b, g);
+    buf_printf(b, ",\"finish_reason\":%s,", tokens_reason(g));
+    answer_ids(b, "token_ids", g->tokens.ids + from, g->tokens.len - from);
+    buf_add_text(b, ",\"routed_experts\":null}");
+    g->n_said = (uint32_t)(g->tokens.len - g->n_prompt);
+}
+
+static void tokens_event(struct exchange *x, struct gen *g)
+{
+    struct buf *b = &x->out;
+
+    buf_printf(b, "data: {\"request_id\":\"%s\",\"choices\":[", x->id);
+    tokens_choice(b, g);
+    buf_add_text(b, "],");
+    if (x->usage_always)
+        answer_usage(x, b);
+    else
+        buf_add_text(b, "\"usage\":null");
+    buf_add_text(b, "}\n\n");
+}
+
+static void tokens_body(struct exchange *x)
+{
+    struct buf b = {0};
+
+    buf_printf(&b, "{\"request_id\":\"%s\",\"model\":", x->id);
+    buf_add_json_string(&b, x->model, strlen(x->model));
+    buf_printf(&b, ",\"created\":%lld,\"choices\":[", (long long)x->created);
+    for (int i = 0; i < x->n_gens; i++) {
+        buf_add_text(&b, i == 0 ? "" : ",");
+        tokens_choice(&b, &x->gens[i]);
+    }
+    buf_add_text(&b, "],");
+    if (x->prompt_logprobs)
+        logprobs_write_prompt(&b, &x->gens[0]);
+    else
+        buf_add_text(&b, "\"prompt_logprobs\":null");
+    buf_add_text(&b, ",\"kv_transfer_params\":null,");
+    answer_usage(x, &b);
+    buf_add_byte(&b, '}');
+    exchange_reply_json(x, &b);
+}
+
+void answer_tokens(struct exchange *x, struct gen *g)
+{
+    buf_clear(&g->text);
+    if (x->stream && g->tokens.len > g->n_prompt + g->n_said)
+        tokens_event(x, g);
+}
+
+void answer_tokens_end(struct exchange *x, struct gen *g)
+{
+    if (x->stream)
+        tokens_event(x, g);
+    if (x->n_finished < x->n_gens)
+        return;
+    if (!x->stream) {
+        tokens_body(x);
+        return;
+    }
+    if (x->include_usage) {
+        buf_printf(&x->out, "data: {\"request_id\":\"%s\",\"choices\":[],", x->id);
+        answer_usage(x, &x->out);
+        buf_add_text(&x->out, "}\n\n");
+    }
+    buf_add_text(&x->out, "data: [DONE]\n\n");
+    x->complete = true;
+}

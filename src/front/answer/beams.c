@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gen.told holds the records of one step here; the records of a beam's earlier tokens are kept
+ * with the beam and are given back to the generation at the end. */
+#include "front/answer/beams.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "front/answer/logprobs.h"
+
+struct beam {
+    struct token_list out; /* tokens behind the prompt, the end of text included */
+    struct buf told;       /* struct logprob, of the tokens in out, as in gen.told */
+    double sum;            /* of the log probabilities of out */
+    double score;          /* of a complete beam */
+    bool ended;            /* out ends with an end of text */
+};
+
+/* An extension of a live beam by one token. */
+struct extension {
+    int parent; /* index of the live beam */
+    struct logprob token;
+    double sum;
+};
+
+enum beams_phase { PHASE_IDLE, PHASE_READY, PHASE_ASKED };
+
+struct beams_prompt {
+    struct beam *live;        /* [n]; live[i] belongs to the prompt's i-th generation */
+    struct beam *next;        /* [n]: the beams of the next step while it is made */
+    struct beam *done;        /* [n]: complete ones, best first */
+    struct extension *best;   /* [n] */
+    enum beams_phase *phases; /* [n] */
+    int n_live;
+    int n_done;
+    int n_asked; /* generations that the engine has not answered in this step */
+};
+
+struct beams {
+    struct beams_options o;
+    int n;
+    int n_prompts;
+    bool ignores_eos;
+    bool tells;     /* the client has asked for log probabilities */
+    uint32_t n_top; /* alternatives of each token that it gets */
+    struct beams_prompt prompts[];
+};
+
+static struct beams_prompt *beams_of(const struct gen *g)
+{
+    return &g->exchange->beams->prompts[g->index / g->exchange->n];
+}
+
+/* The first generation of g's prompt. */
+static struct gen *beams_first(const struct gen *g)
+{
+    return &g->exchange->gens[g->index - g->index % g->exchange->n];
+}
+
+static void beam_fini(struct beam *b)
+{
+    token_list_fini(&b->out);
+    buf_fini(&b->told);
+    *b = (struct beam){0};
+}
+
+/* exchange.on_free */
+static void beams_free(struct exchange *x)
+{
+    struct beams *b = x->beams;
+
+    for (int i = 0; i < b->n_prompts; i++) {
+        for (int k = 0; k < b->n; k++) {
+            beam_fini(&b->prompts[i].live[k]);
+            beam_fini(&b->prompts[i].next[k]);
+            beam_fini(&b->prompts[i].done[k]);
+        }
+    }
+}
+
+int beams_init(struct exchange *x, const struct beams_options *o)
+{
+    size_t n = (size_t)x->n;
+    int n_prompts = x->n_gens / x->n;
+    struct beams *b = arena_zalloc(&x->arena, sizeof *b + (size_t)n_prompts * sizeof b->prompts[0]);
+    struct wire_request *r = &x->gens[0].request;
+
+    if (b == NULL)
+        return ERR_NO_MEMORY;
+    b->o = *o;
+    b->n = x->n;
+    b->n_prompts = n_prompts;
+    b->ignores_eos = (r->flags & WIRE_IGNORE_EOS) != 0;
+    b->tells = (r->flags & WIRE_LOGPROBS) != 0;
+    b->n_top = r->generate.n_logprobs;
+    for (int i = 0; i < n_prompts; i++) {
+        struct beams_prompt *p = &b->prompts[i];
+
+        p->live = arena_zalloc(&x->arena, n * sizeof *p->live);
+        p->next = arena_zalloc(&x->arena, n * sizeof *p->next);
+        p->done = arena_zalloc(&x->arena, n * sizeof *p->done);
+        p->best = arena_zalloc(&x->arena, n * sizeof *p->best);
+        p->phases = arena_zalloc(&x->arena, n * sizeof *p->phases);
+        if (p->live == NULL || p->next == NULL || p->done == NULL || p->best == NULL ||
+            p->phases == NULL)
+            return ERR_NO_MEMORY;
+        p->n_live = 1; /* the prompt itself */
+        p->phases[0] = PHASE_READY;
+        p->n_asked = 1;
+    }
+    for (int i = 0; i < x->n_gens; i++) {
+        r = &x->gens[i].request;
+        r->flags |= WIRE_LOGPROBS | WIRE_IGNORE_EOS;
+        r->generate.n_logprobs = 2 * (uint32_t)x->n > b->n_top ? 2 * (uint32_t)x->n : b->n_top;
+        r->generate.sampling.temperature = 0.0f; /* which token the engine takes is of no account */
+        r->generate.sampling.repetition_penalty = 1.0f;
+    }
+    x->beams = b;
+    x->on_free = beams_free;
+    return ERR_OK;
+}
+
+bool beams_asks(struct gen *g)
+{
+    enum beams_phase *phase = &beams_of(g)->phases[g->index % g->exchange->n];
+
+    if (*phase != PHASE_READY)
+        return false;
+    *phase = PHASE_ASKED;
+    return true;
+}
+
+uint32_t beams_max_tokens(const struct gen *g)
+{
+    return (uint32_t)g->tokens.len - g->n_prompt + 1;
+}
+
+/* --- one step ------------------------------------------------------------------------------ */
+
+static double beams_score(const struct gen *first, double sum, size_t n_out)
+{
+    return sum / pow((double)(first->n_prompt + n_out), first->exchange->beams->o.length_penalty);
+}
+
+static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *ends, uint32_t n_ends)
+{
+    const struct wire_request *r = &first->request;
+
+    for (uint32_t i = 0; i < r->generate.n_stop_ids; i++) {
+        if (r->generate.stop_ids[i] == id)
+            return true;
+    }
+    for (uint32_t i = 0; i < n_ends; i++) {
+        if (ends[i] == id)
+            return true;
+    }
+    return false;
+}
+
+/* *to = from, extended by e->token. told has the records of the step that made the extension. */
+static int beam_extend(struct beam *to, const struct beam *from, const struct extension *e,
+                       const struct buf *told, const struct beams *b)
+{
+    struct logprob p = e->token;
+    uint32_t n_top = 0;
+    int rc = ERR_OK;
+
+    beam_fini(to);
+    for (size_t i = 0; i < from->out.len && rc == ERR_OK; i++)
+        rc = token_list_add(&to->out, from->out.ids[i]);
+    if (rc == ERR_OK)
+        rc = token_list_add(&to->out, p.id);
+    to->sum = e->sum;
+    if (!b->tells)
+        return rc;
+    if (from->told.len > 0)
+        buf_add(&to->told, from->told.bytes, from->told.len);
+    p.begins = true;
+    buf_add(&to->told, &p, sizeof p);
+    for (size_t at = sizeof p; at < told->len && n_top < b->n_top; at += sizeof p, n_top++)
+        buf_add(&to->told, told->bytes + at, sizeof p);
+    return to->told.failed ? ERR_NO_MEMORY : rc;
+}
+
+/* A complete beam; the worst of more than n is dropped. Of equal ones the earlier is first. */
+static int beams_complete(struct gen *first, int parent, const struct extension *e)
+{
+    const struct beams *b = first->exchange->beams;
+    struct beams_prompt *p = beams_of(first);
+    double score = beams_score(first, e->sum, p->live[parent].out.len);
+    struct beam made = {0};
+    int at = p->n_done;
+    int rc;
+
+    while (at > 0 && p->done[at - 1].score < score)
+        at--;
+    if (at == b->n)
+        return ERR_OK;
+    rc = beam_extend(&made, &p->live[parent], e, &first[parent].told, b);
+    if (rc != ERR_OK) {
+        beam_fini(&made);
+        return rc;
+    }
+    made.score = score;
+    made.ended = true;
+    if (p->n_done == b->n)
+        beam_fini(&p->done[--p->n_done]);
+    memmove(p->done + at + 1, p->done + at, (size_t)(p->n_done - at) * sizeof *p->done);
+    p->done[at] = made;
+    p->n_done++;
+    return ERR_OK;
+}
+
+/* Put e among the n best extensions so far. Of equal ones the earlier is first. */
+static void beams_consider(const struct beams *b, struct beams_prompt *p, int *n_best,
+                           const struct extension *e)
+{
+    int at = *n_best;
+
+    while (at > 0 && p->best[at - 1].sum < e->sum)
+        at--;
+    if (at == b->n)
+        return;
+    if (*n_best == b->n)
+        (*n_best)--;
+    memmove(p->best + at + 1, p->best + at, (size_t)(*n_best - at) * sizeof *p->best);
+    p->best[at] = *e;
+    (*n_best)++;
+}
+
+/* Look at every extension of every live beam. */
+static int beams_extend(struct gen *first, const int32_t *ends, uint32_t n_ends, int *n_best)
+{
+    const struct beams *b = first->exchange->beams;
+    struct beams_prompt *p = beams_of(first);
+    int rc = ERR_OK;
+
+    *n_best = 0;
+    for (int i = 0; i < p->n_live; i++) {
+        const struct buf *told = &first[i].told;
+        size_t most = 2 * (size_t)b->n + 1; /* the token that the engine took is first */
+        size_t n = told->len / sizeof(struct logprob);
+
+        for (size_t k = 1; k < n && k < most && rc == ERR_OK; k++) {
+            struct extension e = {.parent = i};
+
+            memcpy(&e.token, told->bytes + k * sizeof e.token, sizeof e.token);
+            if (!isfinite(e.token.logprob))
+                continue;
+            e.sum = p->live[i].sum + (double)e.token.logprob;
+            if (beams_is_end(first, e.token.id, ends, n_ends))
+                rc = beams_complete(first, i, &e);
+            else
+                beams_consider(b, p, n_best, &e);
+        }
+    }
+    return rc;
+}
+
+/* The best extensions become the live beams. */
+static int beams_advance(struct gen *first, int n_best)
+{
+    const struct beams *b = first->exchange->beams;
+    struct beams_prompt *p = beams_of(first);
+    struct beam *swap = p->live;
+    int rc = ERR_OK;
+
+    for (int i = 0; i < n_best && rc == ERR_OK; i++) {
+        const struct extension *e = &p->best[i];
+
+        rc = beam_extend(&p->next[i], &p->live[e->parent], e, &first[e->parent].told, b);
+    }
+    p->live = p->next;
+    p->next = swap;
+    p->n_live = n_best;
+    return rc;
+}
+
+/* Could a live beam still become one of the n best? The live beams have one length, and the first
+ * has the largest sum, which can only fall. A score is largest at one end of the lengths to
+ * come. */
+static bool beams_may_gain(const struct gen *first, uint32_t longest)
+{
+    const struct beams *b = first->exchange->beams;
+    const struct beams_prompt *p = beams_of(first);
+    double sum, now, last;
+
+    if (p->n_live == 0)
+        return false;
+    if (p->n_done < b->n)
+        return true;
+    if (b->o.early_stopping)
+        return false;
+    sum = p->live[0].sum;
+    now = beams_score(first, sum, p->live[0].out.len);
+    last = beams_score(first, sum, longest);
+    return now > p->done[b->n - 1].score || last > p->done[b->n - 1].score;
+}
+
+/* --- between steps ------------------------------------------------------------------------- */
+
+/* The generation's tokens become the beam's. */
+static int beams_hold(struct gen *g, const struct beam *beam)
+{
+    int rc = ERR_OK;
+
+    g->tokens.len = g->n_prompt;
+    for (size_t i = 0; i < beam->out.len && rc == ERR_OK; i++)
+        rc = token_list_add(&g->tokens, beam->out.ids[i]);
+    g->told.len = g->told_whole = 0;
+    g->ended = false;
+    g->n_submits = 0;
+    return rc;
+}
+
+static int beams_ask_next(struct gen *first)
+{
+    struct beams_prompt *p = beams_of(first);
+    int rc = ERR_OK;
+
+    for (int i = 0; i < p->n_live && rc == ERR_OK; i++) {
+        rc = beams_hold(&first[i], &p->live[i]);
+        p->phases[i] = PHASE_READY;
+    }
+    p->n_asked = p->n_live;
+    return rc;
+}
+
+/* The beam is g's choice: its tokens, its text, its log probabilities. */
+static int beams_choose(struct gen *g, const struct beam *beam)
+{
+    const struct beams *b = g->exchange->beams;
+    int rc = beams_hold(g, beam);
+
+    if (rc != ERR_OK)
+        return rc;
+    buf_add(&g->told, beam->told.len == 0 ? "" : beam->told.bytes, beam->told.len);
+    g->told_whole = g->told.len;
+    g->request.generate.n_logprobs = b->n_top;
+    if (!b->tells)
+        g->request.flags &= ~(uint32_t)WIRE_LOGPROBS;
+    g->ended = beam->ended;
+    for (size_t i = 0; i < beam->out.len; i++) {
+        if (!beam->ended || i + 1 < beam->out.len || g->detok.include_stop)
+            (void)detok_push(&g->detok, beam->out.ids[i], &g->text);
+    }
+    (void)detok_finish(&g->detok, &g->text);
+    g->finish = beam->ended ? GEN_STOP : GEN_LENGTH;
+    for (uint32_t i = 0; beam->ended && i < g->request.generate.n_stop_ids; i++) {
+        if (g->request.generate.stop_ids[i] == beam->out.ids[beam->out.len - 1])
+            g->stop_id = g->request.generate.stop_ids[i];
+    }
+    return g->told.failed || g->text.failed ? ERR_NO_MEMORY : ERR_OK;
+}
+
+/* The n best of the complete and the live beams, in order; of equal ones a complete one first. */
+static int beams_finish(struct gen *first)
+{
+    const struct beams *b = first->exchange->beams;
+    struct beams_prompt *p = beams_of(first);
+    const struct beam none = {0};
+    int done = 0, live = 0;
+    int rc = ERR_OK;
+
+    if (b->o.early_stopping && p->n_done == b->n)
+        p->n_live = 0;
+    for (int i = 0; i < b->n && rc == ERR_OK; i++) {
+        const struct beam *of_live = live < p->n_live ? &p->live[live] : NULL;
+        const struct beam *of_done = done < p->n_done ? &p->done[done] : NULL;
+
+        if (of_done != NULL && of_live != NULL &&
+            of_done->score < beams_score(first, of_live->sum, of_live->out.len))
+            of_done = NULL;
+        if (of_done != NULL)
+            done++;
+        else
+            live++;
+        if (of_done != NULL || of_live != NULL)
+            rc = beams_choose(&first[i], of_done != NULL ? of_done : of_live);
+        else /* the vocabulary has fewer tokens than there are beams */
+            rc = beams_choose(&first[i], &none);
+    }
+    return rc;
+}
+
+int beams_told(struct gen *g, const int32_t *ends, uint32_t n_ends, uint32_t longest,
+               enum beams_todo *todo)
+{
+    struct gen *first = beams_first(g);
+    struct beams_prompt *p = beams_of(g);
+    int n_best;
+    int rc;
+
+    *todo = BEAMS_NOTHING;
+    p->phases[g->index % g->exchange->n] = PHASE_IDLE;
+    if (--p->n_asked > 0)
+        return ERR_OK;
+    rc = beams_extend(first, ends, g->exchange->beams->ignores_eos ? 0 : n_ends, &n_best);
+    if (rc == ERR_OK)
+        rc = beams_advance(first, n_best);
+    if (rc != ERR_OK)
+        return rc;
+    if (p->n_live > 0 && p->live[0].out.len < longest && beams_may_gain(first, longest)) {
+        *todo = BEAMS_SUBMIT;
+        return beams_ask_next(first);
+    }
+    *todo = BEAMS_END;
+    return beams_finish(first);
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The machine behind blocks.h: at most one block is open. */
+#include "front/answer/blocks.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "front/answer/answer.h"
+#include "front/answer/logprobs.h"
+#include "front/kept/kept.h"
+
+static const struct blocks_shape *blocks_shape_of(const struct gen *g)
+{
+    return g->exchange->shape == SHAPE_MESSAGES ? &blocks_messages : &blocks_responses;
+}
+
+/* --- for the shapes --- */
+
+void blocks_event(struct gen *g, const char *name)
+{
+    buf_printf(&g->exchange->out, "event: %s\ndata: {\"type\":\"%s\"", name, name);
+}
+
+void blocks_event_end(struct gen *g)
+{
+    buf_add_text(&g->exchange->out, "}\n\n");
+}
+
+uint32_t blocks_output_tokens(const struct gen *g)
+{
+    return (uint32_t)g->tokens.len - g->n_prompt;
+}
+
+bool blocks_is_object(struct gen *g)
+{
+    const struct buf *text = &g->speech->blocks.text;
+    const struct json *v = NULL;
+    struct arena scratch = {.limit_bytes = g->exchange->arena.limit_bytes};
+    bool is = text->len > 0 &&
+              json_parse(&v, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK &&
+              v->kind == JSON_OBJECT;
+
+    arena_reset(&scratch);
+    return is;
+}
+
+void blocks_add_text(struct buf *b, const char *name, const struct buf *text)
+{
+    buf_printf(b, "\"%s\":", name);
+    buf_add_json_string(b, text->len == 0 ? "" : text->bytes, text->len);
+}
+
+/* --- the machine --- */
+
+static bool blocks_failed(const struct gen *g)
+{
+    const struct blocks *k = &g->speech->blocks;
+
+    return k->name.failed || k->text.failed || k->told.failed || k->done.failed;
+}
+
+static void blocks_close(struct gen *g, bool is_cut)
+{
+    struct blocks *k = &g->speech->blocks;
+
+    if (!k->is_open)
+        return;
+    if (k->done.len > 0)
+        buf_add_byte(&k->done, ',');
+    blocks_shape_of(g)->close(g, is_cut);
+    g->exchange->out.failed = g->exchange->out.failed || blocks_failed(g);
+    k->is_open = false;
+}
+
+static void blocks_open(struct gen *g, const struct reply_event *e)
+{
+    struct blocks *k = &g->speech->blocks;
+
+    blocks_close(g, false);
+    buf_clear(&k->text);
+    buf_clear(&k->name);
+    buf_clear(&k->told);
+    k->told_said = 0;
+    k->is_open = true;
+    k->kind = (int)e->kind;
+    k->call = e->call;
+    k->n++;
+    if (e->kind == REPLY_CALL_BEGIN)
+        buf_add(&k->name, e->bytes, e->len);
+    if (g->exchange->stream)
+        blocks_shape_of(g)->open(g);
+}
+
+void blocks_said(struct gen *g, const struct reply_event *e)
+{
+    struct blocks *k = &g->speech->blocks;
+
+    switch (e->kind) {
+    case REPLY_CONTENT:
+    case REPLY_REASON:
+        if (!k->is_open || k->kind != (int)e->kind)
+            blocks_open(g, e);
+        break;
+    case REPLY_CALL_BEGIN: blocks_open(g, e); return;
+    case REPLY_CALL_ARGS: break;
+    case REPLY_CALL_END: blocks_close(g, false); return;
+    }
+    buf_add(&k->text, e->bytes, e->len);
+    if (e->kind == REPLY_CONTENT)
+        logprobs_add_text(&k->told, g);
+    if (g->exchange->stream)
+        blocks_shape_of(g)->piece(g, e->bytes, e->len);
+}
+
+void blocks_begin(struct gen *g)
+{
+    blocks_shape_of(g)->begin(g);
+}
+
+static void blocks_finish(struct gen *g)
+{
+    struct exchange *x = g->exchange;
+    struct buf b = {0};
+
+    if (x->stream) {
+        blocks_shape_of(g)->finish(g);
+        x->complete = true;
+        return;
+    }
+    blocks_shape_of(g)->body(g, &b);
+    exchange_reply_json(x, &b);
+}
+
+/* Give the response to the store; false: the answer does not wait for that. */
+static bool blocks_keep(struct gen *g)
+{
+    struct exchange *x = g->exchange;
+    struct keeping *k = x->keeping;
+    struct kept_record record;
+    struct buf b = {0};
+
+    if (k == NULL)
+        return false;
+    blocks_shape_of(g)->body(g, &b);
+    record = (struct kept_record){.name = kept_name(k->tenant, x->id),
+                                  .created_s = x->completed,
+                                  .response = b.bytes,
+                                  .response_len = b.len,
+                                  .input = k->input,
+                                  .input_len = k->input_len};
+    k->job = b.failed ? NULL : kept_write(k->kept, &record);
+    k->failed = k->job == NULL;
+    k->since_us = clock_us();
+    buf_fini(&b);
+    return !k->failed;
+}
+
+bool blocks_wait(const struct exchange *x, uint64_t now_us)
+{
+    const struct keeping *k = x->keeping;
+
+    return k != NULL && k->job != NULL && !x->complete && kept_state(k->job) == KEPT_WAITS &&
+           now_us - k->since_us < KEPT_WAIT_US;
+}
+
+void blocks_kept(struct exchange *x)
+{
+    struct keeping *k = x->keeping;
+
+    k->failed = kept_state(k->job) != KEPT_WRITTEN;
+    blocks_finish(&x->gens[0]);
+}
+
+void blocks_end(struct gen *g)
+{
+    g->exchange->completed = clock_unix_s();
+    blocks_close(g, g->finish == GEN_LENGTH);
+    if (!blocks_keep(g))
+        blocks_finish(g);
+}
+
+void blocks_fail(struct gen *g, int err, const char *message)
+{
+    blocks_shape_of(g)->fail(g, err, message == NULL ? err_sentence(err) : message);
+}

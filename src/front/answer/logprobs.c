@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front/answer/logprobs.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LOGPROBS_LEAST (-9999.0) /* OpenAI's for what has no probability */
+
+void logprobs_record(struct gen *g, const struct wire_out *o)
+{
+    bool prompt = o->kind == WIRE_PROMPT_CHOSEN || o->kind == WIRE_PROMPT_TOP;
+    struct buf *to = prompt ? &g->prompt_told : &g->told;
+    struct logprob p = {.id = o->value,
+                        .logprob = o->logprob,
+                        .rank = o->rank,
+                        .begins = o->kind == WIRE_CHOSEN || o->kind == WIRE_PROMPT_CHOSEN};
+
+    buf_add(to, &p, sizeof p);
+    g->exchange->out.failed = g->exchange->out.failed || to->failed;
+}
+
+void logprobs_token(struct gen *g)
+{
+    g->told_whole = g->told.len;
+}
+
+uint32_t logprobs_restart(struct gen *g)
+{
+    uint32_t flags = g->request.flags;
+
+    g->told.len = g->told_whole;
+    if (g->tokens.len > g->n_prompt)
+        return flags & ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* all was told before the first token */
+    g->prompt_told.len = 0;
+    return flags;
+}
+
+bool logprobs_echo_waits(const struct gen *g)
+{
+    const struct exchange *x = g->exchange;
+    const struct gen *first = &x->gens[g->index - g->index % x->n];
+
+    return x->echo && x->format == EXCHANGE_COMPLETION && !g->prompt_written &&
+           (g->request.flags & WIRE_LOGPROBS) != 0 && first->finish == GEN_RUNNING &&
+           first->tokens.len == first->n_prompt;
+}
+
+/* --- pieces ----------------------------------------------------------------------------- */
+
+static struct logprob logprobs_at(const struct buf *told, size_t at)
+{
+    struct logprob p;
+
+    memcpy(&p, told->bytes + at, sizeof p);
+    return p;
+}
+
+/* Where the next token's begins, from one that begins at `at`. */
+static size_t logprobs_next(const struct buf *told, size_t end, size_t at)
+{
+    do
+        at += sizeof(struct logprob);
+    while (at < end && !logprobs_at(told, at).begins);
+    return at;
+}
+
+static void logprobs_value(struct buf *b, float value)
+{
+    buf_printf(b, "%.8g", isfinite(value) ? (double)value : LOGPROBS_LEAST);
+}
+
+/* A token as text; parts of characters become U+FFFD. */
+static const char *logprobs_token_text(struct buf *b, const struct gen *g, int32_t id, size_t *len)
+{
+    const char *text = tokenizer_bytes(g->detok.tokenizer, id, len);
+
+    if (g->exchange->tokens_as_ids)
+        buf_printf(b, "\"token_id:%d\"", id);
+    else
+        buf_add_json_string(b, text == NULL ? "" : text, *len);
+    return text;
+}
+
+/* --- chats ------------------------------------------------------------------------------ */
+
+/* "token":...,"logprob":...,"bytes":[...] */
+static void logprobs_chat_token(struct buf *b, const struct gen *g, const struct logprob *p)
+{
+    const char *text;
+    size_t len;
+
+    buf_add_text(b, "\"token\":");
+    text = logprobs_token_text(b, g, p->id, &len);
+    buf_add_text(b, ",\"logprob\":");
+    logprobs_value(b, p->logprob);
+    buf_add_text(b, ",\"bytes\":[");
+    for (size_t i = 0; i < len; i++)
+        buf_printf(b, i == 0 ? "%u" : ",%u", (unsigned char)text[i]);
+    buf_add_byte(b, ']');
+}
+
+/* The token at `at` with its alternatives, which end at next. */
+static void logprobs_chat_entry(struct buf *b, const struct gen *g, size_t at, size_t next)
+{
+    struct logprob p = logprobs_at(&g->told, at);
+
+    buf_add_byte(b, '{');
+    logprobs_chat_token(b, g, &p);
+    buf_add_text(b, ",\"top_logprobs\":[");
+    for (size_t top = at + sizeof p; top < next; top += sizeof p) {
+        p = logprobs_at(&g->told, top);
+        buf_add_text(b, top == at + sizeof p ? "{" : ",{");
+        logprobs_chat_token(b, g, &p);
+        buf_add_byte(b, '}');
+    }
+    buf_add_text(b, "]}");
+}
+
+/* Up to where a chat's event tells: the token that only ends the text is told by the event with the
+ * finish_reason, because clients take the tokens beside a text for its own. */
+static size_t logprobs_chat_end(const struct gen *g)
+{
+    bool waits = g->exchange->stream && g->finish == GEN_RUNNING && g->ended;
+    size_t end = g->told_written;
+
+    if (!waits || g->detok.include_stop)
+        return g->told_whole;
+    for (size_t at = end; at < g->told_whole; at = logprobs_next(&g->told, g->told_whole, at))
+        end = at;
+    return end;
+}
+
+void logprobs_write_chat(struct buf *b, struct gen *g)
+{
+    size_t end = logprobs_chat_end(g);
+
+    if ((g->request.flags & WIRE_LOGPROBS) == 0 || g->told_written == end) {
+        buf_add_text(b, "\"logprobs\":null");
+        return;
+    }
+    buf_add_text(b, "\"logprobs\":{\"content\":[");
+    for (size_t at = g->told_written, next; at < end; at = next) {
+        next = logprobs_next(&g->told, end, at);
+        if (at > g->told_written)
+            buf_add_byte(b, ',');
+        logprobs_chat_entry(b, g, at, next);
+    }
+    buf_add_text(b, "],\"refusal\":null}");
+    g->told_written = end;
+}
+
+void logprobs_add_text(struct buf *b, struct gen *g)
+{
+    bool mute = g->ended && !g->detok.include_stop; /* the last token says nothing */
+
+    for (size_t at = g->told_written, next; at < g->told_whole; at = next) {
+        next = logprobs_next(&g->told, g->told_whole, at);
+        if (mute && next >= g->told_whole)
+            break;
+        if (b->len > 0)
+            buf_add_byte(b, ',');
+        logprobs_chat_entry(b, g, at, next);
+    }
+    g->told_written = g->told_whole;
+}
+
+void logprobs_skip(struct gen *g)
+{
+    g->told_written = g->told_whole;
+}
+
+/* --- completions ------------------------------------------------------------------------ */
+
+/* A completion's lists, each of which is written in a pass of its own over the same tokens. */
+enum logprobs_list { LIST_OFFSETS, LIST_VALUES, LIST_TOKENS, LIST_TOPS };
+
+/* Characters that begin in a token. */
+static uint32_t logprobs_chars(const struct gen *g, int32_t id)
+{
+    size_t len;
+    const char *text = tokenizer_bytes(g->detok.tokenizer, id, &len);
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < len; i++)
+        n += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return n;
+}
+
+/* {"token":value,...}: the one that came, and the most probable. */
+static void logprobs_tops(struct buf *b, const struct gen *g, const struct buf *told, size_t at,
+                          size_t next)
+{
+    struct logprob came = logprobs_at(told, at);
+    bool listed = false, first = true;
+
+    buf_add_byte(b, '{');
+    for (size_t top = at + sizeof came; top < next; top += sizeof came)
+        listed = listed || logprobs_at(told, top).id == came.id;
+    for (size_t top = listed ? at + sizeof came : at; top < next; top += sizeof came) {
+        struct logprob p = logprobs_at(told, top);
+        size_t len;
+
+        if (!first)
+            buf_add_byte(b, ',');
+        first = false;
+        (void)logprobs_token_text(b, g, p.id, &len);
+        buf_add_byte(b, ':');
+        logprobs_value(b, p.logprob);
+    }
+    buf_add_byte(b, '}');
+}
+
+/* A token of a list; offset: the characters before it. */
+static void logprobs_text_token(struct buf *b, const struct gen *g, enum logprobs_list list,
+                                const struct buf *told, size_t at, size_t next, uint32_t offset)
+{
+    struct logprob p = logprobs_at(told, at);
+    size_t len;
+
+    switch (list) {
+    case LIST_OFFSETS: buf_printf(b, "%u", offset); break;
+    case LIST_VALUES: logprobs_value(b, p.logprob); break;
+    case LIST_TOKENS: (void)logprobs_token_text(b, g, p.id, &len); break;
+    case LIST_TOPS: logprobs_tops(b, g, told, at, next); break;
+    }
+}
+
+/* Tokens of told from `at` on. Returns the characters up to its end. */
+static uint32_t logprobs_list_run(struct buf *b, const struct gen *g, enum logprobs_list list,
+                                  const struct buf *told, size_t at, size_t end, uint32_t offset,
+                                  bool first)
+{
+    for (size_t next; at < end; at = next) {
+        next = logprobs_next(told, end, at);
+        if (!first)
+            buf_add_byte(b, ',');
+        first = false;
+        logprobs_text_token(b, g, list, told, at, next, offset);
+        offset += logprobs_chars(g, logprobs_at(told, at).id);
+    }
+    return offset;
+}
+
+/* One list, with the prompt in front where it is echoed. */
+static uint32_t logprobs_list(struct buf *b, const struct gen *g, enum logprobs_list list,
+                              bool with_prompt)
+{
+    const struct gen *first = &g->exchange->gens[g->index - g->index % g->exchange->n];
+    uint32_t offset = g->told_chars;
+    size_t len;
+
+    buf_add_byte(b, '[');
+    if (with_prompt) {
+        if (list == LIST_OFFSETS)
+            buf_add_byte(b, '0');
+        else if (list == LIST_TOKENS)
+            (void)logprobs_token_text(b, g, g->tokens.ids[0], &len);
+        else
+            buf_add_text(b, "null");
+        offset = logprobs_list_run(b, g, list, &first->prompt_told, 0, first->prompt_told.len,
+                                   logprobs_chars(g, g->tokens.ids[0]), false);
+    }
+    offset = logprobs_list_run(b, g, list, &g->told, g->told_written, g->told_whole, offset,
+                               !with_prompt);
+    buf_add_byte(b, ']');
+    return offset;
+}
+
+void logprobs_write_text(struct buf *b, struct gen *g)
+{
+    bool with_prompt = g->exchange->echo && !g->prompt_written;
+
+    if ((g->request.flags & WIRE_LOGPROBS) == 0 ||
+        (g->told_written == g->told_whole && !with_prompt)) {
+        buf_add_text(b, "\"logprobs\":null");
+        return;
+    }
+    buf_add_text(b, "\"logprobs\":{\"text_offset\":");
+    (void)logprobs_list(b, g, LIST_OFFSETS, with_prompt);
+    buf_add_text(b, ",\"token_logprobs\":");
+    (void)logprobs_list(b, g, LIST_VALUES, with_prompt);
+    buf_add_text(b, ",\"tokens\":");
+    (void)logprobs_list(b, g, LIST_TOKENS, with_prompt);
+    buf_add_text(b, ",\"top_logprobs\":");
+    g->told_chars = logprobs_list(b, g, LIST_TOPS, with_prompt);
+    buf_add_byte(b, '}');
+    g->told_written = g->told_whole;
+    g->prompt_written = true;
+}
+
+/* --- prompts ---------------------------------------------------------------------------- */
+
+/* "id":{"logprob":...,"rank":...,"decoded_token":...} */
+static void logprobs_prompt_token(struct buf *b, const struct gen *g, const struct logprob *p)
+{
+    size_t len;
+
+    buf_printf(b, "\"%d\":{\"logprob\":", p->id);
+    logprobs_value(b, p->logprob);
+    buf_printf(b, ",\"rank\":%u,\"decoded_token\":", p->rank);
+    (void)logprobs_token_text(b, g, p->id, &len);
+    buf_add_byte(b, '}');
+}
+
+void logprobs_write_prompt(struct buf *b, const struct gen *g)
+{
+    const struct buf *told = &g->prompt_told;
+
+    buf_add_text(b, "\"prompt_logprobs\":[null");
+    for (size_t at = 0, next; at < told->len; at = next) {
+        struct logprob came = logprobs_at(told, at);
+
+        next = logprobs_next(told, told->len, at);
+        buf_add_text(b, ",{");
+        logprobs_prompt_token(b, g, &came);
+        for (size_t top = at + sizeof came; top < next; top += sizeof came) {
+            struct logprob p = logprobs_at(told, top);
+
+            if (p.id == came.id)
+                continue;
+            buf_add_byte(b, ',');
+            logprobs_prompt_token(b, g, &p);
+        }
+        buf_add_byte(b, '}');
+    }
+    buf_add_byte(b, ']');
+}

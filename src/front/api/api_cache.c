@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/hex.h"
+#include "base/log.h"
+#include "front/api/api.h"
+#include "front/api/cache.h"
+#include "front/request/fields.h"
+#include "front/request/policy.h"
+#include "front/request/retention.h"
+#include "text/file.h"
+
+/* --- the key ------------------------------------------------------------------------------ */
+
+int cache_open(struct front *f)
+{
+    const char *path = f->settings.admin_key_file;
+    struct buf text = {0};
+    struct stat st;
+    char why[256] = "";
+    size_t len;
+    int rc;
+
+    if (path[0] == '\0')
+        return ERR_OK;
+    rc = file_read(&text, NULL, path, 4096, why, sizeof why);
+    if (rc != ERR_OK) {
+        log_error("front: admin_key_file %s: %s", path, why[0] == '\0' ? err_sentence(rc) : why);
+        buf_fini(&text);
+        return rc;
+    }
+    len = text.bytes == NULL ? 0 : strcspn(text.bytes, " \t\r\n");
+    if (len < 16 || len > CACHE_KEY_MAX) {
+        log_error("front: %s: its first line must be a key of 16 to %d bytes; openssl rand -hex 24 "
+                  "makes one",
+                  path, CACHE_KEY_MAX);
+        rc = ERR_INVALID;
+    } else {
+        f->admin_key = hash_sha256("", 0, text.bytes, len);
+        f->has_admin_key = true;
+    }
+    if (stat(path, &st) == 0 && (st.st_mode & S_IROTH) != 0)
+        log_warn("front: everybody can read %s; chmod 0640", path);
+    buf_fini(&text);
+    return rc;
+}
+
+bool cache_allows(const struct front *f, struct exchange *x)
+{
+    const char *key = fcgi_param(x->fcgi, "QUIRE_ADMIN_KEY");
+    struct hash h;
+
+    if (!f->has_admin_key) {
+        exchange_reply_error(x, ERR_NOT_FOUND, "there is no admin_key_file, and so no such thing",
+                             NULL, 0);
+        return false;
+    }
+    if (strncmp(key, "Bearer ", 7) == 0)
+        key += 7;
+    h = hash_sha256("", 0, key, strlen(key)); /* how long a comparison takes tells nothing */
+    if (memcmp(&h, &f->admin_key, sizeof h) == 0)
+        return true;
+    exchange_reply_error(x, ERR_ADMIN_KEY, NULL, NULL, 0);
+    return false;
+}
+
+/* --- asking ------------------------------------------------------------------------------- */
+
+/* x is an operator's: its answer is what the engine says of the cache, or of its sleep. */
+static void cache_ask(struct exchange *x)
+{
+    x->asks = true;
+    x->only_echo = true;
+    x->stream = false;
+    x->max_tokens_given = true;
+    x->max_tokens = 1;
+}
+
+/* A request without a prompt: one token that is not looked at. */
+static void cache_ask_alone(struct exchange *x, const struct wire_request *r)
+{
+    struct gen *g = arena_zalloc(&x->arena, sizeof *g);
+
+    if (g == NULL || token_list_add(&g->tokens, 0) != ERR_OK) {
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+        return;
+    }
+    g->exchange = x;
+    g->slot = -1;
+    g->stop_id = -1;
+    g->n_prompt = 1;
+    g->request = *r;
+    x->format = EXCHANGE_COMPLETION;
+    x->n = 1;
+    x->gens = g;
+    x->n_gens = 1;
+    cache_ask(x);
+}
+
+/* One that says nothing but this. */
+static void cache_ask_cache(struct exchange *x, enum wire_cache_action action)
+{
+    cache_ask_alone(x, &(struct wire_request){.task = WIRE_CACHE, .cache = {.action = action}});
+}
+
+static void cache_ask_power(struct exchange *x, enum wire_power_action action)
+{
+    cache_ask_alone(x, &(struct wire_request){.task = WIRE_POWER, .power = {.action = action}});
+}
+
+/* The generation that was prepared becomes a request to drop its prompt. */
+static void cache_ask_drop(struct exchange *x)
+{
+    struct wire_request *r = &x->gens[0].request;
+
+    memset(&r->generate, 0, sizeof r->generate);
+    r->task = WIRE_CACHE;
+    r->cache = (struct wire_cache){.action = WIRE_DROP_PROMPT};
+    cache_ask(x);
+}
+
+/* Members of a body that make a prompt. */
+static bool cache_is_prompt(const char *name)
+{
+    static const char *const names[] = {"model",
+                                        "prompt",
+                                        "messages",
+                                        "tools",
+                                        "documents",
+                                        "chat_template_kwargs",
+                                        "cache_salt",
+                                        "add_special_tokens",
+                                        "add_generation_prompt",
+                                        "split_special_tokens",
+                                        "continue_final_message"};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(names[i], name) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void cache_refuse(struct exchange *x, const char *why, const char *param)
+{
+    exchange_reply_error(x, ERR_INVALID, why, param, 0);
+}
+
+/* The prompt of body, one, as the endpoints make it, and `extra` beside it. False after an error
+ * answer. A prompt of messages ends where they do unless it is said: what is kept or dropped is
+ * what others begin with as well. */
+static bool cache_prompt(struct front *f, struct exchange *x, const struct json *body,
+                         const struct json_made *extra, const char *extra_name)
+{
+    struct json_made made = {.arena = &x->arena};
+    struct json request;
+    bool chat = json_get(body, "messages") != NULL;
+
+    for (uint32_t i = 0; i < body->n; i++) {
+        if (cache_is_prompt(body->items[i].key))
+            json_put(&made, body->items[i].key, &body->items[i]);
+    }
+    if (chat && json_get(body, "add_generation_prompt") == NULL)
+        json_put_flag(&made, "add_generation_prompt", false);
+    if (extra != NULL)
+        json_put_made(&made, extra_name, JSON_OBJECT, extra);
+    if (made.failed) {
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+        return false;
+    }
+    request = json_made(&made, JSON_OBJECT);
+    x->asks = true;
+    if (chat)
+        api_chat(f, x, &request);
+    else
+        api_completions(f, x, &request);
+    if (!x->complete && x->n_gens != 1)
+        cache_refuse(x, "one prompt at a time", "prompt");
+    return !x->complete;
+}
+
+/* Every member must be known: a word that is not heeded would be kept, or dropped, in silence. */
+static bool cache_knows(struct exchange *x, const struct json *body, const char *const *names)
+{
+    char why[128];
+
+    for (uint32_t i = 0; i < body->n; i++) {
+        const char *key = body->items[i].key;
+        bool known = cache_is_prompt(key);
+
+        for (const char *const *n = names; *n != NULL; n++)
+            known = known || strcmp(*n, key) == 0;
+        if (known)
+            continue;
+        (void)snprintf(why, sizeof why, "'%.64s' is not known here", key);
+        cache_refuse(x, why, key);
+        return false;
+    }
+    return true;
+}
+
+/* With cache_per_key an operator names the key whose cache is meant; else that of nobody is. False
+ * after an error answer. */
+static bool cache_choose(const struct front *f, struct exchange *x, const struct json *body,
+                         struct wire_request *r)
+{
+    const struct json *tenant = json_get(body, "tenant");
+
+    if (tenant == NULL)
+        return true;
+    if (tenant->kind != JSON_TEXT || tenant->text_len == 0 || json_has_nul(tenant) ||
+        !f->settings.cache_per_key) {
+        cache_refuse(x, "'tenant' must be the name of a key, and needs cache_per_key", "tenant");
+        return false;
+    }
+    policy_tenant(tenant->text, r->tenant);
+    policy_isolate(r);
+    memset(r->tenant, 0, sizeof r->tenant); /* it is not who asks */
+    return true;
+}
+
+void api_cache_list(struct front *f, struct exchange *x, const struct json *body)
+{
+    (void)f;
+    (void)body;
+    cache_ask_cache(x, WIRE_LIST);
+}
+
+void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
+{
+    static const char *const names[] = {"priority", "seconds", "tokens", NULL};
+    static const char *const known[] = {"priority", "seconds", "tokens", "tenant", NULL};
+    static const struct json pinned = {
+        .kind = JSON_INT, .n = 3, .whole = RETENTION_PRIORITY_MAX, .text = "100"};
+    struct json_made hint = {.arena = &x->arena};
+
+    if (!cache_knows(x, body, known))
+        return;
+    if (json_get(body, "priority") == NULL)
+        json_put(&hint, "priority", &pinned);
+    for (const char *const *n = names; *n != NULL; n++) {
+        if (json_get(body, *n) != NULL)
+            json_put(&hint, *n, json_get(body, *n));
+    }
+    if (!cache_prompt(f, x, body, &hint, "cache_retention") ||
+        !cache_choose(f, x, body, &x->gens[0].request))
+        return;
+    cache_ask(x);
+    x->gens[0].request.flags |= WIRE_TELL_KEPT;
+}
+
+/* 16 hexadecimal digits, as a list names a namespace. */
+static bool cache_read_space(const struct json *v, uint64_t *space)
+{
+    uint8_t bytes[sizeof *space] = {0};
+
+    if (v->kind != JSON_TEXT || v->text_len != 2 * sizeof bytes ||
+        strspn(v->text, "0123456789abcdef") != v->text_len)
+        return false;
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (uint8_t)hex_number(v->text + 2 * i, 2, 2);
+    memcpy(space, bytes, sizeof bytes);
+    return *space != 0;
+}
+
+void api_cache_drop(struct front *f, struct exchange *x, const struct json *body)
+{
+    static const char *const names[] = {"namespace", "all", "tenant", NULL};
+    const struct json *salt = json_get(body, "cache_salt");
+    const struct json *space = json_get(body, "namespace");
+    struct wire_request r = {.task = WIRE_CACHE, .cache = {.action = WIRE_DROP_SPACE}};
+
+    if (!cache_knows(x, body, names))
+        return;
+    if (json_get(body, "prompt") != NULL || json_get(body, "messages") != NULL) {
+        if (cache_prompt(f, x, body, NULL, NULL) && cache_choose(f, x, body, &x->gens[0].request))
+            cache_ask_drop(x);
+    } else if (space != NULL) {
+        if (cache_read_space(space, &r.cache.space))
+            cache_ask_alone(x, &r);
+        else
+            cache_refuse(x, "'namespace' must be 16 hexadecimal digits, as /admin/cache has them",
+                         "namespace");
+    } else if (salt != NULL || json_get(body, "tenant") != NULL) {
+        if (salt != NULL && !fields_read_salt(salt, r.salt))
+            cache_refuse(x, "'cache_salt' must be a string that is not empty", "cache_salt");
+        else if (cache_choose(f, x, body, &r))
+            cache_ask_alone(x, &r);
+    } else if (json_get_bool(body, "all", false)) {
+        cache_ask_cache(x, WIRE_DROP_ALL);
+    } else {
+        cache_refuse(x,
+                     "say what is dropped: 'prompt', 'messages', 'cache_salt', 'tenant', "
+                     "'namespace' or 'all': true",
+                     NULL);
+    }
+}
+
+void api_cache_reset(struct front *f, struct exchange *x, const struct json *body)
+{
+    (void)f;
+    (void)body;
+    cache_ask_cache(x, WIRE_DROP_ALL);
+}
+
+/* vLLM's calls. Its levels are one here: weights go to host memory. */
+void api_sleep(struct front *f, struct exchange *x, const struct json *body)
+{
+    (void)f;
+    (void)body;
+    cache_ask_power(x, WIRE_SLEEP);
+}
+
+void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
+{
+    (void)f;
+    (void)body;
+    cache_ask_power(x, WIRE_WAKE);
+}
+
+/* --- answering ---------------------------------------------------------------------------- */
+
+void cache_fact(struct exchange *x, const struct wire_out *o)
+{
+    buf_add(&x->facts, o, sizeof *o);
+}
+
+static size_t cache_n_facts(const struct exchange *x)
+{
+    return x->facts.len / sizeof(struct wire_out);
+}
+
+static struct wire_out cache_at(const struct exchange *x, size_t i)
+{
+    struct wire_out o;
+
+    memcpy(&o, x->facts.bytes + i * sizeof o, sizeof o);
+    return o;
+}
+
+static bool cache_begins_row(const struct wire_out *o)
+{
+    return o->value == WIRE_FACT_TIER || o->value == WIRE_FACT_SPACE || o->value == WIRE_FACT_HINT;
+}
+
+/* A fact of the row that begins at i; preset when it has none. */
+static uint64_t cache_of(const struct exchange *x, size_t i, enum wire_fact fact, uint64_t preset)
+{
+    for (size_t k = i + 1; k < cache_n_facts(x); k++) {
+        struct wire_out o = cache_at(x, k);
+
+        if (cache_begins_row(&o))
+            break;
+        if (o.value == (int32_t)fact)
+            return o.amount;
+    }
+    return preset;
+}
+
+static void cache_add_space(struct buf *b, uint64_t space)
+{
+    uint8_t bytes[sizeof space];
+    char hex[2 * sizeof bytes + 1];
+
+    memcpy(bytes, &space, sizeof bytes);
+    hash_hex(bytes, sizeof bytes, hex);
+    if (space == 0)
+        buf_add_text(b, "\"namespace\":null"); /* several, or not known */
+    else
+        buf_printf(b, "\"namespace\":\"%s\"", hex);
+}
+
+static void cache_add_tier(struct buf *b, const struct exchange *x, size_t i, uint64_t tier)
+{
+    static const char *const names[WIRE_TIERS] = {"device", "host", "disk"};
+
+    if (tier >= WIRE_TIERS)
+        return;
+    buf_printf(b, "\"%s\":{\"pages\":%llu,\"slots\":%llu,\"retained\":%llu,\"retained_max\":%llu}",
+               names[tier], (unsigned long long)cache_of(x, i, WIRE_FACT_PAGES, 0),
+               (unsigned long long)cache_of(x, i, WIRE_FACT_SLOTS, 0),
+               (unsigned long long)cache_of(x, i, WIRE_FACT_KEPT, 0),
+               (unsigned long long)cache_of(x, i, WIRE_FACT_KEPT_MAX, 0));
+}
+
+static void cache_add_pages(struct buf *b, const struct exchange *x, size_t i)
+{
+    buf_printf(b, ",\"pages\":{\"device\":%llu,\"host\":%llu,\"disk\":%llu}",
+               (unsigned long long)cache_of(x, i, WIRE_FACT_DEVICE, 0),
+               (unsigned long long)cache_of(x, i, WIRE_FACT_HOST, 0),
+               (unsigned long long)cache_of(x, i, WIRE_FACT_STORE, 0));
+}
+
+static void cache_add_namespace(struct buf *b, const struct exchange *x, size_t i, uint64_t space)
+{
+    unsigned long long queries = cache_of(x, i, WIRE_FACT_QUERIES, 0);
+    unsigned long long hits = cache_of(x, i, WIRE_FACT_HITS, 0);
+
+    buf_add_byte(b, '{');
+    cache_add_space(b, space);
+    buf_printf(b, ",\"shared\":%s", cache_of(x, i, WIRE_FACT_SHARED, 0) != 0 ? "true" : "false");
+    cache_add_pages(b, x, i);
+    buf_printf(b, ",\"retained\":%llu,\"queries\":%llu,\"hits\":%llu,\"hit_rate\":%.4f}",
+               (unsigned long long)cache_of(x, i, WIRE_FACT_KEPT_PAGES, 0), queries, hits,
+               queries == 0 ? 0.0 : (double)hits / (double)queries);
+}
+
+static void cache_add_hint(struct buf *b, const struct exchange *x, size_t i, uint64_t space)
+{
+    unsigned long long priority = cache_of(x, i, WIRE_FACT_PRIORITY, 0); /* 0: several */
+    unsigned long long until = cache_of(x, i, WIRE_FACT_UNTIL, 0);
+
+    buf_add_byte(b, '{');
+    cache_add_space(b, space);
+    if (priority == 0)
+        buf_add_text(b, ",\"priority\":null,\"until\":");
+    else
+        buf_printf(b, ",\"priority\":%llu,\"until\":", priority);
+    if (until == 0)
+        buf_add_text(b, "null");
+    else
+        buf_printf(b, "%llu", until);
+    buf_printf(b, ",\"pinned\":%s",
+               priority == RETENTION_PRIORITY_MAX && until == 0 ? "true" : "false");
+    cache_add_pages(b, x, i);
+    buf_add_byte(b, '}');
+}
+
+/* All rows that begin with this fact, with commas between. */
+static void cache_add_rows(struct buf *b, const struct exchange *x, enum wire_fact first)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < cache_n_facts(x); i++) {
+        struct wire_out o = cache_at(x, i);
+
+        if (o.value != (int32_t)first)
+            continue;
+        if (any)
+            buf_add_byte(b, ',');
+        any = true;
+        if (first == WIRE_FACT_TIER)
+            cache_add_tier(b, x, i, o.amount);
+        else if (first == WIRE_FACT_SPACE)
+            cache_add_namespace(b, x, i, o.amount);
+        else
+            cache_add_hint(b, x, i, o.amount);
+    }
+}
+
+static void cache_add_list(struct front *f, struct buf *b, const struct exchange *x)
+{
+    buf_printf(b, "{\"block_tokens\":%u,\"tiers\":{", f->link.engine.block_tokens);
+    cache_add_rows(b, x, WIRE_FACT_TIER);
+    buf_add_text(b, "},\"namespaces\":[");
+    cache_add_rows(b, x, WIRE_FACT_SPACE);
+    buf_add_text(b, "],\"retained\":[");
+    cache_add_rows(b, x, WIRE_FACT_HINT);
+    buf_add_text(b, "]}");
+}
+
+/* The number of a fact that stands alone. */
+static unsigned long long cache_alone(const struct exchange *x, enum wire_fact fact)
+{
+    for (size_t i = 0; i < cache_n_facts(x); i++) {
+        struct wire_out o = cache_at(x, i);
+
+        if (o.value == (int32_t)fact)
+            return o.amount;
+    }
+    return 0;
+}
+
+static void cache_add_pin(struct buf *b, const struct exchange *x)
+{
+    const struct wire_generate *r = &x->gens[0].request.generate;
+
+    buf_printf(b, "{\"tokens\":%u,\"retained_tokens\":%llu,\"priority\":%u,\"seconds\":",
+               x->gens[0].n_prompt, cache_alone(x, WIRE_FACT_HELD), r->retain - 1);
+    if (r->retain_s == 0)
+        buf_add_text(b, "null}");
+    else
+        buf_printf(b, "%u}", r->retain_s);
+}
+
+void cache_answer(struct front *f, struct exchange *x)
+{
+    const struct wire_request *r = &x->gens[0].request;
+    struct buf b = {0};
+
+    switch ((enum wire_task)r->task) {
+    case WIRE_GENERATE: cache_add_pin(&b, x); break;
+    case WIRE_CACHE:
+        if (r->cache.action == WIRE_LIST)
+            cache_add_list(f, &b, x);
+        else
+            buf_printf(&b, "{\"dropped_pages\":%llu}", cache_alone(x, WIRE_FACT_DROPPED));
+        break;
+    case WIRE_POWER:
+        buf_printf(&b, "{\"is_sleeping\":%s}", r->power.action == WIRE_SLEEP ? "true" : "false");
+        break;
+    }
+    if (b.failed || x->facts.failed)
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+    else
+        exchange_reply(x, 200, "application/json", b.bytes, b.len);
+    buf_fini(&b);
+}

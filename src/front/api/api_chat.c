@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * POST /v1/chat/completions: messages -> the model's template -> tokens -> one generation; and
+ * /v1/chat/completions/batch, of one for each of several conversations. */
+#include <stdio.h>
+#include <string.h>
+
+#include "front/api/api.h"
+#include "front/request/lax.h"
+
+/* Content is text or parts; only an assistant, whose tool calls may be all it said, can do
+ * without. What else a message must have is the template's to say. */
+static const char *api_check_messages(const struct json *messages)
+{
+    for (uint32_t i = 0; i < messages->n; i++) {
+        const struct json *m = &messages->items[i];
+        const struct json *content = json_get(m, "content");
+
+        if (m->kind != JSON_OBJECT || json_get_kind(m, "role", JSON_TEXT) == NULL)
+            return "each message must be an object with a role";
+        if (content == NULL || content->kind == JSON_NULL) {
+            if (!json_is_text(json_get(m, "role"), "assistant"))
+                return "a message has no content";
+        } else if (content->kind != JSON_TEXT && content->kind != JSON_LIST) {
+            return "the content of a message must be a string or a list of parts";
+        }
+        /* A template may pass over what it does not know: so an image would go unseen. */
+        for (uint32_t k = 0; content != NULL && content->kind == JSON_LIST && k < content->n; k++) {
+            if (chat_part_text(&content->items[k]) == NULL)
+                return "messages: this model reads text parts only";
+        }
+    }
+    return NULL;
+}
+
+/* The template's variables, in *made: those of the client, what reasoning_effort stands for as vLLM
+ * says it, and the operator's, in this order of precedence. NULL: there are none. */
+static const struct json *api_kwargs(const struct front *f, struct exchange *x,
+                                     const struct json *body, struct json *made)
+{
+    const struct json *given = json_get_kind(body, "chat_template_kwargs", JSON_OBJECT);
+    const struct json *effort = json_get_kind(body, "reasoning_effort", JSON_TEXT);
+    struct json_made kwargs = {.arena = &x->arena};
+    bool on = effort == NULL || !json_is_text(effort, "none");
+
+    if (effort == NULL && f->chat_kwargs == NULL)
+        return given;
+    for (uint32_t i = 0; given != NULL && i < given->n; i++)
+        json_put(&kwargs, given->items[i].key, &given->items[i]);
+    if (effort != NULL && json_get(given, "reasoning_effort") == NULL)
+        json_put(&kwargs, "reasoning_effort", effort);
+    if (effort != NULL && json_get(given, "enable_thinking") == NULL)
+        json_put_flag(&kwargs, "enable_thinking", on);
+    if (!on && json_get(given, "thinking") == NULL) /* as DeepSeek's templates call it */
+        json_put_flag(&kwargs, "thinking", false);
+    for (uint32_t i = 0; f->chat_kwargs != NULL && i < f->chat_kwargs->n; i++) {
+        const struct json *preset = &f->chat_kwargs->items[i];
+        bool said = json_get(given, preset->key) != NULL ||
+                    (effort != NULL && (strcmp(preset->key, "reasoning_effort") == 0 ||
+                                        strcmp(preset->key, "enable_thinking") == 0 ||
+                                        (!on && strcmp(preset->key, "thinking") == 0)));
+
+        if (!said)
+            json_put(&kwargs, preset->key, preset);
+    }
+    *made = json_made(&kwargs, JSON_OBJECT);
+    return kwargs.failed ? NULL : made;
+}
+
+/* Are control tokens that a request writes text, or tokens? The operator says, or lets clients say.
+ * False after an error answer. */
+static bool api_choose_split(struct front *f, struct exchange *x, const struct json *body)
+{
+    const struct json *wish = json_get_kind(body, "split_special_tokens", JSON_BOOL);
+
+    x->splits_special = f->settings.split_special_tokens != 0;
+    if (wish == NULL || wish->flag == x->splits_special)
+        return true;
+    if (!wish->flag && f->settings.client_special_tokens == 0) {
+        exchange_reply_error(x, ERR_UNSUPPORTED,
+                             "'split_special_tokens' must not be false: this server takes special "
+                             "tokens in a request's values as text (setting client_special_tokens)",
+                             "split_special_tokens", 0);
+        return false;
+    }
+    x->splits_special = wish->flag;
+    return true;
+}
+
+bool api_render_chat(struct front *f, struct exchange *x, const struct json *body,
+                     struct chat_prompt *out)
+{
+    const struct json *messages = json_get(body, "messages");
+    struct json kwargs;
+    struct chat_request r = {
+        .messages = messages,
+        .tools = json_get_kind(body, "tools", JSON_LIST),
+        .documents = json_get_kind(body, "documents", JSON_LIST),
+        .kwargs = api_kwargs(f, x, body, &kwargs),
+        .add_generation_prompt = lax_get_flag(body, "add_generation_prompt", true),
+        .continue_final_message = lax_get_flag(body, "continue_final_message", false),
+    };
+    const char *wrong;
+    int rc;
+
+    if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0) {
+        exchange_reply_error(x, ERR_INVALID,
+                             messages == NULL ? "'messages' is required"
+                                              : "'messages' must be a list with a message",
+                             "messages", 0);
+        return false;
+    }
+    wrong = api_check_messages(messages);
+    if (wrong != NULL) {
+        exchange_reply_error(x, ERR_INVALID, wrong, "messages", 0);
+        return false;
+    }
+    if (r.continue_final_message && lax_get_flag(body, "add_generation_prompt", false)) {
+        exchange_reply_error(x, ERR_INVALID,
+                             "'continue_final_message' and 'add_generation_prompt' exclude each "
+                             "other",
+                             "continue_final_message", 0);
+        return false;
+    }
+    if (!api_choose_split(f, x, body))
+        return false;
+    if (r.continue_final_message)
+        r.add_generation_prompt = false;
+    if (r.tools != NULL && r.tools->n == 0)
+        r.tools = NULL;
+    if (r.tools != NULL && !chat_knows_tools(f->chat))
+        x->notice = "tools: the model's chat template knows none, so the prompt does not name them";
+    rc = chat_render(f->chat, &r, &x->arena, out);
+    if (rc == ERR_OK)
+        return true;
+    exchange_reply_error(x, rc, out->why[0] == '\0' ? NULL : out->why, "messages", 0);
+    return false;
+}
+
+/* A prompt may end inside the reasoning: so do templates of models that always reason. Or behind
+ * one that is empty: so they do where it is switched off. */
+/* The bound of a reasoning, for the engine: how many tokens it may have, and the tags. */
+static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t most, bool inside)
+{
+    const char *open = reply_reason_open(f->reply_reasoning);
+    const char *close = reply_reason_close(f->reply_reasoning);
+    int32_t id = tokenizer_find(f->tokenizer, close, strlen(close));
+    struct wire_request *r = &g->request;
+    struct token_list ids = {0};
+    int rc = id >= 0 ? token_list_add(&ids, id)
+                     : tokenizer_encode(f->tokenizer, close, strlen(close), false, &ids);
+
+    if (rc == ERR_OK && (ids.len == 0 || ids.len > WIRE_THINK_IDS))
+        rc = ERR_UNSUPPORTED;
+    if (rc == ERR_OK) {
+        r->generate.think_max = 1 + (uint32_t)most;
+        r->generate.n_think_ids = (uint32_t)ids.len;
+        memcpy(r->generate.think_ids, ids.ids, ids.len * sizeof *ids.ids);
+        (void)snprintf(r->generate.think_open, sizeof r->generate.think_open, "%s", open);
+        (void)snprintf(r->generate.think_close, sizeof r->generate.think_close, "%s", close);
+        r->flags |= inside ? WIRE_THINKS : 0;
+    }
+    token_list_fini(&ids);
+    return rc;
+}
+
+bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *gens, int n,
+                        enum form_start start)
+{
+    int rc = ERR_OK;
+
+    if (x->think_max < 0)
+        return true;
+    if (f->reply_reasoning == REPLY_NO_REASONING) {
+        exchange_reply_error(x, ERR_UNSUPPORTED,
+                             "'thinking_token_budget' needs a model whose reasoning has tags: this "
+                             "one's chat template knows none (setting reasoning_parser)",
+                             "thinking_token_budget", 0);
+        return false;
+    }
+    for (int i = 0; i < n && start != FORM_NO_REASONING && rc == ERR_OK; i++)
+        rc = gen_bound_reasoning(f, &gens[i], x->think_max, start == FORM_REASONS);
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, NULL, "thinking_token_budget", 0);
+    return rc == ERR_OK;
+}
+
+enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const struct buf *prompt)
+{
+    enum reply_reasoning reasoning = f->reply_reasoning;
+    bool inside = prompt->len > 0 && reply_is_inside(reasoning, prompt->bytes, prompt->len);
+    bool over = prompt->len > 0 && reply_is_over(reasoning, prompt->bytes, prompt->len);
+
+    for (int i = 0; i < n; i++) {
+        if (gens[i].speech != NULL)
+            gens[i].speech->reply.o.begins_inside = inside;
+    }
+    if (reasoning == REPLY_NO_REASONING || over)
+        return FORM_NO_REASONING;
+    return inside ? FORM_REASONS : FORM_MAY_REASON;
+}
+
+/* What an answer with echo begins with: the last message, when it is of the answer's role. */
+static const struct json *api_echoed(const struct json *messages)
+{
+    const struct json *last = &messages->items[messages->n - 1];
+    const struct json *content = json_get(last, "content");
+
+    if (!json_is_text(json_get(last, "role"), "assistant") || content == NULL)
+        return NULL;
+    return content->kind == JSON_NULL ? NULL : content;
+}
+
+/* Render one conversation into the prompt of n generations. False after an error answer. */
+static bool api_add_chat(struct front *f, struct exchange *x, struct gen *gens, int n,
+                         const struct json *body, enum form_start *start)
+{
+    struct chat_prompt prompt = {0};
+    const struct json *echoed;
+    char why[160] = "";
+    int rc = ERR_OK;
+    bool fine = api_render_chat(f, x, body, &prompt);
+
+    if (fine) {
+        echoed = x->echo ? api_echoed(json_get(body, "messages")) : NULL;
+        for (int i = 0; i < n; i++)
+            gens[i].echoed = echoed;
+        rc = gen_add_prompt(f, &gens[0], &prompt, lax_get_flag(body, "add_special_tokens", false),
+                            why, sizeof why);
+        *start = gen_begin(f, gens, n, &prompt.text);
+    }
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
+    chat_prompt_fini(&prompt);
+    return fine && rc == ERR_OK && gen_hold_reasoning(f, x, gens, n, *start);
+}
+
+void api_chat(struct front *f, struct exchange *x, const struct json *body)
+{
+    enum form_start start;
+
+    if (gen_prepare(f, x, body, EXCHANGE_CHAT, 1) &&
+        api_add_chat(f, x, x->gens, x->n_gens, body, &start) && gen_hold(f, x, start))
+        (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
+}
+
+/* --- several conversations ------------------------------------------------------------------ */
+
+/* What a batch cannot have. NULL, or a sentence and the field. */
+static const char *api_check_batch(const struct front *f, const struct json *body,
+                                   const char **param)
+{
+    const struct json *messages = json_get(body, "messages");
+    const struct json *tools = json_get_kind(body, "tools", JSON_LIST);
+    const struct json *told = json_get(body, "prompt_logprobs");
+
+    *param = "messages";
+    if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0 ||
+        messages->n > (uint32_t)f->settings.max_choices)
+        return "'messages' must be a list of conversations, each a list of messages, and have no "
+               "more than the setting max_choices says";
+    for (uint32_t i = 0; i < messages->n; i++) {
+        if (messages->items[i].kind != JSON_LIST)
+            return "'messages' must be a list of conversations, each a list of messages";
+    }
+    *param = "stream";
+    if (lax_get_flag(body, "stream", false))
+        return "a batch of conversations is not streamed";
+    *param = "tools";
+    if (tools != NULL && tools->n > 0)
+        return "a batch of conversations has no tools";
+    *param = "prompt_logprobs";
+    if (told != NULL && told->kind != JSON_NULL)
+        return "a batch of conversations tells no log probabilities of its prompts";
+    return NULL;
+}
+
+/* The body with one of its conversations. NULL: no memory. */
+static const struct json *api_batch_one(struct exchange *x, const struct json *body, uint32_t i)
+{
+    struct json_made made = {.arena = &x->arena};
+    struct json *out = arena_alloc(&x->arena, sizeof *out);
+
+    for (uint32_t k = 0; k < body->n; k++) {
+        if (strcmp(body->items[k].key, "messages") != 0)
+            json_put(&made, body->items[k].key, &body->items[k]);
+    }
+    json_put(&made, "messages", &json_get(body, "messages")->items[i]);
+    if (out == NULL || made.failed)
+        return NULL;
+    *out = json_made(&made, JSON_OBJECT);
+    return out;
+}
+
+/* All conversations become prompts. A form is compiled once, so that all replies must begin alike.
+ * False after an error answer. */
+static bool api_add_batch(struct front *f, struct exchange *x, const struct json *body, uint32_t n,
+                          enum form_start *start)
+{
+    enum form_start one;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct json *single = api_batch_one(x, body, i);
+
+        if (single == NULL) {
+            exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+            return false;
+        }
+        if (!api_add_chat(f, x, &x->gens[i], 1, single, &one))
+            return false;
+        if (i > 0 && one != *start && form_binds(x->form)) {
+            exchange_reply_error(x, ERR_UNSUPPORTED,
+                                 "one form holds for all conversations of a batch, so all must end "
+                                 "before their reasoning, inside of it, or behind it",
+                                 "messages", 0);
+            return false;
+        }
+        *start = one;
+    }
+    return true;
+}
+
+void api_chat_batch(struct front *f, struct exchange *x, const struct json *body)
+{
+    const char *param;
+    const char *wrong = api_check_batch(f, body, &param);
+    const struct json *messages = json_get(body, "messages");
+    const struct json *first = NULL;
+    enum form_start start = FORM_NO_REASONING;
+
+    if (wrong == NULL)
+        first = api_batch_one(x, body, 0);
+    if (first == NULL) {
+        exchange_reply_error(x, wrong == NULL ? ERR_NO_MEMORY : ERR_INVALID, wrong, param, 0);
+        return;
+    }
+    if (!gen_prepare(f, x, first, EXCHANGE_CHAT, (int)messages->n))
+        return;
+    if (x->n != 1) {
+        exchange_reply_error(x, ERR_INVALID, "'n' must be 1 in a batch of conversations", "n", 0);
+        return;
+    }
+    if (api_add_batch(f, x, body, messages->n, &start) && gen_hold(f, x, start))
+        (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
+}

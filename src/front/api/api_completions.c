@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * POST /v1/completions: a text, a list of texts, token ids, or a list of lists of ids. Each
+ * prompt becomes one generation and one choice. */
+#include <stdio.h>
+
+#include "front/api/api.h"
+#include "front/request/lax.h"
+
+#define API_MAX_TOKENS_PRESET 16 /* OpenAI's and vLLM's for completions */
+
+static bool api_is_ids(const struct json *v)
+{
+    return v->kind == JSON_LIST && v->n > 0 && v->items[0].kind == JSON_INT;
+}
+
+/* How many prompts there are; 0 when the value has none of the four shapes. */
+static int api_count_prompts(const struct front *f, const struct json *prompt)
+{
+    if (prompt == NULL)
+        return 0;
+    if (prompt->kind == JSON_TEXT || api_is_ids(prompt))
+        return 1;
+    if (prompt->kind != JSON_LIST || prompt->n > (uint32_t)f->settings.max_choices)
+        return 0;
+    return (int)prompt->n;
+}
+
+static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, bool add_special,
+                          char *why, size_t cap)
+{
+    int rc = ERR_INVALID;
+
+    if (v->kind == JSON_TEXT)
+        return gen_add_text(f, g, v->text, v->text_len, add_special, why, cap);
+    if (api_is_ids(v))
+        rc = gen_add_ids(g, v, why, cap);
+    if (rc == ERR_INVALID)
+        (void)snprintf(why, cap, "'prompt' holds what is neither text nor token ids");
+    return rc;
+}
+
+void api_completions(struct front *f, struct exchange *x, const struct json *body)
+{
+    const struct json *prompt = json_get(body, "prompt");
+    int n = api_count_prompts(f, prompt);
+    bool add_special = lax_get_flag(body, "add_special_tokens", true);
+    char why[160] = "";
+
+    if (n == 0) {
+        (void)snprintf(why, sizeof why,
+                       "'prompt' must be a string, token ids, or a list of up to %d of these",
+                       (int)f->settings.max_choices);
+        exchange_reply_error(x, ERR_INVALID, why, "prompt", 0);
+        return;
+    }
+    if (!gen_prepare(f, x, body, EXCHANGE_COMPLETION, n))
+        return;
+    if (!x->max_tokens_given) {
+        x->max_tokens_given = true;
+        x->max_tokens = API_MAX_TOKENS_PRESET;
+    }
+    for (int i = 0; i < n; i++) {
+        bool one = prompt->kind == JSON_TEXT || api_is_ids(prompt);
+        int rc = api_add_prompt(f, &x->gens[i * x->n], one ? prompt : &prompt->items[i],
+                                add_special, why, sizeof why);
+
+        if (rc != ERR_OK) {
+            exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "prompt", 0);
+            return;
+        }
+    }
+    if (gen_hold(f, x, FORM_NO_REASONING))
+        (void)gen_finish_prompts(f, x, "prompt"); /* has answered when it is false */
+}

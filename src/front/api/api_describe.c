@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * GET /openapi.json and /v1: the API as the tables of route.c and fields.c have it, so that the
+ * description cannot differ from what the server does. */
+#include <config.h>
+#include <string.h>
+
+#include "front/api/api.h"
+#include "front/request/fields.h"
+#include "text/file.h"
+
+#define API_CONFIG_BYTES_MAX ((size_t)16 << 20)
+
+static void api_reply_described(struct exchange *x, struct buf *b)
+{
+    if (b->failed)
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+    else
+        exchange_reply(x, 200, "application/json", b->bytes, b->len);
+    buf_fini(b);
+}
+
+static void api_add_schema(struct buf *b, const char *name, enum exchange_format format,
+                           const char *required)
+{
+    buf_printf(b, "\"%s\":{\"type\":\"object\",\"required\":[\"%s\"],\"properties\":{", name,
+               required);
+    fields_describe(b, format);
+    buf_add_text(b, "}}");
+}
+
+void api_openapi(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct buf b = {0};
+
+    (void)f;
+    (void)body;
+    buf_add_text(
+        &b, "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"quire\",\"version\":\"" PACKAGE_VERSION
+            "\"},\"servers\":[{\"url\":\"/\"}],\"security\":"
+            "[{\"bearer\":[]}],\"paths\":{");
+    route_describe(&b);
+    buf_add_text(&b, "},\"components\":{\"securitySchemes\":{\"bearer\":{\"type\":\"http\","
+                     "\"scheme\":\"bearer\"}},\"schemas\":{");
+    api_add_schema(&b, "ChatCompletionRequest", EXCHANGE_CHAT, "messages");
+    buf_add_byte(&b, ',');
+    api_add_schema(&b, "CompletionRequest", EXCHANGE_COMPLETION, "prompt");
+    buf_add_text(&b, "}}}");
+    api_reply_described(x, &b);
+}
+
+void api_index(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct buf b = {0};
+
+    (void)body;
+    buf_add_text(&b, "{\"object\":\"api\",\"version\":\"" PACKAGE_VERSION "\",\"model\":");
+    buf_add_json_string(&b, f->model_name, strlen(f->model_name));
+    buf_add_text(&b, ",\"description\":\"/openapi.json\",\"paths\":{");
+    route_describe(&b);
+    buf_add_text(&b, "}}");
+    api_reply_described(x, &b);
+}
+
+/* What tokenizer_config.json says, as it stands there, for clients that render and count. */
+void api_tokenizer_info(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct buf b = {0};
+    char why[300] = "";
+    int rc = file_read(&b, f->settings.model, "tokenizer_config.json", API_CONFIG_BYTES_MAX, why,
+                       sizeof why);
+
+    (void)body;
+    if (rc == ERR_OK) {
+        api_reply_described(x, &b);
+        return;
+    }
+    buf_fini(&b);
+    exchange_reply_error(x, rc == ERR_NOT_FOUND ? ERR_NOT_FOUND : ERR_IO,
+                         "the model's folder has no tokenizer_config.json", NULL, 0);
+}
+
+/* The settings of this front, for operators. Paths of keys are told, keys are not. */
+void api_server_info(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct buf b = {0};
+
+    (void)body;
+    buf_add_text(&b, "{\"version\":\"" PACKAGE_VERSION "\",\"settings\":{");
+    settings_describe(&f->settings, 'F', &b);
+    buf_add_text(&b, "}}");
+    api_reply_described(x, &b);
+}
+
+static void api_invoke_responses(struct front *f, struct exchange *x, const struct json *body)
+{
+    x->shape = SHAPE_RESPONSES; /* of errors and events, too */
+    api_responses(f, x, body);
+}
+
+/* SageMaker's one path: the body says which endpoint is meant. */
+void api_invocations(struct front *f, struct exchange *x, const struct json *body)
+{
+    if (json_get(body, "messages") != NULL)
+        api_chat(f, x, body);
+    else if (json_get(body, "prompt") != NULL)
+        api_completions(f, x, body);
+    else if (json_get(body, "input") != NULL)
+        api_invoke_responses(f, x, body);
+    else
+        exchange_reply_error(x, ERR_INVALID, "the body must have 'messages', 'prompt' or 'input'",
+                             NULL, 0);
+}

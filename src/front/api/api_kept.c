@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Responses that were kept: asked for, removed, listed, gone on from. Each is kept with all items
+ * that led to it, those of the responses before it included: so it does not hang on whether these
+ * are still there, and takes the bytes of a whole conversation. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "front/api/api.h"
+#include "front/api/api_kept.h"
+#include "front/kept/kept.h"
+
+#define KEPT_PATH       "/v1/responses/"
+#define KEPT_ITEMS_MAX  100 /* of one list, as OpenAI has it */
+#define KEPT_ITEMS_MOST 20  /* unless it is said */
+
+static const char *kept_tenant(const struct exchange *x)
+{
+    return fcgi_param(x->fcgi, "QUIRE_TENANT");
+}
+
+/* An error of the store as an answer. */
+static void kept_refuse(struct exchange *x, int rc, const char *id, const char *param)
+{
+    char why[200];
+
+    if (rc == ERR_NOT_FOUND)
+        (void)snprintf(why, sizeof why, "%s with id '%.100s' not found.",
+                       param == NULL ? "Response" : "Previous response", id);
+    else
+        (void)snprintf(why, sizeof why, "the kept responses cannot be read now: %s",
+                       err_sentence(rc));
+    exchange_reply_error(x, rc == ERR_NOT_FOUND && param != NULL ? ERR_NO_PREVIOUS : rc, why, param,
+                         0);
+}
+
+/* --- items -------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *type;
+    const char *prefix;
+    bool has_status;
+} kept_types[] = {
+    {"message", "msg", true},
+    {"function_call", "fc", true},
+    {"function_call_output", "fco", true},
+    {"custom_tool_call", "ctc", true},
+    {"custom_tool_call_output", "ctco", true},
+    {"reasoning", "rs", true},
+};
+
+/* A content that is a text, as a list of one part. */
+static void kept_put_parts(struct json_made *item, const struct json *text, bool is_answer)
+{
+    struct json_made list = {.arena = item->arena};
+    struct json_made none = list;
+    struct json_made part = list;
+
+    json_put_text(&part, "type", is_answer ? "output_text" : "input_text");
+    json_put(&part, "text", text);
+    if (is_answer) {
+        json_put_made(&part, "annotations", JSON_LIST, &none);
+        json_put_made(&part, "logprobs", JSON_LIST, &none);
+    }
+    json_put_made(&list, NULL, JSON_OBJECT, &part);
+    json_put_made(item, "content", JSON_LIST, &list);
+}
+
+/* An item as OpenAI lists it: with a type, an id, a status, and a content of parts. */
+static void kept_put_item(struct json_made *list, const struct json *item, const char *id)
+{
+    const struct json *type = json_get_kind(item, "type", JSON_TEXT);
+    struct json_made made = {.arena = list->arena};
+    const char *prefix = "item";
+    bool has_status = false;
+    char *name;
+
+    for (size_t i = 0; i < sizeof kept_types / sizeof kept_types[0]; i++)
+        if (type == NULL ? i == 0 : json_is_text(type, kept_types[i].type)) {
+            prefix = kept_types[i].prefix;
+            has_status = kept_types[i].has_status;
+        }
+    name = arena_alloc(list->arena, 80);
+    if (name == NULL) {
+        list->failed = true;
+        return;
+    }
+    (void)snprintf(name, 80, "%s_%s_%u", prefix, id, list->n);
+    if (json_get_kind(item, "id", JSON_TEXT) == NULL)
+        json_put_text(&made, "id", name);
+    if (type == NULL)
+        json_put_text(&made, "type", "message");
+    if (has_status && json_get_kind(item, "status", JSON_TEXT) == NULL)
+        json_put_text(&made, "status", "completed");
+    for (uint32_t i = 0; i < item->n; i++) {
+        const struct json *m = &item->items[i];
+
+        if (strcmp(m->key, "content") == 0 && m->kind == JSON_TEXT)
+            kept_put_parts(&made, m, json_is_text(json_get(item, "role"), "assistant"));
+        else if (m->kind != JSON_NULL || strcmp(m->key, "encrypted_content") == 0)
+            json_put(&made, m->key, m);
+    }
+    json_put_made(list, NULL, JSON_OBJECT, &made);
+}
+
+/* The input of a request as a list of items behind the earlier ones. */
+static void kept_put_input(struct json_made *list, const struct json *input, const char *id)
+{
+    struct json_made message = {.arena = list->arena};
+    struct json item;
+
+    if (input->kind == JSON_TEXT) {
+        json_put_text(&message, "role", "user");
+        json_put(&message, "content", input);
+        item = json_made(&message, JSON_OBJECT);
+        list->failed = list->failed || message.failed;
+        kept_put_item(list, &item, id);
+    }
+    for (uint32_t i = 0; input->kind == JSON_LIST && i < input->n; i++)
+        kept_put_item(list, &input->items[i], id);
+}
+
+/* --- keeping ------------------------------------------------------------------------------ */
+
+bool api_kept_before(struct front *f, struct exchange *x, const struct json *body,
+                     struct json *earlier)
+{
+    const struct json *id = json_get(body, "previous_response_id");
+    struct json_made list = {.arena = &x->arena};
+    const struct json *input = NULL, *response = NULL, *output;
+    struct kept_record r;
+    struct hash name;
+    int rc = ERR_NOT_FOUND;
+
+    *earlier = json_made(&list, JSON_LIST);
+    if (id == NULL || id->kind == JSON_NULL)
+        return true;
+    if (id->kind != JSON_TEXT) {
+        exchange_reply_error(x, ERR_INVALID, "'previous_response_id' must be a string",
+                             "previous_response_id", 0);
+        return false;
+    }
+    name = kept_name(kept_tenant(x), id->text);
+    if (!json_has_nul(id))
+        rc = kept_read(f->kept, &name, &x->arena, &r);
+    if (rc == ERR_OK)
+        rc = json_parse(&input, &x->arena, r.input, r.input_len, NULL, 0);
+    if (rc == ERR_OK)
+        rc = json_parse(&response, &x->arena, r.response, r.response_len, NULL, 0);
+    if (rc != ERR_OK) {
+        kept_refuse(x, rc, id->text, "previous_response_id");
+        return false;
+    }
+    for (uint32_t i = 0; input->kind == JSON_LIST && i < input->n; i++)
+        json_put(&list, NULL, &input->items[i]);
+    output = json_get_kind(response, "output", JSON_LIST);
+    for (uint32_t i = 0; output != NULL && i < output->n; i++)
+        json_put(&list, NULL, &output->items[i]);
+    *earlier = json_made(&list, JSON_LIST);
+    if (list.failed)
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+    return !list.failed;
+}
+
+void api_keep(struct front *f, struct exchange *x, const struct json *body,
+              const struct json *earlier)
+{
+    const struct json *input = json_get(body, "input");
+    struct keeping *k = arena_zalloc(&x->arena, sizeof *k);
+    struct json_made list = {.arena = &x->arena};
+    struct buf b = {.limit = x->arena.limit_bytes};
+    char *text = NULL;
+    struct json all;
+    char id[17];
+    uint64_t r = 0;
+
+    if (!json_get_bool(body, "store", true) || k == NULL)
+        return;
+    if (getrandom(&r, sizeof r, 0) != (ssize_t)sizeof r)
+        r = (uint64_t)x->arrival_us; /* names need no secrecy */
+    (void)snprintf(id, sizeof id, "%016" PRIx64, r);
+    for (uint32_t i = 0; i < earlier->n; i++)
+        json_put(&list, NULL, &earlier->items[i]);
+    kept_put_input(&list, input, id);
+    all = json_made(&list, JSON_LIST);
+    json_write(&b, &all, JSON_EXACT);
+    if (!b.failed && !list.failed)
+        text = arena_strndup(&x->arena, b.bytes, b.len);
+    *k = (struct keeping){
+        .kept = f->kept, .tenant = kept_tenant(x), .input = text, .input_len = b.len};
+    buf_fini(&b);
+    if (text != NULL) /* without memory for it the answer says that it is not kept */
+        x->keeping = k;
+}
+
+/* --- endpoints ---------------------------------------------------------------------------- */
+
+/* Split the path behind /v1/responses/ into an id and what follows it. */
+static void kept_path(const struct exchange *x, char *id, size_t cap, const char **rest)
+{
+    const char *uri = fcgi_param(x->fcgi, "REQUEST_URI") + strlen(KEPT_PATH);
+    size_t n = strcspn(uri, "/?");
+
+    (void)snprintf(id, cap, "%.*s", n < cap ? (int)n : 0, uri);
+    *rest = uri[n] == '/' ? uri + n + 1 : "";
+}
+
+/* A parameter of the query; what it needs is not percent-coded. False: it is not there. */
+static bool kept_query(const struct exchange *x, const char *name, char *out, size_t cap)
+{
+    const char *at = strchr(fcgi_param(x->fcgi, "REQUEST_URI"), '?');
+    size_t len = strlen(name);
+
+    while (at != NULL) {
+        at++;
+        if (strncmp(at, name, len) == 0 && at[len] == '=') {
+            (void)snprintf(out, cap, "%.*s", (int)strcspn(at + len + 1, "&"), at + len + 1);
+            return true;
+        }
+        at = strchr(at, '&');
+    }
+    return false;
+}
+
+static bool kept_wants_stream(const struct exchange *x)
+{
+    char text[8];
+
+    return kept_query(x, "stream", text, sizeof text) && strcmp(text, "true") == 0;
+}
+
+static void kept_delete(struct front *f, struct exchange *x, const struct hash *name,
+                        const char *id)
+{
+    struct buf b = {0};
+    int rc = kept_remove(f->kept, name);
+
+    if (rc != ERR_OK) {
+        kept_refuse(x, rc, id, NULL);
+        return;
+    }
+    buf_add_text(&b, "{\"id\":");
+    buf_add_json_string(&b, id, strlen(id));
+    buf_add_text(&b, ",\"object\":\"response\",\"deleted\":true}");
+    exchange_reply_json(x, &b);
+}
+
+/* limit, order and after of a list. False after an error answer. */
+static bool kept_list_query(struct exchange *x, long *limit, bool *rises, char *after, size_t cap)
+{
+    char text[16] = "";
+    char *end = NULL;
+
+    *limit = KEPT_ITEMS_MOST;
+    if (kept_query(x, "limit", text, sizeof text))
+        *limit = strtol(text, &end, 10);
+    if (*limit < 1 || *limit > KEPT_ITEMS_MAX || (end != NULL && (end == text || *end != '\0'))) {
+        exchange_reply_error(x, ERR_INVALID, "'limit' must be a whole number from 1 to 100",
+                             "limit", 0);
+        return false;
+    }
+    (void)snprintf(text, sizeof text, "desc");
+    (void)kept_query(x, "order", text, sizeof text);
+    *rises = strcmp(text, "asc") == 0;
+    if (!*rises && strcmp(text, "desc") != 0) {
+        exchange_reply_error(x, ERR_INVALID, "'order' must be asc or desc", "order", 0);
+        return false;
+    }
+    after[0] = '\0';
+    (void)kept_query(x, "after", after, cap);
+    return true;
+}
+
+/* The item of a list that is the i-th in this order. */
+static const struct json *kept_item(const struct json *items, bool rises, uint32_t i)
+{
+    return &items->items[rises ? i : items->n - 1 - i];
+}
+
+static void kept_add_id(struct buf *b, const char *name, const struct json *item)
+{
+    const char *id = json_get_text(item, "id", "");
+
+    buf_printf(b, ",\"%s\":", name);
+    buf_add_json_string(b, id, strlen(id));
+}
+
+static void kept_list(struct exchange *x, const struct json *items)
+{
+    struct buf b = {.limit = x->arena.limit_bytes};
+    uint32_t from = 0, to;
+    char after[160];
+    bool rises;
+    long limit;
+
+    if (!kept_list_query(x, &limit, &rises, after, sizeof after))
+        return;
+    for (uint32_t i = 0; after[0] != '\0' && i < items->n; i++)
+        if (json_is_text(json_get(kept_item(items, rises, i), "id"), after))
+            from = i + 1;
+    if (after[0] != '\0' && from == 0) {
+        exchange_reply_error(x, ERR_INVALID, "'after' must be the id of an item of the list",
+                             "after", 0);
+        return;
+    }
+    to = items->n - from > (uint32_t)limit ? from + (uint32_t)limit : items->n;
+    buf_add_text(&b, "{\"object\":\"list\",\"data\":[");
+    for (uint32_t i = from; i < to; i++) {
+        buf_add_text(&b, i == from ? "" : ",");
+        json_write(&b, kept_item(items, rises, i), JSON_EXACT);
+    }
+    buf_add_byte(&b, ']');
+    kept_add_id(&b, "first_id", from < to ? kept_item(items, rises, from) : NULL);
+    kept_add_id(&b, "last_id", from < to ? kept_item(items, rises, to - 1) : NULL);
+    buf_printf(&b, ",\"has_more\":%s}", to < items->n ? "true" : "false");
+    exchange_reply_json(x, &b);
+}
+
+static void kept_list_input(struct exchange *x, const struct kept_record *r)
+{
+    const struct json *items = NULL;
+    int rc = json_parse(&items, &x->arena, r->input, r->input_len, NULL, 0);
+
+    if (rc == ERR_OK && items->kind == JSON_LIST)
+        kept_list(x, items);
+    else
+        exchange_reply_error(x, rc == ERR_OK ? ERR_CORRUPT : rc, NULL, NULL, 0);
+}
+
+static void kept_answer(struct front *f, struct exchange *x, const char *method)
+{
+    const char *rest;
+    struct kept_record r;
+    struct hash name;
+    char id[160];
+    int rc;
+
+    kept_path(x, id, sizeof id, &rest);
+    name = kept_name(kept_tenant(x), id);
+    x->arena.limit_bytes = f->settings.max_body_bytes * API_KEPT_MEMORY_FACTOR;
+    if (strcmp(method, "DELETE") == 0 && rest[0] == '\0') {
+        kept_delete(f, x, &name, id);
+        return;
+    }
+    rc = kept_read(f->kept, &name, &x->arena, &r);
+    if (rc != ERR_OK)
+        kept_refuse(x, rc, id, NULL);
+    else if (strcmp(method, "POST") == 0 && strncmp(rest, "cancel", 6) == 0)
+        exchange_reply_error(x, ERR_INVALID,
+                             "Only responses created with background=true can be cancelled.",
+                             "response_id", 0);
+    else if (strcmp(method, "GET") != 0)
+        exchange_reply_error(x, ERR_METHOD, NULL, NULL, 0);
+    else if (rest[0] == '\0' && kept_wants_stream(x))
+        exchange_reply_error(x, ERR_UNSUPPORTED,
+                             "'stream' is not supported: a kept response is complete", "stream", 0);
+    else if (rest[0] == '\0')
+        exchange_reply(x, 200, "application/json", r.response, r.response_len);
+    else if (strncmp(rest, "input_items", 11) == 0 && strchr("/?", rest[11]) != NULL)
+        kept_list_input(x, &r);
+    else
+        exchange_reply_error(x, ERR_NOT_FOUND, NULL, NULL, 0);
+}
+
+void api_kept_response(struct front *f, struct exchange *x, const struct json *body)
+{
+    const char *method = fcgi_param(x->fcgi, "REQUEST_METHOD");
+
+    (void)body;
+    fcgi_skip_body(x->fcgi);
+    if (f->kept == NULL)
+        exchange_reply_error(x, ERR_NOT_FOUND, "this server is stateless and keeps no responses",
+                             "response_id", 0);
+    else
+        kept_answer(f, x, strcmp(method, "HEAD") == 0 ? "GET" : method);
+}

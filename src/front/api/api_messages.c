@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Anthropic's POST /v1/messages and /v1/messages/count_tokens: said as a chat, answered in
+ * blocks. */
+#include "front/api/api.h"
+#include "front/request/translate.h"
+
+static bool api_translate(struct front *f, struct exchange *x, const struct json *body,
+                          bool is_count)
+{
+    const char *param = NULL;
+    char why[512] = "";
+    struct json chat;
+    int rc;
+
+    x->max_tokens_bends = true; /* clients of that API ask for as much as a model might say */
+    rc = translate_messages(&chat, &x->arena, body, is_count, why, sizeof why, &param);
+
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, why, param, 0);
+    else
+        api_chat(f, x, &chat);
+    return !x->complete;
+}
+
+void api_messages(struct front *f, struct exchange *x, const struct json *body)
+{
+    (void)api_translate(f, x, body, false); /* has answered when it is false */
+}
+
+void api_count_tokens(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct buf b = {0};
+
+    if (!api_translate(f, x, body, true))
+        return;
+    buf_printf(&b, "{\"input_tokens\":%zu}", x->gens[0].tokens.len);
+    exchange_reply_json(x, &b);
+}

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tokens in, tokens out, in vLLM's shapes.
+ *
+ *   render     a chat or completion as a GenerateRequest: token ids and sampling_params. quire adds
+ *              `prompt`, the text of the ids, and `count`, how many there are; sampling_params has
+ *              the tools where calls have a form, which token ids alone do not say
+ *   generate   continues the token ids of such a request (answer_tokens.c writes the answer)
+ *
+ * What render answers, generate takes as it is, and says what the chat or completion would. */
+#include <stdio.h>
+#include <string.h>
+
+#include "front/api/api.h"
+#include "front/request/lax.h"
+
+/* --- render ------------------------------------------------------------------------------- */
+
+static void render_real(struct buf *b, const char *name, float value)
+{
+    buf_printf(b, "\"%s\":%.9g,", name, (double)value);
+}
+
+/* "name": the member as it came, or instead of one that is absent or null. */
+static void render_given(struct buf *b, const struct json *body, const char *name,
+                         const char *instead)
+{
+    const struct json *v = json_get(body, name);
+
+    buf_printf(b, "\"%s\":", name);
+    if (v == NULL || v->kind == JSON_NULL)
+        buf_add_text(b, instead);
+    else
+        json_write(b, v, JSON_EXACT);
+}
+
+/* The content's form, whatever field asked for it, as vLLM's StructuredOutputsParams. */
+static void render_form(struct buf *b, const struct form *form)
+{
+    static const char *const kinds[] = {
+        [GRAMMAR_SCHEMA] = "json",  [GRAMMAR_JSON_OBJECT] = "json_object",
+        [GRAMMAR_REGEX] = "regex",  [GRAMMAR_CHOICE] = "choice",
+        [GRAMMAR_EBNF] = "grammar", [GRAMMAR_PARTS] = "structural_tag",
+    };
+
+    if (form->param == NULL) {
+        buf_add_text(b, "\"structured_outputs\":null");
+        return;
+    }
+    buf_printf(b, "\"structured_outputs\":{\"%s\":", kinds[form->kind]);
+    if (form->source == NULL)
+        buf_add_text(b, "true");
+    else
+        json_write(b, form->source, JSON_EXACT);
+    if (form->spacing != NULL) {
+        buf_add_text(b, ",\"whitespace_pattern\":");
+        json_write(b, form->spacing, JSON_EXACT);
+    }
+    if (form->space == GRAMMAR_COMPACT)
+        buf_add_text(b, ",\"disable_any_whitespace\":true");
+    if (form->closed)
+        buf_add_text(b, ",\"disable_additional_properties\":true");
+    buf_add_byte(b, '}');
+}
+
+/* How many tokens may come: what was asked for, or what the context has room for. */
+static void render_max_tokens(struct front *f, const struct exchange *x, struct buf *b,
+                              const struct gen *g)
+{
+    struct link_state engine;
+    uint32_t n = x->max_tokens;
+
+    link_read_state(&f->link, &engine, 0);
+    if (!x->max_tokens_given && engine.max_model_len > g->n_prompt)
+        n = engine.max_model_len - g->n_prompt;
+    if (x->max_tokens_given || engine.max_model_len > g->n_prompt)
+        buf_printf(b, "\"max_tokens\":%u,", n);
+    else
+        buf_add_text(b, "\"max_tokens\":null,");
+}
+
+static void render_stops(const struct exchange *x, struct buf *b, const struct gen *g)
+{
+    buf_add_text(b, "\"stop\":[");
+    for (int i = 0; i < x->n_stops; i++) {
+        buf_add_text(b, i == 0 ? "" : ",");
+        buf_add_json_string(b, x->stop_texts[i].text, x->stop_texts[i].len);
+    }
+    buf_add_text(b, "],\"stop_token_ids\":[");
+    for (uint32_t i = 0; i < g->request.generate.n_stop_ids; i++)
+        buf_printf(b, i == 0 ? "%d" : ",%d", g->request.generate.stop_ids[i]);
+    buf_add_text(b, "],");
+}
+
+/* "name": so many when the flag is set, else null. */
+static void render_told(struct buf *b, const char *name, bool told, uint32_t n)
+{
+    if (told)
+        buf_printf(b, "\"%s\":%u,", name, n);
+    else
+        buf_printf(b, "\"%s\":null,", name);
+}
+
+/* vLLM's SamplingParams, with the presets of this server where the request says nothing. */
+static void render_sampling(struct front *f, const struct exchange *x, struct buf *b,
+                            const struct gen *g, const struct json *body)
+{
+    const struct wire_request *r = &g->request;
+    const struct sampling *s = &r->generate.sampling;
+    const char *yes[] = {"false", "true"};
+
+    buf_printf(b, "{\"n\":%d,", x->n);
+    render_real(b, "presence_penalty", s->presence_penalty);
+    render_real(b, "frequency_penalty", s->frequency_penalty);
+    render_real(b, "repetition_penalty", s->repetition_penalty);
+    render_real(b, "temperature", s->temperature);
+    render_real(b, "top_p", s->top_p);
+    buf_printf(b, "\"top_k\":%d,", s->top_k);
+    render_real(b, "min_p", s->min_p);
+    render_given(b, body, "seed", "null");
+    buf_add_byte(b, ',');
+    render_stops(x, b, g);
+    buf_printf(b, "\"ignore_eos\":%s,", yes[(r->flags & WIRE_IGNORE_EOS) != 0]);
+    render_max_tokens(f, x, b, g);
+    buf_printf(b, "\"min_tokens\":%u,", r->generate.min_tokens);
+    render_told(b, "logprobs", (r->flags & WIRE_LOGPROBS) != 0, r->generate.n_logprobs);
+    render_told(b, "prompt_logprobs", (r->flags & WIRE_PROMPT_LOGPROBS) != 0,
+                r->generate.n_prompt_logprobs);
+    buf_printf(b, "\"skip_special_tokens\":%s,\"include_stop_str_in_output\":%s,",
+               yes[g->detok.skip_special], yes[g->detok.include_stop]);
+    render_given(b, body, "logit_bias", "null");
+    buf_add_byte(b, ',');
+    render_given(b, body, "allowed_token_ids", "null");
+    buf_add_byte(b, ',');
+    render_given(b, body, "bad_words", "[]");
+    buf_add_byte(b, ',');
+    render_given(b, body, "logprob_token_ids", "null");
+    buf_add_byte(b, ',');
+    render_given(b, body, "thinking_token_budget", "null");
+    buf_add_byte(b, ',');
+    render_form(b, x->form);
+    if (form_binds(x->form) && x->form->tools != NULL) {
+        buf_add_byte(b, ',');
+        render_given(b, body, "tools", "null");
+        buf_add_byte(b, ',');
+        render_given(b, body, "tool_choice", "null");
+        buf_printf(b, ",\"parallel_tool_calls\":%s", yes[!x->one_call]);
+    }
+    buf_add_byte(b, '}');
+}
+
+/* One GenerateRequest: a prompt with what is to be done with it. */
+static void render_one(struct front *f, const struct exchange *x, struct buf *b,
+                       const struct gen *g, const struct json *body)
+{
+    const struct token_list *t = &g->tokens;
+    struct buf text = {0};
+
+    tokenizer_decode(f->tokenizer, t->ids, t->len, false, &text);
+    buf_printf(b, "{\"request_id\":\"%s", x->id);
+    if (x->n_gens > x->n)
+        buf_printf(b, "-%d", g->index / x->n);
+    buf_add_text(b, "\",\"token_ids\":[");
+    for (size_t i = 0; i < t->len; i++)
+        buf_printf(b, i == 0 ? "%d" : ",%d", t->ids[i]);
+    buf_add_text(b, "],\"features\":null,\"sampling_params\":");
+    render_sampling(f, x, b, g, body);
+    buf_add_text(b, ",\"model\":");
+    buf_add_json_string(b, x->model, strlen(x->model));
+    buf_printf(b, ",\"stream\":%s,", x->stream ? "true" : "false");
+    render_given(b, x->stream ? body : NULL, "stream_options", "null");
+    buf_add_byte(b, ',');
+    render_given(b, body, "cache_salt", "null");
+    buf_printf(b, ",\"priority\":%d,\"kv_transfer_params\":null,\"prompt\":", g->request.priority);
+    buf_add_json_string(b, text.len == 0 ? "" : text.bytes, text.len);
+    buf_printf(b, ",\"count\":%zu}", t->len);
+    b->failed = b->failed || text.failed;
+    buf_fini(&text);
+}
+
+void api_render(struct front *f, struct exchange *x, const struct json *body)
+{
+    bool chat = json_get(body, "messages") != NULL;
+    struct buf b = {0};
+
+    if (chat)
+        api_chat(f, x, body);
+    else
+        api_completions(f, x, body);
+    if (x->complete)
+        return; /* refused */
+    if (x->beams != NULL) {
+        exchange_reply_error(x, ERR_UNSUPPORTED,
+                             "'use_beam_search' cannot be rendered: a "
+                             "GenerateRequest has no such field",
+                             "use_beam_search", 0);
+        return;
+    }
+    if (!chat)
+        buf_add_byte(&b, '[');
+    for (int i = 0; i < x->n_gens; i += x->n) {
+        buf_add_text(&b, i == 0 ? "" : ",");
+        render_one(f, x, &b, &x->gens[i], body);
+    }
+    if (!chat)
+        buf_add_byte(&b, ']');
+    api_reply_buf(x, &b);
+}
+
+/* --- generate ----------------------------------------------------------------------------- */
+
+/* The request as a chat's fields say it: sampling_params tell log probabilities as one number, and
+ * what stands beside them comes along. False when memory is missing. */
+static bool generate_fields(struct exchange *x, const struct json *body,
+                            const struct json *sampling, struct json *out)
+{
+    static const char *const not_fields[] = {"token_ids", "sampling_params", "features", "messages",
+                                             "echo"};
+    const struct json *told = json_get(sampling, "logprobs");
+    struct json_made made = {.arena = &x->arena};
+
+    for (uint32_t i = 0; i < sampling->n; i++) {
+        const struct json *v = &sampling->items[i];
+
+        if (v != told && strcmp(v->key, "messages") != 0 && strcmp(v->key, "echo") != 0)
+            json_put(&made, v->key, v);
+    }
+    if (told != NULL && told->kind != JSON_NULL) {
+        json_put_flag(&made, "logprobs", true);
+        json_put(&made, "top_logprobs", told);
+    }
+    for (uint32_t i = 0; i < body->n; i++) {
+        bool passes = true;
+
+        for (size_t k = 0; k < sizeof not_fields / sizeof not_fields[0]; k++)
+            passes = passes && strcmp(body->items[i].key, not_fields[k]) != 0;
+        if (passes)
+            json_put(&made, body->items[i].key, &body->items[i]);
+    }
+    *out = json_made(&made, JSON_OBJECT);
+    return !made.failed;
+}
+
+/* What the body must have. NULL, or a sentence and the member. */
+static const char *generate_check(const struct json *body, const char **param)
+{
+    const struct json *ids = json_get(body, "token_ids");
+    const struct json *features = json_get(body, "features");
+
+    *param = "token_ids";
+    if (ids == NULL || ids->kind != JSON_LIST || ids->n == 0)
+        return "'token_ids' must be a list of token ids that is not empty";
+    *param = "sampling_params";
+    if (json_get_kind(body, "sampling_params", JSON_OBJECT) == NULL)
+        return "'sampling_params' must be an object";
+    *param = "features";
+    if (features != NULL && features->kind != JSON_NULL)
+        return "'features' must be null: this model reads text only";
+    return NULL;
+}
+
+/* Where the output begins: inside of a reasoning, or behind one, as the prompt's text says. */
+static enum form_start generate_begin(struct front *f, struct exchange *x)
+{
+    const struct token_list *t = &x->gens[0].tokens;
+    enum form_start start = FORM_NO_REASONING;
+    struct buf text = {0};
+
+    if (f->reply_reasoning == REPLY_NO_REASONING || (!form_binds(x->form) && x->think_max < 0))
+        return start;
+    tokenizer_decode(f->tokenizer, t->ids, t->len, false, &text);
+    start = gen_begin(f, x->gens, x->n_gens, &text);
+    buf_fini(&text);
+    return start;
+}
+
+void api_generate(struct front *f, struct exchange *x, const struct json *body)
+{
+    const char *param;
+    const char *wrong = generate_check(body, &param);
+    char why[160] = "";
+    struct json fields;
+    enum form_start start;
+    int rc;
+
+    if (wrong != NULL) {
+        exchange_reply_error(x, ERR_INVALID, wrong, param, 0);
+        return;
+    }
+    if (!generate_fields(x, body, json_get(body, "sampling_params"), &fields)) {
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+        return;
+    }
+    if (!gen_prepare(f, x, &fields, EXCHANGE_CHAT, 1))
+        return;
+    gen_keep_name(x, json_get_kind(body, "request_id", JSON_TEXT));
+    x->tokens_as_ids = true;
+    rc = gen_add_ids(&x->gens[0], json_get(body, "token_ids"), why, sizeof why);
+    if (rc != ERR_OK) {
+        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "token_ids", 0);
+        return;
+    }
+    start = generate_begin(f, x);
+    if (gen_hold_reasoning(f, x, x->gens, x->n_gens, start) && gen_hold(f, x, start))
+        (void)gen_finish_prompts(f, x, "token_ids"); /* has answered when it is false */
+}

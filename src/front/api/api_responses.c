@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * OpenAI's POST /v1/responses: said as a chat, answered in items. */
+#include "front/api/api.h"
+#include "front/api/api_kept.h"
+#include "front/request/translate.h"
+
+void api_responses(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct translate_responses_in in = {.body = body};
+    const char *param = NULL;
+    char why[512] = "";
+    struct json earlier, chat;
+    int rc;
+
+    x->request = body;
+    if (f->kept != NULL) {
+        if (!api_kept_before(f, x, body, &earlier))
+            return;
+        in.earlier = &earlier;
+    }
+    rc = translate_responses(&chat, &x->arena, &in, why, sizeof why, &param);
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, why, param, 0);
+    else
+        api_chat(f, x, &chat);
+    if (f->kept != NULL && !x->complete)
+        api_keep(f, x, body, &earlier);
+}

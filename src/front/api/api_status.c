@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * GET /v1/models, /version, /load, /is_sleeping, /metrics: what the server is and how it does. */
+#include <config.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "front/api/api.h"
+
+/* The model that a path asks for, of *len bytes; NULL: for all of them. */
+static const char *api_model_asked(const struct exchange *x, size_t *len)
+{
+    static const char before[] = "/models/";
+    const char *name = strstr(fcgi_param(x->fcgi, "REQUEST_URI"), before);
+
+    if (name == NULL)
+        return NULL;
+    name += sizeof before - 1;
+    *len = strcspn(name, "?");
+    while (*len > 0 && name[*len - 1] == '/')
+        (*len)--;
+    return *len > 0 ? name : NULL;
+}
+
+/* The model under one of its names; its root is the first. */
+static void api_add_model(const struct front *f, struct buf *b, const char *name, size_t len,
+                          uint32_t max_model_len)
+{
+    buf_add_text(b, "{\"id\":");
+    buf_add_json_string(b, name, len);
+    buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
+               (long long)f->model_unix_s);
+    buf_add_json_string(b, f->model_name, strlen(f->model_name));
+    buf_add_text(b, ",\"parent\":null,\"max_model_len\":");
+    if (max_model_len == 0)
+        buf_add_text(b, "null}");
+    else
+        buf_printf(b, "%u}", max_model_len);
+}
+
+void api_models(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct link_state state;
+    struct buf b = {0};
+    size_t len = 0;
+    const char *one = api_model_asked(x, &len);
+    char why[512];
+
+    (void)body;
+    if (one != NULL && !names_have(&f->names, one, len)) {
+        (void)snprintf(why, sizeof why, "the model '%.*s' does not exist; this server has '%s'",
+                       len > 200 ? 200 : (int)len, one, f->model_name);
+        exchange_reply_error(x, ERR_NO_MODEL, why, "model", 0);
+        return;
+    }
+    link_read_state(&f->link, &state, clock_us());
+    if (one != NULL) {
+        api_add_model(f, &b, one, len, state.max_model_len);
+    } else {
+        buf_add_text(&b, "{\"object\":\"list\",\"data\":[");
+        for (int i = 0; i < f->names.n; i++) {
+            buf_add_text(&b, i == 0 ? "" : ",");
+            api_add_model(f, &b, f->names.at[i], strlen(f->names.at[i]), state.max_model_len);
+        }
+        buf_add_text(&b, "]}");
+    }
+    exchange_reply(x, 200, "application/json", b.bytes == NULL ? "" : b.bytes, b.len);
+    buf_fini(&b);
+}
+
+/* Requests that run or wait in the engine, of all fronts. */
+void api_load(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct wire_stats *s = arena_alloc(&x->arena, sizeof *s);
+    unsigned long long n = 0;
+    char text[64];
+
+    (void)body;
+    if (s != NULL && link_copy_stats(&f->link, s))
+        n = atomic_load(&s->values[METRIC_running]) + atomic_load(&s->values[METRIC_waiting]);
+    (void)snprintf(text, sizeof text, "{\"server_load\":%llu}", n);
+    exchange_reply(x, 200, "application/json", text, strlen(text));
+}
+
+void api_is_sleeping(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct link_state state;
+    const char *text;
+
+    (void)body;
+    link_read_state(&f->link, &state, clock_us());
+    if (!state.attached) {
+        exchange_reply_error(x, ERR_ENGINE_GONE, NULL, NULL, 1);
+        return;
+    }
+    text = state.asleep || state.waking ? "{\"is_sleeping\":true}" : "{\"is_sleeping\":false}";
+    exchange_reply(x, 200, "application/json", text, strlen(text));
+}
+
+void api_version(struct front *f, struct exchange *x, const struct json *body)
+{
+    static const char text[] = "{\"version\":\"" PACKAGE_VERSION "\"}";
+
+    (void)f;
+    (void)body;
+    exchange_reply(x, 200, "application/json", text, sizeof text - 1);
+}
+
+/* Each front has one engine; vLLM numbers them, and its dashboards ask for the number. */
+static void api_labels(const struct front *f, struct buf *b, const char *labels)
+{
+    buf_add_text(b, "{model_name=");
+    buf_add_json_string(b, f->model_name, strlen(f->model_name));
+    buf_add_text(b, ",engine=\"0\"");
+    if (labels[0] != '\0')
+        buf_printf(b, ",%s", labels);
+}
+
+/* HELP and TYPE once per name; rows of one name follow each other. */
+static void api_metric_head(struct buf *b, const char **last, const char *name, const char *type,
+                            const char *help)
+{
+    if (strcmp(*last, name) == 0)
+        return;
+    *last = name;
+    buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void api_metric_value(const struct front *f, struct buf *b, const struct wire_stats *s,
+                             enum wire_metric id, const char *name, const char *labels)
+{
+    unsigned long long v = atomic_load_explicit(&s->values[id], memory_order_relaxed);
+
+    buf_add_text(b, name);
+    api_labels(f, b, labels);
+    if (id == METRIC_kv_usage_permille || id == METRIC_process_cpu_ms)
+        buf_printf(b, "} %.3f\n", (double)v / 1000.0);
+    else
+        buf_printf(b, "} %llu\n", v);
+}
+
+static void api_metric_histogram(const struct front *f, struct buf *b, const struct wire_stats *s,
+                                 enum wire_histogram_id id, const char *name)
+{
+    const struct wire_histogram *h = &s->histograms[id];
+    unsigned long long sum = 0;
+    char le[64];
+    int n;
+    const double *bounds = wire_bucket_bounds(id, &n);
+
+    for (int i = 0; i <= n; i++) {
+        sum += atomic_load_explicit(&h->buckets[i], memory_order_relaxed);
+        if (i < n)
+            (void)snprintf(le, sizeof le, "le=\"%g\"", bounds[i]);
+        else
+            (void)snprintf(le, sizeof le, "le=\"+Inf\"");
+        buf_printf(b, "%s_bucket", name);
+        api_labels(f, b, le);
+        buf_printf(b, "} %llu\n", sum);
+    }
+    buf_printf(b, "%s_sum", name);
+    api_labels(f, b, "");
+    buf_printf(b, "} %.6f\n%s_count", (double)atomic_load(&h->sum_micro) * 1e-6, name);
+    api_labels(f, b, "");
+    buf_printf(b, "} %llu\n", sum);
+}
+
+static void api_metrics_engine(const struct front *f, struct buf *b, const struct wire_stats *s)
+{
+    const char *last = "";
+
+#define COUNTER(id, name, labels, help)               \
+    api_metric_head(b, &last, name, "counter", help); \
+    api_metric_value(f, b, s, METRIC_##id, name, labels);
+#define GAUGE(id, name, labels, help)               \
+    api_metric_head(b, &last, name, "gauge", help); \
+    api_metric_value(f, b, s, METRIC_##id, name, labels);
+#define HISTOGRAM(id, name, help, ...)                  \
+    api_metric_head(b, &last, name, "histogram", help); \
+    api_metric_histogram(f, b, s, HISTOGRAM_##id, name);
+#include "ipc/metric.def"
+#undef COUNTER
+#undef GAUGE
+#undef HISTOGRAM
+}
+
+/* A gauge of 1 whose labels are the engine's cache settings, as it wrote them at its start. */
+static void api_metrics_config(const struct front *f, struct buf *b, const struct wire_stats *s)
+{
+    static const char name[] = "vllm:cache_config_info";
+    const char *last = "";
+
+    if (memchr(s->cache_config, '\0', sizeof s->cache_config) == NULL)
+        return;
+    api_metric_head(b, &last, name, "gauge", "Information of the LLMEngine CacheConfig.");
+    buf_add_text(b, name);
+    api_labels(f, b, s->cache_config);
+    buf_add_text(b, "} 1\n");
+}
+
+/* What is told of each tenant. */
+enum api_tenant_column {
+    TENANT_PROMPT,
+    TENANT_GENERATION,
+    TENANT_REFUSED,
+    TENANT_RUNNING,
+    TENANT_WAITING,
+    TENANT_COLUMNS
+};
+
+static unsigned long long api_tenant_value(const struct wire_tenant *t, enum api_tenant_column c)
+{
+    switch (c) {
+    case TENANT_PROMPT: return atomic_load(&t->prompt_tokens);
+    case TENANT_GENERATION: return atomic_load(&t->generation_tokens);
+    case TENANT_REFUSED: return atomic_load(&t->n_refused);
+    case TENANT_RUNNING: return atomic_load(&t->n_running);
+    case TENANT_WAITING: return atomic_load(&t->n_waiting);
+    case TENANT_COLUMNS: break;
+    }
+    return 0;
+}
+
+/* At most WIRE_TENANTS rows a name; who found no place among them is in the first, of no name. */
+static void api_metrics_tenants(const struct front *f, struct buf *b, const struct wire_stats *s)
+{
+    static const struct {
+        const char *name, *type, *help;
+    } columns[TENANT_COLUMNS] = {
+        [TENANT_PROMPT] = {"quire:tenant_prompt_tokens_total", "counter",
+                           "Prompt tokens of a key."},
+        [TENANT_GENERATION] = {"quire:tenant_generation_tokens_total", "counter",
+                               "Generated tokens of a key."},
+        [TENANT_REFUSED] = {"quire:tenant_requests_rejected_total", "counter",
+                            "Requests of a key that the engine refused."},
+        [TENANT_RUNNING] = {"quire:tenant_requests_running", "gauge",
+                            "Requests of a key that run."},
+        [TENANT_WAITING] = {"quire:tenant_requests_waiting", "gauge",
+                            "Requests of a key that wait."},
+    };
+    uint32_t n = atomic_load(&s->n_tenants);
+
+    for (int c = 0; c < TENANT_COLUMNS; c++) {
+        const char *last = "";
+
+        api_metric_head(b, &last, columns[c].name, columns[c].type, columns[c].help);
+        for (uint32_t i = 0; i < n && i < WIRE_TENANTS; i++) {
+            const struct wire_tenant *t = &s->tenants[i];
+
+            buf_add_text(b, columns[c].name);
+            api_labels(f, b, "tenant=");
+            buf_add_json_string(b, t->name, strnlen(t->name, sizeof t->name));
+            buf_printf(b, "} %llu\n", api_tenant_value(t, (enum api_tenant_column)c));
+        }
+    }
+}
+
+void api_metrics(struct front *f, struct exchange *x, const struct json *body)
+{
+    struct wire_stats *s = arena_alloc(&x->arena, sizeof *s);
+    struct link_state state;
+    struct buf b = {0};
+
+    (void)body;
+    link_read_state(&f->link, &state, clock_us());
+    buf_add_text(&b, "# HELP quire:engine_up Whether an engine is attached to this front.\n"
+                     "# TYPE quire:engine_up gauge\nquire:engine_up");
+    api_labels(f, &b, "");
+    buf_printf(&b, "} %d\n", state.attached ? 1 : 0);
+    if (s != NULL && link_copy_stats(&f->link, s)) {
+        api_metrics_engine(f, &b, s);
+        api_metrics_config(f, &b, s);
+        api_metrics_tenants(f, &b, s);
+    }
+    if (b.failed)
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+    else
+        exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", b.bytes, b.len);
+    buf_fini(&b);
+}

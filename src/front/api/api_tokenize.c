@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * POST /tokenize and /detokenize, in vLLM's shapes. */
+#include <string.h>
+
+#include "front/api/api.h"
+#include "front/request/lax.h"
+
+void api_reply_buf(struct exchange *x, struct buf *b)
+{
+    if (b->failed)
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+    else
+        exchange_reply(x, 200, "application/json", b->bytes, b->len);
+    buf_fini(b);
+}
+
+/* return_token_strs: the tokens as the tokenizer's files write them. */
+static void api_add_written(struct buf *b, const struct front *f, const struct token_list *ids)
+{
+    buf_add_text(b, ",\"token_strs\":[");
+    for (size_t i = 0; i < ids->len; i++) {
+        size_t len;
+        const char *text = tokenizer_written(f->tokenizer, ids->ids[i], &len);
+
+        buf_add_text(b, i == 0 ? "" : ",");
+        buf_add_json_string(b, text == NULL ? "" : text, len);
+    }
+    buf_add_byte(b, ']');
+}
+
+void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
+{
+    const struct json *prompt = json_get(body, "prompt");
+    bool chat = prompt == NULL && json_get(body, "messages") != NULL;
+    struct token_list ids = {0};
+    struct link_state state;
+    struct chat_prompt text = {0};
+    struct buf b = {0};
+    int rc;
+
+    if (!chat && (prompt == NULL || prompt->kind != JSON_TEXT)) {
+        exchange_reply_error(x, ERR_INVALID, "'prompt' must be a string, or give 'messages'",
+                             "prompt", 0);
+        return;
+    }
+    if (chat && json_get(body, "chat_template") != NULL &&
+        json_get(body, "chat_template")->kind != JSON_NULL) { /* as chats do */
+        exchange_reply_error(x, ERR_UNSUPPORTED, "'chat_template' is not supported",
+                             "chat_template", 0);
+        return;
+    }
+    if (chat && !api_render_chat(f, x, body, &text)) {
+        chat_prompt_fini(&text);
+        return;
+    }
+    if (chat)
+        rc = tokenizer_encode_own(f->tokenizer, text.text.len == 0 ? "" : text.text.bytes,
+                                  text.text.len, lax_get_flag(body, "add_special_tokens", false),
+                                  x->splits_special ? &text.own : NULL, &ids);
+    else
+        rc = tokenizer_encode(f->tokenizer, prompt->text, prompt->text_len,
+                              lax_get_flag(body, "add_special_tokens", true), &ids);
+    chat_prompt_fini(&text);
+    if (rc != ERR_OK) {
+        exchange_reply_error(x, rc, NULL, "prompt", 0);
+        token_list_fini(&ids);
+        return;
+    }
+    link_read_state(&f->link, &state, x->arrival_us);
+    buf_printf(&b, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.len,
+               state.max_model_len);
+    for (size_t i = 0; i < ids.len; i++)
+        buf_printf(&b, "%s%d", i == 0 ? "" : ",", ids.ids[i]);
+    buf_add_byte(&b, ']');
+    if (lax_get_flag(body, "return_token_strs", false))
+        api_add_written(&b, f, &ids);
+    buf_add_byte(&b, '}');
+    token_list_fini(&ids);
+    api_reply_buf(x, &b);
+}
+
+void api_detokenize(struct front *f, struct exchange *x, const struct json *body)
+{
+    const struct json *tokens = json_get_kind(body, "tokens", JSON_LIST);
+    struct token_list ids = {0};
+    struct buf text = {0};
+    struct buf b = {0};
+    int rc = tokens == NULL ? ERR_INVALID : ERR_OK;
+
+    for (uint32_t i = 0; rc == ERR_OK && i < tokens->n; i++) {
+        const struct json *id = &tokens->items[i];
+
+        if (id->kind != JSON_INT || id->whole < 0 || id->whole >= tokenizer_n_vocab(f->tokenizer))
+            rc = ERR_INVALID;
+        else
+            rc = token_list_add(&ids, (int32_t)id->whole);
+    }
+    if (rc != ERR_OK) {
+        exchange_reply_error(x, rc, "'tokens' must be a list of token ids of this model", "tokens",
+                             0);
+    } else {
+        tokenizer_decode(f->tokenizer, ids.ids, ids.len, false, &text);
+        buf_add_text(&b, "{\"prompt\":");
+        buf_add_json_string(&b, text.bytes == NULL ? "" : text.bytes, text.len);
+        buf_add_byte(&b, '}');
+        b.failed = b.failed || text.failed;
+        api_reply_buf(x, &b);
+    }
+    buf_fini(&text);
+    token_list_fini(&ids);
+}

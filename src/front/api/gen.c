@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From a checked request to generations that wait for the engine. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "front/answer/answer.h"
+#include "front/answer/beams.h"
+#include "front/api/api.h"
+#include "front/request/fields.h"
+#include "front/request/policy.h"
+#include "front/request/retention.h"
+
+static uint64_t gen_random(void)
+{
+    uint64_t r = 0;
+
+    if (getrandom(&r, sizeof r, 0) != (ssize_t)sizeof r)
+        r = clock_us(); /* a seed and an id need no secrecy */
+    return r;
+}
+
+static const char *gen_id_prefix(const struct exchange *x)
+{
+    switch (x->shape) {
+    case SHAPE_MESSAGES: return "msg_";
+    case SHAPE_RESPONSES: return "resp_";
+    case SHAPE_TOKENS: return "generate-tokens-";
+    case SHAPE_OPENAI: break;
+    }
+    return x->format == EXCHANGE_CHAT ? "chatcmpl-" : "cmpl-";
+}
+
+static void gen_name(struct exchange *x)
+{
+    if (x->request_id[0] == '\0') {
+        uint64_t r[2] = {gen_random(), gen_random()};
+        char hex[2 * sizeof r + 1];
+
+        hash_hex((const uint8_t *)r, sizeof r, hex);
+        (void)exchange_name(x, hex); /* hex digits are a name */
+    }
+    (void)snprintf(x->id, sizeof x->id, "%s%s", gen_id_prefix(x), x->request_id);
+    x->created = clock_unix_s();
+}
+
+void gen_keep_name(struct exchange *x, const struct json *name)
+{
+    if (name != NULL && strcmp(name->text, x->request_id) == 0) /* it could be a name */
+        (void)snprintf(x->id, sizeof x->id, "%s", x->request_id);
+}
+
+/* A chat's replies are taken apart where the model knows calls or reasoning, or the answer has
+ * blocks. Tags of calls may be special tokens: these are then not skipped. */
+static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
+                      const struct fields *fields)
+{
+    struct reply_options o = {.format = form_reply_format(&fields->form, f->reply_format),
+                              .reasoning = f->reply_reasoning,
+                              .only_calls = form_forces(&fields->form),
+                              .tools = fields->form.tools};
+
+    if (x->format != EXCHANGE_CHAT || x->shape == SHAPE_TOKENS ||
+        (x->shape == SHAPE_OPENAI && o.format == REPLY_PLAIN && o.reasoning == REPLY_NO_REASONING))
+        return ERR_OK;
+    g->speech = arena_zalloc(&x->arena, sizeof *g->speech);
+    if (g->speech == NULL)
+        return ERR_NO_MEMORY;
+    answer_listen(g, &o);
+    return ERR_OK;
+}
+
+/* Is what a reply is read by among the tokens that are left out of texts? */
+static bool gen_needs_special(const struct front *f, const struct gen *g)
+{
+    const char *close;
+
+    if (g->speech == NULL)
+        return false;
+    close = reply_reason_close(g->speech->reply.o.reasoning);
+    return g->speech->reply.o.format != REPLY_PLAIN ||
+           (close != NULL &&
+            tokenizer_is_skipped(f->tokenizer, tokenizer_find(f->tokenizer, close, strlen(close))));
+}
+
+static const struct form *gen_keep_form(struct exchange *x, const struct form *form)
+{
+    struct form *kept = arena_alloc(&x->arena, sizeof *kept);
+
+    if (kept != NULL)
+        *kept = *form;
+    return kept;
+}
+
+bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
+                 enum exchange_format format, int n_prompts)
+{
+    const char *param = NULL;
+    char why[512] = "";
+    struct fields fields;
+    int n_gens;
+    int rc;
+
+    x->format = format;
+    x->model = f->model_name;
+    x->role = f->settings.response_role;
+    x->fingerprint = f->fingerprint;
+    rc = fields_read(&fields, x, body, &f->presets, &f->names, why, sizeof why, &param);
+    if (rc != ERR_OK) {
+        exchange_reply_error(x, rc, why, param, 0);
+        return false;
+    }
+    if (x->max_tokens_given && fields.request.generate.min_tokens > x->max_tokens) {
+        exchange_reply_error(x, ERR_INVALID, "'min_tokens' must not be above 'max_tokens'",
+                             "min_tokens", 0);
+        return false;
+    }
+    if (!x->asks)
+        retention_limit(&fields.request.generate, f->settings.client_retention_max);
+    if (!policy_read(&f->settings, x, &fields.request))
+        return false;
+    if (fields.bad_words != NULL) {
+        rc = steering_read_bad_words(&x->steering, &x->arena, f->tokenizer, fields.bad_words, why,
+                                     sizeof why);
+        if (rc != ERR_OK) {
+            exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "bad_words", 0);
+            return false;
+        }
+    }
+    n_gens = n_prompts * x->n;
+    if (n_gens > f->settings.max_choices) {
+        (void)snprintf(why, sizeof why, "%d prompts with %d choices each are more than %d",
+                       n_prompts, x->n, (int)f->settings.max_choices);
+        exchange_reply_error(x, ERR_INVALID, why, "n", 0);
+        return false;
+    }
+    gen_name(x);
+    x->gens = arena_zalloc(&x->arena, sizeof *x->gens * (size_t)n_gens);
+    x->form = gen_keep_form(x, &fields.form);
+    if (x->gens == NULL || x->form == NULL) {
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+        return false;
+    }
+    for (int i = 0; i < n_gens; i++) {
+        struct gen *g = &x->gens[i];
+
+        *g = (struct gen){
+            .exchange = x, .index = i, .slot = -1, .stop_id = -1, .request = fields.request};
+        if (!fields.seed_given)
+            g->request.generate.sampling.seed = gen_random();
+        else
+            g->request.generate.sampling.seed +=
+                (uint64_t)(i % x->n); /* or they would all say the same */
+        if (i % x->n != 0)
+            g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* one choice hears them for all */
+        rc = gen_listen(f, x, g, &fields);
+        if (gen_needs_special(f, g) && !fields.skip_special_given)
+            fields.skip_special = false;
+        if (rc == ERR_OK)
+            rc = detok_init(&g->detok, f->tokenizer, fields.skip_special, fields.stops,
+                            (size_t)fields.n_stops, fields.include_stop);
+        if (rc != ERR_OK) {
+            exchange_reply_error(x, rc, NULL, "stop", 0);
+            return false;
+        }
+        detok_continue(&g->detok); /* what comes is the rest of a prompt */
+        x->n_gens++;
+    }
+    if (fields.use_beams && !x->only_echo && beams_init(x, &fields.beams) != ERR_OK) {
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+        return false;
+    }
+    return true;
+}
+
+/* Is there hope that a text of len bytes fits? */
+static int gen_check_length(struct front *f, const struct gen *g, size_t len, char *why, size_t cap)
+{
+    size_t most = tokenizer_most_bytes(f->tokenizer);
+    size_t at_least = most == 0 ? 0 : len / most;
+    struct link_state engine;
+
+    link_read_state(&f->link, &engine, 0);
+    /* To count the tokens of 30 MB takes a second. While an engine goes or is gone, the next one
+     * may take more. */
+    if (g->exchange->truncate_to == 0 && engine.attached && !engine.draining &&
+        at_least > engine.max_model_len) {
+        (void)snprintf(why, cap,
+                       "This model's maximum context length is %u tokens. However, you requested "
+                       "at least %zu tokens in the prompt.",
+                       engine.max_model_len, at_least);
+        return ERR_TOO_LONG;
+    }
+    return ERR_OK;
+}
+
+int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap)
+{
+    int rc = ERR_OK;
+
+    for (uint32_t i = 0; i < ids->n && rc == ERR_OK; i++) {
+        const struct json *id = &ids->items[i];
+
+        if (id->kind != JSON_INT || id->whole < 0 || id->whole > INT32_MAX) {
+            (void)snprintf(why, cap, "member %u is no token id", i);
+            return ERR_INVALID;
+        }
+        rc = token_list_add(&g->tokens, (int32_t)id->whole);
+    }
+    return rc;
+}
+
+int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
+                 char *why, size_t cap)
+{
+    int rc = gen_check_length(f, g, len, why, cap);
+
+    if (rc != ERR_OK)
+        return rc;
+    return tokenizer_encode(f->tokenizer, text, len, add_special, &g->tokens);
+}
+
+int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *prompt,
+                   bool add_special, char *why, size_t cap)
+{
+    const struct spans *own = g->exchange->splits_special ? &prompt->own : NULL;
+    const char *text = prompt->text.len == 0 ? "" : prompt->text.bytes;
+    int rc = gen_check_length(f, g, prompt->text.len, why, cap);
+
+    if (rc != ERR_OK)
+        return rc;
+    return tokenizer_encode_own(f->tokenizer, text, prompt->text.len, add_special, own, &g->tokens);
+}
+
+bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
+{
+    struct form_model m = {.format = f->reply_format,
+                           .start = start,
+                           .reasoning = f->reply_reasoning,
+                           .chat = x->format == EXCHANGE_CHAT,
+                           .one_call = x->one_call};
+    const char *param = NULL;
+    char why[640] = "";
+    int rc;
+
+    if (!form_binds(x->form))
+        return true;
+    policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), m.tenant);
+    rc = form_compile(x->form, &m, &f->structures, &x->arena, &x->structure, &param, why,
+                      sizeof why);
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why,
+                             rc == ERR_OVERLOADED ? NULL : param, rc == ERR_OVERLOADED);
+    return rc == ERR_OK;
+}
+
+/* How many of a prompt's tokens the client wants at most; 0: all. */
+static size_t gen_wanted(struct front *f, const struct exchange *x)
+{
+    uint64_t more = exchange_least_answer(x);
+    struct link_state engine;
+
+    if (x->truncate_to >= 0)
+        return (size_t)x->truncate_to;
+    link_read_state(&f->link, &engine, 0);
+    return engine.max_model_len > more ? (size_t)(engine.max_model_len - more) : 0;
+}
+
+/* Of a prompt that is longer than the client wants the end is kept, or its beginning. */
+static void gen_truncate(struct front *f, struct exchange *x, struct gen *g)
+{
+    size_t keep = gen_wanted(f, x);
+
+    if (keep == 0 || g->tokens.len <= keep)
+        return;
+    if (!x->truncates_right)
+        memmove(g->tokens.ids, g->tokens.ids + (g->tokens.len - keep),
+                keep * sizeof *g->tokens.ids);
+    g->tokens.len = keep;
+}
+
+/* Ids that one prompt's choices may hold together: 128 of half a million. */
+#define GEN_SHARED_IDS_MAX ((size_t)64 << 20)
+
+/* The other choices of a prompt have the same tokens, and with echo all begin with its text. */
+static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
+{
+    if (g->tokens.len > GEN_SHARED_IDS_MAX / (size_t)x->n)
+        return ERR_TOO_LARGE;
+    for (int i = 0; i < x->n; i++) {
+        struct gen *to = &g[i];
+
+        for (size_t t = 0; i > 0 && t < g->tokens.len; t++) {
+            int rc = token_list_add(&to->tokens, g->tokens.ids[t]);
+
+            if (rc != ERR_OK)
+                return rc;
+        }
+        to->n_prompt = (uint32_t)g->tokens.len;
+        if (x->echo && x->format == EXCHANGE_COMPLETION)
+            tokenizer_decode(f->tokenizer, g->tokens.ids, g->tokens.len, true, &to->text);
+        if (to->text.failed)
+            return ERR_NO_MEMORY;
+    }
+    return ERR_OK;
+}
+
+bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param)
+{
+    for (int i = 0; i < x->n_gens; i += x->n) {
+        struct gen *g = &x->gens[i];
+        int rc = ERR_OK;
+
+        gen_truncate(f, x, g);
+        if (g->tokens.len == 0 || g->tokens.len > INT32_MAX)
+            rc = g->tokens.len == 0 ? ERR_INVALID : ERR_TOO_LONG;
+        else
+            rc = gen_share_prompt(f, x, g);
+        if (rc != ERR_OK) {
+            exchange_reply_error(x, rc, g->tokens.len == 0 ? "the prompt is empty" : NULL, param,
+                                 0);
+            return false;
+        }
+    }
+    return true;
+}

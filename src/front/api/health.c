@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front/api/health.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "front/api/api.h"
+
+#define HEALTH_PROBE_EVERY_US 1000000u
+#define HEALTH_PROMPT         0 /* any token id does: every vocabulary has this one */
+
+/* ERR_OK and what is said of it, or an error and why. */
+static int health_look(struct front *f, char *why, size_t cap, struct link_state *state)
+{
+    uint64_t stall_us = (uint64_t)f->settings.health_stall_s * 1000000u;
+    struct link_state s;
+
+    why[0] = '\0';
+    link_read_state(&f->link, &s, clock_us());
+    *state = s;
+    if (!s.attached)
+        return ERR_ENGINE_GONE;
+    if (s.draining)
+        return ERR_DRAINING;
+    if (s.heartbeat_age_us > stall_us)
+        (void)snprintf(why, cap, "the engine has not been heard of for %.1f s",
+                       (double)s.heartbeat_age_us * 1e-6);
+    else if (s.progress_age_us > stall_us && s.waking)
+        (void)snprintf(why, cap, "the engine has waited for the device's memory for %.1f s",
+                       (double)s.progress_age_us * 1e-6);
+    else if (s.progress_age_us > stall_us)
+        (void)snprintf(why, cap, "the engine has ended no step for %.1f s",
+                       (double)s.progress_age_us * 1e-6);
+    else
+        return ERR_OK;
+    (void)snprintf(why + strlen(why), cap - strlen(why), ": %u requests run and %u wait",
+                   s.n_running, s.n_waiting);
+    return ERR_ENGINE_GONE;
+}
+
+static void health_say(struct exchange *x, const struct link_state *s)
+{
+    const char *text = s->asleep   ? "{\"state\":\"asleep\"}"
+                       : s->waking ? "{\"state\":\"waking\"}"
+                                   : "{}";
+
+    exchange_reply(x, 200, "application/json", text, strlen(text));
+}
+
+static bool health_is_deep(const struct exchange *x)
+{
+    const char *query = strchr(fcgi_param(x->fcgi, "REQUEST_URI"), '?');
+
+    while (query != NULL) { /* each turn begins behind a '?' or '&' */
+        size_t len = strcspn(++query, "&");
+
+        if (len == strlen("deep=1") && strncmp(query, "deep=1", len) == 0)
+            return true;
+        query = query[len] == '\0' ? NULL : query + len;
+    }
+    return false;
+}
+
+/* One generation of one token. */
+static int health_ask(struct front *f, struct exchange *x)
+{
+    struct gen *g = arena_zalloc(&x->arena, sizeof *g);
+
+    if (g == NULL)
+        return ERR_NO_MEMORY;
+    *g = (struct gen){.exchange = x, .slot = -1, .stop_id = -1, .n_prompt = 1};
+    g->request = (struct wire_request){
+        .deadline_us = x->arrival_us + (uint64_t)f->settings.health_stall_s * 1000000u,
+        .flags = WIRE_IGNORE_EOS,
+        .priority = INT_MIN,
+        .generate = {.sampling = sampling_greedy()},
+    };
+    x->probe = true;
+    x->only_echo = true; /* what it says is of no interest */
+    x->n = 1;
+    x->max_tokens_given = true;
+    x->max_tokens = 1;
+    x->format = EXCHANGE_COMPLETION;
+    x->gens = g;
+    x->n_gens = 1;
+    return token_list_add(&g->tokens, HEALTH_PROMPT);
+}
+
+/* The result of the last probe, when that is not long ago; else x becomes one. */
+static void health_probe(struct front *f, struct exchange *x)
+{
+    uint64_t last = atomic_load(&f->probe_us);
+    int rc = ERR_OK;
+
+    if (x->arrival_us < last + HEALTH_PROBE_EVERY_US ||
+        !atomic_compare_exchange_strong(&f->probe_us, &last, x->arrival_us)) {
+        if (atomic_load(&f->probe_failed))
+            exchange_reply_error(x, ERR_ENGINE_GONE, "the engine gave no token when asked last",
+                                 NULL, 1);
+        else
+            exchange_reply(x, 200, "application/json", "{}", 2);
+        return;
+    }
+    rc = health_ask(f, x);
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, NULL, NULL, 1);
+}
+
+void api_health(struct front *f, struct exchange *x, const struct json *body)
+{
+    char why[160];
+    struct link_state state;
+    int rc = health_look(f, why, sizeof why, &state);
+
+    (void)body;
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, NULL, 1);
+    else if (health_is_deep(x) && !state.asleep &&
+             !state.waking) /* who asks is no reason to wake */
+        health_probe(f, x);
+    else
+        health_say(x, &state);
+}
+
+void health_passed(struct front *f, struct exchange *x)
+{
+    char text[64];
+
+    atomic_store(&f->probe_failed, false);
+    (void)snprintf(text, sizeof text, "{\"token_ms\":%.1f}",
+                   (double)(clock_us() - x->arrival_us) * 1e-3);
+    exchange_reply(x, 200, "application/json", text, strlen(text));
+}
+
+void health_failed(struct front *f, struct exchange *x, int err)
+{
+    struct link_state state;
+    char why[160];
+
+    /* All slots are taken: the server is full, and what /health sees is all there is to say. */
+    if (err == ERR_OVERLOADED && health_look(f, why, sizeof why, &state) == ERR_OK) {
+        health_say(x, &state);
+        return;
+    }
+    atomic_store(&f->probe_failed, true);
+    (void)snprintf(why, sizeof why, "the engine gave no token: %s", err_sentence(err));
+    exchange_reply_error(x, ERR_ENGINE_GONE, why, NULL, 1);
+}

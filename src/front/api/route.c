@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Path and method to endpoint. POST bodies are read and parsed here, once, under one set of
+ * bounds. */
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/json.h"
+#include "front/api/api.h"
+#include "front/api/cache.h"
+#include "front/request/policy.h"
+
+/* What a request may take for its body's tree, its prompt and their like, in largest bodies. Texts
+ * take few; a tree of the smallest values takes fifty times its own text, and is refused. */
+#define ROUTE_MEMORY_FACTOR 8
+
+struct route {
+    const char *path;
+    const char *method;        /* NULL: any, and the body is the endpoint's */
+    api_fn *answer;            /* NULL: there is nothing, said in the shape */
+    enum exchange_shape shape; /* of the answer, errors included */
+    enum route_access {
+        OPEN,  /* no key */
+        KEYED, /* an API key, which nginx looks at */
+        ADMIN, /* the key of admin_key_file */
+        LOCAL, /* nginx lets this machine alone in */
+    } access;
+    enum route_traits {
+        PLAIN = 0,
+        BODY = 1,      /* a JSON object comes with it */
+        GENERATES = 2, /* a full server turns it away before it reads the body */
+        NAMED = 4,     /* a name may follow the path, which may have slashes */
+    } traits;
+    const char *schema;  /* of the body, in /openapi.json; NULL: any object */
+    const char *summary; /* one line for /openapi.json; NULL: not listed there */
+};
+
+#define ROUTE_CHAT "ChatCompletionRequest"
+#define ROUTE_TEXT "CompletionRequest"
+
+static const struct route routes[] = {
+    {"/v1/chat/completions", "POST", api_chat, SHAPE_OPENAI, KEYED, BODY | GENERATES, ROUTE_CHAT,
+     "Answer a chat"},
+    {"/v1/completions", "POST", api_completions, SHAPE_OPENAI, KEYED, BODY | GENERATES, ROUTE_TEXT,
+     "Continue a prompt"},
+    {"/v1/chat/completions/batch", "POST", api_chat_batch, SHAPE_OPENAI, KEYED, BODY | GENERATES,
+     NULL, "Answer several conversations, one choice for each"},
+    {"/v1/chat/completions/render", "POST", api_render, SHAPE_OPENAI, KEYED, BODY, ROUTE_CHAT,
+     "The prompt of a chat and its tokens, without an answer"},
+    {"/v1/completions/render", "POST", api_render, SHAPE_OPENAI, KEYED, BODY, ROUTE_TEXT,
+     "The tokens of a prompt, without an answer"},
+    {"/v1/chat/completions/derender", "POST", api_derender, SHAPE_OPENAI, KEYED, BODY, NULL,
+     "The answer to a chat, made of tokens that were generated"},
+    {"/v1/completions/derender", "POST", api_derender, SHAPE_OPENAI, KEYED, BODY, NULL,
+     "The answer to a completion, made of tokens that were generated"},
+    {"/inference/v1/generate", "POST", api_generate, SHAPE_TOKENS, KEYED, BODY | GENERATES, NULL,
+     "Continue token ids by token ids"},
+    {"/v1/messages", "POST", api_messages, SHAPE_MESSAGES, KEYED, BODY | GENERATES, NULL,
+     "Anthropic's API"},
+    {"/v1/messages/count_tokens", "POST", api_count_tokens, SHAPE_MESSAGES, KEYED, BODY, NULL,
+     "Count the tokens of a request to /v1/messages"},
+    {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES, KEYED, PLAIN, NULL, NULL},
+    {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES, KEYED, BODY | GENERATES, NULL,
+     "OpenAI's responses"},
+    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES, KEYED, PLAIN, NULL, NULL},
+    {"/v1/models", "GET", api_models, SHAPE_OPENAI, KEYED, NAMED, NULL, "The names of the model"},
+    {"/v1", "GET", api_index, SHAPE_OPENAI, KEYED, PLAIN, NULL, "The endpoints"},
+    {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI, KEYED, BODY, NULL,
+     "Text or a chat to token ids"},
+    {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI, KEYED, BODY, NULL, "Token ids to text"},
+    {"/tokenizer_info", "GET", api_tokenizer_info, SHAPE_OPENAI, KEYED, PLAIN, NULL,
+     "What tokenizer_config.json says"},
+    {"/server_info", "GET", api_server_info, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+     "The settings of a front"},
+    {"/invocations", "POST", api_invocations, SHAPE_OPENAI, KEYED, BODY | GENERATES, NULL,
+     "A chat, completion or response, by the body"},
+    {"/openapi.json", "GET", api_openapi, SHAPE_OPENAI, OPEN, PLAIN, NULL, "This description"},
+    {"/health", "GET", api_health, SHAPE_OPENAI, OPEN, PLAIN, NULL, "200 if the server can answer"},
+    {"/metrics", "GET", api_metrics, SHAPE_OPENAI, LOCAL, PLAIN, NULL, "Counters for Prometheus"},
+    {"/version", "GET", api_version, SHAPE_OPENAI, OPEN, PLAIN, NULL, "The server's version"},
+    {"/ping", "GET", api_health, SHAPE_OPENAI, OPEN, PLAIN, NULL, "As /health"},
+    {"/ping", "POST", api_health, SHAPE_OPENAI, OPEN, PLAIN, NULL, "As /health"},
+    {"/load", "GET", api_load, SHAPE_OPENAI, KEYED, PLAIN, NULL, "Requests that run or wait"},
+    {"/admin/cache", "GET", api_cache_list, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+     "What the prefix cache holds"},
+    {"/admin/cache/pin", "POST", api_cache_pin, SHAPE_OPENAI, ADMIN, BODY, NULL,
+     "Keep a prompt in the cache"},
+    {"/admin/cache/drop", "POST", api_cache_drop, SHAPE_OPENAI, ADMIN, BODY, NULL,
+     "Remove prompts from the cache"},
+    {"/reset_prefix_cache", "POST", api_cache_reset, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+     "Empty the cache"},
+    {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, OPEN, PLAIN, NULL,
+     "Whether the engine sleeps"},
+    {"/sleep", "POST", api_sleep, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+     "Give the device's memory back"},
+    {"/wake_up", "POST", api_wake_up, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+     "Take the device's memory again"},
+};
+
+/* Copy the path, without query and trailing slash. */
+static void route_path(const struct exchange *x, char *path, size_t cap)
+{
+    const char *uri = fcgi_param(x->fcgi, "REQUEST_URI");
+    size_t len = strcspn(uri, "?");
+
+    while (len > 1 && uri[len - 1] == '/')
+        len--;
+    if (len >= cap)
+        len = cap - 1;
+    memcpy(path, uri, len);
+    path[len] = '\0';
+}
+
+/* A body that is compressed is not read: nginx limits its bytes, not those that it would become. */
+static bool route_is_coded(const struct exchange *x)
+{
+    const char *coding = fcgi_param(x->fcgi, "HTTP_CONTENT_ENCODING");
+
+    return coding[0] != '\0' && strcasecmp(coding, "identity") != 0;
+}
+
+static const struct json *route_body(struct front *f, struct exchange *x)
+{
+    const struct json *body = NULL;
+    const char *text = NULL;
+    char why[256] = "";
+    size_t len = 0;
+    int rc;
+
+    x->arena.limit_bytes = f->settings.max_body_bytes * ROUTE_MEMORY_FACTOR;
+    if (route_is_coded(x)) {
+        rc = ERR_CODED;
+    } else {
+        rc = fcgi_read_body(x->fcgi, &x->arena, f->settings.max_body_bytes, &text, &len);
+    }
+    if (rc == ERR_OK) {
+        size_t mark = len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; /* Windows */
+
+        rc = json_parse(&body, &x->arena, text + mark, len - mark, why, sizeof why);
+    }
+    if (rc == ERR_OK && body->kind != JSON_OBJECT) {
+        rc = ERR_INVALID;
+        (void)snprintf(why, sizeof why, "the body must be a JSON object");
+    }
+    if (rc == ERR_OK)
+        return body;
+    fcgi_skip_body(x->fcgi); /* of which nothing was read when it is too large */
+    exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, NULL, 0);
+    return NULL;
+}
+
+/* A path with a slash at its end stands for all below it. */
+static bool route_fits(const struct route *r, const char *path)
+{
+    size_t len = strlen(r->path);
+
+    if (strcmp(path, r->path) == 0)
+        return true;
+    if (r->path[len - 1] == '/')
+        return strncmp(path, r->path, len) == 0;
+    return (r->traits & NAMED) != 0 && strncmp(path, r->path, len) == 0 && path[len] == '/' &&
+           path[len + 1] != '\0';
+}
+
+/* A full server says so before it reads what it will not serve: a refusal that costs as much as an
+ * answer's beginning would take the time of those who are served. */
+static bool route_turns_away(struct front *f, struct exchange *x)
+{
+    char tenant[WIRE_TENANT_BYTES];
+    int again_s;
+
+    policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), tenant);
+    again_s = link_turns_away(&f->link, tenant);
+    if (again_s == 0)
+        return false;
+    fcgi_skip_body(x->fcgi);
+    exchange_reply_error(x, ERR_OVERLOADED, NULL, NULL, again_s);
+    return true;
+}
+
+/* The schema of a route's body. */
+static void route_describe_body(struct buf *b, const struct route *r)
+{
+    buf_add_text(b, ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":"
+                    "{\"schema\":");
+    if (r->schema == NULL)
+        buf_add_text(b, "{\"type\":\"object\"}}}}");
+    else
+        buf_printf(b, "{\"$ref\":\"#/components/schemas/%s\"}}}}", r->schema);
+}
+
+static void route_describe_one(struct buf *b, const struct route *r)
+{
+    bool post = strcmp(r->method, "POST") == 0;
+
+    buf_printf(b, "\"%s\":{\"summary\":\"%s\"", post ? "post" : "get", r->summary);
+    if (r->access == OPEN || r->access == LOCAL)
+        buf_add_text(b, ",\"security\":[]");
+    if ((r->traits & BODY) != 0)
+        route_describe_body(b, r);
+    buf_add_text(b, ",\"responses\":{\"200\":{\"description\":\"the answer\"},\"default\":"
+                    "{\"description\":\"an error\"}}}");
+}
+
+void route_describe(struct buf *b)
+{
+    const char *last = "";
+
+    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
+        const struct route *r = &routes[i];
+
+        if (r->summary == NULL)
+            continue;
+        if (strcmp(r->path, last) == 0)
+            buf_add_byte(b, ',');
+        else
+            buf_printf(b, "%s\"%s\":{", last[0] == '\0' ? "" : "},", r->path);
+        route_describe_one(b, r);
+        last = r->path;
+    }
+    buf_add_byte(b, '}');
+}
+
+void route_exchange(struct front *f, struct exchange *x)
+{
+    const char *method = fcgi_param(x->fcgi, "REQUEST_METHOD");
+    char path[256];
+    char why[512];
+    bool known = false;
+
+    route_path(x, path, sizeof path);
+    (void)exchange_name(x, fcgi_param(x->fcgi, "QUIRE_REQUEST_ID")); /* or none */
+    if (strcmp(method, "HEAD") == 0)
+        method = "GET"; /* nginx drops the body */
+    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
+        const struct route *r = &routes[i];
+        const struct json *body = NULL;
+
+        if (!route_fits(r, path))
+            continue;
+        x->shape = r->shape;
+        known = known || r->answer != NULL;
+        if (r->answer == NULL)
+            continue;
+        if (r->method != NULL && strcmp(method, r->method) != 0)
+            continue;
+        if (r->access == ADMIN && !cache_allows(f, x)) {
+            fcgi_skip_body(x->fcgi);
+            return;
+        }
+        if ((r->traits & GENERATES) != 0 && route_turns_away(f, x))
+            return;
+        if ((r->traits & BODY) != 0) {
+            body = route_body(f, x);
+            if (body == NULL)
+                return;
+        } else {
+            fcgi_skip_body(x->fcgi); /* nginx, if it still writes, would answer 502 */
+        }
+        r->answer(f, x, body);
+        /* An endpoint that failed after it had made generations has answered. */
+        if (x->complete) {
+            for (int g = 0; g < x->n_gens; g++)
+                x->gens[g].finish = GEN_FAILED;
+        }
+        return;
+    }
+    fcgi_skip_body(x->fcgi);
+    (void)snprintf(why, sizeof why, known ? "%s is not allowed for %s" : "there is no %s %s",
+                   method, path);
+    exchange_reply_error(x, known ? ERR_METHOD : ERR_NOT_FOUND, why, NULL, 0);
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * libfcgi parses the parameters. It takes over SIGTERM (so the caller blocks that), it blocks in
+ * accept and in a poll after it, and it reads as far ahead as its buffer goes. The last of these
+ * would take the record that must stay unread (fcgi_in.h), so libfcgi gets the records up to the
+ * end of the parameters through a pipe, takes the pipe for a kept connection, and the body is read
+ * here.
+ *
+ * Answers are written here: libfcgi's writes block, and it would end an answer by a write of its
+ * own. nginx, which by then has all of Content-Length, may have hung up; the write failed and the
+ * close behind it lingered. So records are sent without waiting, an answer's end together with its
+ * last bytes. A record that is under way when the socket is full promises bytes that must come
+ * next: what was not taken is offered again. */
+#include "front/http/fcgi.h"
+
+#include <errno.h>
+#include <fcgiapp.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/must.h"
+#include "front/http/fcgi_in.h"
+#include "ipc/attach.h"
+
+#define FCGI_BACKLOG    4096  /* a full backlog is an immediate 502 at nginx */
+#define FCGI_RECORD_MAX 65528 /* content of one record; the largest number that pads to nothing */
+#define FCGI_SILENT_S   5
+
+/* An empty record ends FCGI_STDOUT; FCGI_END_REQUEST with status 0, complete. Both of request 1,
+ * the only one that nginx has on a connection. */
+static const char fcgi_end[] = {1, 6, 0, 1, 0, 0, 0, 0, 1, 3, 0, 1,
+                                0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+
+struct fcgi {
+    FCGX_Request r; /* its descriptor is the pipe that brought the parameters, or -1 */
+    struct fcgi_in in;
+    char head[FCGI_HEAD_BYTES]; /* of the record under way */
+    size_t head_left;           /* bytes of it that were not sent yet */
+    size_t body_left;           /* and of the content that it promises */
+    size_t end_left;            /* bytes of fcgi_end that were not sent yet */
+};
+
+int fcgi_start(void)
+{
+    if (FCGX_Init() != 0) {
+        log_error("front: libfcgi does not start");
+        return ERR_IO;
+    }
+    return ERR_OK;
+}
+
+int fcgi_listen(const char *path, int *fd)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int rc = attach_clear(path);
+    int s;
+
+    if (rc != ERR_OK)
+        return rc;
+    if (strchr(path, '/') == NULL) {
+        log_error("front: listen is the path of a socket, with a '/', not \"%s\"", path);
+        return ERR_INVALID;
+    }
+    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
+    s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (s == -1 || bind(s, (struct sockaddr *)&a, sizeof a) == -1 || chmod(path, 0660) == -1 ||
+        listen(s, FCGI_BACKLOG) == -1) {
+        log_error("front: cannot listen at %s: %s", path, strerror(errno));
+        if (s != -1)
+            (void)close(s);
+        return ERR_IO;
+    }
+    *fd = s;
+    return ERR_OK;
+}
+
+/* In the middle of a request nobody is silent for long: nginx has all of it. */
+static bool fcgi_bound_silence(int fd)
+{
+    const struct timeval longest = {.tv_sec = FCGI_SILENT_S};
+
+    return setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &longest, sizeof longest) == 0;
+}
+
+/* Hand the parameters' records to libfcgi. False when it cannot take them. */
+static bool fcgi_parse(struct fcgi *f, const char *records, size_t len)
+{
+    int ends[2];
+    bool written;
+
+    if (FCGX_InitRequest(&f->r, -1, 0) != 0 || pipe2(ends, O_CLOEXEC) == -1)
+        return false;
+    written = write(ends[1], records, len) == (ssize_t)len; /* they fit the pipe: it is empty */
+    (void)close(ends[1]);
+    f->r.ipcFd = ends[0];
+    f->r.keepConnection = 1; /* go on with it; the request will say how it is to end */
+    if (written && FCGX_Accept_r(&f->r) != 0) /* it has closed and freed all */
+        return false;
+    (void)close(f->r.ipcFd);
+    f->r.ipcFd = -1;
+    return written;
+}
+
+int fcgi_open(struct fcgi **out, int fd)
+{
+    struct fcgi *f = mem_zalloc(sizeof *f);
+    char records[FCGI_PARAMS_BYTES];
+    size_t len = 0;
+    int rc = ERR_NO_MEMORY;
+
+    if (f == NULL || !fcgi_bound_silence(fd))
+        goto out;
+    f->end_left = sizeof fcgi_end;
+    rc = ERR_AGAIN;
+    if (fcgi_in_params(&f->in, fd, records, &len) != ERR_OK || !fcgi_parse(f, records, len))
+        goto out;
+    fcgi_in_expect(&f->in, strtoull(fcgi_param(f, "CONTENT_LENGTH"), NULL, 10));
+    *out = f;
+    return ERR_OK;
+out:
+    mem_free(f);
+    (void)close(fd);
+    return rc;
+}
+
+const char *fcgi_param(const struct fcgi *f, const char *name)
+{
+    const char *v = f->r.envp == NULL ? NULL : FCGX_GetParam(name, f->r.envp);
+
+    return v == NULL ? "" : v;
+}
+
+void fcgi_skip_body(struct fcgi *f)
+{
+    fcgi_in_skip(&f->in);
+}
+
+int fcgi_read_body(struct fcgi *f, struct arena *arena, size_t max_bytes, const char **bytes,
+                   size_t *len)
+{
+    uint64_t want = f->in.left;
+    char *body;
+    int rc;
+
+    if (want > max_bytes)
+        return ERR_TOO_LARGE;
+    body = arena_alloc(arena, (size_t)want + 1);
+    if (body == NULL)
+        return ERR_NO_MEMORY;
+    rc = fcgi_in_read(&f->in, body, (size_t)want);
+    if (rc != ERR_OK)
+        return rc;
+    body[want] = '\0';
+    *bytes = body;
+    *len = (size_t)want;
+    return ERR_OK;
+}
+
+int fcgi_fd(const struct fcgi *f)
+{
+    return f->in.fd;
+}
+
+static void fcgi_begin_record(struct fcgi *f, size_t len)
+{
+    size_t n = len < FCGI_RECORD_MAX ? len : FCGI_RECORD_MAX;
+    const char head[FCGI_HEAD_BYTES] = {1, 6, 0, 1, (char)(n >> 8), (char)(n & 0xff), 0, 0};
+
+    memcpy(f->head, head, sizeof head);
+    f->head_left = sizeof head;
+    f->body_left = n;
+}
+
+/* Take up to *left of the n bytes that were sent; what remains of n. */
+static size_t fcgi_count(size_t n, size_t *left)
+{
+    size_t part = n < *left ? n : *left;
+
+    *left -= part;
+    return n - part;
+}
+
+/* Send what is left of the record under way, and behind it the answer's end if it is the last. The
+ * bytes of content that went, ERR_AGAIN when the socket is full, or ERR_CLIENT_GONE. */
+static long fcgi_send(struct fcgi *f, const char *bytes, bool is_last)
+{
+    struct iovec parts[3] = {
+        {.iov_base = f->head + (FCGI_HEAD_BYTES - f->head_left), .iov_len = f->head_left},
+        {.iov_len = f->body_left},
+        {.iov_len = is_last ? f->end_left : 0},
+    };
+    const char *end = fcgi_end + (sizeof fcgi_end - f->end_left);
+    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 3};
+    size_t before = f->body_left;
+    size_t n;
+    ssize_t went;
+
+    memcpy(&parts[1].iov_base, &bytes, sizeof bytes); /* sendmsg() does not write to them */
+    memcpy(&parts[2].iov_base, &end, sizeof end);
+    do
+        went = sendmsg(f->in.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (went == -1 && errno == EINTR);
+    if (went == -1)
+        return errno == EAGAIN ? ERR_AGAIN : ERR_CLIENT_GONE;
+    n = fcgi_count((size_t)went, &f->head_left);
+    n = fcgi_count(n, &f->body_left);
+    (void)fcgi_count(n, &f->end_left);
+    return (long)(before - f->body_left);
+}
+
+long fcgi_write(struct fcgi *f, const char *bytes, size_t len)
+{
+    size_t sent = 0;
+
+    while (sent < len) { /* a pass sends something, or is the last */
+        long n;
+
+        if (f->body_left == 0)
+            fcgi_begin_record(f, len - sent);
+        must(f->body_left <= len - sent);
+        n = fcgi_send(f, bytes + sent, false);
+        if (n == ERR_AGAIN)
+            break;
+        if (n < 0)
+            return n;
+        sent += (size_t)n;
+    }
+    return (long)sent;
+}
+
+long fcgi_write_last(struct fcgi *f, const char *bytes, size_t len)
+{
+    size_t sent = 0;
+
+    while (f->end_left > 0) { /* as above */
+        long n;
+
+        if (f->body_left == 0 && sent < len)
+            fcgi_begin_record(f, len - sent);
+        must(f->body_left <= len - sent);
+        n = fcgi_send(f, bytes + sent, f->body_left == len - sent);
+        if (n == ERR_AGAIN)
+            break;
+        if (n < 0)
+            return n;
+        sent += (size_t)n;
+    }
+    return (long)sent;
+}
+
+bool fcgi_has_ended(const struct fcgi *f)
+{
+    return f->end_left == 0;
+}
+
+void fcgi_close(struct fcgi *f)
+{
+    if (fcgi_has_ended(f))
+        fcgi_in_end(&f->in);
+    FCGX_Free(&f->r, 0); /* writes nothing: its connection is -1 */
+    (void)close(f->in.fd);
+    mem_free(f);
+}

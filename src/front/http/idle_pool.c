@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front/http/idle_pool.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#define IDLE_POOL_TICK_MS  1000
+#define IDLE_POOL_LEAVE_MS 1000 /* at the end: for those who have come before it */
+
+/* epoll's data: guests add their index and, above 32 bits, their turn. */
+enum idle_pool_source { IDLE_POOL_LISTEN, IDLE_POOL_SHUT, IDLE_POOL_STOP, IDLE_POOL_GUEST };
+
+static int idle_pool_watch(const struct idle_pool *l, int how, int fd, uint32_t events,
+                           uint64_t data)
+{
+    struct epoll_event ev = {.events = events, .data.u64 = data};
+
+    return epoll_ctl(l->epoll_fd, how, fd, &ev) == 0 ? ERR_OK : ERR_IO;
+}
+
+int idle_pool_open(struct idle_pool *l, int listen_fd, int stop_fd)
+{
+    *l = (struct idle_pool){.epoll_fd = epoll_create1(EPOLL_CLOEXEC),
+                            .shut_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK),
+                            .door = {.who = "front", .fd = listen_fd}};
+    if (pthread_mutex_init(&l->lock, NULL) != 0)
+        return ERR_NO_MEMORY;
+    if (l->epoll_fd == -1 || l->shut_fd == -1 ||
+        idle_pool_watch(l, EPOLL_CTL_ADD, listen_fd, EPOLLIN | EPOLLONESHOT, IDLE_POOL_LISTEN) !=
+            ERR_OK ||
+        idle_pool_watch(l, EPOLL_CTL_ADD, l->shut_fd, EPOLLONESHOT, IDLE_POOL_SHUT) != ERR_OK ||
+        idle_pool_watch(l, EPOLL_CTL_ADD, stop_fd, EPOLLIN, IDLE_POOL_STOP) != ERR_OK) {
+        log_error("front: epoll: %s", strerror(errno));
+        return ERR_IO;
+    }
+    return ERR_OK;
+}
+
+/* The place's connection is the caller's from now on. */
+static int idle_pool_vacate_locked(struct idle_pool *l, struct idle_pool_guest *g)
+{
+    int fd = g->fd;
+
+    (void)epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, fd, NULL); /* it is there */
+    g->fd = 0;
+    atomic_fetch_sub(&l->n_guests, 1);
+    return fd;
+}
+
+/* A place for one more: a free one, or that of who has been silent for longest. */
+static struct idle_pool_guest *idle_pool_place_locked(struct idle_pool *l)
+{
+    struct idle_pool_guest *first = &l->guests[0];
+
+    for (int i = 0; i < IDLE_POOL_GUESTS; i++) {
+        struct idle_pool_guest *g = &l->guests[i];
+
+        if (g->fd == 0)
+            return g;
+        if (g->since_us < first->since_us)
+            first = g;
+    }
+    (void)close(idle_pool_vacate_locked(l, first));
+    return first;
+}
+
+static void idle_pool_admit(struct idle_pool *l, int fd)
+{
+    struct idle_pool_guest *g;
+    uint64_t data;
+
+    (void)pthread_mutex_lock(&l->lock);
+    g = idle_pool_place_locked(l);
+    *g = (struct idle_pool_guest){.fd = fd, .turn = ++l->turn, .since_us = clock_us()};
+    atomic_fetch_add(&l->n_guests, 1);
+    data = (uint64_t)g->turn << 32 | (uint64_t)(IDLE_POOL_GUEST + (g - l->guests));
+    if (idle_pool_watch(l, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT, data) != ERR_OK) {
+        log_warn("front: epoll: %s", strerror(errno));
+        (void)close(idle_pool_vacate_locked(l, g));
+    }
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+/* The guest that an event is of, or -1 when he was sent away meanwhile. */
+static int idle_pool_call(struct idle_pool *l, uint64_t data)
+{
+    struct idle_pool_guest *g = &l->guests[(data & UINT32_MAX) - IDLE_POOL_GUEST];
+    int fd = -1;
+
+    (void)pthread_mutex_lock(&l->lock);
+    if (g->fd != 0 && g->turn == data >> 32)
+        fd = idle_pool_vacate_locked(l, g);
+    (void)pthread_mutex_unlock(&l->lock);
+    return fd;
+}
+
+static void idle_pool_send_away(struct idle_pool *l)
+{
+    uint64_t now_us;
+
+    (void)pthread_mutex_lock(&l->lock);
+    now_us = clock_us(); /* not before any guest came */
+    for (int i = 0; i < IDLE_POOL_GUESTS; i++) {
+        struct idle_pool_guest *g = &l->guests[i];
+
+        if (g->fd != 0 && now_us - g->since_us > IDLE_POOL_SILENT_US)
+            (void)close(idle_pool_vacate_locked(l, g));
+    }
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+static bool idle_pool_speaks(int fd, int timeout_ms)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+
+    return poll(&p, 1, timeout_ms) == 1;
+}
+
+/* Whoever comes to the door next is for any reader. */
+static void idle_pool_open_door(struct idle_pool *l)
+{
+    if (idle_pool_watch(l, EPOLL_CTL_MOD, l->door.fd, EPOLLIN | EPOLLONESHOT, IDLE_POOL_LISTEN) !=
+        ERR_OK)
+        log_error("front: epoll: %s", strerror(errno));
+}
+
+/* Nobody looks at the door until the timer's event, which is for any reader, too. */
+static void idle_pool_shut_door(struct idle_pool *l)
+{
+    const struct itimerspec t = {.it_value = {.tv_nsec = DOOR_SHUT_MS * 1000000L}};
+
+    if (timerfd_settime(l->shut_fd, 0, &t, NULL) == -1 ||
+        idle_pool_watch(l, EPOLL_CTL_MOD, l->shut_fd, EPOLLIN | EPOLLONESHOT, IDLE_POOL_SHUT) !=
+            ERR_OK)
+        log_error("front: timer: %s", strerror(errno));
+}
+
+/* Who is at the door. */
+static int idle_pool_accept(struct idle_pool *l, int *fd)
+{
+    int k;
+    int rc = door_accept(&l->door, SOCK_CLOEXEC, &k);
+
+    if (rc == ERR_OVERLOADED)
+        idle_pool_shut_door(l);
+    else
+        idle_pool_open_door(l);
+    if (rc != ERR_OK)
+        return ERR_AGAIN;
+    if (!idle_pool_speaks(k, 0)) {
+        idle_pool_admit(l, k);
+        return ERR_AGAIN;
+    }
+    *fd = k;
+    return ERR_OK;
+}
+
+/* One of those who have not spoken when the process stops. */
+static int idle_pool_last(struct idle_pool *l)
+{
+    int fd = -1;
+
+    (void)pthread_mutex_lock(&l->lock);
+    for (int i = 0; i < IDLE_POOL_GUESTS && fd == -1; i++) {
+        struct idle_pool_guest *g = &l->guests[i];
+        uint64_t waited_ms = (clock_us() - g->since_us) / 1000;
+        bool late = waited_ms >= IDLE_POOL_LEAVE_MS;
+
+        if (g->fd == 0)
+            continue;
+        fd = idle_pool_vacate_locked(l, g);
+        if (idle_pool_speaks(fd, late ? 0 : IDLE_POOL_LEAVE_MS - (int)waited_ms))
+            continue;
+        (void)close(fd);
+        fd = -1;
+    }
+    (void)pthread_mutex_unlock(&l->lock);
+    return fd;
+}
+
+int idle_pool_next(struct idle_pool *l, int *fd)
+{
+    struct epoll_event ev;
+    int n = epoll_wait(l->epoll_fd, &ev, 1, atomic_load(&l->n_guests) > 0 ? IDLE_POOL_TICK_MS : -1);
+
+    if (atomic_load(&l->n_guests) > 0)
+        idle_pool_send_away(l);
+    if (n <= 0)
+        return ERR_AGAIN; /* or EINTR */
+    if (ev.data.u64 == IDLE_POOL_LISTEN)
+        return idle_pool_accept(l, fd);
+    if (ev.data.u64 == IDLE_POOL_SHUT) {
+        idle_pool_open_door(l);
+        return ERR_AGAIN;
+    }
+    if (ev.data.u64 == IDLE_POOL_STOP) {
+        *fd = idle_pool_last(l);
+        return ERR_DRAINING;
+    }
+    *fd = idle_pool_call(l, ev.data.u64);
+    return *fd == -1 ? ERR_AGAIN : ERR_OK;
+}

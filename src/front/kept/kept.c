@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The thread behind kept.h. It takes all jobs that wait and puts them in one commit, so that a slow
+ * disk costs each answer one sync, not as many as there are answers. Readers and the thread share
+ * the environment; a lock keeps it open under them while the thread opens it anew. */
+#include "front/kept/kept.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#define KEPT_WAITING_BYTES ((size_t)64 << 20) /* of records that wait for the disk */
+#define KEPT_BATCH         64                 /* of them in one commit */
+#define KEPT_TICK_S        60  /* between looks for what is too old, or a broken file */
+#define KEPT_EXPIRE        256 /* records that one look removes */
+
+struct kept_job {
+    struct kept_record record; /* its texts are behind the job */
+    struct kept_job *next;
+    _Atomic int state;
+    _Atomic int refs; /* the thread's and the asker's */
+};
+
+struct kept {
+    char dir[4100];
+    uint64_t bytes_max;
+    double age_s;
+    int wake_fd;
+    pthread_t thread;
+
+    pthread_rwlock_t db_lock; /* held for writing while db changes */
+    struct kept_db *db;       /* NULL: it cannot be used now */
+
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    struct kept_job *first, **last;
+    size_t waiting_bytes;
+    bool stops;
+    _Atomic int news;
+};
+
+struct hash kept_name(const char *tenant, const char *id)
+{
+    return hash_sha256(tenant, strlen(tenant) + 1, id, strlen(id));
+}
+
+static int64_t kept_before(const struct kept *k)
+{
+    return clock_unix_s() - (int64_t)k->age_s;
+}
+
+/* --- jobs --------------------------------------------------------------------------------------*/
+
+static size_t kept_bytes(const struct kept_job *job)
+{
+    return sizeof *job + job->record.response_len + job->record.input_len;
+}
+
+void kept_leave(struct kept_job *job)
+{
+    if (job != NULL && atomic_fetch_sub(&job->refs, 1) == 1)
+        mem_free(job);
+}
+
+enum kept_state kept_state(const struct kept_job *job)
+{
+    return (enum kept_state)atomic_load(&job->state);
+}
+
+bool kept_has_news(struct kept *k)
+{
+    return atomic_exchange(&k->news, 0) != 0;
+}
+
+static struct kept_job *kept_job_new(const struct kept_record *r)
+{
+    struct kept_job *job = mem_alloc(sizeof *job + r->response_len + r->input_len);
+    char *texts = (char *)(job + 1);
+
+    if (job == NULL)
+        return NULL;
+    *job = (struct kept_job){.record = *r, .state = KEPT_WAITS, .refs = 2};
+    memcpy(texts, r->response, r->response_len);
+    memcpy(texts + r->response_len, r->input, r->input_len);
+    job->record.response = texts;
+    job->record.input = texts + r->response_len;
+    return job;
+}
+
+struct kept_job *kept_write(struct kept *k, const struct kept_record *record)
+{
+    struct kept_job *job;
+    bool takes;
+
+    (void)pthread_mutex_lock(&k->lock);
+    takes = k->waiting_bytes < KEPT_WAITING_BYTES;
+    (void)pthread_mutex_unlock(&k->lock);
+    job = takes ? kept_job_new(record) : NULL;
+    if (job == NULL)
+        return NULL;
+    (void)pthread_mutex_lock(&k->lock);
+    *k->last = job;
+    k->last = &job->next;
+    k->waiting_bytes += kept_bytes(job);
+    (void)pthread_cond_signal(&k->cond);
+    (void)pthread_mutex_unlock(&k->lock);
+    return job;
+}
+
+/* --- the thread --------------------------------------------------------------------------------*/
+
+/* Up to KEPT_BATCH jobs, oldest first; waits KEPT_TICK_S for one at most. *ends: there is none and
+ * will be none. */
+static int kept_take(struct kept *k, struct kept_job **jobs, bool *ends)
+{
+    struct timespec until;
+    int n = 0;
+    int rc = 0;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += k->age_s < KEPT_TICK_S ? 1 + (time_t)k->age_s : KEPT_TICK_S;
+    (void)pthread_mutex_lock(&k->lock);
+    while (k->first == NULL && !k->stops && rc == 0)
+        rc = pthread_cond_timedwait(&k->cond, &k->lock, &until);
+    *ends = k->first == NULL && k->stops;
+    while (k->first != NULL && n < KEPT_BATCH) {
+        jobs[n] = k->first;
+        k->first = jobs[n]->next;
+        k->waiting_bytes -= kept_bytes(jobs[n++]);
+    }
+    if (k->first == NULL)
+        k->last = &k->first;
+    (void)pthread_mutex_unlock(&k->lock);
+    return n;
+}
+
+static void kept_done(struct kept *k, struct kept_job **jobs, int n, enum kept_state state)
+{
+    uint64_t one = 1;
+
+    for (int i = 0; i < n; i++) {
+        atomic_store(&jobs[i]->state, (int)state);
+        kept_leave(jobs[i]);
+    }
+    atomic_store(&k->news, 1);
+    (void)!write(k->wake_fd, &one, sizeof one); /* cannot fail: the counter is small */
+}
+
+/* Those that are too large for the file fail alone. */
+static void kept_put(struct kept *k, struct kept_job **jobs, int n)
+{
+    const struct kept_record *records[KEPT_BATCH];
+    struct kept_job *good[KEPT_BATCH];
+    int n_good = 0;
+    int rc = ERR_IO;
+
+    for (int i = 0; i < n; i++) {
+        const struct kept_record *r = &jobs[i]->record;
+
+        if (k->db != NULL && kept_db_takes(k->db, r->response_len + r->input_len)) {
+            records[n_good] = r;
+            good[n_good++] = jobs[i];
+        } else {
+            kept_done(k, &jobs[i], 1, KEPT_FAILED);
+        }
+    }
+    if (n_good > 0) {
+        rc = kept_db_put(k->db, records, n_good);
+        kept_done(k, good, n_good, rc == ERR_OK ? KEPT_WRITTEN : KEPT_FAILED);
+    }
+}
+
+/* Open what is closed or broken; a healthy one loses what is too old. */
+static void kept_look_after(struct kept *k)
+{
+    int rc;
+
+    if (k->db != NULL && !kept_db_is_broken(k->db)) {
+        rc = kept_db_expire(k->db, kept_before(k), KEPT_EXPIRE);
+        if (rc != ERR_OK)
+            log_warn("front: kept responses: the oldest cannot be removed: %s", err_sentence(rc));
+        return;
+    }
+    (void)pthread_rwlock_wrlock(&k->db_lock);
+    kept_db_close(k->db);
+    k->db = NULL;
+    rc = kept_db_open(&k->db, k->dir, k->bytes_max, false);
+    (void)pthread_rwlock_unlock(&k->db_lock);
+    if (rc == ERR_OK)
+        log_info("front: kept responses: %s is used again", k->dir);
+}
+
+static void *kept_run(void *arg)
+{
+    struct kept_job *jobs[KEPT_BATCH];
+    struct kept *k = arg;
+    uint64_t looked_us = 0;
+    bool ends = false;
+
+    while (!ends) {
+        uint64_t tick_us = (k->age_s < KEPT_TICK_S ? 1 : KEPT_TICK_S) * 1000000ull;
+        int n = kept_take(k, jobs, &ends);
+
+        if (n > 0)
+            kept_put(k, jobs, n);
+        if (!ends && clock_us() - looked_us >= tick_us) {
+            kept_look_after(k);
+            looked_us = clock_us();
+        }
+    }
+    return NULL;
+}
+
+/* --- readers -----------------------------------------------------------------------------------*/
+
+int kept_read(struct kept *k, const struct hash *name, struct arena *arena, struct kept_record *out)
+{
+    int rc = ERR_IO;
+
+    (void)pthread_rwlock_rdlock(&k->db_lock);
+    if (k->db != NULL)
+        rc = kept_db_get(k->db, name, kept_before(k), arena, out);
+    (void)pthread_rwlock_unlock(&k->db_lock);
+    return rc;
+}
+
+int kept_remove(struct kept *k, const struct hash *name)
+{
+    int rc = ERR_IO;
+
+    (void)pthread_rwlock_rdlock(&k->db_lock);
+    if (k->db != NULL)
+        rc = kept_db_remove(k->db, name);
+    (void)pthread_rwlock_unlock(&k->db_lock);
+    return rc;
+}
+
+/* --- opening -----------------------------------------------------------------------------------*/
+
+static int kept_start(struct kept *k)
+{
+    pthread_condattr_t attr;
+
+    if (pthread_condattr_init(&attr) == 0 &&
+        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) == 0 &&
+        pthread_cond_init(&k->cond, &attr) == 0 && pthread_mutex_init(&k->lock, NULL) == 0 &&
+        pthread_rwlock_init(&k->db_lock, NULL) == 0 &&
+        pthread_create(&k->thread, NULL, kept_run, k) == 0)
+        return ERR_OK;
+    log_error("front: a thread cannot be made: %s", strerror(errno));
+    return ERR_NO_MEMORY;
+}
+
+int kept_open(struct kept **out, const char *dir, uint64_t bytes_max, double days, int wake_fd)
+{
+    struct kept *k = mem_zalloc(sizeof *k);
+    int rc = ERR_NO_MEMORY;
+
+    if (k == NULL)
+        return rc;
+    (void)snprintf(k->dir, sizeof k->dir, "%s/responses", dir);
+    k->bytes_max = bytes_max;
+    k->age_s = days * 86400.0;
+    k->wake_fd = wake_fd;
+    k->last = &k->first;
+    rc = kept_db_open(&k->db, k->dir, bytes_max, true);
+    if (rc != ERR_OK)
+        log_error("front: responses are not kept now: %s", err_sentence(rc));
+    rc = kept_start(k);
+    if (rc != ERR_OK) {
+        kept_db_close(k->db);
+        mem_free(k);
+        return rc;
+    }
+    *out = k;
+    return ERR_OK;
+}
+
+void kept_close(struct kept *k)
+{
+    if (k == NULL)
+        return;
+    (void)pthread_mutex_lock(&k->lock);
+    k->stops = true;
+    (void)pthread_cond_signal(&k->cond);
+    (void)pthread_mutex_unlock(&k->lock);
+    (void)pthread_join(k->thread, NULL);
+    kept_db_close(k->db);
+    mem_free(k);
+}

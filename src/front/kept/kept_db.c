@@ -1,0 +1,778 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * LMDB in fronts. The file is mapped, so damage may be a signal in place of an error: a child reads
+ * the whole file before a front opens it. lock.mdb has its blocks before LMDB maps it, because a
+ * block that the disk lacks then is a signal, too. */
+#include "front/kept/kept_db.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <lmdb.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/own.h"
+
+#define KEPT_MAGIC        0x31746b71u /* "qkt1" */
+#define KEPT_READERS      1024        /* 16 fronts of 64 threads */
+#define KEPT_LOCK_BYTES   131072      /* of lock.mdb: 64 a reader, and its head */
+#define KEPT_PATH_BYTES   4400
+#define KEPT_PART_BYTES   2016 /* with key and heads exactly half of a page of 4,096 */
+#define KEPT_PART_COST    2048
+#define KEPT_NAME_COST    128      /* a record's in `names`, where pages are half full at least */
+#define KEPT_PROBE_S      5        /* what the child has not read by then is taken as it is */
+#define KEPT_LOCK_WAIT_US 20000000 /* for another front that opens the file */
+
+/* Exit statuses of the child. A signal, or any other, is damage. */
+enum { KEPT_PROBE_GOOD = 0, KEPT_PROBE_UNREAD = 3 };
+
+struct kept_db {
+    MDB_env *env;
+    MDB_dbi names, records, meta;
+    uint64_t room; /* bytes that records may take */
+    _Atomic int broken;
+};
+
+struct kept_totals {
+    uint32_t magic;
+    uint32_t zero;
+    uint64_t next; /* number of the next record */
+    uint64_t bytes;
+};
+
+/* Before the texts. */
+struct kept_head {
+    struct hash name;
+    int64_t created_s;
+    uint64_t response_len;
+    uint64_t input_len;
+    uint64_t sum; /* xxh3 of both texts */
+};
+
+/* --- errors ------------------------------------------------------------------------------------*/
+
+static bool kept_is_damage(int rc)
+{
+    switch (rc) {
+    case MDB_CORRUPTED:
+    case MDB_INVALID:
+    case MDB_PAGE_NOTFOUND:
+    case MDB_PANIC:
+    case MDB_VERSION_MISMATCH:
+    case MDB_INCOMPATIBLE:
+    case MDB_CURSOR_FULL:
+    case MDB_BAD_VALSIZE: return true;
+    default: return false;
+    }
+}
+
+static int kept_error(struct kept_db *db, int rc)
+{
+    if (rc == 0)
+        return ERR_OK;
+    if (rc == MDB_NOTFOUND)
+        return ERR_NOT_FOUND;
+    if (kept_is_damage(rc)) {
+        db->broken = 1;
+        return ERR_CORRUPT;
+    }
+    return rc == ENOMEM || rc == ENOSPC || rc == EDQUOT || rc == MDB_MAP_FULL ? ERR_NO_MEMORY
+                                                                              : ERR_IO;
+}
+
+bool kept_db_is_broken(const struct kept_db *db)
+{
+    return db->broken != 0;
+}
+
+static MDB_val kept_val(const void *p, size_t len)
+{
+    MDB_val v = {.mv_size = len};
+
+    memcpy(&v.mv_data, &p, sizeof p); /* LMDB does not write through it */
+    return v;
+}
+
+/* --- records -----------------------------------------------------------------------------------*/
+
+struct kept_key {
+    uint8_t bytes[12]; /* number and part, high byte first: LMDB compares bytes */
+};
+
+static struct kept_key kept_key(uint64_t number, uint32_t part)
+{
+    struct kept_key k;
+
+    for (int i = 0; i < 8; i++)
+        k.bytes[i] = (uint8_t)(number >> (56 - 8 * i));
+    for (int i = 0; i < 4; i++)
+        k.bytes[8 + i] = (uint8_t)(part >> (24 - 8 * i));
+    return k;
+}
+
+static uint64_t kept_number(const MDB_val *key)
+{
+    const uint8_t *bytes = key->mv_data;
+    uint64_t number = 0;
+
+    for (int i = 0; i < 8 && key->mv_size == sizeof(struct kept_key); i++)
+        number = number << 8 | bytes[i];
+    return number;
+}
+
+static uint64_t kept_cost(uint64_t len)
+{
+    return (len + sizeof(struct kept_head) + KEPT_PART_BYTES - 1) / KEPT_PART_BYTES *
+               KEPT_PART_COST +
+           KEPT_NAME_COST;
+}
+
+static int kept_totals(struct kept_db *db, MDB_txn *txn, struct kept_totals *out)
+{
+    MDB_val key = kept_val("totals", 6);
+    MDB_val v;
+    int rc = mdb_get(txn, db->meta, &key, &v);
+
+    *out = (struct kept_totals){.magic = KEPT_MAGIC, .next = 1};
+    if (rc == MDB_NOTFOUND)
+        return 0;
+    if (rc != 0)
+        return rc;
+    if (v.mv_size != sizeof *out)
+        return MDB_INCOMPATIBLE;
+    memcpy(out, v.mv_data, sizeof *out);
+    return out->magic == KEPT_MAGIC ? 0 : MDB_INCOMPATIBLE;
+}
+
+static int kept_set_totals(struct kept_db *db, MDB_txn *txn, const struct kept_totals *totals)
+{
+    MDB_val key = kept_val("totals", 6);
+    MDB_val v = kept_val(totals, sizeof *totals);
+
+    return mdb_put(txn, db->meta, &key, &v, 0);
+}
+
+/* The head of the record at the cursor, which is at its first part. */
+static int kept_head_at(MDB_cursor *cursor, struct kept_head *head)
+{
+    MDB_val key, v;
+    int rc = mdb_cursor_get(cursor, &key, &v, MDB_GET_CURRENT);
+
+    if (rc != 0)
+        return rc;
+    if (v.mv_size < sizeof *head)
+        return MDB_CORRUPTED;
+    memcpy(head, v.mv_data, sizeof *head);
+    return 0;
+}
+
+/* The name leads to another record where a later one has taken it. */
+static int kept_forget_name(struct kept_db *db, MDB_txn *txn, const struct hash *name,
+                            uint64_t number)
+{
+    MDB_val key = kept_val(name, sizeof *name);
+    MDB_val v;
+    uint64_t known = 0;
+    int rc = mdb_get(txn, db->names, &key, &v);
+
+    if (rc == 0 && v.mv_size == sizeof known)
+        memcpy(&known, v.mv_data, sizeof known);
+    if (rc == 0 && known == number)
+        rc = mdb_del(txn, db->names, &key, NULL);
+    return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+/* Remove the record at the cursor, which is at its first part and then at the next record. */
+static int kept_remove_at(struct kept_db *db, MDB_txn *txn, MDB_cursor *cursor,
+                          struct kept_totals *totals)
+{
+    struct kept_head head;
+    MDB_val key, v;
+    uint64_t number, cost;
+    int rc = mdb_cursor_get(cursor, &key, &v, MDB_GET_CURRENT);
+
+    number = rc == 0 ? kept_number(&key) : 0;
+    if (rc == 0)
+        rc = kept_head_at(cursor, &head);
+    if (rc == 0)
+        rc = kept_forget_name(db, txn, &head.name, number);
+    if (rc != 0)
+        return rc;
+    cost = kept_cost(head.response_len + head.input_len);
+    totals->bytes -= cost < totals->bytes ? cost : totals->bytes;
+    while (rc == 0 && kept_number(&key) == number) {
+        rc = mdb_cursor_del(cursor, 0);
+        if (rc == 0)
+            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+    }
+    return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+/* Remove from the oldest on: while they take more than room, or are older than before_s. */
+static int kept_trim(struct kept_db *db, MDB_txn *txn, struct kept_totals *totals, uint64_t room,
+                     int64_t before_s, int n_max)
+{
+    MDB_cursor *cursor = NULL;
+    struct kept_head head;
+    MDB_val key, v;
+    int rc = mdb_cursor_open(txn, db->records, &cursor);
+
+    for (int n = 0; rc == 0 && n < n_max; n++) {
+        rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
+        if (rc == 0)
+            rc = kept_head_at(cursor, &head);
+        if (rc == 0 && totals->bytes <= room && head.created_s >= before_s)
+            break;
+        if (rc == 0)
+            rc = kept_remove_at(db, txn, cursor, totals);
+    }
+    if (cursor != NULL)
+        mdb_cursor_close(cursor);
+    return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+/* Remove the record of a name. MDB_NOTFOUND. */
+/* A cursor at the first part of the record that has the name. MDB_NOTFOUND when no record has it; a
+ * name that leads to no record is damage, because both are written in one transaction. The caller
+ * closes the cursor, which may be there on an error as well. */
+static int kept_find(struct kept_db *db, MDB_txn *txn, const struct hash *name, MDB_cursor **cursor,
+                     uint64_t *number)
+{
+    MDB_val key = kept_val(name, sizeof *name);
+    struct kept_key first;
+    MDB_val v;
+    int rc = mdb_get(txn, db->names, &key, &v);
+
+    if (rc == 0 && v.mv_size != sizeof *number)
+        rc = MDB_CORRUPTED;
+    if (rc != 0)
+        return rc;
+    memcpy(number, v.mv_data, sizeof *number);
+    first = kept_key(*number, 0);
+    key = kept_val(&first, sizeof first);
+    rc = mdb_cursor_open(txn, db->records, cursor);
+    if (rc == 0)
+        rc = mdb_cursor_get(*cursor, &key, &v, MDB_SET);
+    return rc == MDB_NOTFOUND ? MDB_CORRUPTED : rc;
+}
+
+static int kept_remove_name(struct kept_db *db, MDB_txn *txn, const struct hash *name,
+                            struct kept_totals *totals)
+{
+    MDB_cursor *cursor = NULL;
+    uint64_t number;
+    int rc = kept_find(db, txn, name, &cursor, &number);
+
+    if (rc == 0)
+        rc = kept_remove_at(db, txn, cursor, totals);
+    if (cursor != NULL)
+        mdb_cursor_close(cursor);
+    return rc;
+}
+
+/* --- writing -----------------------------------------------------------------------------------*/
+
+/* The bytes of a record from `at` on, as far as they go in one piece. */
+static size_t kept_piece(const struct kept_record *r, const struct kept_head *head, size_t at,
+                         const char **piece)
+{
+    if (at < sizeof *head) {
+        *piece = (const char *)head + at;
+        return sizeof *head - at;
+    }
+    at -= sizeof *head;
+    if (at < r->response_len) {
+        *piece = r->response + at;
+        return r->response_len - at;
+    }
+    at -= r->response_len;
+    *piece = r->input + at;
+    return r->input_len - at;
+}
+
+static struct kept_head kept_head_of(const struct kept_record *r)
+{
+    struct kept_head head = {.name = r->name,
+                             .created_s = r->created_s,
+                             .response_len = r->response_len,
+                             .input_len = r->input_len};
+    struct hash_xxh3 h;
+
+    hash_xxh3_begin(&h);
+    hash_xxh3_add(&h, r->response, r->response_len);
+    hash_xxh3_add(&h, r->input, r->input_len);
+    head.sum = hash_xxh3_end(&h);
+    return head;
+}
+
+static int kept_put_parts(struct kept_db *db, MDB_txn *txn, const struct kept_record *r,
+                          uint64_t number)
+{
+    const struct kept_head head = kept_head_of(r);
+    size_t len = sizeof head + r->response_len + r->input_len;
+    char part[KEPT_PART_BYTES];
+    size_t at = 0;
+    int rc = 0;
+
+    for (uint32_t i = 0; rc == 0 && at < len; i++) {
+        struct kept_key k = kept_key(number, i);
+        MDB_val key = kept_val(&k, sizeof k);
+        size_t n = 0;
+        MDB_val v;
+
+        while (n < sizeof part && at < len) {
+            const char *piece;
+            size_t more = kept_piece(r, &head, at, &piece);
+
+            more = more < sizeof part - n ? more : sizeof part - n;
+            memcpy(part + n, piece, more);
+            n += more;
+            at += more;
+        }
+        v = kept_val(part, n);
+        rc = mdb_put(txn, db->records, &key, &v, MDB_APPEND);
+    }
+    return rc;
+}
+
+static int kept_put_one(struct kept_db *db, MDB_txn *txn, const struct kept_record *r,
+                        struct kept_totals *totals)
+{
+    uint64_t cost = kept_cost(r->response_len + r->input_len);
+    uint64_t number = totals->next;
+    MDB_val key = kept_val(&r->name, sizeof r->name);
+    MDB_val v = kept_val(&number, sizeof number);
+    int rc = kept_remove_name(db, txn, &r->name, totals);
+
+    if (rc == 0 || rc == MDB_NOTFOUND)
+        rc = kept_trim(db, txn, totals, db->room - cost, INT64_MIN, INT32_MAX);
+    if (rc == 0)
+        rc = kept_put_parts(db, txn, r, number);
+    if (rc == 0)
+        rc = mdb_put(txn, db->names, &key, &v, 0);
+    totals->next++;
+    totals->bytes += cost;
+    return rc;
+}
+
+/* The end of a transaction that writes. */
+static int kept_commit(struct kept_db *db, MDB_txn *txn, const struct kept_totals *totals, int rc)
+{
+    if (rc == 0)
+        rc = kept_set_totals(db, txn, totals);
+    if (rc == 0 && FAULT_HIT(kept_commit))
+        rc = ENOSPC;
+    if (rc == 0)
+        rc = mdb_txn_commit(txn);
+    else if (txn != NULL)
+        mdb_txn_abort(txn);
+    return rc;
+}
+
+static int kept_begin(struct kept_db *db, MDB_txn **txn, struct kept_totals *totals)
+{
+    int rc = mdb_txn_begin(db->env, NULL, 0, txn);
+
+    return rc != 0 ? rc : kept_totals(db, *txn, totals);
+}
+
+static int kept_put_all(struct kept_db *db, const struct kept_record *const *records, int n)
+{
+    struct kept_totals totals;
+    MDB_txn *txn = NULL;
+    int rc = kept_begin(db, &txn, &totals);
+
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = kept_put_one(db, txn, records[i], &totals);
+    return kept_commit(db, txn, &totals, rc);
+}
+
+/* Pages that a dead reader still holds, and half of all records. */
+static int kept_make_room(struct kept_db *db)
+{
+    struct kept_totals totals;
+    MDB_txn *txn = NULL;
+    int n_dead = 0;
+    int rc = mdb_reader_check(db->env, &n_dead);
+
+    if (rc == 0)
+        rc = kept_begin(db, &txn, &totals);
+    if (rc == 0)
+        rc = kept_trim(db, txn, &totals, totals.bytes / 2, INT64_MIN, INT32_MAX);
+    return kept_commit(db, txn, &totals, rc);
+}
+
+bool kept_db_takes(const struct kept_db *db, size_t bytes)
+{
+    return kept_cost(bytes) <= db->room / 4;
+}
+
+int kept_db_put(struct kept_db *db, const struct kept_record *const *records, int n)
+{
+    int rc = kept_put_all(db, records, n);
+
+    if (rc == MDB_MAP_FULL) {
+        rc = kept_make_room(db);
+        if (rc == 0)
+            rc = kept_put_all(db, records, n);
+    }
+    if (rc != 0)
+        log_warn("front: kept responses: %d cannot be written: %s", n, mdb_strerror(rc));
+    return kept_error(db, rc);
+}
+
+int kept_db_expire(struct kept_db *db, int64_t before_s, int n_max)
+{
+    struct kept_totals totals;
+    MDB_txn *txn = NULL;
+    uint64_t bytes;
+    int rc = kept_begin(db, &txn, &totals);
+
+    bytes = totals.bytes;
+    if (rc == 0)
+        rc = kept_trim(db, txn, &totals, UINT64_MAX, before_s, n_max);
+    if (rc == 0 && totals.bytes == bytes) {
+        mdb_txn_abort(txn); /* nothing to write, nothing to sync */
+        return ERR_OK;
+    }
+    return kept_error(db, kept_commit(db, txn, &totals, rc));
+}
+
+int kept_db_remove(struct kept_db *db, const struct hash *name)
+{
+    struct kept_totals totals;
+    MDB_txn *txn = NULL;
+    int rc = kept_begin(db, &txn, &totals);
+
+    if (rc == 0)
+        rc = kept_remove_name(db, txn, name, &totals);
+    return kept_error(db, kept_commit(db, txn, &totals, rc));
+}
+
+/* --- reading -----------------------------------------------------------------------------------*/
+
+/* The parts of a record, from the first on, into `bytes`; head is what the first said. */
+static int kept_get_parts(MDB_cursor *cursor, uint64_t number, char *bytes, size_t len)
+{
+    MDB_val key, v;
+    size_t at = 0;
+    int rc = mdb_cursor_get(cursor, &key, &v, MDB_GET_CURRENT);
+
+    while (rc == 0 && at < len) {
+        if (kept_number(&key) != number || v.mv_size > len - at || v.mv_size == 0)
+            return MDB_CORRUPTED;
+        memcpy(bytes + at, v.mv_data, v.mv_size);
+        at += v.mv_size;
+        if (at < len)
+            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+    }
+    return rc == MDB_NOTFOUND ? MDB_CORRUPTED : rc;
+}
+
+static int kept_get_at(struct kept_db *db, MDB_cursor *cursor, uint64_t number, int64_t before_s,
+                       struct arena *arena, struct kept_record *out)
+{
+    struct kept_head head;
+    char *bytes;
+    size_t len;
+    int rc = kept_head_at(cursor, &head);
+
+    if (rc != 0)
+        return rc;
+    if (head.created_s < before_s || memcmp(&head.name, &out->name, sizeof head.name) != 0)
+        return MDB_NOTFOUND;
+    if (head.response_len > db->room || head.input_len > db->room)
+        return MDB_CORRUPTED;
+    len = sizeof head + head.response_len + head.input_len;
+    bytes = arena_alloc(arena, len);
+    if (bytes == NULL)
+        return ENOMEM;
+    rc = kept_get_parts(cursor, number, bytes, len);
+    if (rc != 0)
+        return rc;
+    out->created_s = head.created_s;
+    out->response = bytes + sizeof head;
+    out->response_len = head.response_len;
+    out->input = out->response + head.response_len;
+    out->input_len = head.input_len;
+    return kept_head_of(out).sum == head.sum ? 0 : MDB_CORRUPTED;
+}
+
+static int kept_get(struct kept_db *db, MDB_txn *txn, int64_t before_s, struct arena *arena,
+                    struct kept_record *out)
+{
+    MDB_cursor *cursor = NULL;
+    uint64_t number = 0;
+    int rc = kept_find(db, txn, &out->name, &cursor, &number);
+
+    if (rc == 0)
+        rc = kept_get_at(db, cursor, number, before_s, arena, out);
+    if (cursor != NULL)
+        mdb_cursor_close(cursor);
+    return rc;
+}
+
+int kept_db_get(struct kept_db *db, const struct hash *name, int64_t before_s, struct arena *arena,
+                struct kept_record *out)
+{
+    struct kept_record found = {.name = *name};
+    MDB_txn *txn = NULL;
+    int rc = mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn);
+
+    if (rc == MDB_READERS_FULL) { /* some are of processes that died */
+        (void)mdb_reader_check(db->env, NULL);
+        rc = mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn);
+    }
+    if (rc == 0)
+        rc = kept_get(db, txn, before_s, arena, &found);
+    if (txn != NULL)
+        mdb_txn_abort(txn);
+    if (rc == 0)
+        *out = found;
+    else if (rc != MDB_NOTFOUND)
+        log_warn("front: kept responses: one cannot be read: %s", mdb_strerror(rc));
+    /* One record's damage is its own: what LMDB needs is not in question yet. */
+    return rc == MDB_CORRUPTED ? ERR_CORRUPT : kept_error(db, rc);
+}
+
+/* --- opening -----------------------------------------------------------------------------------*/
+
+static int kept_tables(struct kept_db *db, unsigned flags)
+{
+    MDB_txn *txn = NULL;
+    int rc = mdb_txn_begin(db->env, NULL, (flags & MDB_CREATE) != 0 ? 0 : MDB_RDONLY, &txn);
+
+    if (rc == 0)
+        rc = mdb_dbi_open(txn, "names", flags, &db->names);
+    if (rc == 0)
+        rc = mdb_dbi_open(txn, "records", flags, &db->records);
+    if (rc == 0)
+        rc = mdb_dbi_open(txn, "meta", flags, &db->meta);
+    if (rc == 0)
+        rc = mdb_txn_commit(txn);
+    else if (txn != NULL)
+        mdb_txn_abort(txn);
+    return rc;
+}
+
+static int kept_env(struct kept_db *db, const char *dir, unsigned flags, uint64_t bytes_max)
+{
+    int rc = mdb_env_create(&db->env);
+
+    if (rc == 0 && bytes_max != 0)
+        rc = mdb_env_set_mapsize(db->env, bytes_max);
+    if (rc == 0)
+        rc = mdb_env_set_maxdbs(db->env, 3);
+    if (rc == 0)
+        rc = mdb_env_set_maxreaders(db->env, KEPT_READERS);
+    if (rc == 0)
+        rc = mdb_env_open(db->env, dir, flags | MDB_NORDAHEAD | MDB_NOTLS, 0600);
+    return rc;
+}
+
+/* Every page of a table. */
+static int kept_probe_table(MDB_txn *txn, MDB_dbi table)
+{
+    MDB_cursor *cursor = NULL;
+    volatile uint8_t seen = 0;
+    MDB_val key, v;
+    int rc = mdb_cursor_open(txn, table, &cursor);
+
+    if (rc == 0)
+        rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
+    while (rc == 0) {
+        for (size_t i = 0; i < v.mv_size; i += 64)
+            seen ^= ((const uint8_t *)v.mv_data)[i];
+        rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+    }
+    return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+/* In the child. */
+static int kept_probe_all(const char *dir)
+{
+    struct kept_db db = {0};
+    struct kept_totals totals;
+    MDB_txn *txn = NULL;
+    int rc;
+
+    (void)signal(SIGALRM, SIG_DFL);
+    (void)alarm(KEPT_PROBE_S);
+    rc = kept_env(&db, dir, MDB_RDONLY, 0);
+    if (rc == 0)
+        rc = kept_tables(&db, 0);
+    if (rc == MDB_NOTFOUND)
+        return KEPT_PROBE_GOOD; /* its maker died before it had tables */
+    if (rc == 0)
+        rc = mdb_txn_begin(db.env, NULL, MDB_RDONLY, &txn);
+    if (rc == 0)
+        rc = kept_totals(&db, txn, &totals);
+    if (rc == 0)
+        rc = kept_probe_table(txn, 0); /* LMDB's own list of free pages */
+    if (rc == 0)
+        rc = kept_probe_table(txn, db.names);
+    if (rc == 0)
+        rc = kept_probe_table(txn, db.records);
+    if (txn != NULL)
+        mdb_txn_abort(txn);
+    if (db.env != NULL)
+        mdb_env_close(db.env);
+    return rc == 0 ? KEPT_PROBE_GOOD : kept_is_damage(rc) ? 1 : KEPT_PROBE_UNREAD;
+}
+
+static bool kept_is_damaged(const char *dir)
+{
+    int status = 0;
+    pid_t child = fork();
+
+    if (child == 0)
+        _exit(kept_probe_all(dir));
+    if (child == -1 || waitpid(child, &status, 0) != child)
+        return false;
+    if (WIFSIGNALED(status))
+        return WTERMSIG(status) != SIGALRM && WTERMSIG(status) != SIGKILL;
+    return WEXITSTATUS(status) != KEPT_PROBE_GOOD && WEXITSTATUS(status) != KEPT_PROBE_UNREAD;
+}
+
+static void kept_remove_files(const char *dir)
+{
+    static const char *const names[] = {"data.mdb", "lock.mdb"};
+    char path[KEPT_PATH_BYTES + 16];
+
+    for (size_t i = 0; i < 2; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        (void)unlink(path); /* it may not be there */
+    }
+    (void)rmdir(dir);
+}
+
+/* The folder as a whole, with its locks: a front that has it open goes on with it, alone. */
+static int kept_set_aside(const char *dir)
+{
+    char path[KEPT_PATH_BYTES];
+
+    (void)snprintf(path, sizeof path, "%s.bad", dir);
+    kept_remove_files(path);
+    if (rename(dir, path) == 0) {
+        log_error("front: the kept responses are damaged: set aside as %s; a new file is begun",
+                  path);
+        return ERR_OK;
+    }
+    log_error("front: %s: %s", path, strerror(errno));
+    return ERR_IO;
+}
+
+/* The folder and the two files, ours alone and with their blocks. *is_new: there is no data yet. */
+static int kept_files(const char *dir, bool *is_new)
+{
+    char path[KEPT_PATH_BYTES];
+    int rc, e, fd = -1;
+
+    if (mkdir(dir, 0700) == -1 && errno != EEXIST) {
+        log_error("front: %s: %s", dir, strerror(errno));
+        return errno == ENOSPC || errno == EDQUOT ? ERR_NO_MEMORY : ERR_IO;
+    }
+    rc = own_folder("front", dir);
+    if (rc != ERR_OK)
+        return rc;
+    (void)snprintf(path, sizeof path, "%s/data.mdb", dir);
+    rc = own_open("front", path, O_RDWR, &fd);
+    *is_new = rc == ERR_NOT_FOUND;
+    if (rc == ERR_OK)
+        (void)close(fd);
+    else if (rc != ERR_NOT_FOUND)
+        return rc;
+    (void)snprintf(path, sizeof path, "%s/lock.mdb", dir);
+    rc = own_open("front", path, O_RDWR | O_CREAT, &fd);
+    if (rc != ERR_OK)
+        return rc;
+    e = posix_fallocate(fd, 0, KEPT_LOCK_BYTES);
+    (void)close(fd);
+    if (e == 0)
+        return ERR_OK;
+    log_error("front: %s: %s", path, strerror(e));
+    return ERR_NO_MEMORY;
+}
+
+/* One front at a time opens, or sets aside. The file stays locked while fd is open. */
+static int kept_lock(const char *dir, int *fd)
+{
+    uint64_t from_us = clock_us();
+    char path[KEPT_PATH_BYTES];
+    int rc;
+
+    (void)snprintf(path, sizeof path, "%s.lock", dir);
+    rc = own_open("front", path, O_RDWR | O_CREAT, fd);
+    if (rc != ERR_OK)
+        return rc;
+    while (flock(*fd, LOCK_EX | LOCK_NB) != 0) {
+        if (clock_us() - from_us > KEPT_LOCK_WAIT_US) {
+            log_error("front: %s: another front holds it", path);
+            (void)close(*fd);
+            return ERR_IN_USE;
+        }
+        clock_sleep_us(10000);
+    }
+    return ERR_OK;
+}
+
+static int kept_open_locked(struct kept_db *db, const char *dir, uint64_t bytes_max, bool probes)
+{
+    bool is_new = false;
+    int e, rc = kept_files(dir, &is_new);
+
+    if (rc == ERR_OK && probes && !is_new && kept_is_damaged(dir)) {
+        rc = kept_set_aside(dir);
+        if (rc == ERR_OK)
+            rc = kept_files(dir, &is_new);
+    }
+    if (rc != ERR_OK)
+        return rc;
+    e = kept_env(db, dir, 0, bytes_max);
+    if (e == 0)
+        e = kept_tables(db, MDB_CREATE);
+    if (e == 0)
+        (void)mdb_reader_check(db->env, NULL); /* of fronts that died */
+    if (e != 0)
+        log_error("front: kept responses: %s: %s", dir, mdb_strerror(e));
+    return e == 0 ? ERR_OK : kept_error(db, e);
+}
+
+int kept_db_open(struct kept_db **out, const char *dir, uint64_t bytes_max, bool probes)
+{
+    struct kept_db *db = mem_zalloc(sizeof *db);
+    int fd = -1;
+    int rc;
+
+    if (db == NULL)
+        return ERR_NO_MEMORY;
+    db->room = bytes_max / 4 * 3;
+    rc = kept_lock(dir, &fd);
+    if (rc == ERR_OK) {
+        rc = kept_open_locked(db, dir, bytes_max, probes);
+        (void)close(fd);
+    }
+    if (rc != ERR_OK) {
+        kept_db_close(db);
+        return rc;
+    }
+    *out = db;
+    return ERR_OK;
+}
+
+void kept_db_close(struct kept_db *db)
+{
+    if (db == NULL)
+        return;
+    if (db->env != NULL)
+        mdb_env_close(db->env);
+    mem_free(db);
+}

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front/link/link.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+
+#define LINK_RETRY_US   50000 /* a restarted engine is found within this time */
+#define LINK_TIMEOUT_MS 2000  /* for the welcome */
+#define LINK_DOUBT      2     /* waiting requests of a tenant, from which on the engine decides */
+
+int link_init(struct link *l, const char *path)
+{
+    *l = (struct link){.path = path, .control_fd = -1};
+    l->lane.wake_fd = -1;
+    return pthread_mutex_init(&l->lock, NULL) == 0 ? ERR_OK : ERR_NO_MEMORY;
+}
+
+static int link_slots(struct link *l)
+{
+    uint32_t n = l->lane.n_slots;
+
+    l->by_slot = mem_zalloc_array(n, sizeof(struct gen *));
+    l->free_slots = mem_zalloc_array(n, sizeof *l->free_slots);
+    l->automaton = mem_zalloc_array(n, sizeof *l->automaton);
+    l->tenants = mem_zalloc_array(n, sizeof *l->tenants);
+    l->tenant_idx = mem_zalloc_array(n, sizeof *l->tenant_idx);
+    l->n_tenants = 0;
+    if (l->by_slot == NULL || l->free_slots == NULL || l->automaton == NULL || l->tenants == NULL ||
+        l->tenant_idx == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < n; i++)
+        l->free_slots[i] = n - 1 - i;
+    l->n_free = n;
+    return ERR_OK;
+}
+
+static const struct wire_stats *link_map_stats(int fd)
+{
+    const struct wire_stats *s = mmap(NULL, sizeof *s, PROT_READ, MAP_SHARED, fd, 0);
+
+    if (s == MAP_FAILED)
+        return NULL;
+    if (s->magic != WIRE_MAGIC || s->layout != wire_layout()) {
+        (void)munmap((void *)(uintptr_t)s, sizeof *s);
+        return NULL;
+    }
+    return s;
+}
+
+static void link_publish(struct link *l, const struct wire_welcome *w,
+                         const struct wire_stats *stats)
+{
+    const struct wire_stats *old;
+
+    (void)pthread_mutex_lock(&l->lock);
+    old = l->stats;
+    l->stats = stats;
+    l->engine = *w;
+    l->attached = true;
+    (void)pthread_mutex_unlock(&l->lock);
+    if (old != NULL)
+        (void)munmap((void *)(uintptr_t)old, sizeof *old);
+}
+
+/* Everything after the welcome. On error the caller drops what was taken. */
+static int link_open(struct link *l, const struct wire_welcome *w, const int *fds)
+{
+    const struct wire_stats *stats;
+    int rc = lane_attach(&l->lane, fds[ATTACH_LANE], w->lane_bytes);
+
+    if (rc != ERR_OK)
+        return rc;
+    l->lane.wake_fd = l->control_fd;
+    rc = link_slots(l);
+    if (rc != ERR_OK)
+        return rc;
+    stats = link_map_stats(fds[ATTACH_STATS]);
+    if (stats == NULL)
+        return ERR_VERSION;
+    link_publish(l, w, stats);
+    return ERR_OK;
+}
+
+static void link_close(struct link *l)
+{
+    lane_detach(&l->lane);
+    mem_free(l->by_slot);
+    l->by_slot = NULL;
+    mem_free(l->free_slots);
+    l->free_slots = NULL;
+    mem_free(l->automaton);
+    l->automaton = NULL;
+    mem_free(l->tenants);
+    l->tenants = NULL;
+    mem_free(l->tenant_idx);
+    l->tenant_idx = NULL;
+    offers_clear(&l->offers);
+    l->n_free = 0;
+    if (l->control_fd != -1)
+        (void)close(l->control_fd);
+    l->control_fd = -1;
+}
+
+bool link_try(struct link *l, uint64_t now_us)
+{
+    struct wire_welcome w;
+    int fds[ATTACH_FDS];
+    int rc;
+
+    if (l->control_fd != -1 || now_us < l->retry_us)
+        return false;
+    l->retry_us = now_us + LINK_RETRY_US;
+    rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &w, fds);
+    if (rc != ERR_OK) {
+        l->control_fd = -1;
+        if (rc == ERR_LIMIT && l->open_error != rc)
+            log_error("front: no descriptor is left for the engine's lane: raise LimitNOFILE");
+        if (rc == ERR_LIMIT)
+            l->open_error = rc; /* said once */
+        if (rc == ERR_VERSION && l->foreign_us == 0)
+            l->foreign_us = now_us;
+        if (rc != ERR_ENGINE_GONE)
+            l->retry_us = now_us + 20 * LINK_RETRY_US; /* said once in a while is enough */
+        return false;
+    }
+    rc = link_open(l, &w, fds);
+    (void)close(fds[ATTACH_LANE]);
+    (void)close(fds[ATTACH_STATS]);
+    if (rc != ERR_OK) {
+        if (rc != l->open_error)
+            log_error("front: the engine's lane cannot be used: %s", err_sentence(rc));
+        l->open_error = rc; /* said once; so the engine is not made to say it ten times a second */
+        l->retry_us = now_us + 20 * LINK_RETRY_US;
+        link_close(l);
+        return false;
+    }
+    l->open_error = ERR_OK;
+    l->foreign_us = 0;
+    log_info("front: attached to the engine, %u slots", l->lane.n_slots);
+    return true;
+}
+
+void link_lost(struct link *l, uint64_t now_us)
+{
+    (void)pthread_mutex_lock(&l->lock); /* link_read_state() looks into the lane */
+    l->attached = false;
+    link_close(l);
+    (void)pthread_mutex_unlock(&l->lock);
+    l->retry_us = now_us;
+    log_warn("front: the engine is gone");
+}
+
+/* Its place among those who have slots, or a free one. There is one, as there are slots. */
+static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    uint32_t place = l->n_tenants;
+
+    for (uint32_t i = 0; i < l->n_tenants; i++) {
+        const struct link_tenant *t = &l->tenants[i];
+
+        if (t->n_held > 0 && memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0)
+            return i;
+        if (t->n_held == 0 && place == l->n_tenants)
+            place = i;
+    }
+    return place;
+}
+
+/* The queue is full: how many of others' requests would have to go for this tenant's? What is known
+ * of them is a pass old: requests that were queued since are not counted, and neither are those
+ * that ended. So in doubt a tenant that others have brought to its share of the queue is let
+ * through, and the engine decides; one that has next to nothing in a queue of many needs no doubt.
+ * The streamer, who maps the page, needs no lock for it. */
+static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    uint32_t n = atomic_load_explicit(&l->stats->n_tenants, memory_order_relaxed);
+    uint32_t waiting[WIRE_TENANTS];
+    uint32_t own = 0, most = 0, n_pushed = 0;
+
+    n = n < WIRE_TENANTS ? n : WIRE_TENANTS;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct wire_tenant *t = &l->stats->tenants[i];
+
+        waiting[i] = atomic_load_explicit(&t->n_waiting, memory_order_relaxed);
+        if (memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0) {
+            own = waiting[i];
+            waiting[i] = 0;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        most = waiting[i] > most ? waiting[i] : most;
+        n_pushed += waiting[i] > own + 1 ? waiting[i] - own - 1 : 0;
+    }
+    return own >= LINK_DOUBT && most >= own ? UINT32_MAX : n_pushed;
+}
+
+/* A share of a bounded room, without knowing how many others want some: a tenant takes at most so
+ * many times what is left free. One tenant alone may have 4/5 of it, two 4/9 each, and there is
+ * always room for one that comes. */
+#define LINK_SHARE_FACTOR 4
+static bool link_share_allows(uint64_t held, uint64_t n_free)
+{
+    return held < LINK_SHARE_FACTOR * n_free;
+}
+
+enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
+{
+    const struct wire_lane *w = l->lane.shared;
+    uint32_t place = link_tenant_idx(l, r->tenant);
+    uint32_t held = place < l->n_tenants ? l->tenants[place].n_held : 0;
+    uint32_t n_queued; /* of our own, that the engine has not counted */
+    uint32_t room;
+    uint64_t n_tokens;
+
+    if (l->n_free == 0)
+        return WIRE_REFUSED_SLOTS;
+    if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
+        return WIRE_NOT_REFUSED;
+    if (!link_share_allows(held, l->n_free))
+        return WIRE_REFUSED_TENANT;
+    lane_backlog(&l->lane, &n_queued, &n_tokens);
+    n_tokens += r->n_tokens;
+    room = atomic_load_explicit(&w->room_reqs, memory_order_relaxed);
+    if (n_queued >= room)
+        return n_queued - room < link_may_push(l, r->tenant) ? WIRE_NOT_REFUSED
+                                                             : WIRE_REFUSED_REQUESTS;
+    if (n_queued + atomic_load_explicit(&w->n_waiting, memory_order_relaxed) > 0 &&
+        n_tokens > atomic_load_explicit(&w->room_tokens, memory_order_relaxed))
+        return link_may_push(l, r->tenant) > 0 ? WIRE_NOT_REFUSED : WIRE_REFUSED_TOKENS;
+    return WIRE_NOT_REFUSED;
+}
+
+void link_count_refused(struct link *l, enum wire_refusal why)
+{
+    atomic_fetch_add_explicit(&l->lane.shared->refused[why], 1, memory_order_relaxed);
+}
+
+int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    int again_s = 0;
+
+    (void)pthread_mutex_lock(&l->lock);
+    if (l->attached &&
+        atomic_load_explicit(&l->lane.shared->room_reqs, memory_order_relaxed) == 0 &&
+        link_may_push(l, tenant) == 0) {
+        link_count_refused(l, WIRE_REFUSED_REQUESTS);
+        again_s = (int)atomic_load_explicit(&l->lane.shared->retry_after_s, memory_order_relaxed);
+        again_s = again_s < 1 ? 1 : again_s;
+    }
+    (void)pthread_mutex_unlock(&l->lock);
+    return again_s;
+}
+
+int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    uint32_t place = link_tenant_idx(l, tenant);
+    uint32_t slot;
+
+    if (l->n_free == 0)
+        return -1;
+    slot = l->free_slots[--l->n_free];
+    memcpy(l->tenants[place].name, tenant, WIRE_TENANT_BYTES);
+    l->tenants[place].n_held++;
+    l->tenant_idx[slot] = place;
+    l->n_tenants += place == l->n_tenants;
+    return (int64_t)slot;
+}
+
+void link_release(struct link *l, uint32_t slot)
+{
+    must(l->n_free < l->lane.n_slots);
+    if (l->automaton[slot] != 0)
+        offers_release(&l->offers, l->automaton[slot] - 1);
+    l->automaton[slot] = 0;
+    l->tenants[l->tenant_idx[slot]].n_held--;
+    l->by_slot[slot] = NULL;
+    l->free_slots[l->n_free++] = slot;
+}
+
+void link_end(struct link *l, uint32_t slot, const struct wire_out *o)
+{
+    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM && l->automaton[slot] != 0)
+        offers_lose(&l->offers, l->automaton[slot] - 1);
+    else if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM)
+        l->offers.vocabulary = false; /* which a bound of a reasoning needs by itself */
+    link_release(l, slot);
+}
+
+void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
+{
+    (void)pthread_mutex_lock(&l->lock);
+    *out = (struct link_state){
+        .attached = l->attached,
+        .max_model_len = l->engine.max_model_len,
+        .n_vocab = l->engine.n_vocab,
+    };
+    if (l->attached) {
+        uint64_t beat = atomic_load(&l->lane.shared->heartbeat_us);
+        uint32_t state = atomic_load(&l->lane.shared->engine_state);
+
+        out->draining = state == WIRE_DRAINING;
+        out->asleep = state == WIRE_ASLEEP;
+        out->waking = state == WIRE_WAKING;
+        out->heartbeat_age_us = now_us > beat ? now_us - beat : 0;
+        beat = atomic_load(&l->lane.shared->progress_us);
+        out->progress_age_us = now_us > beat ? now_us - beat : 0;
+        out->n_running = atomic_load(&l->lane.shared->n_running);
+        out->n_waiting = atomic_load(&l->lane.shared->n_waiting);
+    }
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+bool link_copy_stats(struct link *l, struct wire_stats *out)
+{
+    bool have;
+
+    (void)pthread_mutex_lock(&l->lock);
+    have = l->stats != NULL;
+    if (have)
+        memcpy(out, l->stats, sizeof *out);
+    (void)pthread_mutex_unlock(&l->lock);
+    return have;
+}

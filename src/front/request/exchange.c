@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front/request/exchange.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "front/kept/kept.h"
+
+struct exchange *exchange_new(struct fcgi *f)
+{
+    struct exchange *x = mem_zalloc(sizeof *x);
+
+    if (x == NULL)
+        return NULL;
+    x->fcgi = f;
+    x->arrival_us = clock_us();
+    x->progress_us = x->arrival_us;
+    x->said_us = x->arrival_us;
+    return x;
+}
+
+void exchange_free(struct exchange *x)
+{
+    for (int i = 0; i < x->n_gens; i++) {
+        struct gen *g = &x->gens[i];
+
+        token_list_fini(&g->tokens);
+        detok_fini(&g->detok);
+        buf_fini(&g->text);
+        buf_fini(&g->told);
+        buf_fini(&g->prompt_told);
+        if (g->speech != NULL) {
+            reply_fini(&g->speech->reply);
+            buf_fini(&g->speech->content);
+            buf_fini(&g->speech->reasoning);
+            buf_fini(&g->speech->calls);
+            buf_fini(&g->speech->blocks.name);
+            buf_fini(&g->speech->blocks.text);
+            buf_fini(&g->speech->blocks.told);
+            buf_fini(&g->speech->blocks.done);
+        }
+    }
+    if (x->on_free != NULL)
+        x->on_free(x);
+    if (x->keeping != NULL)
+        kept_leave(x->keeping->job);
+    structure_unref(x->structure);
+    buf_fini(&x->facts);
+    buf_fini(&x->out);
+    fcgi_close(x->fcgi);
+    arena_reset(&x->arena);
+    mem_free(x);
+}
+
+bool exchange_name(struct exchange *x, const char *name)
+{
+    size_t len = strlen(name);
+
+    if (len == 0 || len >= sizeof x->request_id ||
+        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._") != len)
+        return false;
+    memcpy(x->request_id, name, len + 1);
+    return true;
+}
+
+static const char *exchange_reason(int status)
+{
+    switch (status) {
+    case 200: return "OK";
+    case 400: return "Bad Request";
+    case 401: return "Unauthorized";
+    case 404: return "Not Found";
+    case 405: return "Method Not Allowed";
+    case 413: return "Content Too Large";
+    case 429: return "Too Many Requests";
+    case 503: return "Service Unavailable";
+    case 504: return "Gateway Timeout";
+    case 529: return "Overloaded";
+    default: return "Internal Server Error";
+    }
+}
+
+void exchange_add_notice(struct exchange *x)
+{
+    if (x->notice != NULL)
+        buf_printf(&x->out, "X-Quire-Notice: %s\r\n", x->notice);
+}
+
+void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len)
+{
+    buf_printf(&x->out, "Status: %d %s\r\nContent-Type: %s\r\n", status, exchange_reason(status),
+               type);
+    exchange_add_notice(x);
+    buf_printf(&x->out, "Content-Length: %zu\r\n\r\n", len);
+    buf_add(&x->out, body, len);
+    x->head_sent = true;
+    x->complete = true;
+}
+
+void exchange_add_error(struct buf *b, int err, const char *message, const char *param)
+{
+    const char *code = err_openai_code(err);
+
+    if (message == NULL)
+        message = err_sentence(err);
+    buf_add_text(b, "{\"error\":{\"message\":");
+    buf_add_json_string(b, message, strlen(message));
+    buf_printf(b, ",\"type\":\"%s\",\"param\":", err_openai_type(err));
+    if (param == NULL)
+        buf_add_text(b, "null");
+    else
+        buf_add_json_string(b, param, strlen(param));
+    if (code[0] == '\0')
+        buf_add_text(b, ",\"code\":null}}");
+    else
+        buf_printf(b, ",\"code\":\"%s\"}}", code);
+}
+
+/* Anthropic's word for an HTTP status. */
+static const char *exchange_messages_type(int status)
+{
+    switch (status) {
+    case 404: return "not_found_error";
+    case 413: return "request_too_large";
+    case 429: return "rate_limit_error";
+    case 503: return "overloaded_error";
+    case 504: return "timeout_error";
+    default: return status < 500 ? "invalid_request_error" : "api_error";
+    }
+}
+
+void exchange_add_error_messages(struct buf *b, const struct exchange *x, int err,
+                                 const char *message)
+{
+    if (message == NULL)
+        message = err_sentence(err);
+    buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
+               exchange_messages_type(err_http_status(err)));
+    buf_add_json_string(b, message, strlen(message));
+    buf_printf(b, "},\"request_id\":\"%s\"}", x->request_id);
+}
+
+/* The request for a response has other names for what is said as a chat. */
+static const char *exchange_param(const struct exchange *x, const char *param)
+{
+    static const struct {
+        const char *chat;
+        const char *name;
+    } rows[] = {{"messages", "input"},
+                {"max_completion_tokens", "max_output_tokens"},
+                {"response_format", "text"}};
+
+    if (x->shape != SHAPE_RESPONSES || param == NULL)
+        return param;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].chat, param) == 0)
+            return rows[i].name;
+    }
+    return param;
+}
+
+void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
+                          int retry_after_s)
+{
+    struct buf body = {0};
+    int status;
+
+    if (err == ERR_NO_MEMORY && x->arena.limited) { /* its own fault, not the server's */
+        err = ERR_TOO_LARGE;
+        message = "the request needs more memory than one may have";
+    }
+    status = err_http_status(err);
+    if (x->shape == SHAPE_MESSAGES) {
+        exchange_add_error_messages(&body, x, err, message);
+        status = status == 503 ? 529 : status; /* that API's number for it */
+    } else {
+        exchange_add_error(&body, err, message, exchange_param(x, param));
+    }
+    buf_printf(&x->out, "Status: %d %s\r\n", status, exchange_reason(status));
+    if (retry_after_s > 0)
+        buf_printf(&x->out, "Retry-After: %d\r\n", retry_after_s);
+    buf_printf(&x->out, "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n", body.len);
+    buf_add(&x->out, body.bytes == NULL ? "" : body.bytes, body.len);
+    buf_fini(&body);
+    x->head_sent = true;
+    x->complete = true;
+}
+
+void exchange_reply_json(struct exchange *x, struct buf *json)
+{
+    if (json->failed)
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+    else
+        exchange_reply(x, 200, "application/json", json->bytes, json->len);
+    buf_fini(json);
+}

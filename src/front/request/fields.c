@@ -1,0 +1,927 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every field is a row: its name, the formats that have it, the function that reads it. What is
+ * known and would change the answer, but is not there yet, is refused by name. A field that is in
+ * no row is passed over, as vLLM does: clients send what other servers know. */
+#include "front/request/fields.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/must.h"
+#include "base/range.h"
+#include "front/request/lax.h"
+#include "front/request/retention.h"
+
+#define FIELDS_STOP_BYTES_MAX 131072 /* each choice has three bytes of memory for one of these */
+
+enum { FIELDS_CHAT = 1, FIELDS_TEXT = 2, FIELDS_BOTH = 3 };
+
+struct fields_read_context {
+    struct fields *out;
+    struct exchange *x;
+    const struct names *names;
+    const struct presets *presets;
+    size_t stop_bytes; /* of all stop strings */
+    int best_of;       /* 0: not given */
+    char *why;
+    size_t why_cap;
+};
+
+struct fields_row;
+typedef int fields_fn(struct fields_read_context *c, const struct fields_row *row,
+                      const struct json *v);
+
+typedef int fields_form_fn(struct form *f, const struct json *v, char *why, size_t why_cap);
+
+/* The member that a row sets: a float, an int32_t or a bool, as its function says. */
+struct fields_place {
+    enum fields_struct { FIELDS_NOWHERE, FIELDS_OUT, FIELDS_EXCHANGE } in;
+    size_t offset;
+};
+
+struct fields_row {
+    const char *name;
+    int formats;
+    fields_fn *read;
+    struct fields_place place;
+    struct range range;        /* of numbers */
+    uint32_t members_max;      /* of an object; 0: any number */
+    uint32_t flag;             /* enum wire_flags, of fields_wire_flag() */
+    fields_form_fn *read_form; /* of fields_form() */
+    const char *harmless;      /* a list of this text alone asks for nothing */
+};
+
+static void *fields_member(const struct fields_read_context *c, const struct fields_row *row)
+{
+    must(row->place.in != FIELDS_NOWHERE);
+    return (char *)(row->place.in == FIELDS_OUT ? (void *)c->out : (void *)c->x) +
+           row->place.offset;
+}
+
+static int fields_type(struct fields_read_context *c, const struct fields_row *row,
+                       const char *wanted, const struct json *v)
+{
+    char shown[LAX_SHOW_BYTES];
+
+    (void)snprintf(c->why, c->why_cap, "'%s' must be %s, not %s", row->name, wanted,
+                   lax_show(v, shown));
+    return ERR_INVALID;
+}
+
+static int fields_range(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v, double *out)
+{
+    const struct json number = lax_number(v);
+    char shown[LAX_SHOW_BYTES];
+    double d;
+
+    if (!json_is_number(&number))
+        return fields_type(c, row, "a number", v);
+    d = json_real(&number);
+    if (!range_has(&row->range, d)) {
+        (void)snprintf(c->why, c->why_cap, "'%s' must be %s %.15g and at most %.15g, not %s",
+                       row->name, row->range.low_open ? "above" : "at least", row->range.low,
+                       row->range.high, lax_show(v, shown));
+        return ERR_INVALID;
+    }
+    *out = d;
+    return ERR_OK;
+}
+
+static int fields_real(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    double d;
+    int rc = fields_range(c, row, v, &d);
+
+    if (rc == ERR_OK)
+        memcpy(fields_member(c, row), &(float){(float)d}, sizeof(float));
+    return rc;
+}
+
+static int fields_whole_range(struct fields_read_context *c, const struct fields_row *row,
+                              const struct json *v, double *out)
+{
+    const struct json number = lax_number(v);
+    char wanted[96];
+
+    if (number.kind == JSON_INT || number.kind == JSON_UINT)
+        return fields_range(c, row, v, out);
+    (void)snprintf(wanted, sizeof wanted, "a whole number from %.15g to %.15g", row->range.low,
+                   row->range.high);
+    return fields_type(c, row, wanted, v);
+}
+
+static int fields_whole(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    double d;
+    int rc = fields_whole_range(c, row, v, &d);
+
+    if (rc == ERR_OK)
+        memcpy(fields_member(c, row), &(int32_t){(int32_t)d}, sizeof(int32_t));
+    return rc;
+}
+
+/* 0 is off, and so is -1, as vLLM has it. */
+static int fields_count(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    int32_t *member = fields_member(c, row);
+    int rc = fields_whole(c, row, v);
+
+    if (rc == ERR_OK && *member < 0)
+        *member = 0;
+    return rc;
+}
+
+static int fields_seed(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    const struct json number = lax_number(v);
+
+    if (number.kind != JSON_INT && number.kind != JSON_UINT)
+        return fields_type(c, row, "a whole number of 64 bits", v);
+    c->out->request.generate.sampling.seed =
+        number.kind == JSON_INT ? (uint64_t)number.whole : number.uwhole;
+    c->out->seed_given = number.kind == JSON_UINT || number.whole != -1; /* -1: none, as in vLLM */
+    return ERR_OK;
+}
+
+static int fields_length_penalty(struct fields_read_context *c, const struct fields_row *row,
+                                 const struct json *v)
+{
+    return fields_range(c, row, v, &c->out->beams.length_penalty);
+}
+
+static int fields_timeout(struct fields_read_context *c, const struct fields_row *row,
+                          const struct json *v)
+{
+    double d;
+    int rc = fields_range(c, row, v, &d);
+
+    if (rc == ERR_OK)
+        c->x->timeout_us = 1 + (uint64_t)(d * 1e6);
+    return rc;
+}
+
+static int fields_max_completion(struct fields_read_context *c, const struct fields_row *row,
+                                 const struct json *v)
+{
+    double d;
+    int rc = fields_whole_range(c, row, v, &d);
+
+    if (rc == ERR_OK) {
+        c->x->max_tokens_given = true;
+        c->x->max_tokens = (uint32_t)d;
+    }
+    return rc;
+}
+
+/* max_completion_tokens wins over max_tokens, whichever comes first. */
+static int fields_max_tokens(struct fields_read_context *c, const struct fields_row *row,
+                             const struct json *v)
+{
+    double d;
+
+    return c->x->max_tokens_given ? fields_whole_range(c, row, v, &d)
+                                  : fields_max_completion(c, row, v);
+}
+
+/* How many alternatives: -1 is the whole vocabulary, which no record of the lane has room for. */
+static int fields_n_told(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    const struct json number = lax_number(v);
+    struct fields_row bounded = *row;
+
+    bounded.range.high = c->presets->max_logprobs;
+    if (number.kind != JSON_INT || number.whole != -1)
+        return fields_whole(c, &bounded, v);
+    (void)snprintf(c->why, c->why_cap,
+                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %u "
+                   "alternatives of a token (max_logprobs)",
+                   row->name, c->presets->max_logprobs);
+    return ERR_UNSUPPORTED;
+}
+
+static int fields_n_logprobs(struct fields_read_context *c, const struct fields_row *row,
+                             const struct json *v)
+{
+    int rc = fields_n_told(c, row, v);
+
+    if (rc == ERR_OK && c->x->format == EXCHANGE_COMPLETION)
+        c->out->request.flags |= WIRE_LOGPROBS;
+    return rc;
+}
+
+static int fields_prompt_logprobs(struct fields_read_context *c, const struct fields_row *row,
+                                  const struct json *v)
+{
+    int rc = fields_n_told(c, row, v);
+
+    if (rc == ERR_OK) {
+        c->out->request.flags |= WIRE_PROMPT_LOGPROBS;
+        c->x->prompt_logprobs = true;
+    }
+    return rc;
+}
+
+static int fields_biases(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    (void)row;
+    return steering_read_biases(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
+}
+
+static int fields_asked(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    int rc = steering_read_asked(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
+
+    (void)row;
+    if (rc == ERR_OK && c->x->steering.n_asked > 0 && c->x->format == EXCHANGE_COMPLETION)
+        c->out->request.flags |= WIRE_LOGPROBS;
+    return rc;
+}
+
+static int fields_allowed(struct fields_read_context *c, const struct fields_row *row,
+                          const struct json *v)
+{
+    (void)row;
+    return steering_read_allowed(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
+}
+
+/* They are read where the tokenizer is. */
+static int fields_bad_words(struct fields_read_context *c, const struct fields_row *row,
+                            const struct json *v)
+{
+    if (v->kind != JSON_LIST)
+        return fields_type(c, row, "a list of strings", v);
+    c->out->bad_words = v;
+    return ERR_OK;
+}
+
+/* Without a place the endpoint reads it; here it must be a flag. */
+static int fields_flag(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    bool flag;
+
+    if (!lax_flag(v, &flag))
+        return fields_type(c, row, "true or false", v);
+    if (row->place.in != FIELDS_NOWHERE)
+        *(bool *)fields_member(c, row) = flag;
+    return ERR_OK;
+}
+
+/* The member says the opposite. */
+static int fields_flag_not(struct fields_read_context *c, const struct fields_row *row,
+                           const struct json *v)
+{
+    bool *member = fields_member(c, row);
+    int rc = fields_flag(c, row, v);
+
+    if (rc == ERR_OK)
+        *member = !*member;
+    return rc;
+}
+
+static int fields_skip_special(struct fields_read_context *c, const struct fields_row *row,
+                               const struct json *v)
+{
+    int rc = fields_flag(c, row, v);
+
+    c->out->skip_special_given = c->out->skip_special_given || rc == ERR_OK;
+    return rc;
+}
+
+/* A flag of the engine's. */
+static int fields_wire_flag(struct fields_read_context *c, const struct fields_row *row,
+                            const struct json *v)
+{
+    bool flag;
+
+    if (!lax_flag(v, &flag))
+        return fields_type(c, row, "true or false", v);
+    if (flag)
+        c->out->request.flags |= row->flag;
+    return ERR_OK;
+}
+
+static int fields_stream_options(struct fields_read_context *c, const struct fields_row *row,
+                                 const struct json *v)
+{
+    if (v->kind != JSON_OBJECT)
+        return fields_type(c, row, "an object", v);
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json *m = &v->items[i];
+
+        if (m->kind == JSON_NULL)
+            continue;
+        if (m->kind == JSON_BOOL && strcmp(m->key, "include_usage") == 0) {
+            c->x->include_usage = m->flag;
+        } else if (m->kind == JSON_BOOL && strcmp(m->key, "continuous_usage_stats") == 0) {
+            c->x->usage_always = m->flag;
+        } else if (m->kind != JSON_BOOL || m->flag || strcmp(m->key, "include_obfuscation") != 0) {
+            (void)snprintf(c->why, c->why_cap, "'stream_options.%.64s' is not supported", m->key);
+            return ERR_UNSUPPORTED;
+        }
+    }
+    return ERR_OK;
+}
+
+static int fields_stop_text(struct fields_read_context *c, const struct fields_row *row,
+                            const struct json *v)
+{
+    size_t n = (size_t)c->presets->max_stops;
+
+    if (v->kind != JSON_TEXT)
+        return fields_type(c, row, "a string or a list of strings", v);
+    if (v->text_len == 0 || v->text_len > DETOK_STOP_BYTES_MAX ||
+        c->out->n_stops == c->presets->max_stops) {
+        (void)snprintf(c->why, c->why_cap, "'stop' takes at most %d strings of 1 to %d bytes",
+                       c->presets->max_stops, DETOK_STOP_BYTES_MAX);
+        return ERR_INVALID;
+    }
+    c->stop_bytes += v->text_len;
+    if (c->stop_bytes > FIELDS_STOP_BYTES_MAX) {
+        (void)snprintf(c->why, c->why_cap, "'stop' takes at most %d bytes in all its strings",
+                       FIELDS_STOP_BYTES_MAX);
+        return ERR_INVALID;
+    }
+    if (c->out->n_stops == 0) {
+        c->out->stops = arena_alloc(&c->x->arena, n * sizeof *c->out->stops);
+        c->x->stop_texts = arena_alloc(&c->x->arena, n * sizeof *c->x->stop_texts);
+    }
+    if (c->out->stops == NULL || c->x->stop_texts == NULL)
+        return ERR_NO_MEMORY;
+    c->out->stops[c->out->n_stops] = (struct detok_stop){.text = v->text, .len = v->text_len};
+    c->x->stop_texts[c->x->n_stops++] = c->out->stops[c->out->n_stops++];
+    return ERR_OK;
+}
+
+static int fields_stop(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    int rc = ERR_OK;
+
+    if (v->kind != JSON_LIST)
+        return fields_stop_text(c, row, v);
+    for (uint32_t i = 0; i < v->n && rc == ERR_OK; i++)
+        rc = fields_stop_text(c, row, &v->items[i]);
+    return rc;
+}
+
+static int fields_stop_ids(struct fields_read_context *c, const struct fields_row *row,
+                           const struct json *v)
+{
+    struct wire_request *r = &c->out->request;
+
+    if (v->kind != JSON_LIST)
+        return fields_type(c, row, "a list of token ids", v);
+    if (v->n > WIRE_STOP_IDS) {
+        (void)snprintf(c->why, c->why_cap, "'stop_token_ids' takes at most %d ids", WIRE_STOP_IDS);
+        return ERR_INVALID;
+    }
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json id = lax_number(&v->items[i]);
+
+        if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX)
+            return fields_type(c, row, "a list of token ids", &v->items[i]);
+        r->generate.stop_ids[r->generate.n_stop_ids++] = (int32_t)id.whole;
+    }
+    return ERR_OK;
+}
+
+static int fields_model(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    if (v->kind != JSON_TEXT)
+        return fields_type(c, row, "a string", v);
+    if (names_have(c->names, v->text, v->text_len))
+        return ERR_OK;
+    (void)snprintf(c->why, c->why_cap, "the model '%.200s' does not exist; this server has '%s'",
+                   v->text, c->names->at[0]);
+    return ERR_NO_MODEL;
+}
+
+/* What says which form the output has: form.c knows. */
+static int fields_form(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    return row->read_form(&c->out->form, v, c->why, c->why_cap);
+}
+
+static int fields_guided(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    return form_read_guided(&c->out->form, row->name, v, c->why, c->why_cap);
+}
+
+/* It must not ask for more than n, the number of choices of each prompt. */
+static int fields_best_of(struct fields_read_context *c, const struct fields_row *row,
+                          const struct json *v)
+{
+    double d;
+    int rc = fields_whole_range(c, row, v, &d);
+
+    if (rc == ERR_OK)
+        c->best_of = (int)d;
+    return rc;
+}
+
+bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES])
+{
+    struct hash h;
+
+    if (v->kind != JSON_TEXT || v->text_len == 0)
+        return false;
+    h = hash_sha256("cache_salt", sizeof "cache_salt", v->text, v->text_len);
+    memcpy(salt, &h, WIRE_SALT_BYTES);
+    return true;
+}
+
+static int fields_salt(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    return fields_read_salt(v, c->out->request.salt)
+               ? ERR_OK
+               : fields_type(c, row, "a string that is not empty", v);
+}
+
+static int fields_retention(struct fields_read_context *c, const struct fields_row *row,
+                            const struct json *v)
+{
+    (void)row;
+    return retention_read(&c->out->request.generate, v, c->why, c->why_cap);
+}
+
+/* The endpoint reads them; what marks in them say of the cache stands here. */
+static int fields_messages(struct fields_read_context *c, const struct fields_row *row,
+                           const struct json *v)
+{
+    (void)row;
+    return retention_read_marks(v, &c->out->mark_s, c->why, c->why_cap);
+}
+
+/* -1: what the model takes beside the answer (gen_truncate()). */
+static int fields_truncate(struct fields_read_context *c, const struct fields_row *row,
+                           const struct json *v)
+{
+    const struct json number = lax_number(v);
+
+    if (number.kind != JSON_INT || number.whole < -1 || number.whole == 0 || number.whole > INT_MAX)
+        return fields_type(c, row, "-1 or a whole number from 1 to 2147483647", v);
+    c->x->truncate_to = number.whole;
+    return ERR_OK;
+}
+
+static int fields_think(struct fields_read_context *c, const struct fields_row *row,
+                        const struct json *v)
+{
+    double d;
+    int rc = fields_whole_range(c, row, v, &d);
+
+    if (rc == ERR_OK)
+        c->x->think_max = (int64_t)d;
+    return rc;
+}
+
+static int fields_side(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    if (!json_is_text(v, "left") && !json_is_text(v, "right"))
+        return fields_type(c, row, "left or right", v);
+    c->x->truncates_right = json_is_text(v, "right");
+    return ERR_OK;
+}
+
+static int fields_request_id(struct fields_read_context *c, const struct fields_row *row,
+                             const struct json *v)
+{
+    if (v->kind != JSON_TEXT)
+        return fields_type(c, row, "a string", v);
+    if (!json_has_nul(v))
+        (void)exchange_name(c->x, v->text); /* one that cannot be a name is not used */
+    return ERR_OK;
+}
+
+bool fields_is_effort(const struct json *v)
+{
+    static const char *const efforts[] = {"none", "minimal", "low", "medium",
+                                          "high", "xhigh",   "max"};
+    bool is = false;
+
+    for (size_t i = 0; i < sizeof efforts / sizeof efforts[0]; i++)
+        is = is || json_is_text(v, efforts[i]);
+    return is;
+}
+
+/* The template gets it. */
+static int fields_effort(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    return fields_is_effort(v)
+               ? ERR_OK
+               : fields_type(c, row, "none, minimal, low, medium, high, xhigh or max", v);
+}
+
+/* The endpoint reads it. */
+static int fields_list(struct fields_read_context *c, const struct fields_row *row,
+                       const struct json *v)
+{
+    return v->kind == JSON_LIST ? ERR_OK : fields_type(c, row, "a list", v);
+}
+
+/* The endpoint reads it. */
+static int fields_object(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    if (v->kind != JSON_OBJECT)
+        return fields_type(c, row, "an object", v);
+    if (row->members_max == 0 || v->n <= row->members_max)
+        return ERR_OK;
+    (void)snprintf(c->why, c->why_cap, "'%s' has more than %u members", row->name,
+                   row->members_max);
+    return ERR_INVALID;
+}
+
+/* Has no bearing on the answer. */
+static int fields_ignore(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    (void)c;
+    (void)row;
+    (void)v;
+    return ERR_OK;
+}
+
+/* A feature that is not there: accepted only when the value asks for nothing. */
+static int fields_neutral(struct fields_read_context *c, const struct fields_row *row,
+                          const struct json *v)
+{
+    bool nothing = false;
+
+    switch (v->kind) {
+    case JSON_NULL: nothing = true; break;
+    case JSON_BOOL: nothing = !v->flag; break;
+    case JSON_INT:
+    case JSON_UINT:
+    case JSON_REAL: nothing = json_real(v) == 0.0; break;
+    case JSON_TEXT: nothing = v->text_len == 0 || json_is_text(v, "none"); break;
+    case JSON_LIST:
+        nothing = v->n == 0 ||
+                  (v->n == 1 && row->harmless != NULL && json_is_text(&v->items[0], row->harmless));
+        break;
+    case JSON_OBJECT: nothing = v->n == 0; break;
+    }
+    if (nothing)
+        return ERR_OK;
+    (void)snprintf(c->why, c->why_cap, "'%s' is not supported with this value", row->name);
+    return ERR_UNSUPPORTED;
+}
+
+/* A row for chats, for completions, for both: a name, the function, then what else it has. */
+/* clang-format off */
+#define CHAT(n, ...) {.name = (n), .formats = FIELDS_CHAT, .read = __VA_ARGS__}
+#define TEXT(n, ...) {.name = (n), .formats = FIELDS_TEXT, .read = __VA_ARGS__}
+#define BOTH(n, ...) {.name = (n), .formats = FIELDS_BOTH, .read = __VA_ARGS__}
+#define OUT_MEMBER(m)      {.in = FIELDS_OUT, .offset = offsetof(struct fields, m)}
+#define EXCHANGE_MEMBER(m) {.in = FIELDS_EXCHANGE, .offset = offsetof(struct exchange, m)}
+/* clang-format on */
+
+static const struct fields_row fields_rows[] = {
+    BOTH("model", fields_model),
+    CHAT("messages", fields_messages),
+    TEXT("prompt", fields_ignore), /* api_completions.c */
+    CHAT("thinking_token_budget", fields_think, .range = RANGE_FROM(-1, INT_MAX)),
+    BOTH("add_special_tokens", fields_flag),
+    CHAT("add_generation_prompt", fields_flag),
+    CHAT("continue_final_message", fields_flag),
+    CHAT("split_special_tokens", fields_flag), /* api_chat.c reads it */
+    CHAT("chat_template_kwargs", fields_object, .members_max = 256),
+    CHAT("reasoning_effort", fields_effort), /* api_chat.c reads it */
+    CHAT("max_tokens", fields_max_tokens, .range = RANGE_FROM(1, INT_MAX)),
+    TEXT("max_tokens", fields_max_tokens, .range = RANGE_FROM(0, INT_MAX)), /* 0: with echo */
+    CHAT("max_completion_tokens", fields_max_completion, .range = RANGE_FROM(1, INT_MAX)),
+    BOTH("min_tokens", fields_whole, .place = OUT_MEMBER(request.generate.min_tokens),
+         .range = RANGE_FROM(0, INT_MAX)),
+#define SAMPLING_REAL(member, bounds, preset)                                         \
+    BOTH(#member, fields_real, .place = OUT_MEMBER(request.generate.sampling.member), \
+         .range = bounds),
+#define SAMPLING_COUNT(member, most)                                                   \
+    BOTH(#member, fields_count, .place = OUT_MEMBER(request.generate.sampling.member), \
+         .range = RANGE_FROM(-1, most)),
+#include "kernels/sampling.def"
+    BOTH("priority", fields_whole, .place = OUT_MEMBER(request.priority),
+         .range = RANGE_FROM(INT_MIN, INT_MAX)),
+    BOTH("timeout_s", fields_timeout, .range = RANGE_ABOVE(0, 86400)),
+    BOTH("seed", fields_seed),
+    BOTH("stop", fields_stop),
+    BOTH("stop_token_ids", fields_stop_ids),
+    BOTH("ignore_eos", fields_wire_flag, .flag = WIRE_IGNORE_EOS),
+    BOTH("stream", fields_flag, .place = EXCHANGE_MEMBER(stream)),
+    BOTH("stream_options", fields_stream_options),
+    BOTH("skip_special_tokens", fields_skip_special, .place = OUT_MEMBER(skip_special)),
+    BOTH("include_stop_str_in_output", fields_flag, .place = OUT_MEMBER(include_stop)),
+    /* Harmless: for the books of whoever runs a service. */
+    BOTH("user", fields_ignore),
+    CHAT("metadata", fields_ignore),
+    CHAT("store", fields_flag), /* nothing is, and no answer says so */
+    CHAT("service_tier", fields_ignore),
+    CHAT("safety_identifier", fields_ignore),
+    CHAT("prompt_cache_key", fields_ignore),
+    BOTH("request_id", fields_request_id),
+    BOTH("n", fields_whole, .place = EXCHANGE_MEMBER(n), .range = RANGE_FROM(1, 128)),
+    TEXT("best_of", fields_best_of, .range = RANGE_FROM(1, 128)),
+    BOTH("use_beam_search", fields_flag, .place = OUT_MEMBER(use_beams)),
+    BOTH("length_penalty", fields_length_penalty, .range = RANGE_FROM(-100, 100)),
+    BOTH("early_stopping", fields_flag, .place = OUT_MEMBER(beams.early_stopping)),
+    BOTH("echo", fields_flag, .place = EXCHANGE_MEMBER(echo)),
+    BOTH("return_token_ids", fields_flag, .place = EXCHANGE_MEMBER(return_ids)),
+    CHAT("logprobs", fields_wire_flag, .flag = WIRE_LOGPROBS),
+    TEXT("logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
+         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+    CHAT("top_logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
+         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+    BOTH("prompt_logprobs", fields_prompt_logprobs,
+         .place = OUT_MEMBER(request.generate.n_prompt_logprobs),
+         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+    BOTH("logprob_token_ids", fields_asked),
+    BOTH("return_tokens_as_token_ids", fields_flag, .place = EXCHANGE_MEMBER(tokens_as_ids)),
+    BOTH("logit_bias", fields_biases),
+    BOTH("allowed_token_ids", fields_allowed),
+    BOTH("bad_words", fields_bad_words),
+    BOTH("cache_salt", fields_salt),
+    BOTH("cache_retention", fields_retention),
+    BOTH("truncate_prompt_tokens", fields_truncate),
+    BOTH("truncation_side", fields_side),
+    CHAT("documents", fields_list), /* api_chat.c reads it */
+    BOTH("spaces_between_special_tokens", fields_flag),
+    CHAT("tools", fields_form, .read_form = form_read_tools),
+    CHAT("tool_choice", fields_form, .read_form = form_read_tool_choice),
+    BOTH("response_format", fields_form, .read_form = form_read_response_format),
+    BOTH("structured_outputs", fields_form, .read_form = form_read_structured),
+    BOTH("guided_json", fields_guided), /* vLLM's older names */
+    BOTH("guided_regex", fields_guided),
+    BOTH("guided_choice", fields_guided),
+    BOTH("guided_grammar", fields_guided),
+    BOTH("guided_whitespace_pattern", fields_guided),
+    CHAT("parallel_tool_calls", fields_flag_not, .place = EXCHANGE_MEMBER(one_call)),
+    CHAT("include_reasoning", fields_flag_not, .place = EXCHANGE_MEMBER(hides_reasoning)),
+    /* Not there yet. */
+    TEXT("suffix", fields_neutral),
+    CHAT("chat_template", fields_neutral),
+    CHAT("functions", fields_neutral),
+    CHAT("function_call", fields_neutral),
+    TEXT("prompt_embeds", fields_neutral),
+    CHAT("modalities", fields_neutral, .harmless = "text"),
+    BOTH("repetition_detection", fields_neutral),
+    BOTH("return_token_offsets", fields_neutral),
+    CHAT("return_prompt_text", fields_neutral),
+    CHAT("return_assistant_tokens_mask", fields_neutral),
+};
+
+static const struct fields_row *fields_find(const char *name, enum exchange_format format)
+{
+    int mask = format == EXCHANGE_CHAT ? FIELDS_CHAT : FIELDS_TEXT;
+
+    for (size_t i = 0; i < sizeof fields_rows / sizeof fields_rows[0]; i++) {
+        const struct fields_row *row = &fields_rows[i];
+
+        /* The first letter spares a million unknown fields nearly all calls. */
+        if (row->name[0] == name[0] && (row->formats & mask) != 0 && strcmp(row->name, name) == 0)
+            return row;
+    }
+    return NULL;
+}
+
+/* Fields that only fit together. *param is the one to be named. */
+static int fields_check_logprobs(struct fields_read_context *c, const char **param)
+{
+    struct wire_request *r = &c->out->request;
+    struct exchange *x = c->x;
+    const char *wrong = NULL;
+
+    if (x->format == EXCHANGE_CHAT && r->generate.n_logprobs > 0 &&
+        (r->flags & WIRE_LOGPROBS) == 0) {
+        *param = "top_logprobs";
+        wrong = "'top_logprobs' needs 'logprobs' to be true";
+    } else if (x->steering.n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
+        *param = "logprob_token_ids";
+        wrong = "'logprob_token_ids' needs 'logprobs' to be true";
+    } else if (x->prompt_logprobs && x->stream && r->generate.n_prompt_logprobs > 0) {
+        *param = "prompt_logprobs";
+        wrong = "'prompt_logprobs' is not told in streams";
+    } else if (x->max_tokens_given && x->max_tokens == 0 && !x->echo) {
+        *param = "max_tokens";
+        wrong = "'max_tokens' must be at least 1, or 'echo' true";
+    }
+    if (wrong != NULL) {
+        (void)snprintf(c->why, c->why_cap, "%s", wrong);
+        return ERR_INVALID;
+    }
+    if (x->prompt_logprobs && x->stream) { /* of 0: as vLLM takes it, though nothing is told */
+        x->prompt_logprobs = false;
+        r->flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
+    }
+    if (x->echo && x->format == EXCHANGE_COMPLETION &&
+        (r->flags & WIRE_LOGPROBS) != 0) { /* the echo has them, too */
+        r->flags |= WIRE_PROMPT_LOGPROBS;
+        r->generate.n_prompt_logprobs = r->generate.n_prompt_logprobs > r->generate.n_logprobs
+                                            ? r->generate.n_prompt_logprobs
+                                            : r->generate.n_logprobs;
+    }
+    if (x->max_tokens_given && x->max_tokens == 0) {
+        x->only_echo = true;
+        x->max_tokens = 1; /* the engine knows no less */
+    }
+    return ERR_OK;
+}
+
+/* A search does not draw tokens. Fields of that kind that clients always send (temperature, top_p,
+ * top_k, min_p, seed) are passed over, as in vLLM; the others are refused. */
+static int fields_check_beams(struct fields_read_context *c, const char **param)
+{
+    const struct fields *out = c->out;
+    const struct wire_request *r = &out->request;
+    const struct sampling *s = &r->generate.sampling;
+    const struct exchange *x = c->x;
+    const struct {
+        const char *name;
+        bool given;
+    } others[] = {
+        {"stream", x->stream},
+        {"stop", out->n_stops > 0},
+        {"bad_words", out->bad_words != NULL},
+        {"logit_bias", x->steering.n_biases > 0},
+        {"allowed_token_ids", x->steering.n_allowed > 0},
+        {"logprob_token_ids", x->steering.n_asked > 0},
+        {"presence_penalty", s->presence_penalty != 0.0f},
+        {"frequency_penalty", s->frequency_penalty != 0.0f},
+        {"repetition_penalty",
+         s->repetition_penalty != 1.0f &&
+             s->repetition_penalty != c->presets->sampling.repetition_penalty},
+        {"min_tokens", r->generate.min_tokens > 0},
+        {"thinking_token_budget", x->think_max >= 0},
+    };
+
+    if (!out->use_beams)
+        return ERR_OK;
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        if (!others[i].given)
+            continue;
+        *param = others[i].name;
+        (void)snprintf(c->why, c->why_cap, "'%s' is not supported with 'use_beam_search'",
+                       others[i].name);
+        return ERR_UNSUPPORTED;
+    }
+    if (form_binds(&out->form)) {
+        *param = "use_beam_search";
+        (void)snprintf(c->why, c->why_cap,
+                       "'use_beam_search' is not supported with an output that has to follow a "
+                       "form (response_format, structured_outputs, strict or forced tools)");
+        return ERR_UNSUPPORTED;
+    }
+    if (x->n > BEAMS_WIDTH_MAX) {
+        *param = "n";
+        (void)snprintf(c->why, c->why_cap, "'n' must be at most %d with 'use_beam_search'",
+                       BEAMS_WIDTH_MAX);
+        return ERR_INVALID;
+    }
+    return ERR_OK;
+}
+
+int fields_read(struct fields *out, struct exchange *x, const struct json *body,
+                const struct presets *presets, const struct names *names, char *why, size_t why_cap,
+                const char **param)
+{
+    struct fields_read_context c = {
+        .out = out, .x = x, .names = names, .presets = presets, .why = why, .why_cap = why_cap};
+    int rc;
+
+    *out = (struct fields){
+        .request = {.generate = {.sampling = presets->sampling}},
+        .skip_special = true,
+        .beams = {.length_penalty = 1.0},
+    };
+    x->n = 1;
+    x->think_max = -1;
+    x->tokens_as_ids = presets->tokens_as_ids;
+    for (uint32_t i = 0; i < body->n; i++) {
+        const struct json *v = &body->items[i];
+        const struct fields_row *row = fields_find(v->key, x->format);
+
+        *param = v->key;
+        if (row == NULL) {
+            log_debug("front: a request has '%.64s', which nobody knows", v->key);
+            continue;
+        }
+        rc = v->kind == JSON_NULL ? ERR_OK : row->read(&c, row, v);
+        if (rc != ERR_OK)
+            return rc;
+    }
+    retention_mark(&out->request.generate, out->mark_s);
+    if (x->include_usage && !x->stream) {
+        *param = "stream_options";
+        (void)snprintf(why, why_cap, "'stream_options' is only allowed when 'stream' is true");
+        return ERR_INVALID;
+    }
+    x->include_usage = x->stream && (x->include_usage || presets->include_usage);
+    if (c.best_of != 0 && c.best_of != x->n) {
+        *param = "best_of";
+        (void)snprintf(why, why_cap, "'best_of' other than 'n' is not supported");
+        return ERR_UNSUPPORTED;
+    }
+    if (fields_check_logprobs(&c, param) != ERR_OK)
+        return ERR_INVALID;
+    rc = fields_check_beams(&c, param);
+    if (rc != ERR_OK)
+        return rc;
+    rc = form_check(&out->form, param, why, why_cap);
+    if (rc != ERR_OK)
+        return rc;
+    if (!x->max_tokens_given && presets->max_tokens > 0) {
+        x->max_tokens_given = true;
+        x->max_tokens = presets->max_tokens;
+    }
+    *param = NULL;
+    return ERR_OK;
+}
+
+/* What a function reads, as JSON schema names it; others read several things. */
+static const struct {
+    fields_fn *read;
+    const char *type;
+} fields_types[] = {
+    {fields_real, "number"},
+    {fields_timeout, "number"},
+    {fields_length_penalty, "number"},
+    {fields_whole, "integer"},
+    {fields_count, "integer"},
+    {fields_seed, "integer"},
+    {fields_think, "integer"},
+    {fields_max_tokens, "integer"},
+    {fields_max_completion, "integer"},
+    {fields_best_of, "integer"},
+    {fields_n_logprobs, "integer"},
+    {fields_truncate, "integer"},
+    {fields_prompt_logprobs, "integer"},
+    {fields_flag, "boolean"},
+    {fields_flag_not, "boolean"},
+    {fields_skip_special, "boolean"},
+    {fields_wire_flag, "boolean"},
+    {fields_model, "string"},
+    {fields_request_id, "string"},
+    {fields_salt, "string"},
+    {fields_effort, "string"},
+    {fields_side, "string"},
+    {fields_list, "array"},
+    {fields_messages, "array"},
+    {fields_stop_ids, "array"},
+    {fields_allowed, "array"},
+    {fields_asked, "array"},
+    {fields_bad_words, "array"},
+    {fields_object, "object"},
+    {fields_biases, "object"},
+    {fields_stream_options, "object"},
+    {fields_retention, "object"},
+};
+
+/* NULL: several things. */
+static const char *fields_schema_type(const struct fields_row *row)
+{
+    for (size_t i = 0; i < sizeof fields_types / sizeof fields_types[0]; i++) {
+        if (fields_types[i].read == row->read)
+            return fields_types[i].type;
+    }
+    return NULL;
+}
+
+void fields_describe(struct buf *b, enum exchange_format format)
+{
+    int wanted = format == EXCHANGE_CHAT ? FIELDS_CHAT : FIELDS_TEXT;
+    const char *comma = "";
+
+    for (size_t i = 0; i < sizeof fields_rows / sizeof fields_rows[0]; i++) {
+        const struct fields_row *row = &fields_rows[i];
+        const char *type = fields_schema_type(row);
+
+        if ((row->formats & wanted) == 0 || row->read == fields_neutral)
+            continue;
+        buf_printf(b, "%s\"%s\":{", comma, row->name);
+        comma = ",";
+        if (type != NULL)
+            buf_printf(b, "\"type\":\"%s\"", type);
+        if (type != NULL && row->range.high != 0 && (type[0] == 'n' || type[0] == 'i'))
+            buf_printf(b, ",\"%s\":%.15g,\"maximum\":%.15g",
+                       row->range.low_open ? "exclusiveMinimum" : "minimum", row->range.low,
+                       row->range.high);
+        buf_add_byte(b, '}');
+    }
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front/request/lax.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#define LAX_NUMBER_BYTES 64 /* longer ones are no numbers that a client writes */
+
+/* A text is read by the JSON parser, so "0x10", "nan" and " 1 2" are none. White space around it
+ * and a plus before it are allowed. */
+static bool lax_read(const char *text, size_t len, struct json *out)
+{
+    struct arena arena = {0};
+    const struct json *v = NULL;
+    char digits[LAX_NUMBER_BYTES];
+    bool good;
+
+    while (len > 0 && (text[0] == ' ' || text[0] == '+')) {
+        text++;
+        len--;
+    }
+    if (len == 0 || len >= sizeof digits)
+        return false;
+    memcpy(digits, text, len);
+    good = json_parse(&v, &arena, digits, len, NULL, 0) == ERR_OK && json_is_number(v);
+    if (good) {
+        *out = *v;
+        out->text = text; /* of the request, which outlives the arena */
+    }
+    arena_reset(&arena);
+    return good;
+}
+
+struct json lax_number(const struct json *v)
+{
+    struct json n = *v;
+
+    if (v->kind == JSON_TEXT && !lax_read(v->text, v->text_len, &n))
+        return *v;
+    if (n.kind == JSON_REAL && fabs(n.real) < 0x1p63 && floor(n.real) == n.real) {
+        n.kind = JSON_INT;
+        n.whole = (int64_t)n.real;
+    }
+    n.key = v->key;
+    n.key_len = v->key_len;
+    return n;
+}
+
+bool lax_flag(const struct json *v, bool *flag)
+{
+    static const char *const words[] = {"false", "f", "no",  "n", "off", "0",
+                                        "true",  "t", "yes", "y", "on",  "1"};
+    const size_t n = sizeof words / sizeof words[0];
+    struct json number;
+
+    if (v->kind == JSON_BOOL) {
+        *flag = v->flag;
+        return true;
+    }
+    for (size_t i = 0; v->kind == JSON_TEXT && !json_has_nul(v) && i < n; i++) {
+        if (strcasecmp(v->text, words[i]) == 0) {
+            *flag = i >= n / 2;
+            return true;
+        }
+    }
+    number = lax_number(v);
+    if (v->kind == JSON_TEXT || number.kind != JSON_INT || number.whole < 0 || number.whole > 1)
+        return false;
+    *flag = number.whole == 1;
+    return true;
+}
+
+bool lax_get_flag(const struct json *obj, const char *name, bool preset)
+{
+    const struct json *v = json_get(obj, name);
+    bool flag = preset;
+
+    return v != NULL && lax_flag(v, &flag) ? flag : preset;
+}
+
+const char *lax_show(const struct json *v, char out[LAX_SHOW_BYTES])
+{
+    if (v->kind == JSON_TEXT)
+        (void)snprintf(out, LAX_SHOW_BYTES, "\"%.40s\"", v->text);
+    else if (v->kind == JSON_BOOL)
+        (void)snprintf(out, LAX_SHOW_BYTES, "%s", v->flag ? "true" : "false");
+    else if (json_is_number(v))
+        (void)snprintf(out, LAX_SHOW_BYTES, "%.*s", v->n > 40 ? 40 : (int)v->n, v->text);
+    else
+        (void)snprintf(out, LAX_SHOW_BYTES, "%s", json_kind_name(v->kind));
+    return out;
+}

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front/request/steering.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "front/request/lax.h"
+
+static int steering_by_id(const void *a, const void *b)
+{
+    const struct wire_bias *x = a, *y = b;
+
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* A name of logit_bias as a token id; -1 when it is none. */
+static int64_t steering_id(const char *name)
+{
+    char *end;
+    long long id;
+
+    if (name[0] < '0' || name[0] > '9')
+        return -1;
+    errno = 0;
+    id = strtoll(name, &end, 10);
+    return errno != 0 || *end != '\0' || id > INT32_MAX ? -1 : id;
+}
+
+/* At most `most` members of a kind are allowed. */
+static int steering_count(const char *field, const struct json *v, enum json_kind kind,
+                          const char *wanted, uint32_t most, char *why, size_t why_cap)
+{
+    char shown[LAX_SHOW_BYTES];
+
+    if (v->kind != kind) {
+        (void)snprintf(why, why_cap, "'%s' must be %s, not %s", field, wanted, lax_show(v, shown));
+        return ERR_INVALID;
+    }
+    if (v->n > most) {
+        (void)snprintf(why, why_cap, "'%s' has %u members; at most %u are allowed", field, v->n,
+                       most);
+        return ERR_LIMIT;
+    }
+    return ERR_OK;
+}
+
+int steering_read_biases(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                         size_t why_cap)
+{
+    char shown[LAX_SHOW_BYTES];
+    int rc = steering_count("logit_bias", v, JSON_OBJECT, "an object of token ids and numbers",
+                            WIRE_BIASES_MAX, why, why_cap);
+
+    if (rc != ERR_OK)
+        return rc;
+    s->biases = arena_zalloc(arena, (v->n + 1) * sizeof *s->biases);
+    if (s->biases == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json b = lax_number(&v->items[i]);
+        int64_t id = steering_id(b.key);
+        double value = json_is_number(&b) ? json_real(&b) : 0.0;
+
+        if (id < 0 || !json_is_number(&b)) {
+            (void)snprintf(why, why_cap,
+                           id < 0 ? "'logit_bias' must map token ids to numbers: \"%.40s\" is no "
+                                    "token id"
+                                  : "'logit_bias' must map token ids to numbers from -100 to 100: "
+                                    "%.40s has %s",
+                           b.key, lax_show(&v->items[i], shown));
+            return ERR_INVALID;
+        }
+        value = value > STEERING_BIAS_MAX ? STEERING_BIAS_MAX : value;
+        value = value < -STEERING_BIAS_MAX ? -STEERING_BIAS_MAX : value;
+        s->biases[i] = (struct wire_bias){.id = (int32_t)id, .value = (float)value};
+    }
+    qsort(s->biases, v->n, sizeof *s->biases, steering_by_id);
+    for (uint32_t i = 1; i < v->n; i++) {
+        if (s->biases[i].id == s->biases[i - 1].id) { /* "7" and "07" */
+            (void)snprintf(why, why_cap, "'logit_bias' has token id %d twice", s->biases[i].id);
+            return ERR_INVALID;
+        }
+    }
+    s->n_biases = v->n;
+    return ERR_OK;
+}
+
+int steering_read_allowed(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                          size_t why_cap)
+{
+    char shown[LAX_SHOW_BYTES];
+    int rc = steering_count("allowed_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX,
+                            why, why_cap);
+
+    if (rc == ERR_OK && v->n == 0) {
+        (void)snprintf(why, why_cap, "'allowed_token_ids' must not be empty");
+        rc = ERR_INVALID;
+    }
+    if (rc != ERR_OK)
+        return rc;
+    s->allowed = arena_zalloc(arena, v->n * sizeof *s->allowed);
+    if (s->allowed == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json id = lax_number(&v->items[i]);
+
+        if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX) {
+            (void)snprintf(why, why_cap, "'allowed_token_ids' must have token ids, not %s",
+                           lax_show(&v->items[i], shown));
+            return ERR_INVALID;
+        }
+        s->allowed[i] = (int32_t)id.whole;
+    }
+    s->n_allowed = v->n;
+    return ERR_OK;
+}
+
+int steering_read_asked(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                        size_t why_cap)
+{
+    int rc = steering_count("logprob_token_ids", v, JSON_LIST, "a list of token ids",
+                            WIRE_ASKED_MAX, why, why_cap);
+
+    s->n_asked = 0;
+    if (rc != ERR_OK || v->n == 0)
+        return rc;
+    s->asked = arena_zalloc(arena, v->n * sizeof *s->asked);
+    if (s->asked == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json id = lax_number(&v->items[i]);
+        char shown[LAX_SHOW_BYTES];
+        bool twice = false;
+
+        if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX) {
+            (void)snprintf(why, why_cap, "'logprob_token_ids' must have token ids, not %s",
+                           lax_show(&v->items[i], shown));
+            return ERR_INVALID;
+        }
+        for (uint32_t k = 0; k < s->n_asked; k++)
+            twice = twice || s->asked[k] == (int32_t)id.whole;
+        if (!twice)
+            s->asked[s->n_asked++] = (int32_t)id.whole;
+    }
+    return ERR_OK;
+}
+
+/* --- bad words -------------------------------------------------------------------------- */
+
+/* Append a length and ids. */
+static int steering_add_word(struct steering *s, const struct token_list *ids)
+{
+    if (ids->len == 0)
+        return ERR_OK;
+    if (ids->len + 1 > WIRE_BAD_WORDS_MAX - s->n_bad)
+        return ERR_LIMIT;
+    s->bad[s->n_bad++] = (int32_t)ids->len;
+    memcpy(s->bad + s->n_bad, ids->ids, ids->len * sizeof *ids->ids);
+    s->n_bad += (uint32_t)ids->len;
+    return ERR_OK;
+}
+
+/* One word as it stands at the start of a text, and as it stands behind a space, unless that only
+ * puts tokens in front of the first form. */
+static int steering_ban_word(struct steering *s, struct arena *arena, const struct tokenizer *t,
+                             const char *word, size_t len)
+{
+    struct token_list bare = {0}, spaced = {0};
+    char *text;
+    int rc = ERR_NO_MEMORY;
+
+    while (len > 0 && *word == ' ') {
+        word++;
+        len--;
+    }
+    if (len == 0)
+        return ERR_INVALID;
+    text = arena_zalloc(arena, len + 2);
+    if (text == NULL)
+        goto out;
+    text[0] = ' ';
+    memcpy(text + 1, word, len);
+    if ((rc = tokenizer_encode(t, word, len, false, &bare)) != ERR_OK ||
+        (rc = tokenizer_encode(t, text, len + 1, false, &spaced)) != ERR_OK ||
+        (rc = steering_add_word(s, &bare)) != ERR_OK)
+        goto out;
+    if (spaced.len < bare.len ||
+        memcmp(spaced.ids + (spaced.len - bare.len), bare.ids, bare.len * sizeof *bare.ids) != 0)
+        rc = steering_add_word(s, &spaced);
+out:
+    token_list_fini(&bare);
+    token_list_fini(&spaced);
+    return rc;
+}
+
+int steering_read_bad_words(struct steering *s, struct arena *arena, const struct tokenizer *t,
+                            const struct json *v, char *why, size_t why_cap)
+{
+    int rc = steering_count("bad_words", v, JSON_LIST, "a list of strings", STEERING_WORDS_MAX, why,
+                            why_cap);
+
+    if (rc != ERR_OK)
+        return rc;
+    s->bad = arena_zalloc(arena, WIRE_BAD_WORDS_MAX * sizeof *s->bad);
+    if (s->bad == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json *word = &v->items[i];
+
+        rc = word->kind != JSON_TEXT ? ERR_INVALID
+                                     : steering_ban_word(s, arena, t, word->text, word->text_len);
+        if (rc == ERR_INVALID)
+            (void)snprintf(why, why_cap, "'bad_words' must have strings that are not empty");
+        if (rc == ERR_LIMIT)
+            (void)snprintf(why, why_cap, "'bad_words' has more than %d tokens", WIRE_BAD_WORDS_MAX);
+        if (rc != ERR_OK)
+            return rc;
+    }
+    return ERR_OK;
+}
+
+/* --- the engine's form ------------------------------------------------------------------ */
+
+static int steering_write_allowed(const struct steering *s, uint32_t n_vocab, int32_t *words,
+                                  int32_t *wrong)
+{
+    for (uint32_t i = 0; i < s->n_allowed; i++) {
+        uint32_t id = (uint32_t)s->allowed[i], word;
+
+        if (id >= n_vocab) {
+            *wrong = (int32_t)id;
+            return ERR_INVALID;
+        }
+        memcpy(&word, &words[id / 32], sizeof word);
+        word |= UINT32_C(1) << id % 32;
+        memcpy(&words[id / 32], &word, sizeof word);
+    }
+    return ERR_OK;
+}
+
+int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_generate *r,
+                   int32_t **words, const char **param, int32_t *wrong)
+{
+    int32_t *w;
+
+    *words = NULL;
+    r->n_allowed = s->n_allowed > 0 ? (n_vocab + 31) / 32 : 0;
+    r->n_biases = s->n_biases;
+    r->n_bad = s->n_bad;
+    r->n_asked = s->n_asked;
+    if (wire_generate_extra(r) == 0)
+        return ERR_OK;
+    if (s->n_biases > 0 && (uint32_t)s->biases[s->n_biases - 1].id >= n_vocab) {
+        *param = "logit_bias";
+        *wrong = s->biases[s->n_biases - 1].id;
+        return ERR_INVALID;
+    }
+    for (uint32_t i = 0; i < s->n_asked; i++) {
+        if ((uint32_t)s->asked[i] >= n_vocab) {
+            *param = "logprob_token_ids";
+            *wrong = s->asked[i];
+            return ERR_INVALID;
+        }
+    }
+    w = mem_zalloc_array((size_t)wire_generate_extra(r), sizeof *w);
+    if (w == NULL)
+        return ERR_NO_MEMORY;
+    if (steering_write_allowed(s, n_vocab, w, wrong) != ERR_OK) {
+        *param = "allowed_token_ids";
+        mem_free(w);
+        return ERR_INVALID;
+    }
+    if (s->n_biases > 0)
+        memcpy(w + r->n_allowed, s->biases, s->n_biases * sizeof *s->biases);
+    if (s->n_bad > 0)
+        memcpy(w + r->n_allowed + 2 * (size_t)r->n_biases, s->bad, s->n_bad * sizeof *s->bad);
+    if (s->n_asked > 0)
+        memcpy(w + r->n_allowed + 2 * (size_t)r->n_biases + r->n_bad, s->asked,
+               s->n_asked * sizeof *s->asked);
+    *words = w;
+    return ERR_OK;
+}

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the translations have in common: the walk over a table of fields, and a conversation that is
+ * put together turn by turn. Nodes of the request are shared, never changed. */
+#include "front/request/translate.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+
+int translate_fail(struct translation *t, int rc, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(t->why, t->why_cap, format, args);
+    va_end(args);
+    return rc;
+}
+
+int translate_type(struct translation *t, const char *where, const char *wanted,
+                   const struct json *v)
+{
+    if (v == NULL)
+        return translate_fail(t, ERR_INVALID, "'%s' is required", where);
+    return translate_fail(t, ERR_INVALID, "'%s' must be %s, not %s", where, wanted,
+                          json_kind_name(v->kind));
+}
+
+void translate_begin(struct translation *t, struct arena *arena, const struct json *body, char *why,
+                     size_t why_cap)
+{
+    const struct json_made none = {.arena = arena};
+    const struct json *kwargs = json_get_kind(body, "chat_template_kwargs", JSON_OBJECT);
+
+    *t = (struct translation){.arena = arena, .why = why, .why_cap = why_cap};
+    t->chat = none;
+    t->messages = none;
+    t->kwargs = none;
+    t->texts = none;
+    t->calls = none;
+    t->reason = none;
+    for (uint32_t i = 0; kwargs != NULL && i < kwargs->n; i++)
+        json_put(&t->kwargs, kwargs->items[i].key, &kwargs->items[i]);
+}
+
+int translate_member_content(struct translation *t, const struct json *obj, const char *name,
+                             const char *where, const struct json **out)
+{
+    const struct json *v = json_get(obj, name);
+    char at[200];
+
+    (void)snprintf(at, sizeof at, "%s.%s", where, name);
+    if (v == NULL || v->kind != JSON_TEXT)
+        return translate_type(t, at, "a string", v);
+    *out = v;
+    return ERR_OK;
+}
+
+int translate_member_text(struct translation *t, const struct json *obj, const char *name,
+                          const char *where, const char **out)
+{
+    const struct json *v = NULL;
+    int rc = translate_member_content(t, obj, name, where, &v);
+
+    if (rc == ERR_OK && json_has_nul(v))
+        rc = translate_fail(t, ERR_INVALID, "'%s.%s' must not hold \\u0000", where, name);
+    if (rc == ERR_OK)
+        *out = v->text;
+    return rc;
+}
+
+/* --- fields -------------------------------------------------------------------------------- */
+
+int translate_same(struct translation *t, const struct translate_row *row, const struct json *v)
+{
+    json_put(&t->chat, row->chat_name != NULL ? row->chat_name : row->name, v);
+    return ERR_OK;
+}
+
+int translate_max_tokens(struct translation *t, const struct translate_row *row,
+                         const struct json *v)
+{
+    if (v->kind != JSON_INT || v->whole < 1 || v->whole > INT32_MAX)
+        return translate_type(t, row->name, "a whole number from 1 on", v);
+    return translate_same(t, row, v);
+}
+
+int translate_ignore(struct translation *t, const struct translate_row *row, const struct json *v)
+{
+    (void)t;
+    (void)row;
+    (void)v;
+    return ERR_OK;
+}
+
+int translate_object(struct translation *t, const struct translate_row *row, const struct json *v)
+{
+    return v->kind == JSON_OBJECT ? ERR_OK : translate_type(t, row->name, "an object", v);
+}
+
+int translate_text(struct translation *t, const struct translate_row *row, const struct json *v)
+{
+    return v->kind == JSON_TEXT ? ERR_OK : translate_type(t, row->name, "a string", v);
+}
+
+int translate_flag(struct translation *t, const struct translate_row *row, const struct json *v)
+{
+    return v->kind == JSON_BOOL ? ERR_OK : translate_type(t, row->name, "true or false", v);
+}
+
+int translate_refuse(struct translation *t, const struct translate_row *row, const struct json *v)
+{
+    bool nothing = (v->kind == JSON_BOOL && !v->flag) || (v->kind == JSON_INT && v->whole == 0) ||
+                   (v->kind == JSON_LIST && v->n == 0) || (v->kind == JSON_OBJECT && v->n == 0);
+
+    if (nothing)
+        return ERR_OK;
+    return translate_fail(t, ERR_UNSUPPORTED, "'%s' is not supported", row->name);
+}
+
+int translate_fields(struct translation *t, const struct translate_row *rows, size_t n_rows,
+                     const struct json *body)
+{
+    for (uint32_t i = 0; i < body->n; i++) {
+        const struct json *v = &body->items[i];
+        const struct translate_row *row = NULL;
+        int rc;
+
+        for (size_t r = 0; r < n_rows && row == NULL; r++) {
+            if (strcmp(rows[r].name, v->key) == 0)
+                row = &rows[r];
+        }
+        if (row == NULL)
+            log_debug("front: a request has '%.64s', which nobody knows", v->key);
+        if (row == NULL || v->kind == JSON_NULL)
+            continue;
+        t->param = row->name;
+        rc = row->read(t, row, v);
+        if (rc != ERR_OK)
+            return rc;
+    }
+    t->param = NULL;
+    return ERR_OK;
+}
+
+int translate_tool(struct translation *t, const struct json *tool, const char *schema_name,
+                   const char *where, struct json_made *tools)
+{
+    struct json_made function = {.arena = t->arena};
+    struct json_made out = {.arena = t->arena};
+    const struct json *description = json_get(tool, "description");
+    const struct json *schema = json_get(tool, schema_name);
+    const struct json *strict = json_get_kind(tool, "strict", JSON_BOOL);
+    const char *name = NULL;
+    int rc = translate_member_text(t, tool, "name", where, &name);
+
+    if (rc != ERR_OK)
+        return rc;
+    if (name[0] == '\0')
+        return translate_fail(t, ERR_INVALID, "'%s.name' must not be empty", where);
+    if (description != NULL && description->kind != JSON_TEXT && description->kind != JSON_NULL)
+        return translate_fail(t, ERR_INVALID, "'%s.description' must be a string", where);
+    if (schema != NULL && schema->kind != JSON_OBJECT && schema->kind != JSON_NULL)
+        return translate_fail(t, ERR_INVALID, "'%s.%s' must be an object", where, schema_name);
+    json_put_text(&function, "name", name);
+    if (description != NULL && description->kind == JSON_TEXT)
+        json_put(&function, "description", description);
+    if (schema != NULL && schema->kind == JSON_OBJECT)
+        json_put(&function, "parameters", schema);
+    if (strict != NULL)
+        json_put(&function, "strict", strict);
+    json_put_text(&out, "type", "function");
+    json_put_made(&out, "function", JSON_OBJECT, &function);
+    json_put_made(tools, NULL, JSON_OBJECT, &out);
+    return ERR_OK;
+}
+
+void translate_choose(struct translation *t, const char *name)
+{
+    struct json_made function = {.arena = t->arena};
+    struct json_made out = {.arena = t->arena};
+
+    json_put_text(&function, "name", name);
+    json_put_text(&out, "type", "function");
+    json_put_made(&out, "function", JSON_OBJECT, &function);
+    json_put_made(&t->chat, "tool_choice", JSON_OBJECT, &out);
+}
+
+void translate_kwarg(struct translation *t, const char *name, const struct json *value)
+{
+    struct json has = json_made(&t->kwargs, JSON_OBJECT);
+
+    if (json_get(&has, name) == NULL)
+        json_put(&t->kwargs, name, value);
+}
+
+void translate_schema(struct translation *t, const char *name, const struct json *schema,
+                      const struct json *strict)
+{
+    struct json_made inner = {.arena = t->arena};
+    struct json_made out = {.arena = t->arena};
+
+    json_put_text(&inner, "name", name == NULL ? "answer" : name);
+    json_put(&inner, "schema", schema);
+    if (strict != NULL)
+        json_put(&inner, "strict", strict);
+    json_put_text(&out, "type", "json_schema");
+    json_put_made(&out, "json_schema", JSON_OBJECT, &inner);
+    json_put_made(&t->chat, "response_format", JSON_OBJECT, &out);
+}
+
+/* --- the conversation ------------------------------------------------------------------------ */
+
+/* Texts of a list, one after the other; "" without memory, which *failed says. */
+static struct json translate_joined(struct translation *t, const struct json_made *texts,
+                                    const char *between, bool *failed)
+{
+    struct json joined = {.kind = JSON_TEXT, .text = ""};
+    struct buf b = {0};
+    char *copy = NULL;
+
+    for (uint32_t i = 0; i < texts->n; i++) {
+        if (i > 0)
+            buf_add_text(&b, between);
+        buf_add(&b, texts->items[i].text, texts->items[i].text_len);
+    }
+    if (!b.failed)
+        copy = arena_strndup(t->arena, b.len == 0 ? "" : b.bytes, b.len);
+    if (copy != NULL) {
+        joined.text = copy;
+        joined.text_len = b.len;
+    }
+    *failed = *failed || copy == NULL;
+    buf_fini(&b);
+    return joined;
+}
+
+struct json translate_text_of(struct translation *t, const struct json_made *texts)
+{
+    t->messages.failed = t->messages.failed || texts->failed;
+    return texts->n == 1 ? texts->items[0] : translate_joined(t, texts, "\n", &t->messages.failed);
+}
+
+/* The open turn becomes a message. */
+static void translate_flush(struct translation *t)
+{
+    struct json_made m = {.arena = t->arena};
+    struct json text;
+
+    if (t->role == NULL || (t->texts.n == 0 && t->calls.n == 0 && t->reason.n == 0)) {
+        t->role = NULL; /* a role that said nothing has no message */
+        return;
+    }
+    json_put_text(&m, "role", t->role);
+    if (t->texts.n == 0 && t->calls.n > 0) {
+        json_put_null(&m, "content");
+    } else {
+        text = translate_text_of(t, &t->texts);
+        json_put(&m, "content", &text);
+    }
+    if (t->reason.n > 0) {
+        text = translate_joined(t, &t->reason, "", &m.failed);
+        json_put(&m, "reasoning_content", &text);
+    }
+    if (t->calls.n > 0)
+        json_put_made(&m, "tool_calls", JSON_LIST, &t->calls);
+    m.failed = m.failed || t->texts.failed || t->calls.failed || t->reason.failed;
+    json_put_made(&t->messages, NULL, JSON_OBJECT, &m);
+    t->role = NULL;
+    t->texts = (struct json_made){.arena = t->arena};
+    t->calls = t->texts;
+    t->reason = t->texts;
+}
+
+void translate_role(struct translation *t, const char *role)
+{
+    if (t->role != NULL && strcmp(t->role, role) == 0)
+        return;
+    translate_flush(t);
+    t->role = role;
+}
+
+void translate_say(struct translation *t, const struct json *text)
+{
+    json_put(&t->texts, NULL, text);
+}
+
+/* Reasoning comes before what it led to: behind that it begins a message of its own. */
+void translate_think(struct translation *t, const struct json *text)
+{
+    if (t->texts.n > 0 || t->calls.n > 0) {
+        const char *role = t->role;
+
+        translate_flush(t);
+        t->role = role;
+    }
+    json_put(&t->reason, NULL, text);
+}
+
+void translate_call(struct translation *t, const char *id, const char *name,
+                    const struct json *arguments)
+{
+    struct json_made function = {.arena = t->arena};
+    struct json_made call = {.arena = t->arena};
+
+    json_put_text(&function, "name", name);
+    json_put(&function, "arguments", arguments);
+    json_put_text(&call, "id", id);
+    json_put_text(&call, "type", "function");
+    json_put_made(&call, "function", JSON_OBJECT, &function);
+    json_put_made(&t->calls, NULL, JSON_OBJECT, &call);
+}
+
+void translate_result(struct translation *t, const char *id, const struct json *content)
+{
+    struct json_made m = {.arena = t->arena};
+
+    translate_flush(t);
+    json_put_text(&m, "role", "tool");
+    json_put_text(&m, "tool_call_id", id);
+    json_put(&m, "content", content);
+    json_put_made(&t->messages, NULL, JSON_OBJECT, &m);
+}
+
+int translate_end(struct translation *t, struct json *chat)
+{
+    translate_flush(t);
+    json_put_made(&t->chat, "messages", JSON_LIST, &t->messages);
+    if (t->kwargs.n > 0)
+        json_put_made(&t->chat, "chat_template_kwargs", JSON_OBJECT, &t->kwargs);
+    if (t->chat.failed || t->kwargs.failed)
+        return translate_fail(t, ERR_NO_MEMORY, "%s", err_sentence(ERR_NO_MEMORY));
+    *chat = json_made(&t->chat, JSON_OBJECT);
+    return ERR_OK;
+}

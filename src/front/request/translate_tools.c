@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tools of POST /v1/responses as a chat's, which knows functions only. Those of a namespace become
+ * functions named SPACE__NAME. A custom tool takes a text: it becomes a function with one argument,
+ * `input`. Hosted tools are another service's: prompts do not speak of them. Which tool a function
+ * stands for is looked up in the request, so a name may hold what it likes. */
+#include "front/request/translate.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define SPACE_BETWEEN "__"
+
+/* Tools that OpenAI runs itself, or whose calls are no functions. */
+static const char *const hosted[] = {"web_search",
+                                     "web_search_2025_08_26",
+                                     "web_search_preview",
+                                     "web_search_preview_2025_03_11",
+                                     "file_search",
+                                     "code_interpreter",
+                                     "image_generation",
+                                     "computer",
+                                     "computer_use",
+                                     "computer_use_preview",
+                                     "mcp",
+                                     "local_shell",
+                                     "shell",
+                                     "apply_patch",
+                                     "tool_search"};
+
+static bool is_hosted(const char *type)
+{
+    for (size_t i = 0; i < sizeof hosted / sizeof hosted[0]; i++)
+        if (strcmp(hosted[i], type) == 0)
+            return true;
+    return false;
+}
+
+const char *translate_spaced(struct translation *t, const char *space, const char *name)
+{
+    size_t n = strlen(space);
+    char *text;
+
+    if (n == 0)
+        return name;
+    text = arena_alloc(t->arena, n + sizeof SPACE_BETWEEN + strlen(name));
+    if (text == NULL) {
+        t->chat.failed = true;
+        return name;
+    }
+    (void)sprintf(text, "%s" SPACE_BETWEEN "%s", space, name);
+    return text;
+}
+
+/* --- reading ------------------------------------------------------------------------------- */
+
+static void put_renamed(struct json_made *out, const struct json *tool, const char *name)
+{
+    for (uint32_t i = 0; i < tool->n; i++)
+        if (strcmp(tool->items[i].key, "name") != 0)
+            json_put(out, tool->items[i].key, &tool->items[i]);
+    json_put_text(out, "name", name);
+}
+
+/* What a custom tool does, and the grammar of its text, where it has one. */
+static struct json describe(struct translation *t, const struct json *tool)
+{
+    const struct json *format = json_get_kind(tool, "format", JSON_OBJECT);
+    const struct json *said = json_get_kind(tool, "description", JSON_TEXT);
+    const struct json *rules = json_get_kind(format, "definition", JSON_TEXT);
+    struct json described = {.kind = JSON_TEXT, .text = ""};
+    struct buf b = {0};
+
+    if (said != NULL)
+        described = *said;
+    if (rules == NULL)
+        return described;
+    buf_add(&b, described.text, described.text_len);
+    buf_printf(&b, "\n\nThe input is a text under this %s grammar:\n",
+               json_get_text(format, "syntax", "lark"));
+    buf_add(&b, rules->text, rules->text_len);
+    described.text_len = b.len;
+    described.text = b.failed ? NULL : arena_strndup(t->arena, b.bytes, b.len);
+    buf_fini(&b);
+    t->chat.failed = t->chat.failed || described.text == NULL;
+    return described.text != NULL ? described : (struct json){.kind = JSON_TEXT, .text = ""};
+}
+
+static int read_custom(struct translation *t, const struct json *tool, const char *space,
+                       const char *where, struct json_made *tools)
+{
+    static const char schema_text[] = "{\"type\":\"object\",\"properties\":{\"input\":{\"type\":"
+                                      "\"string\"}},\"required\":[\"input\"],"
+                                      "\"additionalProperties\":false}";
+    struct json_made made = {.arena = t->arena};
+    const struct json *schema = NULL;
+    const char *name = NULL;
+    struct json function, described;
+    int rc = translate_member_text(t, tool, "name", where, &name);
+
+    if (rc == ERR_OK)
+        rc = json_parse(&schema, t->arena, schema_text, sizeof schema_text - 1, NULL, 0);
+    if (rc != ERR_OK)
+        return rc;
+    json_put_text(&made, "name", name[0] == '\0' ? "" : translate_spaced(t, space, name));
+    described = describe(t, tool);
+    json_put(&made, "description", &described);
+    json_put(&made, "parameters", schema);
+    function = json_made(&made, JSON_OBJECT);
+    return made.failed ? ERR_NO_MEMORY : translate_tool(t, &function, "parameters", where, tools);
+}
+
+static int read_function(struct translation *t, const struct json *tool, const char *space,
+                         const char *where, struct json_made *tools)
+{
+    struct json_made made = {.arena = t->arena};
+    const char *name = NULL;
+    struct json function;
+    int rc;
+
+    if (space[0] == '\0')
+        return translate_tool(t, tool, "parameters", where, tools);
+    rc = translate_member_text(t, tool, "name", where, &name);
+    if (rc != ERR_OK)
+        return rc;
+    put_renamed(&made, tool, name[0] == '\0' ? "" : translate_spaced(t, space, name));
+    function = json_made(&made, JSON_OBJECT);
+    return made.failed ? ERR_NO_MEMORY : translate_tool(t, &function, "parameters", where, tools);
+}
+
+static int read_one(struct translation *t, const struct json *tool, const char *space,
+                    const char *where, struct json_made *tools)
+{
+    const char *type = NULL;
+    int rc;
+
+    if (tool->kind != JSON_OBJECT)
+        return translate_type(t, where, "an object", tool);
+    rc = translate_member_text(t, tool, "type", where, &type);
+    if (rc != ERR_OK)
+        return rc;
+    if (strcmp(type, "function") == 0)
+        return read_function(t, tool, space, where, tools);
+    if (strcmp(type, "custom") == 0)
+        return read_custom(t, tool, space, where, tools);
+    if (space[0] == '\0' && is_hosted(type))
+        return ERR_OK;
+    return translate_fail(t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported",
+                          where, type);
+}
+
+static int read_space(struct translation *t, const struct json *space, const char *where,
+                      struct json_made *tools)
+{
+    const struct json *list = json_get(space, "tools");
+    const char *name = NULL;
+    char at[80];
+    int rc = translate_member_text(t, space, "name", where, &name);
+
+    (void)snprintf(at, sizeof at, "%s.tools", where);
+    if (rc == ERR_OK && name[0] == '\0')
+        rc = translate_fail(t, ERR_INVALID, "'%s.name' must not be empty", where);
+    if (rc == ERR_OK && (list == NULL || list->kind != JSON_LIST))
+        rc = translate_type(t, at, "a list of tools", list);
+    for (uint32_t i = 0; rc == ERR_OK && i < list->n; i++) {
+        (void)snprintf(at, sizeof at, "%s.tools[%u]", where, i);
+        rc = read_one(t, &list->items[i], name, at, tools);
+    }
+    return rc;
+}
+
+int translate_tools(struct translation *t, const struct translate_row *row, const struct json *v)
+{
+    struct json_made tools = {.arena = t->arena};
+    char where[40];
+
+    if (v->kind != JSON_LIST)
+        return translate_type(t, row->name, "a list of tools", v);
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json *tool = &v->items[i];
+        int rc;
+
+        (void)snprintf(where, sizeof where, "tools[%u]", i);
+        if (json_is_text(json_get(tool, "type"), "namespace"))
+            rc = read_space(t, tool, where, &tools);
+        else
+            rc = read_one(t, tool, "", where, &tools);
+        if (rc != ERR_OK)
+            return rc;
+    }
+    if (tools.n > 0 || v->n == 0)
+        json_put_made(&t->chat, "tools", JSON_LIST, &tools);
+    return ERR_OK;
+}
+
+/* --- looking up ---------------------------------------------------------------------------- */
+
+/* Is `name` this tool's, under the name of its namespace? */
+static bool is_named(const struct json *tool, const char *space, const char *name)
+{
+    const char *own = json_get_text(tool, "name", NULL);
+    size_t n = strlen(space);
+
+    if (own == NULL)
+        return false;
+    if (n == 0)
+        return strcmp(own, name) == 0;
+    return strncmp(name, space, n) == 0 && strncmp(name + n, SPACE_BETWEEN, 2) == 0 &&
+           strcmp(name + n + 2, own) == 0;
+}
+
+struct translate_called translate_find_tool(const struct json *request, const char *name)
+{
+    const struct json *tools = json_get_kind(request, "tools", JSON_LIST);
+    struct translate_called found = {.name = name};
+
+    for (uint32_t i = 0; tools != NULL && i < tools->n; i++) {
+        const struct json *tool = &tools->items[i];
+        bool spaced = json_is_text(json_get(tool, "type"), "namespace");
+        const char *space = spaced ? json_get_text(tool, "name", "") : "";
+        const struct json *list = spaced ? json_get_kind(tool, "tools", JSON_LIST) : NULL;
+
+        for (uint32_t k = 0; k < (spaced ? (list == NULL ? 0 : list->n) : 1); k++) {
+            const struct json *one = spaced ? &list->items[k] : tool;
+
+            if (!is_named(one, space, name))
+                continue;
+            found.name = json_get_text(one, "name", name);
+            found.space = spaced ? space : NULL;
+            found.is_custom = json_is_text(json_get(one, "type"), "custom");
+            return found;
+        }
+    }
+    return found;
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Engines that come and go. */
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "base/log.h"
+#include "base/service.h"
+#include "front/stream/streamer_parts.h"
+
+#define STREAMER_YIELD_US    1000000
+#define STREAMER_SUBMITS_MAX 3 /* engines that may die under a request before it is blamed */
+
+/* An engine may die between the last token and the end of a text: no other could go on with it.
+ * Fills *o with the end that did not come. */
+static bool streamer_said_all(const struct streamer *s, const struct gen *g, struct wire_out *o)
+{
+    const struct exchange *x = g->exchange;
+    size_t n_out = g->tokens.len - g->n_prompt;
+    size_t longest = s->f->link.engine.max_model_len - g->n_prompt;
+
+    if (x->max_tokens_given && x->max_tokens < longest)
+        longest = x->max_tokens;
+    *o = (struct wire_out){.kind = WIRE_FINISHED, .finish = WIRE_FIN_LENGTH};
+    if (g->ended) {
+        o->finish = WIRE_FIN_STOP;
+        o->value = g->tokens.ids[g->tokens.len - 1];
+    }
+    return g->ended || n_out >= longest;
+}
+
+void streamer_engine_lost(struct streamer *s)
+{
+    struct link *l = &s->f->link;
+
+    /* What the engine said before it died is still in the lane. */
+    streamer_lane(s);
+    for (uint32_t i = 0; i < l->lane.n_slots; i++) {
+        struct gen *g = l->by_slot[i];
+        struct wire_out end;
+
+        if (g == NULL)
+            continue;
+        if (streamer_said_all(s, g, &end)) {
+            streamer_finished(s, g, &end);
+            streamer_flush(s, g->exchange);
+            continue;
+        }
+        g->slot = -1;
+        if (g->n_submits >= STREAMER_SUBMITS_MAX) {
+            /* It was under way in every one of them: do not offer it to another. */
+            streamer_fail(s, g->exchange, ERR_INTERNAL,
+                          "the engine stopped several times during this request", NULL);
+            streamer_flush(s, g->exchange);
+        } else {
+            streamer_wait_add(s, g, GEN_WANTS_ENGINE);
+        }
+    }
+    for (struct gen *g = s->waiting; g != NULL; g = g->next)
+        g->wait_us = s->now_us;
+    link_lost(l, s->now_us);
+}
+
+/* Nothing of x was said: closed without an answer, it is asked for again at another front. */
+static bool streamer_can_hand_back(const struct exchange *x)
+{
+    return !x->head_sent && x->out.len == 0 && !x->probe;
+}
+
+/* The engine is of another build, and will not take what is here. A front whose own file was
+ * replaced makes room for the new one; nginx asks that, or another front's, for what has not begun.
+ * Not at once: the others shall have stopped accepting by then, or it would come back from them. */
+static void streamer_yield(struct streamer *s)
+{
+    uint64_t since_us = s->f->link.foreign_us;
+
+    if (!s->draining) {
+        if (!service_was_replaced())
+            return; /* wait for an engine of this build, as for any */
+        log_info("front: the engine is of another build, and so is the file of this program: "
+                 "making room for it");
+        streamer_drain(s);
+    }
+    since_us = since_us < s->drain_us ? s->drain_us : since_us;
+    if (s->now_us - since_us < STREAMER_YIELD_US)
+        return;
+    for (struct exchange *x = s->open, *next; x != NULL; x = next) {
+        next = x->next;
+        if (x->complete || streamer_keeps(x))
+            continue;
+        if (streamer_can_hand_back(x)) {
+            streamer_close(s, x);
+            continue;
+        }
+        streamer_fail(s, x, ERR_ENGINE_GONE, NULL, NULL);
+        streamer_flush(s, x);
+    }
+}
+
+void streamer_engine(struct streamer *s)
+{
+    struct link *l = &s->f->link;
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &l->control_fd};
+
+    if (!link_try(l, s->now_us)) {
+        if (l->control_fd != -1)
+            streamer_submit_rest(s);
+        else if (l->foreign_us != 0)
+            streamer_yield(s);
+        return;
+    }
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, l->control_fd, &ev) == -1) {
+        log_error("front: epoll: %s", strerror(errno));
+        link_lost(l, s->now_us);
+        return;
+    }
+    vocabulary_want(&s->f->vocabulary, &l->engine);
+    streamer_resume(s);
+}

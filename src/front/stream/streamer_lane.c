@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the engine says: records of slots to texts of answers. */
+#include <string.h>
+
+#include "front/answer/answer.h"
+#include "front/answer/beams.h"
+#include "front/answer/logprobs.h"
+#include "front/api/cache.h"
+#include "front/api/health.h"
+#include "front/stream/streamer_parts.h"
+
+#define STREAMER_BACKLOG (256u << 10) /* unsent bytes past which a client's records wait */
+
+/* Drop what a slot says that nobody wants; its last record makes it free. */
+static void streamer_drain_slot(struct link *l, uint32_t slot)
+{
+    struct wire_out o;
+
+    while (lane_record(&l->lane, slot, &o)) {
+        if (o.kind == WIRE_FINISHED) {
+            link_end(l, slot, &o);
+            return;
+        }
+    }
+}
+
+void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
+{
+    struct link *l = &s->f->link;
+
+    streamer_wait_remove(s, g);
+    if (g->slot < 0)
+        return;
+    lane_cancel(&l->lane, (uint32_t)g->slot, why);
+    l->by_slot[g->slot] = NULL;
+    streamer_drain_slot(l, (uint32_t)g->slot);
+    g->slot = -1;
+}
+
+/* g's beam has its next token. The last beam of a prompt begins the next step, or ends the search.
+ */
+static void streamer_beam(struct streamer *s, struct gen *g)
+{
+    const struct wire_welcome *w = &s->f->link.engine;
+    struct exchange *x = g->exchange;
+    struct gen *first = g - g->index % x->n;
+    uint32_t n_ends = w->n_eos < WIRE_EOS_MAX ? w->n_eos : WIRE_EOS_MAX;
+    uint32_t longest = w->max_model_len - g->n_prompt; /* above 0: streamer_check() */
+    enum beams_todo todo;
+
+    if (x->max_tokens_given && x->max_tokens < longest)
+        longest = x->max_tokens;
+    if (beams_told(g, w->eos, n_ends, longest, &todo) != ERR_OK) {
+        streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
+        return;
+    }
+    if (todo == BEAMS_SUBMIT)
+        streamer_submit(s, x);
+    for (int i = 0; i < x->n && todo == BEAMS_END; i++)
+        answer_end(x, &first[i]);
+}
+
+void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out *o)
+{
+    static const char costly[] =
+        "the masks of the output's form take more steps, or its texts nest "
+        "deeper, than is allowed: simplify it";
+    struct exchange *x = g->exchange;
+    const char *why = NULL;
+
+    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_LIMIT && x->structure != NULL) {
+        structures_refuse(&s->f->structures, &x->structure->name, ERR_LIMIT, costly);
+        why = costly;
+    }
+    link_end(&s->f->link, (uint32_t)g->slot, o);
+    g->slot = -1;
+    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE); /* the next engine goes on with it */
+        return;
+    }
+    if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {
+        x->retry_after_s = o->retry_after_s;
+        streamer_fail(s, x, o->finish == WIRE_FIN_ERROR ? o->value : ERR_INTERNAL, why, NULL);
+        return;
+    }
+    if (x->probe) {
+        health_passed(s->f, x);
+        return;
+    }
+    if (x->asks) {
+        cache_answer(s->f, x);
+        return;
+    }
+    if (x->beams != NULL) {
+        streamer_beam(s, g);
+        return;
+    }
+    (void)detok_finish(&g->detok, &g->text);
+    g->finish = o->finish == WIRE_FIN_STOP ? GEN_STOP : GEN_LENGTH;
+    if (g->detok.status == DETOK_STOPPED)
+        g->finish = GEN_STOP;
+    for (uint32_t i = 0; i < g->request.generate.n_stop_ids && o->finish == WIRE_FIN_STOP; i++) {
+        if (g->request.generate.stop_ids[i] == o->value)
+            g->stop_id = o->value;
+    }
+    answer_end(x, g);
+}
+
+static void streamer_token(struct streamer *s, struct gen *g, const struct wire_out *o)
+{
+    struct exchange *x = g->exchange;
+
+    if (x->only_echo)
+        return;
+    logprobs_token(g);
+    if (x->beams != NULL) {
+        g->ended = true; /* of this step; the token itself does not count */
+        return;
+    }
+    if (token_list_add(&g->tokens, o->value) != ERR_OK) {
+        streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
+        return;
+    }
+    g->ended = o->finish == WIRE_FIN_STOP;
+    /* The token that ends a text is counted but not said, unless its text was asked for. */
+    if (o->finish == WIRE_FIN_STOP && !g->detok.include_stop)
+        return;
+    if (detok_push(&g->detok, o->value, &g->text) == DETOK_STOPPED) {
+        streamer_let_go(s, g, WIRE_STOP_STRING);
+        g->finish = GEN_STOP;
+        answer_end(x, g);
+    } else if (x->shape == SHAPE_RESPONSES && (g->request.flags & WIRE_LOGPROBS) != 0) {
+        answer_text(x, g); /* token by token, so that each finds the text it is of */
+    }
+}
+
+/* Was a choice of x refused before another was admitted? Its slot may be one that is read later,
+ * and once the answer has begun its status can no longer tell. True when the refusal is the answer.
+ */
+static bool streamer_was_refused(struct streamer *s, struct exchange *x)
+{
+    struct link *l = &s->f->link;
+    struct wire_out o;
+
+    for (int i = 0; i < x->n_gens && !x->head_sent; i++) {
+        struct gen *g = &x->gens[i];
+
+        if (g->slot < 0 || !lane_peek(&l->lane, (uint32_t)g->slot, &o) || o.kind != WIRE_FINISHED ||
+            o.finish != WIRE_FIN_ERROR || o.value == ERR_DRAINING)
+            continue;
+        (void)lane_record(&l->lane, (uint32_t)g->slot, &o); /* the one that was looked at */
+        streamer_finished(s, g, &o);
+        return true;
+    }
+    return false;
+}
+
+/* One record of a generation that somebody wants. */
+static void streamer_record(struct streamer *s, struct gen *g, const struct wire_out *o)
+{
+    struct exchange *x = g->exchange;
+
+    switch ((enum wire_kind)o->kind) {
+    case WIRE_ADMITTED:
+        if (x->n_gens > 1 && streamer_was_refused(s, x))
+            break;
+        if (!g->admitted)
+            g->n_cached = (uint32_t)o->value < g->n_prompt ? (uint32_t)o->value : g->n_prompt;
+        g->admitted = true;
+        answer_begin(x);
+        break;
+    case WIRE_TOKEN: streamer_token(s, g, o); break;
+    case WIRE_FINISHED: streamer_finished(s, g, o); break;
+    case WIRE_PROMPT_CHOSEN:
+    case WIRE_PROMPT_TOP:
+    case WIRE_CHOSEN:
+    case WIRE_TOP: logprobs_record(g, o); break;
+    case WIRE_FACT: cache_fact(x, o); break;
+    }
+    x->said_us = s->now_us;
+}
+
+/* Choices of one answer mostly say their tokens together: they are sent by one write, when all
+ * slots were read. */
+static void streamer_flush_later(struct streamer *s, struct exchange *x)
+{
+    if (x->unflushed)
+        return;
+    x->unflushed = true;
+    x->next_unflushed = s->unflushed;
+    s->unflushed = x;
+}
+
+void streamer_flush_all(struct streamer *s)
+{
+    while (s->unflushed != NULL) {
+        struct exchange *x = s->unflushed;
+
+        s->unflushed = x->next_unflushed;
+        x->unflushed = false;
+        streamer_flush(s, x); /* nothing when it has ended meanwhile */
+    }
+}
+
+/* Read a slot until it is empty, its generation has ended, or its client is too far behind. */
+void streamer_slot(struct streamer *s, uint32_t slot)
+{
+    struct link *l = &s->f->link;
+    struct gen *g = l->by_slot[slot];
+    struct exchange *x;
+    struct wire_out o;
+    bool behind;
+
+    if (g == NULL) {
+        streamer_drain_slot(l, slot);
+        return;
+    }
+    x = g->exchange;
+    do { /* at most twice: with nothing unsent it is not behind */
+        behind = x->out.len - x->out_sent >= STREAMER_BACKLOG;
+        while (!behind && g->slot == (int64_t)slot && lane_record(&l->lane, slot, &o))
+            streamer_record(s, g, &o);
+        if (!x->complete && g->finish == GEN_RUNNING && !logprobs_echo_waits(g))
+            answer_text(x, g);
+        if (!behind && x->n_gens > 1) {
+            streamer_flush_later(s, x);
+            return;
+        }
+        streamer_flush(s, x);
+        /* Caught up in this very flush: neither epoll nor the slot's mark would come again. */
+    } while (behind && !x->dead && x->out.len == 0);
+}
+
+void streamer_lane(struct streamer *s)
+{
+    struct link *l = &s->f->link;
+
+    if (l->control_fd == -1)
+        return;
+    for (uint32_t w = 0; w * 64 < l->lane.n_slots; w++) {
+        uint64_t bits = lane_ready(&l->lane, w);
+
+        while (bits != 0) {
+            uint32_t slot = w * 64 + (uint32_t)__builtin_ctzll(bits);
+
+            bits &= bits - 1;
+            if (slot < l->lane.n_slots)
+                streamer_slot(s, slot);
+        }
+    }
+}

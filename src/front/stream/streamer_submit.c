@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Generations to the lane: checked, given a slot, or kept until there is an engine for them. */
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "front/answer/answer.h"
+#include "front/answer/beams.h"
+#include "front/answer/logprobs.h"
+#include "front/stream/streamer_parts.h"
+
+void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants)
+{
+    struct gen **at = &s->waiting;
+    bool begun = g->exchange->head_sent;
+
+    if (g->waiting)
+        return;
+    while (*at != NULL && (!begun || (*at)->exchange->head_sent))
+        at = &(*at)->next;
+    g->next = *at;
+    g->waiting = true;
+    g->wants = wants;
+    g->wait_us = s->now_us;
+    *at = g;
+}
+
+void streamer_wait_remove(struct streamer *s, struct gen *g)
+{
+    struct gen **at = &s->waiting;
+
+    if (!g->waiting)
+        return;
+    while (*at != g)
+        at = &(*at)->next;
+    *at = g->next;
+    g->waiting = false;
+}
+
+/* Has an engine had it, or its client a part of the answer? Then nobody refuses it any more: it
+ * waits until there is room. */
+static bool streamer_goes_on_with(const struct gen *g)
+{
+    return g->n_submits > 0 || g->tokens.len > g->n_prompt || g->exchange->head_sent;
+}
+
+static void streamer_count_refused(struct streamer *s, const struct gen *g, enum wire_refusal why)
+{
+    if (!streamer_goes_on_with(g))
+        link_count_refused(&s->f->link, why);
+}
+
+/* Everything that only the engine's welcome can tell. ERR_OK, or an error with its words. */
+static int streamer_check(const struct streamer *s, const struct gen *g, char *why, size_t cap,
+                          const char **param)
+{
+    const struct wire_welcome *w = &s->f->link.engine;
+    const struct exchange *x = g->exchange;
+    uint32_t n_stop_ids = g->request.task == WIRE_GENERATE ? g->request.generate.n_stop_ids : 0;
+    uint64_t longest = w->max_model_len;
+    uint64_t more = exchange_least_answer(x);
+
+    *param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
+    if (g->n_prompt + more > longest) {
+        (void)snprintf(why, cap,
+                       "This model's maximum context length is %llu tokens. However, you "
+                       "requested %llu tokens (%u in the prompt, %llu in the completion).",
+                       (unsigned long long)longest, (unsigned long long)(g->n_prompt + more),
+                       g->n_prompt, (unsigned long long)more);
+        return ERR_TOO_LONG;
+    }
+    for (size_t i = 0; i < g->tokens.len; i++) {
+        if (g->tokens.ids[i] < 0 || g->tokens.ids[i] >= (int64_t)w->n_vocab) {
+            (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
+                           g->tokens.ids[i], w->n_vocab);
+            return ERR_INVALID;
+        }
+    }
+    for (uint32_t i = 0; i < n_stop_ids; i++) {
+        if (g->request.generate.stop_ids[i] >= (int64_t)w->n_vocab) {
+            *param = "stop_token_ids";
+            (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
+                           g->request.generate.stop_ids[i], w->n_vocab);
+            return ERR_INVALID;
+        }
+    }
+    return ERR_OK;
+}
+
+/* The engine has the vocabulary and the exchange's structure when it comes to a request that is
+ * submitted afterwards. ERR_AGAIN while the vocabulary is being made. */
+static int streamer_offer(struct streamer *s, const struct exchange *x,
+                          const struct wire_request *r, uint32_t *automaton)
+{
+    struct link *l = &s->f->link;
+    int sealed;
+    size_t bytes;
+    uint32_t idx = 0;
+    int rc;
+
+    *automaton = 0;
+    if (r->task != WIRE_GENERATE || (x->structure == NULL && r->generate.think_max == 0))
+        return ERR_OK;
+    rc = vocabulary_get(&s->f->vocabulary, &sealed, &bytes);
+    if (rc != ERR_OK)
+        return rc;
+    rc = offers_add_vocabulary(&l->offers, l->control_fd, sealed, bytes);
+    if (rc == ERR_OK && x->structure == NULL)
+        return ERR_OK;
+    if (rc == ERR_OK)
+        rc = offers_claim(&l->offers, l->control_fd, x->structure, &idx);
+    if (rc == ERR_OK)
+        *automaton = idx + 1;
+    return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
+}
+
+/* What a generation's members are only now. */
+static void streamer_fill_generate(const struct streamer *s, const struct gen *g,
+                                   uint32_t automaton, struct wire_generate *r)
+{
+    const struct exchange *x = g->exchange;
+
+    r->automaton = automaton;
+    r->n_prompt = g->n_prompt;
+    r->answer = x->answer;
+    r->n_choices = (uint32_t)x->n;
+    r->max_tokens = s->f->link.engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
+    if (x->max_tokens_given && x->max_tokens < r->max_tokens)
+        r->max_tokens = x->max_tokens;
+    if (x->beams != NULL) {
+        r->max_tokens = beams_max_tokens(g);
+        r->answer = 0; /* no step waits for the other beams */
+        r->n_choices = 1;
+    }
+}
+
+/* Put g into a slot of the lane. */
+static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
+                              struct wire_request r, const int32_t *extra)
+{
+    struct link *l = &s->f->link;
+    uint32_t automaton;
+    int rc = streamer_offer(s, g->exchange, &r, &automaton);
+
+    if (rc != ERR_OK)
+        return rc;
+    l->automaton[slot] = automaton;
+    r.flags |= logprobs_restart(g);
+    r.arrival_us = g->exchange->arrival_us;
+    r.n_tokens = (uint32_t)g->tokens.len;
+    if (r.task == WIRE_GENERATE)
+        streamer_fill_generate(s, g, automaton, &r.generate);
+    rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
+    if (rc != ERR_OK)
+        streamer_count_refused(s, g, WIRE_REFUSED_SLOTS);
+    return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
+}
+
+/* The words that stand behind a generation's tokens. Errors have their words. */
+static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wire_request *r,
+                          int32_t **extra, char *why, size_t cap, const char **param)
+{
+    int32_t wrong;
+    int rc;
+
+    *extra = NULL;
+    if (r->task != WIRE_GENERATE)
+        return ERR_OK;
+    rc = steering_write(&x->steering, n_vocab, &r->generate, extra, param, &wrong);
+    if (rc == ERR_INVALID)
+        (void)snprintf(why, cap, "'%s' has token id %d; this model's go from 0 to %u", *param,
+                       wrong, n_vocab - 1);
+    return rc;
+}
+
+/* Submit g. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for its
+ * structure; ERR_AGAIN when it has to wait for the vocabulary. */
+static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
+                               const char **param)
+{
+    struct link *l = &s->f->link;
+    struct wire_request r = g->request;
+    int rc = streamer_check(s, g, why, cap, param);
+    enum wire_refusal refusal;
+    int32_t *extra;
+    int64_t slot;
+
+    if (rc != ERR_OK)
+        return rc;
+    r.flags = (streamer_goes_on_with(g) ? WIRE_RESUMED : 0) |
+              (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
+    r.n_tokens = (uint32_t)g->tokens.len;
+    refusal = link_refuses(l, &r);
+    if (refusal != WIRE_NOT_REFUSED) {
+        streamer_count_refused(s, g, refusal);
+        *param = NULL;
+        return ERR_OVERLOADED;
+    }
+    rc = streamer_steer(g->exchange, l->engine.n_vocab, &r, &extra, why, cap, param);
+    if (rc != ERR_OK)
+        return rc;
+    *param = NULL;
+    slot = link_claim(l, r.tenant);
+    rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, r, extra);
+    mem_free(extra);
+    if (rc != ERR_OK) {
+        if (slot >= 0)
+            link_release(l, (uint32_t)slot);
+        return rc;
+    }
+    g->slot = slot;
+    g->n_submits++;
+    l->by_slot[slot] = g;
+    return ERR_OK;
+}
+
+static void streamer_submit_one(struct streamer *s, struct gen *g)
+{
+    struct exchange *x = g->exchange;
+    const char *param = NULL;
+    char why[256] = "";
+    int rc;
+
+    if (s->f->link.control_fd == -1) {
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE);
+        return;
+    }
+    rc = streamer_submit_gen(s, g, why, sizeof why, &param);
+    if (rc == ERR_AGAIN)
+        streamer_wait_add(s, g, GEN_WANTS_VOCABULARY);
+    else if (rc == ERR_ENGINE_GONE)
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE);
+    else if (rc == ERR_OVERLOADED && streamer_goes_on_with(g))
+        streamer_wait_add(s, g, GEN_WANTS_ROOM);
+    else if (rc != ERR_OK)
+        streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
+}
+
+/* The engine may take what was submitted of one answer. */
+static void streamer_publish(struct streamer *s)
+{
+    if (s->f->link.control_fd != -1)
+        lane_publish(&s->f->link.lane);
+}
+
+void streamer_submit(struct streamer *s, struct exchange *x)
+{
+    for (int i = 0; i < x->n_gens && !x->complete; i++) {
+        if (x->beams == NULL || beams_asks(&x->gens[i]))
+            streamer_submit_one(s, &x->gens[i]);
+    }
+    streamer_publish(s);
+}
+
+/* The first of those that wait for this, or NULL. */
+static struct gen *streamer_first(const struct streamer *s, enum gen_wants wants)
+{
+    struct gen *g = s->waiting;
+
+    while (g != NULL && g->wants != wants)
+        g = g->next;
+    return g;
+}
+
+/* Submit one that waits; the engine may take it with the last of its answer that stand in a row. */
+static void streamer_submit_waiting(struct streamer *s, struct gen *g)
+{
+    struct exchange *x = g->exchange;
+    bool last = g->next == NULL || g->next->exchange != x;
+
+    streamer_wait_remove(s, g);
+    streamer_submit_one(s, g);
+    if (last)
+        streamer_publish(s);
+    streamer_flush(s, x);
+}
+
+/* The vocabulary may have been made: submit those that wait for it. */
+void streamer_spell(struct streamer *s)
+{
+    struct gen *g;
+    int sealed;
+    size_t bytes;
+
+    if (s->waiting == NULL || s->f->link.control_fd == -1 ||
+        vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
+        return;
+    /* Each pass makes one spelled, and one that fails takes others with it. */
+    while ((g = streamer_first(s, GEN_WANTS_VOCABULARY)) != NULL)
+        streamer_submit_waiting(s, g);
+    streamer_publish(s);
+}
+
+void streamer_submit_rest(struct streamer *s)
+{
+    struct gen *g;
+
+    if (streamer_first(s, GEN_WANTS_ROOM) == NULL)
+        return;
+    /* Each pass takes one away, or others with it that fails, or has it wait for the vocabulary. */
+    while ((g = streamer_first(s, GEN_WANTS_ROOM)) != NULL) {
+        uint64_t wait_us = g->wait_us;
+
+        streamer_submit_waiting(s, g);
+        if (g->waiting && g->wants == GEN_WANTS_ROOM) {
+            g->wait_us = wait_us; /* it has not begun anew */
+            break;                /* those behind it find no room either */
+        }
+    }
+    streamer_publish(s);
+}
+
+void streamer_resume(struct streamer *s)
+{
+    for (struct gen *g = s->waiting; g != NULL; g = g->next) {
+        g->wants = GEN_WANTS_ROOM;
+        g->wait_us = s->now_us;
+    }
+    streamer_submit_rest(s);
+}

@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What stands around the arguments of calls: a row for each format. */
+#include "front/structured/calls.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "front/structured/calls_parts.h"
+
+#define NAME_MAX_LEN   64 /* characters of a function's name, as OpenAI has it */
+
+#define DEEPSEEK(word) "<\xef\xbd\x9ctool\xe2\x96\x81" word "\xef\xbd\x9c>"
+#define DEEPSEEK_LOW   "\xe2\x96\x81" /* the mark between words of these tags */
+
+/* How calls are written: open, then calls with `between` between them, then close. A call is
+ * begin, the name between head and tail, the arguments, and end. */
+struct calls_shape {
+    enum reply_format format;
+    const char *open, *begin, *head, *tail, *end, *between, *close;
+    bool patterns; /* open and close are */
+};
+
+static const struct calls_shape shapes[] = {
+    {REPLY_HERMES, "", "<tool_call>", "\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>",
+     "\n", "", false},
+    {REPLY_LLAMA3, "(<\\|python_tag\\|>)?", "", "{\"name\": \"", "\", \"parameters\": ", "}", "; ",
+     "", true},
+    {REPLY_MISTRAL, "\\[TOOL_CALLS\\] ?\\[", "", "{\"name\": \"", "\", \"arguments\": ", "}", ", ",
+     "\\]", true},
+    {REPLY_MISTRAL, "", "[TOOL_CALLS]", "", "[ARGS]", "", "", "", false},
+    {REPLY_QWEN3_CODER, "", "<tool_call>", "\n<function=", ">\n", "</function>\n</tool_call>", "\n",
+     "", false},
+    {REPLY_PYTHONIC, "(<\\|python_start\\|>)?\\[", "", "", "(", ")", ", ",
+     "\\](<\\|python_end\\|>)?", true},
+    {REPLY_DEEPSEEK_V3, DEEPSEEK("calls" DEEPSEEK_LOW "begin"),
+     DEEPSEEK("call" DEEPSEEK_LOW "begin"), "function" DEEPSEEK("sep"), "\n```json\n",
+     "\n```" DEEPSEEK("call" DEEPSEEK_LOW "end"), "\n", DEEPSEEK("calls" DEEPSEEK_LOW "end"),
+     false},
+    {REPLY_DEEPSEEK_V31, DEEPSEEK("calls" DEEPSEEK_LOW "begin"),
+     DEEPSEEK("call" DEEPSEEK_LOW "begin"), "", DEEPSEEK("sep"),
+     DEEPSEEK("call" DEEPSEEK_LOW "end"), "", DEEPSEEK("calls" DEEPSEEK_LOW "end"), false},
+    {REPLY_KIMI_K2, "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.",
+     "<|tool_call_argument_begin|>", "<|tool_call_end|>", "", "<|tool_calls_section_end|>", false},
+    {REPLY_GLM45, "", "<tool_call>", "", "\n", "</tool_call>", "\n", "", false},
+    {REPLY_LIST, "\\[", "", "{\"name\": \"", "\", \"parameters\": ", "}", ", ", "\\]", true},
+};
+
+#define N_SHAPES (sizeof shapes / sizeof shapes[0])
+
+/* --- parts -------------------------------------------------------------------------------- */
+
+void calls_fail(struct calls *c, int rc, const char *format, ...)
+{
+    va_list args;
+
+    if (c->rc != ERR_OK)
+        return;
+    c->rc = rc;
+    va_start(args, format);
+    (void)vsnprintf(c->why, c->cap, format, args);
+    va_end(args);
+}
+
+void calls_add(struct calls *c, struct part_list *l, struct grammar_part part)
+{
+    if (l->n == l->cap) {
+        size_t cap = l->cap == 0 ? 8 : 2 * l->cap;
+        struct grammar_part *items = arena_alloc(c->arena, cap * sizeof *items);
+
+        if (items == NULL) {
+            calls_fail(c, ERR_NO_MEMORY, "out of memory");
+            return;
+        }
+        if (l->n > 0)
+            memcpy(items, l->items, l->n * sizeof *items);
+        l->items = items;
+        l->cap = cap;
+    }
+    l->items[l->n++] = part;
+}
+
+void calls_add_text(struct calls *c, struct part_list *l, const char *text)
+{
+    if (text[0] != '\0')
+        calls_add(c, l,
+                  (struct grammar_part){.kind = PART_TEXT, .text = text, .len = strlen(text)});
+}
+
+void calls_add_regex(struct calls *c, struct part_list *l, const char *pattern)
+{
+    if (pattern[0] != '\0')
+        calls_add(
+            c, l,
+            (struct grammar_part){.kind = PART_REGEX, .text = pattern, .len = strlen(pattern)});
+}
+
+void calls_add_printf(struct calls *c, struct part_list *l, const char *format, ...)
+{
+    char text[512]; /* longer than a name and its tags */
+    const char *copy;
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    copy = arena_strndup(c->arena, text, strlen(text));
+    if (copy == NULL)
+        calls_fail(c, ERR_NO_MEMORY, "out of memory");
+    else
+        calls_add_text(c, l, copy);
+}
+
+struct grammar_part calls_sequence(const struct part_list *l)
+{
+    return (struct grammar_part){.kind = PART_SEQUENCE, .parts = l->items, .n_parts = l->n};
+}
+
+struct grammar_part calls_choice(const struct part_list *l)
+{
+    return (struct grammar_part){.kind = PART_CHOICE, .parts = l->items, .n_parts = l->n};
+}
+
+struct grammar_part calls_repeat(const struct part_list *l, uint32_t min, uint32_t max,
+                                 const char *between)
+{
+    return (struct grammar_part){.kind = PART_REPEAT,
+                                 .text = between,
+                                 .len = strlen(between),
+                                 .parts = l->items,
+                                 .n_parts = l->n,
+                                 .min = min,
+                                 .max = max};
+}
+
+/* --- tools -------------------------------------------------------------------------------- */
+
+/* Names are written into texts of all kinds: those that OpenAI allows, and dots. */
+static void calls_check_name(struct calls *c, uint32_t tool, const char *name)
+{
+    static const char *const letters =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-";
+    size_t n = strspn(name, letters);
+    bool python = c->format == REPLY_PYTHONIC;
+
+    if (name[n] != '\0' || n > NAME_MAX_LEN)
+        calls_fail(c, ERR_INVALID,
+                   "'tools[%u].function.name' must be of at most %d letters, digits, '_', '-' and "
+                   "'.'",
+                   tool, NAME_MAX_LEN);
+    else if (python && (strchr(name, '-') != NULL || strspn(name, "0123456789.") > 0))
+        calls_fail(c, ERR_UNSUPPORTED,
+                   "'tools[%u].function.name' is no name in Python, in which this model calls",
+                   tool);
+}
+
+/* A call of one tool, behind its opening tag. */
+static struct grammar_part calls_tool(struct calls *c, const struct calls_shape *shape,
+                                      const char *name, const struct json *schema)
+{
+    struct part_list l = {0};
+
+    calls_add_printf(c, &l, "%s%s%s", shape->head, name, shape->format == REPLY_KIMI_K2 ? ":" : "");
+    if (shape->format == REPLY_KIMI_K2)
+        calls_add_regex(c, &l, "[0-9]{1,3}");
+    if (shape->format == REPLY_MISTRAL && shape->open[0] == '\0')
+        calls_add_regex(c, &l, "(\\[CALL_ID\\][0-9A-Za-z]{9})?");
+    calls_add_text(c, &l, shape->tail);
+    calls_add_args(c, &l, name, schema);
+    calls_add_text(c, &l, shape->end);
+    return calls_sequence(&l);
+}
+
+/* How a harmony call is written: its recipient may stand in the channel or before it. */
+static struct grammar_part calls_tool_harmony(struct calls *c, const char *name,
+                                              const struct json *schema)
+{
+    struct part_list l = {0}, header = {0};
+
+    calls_add_printf(c, &header, "<|channel|>commentary to=functions.%s", name);
+    calls_add_printf(c, &header, " to=functions.%s<|channel|>commentary", name);
+    calls_add(c, &l, calls_choice(&header));
+    calls_add_regex(c, &l, "( ?<\\|constrain\\|>json| json)?");
+    calls_add_text(c, &l, "<|message|>");
+    calls_add_args(c, &l, name, schema);
+    return calls_sequence(&l);
+}
+
+/* One of the tools that may be called. The arguments of those that are not strict are free where
+ * the model may call or not. */
+static struct grammar_part calls_tools(struct calls *c, const struct form *f,
+                                       const struct calls_shape *shape)
+{
+    struct part_list l = {0};
+
+    for (uint32_t i = 0; i < f->tools->n; i++) {
+        const struct json *function = json_get(&f->tools->items[i], "function");
+        const char *name = json_get_text(function, "name", "");
+        const struct json *schema = json_get_kind(function, "parameters", JSON_OBJECT);
+
+        if (!form_allows(f, name))
+            continue;
+        if (f->calls == FORM_CALLS_AUTO && !json_get_bool(function, "strict", false))
+            schema = NULL;
+        calls_check_name(c, i, name);
+        if (c->rc != ERR_OK)
+            break;
+        calls_add(c, &l,
+                  shape == NULL ? calls_tool_harmony(c, name, schema)
+                                : calls_tool(c, shape, name, schema));
+    }
+    return calls_choice(&l);
+}
+
+/* --- calls in all ------------------------------------------------------------------------- */
+
+static void calls_add_border(struct calls *c, struct part_list *l, const struct calls_shape *shape,
+                             const char *text)
+{
+    if (shape->patterns)
+        calls_add_regex(c, l, text);
+    else
+        calls_add_text(c, l, text);
+}
+
+/* One call behind its opening tag, or so many, behind the tag around all. */
+static struct grammar_part calls_all(struct calls *c, const struct form *f,
+                                     const struct calls_shape *shape, bool open, uint32_t max)
+{
+    struct part_list l = {0}, call = {0};
+
+    calls_add_text(c, &call, shape->begin);
+    calls_add(c, &call, calls_tools(c, f, shape));
+    if (open)
+        calls_add_border(c, &l, shape, shape->open);
+    calls_add(c, &l, calls_repeat(&call, 1, max, shape->between));
+    calls_add_border(c, &l, shape, shape->close);
+    return calls_sequence(&l);
+}
+
+/* Calls and nothing else. */
+static void calls_add_forced(struct calls *c, const struct form *f, uint32_t max,
+                             struct part_list *out)
+{
+    for (size_t i = 0; i < N_SHAPES; i++) {
+        if (shapes[i].format == c->format)
+            calls_add(c, out, calls_all(c, f, &shapes[i], true, max));
+    }
+}
+
+/* --- calls in free text ------------------------------------------------------------------- */
+
+bool calls_may_begin_bare(enum reply_format format)
+{
+    return format == REPLY_LLAMA3 || format == REPLY_PYTHONIC || format == REPLY_LIST;
+}
+
+/* A text that is no call of a format whose calls have no tag: it begins with something else, and
+ * holds no tag. */
+static const char *calls_other_text(enum reply_format format)
+{
+    if (format == REPLY_LLAMA3)
+        return "(?![\\s\\S]*<\\|python_tag\\|>)[ \\t\\r\\n]*([^ \\t\\r\\n{][\\s\\S]*)?";
+    return "(?![\\s\\S]*<\\|python_start\\|>)[ \\t\\r\\n]*([^ \\t\\r\\n\\[][\\s\\S]*)?";
+}
+
+static void calls_add_trigger(struct calls *c, struct part_list *triggers, const char *text,
+                              struct grammar_part rest)
+{
+    struct part_list l = {0};
+
+    calls_add_text(c, &l, text);
+    calls_add(c, &l, rest);
+    calls_add(c, triggers, calls_sequence(&l));
+}
+
+/* Behind [TOOL_CALLS], either way. */
+static struct grammar_part calls_mistral_rest(struct calls *c, const struct form *f,
+                                              const struct calls_shape *shape, uint32_t max)
+{
+    struct part_list list = {0}, ways = {0};
+
+    calls_add_regex(c, &list, " ?\\[");
+    calls_add(c, &list, calls_all(c, f, shape, false, max));
+    calls_add(c, &ways, calls_sequence(&list));
+    calls_add(c, &ways, calls_tools(c, f, shape + 1));
+    return calls_choice(&ways);
+}
+
+static void calls_add_triggers(struct calls *c, const struct form *f,
+                               const struct calls_shape *shape, uint32_t max,
+                               struct part_list *triggers)
+{
+    struct calls_shape inner = *shape;
+
+    if (shape->format == REPLY_MISTRAL) {
+        calls_add_trigger(c, triggers, "[TOOL_CALLS]", calls_mistral_rest(c, f, shape, max));
+        return;
+    }
+    if (shape->open[0] != '\0')
+        calls_add_trigger(c, triggers, shape->open, calls_all(c, f, shape, false, max));
+    calls_add_trigger(c, triggers, shape->begin, calls_tools(c, f, shape));
+    if (shape->format == REPLY_QWEN3_CODER) { /* which may leave out the outer tag */
+        inner.head = "";
+        calls_add_trigger(c, triggers, "<function=", calls_tools(c, f, &inner));
+    }
+}
+
+/* Text in which calls may stand. */
+static void calls_add_free(struct calls *c, const struct form *f, uint32_t max,
+                           struct part_list *out)
+{
+    struct part_list triggers = {0};
+
+    if (calls_may_begin_bare(c->format)) {
+        calls_add_forced(c, f, max, out);
+        calls_add_regex(c, out, calls_other_text(c->format));
+        return;
+    }
+    for (size_t i = 0; i < N_SHAPES && triggers.n == 0; i++) {
+        if (shapes[i].format == c->format)
+            calls_add_triggers(c, f, &shapes[i], max, &triggers);
+    }
+    if (triggers.n > 0)
+        calls_add(
+            c, out,
+            (struct grammar_part){
+                .kind = PART_TRIGGERS, .parts = triggers.items, .n_parts = triggers.n, .max = max});
+}
+
+/* --- harmony ------------------------------------------------------------------------------ */
+
+#define HARMONY_TEXT "(?![\\s\\S]*<\\|(end|call|return|start|channel)\\|>)[^\\x00]*"
+
+/* Messages of the analysis, and of words that are content where that has no form; then the final
+ * message or a call. */
+static struct grammar_part calls_harmony(struct calls *c, const struct form *f,
+                                         const struct grammar_part *content, bool calls)
+{
+    bool forced = form_forces(f);
+    struct part_list l = {0}, before = {0}, last = {0}, final = {0};
+
+    calls_add_regex(c, &before,
+                    content != NULL ? "<\\|channel\\|>analysis<\\|message\\|>"
+                                    : "<\\|channel\\|>(analysis|commentary)<\\|message\\|>");
+    calls_add_regex(c, &before, HARMONY_TEXT);
+    calls_add_text(c, &before, "<|end|><|start|>assistant");
+    calls_add(c, &l, calls_repeat(&before, 0, UINT32_MAX, ""));
+    calls_add_regex(c, &final,
+                    "<\\|channel\\|>final( ?<\\|constrain\\|>(json|JSON))?<\\|message\\|>");
+    if (content != NULL)
+        calls_add(c, &final, *content);
+    else
+        calls_add_regex(c, &final, HARMONY_TEXT);
+    if (!forced)
+        calls_add(c, &last, calls_sequence(&final));
+    if (calls)
+        calls_add(c, &last, calls_tools(c, f, NULL));
+    calls_add(c, &l, calls_choice(&last));
+    return calls_sequence(&l);
+}
+
+/* --- public ------------------------------------------------------------------------------- */
+
+/* What opens a call, or ends a message, in the text of a reply. */
+static const char *const avoided[REPLY_FORMATS][6] = {
+    [REPLY_HERMES] = {"<tool_call>"},
+    [REPLY_LLAMA3] = {"<|python_tag|>"},
+    [REPLY_MISTRAL] = {"[TOOL_CALLS]"},
+    [REPLY_QWEN3_CODER] = {"<tool_call>", "<function="},
+    [REPLY_PYTHONIC] = {"<|python_start|>"},
+    [REPLY_DEEPSEEK_V3] = {"<\xef\xbd\x9ctool" DEEPSEEK_LOW "call"},
+    [REPLY_DEEPSEEK_V31] = {"<\xef\xbd\x9ctool" DEEPSEEK_LOW "call"},
+    [REPLY_KIMI_K2] = {"<|tool_call"},
+    [REPLY_GLM45] = {"<tool_call>"},
+    [REPLY_HARMONY] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"},
+};
+
+const char *calls_avoided(enum reply_format format, size_t i)
+{
+    return i < 6 ? avoided[format][i] : NULL;
+}
+
+/* A pattern of the texts that hold none of these. */
+static void calls_write_avoided(enum reply_format format, struct buf *b)
+{
+    buf_add_text(b, "(?![\\s\\S]*(");
+    for (size_t i = 0; calls_avoided(format, i) != NULL; i++) {
+        buf_add_text(b, i > 0 ? "|" : "");
+        for (const char *p = calls_avoided(format, i); *p != '\0'; p++) {
+            if (strchr("|[]", *p) != NULL)
+                buf_add_byte(b, '\\');
+            buf_add_byte(b, *p);
+        }
+    }
+    buf_add_text(b, "))[^\\x00]*");
+}
+
+int calls_avoid(enum reply_format format, struct arena *arena, struct grammar_part *part)
+{
+    struct calls c = {.arena = arena};
+    struct part_list l = {0};
+    struct buf b = {0};
+    const char *pattern;
+
+    if (calls_avoided(format, 0) == NULL)
+        return ERR_OK;
+    if (part->kind == PART_REGEX && calls_may_begin_bare(format))
+        buf_add_text(&b, calls_other_text(format));
+    else
+        calls_write_avoided(format, &b);
+    pattern = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
+    buf_fini(&b);
+    if (pattern == NULL)
+        return ERR_NO_MEMORY;
+    calls_add_regex(&c, &l, pattern);
+    part->parts = l.items;
+    part->n_parts = l.n;
+    return c.rc;
+}
+
+int calls_compose(const struct form *f, enum reply_format format, bool one_call,
+                  struct arena *arena, struct grammar_part *body, size_t *n, char *why, size_t cap)
+{
+    struct calls c = {.arena = arena, .format = format, .why = why, .cap = cap};
+    bool forced = form_forces(f);
+    uint32_t max = one_call || f->calls == FORM_CALLS_NAMED ? 1 : UINT32_MAX;
+    struct part_list l = {0};
+
+    if (format == REPLY_HARMONY) {
+        struct grammar_part all = calls_harmony(&c, f, *n > 0 ? &body[0] : NULL,
+                                                f->tools != NULL && f->calls != FORM_CALLS_NONE);
+
+        if (c.rc == ERR_OK)
+            body[0] = all;
+        *n = 1;
+        return c.rc;
+    }
+    if (forced || *n > 0) /* content of a form is no free text, either */
+        calls_add_forced(&c, f, max, &l);
+    else
+        calls_add_free(&c, f, max, &l);
+    if (c.rc == ERR_OK && l.n > 0)
+        body[(*n)++] = calls_choice(&l);
+    return c.rc;
+}

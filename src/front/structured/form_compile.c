@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From a form to a structure: the content's grammar, or that of calls, behind a reasoning. */
+#include <stdio.h>
+#include <string.h>
+
+#include "front/structured/calls.h"
+#include "front/structured/form.h"
+#include "front/structured/tags.h"
+
+#define SPACE "[ \\t\\r\\n]{0,16}" /* between a reasoning and the rest: nobody's */
+
+/* --- the content -------------------------------------------------------------------------- */
+
+/* What a node of a schema's text is. */
+enum form_node {
+    NODE_SCHEMA,
+    NODE_MAP, /* its members are schemas */
+    NODE_DATA,
+    NODE_TAG, /* of a structural tag */
+};
+
+static enum form_node form_node_in_tag(const char *key)
+{
+    return strcmp(key, "json_schema") == 0 || strcmp(key, "schema") == 0 ? NODE_SCHEMA : NODE_TAG;
+}
+
+static enum form_node form_node_in_schema(const char *key)
+{
+    static const char *const maps[] = {"properties", "patternProperties", "$defs", "definitions",
+                                       "dependentSchemas"};
+    static const char *const others[] = {"enum", "const", "default", "examples", "required"};
+
+    for (size_t i = 0; i < sizeof maps / sizeof maps[0]; i++) {
+        if (strcmp(key, maps[i]) == 0)
+            return NODE_MAP;
+        if (strcmp(key, others[i]) == 0)
+            return NODE_DATA;
+    }
+    return NODE_SCHEMA;
+}
+
+static enum form_node form_node_of(const struct json *m, enum form_node node, bool is_object)
+{
+    if (!is_object)
+        return node == NODE_TAG ? NODE_TAG : NODE_SCHEMA;
+    if (node == NODE_TAG)
+        return form_node_in_tag(m->key);
+    return node == NODE_SCHEMA ? form_node_in_schema(m->key) : NODE_SCHEMA;
+}
+
+/* A schema in which objects that declare members have no others, unless they say something of them:
+ * disable_additional_properties. As deep as JSON may be. */
+static void form_write_closed(struct buf *b, const struct json *v, enum form_node node)
+{
+    bool is_object = v->kind == JSON_OBJECT;
+    bool closes = node == NODE_SCHEMA && is_object && json_get(v, "additionalProperties") == NULL &&
+                  (json_get(v, "properties") != NULL || json_get(v, "patternProperties") != NULL);
+
+    if (node == NODE_DATA || (!is_object && v->kind != JSON_LIST)) {
+        json_write(b, v, JSON_COMPACT);
+        return;
+    }
+    buf_add_byte(b, is_object ? '{' : '[');
+    for (uint32_t i = 0; i < v->n && !b->failed; i++) {
+        const struct json *m = &v->items[i];
+
+        if (i > 0)
+            buf_add_byte(b, ',');
+        if (is_object) {
+            buf_add_json_string(b, m->key, m->key_len);
+            buf_add_byte(b, ':');
+        }
+        form_write_closed(b, m, form_node_of(m, node, is_object));
+    }
+    if (closes)
+        buf_add_text(b, ",\"additionalProperties\":false"); /* behind what it declares */
+    buf_add_byte(b, is_object ? '}' : ']');
+}
+
+/* A schema or structural tag as text: it may have come as one. */
+static int form_source(const struct form *f, struct arena *arena, const char **text, size_t *len)
+{
+    const struct json *source = f->source;
+    struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+    bool closes = f->closed && (f->kind == GRAMMAR_SCHEMA || f->kind == GRAMMAR_PARTS);
+    char *copy;
+
+    if (closes && source->kind == JSON_TEXT &&
+        json_parse(&source, arena, source->text, source->text_len, NULL, 0) != ERR_OK)
+        source = f->source; /* the compiler says what is wrong with it */
+    if (source == NULL || source->kind == JSON_TEXT) {
+        *text = source == NULL ? "" : source->text;
+        *len = source == NULL ? 0 : source->text_len;
+        return *len > GRAMMAR_SOURCE_MAX ? ERR_LIMIT : ERR_OK;
+    }
+    if (closes)
+        form_write_closed(&b, source, f->kind == GRAMMAR_PARTS ? NODE_TAG : NODE_SCHEMA);
+    else
+        json_write(&b, source, JSON_COMPACT);
+    copy = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
+    *text = copy;
+    *len = b.len;
+    buf_fini(&b);
+    return copy == NULL ? ERR_LIMIT : ERR_OK;
+}
+
+static bool form_has_calls(const struct form *f)
+{
+    return f->tools != NULL && f->calls != FORM_CALLS_NONE;
+}
+
+static int form_tags(const struct form *f, enum reply_format format, struct arena *arena,
+                     struct grammar_part *out, char *why, size_t cap)
+{
+    struct json text = {.kind = JSON_TEXT};
+    int rc = f->closed ? form_source(f, arena, &text.text, &text.text_len) : ERR_OK;
+
+    if (rc != ERR_OK)
+        return rc;
+    return tags_compose(f->closed ? &text : f->source, format, arena, out, why, cap);
+}
+
+/* Content beside calls that are held to something must not be taken for one. Where nothing is asked
+ * of calls they may stand in it. */
+static int form_keep_apart(const struct form *f, enum reply_format format, struct arena *arena,
+                           struct grammar_part *out, char *why, size_t cap)
+{
+    bool held = form_has_calls(f) && (f->strict || f->allowed != NULL) && format != REPLY_PLAIN;
+
+    if (f->kind == GRAMMAR_SCHEMA || f->kind == GRAMMAR_JSON_OBJECT ||
+        (f->kind == GRAMMAR_REGEX && held))
+        return calls_avoid(format, arena, out);
+    if (f->kind == GRAMMAR_PARTS && !(held && calls_may_begin_bare(format)))
+        return form_tags(f, held || format == REPLY_HARMONY ? format : REPLY_PLAIN, arena, out, why,
+                         cap);
+    if (!held || f->kind == GRAMMAR_CHOICE)
+        return ERR_OK;
+    (void)snprintf(why, cap,
+                   "'%s': a %s beside tools that are strict, or allowed ones, is not supported: "
+                   "its texts could be taken for calls of this model",
+                   f->param, f->kind == GRAMMAR_EBNF ? "grammar" : "structural tag");
+    return ERR_UNSUPPORTED;
+}
+
+/* The content as one part. why is only written where the compiler would not know what is meant. */
+static int form_content(const struct form *f, enum reply_format format, struct arena *arena,
+                        struct grammar_part *out, char *why, size_t cap)
+{
+    static const enum grammar_part_kind kinds[] = {
+        [GRAMMAR_SCHEMA] = PART_SCHEMA, [GRAMMAR_JSON_OBJECT] = PART_SCHEMA,
+        [GRAMMAR_REGEX] = PART_REGEX,   [GRAMMAR_CHOICE] = PART_CHOICE,
+        [GRAMMAR_EBNF] = PART_EBNF,     [GRAMMAR_PARTS] = PART_SEQUENCE};
+    struct grammar_part *choices;
+    int rc;
+
+    *out = (struct grammar_part){.kind = kinds[f->kind]};
+    if (f->kind == GRAMMAR_PARTS)
+        return form_keep_apart(f, format, arena, out, why, cap);
+    if (f->kind != GRAMMAR_CHOICE) {
+        rc = form_source(f, arena, &out->text, &out->len);
+        if (f->kind == GRAMMAR_JSON_OBJECT) {
+            out->text = "{\"type\":\"object\"}";
+            out->len = strlen(out->text);
+        }
+        return rc != ERR_OK ? rc : form_keep_apart(f, format, arena, out, why, cap);
+    }
+    choices = arena_zalloc(arena, f->source->n * sizeof *choices);
+    if (choices == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < f->source->n; i++)
+        choices[i] = (struct grammar_part){.kind = PART_TEXT,
+                                           .text = f->source->items[i].text,
+                                           .len = f->source->items[i].text_len};
+    out->parts = choices;
+    out->n_parts = f->source->n;
+    return ERR_OK;
+}
+
+/* --- what stands before it ---------------------------------------------------------------- */
+
+static struct grammar_part form_text(const char *text)
+{
+    return (struct grammar_part){.kind = PART_TEXT, .text = text, .len = strlen(text)};
+}
+
+/* A reasoning with its tags, as a sequence of at most 4 parts; it has begun when inside. */
+static size_t form_reasoning(const struct form_model *m, bool inside, struct grammar_part *parts)
+{
+    static const char space[] = SPACE;
+    size_t n = 0;
+
+    if (!inside)
+        parts[n++] = form_text(reply_reason_open(m->reasoning));
+    parts[n++] = (struct grammar_part){.kind = PART_FREE};
+    parts[n++] = form_text(reply_reason_close(m->reasoning));
+    parts[n++] = (struct grammar_part){.kind = PART_REGEX, .text = space, .len = sizeof space - 1};
+    return n;
+}
+
+/* --- all of it ---------------------------------------------------------------------------- */
+
+/* The whole composition, behind a reasoning that may be or must be: at most 4 parts of *top. */
+static int form_compose(const struct form *f, const struct form_model *m, struct arena *arena,
+                        struct grammar_part *top, size_t *n_top, const char **param, char *why,
+                        size_t cap)
+{
+    enum reply_format format = form_reply_format(f, m->format);
+    struct grammar_part *thought = arena_zalloc(arena, 4 * sizeof *thought);
+    struct grammar_part *body = arena_zalloc(arena, 2 * sizeof *body);
+    bool forced = form_forces(f);
+    size_t n_body = 0;
+    int rc = thought == NULL || body == NULL ? ERR_NO_MEMORY : ERR_OK;
+
+    *n_top = 0;
+    if (rc == ERR_OK && f->param != NULL && !forced)
+        rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++], why, cap);
+    if (rc == ERR_OK && m->chat && (form_has_calls(f) || format == REPLY_HARMONY)) {
+        rc = calls_compose(f, format, m->one_call, arena, body, &n_body, why, cap);
+        *param = rc == ERR_OK || why[0] == '\0' ? *param : "tools";
+    }
+    if (rc != ERR_OK || n_body == 0) /* a model that knows no calls, and need not make any */
+        return rc;
+    if (m->chat && format != REPLY_HARMONY && m->start == FORM_REASONS) {
+        *n_top = form_reasoning(m, true, top);
+    } else if (m->chat && format != REPLY_HARMONY && m->start == FORM_MAY_REASON) {
+        top[(*n_top)++] = (struct grammar_part){.kind = PART_REPEAT,
+                                                .parts = thought,
+                                                .n_parts = form_reasoning(m, false, thought),
+                                                .max = 1};
+    }
+    top[(*n_top)++] =
+        n_body == 1 ? body[0]
+                    : (struct grammar_part){.kind = PART_CHOICE, .parts = body, .n_parts = n_body};
+    return ERR_OK;
+}
+
+/* The client's words for what the compiler says. */
+static void form_explain(const char *what, const struct grammar_error *e, char *why, size_t cap)
+{
+    if (e->text[0] != '\0')
+        (void)snprintf(why, cap, "'%s': %s%s%s", what, e->text, e->where[0] == '\0' ? "" : ", at ",
+                       e->where);
+}
+
+/* The compiler knows no tools: which one's parameters are to blame, each by itself? */
+static bool form_blame_tool(const struct form *f, const struct form_model *m,
+                            struct structures *cache, char *why, size_t cap)
+{
+    for (uint32_t i = 0; f->tools != NULL && i < f->tools->n; i++) {
+        const struct json *function = json_get(&f->tools->items[i], "function");
+        const struct json *schema = json_get_kind(function, "parameters", JSON_OBJECT);
+        struct grammar_request r = {.kind = GRAMMAR_SCHEMA};
+        struct grammar_error error = {.text = ""};
+        struct structure *st = NULL;
+        struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+        char what[64];
+
+        if (schema == NULL)
+            continue;
+        json_write(&b, schema, JSON_COMPACT);
+        r.source = b.bytes;
+        r.source_len = b.len;
+        (void)snprintf(what, sizeof what, "tools[%u].function.parameters", i);
+        if (!b.failed && structures_get(cache, &r, m->tenant, &st, &error) != ERR_OK)
+            form_explain(what, &error, why, cap);
+        structure_unref(st);
+        buf_fini(&b);
+        if (why[0] != '\0')
+            return true;
+    }
+    return false;
+}
+
+/* Choices alone, of which there may be many, have a way of their own. */
+static int form_choices(const struct form *f, struct arena *arena, struct grammar_request *r)
+{
+    const char **choices = arena_alloc(arena, f->source->n * sizeof *choices);
+
+    if (choices == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < f->source->n; i++)
+        choices[i] = f->source->items[i].text;
+    *r = (struct grammar_request){
+        .kind = GRAMMAR_CHOICE, .choices = choices, .n_choices = f->source->n};
+    return ERR_OK;
+}
+
+int form_compile(const struct form *f, const struct form_model *m, struct structures *cache,
+                 struct arena *arena, struct structure **out, const char **param, char *why,
+                 size_t cap)
+{
+    struct grammar_error error = {.text = ""};
+    struct grammar_part top[5] = {{.kind = PART_FREE}};
+    /* Calls are written on one line, as models were taught; white space would only put off the
+     * end. */
+    enum grammar_space space = f->param == NULL || form_forces(f) ? GRAMMAR_COMPACT : f->space;
+    struct grammar_request r = {.kind = GRAMMAR_PARTS, .space = space, .parts = top};
+    int rc;
+
+    *param = f->param != NULL ? f->param : "tools";
+    rc = form_compose(f, m, arena, top, &r.n_parts, param, why, cap);
+    if (f->spacing != NULL && space != GRAMMAR_COMPACT) {
+        r.space = GRAMMAR_SPACED;
+        r.spacing = f->spacing->text;
+        r.spacing_len = f->spacing->text_len;
+    }
+    if (rc == ERR_OK && r.n_parts == 1 && top[0].kind == PART_CHOICE && f->param != NULL &&
+        f->kind == GRAMMAR_CHOICE && (!m->chat || !form_has_calls(f)))
+        rc = form_choices(f, arena, &r);
+    if (rc == ERR_OK && (r.kind != GRAMMAR_PARTS || r.n_parts > 0))
+        rc = structures_get(cache, &r, m->tenant, out, &error);
+    if (rc == ERR_OK || rc == ERR_NO_MEMORY || rc == ERR_OVERLOADED) {
+        (void)snprintf(why, cap, "%s", error.text);
+        return rc;
+    }
+    if (rc == ERR_LIMIT && error.text[0] == '\0')
+        (void)snprintf(error.text, sizeof error.text, "longer than %zu bytes", GRAMMAR_SOURCE_MAX);
+    if (why[0] == '\0' && (f->param != NULL || !form_blame_tool(f, m, cache, why, cap)))
+        form_explain(*param, &error, why, cap);
+    return rc;
+}

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Compilations. The thread that asks first for a structure puts it into the list and waits; a
+ * compiler takes it when it is its tenant's turn. The entry stands on the stack of that thread,
+ * which leaves when the compiler has taken it out of the list; other threads that wait for the
+ * same name look into the list again, and then into the cache.
+ *
+ * Compilers are niced: a form that takes 180 ms is not to take a core from the readers, the
+ * streamer or an engine on the same machine, which need a thousandth of that for a request. */
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "front/structured/structure.h"
+#include "ipc/attach.h"
+
+#define MAKE_NICE        5
+#define MAKE_STACK_BYTES ((size_t)8 << 20) /* grammars recurse, boundedly */
+
+struct structure_making {
+    struct structure_making *next;
+    const struct grammar_request *request;
+    const struct hash *name;
+    char tenant[WIRE_TENANT_BYTES];
+    int n_waiting; /* threads */
+    int rc;        /* of the compilation itself: ERR_OK, ERR_NO_MEMORY */
+    bool begun, done;
+};
+
+/* --- the turns ---------------------------------------------------------------------------- */
+
+/* The place of a tenant's last turn; of one that is not known the one that is oldest. */
+static struct structure_turn *make_turn(struct structures *s, const char *tenant, bool *known)
+{
+    struct structure_turn *oldest = &s->turns[0];
+
+    for (int i = 0; i < STRUCTURES_TURNS; i++) {
+        struct structure_turn *t = &s->turns[i];
+
+        if (t->turn != 0 && memcmp(t->tenant, tenant, sizeof t->tenant) == 0) {
+            *known = true;
+            return t;
+        }
+        oldest = t->turn < oldest->turn ? t : oldest;
+    }
+    *known = false;
+    return oldest;
+}
+
+static bool make_is_busy(const struct structures *s, const char *tenant)
+{
+    for (const struct structure_making *m = s->making; m != NULL; m = m->next)
+        if (m->begun && memcmp(m->tenant, tenant, sizeof m->tenant) == 0)
+            return true;
+    return false;
+}
+
+/* What a compiler takes next; NULL: nothing may begin. */
+static struct structure_making *make_choose(struct structures *s)
+{
+    struct structure_making *best = NULL;
+    uint64_t best_turn = 0;
+
+    for (struct structure_making *m = s->making; m != NULL; m = m->next) {
+        const struct structure_turn *t;
+        uint64_t turn;
+        bool known;
+
+        if (m->begun || make_is_busy(s, m->tenant))
+            continue;
+        t = make_turn(s, m->tenant, &known);
+        turn = known ? t->turn : 0;
+        if (best == NULL || turn < best_turn) {
+            best = m;
+            best_turn = turn;
+        }
+    }
+    return best;
+}
+
+static void make_begin(struct structures *s, struct structure_making *m)
+{
+    bool known;
+    struct structure_turn *t = make_turn(s, m->tenant, &known);
+
+    m->begun = true;
+    memcpy(t->tenant, m->tenant, sizeof t->tenant);
+    t->turn = ++s->n_compiled;
+}
+
+static void make_remove(struct structures *s, const struct structure_making *m)
+{
+    struct structure_making **at = &s->making;
+
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+}
+
+/* --- compilers ---------------------------------------------------------------------------- */
+
+static int make_structure(const struct structure_making *m, struct structure **out,
+                          struct grammar_error *error)
+{
+    struct buf image = {0};
+    struct structure *st = NULL;
+    int rc = grammar_compile(m->request, &image, error);
+
+    if (rc == ERR_OK) {
+        st = mem_zalloc(sizeof *st);
+        rc = st == NULL ? ERR_NO_MEMORY : attach_seal(image.bytes, image.len, &st->sealed);
+    }
+    if (rc == ERR_OK) {
+        atomic_init(&st->n_refs, 1);
+        st->name = *m->name;
+        st->bytes = image.len;
+        *out = st;
+    } else {
+        mem_free(st);
+    }
+    buf_fini(&image);
+    return rc;
+}
+
+/* Only a form's own fault is remembered: the next time there may be memory, or descriptors. */
+static bool make_is_refusal(int rc)
+{
+    return rc == ERR_SYNTAX || rc == ERR_INVALID || rc == ERR_UNSUPPORTED || rc == ERR_LIMIT;
+}
+
+/* With the lock held, which is given up meanwhile. */
+static void make_one(struct structures *s, struct structure_making *m)
+{
+    struct grammar_error error = {.text = ""};
+    struct structure *st = NULL;
+    int rc;
+
+    make_begin(s, m);
+    (void)pthread_mutex_unlock(&s->lock);
+    rc = make_structure(m, &st, &error);
+    (void)pthread_mutex_lock(&s->lock);
+    if (rc == ERR_OK)
+        structures_keep(s, st);
+    if (make_is_refusal(rc))
+        structures_note_refusal(s, m->name, rc, &error);
+    m->rc = rc == ERR_OK || make_is_refusal(rc) ? ERR_OK : rc;
+    m->done = true;
+    make_remove(s, m);
+    structure_unref(st);
+    (void)pthread_cond_broadcast(&s->changed);
+}
+
+static void *make_run(void *arg)
+{
+    struct structures *s = arg;
+
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), MAKE_NICE); /* else as the others */
+    (void)pthread_mutex_lock(&s->lock);
+    while (!s->ends) {
+        struct structure_making *m = make_choose(s);
+
+        if (m != NULL)
+            make_one(s, m);
+        else
+            (void)pthread_cond_wait(&s->changed, &s->lock);
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    hash_end_thread();
+    return NULL;
+}
+
+/* One more compiler, while there are fewer than there may be; false when there is none at all. */
+static bool make_start(struct structures *s)
+{
+    pthread_attr_t attr;
+
+    if (s->n_compilers < STRUCTURES_COMPILERS && pthread_attr_init(&attr) == 0 &&
+        pthread_attr_setstacksize(&attr, MAKE_STACK_BYTES) == 0 &&
+        pthread_create(&s->compilers[s->n_compilers], &attr, make_run, s) == 0)
+        s->n_compilers++;
+    return s->n_compilers > 0;
+}
+
+void structures_end_compilers(struct structures *s)
+{
+    (void)pthread_mutex_lock(&s->lock);
+    s->ends = true;
+    (void)pthread_cond_broadcast(&s->changed);
+    (void)pthread_mutex_unlock(&s->lock);
+    while (s->n_compilers > 0)
+        (void)pthread_join(s->compilers[--s->n_compilers], NULL); /* it was made */
+}
+
+/* --- the threads that ask -------------------------------------------------------------------- */
+
+static struct structure_making *make_find(const struct structures *s, const struct hash *name)
+{
+    struct structure_making *m = s->making;
+
+    while (m != NULL && memcmp(m->name, name, sizeof *name) != 0)
+        m = m->next;
+    return m;
+}
+
+static int make_count(const struct structures *s, const char *tenant)
+{
+    int n = 0;
+
+    for (const struct structure_making *m = s->making; m != NULL; m = m->next)
+        n += memcmp(m->tenant, tenant, sizeof m->tenant) == 0 ? m->n_waiting : 0;
+    return n;
+}
+
+/* The caller's own, at the end of the list. */
+static int make_own(struct structures *s, const struct grammar_request *request,
+                    const struct hash *name, const char *tenant)
+{
+    struct structure_making own = {.request = request, .name = name, .n_waiting = 1};
+    struct structure_making **last = &s->making;
+
+    if (!make_start(s))
+        return ERR_NO_MEMORY;
+    memcpy(own.tenant, tenant, sizeof own.tenant);
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = &own;
+    (void)pthread_cond_broadcast(&s->changed);
+    while (!own.done)
+        (void)pthread_cond_wait(&s->changed, &s->lock);
+    return own.rc;
+}
+
+/* Without the lock. */
+static void make_call(struct structures *s, void (*call)(void *arg))
+{
+    if (call == NULL)
+        return;
+    (void)pthread_mutex_unlock(&s->lock);
+    call(s->wait_arg);
+    (void)pthread_mutex_lock(&s->lock);
+}
+
+int structures_make(struct structures *s, const struct grammar_request *request,
+                    const struct hash *name, const char *tenant)
+{
+    struct structure_making *m;
+    int rc = ERR_OK;
+
+    if (s->n_waiting >= STRUCTURES_WAIT_MAX || make_count(s, tenant) >= STRUCTURES_TENANT_MAX)
+        return ERR_OVERLOADED;
+    s->n_waiting++;
+    make_call(s, s->before_wait);
+    m = make_find(s, name);
+    if (m == NULL)
+        rc = make_own(s, request, name, tenant);
+    else
+        m->n_waiting++;
+    while (m != NULL && make_find(s, name) == m)
+        (void)pthread_cond_wait(&s->changed, &s->lock);
+    s->n_waiting--;
+    make_call(s, s->after_wait);
+    return rc;
+}

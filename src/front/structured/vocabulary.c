@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front/structured/vocabulary.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "grammar/vocab.h"
+#include "ipc/attach.h"
+
+/* --- what tokens spell -------------------------------------------------------------------- */
+
+static bool vocabulary_is_end(const int32_t *ends, uint32_t n_ends, int32_t id)
+{
+    for (uint32_t i = 0; i < n_ends; i++) {
+        if (ends[i] == id)
+            return true;
+    }
+    return false;
+}
+
+int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t *ends,
+                     uint32_t n_ends, struct buf *image)
+{
+    struct vocab_token *tokens = mem_zalloc_array(n_vocab, sizeof *tokens);
+    const char *tags[REPLY_TAGS_MAX];
+    int n_tags = reply_tags(v->format, v->reasoning, tags);
+    int rc;
+
+    if (tokens == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < n_vocab && i < (uint32_t)tokenizer_n_vocab(v->tokenizer); i++) {
+        if (tokenizer_is_special(v->tokenizer, (int32_t)i))
+            continue;
+        tokens[i].bytes = tokenizer_bytes(v->tokenizer, (int32_t)i, &tokens[i].len);
+    }
+    for (int i = 0; i < n_tags; i++) {
+        int32_t id = tokenizer_find(v->tokenizer, tags[i], strlen(tags[i]));
+
+        if (id >= 0 && (uint32_t)id < n_vocab)
+            tokens[id] = (struct vocab_token){tags[i], strlen(tags[i])};
+    }
+    for (uint32_t i = 0; i < n_vocab; i++) { /* what ends a text is no part of it */
+        if (vocabulary_is_end(ends, n_ends, (int32_t)i))
+            tokens[i] = (struct vocab_token){0};
+    }
+    rc = vocab_build(tokens, n_vocab, ends, n_ends, image);
+    mem_free(tokens);
+    return rc;
+}
+
+/* --- the thread --------------------------------------------------------------------------- */
+
+static void vocabulary_make(struct vocabulary *v, uint32_t n_vocab, const int32_t *ends,
+                            uint32_t n_ends)
+{
+    uint64_t from_us = clock_us();
+    struct buf image = {0};
+    int sealed = -1;
+    int rc = vocabulary_build(v, n_vocab, ends, n_ends, &image);
+
+    if (rc == ERR_OK)
+        rc = attach_seal(image.bytes, image.len, &sealed);
+    if (rc == ERR_OK)
+        log_info("front: vocabulary of %u tokens, %zu bytes, in %.1f ms", n_vocab, image.len,
+                 (double)(clock_us() - from_us) / 1e3);
+    else
+        log_error("front: no structured output: %s", err_sentence(rc));
+    (void)pthread_mutex_lock(&v->lock);
+    if (v->n_vocab == n_vocab && v->n_ends == n_ends &&
+        memcmp(v->ends, ends, n_ends * sizeof *ends) == 0) {
+        v->state = rc == ERR_OK ? VOCABULARY_MADE : VOCABULARY_FAILED;
+        v->sealed = sealed;
+        v->bytes = image.len;
+    } else if (sealed != -1) {
+        (void)close(sealed); /* another engine came meanwhile */
+    }
+    (void)pthread_mutex_unlock(&v->lock);
+    buf_fini(&image);
+}
+
+/* Makes until what was made is what is wanted. */
+static void *vocabulary_run(void *arg)
+{
+    struct vocabulary *v = arg;
+    uint64_t one = 1;
+
+    (void)pthread_mutex_lock(&v->lock);
+    while (v->state == VOCABULARY_NONE) {
+        int32_t ends[WIRE_EOS_MAX];
+        uint32_t n_vocab = v->n_vocab;
+        uint32_t n_ends = v->n_ends;
+
+        memcpy(ends, v->ends, sizeof ends);
+        (void)pthread_mutex_unlock(&v->lock);
+        vocabulary_make(v, n_vocab, ends, n_ends);
+        (void)pthread_mutex_lock(&v->lock);
+    }
+    v->making = false;
+    (void)pthread_mutex_unlock(&v->lock);
+    (void)!write(v->made_fd, &one, sizeof one); /* cannot fail: the counter is small */
+    return NULL;
+}
+
+/* --- the streamer's ----------------------------------------------------------------------- */
+
+int vocabulary_init(struct vocabulary *v, const struct tokenizer *t, enum reply_format format,
+                    enum reply_reasoning reasoning, int made_fd)
+{
+    *v = (struct vocabulary){
+        .tokenizer = t, .format = format, .reasoning = reasoning, .made_fd = made_fd, .sealed = -1};
+    return pthread_mutex_init(&v->lock, NULL) == 0 ? ERR_OK : ERR_NO_MEMORY;
+}
+
+void vocabulary_want(struct vocabulary *v, const struct wire_welcome *engine)
+{
+    uint32_t n_ends = engine->n_eos < WIRE_EOS_MAX ? engine->n_eos : WIRE_EOS_MAX;
+    size_t bytes = n_ends * sizeof *v->ends;
+    pthread_attr_t attr;
+    pthread_t thread;
+
+    (void)pthread_mutex_lock(&v->lock);
+    if (v->n_vocab != engine->n_vocab || v->n_ends != n_ends ||
+        memcmp(v->ends, engine->eos, bytes) != 0 || v->state == VOCABULARY_FAILED) {
+        v->n_vocab = engine->n_vocab;
+        v->n_ends = n_ends;
+        memcpy(v->ends, engine->eos, bytes);
+        v->state = VOCABULARY_NONE;
+        if (v->sealed != -1)
+            (void)close(v->sealed);
+        v->sealed = -1;
+        if (!v->making) {
+            v->making = pthread_attr_init(&attr) == 0 &&
+                        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED) == 0 &&
+                        pthread_create(&thread, &attr, vocabulary_run, v) == 0;
+            if (!v->making)
+                v->state = VOCABULARY_FAILED;
+        }
+    }
+    (void)pthread_mutex_unlock(&v->lock);
+}
+
+int vocabulary_get(struct vocabulary *v, int *sealed, size_t *bytes)
+{
+    int rc = ERR_AGAIN;
+
+    (void)pthread_mutex_lock(&v->lock);
+    switch (v->state) {
+    case VOCABULARY_NONE: break;
+    case VOCABULARY_MADE:
+        *sealed = v->sealed;
+        *bytes = v->bytes;
+        rc = ERR_OK;
+        break;
+    case VOCABULARY_FAILED: rc = ERR_NO_MEMORY; break;
+    }
+    (void)pthread_mutex_unlock(&v->lock);
+    return rc;
+}

@@ -1,0 +1,338 @@
+/* What a template is made of; for the jinja_*.c files alone. */
+#ifndef QUIRE_TEXT_TEMPLATE_JINJA_PARTS_H
+#define QUIRE_TEXT_TEMPLATE_JINJA_PARTS_H
+
+#include "text/spans.h"
+#include "text/template/jinja.h"
+
+/* --- source ------------------------------------------------------------------------------------*/
+
+enum jtoken_kind {
+    JT_DATA, /* text between tags */
+    JT_VAR_BEGIN,
+    JT_VAR_END,
+    JT_BLOCK_BEGIN,
+    JT_BLOCK_END,
+    JT_NAME,
+    JT_INT,
+    JT_REAL,
+    JT_TEXT, /* a string literal, unescaped */
+    JT_OP,
+    JT_END,
+};
+
+struct jtoken {
+    enum jtoken_kind kind;
+    int line;
+    const char *text; /* NUL-terminated for names and operators */
+    size_t len;
+};
+
+/* Why something failed, for the sender: the first reason counts. */
+struct jfault {
+    int rc;
+    char text[512];
+};
+
+__attribute__((format(printf, 3, 4))) bool jfault_set(struct jfault *f, int rc, const char *format,
+                                                      ...); /* always false */
+
+/* Cut a source into tokens, white space control applied; the last is JT_END. NULL: see fault. */
+struct jtoken *jinja_lex(struct arena *a, const char *source, size_t len, struct jfault *fault);
+
+enum jnode_kind {
+    /* Statements; `next` links a body. */
+    JN_DATA,
+    JN_OUTPUT,
+    JN_FOR,          /* target a, list b, filter c, body, other */
+    JN_IF,           /* condition a, body, other */
+    JN_SET,          /* target a, value b */
+    JN_SET_BLOCK,    /* target a, filters b (over JN_PIPED), body */
+    JN_MACRO,        /* name, parameters a (JN_ARG), body */
+    JN_CALL_BLOCK,   /* call a, parameters b, body */
+    JN_FILTER_BLOCK, /* filters a (over JN_PIPED), body */
+    JN_WITH,         /* JN_SET list a, body */
+    JN_BREAK,
+    JN_CONTINUE,
+    JN_GENERATION, /* body */
+    /* Expressions. */
+    JN_CONST,
+    JN_NAME,
+    JN_LIST,   /* items a */
+    JN_TUPLE,  /* items a */
+    JN_DICT,   /* items a: JN_PAIR */
+    JN_PAIR,   /* key a, value b */
+    JN_ATTR,   /* a.text */
+    JN_ITEM,   /* a[b] */
+    JN_SLICE,  /* a[b:c:d] */
+    JN_CALL,   /* a(arguments b) */
+    JN_ARG,    /* value a, name text or NULL; of a macro: default a or NULL */
+    JN_FILTER, /* a | text(arguments b) */
+    JN_TEST,   /* a is text(arguments b) */
+    JN_NOT,
+    JN_NEGATE,
+    JN_PLUS,
+    JN_BINARY,  /* a text b */
+    JN_COMPARE, /* a, then JN_OPERAND list b */
+    JN_OPERAND, /* text a */
+    JN_AND,
+    JN_OR,
+    JN_TERNARY, /* b if a else c (NULL) */
+    JN_PIPED,   /* what a filter block has rendered */
+};
+
+enum jkind {
+    JV_UNDEFINED,
+    JV_NONE,
+    JV_BOOL,
+    JV_INT,
+    JV_REAL,
+    JV_BIG, /* a whole number beyond 64 bits: its text */
+    JV_TEXT,
+    JV_LIST,
+    JV_TUPLE,
+    JV_DICT,
+    JV_NAMESPACE, /* a dict that set may change */
+    JV_LOOP,
+    JV_MACRO,
+    JV_GLOBAL, /* a global function: its name */
+    JV_METHOD, /* a method with its object */
+    JV_JOINER,
+};
+
+/* Which bytes of a text the template wrote itself; all others came out of its variables. Pieces of
+ * a text share it: a place is told by its distance from base. */
+struct jorigin {
+    const char *base; /* the text that spans speak of; NULL: every byte is the template's */
+    const struct span *items;
+    size_t n;
+};
+
+extern const struct jorigin jorigin_own; /* of a text that is the template's throughout */
+
+struct jval {
+    enum jkind kind : 8;
+    bool safe : 1;                /* JV_TEXT: markup (jtext_escape()) */
+    uint32_t len;                 /* JV_TEXT, JV_BIG, JV_GLOBAL, JV_UNDEFINED: bytes of text */
+    const struct jorigin *origin; /* JV_TEXT; NULL: no byte is the template's */
+    union {
+        bool flag;
+        int64_t whole;
+        double real;
+        const char *text; /* JV_UNDEFINED: the name that is missing */
+        struct jlist *list;
+        struct jdict *dict;
+        struct jloop *loop;
+        const struct jmacro *macro;
+        const struct jmethod *method;
+        struct jjoiner *joiner;
+    };
+};
+
+struct jjoiner {
+    const char *text;
+    size_t len;
+    bool used; /* the first call gives nothing */
+};
+
+struct jlist {
+    struct jval *items;
+    size_t n;
+    size_t cap;
+};
+
+struct jpair {
+    struct jval key;
+    struct jval value;
+};
+
+struct jdict {
+    struct jpair *pairs; /* in the order of entry */
+    size_t n;
+    size_t cap;
+};
+
+struct jnode {
+    enum jnode_kind kind;
+    int line;
+    struct jnode *next;
+    struct jnode *a;
+    struct jnode *b;
+    struct jnode *c;
+    struct jnode *d;
+    struct jnode *body;
+    struct jnode *other;
+    const char *text; /* NUL-terminated */
+    size_t len;
+    struct jval value;
+};
+
+struct jinja {
+    struct arena arena;
+    struct jnode *body;
+};
+
+/* Parse tokens; NULL: see fault (an empty template is a JN_DATA without text). */
+struct jnode *jinja_parse(struct jinja *j, const struct jtoken *tokens, struct jfault *fault);
+
+/* --- rendering ---------------------------------------------------------------------------------*/
+
+struct jvar {
+    struct jvar *next;
+    const char *name;
+    size_t len;
+    struct jval value;
+};
+
+struct jscope {
+    struct jscope *parent; /* NULL: the variables given */
+    struct jvar *vars;
+};
+
+struct jmacro {
+    const struct jnode *node;
+    const struct jnode *params;
+    const char *name;
+    struct jscope *scope; /* where it was defined */
+    bool is_caller;
+};
+
+struct jmethod {
+    struct jval self;
+    const char *name;
+};
+
+struct jloop {
+    const struct jlist *list;
+    size_t at;
+    int depth;
+    struct jval last_changed;
+    bool changed_once;
+};
+
+enum jflow { JF_ON, JF_BREAK, JF_CONTINUE, JF_FAILED };
+
+/* A text in the making with the spans that are the template's. */
+struct jbuf {
+    struct buf text;
+    struct spans own;
+};
+
+struct jrender {
+    struct arena *arena;
+    struct jbuf *out;
+    struct jfault fault;
+    int64_t now_unix_s;
+    int64_t steps;     /* left */
+    size_t text_bytes; /* made so far */
+    int depth;         /* calls and expressions inside each other */
+    int loop_depth;
+    int line;
+    struct jval piped;
+};
+
+/* Arguments of a call, evaluated. */
+struct jargs {
+    struct jval *values;
+    const char **names; /* NULL for those given by place; these come first */
+    size_t n;
+    size_t n_placed;
+};
+
+/* All return false after jfault_set(). */
+__attribute__((format(printf, 2, 3))) bool jraise(struct jrender *r, const char *format, ...);
+bool jno_memory(struct jrender *r);
+bool jstep(struct jrender *r, size_t n);
+bool jeval(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out);
+bool jcall(struct jrender *r, struct jval callee, const struct jargs *args, struct jval *out);
+bool jfilter(struct jrender *r, const char *name, struct jval in, const struct jargs *args,
+             struct jval *out);
+bool jtest(struct jrender *r, const char *name, struct jval in, const struct jargs *args,
+           bool *out);
+bool jmacro_call(struct jrender *r, const struct jmacro *m, const struct jargs *args,
+                 struct jval *out);
+bool jmethod_call(struct jrender *r, const struct jmethod *m, const struct jargs *args,
+                  struct jval *out);
+bool jglobal_call(struct jrender *r, const char *name, const struct jargs *args, struct jval *out);
+bool jglobal_exists(const char *name, size_t len);
+bool jattr(struct jrender *r, struct jval v, const char *name, size_t len, bool item_first,
+           struct jval *out);
+bool jitem(struct jrender *r, struct jval v, struct jval key, struct jval *out);
+bool jbinary(struct jrender *r, const char *op, struct jval a, struct jval b, struct jval *out);
+
+/* An argument by place or name; false when it is not given. */
+bool jarg(const struct jargs *args, size_t place, const char *name, struct jval *out);
+struct jval jarg_or(const struct jargs *args, size_t place, const char *name, struct jval preset);
+
+/* --- values ------------------------------------------------------------------------------------*/
+
+struct jval jv_text(const char *text, size_t len);           /* as of a variable */
+struct jval jv_own(const char *text, size_t len);            /* as of the template */
+struct jval jv_part(struct jval v, size_t from, size_t len); /* of a text; not marked as safe */
+struct jval jv_int(int64_t whole);
+struct jval jv_bool(bool flag);
+struct jval jv_real(double real);
+struct jval jv_none(void);
+struct jval jv_undefined(const char *name, size_t len);
+bool jv_is(struct jval v, const char *text); /* a text equal to this one */
+bool jv_truth(struct jval v);
+bool jv_is_number(struct jval v); /* bool, int or real, as Python counts */
+bool jv_is_callable(struct jval v);
+double jv_real_of(struct jval v);
+int64_t jv_int_of(struct jval v); /* of a bool or int */
+bool jv_equal(struct jval a, struct jval b);
+const char *jv_type_name(struct jval v); /* Python's */
+
+/* Order two values; false after an error when Python could not. */
+bool jv_compare(struct jrender *r, struct jval a, struct jval b, int *order);
+
+struct jlist *jlist_new(struct jrender *r, size_t cap); /* NULL after jno_memory() */
+bool jlist_add(struct jrender *r, struct jlist *l, struct jval v);
+struct jval jv_list(struct jlist *l);
+struct jdict *jdict_new(struct jrender *r, size_t cap);
+bool jdict_set(struct jrender *r, struct jdict *d, struct jval key, struct jval value);
+struct jval *jdict_get(const struct jdict *d, struct jval key); /* NULL: none */
+struct jval *jdict_get_text(const struct jdict *d, const char *key, size_t len);
+
+/* The items that a loop over the value sees; false after an error. */
+bool jv_iterate(struct jrender *r, struct jval v, struct jlist **out);
+
+/* Append as str() and repr() of Python print, bounded in depth. */
+bool jv_str(struct jrender *r, struct jbuf *out, struct jval v);
+bool jv_repr(struct jrender *r, struct buf *out, struct jval v, int depth);
+bool jv_to_text(struct jrender *r, struct jval v, struct jval *out); /* str() in the arena */
+
+struct jdump {
+    int indent; /* -1: one line */
+    bool ascii; /* ensure_ascii */
+    bool sort_keys;
+    const char *item; /* separators */
+    const char *key;
+};
+
+bool jv_json(struct jrender *r, struct buf *out, struct jval v, const struct jdump *how, int depth);
+
+/* Move what a buf holds into the arena and end the buf; false after an error. What a struct buf
+ * has gathered counts as a variable's: so an operation that does not care for origins makes no text
+ * that passes for the template's. */
+bool jv_take_buf(struct jrender *r, struct buf *b, struct jval *out);
+bool jbuf_take(struct jrender *r, struct jbuf *b, struct jval *out);
+void jbuf_add(struct jrender *r, struct jbuf *b, struct jval text);
+bool jv_concat(struct jrender *r, struct jval a, struct jval b, struct jval *out); /* texts */
+struct jval jv_from_json(struct arena *a, const struct json *node, bool *failed);
+
+/* Characters of valid UTF-8. */
+size_t jtext_count(const char *text, size_t len);
+size_t jtext_offset(const char *text, size_t len, size_t n_chars);
+size_t jtext_strip_left(const char *text, size_t len, const struct jval *chars);
+size_t jtext_strip_right(const char *text, size_t len, const struct jval *chars);
+bool jtext_case(struct jrender *r, struct jval v, const char *how, struct jval *out);
+const char *jtext_find(const char *text, size_t len, const char *what, size_t n);
+bool jtext_escape(struct jrender *r, struct jval v, struct jval *out); /* of anything; markup */
+bool jtext_lines(struct jrender *r, struct jval v, bool keep_ends, struct jval *out);
+bool jtext_method(struct jrender *r, struct jval v, const char *name, const struct jargs *args,
+                  struct jval *out);
+bool jtext_replace(struct jrender *r, struct jval v, struct jval from, struct jval to,
+                   int64_t count, struct jval *out);
+
+#endif

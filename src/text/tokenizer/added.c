@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tokens are sorted; from a place in the text the range of those that share its bytes is
+ * narrowed byte by byte. A place costs one look-up unless a token begins with its byte. */
+#include "text/tokenizer/added.h"
+
+#include <string.h>
+
+#include "base/utf8.h"
+#include "text/unicode.h"
+
+void added_attach(struct added_set *set, const struct image_header *image,
+                  enum image_section section)
+{
+    size_t at = 0;
+    int c;
+
+    *set = (struct added_set){.tokens = image_table(image, section),
+                              .text = image_table(image, IMAGE_TEXT),
+                              .n = image_count(image, section)};
+    for (c = 0; c < 256; c++) {
+        set->first[c] = (uint32_t)at;
+        while (at < set->n && (unsigned char)set->text[set->tokens[at].text.at] == c)
+            at++;
+        set->begins[c] = at > set->first[c];
+    }
+    set->first[256] = (uint32_t)set->n;
+}
+
+int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size_t b_len,
+                  int32_t b_id)
+{
+    int order = memcmp(a, b, a_len < b_len ? a_len : b_len);
+
+    if (order != 0)
+        return order;
+    if (a_len != b_len)
+        return a_len < b_len ? -1 : 1;
+    return a_id < b_id ? -1 : a_id > b_id;
+}
+
+/* First token in [low, high) whose byte at `depth` is c or more. All are longer than depth. */
+static size_t lower_bound(const struct added_set *set, size_t low, size_t high, size_t depth, int c)
+{
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+
+        if ((unsigned char)set->text[set->tokens[mid].text.at + depth] < c)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static const struct image_added *longest_at(const struct added_set *set, const char *text,
+                                            size_t at, size_t len, const struct added_judge *judge)
+{
+    size_t low = set->first[(unsigned char)text[at]];
+    size_t high = set->first[(unsigned char)text[at] + 1];
+    const struct image_added *best = NULL;
+    size_t depth = 1;
+
+    while (low < high) {
+        int c;
+
+        for (; low < high && set->tokens[low].text.len == depth; low++)
+            if (judge == NULL || judge->allows(judge->context, set->tokens[low].id, at, at + depth))
+                best = &set->tokens[low];
+        if (at + depth == len)
+            break;
+        c = (unsigned char)text[at + depth];
+        low = lower_bound(set, low, high, depth, c);
+        high = lower_bound(set, low, high, depth, c + 1);
+        depth++;
+    }
+    return best;
+}
+
+static bool is_word_at(const char *text, size_t at)
+{
+    return (unicode_class(utf8_decode(text + at)) & UNICODE_WORD) != 0;
+}
+
+static size_t previous(const char *text, size_t at)
+{
+    do
+        at--;
+    while (at > 0 && ((unsigned char)text[at] & 0xc0) == 0x80);
+    return at;
+}
+
+static bool is_single_word(const char *text, size_t len, size_t start, size_t stop)
+{
+    if (start > 0 && is_word_at(text, previous(text, start)))
+        return false;
+    return stop == len || !is_word_at(text, stop);
+}
+
+static size_t strip_left(const char *text, size_t start, size_t after)
+{
+    while (start > after) {
+        size_t at = previous(text, start);
+
+        if ((unicode_class(utf8_decode(text + at)) & UNICODE_SPACE) == 0)
+            break;
+        start = at;
+    }
+    return start;
+}
+
+static size_t strip_right(const char *text, size_t len, size_t stop)
+{
+    while (stop < len && (unicode_class(utf8_decode(text + stop)) & UNICODE_SPACE) != 0)
+        stop += utf8_sequence(text + stop, len - stop);
+    return stop;
+}
+
+bool added_next(struct added_search *s, struct added_match *match)
+{
+    const struct added_set *set = s->set;
+    const char *text = s->text;
+    size_t len = s->len;
+    size_t at = s->from;
+
+    if (set->n == 0)
+        return false;
+    while (at < len) {
+        const struct image_added *t;
+
+        if (!set->begins[(unsigned char)text[at]]) {
+            at++;
+            continue;
+        }
+        t = longest_at(set, text, at, len, s->judge);
+        if (t == NULL) {
+            at++;
+            continue;
+        }
+        *match = (struct added_match){.start = at, .stop = at + t->text.len, .id = t->id};
+        at += t->text.len;
+        if ((t->flags & ADDED_SINGLE_WORD) != 0 &&
+            !is_single_word(text, len, match->start, match->stop))
+            continue;
+        if ((t->flags & ADDED_LSTRIP) != 0)
+            match->start =
+                match->start > s->after ? strip_left(text, match->start, s->after) : s->after;
+        if ((t->flags & ADDED_RSTRIP) != 0)
+            match->stop = strip_right(text, len, match->stop);
+        s->from = at;
+        return true;
+    }
+    s->from = len;
+    return false;
+}

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Two families. ByteLevel: a token's characters are bytes, the whole is made valid UTF-8 at its
+ * end. The other: Replace or Metaspace change each token, ByteFallback joins runs of <0x..>
+ * tokens, Fuse joins the rest, Strip takes a space from the start. What can be said of a token
+ * alone is said when the tokenizer is built. */
+#define _GNU_SOURCE 1 /* memmem() */
+#include "text/tokenizer/decode.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hex.h"
+#include "base/utf8.h"
+#include "text/tokenizer/vocab.h"
+
+#define TOKEN_BYTES_MAX ((size_t)1 << 20) /* what a hostile Replace may make of a token */
+
+/* --- reading -----------------------------------------------------------------------------------*/
+
+static int refuse(char *why, size_t why_cap, const char *what, const char *name)
+{
+    (void)snprintf(why, why_cap, "decoder%s \"%.80s\" is not supported", what, name);
+    return ERR_UNSUPPORTED;
+}
+
+/* The one character that a member holds; 0 when it does not. */
+static uint32_t read_char(const struct json *node, const char *name)
+{
+    const struct json *text = json_get_kind(node, name, JSON_TEXT);
+
+    if (text == NULL || text->text_len == 0 ||
+        utf8_sequence(text->text, text->text_len) != text->text_len)
+        return 0;
+    return utf8_decode(text->text);
+}
+
+static int read_replace(struct decode_draft *d, const struct json *node, char *why, size_t why_cap)
+{
+    const struct json *pattern = json_get_kind(json_get(node, "pattern"), "String", JSON_TEXT);
+    const struct json *content = json_get_kind(node, "content", JSON_TEXT);
+
+    if (pattern == NULL || pattern->text_len == 0 || content == NULL ||
+        d->n_replaces == DECODE_REPLACES_MAX)
+        return refuse(why, why_cap, " Replace of", "anything but a text");
+    d->patterns[d->n_replaces] = pattern;
+    d->contents[d->n_replaces++] = content;
+    return ERR_OK;
+}
+
+static int read_metaspace(struct decode_draft *d, const struct json *node, char *why,
+                          size_t why_cap)
+{
+    const struct json *prefix = json_get_kind(node, "add_prefix_space", JSON_BOOL);
+    bool never = strcmp(json_get_text(node, "prepend_scheme", "always"), "never") == 0 ||
+                 (prefix != NULL && !prefix->flag);
+
+    d->drop_char = read_char(node, "replacement");
+    if (d->drop_char == 0 || d->n_replaces > 0)
+        return refuse(why, why_cap, " Metaspace", "behind Replace or without a replacement");
+    d->flags |= never ? 0 : IMAGE_DECODE_DROP;
+    return ERR_OK;
+}
+
+static int read_strip(struct decode_draft *d, const struct json *node, char *why, size_t why_cap)
+{
+    int64_t start = json_get_int(node, "start", 0);
+
+    d->strip_char = read_char(node, "content");
+    if (d->strip_char == 0 || start < 0 || start > 1000 || json_get_int(node, "stop", 0) != 0)
+        return refuse(why, why_cap, " Strip", "at the end");
+    d->strip_n = (uint32_t)start;
+    return ERR_OK;
+}
+
+/* One decoder of a chain. *stage: how far the chain has come; its order is fixed. */
+static int read_step(struct decode_draft *d, const struct json *node, int *stage, char *why,
+                     size_t why_cap)
+{
+    static const struct {
+        const char *type;
+        int stage; /* it must stand behind lower ones */
+    } steps[] = {{"Replace", 0}, {"Metaspace", 0}, {"ByteFallback", 1}, {"Fuse", 2}, {"Strip", 3}};
+    const char *type = json_get_text(node, "type", "");
+    int at = -1;
+    size_t i;
+
+    for (i = 0; i < sizeof steps / sizeof steps[0]; i++)
+        if (strcmp(type, steps[i].type) == 0)
+            at = steps[i].stage;
+    if (at < 0)
+        return refuse(why, why_cap, "", type);
+    if (at < *stage || (at == *stage && at > 0) || (at == 3 && *stage != 2))
+        return refuse(why, why_cap, " in this order:", type);
+    *stage = at;
+    switch (at) {
+    case 0:
+        return type[0] == 'R' ? read_replace(d, node, why, why_cap)
+                              : read_metaspace(d, node, why, why_cap);
+    case 1: d->flags |= IMAGE_DECODE_RUNS; return ERR_OK;
+    case 3: return read_strip(d, node, why, why_cap);
+    default: return ERR_OK;
+    }
+}
+
+int decode_read(struct decode_draft *out, const struct json *node, char *why, size_t why_cap)
+{
+    const struct json *list = json_get_kind(node, "decoders", JSON_LIST);
+    const char *type = json_get_text(node, "type", "");
+    int stage = 0;
+    int rc = ERR_OK;
+    uint32_t i;
+
+    *out = (struct decode_draft){0};
+    if (list != NULL && list->n == 1 && strcmp(type, "Sequence") == 0)
+        type = json_get_text(&list->items[0], "type", "");
+    if (strcmp(type, "ByteLevel") == 0) {
+        out->flags = IMAGE_DECODE_BYTES;
+        return ERR_OK;
+    }
+    if (node == NULL || node->kind == JSON_NULL)
+        return refuse(why, why_cap, "", "none");
+    if (list == NULL)
+        return read_step(out, node, &stage, why, why_cap);
+    for (i = 0; i < list->n && rc == ERR_OK; i++)
+        rc = read_step(out, &list->items[i], &stage, why, why_cap);
+    return rc;
+}
+
+/* --- tokens ------------------------------------------------------------------------------------*/
+
+/* The bytes that a text spells in GPT-2's alphabet; false when one of its characters is none. */
+static bool spell(const char *text, size_t len, struct buf *out)
+{
+    size_t from = out->len;
+    size_t i = 0;
+
+    while (i < len) {
+        int byte = vocab_char_byte(utf8_decode(text + i));
+
+        if (byte < 0) {
+            out->len = from;
+            return false;
+        }
+        buf_add_byte(out, (char)byte);
+        i += utf8_sequence(text + i, len - i);
+    }
+    return true;
+}
+
+static void replace_all(struct buf *text, const struct json *pattern, const struct json *content)
+{
+    struct buf old = *text;
+    size_t from = 0;
+
+    *text = (struct buf){.limit = old.limit};
+    while (from <= old.len) {
+        const char *found = old.len == 0 ? NULL
+                                         : memmem(old.bytes + from, old.len - from, pattern->text,
+                                                  pattern->text_len);
+        size_t at = found == NULL ? old.len : (size_t)(found - old.bytes);
+
+        buf_add(text, old.bytes + from, at - from);
+        if (found == NULL)
+            break;
+        buf_add(text, content->text, content->text_len);
+        from = at + pattern->text_len;
+    }
+    text->failed = text->failed || old.failed;
+    buf_fini(&old);
+}
+
+/* <0x2E>: 46. Hugging Face reads it as a number, so <0x+E> counts as well. -1: not such a token. */
+static int fallback_byte(const char *text, size_t len)
+{
+    int value = 0;
+    size_t i;
+
+    if (len != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>')
+        return -1;
+    for (i = 3; i < 5; i++) {
+        char c = text[i];
+        int digit = hex_digit((unsigned char)c);
+
+        if (digit < 0 && !(i == 3 && c == '+'))
+            return -1;
+        value = value * 16 + (digit < 0 ? 0 : digit);
+    }
+    return value;
+}
+
+static void add_dropped(uint32_t drop, const char *with, const char *text, size_t len,
+                        struct buf *out)
+{
+    size_t i = 0;
+
+    while (i < len) {
+        size_t n = utf8_sequence(text + i, len - i);
+
+        if (n > 0 && utf8_decode(text + i) == drop)
+            buf_add_text(out, with);
+        else
+            buf_add(out, text + i, n > 0 ? n : 1); /* an image may hold anything */
+        i += n > 0 ? n : 1;
+    }
+}
+
+void decode_token(const struct decode_draft *d, const char *text, size_t len, struct buf *out,
+                  bool *is_byte)
+{
+    struct buf changed = {.limit = TOKEN_BYTES_MAX};
+    int byte;
+    int i;
+
+    *is_byte = false;
+    if ((d->flags & IMAGE_DECODE_BYTES) != 0) {
+        if (!spell(text, len, out))
+            buf_add(out, text, len);
+        return;
+    }
+    if (d->drop_char != 0)
+        add_dropped(d->drop_char, " ", text, len, &changed);
+    else
+        buf_add(&changed, text, len);
+    for (i = 0; i < d->n_replaces; i++)
+        replace_all(&changed, d->patterns[i], d->contents[i]);
+    byte = (d->flags & IMAGE_DECODE_RUNS) != 0 && changed.len == 6
+               ? fallback_byte(changed.bytes, changed.len)
+               : -1;
+    if (byte >= 0) {
+        *is_byte = true;
+        buf_add_byte(out, (char)byte);
+    } else {
+        buf_add(out, changed.bytes, changed.len);
+    }
+    out->failed = out->failed || changed.failed;
+    buf_fini(&changed);
+}
+
+/* --- texts -------------------------------------------------------------------------------------*/
+
+void decode_first(const struct image_facts *facts, const char *text, size_t len, struct buf *out)
+{
+    add_dropped(facts->drop_char, "", text, len, out);
+}
+
+void decode_run(const char *bytes, size_t len, struct buf *out)
+{
+    size_t i;
+
+    if (utf8_is_valid(bytes, len)) {
+        buf_add(out, bytes, len);
+        return;
+    }
+    for (i = 0; i < len; i++)
+        buf_add(out, "\xef\xbf\xbd", 3);
+}
+
+size_t decode_strip(const struct image_facts *facts, uint32_t n, const char *text, size_t len,
+                    uint32_t *taken)
+{
+    char utf8[4];
+    size_t n_bytes = utf8_encode(facts->strip_char, utf8);
+    size_t at = 0;
+
+    *taken = 0;
+    while (*taken < n && len - at >= n_bytes && memcmp(text + at, utf8, n_bytes) == 0) {
+        at += n_bytes;
+        ++*taken;
+    }
+    return at;
+}
+
+void decode_lossy(const char *text, size_t len, struct buf *out)
+{
+    size_t from = 0;
+    size_t i = 0;
+
+    if (len == 0)
+        return; /* text may be NULL */
+    if (utf8_is_valid(text, len)) {
+        buf_add(out, text, len);
+        return;
+    }
+    while (i < len) {
+        size_t n = (unsigned char)text[i] < 0x80 ? 1 : utf8_sequence(text + i, len - i);
+
+        if (n != 0) {
+            i += n;
+            continue;
+        }
+        buf_add(out, text + from, i - from);
+        buf_add(out, "\xef\xbf\xbd", 3);
+        i += utf8_invalid_run(text + i, len - i);
+        from = i;
+    }
+    buf_add(out, text + from, len - from);
+}

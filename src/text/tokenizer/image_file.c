@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A mapped file is never written again: a newer one takes its name. So what image_check() has
+ * seen stays as it was, as long as nobody else writes into the folder; the owner and the mode of
+ * the file are checked for that reason. */
+#define _GNU_SOURCE 1 /* mkostemp() */
+#include "text/tokenizer/image_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/fault.h"
+
+static void add_path(struct buf *path, const char *dir, const struct hash *sources)
+{
+    char hex[2 * HASH_BYTES + 1];
+
+    hash_hex(sources->bytes, HASH_BYTES, hex);
+    buf_printf(path, "%s/tokenizer-%.32s.image", dir, hex);
+}
+
+static int io_failed(const char *what, const char *path, char *why, size_t why_cap)
+{
+    (void)snprintf(why, why_cap, "%s: %s: %s", path, what, strerror(errno));
+    return ERR_IO;
+}
+
+static int map_file(int fd, const char *path, struct image_header **out, size_t *len, char *why,
+                    size_t why_cap)
+{
+    struct stat st;
+    void *bytes;
+
+    if (fstat(fd, &st) == -1)
+        return io_failed("cannot be examined", path, why, why_cap);
+    if (!S_ISREG(st.st_mode) || (st.st_uid != geteuid() && st.st_uid != 0) ||
+        (st.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+        (void)snprintf(why, why_cap, "%s: others may write it", path);
+        return ERR_CORRUPT;
+    }
+    if (st.st_size < (off_t)sizeof **out || st.st_size > (off_t)IMAGE_BYTES_MAX) {
+        (void)snprintf(why, why_cap, "%s: not an image", path);
+        return ERR_CORRUPT;
+    }
+    bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (bytes == MAP_FAILED)
+        return io_failed("cannot be mapped", path, why, why_cap);
+    *out = bytes;
+    *len = (size_t)st.st_size;
+    return ERR_OK;
+}
+
+int image_map(struct image_header **out, const char *dir, const struct hash *sources, char *why,
+              size_t why_cap)
+{
+    struct buf path = {0};
+    struct image_header *image = NULL;
+    const char *reason = "";
+    size_t len = 0;
+    int fd;
+    int rc;
+
+    add_path(&path, dir, sources);
+    if (path.failed)
+        return ERR_NO_MEMORY;
+    fd = open(path.bytes, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd == -1) {
+        rc = errno == ENOENT ? ERR_NOT_FOUND
+                             : io_failed("cannot be opened", path.bytes, why, why_cap);
+    } else {
+        rc = map_file(fd, path.bytes, &image, &len, why, why_cap);
+        (void)close(fd); /* the mapping stays */
+    }
+    if (rc == ERR_OK) {
+        rc = image_check(image, len, sources, &reason);
+        if (rc != ERR_OK) {
+            (void)snprintf(why, why_cap, "%s: %s", path.bytes, reason);
+            (void)munmap(image, len);
+        } else {
+            *out = image;
+        }
+    }
+    buf_fini(&path);
+    return rc;
+}
+
+void image_unmap(struct image_header *image)
+{
+    if (image != NULL)
+        (void)munmap(image,
+                     (size_t)image->bytes); /* image_check() has seen that this is its length */
+}
+
+static int write_all(int fd, const char *bytes, size_t len)
+{
+    while (len > 0) {
+        ssize_t n = FAULT_HIT(image_write) ? (errno = ENOSPC, -1) : write(fd, bytes, len);
+
+        if (n == -1 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return ERR_IO;
+        bytes += n;
+        len -= (size_t)n;
+    }
+    return ERR_OK;
+}
+
+int image_write(const struct image_header *image, const char *dir, char *why, size_t why_cap)
+{
+    struct buf path = {0};
+    struct buf temporary = {0};
+    int fd = -1;
+    int rc = ERR_OK;
+
+    add_path(&path, dir, &image->sources);
+    buf_printf(&temporary, "%s/.tokenizer-XXXXXX", dir);
+    if (path.failed || temporary.failed) {
+        rc = ERR_NO_MEMORY;
+        goto out;
+    }
+    fd = mkostemp(temporary.bytes, O_CLOEXEC);
+    if (fd == -1) {
+        rc = io_failed("cannot be made", temporary.bytes, why, why_cap);
+        goto out;
+    }
+    /* No sync: after a power cut the checksum tells. */
+    if (write_all(fd, (const char *)image, (size_t)image->bytes) != ERR_OK ||
+        rename(temporary.bytes, path.bytes) == -1) {
+        rc = io_failed("cannot be written", path.bytes, why, why_cap);
+        (void)unlink(temporary.bytes);
+    }
+out:
+    if (fd != -1)
+        (void)close(fd);
+    buf_fini(&path);
+    buf_fini(&temporary);
+    return rc;
+}

@@ -1,0 +1,52 @@
+/* Normalizers: what is done to a text before its added tokens and its pieces are looked for. */
+#ifndef QUIRE_TEXT_TOKENIZER_NORMAL_H
+#define QUIRE_TEXT_TOKENIZER_NORMAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "text/tokenizer/image.h"
+#include "text/tokenizer/steps.h"
+
+enum normal_kind {
+    NORMAL_NFC,
+    NORMAL_PREPEND, /* `by` in front of a text that is not empty */
+    NORMAL_REPLACE, /* each `pattern` becomes `by` */
+    NORMAL_REPLACE_REGEX,
+    NORMAL_KINDS
+};
+
+struct normal {
+    struct steps_draft steps;         /* their texts are borrowed */
+    struct regex *regexes[STEPS_MAX]; /* of NORMAL_REPLACE_REGEX; owned */
+};
+
+/* Memory of one call. Start from {0}. */
+struct normal_work {
+    struct buf texts[2];
+    struct regex_work *regex;
+};
+
+void normal_work_fini(struct normal_work *w);
+
+/* Read the normalizer of a tokenizer.json; NULL or null has no steps. ERR_UNSUPPORTED and
+ * ERR_INVALID name what is not known. */
+int normal_read(struct steps_draft *out, const struct json *node, char *why,
+                size_t why_cap) ERR_CHECKED;
+
+/* Make steps ready, whose texts must outlive n. ERR_CORRUPT for such as normal_read() does not
+ * make; ERR_UNSUPPORTED for a regex that is not understood or matches nothing; ERR_NO_MEMORY. On
+ * error n needs no normal_fini(). */
+int normal_init(struct normal *n, const struct steps_draft *steps, char *why,
+                size_t why_cap) ERR_CHECKED;
+void normal_fini(struct normal *n);
+
+/* Normalize valid UTF-8: *out is the text itself or stands in w until the next call. ERR_OK,
+ * ERR_NO_MEMORY, or ERR_LIMIT when a regex ran too long or the text grew to 64 times its size. */
+int normal_apply(const struct normal *n, struct normal_work *w, const char *text, size_t len,
+                 const char **out, size_t *out_len) ERR_CHECKED;
+
+#endif

@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Cutting: scanners for the patterns of most models, PCRE2 for the rest, with the five behaviors
+ * of Hugging Face's Split. A step works on one piece of the step before and passes its own pieces
+ * on at once, as deep as the chain is long. */
+#define _GNU_SOURCE 1 /* memmem() */
+#include "text/tokenizer/pretoken.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/utf8.h"
+#include "text/regex.h"
+#include "text/tokenizer/vocab.h"
+#include "text/unicode.h"
+
+struct cut {
+    size_t start;
+    size_t end;
+    bool is_match;
+};
+
+struct pretoken_work {
+    struct regex_work *regex;
+    /* One of each for each step: a step runs inside the loop of the one before. */
+    struct cut *cuts[STEPS_MAX];
+    size_t cuts_cap[STEPS_MAX];
+    struct buf rewritten[STEPS_MAX];
+    struct buf unspelled;
+};
+
+struct cutting {
+    const struct pretoken *p;
+    struct pretoken_work *w;
+    pretoken_sink *sink;
+    void *context;
+};
+
+struct pretoken_work *pretoken_work_open(const struct pretoken *p)
+{
+    struct pretoken_work *w = mem_zalloc(sizeof *w);
+
+    if (w == NULL || !p->has_regex)
+        return w;
+    w->regex = regex_work_open();
+    if (w->regex == NULL) {
+        mem_free(w);
+        return NULL;
+    }
+    return w;
+}
+
+void pretoken_work_close(struct pretoken_work *w)
+{
+    int i;
+
+    if (w == NULL)
+        return;
+    for (i = 0; i < STEPS_MAX; i++) {
+        mem_free(w->cuts[i]);
+        buf_fini(&w->rewritten[i]);
+    }
+    buf_fini(&w->unspelled);
+    regex_work_close(w->regex);
+    mem_free(w);
+}
+
+static int cut_step(const struct cutting *c, int step, const char *text, size_t len, bool first);
+
+/* --- finding -----------------------------------------------------------------------------------*/
+
+/* The next match in text[from .. len): ERR_OK, ERR_NOT_FOUND, or an error. */
+static int next_match(const struct cutting *c, int step, const char *text, size_t len, size_t from,
+                      size_t *start, size_t *end)
+{
+    const struct step_draft *st = &c->p->chain.steps[step];
+    struct scanner s = {
+        .bits = c->p->bits, .text = text, .len = len, .kind = (enum scan_kind)st->kind};
+    const char *found;
+    size_t at;
+
+    if (st->kind == PRETOKEN_REGEX)
+        return regex_next(c->p->regexes[step], c->w->regex, text, len, from, start, end);
+    if (st->kind == PRETOKEN_LITERAL) {
+        found = from < len ? memmem(text + from, len - from, st->pattern, st->pattern_len) : NULL;
+        if (found == NULL)
+            return ERR_NOT_FOUND;
+        *start = (size_t)(found - text);
+        *end = *start + st->pattern_len;
+        return ERR_OK;
+    }
+    for (at = scan_skip(&s, from); at < len;
+         at = scan_skip(&s, at + utf8_sequence(text + at, len - at))) {
+        *end = scan_match(&s, at);
+        *start = at;
+        if (*end > at)
+            return ERR_OK;
+    }
+    return ERR_NOT_FOUND;
+}
+
+/* Matches and what stands between them are pieces. */
+static int cut_isolated(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    size_t covered = 0;
+    size_t from = 0;
+    size_t start = 0;
+    size_t end = 0;
+    int rc = ERR_OK;
+
+    while (from <= len && (rc = next_match(c, step, text, len, from, &start, &end)) == ERR_OK) {
+        if (start > covered)
+            rc = cut_step(c, step + 1, text + covered, start - covered, first && covered == 0);
+        if (rc == ERR_OK && end > start)
+            rc = cut_step(c, step + 1, text + start, end - start, first && start == 0);
+        if (rc != ERR_OK)
+            return rc;
+        covered = end;
+        from = end;
+        if (end == start) /* an empty match: look on behind the next character */
+            from += start < len ? utf8_sequence(text + start, len - start) : 1;
+    }
+    if (rc != ERR_OK && rc != ERR_NOT_FOUND)
+        return rc;
+    return cut_step(c, step + 1, text + covered, len - covered, first && covered == 0);
+}
+
+/* The same for scanners that leave nothing between. */
+static int cut_scanned(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    struct scanner s = {.bits = c->p->bits,
+                        .text = text,
+                        .len = len,
+                        .kind = (enum scan_kind)c->p->chain.steps[step].kind};
+    bool last = step + 1 == c->p->chain.n && !c->p->spelled;
+    size_t at = 0;
+    int rc = ERR_OK;
+
+    while (at < len && rc == ERR_OK) {
+        size_t end = scan_match(&s, at);
+
+        if (last)
+            rc = c->sink(c->context, text + at, end - at);
+        else
+            rc = cut_step(c, step + 1, text + at, end - at, first && at == 0);
+        at = end;
+    }
+    return rc;
+}
+
+/* --- behaviors ---------------------------------------------------------------------------------*/
+
+static int cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut)
+{
+    if (cut.start == cut.end)
+        return ERR_OK;
+    if (*n == w->cuts_cap[step]) {
+        size_t cap = *n == 0 ? 64 : *n * 2;
+        struct cut *grown = mem_realloc(w->cuts[step], cap * sizeof *grown);
+
+        if (grown == NULL)
+            return ERR_NO_MEMORY;
+        w->cuts[step] = grown;
+        w->cuts_cap[step] = cap;
+    }
+    w->cuts[step][(*n)++] = cut;
+    return ERR_OK;
+}
+
+static int find_all(const struct cutting *c, int step, const char *text, size_t len, size_t *n)
+{
+    size_t covered = 0;
+    size_t from = 0;
+    size_t start;
+    size_t end;
+    int rc = ERR_OK;
+
+    while (from <= len && (rc = next_match(c, step, text, len, from, &start, &end)) == ERR_OK) {
+        rc = cuts_add(c->w, step, n, (struct cut){.start = covered, .end = start});
+        if (rc == ERR_OK)
+            rc = cuts_add(c->w, step, n, (struct cut){start, end, true});
+        if (rc != ERR_OK)
+            return rc;
+        covered = end;
+        from = end;
+        if (end == start)
+            from += start < len ? utf8_sequence(text + start, len - start) : 1;
+    }
+    if (rc != ERR_OK && rc != ERR_NOT_FOUND)
+        return rc;
+    return cuts_add(c->w, step, n, (struct cut){.start = covered, .end = len});
+}
+
+/* Join the cover of matches and gaps as the behavior says, in place; the number that is left. */
+static size_t join_cuts(const struct step_draft *st, struct cut *cuts, size_t n)
+{
+    size_t kept = 0;
+    size_t i;
+
+    for (i = 0; i < n; i++) {
+        struct cut cut = cuts[i];
+        bool joins = false;
+
+        if (kept > 0 && st->behavior == PRETOKEN_CONTIGUOUS)
+            joins = cuts[kept - 1].is_match == cut.is_match;
+        else if (kept > 0 && st->behavior == PRETOKEN_WITH_PREVIOUS)
+            joins = cut.is_match && !cuts[kept - 1].is_match;
+        else if (kept > 0 && st->behavior == PRETOKEN_WITH_NEXT)
+            joins = !cut.is_match && cuts[kept - 1].is_match;
+        if (st->behavior == PRETOKEN_REMOVED && cut.is_match)
+            continue;
+        if (joins) {
+            cuts[kept - 1].end = cut.end;
+            cuts[kept - 1].is_match = cut.is_match || st->behavior == PRETOKEN_WITH_PREVIOUS;
+            continue;
+        }
+        cuts[kept++] = cut;
+    }
+    return kept;
+}
+
+static int cut_joined(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    const struct step_draft *st = &c->p->chain.steps[step];
+    size_t n = 0;
+    size_t i;
+    int rc = find_all(c, step, text, len, &n);
+
+    if (rc != ERR_OK)
+        return rc;
+    for (i = 0; st->invert && i < n; i++)
+        c->w->cuts[step][i].is_match = !c->w->cuts[step][i].is_match;
+    n = join_cuts(st, c->w->cuts[step], n);
+    for (i = 0; i < n && rc == ERR_OK; i++) {
+        struct cut cut = c->w->cuts[step][i];
+
+        rc = cut_step(c, step + 1, text + cut.start, cut.end - cut.start, first && cut.start == 0);
+    }
+    return rc;
+}
+
+/* --- rewriting ---------------------------------------------------------------------------------*/
+
+static int cut_rewritten(const struct cutting *c, int step, bool first)
+{
+    const struct buf *b = &c->w->rewritten[step];
+
+    return b->failed ? ERR_NO_MEMORY : cut_step(c, step + 1, b->bytes, b->len, first);
+}
+
+static int cut_prefixed(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    struct buf *b = &c->w->rewritten[step];
+
+    if (text[0] == ' ')
+        return cut_step(c, step + 1, text, len, first);
+    buf_clear(b);
+    buf_add_byte(b, ' ');
+    buf_add(b, text, len);
+    return cut_rewritten(c, step, first);
+}
+
+static int cut_metaspace(const struct cutting *c, int step, const char *text, size_t len,
+                         bool first)
+{
+    const struct step_draft *st = &c->p->chain.steps[step];
+    struct buf *b = &c->w->rewritten[step];
+    bool starts = text[0] == ' ' || (len >= st->by_len && memcmp(text, st->by, st->by_len) == 0);
+    size_t i = 0;
+
+    buf_clear(b);
+    if (!starts && (st->behavior == METASPACE_ALWAYS || (st->behavior == METASPACE_FIRST && first)))
+        buf_add(b, st->by, st->by_len);
+    while (i < len) {
+        const char *space = memchr(text + i, ' ', len - i);
+        size_t end = space == NULL ? len : (size_t)(space - text);
+
+        buf_add(b, text + i, end - i);
+        if (space != NULL)
+            buf_add(b, st->by, st->by_len);
+        i = end + 1;
+    }
+    return cut_rewritten(c, step, first);
+}
+
+static int cut_spelled(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    struct buf *b = &c->w->rewritten[step];
+    size_t i;
+
+    buf_clear(b);
+    for (i = 0; i < len; i++) {
+        char utf8[4];
+
+        buf_add(b, utf8, utf8_encode(vocab_byte_char((uint8_t)text[i]), utf8));
+    }
+    return cut_rewritten(c, step, first);
+}
+
+/* The bytes of a piece that is spelled; the characters are of the alphabet. */
+static int sink_unspelled(const struct cutting *c, const char *text, size_t len)
+{
+    struct buf *b = &c->w->unspelled;
+    size_t i = 0;
+
+    buf_clear(b);
+    while (i < len) {
+        buf_add_byte(b, (char)vocab_char_byte(utf8_decode(text + i)));
+        i += utf8_sequence(text + i, len - i);
+    }
+    return b->failed ? ERR_NO_MEMORY : c->sink(c->context, b->bytes, b->len);
+}
+
+/* At most so many characters are one piece, and so many of white space, or of anything else, in a
+ * row: what Kimi's class gives tiktoken at once. */
+#define RUNS_CHARS_MAX 400000
+#define RUNS_RUN_MAX   25000
+
+static int cut_runs(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    size_t start = 0, at = 0;
+    uint32_t n = 0, run = 0;
+    bool was_space = false;
+    int rc = ERR_OK;
+
+    while (len > RUNS_RUN_MAX && at < len && rc == ERR_OK) {
+        bool is_space = unicode_is_python_space(utf8_decode(text + at));
+
+        if (n == RUNS_CHARS_MAX)
+            n = run = 0;
+        run = n > 0 && is_space != was_space ? 1 : run + 1;
+        if ((n == 0 && at > 0) || run > RUNS_RUN_MAX) {
+            rc = cut_step(c, step + 1, text + start, at - start, first && start == 0);
+            start = at;
+            run = 1;
+        }
+        was_space = is_space;
+        n++;
+        at += utf8_sequence(text + at, len - at);
+    }
+    return rc != ERR_OK ? rc
+                        : cut_step(c, step + 1, text + start, len - start, first && start == 0);
+}
+
+static int cut_step(const struct cutting *c, int step, const char *text, size_t len, bool first)
+{
+    const struct step_draft *st = &c->p->chain.steps[step];
+
+    if (len == 0)
+        return ERR_OK;
+    if (step == c->p->chain.n)
+        return c->p->spelled ? sink_unspelled(c, text, len) : c->sink(c->context, text, len);
+    if (st->kind <= SCAN_TEKKEN)
+        return cut_scanned(c, step, text, len, first);
+    if (st->kind == PRETOKEN_PREFIX)
+        return cut_prefixed(c, step, text, len, first);
+    if (st->kind == PRETOKEN_METASPACE)
+        return cut_metaspace(c, step, text, len, first);
+    if (st->kind == PRETOKEN_SPELL)
+        return cut_spelled(c, step, text, len, first);
+    if (st->kind == PRETOKEN_RUNS)
+        return cut_runs(c, step, text, len, first);
+    if (st->behavior == PRETOKEN_ISOLATED)
+        return cut_isolated(c, step, text, len, first);
+    return cut_joined(c, step, text, len, first);
+}
+
+int pretoken_cut(const struct pretoken *p, struct pretoken_work *w, const char *text, size_t len,
+                 bool first, pretoken_sink *sink, void *context)
+{
+    struct cutting c = {.p = p, .w = w, .sink = sink, .context = context};
+
+    return cut_step(&c, 0, text, len, first);
+}
+
+/* --- making ready ------------------------------------------------------------------------------*/
+
+/* Whether a step is one that this file can do; a file may say anything. */
+static bool is_known(const struct step_draft *st)
+{
+    switch (st->kind) {
+    case PRETOKEN_REGEX:
+    case PRETOKEN_LITERAL: return st->behavior < PRETOKEN_BEHAVIORS && st->pattern_len > 0;
+    case PRETOKEN_METASPACE:
+        return st->behavior < METASPACE_SCHEMES && st->by_len > 0 && st->by_len <= 4;
+    case PRETOKEN_PREFIX:
+    case PRETOKEN_RUNS:
+    case PRETOKEN_SPELL: return true;
+    default: return st->kind < SCAN_KINDS && st->behavior < PRETOKEN_BEHAVIORS;
+    }
+}
+
+int pretoken_init(struct pretoken *p, const struct steps_draft *chain, char *why, size_t why_cap)
+{
+    int rc = ERR_OK;
+    int i;
+
+    *p = (struct pretoken){.chain = *chain, .bits = mem_alloc(SCAN_BMP)};
+    if (p->bits == NULL)
+        return ERR_NO_MEMORY;
+    scan_fill(p->bits);
+    for (i = 0; rc == ERR_OK && i < chain->n; i++) {
+        const struct step_draft *st = &chain->steps[i];
+
+        if (!is_known(st) || (p->spelled && st->kind == PRETOKEN_SPELL)) {
+            rc = ERR_CORRUPT;
+        } else if (p->spelled && (st->kind == PRETOKEN_PREFIX || st->kind == PRETOKEN_METASPACE)) {
+            /* What these two put in is not of the alphabet. */
+            (void)snprintf(why, why_cap, "a pre-tokenizer that adds text behind ByteLevel");
+            rc = ERR_UNSUPPORTED;
+        } else if (st->kind == PRETOKEN_REGEX) {
+            p->has_regex = true;
+            rc = regex_open(&p->regexes[i], st->pattern, st->pattern_len, why, why_cap);
+        }
+        p->spelled = p->spelled || st->kind == PRETOKEN_SPELL;
+    }
+    if (rc != ERR_OK)
+        pretoken_fini(p);
+    return rc;
+}
+
+void pretoken_fini(struct pretoken *p)
+{
+    int i;
+
+    for (i = 0; i < STEPS_MAX; i++)
+        regex_close(p->regexes[i]);
+    mem_free(p->bits);
+    *p = (struct pretoken){0};
+}

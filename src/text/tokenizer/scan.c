@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The patterns, alternatives in order; p is a character that is neither white space, letter nor
+ * number, C the contractions 's 't 're 've 'm 'll 'd in any case:
+ *
+ *   gpt2      C in small letters| ?L+| ?N+| ?p+|\s+(?!\S)|\s+
+ *   llama3    C|[^\r\n L N]?L+|N{1,3}| ?p+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+ *   o200k     [^\r\n L N]?U*W+C?|[^\r\n L N]?U+W*C?|N{1,3}| ?p+[\r\n/]*|... as llama3
+ *             U: letters and marks but small ones, W: letters and marks but capitals
+ *   tekken    o200k without C, each number alone
+ *   deepseek  [ASCII punctuation][A-Za-z]+|[^\r\n L P S]?[L M]+| ?[P S]+[\r\n]*|... as llama3
+ *
+ * No alternative needs more than one step back, but U*W+: it gives back to its last character
+ * that is both U and W (a letter without case, a mark) when no small letter follows. */
+#include "text/tokenizer/scan.h"
+
+#include <limits.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/utf8.h"
+#include "text/unicode.h"
+
+#define WORD (SCAN_LETTER | SCAN_MARK)
+
+static uint8_t bits_of(uint8_t cls)
+{
+    static const uint8_t by_category[32] = {
+        [UNICODE_LU] = SCAN_LETTER | SCAN_UPPER,
+        [UNICODE_LL] = SCAN_LETTER | SCAN_LOWER,
+        [UNICODE_LT] = SCAN_LETTER | SCAN_UPPER,
+        [UNICODE_LM] = SCAN_LETTER,
+        [UNICODE_LO] = SCAN_LETTER,
+        [UNICODE_MN] = SCAN_MARK,
+        [UNICODE_MC] = SCAN_MARK,
+        [UNICODE_ME] = SCAN_MARK,
+        [UNICODE_ND] = SCAN_NUMBER,
+        [UNICODE_NL] = SCAN_NUMBER,
+        [UNICODE_NO] = SCAN_NUMBER,
+        [UNICODE_PC] = SCAN_PUNCTUATION,
+        [UNICODE_PD] = SCAN_PUNCTUATION,
+        [UNICODE_PS] = SCAN_PUNCTUATION,
+        [UNICODE_PE] = SCAN_PUNCTUATION,
+        [UNICODE_PI] = SCAN_PUNCTUATION,
+        [UNICODE_PF] = SCAN_PUNCTUATION,
+        [UNICODE_PO] = SCAN_PUNCTUATION,
+        [UNICODE_SM] = SCAN_SYMBOL,
+        [UNICODE_SC] = SCAN_SYMBOL,
+        [UNICODE_SK] = SCAN_SYMBOL,
+        [UNICODE_SO] = SCAN_SYMBOL,
+    };
+
+    return (uint8_t)(by_category[cls & UNICODE_CATEGORY] |
+                     ((cls & UNICODE_SPACE) != 0 ? SCAN_SPACE : 0));
+}
+
+void scan_fill(uint8_t bits[SCAN_BMP])
+{
+    uint32_t c;
+
+    unicode_fill(bits, SCAN_BMP);
+    for (c = 0; c < SCAN_BMP; c++)
+        bits[c] = bits_of(bits[c]);
+}
+
+/* --- characters --------------------------------------------------------------------------------*/
+
+/* What stands at `at` < len, and its length. */
+static inline uint8_t bits_at(const struct scanner *s, size_t at, size_t *n)
+{
+    const unsigned char *p = (const unsigned char *)s->text + at;
+
+    if (p[0] < 0x80) {
+        *n = 1;
+        return s->bits[p[0]];
+    }
+    if (p[0] < 0xe0) {
+        *n = 2;
+        return s->bits[(p[0] & 0x1fu) << 6 | (p[1] & 0x3fu)];
+    }
+    if (p[0] < 0xf0) {
+        *n = 3;
+        return s->bits[(p[0] & 0xfu) << 12 | (p[1] & 0x3fu) << 6 | (p[2] & 0x3fu)];
+    }
+    *n = 4;
+    return bits_of(unicode_class(utf8_decode(s->text + at)));
+}
+
+/* End of the run of characters that have one of `any` and none of `none`. */
+static inline size_t run_of(const struct scanner *s, size_t at, uint8_t any, uint8_t none)
+{
+    size_t n;
+
+    while (at < s->len) {
+        uint8_t bits = bits_at(s, at, &n);
+
+        if ((bits & any) == 0 || (bits & none) != 0)
+            break;
+        at += n;
+    }
+    return at;
+}
+
+/* The same of characters that have none of `none`. */
+static inline size_t run_without(const struct scanner *s, size_t at, uint8_t none)
+{
+    size_t n;
+
+    while (at < s->len && (bits_at(s, at, &n) & none) == 0)
+        at += n;
+    return at;
+}
+
+static inline size_t run_of_numbers(const struct scanner *s, size_t at, int max)
+{
+    size_t n;
+
+    while (max-- > 0 && at < s->len && (bits_at(s, at, &n) & SCAN_NUMBER) != 0)
+        at += n;
+    return at;
+}
+
+static inline bool is_newline(char c)
+{
+    return c == '\n' || c == '\r';
+}
+
+static inline bool is_ascii_letter(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+/* A character of 33 .. 126 that is neither letter nor digit. */
+static inline bool is_ascii_punctuation(char c)
+{
+    return c > ' ' && c < 127 && !is_ascii_letter(c) && !(c >= '0' && c <= '9');
+}
+
+/* End of an English contraction that begins at `at`; `at` when there is none. */
+static size_t contraction(const struct scanner *s, size_t at, bool any_case)
+{
+    size_t left = s->len - at;
+    unsigned char a;
+    unsigned char b;
+
+    if (left < 2 || s->text[at] != '\'')
+        return at;
+    a = (unsigned char)s->text[at + 1];
+    b = left < 3 ? 0 : (unsigned char)s->text[at + 2];
+    if (any_case && a == 0xc5 && b == 0xbf)
+        return at + 3; /* the long s, whose capital is S */
+    if (any_case && a >= 'A' && a <= 'Z')
+        a |= 0x20;
+    if (any_case && b >= 'A' && b <= 'Z')
+        b |= 0x20;
+    if (a == 's' || a == 't' || a == 'm' || a == 'd')
+        return at + 2;
+    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l'))
+        return at + 3;
+    return at;
+}
+
+/* --- parts of patterns -------------------------------------------------------------------------*/
+
+/* (by_lines: \s*[\r\n]+|)\s+(?!\S)|\s+ */
+static size_t white_space(const struct scanner *s, size_t at, bool by_lines)
+{
+    size_t end = at;
+    size_t last = at;
+    size_t after_newline = at;
+    size_t n;
+
+    while (end < s->len && (bits_at(s, end, &n) & SCAN_SPACE) != 0) {
+        last = end;
+        end += n;
+        if (is_newline(s->text[last]))
+            after_newline = end;
+    }
+    if (by_lines && after_newline > at)
+        return after_newline;
+    if (end == s->len || last == at)
+        return end;
+    return last; /* the last one belongs to the word after it */
+}
+
+/* ' ?p+[\r\n]*', with slashes '[\r\n/]*'; p: without one of `none` */
+static size_t others(const struct scanner *s, size_t at, uint8_t none, bool slashes)
+{
+    size_t from = s->text[at] == ' ' ? at + 1 : at;
+    size_t end = run_without(s, from, none);
+
+    if (end == from)
+        return at;
+    while (end < s->len && (is_newline(s->text[end]) || (slashes && s->text[end] == '/')))
+        end++;
+    return end;
+}
+
+/* U*W+ from `at`; `at` when it does not match. */
+static size_t small_word(const struct scanner *s, size_t at)
+{
+    size_t last_both = at; /* end of the last character that is both U and W */
+    size_t end = at;
+    size_t n;
+
+    while (end < s->len) {
+        uint8_t bits = bits_at(s, end, &n);
+
+        if ((bits & WORD) == 0 || (bits & SCAN_LOWER) != 0)
+            break;
+        end += n;
+        if ((bits & SCAN_UPPER) == 0)
+            last_both = end;
+    }
+    if (end < s->len && (bits_at(s, end, &n) & SCAN_LOWER) != 0)
+        return run_of(s, end, WORD, SCAN_UPPER);
+    return last_both;
+}
+
+/* --- whole patterns ----------------------------------------------------------------------------*/
+
+static size_t scan_gpt2(const struct scanner *s, size_t at)
+{
+    size_t end = contraction(s, at, false);
+    size_t from = s->text[at] == ' ' ? at + 1 : at;
+    size_t n;
+
+    if (end > at)
+        return end;
+    if (from < s->len) {
+        uint8_t bits = bits_at(s, from, &n);
+
+        if ((bits & SCAN_LETTER) != 0)
+            return run_of(s, from + n, SCAN_LETTER, 0);
+        if ((bits & SCAN_NUMBER) != 0)
+            return run_of(s, from + n, SCAN_NUMBER, 0);
+        if ((bits & SCAN_SPACE) == 0)
+            return run_without(s, from + n, SCAN_LETTER | SCAN_NUMBER | SCAN_SPACE);
+    }
+    return white_space(s, at, false);
+}
+
+static inline size_t scan_words(const struct scanner *s, size_t at, uint8_t letters, int numbers)
+{
+    size_t n;
+    size_t n_next;
+    uint8_t bits = bits_at(s, at, &n);
+    size_t end;
+
+    if ((bits & letters) != 0)
+        return run_of(s, at + n, letters, 0);
+    if (s->text[at] == '\'') {
+        end = contraction(s, at, true);
+        if (end > at)
+            return end;
+    }
+    if ((bits & SCAN_NUMBER) != 0)
+        return run_of_numbers(s, at, numbers);
+    if (!is_newline(s->text[at]) && at + n < s->len && (bits_at(s, at + n, &n_next) & letters) != 0)
+        return run_of(s, at + n + n_next, letters, 0);
+    end = others(s, at, letters | SCAN_NUMBER | SCAN_SPACE, false);
+    return end > at ? end : white_space(s, at, true);
+}
+
+static size_t scan_cased(const struct scanner *s, size_t at, bool contractions, int numbers)
+{
+    size_t n;
+    uint8_t bits = bits_at(s, at, &n);
+    size_t word = at; /* where it begins behind the one character that may stand before it */
+    size_t end = at;
+
+    if ((bits & (SCAN_LETTER | SCAN_NUMBER)) == 0 && !is_newline(s->text[at]))
+        word = at + n;
+    if (word > at) {
+        end = small_word(s, word);
+        if (end == word)
+            end = at;
+    }
+    if (end == at)
+        end = small_word(s, at);
+    if (end == at && word > at) {
+        end = run_of(s, word, WORD, SCAN_LOWER);
+        if (end == word)
+            end = at;
+    }
+    if (end == at)
+        end = run_of(s, at, WORD, SCAN_LOWER);
+    if (end > at)
+        return contractions && end < s->len ? contraction(s, end, true) : end;
+    if ((bits & SCAN_NUMBER) != 0)
+        return run_of_numbers(s, at, numbers);
+    end = others(s, at, SCAN_LETTER | SCAN_NUMBER | SCAN_SPACE, true);
+    return end > at ? end : white_space(s, at, true);
+}
+
+static size_t scan_deepseek(const struct scanner *s, size_t at)
+{
+    size_t end = at + 1;
+    size_t n;
+    size_t n_next;
+    uint8_t bits = bits_at(s, at, &n);
+
+    if (is_ascii_punctuation(s->text[at]) && end < s->len && is_ascii_letter(s->text[end])) {
+        while (end < s->len && is_ascii_letter(s->text[end]))
+            end++;
+        return end;
+    }
+    if ((bits & WORD) != 0)
+        return run_of(s, at + n, WORD, 0);
+    if ((bits & (SCAN_PUNCTUATION | SCAN_SYMBOL)) == 0 && !is_newline(s->text[at]) &&
+        at + n < s->len && (bits_at(s, at + n, &n_next) & WORD) != 0)
+        return run_of(s, at + n + n_next, WORD, 0);
+    end = s->text[at] == ' ' ? at + 1 : at;
+    n = run_of(s, end, SCAN_PUNCTUATION | SCAN_SYMBOL, 0);
+    if (n > end) {
+        while (n < s->len && is_newline(s->text[n]))
+            n++;
+        return n;
+    }
+    return white_space(s, at, true);
+}
+
+/* \s?x+ */
+static size_t after_space(const struct scanner *s, size_t at, uint8_t any)
+{
+    size_t n;
+    size_t from = (bits_at(s, at, &n) & SCAN_SPACE) != 0 ? at + n : at;
+    size_t end = run_of(s, from, any, 0);
+
+    return end > from ? end : at;
+}
+
+static bool is_cjk(uint32_t c)
+{
+    return (c >= 0x4e00 && c <= 0x9fa5) || (c >= 0x3040 && c <= 0x30ff);
+}
+
+static bool is_coder_cjk(uint32_t c)
+{
+    return (c >= 0x800 && c <= 0x9fa5) || (c >= 0xac00 && c <= 0xd7ff);
+}
+
+static size_t run_of_cjk(const struct scanner *s, size_t at, bool is_member(uint32_t))
+{
+    while (at < s->len && (unsigned char)s->text[at] >= 0xe0 &&
+           is_member(utf8_decode(s->text + at)))
+        at += utf8_sequence(s->text + at, s->len - at);
+    return at;
+}
+
+/* Hugging Face's Punctuation and Digits go by other versions of Unicode than its regexes: the
+ * first by 8.0, with two marks that have become something else since, the second by 17.0. */
+static const struct {
+    uint32_t first;
+    uint32_t last;
+} young_punctuation[] = {
+    {0x61d, 0x61d},     {0x9fd, 0x9fd},     {0xa76, 0xa76},     {0xc77, 0xc77},
+    {0xc84, 0xc84},     {0x1b4e, 0x1b4f},   {0x1b7d, 0x1b7f},   {0x2e43, 0x2e4f},
+    {0x2e52, 0x2e5d},   {0x10d6e, 0x10d6e}, {0x10ead, 0x10ead}, {0x10f55, 0x10f59},
+    {0x10f86, 0x10f89}, {0x113d4, 0x113d5}, {0x113d7, 0x113d8}, {0x1144b, 0x1144f},
+    {0x1145a, 0x1145b}, {0x1145d, 0x1145d}, {0x11660, 0x1166c}, {0x116b9, 0x116b9},
+    {0x1183b, 0x1183b}, {0x11944, 0x11946}, {0x119e2, 0x119e2}, {0x11a3f, 0x11a46},
+    {0x11a9a, 0x11a9c}, {0x11a9e, 0x11aa2}, {0x11b00, 0x11b09}, {0x11be1, 0x11be1},
+    {0x11c41, 0x11c45}, {0x11c70, 0x11c71}, {0x11ef7, 0x11ef8}, {0x11f43, 0x11f4f},
+    {0x11fff, 0x11fff}, {0x12ff1, 0x12ff2}, {0x16d6d, 0x16d6f}, {0x16e97, 0x16e9a},
+    {0x16fe2, 0x16fe2}, {0x1e5ff, 0x1e5ff}, {0x1e95e, 0x1e95f},
+};
+
+static bool is_old_punctuation(uint32_t c, uint8_t bits)
+{
+    size_t i;
+
+    if ((bits & SCAN_PUNCTUATION) == 0)
+        return c == 0x166d || c == 0x111c9;
+    for (i = 0; i < sizeof young_punctuation / sizeof young_punctuation[0]; i++)
+        if (c >= young_punctuation[i].first && c <= young_punctuation[i].last)
+            return false;
+    return true;
+}
+
+static size_t run_of_punctuation(const struct scanner *s, size_t at, int max)
+{
+    size_t n;
+
+    while (max-- > 0 && at < s->len) {
+        uint8_t bits = bits_at(s, at, &n);
+
+        if (!is_ascii_punctuation(s->text[at]) &&
+            !is_old_punctuation(utf8_decode(s->text + at), bits))
+            break;
+        at += n;
+    }
+    return at;
+}
+
+static size_t run_of_digits(const struct scanner *s, size_t at, int max)
+{
+    size_t n;
+
+    while (max-- > 0 && at < s->len) {
+        if ((bits_at(s, at, &n) & SCAN_NUMBER) == 0) {
+            uint32_t c = utf8_decode(s->text + at);
+
+            if (!(c >= 0x11de0 && c <= 0x11de9) && !(c >= 0x16ff4 && c <= 0x16ff6))
+                break;
+        }
+        at += n;
+    }
+    return at;
+}
+
+/* What rare matches do not begin with is passed over byte by byte. */
+size_t scan_skip(const struct scanner *s, size_t at)
+{
+    const unsigned char *p = (const unsigned char *)s->text;
+
+    if (s->kind == SCAN_NUMBERS || s->kind == SCAN_DIGIT || s->kind == SCAN_DIGITS)
+        while (at < s->len && p[at] < 0x80 && (p[at] < '0' || p[at] > '9'))
+            at++;
+    else if (s->kind == SCAN_CJK || s->kind == SCAN_CODER_CJK)
+        while (at < s->len && p[at] < 0xe0)
+            at++;
+    return at;
+}
+
+size_t scan_match(const struct scanner *s, size_t at)
+{
+    switch (s->kind) {
+    case SCAN_GPT2: return scan_gpt2(s, at);
+    case SCAN_LLAMA3: return scan_words(s, at, SCAN_LETTER, 3);
+    case SCAN_QWEN2: return scan_words(s, at, SCAN_LETTER, 1);
+    case SCAN_MINICPM: return scan_words(s, at, SCAN_LETTER, INT_MAX);
+    case SCAN_QWEN35: return scan_words(s, at, WORD, 1);
+    case SCAN_O200K: return scan_cased(s, at, true, 3);
+    case SCAN_TEKKEN: return scan_cased(s, at, false, 1);
+    case SCAN_DEEPSEEK: return scan_deepseek(s, at);
+    case SCAN_NUMBERS: return run_of_numbers(s, at, 3);
+    case SCAN_CJK: return run_of_cjk(s, at, is_cjk);
+    case SCAN_CODER_CJK: return run_of_cjk(s, at, is_coder_cjk);
+    case SCAN_NEWLINE: return is_newline(s->text[at]) ? at + 1 : at;
+    case SCAN_SPACE_LETTERS: return after_space(s, at, SCAN_LETTER);
+    case SCAN_SPACE_PUNCT: return after_space(s, at, SCAN_PUNCTUATION);
+    case SCAN_DIGIT: return run_of_digits(s, at, 1);
+    case SCAN_DIGITS: return run_of_digits(s, at, INT_MAX);
+    case SCAN_PUNCT: return run_of_punctuation(s, at, 1);
+    case SCAN_PUNCTS: return run_of_punctuation(s, at, INT_MAX);
+    case SCAN_KINDS: break;
+    }
+    return at;
+}
+
+/* --- recognition -------------------------------------------------------------------------------*/
+
+#define ANY_CASE     "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define SPACES       "|\\s+(?!\\S)|\\s+"
+#define TAIL         "|\\s*[\\r\\n]+" SPACES
+#define OTHERS       "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
+#define CASED_BEFORE "[^\\r\\n\\p{L}\\p{N}]?"
+#define CASED_UP     "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define CASED_LOW    "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define CASED_TAIL   "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TAIL
+
+static const struct {
+    const char *pattern;
+    enum scan_kind kind;
+} patterns[] = {
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+" SPACES, SCAN_GPT2},
+    {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" OTHERS TAIL, SCAN_LLAMA3},
+    {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" OTHERS TAIL, SCAN_QWEN2},
+    {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*"
+     "|\\s*[\\r\\n]" SPACES,
+     SCAN_QWEN2}, /* Ling's spelling of the same */
+    {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}+" OTHERS TAIL, SCAN_MINICPM},
+    {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
+              "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" TAIL,
+     SCAN_QWEN35},
+    {CASED_BEFORE CASED_UP "*" CASED_LOW "+" ANY_CASE "?|" CASED_BEFORE CASED_UP "+" CASED_LOW
+                           "*" ANY_CASE "?|\\p{N}{1,3}" CASED_TAIL,
+     SCAN_O200K},
+    {CASED_BEFORE CASED_UP "*" CASED_LOW "+|" CASED_BEFORE CASED_UP "+" CASED_LOW
+                           "*|\\p{N}" CASED_TAIL,
+     SCAN_TEKKEN},
+    {"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+     "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+" SPACES,
+     SCAN_DEEPSEEK},
+    {"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"
+     "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+" SPACES,
+     SCAN_DEEPSEEK},
+    {"\\p{N}{1,3}", SCAN_NUMBERS},
+    {"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", SCAN_CJK},
+    {"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", SCAN_CODER_CJK},
+    {"[\r\n]", SCAN_NEWLINE},
+    {"[\\r\\n]", SCAN_NEWLINE},
+    {"\\s?\\p{L}+", SCAN_SPACE_LETTERS},
+    {"\\s?\\p{P}+", SCAN_SPACE_PUNCT},
+};
+
+enum scan_kind scan_find(const char *pattern, size_t len)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof patterns / sizeof patterns[0]; i++)
+        if (strlen(patterns[i].pattern) == len && memcmp(patterns[i].pattern, pattern, len) == 0)
+            return patterns[i].kind;
+    return SCAN_KINDS;
+}

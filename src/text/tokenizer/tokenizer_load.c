@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opening: the image of the folder's files if one is at hand, else the files themselves.
+ *
+ *   files -> digest -> image in the cache folder? -> checked, attached
+ *                   -> JSON trees -> struct load -> image -> attached, written to the cache folder
+ *
+ * The JSON trees live in one arena that ends with tokenizer_open(). */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text/file.h"
+#include "text/tokenizer/image_file.h"
+#include "text/tokenizer/tokenizer_parts.h"
+
+#define FILE_BYTES_MAX ((size_t)256 << 20) /* the largest tokenizer.json has 40 MB */
+
+const char *const tokenizer_file_names[TOKENIZER_FILES] = {
+    [FILE_TOKENIZER] = "tokenizer.json",
+    [FILE_RANKS] = "tiktoken.model",
+    [FILE_VOCAB] = "vocab.json",
+    [FILE_MERGES] = "merges.txt",
+    [FILE_CONFIG] = "tokenizer_config.json",
+    [FILE_SPECIAL] = "special_tokens_map.json",
+    [FILE_ADDED] = "added_tokens.json",
+    [FILE_GENERATION] = "generation_config.json",
+    [FILE_MODEL] = "config.json",
+};
+
+int load_fail(struct load *l, int rc, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(l->why, l->why_cap, format, args);
+    va_end(args);
+    return rc;
+}
+
+int load_no_memory(struct load *l)
+{
+    return load_fail(l, ERR_NO_MEMORY, "out of memory for the tokenizer");
+}
+
+/* --- files -------------------------------------------------------------------------------------*/
+
+/* What vocab.json and its kin say counts only where there is no tokenizer.json, nor tiktoken.model,
+ * which counts in its absence. */
+static bool is_read(enum tokenizer_file f, bool has_tokenizer)
+{
+    return !has_tokenizer ||
+           (f != FILE_RANKS && f != FILE_VOCAB && f != FILE_MERGES && f != FILE_ADDED);
+}
+
+static bool is_tokenizer(enum tokenizer_file f)
+{
+    return f == FILE_TOKENIZER || f == FILE_RANKS;
+}
+
+/* Read every file of the folder; a file that is not there stays empty. */
+static int read_files(struct load *l, const char *dir, struct buf files[TOKENIZER_FILES])
+{
+    bool has_tokenizer = false;
+    int f;
+
+    for (f = 0; f < TOKENIZER_FILES; f++) {
+        int rc = ERR_NOT_FOUND;
+
+        if (is_read((enum tokenizer_file)f, has_tokenizer))
+            rc = file_read(&files[f], dir, tokenizer_file_names[f], FILE_BYTES_MAX, l->why,
+                           l->why_cap);
+        if (rc != ERR_OK && rc != ERR_NOT_FOUND)
+            return rc;
+        has_tokenizer = has_tokenizer || (is_tokenizer((enum tokenizer_file)f) && rc == ERR_OK);
+    }
+    if (!has_tokenizer && (files[FILE_VOCAB].bytes == NULL || files[FILE_MERGES].bytes == NULL))
+        return load_fail(l, ERR_NOT_FOUND,
+                         "neither tokenizer.json, tiktoken.model, nor vocab.json and merges.txt");
+    return ERR_OK;
+}
+
+/* The digest of a folder's files goes by their names and contents, in their order. */
+static void digest_name(struct hash *h, enum tokenizer_file f)
+{
+    const char *name = tokenizer_file_names[f];
+
+    *h = hash_sha256(h->bytes, HASH_BYTES, name, strlen(name));
+}
+
+static struct hash digest_read(const struct buf files[TOKENIZER_FILES])
+{
+    struct hash h = {{0}};
+    int f;
+
+    for (f = 0; f < TOKENIZER_FILES; f++) {
+        if (files[f].bytes == NULL)
+            continue;
+        digest_name(&h, (enum tokenizer_file)f);
+        file_fold(&h, files[f].bytes, files[f].len);
+    }
+    return h;
+}
+
+/* The same of the files as they stand in the folder. */
+static int digest_folder(struct hash *h, const char *dir, char *why, size_t why_cap)
+{
+    bool has_tokenizer = false;
+    int f;
+
+    *h = (struct hash){{0}};
+    for (f = 0; f < TOKENIZER_FILES; f++) {
+        struct hash with = *h;
+        int rc;
+
+        if (!is_read((enum tokenizer_file)f, has_tokenizer))
+            continue;
+        digest_name(&with, (enum tokenizer_file)f);
+        rc = file_digest(&with, dir, tokenizer_file_names[f], FILE_BYTES_MAX, why, why_cap);
+        if (rc != ERR_OK && rc != ERR_NOT_FOUND)
+            return rc;
+        if (rc == ERR_OK)
+            *h = with;
+        has_tokenizer = has_tokenizer || (is_tokenizer((enum tokenizer_file)f) && rc == ERR_OK);
+    }
+    return ERR_OK;
+}
+
+static int parse_files(struct load *l, struct buf files[TOKENIZER_FILES])
+{
+    int f;
+
+    for (f = 0; f < TOKENIZER_FILES; f++) {
+        char reason[200] = "";
+        int rc;
+
+        if (files[f].bytes == NULL || f == FILE_MERGES || f == FILE_RANKS)
+            continue;
+        rc = json_parse(&l->files[f], &l->arena, files[f].bytes, files[f].len, reason,
+                        sizeof reason);
+        if (rc != ERR_OK)
+            return load_fail(l, rc, "%s: %s", tokenizer_file_names[f],
+                             reason[0] != '\0' ? reason : err_sentence(rc));
+        if (l->files[f]->kind != JSON_OBJECT)
+            return load_fail(l, ERR_INVALID, "%s: not an object", tokenizer_file_names[f]);
+        buf_fini(&files[f]); /* the tree has copies */
+    }
+    l->merges_txt = files[FILE_MERGES];
+    files[FILE_MERGES] = (struct buf){0};
+    l->ranks = files[FILE_RANKS];
+    files[FILE_RANKS] = (struct buf){0};
+    return ERR_OK;
+}
+
+/* --- building ----------------------------------------------------------------------------------*/
+
+/* Read the steps before and behind BPE; those that need it are made ready, to see that they can. */
+static int read_chains(struct load *l, const struct json *root)
+{
+    struct pretoken trial;
+    bool byte_level = false;
+    int rc =
+        pretoken_read(&l->cuts, &byte_level, json_get(root, "pre_tokenizer"), l->why, l->why_cap);
+
+    if (rc == ERR_OK)
+        rc = pretoken_init(&trial, &l->cuts, l->why, l->why_cap);
+    if (rc != ERR_OK)
+        return rc;
+    pretoken_fini(&trial);
+    l->facts.flags |= byte_level ? IMAGE_BYTE_LEVEL : 0u;
+    rc = decode_read(&l->decode, json_get(root, "decoder"), l->why, l->why_cap);
+    if (rc == ERR_OK)
+        rc = normal_read(&l->rewrites, json_get(root, "normalizer"), l->why, l->why_cap);
+    return rc == ERR_OK ? normal_init(&l->normal, &l->rewrites, l->why, l->why_cap) : rc;
+}
+
+static int load_chains(struct load *l)
+{
+    int rc = ERR_OK;
+
+    l->why[0] = '\0';
+    if (l->files[FILE_TOKENIZER] != NULL) {
+        rc = read_chains(l, l->files[FILE_TOKENIZER]);
+    } else {
+        if (l->ranks.bytes != NULL)
+            pretoken_kimi(&l->cuts);
+        else
+            pretoken_gpt2(&l->cuts,
+                          json_get_bool(l->files[FILE_CONFIG], "add_prefix_space", false));
+        l->facts.flags |= IMAGE_BYTE_LEVEL;
+        l->decode.flags = IMAGE_DECODE_BYTES;
+    }
+    return rc == ERR_OK || l->why[0] != '\0' ? rc : load_fail(l, rc, "%s", err_sentence(rc));
+}
+
+static int build(struct load *l, struct buf files[TOKENIZER_FILES], struct image_header **out)
+{
+    int rc = parse_files(l, files);
+
+    l->facts.bos = l->facts.eos = l->facts.pad = l->facts.unk = -1;
+    if (rc == ERR_OK)
+        rc = load_model_kind(l);
+    if (rc == ERR_OK)
+        rc = load_chains(l);
+    if (rc == ERR_OK)
+        rc = load_vocab(l);
+    if (rc == ERR_OK)
+        rc = load_merges(l);
+    if (rc == ERR_OK)
+        rc = load_specials(l);
+    return rc == ERR_OK ? load_pack(l, out) : rc;
+}
+
+static void load_fini(struct load *l)
+{
+    buf_fini(&l->merges_txt);
+    buf_fini(&l->ranks);
+    vocab_fini(&l->vocab);
+    mem_free(l->merges);
+    normal_fini(&l->normal);
+    mem_free(l->raw.items);
+    mem_free(l->normalized.items);
+    token_list_fini(&l->before);
+    token_list_fini(&l->after);
+    token_list_fini(&l->ends);
+    arena_reset(&l->arena);
+}
+
+/* --- how much a token may stand for ------------------------------------------------------------*/
+
+/* Times, in UTF-8: U+1FBE U+0308 U+0301, seven bytes, become U+0390, two; nothing shrinks more. */
+#define NFC_SHRINKS 4
+
+/* How many bytes at most become one in these steps; 0: any number. */
+static size_t shrinks(const struct steps_draft *rewrites, const struct steps_draft *cuts)
+{
+    size_t times = 1;
+    int i;
+
+    for (i = 0; i < rewrites->n; i++) {
+        const struct step_draft *st = &rewrites->steps[i];
+
+        if (st->kind == NORMAL_NFC)
+            times *= NFC_SHRINKS;
+        else if (st->kind == NORMAL_REPLACE && st->by_len > 0)
+            times *= (st->pattern_len + st->by_len - 1) / st->by_len;
+        else if (st->kind != NORMAL_PREPEND)
+            return 0;
+        if (times > UINT32_MAX) /* a factor has no more bits than an image's length, 30 */
+            return 0;
+    }
+    for (i = 0; i < cuts->n; i++) {
+        if (cuts->steps[i].kind != PRETOKEN_METASPACE &&
+            cuts->steps[i].behavior == PRETOKEN_REMOVED)
+            return 0;
+    }
+    return times;
+}
+
+/* Every character has tokens, so that none is left out or joins any number of its like as
+ * unknown. */
+static bool knows_all(const struct image_facts *facts)
+{
+    return (facts->flags & (IMAGE_BYTE_LEVEL | IMAGE_BYTE_FALLBACK)) != 0 &&
+           image_has_all_bytes(facts);
+}
+
+static bool takes_white_space(const struct added_set *set)
+{
+    size_t i;
+
+    for (i = 0; i < set->n; i++)
+        if ((set->tokens[i].flags & (ADDED_LSTRIP | ADDED_RSTRIP)) != 0)
+            return true;
+    return false;
+}
+
+/* Of normalized tokens this is what they are looked for by, which may be longer than they are. */
+static size_t longest_added(const struct added_set *set)
+{
+    size_t most = 0;
+    size_t i;
+
+    for (i = 0; i < set->n; i++)
+        most = set->tokens[i].text.len > most ? set->tokens[i].text.len : most;
+    return most;
+}
+
+static size_t find_most_bytes(const struct tokenizer *t, size_t times)
+{
+    size_t most = longest_added(&t->normalized);
+    size_t i;
+
+    if (!knows_all(&t->image->facts) || takes_white_space(&t->raw) ||
+        takes_white_space(&t->normalized))
+        return 0;
+    for (i = 0; i < image_count(t->image, IMAGE_TOKENS); i++) {
+        const struct image_token *token = &t->tokens[i];
+
+        most = token->text.len > most ? token->text.len : most;
+        most = token->bytes.len > most ? token->bytes.len : most;
+        most = token->piece.len > most ? token->piece.len : most;
+    }
+    return most * times;
+}
+
+/* --- opening -----------------------------------------------------------------------------------*/
+
+int tokenizer_attach(struct tokenizer *t, struct image_header *image, bool mapped, char *why,
+                     size_t why_cap)
+{
+    struct steps_draft rewrites = {.n = 0};
+    struct steps_draft cuts = {.n = 0};
+    int rc = ERR_CORRUPT;
+
+    if (steps_of_image(&rewrites, image, IMAGE_REWRITES) &&
+        steps_of_image(&cuts, image, IMAGE_CUTS))
+        rc = normal_init(&t->normal, &rewrites, why, why_cap);
+    if (rc != ERR_OK)
+        return rc;
+    rc = pretoken_init(&t->pretoken, &cuts, why, why_cap);
+    if (rc != ERR_OK) {
+        normal_fini(&t->normal);
+        return rc;
+    }
+    /* Those who read characters get whole ones. */
+    if (t->pretoken.spelled && (image->facts.flags & IMAGE_BYTE_LEVEL) == 0) {
+        pretoken_fini(&t->pretoken);
+        normal_fini(&t->normal);
+        return ERR_CORRUPT;
+    }
+    t->image = image;
+    t->mapped = mapped;
+    t->tokens = image_table(image, IMAGE_TOKENS);
+    t->text = image_table(image, IMAGE_TEXT);
+    t->by_text = image_table(image, IMAGE_BY_TEXT);
+    t->by_text_mask = image_count(image, IMAGE_BY_TEXT) - 1;
+    bpe_attach(&t->bpe, image);
+    added_attach(&t->raw, image, IMAGE_RAW);
+    added_attach(&t->normalized, image, IMAGE_NORMAL);
+    t->most_bytes = find_most_bytes(t, shrinks(&rewrites, &cuts));
+    return ERR_OK;
+}
+
+/* The image in the cache folder, attached. Anything but ERR_OK and ERR_NO_MEMORY means to build. */
+static int open_image(struct tokenizer *t, const char *cache_dir, const struct hash *sources,
+                      struct tokenizer_opening *how)
+{
+    struct image_header *image = NULL;
+    int rc = image_map(&image, cache_dir, sources, how->cache_why, sizeof how->cache_why);
+
+    if (rc != ERR_OK)
+        return rc;
+    rc = tokenizer_attach(t, image, true, how->cache_why, sizeof how->cache_why);
+    if (rc != ERR_OK)
+        image_unmap(image);
+    else
+        how->mapped = true;
+    return rc;
+}
+
+static int open_files(struct tokenizer *t, struct load *l, const char *dir, const char *cache_dir,
+                      struct tokenizer_opening *how)
+{
+    struct buf files[TOKENIZER_FILES] = {{0}};
+    struct image_header *image = NULL;
+    int rc = read_files(l, dir, files);
+    int f;
+
+    if (rc == ERR_OK) {
+        l->sources = digest_read(files); /* of what is read now, not of what was seen before */
+        rc = build(l, files, &image);
+    }
+    for (f = 0; f < TOKENIZER_FILES; f++)
+        buf_fini(&files[f]);
+    if (rc != ERR_OK)
+        return rc;
+    /* Whoever can map it needs no copy of its own. */
+    if (cache_dir[0] != '\0') {
+        rc = image_write(image, cache_dir, how->cache_why, sizeof how->cache_why);
+        how->written = rc == ERR_OK;
+        if (rc == ERR_OK && open_image(t, cache_dir, &l->sources, how) == ERR_OK) {
+            mem_free(image);
+            return ERR_OK;
+        }
+    }
+    rc = tokenizer_attach(t, image, false, l->why, l->why_cap);
+    if (rc != ERR_OK)
+        mem_free(image);
+    return rc;
+}
+
+int tokenizer_open_cached(struct tokenizer **out, const char *dir, const char *cache_dir,
+                          struct tokenizer_opening *how, char *why, size_t why_cap)
+{
+    char reason[400] = "";
+    struct load l = {.why = reason, .why_cap = sizeof reason};
+    struct tokenizer_opening unasked;
+    struct tokenizer *t = mem_zalloc(sizeof *t);
+    int rc = t == NULL ? load_no_memory(&l) : ERR_NOT_FOUND;
+
+    how = how != NULL ? how : &unasked;
+    *how = (struct tokenizer_opening){.mapped = false};
+    if (t != NULL && cache_dir[0] != '\0' &&
+        digest_folder(&l.sources, dir, reason, sizeof reason) == ERR_OK)
+        rc = open_image(t, cache_dir, &l.sources, how);
+    if (rc != ERR_OK && rc != ERR_NO_MEMORY) {
+        reason[0] = '\0';
+        rc = open_files(t, &l, dir, cache_dir, how);
+    }
+    load_fini(&l);
+    if (!how->mapped || how->written)
+        mem_trim(); /* the trees are five times as large as what was made of them */
+    if (rc == ERR_OK) {
+        *out = t;
+        return ERR_OK;
+    }
+    mem_free(t);
+    if (why != NULL && why_cap > 0)
+        (void)snprintf(why, why_cap, "tokenizer of %s: %s", dir,
+                       reason[0] != '\0' ? reason : err_sentence(rc));
+    return rc;
+}
+
+int tokenizer_open(struct tokenizer **out, const char *dir, char *why, size_t why_cap)
+{
+    return tokenizer_open_cached(out, dir, "", NULL, why, why_cap);
+}

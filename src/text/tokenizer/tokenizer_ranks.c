@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loading: tiktoken.model, a vocabulary without merges. A line is a token's bytes in base64, a
+ * space and its rank, which is its id. tiktoken joins the two neighbours whose bytes together have
+ * the lowest rank; so each way to cut a token into two others is a merge of the token's rank.
+ *
+ * The pattern that cuts the text before stands in code that is shipped beside the file, and is not
+ * run here: only that of Kimi's class is known. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/utf8.h"
+#include "text/tokenizer/pieces.h"
+#include "text/tokenizer/tokenizer_parts.h"
+
+#define RANKS_RESERVED  256  /* ids behind the ranks that Kimi's class names, used or not */
+#define RANKS_BYTES_MAX 1024 /* of a token; tiktoken knows no bound, its files stay below 200 */
+
+/* --- lines -------------------------------------------------------------------------------- */
+
+static int base64_value(char c)
+{
+    if (c >= 'A' && c <= 'Z')
+        return c - 'A';
+    if (c >= 'a' && c <= 'z')
+        return c - 'a' + 26;
+    if (c >= '0' && c <= '9')
+        return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* Append the bytes of base64, each as GPT-2's alphabet spells it. Their number; 0: it is none. */
+static size_t spell_base64(const char *text, size_t len, struct buf *out)
+{
+    uint32_t bits = 0;
+    size_t n_bytes = 0, n_bits = 0;
+    char spelled[4];
+
+    if (len == 0 || len % 4 != 0)
+        return 0;
+    while (len > 0 && text[len - 1] == '=' && len % 4 != 2)
+        len--;
+    if (len % 4 == 1)
+        return 0;
+    for (size_t i = 0; i < len; i++) {
+        int value = base64_value(text[i]);
+
+        if (value < 0)
+            return 0;
+        bits = (bits << 6 | (uint32_t)value) & 0xffff;
+        n_bits += 6;
+        if (n_bits < 8)
+            continue;
+        n_bits -= 8;
+        buf_add(out, spelled, utf8_encode(vocab_byte_char((uint8_t)(bits >> n_bits)), spelled));
+        n_bytes++;
+    }
+    return n_bytes > RANKS_BYTES_MAX ? 0 : n_bytes;
+}
+
+/* The rank at the end of a line; -1 when it is none. */
+static int64_t rank_of(const char *text, size_t len)
+{
+    int64_t rank = 0;
+
+    if (len == 0 || len > 9)
+        return -1;
+    for (size_t i = 0; i < len; i++) {
+        if (text[i] < '0' || text[i] > '9')
+            return -1;
+        rank = rank * 10 + (text[i] - '0');
+    }
+    return rank;
+}
+
+static int read_line(struct load *l, const char *line, size_t len, uint32_t number)
+{
+    const char *space = memchr(line, ' ', len);
+    size_t left = space == NULL ? 0 : (size_t)(space - line);
+    int64_t rank = space == NULL ? -1 : rank_of(space + 1, len - left - 1);
+    struct buf spelled = {0};
+    char *text = NULL;
+    size_t text_len;
+
+    if (rank >= 0 && spell_base64(line, left, &spelled) > 0 && !spelled.failed)
+        text = arena_strndup(&l->arena, spelled.bytes, spelled.len);
+    text_len = spelled.len;
+    buf_fini(&spelled);
+    if (text == NULL)
+        return load_fail(l, ERR_INVALID,
+                         "tiktoken.model: line %u is not base64 of 1 to %d bytes, a space and a "
+                         "rank",
+                         number, RANKS_BYTES_MAX);
+    if (vocab_add(&l->vocab, rank, text, text_len, true) != ERR_OK)
+        return load_fail(l, ERR_INVALID,
+                         "tiktoken.model: line %u: a token or rank that was there, or is too large",
+                         number);
+    return ERR_OK;
+}
+
+/* Lines that are not empty. */
+static uint32_t count_ranks(const struct buf *b)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < b->len; i++)
+        n += b->bytes[i] != '\n' && b->bytes[i] != '\r' && (i == 0 || b->bytes[i - 1] == '\n');
+    return n;
+}
+
+static int read_lines(struct load *l)
+{
+    const char *p = l->ranks.bytes;
+    const char *end = p + l->ranks.len;
+    uint32_t number = 0;
+    int rc = ERR_OK;
+
+    while (p < end && rc == ERR_OK) {
+        const char *eol = memchr(p, '\n', (size_t)(end - p));
+        size_t len = (size_t)((eol == NULL ? end : eol) - p);
+        size_t used = len > 0 && p[len - 1] == '\r' ? len - 1 : len;
+
+        number++;
+        if (used > 0)
+            rc = read_line(l, p, used, number);
+        p += len + (eol == NULL ? 0 : 1);
+    }
+    return rc;
+}
+
+/* --- the vocabulary ----------------------------------------------------------------------- */
+
+int load_ranks_kind(struct load *l)
+{
+    const char *name = json_get_text(l->files[FILE_CONFIG], "tokenizer_class", "");
+
+    if (strcmp(name, "TikTokenTokenizer") == 0)
+        return ERR_OK;
+    return load_fail(l, ERR_UNSUPPORTED,
+                     "tiktoken.model: which pattern cuts the text is known of the class "
+                     "TikTokenTokenizer alone, not of \"%.40s\"",
+                     name);
+}
+
+/* Names of the ids behind the ranks that tokenizer_config.json does not name. */
+int load_reserved(struct load *l)
+{
+    static const struct json plain = {.kind = JSON_OBJECT};
+    int rc = ERR_OK;
+
+    for (uint32_t i = 0; i < RANKS_RESERVED && rc == ERR_OK; i++) {
+        uint32_t id = l->n_ranks + i;
+        char name[40];
+        char *text;
+
+        if (l->vocab.tokens[id].text != NULL)
+            continue;
+        (void)snprintf(name, sizeof name, "<|reserved_token_%u|>", id);
+        text = arena_strndup(&l->arena, name, strlen(name));
+        rc = text == NULL ? load_no_memory(l) : load_add_token(l, &plain, id, text, strlen(text));
+    }
+    return rc;
+}
+
+int load_ranks(struct load *l, int64_t n_ids)
+{
+    int rc;
+
+    l->n_ranks = count_ranks(&l->ranks);
+    if (l->n_ranks > VOCAB_IDS_MAX - RANKS_RESERVED)
+        return load_fail(l, ERR_LIMIT, "tiktoken.model: more than %d tokens",
+                         VOCAB_IDS_MAX - RANKS_RESERVED);
+    if (n_ids < l->n_ranks + RANKS_RESERVED)
+        n_ids = l->n_ranks + RANKS_RESERVED;
+    if (vocab_init(&l->vocab, n_ids) != ERR_OK)
+        return load_no_memory(l);
+    rc = read_lines(l);
+    for (uint32_t i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
+        if (l->vocab.tokens[i].text == NULL) /* the ids behind count from the number of ranks */
+            rc = load_fail(l, ERR_INVALID, "tiktoken.model: there is no rank %u", i);
+    }
+    for (int i = 0; i < 256 && rc == ERR_OK; i++) {
+        char byte[4];
+
+        if (vocab_find(&l->vocab, byte, utf8_encode(vocab_byte_char((uint8_t)i), byte)) < 0)
+            rc = load_fail(l, ERR_INVALID, "tiktoken.model: there is no token of byte %d", i);
+    }
+    l->facts.flags |= IMAGE_IGNORE_MERGES; /* a piece that is a token is not merged */
+    return rc;
+}
+
+/* --- merges ------------------------------------------------------------------------------- */
+
+/* What is a token's beginning and its end, among the tokens: in each direction the longest other
+ * token, whose own is the next longer one, and so on. So the ways to cut all tokens are found in
+ * about the time it takes to read them, however long they are. */
+struct cuts {
+    int32_t *begins; /* [n_ranks]: the longest token that this one begins with; -1: none */
+    int32_t *ends;
+    int32_t begin_of[2 * RANKS_BYTES_MAX + 1]; /* by length, of one token; -1 */
+};
+
+struct ranked {
+    const char *text;
+    uint32_t len;
+    int32_t id;
+};
+
+/* By bytes from the first on; what begins another comes before it. */
+static int compare_forward(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    size_t n = x->len < y->len ? x->len : y->len;
+    int order = memcmp(x->text, y->text, n);
+
+    return order != 0 ? order : (x->len > y->len) - (x->len < y->len);
+}
+
+/* The same from the last on. */
+static int compare_backward(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    uint32_t n = x->len < y->len ? x->len : y->len;
+
+    for (uint32_t i = 1; i <= n; i++) {
+        uint8_t p = (uint8_t)x->text[x->len - i], q = (uint8_t)y->text[y->len - i];
+
+        if (p != q)
+            return p - q;
+    }
+    return (x->len > y->len) - (x->len < y->len);
+}
+
+static bool is_end_of(const struct vocab_token *t, const struct ranked *of)
+{
+    return t->text_len <= of->len &&
+           memcmp(of->text + of->len - t->text_len, t->text, t->text_len) == 0;
+}
+
+static bool is_begin_of(const struct vocab_token *t, const struct ranked *of)
+{
+    return t->text_len <= of->len && memcmp(of->text, t->text, t->text_len) == 0;
+}
+
+/* In a sorted list the tokens that a token begins (or ends) with are the one before it, or among
+ * those that this one begins with. */
+static void link_tokens(const struct vocab *v, const struct ranked *sorted, uint32_t n,
+                        bool (*is_part)(const struct vocab_token *, const struct ranked *),
+                        int32_t *parts)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        int32_t part = i == 0 ? -1 : sorted[i - 1].id;
+
+        while (part >= 0 && !is_part(&v->tokens[part], &sorted[i]))
+            part = parts[part];
+        parts[sorted[i].id] = part;
+    }
+}
+
+static int link_cuts(struct load *l, struct cuts *c)
+{
+    struct ranked *sorted = mem_zalloc_array(l->n_ranks, sizeof *sorted);
+
+    if (sorted == NULL || c->begins == NULL || c->ends == NULL) {
+        mem_free(sorted);
+        return load_no_memory(l);
+    }
+    for (uint32_t id = 0; id < l->n_ranks; id++)
+        sorted[id] =
+            (struct ranked){l->vocab.tokens[id].text, l->vocab.tokens[id].text_len, (int32_t)id};
+    qsort(sorted, l->n_ranks, sizeof *sorted, compare_forward);
+    link_tokens(&l->vocab, sorted, l->n_ranks, is_begin_of, c->begins);
+    qsort(sorted, l->n_ranks, sizeof *sorted, compare_backward);
+    link_tokens(&l->vocab, sorted, l->n_ranks, is_end_of, c->ends);
+    mem_free(sorted);
+    memset(c->begin_of, 0xff, sizeof c->begin_of);
+    return ERR_OK;
+}
+
+/* Each way to make token `id` of two others: counted, and entered when there is a table. */
+static size_t enter_cuts(struct load *l, struct cuts *c, uint32_t id)
+{
+    const struct vocab_token *tokens = l->vocab.tokens;
+    size_t n = 0;
+
+    for (int32_t a = c->begins[id]; a >= 0; a = c->begins[a])
+        c->begin_of[tokens[a].text_len] = a;
+    for (int32_t b = c->ends[id]; b >= 0; b = c->ends[b]) {
+        int32_t a = c->begin_of[tokens[id].text_len - tokens[b].text_len];
+        uint64_t pair = bpe_pair(a, b);
+
+        if (a < 0)
+            continue;
+        n++;
+        if (l->merges != NULL)
+            l->merges[bpe_slot(l->merges, l->merges_mask, pair)] =
+                (struct image_merge){.pair = pair, .rank = id, .id = (int32_t)id};
+    }
+    for (int32_t a = c->begins[id]; a >= 0; a = c->begins[a])
+        c->begin_of[tokens[a].text_len] = -1;
+    return n;
+}
+
+static int enter_merges(struct load *l, struct cuts *c)
+{
+    struct image_merge *merges;
+    size_t n = 0, slots;
+
+    for (uint32_t id = 0; id < l->n_ranks; id++)
+        n += enter_cuts(l, c, id);
+    slots = pieces_slots(n);
+    merges = mem_zalloc_array(slots, sizeof *merges);
+    if (merges == NULL)
+        return load_no_memory(l);
+    for (size_t i = 0; i < slots; i++)
+        merges[i].pair = IMAGE_MERGE_FREE;
+    l->merges = merges;
+    l->merges_mask = slots - 1;
+    for (uint32_t id = 0; id < l->n_ranks; id++)
+        (void)enter_cuts(l, c, id);
+    return ERR_OK;
+}
+
+int load_ranks_merges(struct load *l)
+{
+    struct cuts c = {.begins = mem_zalloc_array(l->n_ranks, sizeof *c.begins),
+                     .ends = mem_zalloc_array(l->n_ranks, sizeof *c.ends)};
+    int rc = link_cuts(l, &c);
+
+    if (rc == ERR_OK)
+        rc = enter_merges(l, &c);
+    mem_free(c.begins);
+    mem_free(c.ends);
+    return rc;
+}
