@@ -573,7 +573,8 @@ static int send(struct device *d, const struct target *to, const struct device_p
     return ERR_OK;
 }
 
-/* Rows first .. first + n - 1 of a tensor are in the pipe: a rank's slice of them. */
+/* Rows first .. first + n - 1 of a tensor are in the pipe: a rank's slice of them. What several
+ * ranks have is sent several times, so with ranks a device must not convert it in the pipe. */
 static int send_slice(struct device *d, const struct target *to, const struct device_pipe *pipe,
                       int first, int n)
 {
