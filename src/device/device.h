@@ -137,8 +137,9 @@ struct device_ops {
 
     /* Pipes: for many bytes from several threads. A thread fills a pipe's bytes and sends them;
      * then it must wait before it fills the pipe again. What is sent may be overwritten by being
-     * converted. Memory that was allocated after pipe_open() must not be sent to. Any thread, each
-     * with pipes of its own. ERR_GPU; pipe_open() ERR_NO_MEMORY too. */
+     * converted, but not where join_ranks() is. Memory that was allocated after pipe_open() must
+     * not be sent to. Any thread, each with pipes of its own. ERR_GPU; pipe_open() ERR_NO_MEMORY
+     * too. */
     int (*pipe_open)(struct device *d, struct device_pipe *p, size_t bytes);
     void (*pipe_close)(struct device *d, struct device_pipe *p);
     int (*pipe_wait)(struct device *d, struct device_pipe *p);

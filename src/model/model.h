@@ -85,10 +85,10 @@ int model_wake(struct model *m) ERR_CHECKED;
  * rows. May return before the device is done. Steps run in the order in which they begin, and so do
  * page reads and writes between them.
  * A batch that breaks batch.h's ranges is the caller's bug (must()).
- * On the cpu device: same tokens and number of ranks, same bits, whatever else is in the batch. On
- * cuda the order of a product's sums depends on the number of rows, in buckets of which the first
- * is 1 to 3 (2 or 1 where a product sums over more than 25,000), so that logits that are nearly
- * equal may change places. */
+ * On the cpu device: same tokens, same bits, whatever else is in the batch; with another number of
+ * ranks nearly the same. On cuda the order of a product's sums depends on the number of rows, in
+ * buckets of which the first is 1 to 3 (2 or 1 where a product sums over more than 25,000), so that
+ * logits that are nearly equal may change places. */
 int model_step_begin(struct model *m, const struct batch *b) ERR_CHECKED;
 
 /* Sample the rows of the step that was last begun, with the same batch; once for every step, and

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Ranks sleep and wake together: each keeps weights of its own, so one may be done, or find no
- * memory, while others are under way. Nobody outside sees this. A rank that has given its memory
+ * memory, while others are under way; a caller sees one device. A rank that has given its memory
  * back cannot be used, so from then on ranks_sleep() does not return before all have. */
 #include "model/rank.h"
 

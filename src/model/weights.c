@@ -26,6 +26,7 @@
 #include "model/quant.h"
 #include "model/reader.h"
 #include "model/safetensors.h"
+#include "model/slice.h"
 
 #define RANDOM_SCALE 0.02f             /* of random matrices: what models are initialised with */
 #define RANDOM_CODES 64.0f             /* the same before a scale */
@@ -39,13 +40,6 @@ enum use_of_bytes {
     BYTES_COPIED,    /* elements of a format that the device takes */
     BYTES_ROUNDED,   /* numbers of a file's type, rounded to a format on the device */
     BYTES_CONVERTED, /* numbers of the device's type that mean, or are rounded to, a format */
-};
-
-/* What a rank has of a tensor [n_blocks * rows][cols]: the same rows of each block, and of these
- * some columns. */
-struct slice {
-    int n_blocks, rows, cols;
-    int row, n_rows, col, n_cols;
 };
 
 /* Where a tensor goes on a rank. */
@@ -116,74 +110,15 @@ struct parts {
     int cols, own_cols;
 };
 
-/* --- slices ----------------------------------------------------------------------------- */
-
-/* Where the current rank's `own` of `whole` rows or columns begin. Where there are fewer such
- * pieces than ranks, ranks that stand side by side have the same. */
-static int own_first(const struct loader *l, int whole, int own)
-{
-    return l->rank / (l->n_ranks / (whole / own)) * own;
-}
-
+/* The current rank's slice of tensor i. */
 static struct slice slice_of(const struct loader *l, const struct parts *all, int i)
 {
-    int rows = all->rows[i] / all->n_blocks, n_rows = all->own_rows[i] / all->n_blocks;
-
-    return (struct slice){.n_blocks = all->n_blocks,
-                          .rows = rows,
-                          .row = own_first(l, rows, n_rows),
-                          .n_rows = n_rows,
-                          .cols = all->cols,
-                          .col = own_first(l, all->cols, all->own_cols),
-                          .n_cols = all->own_cols};
-}
-
-static int slice_rows(const struct slice *s)
-{
-    return s->n_blocks * s->n_rows;
-}
-
-/* The tensor's row that is row `row` of the slice. */
-static int slice_row(const struct slice *s, int row)
-{
-    return row / s->n_rows * s->rows + s->row + row % s->n_rows;
-}
-
-static bool slice_is_whole(const struct slice *s)
-{
-    return s->n_rows == s->rows && s->n_cols == s->cols;
-}
-
-/* Rows of a tensor that stand one behind the other in a slice too. */
-struct run {
-    int from, to; /* the first, in the tensor and in the slice */
-    int n;        /* 0: there are none */
-};
-
-/* The first such among rows from .. end - 1 of the tensor. */
-static struct run slice_run(const struct slice *s, int from, int end)
-{
-    while (from < end) {
-        int block = from / s->rows, begin = block * s->rows;
-        int first = begin + s->row, last = first + s->n_rows;
-
-        if (slice_is_whole(s))
-            return (struct run){.from = from, .to = from, .n = end - from};
-        first = first > from ? first : from;
-        last = last < end ? last : end;
-        if (first < last)
-            return (struct run){
-                .from = first, .to = block * s->n_rows + first - begin - s->row, .n = last - first};
-        from = begin + s->rows;
-    }
-    return (struct run){.n = 0};
-}
-
-/* A group of elements that share a scale would reach over the slice's edge. */
-static bool slice_cuts(const struct slice *s, const struct k_format *f)
-{
-    return (f->group_rows > 1 && s->n_rows < s->rows && s->n_rows % f->group_rows != 0) ||
-           (f->group_cols > 0 && s->n_cols < s->cols && s->n_cols % f->group_cols != 0);
+    return slice_make((struct slice_shape){.rows = all->rows[i],
+                                           .own_rows = all->own_rows[i],
+                                           .n_blocks = all->n_blocks,
+                                           .cols = all->cols,
+                                           .own_cols = all->own_cols},
+                      l->rank, l->n_ranks);
 }
 
 /* --- the list --------------------------------------------------------------------------- */
@@ -570,10 +505,10 @@ static int store_floats(struct loader *l, int rank, const struct target *to, con
 {
     struct device *d = l->ranks[rank].device;
     const struct slice *s = &to->slice;
-    struct run run = slice_run(s, first, first + n);
+    struct slice_run run = slice_next(s, first, first + n);
     int rc = ERR_OK;
 
-    for (; run.n > 0 && rc == ERR_OK; run = slice_run(s, run.from + run.n, first + n)) {
+    for (; run.n > 0 && rc == ERR_OK; run = slice_next(s, run.from + run.n, first + n)) {
         int step = s->n_cols < s->cols ? 1 : run.n;
 
         for (int i = 0; i < run.n && rc == ERR_OK; i += step)
@@ -638,15 +573,16 @@ static int send(struct device *d, const struct target *to, const struct device_p
     return ERR_OK;
 }
 
-/* Rows first .. first + n - 1 of a tensor are in the pipe: a rank's slice of them. */
+/* Rows first .. first + n - 1 of a tensor are in the pipe: a rank's slice of them. What several
+ * ranks have is sent several times, so with ranks a device must not convert it in the pipe. */
 static int send_slice(struct device *d, const struct target *to, const struct device_pipe *pipe,
                       int first, int n)
 {
     const struct slice *s = &to->slice;
-    struct run run = slice_run(s, first, first + n);
+    struct slice_run run = slice_next(s, first, first + n);
     int rc = ERR_OK;
 
-    for (; run.n > 0 && rc == ERR_OK; run = slice_run(s, run.from + run.n, first + n)) {
+    for (; run.n > 0 && rc == ERR_OK; run = slice_next(s, run.from + run.n, first + n)) {
         int step = s->n_cols < s->cols ? 1 : run.n;
 
         for (int i = 0; i < run.n && rc == ERR_OK; i += step)

@@ -8,8 +8,8 @@
 #include "model/config.h"
 #include "model/plan.h"
 
-/* One layer, of a rank its part; norms and biases in the device's type, biases NULL where the model
- * has none. */
+/* One layer, or a rank's part of it; norms and biases in the device's type, biases NULL where there
+ * are none. */
 struct layer_weights {
     void *norm_mixer; /* [dim] */
     /* Attention: q, k, v: [(n_heads + 2 * n_kv_heads) * head_dim][dim]. Recurrent: value, gate:
