@@ -2,8 +2,8 @@
  *
  * Reader threads: accept, read the body, route, hand over. nginx has buffered the whole request
  * before it connects, so no slow client holds a reader; neither does a peer that says nothing
- * (idle_pool.h). A connection wakes one reader that sleeps, not all of them; one that comes while
- * all are busy is found by the first that is not.
+ * (idle_pool.h). A connection wakes one reader that sleeps, not all of them to find that another
+ * was faster; one that comes while all are busy is found by the first that is not.
  *
  * A reader that has to wait for a form's compilation lets another have its place: as many as
  * front_threads look for requests and read them, and besides some wait for compilers. Those are

@@ -45,7 +45,7 @@ static inline uint32_t table_home(const struct table *t, const struct hash *name
 }
 
 /* Where the number of a name stands, or the empty place (-1) where it would. Ends because the
- * table is at most half full. About 0.1 us when nothing is cached. */
+ * table is at most half full. About 0.2 us with a million names. */
 static inline int32_t *table_place(const struct table *t, const struct hash *name)
 {
     uint32_t i = table_home(t, name);

@@ -1,9 +1,9 @@
 /* The idle pool: connections that were accepted and have not said anything.
  *
  * libfcgi reads a request from its first byte on and blocks meanwhile, so a reader takes a
- * connection only when there is something to read. A silent connection holds no reader. It is
- * closed after IDLE_POOL_SILENT_US, or earlier, oldest first, when IDLE_POOL_GUESTS wait. No
- * worker of nginx is between connecting and writing with more than one connection. Whoever comes
+ * connection only when there is something to read. Who says nothing holds no reader, is sent away
+ * after IDLE_POOL_SILENT_US, and when IDLE_POOL_GUESTS are silent the one who came first has to go.
+ * No worker of nginx is between connecting and writing with more than one connection. Whoever comes
  * while the process has no descriptor left waits in the backlog (base/door.h).
  *
  * All functions from any reader thread. */
