@@ -11,7 +11,7 @@
 #include "device/device.h"
 #include "device/gemm_cuda.h"
 
-#define CUDA_ALLOCS_MAX 16384
+#define CUDA_ALLOCS_MAX 65536
 #define CUDA_GRAPHS_MAX 64 /* buckets of decodes: step_bucket() */
 
 /* The arrays of a step, as pointers into the pinned block or its mirror. */
