@@ -45,8 +45,8 @@ while IFS=: read -r folder allowed; do
     [ -z "$wrong" ] && ok "src/$folder includes only:$allowed" || not_ok "src/$folder" "$wrong"
 done <<<"$table"
 
-wrong=$(for d in $(find src -mindepth 1 -type d); do
-    grep -q "^\(table='\)\?${d#src/}:" "$0" || echo "$d"
+wrong=$(for d in $(find src -mindepth 1 -type d ! -name '.*'); do
+    grep -q "^${d#src/}:" <<<"$table" || echo "$d"
 done)
 [ -z "$wrong" ] && ok "every folder of src has its row" || not_ok "folders without a row" "$wrong"
 
