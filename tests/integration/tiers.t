@@ -37,7 +37,7 @@ def ask(s, i, name):
 
 def tool(*argv):
     return subprocess.run([os.path.join(BUILDDIR, argv[0])] + list(argv[1:]), capture_output=True,
-                          text=True, timeout=60)
+                          encoding="utf-8", errors="replace", timeout=60)
 
 
 def hits(s, tier="host"):
