@@ -94,8 +94,9 @@ for name, make, has_states in KINDS:
                    for (_, cached), p in zip(again, prompts)),
                "all that could be is found", str([c for _, c in again]))
         half = say(s, prompts[-1][:400] + draw(20))[1]
-        tap.ok(half >= 400 - BLOCK or not half, "a prefix is found, or the window behind it is gone",
-               half)
+        # No snapshot stands in the middle of so short a prompt.
+        tap.ok(half == 0 if has_states else half >= 400 - BLOCK,
+               "of a prefix as much as all groups serve: %d of 400 tokens" % half)
         got = crowd(9, lambda i: say(s, prompts[i])[0])
         agree(got, want[::3], "together as alone")
         tap.ok(s.idle(), "idle")
