@@ -193,6 +193,16 @@ static void lane_ring(int wake_fd)
         (void)!send(wake_fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
+/* Wake the peer if it sleeps, after something was published. The fence orders the publication
+ * before the look at the flag; the exchange lets one of several wakers send the byte. */
+static void lane_wake(const struct lane *l, _Atomic uint32_t *sleeping)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(sleeping, memory_order_relaxed) != 0 &&
+        atomic_exchange(sleeping, 0) != 0)
+        lane_ring(l->wake_fd);
+}
+
 int lane_take_wakes(int wake_fd)
 {
     char byte;
@@ -285,10 +295,7 @@ void lane_flush(struct lane *l)
     if (!l->touched)
         return;
     l->touched = false;
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&l->shared->front_sleeping, memory_order_relaxed) != 0 &&
-        atomic_exchange(&l->shared->front_sleeping, 0) != 0)
-        lane_ring(l->wake_fd);
+    lane_wake(l, &l->shared->front_sleeping);
 }
 
 enum wire_cancel lane_cancelled(const struct lane *l, uint32_t slot)
@@ -385,10 +392,7 @@ int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, cons
 void lane_publish(struct lane *l)
 {
     atomic_store_explicit(&l->shared->queue_tail, l->queue_at, memory_order_release);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&l->shared->engine_sleeping, memory_order_relaxed) != 0 &&
-        atomic_exchange(&l->shared->engine_sleeping, 0) != 0)
-        lane_ring(l->wake_fd);
+    lane_wake(l, &l->shared->engine_sleeping);
 }
 
 bool lane_peek(const struct lane *l, uint32_t slot, struct wire_out *record)
@@ -424,10 +428,7 @@ uint64_t lane_ready(struct lane *l, uint32_t w)
 void lane_cancel(struct lane *l, uint32_t slot, enum wire_cancel why)
 {
     atomic_store_explicit(&l->slots[slot].cancel, (uint32_t)why, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&l->shared->engine_sleeping, memory_order_relaxed) != 0 &&
-        atomic_exchange(&l->shared->engine_sleeping, 0) != 0)
-        lane_ring(l->wake_fd);
+    lane_wake(l, &l->shared->engine_sleeping);
 }
 
 bool lane_front_sleep(struct lane *l)
