@@ -182,6 +182,8 @@ static void check_products(void)
                                    .pages_max = 4,
                                    .len_max = 64,
                                    .block_tokens = 16,
+                                   .n_tables = 1,
+                                   .n_windows = 1,
                                    .n_heads = 4,
                                    .n_kv_heads = 4,
                                    .head_dim = 64,
