@@ -122,27 +122,87 @@ void ref_add_rmsnorm(float *out, float *x, const float *delta, const float *weig
 int k_add_rmsnorm(k_bf16 *out, float *x, const k_bf16 *delta, const k_bf16 *weight, float eps,
                   int n, int dim, k_stream stream);
 
-/* out [n_rows][dim] = x + delta at rows token_idx [n_rows]: what is left of a batch after the
- * last layer. */
-void ref_gather_add(float *out, const float *x, const float *delta, const int32_t *token_idx,
-                    int n_rows, int dim);
-int k_gather_add(float *out, const float *x, const k_bf16 *delta, const int32_t *token_idx,
-                 int n_rows, int dim, k_stream stream);
+/* out [n_rows][dim] = x + scale * delta at rows token_idx [n_rows]: only these rows of a batch are
+ * needed after the last layer. */
+void ref_gather_add(float *out, const float *x, const float *delta, float scale,
+                    const int32_t *token_idx, int n_rows, int dim);
+int k_gather_add(float *out, const float *x, const k_bf16 *delta, float scale,
+                 const int32_t *token_idx, int n_rows, int dim, k_stream stream);
 
 /* out [n][ff_dim] = silu(gate) * up, where in [n][2 * ff_dim] holds a row's gate, then its up. */
 void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
 
-/* The activation of an FFN without a gate: out [n] = gelu(in). The launcher's out is bfloat16 or,
- * with is_half, as K_HALF_AT says. */
+/* Activations of FFNs, and whether a gate has them:
+ *
+ *   plain   out [n] = activation(in)
+ *   gated   out [n][ff_dim] = activation(gate) * up
+ *
+ * silu_mul() above is the gated form that has kernels of its own with e4m3 and in products. */
 enum k_activation {
-    K_SILU,      /* gated FFNs': silu_mul() */
+    K_SILU,      /* x / (1 + e^-x) */
     K_GELU,      /* x / 2 * (1 + erf(x / sqrt(2))) */
     K_GELU_TANH, /* x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) */
+    K_RELU,      /* max(x, 0) */
+    K_RELU_2,    /* max(x, 0)^2 */
 };
-void ref_gelu(float *out, const float *in, enum k_activation kind, size_t n);
-int k_gelu(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n,
+
+/* out [n] = activation(in). The launcher's out is bfloat16 or, with is_half, as K_HALF_AT says. */
+void ref_activate(float *out, const float *in, enum k_activation kind, size_t n);
+int k_activate(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n,
+               k_stream stream);
+
+/* out [n][ff_dim] = activation(gate) * up, where in [n][2 * ff_dim] has a row's gate, then its up. */
+void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff_dim);
+int k_gate(k_bf16 *out, const k_bf16 *in, enum k_activation kind, int n, int ff_dim,
            k_stream stream);
+
+/* --- rows of layers in general ------------------------------------------------------------ */
+
+/* A norm over the elements of a row; weight and bias [dim] are bf16 for launchers, float32 for
+ * references. Sums are float64 in the references. */
+enum k_norm_kind {
+    K_NORM_RMS,   /* x / sqrt(mean(x^2) + eps) * weight */
+    K_NORM_LAYER, /* (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias */
+    K_NORM_NONE,  /* x, rounded to the type of out */
+};
+
+struct k_norm {
+    enum k_norm_kind kind;
+    const void *weight; /* NULL: of K_NORM_NONE alone */
+    const void *bias;   /* of K_NORM_LAYER; NULL: none */
+    float eps;
+};
+
+/* out [n][dim] = norm(x). */
+void ref_norm(float *out, const float *x, const struct k_norm *norm, int n, int dim);
+int k_norm_rows(k_bf16 *out, const float *x, const struct k_norm *norm, int n, int dim,
+                k_stream stream);
+
+/* The first dim elements of each row of x [n][stride] become their norm. */
+void ref_norm_within(float *x, int stride, const struct k_norm *norm, int n, int dim);
+int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int dim,
+                  k_stream stream);
+
+/* x [n] += scale * delta [n]. */
+void ref_add(float *x, const float *delta, float scale, size_t n);
+int k_add(float *x, const k_bf16 *delta, float scale, size_t n, k_stream stream);
+
+/* x [n][dim] = x * scale, plus row pos [n] + first of a table of learned positions [][dim] (NULL:
+ * none). */
+void ref_place(float *x, float scale, const float *positions, const int32_t *pos, int first, int n,
+               int dim);
+int k_place(float *x, float scale, const k_bf16 *positions, const int32_t *pos, int first, int n,
+            int dim, k_stream stream);
+
+/* What some models do to logits x [n][width], in place: x = (x + bias) * scale; then, where cap is
+ * above 0, x = cap * tanh(x / cap). bias [width], NULL: none. */
+struct k_softening {
+    const void *bias;
+    float scale, cap;
+};
+void ref_soften(float *x, const struct k_softening *how, int n, int width);
+int k_soften(float *x, const struct k_softening *how, int n, int width, k_stream stream);
 
 /* --- products of few rows --------------------------------------------------------------- */
 

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The recurrent mixer for tests, and the activation of FFNs without a gate.
+ * The recurrent mixer for tests.
  *
  * Split: a thread has a channel of a sequence and walks its tokens of the step one by one; 128
  * channels a block. Bytes: in once, out once, the state twice. Bound by the latency of a load a
  * token; nothing is fetched ahead, since no model that is served has it. */
 #include "kernels/common.cuh"
 
-#define CHANNELS     128 /* of a block */
-#define GELU_THREADS 256
+#define CHANNELS 128 /* of a block */
 
 struct recurrent_args {
     void *out;
@@ -54,24 +53,4 @@ int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state 
 
     return K_LAUNCH(recurrent_kernel, dim3((width + CHANNELS - 1) / CHANNELS, t->n_seqs), CHANNELS,
                     0, stream, a);
-}
-
-static __global__ void __launch_bounds__(GELU_THREADS)
-    gelu_kernel(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n)
-{
-    size_t i = (size_t)blockIdx.x * GELU_THREADS + threadIdx.x;
-    float x, y;
-
-    if (i >= n)
-        return;
-    x = load_bf16(in + i);
-    y = kind == K_GELU ? erff(x * 0.70710678f) : tanhf(0.79788456f * (x + 0.044715f * x * x * x));
-    store_x(out, i, 0.5f * x * (1.0f + y), is_half);
-}
-
-int k_gelu(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n,
-           k_stream stream)
-{
-    return K_LAUNCH(gelu_kernel, (unsigned)((n + GELU_THREADS - 1) / GELU_THREADS), GELU_THREADS, 0,
-                    stream, out, is_half, in, kind, n);
 }

@@ -36,14 +36,14 @@ void ref_add_rmsnorm(float *out, float *x, const float *delta, const float *weig
     ref_rmsnorm(out, x, weight, eps, n, dim);
 }
 
-void ref_gather_add(float *out, const float *x, const float *delta, const int32_t *token_idx,
-                    int n_rows, int dim)
+void ref_gather_add(float *out, const float *x, const float *delta, float scale,
+                    const int32_t *token_idx, int n_rows, int dim)
 {
     for (int r = 0; r < n_rows; r++, out += dim) {
         size_t at = (size_t)token_idx[r] * dim;
 
         for (int d = 0; d < dim; d++)
-            out[d] = x[at + d] + delta[at + d];
+            out[d] = x[at + d] + scale * delta[at + d];
     }
 }
 
@@ -55,14 +55,103 @@ void ref_silu_mul(float *out, const float *in, int n, int ff_dim)
     }
 }
 
-void ref_gelu(float *out, const float *in, enum k_activation kind, size_t n)
+static float activation(float x, enum k_activation kind)
 {
-    for (size_t i = 0; i < n; i++) {
-        float x = in[i];
+    float positive = fmaxf(x, 0.0f);
 
-        if (kind == K_GELU)
-            out[i] = 0.5f * x * (1.0f + erff(x * 0.70710678f));
-        else
-            out[i] = 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    switch (kind) {
+    case K_SILU: return x / (1.0f + expf(-x));
+    case K_GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    case K_GELU_TANH: return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    case K_RELU: return positive;
+    case K_RELU_2: return positive * positive;
+    }
+    return x;
+}
+
+void ref_activate(float *out, const float *in, enum k_activation kind, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = activation(in[i], kind);
+}
+
+void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff_dim)
+{
+    for (int t = 0; t < n; t++, in += 2 * (size_t)ff_dim, out += ff_dim) {
+        for (int d = 0; d < ff_dim; d++)
+            out[d] = activation(in[d], kind) * in[ff_dim + d];
+    }
+}
+
+static void layer_norm(float *out, const float *x, const struct k_norm *norm, int dim)
+{
+    const float *weight = norm->weight, *bias = norm->bias;
+    double sum = 0.0, squares = 0.0;
+    float mean, scale;
+
+    for (int d = 0; d < dim; d++)
+        sum += (double)x[d];
+    for (int d = 0; d < dim; d++)
+        squares += ((double)x[d] - sum / dim) * ((double)x[d] - sum / dim);
+    mean = (float)(sum / dim);
+    scale = (float)(1.0 / sqrt(squares / dim + (double)norm->eps));
+    for (int d = 0; d < dim; d++) {
+        out[d] = (x[d] - mean) * scale * weight[d];
+        if (bias != NULL)
+            out[d] += bias[d];
+    }
+}
+
+static void norm_row(float *out, const float *x, const struct k_norm *norm, int dim)
+{
+    switch (norm->kind) {
+    case K_NORM_RMS: ref_rmsnorm(out, x, norm->weight, norm->eps, 1, dim); break;
+    case K_NORM_LAYER: layer_norm(out, x, norm, dim); break;
+    case K_NORM_NONE: memmove(out, x, (size_t)dim * sizeof *x); break;
+    }
+}
+
+void ref_norm(float *out, const float *x, const struct k_norm *norm, int n, int dim)
+{
+    for (int t = 0; t < n; t++, x += dim, out += dim)
+        norm_row(out, x, norm, dim);
+}
+
+void ref_norm_within(float *x, int stride, const struct k_norm *norm, int n, int dim)
+{
+    for (int t = 0; t < n; t++, x += stride)
+        norm_row(x, x, norm, dim);
+}
+
+void ref_add(float *x, const float *delta, float scale, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] += scale * delta[i];
+}
+
+void ref_place(float *x, float scale, const float *positions, const int32_t *pos, int first, int n,
+               int dim)
+{
+    for (int t = 0; t < n; t++, x += dim) {
+        const float *row = positions == NULL ? NULL : positions + (size_t)(pos[t] + first) * dim;
+
+        for (int d = 0; d < dim; d++) {
+            x[d] *= scale;
+            if (row != NULL)
+                x[d] += row[d];
+        }
+    }
+}
+
+void ref_soften(float *x, const struct k_softening *how, int n, int width)
+{
+    const float *bias = how->bias;
+
+    for (size_t i = 0; i < (size_t)n * (size_t)width; i++) {
+        if (bias != NULL)
+            x[i] += bias[i % (size_t)width];
+        x[i] *= how->scale;
+        if (how->cap > 0.0f)
+            x[i] = how->cap * tanhf(x[i] / how->cap);
     }
 }

@@ -26,19 +26,19 @@ int k_embed(float *x, const k_bf16 *table, const int32_t *ids, const int32_t *sa
 }
 
 static __global__ void gather_add_kernel(float *out, const float *x, const k_bf16 *delta,
-                                         const int32_t *token_idx, int dim)
+                                         float scale, const int32_t *token_idx, int dim)
 {
     size_t at = (size_t)token_idx[blockIdx.x] * dim;
 
     for (int d = threadIdx.x; d < dim; d += blockDim.x)
-        out[(size_t)blockIdx.x * dim + d] = x[at + d] + load_bf16(delta + at + d);
+        out[(size_t)blockIdx.x * dim + d] = x[at + d] + scale * load_bf16(delta + at + d);
 }
 
-int k_gather_add(float *out, const float *x, const k_bf16 *delta, const int32_t *token_idx,
-                 int n_rows, int dim, k_stream stream)
+int k_gather_add(float *out, const float *x, const k_bf16 *delta, float scale,
+                 const int32_t *token_idx, int n_rows, int dim, k_stream stream)
 {
-    return K_LAUNCH(gather_add_kernel, n_rows, ROW_THREADS, 0, stream, out, x, delta, token_idx,
-                    dim);
+    return K_LAUNCH(gather_add_kernel, n_rows, ROW_THREADS, 0, stream, out, x, delta, scale,
+                    token_idx, dim);
 }
 
 static __global__ void fill_random_kernel(k_bf16 *out, size_t n, float deviation, uint64_t seed)

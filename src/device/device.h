@@ -209,9 +209,24 @@ struct device_ops {
     void (*silu_mul)(struct device *d, struct device_rows *out, const void *in, int ff_dim, int n,
                      const struct k_matrix *to);
     /* in and out [n][width]; `to` as of attn(). */
-    void (*gelu)(struct device *d, void *out, const void *in, enum k_activation kind, int width,
-                 int n, const struct k_matrix *to);
-    void (*gather_add)(struct device *d, float *out, const float *x, const void *delta);
+    void (*activate)(struct device *d, void *out, const void *in, enum k_activation kind, int width,
+                     int n, const struct k_matrix *to);
+    /* Layers in general: any norm, any activation before a gate, multipliers. Shapes and `to` as of
+     * rmsnorm() and silu_mul(); norm points to this device's memory. norm_within(): the first
+     * `width` elements of each row of x [n][stride], of the device's type. place() and add() are
+     * for all tokens of the step; positions [][dim] is of the device's type. */
+    void (*norm)(struct device *d, struct device_rows *out, const float *x,
+                 const struct k_norm *norm, int n, const struct k_matrix *to);
+    void (*norm_within)(struct device *d, void *x, int stride, const struct k_norm *norm, int width,
+                        int n);
+    void (*gate)(struct device *d, struct device_rows *out, const void *in, enum k_activation kind,
+                 int ff_dim, int n, const struct k_matrix *to);
+    void (*place)(struct device *d, float *x, float scale, const void *positions, int first);
+    void (*add)(struct device *d, float *x, const void *delta, float scale, int n);
+    void (*soften)(struct device *d, float *logits, const struct k_softening *how, int n);
+    /* out [step_rows][dim] = x + scale * delta at the step's rows. */
+    void (*gather_add)(struct device *d, float *out, const float *x, const void *delta,
+                       float scale);
     /* rows [n][width] of the device's type become the sum of all ranks' rows, added in the order of
      * the ranks: the same bits on each of them, every time. Waits for the others, and all must come
      * with the same n and width. */

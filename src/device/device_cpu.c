@@ -256,7 +256,19 @@ static void cpu_read_products(struct device *d, const char *path, bool expected)
 
 /* --- rows: shared out in runs of rows -------------------------------------------------- */
 
-enum row_op { ROW_EMBED, ROW_NORM, ROW_ADD_NORM, ROW_ROPE, ROW_SILU, ROW_GELU };
+enum row_op {
+    ROW_EMBED,
+    ROW_RMSNORM,
+    ROW_ADD_RMSNORM,
+    ROW_ROPE,
+    ROW_SILU,
+    ROW_ACTIVATE,
+    ROW_GATE,
+    ROW_NORM,
+    ROW_NORM_WITHIN,
+    ROW_ADD,
+    ROW_PLACE,
+};
 
 struct row_job {
     struct cpu *c;
@@ -265,13 +277,27 @@ struct row_job {
     const float *a, *b; /* delta or input; weight or table */
     const struct k_kv *kv;
     const struct k_rotary *rotary;
-    struct k_tokens tokens; /* ROW_ROPE: with the layer's table */
-    float eps;
+    struct k_tokens tokens;    /* ROW_ROPE: with the layer's table */
+    const struct k_norm *norm; /* ROW_NORM, ROW_NORM_WITHIN */
+    float eps, scale;
     int n, rows_a_task;
     int n_heads;                  /* ROW_ROPE */
-    enum k_activation activation; /* ROW_GELU */
-    int width;                    /* ROW_SILU, ROW_GELU: of a row of the result */
+    enum k_activation activation; /* ROW_ACTIVATE, ROW_GATE */
+    int width;                    /* of a row of the result, or of the norm */
+    int stride;                   /* ROW_NORM_WITHIN */
+    int pos_first;                /* ROW_PLACE */
 };
+
+static void silu_rows(const struct row_job *j, int first, int n)
+{
+    size_t width = (size_t)j->width;
+
+    for (int r = first; r < first + n; r++) {
+        const float *in = j->a + (size_t)r * 2 * width;
+
+        j->c->math->silu_mul(j->out + (size_t)r * width, in, in + width, j->width);
+    }
+}
 
 static void row_task(void *arg, int task, int worker)
 {
@@ -279,29 +305,31 @@ static void row_task(void *arg, int task, int worker)
     const struct device_limits *lim = &j->c->base.limits;
     int first = task * j->rows_a_task;
     int n = j->n - first < j->rows_a_task ? j->n - first : j->rows_a_task;
-    size_t at = (size_t)first * lim->dim;
+    size_t at = (size_t)first * lim->dim, wide = (size_t)first * (size_t)j->width;
 
     (void)worker;
     switch (j->op) {
     case ROW_EMBED: ref_embed(j->x + at, j->b, j->c->token_ids + first, n, lim->dim); break;
-    case ROW_NORM: ref_rmsnorm(j->out + at, j->x + at, j->b, j->eps, n, lim->dim); break;
-    case ROW_ADD_NORM:
+    case ROW_RMSNORM: ref_rmsnorm(j->out + at, j->x + at, j->b, j->eps, n, lim->dim); break;
+    case ROW_ADD_RMSNORM:
         ref_add_rmsnorm(j->out + at, j->x + at, j->a + at, j->b, j->eps, n, lim->dim);
         break;
     case ROW_ROPE:
         ref_rope_kv(j->out, j->kv, &j->tokens, j->rotary, j->n_heads, first, first + n);
         break;
-    case ROW_GELU:
-        at = (size_t)first * (size_t)j->width;
-        ref_gelu(j->out + at, j->a + at, j->activation, (size_t)n * (size_t)j->width);
+    case ROW_NORM: ref_norm(j->out + at, j->x + at, j->norm, n, lim->dim); break;
+    case ROW_ADD: ref_add(j->x + at, j->a + at, j->scale, (size_t)n * (size_t)lim->dim); break;
+    case ROW_PLACE:
+        ref_place(j->x + at, j->scale, j->a, j->c->batch->tokens.pos + first, j->pos_first, n,
+                  lim->dim);
         break;
-    case ROW_SILU:
-        for (int r = first; r < first + n; r++) {
-            const float *in = j->a + (size_t)r * 2 * (size_t)j->width;
-
-            j->c->math->silu_mul(j->out + (size_t)r * (size_t)j->width, in, in + j->width,
-                                 j->width);
-        }
+    case ROW_SILU: silu_rows(j, first, n); break;
+    case ROW_ACTIVATE:
+        ref_activate(j->out + wide, j->a + wide, j->activation, (size_t)n * (size_t)j->width);
+        break;
+    case ROW_GATE: ref_gate(j->out + wide, j->a + 2 * wide, j->activation, n, j->width); break;
+    case ROW_NORM_WITHIN:
+        ref_norm_within(j->x + (size_t)first * (size_t)j->stride, j->stride, j->norm, n, j->width);
         break;
     }
 }
@@ -330,10 +358,10 @@ static void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *
                         const void *weight, float eps, int n, const struct k_matrix *to)
 {
     struct row_job j = {
-        .c = cpu_of(d), .op = ROW_NORM, .out = out->data, .b = weight, .eps = eps, .n = n};
+        .c = cpu_of(d), .op = ROW_RMSNORM, .out = out->data, .b = weight, .eps = eps, .n = n};
 
     (void)to;
-    memcpy(&j.x, &x, sizeof x); /* only read by ROW_NORM */
+    memcpy(&j.x, &x, sizeof x); /* only read by ROW_RMSNORM */
     row_run(&j, d->limits.dim);
 }
 
@@ -341,7 +369,7 @@ static void cpu_add_rmsnorm(struct device *d, struct device_rows *out, float *x,
                             const void *weight, float eps, int n, const struct k_matrix *to)
 {
     struct row_job j = {.c = cpu_of(d),
-                        .op = ROW_ADD_NORM,
+                        .op = ROW_ADD_RMSNORM,
                         .out = out->data,
                         .x = x,
                         .a = delta,
@@ -378,11 +406,11 @@ static void cpu_silu_mul(struct device *d, struct device_rows *out, const void *
     row_run(&j, ff_dim);
 }
 
-static void cpu_gelu(struct device *d, void *out, const void *in, enum k_activation kind, int width,
-                     int n, const struct k_matrix *to)
+static void cpu_activate(struct device *d, void *out, const void *in, enum k_activation kind,
+                         int width, int n, const struct k_matrix *to)
 {
     struct row_job j = {.c = cpu_of(d),
-                        .op = ROW_GELU,
+                        .op = ROW_ACTIVATE,
                         .out = out,
                         .a = in,
                         .n = n,
@@ -393,6 +421,70 @@ static void cpu_gelu(struct device *d, void *out, const void *in, enum k_activat
     row_run(&j, width);
 }
 
+static void cpu_gate(struct device *d, struct device_rows *out, const void *in,
+                     enum k_activation kind, int ff_dim, int n, const struct k_matrix *to)
+{
+    struct row_job j = {.c = cpu_of(d),
+                        .op = ROW_GATE,
+                        .out = out->data,
+                        .a = in,
+                        .n = n,
+                        .activation = kind,
+                        .width = ff_dim};
+
+    (void)to;
+    row_run(&j, ff_dim);
+}
+
+static void cpu_norm(struct device *d, struct device_rows *out, const float *x,
+                     const struct k_norm *norm, int n, const struct k_matrix *to)
+{
+    struct row_job j = {.c = cpu_of(d), .op = ROW_NORM, .out = out->data, .norm = norm, .n = n};
+
+    (void)to;
+    memcpy(&j.x, &x, sizeof x); /* only read by ROW_NORM */
+    row_run(&j, d->limits.dim);
+}
+
+static void cpu_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm,
+                            int width, int n)
+{
+    struct row_job j = {.c = cpu_of(d),
+                        .op = ROW_NORM_WITHIN,
+                        .x = x,
+                        .norm = norm,
+                        .n = n,
+                        .width = width,
+                        .stride = stride};
+
+    row_run(&j, width);
+}
+
+static void cpu_place(struct device *d, float *x, float scale, const void *positions, int first)
+{
+    struct row_job j = {.c = cpu_of(d),
+                        .op = ROW_PLACE,
+                        .x = x,
+                        .a = positions,
+                        .scale = scale,
+                        .n = cpu_of(d)->batch->tokens.n_tokens,
+                        .pos_first = first};
+
+    row_run(&j, d->limits.dim);
+}
+
+static void cpu_add(struct device *d, float *x, const void *delta, float scale, int n)
+{
+    struct row_job j = {.c = cpu_of(d), .op = ROW_ADD, .x = x, .a = delta, .scale = scale, .n = n};
+
+    row_run(&j, d->limits.dim);
+}
+
+static void cpu_soften(struct device *d, float *logits, const struct k_softening *how, int n)
+{
+    ref_soften(logits, how, n, d->limits.n_vocab);
+}
+
 /* No product here reads codes: cpu_takes() was false. */
 static void cpu_quantise(struct device *d, struct device_rows *rows, int n,
                          const struct k_matrix *to)
@@ -400,11 +492,12 @@ static void cpu_quantise(struct device *d, struct device_rows *rows, int n,
     (void)d, (void)rows, (void)n, (void)to;
 }
 
-static void cpu_gather_add(struct device *d, float *out, const float *x, const void *delta)
+static void cpu_gather_add(struct device *d, float *out, const float *x, const void *delta,
+                           float scale)
 {
     const struct device_batch *b = cpu_of(d)->batch;
 
-    ref_gather_add(out, x, delta, b->row_tokens, b->n_rows, d->limits.dim);
+    ref_gather_add(out, x, delta, scale, b->row_tokens, b->n_rows, d->limits.dim);
 }
 
 /* --- products -------------------------------------------------------------------------- */
@@ -667,7 +760,13 @@ static const struct device_ops cpu_ops = {
     .attn = cpu_attn,
     .recurrent = cpu_recurrent,
     .silu_mul = cpu_silu_mul,
-    .gelu = cpu_gelu,
+    .activate = cpu_activate,
+    .norm = cpu_norm,
+    .norm_within = cpu_norm_within,
+    .gate = cpu_gate,
+    .place = cpu_place,
+    .add = cpu_add,
+    .soften = cpu_soften,
     .gather_add = cpu_gather_add,
     .launch = cpu_launch,
     .sample = cpu_sample,

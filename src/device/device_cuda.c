@@ -338,15 +338,66 @@ static void cuda_recurrent(struct device *d, void *out, const void *in, const st
               "recurrent");
 }
 
-static void cuda_gelu(struct device *d, void *out, const void *in, enum k_activation kind,
-                      int width, int n, const struct k_matrix *to)
+static void cuda_activate(struct device *d, void *out, const void *in, enum k_activation kind,
+                          int width, int n, const struct k_matrix *to)
 {
     struct cuda *c = cuda_of(d);
 
     cuda_keep(c,
-              k_gelu(out, to != NULL && k_format_reads_half(&to->format), in, kind,
-                     (size_t)n * (size_t)width, c->stream),
-              "gelu");
+              k_activate(out, to != NULL && k_format_reads_half(&to->format), in, kind,
+                         (size_t)n * (size_t)width, c->stream),
+              "activate");
+}
+
+/* The kernels of layers in general write bf16; codes are made of that by a pass of its own. */
+static void cuda_norm(struct device *d, struct device_rows *out, const float *x,
+                      const struct k_norm *norm, int n, const struct k_matrix *to)
+{
+    struct cuda *c = cuda_of(d);
+
+    cuda_keep(c, k_norm_rows(out->data, x, norm, n, d->limits.dim, c->stream), "norm");
+    cuda_quantise(d, out, n, to);
+}
+
+static void cuda_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm,
+                             int width, int n)
+{
+    struct cuda *c = cuda_of(d);
+
+    cuda_keep(c, k_norm_within(x, stride, norm, n, width, c->stream), "norm_within");
+}
+
+static void cuda_gate(struct device *d, struct device_rows *out, const void *in,
+                      enum k_activation kind, int ff_dim, int n, const struct k_matrix *to)
+{
+    struct cuda *c = cuda_of(d);
+
+    cuda_keep(c, k_gate(out->data, in, kind, n, ff_dim, c->stream), "gate");
+    cuda_quantise(d, out, n, to);
+}
+
+static void cuda_place(struct device *d, float *x, float scale, const void *positions, int first)
+{
+    struct cuda *c = cuda_of(d);
+
+    cuda_keep(c,
+              k_place(x, scale, positions, c->tokens.pos, first, c->tokens.n_tokens, d->limits.dim,
+                      c->stream),
+              "place");
+}
+
+static void cuda_add(struct device *d, float *x, const void *delta, float scale, int n)
+{
+    struct cuda *c = cuda_of(d);
+
+    cuda_keep(c, k_add(x, delta, scale, (size_t)n * (size_t)d->limits.dim, c->stream), "add");
+}
+
+static void cuda_soften(struct device *d, float *logits, const struct k_softening *how, int n)
+{
+    struct cuda *c = cuda_of(d);
+
+    cuda_keep(c, k_soften(logits, how, n, d->limits.n_vocab, c->stream), "soften");
 }
 
 static void cuda_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
@@ -361,14 +412,15 @@ static void cuda_silu_mul(struct device *d, struct device_rows *out, const void 
               "silu_mul");
 }
 
-static void cuda_gather_add(struct device *d, float *out, const float *x, const void *delta)
+static void cuda_gather_add(struct device *d, float *out, const float *x, const void *delta,
+                            float scale)
 {
     struct cuda *c = cuda_of(d);
 
-    cuda_keep(
-        c,
-        k_gather_add(out, x, delta, c->arrays.row_tokens, d->step_rows, d->limits.dim, c->stream),
-        "gather_add");
+    cuda_keep(c,
+              k_gather_add(out, x, delta, scale, c->arrays.row_tokens, d->step_rows, d->limits.dim,
+                           c->stream),
+              "gather_add");
 }
 
 static bool cuda_few(struct device *d, const struct k_matrix *w, int n)
@@ -496,7 +548,13 @@ static const struct device_ops cuda_ops = {
     .attn = cuda_attn,
     .recurrent = cuda_recurrent,
     .silu_mul = cuda_silu_mul,
-    .gelu = cuda_gelu,
+    .activate = cuda_activate,
+    .norm = cuda_norm,
+    .norm_within = cuda_norm_within,
+    .gate = cuda_gate,
+    .place = cuda_place,
+    .add = cuda_add,
+    .soften = cuda_soften,
     .gather_add = cuda_gather_add,
     .few = cuda_few,
     .embed_normed = cuda_embed_normed,

@@ -13,30 +13,23 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "model/config_source.h"
 
 #define CONFIG_BYTES_MAX    ((size_t)4 << 20) /* the largest known config.json has 200 KiB */
 #define CONFIG_ARENA_MAX    ((size_t)64 << 20)
 #define WINDOW_PRESET       4096 /* transformers' sliding_window of Mistral and Qwen */
 #define WINDOW_FIRST_PRESET 28   /* and max_window_layers of Qwen */
 
-/* Parsing one file: where numbers are looked up and whom to blame. */
-struct source {
-    const char *name; /* of the file */
-    int rc;           /* the first error */
-};
-
-static void fail(struct source *s, int rc)
+void source_fail(struct config_source *s, int rc)
 {
     if (s->rc == ERR_OK)
         s->rc = rc;
 }
 
-/* A whole number from low to high; preset where it is missing or null, 0 meaning "required". */
-static int whole(struct source *s, const struct json *obj, const char *field, int preset, int low,
-                 int high)
+int source_whole(struct config_source *s, const struct json *obj, const char *field, int preset,
+                 int low, int high)
 {
     const struct json *v = json_get(obj, field);
 
@@ -44,19 +37,19 @@ static int whole(struct source *s, const struct json *obj, const char *field, in
         if (preset != 0)
             return preset;
         log_error("model: %s: %s is missing", s->name, field);
-        fail(s, ERR_INVALID);
+        source_fail(s, ERR_INVALID);
         return low;
     }
     if (v->kind != JSON_INT || v->whole < low || v->whole > high) {
         log_error("model: %s: %s must be a whole number from %d to %d", s->name, field, low, high);
-        fail(s, ERR_INVALID);
+        source_fail(s, ERR_INVALID);
         return low;
     }
     return (int)v->whole;
 }
 
-/* A positive number; preset where it is missing or null, 0 meaning "required". */
-static double positive(struct source *s, const struct json *obj, const char *field, double preset)
+double source_positive(struct config_source *s, const struct json *obj, const char *field,
+                       double preset)
 {
     const struct json *v = json_get(obj, field);
     double x;
@@ -66,13 +59,13 @@ static double positive(struct source *s, const struct json *obj, const char *fie
     x = json_is_number(v) ? json_real(v) : 0.0;
     if (!(x > 0.0 && x < 1e30)) {
         log_error("model: %s: %s must be a positive number", s->name, field);
-        fail(s, ERR_INVALID);
+        source_fail(s, ERR_INVALID);
         return 1.0;
     }
     return x;
 }
 
-static bool flag(struct source *s, const struct json *obj, const char *field, bool preset)
+bool source_flag(struct config_source *s, const struct json *obj, const char *field, bool preset)
 {
     const struct json *v = json_get(obj, field);
 
@@ -80,78 +73,49 @@ static bool flag(struct source *s, const struct json *obj, const char *field, bo
         return preset;
     if (v->kind != JSON_BOOL) {
         log_error("model: %s: %s must be true or false", s->name, field);
-        fail(s, ERR_INVALID);
+        source_fail(s, ERR_INVALID);
         return preset;
     }
     return v->flag;
 }
 
-static void read_rope(struct source *s, struct rope_config *r, const struct json *obj)
+const char *source_alias(const struct json *obj, const char *const *names)
 {
-    const struct json *rope = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
-    const char *kind;
+    for (int i = 0; names[i] != NULL; i++) {
+        const struct json *v = json_get(obj, names[i]);
 
-    if (rope == NULL)
-        rope = json_get_kind(obj, "rope_scaling", JSON_OBJECT);
-    r->theta = positive(s, obj, "rope_theta", 10000.0);
-    if (rope == NULL)
-        return;
-    r->theta = positive(s, rope, "rope_theta", r->theta);
-    kind = json_get_text(rope, "rope_type", json_get_text(rope, "type", "default"));
-    if (strcmp(kind, "default") == 0)
-        return;
-    if (strcmp(kind, "linear") == 0) {
-        r->kind = ROPE_LINEAR;
-        r->factor = positive(s, rope, "factor", 0.0);
-    } else if (strcmp(kind, "llama3") == 0) {
-        r->kind = ROPE_LLAMA3;
-        r->factor = positive(s, rope, "factor", 0.0);
-        r->low_factor = positive(s, rope, "low_freq_factor", 0.0);
-        r->high_factor = positive(s, rope, "high_freq_factor", 0.0);
-        r->original_len = positive(s, rope, "original_max_position_embeddings", 0.0);
-        if (s->rc == ERR_OK && r->high_factor <= r->low_factor) {
-            log_error("model: %s: high_freq_factor must be above low_freq_factor", s->name);
-            fail(s, ERR_INVALID);
-        }
-    } else {
-        log_error("model: %s: position scaling \"%.40s\" is not supported", s->name, kind);
-        fail(s, ERR_UNSUPPORTED);
+        if (v != NULL && v->kind != JSON_NULL)
+            return names[i];
     }
+    return names[0];
 }
 
-static void read_activation(struct source *s, struct config *c, const struct json *obj)
+static void read_activation(struct config_source *s, struct config *c, const struct json *obj)
 {
+    static const char *const fields[] = {"hidden_act", "hidden_activation", "activation_function",
+                                         NULL};
     static const struct {
         const char *name;
         enum k_activation activation;
-    } known[] = {{"silu", K_SILU},
-                 {"gelu", K_GELU},
-                 {"gelu_new", K_GELU_TANH},
-                 {"gelu_pytorch_tanh", K_GELU_TANH}};
-    const char *name = json_get_text(obj, "hidden_act", "silu");
+    } known[] = {{"silu", K_SILU},           {"swish", K_SILU},
+                 {"gelu", K_GELU},           {"gelu_new", K_GELU_TANH},
+                 {"gelu_fast", K_GELU_TANH}, {"gelu_pytorch_tanh", K_GELU_TANH},
+                 {"relu", K_RELU},           {"relu2", K_RELU_2}};
+    const char *preset = c->arch->activation != NULL ? c->arch->activation : "silu";
+    const char *field = source_alias(obj, fields), *name = json_get_text(obj, field, preset);
 
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        if (strcmp(name, known[i].name) == 0 && (i == 0 || c->arch->plain_ffn)) {
+        if (strcmp(name, known[i].name) == 0 && (i == 0 || c->arch->any_activation)) {
             c->activation = known[i].activation;
             return;
         }
     }
-    log_error("model: %s: hidden_act \"%.40s\" is not supported, only silu", s->name, name);
-    fail(s, ERR_UNSUPPORTED);
+    log_error("model: %s: %s \"%.40s\" is not supported%s", s->name, field, name,
+              c->arch->any_activation ? "" : ", only silu");
+    source_fail(s, ERR_UNSUPPORTED);
 }
 
-/* What would change the result and is not computed. */
-static void refuse_unknown(struct source *s, const struct json *obj)
-{
-    const struct json *part = json_get(obj, "partial_rotary_factor");
-
-    if (json_is_number(part) && fabs(json_real(part) - 1.0) > 1e-9) {
-        log_error("model: %s: partial_rotary_factor is not supported", s->name);
-        fail(s, ERR_UNSUPPORTED);
-    }
-}
-
-static void read_quant(struct source *s, struct config *c, const struct json *obj)
+static void read_quant(struct config_source *s, struct config *c, const struct json *obj)
 {
     const struct json *quant = json_get(obj, "quantization_config");
     char why[QUANT_WHY_CAP];
@@ -162,11 +126,11 @@ static void read_quant(struct source *s, struct config *c, const struct json *ob
         return;
     if (quant_read(&c->quant, quant, why, sizeof why) != ERR_OK) {
         log_error("model: %s: quantization_config: %s", s->name, why);
-        fail(s, ERR_UNSUPPORTED);
+        source_fail(s, ERR_UNSUPPORTED);
     }
 }
 
-static void read_arch(struct source *s, struct config *c, const struct json *obj)
+static void read_arch(struct config_source *s, struct config *c, const struct json *obj)
 {
     const struct json *list = json_get_kind(obj, "architectures", JSON_LIST);
     const char *name = list != NULL && list->n > 0 && list->items[0].kind == JSON_TEXT
@@ -175,7 +139,7 @@ static void read_arch(struct source *s, struct config *c, const struct json *obj
 
     if (name == NULL) {
         log_error("model: %s: architectures must be a list with a name", s->name);
-        fail(s, ERR_INVALID);
+        source_fail(s, ERR_INVALID);
         return;
     }
     c->arch = arch_find(name);
@@ -185,54 +149,102 @@ static void read_arch(struct source *s, struct config *c, const struct json *obj
         arch_list(known, sizeof known);
         log_error("model: %s: architecture \"%.80s\" is not supported; these are: %s", s->name,
                   name, known);
-        fail(s, ERR_UNSUPPORTED);
+        source_fail(s, ERR_UNSUPPORTED);
     }
 }
 
-static void read_shape(struct source *s, struct config *c, const struct json *obj)
+/* Families have names of their own for the same numbers. */
+static void read_counts(struct config_source *s, struct config *c, const struct json *obj)
 {
-    c->dim = whole(s, obj, "hidden_size", 0, 1, 65536);
-    c->n_layers = whole(s, obj, "num_hidden_layers", 0, 1, CONFIG_LAYERS_MAX);
-    c->n_heads = whole(s, obj, "num_attention_heads", 0, 1, 1024);
-    c->n_kv_heads = whole(s, obj, "num_key_value_heads", c->n_heads, 1, 1024);
-    c->ff_dim = whole(s, obj, "intermediate_size", 0, 1, 1 << 20);
-    c->n_vocab = whole(s, obj, "vocab_size", 0, 1, 1 << 22);
-    c->len_max = whole(s, obj, "max_position_embeddings", 0, 1, 1 << 24);
-    c->norm_eps = (float)positive(s, obj, "rms_norm_eps", 1e-6);
-    c->tied = flag(s, obj, "tie_word_embeddings", false);
+    static const char *const dims[] = {"hidden_size", "n_embd", NULL};
+    static const char *const layers[] = {"num_hidden_layers", "n_layer", NULL};
+    static const char *const heads[] = {"num_attention_heads", "n_head", NULL};
+    static const char *const widths[] = {"intermediate_size", "ffn_dim", "n_inner", NULL};
+    static const char *const lengths[] = {"max_position_embeddings", "n_positions", NULL};
+    static const char *const epsilons[] = {"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
+                                           "norm_epsilon", "norm_eps",       NULL};
+    bool has_mean = c->arch->norm.kind == K_NORM_LAYER;
+    double eps = has_mean ? 1e-5 : 1e-6;
+
+    c->dim = source_whole(s, obj, source_alias(obj, dims), 0, 1, 65536);
+    c->n_layers = source_whole(s, obj, source_alias(obj, layers), 0, 1, CONFIG_LAYERS_MAX);
+    c->n_heads = source_whole(s, obj, source_alias(obj, heads), 0, 1, 1024);
+    c->n_kv_heads = source_whole(s, obj, "num_key_value_heads", c->n_heads, 1, 1024);
+    c->ff_dim =
+        source_whole(s, obj, source_alias(obj, widths), has_mean ? 4 * c->dim : 0, 1, 1 << 20);
+    c->n_vocab = source_whole(s, obj, "vocab_size", 0, 1, 1 << 22);
+    c->len_max = source_whole(s, obj, source_alias(obj, lengths), 0, 1, 1 << 24);
+    c->norm = c->arch->norm;
+    if (c->norm.eps > 0.0f)
+        eps = (double)c->norm.eps;
+    c->norm.eps = (float)source_positive(s, obj, source_alias(obj, epsilons), eps);
+    c->tied = source_flag(s, obj, "tie_word_embeddings", c->arch->is_tied);
+}
+
+static void read_shape(struct config_source *s, struct config *c, const struct json *obj)
+{
+    read_counts(s, c, obj);
     if (s->rc != ERR_OK)
         return;
     c->head_dim = c->arch->head_dim > 0 ? c->arch->head_dim : c->dim / c->n_heads;
     if (c->head_dim == 0)
         c->head_dim = 1;
-    c->head_dim = whole(s, obj, "head_dim", c->head_dim, 1, K_HEAD_DIM_MAX);
+    c->head_dim = source_whole(s, obj, "head_dim", c->head_dim, 1, K_HEAD_DIM_MAX);
     if (c->n_heads % c->n_kv_heads != 0) {
         log_error("model: %s: num_attention_heads %d is no multiple of num_key_value_heads %d",
                   s->name, c->n_heads, c->n_kv_heads);
-        fail(s, ERR_INVALID);
+        source_fail(s, ERR_INVALID);
     }
     if (c->head_dim % 2 != 0 || c->head_dim > K_HEAD_DIM_MAX) {
         log_error("model: %s: head_dim %d must be even and at most %d", s->name, c->head_dim,
                   K_HEAD_DIM_MAX);
-        fail(s, ERR_INVALID);
+        source_fail(s, ERR_INVALID);
     }
+    c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
+}
+
+/* What the architecture's row says, and one rope for all layers; its own fields come later. */
+static void read_row(struct config_source *s, struct config *c, const struct json *obj)
+{
+    const struct arch *a = c->arch;
+
+    c->qk_norm = a->qk_norm;
+    c->ffn = a->ffn;
+    if (a->is_toy && c->activation != K_SILU)
+        c->ffn = FFN_PLAIN;
+    c->norms = a->norms;
+    c->is_parallel = a->is_parallel;
+    c->by = (struct multipliers){1.0f, 1.0f, 1.0f, 0.0f};
+    c->qkv_bias = a->qkv_bias;
+    c->o_bias = a->o_bias;
+    c->mlp_bias = a->mlp_bias;
+    c->head_bias = a->head_bias;
+    if (a->reads_bias_switches) {
+        c->qkv_bias = source_flag(s, obj, "attention_bias", a->qkv_bias);
+        c->o_bias = source_flag(s, obj, "attention_bias", a->o_bias);
+        c->mlp_bias = source_flag(s, obj, "mlp_bias", a->mlp_bias);
+    }
+    if (s->rc == ERR_OK)
+        (void)config_add_rope(c, s, obj, config_rope_object(obj, "full_attention"));
 }
 
 /* The window of layers that have one; 0: they see all. A field that is missing has transformers'
  * preset. */
-static int read_window(struct source *s, const struct config *c, const struct json *obj)
+static int read_window(struct config_source *s, const struct config *c, const struct json *obj)
 {
     const struct json *v = json_get(obj, "sliding_window");
 
     if (c->arch->window == ARCH_WINDOW_NONE || (v != NULL && v->kind == JSON_NULL))
         return 0;
-    if (c->arch->window == ARCH_WINDOW_LAYERS && !flag(s, obj, "use_sliding_window", false))
+    if (c->arch->window == ARCH_WINDOW_LAYERS && !source_flag(s, obj, "use_sliding_window", false))
         return 0;
-    return whole(s, obj, "sliding_window", WINDOW_PRESET, 1, 1 << 24);
+    if (c->arch->window == ARCH_WINDOW_TYPES && v == NULL)
+        return c->arch->window_preset;
+    return source_whole(s, obj, "sliding_window", WINDOW_PRESET, 1, 1 << 24);
 }
 
 /* One of layer_types. */
-static enum layer_kind layer_kind_of(struct source *s, const struct config *c,
+static enum layer_kind layer_kind_of(struct config_source *s, const struct config *c,
                                      const struct json *type)
 {
     const char *name = type->kind == JSON_TEXT ? type->text : "";
@@ -247,19 +259,19 @@ static enum layer_kind layer_kind_of(struct source *s, const struct config *c,
         log_error("model: %s: layer_types has sliding_attention, and sliding_window or "
                   "use_sliding_window is not set",
                   s->name);
-        fail(s, ERR_INVALID);
+        source_fail(s, ERR_INVALID);
     } else {
         log_error("model: %s: layer_types has \"%.40s\", which is not supported", s->name, name);
-        fail(s, ERR_UNSUPPORTED);
+        source_fail(s, ERR_UNSUPPORTED);
     }
     return LAYER_FULL;
 }
 
-static void read_layer_types(struct source *s, struct config *c, const struct json *types)
+static void read_layer_types(struct config_source *s, struct config *c, const struct json *types)
 {
     if (types->kind != JSON_LIST || types->n != (uint32_t)c->n_layers) {
         log_error("model: %s: layer_types must be a list of %d", s->name, c->n_layers);
-        fail(s, ERR_INVALID);
+        source_fail(s, ERR_INVALID);
         return;
     }
     for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++)
@@ -268,29 +280,31 @@ static void read_layer_types(struct source *s, struct config *c, const struct js
 
 /* What each layer mixes tokens by, as transformers' classes read it. A window that no text fills is
  * none. */
-static void read_layers(struct source *s, struct config *c, const struct json *obj)
+static void read_layers(struct config_source *s, struct config *c, const struct json *obj)
 {
     const struct json *types = json_get(obj, "layer_types");
-    int first = 0;
+    int first = 0, pattern = 0;
 
     if (s->rc != ERR_OK)
         return;
     c->window = read_window(s, c, obj);
     if (c->arch->window == ARCH_WINDOW_LAYERS)
-        first = whole(s, obj, "max_window_layers", WINDOW_FIRST_PRESET, 0, 1 << 24);
+        first = source_whole(s, obj, "max_window_layers", WINDOW_FIRST_PRESET, 0, 1 << 24);
+    if (c->arch->window_pattern > 0)
+        pattern = source_whole(s, obj, "sliding_window_pattern", c->arch->window_pattern, 1, 1024);
     for (int i = first; i < c->n_layers && c->window > 0; i++)
-        c->layer_kinds[i] = LAYER_WINDOW;
-    if (c->arch->window == ARCH_WINDOW_LAYERS && types != NULL && types->kind != JSON_NULL)
+        c->layer_kinds[i] = pattern > 0 && (i + 1) % pattern == 0 ? LAYER_FULL : LAYER_WINDOW;
+    if (c->arch->window >= ARCH_WINDOW_LAYERS && types != NULL && types->kind != JSON_NULL)
         read_layer_types(s, c, types);
     for (int i = 0; i < c->n_layers && c->window >= c->len_max; i++)
         c->layer_kinds[i] =
             c->layer_kinds[i] == LAYER_WINDOW ? (uint8_t)LAYER_FULL : c->layer_kinds[i];
     if (c->arch->recurrent)
-        c->mixer_width = whole(s, obj, "mixer_width", c->dim, 1, 65536);
+        c->mixer_width = source_whole(s, obj, "mixer_width", c->dim, 1, 65536);
 }
 
 /* eos_token_id: a number or a list of them. Ids that the vocabulary lacks end nothing. */
-static void read_eos(struct source *s, struct config *c, const struct json *obj)
+static void read_eos(struct config_source *s, struct config *c, const struct json *obj)
 {
     const struct json *v = json_get(obj, "eos_token_id");
     const struct json *items = v;
@@ -307,7 +321,7 @@ static void read_eos(struct source *s, struct config *c, const struct json *obj)
         if (items[i].kind != JSON_INT || c->n_eos == CONFIG_EOS_MAX) {
             log_error("model: %s: eos_token_id must be an id or a list of at most %d", s->name,
                       CONFIG_EOS_MAX);
-            fail(s, ERR_INVALID);
+            source_fail(s, ERR_INVALID);
             return;
         }
         if (items[i].whole >= 0 && items[i].whole < c->n_vocab)
@@ -332,32 +346,37 @@ static int parse(const struct json **out, struct arena *arena, const char *name,
     return ERR_OK;
 }
 
-int config_parse(struct config *out, const char *name, const char *text, size_t len,
+int config_parse(struct config *out, const char *name, const char *bytes, size_t len,
                  const char *generation, size_t generation_len)
 {
     struct arena arena = {.limit_bytes = CONFIG_ARENA_MAX};
-    struct source s = {.name = name};
+    struct config_source s = {.name = name};
     struct config c = {.n_eos = 0};
-    const struct json *obj;
+    const struct json *obj, *root;
 
-    if ((s.rc = parse(&obj, &arena, name, text, len)) != ERR_OK)
+    if ((s.rc = parse(&obj, &arena, name, bytes, len)) != ERR_OK)
         goto out;
     read_arch(&s, &c, obj);
     if (s.rc != ERR_OK)
         goto out;
-    read_activation(&s, &c, obj);
-    refuse_unknown(&s, obj);
     read_quant(&s, &c, obj);
-    read_shape(&s, &c, obj);
-    read_rope(&s, &c.rope, obj);
-    read_layers(&s, &c, obj);
-    read_eos(&s, &c, obj);
-    c.qkv_bias = c.arch->qkv_bias;
-    if (c.arch->reads_bias_switches) {
-        c.qkv_bias = c.o_bias = flag(&s, obj, "attention_bias", false);
-        c.mlp_bias = flag(&s, obj, "mlp_bias", false);
+    root = obj;
+    if (c.arch->is_wrapped && json_get_kind(obj, "text_config", JSON_OBJECT) != NULL) {
+        obj = json_get_kind(obj, "text_config", JSON_OBJECT);
+        read_quant(&s, &c, obj);
     }
-    c.digest = hash_sha256(text, len, NULL, 0);
+    read_activation(&s, &c, obj);
+    read_shape(&s, &c, obj);
+    read_row(&s, &c, obj);
+    read_layers(&s, &c, obj);
+    if (s.rc == ERR_OK && c.arch->read != NULL)
+        c.arch->read(&c, &s, obj);
+    read_eos(&s, &c, obj);
+    if (root != obj) { /* the outer fields are those of the whole model */
+        read_eos(&s, &c, root);
+        c.tied = source_flag(&s, root, "tie_word_embeddings", c.tied);
+    }
+    c.digest = hash_sha256(bytes, len, NULL, 0);
     if (s.rc == ERR_OK && generation != NULL) {
         s.name = "generation_config.json";
         s.rc = parse(&obj, &arena, s.name, generation, generation_len);
@@ -439,38 +458,4 @@ out:
     mem_free(generation);
     mem_free(text);
     return rc;
-}
-
-/* llama3: long waves turn factor times slower, short ones as they are, a smooth mix between. */
-static double scale_frequency(const struct rope_config *r, double frequency)
-{
-    double wave = 2.0 * M_PI / frequency, smooth;
-
-    if (r->kind == ROPE_LINEAR)
-        return frequency / r->factor;
-    if (r->kind == ROPE_PLAIN || wave < r->original_len / r->high_factor)
-        return frequency;
-    if (wave > r->original_len / r->low_factor)
-        return frequency / r->factor;
-    smooth = (r->original_len / wave - r->low_factor) / (r->high_factor - r->low_factor);
-    return (1.0 - smooth) * frequency / r->factor + smooth * frequency;
-}
-
-void config_turns(const struct config *c, float *turns, int first, int n_positions)
-{
-    int half = c->head_dim / 2;
-    float frequency[K_HEAD_DIM_MAX / 2];
-
-    for (int d = 0; d < half; d++)
-        frequency[d] = (float)scale_frequency(
-            &c->rope,
-            (double)(1.0f / powf((float)c->rope.theta, (float)(2 * d) / (float)c->head_dim)));
-    for (int p = first; p < first + n_positions; p++) {
-        for (int d = 0; d < half; d++, turns += 2) {
-            float angle = (float)p * frequency[d];
-
-            turns[0] = cosf(angle);
-            turns[1] = sinf(angle);
-        }
-    }
 }

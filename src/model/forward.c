@@ -5,6 +5,8 @@
  *              normed -> ffn_in -> ff;       x += ff * down -> normed
  * sampled rows: normed -> logits [n_rows][n_vocab]
  *
+ * plan.h has the layer in general, with norms after the products, parallel FFNs and multipliers.
+ *
  * pass.h says how each of these runs. */
 #include "model/forward.h"
 
@@ -42,8 +44,11 @@ static void mix(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *l = &f->weights->layers[i];
-    const struct k_rotary rotary = {
-        .turns = f->turns, .q_norm = l->q_norm, .k_norm = l->k_norm, .eps = f->plan->norm_eps};
+    bool by_head = plan->attn.qk_norm == QK_NORM_HEADS;
+    const struct k_rotary rotary = {.turns = f->turns[plan->attn.rope],
+                                    .q_norm = by_head ? l->q_norm : NULL,
+                                    .k_norm = by_head ? l->k_norm : NULL,
+                                    .eps = f->plan->norm.eps};
     struct k_state state;
     struct k_kv kv;
 
@@ -51,6 +56,8 @@ static void mix(const struct forward *f, const struct pass *p, int i)
     switch (plan->mixer) {
     case MIXER_ATTENTION:
         kv = kv_of(f, i);
+        if (plan->attn.qk_norm == QK_NORM_WHOLE)
+            pass_norm_whole(p, &plan->attn, l->q_norm, l->k_norm);
         pass_attend(p, &plan->attn, &kv, &rotary, &l->mixer_out);
         break;
     case MIXER_RECURRENT:
@@ -59,25 +66,26 @@ static void mix(const struct forward *f, const struct pass *p, int i)
         break;
     }
     pass_add(p, &p->a->mixed,
-             (struct pass_sum){&l->mixer_out, l->mixer_out_bias, plan->splits.mixer_out},
-             (struct pass_next){.norm = l->norm_ffn, .reader = &l->ffn_in});
+             (struct pass_sum){&l->mixer_out, l->mixer_out_bias, plan->splits.mixer_out,
+                               &l->norm_mixer_after},
+             (struct pass_next){.norm = &l->norm_ffn, .reader = &l->ffn_in}, plan->is_parallel);
 }
 
 static void feed(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *l = &f->weights->layers[i], *next = l + 1;
-    const struct pass_sum down = {&l->down, l->down_bias, plan->splits.down};
+    const struct pass_sum down = {&l->down, l->down_bias, plan->splits.down, &l->norm_ffn_after};
 
-    switch (plan->ffn) {
-    case FFN_GATED: pass_gate(p, plan->mlp.ff_dim, &l->ffn_in, l->ffn_in_bias, &l->down); break;
-    case FFN_PLAIN: pass_activate(p, &plan->mlp, &l->ffn_in, l->ffn_in_bias, &l->down); break;
+    switch (plan->ffn.kind) {
+    case FFN_GATED: pass_gate(p, &plan->ffn, &l->ffn_in, l->ffn_in_bias, &l->down); break;
+    case FFN_PLAIN: pass_activate(p, &plan->ffn, &l->ffn_in, l->ffn_in_bias, &l->down); break;
     }
     if (i + 1 == f->plan->n_layers)
         pass_finish(p, &p->a->ff, down);
     else
         pass_add(p, &p->a->ff, down,
-                 (struct pass_next){.norm = next->norm_mixer, .reader = &next->mixer_in});
+                 (struct pass_next){.norm = &next->norm_mixer, .reader = &next->mixer_in}, false);
 }
 
 void forward(const struct forward *f)
@@ -85,7 +93,7 @@ void forward(const struct forward *f)
     const struct pass p = pass_of(f->device, f->plan, f->weights, f->act);
     const struct layer_weights *first = &f->weights->layers[0];
 
-    pass_embed(&p, (struct pass_next){.norm = first->norm_mixer, .reader = &first->mixer_in});
+    pass_embed(&p, (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
     for (int i = 0; i < f->plan->n_layers; i++) {
         mix(f, &p, i);
         feed(f, &p, i);

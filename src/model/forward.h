@@ -14,7 +14,7 @@ struct forward {
     struct activations *act;
     void *pages;
     enum k_type kv_type;
-    const float *turns;
+    const float *const *turns; /* of each of the plan's ropes */
 };
 
 /* Enqueue one step between the device's begin() and end(), of as many tokens and rows as begin()

@@ -197,48 +197,51 @@ static int alloc_host(struct model *m)
     return ERR_OK;
 }
 
+/* The table of one rope while it is computed. */
 struct turning {
-    const struct model *m;
+    const struct rope *rope;
+    int idx, len;
     float *turns;
 };
 
 static void turn_some(void *job, int task, int worker)
 {
     const struct turning *t = job;
-    int first = task * TURNS_A_TASK, left = t->m->shape.max_model_len - first;
+    int first = task * TURNS_A_TASK, left = t->len - first;
 
     (void)worker;
-    config_turns(&t->m->config, t->turns + (size_t)first * (size_t)t->m->config.head_dim, first,
-                 left < TURNS_A_TASK ? left : TURNS_A_TASK);
+    rope_turns(t->rope, t->turns + (size_t)first * (size_t)t->rope->head_dim, first,
+               least(left, TURNS_A_TASK), t->len);
 }
 
 static int place_turns(struct rank *r, void *context)
 {
     const struct turning *job = context;
     struct device *d = r->device;
-    size_t bytes =
-        (size_t)job->m->shape.max_model_len * (size_t)job->m->shape.head_dim * sizeof(float);
+    size_t bytes = (size_t)job->len * (size_t)job->rope->head_dim * sizeof(float);
+    float *turns = d->ops->alloc_constant(d, bytes);
 
-    r->turns = d->ops->alloc_constant(d, bytes);
-    return r->turns == NULL ? ERR_NO_MEMORY : d->ops->upload(d, r->turns, job->turns, bytes);
+    r->turns[job->idx] = turns;
+    return turns == NULL ? ERR_NO_MEMORY : d->ops->upload(d, turns, job->turns, bytes);
 }
 
-/* The table of turns: 80 ms of sines for 131072 positions, were it done by one thread. */
+/* The tables of turns, one per rope: 80 ms of sines for 131072 positions if one thread did it. */
 static int fill_turns(struct model *m)
 {
-    int n_tasks = (m->shape.max_model_len + TURNS_A_TASK - 1) / TURNS_A_TASK;
-    size_t bytes = (size_t)m->shape.max_model_len * (size_t)m->shape.head_dim * sizeof(float);
-    struct turning job = {.m = m, .turns = mem_alloc(bytes)};
+    int len = m->shape.max_model_len, n_tasks = (len + TURNS_A_TASK - 1) / TURNS_A_TASK;
+    struct turning job = {.len = len};
     struct pool *pool = NULL;
     int rc = ERR_NO_MEMORY;
 
+    job.turns = mem_alloc((size_t)len * (size_t)m->shape.head_dim * sizeof(float));
     if (job.turns == NULL)
-        goto out;
-    if ((rc = pool_open(&pool, least(n_tasks, least(pool_cores(), TURNS_THREADS)))) != ERR_OK)
-        goto out;
-    pool_run(pool, turn_some, &job, n_tasks);
-    rc = rank_run(&m->ranks, place_turns, &job);
-out:
+        return rc;
+    rc = pool_open(&pool, least(n_tasks, least(pool_cores(), TURNS_THREADS)));
+    for (job.idx = 0; job.idx < m->plan.n_ropes && rc == ERR_OK; job.idx++) {
+        job.rope = &m->plan.ropes[job.idx];
+        pool_run(pool, turn_some, &job, n_tasks);
+        rc = rank_run(&m->ranks, place_turns, &job);
+    }
     pool_close(pool);
     mem_free(job.turns);
     return rc;
@@ -672,7 +675,7 @@ static int begin_rank(struct rank *r, void *model)
                               .act = &r->act,
                               .pages = r->pages,
                               .kv_type = m->kv_type,
-                              .turns = r->turns});
+                              .turns = (const float *const *)r->turns});
     d->ops->launch(d);
     return ERR_OK;
 }

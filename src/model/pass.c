@@ -62,7 +62,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
                       const struct weights *w)
 {
-    a->fused_max = plan->dim % 16 == 0 && plan->n_ranks == 1 ? PASS_FUSED_MAX : 0;
+    a->fused_max = plan->fuses && plan->dim % 16 == 0 && plan->n_ranks == 1 ? PASS_FUSED_MAX : 0;
     for (int i = 0; i < plan->n_layers; i++) {
         const struct k_matrix *const all[] = {&w->layers[i].mixer_in, &w->layers[i].mixer_out,
                                               &w->layers[i].ffn_in, &w->layers[i].down, &w->head};
@@ -97,7 +97,7 @@ static struct k_product fused_of_normed(const struct pass *p, enum k_product_kin
                               .bias = bias,
                               .sums_in = p->a->sums,
                               .n_sums = p->plan->dim / 16,
-                              .eps = p->plan->norm_eps,
+                              .eps = p->plan->norm.eps,
                               .y = y};
 }
 
@@ -115,9 +115,40 @@ static void fused_add(const struct pass *p, const struct device_rows *rows, stru
                                     .bias = sum.bias,
                                     .y_is_half = k_format_reads_half(&next.reader->format),
                                     .residual = p->a->x,
-                                    .norm = next.norm,
+                                    .norm = next.norm->weight,
                                     .normed = p->a->normed.data,
                                     .sums_out = p->a->sums});
+}
+
+/* --- in parts ----------------------------------------------------------------------------- */
+
+/* An RMS norm of the residual has an operation of its own, with one for the sum before it. */
+static void norm_residual(const struct pass *p, struct pass_next next)
+{
+    const struct device_ops *op = p->d->ops;
+    struct activations *a = p->a;
+
+    if (next.norm->kind == K_NORM_RMS)
+        op->rmsnorm(p->d, &a->normed, a->x, next.norm->weight, next.norm->eps, p->n, next.reader);
+    else
+        op->norm(p->d, &a->normed, a->x, next.norm, p->n, next.reader);
+}
+
+static void add_delta(const struct pass *p)
+{
+    p->d->ops->add(p->d, p->a->x, p->a->delta, p->plan->by.residual, p->n);
+}
+
+/* delta = after(rows * w + bias), of all ranks together. */
+static void sum_up(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
+{
+    const struct device_ops *op = p->d->ops;
+
+    op->matmul(p->d, p->a->delta, rows, sum.w, sum.bias, p->n);
+    if (p->plan->n_ranks > 1 && sum.split == SPLIT_COLUMNS)
+        op->sum_ranks(p->d, p->a->delta, p->n, p->plan->dim);
+    if (sum.after->kind != K_NORM_NONE)
+        op->norm_within(p->d, p->a->delta, p->plan->dim, sum.after, p->plan->dim, p->n);
 }
 
 /* --- either way --------------------------------------------------------------------------- */
@@ -128,12 +159,14 @@ void pass_embed(const struct pass *p, struct pass_next next)
     struct activations *a = p->a;
 
     if (p->fused) {
-        op->embed_normed(p->d, a->x, a->normed.data, a->sums, p->w->embed.data, next.norm,
+        op->embed_normed(p->d, a->x, a->normed.data, a->sums, p->w->embed.data, next.norm->weight,
                          next.reader);
         return;
     }
     op->embed(p->d, a->x, p->w->embed.data);
-    op->rmsnorm(p->d, &a->normed, a->x, next.norm, p->plan->norm_eps, p->n, next.reader);
+    if (p->plan->by.embedding != 1.0f || p->w->positions != NULL)
+        op->place(p->d, a->x, p->plan->by.embedding, p->w->positions, p->plan->positions.first);
+    norm_residual(p, next);
 }
 
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias)
@@ -142,6 +175,20 @@ void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const
         fused_run(p, fused_of_normed(p, K_PRODUCT_PLAIN, y, w, bias));
     else
         p->d->ops->matmul(p->d, y, &p->a->normed, w, bias, p->n);
+}
+
+/* Keys follow the queries in a token's row. */
+void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const void *q_norm,
+                     const void *k_norm)
+{
+    const struct device_ops *op = p->d->ops;
+    int q = attn->n_heads * attn->head_dim, kv = attn->n_kv_heads * attn->head_dim;
+    const struct k_norm of_q = {K_NORM_RMS, q_norm, NULL, p->plan->norm.eps};
+    const struct k_norm of_k = {K_NORM_RMS, k_norm, NULL, p->plan->norm.eps};
+    char *rows = p->a->mixer_in;
+
+    op->norm_within(p->d, rows, q + 2 * kv, &of_q, q, p->n);
+    op->norm_within(p->d, rows + (size_t)q * p->d->elem_bytes, q + 2 * kv, &of_k, kv, p->n);
 }
 
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
@@ -168,8 +215,8 @@ void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
         p->d->ops->quantise(p->d, &a->mixed, p->n, reader);
 }
 
-void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up, const void *bias,
-               const struct k_matrix *reader)
+void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,
+               const void *bias, const struct k_matrix *reader)
 {
     struct activations *a = p->a;
 
@@ -181,7 +228,10 @@ void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up,
         return;
     }
     p->d->ops->matmul(p->d, a->ffn_in, &a->normed, gate_up, bias, p->n);
-    p->d->ops->silu_mul(p->d, &a->ff, a->ffn_in, ff_dim, p->n, reader);
+    if (ffn->activation == K_SILU)
+        p->d->ops->silu_mul(p->d, &a->ff, a->ffn_in, ffn->ff_dim, p->n, reader);
+    else
+        p->d->ops->gate(p->d, &a->ff, a->ffn_in, ffn->activation, ffn->ff_dim, p->n, reader);
 }
 
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
@@ -190,24 +240,14 @@ void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struc
     struct activations *a = p->a;
 
     pass_project(p, a->ffn_in, up, bias);
-    p->d->ops->gelu(p->d, a->ff.data, a->ffn_in, ffn->activation, ffn->ff_dim, p->n,
-                    p->fused ? reader : NULL);
+    p->d->ops->activate(p->d, a->ff.data, a->ffn_in, ffn->activation, ffn->ff_dim, p->n,
+                        p->fused ? reader : NULL);
     if (!p->fused)
         p->d->ops->quantise(p->d, &a->ff, p->n, reader);
 }
 
-/* delta = rows * w + bias, of all ranks together. */
-static void sum_up(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
-{
-    const struct device_ops *op = p->d->ops;
-
-    op->matmul(p->d, p->a->delta, rows, sum.w, sum.bias, p->n);
-    if (p->plan->n_ranks > 1 && sum.split == SPLIT_COLUMNS)
-        op->sum_ranks(p->d, p->a->delta, p->n, p->plan->dim);
-}
-
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
-              struct pass_next next)
+              struct pass_next next, bool is_parallel)
 {
     struct activations *a = p->a;
 
@@ -216,15 +256,41 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
         return;
     }
     sum_up(p, rows, sum);
-    p->d->ops->add_rmsnorm(p->d, &a->normed, a->x, a->delta, next.norm, p->plan->norm_eps, p->n,
-                           next.reader);
+    if (is_parallel) {
+        norm_residual(p, next);
+        add_delta(p);
+    } else if (next.norm->kind == K_NORM_RMS && p->plan->by.residual == 1.0f) {
+        p->d->ops->add_rmsnorm(p->d, &a->normed, a->x, a->delta, next.norm->weight, next.norm->eps,
+                               p->n, next.reader);
+    } else {
+        add_delta(p);
+        norm_residual(p, next);
+    }
+}
+
+/* The last norm and the logits of the sampled rows, whose residual is in rows. */
+static void finish_rows(const struct pass *p)
+{
+    const struct device_ops *op = p->d->ops;
+    const struct k_norm *norm = &p->w->norm;
+    const struct multipliers *by = &p->plan->by;
+    const struct k_softening how = {p->w->head_bias, by->logits, by->logits_cap};
+    struct activations *a = p->a;
+    int n = p->d->step_rows;
+
+    if (norm->kind == K_NORM_RMS)
+        op->rmsnorm(p->d, &a->rows_normed, a->rows, norm->weight, norm->eps, n, &p->w->head);
+    else
+        op->norm(p->d, &a->rows_normed, a->rows, norm, n, &p->w->head);
+    op->matmul_float(p->d, a->logits, &a->rows_normed, &p->w->head, n);
+    if (how.bias != NULL || how.scale != 1.0f || how.cap > 0.0f)
+        op->soften(p->d, a->logits, &how, n);
 }
 
 /* In parts, the last addition is made to the sampled rows alone. */
 void pass_finish(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
 {
-    const struct device_ops *op = p->d->ops;
-    const struct pass_next next = {.norm = p->w->norm, .reader = &p->w->head};
+    const struct pass_next next = {.norm = &p->w->norm, .reader = &p->w->head};
     struct activations *a = p->a;
 
     if (p->fused) {
@@ -235,8 +301,6 @@ void pass_finish(const struct pass *p, const struct device_rows *rows, struct pa
     sum_up(p, rows, sum);
     if (p->d->step_rows == 0)
         return;
-    op->gather_add(p->d, a->rows, a->x, a->delta);
-    op->rmsnorm(p->d, &a->rows_normed, a->rows, next.norm, p->plan->norm_eps, p->d->step_rows,
-                next.reader);
-    op->matmul_float(p->d, a->logits, &a->rows_normed, &p->w->head, p->d->step_rows);
+    p->d->ops->gather_add(p->d, a->rows, a->x, a->delta, p->plan->by.residual);
+    finish_rows(p);
 }

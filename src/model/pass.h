@@ -1,6 +1,7 @@
 /* Operations of a forward pass. Each is one line of the transformer and runs in one of two ways:
  *
- *   fused     steps of few tokens, all of them sampled: norms, gate and residual are parts of the
+ *   fused     steps of few tokens, all of them sampled, of models of the common form (fuses of
+ *             struct plan): norms, gate and residual are parts of the
  *             products (struct k_product), so the residual's norm is known only as sums of squares
  *             and the product that reads it divides by their root
  *   in parts  any step: a product, then an operation of its own for what stands around it
@@ -54,9 +55,9 @@ struct pass {
 struct pass pass_of(struct device *d, const struct plan *plan, const struct weights *w,
                     struct activations *a);
 
-/* What the residual is normed for next: the norm's weights and the matrix that reads the result. */
+/* What the residual is normed for next: the norm and the matrix that reads the result. */
 struct pass_next {
-    const void *norm;
+    const struct k_norm *norm;
     const struct k_matrix *reader;
 };
 
@@ -66,6 +67,10 @@ void pass_embed(const struct pass *p, struct pass_next next);
 /* y = normed * w + bias. */
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias);
 
+/* Queries and keys of mixer_in are normed, each over all of its heads. */
+void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const void *q_norm,
+                     const void *k_norm);
+
 /* mixed = attention of mixer_in over the pages that kv views, for the product with reader. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
                  const struct k_rotary *rotary, const struct k_matrix *reader);
@@ -74,25 +79,27 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
 void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
                 const struct k_state *state, const struct k_matrix *reader);
 
-/* ff = silu(gate) * up of normed * gate_up + bias, for the product with reader. */
-void pass_gate(const struct pass *p, int ff_dim, const struct k_matrix *gate_up, const void *bias,
-               const struct k_matrix *reader);
+/* ff = activation(gate) * up of normed * gate_up + bias, for the product with reader. */
+void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,
+               const void *bias, const struct k_matrix *reader);
 
 /* ff = activation(normed * up + bias), for the product with reader. */
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
                    const void *bias, const struct k_matrix *reader);
 
-/* What is added to the residual: a product with w, and its bias; the ranks' products are summed
- * where w is split by columns. */
+/* What is added to the residual: a product with w, and its bias, normed by `after`; the ranks'
+ * products are summed where w is split by columns. */
 struct pass_sum {
     const struct k_matrix *w;
     const void *bias;
     enum plan_split split;
+    const struct k_norm *after;
 };
 
-/* x += rows * w + bias; normed = norm(x). */
+/* x += r * after(rows * w + bias), with the model's multiplier r; normed = norm(x), or, where next
+ * is parallel to the mixer, the norm of x from before the sum. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
-              struct pass_next next);
+              struct pass_next next, bool is_parallel);
 
 /* The same for the last time, and the logits of the step's rows, if it has any. */
 void pass_finish(const struct pass *p, const struct device_rows *rows, struct pass_sum sum);

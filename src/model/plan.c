@@ -1,37 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/plan.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 
-static struct attn_plan plan_attention(const struct config *c, int window)
+static struct attn_plan plan_attention(const struct config *c, int window, int rope)
 {
     return (struct attn_plan){.n_heads = c->n_heads,
                               .n_kv_heads = c->n_kv_heads,
                               .head_dim = c->head_dim,
                               .window = window,
-                              .scale = 1.0f / sqrtf((float)c->head_dim),
-                              .qk_norm = c->arch->qk_norm,
+                              .rope = rope,
+                              .scale = c->attn_scale,
+                              .qk_norm = c->qk_norm,
                               .qkv_bias = c->qkv_bias,
                               .o_bias = c->o_bias};
 }
 
-static struct layer_plan plan_layer(const struct config *c, enum layer_kind kind)
+static struct layer_plan plan_layer(const struct config *c, int layer)
 {
-    struct layer_plan l = {
-        .ffn = c->activation == K_SILU ? FFN_GATED : FFN_PLAIN,
-        .mlp = {.ff_dim = c->ff_dim, .activation = c->activation, .bias = c->mlp_bias},
-        .splits = {.mixer_in = SPLIT_ROWS,
-                   .mixer_out = SPLIT_COLUMNS,
-                   .ffn_in = SPLIT_ROWS,
-                   .down = SPLIT_COLUMNS}};
+    bool before = c->norms != NORMS_AFTER, after = c->norms != NORMS_BEFORE;
+    int rope = c->layer_ropes[layer];
+    struct layer_plan l = {.ffn = {.kind = c->ffn,
+                                   .ff_dim = c->ff_dim,
+                                   .activation = c->activation,
+                                   .bias = c->mlp_bias},
+                           .norms = {.before_mixer = before,
+                                     .after_mixer = after,
+                                     .before_ffn = before,
+                                     .after_ffn = after},
+                           .is_parallel = c->is_parallel,
+                           .splits = {.mixer_in = SPLIT_ROWS,
+                                      .mixer_out = SPLIT_COLUMNS,
+                                      .ffn_in = SPLIT_ROWS,
+                                      .down = SPLIT_COLUMNS}};
 
-    switch (kind) {
-    case LAYER_FULL: l.attn = plan_attention(c, 0); break;
-    case LAYER_WINDOW: l.attn = plan_attention(c, c->window); break;
+    switch ((enum layer_kind)c->layer_kinds[layer]) {
+    case LAYER_FULL: l.attn = plan_attention(c, 0, rope); break;
+    case LAYER_WINDOW: l.attn = plan_attention(c, c->window, rope); break;
     case LAYER_RECURRENT:
         l.mixer = MIXER_RECURRENT;
         l.recurrent = (struct recurrent_plan){.width = c->mixer_width};
@@ -40,19 +48,40 @@ static struct layer_plan plan_layer(const struct config *c, enum layer_kind kind
     return l;
 }
 
+static bool has_multipliers(const struct multipliers *by)
+{
+    return by->embedding != 1.0f || by->residual != 1.0f || by->logits != 1.0f ||
+           by->logits_cap > 0.0f;
+}
+
+/* Fused operations norm by sums of squares of the residual alone, so a mean, a norm of a product's
+ * result and a scaled sum are not theirs. */
+static bool plan_fuses(const struct config *c)
+{
+    return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
+           c->qk_norm != QK_NORM_WHOLE && (c->ffn == FFN_PLAIN || c->activation == K_SILU) &&
+           !has_multipliers(&c->by) && !c->positions.is_used && !c->head_bias;
+}
+
 int plan_make(struct plan *out, const struct config *c)
 {
     struct plan p = {.n_ranks = 1,
                      .n_layers = c->n_layers,
                      .dim = c->dim,
                      .n_vocab = c->n_vocab,
-                     .norm_eps = c->norm_eps};
+                     .norm = c->norm,
+                     .by = c->by,
+                     .positions = c->positions,
+                     .head_bias = c->head_bias,
+                     .fuses = plan_fuses(c),
+                     .n_ropes = c->n_ropes,
+                     .ropes = c->ropes};
 
     p.layers = mem_zalloc_array((size_t)c->n_layers, sizeof *p.layers);
     if (p.layers == NULL)
         return ERR_NO_MEMORY;
     for (int i = 0; i < c->n_layers; i++)
-        p.layers[i] = plan_layer(c, c->layer_kinds[i]);
+        p.layers[i] = plan_layer(c, i);
     *out = p;
     return ERR_OK;
 }
@@ -64,6 +93,15 @@ static int refuse(int n_ranks, int layer, const char *counted, int n)
     return ERR_UNSUPPORTED;
 }
 
+/* The sum of squares is over the heads of all ranks, which no rank has. */
+static int refuse_whole_norms(int n_ranks, int layer)
+{
+    log_error("model: tensor_parallel_size %d: the norm of layer %d's queries is over all heads, "
+              "which is not shared between ranks; set it to 1",
+              n_ranks, layer);
+    return ERR_UNSUPPORTED;
+}
+
 /* Ranks share a kv head where all of their queries are of its group. */
 static int split_layer(struct layer_plan *l, int layer, int n_ranks)
 {
@@ -71,6 +109,8 @@ static int split_layer(struct layer_plan *l, int layer, int n_ranks)
 
     switch (l->mixer) {
     case MIXER_ATTENTION:
+        if (a->qk_norm == QK_NORM_WHOLE && n_ranks > 1)
+            return refuse_whole_norms(n_ranks, layer);
         if (a->n_heads % n_ranks != 0)
             return refuse(n_ranks, layer, "heads", a->n_heads);
         if (a->n_kv_heads % n_ranks != 0 && n_ranks % a->n_kv_heads != 0)
@@ -84,9 +124,9 @@ static int split_layer(struct layer_plan *l, int layer, int n_ranks)
         l->recurrent.width /= n_ranks;
         break;
     }
-    if (l->mlp.ff_dim % n_ranks != 0)
-        return refuse(n_ranks, layer, "columns of the FFN", l->mlp.ff_dim);
-    l->mlp.ff_dim /= n_ranks;
+    if (l->ffn.ff_dim % n_ranks != 0)
+        return refuse(n_ranks, layer, "columns of the FFN", l->ffn.ff_dim);
+    l->ffn.ff_dim /= n_ranks;
     return ERR_OK;
 }
 
@@ -135,7 +175,7 @@ int plan_mixer_out(const struct layer_plan *l)
 
 int plan_ffn_in(const struct layer_plan *l)
 {
-    return l->ffn == FFN_GATED ? 2 * l->mlp.ff_dim : l->mlp.ff_dim;
+    return l->ffn.kind == FFN_GATED ? 2 * l->ffn.ff_dim : l->ffn.ff_dim;
 }
 
 static int widest(int a, int b)
@@ -164,7 +204,7 @@ struct plan_widths plan_widest(const struct plan *p)
         w.mixer_in = widest(w.mixer_in, plan_mixer_in(l));
         w.mixer_out = widest(w.mixer_out, plan_mixer_out(l));
         w.ffn_in = widest(w.ffn_in, plan_ffn_in(l));
-        w.ff = widest(w.ff, l->mlp.ff_dim);
+        w.ff = widest(w.ff, l->ffn.ff_dim);
         w.n_heads = widest(w.n_heads, l->attn.n_heads);
         w.n_kv_heads = widest(w.n_kv_heads, l->attn.n_kv_heads);
         w.head_dim = widest(w.head_dim, l->attn.head_dim);

@@ -1,8 +1,14 @@
-/* The plan of a model's layers: for each a mixer and an FFN with their shapes. Made once from
- * config.json by plan_make(); the loader and the forward pass read it and nothing of the
- * architecture's row.
+/* The plan of a model's layers: for each a mixer and an FFN with their shapes, norms and positions.
+ * Made once from config.json by plan_make(); the loader and the forward pass read it and nothing of
+ * the architecture's row.
  *
- * A layer is  x += mixer(norm(x));  x += ffn(norm(x)). */
+ * A layer in general, where norms that it does not have leave their input as it is, and r is the
+ * residual multiplier:
+ *
+ *   x += r * after_mixer(mixer(before_mixer(x)))
+ *   x += r * after_ffn(ffn(before_ffn(x)))
+ *
+ * In a parallel layer both read the x from before the first line. */
 #ifndef QUIRE_MODEL_PLAN_H
 #define QUIRE_MODEL_PLAN_H
 
@@ -12,14 +18,14 @@
 #include "model/config.h"
 
 enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT };
-enum ffn_kind { FFN_GATED, FFN_PLAIN };
 
 /* Attention with keys and values of n_kv_heads heads, each for n_heads / n_kv_heads queries. */
 struct attn_plan {
     int n_heads, n_kv_heads, head_dim;
-    int window;    /* tokens that a token sees, itself the last; 0: all before it */
-    float scale;   /* of scores */
-    bool qk_norm;  /* each head of queries and of keys is normed */
+    int window;  /* tokens that a token sees, itself the last; 0: all before it */
+    int rope;    /* index in the plan's ropes */
+    float scale; /* of scores */
+    enum qk_norm qk_norm;
     bool qkv_bias; /* of the products */
     bool o_bias;
 };
@@ -29,11 +35,17 @@ struct recurrent_plan {
     int width;
 };
 
-/* FFN_GATED: down(silu(gate(x)) * up(x)); FFN_PLAIN: down(activation(up(x))) */
+/* FFN_GATED: down(activation(gate(x)) * up(x)); FFN_PLAIN: down(activation(up(x))) */
 struct ffn_plan {
+    enum ffn_kind kind;
     int ff_dim;
     enum k_activation activation;
     bool bias; /* of all products */
+};
+
+/* Which norms a layer has. */
+struct norm_places {
+    bool before_mixer, after_mixer, before_ffn, after_ffn;
 };
 
 /* How ranks share a matrix [out][in]: each has some of the rows and makes those outputs; or each
@@ -46,21 +58,29 @@ struct plan_splits {
 
 struct layer_plan {
     enum mixer_kind mixer;
-    enum ffn_kind ffn;
     struct attn_plan attn;           /* MIXER_ATTENTION */
     struct recurrent_plan recurrent; /* MIXER_RECURRENT */
-    struct ffn_plan mlp;
+    struct ffn_plan ffn;
+    struct norm_places norms;
+    bool is_parallel;
     struct plan_splits splits;
 };
 
 struct plan {
     int n_ranks; /* layers are what each of so many has; 1: they are whole */
     int n_layers, dim, n_vocab;
-    float norm_eps;
+    struct norm_config norm; /* all norms of rows, and those of heads but for a mean and a bias */
+    struct multipliers by;   /* 1 where the model has none */
+    struct learned_positions positions;
+    bool head_bias; /* logits have one */
+    bool fuses;     /* all layers have the form that fused operations compute: RMS norms
+                                * before, silu with a gate or a plain FFN, no multipliers */
+    int n_ropes;
+    const struct rope *ropes;  /* [n_ropes], the config's */
     struct layer_plan *layers; /* [n_layers] */
 };
 
-/* ERR_NO_MEMORY. */
+/* c must outlive the plan. ERR_NO_MEMORY. */
 int plan_make(struct plan *out, const struct config *c) ERR_CHECKED;
 
 /* The plan of a rank's part, the same for each: heads, columns of an FFN and channels of a state

@@ -1,34 +1,70 @@
-/* What a rank has of a tensor [n_blocks * rows][cols]: the same rows of each block, and of these
- * some columns. Blocks are what stands one below the other in one tensor and is divided each for
- * itself, such as a recurrent mixer's value and gate. */
+/* A rank's part of a tensor of rows: which rows of the tensor it has, in which order, and of these
+ * which columns.
+ *
+ * A tensor holds one or several pieces, such as q, k and v of a fused projection, or a gate and its
+ * up; a rank has a part of each piece, and the parts follow one another in its matrix. The rows of
+ * a piece may come in chunks (the heads of one of q, k, v between those of the others), and the
+ * rows of each head may take another order (rope.h). */
 #ifndef QUIRE_MODEL_SLICE_H
 #define QUIRE_MODEL_SLICE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "kernels/format.h"
+#include "kernels/kernels.h"
+
+#define SLICE_PIECES_MAX 3
+
+/* The order of the rows of a head: row d of the tensor is row to[d], and row r is from[r]. */
+struct head_order {
+    int head_dim;
+    int16_t to[K_HEAD_DIM_MAX], from[K_HEAD_DIM_MAX];
+};
+
+/* A piece of a tensor, and what a rank has of it. */
+struct slice_piece {
+    int rows, own_rows; /* own_rows divides rows, or the ranks share parts (slice_make()) */
+    int from;           /* the piece's first row in the tensor */
+    int chunk, stride;  /* each `chunk` rows of the piece begin `stride` rows after the last; a
+                         * piece in one is one chunk */
+    const struct head_order *order; /* NULL: as they are; else rows are whole heads */
+};
+
+/* All of a tensor, before it is shared out. */
+struct slice_shape {
+    int rows; /* of the tensor, all pieces */
+    int n_pieces;
+    struct slice_piece pieces[SLICE_PIECES_MAX];
+    int cols, own_cols;
+};
 
 struct slice {
-    int n_blocks, rows, cols; /* rows: of a block */
-    int row, n_rows, col, n_cols;
+    struct slice_shape shape;
+    int first[SLICE_PIECES_MAX]; /* the rank's first row of each piece */
+    int n_rows;                  /* of the rank: all pieces */
+    int rows, cols;              /* of the tensor */
+    int col, n_cols;
 };
 
-/* All rows and columns of a tensor, and how many of them a rank has. */
-struct slice_shape {
-    int rows, own_rows, n_blocks, cols, own_cols;
-};
+/* A tensor that is one piece, in the tensor's order. */
+struct slice_shape slice_whole(int rows, int own_rows, int cols, int own_cols);
 
-/* A rank's slice. Where there are fewer different slices than ranks, ranks that stand side by side
- * have the same. */
-struct slice slice_make(struct slice_shape s, int rank, int n_ranks);
+/* Append a piece below those that the shape has, in one chunk. */
+void slice_stack(struct slice_shape *s, int rows, int own_rows, const struct head_order *order);
 
-int slice_rows(const struct slice *s);         /* of all blocks */
+/* A rank's slice. Where there are fewer different parts of a piece than ranks, ranks next to each
+ * other have the same. */
+struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks);
+
 int slice_row(const struct slice *s, int row); /* the tensor's row that is row `row` of the slice */
+int slice_to(const struct slice *s, int row);  /* where the tensor's row is in the slice, or -1 */
 
-/* A group of elements that share a scale would reach over the slice's edge. */
+/* A group of elements that share a scale would reach over an edge of the slice, of a piece or of a
+ * head that is put into another order. */
 bool slice_cuts(const struct slice *s, const struct k_format *f);
 
-/* Rows of a tensor that stand one behind the other in a slice too. */
+/* Rows of a tensor that follow one another in a slice too. */
 struct slice_run {
     int from, to; /* the first, in the tensor and in the slice */
     int n;        /* 0: there are none */

@@ -8,18 +8,19 @@
 #include "model/config.h"
 #include "model/plan.h"
 
-/* One layer, or a rank's part of it; norms and biases in the device's type, biases NULL where there
- * are none. */
+/* One layer, or a rank's part of it; vectors in the device's type, biases NULL where there are
+ * none. Norms that the layer does not have are K_NORM_NONE. */
 struct layer_weights {
-    void *norm_mixer; /* [dim] */
+    struct k_norm norm_mixer, norm_mixer_after; /* [dim] */
     /* Attention: q, k, v: [(n_heads + 2 * n_kv_heads) * head_dim][dim]. Recurrent: value, gate:
      * [2 * width][dim]. */
     struct k_matrix mixer_in;
     void *mixer_in_bias;
-    void *q_norm, *k_norm;     /* [head_dim]; NULL where heads are not normed */
+    void *q_norm, *k_norm;     /* [head_dim]; QK_NORM_WHOLE: [n_heads * head_dim], [n_kv_heads *
+                                * head_dim]; NULL without */
     struct k_matrix mixer_out; /* [dim][n_heads * head_dim], [dim][width] */
     void *mixer_out_bias;
-    void *norm_ffn;         /* [dim] */
+    struct k_norm norm_ffn, norm_ffn_after; /* [dim] */
     struct k_matrix ffn_in; /* [2 * ff_dim][dim]: gate, up; of a plain FFN [ff_dim][dim] */
     void *ffn_in_bias;
     struct k_matrix down; /* [dim][ff_dim] */
@@ -30,8 +31,10 @@ struct layer_weights {
 struct weights {
     struct layer_weights *layers; /* [n_layers] */
     struct k_matrix embed;        /* [n_vocab][dim] */
-    void *norm;                   /* [dim] */
+    void *positions;              /* [n_rows][dim]; NULL without learned positions */
+    struct k_norm norm;           /* [dim] */
     struct k_matrix head;         /* [n_vocab][dim]; embed itself when tied */
+    void *head_bias;              /* [n_vocab] or NULL */
     bool reads_codes;             /* some matrices do (k_format_reads_codes()) */
     size_t bytes;                 /* on the device */
     struct hash digest; /* rank 0's: of every tensor's name, type and bytes, as they were read */

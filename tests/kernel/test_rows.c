@@ -58,10 +58,10 @@ static void check_copies(int n, int dim)
     ref_embed(want, delta, idx, n, dim);
     gpu_must(k_embed(out, dd, didx, NULL, n, dim, s));
     ok(gpu_get(got, out, size * 4) && memcmp(got, want, size * 4) == 0, "embed %d x %d", n, dim);
-    ref_gather_add(want, x, delta, idx, n_rows, dim);
-    gpu_must(k_gather_add(out, dx, dd, didx, n_rows, dim, s));
-    ok(gpu_get(got, out, size * 4) && memcmp(got, want, (size_t)n_rows * (size_t)dim * 4) == 0,
-       "gather_add %d of %d x %d", n_rows, n, dim);
+    ref_gather_add(want, x, delta, 0.75f, idx, n_rows, dim);
+    gpu_must(k_gather_add(out, dx, dd, 0.75f, didx, n_rows, dim, s));
+    ok(gpu_get(got, out, size * 4), "guard bands are whole");
+    gpu_compare(got, want, (size_t)n_rows * (size_t)dim, 1e-12, 1e-6, "gather_add");
     free(x), free(delta), free(want), free(got), free(idx);
 }
 

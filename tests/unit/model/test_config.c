@@ -5,15 +5,12 @@
 #include "model/config.h"
 #include "tests/tap.h"
 
-#define LLAMA                                                                      \
-    "\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":64,"                 \
-    "\"num_hidden_layers\":2,\"num_attention_heads\":8,\"intermediate_size\":128," \
-    "\"vocab_size\":320,\"max_position_embeddings\":512"
-
-#define QWEN2                                                                      \
-    "\"architectures\":[\"Qwen2ForCausalLM\"],\"hidden_size\":64,"                 \
-    "\"num_hidden_layers\":2,\"num_attention_heads\":8,\"intermediate_size\":128," \
-    "\"vocab_size\":320,\"max_position_embeddings\":512"
+#define SHAPE                                                               \
+    "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":8," \
+    "\"intermediate_size\":128,\"vocab_size\":320,\"max_position_embeddings\":512"
+#define LLAMA "\"architectures\":[\"LlamaForCausalLM\"]," SHAPE
+#define QWEN2 "\"architectures\":[\"Qwen2ForCausalLM\"]," SHAPE
+#define PHI3  "\"architectures\":[\"Phi3ForCausalLM\"]," SHAPE
 
 static struct config c;
 
@@ -65,7 +62,25 @@ static const struct {
     {"a transform",
      "{" LLAMA QUANT(CT GROUP("\"num_bits\":8") ",\"transform_config\":{\"a\":1}") "}",
      ERR_UNSUPPORTED},
-    {"another rope", "{" LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}",
+    {"another rope", "{" LLAMA ",\"rope_scaling\":{\"type\":\"foo\",\"factor\":2}}",
+     ERR_UNSUPPORTED},
+    {"queries that grow with the position",
+     "{" LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,"
+     "\"llama_4_scaling_beta\":0.1}}",
+     ERR_UNSUPPORTED},
+    {"a part of a head where the family has none", "{" LLAMA ",\"partial_rotary_factor\":0.5}",
+     ERR_UNSUPPORTED},
+    {"a part above 1", "{" PHI3 ",\"partial_rotary_factor\":1.5}", ERR_INVALID},
+    {"a part of nothing", "{" PHI3 ",\"partial_rotary_factor\":0.1}", ERR_INVALID},
+    {"too few factors",
+     "{" PHI3 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,1],"
+     "\"long_factor\":[1,1]}}",
+     ERR_INVALID},
+    {"a parallel StableLm",
+     "{" LLAMA ",\"architectures\":[\"StableLmForCausalLM\"],\"use_parallel_residual\":true}",
+     ERR_UNSUPPORTED},
+    {"a cap of scores",
+     "{" LLAMA ",\"architectures\":[\"Gemma3ForCausalLM\"],\"attn_logit_softcapping\":50}",
      ERR_UNSUPPORTED},
     {"a rope without its factor", "{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"linear\"}}",
      ERR_INVALID},
@@ -86,7 +101,7 @@ static void check_values(void)
     is_int(parse("{" LLAMA "}", NULL), ERR_OK, "the least Llama");
     is_int(c.n_kv_heads, 8, "kv heads default to heads");
     is_int(c.head_dim, 8, "head_dim defaults to dim / heads");
-    ok(fabs(c.rope.theta - 10000.0) < 1e-9 && c.rope.kind == ROPE_PLAIN, "rope's defaults");
+    ok(fabs(c.ropes[0].theta - 10000.0) < 1e-9 && c.ropes[0].kind == ROPE_PLAIN, "rope's defaults");
     ok(!c.tied && !c.qkv_bias && c.n_eos == 0, "other defaults");
     is_int(parse("{" LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"llama3\","
                  "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
@@ -94,14 +109,14 @@ static void check_values(void)
                  "\"attention_bias\":true}",
                  NULL),
            ERR_OK, "an older Llama 3");
-    ok(c.rope.kind == ROPE_LLAMA3 && fabs(c.rope.theta - 5e5) < 1e-9, "its rope");
+    ok(c.ropes[0].kind == ROPE_LLAMA3 && fabs(c.ropes[0].theta - 5e5) < 1e-9, "its rope");
     is_int(c.n_eos, 2, "ids outside the vocabulary end nothing");
     ok(c.qkv_bias && c.o_bias && !c.mlp_bias, "its biases");
     is_int(parse("{" LLAMA ",\"eos_token_id\":3,\"rope_parameters\":{\"rope_type\":\"default\","
                  "\"rope_theta\":500.0}}",
                  "{\"eos_token_id\":[7,8]}"),
            ERR_OK, "a newer one");
-    ok(fabs(c.rope.theta - 500.0) < 1e-9, "its theta");
+    ok(fabs(c.ropes[0].theta - 500.0) < 1e-9, "its theta");
     ok(c.n_eos == 2 && c.eos[0] == 7, "generation_config.json's ids count");
     is_int(parse("{" LLAMA ",\"architectures\":[\"MistralForCausalLM\"],\"sliding_window\":100}",
                  NULL),
@@ -114,9 +129,10 @@ static void check_values(void)
                  NULL),
            ERR_OK, "a Qwen2");
     ok(c.qkv_bias && !c.o_bias && c.layer_kinds[1] == LAYER_FULL, "has its biases and no window");
-    ok(!c.arch->qk_norm, "and no norms of heads");
+    ok(c.qk_norm == QK_NORM_NONE, "and no norms of heads");
     is_int(parse("{" LLAMA ",\"architectures\":[\"Qwen3ForCausalLM\"]}", NULL), ERR_OK, "a Qwen3");
-    ok(c.arch->qk_norm && !c.qkv_bias && c.head_dim == 128, "has norms, and heads of 128");
+    ok(c.qk_norm == QK_NORM_HEADS && !c.qkv_bias && c.head_dim == 128,
+       "has norms, and heads of 128");
     is_int(parse("{" LLAMA ",\"architectures\":[\"Qwen3ForCausalLM\"],\"attention_bias\":true,"
                  "\"head_dim\":64}",
                  NULL),
@@ -171,16 +187,86 @@ static void check_quant(void)
     ok(k_format_is_in_blocks(&c.quant.format, K_E4M3, 128), "has blocks");
 }
 
-static void check_turns(void)
+/* The two of a pair's angles that tell ropes apart: of position 2, of the first and last pair. */
+static void check_rope(const char *name, const char *rope, int len_max, double first, double last)
 {
-    float turns[4 * 8];
+    char text[1000];
+    float turns[3 * 8];
 
-    is_int(parse("{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL), ERR_OK,
-           "linear scaling");
-    config_turns(&c, turns, 0, 4);
-    ok(turns[0] == 1.0f && turns[1] == 0.0f, "position 0 does not turn");
-    ok(fabs((double)turns[2 * 8] - cos(1.0)) < 1e-6, "position 2 at half speed");
-    ok(fabs((double)turns[2 * 8 + 3] - sin(0.1)) < 1e-6, "the second pair is ten times slower");
+    (void)snprintf(text, sizeof text, "{" LLAMA ",%s}", rope);
+    is_int(parse(text, NULL), ERR_OK, "rope: %s", name);
+    rope_turns(&c.ropes[0], turns, 0, 3, len_max);
+    ok(fabs(atan2((double)turns[2 * 8 + 1], (double)turns[2 * 8]) - first) < 1e-5 &&
+           fabs(atan2((double)turns[2 * 8 + 7], (double)turns[2 * 8 + 6]) - last) < 1e-6,
+       "%s: turns by %.5f and %.6f", name, first, last);
+}
+
+/* Heads of 8 and theta 1e4: frequencies 1, 0.1, 0.01, 0.001. */
+static void check_ropes(void)
+{
+    float turns[8];
+
+    check_rope("plain", "\"rope_theta\":10000", 512, 2.0, 0.002);
+    check_rope("linear", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}", 512, 0.5, 0.0005);
+    check_rope("dynamic, as long as the training",
+               "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}", 512, 2.0, 0.002);
+    /* theta * (2 * 2 - 1)^(8 / 6): the last pair has theta^(-3/4), so 3 times longer waves. */
+    check_rope("dynamic, twice as long", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}",
+               1024, 2.0, 0.002 / 3.0);
+    /* Over 512 positions the pairs turn 81, 8.1, 0.81 and 0.08 times: all but the first are slow
+     * beyond the ramp's end at 1 turn, or on it. */
+    check_rope("yarn",
+               "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,"
+               "\"original_max_position_embeddings\":512}",
+               512, 2.0, 0.0005);
+    rope_turns(&c.ropes[0], turns, 0, 1, 512);
+    ok(fabs((double)turns[0] - (0.1 * log(4.0) + 1.0)) < 1e-6, "yarn raises cosines");
+    is_int(parse("{" PHI3 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,1,1,1],"
+                 "\"long_factor\":[2,2,2,8]},\"original_max_position_embeddings\":128}",
+                 NULL),
+           ERR_OK, "longrope");
+    ok(fabs(c.ropes[0].scale - sqrt(1.0 + log(4.0) / log(128.0))) < 1e-9, "its scale");
+    rope_turns(&c.ropes[0], turns, 1, 1, 128);
+    ok(fabs(atan2((double)turns[7], (double)turns[6]) - 0.001) < 1e-7, "short factors up to 128");
+    rope_turns(&c.ropes[0], turns, 1, 1, 129);
+    ok(fabs(atan2((double)turns[7], (double)turns[6]) - 0.000125) < 1e-7, "long ones above");
+}
+
+static void check_families(void)
+{
+    is_int(parse("{" LLAMA ",\"architectures\":[\"SmolLM3ForCausalLM\"],\"no_rope_layers\":[1,0]}",
+                 NULL),
+           ERR_OK, "a SmolLM3");
+    ok(c.n_ropes == 2 && c.ropes[c.layer_ropes[0]].rotary_dim == 8 &&
+           c.ropes[c.layer_ropes[1]].rotary_dim == 0,
+       "has a layer without positions");
+    is_int(parse("{" LLAMA ",\"architectures\":[\"Gemma3ForCausalLM\"],\"head_dim\":8,"
+                 "\"sliding_window\":40,\"sliding_window_pattern\":2,"
+                 "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8}}",
+                 NULL),
+           ERR_OK, "a Gemma 3");
+    ok(c.layer_kinds[0] == LAYER_WINDOW && c.layer_kinds[1] == LAYER_FULL, "has its pattern");
+    ok(c.ropes[c.layer_ropes[0]].kind == ROPE_PLAIN &&
+           fabs(c.ropes[c.layer_ropes[0]].theta - 1e4) < 1e-9 &&
+           c.ropes[c.layer_ropes[1]].kind == ROPE_LINEAR &&
+           fabs(c.ropes[c.layer_ropes[1]].theta - 1e6) < 1e-9,
+       "and a rope per kind of layer");
+    ok(c.norms == NORMS_BOTH && c.norm.plus_one && c.tied && c.activation == K_GELU_TANH &&
+           fabs((double)c.attn_scale - 1.0 / 16.0) < 1e-9 && c.by.embedding == 8.0f,
+       "and what else sets it apart");
+    is_int(parse("{\"architectures\":[\"Qwen3VLForConditionalGeneration\"],\"text_config\":{" SHAPE
+                 "},\"tie_word_embeddings\":true}",
+                 NULL),
+           ERR_OK, "a model with a text model in it");
+    ok(c.dim == 64 && c.tied && c.qk_norm == QK_NORM_HEADS, "has the text model's fields");
+    is_int(parse("{\"architectures\":[\"OPTForCausalLM\"],\"hidden_size\":64,\"ffn_dim\":96,"
+                 "\"num_hidden_layers\":2,\"num_attention_heads\":8,\"vocab_size\":100,"
+                 "\"max_position_embeddings\":40}",
+                 NULL),
+           ERR_OK, "an OPT");
+    ok(c.positions.is_used && c.positions.n_rows == 42 && c.ropes[0].rotary_dim == 0 && c.tied &&
+           c.activation == K_RELU && c.ffn == FFN_PLAIN && c.norm.kind == K_NORM_LAYER,
+       "has a table of positions and no rope");
 }
 
 int main(void)
@@ -195,6 +281,7 @@ int main(void)
     ok(memcmp(&before, &c, sizeof c) == 0, "and nothing is written");
     check_windows();
     check_quant();
-    check_turns();
+    check_ropes();
+    check_families();
     return tap_done();
 }

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Presets and meanings are those of the configuration classes in transformers. */
+#include "model/family.h"
+
+#include <math.h>
+
+#include "base/log.h"
+
+/* A switch whose other position changes the result and is not computed. */
+static void require(struct config_source *s, const struct json *obj, const char *field, bool value)
+{
+    if (source_flag(s, obj, field, value) != value) {
+        log_error("model: %s: %s must be %s", s->name, field, value ? "true" : "false");
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+}
+
+/* Layers of one kind take another rope. */
+static void give_rope(struct config *c, enum layer_kind kind, int rope)
+{
+    for (int i = 0; i < c->n_layers; i++) {
+        if (c->layer_kinds[i] == kind)
+            c->layer_ropes[i] = (uint8_t)rope;
+    }
+}
+
+/* A cap of scores inside attention, which no kernel computes. */
+static void refuse_score_cap(struct config_source *s, const struct json *obj)
+{
+    const struct json *cap = json_get(obj, "attn_logit_softcapping");
+
+    if (cap != NULL && cap->kind != JSON_NULL) {
+        log_error("model: %s: attn_logit_softcapping is not supported", s->name);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+}
+
+void family_cohere(struct config *c, struct config_source *s, const struct json *obj)
+{
+    require(s, obj, "use_qk_norm", false);
+    c->by.logits = (float)source_positive(s, obj, "logit_scale", 0.0625);
+}
+
+/* Layers that see all tokens have no positions. */
+void family_cohere2(struct config *c, struct config_source *s, const struct json *obj)
+{
+    c->by.logits = (float)source_positive(s, obj, "logit_scale", 0.0625);
+    give_rope(c, LAYER_FULL, config_add_no_rope(c));
+}
+
+void family_exaone4(struct config *c, struct config_source *s, const struct json *obj)
+{
+    (void)s, (void)obj;
+    if (c->window > 0)
+        give_rope(c, LAYER_FULL, config_add_no_rope(c));
+}
+
+/* "gelu" of the first checkpoints meant the form by tanh. */
+void family_gemma(struct config *c, struct config_source *s, const struct json *obj)
+{
+    (void)s, (void)obj;
+    if (c->activation == K_GELU)
+        c->activation = K_GELU_TANH;
+    c->by.embedding = sqrtf((float)c->dim);
+}
+
+/* Layers with a window turn faster, and their rope is never scaled. */
+void family_gemma3(struct config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *parameters = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
+    const struct json *local = json_get_kind(parameters, "sliding_attention", JSON_OBJECT);
+    const struct json *cap = json_get(obj, "final_logit_softcapping");
+    int rope = config_add_rope(c, s, obj, local);
+
+    if (local == NULL)
+        c->ropes[rope].theta = source_positive(s, obj, "rope_local_base_freq", 10000.0);
+    give_rope(c, LAYER_WINDOW, rope);
+    refuse_score_cap(s, obj);
+    require(s, obj, "use_bidirectional_attention", false);
+    c->by.embedding = sqrtf((float)c->dim);
+    c->attn_scale = (float)(1.0 / sqrt(source_positive(s, obj, "query_pre_attn_scalar", 256.0)));
+    if (cap != NULL && cap->kind != JSON_NULL)
+        c->by.logits_cap = (float)source_positive(s, obj, "final_logit_softcapping", 0.0);
+}
+
+/* attention_bias is of q, k and v alone. */
+void family_glm(struct config *c, struct config_source *s, const struct json *obj)
+{
+    c->qkv_bias = source_flag(s, obj, "attention_bias", true);
+}
+
+void family_gpt2(struct config *c, struct config_source *s, const struct json *obj)
+{
+    require(s, obj, "scale_attn_weights", true);
+    require(s, obj, "scale_attn_by_inverse_layer_idx", false);
+    c->positions = (struct learned_positions){.is_used = true, .first = 0, .n_rows = c->len_max};
+    c->n_ropes = 0;
+    (void)config_add_no_rope(c);
+}
+
+void family_gpt_neox(struct config *c, struct config_source *s, const struct json *obj)
+{
+    c->is_parallel = source_flag(s, obj, "use_parallel_residual", true);
+    c->qkv_bias = c->o_bias = source_flag(s, obj, "attention_bias", true);
+}
+
+void family_granite(struct config *c, struct config_source *s, const struct json *obj)
+{
+    c->by.embedding = (float)source_positive(s, obj, "embedding_multiplier", 1.0);
+    c->by.residual = (float)source_positive(s, obj, "residual_multiplier", 1.0);
+    c->by.logits = (float)(1.0 / source_positive(s, obj, "logits_scaling", 1.0));
+    c->attn_scale = (float)source_positive(s, obj, "attention_multiplier", 1.0);
+}
+
+/* Layers with a window have the plain rope, whatever scales the others'. */
+void family_olmo3(struct config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *parameters = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
+    const struct json *local = json_get_kind(parameters, "sliding_attention", JSON_OBJECT);
+    int rope = config_add_rope(c, s, obj, local);
+
+    if (local == NULL)
+        c->ropes[rope].theta = c->ropes[0].theta;
+    give_rope(c, LAYER_WINDOW, rope);
+}
+
+/* Position p has row p + 2 of the table. */
+void family_opt(struct config *c, struct config_source *s, const struct json *obj)
+{
+    require(s, obj, "do_layer_norm_before", true);
+    require(s, obj, "enable_bias", true);
+    require(s, obj, "layer_norm_elementwise_affine", true);
+    require(s, obj, "_remove_final_layer_norm", false);
+    if (source_whole(s, obj, "word_embed_proj_dim", c->dim, 1, 65536) != c->dim) {
+        log_error("model: %s: word_embed_proj_dim must be hidden_size", s->name);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+    c->positions =
+        (struct learned_positions){.is_used = true, .first = 2, .n_rows = c->len_max + 2};
+    c->n_ropes = 0;
+    (void)config_add_no_rope(c);
+}
+
+void family_phi(struct config *c, struct config_source *s, const struct json *obj)
+{
+    (void)c;
+    require(s, obj, "qk_layernorm", false);
+}
+
+void family_seed_oss(struct config *c, struct config_source *s, const struct json *obj)
+{
+    c->qkv_bias = source_flag(s, obj, "attention_bias", true);
+    c->o_bias = source_flag(s, obj, "attention_out_bias", false);
+    c->mlp_bias = source_flag(s, obj, "mlp_bias", false);
+}
+
+/* no_rope_layers: 1 where a layer has positions; by default each fourth has none. */
+void family_smollm3(struct config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *list = json_get_kind(obj, "no_rope_layers", JSON_LIST);
+    int interval = source_whole(s, obj, "no_rope_layer_interval", 4, 1, CONFIG_LAYERS_MAX);
+    int none = config_add_no_rope(c);
+
+    require(s, obj, "use_sliding_window", false);
+    if (list != NULL && list->n != (uint32_t)c->n_layers) {
+        log_error("model: %s: no_rope_layers must be a list of %d", s->name, c->n_layers);
+        source_fail(s, ERR_INVALID);
+        return;
+    }
+    for (int i = 0; i < c->n_layers; i++) {
+        bool has = list == NULL ? (i + 1) % interval != 0
+                                : list->items[i].kind == JSON_INT && list->items[i].whole != 0;
+
+        if (!has)
+            c->layer_ropes[i] = (uint8_t)none;
+    }
+}
+
+void family_stablelm(struct config *c, struct config_source *s, const struct json *obj)
+{
+    require(s, obj, "use_parallel_residual", false);
+    require(s, obj, "qk_layernorm", false);
+    c->qkv_bias = source_flag(s, obj, "use_qkv_bias", false);
+}
+
+void family_starcoder2(struct config *c, struct config_source *s, const struct json *obj)
+{
+    c->qkv_bias = c->o_bias = c->mlp_bias = source_flag(s, obj, "use_bias", true);
+}

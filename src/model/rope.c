@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The formulas are those of transformers' modeling_rope_utils, in its precision: a frequency is
+ * computed in float32 from theta, scaled in float64, and rounded to float32 once more. */
+#include "model/rope.h"
+
+#include <math.h>
+
+/* --- frequencies -------------------------------------------------------------------------- */
+
+/* A smooth mix between the wave and the one that is factor times longer. */
+static double llama3_frequency(const struct rope *r, double frequency)
+{
+    double wave = 2.0 * M_PI / frequency, smooth;
+
+    if (wave < r->original_len / r->high_factor)
+        return frequency;
+    if (wave > r->original_len / r->low_factor)
+        return frequency / r->factor;
+    smooth = (r->original_len / wave - r->low_factor) / (r->high_factor - r->low_factor);
+    return (1.0 - smooth) * frequency / r->factor + smooth * frequency;
+}
+
+/* The pair that turns `turns` times over the original length, as a real number. */
+static double yarn_pair(const struct rope *r, double turns)
+{
+    return r->rotary_dim * log(r->original_len / (turns * 2.0 * M_PI)) / (2.0 * log(r->theta));
+}
+
+/* Fast pairs keep their frequency, slow ones are divided by factor, with a ramp between. */
+static double yarn_frequency(const struct rope *r, int pair, double frequency)
+{
+    double low = yarn_pair(r, r->beta_fast), high = yarn_pair(r, r->beta_slow), ramp;
+
+    if (r->truncates) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0.0);
+    high = fmin(high, r->rotary_dim - 1);
+    if (low == high)
+        high += 0.001; /* the ramp must have a width */
+    ramp = fmin(fmax((pair - low) / (high - low), 0.0), 1.0);
+    return frequency / r->factor * ramp + frequency * (1.0 - ramp);
+}
+
+/* theta for sequences that are longer than the training's, so that the slowest pair makes as many
+ * turns as it did. */
+static double dynamic_theta(const struct rope *r, int len_max)
+{
+    double stretch =
+        r->factor * fmax(len_max, r->original_len) / r->original_len - (r->factor - 1.0);
+
+    return r->theta * pow(stretch, r->rotary_dim / (r->rotary_dim - 2.0));
+}
+
+static double frequency_of(const struct rope *r, int pair, int len_max)
+{
+    double theta = r->kind == ROPE_DYNAMIC ? dynamic_theta(r, len_max) : r->theta;
+    int dim = r->kind == ROPE_PROPORTIONAL ? r->head_dim : r->rotary_dim;
+    double plain = (double)(1.0f / powf((float)theta, (float)(2 * pair) / (float)dim));
+    const float *factors = len_max > r->original_len ? r->long_factors : r->short_factors;
+
+    switch (r->kind) {
+    case ROPE_PLAIN:
+    case ROPE_DYNAMIC:
+    case ROPE_PROPORTIONAL: return plain;
+    case ROPE_LINEAR: return plain / r->factor;
+    case ROPE_LLAMA3: return llama3_frequency(r, plain);
+    case ROPE_YARN: return yarn_frequency(r, pair, plain);
+    case ROPE_LONG: return plain / (double)factors[pair];
+    }
+    return plain;
+}
+
+void rope_turns(const struct rope *r, float *out, int first, int n, int len_max)
+{
+    int half = r->head_dim / 2;
+    float frequency[K_HEAD_DIM_MAX / 2];
+
+    for (int i = 0; i < r->rotary_dim / 2; i++)
+        frequency[i] = (float)frequency_of(r, i, len_max);
+    for (int p = first; p < first + n; p++) {
+        for (int i = 0; i < half; i++, out += 2) {
+            float angle;
+
+            if (i >= r->rotary_dim / 2) {
+                out[0] = 1.0f;
+                out[1] = 0.0f;
+                continue;
+            }
+            angle = (float)p * frequency[i];
+            out[0] = cosf(angle) * (float)r->scale;
+            out[1] = sinf(angle) * (float)r->scale;
+        }
+    }
+}
+
+/* --- the order of a head ------------------------------------------------------------------ */
+
+bool rope_is_in_order(const struct rope *r)
+{
+    return r->rotary_dim == 0 || r->kind == ROPE_PROPORTIONAL ||
+           (r->rotary_dim == r->head_dim && !r->interleaved);
+}
+
+/* Pairs that rotate come first in both halves of the head, the rest fills up behind them. */
+int rope_place(const struct rope *r, int d)
+{
+    int half = r->head_dim / 2, pairs = r->rotary_dim / 2;
+
+    if (rope_is_in_order(r))
+        return d;
+    if (d < r->rotary_dim) {
+        int pair = r->interleaved ? d / 2 : d % pairs;
+        int is_second = r->interleaved ? d % 2 : d / pairs;
+
+        return pair + is_second * half;
+    }
+    d -= r->rotary_dim;
+    return d < half - pairs ? pairs + d : half + pairs + (d - (half - pairs));
+}

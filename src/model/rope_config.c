@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rotary positions as config.json has them: rope_parameters in the newer spelling, which may be an
+ * object per type of layer, rope_scaling beside rope_theta in the older one. Field names and presets
+ * are transformers'. */
+#include <math.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/must.h"
+#include "model/config_source.h"
+
+static void read_llama3(struct rope *r, struct config_source *s, const struct json *p)
+{
+    r->low_factor = source_positive(s, p, "low_freq_factor", 0.0);
+    r->high_factor = source_positive(s, p, "high_freq_factor", 0.0);
+    r->original_len = source_positive(s, p, "original_max_position_embeddings", 0.0);
+    if (s->rc == ERR_OK && r->high_factor <= r->low_factor) {
+        log_error("model: %s: high_freq_factor must be above low_freq_factor", s->name);
+        source_fail(s, ERR_INVALID);
+    }
+}
+
+/* How much yarn raises cosines and sines for a factor. */
+static double yarn_scale(double factor, double by)
+{
+    return factor <= 1.0 ? 1.0 : 0.1 * by * log(factor) + 1.0;
+}
+
+static void read_yarn(struct rope *r, struct config_source *s, const struct json *p, int len_max)
+{
+    const struct json *mscale = json_get(p, "mscale"), *all = json_get(p, "mscale_all_dim");
+    double scale = yarn_scale(r->factor, 1.0);
+
+    r->original_len = source_positive(s, p, "original_max_position_embeddings", len_max);
+    r->beta_fast = source_positive(s, p, "beta_fast", 32.0);
+    r->beta_slow = source_positive(s, p, "beta_slow", 1.0);
+    r->truncates = source_flag(s, p, "truncate", true);
+    if (json_is_number(mscale) && json_is_number(all) && json_real(mscale) != 0.0 &&
+        json_real(all) != 0.0)
+        scale = yarn_scale(r->factor, json_real(mscale)) / yarn_scale(r->factor, json_real(all));
+    r->scale = source_positive(s, p, "attention_factor", scale);
+}
+
+static void read_factors(float *out, int n, struct config_source *s, const struct json *p,
+                         const char *field)
+{
+    const struct json *list = json_get_kind(p, field, JSON_LIST);
+
+    for (int i = 0; i < n; i++) {
+        out[i] = 1.0f;
+        if (list == NULL || list->n != (uint32_t)n || !json_is_number(&list->items[i]) ||
+            !(json_real(&list->items[i]) > 0.0)) {
+            log_error("model: %s: %s must be a list of %d positive numbers", s->name, field, n);
+            source_fail(s, ERR_INVALID);
+            return;
+        }
+        out[i] = (float)json_real(&list->items[i]);
+    }
+}
+
+/* The factor is the ratio of the lengths, where the file does not have it. */
+static void read_long(struct rope *r, struct config_source *s, const struct json *obj,
+                      const struct json *p, int len_max)
+{
+    double preset = source_positive(s, obj, "original_max_position_embeddings", len_max);
+
+    r->original_len = source_positive(s, p, "original_max_position_embeddings", preset);
+    r->factor = source_positive(s, p, "factor", len_max / r->original_len);
+    r->scale = 1.0;
+    if (r->factor > 1.0)
+        r->scale = sqrt(1.0 + log(r->factor) / log(r->original_len));
+    r->scale = source_positive(s, p, "attention_factor", r->scale);
+    read_factors(r->short_factors, r->rotary_dim / 2, s, p, "short_factor");
+    read_factors(r->long_factors, r->rotary_dim / 2, s, p, "long_factor");
+}
+
+static void read_kind(struct rope *r, const struct config *c, struct config_source *s,
+                      const struct json *obj, const struct json *p)
+{
+    static const struct {
+        const char *name;
+        enum rope_kind kind;
+    } kinds[] = {{"default", ROPE_PLAIN},
+                 {"mrope", ROPE_PLAIN}, /* text: all rows alike */
+                 {"linear", ROPE_LINEAR},
+                 {"llama3", ROPE_LLAMA3},
+                 {"yarn", ROPE_YARN},
+                 {"longrope", ROPE_LONG},
+                 {"su", ROPE_LONG},
+                 {"dynamic", ROPE_DYNAMIC},
+                 {"proportional", ROPE_PROPORTIONAL}};
+    const char *name = json_get_text(p, "rope_type", json_get_text(p, "type", "default"));
+    size_t i = 0, n = sizeof kinds / sizeof kinds[0];
+
+    while (i < n && strcmp(name, kinds[i].name) != 0)
+        i++;
+    if (json_get(p, "llama_4_scaling_beta") != NULL) {
+        log_error("model: %s: llama_4_scaling_beta is not supported", s->name);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+    if (i == n) {
+        log_error("model: %s: position scaling \"%.40s\" is not supported", s->name, name);
+        source_fail(s, ERR_UNSUPPORTED);
+        return;
+    }
+    r->kind = kinds[i].kind;
+    if (r->kind != ROPE_PLAIN && r->kind != ROPE_PROPORTIONAL && r->kind != ROPE_LONG)
+        r->factor = source_positive(s, p, "factor", 0.0);
+    switch (r->kind) {
+    case ROPE_LLAMA3: read_llama3(r, s, p); break;
+    case ROPE_YARN: read_yarn(r, s, p, c->len_max); break;
+    case ROPE_LONG: read_long(r, s, obj, p, c->len_max); break;
+    case ROPE_DYNAMIC: r->original_len = c->len_max; break;
+    case ROPE_PLAIN:
+    case ROPE_LINEAR:
+    case ROPE_PROPORTIONAL: break;
+    }
+}
+
+/* How much of a head rotates. Families without a preset rotate all, whatever transformers reads
+ * besides: another part in their files is a mistake, or a model of another kind. */
+static double rotary_part(const struct config *c, struct config_source *s, const struct json *obj,
+                          const struct json *p)
+{
+    static const char *const names[] = {"partial_rotary_factor", "rotary_pct", NULL};
+    double preset = c->arch->rotary_part > 0.0 ? c->arch->rotary_part : 1.0, part;
+
+    part = source_positive(s, obj, source_alias(obj, names), preset);
+    if (p != NULL)
+        part = source_positive(s, p, "partial_rotary_factor", part);
+    if (c->arch->rotary_part == 0.0 && fabs(part - 1.0) > 1e-9) {
+        log_error("model: %s: partial_rotary_factor is not supported for %s", s->name,
+                  c->arch->name);
+        source_fail(s, ERR_UNSUPPORTED);
+        return 1.0;
+    }
+    return part;
+}
+
+int config_add_rope(struct config *c, struct config_source *s, const struct json *obj,
+                    const struct json *parameters)
+{
+    static const char *const thetas[] = {"rope_theta", "rotary_emb_base", NULL};
+    struct rope r = {
+        .head_dim = c->head_dim, .interleaved = c->arch->interleaved, .factor = 1.0, .scale = 1.0};
+    double part = rotary_part(c, s, obj, parameters);
+
+    r.theta = source_positive(s, obj, source_alias(obj, thetas),
+                              c->arch->theta > 0.0 ? c->arch->theta : 10000.0);
+    if (parameters != NULL)
+        r.theta = source_positive(s, parameters, "rope_theta", r.theta);
+    r.rotary_dim = (int)(c->head_dim * part);
+    if (part > 1.0 || r.rotary_dim < 2 || r.rotary_dim % 2 != 0) {
+        log_error("model: %s: partial_rotary_factor must give an even number of 2 to %d elements "
+                  "of a head",
+                  s->name, c->head_dim);
+        source_fail(s, ERR_INVALID);
+        r.rotary_dim = c->head_dim;
+    }
+    if (parameters != NULL)
+        read_kind(&r, c, s, obj, parameters);
+    must(c->n_ropes < CONFIG_ROPES_MAX);
+    c->ropes[c->n_ropes] = r;
+    return c->n_ropes++;
+}
+
+int config_add_no_rope(struct config *c)
+{
+    must(c->n_ropes < CONFIG_ROPES_MAX);
+    c->ropes[c->n_ropes] =
+        (struct rope){.head_dim = c->head_dim, .theta = 1.0, .factor = 1.0, .scale = 1.0};
+    return c->n_ropes++;
+}
+
+const struct json *config_rope_object(const struct json *obj, const char *type)
+{
+    const struct json *p = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
+    const struct json *own = p == NULL || type == NULL ? NULL : json_get_kind(p, type, JSON_OBJECT);
+
+    if (own != NULL)
+        return own;
+    return p != NULL ? p : json_get_kind(obj, "rope_scaling", JSON_OBJECT);
+}

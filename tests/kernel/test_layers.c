@@ -1,0 +1,110 @@
+/* The kernels of rows_general.cu against their references: activations, norms, multipliers.
+ * Results are rounded to bfloat16 once, 2^-9 relative: NMSE about 3e-6, worst 4e-3 of the largest;
+ * those in float32 are nearer. */
+#include "tests/kernel/gpu.h"
+
+static const struct {
+    int n, dim;
+} shapes[] = {{1, 2}, {3, 37}, {7, 60}, {5, 256}, {2, 1000}, {257, 64}, {9, 4096}, {3, 14336}};
+
+static void check_activation(enum k_activation kind, int n, int dim)
+{
+    size_t size = (size_t)n * (size_t)dim;
+    float *in = gpu_random(2 * size, 4.0f), *want = malloc(size * 4), *got;
+    k_bf16 *din = gpu_bf16(in, 2 * size), *out = gpu_array(NULL, size * 2);
+    k_stream s = device_cuda_stream(gpu);
+    char name[80];
+
+    snprintf(name, sizeof name, "activation %d of %d x %d", (int)kind, n, dim);
+    ref_activate(want, in, kind, size);
+    gpu_must(k_activate(out, false, din, kind, size, s));
+    got = gpu_floats(out, size);
+    gpu_compare(got, want, size, 5e-6, 4.1e-3, name);
+    free(got);
+    if (size % 16 == 0) {
+        gpu_must(k_activate(out, true, din, kind, size, s));
+        got = gpu_half_floats(out, size);
+        gpu_compare(got, want, size, 5e-6, 4.1e-3, "as float16");
+        free(got);
+    }
+    ref_gate(want, in, kind, n, dim);
+    gpu_must(k_gate(out, din, kind, n, dim, s));
+    got = gpu_floats(out, size);
+    gpu_compare(got, want, size, 5e-6, 4.1e-3, "with a gate");
+    free(in), free(want), free(got);
+}
+
+static void check_norm(enum k_norm_kind kind, bool has_bias, int n, int dim)
+{
+    int stride = dim + 5;
+    size_t size = (size_t)n * (size_t)dim, wide = (size_t)n * (size_t)stride;
+    float *x = gpu_random(size, 3.0f), *rows = gpu_random(wide, 3.0f), *want = malloc(size * 4);
+    float *weight = gpu_random((size_t)dim, 2.0f), *bias = gpu_random((size_t)dim, 1.0f), *got;
+    struct k_norm host = {kind, weight, has_bias ? bias : NULL, 1e-5f}, dev = host;
+    k_bf16 *out = gpu_array(NULL, size * 2), *within;
+    k_stream s = device_cuda_stream(gpu);
+    char name[80];
+
+    for (size_t i = 0; i < size; i++)
+        x[i] += 2.0f; /* a mean that matters */
+    dev.weight = gpu_bf16(weight, (size_t)dim);
+    dev.bias = has_bias ? gpu_bf16(bias, (size_t)dim) : NULL;
+    snprintf(name, sizeof name, "norm %d%s of %d x %d", (int)kind, has_bias ? ", bias" : "", n,
+             dim);
+    ref_norm(want, x, &host, n, dim);
+    gpu_must(k_norm_rows(out, gpu_array(x, size * 4), &dev, n, dim, s));
+    got = gpu_floats(out, size);
+    gpu_compare(got, want, size, 5e-6, 4.1e-3, name);
+    free(got);
+    within = gpu_bf16(rows, wide);
+    ref_norm_within(rows, stride, &host, n, dim);
+    gpu_must(k_norm_within(within, stride, &dev, n, dim, s));
+    got = gpu_floats(within, wide);
+    gpu_compare(got, rows, wide, 5e-6, 4.1e-3, "in place");
+    free(x), free(rows), free(want), free(weight), free(bias), free(got);
+}
+
+static void check_elements(int n, int dim)
+{
+    size_t size = (size_t)n * (size_t)dim, table_size = (size_t)(n + 2) * (size_t)dim;
+    float *x = gpu_random(size, 3.0f), *delta = gpu_random(size, 1.0f), *got = malloc(size * 4);
+    float *table = gpu_random(table_size, 1.0f), *dx = gpu_array(x, size * 4);
+    int32_t *pos = malloc((size_t)n * 4);
+    k_stream s = device_cuda_stream(gpu);
+
+    for (int i = 0; i < n; i++)
+        pos[i] = (i * 5 + 1) % n;
+    ref_place(x, 1.7f, table, pos, 2, n, dim);
+    gpu_must(k_place(dx, 1.7f, gpu_bf16(table, table_size), gpu_array(pos, (size_t)n * 4), 2, n,
+                     dim, s));
+    ok(gpu_get(got, dx, size * 4), "guard bands are whole");
+    gpu_compare(got, x, size, 1e-12, 1e-6, "placed");
+    ref_add(x, delta, 0.3f, size);
+    gpu_must(k_add(dx, gpu_bf16(delta, size), 0.3f, size, s));
+    ok(gpu_get(got, dx, size * 4), "guard bands are whole");
+    gpu_compare(got, x, size, 1e-12, 1e-6, "added");
+    ref_soften(x, &(struct k_softening){delta, 2.5f, 6.0f}, n, dim);
+    gpu_must(
+        k_soften(dx, &(struct k_softening){gpu_bf16(delta, (size_t)dim), 2.5f, 6.0f}, n, dim, s));
+    ok(gpu_get(got, dx, size * 4), "guard bands are whole");
+    gpu_compare(got, x, size, 1e-11, 2e-6, "softened");
+    free(x), free(delta), free(got), free(table), free(pos);
+}
+
+int main(void)
+{
+    gpu_open();
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        int n = shapes[i].n, dim = shapes[i].dim;
+
+        for (int kind = K_SILU; kind <= K_RELU_2; kind++)
+            check_activation((enum k_activation)kind, n, dim);
+        check_norm(K_NORM_RMS, false, n, dim);
+        check_norm(K_NORM_LAYER, false, n, dim);
+        check_norm(K_NORM_LAYER, true, n, dim);
+        check_norm(K_NORM_NONE, false, n, dim);
+        check_elements(n, dim);
+    }
+    device_close(gpu);
+    return tap_done();
+}

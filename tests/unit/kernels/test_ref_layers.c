@@ -1,0 +1,152 @@
+/* The references of row operations of layers in general, against float64 formulas written here:
+ * activations with and without a gate, norms with and without a mean, multipliers, learned
+ * positions, the cap of logits. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+#include "tests/tap.h"
+
+#define N   5
+#define DIM 37
+
+static double activation(double v, enum k_activation kind)
+{
+    switch (kind) {
+    case K_SILU: return v / (1.0 + exp(-v));
+    case K_GELU: return v / 2.0 * (1.0 + erf(v / sqrt(2.0)));
+    case K_GELU_TANH: return v / 2.0 * (1.0 + tanh(sqrt(2.0 / M_PI) * (v + 0.044715 * v * v * v)));
+    case K_RELU: return v > 0.0 ? v : 0.0;
+    case K_RELU_2: return v > 0.0 ? v * v : 0.0;
+    }
+    return NAN;
+}
+
+static void check_activations(void)
+{
+    static const char *const names[] = {"silu", "gelu by erf", "gelu by tanh", "relu", "relu^2"};
+    float in[400], out[400], gated[200];
+
+    for (int i = 0; i < 400; i++)
+        in[i] = (float)(i * 7 % 400 - 200) * 0.03f;
+    for (int k = K_SILU; k <= K_RELU_2; k++) {
+        double worst = 0.0, worst_gated = 0.0;
+
+        ref_activate(out, in, (enum k_activation)k, 400);
+        ref_gate(gated, in, (enum k_activation)k, 2, 100);
+        for (int i = 0; i < 400; i++)
+            worst = fmax(worst, fabs((double)out[i] - activation((double)in[i], k)));
+        for (int i = 0; i < 200; i++) {
+            int gate = i / 100 * 200 + i % 100;
+            double want = activation((double)in[gate], k) * (double)in[gate + 100];
+
+            worst_gated = fmax(worst_gated, fabs((double)gated[i] - want));
+        }
+        ok(worst < 3e-6, "%s: within %.1e", names[k], worst);
+        ok(worst_gated < 2e-5, "%s with a gate: within %.1e", names[k], worst_gated);
+    }
+}
+
+/* The norm of a row in float64. */
+static void norm_of(double *out, const float *x, const struct k_norm *norm, int dim)
+{
+    const float *weight = norm->weight, *bias = norm->bias;
+    double mean = 0.0, squares = 0.0;
+
+    for (int d = 0; d < dim && norm->kind == K_NORM_LAYER; d++)
+        mean += (double)x[d] / dim;
+    for (int d = 0; d < dim; d++)
+        squares += ((double)x[d] - mean) * ((double)x[d] - mean) / dim;
+    for (int d = 0; d < dim; d++) {
+        out[d] =
+            norm->kind == K_NORM_NONE
+                ? (double)x[d]
+                : ((double)x[d] - mean) / sqrt(squares + (double)norm->eps) * (double)weight[d];
+        if (bias != NULL)
+            out[d] += (double)bias[d];
+    }
+}
+
+static void check_norm(const struct k_norm *norm, const char *name)
+{
+    float x[N * DIM], out[N * DIM], within[N * (DIM + 3)];
+    double want[DIM], worst = 0.0, worst_within = 0.0;
+    bool untouched = true;
+
+    for (int i = 0; i < N * DIM; i++)
+        x[i] = 3.0f + (float)rand() / (float)RAND_MAX;
+    for (int i = 0; i < N * (DIM + 3); i++)
+        within[i] = i % (DIM + 3) < DIM ? x[i / (DIM + 3) * DIM + i % (DIM + 3)] : 7.0f;
+    ref_norm(out, x, norm, N, DIM);
+    ref_norm_within(within, DIM + 3, norm, N, DIM);
+    for (int t = 0; t < N; t++) {
+        norm_of(want, x + t * DIM, norm, DIM);
+        for (int d = 0; d < DIM + 3; d++) {
+            float got = within[t * (DIM + 3) + d];
+
+            if (d >= DIM) {
+                untouched = untouched && got == 7.0f;
+                continue;
+            }
+            worst = fmax(worst, fabs((double)out[t * DIM + d] - want[d]));
+            worst_within = fmax(worst_within, fabs((double)got - want[d]));
+        }
+    }
+    ok(worst < 5e-6, "%s: within %.1e", name, worst);
+    ok(worst_within < 5e-6 && untouched, "%s in place: within %.1e, nothing else is written", name,
+       worst_within);
+}
+
+static void check_norms(void)
+{
+    float weight[DIM], bias[DIM];
+
+    for (int d = 0; d < DIM; d++) {
+        weight[d] = 0.5f + (float)d / DIM;
+        bias[d] = (float)(d % 5) - 2.0f;
+    }
+    check_norm(&(struct k_norm){K_NORM_RMS, weight, NULL, 1e-5f}, "RMS norm");
+    check_norm(&(struct k_norm){K_NORM_LAYER, weight, NULL, 1e-5f}, "layer norm without a bias");
+    check_norm(&(struct k_norm){K_NORM_LAYER, weight, bias, 1e-5f}, "layer norm");
+    check_norm(&(struct k_norm){K_NORM_NONE, NULL, NULL, 0.0f}, "no norm");
+}
+
+static void check_elements(void)
+{
+    static const int32_t pos[] = {4, 0, 2};
+    float x[3 * 4], table[7 * 4], delta[3 * 4], logits[] = {-90.0f, -1.0f, 0.0f, 2.0f, 300.0f},
+                                                bias[] = {0.0f, 2.0f, -8.0f, 0.0f, 1.0f};
+    bool placed = true, added = true, softened = true;
+
+    for (int i = 0; i < 28; i++)
+        table[i] = (float)i;
+    for (int i = 0; i < 12; i++) {
+        x[i] = 1.0f;
+        delta[i] = (float)i;
+    }
+    ref_place(x, 3.0f, table, pos, 2, 3, 4);
+    for (int i = 0; i < 12; i++)
+        placed = placed && x[i] == 3.0f + (float)((pos[i / 4] + 2) * 4 + i % 4);
+    ok(placed, "rows are scaled and get the positions' rows");
+    ref_add(x, delta, 0.5f, 12);
+    for (int i = 0; i < 12; i++)
+        added = added && x[i] == 3.0f + (float)((pos[i / 4] + 2) * 4 + i % 4) + 0.5f * (float)i;
+    ok(added, "a scaled sum");
+    ref_soften(logits, &(struct k_softening){bias, 0.5f, 30.0f}, 1, 5);
+    for (int i = 0; i < 5; i++) {
+        static const double before[] = {-45.0, 0.5, -4.0, 1.0, 150.5};
+
+        softened = softened && fabs((double)logits[i] - 30.0 * tanh(before[i] / 30.0)) < 2e-5;
+    }
+    ok(softened, "logits get a bias, are scaled, then capped");
+}
+
+int main(void)
+{
+    srand(tap_seed(1));
+    check_activations();
+    check_norms();
+    check_elements();
+    return tap_done();
+}
