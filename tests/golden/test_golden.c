@@ -2,9 +2,10 @@
  * (README.md says how they are made and what they hold).
  *
  * QUIRE_TEST_DEVICE=cuda runs it on the GPU, whose weights and activations are bfloat16: logits
- * must stay within 2e-2, and the demo model, which was trained, must say the same words. Those of
- * the random models, whose best logits are close, are only shown. QUIRE_GOLDENS names another
- * folder than tests/golden. */
+ * must stay within 2e-2, or within twice the distance that transformers' own logits in bfloat16
+ * have (README.md), and the demo model, which was trained, must say the same words. Those of the
+ * random models, whose best logits are close, are only shown. QUIRE_GOLDENS names another folder
+ * than tests/golden. */
 #include <math.h>
 #include <stdint.h>
 #include <sys/stat.h>
@@ -21,9 +22,10 @@ struct golden {
     int n_prompt, n_greedy, n_rows;
 };
 
-#define CASES_MAX 16
+#define CASES_MAX 16 /* of a model */
 
 static bool on_gpu;
+static double limit;                  /* of the distance of logits, for the model under test */
 static float *of_one_rank[CASES_MAX]; /* logits of each case */
 static char *contents;
 static long contents_len, contents_at;
@@ -129,8 +131,8 @@ static void check_logits(struct run *r, const struct golden *g, const char *name
     is_int(rc, ERR_OK, "%s: prompt of %d runs", name, g->n_prompt);
     is_int(model_logits(r->m, logits), ERR_OK, "%s: logits", name);
     error = relative_error(logits, g->logits, (size_t)g->n_rows * (size_t)n_vocab);
-    ok(error < (on_gpu ? 2e-2 : 1e-4), "%s: prompt of %d: logits within %.2e of the golden's", name,
-       g->n_prompt, error);
+    ok(error < limit, "%s: prompt of %d: logits within %.2e of the golden's", name, g->n_prompt,
+       error);
     compare_ranks(logits, idx, (size_t)g->n_rows * (size_t)n_vocab, name, n_ranks);
     free(s);
 }
@@ -157,9 +159,8 @@ static void check_few(struct run *r, const struct golden *g, const char *name, i
     error = relative_error(logits + (size_t)(left - n) * (size_t)n_vocab,
                            g->logits + (size_t)(g->n_rows - n) * (size_t)n_vocab,
                            (size_t)n * (size_t)n_vocab);
-    ok(error < (on_gpu ? 2e-2 : 1e-4),
-       "%s: prompt of %d, few at a time: logits within %.2e of the golden's", name, g->n_prompt,
-       error);
+    ok(error < limit, "%s: prompt of %d, few at a time: logits within %.2e of the golden's", name,
+       g->n_prompt, error);
     free(logits);
     free(s);
 }
@@ -247,12 +248,45 @@ static void check_ranks(const char *name, const char *folder, const char *path, 
 
 int main(void)
 {
+    /* fits: numbers of ranks; noise: the distance of transformers' bfloat16, where it matters. */
     static const struct {
         const char *name, *fits;
-    } models[] = {{"llama-gqa", "24"},    {"llama-odd", ""},       {"llama-scaled", "3"},
-                  {"qwen3", "2"},         {"qwen2-window", "24"},  {"qwen3-window", "24"},
-                  {"mistral-window", ""}, {"toy-recurrent", "24"}, {"toy-states", "24"},
-                  {"demo", "24"}};
+        double noise;
+    } models[] = {
+        {"llama-gqa", "24", 0.0},
+        {"llama-odd", "", 0.0},
+        {"llama-scaled", "3", 0.0},
+        {"qwen3", "2", 0.0},
+        {"qwen2-window", "24", 2.4e-2},
+        {"qwen3-window", "24", 2.5e-2},
+        {"mistral-window", "", 9.7e-2},
+        {"toy-recurrent", "24", 0.0},
+        {"toy-states", "24", 0.0},
+        {"families/cohere", "24", 1.8e-02},
+        {"families/cohere2", "24", 1.9e-02},
+        {"families/exaone4", "24", 1.5e-02},
+        {"families/gemma", "24", 4.4e-02},
+        {"families/gemma3", "24", 2.2e-02},
+        {"families/glm", "24", 2.0e-02},
+        {"families/glm4", "24", 3.4e-02},
+        {"families/gpt-neox", "24", 1.2e-02},
+        {"families/gpt-neox-serial", "24", 1.2e-02},
+        {"families/gpt2", "24", 1.0e-02},
+        {"families/granite", "24", 2.7e-02},
+        {"families/nemotron", "24", 6.5e-02},
+        {"families/olmo2", "", 1.1e-02},
+        {"families/olmo3", "", 1.2e-02},
+        {"families/opt", "24", 9.8e-03},
+        {"families/phi", "24", 1.3e-02},
+        {"families/phi3", "24", 2.9e-02},
+        {"families/qwen2-yarn", "24", 2.6e-02},
+        {"families/qwen3-vl", "24", 2.5e-02},
+        {"families/seed-oss", "24", 4.4e-02},
+        {"families/smollm3", "24", 3.9e-02},
+        {"families/stablelm", "24", 1.5e-02},
+        {"families/starcoder2", "24", 1.6e-02},
+        {"demo", "24", 0.0},
+    };
     const char *device = getenv("QUIRE_TEST_DEVICE"), *root = getenv("QUIRE_GOLDENS");
     char folder[4200], path[4200], base[4096];
     struct stat st;
@@ -271,6 +305,7 @@ int main(void)
             continue;
         }
         n_found++;
+        limit = !on_gpu ? 1e-4 : models[i].noise > 1e-2 ? 2.0 * models[i].noise : 2e-2;
         check_ranks(models[i].name, folder, path, models[i].fits);
     }
     if (n_found == 0)

@@ -1,0 +1,197 @@
+"""Makes the golden files of the folders under families/; README.md here says what they hold.
+
+Versions: torch 2.15.0, transformers 5.23.0, Python 3.11.
+
+    python3 make_families.py --out families [--models LIST]
+
+Each is a model of transformers' own class with random weights, saved by save_pretrained(), so that
+names and fields are those of real checkpoints.  All arithmetic is float32 on the CPU, of weights
+that were rounded to the type that the file has.  Seeds are tried until the best two logits of every
+greedy step differ by GAP_MIN, as in make_goldens.py.
+"""
+
+import argparse
+import os
+import random
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import make_goldens as goldens  # noqa: E402
+
+SMALL = dict(vocab_size=160, hidden_size=40, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, intermediate_size=56, max_position_embeddings=512,
+             bos_token_id=None, eos_token_id=None, pad_token_id=None)
+TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+
+
+def small(**more):
+    return {k: v for k, v in dict(SMALL, **more).items() if v != "left out"}
+
+
+# Folder: type of the model, fields, deviation of matrices.
+MODELS = {
+    "cohere": ("cohere", small(num_key_value_heads=1, logit_scale=0.7), 0.25),
+    # 4 heads of 10, windows of 24, no positions where all is seen.
+    "cohere2": ("cohere2", small(num_hidden_layers=4, sliding_window=24, layer_types=TYPES,
+                                 logit_scale=0.7), 0.25),
+    "exaone4": ("exaone4", small(num_hidden_layers=4, sliding_window=24, layer_types=TYPES), 0.3),
+    "gemma": ("gemma", small(head_dim=16, num_key_value_heads=1,
+                             tie_word_embeddings=False), 0.2),
+    # The last layer of three sees all; linear scaling of its positions alone.
+    "gemma3": ("gemma3_text", small(head_dim=16, sliding_window=30, tie_word_embeddings=False, query_pre_attn_scalar=20,
+                                    layer_types=["sliding_attention", "sliding_attention",
+                                                 "full_attention"],
+                                    final_logit_softcapping=12.0,
+                                    rope_parameters={
+                                        "full_attention": {"rope_type": "linear", "factor": 8.0,
+                                                           "rope_theta": 1e6},
+                                        "sliding_attention": {"rope_type": "default",
+                                                              "rope_theta": 1e4}}), 0.2),
+    "glm": ("glm", small(head_dim=12), 0.25),
+    "glm4": ("glm4", small(head_dim=12), 0.3),
+    "gpt2": ("gpt2", dict(vocab_size=160, n_embd=40, n_layer=3, n_head=4, n_inner=56,
+                          n_positions=512, bos_token_id=None, eos_token_id=None), 0.25),
+    "gpt-neox": ("gpt_neox", small(num_key_value_heads="left out", hidden_size=64), 0.2),
+    "gpt-neox-serial": ("gpt_neox", small(num_key_value_heads="left out", hidden_size=48,
+                                          use_parallel_residual=False, attention_bias=False,
+                                          rope_parameters={"rope_type": "default",
+                                                           "rope_theta": 10000.0,
+                                                           "partial_rotary_factor": 0.5}), 0.25),
+    "granite": ("granite", small(embedding_multiplier=5.0, residual_multiplier=0.4,
+                                 attention_multiplier=0.2, logits_scaling=0.5,
+                                 tie_word_embeddings=True), 0.25),
+    "nemotron": ("nemotron", small(head_dim=12), 0.25),
+    "olmo2": ("olmo2", small(), 0.3),
+    "olmo3": ("olmo3", small(num_hidden_layers=4, sliding_window=24, layer_types=TYPES,
+                             rope_parameters={
+                                 "full_attention": {"rope_type": "yarn", "factor": 4.0,
+                                                    "rope_theta": 500000.0,
+                                                    "original_max_position_embeddings": 64,
+                                                    "attention_factor": 1.2},
+                                 "sliding_attention": {"rope_type": "default",
+                                                       "rope_theta": 500000.0}}), 0.3),
+    "opt": ("opt", small(ffn_dim=56, intermediate_size="left out",
+                         num_key_value_heads="left out"), 0.25),
+    "phi": ("phi", small(hidden_size=48), 0.25),
+    # Three quarters of a head rotate, with a factor for each of the pairs. transformers goes from
+    # one list to the other in the middle of a text; here both are the same.
+    "phi3": ("phi3", small(hidden_size=32, original_max_position_embeddings=64,
+                           rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0,
+                                            "partial_rotary_factor": 0.75,
+                                            "short_factor": [1.0, 2.5, 6.0],
+                                            "long_factor": [1.0, 2.5, 6.0]},
+                           tie_word_embeddings=True), 0.25),
+    "qwen2-yarn": ("qwen2", small(rope_parameters={
+        "rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0,
+        "original_max_position_embeddings": 128}), 0.25),
+    "seed-oss": ("seed_oss", small(head_dim=12), 0.25),
+    "smollm3": ("smollm3", small(num_hidden_layers=4, no_rope_layers=[1, 0, 1, 0]), 0.25),
+    "stablelm": ("stablelm", small(use_qkv_bias=True), 0.25),
+    "starcoder2": ("starcoder2", small(sliding_window=40), 0.25),
+}
+
+# Models with another one in them: the fields of the text model, and of the other.
+VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=40,
+              num_position_embeddings=16, deepstack_visual_indexes=[0])
+WRAPPED = {
+    "qwen3-vl": ("qwen3_vl", small(head_dim=16, rope_parameters={
+        "rope_type": "default", "rope_theta": 500000.0, "mrope_section": [4, 2, 2]}), VISION, 0.2),
+}
+
+
+def make_config(transformers, kind, fields, vision):
+    if vision is None:
+        return transformers.AutoConfig.for_model(kind, **fields)
+    return transformers.AutoConfig.for_model(kind, text_config=fields, vision_config=vision)
+
+
+def scale_of_embedding(config):
+    """What embedded tokens are multiplied by."""
+    if config.model_type.startswith("gemma"):
+        return config.hidden_size ** 0.5
+    return getattr(config, "embedding_multiplier", 1.0)
+
+
+def make_model(torch, transformers, config, seed, deviation):
+    """A model with weights that matter: every vector differs from its neutral value, too."""
+    auto = (transformers.AutoModelForImageTextToText if hasattr(config, "vision_config")
+            else transformers.AutoModelForCausalLM)
+    torch.manual_seed(seed)
+    model = auto.from_config(config).float().eval()
+    for name, p in model.named_parameters():
+        noise = torch.randn(p.shape)
+        if p.dim() == 1 and name.endswith("bias"):
+            p.data = 0.2 * noise
+        elif p.dim() == 1:  # a norm: about 1, or about 0 where 1 is added
+            p.data = p.data.mean().round() + 0.15 * noise
+        elif "embed" in name or "lm_head" in name or "wte" in name:
+            p.data = 0.3 / (1.0 if "lm_head" in name else scale_of_embedding(config)) * noise
+        else:
+            p.data = deviation * noise
+        p.data = p.data.to(torch.bfloat16).float()
+    return model
+
+
+def make(out, name, kind, fields, vision, deviation):
+    import torch
+    import transformers
+
+    folder = os.path.join(out, name)
+    config = make_config(transformers, kind, fields, vision)
+    n_vocab = fields["vocab_size"]
+    for seed in range(1, 60):
+        model = make_model(torch, transformers, config, seed, deviation)
+        rng = random.Random(seed)
+        cases = []
+        for n in goldens.PROMPT_LENGTHS:
+            prompt = [rng.randrange(n_vocab) for _ in range(n)]
+            cases.append(goldens.golden_case(torch, model, prompt))
+            if min(cases[-1]["gaps"]) < goldens.GAP_MIN or len(set(cases[-1]["greedy"])) < 12:
+                break
+        else:
+            break
+    else:
+        raise ValueError("no seed gives clear goldens")
+    model.to(torch.bfloat16).save_pretrained(folder)
+    for extra in ("generation_config.json",):
+        if os.path.exists(os.path.join(folder, extra)):
+            os.unlink(os.path.join(folder, extra))
+    goldens.write_cases(os.path.join(folder, "golden.bin"), n_vocab, cases)
+    print(name, "seed", seed, "least gap", min(min(c["gaps"]) for c in cases), "distinct",
+          [len(set(c["greedy"])) for c in cases], "logit deviation",
+          cases[-1]["logits"].std().item(), "bfloat16 error",
+          max(low_error(torch, model, c) for c in cases), flush=True)
+
+
+def low_error(torch, model, case):
+    """How far transformers' own logits in bfloat16 are from those in float32."""
+    with torch.no_grad():
+        low = model(torch.tensor([case["prompt"]])).logits[0, -len(case["logits"]):].float()
+    return ((low - case["logits"]).norm() / case["logits"].norm()).item()
+
+
+def attempt(out, name, *rest):
+    """The others are made even where one cannot be."""
+    try:
+        make(out, name, *rest)
+    except Exception as e:  # pylint: disable=broad-except
+        print(name, "FAILED:", repr(e)[:300], flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", default="families")
+    parser.add_argument("--models", default="")
+    args = parser.parse_args()
+    wanted = args.models.split(",") if args.models else []
+    for name, (kind, fields, deviation) in MODELS.items():
+        if not wanted or name in wanted:
+            attempt(args.out, name, kind, fields, None, deviation)
+    for name, (kind, fields, vision, deviation) in WRAPPED.items():
+        if not wanted or name in wanted:
+            attempt(args.out, name, kind, fields, vision, deviation)
+
+
+if __name__ == "__main__":
+    main()
