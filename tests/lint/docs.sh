@@ -63,7 +63,7 @@ missing=$({
         expand($3)
         for (i = 1; i <= n_wanted; i++) {
             w = wanted[i]
-            found = w in end || (w "/") in end
+            found = w in end || (w "/") in end || (w ".c") in end
             if (!found && index(w, "*") > 0) {
                 gsub(/\./, "\\.", w)
                 gsub(/\*/, "[^/]*", w)
