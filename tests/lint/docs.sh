@@ -2,8 +2,12 @@
 # Goal: documents name what exists, are current, and are found. Method: every path and link in them
 # against the tree; what scripts make, made again; man pages through their own readers.
 set -u
+export LC_ALL=C
 cd "${srcdir:-.}" || exit 1
 build=$(cd "$OLDPWD" && cd "${builddir:-.}" && pwd) || exit 1
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+: >"$dir/anchors"
 n=0 bad=0
 check() { # name, offending lines
     n=$((n + 1))
@@ -76,25 +80,40 @@ missing=$({
     }')
 check "every file that a document names exists" "$missing"
 
-missing=$(for page in $pages; do
-    grep -oE '\]\([^) ]+\)' "$page" | sed 's/^](//; s/)$//' | grep -vE '^(https?:|mailto:)' | sort -u |
-        while IFS= read -r link; do
-            file=${link%%#*} anchor=
-            [ "$file" = "$link" ] || anchor=${link#*#}
-            [ -n "$file" ] && file=$(dirname "$page")/$file || file=$page
-            [ -e "$file" ] || { echo "$page: $link"; continue; }
-            [ -z "$anchor" ] || sed -n 's/^##* //p' "$file" |
-                tr 'A-Z ' 'a-z-' | tr -dc 'a-z0-9_\n-' | grep -qx -- "$anchor" || echo "$page: $link"
-        done
-done)
+missing=$(awk '
+    function slug(text) { # as GitHub and others make an anchor of a heading
+        text = tolower(text)
+        gsub(/[^a-z0-9_ -]/, "", text)
+        gsub(/ /, "-", text)
+        return text
+    }
+    FNR == 1 { files[FILENAME]; folder = FILENAME; if (!sub(/[^\/]*$/, "", folder)) folder = "" }
+    /^#+ / { text = $0; sub(/^#+ /, "", text); heading[FILENAME "#" slug(text)] }
+    {
+        rest = $0
+        while (match(rest, /\]\([^) ]+\)/)) {
+            link = substr(rest, RSTART + 2, RLENGTH - 3)
+            rest = substr(rest, RSTART + RLENGTH)
+            if (link ~ /^(https?|mailto):/)
+                continue
+            path = link ~ /^#/ ? FILENAME link : folder link
+            while (sub(/(^|\/)[^\/.]+\/\.\.\//, "/", path) > 0)
+                ;
+            sub(/^\//, "", path)
+            print path "\t" FILENAME ": " link >"/dev/fd/3"
+        }
+    }
+    END { for (h in heading) print h }' $pages 3>"$dir/links" | sort >"$dir/headings"
+    while IFS=$'\t' read -r path place; do
+        [ -e "${path%%#*}" ] || { echo "$place"; continue; }
+        case $path in *#*) echo "$path" >>"$dir/anchors"; esac
+    done <"$dir/links"
+    sort -u "$dir/anchors" | comm -23 - "$dir/headings")
 check "every link leads to a file and a heading" "$missing"
 
 check "README.md has at most 800 words" \
     "$(w=$(wc -w <README.md); [ "$w" -le 800 ] || echo "$w words")"
-lost=$(for page in $docs; do
-    name=${page##*/}
-    printf '%s\n' $pages | grep -vxF "$page" | xargs grep -qE "\]\(([^)]*/)?$name(#[^)]*)?\)" || echo "$page"
-done)
+lost=$(comm -23 <(tr ' ' '\n' <<<"$docs" | sort) <(cut -f 1 "$dir/links" | sed 's/#.*//' | sort -u))
 check "every document is reached by a link" "$lost"
 check "no line of prose is longer than 110 characters" \
     "$(awk '!/^[|>]/ && !/^    / && length($0) > 110 { print FILENAME ":" FNR ": " length($0) }' \
@@ -112,9 +131,7 @@ else
     skip "mandoc takes the man pages" "mandoc is not installed"
 fi
 if command -v man >/dev/null && man -l docs/man/quire.1 >/dev/null 2>&1; then
-    check "man takes the man pages" "$(for page in docs/man/*.[1-8]; do
-        MANWIDTH=80 man --warnings -l "$page" 2>&1 >/dev/null
-    done)"
+    check "man takes the man pages" "$(MANWIDTH=80 man --warnings -l docs/man/*.[1-8] 2>&1 >/dev/null)"
 else
     skip "man takes the man pages" "man with -l is not installed"
 fi

@@ -2,6 +2,7 @@
 # Goal: the tables of docs/api and docs/coming-from-vllm.md say what the code's tables say. Method:
 # names, bounds, states and codes of both sides as lists, compared in both directions.
 set -u
+export LC_ALL=C
 cd "${srcdir:-.}" || exit 1
 n=0 bad=0
 check() { # name, offending lines
