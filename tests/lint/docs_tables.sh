@@ -111,6 +111,12 @@ check "docs/api/metrics.md has the metrics, their kinds and labels" \
             print $1, $2, labels[i]
     }')")"
 
+# --- models ---------------------------------------------------------------------------------
+archs=$(sed -n '/arch_table\[\] = {/,/^};/p' src/model/arch.c | tr '\n' ' ' | sed 's/{\.name = /\n/g' |
+    grep -v 'is_toy' | sed -nE 's/^"([A-Za-z0-9_]+)".*/\1/p')
+check "docs/models-and-formats.md has the architectures of arch.c" \
+    "$(differ "$archs" "$(rows docs/models-and-formats.md architecture | cut -f 1 | grep -oE '[A-Za-z0-9_]+')")"
+
 # --- settings -------------------------------------------------------------------------------
 settings=$(sed -nE 's/^CONF\([A-Z]*, ([a-z_0-9]*),.*/\1/p' src/base/settings.def)
 check "settings that tables name exist" "$(for page in README.md docs/*.md docs/*/*.md; do
