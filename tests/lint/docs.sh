@@ -111,6 +111,16 @@ missing=$(awk '
     sort -u "$dir/anchors" | comm -23 - "$dir/headings")
 check "every link leads to a file and a heading" "$missing"
 
+unnamed() { # document, files: those whose name it lacks
+    local page=$1
+    shift
+    printf '%s\n' "$@" | sed 's|.*/||' | grep -vxF -f <(grep -oE '`[^`]+`' "$page" | tr -d '`')
+}
+check "kernels/README.md names every file of kernels" \
+    "$(unnamed kernels/README.md kernels/*.c kernels/*.h kernels/*.cu kernels/*.cuh kernels/*.def kernels/*.txt)"
+check "tests/README.md names every test of integration" \
+    "$(unnamed tests/README.md tests/integration/*.t tests/integration/*.sh)"
+
 check "README.md has at most 800 words" \
     "$(w=$(wc -w <README.md); [ "$w" -le 800 ] || echo "$w words")"
 lost=$(comm -23 <(tr ' ' '\n' <<<"$docs" | sort) <(cut -f 1 "$dir/links" | sed 's/#.*//' | sort -u))
