@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Goal: loops of wgmma in sm90_product.cu compute their operands once a warp. Where ptxas takes the
-# threads for divergent (kernels/README.md, Traps, "two ways out") it does so lane by lane, which
+# threads for divergent (docs/kernels/guide.md, Traps) it does so lane by lane, which
 # changes no result and costs some percent. Method: no WARPSYNC between the first wgmma of a kernel
 # and its last. Not looked at: residuals in tiles of several blocks (n_out above 64 rows a
 # multiprocessor), which diverge.
