@@ -22,7 +22,7 @@ int fill_init(struct engine *e)
     b->extras = mem_zalloc_array(n_seqs, sizeof *b->extras);
     e->row_tokens = mem_zalloc_array(n_seqs, sizeof(int32_t));
     e->logprobs = mem_zalloc_array(n_seqs, sizeof *e->logprobs);
-    e->extra_words = mem_zalloc_array((size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX +
+    e->extra_words = mem_zalloc_array(2 * (size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX +
                                           WIRE_BAD_WORDS_MAX + WIRE_ASKED_MAX,
                                       sizeof *e->extra_words);
     for (int i = 0; i < MODEL_STEPS_MAX; i++) {

@@ -350,6 +350,7 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
         return ERR_INVALID;
     if ((g->n_allowed != 0 && g->n_allowed != (uint32_t)e->guide.n_words) ||
         g->n_biases > WIRE_BIASES_MAX || g->n_bad > WIRE_BAD_WORDS_MAX ||
+        (g->n_stops != 0 && (g->n_stops != (uint32_t)e->guide.n_words || g->n_stop_ids != 0)) ||
         g->n_asked > WIRE_ASKED_MAX || (g->n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0))
         return ERR_INVALID; /* or extra_words would have no room */
     if (g->retain > 1 + RETAIN_PINNED)

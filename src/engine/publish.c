@@ -180,6 +180,8 @@ static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t 
         return true;
     if (q->n_tokens - q->n_prompt < (int)r->generate.min_tokens)
         return false;
+    if (seq_has_stop(q, id))
+        return true;
     for (uint32_t i = 0; i < r->generate.n_stop_ids; i++) {
         if (r->generate.stop_ids[i] == id)
             return true;

@@ -20,7 +20,7 @@ static void *seq_reserve(size_t bytes)
 /* The arrays of all sequences, one behind the other. */
 struct seq_arrays {
     int32_t *tokens, *pages, *snapshots, *bad, *asked, *drafts;
-    uint32_t *allowed, *made;
+    uint32_t *allowed, *stops, *made;
     struct batch_bias *biases;
     struct walk *walks;
     size_t n_words;
@@ -35,6 +35,7 @@ static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
     a->pages = seq_reserve(n * a->n_pages * sizeof *a->pages);
     a->snapshots = seq_reserve(n * (2 * a->n_state_pages + 1) * sizeof *a->snapshots);
     a->allowed = seq_reserve(n * a->n_words * sizeof *a->allowed);
+    a->stops = seq_reserve(n * a->n_words * sizeof *a->stops);
     a->made = seq_reserve(n * a->n_words * sizeof *a->made);
     a->bad = seq_reserve(n * WIRE_BAD_WORDS_MAX * sizeof *a->bad);
     a->biases = seq_reserve(n * BATCH_BIASES_MAX * sizeof *a->biases);
@@ -42,8 +43,8 @@ static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
     a->walks = seq_reserve(n * sizeof *a->walks);
     a->drafts = seq_reserve((n * a->n_drafts + 1) * sizeof *a->drafts);
     return a->tokens == NULL || a->pages == NULL || a->snapshots == NULL || a->allowed == NULL ||
-                   a->made == NULL || a->bad == NULL || a->biases == NULL || a->asked == NULL ||
-                   a->walks == NULL || a->drafts == NULL
+                   a->stops == NULL || a->made == NULL || a->bad == NULL || a->biases == NULL ||
+                   a->asked == NULL || a->walks == NULL || a->drafts == NULL
                ? ERR_NO_MEMORY
                : ERR_OK;
 }
@@ -73,6 +74,7 @@ int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
         s->taken.pages = a.snapshots + at * 2 * a.n_state_pages;
         s->newest.pages = s->taken.pages + a.n_state_pages;
         s->allowed = a.allowed + at * a.n_words;
+        s->stops = a.stops + at * a.n_words;
         s->made = a.made + at * a.n_words;
         s->bad = a.bad + at * WIRE_BAD_WORDS_MAX;
         s->biases = a.biases + at * BATCH_BIASES_MAX;
@@ -98,6 +100,7 @@ struct seq *seq_claim(struct seq_pool *p)
                          .taken.pages = s->taken.pages,
                          .newest.pages = s->newest.pages,
                          .allowed = s->allowed,
+                         .stops = s->stops,
                          .made = s->made,
                          .bad = s->bad,
                          .biases = s->biases,

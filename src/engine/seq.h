@@ -108,6 +108,7 @@ struct seq {
 
     /* What steers sampling (guide.h). Arrays of the pool's. */
     uint32_t *allowed;         /* uint32 [request.generate.n_allowed] */
+    uint32_t *stops;           /* uint32 [request.generate.n_stops] */
     int32_t *bad;              /* int32 [request.generate.n_bad] */
     struct batch_bias *biases; /* [request.generate.n_biases] */
     int32_t *asked;            /* int32 [request.generate.n_asked] */
@@ -160,6 +161,18 @@ static inline int seq_token_records(const struct seq *q)
 static inline int seq_prompt_records(const struct seq *q)
 {
     return 1 + (int)q->request.generate.n_prompt_logprobs;
+}
+
+/* Whether id is in q's set of stop ids, and whether that set must not come behind n_pending tokens
+ * that are not known yet: before min_tokens. */
+static inline bool seq_has_stop(const struct seq *q, int32_t id)
+{
+    return q->request.generate.n_stops > 0 && (q->stops[id / 32] >> id % 32 & 1) != 0;
+}
+static inline bool seq_bans_stops(const struct seq *q, int n_pending)
+{
+    return q->request.generate.n_stops > 0 &&
+           q->n_tokens + n_pending - q->n_prompt < (int)q->request.generate.min_tokens;
 }
 
 /* Whether log probabilities of the prompt are still to be told. */

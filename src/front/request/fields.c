@@ -372,6 +372,11 @@ static int fields_stop(struct fields_read_context *c, const struct fields_row *r
 
     if (v->kind != JSON_LIST)
         return fields_stop_text(c, row, v);
+    if (v->n > (uint32_t)c->presets->max_stops) {
+        (void)snprintf(c->why, c->why_cap, "'stop' has %u strings; at most %d are allowed", v->n,
+                       c->presets->max_stops);
+        return ERR_INVALID;
+    }
     for (uint32_t i = 0; i < v->n && rc == ERR_OK; i++)
         rc = fields_stop_text(c, row, &v->items[i]);
     return rc;
@@ -380,22 +385,8 @@ static int fields_stop(struct fields_read_context *c, const struct fields_row *r
 static int fields_stop_ids(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
-    struct wire_request *r = &c->out->request;
-
-    if (v->kind != JSON_LIST)
-        return fields_type(c, row, "a list of token ids", v);
-    if (v->n > WIRE_STOP_IDS) {
-        (void)snprintf(c->why, c->why_cap, "'stop_token_ids' takes at most %d ids", WIRE_STOP_IDS);
-        return ERR_INVALID;
-    }
-    for (uint32_t i = 0; i < v->n; i++) {
-        const struct json id = lax_number(&v->items[i]);
-
-        if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX)
-            return fields_type(c, row, "a list of token ids", &v->items[i]);
-        r->generate.stop_ids[r->generate.n_stop_ids++] = (int32_t)id.whole;
-    }
-    return ERR_OK;
+    (void)row;
+    return steering_read_stops(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
 }
 
 static int fields_model(struct fields_read_context *c, const struct fields_row *row,

@@ -56,7 +56,6 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
 {
     const struct wire_welcome *w = &s->f->link.engine;
     const struct exchange *x = g->exchange;
-    uint32_t n_stop_ids = g->request.task == WIRE_GENERATE ? g->request.generate.n_stop_ids : 0;
     uint64_t longest = w->max_model_len;
     uint64_t more = exchange_least_answer(x);
 
@@ -73,14 +72,6 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
         if (g->tokens.ids[i] < 0 || g->tokens.ids[i] >= (int64_t)w->n_vocab) {
             (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
                            g->tokens.ids[i], w->n_vocab);
-            return ERR_INVALID;
-        }
-    }
-    for (uint32_t i = 0; i < n_stop_ids; i++) {
-        if (g->request.generate.stop_ids[i] >= (int64_t)w->n_vocab) {
-            *param = "stop_token_ids";
-            (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
-                           g->request.generate.stop_ids[i], w->n_vocab);
             return ERR_INVALID;
         }
     }
