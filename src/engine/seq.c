@@ -23,6 +23,8 @@ struct seq_arrays {
     uint32_t *allowed, *stops, *made;
     struct batch_bias *biases;
     struct walk *walks;
+    float *rows;
+    size_t n_row; /* floats of one */
     size_t n_words;
     size_t n_pages; /* of a sequence: its tables */
     size_t n_state_pages;
@@ -41,10 +43,11 @@ static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
     a->biases = seq_reserve(n * BATCH_BIASES_MAX * sizeof *a->biases);
     a->asked = seq_reserve(n * WIRE_ASKED_MAX * sizeof *a->asked);
     a->walks = seq_reserve(n * sizeof *a->walks);
+    a->rows = seq_reserve(n * a->n_row * sizeof *a->rows);
     a->drafts = seq_reserve((n * a->n_drafts + 1) * sizeof *a->drafts);
     return a->tokens == NULL || a->pages == NULL || a->snapshots == NULL || a->allowed == NULL ||
                    a->stops == NULL || a->made == NULL || a->bad == NULL || a->biases == NULL ||
-                   a->asked == NULL || a->walks == NULL || a->drafts == NULL
+                   a->asked == NULL || a->walks == NULL || a->drafts == NULL || a->rows == NULL
                ? ERR_NO_MEMORY
                : ERR_OK;
 }
@@ -53,13 +56,15 @@ int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
 {
     int pages_cap = (limits->max_model_len + limits->block_tokens - 1) / limits->block_tokens;
     struct seq_arrays a = {.n_words = ((size_t)limits->n_vocab + 31) / 32,
+                           .n_row = ((size_t)limits->n_vocab + 1024) / 1024 * 1024, /* 4 KiB */
                            .n_state_pages = (size_t)limits->n_state_pages};
 
     pages_cap = pages_cap > limits->n_state_pages ? pages_cap : limits->n_state_pages;
     a.n_pages = (size_t)limits->n_groups * (size_t)pages_cap;
     *p = (struct seq_pool){.n = limits->n_seqs,
                            .tokens_cap = (limits->max_model_len + 1023) / 1024 * 1024, /* 4 KiB */
-                           .pages_cap = pages_cap};
+                           .pages_cap = pages_cap,
+                           .row_cap = (int)a.n_row};
     a.n_drafts = limits->has_drafts ? 3 * (size_t)p->tokens_cap : 0;
     p->seqs = mem_zalloc_array((size_t)p->n, sizeof *p->seqs);
     if (p->seqs == NULL || seq_arrays_reserve(&a, (size_t)p->n, (size_t)p->tokens_cap) != ERR_OK)
@@ -80,6 +85,7 @@ int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
         s->biases = a.biases + at * BATCH_BIASES_MAX;
         s->asked = a.asked + at * WIRE_ASKED_MAX;
         s->walk = &a.walks[i];
+        s->row = a.rows + at * a.n_row;
         s->draft.heads = a.drafts + at * a.n_drafts;
         s->draft.before = s->draft.heads + (limits->has_drafts ? 2 * (size_t)p->tokens_cap : 0);
         s->next = p->free;
@@ -106,6 +112,7 @@ struct seq *seq_claim(struct seq_pool *p)
                          .biases = s->biases,
                          .asked = s->asked,
                          .walk = s->walk,
+                         .row = s->row,
                          .draft = {.heads = s->draft.heads, .before = s->draft.before}};
     for (int g = 0; g < CACHE_GROUPS_MAX; g++)
         fresh.tables[g].pages = s->tables[g].pages;
@@ -123,6 +130,8 @@ void seq_release(struct seq_pool *p, struct seq *s)
         (void)madvise(s->tokens + SEQ_KEEP_TOKENS,
                       (size_t)(p->tokens_cap - SEQ_KEEP_TOKENS) * sizeof *s->tokens,
                       MADV_DONTNEED); /* advice only */
+    if (seq_has_rows(s) || seq_prompt_has_rows(s))
+        (void)madvise(s->row, (size_t)p->row_cap * sizeof *s->row, MADV_DONTNEED); /* advice only */
     s->state = SEQ_FREE;
     s->next = p->free;
     p->free = s;

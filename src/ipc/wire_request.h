@@ -11,7 +11,7 @@
 
 #define WIRE_STOP_IDS      16 /* stop_token_ids that a request itself holds; more are a set */
 #define WIRE_SALT_BYTES    16
-#define WIRE_LOGPROBS_MAX  128  /* alternatives told with a token */
+#define WIRE_LOGPROBS_MAX  128  /* alternatives told one by one; for more the whole row is */
 #define WIRE_ASKED_MAX     128  /* further ids told with a token */
 #define WIRE_THINK_IDS     16   /* that the end tag of a reasoning takes */
 #define WIRE_THINK_TAG     16   /* bytes of a tag, its NUL included */
@@ -45,9 +45,9 @@ struct wire_generate {
     uint32_t n_prompt;   /* 1 .. n_tokens: the others are output, after an engine's death */
     uint32_t max_tokens; /* >= 1; counts from n_prompt */
     uint32_t min_tokens; /* no end of text before this many */
-    uint32_t n_logprobs; /* 0 .. WIRE_LOGPROBS_MAX */
-    uint32_t n_prompt_logprobs;
-    uint32_t automaton; /* the output follows it: 1 + its index in the lane; 0: none */
+    uint32_t n_logprobs; /* 0 .. the vocabulary; above WIRE_LOGPROBS_MAX tokens have WIRE_ROW */
+    uint32_t n_prompt_logprobs; /* the same, WIRE_PROMPT_ROW */
+    uint32_t automaton;         /* the output follows it: 1 + its index in the lane; 0: none */
     /* Behind the tokens in the arena stand, as int32, the ids that may come, those to be biased,
      * the sequences that may not come, the ids that are told, and the ids that end the text. */
     uint32_t n_allowed; /* 0: all; else ceil(n_vocab / 32): id i is bit i % 32 of word i / 32 */

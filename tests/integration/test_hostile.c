@@ -251,8 +251,12 @@ static struct wire_request extreme_request(unsigned *seed, uint32_t n_vocab, int
                      .n_stop_ids = n_stops == 0 ? WIRE_STOP_IDS : 0,
                      .n_stops = n_stops,
                      .n_biases = random_next(seed) % 3,
-                     .n_logprobs = random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
-                     .n_prompt_logprobs = random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
+                     .n_logprobs = random_next(seed) % 4 == 0
+                                       ? n_vocab
+                                       : random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
+                     .n_prompt_logprobs = random_next(seed) % 4 == 0
+                                              ? n_vocab
+                                              : random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
                      .retain = random_next(seed) % 102,
                      .retain_s = random_next(seed) % 2 ? UINT32_MAX : 0,
                      .retain_tokens = random_next(seed) % 2 ? UINT32_MAX : 3},

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "front/answer/logprobs.h"
 #include "front/api/api.h"
 #include "front/request/lax.h"
 
@@ -96,7 +97,7 @@ static void render_stops(const struct exchange *x, struct buf *b)
 static void render_told(struct buf *b, const char *name, bool told, uint32_t n)
 {
     if (told)
-        buf_printf(b, "\"%s\":%u,", name, n);
+        buf_printf(b, "\"%s\":%lld,", name, n == LOGPROBS_ALL ? -1LL : (long long)n);
     else
         buf_printf(b, "\"%s\":null,", name);
 }

@@ -192,18 +192,23 @@ static int fields_max_tokens(struct fields_read_context *c, const struct fields_
                                   : fields_max_completion(c, row, v);
 }
 
-/* How many alternatives: -1 is the whole vocabulary, which no record of the lane has room for. */
+/* How many alternatives: -1 is the whole vocabulary, whose size the engine knows: see
+ * logprobs_check(). */
 static int fields_n_told(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
     const struct json number = lax_number(v);
     struct fields_row bounded = *row;
 
-    bounded.range.high = c->presets->max_logprobs;
+    bounded.range.high = c->presets->max_logprobs < 0 ? INT_MAX : c->presets->max_logprobs;
     if (number.kind != JSON_INT || number.whole != -1)
         return fields_whole(c, &bounded, v);
+    if (bounded.range.high > WIRE_LOGPROBS_MAX) {
+        memcpy(fields_member(c, row), &(uint32_t){UINT32_MAX}, sizeof(uint32_t));
+        return ERR_OK;
+    }
     (void)snprintf(c->why, c->why_cap,
-                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %u "
+                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %d "
                    "alternatives of a token (max_logprobs)",
                    row->name, c->presets->max_logprobs);
     return ERR_UNSUPPORTED;
@@ -637,12 +642,11 @@ static const struct fields_row fields_rows[] = {
     BOTH("return_token_ids", fields_flag, .place = EXCHANGE_MEMBER(return_ids)),
     CHAT("logprobs", fields_wire_flag, .flag = WIRE_LOGPROBS),
     TEXT("logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
-         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+         .range = RANGE_FROM(0, INT_MAX)),
     CHAT("top_logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
-         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+         .range = RANGE_FROM(0, INT_MAX)),
     BOTH("prompt_logprobs", fields_prompt_logprobs,
-         .place = OUT_MEMBER(request.generate.n_prompt_logprobs),
-         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+         .place = OUT_MEMBER(request.generate.n_prompt_logprobs), .range = RANGE_FROM(0, INT_MAX)),
     BOTH("logprob_token_ids", fields_asked),
     BOTH("return_tokens_as_token_ids", fields_flag, .place = EXCHANGE_MEMBER(tokens_as_ids)),
     BOTH("logit_bias", fields_biases),
@@ -777,6 +781,13 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
         (void)snprintf(c->why, c->why_cap,
                        "'use_beam_search' is not supported with an output that has to follow a "
                        "form (response_format, structured_outputs, strict or forced tools)");
+        return ERR_UNSUPPORTED;
+    }
+    if (r->generate.n_logprobs > WIRE_LOGPROBS_MAX) {
+        *param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
+        (void)snprintf(c->why, c->why_cap,
+                       "'%s' must be at least 0 and at most %d with 'use_beam_search'", *param,
+                       WIRE_LOGPROBS_MAX);
         return ERR_UNSUPPORTED;
     }
     if (x->n > BEAMS_WIDTH_MAX) {

@@ -174,6 +174,8 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_PROMPT_TOP:
     case WIRE_CHOSEN:
     case WIRE_TOP: logprobs_record(g, o); break;
+    case WIRE_PROMPT_ROW:
+    case WIRE_ROW: logprobs_row(g, o, s->f->link.engine.n_vocab); break;
     case WIRE_FACT: cache_fact(x, o); break;
     }
     x->said_us = s->now_us;

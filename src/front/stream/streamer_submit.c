@@ -75,6 +75,9 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
             return ERR_INVALID;
         }
     }
+    if (g->request.task == WIRE_GENERATE)
+        return logprobs_check(g, w->n_vocab, s->f->presets.max_logprobs, w->max_model_len, why, cap,
+                              param);
     return ERR_OK;
 }
 
@@ -111,6 +114,12 @@ static void streamer_fill_generate(const struct streamer *s, const struct gen *g
 {
     const struct exchange *x = g->exchange;
 
+    uint32_t n_vocab = s->f->link.engine.n_vocab;
+
+    if (r->n_logprobs > WIRE_LOGPROBS_MAX && r->n_logprobs > n_vocab)
+        r->n_logprobs = n_vocab;
+    if (r->n_prompt_logprobs > WIRE_LOGPROBS_MAX && r->n_prompt_logprobs > n_vocab)
+        r->n_prompt_logprobs = n_vocab;
     r->automaton = automaton;
     r->n_prompt = g->n_prompt;
     r->answer = x->answer;

@@ -479,7 +479,7 @@ static void test_bounds(struct arena *arena)
         const struct json *body;
 
         presets_init(&presets);
-        presets.max_logprobs = bound;
+        presets.max_logprobs = (int)bound;
         for (size_t k = 0; k < 2; k++) {
             (void)snprintf(text, sizeof text, "{\"%s\":%u}", names_of[k], n);
             x = (struct exchange){.format = EXCHANGE_COMPLETION};
