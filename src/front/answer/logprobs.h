@@ -3,11 +3,11 @@
  * The streamer's. What a generation was told is a run of struct logprob: the token that came, then
  * the most probable ones, and the next token.
  *
- * More alternatives than WIRE_LOGPROBS_MAX, up to the whole vocabulary, are what is largest in the
- * token's row of logits. Such a request is slow and large: a token of a vocabulary of 128k is 0.5 MB
- * through the lane (42 times its ring), 2 MB of records here, 3 MB of JSON (9 MB where bytes are
- * listed) and 0.4 s on one core, most of it this thread's sorting and writing. What one answer may
- * hold of that is bounded. */
+ * More alternatives than WIRE_LOGPROBS_MAX, up to the whole vocabulary, are the largest of the
+ * token's row of logits. Such a request is slow and large: a token of a vocabulary of 128k is
+ * 0.7 MB through the lane (42 times its ring), 2 MB of records here, 3 MB of JSON (9 MB where bytes
+ * are listed) and 0.4 s on one core, most of it this thread's sorting and writing. What one answer
+ * may hold of that is bounded. */
 #ifndef QUIRE_FRONT_ANSWER_LOGPROBS_H
 #define QUIRE_FRONT_ANSWER_LOGPROBS_H
 

@@ -13,8 +13,8 @@
 bool api_kept_before(struct front *f, struct exchange *x, const struct json *body,
                      struct json *earlier);
 
-/* Replace *body by one whose input has the items that its references stand for. False after an error
- * answer. */
+/* Replace *body by one whose input has the items that its references stand for. False after an
+ * error answer. */
 bool api_kept_references(struct front *f, struct exchange *x, const struct json *earlier,
                          const struct json **body);
 

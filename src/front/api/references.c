@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References in the input of POST /v1/responses: {"type": "item_reference", "id": ...} stands for an
- * item of a response that is kept. An item's id names its response and its place there, so one read
- * of the store finds it; of a response that is gone it is looked for among the items that
+ * References in the input of POST /v1/responses: {"type": "item_reference", "id": ...} stands for
+ * an item of a response that is kept. An item's id names its response and its place there, so one
+ * read of the store finds it; of a response that is gone it is looked for among the items that
  * previous_response_id stands for. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -45,10 +45,10 @@ bool steering_has_stop(const struct steering *s, int32_t id);
 int steering_read_bad_words(struct steering *s, struct arena *arena, const struct tokenizer *t,
                             const struct json *v, char *why, size_t why_cap) ERR_CHECKED;
 
-/* Fill r->n_allowed, n_biases, n_bad, n_asked, n_stops, n_stop_ids, stop_ids, and the words that stand behind the tokens: int32
- * [wire_generate_extra(r)], the caller's to mem_free(); NULL when there are none. ERR_INVALID with
- * the field's name in *param and the id in *wrong when an id is not below n_vocab;
- * ERR_NO_MEMORY. */
+/* Fill r->n_allowed, n_biases, n_bad, n_asked, n_stops, n_stop_ids, stop_ids, and the words that
+ * stand behind the tokens: int32 [wire_generate_extra(r)], the caller's to mem_free(); NULL when
+ * there are none. ERR_INVALID with the field's name in *param and the id in *wrong when an id is
+ * not below n_vocab; ERR_NO_MEMORY. */
 int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_generate *r,
                    int32_t **words, const char **param, int32_t *wrong) ERR_CHECKED;
 

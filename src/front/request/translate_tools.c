@@ -94,7 +94,8 @@ static int read_format(struct translation *t, const struct json *tool, const cha
     const struct json *format = json_get(tool, "format");
     const char *type = NULL, *syntax = NULL;
     const struct json *rules = NULL;
-    char at[100];
+    char at[100], *text;
+    size_t cap;
     int rc;
 
     *pattern = NULL;
@@ -119,10 +120,12 @@ static int read_format(struct translation *t, const struct json *tool, const cha
         return rc;
     if (json_has_nul(rules))
         return translate_fail(t, ERR_INVALID, "'%s.definition' must not have \\u0000", at);
-    *pattern = arena_alloc(t->arena, rules->text_len + sizeof "^(?:)$");
-    if (*pattern == NULL)
+    cap = rules->text_len + sizeof "^(?:)$";
+    text = arena_alloc(t->arena, cap);
+    if (text == NULL)
         return ERR_NO_MEMORY;
-    (void)sprintf((char *)(uintptr_t)*pattern, "^(?:%s)$", rules->text);
+    (void)snprintf(text, cap, "^(?:%s)$", rules->text);
+    *pattern = text;
     return ERR_OK;
 }
 
