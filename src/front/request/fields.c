@@ -200,6 +200,7 @@ static int fields_n_told(struct fields_read_context *c, const struct fields_row 
     const struct json number = lax_number(v);
     struct fields_row bounded = *row;
 
+    bounded.range.low = 0;
     bounded.range.high = c->presets->max_logprobs < 0 ? INT_MAX : c->presets->max_logprobs;
     if (number.kind != JSON_INT || number.whole != -1)
         return fields_whole(c, &bounded, v);
@@ -642,11 +643,11 @@ static const struct fields_row fields_rows[] = {
     BOTH("return_token_ids", fields_flag, .place = EXCHANGE_MEMBER(return_ids)),
     CHAT("logprobs", fields_wire_flag, .flag = WIRE_LOGPROBS),
     TEXT("logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
-         .range = RANGE_FROM(0, INT_MAX)),
+         .range = RANGE_FROM(-1, INT_MAX)),
     CHAT("top_logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
-         .range = RANGE_FROM(0, INT_MAX)),
+         .range = RANGE_FROM(-1, INT_MAX)),
     BOTH("prompt_logprobs", fields_prompt_logprobs,
-         .place = OUT_MEMBER(request.generate.n_prompt_logprobs), .range = RANGE_FROM(0, INT_MAX)),
+         .place = OUT_MEMBER(request.generate.n_prompt_logprobs), .range = RANGE_FROM(-1, INT_MAX)),
     BOTH("logprob_token_ids", fields_asked),
     BOTH("return_tokens_as_token_ids", fields_flag, .place = EXCHANGE_MEMBER(tokens_as_ids)),
     BOTH("logit_bias", fields_biases),

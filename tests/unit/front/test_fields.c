@@ -491,6 +491,39 @@ static void test_bounds(struct arena *arena)
     }
 }
 
+/* -1 is the whole vocabulary, where the setting lets more through than are told one by one. */
+static void test_whole_vocabulary(struct arena *arena)
+{
+    static const struct {
+        int most, rc;
+    } rows[] = {{-1, ERR_OK},
+                {WIRE_LOGPROBS_MAX + 1, ERR_OK},
+                {WIRE_LOGPROBS_MAX, ERR_UNSUPPORTED},
+                {0, ERR_UNSUPPORTED}};
+    static const char text[] = "{\"prompt_logprobs\":-1,\"logprobs\":-1}";
+    struct exchange x;
+    struct fields f;
+    const char *param;
+    char why[256];
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct presets presets;
+        const struct json *body;
+        int rc;
+
+        presets_init(&presets);
+        presets.max_logprobs = rows[i].most;
+        x = (struct exchange){.format = EXCHANGE_COMPLETION};
+        must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
+        rc = fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param);
+        is_int(rc, rows[i].rc, "-1, where max_logprobs is %d", rows[i].most);
+        ok(rc != ERR_OK || (f.request.generate.n_logprobs == UINT32_MAX &&
+                            f.request.generate.n_prompt_logprobs == UINT32_MAX),
+           "as the number above all others");
+        arena_reset(&x.arena);
+    }
+}
+
 /* One more than fits of stop strings, and one byte more. */
 static void test_stop_limits(struct arena *arena)
 {
@@ -588,6 +621,7 @@ int main(void)
     test_values(&arena);
     test_stop_limits(&arena);
     test_bounds(&arena);
+    test_whole_vocabulary(&arena);
     test_variables(&arena);
     test_reasons(&arena);
     arena_reset(&arena);
