@@ -199,7 +199,8 @@ bool draft_may(const struct seq *q)
 {
     const struct wire_generate *r = &q->request.generate;
 
-    return q->automaton == NULL && r->n_allowed == 0 && r->n_bad == 0 && r->think_max == 0;
+    return q->automaton == NULL && r->n_allowed == 0 && r->n_bad == 0 && r->think_max == 0 &&
+           !seq_bans_stops(q, 0) && !seq_has_rows(q);
 }
 
 void draft_follow(const struct draft_options *o, struct seq *q)

@@ -147,11 +147,16 @@ void fill_batch(struct engine *e); /* the plan as e->batch, and as the step that
 /* What rows want of tokens that were not known when the batch was filled. Sequences that cannot
  * go on end here. */
 void fill_extras(struct engine *e, struct engine_step *step);
+/* Behind it and before the step is sampled: rows that are told whole. ERR_GPU. */
+int fill_rows(struct engine *e, const struct engine_step *step) ERR_CHECKED;
 
 /* --- publish.c --- */
 
 void publish_admitted(struct engine *e); /* before the step: who runs for the first time */
 void publish_step(struct engine *e, const struct engine_step *step); /* after it: tokens, ends */
+/* More of the row that q tells, into a ring that has room for so many records; returns the room
+ * that is left. Behind a row of the output comes its token, and q may end. */
+int publish_row(struct engine *e, struct seq *q, int room);
 void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32_t value);
 /* It has no more time: err is ERR_DEADLINE or ERR_OVERLOADED. */
 void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int err);

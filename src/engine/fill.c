@@ -22,7 +22,7 @@ int fill_init(struct engine *e)
     b->extras = mem_zalloc_array(n_seqs, sizeof *b->extras);
     e->row_tokens = mem_zalloc_array(n_seqs, sizeof(int32_t));
     e->logprobs = mem_zalloc_array(n_seqs, sizeof *e->logprobs);
-    e->extra_words = mem_zalloc_array((size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX +
+    e->extra_words = mem_zalloc_array(2 * (size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX +
                                           WIRE_BAD_WORDS_MAX + WIRE_ASKED_MAX,
                                       sizeof *e->extra_words);
     for (int i = 0; i < MODEL_STEPS_MAX; i++) {
@@ -197,20 +197,23 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
         return false; /* its end came meanwhile */
     w = &q->request;
     if (step->targets[r] > 0) {
-        *x = (struct batch_extra){.row = r,
-                                  .target = q->tokens[step->targets[r]],
-                                  .n_top = (int32_t)w->generate.n_prompt_logprobs,
-                                  .mask = -1};
+        *x = (struct batch_extra){
+            .row = r,
+            .target = q->tokens[step->targets[r]],
+            .n_top = seq_prompt_has_rows(q) ? 0 : (int32_t)w->generate.n_prompt_logprobs,
+            .mask = -1};
         return true;
     }
     masked = q->is_masked;
     *x = (struct batch_extra){
         .row = r,
         .target = -1,
-        .n_top = (w->flags & WIRE_LOGPROBS) != 0 ? (int32_t)w->generate.n_logprobs : -1,
+        .n_top = (w->flags & WIRE_LOGPROBS) == 0 ? -1
+                 : seq_has_rows(q)               ? 0
+                                                 : (int32_t)w->generate.n_logprobs,
         .n_biases = (int32_t)w->generate.n_biases,
         .biases = q->biases,
-        .n_asked = (int32_t)w->generate.n_asked,
+        .n_asked = seq_has_rows(q) ? 0 : (int32_t)w->generate.n_asked,
         .asked = q->asked,
         .mask = masked ? guide_add(&e->guide, q) : -1,
     };
@@ -257,4 +260,19 @@ void fill_extras(struct engine *e, struct engine_step *step)
     guide_run(&e->guide);
     b->n_masks = e->guide.n_jobs;
     fill_look(e, step);
+}
+
+int fill_rows(struct engine *e, const struct engine_step *step)
+{
+    int rc = ERR_OK;
+
+    for (int r = 0; r < step->n_rows && rc == ERR_OK; r++) {
+        struct seq *q = step->rows[r];
+
+        if (q == NULL || !(step->targets[r] > 0 ? seq_prompt_has_rows(q) : seq_has_rows(q)))
+            continue;
+        must(!q->tells_row);
+        rc = model_row_logits(e->model, r, q->row + 1);
+    }
+    return rc;
 }

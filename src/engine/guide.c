@@ -230,6 +230,8 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
     guide_copy(q->bad, biases + 2 * (size_t)r->n_biases, r->n_bad * sizeof *q->bad);
     guide_copy(q->asked, biases + 2 * (size_t)r->n_biases + r->n_bad,
                r->n_asked * sizeof *q->asked);
+    guide_copy(q->stops, biases + 2 * (size_t)r->n_biases + r->n_bad + r->n_asked,
+               r->n_stops * sizeof *q->stops);
     for (uint32_t i = 0; i < r->n_asked; i++) {
         if (q->asked[i] < 0 || q->asked[i] >= g->n_vocab)
             return ERR_INVALID;
@@ -262,7 +264,8 @@ bool guide_has_mask(struct seq *q)
 {
     think_follow(q);
     return think_may_force(q, q->n_pending) || q->automaton != NULL ||
-           q->request.generate.n_allowed > 0 || q->request.generate.n_bad > 0;
+           q->request.generate.n_allowed > 0 || q->request.generate.n_bad > 0 ||
+           seq_bans_stops(q, q->n_pending);
 }
 
 bool guide_has_ended(const struct guide *g, const struct seq *q, int32_t id)
@@ -404,6 +407,8 @@ static void guide_make(void *arg, int task, int worker)
         j->mask[g->n_words - 1] = (UINT32_C(1) << g->n_vocab % 32) - 1;
     for (int i = 0; i < (int)q->request.generate.n_allowed; i++)
         j->mask[i] &= q->allowed[i];
+    for (int i = 0; i < g->n_words && seq_bans_stops(q, 0); i++)
+        j->mask[i] &= ~q->stops[i];
     j->rc = q->automaton == NULL ? ERR_OK : guide_mask(g, j, worker);
     guide_ban_words(q, j->mask);
     if (q->automaton != NULL)

@@ -338,18 +338,20 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
 {
     const struct wire_generate *g = &r->generate;
     uint32_t longest = (uint32_t)e->shape->max_model_len;
+    uint32_t most = (uint32_t)e->shape->n_vocab; /* alternatives */
 
+    most = most > WIRE_LOGPROBS_MAX ? most : WIRE_LOGPROBS_MAX;
     if (r->n_tokens < 1 || g->n_prompt < 1 || g->n_prompt > r->n_tokens || g->max_tokens < 1)
         return ERR_INVALID;
     if (r->n_tokens >= longest)
         return ERR_TOO_LONG;
     if (!sampling_is_valid(&g->sampling))
         return ERR_INVALID;
-    if (g->n_stop_ids > WIRE_STOP_IDS || g->n_logprobs > WIRE_LOGPROBS_MAX ||
-        g->n_prompt_logprobs > WIRE_LOGPROBS_MAX)
+    if (g->n_stop_ids > WIRE_STOP_IDS || g->n_logprobs > most || g->n_prompt_logprobs > most)
         return ERR_INVALID;
     if ((g->n_allowed != 0 && g->n_allowed != (uint32_t)e->guide.n_words) ||
         g->n_biases > WIRE_BIASES_MAX || g->n_bad > WIRE_BAD_WORDS_MAX ||
+        (g->n_stops != 0 && (g->n_stops != (uint32_t)e->guide.n_words || g->n_stop_ids != 0)) ||
         g->n_asked > WIRE_ASKED_MAX || (g->n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0))
         return ERR_INVALID; /* or extra_words would have no room */
     if (g->retain > 1 + RETAIN_PINNED)
@@ -608,11 +610,18 @@ static void intake_look(struct engine *e, struct seq *q)
         intake_drop_lane(e, l, "broke the ring's rules");
         return;
     }
+    if (q->tells_row && cancel == WIRE_WANTED) {
+        room = publish_row(e, q, room);
+        if (q->state == SEQ_FREE)
+            return; /* it was its last token's */
+    }
     /* What is on its way, then admitted, a token, the end, one to spare, and prompt tokens. */
     room -= q->n_owed + 3 + seq_token_records(q);
     q->chunk_max = seq_tells_prompt(q) ? room / seq_prompt_records(q) : 0;
+    if (q->chunk_max > 1 && seq_prompt_has_rows(q))
+        q->chunk_max = 1;
     q->room = room;
-    q->paused = room < 0 || (seq_tells_prompt(q) && q->chunk_max < 1);
+    q->paused = room < 0 || (seq_tells_prompt(q) && q->chunk_max < 1) || seq_awaits_row(q);
     if (cancel != WIRE_WANTED)
         publish_finish(e, q, WIRE_FIN_CANCELLED, (int32_t)cancel);
     else if (q->request.deadline_us != 0 && e->now_us > q->request.deadline_us)

@@ -121,11 +121,13 @@ static int loop_end_step(struct engine *e)
 static int loop_sample_step(struct engine *e)
 {
     struct engine_step *step = &e->steps[(e->n_begun - 1) % MODEL_STEPS_MAX];
+    int rc;
 
     if (!step->waits)
         return ERR_OK;
     fill_extras(e, step);
-    return model_step_sample(e->model, &e->batch);
+    rc = fill_rows(e, step);
+    return rc == ERR_OK ? model_step_sample(e->model, &e->batch) : rc;
 }
 
 /* One step is begun and one ended in a pass: the one before, whose tokens the new one takes on the

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the fronts are told. A sequence is planned only while its output ring has room for all
- * that one step can say, so putting a record never fails. */
+ * that one step can say, so putting a record never fails. A row that is told whole has more records
+ * than a ring: it is put as the front takes them, and its sequence is not planned meanwhile. */
 #include <string.h>
 
 #include "base/fault.h"
@@ -180,6 +181,8 @@ static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t 
         return true;
     if (q->n_tokens - q->n_prompt < (int)r->generate.min_tokens)
         return false;
+    if (seq_has_stop(q, id))
+        return true;
     for (uint32_t i = 0; i < r->generate.n_stop_ids; i++) {
         if (r->generate.stop_ids[i] == id)
             return true;
@@ -224,11 +227,22 @@ static void publish_asked(struct engine *e, const struct seq *q, const struct ba
     }
 }
 
+/* From here on publish_row() tells q's row, which fill_rows() has read. */
+static void publish_row_begins(struct seq *q, const struct batch_logprobs *p, bool of_prompt)
+{
+    q->row[0] = p->log_sum;
+    q->row_at = 0;
+    q->row_is_prompts = of_prompt;
+    q->tells_row = true;
+}
+
 static void publish_prompt(struct engine *e, struct seq *q, int target,
                            const struct batch_logprobs *p)
 {
     q->n_owed -= seq_prompt_records(q);
     q->n_told = target;
+    if (seq_prompt_has_rows(q))
+        publish_row_begins(q, p, true);
     publish_logprobs(e, q, q->tokens[target], p, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
 }
 
@@ -247,15 +261,12 @@ static void publish_token_metrics(struct engine *e, struct seq *q)
     q->last_token_us = e->now_us;
 }
 
-/* False: it was the last. */
-static bool publish_token(struct engine *e, struct seq *q, int32_t id)
+/* Say the token that q has last. False: it was the last. */
+static bool publish_last_token(struct engine *e, struct seq *q)
 {
-    bool ends;
+    int32_t id = q->tokens[q->n_tokens - 1];
+    bool ends = publish_is_end(e, q, id);
 
-    q->tokens[q->n_tokens++] = id;
-    q->n_pending--;
-    q->n_owed -= seq_token_records(q);
-    ends = publish_is_end(e, q, id);
     lane_put(&e->lanes[q->lane_idx].lane, q->slot,
              (struct wire_out){.kind = WIRE_TOKEN,
                                .finish = ends ? WIRE_FIN_STOP : 0,
@@ -272,16 +283,47 @@ static bool publish_token(struct engine *e, struct seq *q, int32_t id)
     return false;
 }
 
+/* False: q has ended. */
 static bool publish_sampled(struct engine *e, const struct engine_step *step, int row,
                             struct seq *q)
 {
     const struct batch_logprobs *p = step->extras[row] < 0 ? NULL : &e->logprobs[step->extras[row]];
 
+    q->tokens[q->n_tokens++] = e->row_tokens[row];
+    q->n_pending--;
+    q->n_owed -= seq_token_records(q);
     if ((q->request.flags & WIRE_LOGPROBS) != 0) {
         publish_logprobs(e, q, e->row_tokens[row], p, WIRE_CHOSEN, WIRE_TOP);
         publish_asked(e, q, p);
     }
-    return publish_token(e, q, e->row_tokens[row]);
+    if (!seq_has_rows(q))
+        return publish_last_token(e, q);
+    publish_row_begins(q, p, false);
+    return true;
+}
+
+#define PUBLISH_ROW_SPARE \
+    4 /* records that a row leaves room for: a token, a fact, an end, another */
+
+int publish_row(struct engine *e, struct seq *q, int room)
+{
+    int n = 1 + e->shape->n_vocab;
+
+    for (; room > PUBLISH_ROW_SPARE && q->row_at < n; room--) {
+        struct wire_out o = {.kind = q->row_is_prompts ? WIRE_PROMPT_ROW : WIRE_ROW};
+        int more = n - q->row_at - 1;
+
+        memcpy(&o.value, &q->row[q->row_at], sizeof o.value);
+        memcpy(o.logits, &q->row[q->row_at + 1], (size_t)(more < 2 ? more : 2) * sizeof *q->row);
+        lane_put(&e->lanes[q->lane_idx].lane, q->slot, o);
+        q->row_at += 3;
+    }
+    if (q->row_at < n)
+        return room;
+    q->tells_row = false;
+    if (!q->row_is_prompts && publish_last_token(e, q))
+        room--;
+    return room;
 }
 
 /* Rows behind a token and its n drafts, from `row` on: a row counts while all drafts before it are

@@ -20,9 +20,11 @@ static void *seq_reserve(size_t bytes)
 /* The arrays of all sequences, one behind the other. */
 struct seq_arrays {
     int32_t *tokens, *pages, *snapshots, *bad, *asked, *drafts;
-    uint32_t *allowed, *made;
+    uint32_t *allowed, *stops, *made;
     struct batch_bias *biases;
     struct walk *walks;
+    float *rows;
+    size_t n_row; /* floats of one */
     size_t n_words;
     size_t n_pages; /* of a sequence: its tables */
     size_t n_state_pages;
@@ -35,15 +37,17 @@ static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
     a->pages = seq_reserve(n * a->n_pages * sizeof *a->pages);
     a->snapshots = seq_reserve(n * (2 * a->n_state_pages + 1) * sizeof *a->snapshots);
     a->allowed = seq_reserve(n * a->n_words * sizeof *a->allowed);
+    a->stops = seq_reserve(n * a->n_words * sizeof *a->stops);
     a->made = seq_reserve(n * a->n_words * sizeof *a->made);
     a->bad = seq_reserve(n * WIRE_BAD_WORDS_MAX * sizeof *a->bad);
     a->biases = seq_reserve(n * BATCH_BIASES_MAX * sizeof *a->biases);
     a->asked = seq_reserve(n * WIRE_ASKED_MAX * sizeof *a->asked);
     a->walks = seq_reserve(n * sizeof *a->walks);
+    a->rows = seq_reserve(n * a->n_row * sizeof *a->rows);
     a->drafts = seq_reserve((n * a->n_drafts + 1) * sizeof *a->drafts);
     return a->tokens == NULL || a->pages == NULL || a->snapshots == NULL || a->allowed == NULL ||
-                   a->made == NULL || a->bad == NULL || a->biases == NULL || a->asked == NULL ||
-                   a->walks == NULL || a->drafts == NULL
+                   a->stops == NULL || a->made == NULL || a->bad == NULL || a->biases == NULL ||
+                   a->asked == NULL || a->walks == NULL || a->drafts == NULL || a->rows == NULL
                ? ERR_NO_MEMORY
                : ERR_OK;
 }
@@ -52,13 +56,15 @@ int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
 {
     int pages_cap = (limits->max_model_len + limits->block_tokens - 1) / limits->block_tokens;
     struct seq_arrays a = {.n_words = ((size_t)limits->n_vocab + 31) / 32,
+                           .n_row = ((size_t)limits->n_vocab + 1024) / 1024 * 1024, /* 4 KiB */
                            .n_state_pages = (size_t)limits->n_state_pages};
 
     pages_cap = pages_cap > limits->n_state_pages ? pages_cap : limits->n_state_pages;
     a.n_pages = (size_t)limits->n_groups * (size_t)pages_cap;
     *p = (struct seq_pool){.n = limits->n_seqs,
                            .tokens_cap = (limits->max_model_len + 1023) / 1024 * 1024, /* 4 KiB */
-                           .pages_cap = pages_cap};
+                           .pages_cap = pages_cap,
+                           .row_cap = (int)a.n_row};
     a.n_drafts = limits->has_drafts ? 3 * (size_t)p->tokens_cap : 0;
     p->seqs = mem_zalloc_array((size_t)p->n, sizeof *p->seqs);
     if (p->seqs == NULL || seq_arrays_reserve(&a, (size_t)p->n, (size_t)p->tokens_cap) != ERR_OK)
@@ -73,11 +79,13 @@ int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
         s->taken.pages = a.snapshots + at * 2 * a.n_state_pages;
         s->newest.pages = s->taken.pages + a.n_state_pages;
         s->allowed = a.allowed + at * a.n_words;
+        s->stops = a.stops + at * a.n_words;
         s->made = a.made + at * a.n_words;
         s->bad = a.bad + at * WIRE_BAD_WORDS_MAX;
         s->biases = a.biases + at * BATCH_BIASES_MAX;
         s->asked = a.asked + at * WIRE_ASKED_MAX;
         s->walk = &a.walks[i];
+        s->row = a.rows + at * a.n_row;
         s->draft.heads = a.drafts + at * a.n_drafts;
         s->draft.before = s->draft.heads + (limits->has_drafts ? 2 * (size_t)p->tokens_cap : 0);
         s->next = p->free;
@@ -98,11 +106,13 @@ struct seq *seq_claim(struct seq_pool *p)
                          .taken.pages = s->taken.pages,
                          .newest.pages = s->newest.pages,
                          .allowed = s->allowed,
+                         .stops = s->stops,
                          .made = s->made,
                          .bad = s->bad,
                          .biases = s->biases,
                          .asked = s->asked,
                          .walk = s->walk,
+                         .row = s->row,
                          .draft = {.heads = s->draft.heads, .before = s->draft.before}};
     for (int g = 0; g < CACHE_GROUPS_MAX; g++)
         fresh.tables[g].pages = s->tables[g].pages;
@@ -120,6 +130,8 @@ void seq_release(struct seq_pool *p, struct seq *s)
         (void)madvise(s->tokens + SEQ_KEEP_TOKENS,
                       (size_t)(p->tokens_cap - SEQ_KEEP_TOKENS) * sizeof *s->tokens,
                       MADV_DONTNEED); /* advice only */
+    if (seq_has_rows(s) || seq_prompt_has_rows(s))
+        (void)madvise(s->row, (size_t)p->row_cap * sizeof *s->row, MADV_DONTNEED); /* advice only */
     s->state = SEQ_FREE;
     s->next = p->free;
     p->free = s;

@@ -105,9 +105,14 @@ struct seq {
     int n_told;    /* prompt tokens behind the first whose log probabilities were told */
     int n_owed;    /* records that steps under way will put */
     int chunk_max; /* prompt tokens that a step may compute, for their records; 0: any number */
+    /* A row that is told whole: of the last token, or of a prompt's token; publish_row(). */
+    float *row; /* float [1 + n_vocab], the pool's: as WIRE_ROW tells it */
+    int row_at; /* floats that were put */
+    bool tells_row, row_is_prompts;
 
     /* What steers sampling (guide.h). Arrays of the pool's. */
     uint32_t *allowed;         /* uint32 [request.generate.n_allowed] */
+    uint32_t *stops;           /* uint32 [request.generate.n_stops] */
     int32_t *bad;              /* int32 [request.generate.n_bad] */
     struct batch_bias *biases; /* [request.generate.n_biases] */
     int32_t *asked;            /* int32 [request.generate.n_asked] */
@@ -138,6 +143,7 @@ struct seq_pool {
     int n;
     int tokens_cap; /* room of one sequence's tokens */
     int pages_cap;  /* and of each of its tables */
+    int row_cap;    /* and of its row, floats */
 };
 
 struct seq_pool_limits {
@@ -150,22 +156,54 @@ struct seq_pool_limits {
     bool has_drafts;
 };
 
-/* Records that a token of the output, or of the prompt, has in the out ring. */
+/* Whether tokens of the output, or of the prompt, are told with their whole rows. */
+static inline bool seq_has_rows(const struct seq *q)
+{
+    return (q->request.flags & WIRE_LOGPROBS) != 0 &&
+           q->request.generate.n_logprobs > WIRE_LOGPROBS_MAX;
+}
+static inline bool seq_prompt_has_rows(const struct seq *q)
+{
+    return q->request.generate.n_prompt_logprobs > WIRE_LOGPROBS_MAX;
+}
+
+/* Records that a token of the output, or of the prompt, has in the out ring; rows come when there
+ * is room. */
 static inline int seq_token_records(const struct seq *q)
 {
-    return (q->request.flags & WIRE_LOGPROBS) == 0
-               ? 1
+    return (q->request.flags & WIRE_LOGPROBS) == 0 ? 1
+           : seq_has_rows(q)
+               ? 2
                : 2 + (int)(q->request.generate.n_logprobs + q->request.generate.n_asked);
 }
 static inline int seq_prompt_records(const struct seq *q)
 {
-    return 1 + (int)q->request.generate.n_prompt_logprobs;
+    return seq_prompt_has_rows(q) ? 1 : 1 + (int)q->request.generate.n_prompt_logprobs;
+}
+
+/* Whether id is in q's set of stop ids, and whether that set must not come behind n_pending tokens
+ * that are not known yet: before min_tokens. */
+static inline bool seq_has_stop(const struct seq *q, int32_t id)
+{
+    return q->request.generate.n_stops > 0 && (q->stops[id / 32] >> id % 32 & 1) != 0;
+}
+static inline bool seq_bans_stops(const struct seq *q, int n_pending)
+{
+    return q->request.generate.n_stops > 0 &&
+           q->n_tokens + n_pending - q->n_prompt < (int)q->request.generate.min_tokens;
 }
 
 /* Whether log probabilities of the prompt are still to be told. */
 static inline bool seq_tells_prompt(const struct seq *q)
 {
     return (q->request.flags & WIRE_PROMPT_LOGPROBS) != 0 && q->n_told < q->n_prompt - 1;
+}
+
+/* Whether the next step has to wait for a row: there is room for one. */
+static inline bool seq_awaits_row(const struct seq *q)
+{
+    return q->tells_row || (seq_has_rows(q) && q->n_pending > 0) ||
+           (seq_prompt_has_rows(q) && seq_tells_prompt(q) && q->n_ahead > 0);
 }
 
 /* Whether it may still be refused because there is too much to do: nothing was said of it, nor of

@@ -86,8 +86,7 @@ static int main_open_text(struct front *f)
         rc = presets_override(&f->presets, f->settings.override_generation_config, why, sizeof why);
     if (rc == ERR_OK)
         rc = main_read_kwargs(f, why, sizeof why);
-    f->presets.max_logprobs =
-        f->settings.max_logprobs < 0 ? WIRE_LOGPROBS_MAX : (uint32_t)f->settings.max_logprobs;
+    f->presets.max_logprobs = (int)f->settings.max_logprobs;
     f->presets.max_stops = (int)f->settings.max_stop_strings;
     f->presets.tokens_as_ids = f->settings.return_tokens_as_token_ids;
     f->presets.include_usage = f->settings.enable_force_include_usage;

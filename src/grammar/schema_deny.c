@@ -113,7 +113,8 @@ static void deny_array(struct expansion *x, struct options *o, const struct json
     }
     if (unique != NULL && unique->kind == JSON_BOOL && unique->flag)
         (void)refuse(x, unique,
-                     "\"uniqueItems\" is not supported under \"not\", \"oneOf\" or \"if\"");
+                     "\"uniqueItems\" is not supported under \"not\", \"oneOf\" or \"if\": say "
+                     "it outside of them, or leave it out");
     if (rest != NULL && !(rest->kind == JSON_BOOL && rest->flag))
         (void)refuse(x, rest,
                      "\"unevaluatedItems\" is not supported under \"not\", \"oneOf\" or \"if\"");

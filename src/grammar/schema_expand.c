@@ -466,7 +466,8 @@ static void drop_unique(struct expansion *x)
         (void)refuse(
             x, unique->node,
             "\"uniqueItems\" is only supported for items of an enum, const or boolean, and "
-            "with \"maxItems\": 1");
+            "with \"maxItems\": 1: list the values as an \"enum\", or leave it out and look for "
+            "equal items in the answer");
 }
 
 /* --- the loop ----------------------------------------------------------------------------- */

@@ -75,6 +75,12 @@ enum wire_kind {
     WIRE_CHOSEN = 6,        /* of the WIRE_TOKEN that follows */
     WIRE_TOP = 7,           /* the most probable first, then what was asked for: rank 0 */
     WIRE_FACT = 8,          /* value: enum wire_fact; amount is its number */
+    /* In place of the tops behind a chosen one, where more are wanted than WIRE_LOGPROBS_MAX: the
+     * whole row, three floats a record. The first of all is the sum whose difference to a logit is
+     * its log probability, the others are the logits in the order of ids; the last record is filled
+     * up with zeros. */
+    WIRE_PROMPT_ROW = 9,
+    WIRE_ROW = 10,
 };
 
 /* What is told of the cache. A row begins with the fact that names it; those that follow are its
@@ -123,6 +129,7 @@ struct wire_out {
             float logprob;
             uint32_t rank; /* 1: the most probable; of WIRE_CHOSEN 0: not known */
         };
+        float logits[2]; /* of a row: behind the one whose bits are value's */
     };
 };
 

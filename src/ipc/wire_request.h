@@ -9,9 +9,9 @@
 #include "ipc/wire.h"
 #include "kernels/sampling.h"
 
-#define WIRE_STOP_IDS      16 /* stop_token_ids of one request */
+#define WIRE_STOP_IDS      16 /* stop_token_ids that a request itself holds; more are a set */
 #define WIRE_SALT_BYTES    16
-#define WIRE_LOGPROBS_MAX  128  /* alternatives told with a token */
+#define WIRE_LOGPROBS_MAX  128  /* alternatives told one by one; for more the whole row is */
 #define WIRE_ASKED_MAX     128  /* further ids told with a token */
 #define WIRE_THINK_IDS     16   /* that the end tag of a reasoning takes */
 #define WIRE_THINK_TAG     16   /* bytes of a tag, its NUL included */
@@ -45,11 +45,11 @@ struct wire_generate {
     uint32_t n_prompt;   /* 1 .. n_tokens: the others are output, after an engine's death */
     uint32_t max_tokens; /* >= 1; counts from n_prompt */
     uint32_t min_tokens; /* no end of text before this many */
-    uint32_t n_logprobs; /* 0 .. WIRE_LOGPROBS_MAX */
-    uint32_t n_prompt_logprobs;
-    uint32_t automaton; /* the output follows it: 1 + its index in the lane; 0: none */
+    uint32_t n_logprobs; /* 0 .. the vocabulary; above WIRE_LOGPROBS_MAX tokens have WIRE_ROW */
+    uint32_t n_prompt_logprobs; /* the same, WIRE_PROMPT_ROW */
+    uint32_t automaton;         /* the output follows it: 1 + its index in the lane; 0: none */
     /* Behind the tokens in the arena stand, as int32, the ids that may come, those to be biased,
-     * the sequences that may not come, and the ids that are told. */
+     * the sequences that may not come, the ids that are told, and the ids that end the text. */
     uint32_t n_allowed; /* 0: all; else ceil(n_vocab / 32): id i is bit i % 32 of word i / 32 */
     uint32_t n_biases;  /* struct wire_bias, each id once */
     uint32_t n_bad;     /* int32, 0 .. WIRE_BAD_WORDS_MAX: a length >= 1, so many ids, and again */
@@ -57,7 +57,8 @@ struct wire_generate {
     uint32_t retain;    /* 1 + the priority, 0 .. 100, of the prompt's pages; 0: nothing is said */
     uint32_t retain_s;  /* for so many seconds; 0: without end */
     uint32_t retain_tokens; /* of the prompt's start that it is said of; 0: all of it */
-    uint32_t n_stop_ids;    /* 0 .. WIRE_STOP_IDS */
+    uint32_t n_stops;    /* 0, or as n_allowed's: the set of stop ids, where there are more than */
+    uint32_t n_stop_ids; /* 0 .. WIRE_STOP_IDS of them; 0 with a set */
     int32_t stop_ids[WIRE_STOP_IDS];
     /* A reasoning that has so many tokens is ended: its end tag comes next, as these ids. Tags are
      * found by what tokens spell, for which the front has offered its vocabulary. */
@@ -118,7 +119,7 @@ struct wire_request {
 /* int32 words that stand behind a request's tokens. */
 static inline uint64_t wire_generate_extra(const struct wire_generate *g)
 {
-    return (uint64_t)g->n_allowed + 2 * (uint64_t)g->n_biases + g->n_bad + g->n_asked;
+    return (uint64_t)g->n_allowed + 2 * (uint64_t)g->n_biases + g->n_bad + g->n_asked + g->n_stops;
 }
 static inline uint64_t wire_extra(const struct wire_request *r)
 {

@@ -65,6 +65,7 @@ struct batch_extra {
 
 /* Log probabilities of a row's logits as they came from the model. */
 struct batch_logprobs {
+    float log_sum; /* logit - log_sum is the log probability, 0 at most */
     float chosen;  /* of the target */
     uint32_t rank; /* 1: the target is the most probable; 0 for a sampled one: not known */
     int32_t n_top;

@@ -770,8 +770,10 @@ int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *l
     for (int i = 0; i < n_extras; i++) {
         const struct k_logprob_row *k = &m->logprobs[i];
 
-        logprobs[i] = (struct batch_logprobs){
-            .chosen = fminf(k->chosen, 0.0f), .rank = (uint32_t)k->rank, .n_top = k->n_top};
+        logprobs[i] = (struct batch_logprobs){.log_sum = k->log_sum,
+                                              .chosen = fminf(k->chosen, 0.0f),
+                                              .rank = (uint32_t)k->rank,
+                                              .n_top = k->n_top};
         memcpy(logprobs[i].ids, k->ids, sizeof k->ids);
         for (int j = 0; j < k->n_top; j++)
             logprobs[i].top[j] = fminf(k->top[j] - k->log_sum, 0.0f);
@@ -791,6 +793,16 @@ int model_logits(struct model *m, float *logits)
 {
     return m->device->ops->download(m->device, logits, m->ranks.at[0].act.logits,
                                     (size_t)m->n_rows * (size_t)m->shape.n_vocab * sizeof *logits);
+}
+
+int model_row_logits(struct model *m, int row, float *logits)
+{
+    size_t n_vocab = (size_t)m->shape.n_vocab;
+
+    must(!m->is_sampled && row >= 0 && row < m->n_rows);
+    return m->device->ops->download(m->device, logits,
+                                    m->ranks.at[0].act.logits + (size_t)row * n_vocab,
+                                    n_vocab * sizeof *logits);
 }
 
 /* --- pages: the ranks' parts one after the other ------------------------------------------ */

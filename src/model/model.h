@@ -108,6 +108,10 @@ int model_step_end(struct model *m, int32_t *token_ids,
 /* How long the device stood still before the last step that ended, in microseconds; 0 on cpu. */
 float model_gap_us(const struct model *m);
 
+/* The logits of a row of the step that was last begun and is not sampled yet, as the model gives
+ * them: float32 [n_vocab]. Waits for the device; 0.5 MB for a vocabulary of 128k. */
+int model_row_logits(struct model *m, int row, float *logits) ERR_CHECKED;
+
 /* Logits of the last step's rows before penalties, float32 [n_rows][n_vocab]; for tests. */
 int model_logits(struct model *m, float *logits) ERR_CHECKED;
 

@@ -58,7 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
         if (fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param) != ERR_OK) {
             must(why[0] != '\0' && param != NULL);
         } else {
-            must(f.n_stops <= DETOK_STOPS_MAX && f.request.generate.n_stop_ids <= WIRE_STOP_IDS);
+            must(f.n_stops <= DETOK_STOPS_MAX && f.request.generate.n_stop_ids == 0);
             must(x.n >= 1 && x.n <= 128);
             must(!x.max_tokens_given || x.max_tokens >= 1);
             must(f.request.generate.sampling.temperature >= 0.0f &&

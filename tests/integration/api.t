@@ -12,6 +12,8 @@ from harness import MODEL, MODEL_NAME, Stack, Tap, golden, need_nginx, parse_met
 need_nginx()
 tap = Tap()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+with open(os.path.join(MODEL, "config.json")) as config:
+    N_VOCAB = json.load(config)["vocab_size"]
 usage_on = {"stream_options": {"include_usage": True}}
 made = {"stop": 0, "length": 0}  # generations that must have ended so
 
@@ -248,6 +250,29 @@ def stops(s):
     tap.eq(r["usage"]["completion_tokens"], ids.index(stop_id) + 1, "stop_token_ids: tokens")
     tap.ok(full.startswith(text_of(r)) and len(text_of(r)) < len(full), "stop_token_ids: the text",
            text_of(r))
+    many_stops(s, ids)
+
+
+def many_stops(s, ids):
+    """All ids but those that the answer begins with: as many as a vocabulary has."""
+    lines = {i for i in range(N_VOCAB) if i not in set(ids[:12])}
+    at = next(i for i, t in enumerate(ids) if t in lines)
+    body = s.chat("Count from 1 to 20.", max_tokens=100, return_token_ids=True,
+                  stop_token_ids=sorted(lines, reverse=True))
+    c = both(s, CHAT, body, "%d stop_token_ids" % len(lines))["choices"][0]
+    tap.eq((c["finish_reason"], c["stop_reason"], c["token_ids"]), ("stop", ids[at], ids[:at + 1]),
+           "the first that is one of them ends the text")
+    c = ask(s, CHAT, dict(body, min_tokens=20))["choices"][0]
+    tap.ok(len(c["token_ids"]) >= 20 and not set(c["token_ids"][:20]) & lines,
+           "min_tokens keeps all of them away", c["token_ids"])
+    few = both(s, CHAT, dict(body, stop_token_ids=[ids[at]] * 17 + [5]), "17 times the same")
+    tap.eq(few["choices"][0]["token_ids"], ids[:at + 1], "an id that is said often is one")
+    r = refuse(s, CHAT, dict(body, stop=["x"] * 33), 400, "stop", name="33 stop strings")
+    tap.ok("33" in r.text and "at most 32" in r.text, "so many, and how many may be", r.text)
+    r = refuse(s, CHAT, dict(body, stop_token_ids=sorted(lines) + [N_VOCAB]), 400,
+               "stop_token_ids", name="an id above the vocabulary")
+    tap.ok("%d" % N_VOCAB in r.text and "0 to %d" % (N_VOCAB - 1) in r.text,
+           "the value and the range are named", r.text)
 
 
 def sampling(s):
@@ -443,7 +468,7 @@ def bad_requests(s):
             ("max_completion_tokens", 0), ("min_tokens", -1), ("stream", "perhaps"), ("stream", 2),
             ("stop", 5), ("stop", [1]), ("stop", ""), ("stop", ["a"] * 99), ("stop", ["x" * 9999]),
             ("stop_token_ids", 5), ("stop_token_ids", ["a"]), ("stop_token_ids", [-1]),
-            ("stop_token_ids", [99999]), ("stop_token_ids", [1] * 99), ("seed", 1.5),
+            ("stop_token_ids", [99999]), ("seed", 1.5),
             ("seed", "a"), ("presence_penalty", 3), ("frequency_penalty", -3),
             ("repetition_penalty", 0), ("ignore_eos", 0.5), ("stream_options", True),
             ("stream_options", {"include_usage": True}), ("logprobs", 5),

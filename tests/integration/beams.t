@@ -3,11 +3,13 @@
 length and ends of every kind; over engines that die; with log probabilities, echoes and chats; and
 what it does not take is refused by name."""
 
+import json
+import os
 import random
 import threading
 import time
 
-from harness import DEVICE, Stack, Tap, draw_seed, need_nginx
+from harness import DEVICE, MODEL, Stack, Tap, draw_seed, need_nginx
 
 need_nginx()
 tap = Tap()
@@ -87,10 +89,12 @@ def end_of_text(s):
 
 
 with Stack(store=True) as s:
-    EOS = end_of_text(s)
+    with open(os.path.join(MODEL, "generation_config.json")) as config:
+        EOS = tuple(json.load(config)["eos_token_id"])
+    tap.ok(end_of_text(s) in EOS, "a chat ends by one of them")
     story = ids_of(s, "Once upon a time there was a")
     for width in (1, 2, 3, 8):
-        agree(s, story, width, 10, "%d wide" % width, ends=(EOS,))
+        agree(s, story, width, 10, "%d wide" % width, ends=EOS)
     greedy = s.post(TEXT, dict(prompt=story, max_tokens=10, temperature=0, return_token_ids=True))
     if DEVICE == "cpu":
         tap.eq(found(beams(s, story, 1, 10)), found(greedy), "one beam is greedy sampling")
@@ -98,7 +102,7 @@ with Stack(store=True) as s:
     tap.section("ends")
     end = common_token(s, story)
     for penalty in (1.0, 0.0, 0.3, 2.0, -1.0, 5.0):
-        r = agree(s, story, 4, 12, "ends, penalty %g" % penalty, ends=(EOS, end), penalty=penalty,
+        r = agree(s, story, 4, 12, "ends, penalty %g" % penalty, ends=EOS + (end,), penalty=penalty,
                   stop_token_ids=[end])
         stopped = [c for c in r.json["choices"] if c["finish_reason"] == "stop"]
         if stopped:
@@ -115,7 +119,7 @@ with Stack(store=True) as s:
 
     chat = s.post("/tokenize", dict(messages=[{"role": "user", "content":
                                                "What is the capital of France?"}])).json["tokens"]
-    r = agree(s, chat, 4, 24, "ends by themselves", ends=(EOS,))
+    r = agree(s, chat, 4, 24, "ends by themselves", ends=EOS)
     tap.ok("stop" in [c["finish_reason"] for c in r.json["choices"]], "a beam has ended")
 
     tap.section("random prompts")
@@ -123,7 +127,7 @@ with Stack(store=True) as s:
         prompt = [random.randrange(300, 2000) for _ in range(random.randrange(1, 60))]
         width, length = random.randrange(1, 7), random.randrange(1, 9)
         ends = random.sample(range(300, 2000), 16)
-        agree(s, prompt, width, length, "prompt %d" % i, ends=tuple(ends) + (EOS,),
+        agree(s, prompt, width, length, "prompt %d" % i, ends=tuple(ends) + EOS,
               penalty=random.choice([0.5, 1.0, 1.5]), stop_token_ids=ends)
 
     tap.section("around it")
@@ -139,7 +143,7 @@ with Stack(store=True) as s:
     tap.ok(all([int(t.split(":")[1]) for t in c["logprobs"]["tokens"]] == c["token_ids"]
                for c in told), "log probabilities are of the beam's tokens")
     sums = [sum(c["logprobs"]["token_logprobs"]) for c in told]
-    want = [b[1] for b in search(s, story, 3, 6, ends=(EOS,))]
+    want = [b[1] for b in search(s, story, 3, 6, ends=EOS)]
     tap.ok(all(abs(a - b) < (1e-3 if DEVICE == "cpu" else 2.0) for a, b in zip(sums, want)),
            "and add up to its sum", "%s %s" % (sums, want))
     tap.ok(all(2 <= len(t) <= 3 for c in told for t in c["logprobs"]["top_logprobs"]),

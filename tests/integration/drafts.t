@@ -25,7 +25,8 @@ TOOLS = [{"type": "function", "function": {"name": "now", "strict": True, "param
 FIELDS = {
     "temperature": [0, 0, 0.2, 0.7, 1.3], "top_k": [1, 5, -1], "top_p": [0.5, 1], "min_p": [0, 0.3],
     "n": [1, 2, 3], "min_tokens": [0, 3, 50], "stop": ["100", ["\n", "lo"]],
-    "stop_token_ids": [[30], [5, 6]], "ignore_eos": [True], "include_stop_str_in_output": [True],
+    "stop_token_ids": [[30], [5, 6], list(range(300, 340))],
+    "ignore_eos": [True], "include_stop_str_in_output": [True],
     "logit_bias": [{"40": 3}, {"655": -100, "0": 5}], "allowed_token_ids": [list(range(300, 700))],
     "bad_words": [["Hello"], ["!", " How"]], "repetition_penalty": [0.9, 1.2],
     "presence_penalty": [1], "frequency_penalty": [-1, 0.5], "return_token_ids": [True],

@@ -159,12 +159,100 @@ def refusals(s, name):
             "unsupported", "400 for a conversation")
     refused(kept(s, name, rest="/cancel", method="POST"), 400, "response_id", None,
             "400 for a cancel: it is complete")
-    refused(kept(s, name, rest="?stream=true"), 400, "stream", "unsupported", "400 for a stream")
+    refused(kept(s, name, rest="?stream=true&starting_after=3"), 400, "starting_after",
+            "unsupported", "400 for a stream that begins within")
     refused(kept(s, name, method="PUT"), 405, None, "method_not_allowed", "405 for a PUT")
     refused(kept(s, name, rest="/none"), 404, None, "not_found", "404 below it")
     bad = ask(s, [{"role": "nobody", "content": "x"}], previous_response_id=name)
     tap.ok(bad.status == 400 and "input[0]" in bad.text, "an error counts the request's own items",
            bad.text)
+
+
+def refer(name):
+    return {"type": "item_reference", "id": name}
+
+
+def references(s):
+    """An item by its id is that item."""
+    first = ask(s, "Hello").json
+    said = kept(s, first["id"], rest="/input_items").json["data"][0]
+    line = {"role": "user", "content": "What is the capital of France?"}
+    whole = ask(s, [{"role": "user", "content": "Hello"}] + first["output"] + [line],
+                store=False).json
+    names = [refer(said["id"]), {"id": first["output"][0]["id"]}, line]
+    got = ask(s, names).json
+    tap.eq((text_of(got), got["usage"]["input_tokens"]),
+           (text_of(whole), whole["usage"]["input_tokens"]), "references stand for their items")
+    items = kept(s, got["id"], rest="/input_items?order=asc").json["data"]
+    tap.eq(items[:2], [said, dict(first["output"][0])], "which are kept in their place")
+    tap.eq(kept(s, first["id"], method="DELETE").status, 200, "the response that they are of goes")
+    again = ask(s, [refer(first["output"][0]["id"]), line], previous_response_id=got["id"])
+    tap.eq(again.status, 200, "a reference into the conversation that goes on")
+    gone = ask(s, names)
+    refused(gone, 400, "input", None, "400 for an item that is not kept any more")
+    tap.ok("input[0]" in gone.text and said["id"] in gone.text, "    its place and id", gone.text)
+    other = ask(s, "Hello").json["output"][0]["id"]
+    refused(ask(s, [refer(other), line], OTHER), 400, "input", None, "    or is another key's")
+    for bad in ("x", "", "msg_", "msg__0", other + "0", other[:-1] + "7", 5, None):
+        refused(ask(s, [refer(bad), line]), 400, "input", None, "400 for the id %r" % (bad,))
+    many = ask(s, [refer(other)] * 257 + [line])
+    refused(many, 400, "input", None, "400 for 257 references")
+    tap.ok("257" in many.text and "256" in many.text, "    with the number and the bound", many.text)
+    body = dict(tools=[WEATHER], max_output_tokens=80)
+    r = ask(s, "What is the weather in Rome?", **body).json
+    call = [i for i in r["output"] if i["type"] == "function_call"][0]
+    out = {"type": "function_call_output", "call_id": call["call_id"], "output": "21, sunny"}
+    got = ask(s, [{"role": "user", "content": "What is the weather in Rome?"}] +
+              [refer(i["id"]) for i in r["output"]] + [out], **body)
+    tap.eq(got.status, 200, "a reference to a call, and its output")
+
+
+def replayed(s, name, what):
+    """The events of a GET, checked as those of any stream."""
+    r = kept(s, name, rest="?stream=true")
+    tap.eq((r.status, r.headers["Content-Type"].split(";")[0]), (200, "text/event-stream"),
+           what + ": a stream")
+    out = []
+    for block in r.text.split("\n\n")[:-1]:
+        event, data = block.split("\n")
+        out.append(json.loads(data[len("data: "):]))
+        tap.eq(event, "event: " + out[-1]["type"], what + ": event and type agree")
+        if s.heard:
+            s.heard(PATH, 200, out[-1], True)
+    tap.eq([e["sequence_number"] for e in out], list(range(len(out))), what + ": numbered")
+    return out
+
+
+def merged(events):
+    """Deltas of one text as one."""
+    out = []
+    for e in events:
+        e = dict(e, sequence_number=0)
+        if e["type"].endswith(".delta") and out and out[-1]["type"] == e["type"]:
+            out[-1]["delta"] += e["delta"]
+            if "logprobs" in e:
+                out[-1]["logprobs"] += e["logprobs"]
+        else:
+            out.append(e)
+    return out
+
+
+def replays(s):
+    patch = {"type": "custom", "name": "patch", "description": "Change a file."}
+    for what, body in (
+            ("a text", dict(input="Hello")),
+            ("a cut text", dict(input="Hello", max_output_tokens=2)),
+            ("log probabilities", dict(input="Hello", include=["message.output_text.logprobs"],
+                                       top_logprobs=2)),
+            ("a call", dict(input="What is the weather in Rome?", tools=[WEATHER],
+                            max_output_tokens=80)),
+            ("a custom call", dict(input="Hi", tools=[patch], tool_choice={
+                "type": "custom", "name": "patch"}, max_output_tokens=80))):
+        _, events = s.events(PATH, dict(body, model=MODEL_NAME, temperature=0))
+        name = events[-1]["response"]["id"]
+        tap.eq(replayed(s, name, what), [dict(e, sequence_number=i)
+                                         for i, e in enumerate(merged(events))],
+               what + ": the events that there were, each text in one piece")
 
 
 def removal(s, name):
@@ -230,6 +318,8 @@ with tap.section("kept responses"), stack(path) as s:
     basics(s)
     name = conversation(s)
     tools(s)
+    references(s)
+    replays(s)
     tenants(s, name)
     refusals(s, name)
     removal(s, name)

@@ -3,12 +3,15 @@
 with what greedy sampling does, streams with whole answers, a prompt with the same text generated,
 a crowd with each alone, and a life after the engine's death with one before."""
 
+import json
 import math
+import os
 import signal
 import threading
 import time
 
-from harness import DEVICE, MODEL_NAME, Stack, Tap, crowd, need_nginx
+import twin
+from harness import DEVICE, MODEL, MODEL_NAME, Stack, Tap, crowd, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -226,6 +229,166 @@ def errors(s):
                "%s is refused by name" % str(f)[:60])
 
 
+def mass(alternatives):
+    return sum(math.exp(v) for v in alternatives)
+
+
+def agree(whole, few, name):
+    """A whole row begins with what is told one by one, and is all there is."""
+    tap.ok(all(near(a[1], b[1]) and (a[0] == b[0] or DEVICE != "cpu")
+               for a, b in zip(whole, few)) and len(few) <= len(whole), name, (whole[:3], few[:3]))
+
+
+def tops(entry):
+    return [(t["token"], t["logprob"]) for t in entry["top_logprobs"]]
+
+
+def whole_chats(s, n_vocab):
+    body = s.chat("What is the capital of France?", max_tokens=3, logprobs=True, top_logprobs=20,
+                  return_tokens_as_token_ids=True)
+    few = ask(s, CHAT, body, "twenty")["choices"][0]["logprobs"]["content"]
+    for n, more in ((-1, {}), (n_vocab, {}), (200, {}), (129, {"logprob_token_ids": [7, 9]}),
+                    (-1, {"logit_bias": {"65": 5}, "temperature": 1.3, "seed": 5,
+                          "presence_penalty": 1.0}),
+                    (-1, {"allowed_token_ids": [70, 71, 72], "ignore_eos": True})):
+        wide = dict(body, top_logprobs=n, **more)
+        name = "%d alternatives %s" % (n, more)
+        content = ask(s, CHAT, wide, name)["choices"][0]["logprobs"]["content"]
+        wanted = (n_vocab if n < 0 else n) + (2 if "logprob_token_ids" in more else 0)
+        tap.eq([len(c["top_logprobs"]) for c in content], [wanted] * 3, "    so many")
+        same = len([1 for a, b in zip(content, few) if a["token"] == b["token"]])
+        agree(tops(content[0]), tops(few[0]), "    the first are the same")
+        if not more:
+            tap.eq(same, 3, "    of the same tokens")
+            for a, b in zip(content, few):
+                agree(tops(a), tops(b), "    and values")
+        if n != 200 and n != 129:
+            tap.ok(all(abs(mass(v for _, v in tops(c)) - 1) < 1e-3 for c in content),
+                   "    probabilities add up to 1", [mass(v for _, v in tops(c)) for c in content])
+            tap.ok(all(len({t for t, _ in tops(c)}) == n_vocab for c in content), "    each id once")
+            tap.ok(all(near(c["logprob"], dict(tops(c))[c["token"]]) for c in content),
+                   "    the token's own is that of the row")
+        tap.ok(all(a[1] >= b[1] for c in content
+                   for a, b in zip(tops(c)[:n], tops(c)[1:n])), "    in falling order")
+        told = [c for e in s.stream(CHAT, wide).events for ch in e["choices"]
+                for c in (ch["logprobs"] or {}).get("content", [])]
+        tap.ok([c["token"] for c in told] == [c["token"] for c in content] and
+               all(len(a["top_logprobs"]) == len(b["top_logprobs"]) and
+                   all(near(v, w) for (_, v), (_, w) in zip(tops(a), tops(b)))
+                   for a, b in zip(told, content)), "    a stream tells the same")
+    two = ask(s, CHAT, dict(body, top_logprobs=-1, n=3), "three choices")["choices"]
+    tap.eq([len(c["top_logprobs"]) for ch in two for c in ch["logprobs"]["content"]],
+           [n_vocab] * 9, "    each its rows")
+
+
+def whole_texts(s, n_vocab):
+    text = dict(model=MODEL_NAME, prompt=PROMPT, max_tokens=3, temperature=0, logprobs=-1,
+                return_tokens_as_token_ids=True)
+    c = ask(s, TEXT, text, "a completion")["choices"][0]["logprobs"]
+    few = ask(s, TEXT, dict(text, logprobs=20), "and twenty")["choices"][0]["logprobs"]
+    tap.eq([len(t) for t in c["top_logprobs"]], [n_vocab] * 3, "    all of them")
+    for a, b in zip(c["top_logprobs"], few["top_logprobs"]):
+        agree(list(a.items()), list(b.items()), "    the first are the same")
+    told = [t for e in s.stream(TEXT, text).events for ch in e["choices"] if ch["logprobs"]
+            for t in ch["logprobs"]["top_logprobs"]]
+    tap.eq([len(t) for t in told], [n_vocab] * 3, "    streamed as well")
+    n = len(ids_of(s, PROMPT))
+    for stream in (False, True):
+        echo = dict(text, echo=True)
+        told = [t for e in s.stream(TEXT, echo).events for ch in e["choices"] if ch["logprobs"]
+                for t in ch["logprobs"]["top_logprobs"]] if stream else \
+            ask(s, TEXT, echo, "an echo")["choices"][0]["logprobs"]["top_logprobs"]
+        tap.eq([t and len(t) for t in told], [None] + [n_vocab] * (n + 2),
+               "    the echo's%s" % (" stream" if stream else ""))
+    only = dict(text, prompt_logprobs=-1, max_tokens=1)
+    del only["logprobs"]
+    got = ask(s, TEXT, only, "a prompt's")["choices"][0]["prompt_logprobs"]
+    few = ask(s, TEXT, dict(only, prompt_logprobs=20), "and twenty")["choices"][0]["prompt_logprobs"]
+    tap.eq([e and len(e) for e in got], [None] + [n_vocab] * (n - 1), "    one row a token")
+    tap.ok(all(abs(mass(v["logprob"] for v in e.values()) - 1) < 1e-3 for e in got[1:]),
+           "    which add up to 1")
+    tap.ok(all(near(a[k]["logprob"], b[k]["logprob"]) and
+               (a[k]["rank"] == b[k]["rank"] or DEVICE != "cpu")
+               for a, b in zip(got[1:], few[1:]) for k in b), "    the same values and ranks")
+    want = s.post(CHAT + "/render", s.chat("Hello", max_tokens=2, logprobs=True, top_logprobs=-1))
+    tap.eq(want.json["sampling_params"]["logprobs"], -1, "rendered as it was asked for")
+    r = s.post("/inference/v1/generate", want.json)
+    tap.eq([len(c["top_logprobs"]) for c in r.json["choices"][0]["logprobs"]["content"]],
+           [n_vocab] * 2, "tokens in, tokens out")
+
+
+def whole_errors(s, n_vocab):
+    for path, f, param, words in (
+            (CHAT, {"logprobs": True, "top_logprobs": n_vocab + 1}, "top_logprobs",
+             (str(n_vocab + 1), "at most %d" % n_vocab)),
+            (CHAT, {"logprobs": True, "top_logprobs": -2}, "top_logprobs", ("-2",)),
+            (TEXT, {"prompt_logprobs": n_vocab + 1}, "prompt_logprobs", ("at most %d" % n_vocab,)),
+            (TEXT, {"logprobs": -1, "n": 4, "use_beam_search": True}, "logprobs", ("at most 128",)),
+            (CHAT, {"logprobs": True, "top_logprobs": -1, "n": 120, "max_tokens": 300},
+             "top_logprobs", ("36000", "at most %d" % (4194304 // n_vocab)))):
+        body = s.chat("Hi", **f) if path == CHAT else dict(model=MODEL_NAME, prompt="Hi", **f)
+        r = s.post(path, body)
+        tap.eq((r.status, r.error.get("param")), (400, param), "%s is refused" % str(f)[:60])
+        tap.ok(all(w in r.error["message"] for w in words), "    with value and range", r.text)
+
+
+def whole():
+    with open(os.path.join(MODEL, "config.json")) as f:
+        n_vocab = json.load(f)["vocab_size"]
+    with Stack(front=["--max-logprobs", "-1"]) as s:
+        for part in (whole_chats, whole_texts, whole_errors):
+            with tap.section(part.__name__):
+                part(s, n_vocab)
+        tap.ok(s.idle(), "nothing is left in the engine")
+    with Stack(front=["--max-logprobs", "500"]) as s:
+        r = s.post(TEXT, s.completion("Hello", logprobs=-1))
+        tap.ok(r.status == 400 and "at most 500" in r.text and str(n_vocab) in r.text,
+               "-1 of a vocabulary above max_logprobs", r.text)
+        tap.eq(s.post(TEXT, s.completion("Hello", logprobs=501)).status, 400, "501 of 500")
+        tap.eq(len(s.post(TEXT, s.completion("Hello", max_tokens=1, logprobs=500,
+                                             return_tokens_as_token_ids=True)).json[
+            "choices"][0]["logprobs"]["top_logprobs"][0]), 500, "500 of 500")
+
+
+def rows(e):
+    return [len(t) for ch in e["choices"] if ch["logprobs"] for t in ch["logprobs"]["top_logprobs"]]
+
+
+def large():
+    """Rows of 43 rings each, beside others, with drafts, and over kills of the engine."""
+    drafts = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}']
+    with Stack(model=twin.folder(), front=["--max-logprobs", "-1"], engine=drafts) as s:
+        body = dict(model=MODEL_NAME, prompt="1, 2, 3, 4, 1, 2, 3, 4, 1, 2,", max_tokens=3,
+                    temperature=0, ignore_eos=True, return_tokens_as_token_ids=True)
+        want = ask(s, TEXT, dict(body, logprobs=20), "twenty")["choices"][0]
+        wide = dict(body, logprobs=-1)
+        got = ask(s, TEXT, wide, "of %d" % twin.N_VOCAB)["choices"][0]
+        tap.eq((got["text"], [len(t) for t in got["logprobs"]["top_logprobs"]]),
+               (want["text"], [twin.N_VOCAB] * 3), "whole rows, and the text with drafts")
+        for a, b in zip(got["logprobs"]["top_logprobs"], want["logprobs"]["top_logprobs"]):
+            agree(list(a.items()), list(b.items()), "    the first are the same")
+            tap.ok(abs(mass(a.values()) - 1) < 1e-3, "    and add up to 1", mass(a.values()))
+        short = dict(body, max_tokens=40)
+        alone = s.post(TEXT, short).json["choices"][0]["text"]
+        texts = crowd(5, lambda i: s.post(TEXT, wide if i == 0 else short).json["choices"][0]["text"])
+        tap.eq(texts, [want["text"]] + [alone] * 4, "others beside it say what they say")
+        for moment in (0.2, 0.7):
+            told = {}
+            t = threading.Thread(target=lambda: told.update(s=s.stream(TEXT, wide)))
+            t.start()
+            time.sleep(moment)
+            s.engine.kill(signal.SIGKILL)
+            t.join()
+            tap.eq((told["s"].text[0], [n for e in told["s"].events for n in rows(e)]),
+                   (want["text"], [twin.N_VOCAB] * 3), "a kill after %.2f s: whole rows" % moment)
+        stream = s.open_stream(TEXT, dict(wide, max_tokens=200))
+        next(iter(stream))
+        stream.close()
+        tap.ok(until(s.idle), "a client that leaves in mid-row")
+        r = s.post(TEXT, wide | {"max_tokens": 33})
+        tap.ok(r.status == 400 and "at most 32" in r.text, "what one answer cannot hold", r.text)
+
+
 def killed():
     """What an engine said before its death is not said twice, and what it had not said comes."""
     text = " ".join("lantern number %d" % i for i in range(120))
@@ -252,6 +415,8 @@ with Stack() as s:
             part(s)
     tap.ok(s.idle(), "nothing is left in the engine")
 killed()
+whole()
+large()
 with Stack(engine=["--num-pages", "80", "--max-num-seqs", "8", "--max-model-len", "1000"]) as s:
     with tap.section("little room"):
         prompts(s, 120)

@@ -4,6 +4,7 @@ them; requests mean the chats that they are said as; what would need memory is r
 
 import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -192,6 +193,23 @@ def codex(s):
     tap.eq((item["type"], item["name"]), ("custom_tool_call", "patch"), "it is called")
     tap.ok(isinstance(item["input"], str) and (item["input"] or r["status"] == "incomplete"),
            "with a text", item)
+    for rule, text in (("[0-9]{3}-[a-f]{2}", "[0-9]{3}-[a-f]{2}"),
+                       (r'a"b\\c|"[xy]{1,3}"\n', r'a"b\\c|"[xy]{1,3}"\n')):
+        held = dict(patch, format={"type": "grammar", "syntax": "regex", "definition": rule})
+        for more in (dict(), dict(temperature=1.5, seed=3)):
+            r = both(s, dict(ask, tools=[WEATHER, held], tool_choice={"type": "custom",
+                                                                      "name": "patch"}, **more),
+                     "a text under %r" % rule)
+            tap.ok(r["status"] == "completed" and re.fullmatch(text, r["output"][0]["input"]),
+                   "it matches", r["output"])
+    for form, words in (({"type": "grammar", "syntax": "regex", "definition": "("}, "pattern"),
+                        ({"type": "grammar", "syntax": "peg", "definition": "x"}, "lark or regex"),
+                        ({"type": "grammar", "syntax": "regex"}, "definition"),
+                        ({"type": "xml"}, "text or grammar"), ("text", "object")):
+        body = dict(ask, tools=[dict(patch, format=form)])
+        refuse(s, body, 400, "tools", str(form))
+        said = s.post(PATH, body).text
+        tap.ok(words in said and "tool" in said, "it says what is wrong", said)
     talk = [{"role": "user", "content": "Light!"}, dict(choice, type="function_call", call_id="c1",
                                                         arguments='{"on": "yes"}'),
             {"type": "function_call_output", "call_id": "c1", "output": "ok"},

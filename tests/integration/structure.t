@@ -271,6 +271,10 @@ def refusals(s):
             ({"response_format": schema_format(deep)}, "response_format", "pattern"),
             ({"response_format": schema_format({"type": "number", "minimum": "x"})},
              "response_format", "minimum"),
+            ({"response_format": schema_format({"type": "object", "properties": {"tags": {
+                "type": "array", "uniqueItems": True, "items": {"type": "string"}}}})},
+             "response_format", "list the values as an \"enum\", or leave it out and look for equal "
+             "items in the answer, at /properties/tags/uniqueItems"),
             ({"structured_outputs": {"regex": "a(?<=b)"}}, "structured_outputs", "lookbehind"),
             ({"structured_outputs": {"json": {}, "whitespace_pattern": "x"}}, "structured_outputs",
              "whitespace_pattern"),

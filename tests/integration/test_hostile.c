@@ -14,6 +14,7 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/must.h"
 #include "grammar/vocab.h"
 #include "ipc/attach.h"
 #include "ipc/lane.h"
@@ -225,8 +226,11 @@ static float extreme(unsigned *seed, float low, float high)
 }
 
 /* Within the engine's bounds, and nobody's wish: what overflows on the way to a token. */
-static struct wire_request extreme_request(unsigned *seed, int32_t *extra)
+#define EXTRA_MAX 8192 /* words behind a request: biases, then a set of the vocabulary */
+
+static struct wire_request extreme_request(unsigned *seed, uint32_t n_vocab, int32_t *extra)
 {
+    uint32_t n_stops = random_next(seed) % 2 ? (n_vocab + 31) / 32 : 0;
     struct wire_request r = {
         .n_tokens = 8,
         .priority = random_next(seed) % 2 ? INT32_MIN : INT32_MAX,
@@ -244,10 +248,15 @@ static struct wire_request extreme_request(unsigned *seed, int32_t *extra)
                                   .presence_penalty = extreme(seed, -2.0f, 2.0f),
                                   .frequency_penalty = extreme(seed, -2.0f, 2.0f),
                                   .repetition_penalty = extreme(seed, FLT_TRUE_MIN, 100.0f)},
-                     .n_stop_ids = WIRE_STOP_IDS,
+                     .n_stop_ids = n_stops == 0 ? WIRE_STOP_IDS : 0,
+                     .n_stops = n_stops,
                      .n_biases = random_next(seed) % 3,
-                     .n_logprobs = random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
-                     .n_prompt_logprobs = random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
+                     .n_logprobs = random_next(seed) % 4 == 0
+                                       ? n_vocab
+                                       : random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
+                     .n_prompt_logprobs = random_next(seed) % 4 == 0
+                                              ? n_vocab
+                                              : random_next(seed) % (WIRE_LOGPROBS_MAX + 1),
                      .retain = random_next(seed) % 102,
                      .retain_s = random_next(seed) % 2 ? UINT32_MAX : 0,
                      .retain_tokens = random_next(seed) % 2 ? UINT32_MAX : 3},
@@ -259,6 +268,9 @@ static struct wire_request extreme_request(unsigned *seed, int32_t *extra)
         extra[2 * i] = (int32_t)(7 + i);
         memcpy(&extra[2 * i + 1], &v, sizeof v);
     }
+    must(2 * r.generate.n_biases + n_stops <= EXTRA_MAX);
+    memset(extra + 2 * (size_t)r.generate.n_biases, random_next(seed) % 2 ? 0xff : 0x80,
+           n_stops * sizeof *extra);
     return r;
 }
 
@@ -271,8 +283,8 @@ static void test_extremes(struct peer *honest, unsigned seed)
 
     must_ok(peer_open(&p));
     for (int i = 0; i < 400; i++) {
-        int32_t extra[8];
-        struct wire_request r = extreme_request(&seed, extra);
+        int32_t extra[EXTRA_MAX];
+        struct wire_request r = extreme_request(&seed, p.welcome.n_vocab, extra);
         uint64_t until = clock_us() + 10000000u;
         uint32_t slot = (uint32_t)i % p.lane.n_slots;
         struct wire_out o = {0};

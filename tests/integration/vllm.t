@@ -62,6 +62,35 @@ def streamed(s, body):
     return {i: (ids[i], finish[i], told[i]) for i in ids}, usage
 
 
+def derendered(s, path, request, more):
+    """What said() tells of an answer, from a stream of tokens derendered event by event."""
+    state, out, usage = None, {}, None
+    for e in s.open_stream(GENERATE, request):
+        r = post(s, path + "/derender", dict(
+            more, model=MODEL_NAME, stream=True, generate_chunk=e, stream_state=state))
+        chunk, state = r["chunk"], r["stream_state"]
+        usage = chunk["usage"] or usage
+        for c in chunk["choices"]:
+            new = c["index"] not in out
+            to = out.setdefault(c["index"], {"text": "", "reason": "", "calls": {}, "told": []})
+            if path == CHAT:
+                d = c["delta"]
+                if (d.get("role") == "assistant") != new:
+                    raise RuntimeError("a role in each first delta alone: %r" % c)
+                to["text"] += d.get("content") or ""
+                to["reason"] += d.get("reasoning") or ""
+                for t in d.get("tool_calls", []):
+                    call = to["calls"].setdefault(t["index"], ["", "", t.get("id")])
+                    call[0] += t["function"].get("name", "")
+                    call[1] += t["function"]["arguments"]
+                to["told"] += (c["logprobs"] or {"content": []})["content"]
+            else:
+                to["text"] += c["text"]
+                to["told"].append(c["logprobs"])
+            to["why"] = c["finish_reason"], c["stop_reason"]
+    return out, usage
+
+
 CHATS = (
     ("plain", {}),
     ("drawn", dict(temperature=0.9, seed=7, top_p=0.9, top_k=30, n=3, max_tokens=20)),
@@ -113,6 +142,16 @@ def chats(s):
         tap.eq((back["id"], back["object"]), (request["request_id"], "chat.completion"),
                name + ": derendered")
         tap.eq(said(back), said(whole), name + ": and the same answer")
+        told, usage = derendered(s, CHAT, dict(request, stream=True, stream_options={
+            "include_usage": True}), {"chat_request": body, "prompt_tokens": len(
+                request["token_ids"])})
+        want, counts = said(whole)
+        tap.eq([(i, t["text"], t["reason"] or None, [tuple(v[:2]) for v in t["calls"].values()],
+                 t["why"][0], t["why"][1], {"content": t["told"], "refusal": None}
+                 if t["told"] else None) for i, t in sorted(told.items())],
+               [(w[0], w[1] or "") + w[2:] for w in want], name + ": derendered event by event")
+        tap.eq({k: v for k, v in usage.items() if k.endswith("_tokens")}, counts,
+               name + ": with its usage")
 
 
 def completions(s):
@@ -128,6 +167,13 @@ def completions(s):
                     {"model": MODEL_NAME, "generate_responses": made, "completion_request": body,
                      "prompt_tokens": [len(r["token_ids"]) for r in requests]})
         tap.eq(said(back), said(whole), "completions, %s: there and back" % name)
+        for r, c in zip(requests if name != "prompt" else [], whole["choices"]):
+            told = derendered(s, TEXT, dict(r, stream=True), {"completion_request": body})[0][0]
+            lists = [t for t in told["told"] if t]
+            tap.eq((told["text"], told["why"][0], {k: [v for t in lists for v in t[k]]
+                                                   for k in lists[0]} if lists else None),
+                   (c["text"], c["finish_reason"], c["logprobs"]),
+                   "completions, %s: event by event" % name)
         if name == "prompt":
             for c, b in zip(whole["choices"], back["choices"]):
                 tap.eq([p and {i: (t["logprob"], t["rank"]) for i, t in p.items()}
@@ -202,7 +248,16 @@ def derender(s):
             (TEXT, {"generate_responses": []}, "generate_response", "no responses"),
             (TEXT, {"generate_responses": [response()], "prompt_tokens": [1, 2]},
              "prompt_tokens", "two counts of one response"),
-            (CHAT, {"generate_response": response(), "stream": True}, "stream", "a stream")):
+            (CHAT, {"generate_response": response(), "stream": True}, "generate_chunk",
+             "a stream without its event"),
+            (CHAT, {"generate_chunk": response(), "stream": True, "stream_state": 5},
+             "stream_state", "no state"),
+            (CHAT, {"generate_chunk": response(), "stream": True, "stream_state": {"choices": [
+                {"index": 0, "token_ids": [1], "n_said": 2}]}}, "stream_state", "a wrong one"),
+            (CHAT, {"generate_chunk": response(choices=[{"index": 300, "token_ids": [1]}]),
+             "stream": True}, "generate_chunk", "an index of no choice"),
+            (CHAT, {"generate_chunk": response(choices=[{"index": 0, "token_ids": [1] * 5000}]),
+             "stream": True}, "generate_chunk", "too many tokens in an event")):
         refuse(s, path + "/derender", dict(body, model=MODEL_NAME), 400, param,
                "derender: " + name)
     refuse(s, CHAT + "/derender", {"model": "x", "generate_response": response()}, 404, "model",
@@ -309,12 +364,10 @@ def bounds(s):
                    for v in values), "bounds: the most probable first", values[0][:5])
         tap.ok(all(len(p) in (128, 129) for p in r["choices"][0]["prompt_logprobs"][1:]),
                "bounds: and of the prompt")
-        for field in ("logprobs", "prompt_logprobs"):
-            refuse(t, TEXT, dict(body, **{field: 129}), 400, field, "bounds: %s of 129" % field)
-            r = t.post(TEXT, dict(body, **{field: -1}))
-            tap.ok(r.status == 400 and "at most 128" in r.error["message"] and
-                   "max_logprobs" in r.error["message"],
-                   "bounds: %s of -1 says how many there are" % field, r.text)
+        r = post(t, TEXT, dict(body, logprobs=129, prompt_logprobs=129))
+        tap.eq([len(p) for p in told_of(r, False)], [129] * 3, "bounds: one more is another way")
+        tap.ok(all(len(p) in (129, 130) for p in r["choices"][0]["prompt_logprobs"][1:]),
+               "bounds: and of the prompt")
         text = post(t, TEXT, t.completion("Once upon a", max_tokens=20))["choices"][0]["text"]
         stops = ["~%d~" % i for i in range(1023)] + [text[20:30]]
         r = post(t, TEXT, t.completion("Once upon a", stop=stops, max_tokens=20))
@@ -328,6 +381,14 @@ def bounds(s):
         tap.eq(len(r["choices"]), 300, "bounds: 300 prompts")
         refuse(t, TEXT, t.completion(["a"] * 301), 400, "prompt", "bounds: 301 prompts")
         refuse(t, TEXT, t.completion(["a"] * 151, n=2), 400, "n", "bounds: 302 choices")
+    with Stack(n_fronts=1, front=["--max-logprobs", "128"]) as t:
+        for field in ("logprobs", "prompt_logprobs"):
+            refuse(t, TEXT, t.completion("Once", **{field: 129}), 400, field,
+                   "bounds: %s of 129" % field)
+            r = t.post(TEXT, t.completion("Once", **{field: -1}))
+            tap.ok(r.status == 400 and "at most 128" in r.error["message"] and
+                   "max_logprobs" in r.error["message"],
+                   "bounds: %s of -1 says how many there are" % field, r.text)
     with Stack(n_fronts=1, front=["--max-logprobs", "0"]) as t:
         refuse(t, TEXT, t.completion("Once", logprobs=1), 400, "logprobs", "bounds: none")
 

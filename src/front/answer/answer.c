@@ -11,8 +11,7 @@
 #include "front/answer/logprobs.h"
 #include "text/template/chat.h"
 
-/* {"id":...,"object":...,"created":...,"model":... without the closing brace. */
-static void answer_object(struct exchange *x, struct buf *b, const char *object)
+void answer_object(const struct exchange *x, struct buf *b, const char *object)
 {
     buf_printf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", x->id, object,
                (long long)x->created);
@@ -61,8 +60,7 @@ void answer_usage(const struct exchange *x, struct buf *b)
     buf_add_byte(b, '}');
 }
 
-/* "finish_reason":...,"stop_reason":... */
-static void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g)
+void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g)
 {
     bool calls = g->speech != NULL && g->speech->n_calls > 0;
     const char *why = g->finish == GEN_STOP     ? calls ? "\"tool_calls\"" : "\"stop\""

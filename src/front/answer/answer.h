@@ -25,6 +25,11 @@ void answer_end(struct exchange *x, struct gen *g);
 void answer_tokens(struct exchange *x, struct gen *g);
 void answer_tokens_end(struct exchange *x, struct gen *g);
 
+/* Append {"id":...,"object":...,"created":...,"model":... without the closing brace; a choice's
+ * "finish_reason":...,"stop_reason":... */
+void answer_object(const struct exchange *x, struct buf *b, const char *object);
+void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g);
+
 /* Append "usage":{...}; "name":[ids]. */
 void answer_usage(const struct exchange *x, struct buf *b);
 void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n);

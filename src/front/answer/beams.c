@@ -145,12 +145,8 @@ static double beams_score(const struct gen *first, double sum, size_t n_out)
 
 static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *ends, uint32_t n_ends)
 {
-    const struct wire_request *r = &first->request;
-
-    for (uint32_t i = 0; i < r->generate.n_stop_ids; i++) {
-        if (r->generate.stop_ids[i] == id)
-            return true;
-    }
+    if (steering_has_stop(&first->exchange->steering, id))
+        return true;
     for (uint32_t i = 0; i < n_ends; i++) {
         if (ends[i] == id)
             return true;
@@ -347,10 +343,8 @@ static int beams_choose(struct gen *g, const struct beam *beam)
     }
     (void)detok_finish(&g->detok, &g->text);
     g->finish = beam->ended ? GEN_STOP : GEN_LENGTH;
-    for (uint32_t i = 0; beam->ended && i < g->request.generate.n_stop_ids; i++) {
-        if (g->request.generate.stop_ids[i] == beam->out.ids[beam->out.len - 1])
-            g->stop_id = g->request.generate.stop_ids[i];
-    }
+    if (beam->ended && steering_has_stop(&g->exchange->steering, beam->out.ids[beam->out.len - 1]))
+        g->stop_id = beam->out.ids[beam->out.len - 1];
     return g->told.failed || g->text.failed ? ERR_NO_MEMORY : ERR_OK;
 }
 

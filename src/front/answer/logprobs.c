@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "front/answer/logprobs.h"
 
+#include <float.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define LOGPROBS_LEAST (-9999.0) /* OpenAI's for what has no probability */
@@ -19,8 +22,166 @@ void logprobs_record(struct gen *g, const struct wire_out *o)
     g->exchange->out.failed = g->exchange->out.failed || to->failed;
 }
 
+/* --- whole rows ------------------------------------------------------------------------- */
+
+static int logprobs_order(const void *a, const void *b)
+{
+    const struct logprob *x = a, *y = b;
+
+    if (x->logprob != y->logprob)
+        return x->logprob < y->logprob ? 1 : -1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* A logit as the engine counts it. */
+static float logprobs_tame(float logit)
+{
+    if (isnan(logit))
+        return -INFINITY;
+    return logit > FLT_MAX ? FLT_MAX : logit;
+}
+
+/* The row's ids by their logits; ranks from 1 on. */
+static void logprobs_sort(struct logprob *all, const float *row, uint32_t n_vocab)
+{
+    for (uint32_t i = 0; i < n_vocab; i++)
+        all[i] = (struct logprob){.id = (int32_t)i, .logprob = logprobs_tame(row[1 + i])};
+    qsort(all, n_vocab, sizeof *all, logprobs_order);
+    for (uint32_t i = 0; i < n_vocab; i++) {
+        all[i].logprob = fminf(all[i].logprob - row[0], 0.0f);
+        all[i].rank = i + 1;
+    }
+}
+
+/* Entries of the n first, then of those asked for by id that are not among them. */
+static void logprobs_add_row(struct gen *g, struct buf *to, uint32_t n, uint32_t n_vocab)
+{
+    const struct steering *s = &g->exchange->steering;
+    struct logprob *all = mem_zalloc_array(n_vocab, sizeof *all);
+
+    if (all == NULL) {
+        to->failed = true;
+        return;
+    }
+    n = n < n_vocab ? n : n_vocab;
+    logprobs_sort(all, (const float *)(const void *)g->row.bytes, n_vocab);
+    buf_add(to, all, n * sizeof *all);
+    for (uint32_t i = n; i < n_vocab && to == &g->told; i++) {
+        bool is_asked = false;
+
+        for (uint32_t k = 0; k < s->n_asked; k++)
+            is_asked = is_asked || s->asked[k] == all[i].id;
+        all[i].rank = 0;
+        if (is_asked)
+            buf_add(to, &all[i], sizeof all[i]);
+    }
+    mem_free(all);
+}
+
+/* What a stream has written it forgets. */
+static void logprobs_forget(struct gen *g)
+{
+    size_t from = g->told_written;
+
+    if (!g->exchange->stream || from == 0)
+        return;
+    memmove(g->told.bytes, g->told.bytes + from, g->told.len - from);
+    g->told.len -= from;
+    g->told_whole -= from;
+    g->told_written = 0;
+}
+
+void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
+{
+    bool prompt = o->kind == WIRE_PROMPT_ROW;
+    struct buf *to = prompt ? &g->prompt_told : &g->told;
+    const struct wire_generate *r = &g->request.generate;
+    size_t whole = (1 + (size_t)n_vocab) * sizeof(float), left = whole - g->row.len;
+    float piece[3];
+
+    memcpy(piece, &o->value, sizeof o->value);
+    memcpy(piece + 1, o->logits, sizeof o->logits);
+    buf_add(&g->row, piece, left < sizeof piece ? left : sizeof piece);
+    if (g->row.len == whole) {
+        logprobs_add_row(g, to, prompt ? r->n_prompt_logprobs : r->n_logprobs, n_vocab);
+        buf_clear(&g->row);
+    }
+    /* A text that is held back holds its tokens' alternatives. */
+    if (to->len / sizeof(struct logprob) * LOGPROBS_ENTRY_BYTES > 2 * LOGPROBS_HELD_BYTES)
+        to->failed = true;
+    g->exchange->out.failed = g->exchange->out.failed || to->failed || g->row.failed;
+}
+
+/* Is n, more than are told one by one, within the vocabulary and the setting? */
+static int logprobs_within(const char *field, uint32_t n, uint32_t n_vocab, int most, char *why,
+                           size_t cap)
+{
+    if (n != LOGPROBS_ALL && n > n_vocab) {
+        (void)snprintf(why, cap, "'%s' must be at least -1 and at most %u, the vocabulary, not %u",
+                       field, n_vocab, n);
+        return ERR_INVALID;
+    }
+    if (n == LOGPROBS_ALL && most >= 0 && n_vocab > (uint32_t)most) {
+        (void)snprintf(why, cap,
+                       "'%s' of -1 asks for the whole vocabulary, %u; this server tells at most %d "
+                       "alternatives of a token (max_logprobs)",
+                       field, n_vocab, most);
+        return ERR_INVALID;
+    }
+    return ERR_OK;
+}
+
+/* Alternatives of each of so many tokens. */
+static int logprobs_fit(const char *field, uint32_t n, uint32_t n_vocab, uint64_t n_tokens,
+                        char *why, size_t cap)
+{
+    uint64_t each = n < n_vocab ? n : n_vocab;
+    uint64_t most = LOGPROBS_HELD_BYTES / LOGPROBS_ENTRY_BYTES / each;
+
+    if (n_tokens <= most)
+        return ERR_OK;
+    (void)snprintf(why, cap,
+                   "'%s' asks for %llu log probabilities of each of %llu tokens; one answer holds "
+                   "them of at most %llu: of all its choices and prompts, and not streamed of "
+                   "'max_tokens'",
+                   field, (unsigned long long)each, (unsigned long long)n_tokens,
+                   (unsigned long long)most);
+    return ERR_INVALID;
+}
+
+int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t longest, char *why,
+                   size_t cap, const char **param)
+{
+    const struct exchange *x = g->exchange;
+    const struct wire_generate *r = &g->request.generate;
+    uint64_t n_answer = x->max_tokens_given ? x->max_tokens : longest - g->n_prompt;
+    uint32_t n_prompts = (uint32_t)x->n_gens / (uint32_t)x->n;
+    int rc = ERR_OK;
+
+    if ((g->request.flags & WIRE_LOGPROBS) != 0 && r->n_logprobs > WIRE_LOGPROBS_MAX) {
+        *param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
+        rc = logprobs_within(*param, r->n_logprobs, n_vocab, most, why, cap);
+        if (rc == ERR_OK)
+            rc = logprobs_fit(*param, r->n_logprobs, n_vocab,
+                              (uint64_t)x->n_gens * (x->stream ? 1 : n_answer), why, cap);
+    }
+    if (rc == ERR_OK && (g->request.flags & WIRE_PROMPT_LOGPROBS) != 0 &&
+        r->n_prompt_logprobs > WIRE_LOGPROBS_MAX) {
+        *param = x->prompt_logprobs ? "prompt_logprobs" : "logprobs"; /* of an echo */
+        rc = logprobs_within(*param, r->n_prompt_logprobs, n_vocab, most, why, cap);
+        if (rc == ERR_OK)
+            rc = logprobs_fit(*param, r->n_prompt_logprobs, n_vocab,
+                              (uint64_t)n_prompts * g->n_prompt, why, cap);
+    }
+    return rc;
+}
+
+/* --- records ---------------------------------------------------------------------------- */
+
 void logprobs_token(struct gen *g)
 {
+    if (g->request.generate.n_logprobs > WIRE_LOGPROBS_MAX)
+        logprobs_forget(g);
     g->told_whole = g->told.len;
 }
 
@@ -28,6 +189,7 @@ uint32_t logprobs_restart(struct gen *g)
 {
     uint32_t flags = g->request.flags;
 
+    buf_clear(&g->row);
     g->told.len = g->told_whole;
     if (g->tokens.len > g->n_prompt)
         return flags & ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* all was told before the first token */

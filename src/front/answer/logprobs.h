@@ -1,11 +1,21 @@
 /* Log probabilities: kept as the engine tells them, written as the API wants them.
  *
  * The streamer's. What a generation was told is a run of struct logprob: the token that came, then
- * the most probable ones, and the next token. */
+ * the most probable ones, and the next token.
+ *
+ * More alternatives than WIRE_LOGPROBS_MAX, up to the whole vocabulary, are the largest of the
+ * token's row of logits. Such a request is slow and large: a token of a vocabulary of 128k is
+ * 0.7 MB through the lane (42 times its ring), 2 MB of records here, 3 MB of JSON (9 MB where bytes
+ * are listed) and 0.4 s on one core, most of it this thread's sorting and writing. What one answer
+ * may hold of that is bounded. */
 #ifndef QUIRE_FRONT_ANSWER_LOGPROBS_H
 #define QUIRE_FRONT_ANSWER_LOGPROBS_H
 
 #include "front/request/exchange.h"
+
+#define LOGPROBS_ALL         UINT32_MAX            /* of n_logprobs: as many as there are ids */
+#define LOGPROBS_HELD_BYTES  ((uint64_t)512 << 20) /* that an answer may hold, about */
+#define LOGPROBS_ENTRY_BYTES 128 /* what an alternative takes: a record, and its text in JSON */
 
 struct logprob {
     int32_t id;
@@ -17,6 +27,15 @@ struct logprob {
 /* Keep a record of kind WIRE_CHOSEN, WIRE_TOP, WIRE_PROMPT_CHOSEN or WIRE_PROMPT_TOP. Memory that
  * is missing fails the answer. */
 void logprobs_record(struct gen *g, const struct wire_out *o);
+
+/* Keep a record of kind WIRE_ROW or WIRE_PROMPT_ROW. The last one of a row makes it entries. */
+void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab);
+
+/* Can the answer be held that g's exchange asks for? Only where it wants more than
+ * WIRE_LOGPROBS_MAX. most: the setting max_logprobs, -1 for any; longest: tokens of prompt and
+ * answer. ERR_INVALID with a sentence in why and the field in *param. */
+int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t longest, char *why,
+                   size_t cap, const char **param) ERR_CHECKED;
 
 /* A WIRE_TOKEN has come: what was told of it is whole. */
 void logprobs_token(struct gen *g);

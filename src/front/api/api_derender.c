@@ -5,13 +5,14 @@
  *
  * The ids go the way of an engine's (streamer_lane.c): detokenizer, stop strings, the reply taken
  * apart. Reasoning and calls are looked for only where the chat's request came along, as vLLM does:
- * without it nothing says where the reply began. */
+ * without it nothing says where the reply began. derender_event.c has streams. */
 #include <stdio.h>
 #include <string.h>
 
 #include "front/answer/answer.h"
 #include "front/answer/logprobs.h"
 #include "front/api/api.h"
+#include "front/api/derender.h"
 #include "front/request/fields.h"
 #include "front/request/lax.h"
 
@@ -43,8 +44,8 @@ static bool derender_passes(const char *name)
     return true;
 }
 
-static bool derender_fields(struct exchange *x, const struct json *body, const struct json *request,
-                            const struct json *response, struct json *out)
+bool derender_fields(struct exchange *x, const struct json *body, const struct json *request,
+                     const struct json *response, struct json *out)
 {
     const struct json *model = json_get(body, "model");
     const struct json *name = json_get(response, "request_id");
@@ -81,8 +82,7 @@ static bool derender_told(struct gen *g, const struct json *v, bool begins)
     return true;
 }
 
-/* The choice's ChatCompletionLogProbs, with tokens as ids. */
-static bool derender_logprobs(struct gen *g, const struct json *logprobs)
+bool derender_logprobs(struct gen *g, const struct json *logprobs)
 {
     const struct json *content = json_get_kind(logprobs, "content", JSON_LIST);
 
@@ -230,10 +230,6 @@ static bool derender_prepare(struct front *f, struct exchange *x, const struct j
         exchange_reply_error(x, ERR_INVALID, why, "choices", 0);
         return false;
     }
-    if (lax_get_flag(body, "stream", false)) {
-        exchange_reply_error(x, ERR_UNSUPPORTED, "'stream' is not supported here", "stream", 0);
-        return false;
-    }
     if (!derender_fields(x, body, request, responses[0], &fields)) {
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
         return false;
@@ -277,6 +273,10 @@ void api_derender(struct front *f, struct exchange *x, const struct json *body)
     const struct json **responses = arena_alloc(&x->arena, sizeof *responses * (n + 1));
     struct brought *brought = arena_zalloc(&x->arena, sizeof *brought);
 
+    if (lax_get_flag(body, "stream", false)) {
+        derender_event(f, x, body);
+        return;
+    }
     if (responses == NULL || brought == NULL) {
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
         return;

@@ -3,12 +3,11 @@
  * Responses that were kept: asked for, removed, listed, gone on from. Each is kept with all items
  * that led to it, those of the responses before it included: so it does not hang on whether these
  * are still there, and takes the bytes of a whole conversation. */
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
+#include "front/answer/replay.h"
 #include "front/api/api.h"
 #include "front/api/api_kept.h"
 #include "front/kept/kept.h"
@@ -69,7 +68,8 @@ static void kept_put_parts(struct json_made *item, const struct json *text, bool
     json_put_made(item, "content", JSON_LIST, &list);
 }
 
-/* An item as OpenAI lists it: with a type, an id, a status, and a content of parts. */
+/* An item as OpenAI lists it: with a type, an id, a status, and a content of parts. The id says
+ * which request brought it, and its place (references.c). */
 static void kept_put_item(struct json_made *list, const struct json *item, const char *id)
 {
     const struct json *type = json_get_kind(item, "type", JSON_TEXT);
@@ -83,12 +83,12 @@ static void kept_put_item(struct json_made *list, const struct json *item, const
             prefix = kept_types[i].prefix;
             has_status = kept_types[i].has_status;
         }
-    name = arena_alloc(list->arena, 80);
+    name = arena_alloc(list->arena, 112);
     if (name == NULL) {
         list->failed = true;
         return;
     }
-    (void)snprintf(name, 80, "%s_%s_%u", prefix, id, list->n);
+    (void)snprintf(name, 112, "%s_%s_i%u", prefix, id, list->n);
     if (json_get_kind(item, "id", JSON_TEXT) == NULL)
         json_put_text(&made, "id", name);
     if (type == NULL)
@@ -174,17 +174,12 @@ void api_keep(struct front *f, struct exchange *x, const struct json *body,
     struct buf b = {.limit = x->arena.limit_bytes};
     char *text = NULL;
     struct json all;
-    char id[17];
-    uint64_t r = 0;
 
     if (!json_get_bool(body, "store", true) || k == NULL)
         return;
-    if (getrandom(&r, sizeof r, 0) != (ssize_t)sizeof r)
-        r = (uint64_t)x->arrival_us; /* names need no secrecy */
-    (void)snprintf(id, sizeof id, "%016" PRIx64, r);
     for (uint32_t i = 0; i < earlier->n; i++)
         json_put(&list, NULL, &earlier->items[i]);
-    kept_put_input(&list, input, id);
+    kept_put_input(&list, input, x->request_id);
     all = json_made(&list, JSON_LIST);
     json_write(&b, &all, JSON_EXACT);
     if (!b.failed && !list.failed)
@@ -230,6 +225,31 @@ static bool kept_wants_stream(const struct exchange *x)
     char text[8];
 
     return kept_query(x, "stream", text, sizeof text) && strcmp(text, "true") == 0;
+}
+
+/* The response as a stream, from its beginning: numbers of the events are the replay's own. */
+static void kept_replay(struct exchange *x, const struct kept_record *r)
+{
+    const struct json *response = NULL;
+    struct buf b = {.limit = x->arena.limit_bytes};
+    char after[24];
+    int rc;
+
+    if (kept_query(x, "starting_after", after, sizeof after)) {
+        exchange_reply_error(x, ERR_UNSUPPORTED,
+                             "'starting_after' is not supported: a kept response is replayed from "
+                             "its beginning",
+                             "starting_after", 0);
+        return;
+    }
+    rc = json_parse(&response, &x->arena, r->response, r->response_len, NULL, 0);
+    if (rc == ERR_OK)
+        replay_write(&b, response);
+    if (rc != ERR_OK || b.failed)
+        exchange_reply_error(x, rc == ERR_OK ? ERR_NO_MEMORY : rc, NULL, NULL, 0);
+    else
+        exchange_reply(x, 200, "text/event-stream; charset=utf-8", b.bytes, b.len);
+    buf_fini(&b);
 }
 
 static void kept_delete(struct front *f, struct exchange *x, const struct hash *name,
@@ -355,8 +375,7 @@ static void kept_answer(struct front *f, struct exchange *x, const char *method)
     else if (strcmp(method, "GET") != 0)
         exchange_reply_error(x, ERR_METHOD, NULL, NULL, 0);
     else if (rest[0] == '\0' && kept_wants_stream(x))
-        exchange_reply_error(x, ERR_UNSUPPORTED,
-                             "'stream' is not supported: a kept response is complete", "stream", 0);
+        kept_replay(x, &r);
     else if (rest[0] == '\0')
         exchange_reply(x, 200, "application/json", r.response, r.response_len);
     else if (strncmp(rest, "input_items", 11) == 0 && strchr("/?", rest[11]) != NULL)

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "front/answer/logprobs.h"
 #include "front/api/api.h"
 #include "front/request/lax.h"
 
@@ -79,7 +80,7 @@ static void render_max_tokens(struct front *f, const struct exchange *x, struct 
         buf_add_text(b, "\"max_tokens\":null,");
 }
 
-static void render_stops(const struct exchange *x, struct buf *b, const struct gen *g)
+static void render_stops(const struct exchange *x, struct buf *b)
 {
     buf_add_text(b, "\"stop\":[");
     for (int i = 0; i < x->n_stops; i++) {
@@ -87,8 +88,8 @@ static void render_stops(const struct exchange *x, struct buf *b, const struct g
         buf_add_json_string(b, x->stop_texts[i].text, x->stop_texts[i].len);
     }
     buf_add_text(b, "],\"stop_token_ids\":[");
-    for (uint32_t i = 0; i < g->request.generate.n_stop_ids; i++)
-        buf_printf(b, i == 0 ? "%d" : ",%d", g->request.generate.stop_ids[i]);
+    for (uint32_t i = 0; i < x->steering.n_stop_ids; i++)
+        buf_printf(b, i == 0 ? "%d" : ",%d", x->steering.stop_ids[i]);
     buf_add_text(b, "],");
 }
 
@@ -96,7 +97,7 @@ static void render_stops(const struct exchange *x, struct buf *b, const struct g
 static void render_told(struct buf *b, const char *name, bool told, uint32_t n)
 {
     if (told)
-        buf_printf(b, "\"%s\":%u,", name, n);
+        buf_printf(b, "\"%s\":%lld,", name, n == LOGPROBS_ALL ? -1LL : (long long)n);
     else
         buf_printf(b, "\"%s\":null,", name);
 }
@@ -119,7 +120,7 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
     render_real(b, "min_p", s->min_p);
     render_given(b, body, "seed", "null");
     buf_add_byte(b, ',');
-    render_stops(x, b, g);
+    render_stops(x, b);
     buf_printf(b, "\"ignore_eos\":%s,", yes[(r->flags & WIRE_IGNORE_EOS) != 0]);
     render_max_tokens(f, x, b, g);
     buf_printf(b, "\"min_tokens\":%u,", r->generate.min_tokens);

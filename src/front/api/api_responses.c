@@ -15,9 +15,10 @@ void api_responses(struct front *f, struct exchange *x, const struct json *body)
 
     x->request = body;
     if (f->kept != NULL) {
-        if (!api_kept_before(f, x, body, &earlier))
+        if (!api_kept_before(f, x, body, &earlier) || !api_kept_references(f, x, &earlier, &body))
             return;
         in.earlier = &earlier;
+        in.body = body;
     }
     rc = translate_responses(&chat, &x->arena, &in, why, sizeof why, &param);
     if (rc != ERR_OK)

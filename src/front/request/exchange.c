@@ -28,6 +28,7 @@ void exchange_free(struct exchange *x)
         detok_fini(&g->detok);
         buf_fini(&g->text);
         buf_fini(&g->told);
+        buf_fini(&g->row);
         buf_fini(&g->prompt_told);
         if (g->speech != NULL) {
             reply_fini(&g->speech->reply);

@@ -105,6 +105,7 @@ struct gen {
     struct speech *speech;        /* NULL: the text is the answer; in the exchange's arena */
     uint32_t n_said;              /* output tokens whose ids have been sent (return_token_ids) */
     struct buf told, prompt_told; /* log probabilities (logprobs.h), of output and prompt */
+    struct buf row;               /* float: what has come of a token's whole row */
     size_t told_whole;            /* bytes of told whose tokens have come */
     size_t told_written;          /* bytes of told that the answer has */
     uint32_t told_chars;          /* characters of these tokens */

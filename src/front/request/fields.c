@@ -192,18 +192,24 @@ static int fields_max_tokens(struct fields_read_context *c, const struct fields_
                                   : fields_max_completion(c, row, v);
 }
 
-/* How many alternatives: -1 is the whole vocabulary, which no record of the lane has room for. */
+/* How many alternatives: -1 is the whole vocabulary, whose size the engine knows: see
+ * logprobs_check(). */
 static int fields_n_told(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
     const struct json number = lax_number(v);
     struct fields_row bounded = *row;
 
-    bounded.range.high = c->presets->max_logprobs;
+    bounded.range.low = 0;
+    bounded.range.high = c->presets->max_logprobs < 0 ? INT_MAX : c->presets->max_logprobs;
     if (number.kind != JSON_INT || number.whole != -1)
         return fields_whole(c, &bounded, v);
+    if (bounded.range.high > WIRE_LOGPROBS_MAX) {
+        memcpy(fields_member(c, row), &(uint32_t){UINT32_MAX}, sizeof(uint32_t));
+        return ERR_OK;
+    }
     (void)snprintf(c->why, c->why_cap,
-                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %u "
+                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %d "
                    "alternatives of a token (max_logprobs)",
                    row->name, c->presets->max_logprobs);
     return ERR_UNSUPPORTED;
@@ -372,6 +378,11 @@ static int fields_stop(struct fields_read_context *c, const struct fields_row *r
 
     if (v->kind != JSON_LIST)
         return fields_stop_text(c, row, v);
+    if (v->n > (uint32_t)c->presets->max_stops) {
+        (void)snprintf(c->why, c->why_cap, "'stop' has %u strings; at most %d are allowed", v->n,
+                       c->presets->max_stops);
+        return ERR_INVALID;
+    }
     for (uint32_t i = 0; i < v->n && rc == ERR_OK; i++)
         rc = fields_stop_text(c, row, &v->items[i]);
     return rc;
@@ -380,22 +391,8 @@ static int fields_stop(struct fields_read_context *c, const struct fields_row *r
 static int fields_stop_ids(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
-    struct wire_request *r = &c->out->request;
-
-    if (v->kind != JSON_LIST)
-        return fields_type(c, row, "a list of token ids", v);
-    if (v->n > WIRE_STOP_IDS) {
-        (void)snprintf(c->why, c->why_cap, "'stop_token_ids' takes at most %d ids", WIRE_STOP_IDS);
-        return ERR_INVALID;
-    }
-    for (uint32_t i = 0; i < v->n; i++) {
-        const struct json id = lax_number(&v->items[i]);
-
-        if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX)
-            return fields_type(c, row, "a list of token ids", &v->items[i]);
-        r->generate.stop_ids[r->generate.n_stop_ids++] = (int32_t)id.whole;
-    }
-    return ERR_OK;
+    (void)row;
+    return steering_read_stops(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
 }
 
 static int fields_model(struct fields_read_context *c, const struct fields_row *row,
@@ -646,12 +643,11 @@ static const struct fields_row fields_rows[] = {
     BOTH("return_token_ids", fields_flag, .place = EXCHANGE_MEMBER(return_ids)),
     CHAT("logprobs", fields_wire_flag, .flag = WIRE_LOGPROBS),
     TEXT("logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
-         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+         .range = RANGE_FROM(-1, INT_MAX)),
     CHAT("top_logprobs", fields_n_logprobs, .place = OUT_MEMBER(request.generate.n_logprobs),
-         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+         .range = RANGE_FROM(-1, INT_MAX)),
     BOTH("prompt_logprobs", fields_prompt_logprobs,
-         .place = OUT_MEMBER(request.generate.n_prompt_logprobs),
-         .range = RANGE_FROM(0, WIRE_LOGPROBS_MAX)),
+         .place = OUT_MEMBER(request.generate.n_prompt_logprobs), .range = RANGE_FROM(-1, INT_MAX)),
     BOTH("logprob_token_ids", fields_asked),
     BOTH("return_tokens_as_token_ids", fields_flag, .place = EXCHANGE_MEMBER(tokens_as_ids)),
     BOTH("logit_bias", fields_biases),
@@ -786,6 +782,13 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
         (void)snprintf(c->why, c->why_cap,
                        "'use_beam_search' is not supported with an output that has to follow a "
                        "form (response_format, structured_outputs, strict or forced tools)");
+        return ERR_UNSUPPORTED;
+    }
+    if (r->generate.n_logprobs > WIRE_LOGPROBS_MAX) {
+        *param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
+        (void)snprintf(c->why, c->why_cap,
+                       "'%s' must be at least 0 and at most %d with 'use_beam_search'", *param,
+                       WIRE_LOGPROBS_MAX);
         return ERR_UNSUPPORTED;
     }
     if (x->n > BEAMS_WIDTH_MAX) {

@@ -18,7 +18,7 @@
 
 /* Sampling and answer fields of a request; `prompt` and `messages` are the caller's. */
 struct fields {
-    struct wire_request request; /* sampling .. stop_ids, min_tokens, flags */
+    struct wire_request request; /* sampling, min_tokens, flags */
     bool seed_given;
     bool skip_special;
     bool skip_special_given;

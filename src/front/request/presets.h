@@ -13,8 +13,8 @@
 /* Values are in the ranges of the fields of a request. */
 struct presets {
     struct sampling sampling;
-    uint32_t max_tokens;   /* 0: as many as there is room for */
-    uint32_t max_logprobs; /* what a request may ask for: settings of the same name */
+    uint32_t max_tokens; /* 0: as many as there is room for */
+    int max_logprobs;    /* what a request may ask for, as the setting; -1: any number */
     int max_stops;
     bool tokens_as_ids; /* return_tokens_as_token_ids */
     bool include_usage; /* of streams, whatever they say */

@@ -147,6 +147,50 @@ int steering_read_asked(struct steering *s, struct arena *arena, const struct js
     return ERR_OK;
 }
 
+static int steering_by_value(const void *a, const void *b)
+{
+    const int32_t *x = a, *y = b;
+
+    return (*x > *y) - (*x < *y);
+}
+
+int steering_read_stops(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                        size_t why_cap)
+{
+    char shown[LAX_SHOW_BYTES];
+    int rc = steering_count("stop_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX, why,
+                            why_cap);
+
+    s->n_stop_ids = 0;
+    if (rc != ERR_OK || v->n == 0)
+        return rc;
+    s->stop_ids = arena_zalloc(arena, v->n * sizeof *s->stop_ids);
+    if (s->stop_ids == NULL)
+        return ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json id = lax_number(&v->items[i]);
+
+        if (id.kind != JSON_INT || id.whole < 0 || id.whole > INT32_MAX) {
+            (void)snprintf(why, why_cap, "'stop_token_ids' must be a list of token ids, not %s",
+                           lax_show(&v->items[i], shown));
+            return ERR_INVALID;
+        }
+        s->stop_ids[i] = (int32_t)id.whole;
+    }
+    qsort(s->stop_ids, v->n, sizeof *s->stop_ids, steering_by_value);
+    for (uint32_t i = 0; i < v->n; i++) {
+        if (i == 0 || s->stop_ids[i] != s->stop_ids[i - 1])
+            s->stop_ids[s->n_stop_ids++] = s->stop_ids[i];
+    }
+    return ERR_OK;
+}
+
+bool steering_has_stop(const struct steering *s, int32_t id)
+{
+    return s->n_stop_ids > 0 &&
+           bsearch(&id, s->stop_ids, s->n_stop_ids, sizeof *s->stop_ids, steering_by_value) != NULL;
+}
+
 /* --- bad words -------------------------------------------------------------------------- */
 
 /* Append a length and ids. */
@@ -223,11 +267,12 @@ int steering_read_bad_words(struct steering *s, struct arena *arena, const struc
 
 /* --- the engine's form ------------------------------------------------------------------ */
 
-static int steering_write_allowed(const struct steering *s, uint32_t n_vocab, int32_t *words,
-                                  int32_t *wrong)
+/* ids [n] as a set. */
+static int steering_write_set(const int32_t *ids, uint32_t n, uint32_t n_vocab, int32_t *words,
+                              int32_t *wrong)
 {
-    for (uint32_t i = 0; i < s->n_allowed; i++) {
-        uint32_t id = (uint32_t)s->allowed[i], word;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = (uint32_t)ids[i], word;
 
         if (id >= n_vocab) {
             *wrong = (int32_t)id;
@@ -246,6 +291,15 @@ int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_gener
     int32_t *w;
 
     *words = NULL;
+    if (s->n_stop_ids > 0 && (uint32_t)s->stop_ids[s->n_stop_ids - 1] >= n_vocab) {
+        *param = "stop_token_ids";
+        *wrong = s->stop_ids[s->n_stop_ids - 1];
+        return ERR_INVALID;
+    }
+    r->n_stops = s->n_stop_ids > WIRE_STOP_IDS ? (n_vocab + 31) / 32 : 0;
+    r->n_stop_ids = r->n_stops > 0 ? 0 : s->n_stop_ids;
+    if (r->n_stop_ids > 0)
+        memcpy(r->stop_ids, s->stop_ids, r->n_stop_ids * sizeof *s->stop_ids);
     r->n_allowed = s->n_allowed > 0 ? (n_vocab + 31) / 32 : 0;
     r->n_biases = s->n_biases;
     r->n_bad = s->n_bad;
@@ -267,7 +321,7 @@ int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_gener
     w = mem_zalloc_array((size_t)wire_generate_extra(r), sizeof *w);
     if (w == NULL)
         return ERR_NO_MEMORY;
-    if (steering_write_allowed(s, n_vocab, w, wrong) != ERR_OK) {
+    if (steering_write_set(s->allowed, s->n_allowed, n_vocab, w, wrong) != ERR_OK) {
         *param = "allowed_token_ids";
         mem_free(w);
         return ERR_INVALID;
@@ -280,5 +334,7 @@ int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_gener
         memcpy(w + r->n_allowed + 2 * (size_t)r->n_biases + r->n_bad, s->asked,
                s->n_asked * sizeof *s->asked);
     *words = w;
-    return ERR_OK;
+    w += r->n_allowed + 2 * (size_t)r->n_biases + r->n_bad + r->n_asked;
+    return r->n_stops == 0 ? ERR_OK
+                           : steering_write_set(s->stop_ids, s->n_stop_ids, n_vocab, w, wrong);
 }

@@ -4,6 +4,7 @@
 #ifndef QUIRE_FRONT_REQUEST_STEERING_H
 #define QUIRE_FRONT_REQUEST_STEERING_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/json.h"
@@ -23,6 +24,8 @@ struct steering {
     uint32_t n_bad;
     int32_t *asked; /* [n_asked], each id once */
     uint32_t n_asked;
+    int32_t *stop_ids; /* [n_stop_ids], ascending, each once */
+    uint32_t n_stop_ids;
 };
 
 /* Read `logit_bias` {"id": number}, `allowed_token_ids` [id], `bad_words` [text]. A bad word is
@@ -35,13 +38,17 @@ int steering_read_allowed(struct steering *s, struct arena *arena, const struct 
 /* `logprob_token_ids` [id], whose log probabilities are told with each token. */
 int steering_read_asked(struct steering *s, struct arena *arena, const struct json *v, char *why,
                         size_t why_cap) ERR_CHECKED;
+/* `stop_token_ids` [id], any number of them. */
+int steering_read_stops(struct steering *s, struct arena *arena, const struct json *v, char *why,
+                        size_t why_cap) ERR_CHECKED;
+bool steering_has_stop(const struct steering *s, int32_t id);
 int steering_read_bad_words(struct steering *s, struct arena *arena, const struct tokenizer *t,
                             const struct json *v, char *why, size_t why_cap) ERR_CHECKED;
 
-/* Fill r->n_allowed, n_biases, n_bad, n_asked, and the words that stand behind the tokens: int32
- * [wire_generate_extra(r)], the caller's to mem_free(); NULL when there are none. ERR_INVALID with
- * the field's name in *param and the id in *wrong when an id is not below n_vocab;
- * ERR_NO_MEMORY. */
+/* Fill r->n_allowed, n_biases, n_bad, n_asked, n_stops, n_stop_ids, stop_ids, and the words that
+ * stand behind the tokens: int32 [wire_generate_extra(r)], the caller's to mem_free(); NULL when
+ * there are none. ERR_INVALID with the field's name in *param and the id in *wrong when an id is
+ * not below n_vocab; ERR_NO_MEMORY. */
 int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_generate *r,
                    int32_t **words, const char **param, int32_t *wrong) ERR_CHECKED;
 

@@ -2,7 +2,8 @@
  *
  * Tools of POST /v1/responses as a chat's, which knows functions only. Those of a namespace become
  * functions named SPACE__NAME. A custom tool takes a text: it becomes a function with one argument,
- * `input`. Hosted tools are another service's: prompts do not speak of them. Which tool a function
+ * `input`, which a regular expression of its format holds; a grammar in Lark is told to the model
+ * alone. Hosted tools are another service's: prompts do not speak of them. Which tool a function
  * stands for is looked up in the request, so a name may hold what it likes. */
 #include "front/request/translate.h"
 
@@ -86,26 +87,85 @@ static struct json describe(struct translation *t, const struct json *tool)
     return described.text != NULL ? described : (struct json){.kind = JSON_TEXT, .text = ""};
 }
 
+/* The pattern that the whole text matches; NULL: it is free, or its grammar is only told. */
+static int read_format(struct translation *t, const struct json *tool, const char *where,
+                       const char **pattern)
+{
+    const struct json *format = json_get(tool, "format");
+    const char *type = NULL, *syntax = NULL;
+    const struct json *rules = NULL;
+    char at[100], *text;
+    size_t cap;
+    int rc;
+
+    *pattern = NULL;
+    if (format == NULL || format->kind == JSON_NULL)
+        return ERR_OK;
+    (void)snprintf(at, sizeof at, "%s.format", where);
+    if (format->kind != JSON_OBJECT)
+        return translate_type(t, at, "an object", format);
+    rc = translate_member_text(t, format, "type", at, &type);
+    if (rc != ERR_OK || strcmp(type, "text") == 0)
+        return rc;
+    if (strcmp(type, "grammar") != 0)
+        return translate_fail(t, ERR_INVALID, "'%s.type' must be text or grammar, not '%.64s'", at,
+                              type);
+    rc = translate_member_text(t, format, "syntax", at, &syntax);
+    if (rc == ERR_OK && strcmp(syntax, "lark") != 0 && strcmp(syntax, "regex") != 0)
+        rc = translate_fail(t, ERR_INVALID, "'%s.syntax' must be lark or regex, not '%.64s'", at,
+                            syntax);
+    if (rc == ERR_OK)
+        rc = translate_member_content(t, format, "definition", at, &rules);
+    if (rc != ERR_OK || strcmp(syntax, "lark") == 0)
+        return rc;
+    if (json_has_nul(rules))
+        return translate_fail(t, ERR_INVALID, "'%s.definition' must not have \\u0000", at);
+    cap = rules->text_len + sizeof "^(?:)$";
+    text = arena_alloc(t->arena, cap);
+    if (text == NULL)
+        return ERR_NO_MEMORY;
+    (void)snprintf(text, cap, "^(?:%s)$", rules->text);
+    *pattern = text;
+    return ERR_OK;
+}
+
+/* {"type":"object","properties":{"input":{"type":"string"}},"required":["input"],
+ *  "additionalProperties":false}, with the pattern where there is one. */
+static void put_input_schema(struct json_made *out, const char *pattern)
+{
+    struct json_made input = {.arena = out->arena};
+    struct json_made members = input, required = input, schema = input;
+
+    json_put_text(&input, "type", "string");
+    if (pattern != NULL)
+        json_put_text(&input, "pattern", pattern);
+    json_put_made(&members, "input", JSON_OBJECT, &input);
+    json_put_text(&required, NULL, "input");
+    json_put_text(&schema, "type", "object");
+    json_put_made(&schema, "properties", JSON_OBJECT, &members);
+    json_put_made(&schema, "required", JSON_LIST, &required);
+    json_put_flag(&schema, "additionalProperties", false);
+    json_put_made(out, "parameters", JSON_OBJECT, &schema);
+}
+
 static int read_custom(struct translation *t, const struct json *tool, const char *space,
                        const char *where, struct json_made *tools)
 {
-    static const char schema_text[] = "{\"type\":\"object\",\"properties\":{\"input\":{\"type\":"
-                                      "\"string\"}},\"required\":[\"input\"],"
-                                      "\"additionalProperties\":false}";
     struct json_made made = {.arena = t->arena};
-    const struct json *schema = NULL;
-    const char *name = NULL;
+    const char *name = NULL, *pattern = NULL;
     struct json function, described;
     int rc = translate_member_text(t, tool, "name", where, &name);
 
     if (rc == ERR_OK)
-        rc = json_parse(&schema, t->arena, schema_text, sizeof schema_text - 1, NULL, 0);
+        rc = read_format(t, tool, where, &pattern);
     if (rc != ERR_OK)
         return rc;
     json_put_text(&made, "name", name[0] == '\0' ? "" : translate_spaced(t, space, name));
     described = describe(t, tool);
     json_put(&made, "description", &described);
-    json_put(&made, "parameters", schema);
+    put_input_schema(&made, pattern);
+    if (pattern != NULL)
+        json_put_flag(&made, "strict", true);
     function = json_made(&made, JSON_OBJECT);
     return made.failed ? ERR_NO_MEMORY : translate_tool(t, &function, "parameters", where, tools);
 }

@@ -100,10 +100,8 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     g->finish = o->finish == WIRE_FIN_STOP ? GEN_STOP : GEN_LENGTH;
     if (g->detok.status == DETOK_STOPPED)
         g->finish = GEN_STOP;
-    for (uint32_t i = 0; i < g->request.generate.n_stop_ids && o->finish == WIRE_FIN_STOP; i++) {
-        if (g->request.generate.stop_ids[i] == o->value)
-            g->stop_id = o->value;
-    }
+    if (o->finish == WIRE_FIN_STOP && steering_has_stop(&x->steering, o->value))
+        g->stop_id = o->value;
     answer_end(x, g);
 }
 
@@ -176,6 +174,8 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_PROMPT_TOP:
     case WIRE_CHOSEN:
     case WIRE_TOP: logprobs_record(g, o); break;
+    case WIRE_PROMPT_ROW:
+    case WIRE_ROW: logprobs_row(g, o, s->f->link.engine.n_vocab); break;
     case WIRE_FACT: cache_fact(x, o); break;
     }
     x->said_us = s->now_us;

@@ -56,7 +56,6 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
 {
     const struct wire_welcome *w = &s->f->link.engine;
     const struct exchange *x = g->exchange;
-    uint32_t n_stop_ids = g->request.task == WIRE_GENERATE ? g->request.generate.n_stop_ids : 0;
     uint64_t longest = w->max_model_len;
     uint64_t more = exchange_least_answer(x);
 
@@ -76,14 +75,9 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
             return ERR_INVALID;
         }
     }
-    for (uint32_t i = 0; i < n_stop_ids; i++) {
-        if (g->request.generate.stop_ids[i] >= (int64_t)w->n_vocab) {
-            *param = "stop_token_ids";
-            (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
-                           g->request.generate.stop_ids[i], w->n_vocab);
-            return ERR_INVALID;
-        }
-    }
+    if (g->request.task == WIRE_GENERATE)
+        return logprobs_check(g, w->n_vocab, s->f->presets.max_logprobs, w->max_model_len, why, cap,
+                              param);
     return ERR_OK;
 }
 
@@ -120,6 +114,12 @@ static void streamer_fill_generate(const struct streamer *s, const struct gen *g
 {
     const struct exchange *x = g->exchange;
 
+    uint32_t n_vocab = s->f->link.engine.n_vocab;
+
+    if (r->n_logprobs > WIRE_LOGPROBS_MAX && r->n_logprobs > n_vocab)
+        r->n_logprobs = n_vocab;
+    if (r->n_prompt_logprobs > WIRE_LOGPROBS_MAX && r->n_prompt_logprobs > n_vocab)
+        r->n_prompt_logprobs = n_vocab;
     r->automaton = automaton;
     r->n_prompt = g->n_prompt;
     r->answer = x->answer;

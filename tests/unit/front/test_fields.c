@@ -31,6 +31,7 @@ static const struct {
     {"{\"stop\":\"a\"}", BOTH},
     {"{\"stop\":[]}", BOTH},
     {"{\"stop_token_ids\":[0,2147483647]}", BOTH},
+    {"{\"stop_token_ids\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", BOTH},
     {"{\"stream\":true,\"stream_options\":{\"include_usage\":true}}", BOTH},
     {"{\"stream_options\":{\"include_usage\":true},\"stream\":true}", BOTH},
     {"{\"stream\":false,\"stream_options\":{\"include_usage\":false}}", BOTH},
@@ -175,8 +176,6 @@ static const struct {
     {"{\"stop_token_ids\":5}", BOTH, "stop_token_ids", ERR_INVALID},
     {"{\"stop_token_ids\":[-1]}", BOTH, "stop_token_ids", ERR_INVALID},
     {"{\"stop_token_ids\":[2147483648]}", BOTH, "stop_token_ids", ERR_INVALID},
-    {"{\"stop_token_ids\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", BOTH, "stop_token_ids",
-     ERR_INVALID},
     {"{\"stream\":2}", BOTH, "stream", ERR_INVALID},
     {"{\"stream\":\"maybe\"}", BOTH, "stream", ERR_INVALID},
     {"{\"stream_options\":true}", BOTH, "stream_options", ERR_INVALID},
@@ -424,7 +423,7 @@ static void test_values(struct arena *arena)
     ok(x.stream && x.include_usage, "stream");
     ok(f.n_stops == 2 && x.n_stops == 2 && f.stops[1].len == 1, "stop strings");
     is_text(x.stop_texts[0].text, "ab", "the first of them");
-    ok(f.request.generate.n_stop_ids == 2 && f.request.generate.stop_ids[1] == 6, "stop ids");
+    ok(x.steering.n_stop_ids == 2 && x.steering.stop_ids[1] == 6, "stop ids");
     must_ok(read_body("{\"top_k\":-1}", EXCHANGE_COMPLETION, arena, &f, &x, &param));
     is_int(f.request.generate.sampling.top_k, 0, "top_k -1 is off");
     must_ok(read_body("{\"max_completion_tokens\":3,\"max_tokens\":9}", EXCHANGE_CHAT, arena, &f,
@@ -480,7 +479,7 @@ static void test_bounds(struct arena *arena)
         const struct json *body;
 
         presets_init(&presets);
-        presets.max_logprobs = bound;
+        presets.max_logprobs = (int)bound;
         for (size_t k = 0; k < 2; k++) {
             (void)snprintf(text, sizeof text, "{\"%s\":%u}", names_of[k], n);
             x = (struct exchange){.format = EXCHANGE_COMPLETION};
@@ -489,6 +488,39 @@ static void test_bounds(struct arena *arena)
                    n == bound ? ERR_OK : ERR_INVALID, "%s, at most %u", text, bound);
             arena_reset(&x.arena);
         }
+    }
+}
+
+/* -1 is the whole vocabulary, where the setting lets more through than are told one by one. */
+static void test_whole_vocabulary(struct arena *arena)
+{
+    static const struct {
+        int most, rc;
+    } rows[] = {{-1, ERR_OK},
+                {WIRE_LOGPROBS_MAX + 1, ERR_OK},
+                {WIRE_LOGPROBS_MAX, ERR_UNSUPPORTED},
+                {0, ERR_UNSUPPORTED}};
+    static const char text[] = "{\"prompt_logprobs\":-1,\"logprobs\":-1}";
+    struct exchange x;
+    struct fields f;
+    const char *param;
+    char why[256];
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct presets presets;
+        const struct json *body;
+        int rc;
+
+        presets_init(&presets);
+        presets.max_logprobs = rows[i].most;
+        x = (struct exchange){.format = EXCHANGE_COMPLETION};
+        must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
+        rc = fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param);
+        is_int(rc, rows[i].rc, "-1, where max_logprobs is %d", rows[i].most);
+        ok(rc != ERR_OK || (f.request.generate.n_logprobs == UINT32_MAX &&
+                            f.request.generate.n_prompt_logprobs == UINT32_MAX),
+           "as the number above all others");
+        arena_reset(&x.arena);
     }
 }
 
@@ -589,6 +621,7 @@ int main(void)
     test_values(&arena);
     test_stop_limits(&arena);
     test_bounds(&arena);
+    test_whole_vocabulary(&arena);
     test_variables(&arena);
     test_reasons(&arena);
     arena_reset(&arena);

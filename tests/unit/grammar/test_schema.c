@@ -313,6 +313,13 @@ static void test_refused(void)
             ERR_UNSUPPORTED, "/properties/a/uniqueItems");
     refused("{\"properties\":{\"a\":{\"uniqueItems\":true}}}", ERR_UNSUPPORTED,
             "/properties/a/uniqueItems");
+    refused("{\"uniqueItems\":true,\"items\":{\"type\":\"string\",\"pattern\":\"^[ab]$\"}}",
+            ERR_UNSUPPORTED, "/uniqueItems");
+    ok(strstr(accept_error.text, "\"enum\"") != NULL && strstr(accept_error.text, "leave") != NULL,
+       "and what to write instead: %s", accept_error.text);
+    refused("{\"not\":{\"items\":{\"enum\":[1,2]},\"uniqueItems\":true}}", ERR_UNSUPPORTED,
+            "/not/uniqueItems");
+    ok(strstr(accept_error.text, "outside") != NULL, "and there: %s", accept_error.text);
     refused("{\"allOf\":[{\"$ref\":\"http://elsewhere/x\"}]}", ERR_UNSUPPORTED, "/allOf/0/$ref");
     refused("{\"type\":\"strnig\"}", ERR_INVALID, "/type");
     refused("{\"pattern\":\"(a\"}", ERR_SYNTAX, "/pattern");

@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A stream that is derendered event by event. Nothing is kept between requests: the state that the
+ * client brings has the ids of each choice, and how many of them were said. They go through
+ * detokenizer and reply once more, and what comes of the others is the delta. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/must.h"
+#include "front/answer/answer.h"
+#include "front/answer/logprobs.h"
+#include "front/api/api.h"
+#include "front/api/derender.h"
+
+/* What one choice says in this event. */
+struct piece {
+    struct gen *g;
+    const struct json *choice; /* of the event */
+    const struct json *before; /* of the state; NULL: it is its first event */
+    int idx;
+    bool says;    /* what was said before is passed over */
+    int call;     /* whose member of calls is open; -1: none */
+    size_t n_now; /* ids that are said, with this event */
+    struct buf content, reasoning, calls;
+};
+
+/* --- the reply ----------------------------------------------------------------------------- */
+
+static void piece_close_call(struct piece *p)
+{
+    if (p->call >= 0)
+        buf_add_text(&p->calls, "\"}}");
+    p->call = -1;
+}
+
+static void piece_call(struct piece *p, const struct reply_event *e)
+{
+    char id[40];
+
+    if (e->kind == REPLY_CALL_BEGIN || p->call != e->call) {
+        piece_close_call(p);
+        buf_printf(&p->calls, "%s{\"index\":%d,", p->calls.len == 0 ? "" : ",", e->call);
+        if (e->kind == REPLY_CALL_BEGIN) {
+            answer_call_id(p->g, e->call, id);
+            buf_printf(&p->calls, "\"id\":\"%s\",\"type\":\"function\",", id);
+        }
+        buf_add_text(&p->calls, "\"function\":{");
+        if (e->kind == REPLY_CALL_BEGIN) {
+            buf_add_text(&p->calls, "\"name\":");
+            buf_add_json_string(&p->calls, e->bytes, e->len);
+            buf_add_byte(&p->calls, ',');
+        }
+        buf_add_text(&p->calls, "\"arguments\":\"");
+        p->call = e->call;
+    }
+    if (e->kind == REPLY_CALL_ARGS)
+        buf_add_json_text(&p->calls, e->bytes, e->len);
+}
+
+static void piece_said(void *arg, const struct reply_event *e)
+{
+    struct piece *p = arg;
+    const struct exchange *x = p->g->exchange;
+    bool is_call = e->kind != REPLY_CONTENT && e->kind != REPLY_REASON;
+
+    if ((e->kind == REPLY_REASON && x->hides_reasoning) || (is_call && e->call > 0 && x->one_call))
+        return;
+    p->g->speech->n_calls += e->kind == REPLY_CALL_BEGIN;
+    if (!p->says)
+        return;
+    switch (e->kind) {
+    case REPLY_CONTENT: buf_add(&p->content, e->bytes, e->len); break;
+    case REPLY_REASON: buf_add(&p->reasoning, e->bytes, e->len); break;
+    case REPLY_CALL_BEGIN:
+    case REPLY_CALL_ARGS: piece_call(p, e); break;
+    case REPLY_CALL_END: piece_close_call(p); break;
+    }
+}
+
+/* The text that the detokenizer has given, to the reply, or as it is. */
+static void piece_hear(struct piece *p)
+{
+    struct gen *g = p->g;
+    const char *text = g->text.bytes == NULL ? "" : g->text.bytes;
+
+    if (g->speech == NULL && p->says)
+        buf_add(&p->content, text, g->text.len);
+    else if (g->speech != NULL && reply_push(&g->speech->reply, text, g->text.len) != ERR_OK)
+        g->text.failed = true;
+    buf_clear(&g->text);
+}
+
+/* --- choices -------------------------------------------------------------------------------- */
+
+static uint32_t piece_chars(const struct piece *p, size_t n)
+{
+    uint32_t chars = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        size_t len;
+        const char *text = tokenizer_bytes(p->g->detok.tokenizer, p->g->tokens.ids[i], &len);
+
+        for (size_t k = 0; k < len; k++)
+            chars += ((unsigned char)text[k] & 0xc0) != 0x80;
+    }
+    return chars;
+}
+
+/* Ids that may be said: a control token at the end waits for the event that says whether it ended
+ * the text. If it did, it is not said at all. */
+static size_t piece_end(const struct front *f, const struct piece *p, bool by_length)
+{
+    size_t n = p->g->tokens.len;
+
+    if (n == 0 || by_length || p->g->detok.include_stop ||
+        !tokenizer_is_skipped(f->tokenizer, p->g->tokens.ids[n - 1]))
+        return n;
+    return n - 1;
+}
+
+static void piece_say(const struct front *f, struct piece *p, size_t n_before)
+{
+    const struct json *why = json_get_kind(p->choice, "finish_reason", JSON_TEXT);
+    bool by_length = why != NULL && json_is_text(why, "length");
+    struct gen *g = p->g;
+    size_t end = piece_end(f, p, by_length);
+
+    end = end < n_before ? n_before : end;
+    for (size_t i = 0; i < end && g->detok.status == DETOK_GOING; i++) {
+        if (i == n_before) {
+            piece_hear(p);
+            p->says = true;
+        }
+        (void)detok_push(&g->detok, g->tokens.ids[i], &g->text);
+    }
+    piece_hear(p); /* of a text that had stopped before nothing comes */
+    p->says = true;
+    p->n_now = end;
+    g->told_chars =
+        piece_chars(p, g->tokens.len - json_get_kind(p->choice, "token_ids", JSON_LIST)->n);
+    if (why == NULL)
+        return;
+    (void)detok_finish(&g->detok, &g->text);
+    piece_hear(p);
+    if (g->speech != NULL && reply_finish(&g->speech->reply) != ERR_OK)
+        g->text.failed = true;
+    g->finish = by_length && g->detok.status != DETOK_STOPPED ? GEN_LENGTH : GEN_STOP;
+}
+
+/* The choice's ids so far and in this event. False after an error answer. */
+static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
+{
+    const struct json *ids = json_get_kind(p->choice, "token_ids", JSON_LIST);
+    const struct json *before = json_get_kind(p->before, "token_ids", JSON_LIST);
+    int64_t n_said = json_get_int(p->before, "n_said", 0);
+    const char *param = "stream_state";
+    struct link_state engine;
+    char why[160] = "";
+    int rc = ERR_OK;
+
+    link_read_state(&f->link, &engine, 0);
+    if (before != NULL)
+        rc = gen_add_ids(p->g, before, why, sizeof why);
+    if (rc == ERR_OK && (n_said < 0 || (size_t)n_said > p->g->tokens.len)) {
+        (void)snprintf(why, sizeof why, "'n_said' of choice %d is not a part of its tokens",
+                       p->idx);
+        rc = ERR_INVALID;
+    }
+    if (rc == ERR_OK) {
+        param = "generate_chunk";
+        rc = ids == NULL ? ERR_INVALID : gen_add_ids(p->g, ids, why, sizeof why);
+    }
+    if (rc == ERR_OK && engine.max_model_len > 0 && p->g->tokens.len > engine.max_model_len) {
+        (void)snprintf(why, sizeof why, "choice %d has more token_ids than the %u of a context",
+                       p->idx, engine.max_model_len);
+        rc = ERR_INVALID;
+    }
+    if (rc == ERR_OK && !derender_logprobs(p->g, json_get(p->choice, "logprobs"))) {
+        (void)snprintf(why, sizeof why,
+                       "the logprobs of choice %d have tokens that are no "
+                       "token_id:N",
+                       p->idx);
+        rc = ERR_INVALID;
+    }
+    if (rc != ERR_OK) {
+        exchange_reply_error(x, rc, why[0] == '\0' ? "a choice has no list of token_ids" : why,
+                             param, 0);
+        return false;
+    }
+    piece_say(f, p, (size_t)n_said);
+    return true;
+}
+
+/* --- the answer ----------------------------------------------------------------------------- */
+
+static void piece_write_delta(struct buf *b, const struct piece *p)
+{
+    const char *comma = "";
+
+    buf_add_text(b, "\"delta\":{");
+    if (p->before == NULL) {
+        buf_add_text(b, "\"role\":");
+        buf_add_json_string(b, p->g->exchange->role, strlen(p->g->exchange->role));
+        comma = ",";
+    }
+    if (p->content.len > 0 || p->before == NULL) {
+        buf_printf(b, "%s\"content\":", comma);
+        buf_add_json_string(b, p->content.len == 0 ? "" : p->content.bytes, p->content.len);
+        comma = ",";
+    }
+    for (int i = 0; i < 2 && p->reasoning.len > 0; i++, comma = ",") {
+        buf_printf(b, "%s\"%s\":", comma, i == 0 ? "reasoning" : "reasoning_content");
+        buf_add_json_string(b, p->reasoning.bytes, p->reasoning.len);
+    }
+    if (p->calls.len > 0) {
+        buf_printf(b, "%s\"tool_calls\":[", comma);
+        buf_add(b, p->calls.bytes, p->calls.len);
+        buf_add_byte(b, ']');
+    }
+    buf_add_byte(b, '}');
+}
+
+static void piece_write(struct buf *b, struct piece *p)
+{
+    struct gen *g = p->g;
+
+    piece_close_call(p);
+    buf_printf(b, "{\"index\":%d,", p->idx);
+    if (g->exchange->format == EXCHANGE_CHAT) {
+        piece_write_delta(b, p);
+        buf_add_byte(b, ',');
+        logprobs_write_chat(b, g);
+    } else {
+        buf_add_text(b, "\"text\":");
+        buf_add_json_string(b, p->content.len == 0 ? "" : p->content.bytes, p->content.len);
+        buf_add_byte(b, ',');
+        logprobs_write_text(b, g);
+    }
+    buf_add_byte(b, ',');
+    answer_reasons(g->exchange, b, g);
+    buf_add_byte(b, '}');
+    b->failed = b->failed || p->content.failed || p->reasoning.failed || p->calls.failed ||
+                g->text.failed || g->told.failed;
+}
+
+/* The state with this event: choices of the event, then those of the state that it leaves alone. */
+static void write_state(struct buf *b, const struct exchange *x, const struct json *state,
+                        const struct piece *pieces, uint32_t n)
+{
+    const struct json *choices = json_get_kind(state, "choices", JSON_LIST);
+    const char *comma = "";
+
+    buf_printf(b, ",\"stream_state\":{\"created\":%lld,\"choices\":[", (long long)x->created);
+    for (uint32_t i = 0; i < n; i++, comma = ",") {
+        buf_printf(b, "%s{\"index\":%d,\"n_said\":%zu,", comma, pieces[i].idx, pieces[i].n_now);
+        answer_ids(b, "token_ids", pieces[i].g->tokens.ids, pieces[i].g->tokens.len);
+        buf_add_byte(b, '}');
+    }
+    for (uint32_t i = 0; choices != NULL && i < choices->n; i++) {
+        bool is_told = false;
+
+        for (uint32_t k = 0; k < n; k++)
+            is_told = is_told || pieces[k].before == &choices->items[i];
+        if (is_told)
+            continue;
+        buf_add_text(b, comma);
+        json_write(b, &choices->items[i], JSON_EXACT);
+        comma = ",";
+    }
+    buf_add_text(b, "]}}");
+}
+
+static void write_answer(struct exchange *x, const struct json *event, const struct json *state,
+                         struct piece *pieces, uint32_t n)
+{
+    const struct json *usage = json_get_kind(event, "usage", JSON_OBJECT);
+    struct buf b = {.limit = x->arena.limit_bytes};
+
+    buf_add_text(&b, "{\"chunk\":");
+    answer_object(x, &b, x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion");
+    buf_add_text(&b, ",\"choices\":[");
+    for (uint32_t i = 0; i < n; i++) {
+        buf_add_text(&b, i == 0 ? "" : ",");
+        piece_write(&b, &pieces[i]);
+    }
+    buf_add_text(&b, "],\"usage\":");
+    if (usage == NULL)
+        buf_add_text(&b, "null");
+    else
+        json_write(&b, usage, JSON_EXACT);
+    buf_add_byte(&b, '}');
+    write_state(&b, x, state, pieces, n);
+    exchange_reply_json(x, &b);
+}
+
+/* --- requests ------------------------------------------------------------------------------- */
+
+static const struct json *find_before(const struct json *state, int idx)
+{
+    const struct json *choices = json_get_kind(state, "choices", JSON_LIST);
+
+    for (uint32_t i = 0; choices != NULL && i < choices->n; i++) {
+        if (json_get_int(&choices->items[i], "index", -1) == idx)
+            return &choices->items[i];
+    }
+    return NULL;
+}
+
+/* Where the replies began, and what listens to them. False after an error answer. */
+static bool listen(struct front *f, struct exchange *x, const struct json *request,
+                   struct piece *pieces, uint32_t n)
+{
+    struct chat_prompt prompt = {0};
+    bool fine = request == NULL || api_render_chat(f, x, request, &prompt);
+
+    for (uint32_t i = 0; i < n && fine; i++) {
+        struct gen *g = pieces[i].g;
+        struct reply_options o;
+
+        if (g->speech == NULL)
+            continue;
+        o = g->speech->reply.o;
+        reply_fini(&g->speech->reply);
+        if (request == NULL) { /* nothing says where the reply began: its text is the answer */
+            g->speech = NULL;
+            g->detok.skip_special = true;
+            continue;
+        }
+        reply_init(&g->speech->reply, &o, piece_said, &pieces[i]);
+    }
+    if (fine && request != NULL && x->n_gens > 0)
+        (void)gen_begin(f, x->gens, x->n_gens, &prompt.text);
+    chat_prompt_fini(&prompt);
+    return fine;
+}
+
+/* The event's choices as pieces. False after an error answer. */
+static bool place(struct front *f, struct exchange *x, const struct json *choices,
+                  const struct json *state, struct piece *pieces)
+{
+    char why[128];
+
+    for (uint32_t i = 0; i < choices->n; i++) {
+        int64_t idx = json_get_int(&choices->items[i], "index", -1);
+
+        if (idx < 0 || idx >= f->settings.max_choices) {
+            (void)snprintf(why, sizeof why, "a choice's 'index' must be from 0 to %d",
+                           (int)f->settings.max_choices - 1);
+            exchange_reply_error(x, ERR_INVALID, why, "generate_chunk", 0);
+            return false;
+        }
+        x->gens[i].index = (int)idx;
+        pieces[i] = (struct piece){.g = &x->gens[i],
+                                   .choice = &choices->items[i],
+                                   .before = find_before(state, (int)idx),
+                                   .idx = (int)idx,
+                                   .call = -1};
+    }
+    return true;
+}
+
+/* What must be there. NULL, or a sentence and the member. */
+static const char *event_check(const struct front *f, const struct json *event,
+                               const struct json *state, const char **param)
+{
+    const struct json *choices = json_get_kind(event, "choices", JSON_LIST);
+
+    *param = "generate_chunk";
+    if (choices == NULL || choices->n > (uint32_t)f->settings.max_choices)
+        return "'generate_chunk' must be an event of /inference/v1/generate, with 'choices'";
+    *param = "stream_state";
+    if (state != NULL && state->kind != JSON_NULL && state->kind != JSON_OBJECT)
+        return "'stream_state' must be what the answer to the event before had, or null";
+    return NULL;
+}
+
+void derender_event(struct front *f, struct exchange *x, const struct json *body)
+{
+    bool chat = strncmp(fcgi_param(x->fcgi, "REQUEST_URI"), "/v1/chat/", 9) == 0;
+    const struct json *event = json_get_kind(body, "generate_chunk", JSON_OBJECT);
+    const struct json *state = json_get(body, "stream_state");
+    const struct json *request =
+        json_get_kind(body, chat ? "chat_request" : "completion_request", JSON_OBJECT);
+    const struct json *choices = json_get_kind(event, "choices", JSON_LIST);
+    const char *param, *wrong = event_check(f, event, state, &param);
+    uint32_t n = choices == NULL ? 0 : choices->n;
+    struct piece *pieces = arena_zalloc(&x->arena, sizeof *pieces * (n + 1));
+    struct json fields;
+    bool fine = true;
+
+    if (wrong != NULL) {
+        exchange_reply_error(x, ERR_INVALID, wrong, param, 0);
+        return;
+    }
+    if (pieces == NULL || !derender_fields(x, body, request, event, &fields)) {
+        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
+        return;
+    }
+    if (!gen_prepare(f, x, &fields, chat ? EXCHANGE_CHAT : EXCHANGE_COMPLETION,
+                     n == 0 ? 1 : (int)n))
+        return;
+    gen_keep_name(x, json_get_kind(event, "request_id", JSON_TEXT));
+    x->created =
+        json_get_int(json_get_kind(body, "stream_state", JSON_OBJECT), "created", x->created);
+    state = state != NULL && state->kind == JSON_OBJECT ? state : NULL;
+    if (!place(f, x, choices, state, pieces) || !listen(f, x, chat ? request : NULL, pieces, n))
+        return;
+    for (uint32_t i = 0; i < n && fine; i++)
+        fine = piece_read(f, x, &pieces[i]);
+    if (fine)
+        write_answer(x, event, state, pieces, n);
+    for (uint32_t i = 0; i < n; i++) {
+        buf_fini(&pieces[i].content);
+        buf_fini(&pieces[i].reasoning);
+        buf_fini(&pieces[i].calls);
+    }
+}
