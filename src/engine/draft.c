@@ -19,6 +19,8 @@
 #define DRAFT_RESTS   512  /* the longest such rest */
 #define DRAFT_NGRAMS  5    /* vLLM's preset of prompt_lookup_min and _max */
 #define DRAFT_INDEXED 4096 /* tokens of a long prompt that a step indexes: some 50 us */
+#define DRAFT_DECAY   4    /* a difference divides the tokens that agree by this */
+#define DRAFT_HOLD    2    /* a place with fewer of them is given up */
 
 /* --- options -------------------------------------------------------------------------------- */
 
@@ -147,7 +149,7 @@ static void draft_index(const struct draft_options *o, struct seq *q)
     if (d->n_indexed == 0) {
         memset(d->heads, 0, n * sizeof *d->heads);
         d->n_indexed = o->n_min - 1;
-        d->guess = -1;
+        d->place = -1;
         d->length = o->n_tokens;
         d->backoff = DRAFT_REST;
     }
@@ -203,20 +205,36 @@ bool draft_may(const struct seq *q)
            !seq_bans_stops(q, 0) && !seq_has_rows(q);
 }
 
+/* Where the text goes on: at the place that it has followed so far, unless another occurrence agrees
+ * at least as long, or too little agrees there. */
+static void draft_align(const struct draft_options *o, struct seq *q)
+{
+    struct draft *d = &q->draft;
+    int n_same, at = draft_find(o, q, &n_same);
+    bool holds = d->place >= 0 && d->run >= DRAFT_HOLD;
+
+    if (holds && (at < 0 || n_same < d->run))
+        return;
+    d->place = at;
+    d->run = n_same;
+}
+
 void draft_follow(const struct draft_options *o, struct seq *q)
 {
     struct draft *d = &q->draft;
-    int at, n_same;
 
     if (o->method == DRAFT_NONE || !draft_may(q))
         return;
-    if (d->guess >= 0)
-        d->n_right = q->tokens[q->n_tokens - 1] == d->guess ? d->n_right + 1 : 0;
+    if (d->n_indexed > 0 && d->place >= 0) {
+        bool is_right = q->tokens[q->n_tokens - 1] == q->tokens[d->place++];
+
+        d->n_right = is_right ? d->n_right + 1 : 0;
+        d->run = is_right ? d->run + 1 : d->run / DRAFT_DECAY;
+    }
     d->n_rest -= d->n_rest > 0;
     draft_index(o, q);
-    at = draft_find(o, q, &n_same);
-    d->guess = at < 0 ? -1 : q->tokens[at];
-    if (d->guess < 0)
+    draft_align(o, q);
+    if (d->place < 0)
         d->n_right = 0;
     d->is_on = d->is_on || (d->n_right >= DRAFT_STREAK && d->n_rest == 0);
 }
@@ -224,14 +242,13 @@ void draft_follow(const struct draft_options *o, struct seq *q)
 void draft_propose(const struct draft_options *o, struct seq *q, int most)
 {
     struct draft *d = &q->draft;
-    int n = d->length, at, n_same;
+    int n = d->length, at = d->place;
 
     d->n = 0;
     if (!d->is_on)
         return;
-    at = draft_find(o, q, &n_same);
     if (o->method == DRAFT_SUFFIX) {
-        int wanted = (int)(o->factor * n_same);
+        int wanted = (int)(o->factor * (d->run < DRAFT_DEPTH ? d->run : DRAFT_DEPTH));
 
         n = n < wanted ? n : wanted;
         n = n < o->n_max ? n : o->n_max;
@@ -246,15 +263,21 @@ void draft_propose(const struct draft_options *o, struct seq *q, int most)
     d->n = n;
 }
 
+/* A draft whose first token is wrong may have met a difference: the place is tried once more where
+ * it still holds. A second one ends the drafts. */
 void draft_learn(const struct draft_options *o, struct seq *q, int n, int n_right)
 {
     struct draft *d = &q->draft;
+    bool holds = d->place >= 0 && d->run >= DRAFT_HOLD && !d->was_wrong;
 
+    d->was_wrong = n_right == 0;
     if (n_right == n) {
         d->length = 2 * d->length < o->n_tokens ? 2 * d->length : o->n_tokens;
         d->backoff = DRAFT_REST;
     } else if (n_right > 0) {
         d->length = n_right + 1;
+    } else if (holds) {
+        d->length = 2 < o->n_tokens ? 2 : o->n_tokens;
     } else {
         d->is_on = false;
         d->n_right = 0;

@@ -7,8 +7,12 @@
  *
  * Where drafts come from (speculative_config's method):
  *
- *   ngram   the text's last tokens, at most n_max of them, stood there before: what followed
- *   suffix  the same of as many tokens as agree; the draft is as long as they are
+ *   ngram   the tokens that followed an earlier occurrence of the text's last n_min to n_max tokens
+ *   suffix  the tokens that followed the occurrence that agrees longest; as many as agree
+ *
+ * A text that is copied with changes differs from its source at single tokens. So a place in the
+ * source is kept after a token that differs, as long as enough tokens before it agreed: the copy
+ * probably goes on after the token that was replaced.
  *
  * A sequence that is drafted for does not run ahead: its step ends before the next is planned. So
  * it is drafted for only while guesses prove right, which is watched without computing them.
@@ -40,12 +44,14 @@ struct draft {
     int32_t *heads;  /* int32 [2 * tokens_cap], 1 + the last position behind an n-gram, by hash */
     int32_t *before; /* int32 [tokens_cap]: 1 + the position behind the same hash before, or 0 */
     int n_indexed;   /* tokens whose n-grams are in the table */
-    int32_t guess;   /* the next token, -1: none */
+    int place;       /* position whose token is the guess for the next one, -1: none */
+    int run;         /* tokens before it that agree with the text's end, fewer after a difference */
     int n_right;     /* guesses in a row that were right */
     int n_rest;      /* tokens before it is drafted for again */
     int backoff;     /* the next rest */
     int length;      /* of the next draft at most */
     bool is_on;      /* it is drafted for */
+    bool was_wrong;  /* all of the last draft */
     int n;           /* drafts of the plan: they stand behind the known tokens */
     int n_ahead;     /* drafts of the step under way */
 };

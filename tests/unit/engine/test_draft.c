@@ -1,0 +1,125 @@
+/* Drafts over texts that are known beforehand: how many steps a text takes, and how many drafts are
+ * wasted. A step has one token that is sampled, and the drafts before it that are right; the texts
+ * are a copy, a copy with single tokens replaced, one with tokens inserted, nothing to copy, and a
+ * prompt whose continuations are all wrong. Drafts never change what is said: each is compared with
+ * the text here, as the engine compares it with what was sampled. */
+#include "engine/draft.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/seq.h"
+#include "tests/tap.h"
+
+#define LEN 600
+
+/* A sequence that says `text` after its prompt. */
+struct trace {
+    const char *name;
+    int32_t prompt[2 * LEN], text[LEN];
+    int n_prompt;
+    int n_steps, n_drafts, n_right; /* after run() */
+};
+
+/* Ids from `low` on that never repeat. */
+static int fill(int32_t *out, int n, int low)
+{
+    for (int i = 0; i < n; i++)
+        out[i] = low + i;
+    return n;
+}
+
+static void run(struct trace *t, const struct draft_options *o)
+{
+    int cap = 4 * LEN;
+    struct seq q = {.tokens_max = cap, .n_tokens = t->n_prompt};
+    int said = 0;
+
+    q.tokens = calloc((size_t)cap, sizeof *q.tokens);
+    q.draft.heads = calloc((size_t)cap * 4, sizeof *q.draft.heads);
+    q.draft.before = calloc((size_t)cap, sizeof *q.draft.before);
+    memcpy(q.tokens, t->prompt, (size_t)t->n_prompt * sizeof *q.tokens);
+    t->n_steps = t->n_drafts = t->n_right = 0;
+    while (said < LEN) {
+        int n = 0, n_right = 0;
+
+        if (said > 0)
+            draft_propose(o, &q, LEN - said - 1);
+        n = q.draft.n;
+        while (n_right < n && q.tokens[q.n_tokens + n_right] == t->text[said + n_right])
+            n_right++;
+        for (int i = 0; i <= n_right; i++) {
+            q.tokens[q.n_tokens++] = t->text[said++];
+            draft_follow(o, &q);
+        }
+        if (n > 0)
+            draft_learn(o, &q, n, n_right);
+        q.draft.n = 0;
+        t->n_steps++;
+        t->n_drafts += n;
+        t->n_right += n_right;
+    }
+    free(q.tokens), free(q.draft.heads), free(q.draft.before);
+}
+
+/* Both methods: at most `steps` steps and `wasted` drafts that are wrong. */
+static void check(struct trace *t, int steps, int wasted)
+{
+    static const char *const methods[] = {"{\"method\":\"ngram\"}", "{\"method\":\"suffix\"}"};
+    char why[200];
+
+    for (int i = 0; i < 2; i++) {
+        struct draft_options o;
+
+        is_int(draft_read_options(&o, methods[i], why, sizeof why), ERR_OK, "%s", methods[i]);
+        run(t, &o);
+        ok(t->n_steps <= steps && t->n_drafts - t->n_right <= wasted,
+           "%s: %d tokens in %d steps (at most %d), %d of %d drafts wrong (at most %d)", t->name,
+           LEN, t->n_steps, steps, t->n_drafts - t->n_right, t->n_drafts, wasted);
+    }
+}
+
+static void check_copies(void)
+{
+    static struct trace copy = {.name = "a copy"}, edited = {.name = "one token of 12 replaced"};
+    static struct trace longer = {.name = "three tokens inserted at each 60th"};
+
+    fill(copy.text, LEN, 100);
+    copy.n_prompt = fill(copy.prompt, LEN, 100);
+    check(&copy, LEN / 8 + 20, 10);
+
+    fill(edited.text, LEN, 100);
+    edited.n_prompt = fill(edited.prompt, LEN, 100);
+    for (int i = 11; i < LEN; i += 12)
+        edited.prompt[i] = 5000 + i;
+    check(&edited, LEN / 3, LEN / 2);
+
+    longer.n_prompt = fill(longer.prompt, LEN, 100);
+    for (int i = 0, at = 0; i < LEN; i++)
+        longer.text[i] = i % 63 < 60 ? longer.prompt[at++] : 9000 + i;
+    check(&longer, LEN / 3, LEN / 3);
+}
+
+static void check_nothing(void)
+{
+    static struct trace none = {.name = "nothing to copy"}, wrong = {.name = "wrong guesses"};
+
+    fill(none.text, LEN, 100);
+    none.n_prompt = fill(none.prompt, LEN, 10000);
+    check(&none, LEN, 0);
+
+    /* Each two tokens of the text are in the prompt, and another one follows them there. */
+    fill(wrong.text, LEN, 100);
+    for (int i = 0; i + 2 < LEN; i += 2) {
+        wrong.n_prompt += fill(wrong.prompt + wrong.n_prompt, 2, 100 + i);
+        wrong.prompt[wrong.n_prompt++] = 9000 + i;
+    }
+    check(&wrong, LEN, LEN / 10);
+}
+
+int main(void)
+{
+    check_copies();
+    check_nothing();
+    return tap_done();
+}
