@@ -152,7 +152,7 @@ void ref_activate(float *out, const float *in, enum k_activation kind, size_t n)
 int k_activate(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n,
                k_stream stream);
 
-/* out [n][ff_dim] = activation(gate) * up, where in [n][2 * ff_dim] has a row's gate, then its up. */
+/* out [n][ff_dim] = activation(gate) * up. A row of in [n][2 * ff_dim] is its gate, then its up. */
 void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff_dim);
 int k_gate(k_bf16 *out, const k_bf16 *in, enum k_activation kind, int n, int ff_dim,
            k_stream stream);

@@ -205,8 +205,8 @@ bool draft_may(const struct seq *q)
            !seq_bans_stops(q, 0) && !seq_has_rows(q);
 }
 
-/* Where the text goes on: at the place that it has followed so far, unless another occurrence agrees
- * at least as long, or too little agrees there. */
+/* Choose where to read the drafts: at the place that the text has followed so far, unless another
+ * occurrence agrees with at least as many tokens, or too few tokens agree at that place. */
 static void draft_align(const struct draft_options *o, struct seq *q)
 {
     struct draft *d = &q->draft;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Rotary positions as config.json has them: rope_parameters in the newer spelling, which may be an
- * object per type of layer, rope_scaling beside rope_theta in the older one. Field names and presets
- * are transformers'. */
+ * Read rotary positions from config.json: rope_parameters in the newer spelling, which may be an
+ * object per type of layer, or rope_scaling beside rope_theta in the older one. Field names and
+ * defaults are those of transformers. */
 #include <math.h>
 #include <string.h>
 
