@@ -535,7 +535,7 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
 /* Whether the copy engine can read these pages, tile by tile. */
 static bool engine_reads(const struct k_kv &kv, int elem)
 {
-    int bt = kv.block_tokens;
+    int bt = kv.page_tokens;
     size_t slab = (size_t)bt * kv.head_dim;
 
     return bt >= 8 && (bt & (bt - 1)) == 0 && kv.head_dim * elem % 16 == 0 && kv.head_dim >= 64 &&
@@ -549,8 +549,8 @@ template <int D, int TYPE> static int map_pages(CUtensorMap *map, decode_args &a
 {
     using tile = decode_tile<D, TYPE>;
     const struct k_kv &kv = a.kv;
-    cuuint64_t elem = tile::ELEM, row = kv.head_dim * elem, slab = row * kv.block_tokens;
-    int bt = kv.block_tokens, box_tokens = bt < tile::TOKENS ? bt : tile::TOKENS;
+    cuuint64_t elem = tile::ELEM, row = kv.head_dim * elem, slab = row * kv.page_tokens;
+    int bt = kv.page_tokens, box_tokens = bt < tile::TOKENS ? bt : tile::TOKENS;
     bool apart = bt < tile::TOKENS || row != (cuuint64_t)tile::PANELS * tile::PANEL;
     cuuint32_t panel = tile::PANEL / tile::ELEM, panels = apart ? 1 : tile::PANELS;
     cuuint64_t sizes[5] = {apart ? (cuuint64_t)kv.head_dim : panel, (cuuint64_t)bt, panels,

@@ -24,7 +24,7 @@ struct decode_args {
     bool by_hand;
     bool is_half; /* what out gets */
     /* Of copies by the engine: */
-    int page_shift;  /* log2(block_tokens) */
+    int page_shift;  /* log2(page_tokens) */
     int box_shift;   /* log2 of pages in a tile */
     int box_bytes;   /* from a page's rows to the next page's in a panel */
     int panel_boxes; /* copies for the panels of one page */

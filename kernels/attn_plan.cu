@@ -183,3 +183,16 @@ int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const
     a.n_workers = decode_ctas(kv, plan->n_decodes) * DECODE_WARPS;
     return K_LAUNCH(attn_schedule_kernel, 1, PLAN_THREADS, 0, stream, a);
 }
+
+/* Decodes and chunks of prompts share a step, not a kernel: they write different rows of out. */
+int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+           const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+{
+    int rc = 0;
+
+    if (plan->n_decodes > 0)
+        rc = k_attn_decode(out, qkv, kv, t, plan, n_heads, scale, stream);
+    if (rc == 0 && plan->n_tiles > 0)
+        rc = k_attn_chunk(out, qkv, kv, t, plan, n_heads, scale, stream);
+    return rc;
+}

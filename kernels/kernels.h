@@ -72,7 +72,7 @@ K_BOTH struct k_tokens k_tokens_of(const struct k_tokens *t, int group)
     return own;
 }
 
-/* One layer's keys and values in the pages: [page][layer][K|V][kv_head][block_tokens][head_dim].
+/* One layer's keys and values in the pages: [page][layer][K|V][kv_head][page_tokens][head_dim].
  * Of the type that is said for launchers, float32 for references. An element of K_E4M3 times its
  * scale is the key or value. */
 struct k_kv {
@@ -81,7 +81,7 @@ struct k_kv {
     size_t layer_elems; /* elements from a page's start to this layer's K */
     int n_kv_heads;
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
-    int block_tokens;
+    int page_tokens;
     int window; /* keys that a token sees, its own the last; 0: all. Pages without any, and their
                  * places in tables, are not read */
     enum k_type type;
@@ -452,7 +452,7 @@ int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state 
  * logit is divided by repetition_penalty, another multiplied; then frequency_penalty * count and,
  * once, presence_penalty are subtracted for tokens of the output. Temperature 0: the largest
  * value, the lowest id among equals. Otherwise z = value / temperature and the weight of an id is
- * w = floor(2^32 * e^(z - max z)) by k_exp_fixed() of draw.h, an integer, so that sums do not
+ * w = floor(2^32 * e^(z - max z)) by k_exp_fixed() of rng.h, an integer, so that sums do not
  * depend on their order. Kept are: z with w >= min_p * 2^32; of those the top_k
  * largest z and all equal to the last; of those the fewest largest z whose weights reach
  * ceil(top_p * sum), and all equal to the last. Let W be the sum of what is kept and

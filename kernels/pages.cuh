@@ -12,7 +12,7 @@
 static __device__ inline size_t key_elem(const struct k_kv &kv, const int32_t *pages, int pos,
                                          int kv_head)
 {
-    int bt = kv.block_tokens;
+    int bt = kv.page_tokens;
     int page = (bt & (bt - 1)) == 0 ? pos >> (31 - __clz(bt)) : pos / bt;
 
     return (size_t)pages[page] * kv.page_elems + kv.layer_elems +
@@ -28,7 +28,7 @@ static __device__ inline k_bf16 *key_row(const struct k_kv &kv, const int32_t *p
 
 static __device__ inline size_t value_elems(const struct k_kv &kv)
 {
-    return (size_t)kv.n_kv_heads * kv.block_tokens * kv.head_dim;
+    return (size_t)kv.n_kv_heads * kv.page_tokens * kv.head_dim;
 }
 
 /* One element of a rotated pair: the lower is x c - other s, the upper x c + other s. Written out,

@@ -12,8 +12,8 @@
 static float *key_row(const struct k_kv *kv, const struct k_tokens *t, int seq, int pos,
                       int kv_head)
 {
-    int32_t page = t->page_ids[(size_t)seq * t->pages_max + pos / kv->block_tokens];
-    size_t row = (size_t)kv_head * kv->block_tokens + pos % kv->block_tokens;
+    int32_t page = t->page_ids[(size_t)seq * t->pages_max + pos / kv->page_tokens];
+    size_t row = (size_t)kv_head * kv->page_tokens + pos % kv->page_tokens;
 
     return (float *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
            row * kv->head_dim;
@@ -21,7 +21,7 @@ static float *key_row(const struct k_kv *kv, const struct k_tokens *t, int seq, 
 
 static size_t value_elems(const struct k_kv *kv)
 {
-    return (size_t)kv->n_kv_heads * kv->block_tokens * kv->head_dim;
+    return (size_t)kv->n_kv_heads * kv->page_tokens * kv->head_dim;
 }
 
 static void rotate(float *out, const float *x, const float *turns, int head_dim)

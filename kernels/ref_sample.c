@@ -8,8 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/draw.h"
 #include "kernels/kernels.h"
+#include "kernels/rng.h"
 
 static int32_t argmax(const float *z, int n)
 {

@@ -214,15 +214,3 @@ int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
     return r->q_norm != NULL ? launch<true>(qkv, kv, t, r, n_heads, stream)
                              : launch<false>(qkv, kv, t, r, n_heads, stream);
 }
-
-int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
-           const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
-{
-    int rc = 0;
-
-    if (plan->n_decodes > 0)
-        rc = k_attn_decode(out, qkv, kv, t, plan, n_heads, scale, stream);
-    if (rc == 0 && plan->n_tiles > 0)
-        rc = k_attn_chunk(out, qkv, kv, t, plan, n_heads, scale, stream);
-    return rc;
-}

@@ -3,8 +3,8 @@
  * Operations that treat each row by itself: one block a row, a thread every so many elements.
  * They move bytes and little else; what they move stands in kernels.h. */
 #include "kernels/common.cuh"
-#include "kernels/draw.h"
 #include "kernels/e4m3.h"
+#include "kernels/rng.h"
 
 #define ROW_THREADS 512 /* 8 elements a thread at dim 4096 */
 

@@ -4,7 +4,7 @@
 #define QUIRE_KERNELS_SAMPLE_CUH
 
 #include "kernels/common.cuh"
-#include "kernels/draw.h"
+#include "kernels/rng.h"
 
 #define SAMPLE_LEFT (-1) /* in place of an id: the row is left to the other kernel */
 

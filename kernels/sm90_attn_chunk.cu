@@ -612,9 +612,9 @@ template <class S> static int launch_chunk(chunk_args a, const k_bf16 *qkv, k_st
     int n_items = a.plan.n_tiles * a.kv.n_kv_heads;
     CUtensorMap q_map, kv_map;
 
-    a.box_rows = a.kv.block_tokens < S::BLOCK ? a.kv.block_tokens : S::BLOCK;
+    a.box_rows = a.kv.page_tokens < S::BLOCK ? a.kv.page_tokens : S::BLOCK;
     a.boxes = S::BLOCK / a.box_rows;
-    a.page_shift = __builtin_ctz((unsigned)a.kv.block_tokens);
+    a.page_shift = __builtin_ctz((unsigned)a.kv.page_tokens);
     a.box_shift = __builtin_ctz((unsigned)a.box_rows);
     a.layer_slabs = (int)(a.kv.layer_elems / (8 * S::HD));
     a.heads_together = heads_in_cache(a);
@@ -642,7 +642,7 @@ static int choose_head_dim(const chunk_args &a, const k_bf16 *qkv, k_stream stre
 /* Copies want addresses and strides of 16 bytes, and pages of whole slabs. */
 bool sm90_attn_chunk_takes(const struct k_kv *kv, const k_bf16 *qkv, int n_heads)
 {
-    int hd = kv->head_dim, bt = kv->block_tokens;
+    int hd = kv->head_dim, bt = kv->page_tokens;
 
     return (hd == 64 || hd == 80 || hd == 96 || hd == 128 || hd == 256) && bt >= 8 &&
            (bt & (bt - 1)) == 0 && n_heads / kv->n_kv_heads <= ROWS &&

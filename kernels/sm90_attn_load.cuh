@@ -33,7 +33,7 @@ struct chunk_args {
     float out_scale;    /* of the output */
     uint32_t window;    /* keys that a row sees; 2^31: all */
     int heads_together; /* kv heads whose tiles are mixed */
-    int page_shift;     /* log2 of block_tokens */
+    int page_shift;     /* log2 of page_tokens */
     int boxes;          /* copies a block */
     int box_rows;       /* rows of a copy, a power of 2 */
     int box_shift;      /* its log2 */
@@ -140,7 +140,7 @@ static __device__ __forceinline__ int page_of(const chunk_args &a, const struct 
  * behind the keys. A page may hold several blocks. */
 static __device__ __forceinline__ int slab_of(const chunk_args &a, int head, int base)
 {
-    int bt = a.kv.block_tokens;
+    int bt = a.kv.page_tokens;
 
     return a.layer_slabs + head * (bt / 8) + (base & (bt - 1)) / 8;
 }

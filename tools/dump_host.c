@@ -36,7 +36,7 @@ static const char *host_damage(const struct tier *t, uint32_t slot)
 {
     const struct host_slot *s = &t->slots[slot];
 
-    if (s->n_tokens != t->file->block_tokens || s->slot_xxh3 != host_slot_digest(s))
+    if (s->n_tokens != t->file->page_tokens || s->slot_xxh3 != host_slot_digest(s))
         return "header";
     if (t->wishes->verify &&
         s->payload_xxh3 != hash_xxh3(t->map + t->file->payloads_at + slot * t->file->payload_bytes,
@@ -119,7 +119,7 @@ static int host_map(struct tier *t, const char *path)
     t->file = map;
     t->slots = (const struct host_slot *)(const void *)(t->map + sizeof *t->file);
     if (t->file->magic == HOST_MAGIC && t->file->version == HOST_VERSION && t->file->n_slots > 0 &&
-        t->file->block_tokens <= HOST_TOKENS_MAX && t->file->page_bytes <= t->file->payload_bytes &&
+        t->file->page_tokens <= HOST_TOKENS_MAX && t->file->page_bytes <= t->file->payload_bytes &&
         t->file->payloads_at >= sizeof *t->file + t->file->n_slots * sizeof *t->slots &&
         t->file->payload_bytes <= (t->bytes - t->file->payloads_at) / t->file->n_slots)
         return 0;
@@ -140,14 +140,14 @@ static void host_totals(const struct tier *t)
         printf("\"pages\":%llu,\"slots\":%u,\"tokens\":%llu,\"bytes\":%llu,\"damaged\":%llu,"
                "\"fingerprint\":\"%s\"}\n",
                (unsigned long long)t->n_pages, f->n_slots,
-               (unsigned long long)(t->n_pages * f->block_tokens),
+               (unsigned long long)(t->n_pages * f->page_tokens),
                (unsigned long long)(t->n_pages * f->page_bytes), (unsigned long long)t->n_damaged,
                hex);
     else
         printf(
             "\n%llu pages of %u tokens in %u slots, %.1f MiB of payload; model %.16s %.63s; %llu "
             "damaged%s\n",
-            (unsigned long long)t->n_pages, f->block_tokens, f->n_slots,
+            (unsigned long long)t->n_pages, f->page_tokens, f->n_slots,
             (double)(t->n_pages * f->page_bytes) / 1048576.0, hex, f->name,
             (unsigned long long)t->n_damaged, t->wishes->verify ? "" : " (headers alone)");
 }
@@ -160,8 +160,8 @@ int dump_host(const char *path, const struct dump_wishes *wishes)
     if (host_map(&t, path) != 0)
         return 2;
     if (wishes->json)
-        printf("{\"tier\":\"host\",\"block_tokens\":%u,\"page_bytes\":%llu,\"entries\":[\n",
-               t.file->block_tokens, (unsigned long long)t.file->page_bytes);
+        printf("{\"tier\":\"host\",\"page_tokens\":%u,\"page_bytes\":%llu,\"entries\":[\n",
+               t.file->page_tokens, (unsigned long long)t.file->page_bytes);
     else if (!wishes->summary)
         printf("%8s  %-16s  %-16s  %6s  tier  %10s  %10s  retained\n", "slot", "name", "parent",
                "tokens", "bytes", "used");

@@ -196,7 +196,7 @@ static void dump_totals(struct dump *d, uint64_t n_bad)
         buf_printf(b, "\n%llu entries, %llu tokens, %.1f MiB of payload; pages of %u tokens",
                    (unsigned long long)d->n_entries, (unsigned long long)d->n_tokens,
                    (double)(d->n_entries * d->format.page_bytes) / 1048576.0,
-                   d->format.block_tokens);
+                   d->format.page_tokens);
         if (d->verify)
             buf_printf(b, "; %llu damaged", (unsigned long long)d->n_damaged);
         if (n_bad != 0)
@@ -237,8 +237,8 @@ static int dump_run(struct dump *d)
     if (rc != ERR_OK)
         return rc;
     if (d->json)
-        (void)printf("{\"format\":%u,\"block_tokens\":%u,\"page_bytes\":%llu,\"pages\":[\n",
-                     d->format.version, d->format.block_tokens,
+        (void)printf("{\"format\":%u,\"page_tokens\":%u,\"page_bytes\":%llu,\"pages\":[\n",
+                     d->format.version, d->format.page_tokens,
                      (unsigned long long)d->format.page_bytes);
     else if (!d->summary)
         (void)printf("%8s  %-16s  %-16s  %5s  %6s  tier  %10s  %5s  %-20s  retained\n", "slot",

@@ -14,7 +14,7 @@
 #include "base/mem.h"
 #include "base/settings.h"
 #include "device/device.h"
-#include "model/config.h"
+#include "model/hf_config.h"
 #include "model/model.h"
 
 #define GAPS_MAX 4096 /* steps whose gaps are kept for the median */
@@ -100,7 +100,7 @@ static void fill_tables(struct bench *n)
             int n_pages = n->shape->groups[g].n_state_pages;
 
             if (n->shape->groups[g].kind != CACHE_STATE)
-                n_pages = (b->kv_len[i] - 1) / n->shape->block_tokens + 1;
+                n_pages = (b->kv_len[i] - 1) / n->shape->page_tokens + 1;
             for (int p = 0; p < n_pages; p++)
                 row[p] = (n->first_page[i] + p) % n->shape->n_pages;
         }
@@ -166,7 +166,7 @@ static double weight_bytes(const struct bench *n)
 
 static double kv_bytes(const struct bench *n, double tokens)
 {
-    return (double)n->shape->page_bytes / n->shape->block_tokens * tokens;
+    return (double)n->shape->page_bytes / n->shape->page_tokens * tokens;
 }
 
 static void print_share(const struct bench *n, double bytes, double us)
@@ -190,7 +190,7 @@ static void prefill(struct bench *n, int length)
 
 static void bench_decode(struct bench *n, int n_seqs, int first, int last)
 {
-    int pages_each = (last + n->shape->block_tokens) / n->shape->block_tokens;
+    int pages_each = (last + n->shape->page_tokens) / n->shape->page_tokens;
     int warm = first + (last - first) / 16 + 4;
     uint64_t start = 0;
     double us;
@@ -222,7 +222,7 @@ static void bench_prefill(struct bench *n, int length)
 {
     uint64_t best = UINT64_MAX;
 
-    if (length > n->shape->max_model_len || length / n->shape->block_tokens >= n->shape->n_pages)
+    if (length > n->shape->max_model_len || length / n->shape->page_tokens >= n->shape->n_pages)
         return;
     for (int i = 0; i < 5; i++) {
         uint64_t start;
@@ -265,7 +265,7 @@ struct place {
 static void bench_throughput(struct bench *n)
 {
     const struct bench_options *o = &n->options;
-    int total = o->input_len + o->output_len, bt = n->shape->block_tokens, n_steps = 0;
+    int total = o->input_len + o->output_len, bt = n->shape->page_tokens, n_steps = 0;
     int pages_each = (total + bt - 1) / bt, limit = n->shape->max_num_batched_tokens;
     int places = least(o->max_concurrency, n->shape->max_num_seqs), n_begun = 0, n_ended = 0;
     struct place *p;
@@ -447,11 +447,11 @@ static void bench_matrix(struct bench *n, struct device *d, const char *name, in
  * follow each other. */
 static void bench_kernel(struct bench *n)
 {
-    struct config c;
+    struct hf_config c;
     struct device *d;
     struct device_limits limits;
 
-    if (config_read(&c, n->settings.model) != ERR_OK ||
+    if (hf_config_read(&c, n->settings.model) != ERR_OK ||
         device_open(&d, n->settings.device, n->settings.cpu_threads) != ERR_OK)
         die("the model does not open");
     if (!d->is_gpu)
@@ -460,7 +460,7 @@ static void bench_kernel(struct bench *n)
                                     .n_seqs = 64,
                                     .pages_max = 64,
                                     .len_max = 1024,
-                                    .block_tokens = 16,
+                                    .page_tokens = 16,
                                     .n_heads = c.n_heads,
                                     .n_kv_heads = c.n_kv_heads,
                                     .head_dim = c.head_dim,
@@ -490,7 +490,7 @@ static void allocate(struct bench *n)
     size_t seqs = (size_t)n->shape->max_num_seqs;
 
     n->seqs = (int)seqs;
-    n->b.pages_max = n->shape->max_model_len / n->shape->block_tokens + 1;
+    n->b.pages_max = n->shape->max_model_len / n->shape->page_tokens + 1;
     n->b.token_ids = mem_zalloc_array(tokens, sizeof(int32_t));
     n->b.seq_start = mem_zalloc_array(seqs + 1, sizeof(int32_t));
     n->b.kv_len = mem_zalloc_array(seqs, sizeof(int32_t));
@@ -594,7 +594,7 @@ int quire_bench(int argc, char **argv)
             .kv_cache_dtype = n->settings.kv_cache_dtype,
             .gemm_table = n->settings.gemm_table,
             .cpu_threads = n->settings.cpu_threads,
-            .block_tokens = n->settings.block_tokens,
+            .page_tokens = n->settings.page_tokens,
             .max_num_seqs = n->settings.max_num_seqs,
             .max_num_batched_tokens = n->settings.max_num_batched_tokens,
             .max_model_len = n->settings.max_model_len,

@@ -32,7 +32,7 @@ static int least(int a, int b)
 static const float *page_keys(const struct k_kv *kv, int32_t page, int kv_head)
 {
     return (const float *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
-           (size_t)kv_head * kv->block_tokens * kv->head_dim;
+           (size_t)kv_head * kv->page_tokens * kv->head_dim;
 }
 
 /* One token and one kv head: all query heads of its group. Sums as ref_attn() does, by pages; the
@@ -43,7 +43,7 @@ static void attn_task(void *arg, int task, int worker)
     const struct k_kv *kv = j->kv;
     const struct k_tokens *t = &j->tokens;
     const struct cpu_math *math = j->c->math;
-    int n_heads = j->n_heads, hd = kv->head_dim, bt = kv->block_tokens;
+    int n_heads = j->n_heads, hd = kv->head_dim, bt = kv->page_tokens;
     int token = task / kv->n_kv_heads, kv_head = task % kv->n_kv_heads;
     int group = n_heads / kv->n_kv_heads, n_keys = t->pos[token] + 1;
     int first = kv->window > 0 && n_keys > kv->window ? n_keys - kv->window : 0;

@@ -32,7 +32,7 @@ struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
     int n_tables;                             /* of pages, for groups of layers */
     int table_pages[DEVICE_TABLES_MAX]; /* entries of a row; 0: as many as the tokens have pages */
-    int block_tokens;
+    int page_tokens;
     int n_heads, n_kv_heads, head_dim; /* the most of any layer; n_heads / n_kv_heads of all */
     int n_windows;                     /* different ones of layers, "all" among them */
     int dim, ff_dim, n_vocab;

@@ -18,7 +18,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
-#include "kernels/draw.h"
+#include "kernels/rng.h"
 
 #define OUTS_A_TASK 32 /* outputs of a product's task: its weights stay in the L1/L2 cache */
 #define ROWS_A_TASK 128

@@ -422,7 +422,7 @@ static void try_variant(struct train *t, const cublasLtMatmulAlgo_t *base, uint3
         enter(out, &algo, us, GUESSES_MAX);
 }
 
-/* Look beyond cuBLASLt's own candidates: for e4m3 with vectors of scales it offers a single tile,
+/* Look beyond cuBLASLt's own candidates: for e4m3 with vectors of scales it uploads a single tile,
  * 128 x 128, which takes up to twice as long as others at 64 to 256 rows (H200). First tiles and
  * clusters, then the variants of the best of these. */
 static void explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct contest *out)

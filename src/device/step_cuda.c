@@ -80,7 +80,7 @@ static int pages_needed(const struct cuda *c, const struct device_batch *b)
 
     for (int s = 0; s < b->tokens.n_seqs; s++)
         len = b->tokens.kv_len[s] > len ? b->tokens.kv_len[s] : len;
-    len = (len + lim->block_tokens - 1) / lim->block_tokens;
+    len = (len + lim->page_tokens - 1) / lim->page_tokens;
     return len < b->tokens.pages_max ? len : b->tokens.pages_max;
 }
 
@@ -283,7 +283,7 @@ int step_begin(struct device *d, const struct device_batch *b)
     }
     slot->n_rows = b->n_rows;
     slot->n_extras = 0;
-    c->is_short = n_pages * d->limits.block_tokens <= K_ATTN_SHORT;
+    c->is_short = n_pages * d->limits.page_tokens <= K_ATTN_SHORT;
     c->has_chunks = t->n_tokens != t->n_seqs;
     c->bucket = bucket;
     c->batch = b;

@@ -9,7 +9,7 @@
  *   retire    the end of a sequence                                   retire.c
  *   tiers     pages to and from the store                             tiers.c
  *   sleep     the device's memory given back and taken again          sleep.c
- *   keeper    what is to stay and what is to go                       keeper.c
+ *   keeper    what is to stay and what is to go                       cache_admin.c
  *
  * The parts share struct engine; only main.c makes and ends it. */
 #ifndef QUIRE_ENGINE_ENGINE_H
@@ -19,12 +19,12 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "base/door.h"
 #include "base/err.h"
+#include "base/listener.h"
 #include "base/names.h"
 #include "base/settings.h"
+#include "engine/cache_admin.h"
 #include "engine/guide.h"
-#include "engine/keeper.h"
 #include "engine/rate.h"
 #include "engine/sched.h"
 #include "engine/seq.h"
@@ -57,9 +57,9 @@ struct engine_lane {
     struct lane lane;
     struct seq **by_slot; /* [lane_slots], NULL where no sequence runs; mapped at start */
     struct guide_lane guide;
-    uint32_t n_offers; /* in this pass, and their bytes */
-    uint64_t offer_bytes;
-    uint64_t n_offered; /* in its life, and requests that were taken from it */
+    uint32_t n_uploads; /* in this pass, and their bytes */
+    uint64_t upload_bytes;
+    uint64_t n_uploaded; /* in its life, and requests that were taken from it */
     uint64_t n_taken;
     int n_bad;                       /* malformed requests so far */
     uint32_t refused[WIRE_REFUSALS]; /* of what the front says, that is counted */
@@ -71,9 +71,9 @@ struct engine_lane {
 struct intake {
     int epoll_fd;
     int signal_fd;
-    struct door door;       /* for fronts */
-    uint64_t door_opens_us; /* when it is polled again; 0: it is not shut */
-    uint64_t lost_us;       /* when an offer found no room last; 0: never */
+    struct listener listener;   /* for fronts */
+    uint64_t listener_opens_us; /* when it is polled again; 0: it is not shut */
+    uint64_t lost_us;           /* when an upload found no room last; 0: never */
 };
 
 /* Which requests may wait. */
@@ -99,7 +99,7 @@ struct engine {
     struct admission admission;
     uint64_t epoch;
     struct engine_lane *lanes; /* [max_lanes] */
-    uint64_t n_requests;       /* next seq.order */
+    uint64_t n_requests;       /* next seq.arrival */
 
     struct batch batch;                        /* arrays made at start */
     struct engine_step steps[MODEL_STEPS_MAX]; /* step i stands at i % MODEL_STEPS_MAX */
@@ -111,7 +111,7 @@ struct engine {
     struct draft_options drafts;
     struct tiers tiers;
     struct power power;
-    struct keeper keeper;
+    struct cache_admin cache_admin;
 
     bool draining;
     bool stop;
@@ -164,19 +164,20 @@ void publish_lane(struct engine *e, struct engine_lane *l); /* how full the engi
 void publish_queue(struct engine *e);                       /* and who waits: intake took some */
 void publish_wake(struct engine *e);                        /* fronts that got something; gauges */
 
-/* --- keeper.c --- */
+/* --- cache_admin.c --- */
 
-int keeper_init(struct engine *e) ERR_CHECKED;
-void keeper_pass(struct engine *e); /* once per pass: hints that end, and some of what was asked */
+int cache_admin_init(struct engine *e) ERR_CHECKED;
+void cache_admin_pass(
+    struct engine *e); /* once per pass: hints that end, and some of what was asked */
 /* q runs for the first time: who asks for what, and what q says of pages in the lower tiers. */
-void keeper_note_admitted(struct engine *e, const struct seq *q);
+void cache_admin_note_admitted(struct engine *e, const struct seq *q);
 /* Before a sequence's end: what it asked to be told of its prompt. */
-void keeper_tell(struct engine *e, const struct seq *q);
+void cache_admin_tell(struct engine *e, const struct seq *q);
 /* Take what an operator asks for; it is answered in a later pass. ERR_INVALID, ERR_OVERLOADED. */
-int keeper_ask(struct engine *e, struct engine_lane *l, uint32_t slot,
-               const struct wire_request *r) ERR_CHECKED;
-bool keeper_has_work(const struct engine *e);
-void keeper_save_rates(struct engine *e); /* the store keeps what namespaces were asked for */
-void keeper_forget_lane(struct engine *e, const struct engine_lane *l);
+int cache_admin_ask(struct engine *e, struct engine_lane *l, uint32_t slot,
+                    const struct wire_request *r) ERR_CHECKED;
+bool cache_admin_has_work(const struct engine *e);
+void cache_admin_save_rates(struct engine *e); /* the store keeps what namespaces were asked for */
+void cache_admin_forget_lane(struct engine *e, const struct engine_lane *l);
 
 #endif

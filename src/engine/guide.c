@@ -64,7 +64,7 @@ int guide_lane_init(struct guide_lane *l)
     return l->automata == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
-/* --- what fronts offer ------------------------------------------------------------------- */
+/* --- what fronts upload ------------------------------------------------------------------- */
 
 static void guide_unmap(const void *bytes, size_t len)
 {
@@ -89,49 +89,49 @@ void guide_lane_drop(struct guide *g, struct guide_lane *l)
     l->vocab = NULL;
 }
 
-/* As attach_map_offer(), of what may have been lost on its way. */
-static int guide_map(const struct wire_offer *offer, int offered, const void **bytes)
+/* As attach_map_upload(), of what may have been lost on its way. */
+static int guide_map(const struct wire_upload *upload, int uploaded, const void **bytes)
 {
-    return offered == -1 ? ERR_NO_MEMORY : attach_map_offer(offer, offered, bytes);
+    return uploaded == -1 ? ERR_NO_MEMORY : attach_map_upload(upload, uploaded, bytes);
 }
 
 static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
-                                 const struct wire_offer *offer, int offered)
+                                 const struct wire_upload *upload, int uploaded)
 {
     const void *bytes = NULL;
-    int rc = guide_map(offer, offered, &bytes);
+    int rc = guide_map(upload, uploaded, &bytes);
 
     if (rc != ERR_OK)
         return rc;
     if (l->vocab != NULL) { /* a front cannot know whether it was this that was lost */
-        guide_unmap(bytes, (size_t)offer->bytes);
+        guide_unmap(bytes, (size_t)upload->bytes);
         return ERR_OK;
     }
-    if (vocab_check(bytes, (size_t)offer->bytes) != ERR_OK ||
-        ((const struct vocab *)bytes)->n_vocab > (uint32_t)g->n_vocab) {
-        guide_unmap(bytes, (size_t)offer->bytes);
+    if (trie_check(bytes, (size_t)upload->bytes) != ERR_OK ||
+        ((const struct token_trie *)bytes)->n_vocab > (uint32_t)g->n_vocab) {
+        guide_unmap(bytes, (size_t)upload->bytes);
         return ERR_CORRUPT;
     }
     l->vocab = bytes;
-    l->vocab_bytes = (size_t)offer->bytes;
+    l->vocab_bytes = (size_t)upload->bytes;
     return ERR_OK;
 }
 
 /* What can be walked, and with what. */
-static int guide_map_automaton(const struct guide_lane *l, const struct wire_offer *offer,
-                               int offered, const void **bytes)
+static int guide_map_automaton(const struct guide_lane *l, const struct wire_upload *upload,
+                               int uploaded, const void **bytes)
 {
     const void *p = NULL;
-    int rc = guide_map(offer, offered, &p);
+    int rc = guide_map(upload, uploaded, &p);
 
-    if (rc == ERR_OK && automaton_check(p, (size_t)offer->bytes) != ERR_OK)
+    if (rc == ERR_OK && automaton_check(p, (size_t)upload->bytes) != ERR_OK)
         rc = ERR_CORRUPT;
     if (rc == ERR_OK && l->vocab == NULL)
         rc = ERR_NO_MEMORY; /* that was lost before it */
     if (rc == ERR_OK)
         *bytes = p;
     else
-        guide_unmap(p, (size_t)offer->bytes);
+        guide_unmap(p, (size_t)upload->bytes);
     return rc;
 }
 
@@ -151,12 +151,13 @@ static void guide_map_cache(struct guide_automaton *p)
     p->cache_bytes = bytes;
 }
 
-static int guide_take_automaton(struct guide_lane *l, const struct wire_offer *offer, int offered)
+static int guide_take_automaton(struct guide_lane *l, const struct wire_upload *upload,
+                                int uploaded)
 {
-    struct guide_automaton *p = &l->automata[offer->idx];
+    struct guide_automaton *p = &l->automata[upload->idx];
     const void *bytes = NULL;
-    int rc = p->n_users > 0 ? attach_refuse_offer(offered)
-                            : guide_map_automaton(l, offer, offered, &bytes);
+    int rc = p->n_users > 0 ? attach_refuse_upload(uploaded)
+                            : guide_map_automaton(l, upload, uploaded, &bytes);
 
     if (rc == ERR_CORRUPT)
         return rc;
@@ -164,19 +165,19 @@ static int guide_take_automaton(struct guide_lane *l, const struct wire_offer *o
     p->lost = rc != ERR_OK;
     if (p->lost)
         return rc;
-    *p = (struct guide_automaton){.a = bytes, .bytes = (size_t)offer->bytes, .vocab = l->vocab};
+    *p = (struct guide_automaton){.a = bytes, .bytes = (size_t)upload->bytes, .vocab = l->vocab};
     guide_map_cache(p);
     return ERR_OK;
 }
 
-int guide_take_offer(const struct guide *g, struct guide_lane *l, const struct wire_offer *offer,
-                     int offered)
+int guide_take_upload(const struct guide *g, struct guide_lane *l, const struct wire_upload *upload,
+                      int uploaded)
 {
-    if (offer->kind == WIRE_VOCABULARY)
-        return guide_take_vocabulary(g, l, offer, offered);
-    if (offer->kind == WIRE_AUTOMATON && offer->idx < WIRE_AUTOMATA_MAX)
-        return guide_take_automaton(l, offer, offered);
-    return attach_refuse_offer(offered);
+    if (upload->kind == WIRE_VOCABULARY)
+        return guide_take_vocabulary(g, l, upload, uploaded);
+    if (upload->kind == WIRE_AUTOMATON && upload->idx < WIRE_AUTOMATA_MAX)
+        return guide_take_automaton(l, upload, uploaded);
+    return attach_refuse_upload(uploaded);
 }
 
 /* --- a request -------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* Guided sampling: what a request allows of each next token, beside what the model thinks.
  *
- *   automata   what a front offers over its control socket, checked and mapped
+ *   automata   what a front uploads over its control socket, checked and mapped
  *   walks      each sequence follows its automaton token by token
  *   masks      made by a few threads while the device computes the logits they are for
  *   late ones  what takes longer than a step may wait for is made beside the steps; its sequence
@@ -44,17 +44,17 @@
 struct guide_automaton {
     const struct automaton *a; /* NULL: a free place */
     size_t bytes;
-    const struct vocab *vocab; /* of the same front */
-    struct walk_cache *cache;  /* NULL: without */
+    const struct token_trie *vocab; /* of the same front */
+    struct walk_cache *cache;       /* NULL: without */
     size_t cache_bytes;
     int n_users;  /* sequences */
-    bool lost;    /* free, because what was offered could not be taken */
+    bool lost;    /* free, because what was uploaded could not be taken */
     bool refused; /* it cannot be walked within bounds */
 };
 
-/* What one front has offered. */
+/* What one front has uploaded. */
 struct guide_lane {
-    const struct vocab *vocab; /* NULL: none yet */
+    const struct token_trie *vocab; /* NULL: none yet */
     size_t vocab_bytes;
     struct guide_automaton *automata; /* [WIRE_AUTOMATA_MAX] */
 };
@@ -119,13 +119,13 @@ struct guide_shape {
 int guide_init(struct guide *g, const struct guide_shape *shape) ERR_CHECKED;
 int guide_lane_init(struct guide_lane *l) ERR_CHECKED;
 
-/* Take what a front offered; offered is closed. ERR_CORRUPT: the front is to be dropped.
- * ERR_NO_MEMORY: there is no room for it, or offered is -1; who names it is refused. A vocabulary
+/* Take what a front uploaded; uploaded is closed. ERR_CORRUPT: the front is to be dropped.
+ * ERR_NO_MEMORY: there is no room for it, or uploaded is -1; who names it is refused. A vocabulary
  * takes some milliseconds, an automaton 5 ns a state. */
-int guide_take_offer(const struct guide *g, struct guide_lane *l, const struct wire_offer *offer,
-                     int offered) ERR_CHECKED;
+int guide_take_upload(const struct guide *g, struct guide_lane *l, const struct wire_upload *upload,
+                      int uploaded) ERR_CHECKED;
 
-/* Forget all that a front offered; its sequences are gone. Late masks of theirs are stopped. */
+/* Forget all that a front uploaded; its sequences are gone. Late masks of theirs are stopped. */
 void guide_lane_drop(struct guide *g, struct guide_lane *l);
 
 /* Check what stood behind a request's tokens, int32 [wire_extra()], and attach it to q, whose

@@ -17,12 +17,12 @@
 #include "ipc/sampling.h"
 #include "kv/prefix.h"
 
-#define INTAKE_GREETING_US  1000000              /* a front says hello as it connects */
-#define INTAKE_QUIET_US     60000000             /* without a lack: the next one is another */
-#define INTAKE_OFFERS       256                  /* of a lane in a pass: every place once */
-#define INTAKE_OFFER_BYTES  ((uint64_t)16 << 20) /* the same: what is looked at in some 10 ms */
-#define INTAKE_OFFERS_SPARE 4096                 /* that no request was taken for */
-#define INTAKE_BAD_MAX      64 /* malformed requests; more are a bug: lane dropped */
+#define INTAKE_GREETING_US   1000000              /* a front says hello as it connects */
+#define INTAKE_QUIET_US      60000000             /* without a lack: the next one is another */
+#define INTAKE_UPLOADS       256                  /* of a lane in a pass: every place once */
+#define INTAKE_UPLOAD_BYTES  ((uint64_t)16 << 20) /* the same: what is looked at in some 10 ms */
+#define INTAKE_UPLOADS_SPARE 4096                 /* that no request was taken for */
+#define INTAKE_BAD_MAX       64 /* malformed requests; more are a bug: lane dropped */
 
 /* epoll's data: the kind of descriptor; lanes add their index. */
 enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_STORE, INTAKE_LANE };
@@ -39,8 +39,8 @@ static void intake_shut_door(struct engine *e, uint64_t opens_us)
 {
     struct epoll_event ev = {.events = opens_us == 0 ? EPOLLIN : 0, .data.u64 = INTAKE_LISTEN};
 
-    e->intake.door_opens_us = opens_us;
-    if (epoll_ctl(e->intake.epoll_fd, EPOLL_CTL_MOD, e->intake.door.fd, &ev) == -1)
+    e->intake.listener_opens_us = opens_us;
+    if (epoll_ctl(e->intake.epoll_fd, EPOLL_CTL_MOD, e->intake.listener.fd, &ev) == -1)
         log_error("engine: epoll: %s", strerror(errno));
 }
 
@@ -48,7 +48,7 @@ int intake_init(struct engine *e)
 {
     e->intake.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (e->intake.epoll_fd == -1 || intake_watch(e, e->intake.signal_fd, INTAKE_SIGNAL) != ERR_OK ||
-        intake_watch(e, e->intake.door.fd, INTAKE_LISTEN) != ERR_OK ||
+        intake_watch(e, e->intake.listener.fd, INTAKE_LISTEN) != ERR_OK ||
         (e->tiers.store != NULL &&
          intake_watch(e, store_event_fd(e->tiers.store), INTAKE_STORE) != ERR_OK)) {
         log_error("engine: epoll: %s", strerror(errno));
@@ -73,7 +73,7 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
         }
         log_info("engine: front %d %s; %d of its requests were dropped", (int)l->pid, why, n);
     }
-    keeper_forget_lane(e, l);
+    cache_admin_forget_lane(e, l);
     sleep_forget_lane(e, l);
     guide_lane_drop(&e->guide, &l->guide);
     lane_detach(&l->lane);
@@ -120,7 +120,7 @@ static void intake_accept(struct engine *e)
     pid_t pid;
     uid_t uid;
 
-    while ((rc = attach_accept(&e->intake.door, &fd, &pid, &uid)) == ERR_OK) {
+    while ((rc = attach_accept(&e->intake.listener, &fd, &pid, &uid)) == ERR_OK) {
         struct engine_lane *l = intake_free_lane(e);
 
         if (l == NULL) {
@@ -138,16 +138,16 @@ static void intake_accept(struct engine *e)
         l->pid = pid;
         l->since_us = e->now_us;
         l->n_bad = 0;
-        l->n_offers = 0;
-        l->offer_bytes = 0;
-        l->n_offered = 0;
+        l->n_uploads = 0;
+        l->upload_bytes = 0;
+        l->n_uploaded = 0;
         l->n_taken = 0;
         memset(l->refused, 0, sizeof l->refused);
         if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)(l - e->lanes)) != ERR_OK)
             intake_drop_lane(e, l, "could not be watched");
     }
     if (rc == ERR_OVERLOADED)
-        intake_shut_door(e, e->now_us + DOOR_SHUT_MS * 1000u);
+        intake_shut_door(e, e->now_us + LISTENER_SHUT_MS * 1000u);
 }
 
 /* Make the lane and send it. */
@@ -160,7 +160,7 @@ static int intake_welcome(struct engine *e, struct engine_lane *l)
         .epoch = e->epoch,
         .n_vocab = (uint32_t)m->n_vocab,
         .max_model_len = (uint32_t)m->max_model_len,
-        .block_tokens = (uint32_t)m->block_tokens,
+        .page_tokens = (uint32_t)m->page_tokens,
         .n_eos = (uint32_t)m->n_eos,
     };
     int fds[ATTACH_FDS] = {[ATTACH_STATS] = e->stats.fd};
@@ -182,55 +182,56 @@ static int intake_welcome(struct engine *e, struct engine_lane *l)
     return rc;
 }
 
-/* What the front offers is lost. It hears of it when it names it. */
+/* What the front uploads is lost. It hears of it when it names it. */
 static void intake_tell_lost(struct engine *e, const struct engine_lane *l, bool arrived)
 {
     if (e->intake.lost_us == 0 || e->now_us - e->intake.lost_us > INTAKE_QUIET_US)
-        log_warn("engine: %s for the forms that front %d offers: requests that need one are "
+        log_warn("engine: %s for the forms that front %d uploads: requests that need one are "
                  "refused until there is; %s",
                  arrived ? "no memory is to be had" : "no descriptor is left", (int)l->pid,
                  arrived ? "look at the memory" : "raise LimitNOFILE");
     e->intake.lost_us = e->now_us;
 }
 
-/* Has the lane offered as much in this pass as the others can wait for? The next pass goes on. */
+/* Has the lane uploaded as much in this pass as the others can wait for? The next pass goes on. */
 static bool intake_is_full(const struct engine_lane *l)
 {
-    return l->n_offers >= INTAKE_OFFERS || l->offer_bytes >= INTAKE_OFFER_BYTES;
+    return l->n_uploads >= INTAKE_UPLOADS || l->upload_bytes >= INTAKE_UPLOAD_BYTES;
 }
 
 /* More than any front has to say. In one pass: places are free again only when their requests have
- * ended, which the engine says between passes. In its life: what is offered is for a request, of
+ * ended, which the engine says between passes. In its life: what is uploaded is for a request, of
  * which some few leave before they are taken. */
 static bool intake_floods(const struct engine_lane *l)
 {
-    return l->n_offered > INTAKE_OFFERS_SPARE + 4 * l->n_taken || l->n_offers > 4 * INTAKE_OFFERS ||
-           l->offer_bytes > 16 * INTAKE_OFFER_BYTES;
+    return l->n_uploaded > INTAKE_UPLOADS_SPARE + 4 * l->n_taken ||
+           l->n_uploads > 4 * INTAKE_UPLOADS || l->upload_bytes > 16 * INTAKE_UPLOAD_BYTES;
 }
 
-/* Read what the front has sent: wakes and offers; all of it where a request may name what is
- * offered, else as much as a pass has time for. False when the lane was dropped. */
+/* Read what the front has sent: wakes and uploads; all of it where a request may name what is
+ * uploaded, else as much as a pass has time for. False when the lane was dropped. */
 static bool intake_messages(struct engine *e, struct engine_lane *l, bool all)
 {
-    struct wire_offer offer;
-    int offered, rc;
+    struct wire_upload upload;
+    int uploaded, rc;
 
-    do { /* ends: attach_read_offer() takes so many wakes at a time, and offers are counted */
+    do { /* ends: attach_read_upload() takes so many wakes at a time, and uploads are counted */
         if (!all && intake_is_full(l))
             return true;
         if (intake_floods(l)) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
-            intake_drop_lane(e, l, "offers more than it can use");
+            intake_drop_lane(e, l, "uploads more than it can use");
             return false;
         }
-        rc = attach_read_offer(l->control_fd, &offer, &offered);
+        rc = attach_read_upload(l->control_fd, &upload, &uploaded);
         if (rc == 1) {
-            l->n_offers++;
-            l->n_offered++;
-            l->offer_bytes += offer.bytes < INTAKE_OFFER_BYTES ? offer.bytes : INTAKE_OFFER_BYTES;
-            rc = guide_take_offer(&e->guide, &l->guide, &offer, offered);
+            l->n_uploads++;
+            l->n_uploaded++;
+            l->upload_bytes +=
+                upload.bytes < INTAKE_UPLOAD_BYTES ? upload.bytes : INTAKE_UPLOAD_BYTES;
+            rc = guide_take_upload(&e->guide, &l->guide, &upload, uploaded);
             if (rc == ERR_NO_MEMORY)
-                intake_tell_lost(e, l, offered != -1);
+                intake_tell_lost(e, l, uploaded != -1);
             rc = rc == ERR_OK || rc == ERR_NO_MEMORY ? 1 : rc;
         }
     } while (rc == 1);
@@ -238,7 +239,7 @@ static bool intake_messages(struct engine *e, struct engine_lane *l, bool all)
         return true;
     if (rc != ERR_CLIENT_GONE)
         stats_add(&e->stats, METRIC_bad_entries, 1);
-    intake_drop_lane(e, l, rc == ERR_CLIENT_GONE ? "left" : "offered what cannot be used");
+    intake_drop_lane(e, l, rc == ERR_CLIENT_GONE ? "left" : "uploaded what cannot be used");
     return false;
 }
 
@@ -314,13 +315,13 @@ static void intake_signal(struct engine *e)
 
 void intake_events(struct engine *e, int timeout_ms)
 {
-    bool is_shut = e->intake.door_opens_us != 0;
-    int longest_ms = is_shut && timeout_ms > DOOR_SHUT_MS ? DOOR_SHUT_MS : timeout_ms;
+    bool is_shut = e->intake.listener_opens_us != 0;
+    int longest_ms = is_shut && timeout_ms > LISTENER_SHUT_MS ? LISTENER_SHUT_MS : timeout_ms;
     struct epoll_event ev[32];
     int n = epoll_wait(e->intake.epoll_fd, ev, 32, longest_ms);
 
     e->now_us = clock_us();
-    if (is_shut && e->now_us >= e->intake.door_opens_us)
+    if (is_shut && e->now_us >= e->intake.listener_opens_us)
         intake_shut_door(e, 0);
     for (int i = 0; i < n; i++) {
         switch (ev[i].data.u64) {
@@ -499,7 +500,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
         q->request.arrival_us = e->now_us;
     q->lane_idx = (int)(l - e->lanes);
     q->slot = slot;
-    q->order = e->n_requests++;
+    q->arrival = e->n_requests++;
     q->step_seen = e->n_ended;
     q->tokens_max = tokens_max;
     q->root = prefix_root(&e->shape->fingerprint, r->salt);
@@ -510,8 +511,8 @@ static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slo
     return ERR_OK;
 }
 
-/* Whether it names what its front has offered before. */
-static bool intake_names_offer(const struct wire_request *r)
+/* Whether it names what its front has uploaded before. */
+static bool intake_names_upload(const struct wire_request *r)
 {
     return r->task == WIRE_GENERATE && (r->generate.automaton > 0 || r->generate.think_max > 0);
 }
@@ -521,7 +522,7 @@ static int intake_task(struct engine *e, struct engine_lane *l, uint32_t slot,
 {
     switch (r->task) { /* hostile input, so not an enum */
     case WIRE_GENERATE: return intake_sequence(e, l, slot, r, retry_after_s);
-    case WIRE_CACHE: return keeper_ask(e, l, slot, r);
+    case WIRE_CACHE: return cache_admin_ask(e, l, slot, r);
     case WIRE_POWER: return sleep_ask(e, l, slot, &r->power);
     default: return ERR_INVALID;
     }
@@ -543,8 +544,8 @@ static void intake_lane(struct engine *e, struct engine_lane *l)
         got = lane_take(&l->lane, &slot, &r);
         if (got == 0)
             break;
-        if (got > 0 && intake_names_offer(&r) && !intake_messages(e, l, true))
-            return; /* it was offered before it was named */
+        if (got > 0 && intake_names_upload(&r) && !intake_messages(e, l, true))
+            return; /* it was uploaded before it was named */
         if (got < 0 || l->by_slot[slot] != NULL || lane_room(&l->lane, slot) < 4) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
             intake_drop_lane(e, l, "broke the ring's rules");
@@ -577,8 +578,8 @@ void intake_requests(struct engine *e)
         any = true;
     }
     for (int i = 0; i < e->settings.max_lanes; i++) { /* the next pass begins */
-        e->lanes[i].n_offers = 0;
-        e->lanes[i].offer_bytes = 0;
+        e->lanes[i].n_uploads = 0;
+        e->lanes[i].upload_bytes = 0;
     }
     if (!any)
         return;

@@ -18,16 +18,16 @@
 static int loop_timeout_ms(const struct engine *e)
 {
     if (!power_is_awake(&e->power))
-        return sleep_timeout_ms(e, keeper_has_work(e) || e->power.n_orders > 0 ? LOOP_PAUSED_MS
-                                                                               : LOOP_TICK_MS);
+        return sleep_timeout_ms(e, cache_admin_has_work(e) || e->power.n_orders > 0 ? LOOP_PAUSED_MS
+                                                                                    : LOOP_TICK_MS);
     if (e->n_begun != e->n_ended)
         return 0;
     if (e->tiers.n_loads_used > 0 && tiers_copy_in(e))
         return 0; /* some milliseconds at most, and somebody waits for them */
     if (e->sched.n_running + sched_n_waiting(&e->sched) == 0)
-        return tiers_have_work(e) || keeper_has_work(e) ? LOOP_PAUSED_MS
-               : e->draining                            ? 0
-                                                        : sleep_timeout_ms(e, LOOP_TICK_MS);
+        return tiers_have_work(e) || cache_admin_has_work(e) ? LOOP_PAUSED_MS
+               : e->draining                                 ? 0
+                                                             : sleep_timeout_ms(e, LOOP_TICK_MS);
     return e->sched.n_planned == 0 ? LOOP_PAUSED_MS : 0;
 }
 
@@ -183,7 +183,7 @@ int engine_run(struct engine *e)
         intake_cancellations(e);
         if ((rc = sleep_pass(e)) != ERR_OK)
             return rc;
-        keeper_pass(e);
+        cache_admin_pass(e);
         tiers_poll(e);
         if (e->tiers.device_failed)
             return ERR_GPU;

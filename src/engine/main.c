@@ -53,7 +53,7 @@ static int main_open_model(struct engine *e)
         .gemm_table = s->gemm_table,
         .cpu_threads = s->cpu_threads,
         .n_ranks = s->tensor_parallel_size,
-        .block_tokens = s->block_tokens,
+        .page_tokens = s->page_tokens,
         .max_num_seqs = s->max_num_seqs,
         .max_num_batched_tokens = s->max_num_batched_tokens,
         .max_model_len = s->max_model_len,
@@ -103,7 +103,7 @@ static int main_open_store(struct engine *e)
         .max_bytes = e->settings.kv_store_bytes,
         .reserve_bytes = e->settings.kv_store_reserve_bytes,
         .page_bytes = e->shape->page_bytes,
-        .block_tokens = e->shape->block_tokens,
+        .page_tokens = e->shape->page_tokens,
         .kept_pct = e->settings.kv_retained_pct,
         .n_buffers = n_buffers < 4    ? 4
                      : n_buffers > 64 ? 64
@@ -132,7 +132,7 @@ static int main_open_host(struct engine *e)
     struct host_options options = {
         .path = e->settings.kv_host_file,
         .page_bytes = e->shape->page_bytes,
-        .block_tokens = e->shape->block_tokens,
+        .page_tokens = e->shape->page_tokens,
         .kept_pct = e->settings.kv_retained_pct,
         .grows_idle = e->shape->is_gpu,
         .fingerprint = e->shape->fingerprint,
@@ -147,7 +147,7 @@ static int main_open_host(struct engine *e)
         bytes = mem_available() / 4;
     options.max_bytes = bytes;
     if (options.path[0] == '\0' || bytes < e->shape->page_bytes ||
-        e->shape->block_tokens > HOST_TOKENS_MAX)
+        e->shape->page_tokens > HOST_TOKENS_MAX)
         return ERR_OK;
     rc = host_open(&e->tiers.host, &options);
     if (rc != ERR_OK)
@@ -223,7 +223,7 @@ static int main_open_queues(struct engine *e)
         .max_num_seqs = m->max_num_seqs,
         .max_num_batched_tokens = m->max_num_batched_tokens,
         .long_prefill_tokens = threshold > 0 ? threshold : (m->max_num_batched_tokens + 1) / 2,
-        .block_tokens = m->block_tokens,
+        .page_tokens = m->page_tokens,
         .prefix_caching = e->settings.enable_prefix_caching,
         .n_groups = m->n_groups,
         .groups = m->groups,
@@ -231,11 +231,11 @@ static int main_open_queues(struct engine *e)
     };
     struct seq_pool_limits of_seqs = {.n_seqs = e->settings.max_num_queued_reqs + m->max_num_seqs,
                                       .max_model_len = m->max_model_len,
-                                      .block_tokens = m->block_tokens,
+                                      .page_tokens = m->page_tokens,
                                       .n_vocab = m->n_vocab,
                                       .n_groups = m->n_groups,
                                       .has_drafts = limits.drafts != NULL};
-    int rc = pages_open(&e->pages, m->n_pages, m->block_tokens);
+    int rc = pages_open(&e->pages, m->n_pages, m->page_tokens);
 
     e->admission.max_num_queued_tokens = e->settings.max_num_queued_tokens;
     if (e->admission.max_num_queued_tokens == 0)
@@ -255,7 +255,7 @@ static int main_open_queues(struct engine *e)
     if (rc == ERR_OK)
         rc = tiers_init(e);
     if (rc == ERR_OK)
-        rc = keeper_init(e);
+        rc = cache_admin_init(e);
     return rc;
 }
 
@@ -268,7 +268,7 @@ static void main_tell_config(struct engine *e)
                  "block_size=\"%d\",cache_dtype=\"%.16s\",enable_prefix_caching=\"%s\","
                  "gpu_memory_utilization=\"%g\",num_gpu_blocks=\"%d\",num_cpu_blocks=\"%d\","
                  "sliding_window=\"None\"",
-                 e->shape->block_tokens, s->kv_cache_dtype,
+                 e->shape->page_tokens, s->kv_cache_dtype,
                  s->enable_prefix_caching ? "True" : "False", s->gpu_memory_utilization,
                  e->shape->n_pages, e->tiers.host == NULL ? 0 : (int)host_n_slots(e->tiers.host));
 }
@@ -302,7 +302,7 @@ static int main_open(struct engine *e)
         host_wait(e->tiers.host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
     if (rc == ERR_OK)
-        rc = attach_listen(e->settings.engine_socket, &e->intake.door.fd);
+        rc = attach_listen(e->settings.engine_socket, &e->intake.listener.fd);
     if (rc == ERR_OK)
         rc = intake_init(e);
     return rc;
@@ -324,7 +324,7 @@ static int main_close(struct engine *e)
 {
     int rc = tiers_save_all(e);
 
-    keeper_save_rates(e);
+    cache_admin_save_rates(e);
     store_close(e->tiers.store);
     e->tiers.store = NULL;
     host_close(e->tiers.host);
@@ -343,7 +343,7 @@ static int main_close(struct engine *e)
 int main(int argc, char **argv)
 {
     static struct engine e = {
-        .intake = {.epoll_fd = -1, .signal_fd = -1, .door = {.who = "engine", .fd = -1}}};
+        .intake = {.epoll_fd = -1, .signal_fd = -1, .listener = {.who = "engine", .fd = -1}}};
     bool exit_now = false;
     int rc;
 
@@ -365,7 +365,7 @@ int main(int argc, char **argv)
     mem_seal();
     service_ready();
     log_info("engine: ready on %s: %d pages of %d tokens, up to %d sequences and %d tokens a step",
-             e.shape->device, e.shape->n_pages, e.shape->block_tokens, e.shape->max_num_seqs,
+             e.shape->device, e.shape->n_pages, e.shape->page_tokens, e.shape->max_num_seqs,
              e.shape->max_num_batched_tokens);
     rc = engine_run(&e);
     if (rc != ERR_OK)

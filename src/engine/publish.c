@@ -68,7 +68,7 @@ void publish_admitted(struct engine *e)
         lane_put(&e->lanes[q->lane_idx].lane, q->slot,
                  (struct wire_out){
                      .kind = WIRE_ADMITTED, .value = q->n_cached_told, .time_us = e->now_us});
-        keeper_note_admitted(e, q);
+        cache_admin_note_admitted(e, q);
         if (publish_is_probe(q))
             continue;
         publish_admitted_metrics(e, q);
@@ -154,7 +154,7 @@ void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32
 
     publish_finish_metrics(e, q, why, value);
     if ((q->request.flags & WIRE_TELL_KEPT) != 0)
-        keeper_tell(e, q);
+        cache_admin_tell(e, q);
     lane_put(&l->lane, q->slot,
              (struct wire_out){.kind = WIRE_FINISHED,
                                .finish = (uint8_t)why,

@@ -15,7 +15,7 @@ int sched_init(struct sched *s, const struct sched_limits *limits, struct pages 
     size_t n = (size_t)limits->max_num_seqs;
     const struct tables_limits of_tables = {.n_groups = limits->n_groups,
                                             .groups = limits->groups,
-                                            .block_tokens = limits->block_tokens,
+                                            .page_tokens = limits->page_tokens,
                                             .max_num_seqs = limits->max_num_seqs,
                                             .chunk_tokens = limits->max_num_batched_tokens,
                                             .prefix_caching = limits->prefix_caching};

@@ -39,7 +39,7 @@ struct sched_limits {
     int max_num_seqs;           /* running at once */
     int max_num_batched_tokens; /* in a step */
     int long_prefill_tokens;    /* of one sequence in a step that others share */
-    int block_tokens;
+    int page_tokens;
     bool prefix_caching;
     int n_groups; /* of the cache (tables.h) */
     const struct cache_group *groups;

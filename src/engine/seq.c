@@ -54,7 +54,7 @@ static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
 
 int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
 {
-    int pages_cap = (limits->max_model_len + limits->block_tokens - 1) / limits->block_tokens;
+    int pages_cap = (limits->max_model_len + limits->page_tokens - 1) / limits->page_tokens;
     struct seq_arrays a = {.n_words = ((size_t)limits->n_vocab + 31) / 32,
                            .n_row = ((size_t)limits->n_vocab + 1024) / 1024 * 1024, /* 4 KiB */
                            .n_state_pages = (size_t)limits->n_state_pages};

@@ -13,7 +13,7 @@
 #include "kv/retain.h"
 #include "model/batch.h"
 
-struct vocab;
+struct token_trie;
 struct guide_automaton;
 struct guide_late;
 
@@ -31,7 +31,7 @@ struct seq_think {
     int n_followed; /* tokens of the sequence that are accounted for */
     int n_tokens;   /* of the reasoning so far */
     int n_matched;  /* bytes of the next tag that the output ends with */
-    const struct vocab *vocab;
+    const struct token_trie *vocab;
 };
 
 /* Pages of one cache group, in order (tables.h). */
@@ -52,8 +52,8 @@ struct seq {
     struct wire_request request; /* checked copy */
     int lane_idx;
     uint32_t slot;
-    int tenant_idx; /* in tenants.h */
-    uint64_t order; /* of arrival; unique */
+    int tenant_idx;   /* in tenants.h */
+    uint64_t arrival; /* its number in the order of arrival */
 
     /* What is known and what is done. 0 <= n_computed < n_tokens <= tokens_max, and
      * n_computed + n_ahead <= n_tokens + n_pending. */
@@ -149,7 +149,7 @@ struct seq_pool {
 struct seq_pool_limits {
     int n_seqs;
     int max_model_len;
-    int block_tokens;
+    int page_tokens;
     int n_vocab;
     int n_groups;
     int n_state_pages; /* of all states of a sequence */
@@ -224,7 +224,7 @@ static inline bool seq_before(const struct seq *a, const struct seq *b)
 {
     if (a->request.priority != b->request.priority)
         return a->request.priority < b->request.priority;
-    return a->order < b->order;
+    return a->arrival < b->arrival;
 }
 
 /* Address space for n sequences of the longest length is reserved, memory is taken as it is

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A table's entries [first, n) are pages with one reference each. Tables of tokens have the page of
- * token t at t / block_tokens; all of them end at the same n. */
+ * token t at t / page_tokens; all of them end at the same n. */
 #include "engine/tables.h"
 
 #include <limits.h>
@@ -21,7 +21,7 @@ static bool tables_is_state(const struct tables *t, int g)
 static int tables_seen(const struct tables *t, int g)
 {
     const struct cache_group *of = &t->groups[g];
-    int block = t->limits.block_tokens;
+    int block = t->limits.page_tokens;
 
     switch (of->kind) {
     case CACHE_FULL: return INT_MAX;
@@ -33,7 +33,7 @@ static int tables_seen(const struct tables *t, int g)
 
 static int tables_pages_of(const struct tables *t, int n_tokens)
 {
-    return (n_tokens + t->limits.block_tokens - 1) / t->limits.block_tokens;
+    return (n_tokens + t->limits.page_tokens - 1) / t->limits.page_tokens;
 }
 
 int tables_names_max(const struct tables *t)
@@ -43,7 +43,7 @@ int tables_names_max(const struct tables *t)
 
 int tables_init(struct tables *t, const struct tables_limits *limits, struct pages *pages)
 {
-    int block = limits->block_tokens;
+    int block = limits->page_tokens;
 
     must(limits->n_groups >= 1 && limits->n_groups <= CACHE_GROUPS_MAX);
     *t = (struct tables){.limits = *limits,
@@ -183,7 +183,7 @@ int tables_reach(const struct tables *t, const struct hash *root, const int32_t 
                  int n_tokens, tables_has_fn *has, void *context, struct hash *chain)
 {
     struct tables_walk w = {.t = t, .has = has, .context = context};
-    int block = t->limits.block_tokens;
+    int block = t->limits.page_tokens;
     struct hash name = *root;
     bool goes_on = true;
     int best = 0;
@@ -270,13 +270,13 @@ static int tables_foreign(const struct tables *t, const struct seq *q)
             return q->n_computed;
     }
     for (int i = 0; i < q->n_named; i++)
-        n += tables_are_theirs(t, q, i) ? 0 : t->limits.block_tokens;
+        n += tables_are_theirs(t, q, i) ? 0 : t->limits.page_tokens;
     return n;
 }
 
 void tables_take_prefix(struct tables *t, struct seq *q)
 {
-    int block = t->limits.block_tokens;
+    int block = t->limits.page_tokens;
     struct hash chain;
     int n = tables_match(t, q, &chain);
 
@@ -374,7 +374,7 @@ static int tables_find_parts(struct tables *t, const struct seq *q, int n, int32
  * copies of them. A state has no part: it would be behind a whole page. */
 static void tables_copy_parts(struct tables *t, struct seq *q)
 {
-    int block = t->limits.block_tokens, n_groups = t->limits.n_groups;
+    int block = t->limits.page_tokens, n_groups = t->limits.n_groups;
     int n = tables_reusable(q) - q->n_computed;
     int32_t from[CACHE_GROUPS_MAX];
     int n_same;
@@ -410,7 +410,7 @@ void tables_begin(struct tables *t, struct seq *q)
 
 int tables_margin(const struct tables *t, int n_running)
 {
-    return (n_running + t->limits.chunk_tokens / t->limits.block_tokens + 1) * t->n_token_groups;
+    return (n_running + t->limits.chunk_tokens / t->limits.page_tokens + 1) * t->n_token_groups;
 }
 
 /* --- snapshots ------------------------------------------------------------------------------ */
@@ -418,7 +418,7 @@ int tables_margin(const struct tables *t, int n_running)
 /* The last border before n tokens' last: what has the same n tokens can begin there. */
 static int tables_border(const struct tables *t, int n)
 {
-    return n < 1 ? 0 : (n - 1) / t->limits.block_tokens * t->limits.block_tokens;
+    return n < 1 ? 0 : (n - 1) / t->limits.page_tokens * t->limits.page_tokens;
 }
 
 /* Pages of a window are given back soon: a step takes no more of them than are free, so that no
@@ -426,7 +426,7 @@ static int tables_border(const struct tables *t, int n)
 static int tables_clip_windows(const struct tables *t, int n)
 {
     int n_pages = pages_free(t->pages) / t->n_token_groups - 1;
-    int most = (n_pages > 1 ? n_pages : 1) * t->limits.block_tokens;
+    int most = (n_pages > 1 ? n_pages : 1) * t->limits.page_tokens;
 
     return n < most ? n : most;
 }
@@ -448,7 +448,7 @@ int tables_clip(const struct tables *t, const struct seq *q, int n)
 
 static bool tables_wants_snapshot(const struct tables *t, const struct seq *q, int at)
 {
-    if (at == 0 || at % t->limits.block_tokens != 0 || at <= q->n_snapped || q->taken.at != 0)
+    if (at == 0 || at % t->limits.page_tokens != 0 || at <= q->n_snapped || q->taken.at != 0)
         return false;
     return at % t->stride == 0 || at == tables_border(t, q->n_prompt) || at >= q->n_prompt;
 }
@@ -480,7 +480,7 @@ void tables_snapshot(struct tables *t, struct seq *q)
 static bool tables_name(struct tables *t, const struct seq *q, int32_t page,
                         const struct tables_name *name, int n_tokens)
 {
-    int block = t->limits.block_tokens;
+    int block = t->limits.page_tokens;
     struct retain r = seq_retain(q, n_tokens);
 
     if (!pages_name(t->pages, page, &name->name, &name->parent, q->tokens + n_tokens - block)) {
@@ -537,7 +537,7 @@ static void tables_name_snapshot(struct tables *t, struct seq *q, tables_named_f
 
 static void tables_name_next(struct tables *t, struct seq *q, tables_named_fn *named, void *context)
 {
-    int block = t->limits.block_tokens, i = q->n_named++;
+    int block = t->limits.page_tokens, i = q->n_named++;
     struct hash before = q->chain;
 
     q->chain = prefix_name(&before, q->tokens + (size_t)i * (size_t)block, block);
@@ -560,7 +560,7 @@ static void tables_pass_windows(struct tables *t, struct seq *q)
 
         if (t->groups[g].kind != CACHE_WINDOW)
             continue;
-        while ((of->first + 1) * t->limits.block_tokens <= passed)
+        while ((of->first + 1) * t->limits.page_tokens <= passed)
             pages_unref(t->pages, of->pages[of->first++]);
     }
 }
@@ -569,7 +569,7 @@ static void tables_pass_windows(struct tables *t, struct seq *q)
  * ended since, and its tokens are computed. */
 void tables_advance(struct tables *t, struct seq *q, tables_named_fn *named, void *context)
 {
-    int block = t->limits.block_tokens;
+    int block = t->limits.page_tokens;
 
     for (;;) { /* ends: n_named grows */
         if (q->taken.at > 0 && q->taken.at == q->n_named * block)
@@ -587,7 +587,7 @@ void tables_retain(struct tables *t, const struct seq *q)
         const struct seq_table *of = &q->tables[g];
 
         for (int i = of->first; i < of->n && !tables_is_state(t, g); i++)
-            pages_retain(t->pages, of->pages[i], seq_retain(q, (i + 1) * t->limits.block_tokens));
+            pages_retain(t->pages, of->pages[i], seq_retain(q, (i + 1) * t->limits.page_tokens));
     }
     for (int k = 0; q->newest.at > 0 && k < t->n_state_pages; k++)
         pages_retain(t->pages, q->newest.pages[k], seq_retain(q, q->newest.at));
@@ -600,7 +600,7 @@ void tables_retain(struct tables *t, const struct seq *q)
  * copies to gets no name: the one that it is copied from has all of its tokens. */
 static void tables_keep_part(struct tables *t, const struct seq *q)
 {
-    int block = t->limits.block_tokens;
+    int block = t->limits.page_tokens;
     int n = q->n_computed - q->n_named * block;
     const int32_t *tokens = q->tokens + (size_t)q->n_named * (size_t)block;
 
@@ -658,7 +658,7 @@ void tables_drop(struct tables *t, struct seq *q)
 
 void tables_check(const struct tables *t, const struct seq *q)
 {
-    int block = t->limits.block_tokens;
+    int block = t->limits.page_tokens;
 
     for (int g = 0; g < t->limits.n_groups; g++) {
         const struct seq_table *of = &q->tables[g];

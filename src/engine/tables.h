@@ -5,7 +5,7 @@
  * has a name that is made of that one. Everything below the device moves pages by their names and
  * knows nothing of groups.
  *
- *   CACHE_FULL    a page per block_tokens tokens, all of them
+ *   CACHE_FULL    a page per page_tokens tokens, all of them
  *   CACHE_WINDOW  the same, but pages that no later token sees are given back
  *   CACHE_STATE   n_state_pages pages that every step overwrites. Copies of them, snapshots, are
  *                 taken behind whole pages and named as pages are: at the end of the prompt, at
@@ -31,7 +31,7 @@
 struct tables_limits {
     int n_groups; /* 1 .. CACHE_GROUPS_MAX */
     const struct cache_group *groups;
-    int block_tokens;
+    int page_tokens;
     int max_num_seqs;
     int chunk_tokens; /* most tokens of a sequence in a step */
     bool prefix_caching;
@@ -81,7 +81,7 @@ void tables_copied(struct tables *t);
 
 /* --- cached prefixes --- */
 
-/* Whether a page, or a part of a snapshot, can be had. tokens: int32 [block_tokens], the last of
+/* Whether a page, or a part of a snapshot, can be had. tokens: int32 [page_tokens], the last of
  * the prefix that it ends. */
 typedef bool tables_has_fn(void *context, const struct hash *name, const int32_t *tokens);
 

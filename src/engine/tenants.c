@@ -178,7 +178,7 @@ static bool tenants_turn(const struct tenant *a, const struct tenant *b)
         return a->at->request.priority < b->at->request.priority;
     if (a->at_service != b->at_service)
         return a->at_service < b->at_service;
-    return a->at->order < b->at->order;
+    return a->at->arrival < b->at->arrival;
 }
 
 struct seq *tenants_next(struct tenants *t)

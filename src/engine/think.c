@@ -11,7 +11,7 @@ static bool think_is_tag(const char tag[WIRE_THINK_TAG])
     return tag[0] != '\0' && memchr(tag, '\0', WIRE_THINK_TAG) != NULL;
 }
 
-int think_begin(struct seq *q, const struct vocab *v, int n_vocab)
+int think_begin(struct seq *q, const struct token_trie *v, int n_vocab)
 {
     const struct wire_generate *r = &q->request.generate;
 
@@ -34,13 +34,13 @@ int think_begin(struct seq *q, const struct vocab *v, int n_vocab)
 }
 
 /* What a token spells; 0: nothing. */
-static size_t think_text(const struct vocab *v, int32_t id, const unsigned char **text)
+static size_t think_text(const struct token_trie *v, int32_t id, const unsigned char **text)
 {
-    const uint32_t *at = vocab_text_at(v);
+    const uint32_t *at = trie_text_at(v);
 
     if (id < 0 || (uint32_t)id >= v->n_vocab)
         return 0;
-    *text = vocab_text(v) + at[id];
+    *text = trie_text(v) + at[id];
     return at[id + 1] - at[id];
 }
 

@@ -12,11 +12,11 @@
 
 #include "base/err.h"
 #include "engine/seq.h"
-#include "grammar/vocab.h"
+#include "grammar/trie.h"
 
 /* Begin with q, whose request and tokens are set. v: what tokens spell, borrowed while q lives;
- * NULL: the front's offer was lost. ERR_OK, also without a bound; ERR_INVALID; ERR_NO_FORM. */
-int think_begin(struct seq *q, const struct vocab *v, int n_vocab) ERR_CHECKED;
+ * NULL: the front's upload was lost. ERR_OK, also without a bound; ERR_INVALID; ERR_NO_FORM. */
+int think_begin(struct seq *q, const struct token_trie *v, int n_vocab) ERR_CHECKED;
 
 /* Follow the tokens that came since the last call. O(bytes of these). */
 void think_follow(struct seq *q);

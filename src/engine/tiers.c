@@ -41,7 +41,7 @@ int tiers_init(struct engine *e)
         return ERR_NO_MEMORY;
     for (int i = 0; i < e->tiers.n_loads; i++) {
         e->tiers.loads[i].tokens_copy =
-            mem_zalloc_array((size_t)e->shape->block_tokens, sizeof(int32_t));
+            mem_zalloc_array((size_t)e->shape->page_tokens, sizeof(int32_t));
         if (e->tiers.loads[i].tokens_copy == NULL)
             return ERR_NO_MEMORY;
     }
@@ -109,7 +109,7 @@ static int tiers_from_store(struct engine *e, struct tiers_load *l, const struct
 /* A page that is asked for. */
 struct tiers_wish {
     struct tables_name name;
-    const int32_t *tokens; /* int32 [block_tokens] */
+    const int32_t *tokens; /* int32 [page_tokens] */
     int n_tokens;          /* as in struct tiers_load */
     int32_t slot;          /* of the host tier; -1: the store has it */
 };
@@ -141,7 +141,7 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct tiers_
         pages_unref(e->pages, page);
         return false;
     }
-    memcpy(l->tokens_copy, w->tokens, sizeof *w->tokens * (size_t)e->shape->block_tokens);
+    memcpy(l->tokens_copy, w->tokens, sizeof *w->tokens * (size_t)e->shape->page_tokens);
     l->n_tokens = w->n_tokens;
     l->name = w->name.name;
     l->parent = w->name.parent;
@@ -187,9 +187,9 @@ static bool tiers_share_load(struct engine *e, struct seq *q, const struct hash 
  * want the device; and now and then, since disks get faster again. */
 static bool tiers_worth_reading(const struct engine *e, const struct seq *q)
 {
-    double compute_us = e->tiers.prefill_us * e->shape->block_tokens;
+    double compute_us = e->tiers.prefill_us * e->shape->page_tokens;
 
-    if (e->tiers.read_us <= 0.0 || compute_us <= 0.0 || q->order % TIERS_TRY == 0)
+    if (e->tiers.read_us <= 0.0 || compute_us <= 0.0 || q->arrival % TIERS_TRY == 0)
         return true;
     return e->tiers.read_us < compute_us * (e->sched.n_running > 0 ? TIERS_PATIENCE : 1.0);
 }
@@ -283,7 +283,7 @@ static int tiers_goal(struct engine *e, const struct seq *q, bool reads)
     struct hash chain;
 
     if (t->n_full_groups == t->limits.n_groups)
-        return tables_reusable(q) / e->shape->block_tokens;
+        return tables_reusable(q) / e->shape->page_tokens;
     return tables_reach(t, &q->root, q->tokens, tables_reusable(q), tiers_has, &search, &chain);
 }
 
@@ -295,7 +295,7 @@ static enum tiers_asked tiers_ask(struct engine *e, struct seq *q, int i, const 
 {
     struct tables_name names[TABLES_NAMES_MAX];
     int n = tables_names(&e->sched.tables, i, q->n_goal, chain, before, names);
-    int block = e->shape->block_tokens;
+    int block = e->shape->page_tokens;
 
     for (int k = 0; k < n; k++) {
         struct tiers_wish w = {.name = names[k],
@@ -323,7 +323,7 @@ static enum tiers_asked tiers_ask(struct engine *e, struct seq *q, int i, const 
 static void tiers_prefetch_seq(struct engine *e, struct seq *q)
 {
     const struct tables *t = &e->sched.tables;
-    int block = e->shape->block_tokens, before = q->n_loading;
+    int block = e->shape->page_tokens, before = q->n_loading;
     bool reads = tiers_worth_reading(e, q), goes_on = q->n_loading > 0;
     struct hash chain = q->asked_chain;
     int i = goes_on ? q->n_asked : tables_match(t, q, &chain);
@@ -634,7 +634,7 @@ void tiers_time_step(struct engine *e, const struct engine_step *step)
 {
     double us = (double)(e->now_us - step->begun_us);
 
-    if (step->n_tokens < 4 * step->n_seqs || step->n_tokens < 2 * e->shape->block_tokens)
+    if (step->n_tokens < 4 * step->n_seqs || step->n_tokens < 2 * e->shape->page_tokens)
         return; /* not of prompts */
     us /= (double)step->n_tokens;
     e->tiers.prefill_us +=

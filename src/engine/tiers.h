@@ -43,7 +43,7 @@ struct tiers_load {
     int32_t page; /* holds one reference */
     struct hash name;
     struct hash parent;
-    int32_t *tokens_copy; /* int32 [block_tokens] */
+    int32_t *tokens_copy; /* int32 [page_tokens] */
     int n_tokens;         /* that it counts for; 0: another page of the same tokens does */
     uint64_t space;       /* its namespace */
     struct retain retain; /* what the lower tier says of it */

@@ -18,9 +18,9 @@
 #include "front/http/idle_pool.h"
 #include "front/kept/kept.h"
 #include "front/link/link.h"
+#include "front/request/defaults.h"
 #include "front/request/exchange.h"
-#include "front/request/presets.h"
-#include "front/structured/structure.h"
+#include "front/structured/compiled.h"
 #include "front/structured/vocabulary.h"
 #include "text/template/chat.h"
 #include "text/tokenizer/tokenizer.h"
@@ -33,7 +33,7 @@ struct front {
     enum reply_reasoning reply_reasoning;
     struct names names;     /* under which clients ask for the model */
     const char *model_name; /* the first of them */
-    struct presets presets;
+    struct defaults defaults;
     struct arena arena;             /* of what is read at start and lives as long as the process */
     const struct json *chat_kwargs; /* template variables of chats that do not set them, or NULL */
     int64_t model_unix_s;           /* when its folder was last changed: the same in every front */
@@ -47,7 +47,7 @@ struct front {
     _Atomic int n_spare;        /* that wait for this */
     _Atomic int n_surplus;      /* that are to, after their request */
     struct link link;
-    struct structures structures;
+    struct compiled_cache compiled;
     struct vocabulary vocabulary;
     struct kept *kept;         /* NULL: responses are not kept */
     bool has_admin_key;        /* else nobody is an operator */

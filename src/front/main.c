@@ -79,17 +79,18 @@ static int main_open_text(struct front *f)
                        "chat_template_content_format must be auto, string or openai");
         rc = ERR_INVALID;
     }
-    presets_init(&f->presets);
+    defaults_init(&f->defaults);
     if (rc == ERR_OK && strcmp(f->settings.generation_config, "auto") == 0)
-        rc = presets_read(&f->presets, f->settings.model, why, sizeof why);
+        rc = defaults_read(&f->defaults, f->settings.model, why, sizeof why);
     if (rc == ERR_OK)
-        rc = presets_override(&f->presets, f->settings.override_generation_config, why, sizeof why);
+        rc = defaults_override(&f->defaults, f->settings.override_generation_config, why,
+                               sizeof why);
     if (rc == ERR_OK)
         rc = main_read_kwargs(f, why, sizeof why);
-    f->presets.max_logprobs = (int)f->settings.max_logprobs;
-    f->presets.max_stops = (int)f->settings.max_stop_strings;
-    f->presets.tokens_as_ids = f->settings.return_tokens_as_token_ids;
-    f->presets.include_usage = f->settings.enable_force_include_usage;
+    f->defaults.max_logprobs = (int)f->settings.max_logprobs;
+    f->defaults.max_stops = (int)f->settings.max_stop_strings;
+    f->defaults.tokens_as_ids = f->settings.return_tokens_as_token_ids;
+    f->defaults.include_usage = f->settings.enable_force_include_usage;
     if (rc != ERR_OK)
         log_error("front: %s", why[0] == '\0' ? err_sentence(rc) : why);
     else if (!chat_has_template(f->chat))
@@ -182,10 +183,10 @@ static int main_open(struct front *f)
     if (rc == ERR_OK)
         rc = link_init(&f->link, f->settings.engine_socket);
     if (rc == ERR_OK)
-        rc = structures_init(&f->structures);
-    f->structures.before_wait = reader_step_aside;
-    f->structures.after_wait = reader_step_back;
-    f->structures.wait_arg = f;
+        rc = compiled_cache_init(&f->compiled);
+    f->compiled.before_wait = reader_step_aside;
+    f->compiled.after_wait = reader_step_back;
+    f->compiled.wait_arg = f;
     if (rc == ERR_OK && sem_init(&f->reading, 0, (unsigned)f->settings.front_threads) != 0)
         rc = ERR_IO;
     if (rc == ERR_OK)

@@ -108,8 +108,8 @@ static const struct entry *cache_find(struct walk_cache *cache, const struct ent
 }
 
 /* Keep what was just found. Two threads may keep the same: then one is never found. */
-static void cache_keep(struct walk_cache *cache, const struct walk_work *s, const struct vocab *v,
-                       const struct entry_head *head)
+static void cache_keep(struct walk_cache *cache, const struct walk_work *s,
+                       const struct token_trie *v, const struct entry_head *head)
 {
     bool many = head->n_pops == POPS_MANY;
     size_t words = many ? 0 : (size_t)v->n_words + head->n_pops;
@@ -170,7 +170,7 @@ static void descend(struct walk_work *s, struct level *l, struct set set, uint32
 
 /* Nodes [at, end) of a trie from a closed set: allowed tokens into bits; pops, where the hole is
  * reached. `can` are first_bytes() of the set. */
-static void walk_nodes(struct walk_work *s, const struct vocab_node *nodes, uint32_t at,
+static void walk_nodes(struct walk_work *s, const struct trie_node *nodes, uint32_t at,
                        uint32_t end, const struct set *from, const bool *can, uint32_t *bits)
 {
     struct level *levels = s->levels;
@@ -179,7 +179,7 @@ static void walk_nodes(struct walk_work *s, const struct vocab_node *nodes, uint
     levels[0].set = *from;
     levels[0].end = end;
     while (at < end && !s->failed && !s->many) {
-        const struct vocab_node *node = &nodes[at];
+        const struct trie_node *node = &nodes[at];
         struct level *l;
         struct set next;
 
@@ -191,7 +191,7 @@ static void walk_nodes(struct walk_work *s, const struct vocab_node *nodes, uint
             at += node->skip;
             continue;
         }
-        l = &levels[depth + 1]; /* a trie is at most VOCAB_TOKEN_MAX deep */
+        l = &levels[depth + 1]; /* a trie is at most TRIE_TOKEN_MAX deep */
         l->n_frames = s->n_frames;
         l->n_pool = s->n_pool;
         s->n_bytes = depth + 1;
@@ -200,7 +200,7 @@ static void walk_nodes(struct walk_work *s, const struct vocab_node *nodes, uint
             at += node->skip;
             continue;
         }
-        if (node->token != VOCAB_NO_TOKEN)
+        if (node->token != TRIE_NO_TOKEN)
             bits[node->token / 32] |= 1u << node->token % 32;
         if (node->skip == 1) {
             work_rewind(s, l->n_frames, l->n_pool);
@@ -224,10 +224,10 @@ static void walk_nodes(struct walk_work *s, const struct vocab_node *nodes, uint
 }
 
 /* The trie without the largest slice that the state allows as a whole. */
-static uint32_t choose_trie(const struct automaton *a, const struct vocab *v, uint32_t state)
+static uint32_t choose_trie(const struct automaton *a, const struct token_trie *v, uint32_t state)
 {
     unsigned plain = automaton_states(a)[state].plain;
-    uint32_t t = VOCAB_TRIES - 1;
+    uint32_t t = TRIE_TRIES - 1;
 
     if ((automaton_states(a)[state].flags & AUTOMATON_COUNTED) != 0)
         return 0; /* each token is looked at for its characters */
@@ -247,7 +247,7 @@ static uint32_t key_frames(struct walk_work *s, const struct entry_key *key)
 }
 
 /* What does not depend on the unknown of the stack, into work->bits and work->pops. */
-static void find_entry(struct walk_work *s, const struct vocab *v, struct entry_head *head)
+static void find_entry(struct walk_work *s, const struct token_trie *v, struct entry_head *head)
 {
     uint32_t t = choose_trie(s->a, v, head->key.state);
     uint32_t frame = key_frames(s, &head->key);
@@ -263,13 +263,13 @@ static void find_entry(struct walk_work *s, const struct vocab *v, struct entry_
         return;
     }
     if (t > 0)
-        memcpy(s->bits, vocab_slice(v, t), v->n_words * sizeof s->bits[0]);
+        memcpy(s->bits, trie_slice(v, t), v->n_words * sizeof s->bits[0]);
     else
         memset(s->bits, 0, v->n_words * sizeof s->bits[0]);
     set_add(s, &set, head->key.state, frame);
     set_close(s, &set);
     first_bytes(s, &set, can);
-    walk_nodes(s, vocab_nodes(v) + v->tries[t].node_at, 0, v->tries[t].n_nodes, &set, can, s->bits);
+    walk_nodes(s, trie_nodes(v) + v->tries[t].node_at, 0, v->tries[t].n_nodes, &set, can, s->bits);
     head->trie = t;
     head->need = s->need;
     head->ends = set.hole || set.bottom;
@@ -281,7 +281,7 @@ static void find_entry(struct walk_work *s, const struct vocab *v, struct entry_
 
 struct masking {
     struct walk_work *s;
-    const struct vocab *v;
+    const struct token_trie *v;
     struct walk_cache *cache;
     uint32_t *mask;
     struct set tops; /* configurations to look at; grows by those that are below an end */
@@ -299,7 +299,7 @@ static void mask_directly(struct masking *m, struct walk_top top)
     set_close(s, &set);
     m->can_end = m->can_end || set.bottom;
     first_bytes(s, &set, can);
-    walk_nodes(s, vocab_nodes(m->v) + m->v->tries[0].node_at, 0, m->v->tries[0].n_nodes, &set, can,
+    walk_nodes(s, trie_nodes(m->v) + m->v->tries[0].node_at, 0, m->v->tries[0].n_nodes, &set, can,
                m->mask);
 }
 
@@ -307,7 +307,7 @@ static void mask_directly(struct masking *m, struct walk_top top)
 static void mask_pops(struct masking *m, const uint32_t *pops, uint32_t n_pops, uint32_t trie,
                       uint32_t frame)
 {
-    const struct vocab_node *nodes = vocab_nodes(m->v) + m->v->tries[trie].node_at;
+    const struct trie_node *nodes = trie_nodes(m->v) + m->v->tries[trie].node_at;
     struct walk_work *s = m->s;
     struct set set = {.at = s->n_pool};
     bool can[256];
@@ -416,7 +416,7 @@ static void mask_top(struct masking *m, struct walk_top top)
         mask_below(m, below);
 }
 
-static uint32_t mask_steps_max(const struct vocab *v)
+static uint32_t mask_steps_max(const struct token_trie *v)
 {
     uint64_t steps = (uint64_t)v->tries[0].n_nodes * WALK_NODE_STEPS;
 
@@ -425,7 +425,7 @@ static uint32_t mask_steps_max(const struct vocab *v)
                                     : (uint32_t)steps;
 }
 
-int walk_mask_within(struct walk_work *s, const struct automaton *a, const struct vocab *v,
+int walk_mask_within(struct walk_work *s, const struct automaton *a, const struct token_trie *v,
                      struct walk_cache *cache, const struct walk *w, uint32_t steps, uint32_t *mask)
 {
     uint32_t most = mask_steps_max(v);
@@ -446,13 +446,13 @@ int walk_mask_within(struct walk_work *s, const struct automaton *a, const struc
     if (s->failed)
         return steps < most && s->steps > steps ? ERR_AGAIN : ERR_LIMIT;
     for (i = 0; i < v->n_aliases; i++) {
-        const struct vocab_alias *alias = &vocab_aliases(v)[i];
+        const struct trie_alias *alias = &trie_aliases(v)[i];
 
         if ((mask[alias->token / 32] >> alias->token % 32 & 1) != 0)
             mask[alias->alias / 32] |= 1u << alias->alias % 32;
     }
     for (i = 0; i < v->n_ends; i++) { /* whatever an end token spells */
-        uint32_t end = vocab_ends(v)[i];
+        uint32_t end = trie_ends(v)[i];
 
         mask[end / 32] &= ~(1u << end % 32);
         if (m.can_end)
@@ -461,7 +461,7 @@ int walk_mask_within(struct walk_work *s, const struct automaton *a, const struc
     return ERR_OK;
 }
 
-int walk_mask(struct walk_work *s, const struct automaton *a, const struct vocab *v,
+int walk_mask(struct walk_work *s, const struct automaton *a, const struct token_trie *v,
               struct walk_cache *cache, const struct walk *w, uint32_t *mask)
 {
     return walk_mask_within(s, a, v, cache, w, UINT32_MAX, mask);

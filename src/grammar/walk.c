@@ -313,7 +313,7 @@ int walk_bytes(struct walk_work *s, const struct automaton *a, struct walk *w, c
     if (w->ended)
         return ERR_INVALID;
     while (len > 0 && rc == ERR_OK) { /* pieces, because frames are kept while one is walked */
-        size_t n = len < VOCAB_TOKEN_MAX ? len : VOCAB_TOKEN_MAX;
+        size_t n = len < TRIE_TOKEN_MAX ? len : TRIE_TOKEN_MAX;
 
         work_reset(s, a);
         rc = go(s, w, at, n);
@@ -335,17 +335,17 @@ bool walk_can_end(struct walk_work *s, const struct automaton *a, const struct w
     return set.bottom && !s->failed;
 }
 
-static bool is_end(const struct vocab *v, uint32_t token)
+static bool is_end(const struct token_trie *v, uint32_t token)
 {
     uint32_t i;
 
     for (i = 0; i < v->n_ends; i++)
-        if (vocab_ends(v)[i] == token)
+        if (trie_ends(v)[i] == token)
             return true;
     return false;
 }
 
-int walk_accept(struct walk_work *s, const struct automaton *a, const struct vocab *v,
+int walk_accept(struct walk_work *s, const struct automaton *a, const struct token_trie *v,
                 struct walk *w, int32_t token)
 {
     uint32_t at, n;
@@ -356,11 +356,11 @@ int walk_accept(struct walk_work *s, const struct automaton *a, const struct voc
         w->ended = true;
         return ERR_OK;
     }
-    at = vocab_text_at(v)[token];
-    n = vocab_text_at(v)[token + 1] - at;
+    at = trie_text_at(v)[token];
+    n = trie_text_at(v)[token + 1] - at;
     if (n == 0)
         return ERR_INVALID;
-    return walk_bytes(s, a, w, vocab_text(v) + at, n);
+    return walk_bytes(s, a, w, trie_text(v) + at, n);
 }
 
 /* The one byte that a closed set has edges for; -1 when there are several or none. */
@@ -389,7 +389,7 @@ size_t walk_forced(struct walk_work *s, const struct automaton *a, const struct 
 
     work_reset(s, a);
     set = set_load(s, w);
-    for (n = 0; n < cap && n < VOCAB_TOKEN_MAX; n++) {
+    for (n = 0; n < cap && n < TRIE_TOKEN_MAX; n++) {
         int byte;
 
         set_close(s, &set);

@@ -1,6 +1,6 @@
 /* Walking an automaton, token by token: which tokens may come, and what is after one came.
  *
- * How an engine uses it. At attach: vocab_check() of the front's vocabulary. For a request:
+ * How an engine uses it. At attach: trie_check() of the front's vocabulary. For a request:
  * automaton_check() of a private copy; sequences with the same digest share the automaton and one
  * struct walk_cache. For each sequence a struct walk, begun by walk_init(). For each thread that
  * makes masks a struct walk_work. Each step, for a sequence whose tokens are all known:
@@ -25,7 +25,7 @@
 
 #include "base/err.h"
 #include "grammar/automaton.h"
-#include "grammar/vocab.h"
+#include "grammar/trie.h"
 
 #define WALK_TOPS_MAX    256
 #define WALK_FRAMES_MAX  1024    /* of all stacks of a walk together; common ones count once */
@@ -80,12 +80,12 @@ void walk_cache_init(struct walk_cache *cache, size_t bytes);
  *
  * End tokens are allowed where the output may end. Returns ERR_OK; ERR_LIMIT as above, the mask
  * is then undefined. An empty mask cannot come from an honest automaton: end the sequence. */
-int walk_mask(struct walk_work *work, const struct automaton *a, const struct vocab *v,
+int walk_mask(struct walk_work *work, const struct automaton *a, const struct token_trie *v,
               struct walk_cache *cache, const struct walk *w, uint32_t *mask) ERR_CHECKED;
 
 /* The same within so many steps: ERR_AGAIN when they are used up and the bounds above are not. What
  * was found is kept in the cache, so the next call may need fewer. */
-int walk_mask_within(struct walk_work *work, const struct automaton *a, const struct vocab *v,
+int walk_mask_within(struct walk_work *work, const struct automaton *a, const struct token_trie *v,
                      struct walk_cache *cache, const struct walk *w, uint32_t steps,
                      uint32_t *mask) ERR_CHECKED;
 
@@ -97,7 +97,7 @@ uint32_t walk_steps(const struct walk_work *work);
 void walk_stop(struct walk_work *work);
 
 /* Go on by a token. ERR_OK; ERR_INVALID when it may not come (w is as it was); ERR_LIMIT. */
-int walk_accept(struct walk_work *work, const struct automaton *a, const struct vocab *v,
+int walk_accept(struct walk_work *work, const struct automaton *a, const struct token_trie *v,
                 struct walk *w, int32_t token) ERR_CHECKED;
 
 /* The same by bytes, for callers without a vocabulary. */

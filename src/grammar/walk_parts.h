@@ -52,7 +52,7 @@ struct walk_work {
     struct frame frames[FRAMES_CAP];
     uint32_t heads[FRAME_HEADS];
     struct walk_top pool[SET_CAP];
-    struct level levels[VOCAB_TOKEN_MAX + 1];
+    struct level levels[TRIE_TOKEN_MAX + 1];
     uint32_t pops[POPS_MAX];
     uint32_t bits[];
 };

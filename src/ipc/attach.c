@@ -209,12 +209,12 @@ int attach_listen(const char *path, int *fd)
     return ERR_OK;
 }
 
-int attach_accept(struct door *door, int *fd, pid_t *pid, uid_t *uid)
+int attach_accept(struct listener *listener, int *fd, pid_t *pid, uid_t *uid)
 {
     struct ucred who;
     socklen_t len = sizeof who;
     int s;
-    int rc = door_accept(door, SOCK_NONBLOCK | SOCK_CLOEXEC, &s);
+    int rc = listener_accept(listener, SOCK_NONBLOCK | SOCK_CLOEXEC, &s);
 
     if (rc != ERR_OK)
         return rc;
@@ -241,19 +241,19 @@ int attach_read_hello(int fd, enum wire_visitor *visitor)
     return ERR_OK;
 }
 
-int attach_read_offer(int fd, struct wire_offer *offer, int *offered)
+int attach_read_upload(int fd, struct wire_upload *upload, int *uploaded)
 {
     for (int i = 0; i < ATTACH_WAKES_MAX; i++) {
         int got[ATTACH_FDS + 1];
         int n_got;
-        int n = attach_receive_any(fd, offer, sizeof *offer, got, &n_got);
+        int n = attach_receive_any(fd, upload, sizeof *upload, got, &n_got);
 
         if (n == ERR_AGAIN)
             return 0;
         if (n < 0)
             return n;
-        if (n == (int)sizeof *offer && (n_got == 1 || n_got == -1)) {
-            *offered = n_got == 1 ? got[0] : -1;
+        if (n == (int)sizeof *upload && (n_got == 1 || n_got == -1)) {
+            *uploaded = n_got == 1 ? got[0] : -1;
             return 1;
         }
         for (int f = 0; f < n_got; f++)
@@ -264,33 +264,33 @@ int attach_read_offer(int fd, struct wire_offer *offer, int *offered)
     return 0; /* the rest is taken next time */
 }
 
-int attach_map_offer(const struct wire_offer *offer, int offered, const void **bytes)
+int attach_map_upload(const struct wire_upload *upload, int uploaded, const void **bytes)
 {
-    int seals = fcntl(offered, F_GET_SEALS);
+    int seals = fcntl(uploaded, F_GET_SEALS);
     void *p = MAP_FAILED;
     struct stat st;
     int rc = ERR_CORRUPT;
 
-    if (seals != -1 && (seals & ATTACH_SEALS) == ATTACH_SEALS && fstat(offered, &st) == 0 &&
-        st.st_size > 0 && (uint64_t)st.st_size == offer->bytes) {
-        p = mmap(NULL, (size_t)offer->bytes, PROT_READ, MAP_PRIVATE, offered, 0);
+    if (seals != -1 && (seals & ATTACH_SEALS) == ATTACH_SEALS && fstat(uploaded, &st) == 0 &&
+        st.st_size > 0 && (uint64_t)st.st_size == upload->bytes) {
+        p = mmap(NULL, (size_t)upload->bytes, PROT_READ, MAP_PRIVATE, uploaded, 0);
         rc = p == MAP_FAILED ? ERR_NO_MEMORY : ERR_OK;
     }
-    (void)close(offered);
+    (void)close(uploaded);
     if (rc == ERR_OK)
         *bytes = p;
     return rc;
 }
 
-int attach_refuse_offer(int offered)
+int attach_refuse_upload(int uploaded)
 {
-    (void)close(offered);
+    (void)close(uploaded);
     return ERR_CORRUPT;
 }
 
 int attach_seal(const void *bytes, size_t len, int *sealed)
 {
-    int fd = memfd_create("quire-offer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = memfd_create("quire-upload", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     size_t done = 0;
 
     while (fd != -1 && done < len) {
@@ -312,9 +312,9 @@ int attach_seal(const void *bytes, size_t len, int *sealed)
     return ERR_NO_MEMORY;
 }
 
-int attach_offer(int fd, const struct wire_offer *offer, int sealed)
+int attach_upload(int fd, const struct wire_upload *upload, int sealed)
 {
-    int rc = attach_send(fd, offer, sizeof *offer, &sealed, 1);
+    int rc = attach_send(fd, upload, sizeof *upload, &sealed, 1);
 
     return rc == ERR_CLIENT_GONE ? ERR_ENGINE_GONE : rc;
 }

@@ -1,7 +1,7 @@
 /* The control socket: how a front and the engine find each other and exchange descriptors.
  *
  * A SEQPACKET unix socket. One hello, one welcome, then bytes that wake (lane.h) and what a front
- * offers to the engine. The
+ * uploads to the engine. The
  * connection itself is the sign of life: its end is the peer's end. */
 #ifndef QUIRE_IPC_ATTACH_H
 #define QUIRE_IPC_ATTACH_H
@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "base/door.h"
 #include "base/err.h"
+#include "base/listener.h"
 #include "ipc/wire_control.h"
 #include "ipc/wire_stats.h"
 
@@ -27,9 +27,9 @@ int attach_clear(const char *path) ERR_CHECKED;
  * ERR_IN_USE when another engine answers there; ERR_INVALID. */
 int attach_listen(const char *path, int *fd) ERR_CHECKED;
 
-/* Accept one front. ERR_AGAIN when none is waiting, ERR_OVERLOADED as door_accept(). *uid and *pid
+/* Accept one front. ERR_AGAIN when none is waiting, ERR_OVERLOADED as listener_accept(). *uid and *pid
  * are the kernel's word. */
-int attach_accept(struct door *door, int *fd, pid_t *pid, uid_t *uid) ERR_CHECKED;
+int attach_accept(struct listener *listener, int *fd, pid_t *pid, uid_t *uid) ERR_CHECKED;
 
 /* Read the hello; *visitor is who came. ERR_AGAIN when it is not there yet, ERR_VERSION (logged)
  * for another build, ERR_CLIENT_GONE, ERR_CORRUPT. */
@@ -38,26 +38,27 @@ int attach_read_hello(int fd, enum wire_visitor *visitor) ERR_CHECKED;
 /* Send the welcome; fds NULL with an error in it. ERR_CLIENT_GONE when the front left. */
 int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds) ERR_CHECKED;
 
-/* A message of an attached front. Returns 1 with *offer, whose descriptor *offered is the caller's,
+/* A message of an attached front. Returns 1 with *upload, whose descriptor *uploaded is the caller's,
  * or -1: it is lost, because this process has no descriptor left; 0 after bytes that wake, when
  * nothing more is there; ERR_CLIENT_GONE; ERR_CORRUPT: drop it. */
-int attach_read_offer(int fd, struct wire_offer *offer, int *offered) ERR_CHECKED;
+int attach_read_upload(int fd, struct wire_upload *upload, int *uploaded) ERR_CHECKED;
 
-/* Map what was offered, for reading. ERR_CORRUPT when it is not sealed or not of that size,
- * ERR_NO_MEMORY. offered is closed whatever comes. munmap() ends it. */
-int attach_map_offer(const struct wire_offer *offer, int offered, const void **bytes) ERR_CHECKED;
+/* Map what was uploaded, for reading. ERR_CORRUPT when it is not sealed or not of that size,
+ * ERR_NO_MEMORY. uploaded is closed whatever comes. munmap() ends it. */
+int attach_map_upload(const struct wire_upload *upload, int uploaded,
+                      const void **bytes) ERR_CHECKED;
 
 /* Close it. ERR_CORRUPT. */
-int attach_refuse_offer(int offered) ERR_CHECKED;
+int attach_refuse_upload(int uploaded) ERR_CHECKED;
 
 /* --- front --- */
 
-/* A sealed memfd of these bytes, for attach_offer(). ERR_NO_MEMORY. */
+/* A sealed memfd of these bytes, for attach_upload(). ERR_NO_MEMORY. */
 int attach_seal(const void *bytes, size_t len, int *sealed) ERR_CHECKED;
 
-/* Offer it; sealed stays the caller's. ERR_AGAIN when the engine has not read what was sent
+/* Upload it; sealed stays the caller's. ERR_AGAIN when the engine has not read what was sent
  * before, ERR_ENGINE_GONE. */
-int attach_offer(int fd, const struct wire_offer *offer, int sealed) ERR_CHECKED;
+int attach_upload(int fd, const struct wire_upload *upload, int sealed) ERR_CHECKED;
 
 /* Connect, send hello, wait at most timeout_ms for the welcome. On success *fd is the
  * connection and fds[ATTACH_FDS] are owned by the caller. ERR_ENGINE_GONE when nobody serves

@@ -23,7 +23,7 @@ uint64_t wire_layout(void)
         sizeof(struct wire_out),
         sizeof(struct wire_slot),
         sizeof(struct wire_lane),
-        sizeof(struct wire_offer),
+        sizeof(struct wire_upload),
         sizeof(struct wire_hello),
         sizeof(struct wire_welcome),
         sizeof(struct wire_stats),

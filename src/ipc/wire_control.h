@@ -1,4 +1,4 @@
-/* The control socket's messages: hello, welcome, and what a front offers beside its lane.
+/* The control socket's messages: hello, welcome, and what a front uploads beside its lane.
  *
  * A SEQPACKET unix socket; attach.h has the calls. Both first messages begin with magic and layout
  * in every build, whatever follows: so builds can tell that they are different. */
@@ -24,17 +24,17 @@ struct wire_hello {
 
 /* What a front sends once it is attached, one descriptor with each: a memfd of bytes bytes that is
  * sealed against writing and resizing. The engine has it before it takes a request that was queued
- * afterwards, or refuses that with ERR_NO_FORM: it had no room for what was offered, the place is
- * empty, and the vocabulary is to be offered again as well. A place may be filled again when no
+ * afterwards, or refuses that with ERR_NO_FORM: it had no room for what was uploaded, the place is
+ * empty, and the vocabulary is to be uploaded again as well. A place may be filled again when no
  * request that names it is under way. */
-enum wire_offer_kind {
-    WIRE_VOCABULARY = 1, /* grammar/vocab.h; before the first automaton. The first that the engine
+enum wire_upload_kind {
+    WIRE_VOCABULARY = 1, /* grammar/trie.h; before the first automaton. The first that the engine
                           * could take stays */
     WIRE_AUTOMATON = 2,  /* grammar/automaton.h */
 };
 
-struct wire_offer {
-    uint32_t kind; /* enum wire_offer_kind */
+struct wire_upload {
+    uint32_t kind; /* enum wire_upload_kind */
     uint32_t idx;  /* of an automaton: 0 .. WIRE_AUTOMATA_MAX - 1 */
     uint64_t bytes;
 };
@@ -49,7 +49,7 @@ struct wire_welcome {
     int32_t error; /* enum err */
     uint32_t n_vocab;
     uint32_t max_model_len;
-    uint32_t block_tokens;
+    uint32_t page_tokens;
     uint32_t n_eos;
     int32_t eos[WIRE_EOS_MAX];
     uint8_t fingerprint[32];

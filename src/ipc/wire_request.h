@@ -61,7 +61,7 @@ struct wire_generate {
     uint32_t n_stop_ids; /* 0 .. WIRE_STOP_IDS of them; 0 with a set */
     int32_t stop_ids[WIRE_STOP_IDS];
     /* A reasoning that has so many tokens is ended: its end tag comes next, as these ids. Tags are
-     * found by what tokens spell, for which the front has offered its vocabulary. */
+     * found by what tokens spell, for which the front has uploaded its vocabulary. */
     uint32_t think_max;                /* 1 + tokens; 0: without a bound, and nothing below holds */
     uint32_t n_think_ids;              /* 1 .. WIRE_THINK_IDS */
     int32_t think_ids[WIRE_THINK_IDS]; /* which spell think_close */

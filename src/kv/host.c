@@ -26,7 +26,7 @@
 #include "base/mem.h"
 #include "base/must.h"
 #include "base/own.h"
-#include "kv/order.h"
+#include "kv/eviction.h"
 #include "kv/table.h"
 
 #define HOST_THREADS     4
@@ -90,9 +90,9 @@ struct host {
     int32_t chunk_slots, n_chunks;
 
     /* The engine's thread. */
-    struct entry *entries; /* [n_slots] */
-    struct table table;    /* of their names */
-    struct order *order;   /* of pages that may go */
+    struct entry *entries;     /* [n_slots] */
+    struct table table;        /* of their names */
+    struct eviction *eviction; /* of pages that may go */
     int32_t free;
     enum chunk_state *chunks; /* [n_chunks] */
     int32_t n_asked;
@@ -241,22 +241,22 @@ static void host_place(struct host *h, int32_t slot)
 
     if (e->state == ENTRY_PAGE && e->n_readers == 0 && e->n_children == 0 && !e->busy && !e->bad &&
         host_is_ready(h, slot))
-        order_add(h->order, slot);
+        eviction_add(h->eviction, slot);
     else
-        order_remove(h->order, slot);
+        eviction_remove(h->eviction, slot);
 }
 
 static void host_note_used(struct host *h, int32_t slot)
 {
     h->slots[slot].used = ++h->n_used;
-    order_use(h->order, slot);
+    eviction_use(h->eviction, slot);
 }
 
 /* What counts of a page now is what the file says of it. */
 static void host_note_retained(struct host *h, int32_t slot)
 {
-    atomic_store_explicit(&h->slots[slot].retains, retain_pack(order_retained(h->order, slot)),
-                          memory_order_relaxed);
+    atomic_store_explicit(&h->slots[slot].retains,
+                          retain_pack(eviction_retained(h->eviction, slot)), memory_order_relaxed);
 }
 
 static void host_add_free(struct host *h, int32_t slot)
@@ -285,9 +285,10 @@ static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
         h->entries[before].n_children++;
         host_place(h, before);
     }
-    order_begin(h->order, slot, before,
-                retain_unpack(atomic_load_explicit(&h->slots[slot].retains, memory_order_relaxed)));
-    order_use(h->order, slot);
+    eviction_begin(
+        h->eviction, slot, before,
+        retain_unpack(atomic_load_explicit(&h->slots[slot].retains, memory_order_relaxed)));
+    eviction_use(h->eviction, slot);
     host_place(h, slot);
     h->counters.pages++;
 }
@@ -299,7 +300,7 @@ static void host_remove(struct host *h, int32_t slot)
 
     atomic_store_explicit(&h->slots[slot].state, HOST_EMPTY, memory_order_release);
     table_erase(&h->table, &e->name);
-    order_end(h->order, slot);
+    eviction_end(h->eviction, slot);
     if (e->parent != -1 && h->entries[e->parent].life == e->parent_life) {
         h->entries[e->parent].n_children--;
         host_place(h, e->parent);
@@ -317,7 +318,7 @@ static bool host_is_ours(const struct host *h, const struct host_file *f)
 
     return f->magic == want->magic && f->version == want->version && f->n_slots == want->n_slots &&
            f->page_bytes == want->page_bytes && f->payload_bytes == want->payload_bytes &&
-           f->payloads_at == want->payloads_at && f->block_tokens == want->block_tokens &&
+           f->payloads_at == want->payloads_at && f->page_tokens == want->page_tokens &&
            memcmp(&f->fingerprint, &want->fingerprint, sizeof f->fingerprint) == 0;
 }
 
@@ -401,8 +402,8 @@ static int host_alloc(struct host *h)
     if (h->entries == NULL || h->chunks == NULL || h->found == NULL || h->todo.jobs == NULL ||
         h->done.jobs == NULL ||
         table_open(&h->table, &h->entries->name, sizeof *h->entries, (uint32_t)n) != ERR_OK ||
-        order_open(&h->order, h->n_slots, (int)((int64_t)h->n_slots * h->options.kept_pct / 100)) !=
-            ERR_OK)
+        eviction_open(&h->eviction, h->n_slots,
+                      (int)((int64_t)h->n_slots * h->options.kept_pct / 100)) != ERR_OK)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -430,12 +431,12 @@ static void host_take_back(struct host *h)
     struct found *found = h->found;
     int n = 0;
 
-    order_tick(h->order, clock_stamp_s()); /* what ended meanwhile takes no room */
+    eviction_tick(h->eviction, clock_stamp_s()); /* what ended meanwhile takes no room */
     for (int32_t i = 0; i < h->n_slots; i++) {
         struct host_slot *s = &h->slots[i];
         bool holds = atomic_load(&s->state) == HOST_HOLDS;
 
-        if (holds && s->n_tokens == h->file->block_tokens && s->slot_xxh3 == host_slot_digest(s))
+        if (holds && s->n_tokens == h->file->page_tokens && s->slot_xxh3 == host_slot_digest(s))
             found[n++] = (struct found){.used = s->used, .slot = i};
         else
             atomic_store(&s->state, HOST_EMPTY);
@@ -510,7 +511,7 @@ int host_open(struct host **out, const struct host_options *o)
     size_t n;
     int rc;
 
-    must(o->block_tokens >= 1 && o->block_tokens <= HOST_TOKENS_MAX);
+    must(o->page_tokens >= 1 && o->page_tokens <= HOST_TOKENS_MAX);
     if (h == NULL)
         return ERR_NO_MEMORY;
     (void)pthread_mutex_init(&h->lock, NULL); /* cannot fail on Linux */
@@ -521,7 +522,7 @@ int host_open(struct host **out, const struct host_options *o)
     h->want = (struct host_file){.magic = HOST_MAGIC,
                                  .version = HOST_VERSION,
                                  .page_bytes = o->page_bytes,
-                                 .block_tokens = (uint32_t)o->block_tokens,
+                                 .page_tokens = (uint32_t)o->page_tokens,
                                  .fingerprint = o->fingerprint};
     want = &h->want;
     want->payload_bytes = (o->page_bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
@@ -576,7 +577,7 @@ void host_close(struct host *h)
     table_close(&h->table);
     mem_free(h->chunks);
     mem_free(h->found);
-    order_close(h->order);
+    eviction_close(h->eviction);
     mem_free(h->todo.jobs);
     mem_free(h->done.jobs);
     mem_free(h);
@@ -590,7 +591,7 @@ int32_t host_find(const struct host *h, const struct hash *name, const int32_t *
 
     if (slot == -1 || h->entries[slot].state != ENTRY_PAGE || h->entries[slot].bad ||
         !host_is_ready(h, slot) ||
-        memcmp(h->slots[slot].tokens, tokens, h->file->block_tokens * sizeof *tokens) != 0)
+        memcmp(h->slots[slot].tokens, tokens, h->file->page_tokens * sizeof *tokens) != 0)
         return -1;
     return slot;
 }
@@ -624,10 +625,11 @@ static bool host_grow(struct host *h)
  * or held just now, and what wants a place can wait, though not for ever. */
 static int32_t host_choose(struct host *h)
 {
-    int32_t slot = order_first(h->order);
+    int32_t slot = eviction_first(h->eviction);
 
-    if (slot == -1 || order_retained(h->order, slot).rank <= 0 ||
-        h->counters.pages <= (uint64_t)order_n_kept(h->order) || ++h->n_spared > HOST_SPARE_MAX) {
+    if (slot == -1 || eviction_retained(h->eviction, slot).rank <= 0 ||
+        h->counters.pages <= (uint64_t)eviction_n_kept(h->eviction) ||
+        ++h->n_spared > HOST_SPARE_MAX) {
         h->n_spared = 0;
         return slot;
     }
@@ -646,7 +648,7 @@ static int32_t host_evict(struct host *h, struct host_victim *victim)
                                                  .parent = s->parent,
                                                  .tokens = s->tokens,
                                                  .space = s->space,
-                                                 .retain = order_retained(h->order, slot)},
+                                                 .retain = eviction_retained(h->eviction, slot)},
                                        .payload = host_payload(h, slot),
                                        .n_uses = h->entries[slot].n_uses};
     host_remove(h, slot);
@@ -679,13 +681,13 @@ void host_fill(struct host *h, int32_t slot, const struct page_label *label)
 {
     struct host_slot *s = &h->slots[slot];
 
-    s->n_tokens = h->file->block_tokens;
+    s->n_tokens = h->file->page_tokens;
     s->name = label->name;
     s->parent = label->parent;
     s->space = label->space;
     atomic_store_explicit(&s->retains, retain_pack(label->retain), memory_order_relaxed);
     memset(s->tokens, 0, sizeof s->tokens);
-    memcpy(s->tokens, label->tokens, h->file->block_tokens * sizeof *label->tokens);
+    memcpy(s->tokens, label->tokens, h->file->page_tokens * sizeof *label->tokens);
 }
 
 void host_filled(struct host *h, int32_t slot, bool good)
@@ -722,7 +724,7 @@ bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label
                                  .parent = s->parent,
                                  .tokens = s->tokens,
                                  .space = s->space,
-                                 .retain = order_retained(h->order, slot)};
+                                 .retain = eviction_retained(h->eviction, slot)};
     return true;
 }
 
@@ -879,7 +881,7 @@ void host_wait(struct host *h, uint64_t max_us)
 
 void host_tick(struct host *h, uint32_t now_s)
 {
-    order_tick(h->order, now_s);
+    eviction_tick(h->eviction, now_s);
     if (h->map == NULL && !h->gentle && host_is_time(h, h->tried_us) && host_attach(h) == ERR_OK)
         log_info("host: %s can be used again", h->options.path);
 }
@@ -890,7 +892,7 @@ void host_retain(struct host *h, const struct hash *name, struct retain r)
 
     if (slot == -1)
         return;
-    order_retain(h->order, slot, r);
+    eviction_retain(h->eviction, slot, r);
     host_note_retained(h, slot);
 }
 
@@ -898,7 +900,7 @@ bool host_retains(const struct host *h, const struct hash *name, struct retain r
 {
     int32_t slot = table_find(&h->table, name);
 
-    return slot != -1 && retain_covers(order_retained(h->order, slot), r);
+    return slot != -1 && retain_covers(eviction_retained(h->eviction, slot), r);
 }
 
 bool host_drop(struct host *h, const struct hash *name)
@@ -915,7 +917,7 @@ bool host_drop(struct host *h, const struct hash *name)
 void host_read_counters(const struct host *h, struct host_counters *out)
 {
     *out = h->counters;
-    out->kept = (uint64_t)order_n_kept(h->order);
+    out->kept = (uint64_t)eviction_n_kept(h->eviction);
 }
 
 void host_prove(const struct host *h)
@@ -935,7 +937,7 @@ void host_prove(const struct host *h)
         n_all++;
     }
     must(n == h->counters.pages);
-    must(n_may_go == order_count(h->order));
-    order_check(h->order);
+    must(n_may_go == eviction_count(h->eviction));
+    eviction_check(h->eviction);
     must(table_count(&h->table) == n_all);
 }

@@ -6,7 +6,7 @@
  * that one left whole, because a slot says that it holds a page only after its payload and checksum
  * stand there. A page of an earlier life is checked before its first use. A file of another model,
  * page size or build is begun anew. Bounded by max_bytes: of the pages that nothing continues goes
- * first what has the lowest priority, then what was used least recently (order.h); so of a prefix
+ * first what has the lowest priority, then what was used least recently (eviction.h); so of a prefix
  * the end goes before its start.
  *
  * Memory is taken, and given to pin(), in chunks: first those that hold pages, then as more is
@@ -36,7 +36,7 @@ struct host_file {
     uint64_t page_bytes;    /* of a payload */
     uint64_t payload_bytes; /* page_bytes, rounded up to HOST_ALIGN */
     uint64_t payloads_at;   /* bytes from the start of the file */
-    uint32_t block_tokens;
+    uint32_t page_tokens;
     uint32_t unused;
     struct hash fingerprint;
     char name[64]; /* the served model's, for people */
@@ -67,7 +67,7 @@ struct host_options {
     const char *path;
     size_t max_bytes; /* of payloads */
     size_t page_bytes;
-    int block_tokens;
+    int page_tokens;
     int kept_pct;      /* of the slots, for pages above the default priority */
     uint64_t retry_us; /* between attempts to get memory that there was not; 0: a minute */
     bool grows_idle;   /* take memory while nobody is served, not first when it is needed */
@@ -104,7 +104,7 @@ void host_close(struct host *h);
 
 /* --- the engine's thread ----------------------------------------------------------------- */
 
-/* The slot of a page that can be had, or -1. tokens, int32 [block_tokens], are what it must hold.
+/* The slot of a page that can be had, or -1. tokens, int32 [page_tokens], are what it must hold.
  * Pages of an earlier life can be had when their memory is pinned again. */
 int32_t host_find(const struct host *h, const struct hash *name, const int32_t *tokens);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Four structures over one array: a free list (unnamed, unreferenced), the cached pages in the
- * order in which they go (order.h), a table from name to full page (table.h), and families: chains
+ * order in which they go (eviction.h), a table from name to full page (table.h), and families: chains
  * of the pages, full or parts, whose parents' names have one place in that table, the newest
  * first. */
 #include "kv/pages.h"
@@ -10,7 +10,7 @@
 
 #include "base/mem.h"
 #include "base/must.h"
-#include "kv/order.h"
+#include "kv/eviction.h"
 #include "kv/table.h"
 
 struct page {
@@ -23,7 +23,7 @@ struct page {
     int32_t next;
     int32_t elder; /* neighbours in the family, or -1 */
     int32_t younger;
-    int32_t n_tokens; /* that count, 0: unnamed, block_tokens: full */
+    int32_t n_tokens; /* that count, 0: unnamed, page_tokens: full */
     bool stored;
 };
 
@@ -35,14 +35,14 @@ struct page_list {
 
 struct pages {
     int n_pages;
-    int block_tokens;
+    int page_tokens;
     struct page *page;  /* [n_pages] */
-    int32_t *tokens;    /* int32 [n_pages][block_tokens] */
+    int32_t *tokens;    /* int32 [n_pages][page_tokens] */
     struct table table; /* of full pages */
     int32_t *families;  /* [table.mask + 1], id of the youngest or -1 */
     int n_full;
     struct page_list free;
-    struct order *cached; /* named and unreferenced; what was said of a page, of all */
+    struct eviction *cached; /* named and unreferenced; what was said of a page, of all */
 };
 
 static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
@@ -76,21 +76,21 @@ static void pages_list_remove(struct pages *p, struct page_list *l, int32_t id)
     l->count--;
 }
 
-int pages_open(struct pages **out, int n_pages, int block_tokens)
+int pages_open(struct pages **out, int n_pages, int page_tokens)
 {
     struct pages *p = mem_zalloc(sizeof *p);
 
     must(n_pages >= 1);
-    must(block_tokens >= 1);
+    must(page_tokens >= 1);
     if (p == NULL)
         return ERR_NO_MEMORY;
     p->n_pages = n_pages;
-    p->block_tokens = block_tokens;
+    p->page_tokens = page_tokens;
     p->page = mem_zalloc_array((size_t)n_pages, sizeof *p->page);
-    p->tokens = mem_zalloc_array((size_t)n_pages * (size_t)block_tokens, sizeof *p->tokens);
+    p->tokens = mem_zalloc_array((size_t)n_pages * (size_t)page_tokens, sizeof *p->tokens);
     if (p->page == NULL || p->tokens == NULL ||
         table_open(&p->table, &p->page->name, sizeof *p->page, (uint32_t)n_pages) != ERR_OK ||
-        order_open(&p->cached, n_pages, n_pages / 2) != ERR_OK) {
+        eviction_open(&p->cached, n_pages, n_pages / 2) != ERR_OK) {
         pages_close(p);
         return ERR_NO_MEMORY;
     }
@@ -116,13 +116,13 @@ void pages_close(struct pages *p)
     mem_free(p->tokens);
     table_close(&p->table);
     mem_free(p->families);
-    order_close(p->cached);
+    eviction_close(p->cached);
     mem_free(p);
 }
 
 static int32_t *pages_tokens(const struct pages *p, int32_t page)
 {
-    return p->tokens + (size_t)page * (size_t)p->block_tokens;
+    return p->tokens + (size_t)page * (size_t)p->page_tokens;
 }
 
 static void pages_family_join(struct pages *p, int32_t page)
@@ -154,12 +154,12 @@ static void pages_forget(struct pages *p, int32_t id)
 {
     struct page *g = &p->page[id];
 
-    if (g->n_tokens == p->block_tokens) {
+    if (g->n_tokens == p->page_tokens) {
         table_erase(&p->table, &g->name);
         p->n_full--;
     }
     pages_family_leave(p, id);
-    order_end(p->cached, id);
+    eviction_end(p->cached, id);
     g->n_tokens = 0;
     g->stored = false;
 }
@@ -167,7 +167,7 @@ static void pages_forget(struct pages *p, int32_t id)
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
 {
     bool from_cache = p->free.count == 0;
-    int32_t id = from_cache ? order_first(p->cached) : p->free.first;
+    int32_t id = from_cache ? eviction_first(p->cached) : p->free.first;
     struct page *g;
 
     *evicted = false;
@@ -193,7 +193,7 @@ void pages_ref(struct pages *p, int32_t page)
     must(page >= 0 && page < p->n_pages);
     if (g->refs == 0) {
         must(g->n_tokens > 0);
-        order_remove(p->cached, page);
+        eviction_remove(p->cached, page);
     }
     g->refs++;
 }
@@ -210,8 +210,8 @@ void pages_unref(struct pages *p, int32_t page)
         pages_list_push(p, &p->free, page);
         return;
     }
-    order_use(p->cached, page);
-    order_add(p->cached, page);
+    eviction_use(p->cached, page);
+    eviction_add(p->cached, page);
 }
 
 /* Its first n tokens count from now on. */
@@ -239,7 +239,7 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
     *place = page;
     p->page[page].name = *name;
     p->n_full++;
-    pages_hold(p, page, parent, tokens, p->block_tokens);
+    pages_hold(p, page, parent, tokens, p->page_tokens);
     return true;
 }
 
@@ -289,7 +289,7 @@ bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
 {
     int n_same;
 
-    must(n_tokens >= 1 && n_tokens < p->block_tokens);
+    must(n_tokens >= 1 && n_tokens < p->page_tokens);
     (void)pages_best(p, parent, tokens, n_tokens, PAGES_ANYBODY, &n_same);
     if (n_same == n_tokens)
         return false;
@@ -325,14 +325,14 @@ bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
 {
     const struct page *g = &p->page[page];
 
-    if (g->n_tokens != p->block_tokens)
+    if (g->n_tokens != p->page_tokens)
         return false;
     *label = (struct page_label){
         .name = g->name,
         .parent = g->parent,
         .tokens = pages_tokens(p, page),
         .space = g->space,
-        .retain = order_retained(p->cached, page),
+        .retain = eviction_retained(p->cached, page),
     };
     return true;
 }
@@ -344,30 +344,30 @@ int32_t pages_look(const struct pages *p, const struct hash *name)
 
 void pages_tick(struct pages *p, uint32_t now_s)
 {
-    order_tick(p->cached, now_s);
+    eviction_tick(p->cached, now_s);
 }
 
 void pages_bound_kept(struct pages *p, int kept_max)
 {
-    order_bound(p->cached, kept_max);
+    eviction_bound(p->cached, kept_max);
 }
 
 int pages_kept(const struct pages *p)
 {
-    return order_n_kept(p->cached);
+    return eviction_n_kept(p->cached);
 }
 
 void pages_own(struct pages *p, int32_t page, uint64_t space, struct retain r)
 {
     must(p->page[page].n_tokens > 0);
     p->page[page].space = space;
-    order_begin(p->cached, page, pages_look(p, &p->page[page].parent), r);
+    eviction_begin(p->cached, page, pages_look(p, &p->page[page].parent), r);
 }
 
 void pages_retain(struct pages *p, int32_t page, struct retain r)
 {
-    if (p->page[page].n_tokens == p->block_tokens)
-        order_retain(p->cached, page, r);
+    if (p->page[page].n_tokens == p->page_tokens)
+        eviction_retain(p->cached, page, r);
 }
 
 void pages_drop(struct pages *p, int32_t page)
@@ -387,7 +387,7 @@ void pages_drop_parts(struct pages *p, const struct hash *parent)
         const struct page *g = &p->page[i];
         int32_t elder = g->elder;
 
-        if (g->n_tokens < p->block_tokens && memcmp(&g->parent, parent, sizeof *parent) == 0)
+        if (g->n_tokens < p->page_tokens && memcmp(&g->parent, parent, sizeof *parent) == 0)
             pages_drop(p, i);
         i = elder;
     }
@@ -398,7 +398,7 @@ bool pages_is_part(const struct pages *p, int32_t page, uint64_t *space)
     const struct page *g = &p->page[page];
 
     *space = g->space;
-    return g->n_tokens > 0 && g->n_tokens < p->block_tokens;
+    return g->n_tokens > 0 && g->n_tokens < p->page_tokens;
 }
 
 void pages_set_stored(struct pages *p, int32_t page)
@@ -418,7 +418,7 @@ int pages_count(const struct pages *p)
 
 int pages_free(const struct pages *p)
 {
-    return p->free.count + order_count(p->cached);
+    return p->free.count + eviction_count(p->cached);
 }
 
 int pages_named(const struct pages *p)
@@ -428,7 +428,7 @@ int pages_named(const struct pages *p)
 
 int pages_cached(const struct pages *p)
 {
-    return order_count(p->cached);
+    return eviction_count(p->cached);
 }
 
 static int pages_walk_free(const struct pages *p)
@@ -471,7 +471,7 @@ static int pages_walk_families(const struct pages *p)
 
 void pages_check(const struct pages *p)
 {
-    int n_unused = pages_walk_free(p) + order_count(p->cached);
+    int n_unused = pages_walk_free(p) + eviction_count(p->cached);
     int n_used = 0;
     int n_cached = 0;
     int n_named = 0;
@@ -483,17 +483,17 @@ void pages_check(const struct pages *p)
         must(g->refs >= 0);
         n_used += g->refs > 0;
         n_named += g->n_tokens > 0;
-        n_full += g->n_tokens == p->block_tokens;
+        n_full += g->n_tokens == p->page_tokens;
         n_cached += g->n_tokens > 0 && g->refs == 0;
         if (g->n_tokens == 0)
-            must(order_retained(p->cached, i).rank == 0);
-        if (g->n_tokens == p->block_tokens)
+            must(eviction_retained(p->cached, i).rank == 0);
+        if (g->n_tokens == p->page_tokens)
             must(table_find(&p->table, &g->name) == i);
         else
-            must(order_retained(p->cached, i).rank == 0);
+            must(eviction_retained(p->cached, i).rank == 0);
     }
-    order_check(p->cached);
-    must(n_cached == order_count(p->cached));
+    eviction_check(p->cached);
+    must(n_cached == eviction_count(p->cached));
     must(n_unused + n_used == p->n_pages);
     must(n_full == (int)table_count(&p->table) && n_full == p->n_full);
     must(n_named == pages_walk_families(p));

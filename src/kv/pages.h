@@ -1,6 +1,6 @@
 /* The pool of KV pages: who uses a page, what it holds, which goes next.
  *
- * A page is the keys and values of block_tokens consecutive tokens, all layers; here it is a
+ * A page is the keys and values of page_tokens consecutive tokens, all layers; here it is a
  * number. A page that is full gets a name (prefix.h): a digest of all tokens up to its end.
  * A finished page keeps its name and content until its place is needed. The last page of a
  * sequence that ends is named as a part: its first n tokens count, and no name leads to it but its
@@ -15,7 +15,7 @@
  *     of them.
  *  5. Two pages never carry the same name; the second stays unnamed.
  *  6. Of the cached pages goes first what has the lowest priority, then what was used least
- *     recently (order.h).
+ *     recently (eviction.h).
  *
  * Pure memory: no device, no clock, no I/O. The engine's thread alone. */
 #ifndef QUIRE_KV_PAGES_H
@@ -32,14 +32,14 @@
 struct page_label {
     struct hash name;
     struct hash parent;    /* name of the page before it, or the namespace's root */
-    const int32_t *tokens; /* int32 [block_tokens]; borrowed until the page is taken again */
+    const int32_t *tokens; /* int32 [page_tokens]; borrowed until the page is taken again */
     uint64_t space;        /* its namespace (prefix_space()); 0: not known */
     struct retain retain;  /* how long it is to stay */
 };
 
 struct pages;
 
-int pages_open(struct pages **out, int n_pages, int block_tokens) ERR_CHECKED;
+int pages_open(struct pages **out, int n_pages, int page_tokens) ERR_CHECKED;
 void pages_close(struct pages *p); /* NULL is fine */
 
 /* Take a page with one reference: a free one, else the cached one that goes first. Returns its id,
@@ -51,12 +51,12 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label);
 void pages_ref(struct pages *p, int32_t page);
 void pages_unref(struct pages *p, int32_t page);
 
-/* Name a full page; tokens int32 [block_tokens] are copied. False, and nothing happens, when
+/* Name a full page; tokens int32 [page_tokens] are copied. False, and nothing happens, when
  * another page has the name already. */
 bool pages_name(struct pages *p, int32_t page, const struct hash *name, const struct hash *parent,
                 const int32_t *tokens);
 
-/* Name the page as a part of its first n_tokens, 1 to block_tokens - 1. False, and nothing happens,
+/* Name the page as a part of its first n_tokens, 1 to page_tokens - 1. False, and nothing happens,
  * when a page of this parent begins with them already. */
 bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
                      const int32_t *tokens, int n_tokens);

@@ -13,9 +13,9 @@ struct hash prefix_root(const struct hash *fingerprint, const uint8_t *salt)
     return hash_sha256(text, sizeof text, salt, 16);
 }
 
-struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int block_tokens)
+struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int page_tokens)
 {
-    return hash_sha256(parent->bytes, HASH_BYTES, tokens, sizeof *tokens * (size_t)block_tokens);
+    return hash_sha256(parent->bytes, HASH_BYTES, tokens, sizeof *tokens * (size_t)page_tokens);
 }
 
 struct hash prefix_group_name(const struct hash *name, int group, int part)

@@ -15,8 +15,8 @@
 /* The name before the first page. salt: 16 bytes; zeros are the namespace that all share. */
 struct hash prefix_root(const struct hash *fingerprint, const uint8_t *salt);
 
-/* The name of the page with these tokens, int32 [block_tokens], after the page `parent`. */
-struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int block_tokens);
+/* The name of the page with these tokens, int32 [page_tokens], after the page `parent`. */
+struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int page_tokens);
 
 /* The name of a page of another kind that ends the prefix `name` as well: of cache group `group`,
  * its part `part`. Group 0, part 0 is `name` itself. No page of tokens has such a name. */

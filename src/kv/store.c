@@ -38,8 +38,8 @@ static int store_alloc(struct store *st)
         st->changes == NULL || st->changed == NULL || st->db == NULL ||
         table_open(&st->table, &st->entries->record.name, sizeof *st->entries, st->n_slots) !=
             ERR_OK ||
-        order_open(&st->order, (int)st->n_slots,
-                   (int)((int64_t)st->n_slots * st->options.kept_pct / 100)) != ERR_OK)
+        eviction_open(&st->eviction, (int)st->n_slots,
+                      (int)((int64_t)st->n_slots * st->options.kept_pct / 100)) != ERR_OK)
         return ERR_NO_MEMORY;
     for (size_t i = 0; i < n_buffers; i++) {
         void *p = mmap(NULL, st->format.slot_bytes, PROT_READ | PROT_WRITE,
@@ -81,14 +81,14 @@ int store_open(struct store **out, const struct store_options *options)
     size_t payload = (options->page_bytes + STORE_ALIGN - 1) / STORE_ALIGN * STORE_ALIGN;
     int rc;
 
-    must(options->block_tokens >= 1 && options->block_tokens <= STORE_TOKENS_MAX);
+    must(options->page_tokens >= 1 && options->page_tokens <= STORE_TOKENS_MAX);
     must(options->n_buffers >= 2 && options->n_buffers <= STORE_CHANGES);
     if (st == NULL)
         return ERR_NO_MEMORY;
     st->options = *options;
     st->format = (struct store_format){.magic = STORE_MAGIC,
                                        .version = STORE_VERSION,
-                                       .block_tokens = (uint32_t)options->block_tokens,
+                                       .page_tokens = (uint32_t)options->page_tokens,
                                        .slot_bytes = STORE_HEADER_BYTES + payload,
                                        .page_bytes = options->page_bytes};
     st->n_slots = (uint32_t)(options->max_bytes / st->format.slot_bytes);
@@ -150,7 +150,7 @@ void store_close(struct store *st)
     mem_free(st->buffers);
     mem_free(st->changes);
     mem_free(st->changed);
-    order_close(st->order);
+    eviction_close(st->eviction);
     mem_free(st);
 }
 
@@ -230,7 +230,7 @@ static void store_queue_write(struct store *st, struct store_buffer *b,
 {
     b->name = label->name;
     b->parent = label->parent;
-    memcpy(b->tokens, label->tokens, sizeof *b->tokens * (size_t)st->options.block_tokens);
+    memcpy(b->tokens, label->tokens, sizeof *b->tokens * (size_t)st->options.page_tokens);
     b->root = label->space;
     b->retain = label->retain;
     b->dropped = false;
@@ -275,7 +275,7 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
     b->tells = false;
     b->name = *name;
     b->ticket = ticket;
-    memcpy(b->tokens, tokens, sizeof *b->tokens * (size_t)st->options.block_tokens);
+    memcpy(b->tokens, tokens, sizeof *b->tokens * (size_t)st->options.page_tokens);
     (void)pthread_mutex_lock(&st->lock);
     b->slot = store_look_up(st, name);
     if (b->slot == -1) {
@@ -309,7 +309,7 @@ bool store_retains(struct store *st, const struct hash *name, struct retain r)
 
     (void)pthread_mutex_lock(&st->lock);
     slot = store_look_up(st, name);
-    covers = slot != -1 && retain_covers(order_retained(st->order, slot), r);
+    covers = slot != -1 && retain_covers(eviction_retained(st->eviction, slot), r);
     (void)pthread_mutex_unlock(&st->lock);
     return covers;
 }
@@ -357,7 +357,7 @@ bool store_look(const struct store *st, uint32_t slot, struct page_label *label)
         *label = (struct page_label){.name = e->record.name,
                                      .parent = e->record.parent,
                                      .space = e->record.root,
-                                     .retain = order_retained(st->order, (int32_t)slot)};
+                                     .retain = eviction_retained(st->eviction, (int32_t)slot)};
     (void)pthread_mutex_unlock(&store_mutable(st)->lock);
     return used;
 }
@@ -442,8 +442,8 @@ void store_read_counters(const struct store *st, struct store_counters *out)
     if (st->mode == STORE_AWAY) {
         out->entries = 0;
     } else {
-        order_tick(st->order, clock_stamp_s());
-        out->kept = (uint64_t)order_n_kept(st->order);
+        eviction_tick(st->eviction, clock_stamp_s());
+        out->kept = (uint64_t)eviction_n_kept(st->eviction);
     }
     (void)pthread_mutex_unlock(&store_mutable(st)->lock);
 }

@@ -11,7 +11,7 @@
  * Payload first, then fdatasync, then the index entry: what the index names was written. Each
  * page is checked when it is read (name, tokens, checksum); a wrong one is a miss, is counted
  * and loses its entry. Bounded by max_bytes: of the pages that none continues goes first what has
- * the lowest priority, then what was used least recently (order.h). A store
+ * the lowest priority, then what was used least recently (eviction.h). A store
  * of another format, or one that was read and is damaged, is moved aside with one log line and a
  * new one begun; what was moved aside goes after a week, or when the disk is short of room.
  *
@@ -39,7 +39,7 @@ struct store_options {
     uint64_t retry_us;    /* between attempts to use a disk that could not be used; 0: 10 s, more
                            * after each in vain, up to 5 minutes */
     size_t page_bytes;    /* payload of one page */
-    int block_tokens;
+    int page_tokens;
     int kept_pct;  /* of the slots, for pages above the default priority */
     int n_buffers; /* staging buffers of page_bytes, >= 2 */
     /* Make the buffers ready for the device's copies, as host_options.pin; NULL: they need not be.
@@ -104,7 +104,7 @@ void store_save(struct store *st, void *buffer, const struct page_label *label);
 bool store_save_from(struct store *st, const void *payload, const struct page_label *label,
                      uint64_t ticket);
 
-/* Queue a read; tokens, int32 [block_tokens], are what the page must hold. ERR_AGAIN when no
+/* Queue a read; tokens, int32 [page_tokens], are what the page must hold. ERR_AGAIN when no
  * buffer is free: ask again in a later step. ERR_NOT_FOUND when the index does not have it. */
 int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
                uint64_t ticket) ERR_CHECKED;

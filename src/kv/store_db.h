@@ -33,7 +33,7 @@
 struct store_format {
     uint64_t magic;
     uint32_t version;
-    uint32_t block_tokens;
+    uint32_t page_tokens;
     uint64_t slot_bytes; /* header and payload, a multiple of STORE_ALIGN */
     uint64_t page_bytes; /* payload */
 };

@@ -20,9 +20,9 @@ void store_place(struct store *st, int32_t slot)
     const struct store_entry *e = &st->entries[slot];
 
     if (e->used && e->n_readers == 0 && e->n_children == 0)
-        order_add(st->order, slot);
+        eviction_add(st->eviction, slot);
     else
-        order_remove(st->order, slot);
+        eviction_remove(st->eviction, slot);
 }
 
 void store_note_changed(struct store *st, int32_t slot)
@@ -42,9 +42,9 @@ void store_retain_slot(struct store *st, int32_t slot, struct retain r)
     struct store_entry *e = &st->entries[slot];
     uint64_t word;
 
-    order_tick(st->order, clock_stamp_s());
-    order_retain(st->order, slot, r);
-    word = retain_pack(order_retained(st->order, slot));
+    eviction_tick(st->eviction, clock_stamp_s());
+    eviction_retain(st->eviction, slot, r);
+    word = retain_pack(eviction_retained(st->eviction, slot));
     if (word == e->record.retains)
         return;
     e->record.retains = word;
@@ -56,7 +56,7 @@ void store_touch(struct store *st, int32_t slot, bool read)
     st->uses[slot].last = clock_stamp_s();
     st->uses[slot].count = read ? st->uses[slot].count + 1 : 0;
     st->uses_marked[slot / STORE_USES] = true;
-    order_use(st->order, slot);
+    eviction_use(st->eviction, slot);
 }
 
 /* A page that came before its parent was not counted there, and may be the only one. */
@@ -80,8 +80,8 @@ void store_insert(struct store *st, int32_t slot, const struct store_record *r)
     e->scrubbed = false;
     e->n_children = 0;
     table_add(&st->table, &r->name, slot);
-    order_begin(st->order, slot, store_find(st, &r->parent), retain_unpack(r->retains));
-    order_use(st->order, slot);
+    eviction_begin(st->eviction, slot, store_find(st, &r->parent), retain_unpack(r->retains));
+    eviction_use(st->eviction, slot);
     store_place(st, slot);
     store_parent_count(st, &r->parent, 1);
     st->counters.entries += r->space == st->space;
@@ -95,7 +95,7 @@ void store_remove(struct store *st, int32_t slot)
     must(e->used);
     table_erase(&st->table, &e->record.name);
     e->used = false;
-    order_end(st->order, slot);
+    eviction_end(st->eviction, slot);
     store_parent_count(st, &e->record.parent, -1);
     st->counters.entries -= e->record.space == st->space;
 }
@@ -122,8 +122,8 @@ int32_t store_take_slot(struct store *st)
         st->free = st->entries[slot].next;
         return slot;
     }
-    order_tick(st->order, clock_stamp_s());
-    slot = order_first(st->order);
+    eviction_tick(st->eviction, clock_stamp_s());
+    slot = eviction_first(st->eviction);
     if (slot != -1)
         store_remove(st, slot);
     return slot;
@@ -142,8 +142,8 @@ void store_prove_index(const struct store *st)
         n_used += e->used;
         n_may_go += e->used && e->n_children == 0;
     }
-    must(n_may_go == order_count(st->order));
-    order_check(st->order);
+    must(n_may_go == eviction_count(st->eviction));
+    eviction_check(st->eviction);
     for (int32_t i = st->free; i != -1; i = st->entries[i].next) {
         must(!st->entries[i].used);
         must(++n_free <= st->n_slots);
@@ -162,7 +162,7 @@ static void store_scan_one(void *context, uint64_t slot, const struct store_reco
     struct store_scan *s = context;
     struct store *st = s->st;
 
-    if (slot >= st->n_slots || r->n_tokens != (uint32_t)st->options.block_tokens ||
+    if (slot >= st->n_slots || r->n_tokens != (uint32_t)st->options.page_tokens ||
         st->entries[slot].used || store_find(st, &r->name) != -1) {
         s->n_dropped++;
         return;
@@ -211,12 +211,13 @@ int store_load_index(struct store *st)
             order[n++] = (int32_t)i;
     }
     qsort_r(order, n, sizeof *order, store_by_use, st);
-    order_tick(st->order, clock_stamp_s()); /* what ended meanwhile takes no room */
+    eviction_tick(st->eviction, clock_stamp_s()); /* what ended meanwhile takes no room */
     for (uint32_t i = 0; i < n; i++) {
         const struct store_record *r = &st->entries[order[i]].record;
 
-        order_begin(st->order, order[i], store_find(st, &r->parent), retain_unpack(r->retains));
-        order_use(st->order, order[i]);
+        eviction_begin(st->eviction, order[i], store_find(st, &r->parent),
+                       retain_unpack(r->retains));
+        eviction_use(st->eviction, order[i]);
         store_place(st, order[i]);
         store_parent_count(st, &r->parent, 1);
         st->counters.entries += r->space == st->space;

@@ -64,14 +64,14 @@ static void store_seal(struct store *st, struct store_buffer *b, uint64_t genera
     memset(h, 0, STORE_HEADER_BYTES);
     h->magic = STORE_MAGIC;
     h->version = STORE_VERSION;
-    h->n_tokens = (uint32_t)st->options.block_tokens;
+    h->n_tokens = (uint32_t)st->options.page_tokens;
     h->generation = generation;
     h->payload_bytes = st->options.page_bytes;
     h->payload_xxh3 = hash_xxh3((const char *)h + STORE_HEADER_BYTES, st->options.page_bytes);
     h->name = b->name;
     h->parent = b->parent;
     h->fingerprint = st->options.namespace_id;
-    memcpy(h->tokens, b->tokens, sizeof *b->tokens * (size_t)st->options.block_tokens);
+    memcpy(h->tokens, b->tokens, sizeof *b->tokens * (size_t)st->options.page_tokens);
     h->header_xxh3 = hash_xxh3(h, offsetof(struct store_header, header_xxh3));
 }
 
@@ -136,7 +136,7 @@ static bool store_write_one(struct store *st, struct store_buffer *b, int n_chan
                    .generation = generation,
                    .payload_xxh3 = b->header->payload_xxh3,
                    .space = st->space,
-                   .n_tokens = (uint32_t)st->options.block_tokens,
+                   .n_tokens = (uint32_t)st->options.page_tokens,
                    .created = clock_stamp_s(),
                    .retains = retain_pack(b->retain),
                    .root = b->root},
@@ -230,7 +230,7 @@ static bool store_verify(const struct store *st, const struct store_buffer *b)
 {
     const struct store_header *h = b->header;
     const struct store_record *r = &st->entries[b->slot].record;
-    size_t n = (size_t)st->options.block_tokens;
+    size_t n = (size_t)st->options.page_tokens;
 
     return store_header_matches(h, r, st->options.page_bytes) &&
            memcmp(h->tokens, b->tokens, sizeof *b->tokens * n) == 0 &&
@@ -253,7 +253,7 @@ static void store_end_read(struct store *st, struct store_buffer *b)
     }
     if (b->rc == ERR_OK) {
         st->counters.read++;
-        b->retain = order_retained(st->order, b->slot);
+        b->retain = eviction_retained(st->eviction, b->slot);
         store_touch(st, b->slot, true);
         store_place(st, b->slot);
         return;

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kv/order.h"
+#include "kv/eviction.h"
 #include "kv/store.h"
 #include "kv/store_db.h"
 #include "kv/table.h"
@@ -77,7 +77,7 @@ struct store {
     uint32_t n_slots;
     struct store_entry *entries; /* [n_slots] */
     struct table table;          /* of their names */
-    struct order *order;         /* of the pages that may go */
+    struct eviction *eviction;   /* of the pages that may go */
     int32_t free;
     struct store_use *uses; /* [n_chunks * STORE_USES] */
     bool *uses_marked;      /* [n_chunks] */

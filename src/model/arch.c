@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "model/config.h"
 #include "model/family.h"
+#include "model/hf_config.h"
 
 /* --- names of tensors --------------------------------------------------------------------- */
 

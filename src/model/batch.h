@@ -85,7 +85,7 @@ struct batch {
     int32_t *seq_start; /* int32 [n_seqs + 1] */
     int32_t *kv_len;    /* int32 [n_seqs], tokens, this step's included */
     /* int32 [n_groups][n_seqs][pages_max]: the groups of model_shape, the tables of each.
-     *   CACHE_FULL    the first ceil(kv_len / block_tokens) are valid
+     *   CACHE_FULL    the first ceil(kv_len / page_tokens) are valid
      *   CACHE_WINDOW  of these, those with a token that a token of the step sees; others are any
      *                 page's id and neither read nor written
      *   CACHE_STATE   the first n_state_pages: the state behind the token before the step's

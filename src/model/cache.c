@@ -17,12 +17,12 @@ struct cache_set {
 /* What a cache is made from. */
 struct cache_maker {
     const struct plan *plan;
-    int block_tokens;
+    int page_tokens;
     size_t elem_bytes;
     int n_sets;
     struct cache_set sets[CACHE_GROUPS_MAX];
     int n_pages;
-    size_t pages[CONFIG_LAYERS_MAX];
+    size_t pages[HF_CONFIG_LAYERS_MAX];
 };
 
 static struct cache_set set_of(const struct cache_maker *m, int layer)
@@ -35,7 +35,7 @@ static struct cache_set set_of(const struct cache_maker *m, int layer)
                                   .bytes = (size_t)l->recurrent.width * sizeof(float)};
     return (struct cache_set){.kind = a->window > 0 ? CACHE_WINDOW : CACHE_FULL,
                               .window = a->window,
-                              .bytes = (size_t)m->block_tokens * 2 * (size_t)a->n_kv_heads *
+                              .bytes = (size_t)m->page_tokens * 2 * (size_t)a->n_kv_heads *
                                        (size_t)a->head_dim * m->elem_bytes};
 }
 
@@ -203,10 +203,10 @@ static void make_groups(struct cache *c, const struct cache_maker *m)
     }
 }
 
-int cache_make(struct cache *out, const struct plan *plan, int block_tokens, size_t elem_bytes)
+int cache_make(struct cache *out, const struct plan *plan, int page_tokens, size_t elem_bytes)
 {
-    struct cache_maker m = {.plan = plan, .block_tokens = block_tokens, .elem_bytes = elem_bytes};
-    struct cache c = {.block_tokens = block_tokens, .n_layers = plan->n_layers};
+    struct cache_maker m = {.plan = plan, .page_tokens = page_tokens, .elem_bytes = elem_bytes};
+    struct cache c = {.page_tokens = page_tokens, .n_layers = plan->n_layers};
 
     for (int kind = CACHE_FULL; kind <= CACHE_STATE; kind++) {
         if (find_sets(&m, (enum cache_kind)kind) != ERR_OK)
@@ -234,14 +234,14 @@ void cache_fini(struct cache *c)
 
 int cache_pages(const struct cache *c, int n_tokens)
 {
-    return (n_tokens + c->block_tokens - 1) / c->block_tokens;
+    return (n_tokens + c->page_tokens - 1) / c->page_tokens;
 }
 
 int cache_first_page(const struct cache *c, const struct cache_group *g, int pos)
 {
     if (g->kind != CACHE_WINDOW || pos < g->window)
         return 0;
-    return (pos - g->window + 1) / c->block_tokens;
+    return (pos - g->window + 1) / c->page_tokens;
 }
 
 int cache_need(const struct cache *c, int n_tokens)
@@ -249,7 +249,7 @@ int cache_need(const struct cache *c, int n_tokens)
     int all = cache_pages(c, n_tokens), n = 0;
 
     for (int g = 0; g < c->n_groups; g++) {
-        int seen = c->groups[g].window / c->block_tokens + 2;
+        int seen = c->groups[g].window / c->page_tokens + 2;
 
         switch (c->groups[g].kind) {
         case CACHE_FULL: n += all; break;

@@ -3,8 +3,8 @@
  *
  * All pages have the same bytes. Layers that keep the same tokens are a set; a set whose layers do
  * not fit one page together is cut into several groups, each with a table of its own. A page of a
- * group holds block_tokens tokens of its layers, one layer behind the other, each [K|V][kv_head]
- * [block_tokens][head_dim]. States are one group: those of its layers stand one behind the other
+ * group holds page_tokens tokens of its layers, one layer behind the other, each [K|V][kv_head]
+ * [page_tokens][head_dim]. States are one group: those of its layers stand one behind the other
  * in n_state_pages pages, read as if they were one piece. */
 #ifndef QUIRE_MODEL_CACHE_H
 #define QUIRE_MODEL_CACHE_H
@@ -25,7 +25,7 @@ struct cache_place {
 
 struct cache {
     size_t page_bytes;
-    int block_tokens;
+    int page_tokens;
     int n_groups;
     struct cache_group groups[CACHE_GROUPS_MAX];
     int n_layers;
@@ -38,7 +38,7 @@ struct cache {
  * and values.
  *
  * ERR_NO_MEMORY; ERR_UNSUPPORTED (logged) for layers with too many different windows. */
-int cache_make(struct cache *out, const struct plan *plan, int block_tokens,
+int cache_make(struct cache *out, const struct plan *plan, int page_tokens,
                size_t elem_bytes) ERR_CHECKED;
 void cache_fini(struct cache *c); /* accepts {0} */
 

@@ -17,7 +17,7 @@
 #include "base/fault.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "model/config.h"
+#include "model/hf_config.h"
 #include "model/safetensors.h"
 
 #define FILES_MAX       4096

@@ -6,7 +6,7 @@
 #define QUIRE_MODEL_CONFIG_SOURCE_H
 
 #include "base/json.h"
-#include "model/config.h"
+#include "model/hf_config.h"
 
 struct config_source {
     const char *name; /* of the file, for the log */
@@ -31,11 +31,11 @@ const char *source_alias(const struct json *obj, const char *const *names);
 /* rope_config.c: the forms of rotary positions in config.json. Adds a rope to the config, from an
  * object like rope_parameters (NULL: the plain form) and the older fields around it in obj.
  * Returns its index. */
-int config_add_rope(struct config *c, struct config_source *s, const struct json *obj,
+int config_add_rope(struct hf_config *c, struct config_source *s, const struct json *obj,
                     const struct json *parameters);
 
 /* A rope that rotates nothing, for layers without positions. Returns its index. */
-int config_add_no_rope(struct config *c);
+int config_add_no_rope(struct hf_config *c);
 
 /* The object with rotary positions of all layers, of one type of layer (the new spelling may have
  * one for each) or of the older rope_scaling; NULL without. type may be NULL. */

@@ -17,7 +17,7 @@ static void require(struct config_source *s, const struct json *obj, const char 
 }
 
 /* Layers of one kind take another rope. */
-static void give_rope(struct config *c, enum layer_kind kind, int rope)
+static void give_rope(struct hf_config *c, enum layer_kind kind, int rope)
 {
     for (int i = 0; i < c->n_layers; i++) {
         if (c->layer_kinds[i] == kind)
@@ -36,20 +36,20 @@ static void refuse_score_cap(struct config_source *s, const struct json *obj)
     }
 }
 
-void family_cohere(struct config *c, struct config_source *s, const struct json *obj)
+void family_cohere(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     require(s, obj, "use_qk_norm", false);
     c->by.logits = (float)source_positive(s, obj, "logit_scale", 0.0625);
 }
 
 /* Layers that see all tokens have no positions. */
-void family_cohere2(struct config *c, struct config_source *s, const struct json *obj)
+void family_cohere2(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->by.logits = (float)source_positive(s, obj, "logit_scale", 0.0625);
     give_rope(c, LAYER_FULL, config_add_no_rope(c));
 }
 
-void family_exaone4(struct config *c, struct config_source *s, const struct json *obj)
+void family_exaone4(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     (void)s, (void)obj;
     if (c->window > 0)
@@ -57,7 +57,7 @@ void family_exaone4(struct config *c, struct config_source *s, const struct json
 }
 
 /* "gelu" of the first checkpoints meant the form by tanh. */
-void family_gemma(struct config *c, struct config_source *s, const struct json *obj)
+void family_gemma(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     (void)s, (void)obj;
     if (c->activation == K_GELU)
@@ -66,7 +66,7 @@ void family_gemma(struct config *c, struct config_source *s, const struct json *
 }
 
 /* Layers with a window turn faster, and their rope is never scaled. */
-void family_gemma3(struct config *c, struct config_source *s, const struct json *obj)
+void family_gemma3(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *parameters = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
     const struct json *local = json_get_kind(parameters, "sliding_attention", JSON_OBJECT);
@@ -85,12 +85,12 @@ void family_gemma3(struct config *c, struct config_source *s, const struct json 
 }
 
 /* attention_bias is of q, k and v alone. */
-void family_glm(struct config *c, struct config_source *s, const struct json *obj)
+void family_glm(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->qkv_bias = source_flag(s, obj, "attention_bias", true);
 }
 
-void family_gpt2(struct config *c, struct config_source *s, const struct json *obj)
+void family_gpt2(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     require(s, obj, "scale_attn_weights", true);
     require(s, obj, "scale_attn_by_inverse_layer_idx", false);
@@ -99,13 +99,13 @@ void family_gpt2(struct config *c, struct config_source *s, const struct json *o
     (void)config_add_no_rope(c);
 }
 
-void family_gpt_neox(struct config *c, struct config_source *s, const struct json *obj)
+void family_gpt_neox(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->is_parallel = source_flag(s, obj, "use_parallel_residual", true);
     c->qkv_bias = c->o_bias = source_flag(s, obj, "attention_bias", true);
 }
 
-void family_granite(struct config *c, struct config_source *s, const struct json *obj)
+void family_granite(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->by.embedding = (float)source_positive(s, obj, "embedding_multiplier", 1.0);
     c->by.residual = (float)source_positive(s, obj, "residual_multiplier", 1.0);
@@ -114,7 +114,7 @@ void family_granite(struct config *c, struct config_source *s, const struct json
 }
 
 /* Layers with a window have the plain rope, whatever scales the others'. */
-void family_olmo3(struct config *c, struct config_source *s, const struct json *obj)
+void family_olmo3(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *parameters = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
     const struct json *local = json_get_kind(parameters, "sliding_attention", JSON_OBJECT);
@@ -126,7 +126,7 @@ void family_olmo3(struct config *c, struct config_source *s, const struct json *
 }
 
 /* Position p has row p + 2 of the table. */
-void family_opt(struct config *c, struct config_source *s, const struct json *obj)
+void family_opt(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     require(s, obj, "do_layer_norm_before", true);
     require(s, obj, "enable_bias", true);
@@ -142,13 +142,13 @@ void family_opt(struct config *c, struct config_source *s, const struct json *ob
     (void)config_add_no_rope(c);
 }
 
-void family_phi(struct config *c, struct config_source *s, const struct json *obj)
+void family_phi(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     (void)c;
     require(s, obj, "qk_layernorm", false);
 }
 
-void family_seed_oss(struct config *c, struct config_source *s, const struct json *obj)
+void family_seed_oss(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->qkv_bias = source_flag(s, obj, "attention_bias", true);
     c->o_bias = source_flag(s, obj, "attention_out_bias", false);
@@ -156,10 +156,10 @@ void family_seed_oss(struct config *c, struct config_source *s, const struct jso
 }
 
 /* no_rope_layers: 1 where a layer has positions; by default each fourth has none. */
-void family_smollm3(struct config *c, struct config_source *s, const struct json *obj)
+void family_smollm3(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *list = json_get_kind(obj, "no_rope_layers", JSON_LIST);
-    int interval = source_whole(s, obj, "no_rope_layer_interval", 4, 1, CONFIG_LAYERS_MAX);
+    int interval = source_whole(s, obj, "no_rope_layer_interval", 4, 1, HF_CONFIG_LAYERS_MAX);
     int none = config_add_no_rope(c);
 
     require(s, obj, "use_sliding_window", false);
@@ -177,14 +177,14 @@ void family_smollm3(struct config *c, struct config_source *s, const struct json
     }
 }
 
-void family_stablelm(struct config *c, struct config_source *s, const struct json *obj)
+void family_stablelm(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     require(s, obj, "use_parallel_residual", false);
     require(s, obj, "qk_layernorm", false);
     c->qkv_bias = source_flag(s, obj, "use_qkv_bias", false);
 }
 
-void family_starcoder2(struct config *c, struct config_source *s, const struct json *obj)
+void family_starcoder2(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->qkv_bias = c->o_bias = c->mlp_bias = source_flag(s, obj, "use_bias", true);
 }

@@ -6,21 +6,21 @@
 
 #include "model/config_source.h"
 
-void family_cohere(struct config *c, struct config_source *s, const struct json *obj);
-void family_cohere2(struct config *c, struct config_source *s, const struct json *obj);
-void family_exaone4(struct config *c, struct config_source *s, const struct json *obj);
-void family_gemma(struct config *c, struct config_source *s, const struct json *obj);
-void family_gemma3(struct config *c, struct config_source *s, const struct json *obj);
-void family_glm(struct config *c, struct config_source *s, const struct json *obj);
-void family_gpt2(struct config *c, struct config_source *s, const struct json *obj);
-void family_gpt_neox(struct config *c, struct config_source *s, const struct json *obj);
-void family_granite(struct config *c, struct config_source *s, const struct json *obj);
-void family_olmo3(struct config *c, struct config_source *s, const struct json *obj);
-void family_opt(struct config *c, struct config_source *s, const struct json *obj);
-void family_phi(struct config *c, struct config_source *s, const struct json *obj);
-void family_seed_oss(struct config *c, struct config_source *s, const struct json *obj);
-void family_smollm3(struct config *c, struct config_source *s, const struct json *obj);
-void family_stablelm(struct config *c, struct config_source *s, const struct json *obj);
-void family_starcoder2(struct config *c, struct config_source *s, const struct json *obj);
+void family_cohere(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_cohere2(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_exaone4(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_gemma(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_gemma3(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_glm(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_gpt2(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_gpt_neox(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_granite(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_olmo3(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_opt(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_phi(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_seed_oss(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_smollm3(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_stablelm(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_starcoder2(struct hf_config *c, struct config_source *s, const struct json *obj);
 
 #endif

@@ -23,7 +23,7 @@ static struct k_kv kv_of(const struct forward *f, int i)
                          .layer_elems = at->at,
                          .n_kv_heads = attn->n_kv_heads,
                          .head_dim = attn->head_dim,
-                         .block_tokens = f->cache->block_tokens,
+                         .page_tokens = f->cache->page_tokens,
                          .window = attn->window,
                          .type = f->kv_type,
                          .k_scale = l->k_scale,

@@ -20,7 +20,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
-#include "kernels/draw.h"
+#include "kernels/rng.h"
 #include "model/quant.h"
 #include "model/safetensors.h"
 

@@ -31,12 +31,12 @@ struct loader {
     int rank;          /* whose part is being laid out */
     struct weights *w; /* its */
     struct device *d;
-    const struct config *c;
+    const struct hf_config *c;
     const struct plan *whole, *part;
     const struct weights_source *from;
     struct checkpoint *files; /* NULL: random numbers */
     const char *prefix; /* of the names of this checkpoint's text model, in place of "model." */
-    struct head_order orders[CONFIG_ROPES_MAX]; /* slices point to them until all is read */
+    struct head_order orders[HF_CONFIG_ROPES_MAX]; /* slices point to them until all is read */
     struct loader_converted converted;
     uint64_t seed;             /* of the next random matrix */
     struct reader_item *items; /* [n_items]: tensors in the order of the digest */

@@ -16,8 +16,8 @@
 #include "device/device.h"
 #include "device/pool.h"
 #include "model/cache.h"
-#include "model/config.h"
 #include "model/forward.h"
+#include "model/hf_config.h"
 #include "model/plan.h"
 #include "model/rank.h"
 #include "model/weights.h"
@@ -32,13 +32,13 @@
 _Static_assert(MODEL_STEPS_MAX == DEVICE_STEPS_MAX, "steps under way");
 _Static_assert(CACHE_GROUPS_MAX == DEVICE_TABLES_MAX, "a table for each group");
 _Static_assert(BATCH_BANNED_MAX == K_BANNED_MAX, "a row's banned ids are copied one by one");
-_Static_assert(sizeof(((struct model_shape *)0)->eos) == sizeof(((struct config *)0)->eos),
+_Static_assert(sizeof(((struct model_shape *)0)->eos) == sizeof(((struct hf_config *)0)->eos),
                "the ids that end a text are copied whole");
 
 struct model {
     struct ranks ranks;
     struct device *device; /* rank 0's: it samples, and speaks for the others */
-    struct config config;
+    struct hf_config config;
     struct model_shape shape;
     struct plan plan;             /* of a rank's part */
     struct cache cache;           /* the same on all ranks */
@@ -122,7 +122,7 @@ static void name_device(struct model *m)
 static int choose_shape(struct model *m, const struct model_options *o)
 {
     struct model_shape *s = &m->shape;
-    const struct config *c = &m->config;
+    const struct hf_config *c = &m->config;
     bool gpu = m->device->is_gpu;
 
     s->is_gpu = gpu;
@@ -133,7 +133,7 @@ static int choose_shape(struct model *m, const struct model_options *o)
     s->head_dim = c->head_dim;
     s->ff_dim = c->ff_dim;
     s->n_vocab = c->n_vocab;
-    s->block_tokens = o->block_tokens;
+    s->page_tokens = o->page_tokens;
     s->max_num_seqs = gpu ? 256 : 64;
     s->max_num_batched_tokens = gpu ? 8192 : 512;
     if (o->max_num_batched_tokens > 0)
@@ -149,8 +149,8 @@ static int choose_shape(struct model *m, const struct model_options *o)
     s->n_eos = c->n_eos;
     memcpy(s->eos, c->eos, sizeof s->eos);
     name_device(m);
-    if (s->block_tokens < 1 || s->block_tokens > 256) {
-        log_error("model: block_tokens %d must be 1 to 256", s->block_tokens);
+    if (s->page_tokens < 1 || s->page_tokens > 256) {
+        log_error("model: page_tokens %d must be 1 to 256", s->page_tokens);
         return ERR_INVALID;
     }
     if (s->max_model_len > c->len_max) {
@@ -169,7 +169,7 @@ static int choose_shape(struct model *m, const struct model_options *o)
 static int choose_groups(struct model *m)
 {
     struct model_shape *s = &m->shape;
-    int rc = cache_make(&m->cache, &m->plan, s->block_tokens, kv_elem_bytes(m));
+    int rc = cache_make(&m->cache, &m->plan, s->page_tokens, kv_elem_bytes(m));
 
     if (rc != ERR_OK)
         return rc;
@@ -257,7 +257,7 @@ static struct device_limits limits_of(const struct model *m, const struct rank *
         .n_seqs = s->max_num_seqs,
         .pages_max = cache_row(&m->cache, s->max_model_len),
         .len_max = s->max_model_len,
-        .block_tokens = s->block_tokens,
+        .page_tokens = s->page_tokens,
         .n_tables = s->n_groups,
         .n_heads = widest.n_heads,
         .n_kv_heads = widest.n_kv_heads,
@@ -364,8 +364,8 @@ static void set_fingerprint(struct model *m)
     int n;
 
     hash_hex(m->config.digest.bytes, HASH_BYTES, config);
-    n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, block_tokens %d%s",
-                 LAYOUT_VERSION, config, kv, m->shape.block_tokens,
+    n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, page_tokens %d%s", LAYOUT_VERSION,
+                 config, kv, m->shape.page_tokens,
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
     if (m->ranks.n > 1)
         n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks", m->ranks.n);
@@ -418,7 +418,7 @@ static void log_table(const struct model *m, const char *dir, uint64_t start_us)
     log_info("model: memory in MiB on %s: weights %.0f, KV pages %.0f (%d of %d tokens, %zu bytes "
              "each), activations and workspace %.0f",
              s->device, (double)weights_bytes(m) * MIB, (double)s->page_bytes * s->n_pages * MIB,
-             s->n_pages, s->block_tokens, s->page_bytes, (double)m->work_bytes * MIB);
+             s->n_pages, s->page_tokens, s->page_bytes, (double)m->work_bytes * MIB);
     if (!cache_is_simple(&m->cache))
         log_groups(m);
     log_info("model: ready after %.1f s; max_model_len %d, max_num_seqs %d, "
@@ -502,7 +502,7 @@ int model_open(struct model **out, const struct model_options *o)
     if (m == NULL)
         goto out;
     log_debug("model: opening %s", o->dir);
-    if ((rc = config_read(&m->config, o->dir)) != ERR_OK)
+    if ((rc = hf_config_read(&m->config, o->dir)) != ERR_OK)
         goto out;
     if ((rc = plan_make(&whole, &m->config)) != ERR_OK)
         goto out;

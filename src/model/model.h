@@ -27,7 +27,7 @@ struct model_options {
     const char *gemm_table; /* measured matrix products; NULL or "": those that quire installs */
     int cpu_threads;        /* 0: one per core; shared among the ranks */
     int n_ranks;            /* devices that share the model, 1 .. 16 (rank.h); 0: one */
-    int block_tokens;       /* tokens of a page */
+    int page_tokens;        /* tokens of a page */
     int max_num_seqs;       /* 0: the device's default (256 cuda, 64 cpu) */
     int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 512 cpu) */
     int max_model_len;          /* 0: as the model says */
@@ -43,7 +43,7 @@ struct model_shape {
     int max_model_len;
     int max_num_seqs;
     int max_num_batched_tokens;
-    int block_tokens;
+    int page_tokens;
     size_t device_bytes;                   /* taken on the device, pages included */
     bool sleeps;                           /* it was asked for, and the device can */
     size_t sleeping_bytes, constant_bytes; /* of device_bytes: what goes in a sleep, and what the

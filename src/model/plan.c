@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-static struct attn_plan plan_attention(const struct config *c, int window, int rope)
+static struct attn_plan plan_attention(const struct hf_config *c, int window, int rope)
 {
     return (struct attn_plan){.n_heads = c->n_heads,
                               .n_kv_heads = c->n_kv_heads,
@@ -19,7 +19,7 @@ static struct attn_plan plan_attention(const struct config *c, int window, int r
                               .o_bias = c->o_bias};
 }
 
-static struct layer_plan plan_layer(const struct config *c, int layer)
+static struct layer_plan plan_layer(const struct hf_config *c, int layer)
 {
     bool before = c->norms != NORMS_AFTER, after = c->norms != NORMS_BEFORE;
     int rope = c->layer_ropes[layer];
@@ -56,14 +56,14 @@ static bool has_multipliers(const struct multipliers *by)
 
 /* Fused operations norm by sums of squares of the residual alone, so a mean, a norm of a product's
  * result and a scaled sum are not theirs. */
-static bool plan_fuses(const struct config *c)
+static bool plan_fuses(const struct hf_config *c)
 {
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && (c->ffn == FFN_PLAIN || c->activation == K_SILU) &&
            !has_multipliers(&c->by) && !c->positions.is_used && !c->head_bias;
 }
 
-int plan_make(struct plan *out, const struct config *c)
+int plan_make(struct plan *out, const struct hf_config *c)
 {
     struct plan p = {.n_ranks = 1,
                      .n_layers = c->n_layers,

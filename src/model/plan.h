@@ -15,7 +15,7 @@
 #include <stdbool.h>
 
 #include "base/err.h"
-#include "model/config.h"
+#include "model/hf_config.h"
 
 enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT };
 
@@ -81,7 +81,7 @@ struct plan {
 };
 
 /* c must outlive the plan. ERR_NO_MEMORY. */
-int plan_make(struct plan *out, const struct config *c) ERR_CHECKED;
+int plan_make(struct plan *out, const struct hf_config *c) ERR_CHECKED;
 
 /* The plan of a rank's part, the same for each: heads, columns of an FFN and channels of a state
  * are divided, and kv heads where there are enough; where there are fewer kv heads than ranks,

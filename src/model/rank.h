@@ -24,9 +24,9 @@ struct rank {
     struct weights weights;
     struct activations act;
     char *pages; /* device */
-    float
-        *turns[CONFIG_ROPES_MAX]; /* device, of each rope: float [max_model_len][head_dim / 2][2] */
-    struct device_batch batch;    /* of the step that was last begun */
+    float *turns
+        [HF_CONFIG_ROPES_MAX]; /* device, of each rope: float [max_model_len][head_dim / 2][2] */
+    struct device_batch batch; /* of the step that was last begun */
     bool is_asleep, is_waking;
     int rc; /* of the function that was last run */
     pthread_t thread;

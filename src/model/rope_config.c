@@ -75,7 +75,7 @@ static void read_long(struct rope *r, struct config_source *s, const struct json
     read_factors(r->long_factors, r->rotary_dim / 2, s, p, "long_factor");
 }
 
-static void read_kind(struct rope *r, const struct config *c, struct config_source *s,
+static void read_kind(struct rope *r, const struct hf_config *c, struct config_source *s,
                       const struct json *obj, const struct json *p)
 {
     static const struct {
@@ -120,8 +120,8 @@ static void read_kind(struct rope *r, const struct config *c, struct config_sour
 
 /* How much of a head rotates. Families without a preset rotate all, whatever transformers reads
  * besides: another part in their files is a mistake, or a model of another kind. */
-static double rotary_part(const struct config *c, struct config_source *s, const struct json *obj,
-                          const struct json *p)
+static double rotary_part(const struct hf_config *c, struct config_source *s,
+                          const struct json *obj, const struct json *p)
 {
     static const char *const names[] = {"partial_rotary_factor", "rotary_pct", NULL};
     double preset = c->arch->rotary_part > 0.0 ? c->arch->rotary_part : 1.0, part;
@@ -138,7 +138,7 @@ static double rotary_part(const struct config *c, struct config_source *s, const
     return part;
 }
 
-int config_add_rope(struct config *c, struct config_source *s, const struct json *obj,
+int config_add_rope(struct hf_config *c, struct config_source *s, const struct json *obj,
                     const struct json *parameters)
 {
     static const char *const thetas[] = {"rope_theta", "rotary_emb_base", NULL};
@@ -160,14 +160,14 @@ int config_add_rope(struct config *c, struct config_source *s, const struct json
     }
     if (parameters != NULL)
         read_kind(&r, c, s, obj, parameters);
-    must(c->n_ropes < CONFIG_ROPES_MAX);
+    must(c->n_ropes < HF_CONFIG_ROPES_MAX);
     c->ropes[c->n_ropes] = r;
     return c->n_ropes++;
 }
 
-int config_add_no_rope(struct config *c)
+int config_add_no_rope(struct hf_config *c)
 {
-    must(c->n_ropes < CONFIG_ROPES_MAX);
+    must(c->n_ropes < HF_CONFIG_ROPES_MAX);
     c->ropes[c->n_ropes] =
         (struct rope){.head_dim = c->head_dim, .theta = 1.0, .factor = 1.0, .scale = 1.0};
     return c->n_ropes++;

@@ -244,7 +244,7 @@ static void load_head(struct loader *l, const struct loader_tensors *tensor)
 /* Allocate everything of a rank, and list what is to be read. */
 static int lay_out(struct loader *l, int rank)
 {
-    const struct config *c = l->c;
+    const struct hf_config *c = l->c;
     const struct arch_names *names = c->arch->names;
     struct loading in = {.l = l, .names = names, .dim = c->dim};
     const struct slice_shape words = slice_whole(c->n_vocab, c->n_vocab, c->dim, c->dim);
@@ -300,8 +300,9 @@ static void log_converted(const struct loader_converted *c, const struct device 
              (double)c->bytes / 0x1p20, (double)c->as_they_are / 0x1p20);
 }
 
-int weights_load(const struct weights_rank *ranks, const struct config *c, const struct plan *whole,
-                 const struct plan *part, const struct weights_source *from)
+int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
+                 const struct plan *whole, const struct plan *part,
+                 const struct weights_source *from)
 {
     struct loader l = {.ranks = ranks,
                        .n_ranks = part->n_ranks,

@@ -5,7 +5,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "device/device.h"
-#include "model/config.h"
+#include "model/hf_config.h"
 #include "model/plan.h"
 
 /* One layer, or a rank's part of it; vectors in the device's type, biases NULL where there are
@@ -66,8 +66,9 @@ struct weights_source {
  * Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape than config.json
  * implies, ERR_NOT_FOUND for a missing one, ERR_UNSUPPORTED for a type, ERR_GPU; all logged. The
  * layers' array is released by weights_fini(), device memory with the device. */
-int weights_load(const struct weights_rank *ranks, const struct config *c, const struct plan *whole,
-                 const struct plan *part, const struct weights_source *from) ERR_CHECKED;
+int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
+                 const struct plan *whole, const struct plan *part,
+                 const struct weights_source *from) ERR_CHECKED;
 void weights_fini(struct weights *w);
 
 #endif

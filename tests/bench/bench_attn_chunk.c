@@ -21,7 +21,7 @@
 
 struct bench_case {
     const char *name;
-    int n_heads, n_kv_heads, head_dim, block_tokens, window;
+    int n_heads, n_kv_heads, head_dim, page_tokens, window;
     int n_seqs, n_new, kv_len; /* all sequences are alike */
     enum k_type type;
 };
@@ -89,12 +89,12 @@ static void *random_e4m3(size_t n)
  * nothing to do with its neighbour's. */
 static void set_up(struct bench *b, const struct bench_case *c)
 {
-    int pages_each = (c->kv_len + c->block_tokens - 1) / c->block_tokens;
+    int pages_each = (c->kv_len + c->page_tokens - 1) / c->page_tokens;
     int n_pages = pages_each * c->n_seqs, n_tokens = c->n_new * c->n_seqs;
     int32_t start[SEQS_MAX + 1], len[SEQS_MAX];
     int32_t *ids = malloc((size_t)n_pages * sizeof *ids);
     int32_t *seqs = malloc((size_t)n_tokens * sizeof *seqs), *starts = malloc((size_t)n_tokens * 4);
-    size_t layer = (size_t)(2 * c->n_kv_heads * c->block_tokens * c->head_dim);
+    size_t layer = (size_t)(2 * c->n_kv_heads * c->page_tokens * c->head_dim);
     int32_t zero = 0;
 
     for (int i = 0; i < n_pages; i++) {
@@ -122,7 +122,7 @@ static void set_up(struct bench *b, const struct bench_case *c)
     b->kv = (struct k_kv){.page_elems = LAYERS * layer,
                           .n_kv_heads = c->n_kv_heads,
                           .head_dim = c->head_dim,
-                          .block_tokens = c->block_tokens,
+                          .page_tokens = c->page_tokens,
                           .window = c->window,
                           .type = c->type,
                           .k_scale = 1.0f,
@@ -194,7 +194,7 @@ static void measure(const struct bench_case *c)
     }
     median = 1e3 * (double)bench_median(ms, (size_t)n);
     printf("%-14s %2d/%-2d x %-3d %s pages of %-3d %9.1f us %6.1f TFLOP/s\n", c->name, c->n_heads,
-           c->n_kv_heads, c->head_dim, c->type == K_E4M3 ? "e4m3" : "bf16", c->block_tokens, median,
+           c->n_kv_heads, c->head_dim, c->type == K_E4M3 ? "e4m3" : "bf16", c->page_tokens, median,
            flops / (median * 1e6));
     fflush(stdout);
     tear_down(&b);

@@ -116,7 +116,7 @@ static int length_of(const struct shape *s, int i)
     return i < s->n_long ? s->long_ : s->len;
 }
 
-static void open_tokens(struct bench *b, int block_tokens)
+static void open_tokens(struct bench *b, int page_tokens)
 {
     const struct shape *s = b->s;
     int n = s->n_seqs + s->n_long, pages_max = 0, n_pages = 0;
@@ -125,7 +125,7 @@ static void open_tokens(struct bench *b, int block_tokens)
     for (int i = 0; i <= n; i++)
         start[i] = i;
     for (int i = 0; i < n; i++) {
-        int pages = (length_of(s, i) + block_tokens - 1) / block_tokens;
+        int pages = (length_of(s, i) + page_tokens - 1) / page_tokens;
 
         len[i] = length_of(s, i);
         n_pages += pages;
@@ -143,7 +143,7 @@ static void open_tokens(struct bench *b, int block_tokens)
         order[j] = x;
     }
     for (int i = 0, page = 0; i < n; i++) {
-        for (int p = 0; p * block_tokens < len[i]; p++)
+        for (int p = 0; p * page_tokens < len[i]; p++)
             ids[(size_t)i * (size_t)pages_max + (size_t)p] = order[page++];
     }
     b->t = (struct k_tokens){.kv_len = upload(len, (size_t)n * 4),
@@ -152,14 +152,14 @@ static void open_tokens(struct bench *b, int block_tokens)
                              .n_tokens = n,
                              .n_seqs = n,
                              .pages_max = pages_max};
-    b->kv.layer_elems = (size_t)(2 * s->n_kv_heads * block_tokens) * (size_t)s->head_dim;
+    b->kv.layer_elems = (size_t)(2 * s->n_kv_heads * page_tokens) * (size_t)s->head_dim;
     b->kv.page_elems = b->kv.layer_elems * (size_t)s->n_layers;
     b->kv.pages = random_pages(b->kv.page_elems * (size_t)n_pages * (b->kv.type == K_BF16 ? 2 : 1),
                                b->kv.type);
     free(len), free(start), free(order), free(ids);
 }
 
-static void bench_open(struct bench *b, int block_tokens, enum k_type type)
+static void bench_open(struct bench *b, int page_tokens, enum k_type type)
 {
     const struct shape *s = b->s;
     int n = s->n_seqs + s->n_long;
@@ -168,11 +168,11 @@ static void bench_open(struct bench *b, int block_tokens, enum k_type type)
 
     b->kv = (struct k_kv){.n_kv_heads = s->n_kv_heads,
                           .head_dim = s->head_dim,
-                          .block_tokens = block_tokens,
+                          .page_tokens = page_tokens,
                           .type = type,
                           .k_scale = 1.0f,
                           .v_scale = 1.0f};
-    open_tokens(b, block_tokens);
+    open_tokens(b, page_tokens);
     b->kv_bytes *= 2 * (size_t)(s->n_kv_heads * s->head_dim) * (type == K_BF16 ? 2 : 1);
     b->qkv = alloc((size_t)n * width * 2);
     bench_must(k_fill_random(b->qkv, (size_t)n * width, 1.0f, 1, NULL), "queries");
@@ -253,12 +253,12 @@ static double time_of(struct bench *b, enum what what)
     return 1e3 * (double)bench_median(ms, (size_t)b->rounds) / b->s->n_layers;
 }
 
-static void bench(const struct shape *s, int block_tokens, enum k_type type, int rounds)
+static void bench(const struct shape *s, int page_tokens, enum k_type type, int rounds)
 {
     struct bench b = {.s = s, .rounds = rounds};
     double us, turned, overlapped, normed, read, plan;
 
-    bench_open(&b, block_tokens, type);
+    bench_open(&b, page_tokens, type);
     us = time_of(&b, ATTEND);
     turned = time_of(&b, ATTEND_TURNED);
     overlapped = time_of(&b, ATTEND_OVERLAPPED);
@@ -267,7 +267,7 @@ static void bench(const struct shape *s, int block_tokens, enum k_type type, int
     plan = time_of(&b, PLAN);
     printf("%-22s pages %2d %s  %8.2f us  %.3f of 4.65 TB/s  %.3f of a read (%.2f us)  "
            "turned %.2f  overlapped %.2f  with norms %.2f  plan %.2f\n",
-           s->name, block_tokens, type == K_BF16 ? "bf16" : "e4m3", us,
+           s->name, page_tokens, type == K_BF16 ? "bf16" : "e4m3", us,
            (double)b.kv_bytes / (us * 1e-6) / LIMIT_BYTES_S, read / us, read, turned, overlapped,
            normed, plan);
     fflush(stdout);

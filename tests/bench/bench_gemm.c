@@ -15,7 +15,7 @@
 #include "device/device.h"
 #include "device/gemm_cuda.h"
 #include "device/gemm_table.h"
-#include "model/config.h"
+#include "model/hf_config.h"
 
 #define ROWS_MAX        8192
 #define CACHE_BYTES     ((size_t)256 << 20) /* weights take turns in at least so much */
@@ -121,7 +121,7 @@ static void measure(struct bench *b, enum gemm_kind kind, int n, int n_out, int 
 }
 
 /* All products of a layer; of the head where the kind is the head's. */
-static void measure_rows(struct bench *b, enum gemm_kind kind, const struct config *c, int n)
+static void measure_rows(struct bench *b, enum gemm_kind kind, const struct hf_config *c, int n)
 {
     int q = c->n_heads * c->head_dim, qkv = q + 2 * c->n_kv_heads * c->head_dim;
 
@@ -135,7 +135,8 @@ static void measure_rows(struct bench *b, enum gemm_kind kind, const struct conf
     measure(b, kind, n, c->dim, c->ff_dim);
 }
 
-static void measure_kind(struct bench *b, enum gemm_kind kind, const struct config *c, char **rows)
+static void measure_kind(struct bench *b, enum gemm_kind kind, const struct hf_config *c,
+                         char **rows)
 {
     bool is_bf16 = kind == GEMM_BF16 || kind == GEMM_BF16_FLOAT;
     enum k_type type = is_bf16 ? K_BF16 : K_E4M3;
@@ -158,12 +159,12 @@ static void measure_kind(struct bench *b, enum gemm_kind kind, const struct conf
 int main(int argc, char **argv)
 {
     struct bench b = {.d = NULL};
-    struct config c;
+    struct hf_config c;
     size_t widest, largest;
 
     if (argc < 5)
         die("FOLDER TABLE KINDS ROWS... are needed");
-    if (config_read(&c, argv[1]) != ERR_OK || device_cuda_open(&b.d) != ERR_OK)
+    if (hf_config_read(&c, argv[1]) != ERR_OK || device_cuda_open(&b.d) != ERR_OK)
         die("no model or no GPU");
     widest = (size_t)(c.dim > c.ff_dim ? c.dim : c.ff_dim);
     largest = (size_t)c.n_vocab * (size_t)c.dim * 2;

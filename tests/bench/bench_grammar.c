@@ -165,9 +165,9 @@ static void take_pairs(const char *folder, char *const *names, size_t n_names)
         free(text);
     }
     for (i = 300; i + 1 < pieces.n && pieces.n < N_VOCAB; i++) { /* neighbours of the list */
-        char both[VOCAB_TOKEN_MAX * 2];
+        char both[TRIE_TOKEN_MAX * 2];
 
-        const struct vocab_token *two = &pieces.tokens[i];
+        const struct trie_token *two = &pieces.tokens[i];
 
         n = two[0].len;
         if (n + two[1].len > 16 || two[1].bytes[0] == ' ')
@@ -182,7 +182,7 @@ static void take_pairs(const char *folder, char *const *names, size_t n_names)
 /* --- one schema --------------------------------------------------------------------------- */
 
 struct bench {
-    const struct vocab *vocab;
+    const struct token_trie *vocab;
     struct walk_work *work;
     struct walk_cache *cache;
     struct walk walk;
@@ -419,15 +419,15 @@ int main(int argc, char **argv)
     take_pairs(folder, names, n_names);
     ends[0] = (int32_t)pieces.n;
     us = now_us();
-    must(vocab_build(pieces.tokens, pieces.n + 1, ends, 1, &image) == ERR_OK);
+    must(trie_build(pieces.tokens, pieces.n + 1, ends, 1, &image) == ERR_OK);
     us = now_us() - us;
-    b.vocab = (const struct vocab *)(void *)image.bytes;
+    b.vocab = (const struct token_trie *)(void *)image.bytes;
     printf(", %u with pairs; image %.1f MB, %u nodes, built in %.0f ms", pieces.n,
            (double)image.len / 1e6, b.vocab->tries[0].n_nodes, us / 1e3);
     us = now_us();
-    must(vocab_check(image.bytes, image.len) == ERR_OK);
+    must(trie_check(image.bytes, image.len) == ERR_OK);
     printf(", checked in %.1f ms\n", (now_us() - us) / 1e3);
-    for (i = 1; i < VOCAB_TRIES; i++)
+    for (i = 1; i < TRIE_TRIES; i++)
         printf("# trie without plain tokens of at most %u characters: %u nodes\n",
                b.vocab->tries[i].slice_chars, b.vocab->tries[i].n_nodes);
     b.work = malloc(walk_work_bytes(N_LARGEST));

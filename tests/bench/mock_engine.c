@@ -49,7 +49,7 @@ struct mock_lane {
 };
 
 struct mock {
-    struct door door;
+    struct listener listener;
     int stats_fd;
     uint64_t step_us; /* as the load generator wants it */
     uint64_t next_us; /* of the next step */
@@ -78,7 +78,7 @@ static void mock_accept(struct mock *m)
     pid_t pid;
     uid_t uid;
 
-    while (attach_accept(&m->door, &fd, &pid, &uid) == ERR_OK) {
+    while (attach_accept(&m->listener, &fd, &pid, &uid) == ERR_OK) {
         int i = 0;
 
         while (i < MOCK_LANES && m->lanes[i].control_fd != -1)
@@ -108,7 +108,7 @@ static int mock_welcome(struct mock *m, struct mock_lane *l)
                              .epoch = 1,
                              .n_vocab = m->n_vocab,
                              .max_model_len = MOCK_PROMPT_MAX,
-                             .block_tokens = 16};
+                             .page_tokens = 16};
     int fds[ATTACH_FDS] = {[ATTACH_STATS] = m->stats_fd};
     int rc = lane_create(&l->lane, &fds[ATTACH_LANE], MOCK_SLOTS, MOCK_ARENA_BYTES, 1, 0);
 
@@ -221,7 +221,7 @@ static uint32_t mock_step(struct mock *m, struct mock_lane *l)
 /* Sleep until a front has something to say, or wait_us are over. */
 static void mock_sleep(struct mock *m, uint64_t wait_us)
 {
-    struct pollfd p[1 + MOCK_LANES] = {{.fd = m->door.fd, .events = POLLIN}};
+    struct pollfd p[1 + MOCK_LANES] = {{.fd = m->listener.fd, .events = POLLIN}};
     struct timespec t = {.tv_sec = (time_t)(wait_us / 1000000u),
                          .tv_nsec = (long)(wait_us % 1000000u) * 1000};
 
@@ -288,7 +288,7 @@ static int mock_open(struct mock *m, char **argv)
     struct wire_stats *stats;
     int fd = open(argv[2], O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 
-    m->door.who = "mock";
+    m->listener.who = "mock";
     m->n_vocab = (uint32_t)strtoul(argv[3], NULL, 10);
     for (char *at = argv[4]; *at != '\0' && m->n_words < MOCK_WORDS_MAX; at += *at == ',')
         m->words[m->n_words++] = (int32_t)strtol(at, &at, 10);
@@ -305,7 +305,7 @@ static int mock_open(struct mock *m, char **argv)
         return ERR_NO_MEMORY;
     stats->magic = WIRE_MAGIC;
     stats->layout = wire_layout();
-    return attach_listen(argv[1], &m->door.fd);
+    return attach_listen(argv[1], &m->listener.fd);
 }
 
 int main(int argc, char **argv)

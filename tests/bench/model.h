@@ -28,7 +28,7 @@ static inline struct model *bench_open(int argc, char **argv, int at, struct mod
     o.gemm_table = argc > at ? argv[at] : NULL;
     o.device = argc > at + 1 ? argv[at + 1] : "cuda";
     o.quantization = argc > at + 2 ? argv[at + 2] : NULL;
-    o.block_tokens = BENCH_BLOCK;
+    o.page_tokens = BENCH_BLOCK;
     o.gpu_memory_utilization = 0.9;
     if (model_open(&m, &o) != ERR_OK)
         bench_stop("the model does not open");

@@ -457,7 +457,7 @@ class Soak:
             self.fault("the engine is not idle: %s" % self.s.get("/metrics").text[:2000])
 
     def fill_caches(self):
-        """A front keeps up to 256 automata that it has offered to the engine (wire_control.h), with a
+        """A front keeps up to 256 automata that it has uploaded to the engine (wire_control.h), with a
         descriptor for each; the engine maps them. Until those are there both grow."""
         n = 700
 

@@ -61,21 +61,21 @@ static void walk_some(const struct automaton *a, const uint8_t *bytes, size_t le
 {
     static struct walk w;
     struct walk_work *work = malloc(walk_work_bytes(256));
-    struct vocab_token tokens[256];
+    struct trie_token tokens[256];
     char spelled[256][2];
     struct buf image = {0};
     uint32_t mask[8];
-    const struct vocab *v;
+    const struct token_trie *v;
     int rc = ERR_OK;
     size_t i;
 
     for (i = 0; i < 256; i++) {
         spelled[i][0] = (char)i;
         spelled[i][1] = (char)(i * 7);
-        tokens[i] = (struct vocab_token){spelled[i], 1 + i % 2};
+        tokens[i] = (struct trie_token){spelled[i], 1 + i % 2};
     }
-    must(work != NULL && vocab_build(tokens, 256, NULL, 0, &image) == ERR_OK);
-    v = (const struct vocab *)(const void *)image.bytes;
+    must(work != NULL && trie_build(tokens, 256, NULL, 0, &image) == ERR_OK);
+    v = (const struct token_trie *)(const void *)image.bytes;
     walk_work_init(work, 256);
     walk_init(&w, a);
     for (i = 0; i < len && i < 12 && rc != ERR_LIMIT; i++) {

@@ -9,25 +9,25 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 
-static const struct vocab *small_vocab(struct buf *image)
+static const struct token_trie *small_vocab(struct buf *image)
 {
     static const char letters[] = "{}[]\"\\:, abcdefnrtu0123456789.-+eE\n\xc3\xa9";
-    struct vocab_token tokens[sizeof letters];
+    struct trie_token tokens[sizeof letters];
     int32_t end = sizeof letters - 1;
     size_t i;
 
     for (i = 0; i < sizeof letters - 1; i++)
-        tokens[i] = (struct vocab_token){letters + i, 1 + (i % 5 == 4 && i + 2 < sizeof letters)};
-    tokens[i] = (struct vocab_token){"", 0};
-    must(vocab_build(tokens, sizeof letters, &end, 1, image) == ERR_OK);
-    return (const struct vocab *)(const void *)image->bytes;
+        tokens[i] = (struct trie_token){letters + i, 1 + (i % 5 == 4 && i + 2 < sizeof letters)};
+    tokens[i] = (struct trie_token){"", 0};
+    must(trie_build(tokens, sizeof letters, &end, 1, image) == ERR_OK);
+    return (const struct token_trie *)(const void *)image->bytes;
 }
 
 static void walk_some(const struct automaton *a, const uint8_t *bytes, size_t len)
 {
     static struct walk w;
     struct buf image = {0};
-    const struct vocab *v = small_vocab(&image);
+    const struct token_trie *v = small_vocab(&image);
     struct walk_work *work = malloc(walk_work_bytes(v->n_vocab));
     uint32_t mask[4];
     size_t i;

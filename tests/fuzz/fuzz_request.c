@@ -17,14 +17,14 @@ static void compile(const struct form *f, uint8_t choice, struct arena *a)
                            .start = (enum form_start)((choice >> 1) % 3),
                            .reasoning = REPLY_THINK,
                            .chat = (choice & 1) != 0};
-    struct structure *st = NULL;
-    struct structures cache;
+    struct compiled *st = NULL;
+    struct compiled_cache cache;
     const char *param = NULL;
     char why[512] = "";
     void *image;
     int rc;
 
-    must(structures_init(&cache) == ERR_OK);
+    must(compiled_cache_init(&cache) == ERR_OK);
     rc = form_compile(f, &m, &cache, a, &st, &param, why, sizeof why);
     must(rc == ERR_OK || rc == ERR_NO_MEMORY || (why[0] != '\0' && param != NULL));
     if (st != NULL) {
@@ -32,8 +32,8 @@ static void compile(const struct form *f, uint8_t choice, struct arena *a)
         must(image != MAP_FAILED && automaton_check(image, st->bytes) == ERR_OK);
         (void)munmap(image, st->bytes);
     }
-    structure_unref(st);
-    structures_fini(&cache);
+    compiled_unref(st);
+    compiled_cache_fini(&cache);
 }
 
 static const struct names names = {.at = {"demo"}, .n = 1};
@@ -44,18 +44,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
     const struct json *body = NULL;
     const char *param = NULL;
     struct exchange x = {0};
-    struct presets presets;
+    struct defaults defaults;
     struct fields f;
     char why[512] = "";
     char *text;
 
     if (len == 0 || (text = arena_strndup(&a, (const char *)bytes + 1, len - 1)) == NULL)
         return 0;
-    presets_init(&presets);
+    defaults_init(&defaults);
     x.format = (bytes[0] & 1) != 0 ? EXCHANGE_CHAT : EXCHANGE_COMPLETION;
     if (json_parse(&body, &a, text, len - 1, why, sizeof why) == ERR_OK &&
         body->kind == JSON_OBJECT) {
-        if (fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param) != ERR_OK) {
+        if (fields_read(&f, &x, body, &defaults, &names, why, sizeof why, &param) != ERR_OK) {
             must(why[0] != '\0' && param != NULL);
         } else {
             must(f.n_stops <= DETOK_STOPS_MAX && f.request.generate.n_stop_ids == 0);

@@ -16,7 +16,7 @@ static void chat_check(const struct json *chat)
     const struct json *messages = json_get_kind(chat, "messages", JSON_LIST);
     struct exchange x = {.format = EXCHANGE_CHAT};
     const char *param = NULL;
-    struct presets presets;
+    struct defaults defaults;
     struct fields f;
     char why[512] = "";
     struct buf text = {0};
@@ -32,9 +32,9 @@ static void chat_check(const struct json *chat)
     json_write(&text, chat, JSON_COMPACT); /* walks the whole tree */
     must(text.failed || text.len > 0);
     buf_fini(&text);
-    presets_init(&presets);
+    defaults_init(&defaults);
     why[0] = '\0';
-    if (fields_read(&f, &x, chat, &presets, &names, why, sizeof why, &param) != ERR_OK)
+    if (fields_read(&f, &x, chat, &defaults, &names, why, sizeof why, &param) != ERR_OK)
         must(why[0] != '\0' && param != NULL);
 }
 

@@ -28,7 +28,7 @@ int main(int argc, char **argv)
     struct model_options o = {.dir = argc > 1 ? argv[1] : "",
                               .device = argc > 2 ? argv[2] : "",
                               .quantization = argc > 3 ? argv[3] : "",
-                              .block_tokens = 16,
+                              .page_tokens = 16,
                               .max_model_len = 1024,
                               .max_num_seqs = 4,
                               .max_num_batched_tokens = 1024,

@@ -38,7 +38,7 @@ static inline void run_init(struct run *r, struct model *m)
     memset(r, 0, sizeof *r);
     r->m = m;
     r->page_step = 1;
-    r->pages_max = (s->max_model_len + s->block_tokens - 1) / s->block_tokens;
+    r->pages_max = (s->max_model_len + s->page_tokens - 1) / s->page_tokens;
     for (int g = 0; g < s->n_groups; g++) {
         if (s->groups[g].n_state_pages > r->pages_max)
             r->pages_max = s->groups[g].n_state_pages;
@@ -64,7 +64,7 @@ static inline int run_pages(const struct model *m, int n)
 
     for (int g = 0; g < s->n_groups; g++)
         sum += s->groups[g].kind == CACHE_STATE ? s->groups[g].n_state_pages
-                                                : (n + s->block_tokens - 1) / s->block_tokens;
+                                                : (n + s->page_tokens - 1) / s->page_tokens;
     return sum;
 }
 
@@ -92,7 +92,7 @@ static inline int run_first_page(const struct run *r, int group, int pos)
     const struct model_shape *s = model_shape(r->m);
     int window = s->groups[group].window;
 
-    return window > 0 && pos >= window ? (pos - window + 1) / s->block_tokens : 0;
+    return window > 0 && pos >= window ? (pos - window + 1) / s->page_tokens : 0;
 }
 
 /* The row of a table: what is behind the window is any page. */
@@ -101,7 +101,7 @@ static inline void run_row(struct run *r, int seq, int group)
     const struct model_shape *s = model_shape(r->m);
     const struct cache_group *g = &s->groups[group];
     int n_new = r->seq_start[seq + 1] - r->seq_start[seq], pos = r->kv_len[seq] - n_new;
-    int last = (r->kv_len[seq] - 1) / s->block_tokens, first = run_first_page(r, group, pos);
+    int last = (r->kv_len[seq] - 1) / s->page_tokens, first = run_first_page(r, group, pos);
     int32_t *row =
         r->page_ids + ((size_t)group * (size_t)r->b.n_seqs + (size_t)seq) * (size_t)r->pages_max;
 

@@ -52,7 +52,7 @@ static void open_model(const char *config, int n_ranks)
     struct model_options o = {.dir = dir,
                               .device = "cpu",
                               .dummy_weights = true,
-                              .block_tokens = 8,
+                              .page_tokens = 8,
                               .num_pages = N_PAGES,
                               .max_num_seqs = 16,
                               .max_num_batched_tokens = 256,

@@ -187,7 +187,7 @@ static void check_model(const char *name, const char *folder, const char *golden
 {
     struct model_options o = {.dir = folder,
                               .device = on_gpu ? "cuda" : "cpu",
-                              .block_tokens = 16,
+                              .page_tokens = 16,
                               .num_pages = 256,
                               .gpu_memory_utilization = 0.9,
                               .max_num_seqs = RUN_SEQS,
@@ -227,7 +227,7 @@ static void check_model(const char *name, const char *folder, const char *golden
 static void check_refused(const char *name, const char *folder, int n_ranks)
 {
     struct model_options o = {
-        .dir = folder, .device = "cpu", .block_tokens = 16, .num_pages = 256, .n_ranks = n_ranks};
+        .dir = folder, .device = "cpu", .page_tokens = 16, .num_pages = 256, .n_ranks = n_ranks};
     struct model *m = NULL;
 
     is_int(model_open(&m, &o), ERR_UNSUPPORTED, "%s: ranks: %d: refused", name, n_ranks);

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "kernels/e4m3.h"
-#include "model/config.h"
+#include "model/hf_config.h"
 #include "model/quant.h"
 #include "tests/golden/run.h"
 #include "tests/tap.h"
@@ -189,7 +189,7 @@ static void round_matrix(const struct format *t, struct file *q, struct file *tw
 struct demo {
     struct checkpoint *files;
     char dir[4200], *config;
-    struct config c;
+    struct hf_config c;
 };
 
 static void copy(const struct demo *d, struct file *q, struct file *twin, const char *name)
@@ -314,7 +314,7 @@ static float *logits_of(const char *folder, const char *quantization, int n_rank
     struct model_options o = {.dir = folder,
                               .device = on_gpu ? "cuda" : "cpu",
                               .quantization = quantization,
-                              .block_tokens = 16,
+                              .page_tokens = 16,
                               .num_pages = 256,
                               .gpu_memory_utilization = 0.9,
                               .max_num_seqs = RUN_SEQS,
@@ -445,7 +445,7 @@ static int open_rc(const char *folder, const char *quantization, const char *kv)
                               .device = "cpu",
                               .quantization = quantization,
                               .kv_cache_dtype = kv,
-                              .block_tokens = 16,
+                              .page_tokens = 16,
                               .num_pages = 256};
     struct model *m = NULL;
     int rc = model_open(&m, &o);
@@ -490,7 +490,7 @@ int main(void)
     on_gpu = device != NULL && strcmp(device, "cuda") == 0;
     snprintf(d.dir, sizeof d.dir, "%s", tap_path("tools/demo-model/model"));
     snprintf(path, sizeof path, "%s/config.json", d.dir);
-    if (config_read(&d.c, d.dir) != ERR_OK || checkpoint_open(&d.files, d.dir) != ERR_OK ||
+    if (hf_config_read(&d.c, d.dir) != ERR_OK || checkpoint_open(&d.files, d.dir) != ERR_OK ||
         config_file(&d.config, &len, path, 8192) != ERR_OK || mkdtemp(root) == NULL)
         tap_skip_all("the demo model is not there");
     ok(n > 64, "a text of %d tokens", n);

@@ -188,22 +188,22 @@ static const char *const words[] = {"true",     "null",         "\"a\"", "\": ",
 
 #define N_WORDS (sizeof words / sizeof words[0])
 
-static const struct vocab *walk_vocab(struct buf *image)
+static const struct token_trie *walk_vocab(struct buf *image)
 {
     static char bytes[128];
-    struct vocab_token tokens[128 + N_WORDS + 1];
+    struct trie_token tokens[128 + N_WORDS + 1];
     int32_t end = 128 + N_WORDS;
     size_t i;
 
     for (i = 0; i < 128; i++) {
         bytes[i] = (char)i;
-        tokens[i] = (struct vocab_token){bytes + i, 1};
+        tokens[i] = (struct trie_token){bytes + i, 1};
     }
     for (i = 0; i < N_WORDS; i++)
-        tokens[128 + i] = (struct vocab_token){words[i], strlen(words[i])};
-    tokens[128 + N_WORDS] = (struct vocab_token){"", 0};
-    must(vocab_build(tokens, 128 + N_WORDS + 1, &end, 1, image) == ERR_OK);
-    return (const struct vocab *)(const void *)image->bytes;
+        tokens[128 + i] = (struct trie_token){words[i], strlen(words[i])};
+    tokens[128 + N_WORDS] = (struct trie_token){"", 0};
+    must(trie_build(tokens, 128 + N_WORDS + 1, &end, 1, image) == ERR_OK);
+    return (const struct token_trie *)(const void *)image->bytes;
 }
 
 static unsigned draw(unsigned *state)
@@ -213,7 +213,7 @@ static unsigned draw(unsigned *state)
 }
 
 /* A token of the mask; what closes is tried first once in a while. -1: there is none. */
-static int32_t choose(const struct vocab *v, const uint32_t *mask, unsigned *seed, bool calm)
+static int32_t choose(const struct token_trie *v, const uint32_t *mask, unsigned *seed, bool calm)
 {
     static const char closing[] = "}]\"";
     uint32_t start = draw(seed) % v->n_vocab;
@@ -238,8 +238,8 @@ static int32_t choose(const struct vocab *v, const uint32_t *mask, unsigned *see
 }
 
 /* One text, as a JSON string; null when it grew too long. */
-static void walk_once(const struct automaton *a, const struct vocab *v, struct walk_cache *kept,
-                      unsigned *seed, struct buf *out)
+static void walk_once(const struct automaton *a, const struct token_trie *v,
+                      struct walk_cache *kept, unsigned *seed, struct buf *out)
 {
     static struct walk w;
     static uint32_t mask[N_LARGE / 32];
@@ -257,8 +257,8 @@ static void walk_once(const struct automaton *a, const struct vocab *v, struct w
             break;
         }
         must(walk_accept(work, a, v, &w, t) == ERR_OK);
-        buf_add(&text, vocab_text(v) + vocab_text_at(v)[t],
-                vocab_text_at(v)[t + 1] - vocab_text_at(v)[t]);
+        buf_add(&text, trie_text(v) + trie_text_at(v)[t],
+                trie_text_at(v)[t + 1] - trie_text_at(v)[t]);
     }
     if (step == WALK_STEPS)
         buf_add_text(out, "null");
@@ -267,14 +267,14 @@ static void walk_once(const struct automaton *a, const struct vocab *v, struct w
     buf_fini(&text);
 }
 
-static const struct vocab *large_vocab(void)
+static const struct token_trie *large_vocab(void)
 {
     if (pieces_bytes.len == 0) {
         pieces_begin(&pieces, N_LARGE - 1);
         pieces_fill(&pieces);
         (void)pieces_image(&pieces, &pieces_bytes);
     }
-    return (const struct vocab *)(const void *)pieces_bytes.bytes;
+    return (const struct token_trie *)(const void *)pieces_bytes.bytes;
 }
 
 static void pieces_tell(int64_t n, struct buf *out)
@@ -297,7 +297,7 @@ static void pieces_tell(int64_t n, struct buf *out)
 static void walk_all(const struct automaton *a, const struct json *line, struct buf *out)
 {
     struct buf image = {0};
-    const struct vocab *v = walk_vocab(&image);
+    const struct token_trie *v = walk_vocab(&image);
     unsigned seed = (unsigned)json_get_int(line, "seed", 1);
     int64_t n = json_get_int(line, "walks", 0), n_large = json_get_int(line, "large", 0);
     int64_t i;

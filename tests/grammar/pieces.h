@@ -15,13 +15,13 @@
 
 #include "base/mem.h"
 #include "base/must.h"
-#include "grammar/vocab.h"
+#include "grammar/trie.h"
 
 #define PIECES_SLOTS (1u << 20) /* of the table that keeps pieces apart; a power of two */
 
 struct pieces {
     struct arena arena;
-    struct vocab_token *tokens; /* [cap + 1]; the last, which spells nothing, ends the text */
+    struct trie_token *tokens; /* [cap + 1]; the last, which spells nothing, ends the text */
     uint32_t n, cap;
     uint32_t *slots; /* piece + 1; 0: free */
     uint32_t draws;
@@ -44,7 +44,7 @@ __attribute__((unused)) static void pieces_add(struct pieces *p, const char *byt
 {
     uint32_t h = pieces_slot(p, bytes, len);
 
-    if (p->n == p->cap || len == 0 || len > VOCAB_TOKEN_MAX || p->slots[h] != 0)
+    if (p->n == p->cap || len == 0 || len > TRIE_TOKEN_MAX || p->slots[h] != 0)
         return;
     p->tokens[p->n].bytes = arena_strndup(&p->arena, bytes, len);
     p->tokens[p->n].len = len;
@@ -178,14 +178,14 @@ __attribute__((unused)) static void pieces_end(struct pieces *p)
 }
 
 /* The image; the end token is the one behind the pieces. */
-__attribute__((unused)) static const struct vocab *pieces_image(const struct pieces *p,
-                                                                struct buf *image)
+__attribute__((unused)) static const struct token_trie *pieces_image(const struct pieces *p,
+                                                                     struct buf *image)
 {
     int32_t end = (int32_t)p->n;
 
-    must(vocab_build(p->tokens, p->n + 1, &end, 1, image) == ERR_OK);
-    must(vocab_check(image->bytes, image->len) == ERR_OK);
-    return (const struct vocab *)(const void *)image->bytes;
+    must(trie_build(p->tokens, p->n + 1, &end, 1, image) == ERR_OK);
+    must(trie_check(image->bytes, image->len) == ERR_OK);
+    return (const struct token_trie *)(const void *)image->bytes;
 }
 
 /* The longest piece that a text begins with; its length. */

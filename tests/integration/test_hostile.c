@@ -15,7 +15,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/must.h"
-#include "grammar/vocab.h"
+#include "grammar/trie.h"
 #include "ipc/attach.h"
 #include "ipc/lane.h"
 #include "tests/tap.h"
@@ -370,31 +370,31 @@ static void test_silent(struct peer *honest)
     is_int(peer_ask(honest, 42, 5), 5, "and the honest front goes on");
 }
 
-/* A process that offers its vocabulary again and again, until the engine is gone for it. Its exit
+/* A process that uploads its vocabulary again and again, until the engine is gone for it. Its exit
  * status: 0 when it was dropped, 1 when a minute went by. */
-static _Noreturn void offer_endlessly(void)
+static _Noreturn void upload_endlessly(void)
 {
-    struct vocab_token tokens[512];
+    struct trie_token tokens[512];
     struct buf image = {0};
-    struct wire_offer offer = {.kind = WIRE_VOCABULARY};
+    struct wire_upload upload = {.kind = WIRE_VOCABULARY};
     struct peer p;
     uint64_t until;
     int sealed, rc = ERR_OK;
 
     for (int i = 0; i < 512; i++)
-        tokens[i] = (struct vocab_token){.bytes = "abcdefgh" + i % 8, .len = 1};
-    must_ok(vocab_build(tokens, 512, (const int32_t[]){0}, 1, &image));
+        tokens[i] = (struct trie_token){.bytes = "abcdefgh" + i % 8, .len = 1};
+    must_ok(trie_build(tokens, 512, (const int32_t[]){0}, 1, &image));
     must_ok(attach_seal(image.bytes, image.len, &sealed));
     must_ok(peer_open(&p));
-    offer.bytes = image.len;
+    upload.bytes = image.len;
     until = clock_us() + 60000000u;
     while ((rc == ERR_OK || rc == ERR_AGAIN) && clock_us() < until)
-        rc = attach_offer(p.control, &offer, sealed);
+        rc = attach_upload(p.control, &upload, sealed);
     _exit(rc == ERR_OK || rc == ERR_AGAIN ? 1 : 0);
 }
 
-/* Offers without end take no pass of the engine's, and their lane's place is free again. */
-static void test_offers(struct peer *honest)
+/* Uploads without end take no pass of the engine's, and their lane's place is free again. */
+static void test_uploads(struct peer *honest)
 {
     pid_t pids[4];
     int n_served = 0, n_dropped = 0;
@@ -402,11 +402,11 @@ static void test_offers(struct peer *honest)
     for (int i = 0; i < 4; i++) {
         pids[i] = fork();
         if (pids[i] == 0)
-            offer_endlessly();
+            upload_endlessly();
     }
     for (int i = 0; i < 10; i++)
         n_served += peer_ask(honest, (uint32_t)i, 5) == 5;
-    is_int(n_served, 10, "beside four fronts that offer without end an honest one is served");
+    is_int(n_served, 10, "beside four fronts that upload without end an honest one is served");
     for (int i = 0; i < 4; i++) {
         int status = 1;
 
@@ -434,7 +434,7 @@ int main(void)
     test_extremes(&honest, seed);
     test_strangers(&honest);
     test_silent(&honest);
-    test_offers(&honest);
+    test_uploads(&honest);
     is_int(waitpid(engine, &status, WNOHANG), 0, "the engine lives");
     (void)kill(engine, SIGTERM);
     (void)waitpid(engine, &status, 0);

@@ -12,7 +12,7 @@
 #define TURNS_LEN 4096
 
 struct attn_case {
-    int n_heads, n_kv_heads, head_dim, block_tokens;
+    int n_heads, n_kv_heads, head_dim, page_tokens;
     enum k_type type;
     int n_seqs;
     int kv_len[SEQS_MAX], n_new[SEQS_MAX];
@@ -49,7 +49,7 @@ static const int nobody[] = {0, 0};
 
 #define LENGTHS(list) sizeof(list) / sizeof(list)[0], list
 static const struct {
-    int n_heads, n_kv_heads, head_dim, block_tokens;
+    int n_heads, n_kv_heads, head_dim, page_tokens;
     enum k_type type;
     size_t n_seqs;
     const int *kv_len;
@@ -149,7 +149,7 @@ static size_t elem_bytes(const struct attn_run *r)
 
 static int pages_of(const struct attn_case *c, int s)
 {
-    return (c->kv_len[s] + c->block_tokens - 1) / c->block_tokens;
+    return (c->kv_len[s] + c->page_tokens - 1) / c->page_tokens;
 }
 
 /* The first position that a token of the step sees. */
@@ -185,7 +185,7 @@ static void place(struct attn_run *r)
         }
         for (int p = 0; p < pages_of(c, s); p++, page++)
             r->page_ids[s * pages_max + p] =
-                p < lowest_of(c, s) / c->block_tokens ? r->n_pages : page * step % r->n_pages;
+                p < lowest_of(c, s) / c->page_tokens ? r->n_pages : page * step % r->n_pages;
     }
     r->n_pages++; /* one of NaN */
     r->host = (struct k_tokens){.seq = r->seq,
@@ -198,13 +198,13 @@ static void place(struct attn_run *r)
                                 .pages_max = pages_max};
     r->host_kv = (struct k_kv){.n_kv_heads = c->n_kv_heads,
                                .head_dim = c->head_dim,
-                               .block_tokens = c->block_tokens,
+                               .page_tokens = c->page_tokens,
                                .window = window,
                                .type = c->type,
                                .k_scale = 0.5f,
                                .v_scale = 0.25f};
     /* Two layers; the second is used. */
-    r->host_kv.layer_elems = (size_t)(2 * c->n_kv_heads * c->block_tokens * c->head_dim);
+    r->host_kv.layer_elems = (size_t)(2 * c->n_kv_heads * c->page_tokens * c->head_dim);
     r->host_kv.page_elems = 2 * r->host_kv.layer_elems;
     r->page_size = r->host_kv.page_elems * (size_t)r->n_pages;
 }
@@ -214,24 +214,24 @@ static void fill_pages(struct attn_run *r)
 {
     const struct attn_case *c = r->c;
     const struct k_kv *kv = &r->host_kv;
-    size_t side = (size_t)(c->n_kv_heads * c->block_tokens * c->head_dim);
+    size_t side = (size_t)(c->n_kv_heads * c->page_tokens * c->head_dim);
 
     r->pages = malloc(r->page_size * 4);
     for (size_t i = 0; i < r->page_size; i++)
         r->pages[i] = NAN;
     for (int s = 0; s < c->n_seqs; s++) {
         /* A chunk's keys are loaded in whole pages. */
-        int first = lowest_of(c, s) / (c->n_new[s] == 1 ? 1 : c->block_tokens) *
-                    (c->n_new[s] == 1 ? 1 : c->block_tokens);
+        int first = lowest_of(c, s) / (c->n_new[s] == 1 ? 1 : c->page_tokens) *
+                    (c->n_new[s] == 1 ? 1 : c->page_tokens);
 
         for (int p = first; p < c->kv_len[s] - c->n_new[s]; p++) {
-            int32_t page = r->page_ids[s * r->host.pages_max + p / c->block_tokens];
+            int32_t page = r->page_ids[s * r->host.pages_max + p / c->page_tokens];
 
             for (int h = 0; h < 2 * c->n_kv_heads * c->head_dim; h++) {
                 int head = h / c->head_dim % c->n_kv_heads;
                 size_t at = (size_t)page * kv->page_elems + kv->layer_elems +
                             (size_t)(h / c->head_dim / c->n_kv_heads) * side +
-                            (size_t)((head * c->block_tokens + p % c->block_tokens) * c->head_dim +
+                            (size_t)((head * c->page_tokens + p % c->page_tokens) * c->head_dim +
                                      h % c->head_dim);
                 float x = gpu_widen(gpu_round(gpu_uniform() * 3.0f));
                 float scale = h / c->head_dim < c->n_kv_heads ? kv->k_scale : kv->v_scale;
@@ -353,7 +353,7 @@ static struct attn_run *run_open(const struct attn_case *c)
     r->width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
     r->scale = 1.0f / sqrtf((float)c->head_dim);
     snprintf(r->name, sizeof r->name, "%d/%d x %d, pages of %d %s, window %d", c->n_heads,
-             c->n_kv_heads, c->head_dim, c->block_tokens, c->type == K_BF16 ? "bf16" : "e4m3",
+             c->n_kv_heads, c->head_dim, c->page_tokens, c->type == K_BF16 ? "bf16" : "e4m3",
              window);
     place(r);
     r->qkv_size = (size_t)r->n_tokens * (size_t)r->width;
@@ -552,7 +552,7 @@ static void check_cases(int head_dim)
         struct attn_case c = {decodes[i].n_heads,
                               decodes[i].n_kv_heads,
                               decodes[i].head_dim,
-                              decodes[i].block_tokens,
+                              decodes[i].page_tokens,
                               decodes[i].type,
                               0,
                               {0},

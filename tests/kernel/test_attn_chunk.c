@@ -11,7 +11,7 @@
 #define RANDOM_CASES 60
 
 struct chunk_case {
-    int n_heads, n_kv_heads, head_dim, block_tokens, window;
+    int n_heads, n_kv_heads, head_dim, page_tokens, window;
     int n_seqs;
     int kv_len[SEQS_MAX], n_new[SEQS_MAX];
     enum k_type type;
@@ -75,7 +75,7 @@ struct chunk_run {
 
 static int pages_of(const struct chunk_case *c, int s)
 {
-    return (c->kv_len[s] + c->block_tokens - 1) / c->block_tokens;
+    return (c->kv_len[s] + c->page_tokens - 1) / c->page_tokens;
 }
 
 /* The first page that a token of the step sees. */
@@ -83,7 +83,7 @@ static int first_page(const struct chunk_case *c, int s)
 {
     int first = c->kv_len[s] - c->n_new[s];
 
-    return c->window > 0 && first >= c->window ? (first - c->window + 1) / c->block_tokens : 0;
+    return c->window > 0 && first >= c->window ? (first - c->window + 1) / c->page_tokens : 0;
 }
 
 /* Tokens, and pages in random order; one page in eight is nobody's. */
@@ -157,14 +157,14 @@ static void put(struct chunk_run *r, size_t i, int kind)
 static void fill(struct chunk_run *r)
 {
     const struct chunk_case *c = r->c;
-    size_t layer = (size_t)(2 * c->n_kv_heads * c->block_tokens * c->head_dim);
-    size_t hd = (size_t)c->head_dim, bt = (size_t)c->block_tokens;
+    size_t layer = (size_t)(2 * c->n_kv_heads * c->page_tokens * c->head_dim);
+    size_t hd = (size_t)c->head_dim, bt = (size_t)c->page_tokens;
 
     r->host_kv = (struct k_kv){.layer_elems = layer,
                                .page_elems = 2 * layer,
                                .n_kv_heads = c->n_kv_heads,
                                .head_dim = c->head_dim,
-                               .block_tokens = c->block_tokens,
+                               .page_tokens = c->page_tokens,
                                .window = c->window,
                                .type = c->type,
                                .k_scale = 0.75f,
@@ -176,8 +176,8 @@ static void fill(struct chunk_run *r)
     r->bytes = malloc(r->page_size);
     memset(r->bytes, 0x7f, r->page_size);
     for (int s = 0; s < c->n_seqs; s++) {
-        for (int pos = first_page(c, s) * c->block_tokens; pos < c->kv_len[s]; pos++) {
-            size_t page = (size_t)r->page_ids[s * r->host.pages_max + pos / c->block_tokens];
+        for (int pos = first_page(c, s) * c->page_tokens; pos < c->kv_len[s]; pos++) {
+            size_t page = (size_t)r->page_ids[s * r->host.pages_max + pos / c->page_tokens];
             size_t at = page * 2 * layer + layer + (size_t)pos % bt * hd;
 
             for (int h = 0; h < 2 * c->n_kv_heads; h++, at += bt * hd)
@@ -290,7 +290,7 @@ static void check_case(const struct chunk_case *c)
     r->c = c;
     snprintf(name, sizeof name, "%d/%d x %d %s, pages of %d, window %d, %d seqs, first %d of %d",
              c->n_heads, c->n_kv_heads, c->head_dim, c->type == K_BF16 ? "bf16" : "e4m3",
-             c->block_tokens, c->window, c->n_seqs, c->n_new[0], c->kv_len[0]);
+             c->page_tokens, c->window, c->n_seqs, c->n_new[0], c->kv_len[0]);
     place(r);
     fill(r);
     upload(r);
@@ -316,7 +316,7 @@ static void check_random(void)
     struct chunk_case c = {.n_kv_heads = 1 + pick(2), .n_seqs = 1 + pick(4)};
 
     c.head_dim = head_dims[pick(7)];
-    c.block_tokens = blocks[pick(7)];
+    c.page_tokens = blocks[pick(7)];
     c.n_heads = groups[pick(6)] * c.n_kv_heads;
     c.window = pick(4) == 0 ? 1 + pick(300) : 0;
     c.type = pick(4) == 0 ? K_E4M3 : K_BF16;

@@ -13,7 +13,7 @@
 #define TURNS_LEN 16
 
 static const struct {
-    int n_heads, n_kv_heads, head_dim, block_tokens;
+    int n_heads, n_kv_heads, head_dim, page_tokens;
 } shapes[] = {{32, 8, 128, 16}, {64, 8, 128, 64}, {5, 1, 128, 4}, {8, 1, 256, 16}, {4, 4, 64, 16},
               {6, 2, 80, 16},   {6, 2, 96, 4},    {3, 3, 32, 7},  {2, 1, 16, 8},   {3, 1, 72, 16},
               {5, 1, 12, 4},    {4, 2, 10, 5},    {2, 1, 250, 8}};
@@ -63,11 +63,11 @@ static void open_case(size_t shape, enum k_type type, bool has_norms)
     s.n_heads = shapes[shape].n_heads;
     s.kv = (struct k_kv){.n_kv_heads = n_kv_heads,
                          .head_dim = hd,
-                         .block_tokens = shapes[shape].block_tokens,
+                         .page_tokens = shapes[shape].page_tokens,
                          .type = type,
                          .k_scale = 0.5f,
                          .v_scale = 0.25f};
-    s.kv.layer_elems = (size_t)(2 * n_kv_heads * s.kv.block_tokens * hd); /* the second of two */
+    s.kv.layer_elems = (size_t)(2 * n_kv_heads * s.kv.page_tokens * hd); /* the second of two */
     s.kv.page_elems = 2 * s.kv.layer_elems;
     s.page_elems = N_SEQS * PAGES_MAX * s.kv.page_elems;
     s.ref_kv = s.kv;
@@ -140,7 +140,7 @@ static void check_decode(const char *name)
     int group = s.n_heads / s.kv.n_kv_heads, n_rows = 0, n_other = 0;
 
     for (int t = 0; t < N_TOKENS; t++) {
-        int32_t page = page_ids[seq[t] * PAGES_MAX + pos[t] / s.kv.block_tokens];
+        int32_t page = page_ids[seq[t] * PAGES_MAX + pos[t] / s.kv.page_tokens];
 
         for (int h = 0; h < s.kv.n_kv_heads && kv_len[seq[t]] > 0; h++, n_rows += group + 2) {
             k_bf16 *token = s.raw + t * s.width, *queries = token + h * group * 128;
@@ -148,7 +148,7 @@ static void check_decode(const char *name)
             const char *stored =
                 (char *)s.kv.pages +
                 ((size_t)page * s.kv.page_elems + s.kv.layer_elems +
-                 (size_t)((h * s.kv.block_tokens + pos[t] % s.kv.block_tokens) * 128)) *
+                 (size_t)((h * s.kv.page_tokens + pos[t] % s.kv.page_tokens) * 128)) *
                     elem;
 
             played_decode_rows(queries, group, key, value, &s.rotary, &s.kv, pos[t]);
@@ -167,7 +167,7 @@ static void check_case(size_t shape, enum k_type type, bool has_norms)
 
     open_case(shape, type, has_norms);
     snprintf(name, sizeof name, "%d/%d x %d, pages of %d, %s%s", s.n_heads, s.kv.n_kv_heads,
-             s.kv.head_dim, s.kv.block_tokens, type == K_BF16 ? "bf16" : "e4m3",
+             s.kv.head_dim, s.kv.page_tokens, type == K_BF16 ? "bf16" : "e4m3",
              has_norms ? ", norms" : "");
     check_reference(name);
     if (s.kv.head_dim == 128)

@@ -181,7 +181,7 @@ static void check_products(void)
                                    .n_seqs = 4,
                                    .pages_max = 4,
                                    .len_max = 64,
-                                   .block_tokens = 16,
+                                   .page_tokens = 16,
                                    .n_tables = 1,
                                    .n_windows = 1,
                                    .n_heads = 4,

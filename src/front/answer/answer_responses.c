@@ -17,15 +17,15 @@ static void responses_event(struct gen *g, const char *name)
 
 /* --- the response -------------------------------------------------------------------------- */
 
-/* "name": a member of the request, or preset. */
+/* "name": a member of the request, or default. */
 static void responses_repeat(const struct exchange *x, struct buf *b, const char *name,
-                             const char *preset)
+                             const char *fallback)
 {
     const struct json *v = json_get(x->request, name);
 
     buf_printf(b, ",\"%s\":", name);
     if (v == NULL || v->kind == JSON_NULL)
-        buf_add_text(b, preset);
+        buf_add_text(b, fallback);
     else
         json_write(b, v, JSON_EXACT);
 }
@@ -35,7 +35,7 @@ static void responses_tool(struct buf *b, const struct json *tool)
 {
     static const struct {
         const char *name;
-        const char *preset;
+        const char *fallback;
     } rows[] = {{"type", "\"function\""},
                 {"name", "\"\""},
                 {"description", "null"},
@@ -52,7 +52,7 @@ static void responses_tool(struct buf *b, const struct json *tool)
         buf_printf(b, "%s\"%s\":", i == 0 ? "{" : ",", rows[i].name);
         if (v == NULL || v->kind == JSON_NULL ||
             (v->kind != JSON_BOOL && strcmp(rows[i].name, "strict") == 0))
-            buf_add_text(b, rows[i].preset);
+            buf_add_text(b, rows[i].fallback);
         else
             json_write(b, v, JSON_EXACT);
     }

@@ -145,7 +145,7 @@ static double beams_score(const struct gen *first, double sum, size_t n_out)
 
 static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *ends, uint32_t n_ends)
 {
-    if (steering_has_stop(&first->exchange->steering, id))
+    if (token_rules_has_stop(&first->exchange->token_rules, id))
         return true;
     for (uint32_t i = 0; i < n_ends; i++) {
         if (ends[i] == id)
@@ -343,7 +343,8 @@ static int beams_choose(struct gen *g, const struct beam *beam)
     }
     (void)detok_finish(&g->detok, &g->text);
     g->finish = beam->ended ? GEN_STOP : GEN_LENGTH;
-    if (beam->ended && steering_has_stop(&g->exchange->steering, beam->out.ids[beam->out.len - 1]))
+    if (beam->ended &&
+        token_rules_has_stop(&g->exchange->token_rules, beam->out.ids[beam->out.len - 1]))
         g->stop_id = beam->out.ids[beam->out.len - 1];
     return g->told.failed || g->text.failed ? ERR_NO_MEMORY : ERR_OK;
 }

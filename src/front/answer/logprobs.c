@@ -56,7 +56,7 @@ static void logprobs_sort(struct logprob *all, const float *row, uint32_t n_voca
 /* Entries of the n first, then of those asked for by id that are not among them. */
 static void logprobs_add_row(struct gen *g, struct buf *to, uint32_t n, uint32_t n_vocab)
 {
-    const struct steering *s = &g->exchange->steering;
+    const struct token_rules *s = &g->exchange->token_rules;
     struct logprob *all = mem_zalloc_array(n_vocab, sizeof *all);
 
     if (all == NULL) {

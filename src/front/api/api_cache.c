@@ -345,8 +345,8 @@ static bool cache_begins_row(const struct wire_out *o)
     return o->value == WIRE_FACT_TIER || o->value == WIRE_FACT_SPACE || o->value == WIRE_FACT_HINT;
 }
 
-/* A fact of the row that begins at i; preset when it has none. */
-static uint64_t cache_of(const struct exchange *x, size_t i, enum wire_fact fact, uint64_t preset)
+/* A fact of the row that begins at i; default when it has none. */
+static uint64_t cache_of(const struct exchange *x, size_t i, enum wire_fact fact, uint64_t fallback)
 {
     for (size_t k = i + 1; k < cache_n_facts(x); k++) {
         struct wire_out o = cache_at(x, k);
@@ -356,7 +356,7 @@ static uint64_t cache_of(const struct exchange *x, size_t i, enum wire_fact fact
         if (o.value == (int32_t)fact)
             return o.amount;
     }
-    return preset;
+    return fallback;
 }
 
 static void cache_add_space(struct buf *b, uint64_t space)
@@ -452,7 +452,7 @@ static void cache_add_rows(struct buf *b, const struct exchange *x, enum wire_fa
 
 static void cache_add_list(struct front *f, struct buf *b, const struct exchange *x)
 {
-    buf_printf(b, "{\"block_tokens\":%u,\"tiers\":{", f->link.engine.block_tokens);
+    buf_printf(b, "{\"page_tokens\":%u,\"tiers\":{", f->link.engine.page_tokens);
     cache_add_rows(b, x, WIRE_FACT_TIER);
     buf_add_text(b, "},\"namespaces\":[");
     cache_add_rows(b, x, WIRE_FACT_SPACE);

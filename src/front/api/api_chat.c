@@ -54,14 +54,14 @@ static const struct json *api_kwargs(const struct front *f, struct exchange *x,
     if (!on && json_get(given, "thinking") == NULL) /* as DeepSeek's templates call it */
         json_put_flag(&kwargs, "thinking", false);
     for (uint32_t i = 0; f->chat_kwargs != NULL && i < f->chat_kwargs->n; i++) {
-        const struct json *preset = &f->chat_kwargs->items[i];
-        bool said = json_get(given, preset->key) != NULL ||
-                    (effort != NULL && (strcmp(preset->key, "reasoning_effort") == 0 ||
-                                        strcmp(preset->key, "enable_thinking") == 0 ||
-                                        (!on && strcmp(preset->key, "thinking") == 0)));
+        const struct json *fallback = &f->chat_kwargs->items[i];
+        bool said = json_get(given, fallback->key) != NULL ||
+                    (effort != NULL && (strcmp(fallback->key, "reasoning_effort") == 0 ||
+                                        strcmp(fallback->key, "enable_thinking") == 0 ||
+                                        (!on && strcmp(fallback->key, "thinking") == 0)));
 
         if (!said)
-            json_put(&kwargs, preset->key, preset);
+            json_put(&kwargs, fallback->key, fallback);
     }
     *made = json_made(&kwargs, JSON_OBJECT);
     return kwargs.failed ? NULL : made;

@@ -88,8 +88,8 @@ static void render_stops(const struct exchange *x, struct buf *b)
         buf_add_json_string(b, x->stop_texts[i].text, x->stop_texts[i].len);
     }
     buf_add_text(b, "],\"stop_token_ids\":[");
-    for (uint32_t i = 0; i < x->steering.n_stop_ids; i++)
-        buf_printf(b, i == 0 ? "%d" : ",%d", x->steering.stop_ids[i]);
+    for (uint32_t i = 0; i < x->token_rules.n_stop_ids; i++)
+        buf_printf(b, i == 0 ? "%d" : ",%d", x->token_rules.stop_ids[i]);
     buf_add_text(b, "],");
 }
 
@@ -102,7 +102,7 @@ static void render_told(struct buf *b, const char *name, bool told, uint32_t n)
         buf_printf(b, "\"%s\":null,", name);
 }
 
-/* vLLM's SamplingParams, with the presets of this server where the request says nothing. */
+/* vLLM's SamplingParams, with the defaults of this server where the request says nothing. */
 static void render_sampling(struct front *f, const struct exchange *x, struct buf *b,
                             const struct gen *g, const struct json *body)
 {

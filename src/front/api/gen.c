@@ -108,7 +108,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     x->model = f->model_name;
     x->role = f->settings.response_role;
     x->fingerprint = f->fingerprint;
-    rc = fields_read(&fields, x, body, &f->presets, &f->names, why, sizeof why, &param);
+    rc = fields_read(&fields, x, body, &f->defaults, &f->names, why, sizeof why, &param);
     if (rc != ERR_OK) {
         exchange_reply_error(x, rc, why, param, 0);
         return false;
@@ -123,8 +123,8 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     if (!policy_read(&f->settings, x, &fields.request))
         return false;
     if (fields.bad_words != NULL) {
-        rc = steering_read_bad_words(&x->steering, &x->arena, f->tokenizer, fields.bad_words, why,
-                                     sizeof why);
+        rc = token_rules_read_bad_words(&x->token_rules, &x->arena, f->tokenizer, fields.bad_words,
+                                        why, sizeof why);
         if (rc != ERR_OK) {
             exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "bad_words", 0);
             return false;
@@ -249,8 +249,7 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
     if (!form_binds(x->form))
         return true;
     policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), m.tenant);
-    rc = form_compile(x->form, &m, &f->structures, &x->arena, &x->structure, &param, why,
-                      sizeof why);
+    rc = form_compile(x->form, &m, &f->compiled, &x->arena, &x->compiled, &param, why, sizeof why);
     if (rc != ERR_OK)
         exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why,
                              rc == ERR_OVERLOADED ? NULL : param, rc == ERR_OVERLOADED);

@@ -10,7 +10,7 @@
  * own. nginx, which by then has all of Content-Length, may have hung up; the write failed and the
  * close behind it lingered. So records are sent without waiting, an answer's end together with its
  * last bytes. A record that is under way when the socket is full promises bytes that must come
- * next: what was not taken is offered again. */
+ * next: what was not taken is uploaded again. */
 #include "front/http/fcgi.h"
 
 #include <errno.h>

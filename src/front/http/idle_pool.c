@@ -32,7 +32,7 @@ int idle_pool_open(struct idle_pool *l, int listen_fd, int stop_fd)
 {
     *l = (struct idle_pool){.epoll_fd = epoll_create1(EPOLL_CLOEXEC),
                             .shut_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK),
-                            .door = {.who = "front", .fd = listen_fd}};
+                            .listener = {.who = "front", .fd = listen_fd}};
     if (pthread_mutex_init(&l->lock, NULL) != 0)
         return ERR_NO_MEMORY;
     if (l->epoll_fd == -1 || l->shut_fd == -1 ||
@@ -129,15 +129,15 @@ static bool idle_pool_speaks(int fd, int timeout_ms)
 /* Whoever comes to the door next is for any reader. */
 static void idle_pool_open_door(struct idle_pool *l)
 {
-    if (idle_pool_watch(l, EPOLL_CTL_MOD, l->door.fd, EPOLLIN | EPOLLONESHOT, IDLE_POOL_LISTEN) !=
-        ERR_OK)
+    if (idle_pool_watch(l, EPOLL_CTL_MOD, l->listener.fd, EPOLLIN | EPOLLONESHOT,
+                        IDLE_POOL_LISTEN) != ERR_OK)
         log_error("front: epoll: %s", strerror(errno));
 }
 
 /* Nobody looks at the door until the timer's event, which is for any reader, too. */
 static void idle_pool_shut_door(struct idle_pool *l)
 {
-    const struct itimerspec t = {.it_value = {.tv_nsec = DOOR_SHUT_MS * 1000000L}};
+    const struct itimerspec t = {.it_value = {.tv_nsec = LISTENER_SHUT_MS * 1000000L}};
 
     if (timerfd_settime(l->shut_fd, 0, &t, NULL) == -1 ||
         idle_pool_watch(l, EPOLL_CTL_MOD, l->shut_fd, EPOLLIN | EPOLLONESHOT, IDLE_POOL_SHUT) !=
@@ -149,7 +149,7 @@ static void idle_pool_shut_door(struct idle_pool *l)
 static int idle_pool_accept(struct idle_pool *l, int *fd)
 {
     int k;
-    int rc = door_accept(&l->door, SOCK_CLOEXEC, &k);
+    int rc = listener_accept(&l->listener, SOCK_CLOEXEC, &k);
 
     if (rc == ERR_OVERLOADED)
         idle_pool_shut_door(l);

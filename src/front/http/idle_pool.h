@@ -4,7 +4,7 @@
  * connection only when there is something to read. Who says nothing holds no reader, is sent away
  * after IDLE_POOL_SILENT_US, and when IDLE_POOL_GUESTS are silent the one who came first has to go.
  * No worker of nginx is between connecting and writing with more than one connection. Whoever comes
- * while the process has no descriptor left waits in the backlog (base/door.h).
+ * while the process has no descriptor left waits in the backlog (base/listener.h).
  *
  * All functions from any reader thread. */
 #ifndef QUIRE_FRONT_HTTP_IDLE_POOL_H
@@ -14,8 +14,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "base/door.h"
 #include "base/err.h"
+#include "base/listener.h"
 
 #define IDLE_POOL_GUESTS    64
 #define IDLE_POOL_SILENT_US 5000000 /* an nginx that lost its core comes back in this time */
@@ -27,9 +27,10 @@ struct idle_pool_guest {
 };
 
 struct idle_pool {
-    int epoll_fd;     /* of all readers; each event is for one of them */
-    int shut_fd;      /* a timer: the door, shut for want of descriptors, is opened again */
-    struct door door; /* belongs to the reader who got its event, until he has it watched again */
+    int epoll_fd; /* of all readers; each event is for one of them */
+    int shut_fd;  /* a timer: the door, shut for want of descriptors, is opened again */
+    struct listener
+        listener; /* belongs to the reader who got its event, until he has it watched again */
     pthread_mutex_t lock; /* guards what follows */
     struct idle_pool_guest guests[IDLE_POOL_GUESTS];
     uint32_t turn;

@@ -100,7 +100,7 @@ static void link_close(struct link *l)
     l->tenants = NULL;
     mem_free(l->tenant_idx);
     l->tenant_idx = NULL;
-    offers_clear(&l->offers);
+    uploads_clear(&l->uploads);
     l->n_free = 0;
     if (l->control_fd != -1)
         (void)close(l->control_fd);
@@ -276,7 +276,7 @@ void link_release(struct link *l, uint32_t slot)
 {
     must(l->n_free < l->lane.n_slots);
     if (l->automaton[slot] != 0)
-        offers_release(&l->offers, l->automaton[slot] - 1);
+        uploads_release(&l->uploads, l->automaton[slot] - 1);
     l->automaton[slot] = 0;
     l->tenants[l->tenant_idx[slot]].n_held--;
     l->by_slot[slot] = NULL;
@@ -286,9 +286,9 @@ void link_release(struct link *l, uint32_t slot)
 void link_end(struct link *l, uint32_t slot, const struct wire_out *o)
 {
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM && l->automaton[slot] != 0)
-        offers_lose(&l->offers, l->automaton[slot] - 1);
+        uploads_lose(&l->uploads, l->automaton[slot] - 1);
     else if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM)
-        l->offers.vocabulary = false; /* which a bound of a reasoning needs by itself */
+        l->uploads.vocabulary = false; /* which a bound of a reasoning needs by itself */
     link_release(l, slot);
 }
 

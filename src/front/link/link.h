@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "front/link/offer.h"
+#include "front/link/upload.h"
 #include "ipc/attach.h"
 #include "ipc/lane.h"
 
@@ -31,7 +31,7 @@ struct link {
     uint32_t *free_slots;       /* [n_slots], stack */
     uint32_t n_free;
     uint32_t *automaton; /* [n_slots], as in wire_generate: what the engine is to hold it to */
-    struct offers offers;
+    struct uploads uploads;
     struct link_tenant *tenants; /* [n_slots], the first n_tenants were in use */
     uint32_t n_tenants;
     uint32_t *tenant_idx; /* [n_slots], who has it */

@@ -45,7 +45,7 @@ void exchange_free(struct exchange *x)
         x->on_free(x);
     if (x->keeping != NULL)
         kept_leave(x->keeping->job);
-    structure_unref(x->structure);
+    compiled_unref(x->compiled);
     buf_fini(&x->facts);
     buf_fini(&x->out);
     fcgi_close(x->fcgi);

@@ -14,7 +14,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "front/http/fcgi.h"
-#include "front/request/steering.h"
+#include "front/request/token_rules.h"
 #include "front/structured/form.h"
 #include "ipc/wire_lane.h"
 #include "text/output/detok.h"
@@ -153,24 +153,24 @@ struct exchange {
     int64_t think_max;    /* thinking_token_budget; -1: none */
     int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all; -1: what fits */
     bool truncates_right; /* truncation_side: the first ones */
-    struct steering steering;
+    struct token_rules token_rules;
     struct detok_stop *stop_texts; /* [n_stops], to name the one that matched; in the arena */
     int n_stops;
     bool max_tokens_given;
-    uint32_t max_tokens;         /* when given */
-    uint64_t timeout_us;         /* timeout_s; 0: not given */
-    bool max_tokens_bends;       /* what the context has no room for is cut off, not refused */
-    const struct form *form;     /* what the output must be; in the arena */
-    struct structure *structure; /* a reference; NULL: it need not be anything */
-    char request_id[72];         /* the client's, or ours; nothing but letters, digits and -._ */
-    char id[88];                 /* "chatcmpl-..." */
-    int64_t created;             /* unix seconds */
-    bool asks;                   /* an operator's, about the cache: the answer is facts */
-    struct buf facts;            /* struct wire_out each */
-    bool probe;                  /* /health?deep=1: the answer is whether a token came */
-    const char *model;           /* the served name; lives as long as the process */
-    const char *role;            /* of a chat's answer; lives as long as the process */
-    const char *fingerprint;     /* of the server's build and model; lives as long as the process */
+    uint32_t max_tokens;       /* when given */
+    uint64_t timeout_us;       /* timeout_s; 0: not given */
+    bool max_tokens_bends;     /* what the context has no room for is cut off, not refused */
+    const struct form *form;   /* what the output must be; in the arena */
+    struct compiled *compiled; /* a reference; NULL: it need not be anything */
+    char request_id[72];       /* the client's, or ours; nothing but letters, digits and -._ */
+    char id[88];               /* "chatcmpl-..." */
+    int64_t created;           /* unix seconds */
+    bool asks;                 /* an operator's, about the cache: the answer is facts */
+    struct buf facts;          /* struct wire_out each */
+    bool probe;                /* /health?deep=1: the answer is whether a token came */
+    const char *model;         /* the served name; lives as long as the process */
+    const char *role;          /* of a chat's answer; lives as long as the process */
+    const char *fingerprint;   /* of the server's build and model; lives as long as the process */
     const struct brought *brought; /* NULL: the tokens are the engine's */
     const char *notice;            /* a header X-Quire-Notice of an answer that is no error; NULL */
 

@@ -24,7 +24,7 @@ struct fields_read_context {
     struct fields *out;
     struct exchange *x;
     const struct names *names;
-    const struct presets *presets;
+    const struct defaults *defaults;
     size_t stop_bytes; /* of all stop strings */
     int best_of;       /* 0: not given */
     char *why;
@@ -201,7 +201,7 @@ static int fields_n_told(struct fields_read_context *c, const struct fields_row 
     struct fields_row bounded = *row;
 
     bounded.range.low = 0;
-    bounded.range.high = c->presets->max_logprobs < 0 ? INT_MAX : c->presets->max_logprobs;
+    bounded.range.high = c->defaults->max_logprobs < 0 ? INT_MAX : c->defaults->max_logprobs;
     if (number.kind != JSON_INT || number.whole != -1)
         return fields_whole(c, &bounded, v);
     if (bounded.range.high > WIRE_LOGPROBS_MAX) {
@@ -211,7 +211,7 @@ static int fields_n_told(struct fields_read_context *c, const struct fields_row 
     (void)snprintf(c->why, c->why_cap,
                    "'%s' of -1 asks for the whole vocabulary; this server tells at most %d "
                    "alternatives of a token (max_logprobs)",
-                   row->name, c->presets->max_logprobs);
+                   row->name, c->defaults->max_logprobs);
     return ERR_UNSUPPORTED;
 }
 
@@ -241,16 +241,16 @@ static int fields_biases(struct fields_read_context *c, const struct fields_row 
                          const struct json *v)
 {
     (void)row;
-    return steering_read_biases(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
+    return token_rules_read_biases(&c->x->token_rules, &c->x->arena, v, c->why, c->why_cap);
 }
 
 static int fields_asked(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
-    int rc = steering_read_asked(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
+    int rc = token_rules_read_asked(&c->x->token_rules, &c->x->arena, v, c->why, c->why_cap);
 
     (void)row;
-    if (rc == ERR_OK && c->x->steering.n_asked > 0 && c->x->format == EXCHANGE_COMPLETION)
+    if (rc == ERR_OK && c->x->token_rules.n_asked > 0 && c->x->format == EXCHANGE_COMPLETION)
         c->out->request.flags |= WIRE_LOGPROBS;
     return rc;
 }
@@ -259,7 +259,7 @@ static int fields_allowed(struct fields_read_context *c, const struct fields_row
                           const struct json *v)
 {
     (void)row;
-    return steering_read_allowed(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
+    return token_rules_read_allowed(&c->x->token_rules, &c->x->arena, v, c->why, c->why_cap);
 }
 
 /* They are read where the tokenizer is. */
@@ -344,14 +344,14 @@ static int fields_stream_options(struct fields_read_context *c, const struct fie
 static int fields_stop_text(struct fields_read_context *c, const struct fields_row *row,
                             const struct json *v)
 {
-    size_t n = (size_t)c->presets->max_stops;
+    size_t n = (size_t)c->defaults->max_stops;
 
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string or a list of strings", v);
     if (v->text_len == 0 || v->text_len > DETOK_STOP_BYTES_MAX ||
-        c->out->n_stops == c->presets->max_stops) {
+        c->out->n_stops == c->defaults->max_stops) {
         (void)snprintf(c->why, c->why_cap, "'stop' takes at most %d strings of 1 to %d bytes",
-                       c->presets->max_stops, DETOK_STOP_BYTES_MAX);
+                       c->defaults->max_stops, DETOK_STOP_BYTES_MAX);
         return ERR_INVALID;
     }
     c->stop_bytes += v->text_len;
@@ -378,9 +378,9 @@ static int fields_stop(struct fields_read_context *c, const struct fields_row *r
 
     if (v->kind != JSON_LIST)
         return fields_stop_text(c, row, v);
-    if (v->n > (uint32_t)c->presets->max_stops) {
+    if (v->n > (uint32_t)c->defaults->max_stops) {
         (void)snprintf(c->why, c->why_cap, "'stop' has %u strings; at most %d are allowed", v->n,
-                       c->presets->max_stops);
+                       c->defaults->max_stops);
         return ERR_INVALID;
     }
     for (uint32_t i = 0; i < v->n && rc == ERR_OK; i++)
@@ -392,7 +392,7 @@ static int fields_stop_ids(struct fields_read_context *c, const struct fields_ro
                            const struct json *v)
 {
     (void)row;
-    return steering_read_stops(&c->x->steering, &c->x->arena, v, c->why, c->why_cap);
+    return token_rules_read_stops(&c->x->token_rules, &c->x->arena, v, c->why, c->why_cap);
 }
 
 static int fields_model(struct fields_read_context *c, const struct fields_row *row,
@@ -608,7 +608,7 @@ static const struct fields_row fields_rows[] = {
     CHAT("max_completion_tokens", fields_max_completion, .range = RANGE_FROM(1, INT_MAX)),
     BOTH("min_tokens", fields_whole, .place = OUT_MEMBER(request.generate.min_tokens),
          .range = RANGE_FROM(0, INT_MAX)),
-#define SAMPLING_REAL(member, bounds, preset)                                         \
+#define SAMPLING_REAL(member, bounds, fallback)                                       \
     BOTH(#member, fields_real, .place = OUT_MEMBER(request.generate.sampling.member), \
          .range = bounds),
 #define SAMPLING_COUNT(member, most)                                                   \
@@ -708,7 +708,7 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
         (r->flags & WIRE_LOGPROBS) == 0) {
         *param = "top_logprobs";
         wrong = "'top_logprobs' needs 'logprobs' to be true";
-    } else if (x->steering.n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
+    } else if (x->token_rules.n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
         *param = "logprob_token_ids";
         wrong = "'logprob_token_ids' needs 'logprobs' to be true";
     } else if (x->prompt_logprobs && x->stream && r->generate.n_prompt_logprobs > 0) {
@@ -755,14 +755,14 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
         {"stream", x->stream},
         {"stop", out->n_stops > 0},
         {"bad_words", out->bad_words != NULL},
-        {"logit_bias", x->steering.n_biases > 0},
-        {"allowed_token_ids", x->steering.n_allowed > 0},
-        {"logprob_token_ids", x->steering.n_asked > 0},
+        {"logit_bias", x->token_rules.n_biases > 0},
+        {"allowed_token_ids", x->token_rules.n_allowed > 0},
+        {"logprob_token_ids", x->token_rules.n_asked > 0},
         {"presence_penalty", s->presence_penalty != 0.0f},
         {"frequency_penalty", s->frequency_penalty != 0.0f},
         {"repetition_penalty",
          s->repetition_penalty != 1.0f &&
-             s->repetition_penalty != c->presets->sampling.repetition_penalty},
+             s->repetition_penalty != c->defaults->sampling.repetition_penalty},
         {"min_tokens", r->generate.min_tokens > 0},
         {"thinking_token_budget", x->think_max >= 0},
     };
@@ -801,21 +801,21 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
 }
 
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
-                const struct presets *presets, const struct names *names, char *why, size_t why_cap,
-                const char **param)
+                const struct defaults *defaults, const struct names *names, char *why,
+                size_t why_cap, const char **param)
 {
     struct fields_read_context c = {
-        .out = out, .x = x, .names = names, .presets = presets, .why = why, .why_cap = why_cap};
+        .out = out, .x = x, .names = names, .defaults = defaults, .why = why, .why_cap = why_cap};
     int rc;
 
     *out = (struct fields){
-        .request = {.generate = {.sampling = presets->sampling}},
+        .request = {.generate = {.sampling = defaults->sampling}},
         .skip_special = true,
         .beams = {.length_penalty = 1.0},
     };
     x->n = 1;
     x->think_max = -1;
-    x->tokens_as_ids = presets->tokens_as_ids;
+    x->tokens_as_ids = defaults->tokens_as_ids;
     for (uint32_t i = 0; i < body->n; i++) {
         const struct json *v = &body->items[i];
         const struct fields_row *row = fields_find(v->key, x->format);
@@ -835,7 +835,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         (void)snprintf(why, why_cap, "'stream_options' is only allowed when 'stream' is true");
         return ERR_INVALID;
     }
-    x->include_usage = x->stream && (x->include_usage || presets->include_usage);
+    x->include_usage = x->stream && (x->include_usage || defaults->include_usage);
     if (c.best_of != 0 && c.best_of != x->n) {
         *param = "best_of";
         (void)snprintf(why, why_cap, "'best_of' other than 'n' is not supported");
@@ -849,9 +849,9 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     rc = form_check(&out->form, param, why, why_cap);
     if (rc != ERR_OK)
         return rc;
-    if (!x->max_tokens_given && presets->max_tokens > 0) {
+    if (!x->max_tokens_given && defaults->max_tokens > 0) {
         x->max_tokens_given = true;
-        x->max_tokens = presets->max_tokens;
+        x->max_tokens = defaults->max_tokens;
     }
     *param = NULL;
     return ERR_OK;

@@ -12,8 +12,8 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/names.h"
+#include "front/request/defaults.h"
 #include "front/request/exchange.h"
-#include "front/request/presets.h"
 #include "front/structured/form.h"
 
 /* Sampling and answer fields of a request; `prompt` and `messages` are the caller's. */
@@ -32,13 +32,13 @@ struct fields {
     int n_stops;
 };
 
-/* Read body (an object). presets: sampling values of fields that are absent. Fills *out and what
+/* Read body (an object). defaults: sampling values of fields that are absent. Fills *out and what
  * the exchange holds of a request's wishes (n, stream, max_tokens, ...).
  * On error why is a sentence for the client and *param the field's name.
  * ERR_INVALID, ERR_UNSUPPORTED, ERR_NO_MODEL. */
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
-                const struct presets *presets, const struct names *names, char *why, size_t why_cap,
-                const char **param) ERR_CHECKED;
+                const struct defaults *defaults, const struct names *names, char *why,
+                size_t why_cap, const char **param) ERR_CHECKED;
 
 /* Append the members of a JSON schema's "properties": a format's fields with type and range. */
 void fields_describe(struct buf *b, enum exchange_format format);

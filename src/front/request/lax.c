@@ -72,12 +72,12 @@ bool lax_flag(const struct json *v, bool *flag)
     return true;
 }
 
-bool lax_get_flag(const struct json *obj, const char *name, bool preset)
+bool lax_get_flag(const struct json *obj, const char *name, bool fallback)
 {
     const struct json *v = json_get(obj, name);
-    bool flag = preset;
+    bool flag = fallback;
 
-    return v != NULL && lax_flag(v, &flag) ? flag : preset;
+    return v != NULL && lax_flag(v, &flag) ? flag : fallback;
 }
 
 const char *lax_show(const struct json *v, char out[LAX_SHOW_BYTES])

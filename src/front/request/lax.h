@@ -20,8 +20,8 @@ struct json lax_number(const struct json *v);
 /* The flag that v stands for. False when it stands for none; *flag is untouched then. */
 bool lax_flag(const struct json *v, bool *flag);
 
-/* The flag that a member stands for; preset when there is none, or it stands for no flag. */
-bool lax_get_flag(const struct json *obj, const char *name, bool preset);
+/* The flag that a member stands for; default when there is none, or it stands for no flag. */
+bool lax_get_flag(const struct json *obj, const char *name, bool fallback);
 
 /* v as a reason shows it: numbers as they were written, texts in quotes, both cut; the kind of
  * anything else. Returns out. */

@@ -81,7 +81,7 @@ translate_fn translate_ignore;     /* has no bearing on the answer */
 translate_fn translate_object;     /* neither, but must be an object */
 translate_fn translate_text;       /* neither, but must be a string */
 translate_fn translate_flag;       /* neither, but must be true or false */
-translate_fn translate_refuse;     /* is not offered, unless the value asks for nothing */
+translate_fn translate_refuse;     /* is not uploaded, unless the value asks for nothing */
 
 /* Fields of sampling and of the prompt that quire adds to every API: rows of any table. */
 #define TRANSLATE_EXTRAS                                                                           \

@@ -49,7 +49,7 @@ void streamer_engine_lost(struct streamer *s)
         }
         g->slot = -1;
         if (g->n_submits >= STREAMER_SUBMITS_MAX) {
-            /* It was under way in every one of them: do not offer it to another. */
+            /* It was under way in every one of them: do not upload it to another. */
             streamer_fail(s, g->exchange, ERR_INTERNAL,
                           "the engine stopped several times during this request", NULL);
             streamer_flush(s, g->exchange);

@@ -69,8 +69,8 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     struct exchange *x = g->exchange;
     const char *why = NULL;
 
-    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_LIMIT && x->structure != NULL) {
-        structures_refuse(&s->f->structures, &x->structure->name, ERR_LIMIT, costly);
+    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_LIMIT && x->compiled != NULL) {
+        compiled_cache_refuse(&s->f->compiled, &x->compiled->name, ERR_LIMIT, costly);
         why = costly;
     }
     link_end(&s->f->link, (uint32_t)g->slot, o);
@@ -100,7 +100,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     g->finish = o->finish == WIRE_FIN_STOP ? GEN_STOP : GEN_LENGTH;
     if (g->detok.status == DETOK_STOPPED)
         g->finish = GEN_STOP;
-    if (o->finish == WIRE_FIN_STOP && steering_has_stop(&x->steering, o->value))
+    if (o->finish == WIRE_FIN_STOP && token_rules_has_stop(&x->token_rules, o->value))
         g->stop_id = o->value;
     answer_end(x, g);
 }

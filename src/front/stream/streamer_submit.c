@@ -76,15 +76,15 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
         }
     }
     if (g->request.task == WIRE_GENERATE)
-        return logprobs_check(g, w->n_vocab, s->f->presets.max_logprobs, w->max_model_len, why, cap,
-                              param);
+        return logprobs_check(g, w->n_vocab, s->f->defaults.max_logprobs, w->max_model_len, why,
+                              cap, param);
     return ERR_OK;
 }
 
 /* The engine has the vocabulary and the exchange's structure when it comes to a request that is
  * submitted afterwards. ERR_AGAIN while the vocabulary is being made. */
-static int streamer_offer(struct streamer *s, const struct exchange *x,
-                          const struct wire_request *r, uint32_t *automaton)
+static int streamer_upload(struct streamer *s, const struct exchange *x,
+                           const struct wire_request *r, uint32_t *automaton)
 {
     struct link *l = &s->f->link;
     int sealed;
@@ -93,16 +93,16 @@ static int streamer_offer(struct streamer *s, const struct exchange *x,
     int rc;
 
     *automaton = 0;
-    if (r->task != WIRE_GENERATE || (x->structure == NULL && r->generate.think_max == 0))
+    if (r->task != WIRE_GENERATE || (x->compiled == NULL && r->generate.think_max == 0))
         return ERR_OK;
     rc = vocabulary_get(&s->f->vocabulary, &sealed, &bytes);
     if (rc != ERR_OK)
         return rc;
-    rc = offers_add_vocabulary(&l->offers, l->control_fd, sealed, bytes);
-    if (rc == ERR_OK && x->structure == NULL)
+    rc = uploads_add_vocabulary(&l->uploads, l->control_fd, sealed, bytes);
+    if (rc == ERR_OK && x->compiled == NULL)
         return ERR_OK;
     if (rc == ERR_OK)
-        rc = offers_claim(&l->offers, l->control_fd, x->structure, &idx);
+        rc = uploads_claim(&l->uploads, l->control_fd, x->compiled, &idx);
     if (rc == ERR_OK)
         *automaton = idx + 1;
     return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
@@ -140,7 +140,7 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
 {
     struct link *l = &s->f->link;
     uint32_t automaton;
-    int rc = streamer_offer(s, g->exchange, &r, &automaton);
+    int rc = streamer_upload(s, g->exchange, &r, &automaton);
 
     if (rc != ERR_OK)
         return rc;
@@ -166,7 +166,7 @@ static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wir
     *extra = NULL;
     if (r->task != WIRE_GENERATE)
         return ERR_OK;
-    rc = steering_write(&x->steering, n_vocab, &r->generate, extra, param, &wrong);
+    rc = token_rules_write(&x->token_rules, n_vocab, &r->generate, extra, param, &wrong);
     if (rc == ERR_INVALID)
         (void)snprintf(why, cap, "'%s' has token id %d; this model's go from 0 to %u", *param,
                        wrong, n_vocab - 1);

@@ -245,14 +245,14 @@ static void form_explain(const char *what, const struct grammar_error *e, char *
 
 /* The compiler knows no tools: which one's parameters are to blame, each by itself? */
 static bool form_blame_tool(const struct form *f, const struct form_model *m,
-                            struct structures *cache, char *why, size_t cap)
+                            struct compiled_cache *cache, char *why, size_t cap)
 {
     for (uint32_t i = 0; f->tools != NULL && i < f->tools->n; i++) {
         const struct json *function = json_get(&f->tools->items[i], "function");
         const struct json *schema = json_get_kind(function, "parameters", JSON_OBJECT);
         struct grammar_request r = {.kind = GRAMMAR_SCHEMA};
         struct grammar_error error = {.text = ""};
-        struct structure *st = NULL;
+        struct compiled *st = NULL;
         struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
         char what[64];
 
@@ -262,9 +262,9 @@ static bool form_blame_tool(const struct form *f, const struct form_model *m,
         r.source = b.bytes;
         r.source_len = b.len;
         (void)snprintf(what, sizeof what, "tools[%u].function.parameters", i);
-        if (!b.failed && structures_get(cache, &r, m->tenant, &st, &error) != ERR_OK)
+        if (!b.failed && compiled_cache_get(cache, &r, m->tenant, &st, &error) != ERR_OK)
             form_explain(what, &error, why, cap);
-        structure_unref(st);
+        compiled_unref(st);
         buf_fini(&b);
         if (why[0] != '\0')
             return true;
@@ -286,8 +286,8 @@ static int form_choices(const struct form *f, struct arena *arena, struct gramma
     return ERR_OK;
 }
 
-int form_compile(const struct form *f, const struct form_model *m, struct structures *cache,
-                 struct arena *arena, struct structure **out, const char **param, char *why,
+int form_compile(const struct form *f, const struct form_model *m, struct compiled_cache *cache,
+                 struct arena *arena, struct compiled **out, const char **param, char *why,
                  size_t cap)
 {
     struct grammar_error error = {.text = ""};
@@ -309,7 +309,7 @@ int form_compile(const struct form *f, const struct form_model *m, struct struct
         f->kind == GRAMMAR_CHOICE && (!m->chat || !form_has_calls(f)))
         rc = form_choices(f, arena, &r);
     if (rc == ERR_OK && (r.kind != GRAMMAR_PARTS || r.n_parts > 0))
-        rc = structures_get(cache, &r, m->tenant, out, &error);
+        rc = compiled_cache_get(cache, &r, m->tenant, out, &error);
     if (rc == ERR_OK || rc == ERR_NO_MEMORY || rc == ERR_OVERLOADED) {
         (void)snprintf(why, cap, "%s", error.text);
         return rc;

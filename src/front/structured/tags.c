@@ -626,7 +626,7 @@ static void tags_dispatch(struct tags *t, struct part_list *l, const struct json
 
 static const struct {
     const char *type;
-    tags_fn *add; /* NULL: known, and not offered */
+    tags_fn *add; /* NULL: known, and not uploaded */
 } tags_rows[] = {
     {"const_string", tags_const},
     {"json_schema", tags_schema},

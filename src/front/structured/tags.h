@@ -4,7 +4,7 @@
  *
  * Kinds of formats: const_string, json_schema (style json), regex, grammar, any_text, sequence, or,
  * optional, star, plus, repeat, tag, triggered_tags, tags_with_separator, dispatch. The others, and
- * what is known of these and not offered, are refused by name. */
+ * what is known of these and not uploaded, are refused by name. */
 #ifndef QUIRE_FRONT_STRUCTURED_TAGS_H
 #define QUIRE_FRONT_STRUCTURED_TAGS_H
 

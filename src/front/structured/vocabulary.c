@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "grammar/vocab.h"
+#include "grammar/trie.h"
 #include "ipc/attach.h"
 
 /* --- what tokens spell -------------------------------------------------------------------- */
@@ -24,7 +24,7 @@ static bool vocabulary_is_end(const int32_t *ends, uint32_t n_ends, int32_t id)
 int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t *ends,
                      uint32_t n_ends, struct buf *image)
 {
-    struct vocab_token *tokens = mem_zalloc_array(n_vocab, sizeof *tokens);
+    struct trie_token *tokens = mem_zalloc_array(n_vocab, sizeof *tokens);
     const char *tags[REPLY_TAGS_MAX];
     int n_tags = reply_tags(v->format, v->reasoning, tags);
     int rc;
@@ -40,13 +40,13 @@ int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t
         int32_t id = tokenizer_find(v->tokenizer, tags[i], strlen(tags[i]));
 
         if (id >= 0 && (uint32_t)id < n_vocab)
-            tokens[id] = (struct vocab_token){tags[i], strlen(tags[i])};
+            tokens[id] = (struct trie_token){tags[i], strlen(tags[i])};
     }
     for (uint32_t i = 0; i < n_vocab; i++) { /* what ends a text is no part of it */
         if (vocabulary_is_end(ends, n_ends, (int32_t)i))
-            tokens[i] = (struct vocab_token){0};
+            tokens[i] = (struct trie_token){0};
     }
-    rc = vocab_build(tokens, n_vocab, ends, n_ends, image);
+    rc = trie_build(tokens, n_vocab, ends, n_ends, image);
     mem_free(tokens);
     return rc;
 }

@@ -1,4 +1,4 @@
-/* The vocabulary that an engine is offered: what the tokens of this front's tokenizer spell.
+/* The vocabulary that an engine is uploaded: what the tokens of this front's tokenizer spell.
  *
  * It takes 0.2 s to make, so a thread of its own makes it, once an engine has said how many
  * tokens there are and which of them end a text. Special tokens spell nothing, for no text is to

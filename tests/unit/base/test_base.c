@@ -130,12 +130,12 @@ static void test_settings(void)
 
     is_int(settings_of(&s, "--max-model-len", "4096"), ERR_OK, "dashes are accepted");
     is_int(s.max_model_len, 4096, "and the value is there");
-    is_int(s.block_tokens, 16, "defaults stand");
+    is_int(s.page_tokens, 16, "defaults stand");
     is_text(s.device, "auto", "text defaults too");
     is_int(settings_of(&s, "--kv_store_bytes", "2G"), ERR_OK, "suffixes");
     is_int(s.kv_store_bytes, 2ll << 30, "2G is 2^31");
-    is_int(settings_of(&s, "--block_tokens", "0"), ERR_INVALID, "a range is kept");
-    is_int(settings_of(&s, "--block_tokens", "1.5"), ERR_INVALID, "whole numbers only");
+    is_int(settings_of(&s, "--page_tokens", "0"), ERR_INVALID, "a range is kept");
+    is_int(settings_of(&s, "--page_tokens", "1.5"), ERR_INVALID, "whole numbers only");
     is_int(settings_of(&s, "--no_such", "1"), ERR_INVALID, "unknown names are refused");
     is_int(settings_of(&s, "--front_threads", "2"), ERR_INVALID, "the front's settings as well");
     settings_fini(&s);

@@ -21,7 +21,7 @@ static uint32_t contents_next(uint32_t digest, int32_t token)
 static bool contents_compute(uint32_t *pages, const struct tables *t, const struct seq *q,
                              int begin, int end, contents_token_fn *token)
 {
-    int block = t->limits.block_tokens;
+    int block = t->limits.page_tokens;
     uint32_t digest = 1, before = 1;
     bool good = true;
 
@@ -60,7 +60,7 @@ static bool contents_compute(uint32_t *pages, const struct tables *t, const stru
 
 static void contents_copy(uint32_t *pages, struct tables *t)
 {
-    size_t block = (size_t)t->limits.block_tokens;
+    size_t block = (size_t)t->limits.page_tokens;
 
     for (int i = 0; i < t->n_copies; i++)
         memcpy(pages + (size_t)t->copies[i].to * block, pages + (size_t)t->copies[i].from * block,

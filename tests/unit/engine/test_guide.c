@@ -34,13 +34,13 @@ static const char *const forms[N_FORMS] = {
     "c ::= d | d d \";\"? | [a-z] c \"_\"?\nd ::= [a-z ]+ (\"x\" b)?",
 };
 
-static void offer(enum wire_offer_kind kind, uint32_t idx, const struct buf *image)
+static void upload(enum wire_upload_kind kind, uint32_t idx, const struct buf *image)
 {
-    struct wire_offer o = {.kind = kind, .idx = idx, .bytes = image->len};
+    struct wire_upload o = {.kind = kind, .idx = idx, .bytes = image->len};
     int sealed;
 
     must_ok(attach_seal(image->bytes, image->len, &sealed));
-    must_ok(guide_take_offer(&guide, &lane, &o, sealed));
+    must_ok(guide_take_upload(&guide, &lane, &o, sealed));
 }
 
 static void lane_begin(const struct pieces *p)
@@ -49,7 +49,7 @@ static void lane_begin(const struct pieces *p)
 
     must_ok(guide_lane_init(&lane));
     (void)pieces_image(p, &image);
-    offer(WIRE_VOCABULARY, 0, &image);
+    upload(WIRE_VOCABULARY, 0, &image);
     for (uint32_t i = 0; i < N_FORMS; i++) {
         struct grammar_request r = {
             .kind = GRAMMAR_EBNF, .source = forms[i], .source_len = strlen(forms[i])};
@@ -57,7 +57,7 @@ static void lane_begin(const struct pieces *p)
 
         buf_clear(&image);
         is_int(grammar_compile(&r, &image, &why), 0, "form %u compiles %s", i, why.text);
-        offer(WIRE_AUTOMATON, i, &image);
+        upload(WIRE_AUTOMATON, i, &image);
     }
     buf_fini(&image);
 }
@@ -243,7 +243,7 @@ int main(void)
     must_ok(guide_init(&guide, &shape));
     must_ok(seq_pool_init(&pool, &(struct seq_pool_limits){.n_seqs = 2 * N_SEQS,
                                                            .max_model_len = 1024,
-                                                           .block_tokens = 16,
+                                                           .page_tokens = 16,
                                                            .n_vocab = N_VOCAB,
                                                            .n_groups = 1}));
     lane_begin(&p);

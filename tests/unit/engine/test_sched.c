@@ -27,7 +27,7 @@ struct world {
     struct seq_pool pool;
     struct pages *pages;
     struct sched sched;
-    uint64_t order;
+    uint64_t arrival;
     int n_done;
     int n_named;
     unsigned seed;
@@ -52,13 +52,13 @@ static void world_open_kind(struct world *w, const struct contents_kind *kind, i
     struct sched_limits limits = {.max_num_seqs = max_seqs,
                                   .max_num_batched_tokens = budget,
                                   .long_prefill_tokens = budget / 2,
-                                  .block_tokens = BLOCK,
+                                  .page_tokens = BLOCK,
                                   .prefix_caching = true,
                                   .n_groups = kind->n_groups,
                                   .groups = kind->groups};
     struct seq_pool_limits of_seqs = {.n_seqs = N_SEQS,
                                       .max_model_len = longest,
-                                      .block_tokens = BLOCK,
+                                      .page_tokens = BLOCK,
                                       .n_vocab = 512,
                                       .n_groups = kind->n_groups};
 
@@ -115,7 +115,7 @@ static struct seq *world_ask(struct world *w, int tenant_idx, int n, int n_new, 
     q->n_tokens = n;
     q->n_prompt = n;
     q->tokens_max = n + n_new;
-    q->order = w->order++;
+    q->arrival = w->arrival++;
     q->tenant_idx = tenant_idx;
     q->request.priority = priority;
     w->waited[q - w->pool.seqs] = 0;
@@ -139,7 +139,7 @@ static int world_tenant(struct world *w, const char *name)
 /* The token that a sequence has at a place, also if it is not sampled yet. */
 static int32_t token_at(const struct seq *q, int at)
 {
-    return at < q->n_tokens ? q->tokens[at] : (int32_t)((q->order * 31 + (uint64_t)at * 7) % 997);
+    return at < q->n_tokens ? q->tokens[at] : (int32_t)((q->arrival * 31 + (uint64_t)at * 7) % 997);
 }
 
 /* Of one group that keeps all tokens: what was evicted is said to hold what it was named for. */
@@ -491,12 +491,12 @@ static void test_paused(void)
 static int steps_to_first(struct world *w, const struct seq *q, int limit)
 {
     int n_prompt = q->n_prompt;
-    uint64_t order = q->order;
+    uint64_t order = q->arrival;
 
     for (int i = 1; i <= limit; i++) {
         if (!world_step(w))
             return -1;
-        if (q->order != order || q->state == SEQ_FREE || q->n_tokens > n_prompt)
+        if (q->arrival != order || q->state == SEQ_FREE || q->n_tokens > n_prompt)
             return i;
     }
     return -1;
@@ -599,7 +599,7 @@ static void test_fair_tokens(void)
             while (w.sched.tenants.list[idx[i]].n_waiting < 8) {
                 int n = i == 0 ? 4 : 80, n_new = i == 0 ? 40 : 2;
 
-                if (world_ask(&w, idx[i], n, n_new, 0, 100 + (int)w.order) == NULL)
+                if (world_ask(&w, idx[i], n, n_new, 0, 100 + (int)w.arrival) == NULL)
                     break;
                 tokens[i] += (uint64_t)(n + 4 * n_new);
             }
@@ -619,7 +619,7 @@ static void test_newcomers(void)
     const struct seq *q;
     char name[32];
     int own, n = 0, steps = 0;
-    uint64_t order;
+    uint64_t arrival;
 
     world_open(&w, 300, 64, 2, 10);
     own = world_tenant(&w, "own");
@@ -630,8 +630,8 @@ static void test_newcomers(void)
     while (w.sched.tenants.n_waiting > 1)
         (void)world_step(&w);
     q = world_ask(&w, own, 20, 4, 0, 2000);
-    order = q->order;
-    while (q->state == SEQ_WAITING && q->order == order && steps < 2000) {
+    arrival = q->arrival;
+    while (q->state == SEQ_WAITING && q->arrival == arrival && steps < 2000) {
         while (w.sched.tenants.n_waiting < 6) {
             (void)snprintf(name, sizeof name, "t%d", n++);
             (void)world_ask(&w, world_tenant(&w, name), 20, 4, 0, 3000 + n);
@@ -698,7 +698,7 @@ static void test_bounds(void)
     is_int(tenants_refuse(&t, 5000, &bounds), WIRE_NOT_REFUSED,
            "where nothing waits a prompt of any length may");
     for (int i = 0; i < 12; i++) {
-        seqs[i] = (struct seq){.n_tokens = 10, .order = (uint64_t)i, .state = SEQ_WAITING};
+        seqs[i] = (struct seq){.n_tokens = 10, .arrival = (uint64_t)i, .state = SEQ_WAITING};
         good = good && tenants_refuse(&t, 10, &bounds) == WIRE_NOT_REFUSED;
         tenants_add(&t, &seqs[i]);
     }

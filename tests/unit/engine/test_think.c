@@ -32,15 +32,15 @@ enum {
 
 #define N_PIECES ((int)(sizeof pieces / sizeof pieces[0]))
 
-static struct vocab *vocabulary(struct buf *image)
+static struct token_trie *vocabulary(struct buf *image)
 {
-    struct vocab_token tokens[N_PIECES];
+    struct trie_token tokens[N_PIECES];
 
     for (int i = 0; i < N_PIECES; i++)
-        tokens[i] = (struct vocab_token){pieces[i], strlen(pieces[i])};
-    must_ok(vocab_build(tokens, N_PIECES, NULL, 0, image));
-    must_ok(vocab_check(image->bytes, image->len));
-    return (struct vocab *)(void *)image->bytes;
+        tokens[i] = (struct trie_token){pieces[i], strlen(pieces[i])};
+    must_ok(trie_build(tokens, N_PIECES, NULL, 0, image));
+    must_ok(trie_check(image->bytes, image->len));
+    return (struct token_trie *)(void *)image->bytes;
 }
 
 struct test_case {
@@ -76,7 +76,8 @@ static const struct test_case cases[] = {
     {"a beginning that is repeated", true, 9, 3, 2, {LT, CLOSE_1, CLOSE_2}, {CLOSE}, -1, -1},
 };
 
-static void begin(struct seq *q, const struct test_case *c, int32_t *tokens, const struct vocab *v)
+static void begin(struct seq *q, const struct test_case *c, int32_t *tokens,
+                  const struct token_trie *v)
 {
     *q = (struct seq){.tokens = tokens, .n_tokens = 1, .n_prompt = 1};
     q->request = (struct wire_request){.generate.think_max = 1 + (uint32_t)c->most,
@@ -90,7 +91,7 @@ static void begin(struct seq *q, const struct test_case *c, int32_t *tokens, con
     must_ok(think_begin(q, v, N_PIECES));
 }
 
-static void check(const struct test_case *c, const struct vocab *v)
+static void check(const struct test_case *c, const struct token_trie *v)
 {
     int32_t tokens[TOKENS_MAX];
     struct seq q;
@@ -115,7 +116,7 @@ static void check(const struct test_case *c, const struct vocab *v)
     is_int(think_forced(&q), c->want, "%s: another engine says the same", c->name);
 }
 
-static void check_bounds(const struct vocab *v)
+static void check_bounds(const struct token_trie *v)
 {
     int32_t tokens[TOKENS_MAX];
     struct test_case c = cases[0];
@@ -142,7 +143,7 @@ static void check_bounds(const struct vocab *v)
 int main(void)
 {
     struct buf image = {0};
-    const struct vocab *v = vocabulary(&image);
+    const struct token_trie *v = vocabulary(&image);
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         check(&cases[i], v);

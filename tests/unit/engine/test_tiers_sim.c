@@ -322,7 +322,7 @@ static void ask_as_known(struct world *w, struct user *u, int n_new)
     memcpy(q->tokens, u->tokens, sizeof *u->tokens * (size_t)u->n_tokens);
     q->n_tokens = q->n_prompt = u->n_tokens;
     q->tokens_max = u->n_tokens + n_new;
-    q->order = w->e.n_requests++;
+    q->arrival = w->e.n_requests++;
     u->seq = q;
     sched_add(&w->e.sched, q);
 }
@@ -435,19 +435,19 @@ static void world_open(struct world *w, const struct contents_kind *kind, int n_
     struct sched_limits limits = {.max_num_seqs = 64,
                                   .max_num_batched_tokens = 512,
                                   .long_prefill_tokens = 256,
-                                  .block_tokens = BLOCK,
+                                  .page_tokens = BLOCK,
                                   .prefix_caching = true,
                                   .n_groups = kind->n_groups,
                                   .groups = kind->groups};
     struct seq_pool_limits of_seqs = {.n_seqs = N_USERS,
                                       .max_model_len = LONGEST,
-                                      .block_tokens = BLOCK,
+                                      .page_tokens = BLOCK,
                                       .n_vocab = 512,
                                       .n_groups = kind->n_groups};
     struct host_options o = {.path = path,
                              .max_bytes = (size_t)n_host * HOST_ALIGN,
                              .page_bytes = PAGE_BYTES,
-                             .block_tokens = BLOCK,
+                             .page_tokens = BLOCK,
                              .name = "test",
                              .pin = pin,
                              .unpin = unpin};
@@ -455,7 +455,7 @@ static void world_open(struct world *w, const struct contents_kind *kind, int n_
     w->model.pages = calloc((size_t)n_device, sizeof *w->model.pages);
     must(w->model.pages != NULL);
     w->shape = (struct model_shape){
-        .block_tokens = BLOCK, .page_bytes = PAGE_BYTES, .n_groups = kind->n_groups};
+        .page_tokens = BLOCK, .page_bytes = PAGE_BYTES, .n_groups = kind->n_groups};
     e->model = &w->model;
     e->shape = &w->shape;
     w->good = true;

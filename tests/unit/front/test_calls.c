@@ -84,10 +84,10 @@ static const char *const words[] = {
 
 struct fixture {
     struct arena arena;
-    struct structures cache;
+    struct compiled_cache cache;
     const struct json *tools;
-    struct vocab *vocab;
-    struct vocab_token tokens[VOCAB_MAX];
+    struct token_trie *vocab;
+    struct trie_token tokens[VOCAB_MAX];
     uint32_t n_tokens; /* the last one ends a text */
     struct walk_work *work;
     uint32_t *mask;
@@ -103,7 +103,7 @@ static uint32_t next_random(struct fixture *f)
 
 static void add_token(struct fixture *f, const char *bytes, size_t len)
 {
-    f->tokens[f->n_tokens++] = (struct vocab_token){bytes, len};
+    f->tokens[f->n_tokens++] = (struct trie_token){bytes, len};
 }
 
 /* Characters, the format's tags and words; the last is the end. */
@@ -126,9 +126,9 @@ static void make_vocab(struct fixture *f, enum reply_format format)
         add_token(f, words[i], strlen(words[i]));
     end = (int32_t)f->n_tokens;
     add_token(f, NULL, 0);
-    must_ok(vocab_build(f->tokens, f->n_tokens, &end, 1, &image));
+    must_ok(trie_build(f->tokens, f->n_tokens, &end, 1, &image));
     free(f->vocab);
-    f->vocab = (struct vocab *)image.bytes;
+    f->vocab = (struct token_trie *)image.bytes;
     free(f->work);
     f->work = malloc(walk_work_bytes(f->n_tokens));
     walk_work_init(f->work, f->n_tokens);
@@ -403,7 +403,7 @@ static void test_format(struct fixture *f, enum reply_format format, const struc
                               .reasoning = m.reasoning,
                               .begins_inside = w->start == FORM_REASONS,
                               .tools = f->tools};
-    struct structure *st = NULL;
+    struct compiled *st = NULL;
     const char *param = NULL;
     struct buf text = {0};
     char why[300] = "";
@@ -430,7 +430,7 @@ static void test_format(struct fixture *f, enum reply_format format, const struc
            (int)format, WALKS, n_ended);
     buf_fini(&text);
     (void)munmap((void *)(uintptr_t)image, st->bytes);
-    structure_unref(st);
+    compiled_unref(st);
 }
 
 static void test_wishes(struct fixture *f, const struct json *schema)
@@ -554,7 +554,7 @@ static void test_refusals(struct fixture *f)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct form_model m = {.format = cases[i].format, .chat = true};
         struct form form = {.calls = FORM_CALLS_REQUIRED};
-        struct structure *st = NULL;
+        struct compiled *st = NULL;
         struct buf b = {0};
         const char *param = NULL;
         char why[300] = "";
@@ -564,7 +564,7 @@ static void test_refusals(struct fixture *f)
         is_int(form_compile(&form, &m, &f->cache, &f->arena, &st, &param, why, sizeof why),
                cases[i].rc, "format %d, %s", (int)cases[i].format, cases[i].tool);
         ok(strstr(why, cases[i].says) != NULL, "says: %s", why);
-        structure_unref(st);
+        compiled_unref(st);
         buf_fini(&b);
     }
 }
@@ -578,12 +578,12 @@ int main(void)
         "y\","
         "\"items\":{\"type\":\"number\"}}},\"required\":[\"a\"],\"additionalProperties\":false}";
 
-    must_ok(structures_init(&f.cache));
+    must_ok(compiled_cache_init(&f.cache));
     must_ok(json_parse(&f.tools, &f.arena, tools_text, strlen(tools_text), NULL, 0));
     must_ok(json_parse(&schema, &f.arena, schema_text, strlen(schema_text), NULL, 0));
     test_wishes(&f, schema);
     test_refusals(&f);
-    structures_fini(&f.cache);
+    compiled_cache_fini(&f.cache);
     arena_reset(&f.arena);
     return tap_done();
 }

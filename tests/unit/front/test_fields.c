@@ -346,10 +346,10 @@ static int read_body(const char *text, enum exchange_format format, struct arena
     *x = (struct exchange){.format = format};
     why[0] = '\0';
     must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
-    struct presets presets;
+    struct defaults defaults;
 
-    presets_init(&presets);
-    int rc = fields_read(out, x, body, &presets, &names, why, sizeof why, param);
+    defaults_init(&defaults);
+    int rc = fields_read(out, x, body, &defaults, &names, why, sizeof why, param);
     if (rc != ERR_OK)
         ok(why[0] != '\0' && strstr(why, "not string") == NULL, "it says why: %.80s", why);
     return rc;
@@ -394,9 +394,9 @@ static void test_values(struct arena *arena)
     ok(f.request.generate.sampling.temperature == 1.0f &&
            f.request.generate.sampling.top_p == 1.0f &&
            f.request.generate.sampling.repetition_penalty == 1.0f,
-       "presets of sampling");
+       "defaults of sampling");
     ok(f.skip_special && !f.include_stop && !f.seed_given && !x.stream && !x.max_tokens_given,
-       "presets of the rest");
+       "defaults of the rest");
     must_ok(
         read_body("{\"temperature\":0.5,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,"
                   "\"presence_penalty\":1,\"frequency_penalty\":-1,\"repetition_penalty\":1.5,"
@@ -423,7 +423,7 @@ static void test_values(struct arena *arena)
     ok(x.stream && x.include_usage, "stream");
     ok(f.n_stops == 2 && x.n_stops == 2 && f.stops[1].len == 1, "stop strings");
     is_text(x.stop_texts[0].text, "ab", "the first of them");
-    ok(x.steering.n_stop_ids == 2 && x.steering.stop_ids[1] == 6, "stop ids");
+    ok(x.token_rules.n_stop_ids == 2 && x.token_rules.stop_ids[1] == 6, "stop ids");
     must_ok(read_body("{\"top_k\":-1}", EXCHANGE_COMPLETION, arena, &f, &x, &param));
     is_int(f.request.generate.sampling.top_k, 0, "top_k -1 is off");
     must_ok(read_body("{\"max_completion_tokens\":3,\"max_tokens\":9}", EXCHANGE_CHAT, arena, &f,
@@ -475,16 +475,16 @@ static void test_bounds(struct arena *arena)
 
     for (int i = 0; i < 6; i++) {
         uint32_t bound = i < 2 ? 0 : i < 4 ? 20 : WIRE_LOGPROBS_MAX, n = bound + (uint32_t)i % 2;
-        struct presets presets;
+        struct defaults defaults;
         const struct json *body;
 
-        presets_init(&presets);
-        presets.max_logprobs = (int)bound;
+        defaults_init(&defaults);
+        defaults.max_logprobs = (int)bound;
         for (size_t k = 0; k < 2; k++) {
             (void)snprintf(text, sizeof text, "{\"%s\":%u}", names_of[k], n);
             x = (struct exchange){.format = EXCHANGE_COMPLETION};
             must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
-            is_int(fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param),
+            is_int(fields_read(&f, &x, body, &defaults, &names, why, sizeof why, &param),
                    n == bound ? ERR_OK : ERR_INVALID, "%s, at most %u", text, bound);
             arena_reset(&x.arena);
         }
@@ -507,15 +507,15 @@ static void test_whole_vocabulary(struct arena *arena)
     char why[256];
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct presets presets;
+        struct defaults defaults;
         const struct json *body;
         int rc;
 
-        presets_init(&presets);
-        presets.max_logprobs = rows[i].most;
+        defaults_init(&defaults);
+        defaults.max_logprobs = rows[i].most;
         x = (struct exchange){.format = EXCHANGE_COMPLETION};
         must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
-        rc = fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param);
+        rc = fields_read(&f, &x, body, &defaults, &names, why, sizeof why, &param);
         is_int(rc, rows[i].rc, "-1, where max_logprobs is %d", rows[i].most);
         ok(rc != ERR_OK || (f.request.generate.n_logprobs == UINT32_MAX &&
                             f.request.generate.n_prompt_logprobs == UINT32_MAX),
@@ -535,7 +535,7 @@ static void test_stop_limits(struct arena *arena)
     for (int extra = 0; extra < 2; extra++) {
         buf_clear(&b);
         buf_add_text(&b, "{\"stop\":[");
-        for (int i = 0; i < 32 + extra; i++) /* the preset of max_stop_strings */
+        for (int i = 0; i < 32 + extra; i++) /* the default of max_stop_strings */
             buf_printf(&b, "%s\"s%d\"", i == 0 ? "" : ",", i);
         buf_add_text(&b, "]}");
         is_int(read_body(b.bytes, EXCHANGE_CHAT, arena, &f, &x, &param),
@@ -599,13 +599,13 @@ static void test_reasons(struct arena *arena)
         const struct json *body = NULL;
         const char *param = NULL;
         struct exchange x = {.format = EXCHANGE_CHAT};
-        struct presets presets;
+        struct defaults defaults;
         struct fields f;
         char why[256] = "";
 
-        presets_init(&presets);
+        defaults_init(&defaults);
         must_ok(json_parse(&body, arena, rows[i].body, strlen(rows[i].body), why, sizeof why));
-        ok(fields_read(&f, &x, body, &presets, &names, why, sizeof why, &param) == ERR_INVALID,
+        ok(fields_read(&f, &x, body, &defaults, &names, why, sizeof why, &param) == ERR_INVALID,
            "refused: %s", rows[i].body);
         for (int k = 0; k < 3; k++)
             ok(strstr(why, rows[i].says[k]) != NULL, "%s stands in: %s", rows[i].says[k], why);

@@ -1,6 +1,6 @@
-/* Goal: presets are what generation_config.json says, or what they were. Method: files with good
+/* Goal: defaults are what generation_config.json says, or what they were. Method: files with good
  * and bad members. */
-#include "front/request/presets.h"
+#include "front/request/defaults.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 static char dir[64] = "/tmp/test_presets.XXXXXX";
 
-static int read_text(struct presets *p, const char *text, char why[200])
+static int read_text(struct defaults *p, const char *text, char why[200])
 {
     char path[128];
     FILE *f;
@@ -21,8 +21,8 @@ static int read_text(struct presets *p, const char *text, char why[200])
     if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0)
         exit(1);
     why[0] = '\0';
-    presets_init(p);
-    return presets_read(p, dir, why, 200);
+    defaults_init(p);
+    return defaults_read(p, dir, why, 200);
 }
 
 static const char *const bad[] = {
@@ -41,13 +41,13 @@ static const char *const bad[] = {
 
 int main(void)
 {
-    struct presets p;
+    struct defaults p;
     char why[200];
 
     if (mkdtemp(dir) == NULL)
         return 1;
-    presets_init(&p);
-    is_int(presets_read(&p, dir, why, sizeof why), ERR_OK, "no file");
+    defaults_init(&p);
+    is_int(defaults_read(&p, dir, why, sizeof why), ERR_OK, "no file");
     ok(p.sampling.temperature == 1.0f && p.sampling.top_p == 1.0f && p.sampling.top_k == 0 &&
            p.sampling.min_p == 0.0f && p.sampling.repetition_penalty == 1.0f && p.max_tokens == 0,
        "changes nothing");

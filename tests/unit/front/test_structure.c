@@ -1,5 +1,5 @@
 /* Goal: what is asked for again is compiled once, and the engine has what a request names before it
- * has the request. Method: the cache by itself; a vocabulary of the demo model's tokenizer; offers
+ * has the request. Method: the cache by itself; a vocabulary of the demo model's tokenizer; uploads
  * read at the other end of a socket, as an engine does. */
 #include <dirent.h>
 #include <fcntl.h>
@@ -9,21 +9,21 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "front/link/offer.h"
+#include "front/link/upload.h"
 #include "front/structured/vocabulary.h"
-#include "grammar/vocab.h"
+#include "grammar/trie.h"
 #include "grammar/walk.h"
 #include "tests/tap.h"
 
 static const char tenant_a[WIRE_TENANT_BYTES] = "a";
 
-static struct structure *get(struct structures *s, const char *pattern)
+static struct compiled *get(struct compiled_cache *s, const char *pattern)
 {
     struct grammar_request r = {
         .kind = GRAMMAR_REGEX, .source = pattern, .source_len = strlen(pattern)};
-    struct structure *st = NULL;
+    struct compiled *st = NULL;
 
-    must_ok(structures_get(s, &r, tenant_a, &st, NULL));
+    must_ok(compiled_cache_get(s, &r, tenant_a, &st, NULL));
     return st;
 }
 
@@ -41,46 +41,46 @@ static int count_fds(void)
 
 static void test_cache(void)
 {
-    static struct structures s;
+    static struct compiled_cache s;
     struct grammar_request bad = {.kind = GRAMMAR_REGEX, .source = "(", .source_len = 1};
     struct grammar_part parts[2] = {{.kind = PART_TEXT, .text = "ab", .len = 2},
                                     {.kind = PART_TEXT, .text = "c", .len = 1}};
     struct grammar_request composed = {.kind = GRAMMAR_PARTS, .parts = parts, .n_parts = 2};
     struct grammar_error error;
-    struct structure *a, *b, *c;
+    struct compiled *a, *b, *c;
     int before = count_fds();
     char pattern[32];
 
-    must_ok(structures_init(&s));
+    must_ok(compiled_cache_init(&s));
     a = get(&s, "a+");
     b = get(&s, "a+");
     c = get(&s, "b+");
     ok(a == b && a != c, "the same again is the same");
     is_int(s.n_kept, 2, "two are kept");
-    structure_unref(b);
-    structure_unref(c);
-    is_int(structures_get(&s, &bad, tenant_a, &b, &error), ERR_SYNTAX, "what is no pattern");
+    compiled_unref(b);
+    compiled_unref(c);
+    is_int(compiled_cache_get(&s, &bad, tenant_a, &b, &error), ERR_SYNTAX, "what is no pattern");
     ok(error.text[0] != '\0', "says why: %s", error.text);
     is_int(s.n_kept, 2, "and is not kept");
-    for (int i = 0; i < STRUCTURES_MAX; i++) {
+    for (int i = 0; i < COMPILED_MAX; i++) {
         (void)snprintf(pattern, sizeof pattern, "x{%d}", i + 1);
-        structure_unref(get(&s, pattern));
+        compiled_unref(get(&s, pattern));
     }
-    is_int(s.n_kept, STRUCTURES_MAX, "no more are kept than may be");
+    is_int(s.n_kept, COMPILED_MAX, "no more are kept than may be");
     b = get(&s, "a+");
     ok(a != b && memcmp(&a->name, &b->name, sizeof a->name) == 0,
        "one that was dropped is made again, under its name");
-    structure_unref(b);
-    must_ok(structures_get(&s, &composed, tenant_a, &b, NULL));
+    compiled_unref(b);
+    must_ok(compiled_cache_get(&s, &composed, tenant_a, &b, NULL));
     parts[0].len = 1; /* and the other text "bc" */
     parts[1] = (struct grammar_part){.kind = PART_TEXT, .text = "bc", .len = 2};
-    must_ok(structures_get(&s, &composed, tenant_a, &c, NULL));
+    must_ok(compiled_cache_get(&s, &composed, tenant_a, &c, NULL));
     ok(b != c, "parts that are cut in other places have another name");
-    structure_unref(b);
-    structure_unref(c);
-    structures_fini(&s);
+    compiled_unref(b);
+    compiled_unref(c);
+    compiled_cache_fini(&s);
     ok(fcntl(a->sealed, F_GETFD) != -1, "who holds one has it beyond the cache");
-    structure_unref(a);
+    compiled_unref(a);
     is_int(count_fds(), before, "no descriptor is left");
 }
 
@@ -90,12 +90,12 @@ static void test_cache(void)
 
 /* One thread's request; its pattern takes some milliseconds, and is another for each number. */
 struct asking {
-    struct structures *s;
+    struct compiled_cache *s;
     char tenant[WIRE_TENANT_BYTES];
     int number;
     int rc;
     uint64_t n_compiled; /* by all, when it was answered */
-    struct structure *st;
+    struct compiled *st;
     pthread_t thread;
 };
 
@@ -107,7 +107,7 @@ static void *ask(void *arg)
 
     (void)snprintf(pattern, sizeof pattern, "(a|b)*a(a|b){%d}(xy|yx){%d}", 8, a->number);
     r.source_len = strlen(pattern);
-    a->rc = structures_get(a->s, &r, a->tenant, &a->st, NULL);
+    a->rc = compiled_cache_get(a->s, &r, a->tenant, &a->st, NULL);
     (void)pthread_mutex_lock(&a->s->lock);
     a->n_compiled = a->s->n_compiled;
     (void)pthread_mutex_unlock(&a->s->lock);
@@ -115,7 +115,7 @@ static void *ask(void *arg)
     return NULL;
 }
 
-static void asking_begin(struct asking *a, struct structures *s, const char *tenant, int number)
+static void asking_begin(struct asking *a, struct compiled_cache *s, const char *tenant, int number)
 {
     *a = (struct asking){.s = s, .number = number};
     (void)snprintf(a->tenant, sizeof a->tenant, "%s", tenant);
@@ -125,10 +125,10 @@ static void asking_begin(struct asking *a, struct structures *s, const char *ten
 static void asking_end(struct asking *a)
 {
     must_ok(pthread_join(a->thread, NULL));
-    structure_unref(a->st);
+    compiled_unref(a->st);
 }
 
-static int n_waiting(struct structures *s)
+static int n_waiting(struct compiled_cache *s)
 {
     int n;
 
@@ -155,14 +155,14 @@ static void step_back(void *arg)
 /* Equal forms at once, and one that is refused again and again, are compiled once. */
 static void test_single(void)
 {
-    static struct structures s;
+    static struct compiled_cache s;
     static struct asking a[N_ASKING];
     struct grammar_request bad = {.kind = GRAMMAR_REGEX, .source = "(", .source_len = 1};
     struct grammar_error first = {.text = ""}, again = {.text = ""};
-    struct structure *st;
+    struct compiled *st;
     bool same = true;
 
-    must_ok(structures_init(&s));
+    must_ok(compiled_cache_init(&s));
     s.before_wait = step_aside;
     s.after_wait = step_back;
     for (int i = 0; i < N_ASKING; i++)
@@ -176,30 +176,30 @@ static void test_single(void)
     ok(n_aside > 0 && n_aside == n_back, "%d gave their place away, %d took it back", n_aside,
        n_back);
     for (int i = 0; i < N_ASKING; i++)
-        structure_unref(a[i].st);
-    is_int(structures_get(&s, &bad, tenant_a, &st, &first), ERR_SYNTAX, "what is no pattern");
+        compiled_unref(a[i].st);
+    is_int(compiled_cache_get(&s, &bad, tenant_a, &st, &first), ERR_SYNTAX, "what is no pattern");
     for (int i = 0; i < 10; i++)
-        is_int(structures_get(&s, &bad, tenant_a, &st, &again), ERR_SYNTAX, "again");
+        is_int(compiled_cache_get(&s, &bad, tenant_a, &st, &again), ERR_SYNTAX, "again");
     is_int((int)s.n_compiled, 2, "was tried once");
     ok(strcmp(first.text, again.text) == 0 && again.text[0] != '\0', "with the same words: %s",
        again.text);
     st = get(&s, "cd");
-    structures_refuse(&s, &st->name, ERR_LIMIT, "its masks cost too much");
-    structure_unref(st);
+    compiled_cache_refuse(&s, &st->name, ERR_LIMIT, "its masks cost too much");
+    compiled_unref(st);
     bad = (struct grammar_request){.kind = GRAMMAR_REGEX, .source = "cd", .source_len = 2};
-    is_int(structures_get(&s, &bad, tenant_a, &st, &again), ERR_LIMIT,
+    is_int(compiled_cache_get(&s, &bad, tenant_a, &st, &again), ERR_LIMIT,
            "what could not be walked is refused from then on: %s", again.text);
-    structures_fini(&s);
+    compiled_cache_fini(&s);
 }
 
 /* One tenant asks for many forms: it has one compiler at a time, and another's form is compiled
  * before most of them. */
 static void test_turns(void)
 {
-    static struct structures s;
+    static struct compiled_cache s;
     static struct asking a[N_ASKING], b[4];
 
-    must_ok(structures_init(&s));
+    must_ok(compiled_cache_init(&s));
     for (int i = 0; i < N_ASKING; i++)
         asking_begin(&a[i], &s, "a", 2 + i);
     while (n_waiting(&s) < N_ASKING / 2) /* they are there, or were answered */
@@ -209,7 +209,7 @@ static void test_turns(void)
         asking_begin(&b[i], &s, "b", 100 + i);
         must_ok(pthread_join(b[i].thread, NULL));
         is_int(b[i].rc, ERR_OK, "another tenant's form is compiled");
-        structure_unref(b[i].st);
+        compiled_unref(b[i].st);
     }
     for (int i = 0; i < N_ASKING; i++)
         asking_end(&a[i]);
@@ -218,125 +218,126 @@ static void test_turns(void)
        "the other's first was the %dth to be begun or before: it did "
        "not wait for all %d of the first tenant",
        (int)b[0].n_compiled, N_ASKING);
-    structures_fini(&s);
+    compiled_cache_fini(&s);
 }
 
-/* The engine's end: the next offer; -1 when there is none. */
-static int next_offer(int fd, struct wire_offer *o, const void **bytes)
+/* The engine's end: the next upload; -1 when there is none. */
+static int next_upload(int fd, struct wire_upload *o, const void **bytes)
 {
     int sealed;
 
-    if (attach_read_offer(fd, o, &sealed) != 1)
+    if (attach_read_upload(fd, o, &sealed) != 1)
         return -1;
-    must_ok(attach_map_offer(o, sealed, bytes));
+    must_ok(attach_map_upload(o, sealed, bytes));
     return (int)o->kind;
 }
 
-static void test_offers(void)
+static void test_uploads(void)
 {
-    static struct structures s;
-    static struct offers o;
-    struct structure *st[WIRE_AUTOMATA_MAX + 1];
-    struct wire_offer offer;
+    static struct compiled_cache s;
+    static struct uploads o;
+    struct compiled *st[WIRE_AUTOMATA_MAX + 1];
+    struct wire_upload upload;
     const void *bytes;
     uint32_t idx, first;
     char pattern[32];
     int ends[2];
     int rc;
 
-    must_ok(structures_init(&s));
+    must_ok(compiled_cache_init(&s));
     must_ok(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends));
     for (int i = 0; i <= WIRE_AUTOMATA_MAX; i++) {
         (void)snprintf(pattern, sizeof pattern, "y{%d}", i + 1);
         st[i] = get(&s, pattern);
     }
-    must_ok(offers_add_vocabulary(&o, ends[0], st[0]->sealed, st[0]->bytes));
-    must_ok(offers_add_vocabulary(&o, ends[0], st[0]->sealed, st[0]->bytes));
-    is_int(next_offer(ends[1], &offer, &bytes), WIRE_VOCABULARY, "the vocabulary comes first");
-    is_int(next_offer(ends[1], &offer, &bytes), -1, "and once");
-    must_ok(offers_claim(&o, ends[0], st[0], &first));
-    is_int(next_offer(ends[1], &offer, &bytes), WIRE_AUTOMATON, "then an automaton");
-    ok(offer.idx == first && offer.bytes == st[0]->bytes &&
-           automaton_check(bytes, offer.bytes) == ERR_OK,
+    must_ok(uploads_add_vocabulary(&o, ends[0], st[0]->sealed, st[0]->bytes));
+    must_ok(uploads_add_vocabulary(&o, ends[0], st[0]->sealed, st[0]->bytes));
+    is_int(next_upload(ends[1], &upload, &bytes), WIRE_VOCABULARY, "the vocabulary comes first");
+    is_int(next_upload(ends[1], &upload, &bytes), -1, "and once");
+    must_ok(uploads_claim(&o, ends[0], st[0], &first));
+    is_int(next_upload(ends[1], &upload, &bytes), WIRE_AUTOMATON, "then an automaton");
+    ok(upload.idx == first && upload.bytes == st[0]->bytes &&
+           automaton_check(bytes, upload.bytes) == ERR_OK,
        "in the place that the request names");
-    must_ok(offers_claim(&o, ends[0], st[0], &idx));
-    ok(idx == first && next_offer(ends[1], &offer, &bytes) == -1, "which is not offered again");
-    offers_release(&o, idx);
+    must_ok(uploads_claim(&o, ends[0], st[0], &idx));
+    ok(idx == first && next_upload(ends[1], &upload, &bytes) == -1, "which is not uploaded again");
+    uploads_release(&o, idx);
     for (int i = 1; i < WIRE_AUTOMATA_MAX; i++) {
-        must_ok(offers_claim(&o, ends[0], st[i], &idx));
-        if (next_offer(ends[1], &offer, &bytes) != WIRE_AUTOMATON || offer.idx != idx)
+        must_ok(uploads_claim(&o, ends[0], st[i], &idx));
+        if (next_upload(ends[1], &upload, &bytes) != WIRE_AUTOMATON || upload.idx != idx)
             ok(false, "place %u", idx);
     }
-    is_int(offers_claim(&o, ends[0], st[WIRE_AUTOMATA_MAX], &idx), ERR_OVERLOADED,
+    is_int(uploads_claim(&o, ends[0], st[WIRE_AUTOMATA_MAX], &idx), ERR_OVERLOADED,
            "all places are in use");
-    offers_release(&o, 7);
-    offers_release(&o, 5);
-    must_ok(offers_claim(&o, ends[0], st[WIRE_AUTOMATA_MAX], &idx));
+    uploads_release(&o, 7);
+    uploads_release(&o, 5);
+    must_ok(uploads_claim(&o, ends[0], st[WIRE_AUTOMATA_MAX], &idx));
     is_int(idx, 5, "one that is not in use is filled again: the one used least recently");
-    is_int(next_offer(ends[1], &offer, &bytes), WIRE_AUTOMATON, "and offered");
-    must_ok(offers_claim(&o, ends[0], st[7], &idx));
-    ok(idx == 7 && next_offer(ends[1], &offer, &bytes) == -1, "the other is still there");
-    offers_clear(&o);
-    must_ok(offers_claim(&o, ends[0], st[3], &idx));
-    is_int(next_offer(ends[1], &offer, &bytes), WIRE_AUTOMATON, "another lane is offered it again");
+    is_int(next_upload(ends[1], &upload, &bytes), WIRE_AUTOMATON, "and uploaded");
+    must_ok(uploads_claim(&o, ends[0], st[7], &idx));
+    ok(idx == 7 && next_upload(ends[1], &upload, &bytes) == -1, "the other is still there");
+    uploads_clear(&o);
+    must_ok(uploads_claim(&o, ends[0], st[3], &idx));
+    is_int(next_upload(ends[1], &upload, &bytes), WIRE_AUTOMATON,
+           "another lane is uploaded it again");
     do { /* the socket's buffer ends */
-        offers_clear(&o);
-        rc = offers_claim(&o, ends[0], st[3], &idx);
+        uploads_clear(&o);
+        rc = uploads_claim(&o, ends[0], st[3], &idx);
     } while (rc == ERR_OK);
     is_int(rc, ERR_AGAIN, "an engine that does not read");
-    ok(o.places[0].structure == NULL && o.places[0].n_users == 0, "nothing was claimed");
+    ok(o.places[0].compiled == NULL && o.places[0].n_users == 0, "nothing was claimed");
     (void)close(ends[1]);
-    is_int(offers_claim(&o, ends[0], st[3], &idx), ERR_ENGINE_GONE, "an engine that is gone");
+    is_int(uploads_claim(&o, ends[0], st[3], &idx), ERR_ENGINE_GONE, "an engine that is gone");
     (void)close(ends[0]);
-    offers_clear(&o);
+    uploads_clear(&o);
     for (int i = 0; i <= WIRE_AUTOMATA_MAX; i++)
-        structure_unref(st[i]);
-    structures_fini(&s);
+        compiled_unref(st[i]);
+    compiled_cache_fini(&s);
 }
 
-/* Two requests name what the engine lost. When the first is refused the form is offered elsewhere,
+/* Two requests name what the engine lost. When the first is refused the form is uploaded elsewhere,
  * and that the second is refused later does not undo it. */
 static void test_lost(void)
 {
-    static struct structures s;
-    static struct offers o;
-    struct structure *st;
-    struct wire_offer offer;
+    static struct compiled_cache s;
+    static struct uploads o;
+    struct compiled *st;
+    struct wire_upload upload;
     const void *bytes;
     uint32_t first, second, third;
     int ends[2];
 
-    must_ok(structures_init(&s));
+    must_ok(compiled_cache_init(&s));
     must_ok(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends));
     st = get(&s, "z+");
-    must_ok(offers_add_vocabulary(&o, ends[0], st->sealed, st->bytes));
-    must_ok(offers_claim(&o, ends[0], st, &first));
-    must_ok(offers_claim(&o, ends[0], st, &second));
-    (void)!next_offer(ends[1], &offer, &bytes);
-    is_int(next_offer(ends[1], &offer, &bytes), WIRE_AUTOMATON, "offered, for two requests");
-    offers_lose(&o, first);
-    offers_release(&o, first);
-    must_ok(offers_add_vocabulary(&o, ends[0], st->sealed, st->bytes));
-    is_int(next_offer(ends[1], &offer, &bytes), WIRE_VOCABULARY, "lost: the vocabulary again");
-    must_ok(offers_claim(&o, ends[0], st, &third));
-    is_int(next_offer(ends[1], &offer, &bytes), WIRE_AUTOMATON, "and the form");
-    ok(second == first && third != first && offer.idx == third, "where nobody names another");
-    offers_lose(&o, second);
-    offers_release(&o, second);
-    must_ok(offers_claim(&o, ends[0], st, &second));
-    ok(second == third && next_offer(ends[1], &offer, &bytes) == -1, "there it stays");
-    offers_clear(&o);
-    structure_unref(st);
-    structures_fini(&s);
+    must_ok(uploads_add_vocabulary(&o, ends[0], st->sealed, st->bytes));
+    must_ok(uploads_claim(&o, ends[0], st, &first));
+    must_ok(uploads_claim(&o, ends[0], st, &second));
+    (void)!next_upload(ends[1], &upload, &bytes);
+    is_int(next_upload(ends[1], &upload, &bytes), WIRE_AUTOMATON, "uploaded, for two requests");
+    uploads_lose(&o, first);
+    uploads_release(&o, first);
+    must_ok(uploads_add_vocabulary(&o, ends[0], st->sealed, st->bytes));
+    is_int(next_upload(ends[1], &upload, &bytes), WIRE_VOCABULARY, "lost: the vocabulary again");
+    must_ok(uploads_claim(&o, ends[0], st, &third));
+    is_int(next_upload(ends[1], &upload, &bytes), WIRE_AUTOMATON, "and the form");
+    ok(second == first && third != first && upload.idx == third, "where nobody names another");
+    uploads_lose(&o, second);
+    uploads_release(&o, second);
+    must_ok(uploads_claim(&o, ends[0], st, &second));
+    ok(second == third && next_upload(ends[1], &upload, &bytes) == -1, "there it stays");
+    uploads_clear(&o);
+    compiled_unref(st);
+    compiled_cache_fini(&s);
     (void)close(ends[0]);
     (void)close(ends[1]);
 }
 
 /* May this token come first in a text that matches the pattern? */
-static bool may_come(const struct vocab *v, struct structures *s, const char *pattern,
+static bool may_come(const struct token_trie *v, struct compiled_cache *s, const char *pattern,
                      int32_t token)
 {
-    struct structure *st = get(s, pattern);
+    struct compiled *st = get(s, pattern);
     struct walk_work *work = malloc(walk_work_bytes(v->n_vocab));
     uint32_t *mask = calloc(v->n_words, sizeof *mask);
     const struct automaton *a = mmap(NULL, st->bytes, PROT_READ, MAP_PRIVATE, st->sealed, 0);
@@ -348,7 +349,7 @@ static bool may_come(const struct vocab *v, struct structures *s, const char *pa
     must_ok(walk_mask(work, a, v, NULL, &w, mask));
     may = (mask[token / 32] >> token % 32 & 1) != 0;
     (void)munmap((void *)(uintptr_t)a, st->bytes);
-    structure_unref(st);
+    compiled_unref(st);
     free(work);
     free(mask);
     return may;
@@ -356,19 +357,19 @@ static bool may_come(const struct vocab *v, struct structures *s, const char *pa
 
 static void test_vocabulary(const char *dir)
 {
-    static struct structures s;
+    static struct compiled_cache s;
     static struct vocabulary v;
     struct tokenizer *t;
     struct wire_welcome engine = {.n_eos = 1};
-    struct wire_offer offer = {.kind = WIRE_VOCABULARY};
-    const struct vocab *image;
+    struct wire_upload upload = {.kind = WIRE_VOCABULARY};
+    const struct token_trie *image;
     const void *bytes;
     char why[300];
     int32_t end, start;
     int made[2], sealed, n_polls = 0;
     char byte[8];
 
-    must_ok(structures_init(&s));
+    must_ok(compiled_cache_init(&s));
     must_ok(tokenizer_open(&t, dir, why, sizeof why));
     must_ok(pipe(made));
     must_ok(vocabulary_init(&v, t, REPLY_HERMES, REPLY_NO_REASONING, made[1]));
@@ -376,14 +377,14 @@ static void test_vocabulary(const char *dir)
     start = tokenizer_find(t, "<|im_start|>", 12);
     engine.n_vocab = (uint32_t)tokenizer_n_vocab(t) + 10; /* models have more than tokenizers */
     engine.eos[0] = end;
-    is_int(vocabulary_get(&v, &sealed, &offer.bytes), ERR_AGAIN, "none before an engine");
+    is_int(vocabulary_get(&v, &sealed, &upload.bytes), ERR_AGAIN, "none before an engine");
     vocabulary_want(&v, &engine);
     is_int(read(made[0], byte, sizeof byte), 8, "it says when it is made");
-    must_ok(vocabulary_get(&v, &sealed, &offer.bytes));
+    must_ok(vocabulary_get(&v, &sealed, &upload.bytes));
     vocabulary_want(&v, &engine);
-    must_ok(vocabulary_get(&v, &sealed, &offer.bytes)); /* at once: nothing is made again */
-    must_ok(attach_map_offer(&offer, dup(sealed), &bytes));
-    must_ok(vocab_check(bytes, offer.bytes));
+    must_ok(vocabulary_get(&v, &sealed, &upload.bytes)); /* at once: nothing is made again */
+    must_ok(attach_map_upload(&upload, dup(sealed), &bytes));
+    must_ok(trie_check(bytes, upload.bytes));
     image = bytes;
     is_int(image->n_vocab, engine.n_vocab, "as many tokens as the model has");
     ok(may_come(image, &s, "a.*", tokenizer_find(t, "a", 1)), "a letter spells itself");
@@ -394,11 +395,12 @@ static void test_vocabulary(const char *dir)
     ok(!may_come(image, &s, "[^]+", end), "and nowhere else");
     engine.n_vocab++;
     vocabulary_want(&v, &engine);
-    while (vocabulary_get(&v, &sealed, &offer.bytes) == ERR_AGAIN && n_polls++ < 10000)
+    while (vocabulary_get(&v, &sealed, &upload.bytes) == ERR_AGAIN && n_polls++ < 10000)
         (void)usleep(1000);
-    must_ok(attach_map_offer(&offer, dup(sealed), &bytes));
-    is_int(((const struct vocab *)bytes)->n_vocab, engine.n_vocab, "another model, another one");
-    structures_fini(&s);
+    must_ok(attach_map_upload(&upload, dup(sealed), &bytes));
+    is_int(((const struct token_trie *)bytes)->n_vocab, engine.n_vocab,
+           "another model, another one");
+    compiled_cache_fini(&s);
     tokenizer_close(t);
 }
 
@@ -411,7 +413,7 @@ int main(void)
     test_cache();
     test_single();
     test_turns();
-    test_offers();
+    test_uploads();
     test_lost();
     test_vocabulary(dir);
     return tap_done();

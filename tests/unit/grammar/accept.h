@@ -62,7 +62,7 @@ __attribute__((unused)) static bool accept_tokens(const struct buf *image, const
 {
     static uint32_t mask[ACCEPT_TOKENS / 32];
     const struct automaton *a = (const struct automaton *)(const void *)image->bytes;
-    const struct vocab *v = (const struct vocab *)(const void *)accept_image.bytes;
+    const struct token_trie *v = (const struct token_trie *)(const void *)accept_image.bytes;
     int32_t id = ACCEPT_TOKENS - 1;
     size_t at = 0;
 

@@ -426,7 +426,7 @@ static void counted_walk(const struct buf *image, const char *text)
 {
     static uint32_t mask[ACCEPT_TOKENS / 32];
     const struct automaton *a = (const struct automaton *)(const void *)image->bytes;
-    const struct vocab *v = (const struct vocab *)(const void *)accept_image.bytes;
+    const struct token_trie *v = (const struct token_trie *)(const void *)accept_image.bytes;
     size_t at = 0, len = strlen(text);
     int dead = 0;
 

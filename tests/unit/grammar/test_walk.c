@@ -147,7 +147,7 @@ static const char *const schemas[] = {
 struct made {
     struct buf image, vocab;
     char spelled[N_TOKENS][12];
-    struct vocab_token tokens[N_TOKENS + 2];
+    struct trie_token tokens[N_TOKENS + 2];
 };
 
 static const struct automaton *automaton_of(const struct made *m)
@@ -155,9 +155,9 @@ static const struct automaton *automaton_of(const struct made *m)
     return (const struct automaton *)(const void *)m->image.bytes;
 }
 
-static const struct vocab *vocab_of(const struct made *m)
+static const struct token_trie *vocab_of(const struct made *m)
 {
-    return (const struct vocab *)(const void *)m->vocab.bytes;
+    return (const struct token_trie *)(const void *)m->vocab.bytes;
 }
 
 static void make_vocab(struct made *m)
@@ -179,11 +179,11 @@ static void make_vocab(struct made *m)
         m->tokens[i].bytes = m->spelled[i];
         m->tokens[i].len = i % 50 == 49 ? 0 : len;
     }
-    m->tokens[N_TOKENS] = (struct vocab_token){"", 0};
+    m->tokens[N_TOKENS] = (struct trie_token){"", 0};
     m->tokens[N_TOKENS + 1] = m->tokens[70]; /* spells the same */
     m->vocab = (struct buf){0};
-    must_ok(vocab_build(m->tokens, N_TOKENS + 2, ends, 2, &m->vocab));
-    must_ok(vocab_check(m->vocab.bytes, m->vocab.len));
+    must_ok(trie_build(m->tokens, N_TOKENS + 2, ends, 2, &m->vocab));
+    must_ok(trie_check(m->vocab.bytes, m->vocab.len));
 }
 
 static void make(struct made *m, const char *source, enum grammar_kind kind)
@@ -361,7 +361,7 @@ static void test_vocab_damage(void)
         char was = m.vocab.bytes[at];
 
         m.vocab.bytes[at] = (char)(was ^ (1 << random_next(&seed) % 8));
-        if (vocab_check(m.vocab.bytes, m.vocab.len) == ERR_OK) {
+        if (trie_check(m.vocab.bytes, m.vocab.len) == ERR_OK) {
             passed++;
             walk_init(&w, automaton_of(&m));
             limits += walk_mask(work, automaton_of(&m), vocab_of(&m), NULL, &w, mask) != ERR_OK;
@@ -480,15 +480,15 @@ static void test_threads(void)
 struct large {
     struct pieces pieces;
     struct buf image;
-    const struct vocab *v;
+    const struct token_trie *v;
     struct walk_work *work;
     struct walk_cache *cache;
     uint32_t mask[N_LARGE / 32 + 1], again[N_LARGE / 32 + 1];
 };
 
-static uint32_t inner_nodes(const struct vocab *v)
+static uint32_t inner_nodes(const struct token_trie *v)
 {
-    const struct vocab_node *nodes = vocab_nodes(v) + v->tries[0].node_at;
+    const struct trie_node *nodes = trie_nodes(v) + v->tries[0].node_at;
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < v->tries[0].n_nodes; i++)

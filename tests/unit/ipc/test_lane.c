@@ -415,7 +415,7 @@ static void test_attach(void)
 {
     char path[] = "/tmp/quire-test-XXXXXX";
     char sock[64];
-    struct door door = {.who = "test"};
+    struct listener listener = {.who = "test"};
     int again;
     int fd = -1;
     pthread_t thread;
@@ -429,14 +429,14 @@ static void test_attach(void)
 
     (void)!mkdtemp(path);
     (void)snprintf(sock, sizeof sock, "%s/e.sock", path);
-    must_ok(attach_listen(sock, &door.fd));
+    must_ok(attach_listen(sock, &listener.fd));
     log_set_level(0); /* the next calls complain on purpose */
     is_int(attach_listen(sock, &again), ERR_IN_USE, "a second engine is refused");
-    while (attach_accept(&door, &fd, &pid, &uid) == ERR_OK)
+    while (attach_accept(&listener, &fd, &pid, &uid) == ERR_OK)
         (void)close(fd); /* the probe of the second engine */
     test_paths(path);
     (void)pthread_create(&thread, NULL, attach_front, sock);
-    for (int i = 0; i < 2000 && attach_accept(&door, &fd, &pid, &uid) != ERR_OK; i++)
+    for (int i = 0; i < 2000 && attach_accept(&listener, &fd, &pid, &uid) != ERR_OK; i++)
         clock_sleep_us(1000);
     is_int(pid, getpid(), "the kernel says who attaches");
     for (int i = 0; i < 2000 && attach_read_hello(fd, &visitor) == ERR_AGAIN; i++)
@@ -451,14 +451,14 @@ static void test_attach(void)
     (void)close(fd);
 
     (void)pthread_create(&thread, NULL, attach_front, sock);
-    for (int i = 0; i < 2000 && attach_accept(&door, &fd, &pid, &uid) != ERR_OK; i++)
+    for (int i = 0; i < 2000 && attach_accept(&listener, &fd, &pid, &uid) != ERR_OK; i++)
         clock_sleep_us(1000);
     w.error = ERR_VERSION;
     must_ok(attach_send_welcome(fd, &w, NULL));
     (void)pthread_join(thread, &rc);
     is_int(*(int *)rc, ERR_VERSION, "a refusal carries its reason");
     (void)close(fd);
-    (void)close(door.fd);
+    (void)close(listener.fd);
     is_int(*(int *)attach_front(sock), ERR_ENGINE_GONE, "a dead engine's socket is no engine");
     fault_arm(FAULT_lane_create, 1, false);
     is_int(lane_create(&l, &fd, 4, 4096, 1, 1), ERR_NO_MEMORY, "a lane that cannot be made");
@@ -525,8 +525,8 @@ static void test_first_messages(void)
 {
     static const size_t lengths[] = {1, 15, 16, 17, sizeof(struct wire_hello), 512, 513, 4096};
     char bytes[4096] = {0};
-    struct wire_offer offer = {0};
-    int n_bad = 0, lowest = dup(STDERR_FILENO), offered, fds[2], probe;
+    struct wire_upload upload = {0};
+    int n_bad = 0, lowest = dup(STDERR_FILENO), uploaded, fds[2], probe;
     enum wire_visitor visitor;
 
     (void)close(lowest);
@@ -538,9 +538,9 @@ static void test_first_messages(void)
             must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, fds) == 0);
             send_with(fds[0], bytes, lengths[i], n);
             n_bad += attach_read_hello(fds[1], &visitor) != (foreign ? ERR_VERSION : ERR_CORRUPT);
-            send_with(fds[0], &offer, sizeof offer, n);
-            if (attach_read_offer(fds[1], &offer, &offered) == 1 && n == 1)
-                (void)close(offered);
+            send_with(fds[0], &upload, sizeof upload, n);
+            if (attach_read_upload(fds[1], &upload, &uploaded) == 1 && n == 1)
+                (void)close(uploaded);
             else
                 n_bad += n == 1;
             (void)close(fds[0]);
@@ -553,11 +553,11 @@ static void test_first_messages(void)
     (void)close(probe);
 }
 
-/* What is offered to a process without a descriptor is lost, and told as that; what wakes it then
- * wakes it, and what is offered afterwards is taken. */
-static void test_lost_offer(void)
+/* What is uploaded to a process without a descriptor is lost, and told as that; what wakes it then
+ * wakes it, and what is uploaded afterwards is taken. */
+static void test_lost_upload(void)
 {
-    struct wire_offer offer = {.kind = WIRE_AUTOMATON, .idx = 7};
+    struct wire_upload upload = {.kind = WIRE_AUTOMATON, .idx = 7};
     struct rlimit before, none;
     int got[2] = {-2, -2}, rcs[3], fds[2], lowest;
 
@@ -566,17 +566,17 @@ static void test_lost_offer(void)
     lowest = dup(STDERR_FILENO);
     (void)close(lowest);
     none = (struct rlimit){.rlim_cur = (rlim_t)lowest, .rlim_max = before.rlim_max};
-    send_with(fds[0], &offer, sizeof offer, 1);
+    send_with(fds[0], &upload, sizeof upload, 1);
     send_with(fds[0], "", 1, 0);
-    offer.idx = 0;
+    upload.idx = 0;
     must(setrlimit(RLIMIT_NOFILE, &none) == 0);
-    rcs[0] = attach_read_offer(fds[1], &offer, &got[0]);
-    rcs[1] = attach_read_offer(fds[1], &offer, &got[1]);
+    rcs[0] = attach_read_upload(fds[1], &upload, &got[0]);
+    rcs[1] = attach_read_upload(fds[1], &upload, &got[1]);
     must(setrlimit(RLIMIT_NOFILE, &before) == 0);
-    ok(rcs[0] == 1 && got[0] == -1 && offer.idx == 7, "an offer without its descriptor");
+    ok(rcs[0] == 1 && got[0] == -1 && upload.idx == 7, "an upload without its descriptor");
     ok(rcs[1] == 0 && got[1] == -2, "what comes behind it is read as ever");
-    send_with(fds[0], &offer, sizeof offer, 1);
-    rcs[2] = attach_read_offer(fds[1], &offer, &got[1]);
+    send_with(fds[0], &upload, sizeof upload, 1);
+    rcs[2] = attach_read_upload(fds[1], &upload, &got[1]);
     ok(rcs[2] == 1 && got[1] == lowest, "the next one has its own");
     (void)close(got[1]);
     (void)close(fds[0]);
@@ -595,6 +595,6 @@ int main(void)
     test_attach();
     test_attach_hung();
     test_first_messages();
-    test_lost_offer();
+    test_lost_upload();
     return tap_done();
 }

@@ -66,7 +66,7 @@ static void check_window(int window)
                       .page_elems = 16,
                       .n_kv_heads = 1,
                       .head_dim = 2,
-                      .block_tokens = 4,
+                      .page_tokens = 4,
                       .window = window};
     struct k_tokens t = {.seq = &seq,
                          .pos = &pos,

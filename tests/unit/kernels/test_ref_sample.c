@@ -2,8 +2,8 @@
  * and the frequency of draws against the softmax in float64. */
 #include <math.h>
 
-#include "kernels/draw.h"
 #include "kernels/kernels.h"
+#include "kernels/rng.h"
 #include "tests/tap.h"
 
 #define N 50

@@ -325,7 +325,7 @@ static int open_at(struct store **st, const char *dir, size_t page_bytes)
     struct store_options o = {.dir = dir,
                               .max_bytes = (size_t)N_SLOTS * SLOT_BYTES,
                               .page_bytes = page_bytes,
-                              .block_tokens = BLOCK,
+                              .page_tokens = BLOCK,
                               .n_buffers = 6,
                               .namespace_id = {{1}},
                               .namespace_name = "test"};

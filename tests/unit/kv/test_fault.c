@@ -94,7 +94,7 @@ static int store_begin(struct store **st)
     struct store_options o = {.dir = dir,
                               .max_bytes = (size_t)N_SLOTS * SLOT_BYTES,
                               .page_bytes = PAGE_BYTES,
-                              .block_tokens = BLOCK,
+                              .page_tokens = BLOCK,
                               .n_buffers = 4,
                               .namespace_name = "test"};
 
@@ -264,7 +264,7 @@ static int host_begin(struct host **h)
     struct host_options o = {.path = path,
                              .max_bytes = (size_t)N_SLOTS * HOST_ALIGN,
                              .page_bytes = PAGE_BYTES,
-                             .block_tokens = BLOCK,
+                             .page_tokens = BLOCK,
                              .name = "test",
                              .pin = pin,
                              .unpin = unpin};

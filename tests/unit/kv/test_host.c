@@ -64,7 +64,7 @@ static int open_tier(struct host **h, int n_slots, int model)
     struct host_options o = {.path = path,
                              .max_bytes = (size_t)n_slots * PAYLOAD,
                              .page_bytes = PAGE_BYTES,
-                             .block_tokens = BLOCK,
+                             .page_tokens = BLOCK,
                              .kept_pct = 50,
                              .fingerprint = {{(uint8_t)model}},
                              .name = "test",
@@ -244,7 +244,7 @@ static void test_bound(void)
             break;
     }
     ok(victim.n_uses > 1 && ((const unsigned char *)victim.payload)[0] < 255,
-       "what was used is offered to another place when it goes");
+       "what was used is uploaded to another place when it goes");
     host_prove(h);
     host_close(h);
 }

@@ -122,7 +122,7 @@ static int begin_with(struct store **st, size_t reserve_bytes)
                               .reserve_bytes = reserve_bytes,
                               .retry_us = RETRY_US,
                               .page_bytes = PAGE_BYTES,
-                              .block_tokens = BLOCK,
+                              .page_tokens = BLOCK,
                               .n_buffers = 4,
                               .namespace_name = "test"};
 
@@ -432,7 +432,7 @@ static void begin_host(struct host **h, const char *path)
     struct host_options o = {.path = path,
                              .max_bytes = (size_t)N_OLD * 8192,
                              .page_bytes = PAGE_BYTES,
-                             .block_tokens = BLOCK,
+                             .page_tokens = BLOCK,
                              .retry_us = RETRY_US,
                              .name = "test",
                              .pin = host_pin,

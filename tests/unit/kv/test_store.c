@@ -50,7 +50,7 @@ static int open_store(struct store **st, size_t max_bytes, int space)
     struct store_options o = {.dir = dir,
                               .max_bytes = max_bytes,
                               .page_bytes = PAGE_BYTES,
-                              .block_tokens = BLOCK,
+                              .page_tokens = BLOCK,
                               .n_buffers = 6,
                               .kept_pct = 50,
                               .namespace_id = {{(uint8_t)space}},
@@ -645,7 +645,7 @@ static void test_lying_records(unsigned seed)
 {
     struct store_format format = {.magic = STORE_MAGIC,
                                   .version = STORE_VERSION,
-                                  .block_tokens = BLOCK,
+                                  .page_tokens = BLOCK,
                                   .slot_bytes = STORE_HEADER_BYTES + 12288,
                                   .page_bytes = PAGE_BYTES};
     int wrong = 0;
@@ -869,7 +869,7 @@ static void test_other_format(void)
     struct store_options o = {.dir = dir,
                               .max_bytes = 1 << 20,
                               .page_bytes = 512,
-                              .block_tokens = 4,
+                              .page_tokens = 4,
                               .n_buffers = 2,
                               .namespace_name = "small"};
 

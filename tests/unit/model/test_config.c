@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "base/log.h"
-#include "model/config.h"
+#include "model/hf_config.h"
 #include "tests/tap.h"
 
 #define SHAPE                                                               \
@@ -12,12 +12,12 @@
 #define QWEN2 "\"architectures\":[\"Qwen2ForCausalLM\"]," SHAPE
 #define PHI3  "\"architectures\":[\"Phi3ForCausalLM\"]," SHAPE
 
-static struct config c;
+static struct hf_config c;
 
 static int parse(const char *text, const char *generation)
 {
-    return config_parse(&c, "config.json", text, strlen(text), generation,
-                        generation == NULL ? 0 : strlen(generation));
+    return hf_config_parse(&c, "config.json", text, strlen(text), generation,
+                           generation == NULL ? 0 : strlen(generation));
 }
 
 #define QUANT(members) ",\"quantization_config\":{" members "}"
@@ -271,7 +271,7 @@ static void check_families(void)
 
 int main(void)
 {
-    struct config before;
+    struct hf_config before;
 
     log_set_level(LOG_LEVEL_ERROR);
     check_values();

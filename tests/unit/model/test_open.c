@@ -54,7 +54,7 @@ static char *golden(const char *name, size_t *len)
 static struct model_options options(void)
 {
     return (struct model_options){
-        .dir = dir, .device = "cpu", .cpu_threads = 2, .block_tokens = 16, .cpu_kv_bytes = 1 << 20};
+        .dir = dir, .device = "cpu", .cpu_threads = 2, .page_tokens = 16, .cpu_kv_bytes = 1 << 20};
 }
 
 static int open_with(const struct model_options *o)
@@ -81,7 +81,7 @@ static void check_options(void)
     o.max_model_len = 100000;
     is_int(open_with(&o), ERR_INVALID, "longer than the model");
     o = options();
-    o.block_tokens = 0;
+    o.page_tokens = 0;
     is_int(open_with(&o), ERR_INVALID, "pages of nothing");
     o = options();
     o.max_num_batched_tokens = 3;

@@ -312,7 +312,7 @@ static void test_damage(const struct quant_config *config, const char *points, c
     checkpoint_close(files);
 }
 
-static void test_model(struct device *d, const struct config *c, const struct plan *plan,
+static void test_model(struct device *d, const struct hf_config *c, const struct plan *plan,
                        int left_out)
 {
     const struct weights_source from = {.dir = dir};
@@ -340,10 +340,10 @@ static void test_everything(void)
                        "\"num_attention_heads\":2,\"vocab_size\":8,\"rms_norm_eps\":1e-5,"
                        "\"max_position_embeddings\":64,\"tie_word_embeddings\":true}";
     struct device *d = NULL;
-    struct config c;
+    struct hf_config c;
     struct plan plan;
 
-    if (config_parse(&c, "config.json", text, strlen(text), NULL, 0) != ERR_OK ||
+    if (hf_config_parse(&c, "config.json", text, strlen(text), NULL, 0) != ERR_OK ||
         plan_make(&plan, &c) != ERR_OK || device_open(&d, "cpu", 1) != ERR_OK)
         exit(1);
     c.quant.kind = &everything;

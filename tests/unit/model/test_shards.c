@@ -130,7 +130,7 @@ static bool takes_all(struct device *d, const struct k_matrix *m)
     return true;
 }
 
-static void check_ranks(const struct config *c, const struct plan *whole, int n_ranks)
+static void check_ranks(const struct hf_config *c, const struct plan *whole, int n_ranks)
 {
     static struct device_ops ops;
     struct weights_rank ranks[4];
@@ -171,12 +171,13 @@ int main(void)
                        "\"max_position_embeddings\":64,\"tie_word_embeddings\":true,"
                        "\"quantization_config\":{\"quant_method\":\"fp8\","
                        "\"weight_block_size\":[128,128]}}";
-    struct config c;
+    struct hf_config c;
     struct plan whole;
     char path[100];
 
     log_set_level(LOG_LEVEL_WARN);
-    if (mkdtemp(dir) == NULL || config_parse(&c, "config.json", text, strlen(text), NULL, 0) != 0 ||
+    if (mkdtemp(dir) == NULL ||
+        hf_config_parse(&c, "config.json", text, strlen(text), NULL, 0) != 0 ||
         plan_make(&whole, &c) != ERR_OK)
         exit(1);
     write_model();

@@ -11,7 +11,7 @@ static struct model *open_model(const char *dir, bool sleeps)
     const char *device = getenv("QUIRE_TEST_DEVICE");
     struct model_options o = {.dir = dir,
                               .device = device == NULL ? "cpu" : device,
-                              .block_tokens = 16,
+                              .page_tokens = 16,
                               .num_pages = 100,
                               .max_num_seqs = 8,
                               .max_num_batched_tokens = 64,

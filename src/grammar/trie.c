@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "grammar/vocab.h"
+#include "grammar/trie.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -8,12 +8,12 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 
-_Static_assert(sizeof(struct vocab_node) == 8, "the image has no holes");
-_Static_assert(sizeof(struct vocab) % 8 == 0, "the image has no holes");
+_Static_assert(sizeof(struct trie_node) == 8, "the image has no holes");
+_Static_assert(sizeof(struct token_trie) % 8 == 0, "the image has no holes");
 
 /* Limits of the slices. Most tokens are short, and a string's last characters are the ones that
  * are near its maxLength. */
-static const uint32_t slice_chars[VOCAB_TRIES] = {0, 4, 12, VOCAB_TOKEN_MAX};
+static const uint32_t slice_chars[TRIE_TRIES] = {0, 4, 12, TRIE_TOKEN_MAX};
 
 struct spelled {
     const char *bytes;
@@ -56,7 +56,7 @@ static bool in_slice(const struct spelled *s, uint32_t t)
 /* Append the nodes of the tokens that are not in slice t; their number. */
 static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t n, uint32_t t)
 {
-    size_t open[VOCAB_TOKEN_MAX + 1]; /* offsets of the nodes on the way */
+    size_t open[TRIE_TOKEN_MAX + 1]; /* offsets of the nodes on the way */
     size_t start = nodes->len;
     const char *before = NULL;
     uint32_t depth = 0;
@@ -70,22 +70,22 @@ static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t
         while (i < n && same < depth && same < list[i].len && before[same] == list[i].bytes[same])
             same++;
         for (; depth > same; depth--) { /* these subtrees are complete */
-            struct vocab_node *node = (struct vocab_node *)(nodes->bytes + open[depth - 1]);
+            struct trie_node *node = (struct trie_node *)(nodes->bytes + open[depth - 1]);
 
             node->skip = (uint32_t)((nodes->len - open[depth - 1]) / sizeof *node);
         }
         for (; i < n && depth < list[i].len && !nodes->failed; depth++) {
-            struct vocab_node node = {.token = VOCAB_NO_TOKEN,
-                                      .byte = (unsigned char)list[i].bytes[depth]};
+            struct trie_node node = {.token = TRIE_NO_TOKEN,
+                                     .byte = (unsigned char)list[i].bytes[depth]};
 
             if (depth + 1 == list[i].len)
-                node.token = list[i].id & VOCAB_NO_TOKEN;
+                node.token = list[i].id & TRIE_NO_TOKEN;
             open[depth] = nodes->len;
             buf_add(nodes, &node, sizeof node);
         }
         before = i < n ? list[i].bytes : NULL;
     }
-    return (uint32_t)((nodes->len - start) / sizeof(struct vocab_node));
+    return (uint32_t)((nodes->len - start) / sizeof(struct trie_node));
 }
 
 /* Tokens that spell what the one before spells leave the list and become its aliases. */
@@ -97,7 +97,7 @@ static uint32_t aliases_take(struct spelled *list, uint32_t n, struct buf *alias
     for (i = 0; i < n; i++) {
         if (kept > 0 && list[kept - 1].len == list[i].len &&
             memcmp(list[kept - 1].bytes, list[i].bytes, list[i].len) == 0) {
-            struct vocab_alias alias = {list[kept - 1].id, list[i].id};
+            struct trie_alias alias = {list[kept - 1].id, list[i].id};
 
             buf_add(aliases, &alias, sizeof alias);
         } else {
@@ -107,13 +107,13 @@ static uint32_t aliases_take(struct spelled *list, uint32_t n, struct buf *alias
     return kept;
 }
 
-static uint32_t list_fill(struct spelled *list, const struct vocab_token *tokens, uint32_t n_vocab)
+static uint32_t list_fill(struct spelled *list, const struct trie_token *tokens, uint32_t n_vocab)
 {
     uint32_t n = 0;
     uint32_t i;
 
     for (i = 0; i < n_vocab; i++)
-        if (tokens[i].len > 0 && tokens[i].len <= VOCAB_TOKEN_MAX) {
+        if (tokens[i].len > 0 && tokens[i].len <= TRIE_TOKEN_MAX) {
             list[n].bytes = tokens[i].bytes;
             list[n].len = (uint32_t)tokens[i].len;
             list[n].id = i;
@@ -123,14 +123,14 @@ static uint32_t list_fill(struct spelled *list, const struct vocab_token *tokens
     return n;
 }
 
-static void text_add(struct buf *out, const struct vocab_token *tokens, uint32_t n_vocab)
+static void text_add(struct buf *out, const struct trie_token *tokens, uint32_t n_vocab)
 {
     uint32_t at = 0;
     uint32_t i;
 
     for (i = 0; i <= n_vocab; i++) {
         buf_add(out, &at, sizeof at);
-        if (i < n_vocab && tokens[i].len <= VOCAB_TOKEN_MAX)
+        if (i < n_vocab && tokens[i].len <= TRIE_TOKEN_MAX)
             at += (uint32_t)tokens[i].len;
     }
 }
@@ -144,7 +144,7 @@ static void slices_add(struct buf *out, const struct spelled *list, uint32_t n, 
         out->failed = true;
         return;
     }
-    for (t = 1; t < VOCAB_TRIES; t++) {
+    for (t = 1; t < TRIE_TRIES; t++) {
         memset(words, 0, n_words * sizeof *words);
         for (i = 0; i < n; i++)
             if (in_slice(&list[i], t))
@@ -154,18 +154,18 @@ static void slices_add(struct buf *out, const struct spelled *list, uint32_t n, 
     mem_free(words);
 }
 
-int vocab_build(const struct vocab_token *tokens, uint32_t n_vocab, const int32_t *ends,
-                uint32_t n_ends, struct buf *image)
+int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t *ends,
+               uint32_t n_ends, struct buf *image)
 {
-    struct vocab v = {
-        .magic = VOCAB_MAGIC, .n_vocab = n_vocab, .n_words = (n_vocab + 31) / 32, .n_ends = n_ends};
+    struct token_trie v = {
+        .magic = TRIE_MAGIC, .n_vocab = n_vocab, .n_words = (n_vocab + 31) / 32, .n_ends = n_ends};
     struct spelled *list;
     struct buf aliases = {0};
     struct buf nodes = {0};
     size_t before = image->len;
     uint32_t n, i;
 
-    if (n_vocab == 0 || n_vocab > VOCAB_IDS_MAX || n_ends > VOCAB_ENDS_MAX)
+    if (n_vocab == 0 || n_vocab > TRIE_IDS_MAX || n_ends > TRIE_ENDS_MAX)
         return ERR_INVALID;
     for (i = 0; i < n_ends; i++)
         if (ends[i] < 0 || (uint32_t)ends[i] >= n_vocab)
@@ -175,13 +175,13 @@ int vocab_build(const struct vocab_token *tokens, uint32_t n_vocab, const int32_
         return ERR_NO_MEMORY;
     n = list_fill(list, tokens, n_vocab);
     n = aliases_take(list, n, &aliases);
-    for (i = 0; i < VOCAB_TRIES; i++) {
-        v.tries[i].node_at = (uint32_t)(nodes.len / sizeof(struct vocab_node));
+    for (i = 0; i < TRIE_TRIES; i++) {
+        v.tries[i].node_at = (uint32_t)(nodes.len / sizeof(struct trie_node));
         v.tries[i].n_nodes = trie_add(&nodes, list, n, i);
         v.tries[i].slice_chars = slice_chars[i];
     }
-    v.n_aliases = (uint32_t)(aliases.len / sizeof(struct vocab_alias));
-    v.n_nodes = (uint32_t)(nodes.len / sizeof(struct vocab_node));
+    v.n_aliases = (uint32_t)(aliases.len / sizeof(struct trie_alias));
+    v.n_nodes = (uint32_t)(nodes.len / sizeof(struct trie_node));
     buf_add(image, &v, sizeof v);
     text_add(image, tokens, n_vocab);
     buf_add(image, ends, n_ends * sizeof *ends);
@@ -191,7 +191,7 @@ int vocab_build(const struct vocab_token *tokens, uint32_t n_vocab, const int32_
     if (nodes.len > 0)
         buf_add(image, nodes.bytes, nodes.len);
     for (i = 0; i < n_vocab; i++)
-        if (tokens[i].len > 0 && tokens[i].len <= VOCAB_TOKEN_MAX) {
+        if (tokens[i].len > 0 && tokens[i].len <= TRIE_TOKEN_MAX) {
             buf_add(image, tokens[i].bytes, tokens[i].len);
             v.text_bytes += (uint32_t)tokens[i].len;
         }
@@ -213,66 +213,65 @@ int vocab_build(const struct vocab_token *tokens, uint32_t n_vocab, const int32_
 /* --- check -------------------------------------------------------------------------------- */
 
 /* Subtrees nest, and no deeper than a token is long. */
-static bool trie_fine(const struct vocab *v, const struct vocab_trie *t)
+static bool trie_fine(const struct token_trie *v, const struct trie_part *t)
 {
-    const struct vocab_node *nodes = vocab_nodes(v) + t->node_at;
-    uint32_t end[VOCAB_TOKEN_MAX + 1];
+    const struct trie_node *nodes = trie_nodes(v) + t->node_at;
+    uint32_t end[TRIE_TOKEN_MAX + 1];
     uint32_t depth = 0;
     uint32_t i;
 
     for (i = 0; i < t->n_nodes; i++) {
         while (depth > 0 && i >= end[depth - 1])
             depth--;
-        if (depth == VOCAB_TOKEN_MAX || nodes[i].skip == 0)
+        if (depth == TRIE_TOKEN_MAX || nodes[i].skip == 0)
             return false;
         if (nodes[i].skip > (depth > 0 ? end[depth - 1] : t->n_nodes) - i)
             return false;
-        if (nodes[i].token != VOCAB_NO_TOKEN && nodes[i].token >= v->n_vocab)
+        if (nodes[i].token != TRIE_NO_TOKEN && nodes[i].token >= v->n_vocab)
             return false;
         end[depth++] = i + nodes[i].skip;
     }
     return true;
 }
 
-static bool lists_fine(const struct vocab *v)
+static bool lists_fine(const struct token_trie *v)
 {
-    const uint32_t *at = vocab_text_at(v);
+    const uint32_t *at = trie_text_at(v);
     uint32_t i;
 
     for (i = 0; i < v->n_vocab; i++)
-        if (at[i + 1] < at[i] || at[i + 1] - at[i] > VOCAB_TOKEN_MAX)
+        if (at[i + 1] < at[i] || at[i + 1] - at[i] > TRIE_TOKEN_MAX)
             return false;
     if (at[0] != 0 || at[v->n_vocab] != v->text_bytes)
         return false;
     for (i = 0; i < v->n_ends; i++)
-        if (vocab_ends(v)[i] >= v->n_vocab)
+        if (trie_ends(v)[i] >= v->n_vocab)
             return false;
     for (i = 0; i < v->n_aliases; i++)
-        if (vocab_aliases(v)[i].token >= v->n_vocab || vocab_aliases(v)[i].alias >= v->n_vocab)
+        if (trie_aliases(v)[i].token >= v->n_vocab || trie_aliases(v)[i].alias >= v->n_vocab)
             return false;
     return true;
 }
 
-int vocab_check(const void *image, size_t len)
+int trie_check(const void *image, size_t len)
 {
-    const struct vocab *v = image;
+    const struct token_trie *v = image;
     uint64_t bytes = sizeof *v;
     uint32_t i;
 
-    if (len < sizeof *v || len > VOCAB_BYTES_MAX || (uintptr_t)image % 8 != 0)
+    if (len < sizeof *v || len > TRIE_BYTES_MAX || (uintptr_t)image % 8 != 0)
         return ERR_INVALID;
-    if (v->magic != VOCAB_MAGIC || v->bytes != len || v->n_vocab == 0 ||
-        v->n_vocab > VOCAB_IDS_MAX || v->n_words != (v->n_vocab + 31) / 32 ||
-        v->n_ends > VOCAB_ENDS_MAX)
+    if (v->magic != TRIE_MAGIC || v->bytes != len || v->n_vocab == 0 || v->n_vocab > TRIE_IDS_MAX ||
+        v->n_words != (v->n_vocab + 31) / 32 || v->n_ends > TRIE_ENDS_MAX)
         return ERR_INVALID;
     bytes += ((uint64_t)v->n_vocab + 1 + v->n_ends) * sizeof(uint32_t);
-    bytes += (uint64_t)v->n_aliases * sizeof(struct vocab_alias);
-    bytes += (uint64_t)v->n_words * sizeof(uint32_t) * (VOCAB_TRIES - 1);
-    bytes += (uint64_t)v->n_nodes * sizeof(struct vocab_node) + v->text_bytes;
+    bytes += (uint64_t)v->n_aliases * sizeof(struct trie_alias);
+    bytes += (uint64_t)v->n_words * sizeof(uint32_t) * (TRIE_TRIES - 1);
+    bytes += (uint64_t)v->n_nodes * sizeof(struct trie_node) + v->text_bytes;
     if (bytes != len || !lists_fine(v))
         return ERR_INVALID;
-    for (i = 0; i < VOCAB_TRIES; i++) {
-        const struct vocab_trie *t = &v->tries[i];
+    for (i = 0; i < TRIE_TRIES; i++) {
+        const struct trie_part *t = &v->tries[i];
 
         if (t->node_at > v->n_nodes || t->n_nodes > v->n_nodes - t->node_at || !trie_fine(v, t))
             return ERR_INVALID;

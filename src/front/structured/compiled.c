@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "front/structured/structure.h"
+#include "front/structured/compiled.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -10,13 +10,13 @@
 
 /* --- one ---------------------------------------------------------------------------------- */
 
-struct structure *structure_ref(struct structure *st)
+struct compiled *compiled_ref(struct compiled *st)
 {
     (void)atomic_fetch_add(&st->n_refs, 1);
     return st;
 }
 
-void structure_unref(struct structure *st)
+void compiled_unref(struct compiled *st)
 {
     if (st == NULL || atomic_fetch_sub(&st->n_refs, 1) > 1)
         return;
@@ -47,7 +47,7 @@ static void name_parts(struct buf *b, const struct grammar_part *parts, size_t n
     }
 }
 
-static int structure_name(const struct grammar_request *r, struct hash *out)
+static int compiled_name(const struct grammar_request *r, struct hash *out)
 {
     const uint32_t numbers[] = {(uint32_t)r->kind, (uint32_t)r->space};
     struct buf b = {0};
@@ -69,117 +69,118 @@ static int structure_name(const struct grammar_request *r, struct hash *out)
 
 /* --- the cache ---------------------------------------------------------------------------- */
 
-int structures_init(struct structures *s)
+int compiled_cache_init(struct compiled_cache *s)
 {
-    *s = (struct structures){0};
-    s->refused = mem_zalloc_array(STRUCTURES_REFUSALS, sizeof *s->refused);
+    *s = (struct compiled_cache){0};
+    s->refused = mem_zalloc_array(COMPILED_REFUSALS, sizeof *s->refused);
     return s->refused != NULL && pthread_mutex_init(&s->lock, NULL) == 0 &&
                    pthread_cond_init(&s->changed, NULL) == 0
                ? ERR_OK
                : ERR_NO_MEMORY;
 }
 
-void structures_fini(struct structures *s)
+void compiled_cache_fini(struct compiled_cache *s)
 {
-    structures_end_compilers(s);
+    compiled_cache_end_compilers(s);
     while (s->n_kept > 0)
-        structure_unref(s->kept[--s->n_kept]);
+        compiled_unref(s->kept[--s->n_kept]);
     (void)pthread_cond_destroy(&s->changed);
     (void)pthread_mutex_destroy(&s->lock);
     mem_free(s->refused);
 }
 
-static void structures_drop_last(struct structures *s)
+static void compiled_cache_drop_last(struct compiled_cache *s)
 {
-    struct structure *last = s->kept[--s->n_kept];
+    struct compiled *last = s->kept[--s->n_kept];
 
     s->bytes -= last->bytes;
-    structure_unref(last);
+    compiled_unref(last);
 }
 
 /* A reference to the one of this name, which comes to the front; NULL. */
-static struct structure *structures_find(struct structures *s, const struct hash *name)
+static struct compiled *compiled_cache_find(struct compiled_cache *s, const struct hash *name)
 {
     for (size_t i = 0; i < s->n_kept; i++) {
-        struct structure *st = s->kept[i];
+        struct compiled *st = s->kept[i];
 
         if (memcmp(&st->name, name, sizeof *name) != 0)
             continue;
         memmove(s->kept + 1, s->kept, i * sizeof *s->kept);
         s->kept[0] = st;
-        return structure_ref(st);
+        return compiled_ref(st);
     }
     return NULL;
 }
 
-void structures_keep(struct structures *s, struct structure *st)
+void compiled_cache_keep(struct compiled_cache *s, struct compiled *st)
 {
     while (s->n_kept > 0 &&
-           (s->n_kept == STRUCTURES_MAX || s->bytes + st->bytes > STRUCTURES_BYTES_MAX))
-        structures_drop_last(s);
+           (s->n_kept == COMPILED_MAX || s->bytes + st->bytes > COMPILED_BYTES_MAX))
+        compiled_cache_drop_last(s);
     memmove(s->kept + 1, s->kept, s->n_kept * sizeof *s->kept);
-    s->kept[0] = structure_ref(st);
+    s->kept[0] = compiled_ref(st);
     s->n_kept++;
     s->bytes += st->bytes;
 }
 
-static const struct structure_refusal *structures_find_refusal(const struct structures *s,
-                                                               const struct hash *name)
+static const struct compiled_refusal *compiled_cache_find_refusal(const struct compiled_cache *s,
+                                                                  const struct hash *name)
 {
-    for (size_t i = 0; i < STRUCTURES_REFUSALS; i++)
+    for (size_t i = 0; i < COMPILED_REFUSALS; i++)
         if (s->refused[i].rc != 0 && memcmp(&s->refused[i].name, name, sizeof *name) == 0)
             return &s->refused[i];
     return NULL;
 }
 
-void structures_note_refusal(struct structures *s, const struct hash *name, int rc,
-                             const struct grammar_error *error)
+void compiled_cache_note_refusal(struct compiled_cache *s, const struct hash *name, int rc,
+                                 const struct grammar_error *error)
 {
-    if (structures_find_refusal(s, name) == NULL)
-        s->refused[s->n_refused++ % STRUCTURES_REFUSALS] =
-            (struct structure_refusal){.name = *name, .rc = rc, .error = *error};
+    if (compiled_cache_find_refusal(s, name) == NULL)
+        s->refused[s->n_refused++ % COMPILED_REFUSALS] =
+            (struct compiled_refusal){.name = *name, .rc = rc, .error = *error};
 }
 
-void structures_refuse(struct structures *s, const struct hash *name, int rc, const char *text)
+void compiled_cache_refuse(struct compiled_cache *s, const struct hash *name, int rc,
+                           const char *text)
 {
     struct grammar_error error = {.text = ""};
 
     (void)snprintf(error.text, sizeof error.text, "%s", text);
     (void)pthread_mutex_lock(&s->lock);
-    structures_note_refusal(s, name, rc, &error);
+    compiled_cache_note_refusal(s, name, rc, &error);
     (void)pthread_mutex_unlock(&s->lock);
 }
 
 /* With the lock held: what is known of this name. ERR_AGAIN: nothing. */
-static int structures_know(struct structures *s, const struct hash *name, struct structure **out,
-                           struct grammar_error *error)
+static int compiled_cache_know(struct compiled_cache *s, const struct hash *name,
+                               struct compiled **out, struct grammar_error *error)
 {
-    const struct structure_refusal *refusal = structures_find_refusal(s, name);
+    const struct compiled_refusal *refusal = compiled_cache_find_refusal(s, name);
 
     if (refusal != NULL) {
         if (error != NULL)
             *error = refusal->error;
         return refusal->rc;
     }
-    *out = structures_find(s, name);
+    *out = compiled_cache_find(s, name);
     return *out == NULL ? ERR_AGAIN : ERR_OK;
 }
 
-int structures_get(struct structures *s, const struct grammar_request *request, const char *tenant,
-                   struct structure **out, struct grammar_error *error)
+int compiled_cache_get(struct compiled_cache *s, const struct grammar_request *request,
+                       const char *tenant, struct compiled **out, struct grammar_error *error)
 {
-    struct structure *found = NULL;
+    struct compiled *found = NULL;
     struct hash name;
-    int rc = structure_name(request, &name);
+    int rc = compiled_name(request, &name);
 
     if (rc != ERR_OK)
         return rc;
     (void)pthread_mutex_lock(&s->lock);
-    rc = structures_know(s, &name, &found, error);
+    rc = compiled_cache_know(s, &name, &found, error);
     for (int i = 0; i < 2 && rc == ERR_AGAIN; i++) { /* once more if it was dropped at once */
-        rc = structures_make(s, request, &name, tenant);
+        rc = compiled_cache_make(s, request, &name, tenant);
         if (rc == ERR_OK)
-            rc = structures_know(s, &name, &found, error);
+            rc = compiled_cache_know(s, &name, &found, error);
     }
     (void)pthread_mutex_unlock(&s->lock);
     if (rc == ERR_OVERLOADED && error != NULL)

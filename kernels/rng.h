@@ -1,7 +1,7 @@
 /* Arithmetic that must give the same bits in C and in CUDA: the random numbers and the weights
  * of sampling. Included by the reference and by the kernel. */
-#ifndef QUIRE_KERNELS_DRAW_H
-#define QUIRE_KERNELS_DRAW_H
+#ifndef QUIRE_KERNELS_RNG_H
+#define QUIRE_KERNELS_RNG_H
 
 #include <math.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 /* config.json of a Hugging Face folder: the numbers of a model, checked. */
-#ifndef QUIRE_MODEL_CONFIG_H
-#define QUIRE_MODEL_CONFIG_H
+#ifndef QUIRE_MODEL_HF_CONFIG_H
+#define QUIRE_MODEL_HF_CONFIG_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,10 +12,10 @@
 #include "model/quant.h"
 #include "model/rope.h"
 
-#define CONFIG_EOS_MAX    8
-#define CONFIG_LAYERS_MAX 1024
+#define HF_CONFIG_EOS_MAX    8
+#define HF_CONFIG_LAYERS_MAX 1024
 
-#define CONFIG_ROPES_MAX  3
+#define HF_CONFIG_ROPES_MAX  3
 
 enum qk_norm {
     QK_NORM_NONE,
@@ -47,7 +47,7 @@ enum arch_window {
 /* How q, k and v of a fused projection follow one another. */
 enum arch_fused { ARCH_STACKED, ARCH_BY_HEAD };
 
-struct config;
+struct hf_config;
 struct config_source;
 struct json;
 
@@ -82,7 +82,7 @@ struct arch {
     bool interleaved;       /* rope rotates neighbours */
     bool is_turned;         /* matrices of layers are [n_in][n_out] in checkpoints */
     /* Fields with names of the family's own, and multipliers; NULL: none. Called last. */
-    void (*read)(struct config *c, struct config_source *s, const struct json *obj);
+    void (*read)(struct hf_config *c, struct config_source *s, const struct json *obj);
     const struct arch_names *names;
 };
 
@@ -120,12 +120,12 @@ struct learned_positions {
     int n_rows;
 };
 
-struct config {
+struct hf_config {
     const struct arch *arch;
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
-    int len_max;                            /* positions that the model was made for */
-    uint8_t layer_kinds[CONFIG_LAYERS_MAX]; /* enum layer_kind, [n_layers] */
-    uint8_t layer_ropes[CONFIG_LAYERS_MAX]; /* index in ropes, [n_layers] */
+    int len_max;                               /* positions that the model was made for */
+    uint8_t layer_kinds[HF_CONFIG_LAYERS_MAX]; /* enum layer_kind, [n_layers] */
+    uint8_t layer_ropes[HF_CONFIG_LAYERS_MAX]; /* index in ropes, [n_layers] */
     int window;      /* tokens that a token of LAYER_WINDOW sees, itself the last; below len_max */
     int mixer_width; /* of LAYER_RECURRENT */
     enum qk_norm qk_norm;
@@ -138,12 +138,12 @@ struct config {
     struct multipliers by;
     struct learned_positions positions;
     int n_ropes;
-    struct rope ropes[CONFIG_ROPES_MAX];
+    struct rope ropes[HF_CONFIG_ROPES_MAX];
     bool tied; /* the output matrix is the embedding */
     bool qkv_bias, o_bias, mlp_bias, head_bias;
     struct quant_config quant; /* of matrices of layers */
     int n_eos;
-    int32_t eos[CONFIG_EOS_MAX];
+    int32_t eos[HF_CONFIG_EOS_MAX];
     struct hash digest; /* SHA-256 of config.json's bytes */
 };
 
@@ -152,11 +152,11 @@ struct config {
  * Returns ERR_OK; ERR_NOT_FOUND without config.json; ERR_SYNTAX; ERR_INVALID for a field that is
  * missing or absurd; ERR_UNSUPPORTED for an architecture, position scaling or quantisation that
  * quire does not compute; ERR_NO_MEMORY. All logged with file and field. */
-int config_read(struct config *out, const char *dir) ERR_CHECKED;
+int hf_config_read(struct hf_config *out, const char *dir) ERR_CHECKED;
 
 /* The same from texts; name is for the log; generation may be NULL. */
-int config_parse(struct config *out, const char *name, const char *bytes, size_t len,
-                 const char *generation, size_t generation_len) ERR_CHECKED;
+int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, size_t len,
+                    const char *generation, size_t generation_len) ERR_CHECKED;
 
 /* Read a whole file into memory, freed with mem_free(); NUL-terminated. ERR_NOT_FOUND (not
  * logged) when it does not exist; ERR_IO, ERR_TOO_LARGE above bytes_max, ERR_NO_MEMORY (logged). */

@@ -8,10 +8,10 @@
  * by their starts, and an operator's pin finds a place among clients'. Pins give way to none.
  *
  * Pages are numbers, 0 .. n - 1. A page stands in the order only while it may go. Pure memory, no
- * clock; O(log n) a call, and a call of order_tick() for each hint that ends; O(1) for a page
+ * clock; O(log n) a call, and a call of eviction_tick() for each hint that ends; O(1) for a page
  * without a hint that was just used. One thread at a time. */
-#ifndef QUIRE_KV_ORDER_H
-#define QUIRE_KV_ORDER_H
+#ifndef QUIRE_KV_EVICTION_H
+#define QUIRE_KV_EVICTION_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,45 +19,46 @@
 #include "base/err.h"
 #include "kv/retain.h"
 
-struct order;
+struct eviction;
 
-int order_open(struct order **out, int n, int kept_max) ERR_CHECKED;
-void order_close(struct order *o); /* NULL is fine */
+int eviction_open(struct eviction **out, int n, int kept_max) ERR_CHECKED;
+void eviction_close(struct eviction *o); /* NULL is fine */
 
 /* How many pages may be above the default. Those that are stay. */
-void order_bound(struct order *o, int kept_max);
+void eviction_bound(struct eviction *o, int kept_max);
 
 /* It is now_s, unix seconds: what was said until then is over. A clock that goes back does no
  * harm: what is over stays so. */
-void order_tick(struct order *o, uint32_t now_s);
+void eviction_tick(struct eviction *o, uint32_t now_s);
 
 /* The page is another's from now on: what was said of the one before is forgotten. parent: the page
  * that it continues, or -1 when that is not here. */
-void order_begin(struct order *o, int32_t id, int32_t parent, struct retain r);
+void eviction_begin(struct eviction *o, int32_t id, int32_t parent, struct retain r);
 
 /* It is nobody's. */
-void order_end(struct order *o, int32_t id);
+void eviction_end(struct eviction *o, int32_t id);
 
 /* Something is said of it, beside what was said before (retain_join()). */
-void order_retain(struct order *o, int32_t id, struct retain r);
+void eviction_retain(struct eviction *o, int32_t id, struct retain r);
 
 /* What counts of it now. */
-struct retain order_retained(const struct order *o, int32_t id);
+struct retain eviction_retained(const struct eviction *o, int32_t id);
 
 /* It is used now. */
-void order_use(struct order *o, int32_t id);
+void eviction_use(struct eviction *o, int32_t id);
 
 /* It may go; it may not. Either as often as one likes. */
-void order_add(struct order *o, int32_t id);
-void order_remove(struct order *o, int32_t id);
+void eviction_add(struct eviction *o, int32_t id);
+void eviction_remove(struct eviction *o, int32_t id);
 
 /* The page that goes next, or -1. It stays in the order. */
-int32_t order_first(const struct order *o);
+int32_t eviction_first(const struct eviction *o);
 
-int order_count(const struct order *o);  /* pages that may go */
-int order_n_kept(const struct order *o); /* pages above the default, whether they may go or not */
+int eviction_count(const struct eviction *o); /* pages that may go */
+int eviction_n_kept(
+    const struct eviction *o); /* pages above the default, whether they may go or not */
 
 /* Prove that heaps and marks agree. O(n). must() on failure. */
-void order_check(const struct order *o);
+void eviction_check(const struct eviction *o);
 
 #endif

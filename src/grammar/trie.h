@@ -14,8 +14,8 @@
  * A slice is the set of tokens that are plain inside of a JSON string (no '"', '\', control or
  * part of a character) and at most so many characters long. Where a string may go on for that
  * long, all of it is allowed at once and only the trie of the other tokens is walked. */
-#ifndef QUIRE_GRAMMAR_VOCAB_H
-#define QUIRE_GRAMMAR_VOCAB_H
+#ifndef QUIRE_GRAMMAR_TRIE_H
+#define QUIRE_GRAMMAR_TRIE_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,28 +23,28 @@
 #include "base/buf.h"
 #include "base/err.h"
 
-#define VOCAB_MAGIC     UINT64_C(0x3162636f76697571)
-#define VOCAB_IDS_MAX   (1 << 23)
-#define VOCAB_BYTES_MAX ((size_t)256 << 20)
-#define VOCAB_TOKEN_MAX 255       /* bytes; longer tokens are never allowed */
-#define VOCAB_TRIES     4         /* the first holds all tokens, the others lack a slice each */
-#define VOCAB_NO_TOKEN  0xffffffu /* of vocab_node.token: only on the way */
-#define VOCAB_ENDS_MAX  64
+#define TRIE_MAGIC     UINT64_C(0x3162636f76697571)
+#define TRIE_IDS_MAX   (1 << 23)
+#define TRIE_BYTES_MAX ((size_t)256 << 20)
+#define TRIE_TOKEN_MAX 255       /* bytes; longer tokens are never allowed */
+#define TRIE_TRIES     4         /* the first holds all tokens, the others lack a slice each */
+#define TRIE_NO_TOKEN  0xffffffu /* of trie_node.token: only on the way */
+#define TRIE_ENDS_MAX  64
 
-struct vocab_trie {
+struct trie_part {
     uint32_t node_at; /* its nodes: a forest of first bytes */
     uint32_t n_nodes;
     uint32_t slice_chars; /* tokens left out: plain ones of at most this many characters */
     uint32_t unused;
 };
 
-struct vocab_node {
+struct trie_node {
     uint32_t skip; /* nodes of its subtree, itself counted */
     uint32_t token : 24;
     uint32_t byte : 8;
 };
 
-struct vocab {
+struct token_trie {
     uint64_t magic;
     uint64_t bytes; /* of the whole image */
     uint32_t n_vocab;
@@ -53,42 +53,42 @@ struct vocab {
     uint32_t n_aliases;
     uint32_t n_nodes;
     uint32_t text_bytes;
-    struct vocab_trie tries[VOCAB_TRIES];
+    struct trie_part tries[TRIE_TRIES];
 };
 
-struct vocab_alias {
+struct trie_alias {
     uint32_t token; /* in the trie */
     uint32_t alias; /* spells the same */
 };
 
-static inline const uint32_t *vocab_text_at(const struct vocab *v)
+static inline const uint32_t *trie_text_at(const struct token_trie *v)
 {
     return (const uint32_t *)(v + 1);
 }
-static inline const uint32_t *vocab_ends(const struct vocab *v)
+static inline const uint32_t *trie_ends(const struct token_trie *v)
 {
-    return vocab_text_at(v) + v->n_vocab + 1;
+    return trie_text_at(v) + v->n_vocab + 1;
 }
-static inline const struct vocab_alias *vocab_aliases(const struct vocab *v)
+static inline const struct trie_alias *trie_aliases(const struct token_trie *v)
 {
-    return (const struct vocab_alias *)(vocab_ends(v) + v->n_ends);
+    return (const struct trie_alias *)(trie_ends(v) + v->n_ends);
 }
-/* The tokens that trie t (1 .. VOCAB_TRIES - 1) lacks: uint32 [n_words]. */
-static inline const uint32_t *vocab_slice(const struct vocab *v, uint32_t t)
+/* The tokens that trie t (1 .. TRIE_TRIES - 1) lacks: uint32 [n_words]. */
+static inline const uint32_t *trie_slice(const struct token_trie *v, uint32_t t)
 {
-    return (const uint32_t *)(vocab_aliases(v) + v->n_aliases) + (size_t)(t - 1) * v->n_words;
+    return (const uint32_t *)(trie_aliases(v) + v->n_aliases) + (size_t)(t - 1) * v->n_words;
 }
-static inline const struct vocab_node *vocab_nodes(const struct vocab *v)
+static inline const struct trie_node *trie_nodes(const struct token_trie *v)
 {
-    return (const struct vocab_node *)vocab_slice(v, VOCAB_TRIES);
+    return (const struct trie_node *)trie_slice(v, TRIE_TRIES);
 }
-static inline const unsigned char *vocab_text(const struct vocab *v)
+static inline const unsigned char *trie_text(const struct token_trie *v)
 {
-    return (const unsigned char *)(vocab_nodes(v) + v->n_nodes);
+    return (const unsigned char *)(trie_nodes(v) + v->n_nodes);
 }
 
 /* What a token spells; len 0: nothing. */
-struct vocab_token {
+struct trie_token {
     const char *bytes;
     size_t len;
 };
@@ -101,10 +101,10 @@ struct vocab_token {
  *
  * ERR_OK; ERR_INVALID when an id or the size is out of range; ERR_NO_MEMORY. 0.2 s for 128,000
  * tokens. Any thread. */
-int vocab_build(const struct vocab_token *tokens, uint32_t n_vocab, const int32_t *ends,
-                uint32_t n_ends, struct buf *image) ERR_CHECKED;
+int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t *ends,
+               uint32_t n_ends, struct buf *image) ERR_CHECKED;
 
 /* Look at every field of an image, aligned to 8, that nobody will change. ERR_OK, ERR_INVALID. */
-int vocab_check(const void *image, size_t len) ERR_CHECKED;
+int trie_check(const void *image, size_t len) ERR_CHECKED;
 
 #endif

@@ -15,14 +15,14 @@
 #include "base/buf.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "front/structured/structure.h"
+#include "front/structured/compiled.h"
 #include "ipc/attach.h"
 
 #define MAKE_NICE        5
 #define MAKE_STACK_BYTES ((size_t)8 << 20) /* grammars recurse, boundedly */
 
-struct structure_making {
-    struct structure_making *next;
+struct compiled_making {
+    struct compiled_making *next;
     const struct grammar_request *request;
     const struct hash *name;
     char tenant[WIRE_TENANT_BYTES];
@@ -34,12 +34,12 @@ struct structure_making {
 /* --- the turns ---------------------------------------------------------------------------- */
 
 /* The place of a tenant's last turn; of one that is not known the one that is oldest. */
-static struct structure_turn *make_turn(struct structures *s, const char *tenant, bool *known)
+static struct compiled_turn *make_turn(struct compiled_cache *s, const char *tenant, bool *known)
 {
-    struct structure_turn *oldest = &s->turns[0];
+    struct compiled_turn *oldest = &s->turns[0];
 
-    for (int i = 0; i < STRUCTURES_TURNS; i++) {
-        struct structure_turn *t = &s->turns[i];
+    for (int i = 0; i < COMPILED_TURNS; i++) {
+        struct compiled_turn *t = &s->turns[i];
 
         if (t->turn != 0 && memcmp(t->tenant, tenant, sizeof t->tenant) == 0) {
             *known = true;
@@ -51,22 +51,22 @@ static struct structure_turn *make_turn(struct structures *s, const char *tenant
     return oldest;
 }
 
-static bool make_is_busy(const struct structures *s, const char *tenant)
+static bool make_is_busy(const struct compiled_cache *s, const char *tenant)
 {
-    for (const struct structure_making *m = s->making; m != NULL; m = m->next)
+    for (const struct compiled_making *m = s->making; m != NULL; m = m->next)
         if (m->begun && memcmp(m->tenant, tenant, sizeof m->tenant) == 0)
             return true;
     return false;
 }
 
 /* What a compiler takes next; NULL: nothing may begin. */
-static struct structure_making *make_choose(struct structures *s)
+static struct compiled_making *make_choose(struct compiled_cache *s)
 {
-    struct structure_making *best = NULL;
+    struct compiled_making *best = NULL;
     uint64_t best_turn = 0;
 
-    for (struct structure_making *m = s->making; m != NULL; m = m->next) {
-        const struct structure_turn *t;
+    for (struct compiled_making *m = s->making; m != NULL; m = m->next) {
+        const struct compiled_turn *t;
         uint64_t turn;
         bool known;
 
@@ -82,19 +82,19 @@ static struct structure_making *make_choose(struct structures *s)
     return best;
 }
 
-static void make_begin(struct structures *s, struct structure_making *m)
+static void make_begin(struct compiled_cache *s, struct compiled_making *m)
 {
     bool known;
-    struct structure_turn *t = make_turn(s, m->tenant, &known);
+    struct compiled_turn *t = make_turn(s, m->tenant, &known);
 
     m->begun = true;
     memcpy(t->tenant, m->tenant, sizeof t->tenant);
     t->turn = ++s->n_compiled;
 }
 
-static void make_remove(struct structures *s, const struct structure_making *m)
+static void make_remove(struct compiled_cache *s, const struct compiled_making *m)
 {
-    struct structure_making **at = &s->making;
+    struct compiled_making **at = &s->making;
 
     while (*at != m)
         at = &(*at)->next;
@@ -103,11 +103,11 @@ static void make_remove(struct structures *s, const struct structure_making *m)
 
 /* --- compilers ---------------------------------------------------------------------------- */
 
-static int make_structure(const struct structure_making *m, struct structure **out,
+static int make_structure(const struct compiled_making *m, struct compiled **out,
                           struct grammar_error *error)
 {
     struct buf image = {0};
-    struct structure *st = NULL;
+    struct compiled *st = NULL;
     int rc = grammar_compile(m->request, &image, error);
 
     if (rc == ERR_OK) {
@@ -133,10 +133,10 @@ static bool make_is_refusal(int rc)
 }
 
 /* With the lock held, which is given up meanwhile. */
-static void make_one(struct structures *s, struct structure_making *m)
+static void make_one(struct compiled_cache *s, struct compiled_making *m)
 {
     struct grammar_error error = {.text = ""};
-    struct structure *st = NULL;
+    struct compiled *st = NULL;
     int rc;
 
     make_begin(s, m);
@@ -144,24 +144,24 @@ static void make_one(struct structures *s, struct structure_making *m)
     rc = make_structure(m, &st, &error);
     (void)pthread_mutex_lock(&s->lock);
     if (rc == ERR_OK)
-        structures_keep(s, st);
+        compiled_cache_keep(s, st);
     if (make_is_refusal(rc))
-        structures_note_refusal(s, m->name, rc, &error);
+        compiled_cache_note_refusal(s, m->name, rc, &error);
     m->rc = rc == ERR_OK || make_is_refusal(rc) ? ERR_OK : rc;
     m->done = true;
     make_remove(s, m);
-    structure_unref(st);
+    compiled_unref(st);
     (void)pthread_cond_broadcast(&s->changed);
 }
 
 static void *make_run(void *arg)
 {
-    struct structures *s = arg;
+    struct compiled_cache *s = arg;
 
     (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), MAKE_NICE); /* else as the others */
     (void)pthread_mutex_lock(&s->lock);
     while (!s->ends) {
-        struct structure_making *m = make_choose(s);
+        struct compiled_making *m = make_choose(s);
 
         if (m != NULL)
             make_one(s, m);
@@ -174,18 +174,18 @@ static void *make_run(void *arg)
 }
 
 /* One more compiler, while there are fewer than there may be; false when there is none at all. */
-static bool make_start(struct structures *s)
+static bool make_start(struct compiled_cache *s)
 {
     pthread_attr_t attr;
 
-    if (s->n_compilers < STRUCTURES_COMPILERS && pthread_attr_init(&attr) == 0 &&
+    if (s->n_compilers < COMPILED_COMPILERS && pthread_attr_init(&attr) == 0 &&
         pthread_attr_setstacksize(&attr, MAKE_STACK_BYTES) == 0 &&
         pthread_create(&s->compilers[s->n_compilers], &attr, make_run, s) == 0)
         s->n_compilers++;
     return s->n_compilers > 0;
 }
 
-void structures_end_compilers(struct structures *s)
+void compiled_cache_end_compilers(struct compiled_cache *s)
 {
     (void)pthread_mutex_lock(&s->lock);
     s->ends = true;
@@ -197,30 +197,30 @@ void structures_end_compilers(struct structures *s)
 
 /* --- the threads that ask -------------------------------------------------------------------- */
 
-static struct structure_making *make_find(const struct structures *s, const struct hash *name)
+static struct compiled_making *make_find(const struct compiled_cache *s, const struct hash *name)
 {
-    struct structure_making *m = s->making;
+    struct compiled_making *m = s->making;
 
     while (m != NULL && memcmp(m->name, name, sizeof *name) != 0)
         m = m->next;
     return m;
 }
 
-static int make_count(const struct structures *s, const char *tenant)
+static int make_count(const struct compiled_cache *s, const char *tenant)
 {
     int n = 0;
 
-    for (const struct structure_making *m = s->making; m != NULL; m = m->next)
+    for (const struct compiled_making *m = s->making; m != NULL; m = m->next)
         n += memcmp(m->tenant, tenant, sizeof m->tenant) == 0 ? m->n_waiting : 0;
     return n;
 }
 
 /* The caller's own, at the end of the list. */
-static int make_own(struct structures *s, const struct grammar_request *request,
+static int make_own(struct compiled_cache *s, const struct grammar_request *request,
                     const struct hash *name, const char *tenant)
 {
-    struct structure_making own = {.request = request, .name = name, .n_waiting = 1};
-    struct structure_making **last = &s->making;
+    struct compiled_making own = {.request = request, .name = name, .n_waiting = 1};
+    struct compiled_making **last = &s->making;
 
     if (!make_start(s))
         return ERR_NO_MEMORY;
@@ -235,7 +235,7 @@ static int make_own(struct structures *s, const struct grammar_request *request,
 }
 
 /* Without the lock. */
-static void make_call(struct structures *s, void (*call)(void *arg))
+static void make_call(struct compiled_cache *s, void (*call)(void *arg))
 {
     if (call == NULL)
         return;
@@ -244,13 +244,13 @@ static void make_call(struct structures *s, void (*call)(void *arg))
     (void)pthread_mutex_lock(&s->lock);
 }
 
-int structures_make(struct structures *s, const struct grammar_request *request,
-                    const struct hash *name, const char *tenant)
+int compiled_cache_make(struct compiled_cache *s, const struct grammar_request *request,
+                        const struct hash *name, const char *tenant)
 {
-    struct structure_making *m;
+    struct compiled_making *m;
     int rc = ERR_OK;
 
-    if (s->n_waiting >= STRUCTURES_WAIT_MAX || make_count(s, tenant) >= STRUCTURES_TENANT_MAX)
+    if (s->n_waiting >= COMPILED_WAIT_MAX || make_count(s, tenant) >= COMPILED_TENANT_MAX)
         return ERR_OVERLOADED;
     s->n_waiting++;
     make_call(s, s->before_wait);

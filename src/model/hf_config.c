@@ -3,7 +3,7 @@
  * config.json as transformers writes it, in its older spelling (rope_theta, rope_scaling) and
  * its newer one (rope_parameters). Numbers are bounded here, once, so that later products of
  * shapes fit a size_t and nobody else checks them. */
-#include "model/config.h"
+#include "model/hf_config.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -90,7 +90,7 @@ const char *source_alias(const struct json *obj, const char *const *names)
     return names[0];
 }
 
-static void read_activation(struct config_source *s, struct config *c, const struct json *obj)
+static void read_activation(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     static const char *const fields[] = {"hidden_act", "hidden_activation", "activation_function",
                                          NULL};
@@ -115,7 +115,7 @@ static void read_activation(struct config_source *s, struct config *c, const str
     source_fail(s, ERR_UNSUPPORTED);
 }
 
-static void read_quant(struct config_source *s, struct config *c, const struct json *obj)
+static void read_quant(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     const struct json *quant = json_get(obj, "quantization_config");
     char why[QUANT_WHY_CAP];
@@ -130,7 +130,7 @@ static void read_quant(struct config_source *s, struct config *c, const struct j
     }
 }
 
-static void read_arch(struct config_source *s, struct config *c, const struct json *obj)
+static void read_arch(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     const struct json *list = json_get_kind(obj, "architectures", JSON_LIST);
     const char *name = list != NULL && list->n > 0 && list->items[0].kind == JSON_TEXT
@@ -154,7 +154,7 @@ static void read_arch(struct config_source *s, struct config *c, const struct js
 }
 
 /* Families have names of their own for the same numbers. */
-static void read_counts(struct config_source *s, struct config *c, const struct json *obj)
+static void read_counts(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     static const char *const dims[] = {"hidden_size", "n_embd", NULL};
     static const char *const layers[] = {"num_hidden_layers", "n_layer", NULL};
@@ -167,7 +167,7 @@ static void read_counts(struct config_source *s, struct config *c, const struct 
     double eps = has_mean ? 1e-5 : 1e-6;
 
     c->dim = source_whole(s, obj, source_alias(obj, dims), 0, 1, 65536);
-    c->n_layers = source_whole(s, obj, source_alias(obj, layers), 0, 1, CONFIG_LAYERS_MAX);
+    c->n_layers = source_whole(s, obj, source_alias(obj, layers), 0, 1, HF_CONFIG_LAYERS_MAX);
     c->n_heads = source_whole(s, obj, source_alias(obj, heads), 0, 1, 1024);
     c->n_kv_heads = source_whole(s, obj, "num_key_value_heads", c->n_heads, 1, 1024);
     c->ff_dim =
@@ -181,7 +181,7 @@ static void read_counts(struct config_source *s, struct config *c, const struct 
     c->tied = source_flag(s, obj, "tie_word_embeddings", c->arch->is_tied);
 }
 
-static void read_shape(struct config_source *s, struct config *c, const struct json *obj)
+static void read_shape(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     read_counts(s, c, obj);
     if (s->rc != ERR_OK)
@@ -204,7 +204,7 @@ static void read_shape(struct config_source *s, struct config *c, const struct j
 }
 
 /* What the architecture's row says, and one rope for all layers; its own fields come later. */
-static void read_row(struct config_source *s, struct config *c, const struct json *obj)
+static void read_row(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     const struct arch *a = c->arch;
 
@@ -230,7 +230,7 @@ static void read_row(struct config_source *s, struct config *c, const struct jso
 
 /* The window of layers that have one; 0: they see all. A field that is missing has transformers'
  * preset. */
-static int read_window(struct config_source *s, const struct config *c, const struct json *obj)
+static int read_window(struct config_source *s, const struct hf_config *c, const struct json *obj)
 {
     const struct json *v = json_get(obj, "sliding_window");
 
@@ -244,7 +244,7 @@ static int read_window(struct config_source *s, const struct config *c, const st
 }
 
 /* One of layer_types. */
-static enum layer_kind layer_kind_of(struct config_source *s, const struct config *c,
+static enum layer_kind layer_kind_of(struct config_source *s, const struct hf_config *c,
                                      const struct json *type)
 {
     const char *name = type->kind == JSON_TEXT ? type->text : "";
@@ -267,7 +267,7 @@ static enum layer_kind layer_kind_of(struct config_source *s, const struct confi
     return LAYER_FULL;
 }
 
-static void read_layer_types(struct config_source *s, struct config *c, const struct json *types)
+static void read_layer_types(struct config_source *s, struct hf_config *c, const struct json *types)
 {
     if (types->kind != JSON_LIST || types->n != (uint32_t)c->n_layers) {
         log_error("model: %s: layer_types must be a list of %d", s->name, c->n_layers);
@@ -280,7 +280,7 @@ static void read_layer_types(struct config_source *s, struct config *c, const st
 
 /* What each layer mixes tokens by, as transformers' classes read it. A window that no text fills is
  * none. */
-static void read_layers(struct config_source *s, struct config *c, const struct json *obj)
+static void read_layers(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     const struct json *types = json_get(obj, "layer_types");
     int first = 0, pattern = 0;
@@ -304,7 +304,7 @@ static void read_layers(struct config_source *s, struct config *c, const struct 
 }
 
 /* eos_token_id: a number or a list of them. Ids that the vocabulary lacks end nothing. */
-static void read_eos(struct config_source *s, struct config *c, const struct json *obj)
+static void read_eos(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     const struct json *v = json_get(obj, "eos_token_id");
     const struct json *items = v;
@@ -318,9 +318,9 @@ static void read_eos(struct config_source *s, struct config *c, const struct jso
     }
     c->n_eos = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (items[i].kind != JSON_INT || c->n_eos == CONFIG_EOS_MAX) {
+        if (items[i].kind != JSON_INT || c->n_eos == HF_CONFIG_EOS_MAX) {
             log_error("model: %s: eos_token_id must be an id or a list of at most %d", s->name,
-                      CONFIG_EOS_MAX);
+                      HF_CONFIG_EOS_MAX);
             source_fail(s, ERR_INVALID);
             return;
         }
@@ -346,12 +346,12 @@ static int parse(const struct json **out, struct arena *arena, const char *name,
     return ERR_OK;
 }
 
-int config_parse(struct config *out, const char *name, const char *bytes, size_t len,
-                 const char *generation, size_t generation_len)
+int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, size_t len,
+                    const char *generation, size_t generation_len)
 {
     struct arena arena = {.limit_bytes = CONFIG_ARENA_MAX};
     struct config_source s = {.name = name};
-    struct config c = {.n_eos = 0};
+    struct hf_config c = {.n_eos = 0};
     const struct json *obj, *root;
 
     if ((s.rc = parse(&obj, &arena, name, bytes, len)) != ERR_OK)
@@ -432,7 +432,7 @@ out:
     return rc;
 }
 
-int config_read(struct config *out, const char *dir)
+int hf_config_read(struct hf_config *out, const char *dir)
 {
     char path[4096], generation_path[4096];
     char *text = NULL, *generation = NULL;
@@ -453,7 +453,7 @@ int config_read(struct config *out, const char *dir)
     rc = config_file(&generation, &generation_len, generation_path, CONFIG_BYTES_MAX);
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         goto out;
-    rc = config_parse(out, path, text, len, generation, generation_len);
+    rc = hf_config_parse(out, path, text, len, generation, generation_len);
 out:
     mem_free(generation);
     mem_free(text);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/door.h"
+#include "base/listener.h"
 
 #include <errno.h>
 #include <string.h>
@@ -9,9 +9,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-#define DOOR_QUIET_US 60000000u /* without a lack: the next one is another */
+#define LISTENER_QUIET_US 60000000u /* without a lack: the next one is another */
 
-static void door_complain(const struct door *d, int error)
+static void listener_complain(const struct listener *d, int error)
 {
     struct rlimit limit = {0};
 
@@ -26,7 +26,7 @@ static void door_complain(const struct door *d, int error)
                  d->who, strerror(error));
 }
 
-int door_accept(struct door *d, int flags, int *fd)
+int listener_accept(struct listener *d, int flags, int *fd)
 {
     int k = accept4(d->fd, NULL, NULL, flags);
     int error = errno;
@@ -39,8 +39,8 @@ int door_accept(struct door *d, int flags, int *fd)
     if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM)
         return ERR_AGAIN; /* somebody else was faster, or he has left */
     now_us = clock_us();
-    if (d->shut_us == 0 || now_us - d->shut_us > DOOR_QUIET_US)
-        door_complain(d, error);
+    if (d->shut_us == 0 || now_us - d->shut_us > LISTENER_QUIET_US)
+        listener_complain(d, error);
     d->shut_us = now_us;
     return ERR_OVERLOADED;
 }

@@ -1,8 +1,8 @@
 /* Goal: the page that goes is the one of lowest priority and least recent use, hints end when they
  * say, and those above the default never take more than their share. Method: random calls beside a
- * naive model that searches all pages, order_check() on the way; then named cases, and the pool of
+ * naive model that searches all pages, eviction_check() on the way; then named cases, and the pool of
  * pages with hints. */
-#include "kv/order.h"
+#include "kv/eviction.h"
 #include "kv/pages.h"
 #include "kv/prefix.h"
 #include "tests/tap.h"
@@ -84,7 +84,7 @@ static struct retain random_hint(unsigned *seed, uint32_t now_s)
     return retain_of(priorities[random_next(seed) % 8], until);
 }
 
-static void step(struct order *o, struct naive *m, unsigned *seed)
+static void step(struct eviction *o, struct naive *m, unsigned *seed)
 {
     int i = (int)(random_next(seed) % N);
     struct retain r = random_hint(seed, m->now_s);
@@ -92,22 +92,22 @@ static void step(struct order *o, struct naive *m, unsigned *seed)
     switch (random_next(seed) % 8) {
     case 0:
     case 1:
-        order_add(o, i);
+        eviction_add(o, i);
         m->in[i] = true;
         break;
     case 2:
-        order_remove(o, i);
+        eviction_remove(o, i);
         m->in[i] = false;
         break;
     case 3:
-        order_use(o, i);
+        eviction_use(o, i);
         m->used[i] = ++m->n_used;
         break;
     case 4: {
         int parent = (int)(random_next(seed) % (N + 4));
 
         parent = parent >= N || parent == i ? -1 : parent;
-        order_begin(o, i, parent, r);
+        eviction_begin(o, i, parent, r);
         m->hint[i] = (struct retain){0};
         m->depth[i] = parent == -1 ? 0 : m->depth[parent] + 1;
         naive_set(m, i, retain_now(r, m->now_s));
@@ -117,7 +117,7 @@ static void step(struct order *o, struct naive *m, unsigned *seed)
     case 6: {
         struct retain want = retain_join(m->hint[i], r, m->now_s);
 
-        order_retain(o, i, r);
+        eviction_retain(o, i, r);
         if (want.rank != m->hint[i].rank || want.until != m->hint[i].until)
             naive_set(m, i, want);
         break;
@@ -125,7 +125,7 @@ static void step(struct order *o, struct naive *m, unsigned *seed)
     default: {
         uint32_t now_s = m->now_s + random_next(seed) % 3;
 
-        order_tick(o, now_s);
+        eviction_tick(o, now_s);
         naive_tick(m, now_s);
         break;
     }
@@ -135,30 +135,30 @@ static void step(struct order *o, struct naive *m, unsigned *seed)
 static void test_walk(unsigned seed)
 {
     struct naive m = {.now_s = 1000, .share = SHARE};
-    struct order *o;
+    struct eviction *o;
     bool good = true;
     int most = 0;
 
-    must_ok(order_open(&o, N, SHARE));
-    order_tick(o, m.now_s);
+    must_ok(eviction_open(&o, N, SHARE));
+    eviction_tick(o, m.now_s);
     for (int i = 0; i < N; i++) { /* uses are unique from the start */
-        order_use(o, i);
+        eviction_use(o, i);
         m.used[i] = ++m.n_used;
     }
     for (int n = 0; n < 300000 && good; n++) {
         step(o, &m, &seed);
-        good = order_first(o) == naive_least(&m, m.in) && order_n_kept(o) == naive_kept(&m);
-        most = order_n_kept(o) > most ? order_n_kept(o) : most;
+        good = eviction_first(o) == naive_least(&m, m.in) && eviction_n_kept(o) == naive_kept(&m);
+        most = eviction_n_kept(o) > most ? eviction_n_kept(o) : most;
         for (int i = 0; i < N && n % 100 == 0; i++)
-            good = good && order_retained(o, i).rank == m.hint[i].rank &&
-                   order_retained(o, i).until == m.hint[i].until;
+            good = good && eviction_retained(o, i).rank == m.hint[i].rank &&
+                   eviction_retained(o, i).until == m.hint[i].until;
         if (n % 1000 == 0)
-            order_check(o);
+            eviction_check(o);
     }
-    order_check(o);
+    eviction_check(o);
     ok(good, "300000 random calls agree with the naive model");
     is_int(most, SHARE, "those above the default take their share and no more");
-    order_close(o);
+    eviction_close(o);
 }
 
 static void test_join(void)
@@ -202,68 +202,69 @@ static void test_word(void)
 
 static void test_share(void)
 {
-    struct order *o;
+    struct eviction *o;
 
-    must_ok(order_open(&o, 10, 3));
+    must_ok(eviction_open(&o, 10, 3));
     for (int i = 0; i < 10; i++) {
-        order_use(o, i);
-        order_add(o, i);
-        order_retain(o, i, retain_of(60, 0));
+        eviction_use(o, i);
+        eviction_add(o, i);
+        eviction_retain(o, i, retain_of(60, 0));
     }
-    is_int(order_n_kept(o), 3, "a greedy client gets the share");
-    is_int(order_first(o), 3, "what had no room in it goes as any other");
-    order_retain(o, 9, retain_of(RETAIN_PINNED, 0));
-    is_int(order_n_kept(o), 3, "a pin finds room");
-    ok(order_retained(o, 9).rank > 0 && order_retained(o, 0).rank == 0,
+    is_int(eviction_n_kept(o), 3, "a greedy client gets the share");
+    is_int(eviction_first(o), 3, "what had no room in it goes as any other");
+    eviction_retain(o, 9, retain_of(RETAIN_PINNED, 0));
+    is_int(eviction_n_kept(o), 3, "a pin finds room");
+    ok(eviction_retained(o, 9).rank > 0 && eviction_retained(o, 0).rank == 0,
        "in the place of the least of them");
-    is_int(order_first(o), 0, "which is any other now");
-    order_bound(o, 0);
-    order_retain(o, 5, retain_of(99, 0));
-    is_int(order_retained(o, 5).rank, 0, "where nothing may be kept nothing is");
-    order_close(o);
+    is_int(eviction_first(o), 0, "which is any other now");
+    eviction_bound(o, 0);
+    eviction_retain(o, 5, retain_of(99, 0));
+    is_int(eviction_retained(o, 5).rank, 0, "where nothing may be kept nothing is");
+    eviction_close(o);
 }
 
 /* However a share is fought for, of each prefix the start is kept. */
 static void test_depth(void)
 {
-    struct order *o;
+    struct eviction *o;
 
-    must_ok(order_open(&o, 12, 6));
+    must_ok(eviction_open(&o, 12, 6));
     for (int i = 0; i < 6; i++) { /* two prefixes, page by page */
-        order_begin(o, i, i < 2 ? -1 : i - 2, retain_of(60, 0));
-        order_use(o, i);
+        eviction_begin(o, i, i < 2 ? -1 : i - 2, retain_of(60, 0));
+        eviction_use(o, i);
     }
     for (int i = 6; i < 9; i++)
-        order_begin(o, i, i == 6 ? -1 : i - 1, retain_of(80, 0));
-    ok(order_retained(o, 0).rank > 0 && order_retained(o, 1).rank > 0, "both starts are kept");
-    ok(order_retained(o, 2).rank == 0 && order_retained(o, 3).rank > 0,
+        eviction_begin(o, i, i == 6 ? -1 : i - 1, retain_of(80, 0));
+    ok(eviction_retained(o, 0).rank > 0 && eviction_retained(o, 1).rank > 0,
+       "both starts are kept");
+    ok(eviction_retained(o, 2).rank == 0 && eviction_retained(o, 3).rank > 0,
        "of pages at the same depth that used last");
-    ok(order_retained(o, 4).rank == 0 && order_retained(o, 5).rank == 0, "ends go first");
-    order_check(o);
-    order_close(o);
+    ok(eviction_retained(o, 4).rank == 0 && eviction_retained(o, 5).rank == 0, "ends go first");
+    eviction_check(o);
+    eviction_close(o);
 }
 
 /* Prompts that ask for the same share it by their starts, whoever came first; pins do not. */
 static void test_halves(int priority, int want_first, int want_second)
 {
-    struct order *o;
+    struct eviction *o;
     int first = 0, second = 0;
 
-    must_ok(order_open(&o, 12, 6));
+    must_ok(eviction_open(&o, 12, 6));
     for (int i = 0; i < 12; i++) {
-        order_begin(o, i, i % 6 == 0 ? -1 : i - 1, retain_of(priority, 0));
-        order_use(o, i);
+        eviction_begin(o, i, i % 6 == 0 ? -1 : i - 1, retain_of(priority, 0));
+        eviction_use(o, i);
     }
     for (int i = 0; i < 6; i++) {
-        first += order_retained(o, i).rank > 0 && i == first;
-        second += order_retained(o, 6 + i).rank > 0 && i == second;
+        first += eviction_retained(o, i).rank > 0 && i == first;
+        second += eviction_retained(o, 6 + i).rank > 0 && i == second;
     }
     ok(first == want_first && second == want_second,
        "two prompts of priority %d have the first %d and %d of their pages", priority, first,
        second);
-    is_int(order_n_kept(o), 6, "and nothing else");
-    order_check(o);
-    order_close(o);
+    is_int(eviction_n_kept(o), 6, "and nothing else");
+    eviction_check(o);
+    eviction_close(o);
 }
 
 /* A pool of pages, all named and cached. */

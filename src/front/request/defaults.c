@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "front/request/presets.h"
+#include "front/request/defaults.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -9,10 +9,10 @@
 #include "ipc/sampling.h"
 #include "text/file.h"
 
-#define PRESETS_FILE      "generation_config.json"
-#define PRESETS_BYTES_MAX ((size_t)1 << 20)
+#define DEFAULTS_FILE      "generation_config.json"
+#define DEFAULTS_BYTES_MAX ((size_t)1 << 20)
 
-struct presets_reader {
+struct defaults_reader {
     const char *source; /* for reasons */
     const struct json *config;
     int rc;
@@ -20,20 +20,20 @@ struct presets_reader {
     size_t why_cap;
 };
 
-void presets_init(struct presets *p)
+void defaults_init(struct defaults *p)
 {
-    *p = (struct presets){.max_logprobs = 20, .max_stops = 32, .sampling = sampling_presets()};
+    *p = (struct defaults){.max_logprobs = 20, .max_stops = 32, .sampling = sampling_presets()};
 }
 
-/* A number in its range; preset when it is absent. */
-static double presets_number(struct presets_reader *r, const char *name, const struct range *range,
-                             double preset)
+/* A number in its range; default when it is absent. */
+static double defaults_number(struct defaults_reader *r, const char *name,
+                              const struct range *range, double fallback)
 {
     const struct json *v = json_get(r->config, name);
     double d;
 
     if (v == NULL || v->kind == JSON_NULL)
-        return preset;
+        return fallback;
     d = json_is_number(v) ? json_real(v) : range->low - 1.0;
     if (range_has(range, d))
         return d;
@@ -41,39 +41,39 @@ static double presets_number(struct presets_reader *r, const char *name, const s
                    range->low_open ? "above" : "from", range->low,
                    range->low_open ? "and at most" : "to", range->high);
     r->rc = ERR_INVALID;
-    return preset;
+    return fallback;
 }
 
-static void presets_sampling(struct presets_reader *r, const char *name, struct sampling *s)
+static void defaults_sampling(struct defaults_reader *r, const char *name, struct sampling *s)
 {
     const struct sampling_param *p = sampling_find(name);
     struct range range = p->range;
     double d;
 
     range.low -= p->is_count ? 1.0 : 0.0; /* vLLM writes "off" as -1, too */
-    d = presets_number(r, name, &range, sampling_get(s, p));
+    d = defaults_number(r, name, &range, sampling_get(s, p));
     sampling_set(s, p, p->is_count && d < 0.0 ? 0.0 : d);
 }
 
-static int presets_take(struct presets *p, struct presets_reader *r)
+static int defaults_take(struct defaults *p, struct defaults_reader *r)
 {
     static const char *const names[] = {"temperature", "top_p", "min_p", "repetition_penalty",
                                         "top_k"};
     static const struct range tokens = RANGE_FROM(1, INT_MAX);
-    struct presets n = *p;
+    struct defaults n = *p;
 
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        presets_sampling(r, names[i], &n.sampling);
-    n.max_tokens = (uint32_t)presets_number(r, "max_new_tokens", &tokens, p->max_tokens);
+        defaults_sampling(r, names[i], &n.sampling);
+    n.max_tokens = (uint32_t)defaults_number(r, "max_new_tokens", &tokens, p->max_tokens);
     if (r->rc == ERR_OK)
         *p = n;
     return r->rc;
 }
 
-static int presets_parse(struct presets *p, const char *source, const char *text, size_t len,
-                         char *why, size_t why_cap)
+static int defaults_parse(struct defaults *p, const char *source, const char *text, size_t len,
+                          char *why, size_t why_cap)
 {
-    struct presets_reader r = {.source = source, .rc = ERR_OK, .why = why, .why_cap = why_cap};
+    struct defaults_reader r = {.source = source, .rc = ERR_OK, .why = why, .why_cap = why_cap};
     struct arena arena = {0};
     char reason[200] = "";
     int rc = json_parse(&r.config, &arena, text, len, reason, sizeof reason);
@@ -85,30 +85,30 @@ static int presets_parse(struct presets *p, const char *source, const char *text
     if (rc != ERR_OK)
         (void)snprintf(why, why_cap, "%s: %s", source, reason);
     else
-        rc = presets_take(p, &r);
+        rc = defaults_take(p, &r);
     arena_reset(&arena);
     return rc;
 }
 
-int presets_override(struct presets *p, const char *text, char *why, size_t why_cap)
+int defaults_override(struct defaults *p, const char *text, char *why, size_t why_cap)
 {
     if (text[0] == '\0')
         return ERR_OK;
-    return presets_parse(p, "override_generation_config", text, strlen(text), why, why_cap);
+    return defaults_parse(p, "override_generation_config", text, strlen(text), why, why_cap);
 }
 
-int presets_read(struct presets *p, const char *dir, char *why, size_t why_cap)
+int defaults_read(struct defaults *p, const char *dir, char *why, size_t why_cap)
 {
     struct buf text = {0};
-    int rc = file_read(&text, dir, PRESETS_FILE, PRESETS_BYTES_MAX, why, why_cap);
+    int rc = file_read(&text, dir, DEFAULTS_FILE, DEFAULTS_BYTES_MAX, why, why_cap);
 
     if (rc == ERR_NOT_FOUND) {
         buf_fini(&text);
         return ERR_OK;
     }
     if (rc == ERR_OK)
-        rc =
-            presets_parse(p, PRESETS_FILE, text.len == 0 ? "" : text.bytes, text.len, why, why_cap);
+        rc = defaults_parse(p, DEFAULTS_FILE, text.len == 0 ? "" : text.bytes, text.len, why,
+                            why_cap);
     buf_fini(&text);
     return rc;
 }

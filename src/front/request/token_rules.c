@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "front/request/steering.h"
+#include "front/request/token_rules.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 #include "front/request/lax.h"
 
-static int steering_by_id(const void *a, const void *b)
+static int token_rules_by_id(const void *a, const void *b)
 {
     const struct wire_bias *x = a, *y = b;
 
@@ -16,7 +16,7 @@ static int steering_by_id(const void *a, const void *b)
 }
 
 /* A name of logit_bias as a token id; -1 when it is none. */
-static int64_t steering_id(const char *name)
+static int64_t token_rules_id(const char *name)
 {
     char *end;
     long long id;
@@ -29,8 +29,8 @@ static int64_t steering_id(const char *name)
 }
 
 /* At most `most` members of a kind are allowed. */
-static int steering_count(const char *field, const struct json *v, enum json_kind kind,
-                          const char *wanted, uint32_t most, char *why, size_t why_cap)
+static int token_rules_count(const char *field, const struct json *v, enum json_kind kind,
+                             const char *wanted, uint32_t most, char *why, size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
 
@@ -46,12 +46,12 @@ static int steering_count(const char *field, const struct json *v, enum json_kin
     return ERR_OK;
 }
 
-int steering_read_biases(struct steering *s, struct arena *arena, const struct json *v, char *why,
-                         size_t why_cap)
+int token_rules_read_biases(struct token_rules *s, struct arena *arena, const struct json *v,
+                            char *why, size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
-    int rc = steering_count("logit_bias", v, JSON_OBJECT, "an object of token ids and numbers",
-                            WIRE_BIASES_MAX, why, why_cap);
+    int rc = token_rules_count("logit_bias", v, JSON_OBJECT, "an object of token ids and numbers",
+                               WIRE_BIASES_MAX, why, why_cap);
 
     if (rc != ERR_OK)
         return rc;
@@ -60,7 +60,7 @@ int steering_read_biases(struct steering *s, struct arena *arena, const struct j
         return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < v->n; i++) {
         const struct json b = lax_number(&v->items[i]);
-        int64_t id = steering_id(b.key);
+        int64_t id = token_rules_id(b.key);
         double value = json_is_number(&b) ? json_real(&b) : 0.0;
 
         if (id < 0 || !json_is_number(&b)) {
@@ -72,11 +72,11 @@ int steering_read_biases(struct steering *s, struct arena *arena, const struct j
                            b.key, lax_show(&v->items[i], shown));
             return ERR_INVALID;
         }
-        value = value > STEERING_BIAS_MAX ? STEERING_BIAS_MAX : value;
-        value = value < -STEERING_BIAS_MAX ? -STEERING_BIAS_MAX : value;
+        value = value > TOKEN_RULES_BIAS_MAX ? TOKEN_RULES_BIAS_MAX : value;
+        value = value < -TOKEN_RULES_BIAS_MAX ? -TOKEN_RULES_BIAS_MAX : value;
         s->biases[i] = (struct wire_bias){.id = (int32_t)id, .value = (float)value};
     }
-    qsort(s->biases, v->n, sizeof *s->biases, steering_by_id);
+    qsort(s->biases, v->n, sizeof *s->biases, token_rules_by_id);
     for (uint32_t i = 1; i < v->n; i++) {
         if (s->biases[i].id == s->biases[i - 1].id) { /* "7" and "07" */
             (void)snprintf(why, why_cap, "'logit_bias' has token id %d twice", s->biases[i].id);
@@ -87,12 +87,12 @@ int steering_read_biases(struct steering *s, struct arena *arena, const struct j
     return ERR_OK;
 }
 
-int steering_read_allowed(struct steering *s, struct arena *arena, const struct json *v, char *why,
-                          size_t why_cap)
+int token_rules_read_allowed(struct token_rules *s, struct arena *arena, const struct json *v,
+                             char *why, size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
-    int rc = steering_count("allowed_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX,
-                            why, why_cap);
+    int rc = token_rules_count("allowed_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX,
+                               why, why_cap);
 
     if (rc == ERR_OK && v->n == 0) {
         (void)snprintf(why, why_cap, "'allowed_token_ids' must not be empty");
@@ -117,11 +117,11 @@ int steering_read_allowed(struct steering *s, struct arena *arena, const struct 
     return ERR_OK;
 }
 
-int steering_read_asked(struct steering *s, struct arena *arena, const struct json *v, char *why,
-                        size_t why_cap)
+int token_rules_read_asked(struct token_rules *s, struct arena *arena, const struct json *v,
+                           char *why, size_t why_cap)
 {
-    int rc = steering_count("logprob_token_ids", v, JSON_LIST, "a list of token ids",
-                            WIRE_ASKED_MAX, why, why_cap);
+    int rc = token_rules_count("logprob_token_ids", v, JSON_LIST, "a list of token ids",
+                               WIRE_ASKED_MAX, why, why_cap);
 
     s->n_asked = 0;
     if (rc != ERR_OK || v->n == 0)
@@ -147,19 +147,19 @@ int steering_read_asked(struct steering *s, struct arena *arena, const struct js
     return ERR_OK;
 }
 
-static int steering_by_value(const void *a, const void *b)
+static int token_rules_by_value(const void *a, const void *b)
 {
     const int32_t *x = a, *y = b;
 
     return (*x > *y) - (*x < *y);
 }
 
-int steering_read_stops(struct steering *s, struct arena *arena, const struct json *v, char *why,
-                        size_t why_cap)
+int token_rules_read_stops(struct token_rules *s, struct arena *arena, const struct json *v,
+                           char *why, size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
-    int rc = steering_count("stop_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX, why,
-                            why_cap);
+    int rc = token_rules_count("stop_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX,
+                               why, why_cap);
 
     s->n_stop_ids = 0;
     if (rc != ERR_OK || v->n == 0)
@@ -177,7 +177,7 @@ int steering_read_stops(struct steering *s, struct arena *arena, const struct js
         }
         s->stop_ids[i] = (int32_t)id.whole;
     }
-    qsort(s->stop_ids, v->n, sizeof *s->stop_ids, steering_by_value);
+    qsort(s->stop_ids, v->n, sizeof *s->stop_ids, token_rules_by_value);
     for (uint32_t i = 0; i < v->n; i++) {
         if (i == 0 || s->stop_ids[i] != s->stop_ids[i - 1])
             s->stop_ids[s->n_stop_ids++] = s->stop_ids[i];
@@ -185,16 +185,16 @@ int steering_read_stops(struct steering *s, struct arena *arena, const struct js
     return ERR_OK;
 }
 
-bool steering_has_stop(const struct steering *s, int32_t id)
+bool token_rules_has_stop(const struct token_rules *s, int32_t id)
 {
-    return s->n_stop_ids > 0 &&
-           bsearch(&id, s->stop_ids, s->n_stop_ids, sizeof *s->stop_ids, steering_by_value) != NULL;
+    return s->n_stop_ids > 0 && bsearch(&id, s->stop_ids, s->n_stop_ids, sizeof *s->stop_ids,
+                                        token_rules_by_value) != NULL;
 }
 
 /* --- bad words -------------------------------------------------------------------------- */
 
 /* Append a length and ids. */
-static int steering_add_word(struct steering *s, const struct token_list *ids)
+static int token_rules_add_word(struct token_rules *s, const struct token_list *ids)
 {
     if (ids->len == 0)
         return ERR_OK;
@@ -208,8 +208,8 @@ static int steering_add_word(struct steering *s, const struct token_list *ids)
 
 /* One word as it stands at the start of a text, and as it stands behind a space, unless that only
  * puts tokens in front of the first form. */
-static int steering_ban_word(struct steering *s, struct arena *arena, const struct tokenizer *t,
-                             const char *word, size_t len)
+static int token_rules_ban_word(struct token_rules *s, struct arena *arena,
+                                const struct tokenizer *t, const char *word, size_t len)
 {
     struct token_list bare = {0}, spaced = {0};
     char *text;
@@ -228,22 +228,23 @@ static int steering_ban_word(struct steering *s, struct arena *arena, const stru
     memcpy(text + 1, word, len);
     if ((rc = tokenizer_encode(t, word, len, false, &bare)) != ERR_OK ||
         (rc = tokenizer_encode(t, text, len + 1, false, &spaced)) != ERR_OK ||
-        (rc = steering_add_word(s, &bare)) != ERR_OK)
+        (rc = token_rules_add_word(s, &bare)) != ERR_OK)
         goto out;
     if (spaced.len < bare.len ||
         memcmp(spaced.ids + (spaced.len - bare.len), bare.ids, bare.len * sizeof *bare.ids) != 0)
-        rc = steering_add_word(s, &spaced);
+        rc = token_rules_add_word(s, &spaced);
 out:
     token_list_fini(&bare);
     token_list_fini(&spaced);
     return rc;
 }
 
-int steering_read_bad_words(struct steering *s, struct arena *arena, const struct tokenizer *t,
-                            const struct json *v, char *why, size_t why_cap)
+int token_rules_read_bad_words(struct token_rules *s, struct arena *arena,
+                               const struct tokenizer *t, const struct json *v, char *why,
+                               size_t why_cap)
 {
-    int rc = steering_count("bad_words", v, JSON_LIST, "a list of strings", STEERING_WORDS_MAX, why,
-                            why_cap);
+    int rc = token_rules_count("bad_words", v, JSON_LIST, "a list of strings",
+                               TOKEN_RULES_WORDS_MAX, why, why_cap);
 
     if (rc != ERR_OK)
         return rc;
@@ -253,8 +254,9 @@ int steering_read_bad_words(struct steering *s, struct arena *arena, const struc
     for (uint32_t i = 0; i < v->n; i++) {
         const struct json *word = &v->items[i];
 
-        rc = word->kind != JSON_TEXT ? ERR_INVALID
-                                     : steering_ban_word(s, arena, t, word->text, word->text_len);
+        rc = word->kind != JSON_TEXT
+                 ? ERR_INVALID
+                 : token_rules_ban_word(s, arena, t, word->text, word->text_len);
         if (rc == ERR_INVALID)
             (void)snprintf(why, why_cap, "'bad_words' must have strings that are not empty");
         if (rc == ERR_LIMIT)
@@ -268,8 +270,8 @@ int steering_read_bad_words(struct steering *s, struct arena *arena, const struc
 /* --- the engine's form ------------------------------------------------------------------ */
 
 /* ids [n] as a set. */
-static int steering_write_set(const int32_t *ids, uint32_t n, uint32_t n_vocab, int32_t *words,
-                              int32_t *wrong)
+static int token_rules_write_set(const int32_t *ids, uint32_t n, uint32_t n_vocab, int32_t *words,
+                                 int32_t *wrong)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t id = (uint32_t)ids[i], word;
@@ -285,8 +287,8 @@ static int steering_write_set(const int32_t *ids, uint32_t n, uint32_t n_vocab, 
     return ERR_OK;
 }
 
-int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_generate *r,
-                   int32_t **words, const char **param, int32_t *wrong)
+int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire_generate *r,
+                      int32_t **words, const char **param, int32_t *wrong)
 {
     int32_t *w;
 
@@ -321,7 +323,7 @@ int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_gener
     w = mem_zalloc_array((size_t)wire_generate_extra(r), sizeof *w);
     if (w == NULL)
         return ERR_NO_MEMORY;
-    if (steering_write_set(s->allowed, s->n_allowed, n_vocab, w, wrong) != ERR_OK) {
+    if (token_rules_write_set(s->allowed, s->n_allowed, n_vocab, w, wrong) != ERR_OK) {
         *param = "allowed_token_ids";
         mem_free(w);
         return ERR_INVALID;
@@ -336,5 +338,5 @@ int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_gener
     *words = w;
     w += r->n_allowed + 2 * (size_t)r->n_biases + r->n_bad + r->n_asked;
     return r->n_stops == 0 ? ERR_OK
-                           : steering_write_set(s->stop_ids, s->n_stop_ids, n_vocab, w, wrong);
+                           : token_rules_write_set(s->stop_ids, s->n_stop_ids, n_vocab, w, wrong);
 }

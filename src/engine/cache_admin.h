@@ -5,8 +5,8 @@
  * tells the lower tiers. What an operator asks for that concerns all pages is done in parts, some
  * thousand pages a pass, so that nobody's step waits for it: one ask after the other, tier by tier.
  * A drop is answered when the disk has lost the records as well. */
-#ifndef QUIRE_ENGINE_KEEPER_H
-#define QUIRE_ENGINE_KEEPER_H
+#ifndef QUIRE_ENGINE_CACHE_ADMIN_H
+#define QUIRE_ENGINE_CACHE_ADMIN_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,12 +16,12 @@
 #include "ipc/wire_stats.h"
 #include "kv/retain.h"
 
-#define KEEPER_SPACES WIRE_SPACES
-#define KEEPER_HINTS  40 /* kinds of hints that are told apart in a list */
-#define KEEPER_ASKS   32 /* that wait */
-#define KEEPER_INDEX  (4 * KEEPER_SPACES)
+#define CACHE_ADMIN_SPACES WIRE_SPACES
+#define CACHE_ADMIN_HINTS  40 /* kinds of hints that are told apart in a list */
+#define CACHE_ADMIN_ASKS   32 /* that wait */
+#define CACHE_ADMIN_INDEX  (4 * CACHE_ADMIN_SPACES)
 
-struct keeper_space {
+struct cache_admin_space {
     uint64_t space;             /* 0 in the first: all that have no place of their own */
     uint64_t used;              /* counts uses in all; the highest was used last */
     uint64_t queries, hits;     /* tokens; with a store, of all engines that used it */
@@ -30,13 +30,13 @@ struct keeper_space {
 };
 
 /* Pages of one namespace that are kept alike. */
-struct keeper_hint {
+struct cache_admin_hint {
     uint64_t space;
     struct retain retain;
     uint32_t pages[WIRE_TIERS];
 };
 
-struct keeper_ask {
+struct cache_admin_ask {
     int lane_idx;
     uint32_t slot;
     enum wire_cache_action action;
@@ -48,17 +48,17 @@ struct keeper_ask {
     uint64_t until_us; /* for the disk */
 };
 
-struct keeper {
-    struct keeper_ask asks[KEEPER_ASKS]; /* the first is under way */
+struct cache_admin {
+    struct cache_admin_ask asks[CACHE_ADMIN_ASKS]; /* the first is under way */
     int n_asks;
-    struct keeper_space spaces[KEEPER_SPACES];
+    struct cache_admin_space spaces[CACHE_ADMIN_SPACES];
     int n_spaces;
-    int16_t index[KEEPER_INDEX]; /* by space: 1 + its place, or 0 */
+    int16_t index[CACHE_ADMIN_INDEX]; /* by space: 1 + its place, or 0 */
     uint64_t n_used;
-    uint64_t n_kept_used;                   /* n_used when the store was told of rates */
-    uint64_t kept_us;                       /* and when that was */
-    uint64_t shared;                        /* the namespace without a salt */
-    struct keeper_hint hints[KEEPER_HINTS]; /* the last takes what has no place */
+    uint64_t n_kept_used;                             /* n_used when the store was told of rates */
+    uint64_t kept_us;                                 /* and when that was */
+    uint64_t shared;                                  /* the namespace without a salt */
+    struct cache_admin_hint hints[CACHE_ADMIN_HINTS]; /* the last takes what has no place */
     int n_hints;
     uint32_t ticked_s;
     int32_t *tokens; /* int32 [max_model_len], of a prompt that is dropped */

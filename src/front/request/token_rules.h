@@ -1,8 +1,8 @@
 /* What a request says of single tokens: biases, the only ids that may come, words that may not.
  * Read by a reader thread into the exchange's arena; put into the engine's form when the request is
  * submitted, since only the engine knows how many ids there are. */
-#ifndef QUIRE_FRONT_REQUEST_STEERING_H
-#define QUIRE_FRONT_REQUEST_STEERING_H
+#ifndef QUIRE_FRONT_REQUEST_TOKEN_RULES_H
+#define QUIRE_FRONT_REQUEST_TOKEN_RULES_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,10 +12,10 @@
 #include "ipc/wire_request.h"
 #include "text/tokenizer/tokenizer.h"
 
-#define STEERING_BIAS_MAX  100.0 /* larger biases are cut to it, as vLLM does */
-#define STEERING_WORDS_MAX 128   /* bad_words of a request, as in vLLM */
+#define TOKEN_RULES_BIAS_MAX  100.0 /* larger biases are cut to it, as vLLM does */
+#define TOKEN_RULES_WORDS_MAX 128   /* bad_words of a request, as in vLLM */
 
-struct steering {
+struct token_rules {
     struct wire_bias *biases; /* [n_biases], ids ascending */
     uint32_t n_biases;
     int32_t *allowed; /* [n_allowed]; 0: all may come */
@@ -31,25 +31,26 @@ struct steering {
 /* Read `logit_bias` {"id": number}, `allowed_token_ids` [id], `bad_words` [text]. A bad word is
  * banned with and without a space in front of it. ERR_OK; ERR_INVALID or ERR_LIMIT (too many), with
  * a sentence in why; ERR_NO_MEMORY. */
-int steering_read_biases(struct steering *s, struct arena *arena, const struct json *v, char *why,
-                         size_t why_cap) ERR_CHECKED;
-int steering_read_allowed(struct steering *s, struct arena *arena, const struct json *v, char *why,
-                          size_t why_cap) ERR_CHECKED;
+int token_rules_read_biases(struct token_rules *s, struct arena *arena, const struct json *v,
+                            char *why, size_t why_cap) ERR_CHECKED;
+int token_rules_read_allowed(struct token_rules *s, struct arena *arena, const struct json *v,
+                             char *why, size_t why_cap) ERR_CHECKED;
 /* `logprob_token_ids` [id], whose log probabilities are told with each token. */
-int steering_read_asked(struct steering *s, struct arena *arena, const struct json *v, char *why,
-                        size_t why_cap) ERR_CHECKED;
+int token_rules_read_asked(struct token_rules *s, struct arena *arena, const struct json *v,
+                           char *why, size_t why_cap) ERR_CHECKED;
 /* `stop_token_ids` [id], any number of them. */
-int steering_read_stops(struct steering *s, struct arena *arena, const struct json *v, char *why,
-                        size_t why_cap) ERR_CHECKED;
-bool steering_has_stop(const struct steering *s, int32_t id);
-int steering_read_bad_words(struct steering *s, struct arena *arena, const struct tokenizer *t,
-                            const struct json *v, char *why, size_t why_cap) ERR_CHECKED;
+int token_rules_read_stops(struct token_rules *s, struct arena *arena, const struct json *v,
+                           char *why, size_t why_cap) ERR_CHECKED;
+bool token_rules_has_stop(const struct token_rules *s, int32_t id);
+int token_rules_read_bad_words(struct token_rules *s, struct arena *arena,
+                               const struct tokenizer *t, const struct json *v, char *why,
+                               size_t why_cap) ERR_CHECKED;
 
 /* Fill r->n_allowed, n_biases, n_bad, n_asked, n_stops, n_stop_ids, stop_ids, and the words that
  * stand behind the tokens: int32 [wire_generate_extra(r)], the caller's to mem_free(); NULL when
  * there are none. ERR_INVALID with the field's name in *param and the id in *wrong when an id is
  * not below n_vocab; ERR_NO_MEMORY. */
-int steering_write(const struct steering *s, uint32_t n_vocab, struct wire_generate *r,
-                   int32_t **words, const char **param, int32_t *wrong) ERR_CHECKED;
+int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire_generate *r,
+                      int32_t **words, const char **param, int32_t *wrong) ERR_CHECKED;
 
 #endif

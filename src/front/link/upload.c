@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "front/link/upload.h"
+
+#include <string.h>
+
+#include "base/must.h"
+
+int uploads_add_vocabulary(struct uploads *o, int control_fd, int sealed, uint64_t bytes)
+{
+    struct wire_upload upload = {.kind = WIRE_VOCABULARY, .bytes = bytes};
+    int rc = o->vocabulary ? ERR_OK : attach_upload(control_fd, &upload, sealed);
+
+    o->vocabulary = o->vocabulary || rc == ERR_OK;
+    return rc;
+}
+
+/* Where st stands, or where it may be put: an empty place, or the idle one that was used least
+ * recently. WIRE_AUTOMATA_MAX: all are in use. */
+static uint32_t uploads_find(const struct uploads *o, const struct compiled *st)
+{
+    uint32_t best = WIRE_AUTOMATA_MAX;
+
+    for (uint32_t i = 0; i < WIRE_AUTOMATA_MAX; i++) {
+        const struct upload_place *p = &o->places[i];
+
+        if (p->compiled != NULL && memcmp(&p->compiled->name, &st->name, sizeof st->name) == 0)
+            return i;
+        if (p->n_users == 0 && (best == WIRE_AUTOMATA_MAX || p->used < o->places[best].used))
+            best = i; /* an empty one was never used */
+    }
+    return best;
+}
+
+int uploads_claim(struct uploads *o, int control_fd, struct compiled *st, uint32_t *idx)
+{
+    uint32_t i = uploads_find(o, st);
+    struct wire_upload upload = {.kind = WIRE_AUTOMATON, .idx = i, .bytes = st->bytes};
+    struct upload_place *p;
+    int rc;
+
+    if (i == WIRE_AUTOMATA_MAX)
+        return ERR_OVERLOADED;
+    p = &o->places[i];
+    if (p->compiled == NULL || memcmp(&p->compiled->name, &st->name, sizeof st->name) != 0) {
+        rc = attach_upload(control_fd, &upload, st->sealed);
+        if (rc != ERR_OK)
+            return rc;
+        compiled_unref(p->compiled);
+        p->compiled = compiled_ref(st);
+    }
+    p->n_users++;
+    p->used = ++o->uses;
+    *idx = i;
+    return ERR_OK;
+}
+
+void uploads_release(struct uploads *o, uint32_t idx)
+{
+    must(o->places[idx].n_users > 0);
+    o->places[idx].n_users--;
+}
+
+void uploads_lose(struct uploads *o, uint32_t idx)
+{
+    must(o->places[idx].n_users > 0);
+    compiled_unref(o->places[idx].compiled);
+    o->places[idx].compiled = NULL;
+    o->vocabulary = false;
+}
+
+void uploads_clear(struct uploads *o)
+{
+    for (uint32_t i = 0; i < WIRE_AUTOMATA_MAX; i++)
+        compiled_unref(o->places[i].compiled);
+    *o = (struct uploads){0};
+}

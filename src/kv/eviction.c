@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Three binary heaps over one array of pages, each page knowing its place in each: those that may
+ * go, those above the default, those whose hint ends. Most pages have the default and were used
+ * last when they come: these stand in a list instead, which is in order by itself. */
+#include "kv/eviction.h"
+
+#include "base/mem.h"
+#include "base/must.h"
+
+enum eviction_heap { EVICTION_NEXT, EVICTION_KEPT, EVICTION_ENDS, EVICTION_HEAPS };
+
+struct eviction_page {
+    uint64_t used; /* counts uses in all; the highest was used last */
+    struct retain retain;
+    uint32_t depth;             /* pages before it in its prefix, as far as they are known */
+    int32_t at[EVICTION_HEAPS]; /* place in each heap, or -1 */
+    int32_t prev, next;         /* in the list */
+    bool listed;                /* it may go, and stands in the list instead of the heap */
+};
+
+struct heap {
+    int32_t *ids; /* [n_pages] */
+    int n;
+};
+
+struct eviction {
+    int n_pages;
+    int kept_max;
+    uint32_t now_s;
+    uint64_t n_used;
+    struct eviction_page *pages; /* [n_pages] */
+    struct heap heaps[EVICTION_HEAPS];
+    int32_t first, last; /* the list: pages of the default priority, by last use */
+    int n_listed;
+};
+
+int eviction_open(struct eviction **out, int n, int kept_max)
+{
+    struct eviction *o = mem_zalloc(sizeof *o);
+    bool whole = true;
+
+    must(n >= 1);
+    if (o == NULL)
+        return ERR_NO_MEMORY;
+    o->n_pages = n;
+    o->kept_max = kept_max;
+    o->first = o->last = -1;
+    o->pages = mem_zalloc_array((size_t)n, sizeof *o->pages);
+    for (int k = 0; k < EVICTION_HEAPS; k++) {
+        o->heaps[k].ids = mem_zalloc_array((size_t)n, sizeof(int32_t));
+        whole = whole && o->heaps[k].ids != NULL;
+    }
+    if (o->pages == NULL || !whole) {
+        eviction_close(o);
+        return ERR_NO_MEMORY;
+    }
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < EVICTION_HEAPS; k++)
+            o->pages[i].at[k] = -1;
+    }
+    *out = o;
+    return ERR_OK;
+}
+
+void eviction_close(struct eviction *o)
+{
+    if (o == NULL)
+        return;
+    for (int k = 0; k < EVICTION_HEAPS; k++)
+        mem_free(o->heaps[k].ids);
+    mem_free(o->pages);
+    mem_free(o);
+}
+
+void eviction_bound(struct eviction *o, int kept_max)
+{
+    o->kept_max = kept_max;
+}
+
+/* --- heaps -------------------------------------------------------------------------------- */
+
+static bool eviction_before(const struct eviction *o, enum eviction_heap k, int32_t a, int32_t b)
+{
+    const struct eviction_page *x = &o->pages[a], *y = &o->pages[b];
+
+    if (k == EVICTION_ENDS && x->retain.until != y->retain.until)
+        return x->retain.until < y->retain.until;
+    if (k != EVICTION_ENDS && x->retain.rank != y->retain.rank)
+        return x->retain.rank < y->retain.rank;
+    if (k == EVICTION_KEPT && x->depth != y->depth)
+        return x->depth > y->depth;
+    return x->used < y->used;
+}
+
+static void eviction_put(struct eviction *o, enum eviction_heap k, int at, int32_t id)
+{
+    o->heaps[k].ids[at] = id;
+    o->pages[id].at[k] = at;
+}
+
+/* Up, then down, to where id belongs. */
+static void eviction_settle(struct eviction *o, enum eviction_heap k, int32_t id)
+{
+    const struct heap *h = &o->heaps[k];
+    int at = o->pages[id].at[k];
+
+    while (at > 0 && eviction_before(o, k, id, h->ids[(at - 1) / 2])) {
+        eviction_put(o, k, at, h->ids[(at - 1) / 2]);
+        at = (at - 1) / 2;
+    }
+    for (int child = 2 * at + 1; child < h->n; child = 2 * at + 1) {
+        if (child + 1 < h->n && eviction_before(o, k, h->ids[child + 1], h->ids[child]))
+            child++;
+        if (!eviction_before(o, k, h->ids[child], id))
+            break;
+        eviction_put(o, k, at, h->ids[child]);
+        at = child;
+    }
+    eviction_put(o, k, at, id);
+}
+
+static void eviction_take_out(struct eviction *o, enum eviction_heap k, int32_t id)
+{
+    struct heap *h = &o->heaps[k];
+    int at = o->pages[id].at[k];
+    int32_t last;
+
+    if (at == -1)
+        return;
+    o->pages[id].at[k] = -1;
+    last = h->ids[--h->n];
+    if (last == id)
+        return;
+    eviction_put(o, k, at, last);
+    eviction_settle(o, k, last);
+}
+
+static void eviction_put_in(struct eviction *o, enum eviction_heap k, int32_t id)
+{
+    struct heap *h = &o->heaps[k];
+
+    if (o->pages[id].at[k] == -1)
+        eviction_put(o, k, h->n++, id);
+    eviction_settle(o, k, id);
+}
+
+/* --- what may go -------------------------------------------------------------------------- */
+
+static void eviction_unlist(struct eviction *o, int32_t id)
+{
+    struct eviction_page *p = &o->pages[id];
+
+    *(p->prev == -1 ? &o->first : &o->pages[p->prev].next) = p->next;
+    *(p->next == -1 ? &o->last : &o->pages[p->next].prev) = p->prev;
+    p->listed = false;
+    o->n_listed--;
+}
+
+/* Into the list where that stays in order, else into the heap. */
+static void eviction_enter(struct eviction *o, int32_t id)
+{
+    struct eviction_page *p = &o->pages[id];
+
+    if (p->retain.rank != 0 || (o->last != -1 && o->pages[o->last].used >= p->used)) {
+        eviction_put_in(o, EVICTION_NEXT, id);
+        return;
+    }
+    p->prev = o->last;
+    p->next = -1;
+    *(o->last == -1 ? &o->first : &o->pages[o->last].next) = id;
+    o->last = id;
+    p->listed = true;
+    o->n_listed++;
+}
+
+/* True when it stood there. */
+static bool eviction_leave(struct eviction *o, int32_t id)
+{
+    bool was = o->pages[id].listed || o->pages[id].at[EVICTION_NEXT] != -1;
+
+    if (o->pages[id].listed)
+        eviction_unlist(o, id);
+    eviction_take_out(o, EVICTION_NEXT, id);
+    return was;
+}
+
+/* --- hints -------------------------------------------------------------------------------- */
+
+/* Its hint, as it is: its places in the heaps follow. */
+static void eviction_set(struct eviction *o, int32_t id, struct retain r)
+{
+    struct eviction_page *p = &o->pages[id];
+    bool may_go;
+
+    if (p->retain.rank == 0 && r.rank == 0)
+        return;
+    may_go = eviction_leave(o, id);
+    eviction_take_out(o, EVICTION_KEPT, id);
+    eviction_take_out(o, EVICTION_ENDS, id);
+    p->retain = r;
+    if (r.rank > 0)
+        eviction_put_in(o, EVICTION_KEPT, id);
+    if (r.rank != 0 && r.until != 0)
+        eviction_put_in(o, EVICTION_ENDS, id);
+    if (may_go)
+        eviction_enter(o, id);
+}
+
+/* Has page id with this hint more right to a place than the least of those that are kept? */
+static bool eviction_outranks(const struct eviction *o, int32_t id, struct retain r)
+{
+    const struct heap *kept = &o->heaps[EVICTION_KEPT];
+    const struct eviction_page *least;
+
+    if (kept->n == 0 || o->kept_max == 0)
+        return false;
+    least = &o->pages[kept->ids[0]];
+    return least->retain.rank < r.rank ||
+           (least->retain.rank == r.rank && retain_priority(r) < RETAIN_PINNED &&
+            least->depth > o->pages[id].depth);
+}
+
+/* The same where the share of those above the default allows it. */
+static void eviction_admit(struct eviction *o, int32_t id, struct retain r)
+{
+    const struct heap *kept = &o->heaps[EVICTION_KEPT];
+
+    if (r.rank > 0 && o->pages[id].at[EVICTION_KEPT] == -1 && kept->n >= o->kept_max) {
+        if (eviction_outranks(o, id, r))
+            eviction_set(o, kept->ids[0], (struct retain){0});
+        else
+            r = (struct retain){0};
+    }
+    eviction_set(o, id, r);
+}
+
+void eviction_tick(struct eviction *o, uint32_t now_s)
+{
+    const struct heap *ends = &o->heaps[EVICTION_ENDS];
+
+    if (now_s <= o->now_s)
+        return;
+    o->now_s = now_s;
+    while (ends->n > 0 && o->pages[ends->ids[0]].retain.until <= now_s)
+        eviction_set(o, ends->ids[0], (struct retain){0}); /* one less each time */
+}
+
+void eviction_end(struct eviction *o, int32_t id)
+{
+    eviction_remove(o, id);
+    eviction_set(o, id, (struct retain){0});
+}
+
+void eviction_begin(struct eviction *o, int32_t id, int32_t parent, struct retain r)
+{
+    eviction_set(o, id, (struct retain){0});
+    o->pages[id].depth = parent == -1 ? 0 : o->pages[parent].depth + 1;
+    eviction_admit(o, id, retain_now(r, o->now_s));
+}
+
+void eviction_retain(struct eviction *o, int32_t id, struct retain r)
+{
+    struct retain was = o->pages[id].retain;
+    struct retain want = retain_join(was, r, o->now_s);
+
+    if (want.rank != was.rank || want.until != was.until)
+        eviction_admit(o, id, want);
+}
+
+struct retain eviction_retained(const struct eviction *o, int32_t id)
+{
+    return o->pages[id].retain;
+}
+
+/* --- the order ---------------------------------------------------------------------------- */
+
+void eviction_use(struct eviction *o, int32_t id)
+{
+    struct eviction_page *p = &o->pages[id];
+    bool may_go = eviction_leave(o, id);
+
+    p->used = ++o->n_used;
+    if (may_go)
+        eviction_enter(o, id);
+    if (p->at[EVICTION_KEPT] != -1)
+        eviction_settle(o, EVICTION_KEPT, id);
+    if (p->at[EVICTION_ENDS] != -1)
+        eviction_settle(o, EVICTION_ENDS, id);
+}
+
+void eviction_add(struct eviction *o, int32_t id)
+{
+    if (!o->pages[id].listed && o->pages[id].at[EVICTION_NEXT] == -1)
+        eviction_enter(o, id);
+}
+
+void eviction_remove(struct eviction *o, int32_t id)
+{
+    (void)eviction_leave(o, id);
+}
+
+int32_t eviction_first(const struct eviction *o)
+{
+    int32_t top = o->heaps[EVICTION_NEXT].n == 0 ? -1 : o->heaps[EVICTION_NEXT].ids[0];
+
+    if (top == -1 || o->first == -1)
+        return top == -1 ? o->first : top;
+    return eviction_before(o, EVICTION_NEXT, top, o->first) ? top : o->first;
+}
+
+int eviction_count(const struct eviction *o)
+{
+    return o->heaps[EVICTION_NEXT].n + o->n_listed;
+}
+
+int eviction_n_kept(const struct eviction *o)
+{
+    return o->heaps[EVICTION_KEPT].n;
+}
+
+static void eviction_check_list(const struct eviction *o)
+{
+    int32_t prev = -1;
+    int n = 0;
+
+    for (int32_t i = o->first; i != -1; i = o->pages[i].next) {
+        const struct eviction_page *p = &o->pages[i];
+
+        must(p->listed && p->prev == prev && p->at[EVICTION_NEXT] == -1 && p->retain.rank == 0);
+        must(prev == -1 || o->pages[prev].used < p->used);
+        must(++n <= o->n_listed);
+        prev = i;
+    }
+    must(o->last == prev && n == o->n_listed);
+}
+
+void eviction_check(const struct eviction *o)
+{
+    int n_in[EVICTION_HEAPS] = {0};
+
+    eviction_check_list(o);
+    for (int32_t i = 0; i < o->n_pages; i++) {
+        const struct eviction_page *p = &o->pages[i];
+
+        for (int k = 0; k < EVICTION_HEAPS; k++) {
+            n_in[k] += p->at[k] != -1;
+            must(p->at[k] == -1 || o->heaps[k].ids[p->at[k]] == i);
+        }
+        must((p->retain.rank > 0) == (p->at[EVICTION_KEPT] != -1));
+        must((p->retain.rank != 0 && p->retain.until != 0) == (p->at[EVICTION_ENDS] != -1));
+        must(p->at[EVICTION_ENDS] == -1 || p->retain.until > o->now_s);
+    }
+    for (int k = 0; k < EVICTION_HEAPS; k++) {
+        const struct heap *h = &o->heaps[k];
+
+        must(h->n == n_in[k]);
+        for (int i = 1; i < h->n; i++)
+            must(!eviction_before(o, (enum eviction_heap)k, h->ids[i], h->ids[(i - 1) / 2]));
+    }
+}
