@@ -27,8 +27,8 @@ int attach_clear(const char *path) ERR_CHECKED;
  * ERR_IN_USE when another engine answers there; ERR_INVALID. */
 int attach_listen(const char *path, int *fd) ERR_CHECKED;
 
-/* Accept one front. ERR_AGAIN when none is waiting, ERR_OVERLOADED as listener_accept(). *uid and *pid
- * are the kernel's word. */
+/* Accept one front. ERR_AGAIN when none is waiting, ERR_OVERLOADED as listener_accept(). *uid and
+ * *pid come from the kernel. */
 int attach_accept(struct listener *listener, int *fd, pid_t *pid, uid_t *uid) ERR_CHECKED;
 
 /* Read the hello; *visitor is who came. ERR_AGAIN when it is not there yet, ERR_VERSION (logged)
@@ -38,9 +38,9 @@ int attach_read_hello(int fd, enum wire_visitor *visitor) ERR_CHECKED;
 /* Send the welcome; fds NULL with an error in it. ERR_CLIENT_GONE when the front left. */
 int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds) ERR_CHECKED;
 
-/* A message of an attached front. Returns 1 with *upload, whose descriptor *uploaded is the caller's,
- * or -1: it is lost, because this process has no descriptor left; 0 after bytes that wake, when
- * nothing more is there; ERR_CLIENT_GONE; ERR_CORRUPT: drop it. */
+/* Read a message of an attached front. Returns 1 with *upload and its descriptor *uploaded, which
+ * the caller closes; *uploaded is -1 when this process has no descriptor left. Returns 0 after
+ * bytes that only wake, when nothing more is there; ERR_CLIENT_GONE; ERR_CORRUPT: drop it. */
 int attach_read_upload(int fd, struct wire_upload *upload, int *uploaded) ERR_CHECKED;
 
 /* Map what was uploaded, for reading. ERR_CORRUPT when it is not sealed or not of that size,

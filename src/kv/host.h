@@ -6,8 +6,8 @@
  * that one left whole, because a slot says that it holds a page only after its payload and checksum
  * stand there. A page of an earlier life is checked before its first use. A file of another model,
  * page size or build is begun anew. Bounded by max_bytes: of the pages that nothing continues goes
- * first what has the lowest priority, then what was used least recently (eviction.h); so of a prefix
- * the end goes before its start.
+ * first what has the lowest priority, then what was used least recently (eviction.h); so the end of
+ * a prefix goes before its start.
  *
  * Memory is taken, and given to pin(), in chunks: first those that hold pages, then as more is
  * needed, and where pinning holds a device up, while that is idle. A few threads do that, the

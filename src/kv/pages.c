@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Four structures over one array: a free list (unnamed, unreferenced), the cached pages in the
- * order in which they go (eviction.h), a table from name to full page (table.h), and families: chains
- * of the pages, full or parts, whose parents' names have one place in that table, the newest
- * first. */
+ * order of eviction (eviction.h), a table from name to full page (table.h), and families: chains of
+ * the pages, full or parts, whose parents' names have one place in that table, the newest first. */
 #include "kv/pages.h"
 
 #include <string.h>

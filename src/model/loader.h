@@ -48,7 +48,7 @@ struct loader {
     int rc;               /* the first error; later calls do nothing */
 };
 
-/* The tensors that a matrix or a bias is made of, by the patterns of their names (config.h). */
+/* The tensors that a matrix or a bias is made of, by the patterns of their names (hf_config.h). */
 struct loader_tensors {
     const char *patterns[LOADER_TENSORS_MAX];
     struct slice_shape shapes[LOADER_TENSORS_MAX];

@@ -168,7 +168,7 @@ def prompts(s, n_words=200):
     tap.eq(bad, [], "24 at once tell what each tells alone")
 
 
-def token rules(s):
+def token_rules(s):
     body = dict(model=MODEL_NAME, prompt=PROMPT, max_tokens=8, temperature=0, return_token_ids=True)
     free = ask(s, TEXT, body, "free")["choices"][0]["token_ids"]
     forced = ask(s, TEXT, dict(body, logit_bias={"65": 100}), "a bias of 100")["choices"][0]
@@ -410,7 +410,7 @@ def killed():
 
 
 with Stack() as s:
-    for part in (chats, raw, completions, prompts, token rules, errors):
+    for part in (chats, raw, completions, prompts, token_rules, errors):
         with tap.section(part.__name__):
             part(s)
     tap.ok(s.idle(), "nothing is left in the engine")

@@ -141,7 +141,7 @@ with tap.section("another engine"), tiers() as s:
     s.engine.hold()
     s.engine.kill(signal.SIGTERM)
     until(lambda: not s.engine.alive(), 10)
-    s.engine.argv += ["--block-tokens", "32"]
+    s.engine.argv += ["--page-tokens", "32"]
     s.engine.release()
     tap.eq(ask(s, 0, "pages of another size")[0], want[0], "the same text")
     tap.ok("begun anew" in s.engine.said(), "what another engine left is thrown away")

@@ -1,5 +1,5 @@
-/* Defaults: values for requests that give none, from the model's folder (generation_config.json) and
- * the operator's settings. */
+/* Defaults: values for requests that give none, from the model's folder (generation_config.json)
+ * and the operator's settings. */
 #ifndef QUIRE_FRONT_REQUEST_DEFAULTS_H
 #define QUIRE_FRONT_REQUEST_DEFAULTS_H
 

@@ -1,7 +1,7 @@
 /* Goal: the page that goes is the one of lowest priority and least recent use, hints end when they
  * say, and those above the default never take more than their share. Method: random calls beside a
- * naive model that searches all pages, eviction_check() on the way; then named cases, and the pool of
- * pages with hints. */
+ * naive model that searches all pages, eviction_check() on the way; then named cases, and the pool
+ * of pages with hints. */
 #include "kv/eviction.h"
 #include "kv/pages.h"
 #include "kv/prefix.h"
