@@ -268,6 +268,42 @@ void ref_embed_normed(float *x, float *normed, float *sums_out, const float *tab
 int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,
                    const k_bf16 *table, const int32_t *ids, const int32_t *sampled,
                    const k_bf16 *norm, int n, int dim, k_stream stream);
+
+/* --- sums over ranks ---------------------------------------------------------------------- */
+
+#define K_RANKS_MAX       8
+#define K_SUM_SMALL_BYTES ((size_t)1 << 20) /* of rows that an inbox takes at once */
+/* Two halves, each with data and as many bytes of call numbers. */
+#define K_SUM_INBOX_BYTES(n_ranks) (4 * (size_t)(n_ranks)*K_SUM_SMALL_BYTES)
+#define K_SUM_BLOCKS_MAX           128
+#define K_SUM_FLAGS                (2 * K_SUM_BLOCKS_MAX * K_RANKS_MAX)
+
+/* What a rank's kernels know of the others. All memory is zero before the first sum. The arrays
+ * have an entry per rank, in the order of the ranks; the entry of a peer is a peer pointer. */
+struct k_links {
+    int n, rank;                  /* ranks, and which one this is */
+    void *inbox[K_RANKS_MAX];     /* K_SUM_INBOX_BYTES each */
+    void *stage[K_RANKS_MAX];     /* 2 * stage_bytes each */
+    uint64_t *flags[K_RANKS_MAX]; /* [K_SUM_FLAGS] each */
+    size_t stage_bytes;           /* a multiple of 16 */
+    uint64_t *calls;              /* [2], this rank's own: sums so far; blocks that have ended */
+    uint32_t *left;               /* host memory: not 0 when a rank does not go on */
+    uint32_t *failed;             /* host memory, set by kernels: a sum was given up */
+};
+
+/* rows [n], bf16, become the sum of all ranks' rows: float32 sums in the order of the ranks,
+ * rounded once, the same bits on each rank. All ranks must call with the same n, in the same order
+ * of calls; a kernel waits for its peers, 10 s at most. rows is 16 bytes aligned. */
+int k_sum_ranks(k_bf16 *rows, size_t n, const struct k_links *links, k_stream stream);
+
+/* What K_PRODUCT_RESIDUAL does, of a product whose parts the ranks have: y bf16 [n][n_out] is this
+ * rank's part, and then
+ *
+ *   residual += sum of the parts; normed = residual * norm; sums_out
+ *
+ * on all ranks. n_out is a multiple of 16, and n * n_out * 2 at most K_SUM_SMALL_BYTES. */
+int k_sum_residual(const struct k_product *p, int n, const struct k_links *links, k_stream stream);
+
 /* Where an operation puts its result x [n][dim] as e4m3: data * scale is about x. */
 struct k_quantised {
     k_e4m3 *data;         /* [n][dim] */

@@ -452,7 +452,7 @@ static void bench_kernel(struct bench *n)
     struct device_limits limits;
 
     if (hf_config_read(&c, n->settings.model) != ERR_OK ||
-        device_open(&d, n->settings.device, n->settings.cpu_threads) != ERR_OK)
+        device_open(&d, n->settings.device, 0, n->settings.cpu_threads) != ERR_OK)
         die("the model does not open");
     if (!d->is_gpu)
         die("kernel wants a GPU");
@@ -594,6 +594,7 @@ int quire_bench(int argc, char **argv)
             .kv_cache_dtype = n->settings.kv_cache_dtype,
             .gemm_table = n->settings.gemm_table,
             .cpu_threads = n->settings.cpu_threads,
+            .n_ranks = n->settings.tensor_parallel_size,
             .page_tokens = n->settings.page_tokens,
             .max_num_seqs = n->settings.max_num_seqs,
             .max_num_batched_tokens = n->settings.max_num_batched_tokens,
@@ -606,6 +607,7 @@ int quire_bench(int argc, char **argv)
         if (model_open(&n->m, &o) != ERR_OK)
             die("the model does not open");
         n->shape = model_shape(n->m);
+        n->options.read_limit *= n->settings.tensor_parallel_size; /* all GPUs read at once */
         allocate(n);
         printf("%s, %s%s%s, KV %s, on %s\n", n->settings.model,
                o.dummy_weights ? "random weights" : "weights of the folder",

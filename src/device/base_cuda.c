@@ -24,23 +24,48 @@ void cuda_keep(struct cuda *c, int rc, const char *what)
     c->rc = ERR_GPU;
 }
 
-void *cuda_alloc(struct device *d, size_t bytes)
+int cuda_enter(const struct cuda *c)
 {
-    struct cuda *c = cuda_of(d);
-    void *p = NULL;
-    cudaError_t e;
+    int before = c->ordinal;
 
-    must(c->n_allocs < CUDA_ALLOCS_MAX);
-    e = cudaMalloc(&p, bytes == 0 ? 1 : bytes);
+    if (cudaGetDevice(&before) != cudaSuccess || before == c->ordinal)
+        return c->ordinal;
+    (void)cudaSetDevice(c->ordinal); /* it was set before, by start(): cannot fail now */
+    return before;
+}
+
+void cuda_leave(int before)
+{
+    (void)cudaSetDevice(before); /* as above */
+}
+
+static void *alloc_cleared(struct cuda *c, size_t bytes)
+{
+    void *p = NULL;
+    cudaError_t e = cudaMalloc(&p, bytes == 0 ? 1 : bytes);
+
     if (e != cudaSuccess) {
         (void)cudaGetLastError(); /* clears it: a failed allocation is no error of the device */
         log_error("device: no GPU memory for %zu bytes: %s", bytes, cudaGetErrorString(e));
         return NULL;
     }
     c->allocs[c->n_allocs++] = p;
-    d->allocated_bytes += bytes;
+    c->base.allocated_bytes += bytes;
     if (cuda_check(cudaMemsetAsync(p, 0, bytes, c->stream), "clearing memory") != ERR_OK)
         return NULL;
+    return p;
+}
+
+void *cuda_alloc(struct device *d, size_t bytes)
+{
+    struct cuda *c = cuda_of(d);
+    int before;
+    void *p;
+
+    must(c->n_allocs < CUDA_ALLOCS_MAX);
+    before = cuda_enter(c);
+    p = alloc_cleared(c, bytes);
+    cuda_leave(before);
     return p;
 }
 

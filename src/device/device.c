@@ -17,22 +17,22 @@ int device_cuda_count(void)
     return 0;
 }
 
-int device_cuda_open(struct device **out)
+int device_cuda_open(struct device **out, int idx)
 {
-    (void)out; /* stays as it is on error */
+    (void)out, (void)idx; /* *out stays as it is on error */
     log_error("device: cuda was not built in; use --device cpu or build with the CUDA toolkit");
     return ERR_UNSUPPORTED;
 }
 #endif
 
-int device_open(struct device **out, const char *kind, int cpu_threads)
+int device_open(struct device **out, const char *kind, int idx, int cpu_threads)
 {
     if (strcmp(kind, "cpu") == 0)
         return device_cpu_open(out, cpu_threads);
     if (strcmp(kind, "cuda") == 0)
-        return device_cuda_open(out);
+        return device_cuda_open(out, idx);
     if (strcmp(kind, "auto") == 0 && device_cuda_count() > 0)
-        return device_cuda_open(out);
+        return device_cuda_open(out, idx);
     if (strcmp(kind, "auto") == 0) {
 #ifdef HAVE_CUDA
         log_warn("device: CUDA is built in, but there is no usable GPU (nvidia-smi may say why); "

@@ -87,6 +87,10 @@ struct device;
 struct device_ops {
     void (*close)(struct device *d);
 
+    /* The calling thread begins steps of this device from now on. Threads that do not call it may
+     * begin those of the first device of a kind. NULL: any thread may begin any device's. */
+    int (*use)(struct device *d);
+
     /* Memory. free() tells what device_alloc() may still give, in bytes. upload() and download()
      * block; ERR_GPU. */
     int (*free)(struct device *d, size_t *free_bytes, size_t *total_bytes);
@@ -165,9 +169,10 @@ struct device_ops {
 
     /* Ranks: n devices that compute parts of one model, each with a thread of its own, and do the
      * same steps. join_ranks() before reserve(), all by rank; NULL where the kind has no ranks,
-     * and then so are the two below. Rank 0 alone samples: on the others too, ids of a step that
-     * stand for sampled ones are rank 0's. leave_ranks(): this rank does not go on, so the others'
-     * sums, and a rank that fails, end their steps with ERR_GPU. ERR_NO_MEMORY. */
+     * and then so are the two below. Rank 0 alone has logits and samples them (the limits of the
+     * others have n_vocab 0); on the others too, ids of a step that stand for sampled ones are rank
+     * 0's. leave_ranks(): this rank does not go on, so the others' sums, and a rank that fails, end
+     * their steps with ERR_GPU. ERR_NO_MEMORY, ERR_UNSUPPORTED (logged): they cannot be joined. */
     int (*join_ranks)(struct device *const *all, int n);
     void (*leave_ranks)(struct device *d);
 
@@ -231,6 +236,9 @@ struct device_ops {
      * the ranks: the same bits on each of them, every time. Waits for the others, and all must come
      * with the same n and width. */
     void (*sum_ranks)(struct device *d, void *rows, int n, int width);
+    /* sum_ranks() of the plain product y of p, then the rest of K_PRODUCT_RESIDUAL
+     * (k_sum_residual()). NULL where product() takes no matrix. */
+    void (*sum_residual)(struct device *d, const struct k_product *p, int n);
     void (*launch)(struct device *d);
     /* Sample the rows of the step that was last begun; extras may change logits. With histories or
      * extras only when no other step is under way. */
@@ -264,15 +272,16 @@ struct device {
     char name[64];              /* for the log */
 };
 
-/* Open "cpu", "cuda" or "auto" (cuda where there is a GPU, else cpu). cpu_threads: 0 means one a
- * core. ERR_INVALID for another name, ERR_UNSUPPORTED for a kind that was not built in, ERR_GPU,
- * ERR_NO_MEMORY; all logged. */
-int device_open(struct device **out, const char *kind, int cpu_threads) ERR_CHECKED;
+/* Open "cpu", "cuda" or "auto" (cuda where there is a GPU, else cpu). idx: which GPU, from 0, of
+ * those that CUDA_VISIBLE_DEVICES leaves. cpu_threads: 0 means one per core. ERR_INVALID for
+ * another name, ERR_UNSUPPORTED for a kind that was not built in, ERR_GPU, ERR_NO_MEMORY; all
+ * logged. */
+int device_open(struct device **out, const char *kind, int idx, int cpu_threads) ERR_CHECKED;
 void device_close(struct device *d); /* NULL is fine */
 
 /* The kinds, for device_open(). */
 int device_cpu_open(struct device **out, int n_threads) ERR_CHECKED;
-int device_cuda_open(struct device **out) ERR_CHECKED;
+int device_cuda_open(struct device **out, int idx) ERR_CHECKED;
 int device_cuda_count(void); /* usable GPUs; 0 when there is no driver */
 
 /* Whether the host could take so many bytes of a device that goes to sleep; logged when not. */

@@ -628,7 +628,7 @@ static int cpu_begin(struct device *d, const struct device_batch *b)
         c->token_ids[t] = id < 0 ? before[-1 - id] : id;
     }
     c->batch = b;
-    c->n_rows[c->n_begun % DEVICE_STEPS_MAX] = b->n_rows;
+    c->n_rows[c->n_begun % DEVICE_STEPS_MAX] = d->limits.n_vocab > 0 ? b->n_rows : 0;
     c->n_extras[c->n_begun % DEVICE_STEPS_MAX] = 0;
     c->n_begun++;
     d->step_tokens = b->tokens.n_tokens;

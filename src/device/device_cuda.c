@@ -20,14 +20,21 @@
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* what NVIDIA advises for Hopper */
 #define CONVERT_ELEMS   ((size_t)1 << 20)  /* weights converted at a time */
 #define ROWS_MULTIPLE   256                /* gemm_rows() rounds up to a divisor of it */
-#define DEVICE_ORDINAL  0                  /* CUDA_VISIBLE_DEVICES chooses among several */
 
 /* --- memory ---------------------------------------------------------------------------- */
 
+static int cuda_use(struct device *d)
+{
+    return cuda_check(cudaSetDevice(cuda_of(d)->ordinal), "choosing the GPU");
+}
+
 static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
-    (void)d;
-    return cuda_check(cudaMemGetInfo(free_bytes, total_bytes), "asking for free memory");
+    int before = cuda_enter(cuda_of(d));
+    int rc = cuda_check(cudaMemGetInfo(free_bytes, total_bytes), "asking for free memory");
+
+    cuda_leave(before);
+    return rc;
 }
 
 static int cuda_copy(struct cuda *c, void *dst, const void *src, size_t bytes,
@@ -117,9 +124,13 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
 {
     size_t n = (size_t)m->n_out * (size_t)m->n_in;
     k_stream stream = cuda_of(d)->stream;
-    int rc = m->format.elem == K_E4M3 ? k_fill_random_e4m3(m->data, n, deviation, seed, stream)
-                                      : k_fill_random(m->data, n, deviation, seed, stream);
+    int before = cuda_enter(cuda_of(d)), rc;
 
+    if (m->format.elem == K_E4M3)
+        rc = k_fill_random_e4m3(m->data, n, deviation, seed, stream);
+    else
+        rc = k_fill_random(m->data, n, deviation, seed, stream);
+    cuda_leave(before);
     return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "random weights");
 }
 
@@ -131,69 +142,134 @@ static bool cuda_takes(struct device *d, const struct k_matrix *m)
 
 /* --- pipes ------------------------------------------------------------------------------ */
 
-/* A stream each. What was allocated is cleared on the device's own stream, and must be before it
- * is sent to. */
-static int cuda_pipe_open(struct device *d, struct device_pipe *p, size_t bytes)
+/* A pipe has a stream for each rank, of the rank's GPU: what the pipe holds may go to all of them.
+ * Memory was cleared on the devices' own streams when it was allocated, which must have ended
+ * before anything is sent there. */
+static int open_streams(struct cuda *c, struct cuda_pipe *p)
 {
-    cudaStream_t stream = NULL;
+    struct cuda *all[K_RANKS_MAX];
 
-    if ((p->bytes = cuda_pinned(bytes)) == NULL)
-        return ERR_NO_MEMORY;
-    if (cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream") !=
-            ERR_OK ||
-        cuda_check(cudaStreamSynchronize(cuda_of(d)->stream), "clearing memory") != ERR_OK) {
-        (void)cudaFreeHost(p->bytes); /* the error has been told */
-        return ERR_GPU;
+    p->n = peers_all(c, all);
+    for (int i = 0; i < p->n; i++) {
+        int before = cuda_enter(all[i]);
+        int rc = cuda_check(cudaStreamCreateWithFlags(&p->streams[i], cudaStreamNonBlocking),
+                            "a stream");
+
+        cuda_leave(before);
+        if (rc == ERR_OK)
+            rc = cuda_check(cudaStreamSynchronize(all[i]->stream), "clearing memory");
+        if (rc != ERR_OK)
+            return rc;
     }
-    p->stream = stream;
     return ERR_OK;
 }
 
-static void cuda_pipe_close(struct device *d, struct device_pipe *p)
+static void cuda_pipe_close(struct device *d, struct device_pipe *pipe)
 {
+    struct cuda_pipe *p = pipe->stream;
+
     (void)d;
-    (void)cudaStreamDestroy(p->stream); /* as in cuda_close() */
+    for (int i = 0; i < p->n; i++) {
+        if (p->streams[i] != NULL)
+            (void)cudaStreamDestroy(p->streams[i]); /* as in cuda_close() */
+        (void)cudaFreeHost(p->converted[i]);
+    }
     (void)cudaFreeHost(p->bytes);
-    *p = (struct device_pipe){.bytes = NULL};
+    mem_free(p);
+    *pipe = (struct device_pipe){.bytes = NULL};
 }
 
-static int cuda_pipe_wait(struct device *d, struct device_pipe *p)
+static int cuda_pipe_open(struct device *d, struct device_pipe *pipe, size_t bytes)
 {
-    (void)d;
-    return cuda_check(cudaStreamSynchronize(p->stream), "copying weights");
+    struct cuda_pipe *p = mem_zalloc(sizeof *p);
+    int rc = ERR_NO_MEMORY;
+
+    if (p == NULL)
+        return rc;
+    pipe->stream = p;
+    p->bytes = cuda_pinned(bytes);
+    p->cap = bytes;
+    if (p->bytes != NULL)
+        rc = open_streams(cuda_of(d), p);
+    pipe->bytes = p->bytes;
+    if (rc != ERR_OK)
+        cuda_pipe_close(d, pipe);
+    return rc;
 }
 
-static int cuda_pipe_bytes(struct device *d, struct device_pipe *p, void *dst, size_t bytes)
+static int cuda_pipe_wait(struct device *d, struct device_pipe *pipe)
 {
+    struct cuda_pipe *p = pipe->stream;
+    int rc = ERR_OK;
+
     (void)d;
-    return cuda_check(cudaMemcpyAsync(dst, p->bytes, bytes, cudaMemcpyHostToDevice, p->stream),
+    for (int i = 0; i < p->n && rc == ERR_OK; i++)
+        rc = cuda_check(cudaStreamSynchronize(p->streams[i]), "copying weights");
+    return rc;
+}
+
+static int send_bytes(const struct cuda *c, const struct cuda_pipe *p, void *dst, const void *src,
+                      size_t bytes)
+{
+    return cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, p->streams[c->rank]),
                       "copying weights");
 }
 
-/* Numbers of a file's type become bf16 where they stand: none is longer than before. */
-static void convert_in_place(struct device_pipe *p, enum device_type type, size_t n)
+static int cuda_pipe_bytes(struct device *d, struct device_pipe *pipe, void *dst, size_t bytes)
 {
-    if (type != DEVICE_BF16)
-        convert((k_bf16 *)(void *)p->bytes, (const char *)p->bytes, type, n);
+    return send_bytes(cuda_of(d), pipe->stream, dst, pipe->bytes, bytes);
 }
 
-static int cuda_pipe_weights(struct device *d, struct device_pipe *p, void *dst, size_t at,
+/* The first n numbers of a pipe as bf16. Without ranks they are converted in the pipe, since none
+ * becomes longer. What goes to several ranks is converted for each of them into memory of its own,
+ * at the same place, because an earlier copy may still read the pipe. NULL: no memory. */
+static k_bf16 *as_bf16(const struct cuda *c, struct device_pipe *pipe, enum device_type type,
+                       size_t n)
+{
+    struct cuda_pipe *p = pipe->stream;
+    k_bf16 **own = &p->converted[c->rank], *to;
+
+    if (type == DEVICE_BF16)
+        return (k_bf16 *)(void *)pipe->bytes;
+    if (p->n == 1) {
+        to = (k_bf16 *)(void *)pipe->bytes;
+    } else {
+        if (*own == NULL && (*own = cuda_pinned(p->cap)) == NULL)
+            return NULL;
+        to = (k_bf16 *)(void *)((char *)*own + (pipe->bytes - p->bytes));
+    }
+    convert(to, (const char *)pipe->bytes, type, n);
+    return to;
+}
+
+static int cuda_pipe_weights(struct device *d, struct device_pipe *pipe, void *dst, size_t at,
                              enum device_type type, size_t n)
 {
-    convert_in_place(p, type, n);
-    return cuda_pipe_bytes(d, p, (k_bf16 *)dst + at, n * sizeof(k_bf16));
+    const k_bf16 *from = as_bf16(cuda_of(d), pipe, type, n);
+
+    if (from == NULL)
+        return ERR_NO_MEMORY;
+    return send_bytes(cuda_of(d), pipe->stream, (k_bf16 *)dst + at, from, n * sizeof *from);
 }
 
 /* The kernel reads the pinned memory itself. */
-static int cuda_pipe_quantise(struct device *d, struct device_pipe *p,
+static int cuda_pipe_quantise(struct device *d, struct device_pipe *pipe,
                               const struct k_quantised *out, enum device_type type, int n_rows,
                               int n_in)
 {
-    (void)d;
-    convert_in_place(p, type, (size_t)n_rows * (size_t)n_in);
-    if (k_quantise(out, (k_bf16 *)(void *)p->bytes, n_rows, n_in, p->stream) == 0)
-        return ERR_OK;
-    return cuda_check(cudaGetLastError(), "rounding weights to e4m3");
+    struct cuda *c = cuda_of(d);
+    const struct cuda_pipe *p = pipe->stream;
+    const k_bf16 *from = as_bf16(c, pipe, type, (size_t)n_rows * (size_t)n_in);
+    int before, rc;
+
+    if (from == NULL)
+        return ERR_NO_MEMORY;
+    before = cuda_enter(c);
+    rc = k_quantise(out, from, n_rows, n_in, p->streams[c->rank]);
+    if (rc != 0)
+        rc = cuda_check(cudaGetLastError(), "rounding weights to e4m3");
+    cuda_leave(before);
+    return rc;
 }
 
 static void cuda_read_products(struct device *d, const char *path, bool expected)
@@ -480,7 +556,7 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
         return ERR_UNSUPPORTED;
     }
     d->limits = *lim;
-    if ((rc = step_reserve(c)) != ERR_OK)
+    if ((rc = step_reserve(c)) != ERR_OK || (rc = peers_reserve(c)) != ERR_OK)
         return rc;
     return lim->n_heads > 0 ? reserve_attention(c) : ERR_OK;
 }
@@ -489,7 +565,9 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
 static void cuda_close(struct device *d)
 {
     struct cuda *c = cuda_of(d);
+    int before = cuda_enter(c);
 
+    peers_leave(d);
     if (c->stream != NULL)
         (void)cudaStreamSynchronize(c->stream);
     step_close(c);
@@ -503,11 +581,14 @@ static void cuda_close(struct device *d)
         (void)cudaStreamDestroy(c->stream);
     if (c->side != NULL)
         (void)cudaStreamDestroy(c->side);
+    peers_close(c);
+    cuda_leave(before);
     mem_free(c);
 }
 
 static const struct device_ops cuda_ops = {
     .close = cuda_close,
+    .use = cuda_use,
     .free = cuda_free_bytes,
     .alloc = cuda_alloc,
     .upload = cuda_upload,
@@ -535,6 +616,10 @@ static const struct device_ops cuda_ops = {
     .fill_random = cuda_fill_random,
     .takes = cuda_takes,
     .read_products = cuda_read_products,
+    .join_ranks = peers_join,
+    .leave_ranks = peers_leave,
+    .sum_ranks = peers_sum,
+    .sum_residual = peers_sum_residual,
     .reserve = cuda_reserve,
     .begin = step_begin,
     .replay = step_replay,
@@ -579,21 +664,8 @@ k_stream device_cuda_stream(struct device *d)
     return cuda_of(d)->stream;
 }
 
-static int start(struct cuda *c)
+static int open_streams_of(struct cuda *c)
 {
-    struct cudaDeviceProp prop;
-
-    if (cuda_check(cudaSetDevice(DEVICE_ORDINAL), "choosing the GPU") != ERR_OK ||
-        cuda_check(cudaGetDeviceProperties(&prop, DEVICE_ORDINAL), "the GPU's properties") !=
-            ERR_OK)
-        return ERR_GPU;
-    if (prop.major != 9) {
-        log_error("device: %s has compute capability %d.%d; the kernels are built for 9.0 (Hopper)",
-                  prop.name, prop.major, prop.minor);
-        return ERR_UNSUPPORTED;
-    }
-    c->n_sms = prop.multiProcessorCount;
-    (void)snprintf(c->base.name, sizeof c->base.name, "%.60s", prop.name);
     if (cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream") !=
             ERR_OK ||
         copy_open(c) != ERR_OK ||
@@ -607,17 +679,46 @@ static int start(struct cuda *c)
     return gemm_open(&c->gemm, c->workspace, WORKSPACE_BYTES, c->base.name);
 }
 
-int device_cuda_open(struct device **out)
+static int start(struct cuda *c)
 {
-    struct cuda *c;
-    int rc;
+    struct cudaDeviceProp prop;
+    int before, rc;
 
-    if (device_cuda_count() == 0) {
+    if (cuda_check(cudaGetDeviceProperties(&prop, c->ordinal), "the GPU's properties") != ERR_OK)
+        return ERR_GPU;
+    if (prop.major != 9) {
+        log_error("device: %s has compute capability %d.%d; the kernels are built for 9.0 (Hopper)",
+                  prop.name, prop.major, prop.minor);
+        return ERR_UNSUPPORTED;
+    }
+    c->n_sms = prop.multiProcessorCount;
+    (void)snprintf(c->base.name, sizeof c->base.name, "%.60s", prop.name);
+    if (cuda_check(cudaGetDevice(&before), "asking for the GPU") != ERR_OK ||
+        cuda_check(cudaSetDevice(c->ordinal), "choosing the GPU") != ERR_OK)
+        return ERR_GPU;
+    rc = open_streams_of(c);
+    cuda_leave(before);
+    return rc;
+}
+
+int device_cuda_open(struct device **out, int idx)
+{
+    int n = device_cuda_count(), rc;
+    struct cuda *c;
+
+    if (n == 0) {
         log_error("device: there is no usable GPU; use --device cpu, or look at nvidia-smi");
         return ERR_GPU;
     }
+    if (idx >= n) {
+        log_error("device: GPU %d is wanted, and this process sees %d (CUDA_VISIBLE_DEVICES, "
+                  "nvidia-smi); tensor_parallel_size may be at most their number",
+                  idx, n);
+        return ERR_INVALID;
+    }
     if ((c = mem_zalloc(sizeof *c)) == NULL)
         return ERR_NO_MEMORY;
+    c->ordinal = idx;
     c->base.ops = &cuda_ops;
     c->base.elem_bytes = sizeof(k_bf16);
     c->base.is_gpu = true;

@@ -30,6 +30,7 @@ struct step_slot {
     struct k_logprob_row *logprobs; /* pinned: [n_seqs] */
     int n_rows;                     /* of the batch */
     int n_extras;
+    bool is_marked;      /* the step's end is an event: marks[].done */
     int n_seqs, n_pages; /* of pages */
 };
 
@@ -39,6 +40,17 @@ struct step_marks {
     cudaEvent_t begun, done;
 };
 #define CUDA_MARKS 4
+
+/* The streams and buffers of a pipe: a piece may go to every rank. */
+struct cuda_pipe {
+    int n; /* ranks */
+    unsigned char *bytes;
+    size_t cap;                        /* of bytes */
+    cudaStream_t streams[K_RANKS_MAX]; /* by rank, of its GPU */
+    k_bf16 *converted[K_RANKS_MAX]; /* pinned: what was converted for a rank; NULL: nothing yet */
+};
+
+struct peers; /* peers_cuda.c */
 
 /* A recorded step of one bucket. The second step of a bucket is recorded: the first loads modules
  * and chooses algorithms, which must not happen while the stream is being recorded. */
@@ -99,6 +111,10 @@ struct sleep_state {
 
 struct cuda {
     struct device base; /* first */
+    int ordinal;        /* CUDA's number of the GPU */
+    int rank;
+    struct peers *peers;  /* NULL: no other ranks */
+    struct k_links links; /* set by the first sum, when all have reserved their memory */
     cudaStream_t stream;
     cudaStream_t side; /* for copies that need not wait for a step */
     struct copy_way ways[DEVICE_WAYS];
@@ -123,7 +139,7 @@ struct cuda {
     struct k_logprob_row *logprobs;    /* [n_seqs] on the device */
     int32_t *history, *history_mirror; /* int32 [history_cap] */
     size_t history_cap;
-    int32_t *sampled; /* int32 [n_seqs] on the device: of the last step */
+    int32_t *sampled; /* int32 [n_seqs] on rank 0's device: of the last step */
     void *attn_work;
     struct attn_schedule schedules[DEVICE_TABLES_MAX]; /* n_windows of them have memory */
     int n_schedules;                                   /* of this step, the first */
@@ -145,6 +161,26 @@ int cuda_check(cudaError_t e, const char *what);          /* ERR_GPU, logged */
 void cuda_keep(struct cuda *c, int rc, const char *what); /* the first error of a step */
 void *cuda_alloc(struct device *d, size_t bytes);
 void *cuda_pinned(size_t bytes);
+/* Make a device's GPU the calling thread's for a while: returns the one to leave to. Calls that
+ * allocate, launch or create need it; copies and events know their GPU by their stream. */
+int cuda_enter(const struct cuda *c);
+void cuda_leave(int before);
+/* Whether this rank has the logits. */
+static inline bool cuda_samples(const struct cuda *c)
+{
+    return c->rank == 0;
+}
+
+/* --- peers_cuda.c: operations of the table --- */
+int peers_join(struct device *const *all, int n);
+void peers_leave(struct device *d);
+int peers_reserve(struct cuda *c) ERR_CHECKED; /* the memory that sums need */
+void peers_close(struct cuda *c);
+bool peers_failed(const struct cuda *c);
+struct cuda *peers_first(struct cuda *c);         /* rank 0; c itself without ranks */
+int peers_all(struct cuda *c, struct cuda **all); /* all ranks, [K_RANKS_MAX]; returns how many */
+void peers_sum(struct device *d, void *rows, int n, int width);
+void peers_sum_residual(struct device *d, const struct k_product *p, int n);
 
 /* --- copy_cuda.c: operations of the table --- */
 int copy_open(struct cuda *c) ERR_CHECKED;

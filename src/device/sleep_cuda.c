@@ -91,17 +91,15 @@ static bool sleep_find_all(struct sleep_calls *f)
            sleep_find("cuMemGetAllocationGranularity", &f->granularity);
 }
 
-static int sleep_properties(CUmemAllocationProp *p)
+static CUmemAllocationProp sleep_properties(const struct cuda *c)
 {
-    int ordinal = 0;
+    CUmemAllocationProp p;
 
-    if (cuda_check(cudaGetDevice(&ordinal), "asking for the GPU") != ERR_OK)
-        return ERR_GPU;
-    memset(p, 0, sizeof *p);
-    p->type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    p->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    p->location.id = ordinal;
-    return ERR_OK;
+    memset(&p, 0, sizeof p);
+    p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    p.location.id = c->ordinal;
+    return p;
 }
 
 static int sleep_reserve(const struct sleep_calls *f, struct sleep_region *r, size_t cap)
@@ -120,17 +118,17 @@ int sleep_prepare(struct device *d)
     struct cuda *c = cuda_of(d);
     struct sleep_state *s = &c->sleep;
     struct sleep_calls *f = mem_zalloc(sizeof *f);
-    CUmemAllocationProp prop;
+    const CUmemAllocationProp prop = sleep_properties(c);
     size_t free_bytes = 0, total = 0;
 
     must(s->calls == NULL);
     if (f == NULL)
         return ERR_NO_MEMORY;
-    if (!sleep_find_all(f) || sleep_properties(&prop) != ERR_OK ||
+    if (!sleep_find_all(f) ||
         sleep_check(f->granularity(&s->granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
                     "asking for the granularity of memory") != ERR_OK ||
         s->granularity == 0 || SLEEP_PIECE_MIN % s->granularity != 0 ||
-        cuda_check(cudaMemGetInfo(&free_bytes, &total), "asking for free memory") != ERR_OK)
+        d->ops->free(d, &free_bytes, &total) != ERR_OK)
         goto out;
     total = rounded_up(total, SLEEP_PIECE_MAX);
     s->calls = f; /* for sleep_close(), when the second cannot be had */
@@ -153,15 +151,13 @@ static int piece_take(struct cuda *c, const struct sleep_region *r, struct sleep
 {
     const struct sleep_calls *f = c->sleep.calls;
     CUdeviceptr at = (CUdeviceptr)(uintptr_t)(r->base + p->at);
-    CUmemAllocationProp prop;
-    CUmemAccessDesc access = {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUmemAllocationProp prop = sleep_properties(c);
+    CUmemAccessDesc access = {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+                              .location = prop.location};
     CUmemGenericAllocationHandle handle = 0;
     int rc;
 
     must(!p->is_mapped);
-    if (sleep_properties(&prop) != ERR_OK)
-        return ERR_GPU;
-    access.location = prop.location;
     rc = sleep_taken(f->create(&handle, p->bytes, &prop, 0), "taking memory");
     if (rc != ERR_OK)
         return rc;
@@ -230,6 +226,7 @@ static void *region_alloc(struct device *d, struct sleep_region *r, size_t bytes
 {
     struct cuda *c = cuda_of(d);
     size_t at = rounded_up(r->used, ALIGN);
+    int before, rc;
 
     must(!c->sleep.is_asleep);
     if (bytes > r->cap - at || region_grow(c, r, at + bytes) != ERR_OK) {
@@ -239,9 +236,10 @@ static void *region_alloc(struct device *d, struct sleep_region *r, size_t bytes
     r->used = at + bytes;
     d->allocated_bytes += bytes;
     d->sleeping_bytes += bytes;
-    if (cuda_check(cudaMemsetAsync(r->base + at, 0, bytes, c->stream), "clearing memory") != ERR_OK)
-        return NULL;
-    return r->base + at;
+    before = cuda_enter(c);
+    rc = cuda_check(cudaMemsetAsync(r->base + at, 0, bytes, c->stream), "clearing memory");
+    cuda_leave(before);
+    return rc == ERR_OK ? r->base + at : NULL;
 }
 
 void *sleep_alloc_constant(struct device *d, size_t bytes)

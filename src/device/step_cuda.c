@@ -20,6 +20,7 @@
 
 #include <string.h>
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/must.h"
 
@@ -224,6 +225,36 @@ static int choose_bucket(const struct cuda *c, const struct device_batch *b)
     return i < CUDA_GRAPHS_MAX ? i : -1;
 }
 
+/* --- ranks ------------------------------------------------------------------------------ */
+
+static int mark_done(struct cuda *c)
+{
+    unsigned step = c->n_begun - 1;
+
+    c->slots[step % DEVICE_STEPS_MAX].is_marked = true;
+    return cuda_check(cudaEventRecord(c->marks[step % CUDA_MARKS].done, c->stream),
+                      "marking a step");
+}
+
+/* Ids that the step before samples are on rank 0's GPU: another rank's step waits for them. They
+ * are not overwritten before it has read them, because the next step that samples has sums to wait
+ * for after this step's first operation. */
+static int wait_for_ids(struct cuda *c, const struct device_batch *b)
+{
+    const struct cuda *first = peers_first(c);
+
+    if (cuda_samples(c))
+        return ERR_OK;
+    c->sampled = first->sampled;
+    for (int i = 0; i < b->tokens.n_tokens; i++) {
+        if (b->tokens.ids[i] < 0)
+            return cuda_check(
+                cudaStreamWaitEvent(c->stream, first->marks[(c->n_begun - 1) % CUDA_MARKS].done, 0),
+                "waiting for ids");
+    }
+    return ERR_OK;
+}
+
 /* --- a step ----------------------------------------------------------------------------- */
 
 /* Whether the step before had the same table: decodes change them once a page. */
@@ -264,6 +295,10 @@ int step_begin(struct device *d, const struct device_batch *b)
     int rc;
 
     must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX && a.bytes <= c->staging_bytes);
+    if (c->peers != NULL && FAULT_HIT(rank_lost))
+        peers_leave(d);
+    if ((rc = wait_for_ids(c, b)) != ERR_OK)
+        return rc;
     fill_rows(c, &a, b);
     d->step_tokens = t->n_tokens;
     d->step_rows = b->n_rows;
@@ -281,8 +316,9 @@ int step_begin(struct device *d, const struct device_batch *b)
         c->plan.n_decodes = d->step_rows;
         c->plan.n_tiles = 0;
     }
-    slot->n_rows = b->n_rows;
+    slot->n_rows = cuda_samples(c) ? b->n_rows : 0;
     slot->n_extras = 0;
+    slot->is_marked = false;
     c->is_short = n_pages * d->limits.page_tokens <= K_ATTN_SHORT;
     c->has_chunks = t->n_tokens != t->n_seqs;
     c->bucket = bucket;
@@ -322,6 +358,8 @@ static struct step_graph *graph_of(struct cuda *c)
 static void play(struct cuda *c, struct step_graph *g)
 {
     cuda_keep(c, cuda_check(cudaGraphLaunch(g->exec, c->stream), "playing a step"), "a step");
+    if (!cuda_samples(c))
+        cuda_keep(c, mark_done(c), "a step");
 }
 
 bool step_replay(struct device *d)
@@ -351,8 +389,11 @@ void step_launch(struct device *d)
     struct step_graph *g;
     int rc;
 
-    if (!c->is_recording)
+    if (!c->is_recording) {
+        if (!cuda_samples(c))
+            cuda_keep(c, mark_done(c), "a step");
         return;
+    }
     g = graph_of(c);
     c->is_recording = false;
     rc = cuda_check(cudaStreamEndCapture(c->stream, &graph), "recording a step");
@@ -485,10 +526,7 @@ void step_sample(struct device *d, float *logits)
         enqueue_chosen(c, logits, slot);
     cuda_keep(c, k_copy(slot->ids, c->sampled, (size_t)slot->n_rows * sizeof *slot->ids, c->stream),
               "sample");
-    cuda_keep(c,
-              cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].done, c->stream),
-                         "marking a step"),
-              "sample");
+    cuda_keep(c, mark_done(c), "sample");
 }
 
 /* The time in which the stream stood still before this step, copies of its arrays included. */
@@ -510,12 +548,16 @@ int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int
     struct step_slot *slot = &c->slots[step % DEVICE_STEPS_MAX];
 
     must(step != c->n_begun);
-    if (slot->n_rows == 0) /* nothing was sampled, so nothing marks its end */
+    if (!slot->is_marked) /* nothing was sampled, so nothing marks its end */
         cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "a step"), "a step");
     else
         cuda_keep(c, cuda_check(cudaEventSynchronize(c->marks[step % CUDA_MARKS].done), "a step"),
                   "a step");
     measure_gap(c, step);
+    if (peers_failed(c) && c->rc == ERR_OK) {
+        log_error("device: rank %d: another rank did not come to a sum", c->rank);
+        c->rc = ERR_GPU;
+    }
     if (c->rc != ERR_OK)
         return c->rc;
     if (slot->n_rows > 0)

@@ -445,6 +445,21 @@ static int load_weights(struct model *m, const struct model_options *o, const st
     return weights_load(ranks, &m->config, whole, &m->plan, &from);
 }
 
+/* All ranks run a step the same way, since their sums must meet. */
+static void fuse(struct model *m)
+{
+    int most = 0;
+
+    for (int i = 0; i < m->ranks.n; i++) {
+        struct rank *r = &m->ranks.at[i];
+
+        activations_fuse(&r->act, r->device, &m->plan, &r->weights);
+        most = i == 0 ? r->act.fused_max : least(most, r->act.fused_max);
+    }
+    for (int i = 0; i < m->ranks.n; i++)
+        m->ranks.at[i].act.fused_max = most;
+}
+
 static int load(struct model *m, const struct model_options *o, const struct plan *whole)
 {
     size_t before;
@@ -456,11 +471,7 @@ static int load(struct model *m, const struct model_options *o, const struct pla
     before = ranks_allocated_bytes(&m->ranks);
     if ((rc = alloc_work(m)) != ERR_OK)
         return rc;
-    for (int i = 0; i < m->ranks.n; i++) {
-        struct rank *r = &m->ranks.at[i];
-
-        activations_fuse(&r->act, r->device, &m->plan, &r->weights);
-    }
+    fuse(m);
     m->work_bytes = ranks_allocated_bytes(&m->ranks) - before;
     log_debug("model: work memory is allocated");
     if ((rc = choose_pages(m, o)) != ERR_OK)
@@ -651,7 +662,8 @@ static void place_extra(struct model *m, const struct batch *b, int i)
     }
 }
 
-/* A rank's part of a step. Rank 0 alone has rows: it computes the logits. */
+/* A rank's part of a step. Rank 0 computes the logits; the others get its rows because a step is
+ * laid out by them. */
 static int begin_rank(struct rank *r, void *model)
 {
     const struct model *m = model;
@@ -659,8 +671,6 @@ static int begin_rank(struct rank *r, void *model)
     int rc;
 
     r->batch = m->device_batch;
-    if (r->idx > 0)
-        r->batch.n_rows = 0;
     if ((rc = d->ops->begin(d, &r->batch)) != ERR_OK) {
         if (m->ranks.n > 1)
             d->ops->leave_ranks(d);

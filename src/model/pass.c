@@ -62,12 +62,19 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
                       const struct weights *w)
 {
-    a->fused_max = plan->fuses && plan->dim % 16 == 0 && plan->n_ranks == 1 ? PASS_FUSED_MAX : 0;
+    size_t n_all = d->limits.n_vocab > 0 ? 5 : 4; /* rank 0 alone has the head */
+
+    a->fused_max = plan->fuses && plan->dim % 16 == 0 ? PASS_FUSED_MAX : 0;
+    if (plan->n_ranks > 1 && d->ops->sum_residual == NULL)
+        a->fused_max = 0;
+    while (plan->n_ranks > 1 &&
+           (size_t)a->fused_max * (size_t)plan->dim * sizeof(k_bf16) > K_SUM_SMALL_BYTES)
+        a->fused_max--;
     for (int i = 0; i < plan->n_layers; i++) {
         const struct k_matrix *const all[] = {&w->layers[i].mixer_in, &w->layers[i].mixer_out,
                                               &w->layers[i].ffn_in, &w->layers[i].down, &w->head};
 
-        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) {
+        for (size_t k = 0; k < n_all; k++) {
             while (a->fused_max > 0 && !d->ops->few(d, all[k], a->fused_max))
                 a->fused_max--;
         }
@@ -106,18 +113,31 @@ static void fused_run(const struct pass *p, struct k_product product)
     p->d->ops->product(p->d, &product, p->n);
 }
 
+/* With ranks the product gives a part, which is summed and then treated likewise. */
 static void fused_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                       struct pass_next next)
 {
-    fused_run(p, (struct k_product){.kind = K_PRODUCT_RESIDUAL,
+    struct k_product product = {.kind = K_PRODUCT_RESIDUAL,
+                                .x = rows->data,
+                                .w = sum.w,
+                                .bias = sum.bias,
+                                .y_is_half = k_format_reads_half(&next.reader->format),
+                                .residual = p->a->x,
+                                .norm = next.norm->weight,
+                                .normed = p->a->normed.data,
+                                .sums_out = p->a->sums};
+
+    if (p->plan->n_ranks == 1 || sum.split != SPLIT_COLUMNS) {
+        fused_run(p, product);
+        return;
+    }
+    fused_run(p, (struct k_product){.kind = K_PRODUCT_PLAIN,
                                     .x = rows->data,
                                     .w = sum.w,
                                     .bias = sum.bias,
-                                    .y_is_half = k_format_reads_half(&next.reader->format),
-                                    .residual = p->a->x,
-                                    .norm = next.norm->weight,
-                                    .normed = p->a->normed.data,
-                                    .sums_out = p->a->sums});
+                                    .y = p->a->delta});
+    product.y = p->a->delta;
+    p->d->ops->sum_residual(p->d, &product, p->n);
 }
 
 /* --- in parts ----------------------------------------------------------------------------- */
@@ -295,11 +315,12 @@ void pass_finish(const struct pass *p, const struct device_rows *rows, struct pa
 
     if (p->fused) {
         fused_add(p, rows, sum, next);
-        fused_run(p, fused_of_normed(p, K_PRODUCT_FLOAT, a->logits, &p->w->head, NULL));
+        if (p->d->limits.n_vocab > 0)
+            fused_run(p, fused_of_normed(p, K_PRODUCT_FLOAT, a->logits, &p->w->head, NULL));
         return;
     }
     sum_up(p, rows, sum);
-    if (p->d->step_rows == 0)
+    if (p->d->step_rows == 0 || p->d->limits.n_vocab == 0)
         return;
     p->d->ops->gather_add(p->d, a->rows, a->x, a->delta, p->plan->by.residual);
     finish_rows(p);

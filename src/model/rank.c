@@ -20,8 +20,10 @@ static void *rank_main(void *arg)
     struct ranks *all = r->ranks;
     uint64_t n_seen = 0;
 
-    (void)pthread_mutex_lock(&all->lock); /* cannot fail: initialised, not held by us */
-    for (;;) {                            /* until ranks_close() */
+    if (r->device->ops->use != NULL)
+        (void)!r->device->ops->use(r->device); /* it was the thread's that opened it: cannot fail */
+    (void)pthread_mutex_lock(&all->lock);      /* cannot fail: initialised, not held by us */
+    for (;;) {                                 /* until ranks_close() */
         while (!all->stop && all->n_runs == n_seen)
             (void)pthread_cond_wait(&all->begins, &all->lock);
         if (all->stop)
@@ -111,7 +113,7 @@ int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
     for (int i = 0; i < n; i++) {
         r->at[i].idx = i;
         r->at[i].ranks = r;
-        rc = device_open(&r->at[i].device, device, threads_of_rank(n, cpu_threads));
+        rc = device_open(&r->at[i].device, device, i, threads_of_rank(n, cpu_threads));
         if (rc != ERR_OK)
             return rc;
         all[i] = r->at[i].device;

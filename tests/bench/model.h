@@ -17,12 +17,14 @@ static inline void bench_stop(const char *what)
     exit(1);
 }
 
-/* The folder is argv[1]; argv[at] and what follows may be [TABLE [DEVICE [QUANTIZATION]]]. Of o are
- * the sizes. */
+/* The folder is argv[1]; argv[at] and what follows may be [TABLE [DEVICE [QUANTIZATION]]]. The
+ * environment's RANKS is the number of GPUs. Of o are the sizes. */
 static inline struct model *bench_open(int argc, char **argv, int at, struct model_options o)
 {
+    const char *n_ranks = getenv("RANKS");
     struct model *m = NULL;
 
+    o.n_ranks = n_ranks == NULL ? 1 : (int)strtol(n_ranks, NULL, 10);
     o.dir = argv[1];
     o.dummy_weights = true;
     o.gemm_table = argc > at ? argv[at] : NULL;

@@ -20,7 +20,7 @@ static inline void gpu_open(void)
 {
     if (device_cuda_count() == 0)
         tap_skip_all("NO GPU: kernels are not tested");
-    if (device_cuda_open(&gpu) != ERR_OK) {
+    if (device_cuda_open(&gpu, 0) != ERR_OK) {
         printf("Bail out! the GPU does not open\n");
         exit(1);
     }

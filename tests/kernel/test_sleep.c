@@ -23,7 +23,7 @@ static _Noreturn void hog(int orders, int answers)
     size_t free_bytes = 0, total = 0;
     char byte = 'n';
 
-    if (read(orders, &byte, 1) != 1 || device_cuda_open(&d) != ERR_OK)
+    if (read(orders, &byte, 1) != 1 || device_cuda_open(&d, 0) != ERR_OK)
         _exit(1);
     (void)d->ops->free(d, &free_bytes, &total);
     byte = free_bytes > SPARE && d->ops->alloc(d, free_bytes - SPARE) != NULL ? 'y' : 'n';
@@ -65,7 +65,7 @@ int main(void)
         (void)!write(orders[1], "xx", 2);
         tap_skip_all("NO GPU: its sleep is not tested");
     }
-    if (device_cuda_open(&d) != ERR_OK) {
+    if (device_cuda_open(&d, 0) != ERR_OK) {
         printf("Bail out! the GPU does not open\n");
         return 1;
     }

@@ -171,8 +171,8 @@ int main(void)
     struct device *d = NULL;
 
     srand(tap_seed(1));
-    is_int(device_open(&d, "tpu", 0), ERR_INVALID, "an unknown device is refused");
-    is_int(device_open(&d, "cpu", 2), ERR_OK, "cpu opens");
+    is_int(device_open(&d, "tpu", 0, 0), ERR_INVALID, "an unknown device is refused");
+    is_int(device_open(&d, "cpu", 0, 2), ERR_OK, "cpu opens");
     check_matmul(d, 1, 3, 5);
     check_matmul(d, 5, 131, 60);
     check_matmul(d, 9, 60, 37);

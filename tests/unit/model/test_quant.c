@@ -344,7 +344,7 @@ static void test_everything(void)
     struct plan plan;
 
     if (hf_config_parse(&c, "config.json", text, strlen(text), NULL, 0) != ERR_OK ||
-        plan_make(&plan, &c) != ERR_OK || device_open(&d, "cpu", 1) != ERR_OK)
+        plan_make(&plan, &c) != ERR_OK || device_open(&d, "cpu", 0, 1) != ERR_OK)
         exit(1);
     c.quant.kind = &everything;
     c.quant.format = k_format_in_groups(K_E4M3, 1, GROUP);

@@ -205,7 +205,7 @@ int main(void)
     for (int k = 0; k < N_FILES; k++)
         write_file(k);
     write_index();
-    check(device_open(&to.d, kind == NULL ? "cpu" : kind, 1) == ERR_OK, "device");
+    check(device_open(&to.d, kind == NULL ? "cpu" : kind, 0, 1) == ERR_OK, "device");
     check(checkpoint_open(&files, dir) == ERR_OK, dir);
     for (int i = 0; i < N_TENSORS; i++) {
         char name[8];

@@ -139,7 +139,7 @@ static void check_ranks(const struct hf_config *c, const struct plan *whole, int
 
     for (int i = 0; i < n_ranks; i++) {
         ranks[i].weights = &w[i];
-        if (device_open(&ranks[i].device, "cpu", 1) != ERR_OK)
+        if (device_open(&ranks[i].device, "cpu", i, 1) != ERR_OK)
             exit(1);
         ops = *ranks[i].device->ops;
         ops.takes = takes_all;

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ranks of the cuda device: GPUs of one host that write into each other's memory.
+ *
+ * join makes every GPU's memory of cudaMalloc() accessible to every other one, and a board that all
+ * of them share. Each rank allocates an inbox, a staging area and flags when it reserves its
+ * memory, and puts their addresses on the board; the first sum copies all addresses into the struct
+ * that kernels take. By then all ranks have reserved, because the model does so with all of them
+ * before its first step.
+ *
+ * kernels/ranks.cu has the protocols. A kernel that waits for a peer polls two words of the board:
+ * whether a rank has left, and whether a sum was given up. Both make all sums end at once, and the
+ * steps with ERR_GPU. */
+#include "config.h"
+
+#include "device/parts_cuda.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+
+#define STAGE_BYTES_MAX ((size_t)32 << 20) /* larger rows are summed in pieces */
+
+/* Words that kernels poll: pinned memory, a cache line each. */
+struct board_words {
+    uint32_t left, unused[31];
+    uint32_t failed, unused_too[31];
+};
+
+struct peers {
+    int n;
+    struct cuda *all[K_RANKS_MAX];
+    void *inbox[K_RANKS_MAX], *stage[K_RANKS_MAX];
+    uint64_t *flags[K_RANKS_MAX];
+    size_t stage_bytes;        /* of half a staging area: the same on all ranks */
+    struct board_words *words; /* pinned */
+    atomic_int n_refs;
+};
+
+/* --- joining ------------------------------------------------------------------------------ */
+
+/* Let GPU `from` reach memory of GPU `to`. */
+static int open_way(const struct cuda *from, const struct cuda *to)
+{
+    int can = 0, before, rc = ERR_OK;
+    cudaError_t e;
+
+    if (from->ordinal == to->ordinal)
+        return ERR_OK;
+    if (cuda_check(cudaDeviceCanAccessPeer(&can, from->ordinal, to->ordinal),
+                   "asking for peer access") != ERR_OK)
+        return ERR_GPU;
+    if (!can) {
+        log_error("device: GPU %d cannot reach the memory of GPU %d (nvidia-smi topo -p2p r): "
+                  "tensor_parallel_size must be 1 on this machine",
+                  from->ordinal, to->ordinal);
+        return ERR_UNSUPPORTED;
+    }
+    before = cuda_enter(from);
+    e = cudaDeviceEnablePeerAccess(to->ordinal, 0);
+    if (e == cudaErrorPeerAccessAlreadyEnabled)
+        (void)cudaGetLastError(); /* another model of this process did it */
+    else
+        rc = cuda_check(e, "opening peer access");
+    cuda_leave(before);
+    return rc;
+}
+
+static int open_ways(struct device *const *all, int n)
+{
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j < n; j++) {
+            int rc = open_way(cuda_of(all[i]), cuda_of(all[j]));
+
+            if (rc != ERR_OK)
+                return rc;
+        }
+    }
+    return ERR_OK;
+}
+
+int peers_join(struct device *const *all, int n)
+{
+    struct peers *r;
+    int rc;
+
+    if (n > K_RANKS_MAX) {
+        log_error("device: %d ranks, the kernels take %d", n, K_RANKS_MAX);
+        return ERR_UNSUPPORTED;
+    }
+    if ((rc = open_ways(all, n)) != ERR_OK)
+        return rc;
+    if ((r = mem_zalloc(sizeof *r)) == NULL)
+        return ERR_NO_MEMORY;
+    if ((r->words = cuda_pinned(sizeof *r->words)) == NULL) {
+        mem_free(r);
+        return ERR_NO_MEMORY;
+    }
+    memset(r->words, 0, sizeof *r->words);
+    r->n = n;
+    atomic_store(&r->n_refs, n);
+    for (int i = 0; i < n; i++) {
+        struct cuda *c = cuda_of(all[i]);
+
+        must(c->peers == NULL);
+        r->all[i] = c;
+        c->rank = i;
+        c->peers = r;
+    }
+    return ERR_OK;
+}
+
+int peers_all(struct cuda *c, struct cuda **all)
+{
+    if (c->peers == NULL) {
+        all[0] = c;
+        return 1;
+    }
+    memcpy(all, c->peers->all, sizeof c->peers->all);
+    return c->peers->n;
+}
+
+struct cuda *peers_first(struct cuda *c)
+{
+    return c->peers == NULL ? c : c->peers->all[0];
+}
+
+void peers_leave(struct device *d)
+{
+    const struct cuda *c = cuda_of(d);
+
+    if (c->peers != NULL)
+        ((volatile struct board_words *)c->peers->words)->left = 1;
+}
+
+bool peers_failed(const struct cuda *c)
+{
+    const volatile struct board_words *words = c->peers == NULL ? NULL : c->peers->words;
+
+    return words != NULL && (words->failed != 0 || words->left != 0);
+}
+
+/* The board goes with the last rank. Ranks are closed one after the other. */
+void peers_close(struct cuda *c)
+{
+    struct peers *r = c->peers;
+
+    c->peers = NULL;
+    if (r == NULL || atomic_fetch_sub(&r->n_refs, 1) > 1)
+        return;
+    (void)cudaFreeHost(r->words);
+    mem_free(r);
+}
+
+/* --- sums --------------------------------------------------------------------------------- */
+
+int peers_reserve(struct cuda *c)
+{
+    const struct device_limits *lim = &c->base.limits;
+    struct peers *r = c->peers;
+    size_t bytes = (size_t)lim->n_tokens * (size_t)lim->dim * sizeof(k_bf16);
+
+    if (r == NULL)
+        return ERR_OK;
+    bytes = (bytes + 15) / 16 * 16;
+    c->links.stage_bytes = bytes < STAGE_BYTES_MAX ? bytes : STAGE_BYTES_MAX;
+    r->inbox[c->rank] = cuda_alloc(&c->base, K_SUM_INBOX_BYTES(r->n));
+    r->stage[c->rank] = cuda_alloc(&c->base, 2 * c->links.stage_bytes);
+    r->flags[c->rank] = cuda_alloc(&c->base, K_SUM_FLAGS * sizeof(uint64_t));
+    c->links.calls = cuda_alloc(&c->base, 2 * sizeof(uint64_t));
+    if (r->inbox[c->rank] == NULL || r->stage[c->rank] == NULL || r->flags[c->rank] == NULL ||
+        c->links.calls == NULL)
+        return ERR_NO_MEMORY;
+    /* A peer may write as soon as its own memory is there. */
+    return cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
+}
+
+static const struct k_links *links_of(struct cuda *c)
+{
+    const struct peers *r = c->peers;
+    struct k_links *l = &c->links;
+
+    must(r != NULL);
+    if (l->n > 0)
+        return l;
+    for (int i = 0; i < r->n; i++) {
+        must(r->inbox[i] != NULL && r->stage[i] != NULL && r->flags[i] != NULL);
+        l->inbox[i] = r->inbox[i];
+        l->stage[i] = r->stage[i];
+        l->flags[i] = r->flags[i];
+    }
+    l->rank = c->rank;
+    l->left = &r->words->left;
+    l->failed = &r->words->failed;
+    l->n = r->n;
+    return l;
+}
+
+void peers_sum(struct device *d, void *rows, int n, int width)
+{
+    struct cuda *c = cuda_of(d);
+
+    cuda_keep(c, k_sum_ranks(rows, (size_t)n * (size_t)width, links_of(c), c->stream),
+              "a sum of ranks");
+}
+
+void peers_sum_residual(struct device *d, const struct k_product *p, int n)
+{
+    struct cuda *c = cuda_of(d);
+
+    cuda_keep(c, k_sum_residual(p, n, links_of(c), c->stream), "a sum of ranks");
+}
