@@ -239,8 +239,8 @@ static void check_refused(const char *name, const char *folder, int n_ranks)
     model_close(m);
 }
 
-/* With 1, 2, 3 and 4 ranks, or as many as there are GPUs. fits: the numbers of ranks that divide the
- * model's heads and columns; the others are refused. */
+/* With 1, 2, 3 and 4 ranks, or as many as there are GPUs. fits: the numbers of ranks that divide
+ * the model's heads and columns; the others are refused. */
 static void check_ranks(const char *name, const char *folder, const char *path, const char *fits)
 {
     check_model(name, folder, path, 1);
