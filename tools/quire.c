@@ -11,10 +11,13 @@ int main(int argc, char **argv)
 {
     if (argc >= 2 && strcmp(argv[1], "bench") == 0)
         return quire_bench(argc - 1, argv + 1);
+    if (argc >= 2 && strcmp(argv[1], "plan") == 0)
+        return quire_plan(argc - 1, argv + 1);
     if (argc >= 2 && strcmp(argv[1], "top") == 0)
         return quire_top(argc - 1, argv + 1);
     fprintf(argc >= 2 && strcmp(argv[1], "--help") == 0 ? stdout : stderr,
             "usage: quire bench latency|throughput|kernel --model FOLDER [options]\n"
+            "       quire plan FOLDER [--card NAME] [--len TOKENS] [settings]\n"
             "       quire top [--engine-socket PATH] [--seconds N] [--once]\n"
             "       quire bench --help\n");
     return argc >= 2 && strcmp(argv[1], "--help") == 0 ? 0 : 2;

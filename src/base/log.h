@@ -9,7 +9,13 @@
 
 #include "base/err.h"
 
-enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
+enum log_level {
+    LOG_LEVEL_NONE = 0,
+    LOG_LEVEL_ERROR = 3,
+    LOG_LEVEL_WARN = 4,
+    LOG_LEVEL_INFO = 6,
+    LOG_LEVEL_DEBUG = 7
+};
 
 /* Lines above this level are dropped; LOG_LEVEL_INFO until set. Call before threads start. */
 void log_set_level(enum log_level level);

@@ -40,6 +40,8 @@ int device_open(struct device **out, const char *kind, int idx, int cpu_threads)
 #endif
         return device_cpu_open(out, cpu_threads);
     }
+    if (strncmp(kind, "card:", 5) == 0)
+        return device_card_open(out, kind + 5);
     log_error("device: \"%s\" is unknown; use auto, cuda or cpu", kind);
     return ERR_INVALID;
 }

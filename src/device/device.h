@@ -273,7 +273,8 @@ struct device {
 };
 
 /* Open "cpu", "cuda" or "auto" (cuda where there is a GPU, else cpu). idx: which GPU, from 0, of
- * those that CUDA_VISIBLE_DEVICES leaves. cpu_threads: 0 means one per core. ERR_INVALID for
+ * those that CUDA_VISIBLE_DEVICES leaves. "card:NAME" counts the memory that a GPU of this name
+ * (or of so many GiB) would give, and computes nothing (device_card.c). cpu_threads: 0 means one per core. ERR_INVALID for
  * another name, ERR_UNSUPPORTED for a kind that was not built in, ERR_GPU, ERR_NO_MEMORY; all
  * logged. */
 int device_open(struct device **out, const char *kind, int idx, int cpu_threads) ERR_CHECKED;
@@ -282,6 +283,7 @@ void device_close(struct device *d); /* NULL is fine */
 /* The kinds, for device_open(). */
 int device_cpu_open(struct device **out, int n_threads) ERR_CHECKED;
 int device_cuda_open(struct device **out, int idx) ERR_CHECKED;
+int device_card_open(struct device **out, const char *card) ERR_CHECKED;
 int device_cuda_count(void); /* usable GPUs; 0 when there is no driver */
 
 /* Whether the host could take so many bytes of a device that goes to sleep; logged when not. */

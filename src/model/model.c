@@ -294,21 +294,39 @@ static int alloc_work(struct model *m)
     return fill_turns(m);
 }
 
-/* Bytes that KV pages may take. */
-static int kv_budget(struct model *m, const struct model_options *o, size_t *out)
+/* What a rank's GPU has left for pages. */
+static int rank_budget(struct device *d, double utilization, size_t *out)
 {
     size_t free_bytes = 0, total_bytes = 0, used, allowed;
-    int rc;
+    int rc = d->ops->free(d, &free_bytes, &total_bytes);
+
+    if (rc != ERR_OK)
+        return rc;
+    used = total_bytes - free_bytes;
+    allowed = (size_t)((double)total_bytes * utilization);
+    *out = allowed > used ? allowed - used : 0;
+    return ERR_OK;
+}
+
+/* Bytes that the KV pages of all ranks may take. Every page has a part on each GPU, so the fullest
+ * GPU decides. */
+static int kv_budget(struct model *m, const struct model_options *o, size_t *out)
+{
+    size_t least_bytes = SIZE_MAX;
 
     if (!m->device->is_gpu) {
         *out = o->cpu_kv_bytes;
         return ERR_OK;
     }
-    if ((rc = m->device->ops->free(m->device, &free_bytes, &total_bytes)) != ERR_OK)
-        return rc;
-    used = total_bytes - free_bytes;
-    allowed = (size_t)((double)total_bytes * o->gpu_memory_utilization);
-    *out = allowed > used ? allowed - used : 0;
+    for (int i = 0; i < m->ranks.n; i++) {
+        size_t bytes;
+        int rc = rank_budget(m->ranks.at[i].device, o->gpu_memory_utilization, &bytes);
+
+        if (rc != ERR_OK)
+            return rc;
+        least_bytes = bytes < least_bytes ? bytes : least_bytes;
+    }
+    *out = least_bytes * (size_t)m->ranks.n;
     return ERR_OK;
 }
 
@@ -527,6 +545,8 @@ int model_open(struct model **out, const struct model_options *o)
         goto out;
     set_fingerprint(m);
     m->shape.device_bytes = ranks_allocated_bytes(&m->ranks);
+    m->shape.weight_bytes = weights_bytes(m);
+    m->shape.work_bytes = m->work_bytes;
     m->shape.sleeping_bytes = ranks_sleeping_bytes(&m->ranks);
     m->shape.constant_bytes = ranks_constant_bytes(&m->ranks);
     log_table(m, o->dir, start_us);
@@ -560,6 +580,11 @@ void model_close(struct model *m)
 const struct model_shape *model_shape(const struct model *m)
 {
     return &m->shape;
+}
+
+int model_pages_of(const struct model *m, int n_tokens)
+{
+    return cache_need(&m->cache, n_tokens);
 }
 
 /* --- steps ----------------------------------------------------------------------------- */

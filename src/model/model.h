@@ -45,6 +45,7 @@ struct model_shape {
     int max_num_batched_tokens;
     int page_tokens;
     size_t device_bytes;                   /* taken on the device, pages included */
+    size_t weight_bytes, work_bytes;       /* of all ranks; activations, tables, work areas */
     bool sleeps;                           /* it was asked for, and the device can */
     size_t sleeping_bytes, constant_bytes; /* of device_bytes: what goes in a sleep, and what the
                                             * host keeps of it */
@@ -71,6 +72,9 @@ int model_open(struct model **out, const struct model_options *options) ERR_CHEC
 void model_close(struct model *m); /* NULL is fine */
 
 const struct model_shape *model_shape(const struct model *m);
+
+/* KV pages that a sequence of n_tokens tokens needs, at least. */
+int model_pages_of(const struct model *m, int n_tokens);
 
 /* Give the device's memory back, and take it again with the weights in it, while the content of
  * pages is lost: sleep() and wake() of device/device.h, which says what the results mean. No step

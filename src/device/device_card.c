@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A card that is not there: counts the memory that a model takes on a GPU and computes nothing.
+ *
+ * `quire plan` opens a model on it, so that weights, pages and activations are what the engine
+ * itself would allocate: the same code asks for them. Work areas that the cuda device takes by
+ * itself are added up in card_reserve(), and what CUDA and its libraries keep is a constant that
+ * was measured. Pointers are numbers that are never read or written. */
+#include "config.h"
+
+#include "device/device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+
+#define CARD_KEPT_BYTES      ((size_t)1100 << 20) /* context, modules, cuBLASLt on an H200 */
+#define CARD_WORKSPACE_BYTES ((size_t)32 << 20)   /* of products, as in device_cuda.c */
+#define CARD_STAGE_BYTES     ((size_t)64 << 20)   /* of sums over ranks, as in peers_cuda.c */
+#define CARD_HISTORY_TOKENS  ((size_t)2 << 20)    /* as in step_cuda.c */
+#define CARD_ALIGN           ((size_t)512)
+#define CARD_MIB_MAX         (16 << 20)
+
+struct card {
+    struct device base; /* first */
+    size_t total_bytes;
+    size_t next; /* the pointer of the next allocation */
+    int n_ranks;
+};
+
+static const struct {
+    const char *name;
+    size_t mib; /* as the driver reports */
+} cards[] = {{"h200", 143771}, {"h100", 81559}, {"h100-nvl", 95830}, {"gh200", 97871}};
+
+static struct card *card_of(struct device *d)
+{
+    return (struct card *)d;
+}
+
+static void card_close(struct device *d)
+{
+    mem_free(card_of(d));
+}
+
+/* --- memory ---------------------------------------------------------------------------- */
+
+static int card_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
+{
+    size_t used = CARD_KEPT_BYTES + d->allocated_bytes;
+
+    *total_bytes = card_of(d)->total_bytes;
+    *free_bytes = used < *total_bytes ? *total_bytes - used : 0;
+    return ERR_OK;
+}
+
+static void *card_alloc(struct device *d, size_t bytes)
+{
+    struct card *c = card_of(d);
+    size_t at = c->next;
+
+    if (bytes > c->total_bytes || CARD_KEPT_BYTES + d->allocated_bytes + bytes > c->total_bytes)
+        return NULL;
+    c->next += (bytes + CARD_ALIGN - 1) / CARD_ALIGN * CARD_ALIGN + CARD_ALIGN;
+    d->allocated_bytes += bytes;
+    return (void *)(uintptr_t)at; /* never dereferenced */
+}
+
+static int card_copy(struct device *d, void *dst, const void *src, size_t bytes)
+{
+    (void)d, (void)dst, (void)src, (void)bytes;
+    return ERR_OK;
+}
+
+static int card_weights(struct device *d, void *dst, size_t at, const void *src,
+                        enum device_type type, size_t n)
+{
+    (void)d, (void)dst, (void)at, (void)src, (void)type, (void)n;
+    return ERR_OK;
+}
+
+static int card_fill_random(struct device *d, const struct k_matrix *m, float deviation,
+                            uint64_t seed)
+{
+    (void)d, (void)m, (void)deviation, (void)seed;
+    return ERR_OK;
+}
+
+/* --- choices that the cuda device would make --------------------------------------------- */
+
+static bool card_takes(struct device *d, const struct k_matrix *m)
+{
+    (void)d;
+    if (k_format_is_plain(&m->format))
+        return true;
+    return m->n_in % 16 == 0 && m->n_out % 16 == 0 &&
+           (k_format_is_by_row(&m->format, K_E4M3) ||
+            k_format_is_in_blocks(&m->format, K_E4M3, 128));
+}
+
+static void card_read_products(struct device *d, const char *path, bool expected)
+{
+    (void)d, (void)path, (void)expected;
+}
+
+static bool card_few(struct device *d, const struct k_matrix *w, int n)
+{
+    (void)d, (void)w, (void)n;
+    return false;
+}
+
+static int card_join_ranks(struct device *const *all, int n)
+{
+    for (int i = 0; i < n; i++)
+        card_of(all[i])->n_ranks = n;
+    return ERR_OK;
+}
+
+static void card_leave_ranks(struct device *d)
+{
+    (void)d;
+}
+
+/* The arrays of a step, tables of pages, what rows want beside an id, and areas for products and
+ * sums. */
+static int card_reserve(struct device *d, const struct device_limits *limits)
+{
+    const size_t tokens = (size_t)limits->n_tokens, seqs = (size_t)limits->n_seqs;
+    const size_t vocab = (size_t)limits->n_vocab, n_ranks = (size_t)card_of(d)->n_ranks;
+    size_t bytes = CARD_WORKSPACE_BYTES + CARD_HISTORY_TOKENS * sizeof(int32_t);
+
+    d->limits = *limits;
+    bytes += tokens * 5 * sizeof(int32_t) + seqs * sizeof(struct k_sample_row);
+    bytes += (size_t)limits->n_tables * seqs * (size_t)limits->pages_max * sizeof(int32_t);
+    bytes += seqs * (vocab / 8 + DEVICE_BIASES_MAX * sizeof(struct k_bias) +
+                     DEVICE_ASKED_MAX * sizeof(struct k_asked) + sizeof(struct k_logprob_row));
+    if (n_ranks > 1)
+        bytes += CARD_STAGE_BYTES + K_SUM_INBOX_BYTES(n_ranks);
+    return card_alloc(d, bytes) != NULL ? ERR_OK : ERR_NO_MEMORY;
+}
+
+static const struct device_ops card_ops = {
+    .close = card_close,
+    .free = card_free,
+    .alloc = card_alloc,
+    .alloc_constant = card_alloc,
+    .alloc_scratch = card_alloc,
+    .upload = card_copy,
+    .weights = card_weights,
+    .fill_random = card_fill_random,
+    .takes = card_takes,
+    .read_products = card_read_products,
+    .few = card_few,
+    .join_ranks = card_join_ranks,
+    .leave_ranks = card_leave_ranks,
+    .reserve = card_reserve,
+};
+
+/* --- opening --------------------------------------------------------------------------- */
+
+/* A card's memory in MiB: of a name, or a number of GiB. 0: neither. */
+static size_t card_mib(const char *card)
+{
+    char *end;
+    long gib;
+
+    for (size_t i = 0; i < sizeof cards / sizeof cards[0]; i++) {
+        if (strcmp(card, cards[i].name) == 0)
+            return cards[i].mib;
+    }
+    gib = strtol(card, &end, 10);
+    return *card != '\0' && *end == '\0' && gib > 0 && gib <= CARD_MIB_MAX / 1024
+               ? (size_t)gib * 1024
+               : 0;
+}
+
+int device_card_open(struct device **out, const char *card)
+{
+    size_t mib = card_mib(card);
+    struct card *c;
+
+    if (mib == 0) {
+        log_error(
+            "device: card \"%s\" is unknown; use h200, h100, h100-nvl, gh200, or its memory in "
+            "GiB",
+            card);
+        return ERR_INVALID;
+    }
+    if ((c = mem_zalloc(sizeof *c)) == NULL)
+        return ERR_NO_MEMORY;
+    c->base.ops = &card_ops;
+    c->base.elem_bytes = sizeof(k_bf16);
+    c->base.is_gpu = true;
+    c->base.rows_multiple = 256;
+    c->total_bytes = mib << 20;
+    c->next = CARD_ALIGN;
+    c->n_ranks = 1;
+    (void)snprintf(c->base.name, sizeof c->base.name, "a card of %zu MiB", mib);
+    *out = &c->base;
+    return ERR_OK;
+}

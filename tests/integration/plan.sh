@@ -1,0 +1,57 @@
+#!/bin/bash
+# Goal: quire plan foretells what an engine logs at its start. Method: its figures beside those that
+# engines logged on one and two H200s, within 3%; the demo model; wrong arguments.
+quire=${builddir:-.}/quire
+shapes=${srcdir:-.}/tests/bench
+n=0
+
+check() {
+    n=$((n + 1))
+    if [ "$1" = 0 ]; then echo "ok $n - $2"; else echo "not ok $n - $2"; fi
+}
+
+# near NAME WANTED-MiB GOT-GiB
+near() {
+    awk -v want="$2" -v got="$3" 'BEGIN {d = got * 1024 - want; exit !(d * d <= (0.03 * want + 52) ^ 2)}'
+    check $? "$1: $3 GiB, an engine logged $2 MiB"
+}
+
+# figures FOLDER GPUS FORMAT...: weights, work and KV of a row
+figures() {
+    local folder=$1 gpus=$2
+    shift 2
+    "$quire" plan "$shapes/$folder" --max-model-len 4096 --len 2048 |
+        sed -n "s/^$gpus  *$*  *//p" | awk '{print $1, $2, $3}'
+}
+
+read -r weights work kv <<<"$(figures llama-3.1-8b 1 'as the folder')"
+near "8B bf16, weights" 15317 "$weights"
+near "8B bf16, KV" 111640 "$kv"
+read -r weights work kv <<<"$(figures llama-3.3-70b 2 'as the folder')"
+near "70B bf16 on two, weights" 136577 "$weights"
+near "70B bf16 on two, work" 2986 "$work"
+read -r weights work kv <<<"$(figures llama-3.3-70b 2 'fp8, KV fp8')"
+near "70B FP8 on two, weights" 71328 "$weights"
+near "70B FP8 on two, work" 3217 "$work"
+"$quire" plan "$shapes/llama-3.1-8b" | awk '$2 == "as" {tokens[$1] = $(NF - 1)}
+    END {exit !(tokens[2] > 2 * tokens[1] && tokens[4] > 2 * tokens[2])}'
+check $? "twice the GPUs hold more than twice the tokens"
+out=$("$quire" plan "$shapes/llama-3.3-70b" --card h100)
+grep -q "^1 *as the folder *does not fit$" <<<"$out"
+check $? "70B in bf16 does not fit one H100"
+grep -q "^the smallest that works: 2 GPUs" <<<"$out"
+check $? "two are the smallest that works"
+out=$("$quire" plan "${srcdir:-.}/tests/golden/llama-scaled" --len 16)
+grep -q "^2 .*cannot be divided so$" <<<"$out"
+check $? "heads that two GPUs cannot share are told"
+"$quire" plan "$shapes/llama-3.1-8b" --card 24 | grep -q "^1 *as the folder *15.0 "
+check $? "a card by its memory"
+for args in "" "/nowhere" "$shapes/llama-3.1-8b --card x" "$shapes/llama-3.1-8b --len 0" \
+    "$shapes/llama-3.1-8b --len 200000" "$shapes/llama-3.1-8b --no-such-thing 1"; do
+    # shellcheck disable=SC2086 # words on purpose
+    "$quire" plan $args >/dev/null 2>&1
+    check $((! $?)) "refused: plan ${args//$shapes\//}"
+done
+"$quire" plan --help | grep -q -- --card
+check $? "the help names the options"
+echo "1..$n"

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * quire plan: which GPUs a model needs, without a GPU and without its weights.
+ *
+ *   quire plan FOLDER [--card NAME] [--len TOKENS] [settings]
+ *
+ * For each number of GPUs and each format the model is opened on cards that only count
+ * (src/device/device_card.c), with the engine's settings, so that the figures are those that an
+ * engine logs at its start. config.json is all that is read of the folder. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/settings.h"
+#include "device/device.h"
+#include "model/hf_config.h"
+#include "model/model.h"
+#include "tools/quire.h"
+
+#define GIB     (1.0 / 1073741824.0)
+#define LEN_MAX 16777216
+
+static const int plan_ranks[] = {1, 2, 4, 8};
+static const struct {
+    const char *name, *quantization, *kv;
+} plan_formats[] = {{"as the folder", "", "auto"}, {"fp8, KV fp8", "fp8", "fp8"}};
+
+struct plan_task {
+    const char *folder, *card;
+    int len; /* tokens of a sequence; 0: the model's longest */
+    struct settings settings;
+};
+
+static void plan_help(FILE *out)
+{
+    fprintf(out, "usage: quire plan FOLDER [--card NAME] [--len TOKENS] [settings]\n\n"
+                 "Print how many GPUs a model needs and how many sequences fit. FOLDER has a\n"
+                 "config.json; weights are not read.\n\n"
+                 "  --card NAME    h200 (default), h100, h100-nvl, gh200, or memory in GiB\n"
+                 "  --len TOKENS   length of the sequences that are counted; default: 8192, or\n"
+                 "                 the model's longest if that is shorter\n\n"
+                 "Settings are the engine's, such as --gpu-memory-utilization,\n"
+                 "--max-num-batched-tokens and --page-tokens (quire-engine --help).\n");
+}
+
+/* Take the command's own words out of argv; the others are settings. Returns how many are left, or
+ * -1 after an error. */
+static int plan_take_words(struct plan_task *t, int argc, char **argv)
+{
+    int left = 1;
+
+    for (int i = 1; i < argc; i++) {
+        bool has_value = strcmp(argv[i], "--card") == 0 || strcmp(argv[i], "--len") == 0;
+
+        if (has_value && i + 1 == argc) {
+            fprintf(stderr, "quire plan: %s wants a value\n", argv[i]);
+            return -1;
+        }
+        if (strcmp(argv[i], "--card") == 0) {
+            t->card = argv[++i];
+        } else if (strcmp(argv[i], "--len") == 0) {
+            char *end;
+            long len = strtol(argv[++i], &end, 10);
+
+            if (*end != '\0' || len < 1 || len > LEN_MAX) {
+                fprintf(stderr, "quire plan: --len \"%s\" must be 1 to %d tokens\n", argv[i],
+                        LEN_MAX);
+                return -1;
+            }
+            t->len = (int)len;
+        } else if (argv[i][0] != '-' && t->folder == NULL) {
+            t->folder = argv[i];
+        } else {
+            argv[left++] = argv[i];
+            if (argv[i][0] == '-' && strchr(argv[i], '=') == NULL && i + 1 < argc &&
+                argv[i + 1][0] != '-')
+                argv[left++] = argv[++i]; /* a setting's value */
+        }
+    }
+    return left;
+}
+
+/* Why a model does not open: the ranks do not divide it, or the memory is short. */
+static const char *plan_reason(int rc)
+{
+    return rc == ERR_NO_MEMORY ? "does not fit" : "cannot be divided so";
+}
+
+/* One row of the table; false when the model, or a sequence of t->len tokens, does not fit so. */
+static bool plan_row(const struct plan_task *t, int n_ranks, size_t format)
+{
+    char device[64];
+    const struct settings *s = &t->settings;
+    struct model_options o = {
+        .dir = t->folder,
+        .device = device,
+        .dummy_weights = true,
+        .quantization = plan_formats[format].quantization,
+        .kv_cache_dtype = plan_formats[format].kv,
+        .n_ranks = n_ranks,
+        .page_tokens = s->page_tokens,
+        .max_num_seqs = s->max_num_seqs,
+        .max_num_batched_tokens = s->max_num_batched_tokens,
+        .max_model_len = s->max_model_len,
+        .gpu_memory_utilization = s->gpu_memory_utilization,
+    };
+    const struct model_shape *shape;
+    struct model *m = NULL;
+    double bytes, tokens, per_token;
+    int rc, n_seqs;
+
+    (void)snprintf(device, sizeof device, "card:%s", t->card);
+    rc = model_open(&m, &o);
+    printf("%-5d %-14s ", n_ranks, plan_formats[format].name);
+    if (rc != ERR_OK) {
+        printf("%s\n", plan_reason(rc));
+        return false;
+    }
+    shape = model_shape(m);
+    n_seqs = shape->n_pages / model_pages_of(m, t->len);
+    bytes = (double)shape->page_bytes * shape->n_pages;
+    tokens = (double)shape->n_pages * shape->page_tokens;
+    per_token = (double)shape->page_bytes * model_pages_of(m, t->len) / t->len;
+    printf("%12.1f %11.1f %11.1f %13.1f %13.0f %12d\n", (double)shape->weight_bytes * GIB,
+           (double)shape->work_bytes * GIB, bytes * GIB, per_token / 1024.0, tokens, n_seqs);
+    model_close(m);
+    return n_seqs > 0;
+}
+
+static void plan_print(struct plan_task *t)
+{
+    int fewest = 0;
+    size_t format = 0;
+
+    printf("%-5s %-14s %12s %11s %11s %13s %13s %12s\n", "GPUs", "weights", "weights GiB",
+           "work GiB", "KV GiB", "KiB a token", "tokens in KV", "sequences");
+    for (size_t i = 0; i < sizeof plan_ranks / sizeof plan_ranks[0]; i++) {
+        for (size_t f = 0; f < sizeof plan_formats / sizeof plan_formats[0]; f++) {
+            if (plan_row(t, plan_ranks[i], f) && fewest == 0) {
+                fewest = plan_ranks[i];
+                format = f;
+            }
+        }
+    }
+    printf("\nweights, work and KV are sums over the GPUs; sequences have %d tokens each\n",
+           t->len);
+    if (fewest > 0)
+        printf("the smallest that works: %d GPU%s, weights %s\n", fewest, fewest > 1 ? "s" : "",
+               plan_formats[format].name);
+    else
+        printf("the model does not fit %d cards\n",
+               plan_ranks[sizeof plan_ranks / sizeof plan_ranks[0] - 1]);
+}
+
+int quire_plan(int argc, char **argv)
+{
+    struct plan_task *t = mem_zalloc(sizeof *t);
+    struct device *card = NULL;
+    struct hf_config c;
+    bool exit_now = false;
+    int left, rc = 2;
+
+    if (argc >= 2 && strcmp(argv[1], "--help") == 0) {
+        plan_help(stdout);
+        mem_free(t);
+        return 0;
+    }
+    if (t == NULL)
+        return 2;
+    t->card = "h200";
+    left = plan_take_words(t, argc, argv);
+    if (left < 0 || t->folder == NULL) {
+        if (left >= 0)
+            plan_help(stderr);
+        goto out;
+    }
+    if (settings_read(&t->settings, 'E', left, argv, &exit_now) != ERR_OK ||
+        hf_config_read(&c, t->folder) != ERR_OK || device_card_open(&card, t->card) != ERR_OK)
+        goto out;
+    if (t->len == 0)
+        t->len = c.len_max < 8192 ? c.len_max : 8192;
+    if (t->len > c.len_max) {
+        fprintf(stderr, "quire plan: --len %d is more than the model's %d tokens\n", t->len,
+                c.len_max);
+        goto out;
+    }
+    printf("%s: %s, %d layers, vocabulary %d; cards: %s, %.2f of their memory\n", t->folder,
+           c.arch->name, c.n_layers, c.n_vocab, t->card, t->settings.gpu_memory_utilization);
+    log_set_level(LOG_LEVEL_NONE); /* the rows say what does not fit */
+    plan_print(t);
+    rc = 0;
+out:
+    device_close(card);
+    settings_fini(&t->settings);
+    mem_free(t);
+    return rc;
+}
