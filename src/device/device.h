@@ -274,9 +274,9 @@ struct device {
 
 /* Open "cpu", "cuda" or "auto" (cuda where there is a GPU, else cpu). idx: which GPU, from 0, of
  * those that CUDA_VISIBLE_DEVICES leaves. "card:NAME" counts the memory that a GPU of this name
- * (or of so many GiB) would give, and computes nothing (device_card.c). cpu_threads: 0 means one per core. ERR_INVALID for
- * another name, ERR_UNSUPPORTED for a kind that was not built in, ERR_GPU, ERR_NO_MEMORY; all
- * logged. */
+ * (or of so many GiB) would give, and computes nothing (device_card.c). cpu_threads: 0 means one
+ * per core. ERR_INVALID for another name, ERR_UNSUPPORTED for a kind that was not built in,
+ * ERR_GPU, ERR_NO_MEMORY; all logged. */
 int device_open(struct device **out, const char *kind, int idx, int cpu_threads) ERR_CHECKED;
 void device_close(struct device *d); /* NULL is fine */
 
