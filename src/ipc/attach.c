@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sockets and descriptor passing. A descriptor that arrives with a message that is then refused
- * is closed: a peer must not be able to fill the table of the other. */
+ * The control socket and the passing of descriptors over it.
+ *
+ * Descriptors arrive with a message (SCM_RIGHTS) before its content can be checked. Every path that
+ * refuses a message closes them, because a peer could otherwise fill our descriptor table. */
 #include "ipc/attach.h"
 
 #include <errno.h>
@@ -19,9 +21,10 @@
 #include "base/log.h"
 
 #define ATTACH_BACKLOG     64
-#define ATTACH_MESSAGE_MAX 512 /* a first message of any build */
-#define ATTACH_WAKES_MAX   64  /* read in one go: a peer that floods must not hold us */
-#define ATTACH_SEALS       (F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW)
+#define ATTACH_MESSAGE_MAX 512 /* bytes; larger than the first message of any build */
+/* messages read per call: a peer that floods the socket must not occupy us */
+#define ATTACH_WAKES_MAX 64
+#define ATTACH_SEALS     (F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW)
 
 static int attach_address(struct sockaddr_un *a, const char *path)
 {
@@ -35,13 +38,16 @@ static int attach_address(struct sockaddr_un *a, const char *path)
     return ERR_OK;
 }
 
-/* Non-blocking, for connecting as well: a peer that hangs lets its queue fill, and a blocking
- * connect() would wait for it without end. */
+/* Non-blocking also for connect(): a hung peer lets its backlog fill, and a blocking connect()
+ * would then wait without end. */
 static int attach_socket(void)
 {
     return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
+/* Messages. attach_send() and attach_receive_any() carry one message and its descriptors, whatever
+ * they are; attach_receive() adds the rules for a first message. The unions give the control buffer
+ * the alignment of struct cmsghdr, which the CMSG macros require. */
 /* Send one message with up to ATTACH_FDS descriptors. */
 static int attach_send(int fd, const void *bytes, size_t len, const int *fds, int n_fds)
 {
@@ -53,7 +59,8 @@ static int attach_send(int fd, const void *bytes, size_t len, const int *fds, in
     struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
     ssize_t n;
 
-    memcpy(&iov.iov_base, &bytes, sizeof bytes); /* sendmsg() does not write to it */
+    memcpy(&iov.iov_base, &bytes, sizeof bytes); /* msghdr wants a pointer that is not const;
+                                                  * sendmsg() only reads */
     if (n_fds > 0) {
         struct cmsghdr *c;
 
@@ -73,9 +80,9 @@ static int attach_send(int fd, const void *bytes, size_t len, const int *fds, in
     return n == (ssize_t)len ? ERR_OK : ERR_CLIENT_GONE;
 }
 
-/* Receive one message of up to len bytes and ATTACH_FDS + 1 descriptors: as many as are in got,
- * which the caller owns; n_got is -1 when this process has none left for all that came. The
- * message's length, or an error. */
+/* Receive one message of up to len bytes and up to ATTACH_FDS + 1 descriptors. Returns the length
+ * of the message, or an error. The *n_got descriptors in got belong to the caller; *n_got is -1
+ * when descriptors were sent but this process had no free ones for them. */
 static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_got)
 {
     union {
@@ -83,7 +90,7 @@ static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_
         char bytes[CMSG_SPACE(sizeof(int) * (ATTACH_FDS + 1))];
     } control = {0};
     struct iovec iov = {.iov_base = bytes, .iov_len = len};
-    /* Not all of control: in its padding the kernel would put one descriptor more. */
+    /* Not sizeof control: the kernel would use its padding for one more descriptor. */
     struct msghdr m = {.msg_iov = &iov,
                        .msg_iovlen = 1,
                        .msg_control = control.bytes,
@@ -105,16 +112,19 @@ static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_
             memcpy(got, CMSG_DATA(c), sizeof(int) * (size_t)*n_got);
         }
     }
+    /* Something was cut off. Either the message is longer than any of ours, or carries more
+     * descriptors than we accept: corrupt. Or there was room, and the kernel could not give us
+     * descriptors: then our own table is full, and the peer has done nothing wrong. */
     if ((m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0)
         return (int)n;
-    lacks = (m.msg_flags & MSG_TRUNC) == 0 && *n_got <= ATTACH_FDS; /* there was room for more */
+    lacks = (m.msg_flags & MSG_TRUNC) == 0 && *n_got <= ATTACH_FDS; /* room was left in control */
     for (int i = 0; i < *n_got; i++)
         (void)close(got[i]);
     *n_got = lacks ? -1 : 0;
     return lacks ? (int)n : ERR_CORRUPT;
 }
 
-/* A first message of another build, of whatever length. */
+/* Is this the first message of another build? It may have any length. */
 static bool attach_is_foreign(const void *bytes, size_t len)
 {
     uint64_t begin[2]; /* magic, layout */
@@ -124,13 +134,15 @@ static bool attach_is_foreign(const void *bytes, size_t len)
     memcpy(begin, bytes, sizeof begin);
     if (begin[0] != WIRE_MAGIC || begin[1] == wire_layout())
         return false;
-    log_warn("attach: the other side's layout is %016llx, ours %016llx: these are different builds",
+    log_warn("attach: the peer's layout is %016llx, ours is %016llx: quire-engine and quire-front "
+             "are of different builds; install the same version of both",
              (unsigned long long)begin[1], (unsigned long long)wire_layout());
     return true;
 }
 
-/* Receive a first message of exactly len bytes and exactly n_fds descriptors. ERR_NOT_FOUND: an
- * error's welcome, which carries no descriptors; ERR_VERSION (logged). */
+/* Receive a first message of exactly len bytes and n_fds descriptors. ERR_NOT_FOUND: a welcome
+ * without descriptors, which carries an error; ERR_VERSION (logged); ERR_LIMIT: no free descriptors
+ * here. */
 static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
 {
     char message[ATTACH_MESSAGE_MAX];
@@ -160,6 +172,9 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
     return (size_t)n == len && n_got == 0 ? ERR_NOT_FOUND : ERR_CORRUPT;
 }
 
+/* Listening. A socket file outlives its process, so the engine must decide whether the file at its
+ * path is in use. connect() decides it: only a refused connection proves that no process
+ * listens. */
 int attach_clear(const char *path)
 {
     struct sockaddr_un a;
@@ -170,20 +185,20 @@ int attach_clear(const char *path)
     if (rc != ERR_OK || lstat(path, &st) == -1)
         return rc;
     if (!S_ISSOCK(st.st_mode)) {
-        log_error("attach: %s is no socket; it is left alone", path);
+        log_error("attach: %s exists and is not a socket; remove it, or choose another path", path);
         return ERR_INVALID;
     }
     probe = attach_socket();
     error = probe == -1 || connect(probe, (struct sockaddr *)&a, sizeof a) == 0 ? 0 : errno;
     if (probe != -1)
         (void)close(probe);
-    /* A full queue is EAGAIN; one of another type, as a front's is to an engine, EPROTOTYPE. */
+    /* EAGAIN: its backlog is full. EPROTOTYPE: a socket of another type, such as a front's. */
     if (error == 0 || error == EAGAIN || error == EPROTOTYPE) {
-        log_error("attach: another process serves %s; stop it, or choose another path", path);
+        log_error("attach: another process listens on %s; stop it, or choose another path", path);
         return ERR_IN_USE;
     }
     if (error == ECONNREFUSED)
-        (void)unlink(path); /* a dead process's */
+        (void)unlink(path); /* its process is dead */
     return ERR_OK;
 }
 
@@ -228,6 +243,7 @@ int attach_accept(struct listener *listener, int *fd, pid_t *pid, uid_t *uid)
     return ERR_OK;
 }
 
+/* The engine's end: hello, welcome, uploads. */
 int attach_read_hello(int fd, enum wire_visitor *visitor)
 {
     struct wire_hello h;
@@ -261,11 +277,12 @@ int attach_read_upload(int fd, struct wire_upload *upload, int *uploaded)
         if (n != 1 || n_got != 0)
             return ERR_CORRUPT;
     }
-    return 0; /* the rest is taken next time */
+    return 0; /* the rest is read next time */
 }
 
 int attach_map_upload(const struct wire_upload *upload, int uploaded, const void **bytes)
 {
+    /* The seals guarantee that the front can neither change nor shrink the memory that we map. */
     int seals = fcntl(uploaded, F_GET_SEALS);
     void *p = MAP_FAILED;
     struct stat st;
@@ -288,6 +305,8 @@ int attach_refuse_upload(int uploaded)
     return ERR_CORRUPT;
 }
 
+/* The front's end. An upload is written once into a sealed memfd and can be sent to several engines
+ * in turn. */
 int attach_seal(const void *bytes, size_t len, int *sealed)
 {
     int fd = memfd_create("quire-upload", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -306,7 +325,8 @@ int attach_seal(const void *bytes, size_t len, int *sealed)
         *sealed = fd;
         return ERR_OK;
     }
-    log_error("attach: cannot keep %zu bytes for the engine: %s", len, strerror(errno));
+    log_error("attach: cannot put %zu bytes into shared memory for the engine: %s", len,
+              strerror(errno));
     if (fd != -1)
         (void)close(fd);
     return ERR_NO_MEMORY;
@@ -324,8 +344,9 @@ int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds)
     return attach_send(fd, w, sizeof *w, fds, fds == NULL ? 0 : ATTACH_FDS);
 }
 
-/* Has this process descriptors for the socket s and for what the welcome brings? Asked before the
- * peer is, which would make a lane for nothing. Other threads may take them meanwhile. */
+/* Has this process free descriptors for the socket s and for those of the welcome? Checked before
+ * the hello, because otherwise the engine would make a lane in vain. Only a hint: other threads may
+ * take the descriptors in the meantime. */
 static bool attach_has_room(int s)
 {
     int spare[ATTACH_FDS];
@@ -338,6 +359,8 @@ static bool attach_has_room(int s)
     return s != -1 && n == ATTACH_FDS;
 }
 
+/* The common part of attach_connect() and attach_observe(). A welcome without descriptors carries
+ * an error; any other end of the conversation means that there is no engine to talk to. */
 static int attach_visit(const char *path, enum wire_visitor visitor, int timeout_ms, int *fd,
                         struct wire_welcome *w, int *fds)
 {

@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The table of sampling parameters, generated from kernels/sampling.def: a further parameter is one
+ * line there. Members are reached by offset, with memcpy(), because a request's bytes may hold any
+ * pattern. */
 #include "ipc/sampling.h"
 
 #include <string.h>
