@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The growable buffer and the JSON escaper. The escaper copies runs that need no escape whole:
- * nearly all of a model's output is such a run. */
+ * The growable buffer and the JSON escaper.
+ *
+ * The buffer doubles its memory, so that n appended bytes cost O(n) copies. One byte is always kept
+ * for a NUL, so that the content can be passed to C functions at any time. */
 #include "base/buf.h"
 
 #include <stdarg.h>
@@ -86,6 +88,7 @@ void buf_printf(struct buf *b, const char *format, ...)
     b->len += (size_t)len;
 }
 
+/* The two-character escapes of RFC 8259, and \u00XX for the other control characters. */
 static void buf_add_json_escape(struct buf *b, unsigned char c)
 {
     switch (c) {
@@ -100,6 +103,9 @@ static void buf_add_json_escape(struct buf *b, unsigned char c)
     }
 }
 
+/* Runs that need no escape are appended as a whole, because nearly all output of a model is such a
+ * run. text[from .. i) is the run read so far; a character that must be replaced ends it. Invalid
+ * bytes become U+FFFD one by one, as in Python's errors="replace". */
 void buf_add_json_text(struct buf *b, const char *text, size_t len)
 {
     size_t from = 0;

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Clocks. clock_gettime() of these clocks is served from memory without a system call on Linux
+ * (CLOCK_THREAD_CPUTIME_ID excepted), so the loop can afford it several times per step. */
 #include "base/clock.h"
 
 #include <errno.h>
@@ -16,7 +19,7 @@ uint64_t clock_cpu_us(void)
 {
     struct timespec used;
 
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used); /* cannot fail for one's own */
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used); /* cannot fail for the calling thread */
     return (uint64_t)used.tv_sec * 1000000u + (uint64_t)used.tv_nsec / 1000u;
 }
 
@@ -33,11 +36,14 @@ int64_t clock_unix_s(void)
     return (int64_t)time(NULL);
 }
 
+/* Stamps are stored on disk and in shared memory for years, so the ends of the range saturate. */
 uint32_t clock_stamp_s(void)
 {
-    int64_t s = clock_unix_s();
+    int64_t now_s = clock_unix_s();
 
-    return s < 1 ? 1 : s > UINT32_MAX ? UINT32_MAX : (uint32_t)s;
+    if (now_s < 1)
+        return 1;
+    return now_s > UINT32_MAX ? UINT32_MAX : (uint32_t)now_s;
 }
 
 void clock_sleep_us(uint64_t us)
@@ -46,5 +52,5 @@ void clock_sleep_us(uint64_t us)
                             .tv_nsec = (long)(us % 1000000u) * 1000};
 
     while (nanosleep(&left, &left) == -1 && errno == EINTR)
-        continue; /* the rest of the time is in left */
+        continue; /* left is the remaining time */
 }

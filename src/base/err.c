@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table behind err.h, made from err.def. */
+ * The table of errors, generated from err.def. Rows are found by a linear search: there are some
+ * thirty of them, and only failing requests look. */
 #include "base/err.h"
 
 #include <stddef.h>
@@ -21,6 +22,7 @@ static const struct err_row err_rows[] = {
 #undef ERR
 };
 
+/* Also the place where an unknown number becomes ERR_INTERNAL. */
 static const struct err_row *err_row(int err)
 {
     for (size_t i = 0; i < sizeof err_rows / sizeof err_rows[0]; i++) {

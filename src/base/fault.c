@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The counters behind fault.h. Atomic, because the store's thread and the loop pass points of
- * the same table. */
+ * The counters of fault points. They are atomic, because several threads pass the points of one
+ * table: the engine's loop, the store's I/O threads, the readers of a front. */
 #include "base/fault.h"
 
 #include <stdatomic.h>
@@ -26,6 +26,9 @@ static struct fault_point fault_points[FAULT_COUNT] = {
 #undef FAULT
 };
 
+/* Arming. QUIRE_FAULT is a list such as "store_write:3,lane_create:1+": from the third pass on one
+ * write of the store fails, and no lane can be made at all. Tests link this file and call
+ * fault_arm() instead. */
 void fault_arm(enum fault f, int n, bool forever)
 {
     fault_points[f].forever = forever;
@@ -49,7 +52,8 @@ static void fault_arm_text(const char *text)
             }
         }
     }
-    log_warn("fault: \"%s\" is no fault point", text);
+    log_warn("fault: QUIRE_FAULT: \"%s\" is ignored: it is not name:n or name:n+ of a fault point",
+             text);
 }
 
 void fault_init(void)
@@ -70,6 +74,7 @@ bool fault_hit(enum fault f)
     struct fault_point *p = &fault_points[f];
     int left = atomic_load(&p->passes_left);
 
+    /* Several threads may pass the point at once; exactly one of them takes the last pass. */
     while (left > 1) {
         if (atomic_compare_exchange_weak(&p->passes_left, &left, left - 1))
             return false;

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * OpenSSL's SHA-256 (it picks the CPU's instructions) and xxHash's XXH3. A digest that cannot
- * be computed would be a name without meaning, so failure is a must(). */
+ * SHA-256 by OpenSSL, which picks the CPU's instructions, and XXH3 by xxHash.
+ *
+ * Pages are named by SHA-256. Without a digest there would be no name, and the process could not go
+ * on, so a failing digest is a must(). */
 #include "base/hash.h"
 
 #include <openssl/evp.h>
-#define XXH_STATIC_LINKING_ONLY /* the state's size, to give it a place of our own */
+#define XXH_STATIC_LINKING_ONLY /* for the size of the state */
 #include <xxhash.h>
 
 #include "base/must.h"
 
-/* Fetching an algorithm costs more than a short digest, so each thread keeps its context. */
+/* Fetching an algorithm costs more than a short digest, so each thread keeps its context and
+ * algorithm until hash_end_thread(). */
 static _Thread_local EVP_MD_CTX *hash_ctx;
 static _Thread_local EVP_MD *hash_md;
 
@@ -46,6 +49,7 @@ uint64_t hash_xxh3(const void *bytes, size_t len)
     return XXH3_64bits(bytes, len);
 }
 
+/* struct hash_xxh3 is opaque memory for xxHash's state, so that no other file includes xxhash.h. */
 _Static_assert(sizeof(XXH3_state_t) == sizeof(struct hash_xxh3), "room for the state");
 
 void hash_xxh3_begin(struct hash_xxh3 *h)

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reading hexadecimal digits. The C library's strtol() accepts signs, spaces and "0x", which
+ * neither JSON escapes nor URLs allow; these functions accept digits alone. */
 #include "base/hex.h"
 
 int hex_digit(int c)

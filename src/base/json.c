@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * JSON by cJSON, between a strict scan and a conversion that take its traps away.
+ * JSON by cJSON, between a strict scan and a conversion that remove its traps.
  *
- * 1. scan: RFC 8259, UTF-8, depth; refuses all that cJSON lets through or cuts silently, and
- *    notes where each number stands.
- * 2. cJSON reads a copy in which every number is a 0, so that its double (and its limit of 63
- *    digits) never matters, and every \u0000 is the six bytes NUL_MARK, because cJSON's strings
- *    end at a NUL. Their values are no UTF-8, which the scan has checked, so that no other text
- *    holds them.
- * 3. convert: cJSON's tree, walked in document order beside the list of numbers, becomes ours;
- *    marks become NULs again.
+ * 1. Scan: checks RFC 8259, UTF-8 and the depth, because cJSON accepts more than that, and cuts
+ *    texts at NULs. It also notes the place of each number.
+ * 2. cJSON reads a copy in which every number is a 0, so that cJSON's double (and its limit of 63
+ *    digits) never matters, and in which every \u0000 is the six bytes NUL_MARK, because its
+ *    strings end at a NUL. Those bytes are not UTF-8, so no other text can contain them.
+ * 3. Conversion: walks cJSON's tree in document order beside the list of numbers, makes our tree,
+ *    and turns the marks into NULs again.
  *
- * Both recursions go no deeper than JSON_DEPTH_MAX, which the scan has checked. */
+ *   text     {"n": 1.50, "s": "a\u0000b"}
+ *   cJSON    {"n": 0   , "s": "a??????b"}     ?: a byte of NUL_MARK
+ *   tree     n: JSON_REAL "1.50", s: 3 bytes
+ *
+ * Both recursions (cJSON's and convert_node()'s) are bounded by JSON_DEPTH_MAX, which the scan has
+ * checked. */
 #include "base/json.h"
 
 #include <cJSON.h>
@@ -26,7 +30,7 @@
 #include "base/must.h"
 #include "base/utf8.h"
 
-#define INDEX_FROM   9 /* members; below, comparing one by one is as fast */
+#define INDEX_FROM   9 /* with fewer members comparing one by one is as fast */
 
 #define NUL_ESCAPE   "\\u0000"
 #define NUL_MARK     "\xff\xfe\xfe\xfe\xfe\xfe" /* as long as the escape */
@@ -41,17 +45,21 @@ struct scan {
     const char *text;
     size_t len;
     size_t at;
-    const char *reason; /* NULL while all is well */
+    const char *reason; /* NULL while no error was found */
     int rc;
     struct number_place *numbers;
     size_t n_numbers;
     size_t numbers_cap;
-    size_t numbers_bytes; /* their lengths and a NUL each */
-    size_t n_nuls;        /* escapes \u0000 */
+    size_t numbers_bytes; /* lengths of all numbers, with a NUL each */
+    size_t n_nuls;        /* number of \u0000 escapes */
     size_t n_values;
-    size_t values_max; /* for whose trees there is room */
+    size_t values_max; /* number of values whose trees fit the arena's limit */
 };
 
+/* --- scan --------------------------------------------------------------------------------------
+ *
+ * Each scan function checks one construct at s->at and moves past it. False: scan_fail() has noted
+ * the first error, and s->at is its place. */
 static bool scan_fail(struct scan *s, int rc, const char *reason)
 {
     if (s->reason == NULL) {
@@ -73,13 +81,14 @@ static void scan_space(struct scan *s)
         s->at++;
 }
 
-/* Four hexadecimal digits at `at`; -1 when they are not there. */
+/* Four hexadecimal digits at `at`; -1 when there are fewer. */
 static int scan_hex4(const struct scan *s, size_t at)
 {
     return at > s->len ? -1 : (int)hex_number(s->text + at, s->len - at, 4);
 }
 
-/* After "\u". */
+/* After "\u": four digits. A high surrogate must be followed by the escape of a low one; together
+ * they are one character above U+FFFF, as in "\ud83d\ude00". */
 static bool scan_unicode_escape(struct scan *s)
 {
     int high = scan_hex4(s, s->at);
@@ -169,6 +178,7 @@ static bool scan_note_number(struct scan *s, size_t from)
     return true;
 }
 
+/* number = [ "-" ] ( "0" | digits ) [ "." digits ] [ ( "e" | "E" ) [ "+" | "-" ] digits ] */
 static bool scan_number(struct scan *s)
 {
     size_t from = s->at;
@@ -206,7 +216,7 @@ static bool scan_word(struct scan *s, const char *word)
     return true;
 }
 
-/* A value that holds no others. */
+/* A string, number, true, false or null. */
 static bool scan_scalar(struct scan *s)
 {
     switch (scan_peek(s)) {
@@ -222,6 +232,8 @@ static bool scan_scalar(struct scan *s)
     return scan_number(s);
 }
 
+/* A member's name and its ':'. NULs in names are refused: names are compared as C strings all over
+ * the program, and "a\u0000b" must not pass for "a". */
 static bool scan_name(struct scan *s)
 {
     size_t n_nuls = s->n_nuls;
@@ -240,8 +252,8 @@ static bool scan_name(struct scan *s)
     return true;
 }
 
-/* After a value: close what ends here, up to the next value's start. True with *done when the
- * outermost value is complete. */
+/* After a value: consume its ',' or the ends of lists and objects that it completes, up to the
+ * start of the next value. Sets *done when the outermost value is complete. */
 static bool scan_after(struct scan *s, const char *open, int *depth, bool *done)
 {
     while (*depth > 0) {
@@ -264,7 +276,7 @@ static bool scan_after(struct scan *s, const char *open, int *depth, bool *done)
     return true;
 }
 
-/* At '{' or '['. *empty when it closes at once. */
+/* At '{' or '[': push it. *empty is true when it closes at once. */
 static bool scan_open(struct scan *s, char *open, int *depth, bool *empty)
 {
     char c = s->text[s->at];
@@ -282,6 +294,9 @@ static bool scan_open(struct scan *s, char *open, int *depth, bool *empty)
     return c == '[' || scan_name(s);
 }
 
+/* The scan is a loop with a stack of open brackets in place of recursion: `open` holds a '{' or '['
+ * per level. `whole` is false after a bracket that opened a level, because the next token is then
+ * its first member and not something that follows a value. */
 static bool scan_all(struct scan *s)
 {
     char open[JSON_DEPTH_MAX];
@@ -309,6 +324,7 @@ static bool scan_all(struct scan *s)
     return true;
 }
 
+/* Make "line 3, column 14: ..." for the client. Columns count bytes. */
 static void scan_explain(const struct scan *s, char *why, size_t why_cap)
 {
     size_t line = 1;
@@ -327,8 +343,11 @@ static void scan_explain(const struct scan *s, char *why, size_t why_cap)
     (void)snprintf(why, why_cap, "line %zu, column %zu: %s", line, column, s->reason);
 }
 
-/* --- conversion --------------------------------------------------------------------------------*/
-
+/* --- conversion --------------------------------------------------------------------------------
+ *
+ * The tree lies in the caller's arena. Members of one list or object are one array. Large objects
+ * also get a hash index: index[0] is its mask, index[1 ..] are slots, each 0 or 1 + the number of a
+ * member; collisions go to the next slot. It is at most half full. */
 struct convert {
     struct arena *arena;
     const struct scan *scan;
@@ -336,6 +355,7 @@ struct convert {
     char *numbers; /* room for the numbers' texts */
 };
 
+/* The slot of a name, or the free slot where it belongs. */
 static uint32_t *index_slot(uint32_t *index, const struct json *items, const char *key, size_t len)
 {
     uint32_t mask = index[0];
@@ -364,6 +384,8 @@ static uint32_t *index_new(struct arena *arena, uint32_t n)
     return index;
 }
 
+/* The kind follows from the spelling: 1 is JSON_INT, 1.0 and 1e0 are JSON_REAL. Whole numbers that
+ * fit neither int64_t nor uint64_t become JSON_REAL; their text remains exact. */
 static void convert_number(struct convert *c, struct json *node)
 {
     const struct number_place *place = &c->scan->numbers[c->next_number++];
@@ -394,7 +416,7 @@ static void convert_number(struct convert *c, struct json *node)
     node->real = strtod(text, NULL);
 }
 
-/* Marks become the NULs that they stand for; returns the length. */
+/* Replace each mark by a NUL; returns the shorter length. */
 static size_t nuls_restored(char *text, size_t n)
 {
     size_t len = 0;
@@ -425,7 +447,8 @@ static int convert_text(const struct convert *c, const char *from, struct json *
 
 static int convert_node(struct convert *c, const cJSON *from, struct json *node);
 
-/* Where a member goes: its own place, or that of an earlier one of the same name. */
+/* The place for a member: a further one, or that of an earlier member with this name, because the
+ * last value counts. */
 static struct json *member_place(struct json *items, uint32_t *n, uint32_t *index, const char *key,
                                  size_t key_len)
 {
@@ -444,6 +467,7 @@ static struct json *member_place(struct json *items, uint32_t *n, uint32_t *inde
     return &items[(*n)++];
 }
 
+/* cJSON's lists are linked; count them first, so that the array is allocated once. */
 static int convert_members(struct convert *c, const cJSON *from, struct json *node)
 {
     uint32_t n = 0;
@@ -489,6 +513,8 @@ static int convert_members(struct convert *c, const cJSON *from, struct json *no
     return ERR_OK;
 }
 
+/* A cJSON node of any kind becomes one of ours. Only valid text comes here, so an unknown kind is a
+ * bug of cJSON or of this file. */
 static int convert_node(struct convert *c, const cJSON *from, struct json *node)
 {
     switch (from->type & 0xff) {
@@ -511,7 +537,9 @@ static int convert_node(struct convert *c, const cJSON *from, struct json *node)
     return ERR_INTERNAL;
 }
 
-/* A backslash stands in strings only, and begins an escape; texts have been scanned. */
+/* Replace each \u0000 by NUL_MARK, which has the same length. In text that was scanned, a
+ * backslash occurs only in strings and always begins an escape, so two bytes are skipped per
+ * escape. */
 static void mark_nuls(char *text, size_t len)
 {
     char *at = memchr(text, '\\', len);
@@ -528,7 +556,7 @@ static void mark_nuls(char *text, size_t len)
     }
 }
 
-/* The text with every number blanked to a 0 and every NUL marked. */
+/* A copy of the text with every number overwritten by 0 and spaces, and every \u0000 marked. */
 static char *blanked(const struct scan *s)
 {
     char *copy = mem_alloc(s->len + 1);
@@ -560,7 +588,7 @@ static int parse_scanned(const struct json **out, struct arena *arena, const str
         goto out;
     tree = cJSON_ParseWithLengthOpts(copy, s->len + 1, NULL, 1);
     if (tree == NULL)
-        goto out; /* what the scan lets pass, cJSON refuses for want of memory only */
+        goto out; /* the scan accepted the text, so cJSON lacks memory */
     rc = convert_node(&c, tree, root);
     if (rc == ERR_OK)
         *out = root;
@@ -570,13 +598,15 @@ out:
     return rc;
 }
 
+/* Errors of the scan are the client's; errors after it are out-of-memory. */
 int json_parse(const struct json **out, struct arena *arena, const char *text, size_t len,
                char *why, size_t why_cap)
 {
     struct scan s = {.text = text, .len = len, .values_max = SIZE_MAX};
     int rc;
 
-    /* cJSON knows no limit, so what its tree and ours will take is reckoned before. */
+    /* cJSON's allocator has no limit, so the number of values is bounded in advance, by the memory
+     * that its tree and ours take per value. */
     if (arena->limit_bytes != 0)
         s.values_max =
             (arena->limit_bytes - arena->used_bytes) / (sizeof(struct json) + sizeof(cJSON));
@@ -599,8 +629,10 @@ int json_parse(const struct json **out, struct arena *arena, const char *text, s
     return s.rc;
 }
 
-/* --- reading -----------------------------------------------------------------------------------*/
-
+/* --- reading -----------------------------------------------------------------------------------
+ *
+ * Lookups take NULL for the object, so that calls can be nested: json_get(json_get(body, "a"),
+ * "b"). */
 const struct json *json_get_n(const struct json *obj, const char *name, size_t name_len)
 {
     const uint32_t *index;
@@ -700,8 +732,10 @@ const char *json_kind_name(enum json_kind kind)
     return "value";
 }
 
-/* --- making ------------------------------------------------------------------------------------*/
-
+/* --- making ------------------------------------------------------------------------------------
+ *
+ * Items live in the arena, which cannot grow an allocation; so the array doubles into a further
+ * allocation, and the old one is wasted until the arena ends. */
 void json_put(struct json_made *m, const char *key, const struct json *value)
 {
     if (m->n == m->cap && !m->failed) {
@@ -754,9 +788,10 @@ void json_put_made(struct json_made *m, const char *key, enum json_kind kind,
     json_put(m, key, &node);
 }
 
-/* --- writing -----------------------------------------------------------------------------------*/
-
-/* The fewest digits that read back as the value: "d.ddde[+-]xx". */
+/* Write the fewest digits that read back as the same double, in the form d.ddde+xx or d.ddde-xx. At
+ * most 17 digits are ever needed. */
+/* --- writing
+ * ----------------------------------------------------------------------------------- */
 static void shortest_digits(double value, char *out, size_t cap)
 {
     int precision;
@@ -768,6 +803,8 @@ static void shortest_digits(double value, char *out, size_t cap)
     }
 }
 
+/* As Python's repr(): an exponent below -4 or from 16 on is written as 1.5e+16, all others as plain
+ * digits with a point: 0.00015, 15.0. */
 void json_write_real(struct buf *out, double value)
 {
     char text[40];
@@ -826,7 +863,7 @@ static void write_number(struct buf *out, const struct json *node, enum json_sty
     }
 }
 
-/* Depth is that of the tree, JSON_DEPTH_MAX at most. */
+/* Recursive; the depth of a tree is at most JSON_DEPTH_MAX. */
 void json_write(struct buf *out, const struct json *node, enum json_style style)
 {
     uint32_t i;

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Thin wrappers over the allocator (jemalloc, by linking) and the arena: a list of chunks that
- * double from 16 KiB to 1 MiB. */
+ * Thin wrappers over the allocator (jemalloc, by linking), and the arena.
+ *
+ * The wrappers add the two rules of mem.h: a fault point, so that tests can make any allocation
+ * fail, and the seal. A size of 0 is rounded up to 1, so that NULL always means "no memory". */
 #include "base/mem.h"
 
 #include <malloc.h>
@@ -14,8 +16,8 @@
 #include "base/fault.h"
 #include "base/must.h"
 
-#define ARENA_CHUNK_MIN ((size_t)16 << 10) /* holds most requests whole */
-#define ARENA_CHUNK_MAX ((size_t)1 << 20)  /* past this, doubling only wastes */
+#define ARENA_CHUNK_MIN ((size_t)16 << 10) /* most requests fit */
+#define ARENA_CHUNK_MAX ((size_t)1 << 20)  /* from here on doubling would only waste */
 #define ARENA_ALIGN     ((size_t)16)
 
 struct arena_chunk {
@@ -40,6 +42,7 @@ void *mem_zalloc(size_t bytes)
     return mem_zalloc_array(1, bytes == 0 ? 1 : bytes);
 }
 
+/* calloc() gets the whole size: fresh pages of the kernel are zero and are not touched. */
 void *mem_zalloc_array(size_t n, size_t bytes)
 {
     size_t all;
@@ -58,6 +61,7 @@ void *mem_realloc(void *p, size_t bytes)
     return realloc(p, bytes == 0 ? 1 : bytes);
 }
 
+/* MemAvailable is the kernel's own estimate of memory that can be used without swapping. */
 size_t mem_available(void)
 {
     unsigned long long kib = 0;
@@ -69,7 +73,7 @@ size_t mem_available(void)
             kib = strtoull(line + 13, NULL, 10);
     }
     if (f != NULL)
-        (void)fclose(f); /* was read */
+        (void)fclose(f); /* it was only read from */
     return (size_t)kib * 1024;
 }
 
@@ -78,14 +82,15 @@ void mem_free(void *p)
     free(p);
 }
 
-/* jemalloc's; not there when the C library allocates. */
+/* jemalloc's control function; NULL when the C library allocates. */
 int mallctl(const char *name, void *old, size_t *old_len, void *value, size_t len)
     __attribute__((weak));
 
 void mem_trim(void)
 {
     if (mallctl != NULL)
-        (void)mallctl("arena.4096.purge", NULL, NULL, NULL, 0); /* 4096: all arenas; best effort */
+        (void)mallctl("arena.4096.purge", NULL, NULL, NULL, 0); /* 4096 means all arenas; best
+                                                                 * effort */
     else
         (void)malloc_trim(0);
 }
@@ -103,6 +108,11 @@ void mem_seal(void)
     mem_sealed = true;
 }
 
+/* --- arena -------------------------------------------------------------------------------------
+ *
+ * A list of chunks, the most recent first. Only the first one is allocated from; chunks double from
+ * 16 KiB to 1 MiB, so that a small request needs one and a large one few. Nothing is freed before
+ * arena_reset(). */
 static struct arena_chunk *arena_grow(struct arena *a, size_t bytes)
 {
     size_t cap = a->chunks == NULL ? ARENA_CHUNK_MIN : a->chunks->cap * 2;
@@ -125,6 +135,7 @@ void *arena_alloc(struct arena *a, size_t bytes)
     struct arena_chunk *c = a->chunks;
     void *p;
 
+    /* Larger sizes would overflow in the rounding. */
     if (bytes > SIZE_MAX / 2)
         return NULL;
     bytes = (bytes + ARENA_ALIGN - 1) & ~(ARENA_ALIGN - 1);

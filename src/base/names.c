@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The list of served model names. It is split in place: names point into out->text. */
 #include "base/names.h"
 
 #include <stdio.h>
@@ -6,6 +8,7 @@
 
 #include "base/log.h"
 
+/* "/models/Qwen3-8B" gives "Qwen3-8B"; a trailing slash is not expected. */
 static const char *names_last_part(const char *folder)
 {
     const char *slash = strrchr(folder, '/');
@@ -21,7 +24,7 @@ static bool names_add(struct names *out, const char *name)
     }
     for (int i = 0; i < out->n; i++) {
         if (strcmp(out->at[i], name) == 0)
-            return true; /* named twice */
+            return true; /* listed twice */
     }
     if (out->n == NAMES_MAX)
         return false;
@@ -38,13 +41,14 @@ int names_read(struct names *out, const char *list, const char *folder)
     out->n = 0;
     out->any = false;
     if (strlen(list) >= sizeof out->text) {
-        log_error("served_model_name is longer than %zu bytes", sizeof out->text - 1);
+        log_error("settings: served_model_name is longer than %zu bytes; shorten it",
+                  sizeof out->text - 1);
         return ERR_INVALID;
     }
     memcpy(out->text, list, strlen(list) + 1);
     while ((name = strtok_r(rest, between, &rest)) != NULL) {
         if (!names_add(out, name)) {
-            log_error("served_model_name has more than %d names", NAMES_MAX);
+            log_error("settings: served_model_name has more than %d names; remove some", NAMES_MAX);
             return ERR_INVALID;
         }
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The only file that includes libsystemd. */
+ * The service manager and signals. This is the only file that includes libsystemd. sd_notify() does
+ * nothing when no manager started the process, and that is not an error. */
 #include "base/service.h"
 
 #include <errno.h>
@@ -18,7 +19,7 @@
 
 void service_ready(void)
 {
-    (void)sd_notify(0, "READY=1"); /* no manager is no error */
+    (void)sd_notify(0, "READY=1"); /* without a manager nothing happens */
 }
 
 void service_stopping(void)
@@ -37,6 +38,7 @@ void service_status(const char *format, ...)
     (void)sd_notifyf(0, "STATUS=%s", text);
 }
 
+/* The period comes from WatchdogSec= in the unit; 0 means that there is no watchdog. */
 void service_watchdog(uint64_t now_us)
 {
     static uint64_t period_us = UINT64_MAX;
@@ -52,7 +54,8 @@ void service_watchdog(uint64_t now_us)
 
 bool service_was_replaced(void)
 {
-    static const char gone[] = " (deleted)"; /* the kernel's word for a file without a name */
+    static const char gone[] = " (deleted)"; /* the kernel appends it to the path of a removed
+                                              * file */
     char path[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", path, sizeof path);
     size_t len = n < 0 ? 0 : (size_t)n;
@@ -66,6 +69,8 @@ int service_listen_fd(void)
     return sd_listen_fds(0) >= 1 ? SD_LISTEN_FDS_START : -1;
 }
 
+/* Stop signals are read from a descriptor in the poll loop. They must be blocked in every thread,
+ * or the kernel would deliver them to one that does not block them and end the process. */
 static void service_signals(sigset_t *set)
 {
     (void)sigemptyset(set);

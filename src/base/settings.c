@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A table made from settings.def: each row knows its place in struct settings, so that reading,
- * printing and range checks are one loop each. */
+ * The table of settings, generated from settings.def. Each row knows the offset of its member in
+ * struct settings, so that reading, printing and range checks are one loop each. Defaults are texts
+ * and pass the same parser as an operator's values. */
 #include "base/settings.h"
 
 #include <config.h>
@@ -20,7 +21,7 @@ enum settings_type { CONF_IS_TEXT, CONF_IS_INT, CONF_IS_BYTES, CONF_IS_REAL, CON
 struct settings_row {
     enum settings_type type;
     const char *name;
-    const char *preset; /* as text, so that defaults pass the same parser */
+    const char *preset; /* the default, as text */
     double low;
     double high;
     const char *programs;
@@ -38,6 +39,8 @@ static const struct settings_row settings_rows[] = {
 
 #define SETTINGS_COUNT (sizeof settings_rows / sizeof settings_rows[0])
 
+/* Read a number: "12", "0.5", or for BYTES "8G" (powers of 1024). False when it is not a number, is
+ * outside the row's range, or has a fraction where none is allowed. */
 static bool settings_number(const struct settings_row *row, const char *text, double *out)
 {
     char *end = NULL;
@@ -78,6 +81,8 @@ static bool settings_flag(const char *text, bool *out)
     return false;
 }
 
+/* Read one value and store it. The switch stores a good value and returns; the code after it logs
+ * the reason for a bad one, with the range. */
 static int settings_set(struct settings *out, const struct settings_row *row, const char *text)
 {
     char *field = (char *)out + row->offset;
@@ -123,10 +128,11 @@ static int settings_set(struct settings *out, const struct settings_row *row, co
     else
         log_error("settings: %s = \"%s\" must be a whole number from %.0f to %.0f%s", row->name,
                   text, row->low, row->high,
-                  row->type == CONF_IS_BYTES ? ", bytes unless K, M, G or T stands behind it" : "");
+                  row->type == CONF_IS_BYTES ? " bytes; suffixes K, M, G, T" : "");
     return ERR_INVALID;
 }
 
+/* The row of a name; dashes count as underscores, as in --max-num-seqs. */
 static const struct settings_row *settings_find(const char *name, size_t len)
 {
     for (size_t i = 0; i < SETTINGS_COUNT; i++) {
@@ -141,6 +147,8 @@ static const struct settings_row *settings_find(const char *name, size_t len)
     return NULL;
 }
 
+/* The file: `name = value` per line; empty lines and lines that begin with # are ignored. Settings
+ * of other programs are accepted, so that one file serves the engine and the fronts. */
 static char *settings_trim(char *text)
 {
     char *end = text + strlen(text);
@@ -170,12 +178,12 @@ static int settings_line(struct settings *out, const char *path, int number, cha
     name = settings_trim(text);
     row = settings_find(name, strlen(name));
     if (row == NULL || strcmp(row->name, "config") == 0) {
-        log_error("settings: %s:%d: there is no setting \"%s\"", path, number, name);
+        log_error("settings: %s:%d: unknown setting \"%s\"; --help lists all", path, number, name);
         return ERR_INVALID;
     }
     rc = settings_set(out, row, settings_trim(equals + 1));
     if (rc == ERR_INVALID)
-        log_error("settings: %s:%d says so", path, number);
+        log_error("settings: the bad value is in %s, line %d", path, number);
     return rc;
 }
 
@@ -192,10 +200,11 @@ static int settings_read_file(struct settings *out, const char *path)
     }
     while (rc == ERR_OK && fgets(line, sizeof line, f) != NULL)
         rc = settings_line(out, path, ++number, line);
-    (void)fclose(f); /* only read from */
+    (void)fclose(f); /* it was only read from */
     return rc;
 }
 
+/* Printing: --help and --print-settings write text, the fronts' /server_info writes JSON. */
 static void settings_write_value(struct buf *out, const struct settings *s,
                                  const struct settings_row *row)
 {
@@ -254,14 +263,17 @@ static void settings_print_usage(char program)
 {
     printf(
         "usage: %s [--name value]...\n"
-        "Each name may stand in the file of --config as well, as `name = value`; the command\n"
-        "line wins. Sizes in bytes may end in K, M, G or T. The values below are those in force.\n"
-        "  --help\n        this list\n"
-        "  --print-settings\n        the values in force, as such a file\n"
-        "  --version\n        the version\n",
+        "Settings may also be lines `name = value` in the file of --config; the command line\n"
+        "takes precedence. Sizes in bytes may end in K, M, G or T. The values below are those in\n"
+        "effect.\n"
+        "  --help\n        print this list\n"
+        "  --print-settings\n        print the values in effect, as a settings file\n"
+        "  --version\n        print the version\n",
         program == 'E' ? "quire-engine" : "quire-front");
 }
 
+/* One option of the command line, as "--name value" or "--name=value". The command line is read
+ * twice: pass 0 reads only --config, so that the file comes first; pass 1 reads all others. */
 static int settings_arg(struct settings *s, char program, int *i, int argc, char **argv, int pass)
 {
     const char *arg = argv[*i];
@@ -273,12 +285,12 @@ static int settings_arg(struct settings *s, char program, int *i, int argc, char
     bool is_config;
 
     if (row == NULL || strchr(row->programs, program) == NULL) {
-        log_error("settings: there is no option \"%s\"; --help lists them", arg);
+        log_error("settings: unknown option \"%s\"; --help lists all", arg);
         return ERR_INVALID;
     }
     if (value == NULL) {
         if (*i + 1 >= argc) {
-            log_error("settings: %s wants a value", arg);
+            log_error("settings: %s needs a value", arg);
             return ERR_INVALID;
         }
         value = argv[++*i];
@@ -320,13 +332,13 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
         const char *preset = settings_rows[i].preset;
         char text[256];
 
-        /* A text's default was stringified with its quotes. */
+        /* Defaults of type TEXT were stringified with their quotes: remove them. */
         (void)snprintf(text, sizeof text, "%s", preset[0] == '"' ? preset + 1 : preset);
         if (preset[0] == '"')
             text[strlen(text) - 1] = '\0';
         rc = settings_set(&s, &settings_rows[i], text);
     }
-    /* The file first, so that the command line wins. */
+    /* The file first, so that the command line takes precedence. */
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 1; i < argc && rc == ERR_OK; i++) {
             if (strcmp(argv[i], "--help") == 0)

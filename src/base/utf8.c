@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Table 3-7 of the Unicode standard, as code: the second byte's range depends on the first. */
+ * UTF-8 by table 3-7 of the Unicode standard: the range of a character's second byte depends on its
+ * first byte (E0 needs A0 .. BF, ED needs 80 .. 9F, and so on); all later bytes are 80 .. BF. This
+ * excludes overlong forms, surrogates and values above U+10FFFF. */
 #include "base/utf8.h"
 
 #include <string.h>
 
-/* Number of bytes that follow the first, or -1; the range of the second byte in *lo, *hi. */
+/* The number of bytes that follow the first, or -1 for an invalid one. Sets the range of the second
+ * byte. */
 static int utf8_lead(unsigned char c, unsigned char *lo, unsigned char *hi)
 {
     *lo = 0x80;
@@ -31,7 +34,8 @@ static int utf8_lead(unsigned char c, unsigned char *lo, unsigned char *hi)
     return -1;
 }
 
-/* Bytes, from the first on, that a valid character could have; *want is the whole length. */
+/* The number of first bytes that a valid character could begin with. *want is the whole length of
+ * that character, 0 when not even the first byte fits. */
 static size_t utf8_good(const char *text, size_t len, size_t *want)
 {
     unsigned char lo;
@@ -55,6 +59,8 @@ static size_t utf8_good(const char *text, size_t len, size_t *want)
     return i;
 }
 
+/* The three questions about a broken or incomplete text are comparisons of the same two numbers:
+ * `good` bytes that fit, of `want` that a character needs. */
 size_t utf8_sequence(const char *text, size_t len)
 {
     size_t want;

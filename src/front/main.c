@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire-front: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources. */
+ * quire-front: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources.
+ *
+ * main() opens everything in order: settings, tokenizer and templates, the link to the engine, the
+ * listening socket. The readers start last; then main's thread becomes the streamer. */
 #include <config.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +22,7 @@
 #include "front/api/cache.h"
 #include "front/front.h"
 
-/* "created" of /v1/models. Not this process's start: fronts would give different answers. */
+/* "created" of /v1/models. The folder's time, because the start times of several fronts differ. */
 static int64_t main_model_time(const struct settings *s)
 {
     struct stat st;
@@ -29,16 +32,18 @@ static int64_t main_model_time(const struct settings *s)
 
 static void main_log_tokenizer(const struct tokenizer_opening *how, uint64_t us)
 {
+    const char *way = "built in memory";
+
+    if (how->written)
+        way = "compiled and written";
+    else if (how->mapped)
+        way = "mapped";
     if (how->cache_why[0] != '\0')
         log_warn("front: compiled tokenizer: %s", how->cache_why);
-    log_info("front: tokenizer %s in %.1f ms",
-             how->written  ? "compiled and written"
-             : how->mapped ? "mapped"
-                           : "built in memory",
-             (double)us / 1e3);
+    log_info("front: tokenizer %s in %.1f ms", way, (double)us / 1e3);
 }
 
-/* default_chat_template_kwargs, which live as long as the process. */
+/* Read default_chat_template_kwargs, which lives as long as the process. */
 static int main_read_kwargs(struct front *f, char *why, size_t why_cap)
 {
     const char *text = f->settings.default_chat_template_kwargs;
@@ -57,6 +62,8 @@ static int main_read_kwargs(struct front *f, char *why, size_t why_cap)
     return rc;
 }
 
+/* Open tokenizer, chat template and default sampling parameters. Each step runs only if those
+ * before succeeded; `why` is the reason of the first failure, logged once at the end. */
 static int main_open_text(struct front *f)
 {
     uint64_t from_us = clock_us();
@@ -65,7 +72,7 @@ static int main_open_text(struct front *f)
     int rc;
 
     if (f->settings.model[0] == '\0') {
-        log_error("front: no model: set model to a Hugging Face folder");
+        log_error("front: model is not set; set it to a Hugging Face folder");
         return ERR_INVALID;
     }
     rc = tokenizer_open_cached(&f->tokenizer, f->settings.model, f->settings.tokenizer_cache_dir,
@@ -94,14 +101,16 @@ static int main_open_text(struct front *f)
     if (rc != ERR_OK)
         log_error("front: %s", why[0] == '\0' ? err_sentence(rc) : why);
     else if (!chat_has_template(f->chat))
-        log_warn("front: the model has no chat template; chats are refused");
+        log_warn("front: the model has no chat template: chat requests are refused; set "
+                 "chat_template to a file");
     else if (!chat_knows_tools(f->chat))
-        log_warn("front: the chat template knows no tools: prompts do not name those of a request; "
+        log_warn("front: the chat template does not support tools: prompts will not contain those "
+                 "of a request; "
                  "set chat_template to a file with one that does");
     return rc;
 }
 
-/* The formats of replies: a setting's, or what the template's text says. */
+/* Choose the formats of tool calls and reasoning: from the settings, or by the template's text. */
 static int main_choose_reply(struct front *f)
 {
     const char *calls = f->settings.tool_call_parser, *reasoning = f->settings.reasoning_parser;
@@ -114,7 +123,8 @@ static int main_choose_reply(struct front *f)
         f->reply_format = REPLY_FORMATS;
     if (f->reply_format != REPLY_FORMATS)
         return ERR_OK;
-    log_error("front: tool_call_parser is '%s', reasoning_parser is '%s': one of them is unknown",
+    log_error("front: tool_call_parser = '%s' or reasoning_parser = '%s' is unknown; "
+              "quire-front --help lists the names",
               calls, reasoning);
     return ERR_INVALID;
 }
@@ -129,23 +139,23 @@ static int main_open_listen(struct front *f)
     } else {
         f->listen_fd = service_listen_fd();
         if (f->listen_fd == -1) {
-            log_error("front: systemd passed no socket; set listen to a path");
+            log_error("front: systemd passed no socket; set listen to the path of one");
             rc = ERR_INVALID;
         }
     }
     if (rc != ERR_OK)
         return rc;
-    /* Readers that lose the race for a connection must not sleep in accept(). */
+    /* Several readers may be woken for one connection; the others must not block in accept(). */
     flags = fcntl(f->listen_fd, F_GETFL);
     if (flags == -1 || fcntl(f->listen_fd, F_SETFL, flags | O_NONBLOCK) == -1)
         return ERR_IO;
     return ERR_OK;
 }
 
-/* Answers of servers with the same fingerprint come from the same build and the same model. */
+/* system_fingerprint of answers: equal for servers of the same build and model. */
 static void main_fingerprint(struct front *f)
 {
-    char model[PATH_MAX + 32]; /* a path as long as the system takes it */
+    char model[PATH_MAX + 32]; /* a path of the longest length */
     char digits[9];
     struct hash h;
     int n = snprintf(model, sizeof model, "%s %lld", f->settings.model, (long long)f->model_unix_s);
@@ -155,6 +165,7 @@ static void main_fingerprint(struct front *f)
     (void)snprintf(f->fingerprint, sizeof f->fingerprint, "quire-%s-%s", PACKAGE_VERSION, digits);
 }
 
+/* Everything but threads. The first error ends it; the process then exits, so nothing is undone. */
 static int main_open(struct front *f)
 {
     int rc = service_signal_fd(&f->signal_fd);

@@ -1,6 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Written straight into the out buffer: no tree, one escape pass over the text. */
+ * Answers in OpenAI's form, whole or as a stream of events.
+ *
+ *   whole:  {"id":..,"object":..,"choices":[{"index":0,"message":{..},"finish_reason":..}],"usage":..}
+ *   stream: data: {"id":..,"object":..,"choices":[{"index":0,"delta":{..},"finish_reason":null}]}
+ *           ...
+ *           data: [DONE]
+ *
+ * JSON is written straight into the out buffer, without a tree, and each text is escaped once. */
 #include "front/answer/answer.h"
 
 #include <stdio.h>
@@ -18,7 +25,7 @@ void answer_object(const struct exchange *x, struct buf *b, const char *object)
     buf_add_json_string(b, x->model, strlen(x->model));
 }
 
-/* Is it made of blocks (blocks.h)? */
+/* Does the answer consist of blocks (blocks.h)? */
 static bool answer_has_blocks(const struct exchange *x)
 {
     return x->shape == SHAPE_MESSAGES || x->shape == SHAPE_RESPONSES;
@@ -29,6 +36,9 @@ static const char *answer_chunk_object(const struct exchange *x)
     return x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion";
 }
 
+/* Tokens are counted per prompt, not per choice: choices of one prompt share it. Tokens of
+ * reasoning are a part of the output and are also reported separately, when the model has
+ * reasoning. */
 void answer_usage(const struct exchange *x, struct buf *b)
 {
     unsigned long long prompt = 0;
@@ -60,12 +70,17 @@ void answer_usage(const struct exchange *x, struct buf *b)
     buf_add_byte(b, '}');
 }
 
+/* "stop_reason" is vLLM's: the stop string or stop_token_ids member that ended the text. */
 void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g)
 {
-    bool calls = g->speech != NULL && g->speech->n_calls > 0;
-    const char *why = g->finish == GEN_STOP     ? calls ? "\"tool_calls\"" : "\"stop\""
-                      : g->finish == GEN_LENGTH ? "\"length\""
-                                                : "null";
+    const char *why = "null";
+
+    if (g->finish == GEN_LENGTH)
+        why = "\"length\"";
+    else if (g->finish == GEN_STOP && g->speech != NULL && g->speech->n_calls > 0)
+        why = "\"tool_calls\"";
+    else if (g->finish == GEN_STOP)
+        why = "\"stop\"";
 
     buf_printf(b, "\"finish_reason\":%s,\"stop_reason\":", why);
     if (g->finish == GEN_STOP && g->detok.status == DETOK_STOPPED) {
@@ -93,8 +108,8 @@ static void answer_prompt_ids(struct buf *b, const struct gen *g)
     buf_add_byte(b, ',');
 }
 
-/* Members that tell about the prompt, null unless asked for, as vLLM always sends them: in each
- * choice of a completion, beside the choices of a chat. */
+/* Members about the prompt, null unless requested; vLLM always sends them. A completion has them in
+ * each choice, a chat beside its choices. */
 static void answer_prompt(const struct exchange *x, struct buf *b, struct gen *g)
 {
     if (x->prompt_logprobs) {
@@ -112,8 +127,8 @@ static void answer_prompt(const struct exchange *x, struct buf *b, struct gen *g
         buf_add_text(b, "\"prompt_token_ids\":null,");
 }
 
-/* The output tokens that were not said yet, in a choice, if return_token_ids asks for them. Those
- * of the prompt stand in the first event of each choice of a completion. */
+/* With return_token_ids: the output tokens that were not sent yet. The prompt's ids are in the
+ * first event of each choice of a completion. */
 static void answer_choice_ids(const struct exchange *x, struct buf *b, struct gen *g, bool first)
 {
     if (!x->return_ids) {
@@ -140,8 +155,9 @@ static void answer_logprobs(const struct exchange *x, struct buf *b, struct gen 
     buf_add_byte(b, ',');
 }
 
-/* One event with one choice, up to its text or delta, which the caller adds, and from there on.
- * What all of a choice's events begin with is written once; then it is copied. */
+/* The beginning of an event with one choice, up to its text or delta, which the caller adds. The
+ * beginning is the same for all events of a choice, so it is written once, kept in the arena and
+ * copied, because events are mostly a few bytes long and streams have thousands. */
 static void answer_chunk_begin(struct exchange *x, struct gen *g, bool first)
 {
     struct buf *b = &x->out;
@@ -165,6 +181,7 @@ static void answer_chunk_begin(struct exchange *x, struct gen *g, bool first)
     answer_choice_ids(x, b, g, g->n_said == 0);
 }
 
+/* The end of an event: log probabilities, finish_reason, and usage if requested per event. */
 static void answer_chunk_end(struct exchange *x, struct gen *g)
 {
     struct buf *b = &x->out;
@@ -184,15 +201,17 @@ static void answer_chunk_end(struct exchange *x, struct gen *g)
     }
 }
 
-/* One event with content. */
+/* An event with a piece of content. */
 static void answer_chunk(struct exchange *x, struct gen *g, const char *text, size_t len)
 {
     struct buf *b = &x->out;
 
+    const char *head = "\"text\":";
+
+    if (x->format == EXCHANGE_CHAT)
+        head = len > 0 ? "\"delta\":{\"content\":" : "\"delta\":{";
     answer_chunk_begin(x, g, false);
-    buf_add_text(b, x->format == EXCHANGE_COMPLETION ? "\"text\":"
-                    : len > 0                        ? "\"delta\":{\"content\":"
-                                                     : "\"delta\":{");
+    buf_add_text(b, head);
     if (x->format == EXCHANGE_COMPLETION || len > 0)
         buf_add_json_string(b, text, len);
     if (x->format == EXCHANGE_CHAT)
@@ -200,21 +219,29 @@ static void answer_chunk(struct exchange *x, struct gen *g, const char *text, si
     answer_chunk_end(x, g);
 }
 
-/* --- replies that are taken apart --------------------------------------------------------- */
+/* --- replies that are parsed ----------------------------------------------------------
+ *
+ * A chat's text goes through the reply parser (text/output/reply.h), which reports content,
+ * reasoning and tool calls as events. A stream turns each event into a chunk; otherwise they are
+ * collected in g->speech until the end. */
 
+/* Ids must be unique per call, and equal when a stream and a whole answer are made of the same
+ * output, so they are a hash of the answer's id, the choice and the call. */
 void answer_call_id(const struct gen *g, int call, char id[40])
 {
     struct hash h = hash_sha256(g->exchange->id, strlen(g->exchange->id),
                                 (const int[]){g->index, call}, 2 * sizeof(int));
     char hex[2 * sizeof h + 1];
-    bool is_mistral = g->speech->reply.o.format == REPLY_MISTRAL; /* whose templates want nine */
+    /* its templates want nine characters */
+    bool is_mistral = g->speech->reply.o.format == REPLY_MISTRAL;
     const char *prefix = g->exchange->shape == SHAPE_MESSAGES ? "toolu_" : "call_";
 
     hash_hex(h.bytes, sizeof h.bytes, hex);
     (void)snprintf(id, 40, is_mistral ? "%s%.9s" : "%s%.24s", is_mistral ? "" : prefix, hex);
 }
 
-/* "tool_calls":[{...}] with a name, or with a piece of the arguments. */
+/* A chunk with "tool_calls":[{...}]: the name of a call that begins, or a piece of its
+ * arguments. */
 static void answer_call_delta(struct gen *g, const struct reply_event *e)
 {
     struct exchange *x = g->exchange;
@@ -235,7 +262,7 @@ static void answer_call_delta(struct gen *g, const struct reply_event *e)
     answer_chunk_end(x, g);
 }
 
-/* vLLM's two names for it: clients look at one of them. */
+/* Both of vLLM's names, because each client reads one of them. */
 static void answer_reasoning(struct buf *b, const char *text, size_t len)
 {
     buf_add_text(b, "\"reasoning\":");
@@ -244,6 +271,7 @@ static void answer_reasoning(struct buf *b, const char *text, size_t len)
     buf_add_json_string(b, text, len);
 }
 
+/* One event of a streamed reply. */
 static void answer_said_stream(struct gen *g, const struct reply_event *e)
 {
     struct exchange *x = g->exchange;
@@ -263,6 +291,8 @@ static void answer_said_stream(struct gen *g, const struct reply_event *e)
     }
 }
 
+/* One event of a reply that is sent as a whole. Members of tool_calls are written directly as JSON;
+ * the last one stays open, because its arguments may still grow. */
 static void answer_said_whole(struct gen *g, const struct reply_event *e)
 {
     struct speech *s = g->speech;
@@ -279,10 +309,11 @@ static void answer_said_whole(struct gen *g, const struct reply_event *e)
         buf_add_text(&s->calls, ",\"arguments\":\"");
         break;
     case REPLY_CALL_ARGS: buf_add_json_text(&s->calls, e->bytes, e->len); break;
-    case REPLY_CALL_END: break; /* the next call, or the list's end, closes it */
+    case REPLY_CALL_END: break; /* the next call or the list's end closes it */
     }
 }
 
+/* All events pass here first: parts that the request does not want are dropped. */
 static void answer_said(void *arg, const struct reply_event *e)
 {
     struct gen *g = arg;
@@ -307,7 +338,7 @@ void answer_listen(struct gen *g, const struct reply_options *o)
     reply_init(&g->speech->reply, o, answer_said, g);
 }
 
-/* Give the text to the machine that takes it apart. What it cannot keep fails the answer. */
+/* Pass g->text to the reply parser. When the parser runs out of memory, the answer fails. */
 static void answer_hear(struct gen *g, bool ended)
 {
     struct speech *s = g->speech;
@@ -324,7 +355,8 @@ static void answer_hear(struct gen *g, bool ended)
         g->exchange->out.failed = true;
 }
 
-/* Inside of a JSON string: the content of the message that is echoed, its parts a line each. */
+/* Write, inside a JSON string, the content of the echoed message; parts are separated by line
+ * feeds. */
 static void answer_echo(struct buf *b, const struct json *content)
 {
     if (content->kind == JSON_TEXT)
@@ -338,6 +370,7 @@ static void answer_echo(struct buf *b, const struct json *content)
     }
 }
 
+/* "content" is null, not "", when a message has only tool calls. */
 static void answer_content(struct buf *b, const struct gen *g, const struct buf *text)
 {
     const struct json *echoed = g->echoed;
@@ -353,6 +386,8 @@ static void answer_content(struct buf *b, const struct gen *g, const struct buf 
     buf_add_byte(b, '"');
 }
 
+/* "message": all members that OpenAI's and vLLM's clients may look for, null where there is
+ * nothing. */
 static void answer_message(struct buf *b, const struct gen *g)
 {
     const struct speech *s = g->speech;
@@ -378,8 +413,12 @@ static void answer_message(struct buf *b, const struct gen *g)
     buf_add_byte(b, '}');
 }
 
-/* --- answers ------------------------------------------------------------------------------ */
+/* --- answers ------------------------------------------------------------------------------
+ *
+ * Calls of the streamer, in the order of an answer's life: answer_begin(), answer_text() per batch
+ * of tokens, answer_end() per choice. */
 
+/* A chat's stream begins with a chunk that has the role and empty content, then the echo. */
 static void answer_first_chunk(struct exchange *x, struct gen *g)
 {
     answer_chunk_begin(x, g, true);
@@ -431,7 +470,7 @@ void answer_text(struct exchange *x, struct gen *g)
     }
 }
 
-/* The whole answer of a request that does not stream. */
+/* The whole answer of a request without streaming. */
 static void answer_body(struct exchange *x)
 {
     struct buf b = {0};
@@ -457,7 +496,7 @@ static void answer_body(struct exchange *x)
         buf_add_byte(&b, '}');
     }
     buf_printf(&b, "],\"service_tier\":null,\"system_fingerprint\":\"%s\",", x->fingerprint);
-    if (x->format == EXCHANGE_CHAT && x->n_gens > x->n) /* no one prompt */
+    if (x->format == EXCHANGE_CHAT && x->n_gens > x->n) /* several prompts, so no common one */
         buf_add_text(&b, "\"prompt_logprobs\":null,\"prompt_token_ids\":null,");
     else if (x->format == EXCHANGE_CHAT)
         answer_prompt(x, &b, &x->gens[0]);
@@ -472,14 +511,15 @@ static void answer_body(struct exchange *x)
     exchange_reply_json(x, &b);
 }
 
-/* What is left of the text. Clients stop listening to a choice at its finish_reason, so none of
- * these events has it: the last one says it, when all calls are known. */
+/* The rest of the text, at the end of a choice. Clients ignore a choice's events after its
+ * finish_reason, so these must not have one yet; the last event has it, when all calls are
+ * known. */
 static void answer_rest(struct exchange *x, struct gen *g)
 {
     enum gen_finish finish = g->finish;
 
     g->finish = GEN_RUNNING;
-    answer_begin(x); /* an engine that gave nothing but an end */
+    answer_begin(x); /* if the engine sent only an end */
     answer_text(x, g);
     if (g->speech != NULL)
         answer_hear(g, true);

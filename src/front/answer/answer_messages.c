@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Answers of POST /v1/messages: Anthropic's message, and its events. */
+ * Answers of POST /v1/messages: Anthropic's message object, and the events of a stream:
+ *
+ *   message_start  { content_block_start  content_block_delta ...  content_block_stop } ...
+ *   message_delta  message_stop */
 #include <string.h>
 
 #include "base/hash.h"
 #include "front/answer/answer.h"
 #include "front/answer/blocks.h"
 
-/* What the prefix cache had is counted apart from the rest of the prompt, as that API does. */
+/* Anthropic's API counts cached prompt tokens separately from the rest of the prompt. */
 static void messages_usage(const struct gen *g, struct buf *b, uint32_t n_output)
 {
     buf_printf(b,
@@ -17,7 +20,8 @@ static void messages_usage(const struct gen *g, struct buf *b, uint32_t n_output
                g->n_prompt - g->n_cached, g->n_cached, n_output, g->speech->n_reasoning);
 }
 
-/* "stop_reason":...,"stop_sequence":... */
+/* "stop_reason":...,"stop_sequence":...  An output that ended at the context's limit before
+ * max_tokens has a reason of its own in this API. */
 static void messages_reasons(const struct gen *g, struct buf *b)
 {
     const struct detok_stop *stop = NULL;
@@ -28,11 +32,13 @@ static void messages_reasons(const struct gen *g, struct buf *b)
         stop = &g->exchange->stop_texts[g->detok.stop_idx];
         buf_add_text(b, "\"stop_reason\":\"stop_sequence\"");
     } else {
-        buf_printf(b, "\"stop_reason\":\"%s\"",
-                   g->finish == GEN_STOP ? "end_turn"
-                   : blocks_output_tokens(g) < g->exchange->max_tokens
-                       ? "model_context_window_exceeded"
-                       : "max_tokens");
+        const char *why = "max_tokens";
+
+        if (g->finish == GEN_STOP)
+            why = "end_turn";
+        else if (blocks_output_tokens(g) < g->exchange->max_tokens)
+            why = "model_context_window_exceeded";
+        buf_printf(b, "\"stop_reason\":\"%s\"", why);
     }
     buf_add_text(b, ",\"stop_sequence\":");
     if (stop == NULL)
@@ -51,8 +57,8 @@ static void messages_head(const struct gen *g, struct buf *b)
     buf_add_text(b, ",\"content\":[");
 }
 
-/* Clients hand reasoning back with a signature and some want one; here it is a digest, and nobody
- * looks at it. */
+/* Anthropic signs reasoning, and clients send the signature back with it; some require one. Here it
+ * is a digest of the text, which is never checked. */
 static void messages_signature(const struct buf *text, struct buf *b)
 {
     struct hash h = hash_sha256("thinking", sizeof "thinking", text->bytes, text->len);
@@ -62,6 +68,7 @@ static void messages_signature(const struct buf *text, struct buf *b)
     buf_printf(b, "\"signature\":\"%s\"", hex);
 }
 
+/* {"type":"tool_use","id":...,"name":... without the input and the closing brace. */
 static void messages_call(const struct gen *g, struct buf *b)
 {
     const struct blocks *k = &g->speech->blocks;
@@ -72,6 +79,7 @@ static void messages_call(const struct gen *g, struct buf *b)
     blocks_add_text(b, "name", &k->name);
 }
 
+/* The functions of struct blocks_shape. */
 static void messages_begin(struct gen *g)
 {
     struct buf *b = &g->exchange->out;
@@ -103,7 +111,7 @@ static void messages_open(struct gen *g)
     blocks_event_end(g);
 }
 
-/* Up to the delta's own member, which the caller adds. */
+/* The beginning of a content_block_delta, up to the delta's own member, which the caller adds. */
 static void messages_delta(struct gen *g, const char *type)
 {
     blocks_event(g, "content_block_delta");
@@ -136,7 +144,7 @@ static void messages_piece(struct gen *g, const char *text, size_t len)
     blocks_event_end(g);
 }
 
-/* A stream says the rest of a block. */
+/* The end of a block in a stream. */
 static void messages_close_stream(struct gen *g)
 {
     const struct blocks *k = &g->speech->blocks;
@@ -152,13 +160,14 @@ static void messages_close_stream(struct gen *g)
     blocks_event_end(g);
 }
 
-/* Arguments that were cut are no object: a stream shows how far they came, the whole says {}. */
+/* In a whole answer, a call's input must be an object; if the arguments were cut, it is {}. A
+ * stream has sent the text as far as it came. */
 static void messages_close(struct gen *g, bool is_cut)
 {
     struct blocks *k = &g->speech->blocks;
     struct buf *b = &k->done;
 
-    (void)is_cut; /* the message's stop_reason says it */
+    (void)is_cut; /* the message's stop_reason shows it */
     if (g->exchange->stream) {
         messages_close_stream(g);
         return;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Answers of POST /v1/responses: OpenAI's response, and its events. An event's number is one more
- * than that of the event before it. */
+ * Answers of POST /v1/responses: OpenAI's response object, and the events of a stream. A response
+ * is a list of output items (message, reasoning, function_call); an item is one block. Events are
+ * numbered; the numbers have no gaps. */
 #include <string.h>
 
 #include "front/answer/answer.h"
@@ -17,7 +18,7 @@ static void responses_event(struct gen *g, const char *name)
 
 /* --- the response -------------------------------------------------------------------------- */
 
-/* "name": a member of the request, or default. */
+/* Write ,"name": and the member of the request with this name, or fallback when it is missing. */
 static void responses_repeat(const struct exchange *x, struct buf *b, const char *name,
                              const char *fallback)
 {
@@ -30,7 +31,8 @@ static void responses_repeat(const struct exchange *x, struct buf *b, const char
         json_write(b, v, JSON_EXACT);
 }
 
-/* A tool with the members that a function's must have; others as they were given. */
+/* A tool of the request. A function gets all members that OpenAI's clients require; other tools are
+ * repeated unchanged. */
 static void responses_tool(struct buf *b, const struct json *tool)
 {
     static const struct {
@@ -59,7 +61,7 @@ static void responses_tool(struct buf *b, const struct json *tool)
     buf_add_byte(b, '}');
 }
 
-/* What was asked for. */
+/* The members of a response that repeat the request. */
 static void responses_request(const struct gen *g, struct buf *b)
 {
     const struct exchange *x = g->exchange;
@@ -123,7 +125,7 @@ static const char *responses_status(const struct gen *g)
     return "failed";
 }
 
-/* The whole object; err and message of one that failed. */
+/* The whole response object. err and message are used when it has failed. */
 static void responses_object(const struct gen *g, struct buf *b, int err, const char *message)
 {
     const struct exchange *x = g->exchange;
@@ -158,7 +160,7 @@ static void responses_object(const struct gen *g, struct buf *b, int err, const 
 
 /* --- items --------------------------------------------------------------------------------- */
 
-/* The tool that the open call is of. */
+/* The tool to which the open call belongs. */
 static struct translate_called responses_called(const struct gen *g)
 {
     const struct blocks *k = &g->speech->blocks;
@@ -171,6 +173,7 @@ static bool responses_is_custom(const struct gen *g)
     return g->speech->blocks.kind == REPLY_CALL_BEGIN && responses_called(g).is_custom;
 }
 
+/* Prefixes of item ids, as in OpenAI's answers: msg_, rs_, fc_, ctc_. */
 static const char *responses_item_prefix(const struct gen *g)
 {
     const struct blocks *k = &g->speech->blocks;
@@ -180,7 +183,7 @@ static const char *responses_item_prefix(const struct gen *g)
     return k->kind == REPLY_CONTENT ? "msg" : "rs";
 }
 
-/* "NAME":"the open item's id" */
+/* "NAME":"the id of the open item" */
 static void responses_item_id(const struct gen *g, struct buf *b, const char *name)
 {
     const struct blocks *k = &g->speech->blocks;
@@ -189,18 +192,18 @@ static void responses_item_id(const struct gen *g, struct buf *b, const char *na
                k->n - 1);
 }
 
-/* ,"logprobs":[...] of the open text, from what so many bytes of the list have told on. */
+/* ,"logprobs":[...] of the open text, from byte `from` of the list on. */
 static void responses_logprobs(const struct blocks *k, struct buf *b, size_t from)
 {
     if (from > 0 && from < k->told.len)
-        from++; /* the comma */
+        from++; /* skip the comma */
     buf_add_text(b, ",\"logprobs\":[");
     if (from < k->told.len)
         buf_add(b, k->told.bytes + from, k->told.len - from);
     buf_add_byte(b, ']');
 }
 
-/* The part that a message or reasoning has. */
+/* The one part that a message or a reasoning has. */
 static void responses_part(const struct blocks *k, struct buf *b)
 {
     if (k->kind == REPLY_REASON) {
@@ -216,7 +219,8 @@ static void responses_part(const struct blocks *k, struct buf *b)
     }
 }
 
-/* "input":"...": the text that a custom tool is called with, which is whole once the call is. */
+/* "NAME":"...": the text with which a custom tool is called. The model has written {"input":
+ * "text"}, and the text can be taken out only when that is complete. */
 static void responses_input(const struct gen *g, struct buf *b, const char *name)
 {
     const struct buf *text = &g->speech->blocks.text;
@@ -231,7 +235,7 @@ static void responses_input(const struct gen *g, struct buf *b, const char *name
     arena_reset(&scratch);
 }
 
-/* The members of a call. */
+/* The members of a call that follow its id and status. */
 static void responses_call(const struct gen *g, struct buf *b)
 {
     const struct blocks *k = &g->speech->blocks;
@@ -253,7 +257,7 @@ static void responses_call(const struct gen *g, struct buf *b)
         blocks_add_text(b, "arguments", &k->text);
 }
 
-/* The open item; one that has only begun has no part yet. */
+/* The open item. Before its first text it has an empty content. */
 static void responses_item(const struct gen *g, struct buf *b, const char *status)
 {
     const struct blocks *k = &g->speech->blocks;
@@ -274,7 +278,7 @@ static void responses_item(const struct gen *g, struct buf *b, const char *statu
     buf_add_text(b, "]}");
 }
 
-/* Members by which an event names its item, and its part. */
+/* The members with which an event refers to an item and its part. */
 static void responses_place(const struct gen *g, struct buf *b)
 {
     const struct blocks *k = &g->speech->blocks;
@@ -288,6 +292,7 @@ static void responses_place(const struct gen *g, struct buf *b)
 
 /* --- events -------------------------------------------------------------------------------- */
 
+/* Events about the whole response, about an item, and about a part. */
 static void responses_say(struct gen *g, const char *event, int err, const char *message)
 {
     responses_event(g, event);
@@ -336,10 +341,13 @@ static void responses_piece(struct gen *g, const char *text, size_t len)
     struct buf *b = &g->exchange->out;
 
     if (responses_is_custom(g))
-        return; /* its text stands inside of JSON: it is said when it is whole */
-    responses_event(g, k->kind == REPLY_CONTENT  ? "response.output_text.delta"
-                       : k->kind == REPLY_REASON ? "response.reasoning_text.delta"
-                                                 : "response.function_call_arguments.delta");
+        return; /* its text is inside JSON; it is sent when the call is complete */
+    if (k->kind == REPLY_CONTENT)
+        responses_event(g, "response.output_text.delta");
+    else if (k->kind == REPLY_REASON)
+        responses_event(g, "response.reasoning_text.delta");
+    else
+        responses_event(g, "response.function_call_arguments.delta");
     responses_place(g, b);
     buf_add_text(b, ",\"delta\":");
     buf_add_json_string(b, text, len);
@@ -360,7 +368,8 @@ static void responses_say_input(struct gen *g, const char *event, const char *na
     blocks_event_end(g);
 }
 
-/* A stream says the rest of an item. */
+/* The end of an item in a stream: the whole text once more, then the whole part, then the whole
+ * item, as OpenAI's API sends them. */
 static void responses_close_stream(struct gen *g, const char *status)
 {
     const struct blocks *k = &g->speech->blocks;
@@ -372,9 +381,12 @@ static void responses_close_stream(struct gen *g, const char *status)
         responses_say_item(g, "response.output_item.done", status);
         return;
     }
-    responses_event(g, k->kind == REPLY_CONTENT  ? "response.output_text.done"
-                       : k->kind == REPLY_REASON ? "response.reasoning_text.done"
-                                                 : "response.function_call_arguments.done");
+    if (k->kind == REPLY_CONTENT)
+        responses_event(g, "response.output_text.done");
+    else if (k->kind == REPLY_REASON)
+        responses_event(g, "response.reasoning_text.done");
+    else
+        responses_event(g, "response.function_call_arguments.done");
     responses_place(g, b);
     buf_add_byte(b, ',');
     if (k->kind == REPLY_CALL_BEGIN) {
@@ -390,7 +402,7 @@ static void responses_close_stream(struct gen *g, const char *status)
     responses_say_item(g, "response.output_item.done", status);
 }
 
-/* A call that is no object was cut, though its text may have ended in between. */
+/* A call whose arguments are not a JSON object was cut, whatever is_cut is. */
 static void responses_close(struct gen *g, bool is_cut)
 {
     struct blocks *k = &g->speech->blocks;

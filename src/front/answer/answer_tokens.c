@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Answers of token ids, in vLLM's shapes: GenerateResponse, and a stream of GenerateStreamResponse.
- * A stream says tokens as they come, so its events need no whole characters. */
+ * Answers of token ids, in vLLM's forms GenerateResponse and GenerateStreamResponse. Tokens are
+ * sent as they arrive, without waiting for whole characters. */
 #include "front/answer/answer.h"
 
 #include <string.h>
@@ -10,10 +10,12 @@
 
 static const char *tokens_reason(const struct gen *g)
 {
-    return g->finish == GEN_STOP ? "\"stop\"" : g->finish == GEN_LENGTH ? "\"length\"" : "null";
+    if (g->finish == GEN_STOP)
+        return "\"stop\"";
+    return g->finish == GEN_LENGTH ? "\"length\"" : "null";
 }
 
-/* {"index":...}, with the tokens that were not said yet. */
+/* {"index":...} with the tokens that were not sent yet. */
 static void tokens_choice(struct buf *b, struct gen *g)
 {
     size_t from = g->n_prompt + g->n_said;

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gen.told holds the records of one step here; the records of a beam's earlier tokens are kept
- * with the beam and are given back to the generation at the end. */
+ * The beam search of beams.h. gen.told holds the records of one step only: the alternatives of the
+ * next token. The records of a beam's earlier tokens are kept with the beam, and put back into the
+ * generation at the end.
+ *
+ * One step: the streamer submits a generation per live beam for one token, beams_told() is called
+ * for each answer, and after the last of them the best extensions become the next live beams. */
 #include "front/answer/beams.h"
 
 #include <math.h>
@@ -10,11 +14,11 @@
 #include "front/answer/logprobs.h"
 
 struct beam {
-    struct token_list out; /* tokens behind the prompt, the end of text included */
-    struct buf told;       /* struct logprob, of the tokens in out, as in gen.told */
-    double sum;            /* of the log probabilities of out */
-    double score;          /* of a complete beam */
-    bool ended;            /* out ends with an end of text */
+    struct token_list out; /* tokens after the prompt, including the end of text */
+    struct buf told;       /* struct logprob of the tokens in out, in the form of gen.told */
+    double sum;            /* the sum of the log probabilities of out */
+    double score;          /* only of a complete beam */
+    bool ended;            /* the last token ends the text */
 };
 
 /* An extension of a live beam by one token. */
@@ -27,14 +31,14 @@ struct extension {
 enum beams_phase { PHASE_IDLE, PHASE_READY, PHASE_ASKED };
 
 struct beams_prompt {
-    struct beam *live;        /* [n]; live[i] belongs to the prompt's i-th generation */
-    struct beam *next;        /* [n]: the beams of the next step while it is made */
-    struct beam *done;        /* [n]: complete ones, best first */
+    struct beam *live;        /* [n]; live[i] is in the prompt's generation i */
+    struct beam *next;        /* [n]: the beams of the next step under construction */
+    struct beam *done;        /* [n]: complete beams, best first */
     struct extension *best;   /* [n] */
     enum beams_phase *phases; /* [n] */
     int n_live;
     int n_done;
-    int n_asked; /* generations that the engine has not answered in this step */
+    int n_asked; /* generations of this step that the engine has not answered */
 };
 
 struct beams {
@@ -42,8 +46,8 @@ struct beams {
     int n;
     int n_prompts;
     bool ignores_eos;
-    bool tells;     /* the client has asked for log probabilities */
-    uint32_t n_top; /* alternatives of each token that it gets */
+    bool tells;     /* the client wants log probabilities */
+    uint32_t n_top; /* alternatives per token that the client wants */
     struct beams_prompt prompts[];
 };
 
@@ -65,7 +69,7 @@ static void beam_fini(struct beam *b)
     *b = (struct beam){0};
 }
 
-/* exchange.on_free */
+/* The function in exchange.on_free: beams have memory outside the arena. */
 static void beams_free(struct exchange *x)
 {
     struct beams *b = x->beams;
@@ -113,7 +117,7 @@ int beams_init(struct exchange *x, const struct beams_options *o)
         r = &x->gens[i].request;
         r->flags |= WIRE_LOGPROBS | WIRE_IGNORE_EOS;
         r->generate.n_logprobs = 2 * (uint32_t)x->n > b->n_top ? 2 * (uint32_t)x->n : b->n_top;
-        r->generate.sampling.temperature = 0.0f; /* which token the engine takes is of no account */
+        r->generate.sampling.temperature = 0.0f; /* the engine's choice of a token is ignored */
         r->generate.sampling.repetition_penalty = 1.0f;
     }
     x->beams = b;
@@ -154,7 +158,8 @@ static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *end
     return false;
 }
 
-/* *to = from, extended by e->token. told has the records of the step that made the extension. */
+/* Make *to of *from and the token of e. told has the records of the step, of which the client gets
+ * the first n_top alternatives. */
 static int beam_extend(struct beam *to, const struct beam *from, const struct extension *e,
                        const struct buf *told, const struct beams *b)
 {
@@ -179,7 +184,8 @@ static int beam_extend(struct beam *to, const struct beam *from, const struct ex
     return to->told.failed ? ERR_NO_MEMORY : rc;
 }
 
-/* A complete beam; the worst of more than n is dropped. Of equal ones the earlier is first. */
+/* Insert a complete beam into the list of the n best; the worst of more than n is dropped. Among
+ * equal ones the earlier stays first. */
 static int beams_complete(struct gen *first, int parent, const struct extension *e)
 {
     const struct beams *b = first->exchange->beams;
@@ -208,7 +214,7 @@ static int beams_complete(struct gen *first, int parent, const struct extension 
     return ERR_OK;
 }
 
-/* Put e among the n best extensions so far. Of equal ones the earlier is first. */
+/* Insert e into the n best extensions of this step. Among equal ones the earlier stays first. */
 static void beams_consider(const struct beams *b, struct beams_prompt *p, int *n_best,
                            const struct extension *e)
 {
@@ -225,7 +231,8 @@ static void beams_consider(const struct beams *b, struct beams_prompt *p, int *n
     (*n_best)++;
 }
 
-/* Look at every extension of every live beam. */
+/* Consider every extension of every live beam. Record 0 of a generation is the token that the
+ * engine took, which is among the alternatives anyway. */
 static int beams_extend(struct gen *first, const int32_t *ends, uint32_t n_ends, int *n_best)
 {
     const struct beams *b = first->exchange->beams;
@@ -235,7 +242,7 @@ static int beams_extend(struct gen *first, const int32_t *ends, uint32_t n_ends,
     *n_best = 0;
     for (int i = 0; i < p->n_live; i++) {
         const struct buf *told = &first[i].told;
-        size_t most = 2 * (size_t)b->n + 1; /* the token that the engine took is first */
+        size_t most = 2 * (size_t)b->n + 1; /* after the token that the engine took */
         size_t n = told->len / sizeof(struct logprob);
 
         for (size_t k = 1; k < n && k < most && rc == ERR_OK; k++) {
@@ -254,7 +261,8 @@ static int beams_extend(struct gen *first, const int32_t *ends, uint32_t n_ends,
     return rc;
 }
 
-/* The best extensions become the live beams. */
+/* The best extensions become the live beams. Beams are copied, not moved, because several
+ * extensions may have the same parent. */
 static int beams_advance(struct gen *first, int n_best)
 {
     const struct beams *b = first->exchange->beams;
@@ -273,9 +281,9 @@ static int beams_advance(struct gen *first, int n_best)
     return rc;
 }
 
-/* Could a live beam still become one of the n best? The live beams have one length, and the first
- * has the largest sum, which can only fall. A score is largest at one end of the lengths to
- * come. */
+/* Can a live beam still become one of the n best? All live beams have the same length, and the
+ * first has the largest sum, which can only fall. As a function of the length, a score is largest
+ * at one of the two ends of the possible lengths. */
 static bool beams_may_gain(const struct gen *first, uint32_t longest)
 {
     const struct beams *b = first->exchange->beams;
@@ -296,7 +304,7 @@ static bool beams_may_gain(const struct gen *first, uint32_t longest)
 
 /* --- between steps ------------------------------------------------------------------------- */
 
-/* The generation's tokens become the beam's. */
+/* Put the beam's tokens into the generation. */
 static int beams_hold(struct gen *g, const struct beam *beam)
 {
     int rc = ERR_OK;
@@ -323,7 +331,7 @@ static int beams_ask_next(struct gen *first)
     return rc;
 }
 
-/* The beam is g's choice: its tokens, its text, its log probabilities. */
+/* Make the beam g's final choice: its tokens, text and log probabilities. */
 static int beams_choose(struct gen *g, const struct beam *beam)
 {
     const struct beams *b = g->exchange->beams;
@@ -349,7 +357,8 @@ static int beams_choose(struct gen *g, const struct beam *beam)
     return g->told.failed || g->text.failed ? ERR_NO_MEMORY : ERR_OK;
 }
 
-/* The n best of the complete and the live beams, in order; of equal ones a complete one first. */
+/* The n best of the complete and live beams become the choices, in order; of equal ones a complete
+ * one first. Both lists are sorted, so this is a merge. */
 static int beams_finish(struct gen *first)
 {
     const struct beams *b = first->exchange->beams;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The machine behind blocks.h: at most one block is open. */
+ * The state machine of blocks.h: at most one block is open. A reply event of another kind closes it
+ * and opens the next; the shape writes the JSON. */
 #include "front/answer/blocks.h"
 
 #include <string.h>
@@ -15,7 +16,7 @@ static const struct blocks_shape *blocks_shape_of(const struct gen *g)
     return g->exchange->shape == SHAPE_MESSAGES ? &blocks_messages : &blocks_responses;
 }
 
-/* --- for the shapes --- */
+/* --- helpers of the shapes --- */
 
 void blocks_event(struct gen *g, const char *name)
 {
@@ -32,6 +33,8 @@ uint32_t blocks_output_tokens(const struct gen *g)
     return (uint32_t)g->tokens.len - g->n_prompt;
 }
 
+/* Arguments are parsed only at the end of a call, in an arena of their own, because an answer may
+ * have many calls. */
 bool blocks_is_object(struct gen *g)
 {
     const struct buf *text = &g->speech->blocks.text;
@@ -51,7 +54,7 @@ void blocks_add_text(struct buf *b, const char *name, const struct buf *text)
     buf_add_json_string(b, text->len == 0 ? "" : text->bytes, text->len);
 }
 
-/* --- the machine --- */
+/* --- the state machine --- */
 
 static bool blocks_failed(const struct gen *g)
 {
@@ -132,7 +135,7 @@ static void blocks_finish(struct gen *g)
     exchange_reply_json(x, &b);
 }
 
-/* Give the response to the store; false: the answer does not wait for that. */
+/* Pass the response to the store. False: the answer need not wait for it. */
 static bool blocks_keep(struct gen *g)
 {
     struct exchange *x = g->exchange;

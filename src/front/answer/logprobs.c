@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Log probabilities. A generation's records are one run of struct logprob: a chosen token (begins
+ * is true), its alternatives, the next chosen token, and so on. Offsets into that run mark the part
+ * of complete tokens (told_whole) and the part already written (told_written). */
 #include "front/answer/logprobs.h"
 
 #include <float.h>
@@ -7,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOGPROBS_LEAST (-9999.0) /* OpenAI's for what has no probability */
+#define LOGPROBS_LEAST (-9999.0) /* OpenAI's value for a token without probability */
 
 void logprobs_record(struct gen *g, const struct wire_out *o)
 {
@@ -22,8 +26,13 @@ void logprobs_record(struct gen *g, const struct wire_out *o)
     g->exchange->out.failed = g->exchange->out.failed || to->failed;
 }
 
-/* --- whole rows ------------------------------------------------------------------------- */
+/* --- whole rows -------------------------------------------------------------------------
+ *
+ * When a client wants more alternatives than WIRE_LOGPROBS_MAX, the engine sends the whole row of
+ * logits, three floats per record. They are collected in g->row: row[0] is the log of the sum,
+ * row[1 ..] the logits by id. */
 
+/* Larger first; equal ones by id, so that the order is defined. */
 static int logprobs_order(const void *a, const void *b)
 {
     const struct logprob *x = a, *y = b;
@@ -33,7 +42,7 @@ static int logprobs_order(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* A logit as the engine counts it. */
+/* A logit as the engine treats it: NaN never, infinity as the largest float. */
 static float logprobs_tame(float logit)
 {
     if (isnan(logit))
@@ -41,7 +50,8 @@ static float logprobs_tame(float logit)
     return logit > FLT_MAX ? FLT_MAX : logit;
 }
 
-/* The row's ids by their logits; ranks from 1 on. */
+/* Sort the row's ids by their logits, and turn logits into log probabilities with ranks from 1
+ * on. */
 static void logprobs_sort(struct logprob *all, const float *row, uint32_t n_vocab)
 {
     for (uint32_t i = 0; i < n_vocab; i++)
@@ -53,7 +63,8 @@ static void logprobs_sort(struct logprob *all, const float *row, uint32_t n_voca
     }
 }
 
-/* Entries of the n first, then of those asked for by id that are not among them. */
+/* Append records of the n best, then of those ids that the request asked for and that are not among
+ * them. */
 static void logprobs_add_row(struct gen *g, struct buf *to, uint32_t n, uint32_t n_vocab)
 {
     const struct token_rules *s = &g->exchange->token_rules;
@@ -78,7 +89,7 @@ static void logprobs_add_row(struct gen *g, struct buf *to, uint32_t n, uint32_t
     mem_free(all);
 }
 
-/* What a stream has written it forgets. */
+/* In a stream, drop the records that were already written, because they are large. */
 static void logprobs_forget(struct gen *g)
 {
     size_t from = g->told_written;
@@ -106,13 +117,13 @@ void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
         logprobs_add_row(g, to, prompt ? r->n_prompt_logprobs : r->n_logprobs, n_vocab);
         buf_clear(&g->row);
     }
-    /* A text that is held back holds its tokens' alternatives. */
+    /* Bounds the memory of text that is being held back. */
     if (to->len / sizeof(struct logprob) * LOGPROBS_ENTRY_BYTES > 2 * LOGPROBS_HELD_BYTES)
         to->failed = true;
     g->exchange->out.failed = g->exchange->out.failed || to->failed || g->row.failed;
 }
 
-/* Is n, more than are told one by one, within the vocabulary and the setting? */
+/* Check n against the vocabulary and the setting max_logprobs. */
 static int logprobs_within(const char *field, uint32_t n, uint32_t n_vocab, int most, char *why,
                            size_t cap)
 {
@@ -123,15 +134,15 @@ static int logprobs_within(const char *field, uint32_t n, uint32_t n_vocab, int 
     }
     if (n == LOGPROBS_ALL && most >= 0 && n_vocab > (uint32_t)most) {
         (void)snprintf(why, cap,
-                       "'%s' of -1 asks for the whole vocabulary, %u; this server tells at most %d "
-                       "alternatives of a token (max_logprobs)",
+                       "'%s' of -1 means the whole vocabulary, %u; this server returns at most %d "
+                       "alternatives per token (max_logprobs)",
                        field, n_vocab, most);
         return ERR_INVALID;
     }
     return ERR_OK;
 }
 
-/* Alternatives of each of so many tokens. */
+/* Check that the records of n_tokens tokens fit into one answer. */
 static int logprobs_fit(const char *field, uint32_t n, uint32_t n_vocab, uint64_t n_tokens,
                         char *why, size_t cap)
 {
@@ -140,12 +151,12 @@ static int logprobs_fit(const char *field, uint32_t n, uint32_t n_vocab, uint64_
 
     if (n_tokens <= most)
         return ERR_OK;
-    (void)snprintf(why, cap,
-                   "'%s' asks for %llu log probabilities of each of %llu tokens; one answer holds "
-                   "them of at most %llu: of all its choices and prompts, and not streamed of "
-                   "'max_tokens'",
-                   field, (unsigned long long)each, (unsigned long long)n_tokens,
-                   (unsigned long long)most);
+    (void)snprintf(
+        why, cap,
+        "'%s' asks for %llu log probabilities for each of %llu tokens; one answer holds "
+        "them for at most %llu tokens of all its choices and prompts; without streaming, "
+        "'max_tokens' counts in full",
+        field, (unsigned long long)each, (unsigned long long)n_tokens, (unsigned long long)most);
     return ERR_INVALID;
 }
 
@@ -167,7 +178,7 @@ int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t lon
     }
     if (rc == ERR_OK && (g->request.flags & WIRE_PROMPT_LOGPROBS) != 0 &&
         r->n_prompt_logprobs > WIRE_LOGPROBS_MAX) {
-        *param = x->prompt_logprobs ? "prompt_logprobs" : "logprobs"; /* of an echo */
+        *param = x->prompt_logprobs ? "prompt_logprobs" : "logprobs"; /* logprobs for an echo */
         rc = logprobs_within(*param, r->n_prompt_logprobs, n_vocab, most, why, cap);
         if (rc == ERR_OK)
             rc = logprobs_fit(*param, r->n_prompt_logprobs, n_vocab,
@@ -192,7 +203,8 @@ uint32_t logprobs_restart(struct gen *g)
     buf_clear(&g->row);
     g->told.len = g->told_whole;
     if (g->tokens.len > g->n_prompt)
-        return flags & ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* all was told before the first token */
+        return flags & ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* the prompt's were sent before the first
+                                                         * token */
     g->prompt_told.len = 0;
     return flags;
 }
@@ -217,7 +229,7 @@ static struct logprob logprobs_at(const struct buf *told, size_t at)
     return p;
 }
 
-/* Where the next token's begins, from one that begins at `at`. */
+/* The offset of the next chosen token after the one at `at`. */
 static size_t logprobs_next(const struct buf *told, size_t end, size_t at)
 {
     do
@@ -231,7 +243,7 @@ static void logprobs_value(struct buf *b, float value)
     buf_printf(b, "%.8g", isfinite(value) ? (double)value : LOGPROBS_LEAST);
 }
 
-/* A token as text; parts of characters become U+FFFD. */
+/* Write a token as text; parts of characters become U+FFFD. Returns its bytes. */
 static const char *logprobs_token_text(struct buf *b, const struct gen *g, int32_t id, size_t *len)
 {
     const char *text = tokenizer_bytes(g->detok.tokenizer, id, len);
@@ -243,7 +255,9 @@ static const char *logprobs_token_text(struct buf *b, const struct gen *g, int32
     return text;
 }
 
-/* --- chats ------------------------------------------------------------------------------ */
+/* --- chats ------------------------------------------------------------------------------
+ *
+ * "logprobs":{"content":[{"token":"a","logprob":-0.1,"bytes":[97],"top_logprobs":[...]}, ...]} */
 
 /* "token":...,"logprob":...,"bytes":[...] */
 static void logprobs_chat_token(struct buf *b, const struct gen *g, const struct logprob *p)
@@ -261,7 +275,7 @@ static void logprobs_chat_token(struct buf *b, const struct gen *g, const struct
     buf_add_byte(b, ']');
 }
 
-/* The token at `at` with its alternatives, which end at next. */
+/* The token at offset `at` with its alternatives, which end at offset next. */
 static void logprobs_chat_entry(struct buf *b, const struct gen *g, size_t at, size_t next)
 {
     struct logprob p = logprobs_at(&g->told, at);
@@ -278,8 +292,8 @@ static void logprobs_chat_entry(struct buf *b, const struct gen *g, size_t at, s
     buf_add_text(b, "]}");
 }
 
-/* Up to where a chat's event tells: the token that only ends the text is told by the event with the
- * finish_reason, because clients take the tokens beside a text for its own. */
+/* The end of the records for this event. A token that only ends the text is written with the
+ * finish_reason, because clients assign the tokens of an event to its text. */
 static size_t logprobs_chat_end(const struct gen *g)
 {
     bool waits = g->exchange->stream && g->finish == GEN_RUNNING && g->ended;
@@ -313,7 +327,7 @@ void logprobs_write_chat(struct buf *b, struct gen *g)
 
 void logprobs_add_text(struct buf *b, struct gen *g)
 {
-    bool mute = g->ended && !g->detok.include_stop; /* the last token says nothing */
+    bool mute = g->ended && !g->detok.include_stop; /* the last token adds no text */
 
     for (size_t at = g->told_written, next; at < g->told_whole; at = next) {
         next = logprobs_next(&g->told, g->told_whole, at);
@@ -333,10 +347,10 @@ void logprobs_skip(struct gen *g)
 
 /* --- completions ------------------------------------------------------------------------ */
 
-/* A completion's lists, each of which is written in a pass of its own over the same tokens. */
+/* A completion has four lists. Each is written in a pass of its own over the same tokens. */
 enum logprobs_list { LIST_OFFSETS, LIST_VALUES, LIST_TOKENS, LIST_TOPS };
 
-/* Characters that begin in a token. */
+/* The number of characters that begin in a token. */
 static uint32_t logprobs_chars(const struct gen *g, int32_t id)
 {
     size_t len;
@@ -348,7 +362,8 @@ static uint32_t logprobs_chars(const struct gen *g, int32_t id)
     return n;
 }
 
-/* {"token":value,...}: the one that came, and the most probable. */
+/* {"token":value,...}: the chosen token and the most probable ones. The chosen one comes first
+ * unless it is among them. */
 static void logprobs_tops(struct buf *b, const struct gen *g, const struct buf *told, size_t at,
                           size_t next)
 {
@@ -372,7 +387,7 @@ static void logprobs_tops(struct buf *b, const struct gen *g, const struct buf *
     buf_add_byte(b, '}');
 }
 
-/* A token of a list; offset: the characters before it. */
+/* One token of a list; offset: the number of characters before it. */
 static void logprobs_text_token(struct buf *b, const struct gen *g, enum logprobs_list list,
                                 const struct buf *told, size_t at, size_t next, uint32_t offset)
 {
@@ -387,7 +402,8 @@ static void logprobs_text_token(struct buf *b, const struct gen *g, enum logprob
     }
 }
 
-/* Tokens of told from `at` on. Returns the characters up to its end. */
+/* The tokens of told from `at` to end. Returns the number of characters up to the last one's
+ * end. */
 static uint32_t logprobs_list_run(struct buf *b, const struct gen *g, enum logprobs_list list,
                                   const struct buf *told, size_t at, size_t end, uint32_t offset,
                                   bool first)
@@ -403,7 +419,7 @@ static uint32_t logprobs_list_run(struct buf *b, const struct gen *g, enum logpr
     return offset;
 }
 
-/* One list, with the prompt in front where it is echoed. */
+/* One list, with the echoed prompt's tokens first. */
 static uint32_t logprobs_list(struct buf *b, const struct gen *g, enum logprobs_list list,
                               bool with_prompt)
 {

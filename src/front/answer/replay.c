@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The replay of a stored response as a stream: the events that a stream would have had, each text
+ * in one delta. A member that was different at the beginning (a status, an empty output) is
+ * replaced by its early value, or left out. */
 #include "front/answer/replay.h"
 
 #include <string.h>
@@ -6,7 +10,7 @@
 struct replay {
     struct buf *b;
     uint32_t n_events;
-    const struct json *item; /* that is told of */
+    const struct json *item; /* the current item */
     uint32_t item_idx, part_idx;
 };
 
@@ -30,12 +34,13 @@ static void replay_member(struct buf *b, const char *name, const struct json *v)
         json_write(b, v, JSON_EXACT);
 }
 
-/* What a member is before the rest has come: JSON; NULL: as it is; "": it is not there yet. */
+/* The value of a member before the rest of its object existed: JSON; "": the member was missing;
+ * NULL: as in the complete object. */
 struct replay_early {
     const char *name, *text;
 };
 
-/* An object as it was when it began. */
+/* Write an object as it was when it began. */
 static void replay_early(struct buf *b, const struct json *object, const struct replay_early *early,
                          size_t n_early)
 {
@@ -47,7 +52,8 @@ static void replay_early(struct buf *b, const struct json *object, const struct 
         const char *text = NULL;
 
         for (size_t k = 0; k < n_early; k++)
-            text = strcmp(early[k].name, m->key) == 0 ? early[k].text : text;
+            if (strcmp(early[k].name, m->key) == 0)
+                text = early[k].text;
         if (text != NULL && text[0] == '\0')
             continue;
         buf_add_text(b, comma);
@@ -89,7 +95,7 @@ static void replay_item_event(struct replay *r, const char *event, bool ends)
     replay_end(r);
 }
 
-/* The members by which an event names its item and part. */
+/* The members with which an event refers to an item and its part. */
 static void replay_place(struct replay *r, bool has_part)
 {
     replay_member(r->b, "item_id", json_get(r->item, "id"));
@@ -110,7 +116,7 @@ static void replay_part_event(struct replay *r, const struct json *part, const c
     replay_end(r);
 }
 
-/* The text of a part, or of a call: `name` is the member of the event that ends it. */
+/* A text of a part or of a call. name is the member that holds it in the event. */
 static void replay_text(struct replay *r, const char *event, const char *name,
                         const struct json *text, const struct json *logprobs)
 {

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Operators' commands: see cache.h. The first part checks the admin key, the second makes a request
+ * to the engine, the third turns the engine's facts into JSON. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,6 +17,7 @@
 
 /* --- the key ------------------------------------------------------------------------------ */
 
+/* The file's first word is the key. Only its digest is kept. */
 int cache_open(struct front *f)
 {
     const char *path = f->settings.admin_key_file;
@@ -33,16 +37,17 @@ int cache_open(struct front *f)
     }
     len = text.bytes == NULL ? 0 : strcspn(text.bytes, " \t\r\n");
     if (len < 16 || len > CACHE_KEY_MAX) {
-        log_error("front: %s: its first line must be a key of 16 to %d bytes; openssl rand -hex 24 "
-                  "makes one",
-                  path, CACHE_KEY_MAX);
+        log_error(
+            "front: %s: its first line must be a key of 16 to %d bytes; make one with openssl "
+            "rand -hex 24",
+            path, CACHE_KEY_MAX);
         rc = ERR_INVALID;
     } else {
         f->admin_key = hash_sha256("", 0, text.bytes, len);
         f->has_admin_key = true;
     }
     if (stat(path, &st) == 0 && (st.st_mode & S_IROTH) != 0)
-        log_warn("front: everybody can read %s; chmod 0640", path);
+        log_warn("front: all users can read %s; chmod 0640", path);
     buf_fini(&text);
     return rc;
 }
@@ -53,13 +58,15 @@ bool cache_allows(const struct front *f, struct exchange *x)
     struct hash h;
 
     if (!f->has_admin_key) {
-        exchange_reply_error(x, ERR_NOT_FOUND, "there is no admin_key_file, and so no such thing",
+        exchange_reply_error(x, ERR_NOT_FOUND,
+                             "not available: this server has no admin key (setting admin_key_file)",
                              NULL, 0);
         return false;
     }
     if (strncmp(key, "Bearer ", 7) == 0)
         key += 7;
-    h = hash_sha256("", 0, key, strlen(key)); /* how long a comparison takes tells nothing */
+    h = hash_sha256("", 0, key, strlen(key)); /* comparing digests: the time taken reveals nothing
+                                               * of the key */
     if (memcmp(&h, &f->admin_key, sizeof h) == 0)
         return true;
     exchange_reply_error(x, ERR_ADMIN_KEY, NULL, NULL, 0);
@@ -68,7 +75,8 @@ bool cache_allows(const struct front *f, struct exchange *x)
 
 /* --- asking ------------------------------------------------------------------------------- */
 
-/* x is an operator's: its answer is what the engine says of the cache, or of its sleep. */
+/* Mark x as an operator's command: its answer is made from the engine's facts, and the token of its
+ * generation is dropped. */
 static void cache_ask(struct exchange *x)
 {
     x->asks = true;
@@ -78,7 +86,7 @@ static void cache_ask(struct exchange *x)
     x->max_tokens = 1;
 }
 
-/* A request without a prompt: one token that is not looked at. */
+/* A command without a prompt. Every request has at least one token; the engine ignores this one. */
 static void cache_ask_alone(struct exchange *x, const struct wire_request *r)
 {
     struct gen *g = arena_zalloc(&x->arena, sizeof *g);
@@ -99,7 +107,7 @@ static void cache_ask_alone(struct exchange *x, const struct wire_request *r)
     cache_ask(x);
 }
 
-/* One that says nothing but this. */
+/* A command about the whole cache. */
 static void cache_ask_cache(struct exchange *x, enum wire_cache_action action)
 {
     cache_ask_alone(x, &(struct wire_request){.task = WIRE_CACHE, .cache = {.action = action}});
@@ -110,7 +118,7 @@ static void cache_ask_power(struct exchange *x, enum wire_power_action action)
     cache_ask_alone(x, &(struct wire_request){.task = WIRE_POWER, .power = {.action = action}});
 }
 
-/* The generation that was prepared becomes a request to drop its prompt. */
+/* Turn the prepared generation into a command to drop its prompt's pages. */
 static void cache_ask_drop(struct exchange *x)
 {
     struct wire_request *r = &x->gens[0].request;
@@ -121,7 +129,7 @@ static void cache_ask_drop(struct exchange *x)
     cache_ask(x);
 }
 
-/* Members of a body that make a prompt. */
+/* The members of a body that make up a prompt. */
 static bool cache_is_prompt(const char *name)
 {
     static const char *const names[] = {"model",
@@ -148,9 +156,10 @@ static void cache_refuse(struct exchange *x, const char *why, const char *param)
     exchange_reply_error(x, ERR_INVALID, why, param, 0);
 }
 
-/* The prompt of body, one, as the endpoints make it, and `extra` beside it. False after an error
- * answer. A prompt of messages ends where they do unless it is said: what is kept or dropped is
- * what others begin with as well. */
+/* Prepare the generation for body's prompt, as the generating endpoints would; extra is an
+ * additional member. A chat's prompt ends after its last message by default, because the pinned or
+ * dropped part is the beginning of longer prompts. Only one prompt is allowed. False after an error
+ * answer. */
 static bool cache_prompt(struct front *f, struct exchange *x, const struct json *body,
                          const struct json_made *extra, const char *extra_name)
 {
@@ -181,7 +190,7 @@ static bool cache_prompt(struct front *f, struct exchange *x, const struct json 
     return !x->complete;
 }
 
-/* Every member must be known: a word that is not heeded would be kept, or dropped, in silence. */
+/* Refuse unknown members: with a misspelt one, the wrong pages might be pinned or dropped. */
 static bool cache_knows(struct exchange *x, const struct json *body, const char *const *names)
 {
     char why[128];
@@ -194,15 +203,15 @@ static bool cache_knows(struct exchange *x, const struct json *body, const char 
             known = known || strcmp(*n, key) == 0;
         if (known)
             continue;
-        (void)snprintf(why, sizeof why, "'%.64s' is not known here", key);
+        (void)snprintf(why, sizeof why, "'%.64s' is not a field of this command", key);
         cache_refuse(x, why, key);
         return false;
     }
     return true;
 }
 
-/* With cache_per_key an operator names the key whose cache is meant; else that of nobody is. False
- * after an error answer. */
+/* With cache_per_key, `tenant` selects the cache of that tenant; without it, that of requests
+ * without a tenant. False after an error answer. */
 static bool cache_choose(const struct front *f, struct exchange *x, const struct json *body,
                          struct wire_request *r)
 {
@@ -212,12 +221,14 @@ static bool cache_choose(const struct front *f, struct exchange *x, const struct
         return true;
     if (tenant->kind != JSON_TEXT || tenant->text_len == 0 || json_has_nul(tenant) ||
         !f->settings.cache_per_key) {
-        cache_refuse(x, "'tenant' must be the name of a key, and needs cache_per_key", "tenant");
+        cache_refuse(x,
+                     "'tenant' must be the name of a tenant, and needs the setting cache_per_key",
+                     "tenant");
         return false;
     }
     policy_tenant(tenant->text, r->tenant);
     policy_isolate(r);
-    memset(r->tenant, 0, sizeof r->tenant); /* it is not who asks */
+    memset(r->tenant, 0, sizeof r->tenant); /* the tenant did not send this request */
     return true;
 }
 
@@ -251,7 +262,7 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
     x->gens[0].request.flags |= WIRE_TELL_KEPT;
 }
 
-/* 16 hexadecimal digits, as a list names a namespace. */
+/* A namespace as GET /admin/cache writes it: 16 hexadecimal digits. */
 static bool cache_read_space(const struct json *v, uint64_t *space)
 {
     uint8_t bytes[sizeof *space] = {0};
@@ -281,7 +292,7 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
         if (cache_read_space(space, &r.cache.space))
             cache_ask_alone(x, &r);
         else
-            cache_refuse(x, "'namespace' must be 16 hexadecimal digits, as /admin/cache has them",
+            cache_refuse(x, "'namespace' must be 16 hexadecimal digits, as in GET /admin/cache",
                          "namespace");
     } else if (salt != NULL || json_get(body, "tenant") != NULL) {
         if (salt != NULL && !fields_read_salt(salt, r.salt))
@@ -292,7 +303,7 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
         cache_ask_cache(x, WIRE_DROP_ALL);
     } else {
         cache_refuse(x,
-                     "say what is dropped: 'prompt', 'messages', 'cache_salt', 'tenant', "
+                     "nothing to drop: give 'prompt', 'messages', 'cache_salt', 'tenant', "
                      "'namespace' or 'all': true",
                      NULL);
     }
@@ -305,7 +316,7 @@ void api_cache_reset(struct front *f, struct exchange *x, const struct json *bod
     cache_ask_cache(x, WIRE_DROP_ALL);
 }
 
-/* vLLM's calls. Its levels are one here: weights go to host memory. */
+/* vLLM's commands. Its sleep levels are ignored: weights always go to host memory. */
 void api_sleep(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
@@ -320,7 +331,10 @@ void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
     cache_ask_power(x, WIRE_WAKE);
 }
 
-/* --- answering ---------------------------------------------------------------------------- */
+/* --- answering ----------------------------------------------------------------------------
+ *
+ * The facts arrive as records; a row is a fact that names its object and the facts up to the next
+ * such fact. */
 
 void cache_fact(struct exchange *x, const struct wire_out *o)
 {
@@ -345,7 +359,7 @@ static bool cache_begins_row(const struct wire_out *o)
     return o->value == WIRE_FACT_TIER || o->value == WIRE_FACT_SPACE || o->value == WIRE_FACT_HINT;
 }
 
-/* A fact of the row that begins at i; default when it has none. */
+/* The number of a fact in the row that begins at i; fallback when the row lacks it. */
 static uint64_t cache_of(const struct exchange *x, size_t i, enum wire_fact fact, uint64_t fallback)
 {
     for (size_t k = i + 1; k < cache_n_facts(x); k++) {
@@ -367,7 +381,7 @@ static void cache_add_space(struct buf *b, uint64_t space)
     memcpy(bytes, &space, sizeof bytes);
     hash_hex(bytes, sizeof bytes, hex);
     if (space == 0)
-        buf_add_text(b, "\"namespace\":null"); /* several, or not known */
+        buf_add_text(b, "\"namespace\":null"); /* several, or unknown */
     else
         buf_printf(b, "\"namespace\":\"%s\"", hex);
 }
@@ -461,7 +475,7 @@ static void cache_add_list(struct front *f, struct buf *b, const struct exchange
     buf_add_text(b, "]}");
 }
 
-/* The number of a fact that stands alone. */
+/* The number of a fact that belongs to no row. */
 static unsigned long long cache_alone(const struct exchange *x, enum wire_fact fact)
 {
     for (size_t i = 0; i < cache_n_facts(x); i++) {

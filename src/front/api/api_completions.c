@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * POST /v1/completions: a text, a list of texts, token ids, or a list of lists of ids. Each
- * prompt becomes one generation and one choice. */
+ * POST /v1/completions: a text, a list of texts, token ids, or a list of lists of ids. Each prompt
+ * gets x->n generations, one per choice. */
 #include <stdio.h>
 
 #include "front/api/api.h"
 #include "front/request/lax.h"
 
-#define API_MAX_TOKENS_PRESET 16 /* OpenAI's and vLLM's for completions */
+#define API_MAX_TOKENS_PRESET 16 /* the default of OpenAI and vLLM */
 
 static bool api_is_ids(const struct json *v)
 {
     return v->kind == JSON_LIST && v->n > 0 && v->items[0].kind == JSON_INT;
 }
 
-/* How many prompts there are; 0 when the value has none of the four shapes. */
+/* The number of prompts; 0 when the value has none of the four forms. */
 static int api_count_prompts(const struct front *f, const struct json *prompt)
 {
     if (prompt == NULL)
@@ -36,7 +36,7 @@ static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, 
     if (api_is_ids(v))
         rc = gen_add_ids(g, v, why, cap);
     if (rc == ERR_INVALID)
-        (void)snprintf(why, cap, "'prompt' holds what is neither text nor token ids");
+        (void)snprintf(why, cap, "'prompt' must hold only texts or token ids");
     return rc;
 }
 
@@ -71,5 +71,5 @@ void api_completions(struct front *f, struct exchange *x, const struct json *bod
         }
     }
     if (gen_hold(f, x, FORM_NO_REASONING))
-        (void)gen_finish_prompts(f, x, "prompt"); /* has answered when it is false */
+        (void)gen_finish_prompts(f, x, "prompt"); /* false: it has answered */
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * GET /openapi.json and /v1: the API as the tables of route.c and fields.c have it, so that the
- * description cannot differ from what the server does. */
+ * GET /openapi.json, /v1, /tokenizer_info and /server_info, and POST /invocations. The description
+ * of the API is made from the tables of route.c and fields.c, so that it cannot differ from the
+ * server's behaviour. */
 #include <config.h>
 #include <string.h>
 
@@ -62,7 +63,7 @@ void api_index(struct front *f, struct exchange *x, const struct json *body)
     api_reply_described(x, &b);
 }
 
-/* What tokenizer_config.json says, as it stands there, for clients that render and count. */
+/* tokenizer_config.json, unchanged, for clients that render and count themselves. */
 void api_tokenizer_info(struct front *f, struct exchange *x, const struct json *body)
 {
     struct buf b = {0};
@@ -80,7 +81,7 @@ void api_tokenizer_info(struct front *f, struct exchange *x, const struct json *
                          "the model's folder has no tokenizer_config.json", NULL, 0);
 }
 
-/* The settings of this front, for operators. Paths of keys are told, keys are not. */
+/* The settings of this front, for operators. Paths of key files are shown, keys are not. */
 void api_server_info(struct front *f, struct exchange *x, const struct json *body)
 {
     struct buf b = {0};
@@ -94,11 +95,11 @@ void api_server_info(struct front *f, struct exchange *x, const struct json *bod
 
 static void api_invoke_responses(struct front *f, struct exchange *x, const struct json *body)
 {
-    x->shape = SHAPE_RESPONSES; /* of errors and events, too */
+    x->shape = SHAPE_RESPONSES; /* errors and events need the shape, too */
     api_responses(f, x, body);
 }
 
-/* SageMaker's one path: the body says which endpoint is meant. */
+/* SageMaker's only path: the body's members select the endpoint. */
 void api_invocations(struct front *f, struct exchange *x, const struct json *body)
 {
     if (json_get(body, "messages") != NULL)

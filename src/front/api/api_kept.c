@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Responses that were kept: asked for, removed, listed, gone on from. Each is kept with all items
- * that led to it, those of the responses before it included: so it does not hang on whether these
- * are still there, and takes the bytes of a whole conversation. */
+ * Endpoints for stored responses: read, delete, replay as a stream, list the input, and continue
+ * one with previous_response_id. A response is stored with all items that led to it, including
+ * those of the responses before it. So it does not depend on whether those still exist; the price
+ * is that each record holds a whole conversation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,15 +14,15 @@
 #include "front/kept/kept.h"
 
 #define KEPT_PATH       "/v1/responses/"
-#define KEPT_ITEMS_MAX  100 /* of one list, as OpenAI has it */
-#define KEPT_ITEMS_MOST 20  /* unless it is said */
+#define KEPT_ITEMS_MAX  100 /* of one list, as in OpenAI's API */
+#define KEPT_ITEMS_MOST 20  /* the default */
 
 static const char *kept_tenant(const struct exchange *x)
 {
     return fcgi_param(x->fcgi, "QUIRE_TENANT");
 }
 
-/* An error of the store as an answer. */
+/* Answer with an error of the store. param is NULL when the response itself was requested. */
 static void kept_refuse(struct exchange *x, int rc, const char *id, const char *param)
 {
     char why[200];
@@ -30,7 +31,7 @@ static void kept_refuse(struct exchange *x, int rc, const char *id, const char *
         (void)snprintf(why, sizeof why, "%s with id '%.100s' not found.",
                        param == NULL ? "Response" : "Previous response", id);
     else
-        (void)snprintf(why, sizeof why, "the kept responses cannot be read now: %s",
+        (void)snprintf(why, sizeof why, "stored responses cannot be read at present: %s",
                        err_sentence(rc));
     exchange_reply_error(x, rc == ERR_NOT_FOUND && param != NULL ? ERR_NO_PREVIOUS : rc, why, param,
                          0);
@@ -51,7 +52,7 @@ static const struct {
     {"reasoning", "rs", true},
 };
 
-/* A content that is a text, as a list of one part. */
+/* Content that is a text becomes a list of one part. */
 static void kept_put_parts(struct json_made *item, const struct json *text, bool is_answer)
 {
     struct json_made list = {.arena = item->arena};
@@ -68,8 +69,8 @@ static void kept_put_parts(struct json_made *item, const struct json *text, bool
     json_put_made(item, "content", JSON_LIST, &list);
 }
 
-/* An item as OpenAI lists it: with a type, an id, a status, and a content of parts. The id says
- * which request brought it, and its place (references.c). */
+/* Append an item in the form in which OpenAI lists it: with type, id, status, and content in parts.
+ * The id made here holds the request's id and the item's index (see references.c). */
 static void kept_put_item(struct json_made *list, const struct json *item, const char *id)
 {
     const struct json *type = json_get_kind(item, "type", JSON_TEXT);
@@ -106,7 +107,7 @@ static void kept_put_item(struct json_made *list, const struct json *item, const
     json_put_made(list, NULL, JSON_OBJECT, &made);
 }
 
-/* The input of a request as a list of items behind the earlier ones. */
+/* Append a request's input as items. */
 static void kept_put_input(struct json_made *list, const struct json *input, const char *id)
 {
     struct json_made message = {.arena = list->arena};
@@ -123,7 +124,7 @@ static void kept_put_input(struct json_made *list, const struct json *input, con
         kept_put_item(list, &input->items[i], id);
 }
 
-/* --- keeping ------------------------------------------------------------------------------ */
+/* --- storing ------------------------------------------------------------------------------ */
 
 bool api_kept_before(struct front *f, struct exchange *x, const struct json *body,
                      struct json *earlier)
@@ -187,13 +188,13 @@ void api_keep(struct front *f, struct exchange *x, const struct json *body,
     *k = (struct keeping){
         .kept = f->kept, .tenant = kept_tenant(x), .input = text, .input_len = b.len};
     buf_fini(&b);
-    if (text != NULL) /* without memory for it the answer says that it is not kept */
+    if (text != NULL) /* without memory, the answer reports that it was not stored */
         x->keeping = k;
 }
 
 /* --- endpoints ---------------------------------------------------------------------------- */
 
-/* Split the path behind /v1/responses/ into an id and what follows it. */
+/* Split the path after /v1/responses/ into an id and the rest. */
 static void kept_path(const struct exchange *x, char *id, size_t cap, const char **rest)
 {
     const char *uri = fcgi_param(x->fcgi, "REQUEST_URI") + strlen(KEPT_PATH);
@@ -203,7 +204,8 @@ static void kept_path(const struct exchange *x, char *id, size_t cap, const char
     *rest = uri[n] == '/' ? uri + n + 1 : "";
 }
 
-/* A parameter of the query; what it needs is not percent-coded. False: it is not there. */
+/* Read a parameter of the query. The values used here need no percent-encoding. False: it is
+ * missing. */
 static bool kept_query(const struct exchange *x, const char *name, char *out, size_t cap)
 {
     const char *at = strchr(fcgi_param(x->fcgi, "REQUEST_URI"), '?');
@@ -227,7 +229,7 @@ static bool kept_wants_stream(const struct exchange *x)
     return kept_query(x, "stream", text, sizeof text) && strcmp(text, "true") == 0;
 }
 
-/* The response as a stream, from its beginning: numbers of the events are the replay's own. */
+/* Send the response as a stream, from its beginning, with the replay's own sequence numbers. */
 static void kept_replay(struct exchange *x, const struct kept_record *r)
 {
     const struct json *response = NULL;
@@ -236,10 +238,11 @@ static void kept_replay(struct exchange *x, const struct kept_record *r)
     int rc;
 
     if (kept_query(x, "starting_after", after, sizeof after)) {
-        exchange_reply_error(x, ERR_UNSUPPORTED,
-                             "'starting_after' is not supported: a kept response is replayed from "
-                             "its beginning",
-                             "starting_after", 0);
+        exchange_reply_error(
+            x, ERR_UNSUPPORTED,
+            "'starting_after' is not supported: a stored response is replayed from "
+            "its beginning",
+            "starting_after", 0);
         return;
     }
     rc = json_parse(&response, &x->arena, r->response, r->response_len, NULL, 0);
@@ -268,7 +271,7 @@ static void kept_delete(struct front *f, struct exchange *x, const struct hash *
     exchange_reply_json(x, &b);
 }
 
-/* limit, order and after of a list. False after an error answer. */
+/* Read limit, order and after of a list. False after an error answer. */
 static bool kept_list_query(struct exchange *x, long *limit, bool *rises, char *after, size_t cap)
 {
     char text[16] = "";
@@ -294,7 +297,7 @@ static bool kept_list_query(struct exchange *x, long *limit, bool *rises, char *
     return true;
 }
 
-/* The item of a list that is the i-th in this order. */
+/* Item i of a list in ascending or descending order. */
 static const struct json *kept_item(const struct json *items, bool rises, uint32_t i)
 {
     return &items->items[rises ? i : items->n - 1 - i];
@@ -391,7 +394,7 @@ void api_kept_response(struct front *f, struct exchange *x, const struct json *b
     (void)body;
     fcgi_skip_body(x->fcgi);
     if (f->kept == NULL)
-        exchange_reply_error(x, ERR_NOT_FOUND, "this server is stateless and keeps no responses",
+        exchange_reply_error(x, ERR_NOT_FOUND, "this server does not store responses",
                              "response_id", 0);
     else
         kept_answer(f, x, strcmp(method, "HEAD") == 0 ? "GET" : method);

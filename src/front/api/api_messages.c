@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Anthropic's POST /v1/messages and /v1/messages/count_tokens: said as a chat, answered in
- * blocks. */
+ * Anthropic's POST /v1/messages and /v1/messages/count_tokens: translated to a chat and answered in
+ * blocks (answer_messages.c). */
 #include "front/api/api.h"
 #include "front/request/translate.h"
 
@@ -13,7 +13,7 @@ static bool api_translate(struct front *f, struct exchange *x, const struct json
     struct json chat;
     int rc;
 
-    x->max_tokens_bends = true; /* clients of that API ask for as much as a model might say */
+    x->max_tokens_bends = true; /* clients of this API send the longest answer they might want */
     rc = translate_messages(&chat, &x->arena, body, is_count, why, sizeof why, &param);
 
     if (rc != ERR_OK)
@@ -25,7 +25,7 @@ static bool api_translate(struct front *f, struct exchange *x, const struct json
 
 void api_messages(struct front *f, struct exchange *x, const struct json *body)
 {
-    (void)api_translate(f, x, body, false); /* has answered when it is false */
+    (void)api_translate(f, x, body, false); /* false: it has answered */
 }
 
 void api_count_tokens(struct front *f, struct exchange *x, const struct json *body)

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tokens in, tokens out, in vLLM's shapes.
+ * Token ids in, token ids out, in vLLM's JSON shapes.
  *
- *   render     a chat or completion as a GenerateRequest: token ids and sampling_params. quire adds
- *              `prompt`, the text of the ids, and `count`, how many there are; sampling_params has
- *              the tools where calls have a form, which token ids alone do not say
+ *   render     a chat or completion becomes a GenerateRequest: token_ids and sampling_params. quire adds
+ *              `prompt`, the text of the ids, and `count`, their number; sampling_params also has the
+ *              tools when calls are constrained, because token ids alone do not contain them
  *   generate   continues the token ids of such a request (answer_tokens.c writes the answer)
  *
- * What render answers, generate takes as it is, and says what the chat or completion would. */
+ * The output of render can be sent to generate unchanged, and gives the same tokens as the chat or
+ * completion. */
 #include <stdio.h>
 #include <string.h>
 
@@ -22,7 +23,7 @@ static void render_real(struct buf *b, const char *name, float value)
     buf_printf(b, "\"%s\":%.9g,", name, (double)value);
 }
 
-/* "name": the member as it came, or instead of one that is absent or null. */
+/* Write "name": and the member as it was sent, or `instead` when it is absent or null. */
 static void render_given(struct buf *b, const struct json *body, const char *name,
                          const char *instead)
 {
@@ -35,7 +36,7 @@ static void render_given(struct buf *b, const struct json *body, const char *nam
         json_write(b, v, JSON_EXACT);
 }
 
-/* The content's form, whatever field asked for it, as vLLM's StructuredOutputsParams. */
+/* The output constraint as vLLM's StructuredOutputsParams, whichever field it came from. */
 static void render_form(struct buf *b, const struct form *form)
 {
     static const char *const kinds[] = {
@@ -64,7 +65,7 @@ static void render_form(struct buf *b, const struct form *form)
     buf_add_byte(b, '}');
 }
 
-/* How many tokens may come: what was asked for, or what the context has room for. */
+/* max_tokens: the requested number, or the rest of the context. */
 static void render_max_tokens(struct front *f, const struct exchange *x, struct buf *b,
                               const struct gen *g)
 {
@@ -93,7 +94,7 @@ static void render_stops(const struct exchange *x, struct buf *b)
     buf_add_text(b, "],");
 }
 
-/* "name": so many when the flag is set, else null. */
+/* Write "name": n when the flag is set, otherwise null. */
 static void render_told(struct buf *b, const char *name, bool told, uint32_t n)
 {
     if (told)
@@ -102,7 +103,7 @@ static void render_told(struct buf *b, const char *name, bool told, uint32_t n)
         buf_printf(b, "\"%s\":null,", name);
 }
 
-/* vLLM's SamplingParams, with the defaults of this server where the request says nothing. */
+/* vLLM's SamplingParams, with this server's defaults for missing fields. */
 static void render_sampling(struct front *f, const struct exchange *x, struct buf *b,
                             const struct gen *g, const struct json *body)
 {
@@ -150,7 +151,7 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
     buf_add_byte(b, '}');
 }
 
-/* One GenerateRequest: a prompt with what is to be done with it. */
+/* One GenerateRequest: a prompt and its parameters. */
 static void render_one(struct front *f, const struct exchange *x, struct buf *b,
                        const struct gen *g, const struct json *body)
 {
@@ -189,7 +190,7 @@ void api_render(struct front *f, struct exchange *x, const struct json *body)
     else
         api_completions(f, x, body);
     if (x->complete)
-        return; /* refused */
+        return; /* it has answered with an error */
     if (x->beams != NULL) {
         exchange_reply_error(x, ERR_UNSUPPORTED,
                              "'use_beam_search' cannot be rendered: a "
@@ -210,8 +211,9 @@ void api_render(struct front *f, struct exchange *x, const struct json *body)
 
 /* --- generate ----------------------------------------------------------------------------- */
 
-/* The request as a chat's fields say it: sampling_params tell log probabilities as one number, and
- * what stands beside them comes along. False when memory is missing. */
+/* Make a chat's fields of a GenerateRequest. In sampling_params, `logprobs` is a number, in a chat
+ * a flag and a number; all members beside token_ids and sampling_params are copied. False: no
+ * memory. */
 static bool generate_fields(struct exchange *x, const struct json *body,
                             const struct json *sampling, struct json *out)
 {
@@ -242,7 +244,7 @@ static bool generate_fields(struct exchange *x, const struct json *body,
     return !made.failed;
 }
 
-/* What the body must have. NULL, or a sentence and the member. */
+/* Check the members that are required. Returns NULL, or a sentence and the member's name. */
 static const char *generate_check(const struct json *body, const char **param)
 {
     const struct json *ids = json_get(body, "token_ids");
@@ -260,7 +262,7 @@ static const char *generate_check(const struct json *body, const char **param)
     return NULL;
 }
 
-/* Where the output begins: inside of a reasoning, or behind one, as the prompt's text says. */
+/* Find out from the prompt's text whether the output begins inside a reasoning. */
 static enum form_start generate_begin(struct front *f, struct exchange *x)
 {
     const struct token_list *t = &x->gens[0].tokens;
@@ -303,5 +305,5 @@ void api_generate(struct front *f, struct exchange *x, const struct json *body)
     }
     start = generate_begin(f, x);
     if (gen_hold_reasoning(f, x, x->gens, x->n_gens, start) && gen_hold(f, x, start))
-        (void)gen_finish_prompts(f, x, "token_ids"); /* has answered when it is false */
+        (void)gen_finish_prompts(f, x, "token_ids"); /* false: it has answered */
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * OpenAI's POST /v1/responses: said as a chat, answered in items. */
+ * OpenAI's POST /v1/responses: translated to a chat and answered in items (answer_responses.c). The
+ * items of an earlier response are put before the input. */
 #include "front/api/api.h"
 #include "front/api/api_kept.h"
 #include "front/request/translate.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * GET /v1/models, /version, /load, /is_sleeping, /metrics: what the server is and how it does. */
+ * GET /v1/models, /version, /load, /is_sleeping and /metrics: the state of the server. */
 #include <config.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "front/api/api.h"
 
-/* The model that a path asks for, of *len bytes; NULL: for all of them. */
+/* The model that a path /models/NAME asks for, of *len bytes; NULL: it asks for all. */
 static const char *api_model_asked(const struct exchange *x, size_t *len)
 {
     static const char before[] = "/models/";
@@ -23,7 +23,7 @@ static const char *api_model_asked(const struct exchange *x, size_t *len)
     return *len > 0 ? name : NULL;
 }
 
-/* The model under one of its names; its root is the first. */
+/* The model under one of its names; "root" is its first name. */
 static void api_add_model(const struct front *f, struct buf *b, const char *name, size_t len,
                           uint32_t max_model_len)
 {
@@ -69,7 +69,7 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     buf_fini(&b);
 }
 
-/* Requests that run or wait in the engine, of all fronts. */
+/* Running and waiting requests of the engine, of all fronts. */
 void api_load(struct front *f, struct exchange *x, const struct json *body)
 {
     struct wire_stats *s = arena_alloc(&x->arena, sizeof *s);
@@ -107,7 +107,8 @@ void api_version(struct front *f, struct exchange *x, const struct json *body)
     exchange_reply(x, 200, "application/json", text, sizeof text - 1);
 }
 
-/* Each front has one engine; vLLM numbers them, and its dashboards ask for the number. */
+/* The common labels. vLLM numbers its engines, and its dashboards select by the number; here it is
+ * always 0. */
 static void api_labels(const struct front *f, struct buf *b, const char *labels)
 {
     buf_add_text(b, "{model_name=");
@@ -117,7 +118,7 @@ static void api_labels(const struct front *f, struct buf *b, const char *labels)
         buf_printf(b, ",%s", labels);
 }
 
-/* HELP and TYPE once per name; rows of one name follow each other. */
+/* HELP and TYPE, once per name; rows of one name are adjacent in metric.def. */
 static void api_metric_head(struct buf *b, const char **last, const char *name, const char *type,
                             const char *help)
 {
@@ -140,6 +141,7 @@ static void api_metric_value(const struct front *f, struct buf *b, const struct 
         buf_printf(b, "} %llu\n", v);
 }
 
+/* Prometheus' buckets are cumulative, the engine's are not. */
 static void api_metric_histogram(const struct front *f, struct buf *b, const struct wire_stats *s,
                                  enum wire_histogram_id id, const char *name)
 {
@@ -185,7 +187,8 @@ static void api_metrics_engine(const struct front *f, struct buf *b, const struc
 #undef HISTOGRAM
 }
 
-/* A gauge of 1 whose labels are the engine's cache settings, as it wrote them at its start. */
+/* A gauge of 1 whose labels are the engine's cache settings, which it wrote at its start. memchr():
+ * the text comes from shared memory and might not end. */
 static void api_metrics_config(const struct front *f, struct buf *b, const struct wire_stats *s)
 {
     static const char name[] = "vllm:cache_config_info";
@@ -199,7 +202,7 @@ static void api_metrics_config(const struct front *f, struct buf *b, const struc
     buf_add_text(b, "} 1\n");
 }
 
-/* What is told of each tenant. */
+/* The metrics per tenant. */
 enum api_tenant_column {
     TENANT_PROMPT,
     TENANT_GENERATION,
@@ -222,22 +225,23 @@ static unsigned long long api_tenant_value(const struct wire_tenant *t, enum api
     return 0;
 }
 
-/* At most WIRE_TENANTS rows a name; who found no place among them is in the first, of no name. */
+/* One row per tenant and metric, at most WIRE_TENANTS. The first row has an empty name: requests
+ * without a tenant, and of tenants without a row of their own. */
 static void api_metrics_tenants(const struct front *f, struct buf *b, const struct wire_stats *s)
 {
     static const struct {
         const char *name, *type, *help;
     } columns[TENANT_COLUMNS] = {
         [TENANT_PROMPT] = {"quire:tenant_prompt_tokens_total", "counter",
-                           "Prompt tokens of a key."},
+                           "Prompt tokens of a tenant."},
         [TENANT_GENERATION] = {"quire:tenant_generation_tokens_total", "counter",
-                               "Generated tokens of a key."},
+                               "Generated tokens of a tenant."},
         [TENANT_REFUSED] = {"quire:tenant_requests_rejected_total", "counter",
-                            "Requests of a key that the engine refused."},
+                            "Requests of a tenant that the engine refused."},
         [TENANT_RUNNING] = {"quire:tenant_requests_running", "gauge",
-                            "Requests of a key that run."},
+                            "Running requests of a tenant."},
         [TENANT_WAITING] = {"quire:tenant_requests_waiting", "gauge",
-                            "Requests of a key that wait."},
+                            "Waiting requests of a tenant."},
     };
     uint32_t n = atomic_load(&s->n_tenants);
 

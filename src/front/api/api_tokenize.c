@@ -15,7 +15,7 @@ void api_reply_buf(struct exchange *x, struct buf *b)
     buf_fini(b);
 }
 
-/* return_token_strs: the tokens as the tokenizer's files write them. */
+/* return_token_strs: the tokens as they are written in the tokenizer's files. */
 static void api_add_written(struct buf *b, const struct front *f, const struct token_list *ids)
 {
     buf_add_text(b, ",\"token_strs\":[");
@@ -29,6 +29,8 @@ static void api_add_written(struct buf *b, const struct front *f, const struct t
     buf_add_byte(b, ']');
 }
 
+/* {"prompt": text} or {"messages": [...]} becomes {"count": N, "max_model_len": N, "tokens":
+ * [ids]}. */
 void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *prompt = json_get(body, "prompt");
@@ -45,7 +47,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         return;
     }
     if (chat && json_get(body, "chat_template") != NULL &&
-        json_get(body, "chat_template")->kind != JSON_NULL) { /* as chats do */
+        json_get(body, "chat_template")->kind != JSON_NULL) { /* refused as in chats */
         exchange_reply_error(x, ERR_UNSUPPORTED, "'chat_template' is not supported",
                              "chat_template", 0);
         return;
@@ -80,6 +82,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
     api_reply_buf(x, &b);
 }
 
+/* {"tokens": [ids]} becomes {"prompt": text}. */
 void api_detokenize(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *tokens = json_get_kind(body, "tokens", JSON_LIST);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A stream that is derendered event by event. Nothing is kept between requests: the state that the
- * client brings has the ids of each choice, and how many of them were said. They go through
- * detokenizer and reply once more, and what comes of the others is the delta. */
+ * Derendering a stream event by event. The server keeps nothing between requests: the client sends
+ * the state, with the ids of each choice and the number of ids already turned into text. All of
+ * them go through detokenizer and reply parser again, first the old ones without output, then the
+ * others, whose output is the delta. */
 #include <stdio.h>
 #include <string.h>
 
@@ -12,19 +13,23 @@
 #include "front/api/api.h"
 #include "front/api/derender.h"
 
-/* What one choice says in this event. */
+/* The output of one choice in this event. */
 struct piece {
     struct gen *g;
     const struct json *choice; /* of the event */
-    const struct json *before; /* of the state; NULL: it is its first event */
+    const struct json *before; /* its entry in the state; NULL: this is its first event */
     int idx;
-    bool says;    /* what was said before is passed over */
-    int call;     /* whose member of calls is open; -1: none */
-    size_t n_now; /* ids that are said, with this event */
+    bool says;    /* false while old ids are being replayed */
+    int call;     /* the call whose JSON is open; -1: none */
+    size_t n_now; /* ids turned into text so far, this event included */
     struct buf content, reasoning, calls;
 };
 
-/* --- the reply ----------------------------------------------------------------------------- */
+/* --- the reply -----------------------------------------------------------------------------
+ *
+ * Pieces of calls are JSON members of tool_calls:
+ * {"index":0,"id":...,"function":{"name":...,"arguments":"..."}}. One stays open until another call
+ * begins or the event ends. */
 
 static void piece_close_call(struct piece *p)
 {
@@ -77,7 +82,7 @@ static void piece_said(void *arg, const struct reply_event *e)
     }
 }
 
-/* The text that the detokenizer has given, to the reply, or as it is. */
+/* Pass the detokenizer's text to the reply parser, or to the content if there is none. */
 static void piece_hear(struct piece *p)
 {
     struct gen *g = p->g;
@@ -92,6 +97,7 @@ static void piece_hear(struct piece *p)
 
 /* --- choices -------------------------------------------------------------------------------- */
 
+/* The number of characters of the first n tokens: bytes that do not continue one. */
 static uint32_t piece_chars(const struct piece *p, size_t n)
 {
     uint32_t chars = 0;
@@ -106,8 +112,8 @@ static uint32_t piece_chars(const struct piece *p, size_t n)
     return chars;
 }
 
-/* Ids that may be said: a control token at the end waits for the event that says whether it ended
- * the text. If it did, it is not said at all. */
+/* The number of ids that may become text. A special token at the end waits for the next event,
+ * because it may be the one that ended the text; then it is never shown. */
 static size_t piece_end(const struct front *f, const struct piece *p, bool by_length)
 {
     size_t n = p->g->tokens.len;
@@ -125,7 +131,8 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
     struct gen *g = p->g;
     size_t end = piece_end(f, p, by_length);
 
-    end = end < n_before ? n_before : end;
+    if (end < n_before)
+        end = n_before;
     for (size_t i = 0; i < end && g->detok.status == DETOK_GOING; i++) {
         if (i == n_before) {
             piece_hear(p);
@@ -133,7 +140,7 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
         }
         (void)detok_push(&g->detok, g->tokens.ids[i], &g->text);
     }
-    piece_hear(p); /* of a text that had stopped before nothing comes */
+    piece_hear(p); /* a text that had stopped before adds nothing */
     p->says = true;
     p->n_now = end;
     g->told_chars =
@@ -147,7 +154,7 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
     g->finish = by_length && g->detok.status != DETOK_STOPPED ? GEN_LENGTH : GEN_STOP;
 }
 
-/* The choice's ids so far and in this event. False after an error answer. */
+/* Read the choice's ids, of the state and of this event. False after an error answer. */
 static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
 {
     const struct json *ids = json_get_kind(p->choice, "token_ids", JSON_LIST);
@@ -162,8 +169,8 @@ static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
     if (before != NULL)
         rc = gen_add_ids(p->g, before, why, sizeof why);
     if (rc == ERR_OK && (n_said < 0 || (size_t)n_said > p->g->tokens.len)) {
-        (void)snprintf(why, sizeof why, "'n_said' of choice %d is not a part of its tokens",
-                       p->idx);
+        (void)snprintf(why, sizeof why,
+                       "'n_said' of choice %d must be from 0 to its number of tokens", p->idx);
         rc = ERR_INVALID;
     }
     if (rc == ERR_OK) {
@@ -171,20 +178,20 @@ static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
         rc = ids == NULL ? ERR_INVALID : gen_add_ids(p->g, ids, why, sizeof why);
     }
     if (rc == ERR_OK && engine.max_model_len > 0 && p->g->tokens.len > engine.max_model_len) {
-        (void)snprintf(why, sizeof why, "choice %d has more token_ids than the %u of a context",
-                       p->idx, engine.max_model_len);
+        (void)snprintf(why, sizeof why, "choice %d has more token_ids than a context's %u", p->idx,
+                       engine.max_model_len);
         rc = ERR_INVALID;
     }
     if (rc == ERR_OK && !derender_logprobs(p->g, json_get(p->choice, "logprobs"))) {
         (void)snprintf(why, sizeof why,
-                       "the logprobs of choice %d have tokens that are no "
+                       "the logprobs of choice %d must have tokens as "
                        "token_id:N",
                        p->idx);
         rc = ERR_INVALID;
     }
     if (rc != ERR_OK) {
-        exchange_reply_error(x, rc, why[0] == '\0' ? "a choice has no list of token_ids" : why,
-                             param, 0);
+        exchange_reply_error(
+            x, rc, why[0] == '\0' ? "each choice must have a list of token_ids" : why, param, 0);
         return false;
     }
     piece_say(f, p, (size_t)n_said);
@@ -243,7 +250,7 @@ static void piece_write(struct buf *b, struct piece *p)
                 g->text.failed || g->told.failed;
 }
 
-/* The state with this event: choices of the event, then those of the state that it leaves alone. */
+/* The next state: the choices of this event, then those of the old state that it does not touch. */
 static void write_state(struct buf *b, const struct exchange *x, const struct json *state,
                         const struct piece *pieces, uint32_t n)
 {
@@ -306,7 +313,7 @@ static const struct json *find_before(const struct json *state, int idx)
     return NULL;
 }
 
-/* Where the replies began, and what listens to them. False after an error answer. */
+/* Find out where the replies began, and set their parsers up. False after an error answer. */
 static bool listen(struct front *f, struct exchange *x, const struct json *request,
                    struct piece *pieces, uint32_t n)
 {
@@ -321,7 +328,7 @@ static bool listen(struct front *f, struct exchange *x, const struct json *reque
             continue;
         o = g->speech->reply.o;
         reply_fini(&g->speech->reply);
-        if (request == NULL) { /* nothing says where the reply began: its text is the answer */
+        if (request == NULL) { /* the beginning of the reply is unknown: its text is not parsed */
             g->speech = NULL;
             g->detok.skip_special = true;
             continue;
@@ -334,7 +341,7 @@ static bool listen(struct front *f, struct exchange *x, const struct json *reque
     return fine;
 }
 
-/* The event's choices as pieces. False after an error answer. */
+/* Make a piece of each choice in the event. False after an error answer. */
 static bool place(struct front *f, struct exchange *x, const struct json *choices,
                   const struct json *state, struct piece *pieces)
 {
@@ -359,7 +366,7 @@ static bool place(struct front *f, struct exchange *x, const struct json *choice
     return true;
 }
 
-/* What must be there. NULL, or a sentence and the member. */
+/* Check the members that are required. Returns NULL, or a sentence and the member's name. */
 static const char *event_check(const struct front *f, const struct json *event,
                                const struct json *state, const char **param)
 {
@@ -370,7 +377,7 @@ static const char *event_check(const struct front *f, const struct json *event,
         return "'generate_chunk' must be an event of /inference/v1/generate, with 'choices'";
     *param = "stream_state";
     if (state != NULL && state->kind != JSON_NULL && state->kind != JSON_OBJECT)
-        return "'stream_state' must be what the answer to the event before had, or null";
+        return "'stream_state' must be that of the answer to the previous event, or null";
     return NULL;
 }
 

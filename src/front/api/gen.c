@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From a checked request to generations that wait for the engine. */
+ * From a checked request to generations that are ready for the engine. The endpoints call
+ * gen_prepare(), add the prompts' tokens, and call gen_finish_prompts(); the exchange then goes to
+ * the streamer. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -19,7 +21,7 @@ static uint64_t gen_random(void)
     uint64_t r = 0;
 
     if (getrandom(&r, sizeof r, 0) != (ssize_t)sizeof r)
-        r = clock_us(); /* a seed and an id need no secrecy */
+        r = clock_us(); /* neither a seed nor an id must be secret */
     return r;
 }
 
@@ -31,7 +33,9 @@ static const char *gen_id_prefix(const struct exchange *x)
     case SHAPE_TOKENS: return "generate-tokens-";
     case SHAPE_OPENAI: break;
     }
-    return x->format == EXCHANGE_CHAT ? "chatcmpl-" : "cmpl-";
+    if (x->format == EXCHANGE_CHAT)
+        return "chatcmpl-";
+    return "cmpl-";
 }
 
 static void gen_name(struct exchange *x)
@@ -41,7 +45,7 @@ static void gen_name(struct exchange *x)
         char hex[2 * sizeof r + 1];
 
         hash_hex((const uint8_t *)r, sizeof r, hex);
-        (void)exchange_name(x, hex); /* hex digits are a name */
+        (void)exchange_name(x, hex); /* hex digits are always usable */
     }
     (void)snprintf(x->id, sizeof x->id, "%s%s", gen_id_prefix(x), x->request_id);
     x->created = clock_unix_s();
@@ -49,12 +53,12 @@ static void gen_name(struct exchange *x)
 
 void gen_keep_name(struct exchange *x, const struct json *name)
 {
-    if (name != NULL && strcmp(name->text, x->request_id) == 0) /* it could be a name */
+    if (name != NULL && strcmp(name->text, x->request_id) == 0) /* equal only if it was usable */
         (void)snprintf(x->id, sizeof x->id, "%s", x->request_id);
 }
 
-/* A chat's replies are taken apart where the model knows calls or reasoning, or the answer has
- * blocks. Tags of calls may be special tokens: these are then not skipped. */
+/* Set up the parsing of a chat's reply, if the model has tool calls or reasoning, or the answer's
+ * shape has blocks. */
 static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
                       const struct fields *fields)
 {
@@ -73,7 +77,8 @@ static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
     return ERR_OK;
 }
 
-/* Is what a reply is read by among the tokens that are left out of texts? */
+/* Does the reply's parser need special tokens that texts normally leave out? Tags of calls and of
+ * reasoning may be such tokens. */
 static bool gen_needs_special(const struct front *f, const struct gen *g)
 {
     const char *close;
@@ -86,6 +91,7 @@ static bool gen_needs_special(const struct front *f, const struct gen *g)
             tokenizer_is_skipped(f->tokenizer, tokenizer_find(f->tokenizer, close, strlen(close))));
 }
 
+/* fields.form lies on the stack; the exchange needs it until its end. */
 static const struct form *gen_keep_form(struct exchange *x, const struct form *form)
 {
     struct form *kept = arena_alloc(&x->arena, sizeof *kept);
@@ -153,9 +159,10 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
             g->request.generate.sampling.seed = gen_random();
         else
             g->request.generate.sampling.seed +=
-                (uint64_t)(i % x->n); /* or they would all say the same */
+                (uint64_t)(i % x->n); /* the choices of one seed must differ */
         if (i % x->n != 0)
-            g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* one choice hears them for all */
+            /* the first choice reports them for all */
+            g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
         rc = gen_listen(f, x, g, &fields);
         if (gen_needs_special(f, g) && !fields.skip_special_given)
             fields.skip_special = false;
@@ -166,7 +173,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
             exchange_reply_error(x, rc, NULL, "stop", 0);
             return false;
         }
-        detok_continue(&g->detok); /* what comes is the rest of a prompt */
+        detok_continue(&g->detok); /* its first token continues the prompt */
         x->n_gens++;
     }
     if (fields.use_beams && !x->only_echo && beams_init(x, &fields.beams) != ERR_OK) {
@@ -176,7 +183,9 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     return true;
 }
 
-/* Is there hope that a text of len bytes fits? */
+/* A text has at least len / (longest token) tokens. When even that exceeds the context, refuse it
+ * before encoding, because counting the tokens of 30 MB takes a second. Not while the engine is
+ * draining or gone, because the next one may have a longer context. */
 static int gen_check_length(struct front *f, const struct gen *g, size_t len, char *why, size_t cap)
 {
     size_t most = tokenizer_most_bytes(f->tokenizer);
@@ -184,8 +193,6 @@ static int gen_check_length(struct front *f, const struct gen *g, size_t len, ch
     struct link_state engine;
 
     link_read_state(&f->link, &engine, 0);
-    /* To count the tokens of 30 MB takes a second. While an engine goes or is gone, the next one
-     * may take more. */
     if (g->exchange->truncate_to == 0 && engine.attached && !engine.draining &&
         at_least > engine.max_model_len) {
         (void)snprintf(why, cap,
@@ -205,7 +212,7 @@ int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap)
         const struct json *id = &ids->items[i];
 
         if (id->kind != JSON_INT || id->whole < 0 || id->whole > INT32_MAX) {
-            (void)snprintf(why, cap, "member %u is no token id", i);
+            (void)snprintf(why, cap, "member %u is not a token id", i);
             return ERR_INVALID;
         }
         rc = token_list_add(&g->tokens, (int32_t)id->whole);
@@ -256,7 +263,8 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
     return rc == ERR_OK;
 }
 
-/* How many of a prompt's tokens the client wants at most; 0: all. */
+/* The number of prompt tokens to keep; 0: all. truncate_to is -1 for "as many as fit beside the
+ * answer". */
 static size_t gen_wanted(struct front *f, const struct exchange *x)
 {
     uint64_t more = exchange_least_answer(x);
@@ -268,7 +276,7 @@ static size_t gen_wanted(struct front *f, const struct exchange *x)
     return engine.max_model_len > more ? (size_t)(engine.max_model_len - more) : 0;
 }
 
-/* Of a prompt that is longer than the client wants the end is kept, or its beginning. */
+/* Cut a prompt that is longer than that: keep its end, or its beginning (truncation_side). */
 static void gen_truncate(struct front *f, struct exchange *x, struct gen *g)
 {
     size_t keep = gen_wanted(f, x);
@@ -281,10 +289,12 @@ static void gen_truncate(struct front *f, struct exchange *x, struct gen *g)
     g->tokens.len = keep;
 }
 
-/* Ids that one prompt's choices may hold together: 128 of half a million. */
+/* Maximum ids of one prompt's choices together: for example 128 choices of half a million
+ * tokens. */
 #define GEN_SHARED_IDS_MAX ((size_t)64 << 20)
 
-/* The other choices of a prompt have the same tokens, and with echo all begin with its text. */
+/* Copy a prompt to its other choices. With echo, the text of all of them begins with the
+ * prompt's. */
 static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
 {
     if (g->tokens.len > GEN_SHARED_IDS_MAX / (size_t)x->n)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References in the input of POST /v1/responses: {"type": "item_reference", "id": ...} stands for
- * an item of a response that is kept. An item's id names its response and its place there, so one
- * read of the store finds it; of a response that is gone it is looked for among the items that
- * previous_response_id stands for. */
+ * References in the input of POST /v1/responses: {"type": "item_reference", "id": ...} is replaced
+ * by an item of a stored response. An item's id contains its response and its index there, so one
+ * read of the store finds it. If that response is gone, the item is searched among those of
+ * previous_response_id's conversation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,26 +11,26 @@
 #include "front/api/api_kept.h"
 #include "front/kept/kept.h"
 
-#define REFERENCES_MAX 256 /* of a request: each may read a record, or look at all earlier items */
+#define REFERENCES_MAX 256 /* per request: each may read a record, or search all earlier items */
 
-/* What an id says: PREFIX_REQUEST_N an item of the output, PREFIX_REQUEST_iN one of the input. */
+/* The parts of an id: PREFIX_REQUEST_N is item N of the output, PREFIX_REQUEST_iN of the input. */
 struct reference {
     char response[API_KEPT_ID_BYTES];
     bool is_input;
     uint32_t idx;
 };
 
-/* The lists of one response, so that references to it in a row read it once. */
+/* The lists of the last response read, because consecutive references mostly have the same one. */
 struct references {
     struct front *f;
     struct exchange *x;
     const struct json *earlier;
-    char response[API_KEPT_ID_BYTES]; /* that was read last; "": none */
+    char response[API_KEPT_ID_BYTES]; /* its id; "": none */
     struct kept_record record;
-    const struct json *lists[2]; /* its output and its input; NULL: not parsed yet */
+    const struct json *lists[2]; /* [output, input]; NULL: not parsed yet */
 };
 
-/* An item that is a reference; its type may be missing. */
+/* Is the item a reference? Its type may be missing. */
 static bool is_reference(const struct json *item)
 {
     const struct json *type = json_get(item, "type");
@@ -43,6 +43,8 @@ static bool is_reference(const struct json *item)
            json_get(item, "content") == NULL;
 }
 
+/* Split an id, from the outside in: the prefix ends at the first '_', the index begins after the
+ * last. */
 static bool read_reference(const char *id, struct reference *r)
 {
     const char *first = strchr(id, '_'), *last = strrchr(id, '_');
@@ -65,7 +67,7 @@ static bool read_reference(const char *id, struct reference *r)
     return true;
 }
 
-/* The list that r is of. ERR_NOT_FOUND, or an error of the store. */
+/* Find the list that r points into. ERR_NOT_FOUND, or an error of the store. */
 static int open_list(struct references *all, const struct reference *r, const struct json **list)
 {
     struct arena *arena = &all->x->arena;
@@ -131,21 +133,22 @@ static void refuse_item(struct exchange *x, int rc, uint32_t at, const struct js
     if (rc == ERR_NOT_FOUND && (id == NULL || id->kind != JSON_TEXT))
         (void)snprintf(why, sizeof why, "'input[%u].id' must be a string: the id of an item", at);
     else if (rc == ERR_NOT_FOUND)
-        (void)snprintf(why, sizeof why,
-                       "'input[%u]' refers to the item '%.100s', which is not kept: send the item "
-                       "itself",
-                       at, id->text);
+        (void)snprintf(
+            why, sizeof why,
+            "'input[%u]' refers to the item '%.100s', which is not stored: send the item "
+            "itself",
+            at, id->text);
     else
-        (void)snprintf(why, sizeof why, "the item of 'input[%u]' cannot be read now: %s", at,
+        (void)snprintf(why, sizeof why, "the item of 'input[%u]' cannot be read at present: %s", at,
                        err_sentence(rc));
-    exchange_reply_error(x,
-                         rc == ERR_NOT_FOUND   ? ERR_INVALID
-                         : rc == ERR_NO_MEMORY ? ERR_TOO_LARGE
-                                               : rc,
-                         why, "input", 0);
+    if (rc == ERR_NOT_FOUND)
+        rc = ERR_INVALID;
+    else if (rc == ERR_NO_MEMORY)
+        rc = ERR_TOO_LARGE;
+    exchange_reply_error(x, rc, why, "input", 0);
 }
 
-/* body with another input. */
+/* Replace *body by a copy with another input. */
 static bool put_input(struct exchange *x, const struct json **body, const struct json_made *input)
 {
     struct json_made made = {.arena = &x->arena};

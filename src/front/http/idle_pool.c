@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The idle pool: connections wait in an epoll set until their first byte arrives. All readers wait
+ * on the same set. Every descriptor in it is EPOLLONESHOT, so that an event wakes exactly one
+ * reader, which then owns the descriptor until it adds it again. */
 #include "front/http/idle_pool.h"
 
 #include <errno.h>
@@ -14,10 +18,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-#define IDLE_POOL_TICK_MS  1000
-#define IDLE_POOL_LEAVE_MS 1000 /* at the end: for those who have come before it */
+#define IDLE_POOL_TICK_MS 1000
+/* time that idle connections get for a first byte when the process stops */
+#define IDLE_POOL_LEAVE_MS 1000
 
-/* epoll's data: guests add their index and, above 32 bits, their turn. */
+/* The data of epoll events. For a guest: its index, and above 32 bits its turn. */
 enum idle_pool_source { IDLE_POOL_LISTEN, IDLE_POOL_SHUT, IDLE_POOL_STOP, IDLE_POOL_GUEST };
 
 static int idle_pool_watch(const struct idle_pool *l, int how, int fd, uint32_t events,
@@ -46,18 +51,22 @@ int idle_pool_open(struct idle_pool *l, int listen_fd, int stop_fd)
     return ERR_OK;
 }
 
-/* The place's connection is the caller's from now on. */
+/* Guests. guests[] holds the silent connections. A place can be freed and given to another
+ * connection between an event and the lock, and even the descriptor's number can be the same; the
+ * turn in the event's data reveals that. */
+/* Free a place; its connection belongs to the caller from now on. */
 static int idle_pool_vacate_locked(struct idle_pool *l, struct idle_pool_guest *g)
 {
     int fd = g->fd;
 
-    (void)epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, fd, NULL); /* it is there */
+    (void)epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, fd, NULL); /* cannot fail: it is in the set */
     g->fd = 0;
     atomic_fetch_sub(&l->n_guests, 1);
     return fd;
 }
 
-/* A place for one more: a free one, or that of who has been silent for longest. */
+/* A place for another connection: a free one, or that of the longest silent one, which is
+ * closed. */
 static struct idle_pool_guest *idle_pool_place_locked(struct idle_pool *l)
 {
     struct idle_pool_guest *first = &l->guests[0];
@@ -91,7 +100,7 @@ static void idle_pool_admit(struct idle_pool *l, int fd)
     (void)pthread_mutex_unlock(&l->lock);
 }
 
-/* The guest that an event is of, or -1 when he was sent away meanwhile. */
+/* The connection of a guest's event, or -1 when the guest was closed in the meantime. */
 static int idle_pool_call(struct idle_pool *l, uint64_t data)
 {
     struct idle_pool_guest *g = &l->guests[(data & UINT32_MAX) - IDLE_POOL_GUEST];
@@ -104,12 +113,13 @@ static int idle_pool_call(struct idle_pool *l, uint64_t data)
     return fd;
 }
 
+/* Close the connections that were silent for too long. */
 static void idle_pool_send_away(struct idle_pool *l)
 {
     uint64_t now_us;
 
     (void)pthread_mutex_lock(&l->lock);
-    now_us = clock_us(); /* not before any guest came */
+    now_us = clock_us(); /* read under the lock, so not before any guest's time */
     for (int i = 0; i < IDLE_POOL_GUESTS; i++) {
         struct idle_pool_guest *g = &l->guests[i];
 
@@ -126,7 +136,7 @@ static bool idle_pool_speaks(int fd, int timeout_ms)
     return poll(&p, 1, timeout_ms) == 1;
 }
 
-/* Whoever comes to the door next is for any reader. */
+/* Watch the listening socket again: the next connection is for any reader. */
 static void idle_pool_open_door(struct idle_pool *l)
 {
     if (idle_pool_watch(l, EPOLL_CTL_MOD, l->listener.fd, EPOLLIN | EPOLLONESHOT,
@@ -134,7 +144,7 @@ static void idle_pool_open_door(struct idle_pool *l)
         log_error("front: epoll: %s", strerror(errno));
 }
 
-/* Nobody looks at the door until the timer's event, which is for any reader, too. */
+/* Stop watching the listening socket until a timer fires, whose event is for any reader, too. */
 static void idle_pool_shut_door(struct idle_pool *l)
 {
     const struct itimerspec t = {.it_value = {.tv_nsec = LISTENER_SHUT_MS * 1000000L}};
@@ -145,7 +155,9 @@ static void idle_pool_shut_door(struct idle_pool *l)
         log_error("front: timer: %s", strerror(errno));
 }
 
-/* Who is at the door. */
+/* Accept a connection. Its reader goes on with it if its first bytes are there, which is the usual
+ * case; otherwise it becomes a guest. The socket is watched again before the bytes are read, so
+ * that another reader can accept meanwhile. */
 static int idle_pool_accept(struct idle_pool *l, int *fd)
 {
     int k;
@@ -165,7 +177,8 @@ static int idle_pool_accept(struct idle_pool *l, int *fd)
     return ERR_OK;
 }
 
-/* One of those who have not spoken when the process stops. */
+/* When the process stops: a guest that has sent something, or does so within its time; -1 when
+ * there is none. The others are closed. */
 static int idle_pool_last(struct idle_pool *l)
 {
     int fd = -1;
@@ -179,7 +192,7 @@ static int idle_pool_last(struct idle_pool *l)
         if (g->fd == 0)
             continue;
         fd = idle_pool_vacate_locked(l, g);
-        if (idle_pool_speaks(fd, late ? 0 : IDLE_POOL_LEAVE_MS - (int)waited_ms))
+        if (idle_pool_speaks(fd, late ? 0 : (int)(IDLE_POOL_LEAVE_MS - waited_ms)))
             continue;
         (void)close(fd);
         fd = -1;
@@ -196,7 +209,7 @@ int idle_pool_next(struct idle_pool *l, int *fd)
     if (atomic_load(&l->n_guests) > 0)
         idle_pool_send_away(l);
     if (n <= 0)
-        return ERR_AGAIN; /* or EINTR */
+        return ERR_AGAIN; /* a timeout, or EINTR */
     if (ev.data.u64 == IDLE_POOL_LISTEN)
         return idle_pool_accept(l, fd);
     if (ev.data.u64 == IDLE_POOL_SHUT) {

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The thread behind kept.h. It takes all jobs that wait and puts them in one commit, so that a slow
- * disk costs each answer one sync, not as many as there are answers. Readers and the thread share
- * the environment; a lock keeps it open under them while the thread opens it anew. */
+ * The thread that stores responses. It takes all waiting jobs and writes them in one commit, so
+ * that on a slow disk many answers share one sync. Readers and the thread share the LMDB
+ * environment; db_lock keeps it open while they use it, because the thread may open it anew.
+ *
+ * A job has two owners: the thread and the exchange that waits for it. The last one frees it. */
 #include "front/kept/kept.h"
 
 #include <errno.h>
@@ -16,16 +18,16 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-#define KEPT_WAITING_BYTES ((size_t)64 << 20) /* of records that wait for the disk */
-#define KEPT_BATCH         64                 /* of them in one commit */
-#define KEPT_TICK_S        60  /* between looks for what is too old, or a broken file */
-#define KEPT_EXPIRE        256 /* records that one look removes */
+#define KEPT_WAITING_BYTES ((size_t)64 << 20) /* limit of records that wait for the disk */
+#define KEPT_BATCH         64                 /* maximum records per commit */
+#define KEPT_TICK_S        60  /* seconds between checks for expired records and a broken file */
+#define KEPT_EXPIRE        256 /* maximum records removed per check */
 
 struct kept_job {
-    struct kept_record record; /* its texts are behind the job */
+    struct kept_record record; /* its texts follow the job in memory */
     struct kept_job *next;
     _Atomic int state;
-    _Atomic int refs; /* the thread's and the asker's */
+    _Atomic int refs; /* the thread and the asker */
 };
 
 struct kept {
@@ -35,9 +37,10 @@ struct kept {
     int wake_fd;
     pthread_t thread;
 
-    pthread_rwlock_t db_lock; /* held for writing while db changes */
-    struct kept_db *db;       /* NULL: it cannot be used now */
+    pthread_rwlock_t db_lock; /* held for writing while db is replaced */
+    struct kept_db *db;       /* NULL: not usable at present */
 
+    /* guards the members below */
     pthread_mutex_t lock;
     pthread_cond_t cond;
     struct kept_job *first, **last;
@@ -56,7 +59,10 @@ static int64_t kept_before(const struct kept *k)
     return clock_unix_s() - (int64_t)k->age_s;
 }
 
-/* --- jobs --------------------------------------------------------------------------------------*/
+/* --- jobs --------------------------------------------------------------------------------------
+ *
+ * A job goes through a linked list from the streamer to the thread; its state is then read by the
+ * streamer, after the thread has written to wake_fd. */
 
 static size_t kept_bytes(const struct kept_job *job)
 {
@@ -94,6 +100,8 @@ static struct kept_job *kept_job_new(const struct kept_record *r)
     return job;
 }
 
+/* The copy is made outside the lock, because records may be megabytes long. So the bound on waiting
+ * bytes can be exceeded by one record per caller. */
 struct kept_job *kept_write(struct kept *k, const struct kept_record *record)
 {
     struct kept_job *job;
@@ -114,10 +122,11 @@ struct kept_job *kept_write(struct kept *k, const struct kept_record *record)
     return job;
 }
 
-/* --- the thread --------------------------------------------------------------------------------*/
+/* --- the thread
+ * -------------------------------------------------------------------------------- */
 
-/* Up to KEPT_BATCH jobs, oldest first; waits KEPT_TICK_S for one at most. *ends: there is none and
- * will be none. */
+/* Take up to KEPT_BATCH jobs, oldest first; wait for one at most KEPT_TICK_S. *ends: the list is
+ * empty and the store is closing. */
 static int kept_take(struct kept *k, struct kept_job **jobs, bool *ends)
 {
     struct timespec until;
@@ -141,6 +150,7 @@ static int kept_take(struct kept *k, struct kept_job **jobs, bool *ends)
     return n;
 }
 
+/* Report a result to the askers, and wake the streamer once for all of them. */
 static void kept_done(struct kept *k, struct kept_job **jobs, int n, enum kept_state state)
 {
     uint64_t one = 1;
@@ -153,7 +163,7 @@ static void kept_done(struct kept *k, struct kept_job **jobs, int n, enum kept_s
     (void)!write(k->wake_fd, &one, sizeof one); /* cannot fail: the counter is small */
 }
 
-/* Those that are too large for the file fail alone. */
+/* Write jobs in one commit. A record that is too large for the file fails alone. */
 static void kept_put(struct kept *k, struct kept_job **jobs, int n)
 {
     const struct kept_record *records[KEPT_BATCH];
@@ -177,7 +187,7 @@ static void kept_put(struct kept *k, struct kept_job **jobs, int n)
     }
 }
 
-/* Open what is closed or broken; a healthy one loses what is too old. */
+/* Reopen a closed or broken file; remove expired records from a good one. */
 static void kept_look_after(struct kept *k)
 {
     int rc;
@@ -185,7 +195,8 @@ static void kept_look_after(struct kept *k)
     if (k->db != NULL && !kept_db_is_broken(k->db)) {
         rc = kept_db_expire(k->db, kept_before(k), KEPT_EXPIRE);
         if (rc != ERR_OK)
-            log_warn("front: kept responses: the oldest cannot be removed: %s", err_sentence(rc));
+            log_warn("front: stored responses: expired ones cannot be removed: %s",
+                     err_sentence(rc));
         return;
     }
     (void)pthread_rwlock_wrlock(&k->db_lock);
@@ -194,9 +205,10 @@ static void kept_look_after(struct kept *k)
     rc = kept_db_open(&k->db, k->dir, k->bytes_max, false);
     (void)pthread_rwlock_unlock(&k->db_lock);
     if (rc == ERR_OK)
-        log_info("front: kept responses: %s is used again", k->dir);
+        log_info("front: stored responses: %s is usable again", k->dir);
 }
 
+/* The thread's loop. It ends only when the list is empty, so that kept_close() loses nothing. */
 static void *kept_run(void *arg)
 {
     struct kept_job *jobs[KEPT_BATCH];
@@ -218,7 +230,8 @@ static void *kept_run(void *arg)
     return NULL;
 }
 
-/* --- readers -----------------------------------------------------------------------------------*/
+/* --- readers
+ * ----------------------------------------------------------------------------------- */
 
 int kept_read(struct kept *k, const struct hash *name, struct arena *arena, struct kept_record *out)
 {
@@ -242,7 +255,8 @@ int kept_remove(struct kept *k, const struct hash *name)
     return rc;
 }
 
-/* --- opening -----------------------------------------------------------------------------------*/
+/* --- opening
+ * ----------------------------------------------------------------------------------- */
 
 static int kept_start(struct kept *k)
 {
@@ -254,7 +268,7 @@ static int kept_start(struct kept *k)
         pthread_rwlock_init(&k->db_lock, NULL) == 0 &&
         pthread_create(&k->thread, NULL, kept_run, k) == 0)
         return ERR_OK;
-    log_error("front: a thread cannot be made: %s", strerror(errno));
+    log_error("front: cannot start a thread: %s; raise TasksMax or free memory", strerror(errno));
     return ERR_NO_MEMORY;
 }
 
@@ -272,7 +286,8 @@ int kept_open(struct kept **out, const char *dir, uint64_t bytes_max, double day
     k->last = &k->first;
     rc = kept_db_open(&k->db, k->dir, bytes_max, true);
     if (rc != ERR_OK)
-        log_error("front: responses are not kept now: %s", err_sentence(rc));
+        log_error("front: responses are not stored at present (%s); retrying every minute",
+                  err_sentence(rc));
     rc = kept_start(k);
     if (rc != ERR_OK) {
         kept_db_close(k->db);

@@ -1,8 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * LMDB in fronts. The file is mapped, so damage may be a signal in place of an error: a child reads
- * the whole file before a front opens it. lock.mdb has its blocks before LMDB maps it, because a
- * block that the disk lacks then is a signal, too. */
+ * The file of stored responses in LMDB.
+ *
+ * LMDB maps the file, so damage may show as a signal (SIGBUS, SIGSEGV) and not as an error.
+ * Therefore a child process reads the whole file before a front opens it. lock.mdb gets its blocks
+ * before LMDB maps it, because writing to a mapped block that a full disk cannot provide is a
+ * signal, too.
+ *
+ * A record in `records`, with 4 of its keys (number, part):
+ *
+ *    7,0: head, response ...   7,1: ... response, input ...   7,2: ... input */
 #include "front/kept/kept_db.h"
 
 #include <errno.h>
@@ -21,23 +28,24 @@
 #include "base/log.h"
 #include "base/own.h"
 
-#define KEPT_MAGIC        0x31746b71u /* "qkt1" */
-#define KEPT_READERS      1024        /* 16 fronts of 64 threads */
-#define KEPT_LOCK_BYTES   131072      /* of lock.mdb: 64 a reader, and its head */
-#define KEPT_PATH_BYTES   4400
-#define KEPT_PART_BYTES   2016 /* with key and heads exactly half of a page of 4,096 */
-#define KEPT_PART_COST    2048
-#define KEPT_NAME_COST    128      /* a record's in `names`, where pages are half full at least */
-#define KEPT_PROBE_S      5        /* what the child has not read by then is taken as it is */
-#define KEPT_LOCK_WAIT_US 20000000 /* for another front that opens the file */
+#define KEPT_MAGIC      0x31746b71u /* "qkt1" */
+#define KEPT_READERS    1024        /* enough for 16 fronts of 64 threads */
+#define KEPT_LOCK_BYTES 131072      /* size of lock.mdb: 64 bytes per reader, and its head */
+#define KEPT_PATH_BYTES 4400
+#define KEPT_PART_BYTES 2016 /* with key and heads exactly half of a page of 4,096 bytes */
+#define KEPT_PART_COST  2048
+/* cost of a record in `names`, whose pages are at least half full */
+#define KEPT_NAME_COST    128
+#define KEPT_PROBE_S      5        /* seconds; a file not completely read by then is assumed good */
+#define KEPT_LOCK_WAIT_US 20000000 /* for another front that is opening the file */
 
-/* Exit statuses of the child. A signal, or any other, is damage. */
+/* Exit statuses of the child. A signal, or any other status, means damage. */
 enum { KEPT_PROBE_GOOD = 0, KEPT_PROBE_UNREAD = 3 };
 
 struct kept_db {
     MDB_env *env;
     MDB_dbi names, records, meta;
-    uint64_t room; /* bytes that records may take */
+    uint64_t room; /* bytes that records may use */
     _Atomic int broken;
 };
 
@@ -48,17 +56,19 @@ struct kept_totals {
     uint64_t bytes;
 };
 
-/* Before the texts. */
+/* The head of a record, before the texts. */
 struct kept_head {
     struct hash name;
     int64_t created_s;
     uint64_t response_len;
     uint64_t input_len;
-    uint64_t sum; /* xxh3 of both texts */
+    uint64_t sum; /* XXH3 of both texts */
 };
 
-/* --- errors ------------------------------------------------------------------------------------*/
+/* --- errors
+ * ------------------------------------------------------------------------------------ */
 
+/* LMDB's errors that mean a damaged file, as opposed to a full disk or a lack of memory. */
 static bool kept_is_damage(int rc)
 {
     switch (rc) {
@@ -84,8 +94,9 @@ static int kept_error(struct kept_db *db, int rc)
         db->broken = 1;
         return ERR_CORRUPT;
     }
-    return rc == ENOMEM || rc == ENOSPC || rc == EDQUOT || rc == MDB_MAP_FULL ? ERR_NO_MEMORY
-                                                                              : ERR_IO;
+    if (rc == ENOMEM || rc == ENOSPC || rc == EDQUOT || rc == MDB_MAP_FULL)
+        return ERR_NO_MEMORY;
+    return ERR_IO;
 }
 
 bool kept_db_is_broken(const struct kept_db *db)
@@ -101,10 +112,11 @@ static MDB_val kept_val(const void *p, size_t len)
     return v;
 }
 
-/* --- records -----------------------------------------------------------------------------------*/
+/* --- records
+ * ----------------------------------------------------------------------------------- */
 
 struct kept_key {
-    uint8_t bytes[12]; /* number and part, high byte first: LMDB compares bytes */
+    uint8_t bytes[12]; /* number and part, high byte first, because LMDB compares bytes */
 };
 
 static struct kept_key kept_key(uint64_t number, uint32_t part)
@@ -128,6 +140,7 @@ static uint64_t kept_number(const MDB_val *key)
     return number;
 }
 
+/* The bytes of a record in the file, rounded up to parts. */
 static uint64_t kept_cost(uint64_t len)
 {
     return (len + sizeof(struct kept_head) + KEPT_PART_BYTES - 1) / KEPT_PART_BYTES *
@@ -135,6 +148,7 @@ static uint64_t kept_cost(uint64_t len)
            KEPT_NAME_COST;
 }
 
+/* The totals: {next number, bytes of all records}. A file without them is new. */
 static int kept_totals(struct kept_db *db, MDB_txn *txn, struct kept_totals *out)
 {
     MDB_val key = kept_val("totals", 6);
@@ -160,7 +174,7 @@ static int kept_set_totals(struct kept_db *db, MDB_txn *txn, const struct kept_t
     return mdb_put(txn, db->meta, &key, &v, 0);
 }
 
-/* The head of the record at the cursor, which is at its first part. */
+/* Read the head of the record whose first part the cursor is at. */
 static int kept_head_at(MDB_cursor *cursor, struct kept_head *head)
 {
     MDB_val key, v;
@@ -174,7 +188,7 @@ static int kept_head_at(MDB_cursor *cursor, struct kept_head *head)
     return 0;
 }
 
-/* The name leads to another record where a later one has taken it. */
+/* Delete the name of record `number`, unless the name belongs to a later record already. */
 static int kept_forget_name(struct kept_db *db, MDB_txn *txn, const struct hash *name,
                             uint64_t number)
 {
@@ -190,7 +204,7 @@ static int kept_forget_name(struct kept_db *db, MDB_txn *txn, const struct hash 
     return rc == MDB_NOTFOUND ? 0 : rc;
 }
 
-/* Remove the record at the cursor, which is at its first part and then at the next record. */
+/* Remove the record whose first part the cursor is at. The cursor is then at the next record. */
 static int kept_remove_at(struct kept_db *db, MDB_txn *txn, MDB_cursor *cursor,
                           struct kept_totals *totals)
 {
@@ -206,8 +220,11 @@ static int kept_remove_at(struct kept_db *db, MDB_txn *txn, MDB_cursor *cursor,
         rc = kept_forget_name(db, txn, &head.name, number);
     if (rc != 0)
         return rc;
+    /* A damaged head must not make the total negative. */
     cost = kept_cost(head.response_len + head.input_len);
-    totals->bytes -= cost < totals->bytes ? cost : totals->bytes;
+    if (cost > totals->bytes)
+        cost = totals->bytes;
+    totals->bytes -= cost;
     while (rc == 0 && kept_number(&key) == number) {
         rc = mdb_cursor_del(cursor, 0);
         if (rc == 0)
@@ -216,7 +233,8 @@ static int kept_remove_at(struct kept_db *db, MDB_txn *txn, MDB_cursor *cursor,
     return rc == MDB_NOTFOUND ? 0 : rc;
 }
 
-/* Remove from the oldest on: while they take more than room, or are older than before_s. */
+/* Remove records from the oldest on, while they use more than room or were created before before_s;
+ * at most n_max of them. */
 static int kept_trim(struct kept_db *db, MDB_txn *txn, struct kept_totals *totals, uint64_t room,
                      int64_t before_s, int n_max)
 {
@@ -239,10 +257,9 @@ static int kept_trim(struct kept_db *db, MDB_txn *txn, struct kept_totals *total
     return rc == MDB_NOTFOUND ? 0 : rc;
 }
 
-/* Remove the record of a name. MDB_NOTFOUND. */
-/* A cursor at the first part of the record that has the name. MDB_NOTFOUND when no record has it; a
- * name that leads to no record is damage, because both are written in one transaction. The caller
- * closes the cursor, which may be there on an error as well. */
+/* Find the record of a name: a cursor at its first part. MDB_NOTFOUND when there is none. A name
+ * without its record is damage, because both are written in one transaction. The caller closes the
+ * cursor, which may be open on an error too. */
 static int kept_find(struct kept_db *db, MDB_txn *txn, const struct hash *name, MDB_cursor **cursor,
                      uint64_t *number)
 {
@@ -264,6 +281,7 @@ static int kept_find(struct kept_db *db, MDB_txn *txn, const struct hash *name, 
     return rc == MDB_NOTFOUND ? MDB_CORRUPTED : rc;
 }
 
+/* Remove the record of a name. MDB_NOTFOUND. */
 static int kept_remove_name(struct kept_db *db, MDB_txn *txn, const struct hash *name,
                             struct kept_totals *totals)
 {
@@ -278,9 +296,10 @@ static int kept_remove_name(struct kept_db *db, MDB_txn *txn, const struct hash 
     return rc;
 }
 
-/* --- writing -----------------------------------------------------------------------------------*/
+/* --- writing
+ * ----------------------------------------------------------------------------------- */
 
-/* The bytes of a record from `at` on, as far as they go in one piece. */
+/* The contiguous bytes of a record from offset `at` on: of the head, the response or the input. */
 static size_t kept_piece(const struct kept_record *r, const struct kept_head *head, size_t at,
                          const char **piece)
 {
@@ -313,6 +332,8 @@ static struct kept_head kept_head_of(const struct kept_record *r)
     return head;
 }
 
+/* Write a record in parts. Numbers rise, so every key is the largest (MDB_APPEND), and LMDB fills
+ * its pages completely. */
 static int kept_put_parts(struct kept_db *db, MDB_txn *txn, const struct kept_record *r,
                           uint64_t number)
 {
@@ -343,6 +364,7 @@ static int kept_put_parts(struct kept_db *db, MDB_txn *txn, const struct kept_re
     return rc;
 }
 
+/* Replace the record of the same name, remove the oldest until there is room, and write. */
 static int kept_put_one(struct kept_db *db, MDB_txn *txn, const struct kept_record *r,
                         struct kept_totals *totals)
 {
@@ -363,7 +385,7 @@ static int kept_put_one(struct kept_db *db, MDB_txn *txn, const struct kept_reco
     return rc;
 }
 
-/* The end of a transaction that writes. */
+/* End a write transaction: commit if rc is 0, otherwise abort. Returns rc or the commit's error. */
 static int kept_commit(struct kept_db *db, MDB_txn *txn, const struct kept_totals *totals, int rc)
 {
     if (rc == 0)
@@ -395,7 +417,8 @@ static int kept_put_all(struct kept_db *db, const struct kept_record *const *rec
     return kept_commit(db, txn, &totals, rc);
 }
 
-/* Pages that a dead reader still holds, and half of all records. */
+/* Free the pages that dead readers hold, and remove half of all records. The map can be full
+ * although the records fit, because old pages are still in use or the free list is fragmented. */
 static int kept_make_room(struct kept_db *db)
 {
     struct kept_totals totals;
@@ -415,6 +438,7 @@ bool kept_db_takes(const struct kept_db *db, size_t bytes)
     return kept_cost(bytes) <= db->room / 4;
 }
 
+/* After MDB_MAP_FULL, make room and try once more. */
 int kept_db_put(struct kept_db *db, const struct kept_record *const *records, int n)
 {
     int rc = kept_put_all(db, records, n);
@@ -425,7 +449,7 @@ int kept_db_put(struct kept_db *db, const struct kept_record *const *records, in
             rc = kept_put_all(db, records, n);
     }
     if (rc != 0)
-        log_warn("front: kept responses: %d cannot be written: %s", n, mdb_strerror(rc));
+        log_warn("front: stored responses: %d cannot be written: %s", n, mdb_strerror(rc));
     return kept_error(db, rc);
 }
 
@@ -440,7 +464,7 @@ int kept_db_expire(struct kept_db *db, int64_t before_s, int n_max)
     if (rc == 0)
         rc = kept_trim(db, txn, &totals, UINT64_MAX, before_s, n_max);
     if (rc == 0 && totals.bytes == bytes) {
-        mdb_txn_abort(txn); /* nothing to write, nothing to sync */
+        mdb_txn_abort(txn); /* nothing changed, so nothing needs a sync */
         return ERR_OK;
     }
     return kept_error(db, kept_commit(db, txn, &totals, rc));
@@ -457,9 +481,10 @@ int kept_db_remove(struct kept_db *db, const struct hash *name)
     return kept_error(db, kept_commit(db, txn, &totals, rc));
 }
 
-/* --- reading -----------------------------------------------------------------------------------*/
+/* --- reading
+ * ----------------------------------------------------------------------------------- */
 
-/* The parts of a record, from the first on, into `bytes`; head is what the first said. */
+/* Copy the parts of a record, from the first on, to bytes [len]. */
 static int kept_get_parts(MDB_cursor *cursor, uint64_t number, char *bytes, size_t len)
 {
     MDB_val key, v;
@@ -477,6 +502,7 @@ static int kept_get_parts(MDB_cursor *cursor, uint64_t number, char *bytes, size
     return rc == MDB_NOTFOUND ? MDB_CORRUPTED : rc;
 }
 
+/* Read the record at the cursor. The sum covers both texts, so damage in any part is found. */
 static int kept_get_at(struct kept_db *db, MDB_cursor *cursor, uint64_t number, int64_t before_s,
                        struct arena *arena, struct kept_record *out)
 {
@@ -527,7 +553,7 @@ int kept_db_get(struct kept_db *db, const struct hash *name, int64_t before_s, s
     MDB_txn *txn = NULL;
     int rc = mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn);
 
-    if (rc == MDB_READERS_FULL) { /* some are of processes that died */
+    if (rc == MDB_READERS_FULL) { /* some may belong to processes that died */
         (void)mdb_reader_check(db->env, NULL);
         rc = mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn);
     }
@@ -538,12 +564,13 @@ int kept_db_get(struct kept_db *db, const struct hash *name, int64_t before_s, s
     if (rc == 0)
         *out = found;
     else if (rc != MDB_NOTFOUND)
-        log_warn("front: kept responses: one cannot be read: %s", mdb_strerror(rc));
-    /* One record's damage is its own: what LMDB needs is not in question yet. */
+        log_warn("front: stored responses: one cannot be read: %s", mdb_strerror(rc));
+    /* A damaged record alone does not make the whole file unusable. */
     return rc == MDB_CORRUPTED ? ERR_CORRUPT : kept_error(db, rc);
 }
 
-/* --- opening -----------------------------------------------------------------------------------*/
+/* --- opening
+ * ----------------------------------------------------------------------------------- */
 
 static int kept_tables(struct kept_db *db, unsigned flags)
 {
@@ -578,7 +605,7 @@ static int kept_env(struct kept_db *db, const char *dir, unsigned flags, uint64_
     return rc;
 }
 
-/* Every page of a table. */
+/* Read every page of a table. */
 static int kept_probe_table(MDB_txn *txn, MDB_dbi table)
 {
     MDB_cursor *cursor = NULL;
@@ -596,7 +623,7 @@ static int kept_probe_table(MDB_txn *txn, MDB_dbi table)
     return rc == MDB_NOTFOUND ? 0 : rc;
 }
 
-/* In the child. */
+/* The child: read all tables, with an alarm as a time limit. Returns the exit status. */
 static int kept_probe_all(const char *dir)
 {
     struct kept_db db = {0};
@@ -610,7 +637,7 @@ static int kept_probe_all(const char *dir)
     if (rc == 0)
         rc = kept_tables(&db, 0);
     if (rc == MDB_NOTFOUND)
-        return KEPT_PROBE_GOOD; /* its maker died before it had tables */
+        return KEPT_PROBE_GOOD; /* its creator died before making the tables */
     if (rc == 0)
         rc = mdb_txn_begin(db.env, NULL, MDB_RDONLY, &txn);
     if (rc == 0)
@@ -625,9 +652,12 @@ static int kept_probe_all(const char *dir)
         mdb_txn_abort(txn);
     if (db.env != NULL)
         mdb_env_close(db.env);
-    return rc == 0 ? KEPT_PROBE_GOOD : kept_is_damage(rc) ? 1 : KEPT_PROBE_UNREAD;
+    if (rc == 0)
+        return KEPT_PROBE_GOOD;
+    return kept_is_damage(rc) ? 1 : KEPT_PROBE_UNREAD;
 }
 
+/* SIGALRM is the time limit, SIGKILL perhaps the kernel out of memory; neither means damage. */
 static bool kept_is_damaged(const char *dir)
 {
     int status = 0;
@@ -649,12 +679,13 @@ static void kept_remove_files(const char *dir)
 
     for (size_t i = 0; i < 2; i++) {
         (void)snprintf(path, sizeof path, "%s/%s", dir, names[i]);
-        (void)unlink(path); /* it may not be there */
+        (void)unlink(path); /* it may not exist */
     }
     (void)rmdir(dir);
 }
 
-/* The folder as a whole, with its locks: a front that has it open goes on with it, alone. */
+/* Rename the folder with all files, its locks included. A front that has it open continues to use
+ * it, alone. */
 static int kept_set_aside(const char *dir)
 {
     char path[KEPT_PATH_BYTES];
@@ -662,7 +693,7 @@ static int kept_set_aside(const char *dir)
     (void)snprintf(path, sizeof path, "%s.bad", dir);
     kept_remove_files(path);
     if (rename(dir, path) == 0) {
-        log_error("front: the kept responses are damaged: set aside as %s; a new file is begun",
+        log_error("front: the stored responses are damaged: moved to %s; a new file is begun",
                   path);
         return ERR_OK;
     }
@@ -670,7 +701,8 @@ static int kept_set_aside(const char *dir)
     return ERR_IO;
 }
 
-/* The folder and the two files, ours alone and with their blocks. *is_new: there is no data yet. */
+/* Make or check the folder and its two files: private to this user, and lock.mdb with its blocks.
+ * *is_new: there is no data yet. */
 static int kept_files(const char *dir, bool *is_new)
 {
     char path[KEPT_PATH_BYTES];
@@ -702,7 +734,8 @@ static int kept_files(const char *dir, bool *is_new)
     return ERR_NO_MEMORY;
 }
 
-/* One front at a time opens, or sets aside. The file stays locked while fd is open. */
+/* Take the lock that lets one front at a time open the file or set it aside. The lock lasts until
+ * fd is closed. */
 static int kept_lock(const char *dir, int *fd)
 {
     uint64_t from_us = clock_us();
@@ -715,7 +748,8 @@ static int kept_lock(const char *dir, int *fd)
         return rc;
     while (flock(*fd, LOCK_EX | LOCK_NB) != 0) {
         if (clock_us() - from_us > KEPT_LOCK_WAIT_US) {
-            log_error("front: %s: another front holds it", path);
+            log_error("front: %s: another front has been holding it for %u s", path,
+                      KEPT_LOCK_WAIT_US / 1000000u);
             (void)close(*fd);
             return ERR_IN_USE;
         }
@@ -740,9 +774,9 @@ static int kept_open_locked(struct kept_db *db, const char *dir, uint64_t bytes_
     if (e == 0)
         e = kept_tables(db, MDB_CREATE);
     if (e == 0)
-        (void)mdb_reader_check(db->env, NULL); /* of fronts that died */
+        (void)mdb_reader_check(db->env, NULL); /* frees the slots of fronts that died */
     if (e != 0)
-        log_error("front: kept responses: %s: %s", dir, mdb_strerror(e));
+        log_error("front: stored responses: %s: %s", dir, mdb_strerror(e));
     return e == 0 ? ERR_OK : kept_error(db, e);
 }
 

@@ -1,4 +1,10 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The connection to the engine.
+ *
+ * The first part attaches and detaches. The second decides whether a request may be submitted, from
+ * values that the engine publishes in the lane and on the statistics page, so that most refusals
+ * cost the engine nothing. The third hands out slots. */
 #include "front/link/link.h"
 
 #include <string.h>
@@ -11,8 +17,8 @@
 #include "base/must.h"
 
 #define LINK_RETRY_US   50000 /* a restarted engine is found within this time */
-#define LINK_TIMEOUT_MS 2000  /* for the welcome */
-#define LINK_DOUBT      2     /* waiting requests of a tenant, from which on the engine decides */
+#define LINK_TIMEOUT_MS 2000  /* maximum wait for the welcome */
+#define LINK_DOUBT      2     /* with so many waiting requests of a tenant the engine decides */
 
 int link_init(struct link *l, const char *path)
 {
@@ -21,6 +27,7 @@ int link_init(struct link *l, const char *path)
     return pthread_mutex_init(&l->lock, NULL) == 0 ? ERR_OK : ERR_NO_MEMORY;
 }
 
+/* All arrays per slot. free_slots is a stack with slot 0 on top. */
 static int link_slots(struct link *l)
 {
     uint32_t n = l->lane.n_slots;
@@ -68,7 +75,7 @@ static void link_publish(struct link *l, const struct wire_welcome *w,
         (void)munmap((void *)(uintptr_t)old, sizeof *old);
 }
 
-/* Everything after the welcome. On error the caller drops what was taken. */
+/* Everything after the welcome. On an error the caller closes what was opened. */
 static int link_open(struct link *l, const struct wire_welcome *w, const int *fds)
 {
     const struct wire_stats *stats;
@@ -120,13 +127,14 @@ bool link_try(struct link *l, uint64_t now_us)
     if (rc != ERR_OK) {
         l->control_fd = -1;
         if (rc == ERR_LIMIT && l->open_error != rc)
-            log_error("front: no descriptor is left for the engine's lane: raise LimitNOFILE");
+            log_error("front: no file descriptor is left for the engine's lane; raise "
+                      "LimitNOFILE");
         if (rc == ERR_LIMIT)
-            l->open_error = rc; /* said once */
+            l->open_error = rc; /* logged once */
         if (rc == ERR_VERSION && l->foreign_us == 0)
             l->foreign_us = now_us;
         if (rc != ERR_ENGINE_GONE)
-            l->retry_us = now_us + 20 * LINK_RETRY_US; /* said once in a while is enough */
+            l->retry_us = now_us + 20 * LINK_RETRY_US; /* logged less often */
         return false;
     }
     rc = link_open(l, &w, fds);
@@ -134,8 +142,8 @@ bool link_try(struct link *l, uint64_t now_us)
     (void)close(fds[ATTACH_STATS]);
     if (rc != ERR_OK) {
         if (rc != l->open_error)
-            log_error("front: the engine's lane cannot be used: %s", err_sentence(rc));
-        l->open_error = rc; /* said once; so the engine is not made to say it ten times a second */
+            log_error("front: the engine's lane is unusable: %s", err_sentence(rc));
+        l->open_error = rc; /* logged once; the longer pause also spares the engine's log */
         l->retry_us = now_us + 20 * LINK_RETRY_US;
         link_close(l);
         return false;
@@ -148,15 +156,16 @@ bool link_try(struct link *l, uint64_t now_us)
 
 void link_lost(struct link *l, uint64_t now_us)
 {
-    (void)pthread_mutex_lock(&l->lock); /* link_read_state() looks into the lane */
+    (void)pthread_mutex_lock(&l->lock); /* because link_read_state() reads from the lane */
     l->attached = false;
     link_close(l);
     (void)pthread_mutex_unlock(&l->lock);
     l->retry_us = now_us;
-    log_warn("front: the engine is gone");
+    log_warn("front: the connection to the engine is lost");
 }
 
-/* Its place among those who have slots, or a free one. There is one, as there are slots. */
+/* The index of a tenant with slots, or a free index. There is one, because there are as many as
+ * slots. */
 static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
     uint32_t place = l->n_tenants;
@@ -172,18 +181,19 @@ static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TEN
     return place;
 }
 
-/* The queue is full: how many of others' requests would have to go for this tenant's? What is known
- * of them is a pass old: requests that were queued since are not counted, and neither are those
- * that ended. So in doubt a tenant that others have brought to its share of the queue is let
- * through, and the engine decides; one that has next to nothing in a queue of many needs no doubt.
- * The streamer, who maps the page, needs no lock for it. */
+/* When the queue is full: the number of waiting requests of other tenants that the engine would
+ * refuse in favour of this tenant's. The counters are one pass old: they lack requests queued since
+ * and include some that ended. In doubt, when the tenant itself has LINK_DOUBT or more waiting and
+ * another has as many, the answer is UINT32_MAX: let it pass, and the engine decides. Only the
+ * streamer maps the page, so it needs no lock here. */
 static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
     uint32_t n = atomic_load_explicit(&l->stats->n_tenants, memory_order_relaxed);
     uint32_t waiting[WIRE_TENANTS];
     uint32_t own = 0, most = 0, n_pushed = 0;
 
-    n = n < WIRE_TENANTS ? n : WIRE_TENANTS;
+    if (n > WIRE_TENANTS)
+        n = WIRE_TENANTS;
     for (uint32_t i = 0; i < n; i++) {
         const struct wire_tenant *t = &l->stats->tenants[i];
 
@@ -194,27 +204,31 @@ static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENAN
         }
     }
     for (uint32_t i = 0; i < n; i++) {
-        most = waiting[i] > most ? waiting[i] : most;
-        n_pushed += waiting[i] > own + 1 ? waiting[i] - own - 1 : 0;
+        if (waiting[i] > most)
+            most = waiting[i];
+        if (waiting[i] > own + 1)
+            n_pushed += waiting[i] - own - 1;
     }
     return own >= LINK_DOUBT && most >= own ? UINT32_MAX : n_pushed;
 }
 
-/* A share of a bounded room, without knowing how many others want some: a tenant takes at most so
- * many times what is left free. One tenant alone may have 4/5 of it, two 4/9 each, and there is
- * always room for one that comes. */
+/* May a tenant that holds `held` slots have another? It may hold at most LINK_SHARE_FACTOR times
+ * the free ones. This shares the slots without knowing how many other tenants will come: one tenant
+ * alone may have 4/5 of them, two 4/9 each, and some remain free for the next. */
 #define LINK_SHARE_FACTOR 4
 static bool link_share_allows(uint64_t held, uint64_t n_free)
 {
     return held < LINK_SHARE_FACTOR * n_free;
 }
 
+/* The checks, cheapest first. room_reqs and room_tokens are the engine's; requests that are in the
+ * lane but not yet taken count against them here. */
 enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
 {
     const struct wire_lane *w = l->lane.shared;
     uint32_t place = link_tenant_idx(l, r->tenant);
     uint32_t held = place < l->n_tenants ? l->tenants[place].n_held : 0;
-    uint32_t n_queued; /* of our own, that the engine has not counted */
+    uint32_t n_queued; /* our requests that the engine has not counted yet */
     uint32_t room;
     uint64_t n_tokens;
 
@@ -288,7 +302,7 @@ void link_end(struct link *l, uint32_t slot, const struct wire_out *o)
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM && l->automaton[slot] != 0)
         uploads_lose(&l->uploads, l->automaton[slot] - 1);
     else if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM)
-        l->uploads.vocabulary = false; /* which a bound of a reasoning needs by itself */
+        l->uploads.vocabulary = false; /* a bound of a reasoning needs the vocabulary alone */
     link_release(l, slot);
 }
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which automaton is in which place of the lane. Places are a cache: an automaton stays after its
+ * requests have ended, and is replaced when another one needs a place. */
 #include "front/link/upload.h"
 
 #include <string.h>
@@ -14,8 +17,8 @@ int uploads_add_vocabulary(struct uploads *o, int control_fd, int sealed, uint64
     return rc;
 }
 
-/* Where st stands, or where it may be put: an empty place, or the idle one that was used least
- * recently. WIRE_AUTOMATA_MAX: all are in use. */
+/* The place that has st, or one where it may be put: an empty one, or the unused one that was used
+ * least recently. WIRE_AUTOMATA_MAX: all are in use. */
 static uint32_t uploads_find(const struct uploads *o, const struct compiled *st)
 {
     uint32_t best = WIRE_AUTOMATA_MAX;
@@ -26,7 +29,7 @@ static uint32_t uploads_find(const struct uploads *o, const struct compiled *st)
         if (p->compiled != NULL && memcmp(&p->compiled->name, &st->name, sizeof st->name) == 0)
             return i;
         if (p->n_users == 0 && (best == WIRE_AUTOMATA_MAX || p->used < o->places[best].used))
-            best = i; /* an empty one was never used */
+            best = i; /* an empty one has used == 0 */
     }
     return best;
 }
@@ -60,6 +63,7 @@ void uploads_release(struct uploads *o, uint32_t idx)
     o->places[idx].n_users--;
 }
 
+/* The engine had no memory for the upload: forget it, so that the next request uploads it again. */
 void uploads_lose(struct uploads *o, uint32_t idx)
 {
     must(o->places[idx].n_users > 0);

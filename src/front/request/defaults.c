@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Default values of sampling fields. vLLM reads them from the model folder's
+ * generation_config.json; the same members are read here, so that a model answers alike on both
+ * servers. */
 #include "front/request/defaults.h"
 
 #include <limits.h>
@@ -13,7 +17,7 @@
 #define DEFAULTS_BYTES_MAX ((size_t)1 << 20)
 
 struct defaults_reader {
-    const char *source; /* for reasons */
+    const char *source; /* name of the file or setting, for error texts */
     const struct json *config;
     int rc;
     char *why;
@@ -25,7 +29,8 @@ void defaults_init(struct defaults *p)
     *p = (struct defaults){.max_logprobs = 20, .max_stops = 32, .sampling = sampling_presets()};
 }
 
-/* A number in its range; default when it is absent. */
+/* A number in its range; fallback when it is absent or null. An error is noted in r and ends the
+ * reading later, so that the caller can read all members in a row. */
 static double defaults_number(struct defaults_reader *r, const char *name,
                               const struct range *range, double fallback)
 {
@@ -34,7 +39,9 @@ static double defaults_number(struct defaults_reader *r, const char *name,
 
     if (v == NULL || v->kind == JSON_NULL)
         return fallback;
-    d = json_is_number(v) ? json_real(v) : range->low - 1.0;
+    d = range->low - 1.0; /* outside the range */
+    if (json_is_number(v))
+        d = json_real(v);
     if (range_has(range, d))
         return d;
     (void)snprintf(r->why, r->why_cap, "%s: %s must be a number %s %g %s %g", r->source, name,
@@ -50,11 +57,13 @@ static void defaults_sampling(struct defaults_reader *r, const char *name, struc
     struct range range = p->range;
     double d;
 
-    range.low -= p->is_count ? 1.0 : 0.0; /* vLLM writes "off" as -1, too */
+    if (p->is_count)
+        range.low -= 1.0; /* vLLM also writes "off" as -1 */
     d = defaults_number(r, name, &range, sampling_get(s, p));
     sampling_set(s, p, p->is_count && d < 0.0 ? 0.0 : d);
 }
 
+/* Read all members into a copy, which replaces *p only if all are good. */
 static int defaults_take(struct defaults *p, struct defaults_reader *r)
 {
     static const char *const names[] = {"temperature", "top_p", "min_p", "repetition_penalty",

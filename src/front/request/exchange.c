@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The life of an exchange, and answers that are complete at once: JSON texts and errors. Streams
+ * and generated answers are written by answer/. An answer in `out` begins with CGI's "Status:"
+ * line, which nginx turns into HTTP's status line. */
 #include "front/request/exchange.h"
 
 #include <string.h>
@@ -19,6 +23,7 @@ struct exchange *exchange_new(struct fcgi *f)
     return x;
 }
 
+/* Buffers are freed one by one because they grow by realloc(); all else lies in the arena. */
 void exchange_free(struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++) {
@@ -64,6 +69,7 @@ bool exchange_name(struct exchange *x, const char *name)
     return true;
 }
 
+/* Reason phrases, of all statuses that err.def and the shapes use. */
 static const char *exchange_reason(int status)
 {
     switch (status) {
@@ -117,7 +123,7 @@ void exchange_add_error(struct buf *b, int err, const char *message, const char 
         buf_printf(b, ",\"code\":\"%s\"}}", code);
 }
 
-/* Anthropic's word for an HTTP status. */
+/* Anthropic's error type for an HTTP status. */
 static const char *exchange_messages_type(int status)
 {
     switch (status) {
@@ -141,7 +147,8 @@ void exchange_add_error_messages(struct buf *b, const struct exchange *x, int er
     buf_printf(b, "},\"request_id\":\"%s\"}", x->request_id);
 }
 
-/* The request for a response has other names for what is said as a chat. */
+/* The client's name of a field. /v1/responses is translated to a chat, so an error may carry the
+ * chat's name of a field that the client sent under another one. */
 static const char *exchange_param(const struct exchange *x, const char *param)
 {
     static const struct {
@@ -166,14 +173,16 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
     struct buf body = {0};
     int status;
 
-    if (err == ERR_NO_MEMORY && x->arena.limited) { /* its own fault, not the server's */
+    if (err == ERR_NO_MEMORY && x->arena.limited) { /* the request's own limit, not the server's
+                                                     * memory */
         err = ERR_TOO_LARGE;
-        message = "the request needs more memory than one may have";
+        message = "the request needs more memory than a request may use";
     }
     status = err_http_status(err);
     if (x->shape == SHAPE_MESSAGES) {
         exchange_add_error_messages(&body, x, err, message);
-        status = status == 503 ? 529 : status; /* that API's number for it */
+        if (status == 503)
+            status = 529; /* Anthropic's status for an overloaded server */
     } else {
         exchange_add_error(&body, err, message, exchange_param(x, param));
     }

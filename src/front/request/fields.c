@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every field is a row: its name, the formats that have it, the function that reads it. What is
- * known and would change the answer, but is not there yet, is refused by name. A field that is in
- * no row is passed over, as vLLM does: clients send what other servers know. */
+ * The table of request fields and the functions that read them.
+ *
+ * A row is a name, the formats that have the field (chat, completion), a function that checks and
+ * stores its value, and the function's parameters: the member it sets, a range, a flag. A field
+ * that would change the answer and is not supported is refused by name, so that no client believes
+ * it was applied. A field without a row is ignored, as in vLLM, because clients send fields of
+ * other servers too. */
 #include "front/request/fields.h"
 
 #include <limits.h>
@@ -16,7 +20,8 @@
 #include "front/request/lax.h"
 #include "front/request/retention.h"
 
-#define FIELDS_STOP_BYTES_MAX 131072 /* each choice has three bytes of memory for one of these */
+/* bounds the memory: each choice uses three bytes per byte of stop strings */
+#define FIELDS_STOP_BYTES_MAX 131072
 
 enum { FIELDS_CHAT = 1, FIELDS_TEXT = 2, FIELDS_BOTH = 3 };
 
@@ -25,7 +30,7 @@ struct fields_read_context {
     struct exchange *x;
     const struct names *names;
     const struct defaults *defaults;
-    size_t stop_bytes; /* of all stop strings */
+    size_t stop_bytes; /* sum of all stop strings */
     int best_of;       /* 0: not given */
     char *why;
     size_t why_cap;
@@ -37,7 +42,7 @@ typedef int fields_fn(struct fields_read_context *c, const struct fields_row *ro
 
 typedef int fields_form_fn(struct form *f, const struct json *v, char *why, size_t why_cap);
 
-/* The member that a row sets: a float, an int32_t or a bool, as its function says. */
+/* The member that a row sets. Its type (float, int32_t or bool) follows from the row's function. */
 struct fields_place {
     enum fields_struct { FIELDS_NOWHERE, FIELDS_OUT, FIELDS_EXCHANGE } in;
     size_t offset;
@@ -48,11 +53,11 @@ struct fields_row {
     int formats;
     fields_fn *read;
     struct fields_place place;
-    struct range range;        /* of numbers */
+    struct range range;        /* of a number's value */
     uint32_t members_max;      /* of an object; 0: any number */
-    uint32_t flag;             /* enum wire_flags, of fields_wire_flag() */
-    fields_form_fn *read_form; /* of fields_form() */
-    const char *harmless;      /* a list of this text alone asks for nothing */
+    uint32_t flag;             /* enum wire_flags bit that fields_wire_flag() sets */
+    fields_form_fn *read_form; /* the function that fields_form() calls */
+    const char *harmless;      /* a list of only this text is accepted by fields_neutral() */
 };
 
 static void *fields_member(const struct fields_read_context *c, const struct fields_row *row)
@@ -62,6 +67,8 @@ static void *fields_member(const struct fields_read_context *c, const struct fie
            row->place.offset;
 }
 
+/* Error texts. All name the field, the expected values and the value found: "'top_p' must be above
+ * 0 and at most 1, not 1.5". lax_show() shortens long values. */
 static int fields_type(struct fields_read_context *c, const struct fields_row *row,
                        const char *wanted, const struct json *v)
 {
@@ -72,6 +79,8 @@ static int fields_type(struct fields_read_context *c, const struct fields_row *r
     return ERR_INVALID;
 }
 
+/* Numbers. Each function checks type and range; lax_number() also accepts "0.7" in quotes, which
+ * some clients send. */
 static int fields_range(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v, double *out)
 {
@@ -127,7 +136,7 @@ static int fields_whole(struct fields_read_context *c, const struct fields_row *
     return rc;
 }
 
-/* 0 is off, and so is -1, as vLLM has it. */
+/* A count; 0 means off, and so does -1, as in vLLM. */
 static int fields_count(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
@@ -148,7 +157,8 @@ static int fields_seed(struct fields_read_context *c, const struct fields_row *r
         return fields_type(c, row, "a whole number of 64 bits", v);
     c->out->request.generate.sampling.seed =
         number.kind == JSON_INT ? (uint64_t)number.whole : number.uwhole;
-    c->out->seed_given = number.kind == JSON_UINT || number.whole != -1; /* -1: none, as in vLLM */
+    /* -1: no seed, as in vLLM */
+    c->out->seed_given = number.kind == JSON_UINT || number.whole != -1;
     return ERR_OK;
 }
 
@@ -158,6 +168,7 @@ static int fields_length_penalty(struct fields_read_context *c, const struct fie
     return fields_range(c, row, v, &c->out->beams.length_penalty);
 }
 
+/* Stored plus 1 us, so that 0 can mean "not given". */
 static int fields_timeout(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
@@ -182,18 +193,20 @@ static int fields_max_completion(struct fields_read_context *c, const struct fie
     return rc;
 }
 
-/* max_completion_tokens wins over max_tokens, whichever comes first. */
+/* max_completion_tokens takes precedence over max_tokens, in either order. */
 static int fields_max_tokens(struct fields_read_context *c, const struct fields_row *row,
                              const struct json *v)
 {
     double d;
 
-    return c->x->max_tokens_given ? fields_whole_range(c, row, v, &d)
-                                  : fields_max_completion(c, row, v);
+    if (c->x->max_tokens_given)
+        return fields_whole_range(c, row, v, &d);
+    return fields_max_completion(c, row, v);
 }
 
-/* How many alternatives: -1 is the whole vocabulary, whose size the engine knows: see
- * logprobs_check(). */
+/* A number of alternatives. -1 means the whole vocabulary, stored as UINT32_MAX; only the engine
+ * knows its size, so logprobs_check() resolves it later. The upper bound is a setting, so the row's
+ * range is replaced. */
 static int fields_n_told(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
@@ -209,12 +222,14 @@ static int fields_n_told(struct fields_read_context *c, const struct fields_row 
         return ERR_OK;
     }
     (void)snprintf(c->why, c->why_cap,
-                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %d "
-                   "alternatives of a token (max_logprobs)",
+                   "'%s' of -1 means the whole vocabulary; this server returns at most %d "
+                   "alternatives per token (max_logprobs)",
                    row->name, c->defaults->max_logprobs);
     return ERR_UNSUPPORTED;
 }
 
+/* In a completion, "logprobs": 0 already asks for the chosen tokens' log probabilities. A chat has
+ * the flag "logprobs" for that, and "top_logprobs" only for the alternatives. */
 static int fields_n_logprobs(struct fields_read_context *c, const struct fields_row *row,
                              const struct json *v)
 {
@@ -237,6 +252,7 @@ static int fields_prompt_logprobs(struct fields_read_context *c, const struct fi
     return rc;
 }
 
+/* Rules on tokens: token_rules.c reads them. */
 static int fields_biases(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
@@ -262,7 +278,7 @@ static int fields_allowed(struct fields_read_context *c, const struct fields_row
     return token_rules_read_allowed(&c->x->token_rules, &c->x->arena, v, c->why, c->why_cap);
 }
 
-/* They are read where the tokenizer is. */
+/* Only kept here: encoding bad words needs the tokenizer (token_rules.c). */
 static int fields_bad_words(struct fields_read_context *c, const struct fields_row *row,
                             const struct json *v)
 {
@@ -272,7 +288,7 @@ static int fields_bad_words(struct fields_read_context *c, const struct fields_r
     return ERR_OK;
 }
 
-/* Without a place the endpoint reads it; here it must be a flag. */
+/* A flag. A row without a place only checks the type; the endpoint reads the value. */
 static int fields_flag(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -285,7 +301,7 @@ static int fields_flag(struct fields_read_context *c, const struct fields_row *r
     return ERR_OK;
 }
 
-/* The member says the opposite. */
+/* The exchange's member is the negation of the field, such as one_call of parallel_tool_calls. */
 static int fields_flag_not(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
@@ -306,7 +322,7 @@ static int fields_skip_special(struct fields_read_context *c, const struct field
     return rc;
 }
 
-/* A flag of the engine's. */
+/* A flag that is passed on to the engine. */
 static int fields_wire_flag(struct fields_read_context *c, const struct fields_row *row,
                             const struct json *v)
 {
@@ -319,6 +335,8 @@ static int fields_wire_flag(struct fields_read_context *c, const struct fields_r
     return ERR_OK;
 }
 
+/* {"include_usage": true, "continuous_usage_stats": true}. include_obfuscation is accepted as
+ * false, because quire never pads events. */
 static int fields_stream_options(struct fields_read_context *c, const struct fields_row *row,
                                  const struct json *v)
 {
@@ -341,6 +359,8 @@ static int fields_stream_options(struct fields_read_context *c, const struct fie
     return ERR_OK;
 }
 
+/* Stop strings: one string or a list. They are stored twice: detok.c strips them from the text, and
+ * the exchange keeps them to report which one matched. */
 static int fields_stop_text(struct fields_read_context *c, const struct fields_row *row,
                             const struct json *v)
 {
@@ -407,7 +427,7 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
     return ERR_NO_MODEL;
 }
 
-/* What says which form the output has: form.c knows. */
+/* An output constraint; form.c reads it. */
 static int fields_form(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -420,7 +440,7 @@ static int fields_guided(struct fields_read_context *c, const struct fields_row 
     return form_read_guided(&c->out->form, row->name, v, c->why, c->why_cap);
 }
 
-/* It must not ask for more than n, the number of choices of each prompt. */
+/* best_of is compared with n when all fields are known. */
 static int fields_best_of(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
@@ -446,9 +466,9 @@ bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES])
 static int fields_salt(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
-    return fields_read_salt(v, c->out->request.salt)
-               ? ERR_OK
-               : fields_type(c, row, "a string that is not empty", v);
+    if (fields_read_salt(v, c->out->request.salt))
+        return ERR_OK;
+    return fields_type(c, row, "a string that is not empty", v);
 }
 
 static int fields_retention(struct fields_read_context *c, const struct fields_row *row,
@@ -458,7 +478,7 @@ static int fields_retention(struct fields_read_context *c, const struct fields_r
     return retention_read(&c->out->request.generate, v, c->why, c->why_cap);
 }
 
-/* The endpoint reads them; what marks in them say of the cache stands here. */
+/* The endpoint reads the messages; here only their cache_control marks are read. */
 static int fields_messages(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
@@ -466,7 +486,7 @@ static int fields_messages(struct fields_read_context *c, const struct fields_ro
     return retention_read_marks(v, &c->out->mark_s, c->why, c->why_cap);
 }
 
-/* -1: what the model takes beside the answer (gen_truncate()). */
+/* -1: as many tokens as fit beside the answer (gen_truncate()). */
 static int fields_truncate(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
@@ -504,7 +524,7 @@ static int fields_request_id(struct fields_read_context *c, const struct fields_
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string", v);
     if (!json_has_nul(v))
-        (void)exchange_name(c->x, v->text); /* one that cannot be a name is not used */
+        (void)exchange_name(c->x, v->text); /* an unusable name is ignored */
     return ERR_OK;
 }
 
@@ -519,23 +539,25 @@ bool fields_is_effort(const struct json *v)
     return is;
 }
 
-/* The template gets it. */
+/* Only checked here: the chat template gets the value. */
 static int fields_effort(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
-    return fields_is_effort(v)
-               ? ERR_OK
-               : fields_type(c, row, "none, minimal, low, medium, high, xhigh or max", v);
+    if (fields_is_effort(v))
+        return ERR_OK;
+    return fields_type(c, row, "none, minimal, low, medium, high, xhigh or max", v);
 }
 
-/* The endpoint reads it. */
+/* Only checked here; the endpoint reads it. */
 static int fields_list(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
-    return v->kind == JSON_LIST ? ERR_OK : fields_type(c, row, "a list", v);
+    if (v->kind == JSON_LIST)
+        return ERR_OK;
+    return fields_type(c, row, "a list", v);
 }
 
-/* The endpoint reads it. */
+/* Only checked here; the endpoint reads it. */
 static int fields_object(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
@@ -548,7 +570,7 @@ static int fields_object(struct fields_read_context *c, const struct fields_row 
     return ERR_INVALID;
 }
 
-/* Has no bearing on the answer. */
+/* Does not affect the answer. */
 static int fields_ignore(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
@@ -558,7 +580,7 @@ static int fields_ignore(struct fields_read_context *c, const struct fields_row 
     return ERR_OK;
 }
 
-/* A feature that is not there: accepted only when the value asks for nothing. */
+/* An unsupported feature: accepted only when the value switches it off. */
 static int fields_neutral(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
@@ -583,7 +605,7 @@ static int fields_neutral(struct fields_read_context *c, const struct fields_row
     return ERR_UNSUPPORTED;
 }
 
-/* A row for chats, for completions, for both: a name, the function, then what else it has. */
+/* A row for chats, for completions, or for both: a name, the function, then its parameters. */
 /* clang-format off */
 #define CHAT(n, ...) {.name = (n), .formats = FIELDS_CHAT, .read = __VA_ARGS__}
 #define TEXT(n, ...) {.name = (n), .formats = FIELDS_TEXT, .read = __VA_ARGS__}
@@ -604,7 +626,7 @@ static const struct fields_row fields_rows[] = {
     CHAT("chat_template_kwargs", fields_object, .members_max = 256),
     CHAT("reasoning_effort", fields_effort), /* api_chat.c reads it */
     CHAT("max_tokens", fields_max_tokens, .range = RANGE_FROM(1, INT_MAX)),
-    TEXT("max_tokens", fields_max_tokens, .range = RANGE_FROM(0, INT_MAX)), /* 0: with echo */
+    TEXT("max_tokens", fields_max_tokens, .range = RANGE_FROM(0, INT_MAX)), /* 0: only with echo */
     CHAT("max_completion_tokens", fields_max_completion, .range = RANGE_FROM(1, INT_MAX)),
     BOTH("min_tokens", fields_whole, .place = OUT_MEMBER(request.generate.min_tokens),
          .range = RANGE_FROM(0, INT_MAX)),
@@ -626,10 +648,10 @@ static const struct fields_row fields_rows[] = {
     BOTH("stream_options", fields_stream_options),
     BOTH("skip_special_tokens", fields_skip_special, .place = OUT_MEMBER(skip_special)),
     BOTH("include_stop_str_in_output", fields_flag, .place = OUT_MEMBER(include_stop)),
-    /* Harmless: for the books of whoever runs a service. */
+    /* Harmless: for the accounting of service operators. */
     BOTH("user", fields_ignore),
     CHAT("metadata", fields_ignore),
-    CHAT("store", fields_flag), /* nothing is, and no answer says so */
+    CHAT("store", fields_flag), /* chats are never stored; answers do not claim it */
     CHAT("service_tier", fields_ignore),
     CHAT("safety_identifier", fields_ignore),
     CHAT("prompt_cache_key", fields_ignore),
@@ -663,14 +685,14 @@ static const struct fields_row fields_rows[] = {
     CHAT("tool_choice", fields_form, .read_form = form_read_tool_choice),
     BOTH("response_format", fields_form, .read_form = form_read_response_format),
     BOTH("structured_outputs", fields_form, .read_form = form_read_structured),
-    BOTH("guided_json", fields_guided), /* vLLM's older names */
+    BOTH("guided_json", fields_guided), /* older names of vLLM's */
     BOTH("guided_regex", fields_guided),
     BOTH("guided_choice", fields_guided),
     BOTH("guided_grammar", fields_guided),
     BOTH("guided_whitespace_pattern", fields_guided),
     CHAT("parallel_tool_calls", fields_flag_not, .place = EXCHANGE_MEMBER(one_call)),
     CHAT("include_reasoning", fields_flag_not, .place = EXCHANGE_MEMBER(hides_reasoning)),
-    /* Not there yet. */
+    /* Not supported; refused unless the value switches the feature off. */
     TEXT("suffix", fields_neutral),
     CHAT("chat_template", fields_neutral),
     CHAT("functions", fields_neutral),
@@ -690,14 +712,15 @@ static const struct fields_row *fields_find(const char *name, enum exchange_form
     for (size_t i = 0; i < sizeof fields_rows / sizeof fields_rows[0]; i++) {
         const struct fields_row *row = &fields_rows[i];
 
-        /* The first letter spares a million unknown fields nearly all calls. */
+        /* comparing first letters first keeps a million unknown fields cheap */
         if (row->name[0] == name[0] && (row->formats & mask) != 0 && strcmp(row->name, name) == 0)
             return row;
     }
     return NULL;
 }
 
-/* Fields that only fit together. *param is the one to be named. */
+/* Checks of fields that depend on each other, and the effects of one on another. *param is the
+ * field to name in the error. */
 static int fields_check_logprobs(struct fields_read_context *c, const char **param)
 {
     struct wire_request *r = &c->out->request;
@@ -713,7 +736,7 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
         wrong = "'logprob_token_ids' needs 'logprobs' to be true";
     } else if (x->prompt_logprobs && x->stream && r->generate.n_prompt_logprobs > 0) {
         *param = "prompt_logprobs";
-        wrong = "'prompt_logprobs' is not told in streams";
+        wrong = "'prompt_logprobs' is not available when streaming";
     } else if (x->max_tokens_given && x->max_tokens == 0 && !x->echo) {
         *param = "max_tokens";
         wrong = "'max_tokens' must be at least 1, or 'echo' true";
@@ -722,26 +745,26 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
         (void)snprintf(c->why, c->why_cap, "%s", wrong);
         return ERR_INVALID;
     }
-    if (x->prompt_logprobs && x->stream) { /* of 0: as vLLM takes it, though nothing is told */
+    if (x->prompt_logprobs && x->stream) { /* prompt_logprobs = 0 is accepted in streams, as in
+                                            * vLLM, without effect */
         x->prompt_logprobs = false;
         r->flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
     }
     if (x->echo && x->format == EXCHANGE_COMPLETION &&
-        (r->flags & WIRE_LOGPROBS) != 0) { /* the echo has them, too */
+        (r->flags & WIRE_LOGPROBS) != 0) { /* the echoed prompt has log probabilities, too */
         r->flags |= WIRE_PROMPT_LOGPROBS;
-        r->generate.n_prompt_logprobs = r->generate.n_prompt_logprobs > r->generate.n_logprobs
-                                            ? r->generate.n_prompt_logprobs
-                                            : r->generate.n_logprobs;
+        if (r->generate.n_prompt_logprobs < r->generate.n_logprobs)
+            r->generate.n_prompt_logprobs = r->generate.n_logprobs;
     }
     if (x->max_tokens_given && x->max_tokens == 0) {
         x->only_echo = true;
-        x->max_tokens = 1; /* the engine knows no less */
+        x->max_tokens = 1; /* the engine generates at least one token */
     }
     return ERR_OK;
 }
 
-/* A search does not draw tokens. Fields of that kind that clients always send (temperature, top_p,
- * top_k, min_p, seed) are passed over, as in vLLM; the others are refused. */
+/* A beam search does not sample. Sampling fields that clients always send (temperature, top_p,
+ * top_k, min_p, seed) are ignored, as in vLLM; the others are refused. */
 static int fields_check_beams(struct fields_read_context *c, const char **param)
 {
     const struct fields *out = c->out;
@@ -780,8 +803,8 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
     if (form_binds(&out->form)) {
         *param = "use_beam_search";
         (void)snprintf(c->why, c->why_cap,
-                       "'use_beam_search' is not supported with an output that has to follow a "
-                       "form (response_format, structured_outputs, strict or forced tools)");
+                       "'use_beam_search' is not supported with output constraints "
+                       "(response_format, structured_outputs, strict or forced tools)");
         return ERR_UNSUPPORTED;
     }
     if (r->generate.n_logprobs > WIRE_LOGPROBS_MAX) {
@@ -800,6 +823,8 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
     return ERR_OK;
 }
 
+/* Fields are read in the order of the request; everything that depends on several of them is
+ * checked after the loop. */
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
                 const struct defaults *defaults, const struct names *names, char *why,
                 size_t why_cap, const char **param)
@@ -822,7 +847,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
 
         *param = v->key;
         if (row == NULL) {
-            log_debug("front: a request has '%.64s', which nobody knows", v->key);
+            log_debug("front: a request has an unknown field '%.64s'; it is ignored", v->key);
             continue;
         }
         rc = v->kind == JSON_NULL ? ERR_OK : row->read(&c, row, v);
@@ -857,7 +882,8 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     return ERR_OK;
 }
 
-/* What a function reads, as JSON schema names it; others read several things. */
+/* The JSON schema type of the values that a function reads. Functions that accept several types are
+ * not listed. */
 static const struct {
     fields_fn *read;
     const char *type;
@@ -896,7 +922,7 @@ static const struct {
     {fields_retention, "object"},
 };
 
-/* NULL: several things. */
+/* NULL: several types. */
 static const char *fields_schema_type(const struct fields_row *row)
 {
     for (size_t i = 0; i < sizeof fields_types / sizeof fields_types[0]; i++) {

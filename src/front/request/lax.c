@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Lax reading of numbers and flags, and the printing of values in error texts. */
 #include "front/request/lax.h"
 
 #include <math.h>
@@ -6,10 +8,10 @@
 #include <string.h>
 #include <strings.h>
 
-#define LAX_NUMBER_BYTES 64 /* longer ones are no numbers that a client writes */
+#define LAX_NUMBER_BYTES 64 /* longer texts are no numbers of any client */
 
-/* A text is read by the JSON parser, so "0x10", "nan" and " 1 2" are none. White space around it
- * and a plus before it are allowed. */
+/* Read a number from a text with the JSON parser, which refuses "0x10", "nan" and "1 2". Spaces and
+ * a plus sign before it are allowed. */
 static bool lax_read(const char *text, size_t len, struct json *out)
 {
     struct arena arena = {0};
@@ -27,7 +29,7 @@ static bool lax_read(const char *text, size_t len, struct json *out)
     good = json_parse(&v, &arena, digits, len, NULL, 0) == ERR_OK && json_is_number(v);
     if (good) {
         *out = *v;
-        out->text = text; /* of the request, which outlives the arena */
+        out->text = text; /* in the request, which outlives this arena */
     }
     arena_reset(&arena);
     return good;
@@ -39,6 +41,7 @@ struct json lax_number(const struct json *v)
 
     if (v->kind == JSON_TEXT && !lax_read(v->text, v->text_len, &n))
         return *v;
+    /* 2.0 counts as 2, if int64_t can hold it. */
     if (n.kind == JSON_REAL && fabs(n.real) < 0x1p63 && floor(n.real) == n.real) {
         n.kind = JSON_INT;
         n.whole = (int64_t)n.real;
@@ -50,6 +53,7 @@ struct json lax_number(const struct json *v)
 
 bool lax_flag(const struct json *v, bool *flag)
 {
+    /* The first half means false, the second true. */
     static const char *const words[] = {"false", "f", "no",  "n", "off", "0",
                                         "true",  "t", "yes", "y", "on",  "1"};
     const size_t n = sizeof words / sizeof words[0];

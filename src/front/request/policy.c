@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tenant, priority and deadline of a request. Values of headers and body are combined here, after
+ * fields.c has read the body. */
 #include "front/request/policy.h"
 
 #include <errno.h>
@@ -10,6 +13,8 @@
 
 #define POLICY_TIMEOUT_MAX_S 86400.0
 
+/* "acme" stays as it is. Names of 32 bytes and more are cut and end in 8 hexadecimal digits of
+ * their hash, so that two long names with the same beginning remain different. */
 void policy_tenant(const char *name, char out[WIRE_TENANT_BYTES])
 {
     size_t len = strlen(name);
@@ -22,6 +27,8 @@ void policy_tenant(const char *name, char out[WIRE_TENANT_BYTES])
         hash_hex((const uint8_t *)&h, sizeof(uint32_t), end);
 }
 
+/* The salt becomes a hash of tenant and salt. Two tenants that send the same cache_salt thus have
+ * different namespaces, and no client can compute another tenant's salt. */
 void policy_isolate(struct wire_request *r)
 {
     uint8_t text[WIRE_TENANT_BYTES + WIRE_SALT_BYTES];
@@ -35,6 +42,7 @@ void policy_isolate(struct wire_request *r)
     memcpy(r->salt, &h, WIRE_SALT_BYTES);
 }
 
+/* Headers are texts; the same ranges apply as for the fields of the body. */
 static bool policy_priority(const char *text, int32_t *priority)
 {
     char *end = NULL;

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reading cache_retention and cache_control. Errors name the exact member, such as
+ * 'messages.0.content.2.cache_control.ttl', because clients generate these objects. */
 #include "front/request/retention.h"
 
 #include <stdio.h>
@@ -9,6 +12,7 @@ struct retention_member {
     int64_t low, high;
 };
 
+/* The order is that of `values` in retention_read(). */
 static const struct retention_member retention_members[] = {
     {"priority", 0, RETENTION_PRIORITY_MAX},
     {"seconds", 1, RETENTION_SECONDS_MAX},
@@ -37,7 +41,7 @@ static int retention_member(const struct json *m, int64_t values[3], char *why, 
 
 int retention_read(struct wire_generate *r, const struct json *v, char *why, size_t why_cap)
 {
-    int64_t values[3] = {-1, 0, 0}; /* as the members stand above */
+    int64_t values[3] = {-1, 0, 0}; /* in the order of retention_members */
 
     if (v->kind != JSON_OBJECT) {
         (void)snprintf(why, why_cap, "'cache_retention' must be an object, not %s",
@@ -45,10 +49,10 @@ int retention_read(struct wire_generate *r, const struct json *v, char *why, siz
         return ERR_INVALID;
     }
     for (uint32_t i = 0; i < v->n; i++) {
-        int rc = v->items[i].kind == JSON_NULL
-                     ? ERR_OK
-                     : retention_member(&v->items[i], values, why, why_cap);
+        int rc = ERR_OK;
 
+        if (v->items[i].kind != JSON_NULL)
+            rc = retention_member(&v->items[i], values, why, why_cap);
         if (rc != ERR_OK)
             return rc;
     }
@@ -78,7 +82,7 @@ int retention_read_mark(const struct json *object, const char *where, uint32_t *
         return ERR_INVALID;
     }
     if (type == NULL || type->kind == JSON_NULL)
-        return ERR_OK; /* it says nothing */
+        return ERR_OK; /* a mark without a type has no effect */
     if (!json_is_text(type, "ephemeral")) {
         (void)snprintf(why, why_cap, "'%s.cache_control.type' must be ephemeral", where);
         return ERR_INVALID;
@@ -89,7 +93,8 @@ int retention_read_mark(const struct json *object, const char *where, uint32_t *
         (void)snprintf(why, why_cap, "'%s.cache_control.ttl' must be 5m or 1h", where);
         return ERR_INVALID;
     }
-    *seconds = s > *seconds ? s : *seconds;
+    if (s > *seconds)
+        *seconds = s;
     return ERR_OK;
 }
 

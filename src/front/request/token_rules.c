@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rules on single tokens: reading them from a request, and writing them in the form of
+ * wire_request.h. Ids are checked against the size of the vocabulary only when written, because a
+ * front learns that size from the engine. */
 #include "front/request/token_rules.h"
 
 #include <errno.h>
@@ -15,7 +19,7 @@ static int token_rules_by_id(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* A name of logit_bias as a token id; -1 when it is none. */
+/* A member's name of logit_bias as a token id; -1 when it is none. */
 static int64_t token_rules_id(const char *name)
 {
     char *end;
@@ -25,10 +29,12 @@ static int64_t token_rules_id(const char *name)
         return -1;
     errno = 0;
     id = strtoll(name, &end, 10);
-    return errno != 0 || *end != '\0' || id > INT32_MAX ? -1 : id;
+    if (errno != 0 || *end != '\0' || id > INT32_MAX)
+        return -1;
+    return id;
 }
 
-/* At most `most` members of a kind are allowed. */
+/* Check the kind of v and that it has at most `most` members. */
 static int token_rules_count(const char *field, const struct json *v, enum json_kind kind,
                              const char *wanted, uint32_t most, char *why, size_t why_cap)
 {
@@ -46,6 +52,7 @@ static int token_rules_count(const char *field, const struct json *v, enum json_
     return ERR_OK;
 }
 
+/* "logit_bias": {"1734": -100, "50256": "2.5"}. Sorted by id, so that equal ids are found. */
 int token_rules_read_biases(struct token_rules *s, struct arena *arena, const struct json *v,
                             char *why, size_t why_cap)
 {
@@ -63,22 +70,29 @@ int token_rules_read_biases(struct token_rules *s, struct arena *arena, const st
         int64_t id = token_rules_id(b.key);
         double value = json_is_number(&b) ? json_real(&b) : 0.0;
 
-        if (id < 0 || !json_is_number(&b)) {
+        if (id < 0) {
             (void)snprintf(why, why_cap,
-                           id < 0 ? "'logit_bias' must map token ids to numbers: \"%.40s\" is no "
-                                    "token id"
-                                  : "'logit_bias' must map token ids to numbers from -100 to 100: "
-                                    "%.40s has %s",
+                           "'logit_bias' must map token ids to numbers: \"%.40s\" is not a token "
+                           "id",
+                           b.key);
+            return ERR_INVALID;
+        }
+        if (!json_is_number(&b)) {
+            (void)snprintf(why, why_cap,
+                           "'logit_bias' must map token ids to numbers from -100 to 100: %.40s has "
+                           "%s",
                            b.key, lax_show(&v->items[i], shown));
             return ERR_INVALID;
         }
-        value = value > TOKEN_RULES_BIAS_MAX ? TOKEN_RULES_BIAS_MAX : value;
-        value = value < -TOKEN_RULES_BIAS_MAX ? -TOKEN_RULES_BIAS_MAX : value;
+        if (value > TOKEN_RULES_BIAS_MAX)
+            value = TOKEN_RULES_BIAS_MAX;
+        if (value < -TOKEN_RULES_BIAS_MAX)
+            value = -TOKEN_RULES_BIAS_MAX;
         s->biases[i] = (struct wire_bias){.id = (int32_t)id, .value = (float)value};
     }
     qsort(s->biases, v->n, sizeof *s->biases, token_rules_by_id);
     for (uint32_t i = 1; i < v->n; i++) {
-        if (s->biases[i].id == s->biases[i - 1].id) { /* "7" and "07" */
+        if (s->biases[i].id == s->biases[i - 1].id) { /* "7" and "07" are different names */
             (void)snprintf(why, why_cap, "'logit_bias' has token id %d twice", s->biases[i].id);
             return ERR_INVALID;
         }
@@ -87,6 +101,8 @@ int token_rules_read_biases(struct token_rules *s, struct arena *arena, const st
     return ERR_OK;
 }
 
+/* The other rules are lists of ids. allowed_token_ids may be as long as the vocabulary;
+ * logprob_token_ids is short and keeps its order; stop_token_ids is sorted for bsearch(). */
 int token_rules_read_allowed(struct token_rules *s, struct arena *arena, const struct json *v,
                              char *why, size_t why_cap)
 {
@@ -191,9 +207,12 @@ bool token_rules_has_stop(const struct token_rules *s, int32_t id)
                                         token_rules_by_value) != NULL;
 }
 
-/* --- bad words -------------------------------------------------------------------------- */
+/* --- bad words --------------------------------------------------------------------------
+ *
+ * A bad word is a sequence of tokens whose last one must not follow the others. Most tokenizers
+ * have different tokens for a word at the start of a text and after a space, so both are banned. */
 
-/* Append a length and ids. */
+/* Append one sequence: its length, then its ids. */
 static int token_rules_add_word(struct token_rules *s, const struct token_list *ids)
 {
     if (ids->len == 0)
@@ -206,8 +225,8 @@ static int token_rules_add_word(struct token_rules *s, const struct token_list *
     return ERR_OK;
 }
 
-/* One word as it stands at the start of a text, and as it stands behind a space, unless that only
- * puts tokens in front of the first form. */
+/* Ban one word, bare and after a space. The second form is left out when it only adds tokens before
+ * the first one, because banning that covers it. */
 static int token_rules_ban_word(struct token_rules *s, struct arena *arena,
                                 const struct tokenizer *t, const char *word, size_t len)
 {
@@ -254,22 +273,27 @@ int token_rules_read_bad_words(struct token_rules *s, struct arena *arena,
     for (uint32_t i = 0; i < v->n; i++) {
         const struct json *word = &v->items[i];
 
-        rc = word->kind != JSON_TEXT
-                 ? ERR_INVALID
-                 : token_rules_ban_word(s, arena, t, word->text, word->text_len);
+        rc = ERR_INVALID;
+        if (word->kind == JSON_TEXT)
+            rc = token_rules_ban_word(s, arena, t, word->text, word->text_len);
         if (rc == ERR_INVALID)
-            (void)snprintf(why, why_cap, "'bad_words' must have strings that are not empty");
+            (void)snprintf(why, why_cap,
+                           "'bad_words' must be a list of strings that are not empty");
         if (rc == ERR_LIMIT)
-            (void)snprintf(why, why_cap, "'bad_words' has more than %d tokens", WIRE_BAD_WORDS_MAX);
+            (void)snprintf(why, why_cap, "'bad_words' has more than %d tokens in all",
+                           WIRE_BAD_WORDS_MAX);
         if (rc != ERR_OK)
             return rc;
     }
     return ERR_OK;
 }
 
-/* --- the engine's form ------------------------------------------------------------------ */
+/* --- the engine's form ------------------------------------------------------------------
+ *
+ * The words after a request's tokens, in the order of struct wire_generate: the set of allowed ids,
+ * biases, bad words, asked ids, the set of stop ids. A set has one bit per id. */
 
-/* ids [n] as a set. */
+/* Set the bits of ids [n] in words. ERR_INVALID with the first id that is too large in *wrong. */
 static int token_rules_write_set(const int32_t *ids, uint32_t n, uint32_t n_vocab, int32_t *words,
                                  int32_t *wrong)
 {
@@ -337,6 +361,7 @@ int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire
                s->n_asked * sizeof *s->asked);
     *words = w;
     w += r->n_allowed + 2 * (size_t)r->n_biases + r->n_bad + r->n_asked;
-    return r->n_stops == 0 ? ERR_OK
-                           : token_rules_write_set(s->stop_ids, s->n_stop_ids, n_vocab, w, wrong);
+    if (r->n_stops == 0)
+        return ERR_OK;
+    return token_rules_write_set(s->stop_ids, s->n_stop_ids, n_vocab, w, wrong);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the translations have in common: the walk over a table of fields, and a conversation that is
- * put together turn by turn. Nodes of the request are shared, never changed. */
+ * The common part of the translations: the walk over a table of fields, and the building of a
+ * conversation turn by turn. Nodes of the request's tree are shared with the result and never
+ * changed. */
 #include "front/request/translate.h"
 
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 
 #include "base/log.h"
 
+/* Errors, and members that must be texts. */
 int translate_fail(struct translation *t, int rc, const char *format, ...)
 {
     va_list args;
@@ -72,11 +74,18 @@ int translate_member_text(struct translation *t, const struct json *obj, const c
     return rc;
 }
 
-/* --- fields -------------------------------------------------------------------------------- */
+/* --- fields --------------------------------------------------------------------------------
+ *
+ * A table maps the fields of an API to those of a chat. Many are copied under the same or another
+ * name; fields.c then checks their values as those of a chat. */
 
 int translate_same(struct translation *t, const struct translate_row *row, const struct json *v)
 {
-    json_put(&t->chat, row->chat_name != NULL ? row->chat_name : row->name, v);
+    const char *name = row->name;
+
+    if (row->chat_name != NULL)
+        name = row->chat_name;
+    json_put(&t->chat, name, v);
     return ERR_OK;
 }
 
@@ -98,17 +107,23 @@ int translate_ignore(struct translation *t, const struct translate_row *row, con
 
 int translate_object(struct translation *t, const struct translate_row *row, const struct json *v)
 {
-    return v->kind == JSON_OBJECT ? ERR_OK : translate_type(t, row->name, "an object", v);
+    if (v->kind == JSON_OBJECT)
+        return ERR_OK;
+    return translate_type(t, row->name, "an object", v);
 }
 
 int translate_text(struct translation *t, const struct translate_row *row, const struct json *v)
 {
-    return v->kind == JSON_TEXT ? ERR_OK : translate_type(t, row->name, "a string", v);
+    if (v->kind == JSON_TEXT)
+        return ERR_OK;
+    return translate_type(t, row->name, "a string", v);
 }
 
 int translate_flag(struct translation *t, const struct translate_row *row, const struct json *v)
 {
-    return v->kind == JSON_BOOL ? ERR_OK : translate_type(t, row->name, "true or false", v);
+    if (v->kind == JSON_BOOL)
+        return ERR_OK;
+    return translate_type(t, row->name, "true or false", v);
 }
 
 int translate_refuse(struct translation *t, const struct translate_row *row, const struct json *v)
@@ -134,7 +149,7 @@ int translate_fields(struct translation *t, const struct translate_row *rows, si
                 row = &rows[r];
         }
         if (row == NULL)
-            log_debug("front: a request has '%.64s', which nobody knows", v->key);
+            log_debug("front: a request has an unknown field '%.64s'; it is ignored", v->key);
         if (row == NULL || v->kind == JSON_NULL)
             continue;
         t->param = row->name;
@@ -146,6 +161,8 @@ int translate_fields(struct translation *t, const struct translate_row *rows, si
     return ERR_OK;
 }
 
+/* {"name": N, "description": D, schema_name: S} becomes {"type": "function", "function": {"name":
+ * N, "description": D, "parameters": S}}. */
 int translate_tool(struct translation *t, const struct json *tool, const char *schema_name,
                    const char *where, struct json_made *tools)
 {
@@ -212,9 +229,13 @@ void translate_schema(struct translation *t, const char *name, const struct json
     json_put_made(&t->chat, "response_format", JSON_OBJECT, &out);
 }
 
-/* --- the conversation ------------------------------------------------------------------------ */
+/* --- the conversation ------------------------------------------------------------------------
+ *
+ * An open turn collects texts, calls and reasoning of one role; another role or a tool's result
+ * closes it. Chat templates expect alternating turns, so consecutive blocks of one role become one
+ * message. */
 
-/* Texts of a list, one after the other; "" without memory, which *failed says. */
+/* Join the texts of a list. Without memory the result is "" and *failed becomes true. */
 static struct json translate_joined(struct translation *t, const struct json_made *texts,
                                     const char *between, bool *failed)
 {
@@ -241,17 +262,19 @@ static struct json translate_joined(struct translation *t, const struct json_mad
 struct json translate_text_of(struct translation *t, const struct json_made *texts)
 {
     t->messages.failed = t->messages.failed || texts->failed;
-    return texts->n == 1 ? texts->items[0] : translate_joined(t, texts, "\n", &t->messages.failed);
+    if (texts->n == 1)
+        return texts->items[0];
+    return translate_joined(t, texts, "\n", &t->messages.failed);
 }
 
-/* The open turn becomes a message. */
+/* Close the open turn: it becomes a message. A turn without content becomes none. */
 static void translate_flush(struct translation *t)
 {
     struct json_made m = {.arena = t->arena};
     struct json text;
 
     if (t->role == NULL || (t->texts.n == 0 && t->calls.n == 0 && t->reason.n == 0)) {
-        t->role = NULL; /* a role that said nothing has no message */
+        t->role = NULL; /* it is empty */
         return;
     }
     json_put_text(&m, "role", t->role);
@@ -288,7 +311,7 @@ void translate_say(struct translation *t, const struct json *text)
     json_put(&t->texts, NULL, text);
 }
 
-/* Reasoning comes before what it led to: behind that it begins a message of its own. */
+/* Reasoning precedes the text or call it led to; after those it begins another message. */
 void translate_think(struct translation *t, const struct json *text)
 {
     if (t->texts.n > 0 || t->calls.n > 0) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Anthropic's POST /v1/messages as a chat. What a client says in blocks becomes turns: texts the
- * content, thinking the reasoning, tool_use a tool call, and each tool_result, which stands among
- * what the user says, a message of its own. An assistant's text at the end is to be continued. */
+ * Anthropic's POST /v1/messages as a chat. Blocks become parts of turns: text the content, thinking
+ * the reasoning, tool_use a tool call. A tool_result, which Anthropic puts inside the user's
+ * message, becomes a message of its own. A last message of the assistant is to be continued. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,14 +10,17 @@
 #include "front/request/translate.h"
 #include "text/output/detok.h"
 
-/* --- marks -------------------------------------------------------------------------------- */
+/* --- marks --------------------------------------------------------------------------------
+ *
+ * cache_control may appear on blocks, tools, and the request; the longest time counts. */
 
 static int messages_mark(struct translation *t, const struct json *object, const char *where)
 {
     return retention_read_mark(object, where, &t->mark_s, t->why, t->why_cap);
 }
 
-/* What marks say, as the chat's cache_retention; the client's own word counts before. */
+/* The marks as the chat's cache_retention, unless the client sent that field itself. JSON numbers
+ * need their text, too. */
 static void messages_retain(struct translation *t, const struct json *body)
 {
     struct json_made hint = {.arena = t->arena};
@@ -38,8 +41,8 @@ static void messages_retain(struct translation *t, const struct json *body)
 
 /* --- blocks -------------------------------------------------------------------------------- */
 
-/* Claude Code's first block of the system is for a service's books and another with each request:
- * it would keep every prompt from sharing what comes behind it. */
+/* Claude Code begins the system prompt with a block for accounting that differs per request. It is
+ * dropped, because everything after it could otherwise never be found in the prefix cache. */
 static bool is_billing(const struct json *text)
 {
     static const char head[] = "x-anthropic-billing-header:";
@@ -47,7 +50,7 @@ static bool is_billing(const struct json *text)
     return strncmp(text->text, head, sizeof head - 1) == 0;
 }
 
-/* A text, or a list of text blocks. */
+/* A text, or a list of text blocks: append its texts to texts. */
 static int messages_texts(struct translation *t, const struct json *v, const char *where,
                           struct json_made *texts)
 {
@@ -88,6 +91,7 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
     return ERR_OK;
 }
 
+/* One reader per type of block; where is its path, such as messages.3.content.0. */
 typedef int messages_block_fn(struct translation *t, const struct json *b, const char *where);
 
 static int messages_text(struct translation *t, const struct json *b, const char *where)
@@ -110,7 +114,7 @@ static int messages_thinking(struct translation *t, const struct json *b, const 
     return rc;
 }
 
-/* Nobody here can read it. */
+/* Encrypted for Anthropic's servers: ignored. */
 static int messages_redacted(struct translation *t, const struct json *b, const char *where)
 {
     (void)t;
@@ -159,7 +163,7 @@ static int messages_tool_result(struct translation *t, const struct json *b, con
 
 static const struct messages_block {
     const char *type;
-    const char *role; /* that may say it; NULL: any */
+    const char *role; /* the role that may have it; NULL: any */
     messages_block_fn *read;
 } messages_blocks[] = {
     {"text", NULL, messages_text},
@@ -188,9 +192,10 @@ static int messages_block(struct translation *t, const char *role, const struct 
         if (strcmp(row->type, type) != 0)
             continue;
         if (row->role != NULL && strcmp(row->role, role) != 0)
-            return translate_fail(t, ERR_INVALID, "'%s': blocks of type '%s' are said by the %s",
-                                  where, type, row->role);
-        translate_role(t, role); /* again: a result has ended the user's turn */
+            return translate_fail(t, ERR_INVALID,
+                                  "'%s': blocks of type '%s' are only for the role %s", where, type,
+                                  row->role);
+        translate_role(t, role); /* again, because a tool_result before it has closed the turn */
         return row->read(t, b, where);
     }
     return translate_fail(t, ERR_UNSUPPORTED, "'%s': blocks of type '%.64s' are not supported",
@@ -231,7 +236,8 @@ static int messages_message(struct translation *t, const struct json *m, uint32_
     return rc;
 }
 
-/* The system's words and the messages; what the assistant had begun to say goes on. */
+/* The system prompt and the messages. When the last message is a text of the assistant's, the
+ * answer continues it, as Anthropic's API does. */
 static int messages_talk(struct translation *t, const struct json *body)
 {
     const struct json *system = json_get(body, "system");
@@ -243,7 +249,7 @@ static int messages_talk(struct translation *t, const struct json *body)
         translate_role(t, "system");
         rc = messages_texts(t, system, "system", &t->texts);
         if (rc == ERR_OK && t->texts.n == 0)
-            t->role = NULL; /* an empty list says nothing */
+            t->role = NULL; /* the list was empty */
     }
     if (rc != ERR_OK)
         return rc;
@@ -280,7 +286,8 @@ static int messages_stops(struct translation *t, const struct translate_row *row
     return translate_same(t, row, v);
 }
 
-/* A tool of the client's. Those that Anthropic runs or knows the schema of have a type. */
+/* Tools of the client. A type other than "custom" means a tool that Anthropic runs or whose schema
+ * only its models know. */
 static int messages_tools(struct translation *t, const struct translate_row *row,
                           const struct json *v)
 {
@@ -314,6 +321,7 @@ static int messages_tools(struct translation *t, const struct translate_row *row
     return ERR_OK;
 }
 
+/* Anthropic's auto, none, any, tool are OpenAI's auto, none, required, and a function by name. */
 static int messages_tool_choice(struct translation *t, const struct translate_row *row,
                                 const struct json *v)
 {
@@ -345,7 +353,8 @@ static int messages_tool_choice(struct translation *t, const struct translate_ro
     return rc;
 }
 
-/* Templates know whether, not how long: a budget is taken as a yes. */
+/* Templates have a switch for thinking, but no budget: a budget counts as "enabled". Both names of
+ * the switch are set, because templates use one or the other. */
 static int messages_think(struct translation *t, const struct translate_row *row,
                           const struct json *v)
 {
@@ -373,7 +382,7 @@ static int messages_think(struct translation *t, const struct translate_row *row
     return ERR_OK;
 }
 
-/* {"type": "json_schema", "schema": {...}} */
+/* output_format: {"type": "json_schema", "schema": {...}}. */
 static int messages_format(struct translation *t, const struct translate_row *row,
                            const struct json *v)
 {
@@ -407,7 +416,7 @@ static int messages_output(struct translation *t, const struct translate_row *ro
     return ERR_OK;
 }
 
-/* A mark of the whole request. */
+/* A cache_control of the whole request. */
 static int messages_mark_all(struct translation *t, const struct translate_row *row,
                              const struct json *v)
 {
@@ -420,7 +429,7 @@ static int messages_mark_all(struct translation *t, const struct translate_row *
 
 static const struct translate_row messages_rows[] = {
     {"model", translate_same, NULL},
-    {"messages", translate_ignore, NULL}, /* messages_talk() reads both */
+    {"messages", translate_ignore, NULL}, /* messages_talk() reads this and system */
     {"system", translate_ignore, NULL},
     {"max_tokens", translate_max_tokens, NULL},
     {"stop_sequences", messages_stops, "stop"},
@@ -433,9 +442,9 @@ static const struct translate_row messages_rows[] = {
     {"thinking", messages_think, NULL},
     {"output_config", messages_output, NULL},
     {"output_format", messages_format, NULL},
-    {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
+    {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has read it */
     {"cache_control", messages_mark_all, NULL},
-    /* Harmless: what was said is left in the prompt, and the rest is for a service's books. */
+    /* Harmless: hints on the context's management, and fields for a service's accounting. */
     {"context_management", translate_object, NULL},
     {"metadata", translate_object, NULL},
     {"service_tier", translate_text, NULL},
@@ -444,7 +453,7 @@ static const struct translate_row messages_rows[] = {
     {"diagnostics", translate_object, NULL},
     {"user_profile_id", translate_text, NULL},
     {"workspace_id", translate_text, NULL},
-    /* Not there. */
+    /* Not supported. */
     {"mcp_servers", translate_refuse, NULL},
     {"container", translate_refuse, NULL},
     TRANSLATE_EXTRAS,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * OpenAI's POST /v1/responses as a chat. Items of the input become turns: messages the content,
- * reasoning the reasoning, function_call a tool call, function_call_output a message of its own.
- * The items of an earlier response (kept.h) come before the input; where none are kept,
- * previous_response_id is refused. */
+ * OpenAI's POST /v1/responses as a chat. Items of the input become parts of turns: message the
+ * content, reasoning the reasoning, function_call a tool call; function_call_output becomes a
+ * message of its own. The items of an earlier response (kept.h) precede the input; when responses
+ * are not stored, previous_response_id is refused. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,12 +11,14 @@
 #include "front/request/translate.h"
 #include "ipc/wire_request.h"
 
-#define RESPONSES_TOP_MAX  20 /* that API's bound */
+#define RESPONSES_TOP_MAX  20 /* that API's limit */
 #define RESPONSES_LOGPROBS "message.output_text.logprobs"
 
-/* --- items --------------------------------------------------------------------------------- */
+/* --- items ---------------------------------------------------------------------------------
+ *
+ * where is the path of an item for error texts: input[2], or previous_response_id[0]. */
 
-/* The text of a part of content. */
+/* The text of one part of an item's content. */
 static int responses_part(struct translation *t, const struct json *part, const char *where,
                           const struct json **text)
 {
@@ -41,7 +43,7 @@ static int responses_part(struct translation *t, const struct json *part, const 
                           where, type);
 }
 
-/* A text, or a list of parts. */
+/* A text, or a list of parts: append its texts to texts. */
 static int responses_content(struct translation *t, const struct json *v, const char *where,
                              struct json_made *texts)
 {
@@ -74,7 +76,7 @@ static int responses_message(struct translation *t, const struct json *item, con
     } rows[] = {{"user", "user"},
                 {"assistant", "assistant"},
                 {"system", "system"},
-                {"developer", "system"}}; /* which templates know */
+                {"developer", "system"}}; /* templates do not know developer */
     const struct json *content = json_get(item, "content");
     const char *role = NULL;
     char at[80];
@@ -113,7 +115,8 @@ static int responses_call(struct translation *t, const struct json *item, const 
     return ERR_OK;
 }
 
-/* A call with a text: the argument `input` of the function that the tool is here. */
+/* A call of a custom tool, which has a text in place of arguments. The tool is a function here, and
+ * the text its argument `input`. */
 static int responses_custom(struct translation *t, const struct json *item, const char *where)
 {
     struct json_made inner = {.arena = t->arena};
@@ -156,7 +159,7 @@ static int responses_output(struct translation *t, const struct json *item, cons
     return ERR_OK;
 }
 
-/* The text, or its summary where that is all there is. */
+/* The text of the reasoning, or its summary when there is nothing else. */
 static int responses_reasoning(struct translation *t, const struct json *item, const char *where)
 {
     const struct json *content = json_get(item, "content");
@@ -182,9 +185,9 @@ static int responses_reasoning(struct translation *t, const struct json *item, c
 static int responses_reference(struct translation *t, const struct json *item, const char *where)
 {
     (void)item;
-    return translate_fail(t, ERR_UNSUPPORTED,
-                          "'%s' refers to an item, and this server keeps none: send the item",
-                          where);
+    return translate_fail(
+        t, ERR_UNSUPPORTED,
+        "'%s' refers to an item, but this server does not store items: send the item", where);
 }
 
 static const struct responses_item {
@@ -203,7 +206,7 @@ static const struct responses_item {
 static int responses_item(struct translation *t, const struct json *item, const char *where)
 {
     const struct json *type = json_get(item, "type");
-    const char *name = "message"; /* the type may be left out there */
+    const char *name = "message"; /* the default type */
 
     if (item->kind != JSON_OBJECT)
         return translate_type(t, where, "an object", item);
@@ -234,7 +237,7 @@ static int responses_items_of(struct translation *t, const struct json *list, co
     return rc;
 }
 
-/* The instructions, what came before, and the input. */
+/* The instructions, the earlier conversation, and the input, in this order. */
 static int responses_talk(struct translation *t, const struct json *body)
 {
     const struct json *instructions = json_get(body, "instructions");
@@ -266,7 +269,7 @@ static int responses_talk(struct translation *t, const struct json *body)
 
 /* --- fields -------------------------------------------------------------------------------- */
 
-/* The function that a choice names, of whichever type and namespace its tool is. */
+/* The function that a tool_choice names; its tool may be custom or in a namespace. */
 static int responses_chosen(struct translation *t, const struct json *v, const char *where,
                             const char **name)
 {
@@ -283,7 +286,8 @@ static int responses_chosen(struct translation *t, const struct json *v, const c
     return rc;
 }
 
-/* A choice among some of the tools, with its members one level deeper, as a chat has it. */
+/* {"type": "allowed_tools", "mode": M, "tools": [{"type": "function", "name": N}]} becomes the
+ * chat's form, where the members are one level deeper. */
 static int responses_allowed(struct translation *t, const struct json *v)
 {
     const struct json *tools = json_get(v, "tools");
@@ -310,7 +314,7 @@ static int responses_allowed(struct translation *t, const struct json *v)
         json_put_made(&list, NULL, JSON_OBJECT, &tool);
     }
     if (mode != NULL)
-        json_put(&inner, "mode", mode); /* the chat looks at it */
+        json_put(&inner, "mode", mode); /* the chat checks it */
     json_put_made(&inner, "tools", JSON_LIST, &list);
     json_put_text(&out, "type", "allowed_tools");
     json_put_made(&out, "allowed_tools", JSON_OBJECT, &inner);
@@ -326,12 +330,12 @@ static int responses_tool_choice(struct translation *t, const struct translate_r
 
     if (json_is_text(v, "none") || json_is_text(v, "auto") || json_is_text(v, "required"))
         return translate_same(t, row, v);
+    if (v->kind == JSON_TEXT)
+        return translate_fail(t, ERR_INVALID,
+                              "'tool_choice' must be none, auto, required, a function or "
+                              "allowed_tools");
     if (v->kind != JSON_OBJECT)
-        return v->kind == JSON_TEXT
-                   ? translate_fail(t, ERR_INVALID,
-                                    "'tool_choice' must be none, auto, required, a function "
-                                    "or allowed_tools")
-                   : translate_type(t, row->name, "a string or an object", v);
+        return translate_type(t, row->name, "a string or an object", v);
     if (json_is_text(json_get(v, "type"), "allowed_tools"))
         return responses_allowed(t, v);
     if (!json_is_text(json_get(v, "type"), "function") &&
@@ -345,6 +349,8 @@ static int responses_tool_choice(struct translation *t, const struct translate_r
     return rc;
 }
 
+/* text.format: {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "name": N,
+ * "schema": {...}, "strict": true}. */
 static int responses_format(struct translation *t, const struct json *v)
 {
     const struct json *schema = json_get(v, "schema");
@@ -383,7 +389,7 @@ static int responses_text(struct translation *t, const struct translate_row *row
     if (v->kind != JSON_OBJECT)
         return translate_type(t, row->name, "an object", v);
     if (format == NULL || format->kind == JSON_NULL)
-        return ERR_OK; /* verbosity is a wish that no template knows */
+        return ERR_OK; /* no template supports verbosity */
     return responses_format(t, format);
 }
 
@@ -404,7 +410,7 @@ static int responses_effort(struct translation *t, const struct translate_row *r
     return ERR_OK;
 }
 
-/* Up to the values, which the answer repeats. */
+/* Only checked; the answer repeats it. */
 static int responses_metadata(struct translation *t, const struct translate_row *row,
                               const struct json *v)
 {
@@ -417,8 +423,8 @@ static int responses_metadata(struct translation *t, const struct translate_row 
     return ERR_OK;
 }
 
-/* Does the answer say log probabilities? Reasoning is not encrypted here and comes anyway; the rest
- * that can be included is of tools that are not there. */
+/* include: only log probabilities have an effect. Reasoning is never encrypted here and always
+ * sent; the other values concern tools that quire does not have. */
 static int responses_include(struct translation *t, const struct translate_row *row,
                              const struct json *v)
 {
@@ -435,7 +441,7 @@ static int responses_include(struct translation *t, const struct translate_row *
     return ERR_OK;
 }
 
-/* How many alternatives, where `include` asks for any. */
+/* top_logprobs has an effect only if `include` asks for log probabilities. */
 static int responses_top_logprobs(struct translation *t, const struct json *body)
 {
     const struct json *v = json_get(body, "top_logprobs");
@@ -456,7 +462,7 @@ static int responses_top_logprobs(struct translation *t, const struct json *body
     return ERR_OK;
 }
 
-/* auto: of a prompt that is too long the end is kept, so far as the answer leaves room. */
+/* "auto": when a prompt is too long, keep its end, as much as fits beside the answer. */
 static int responses_truncation(struct translation *t, const struct translate_row *row,
                                 const struct json *v)
 {
@@ -477,20 +483,22 @@ static int responses_stateless(struct translation *t, const struct translate_row
 {
     (void)v;
     return translate_fail(t, ERR_UNSUPPORTED,
-                          "'%s' is not supported: this server is stateless and keeps no responses; "
-                          "send the whole conversation as 'input'",
+                          "'%s' is not supported: this server does not store responses; send the "
+                          "whole conversation as 'input'",
                           row->name);
 }
 
 static int responses_previous(struct translation *t, const struct translate_row *row,
                               const struct json *v)
 {
-    return t->earlier != NULL ? ERR_OK : responses_stateless(t, row, v);
+    if (t->earlier != NULL)
+        return ERR_OK;
+    return responses_stateless(t, row, v);
 }
 
 static const struct translate_row responses_rows[] = {
     {"model", translate_same, NULL},
-    {"input", translate_ignore, NULL}, /* responses_talk() reads both */
+    {"input", translate_ignore, NULL}, /* responses_talk() reads this and instructions */
     {"instructions", translate_ignore, NULL},
     {"max_output_tokens", translate_max_tokens, "max_completion_tokens"},
     {"stream", translate_same, NULL},
@@ -507,9 +515,9 @@ static const struct translate_row responses_rows[] = {
     {"include", responses_include, NULL},
     {"top_logprobs", translate_ignore, NULL}, /* responses_top_logprobs() reads it */
     {"truncation", responses_truncation, NULL},
-    {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
-    {"store", translate_flag, NULL},                  /* the answer says whether it is */
-    /* Harmless: for the books of whoever runs a service, or of tools that are not there. */
+    {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has read it */
+    {"store", translate_flag, NULL},                  /* the answer reports whether it was stored */
+    /* Harmless: for a service's accounting, or for tools that quire does not have. */
     {"stream_options", translate_object, NULL},
     {"user", translate_text, NULL},
     {"safety_identifier", translate_text, NULL},
@@ -517,7 +525,7 @@ static const struct translate_row responses_rows[] = {
     {"prompt_cache_retention", translate_text, NULL},
     {"service_tier", translate_text, NULL},
     {"max_tool_calls", translate_ignore, NULL},
-    /* Not there. */
+    /* Not supported. */
     {"previous_response_id", responses_previous, NULL},
     {"conversation", responses_stateless, NULL},
     {"background", translate_refuse, NULL},

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tools of POST /v1/responses as a chat's, which knows functions only. Those of a namespace become
- * functions named SPACE__NAME. A custom tool takes a text: it becomes a function with one argument,
- * `input`, which a regular expression of its format holds; a grammar in Lark is told to the model
- * alone. Hosted tools are another service's: prompts do not speak of them. Which tool a function
- * stands for is looked up in the request, so a name may hold what it likes. */
+ * The tools of POST /v1/responses as those of a chat, which knows functions only.
+ *
+ * A tool in a namespace becomes a function named SPACE__NAME. A custom tool takes a text: it
+ * becomes a function with one argument, `input`; a regular expression in its format becomes the
+ * argument's pattern, while a grammar in Lark is only described to the model. Hosted tools, which
+ * OpenAI runs itself, are left out of the prompt. To find the tool of a called function, the
+ * request's tools are searched, because names may contain "__" themselves. */
 #include "front/request/translate.h"
 
 #include <stdio.h>
@@ -12,7 +14,7 @@
 
 #define SPACE_BETWEEN "__"
 
-/* Tools that OpenAI runs itself, or whose calls are no functions. */
+/* Tools that OpenAI runs itself, or whose calls are not functions. */
 static const char *const hosted[] = {"web_search",
                                      "web_search_2025_08_26",
                                      "web_search_preview",
@@ -55,6 +57,7 @@ const char *translate_spaced(struct translation *t, const char *space, const cha
 
 /* --- reading ------------------------------------------------------------------------------- */
 
+/* Copy a tool's members, with another name. */
 static void put_renamed(struct json_made *out, const struct json *tool, const char *name)
 {
     for (uint32_t i = 0; i < tool->n; i++)
@@ -63,7 +66,7 @@ static void put_renamed(struct json_made *out, const struct json *tool, const ch
     json_put_text(out, "name", name);
 }
 
-/* What a custom tool does, and the grammar of its text, where it has one. */
+/* The description of a custom tool, with the grammar of its text if it has one. */
 static struct json describe(struct translation *t, const struct json *tool)
 {
     const struct json *format = json_get_kind(tool, "format", JSON_OBJECT);
@@ -84,10 +87,12 @@ static struct json describe(struct translation *t, const struct json *tool)
     described.text = b.failed ? NULL : arena_strndup(t->arena, b.bytes, b.len);
     buf_fini(&b);
     t->chat.failed = t->chat.failed || described.text == NULL;
-    return described.text != NULL ? described : (struct json){.kind = JSON_TEXT, .text = ""};
+    if (described.text == NULL)
+        described = (struct json){.kind = JSON_TEXT, .text = ""};
+    return described;
 }
 
-/* The pattern that the whole text matches; NULL: it is free, or its grammar is only told. */
+/* The pattern that the whole text must match; NULL when the text is free or has a Lark grammar. */
 static int read_format(struct translation *t, const struct json *tool, const char *where,
                        const char **pattern)
 {
@@ -130,7 +135,7 @@ static int read_format(struct translation *t, const struct json *tool, const cha
 }
 
 /* {"type":"object","properties":{"input":{"type":"string"}},"required":["input"],
- *  "additionalProperties":false}, with the pattern where there is one. */
+ * "additionalProperties":false}, with the pattern if there is one. */
 static void put_input_schema(struct json_made *out, const char *pattern)
 {
     struct json_made input = {.arena = out->arena};
@@ -148,6 +153,7 @@ static void put_input_schema(struct json_made *out, const char *pattern)
     json_put_made(out, "parameters", JSON_OBJECT, &schema);
 }
 
+/* One tool of each kind. space is the namespace, "" outside of one. */
 static int read_custom(struct translation *t, const struct json *tool, const char *space,
                        const char *where, struct json_made *tools)
 {
@@ -255,7 +261,7 @@ int translate_tools(struct translation *t, const struct translate_row *row, cons
 
 /* --- looking up ---------------------------------------------------------------------------- */
 
-/* Is `name` this tool's, under the name of its namespace? */
+/* Does the function `name` stand for this tool in this namespace? */
 static bool is_named(const struct json *tool, const char *space, const char *name)
 {
     const char *own = json_get_text(tool, "name", NULL);
@@ -269,6 +275,7 @@ static bool is_named(const struct json *tool, const char *space, const char *nam
            strcmp(name + n + 2, own) == 0;
 }
 
+/* Tools outside of namespaces are treated as a list of one. */
 struct translate_called translate_find_tool(const struct json *request, const char *name)
 {
     const struct json *tools = json_get_kind(request, "tools", JSON_LIST);

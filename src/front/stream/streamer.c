@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The streamer: one thread, one epoll, every open exchange of the process. It submits to the
- * lane, reads what the engine says, writes answers as far as sockets take them, and notices
- * clients and engines that go away. It never blocks on any of them.
+ * The streamer: one thread with one epoll set for all open exchanges of the process. It submits to
+ * the lane, reads the engine's records, writes answers as far as sockets accept them, and notices
+ * clients and engines that disappear. It never blocks on any of them.
  *
- * An exchange that ends during a pass is freed at the end of the pass, because events of the
- * same pass may still name it; its connection leaves epoll when it is closed then. */
+ * One pass of streamer_run():
+ *
+ *   wait for events -> new exchanges from readers -> attach, resubmit -> read the lane
+ *   -> write answers -> timeouts -> free ended exchanges
+ *
+ * An exchange that ends during a pass is freed at the end of the pass, because events of the same
+ * pass may still point to it. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -20,8 +25,8 @@
 #include "front/stream/streamer_parts.h"
 
 #define STREAMER_EVENTS      256
-#define STREAMER_TICK_MS     500 /* timeouts are looked at this often */
-#define STREAMER_DETACHED_MS 50  /* without an engine: how often to try to attach */
+#define STREAMER_TICK_MS     500 /* ms between checks of timeouts */
+#define STREAMER_DETACHED_MS 50  /* without an engine: ms between attempts to attach */
 
 /* --- lists -------------------------------------------------------------------------------- */
 
@@ -53,7 +58,7 @@ void streamer_close(struct streamer *s, struct exchange *x)
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
     streamer_unlink(s, x);
-    x->dead = true; /* later events of this pass pass over it */
+    x->dead = true; /* later events of this pass ignore it */
     x->next = s->dead;
     s->dead = x;
 }
@@ -82,6 +87,8 @@ void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *
 
 /* --- writing ------------------------------------------------------------------------------ */
 
+/* Ask epoll for writability only while the socket is full, because otherwise every pass would wake
+ * at once. */
 static void streamer_watch(struct streamer *s, struct exchange *x, bool out)
 {
     struct epoll_event ev = {.events = EPOLLRDHUP | (out ? EPOLLOUT : 0), .data.ptr = x};
@@ -127,7 +134,10 @@ void streamer_flush(struct streamer *s, struct exchange *x)
         streamer_watch(s, x, false);
 }
 
-/* --- hand-over ---------------------------------------------------------------------------- */
+/* --- hand-over ----------------------------------------------------------------------------
+ *
+ * Readers push exchanges to a list under a lock. The eventfd is written only if the streamer
+ * sleeps, which saves a system call per request on a busy server. */
 
 static void streamer_adopt_one(struct streamer *s, struct exchange *x)
 {
@@ -160,7 +170,7 @@ void streamer_adopt(struct front *f, struct exchange *x)
         (void)!write(f->handover_fd, &one, sizeof one); /* cannot fail: the counter is small */
 }
 
-/* Before the streamer sleeps: true when nothing was handed over; what is from now on wakes it. */
+/* Before the streamer sleeps: true when the list is empty; from then on an addition wakes it. */
 static bool streamer_may_sleep(struct streamer *s)
 {
     bool empty;
@@ -182,7 +192,7 @@ static void streamer_adopt_all(struct streamer *s)
     s->f->handover = NULL;
     s->f->handover_sleeps = false;
     (void)pthread_mutex_unlock(&s->f->handover_lock);
-    while (list != NULL) { /* newest first; serve the oldest first */
+    while (list != NULL) { /* newest first: reverse it, so that the oldest is served first */
         struct exchange *next = list->next;
 
         list->next = in_order;
@@ -199,15 +209,15 @@ static void streamer_adopt_all(struct streamer *s)
 
 /* --- time --------------------------------------------------------------------------------- */
 
-/* Its time is over, and the engine, which should have said so, does not. */
+/* Has x's deadline passed without a word from the engine, which normally ends such requests? */
 static bool streamer_late(const struct streamer *s, const struct exchange *x)
 {
     return x->n_gens > 0 && x->gens[0].request.deadline_us != 0 &&
            s->now_us > x->gens[0].request.deadline_us + STREAMER_TICK_MS * 1000u;
 }
 
-/* Has one of x's generations been without an engine for too long? One that is leaving may take its
- * time with what it has; the wait for the next begins when it is gone. */
+/* Has a generation of x been without an engine for too long? While the engine is draining, it may
+ * take its time with the requests it has; the wait begins when it is gone. */
 static bool streamer_waited(const struct streamer *s, const struct exchange *x)
 {
     uint64_t wait_us = (uint64_t)s->f->settings.engine_wait_ms * 1000u;
@@ -223,14 +233,15 @@ static bool streamer_waited(const struct streamer *s, const struct exchange *x)
     return false;
 }
 
-/* Complete but for the store's word, which comes, or does not. */
+/* x is complete except that its response is being stored: end it if that is done or takes too
+ * long. */
 static void streamer_end_kept(struct streamer *s, struct exchange *x)
 {
     if (!blocks_wait(x, s->now_us))
         blocks_kept(x);
 }
 
-/* The store has written, or could not. */
+/* The store has finished some jobs. */
 static void streamer_kept(struct streamer *s)
 {
     for (struct exchange *x = s->open, *next; x != NULL; x = next) {
@@ -242,6 +253,7 @@ static void streamer_kept(struct streamer *s)
     }
 }
 
+/* The timeouts of one exchange. At most one of them applies per tick. */
 static void streamer_tick_one(struct streamer *s, struct exchange *x)
 {
     const struct settings *c = &s->f->settings;
@@ -288,19 +300,20 @@ void streamer_drain(struct streamer *s)
     uint64_t one = 1;
 
     service_stopping();
-    log_info("front: stopping; %d requests under way", s->n_open);
+    log_info("front: stopping; %d requests are running", s->n_open);
     s->drain_until_us = s->now_us;
     if (!s->draining) {
         s->drain_us = s->now_us;
         s->drain_until_us += (uint64_t)s->f->settings.drain_timeout_s * 1000000u;
     }
     s->draining = true;
-    (void)!write(s->f->stop_fd, &one, sizeof one); /* never read: it stays readable */
+    (void)!write(s->f->stop_fd, &one, sizeof one); /* never read, so it stays readable for all
+                                                    * readers */
 }
 
 /* --- the loop ----------------------------------------------------------------------------- */
 
-/* An eventfd: one read takes all that was written. */
+/* Read an eventfd: one read resets its counter. */
 static void streamer_take_wake(int fd)
 {
     uint64_t n;
@@ -316,7 +329,7 @@ static void streamer_drain_fd(int fd)
         continue; /* non-blocking */
 }
 
-/* An exchange's socket: the client left, or takes bytes again. */
+/* An event of an exchange's socket: the client has left, or accepts bytes again. */
 static void streamer_client(struct streamer *s, struct exchange *x, uint32_t events)
 {
     if (x->dead)
@@ -328,7 +341,8 @@ static void streamer_client(struct streamer *s, struct exchange *x, uint32_t eve
     streamer_flush(s, x);
     for (int i = 0; i < x->n_gens && !x->dead; i++) {
         if (x->gens[i].slot >= 0)
-            streamer_slot(s, (uint32_t)x->gens[i].slot); /* records that were left waiting */
+            streamer_slot(s, (uint32_t)x->gens[i].slot); /* records that were left unread while it
+                                                          * was full */
     }
 }
 
@@ -337,7 +351,7 @@ static void streamer_events(struct streamer *s, int timeout_ms)
     struct front *f = s->f;
     struct epoll_event ev[STREAMER_EVENTS];
     int n = epoll_wait(s->epoll_fd, ev, STREAMER_EVENTS, timeout_ms);
-    bool spells = false; /* the vocabulary may be there */
+    bool spells = false; /* the handover eventfd was written: the vocabulary may be ready */
 
     s->now_us = clock_us();
     for (int i = 0; i < n; i++) {
@@ -364,6 +378,8 @@ static void streamer_events(struct streamer *s, int timeout_ms)
         streamer_spell(s);
 }
 
+/* The order matters: after streamer_may_sleep() a reader wakes us, after lane_front_sleep() the
+ * engine does; only then may epoll_wait() block. */
 static int streamer_timeout_ms(struct streamer *s)
 {
     struct link *l = &s->f->link;
@@ -377,6 +393,7 @@ static int streamer_timeout_ms(struct streamer *s)
     return s->n_open > 0 ? STREAMER_TICK_MS : 2 * STREAMER_TICK_MS;
 }
 
+/* Free the exchanges that ended in this pass. */
 static void streamer_bury(struct streamer *s)
 {
     while (s->dead != NULL) {
@@ -404,15 +421,16 @@ static int streamer_open(struct streamer *s)
     return ERR_OK;
 }
 
-/* A reader may be held by a body that never comes whole: its time ends with the drain. The last
- * reader may have handed something over since this pass looked. */
+/* Is there work left? While draining, a reader may be blocked by a body that never arrives
+ * completely: it gets until the end of the drain. The last reader may have handed over an exchange
+ * after this pass looked at the list. */
 static bool streamer_goes_on(struct streamer *s)
 {
     if (!s->draining || s->n_open > 0)
         return true;
     if (atomic_load(&s->f->n_readers) > 0)
         return s->now_us <= s->drain_until_us;
-    streamer_adopt_all(s); /* before n_readers became 0: all of it is in the list */
+    streamer_adopt_all(s); /* all of it was added before n_readers became 0 */
     return s->n_open > 0 || s->dead != NULL;
 }
 

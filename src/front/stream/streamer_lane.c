@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the engine says: records of slots to texts of answers. */
+ * Reading the lane: the engine's records become tokens, text and answers. A slot's records are read
+ * until its ring is empty, or until the client has STREAMER_BACKLOG unsent bytes; the engine pauses
+ * a sequence whose ring is full, so a slow client slows only its own generation. */
 #include <string.h>
 
 #include "front/answer/answer.h"
@@ -10,9 +12,10 @@
 #include "front/api/health.h"
 #include "front/stream/streamer_parts.h"
 
-#define STREAMER_BACKLOG (256u << 10) /* unsent bytes past which a client's records wait */
+/* unsent bytes of an exchange above which its records are left in the ring */
+#define STREAMER_BACKLOG (256u << 10)
 
-/* Drop what a slot says that nobody wants; its last record makes it free. */
+/* Drop the records of a slot whose generation is cancelled; the last one frees the slot. */
 static void streamer_drain_slot(struct link *l, uint32_t slot)
 {
     struct wire_out o;
@@ -38,8 +41,8 @@ void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
     g->slot = -1;
 }
 
-/* g's beam has its next token. The last beam of a prompt begins the next step, or ends the search.
- */
+/* g's beam has its next token. The last beam of a prompt starts the next step or ends the
+ * search. */
 static void streamer_beam(struct streamer *s, struct gen *g)
 {
     const struct wire_welcome *w = &s->f->link.engine;
@@ -64,11 +67,13 @@ static void streamer_beam(struct streamer *s, struct gen *g)
 void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
     static const char costly[] =
-        "the masks of the output's form take more steps, or its texts nest "
-        "deeper, than is allowed: simplify it";
+        "the output constraint needs more steps per mask, or nests deeper, than the limits allow: "
+        "simplify it";
     struct exchange *x = g->exchange;
     const char *why = NULL;
 
+    /* The engine found the automaton too expensive: remember that, so that the next request with it
+     * is refused at once. */
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_LIMIT && x->compiled != NULL) {
         compiled_cache_refuse(&s->f->compiled, &x->compiled->name, ERR_LIMIT, costly);
         why = costly;
@@ -76,7 +81,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     link_end(&s->f->link, (uint32_t)g->slot, o);
     g->slot = -1;
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {
-        streamer_wait_add(s, g, GEN_WANTS_ENGINE); /* the next engine goes on with it */
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE); /* the next engine continues it */
         return;
     }
     if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {
@@ -113,7 +118,7 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
         return;
     logprobs_token(g);
     if (x->beams != NULL) {
-        g->ended = true; /* of this step; the token itself does not count */
+        g->ended = true; /* of this step; the token itself is not used */
         return;
     }
     if (token_list_add(&g->tokens, o->value) != ERR_OK) {
@@ -121,7 +126,7 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
         return;
     }
     g->ended = o->finish == WIRE_FIN_STOP;
-    /* The token that ends a text is counted but not said, unless its text was asked for. */
+    /* A token that ends the text is counted, but its text is left out unless requested. */
     if (o->finish == WIRE_FIN_STOP && !g->detok.include_stop)
         return;
     if (detok_push(&g->detok, o->value, &g->text) == DETOK_STOPPED) {
@@ -129,13 +134,12 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
         g->finish = GEN_STOP;
         answer_end(x, g);
     } else if (x->shape == SHAPE_RESPONSES && (g->request.flags & WIRE_LOGPROBS) != 0) {
-        answer_text(x, g); /* token by token, so that each finds the text it is of */
+        answer_text(x, g); /* per token, so that each one's log probability finds its text */
     }
 }
 
-/* Was a choice of x refused before another was admitted? Its slot may be one that is read later,
- * and once the answer has begun its status can no longer tell. True when the refusal is the answer.
- */
+/* Was a choice of x refused before this one was admitted? Its slot may be read later in this pass,
+ * and once the answer has begun its status cannot change. True: the refusal is the answer. */
 static bool streamer_was_refused(struct streamer *s, struct exchange *x)
 {
     struct link *l = &s->f->link;
@@ -147,14 +151,14 @@ static bool streamer_was_refused(struct streamer *s, struct exchange *x)
         if (g->slot < 0 || !lane_peek(&l->lane, (uint32_t)g->slot, &o) || o.kind != WIRE_FINISHED ||
             o.finish != WIRE_FIN_ERROR || o.value == ERR_DRAINING)
             continue;
-        (void)lane_record(&l->lane, (uint32_t)g->slot, &o); /* the one that was looked at */
+        (void)lane_record(&l->lane, (uint32_t)g->slot, &o); /* take the record that was looked at */
         streamer_finished(s, g, &o);
         return true;
     }
     return false;
 }
 
-/* One record of a generation that somebody wants. */
+/* One record of a generation that is not cancelled. */
 static void streamer_record(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
     struct exchange *x = g->exchange;
@@ -181,8 +185,8 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     x->said_us = s->now_us;
 }
 
-/* Choices of one answer mostly say their tokens together: they are sent by one write, when all
- * slots were read. */
+/* The choices of one answer usually get their tokens in the same step: send them in one write, when
+ * all slots were read. */
 static void streamer_flush_later(struct streamer *s, struct exchange *x)
 {
     if (x->unflushed)
@@ -199,11 +203,12 @@ void streamer_flush_all(struct streamer *s)
 
         s->unflushed = x->next_unflushed;
         x->unflushed = false;
-        streamer_flush(s, x); /* nothing when it has ended meanwhile */
+        streamer_flush(s, x); /* does nothing if it has ended */
     }
 }
 
-/* Read a slot until it is empty, its generation has ended, or its client is too far behind. */
+/* Read a slot until it is empty, its generation has ended, or its client has too many unsent
+ * bytes. */
 void streamer_slot(struct streamer *s, uint32_t slot)
 {
     struct link *l = &s->f->link;
@@ -217,7 +222,7 @@ void streamer_slot(struct streamer *s, uint32_t slot)
         return;
     }
     x = g->exchange;
-    do { /* at most twice: with nothing unsent it is not behind */
+    do { /* at most twice: with nothing unsent, behind is false */
         behind = x->out.len - x->out_sent >= STREAMER_BACKLOG;
         while (!behind && g->slot == (int64_t)slot && lane_record(&l->lane, slot, &o))
             streamer_record(s, g, &o);
@@ -228,7 +233,8 @@ void streamer_slot(struct streamer *s, uint32_t slot)
             return;
         }
         streamer_flush(s, x);
-        /* Caught up in this very flush: neither epoll nor the slot's mark would come again. */
+        /* The client has caught up in this flush: neither epoll nor the ready bit will come
+         * again. */
     } while (behind && !x->dead && x->out.len == 0);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Generations to the lane: checked, given a slot, or kept until there is an engine for them. */
+ * Submission: generations are checked, get a slot and are written to the lane; or they wait in a
+ * list until there is an engine, a vocabulary, or room. */
 #include <stdatomic.h>
 #include <stdio.h>
 
@@ -37,8 +38,8 @@ void streamer_wait_remove(struct streamer *s, struct gen *g)
     g->waiting = false;
 }
 
-/* Has an engine had it, or its client a part of the answer? Then nobody refuses it any more: it
- * waits until there is room. */
+/* Was g accepted by an engine, or has its client a part of the answer? Then it cannot be refused
+ * any more and waits until there is room. */
 static bool streamer_goes_on_with(const struct gen *g)
 {
     return g->n_submits > 0 || g->tokens.len > g->n_prompt || g->exchange->head_sent;
@@ -50,7 +51,8 @@ static void streamer_count_refused(struct streamer *s, const struct gen *g, enum
         link_count_refused(&s->f->link, why);
 }
 
-/* Everything that only the engine's welcome can tell. ERR_OK, or an error with its words. */
+/* The checks that need values of the engine's welcome. ERR_OK, or an error with a sentence in
+ * why. */
 static int streamer_check(const struct streamer *s, const struct gen *g, char *why, size_t cap,
                           const char **param)
 {
@@ -81,8 +83,8 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
     return ERR_OK;
 }
 
-/* The engine has the vocabulary and the exchange's structure when it comes to a request that is
- * submitted afterwards. ERR_AGAIN while the vocabulary is being made. */
+/* Make sure that the engine has the vocabulary and the exchange's automaton before it takes the
+ * request. ERR_AGAIN while the vocabulary is being made. */
 static int streamer_upload(struct streamer *s, const struct exchange *x,
                            const struct wire_request *r, uint32_t *automaton)
 {
@@ -108,7 +110,7 @@ static int streamer_upload(struct streamer *s, const struct exchange *x,
     return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
 }
 
-/* What a generation's members are only now. */
+/* Fill in the members of a generation that are known only now. */
 static void streamer_fill_generate(const struct streamer *s, const struct gen *g,
                                    uint32_t automaton, struct wire_generate *r)
 {
@@ -129,12 +131,12 @@ static void streamer_fill_generate(const struct streamer *s, const struct gen *g
         r->max_tokens = x->max_tokens;
     if (x->beams != NULL) {
         r->max_tokens = beams_max_tokens(g);
-        r->answer = 0; /* no step waits for the other beams */
+        r->answer = 0; /* the beams of a step do not wait for each other */
         r->n_choices = 1;
     }
 }
 
-/* Put g into a slot of the lane. */
+/* Write g into a slot of the lane. */
 static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
                               struct wire_request r, const int32_t *extra)
 {
@@ -156,7 +158,7 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
 }
 
-/* The words that stand behind a generation's tokens. Errors have their words. */
+/* Make the words that follow a generation's tokens. Errors have a sentence in why. */
 static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wire_request *r,
                           int32_t **extra, char *why, size_t cap, const char **param)
 {
@@ -168,13 +170,13 @@ static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wir
         return ERR_OK;
     rc = token_rules_write(&x->token_rules, n_vocab, &r->generate, extra, param, &wrong);
     if (rc == ERR_INVALID)
-        (void)snprintf(why, cap, "'%s' has token id %d; this model's go from 0 to %u", *param,
-                       wrong, n_vocab - 1);
+        (void)snprintf(why, cap, "'%s' has token id %d; this model's are 0 to %u", *param, wrong,
+                       n_vocab - 1);
     return rc;
 }
 
 /* Submit g. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for its
- * structure; ERR_AGAIN when it has to wait for the vocabulary. */
+ * automaton; ERR_AGAIN when it must wait for the vocabulary. */
 static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
                                const char **param)
 {
@@ -214,6 +216,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
     return ERR_OK;
 }
 
+/* The result decides: submitted, waiting for something, or failed. */
 static void streamer_submit_one(struct streamer *s, struct gen *g)
 {
     struct exchange *x = g->exchange;
@@ -236,7 +239,7 @@ static void streamer_submit_one(struct streamer *s, struct gen *g)
         streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
 }
 
-/* The engine may take what was submitted of one answer. */
+/* Let the engine take the submitted choices of one answer. */
 static void streamer_publish(struct streamer *s)
 {
     if (s->f->link.control_fd != -1)
@@ -252,7 +255,7 @@ void streamer_submit(struct streamer *s, struct exchange *x)
     streamer_publish(s);
 }
 
-/* The first of those that wait for this, or NULL. */
+/* The first generation that waits for this, or NULL. */
 static struct gen *streamer_first(const struct streamer *s, enum gen_wants wants)
 {
     struct gen *g = s->waiting;
@@ -262,7 +265,7 @@ static struct gen *streamer_first(const struct streamer *s, enum gen_wants wants
     return g;
 }
 
-/* Submit one that waits; the engine may take it with the last of its answer that stand in a row. */
+/* Submit a waiting generation. Consecutive ones of one answer are published together. */
 static void streamer_submit_waiting(struct streamer *s, struct gen *g)
 {
     struct exchange *x = g->exchange;
@@ -275,7 +278,7 @@ static void streamer_submit_waiting(struct streamer *s, struct gen *g)
     streamer_flush(s, x);
 }
 
-/* The vocabulary may have been made: submit those that wait for it. */
+/* The vocabulary may be ready: submit the generations that wait for it. */
 void streamer_spell(struct streamer *s)
 {
     struct gen *g;
@@ -285,7 +288,7 @@ void streamer_spell(struct streamer *s)
     if (s->waiting == NULL || s->f->link.control_fd == -1 ||
         vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
         return;
-    /* Each pass makes one spelled, and one that fails takes others with it. */
+    /* Each pass removes one from the list; one that fails removes others of its exchange, too. */
     while ((g = streamer_first(s, GEN_WANTS_VOCABULARY)) != NULL)
         streamer_submit_waiting(s, g);
     streamer_publish(s);
@@ -297,14 +300,14 @@ void streamer_submit_rest(struct streamer *s)
 
     if (streamer_first(s, GEN_WANTS_ROOM) == NULL)
         return;
-    /* Each pass takes one away, or others with it that fails, or has it wait for the vocabulary. */
+    /* Each pass removes one, or makes it wait for the vocabulary, or ends the loop. */
     while ((g = streamer_first(s, GEN_WANTS_ROOM)) != NULL) {
         uint64_t wait_us = g->wait_us;
 
         streamer_submit_waiting(s, g);
         if (g->waiting && g->wants == GEN_WANTS_ROOM) {
-            g->wait_us = wait_us; /* it has not begun anew */
-            break;                /* those behind it find no room either */
+            g->wait_us = wait_us; /* its wait goes on */
+            break;                /* those after it would find no room either */
         }
     }
     streamer_publish(s);
