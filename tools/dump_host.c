@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The host tier's file (kv/host.h), which the engine may be writing to meanwhile: a page that
- * changes while it is looked at is passed over. */
+ * lmdb-dump --host: print the pages of the host tier's file (kv/host.h). The engine may be writing
+ * to it meanwhile, so a slot is checked again after it was read, and skipped when it has
+ * changed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -26,12 +27,13 @@ struct tier {
     uint64_t n_pages, n_shown, n_damaged, n_changing;
 };
 
+/* A slot whose state is HOST_HOLDS has a complete page. */
 static bool host_holds(const struct host_slot *s)
 {
     return atomic_load_explicit(&s->state, memory_order_acquire) == HOST_HOLDS;
 }
 
-/* NULL: whole, else what is wrong. */
+/* The damaged part of a page, or NULL. Without --verify only the header's digest is checked. */
 static const char *host_damage(const struct tier *t, uint32_t slot)
 {
     const struct host_slot *s = &t->slots[slot];
@@ -88,7 +90,7 @@ static void host_look(struct tier *t, uint32_t slot)
     if (w->name != NULL && strncmp(name, w->name, strlen(w->name)) != 0)
         return;
     damage = host_damage(t, slot);
-    if (!host_holds(&t->slots[slot])) { /* the engine took it meanwhile */
+    if (!host_holds(&t->slots[slot])) { /* the engine has changed it in the meantime */
         t->n_changing++;
         return;
     }
@@ -111,19 +113,21 @@ static int host_map(struct tier *t, const char *path)
         (void)close(fd);
     if (map == MAP_FAILED) {
         (void)fprintf(stderr, "lmdb-dump: %s: %s\n", path,
-                      errno == 0 ? "this is no host tier" : strerror(errno));
+                      errno == 0 ? "this is not a host tier's file" : strerror(errno));
         return -1;
     }
     t->map = map;
     t->bytes = (size_t)st.st_size;
     t->file = map;
     t->slots = (const struct host_slot *)(const void *)(t->map + sizeof *t->file);
+    /* All sizes come from a file that any process of the engine's user could have written: check
+     * that the slots and payloads lie inside the mapping before using them. */
     if (t->file->magic == HOST_MAGIC && t->file->version == HOST_VERSION && t->file->n_slots > 0 &&
         t->file->page_tokens <= HOST_TOKENS_MAX && t->file->page_bytes <= t->file->payload_bytes &&
         t->file->payloads_at >= sizeof *t->file + t->file->n_slots * sizeof *t->slots &&
         t->file->payload_bytes <= (t->bytes - t->file->payloads_at) / t->file->n_slots)
         return 0;
-    (void)fprintf(stderr, "lmdb-dump: %s: this is no host tier of this version\n", path);
+    (void)fprintf(stderr, "lmdb-dump: %s: not a host tier's file of this version\n", path);
     return -1;
 }
 
@@ -149,7 +153,7 @@ static void host_totals(const struct tier *t)
             "damaged%s\n",
             (unsigned long long)t->n_pages, f->page_tokens, f->n_slots,
             (double)(t->n_pages * f->page_bytes) / 1048576.0, hex, f->name,
-            (unsigned long long)t->n_damaged, t->wishes->verify ? "" : " (headers alone)");
+            (unsigned long long)t->n_damaged, t->wishes->verify ? "" : " (only headers checked)");
 }
 
 int dump_host(const char *path, const struct dump_wishes *wishes)

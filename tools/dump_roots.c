@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What both tiers' dumps tell of retention and namespaces. */
+ * Retention and namespaces, in the dumps of both tiers. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -24,6 +24,8 @@ void dump_retain(struct retain r, char out[48])
         (void)snprintf(out, 48, "%d%s", retain_priority(r), when);
 }
 
+/* Element 0 collects all namespaces without an element of their own. The list is searched linearly,
+ * because there are at most DUMP_ROOTS. */
 void dump_count(struct dump_roots *roots, uint64_t root, struct retain r, uint64_t uses)
 {
     struct dump_root *d;

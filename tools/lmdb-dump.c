@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lmdb-dump: what the prefix cache on disk holds, while the engine runs or not.
+ * lmdb-dump: print the contents of the prefix cache on disk, whether the engine runs or not.
  *
- * Reads LMDB's snapshot and, with --verify, the page file; writes nothing and holds nothing that
- * the engine waits for. Needs write permission on lock.mdb (LMDB's reader table): be the
- * engine's user, whose files these are. */
+ * It reads LMDB's snapshot and, with --verify, the page file. It writes nothing, and holds no lock
+ * that the engine waits for. It needs write permission on lock.mdb (LMDB's reader table), so run it
+ * as the engine's user, who owns the files. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -25,8 +25,8 @@ struct dump {
     bool json;
     bool verify;
     bool summary;
-    const char *name;  /* prefix of the name, hexadecimal */
-    const char *space; /* part of the namespace's name, or start of its fingerprint */
+    const char *name;  /* first digits of a page's name */
+    const char *space; /* a part of the model's name, or the beginning of its fingerprint */
     uint64_t limit;
 
     struct store_db *db;
@@ -39,6 +39,7 @@ struct dump {
     uint64_t by_space[STORE_SPACES_MAX];
 };
 
+/* Read the description of a space (a model with its cache format), and compare it with --space. */
 static bool dump_space_matches(struct dump *d, uint32_t index, struct store_space *space)
 {
     char hex[2 * HASH_BYTES + 1];
@@ -51,7 +52,7 @@ static bool dump_space_matches(struct dump *d, uint32_t index, struct store_spac
     return strstr(space->name, d->space) != NULL || strncmp(hex, d->space, strlen(d->space)) == 0;
 }
 
-/* Read a slot and check it as the engine would. NULL: whole, else what is wrong. */
+/* Read a slot and check it as the engine does. Returns the damaged part, or NULL. */
 static const char *dump_verify(struct dump *d, uint64_t slot, const struct store_record *r)
 {
     const struct store_header *h = d->slot;
@@ -87,6 +88,7 @@ static void dump_time(char *out, size_t cap, uint32_t unix_s)
         (void)strftime(out, cap, "%Y-%m-%dT%H:%M:%SZ", &tm);
 }
 
+/* Print one page, as JSON or as a row of the table. */
 static void dump_entry(struct dump *d, uint64_t slot, const struct store_record *r,
                        const struct store_use *use, const char *damage)
 {
@@ -123,6 +125,7 @@ static void dump_entry(struct dump *d, uint64_t slot, const struct store_record 
     buf_clear(&d->out);
 }
 
+/* Called by store_db_scan() for each record: filter, count, verify, print. */
 static void dump_one(void *context, uint64_t slot, const struct store_record *r,
                      const struct store_use *use)
 {
@@ -152,6 +155,7 @@ static void dump_one(void *context, uint64_t slot, const struct store_record *r,
     d->n_shown++;
 }
 
+/* Totals: by namespace, hit rates, and by model. */
 static void dump_totals(struct dump *d, uint64_t n_bad)
 {
     struct store_rate rates[STORE_RATES_MAX];
@@ -214,7 +218,7 @@ static int dump_open(struct dump *d)
 
     if (rc != ERR_OK) {
         (void)fprintf(stderr, "lmdb-dump: %s: %s\n", d->dir,
-                      rc == ERR_NOT_FOUND ? "there is no page store" : err_sentence(rc));
+                      rc == ERR_NOT_FOUND ? "no page store here" : err_sentence(rc));
         return rc;
     }
     if (!d->verify)
@@ -251,16 +255,16 @@ static int dump_run(struct dump *d)
 static const char dump_usage[] =
     "usage: lmdb-dump [options] DIR\n"
     "       lmdb-dump [options] --host FILE\n"
-    "Print the page store of quire in DIR (kv_store_dir), or the pages in host memory in FILE\n"
-    "(kv_host_file): what each is, how long it is retained, and totals by model and namespace,\n"
-    "whose names are those of GET /admin/cache. Never blocks the engine.\n"
-    "  --json          one JSON object\n"
-    "  --verify        read every payload again and check it\n"
-    "  --summary       totals only\n"
-    "  --name HEX      entries whose name begins with HEX\n"
-    "  --space TEXT    entries of namespaces whose name holds TEXT or fingerprint begins with it\n"
-    "  --limit N       show at most N entries; totals count all\n"
-    "Exit status: 0 fine, 1 usage, 2 unreadable, 3 --verify found damage.\n";
+    "Print the pages of quire's prefix cache on disk in DIR (kv_store_dir), or in host memory in\n"
+    "FILE (kv_host_file), with their retention, and totals by model and by namespace. Namespaces\n"
+    "have the names of GET /admin/cache. The engine is never blocked.\n"
+    "  --json          print one JSON object\n"
+    "  --verify        read every payload and check its sum\n"
+    "  --summary       print totals only\n"
+    "  --name HEX      only pages whose name begins with HEX\n"
+    "  --space TEXT    only models whose name contains TEXT or whose fingerprint begins with it\n"
+    "  --limit N       print at most N pages; totals count all\n"
+    "Exit status: 0 success, 1 usage, 2 unreadable, 3 --verify found damage.\n";
 
 int main(int argc, char **argv)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire: commands for people. `quire bench` measures a model in this process, `quire top` shows
- * what a running engine does. */
+ * quire: commands for operators. `quire bench` measures a model in its own process, `quire top`
+ * shows the work of a running engine. */
 #include "tools/quire.h"
 
 #include <stdio.h>

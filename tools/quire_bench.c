@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire bench: how fast a model is by itself, without server and clients. Steps are what the
- * engine's scheduler would give: decodes first, then prompts up to max_num_batched_tokens; the next
- * step is begun before the one before has ended, and takes its tokens from it on the device. */
+ * quire bench: the speed of a model by itself, without server and clients. Steps are those that the
+ * engine's scheduler would plan: decodes first, then prompts up to max_num_batched_tokens. Each
+ * step begins before the previous one has ended, and takes its tokens from it on the device. */
 #include "tools/quire.h"
 
 #include <stdio.h>
@@ -21,7 +21,7 @@
 
 struct bench_options {
     int num_prompts, max_concurrency, input_len, output_len;
-    double read_limit; /* bytes a second */
+    double read_limit; /* bytes per second */
 };
 
 struct bench {
@@ -31,10 +31,10 @@ struct bench {
     const struct model_shape *shape;
     struct batch b;
     int32_t *ids;
-    int *first_page; /* int [seqs]: of the step's sequences */
-    int *rows;       /* int [seqs]: row of each sequence in the step before; -1: none */
-    int *next;       /* the same of the step being made */
-    int seqs;        /* room */
+    int *first_page; /* int [seqs]: first page of each sequence in the step */
+    int *rows;       /* int [seqs]: row of each sequence in the previous step; -1: none */
+    int *next;       /* likewise, of the step being made */
+    int seqs;        /* maximum sequences */
     bool under_way;
     float gaps[GAPS_MAX];
     int n_gaps;
@@ -46,7 +46,10 @@ static void die(const char *what)
     exit(1);
 }
 
-/* --- steps -------------------------------------------------------------------------------- */
+/* --- steps --------------------------------------------------------------------------------
+ *
+ * clear(), then add() per sequence, then step(): this fills the same struct batch that the engine
+ * fills, so that the measured code is that of the engine. */
 
 static void clear(struct bench *n)
 {
@@ -55,8 +58,9 @@ static void clear(struct bench *n)
         n->next[i] = -1;
 }
 
-/* Add `count` tokens that follow the first `done` of sequence `seq`, sampling the last when it
- * is `sampled`. Each sequence has pages_each pages of its own. */
+/* Add `count` tokens after the first `done` tokens of sequence `seq`; sampled: the last one is a
+ * sampled row. Each sequence has pages_each pages of its own. A decode's token is -1 - row: the
+ * token that the previous step samples in that row, which is not known to the host yet. */
 static void add(struct bench *n, int seq, int done, int count, int pages_each, bool sampled)
 {
     struct batch *b = &n->b;
@@ -89,7 +93,8 @@ static void end_step(struct bench *n)
         n->gaps[n->n_gaps++] = model_gap_us(n->m);
 }
 
-/* All groups of layers have the same pages: they read other bytes, and as many. */
+/* Fill the page tables. All cache groups get the same page ids: they are different memory
+ * anyway. */
 static void fill_tables(struct bench *n)
 {
     struct batch *b = &n->b;
@@ -107,7 +112,7 @@ static void fill_tables(struct bench *n)
     }
 }
 
-/* Begin the step that has been added, then end the one before. */
+/* Begin the step that was added, then end the previous one. */
 static void step(struct bench *n)
 {
     int *swap = n->rows;
@@ -121,6 +126,7 @@ static void step(struct bench *n)
     n->next = swap;
 }
 
+/* End the last step and forget its rows, so that a measurement starts from nothing. */
 static void settle(struct bench *n)
 {
     end_step(n);
@@ -149,18 +155,24 @@ static int least(int a, int b)
     return a < b ? a : b;
 }
 
-/* --- bytes -------------------------------------------------------------------------------- */
+/* --- bytes --------------------------------------------------------------------------------
+ *
+ * The lower bound for the time of a decode: reading all weights and the keys and values once. */
 
-/* Bytes of weights that a decode reads: everything but the embedding's rows. */
+/* Bytes of weights that a decode reads: all but the embedding's rows. */
 static double weight_bytes(const struct bench *n)
 {
     const struct model_shape *s = n->shape;
     bool gpu = strncmp(s->device, "cpu", 3) != 0, fp8 = n->settings.quantization[0] != '\0';
     bool fp8_head = strcmp(n->settings.quantization, "fp8_all") == 0;
-    double elem = !gpu ? 4.0 : fp8 ? 1.0 : 2.0, head = !gpu ? 4.0 : fp8_head ? 1.0 : 2.0;
+    double elem = 4.0, head = 4.0;
     double q = (double)s->n_heads * s->head_dim, kv = (double)s->n_kv_heads * s->head_dim;
     double layer = (2.0 * q + 2.0 * kv) * s->dim + 3.0 * (double)s->ff_dim * s->dim;
 
+    if (gpu) {
+        elem = fp8 ? 1.0 : 2.0;
+        head = fp8_head ? 1.0 : 2.0;
+    }
     return layer * s->n_layers * elem + (double)s->n_vocab * s->dim * head;
 }
 
@@ -171,7 +183,7 @@ static double kv_bytes(const struct bench *n, double tokens)
 
 static void print_share(const struct bench *n, double bytes, double us)
 {
-    printf(", %.1f%% of the time of a read at %.2f TB/s",
+    printf(", %.1f%% of the time that reading these bytes takes at %.2f TB/s",
            100.0 * bytes / n->options.read_limit / (us * 1e-6), n->options.read_limit * 1e-12);
 }
 
@@ -200,7 +212,7 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
         return;
     settle(n);
     for (int done = first; done < last; done++) {
-        if (done == warm) { /* the first steps choose algorithms and are recorded */
+        if (done == warm) { /* the first steps choose algorithms and record graphs */
             settle(n);
             start = clock_us();
         }
@@ -246,7 +258,7 @@ static void bench_latency(struct bench *n)
     prefill(n, 128);
     end_step(n);
     printf("first step, 128 tokens: %.1f ms\n", (double)(clock_us() - start_us) * 1e-3);
-    (void)fflush(stdout); /* of use while the rest is measured */
+    (void)fflush(stdout); /* useful while the rest is being measured */
     bench_decode(n, 1, 128, 1152);
     for (int seqs = 2; seqs <= 64 && gpu; seqs *= 2)
         bench_decode(n, seqs, 1000, 1064);
@@ -257,7 +269,7 @@ static void bench_latency(struct bench *n)
 
 /* --- throughput --------------------------------------------------------------------------- */
 
-/* One request's place among those that run. */
+/* The place of a running request. */
 struct place {
     int done; /* tokens computed; -1: free */
 };
@@ -303,7 +315,7 @@ static void bench_throughput(struct bench *n)
         step(n);
         n_steps++;
         for (int i = 0; i < places; i++) {
-            if (p[i].done == total - 1) { /* its last token came from the step before */
+            if (p[i].done == total - 1) { /* its last token comes from the previous step */
                 p[i].done = -1;
                 n_ended++;
             }
@@ -321,9 +333,10 @@ static void bench_throughput(struct bench *n)
 
 /* --- kernel ------------------------------------------------------------------------------- */
 
-/* Room for the rows of a product, and how long a series of them lasts. */
+/* Maximum rows of a product, and the duration of a series of them. */
 #define KERNEL_ROWS_MAX 8192
-#define KERNEL_COLD     ((size_t)256 << 20) /* bytes of matrices in turn: more than caches hold */
+/* bytes of matrices used in turn: more than the caches hold */
+#define KERNEL_COLD     ((size_t)256 << 20)
 #define KERNEL_COPIES   64
 #define KERNEL_SERIES_S 0.03
 
@@ -332,7 +345,7 @@ struct product_bench {
     struct k_matrix w[KERNEL_COPIES];
     int n_copies;
     void *x, *y;
-    struct k_quantised codes; /* of x */
+    struct k_quantised codes; /* the quantised rows of x */
     float *residual, *sums;
     bool is_float;
     enum k_product_kind kind;
@@ -362,7 +375,8 @@ static void run_product(const struct product_bench *p, int i, int n, bool few)
         p->d->ops->matmul(p->d, p->y, &x, w, NULL, n);
 }
 
-/* Microseconds of one product, of a series long enough for the clock. */
+/* Microseconds per product, from a series long enough for the clock: the count is doubled until it
+ * lasts KERNEL_SERIES_S. */
 static double time_product(const struct product_bench *p, int n, bool few)
 {
     double s = 0.0;
@@ -435,7 +449,7 @@ static void bench_matrix(struct bench *n, struct device *d, const char *name, in
             break;
         printf("%-8s %4d rows: library %8.1f us", name, rows[i], us);
         if (few)
-            printf(", with what stands around it %8.1f us", own_us);
+            printf(", fused with its neighbours %8.1f us", own_us);
         printf("; %4.1f%% of the time of a read, %4.0f TFLOP/s\n",
                100.0 * (double)bytes / n->options.read_limit / (best * 1e-6),
                2.0 * rows[i] * n_out * (double)n_in / best * 1e-6);
@@ -443,8 +457,7 @@ static void bench_matrix(struct bench *n, struct device *d, const char *name, in
     mem_free(ones);
 }
 
-/* The products of a layer and the head, each by itself, on random numbers; launches of one kind
- * follow each other. */
+/* The products of a layer and of the output matrix, one at a time, on random numbers. */
 static void bench_kernel(struct bench *n)
 {
     struct hf_config c;
@@ -453,9 +466,9 @@ static void bench_kernel(struct bench *n)
 
     if (hf_config_read(&c, n->settings.model) != ERR_OK ||
         device_open(&d, n->settings.device, n->settings.cpu_threads) != ERR_OK)
-        die("the model does not open");
+        die("cannot open the model");
     if (!d->is_gpu)
-        die("kernel wants a GPU");
+        die("kernel needs a GPU");
     limits = (struct device_limits){.n_tokens = KERNEL_ROWS_MAX,
                                     .n_seqs = 64,
                                     .pages_max = 64,
@@ -509,7 +522,8 @@ static void allocate(struct bench *n)
         n->rows[i] = -1;
 }
 
-/* Take the bench's own options out of argv; the others are the engine's settings. */
+/* Take the bench's own options out of argv; the rest are the engine's settings. Returns their
+ * number. */
 static int take_options(struct bench_options *o, int argc, char **argv)
 {
     static const struct {
@@ -528,7 +542,7 @@ static int take_options(struct bench_options *o, int argc, char **argv)
             if (strcmp(argv[i], numbers[k].name) != 0)
                 continue;
             if (i + 1 == argc || atoi(argv[i + 1]) < 1)
-                die("an option wants a number of at least 1");
+                die("an option needs a number of at least 1");
             *(int *)((char *)o + numbers[k].at) = atoi(argv[++i]);
             taken = true;
         }
@@ -540,7 +554,7 @@ static int take_options(struct bench_options *o, int argc, char **argv)
             argv[left++] = argv[i];
     }
     if (o->read_limit <= 0.0)
-        die("--read-limit wants GB/s");
+        die("--read-limit needs GB/s");
     return left;
 }
 
@@ -549,14 +563,15 @@ static void help(void)
     printf(
         "usage: quire bench latency|throughput|kernel --model FOLDER [options] [settings]\n\n"
         "latency     decodes of 1 to 256 sequences and the prefill of 8192 tokens\n"
-        "throughput  many requests at once\n\n"
-        "  --num-prompts N      512    requests\n"
-        "  --max-concurrency N  256    that run at once\n"
-        "  --input-len N        1024   tokens of a prompt\n"
-        "  --output-len N       1024   tokens of an answer\n"
-        "  --read-limit GB/s    4650   memory's read bandwidth, for shares (an H200's)\n\n"
-        "Settings are the engine's (quire-engine --help): --load-format dummy needs no weights,\n"
-        "only config.json; --quantization fp8 and --kv-cache-dtype fp8 choose formats.\n");
+        "throughput  many requests at once\n"
+        "kernel      the matrix products of the model, one at a time\n\n"
+        "  --num-prompts N      512    number of requests\n"
+        "  --max-concurrency N  256    maximum concurrent requests\n"
+        "  --input-len N        1024   tokens per prompt\n"
+        "  --output-len N       1024   tokens per output\n"
+        "  --read-limit GB/s    4650   read bandwidth of the memory (an H200's)\n\n"
+        "Settings are those of the engine (quire-engine --help). --load-format dummy needs only\n"
+        "config.json, no weights; --quantization fp8 and --kv-cache-dtype fp8 choose formats.\n");
 }
 
 int quire_bench(int argc, char **argv)
@@ -573,7 +588,7 @@ int quire_bench(int argc, char **argv)
     }
     if (strcmp(what, "latency") != 0 && strcmp(what, "throughput") != 0 &&
         strcmp(what, "kernel") != 0)
-        die("latency, throughput or kernel? See quire bench --help");
+        die("the first argument must be latency, throughput or kernel; see quire bench --help");
     n->options = (struct bench_options){.num_prompts = 512,
                                         .max_concurrency = 256,
                                         .input_len = 1024,
@@ -604,7 +619,7 @@ int quire_bench(int argc, char **argv)
         };
 
         if (model_open(&n->m, &o) != ERR_OK)
-            die("the model does not open");
+            die("cannot open the model");
         n->shape = model_shape(n->m);
         allocate(n);
         printf("%s, %s%s%s, KV %s, on %s\n", n->settings.model,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire top: what the engine does, live, from its statistics page; the engine is asked for nothing
- * but that page. */
+ * quire top: the engine's work, live, from its statistics page. The engine does nothing for it but
+ * send the page's descriptor. */
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -20,16 +20,17 @@
 #include "tools/quire.h"
 
 #define TOP_TIMEOUT_MS 2000
-#define TOP_LINES      11 /* beside the rows of namespaces, that of the cursor included */
-#define TOP_SPACES     10 /* rows of them, and one for all others */
+#define TOP_LINES      11 /* lines other than those of namespaces, including the cursor's */
+#define TOP_SPACES     10 /* lines of namespaces, and one for all others */
 
 struct top {
     const char *path;
     double seconds;
     bool once;
-    uint64_t epoch; /* of the engine that before is of */
+    uint64_t epoch; /* of the engine that `before` belongs to */
     uint64_t before_us;
     struct wire_stats before;
+    /* the statistics at the last look */
 };
 
 static double top_value(const struct wire_stats *s, enum wire_metric m)
@@ -37,14 +38,14 @@ static double top_value(const struct wire_stats *s, enum wire_metric m)
     return (double)atomic_load_explicit(&s->values[m], memory_order_relaxed);
 }
 
-/* A second's share of what a counter grew by since the last look. */
+/* The growth of a counter per second since the last look. */
 static double top_rate(const struct top *t, const struct wire_stats *s, enum wire_metric m,
                        double passed_s)
 {
     return passed_s > 0.0 ? (top_value(s, m) - top_value(&t->before, m)) / passed_s : 0.0;
 }
 
-/* Mean of what a histogram got since the last look; 0 for nothing. */
+/* The mean of the values that a histogram got since the last look; 0: none. */
 static double top_mean(const struct top *t, const struct wire_stats *s, enum wire_histogram_id h)
 {
     uint64_t n = atomic_load(&s->histograms[h].count) - t->before.histograms[h].count;
@@ -66,7 +67,7 @@ static double top_refused(const struct wire_stats *s)
     double n = 0.0;
 
     for (int m = METRIC_rejected_requests; m <= METRIC_rejected_deadline; m++)
-        n += top_value(s, (enum wire_metric)m); /* rows of one name stand together */
+        n += top_value(s, (enum wire_metric)m); /* rows of one name are adjacent in metric.def */
     return n;
 }
 
@@ -100,7 +101,7 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
            top_value(s, METRIC_sleep_offloaded) > 0.0 ? "   asleep" : "");
 }
 
-/* Rows for which the screen has room; TOP_SPACES where there is none. */
+/* The number of rows of namespaces that fit on the screen; TOP_SPACES when it is not a terminal. */
 static int top_room(void)
 {
     struct winsize w;
@@ -115,14 +116,14 @@ struct top_space {
     uint64_t space, queries, hits;
 };
 
-/* The one that was asked for most comes first; all others, which have no id, last. */
+/* Order by queries, most first; the row without an id (all others) is last. */
 static int top_compare(const void *left, const void *right)
 {
     const struct top_space *l = left, *r = right;
 
     if ((l->space == 0) != (r->space == 0))
         return l->space == 0 ? 1 : -1;
-    return l->queries == r->queries ? 0 : l->queries > r->queries ? -1 : 1;
+    return (l->queries < r->queries) - (l->queries > r->queries);
 }
 
 static void top_print_space(const struct top_space *s)
@@ -137,7 +138,7 @@ static void top_print_space(const struct top_space *s)
            (unsigned long long)s->hits, 100.0 * (double)s->hits / (double)s->queries);
 }
 
-/* As many of the namespaces as there is room for. */
+/* Print as many namespaces as there is room for, and the sum of the others. */
 static void top_print_spaces(const struct wire_stats *s, int room)
 {
     struct top_space rows[WIRE_SPACES], rest = {0};
@@ -161,7 +162,7 @@ static void top_print_spaces(const struct wire_stats *s, int room)
     top_print_space(&rest);
 }
 
-/* One look. ERR_OK, or why there was none. */
+/* Read the statistics once and show them. ERR_OK, or the reason why there were none. */
 static int top_look(struct top *t, bool shown)
 {
     const struct wire_stats *s;
@@ -189,8 +190,9 @@ static int top_look(struct top *t, bool shown)
 
 static const char top_usage[] =
     "usage: quire top [--engine-socket PATH] [--seconds N] [--once]\n"
-    "Shows what the engine does, until it is interrupted, or once. Rates are of N seconds (1).\n"
-    "Those of namespaces are of all time: with a store since that was begun, else the engine.\n";
+    "Shows the engine's work until interrupted, or once. Rates are averages over N seconds (1).\n"
+    "The rates of namespaces are totals since the store's creation, or since the engine's start\n"
+    "when there is no store.\n";
 
 int quire_top(int argc, char **argv)
 {
@@ -216,7 +218,7 @@ int quire_top(int argc, char **argv)
         (void)fputs(top_usage, stderr);
         return 2;
     }
-    for (int n = 0; !t.once || n < 2; n++) { /* without --once until it is interrupted */
+    for (int n = 0; !t.once || n < 2; n++) { /* without --once until interrupted */
         int rc = top_look(&t, n > 0 || !t.once);
 
         if (rc != ERR_OK) {

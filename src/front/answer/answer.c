@@ -2,7 +2,8 @@
  *
  * Answers in OpenAI's form, whole or as a stream of events.
  *
- *   whole:  {"id":..,"object":..,"choices":[{"index":0,"message":{..},"finish_reason":..}],"usage":..}
+ *   whole:  {"id":..,"object":..,"choices":[{"index":0,"message":{..},"finish_reason":..}],
+ *            "usage":{..}}
  *   stream: data: {"id":..,"object":..,"choices":[{"index":0,"delta":{..},"finish_reason":null}]}
  *           ...
  *           data: [DONE]

@@ -6,8 +6,8 @@
  *   - A step extends each live beam by the 2n most probable next tokens. The n extensions with the
  *     largest sum of log probabilities live on.
  *   - A beam that is extended by an end of text is complete.
- *   - The score of a beam is sum / length ^ length_penalty, where the length includes the prompt but
- *     not the end of text. The answer is the n best of the complete and live beams, best first.
+ *   - The score of a beam is sum / length ^ length_penalty, where the length includes the prompt,
+ *     but not the end of text. The answer is the n best of the complete and live beams, best first.
  *
  * vLLM searches until max_tokens. Here a search ends as soon as no live beam can become one of the
  * n best; the answer is the same.

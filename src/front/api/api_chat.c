@@ -268,8 +268,8 @@ static const char *api_check_batch(const struct front *f, const struct json *bod
     *param = "messages";
     if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0 ||
         messages->n > (uint32_t)f->settings.max_choices)
-        return "'messages' must be a list of conversations, each a list of messages, and not longer "
-               "than the setting max_choices";
+        return "'messages' must be a list of conversations, each a list of messages, and not "
+               "longer than the setting max_choices";
     for (uint32_t i = 0; i < messages->n; i++) {
         if (messages->items[i].kind != JSON_LIST)
             return "'messages' must be a list of conversations, each a list of messages";

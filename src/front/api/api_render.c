@@ -2,9 +2,9 @@
  *
  * Token ids in, token ids out, in vLLM's JSON shapes.
  *
- *   render     a chat or completion becomes a GenerateRequest: token_ids and sampling_params. quire adds
- *              `prompt`, the text of the ids, and `count`, their number; sampling_params also has the
- *              tools when calls are constrained, because token ids alone do not contain them
+ *   render     a chat or completion becomes a GenerateRequest: token_ids and sampling_params. quire
+ *              adds `prompt`, the text of the ids, and `count`, their number; sampling_params also
+ *              has the tools when calls are constrained, because token ids do not contain them
  *   generate   continues the token ids of such a request (answer_tokens.c writes the answer)
  *
  * The output of render can be sent to generate unchanged, and gives the same tokens as the chat or

@@ -11,7 +11,7 @@
  * write of its own: nginx, which by then has all of Content-Length, may have closed the connection,
  * so that this write would fail and the close after it would linger. Here records are sent without
  * waiting, and the end of an answer goes out with its last bytes. When the socket is full in the
- * middle of a record, the record's head has promised bytes: the same bytes must be offered again. */
+ * middle of a record, the record's head has promised bytes: they must be offered again. */
 #include "front/http/fcgi.h"
 
 #include <errno.h>

@@ -2,8 +2,8 @@
  *
  * The retention of a prompt's pages: how long they stay in the cache, as far as a request sets it.
  *
- *   cache_retention   {"priority": 0..100, "seconds": N, "tokens": N}: quire's own field, in any API.
- *                     35 is the default of all pages; lower ones are evicted earlier. Without seconds
+ *   cache_retention   {"priority": 0..100, "seconds": N, "tokens": N}: quire's own, in any API. 35
+ *                     is the default of all pages; lower ones are evicted earlier. Without seconds
  *                     it lasts until the page is evicted; without tokens it applies to all pages
  *                     of the prompt
  *   cache_control     {"type": "ephemeral", "ttl": "5m" | "1h"}: Anthropic's mark on a block. The

@@ -1,6 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What stands around the arguments of calls: a row for each format. */
+ * The grammar around the arguments of tool calls. A table has a row per model format, for example
+ *
+ *   hermes   <tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>
+ *   mistral  [TOOL_CALLS][{"name": "NAME", "arguments": ARGS}, ...]
+ *   kimi_k2  <|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0 ...
+ *
+ * There are two uses. When a call is forced, the grammar is calls and nothing else. When the model
+ * may call, it is free text with triggers: once the text contains the opening tag of a call, the
+ * rest of the call is constrained. */
 #include "front/structured/calls.h"
 
 #include <stdarg.h>
@@ -9,17 +17,17 @@
 
 #include "front/structured/calls_parts.h"
 
-#define NAME_MAX_LEN   64 /* characters of a function's name, as OpenAI has it */
+#define NAME_MAX_LEN   64 /* characters of a function's name, as in OpenAI's API */
 
 #define DEEPSEEK(word) "<\xef\xbd\x9ctool\xe2\x96\x81" word "\xef\xbd\x9c>"
-#define DEEPSEEK_LOW   "\xe2\x96\x81" /* the mark between words of these tags */
+#define DEEPSEEK_LOW   "\xe2\x96\x81" /* the mark between the words of these tags */
 
-/* How calls are written: open, then calls with `between` between them, then close. A call is
- * begin, the name between head and tail, the arguments, and end. */
+/* One format of calls: open, then calls with `between` between them, then close. A call is begin,
+ * then the name between head and tail, then the arguments, then end. */
 struct calls_shape {
     enum reply_format format;
     const char *open, *begin, *head, *tail, *end, *between, *close;
-    bool patterns; /* open and close are */
+    bool patterns; /* open and close are patterns, not texts */
 };
 
 static const struct calls_shape shapes[] = {
@@ -136,7 +144,8 @@ struct grammar_part calls_repeat(const struct part_list *l, uint32_t min, uint32
 
 /* --- tools -------------------------------------------------------------------------------- */
 
-/* Names are written into texts of all kinds: those that OpenAI allows, and dots. */
+/* Check a function's name, because it is written into JSON, tags and Python without escapes:
+ * OpenAI's characters are allowed, and dots. */
 static void calls_check_name(struct calls *c, uint32_t tool, const char *name)
 {
     static const char *const letters =
@@ -150,12 +159,14 @@ static void calls_check_name(struct calls *c, uint32_t tool, const char *name)
                    "'.'",
                    tool, NAME_MAX_LEN);
     else if (python && (strchr(name, '-') != NULL || strspn(name, "0123456789.") > 0))
-        calls_fail(c, ERR_UNSUPPORTED,
-                   "'tools[%u].function.name' is no name in Python, in which this model calls",
-                   tool);
+        calls_fail(
+            c, ERR_UNSUPPORTED,
+            "'tools[%u].function.name' is not a name in Python, the language of this model's "
+            "calls",
+            tool);
 }
 
-/* A call of one tool, behind its opening tag. */
+/* A call of one tool, after its opening tag. Two formats number their calls or give them ids. */
 static struct grammar_part calls_tool(struct calls *c, const struct calls_shape *shape,
                                       const char *name, const struct json *schema)
 {
@@ -172,7 +183,7 @@ static struct grammar_part calls_tool(struct calls *c, const struct calls_shape 
     return calls_sequence(&l);
 }
 
-/* How a harmony call is written: its recipient may stand in the channel or before it. */
+/* A call in harmony: "to=functions.NAME" may be before or after the channel. */
 static struct grammar_part calls_tool_harmony(struct calls *c, const char *name,
                                               const struct json *schema)
 {
@@ -187,8 +198,8 @@ static struct grammar_part calls_tool_harmony(struct calls *c, const char *name,
     return calls_sequence(&l);
 }
 
-/* One of the tools that may be called. The arguments of those that are not strict are free where
- * the model may call or not. */
+/* A choice of the tools that may be called. If the model need not call, arguments are constrained
+ * only for strict tools. */
 static struct grammar_part calls_tools(struct calls *c, const struct form *f,
                                        const struct calls_shape *shape)
 {
@@ -213,8 +224,9 @@ static struct grammar_part calls_tools(struct calls *c, const struct form *f,
     return calls_choice(&l);
 }
 
-/* --- calls in all ------------------------------------------------------------------------- */
+/* --- all calls ---------------------------------------------------------------------------- */
 
+/* The text or pattern around all calls. */
 static void calls_add_border(struct calls *c, struct part_list *l, const struct calls_shape *shape,
                              const char *text)
 {
@@ -224,7 +236,7 @@ static void calls_add_border(struct calls *c, struct part_list *l, const struct 
         calls_add_text(c, l, text);
 }
 
-/* One call behind its opening tag, or so many, behind the tag around all. */
+/* Up to max calls after the opening tag of all; open: with that tag. */
 static struct grammar_part calls_all(struct calls *c, const struct form *f,
                                      const struct calls_shape *shape, bool open, uint32_t max)
 {
@@ -239,7 +251,7 @@ static struct grammar_part calls_all(struct calls *c, const struct form *f,
     return calls_sequence(&l);
 }
 
-/* Calls and nothing else. */
+/* Calls and nothing else, in any of the format's variants. */
 static void calls_add_forced(struct calls *c, const struct form *f, uint32_t max,
                              struct part_list *out)
 {
@@ -256,8 +268,8 @@ bool calls_may_begin_bare(enum reply_format format)
     return format == REPLY_LLAMA3 || format == REPLY_PYTHONIC || format == REPLY_LIST;
 }
 
-/* A text that is no call of a format whose calls have no tag: it begins with something else, and
- * holds no tag. */
+/* For formats whose calls have no tag: a pattern for texts that are not calls, because they begin
+ * with another character and contain no tag. */
 static const char *calls_other_text(enum reply_format format)
 {
     if (format == REPLY_LLAMA3)
@@ -265,6 +277,7 @@ static const char *calls_other_text(enum reply_format format)
     return "(?![\\s\\S]*<\\|python_start\\|>)[ \\t\\r\\n]*([^ \\t\\r\\n\\[][\\s\\S]*)?";
 }
 
+/* A trigger is a text in free text, and the part that must follow it. */
 static void calls_add_trigger(struct calls *c, struct part_list *triggers, const char *text,
                               struct grammar_part rest)
 {
@@ -275,7 +288,7 @@ static void calls_add_trigger(struct calls *c, struct part_list *triggers, const
     calls_add(c, triggers, calls_sequence(&l));
 }
 
-/* Behind [TOOL_CALLS], either way. */
+/* The part after [TOOL_CALLS], in both variants of the format. */
 static struct grammar_part calls_mistral_rest(struct calls *c, const struct form *f,
                                               const struct calls_shape *shape, uint32_t max)
 {
@@ -301,13 +314,13 @@ static void calls_add_triggers(struct calls *c, const struct form *f,
     if (shape->open[0] != '\0')
         calls_add_trigger(c, triggers, shape->open, calls_all(c, f, shape, false, max));
     calls_add_trigger(c, triggers, shape->begin, calls_tools(c, f, shape));
-    if (shape->format == REPLY_QWEN3_CODER) { /* which may leave out the outer tag */
+    if (shape->format == REPLY_QWEN3_CODER) { /* this model may omit the outer tag */
         inner.head = "";
         calls_add_trigger(c, triggers, "<function=", calls_tools(c, f, &inner));
     }
 }
 
-/* Text in which calls may stand. */
+/* Free text in which calls may appear. */
 static void calls_add_free(struct calls *c, const struct form *f, uint32_t max,
                            struct part_list *out)
 {
@@ -333,8 +346,8 @@ static void calls_add_free(struct calls *c, const struct form *f, uint32_t max,
 
 #define HARMONY_TEXT "(?![\\s\\S]*<\\|(end|call|return|start|channel)\\|>)[^\\x00]*"
 
-/* Messages of the analysis, and of words that are content where that has no form; then the final
- * message or a call. */
+/* Any number of messages in the channels analysis and commentary, then the final message or a call.
+ * With a constraint on the content, commentary is left out, because it is content, too. */
 static struct grammar_part calls_harmony(struct calls *c, const struct form *f,
                                          const struct grammar_part *content, bool calls)
 {
@@ -363,7 +376,7 @@ static struct grammar_part calls_harmony(struct calls *c, const struct form *f,
 
 /* --- public ------------------------------------------------------------------------------- */
 
-/* What opens a call, or ends a message, in the text of a reply. */
+/* Texts that begin a call, or end a message, in a reply of each format. */
 static const char *const avoided[REPLY_FORMATS][6] = {
     [REPLY_HERMES] = {"<tool_call>"},
     [REPLY_LLAMA3] = {"<|python_tag|>"},
@@ -382,7 +395,7 @@ const char *calls_avoided(enum reply_format format, size_t i)
     return i < 6 ? avoided[format][i] : NULL;
 }
 
-/* A pattern of the texts that hold none of these. */
+/* Write a pattern for texts that contain none of these. */
 static void calls_write_avoided(enum reply_format format, struct buf *b)
 {
     buf_add_text(b, "(?![\\s\\S]*(");
@@ -437,7 +450,7 @@ int calls_compose(const struct form *f, enum reply_format format, bool one_call,
         *n = 1;
         return c.rc;
     }
-    if (forced || *n > 0) /* content of a form is no free text, either */
+    if (forced || *n > 0) /* constrained content is not free text either */
         calls_add_forced(&c, f, max, &l);
     else
         calls_add_free(&c, f, max, &l);

@@ -1,29 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The arguments of a call. As JSON they are an object under the tool's schema. In tags and in
- * Python each member is written by itself, so of the schema's own keywords only those count that
- * speak of members one by one; a member's schema may hold anything. How a member's value is
- * written is what text/output/reply_value.c reads back to a value that is valid: a text as it is
- * where the schema says "string", else JSON. */
+ * The grammar of a call's arguments. As JSON, they are an object with the tool's schema. In tags
+ * and in Python each member is written separately, so only those keywords of the schema apply that
+ * concern single members; a member's own schema may use any. The values are written so that
+ * text/output/reply_value.c reads them back as valid: a text without quotes where the schema says
+ * "string", otherwise JSON.
+ *
+ *   tags    <parameter=city>\
+ * Paris\
+ * </parameter>
+ *   pairs   <arg_key>city</arg_key>\
+ * <arg_value>Paris</arg_value>
+ *   python  city="Paris", days=3 */
 #include <stdio.h>
 #include <string.h>
 
 #include "front/structured/calls_parts.h"
 
 #define KEY_MAX      200 /* bytes of a member's name in a tag */
-#define FIRSTS_MAX   24  /* members of which any may be the first of those that are optional */
+#define FIRSTS_MAX   24  /* optional members of which any may be the first */
 #define WHOLE_BOUNDS ",\"minimum\":-9223372036854775808,\"maximum\":9223372036854775807"
 
-/* What a text may not hold, because the reply would end there. What is read as null is none,
- * whatever its letters. */
+/* Patterns for texts between tags. They must not contain the closing tag, and not be "null" in any
+ * spelling, because the parser reads that as null. */
 #define NOT_NULL "(?!([nN][uU][lL][lL]|[nN][oO][nN][eE])$)"
 
-/* How members are written. */
+/* The way in which a format writes members. */
 struct args_style {
-    const char *inside;          /* what every string in a value matches */
-    const char *text;            /* what a text that is not quoted matches */
-    const char *before, *behind; /* of a member's name */
-    const char *end;             /* of a member */
+    const char *inside;          /* pattern for every string inside a value */
+    const char *text;            /* pattern for a text without quotes */
+    const char *before, *behind; /* text before and after a member's name */
+    const char *end;             /* text after a member */
 };
 
 static const struct args_style style_json = {.inside = NULL};
@@ -48,7 +55,8 @@ static const struct args_style style_python = {.inside = "(?![\\s\\S]*<\\|python
                                                .behind = "=",
                                                .end = ""};
 
-/* A text that is read as JSON where no type is known would not stay a text. */
+/* Where the type is unknown, the parser reads a text that looks like JSON as JSON; exclude
+ * those. */
 #define GLM_UNTYPED                                                                        \
     NOT_NULL                                                                               \
     "(?![ \\t\\r\\n]*[-0-9\\[{])(?![ \\t\\r\\n]*(true|false)[ \\t\\r\\n]*$)(?![\\s\\S]*</" \
@@ -76,7 +84,7 @@ static const struct args_style *args_style(enum reply_format format)
 
 /* --- schemas ------------------------------------------------------------------------------ */
 
-/* Does a schema's "type" have this one? */
+/* Is this type in the schema's "type"? */
 static bool has_type(const struct json *schema, const char *type)
 {
     const struct json *t = json_get(schema, "type");
@@ -88,6 +96,7 @@ static bool has_type(const struct json *schema, const char *type)
     return json_is_text(t, type);
 }
 
+/* Move a buffer's text into the arena. */
 static const char *args_keep(struct calls *c, struct buf *b, size_t *len)
 {
     const char *copy = b->failed ? NULL : arena_strndup(c->arena, b->bytes, b->len);
@@ -107,7 +116,7 @@ static void add_member(struct buf *b, const struct json *m)
     json_write(b, m, JSON_COMPACT);
 }
 
-/* Says nothing about values; without these, parameters of one kind are alike. */
+/* Keywords without effect on values; leaving them out makes equal parameters equal parts. */
 static bool is_annotation(const char *key)
 {
     static const char *const keys[] = {"$comment", "title", "description", "default", "examples"};
@@ -119,8 +128,9 @@ static bool is_annotation(const char *key)
     return false;
 }
 
-/* A schema's part. type and more: members that are put in ("" for none), type instead of its own;
- * root: what its references may mean, or NULL. */
+/* The part of a schema. type, if not "", replaces its type, and more is inserted as further
+ * members; root: the schema whose definitions its references may use, or NULL; inside: pattern of
+ * its strings. */
 static struct grammar_part args_schema(struct calls *c, enum grammar_part_kind kind,
                                        const struct json *schema, const char *type,
                                        const char *more, const struct json *root,
@@ -157,7 +167,8 @@ static struct grammar_part args_schema(struct calls *c, enum grammar_part_kind k
 
 /* --- values ------------------------------------------------------------------------------- */
 
-/* A whole number that is given no bounds has those of 64 bits: longer ones are not read back. */
+/* Bounds for an integer without bounds of its own: those of 64 bits, because the parser cannot read
+ * larger ones back. */
 static const char *args_bounds(const struct json *schema)
 {
     if (!has_type(schema, "integer") || json_get(schema, "minimum") != NULL ||
@@ -173,7 +184,7 @@ static bool is_typed(const struct json *schema)
            json_get(schema, "oneOf") != NULL || json_get(schema, "$ref") != NULL;
 }
 
-/* A value between tags. */
+/* A value between tags: JSON, or a text without quotes where a string is allowed. */
 static void add_tagged_value(struct calls *c, struct part_list *l, const struct args_style *style,
                              const struct json *schema, const struct json *root)
 {
@@ -195,7 +206,7 @@ static void add_tagged_value(struct calls *c, struct part_list *l, const struct 
     calls_add(c, l, calls_choice(&ways));
 }
 
-/* A literal: JSON's are read, too. */
+/* A value in Python: a literal, and JSON's spellings are read, too. */
 static void add_python_value(struct calls *c, struct part_list *l, const struct args_style *style,
                              const struct json *schema, const struct json *root)
 {
@@ -224,7 +235,7 @@ static bool is_required(const struct json *root, const char *name)
     return false;
 }
 
-/* Can the format write this name, so that it is read back? */
+/* Can the format write this name, so that the parser reads it back? */
 static bool is_writable(const struct calls *c, const char *key)
 {
     static const char *const letters =
@@ -245,6 +256,7 @@ static void add_value(struct calls *c, struct part_list *l, const struct args_st
         add_tagged_value(c, l, style, schema, root);
 }
 
+/* One member: name and value. */
 static struct grammar_part member_part(struct calls *c, const struct args_style *style,
                                        const char *function, const char *key,
                                        const struct json *schema, const struct json *root)
@@ -262,7 +274,8 @@ static struct grammar_part member_part(struct calls *c, const struct args_style 
     return calls_sequence(&l);
 }
 
-/* The members that a schema names, in its order; then those that only "required" does. */
+/* The members of a schema: first those of "properties" in its order, then those that only
+ * "required" names. Returns their number. */
 static size_t args_members(struct calls *c, const struct args_style *style, const char *function,
                            const struct json *root, struct args_member **out)
 {
@@ -294,8 +307,8 @@ static size_t args_members(struct calls *c, const struct args_style *style, cons
     return n;
 }
 
-/* What is said of the object as a whole cannot be looked at when members are written by
- * themselves. */
+/* Refuse keywords about the object as a whole, because they cannot be checked when members are
+ * written separately. */
 static void args_check(struct calls *c, const char *function, const struct json *schema)
 {
     static const char *const known[] = {
@@ -324,19 +337,20 @@ static void args_check(struct calls *c, const char *function, const struct json 
             is_known = is_known || strcmp(schema->items[i].key, known[k]) == 0;
         if (!is_known)
             calls_fail(c, ERR_UNSUPPORTED,
-                       "'tools': this model's format of calls cannot hold '%.64s' of the "
+                       "'tools': this model's format of calls does not support '%.64s' in the "
                        "parameters of '%s'",
                        schema->items[i].key, function);
     }
     if (json_get(schema, "properties") == NULL && more != NULL && more->kind == JSON_OBJECT &&
         more->n > 0)
-        calls_fail(c, ERR_UNSUPPORTED,
-                   "'tools': this model's format of calls cannot hold 'additionalProperties' of "
-                   "the parameters of '%s'",
-                   function);
+        calls_fail(
+            c, ERR_UNSUPPORTED,
+            "'tools': this model's format of calls does not support 'additionalProperties' in "
+            "the parameters of '%s'",
+            function);
 }
 
-/* Any members: the names are not known. */
+/* Any number of members with any names. */
 static void add_any(struct calls *c, struct part_list *l, const struct args_style *style)
 {
     struct part_list member = {0};
@@ -350,7 +364,7 @@ static void add_any(struct calls *c, struct part_list *l, const struct args_styl
     calls_add(c, l, calls_repeat(&member, 0, UINT32_MAX, python ? ", " : ""));
 }
 
-/* A member that may be left out, with a comma before or behind it. */
+/* An optional member, with a comma before or after it. */
 static struct grammar_part maybe(struct calls *c, const char *before, struct grammar_part part,
                                  const char *behind)
 {
@@ -362,7 +376,7 @@ static struct grammar_part maybe(struct calls *c, const char *before, struct gra
     return calls_repeat(&l, 0, 1, "");
 }
 
-/* From member `from` on, each behind a comma. */
+/* The members from `from` on, each after a comma. */
 static void add_rest(struct calls *c, struct part_list *l, const struct args_member *m, size_t n,
                      size_t from)
 {
@@ -376,11 +390,13 @@ static void add_rest(struct calls *c, struct part_list *l, const struct args_mem
     }
 }
 
-/* Members with commas between them. */
+/* Members separated by commas. With a required member, the commas attach to it: optional ones
+ * before it bring a comma after them, all later ones a comma before them. Without one, any of the
+ * first FIRSTS_MAX members may come first, so there is a sequence for each. */
 static void add_list(struct calls *c, struct part_list *l, const struct args_member *m, size_t n)
 {
     struct part_list firsts = {0}, some = {0};
-    size_t first = 0; /* that is required */
+    size_t first = 0; /* index of the first required member */
 
     while (first < n && !m[first].required)
         first++;

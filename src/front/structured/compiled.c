@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The cache of compiled constraints: references, names, and the lists of results and refusals. Both
+ * lists are searched linearly, because they are short and a compilation takes milliseconds. */
 #include "front/structured/compiled.h"
 
 #include <stdio.h>
@@ -8,7 +11,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 
-/* --- one ---------------------------------------------------------------------------------- */
+/* --- references ---------------------------------------------------------------------------- */
 
 struct compiled *compiled_ref(struct compiled *st)
 {
@@ -26,14 +29,14 @@ void compiled_unref(struct compiled *st)
 
 /* --- names -------------------------------------------------------------------------------- */
 
-/* Lengths stand before texts, so that no two requests are written alike. */
+/* Each text is preceded by its length, so that different requests never give the same bytes. */
 static void name_text(struct buf *b, const char *text, size_t len)
 {
     buf_add(b, &len, sizeof len);
     buf_add(b, text == NULL ? "" : text, len);
 }
 
-/* Recurses as deep as parts are nested, which grammar_compile() bounds, too. */
+/* Recursive; parts are nested as deep as grammar_compile() allows at most. */
 static void name_parts(struct buf *b, const struct grammar_part *parts, size_t n, int depth)
 {
     buf_add(b, &n, sizeof n);
@@ -47,6 +50,7 @@ static void name_parts(struct buf *b, const struct grammar_part *parts, size_t n
     }
 }
 
+/* The name covers everything that grammar_compile() reads, and nothing else. */
 static int compiled_name(const struct grammar_request *r, struct hash *out)
 {
     const uint32_t numbers[] = {(uint32_t)r->kind, (uint32_t)r->space};
@@ -73,10 +77,10 @@ int compiled_cache_init(struct compiled_cache *s)
 {
     *s = (struct compiled_cache){0};
     s->refused = mem_zalloc_array(COMPILED_REFUSALS, sizeof *s->refused);
-    return s->refused != NULL && pthread_mutex_init(&s->lock, NULL) == 0 &&
-                   pthread_cond_init(&s->changed, NULL) == 0
-               ? ERR_OK
-               : ERR_NO_MEMORY;
+    if (s->refused == NULL || pthread_mutex_init(&s->lock, NULL) != 0 ||
+        pthread_cond_init(&s->changed, NULL) != 0)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 void compiled_cache_fini(struct compiled_cache *s)
@@ -97,7 +101,7 @@ static void compiled_cache_drop_last(struct compiled_cache *s)
     compiled_unref(last);
 }
 
-/* A reference to the one of this name, which comes to the front; NULL. */
+/* A reference to the entry of this name, which is moved to the front; NULL. */
 static struct compiled *compiled_cache_find(struct compiled_cache *s, const struct hash *name)
 {
     for (size_t i = 0; i < s->n_kept; i++) {
@@ -112,6 +116,7 @@ static struct compiled *compiled_cache_find(struct compiled_cache *s, const stru
     return NULL;
 }
 
+/* Add an entry at the front; the last ones make room. They live on while requests use them. */
 void compiled_cache_keep(struct compiled_cache *s, struct compiled *st)
 {
     while (s->n_kept > 0 &&
@@ -151,7 +156,7 @@ void compiled_cache_refuse(struct compiled_cache *s, const struct hash *name, in
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* With the lock held: what is known of this name. ERR_AGAIN: nothing. */
+/* With the lock held: look the name up in both lists. ERR_AGAIN: unknown. */
 static int compiled_cache_know(struct compiled_cache *s, const struct hash *name,
                                struct compiled **out, struct grammar_error *error)
 {
@@ -166,6 +171,8 @@ static int compiled_cache_know(struct compiled_cache *s, const struct hash *name
     return *out == NULL ? ERR_AGAIN : ERR_OK;
 }
 
+/* An entry can be dropped between its compilation and the second lookup, if many others are added
+ * meanwhile; so two attempts are made. */
 int compiled_cache_get(struct compiled_cache *s, const struct grammar_request *request,
                        const char *tenant, struct compiled **out, struct grammar_error *error)
 {
@@ -177,7 +184,7 @@ int compiled_cache_get(struct compiled_cache *s, const struct grammar_request *r
         return rc;
     (void)pthread_mutex_lock(&s->lock);
     rc = compiled_cache_know(s, &name, &found, error);
-    for (int i = 0; i < 2 && rc == ERR_AGAIN; i++) { /* once more if it was dropped at once */
+    for (int i = 0; i < 2 && rc == ERR_AGAIN; i++) { /* again if it was dropped at once */
         rc = compiled_cache_make(s, request, &name, tenant);
         if (rc == ERR_OK)
             rc = compiled_cache_know(s, &name, &found, error);
@@ -185,7 +192,7 @@ int compiled_cache_get(struct compiled_cache *s, const struct grammar_request *r
     (void)pthread_mutex_unlock(&s->lock);
     if (rc == ERR_OVERLOADED && error != NULL)
         (void)snprintf(error->text, sizeof error->text,
-                       "too many forms wait to be compiled, try again later");
+                       "too many output constraints wait to be compiled, try again later");
     if (rc == ERR_OK)
         *out = found;
     return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Compilations. The thread that asks first for a structure puts it into the list and waits; a
- * compiler takes it when it is its tenant's turn. The entry stands on the stack of that thread,
- * which leaves when the compiler has taken it out of the list; other threads that wait for the
- * same name look into the list again, and then into the cache.
+ * Compilations. The first thread that asks for a constraint adds an entry to the list and waits; a
+ * compiler thread takes it when it is its tenant's turn. The entry lies on the stack of the asking
+ * thread, which returns only after the compiler has removed the entry. Other threads that wait for
+ * the same name look into the list again after each change, and then into the cache.
  *
- * Compilers are niced: a form that takes 180 ms is not to take a core from the readers, the
- * streamer or an engine on the same machine, which need a thousandth of that for a request. */
+ * Compilers are niced: a constraint that takes 180 ms must not delay the readers, the streamer or
+ * an engine on the same machine, which need a thousandth of that time per request. */
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -19,21 +19,25 @@
 #include "ipc/attach.h"
 
 #define MAKE_NICE        5
-#define MAKE_STACK_BYTES ((size_t)8 << 20) /* grammars recurse, boundedly */
+#define MAKE_STACK_BYTES ((size_t)8 << 20) /* for grammars, whose recursion is deep but bounded */
 
 struct compiled_making {
     struct compiled_making *next;
     const struct grammar_request *request;
     const struct hash *name;
     char tenant[WIRE_TENANT_BYTES];
-    int n_waiting; /* threads */
-    int rc;        /* of the compilation itself: ERR_OK, ERR_NO_MEMORY */
+    int n_waiting; /* threads that wait for it */
+    int rc;        /* ERR_OK, or ERR_NO_MEMORY when no result could be stored */
     bool begun, done;
 };
 
-/* --- the turns ---------------------------------------------------------------------------- */
+/* --- the turns ----------------------------------------------------------------------------
+ *
+ * Fairness between tenants. turns[] remembers the last turn of the 64 tenants that compiled last; a
+ * tenant that is not among them has waited longest and goes first. */
 
-/* The place of a tenant's last turn; of one that is not known the one that is oldest. */
+/* The element with a tenant's last turn; for an unknown tenant the oldest element, to be
+ * replaced. */
 static struct compiled_turn *make_turn(struct compiled_cache *s, const char *tenant, bool *known)
 {
     struct compiled_turn *oldest = &s->turns[0];
@@ -45,7 +49,8 @@ static struct compiled_turn *make_turn(struct compiled_cache *s, const char *ten
             *known = true;
             return t;
         }
-        oldest = t->turn < oldest->turn ? t : oldest;
+        if (t->turn < oldest->turn)
+            oldest = t;
     }
     *known = false;
     return oldest;
@@ -59,7 +64,7 @@ static bool make_is_busy(const struct compiled_cache *s, const char *tenant)
     return false;
 }
 
-/* What a compiler takes next; NULL: nothing may begin. */
+/* The entry that a compiler takes next; NULL: none may begin. */
 static struct compiled_making *make_choose(struct compiled_cache *s)
 {
     struct compiled_making *best = NULL;
@@ -103,6 +108,7 @@ static void make_remove(struct compiled_cache *s, const struct compiled_making *
 
 /* --- compilers ---------------------------------------------------------------------------- */
 
+/* Compile, and put the image into a sealed memfd, which can be uploaded to any engine. */
 static int make_structure(const struct compiled_making *m, struct compiled **out,
                           struct grammar_error *error)
 {
@@ -126,13 +132,14 @@ static int make_structure(const struct compiled_making *m, struct compiled **out
     return rc;
 }
 
-/* Only a form's own fault is remembered: the next time there may be memory, or descriptors. */
+/* Only errors of the constraint itself are remembered; memory or descriptors may be there next
+ * time. */
 static bool make_is_refusal(int rc)
 {
     return rc == ERR_SYNTAX || rc == ERR_INVALID || rc == ERR_UNSUPPORTED || rc == ERR_LIMIT;
 }
 
-/* With the lock held, which is given up meanwhile. */
+/* Compile one entry. With the lock held; it is released during the compilation. */
 static void make_one(struct compiled_cache *s, struct compiled_making *m)
 {
     struct grammar_error error = {.text = ""};
@@ -158,7 +165,8 @@ static void *make_run(void *arg)
 {
     struct compiled_cache *s = arg;
 
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), MAKE_NICE); /* else as the others */
+    /* without it the thread has the normal priority */
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), MAKE_NICE);
     (void)pthread_mutex_lock(&s->lock);
     while (!s->ends) {
         struct compiled_making *m = make_choose(s);
@@ -173,7 +181,7 @@ static void *make_run(void *arg)
     return NULL;
 }
 
-/* One more compiler, while there are fewer than there may be; false when there is none at all. */
+/* Start another compiler, unless there are enough; false when there is none at all. */
 static bool make_start(struct compiled_cache *s)
 {
     pthread_attr_t attr;
@@ -206,16 +214,18 @@ static struct compiled_making *make_find(const struct compiled_cache *s, const s
     return m;
 }
 
+/* The number of threads that wait for compilations of this tenant. */
 static int make_count(const struct compiled_cache *s, const char *tenant)
 {
     int n = 0;
 
     for (const struct compiled_making *m = s->making; m != NULL; m = m->next)
-        n += memcmp(m->tenant, tenant, sizeof m->tenant) == 0 ? m->n_waiting : 0;
+        if (memcmp(m->tenant, tenant, sizeof m->tenant) == 0)
+            n += m->n_waiting;
     return n;
 }
 
-/* The caller's own, at the end of the list. */
+/* Add an entry of our own at the end of the list and wait until it is done. */
 static int make_own(struct compiled_cache *s, const struct grammar_request *request,
                     const struct hash *name, const char *tenant)
 {
@@ -234,7 +244,7 @@ static int make_own(struct compiled_cache *s, const struct grammar_request *requ
     return own.rc;
 }
 
-/* Without the lock. */
+/* Call a function without the lock. */
 static void make_call(struct compiled_cache *s, void (*call)(void *arg))
 {
     if (call == NULL)
@@ -244,6 +254,8 @@ static void make_call(struct compiled_cache *s, void (*call)(void *arg))
     (void)pthread_mutex_lock(&s->lock);
 }
 
+/* before_wait lets another reader take this one's place. The lock is released there, so the list is
+ * searched only after it. */
 int compiled_cache_make(struct compiled_cache *s, const struct grammar_request *request,
                         const struct hash *name, const char *tenant)
 {

@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What fields say of an output's form. */
+ * Reading the fields that constrain an output. Only their form is checked here; the grammar's
+ * compiler finds errors inside schemas and patterns. */
 #include "front/structured/form.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define FORM_NAME_MAX  64      /* characters of a schema's name, as OpenAI has it */
-#define FORM_PAIRS_MAX 1000000 /* names of allowed tools beside names of tools: 0.1 s */
+#define FORM_NAME_MAX  64      /* characters of a schema's name, as in OpenAI's API */
+#define FORM_PAIRS_MAX 1000000 /* pairs of names compared: 0.1 s */
 
-/* --- content ------------------------------------------------------------------------------ */
+/* --- content ------------------------------------------------------------------------------
+ *
+ * The content has at most one constraint: a schema, any JSON object, a pattern, a choice, a
+ * grammar, or a structural tag. */
 
-/* A source as compact JSON: a schema may have come as an object, or as the text of one. What is no
- * JSON stays as it is. */
+/* Write a source as compact JSON. A schema may be an object or the text of one; a text that is not
+ * JSON is written as it is. */
 static bool form_write(struct buf *b, const struct json *source, bool is_json)
 {
     struct arena arena = {0};
@@ -26,7 +30,8 @@ static bool form_write(struct buf *b, const struct json *source, bool is_json)
     return !b->failed;
 }
 
-/* Clients of several versions of vLLM send a form under its old and its new name: that is one. */
+/* Is this the constraint that f already has? Clients for several versions of vLLM send one under
+ * its old and its new name. */
 static bool form_is_same(const struct form *f, enum grammar_kind kind, const struct json *source)
 {
     bool is_json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_PARTS;
@@ -42,7 +47,7 @@ static bool form_is_same(const struct form *f, enum grammar_kind kind, const str
     return same;
 }
 
-/* Note the content's form. One request has one. */
+/* Set the content's constraint; a second, different one is an error. */
 static int form_set(struct form *f, const char *param, enum grammar_kind kind,
                     const struct json *source, char *why, size_t cap)
 {
@@ -50,11 +55,10 @@ static int form_set(struct form *f, const char *param, enum grammar_kind kind,
         return ERR_OK;
     if (f->param != NULL) {
         if (strcmp(f->param, param) == 0)
-            (void)snprintf(why, cap, "'%s' asks for more than one form of the output", param);
+            (void)snprintf(why, cap, "'%s' has more than one output constraint", param);
         else
             (void)snprintf(why, cap,
-                           "only one form of the output can be asked for: there are '%s' and "
-                           "'%s'",
+                           "only one output constraint is allowed, but both '%s' and '%s' are set",
                            f->param, param);
         return ERR_INVALID;
     }
@@ -82,6 +86,7 @@ static bool form_is_name(const struct json *v)
            v->text_len;
 }
 
+/* {"type": "json_schema", "json_schema": {"name": N, "schema": {...}, "strict": true}} */
 static int form_read_json_schema(struct form *f, const struct json *v, char *why, size_t cap)
 {
     const struct json *given = json_get(v, "json_schema");
@@ -128,7 +133,7 @@ int form_read_response_format(struct form *f, const struct json *v, char *why, s
     return ERR_INVALID;
 }
 
-/* A list of texts that are not empty and hold no NUL. */
+/* Is v a list of texts without NULs that are not empty? */
 static bool form_is_choices(const struct json *v)
 {
     if (v->kind != JSON_LIST || v->n == 0)
@@ -141,7 +146,8 @@ static bool form_is_choices(const struct json *v)
     return true;
 }
 
-/* One member of structured_outputs, or what an older field says alone. */
+/* Read one member of structured_outputs, or an older guided_ field. param and name are the field
+ * and the path for error texts. */
 static int form_read_kind(struct form *f, const char *param, const char *name, const char *kind,
                           const struct json *v, char *why, size_t cap)
 {
@@ -178,7 +184,7 @@ int form_read_guided(struct form *f, const char *field, const struct json *v, ch
     return form_read_kind(f, field, field, field + strlen("guided_"), v, why, cap);
 }
 
-/* A member that is no source: a flag. */
+/* Read a member of structured_outputs that is a flag. */
 static int form_read_flag(struct form *f, const struct json *m, char *why, size_t cap)
 {
     char name[96];
@@ -189,7 +195,7 @@ static int form_read_flag(struct form *f, const struct json *m, char *why, size_
         strcmp(m->key, "disable_fallback") == 0) {
         if (m->kind != JSON_BOOL)
             return form_wrong(why, cap, name, "true or false", m);
-        if (!m->flag || strcmp(m->key, "disable_fallback") == 0) /* there is nothing else */
+        if (!m->flag || strcmp(m->key, "disable_fallback") == 0) /* there is never a fallback */
             return ERR_OK;
         if (strcmp(m->key, "json_object") == 0)
             return form_set(f, "structured_outputs", GRAMMAR_JSON_OBJECT, NULL, why, cap);
@@ -217,7 +223,8 @@ int form_read_structured(struct form *f, const struct json *v, char *why, size_t
         int rc = ERR_OK;
 
         for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
-            kind = strcmp(m->key, kinds[k]) == 0 ? kinds[k] : kind;
+            if (strcmp(m->key, kinds[k]) == 0)
+                kind = kinds[k];
         if (m->kind == JSON_NULL)
             continue;
         if (kind == NULL) {
@@ -234,7 +241,7 @@ int form_read_structured(struct form *f, const struct json *v, char *why, size_t
 
 /* --- calls -------------------------------------------------------------------------------- */
 
-/* A tool has the name that a call will give. What else is in it is the template's. */
+/* A tool must have a name, because calls name it. The chat template reads everything else. */
 int form_read_tools(struct form *f, const struct json *v, char *why, size_t cap)
 {
     if (v->kind != JSON_LIST)
@@ -264,7 +271,8 @@ static const char *form_tool_name(const struct json *tool)
     return json_get_text(json_get_kind(tool, "function", JSON_OBJECT), "name", "");
 }
 
-/* {"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": ...}}]} */
+/* Read {"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name":
+ * ...}}]}. */
 static int form_read_allowed(struct form *f, const struct json *v, char *why, size_t cap)
 {
     const struct json *mode = json_get(v, "mode");
@@ -295,6 +303,7 @@ static int form_read_allowed(struct form *f, const struct json *v, char *why, si
     return ERR_OK;
 }
 
+/* The words are in the order of enum form_calls. */
 int form_read_tool_choice(struct form *f, const struct json *v, char *why, size_t cap)
 {
     static const char *const words[] = {"auto", "none", "required"};
@@ -325,7 +334,7 @@ bool form_forces(const struct form *f)
     return f->calls == FORM_CALLS_REQUIRED || f->calls == FORM_CALLS_NAMED;
 }
 
-/* Do the tools have this one? */
+/* Is there a tool with this name? */
 static bool form_has_tool(const struct form *f, const char *name)
 {
     for (uint32_t i = 0; i < f->tools->n; i++) {
@@ -360,7 +369,7 @@ int form_check(const struct form *f, const char **param, char *why, size_t cap)
     if (!form_forces(f) && f->allowed == NULL)
         return ERR_OK;
     if (f->tools == NULL) {
-        (void)snprintf(why, cap, "'tool_choice' asks for a call, but there are no 'tools'");
+        (void)snprintf(why, cap, "'tool_choice' requires a call, but there are no 'tools'");
         return ERR_INVALID;
     }
     if (f->allowed != NULL && (uint64_t)f->allowed->n * f->tools->n > FORM_PAIRS_MAX) {
@@ -373,12 +382,12 @@ int form_check(const struct form *f, const char **param, char *why, size_t cap)
     for (uint32_t i = 0; f->allowed != NULL && unknown == NULL && i < f->allowed->n; i++) {
         const char *name = form_tool_name(&f->allowed->items[i]);
 
-        unknown = form_has_tool(f, name) ? NULL : name;
+        if (!form_has_tool(f, name))
+            unknown = name;
     }
     if (unknown == NULL)
         return ERR_OK;
-    (void)snprintf(why, cap,
-                   "'tool_choice' names the function '%.100s', which 'tools' does not have",
+    (void)snprintf(why, cap, "'tool_choice' names the function '%.100s', which is not in 'tools'",
                    unknown);
     return ERR_INVALID;
 }
@@ -394,9 +403,11 @@ bool form_binds(const struct form *f)
 
 enum reply_format form_reply_format(const struct form *f, enum reply_format of_model)
 {
-    if (of_model == REPLY_HARMONY) /* whose reasoning and content are messages, too */
+    if (of_model == REPLY_HARMONY) /* its reasoning and content are messages, too */
         return of_model;
     if (f->tools == NULL || f->calls == FORM_CALLS_NONE)
         return REPLY_PLAIN;
-    return of_model == REPLY_PLAIN && form_forces(f) ? REPLY_LIST : of_model;
+    if (of_model == REPLY_PLAIN && form_forces(f))
+        return REPLY_LIST;
+    return of_model;
 }

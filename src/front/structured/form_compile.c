@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From a form to a structure: the content's grammar, or that of calls, behind a reasoning. */
+ * From a form to a compiled constraint. The grammar is composed of parts (grammar/grammar.h):
+ *
+ *   [ reasoning ]  ( content | calls )
+ *
+ * The content's part comes from the client's schema, pattern and so on; the calls' part from the
+ * tools' parameters and the model's format of calls (calls.c). */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,16 +13,16 @@
 #include "front/structured/form.h"
 #include "front/structured/tags.h"
 
-#define SPACE "[ \\t\\r\\n]{0,16}" /* between a reasoning and the rest: nobody's */
+#define SPACE "[ \\t\\r\\n]{0,16}" /* white space between a reasoning and the rest */
 
 /* --- the content -------------------------------------------------------------------------- */
 
-/* What a node of a schema's text is. */
+/* The meaning of a node in a schema's JSON. */
 enum form_node {
     NODE_SCHEMA,
-    NODE_MAP, /* its members are schemas */
-    NODE_DATA,
-    NODE_TAG, /* of a structural tag */
+    NODE_MAP,  /* an object whose members are schemas */
+    NODE_DATA, /* plain data, such as the values of an enum */
+    NODE_TAG,  /* part of a structural tag */
 };
 
 static enum form_node form_node_in_tag(const char *key)
@@ -40,6 +45,7 @@ static enum form_node form_node_in_schema(const char *key)
     return NODE_SCHEMA;
 }
 
+/* The meaning of a member, from that of the node around it. */
 static enum form_node form_node_of(const struct json *m, enum form_node node, bool is_object)
 {
     if (!is_object)
@@ -49,8 +55,9 @@ static enum form_node form_node_of(const struct json *m, enum form_node node, bo
     return node == NODE_SCHEMA ? form_node_in_schema(m->key) : NODE_SCHEMA;
 }
 
-/* A schema in which objects that declare members have no others, unless they say something of them:
- * disable_additional_properties. As deep as JSON may be. */
+/* disable_additional_properties: write a schema in which objects that declare members allow no
+ * others, unless the schema itself sets additionalProperties. Recursive, at most JSON_DEPTH_MAX
+ * deep. */
 static void form_write_closed(struct buf *b, const struct json *v, enum form_node node)
 {
     bool is_object = v->kind == JSON_OBJECT;
@@ -74,11 +81,11 @@ static void form_write_closed(struct buf *b, const struct json *v, enum form_nod
         form_write_closed(b, m, form_node_of(m, node, is_object));
     }
     if (closes)
-        buf_add_text(b, ",\"additionalProperties\":false"); /* behind what it declares */
+        buf_add_text(b, ",\"additionalProperties\":false"); /* after the declared members */
     buf_add_byte(b, is_object ? '}' : ']');
 }
 
-/* A schema or structural tag as text: it may have come as one. */
+/* A schema or structural tag as text; it may have been sent as a text. */
 static int form_source(const struct form *f, struct arena *arena, const char **text, size_t *len)
 {
     const struct json *source = f->source;
@@ -88,7 +95,7 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
 
     if (closes && source->kind == JSON_TEXT &&
         json_parse(&source, arena, source->text, source->text_len, NULL, 0) != ERR_OK)
-        source = f->source; /* the compiler says what is wrong with it */
+        source = f->source; /* the compiler will report the error */
     if (source == NULL || source->kind == JSON_TEXT) {
         *text = source == NULL ? "" : source->text;
         *len = source == NULL ? 0 : source->text_len;
@@ -121,8 +128,8 @@ static int form_tags(const struct form *f, enum reply_format format, struct aren
     return tags_compose(f->closed ? &text : f->source, format, arena, out, why, cap);
 }
 
-/* Content beside calls that are held to something must not be taken for one. Where nothing is asked
- * of calls they may stand in it. */
+/* Keep content and calls apart: content next to constrained calls must not look like a call. Where
+ * calls are not constrained, they may appear in the content. */
 static int form_keep_apart(const struct form *f, enum reply_format format, struct arena *arena,
                            struct grammar_part *out, char *why, size_t cap)
 {
@@ -137,13 +144,13 @@ static int form_keep_apart(const struct form *f, enum reply_format format, struc
     if (!held || f->kind == GRAMMAR_CHOICE)
         return ERR_OK;
     (void)snprintf(why, cap,
-                   "'%s': a %s beside tools that are strict, or allowed ones, is not supported: "
-                   "its texts could be taken for calls of this model",
+                   "'%s': a %s is not supported together with strict or allowed tools, because "
+                   "its texts could look like calls of this model",
                    f->param, f->kind == GRAMMAR_EBNF ? "grammar" : "structural tag");
     return ERR_UNSUPPORTED;
 }
 
-/* The content as one part. why is only written where the compiler would not know what is meant. */
+/* The content as one part. why is written only for errors that the compiler cannot explain. */
 static int form_content(const struct form *f, enum reply_format format, struct arena *arena,
                         struct grammar_part *out, char *why, size_t cap)
 {
@@ -165,6 +172,7 @@ static int form_content(const struct form *f, enum reply_format format, struct a
         }
         return rc != ERR_OK ? rc : form_keep_apart(f, format, arena, out, why, cap);
     }
+    /* Choices become texts of equal rank. */
     choices = arena_zalloc(arena, f->source->n * sizeof *choices);
     if (choices == NULL)
         return ERR_NO_MEMORY;
@@ -177,14 +185,15 @@ static int form_content(const struct form *f, enum reply_format format, struct a
     return ERR_OK;
 }
 
-/* --- what stands before it ---------------------------------------------------------------- */
+/* --- the reasoning ------------------------------------------------------------------------ */
 
 static struct grammar_part form_text(const char *text)
 {
     return (struct grammar_part){.kind = PART_TEXT, .text = text, .len = strlen(text)};
 }
 
-/* A reasoning with its tags, as a sequence of at most 4 parts; it has begun when inside. */
+/* A reasoning with its tags: a sequence of at most 4 parts. inside: the opening tag is in the
+ * prompt. */
 static size_t form_reasoning(const struct form_model *m, bool inside, struct grammar_part *parts)
 {
     static const char space[] = SPACE;
@@ -200,7 +209,7 @@ static size_t form_reasoning(const struct form_model *m, bool inside, struct gra
 
 /* --- all of it ---------------------------------------------------------------------------- */
 
-/* The whole composition, behind a reasoning that may be or must be: at most 4 parts of *top. */
+/* The whole composition in *top, at most 4 parts. n_top is 0 when there is no constraint. */
 static int form_compose(const struct form *f, const struct form_model *m, struct arena *arena,
                         struct grammar_part *top, size_t *n_top, const char **param, char *why,
                         size_t cap)
@@ -219,7 +228,7 @@ static int form_compose(const struct form *f, const struct form_model *m, struct
         rc = calls_compose(f, format, m->one_call, arena, body, &n_body, why, cap);
         *param = rc == ERR_OK || why[0] == '\0' ? *param : "tools";
     }
-    if (rc != ERR_OK || n_body == 0) /* a model that knows no calls, and need not make any */
+    if (rc != ERR_OK || n_body == 0) /* a model without calls that need not make any */
         return rc;
     if (m->chat && format != REPLY_HARMONY && m->start == FORM_REASONS) {
         *n_top = form_reasoning(m, true, top);
@@ -235,7 +244,7 @@ static int form_compose(const struct form *f, const struct form_model *m, struct
     return ERR_OK;
 }
 
-/* The client's words for what the compiler says. */
+/* Turn a compiler's error into a sentence for the client: "'FIELD': TEXT, at PLACE". */
 static void form_explain(const char *what, const struct grammar_error *e, char *why, size_t cap)
 {
     if (e->text[0] != '\0')
@@ -243,7 +252,8 @@ static void form_explain(const char *what, const struct grammar_error *e, char *
                        e->where);
 }
 
-/* The compiler knows no tools: which one's parameters are to blame, each by itself? */
+/* The compiler sees one grammar and does not know the tools. Compile each tool's parameters alone,
+ * to find the one that caused the error. */
 static bool form_blame_tool(const struct form *f, const struct form_model *m,
                             struct compiled_cache *cache, char *why, size_t cap)
 {
@@ -272,7 +282,8 @@ static bool form_blame_tool(const struct form *f, const struct form_model *m,
     return false;
 }
 
-/* Choices alone, of which there may be many, have a way of their own. */
+/* Choices without anything around them are compiled in a way of their own, because there may be
+ * thousands. */
 static int form_choices(const struct form *f, struct arena *arena, struct grammar_request *r)
 {
     const char **choices = arena_alloc(arena, f->source->n * sizeof *choices);
@@ -292,8 +303,8 @@ int form_compile(const struct form *f, const struct form_model *m, struct compil
 {
     struct grammar_error error = {.text = ""};
     struct grammar_part top[5] = {{.kind = PART_FREE}};
-    /* Calls are written on one line, as models were taught; white space would only put off the
-     * end. */
+    /* Calls are written on one line, as models are trained to; additional white space would only
+     * delay the end. */
     enum grammar_space space = f->param == NULL || form_forces(f) ? GRAMMAR_COMPACT : f->space;
     struct grammar_request r = {.kind = GRAMMAR_PARTS, .space = space, .parts = top};
     int rc;

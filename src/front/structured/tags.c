@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A format is added to a list of parts together with what ends it: free text must know the text at
- * which it stops, so the end of a tag is handed down to whatever comes last inside of it. */
+ * Structural tags: one function per format, which appends its parts to a list.
+ *
+ * The difficulty is free text (any_text, and the text around triggered tags): a grammar can only
+ * stop it at a known text. Therefore each function also gets the end that follows its format, and
+ * passes it down to the last format inside, which appends it after itself. */
 #include "front/structured/tags.h"
 
 #include <stdarg.h>
@@ -11,25 +14,25 @@
 #include "front/structured/calls.h"
 #include "front/structured/calls_parts.h"
 
-#define TAGS_DEPTH_MAX 12 /* formats inside each other */
-#define TAGS_TEXTS_MAX 64 /* ends of a tag, excludes, triggers */
+#define TAGS_DEPTH_MAX 12 /* depth of nested formats */
+#define TAGS_TEXTS_MAX 64 /* maximum ends of a tag, excludes, or triggers */
 
-/* What comes behind a format. */
+/* The element that follows a format. */
 enum tags_after {
-    TAGS_NOTHING, /* the output ends */
-    TAGS_TEXT,    /* one of some texts, which are added with it */
-    TAGS_NEXT,    /* a text that is added next */
-    TAGS_OTHER,   /* something that free text cannot be told from */
+    TAGS_NOTHING, /* none: the output ends */
+    TAGS_TEXT,    /* one of some texts, which the format itself appends */
+    TAGS_NEXT,    /* a text that the caller appends next */
+    TAGS_OTHER,   /* anything else; free text could not stop at it */
 };
 
 struct tags_end {
     enum tags_after after;
-    const struct json *texts; /* a text or a list of them, or NULL */
+    const struct json *texts; /* a text or a list of texts, or NULL */
 };
 
 struct tags {
-    struct calls c; /* its arena and its first error */
-    char at[200];   /* the place in the structural tag */
+    struct calls c; /* the arena and the first error */
+    char at[200];   /* the place in the structural tag, for errors */
 };
 
 static const struct tags_end tags_nothing = {TAGS_NOTHING, NULL};
@@ -40,7 +43,9 @@ typedef void tags_fn(struct tags *t, struct part_list *l, const struct json *v, 
 
 static tags_fn tags_format;
 
-/* --- errors and places -------------------------------------------------------------------- */
+/* --- errors and places --------------------------------------------------------------------
+ *
+ * t->at is a path such as .format.elements[2].content, which begins every error. */
 
 static void tags_fail(struct tags *t, int rc, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -56,7 +61,8 @@ static void tags_fail(struct tags *t, int rc, const char *format, ...)
     calls_fail(&t->c, rc, "'structural_tag%s': %s", t->at, text);
 }
 
-/* Go to a member, or to one of a list; the place to come back to. */
+/* Append a member, or one element of a list, to the path. Returns the old length, for
+ * tags_leave(). */
 static size_t tags_enter(struct tags *t, const char *name, int64_t index)
 {
     size_t was = strlen(t->at);
@@ -73,7 +79,7 @@ static void tags_leave(struct tags *t, size_t was)
     t->at[was] = '\0';
 }
 
-/* A member of some kind, or NULL and an error. */
+/* A member of this kind, or NULL and an error. */
 static const struct json *tags_member(struct tags *t, const struct json *v, const char *name,
                                       enum json_kind kind)
 {
@@ -95,7 +101,7 @@ static bool tags_flag(struct tags *t, const struct json *v, const char *name)
     return m != NULL && m->kind == JSON_BOOL && m->flag;
 }
 
-/* A member that would change what is meant, and is not there. */
+/* Refuse a member that would change the meaning and is not supported. */
 static void tags_refuse(struct tags *t, const struct json *v, const char *name)
 {
     const struct json *m = json_get(v, name);
@@ -117,12 +123,16 @@ static struct grammar_part tags_text(const struct json *v)
     return (struct grammar_part){.kind = PART_TEXT, .text = v->text, .len = v->text_len};
 }
 
-/* A text, or a list of them: strings that are not empty. Their number; 0 for "" alone. */
+/* Append the texts of v, a string or a list of strings that are not empty. Returns their number; 0
+ * for a single "". */
 static size_t tags_texts(struct tags *t, const struct json *v, const char *name,
                          struct part_list *out)
 {
     const struct json *items = v != NULL && v->kind == JSON_LIST ? v->items : v;
-    uint32_t n = v == NULL ? 0 : v->kind == JSON_LIST ? v->n : 1;
+    uint32_t n = v == NULL ? 0 : 1;
+
+    if (v != NULL && v->kind == JSON_LIST)
+        n = v->n;
 
     if (n > TAGS_TEXTS_MAX)
         tags_fail(t, ERR_LIMIT, "'%s' has more than %d texts", name, TAGS_TEXTS_MAX);
@@ -130,7 +140,9 @@ static size_t tags_texts(struct tags *t, const struct json *v, const char *name,
         if (items[i].kind == JSON_OBJECT)
             tags_fail(t, ERR_UNSUPPORTED, "'%s' as a token is not supported", name);
         else if (items[i].kind != JSON_TEXT || (items[i].text_len == 0 && v->kind == JSON_LIST))
-            tags_fail(t, ERR_INVALID, "'%s' must be a string, or a list of such as are not empty",
+            tags_fail(t, ERR_INVALID,
+                      "'%s' must be a string, or a list of strings, none of them "
+                      "empty",
                       name);
         else if (items[i].text_len > 0)
             calls_add(&t->c, out, tags_text(&items[i]));
@@ -138,6 +150,7 @@ static size_t tags_texts(struct tags *t, const struct json *v, const char *name,
     return out->n;
 }
 
+/* Append the end that follows a format. */
 static void tags_add_end(struct tags *t, struct part_list *l, struct tags_end end)
 {
     struct part_list texts = {0};
@@ -149,7 +162,8 @@ static void tags_add_end(struct tags *t, struct part_list *l, struct tags_end en
         calls_add(&t->c, l, calls_choice(&texts));
 }
 
-/* What free text may not hold: what the client says, and what would be a call or an end. */
+/* Set the texts that free text must not contain: the client's `excludes`, and those that look like
+ * a call or an end. */
 static void tags_never(struct tags *t, const struct json *v, struct grammar_part *part)
 {
     const struct json *excludes = json_get(v, "excludes");
@@ -170,27 +184,27 @@ static bool tags_holds(const struct grammar_part *text, const struct grammar_par
     return memmem(text->text, text->len, inner->text, inner->len) != NULL;
 }
 
-/* One of the watched texts inside of another text that must be reached: it would be taken for the
- * first before it is whole. Where both are alike what must be reached wins. */
+/* An excluded or watched text must not be part of a longer text that has to be reached, because the
+ * longer one could never be completed. Equal texts are allowed; the one to be reached wins. */
 static void tags_check_inside(struct tags *t, const struct grammar_part *watched, size_t n,
                               const struct grammar_part *text, const char *what)
 {
     for (size_t i = 0; i < n; i++) {
         if (tags_holds(text, &watched[i]) && text->len > watched[i].len)
             tags_fail(t, ERR_INVALID,
-                      "'%.40s' may not stand in the text, but is a part of '%.40s', %s",
+                      "'%.40s' must not occur in the text, but is a part of '%.40s', %s",
                       watched[i].text, text->text, what);
     }
 }
 
-/* Free text only stops where a text follows, and where that can be written. */
+/* Check that free text can end: only at a text, and only if that text is not excluded. */
 static void tags_check_free(struct tags *t, const struct grammar_part *part, struct tags_end end)
 {
     struct part_list ends = {0};
 
     if (end.after == TAGS_OTHER)
         tags_fail(t, ERR_UNSUPPORTED,
-                  "free text is only supported as the last of an output, before the end of a tag, "
+                  "free text is supported only at the end of an output, before the end of a tag, "
                   "or before a const_string or tag of the same sequence");
     (void)tags_texts(t, end.texts, "end", &ends);
     for (size_t i = 0; i < ends.n && tags_ok(t); i++)
@@ -207,7 +221,7 @@ static void tags_check_free(struct tags *t, const struct grammar_part *part, str
     }
 }
 
-/* --- formats that are one part ------------------------------------------------------------ */
+/* --- formats with one part ---------------------------------------------------------------- */
 
 static void tags_const(struct tags *t, struct part_list *l, const struct json *v,
                        struct tags_end end, int depth)
@@ -220,7 +234,7 @@ static void tags_const(struct tags *t, struct part_list *l, const struct json *v
     tags_add_end(t, l, end);
 }
 
-/* Add what might hold a call or an end, and now does not. */
+/* Append a part that must not look like a call or an end. */
 static void tags_add_kept_apart(struct tags *t, struct part_list *l, struct grammar_part part)
 {
     int rc = calls_avoid(t->c.format, t->c.arena, &part);
@@ -297,7 +311,7 @@ static void tags_any_text(struct tags *t, struct part_list *l, const struct json
 
 /* --- formats of formats ------------------------------------------------------------------- */
 
-/* The text of its own with which a format begins, or NULL. */
+/* The text with which a format begins, if it is a constant; otherwise NULL. */
 static const struct json *tags_first_text(const struct json *v)
 {
     const char *member = json_is_text(json_get(v, "type"), "tag") ? "begin" : "value";
@@ -309,7 +323,7 @@ static const struct json *tags_first_text(const struct json *v)
     return text != NULL && text->text_len > 0 ? text : NULL;
 }
 
-/* Is it free text itself? That of a part inside of it could not see what stands behind. */
+/* Is v free text itself? Free text inside a nested format does not see the text after it. */
 static bool tags_is_free(const struct json *v)
 {
     const struct json *type = json_get(v, "type");
@@ -327,6 +341,8 @@ static const struct json *tags_elements(struct tags *t, const struct json *v)
     return tags_ok(t) ? list : NULL;
 }
 
+/* Each element is followed by the next; only free text can make use of the next one's first
+ * text. */
 static void tags_sequence(struct tags *t, struct part_list *l, const struct json *v,
                           struct tags_end end, int depth)
 {
@@ -361,7 +377,7 @@ static void tags_or(struct tags *t, struct part_list *l, const struct json *v, s
     calls_add(&t->c, l, calls_choice(&ways));
 }
 
-/* A count of a repeat: -1 is no limit. */
+/* A count of a repeat; -1 means no limit. */
 static uint32_t tags_count(struct tags *t, const struct json *v, const char *name, int64_t least)
 {
     const struct json *m = tags_member(t, v, name, JSON_INT);
@@ -402,7 +418,8 @@ static void tags_repeat(struct tags *t, struct part_list *l, const struct json *
 
 /* --- tags --------------------------------------------------------------------------------- */
 
-/* The content and the end of a tag; an empty end lets what is behind the tag end the content. */
+/* The content and the end of a tag. With an empty end, the element after the tag ends the
+ * content. */
 static void tags_inside(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -412,7 +429,8 @@ static void tags_inside(struct tags *t, struct part_list *l, const struct json *
     size_t n = 0, was;
 
     if (own == NULL || own->kind == JSON_NULL || (own->kind == JSON_LIST && own->n == 0))
-        tags_fail(t, ERR_INVALID, "'end' must be a string, or a list of such as are not empty");
+        tags_fail(t, ERR_INVALID,
+                  "'end' must be a string, or a list of strings, none of them empty");
     else
         n = tags_texts(t, own, "end", &texts);
     was = tags_enter(t, "content", -1);
@@ -423,7 +441,7 @@ static void tags_inside(struct tags *t, struct part_list *l, const struct json *
         tags_add_end(t, l, end);
 }
 
-/* The begin of a tag; NULL and an error. */
+/* The begin of a tag, or NULL and an error. */
 static const struct json *tags_begin(struct tags *t, const struct json *v)
 {
     const struct json *begin = json_get(v, "begin");
@@ -459,7 +477,7 @@ static const struct json *tags_list(struct tags *t, const struct json *v)
     return tags_ok(t) ? list : NULL;
 }
 
-/* One of the tags. */
+/* A choice of all tags in a list. */
 static struct grammar_part tags_any_tag(struct tags *t, const struct json *list, int depth)
 {
     struct part_list ways = {0};
@@ -505,7 +523,7 @@ static void tags_check_trigger(struct tags *t, const struct json *trigger)
         tags_fail(t, ERR_INVALID, "a trigger must be a string that is not empty");
 }
 
-/* Each tag begins with exactly one trigger, as xgrammar demands. */
+/* Check that each tag begins with exactly one trigger, as xgrammar requires. */
 static void tags_check_begins(struct tags *t, const struct json *list, const struct json *triggers)
 {
     for (uint32_t i = 0; i < list->n && tags_ok(t); i++) {
@@ -521,7 +539,7 @@ static void tags_check_begins(struct tags *t, const struct json *list, const str
     }
 }
 
-/* The tags of one trigger as what follows it. */
+/* One trigger and, after it, a choice of the rests of its tags. */
 static struct grammar_part tags_of_trigger(struct tags *t, const struct json *list,
                                            const struct json *trigger, int depth)
 {
@@ -551,7 +569,7 @@ static struct grammar_part tags_of_trigger(struct tags *t, const struct json *li
     return calls_sequence(&l);
 }
 
-/* Free text in which sequences of `triggers` may stand. */
+/* Free text in which the sequences of `triggers` may appear. */
 static void tags_add_free(struct tags *t, struct part_list *l, const struct json *v,
                           const struct part_list *triggers, uint32_t max, struct tags_end end)
 {
@@ -579,7 +597,7 @@ static void tags_triggered(struct tags *t, struct part_list *l, const struct jso
         tags_check_trigger(t, &triggers->items[i]);
     if (tags_ok(t))
         tags_check_begins(t, list, triggers);
-    if (tags_ok(t) && first) /* at once: no text before it */
+    if (tags_ok(t) && first) /* the first tag must come at once, without text before it */
         calls_add(&t->c, l, tags_any_tag(t, list, depth));
     if (tags_ok(t) && first && once) {
         tags_add_end(t, l, end);
@@ -591,7 +609,7 @@ static void tags_triggered(struct tags *t, struct part_list *l, const struct jso
         tags_add_free(t, l, v, &sequences, once ? 1 : UINT32_MAX, end);
 }
 
-/* Rules of a text and the format behind it. */
+/* Rules: [text, format that follows it]. */
 static void tags_dispatch(struct tags *t, struct part_list *l, const struct json *v,
                           struct tags_end end, int depth)
 {
@@ -626,7 +644,7 @@ static void tags_dispatch(struct tags *t, struct part_list *l, const struct json
 
 static const struct {
     const char *type;
-    tags_fn *add; /* NULL: known, and not uploaded */
+    tags_fn *add; /* NULL: known, but not supported */
 } tags_rows[] = {
     {"const_string", tags_const},
     {"json_schema", tags_schema},
@@ -673,10 +691,10 @@ static void tags_format(struct tags *t, struct part_list *l, const struct json *
             tags_rows[i].add(t, l, v, end, depth);
         return;
     }
-    tags_fail(t, ERR_INVALID, "there are no formats of type '%.40s'", type->text);
+    tags_fail(t, ERR_INVALID, "unknown format type '%.40s'", type->text);
 }
 
-/* The older shape, said as the newer: every structure is a tag of a schema. */
+/* Convert the older form to the newer: each structure is a tag with a schema. */
 static struct json tags_older(struct tags *t, const struct json *v)
 {
     const struct json *structures = tags_member(t, v, "structures", JSON_LIST);
@@ -722,7 +740,7 @@ int tags_compose(const struct json *v, enum reply_format format, struct arena *a
         int rc = json_parse(&parsed, arena, v->text, v->text_len, reason, sizeof reason);
 
         if (rc != ERR_OK) {
-            tags_fail(&t, rc, "it is no JSON: %s", reason);
+            tags_fail(&t, rc, "it is not JSON: %s", reason);
             return t.c.rc;
         }
         v = parsed;
@@ -738,7 +756,7 @@ int tags_compose(const struct json *v, enum reply_format format, struct arena *a
         tags_fail(&t, ERR_INVALID, "it must have a 'format', or 'structures' and 'triggers'");
     }
     if (tags_ok(&t) && l.n == 0)
-        tags_fail(&t, ERR_INVALID, "it asks for an empty output");
+        tags_fail(&t, ERR_INVALID, "it describes an empty output");
     *out = calls_sequence(&l);
     return t.c.rc;
 }

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Making the vocabulary's image: the bytes of all tokens, sorted into a trie by grammar/trie.c. */
 #include "front/structured/vocabulary.h"
 
 #include <string.h>
@@ -10,7 +12,7 @@
 #include "grammar/trie.h"
 #include "ipc/attach.h"
 
-/* --- what tokens spell -------------------------------------------------------------------- */
+/* --- the bytes of tokens -------------------------------------------------------------------- */
 
 static bool vocabulary_is_end(const int32_t *ends, uint32_t n_ends, int32_t id)
 {
@@ -42,7 +44,7 @@ int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t
         if (id >= 0 && (uint32_t)id < n_vocab)
             tokens[id] = (struct trie_token){tags[i], strlen(tags[i])};
     }
-    for (uint32_t i = 0; i < n_vocab; i++) { /* what ends a text is no part of it */
+    for (uint32_t i = 0; i < n_vocab; i++) { /* tokens that end a text are not part of it */
         if (vocabulary_is_end(ends, n_ends, (int32_t)i))
             tokens[i] = (struct trie_token){0};
     }
@@ -53,6 +55,7 @@ int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t
 
 /* --- the thread --------------------------------------------------------------------------- */
 
+/* Make the image outside the lock, and keep it only if it is still the wanted one. */
 static void vocabulary_make(struct vocabulary *v, uint32_t n_vocab, const int32_t *ends,
                             uint32_t n_ends)
 {
@@ -67,7 +70,7 @@ static void vocabulary_make(struct vocabulary *v, uint32_t n_vocab, const int32_
         log_info("front: vocabulary of %u tokens, %zu bytes, in %.1f ms", n_vocab, image.len,
                  (double)(clock_us() - from_us) / 1e3);
     else
-        log_error("front: no structured output: %s", err_sentence(rc));
+        log_error("front: structured output is not available: %s", err_sentence(rc));
     (void)pthread_mutex_lock(&v->lock);
     if (v->n_vocab == n_vocab && v->n_ends == n_ends &&
         memcmp(v->ends, ends, n_ends * sizeof *ends) == 0) {
@@ -75,13 +78,13 @@ static void vocabulary_make(struct vocabulary *v, uint32_t n_vocab, const int32_
         v->sealed = sealed;
         v->bytes = image.len;
     } else if (sealed != -1) {
-        (void)close(sealed); /* another engine came meanwhile */
+        (void)close(sealed); /* another engine has come in the meantime */
     }
     (void)pthread_mutex_unlock(&v->lock);
     buf_fini(&image);
 }
 
-/* Makes until what was made is what is wanted. */
+/* The thread: repeat until the made image is the wanted one. */
 static void *vocabulary_run(void *arg)
 {
     struct vocabulary *v = arg;
@@ -104,7 +107,7 @@ static void *vocabulary_run(void *arg)
     return NULL;
 }
 
-/* --- the streamer's ----------------------------------------------------------------------- */
+/* --- for the streamer --------------------------------------------------------------------- */
 
 int vocabulary_init(struct vocabulary *v, const struct tokenizer *t, enum reply_format format,
                     enum reply_reasoning reasoning, int made_fd)

@@ -535,7 +535,7 @@ static void test_refusals(struct fixture *f)
         const char *says;
     } cases[] = {
         {REPLY_HERMES, "{\"name\":\"a b\"}", ERR_INVALID, "tools[0].function.name"},
-        {REPLY_PYTHONIC, "{\"name\":\"a-b\"}", ERR_UNSUPPORTED, "no name in Python"},
+        {REPLY_PYTHONIC, "{\"name\":\"a-b\"}", ERR_UNSUPPORTED, "not a name in Python"},
         {REPLY_HERMES, "{\"name\":\"a-b\"}", ERR_OK, ""},
         {REPLY_HERMES, "{\"name\":\"a\",\"parameters\":{\"type\":\"array\"}}", ERR_INVALID,
          "must be of type object"},

@@ -587,7 +587,7 @@ static void test_reasons(struct arena *arena)
         {"{\"n\":1000}", {"'n'", "at most 128", "not 1000"}},
         {"{\"seed\":[]}", {"'seed'", "a whole number of 64 bits", "not list"}},
         {"{\"stream\":\"perhaps\"}", {"'stream'", "true or false", "not \"perhaps\""}},
-        {"{\"logit_bias\":{\"a\":1}}", {"'logit_bias'", "\"a\"", "no token id"}},
+        {"{\"logit_bias\":{\"a\":1}}", {"'logit_bias'", "\"a\"", "not a token id"}},
         {"{\"logit_bias\":{\"17\":\"b\"}}", {"'logit_bias'", "from -100 to 100", "17 has \"b\""}},
         {"{\"logit_bias\":[]}", {"'logit_bias'", "an object", "not list"}},
         {"{\"logit_bias\":{\"7\":1,\"07\":1}}", {"'logit_bias'", "token id 7", "twice"}},
