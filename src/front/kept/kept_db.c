@@ -693,7 +693,7 @@ static int kept_set_aside(const char *dir)
     (void)snprintf(path, sizeof path, "%s.bad", dir);
     kept_remove_files(path);
     if (rename(dir, path) == 0) {
-        log_error("front: the stored responses are damaged: moved to %s; a new file is begun",
+        log_error("front: the stored responses are damaged: set aside as %s; a new file is begun",
                   path);
         return ERR_OK;
     }

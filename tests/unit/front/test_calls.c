@@ -540,7 +540,7 @@ static void test_refusals(struct fixture *f)
         {REPLY_HERMES, "{\"name\":\"a\",\"parameters\":{\"type\":\"array\"}}", ERR_INVALID,
          "must be of type object"},
         {REPLY_GLM45, "{\"name\":\"a\",\"parameters\":{\"anyOf\":[{}]}}", ERR_UNSUPPORTED,
-         "'anyOf' of the parameters of 'a'"},
+         "'anyOf' in the parameters of 'a'"},
         {REPLY_HERMES, "{\"name\":\"a\",\"parameters\":{\"anyOf\":[{}]}}", ERR_OK, ""},
         {REPLY_QWEN3_CODER, "{\"name\":\"a\",\"parameters\":{\"properties\":{\"b>\":{}}}}",
          ERR_UNSUPPORTED, "the parameter 'b>' of 'a'"},
