@@ -10,11 +10,11 @@
 
 void dump_retain(struct retain r, char out[48])
 {
-    time_t t = (time_t)r.until;
+    time_t when_s = (time_t)r.until;
     char when[32] = "";
     struct tm tm;
 
-    if (r.until != 0 && gmtime_r(&t, &tm) != NULL)
+    if (r.until != 0 && gmtime_r(&when_s, &tm) != NULL)
         (void)strftime(when, sizeof when, "@%Y-%m-%dT%H:%M:%SZ", &tm);
     if (r.rank == 0)
         (void)snprintf(out, 48, "-");
@@ -50,17 +50,17 @@ void dump_print_roots(const struct dump_roots *roots, bool json)
 
     printf(json ? "\"salts\":[" : "\nnamespace          pages  retained      uses\n");
     for (int i = 0; i < roots->n; i++) {
-        const struct dump_root *d = &roots->list[i];
-        char hex[2 * sizeof d->root + 1] = "others";
+        const struct dump_root *root = &roots->list[i];
+        char hex[2 * sizeof root->root + 1] = "others";
 
-        if (d->pages == 0)
+        if (root->pages == 0)
             continue;
         if (i > 0)
-            hash_hex((const uint8_t *)&d->root, sizeof d->root, hex);
+            hash_hex((const uint8_t *)&root->root, sizeof root->root, hex);
         printf(json ? "%s{\"namespace\":\"%s\",\"pages\":%llu,\"retained\":%llu,\"uses\":%llu}"
                     : "%s%-16s  %6llu  %8llu  %8llu\n",
-               json && !first ? "," : "", hex, (unsigned long long)d->pages,
-               (unsigned long long)d->retained, (unsigned long long)d->uses);
+               json && !first ? "," : "", hex, (unsigned long long)root->pages,
+               (unsigned long long)root->retained, (unsigned long long)root->uses);
         first = false;
     }
     if (json)
@@ -73,21 +73,21 @@ void dump_print_rates(const struct store_rate *rates, int n, bool json)
 
     printf(json ? "\"rates\":[" : "\nnamespace         prompt tokens        cached    share\n");
     for (int i = 0; i < n; i++) {
-        const struct store_rate *r = &rates[i];
-        double share = r->queries == 0 ? 0.0 : (double)r->hits / (double)r->queries;
-        char hex[2 * sizeof r->space + 1] = "others";
+        const struct store_rate *rate = &rates[i];
+        double share = rate->queries == 0 ? 0.0 : (double)rate->hits / (double)rate->queries;
+        char hex[2 * sizeof rate->space + 1] = "others";
 
-        if (r->queries == 0)
+        if (rate->queries == 0)
             continue;
-        if (r->space != 0)
-            hash_hex((const uint8_t *)&r->space, sizeof r->space, hex);
+        if (rate->space != 0)
+            hash_hex((const uint8_t *)&rate->space, sizeof rate->space, hex);
         if (json)
             printf("%s{\"namespace\":\"%s\",\"queries\":%llu,\"hits\":%llu,\"hit_rate\":%.4f}",
-                   first ? "" : ",", hex, (unsigned long long)r->queries,
-                   (unsigned long long)r->hits, share);
+                   first ? "" : ",", hex, (unsigned long long)rate->queries,
+                   (unsigned long long)rate->hits, share);
         else
-            printf("%-16s  %13llu  %12llu  %6.1f%%\n", hex, (unsigned long long)r->queries,
-                   (unsigned long long)r->hits, 100.0 * share);
+            printf("%-16s  %13llu  %12llu  %6.1f%%\n", hex, (unsigned long long)rate->queries,
+                   (unsigned long long)rate->hits, 100.0 * share);
         first = false;
     }
     if (json)

@@ -55,7 +55,7 @@ static bool dump_space_matches(struct dump *d, uint32_t index, struct store_spac
 /* Read a slot and check it as the engine does. Returns the damaged part, or NULL. */
 static const char *dump_verify(struct dump *d, uint64_t slot, const struct store_record *r)
 {
-    const struct store_header *h = d->slot;
+    const struct store_header *header = d->slot;
     size_t done = 0;
 
     while (done < d->format.slot_bytes) {
@@ -68,10 +68,10 @@ static const char *dump_verify(struct dump *d, uint64_t slot, const struct store
             return "unreadable";
         done += (size_t)n;
     }
-    if (!store_header_matches(h, r, d->format.page_bytes))
+    if (!store_header_matches(header, r, d->format.page_bytes))
         return "header";
-    if (h->payload_xxh3 != r->payload_xxh3 ||
-        h->payload_xxh3 !=
+    if (header->payload_xxh3 != r->payload_xxh3 ||
+        header->payload_xxh3 !=
             hash_xxh3((const char *)d->slot + STORE_HEADER_BYTES, d->format.page_bytes))
         return "payload";
     return NULL;
@@ -79,10 +79,10 @@ static const char *dump_verify(struct dump *d, uint64_t slot, const struct store
 
 static void dump_time(char *out, size_t cap, uint32_t unix_s)
 {
-    time_t t = (time_t)unix_s;
+    time_t when_s = (time_t)unix_s;
     struct tm tm;
 
-    if (unix_s == 0 || gmtime_r(&t, &tm) == NULL)
+    if (unix_s == 0 || gmtime_r(&when_s, &tm) == NULL)
         (void)snprintf(out, cap, "-");
     else
         (void)strftime(out, cap, "%Y-%m-%dT%H:%M:%SZ", &tm);
@@ -129,51 +129,51 @@ static void dump_entry(struct dump *d, uint64_t slot, const struct store_record 
 static void dump_one(void *context, uint64_t slot, const struct store_record *r,
                      const struct store_use *use)
 {
-    struct dump *d = context;
+    struct dump *dump = context;
     struct store_space space;
     char name[2 * HASH_BYTES + 1];
     const char *damage = NULL;
 
     hash_hex(r->name.bytes, HASH_BYTES, name);
-    if (d->name != NULL && strncmp(name, d->name, strlen(d->name)) != 0)
+    if (dump->name != NULL && strncmp(name, dump->name, strlen(dump->name)) != 0)
         return;
-    if (!dump_space_matches(d, r->space, &space))
+    if (!dump_space_matches(dump, r->space, &space))
         return;
-    d->n_entries++;
-    d->n_tokens += r->n_tokens;
-    dump_count(&d->roots, r->root, retain_now(retain_unpack(r->retains), (uint32_t)time(NULL)),
+    dump->n_entries++;
+    dump->n_tokens += r->n_tokens;
+    dump_count(&dump->roots, r->root, retain_now(retain_unpack(r->retains), (uint32_t)time(NULL)),
                use->count);
     if (r->space < STORE_SPACES_MAX)
-        d->by_space[r->space]++;
-    if (d->verify) {
-        damage = dump_verify(d, slot, r);
-        d->n_damaged += damage != NULL;
+        dump->by_space[r->space]++;
+    if (dump->verify) {
+        damage = dump_verify(dump, slot, r);
+        dump->n_damaged += damage != NULL;
     }
-    if (d->summary || (d->limit != 0 && d->n_shown >= d->limit))
+    if (dump->summary || (dump->limit != 0 && dump->n_shown >= dump->limit))
         return;
-    dump_entry(d, slot, r, use, damage);
-    d->n_shown++;
+    dump_entry(dump, slot, r, use, damage);
+    dump->n_shown++;
 }
 
 /* Totals: by namespace, hit rates, and by model. */
 static void dump_totals(struct dump *d, uint64_t n_bad)
 {
     struct store_rate rates[STORE_RATES_MAX];
-    struct buf *b = &d->out;
+    struct buf *out = &d->out;
     bool first = true;
 
     if (d->json)
-        buf_printf(b, "],\n\"entries\":%llu,\"tokens\":%llu,\"bytes\":%llu,\"bad_records\":%llu,",
+        buf_printf(out, "],\n\"entries\":%llu,\"tokens\":%llu,\"bytes\":%llu,\"bad_records\":%llu,",
                    (unsigned long long)d->n_entries, (unsigned long long)d->n_tokens,
                    (unsigned long long)(d->n_entries * d->format.page_bytes),
                    (unsigned long long)n_bad);
-    (void)fwrite(b->bytes == NULL ? "" : b->bytes, 1, b->len, stdout);
-    buf_clear(b);
+    (void)fwrite(out->bytes == NULL ? "" : out->bytes, 1, out->len, stdout);
+    buf_clear(out);
     dump_print_roots(&d->roots, d->json);
     dump_print_rates(rates, store_db_read_rates(d->db, rates), d->json);
     if (d->json && d->verify)
-        buf_printf(b, "\"damaged\":%llu,", (unsigned long long)d->n_damaged);
-    buf_add_text(b, d->json ? "\"namespaces\":[" : "\nmodels\n");
+        buf_printf(out, "\"damaged\":%llu,", (unsigned long long)d->n_damaged);
+    buf_add_text(out, d->json ? "\"namespaces\":[" : "\nmodels\n");
     for (uint32_t i = 0; i < STORE_SPACES_MAX; i++) {
         struct store_space space;
         char hex[2 * HASH_BYTES + 1];
@@ -184,31 +184,31 @@ static void dump_totals(struct dump *d, uint64_t n_bad)
             continue;
         hash_hex(space.fingerprint.bytes, HASH_BYTES, hex);
         if (d->json) {
-            buf_printf(b, "%s{\"space\":%u,\"fingerprint\":\"%s\",\"entries\":%llu,\"name\":",
+            buf_printf(out, "%s{\"space\":%u,\"fingerprint\":\"%s\",\"entries\":%llu,\"name\":",
                        first ? "" : ",", i, hex, (unsigned long long)d->by_space[i]);
-            buf_add_json_string(b, space.name, strlen(space.name));
-            buf_add_byte(b, '}');
+            buf_add_json_string(out, space.name, strlen(space.name));
+            buf_add_byte(out, '}');
         } else {
-            buf_printf(b, "%5u  %.16s  %8llu entries  %s\n", i, hex,
+            buf_printf(out, "%5u  %.16s  %8llu entries  %s\n", i, hex,
                        (unsigned long long)d->by_space[i], space.name);
         }
         first = false;
     }
     if (d->json) {
-        buf_add_text(b, "]}\n");
+        buf_add_text(out, "]}\n");
     } else {
-        buf_printf(b, "\n%llu entries, %llu tokens, %.1f MiB of payload; pages of %u tokens",
+        buf_printf(out, "\n%llu entries, %llu tokens, %.1f MiB of payload; pages of %u tokens",
                    (unsigned long long)d->n_entries, (unsigned long long)d->n_tokens,
                    (double)(d->n_entries * d->format.page_bytes) / 1048576.0,
                    d->format.page_tokens);
         if (d->verify)
-            buf_printf(b, "; %llu damaged", (unsigned long long)d->n_damaged);
+            buf_printf(out, "; %llu damaged", (unsigned long long)d->n_damaged);
         if (n_bad != 0)
-            buf_printf(b, "; %llu records of a wrong size", (unsigned long long)n_bad);
-        buf_add_byte(b, '\n');
+            buf_printf(out, "; %llu records of a wrong size", (unsigned long long)n_bad);
+        buf_add_byte(out, '\n');
     }
-    (void)fwrite(b->bytes, 1, b->len, stdout);
-    buf_clear(b);
+    (void)fwrite(out->bytes, 1, out->len, stdout);
+    buf_clear(out);
 }
 
 static int dump_open(struct dump *d)
@@ -268,7 +268,7 @@ static const char dump_usage[] =
 
 int main(int argc, char **argv)
 {
-    static struct dump d = {.file_fd = -1};
+    static struct dump dump = {.file_fd = -1};
     static const struct option options[] = {
         {"json", no_argument, NULL, 'j'},
         {"verify", no_argument, NULL, 'v'},
@@ -286,34 +286,34 @@ int main(int argc, char **argv)
 
     while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (opt) {
-        case 'j': d.json = true; break;
-        case 'v': d.verify = true; break;
-        case 's': d.summary = true; break;
-        case 'n': d.name = optarg; break;
-        case 'p': d.space = optarg; break;
-        case 'l': d.limit = strtoull(optarg, NULL, 10); break;
+        case 'j': dump.json = true; break;
+        case 'v': dump.verify = true; break;
+        case 's': dump.summary = true; break;
+        case 'n': dump.name = optarg; break;
+        case 'p': dump.space = optarg; break;
+        case 'l': dump.limit = strtoull(optarg, NULL, 10); break;
         case 'o': host = optarg; break;
         case 'h': (void)fputs(dump_usage, stdout); return 0;
         default: (void)fputs(dump_usage, stderr); return 1;
         }
     }
     if (host != NULL && optind == argc)
-        return dump_host(host, &(struct dump_wishes){.json = d.json,
-                                                     .verify = d.verify,
-                                                     .summary = d.summary,
-                                                     .name = d.name,
-                                                     .limit = d.limit});
+        return dump_host(host, &(struct dump_wishes){.json = dump.json,
+                                                     .verify = dump.verify,
+                                                     .summary = dump.summary,
+                                                     .name = dump.name,
+                                                     .limit = dump.limit});
     if (host != NULL || optind != argc - 1) {
         (void)fputs(dump_usage, stderr);
         return 1;
     }
-    d.dir = argv[optind];
+    dump.dir = argv[optind];
     log_set_level(LOG_LEVEL_ERROR);
-    rc = dump_run(&d);
-    store_db_close(d.db);
-    buf_fini(&d.out);
-    mem_free(d.slot);
+    rc = dump_run(&dump);
+    store_db_close(dump.db);
+    buf_fini(&dump.out);
+    mem_free(dump.slot);
     if (rc != ERR_OK)
         return 2;
-    return d.n_damaged > 0 ? 3 : 0;
+    return dump.n_damaged > 0 ? 3 : 0;
 }

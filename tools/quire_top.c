@@ -104,11 +104,11 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
 /* The number of rows of namespaces that fit on the screen; TOP_SPACES when it is not a terminal. */
 static int top_room(void)
 {
-    struct winsize w;
+    struct winsize winsize;
     int n = TOP_SPACES;
 
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_row > 0)
-        n = (int)w.ws_row - TOP_LINES;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &winsize) == 0 && winsize.ws_row > 0)
+        n = (int)winsize.ws_row - TOP_LINES;
     return n < TOP_SPACES ? n : TOP_SPACES;
 }
 
@@ -119,11 +119,11 @@ struct top_space {
 /* Order by queries, most first; the row without an id (all others) is last. */
 static int top_compare(const void *left, const void *right)
 {
-    const struct top_space *l = left, *r = right;
+    const struct top_space *one = left, *other = right;
 
-    if ((l->space == 0) != (r->space == 0))
-        return l->space == 0 ? 1 : -1;
-    return (l->queries < r->queries) - (l->queries > r->queries);
+    if ((one->space == 0) != (other->space == 0))
+        return one->space == 0 ? 1 : -1;
+    return (one->queries < other->queries) - (one->queries > other->queries);
 }
 
 static void top_print_space(const struct top_space *s)
@@ -165,26 +165,26 @@ static void top_print_spaces(const struct wire_stats *s, int room)
 /* Read the statistics once and show them. ERR_OK, or the reason why there were none. */
 static int top_look(struct top *t, bool shown)
 {
-    const struct wire_stats *s;
-    struct wire_welcome w;
+    const struct wire_stats *stats;
+    struct wire_welcome welcome;
     uint64_t now_us = clock_us();
-    int rc = attach_observe(t->path, TOP_TIMEOUT_MS, &w, &s);
+    int rc = attach_observe(t->path, TOP_TIMEOUT_MS, &welcome, &stats);
 
     if (rc != ERR_OK)
         return rc;
-    if (w.epoch != t->epoch) /* another engine: its counters began at 0 */
+    if (welcome.epoch != t->epoch) /* another engine: its counters began at 0 */
         memset(&t->before, 0, sizeof t->before);
     if (!t->once)
         printf("\033[H\033[2J");
     if (shown) {
-        top_print(t, s, t->before_us == 0 ? 0.0 : (double)(now_us - t->before_us) * 1e-6);
-        top_print_spaces(s, top_room());
+        top_print(t, stats, t->before_us == 0 ? 0.0 : (double)(now_us - t->before_us) * 1e-6);
+        top_print_spaces(stats, top_room());
     }
     (void)fflush(stdout);
-    memcpy(&t->before, s, sizeof t->before);
+    memcpy(&t->before, stats, sizeof t->before);
     t->before_us = now_us;
-    t->epoch = w.epoch;
-    (void)munmap((void *)(uintptr_t)s, sizeof *s);
+    t->epoch = welcome.epoch;
+    (void)munmap((void *)(uintptr_t)stats, sizeof *stats);
     return ERR_OK;
 }
 
@@ -201,34 +201,34 @@ int quire_top(int argc, char **argv)
                                             {"once", no_argument, NULL, 'o'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
-    static struct top t = {.path = "/run/quire/engine.sock", .seconds = 1.0};
+    static struct top top = {.path = "/run/quire/engine.sock", .seconds = 1.0};
     int opt;
 
     log_set_level(LOG_LEVEL_ERROR);
     while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (opt) {
-        case 's': t.path = optarg; break;
-        case 'n': t.seconds = strtod(optarg, NULL); break;
-        case 'o': t.once = true; break;
+        case 's': top.path = optarg; break;
+        case 'n': top.seconds = strtod(optarg, NULL); break;
+        case 'o': top.once = true; break;
         case 'h': (void)fputs(top_usage, stdout); return 0;
         default: (void)fputs(top_usage, stderr); return 2;
         }
     }
-    if (optind != argc || !(t.seconds >= 0.05 && t.seconds <= 3600.0)) {
+    if (optind != argc || !(top.seconds >= 0.05 && top.seconds <= 3600.0)) {
         (void)fputs(top_usage, stderr);
         return 2;
     }
-    for (int n = 0; !t.once || n < 2; n++) { /* without --once until interrupted */
-        int rc = top_look(&t, n > 0 || !t.once);
+    for (int n = 0; !top.once || n < 2; n++) { /* without --once until interrupted */
+        int rc = top_look(&top, n > 0 || !top.once);
 
         if (rc != ERR_OK) {
-            printf("%s: %s\n", t.path, err_sentence(rc));
+            printf("%s: %s\n", top.path, err_sentence(rc));
             (void)fflush(stdout);
-            if (t.once)
+            if (top.once)
                 return 1;
         }
-        if (n == 0 || !t.once)
-            (void)usleep((useconds_t)(t.seconds * 1e6));
+        if (n == 0 || !top.once)
+            (void)usleep((useconds_t)(top.seconds * 1e6));
     }
     return 0;
 }

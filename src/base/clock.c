@@ -25,10 +25,10 @@ uint64_t clock_cpu_us(void)
 
 uint64_t clock_boot_s(void)
 {
-    struct timespec t;
+    struct timespec timespec;
 
-    (void)clock_gettime(CLOCK_BOOTTIME, &t); /* cannot fail */
-    return (uint64_t)t.tv_sec;
+    (void)clock_gettime(CLOCK_BOOTTIME, &timespec); /* cannot fail */
+    return (uint64_t)timespec.tv_sec;
 }
 
 int64_t clock_unix_s(void)

@@ -71,19 +71,19 @@ void fault_init(void)
 
 bool fault_hit(enum fault f)
 {
-    struct fault_point *p = &fault_points[f];
-    int left = atomic_load(&p->passes_left);
+    struct fault_point *point = &fault_points[f];
+    int left = atomic_load(&point->passes_left);
 
     /* Several threads may pass the point at once; exactly one of them takes the last pass. */
     while (left > 1) {
-        if (atomic_compare_exchange_weak(&p->passes_left, &left, left - 1))
+        if (atomic_compare_exchange_weak(&point->passes_left, &left, left - 1))
             return false;
     }
     if (left != 1)
         return false;
-    if (!p->forever)
-        atomic_store(&p->passes_left, 0);
-    atomic_fetch_add(&p->fired, 1);
+    if (!point->forever)
+        atomic_store(&point->passes_left, 0);
+    atomic_fetch_add(&point->fired, 1);
     return true;
 }
 

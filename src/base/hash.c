@@ -19,7 +19,7 @@ static _Thread_local EVP_MD *hash_md;
 
 struct hash hash_sha256(const void *a, size_t a_len, const void *b, size_t b_len)
 {
-    struct hash h;
+    struct hash digest;
     unsigned int len = 0;
 
     if (hash_ctx == NULL) {
@@ -31,9 +31,9 @@ struct hash hash_sha256(const void *a, size_t a_len, const void *b, size_t b_len
     must(EVP_DigestInit_ex2(hash_ctx, hash_md, NULL) == 1);
     must(EVP_DigestUpdate(hash_ctx, a, a_len) == 1);
     must(b_len == 0 || EVP_DigestUpdate(hash_ctx, b, b_len) == 1);
-    must(EVP_DigestFinal_ex(hash_ctx, h.bytes, &len) == 1);
+    must(EVP_DigestFinal_ex(hash_ctx, digest.bytes, &len) == 1);
     must(len == HASH_BYTES);
-    return h;
+    return digest;
 }
 
 void hash_end_thread(void)

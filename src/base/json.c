@@ -577,19 +577,19 @@ static char *blanked(const struct scan *s)
 
 static int parse_scanned(const struct json **out, struct arena *arena, const struct scan *s)
 {
-    struct convert c = {.arena = arena, .scan = s};
+    struct convert convert = {.arena = arena, .scan = s};
     int rc = ERR_NO_MEMORY;
     struct json *root = arena_zalloc(arena, sizeof *root);
     char *copy = blanked(s);
     cJSON *tree = NULL;
 
-    c.numbers = arena_alloc(arena, s->numbers_bytes + 1);
-    if (root == NULL || copy == NULL || c.numbers == NULL)
+    convert.numbers = arena_alloc(arena, s->numbers_bytes + 1);
+    if (root == NULL || copy == NULL || convert.numbers == NULL)
         goto out;
     tree = cJSON_ParseWithLengthOpts(copy, s->len + 1, NULL, 1);
     if (tree == NULL)
         goto out; /* the scan accepted the text, so cJSON lacks memory */
-    rc = convert_node(&c, tree, root);
+    rc = convert_node(&convert, tree, root);
     if (rc == ERR_OK)
         *out = root;
 out:
@@ -602,31 +602,32 @@ out:
 int json_parse(const struct json **out, struct arena *arena, const char *text, size_t len,
                char *why, size_t why_cap)
 {
-    struct scan s = {.text = text, .len = len, .values_max = SIZE_MAX};
+    struct scan scan = {.text = text, .len = len, .values_max = SIZE_MAX};
     int rc;
 
     /* cJSON's allocator has no limit, so the number of values is bounded in advance, by the memory
      * that its tree and ours take per value. */
     if (arena->limit_bytes != 0)
-        s.values_max =
+        scan.values_max =
             (arena->limit_bytes - arena->used_bytes) / (sizeof(struct json) + sizeof(cJSON));
 
     if (len > JSON_BYTES_MAX) {
-        s.len = 0;
-        s.reason = "the text is too long";
-        s.rc = ERR_LIMIT;
-    } else if (scan_all(&s)) {
-        rc = parse_scanned(out, arena, &s);
+        scan.len = 0;
+        scan.reason = "the text is too long";
+        scan.rc = ERR_LIMIT;
+    } else if (scan_all(&scan)) {
+        rc = parse_scanned(out, arena, &scan);
         if (rc != ERR_OK) {
-            s.reason = "out of memory";
-            s.rc = rc;
+            scan.reason = "out of memory";
+            scan.rc = rc;
         }
     }
-    arena->limited = arena->limited || (s.rc == ERR_NO_MEMORY && s.n_values > s.values_max);
-    if (s.reason != NULL)
-        scan_explain(&s, why, why_cap);
-    mem_free(s.numbers);
-    return s.rc;
+    arena->limited =
+        arena->limited || (scan.rc == ERR_NO_MEMORY && scan.n_values > scan.values_max);
+    if (scan.reason != NULL)
+        scan_explain(&scan, why, why_cap);
+    mem_free(scan.numbers);
+    return scan.rc;
 }
 
 /* --- reading -----------------------------------------------------------------------------------

@@ -32,12 +32,12 @@ static void listener_complain(const struct listener *d, int error)
 
 int listener_accept(struct listener *d, int flags, int *fd)
 {
-    int k = accept4(d->fd, NULL, NULL, flags);
+    int fd_new = accept4(d->fd, NULL, NULL, flags);
     int error = errno;
     uint64_t now_us;
 
-    if (k != -1) {
-        *fd = k;
+    if (fd_new != -1) {
+        *fd = fd_new;
         return ERR_OK;
     }
     if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM)

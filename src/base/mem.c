@@ -66,14 +66,14 @@ size_t mem_available(void)
 {
     unsigned long long kib = 0;
     char line[128];
-    FILE *f = fopen("/proc/meminfo", "re");
+    FILE *file = fopen("/proc/meminfo", "re");
 
-    while (f != NULL && kib == 0 && fgets(line, sizeof line, f) != NULL) {
+    while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL) {
         if (strncmp(line, "MemAvailable:", 13) == 0)
             kib = strtoull(line + 13, NULL, 10);
     }
-    if (f != NULL)
-        (void)fclose(f); /* it was only read from */
+    if (file != NULL)
+        (void)fclose(file); /* it was only read from */
     return (size_t)kib * 1024;
 }
 
@@ -116,23 +116,23 @@ void mem_seal(void)
 static struct arena_chunk *arena_grow(struct arena *a, size_t bytes)
 {
     size_t cap = a->chunks == NULL ? ARENA_CHUNK_MIN : a->chunks->cap * 2;
-    struct arena_chunk *c;
+    struct arena_chunk *chunk;
 
     if (cap > ARENA_CHUNK_MAX)
         cap = ARENA_CHUNK_MAX;
     if (cap < bytes)
         cap = bytes;
-    c = mem_alloc(sizeof *c + cap);
-    if (c == NULL)
+    chunk = mem_alloc(sizeof *chunk + cap);
+    if (chunk == NULL)
         return NULL;
-    *c = (struct arena_chunk){.next = a->chunks, .cap = cap};
-    a->chunks = c;
-    return c;
+    *chunk = (struct arena_chunk){.next = a->chunks, .cap = cap};
+    a->chunks = chunk;
+    return chunk;
 }
 
 void *arena_alloc(struct arena *a, size_t bytes)
 {
-    struct arena_chunk *c = a->chunks;
+    struct arena_chunk *chunk = a->chunks;
     void *p;
 
     /* Larger sizes would overflow in the rounding. */
@@ -143,13 +143,13 @@ void *arena_alloc(struct arena *a, size_t bytes)
         a->limited = true;
         return NULL;
     }
-    if (c == NULL || bytes > c->cap - c->used) {
-        c = arena_grow(a, bytes);
-        if (c == NULL)
+    if (chunk == NULL || bytes > chunk->cap - chunk->used) {
+        chunk = arena_grow(a, bytes);
+        if (chunk == NULL)
             return NULL;
     }
-    p = (char *)(c + 1) + c->used;
-    c->used += bytes;
+    p = (char *)(chunk + 1) + chunk->used;
+    chunk->used += bytes;
     a->used_bytes += bytes;
     return p;
 }

@@ -43,16 +43,16 @@ static int own_failed(const char *who, const char *path, int error)
 int own_open(const char *who, const char *path, int flags, int *fd)
 {
     /* O_NONBLOCK: opening a pipe of this name must not block. */
-    int k = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    int fd_new = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     const char *fault;
     struct stat st;
 
-    if (k == -1)
+    if (fd_new == -1)
         return own_failed(who, path, errno);
-    if (fstat(k, &st) == -1) {
+    if (fstat(fd_new, &st) == -1) {
         int error = errno;
 
-        (void)close(k);
+        (void)close(fd_new);
         return own_failed(who, path, error);
     }
     fault = own_fault(&st);
@@ -60,13 +60,13 @@ int own_open(const char *who, const char *path, int flags, int *fd)
         log_error("%s: %s is not used: %s; remove it, or give it to the engine's user with chown "
                   "and chmod 600",
                   who, path, fault);
-        (void)close(k);
+        (void)close(fd_new);
         return ERR_FOREIGN;
     }
     /* Readable by others is no danger to us, only to the content: repair it and go on. */
-    if ((st.st_mode & 077) != 0 && fchmod(k, 0600) == -1)
+    if ((st.st_mode & 077) != 0 && fchmod(fd_new, 0600) == -1)
         log_warn("%s: %s can be read by others: %s", who, path, strerror(errno));
-    *fd = k;
+    *fd = fd_new;
     return ERR_OK;
 }
 

@@ -44,11 +44,11 @@ static const struct settings_row settings_rows[] = {
 static bool settings_number(const struct settings_row *row, const char *text, double *out)
 {
     char *end = NULL;
-    double v;
+    double number;
 
     errno = 0;
-    v = strtod(text, &end);
-    if (end == text || errno != 0 || isnan(v))
+    number = strtod(text, &end);
+    if (end == text || errno != 0 || isnan(number))
         return false;
     if (row->type == CONF_IS_BYTES && *end != '\0') {
         static const char suffixes[] = "KMGT";
@@ -56,14 +56,14 @@ static bool settings_number(const struct settings_row *row, const char *text, do
 
         if (s == NULL || *s == '\0')
             return false;
-        v *= (double)((uint64_t)1 << (10 * (s - suffixes + 1)));
+        number *= (double)((uint64_t)1 << (10 * (s - suffixes + 1)));
         end++;
     }
-    if (*end != '\0' || v < row->low || v > row->high)
+    if (*end != '\0' || number < row->low || number > row->high)
         return false;
-    if (row->type != CONF_IS_REAL && v != floor(v))
+    if (row->type != CONF_IS_REAL && number != floor(number))
         return false;
-    *out = v;
+    *out = number;
     return true;
 }
 
@@ -86,7 +86,7 @@ static bool settings_flag(const char *text, bool *out)
 static int settings_set(struct settings *out, const struct settings_row *row, const char *text)
 {
     char *field = (char *)out + row->offset;
-    double v = 0;
+    double number = 0;
     bool flag = false;
 
     switch (row->type) {
@@ -110,14 +110,14 @@ static int settings_set(struct settings *out, const struct settings_row *row, co
     case CONF_IS_INT:
     case CONF_IS_BYTES:
     case CONF_IS_REAL:
-        if (!settings_number(row, text, &v))
+        if (!settings_number(row, text, &number))
             break;
         if (row->type == CONF_IS_INT)
-            memcpy(field, &(int){(int)v}, sizeof(int));
+            memcpy(field, &(int){(int)number}, sizeof(int));
         else if (row->type == CONF_IS_BYTES)
-            memcpy(field, &(size_t){(size_t)v}, sizeof(size_t));
+            memcpy(field, &(size_t){(size_t)number}, sizeof(size_t));
         else
-            memcpy(field, &v, sizeof v);
+            memcpy(field, &number, sizeof number);
         return ERR_OK;
     }
     if (row->type == CONF_IS_FLAG)
@@ -189,18 +189,18 @@ static int settings_line(struct settings *out, const char *path, int number, cha
 
 static int settings_read_file(struct settings *out, const char *path)
 {
-    FILE *f = fopen(path, "re");
+    FILE *file = fopen(path, "re");
     char line[4096];
     int number = 0;
     int rc = ERR_OK;
 
-    if (f == NULL) {
+    if (file == NULL) {
         log_error("settings: %s: %s", path, strerror(errno));
         return ERR_IO;
     }
-    while (rc == ERR_OK && fgets(line, sizeof line, f) != NULL)
+    while (rc == ERR_OK && fgets(line, sizeof line, file) != NULL)
         rc = settings_line(out, path, ++number, line);
-    (void)fclose(f); /* it was only read from */
+    (void)fclose(file); /* it was only read from */
     return rc;
 }
 
@@ -322,7 +322,7 @@ void settings_fini(struct settings *s)
 
 int settings_read(struct settings *out, char program, int argc, char **argv, bool *exit_now)
 {
-    struct settings s = {0};
+    struct settings settings = {0};
     bool print = false;
     bool help = false;
     bool version = false;
@@ -336,7 +336,7 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
         (void)snprintf(text, sizeof text, "%s", preset[0] == '"' ? preset + 1 : preset);
         if (preset[0] == '"')
             text[strlen(text) - 1] = '\0';
-        rc = settings_set(&s, &settings_rows[i], text);
+        rc = settings_set(&settings, &settings_rows[i], text);
     }
     /* The file first, so that the command line takes precedence. */
     for (int pass = 0; pass < 2; pass++) {
@@ -348,11 +348,11 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
             else if (strcmp(argv[i], "--print-settings") == 0)
                 print = true;
             else
-                rc = settings_arg(&s, program, &i, argc, argv, pass);
+                rc = settings_arg(&settings, program, &i, argc, argv, pass);
         }
     }
     if (rc != ERR_OK) {
-        settings_fini(&s);
+        settings_fini(&settings);
         return rc;
     }
     *exit_now = help || print || version;
@@ -361,7 +361,7 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
     if (help)
         settings_print_usage(program);
     if (help || print)
-        settings_print(&s, program, help);
-    *out = s;
+        settings_print(&settings, program, help);
+    *out = settings;
     return ERR_OK;
 }

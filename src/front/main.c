@@ -157,11 +157,11 @@ static void main_fingerprint(struct front *f)
 {
     char model[PATH_MAX + 32]; /* a path of the longest length */
     char digits[9];
-    struct hash h;
+    struct hash digest;
     int n = snprintf(model, sizeof model, "%s %lld", f->settings.model, (long long)f->model_unix_s);
 
-    h = hash_sha256(PACKAGE_VERSION, sizeof PACKAGE_VERSION, model, (size_t)n);
-    hash_hex(h.bytes, sizeof digits / 2, digits);
+    digest = hash_sha256(PACKAGE_VERSION, sizeof PACKAGE_VERSION, model, (size_t)n);
+    hash_hex(digest.bytes, sizeof digits / 2, digits);
     (void)snprintf(f->fingerprint, sizeof f->fingerprint, "quire-%s-%s", PACKAGE_VERSION, digits);
 }
 
@@ -223,32 +223,33 @@ static int main_start_readers(struct front *f)
 
 int main(int argc, char **argv)
 {
-    static struct front f = {.listen_fd = -1, .signal_fd = -1, .stop_fd = -1, .handover_fd = -1};
+    static struct front front = {
+        .listen_fd = -1, .signal_fd = -1, .stop_fd = -1, .handover_fd = -1};
     bool exit_now = false;
     int rc;
 
     service_block_signals();
     fault_init();
-    if (settings_read(&f.settings, 'F', argc, argv, &exit_now) != ERR_OK)
+    if (settings_read(&front.settings, 'F', argc, argv, &exit_now) != ERR_OK)
         return 1;
     if (exit_now)
         return 0;
     mem_trim_always(); /* a request of 30 MB may need half a gigabyte for a moment */
-    rc = log_set_level_text(f.settings.log_level);
+    rc = log_set_level_text(front.settings.log_level);
     if (rc == ERR_OK)
-        rc = main_open(&f);
+        rc = main_open(&front);
     if (rc == ERR_OK)
-        rc = main_start_readers(&f);
+        rc = main_start_readers(&front);
     if (rc != ERR_OK) {
         log_error("front: cannot start: %s", err_sentence(rc));
         return rc == ERR_NO_MEMORY || rc == ERR_IO ? 2 : 1;
     }
     service_ready();
-    log_info("front: ready, model %s", f.model_name);
-    rc = streamer_run(&f);
-    kept_close(f.kept);
-    if (f.settings.listen[0] != '\0')
-        (void)unlink(f.settings.listen);
+    log_info("front: ready, model %s", front.model_name);
+    rc = streamer_run(&front);
+    kept_close(front.kept);
+    if (front.settings.listen[0] != '\0')
+        (void)unlink(front.settings.listen);
     log_info("front: stopped");
     return rc == ERR_OK ? 0 : 2;
 }

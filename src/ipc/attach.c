@@ -56,24 +56,24 @@ static int attach_send(int fd, const void *bytes, size_t len, const int *fds, in
         char bytes[CMSG_SPACE(sizeof(int) * ATTACH_FDS)];
     } control = {0};
     struct iovec iov = {.iov_len = len};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
     ssize_t n;
 
     memcpy(&iov.iov_base, &bytes, sizeof bytes); /* msghdr wants a pointer that is not const;
                                                   * sendmsg() only reads */
     if (n_fds > 0) {
-        struct cmsghdr *c;
+        struct cmsghdr *cmsg;
 
-        m.msg_control = control.bytes;
-        m.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)n_fds);
-        c = CMSG_FIRSTHDR(&m);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)n_fds);
-        memcpy(CMSG_DATA(c), fds, sizeof(int) * (size_t)n_fds);
+        message.msg_control = control.bytes;
+        message.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)n_fds);
+        cmsg = CMSG_FIRSTHDR(&message);
+        cmsg->cmsg_level = SOL_SOCKET;
+        cmsg->cmsg_type = SCM_RIGHTS;
+        cmsg->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)n_fds);
+        memcpy(CMSG_DATA(cmsg), fds, sizeof(int) * (size_t)n_fds);
     }
     do
-        n = sendmsg(fd, &m, MSG_NOSIGNAL);
+        n = sendmsg(fd, &message, MSG_NOSIGNAL);
     while (n == -1 && errno == EINTR);
     if (n == -1 && (errno == EAGAIN || errno == ETOOMANYREFS))
         return ERR_AGAIN;
@@ -91,33 +91,35 @@ static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_
     } control = {0};
     struct iovec iov = {.iov_base = bytes, .iov_len = len};
     /* Not sizeof control: the kernel would use its padding for one more descriptor. */
-    struct msghdr m = {.msg_iov = &iov,
-                       .msg_iovlen = 1,
-                       .msg_control = control.bytes,
-                       .msg_controllen = CMSG_LEN(sizeof(int) * (ATTACH_FDS + 1))};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = CMSG_LEN(sizeof(int) * (ATTACH_FDS + 1))};
     bool lacks;
     ssize_t n;
 
     *n_got = 0;
     do
-        n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC);
+        n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
     while (n == -1 && errno == EINTR);
     if (n == -1)
         return errno == EAGAIN ? ERR_AGAIN : ERR_CLIENT_GONE;
     if (n == 0)
         return ERR_CLIENT_GONE;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c != NULL; c = CMSG_NXTHDR(&m, c)) {
-        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
-            *n_got = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-            memcpy(got, CMSG_DATA(c), sizeof(int) * (size_t)*n_got);
+    for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message); cmsg != NULL;
+         cmsg = CMSG_NXTHDR(&message, cmsg)) {
+        if (cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS) {
+            *n_got = (int)((cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            memcpy(got, CMSG_DATA(cmsg), sizeof(int) * (size_t)*n_got);
         }
     }
     /* Something was cut off. Either the message is longer than any of ours, or carries more
      * descriptors than we accept: corrupt. Or there was room, and the kernel could not give us
      * descriptors: then our own table is full, and the peer has done nothing wrong. */
-    if ((m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0)
+    if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0)
         return (int)n;
-    lacks = (m.msg_flags & MSG_TRUNC) == 0 && *n_got <= ATTACH_FDS; /* room was left in control */
+    lacks =
+        (message.msg_flags & MSG_TRUNC) == 0 && *n_got <= ATTACH_FDS; /* room was left in control */
     for (int i = 0; i < *n_got; i++)
         (void)close(got[i]);
     *n_got = lacks ? -1 : 0;
@@ -177,9 +179,9 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
  * listens. */
 int attach_clear(const char *path)
 {
-    struct sockaddr_un a;
+    struct sockaddr_un address;
     struct stat st;
-    int rc = attach_address(&a, path);
+    int rc = attach_address(&address, path);
     int probe, error;
 
     if (rc != ERR_OK || lstat(path, &st) == -1)
@@ -189,7 +191,8 @@ int attach_clear(const char *path)
         return ERR_INVALID;
     }
     probe = attach_socket();
-    error = probe == -1 || connect(probe, (struct sockaddr *)&a, sizeof a) == 0 ? 0 : errno;
+    error =
+        probe == -1 || connect(probe, (struct sockaddr *)&address, sizeof address) == 0 ? 0 : errno;
     if (probe != -1)
         (void)close(probe);
     /* EAGAIN: its backlog is full. EPROTOTYPE: a socket of another type, such as a front's. */
@@ -204,23 +207,23 @@ int attach_clear(const char *path)
 
 int attach_listen(const char *path, int *fd)
 {
-    struct sockaddr_un a;
-    int s;
-    int rc = attach_address(&a, path);
+    struct sockaddr_un address;
+    int sock;
+    int rc = attach_address(&address, path);
 
     if (rc == ERR_OK)
         rc = attach_clear(path);
     if (rc != ERR_OK)
         return rc;
-    s = attach_socket();
-    if (s == -1 || bind(s, (struct sockaddr *)&a, sizeof a) == -1 || chmod(path, 0660) == -1 ||
-        listen(s, ATTACH_BACKLOG) == -1) {
+    sock = attach_socket();
+    if (sock == -1 || bind(sock, (struct sockaddr *)&address, sizeof address) == -1 ||
+        chmod(path, 0660) == -1 || listen(sock, ATTACH_BACKLOG) == -1) {
         log_error("attach: cannot listen at %s: %s", path, strerror(errno));
-        if (s != -1)
-            (void)close(s);
+        if (sock != -1)
+            (void)close(sock);
         return ERR_IO;
     }
-    *fd = s;
+    *fd = sock;
     return ERR_OK;
 }
 
@@ -228,16 +231,16 @@ int attach_accept(struct listener *listener, int *fd, pid_t *pid, uid_t *uid)
 {
     struct ucred who;
     socklen_t len = sizeof who;
-    int s;
-    int rc = listener_accept(listener, SOCK_NONBLOCK | SOCK_CLOEXEC, &s);
+    int sock;
+    int rc = listener_accept(listener, SOCK_NONBLOCK | SOCK_CLOEXEC, &sock);
 
     if (rc != ERR_OK)
         return rc;
-    if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &who, &len) == -1) {
-        (void)close(s);
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &who, &len) == -1) {
+        (void)close(sock);
         return ERR_AGAIN;
     }
-    *fd = s;
+    *fd = sock;
     *pid = who.pid;
     *uid = who.uid;
     return ERR_OK;
@@ -246,14 +249,14 @@ int attach_accept(struct listener *listener, int *fd, pid_t *pid, uid_t *uid)
 /* The engine's end: hello, welcome, uploads. */
 int attach_read_hello(int fd, enum wire_visitor *visitor)
 {
-    struct wire_hello h;
-    int rc = attach_receive(fd, &h, sizeof h, NULL, 0);
+    struct wire_hello hello;
+    int rc = attach_receive(fd, &hello, sizeof hello, NULL, 0);
 
     if (rc != ERR_OK)
         return rc == ERR_NOT_FOUND ? ERR_CORRUPT : rc;
-    if (h.magic != WIRE_MAGIC)
+    if (hello.magic != WIRE_MAGIC)
         return ERR_CORRUPT;
-    *visitor = h.visitor == WIRE_OBSERVER ? WIRE_OBSERVER : WIRE_FRONT;
+    *visitor = hello.visitor == WIRE_OBSERVER ? WIRE_OBSERVER : WIRE_FRONT;
     return ERR_OK;
 }
 
@@ -364,36 +367,37 @@ static bool attach_has_room(int s)
 static int attach_visit(const char *path, enum wire_visitor visitor, int timeout_ms, int *fd,
                         struct wire_welcome *w, int *fds)
 {
-    struct wire_hello h = {.magic = WIRE_MAGIC, .layout = wire_layout(), .visitor = visitor};
-    struct pollfd p = {.events = POLLIN};
-    struct sockaddr_un a;
-    int s;
-    int rc = attach_address(&a, path);
+    struct wire_hello hello = {.magic = WIRE_MAGIC, .layout = wire_layout(), .visitor = visitor};
+    struct pollfd poll_fd = {.events = POLLIN};
+    struct sockaddr_un address;
+    int sock;
+    int rc = attach_address(&address, path);
 
     if (rc != ERR_OK)
         return rc;
-    s = attach_socket();
-    if (!attach_has_room(s)) {
-        if (s != -1)
-            (void)close(s);
+    sock = attach_socket();
+    if (!attach_has_room(sock)) {
+        if (sock != -1)
+            (void)close(sock);
         return ERR_LIMIT;
     }
-    p.fd = s;
+    poll_fd.fd = sock;
     rc = ERR_ENGINE_GONE;
-    if (connect(s, (struct sockaddr *)&a, sizeof a) == -1)
+    if (connect(sock, (struct sockaddr *)&address, sizeof address) == -1)
         goto out;
-    if (attach_send(s, &h, sizeof h, NULL, 0) != ERR_OK || poll(&p, 1, timeout_ms) != 1)
+    if (attach_send(sock, &hello, sizeof hello, NULL, 0) != ERR_OK ||
+        poll(&poll_fd, 1, timeout_ms) != 1)
         goto out;
-    rc = attach_receive(s, w, sizeof *w, fds, ATTACH_FDS);
+    rc = attach_receive(sock, w, sizeof *w, fds, ATTACH_FDS);
     if (rc == ERR_NOT_FOUND)
         rc = w->error != ERR_OK ? w->error : ERR_CORRUPT;
     else if (rc == ERR_CLIENT_GONE || rc == ERR_AGAIN)
         rc = ERR_ENGINE_GONE;
     if (rc == ERR_OK)
-        *fd = s;
+        *fd = sock;
 out:
     if (rc != ERR_OK)
-        (void)close(s);
+        (void)close(sock);
     return rc;
 }
 

@@ -49,7 +49,7 @@ static uint32_t lane_power_of_two(uint32_t n)
 static struct wire_lane lane_layout(uint32_t n_slots, size_t arena_bytes)
 {
     uint32_t queue_cap = lane_power_of_two(n_slots);
-    struct wire_lane w = {
+    struct wire_lane layout = {
         .magic = WIRE_MAGIC,
         .layout = wire_layout(),
         .n_slots = n_slots,
@@ -57,13 +57,13 @@ static struct wire_lane lane_layout(uint32_t n_slots, size_t arena_bytes)
         .arena_bytes = lane_align(arena_bytes),
     };
 
-    w.queue_offset = lane_align(sizeof w);
-    w.slots_offset = lane_align(w.queue_offset + sizeof(uint32_t) * queue_cap);
-    w.out_offset = w.slots_offset + sizeof(struct wire_slot) * n_slots;
-    w.arena_offset =
-        lane_align(w.out_offset + sizeof(struct wire_out) * WIRE_OUT_CAP * (uint64_t)n_slots);
-    w.lane_bytes = w.arena_offset + w.arena_bytes;
-    return w;
+    layout.queue_offset = lane_align(sizeof layout);
+    layout.slots_offset = lane_align(layout.queue_offset + sizeof(uint32_t) * queue_cap);
+    layout.out_offset = layout.slots_offset + sizeof(struct wire_slot) * n_slots;
+    layout.arena_offset =
+        lane_align(layout.out_offset + sizeof(struct wire_out) * WIRE_OUT_CAP * (uint64_t)n_slots);
+    layout.lane_bytes = layout.arena_offset + layout.arena_bytes;
+    return layout;
 }
 
 /* Fill the view from lane_layout()'s numbers, never from those in the shared page, which the peer
@@ -117,36 +117,36 @@ static int lane_memfd(size_t bytes)
 int lane_create(struct lane *l, int *fd, uint32_t n_slots, size_t arena_bytes, uint64_t epoch,
                 uint32_t front_pid)
 {
-    struct wire_lane w;
+    struct wire_lane layout;
     void *base = MAP_FAILED;
     int memfd = -1;
 
     must(n_slots >= 1);
     must(n_slots <= WIRE_SLOTS_MAX);
-    w = lane_layout(n_slots, arena_bytes);
+    layout = lane_layout(n_slots, arena_bytes);
     *l = (struct lane){.wake_fd = -1};
-    memfd = FAULT_HIT(lane_create) ? -1 : lane_memfd(w.lane_bytes);
+    memfd = FAULT_HIT(lane_create) ? -1 : lane_memfd(layout.lane_bytes);
     if (memfd != -1)
-        base = mmap(NULL, w.lane_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+        base = mmap(NULL, layout.lane_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
     if (base == MAP_FAILED) {
         log_error("lane: no memory for a lane of %llu bytes: %s; lower lane_slots or "
                   "lane_arena_bytes",
-                  (unsigned long long)w.lane_bytes, strerror(errno));
+                  (unsigned long long)layout.lane_bytes, strerror(errno));
         if (memfd != -1)
             (void)close(memfd);
         return ERR_NO_MEMORY;
     }
-    w.epoch = epoch;
-    w.engine_pid = (uint32_t)getpid();
-    w.front_pid = front_pid;
-    (void)lane_view(l, base, &w);
+    layout.epoch = epoch;
+    layout.engine_pid = (uint32_t)getpid();
+    layout.front_pid = front_pid;
+    (void)lane_view(l, base, &layout);
     l->out_at = lane_private(sizeof(uint32_t) * n_slots);
     if (l->out_at == NULL) {
         lane_detach(l);
         (void)close(memfd);
         return ERR_NO_MEMORY;
     }
-    memcpy(base, &w, offsetof(struct wire_lane, heartbeat_us)); /* memfds begin as zeros */
+    memcpy(base, &layout, offsetof(struct wire_lane, heartbeat_us)); /* memfds begin as zeros */
     *fd = memfd;
     return ERR_OK;
 }
@@ -154,7 +154,7 @@ int lane_create(struct lane *l, int *fd, uint32_t n_slots, size_t arena_bytes, u
 int lane_attach(struct lane *l, int fd, size_t lane_bytes)
 {
     struct wire_lane got;
-    struct wire_lane w;
+    struct wire_lane layout;
     void *base;
 
     *l = (struct lane){.wake_fd = -1};
@@ -176,14 +176,14 @@ int lane_attach(struct lane *l, int fd, size_t lane_bytes)
         (void)munmap(base, lane_bytes);
         return ERR_CORRUPT;
     }
-    w = lane_layout(got.n_slots, got.arena_bytes);
-    if (w.lane_bytes != lane_bytes) {
+    layout = lane_layout(got.n_slots, got.arena_bytes);
+    if (layout.lane_bytes != lane_bytes) {
         (void)munmap(base, lane_bytes);
         return ERR_CORRUPT;
     }
-    (void)lane_view(l, base, &w);
-    l->out_at = lane_private(sizeof(uint32_t) * w.n_slots);
-    l->arena_marks = lane_private(sizeof(uint64_t) * w.queue_cap);
+    (void)lane_view(l, base, &layout);
+    l->out_at = lane_private(sizeof(uint32_t) * layout.n_slots);
+    l->arena_marks = lane_private(sizeof(uint64_t) * layout.queue_cap);
     if (l->out_at == NULL || l->arena_marks == NULL) {
         lane_detach(l);
         return ERR_NO_MEMORY;
@@ -247,18 +247,18 @@ int lane_take(struct lane *l, uint32_t *slot, struct wire_request *request)
 {
     uint32_t tail = atomic_load_explicit(&l->shared->queue_tail, memory_order_acquire);
     uint32_t n = tail - l->queue_at;
-    uint32_t s;
+    uint32_t lane_slot;
 
     if (n == 0)
         return 0;
     if (n > l->queue_cap)
         return ERR_CORRUPT;
-    s = ((volatile uint32_t *)l->queue)[l->queue_at & (l->queue_cap - 1)];
+    lane_slot = ((volatile uint32_t *)l->queue)[l->queue_at & (l->queue_cap - 1)];
     l->queue_at++;
-    if (s >= l->n_slots)
+    if (lane_slot >= l->n_slots)
         return ERR_CORRUPT;
-    memcpy(request, &l->slots[s].request, sizeof *request);
-    *slot = s;
+    memcpy(request, &l->slots[lane_slot].request, sizeof *request);
+    *slot = lane_slot;
     return 1;
 }
 

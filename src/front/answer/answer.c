@@ -161,62 +161,62 @@ static void answer_logprobs(const struct exchange *x, struct buf *b, struct gen 
  * copied, because events are mostly a few bytes long and streams have thousands. */
 static void answer_chunk_begin(struct exchange *x, struct gen *g, bool first)
 {
-    struct buf *b = &x->out;
+    struct buf *out = &x->out;
     bool has_ids = first && x->return_ids;
-    size_t from = b->len;
+    size_t from = out->len;
 
     if (g->chunk_head != NULL && !has_ids) {
-        buf_add(b, g->chunk_head, g->chunk_head_len);
+        buf_add(out, g->chunk_head, g->chunk_head_len);
     } else {
-        buf_add_text(b, "data: ");
-        answer_object(x, b, answer_chunk_object(x));
-        buf_add_byte(b, ',');
+        buf_add_text(out, "data: ");
+        answer_object(x, out, answer_chunk_object(x));
+        buf_add_byte(out, ',');
         if (has_ids)
-            answer_prompt_ids(b, g);
-        buf_printf(b, "\"choices\":[{\"index\":%d,", g->index);
-        if (!has_ids && !b->failed) {
-            g->chunk_head_len = b->len - from;
-            g->chunk_head = arena_strndup(&x->arena, b->bytes + from, g->chunk_head_len);
+            answer_prompt_ids(out, g);
+        buf_printf(out, "\"choices\":[{\"index\":%d,", g->index);
+        if (!has_ids && !out->failed) {
+            g->chunk_head_len = out->len - from;
+            g->chunk_head = arena_strndup(&x->arena, out->bytes + from, g->chunk_head_len);
         }
     }
-    answer_choice_ids(x, b, g, g->n_said == 0);
+    answer_choice_ids(x, out, g, g->n_said == 0);
 }
 
 /* The end of an event: log probabilities, finish_reason, and usage if requested per event. */
 static void answer_chunk_end(struct exchange *x, struct gen *g)
 {
-    struct buf *b = &x->out;
+    struct buf *out = &x->out;
 
     if (g->finish == GEN_RUNNING && (g->request.flags & WIRE_LOGPROBS) == 0) {
-        buf_add_text(b, ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null");
+        buf_add_text(out, ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null");
     } else {
-        answer_logprobs(x, b, g);
-        answer_reasons(x, b, g);
+        answer_logprobs(x, out, g);
+        answer_reasons(x, out, g);
     }
     if (x->usage_always) {
-        buf_add_text(b, "}],");
-        answer_usage(x, b);
-        buf_add_text(b, "}\n\n");
+        buf_add_text(out, "}],");
+        answer_usage(x, out);
+        buf_add_text(out, "}\n\n");
     } else {
-        buf_add_text(b, x->include_usage ? "}],\"usage\":null}\n\n" : "}]}\n\n");
+        buf_add_text(out, x->include_usage ? "}],\"usage\":null}\n\n" : "}]}\n\n");
     }
 }
 
 /* An event with a piece of content. */
 static void answer_chunk(struct exchange *x, struct gen *g, const char *text, size_t len)
 {
-    struct buf *b = &x->out;
+    struct buf *out = &x->out;
 
     const char *head = "\"text\":";
 
     if (x->format == EXCHANGE_CHAT)
         head = len > 0 ? "\"delta\":{\"content\":" : "\"delta\":{";
     answer_chunk_begin(x, g, false);
-    buf_add_text(b, head);
+    buf_add_text(out, head);
     if (x->format == EXCHANGE_COMPLETION || len > 0)
-        buf_add_json_string(b, text, len);
+        buf_add_json_string(out, text, len);
     if (x->format == EXCHANGE_CHAT)
-        buf_add_byte(b, '}');
+        buf_add_byte(out, '}');
     answer_chunk_end(x, g);
 }
 
@@ -230,14 +230,14 @@ static void answer_chunk(struct exchange *x, struct gen *g, const char *text, si
  * output, so they are a hash of the answer's id, the choice and the call. */
 void answer_call_id(const struct gen *g, int call, char id[40])
 {
-    struct hash h = hash_sha256(g->exchange->id, strlen(g->exchange->id),
-                                (const int[]){g->index, call}, 2 * sizeof(int));
-    char hex[2 * sizeof h + 1];
+    struct hash digest = hash_sha256(g->exchange->id, strlen(g->exchange->id),
+                                     (const int[]){g->index, call}, 2 * sizeof(int));
+    char hex[2 * sizeof digest + 1];
     /* its templates want nine characters */
     bool is_mistral = g->speech->reply.o.format == REPLY_MISTRAL;
     const char *prefix = g->exchange->shape == SHAPE_MESSAGES ? "toolu_" : "call_";
 
-    hash_hex(h.bytes, sizeof h.bytes, hex);
+    hash_hex(digest.bytes, sizeof digest.bytes, hex);
     (void)snprintf(id, 40, is_mistral ? "%s%.9s" : "%s%.24s", is_mistral ? "" : prefix, hex);
 }
 
@@ -296,20 +296,20 @@ static void answer_said_stream(struct gen *g, const struct reply_event *e)
  * the last one stays open, because its arguments may still grow. */
 static void answer_said_whole(struct gen *g, const struct reply_event *e)
 {
-    struct speech *s = g->speech;
+    struct speech *speech = g->speech;
     char id[40];
 
     switch (e->kind) {
-    case REPLY_CONTENT: buf_add(&s->content, e->bytes, e->len); break;
-    case REPLY_REASON: buf_add(&s->reasoning, e->bytes, e->len); break;
+    case REPLY_CONTENT: buf_add(&speech->content, e->bytes, e->len); break;
+    case REPLY_REASON: buf_add(&speech->reasoning, e->bytes, e->len); break;
     case REPLY_CALL_BEGIN:
         answer_call_id(g, e->call, id);
-        buf_printf(&s->calls, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":",
-                   s->calls.len == 0 ? "" : "\"}},", id);
-        buf_add_json_string(&s->calls, e->bytes, e->len);
-        buf_add_text(&s->calls, ",\"arguments\":\"");
+        buf_printf(&speech->calls, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":",
+                   speech->calls.len == 0 ? "" : "\"}},", id);
+        buf_add_json_string(&speech->calls, e->bytes, e->len);
+        buf_add_text(&speech->calls, ",\"arguments\":\"");
         break;
-    case REPLY_CALL_ARGS: buf_add_json_text(&s->calls, e->bytes, e->len); break;
+    case REPLY_CALL_ARGS: buf_add_json_text(&speech->calls, e->bytes, e->len); break;
     case REPLY_CALL_END: break; /* the next call or the list's end closes it */
     }
 }
@@ -342,15 +342,15 @@ void answer_listen(struct gen *g, const struct reply_options *o)
 /* Pass g->text to the reply parser. When the parser runs out of memory, the answer fails. */
 static void answer_hear(struct gen *g, bool ended)
 {
-    struct speech *s = g->speech;
-    int rc = reply_push(&s->reply, g->text.bytes, g->text.len);
+    struct speech *speech = g->speech;
+    int rc = reply_push(&speech->reply, g->text.bytes, g->text.len);
 
     buf_clear(&g->text);
     if (rc == ERR_OK && ended)
-        rc = reply_finish(&s->reply);
-    if (reply_is_reasoning(&s->reply))
-        s->n_reasoning = (uint32_t)g->tokens.len - g->n_prompt;
-    if (g->exchange->shape == SHAPE_RESPONSES && !reply_may_be_content(&s->reply))
+        rc = reply_finish(&speech->reply);
+    if (reply_is_reasoning(&speech->reply))
+        speech->n_reasoning = (uint32_t)g->tokens.len - g->n_prompt;
+    if (g->exchange->shape == SHAPE_RESPONSES && !reply_may_be_content(&speech->reply))
         logprobs_skip(g);
     if (rc != ERR_OK)
         g->exchange->out.failed = true;
@@ -391,26 +391,26 @@ static void answer_content(struct buf *b, const struct gen *g, const struct buf 
  * nothing. */
 static void answer_message(struct buf *b, const struct gen *g)
 {
-    const struct speech *s = g->speech;
+    const struct speech *speech = g->speech;
 
     buf_add_text(b, "\"message\":{\"role\":");
     buf_add_json_string(b, g->exchange->role, strlen(g->exchange->role));
     buf_add_text(b, ",\"content\":");
-    answer_content(b, g, s == NULL ? &g->text : &s->content);
+    answer_content(b, g, speech == NULL ? &g->text : &speech->content);
     buf_add_text(b, ",\"refusal\":null,\"annotations\":null,\"audio\":null,"
                     "\"function_call\":null,");
-    if (s != NULL && s->reasoning.len > 0)
-        answer_reasoning(b, s->reasoning.bytes, s->reasoning.len);
+    if (speech != NULL && speech->reasoning.len > 0)
+        answer_reasoning(b, speech->reasoning.bytes, speech->reasoning.len);
     else
         buf_add_text(b, "\"reasoning\":null,\"reasoning_content\":null");
     buf_add_text(b, ",\"tool_calls\":[");
-    if (s != NULL && s->n_calls > 0) {
-        buf_add(b, s->calls.bytes, s->calls.len);
+    if (speech != NULL && speech->n_calls > 0) {
+        buf_add(b, speech->calls.bytes, speech->calls.len);
         buf_add_text(b, "\"}}");
     }
     buf_add_byte(b, ']');
-    b->failed =
-        b->failed || (s != NULL && (s->content.failed || s->reasoning.failed || s->calls.failed));
+    b->failed = b->failed || (speech != NULL && (speech->content.failed ||
+                                                 speech->reasoning.failed || speech->calls.failed));
     buf_add_byte(b, '}');
 }
 
@@ -474,42 +474,42 @@ void answer_text(struct exchange *x, struct gen *g)
 /* The whole answer of a request without streaming. */
 static void answer_body(struct exchange *x)
 {
-    struct buf b = {0};
+    struct buf buf = {0};
 
-    answer_object(x, &b, x->format == EXCHANGE_CHAT ? "chat.completion" : "text_completion");
-    buf_add_text(&b, ",\"choices\":[");
+    answer_object(x, &buf, x->format == EXCHANGE_CHAT ? "chat.completion" : "text_completion");
+    buf_add_text(&buf, ",\"choices\":[");
     for (int i = 0; i < x->n_gens; i++) {
         struct gen *g = &x->gens[i];
         const char *text = g->text.bytes == NULL ? "" : g->text.bytes;
 
-        buf_printf(&b, "%s{\"index\":%d,", i == 0 ? "" : ",", g->index);
-        answer_choice_ids(x, &b, g, true);
+        buf_printf(&buf, "%s{\"index\":%d,", i == 0 ? "" : ",", g->index);
+        answer_choice_ids(x, &buf, g, true);
         if (x->format == EXCHANGE_CHAT) {
-            answer_message(&b, g);
+            answer_message(&buf, g);
         } else {
-            buf_add_text(&b, "\"text\":");
-            buf_add_json_string(&b, text, g->text.len);
+            buf_add_text(&buf, "\"text\":");
+            buf_add_json_string(&buf, text, g->text.len);
         }
-        answer_logprobs(x, &b, g);
+        answer_logprobs(x, &buf, g);
         if (x->format == EXCHANGE_COMPLETION)
-            answer_prompt(x, &b, &x->gens[i - i % x->n]);
-        answer_reasons(x, &b, g);
-        buf_add_byte(&b, '}');
+            answer_prompt(x, &buf, &x->gens[i - i % x->n]);
+        answer_reasons(x, &buf, g);
+        buf_add_byte(&buf, '}');
     }
-    buf_printf(&b, "],\"service_tier\":null,\"system_fingerprint\":\"%s\",", x->fingerprint);
+    buf_printf(&buf, "],\"service_tier\":null,\"system_fingerprint\":\"%s\",", x->fingerprint);
     if (x->format == EXCHANGE_CHAT && x->n_gens > x->n) /* several prompts, so no common one */
-        buf_add_text(&b, "\"prompt_logprobs\":null,\"prompt_token_ids\":null,");
+        buf_add_text(&buf, "\"prompt_logprobs\":null,\"prompt_token_ids\":null,");
     else if (x->format == EXCHANGE_CHAT)
-        answer_prompt(x, &b, &x->gens[0]);
-    buf_add_text(&b, "\"kv_transfer_params\":");
+        answer_prompt(x, &buf, &x->gens[0]);
+    buf_add_text(&buf, "\"kv_transfer_params\":");
     if (x->brought != NULL && x->brought->kv_transfer != NULL)
-        json_write(&b, x->brought->kv_transfer, JSON_EXACT);
+        json_write(&buf, x->brought->kv_transfer, JSON_EXACT);
     else
-        buf_add_text(&b, "null");
-    buf_add_byte(&b, ',');
-    answer_usage(x, &b);
-    buf_add_byte(&b, '}');
-    exchange_reply_json(x, &b);
+        buf_add_text(&buf, "null");
+    buf_add_byte(&buf, ',');
+    answer_usage(x, &buf);
+    buf_add_byte(&buf, '}');
+    exchange_reply_json(x, &buf);
 }
 
 /* The rest of the text, at the end of a choice. Clients ignore a choice's events after its

@@ -61,52 +61,52 @@ static void messages_head(const struct gen *g, struct buf *b)
  * is a digest of the text, which is never checked. */
 static void messages_signature(const struct buf *text, struct buf *b)
 {
-    struct hash h = hash_sha256("thinking", sizeof "thinking", text->bytes, text->len);
-    char hex[2 * sizeof h + 1];
+    struct hash digest = hash_sha256("thinking", sizeof "thinking", text->bytes, text->len);
+    char hex[2 * sizeof digest + 1];
 
-    hash_hex(h.bytes, sizeof h.bytes, hex);
+    hash_hex(digest.bytes, sizeof digest.bytes, hex);
     buf_printf(b, "\"signature\":\"%s\"", hex);
 }
 
 /* {"type":"tool_use","id":...,"name":... without the input and the closing brace. */
 static void messages_call(const struct gen *g, struct buf *b)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
     char id[40];
 
-    answer_call_id(g, k->call, id);
+    answer_call_id(g, blocks->call, id);
     buf_printf(b, "{\"type\":\"tool_use\",\"id\":\"%s\",", id);
-    blocks_add_text(b, "name", &k->name);
+    blocks_add_text(b, "name", &blocks->name);
 }
 
 /* The functions of struct blocks_shape. */
 static void messages_begin(struct gen *g)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     blocks_event(g, "message_start");
-    buf_add_text(b, ",\"message\":");
-    messages_head(g, b);
-    buf_add_text(b, "],\"stop_reason\":null,\"stop_sequence\":null,");
-    messages_usage(g, b, 0);
-    buf_add_byte(b, '}');
+    buf_add_text(out, ",\"message\":");
+    messages_head(g, out);
+    buf_add_text(out, "],\"stop_reason\":null,\"stop_sequence\":null,");
+    messages_usage(g, out, 0);
+    buf_add_byte(out, '}');
     blocks_event_end(g);
 }
 
 static void messages_open(struct gen *g)
 {
-    const struct blocks *k = &g->speech->blocks;
-    struct buf *b = &g->exchange->out;
+    const struct blocks *blocks = &g->speech->blocks;
+    struct buf *out = &g->exchange->out;
 
     blocks_event(g, "content_block_start");
-    buf_printf(b, ",\"index\":%d,\"content_block\":", k->n - 1);
-    if (k->kind == REPLY_CALL_BEGIN) {
-        messages_call(g, b);
-        buf_add_text(b, ",\"input\":{}}");
-    } else if (k->kind == REPLY_REASON) {
-        buf_add_text(b, "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
+    buf_printf(out, ",\"index\":%d,\"content_block\":", blocks->n - 1);
+    if (blocks->kind == REPLY_CALL_BEGIN) {
+        messages_call(g, out);
+        buf_add_text(out, ",\"input\":{}}");
+    } else if (blocks->kind == REPLY_REASON) {
+        buf_add_text(out, "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
     } else {
-        buf_add_text(b, "{\"type\":\"text\",\"text\":\"\"}");
+        buf_add_text(out, "{\"type\":\"text\",\"text\":\"\"}");
     }
     blocks_event_end(g);
 }
@@ -121,42 +121,42 @@ static void messages_delta(struct gen *g, const char *type)
 
 static void messages_piece(struct gen *g, const char *text, size_t len)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     switch ((enum reply_kind)g->speech->blocks.kind) {
     case REPLY_CONTENT:
         messages_delta(g, "text_delta");
-        buf_add_text(b, "\"text\":");
+        buf_add_text(out, "\"text\":");
         break;
     case REPLY_REASON:
         messages_delta(g, "thinking_delta");
-        buf_add_text(b, "\"thinking\":");
+        buf_add_text(out, "\"thinking\":");
         break;
     case REPLY_CALL_BEGIN:
     case REPLY_CALL_ARGS:
     case REPLY_CALL_END:
         messages_delta(g, "input_json_delta");
-        buf_add_text(b, "\"partial_json\":");
+        buf_add_text(out, "\"partial_json\":");
         break;
     }
-    buf_add_json_string(b, text, len);
-    buf_add_byte(b, '}');
+    buf_add_json_string(out, text, len);
+    buf_add_byte(out, '}');
     blocks_event_end(g);
 }
 
 /* The end of a block in a stream. */
 static void messages_close_stream(struct gen *g)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
-    if (k->kind == REPLY_REASON) {
+    if (blocks->kind == REPLY_REASON) {
         messages_delta(g, "signature_delta");
-        messages_signature(&k->text, &g->exchange->out);
+        messages_signature(&blocks->text, &g->exchange->out);
         buf_add_byte(&g->exchange->out, '}');
         blocks_event_end(g);
     }
     blocks_event(g, "content_block_stop");
-    buf_printf(&g->exchange->out, ",\"index\":%d", k->n - 1);
+    buf_printf(&g->exchange->out, ",\"index\":%d", blocks->n - 1);
     blocks_event_end(g);
 }
 
@@ -164,28 +164,28 @@ static void messages_close_stream(struct gen *g)
  * stream has sent the text as far as it came. */
 static void messages_close(struct gen *g, bool is_cut)
 {
-    struct blocks *k = &g->speech->blocks;
-    struct buf *b = &k->done;
+    struct blocks *blocks = &g->speech->blocks;
+    struct buf *out = &blocks->done;
 
     (void)is_cut; /* the message's stop_reason shows it */
     if (g->exchange->stream) {
         messages_close_stream(g);
         return;
     }
-    if (k->kind == REPLY_CALL_BEGIN) {
-        messages_call(g, b);
-        buf_add_text(b, ",\"input\":");
-        buf_add_text(b, blocks_is_object(g) ? k->text.bytes : "{}");
-    } else if (k->kind == REPLY_REASON) {
-        buf_add_text(b, "{\"type\":\"thinking\",");
-        blocks_add_text(b, "thinking", &k->text);
-        buf_add_byte(b, ',');
-        messages_signature(&k->text, b);
+    if (blocks->kind == REPLY_CALL_BEGIN) {
+        messages_call(g, out);
+        buf_add_text(out, ",\"input\":");
+        buf_add_text(out, blocks_is_object(g) ? blocks->text.bytes : "{}");
+    } else if (blocks->kind == REPLY_REASON) {
+        buf_add_text(out, "{\"type\":\"thinking\",");
+        blocks_add_text(out, "thinking", &blocks->text);
+        buf_add_byte(out, ',');
+        messages_signature(&blocks->text, out);
     } else {
-        buf_add_text(b, "{\"type\":\"text\",");
-        blocks_add_text(b, "text", &k->text);
+        buf_add_text(out, "{\"type\":\"text\",");
+        blocks_add_text(out, "text", &blocks->text);
     }
-    buf_add_byte(b, '}');
+    buf_add_byte(out, '}');
 }
 
 static void messages_body(struct gen *g, struct buf *b)
@@ -203,13 +203,13 @@ static void messages_body(struct gen *g, struct buf *b)
 
 static void messages_finish(struct gen *g)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     blocks_event(g, "message_delta");
-    buf_add_text(b, ",\"delta\":{");
-    messages_reasons(g, b);
-    buf_add_text(b, "},");
-    messages_usage(g, b, blocks_output_tokens(g));
+    buf_add_text(out, ",\"delta\":{");
+    messages_reasons(g, out);
+    buf_add_text(out, "},");
+    messages_usage(g, out, blocks_output_tokens(g));
     blocks_event_end(g);
     blocks_event(g, "message_stop");
     blocks_event_end(g);

@@ -22,13 +22,13 @@ static void responses_event(struct gen *g, const char *name)
 static void responses_repeat(const struct exchange *x, struct buf *b, const char *name,
                              const char *fallback)
 {
-    const struct json *v = json_get(x->request, name);
+    const struct json *value = json_get(x->request, name);
 
     buf_printf(b, ",\"%s\":", name);
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         buf_add_text(b, fallback);
     else
-        json_write(b, v, JSON_EXACT);
+        json_write(b, value, JSON_EXACT);
 }
 
 /* A tool of the request. A function gets all members that OpenAI's clients require; other tools are
@@ -49,14 +49,14 @@ static void responses_tool(struct buf *b, const struct json *tool)
         return;
     }
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const struct json *v = json_get(tool, rows[i].name);
+        const struct json *value = json_get(tool, rows[i].name);
 
         buf_printf(b, "%s\"%s\":", i == 0 ? "{" : ",", rows[i].name);
-        if (v == NULL || v->kind == JSON_NULL ||
-            (v->kind != JSON_BOOL && strcmp(rows[i].name, "strict") == 0))
+        if (value == NULL || value->kind == JSON_NULL ||
+            (value->kind != JSON_BOOL && strcmp(rows[i].name, "strict") == 0))
             buf_add_text(b, rows[i].fallback);
         else
-            json_write(b, v, JSON_EXACT);
+            json_write(b, value, JSON_EXACT);
     }
     buf_add_byte(b, '}');
 }
@@ -163,9 +163,10 @@ static void responses_object(const struct gen *g, struct buf *b, int err, const 
 /* The tool to which the open call belongs. */
 static struct translate_called responses_called(const struct gen *g)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
-    return translate_find_tool(g->exchange->request, k->name.len == 0 ? "" : k->name.bytes);
+    return translate_find_tool(g->exchange->request,
+                               blocks->name.len == 0 ? "" : blocks->name.bytes);
 }
 
 static bool responses_is_custom(const struct gen *g)
@@ -176,20 +177,20 @@ static bool responses_is_custom(const struct gen *g)
 /* Prefixes of item ids, as in OpenAI's answers: msg_, rs_, fc_, ctc_. */
 static const char *responses_item_prefix(const struct gen *g)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
-    if (k->kind == REPLY_CALL_BEGIN)
+    if (blocks->kind == REPLY_CALL_BEGIN)
         return responses_is_custom(g) ? "ctc" : "fc";
-    return k->kind == REPLY_CONTENT ? "msg" : "rs";
+    return blocks->kind == REPLY_CONTENT ? "msg" : "rs";
 }
 
 /* "NAME":"the id of the open item" */
 static void responses_item_id(const struct gen *g, struct buf *b, const char *name)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
     buf_printf(b, "\"%s\":\"%s_%s_%d\"", name, responses_item_prefix(g), g->exchange->request_id,
-               k->n - 1);
+               blocks->n - 1);
 }
 
 /* ,"logprobs":[...] of the open text, from byte `from` of the list on. */
@@ -225,11 +226,11 @@ static void responses_input(const struct gen *g, struct buf *b, const char *name
 {
     const struct buf *text = &g->speech->blocks.text;
     struct arena scratch = {.limit_bytes = g->exchange->arena.limit_bytes};
-    const struct json *v = NULL;
+    const struct json *value = NULL;
     const struct json *input = NULL;
 
-    if (text->len > 0 && json_parse(&v, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK)
-        input = json_get_kind(v, "input", JSON_TEXT);
+    if (text->len > 0 && json_parse(&value, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK)
+        input = json_get_kind(value, "input", JSON_TEXT);
     buf_printf(b, "\"%s\":", name);
     buf_add_json_string(b, input == NULL ? "" : input->text, input == NULL ? 0 : input->text_len);
     arena_reset(&scratch);
@@ -238,11 +239,11 @@ static void responses_input(const struct gen *g, struct buf *b, const char *name
 /* The members of a call that follow its id and status. */
 static void responses_call(const struct gen *g, struct buf *b)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
     struct translate_called called = responses_called(g);
     char id[40];
 
-    answer_call_id(g, k->call, id);
+    answer_call_id(g, blocks->call, id);
     buf_printf(b, ",\"type\":\"%s\",\"call_id\":\"%s\",\"name\":",
                called.is_custom ? "custom_tool_call" : "function_call", id);
     buf_add_json_string(b, called.name, strlen(called.name));
@@ -254,39 +255,39 @@ static void responses_call(const struct gen *g, struct buf *b)
     if (called.is_custom)
         responses_input(g, b, "input");
     else
-        blocks_add_text(b, "arguments", &k->text);
+        blocks_add_text(b, "arguments", &blocks->text);
 }
 
 /* The open item. Before its first text it has an empty content. */
 static void responses_item(const struct gen *g, struct buf *b, const char *status)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
     buf_add_byte(b, '{');
     responses_item_id(g, b, "id");
     buf_printf(b, ",\"status\":\"%s\"", status);
-    if (k->kind == REPLY_CALL_BEGIN) {
+    if (blocks->kind == REPLY_CALL_BEGIN) {
         responses_call(g, b);
         buf_add_byte(b, '}');
         return;
     }
-    buf_add_text(b, k->kind == REPLY_REASON ? ",\"type\":\"reasoning\",\"summary\":[]"
-                                            : ",\"type\":\"message\",\"role\":\"assistant\"");
+    buf_add_text(b, blocks->kind == REPLY_REASON ? ",\"type\":\"reasoning\",\"summary\":[]"
+                                                 : ",\"type\":\"message\",\"role\":\"assistant\"");
     buf_add_text(b, ",\"content\":[");
-    if (k->text.len > 0)
-        responses_part(k, b);
+    if (blocks->text.len > 0)
+        responses_part(blocks, b);
     buf_add_text(b, "]}");
 }
 
 /* The members with which an event refers to an item and its part. */
 static void responses_place(const struct gen *g, struct buf *b)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
     buf_add_byte(b, ',');
     responses_item_id(g, b, "item_id");
-    buf_printf(b, ",\"output_index\":%d", k->n - 1);
-    if (k->kind != REPLY_CALL_BEGIN)
+    buf_printf(b, ",\"output_index\":%d", blocks->n - 1);
+    if (blocks->kind != REPLY_CALL_BEGIN)
         buf_add_text(b, ",\"content_index\":0");
 }
 
@@ -309,22 +310,22 @@ static void responses_begin(struct gen *g)
 
 static void responses_say_item(struct gen *g, const char *event, const char *status)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     responses_event(g, event);
-    buf_printf(b, ",\"output_index\":%d,\"item\":", g->speech->blocks.n - 1);
-    responses_item(g, b, status);
+    buf_printf(out, ",\"output_index\":%d,\"item\":", g->speech->blocks.n - 1);
+    responses_item(g, out, status);
     blocks_event_end(g);
 }
 
 static void responses_say_part(struct gen *g, const char *event)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     responses_event(g, event);
-    responses_place(g, b);
-    buf_add_text(b, ",\"part\":");
-    responses_part(&g->speech->blocks, b);
+    responses_place(g, out);
+    buf_add_text(out, ",\"part\":");
+    responses_part(&g->speech->blocks, out);
     blocks_event_end(g);
 }
 
@@ -337,34 +338,34 @@ static void responses_open(struct gen *g)
 
 static void responses_piece(struct gen *g, const char *text, size_t len)
 {
-    struct blocks *k = &g->speech->blocks;
-    struct buf *b = &g->exchange->out;
+    struct blocks *blocks = &g->speech->blocks;
+    struct buf *out = &g->exchange->out;
 
     if (responses_is_custom(g))
         return; /* its text is inside JSON; it is sent when the call is complete */
-    if (k->kind == REPLY_CONTENT)
+    if (blocks->kind == REPLY_CONTENT)
         responses_event(g, "response.output_text.delta");
-    else if (k->kind == REPLY_REASON)
+    else if (blocks->kind == REPLY_REASON)
         responses_event(g, "response.reasoning_text.delta");
     else
         responses_event(g, "response.function_call_arguments.delta");
-    responses_place(g, b);
-    buf_add_text(b, ",\"delta\":");
-    buf_add_json_string(b, text, len);
-    if (k->kind == REPLY_CONTENT)
-        responses_logprobs(k, b, k->told_said);
-    k->told_said = k->told.len;
+    responses_place(g, out);
+    buf_add_text(out, ",\"delta\":");
+    buf_add_json_string(out, text, len);
+    if (blocks->kind == REPLY_CONTENT)
+        responses_logprobs(blocks, out, blocks->told_said);
+    blocks->told_said = blocks->told.len;
     blocks_event_end(g);
 }
 
 static void responses_say_input(struct gen *g, const char *event, const char *name)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     responses_event(g, event);
-    responses_place(g, b);
-    buf_add_byte(b, ',');
-    responses_input(g, b, name);
+    responses_place(g, out);
+    buf_add_byte(out, ',');
+    responses_input(g, out, name);
     blocks_event_end(g);
 }
 
@@ -372,8 +373,8 @@ static void responses_say_input(struct gen *g, const char *event, const char *na
  * item, as OpenAI's API sends them. */
 static void responses_close_stream(struct gen *g, const char *status)
 {
-    const struct blocks *k = &g->speech->blocks;
-    struct buf *b = &g->exchange->out;
+    const struct blocks *blocks = &g->speech->blocks;
+    struct buf *out = &g->exchange->out;
 
     if (responses_is_custom(g)) {
         responses_say_input(g, "response.custom_tool_call_input.delta", "delta");
@@ -381,23 +382,23 @@ static void responses_close_stream(struct gen *g, const char *status)
         responses_say_item(g, "response.output_item.done", status);
         return;
     }
-    if (k->kind == REPLY_CONTENT)
+    if (blocks->kind == REPLY_CONTENT)
         responses_event(g, "response.output_text.done");
-    else if (k->kind == REPLY_REASON)
+    else if (blocks->kind == REPLY_REASON)
         responses_event(g, "response.reasoning_text.done");
     else
         responses_event(g, "response.function_call_arguments.done");
-    responses_place(g, b);
-    buf_add_byte(b, ',');
-    if (k->kind == REPLY_CALL_BEGIN) {
-        blocks_add_text(b, "name", &k->name);
-        buf_add_byte(b, ',');
+    responses_place(g, out);
+    buf_add_byte(out, ',');
+    if (blocks->kind == REPLY_CALL_BEGIN) {
+        blocks_add_text(out, "name", &blocks->name);
+        buf_add_byte(out, ',');
     }
-    blocks_add_text(b, k->kind == REPLY_CALL_BEGIN ? "arguments" : "text", &k->text);
-    if (k->kind == REPLY_CONTENT)
-        responses_logprobs(k, b, 0);
+    blocks_add_text(out, blocks->kind == REPLY_CALL_BEGIN ? "arguments" : "text", &blocks->text);
+    if (blocks->kind == REPLY_CONTENT)
+        responses_logprobs(blocks, out, 0);
     blocks_event_end(g);
-    if (k->kind != REPLY_CALL_BEGIN)
+    if (blocks->kind != REPLY_CALL_BEGIN)
         responses_say_part(g, "response.content_part.done");
     responses_say_item(g, "response.output_item.done", status);
 }
@@ -405,15 +406,15 @@ static void responses_close_stream(struct gen *g, const char *status)
 /* A call whose arguments are not a JSON object was cut, whatever is_cut is. */
 static void responses_close(struct gen *g, bool is_cut)
 {
-    struct blocks *k = &g->speech->blocks;
+    struct blocks *blocks = &g->speech->blocks;
     const char *status;
 
-    if (k->kind == REPLY_CALL_BEGIN)
+    if (blocks->kind == REPLY_CALL_BEGIN)
         is_cut = !blocks_is_object(g);
     status = is_cut ? "incomplete" : "completed";
     if (g->exchange->stream)
         responses_close_stream(g, status);
-    responses_item(g, &k->done, status);
+    responses_item(g, &blocks->done, status);
 }
 
 static void responses_body(struct gen *g, struct buf *b)

@@ -30,38 +30,38 @@ static void tokens_choice(struct buf *b, struct gen *g)
 
 static void tokens_event(struct exchange *x, struct gen *g)
 {
-    struct buf *b = &x->out;
+    struct buf *out = &x->out;
 
-    buf_printf(b, "data: {\"request_id\":\"%s\",\"choices\":[", x->id);
-    tokens_choice(b, g);
-    buf_add_text(b, "],");
+    buf_printf(out, "data: {\"request_id\":\"%s\",\"choices\":[", x->id);
+    tokens_choice(out, g);
+    buf_add_text(out, "],");
     if (x->usage_always)
-        answer_usage(x, b);
+        answer_usage(x, out);
     else
-        buf_add_text(b, "\"usage\":null");
-    buf_add_text(b, "}\n\n");
+        buf_add_text(out, "\"usage\":null");
+    buf_add_text(out, "}\n\n");
 }
 
 static void tokens_body(struct exchange *x)
 {
-    struct buf b = {0};
+    struct buf buf = {0};
 
-    buf_printf(&b, "{\"request_id\":\"%s\",\"model\":", x->id);
-    buf_add_json_string(&b, x->model, strlen(x->model));
-    buf_printf(&b, ",\"created\":%lld,\"choices\":[", (long long)x->created);
+    buf_printf(&buf, "{\"request_id\":\"%s\",\"model\":", x->id);
+    buf_add_json_string(&buf, x->model, strlen(x->model));
+    buf_printf(&buf, ",\"created\":%lld,\"choices\":[", (long long)x->created);
     for (int i = 0; i < x->n_gens; i++) {
-        buf_add_text(&b, i == 0 ? "" : ",");
-        tokens_choice(&b, &x->gens[i]);
+        buf_add_text(&buf, i == 0 ? "" : ",");
+        tokens_choice(&buf, &x->gens[i]);
     }
-    buf_add_text(&b, "],");
+    buf_add_text(&buf, "],");
     if (x->prompt_logprobs)
-        logprobs_write_prompt(&b, &x->gens[0]);
+        logprobs_write_prompt(&buf, &x->gens[0]);
     else
-        buf_add_text(&b, "\"prompt_logprobs\":null");
-    buf_add_text(&b, ",\"kv_transfer_params\":null,");
-    answer_usage(x, &b);
-    buf_add_byte(&b, '}');
-    exchange_reply_json(x, &b);
+        buf_add_text(&buf, "\"prompt_logprobs\":null");
+    buf_add_text(&buf, ",\"kv_transfer_params\":null,");
+    answer_usage(x, &buf);
+    buf_add_byte(&buf, '}');
+    exchange_reply_json(x, &buf);
 }
 
 void answer_tokens(struct exchange *x, struct gen *g)

@@ -72,13 +72,13 @@ static void beam_fini(struct beam *b)
 /* The function in exchange.on_free: beams have memory outside the arena. */
 static void beams_free(struct exchange *x)
 {
-    struct beams *b = x->beams;
+    struct beams *search = x->beams;
 
-    for (int i = 0; i < b->n_prompts; i++) {
-        for (int k = 0; k < b->n; k++) {
-            beam_fini(&b->prompts[i].live[k]);
-            beam_fini(&b->prompts[i].next[k]);
-            beam_fini(&b->prompts[i].done[k]);
+    for (int i = 0; i < search->n_prompts; i++) {
+        for (int fd_new = 0; fd_new < search->n; fd_new++) {
+            beam_fini(&search->prompts[i].live[fd_new]);
+            beam_fini(&search->prompts[i].next[fd_new]);
+            beam_fini(&search->prompts[i].done[fd_new]);
         }
     }
 }
@@ -87,40 +87,43 @@ int beams_init(struct exchange *x, const struct beams_options *o)
 {
     size_t n = (size_t)x->n;
     int n_prompts = x->n_gens / x->n;
-    struct beams *b = arena_zalloc(&x->arena, sizeof *b + (size_t)n_prompts * sizeof b->prompts[0]);
-    struct wire_request *r = &x->gens[0].request;
+    struct beams *search =
+        arena_zalloc(&x->arena, sizeof *search + (size_t)n_prompts * sizeof search->prompts[0]);
+    struct wire_request *request = &x->gens[0].request;
 
-    if (b == NULL)
+    if (search == NULL)
         return ERR_NO_MEMORY;
-    b->o = *o;
-    b->n = x->n;
-    b->n_prompts = n_prompts;
-    b->ignores_eos = (r->flags & WIRE_IGNORE_EOS) != 0;
-    b->tells = (r->flags & WIRE_LOGPROBS) != 0;
-    b->n_top = r->generate.n_logprobs;
+    search->o = *o;
+    search->n = x->n;
+    search->n_prompts = n_prompts;
+    search->ignores_eos = (request->flags & WIRE_IGNORE_EOS) != 0;
+    search->tells = (request->flags & WIRE_LOGPROBS) != 0;
+    search->n_top = request->generate.n_logprobs;
     for (int i = 0; i < n_prompts; i++) {
-        struct beams_prompt *p = &b->prompts[i];
+        struct beams_prompt *prompt = &search->prompts[i];
 
-        p->live = arena_zalloc(&x->arena, n * sizeof *p->live);
-        p->next = arena_zalloc(&x->arena, n * sizeof *p->next);
-        p->done = arena_zalloc(&x->arena, n * sizeof *p->done);
-        p->best = arena_zalloc(&x->arena, n * sizeof *p->best);
-        p->phases = arena_zalloc(&x->arena, n * sizeof *p->phases);
-        if (p->live == NULL || p->next == NULL || p->done == NULL || p->best == NULL ||
-            p->phases == NULL)
+        prompt->live = arena_zalloc(&x->arena, n * sizeof *prompt->live);
+        prompt->next = arena_zalloc(&x->arena, n * sizeof *prompt->next);
+        prompt->done = arena_zalloc(&x->arena, n * sizeof *prompt->done);
+        prompt->best = arena_zalloc(&x->arena, n * sizeof *prompt->best);
+        prompt->phases = arena_zalloc(&x->arena, n * sizeof *prompt->phases);
+        if (prompt->live == NULL || prompt->next == NULL || prompt->done == NULL ||
+            prompt->best == NULL || prompt->phases == NULL)
             return ERR_NO_MEMORY;
-        p->n_live = 1; /* the prompt itself */
-        p->phases[0] = PHASE_READY;
-        p->n_asked = 1;
+        prompt->n_live = 1; /* the prompt itself */
+        prompt->phases[0] = PHASE_READY;
+        prompt->n_asked = 1;
     }
     for (int i = 0; i < x->n_gens; i++) {
-        r = &x->gens[i].request;
-        r->flags |= WIRE_LOGPROBS | WIRE_IGNORE_EOS;
-        r->generate.n_logprobs = 2 * (uint32_t)x->n > b->n_top ? 2 * (uint32_t)x->n : b->n_top;
-        r->generate.sampling.temperature = 0.0f; /* the engine's choice of a token is ignored */
-        r->generate.sampling.repetition_penalty = 1.0f;
+        request = &x->gens[i].request;
+        request->flags |= WIRE_LOGPROBS | WIRE_IGNORE_EOS;
+        request->generate.n_logprobs =
+            2 * (uint32_t)x->n > search->n_top ? 2 * (uint32_t)x->n : search->n_top;
+        request->generate.sampling.temperature =
+            0.0f; /* the engine's choice of a token is ignored */
+        request->generate.sampling.repetition_penalty = 1.0f;
     }
-    x->beams = b;
+    x->beams = search;
     x->on_free = beams_free;
     return ERR_OK;
 }
@@ -163,7 +166,7 @@ static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *end
 static int beam_extend(struct beam *to, const struct beam *from, const struct extension *e,
                        const struct buf *told, const struct beams *b)
 {
-    struct logprob p = e->token;
+    struct logprob entry = e->token;
     uint32_t n_top = 0;
     int rc = ERR_OK;
 
@@ -171,16 +174,16 @@ static int beam_extend(struct beam *to, const struct beam *from, const struct ex
     for (size_t i = 0; i < from->out.len && rc == ERR_OK; i++)
         rc = token_list_add(&to->out, from->out.ids[i]);
     if (rc == ERR_OK)
-        rc = token_list_add(&to->out, p.id);
+        rc = token_list_add(&to->out, entry.id);
     to->sum = e->sum;
     if (!b->tells)
         return rc;
     if (from->told.len > 0)
         buf_add(&to->told, from->told.bytes, from->told.len);
-    p.begins = true;
-    buf_add(&to->told, &p, sizeof p);
-    for (size_t at = sizeof p; at < told->len && n_top < b->n_top; at += sizeof p, n_top++)
-        buf_add(&to->told, told->bytes + at, sizeof p);
+    entry.begins = true;
+    buf_add(&to->told, &entry, sizeof entry);
+    for (size_t at = sizeof entry; at < told->len && n_top < b->n_top; at += sizeof entry, n_top++)
+        buf_add(&to->told, told->bytes + at, sizeof entry);
     return to->told.failed ? ERR_NO_MEMORY : rc;
 }
 
@@ -188,29 +191,30 @@ static int beam_extend(struct beam *to, const struct beam *from, const struct ex
  * equal ones the earlier stays first. */
 static int beams_complete(struct gen *first, int parent, const struct extension *e)
 {
-    const struct beams *b = first->exchange->beams;
-    struct beams_prompt *p = beams_of(first);
-    double score = beams_score(first, e->sum, p->live[parent].out.len);
+    const struct beams *search = first->exchange->beams;
+    struct beams_prompt *prompt = beams_of(first);
+    double score = beams_score(first, e->sum, prompt->live[parent].out.len);
     struct beam made = {0};
-    int at = p->n_done;
+    int at = prompt->n_done;
     int rc;
 
-    while (at > 0 && p->done[at - 1].score < score)
+    while (at > 0 && prompt->done[at - 1].score < score)
         at--;
-    if (at == b->n)
+    if (at == search->n)
         return ERR_OK;
-    rc = beam_extend(&made, &p->live[parent], e, &first[parent].told, b);
+    rc = beam_extend(&made, &prompt->live[parent], e, &first[parent].told, search);
     if (rc != ERR_OK) {
         beam_fini(&made);
         return rc;
     }
     made.score = score;
     made.ended = true;
-    if (p->n_done == b->n)
-        beam_fini(&p->done[--p->n_done]);
-    memmove(p->done + at + 1, p->done + at, (size_t)(p->n_done - at) * sizeof *p->done);
-    p->done[at] = made;
-    p->n_done++;
+    if (prompt->n_done == search->n)
+        beam_fini(&prompt->done[--prompt->n_done]);
+    memmove(prompt->done + at + 1, prompt->done + at,
+            (size_t)(prompt->n_done - at) * sizeof *prompt->done);
+    prompt->done[at] = made;
+    prompt->n_done++;
     return ERR_OK;
 }
 
@@ -235,27 +239,28 @@ static void beams_consider(const struct beams *b, struct beams_prompt *p, int *n
  * engine took, which is among the alternatives anyway. */
 static int beams_extend(struct gen *first, const int32_t *ends, uint32_t n_ends, int *n_best)
 {
-    const struct beams *b = first->exchange->beams;
-    struct beams_prompt *p = beams_of(first);
+    const struct beams *search = first->exchange->beams;
+    struct beams_prompt *prompt = beams_of(first);
     int rc = ERR_OK;
 
     *n_best = 0;
-    for (int i = 0; i < p->n_live; i++) {
+    for (int i = 0; i < prompt->n_live; i++) {
         const struct buf *told = &first[i].told;
-        size_t most = 2 * (size_t)b->n + 1; /* after the token that the engine took */
+        size_t most = 2 * (size_t)search->n + 1; /* after the token that the engine took */
         size_t n = told->len / sizeof(struct logprob);
 
         for (size_t k = 1; k < n && k < most && rc == ERR_OK; k++) {
-            struct extension e = {.parent = i};
+            struct extension extension = {.parent = i};
 
-            memcpy(&e.token, told->bytes + k * sizeof e.token, sizeof e.token);
-            if (!isfinite(e.token.logprob))
+            memcpy(&extension.token, told->bytes + k * sizeof extension.token,
+                   sizeof extension.token);
+            if (!isfinite(extension.token.logprob))
                 continue;
-            e.sum = p->live[i].sum + (double)e.token.logprob;
-            if (beams_is_end(first, e.token.id, ends, n_ends))
-                rc = beams_complete(first, i, &e);
+            extension.sum = prompt->live[i].sum + (double)extension.token.logprob;
+            if (beams_is_end(first, extension.token.id, ends, n_ends))
+                rc = beams_complete(first, i, &extension);
             else
-                beams_consider(b, p, n_best, &e);
+                beams_consider(search, prompt, n_best, &extension);
         }
     }
     return rc;
@@ -265,19 +270,20 @@ static int beams_extend(struct gen *first, const int32_t *ends, uint32_t n_ends,
  * extensions may have the same parent. */
 static int beams_advance(struct gen *first, int n_best)
 {
-    const struct beams *b = first->exchange->beams;
-    struct beams_prompt *p = beams_of(first);
-    struct beam *swap = p->live;
+    const struct beams *search = first->exchange->beams;
+    struct beams_prompt *prompt = beams_of(first);
+    struct beam *swap = prompt->live;
     int rc = ERR_OK;
 
     for (int i = 0; i < n_best && rc == ERR_OK; i++) {
-        const struct extension *e = &p->best[i];
+        const struct extension *extension = &prompt->best[i];
 
-        rc = beam_extend(&p->next[i], &p->live[e->parent], e, &first[e->parent].told, b);
+        rc = beam_extend(&prompt->next[i], &prompt->live[extension->parent], extension,
+                         &first[extension->parent].told, search);
     }
-    p->live = p->next;
-    p->next = swap;
-    p->n_live = n_best;
+    prompt->live = prompt->next;
+    prompt->next = swap;
+    prompt->n_live = n_best;
     return rc;
 }
 
@@ -286,20 +292,20 @@ static int beams_advance(struct gen *first, int n_best)
  * at one of the two ends of the possible lengths. */
 static bool beams_may_gain(const struct gen *first, uint32_t longest)
 {
-    const struct beams *b = first->exchange->beams;
-    const struct beams_prompt *p = beams_of(first);
+    const struct beams *search = first->exchange->beams;
+    const struct beams_prompt *prompt = beams_of(first);
     double sum, now, last;
 
-    if (p->n_live == 0)
+    if (prompt->n_live == 0)
         return false;
-    if (p->n_done < b->n)
+    if (prompt->n_done < search->n)
         return true;
-    if (b->o.early_stopping)
+    if (search->o.early_stopping)
         return false;
-    sum = p->live[0].sum;
-    now = beams_score(first, sum, p->live[0].out.len);
+    sum = prompt->live[0].sum;
+    now = beams_score(first, sum, prompt->live[0].out.len);
     last = beams_score(first, sum, longest);
-    return now > p->done[b->n - 1].score || last > p->done[b->n - 1].score;
+    return now > prompt->done[search->n - 1].score || last > prompt->done[search->n - 1].score;
 }
 
 /* --- between steps ------------------------------------------------------------------------- */
@@ -320,29 +326,29 @@ static int beams_hold(struct gen *g, const struct beam *beam)
 
 static int beams_ask_next(struct gen *first)
 {
-    struct beams_prompt *p = beams_of(first);
+    struct beams_prompt *prompt = beams_of(first);
     int rc = ERR_OK;
 
-    for (int i = 0; i < p->n_live && rc == ERR_OK; i++) {
-        rc = beams_hold(&first[i], &p->live[i]);
-        p->phases[i] = PHASE_READY;
+    for (int i = 0; i < prompt->n_live && rc == ERR_OK; i++) {
+        rc = beams_hold(&first[i], &prompt->live[i]);
+        prompt->phases[i] = PHASE_READY;
     }
-    p->n_asked = p->n_live;
+    prompt->n_asked = prompt->n_live;
     return rc;
 }
 
 /* Make the beam g's final choice: its tokens, text and log probabilities. */
 static int beams_choose(struct gen *g, const struct beam *beam)
 {
-    const struct beams *b = g->exchange->beams;
+    const struct beams *search = g->exchange->beams;
     int rc = beams_hold(g, beam);
 
     if (rc != ERR_OK)
         return rc;
     buf_add(&g->told, beam->told.len == 0 ? "" : beam->told.bytes, beam->told.len);
     g->told_whole = g->told.len;
-    g->request.generate.n_logprobs = b->n_top;
-    if (!b->tells)
+    g->request.generate.n_logprobs = search->n_top;
+    if (!search->tells)
         g->request.flags &= ~(uint32_t)WIRE_LOGPROBS;
     g->ended = beam->ended;
     for (size_t i = 0; i < beam->out.len; i++) {
@@ -361,17 +367,17 @@ static int beams_choose(struct gen *g, const struct beam *beam)
  * one first. Both lists are sorted, so this is a merge. */
 static int beams_finish(struct gen *first)
 {
-    const struct beams *b = first->exchange->beams;
-    struct beams_prompt *p = beams_of(first);
+    const struct beams *search = first->exchange->beams;
+    struct beams_prompt *prompt = beams_of(first);
     const struct beam none = {0};
     int done = 0, live = 0;
     int rc = ERR_OK;
 
-    if (b->o.early_stopping && p->n_done == b->n)
-        p->n_live = 0;
-    for (int i = 0; i < b->n && rc == ERR_OK; i++) {
-        const struct beam *of_live = live < p->n_live ? &p->live[live] : NULL;
-        const struct beam *of_done = done < p->n_done ? &p->done[done] : NULL;
+    if (search->o.early_stopping && prompt->n_done == search->n)
+        prompt->n_live = 0;
+    for (int i = 0; i < search->n && rc == ERR_OK; i++) {
+        const struct beam *of_live = live < prompt->n_live ? &prompt->live[live] : NULL;
+        const struct beam *of_done = done < prompt->n_done ? &prompt->done[done] : NULL;
 
         if (of_done != NULL && of_live != NULL &&
             of_done->score < beams_score(first, of_live->sum, of_live->out.len))
@@ -392,20 +398,20 @@ int beams_told(struct gen *g, const int32_t *ends, uint32_t n_ends, uint32_t lon
                enum beams_todo *todo)
 {
     struct gen *first = beams_first(g);
-    struct beams_prompt *p = beams_of(g);
+    struct beams_prompt *prompt = beams_of(g);
     int n_best;
     int rc;
 
     *todo = BEAMS_NOTHING;
-    p->phases[g->index % g->exchange->n] = PHASE_IDLE;
-    if (--p->n_asked > 0)
+    prompt->phases[g->index % g->exchange->n] = PHASE_IDLE;
+    if (--prompt->n_asked > 0)
         return ERR_OK;
     rc = beams_extend(first, ends, g->exchange->beams->ignores_eos ? 0 : n_ends, &n_best);
     if (rc == ERR_OK)
         rc = beams_advance(first, n_best);
     if (rc != ERR_OK)
         return rc;
-    if (p->n_live > 0 && p->live[0].out.len < longest && beams_may_gain(first, longest)) {
+    if (prompt->n_live > 0 && prompt->live[0].out.len < longest && beams_may_gain(first, longest)) {
         *todo = BEAMS_SUBMIT;
         return beams_ask_next(first);
     }

@@ -38,11 +38,11 @@ uint32_t blocks_output_tokens(const struct gen *g)
 bool blocks_is_object(struct gen *g)
 {
     const struct buf *text = &g->speech->blocks.text;
-    const struct json *v = NULL;
+    const struct json *value = NULL;
     struct arena scratch = {.limit_bytes = g->exchange->arena.limit_bytes};
     bool is = text->len > 0 &&
-              json_parse(&v, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK &&
-              v->kind == JSON_OBJECT;
+              json_parse(&value, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK &&
+              value->kind == JSON_OBJECT;
 
     arena_reset(&scratch);
     return is;
@@ -58,60 +58,60 @@ void blocks_add_text(struct buf *b, const char *name, const struct buf *text)
 
 static bool blocks_failed(const struct gen *g)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
-    return k->name.failed || k->text.failed || k->told.failed || k->done.failed;
+    return blocks->name.failed || blocks->text.failed || blocks->told.failed || blocks->done.failed;
 }
 
 static void blocks_close(struct gen *g, bool is_cut)
 {
-    struct blocks *k = &g->speech->blocks;
+    struct blocks *blocks = &g->speech->blocks;
 
-    if (!k->is_open)
+    if (!blocks->is_open)
         return;
-    if (k->done.len > 0)
-        buf_add_byte(&k->done, ',');
+    if (blocks->done.len > 0)
+        buf_add_byte(&blocks->done, ',');
     blocks_shape_of(g)->close(g, is_cut);
     g->exchange->out.failed = g->exchange->out.failed || blocks_failed(g);
-    k->is_open = false;
+    blocks->is_open = false;
 }
 
 static void blocks_open(struct gen *g, const struct reply_event *e)
 {
-    struct blocks *k = &g->speech->blocks;
+    struct blocks *blocks = &g->speech->blocks;
 
     blocks_close(g, false);
-    buf_clear(&k->text);
-    buf_clear(&k->name);
-    buf_clear(&k->told);
-    k->told_said = 0;
-    k->is_open = true;
-    k->kind = (int)e->kind;
-    k->call = e->call;
-    k->n++;
+    buf_clear(&blocks->text);
+    buf_clear(&blocks->name);
+    buf_clear(&blocks->told);
+    blocks->told_said = 0;
+    blocks->is_open = true;
+    blocks->kind = (int)e->kind;
+    blocks->call = e->call;
+    blocks->n++;
     if (e->kind == REPLY_CALL_BEGIN)
-        buf_add(&k->name, e->bytes, e->len);
+        buf_add(&blocks->name, e->bytes, e->len);
     if (g->exchange->stream)
         blocks_shape_of(g)->open(g);
 }
 
 void blocks_said(struct gen *g, const struct reply_event *e)
 {
-    struct blocks *k = &g->speech->blocks;
+    struct blocks *blocks = &g->speech->blocks;
 
     switch (e->kind) {
     case REPLY_CONTENT:
     case REPLY_REASON:
-        if (!k->is_open || k->kind != (int)e->kind)
+        if (!blocks->is_open || blocks->kind != (int)e->kind)
             blocks_open(g, e);
         break;
     case REPLY_CALL_BEGIN: blocks_open(g, e); return;
     case REPLY_CALL_ARGS: break;
     case REPLY_CALL_END: blocks_close(g, false); return;
     }
-    buf_add(&k->text, e->bytes, e->len);
+    buf_add(&blocks->text, e->bytes, e->len);
     if (e->kind == REPLY_CONTENT)
-        logprobs_add_text(&k->told, g);
+        logprobs_add_text(&blocks->told, g);
     if (g->exchange->stream)
         blocks_shape_of(g)->piece(g, e->bytes, e->len);
 }
@@ -124,54 +124,54 @@ void blocks_begin(struct gen *g)
 static void blocks_finish(struct gen *g)
 {
     struct exchange *x = g->exchange;
-    struct buf b = {0};
+    struct buf buf = {0};
 
     if (x->stream) {
         blocks_shape_of(g)->finish(g);
         x->complete = true;
         return;
     }
-    blocks_shape_of(g)->body(g, &b);
-    exchange_reply_json(x, &b);
+    blocks_shape_of(g)->body(g, &buf);
+    exchange_reply_json(x, &buf);
 }
 
 /* Pass the response to the store. False: the answer need not wait for it. */
 static bool blocks_keep(struct gen *g)
 {
     struct exchange *x = g->exchange;
-    struct keeping *k = x->keeping;
+    struct keeping *keeping = x->keeping;
     struct kept_record record;
-    struct buf b = {0};
+    struct buf buf = {0};
 
-    if (k == NULL)
+    if (keeping == NULL)
         return false;
-    blocks_shape_of(g)->body(g, &b);
-    record = (struct kept_record){.name = kept_name(k->tenant, x->id),
+    blocks_shape_of(g)->body(g, &buf);
+    record = (struct kept_record){.name = kept_name(keeping->tenant, x->id),
                                   .created_s = x->completed,
-                                  .response = b.bytes,
-                                  .response_len = b.len,
-                                  .input = k->input,
-                                  .input_len = k->input_len};
-    k->job = b.failed ? NULL : kept_write(k->kept, &record);
-    k->failed = k->job == NULL;
-    k->since_us = clock_us();
-    buf_fini(&b);
-    return !k->failed;
+                                  .response = buf.bytes,
+                                  .response_len = buf.len,
+                                  .input = keeping->input,
+                                  .input_len = keeping->input_len};
+    keeping->job = buf.failed ? NULL : kept_write(keeping->kept, &record);
+    keeping->failed = keeping->job == NULL;
+    keeping->since_us = clock_us();
+    buf_fini(&buf);
+    return !keeping->failed;
 }
 
 bool blocks_wait(const struct exchange *x, uint64_t now_us)
 {
-    const struct keeping *k = x->keeping;
+    const struct keeping *keeping = x->keeping;
 
-    return k != NULL && k->job != NULL && !x->complete && kept_state(k->job) == KEPT_WAITS &&
-           now_us - k->since_us < KEPT_WAIT_US;
+    return keeping != NULL && keeping->job != NULL && !x->complete &&
+           kept_state(keeping->job) == KEPT_WAITS && now_us - keeping->since_us < KEPT_WAIT_US;
 }
 
 void blocks_kept(struct exchange *x)
 {
-    struct keeping *k = x->keeping;
+    struct keeping *keeping = x->keeping;
 
-    k->failed = kept_state(k->job) != KEPT_WRITTEN;
+    keeping->failed = kept_state(keeping->job) != KEPT_WRITTEN;
     blocks_finish(&x->gens[0]);
 }
 

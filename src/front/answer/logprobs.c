@@ -17,12 +17,12 @@ void logprobs_record(struct gen *g, const struct wire_out *o)
 {
     bool prompt = o->kind == WIRE_PROMPT_CHOSEN || o->kind == WIRE_PROMPT_TOP;
     struct buf *to = prompt ? &g->prompt_told : &g->told;
-    struct logprob p = {.id = o->value,
-                        .logprob = o->logprob,
-                        .rank = o->rank,
-                        .begins = o->kind == WIRE_CHOSEN || o->kind == WIRE_PROMPT_CHOSEN};
+    struct logprob entry = {.id = o->value,
+                            .logprob = o->logprob,
+                            .rank = o->rank,
+                            .begins = o->kind == WIRE_CHOSEN || o->kind == WIRE_PROMPT_CHOSEN};
 
-    buf_add(to, &p, sizeof p);
+    buf_add(to, &entry, sizeof entry);
     g->exchange->out.failed = g->exchange->out.failed || to->failed;
 }
 
@@ -35,11 +35,11 @@ void logprobs_record(struct gen *g, const struct wire_out *o)
 /* Larger first; equal ones by id, so that the order is defined. */
 static int logprobs_order(const void *a, const void *b)
 {
-    const struct logprob *x = a, *y = b;
+    const struct logprob *left = a, *right = b;
 
-    if (x->logprob != y->logprob)
-        return x->logprob < y->logprob ? 1 : -1;
-    return (x->id > y->id) - (x->id < y->id);
+    if (left->logprob != right->logprob)
+        return left->logprob < right->logprob ? 1 : -1;
+    return (left->id > right->id) - (left->id < right->id);
 }
 
 /* A logit as the engine treats it: NaN never, infinity as the largest float. */
@@ -67,7 +67,7 @@ static void logprobs_sort(struct logprob *all, const float *row, uint32_t n_voca
  * them. */
 static void logprobs_add_row(struct gen *g, struct buf *to, uint32_t n, uint32_t n_vocab)
 {
-    const struct token_rules *s = &g->exchange->token_rules;
+    const struct token_rules *rules = &g->exchange->token_rules;
     struct logprob *all = mem_zalloc_array(n_vocab, sizeof *all);
 
     if (all == NULL) {
@@ -80,8 +80,8 @@ static void logprobs_add_row(struct gen *g, struct buf *to, uint32_t n, uint32_t
     for (uint32_t i = n; i < n_vocab && to == &g->told; i++) {
         bool is_asked = false;
 
-        for (uint32_t k = 0; k < s->n_asked; k++)
-            is_asked = is_asked || s->asked[k] == all[i].id;
+        for (uint32_t k = 0; k < rules->n_asked; k++)
+            is_asked = is_asked || rules->asked[k] == all[i].id;
         all[i].rank = 0;
         if (is_asked)
             buf_add(to, &all[i], sizeof all[i]);
@@ -106,7 +106,7 @@ void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
 {
     bool prompt = o->kind == WIRE_PROMPT_ROW;
     struct buf *to = prompt ? &g->prompt_told : &g->told;
-    const struct wire_generate *r = &g->request.generate;
+    const struct wire_generate *generate = &g->request.generate;
     size_t whole = (1 + (size_t)n_vocab) * sizeof(float), left = whole - g->row.len;
     float piece[3];
 
@@ -114,7 +114,8 @@ void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
     memcpy(piece + 1, o->logits, sizeof o->logits);
     buf_add(&g->row, piece, left < sizeof piece ? left : sizeof piece);
     if (g->row.len == whole) {
-        logprobs_add_row(g, to, prompt ? r->n_prompt_logprobs : r->n_logprobs, n_vocab);
+        logprobs_add_row(g, to, prompt ? generate->n_prompt_logprobs : generate->n_logprobs,
+                         n_vocab);
         buf_clear(&g->row);
     }
     /* Bounds the memory of text that is being held back. */
@@ -164,24 +165,24 @@ int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t lon
                    size_t cap, const char **param)
 {
     const struct exchange *x = g->exchange;
-    const struct wire_generate *r = &g->request.generate;
+    const struct wire_generate *generate = &g->request.generate;
     uint64_t n_answer = x->max_tokens_given ? x->max_tokens : longest - g->n_prompt;
     uint32_t n_prompts = (uint32_t)x->n_gens / (uint32_t)x->n;
     int rc = ERR_OK;
 
-    if ((g->request.flags & WIRE_LOGPROBS) != 0 && r->n_logprobs > WIRE_LOGPROBS_MAX) {
+    if ((g->request.flags & WIRE_LOGPROBS) != 0 && generate->n_logprobs > WIRE_LOGPROBS_MAX) {
         *param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
-        rc = logprobs_within(*param, r->n_logprobs, n_vocab, most, why, cap);
+        rc = logprobs_within(*param, generate->n_logprobs, n_vocab, most, why, cap);
         if (rc == ERR_OK)
-            rc = logprobs_fit(*param, r->n_logprobs, n_vocab,
+            rc = logprobs_fit(*param, generate->n_logprobs, n_vocab,
                               (uint64_t)x->n_gens * (x->stream ? 1 : n_answer), why, cap);
     }
     if (rc == ERR_OK && (g->request.flags & WIRE_PROMPT_LOGPROBS) != 0 &&
-        r->n_prompt_logprobs > WIRE_LOGPROBS_MAX) {
+        generate->n_prompt_logprobs > WIRE_LOGPROBS_MAX) {
         *param = x->prompt_logprobs ? "prompt_logprobs" : "logprobs"; /* logprobs for an echo */
-        rc = logprobs_within(*param, r->n_prompt_logprobs, n_vocab, most, why, cap);
+        rc = logprobs_within(*param, generate->n_prompt_logprobs, n_vocab, most, why, cap);
         if (rc == ERR_OK)
-            rc = logprobs_fit(*param, r->n_prompt_logprobs, n_vocab,
+            rc = logprobs_fit(*param, generate->n_prompt_logprobs, n_vocab,
                               (uint64_t)n_prompts * g->n_prompt, why, cap);
     }
     return rc;
@@ -223,10 +224,10 @@ bool logprobs_echo_waits(const struct gen *g)
 
 static struct logprob logprobs_at(const struct buf *told, size_t at)
 {
-    struct logprob p;
+    struct logprob entry;
 
-    memcpy(&p, told->bytes + at, sizeof p);
-    return p;
+    memcpy(&entry, told->bytes + at, sizeof entry);
+    return entry;
 }
 
 /* The offset of the next chosen token after the one at `at`. */
@@ -278,15 +279,15 @@ static void logprobs_chat_token(struct buf *b, const struct gen *g, const struct
 /* The token at offset `at` with its alternatives, which end at offset next. */
 static void logprobs_chat_entry(struct buf *b, const struct gen *g, size_t at, size_t next)
 {
-    struct logprob p = logprobs_at(&g->told, at);
+    struct logprob entry = logprobs_at(&g->told, at);
 
     buf_add_byte(b, '{');
-    logprobs_chat_token(b, g, &p);
+    logprobs_chat_token(b, g, &entry);
     buf_add_text(b, ",\"top_logprobs\":[");
-    for (size_t top = at + sizeof p; top < next; top += sizeof p) {
-        p = logprobs_at(&g->told, top);
-        buf_add_text(b, top == at + sizeof p ? "{" : ",{");
-        logprobs_chat_token(b, g, &p);
+    for (size_t top = at + sizeof entry; top < next; top += sizeof entry) {
+        entry = logprobs_at(&g->told, top);
+        buf_add_text(b, top == at + sizeof entry ? "{" : ",{");
+        logprobs_chat_token(b, g, &entry);
         buf_add_byte(b, '}');
     }
     buf_add_text(b, "]}");
@@ -374,15 +375,15 @@ static void logprobs_tops(struct buf *b, const struct gen *g, const struct buf *
     for (size_t top = at + sizeof came; top < next; top += sizeof came)
         listed = listed || logprobs_at(told, top).id == came.id;
     for (size_t top = listed ? at + sizeof came : at; top < next; top += sizeof came) {
-        struct logprob p = logprobs_at(told, top);
+        struct logprob entry = logprobs_at(told, top);
         size_t len;
 
         if (!first)
             buf_add_byte(b, ',');
         first = false;
-        (void)logprobs_token_text(b, g, p.id, &len);
+        (void)logprobs_token_text(b, g, entry.id, &len);
         buf_add_byte(b, ':');
-        logprobs_value(b, p.logprob);
+        logprobs_value(b, entry.logprob);
     }
     buf_add_byte(b, '}');
 }
@@ -391,13 +392,13 @@ static void logprobs_tops(struct buf *b, const struct gen *g, const struct buf *
 static void logprobs_text_token(struct buf *b, const struct gen *g, enum logprobs_list list,
                                 const struct buf *told, size_t at, size_t next, uint32_t offset)
 {
-    struct logprob p = logprobs_at(told, at);
+    struct logprob entry = logprobs_at(told, at);
     size_t len;
 
     switch (list) {
     case LIST_OFFSETS: buf_printf(b, "%u", offset); break;
-    case LIST_VALUES: logprobs_value(b, p.logprob); break;
-    case LIST_TOKENS: (void)logprobs_token_text(b, g, p.id, &len); break;
+    case LIST_VALUES: logprobs_value(b, entry.logprob); break;
+    case LIST_TOKENS: (void)logprobs_token_text(b, g, entry.id, &len); break;
     case LIST_TOPS: logprobs_tops(b, g, told, at, next); break;
     }
 }
@@ -492,12 +493,12 @@ void logprobs_write_prompt(struct buf *b, const struct gen *g)
         buf_add_text(b, ",{");
         logprobs_prompt_token(b, g, &came);
         for (size_t top = at + sizeof came; top < next; top += sizeof came) {
-            struct logprob p = logprobs_at(told, top);
+            struct logprob entry = logprobs_at(told, top);
 
-            if (p.id == came.id)
+            if (entry.id == came.id)
                 continue;
             buf_add_byte(b, ',');
-            logprobs_prompt_token(b, g, &p);
+            logprobs_prompt_token(b, g, &entry);
         }
         buf_add_byte(b, '}');
     }

@@ -48,21 +48,21 @@ static void replay_early(struct buf *b, const struct json *object, const struct 
 
     buf_add_byte(b, '{');
     for (uint32_t i = 0; i < object->n; i++) {
-        const struct json *m = &object->items[i];
+        const struct json *member = &object->items[i];
         const char *text = NULL;
 
         for (size_t k = 0; k < n_early; k++)
-            if (strcmp(early[k].name, m->key) == 0)
+            if (strcmp(early[k].name, member->key) == 0)
                 text = early[k].text;
         if (text != NULL && text[0] == '\0')
             continue;
         buf_add_text(b, comma);
-        buf_add_json_string(b, m->key, strlen(m->key));
+        buf_add_json_string(b, member->key, strlen(member->key));
         buf_add_byte(b, ':');
         if (text != NULL)
             buf_add_text(b, text);
         else
-            json_write(b, m, JSON_EXACT);
+            json_write(b, member, JSON_EXACT);
         comma = ",";
     }
     buf_add_byte(b, '}');
@@ -167,15 +167,15 @@ static void replay_item(struct replay *r)
 void replay_write(struct buf *b, const struct json *response)
 {
     const struct json *output = json_get_kind(response, "output", JSON_LIST);
-    struct replay r = {.b = b};
+    struct replay replay = {.b = b};
 
-    replay_response(&r, "response.created", response);
-    replay_response(&r, "response.in_progress", response);
-    for (r.item_idx = 0; output != NULL && r.item_idx < output->n; r.item_idx++) {
-        r.item = &output->items[r.item_idx];
-        replay_item(&r);
+    replay_response(&replay, "response.created", response);
+    replay_response(&replay, "response.in_progress", response);
+    for (replay.item_idx = 0; output != NULL && replay.item_idx < output->n; replay.item_idx++) {
+        replay.item = &output->items[replay.item_idx];
+        replay_item(&replay);
     }
-    replay_response(&r,
+    replay_response(&replay,
                     json_is_text(json_get(response, "status"), "incomplete") ? "response.incomplete"
                                                                              : "response.completed",
                     response);

@@ -55,7 +55,7 @@ int cache_open(struct front *f)
 bool cache_allows(const struct front *f, struct exchange *x)
 {
     const char *key = fcgi_param(x->fcgi, "QUIRE_ADMIN_KEY");
-    struct hash h;
+    struct hash digest;
 
     if (!f->has_admin_key) {
         exchange_reply_error(x, ERR_NOT_FOUND,
@@ -65,9 +65,10 @@ bool cache_allows(const struct front *f, struct exchange *x)
     }
     if (strncmp(key, "Bearer ", 7) == 0)
         key += 7;
-    h = hash_sha256("", 0, key, strlen(key)); /* comparing digests: the time taken reveals nothing
+    digest =
+        hash_sha256("", 0, key, strlen(key)); /* comparing digests: the time taken reveals nothing
                                                * of the key */
-    if (memcmp(&h, &f->admin_key, sizeof h) == 0)
+    if (memcmp(&digest, &f->admin_key, sizeof digest) == 0)
         return true;
     exchange_reply_error(x, ERR_ADMIN_KEY, NULL, NULL, 0);
     return false;
@@ -121,11 +122,11 @@ static void cache_ask_power(struct exchange *x, enum wire_power_action action)
 /* Turn the prepared generation into a command to drop its prompt's pages. */
 static void cache_ask_drop(struct exchange *x)
 {
-    struct wire_request *r = &x->gens[0].request;
+    struct wire_request *request = &x->gens[0].request;
 
-    memset(&r->generate, 0, sizeof r->generate);
-    r->task = WIRE_CACHE;
-    r->cache = (struct wire_cache){.action = WIRE_DROP_PROMPT};
+    memset(&request->generate, 0, sizeof request->generate);
+    request->task = WIRE_CACHE;
+    request->cache = (struct wire_cache){.action = WIRE_DROP_PROMPT};
     cache_ask(x);
 }
 
@@ -281,7 +282,7 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
     static const char *const names[] = {"namespace", "all", "tenant", NULL};
     const struct json *salt = json_get(body, "cache_salt");
     const struct json *space = json_get(body, "namespace");
-    struct wire_request r = {.task = WIRE_CACHE, .cache = {.action = WIRE_DROP_SPACE}};
+    struct wire_request request = {.task = WIRE_CACHE, .cache = {.action = WIRE_DROP_SPACE}};
 
     if (!cache_knows(x, body, names))
         return;
@@ -289,16 +290,16 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
         if (cache_prompt(f, x, body, NULL, NULL) && cache_choose(f, x, body, &x->gens[0].request))
             cache_ask_drop(x);
     } else if (space != NULL) {
-        if (cache_read_space(space, &r.cache.space))
-            cache_ask_alone(x, &r);
+        if (cache_read_space(space, &request.cache.space))
+            cache_ask_alone(x, &request);
         else
             cache_refuse(x, "'namespace' must be 16 hexadecimal digits, as in GET /admin/cache",
                          "namespace");
     } else if (salt != NULL || json_get(body, "tenant") != NULL) {
-        if (salt != NULL && !fields_read_salt(salt, r.salt))
+        if (salt != NULL && !fields_read_salt(salt, request.salt))
             cache_refuse(x, "'cache_salt' must be a string that is not empty", "cache_salt");
-        else if (cache_choose(f, x, body, &r))
-            cache_ask_alone(x, &r);
+        else if (cache_choose(f, x, body, &request))
+            cache_ask_alone(x, &request);
     } else if (json_get_bool(body, "all", false)) {
         cache_ask_cache(x, WIRE_DROP_ALL);
     } else {
@@ -348,10 +349,10 @@ static size_t cache_n_facts(const struct exchange *x)
 
 static struct wire_out cache_at(const struct exchange *x, size_t i)
 {
-    struct wire_out o;
+    struct wire_out record;
 
-    memcpy(&o, x->facts.bytes + i * sizeof o, sizeof o);
-    return o;
+    memcpy(&record, x->facts.bytes + i * sizeof record, sizeof record);
+    return record;
 }
 
 static bool cache_begins_row(const struct wire_out *o)
@@ -363,12 +364,12 @@ static bool cache_begins_row(const struct wire_out *o)
 static uint64_t cache_of(const struct exchange *x, size_t i, enum wire_fact fact, uint64_t fallback)
 {
     for (size_t k = i + 1; k < cache_n_facts(x); k++) {
-        struct wire_out o = cache_at(x, k);
+        struct wire_out record = cache_at(x, k);
 
-        if (cache_begins_row(&o))
+        if (cache_begins_row(&record))
             break;
-        if (o.value == (int32_t)fact)
-            return o.amount;
+        if (record.value == (int32_t)fact)
+            return record.amount;
     }
     return fallback;
 }
@@ -448,19 +449,19 @@ static void cache_add_rows(struct buf *b, const struct exchange *x, enum wire_fa
     bool any = false;
 
     for (size_t i = 0; i < cache_n_facts(x); i++) {
-        struct wire_out o = cache_at(x, i);
+        struct wire_out record = cache_at(x, i);
 
-        if (o.value != (int32_t)first)
+        if (record.value != (int32_t)first)
             continue;
         if (any)
             buf_add_byte(b, ',');
         any = true;
         if (first == WIRE_FACT_TIER)
-            cache_add_tier(b, x, i, o.amount);
+            cache_add_tier(b, x, i, record.amount);
         else if (first == WIRE_FACT_SPACE)
-            cache_add_namespace(b, x, i, o.amount);
+            cache_add_namespace(b, x, i, record.amount);
         else
-            cache_add_hint(b, x, i, o.amount);
+            cache_add_hint(b, x, i, record.amount);
     }
 }
 
@@ -479,46 +480,47 @@ static void cache_add_list(struct front *f, struct buf *b, const struct exchange
 static unsigned long long cache_alone(const struct exchange *x, enum wire_fact fact)
 {
     for (size_t i = 0; i < cache_n_facts(x); i++) {
-        struct wire_out o = cache_at(x, i);
+        struct wire_out record = cache_at(x, i);
 
-        if (o.value == (int32_t)fact)
-            return o.amount;
+        if (record.value == (int32_t)fact)
+            return record.amount;
     }
     return 0;
 }
 
 static void cache_add_pin(struct buf *b, const struct exchange *x)
 {
-    const struct wire_generate *r = &x->gens[0].request.generate;
+    const struct wire_generate *generate = &x->gens[0].request.generate;
 
     buf_printf(b, "{\"tokens\":%u,\"retained_tokens\":%llu,\"priority\":%u,\"seconds\":",
-               x->gens[0].n_prompt, cache_alone(x, WIRE_FACT_HELD), r->retain - 1);
-    if (r->retain_s == 0)
+               x->gens[0].n_prompt, cache_alone(x, WIRE_FACT_HELD), generate->retain - 1);
+    if (generate->retain_s == 0)
         buf_add_text(b, "null}");
     else
-        buf_printf(b, "%u}", r->retain_s);
+        buf_printf(b, "%u}", generate->retain_s);
 }
 
 void cache_answer(struct front *f, struct exchange *x)
 {
-    const struct wire_request *r = &x->gens[0].request;
-    struct buf b = {0};
+    const struct wire_request *request = &x->gens[0].request;
+    struct buf buf = {0};
 
-    switch ((enum wire_task)r->task) {
-    case WIRE_GENERATE: cache_add_pin(&b, x); break;
+    switch ((enum wire_task)request->task) {
+    case WIRE_GENERATE: cache_add_pin(&buf, x); break;
     case WIRE_CACHE:
-        if (r->cache.action == WIRE_LIST)
-            cache_add_list(f, &b, x);
+        if (request->cache.action == WIRE_LIST)
+            cache_add_list(f, &buf, x);
         else
-            buf_printf(&b, "{\"dropped_pages\":%llu}", cache_alone(x, WIRE_FACT_DROPPED));
+            buf_printf(&buf, "{\"dropped_pages\":%llu}", cache_alone(x, WIRE_FACT_DROPPED));
         break;
     case WIRE_POWER:
-        buf_printf(&b, "{\"is_sleeping\":%s}", r->power.action == WIRE_SLEEP ? "true" : "false");
+        buf_printf(&buf, "{\"is_sleeping\":%s}",
+                   request->power.action == WIRE_SLEEP ? "true" : "false");
         break;
     }
-    if (b.failed || x->facts.failed)
+    if (buf.failed || x->facts.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
     else
-        exchange_reply(x, 200, "application/json", b.bytes, b.len);
-    buf_fini(&b);
+        exchange_reply(x, 200, "application/json", buf.bytes, buf.len);
+    buf_fini(&buf);
 }

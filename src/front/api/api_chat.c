@@ -14,13 +14,13 @@
 static const char *api_check_messages(const struct json *messages)
 {
     for (uint32_t i = 0; i < messages->n; i++) {
-        const struct json *m = &messages->items[i];
-        const struct json *content = json_get(m, "content");
+        const struct json *member = &messages->items[i];
+        const struct json *content = json_get(member, "content");
 
-        if (m->kind != JSON_OBJECT || json_get_kind(m, "role", JSON_TEXT) == NULL)
+        if (member->kind != JSON_OBJECT || json_get_kind(member, "role", JSON_TEXT) == NULL)
             return "each message must be an object with a role";
         if (content == NULL || content->kind == JSON_NULL) {
-            if (!json_is_text(json_get(m, "role"), "assistant"))
+            if (!json_is_text(json_get(member, "role"), "assistant"))
                 return "a message has no content";
         } else if (content->kind != JSON_TEXT && content->kind != JSON_LIST) {
             return "the content of a message must be a string or a list of parts";
@@ -96,7 +96,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
 {
     const struct json *messages = json_get(body, "messages");
     struct json kwargs;
-    struct chat_request r = {
+    struct chat_request request = {
         .messages = messages,
         .tools = json_get_kind(body, "tools", JSON_LIST),
         .documents = json_get_kind(body, "documents", JSON_LIST),
@@ -120,7 +120,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
         exchange_reply_error(x, ERR_INVALID, wrong, "messages", 0);
         return false;
     }
-    if (r.continue_final_message && lax_get_flag(body, "add_generation_prompt", false)) {
+    if (request.continue_final_message && lax_get_flag(body, "add_generation_prompt", false)) {
         exchange_reply_error(x, ERR_INVALID,
                              "'continue_final_message' and 'add_generation_prompt' exclude each "
                              "other",
@@ -129,15 +129,15 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
     }
     if (!api_choose_split(f, x, body))
         return false;
-    if (r.continue_final_message)
-        r.add_generation_prompt = false;
-    if (r.tools != NULL && r.tools->n == 0)
-        r.tools = NULL;
-    if (r.tools != NULL && !chat_knows_tools(f->chat))
+    if (request.continue_final_message)
+        request.add_generation_prompt = false;
+    if (request.tools != NULL && request.tools->n == 0)
+        request.tools = NULL;
+    if (request.tools != NULL && !chat_knows_tools(f->chat))
         x->notice =
             "tools: the model's chat template does not support them, so they are not in the "
             "prompt";
-    rc = chat_render(f->chat, &r, &x->arena, out);
+    rc = chat_render(f->chat, &request, &x->arena, out);
     if (rc == ERR_OK)
         return true;
     exchange_reply_error(x, rc, out->why[0] == '\0' ? NULL : out->why, "messages", 0);
@@ -152,7 +152,7 @@ static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t mos
     const char *open = reply_reason_open(f->reply_reasoning);
     const char *close = reply_reason_close(f->reply_reasoning);
     int32_t id = tokenizer_find(f->tokenizer, close, strlen(close));
-    struct wire_request *r = &g->request;
+    struct wire_request *request = &g->request;
     struct token_list ids = {0};
     int rc;
 
@@ -164,12 +164,14 @@ static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t mos
     if (rc == ERR_OK && (ids.len == 0 || ids.len > WIRE_THINK_IDS))
         rc = ERR_UNSUPPORTED;
     if (rc == ERR_OK) {
-        r->generate.think_max = 1 + (uint32_t)most;
-        r->generate.n_think_ids = (uint32_t)ids.len;
-        memcpy(r->generate.think_ids, ids.ids, ids.len * sizeof *ids.ids);
-        (void)snprintf(r->generate.think_open, sizeof r->generate.think_open, "%s", open);
-        (void)snprintf(r->generate.think_close, sizeof r->generate.think_close, "%s", close);
-        r->flags |= inside ? WIRE_THINKS : 0;
+        request->generate.think_max = 1 + (uint32_t)most;
+        request->generate.n_think_ids = (uint32_t)ids.len;
+        memcpy(request->generate.think_ids, ids.ids, ids.len * sizeof *ids.ids);
+        (void)snprintf(request->generate.think_open, sizeof request->generate.think_open, "%s",
+                       open);
+        (void)snprintf(request->generate.think_close, sizeof request->generate.think_close, "%s",
+                       close);
+        request->flags |= inside ? WIRE_THINKS : 0;
     }
     token_list_fini(&ids);
     return rc;

@@ -72,15 +72,15 @@ static bool derender_told(struct gen *g, const struct json *v, bool begins)
 {
     const struct json *token = json_get_kind(v, "token", JSON_TEXT);
     const struct json *value = json_get(v, "logprob");
-    struct logprob p = {.begins = begins};
+    struct logprob entry = {.begins = begins};
     int end = 0;
 
     if (token == NULL || !json_is_number(value) ||
-        sscanf(token->text, "token_id:%9d%n", &p.id, &end) != 1 || token->text[end] != '\0' ||
-        p.id < 0)
+        sscanf(token->text, "token_id:%9d%n", &entry.id, &end) != 1 || token->text[end] != '\0' ||
+        entry.id < 0)
         return false;
-    p.logprob = (float)json_real(value);
-    buf_add(&g->told, &p, sizeof p);
+    entry.logprob = (float)json_real(value);
+    buf_add(&g->told, &entry, sizeof entry);
     return true;
 }
 

@@ -97,12 +97,12 @@ static void kept_put_item(struct json_made *list, const struct json *item, const
     if (has_status && json_get_kind(item, "status", JSON_TEXT) == NULL)
         json_put_text(&made, "status", "completed");
     for (uint32_t i = 0; i < item->n; i++) {
-        const struct json *m = &item->items[i];
+        const struct json *member = &item->items[i];
 
-        if (strcmp(m->key, "content") == 0 && m->kind == JSON_TEXT)
-            kept_put_parts(&made, m, json_is_text(json_get(item, "role"), "assistant"));
-        else if (m->kind != JSON_NULL || strcmp(m->key, "encrypted_content") == 0)
-            json_put(&made, m->key, m);
+        if (strcmp(member->key, "content") == 0 && member->kind == JSON_TEXT)
+            kept_put_parts(&made, member, json_is_text(json_get(item, "role"), "assistant"));
+        else if (member->kind != JSON_NULL || strcmp(member->key, "encrypted_content") == 0)
+            json_put(&made, member->key, member);
     }
     json_put_made(list, NULL, JSON_OBJECT, &made);
 }
@@ -132,7 +132,7 @@ bool api_kept_before(struct front *f, struct exchange *x, const struct json *bod
     const struct json *id = json_get(body, "previous_response_id");
     struct json_made list = {.arena = &x->arena};
     const struct json *input = NULL, *response = NULL, *output;
-    struct kept_record r;
+    struct kept_record record;
     struct hash name;
     int rc = ERR_NOT_FOUND;
 
@@ -146,11 +146,11 @@ bool api_kept_before(struct front *f, struct exchange *x, const struct json *bod
     }
     name = kept_name(kept_tenant(x), id->text);
     if (!json_has_nul(id))
-        rc = kept_read(f->kept, &name, &x->arena, &r);
+        rc = kept_read(f->kept, &name, &x->arena, &record);
     if (rc == ERR_OK)
-        rc = json_parse(&input, &x->arena, r.input, r.input_len, NULL, 0);
+        rc = json_parse(&input, &x->arena, record.input, record.input_len, NULL, 0);
     if (rc == ERR_OK)
-        rc = json_parse(&response, &x->arena, r.response, r.response_len, NULL, 0);
+        rc = json_parse(&response, &x->arena, record.response, record.response_len, NULL, 0);
     if (rc != ERR_OK) {
         kept_refuse(x, rc, id->text, "previous_response_id");
         return false;
@@ -170,26 +170,26 @@ void api_keep(struct front *f, struct exchange *x, const struct json *body,
               const struct json *earlier)
 {
     const struct json *input = json_get(body, "input");
-    struct keeping *k = arena_zalloc(&x->arena, sizeof *k);
+    struct keeping *keeping = arena_zalloc(&x->arena, sizeof *keeping);
     struct json_made list = {.arena = &x->arena};
-    struct buf b = {.limit = x->arena.limit_bytes};
+    struct buf buf = {.limit = x->arena.limit_bytes};
     char *text = NULL;
     struct json all;
 
-    if (!json_get_bool(body, "store", true) || k == NULL)
+    if (!json_get_bool(body, "store", true) || keeping == NULL)
         return;
     for (uint32_t i = 0; i < earlier->n; i++)
         json_put(&list, NULL, &earlier->items[i]);
     kept_put_input(&list, input, x->request_id);
     all = json_made(&list, JSON_LIST);
-    json_write(&b, &all, JSON_EXACT);
-    if (!b.failed && !list.failed)
-        text = arena_strndup(&x->arena, b.bytes, b.len);
-    *k = (struct keeping){
-        .kept = f->kept, .tenant = kept_tenant(x), .input = text, .input_len = b.len};
-    buf_fini(&b);
+    json_write(&buf, &all, JSON_EXACT);
+    if (!buf.failed && !list.failed)
+        text = arena_strndup(&x->arena, buf.bytes, buf.len);
+    *keeping = (struct keeping){
+        .kept = f->kept, .tenant = kept_tenant(x), .input = text, .input_len = buf.len};
+    buf_fini(&buf);
     if (text != NULL) /* without memory, the answer reports that it was not stored */
-        x->keeping = k;
+        x->keeping = keeping;
 }
 
 /* --- endpoints ---------------------------------------------------------------------------- */
@@ -233,7 +233,7 @@ static bool kept_wants_stream(const struct exchange *x)
 static void kept_replay(struct exchange *x, const struct kept_record *r)
 {
     const struct json *response = NULL;
-    struct buf b = {.limit = x->arena.limit_bytes};
+    struct buf buf = {.limit = x->arena.limit_bytes};
     char after[24];
     int rc;
 
@@ -247,28 +247,28 @@ static void kept_replay(struct exchange *x, const struct kept_record *r)
     }
     rc = json_parse(&response, &x->arena, r->response, r->response_len, NULL, 0);
     if (rc == ERR_OK)
-        replay_write(&b, response);
-    if (rc != ERR_OK || b.failed)
+        replay_write(&buf, response);
+    if (rc != ERR_OK || buf.failed)
         exchange_reply_error(x, rc == ERR_OK ? ERR_NO_MEMORY : rc, NULL, NULL, 0);
     else
-        exchange_reply(x, 200, "text/event-stream; charset=utf-8", b.bytes, b.len);
-    buf_fini(&b);
+        exchange_reply(x, 200, "text/event-stream; charset=utf-8", buf.bytes, buf.len);
+    buf_fini(&buf);
 }
 
 static void kept_delete(struct front *f, struct exchange *x, const struct hash *name,
                         const char *id)
 {
-    struct buf b = {0};
+    struct buf buf = {0};
     int rc = kept_remove(f->kept, name);
 
     if (rc != ERR_OK) {
         kept_refuse(x, rc, id, NULL);
         return;
     }
-    buf_add_text(&b, "{\"id\":");
-    buf_add_json_string(&b, id, strlen(id));
-    buf_add_text(&b, ",\"object\":\"response\",\"deleted\":true}");
-    exchange_reply_json(x, &b);
+    buf_add_text(&buf, "{\"id\":");
+    buf_add_json_string(&buf, id, strlen(id));
+    buf_add_text(&buf, ",\"object\":\"response\",\"deleted\":true}");
+    exchange_reply_json(x, &buf);
 }
 
 /* Read limit, order and after of a list. False after an error answer. */
@@ -313,7 +313,7 @@ static void kept_add_id(struct buf *b, const char *name, const struct json *item
 
 static void kept_list(struct exchange *x, const struct json *items)
 {
-    struct buf b = {.limit = x->arena.limit_bytes};
+    struct buf buf = {.limit = x->arena.limit_bytes};
     uint32_t from = 0, to;
     char after[160];
     bool rises;
@@ -330,16 +330,16 @@ static void kept_list(struct exchange *x, const struct json *items)
         return;
     }
     to = items->n - from > (uint32_t)limit ? from + (uint32_t)limit : items->n;
-    buf_add_text(&b, "{\"object\":\"list\",\"data\":[");
+    buf_add_text(&buf, "{\"object\":\"list\",\"data\":[");
     for (uint32_t i = from; i < to; i++) {
-        buf_add_text(&b, i == from ? "" : ",");
-        json_write(&b, kept_item(items, rises, i), JSON_EXACT);
+        buf_add_text(&buf, i == from ? "" : ",");
+        json_write(&buf, kept_item(items, rises, i), JSON_EXACT);
     }
-    buf_add_byte(&b, ']');
-    kept_add_id(&b, "first_id", from < to ? kept_item(items, rises, from) : NULL);
-    kept_add_id(&b, "last_id", from < to ? kept_item(items, rises, to - 1) : NULL);
-    buf_printf(&b, ",\"has_more\":%s}", to < items->n ? "true" : "false");
-    exchange_reply_json(x, &b);
+    buf_add_byte(&buf, ']');
+    kept_add_id(&buf, "first_id", from < to ? kept_item(items, rises, from) : NULL);
+    kept_add_id(&buf, "last_id", from < to ? kept_item(items, rises, to - 1) : NULL);
+    buf_printf(&buf, ",\"has_more\":%s}", to < items->n ? "true" : "false");
+    exchange_reply_json(x, &buf);
 }
 
 static void kept_list_input(struct exchange *x, const struct kept_record *r)
@@ -356,7 +356,7 @@ static void kept_list_input(struct exchange *x, const struct kept_record *r)
 static void kept_answer(struct front *f, struct exchange *x, const char *method)
 {
     const char *rest;
-    struct kept_record r;
+    struct kept_record record;
     struct hash name;
     char id[160];
     int rc;
@@ -368,7 +368,7 @@ static void kept_answer(struct front *f, struct exchange *x, const char *method)
         kept_delete(f, x, &name, id);
         return;
     }
-    rc = kept_read(f->kept, &name, &x->arena, &r);
+    rc = kept_read(f->kept, &name, &x->arena, &record);
     if (rc != ERR_OK)
         kept_refuse(x, rc, id, NULL);
     else if (strcmp(method, "POST") == 0 && strncmp(rest, "cancel", 6) == 0)
@@ -378,11 +378,11 @@ static void kept_answer(struct front *f, struct exchange *x, const char *method)
     else if (strcmp(method, "GET") != 0)
         exchange_reply_error(x, ERR_METHOD, NULL, NULL, 0);
     else if (rest[0] == '\0' && kept_wants_stream(x))
-        kept_replay(x, &r);
+        kept_replay(x, &record);
     else if (rest[0] == '\0')
-        exchange_reply(x, 200, "application/json", r.response, r.response_len);
+        exchange_reply(x, 200, "application/json", record.response, record.response_len);
     else if (strncmp(rest, "input_items", 11) == 0 && strchr("/?", rest[11]) != NULL)
-        kept_list_input(x, &r);
+        kept_list_input(x, &record);
     else
         exchange_reply_error(x, ERR_NOT_FOUND, NULL, NULL, 0);
 }

@@ -30,10 +30,10 @@ void api_messages(struct front *f, struct exchange *x, const struct json *body)
 
 void api_count_tokens(struct front *f, struct exchange *x, const struct json *body)
 {
-    struct buf b = {0};
+    struct buf buf = {0};
 
     if (!api_translate(f, x, body, true))
         return;
-    buf_printf(&b, "{\"input_tokens\":%zu}", x->gens[0].tokens.len);
-    exchange_reply_json(x, &b);
+    buf_printf(&buf, "{\"input_tokens\":%zu}", x->gens[0].tokens.len);
+    exchange_reply_json(x, &buf);
 }

@@ -27,13 +27,13 @@ static void render_real(struct buf *b, const char *name, float value)
 static void render_given(struct buf *b, const struct json *body, const char *name,
                          const char *instead)
 {
-    const struct json *v = json_get(body, name);
+    const struct json *value = json_get(body, name);
 
     buf_printf(b, "\"%s\":", name);
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         buf_add_text(b, instead);
     else
-        json_write(b, v, JSON_EXACT);
+        json_write(b, value, JSON_EXACT);
 }
 
 /* The output constraint as vLLM's StructuredOutputsParams, whichever field it came from. */
@@ -107,27 +107,27 @@ static void render_told(struct buf *b, const char *name, bool told, uint32_t n)
 static void render_sampling(struct front *f, const struct exchange *x, struct buf *b,
                             const struct gen *g, const struct json *body)
 {
-    const struct wire_request *r = &g->request;
-    const struct sampling *s = &r->generate.sampling;
+    const struct wire_request *request = &g->request;
+    const struct sampling *sampling = &request->generate.sampling;
     const char *yes[] = {"false", "true"};
 
     buf_printf(b, "{\"n\":%d,", x->n);
-    render_real(b, "presence_penalty", s->presence_penalty);
-    render_real(b, "frequency_penalty", s->frequency_penalty);
-    render_real(b, "repetition_penalty", s->repetition_penalty);
-    render_real(b, "temperature", s->temperature);
-    render_real(b, "top_p", s->top_p);
-    buf_printf(b, "\"top_k\":%d,", s->top_k);
-    render_real(b, "min_p", s->min_p);
+    render_real(b, "presence_penalty", sampling->presence_penalty);
+    render_real(b, "frequency_penalty", sampling->frequency_penalty);
+    render_real(b, "repetition_penalty", sampling->repetition_penalty);
+    render_real(b, "temperature", sampling->temperature);
+    render_real(b, "top_p", sampling->top_p);
+    buf_printf(b, "\"top_k\":%d,", sampling->top_k);
+    render_real(b, "min_p", sampling->min_p);
     render_given(b, body, "seed", "null");
     buf_add_byte(b, ',');
     render_stops(x, b);
-    buf_printf(b, "\"ignore_eos\":%s,", yes[(r->flags & WIRE_IGNORE_EOS) != 0]);
+    buf_printf(b, "\"ignore_eos\":%s,", yes[(request->flags & WIRE_IGNORE_EOS) != 0]);
     render_max_tokens(f, x, b, g);
-    buf_printf(b, "\"min_tokens\":%u,", r->generate.min_tokens);
-    render_told(b, "logprobs", (r->flags & WIRE_LOGPROBS) != 0, r->generate.n_logprobs);
-    render_told(b, "prompt_logprobs", (r->flags & WIRE_PROMPT_LOGPROBS) != 0,
-                r->generate.n_prompt_logprobs);
+    buf_printf(b, "\"min_tokens\":%u,", request->generate.min_tokens);
+    render_told(b, "logprobs", (request->flags & WIRE_LOGPROBS) != 0, request->generate.n_logprobs);
+    render_told(b, "prompt_logprobs", (request->flags & WIRE_PROMPT_LOGPROBS) != 0,
+                request->generate.n_prompt_logprobs);
     buf_printf(b, "\"skip_special_tokens\":%s,\"include_stop_str_in_output\":%s,",
                yes[g->detok.skip_special], yes[g->detok.include_stop]);
     render_given(b, body, "logit_bias", "null");
@@ -155,16 +155,16 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
 static void render_one(struct front *f, const struct exchange *x, struct buf *b,
                        const struct gen *g, const struct json *body)
 {
-    const struct token_list *t = &g->tokens;
+    const struct token_list *tokens = &g->tokens;
     struct buf text = {0};
 
-    tokenizer_decode(f->tokenizer, t->ids, t->len, false, &text);
+    tokenizer_decode(f->tokenizer, tokens->ids, tokens->len, false, &text);
     buf_printf(b, "{\"request_id\":\"%s", x->id);
     if (x->n_gens > x->n)
         buf_printf(b, "-%d", g->index / x->n);
     buf_add_text(b, "\",\"token_ids\":[");
-    for (size_t i = 0; i < t->len; i++)
-        buf_printf(b, i == 0 ? "%d" : ",%d", t->ids[i]);
+    for (size_t i = 0; i < tokens->len; i++)
+        buf_printf(b, i == 0 ? "%d" : ",%d", tokens->ids[i]);
     buf_add_text(b, "],\"features\":null,\"sampling_params\":");
     render_sampling(f, x, b, g, body);
     buf_add_text(b, ",\"model\":");
@@ -175,7 +175,7 @@ static void render_one(struct front *f, const struct exchange *x, struct buf *b,
     render_given(b, body, "cache_salt", "null");
     buf_printf(b, ",\"priority\":%d,\"kv_transfer_params\":null,\"prompt\":", g->request.priority);
     buf_add_json_string(b, text.len == 0 ? "" : text.bytes, text.len);
-    buf_printf(b, ",\"count\":%zu}", t->len);
+    buf_printf(b, ",\"count\":%zu}", tokens->len);
     b->failed = b->failed || text.failed;
     buf_fini(&text);
 }
@@ -183,7 +183,7 @@ static void render_one(struct front *f, const struct exchange *x, struct buf *b,
 void api_render(struct front *f, struct exchange *x, const struct json *body)
 {
     bool chat = json_get(body, "messages") != NULL;
-    struct buf b = {0};
+    struct buf buf = {0};
 
     if (chat)
         api_chat(f, x, body);
@@ -199,14 +199,14 @@ void api_render(struct front *f, struct exchange *x, const struct json *body)
         return;
     }
     if (!chat)
-        buf_add_byte(&b, '[');
+        buf_add_byte(&buf, '[');
     for (int i = 0; i < x->n_gens; i += x->n) {
-        buf_add_text(&b, i == 0 ? "" : ",");
-        render_one(f, x, &b, &x->gens[i], body);
+        buf_add_text(&buf, i == 0 ? "" : ",");
+        render_one(f, x, &buf, &x->gens[i], body);
     }
     if (!chat)
-        buf_add_byte(&b, ']');
-    api_reply_buf(x, &b);
+        buf_add_byte(&buf, ']');
+    api_reply_buf(x, &buf);
 }
 
 /* --- generate ----------------------------------------------------------------------------- */
@@ -223,10 +223,10 @@ static bool generate_fields(struct exchange *x, const struct json *body,
     struct json_made made = {.arena = &x->arena};
 
     for (uint32_t i = 0; i < sampling->n; i++) {
-        const struct json *v = &sampling->items[i];
+        const struct json *value = &sampling->items[i];
 
-        if (v != told && strcmp(v->key, "messages") != 0 && strcmp(v->key, "echo") != 0)
-            json_put(&made, v->key, v);
+        if (value != told && strcmp(value->key, "messages") != 0 && strcmp(value->key, "echo") != 0)
+            json_put(&made, value->key, value);
     }
     if (told != NULL && told->kind != JSON_NULL) {
         json_put_flag(&made, "logprobs", true);
@@ -265,13 +265,13 @@ static const char *generate_check(const struct json *body, const char **param)
 /* Find out from the prompt's text whether the output begins inside a reasoning. */
 static enum form_start generate_begin(struct front *f, struct exchange *x)
 {
-    const struct token_list *t = &x->gens[0].tokens;
+    const struct token_list *tokens = &x->gens[0].tokens;
     enum form_start start = FORM_NO_REASONING;
     struct buf text = {0};
 
     if (f->reply_reasoning == REPLY_NO_REASONING || (!form_binds(x->form) && x->think_max < 0))
         return start;
-    tokenizer_decode(f->tokenizer, t->ids, t->len, false, &text);
+    tokenizer_decode(f->tokenizer, tokens->ids, tokens->len, false, &text);
     start = gen_begin(f, x->gens, x->n_gens, &text);
     buf_fini(&text);
     return start;

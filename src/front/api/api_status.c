@@ -42,7 +42,7 @@ static void api_add_model(const struct front *f, struct buf *b, const char *name
 void api_models(struct front *f, struct exchange *x, const struct json *body)
 {
     struct link_state state;
-    struct buf b = {0};
+    struct buf buf = {0};
     size_t len = 0;
     const char *one = api_model_asked(x, &len);
     char why[512];
@@ -56,29 +56,30 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     }
     link_read_state(&f->link, &state, clock_us());
     if (one != NULL) {
-        api_add_model(f, &b, one, len, state.max_model_len);
+        api_add_model(f, &buf, one, len, state.max_model_len);
     } else {
-        buf_add_text(&b, "{\"object\":\"list\",\"data\":[");
+        buf_add_text(&buf, "{\"object\":\"list\",\"data\":[");
         for (int i = 0; i < f->names.n; i++) {
-            buf_add_text(&b, i == 0 ? "" : ",");
-            api_add_model(f, &b, f->names.at[i], strlen(f->names.at[i]), state.max_model_len);
+            buf_add_text(&buf, i == 0 ? "" : ",");
+            api_add_model(f, &buf, f->names.at[i], strlen(f->names.at[i]), state.max_model_len);
         }
-        buf_add_text(&b, "]}");
+        buf_add_text(&buf, "]}");
     }
-    exchange_reply(x, 200, "application/json", b.bytes == NULL ? "" : b.bytes, b.len);
-    buf_fini(&b);
+    exchange_reply(x, 200, "application/json", buf.bytes == NULL ? "" : buf.bytes, buf.len);
+    buf_fini(&buf);
 }
 
 /* Running and waiting requests of the engine, of all fronts. */
 void api_load(struct front *f, struct exchange *x, const struct json *body)
 {
-    struct wire_stats *s = arena_alloc(&x->arena, sizeof *s);
+    struct wire_stats *stats = arena_alloc(&x->arena, sizeof *stats);
     unsigned long long n = 0;
     char text[64];
 
     (void)body;
-    if (s != NULL && link_copy_stats(&f->link, s))
-        n = atomic_load(&s->values[METRIC_running]) + atomic_load(&s->values[METRIC_waiting]);
+    if (stats != NULL && link_copy_stats(&f->link, stats))
+        n = atomic_load(&stats->values[METRIC_running]) +
+            atomic_load(&stats->values[METRIC_waiting]);
     (void)snprintf(text, sizeof text, "{\"server_load\":%llu}", n);
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
@@ -145,14 +146,14 @@ static void api_metric_value(const struct front *f, struct buf *b, const struct 
 static void api_metric_histogram(const struct front *f, struct buf *b, const struct wire_stats *s,
                                  enum wire_histogram_id id, const char *name)
 {
-    const struct wire_histogram *h = &s->histograms[id];
+    const struct wire_histogram *histogram = &s->histograms[id];
     unsigned long long sum = 0;
     char le[64];
     int n;
     const double *bounds = wire_bucket_bounds(id, &n);
 
     for (int i = 0; i <= n; i++) {
-        sum += atomic_load_explicit(&h->buckets[i], memory_order_relaxed);
+        sum += atomic_load_explicit(&histogram->buckets[i], memory_order_relaxed);
         if (i < n)
             (void)snprintf(le, sizeof le, "le=\"%g\"", bounds[i]);
         else
@@ -163,7 +164,7 @@ static void api_metric_histogram(const struct front *f, struct buf *b, const str
     }
     buf_printf(b, "%s_sum", name);
     api_labels(f, b, "");
-    buf_printf(b, "} %.6f\n%s_count", (double)atomic_load(&h->sum_micro) * 1e-6, name);
+    buf_printf(b, "} %.6f\n%s_count", (double)atomic_load(&histogram->sum_micro) * 1e-6, name);
     api_labels(f, b, "");
     buf_printf(b, "} %llu\n", sum);
 }
@@ -250,36 +251,37 @@ static void api_metrics_tenants(const struct front *f, struct buf *b, const stru
 
         api_metric_head(b, &last, columns[c].name, columns[c].type, columns[c].help);
         for (uint32_t i = 0; i < n && i < WIRE_TENANTS; i++) {
-            const struct wire_tenant *t = &s->tenants[i];
+            const struct wire_tenant *tenant_row = &s->tenants[i];
 
             buf_add_text(b, columns[c].name);
             api_labels(f, b, "tenant=");
-            buf_add_json_string(b, t->name, strnlen(t->name, sizeof t->name));
-            buf_printf(b, "} %llu\n", api_tenant_value(t, (enum api_tenant_column)c));
+            buf_add_json_string(b, tenant_row->name,
+                                strnlen(tenant_row->name, sizeof tenant_row->name));
+            buf_printf(b, "} %llu\n", api_tenant_value(tenant_row, (enum api_tenant_column)c));
         }
     }
 }
 
 void api_metrics(struct front *f, struct exchange *x, const struct json *body)
 {
-    struct wire_stats *s = arena_alloc(&x->arena, sizeof *s);
+    struct wire_stats *stats = arena_alloc(&x->arena, sizeof *stats);
     struct link_state state;
-    struct buf b = {0};
+    struct buf buf = {0};
 
     (void)body;
     link_read_state(&f->link, &state, clock_us());
-    buf_add_text(&b, "# HELP quire:engine_up Whether an engine is attached to this front.\n"
-                     "# TYPE quire:engine_up gauge\nquire:engine_up");
-    api_labels(f, &b, "");
-    buf_printf(&b, "} %d\n", state.attached ? 1 : 0);
-    if (s != NULL && link_copy_stats(&f->link, s)) {
-        api_metrics_engine(f, &b, s);
-        api_metrics_config(f, &b, s);
-        api_metrics_tenants(f, &b, s);
+    buf_add_text(&buf, "# HELP quire:engine_up Whether an engine is attached to this front.\n"
+                       "# TYPE quire:engine_up gauge\nquire:engine_up");
+    api_labels(f, &buf, "");
+    buf_printf(&buf, "} %d\n", state.attached ? 1 : 0);
+    if (stats != NULL && link_copy_stats(&f->link, stats)) {
+        api_metrics_engine(f, &buf, stats);
+        api_metrics_config(f, &buf, stats);
+        api_metrics_tenants(f, &buf, stats);
     }
-    if (b.failed)
+    if (buf.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
     else
-        exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", b.bytes, b.len);
-    buf_fini(&b);
+        exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", buf.bytes, buf.len);
+    buf_fini(&buf);
 }

@@ -38,7 +38,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
     struct token_list ids = {0};
     struct link_state state;
     struct chat_prompt text = {0};
-    struct buf b = {0};
+    struct buf buf = {0};
     int rc;
 
     if (!chat && (prompt == NULL || prompt->kind != JSON_TEXT)) {
@@ -70,16 +70,16 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         return;
     }
     link_read_state(&f->link, &state, x->arrival_us);
-    buf_printf(&b, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.len,
+    buf_printf(&buf, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.len,
                state.max_model_len);
     for (size_t i = 0; i < ids.len; i++)
-        buf_printf(&b, "%s%d", i == 0 ? "" : ",", ids.ids[i]);
-    buf_add_byte(&b, ']');
+        buf_printf(&buf, "%s%d", i == 0 ? "" : ",", ids.ids[i]);
+    buf_add_byte(&buf, ']');
     if (lax_get_flag(body, "return_token_strs", false))
-        api_add_written(&b, f, &ids);
-    buf_add_byte(&b, '}');
+        api_add_written(&buf, f, &ids);
+    buf_add_byte(&buf, '}');
     token_list_fini(&ids);
-    api_reply_buf(x, &b);
+    api_reply_buf(x, &buf);
 }
 
 /* {"tokens": [ids]} becomes {"prompt": text}. */
@@ -88,7 +88,7 @@ void api_detokenize(struct front *f, struct exchange *x, const struct json *body
     const struct json *tokens = json_get_kind(body, "tokens", JSON_LIST);
     struct token_list ids = {0};
     struct buf text = {0};
-    struct buf b = {0};
+    struct buf buf = {0};
     int rc = tokens == NULL ? ERR_INVALID : ERR_OK;
 
     for (uint32_t i = 0; rc == ERR_OK && i < tokens->n; i++) {
@@ -104,11 +104,11 @@ void api_detokenize(struct front *f, struct exchange *x, const struct json *body
                              0);
     } else {
         tokenizer_decode(f->tokenizer, ids.ids, ids.len, false, &text);
-        buf_add_text(&b, "{\"prompt\":");
-        buf_add_json_string(&b, text.bytes == NULL ? "" : text.bytes, text.len);
-        buf_add_byte(&b, '}');
-        b.failed = b.failed || text.failed;
-        api_reply_buf(x, &b);
+        buf_add_text(&buf, "{\"prompt\":");
+        buf_add_json_string(&buf, text.bytes == NULL ? "" : text.bytes, text.len);
+        buf_add_byte(&buf, '}');
+        buf.failed = buf.failed || text.failed;
+        api_reply_buf(x, &buf);
     }
     buf_fini(&text);
     token_list_fini(&ids);

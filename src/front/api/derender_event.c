@@ -64,21 +64,21 @@ static void piece_call(struct piece *p, const struct reply_event *e)
 
 static void piece_said(void *arg, const struct reply_event *e)
 {
-    struct piece *p = arg;
-    const struct exchange *x = p->g->exchange;
+    struct piece *piece = arg;
+    const struct exchange *x = piece->g->exchange;
     bool is_call = e->kind != REPLY_CONTENT && e->kind != REPLY_REASON;
 
     if ((e->kind == REPLY_REASON && x->hides_reasoning) || (is_call && e->call > 0 && x->one_call))
         return;
-    p->g->speech->n_calls += e->kind == REPLY_CALL_BEGIN;
-    if (!p->says)
+    piece->g->speech->n_calls += e->kind == REPLY_CALL_BEGIN;
+    if (!piece->says)
         return;
     switch (e->kind) {
-    case REPLY_CONTENT: buf_add(&p->content, e->bytes, e->len); break;
-    case REPLY_REASON: buf_add(&p->reasoning, e->bytes, e->len); break;
+    case REPLY_CONTENT: buf_add(&piece->content, e->bytes, e->len); break;
+    case REPLY_REASON: buf_add(&piece->reasoning, e->bytes, e->len); break;
     case REPLY_CALL_BEGIN:
-    case REPLY_CALL_ARGS: piece_call(p, e); break;
-    case REPLY_CALL_END: piece_close_call(p); break;
+    case REPLY_CALL_ARGS: piece_call(piece, e); break;
+    case REPLY_CALL_END: piece_close_call(piece); break;
     }
 }
 
@@ -281,23 +281,24 @@ static void write_answer(struct exchange *x, const struct json *event, const str
                          struct piece *pieces, uint32_t n)
 {
     const struct json *usage = json_get_kind(event, "usage", JSON_OBJECT);
-    struct buf b = {.limit = x->arena.limit_bytes};
+    struct buf buf = {.limit = x->arena.limit_bytes};
 
-    buf_add_text(&b, "{\"chunk\":");
-    answer_object(x, &b, x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion");
-    buf_add_text(&b, ",\"choices\":[");
+    buf_add_text(&buf, "{\"chunk\":");
+    answer_object(x, &buf,
+                  x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion");
+    buf_add_text(&buf, ",\"choices\":[");
     for (uint32_t i = 0; i < n; i++) {
-        buf_add_text(&b, i == 0 ? "" : ",");
-        piece_write(&b, &pieces[i]);
+        buf_add_text(&buf, i == 0 ? "" : ",");
+        piece_write(&buf, &pieces[i]);
     }
-    buf_add_text(&b, "],\"usage\":");
+    buf_add_text(&buf, "],\"usage\":");
     if (usage == NULL)
-        buf_add_text(&b, "null");
+        buf_add_text(&buf, "null");
     else
-        json_write(&b, usage, JSON_EXACT);
-    buf_add_byte(&b, '}');
-    write_state(&b, x, state, pieces, n);
-    exchange_reply_json(x, &b);
+        json_write(&buf, usage, JSON_EXACT);
+    buf_add_byte(&buf, '}');
+    write_state(&buf, x, state, pieces, n);
+    exchange_reply_json(x, &buf);
 }
 
 /* --- requests ------------------------------------------------------------------------------- */
@@ -322,18 +323,18 @@ static bool listen(struct front *f, struct exchange *x, const struct json *reque
 
     for (uint32_t i = 0; i < n && fine; i++) {
         struct gen *g = pieces[i].g;
-        struct reply_options o;
+        struct reply_options options;
 
         if (g->speech == NULL)
             continue;
-        o = g->speech->reply.o;
+        options = g->speech->reply.o;
         reply_fini(&g->speech->reply);
         if (request == NULL) { /* the beginning of the reply is unknown: its text is not parsed */
             g->speech = NULL;
             g->detok.skip_special = true;
             continue;
         }
-        reply_init(&g->speech->reply, &o, piece_said, &pieces[i]);
+        reply_init(&g->speech->reply, &options, piece_said, &pieces[i]);
     }
     if (fine && request != NULL && x->n_gens > 0)
         (void)gen_begin(f, x->gens, x->n_gens, &prompt.text);

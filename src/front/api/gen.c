@@ -62,18 +62,19 @@ void gen_keep_name(struct exchange *x, const struct json *name)
 static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
                       const struct fields *fields)
 {
-    struct reply_options o = {.format = form_reply_format(&fields->form, f->reply_format),
-                              .reasoning = f->reply_reasoning,
-                              .only_calls = form_forces(&fields->form),
-                              .tools = fields->form.tools};
+    struct reply_options options = {.format = form_reply_format(&fields->form, f->reply_format),
+                                    .reasoning = f->reply_reasoning,
+                                    .only_calls = form_forces(&fields->form),
+                                    .tools = fields->form.tools};
 
     if (x->format != EXCHANGE_CHAT || x->shape == SHAPE_TOKENS ||
-        (x->shape == SHAPE_OPENAI && o.format == REPLY_PLAIN && o.reasoning == REPLY_NO_REASONING))
+        (x->shape == SHAPE_OPENAI && options.format == REPLY_PLAIN &&
+         options.reasoning == REPLY_NO_REASONING))
         return ERR_OK;
     g->speech = arena_zalloc(&x->arena, sizeof *g->speech);
     if (g->speech == NULL)
         return ERR_NO_MEMORY;
-    answer_listen(g, &o);
+    answer_listen(g, &options);
     return ERR_OK;
 }
 
@@ -244,19 +245,20 @@ int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *pro
 
 bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
 {
-    struct form_model m = {.format = f->reply_format,
-                           .start = start,
-                           .reasoning = f->reply_reasoning,
-                           .chat = x->format == EXCHANGE_CHAT,
-                           .one_call = x->one_call};
+    struct form_model model = {.format = f->reply_format,
+                               .start = start,
+                               .reasoning = f->reply_reasoning,
+                               .chat = x->format == EXCHANGE_CHAT,
+                               .one_call = x->one_call};
     const char *param = NULL;
     char why[640] = "";
     int rc;
 
     if (!form_binds(x->form))
         return true;
-    policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), m.tenant);
-    rc = form_compile(x->form, &m, &f->compiled, &x->arena, &x->compiled, &param, why, sizeof why);
+    policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), model.tenant);
+    rc = form_compile(x->form, &model, &f->compiled, &x->arena, &x->compiled, &param, why,
+                      sizeof why);
     if (rc != ERR_OK)
         exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why,
                              rc == ERR_OVERLOADED ? NULL : param, rc == ERR_OVERLOADED);

@@ -103,16 +103,16 @@ static int open_list(struct references *all, const struct reference *r, const st
 static int find_item(struct references *all, const struct json *id, const struct json **item)
 {
     const struct json *list = NULL;
-    struct reference r;
+    struct reference reference;
     int rc = ERR_NOT_FOUND;
 
     if (id == NULL || id->kind != JSON_TEXT || json_has_nul(id))
         return ERR_NOT_FOUND;
-    if (read_reference(id->text, &r))
-        rc = open_list(all, &r, &list);
-    if (rc == ERR_OK && r.idx < list->n &&
-        json_is_text(json_get(&list->items[r.idx], "id"), id->text)) {
-        *item = &list->items[r.idx];
+    if (read_reference(id->text, &reference))
+        rc = open_list(all, &reference, &list);
+    if (rc == ERR_OK && reference.idx < list->n &&
+        json_is_text(json_get(&list->items[reference.idx], "id"), id->text)) {
+        *item = &list->items[reference.idx];
         return ERR_OK;
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
@@ -155,12 +155,12 @@ static bool put_input(struct exchange *x, const struct json **body, const struct
     struct json *out = arena_alloc(&x->arena, sizeof *out);
 
     for (uint32_t i = 0; i < (*body)->n; i++) {
-        const struct json *m = &(*body)->items[i];
+        const struct json *member = &(*body)->items[i];
 
-        if (strcmp(m->key, "input") == 0)
+        if (strcmp(member->key, "input") == 0)
             json_put_made(&made, "input", JSON_LIST, input);
         else
-            json_put(&made, m->key, m);
+            json_put(&made, member->key, member);
     }
     if (out == NULL || made.failed || input->failed) {
         exchange_reply_error(x, ERR_TOO_LARGE, NULL, "input", 0);

@@ -214,16 +214,16 @@ void route_describe(struct buf *b)
     const char *last = "";
 
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
-        const struct route *r = &routes[i];
+        const struct route *route = &routes[i];
 
-        if (r->summary == NULL)
+        if (route->summary == NULL)
             continue;
-        if (strcmp(r->path, last) == 0)
+        if (strcmp(route->path, last) == 0)
             buf_add_byte(b, ',');
         else
-            buf_printf(b, "%s\"%s\":{", last[0] == '\0' ? "" : "},", r->path);
-        route_describe_one(b, r);
-        last = r->path;
+            buf_printf(b, "%s\"%s\":{", last[0] == '\0' ? "" : "},", route->path);
+        route_describe_one(b, route);
+        last = route->path;
     }
     buf_add_byte(b, '}');
 }
@@ -243,31 +243,31 @@ void route_exchange(struct front *f, struct exchange *x)
     if (strcmp(method, "HEAD") == 0)
         method = "GET"; /* nginx drops the body */
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
-        const struct route *r = &routes[i];
+        const struct route *route = &routes[i];
         const struct json *body = NULL;
 
-        if (!route_fits(r, path))
+        if (!route_fits(route, path))
             continue;
-        x->shape = r->shape;
-        known = known || r->answer != NULL;
-        if (r->answer == NULL)
+        x->shape = route->shape;
+        known = known || route->answer != NULL;
+        if (route->answer == NULL)
             continue;
-        if (r->method != NULL && strcmp(method, r->method) != 0)
+        if (route->method != NULL && strcmp(method, route->method) != 0)
             continue;
-        if (r->access == ADMIN && !cache_allows(f, x)) {
+        if (route->access == ADMIN && !cache_allows(f, x)) {
             fcgi_skip_body(x->fcgi);
             return;
         }
-        if ((r->traits & GENERATES) != 0 && route_turns_away(f, x))
+        if ((route->traits & GENERATES) != 0 && route_turns_away(f, x))
             return;
-        if ((r->traits & BODY) != 0) {
+        if ((route->traits & BODY) != 0) {
             body = route_body(f, x);
             if (body == NULL)
                 return;
         } else {
             fcgi_skip_body(x->fcgi); /* otherwise nginx, while it still writes, would answer 502 */
         }
-        r->answer(f, x, body);
+        route->answer(f, x, body);
         /* An endpoint that failed after making generations has answered already. */
         if (x->complete) {
             for (int g = 0; g < x->n_gens; g++)

@@ -62,9 +62,9 @@ int fcgi_start(void)
 
 int fcgi_listen(const char *path, int *fd)
 {
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
     int rc = attach_clear(path);
-    int s;
+    int sock;
 
     if (rc != ERR_OK)
         return rc;
@@ -73,16 +73,16 @@ int fcgi_listen(const char *path, int *fd)
         log_error("front: listen = \"%s\" must be the path of a socket, with a '/'", path);
         return ERR_INVALID;
     }
-    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
-    s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (s == -1 || bind(s, (struct sockaddr *)&a, sizeof a) == -1 || chmod(path, 0660) == -1 ||
-        listen(s, FCGI_BACKLOG) == -1) {
+    (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (sock == -1 || bind(sock, (struct sockaddr *)&address, sizeof address) == -1 ||
+        chmod(path, 0660) == -1 || listen(sock, FCGI_BACKLOG) == -1) {
         log_error("front: cannot listen at %s: %s", path, strerror(errno));
-        if (s != -1)
-            (void)close(s);
+        if (sock != -1)
+            (void)close(sock);
         return ERR_IO;
     }
-    *fd = s;
+    *fd = sock;
     return ERR_OK;
 }
 
@@ -117,22 +117,22 @@ static bool fcgi_parse(struct fcgi *f, const char *records, size_t len)
 
 int fcgi_open(struct fcgi **out, int fd)
 {
-    struct fcgi *f = mem_zalloc(sizeof *f);
+    struct fcgi *fcgi = mem_zalloc(sizeof *fcgi);
     char records[FCGI_PARAMS_BYTES];
     size_t len = 0;
     int rc = ERR_NO_MEMORY;
 
-    if (f == NULL || !fcgi_bound_silence(fd))
+    if (fcgi == NULL || !fcgi_bound_silence(fd))
         goto out;
-    f->end_left = sizeof fcgi_end;
+    fcgi->end_left = sizeof fcgi_end;
     rc = ERR_AGAIN;
-    if (fcgi_in_params(&f->in, fd, records, &len) != ERR_OK || !fcgi_parse(f, records, len))
+    if (fcgi_in_params(&fcgi->in, fd, records, &len) != ERR_OK || !fcgi_parse(fcgi, records, len))
         goto out;
-    fcgi_in_expect(&f->in, strtoull(fcgi_param(f, "CONTENT_LENGTH"), NULL, 10));
-    *out = f;
+    fcgi_in_expect(&fcgi->in, strtoull(fcgi_param(fcgi, "CONTENT_LENGTH"), NULL, 10));
+    *out = fcgi;
     return ERR_OK;
 out:
-    mem_free(f);
+    mem_free(fcgi);
     (void)close(fd);
     return rc;
 }
@@ -208,7 +208,7 @@ static long fcgi_send(struct fcgi *f, const char *bytes, bool is_last)
         {.iov_len = is_last ? f->end_left : 0},
     };
     const char *end = fcgi_end + (sizeof fcgi_end - f->end_left);
-    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 3};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
     size_t before = f->body_left;
     size_t n;
     ssize_t went;
@@ -217,7 +217,7 @@ static long fcgi_send(struct fcgi *f, const char *bytes, bool is_last)
                                                        * sendmsg() only reads */
     memcpy(&parts[2].iov_base, &end, sizeof end);
     do
-        went = sendmsg(f->in.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
+        went = sendmsg(f->in.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (went == -1 && errno == EINTR);
     if (went == -1)
         return errno == EAGAIN ? ERR_AGAIN : ERR_CLIENT_GONE;

@@ -72,12 +72,12 @@ static struct idle_pool_guest *idle_pool_place_locked(struct idle_pool *l)
     struct idle_pool_guest *first = &l->guests[0];
 
     for (int i = 0; i < IDLE_POOL_GUESTS; i++) {
-        struct idle_pool_guest *g = &l->guests[i];
+        struct idle_pool_guest *guest = &l->guests[i];
 
-        if (g->fd == 0)
-            return g;
-        if (g->since_us < first->since_us)
-            first = g;
+        if (guest->fd == 0)
+            return guest;
+        if (guest->since_us < first->since_us)
+            first = guest;
     }
     (void)close(idle_pool_vacate_locked(l, first));
     return first;
@@ -85,17 +85,17 @@ static struct idle_pool_guest *idle_pool_place_locked(struct idle_pool *l)
 
 static void idle_pool_admit(struct idle_pool *l, int fd)
 {
-    struct idle_pool_guest *g;
+    struct idle_pool_guest *guest;
     uint64_t data;
 
     (void)pthread_mutex_lock(&l->lock);
-    g = idle_pool_place_locked(l);
-    *g = (struct idle_pool_guest){.fd = fd, .turn = ++l->turn, .since_us = clock_us()};
+    guest = idle_pool_place_locked(l);
+    *guest = (struct idle_pool_guest){.fd = fd, .turn = ++l->turn, .since_us = clock_us()};
     atomic_fetch_add(&l->n_guests, 1);
-    data = (uint64_t)g->turn << 32 | (uint64_t)(IDLE_POOL_GUEST + (g - l->guests));
+    data = (uint64_t)guest->turn << 32 | (uint64_t)(IDLE_POOL_GUEST + (guest - l->guests));
     if (idle_pool_watch(l, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT, data) != ERR_OK) {
         log_warn("front: epoll: %s", strerror(errno));
-        (void)close(idle_pool_vacate_locked(l, g));
+        (void)close(idle_pool_vacate_locked(l, guest));
     }
     (void)pthread_mutex_unlock(&l->lock);
 }
@@ -103,12 +103,12 @@ static void idle_pool_admit(struct idle_pool *l, int fd)
 /* The connection of a guest's event, or -1 when the guest was closed in the meantime. */
 static int idle_pool_call(struct idle_pool *l, uint64_t data)
 {
-    struct idle_pool_guest *g = &l->guests[(data & UINT32_MAX) - IDLE_POOL_GUEST];
+    struct idle_pool_guest *guest = &l->guests[(data & UINT32_MAX) - IDLE_POOL_GUEST];
     int fd = -1;
 
     (void)pthread_mutex_lock(&l->lock);
-    if (g->fd != 0 && g->turn == data >> 32)
-        fd = idle_pool_vacate_locked(l, g);
+    if (guest->fd != 0 && guest->turn == data >> 32)
+        fd = idle_pool_vacate_locked(l, guest);
     (void)pthread_mutex_unlock(&l->lock);
     return fd;
 }
@@ -121,19 +121,19 @@ static void idle_pool_send_away(struct idle_pool *l)
     (void)pthread_mutex_lock(&l->lock);
     now_us = clock_us(); /* read under the lock, so not before any guest's time */
     for (int i = 0; i < IDLE_POOL_GUESTS; i++) {
-        struct idle_pool_guest *g = &l->guests[i];
+        struct idle_pool_guest *guest = &l->guests[i];
 
-        if (g->fd != 0 && now_us - g->since_us > IDLE_POOL_SILENT_US)
-            (void)close(idle_pool_vacate_locked(l, g));
+        if (guest->fd != 0 && now_us - guest->since_us > IDLE_POOL_SILENT_US)
+            (void)close(idle_pool_vacate_locked(l, guest));
     }
     (void)pthread_mutex_unlock(&l->lock);
 }
 
 static bool idle_pool_speaks(int fd, int timeout_ms)
 {
-    struct pollfd p = {.fd = fd, .events = POLLIN};
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
 
-    return poll(&p, 1, timeout_ms) == 1;
+    return poll(&poll_fd, 1, timeout_ms) == 1;
 }
 
 /* Watch the listening socket again: the next connection is for any reader. */
@@ -147,9 +147,9 @@ static void idle_pool_open_door(struct idle_pool *l)
 /* Stop watching the listening socket until a timer fires, whose event is for any reader, too. */
 static void idle_pool_shut_door(struct idle_pool *l)
 {
-    const struct itimerspec t = {.it_value = {.tv_nsec = LISTENER_SHUT_MS * 1000000L}};
+    const struct itimerspec itimerspec = {.it_value = {.tv_nsec = LISTENER_SHUT_MS * 1000000L}};
 
-    if (timerfd_settime(l->shut_fd, 0, &t, NULL) == -1 ||
+    if (timerfd_settime(l->shut_fd, 0, &itimerspec, NULL) == -1 ||
         idle_pool_watch(l, EPOLL_CTL_MOD, l->shut_fd, EPOLLIN | EPOLLONESHOT, IDLE_POOL_SHUT) !=
             ERR_OK)
         log_error("front: timer: %s", strerror(errno));
@@ -160,8 +160,8 @@ static void idle_pool_shut_door(struct idle_pool *l)
  * that another reader can accept meanwhile. */
 static int idle_pool_accept(struct idle_pool *l, int *fd)
 {
-    int k;
-    int rc = listener_accept(&l->listener, SOCK_CLOEXEC, &k);
+    int fd_new;
+    int rc = listener_accept(&l->listener, SOCK_CLOEXEC, &fd_new);
 
     if (rc == ERR_OVERLOADED)
         idle_pool_shut_door(l);
@@ -169,11 +169,11 @@ static int idle_pool_accept(struct idle_pool *l, int *fd)
         idle_pool_open_door(l);
     if (rc != ERR_OK)
         return ERR_AGAIN;
-    if (!idle_pool_speaks(k, 0)) {
-        idle_pool_admit(l, k);
+    if (!idle_pool_speaks(fd_new, 0)) {
+        idle_pool_admit(l, fd_new);
         return ERR_AGAIN;
     }
-    *fd = k;
+    *fd = fd_new;
     return ERR_OK;
 }
 
@@ -185,13 +185,13 @@ static int idle_pool_last(struct idle_pool *l)
 
     (void)pthread_mutex_lock(&l->lock);
     for (int i = 0; i < IDLE_POOL_GUESTS && fd == -1; i++) {
-        struct idle_pool_guest *g = &l->guests[i];
-        uint64_t waited_ms = (clock_us() - g->since_us) / 1000;
+        struct idle_pool_guest *guest = &l->guests[i];
+        uint64_t waited_ms = (clock_us() - guest->since_us) / 1000;
         bool late = waited_ms >= IDLE_POOL_LEAVE_MS;
 
-        if (g->fd == 0)
+        if (guest->fd == 0)
             continue;
-        fd = idle_pool_vacate_locked(l, g);
+        fd = idle_pool_vacate_locked(l, guest);
         if (idle_pool_speaks(fd, late ? 0 : (int)(IDLE_POOL_LEAVE_MS - waited_ms)))
             continue;
         (void)close(fd);

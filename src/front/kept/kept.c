@@ -172,10 +172,10 @@ static void kept_put(struct kept *k, struct kept_job **jobs, int n)
     int rc = ERR_IO;
 
     for (int i = 0; i < n; i++) {
-        const struct kept_record *r = &jobs[i]->record;
+        const struct kept_record *record = &jobs[i]->record;
 
-        if (k->db != NULL && kept_db_takes(k->db, r->response_len + r->input_len)) {
-            records[n_good] = r;
+        if (k->db != NULL && kept_db_takes(k->db, record->response_len + record->input_len)) {
+            records[n_good] = record;
             good[n_good++] = jobs[i];
         } else {
             kept_done(k, &jobs[i], 1, KEPT_FAILED);
@@ -212,18 +212,18 @@ static void kept_look_after(struct kept *k)
 static void *kept_run(void *arg)
 {
     struct kept_job *jobs[KEPT_BATCH];
-    struct kept *k = arg;
+    struct kept *kept = arg;
     uint64_t looked_us = 0;
     bool ends = false;
 
     while (!ends) {
-        uint64_t tick_us = (k->age_s < KEPT_TICK_S ? 1 : KEPT_TICK_S) * 1000000ull;
-        int n = kept_take(k, jobs, &ends);
+        uint64_t tick_us = (kept->age_s < KEPT_TICK_S ? 1 : KEPT_TICK_S) * 1000000ull;
+        int n = kept_take(kept, jobs, &ends);
 
         if (n > 0)
-            kept_put(k, jobs, n);
+            kept_put(kept, jobs, n);
         if (!ends && clock_us() - looked_us >= tick_us) {
-            kept_look_after(k);
+            kept_look_after(kept);
             looked_us = clock_us();
         }
     }
@@ -274,27 +274,27 @@ static int kept_start(struct kept *k)
 
 int kept_open(struct kept **out, const char *dir, uint64_t bytes_max, double days, int wake_fd)
 {
-    struct kept *k = mem_zalloc(sizeof *k);
+    struct kept *kept = mem_zalloc(sizeof *kept);
     int rc = ERR_NO_MEMORY;
 
-    if (k == NULL)
+    if (kept == NULL)
         return rc;
-    (void)snprintf(k->dir, sizeof k->dir, "%s/responses", dir);
-    k->bytes_max = bytes_max;
-    k->age_s = days * 86400.0;
-    k->wake_fd = wake_fd;
-    k->last = &k->first;
-    rc = kept_db_open(&k->db, k->dir, bytes_max, true);
+    (void)snprintf(kept->dir, sizeof kept->dir, "%s/responses", dir);
+    kept->bytes_max = bytes_max;
+    kept->age_s = days * 86400.0;
+    kept->wake_fd = wake_fd;
+    kept->last = &kept->first;
+    rc = kept_db_open(&kept->db, kept->dir, bytes_max, true);
     if (rc != ERR_OK)
         log_error("front: responses are not stored at present (%s); retrying every minute",
                   err_sentence(rc));
-    rc = kept_start(k);
+    rc = kept_start(kept);
     if (rc != ERR_OK) {
-        kept_db_close(k->db);
-        mem_free(k);
+        kept_db_close(kept->db);
+        mem_free(kept);
         return rc;
     }
-    *out = k;
+    *out = kept;
     return ERR_OK;
 }
 

@@ -106,10 +106,10 @@ bool kept_db_is_broken(const struct kept_db *db)
 
 static MDB_val kept_val(const void *p, size_t len)
 {
-    MDB_val v = {.mv_size = len};
+    MDB_val value = {.mv_size = len};
 
-    memcpy(&v.mv_data, &p, sizeof p); /* LMDB does not write through it */
-    return v;
+    memcpy(&value.mv_data, &p, sizeof p); /* LMDB does not write through it */
+    return value;
 }
 
 /* --- records
@@ -121,13 +121,13 @@ struct kept_key {
 
 static struct kept_key kept_key(uint64_t number, uint32_t part)
 {
-    struct kept_key k;
+    struct kept_key part_key;
 
     for (int i = 0; i < 8; i++)
-        k.bytes[i] = (uint8_t)(number >> (56 - 8 * i));
+        part_key.bytes[i] = (uint8_t)(number >> (56 - 8 * i));
     for (int i = 0; i < 4; i++)
-        k.bytes[8 + i] = (uint8_t)(part >> (24 - 8 * i));
-    return k;
+        part_key.bytes[8 + i] = (uint8_t)(part >> (24 - 8 * i));
+    return part_key;
 }
 
 static uint64_t kept_number(const MDB_val *key)
@@ -152,39 +152,39 @@ static uint64_t kept_cost(uint64_t len)
 static int kept_totals(struct kept_db *db, MDB_txn *txn, struct kept_totals *out)
 {
     MDB_val key = kept_val("totals", 6);
-    MDB_val v;
-    int rc = mdb_get(txn, db->meta, &key, &v);
+    MDB_val value;
+    int rc = mdb_get(txn, db->meta, &key, &value);
 
     *out = (struct kept_totals){.magic = KEPT_MAGIC, .next = 1};
     if (rc == MDB_NOTFOUND)
         return 0;
     if (rc != 0)
         return rc;
-    if (v.mv_size != sizeof *out)
+    if (value.mv_size != sizeof *out)
         return MDB_INCOMPATIBLE;
-    memcpy(out, v.mv_data, sizeof *out);
+    memcpy(out, value.mv_data, sizeof *out);
     return out->magic == KEPT_MAGIC ? 0 : MDB_INCOMPATIBLE;
 }
 
 static int kept_set_totals(struct kept_db *db, MDB_txn *txn, const struct kept_totals *totals)
 {
     MDB_val key = kept_val("totals", 6);
-    MDB_val v = kept_val(totals, sizeof *totals);
+    MDB_val value = kept_val(totals, sizeof *totals);
 
-    return mdb_put(txn, db->meta, &key, &v, 0);
+    return mdb_put(txn, db->meta, &key, &value, 0);
 }
 
 /* Read the head of the record whose first part the cursor is at. */
 static int kept_head_at(MDB_cursor *cursor, struct kept_head *head)
 {
-    MDB_val key, v;
-    int rc = mdb_cursor_get(cursor, &key, &v, MDB_GET_CURRENT);
+    MDB_val key, value;
+    int rc = mdb_cursor_get(cursor, &key, &value, MDB_GET_CURRENT);
 
     if (rc != 0)
         return rc;
-    if (v.mv_size < sizeof *head)
+    if (value.mv_size < sizeof *head)
         return MDB_CORRUPTED;
-    memcpy(head, v.mv_data, sizeof *head);
+    memcpy(head, value.mv_data, sizeof *head);
     return 0;
 }
 
@@ -193,12 +193,12 @@ static int kept_forget_name(struct kept_db *db, MDB_txn *txn, const struct hash 
                             uint64_t number)
 {
     MDB_val key = kept_val(name, sizeof *name);
-    MDB_val v;
+    MDB_val value;
     uint64_t known = 0;
-    int rc = mdb_get(txn, db->names, &key, &v);
+    int rc = mdb_get(txn, db->names, &key, &value);
 
-    if (rc == 0 && v.mv_size == sizeof known)
-        memcpy(&known, v.mv_data, sizeof known);
+    if (rc == 0 && value.mv_size == sizeof known)
+        memcpy(&known, value.mv_data, sizeof known);
     if (rc == 0 && known == number)
         rc = mdb_del(txn, db->names, &key, NULL);
     return rc == MDB_NOTFOUND ? 0 : rc;
@@ -209,9 +209,9 @@ static int kept_remove_at(struct kept_db *db, MDB_txn *txn, MDB_cursor *cursor,
                           struct kept_totals *totals)
 {
     struct kept_head head;
-    MDB_val key, v;
+    MDB_val key, value;
     uint64_t number, cost;
-    int rc = mdb_cursor_get(cursor, &key, &v, MDB_GET_CURRENT);
+    int rc = mdb_cursor_get(cursor, &key, &value, MDB_GET_CURRENT);
 
     number = rc == 0 ? kept_number(&key) : 0;
     if (rc == 0)
@@ -228,7 +228,7 @@ static int kept_remove_at(struct kept_db *db, MDB_txn *txn, MDB_cursor *cursor,
     while (rc == 0 && kept_number(&key) == number) {
         rc = mdb_cursor_del(cursor, 0);
         if (rc == 0)
-            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+            rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
     }
     return rc == MDB_NOTFOUND ? 0 : rc;
 }
@@ -240,11 +240,11 @@ static int kept_trim(struct kept_db *db, MDB_txn *txn, struct kept_totals *total
 {
     MDB_cursor *cursor = NULL;
     struct kept_head head;
-    MDB_val key, v;
+    MDB_val key, value;
     int rc = mdb_cursor_open(txn, db->records, &cursor);
 
     for (int n = 0; rc == 0 && n < n_max; n++) {
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
+        rc = mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
         if (rc == 0)
             rc = kept_head_at(cursor, &head);
         if (rc == 0 && totals->bytes <= room && head.created_s >= before_s)
@@ -265,19 +265,19 @@ static int kept_find(struct kept_db *db, MDB_txn *txn, const struct hash *name, 
 {
     MDB_val key = kept_val(name, sizeof *name);
     struct kept_key first;
-    MDB_val v;
-    int rc = mdb_get(txn, db->names, &key, &v);
+    MDB_val value;
+    int rc = mdb_get(txn, db->names, &key, &value);
 
-    if (rc == 0 && v.mv_size != sizeof *number)
+    if (rc == 0 && value.mv_size != sizeof *number)
         rc = MDB_CORRUPTED;
     if (rc != 0)
         return rc;
-    memcpy(number, v.mv_data, sizeof *number);
+    memcpy(number, value.mv_data, sizeof *number);
     first = kept_key(*number, 0);
     key = kept_val(&first, sizeof first);
     rc = mdb_cursor_open(txn, db->records, cursor);
     if (rc == 0)
-        rc = mdb_cursor_get(*cursor, &key, &v, MDB_SET);
+        rc = mdb_cursor_get(*cursor, &key, &value, MDB_SET);
     return rc == MDB_NOTFOUND ? MDB_CORRUPTED : rc;
 }
 
@@ -323,12 +323,12 @@ static struct kept_head kept_head_of(const struct kept_record *r)
                              .created_s = r->created_s,
                              .response_len = r->response_len,
                              .input_len = r->input_len};
-    struct hash_xxh3 h;
+    struct hash_xxh3 xxh3;
 
-    hash_xxh3_begin(&h);
-    hash_xxh3_add(&h, r->response, r->response_len);
-    hash_xxh3_add(&h, r->input, r->input_len);
-    head.sum = hash_xxh3_end(&h);
+    hash_xxh3_begin(&xxh3);
+    hash_xxh3_add(&xxh3, r->response, r->response_len);
+    hash_xxh3_add(&xxh3, r->input, r->input_len);
+    head.sum = hash_xxh3_end(&xxh3);
     return head;
 }
 
@@ -344,10 +344,10 @@ static int kept_put_parts(struct kept_db *db, MDB_txn *txn, const struct kept_re
     int rc = 0;
 
     for (uint32_t i = 0; rc == 0 && at < len; i++) {
-        struct kept_key k = kept_key(number, i);
-        MDB_val key = kept_val(&k, sizeof k);
+        struct kept_key part_key = kept_key(number, i);
+        MDB_val key = kept_val(&part_key, sizeof part_key);
         size_t n = 0;
-        MDB_val v;
+        MDB_val value;
 
         while (n < sizeof part && at < len) {
             const char *piece;
@@ -358,8 +358,8 @@ static int kept_put_parts(struct kept_db *db, MDB_txn *txn, const struct kept_re
             n += more;
             at += more;
         }
-        v = kept_val(part, n);
-        rc = mdb_put(txn, db->records, &key, &v, MDB_APPEND);
+        value = kept_val(part, n);
+        rc = mdb_put(txn, db->records, &key, &value, MDB_APPEND);
     }
     return rc;
 }
@@ -371,7 +371,7 @@ static int kept_put_one(struct kept_db *db, MDB_txn *txn, const struct kept_reco
     uint64_t cost = kept_cost(r->response_len + r->input_len);
     uint64_t number = totals->next;
     MDB_val key = kept_val(&r->name, sizeof r->name);
-    MDB_val v = kept_val(&number, sizeof number);
+    MDB_val value = kept_val(&number, sizeof number);
     int rc = kept_remove_name(db, txn, &r->name, totals);
 
     if (rc == 0 || rc == MDB_NOTFOUND)
@@ -379,7 +379,7 @@ static int kept_put_one(struct kept_db *db, MDB_txn *txn, const struct kept_reco
     if (rc == 0)
         rc = kept_put_parts(db, txn, r, number);
     if (rc == 0)
-        rc = mdb_put(txn, db->names, &key, &v, 0);
+        rc = mdb_put(txn, db->names, &key, &value, 0);
     totals->next++;
     totals->bytes += cost;
     return rc;
@@ -487,17 +487,17 @@ int kept_db_remove(struct kept_db *db, const struct hash *name)
 /* Copy the parts of a record, from the first on, to bytes [len]. */
 static int kept_get_parts(MDB_cursor *cursor, uint64_t number, char *bytes, size_t len)
 {
-    MDB_val key, v;
+    MDB_val key, value;
     size_t at = 0;
-    int rc = mdb_cursor_get(cursor, &key, &v, MDB_GET_CURRENT);
+    int rc = mdb_cursor_get(cursor, &key, &value, MDB_GET_CURRENT);
 
     while (rc == 0 && at < len) {
-        if (kept_number(&key) != number || v.mv_size > len - at || v.mv_size == 0)
+        if (kept_number(&key) != number || value.mv_size > len - at || value.mv_size == 0)
             return MDB_CORRUPTED;
-        memcpy(bytes + at, v.mv_data, v.mv_size);
-        at += v.mv_size;
+        memcpy(bytes + at, value.mv_data, value.mv_size);
+        at += value.mv_size;
         if (at < len)
-            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+            rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
     }
     return rc == MDB_NOTFOUND ? MDB_CORRUPTED : rc;
 }
@@ -610,15 +610,15 @@ static int kept_probe_table(MDB_txn *txn, MDB_dbi table)
 {
     MDB_cursor *cursor = NULL;
     volatile uint8_t seen = 0;
-    MDB_val key, v;
+    MDB_val key, value;
     int rc = mdb_cursor_open(txn, table, &cursor);
 
     if (rc == 0)
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
+        rc = mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
     while (rc == 0) {
-        for (size_t i = 0; i < v.mv_size; i += 64)
-            seen ^= ((const uint8_t *)v.mv_data)[i];
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+        for (size_t i = 0; i < value.mv_size; i += 64)
+            seen ^= ((const uint8_t *)value.mv_data)[i];
+        rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
     }
     return rc == MDB_NOTFOUND ? 0 : rc;
 }
@@ -706,7 +706,7 @@ static int kept_set_aside(const char *dir)
 static int kept_files(const char *dir, bool *is_new)
 {
     char path[KEPT_PATH_BYTES];
-    int rc, e, fd = -1;
+    int rc, error, fd = -1;
 
     if (mkdir(dir, 0700) == -1 && errno != EEXIST) {
         log_error("front: %s: %s", dir, strerror(errno));
@@ -726,11 +726,11 @@ static int kept_files(const char *dir, bool *is_new)
     rc = own_open("front", path, O_RDWR | O_CREAT, &fd);
     if (rc != ERR_OK)
         return rc;
-    e = posix_fallocate(fd, 0, KEPT_LOCK_BYTES);
+    error = posix_fallocate(fd, 0, KEPT_LOCK_BYTES);
     (void)close(fd);
-    if (e == 0)
+    if (error == 0)
         return ERR_OK;
-    log_error("front: %s: %s", path, strerror(e));
+    log_error("front: %s: %s", path, strerror(error));
     return ERR_NO_MEMORY;
 }
 
@@ -761,7 +761,7 @@ static int kept_lock(const char *dir, int *fd)
 static int kept_open_locked(struct kept_db *db, const char *dir, uint64_t bytes_max, bool probes)
 {
     bool is_new = false;
-    int e, rc = kept_files(dir, &is_new);
+    int error, rc = kept_files(dir, &is_new);
 
     if (rc == ERR_OK && probes && !is_new && kept_is_damaged(dir)) {
         rc = kept_set_aside(dir);
@@ -770,14 +770,14 @@ static int kept_open_locked(struct kept_db *db, const char *dir, uint64_t bytes_
     }
     if (rc != ERR_OK)
         return rc;
-    e = kept_env(db, dir, 0, bytes_max);
-    if (e == 0)
-        e = kept_tables(db, MDB_CREATE);
-    if (e == 0)
+    error = kept_env(db, dir, 0, bytes_max);
+    if (error == 0)
+        error = kept_tables(db, MDB_CREATE);
+    if (error == 0)
         (void)mdb_reader_check(db->env, NULL); /* frees the slots of fronts that died */
-    if (e != 0)
-        log_error("front: stored responses: %s: %s", dir, mdb_strerror(e));
-    return e == 0 ? ERR_OK : kept_error(db, e);
+    if (error != 0)
+        log_error("front: stored responses: %s: %s", dir, mdb_strerror(error));
+    return error == 0 ? ERR_OK : kept_error(db, error);
 }
 
 int kept_db_open(struct kept_db **out, const char *dir, uint64_t bytes_max, bool probes)

@@ -49,15 +49,15 @@ static int link_slots(struct link *l)
 
 static const struct wire_stats *link_map_stats(int fd)
 {
-    const struct wire_stats *s = mmap(NULL, sizeof *s, PROT_READ, MAP_SHARED, fd, 0);
+    const struct wire_stats *stats = mmap(NULL, sizeof *stats, PROT_READ, MAP_SHARED, fd, 0);
 
-    if (s == MAP_FAILED)
+    if (stats == MAP_FAILED)
         return NULL;
-    if (s->magic != WIRE_MAGIC || s->layout != wire_layout()) {
-        (void)munmap((void *)(uintptr_t)s, sizeof *s);
+    if (stats->magic != WIRE_MAGIC || stats->layout != wire_layout()) {
+        (void)munmap((void *)(uintptr_t)stats, sizeof *stats);
         return NULL;
     }
-    return s;
+    return stats;
 }
 
 static void link_publish(struct link *l, const struct wire_welcome *w,
@@ -116,14 +116,14 @@ static void link_close(struct link *l)
 
 bool link_try(struct link *l, uint64_t now_us)
 {
-    struct wire_welcome w;
+    struct wire_welcome welcome;
     int fds[ATTACH_FDS];
     int rc;
 
     if (l->control_fd != -1 || now_us < l->retry_us)
         return false;
     l->retry_us = now_us + LINK_RETRY_US;
-    rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &w, fds);
+    rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &welcome, fds);
     if (rc != ERR_OK) {
         l->control_fd = -1;
         if (rc == ERR_LIMIT && l->open_error != rc)
@@ -137,7 +137,7 @@ bool link_try(struct link *l, uint64_t now_us)
             l->retry_us = now_us + 20 * LINK_RETRY_US; /* logged less often */
         return false;
     }
-    rc = link_open(l, &w, fds);
+    rc = link_open(l, &welcome, fds);
     (void)close(fds[ATTACH_LANE]);
     (void)close(fds[ATTACH_STATS]);
     if (rc != ERR_OK) {
@@ -195,10 +195,10 @@ static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENAN
     if (n > WIRE_TENANTS)
         n = WIRE_TENANTS;
     for (uint32_t i = 0; i < n; i++) {
-        const struct wire_tenant *t = &l->stats->tenants[i];
+        const struct wire_tenant *tenant_row = &l->stats->tenants[i];
 
-        waiting[i] = atomic_load_explicit(&t->n_waiting, memory_order_relaxed);
-        if (memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0) {
+        waiting[i] = atomic_load_explicit(&tenant_row->n_waiting, memory_order_relaxed);
+        if (memcmp(tenant_row->name, tenant, WIRE_TENANT_BYTES) == 0) {
             own = waiting[i];
             waiting[i] = 0;
         }
@@ -225,7 +225,7 @@ static bool link_share_allows(uint64_t held, uint64_t n_free)
  * lane but not yet taken count against them here. */
 enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
 {
-    const struct wire_lane *w = l->lane.shared;
+    const struct wire_lane *shared = l->lane.shared;
     uint32_t place = link_tenant_idx(l, r->tenant);
     uint32_t held = place < l->n_tenants ? l->tenants[place].n_held : 0;
     uint32_t n_queued; /* our requests that the engine has not counted yet */
@@ -240,12 +240,12 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
         return WIRE_REFUSED_TENANT;
     lane_backlog(&l->lane, &n_queued, &n_tokens);
     n_tokens += r->n_tokens;
-    room = atomic_load_explicit(&w->room_reqs, memory_order_relaxed);
+    room = atomic_load_explicit(&shared->room_reqs, memory_order_relaxed);
     if (n_queued >= room)
         return n_queued - room < link_may_push(l, r->tenant) ? WIRE_NOT_REFUSED
                                                              : WIRE_REFUSED_REQUESTS;
-    if (n_queued + atomic_load_explicit(&w->n_waiting, memory_order_relaxed) > 0 &&
-        n_tokens > atomic_load_explicit(&w->room_tokens, memory_order_relaxed))
+    if (n_queued + atomic_load_explicit(&shared->n_waiting, memory_order_relaxed) > 0 &&
+        n_tokens > atomic_load_explicit(&shared->room_tokens, memory_order_relaxed))
         return link_may_push(l, r->tenant) > 0 ? WIRE_NOT_REFUSED : WIRE_REFUSED_TOKENS;
     return WIRE_NOT_REFUSED;
 }

@@ -24,11 +24,13 @@ static uint32_t uploads_find(const struct uploads *o, const struct compiled *st)
     uint32_t best = WIRE_AUTOMATA_MAX;
 
     for (uint32_t i = 0; i < WIRE_AUTOMATA_MAX; i++) {
-        const struct upload_place *p = &o->places[i];
+        const struct upload_place *place = &o->places[i];
 
-        if (p->compiled != NULL && memcmp(&p->compiled->name, &st->name, sizeof st->name) == 0)
+        if (place->compiled != NULL &&
+            memcmp(&place->compiled->name, &st->name, sizeof st->name) == 0)
             return i;
-        if (p->n_users == 0 && (best == WIRE_AUTOMATA_MAX || p->used < o->places[best].used))
+        if (place->n_users == 0 &&
+            (best == WIRE_AUTOMATA_MAX || place->used < o->places[best].used))
             best = i; /* an empty one has used == 0 */
     }
     return best;
@@ -38,21 +40,22 @@ int uploads_claim(struct uploads *o, int control_fd, struct compiled *st, uint32
 {
     uint32_t i = uploads_find(o, st);
     struct wire_upload upload = {.kind = WIRE_AUTOMATON, .idx = i, .bytes = st->bytes};
-    struct upload_place *p;
+    struct upload_place *place;
     int rc;
 
     if (i == WIRE_AUTOMATA_MAX)
         return ERR_OVERLOADED;
-    p = &o->places[i];
-    if (p->compiled == NULL || memcmp(&p->compiled->name, &st->name, sizeof st->name) != 0) {
+    place = &o->places[i];
+    if (place->compiled == NULL ||
+        memcmp(&place->compiled->name, &st->name, sizeof st->name) != 0) {
         rc = attach_upload(control_fd, &upload, st->sealed);
         if (rc != ERR_OK)
             return rc;
-        compiled_unref(p->compiled);
-        p->compiled = compiled_ref(st);
+        compiled_unref(place->compiled);
+        place->compiled = compiled_ref(st);
     }
-    p->n_users++;
-    p->used = ++o->uses;
+    place->n_users++;
+    place->used = ++o->uses;
     *idx = i;
     return ERR_OK;
 }

@@ -34,16 +34,16 @@ void defaults_init(struct defaults *p)
 static double defaults_number(struct defaults_reader *r, const char *name,
                               const struct range *range, double fallback)
 {
-    const struct json *v = json_get(r->config, name);
-    double d;
+    const struct json *value = json_get(r->config, name);
+    double number;
 
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return fallback;
-    d = range->low - 1.0; /* outside the range */
-    if (json_is_number(v))
-        d = json_real(v);
-    if (range_has(range, d))
-        return d;
+    number = range->low - 1.0; /* outside the range */
+    if (json_is_number(value))
+        number = json_real(value);
+    if (range_has(range, number))
+        return number;
     (void)snprintf(r->why, r->why_cap, "%s: %s must be a number %s %g %s %g", r->source, name,
                    range->low_open ? "above" : "from", range->low,
                    range->low_open ? "and at most" : "to", range->high);
@@ -53,14 +53,14 @@ static double defaults_number(struct defaults_reader *r, const char *name,
 
 static void defaults_sampling(struct defaults_reader *r, const char *name, struct sampling *s)
 {
-    const struct sampling_param *p = sampling_find(name);
-    struct range range = p->range;
-    double d;
+    const struct sampling_param *param = sampling_find(name);
+    struct range range = param->range;
+    double number;
 
-    if (p->is_count)
+    if (param->is_count)
         range.low -= 1.0; /* vLLM also writes "off" as -1 */
-    d = defaults_number(r, name, &range, sampling_get(s, p));
-    sampling_set(s, p, p->is_count && d < 0.0 ? 0.0 : d);
+    number = defaults_number(r, name, &range, sampling_get(s, param));
+    sampling_set(s, param, param->is_count && number < 0.0 ? 0.0 : number);
 }
 
 /* Read all members into a copy, which replaces *p only if all are good. */
@@ -69,32 +69,33 @@ static int defaults_take(struct defaults *p, struct defaults_reader *r)
     static const char *const names[] = {"temperature", "top_p", "min_p", "repetition_penalty",
                                         "top_k"};
     static const struct range tokens = RANGE_FROM(1, INT_MAX);
-    struct defaults n = *p;
+    struct defaults defaults = *p;
 
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        defaults_sampling(r, names[i], &n.sampling);
-    n.max_tokens = (uint32_t)defaults_number(r, "max_new_tokens", &tokens, p->max_tokens);
+        defaults_sampling(r, names[i], &defaults.sampling);
+    defaults.max_tokens = (uint32_t)defaults_number(r, "max_new_tokens", &tokens, p->max_tokens);
     if (r->rc == ERR_OK)
-        *p = n;
+        *p = defaults;
     return r->rc;
 }
 
 static int defaults_parse(struct defaults *p, const char *source, const char *text, size_t len,
                           char *why, size_t why_cap)
 {
-    struct defaults_reader r = {.source = source, .rc = ERR_OK, .why = why, .why_cap = why_cap};
+    struct defaults_reader reader = {
+        .source = source, .rc = ERR_OK, .why = why, .why_cap = why_cap};
     struct arena arena = {0};
     char reason[200] = "";
-    int rc = json_parse(&r.config, &arena, text, len, reason, sizeof reason);
+    int rc = json_parse(&reader.config, &arena, text, len, reason, sizeof reason);
 
-    if (rc == ERR_OK && r.config->kind != JSON_OBJECT) {
+    if (rc == ERR_OK && reader.config->kind != JSON_OBJECT) {
         (void)snprintf(reason, sizeof reason, "it must be a JSON object");
         rc = ERR_INVALID;
     }
     if (rc != ERR_OK)
         (void)snprintf(why, why_cap, "%s: %s", source, reason);
     else
-        rc = defaults_take(p, &r);
+        rc = defaults_take(p, &reader);
     arena_reset(&arena);
     return rc;
 }

@@ -86,29 +86,29 @@ static int fields_range(struct fields_read_context *c, const struct fields_row *
 {
     const struct json number = lax_number(v);
     char shown[LAX_SHOW_BYTES];
-    double d;
+    double parsed;
 
     if (!json_is_number(&number))
         return fields_type(c, row, "a number", v);
-    d = json_real(&number);
-    if (!range_has(&row->range, d)) {
+    parsed = json_real(&number);
+    if (!range_has(&row->range, parsed)) {
         (void)snprintf(c->why, c->why_cap, "'%s' must be %s %.15g and at most %.15g, not %s",
                        row->name, row->range.low_open ? "above" : "at least", row->range.low,
                        row->range.high, lax_show(v, shown));
         return ERR_INVALID;
     }
-    *out = d;
+    *out = parsed;
     return ERR_OK;
 }
 
 static int fields_real(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
-    double d;
-    int rc = fields_range(c, row, v, &d);
+    double number;
+    int rc = fields_range(c, row, v, &number);
 
     if (rc == ERR_OK)
-        memcpy(fields_member(c, row), &(float){(float)d}, sizeof(float));
+        memcpy(fields_member(c, row), &(float){(float)number}, sizeof(float));
     return rc;
 }
 
@@ -128,11 +128,11 @@ static int fields_whole_range(struct fields_read_context *c, const struct fields
 static int fields_whole(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
-    double d;
-    int rc = fields_whole_range(c, row, v, &d);
+    double number;
+    int rc = fields_whole_range(c, row, v, &number);
 
     if (rc == ERR_OK)
-        memcpy(fields_member(c, row), &(int32_t){(int32_t)d}, sizeof(int32_t));
+        memcpy(fields_member(c, row), &(int32_t){(int32_t)number}, sizeof(int32_t));
     return rc;
 }
 
@@ -172,23 +172,23 @@ static int fields_length_penalty(struct fields_read_context *c, const struct fie
 static int fields_timeout(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
-    double d;
-    int rc = fields_range(c, row, v, &d);
+    double number;
+    int rc = fields_range(c, row, v, &number);
 
     if (rc == ERR_OK)
-        c->x->timeout_us = 1 + (uint64_t)(d * 1e6);
+        c->x->timeout_us = 1 + (uint64_t)(number * 1e6);
     return rc;
 }
 
 static int fields_max_completion(struct fields_read_context *c, const struct fields_row *row,
                                  const struct json *v)
 {
-    double d;
-    int rc = fields_whole_range(c, row, v, &d);
+    double number;
+    int rc = fields_whole_range(c, row, v, &number);
 
     if (rc == ERR_OK) {
         c->x->max_tokens_given = true;
-        c->x->max_tokens = (uint32_t)d;
+        c->x->max_tokens = (uint32_t)number;
     }
     return rc;
 }
@@ -197,10 +197,10 @@ static int fields_max_completion(struct fields_read_context *c, const struct fie
 static int fields_max_tokens(struct fields_read_context *c, const struct fields_row *row,
                              const struct json *v)
 {
-    double d;
+    double number;
 
     if (c->x->max_tokens_given)
-        return fields_whole_range(c, row, v, &d);
+        return fields_whole_range(c, row, v, &number);
     return fields_max_completion(c, row, v);
 }
 
@@ -343,16 +343,19 @@ static int fields_stream_options(struct fields_read_context *c, const struct fie
     if (v->kind != JSON_OBJECT)
         return fields_type(c, row, "an object", v);
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *m = &v->items[i];
+        const struct json *member = &v->items[i];
 
-        if (m->kind == JSON_NULL)
+        if (member->kind == JSON_NULL)
             continue;
-        if (m->kind == JSON_BOOL && strcmp(m->key, "include_usage") == 0) {
-            c->x->include_usage = m->flag;
-        } else if (m->kind == JSON_BOOL && strcmp(m->key, "continuous_usage_stats") == 0) {
-            c->x->usage_always = m->flag;
-        } else if (m->kind != JSON_BOOL || m->flag || strcmp(m->key, "include_obfuscation") != 0) {
-            (void)snprintf(c->why, c->why_cap, "'stream_options.%.64s' is not supported", m->key);
+        if (member->kind == JSON_BOOL && strcmp(member->key, "include_usage") == 0) {
+            c->x->include_usage = member->flag;
+        } else if (member->kind == JSON_BOOL &&
+                   strcmp(member->key, "continuous_usage_stats") == 0) {
+            c->x->usage_always = member->flag;
+        } else if (member->kind != JSON_BOOL || member->flag ||
+                   strcmp(member->key, "include_obfuscation") != 0) {
+            (void)snprintf(c->why, c->why_cap, "'stream_options.%.64s' is not supported",
+                           member->key);
             return ERR_UNSUPPORTED;
         }
     }
@@ -444,22 +447,22 @@ static int fields_guided(struct fields_read_context *c, const struct fields_row 
 static int fields_best_of(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
-    double d;
-    int rc = fields_whole_range(c, row, v, &d);
+    double number;
+    int rc = fields_whole_range(c, row, v, &number);
 
     if (rc == ERR_OK)
-        c->best_of = (int)d;
+        c->best_of = (int)number;
     return rc;
 }
 
 bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES])
 {
-    struct hash h;
+    struct hash digest;
 
     if (v->kind != JSON_TEXT || v->text_len == 0)
         return false;
-    h = hash_sha256("cache_salt", sizeof "cache_salt", v->text, v->text_len);
-    memcpy(salt, &h, WIRE_SALT_BYTES);
+    digest = hash_sha256("cache_salt", sizeof "cache_salt", v->text, v->text_len);
+    memcpy(salt, &digest, WIRE_SALT_BYTES);
     return true;
 }
 
@@ -501,11 +504,11 @@ static int fields_truncate(struct fields_read_context *c, const struct fields_ro
 static int fields_think(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
-    double d;
-    int rc = fields_whole_range(c, row, v, &d);
+    double number;
+    int rc = fields_whole_range(c, row, v, &number);
 
     if (rc == ERR_OK)
-        c->x->think_max = (int64_t)d;
+        c->x->think_max = (int64_t)number;
     return rc;
 }
 
@@ -723,18 +726,18 @@ static const struct fields_row *fields_find(const char *name, enum exchange_form
  * field to name in the error. */
 static int fields_check_logprobs(struct fields_read_context *c, const char **param)
 {
-    struct wire_request *r = &c->out->request;
+    struct wire_request *request = &c->out->request;
     struct exchange *x = c->x;
     const char *wrong = NULL;
 
-    if (x->format == EXCHANGE_CHAT && r->generate.n_logprobs > 0 &&
-        (r->flags & WIRE_LOGPROBS) == 0) {
+    if (x->format == EXCHANGE_CHAT && request->generate.n_logprobs > 0 &&
+        (request->flags & WIRE_LOGPROBS) == 0) {
         *param = "top_logprobs";
         wrong = "'top_logprobs' needs 'logprobs' to be true";
-    } else if (x->token_rules.n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
+    } else if (x->token_rules.n_asked > 0 && (request->flags & WIRE_LOGPROBS) == 0) {
         *param = "logprob_token_ids";
         wrong = "'logprob_token_ids' needs 'logprobs' to be true";
-    } else if (x->prompt_logprobs && x->stream && r->generate.n_prompt_logprobs > 0) {
+    } else if (x->prompt_logprobs && x->stream && request->generate.n_prompt_logprobs > 0) {
         *param = "prompt_logprobs";
         wrong = "'prompt_logprobs' is not available when streaming";
     } else if (x->max_tokens_given && x->max_tokens == 0 && !x->echo) {
@@ -748,13 +751,13 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
     if (x->prompt_logprobs && x->stream) { /* prompt_logprobs = 0 is accepted in streams, as in
                                             * vLLM, without effect */
         x->prompt_logprobs = false;
-        r->flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
+        request->flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
     }
     if (x->echo && x->format == EXCHANGE_COMPLETION &&
-        (r->flags & WIRE_LOGPROBS) != 0) { /* the echoed prompt has log probabilities, too */
-        r->flags |= WIRE_PROMPT_LOGPROBS;
-        if (r->generate.n_prompt_logprobs < r->generate.n_logprobs)
-            r->generate.n_prompt_logprobs = r->generate.n_logprobs;
+        (request->flags & WIRE_LOGPROBS) != 0) { /* the echoed prompt has log probabilities, too */
+        request->flags |= WIRE_PROMPT_LOGPROBS;
+        if (request->generate.n_prompt_logprobs < request->generate.n_logprobs)
+            request->generate.n_prompt_logprobs = request->generate.n_logprobs;
     }
     if (x->max_tokens_given && x->max_tokens == 0) {
         x->only_echo = true;
@@ -768,8 +771,8 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
 static int fields_check_beams(struct fields_read_context *c, const char **param)
 {
     const struct fields *out = c->out;
-    const struct wire_request *r = &out->request;
-    const struct sampling *s = &r->generate.sampling;
+    const struct wire_request *request = &out->request;
+    const struct sampling *sampling = &request->generate.sampling;
     const struct exchange *x = c->x;
     const struct {
         const char *name;
@@ -781,12 +784,12 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
         {"logit_bias", x->token_rules.n_biases > 0},
         {"allowed_token_ids", x->token_rules.n_allowed > 0},
         {"logprob_token_ids", x->token_rules.n_asked > 0},
-        {"presence_penalty", s->presence_penalty != 0.0f},
-        {"frequency_penalty", s->frequency_penalty != 0.0f},
+        {"presence_penalty", sampling->presence_penalty != 0.0f},
+        {"frequency_penalty", sampling->frequency_penalty != 0.0f},
         {"repetition_penalty",
-         s->repetition_penalty != 1.0f &&
-             s->repetition_penalty != c->defaults->sampling.repetition_penalty},
-        {"min_tokens", r->generate.min_tokens > 0},
+         sampling->repetition_penalty != 1.0f &&
+             sampling->repetition_penalty != c->defaults->sampling.repetition_penalty},
+        {"min_tokens", request->generate.min_tokens > 0},
         {"thinking_token_budget", x->think_max >= 0},
     };
 
@@ -807,7 +810,7 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
                        "(response_format, structured_outputs, strict or forced tools)");
         return ERR_UNSUPPORTED;
     }
-    if (r->generate.n_logprobs > WIRE_LOGPROBS_MAX) {
+    if (request->generate.n_logprobs > WIRE_LOGPROBS_MAX) {
         *param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
         (void)snprintf(c->why, c->why_cap,
                        "'%s' must be at least 0 and at most %d with 'use_beam_search'", *param,
@@ -829,7 +832,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
                 const struct defaults *defaults, const struct names *names, char *why,
                 size_t why_cap, const char **param)
 {
-    struct fields_read_context c = {
+    struct fields_read_context context = {
         .out = out, .x = x, .names = names, .defaults = defaults, .why = why, .why_cap = why_cap};
     int rc;
 
@@ -842,15 +845,15 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     x->think_max = -1;
     x->tokens_as_ids = defaults->tokens_as_ids;
     for (uint32_t i = 0; i < body->n; i++) {
-        const struct json *v = &body->items[i];
-        const struct fields_row *row = fields_find(v->key, x->format);
+        const struct json *value = &body->items[i];
+        const struct fields_row *row = fields_find(value->key, x->format);
 
-        *param = v->key;
+        *param = value->key;
         if (row == NULL) {
-            log_debug("front: a request has an unknown field '%.64s'; it is ignored", v->key);
+            log_debug("front: a request has an unknown field '%.64s'; it is ignored", value->key);
             continue;
         }
-        rc = v->kind == JSON_NULL ? ERR_OK : row->read(&c, row, v);
+        rc = value->kind == JSON_NULL ? ERR_OK : row->read(&context, row, value);
         if (rc != ERR_OK)
             return rc;
     }
@@ -861,14 +864,14 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         return ERR_INVALID;
     }
     x->include_usage = x->stream && (x->include_usage || defaults->include_usage);
-    if (c.best_of != 0 && c.best_of != x->n) {
+    if (context.best_of != 0 && context.best_of != x->n) {
         *param = "best_of";
         (void)snprintf(why, why_cap, "'best_of' other than 'n' is not supported");
         return ERR_UNSUPPORTED;
     }
-    if (fields_check_logprobs(&c, param) != ERR_OK)
+    if (fields_check_logprobs(&context, param) != ERR_OK)
         return ERR_INVALID;
-    rc = fields_check_beams(&c, param);
+    rc = fields_check_beams(&context, param);
     if (rc != ERR_OK)
         return rc;
     rc = form_check(&out->form, param, why, why_cap);

@@ -15,7 +15,7 @@
 static bool lax_read(const char *text, size_t len, struct json *out)
 {
     struct arena arena = {0};
-    const struct json *v = NULL;
+    const struct json *value = NULL;
     char digits[LAX_NUMBER_BYTES];
     bool good;
 
@@ -26,9 +26,9 @@ static bool lax_read(const char *text, size_t len, struct json *out)
     if (len == 0 || len >= sizeof digits)
         return false;
     memcpy(digits, text, len);
-    good = json_parse(&v, &arena, digits, len, NULL, 0) == ERR_OK && json_is_number(v);
+    good = json_parse(&value, &arena, digits, len, NULL, 0) == ERR_OK && json_is_number(value);
     if (good) {
-        *out = *v;
+        *out = *value;
         out->text = text; /* in the request, which outlives this arena */
     }
     arena_reset(&arena);
@@ -37,18 +37,19 @@ static bool lax_read(const char *text, size_t len, struct json *out)
 
 struct json lax_number(const struct json *v)
 {
-    struct json n = *v;
+    struct json number = *v;
 
-    if (v->kind == JSON_TEXT && !lax_read(v->text, v->text_len, &n))
+    if (v->kind == JSON_TEXT && !lax_read(v->text, v->text_len, &number))
         return *v;
     /* 2.0 counts as 2, if int64_t can hold it. */
-    if (n.kind == JSON_REAL && fabs(n.real) < 0x1p63 && floor(n.real) == n.real) {
-        n.kind = JSON_INT;
-        n.whole = (int64_t)n.real;
+    if (number.kind == JSON_REAL && fabs(number.real) < 0x1p63 &&
+        floor(number.real) == number.real) {
+        number.kind = JSON_INT;
+        number.whole = (int64_t)number.real;
     }
-    n.key = v->key;
-    n.key_len = v->key_len;
-    return n;
+    number.key = v->key;
+    number.key_len = v->key_len;
+    return number;
 }
 
 bool lax_flag(const struct json *v, bool *flag)
@@ -78,10 +79,10 @@ bool lax_flag(const struct json *v, bool *flag)
 
 bool lax_get_flag(const struct json *obj, const char *name, bool fallback)
 {
-    const struct json *v = json_get(obj, name);
+    const struct json *value = json_get(obj, name);
     bool flag = fallback;
 
-    return v != NULL && lax_flag(v, &flag) ? flag : fallback;
+    return value != NULL && lax_flag(value, &flag) ? flag : fallback;
 }
 
 const char *lax_show(const struct json *v, char out[LAX_SHOW_BYTES])

@@ -32,14 +32,14 @@ void policy_tenant(const char *name, char out[WIRE_TENANT_BYTES])
 void policy_isolate(struct wire_request *r)
 {
     uint8_t text[WIRE_TENANT_BYTES + WIRE_SALT_BYTES];
-    struct hash h;
+    struct hash digest;
 
     if (r->tenant[0] == '\0')
         return;
     memcpy(text, r->tenant, WIRE_TENANT_BYTES);
     memcpy(text + WIRE_TENANT_BYTES, r->salt, WIRE_SALT_BYTES);
-    h = hash_sha256("tenant", sizeof "tenant", text, sizeof text);
-    memcpy(r->salt, &h, WIRE_SALT_BYTES);
+    digest = hash_sha256("tenant", sizeof "tenant", text, sizeof text);
+    memcpy(r->salt, &digest, WIRE_SALT_BYTES);
 }
 
 /* Headers are texts; the same ranges apply as for the fields of the body. */
@@ -59,12 +59,13 @@ static bool policy_priority(const char *text, int32_t *priority)
 static bool policy_timeout(const char *text, uint64_t *timeout_us)
 {
     char *end = NULL;
-    double s = strtod(text, &end);
+    double seconds = strtod(text, &end);
     uint64_t us;
 
-    if (end == text || *end != '\0' || !isfinite(s) || s <= 0.0 || s > POLICY_TIMEOUT_MAX_S)
+    if (end == text || *end != '\0' || !isfinite(seconds) || seconds <= 0.0 ||
+        seconds > POLICY_TIMEOUT_MAX_S)
         return false;
-    us = 1 + (uint64_t)(s * 1e6);
+    us = 1 + (uint64_t)(seconds * 1e6);
     if (*timeout_us == 0 || us < *timeout_us)
         *timeout_us = us;
     return true;

@@ -72,7 +72,7 @@ int retention_read_mark(const struct json *object, const char *where, uint32_t *
     const struct json *mark = json_get(object, "cache_control");
     const struct json *type = json_get(mark, "type");
     const struct json *ttl = json_get(mark, "ttl");
-    uint32_t s = 300;
+    uint32_t slot = 300;
 
     if (mark == NULL || mark->kind == JSON_NULL)
         return ERR_OK;
@@ -88,13 +88,13 @@ int retention_read_mark(const struct json *object, const char *where, uint32_t *
         return ERR_INVALID;
     }
     if (json_is_text(ttl, "1h")) {
-        s = 3600;
+        slot = 3600;
     } else if (ttl != NULL && ttl->kind != JSON_NULL && !json_is_text(ttl, "5m")) {
         (void)snprintf(why, why_cap, "'%s.cache_control.ttl' must be 5m or 1h", where);
         return ERR_INVALID;
     }
-    if (s > *seconds)
-        *seconds = s;
+    if (slot > *seconds)
+        *seconds = slot;
     return ERR_OK;
 }
 

@@ -14,9 +14,9 @@
 
 static int token_rules_by_id(const void *a, const void *b)
 {
-    const struct wire_bias *x = a, *y = b;
+    const struct wire_bias *left = a, *right = b;
 
-    return (x->id > y->id) - (x->id < y->id);
+    return (left->id > right->id) - (left->id < right->id);
 }
 
 /* A member's name of logit_bias as a token id; -1 when it is none. */
@@ -66,22 +66,22 @@ int token_rules_read_biases(struct token_rules *s, struct arena *arena, const st
     if (s->biases == NULL)
         return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json b = lax_number(&v->items[i]);
-        int64_t id = token_rules_id(b.key);
-        double value = json_is_number(&b) ? json_real(&b) : 0.0;
+        const struct json bias = lax_number(&v->items[i]);
+        int64_t id = token_rules_id(bias.key);
+        double value = json_is_number(&bias) ? json_real(&bias) : 0.0;
 
         if (id < 0) {
             (void)snprintf(why, why_cap,
                            "'logit_bias' must map token ids to numbers: \"%.40s\" is not a token "
                            "id",
-                           b.key);
+                           bias.key);
             return ERR_INVALID;
         }
-        if (!json_is_number(&b)) {
+        if (!json_is_number(&bias)) {
             (void)snprintf(why, why_cap,
                            "'logit_bias' must map token ids to numbers from -100 to 100: %.40s has "
                            "%s",
-                           b.key, lax_show(&v->items[i], shown));
+                           bias.key, lax_show(&v->items[i], shown));
             return ERR_INVALID;
         }
         if (value > TOKEN_RULES_BIAS_MAX)
@@ -165,9 +165,9 @@ int token_rules_read_asked(struct token_rules *s, struct arena *arena, const str
 
 static int token_rules_by_value(const void *a, const void *b)
 {
-    const int32_t *x = a, *y = b;
+    const int32_t *left = a, *right = b;
 
-    return (*x > *y) - (*x < *y);
+    return (*left > *right) - (*left < *right);
 }
 
 int token_rules_read_stops(struct token_rules *s, struct arena *arena, const struct json *v,

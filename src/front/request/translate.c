@@ -51,26 +51,26 @@ void translate_begin(struct translation *t, struct arena *arena, const struct js
 int translate_member_content(struct translation *t, const struct json *obj, const char *name,
                              const char *where, const struct json **out)
 {
-    const struct json *v = json_get(obj, name);
+    const struct json *value = json_get(obj, name);
     char at[200];
 
     (void)snprintf(at, sizeof at, "%s.%s", where, name);
-    if (v == NULL || v->kind != JSON_TEXT)
-        return translate_type(t, at, "a string", v);
-    *out = v;
+    if (value == NULL || value->kind != JSON_TEXT)
+        return translate_type(t, at, "a string", value);
+    *out = value;
     return ERR_OK;
 }
 
 int translate_member_text(struct translation *t, const struct json *obj, const char *name,
                           const char *where, const char **out)
 {
-    const struct json *v = NULL;
-    int rc = translate_member_content(t, obj, name, where, &v);
+    const struct json *value = NULL;
+    int rc = translate_member_content(t, obj, name, where, &value);
 
-    if (rc == ERR_OK && json_has_nul(v))
+    if (rc == ERR_OK && json_has_nul(value))
         rc = translate_fail(t, ERR_INVALID, "'%s.%s' must not hold \\u0000", where, name);
     if (rc == ERR_OK)
-        *out = v->text;
+        *out = value->text;
     return rc;
 }
 
@@ -140,20 +140,20 @@ int translate_fields(struct translation *t, const struct translate_row *rows, si
                      const struct json *body)
 {
     for (uint32_t i = 0; i < body->n; i++) {
-        const struct json *v = &body->items[i];
+        const struct json *value = &body->items[i];
         const struct translate_row *row = NULL;
         int rc;
 
         for (size_t r = 0; r < n_rows && row == NULL; r++) {
-            if (strcmp(rows[r].name, v->key) == 0)
+            if (strcmp(rows[r].name, value->key) == 0)
                 row = &rows[r];
         }
         if (row == NULL)
-            log_debug("front: a request has an unknown field '%.64s'; it is ignored", v->key);
-        if (row == NULL || v->kind == JSON_NULL)
+            log_debug("front: a request has an unknown field '%.64s'; it is ignored", value->key);
+        if (row == NULL || value->kind == JSON_NULL)
             continue;
         t->param = row->name;
-        rc = row->read(t, row, v);
+        rc = row->read(t, row, value);
         if (rc != ERR_OK)
             return rc;
     }
@@ -240,22 +240,22 @@ static struct json translate_joined(struct translation *t, const struct json_mad
                                     const char *between, bool *failed)
 {
     struct json joined = {.kind = JSON_TEXT, .text = ""};
-    struct buf b = {0};
+    struct buf buf = {0};
     char *copy = NULL;
 
     for (uint32_t i = 0; i < texts->n; i++) {
         if (i > 0)
-            buf_add_text(&b, between);
-        buf_add(&b, texts->items[i].text, texts->items[i].text_len);
+            buf_add_text(&buf, between);
+        buf_add(&buf, texts->items[i].text, texts->items[i].text_len);
     }
-    if (!b.failed)
-        copy = arena_strndup(t->arena, b.len == 0 ? "" : b.bytes, b.len);
+    if (!buf.failed)
+        copy = arena_strndup(t->arena, buf.len == 0 ? "" : buf.bytes, buf.len);
     if (copy != NULL) {
         joined.text = copy;
-        joined.text_len = b.len;
+        joined.text_len = buf.len;
     }
     *failed = *failed || copy == NULL;
-    buf_fini(&b);
+    buf_fini(&buf);
     return joined;
 }
 
@@ -270,28 +270,28 @@ struct json translate_text_of(struct translation *t, const struct json_made *tex
 /* Close the open turn: it becomes a message. A turn without content becomes none. */
 static void translate_flush(struct translation *t)
 {
-    struct json_made m = {.arena = t->arena};
+    struct json_made made = {.arena = t->arena};
     struct json text;
 
     if (t->role == NULL || (t->texts.n == 0 && t->calls.n == 0 && t->reason.n == 0)) {
         t->role = NULL; /* it is empty */
         return;
     }
-    json_put_text(&m, "role", t->role);
+    json_put_text(&made, "role", t->role);
     if (t->texts.n == 0 && t->calls.n > 0) {
-        json_put_null(&m, "content");
+        json_put_null(&made, "content");
     } else {
         text = translate_text_of(t, &t->texts);
-        json_put(&m, "content", &text);
+        json_put(&made, "content", &text);
     }
     if (t->reason.n > 0) {
-        text = translate_joined(t, &t->reason, "", &m.failed);
-        json_put(&m, "reasoning_content", &text);
+        text = translate_joined(t, &t->reason, "", &made.failed);
+        json_put(&made, "reasoning_content", &text);
     }
     if (t->calls.n > 0)
-        json_put_made(&m, "tool_calls", JSON_LIST, &t->calls);
-    m.failed = m.failed || t->texts.failed || t->calls.failed || t->reason.failed;
-    json_put_made(&t->messages, NULL, JSON_OBJECT, &m);
+        json_put_made(&made, "tool_calls", JSON_LIST, &t->calls);
+    made.failed = made.failed || t->texts.failed || t->calls.failed || t->reason.failed;
+    json_put_made(&t->messages, NULL, JSON_OBJECT, &made);
     t->role = NULL;
     t->texts = (struct json_made){.arena = t->arena};
     t->calls = t->texts;
@@ -339,13 +339,13 @@ void translate_call(struct translation *t, const char *id, const char *name,
 
 void translate_result(struct translation *t, const char *id, const struct json *content)
 {
-    struct json_made m = {.arena = t->arena};
+    struct json_made made = {.arena = t->arena};
 
     translate_flush(t);
-    json_put_text(&m, "role", "tool");
-    json_put_text(&m, "tool_call_id", id);
-    json_put(&m, "content", content);
-    json_put_made(&t->messages, NULL, JSON_OBJECT, &m);
+    json_put_text(&made, "role", "tool");
+    json_put_text(&made, "tool_call_id", id);
+    json_put(&made, "content", content);
+    json_put_made(&t->messages, NULL, JSON_OBJECT, &made);
 }
 
 int translate_end(struct translation *t, struct json *chat)

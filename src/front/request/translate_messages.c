@@ -24,18 +24,18 @@ static int messages_mark(struct translation *t, const struct json *object, const
 static void messages_retain(struct translation *t, const struct json *body)
 {
     struct json_made hint = {.arena = t->arena};
-    struct json n = {.kind = JSON_INT};
+    struct json number = {.kind = JSON_INT};
 
     if (t->mark_s == 0 || json_get(body, "cache_retention") != NULL)
         return;
-    n.whole = RETENTION_MARK;
-    n.text = "60";
-    n.n = 2;
-    json_put(&hint, "priority", &n);
-    n.whole = t->mark_s;
-    n.text = t->mark_s == 300 ? "300" : "3600";
-    n.n = (uint32_t)strlen(n.text);
-    json_put(&hint, "seconds", &n);
+    number.whole = RETENTION_MARK;
+    number.text = "60";
+    number.n = 2;
+    json_put(&hint, "priority", &number);
+    number.whole = t->mark_s;
+    number.text = t->mark_s == 300 ? "300" : "3600";
+    number.n = (uint32_t)strlen(number.text);
+    json_put(&hint, "seconds", &number);
     json_put_made(&t->chat, "cache_retention", JSON_OBJECT, &hint);
 }
 
@@ -63,26 +63,26 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
     if (v->kind != JSON_LIST)
         return translate_type(t, where, "a string or a list of blocks", v);
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *b = &v->items[i];
+        const struct json *bias = &v->items[i];
         const struct json *text = NULL;
         const char *type = NULL;
         int rc;
 
         (void)snprintf(at, sizeof at, "%s.%u", where, i);
-        if (b->kind != JSON_OBJECT)
-            return translate_type(t, at, "an object", b);
-        rc = translate_member_text(t, b, "type", at, &type);
+        if (bias->kind != JSON_OBJECT)
+            return translate_type(t, at, "an object", bias);
+        rc = translate_member_text(t, bias, "type", at, &type);
         if (rc != ERR_OK)
             return rc;
         if (strcmp(type, "text") == 0)
-            rc = translate_member_content(t, b, "text", at, &text);
+            rc = translate_member_content(t, bias, "text", at, &text);
         else if (strcmp(type, "tool_reference") == 0) /* found by the client's tool search */
-            rc = translate_member_content(t, b, "tool_name", at, &text);
+            rc = translate_member_content(t, bias, "tool_name", at, &text);
         else
             rc = translate_fail(t, ERR_UNSUPPORTED,
                                 "'%s': blocks of type '%.64s' are not supported here", at, type);
         if (rc == ERR_OK)
-            rc = messages_mark(t, b, at);
+            rc = messages_mark(t, bias, at);
         if (rc != ERR_OK)
             return rc;
         if (!is_billing(text))
@@ -463,21 +463,22 @@ int translate_messages(struct json *chat, struct arena *arena, const struct json
                        bool is_count, char *why, size_t why_cap, const char **param)
 {
     const struct json *max_tokens = json_get(body, "max_tokens");
-    struct translation t;
+    struct translation translation;
     int rc;
 
-    translate_begin(&t, arena, body, why, why_cap);
-    rc = translate_fields(&t, messages_rows, sizeof messages_rows / sizeof messages_rows[0], body);
+    translate_begin(&translation, arena, body, why, why_cap);
+    rc = translate_fields(&translation, messages_rows,
+                          sizeof messages_rows / sizeof messages_rows[0], body);
     if (rc == ERR_OK && !is_count && (max_tokens == NULL || max_tokens->kind == JSON_NULL)) {
-        t.param = "max_tokens";
-        rc = translate_type(&t, "max_tokens", "", NULL);
+        translation.param = "max_tokens";
+        rc = translate_type(&translation, "max_tokens", "", NULL);
     }
     if (rc == ERR_OK)
-        rc = messages_talk(&t, body);
+        rc = messages_talk(&translation, body);
     if (rc == ERR_OK)
-        messages_retain(&t, body);
+        messages_retain(&translation, body);
     if (rc == ERR_OK)
-        rc = translate_end(&t, chat);
-    *param = rc == ERR_OK ? NULL : t.param;
+        rc = translate_end(&translation, chat);
+    *param = rc == ERR_OK ? NULL : translation.param;
     return rc;
 }

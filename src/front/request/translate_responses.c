@@ -444,21 +444,21 @@ static int responses_include(struct translation *t, const struct translate_row *
 /* top_logprobs has an effect only if `include` asks for log probabilities. */
 static int responses_top_logprobs(struct translation *t, const struct json *body)
 {
-    const struct json *v = json_get(body, "top_logprobs");
+    const struct json *value = json_get(body, "top_logprobs");
     const struct json *include = json_get_kind(body, "include", JSON_LIST);
     bool asked = false;
 
     t->param = "top_logprobs";
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return ERR_OK;
-    if (v->kind != JSON_INT || v->whole < 0 || v->whole > RESPONSES_TOP_MAX)
+    if (value->kind != JSON_INT || value->whole < 0 || value->whole > RESPONSES_TOP_MAX)
         return translate_fail(t, ERR_INVALID,
                               "'top_logprobs' must be a whole number, at least 0 and at most %d",
                               RESPONSES_TOP_MAX);
     for (uint32_t i = 0; include != NULL && i < include->n; i++)
         asked = asked || json_is_text(&include->items[i], RESPONSES_LOGPROBS);
     if (asked)
-        json_put(&t->chat, "top_logprobs", v);
+        json_put(&t->chat, "top_logprobs", value);
     return ERR_OK;
 }
 
@@ -539,19 +539,19 @@ int translate_responses(struct json *chat, struct arena *arena,
                         const char **param)
 {
     const struct json *body = in->body;
-    struct translation t;
+    struct translation translation;
     int rc;
 
-    translate_begin(&t, arena, body, why, why_cap);
-    t.earlier = in->earlier;
-    rc = translate_fields(&t, responses_rows, sizeof responses_rows / sizeof responses_rows[0],
-                          body);
+    translate_begin(&translation, arena, body, why, why_cap);
+    translation.earlier = in->earlier;
+    rc = translate_fields(&translation, responses_rows,
+                          sizeof responses_rows / sizeof responses_rows[0], body);
     if (rc == ERR_OK)
-        rc = responses_top_logprobs(&t, body);
+        rc = responses_top_logprobs(&translation, body);
     if (rc == ERR_OK)
-        rc = responses_talk(&t, body);
+        rc = responses_talk(&translation, body);
     if (rc == ERR_OK)
-        rc = translate_end(&t, chat);
-    *param = rc == ERR_OK ? NULL : t.param;
+        rc = translate_end(&translation, chat);
+    *param = rc == ERR_OK ? NULL : translation.param;
     return rc;
 }

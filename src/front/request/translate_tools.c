@@ -73,19 +73,19 @@ static struct json describe(struct translation *t, const struct json *tool)
     const struct json *said = json_get_kind(tool, "description", JSON_TEXT);
     const struct json *rules = json_get_kind(format, "definition", JSON_TEXT);
     struct json described = {.kind = JSON_TEXT, .text = ""};
-    struct buf b = {0};
+    struct buf buf = {0};
 
     if (said != NULL)
         described = *said;
     if (rules == NULL)
         return described;
-    buf_add(&b, described.text, described.text_len);
-    buf_printf(&b, "\n\nThe input is a text under this %s grammar:\n",
+    buf_add(&buf, described.text, described.text_len);
+    buf_printf(&buf, "\n\nThe input is a text under this %s grammar:\n",
                json_get_text(format, "syntax", "lark"));
-    buf_add(&b, rules->text, rules->text_len);
-    described.text_len = b.len;
-    described.text = b.failed ? NULL : arena_strndup(t->arena, b.bytes, b.len);
-    buf_fini(&b);
+    buf_add(&buf, rules->text, rules->text_len);
+    described.text_len = buf.len;
+    described.text = buf.failed ? NULL : arena_strndup(t->arena, buf.bytes, buf.len);
+    buf_fini(&buf);
     t->chat.failed = t->chat.failed || described.text == NULL;
     if (described.text == NULL)
         described = (struct json){.kind = JSON_TEXT, .text = ""};

@@ -71,11 +71,11 @@ void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
     if (err_http_status(err) == 429 || err_http_status(err) == 503) {
-        struct link *l = &s->f->link;
+        struct link *link = &s->f->link;
 
         retry_after_s = x->retry_after_s;
-        if (retry_after_s == 0 && l->control_fd != -1)
-            retry_after_s = (int)atomic_load(&l->lane.shared->retry_after_s);
+        if (retry_after_s == 0 && link->control_fd != -1)
+            retry_after_s = (int)atomic_load(&link->lane.shared->retry_after_s);
         if (retry_after_s < 1)
             retry_after_s = 1;
     }
@@ -221,9 +221,9 @@ static bool streamer_late(const struct streamer *s, const struct exchange *x)
 static bool streamer_waited(const struct streamer *s, const struct exchange *x)
 {
     uint64_t wait_us = (uint64_t)s->f->settings.engine_wait_ms * 1000u;
-    const struct link *l = &s->f->link;
+    const struct link *link = &s->f->link;
 
-    if (l->control_fd != -1 && atomic_load(&l->lane.shared->engine_state) == WIRE_DRAINING)
+    if (link->control_fd != -1 && atomic_load(&link->lane.shared->engine_state) == WIRE_DRAINING)
         return false;
 
     for (int i = 0; i < x->n_gens; i++) {
@@ -256,8 +256,8 @@ static void streamer_kept(struct streamer *s)
 /* The timeouts of one exchange. At most one of them applies per tick. */
 static void streamer_tick_one(struct streamer *s, struct exchange *x)
 {
-    const struct settings *c = &s->f->settings;
-    uint64_t stall_us = (uint64_t)c->client_stall_s * 1000000u;
+    const struct settings *settings = &s->f->settings;
+    uint64_t stall_us = (uint64_t)settings->client_stall_s * 1000000u;
 
     if ((x->out_sent < x->out.len || x->complete) && s->now_us - x->progress_us > stall_us) {
         streamer_close(s, x);
@@ -272,7 +272,7 @@ static void streamer_tick_one(struct streamer *s, struct exchange *x)
     else if (!x->complete && s->draining && s->now_us > s->drain_until_us)
         streamer_fail(s, x, ERR_DRAINING, NULL, NULL);
     else if (!x->complete && x->stream && x->head_sent && x->out.len == 0 &&
-             s->now_us - x->said_us > (uint64_t)c->keepalive_s * 1000000u) {
+             s->now_us - x->said_us > (uint64_t)settings->keepalive_s * 1000000u) {
         answer_keepalive(x);
         x->said_us = s->now_us;
     }
@@ -382,13 +382,13 @@ static void streamer_events(struct streamer *s, int timeout_ms)
  * engine does; only then may epoll_wait() block. */
 static int streamer_timeout_ms(struct streamer *s)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
 
     if (!streamer_may_sleep(s))
         return 0;
-    if (l->control_fd == -1)
+    if (link->control_fd == -1)
         return STREAMER_DETACHED_MS;
-    if (!lane_front_sleep(&l->lane))
+    if (!lane_front_sleep(&link->lane))
         return 0;
     return s->n_open > 0 ? STREAMER_TICK_MS : 2 * STREAMER_TICK_MS;
 }
@@ -436,20 +436,20 @@ static bool streamer_goes_on(struct streamer *s)
 
 int streamer_run(struct front *f)
 {
-    struct streamer s = {.f = f, .epoll_fd = -1, .now_us = clock_us()};
-    int rc = streamer_open(&s);
+    struct streamer streamer = {.f = f, .epoll_fd = -1, .now_us = clock_us()};
+    int rc = streamer_open(&streamer);
 
-    while (rc == ERR_OK && streamer_goes_on(&s)) {
-        int timeout_ms = streamer_timeout_ms(&s);
+    while (rc == ERR_OK && streamer_goes_on(&streamer)) {
+        int timeout_ms = streamer_timeout_ms(&streamer);
 
-        streamer_events(&s, timeout_ms);
+        streamer_events(&streamer, timeout_ms);
         if (f->link.control_fd != -1)
             lane_front_awake(&f->link.lane);
-        streamer_engine(&s);
-        streamer_lane(&s);
-        streamer_flush_all(&s);
-        streamer_tick(&s);
-        streamer_bury(&s);
+        streamer_engine(&streamer);
+        streamer_lane(&streamer);
+        streamer_flush_all(&streamer);
+        streamer_tick(&streamer);
+        streamer_bury(&streamer);
     }
     return rc;
 }

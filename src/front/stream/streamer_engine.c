@@ -33,12 +33,12 @@ static bool streamer_said_all(const struct streamer *s, const struct gen *g, str
 
 void streamer_engine_lost(struct streamer *s)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
 
     /* The records that the engine wrote before it died are still in the lane. */
     streamer_lane(s);
-    for (uint32_t i = 0; i < l->lane.n_slots; i++) {
-        struct gen *g = l->by_slot[i];
+    for (uint32_t i = 0; i < link->lane.n_slots; i++) {
+        struct gen *g = link->by_slot[i];
         struct wire_out end;
 
         if (g == NULL)
@@ -60,7 +60,7 @@ void streamer_engine_lost(struct streamer *s)
     }
     for (struct gen *g = s->waiting; g != NULL; g = g->next)
         g->wait_us = s->now_us;
-    link_lost(l, s->now_us);
+    link_lost(link, s->now_us);
 }
 
 /* Nothing of x was sent: when its connection is closed now, nginx tries another front. */
@@ -103,21 +103,21 @@ static void streamer_yield(struct streamer *s)
 
 void streamer_engine(struct streamer *s)
 {
-    struct link *l = &s->f->link;
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &l->control_fd};
+    struct link *link = &s->f->link;
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &link->control_fd};
 
-    if (!link_try(l, s->now_us)) {
-        if (l->control_fd != -1)
+    if (!link_try(link, s->now_us)) {
+        if (link->control_fd != -1)
             streamer_submit_rest(s);
-        else if (l->foreign_us != 0)
+        else if (link->foreign_us != 0)
             streamer_yield(s);
         return;
     }
-    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, l->control_fd, &ev) == -1) {
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, link->control_fd, &ev) == -1) {
         log_error("front: epoll: %s", strerror(errno));
-        link_lost(l, s->now_us);
+        link_lost(link, s->now_us);
         return;
     }
-    vocabulary_want(&s->f->vocabulary, &l->engine);
+    vocabulary_want(&s->f->vocabulary, &link->engine);
     streamer_resume(s);
 }

@@ -18,11 +18,11 @@
 /* Drop the records of a slot whose generation is cancelled; the last one frees the slot. */
 static void streamer_drain_slot(struct link *l, uint32_t slot)
 {
-    struct wire_out o;
+    struct wire_out record;
 
-    while (lane_record(&l->lane, slot, &o)) {
-        if (o.kind == WIRE_FINISHED) {
-            link_end(l, slot, &o);
+    while (lane_record(&l->lane, slot, &record)) {
+        if (record.kind == WIRE_FINISHED) {
+            link_end(l, slot, &record);
             return;
         }
     }
@@ -30,14 +30,14 @@ static void streamer_drain_slot(struct link *l, uint32_t slot)
 
 void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
 
     streamer_wait_remove(s, g);
     if (g->slot < 0)
         return;
-    lane_cancel(&l->lane, (uint32_t)g->slot, why);
-    l->by_slot[g->slot] = NULL;
-    streamer_drain_slot(l, (uint32_t)g->slot);
+    lane_cancel(&link->lane, (uint32_t)g->slot, why);
+    link->by_slot[g->slot] = NULL;
+    streamer_drain_slot(link, (uint32_t)g->slot);
     g->slot = -1;
 }
 
@@ -45,16 +45,16 @@ void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
  * search. */
 static void streamer_beam(struct streamer *s, struct gen *g)
 {
-    const struct wire_welcome *w = &s->f->link.engine;
+    const struct wire_welcome *welcome = &s->f->link.engine;
     struct exchange *x = g->exchange;
     struct gen *first = g - g->index % x->n;
-    uint32_t n_ends = w->n_eos < WIRE_EOS_MAX ? w->n_eos : WIRE_EOS_MAX;
-    uint32_t longest = w->max_model_len - g->n_prompt; /* above 0: streamer_check() */
+    uint32_t n_ends = welcome->n_eos < WIRE_EOS_MAX ? welcome->n_eos : WIRE_EOS_MAX;
+    uint32_t longest = welcome->max_model_len - g->n_prompt; /* above 0: streamer_check() */
     enum beams_todo todo;
 
     if (x->max_tokens_given && x->max_tokens < longest)
         longest = x->max_tokens;
-    if (beams_told(g, w->eos, n_ends, longest, &todo) != ERR_OK) {
+    if (beams_told(g, welcome->eos, n_ends, longest, &todo) != ERR_OK) {
         streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
         return;
     }
@@ -142,17 +142,19 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
  * and once the answer has begun its status cannot change. True: the refusal is the answer. */
 static bool streamer_was_refused(struct streamer *s, struct exchange *x)
 {
-    struct link *l = &s->f->link;
-    struct wire_out o;
+    struct link *link = &s->f->link;
+    struct wire_out record;
 
     for (int i = 0; i < x->n_gens && !x->head_sent; i++) {
         struct gen *g = &x->gens[i];
 
-        if (g->slot < 0 || !lane_peek(&l->lane, (uint32_t)g->slot, &o) || o.kind != WIRE_FINISHED ||
-            o.finish != WIRE_FIN_ERROR || o.value == ERR_DRAINING)
+        if (g->slot < 0 || !lane_peek(&link->lane, (uint32_t)g->slot, &record) ||
+            record.kind != WIRE_FINISHED || record.finish != WIRE_FIN_ERROR ||
+            record.value == ERR_DRAINING)
             continue;
-        (void)lane_record(&l->lane, (uint32_t)g->slot, &o); /* take the record that was looked at */
-        streamer_finished(s, g, &o);
+        (void)lane_record(&link->lane, (uint32_t)g->slot,
+                          &record); /* take the record that was looked at */
+        streamer_finished(s, g, &record);
         return true;
     }
     return false;
@@ -211,21 +213,21 @@ void streamer_flush_all(struct streamer *s)
  * bytes. */
 void streamer_slot(struct streamer *s, uint32_t slot)
 {
-    struct link *l = &s->f->link;
-    struct gen *g = l->by_slot[slot];
+    struct link *link = &s->f->link;
+    struct gen *g = link->by_slot[slot];
     struct exchange *x;
-    struct wire_out o;
+    struct wire_out record;
     bool behind;
 
     if (g == NULL) {
-        streamer_drain_slot(l, slot);
+        streamer_drain_slot(link, slot);
         return;
     }
     x = g->exchange;
     do { /* at most twice: with nothing unsent, behind is false */
         behind = x->out.len - x->out_sent >= STREAMER_BACKLOG;
-        while (!behind && g->slot == (int64_t)slot && lane_record(&l->lane, slot, &o))
-            streamer_record(s, g, &o);
+        while (!behind && g->slot == (int64_t)slot && lane_record(&link->lane, slot, &record))
+            streamer_record(s, g, &record);
         if (!x->complete && g->finish == GEN_RUNNING && !logprobs_echo_waits(g))
             answer_text(x, g);
         if (!behind && x->n_gens > 1) {
@@ -240,18 +242,18 @@ void streamer_slot(struct streamer *s, uint32_t slot)
 
 void streamer_lane(struct streamer *s)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
 
-    if (l->control_fd == -1)
+    if (link->control_fd == -1)
         return;
-    for (uint32_t w = 0; w * 64 < l->lane.n_slots; w++) {
-        uint64_t bits = lane_ready(&l->lane, w);
+    for (uint32_t w = 0; w * 64 < link->lane.n_slots; w++) {
+        uint64_t bits = lane_ready(&link->lane, w);
 
         while (bits != 0) {
             uint32_t slot = w * 64 + (uint32_t)__builtin_ctzll(bits);
 
             bits &= bits - 1;
-            if (slot < l->lane.n_slots)
+            if (slot < link->lane.n_slots)
                 streamer_slot(s, slot);
         }
     }

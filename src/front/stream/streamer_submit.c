@@ -56,9 +56,9 @@ static void streamer_count_refused(struct streamer *s, const struct gen *g, enum
 static int streamer_check(const struct streamer *s, const struct gen *g, char *why, size_t cap,
                           const char **param)
 {
-    const struct wire_welcome *w = &s->f->link.engine;
+    const struct wire_welcome *welcome = &s->f->link.engine;
     const struct exchange *x = g->exchange;
-    uint64_t longest = w->max_model_len;
+    uint64_t longest = welcome->max_model_len;
     uint64_t more = exchange_least_answer(x);
 
     *param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
@@ -71,15 +71,15 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
         return ERR_TOO_LONG;
     }
     for (size_t i = 0; i < g->tokens.len; i++) {
-        if (g->tokens.ids[i] < 0 || g->tokens.ids[i] >= (int64_t)w->n_vocab) {
+        if (g->tokens.ids[i] < 0 || g->tokens.ids[i] >= (int64_t)welcome->n_vocab) {
             (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
-                           g->tokens.ids[i], w->n_vocab);
+                           g->tokens.ids[i], welcome->n_vocab);
             return ERR_INVALID;
         }
     }
     if (g->request.task == WIRE_GENERATE)
-        return logprobs_check(g, w->n_vocab, s->f->defaults.max_logprobs, w->max_model_len, why,
-                              cap, param);
+        return logprobs_check(g, welcome->n_vocab, s->f->defaults.max_logprobs,
+                              welcome->max_model_len, why, cap, param);
     return ERR_OK;
 }
 
@@ -88,7 +88,7 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
 static int streamer_upload(struct streamer *s, const struct exchange *x,
                            const struct wire_request *r, uint32_t *automaton)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
     int sealed;
     size_t bytes;
     uint32_t idx = 0;
@@ -100,11 +100,11 @@ static int streamer_upload(struct streamer *s, const struct exchange *x,
     rc = vocabulary_get(&s->f->vocabulary, &sealed, &bytes);
     if (rc != ERR_OK)
         return rc;
-    rc = uploads_add_vocabulary(&l->uploads, l->control_fd, sealed, bytes);
+    rc = uploads_add_vocabulary(&link->uploads, link->control_fd, sealed, bytes);
     if (rc == ERR_OK && x->compiled == NULL)
         return ERR_OK;
     if (rc == ERR_OK)
-        rc = uploads_claim(&l->uploads, l->control_fd, x->compiled, &idx);
+        rc = uploads_claim(&link->uploads, link->control_fd, x->compiled, &idx);
     if (rc == ERR_OK)
         *automaton = idx + 1;
     return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
@@ -140,19 +140,19 @@ static void streamer_fill_generate(const struct streamer *s, const struct gen *g
 static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
                               struct wire_request r, const int32_t *extra)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
     uint32_t automaton;
     int rc = streamer_upload(s, g->exchange, &r, &automaton);
 
     if (rc != ERR_OK)
         return rc;
-    l->automaton[slot] = automaton;
+    link->automaton[slot] = automaton;
     r.flags |= logprobs_restart(g);
     r.arrival_us = g->exchange->arrival_us;
     r.n_tokens = (uint32_t)g->tokens.len;
     if (r.task == WIRE_GENERATE)
         streamer_fill_generate(s, g, automaton, &r.generate);
-    rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
+    rc = lane_submit(&link->lane, slot, r, g->tokens.ids, extra);
     if (rc != ERR_OK)
         streamer_count_refused(s, g, WIRE_REFUSED_SLOTS);
     return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
@@ -180,8 +180,8 @@ static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wir
 static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
                                const char **param)
 {
-    struct link *l = &s->f->link;
-    struct wire_request r = g->request;
+    struct link *link = &s->f->link;
+    struct wire_request request = g->request;
     int rc = streamer_check(s, g, why, cap, param);
     enum wire_refusal refusal;
     int32_t *extra;
@@ -189,30 +189,30 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
 
     if (rc != ERR_OK)
         return rc;
-    r.flags = (streamer_goes_on_with(g) ? WIRE_RESUMED : 0) |
-              (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
-    r.n_tokens = (uint32_t)g->tokens.len;
-    refusal = link_refuses(l, &r);
+    request.flags = (streamer_goes_on_with(g) ? WIRE_RESUMED : 0) |
+                    (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
+    request.n_tokens = (uint32_t)g->tokens.len;
+    refusal = link_refuses(link, &request);
     if (refusal != WIRE_NOT_REFUSED) {
         streamer_count_refused(s, g, refusal);
         *param = NULL;
         return ERR_OVERLOADED;
     }
-    rc = streamer_steer(g->exchange, l->engine.n_vocab, &r, &extra, why, cap, param);
+    rc = streamer_steer(g->exchange, link->engine.n_vocab, &request, &extra, why, cap, param);
     if (rc != ERR_OK)
         return rc;
     *param = NULL;
-    slot = link_claim(l, r.tenant);
-    rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, r, extra);
+    slot = link_claim(link, request.tenant);
+    rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, request, extra);
     mem_free(extra);
     if (rc != ERR_OK) {
         if (slot >= 0)
-            link_release(l, (uint32_t)slot);
+            link_release(link, (uint32_t)slot);
         return rc;
     }
     g->slot = slot;
     g->n_submits++;
-    l->by_slot[slot] = g;
+    link->by_slot[slot] = g;
     return ERR_OK;
 }
 

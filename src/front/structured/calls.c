@@ -170,32 +170,33 @@ static void calls_check_name(struct calls *c, uint32_t tool, const char *name)
 static struct grammar_part calls_tool(struct calls *c, const struct calls_shape *shape,
                                       const char *name, const struct json *schema)
 {
-    struct part_list l = {0};
+    struct part_list parts = {0};
 
-    calls_add_printf(c, &l, "%s%s%s", shape->head, name, shape->format == REPLY_KIMI_K2 ? ":" : "");
+    calls_add_printf(c, &parts, "%s%s%s", shape->head, name,
+                     shape->format == REPLY_KIMI_K2 ? ":" : "");
     if (shape->format == REPLY_KIMI_K2)
-        calls_add_regex(c, &l, "[0-9]{1,3}");
+        calls_add_regex(c, &parts, "[0-9]{1,3}");
     if (shape->format == REPLY_MISTRAL && shape->open[0] == '\0')
-        calls_add_regex(c, &l, "(\\[CALL_ID\\][0-9A-Za-z]{9})?");
-    calls_add_text(c, &l, shape->tail);
-    calls_add_args(c, &l, name, schema);
-    calls_add_text(c, &l, shape->end);
-    return calls_sequence(&l);
+        calls_add_regex(c, &parts, "(\\[CALL_ID\\][0-9A-Za-z]{9})?");
+    calls_add_text(c, &parts, shape->tail);
+    calls_add_args(c, &parts, name, schema);
+    calls_add_text(c, &parts, shape->end);
+    return calls_sequence(&parts);
 }
 
 /* A call in harmony: "to=functions.NAME" may be before or after the channel. */
 static struct grammar_part calls_tool_harmony(struct calls *c, const char *name,
                                               const struct json *schema)
 {
-    struct part_list l = {0}, header = {0};
+    struct part_list parts = {0}, header = {0};
 
     calls_add_printf(c, &header, "<|channel|>commentary to=functions.%s", name);
     calls_add_printf(c, &header, " to=functions.%s<|channel|>commentary", name);
-    calls_add(c, &l, calls_choice(&header));
-    calls_add_regex(c, &l, "( ?<\\|constrain\\|>json| json)?");
-    calls_add_text(c, &l, "<|message|>");
-    calls_add_args(c, &l, name, schema);
-    return calls_sequence(&l);
+    calls_add(c, &parts, calls_choice(&header));
+    calls_add_regex(c, &parts, "( ?<\\|constrain\\|>json| json)?");
+    calls_add_text(c, &parts, "<|message|>");
+    calls_add_args(c, &parts, name, schema);
+    return calls_sequence(&parts);
 }
 
 /* A choice of the tools that may be called. If the model need not call, arguments are constrained
@@ -203,7 +204,7 @@ static struct grammar_part calls_tool_harmony(struct calls *c, const char *name,
 static struct grammar_part calls_tools(struct calls *c, const struct form *f,
                                        const struct calls_shape *shape)
 {
-    struct part_list l = {0};
+    struct part_list parts = {0};
 
     for (uint32_t i = 0; i < f->tools->n; i++) {
         const struct json *function = json_get(&f->tools->items[i], "function");
@@ -217,11 +218,11 @@ static struct grammar_part calls_tools(struct calls *c, const struct form *f,
         calls_check_name(c, i, name);
         if (c->rc != ERR_OK)
             break;
-        calls_add(c, &l,
+        calls_add(c, &parts,
                   shape == NULL ? calls_tool_harmony(c, name, schema)
                                 : calls_tool(c, shape, name, schema));
     }
-    return calls_choice(&l);
+    return calls_choice(&parts);
 }
 
 /* --- all calls ---------------------------------------------------------------------------- */
@@ -240,15 +241,15 @@ static void calls_add_border(struct calls *c, struct part_list *l, const struct 
 static struct grammar_part calls_all(struct calls *c, const struct form *f,
                                      const struct calls_shape *shape, bool open, uint32_t max)
 {
-    struct part_list l = {0}, call = {0};
+    struct part_list parts = {0}, call = {0};
 
     calls_add_text(c, &call, shape->begin);
     calls_add(c, &call, calls_tools(c, f, shape));
     if (open)
-        calls_add_border(c, &l, shape, shape->open);
-    calls_add(c, &l, calls_repeat(&call, 1, max, shape->between));
-    calls_add_border(c, &l, shape, shape->close);
-    return calls_sequence(&l);
+        calls_add_border(c, &parts, shape, shape->open);
+    calls_add(c, &parts, calls_repeat(&call, 1, max, shape->between));
+    calls_add_border(c, &parts, shape, shape->close);
+    return calls_sequence(&parts);
 }
 
 /* Calls and nothing else, in any of the format's variants. */
@@ -281,11 +282,11 @@ static const char *calls_other_text(enum reply_format format)
 static void calls_add_trigger(struct calls *c, struct part_list *triggers, const char *text,
                               struct grammar_part rest)
 {
-    struct part_list l = {0};
+    struct part_list parts = {0};
 
-    calls_add_text(c, &l, text);
-    calls_add(c, &l, rest);
-    calls_add(c, triggers, calls_sequence(&l));
+    calls_add_text(c, &parts, text);
+    calls_add(c, &parts, rest);
+    calls_add(c, triggers, calls_sequence(&parts));
 }
 
 /* The part after [TOOL_CALLS], in both variants of the format. */
@@ -352,14 +353,14 @@ static struct grammar_part calls_harmony(struct calls *c, const struct form *f,
                                          const struct grammar_part *content, bool calls)
 {
     bool forced = form_forces(f);
-    struct part_list l = {0}, before = {0}, last = {0}, final = {0};
+    struct part_list parts = {0}, before = {0}, last = {0}, final = {0};
 
     calls_add_regex(c, &before,
                     content != NULL ? "<\\|channel\\|>analysis<\\|message\\|>"
                                     : "<\\|channel\\|>(analysis|commentary)<\\|message\\|>");
     calls_add_regex(c, &before, HARMONY_TEXT);
     calls_add_text(c, &before, "<|end|><|start|>assistant");
-    calls_add(c, &l, calls_repeat(&before, 0, UINT32_MAX, ""));
+    calls_add(c, &parts, calls_repeat(&before, 0, UINT32_MAX, ""));
     calls_add_regex(c, &final,
                     "<\\|channel\\|>final( ?<\\|constrain\\|>(json|JSON))?<\\|message\\|>");
     if (content != NULL)
@@ -370,8 +371,8 @@ static struct grammar_part calls_harmony(struct calls *c, const struct form *f,
         calls_add(c, &last, calls_sequence(&final));
     if (calls)
         calls_add(c, &last, calls_tools(c, f, NULL));
-    calls_add(c, &l, calls_choice(&last));
-    return calls_sequence(&l);
+    calls_add(c, &parts, calls_choice(&last));
+    return calls_sequence(&parts);
 }
 
 /* --- public ------------------------------------------------------------------------------- */
@@ -412,49 +413,49 @@ static void calls_write_avoided(enum reply_format format, struct buf *b)
 
 int calls_avoid(enum reply_format format, struct arena *arena, struct grammar_part *part)
 {
-    struct calls c = {.arena = arena};
-    struct part_list l = {0};
-    struct buf b = {0};
+    struct calls calls = {.arena = arena};
+    struct part_list parts = {0};
+    struct buf buf = {0};
     const char *pattern;
 
     if (calls_avoided(format, 0) == NULL)
         return ERR_OK;
     if (part->kind == PART_REGEX && calls_may_begin_bare(format))
-        buf_add_text(&b, calls_other_text(format));
+        buf_add_text(&buf, calls_other_text(format));
     else
-        calls_write_avoided(format, &b);
-    pattern = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
-    buf_fini(&b);
+        calls_write_avoided(format, &buf);
+    pattern = buf.failed ? NULL : arena_strndup(arena, buf.bytes, buf.len);
+    buf_fini(&buf);
     if (pattern == NULL)
         return ERR_NO_MEMORY;
-    calls_add_regex(&c, &l, pattern);
-    part->parts = l.items;
-    part->n_parts = l.n;
-    return c.rc;
+    calls_add_regex(&calls, &parts, pattern);
+    part->parts = parts.items;
+    part->n_parts = parts.n;
+    return calls.rc;
 }
 
 int calls_compose(const struct form *f, enum reply_format format, bool one_call,
                   struct arena *arena, struct grammar_part *body, size_t *n, char *why, size_t cap)
 {
-    struct calls c = {.arena = arena, .format = format, .why = why, .cap = cap};
+    struct calls calls = {.arena = arena, .format = format, .why = why, .cap = cap};
     bool forced = form_forces(f);
     uint32_t max = one_call || f->calls == FORM_CALLS_NAMED ? 1 : UINT32_MAX;
-    struct part_list l = {0};
+    struct part_list parts = {0};
 
     if (format == REPLY_HARMONY) {
-        struct grammar_part all = calls_harmony(&c, f, *n > 0 ? &body[0] : NULL,
+        struct grammar_part all = calls_harmony(&calls, f, *n > 0 ? &body[0] : NULL,
                                                 f->tools != NULL && f->calls != FORM_CALLS_NONE);
 
-        if (c.rc == ERR_OK)
+        if (calls.rc == ERR_OK)
             body[0] = all;
         *n = 1;
-        return c.rc;
+        return calls.rc;
     }
     if (forced || *n > 0) /* constrained content is not free text either */
-        calls_add_forced(&c, f, max, &l);
+        calls_add_forced(&calls, f, max, &parts);
     else
-        calls_add_free(&c, f, max, &l);
-    if (c.rc == ERR_OK && l.n > 0)
-        body[(*n)++] = calls_choice(&l);
-    return c.rc;
+        calls_add_free(&calls, f, max, &parts);
+    if (calls.rc == ERR_OK && parts.n > 0)
+        body[(*n)++] = calls_choice(&parts);
+    return calls.rc;
 }

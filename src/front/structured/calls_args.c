@@ -87,13 +87,13 @@ static const struct args_style *args_style(enum reply_format format)
 /* Is this type in the schema's "type"? */
 static bool has_type(const struct json *schema, const char *type)
 {
-    const struct json *t = json_get(schema, "type");
+    const struct json *json = json_get(schema, "type");
 
-    for (uint32_t i = 0; t != NULL && t->kind == JSON_LIST && i < t->n; i++) {
-        if (json_is_text(&t->items[i], type))
+    for (uint32_t i = 0; json != NULL && json->kind == JSON_LIST && i < json->n; i++) {
+        if (json_is_text(&json->items[i], type))
             return true;
     }
-    return json_is_text(t, type);
+    return json_is_text(json, type);
 }
 
 /* Move a buffer's text into the arena. */
@@ -139,25 +139,26 @@ static struct grammar_part args_schema(struct calls *c, enum grammar_part_kind k
     static const char *const shared[] = {"$defs", "definitions", "$schema"};
     struct grammar_part part = {.kind = kind};
     struct part_list holds = {0};
-    struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+    struct buf buf = {.limit = GRAMMAR_SOURCE_MAX};
 
-    buf_printf(&b, "{\"$comment\":\"\"%s%s%s%s", type[0] == '\0' ? "" : ",\"type\":\"", type,
+    buf_printf(&buf, "{\"$comment\":\"\"%s%s%s%s", type[0] == '\0' ? "" : ",\"type\":\"", type,
                type[0] == '\0' ? "" : "\"", more);
     for (uint32_t i = 0; schema != NULL && schema->kind == JSON_OBJECT && i < schema->n; i++) {
-        const struct json *m = &schema->items[i];
+        const struct json *member = &schema->items[i];
 
-        if (!is_annotation(m->key) && (type[0] == '\0' || strcmp(m->key, "type") != 0) &&
-            (more[0] == '\0' || (strcmp(m->key, "minimum") != 0 && strcmp(m->key, "maximum") != 0)))
-            add_member(&b, m);
+        if (!is_annotation(member->key) && (type[0] == '\0' || strcmp(member->key, "type") != 0) &&
+            (more[0] == '\0' ||
+             (strcmp(member->key, "minimum") != 0 && strcmp(member->key, "maximum") != 0)))
+            add_member(&buf, member);
     }
     for (int i = 0; i < 3; i++) {
-        const struct json *m = json_get(root, shared[i]);
+        const struct json *member = json_get(root, shared[i]);
 
-        if (m != NULL && json_get(schema, shared[i]) == NULL)
-            add_member(&b, m);
+        if (member != NULL && json_get(schema, shared[i]) == NULL)
+            add_member(&buf, member);
     }
-    buf_add_byte(&b, '}');
-    part.text = args_keep(c, &b, &part.len);
+    buf_add_byte(&buf, '}');
+    part.text = args_keep(c, &buf, &part.len);
     if (inside != NULL)
         calls_add_regex(c, &holds, inside);
     part.parts = holds.items;
@@ -261,17 +262,17 @@ static struct grammar_part member_part(struct calls *c, const struct args_style 
                                        const char *function, const char *key,
                                        const struct json *schema, const struct json *root)
 {
-    struct part_list l = {0};
+    struct part_list parts = {0};
 
     if (!is_writable(c, key) || (schema != NULL && schema->kind == JSON_BOOL && !schema->flag))
         calls_fail(c, ERR_UNSUPPORTED,
                    "'tools': this model's format of calls cannot write the parameter '%.100s' of "
                    "'%s'",
                    key, function);
-    calls_add_printf(c, &l, "%s%s%s", style->before, key, style->behind);
-    add_value(c, &l, style, schema, root);
-    calls_add_text(c, &l, style->end);
-    return calls_sequence(&l);
+    calls_add_printf(c, &parts, "%s%s%s", style->before, key, style->behind);
+    add_value(c, &parts, style, schema, root);
+    calls_add_text(c, &parts, style->end);
+    return calls_sequence(&parts);
 }
 
 /* The members of a schema: first those of "properties" in its order, then those that only
@@ -288,10 +289,10 @@ static size_t args_members(struct calls *c, const struct args_style *style, cons
     if (members == NULL)
         calls_fail(c, ERR_NO_MEMORY, "out of memory");
     for (uint32_t i = 0; c->rc == ERR_OK && known != NULL && i < known->n; i++) {
-        const struct json *m = &known->items[i];
+        const struct json *member = &known->items[i];
 
-        members[n].part = member_part(c, style, function, m->key, m, root);
-        members[n++].required = is_required(root, m->key);
+        members[n].part = member_part(c, style, function, member->key, member, root);
+        members[n++].required = is_required(root, member->key);
     }
     for (uint32_t i = 0; c->rc == ERR_OK && required != NULL && i < required->n; i++) {
         const struct json *name = &required->items[i];
@@ -368,12 +369,12 @@ static void add_any(struct calls *c, struct part_list *l, const struct args_styl
 static struct grammar_part maybe(struct calls *c, const char *before, struct grammar_part part,
                                  const char *behind)
 {
-    struct part_list l = {0};
+    struct part_list parts = {0};
 
-    calls_add_text(c, &l, before);
-    calls_add(c, &l, part);
-    calls_add_text(c, &l, behind);
-    return calls_repeat(&l, 0, 1, "");
+    calls_add_text(c, &parts, before);
+    calls_add(c, &parts, part);
+    calls_add_text(c, &parts, behind);
+    return calls_repeat(&parts, 0, 1, "");
 }
 
 /* The members from `from` on, each after a comma. */

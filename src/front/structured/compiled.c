@@ -54,20 +54,20 @@ static void name_parts(struct buf *b, const struct grammar_part *parts, size_t n
 static int compiled_name(const struct grammar_request *r, struct hash *out)
 {
     const uint32_t numbers[] = {(uint32_t)r->kind, (uint32_t)r->space};
-    struct buf b = {0};
+    struct buf buf = {0};
     int rc;
 
-    buf_add(&b, numbers, sizeof numbers);
-    name_text(&b, r->spacing, r->spacing_len);
-    name_text(&b, r->source, r->source_len);
-    buf_add(&b, &r->n_choices, sizeof r->n_choices);
+    buf_add(&buf, numbers, sizeof numbers);
+    name_text(&buf, r->spacing, r->spacing_len);
+    name_text(&buf, r->source, r->source_len);
+    buf_add(&buf, &r->n_choices, sizeof r->n_choices);
     for (size_t i = 0; i < r->n_choices; i++)
-        name_text(&b, r->choices[i], strlen(r->choices[i]));
-    name_parts(&b, r->parts, r->n_parts, 0);
-    rc = b.failed ? ERR_NO_MEMORY : ERR_OK;
+        name_text(&buf, r->choices[i], strlen(r->choices[i]));
+    name_parts(&buf, r->parts, r->n_parts, 0);
+    rc = buf.failed ? ERR_NO_MEMORY : ERR_OK;
     if (rc == ERR_OK)
-        *out = hash_sha256(b.bytes, b.len, NULL, 0);
-    buf_fini(&b);
+        *out = hash_sha256(buf.bytes, buf.len, NULL, 0);
+    buf_fini(&buf);
     return rc;
 }
 

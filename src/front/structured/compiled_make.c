@@ -43,14 +43,14 @@ static struct compiled_turn *make_turn(struct compiled_cache *s, const char *ten
     struct compiled_turn *oldest = &s->turns[0];
 
     for (int i = 0; i < COMPILED_TURNS; i++) {
-        struct compiled_turn *t = &s->turns[i];
+        struct compiled_turn *turn_row = &s->turns[i];
 
-        if (t->turn != 0 && memcmp(t->tenant, tenant, sizeof t->tenant) == 0) {
+        if (turn_row->turn != 0 && memcmp(turn_row->tenant, tenant, sizeof turn_row->tenant) == 0) {
             *known = true;
-            return t;
+            return turn_row;
         }
-        if (t->turn < oldest->turn)
-            oldest = t;
+        if (turn_row->turn < oldest->turn)
+            oldest = turn_row;
     }
     *known = false;
     return oldest;
@@ -58,8 +58,8 @@ static struct compiled_turn *make_turn(struct compiled_cache *s, const char *ten
 
 static bool make_is_busy(const struct compiled_cache *s, const char *tenant)
 {
-    for (const struct compiled_making *m = s->making; m != NULL; m = m->next)
-        if (m->begun && memcmp(m->tenant, tenant, sizeof m->tenant) == 0)
+    for (const struct compiled_making *making = s->making; making != NULL; making = making->next)
+        if (making->begun && memcmp(making->tenant, tenant, sizeof making->tenant) == 0)
             return true;
     return false;
 }
@@ -70,17 +70,17 @@ static struct compiled_making *make_choose(struct compiled_cache *s)
     struct compiled_making *best = NULL;
     uint64_t best_turn = 0;
 
-    for (struct compiled_making *m = s->making; m != NULL; m = m->next) {
-        const struct compiled_turn *t;
+    for (struct compiled_making *making = s->making; making != NULL; making = making->next) {
+        const struct compiled_turn *turn_row;
         uint64_t turn;
         bool known;
 
-        if (m->begun || make_is_busy(s, m->tenant))
+        if (making->begun || make_is_busy(s, making->tenant))
             continue;
-        t = make_turn(s, m->tenant, &known);
-        turn = known ? t->turn : 0;
+        turn_row = make_turn(s, making->tenant, &known);
+        turn = known ? turn_row->turn : 0;
         if (best == NULL || turn < best_turn) {
-            best = m;
+            best = making;
             best_turn = turn;
         }
     }
@@ -90,11 +90,11 @@ static struct compiled_making *make_choose(struct compiled_cache *s)
 static void make_begin(struct compiled_cache *s, struct compiled_making *m)
 {
     bool known;
-    struct compiled_turn *t = make_turn(s, m->tenant, &known);
+    struct compiled_turn *turn_row = make_turn(s, m->tenant, &known);
 
     m->begun = true;
-    memcpy(t->tenant, m->tenant, sizeof t->tenant);
-    t->turn = ++s->n_compiled;
+    memcpy(turn_row->tenant, m->tenant, sizeof turn_row->tenant);
+    turn_row->turn = ++s->n_compiled;
 }
 
 static void make_remove(struct compiled_cache *s, const struct compiled_making *m)
@@ -163,20 +163,20 @@ static void make_one(struct compiled_cache *s, struct compiled_making *m)
 
 static void *make_run(void *arg)
 {
-    struct compiled_cache *s = arg;
+    struct compiled_cache *cache = arg;
 
     /* without it the thread has the normal priority */
     (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), MAKE_NICE);
-    (void)pthread_mutex_lock(&s->lock);
-    while (!s->ends) {
-        struct compiled_making *m = make_choose(s);
+    (void)pthread_mutex_lock(&cache->lock);
+    while (!cache->ends) {
+        struct compiled_making *making = make_choose(cache);
 
-        if (m != NULL)
-            make_one(s, m);
+        if (making != NULL)
+            make_one(cache, making);
         else
-            (void)pthread_cond_wait(&s->changed, &s->lock);
+            (void)pthread_cond_wait(&cache->changed, &cache->lock);
     }
-    (void)pthread_mutex_unlock(&s->lock);
+    (void)pthread_mutex_unlock(&cache->lock);
     hash_end_thread();
     return NULL;
 }
@@ -207,11 +207,11 @@ void compiled_cache_end_compilers(struct compiled_cache *s)
 
 static struct compiled_making *make_find(const struct compiled_cache *s, const struct hash *name)
 {
-    struct compiled_making *m = s->making;
+    struct compiled_making *making = s->making;
 
-    while (m != NULL && memcmp(m->name, name, sizeof *name) != 0)
-        m = m->next;
-    return m;
+    while (making != NULL && memcmp(making->name, name, sizeof *name) != 0)
+        making = making->next;
+    return making;
 }
 
 /* The number of threads that wait for compilations of this tenant. */
@@ -219,9 +219,9 @@ static int make_count(const struct compiled_cache *s, const char *tenant)
 {
     int n = 0;
 
-    for (const struct compiled_making *m = s->making; m != NULL; m = m->next)
-        if (memcmp(m->tenant, tenant, sizeof m->tenant) == 0)
-            n += m->n_waiting;
+    for (const struct compiled_making *making = s->making; making != NULL; making = making->next)
+        if (memcmp(making->tenant, tenant, sizeof making->tenant) == 0)
+            n += making->n_waiting;
     return n;
 }
 
@@ -259,19 +259,19 @@ static void make_call(struct compiled_cache *s, void (*call)(void *arg))
 int compiled_cache_make(struct compiled_cache *s, const struct grammar_request *request,
                         const struct hash *name, const char *tenant)
 {
-    struct compiled_making *m;
+    struct compiled_making *making;
     int rc = ERR_OK;
 
     if (s->n_waiting >= COMPILED_WAIT_MAX || make_count(s, tenant) >= COMPILED_TENANT_MAX)
         return ERR_OVERLOADED;
     s->n_waiting++;
     make_call(s, s->before_wait);
-    m = make_find(s, name);
-    if (m == NULL)
+    making = make_find(s, name);
+    if (making == NULL)
         rc = make_own(s, request, name, tenant);
     else
-        m->n_waiting++;
-    while (m != NULL && make_find(s, name) == m)
+        making->n_waiting++;
+    while (making != NULL && make_find(s, name) == making)
         (void)pthread_cond_wait(&s->changed, &s->lock);
     s->n_waiting--;
     make_call(s, s->after_wait);

@@ -35,15 +35,15 @@ static bool form_write(struct buf *b, const struct json *source, bool is_json)
 static bool form_is_same(const struct form *f, enum grammar_kind kind, const struct json *source)
 {
     bool is_json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_PARTS;
-    struct buf a = {.limit = GRAMMAR_SOURCE_MAX}, b = {.limit = GRAMMAR_SOURCE_MAX};
+    struct buf buf = {.limit = GRAMMAR_SOURCE_MAX}, text = {.limit = GRAMMAR_SOURCE_MAX};
     bool same;
 
     if (f->kind != kind || f->source == NULL || source == NULL)
         return f->kind == kind && f->source == source;
-    same = form_write(&a, f->source, is_json) && form_write(&b, source, is_json) &&
-           a.len == b.len && memcmp(a.bytes, b.bytes, a.len) == 0;
-    buf_fini(&a);
-    buf_fini(&b);
+    same = form_write(&buf, f->source, is_json) && form_write(&text, source, is_json) &&
+           buf.len == text.len && memcmp(buf.bytes, text.bytes, buf.len) == 0;
+    buf_fini(&buf);
+    buf_fini(&text);
     return same;
 }
 
@@ -217,21 +217,21 @@ int form_read_structured(struct form *f, const struct json *v, char *why, size_t
     if (v->kind != JSON_OBJECT)
         return form_wrong(why, cap, "structured_outputs", "an object", v);
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *m = &v->items[i];
+        const struct json *member = &v->items[i];
         const char *kind = NULL;
         char name[64];
         int rc = ERR_OK;
 
         for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
-            if (strcmp(m->key, kinds[k]) == 0)
+            if (strcmp(member->key, kinds[k]) == 0)
                 kind = kinds[k];
-        if (m->kind == JSON_NULL)
+        if (member->kind == JSON_NULL)
             continue;
         if (kind == NULL) {
-            rc = form_read_flag(f, m, why, cap);
+            rc = form_read_flag(f, member, why, cap);
         } else {
             (void)snprintf(name, sizeof name, "structured_outputs.%s", kind);
-            rc = form_read_kind(f, "structured_outputs", name, kind, m, why, cap);
+            rc = form_read_kind(f, "structured_outputs", name, kind, member, why, cap);
         }
         if (rc != ERR_OK)
             return rc;

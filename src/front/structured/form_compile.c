@@ -70,15 +70,15 @@ static void form_write_closed(struct buf *b, const struct json *v, enum form_nod
     }
     buf_add_byte(b, is_object ? '{' : '[');
     for (uint32_t i = 0; i < v->n && !b->failed; i++) {
-        const struct json *m = &v->items[i];
+        const struct json *member = &v->items[i];
 
         if (i > 0)
             buf_add_byte(b, ',');
         if (is_object) {
-            buf_add_json_string(b, m->key, m->key_len);
+            buf_add_json_string(b, member->key, member->key_len);
             buf_add_byte(b, ':');
         }
-        form_write_closed(b, m, form_node_of(m, node, is_object));
+        form_write_closed(b, member, form_node_of(member, node, is_object));
     }
     if (closes)
         buf_add_text(b, ",\"additionalProperties\":false"); /* after the declared members */
@@ -89,7 +89,7 @@ static void form_write_closed(struct buf *b, const struct json *v, enum form_nod
 static int form_source(const struct form *f, struct arena *arena, const char **text, size_t *len)
 {
     const struct json *source = f->source;
-    struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+    struct buf buf = {.limit = GRAMMAR_SOURCE_MAX};
     bool closes = f->closed && (f->kind == GRAMMAR_SCHEMA || f->kind == GRAMMAR_PARTS);
     char *copy;
 
@@ -102,13 +102,13 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
         return *len > GRAMMAR_SOURCE_MAX ? ERR_LIMIT : ERR_OK;
     }
     if (closes)
-        form_write_closed(&b, source, f->kind == GRAMMAR_PARTS ? NODE_TAG : NODE_SCHEMA);
+        form_write_closed(&buf, source, f->kind == GRAMMAR_PARTS ? NODE_TAG : NODE_SCHEMA);
     else
-        json_write(&b, source, JSON_COMPACT);
-    copy = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
+        json_write(&buf, source, JSON_COMPACT);
+    copy = buf.failed ? NULL : arena_strndup(arena, buf.bytes, buf.len);
     *text = copy;
-    *len = b.len;
-    buf_fini(&b);
+    *len = buf.len;
+    buf_fini(&buf);
     return copy == NULL ? ERR_LIMIT : ERR_OK;
 }
 
@@ -260,22 +260,22 @@ static bool form_blame_tool(const struct form *f, const struct form_model *m,
     for (uint32_t i = 0; f->tools != NULL && i < f->tools->n; i++) {
         const struct json *function = json_get(&f->tools->items[i], "function");
         const struct json *schema = json_get_kind(function, "parameters", JSON_OBJECT);
-        struct grammar_request r = {.kind = GRAMMAR_SCHEMA};
+        struct grammar_request request = {.kind = GRAMMAR_SCHEMA};
         struct grammar_error error = {.text = ""};
         struct compiled *st = NULL;
-        struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+        struct buf buf = {.limit = GRAMMAR_SOURCE_MAX};
         char what[64];
 
         if (schema == NULL)
             continue;
-        json_write(&b, schema, JSON_COMPACT);
-        r.source = b.bytes;
-        r.source_len = b.len;
+        json_write(&buf, schema, JSON_COMPACT);
+        request.source = buf.bytes;
+        request.source_len = buf.len;
         (void)snprintf(what, sizeof what, "tools[%u].function.parameters", i);
-        if (!b.failed && compiled_cache_get(cache, &r, m->tenant, &st, &error) != ERR_OK)
+        if (!buf.failed && compiled_cache_get(cache, &request, m->tenant, &st, &error) != ERR_OK)
             form_explain(what, &error, why, cap);
         compiled_unref(st);
-        buf_fini(&b);
+        buf_fini(&buf);
         if (why[0] != '\0')
             return true;
     }
@@ -306,21 +306,21 @@ int form_compile(const struct form *f, const struct form_model *m, struct compil
     /* Calls are written on one line, as models are trained to; additional white space would only
      * delay the end. */
     enum grammar_space space = f->param == NULL || form_forces(f) ? GRAMMAR_COMPACT : f->space;
-    struct grammar_request r = {.kind = GRAMMAR_PARTS, .space = space, .parts = top};
+    struct grammar_request request = {.kind = GRAMMAR_PARTS, .space = space, .parts = top};
     int rc;
 
     *param = f->param != NULL ? f->param : "tools";
-    rc = form_compose(f, m, arena, top, &r.n_parts, param, why, cap);
+    rc = form_compose(f, m, arena, top, &request.n_parts, param, why, cap);
     if (f->spacing != NULL && space != GRAMMAR_COMPACT) {
-        r.space = GRAMMAR_SPACED;
-        r.spacing = f->spacing->text;
-        r.spacing_len = f->spacing->text_len;
+        request.space = GRAMMAR_SPACED;
+        request.spacing = f->spacing->text;
+        request.spacing_len = f->spacing->text_len;
     }
-    if (rc == ERR_OK && r.n_parts == 1 && top[0].kind == PART_CHOICE && f->param != NULL &&
+    if (rc == ERR_OK && request.n_parts == 1 && top[0].kind == PART_CHOICE && f->param != NULL &&
         f->kind == GRAMMAR_CHOICE && (!m->chat || !form_has_calls(f)))
-        rc = form_choices(f, arena, &r);
-    if (rc == ERR_OK && (r.kind != GRAMMAR_PARTS || r.n_parts > 0))
-        rc = compiled_cache_get(cache, &r, m->tenant, out, &error);
+        rc = form_choices(f, arena, &request);
+    if (rc == ERR_OK && (request.kind != GRAMMAR_PARTS || request.n_parts > 0))
+        rc = compiled_cache_get(cache, &request, m->tenant, out, &error);
     if (rc == ERR_OK || rc == ERR_NO_MEMORY || rc == ERR_OVERLOADED) {
         (void)snprintf(why, cap, "%s", error.text);
         return rc;

@@ -83,31 +83,32 @@ static void tags_leave(struct tags *t, size_t was)
 static const struct json *tags_member(struct tags *t, const struct json *v, const char *name,
                                       enum json_kind kind)
 {
-    const struct json *m = json_get(v, name);
+    const struct json *member = json_get(v, name);
 
-    if (m != NULL && m->kind == kind)
-        return m;
+    if (member != NULL && member->kind == kind)
+        return member;
     tags_fail(t, ERR_INVALID, "'%s' must be a %s%s", name, json_kind_name(kind),
-              m == NULL ? "; it is missing" : "");
+              member == NULL ? "; it is missing" : "");
     return NULL;
 }
 
 static bool tags_flag(struct tags *t, const struct json *v, const char *name)
 {
-    const struct json *m = json_get(v, name);
+    const struct json *member = json_get(v, name);
 
-    if (m != NULL && m->kind != JSON_BOOL && m->kind != JSON_NULL)
+    if (member != NULL && member->kind != JSON_BOOL && member->kind != JSON_NULL)
         tags_fail(t, ERR_INVALID, "'%s' must be true or false", name);
-    return m != NULL && m->kind == JSON_BOOL && m->flag;
+    return member != NULL && member->kind == JSON_BOOL && member->flag;
 }
 
 /* Refuse a member that would change the meaning and is not supported. */
 static void tags_refuse(struct tags *t, const struct json *v, const char *name)
 {
-    const struct json *m = json_get(v, name);
+    const struct json *member = json_get(v, name);
 
-    if (m != NULL && m->kind != JSON_NULL && !(m->kind == JSON_BOOL && !m->flag) &&
-        !(m->kind == JSON_LIST && m->n == 0))
+    if (member != NULL && member->kind != JSON_NULL &&
+        !(member->kind == JSON_BOOL && !member->flag) &&
+        !(member->kind == JSON_LIST && member->n == 0))
         tags_fail(t, ERR_UNSUPPORTED, "'%s' is not supported", name);
 }
 
@@ -247,15 +248,15 @@ static void tags_add_kept_apart(struct tags *t, struct part_list *l, struct gram
 static void tags_schema_part(struct tags *t, struct part_list *l, const struct json *schema)
 {
     struct grammar_part part = {.kind = PART_SCHEMA};
-    struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+    struct buf buf = {.limit = GRAMMAR_SOURCE_MAX};
 
     if (schema != NULL && schema->kind != JSON_NULL) {
-        json_write(&b, schema, JSON_COMPACT);
-        part.len = b.len;
-        part.text = b.failed ? NULL : arena_strndup(t->c.arena, b.bytes, b.len);
+        json_write(&buf, schema, JSON_COMPACT);
+        part.len = buf.len;
+        part.text = buf.failed ? NULL : arena_strndup(t->c.arena, buf.bytes, buf.len);
         if (part.text == NULL)
             tags_fail(t, ERR_LIMIT, "the schema is too large");
-        buf_fini(&b);
+        buf_fini(&buf);
     }
     tags_add_kept_apart(t, l, part);
 }
@@ -380,16 +381,16 @@ static void tags_or(struct tags *t, struct part_list *l, const struct json *v, s
 /* A count of a repeat; -1 means no limit. */
 static uint32_t tags_count(struct tags *t, const struct json *v, const char *name, int64_t least)
 {
-    const struct json *m = tags_member(t, v, name, JSON_INT);
+    const struct json *member = tags_member(t, v, name, JSON_INT);
 
-    if (m == NULL)
+    if (member == NULL)
         return 0;
-    if (m->whole < least || m->whole > 1000000) {
+    if (member->whole < least || member->whole > 1000000) {
         tags_fail(t, ERR_INVALID, "'%s' must be at least %lld and at most 1000000", name,
                   (long long)least);
         return 0;
     }
-    return m->whole < 0 ? UINT32_MAX : (uint32_t)m->whole;
+    return member->whole < 0 ? UINT32_MAX : (uint32_t)member->whole;
 }
 
 static void tags_repeat(struct tags *t, struct part_list *l, const struct json *v,
@@ -543,7 +544,7 @@ static void tags_check_begins(struct tags *t, const struct json *list, const str
 static struct grammar_part tags_of_trigger(struct tags *t, const struct json *list,
                                            const struct json *trigger, int depth)
 {
-    struct part_list ways = {0}, l = {0};
+    struct part_list ways = {0}, parts = {0};
 
     for (uint32_t i = 0; i < list->n && tags_ok(t); i++) {
         const struct json *begin = json_get(&list->items[i], "begin");
@@ -564,9 +565,9 @@ static struct grammar_part tags_of_trigger(struct tags *t, const struct json *li
     }
     if (tags_ok(t) && ways.n == 0)
         tags_fail(t, ERR_INVALID, "no tag begins with the trigger '%.40s'", trigger->text);
-    calls_add(&t->c, &l, tags_text(trigger));
-    calls_add(&t->c, &l, calls_choice(&ways));
-    return calls_sequence(&l);
+    calls_add(&t->c, &parts, tags_text(trigger));
+    calls_add(&t->c, &parts, calls_choice(&ways));
+    return calls_sequence(&parts);
 }
 
 /* Free text in which the sequences of `triggers` may appear. */
@@ -703,19 +704,19 @@ static struct json tags_older(struct tags *t, const struct json *v)
     const struct json any = {.kind = JSON_BOOL, .flag = true};
 
     for (uint32_t i = 0; tags_ok(t) && i < structures->n; i++) {
-        const struct json *s = &structures->items[i];
-        const struct json *schema = json_get(s, "schema");
+        const struct json *json = &structures->items[i];
+        const struct json *schema = json_get(json, "schema");
         struct json_made tag = {.arena = t->c.arena}, content = tag;
 
         json_put_text(&content, "type", "json_schema");
         json_put(&content, "json_schema",
                  schema == NULL || schema->kind == JSON_NULL ? &any : schema);
         json_put_text(&tag, "type", "tag");
-        if (json_get(s, "begin") != NULL)
-            json_put(&tag, "begin", json_get(s, "begin"));
+        if (json_get(json, "begin") != NULL)
+            json_put(&tag, "begin", json_get(json, "begin"));
         json_put_made(&tag, "content", JSON_OBJECT, &content);
-        if (json_get(s, "end") != NULL)
-            json_put(&tag, "end", json_get(s, "end"));
+        if (json_get(json, "end") != NULL)
+            json_put(&tag, "end", json_get(json, "end"));
         json_put_made(&list, NULL, JSON_OBJECT, &tag);
     }
     json_put_text(&out, "type", "triggered_tags");
@@ -730,8 +731,8 @@ static struct json tags_older(struct tags *t, const struct json *v)
 int tags_compose(const struct json *v, enum reply_format format, struct arena *arena,
                  struct grammar_part *out, char *why, size_t cap)
 {
-    struct tags t = {.c = {.arena = arena, .format = format, .why = why, .cap = cap}};
-    struct part_list l = {0};
+    struct tags tags = {.c = {.arena = arena, .format = format, .why = why, .cap = cap}};
+    struct part_list parts = {0};
     struct json older;
     char reason[100] = "";
 
@@ -740,23 +741,23 @@ int tags_compose(const struct json *v, enum reply_format format, struct arena *a
         int rc = json_parse(&parsed, arena, v->text, v->text_len, reason, sizeof reason);
 
         if (rc != ERR_OK) {
-            tags_fail(&t, rc, "it is not JSON: %s", reason);
-            return t.c.rc;
+            tags_fail(&tags, rc, "it is not JSON: %s", reason);
+            return tags.c.rc;
         }
         v = parsed;
     }
     if (v->kind == JSON_OBJECT && json_get(v, "format") != NULL) {
-        (void)tags_enter(&t, "format", -1);
-        tags_format(&t, &l, json_get(v, "format"), tags_nothing, 0);
+        (void)tags_enter(&tags, "format", -1);
+        tags_format(&tags, &parts, json_get(v, "format"), tags_nothing, 0);
     } else if (v->kind == JSON_OBJECT && json_get(v, "structures") != NULL) {
-        older = tags_older(&t, v);
-        if (tags_ok(&t))
-            tags_format(&t, &l, &older, tags_nothing, 0);
+        older = tags_older(&tags, v);
+        if (tags_ok(&tags))
+            tags_format(&tags, &parts, &older, tags_nothing, 0);
     } else {
-        tags_fail(&t, ERR_INVALID, "it must have a 'format', or 'structures' and 'triggers'");
+        tags_fail(&tags, ERR_INVALID, "it must have a 'format', or 'structures' and 'triggers'");
     }
-    if (tags_ok(&t) && l.n == 0)
-        tags_fail(&t, ERR_INVALID, "it describes an empty output");
-    *out = calls_sequence(&l);
-    return t.c.rc;
+    if (tags_ok(&tags) && parts.n == 0)
+        tags_fail(&tags, ERR_INVALID, "it describes an empty output");
+    *out = calls_sequence(&parts);
+    return tags.c.rc;
 }

@@ -87,23 +87,23 @@ static void vocabulary_make(struct vocabulary *v, uint32_t n_vocab, const int32_
 /* The thread: repeat until the made image is the wanted one. */
 static void *vocabulary_run(void *arg)
 {
-    struct vocabulary *v = arg;
+    struct vocabulary *vocabulary = arg;
     uint64_t one = 1;
 
-    (void)pthread_mutex_lock(&v->lock);
-    while (v->state == VOCABULARY_NONE) {
+    (void)pthread_mutex_lock(&vocabulary->lock);
+    while (vocabulary->state == VOCABULARY_NONE) {
         int32_t ends[WIRE_EOS_MAX];
-        uint32_t n_vocab = v->n_vocab;
-        uint32_t n_ends = v->n_ends;
+        uint32_t n_vocab = vocabulary->n_vocab;
+        uint32_t n_ends = vocabulary->n_ends;
 
-        memcpy(ends, v->ends, sizeof ends);
-        (void)pthread_mutex_unlock(&v->lock);
-        vocabulary_make(v, n_vocab, ends, n_ends);
-        (void)pthread_mutex_lock(&v->lock);
+        memcpy(ends, vocabulary->ends, sizeof ends);
+        (void)pthread_mutex_unlock(&vocabulary->lock);
+        vocabulary_make(vocabulary, n_vocab, ends, n_ends);
+        (void)pthread_mutex_lock(&vocabulary->lock);
     }
-    v->making = false;
-    (void)pthread_mutex_unlock(&v->lock);
-    (void)!write(v->made_fd, &one, sizeof one); /* cannot fail: the counter is small */
+    vocabulary->making = false;
+    (void)pthread_mutex_unlock(&vocabulary->lock);
+    (void)!write(vocabulary->made_fd, &one, sizeof one); /* cannot fail: the counter is small */
     return NULL;
 }
 
