@@ -174,5 +174,7 @@ int dump_host(const char *path, const struct dump_wishes *wishes)
         host_look(&tier, i);
     host_totals(&tier);
     (void)munmap((void *)(uintptr_t)tier.map, tier.bytes);
-    return tier.n_damaged > 0 ? 3 : 0;
+    if (tier.n_damaged > 0)
+        return 3;
+    return 0;
 }

@@ -31,7 +31,8 @@ void dump_count(struct dump_roots *roots, uint64_t root, struct retain r, uint64
     struct dump_root *d;
     int i = 1;
 
-    roots->n = roots->n == 0 ? 1 : roots->n;
+    if (roots->n == 0)
+        roots->n = 1;
     while (i < roots->n && roots->list[i].root != root)
         i++;
     if (root == 0 || i == DUMP_ROOTS)

@@ -167,7 +167,7 @@ static void dump_totals(struct dump *d, uint64_t n_bad)
                    (unsigned long long)d->n_entries, (unsigned long long)d->n_tokens,
                    (unsigned long long)(d->n_entries * d->format.page_bytes),
                    (unsigned long long)n_bad);
-    (void)fwrite(out->bytes == NULL ? "" : out->bytes, 1, out->len, stdout);
+    (void)fwrite(buf_text(out), 1, out->len, stdout);
     buf_clear(out);
     dump_print_roots(&d->roots, d->json);
     dump_print_rates(rates, store_db_read_rates(d->db, rates), d->json);
@@ -315,5 +315,7 @@ int main(int argc, char **argv)
     mem_free(dump.slot);
     if (rc != ERR_OK)
         return 2;
-    return dump.n_damaged > 0 ? 3 : 0;
+    if (dump.n_damaged > 0)
+        return 3;
+    return 0;
 }

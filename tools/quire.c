@@ -17,5 +17,7 @@ int main(int argc, char **argv)
             "usage: quire bench latency|throughput|kernel --model FOLDER [options]\n"
             "       quire top [--engine-socket PATH] [--seconds N] [--once]\n"
             "       quire bench --help\n");
-    return argc >= 2 && strcmp(argv[1], "--help") == 0 ? 0 : 2;
+    if (argc >= 2 && strcmp(argv[1], "--help") == 0)
+        return 0;
+    return 2;
 }

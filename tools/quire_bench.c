@@ -139,7 +139,9 @@ static int by_size(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
 
-    return x < y ? -1 : x > y;
+    if (x < y)
+        return -1;
+    return x > y;
 }
 
 static double median_gap(struct bench *n)
@@ -152,7 +154,9 @@ static double median_gap(struct bench *n)
 
 static int least(int a, int b)
 {
-    return a < b ? a : b;
+    if (a < b)
+        return a;
+    return b;
 }
 
 /* --- bytes --------------------------------------------------------------------------------
@@ -171,8 +175,14 @@ static double weight_bytes(const struct bench *n)
     double layer = (2.0 * q + 2.0 * kv) * shape->dim + 3.0 * (double)shape->ff_dim * shape->dim;
 
     if (gpu) {
-        elem = fp8 ? 1.0 : 2.0;
-        head = fp8_head ? 1.0 : 2.0;
+        if (fp8)
+            elem = 1.0;
+        else
+            elem = 2.0;
+        if (fp8_head)
+            head = 1.0;
+        else
+            head = 2.0;
     }
     return layer * shape->n_layers * elem + (double)shape->n_vocab * shape->dim * head;
 }

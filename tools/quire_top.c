@@ -42,7 +42,9 @@ static double top_value(const struct wire_stats *s, enum wire_metric m)
 static double top_rate(const struct top *t, const struct wire_stats *s, enum wire_metric m,
                        double passed_s)
 {
-    return passed_s > 0.0 ? (top_value(s, m) - top_value(&t->before, m)) / passed_s : 0.0;
+    if (passed_s > 0.0)
+        return (top_value(s, m) - top_value(&t->before, m)) / passed_s;
+    return 0.0;
 }
 
 /* The mean of the values that a histogram got since the last look; 0: none. */
@@ -51,7 +53,9 @@ static double top_mean(const struct top *t, const struct wire_stats *s, enum wir
     uint64_t n = atomic_load(&s->histograms[h].count) - t->before.histograms[h].count;
     uint64_t sum = atomic_load(&s->histograms[h].sum_micro) - t->before.histograms[h].sum_micro;
 
-    return n == 0 ? 0.0 : (double)sum / (double)n * 1e-6;
+    if (n == 0)
+        return 0.0;
+    return (double)sum / (double)n * 1e-6;
 }
 
 static double top_share(const struct top *t, const struct wire_stats *s, enum wire_metric part,
@@ -59,7 +63,9 @@ static double top_share(const struct top *t, const struct wire_stats *s, enum wi
 {
     double n = top_value(s, all) - top_value(&t->before, all);
 
-    return n <= 0.0 ? 0.0 : (top_value(s, part) - top_value(&t->before, part)) / n * 100.0;
+    if (n <= 0.0)
+        return 0.0;
+    return (top_value(s, part) - top_value(&t->before, part)) / n * 100.0;
 }
 
 static double top_refused(const struct wire_stats *s)
@@ -109,7 +115,9 @@ static int top_room(void)
 
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &winsize) == 0 && winsize.ws_row > 0)
         n = (int)winsize.ws_row - TOP_LINES;
-    return n < TOP_SPACES ? n : TOP_SPACES;
+    if (n < TOP_SPACES)
+        return n;
+    return TOP_SPACES;
 }
 
 struct top_space {

@@ -72,6 +72,12 @@ void buf_add_byte(struct buf *b, char byte)
     buf_add(b, &byte, 1);
 }
 
+void buf_add_comma(struct buf *b, bool needed)
+{
+    if (needed)
+        buf_add_byte(b, ',');
+}
+
 void buf_printf(struct buf *b, const char *format, ...)
 {
     va_list args;

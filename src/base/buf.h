@@ -27,6 +27,15 @@ void buf_add(struct buf *b, const void *bytes, size_t len);
 void buf_add_text(struct buf *b, const char *text);
 void buf_add_byte(struct buf *b, char byte);
 void buf_printf(struct buf *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void buf_add_comma(struct buf *b, bool needed); /* for lists: needed from the second item on */
+
+/* The content as a C string; "" while nothing was appended. */
+static inline const char *buf_text(const struct buf *b)
+{
+    if (b->len == 0)
+        return "";
+    return b->bytes;
+}
 
 /* Append text as the inside of a JSON string: escapes only the characters for which RFC 8259
  * demands it; each invalid UTF-8 byte becomes U+FFFD. buf_add_json_string() adds the quotes too. */

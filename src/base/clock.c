@@ -43,7 +43,9 @@ uint32_t clock_stamp_s(void)
 
     if (now_s < 1)
         return 1;
-    return now_s > UINT32_MAX ? UINT32_MAX : (uint32_t)now_s;
+    if (now_s > UINT32_MAX)
+        return UINT32_MAX;
+    return (uint32_t)now_s;
 }
 
 void clock_sleep_us(uint64_t us)

@@ -71,7 +71,9 @@ static bool scan_fail(struct scan *s, int rc, const char *reason)
 
 static int scan_peek(const struct scan *s)
 {
-    return s->at < s->len ? (unsigned char)s->text[s->at] : -1;
+    if (s->at < s->len)
+        return (unsigned char)s->text[s->at];
+    return -1;
 }
 
 static void scan_space(struct scan *s)
@@ -84,7 +86,9 @@ static void scan_space(struct scan *s)
 /* Four hexadecimal digits at `at`; -1 when there are fewer. */
 static int scan_hex4(const struct scan *s, size_t at)
 {
-    return at > s->len ? -1 : (int)hex_number(s->text + at, s->len - at, 4);
+    if (at > s->len)
+        return -1;
+    return (int)hex_number(s->text + at, s->len - at, 4);
 }
 
 /* After "\u": four digits. A high surrogate must be followed by the escape of a low one; together
@@ -441,7 +445,10 @@ static int convert_text(const struct convert *c, const char *from, struct json *
         return ERR_NO_MEMORY;
     node->kind = JSON_TEXT;
     node->text = text;
-    node->text_len = c->scan->n_nuls == 0 ? n : nuls_restored(text, n);
+    if (c->scan->n_nuls == 0)
+        node->text_len = n;
+    else
+        node->text_len = nuls_restored(text, n);
     return ERR_OK;
 }
 
@@ -667,28 +674,36 @@ const struct json *json_get_kind(const struct json *obj, const char *name, enum 
 {
     const struct json *node = json_get(obj, name);
 
-    return node != NULL && node->kind == kind && kind != JSON_NULL ? node : NULL;
+    if (node != NULL && node->kind == kind && kind != JSON_NULL)
+        return node;
+    return NULL;
 }
 
 bool json_get_bool(const struct json *obj, const char *name, bool preset)
 {
     const struct json *node = json_get_kind(obj, name, JSON_BOOL);
 
-    return node == NULL ? preset : node->flag;
+    if (node == NULL)
+        return preset;
+    return node->flag;
 }
 
 int64_t json_get_int(const struct json *obj, const char *name, int64_t preset)
 {
     const struct json *node = json_get_kind(obj, name, JSON_INT);
 
-    return node == NULL ? preset : node->whole;
+    if (node == NULL)
+        return preset;
+    return node->whole;
 }
 
 const char *json_get_text(const struct json *obj, const char *name, const char *preset)
 {
     const struct json *node = json_get_kind(obj, name, JSON_TEXT);
 
-    return node == NULL || json_has_nul(node) ? preset : node->text;
+    if (node == NULL || json_has_nul(node))
+        return preset;
+    return node->text;
 }
 
 double json_real(const struct json *node)
@@ -755,7 +770,10 @@ void json_put(struct json_made *m, const char *key, const struct json *value)
         return;
     m->items[m->n] = *value;
     m->items[m->n].key = key;
-    m->items[m->n].key_len = key == NULL ? 0 : strlen(key);
+    if (key == NULL)
+        m->items[m->n].key_len = 0;
+    else
+        m->items[m->n].key_len = strlen(key);
     m->n++;
 }
 
@@ -872,7 +890,7 @@ void json_write(struct buf *out, const struct json *node, enum json_style style)
     if (node->kind == JSON_NULL)
         buf_add_text(out, "null");
     else if (node->kind == JSON_BOOL)
-        buf_add_text(out, node->flag ? "true" : "false");
+        buf_add_text(out, json_flag_text(node->flag));
     else if (node->kind == JSON_TEXT)
         buf_add_json_string(out, node->text, node->text_len);
     else if (json_is_number(node))

@@ -94,6 +94,12 @@ bool json_has_nul(const struct json *node);                   /* a NUL is inside
  * messages. */
 const char *json_kind_name(enum json_kind kind);
 
+/* A flag as JSON writes it. */
+static inline const char *json_flag_text(bool flag)
+{
+    return flag ? "true" : "false";
+}
+
 /* Spacing and numbers of json_write(). */
 enum json_style {
     JSON_COMPACT, /* {"a":1,"b":[1,2]} */

@@ -13,7 +13,9 @@ static const char *names_last_part(const char *folder)
 {
     const char *slash = strrchr(folder, '/');
 
-    return slash == NULL || slash[1] == '\0' ? folder : slash + 1;
+    if (slash == NULL || slash[1] == '\0')
+        return folder;
+    return slash + 1;
 }
 
 static bool names_add(struct names *out, const char *name)

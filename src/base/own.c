@@ -37,7 +37,9 @@ static int own_failed(const char *who, const char *path, int error)
     }
     log_error("%s: %s: %s", who, path, strerror(error));
     errno = error;
-    return error == ENOSPC || error == EDQUOT || error == ENOMEM ? ERR_NO_MEMORY : ERR_IO;
+    if (error == ENOSPC || error == EDQUOT || error == ENOMEM)
+        return ERR_NO_MEMORY;
+    return ERR_IO;
 }
 
 int own_open(const char *who, const char *path, int flags, int *fd)

@@ -66,7 +66,9 @@ bool service_was_replaced(void)
 
 int service_listen_fd(void)
 {
-    return sd_listen_fds(0) >= 1 ? SD_LISTEN_FDS_START : -1;
+    if (sd_listen_fds(0) >= 1)
+        return SD_LISTEN_FDS_START;
+    return -1;
 }
 
 /* Stop signals are read from a descriptor in the poll loop. They must be blocked in every thread,

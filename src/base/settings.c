@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -215,9 +216,7 @@ static void settings_write_value(struct buf *out, const struct settings *s,
     case CONF_IS_INT: buf_printf(out, "%d", *(const int *)(const void *)field); break;
     case CONF_IS_BYTES: buf_printf(out, "%zu", *(const size_t *)(const void *)field); break;
     case CONF_IS_REAL: buf_printf(out, "%.10g", *(const double *)(const void *)field); break;
-    case CONF_IS_FLAG:
-        buf_add_text(out, *(const bool *)(const void *)field ? "true" : "false");
-        break;
+    case CONF_IS_FLAG: buf_add_text(out, json_flag_text(*(const bool *)(const void *)field)); break;
     }
 }
 
@@ -235,7 +234,7 @@ void settings_describe(const struct settings *s, char program, struct buf *out)
         buf_printf(out, "%s\"%s\":", comma, row->name);
         comma = ",";
         if (row->type == CONF_IS_TEXT)
-            buf_add_json_string(out, value.len == 0 ? "" : value.bytes, value.len);
+            buf_add_json_string(out, buf_text(&value), value.len);
         else
             buf_add(out, value.bytes, value.len);
         out->failed = out->failed || value.failed;
@@ -253,7 +252,7 @@ static void settings_print(const struct settings *s, char program, bool help)
             continue;
         printf(help ? "  --%s " : "%s = ", row->name);
         settings_write_value(&value, s, row);
-        printf("%s", value.len == 0 ? "" : value.bytes);
+        printf("%s", buf_text(&value));
         buf_fini(&value);
         printf(help ? "\n        %s\n" : "\n", row->help);
     }

@@ -66,7 +66,9 @@ size_t utf8_sequence(const char *text, size_t len)
     size_t want;
     size_t good = utf8_good(text, len, &want);
 
-    return want != 0 && good == want ? want : 0;
+    if (want != 0 && good == want)
+        return want;
+    return 0;
 }
 
 size_t utf8_incomplete(const char *text, size_t len)
@@ -74,7 +76,9 @@ size_t utf8_incomplete(const char *text, size_t len)
     size_t want;
     size_t good = utf8_good(text, len, &want);
 
-    return want != 0 && good < want && good == len ? good : 0;
+    if (want != 0 && good < want && good == len)
+        return good;
+    return 0;
 }
 
 size_t utf8_invalid_run(const char *text, size_t len)
@@ -82,7 +86,9 @@ size_t utf8_invalid_run(const char *text, size_t len)
     size_t want;
     size_t good = utf8_good(text, len, &want);
 
-    return good == 0 ? 1 : good;
+    if (good == 0)
+        return 1;
+    return good;
 }
 
 uint32_t utf8_decode(const char *text)

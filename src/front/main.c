@@ -27,7 +27,9 @@ static int64_t main_model_time(const struct settings *s)
 {
     struct stat st;
 
-    return stat(s->model, &st) == 0 ? (int64_t)st.st_mtime : clock_unix_s();
+    if (stat(s->model, &st) == 0)
+        return (int64_t)st.st_mtime;
+    return clock_unix_s();
 }
 
 static void main_log_tokenizer(const struct tokenizer_opening *how, uint64_t us)
@@ -242,7 +244,9 @@ int main(int argc, char **argv)
         rc = main_start_readers(&front);
     if (rc != ERR_OK) {
         log_error("front: cannot start: %s", err_sentence(rc));
-        return rc == ERR_NO_MEMORY || rc == ERR_IO ? 2 : 1;
+        if (rc == ERR_NO_MEMORY || rc == ERR_IO)
+            return 2;
+        return 1;
     }
     service_ready();
     log_info("front: ready, model %s", front.model_name);
@@ -251,5 +255,7 @@ int main(int argc, char **argv)
     if (front.settings.listen[0] != '\0')
         (void)unlink(front.settings.listen);
     log_info("front: stopped");
-    return rc == ERR_OK ? 0 : 2;
+    if (rc == ERR_OK)
+        return 0;
+    return 2;
 }

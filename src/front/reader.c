@@ -49,7 +49,10 @@ static void reader_take(struct front *f, int fd)
 
     if (fcgi_open(&request, fd) != ERR_OK)
         return;
-    x = FAULT_HIT(front_accept) ? NULL : exchange_new(request);
+    if (FAULT_HIT(front_accept))
+        x = NULL;
+    else
+        x = exchange_new(request);
     if (x == NULL) {
         fcgi_close(request);
         return;

@@ -77,7 +77,9 @@ static int attach_send(int fd, const void *bytes, size_t len, const int *fds, in
     while (n == -1 && errno == EINTR);
     if (n == -1 && (errno == EAGAIN || errno == ETOOMANYREFS))
         return ERR_AGAIN;
-    return n == (ssize_t)len ? ERR_OK : ERR_CLIENT_GONE;
+    if (n == (ssize_t)len)
+        return ERR_OK;
+    return ERR_CLIENT_GONE;
 }
 
 /* Receive one message of up to len bytes and up to ATTACH_FDS + 1 descriptors. Returns the length
@@ -122,8 +124,13 @@ static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_
         (message.msg_flags & MSG_TRUNC) == 0 && *n_got <= ATTACH_FDS; /* room was left in control */
     for (int i = 0; i < *n_got; i++)
         (void)close(got[i]);
-    *n_got = lacks ? -1 : 0;
-    return lacks ? (int)n : ERR_CORRUPT;
+    if (lacks)
+        *n_got = -1;
+    else
+        *n_got = 0;
+    if (lacks)
+        return (int)n;
+    return ERR_CORRUPT;
 }
 
 /* Is this the first message of another build? It may have any length. */
@@ -171,7 +178,9 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
         return ERR_VERSION;
     if (n_got == -1)
         return ERR_LIMIT;
-    return (size_t)n == len && n_got == 0 ? ERR_NOT_FOUND : ERR_CORRUPT;
+    if ((size_t)n == len && n_got == 0)
+        return ERR_NOT_FOUND;
+    return ERR_CORRUPT;
 }
 
 /* Listening. A socket file outlives its process, so the engine must decide whether the file at its
@@ -256,7 +265,10 @@ int attach_read_hello(int fd, enum wire_visitor *visitor)
         return rc == ERR_NOT_FOUND ? ERR_CORRUPT : rc;
     if (hello.magic != WIRE_MAGIC)
         return ERR_CORRUPT;
-    *visitor = hello.visitor == WIRE_OBSERVER ? WIRE_OBSERVER : WIRE_FRONT;
+    if (hello.visitor == WIRE_OBSERVER)
+        *visitor = WIRE_OBSERVER;
+    else
+        *visitor = WIRE_FRONT;
     return ERR_OK;
 }
 
@@ -272,7 +284,10 @@ int attach_read_upload(int fd, struct wire_upload *upload, int *uploaded)
         if (n < 0)
             return n;
         if (n == (int)sizeof *upload && (n_got == 1 || n_got == -1)) {
-            *uploaded = n_got == 1 ? got[0] : -1;
+            if (n_got == 1)
+                *uploaded = got[0];
+            else
+                *uploaded = -1;
             return 1;
         }
         for (int f = 0; f < n_got; f++)
@@ -294,7 +309,10 @@ int attach_map_upload(const struct wire_upload *upload, int uploaded, const void
     if (seals != -1 && (seals & ATTACH_SEALS) == ATTACH_SEALS && fstat(uploaded, &st) == 0 &&
         st.st_size > 0 && (uint64_t)st.st_size == upload->bytes) {
         p = mmap(NULL, (size_t)upload->bytes, PROT_READ, MAP_PRIVATE, uploaded, 0);
-        rc = p == MAP_FAILED ? ERR_NO_MEMORY : ERR_OK;
+        if (p == MAP_FAILED)
+            rc = ERR_NO_MEMORY;
+        else
+            rc = ERR_OK;
     }
     (void)close(uploaded);
     if (rc == ERR_OK)
@@ -339,7 +357,9 @@ int attach_upload(int fd, const struct wire_upload *upload, int sealed)
 {
     int rc = attach_send(fd, upload, sizeof *upload, &sealed, 1);
 
-    return rc == ERR_CLIENT_GONE ? ERR_ENGINE_GONE : rc;
+    if (rc == ERR_CLIENT_GONE)
+        return ERR_ENGINE_GONE;
+    return rc;
 }
 
 int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds)

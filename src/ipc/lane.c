@@ -93,7 +93,9 @@ static void *lane_private(size_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-    return p == MAP_FAILED ? NULL : p;
+    if (p == MAP_FAILED)
+        return NULL;
+    return p;
 }
 
 /* Making and mapping a lane. The engine creates the memfd when a front attaches, and sends its
@@ -125,7 +127,10 @@ int lane_create(struct lane *l, int *fd, uint32_t n_slots, size_t arena_bytes, u
     must(n_slots <= WIRE_SLOTS_MAX);
     layout = lane_layout(n_slots, arena_bytes);
     *l = (struct lane){.wake_fd = -1};
-    memfd = FAULT_HIT(lane_create) ? -1 : lane_memfd(layout.lane_bytes);
+    if (FAULT_HIT(lane_create))
+        memfd = -1;
+    else
+        memfd = lane_memfd(layout.lane_bytes);
     if (memfd != -1)
         base = mmap(NULL, layout.lane_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
     if (base == MAP_FAILED) {
@@ -301,7 +306,9 @@ int lane_room(const struct lane *l, uint32_t slot)
     uint32_t head = atomic_load_explicit(&l->slots[slot].out_head, memory_order_acquire);
     uint32_t used = l->out_at[slot] - head;
 
-    return used > WIRE_OUT_CAP ? ERR_CORRUPT : (int)(WIRE_OUT_CAP - used);
+    if (used > WIRE_OUT_CAP)
+        return ERR_CORRUPT;
+    return (int)(WIRE_OUT_CAP - used);
 }
 
 void lane_put(struct lane *l, uint32_t slot, struct wire_out record)
@@ -398,7 +405,10 @@ void lane_backlog(struct lane *l, uint32_t *n_reqs, uint64_t *n_tokens)
 {
     lane_reclaim(l);
     *n_reqs = l->queue_at - l->arena_seen;
-    *n_tokens = *n_reqs == 0 ? 0 : (l->arena_put - l->arena_free) / sizeof(int32_t);
+    if (*n_reqs == 0)
+        *n_tokens = 0;
+    else
+        *n_tokens = (l->arena_put - l->arena_free) / sizeof(int32_t);
 }
 
 /* The entry becomes visible only in lane_publish(): the streamer fills all choices of an answer

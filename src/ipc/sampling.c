@@ -47,7 +47,9 @@ double sampling_get(const struct sampling *s, const struct sampling_param *p)
 
     memcpy(&count, member, sizeof count);
     memcpy(&real, member, sizeof real);
-    return p->is_count ? (double)count : (double)real;
+    if (p->is_count)
+        return (double)count;
+    return (double)real;
 }
 
 bool sampling_is_valid(const struct sampling *s)

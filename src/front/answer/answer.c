@@ -34,7 +34,9 @@ static bool answer_has_blocks(const struct exchange *x)
 
 static const char *answer_chunk_object(const struct exchange *x)
 {
-    return x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion";
+    if (x->format == EXCHANGE_CHAT)
+        return "chat.completion.chunk";
+    return "text_completion";
 }
 
 /* Tokens are counted per prompt, not per choice: choices of one prompt share it. Tokens of
@@ -98,8 +100,10 @@ void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g
 void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n)
 {
     buf_printf(b, "\"%s\":[", name);
-    for (size_t i = 0; i < n; i++)
-        buf_printf(b, i == 0 ? "%d" : ",%d", ids[i]);
+    for (size_t i = 0; i < n; i++) {
+        buf_add_comma(b, i > 0);
+        buf_printf(b, "%d", ids[i]);
+    }
     buf_add_byte(b, ']');
 }
 
@@ -383,7 +387,7 @@ static void answer_content(struct buf *b, const struct gen *g, const struct buf 
     buf_add_byte(b, '"');
     if (echoed != NULL)
         answer_echo(b, echoed);
-    buf_add_json_text(b, text->len == 0 ? "" : text->bytes, text->len);
+    buf_add_json_text(b, buf_text(text), text->len);
     buf_add_byte(b, '"');
 }
 
@@ -480,9 +484,10 @@ static void answer_body(struct exchange *x)
     buf_add_text(&buf, ",\"choices\":[");
     for (int i = 0; i < x->n_gens; i++) {
         struct gen *g = &x->gens[i];
-        const char *text = g->text.bytes == NULL ? "" : g->text.bytes;
+        const char *text = buf_text(&g->text);
 
-        buf_printf(&buf, "%s{\"index\":%d,", i == 0 ? "" : ",", g->index);
+        buf_add_comma(&buf, i > 0);
+        buf_printf(&buf, "{\"index\":%d,", g->index);
         answer_choice_ids(x, &buf, g, true);
         if (x->format == EXCHANGE_CHAT) {
             answer_message(&buf, g);

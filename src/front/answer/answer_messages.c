@@ -193,7 +193,7 @@ static void messages_body(struct gen *g, struct buf *b)
     const struct buf *done = &g->speech->blocks.done;
 
     messages_head(g, b);
-    buf_add(b, done->len == 0 ? "" : done->bytes, done->len);
+    buf_add(b, buf_text(done), done->len);
     buf_add_text(b, "],");
     messages_reasons(g, b);
     buf_add_byte(b, ',');

@@ -98,7 +98,7 @@ static void responses_request(const struct gen *g, struct buf *b)
     buf_add_text(b, ",\"summary\":null}");
     responses_repeat(x, b, "truncation", "\"disabled\"");
     buf_printf(b, ",\"store\":%s,\"background\":false",
-               x->keeping != NULL && !x->keeping->failed ? "true" : "false");
+               json_flag_text(x->keeping != NULL && !x->keeping->failed));
     responses_repeat(x, b, "previous_response_id", "null");
 }
 
@@ -150,7 +150,7 @@ static void responses_object(const struct gen *g, struct buf *b, int err, const 
     buf_add_text(b, ",\"incomplete_details\":");
     buf_add_text(b, g->finish == GEN_LENGTH ? "{\"reason\":\"max_output_tokens\"}" : "null");
     buf_add_text(b, ",\"output\":[");
-    buf_add(b, done->len == 0 ? "" : done->bytes, done->len);
+    buf_add(b, buf_text(done), done->len);
     buf_add_byte(b, ']');
     responses_request(g, b);
     if (g->finish == GEN_STOP || g->finish == GEN_LENGTH)
@@ -165,8 +165,7 @@ static struct translate_called responses_called(const struct gen *g)
 {
     const struct blocks *blocks = &g->speech->blocks;
 
-    return translate_find_tool(g->exchange->request,
-                               blocks->name.len == 0 ? "" : blocks->name.bytes);
+    return translate_find_tool(g->exchange->request, buf_text(&blocks->name));
 }
 
 static bool responses_is_custom(const struct gen *g)
@@ -181,7 +180,9 @@ static const char *responses_item_prefix(const struct gen *g)
 
     if (blocks->kind == REPLY_CALL_BEGIN)
         return responses_is_custom(g) ? "ctc" : "fc";
-    return blocks->kind == REPLY_CONTENT ? "msg" : "rs";
+    if (blocks->kind == REPLY_CONTENT)
+        return "msg";
+    return "rs";
 }
 
 /* "NAME":"the id of the open item" */
@@ -411,7 +412,10 @@ static void responses_close(struct gen *g, bool is_cut)
 
     if (blocks->kind == REPLY_CALL_BEGIN)
         is_cut = !blocks_is_object(g);
-    status = is_cut ? "incomplete" : "completed";
+    if (is_cut)
+        status = "incomplete";
+    else
+        status = "completed";
     if (g->exchange->stream)
         responses_close_stream(g, status);
     responses_item(g, &blocks->done, status);

@@ -12,7 +12,9 @@ static const char *tokens_reason(const struct gen *g)
 {
     if (g->finish == GEN_STOP)
         return "\"stop\"";
-    return g->finish == GEN_LENGTH ? "\"length\"" : "null";
+    if (g->finish == GEN_LENGTH)
+        return "\"length\"";
+    return "null";
 }
 
 /* {"index":...} with the tokens that were not sent yet. */
@@ -50,7 +52,7 @@ static void tokens_body(struct exchange *x)
     buf_add_json_string(&buf, x->model, strlen(x->model));
     buf_printf(&buf, ",\"created\":%lld,\"choices\":[", (long long)x->created);
     for (int i = 0; i < x->n_gens; i++) {
-        buf_add_text(&buf, i == 0 ? "" : ",");
+        buf_add_comma(&buf, i > 0);
         tokens_choice(&buf, &x->gens[i]);
     }
     buf_add_text(&buf, "],");

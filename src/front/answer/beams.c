@@ -184,7 +184,9 @@ static int beam_extend(struct beam *to, const struct beam *from, const struct ex
     buf_add(&to->told, &entry, sizeof entry);
     for (size_t at = sizeof entry; at < told->len && n_top < b->n_top; at += sizeof entry, n_top++)
         buf_add(&to->told, told->bytes + at, sizeof entry);
-    return to->told.failed ? ERR_NO_MEMORY : rc;
+    if (to->told.failed)
+        return ERR_NO_MEMORY;
+    return rc;
 }
 
 /* Insert a complete beam into the list of the n best; the worst of more than n is dropped. Among
@@ -345,7 +347,7 @@ static int beams_choose(struct gen *g, const struct beam *beam)
 
     if (rc != ERR_OK)
         return rc;
-    buf_add(&g->told, beam->told.len == 0 ? "" : beam->told.bytes, beam->told.len);
+    buf_add(&g->told, buf_text(&beam->told), beam->told.len);
     g->told_whole = g->told.len;
     g->request.generate.n_logprobs = search->n_top;
     if (!search->tells)
@@ -356,11 +358,16 @@ static int beams_choose(struct gen *g, const struct beam *beam)
             (void)detok_push(&g->detok, beam->out.ids[i], &g->text);
     }
     (void)detok_finish(&g->detok, &g->text);
-    g->finish = beam->ended ? GEN_STOP : GEN_LENGTH;
+    if (beam->ended)
+        g->finish = GEN_STOP;
+    else
+        g->finish = GEN_LENGTH;
     if (beam->ended &&
         token_rules_has_stop(&g->exchange->token_rules, beam->out.ids[beam->out.len - 1]))
         g->stop_id = beam->out.ids[beam->out.len - 1];
-    return g->told.failed || g->text.failed ? ERR_NO_MEMORY : ERR_OK;
+    if (g->told.failed || g->text.failed)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* The n best of the complete and live beams become the choices, in order; of equal ones a complete

@@ -13,7 +13,9 @@
 
 static const struct blocks_shape *blocks_shape_of(const struct gen *g)
 {
-    return g->exchange->shape == SHAPE_MESSAGES ? &blocks_messages : &blocks_responses;
+    if (g->exchange->shape == SHAPE_MESSAGES)
+        return &blocks_messages;
+    return &blocks_responses;
 }
 
 /* --- helpers of the shapes --- */
@@ -51,7 +53,7 @@ bool blocks_is_object(struct gen *g)
 void blocks_add_text(struct buf *b, const char *name, const struct buf *text)
 {
     buf_printf(b, "\"%s\":", name);
-    buf_add_json_string(b, text->len == 0 ? "" : text->bytes, text->len);
+    buf_add_json_string(b, buf_text(text), text->len);
 }
 
 /* --- the state machine --- */
@@ -152,7 +154,10 @@ static bool blocks_keep(struct gen *g)
                                   .response_len = buf.len,
                                   .input = keeping->input,
                                   .input_len = keeping->input_len};
-    keeping->job = buf.failed ? NULL : kept_write(keeping->kept, &record);
+    if (buf.failed)
+        keeping->job = NULL;
+    else
+        keeping->job = kept_write(keeping->kept, &record);
     keeping->failed = keeping->job == NULL;
     keeping->since_us = clock_us();
     buf_fini(&buf);
@@ -185,5 +190,7 @@ void blocks_end(struct gen *g)
 
 void blocks_fail(struct gen *g, int err, const char *message)
 {
-    blocks_shape_of(g)->fail(g, err, message == NULL ? err_sentence(err) : message);
+    if (message == NULL || message[0] == '\0')
+        message = err_sentence(err);
+    blocks_shape_of(g)->fail(g, err, message);
 }

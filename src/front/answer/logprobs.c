@@ -47,7 +47,9 @@ static float logprobs_tame(float logit)
 {
     if (isnan(logit))
         return -INFINITY;
-    return logit > FLT_MAX ? FLT_MAX : logit;
+    if (logit > FLT_MAX)
+        return FLT_MAX;
+    return logit;
 }
 
 /* Sort the row's ids by their logits, and turn logits into log probabilities with ranks from 1
@@ -74,7 +76,8 @@ static void logprobs_add_row(struct gen *g, struct buf *to, uint32_t n, uint32_t
         to->failed = true;
         return;
     }
-    n = n < n_vocab ? n : n_vocab;
+    if (n > n_vocab)
+        n = n_vocab;
     logprobs_sort(all, (const float *)(const void *)g->row.bytes, n_vocab);
     buf_add(to, all, n * sizeof *all);
     for (uint32_t i = n; i < n_vocab && to == &g->told; i++) {
@@ -171,7 +174,10 @@ int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t lon
     int rc = ERR_OK;
 
     if ((g->request.flags & WIRE_LOGPROBS) != 0 && generate->n_logprobs > WIRE_LOGPROBS_MAX) {
-        *param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
+        if (x->format == EXCHANGE_CHAT)
+            *param = "top_logprobs";
+        else
+            *param = "logprobs";
         rc = logprobs_within(*param, generate->n_logprobs, n_vocab, most, why, cap);
         if (rc == ERR_OK)
             rc = logprobs_fit(*param, generate->n_logprobs, n_vocab,
@@ -179,7 +185,10 @@ int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t lon
     }
     if (rc == ERR_OK && (g->request.flags & WIRE_PROMPT_LOGPROBS) != 0 &&
         generate->n_prompt_logprobs > WIRE_LOGPROBS_MAX) {
-        *param = x->prompt_logprobs ? "prompt_logprobs" : "logprobs"; /* logprobs for an echo */
+        if (x->prompt_logprobs)
+            *param = "prompt_logprobs";
+        else
+            *param = "logprobs"; /* logprobs for an echo */
         rc = logprobs_within(*param, generate->n_prompt_logprobs, n_vocab, most, why, cap);
         if (rc == ERR_OK)
             rc = logprobs_fit(*param, generate->n_prompt_logprobs, n_vocab,
@@ -271,8 +280,10 @@ static void logprobs_chat_token(struct buf *b, const struct gen *g, const struct
     buf_add_text(b, ",\"logprob\":");
     logprobs_value(b, p->logprob);
     buf_add_text(b, ",\"bytes\":[");
-    for (size_t i = 0; i < len; i++)
-        buf_printf(b, i == 0 ? "%u" : ",%u", (unsigned char)text[i]);
+    for (size_t i = 0; i < len; i++) {
+        buf_add_comma(b, i > 0);
+        buf_printf(b, "%u", (unsigned char)text[i]);
+    }
     buf_add_byte(b, ']');
 }
 

@@ -35,7 +35,10 @@ int cache_open(struct front *f)
         buf_fini(&text);
         return rc;
     }
-    len = text.bytes == NULL ? 0 : strcspn(text.bytes, " \t\r\n");
+    if (text.bytes == NULL)
+        len = 0;
+    else
+        len = strcspn(text.bytes, " \t\r\n");
     if (len < 16 || len > CACHE_KEY_MAX) {
         log_error(
             "front: %s: its first line must be a key of 16 to %d bytes; make one with openssl "
@@ -415,7 +418,7 @@ static void cache_add_namespace(struct buf *b, const struct exchange *x, size_t 
 
     buf_add_byte(b, '{');
     cache_add_space(b, space);
-    buf_printf(b, ",\"shared\":%s", cache_of(x, i, WIRE_FACT_SHARED, 0) != 0 ? "true" : "false");
+    buf_printf(b, ",\"shared\":%s", json_flag_text(cache_of(x, i, WIRE_FACT_SHARED, 0) != 0));
     cache_add_pages(b, x, i);
     buf_printf(b, ",\"retained\":%llu,\"queries\":%llu,\"hits\":%llu,\"hit_rate\":%.4f}",
                (unsigned long long)cache_of(x, i, WIRE_FACT_KEPT_PAGES, 0), queries, hits,
@@ -438,7 +441,7 @@ static void cache_add_hint(struct buf *b, const struct exchange *x, size_t i, ui
     else
         buf_printf(b, "%llu", until);
     buf_printf(b, ",\"pinned\":%s",
-               priority == RETENTION_PRIORITY_MAX && until == 0 ? "true" : "false");
+               json_flag_text(priority == RETENTION_PRIORITY_MAX && until == 0));
     cache_add_pages(b, x, i);
     buf_add_byte(b, '}');
 }
@@ -515,7 +518,7 @@ void cache_answer(struct front *f, struct exchange *x)
         break;
     case WIRE_POWER:
         buf_printf(&buf, "{\"is_sleeping\":%s}",
-                   request->power.action == WIRE_SLEEP ? "true" : "false");
+                   json_flag_text(request->power.action == WIRE_SLEEP));
         break;
     }
     if (buf.failed || x->facts.failed)

@@ -67,7 +67,9 @@ static const struct json *api_kwargs(const struct front *f, struct exchange *x,
             json_put(&kwargs, fallback->key, fallback);
     }
     *made = json_made(&kwargs, JSON_OBJECT);
-    return kwargs.failed ? NULL : made;
+    if (kwargs.failed)
+        return NULL;
+    return made;
 }
 
 /* Decide whether special tokens inside a chat's values are encoded as text. The operator decides,
@@ -140,7 +142,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
     rc = chat_render(f->chat, &request, &x->arena, out);
     if (rc == ERR_OK)
         return true;
-    exchange_reply_error(x, rc, out->why[0] == '\0' ? NULL : out->why, "messages", 0);
+    exchange_reply_error(x, rc, out->why, "messages", 0);
     return false;
 }
 
@@ -210,7 +212,9 @@ enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const 
     }
     if (reasoning == REPLY_NO_REASONING || over)
         return FORM_NO_REASONING;
-    return inside ? FORM_REASONS : FORM_MAY_REASON;
+    if (inside)
+        return FORM_REASONS;
+    return FORM_MAY_REASON;
 }
 
 /* The text that an answer with echo begins with: the last message, if it is the assistant's. */
@@ -221,7 +225,9 @@ static const struct json *api_echoed(const struct json *messages)
 
     if (!json_is_text(json_get(last, "role"), "assistant") || content == NULL)
         return NULL;
-    return content->kind == JSON_NULL ? NULL : content;
+    if (content->kind == JSON_NULL)
+        return NULL;
+    return content;
 }
 
 /* Render one conversation into the prompt of n generations. False after an error answer. */
@@ -235,7 +241,10 @@ static bool api_add_chat(struct front *f, struct exchange *x, struct gen *gens, 
     bool fine = api_render_chat(f, x, body, &prompt);
 
     if (fine) {
-        echoed = x->echo ? api_echoed(json_get(body, "messages")) : NULL;
+        if (x->echo)
+            echoed = api_echoed(json_get(body, "messages"));
+        else
+            echoed = NULL;
         for (int i = 0; i < n; i++)
             gens[i].echoed = echoed;
         rc = gen_add_prompt(f, &gens[0], &prompt, lax_get_flag(body, "add_special_tokens", false),
@@ -243,7 +252,7 @@ static bool api_add_chat(struct front *f, struct exchange *x, struct gen *gens, 
         *start = gen_begin(f, gens, n, &prompt.text);
     }
     if (rc != ERR_OK)
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
+        exchange_reply_error(x, rc, why, "messages", 0);
     chat_prompt_fini(&prompt);
     return fine && rc == ERR_OK && gen_hold_reasoning(f, x, gens, n, *start);
 }

@@ -66,7 +66,7 @@ void api_completions(struct front *f, struct exchange *x, const struct json *bod
                                 add_special, why, sizeof why);
 
         if (rc != ERR_OK) {
-            exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "prompt", 0);
+            exchange_reply_error(x, rc, why, "prompt", 0);
             return;
         }
     }

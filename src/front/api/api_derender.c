@@ -143,7 +143,7 @@ static bool derender_choice(struct front *f, struct exchange *x, struct gen *g,
     else
         rc = gen_add_ids(g, ids, why, sizeof why);
     if (rc != ERR_OK) {
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "choices", 0);
+        exchange_reply_error(x, rc, why, "choices", 0);
         return false;
     }
     for (size_t i = 0; i < g->tokens.len && g->detok.status == DETOK_GOING; i++) {
@@ -151,7 +151,10 @@ static bool derender_choice(struct front *f, struct exchange *x, struct gen *g,
             (void)detok_push(&g->detok, g->tokens.ids[i], &g->text);
     }
     (void)detok_finish(&g->detok, &g->text);
-    g->finish = json_is_text(json_get(choice, "finish_reason"), "length") ? GEN_LENGTH : GEN_STOP;
+    if (json_is_text(json_get(choice, "finish_reason"), "length"))
+        g->finish = GEN_LENGTH;
+    else
+        g->finish = GEN_STOP;
     return true;
 }
 

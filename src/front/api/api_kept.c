@@ -201,7 +201,10 @@ static void kept_path(const struct exchange *x, char *id, size_t cap, const char
     size_t n = strcspn(uri, "/?");
 
     (void)snprintf(id, cap, "%.*s", n < cap ? (int)n : 0, uri);
-    *rest = uri[n] == '/' ? uri + n + 1 : "";
+    if (uri[n] == '/')
+        *rest = uri + n + 1;
+    else
+        *rest = "";
 }
 
 /* Read a parameter of the query. The values used here need no percent-encoding. False: it is
@@ -329,7 +332,10 @@ static void kept_list(struct exchange *x, const struct json *items)
                              "after", 0);
         return;
     }
-    to = items->n - from > (uint32_t)limit ? from + (uint32_t)limit : items->n;
+    if (items->n - from > (uint32_t)limit)
+        to = from + (uint32_t)limit;
+    else
+        to = items->n;
     buf_add_text(&buf, "{\"object\":\"list\",\"data\":[");
     for (uint32_t i = from; i < to; i++) {
         buf_add_text(&buf, i == from ? "" : ",");
@@ -338,7 +344,7 @@ static void kept_list(struct exchange *x, const struct json *items)
     buf_add_byte(&buf, ']');
     kept_add_id(&buf, "first_id", from < to ? kept_item(items, rises, from) : NULL);
     kept_add_id(&buf, "last_id", from < to ? kept_item(items, rises, to - 1) : NULL);
-    buf_printf(&buf, ",\"has_more\":%s}", to < items->n ? "true" : "false");
+    buf_printf(&buf, ",\"has_more\":%s}", json_flag_text(to < items->n));
     exchange_reply_json(x, &buf);
 }
 

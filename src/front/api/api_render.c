@@ -85,12 +85,14 @@ static void render_stops(const struct exchange *x, struct buf *b)
 {
     buf_add_text(b, "\"stop\":[");
     for (int i = 0; i < x->n_stops; i++) {
-        buf_add_text(b, i == 0 ? "" : ",");
+        buf_add_comma(b, i > 0);
         buf_add_json_string(b, x->stop_texts[i].text, x->stop_texts[i].len);
     }
     buf_add_text(b, "],\"stop_token_ids\":[");
-    for (uint32_t i = 0; i < x->token_rules.n_stop_ids; i++)
-        buf_printf(b, i == 0 ? "%d" : ",%d", x->token_rules.stop_ids[i]);
+    for (uint32_t i = 0; i < x->token_rules.n_stop_ids; i++) {
+        buf_add_comma(b, i > 0);
+        buf_printf(b, "%d", x->token_rules.stop_ids[i]);
+    }
     buf_add_text(b, "],");
 }
 
@@ -163,18 +165,20 @@ static void render_one(struct front *f, const struct exchange *x, struct buf *b,
     if (x->n_gens > x->n)
         buf_printf(b, "-%d", g->index / x->n);
     buf_add_text(b, "\",\"token_ids\":[");
-    for (size_t i = 0; i < tokens->len; i++)
-        buf_printf(b, i == 0 ? "%d" : ",%d", tokens->ids[i]);
+    for (size_t i = 0; i < tokens->len; i++) {
+        buf_add_comma(b, i > 0);
+        buf_printf(b, "%d", tokens->ids[i]);
+    }
     buf_add_text(b, "],\"features\":null,\"sampling_params\":");
     render_sampling(f, x, b, g, body);
     buf_add_text(b, ",\"model\":");
     buf_add_json_string(b, x->model, strlen(x->model));
-    buf_printf(b, ",\"stream\":%s,", x->stream ? "true" : "false");
+    buf_printf(b, ",\"stream\":%s,", json_flag_text(x->stream));
     render_given(b, x->stream ? body : NULL, "stream_options", "null");
     buf_add_byte(b, ',');
     render_given(b, body, "cache_salt", "null");
     buf_printf(b, ",\"priority\":%d,\"kv_transfer_params\":null,\"prompt\":", g->request.priority);
-    buf_add_json_string(b, text.len == 0 ? "" : text.bytes, text.len);
+    buf_add_json_string(b, buf_text(&text), text.len);
     buf_printf(b, ",\"count\":%zu}", tokens->len);
     b->failed = b->failed || text.failed;
     buf_fini(&text);
@@ -201,7 +205,7 @@ void api_render(struct front *f, struct exchange *x, const struct json *body)
     if (!chat)
         buf_add_byte(&buf, '[');
     for (int i = 0; i < x->n_gens; i += x->n) {
-        buf_add_text(&buf, i == 0 ? "" : ",");
+        buf_add_comma(&buf, i > 0);
         render_one(f, x, &buf, &x->gens[i], body);
     }
     if (!chat)
@@ -300,7 +304,7 @@ void api_generate(struct front *f, struct exchange *x, const struct json *body)
     x->tokens_as_ids = true;
     rc = gen_add_ids(&x->gens[0], json_get(body, "token_ids"), why, sizeof why);
     if (rc != ERR_OK) {
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "token_ids", 0);
+        exchange_reply_error(x, rc, why, "token_ids", 0);
         return;
     }
     start = generate_begin(f, x);

@@ -20,7 +20,9 @@ static const char *api_model_asked(const struct exchange *x, size_t *len)
     *len = strcspn(name, "?");
     while (*len > 0 && name[*len - 1] == '/')
         (*len)--;
-    return *len > 0 ? name : NULL;
+    if (*len > 0)
+        return name;
+    return NULL;
 }
 
 /* The model under one of its names; "root" is its first name. */
@@ -60,12 +62,12 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     } else {
         buf_add_text(&buf, "{\"object\":\"list\",\"data\":[");
         for (int i = 0; i < f->names.n; i++) {
-            buf_add_text(&buf, i == 0 ? "" : ",");
+            buf_add_comma(&buf, i > 0);
             api_add_model(f, &buf, f->names.at[i], strlen(f->names.at[i]), state.max_model_len);
         }
         buf_add_text(&buf, "]}");
     }
-    exchange_reply(x, 200, "application/json", buf.bytes == NULL ? "" : buf.bytes, buf.len);
+    exchange_reply(x, 200, "application/json", buf_text(&buf), buf.len);
     buf_fini(&buf);
 }
 
@@ -95,7 +97,10 @@ void api_is_sleeping(struct front *f, struct exchange *x, const struct json *bod
         exchange_reply_error(x, ERR_ENGINE_GONE, NULL, NULL, 1);
         return;
     }
-    text = state.asleep || state.waking ? "{\"is_sleeping\":true}" : "{\"is_sleeping\":false}";
+    if (state.asleep || state.waking)
+        text = "{\"is_sleeping\":true}";
+    else
+        text = "{\"is_sleeping\":false}";
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 

@@ -23,7 +23,7 @@ static void api_add_written(struct buf *b, const struct front *f, const struct t
         size_t len;
         const char *text = tokenizer_written(f->tokenizer, ids->ids[i], &len);
 
-        buf_add_text(b, i == 0 ? "" : ",");
+        buf_add_comma(b, i > 0);
         buf_add_json_string(b, text == NULL ? "" : text, len);
     }
     buf_add_byte(b, ']');
@@ -57,8 +57,8 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         return;
     }
     if (chat)
-        rc = tokenizer_encode_own(f->tokenizer, text.text.len == 0 ? "" : text.text.bytes,
-                                  text.text.len, lax_get_flag(body, "add_special_tokens", false),
+        rc = tokenizer_encode_own(f->tokenizer, buf_text(&text.text), text.text.len,
+                                  lax_get_flag(body, "add_special_tokens", false),
                                   x->splits_special ? &text.own : NULL, &ids);
     else
         rc = tokenizer_encode(f->tokenizer, prompt->text, prompt->text_len,
@@ -72,8 +72,10 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
     link_read_state(&f->link, &state, x->arrival_us);
     buf_printf(&buf, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.len,
                state.max_model_len);
-    for (size_t i = 0; i < ids.len; i++)
-        buf_printf(&buf, "%s%d", i == 0 ? "" : ",", ids.ids[i]);
+    for (size_t i = 0; i < ids.len; i++) {
+        buf_add_comma(&buf, i > 0);
+        buf_printf(&buf, "%d", ids.ids[i]);
+    }
     buf_add_byte(&buf, ']');
     if (lax_get_flag(body, "return_token_strs", false))
         api_add_written(&buf, f, &ids);
@@ -105,7 +107,7 @@ void api_detokenize(struct front *f, struct exchange *x, const struct json *body
     } else {
         tokenizer_decode(f->tokenizer, ids.ids, ids.len, false, &text);
         buf_add_text(&buf, "{\"prompt\":");
-        buf_add_json_string(&buf, text.bytes == NULL ? "" : text.bytes, text.len);
+        buf_add_json_string(&buf, buf_text(&text), text.len);
         buf_add_byte(&buf, '}');
         buf.failed = buf.failed || text.failed;
         api_reply_buf(x, &buf);

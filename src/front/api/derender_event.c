@@ -86,7 +86,7 @@ static void piece_said(void *arg, const struct reply_event *e)
 static void piece_hear(struct piece *p)
 {
     struct gen *g = p->g;
-    const char *text = g->text.bytes == NULL ? "" : g->text.bytes;
+    const char *text = buf_text(&g->text);
 
     if (g->speech == NULL && p->says)
         buf_add(&p->content, text, g->text.len);
@@ -151,7 +151,10 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
     piece_hear(p);
     if (g->speech != NULL && reply_finish(&g->speech->reply) != ERR_OK)
         g->text.failed = true;
-    g->finish = by_length && g->detok.status != DETOK_STOPPED ? GEN_LENGTH : GEN_STOP;
+    if (by_length && g->detok.status != DETOK_STOPPED)
+        g->finish = GEN_LENGTH;
+    else
+        g->finish = GEN_STOP;
 }
 
 /* Read the choice's ids, of the state and of this event. False after an error answer. */
@@ -175,7 +178,10 @@ static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
     }
     if (rc == ERR_OK) {
         param = "generate_chunk";
-        rc = ids == NULL ? ERR_INVALID : gen_add_ids(p->g, ids, why, sizeof why);
+        if (ids == NULL)
+            rc = ERR_INVALID;
+        else
+            rc = gen_add_ids(p->g, ids, why, sizeof why);
     }
     if (rc == ERR_OK && engine.max_model_len > 0 && p->g->tokens.len > engine.max_model_len) {
         (void)snprintf(why, sizeof why, "choice %d has more token_ids than a context's %u", p->idx,
@@ -212,7 +218,7 @@ static void piece_write_delta(struct buf *b, const struct piece *p)
     }
     if (p->content.len > 0 || p->before == NULL) {
         buf_printf(b, "%s\"content\":", comma);
-        buf_add_json_string(b, p->content.len == 0 ? "" : p->content.bytes, p->content.len);
+        buf_add_json_string(b, buf_text(&p->content), p->content.len);
         comma = ",";
     }
     for (int i = 0; i < 2 && p->reasoning.len > 0; i++, comma = ",") {
@@ -239,7 +245,7 @@ static void piece_write(struct buf *b, struct piece *p)
         logprobs_write_chat(b, g);
     } else {
         buf_add_text(b, "\"text\":");
-        buf_add_json_string(b, p->content.len == 0 ? "" : p->content.bytes, p->content.len);
+        buf_add_json_string(b, buf_text(&p->content), p->content.len);
         buf_add_byte(b, ',');
         logprobs_write_text(b, g);
     }
@@ -288,7 +294,7 @@ static void write_answer(struct exchange *x, const struct json *event, const str
                   x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion");
     buf_add_text(&buf, ",\"choices\":[");
     for (uint32_t i = 0; i < n; i++) {
-        buf_add_text(&buf, i == 0 ? "" : ",");
+        buf_add_comma(&buf, i > 0);
         piece_write(&buf, &pieces[i]);
     }
     buf_add_text(&buf, "],\"usage\":");
@@ -410,7 +416,8 @@ void derender_event(struct front *f, struct exchange *x, const struct json *body
     gen_keep_name(x, json_get_kind(event, "request_id", JSON_TEXT));
     x->created =
         json_get_int(json_get_kind(body, "stream_state", JSON_OBJECT), "created", x->created);
-    state = state != NULL && state->kind == JSON_OBJECT ? state : NULL;
+    if (state != NULL && state->kind != JSON_OBJECT)
+        state = NULL;
     if (!place(f, x, choices, state, pieces) || !listen(f, x, chat ? request : NULL, pieces, n))
         return;
     for (uint32_t i = 0; i < n && fine; i++)

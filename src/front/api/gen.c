@@ -133,7 +133,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         rc = token_rules_read_bad_words(&x->token_rules, &x->arena, f->tokenizer, fields.bad_words,
                                         why, sizeof why);
         if (rc != ERR_OK) {
-            exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "bad_words", 0);
+            exchange_reply_error(x, rc, why, "bad_words", 0);
             return false;
         }
     }
@@ -235,7 +235,7 @@ int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *pro
                    bool add_special, char *why, size_t cap)
 {
     const struct spans *own = g->exchange->splits_special ? &prompt->own : NULL;
-    const char *text = prompt->text.len == 0 ? "" : prompt->text.bytes;
+    const char *text = buf_text(&prompt->text);
     int rc = gen_check_length(f, g, prompt->text.len, why, cap);
 
     if (rc != ERR_OK)
@@ -260,8 +260,7 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
     rc = form_compile(x->form, &model, &f->compiled, &x->arena, &x->compiled, &param, why,
                       sizeof why);
     if (rc != ERR_OK)
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why,
-                             rc == ERR_OVERLOADED ? NULL : param, rc == ERR_OVERLOADED);
+        exchange_reply_error(x, rc, why, rc == ERR_OVERLOADED ? NULL : param, rc == ERR_OVERLOADED);
     return rc == ERR_OK;
 }
 
@@ -275,7 +274,9 @@ static size_t gen_wanted(struct front *f, const struct exchange *x)
     if (x->truncate_to >= 0)
         return (size_t)x->truncate_to;
     link_read_state(&f->link, &engine, 0);
-    return engine.max_model_len > more ? (size_t)(engine.max_model_len - more) : 0;
+    if (engine.max_model_len > more)
+        return (size_t)(engine.max_model_len - more);
+    return 0;
 }
 
 /* Cut a prompt that is longer than that: keep its end, or its beginning (truncation_side). */

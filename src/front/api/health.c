@@ -65,7 +65,10 @@ static bool health_is_deep(const struct exchange *x)
 
         if (len == strlen("deep=1") && strncmp(query, "deep=1", len) == 0)
             return true;
-        query = query[len] == '\0' ? NULL : query + len;
+        if (query[len] == '\0')
+            query = NULL;
+        else
+            query = query + len;
     }
     return false;
 }
@@ -124,7 +127,7 @@ void api_health(struct front *f, struct exchange *x, const struct json *body)
 
     (void)body;
     if (rc != ERR_OK)
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, NULL, 1);
+        exchange_reply_error(x, rc, why, NULL, 1);
     else if (health_is_deep(x) && !state.asleep &&
              !state.waking) /* a health check must not wake the engine */
         health_probe(f, x);

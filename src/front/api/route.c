@@ -151,7 +151,7 @@ static const struct json *route_body(struct front *f, struct exchange *x)
     if (rc == ERR_OK)
         return body;
     fcgi_skip_body(x->fcgi); /* ERR_TOO_LARGE and ERR_CODED have read nothing */
-    exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, NULL, 0);
+    exchange_reply_error(x, rc, why, NULL, 0);
     return NULL;
 }
 

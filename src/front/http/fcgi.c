@@ -142,7 +142,9 @@ const char *fcgi_param(const struct fcgi *f, const char *name)
 {
     const char *v = f->r.envp == NULL ? NULL : FCGX_GetParam(name, f->r.envp);
 
-    return v == NULL ? "" : v;
+    if (v == NULL)
+        return "";
+    return v;
 }
 
 void fcgi_skip_body(struct fcgi *f)

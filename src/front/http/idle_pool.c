@@ -30,7 +30,9 @@ static int idle_pool_watch(const struct idle_pool *l, int how, int fd, uint32_t 
 {
     struct epoll_event ev = {.events = events, .data.u64 = data};
 
-    return epoll_ctl(l->epoll_fd, how, fd, &ev) == 0 ? ERR_OK : ERR_IO;
+    if (epoll_ctl(l->epoll_fd, how, fd, &ev) == 0)
+        return ERR_OK;
+    return ERR_IO;
 }
 
 int idle_pool_open(struct idle_pool *l, int listen_fd, int stop_fd)
@@ -221,5 +223,7 @@ int idle_pool_next(struct idle_pool *l, int *fd)
         return ERR_DRAINING;
     }
     *fd = idle_pool_call(l, ev.data.u64);
-    return *fd == -1 ? ERR_AGAIN : ERR_OK;
+    if (*fd == -1)
+        return ERR_AGAIN;
+    return ERR_OK;
 }

@@ -110,7 +110,10 @@ struct kept_job *kept_write(struct kept *k, const struct kept_record *record)
     (void)pthread_mutex_lock(&k->lock);
     takes = k->waiting_bytes < KEPT_WAITING_BYTES;
     (void)pthread_mutex_unlock(&k->lock);
-    job = takes ? kept_job_new(record) : NULL;
+    if (takes)
+        job = kept_job_new(record);
+    else
+        job = NULL;
     if (job == NULL)
         return NULL;
     (void)pthread_mutex_lock(&k->lock);

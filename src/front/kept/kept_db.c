@@ -163,7 +163,9 @@ static int kept_totals(struct kept_db *db, MDB_txn *txn, struct kept_totals *out
     if (value.mv_size != sizeof *out)
         return MDB_INCOMPATIBLE;
     memcpy(out, value.mv_data, sizeof *out);
-    return out->magic == KEPT_MAGIC ? 0 : MDB_INCOMPATIBLE;
+    if (out->magic == KEPT_MAGIC)
+        return 0;
+    return MDB_INCOMPATIBLE;
 }
 
 static int kept_set_totals(struct kept_db *db, MDB_txn *txn, const struct kept_totals *totals)
@@ -201,7 +203,9 @@ static int kept_forget_name(struct kept_db *db, MDB_txn *txn, const struct hash 
         memcpy(&known, value.mv_data, sizeof known);
     if (rc == 0 && known == number)
         rc = mdb_del(txn, db->names, &key, NULL);
-    return rc == MDB_NOTFOUND ? 0 : rc;
+    if (rc == MDB_NOTFOUND)
+        return 0;
+    return rc;
 }
 
 /* Remove the record whose first part the cursor is at. The cursor is then at the next record. */
@@ -213,7 +217,10 @@ static int kept_remove_at(struct kept_db *db, MDB_txn *txn, MDB_cursor *cursor,
     uint64_t number, cost;
     int rc = mdb_cursor_get(cursor, &key, &value, MDB_GET_CURRENT);
 
-    number = rc == 0 ? kept_number(&key) : 0;
+    if (rc == 0)
+        number = kept_number(&key);
+    else
+        number = 0;
     if (rc == 0)
         rc = kept_head_at(cursor, &head);
     if (rc == 0)
@@ -230,7 +237,9 @@ static int kept_remove_at(struct kept_db *db, MDB_txn *txn, MDB_cursor *cursor,
         if (rc == 0)
             rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
     }
-    return rc == MDB_NOTFOUND ? 0 : rc;
+    if (rc == MDB_NOTFOUND)
+        return 0;
+    return rc;
 }
 
 /* Remove records from the oldest on, while they use more than room or were created before before_s;
@@ -254,7 +263,9 @@ static int kept_trim(struct kept_db *db, MDB_txn *txn, struct kept_totals *total
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
-    return rc == MDB_NOTFOUND ? 0 : rc;
+    if (rc == MDB_NOTFOUND)
+        return 0;
+    return rc;
 }
 
 /* Find the record of a name: a cursor at its first part. MDB_NOTFOUND when there is none. A name
@@ -278,7 +289,9 @@ static int kept_find(struct kept_db *db, MDB_txn *txn, const struct hash *name, 
     rc = mdb_cursor_open(txn, db->records, cursor);
     if (rc == 0)
         rc = mdb_cursor_get(*cursor, &key, &value, MDB_SET);
-    return rc == MDB_NOTFOUND ? MDB_CORRUPTED : rc;
+    if (rc == MDB_NOTFOUND)
+        return MDB_CORRUPTED;
+    return rc;
 }
 
 /* Remove the record of a name. MDB_NOTFOUND. */
@@ -353,7 +366,8 @@ static int kept_put_parts(struct kept_db *db, MDB_txn *txn, const struct kept_re
             const char *piece;
             size_t more = kept_piece(r, &head, at, &piece);
 
-            more = more < sizeof part - n ? more : sizeof part - n;
+            if (more > sizeof part - n)
+                more = sizeof part - n;
             memcpy(part + n, piece, more);
             n += more;
             at += more;
@@ -403,7 +417,9 @@ static int kept_begin(struct kept_db *db, MDB_txn **txn, struct kept_totals *tot
 {
     int rc = mdb_txn_begin(db->env, NULL, 0, txn);
 
-    return rc != 0 ? rc : kept_totals(db, *txn, totals);
+    if (rc != 0)
+        return rc;
+    return kept_totals(db, *txn, totals);
 }
 
 static int kept_put_all(struct kept_db *db, const struct kept_record *const *records, int n)
@@ -499,7 +515,9 @@ static int kept_get_parts(MDB_cursor *cursor, uint64_t number, char *bytes, size
         if (at < len)
             rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
     }
-    return rc == MDB_NOTFOUND ? MDB_CORRUPTED : rc;
+    if (rc == MDB_NOTFOUND)
+        return MDB_CORRUPTED;
+    return rc;
 }
 
 /* Read the record at the cursor. The sum covers both texts, so damage in any part is found. */
@@ -529,7 +547,9 @@ static int kept_get_at(struct kept_db *db, MDB_cursor *cursor, uint64_t number, 
     out->response_len = head.response_len;
     out->input = out->response + head.response_len;
     out->input_len = head.input_len;
-    return kept_head_of(out).sum == head.sum ? 0 : MDB_CORRUPTED;
+    if (kept_head_of(out).sum == head.sum)
+        return 0;
+    return MDB_CORRUPTED;
 }
 
 static int kept_get(struct kept_db *db, MDB_txn *txn, int64_t before_s, struct arena *arena,
@@ -566,7 +586,9 @@ int kept_db_get(struct kept_db *db, const struct hash *name, int64_t before_s, s
     else if (rc != MDB_NOTFOUND)
         log_warn("front: stored responses: one cannot be read: %s", mdb_strerror(rc));
     /* A damaged record alone does not make the whole file unusable. */
-    return rc == MDB_CORRUPTED ? ERR_CORRUPT : kept_error(db, rc);
+    if (rc == MDB_CORRUPTED)
+        return ERR_CORRUPT;
+    return kept_error(db, rc);
 }
 
 /* --- opening
@@ -620,7 +642,9 @@ static int kept_probe_table(MDB_txn *txn, MDB_dbi table)
             seen ^= ((const uint8_t *)value.mv_data)[i];
         rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
     }
-    return rc == MDB_NOTFOUND ? 0 : rc;
+    if (rc == MDB_NOTFOUND)
+        return 0;
+    return rc;
 }
 
 /* The child: read all tables, with an alarm as a time limit. Returns the exit status. */
@@ -654,7 +678,9 @@ static int kept_probe_all(const char *dir)
         mdb_env_close(db.env);
     if (rc == 0)
         return KEPT_PROBE_GOOD;
-    return kept_is_damage(rc) ? 1 : KEPT_PROBE_UNREAD;
+    if (kept_is_damage(rc))
+        return 1;
+    return KEPT_PROBE_UNREAD;
 }
 
 /* SIGALRM is the time limit, SIGKILL perhaps the kernel out of memory; neither means damage. */
@@ -710,7 +736,9 @@ static int kept_files(const char *dir, bool *is_new)
 
     if (mkdir(dir, 0700) == -1 && errno != EEXIST) {
         log_error("front: %s: %s", dir, strerror(errno));
-        return errno == ENOSPC || errno == EDQUOT ? ERR_NO_MEMORY : ERR_IO;
+        if (errno == ENOSPC || errno == EDQUOT)
+            return ERR_NO_MEMORY;
+        return ERR_IO;
     }
     rc = own_folder("front", dir);
     if (rc != ERR_OK)
@@ -777,7 +805,9 @@ static int kept_open_locked(struct kept_db *db, const char *dir, uint64_t bytes_
         (void)mdb_reader_check(db->env, NULL); /* frees the slots of fronts that died */
     if (error != 0)
         log_error("front: stored responses: %s: %s", dir, mdb_strerror(error));
-    return error == 0 ? ERR_OK : kept_error(db, error);
+    if (error == 0)
+        return ERR_OK;
+    return kept_error(db, error);
 }
 
 int kept_db_open(struct kept_db **out, const char *dir, uint64_t bytes_max, bool probes)

@@ -24,7 +24,9 @@ int link_init(struct link *l, const char *path)
 {
     *l = (struct link){.path = path, .control_fd = -1};
     l->lane.wake_fd = -1;
-    return pthread_mutex_init(&l->lock, NULL) == 0 ? ERR_OK : ERR_NO_MEMORY;
+    if (pthread_mutex_init(&l->lock, NULL) == 0)
+        return ERR_OK;
+    return ERR_NO_MEMORY;
 }
 
 /* All arrays per slot. free_slots is a stack with slot 0 on top. */
@@ -209,7 +211,9 @@ static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENAN
         if (waiting[i] > own + 1)
             n_pushed += waiting[i] - own - 1;
     }
-    return own >= LINK_DOUBT && most >= own ? UINT32_MAX : n_pushed;
+    if (own >= LINK_DOUBT && most >= own)
+        return UINT32_MAX;
+    return n_pushed;
 }
 
 /* May a tenant that holds `held` slots have another? It may hold at most LINK_SHARE_FACTOR times
@@ -265,7 +269,8 @@ int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES])
         link_may_push(l, tenant) == 0) {
         link_count_refused(l, WIRE_REFUSED_REQUESTS);
         again_s = (int)atomic_load_explicit(&l->lane.shared->retry_after_s, memory_order_relaxed);
-        again_s = again_s < 1 ? 1 : again_s;
+        if (again_s < 1)
+            again_s = 1;
     }
     (void)pthread_mutex_unlock(&l->lock);
     return again_s;
@@ -321,9 +326,15 @@ void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
         out->draining = state == WIRE_DRAINING;
         out->asleep = state == WIRE_ASLEEP;
         out->waking = state == WIRE_WAKING;
-        out->heartbeat_age_us = now_us > beat ? now_us - beat : 0;
+        if (now_us > beat)
+            out->heartbeat_age_us = now_us - beat;
+        else
+            out->heartbeat_age_us = 0;
         beat = atomic_load(&l->lane.shared->progress_us);
-        out->progress_age_us = now_us > beat ? now_us - beat : 0;
+        if (now_us > beat)
+            out->progress_age_us = now_us - beat;
+        else
+            out->progress_age_us = 0;
         out->n_running = atomic_load(&l->lane.shared->n_running);
         out->n_waiting = atomic_load(&l->lane.shared->n_waiting);
     }

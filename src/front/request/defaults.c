@@ -117,8 +117,7 @@ int defaults_read(struct defaults *p, const char *dir, char *why, size_t why_cap
         return ERR_OK;
     }
     if (rc == ERR_OK)
-        rc = defaults_parse(p, DEFAULTS_FILE, text.len == 0 ? "" : text.bytes, text.len, why,
-                            why_cap);
+        rc = defaults_parse(p, DEFAULTS_FILE, buf_text(&text), text.len, why, why_cap);
     buf_fini(&text);
     return rc;
 }

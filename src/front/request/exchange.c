@@ -108,7 +108,7 @@ void exchange_add_error(struct buf *b, int err, const char *message, const char 
 {
     const char *code = err_openai_code(err);
 
-    if (message == NULL)
+    if (message == NULL || message[0] == '\0')
         message = err_sentence(err);
     buf_add_text(b, "{\"error\":{\"message\":");
     buf_add_json_string(b, message, strlen(message));
@@ -139,7 +139,7 @@ static const char *exchange_messages_type(int status)
 void exchange_add_error_messages(struct buf *b, const struct exchange *x, int err,
                                  const char *message)
 {
-    if (message == NULL)
+    if (message == NULL || message[0] == '\0')
         message = err_sentence(err);
     buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
                exchange_messages_type(err_http_status(err)));
@@ -190,7 +190,7 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
     if (retry_after_s > 0)
         buf_printf(&x->out, "Retry-After: %d\r\n", retry_after_s);
     buf_printf(&x->out, "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n", body.len);
-    buf_add(&x->out, body.bytes == NULL ? "" : body.bytes, body.len);
+    buf_add(&x->out, buf_text(&body), body.len);
     buf_fini(&body);
     x->head_sent = true;
     x->complete = true;

@@ -214,7 +214,10 @@ static int fields_n_told(struct fields_read_context *c, const struct fields_row 
     struct fields_row bounded = *row;
 
     bounded.range.low = 0;
-    bounded.range.high = c->defaults->max_logprobs < 0 ? INT_MAX : c->defaults->max_logprobs;
+    if (c->defaults->max_logprobs < 0)
+        bounded.range.high = INT_MAX;
+    else
+        bounded.range.high = c->defaults->max_logprobs;
     if (number.kind != JSON_INT || number.whole != -1)
         return fields_whole(c, &bounded, v);
     if (bounded.range.high > WIRE_LOGPROBS_MAX) {
@@ -811,7 +814,10 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
         return ERR_UNSUPPORTED;
     }
     if (request->generate.n_logprobs > WIRE_LOGPROBS_MAX) {
-        *param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
+        if (x->format == EXCHANGE_CHAT)
+            *param = "top_logprobs";
+        else
+            *param = "logprobs";
         (void)snprintf(c->why, c->why_cap,
                        "'%s' must be at least 0 and at most %d with 'use_beam_search'", *param,
                        WIRE_LOGPROBS_MAX);
@@ -853,7 +859,10 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
             log_debug("front: a request has an unknown field '%.64s'; it is ignored", value->key);
             continue;
         }
-        rc = value->kind == JSON_NULL ? ERR_OK : row->read(&context, row, value);
+        if (value->kind == JSON_NULL)
+            rc = ERR_OK;
+        else
+            rc = row->read(&context, row, value);
         if (rc != ERR_OK)
             return rc;
     }

@@ -82,7 +82,9 @@ bool lax_get_flag(const struct json *obj, const char *name, bool fallback)
     const struct json *value = json_get(obj, name);
     bool flag = fallback;
 
-    return value != NULL && lax_flag(value, &flag) ? flag : fallback;
+    if (value != NULL && lax_flag(value, &flag))
+        return flag;
+    return fallback;
 }
 
 const char *lax_show(const struct json *v, char out[LAX_SHOW_BYTES])
@@ -90,7 +92,7 @@ const char *lax_show(const struct json *v, char out[LAX_SHOW_BYTES])
     if (v->kind == JSON_TEXT)
         (void)snprintf(out, LAX_SHOW_BYTES, "\"%.40s\"", v->text);
     else if (v->kind == JSON_BOOL)
-        (void)snprintf(out, LAX_SHOW_BYTES, "%s", v->flag ? "true" : "false");
+        (void)snprintf(out, LAX_SHOW_BYTES, "%s", json_flag_text(v->flag));
     else if (json_is_number(v))
         (void)snprintf(out, LAX_SHOW_BYTES, "%.*s", v->n > 40 ? 40 : (int)v->n, v->text);
     else

@@ -93,6 +93,9 @@ bool policy_read(const struct settings *s, struct exchange *x, struct wire_reque
         r->priority = s->client_priority_min;
     if (s->cache_per_key)
         policy_isolate(r);
-    r->deadline_us = x->timeout_us == 0 ? 0 : x->arrival_us + x->timeout_us;
+    if (x->timeout_us == 0)
+        r->deadline_us = 0;
+    else
+        r->deadline_us = x->arrival_us + x->timeout_us;
     return true;
 }

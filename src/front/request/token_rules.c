@@ -322,11 +322,20 @@ int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire
         *wrong = s->stop_ids[s->n_stop_ids - 1];
         return ERR_INVALID;
     }
-    r->n_stops = s->n_stop_ids > WIRE_STOP_IDS ? (n_vocab + 31) / 32 : 0;
-    r->n_stop_ids = r->n_stops > 0 ? 0 : s->n_stop_ids;
+    if (s->n_stop_ids > WIRE_STOP_IDS)
+        r->n_stops = (n_vocab + 31) / 32;
+    else
+        r->n_stops = 0;
+    if (r->n_stops > 0)
+        r->n_stop_ids = 0;
+    else
+        r->n_stop_ids = s->n_stop_ids;
     if (r->n_stop_ids > 0)
         memcpy(r->stop_ids, s->stop_ids, r->n_stop_ids * sizeof *s->stop_ids);
-    r->n_allowed = s->n_allowed > 0 ? (n_vocab + 31) / 32 : 0;
+    if (s->n_allowed > 0)
+        r->n_allowed = (n_vocab + 31) / 32;
+    else
+        r->n_allowed = 0;
     r->n_biases = s->n_biases;
     r->n_bad = s->n_bad;
     r->n_asked = s->n_asked;

@@ -249,7 +249,7 @@ static struct json translate_joined(struct translation *t, const struct json_mad
         buf_add(&buf, texts->items[i].text, texts->items[i].text_len);
     }
     if (!buf.failed)
-        copy = arena_strndup(t->arena, buf.len == 0 ? "" : buf.bytes, buf.len);
+        copy = arena_strndup(t->arena, buf_text(&buf), buf.len);
     if (copy != NULL) {
         joined.text = copy;
         joined.text_len = buf.len;

@@ -33,7 +33,10 @@ static void messages_retain(struct translation *t, const struct json *body)
     number.n = 2;
     json_put(&hint, "priority", &number);
     number.whole = t->mark_s;
-    number.text = t->mark_s == 300 ? "300" : "3600";
+    if (t->mark_s == 300)
+        number.text = "300";
+    else
+        number.text = "3600";
     number.n = (uint32_t)strlen(number.text);
     json_put(&hint, "seconds", &number);
     json_put_made(&t->chat, "cache_retention", JSON_OBJECT, &hint);
@@ -479,6 +482,9 @@ int translate_messages(struct json *chat, struct arena *arena, const struct json
         messages_retain(&translation, body);
     if (rc == ERR_OK)
         rc = translate_end(&translation, chat);
-    *param = rc == ERR_OK ? NULL : translation.param;
+    if (rc == ERR_OK)
+        *param = NULL;
+    else
+        *param = translation.param;
     return rc;
 }

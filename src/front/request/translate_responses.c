@@ -552,6 +552,9 @@ int translate_responses(struct json *chat, struct arena *arena,
         rc = responses_talk(&translation, body);
     if (rc == ERR_OK)
         rc = translate_end(&translation, chat);
-    *param = rc == ERR_OK ? NULL : translation.param;
+    if (rc == ERR_OK)
+        *param = NULL;
+    else
+        *param = translation.param;
     return rc;
 }

@@ -84,7 +84,10 @@ static struct json describe(struct translation *t, const struct json *tool)
                json_get_text(format, "syntax", "lark"));
     buf_add(&buf, rules->text, rules->text_len);
     described.text_len = buf.len;
-    described.text = buf.failed ? NULL : arena_strndup(t->arena, buf.bytes, buf.len);
+    if (buf.failed)
+        described.text = NULL;
+    else
+        described.text = arena_strndup(t->arena, buf.bytes, buf.len);
     buf_fini(&buf);
     t->chat.failed = t->chat.failed || described.text == NULL;
     if (described.text == NULL)
@@ -173,7 +176,9 @@ static int read_custom(struct translation *t, const struct json *tool, const cha
     if (pattern != NULL)
         json_put_flag(&made, "strict", true);
     function = json_made(&made, JSON_OBJECT);
-    return made.failed ? ERR_NO_MEMORY : translate_tool(t, &function, "parameters", where, tools);
+    if (made.failed)
+        return ERR_NO_MEMORY;
+    return translate_tool(t, &function, "parameters", where, tools);
 }
 
 static int read_function(struct translation *t, const struct json *tool, const char *space,
@@ -191,7 +196,9 @@ static int read_function(struct translation *t, const struct json *tool, const c
         return rc;
     put_renamed(&made, tool, name[0] == '\0' ? "" : translate_spaced(t, space, name));
     function = json_made(&made, JSON_OBJECT);
-    return made.failed ? ERR_NO_MEMORY : translate_tool(t, &function, "parameters", where, tools);
+    if (made.failed)
+        return ERR_NO_MEMORY;
+    return translate_tool(t, &function, "parameters", where, tools);
 }
 
 static int read_one(struct translation *t, const struct json *tool, const char *space,
@@ -293,7 +300,10 @@ struct translate_called translate_find_tool(const struct json *request, const ch
             if (!is_named(one, space, name))
                 continue;
             found.name = json_get_text(one, "name", name);
-            found.space = spaced ? space : NULL;
+            if (spaced)
+                found.space = space;
+            else
+                found.space = NULL;
             found.is_custom = json_is_text(json_get(one, "type"), "custom");
             return found;
         }

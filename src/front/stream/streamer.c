@@ -112,7 +112,10 @@ void streamer_flush(struct streamer *s, struct exchange *x)
         return;
     }
     if (left > 0 || x->complete) {
-        n = x->complete ? fcgi_write_last(x->fcgi, from, left) : fcgi_write(x->fcgi, from, left);
+        if (x->complete)
+            n = fcgi_write_last(x->fcgi, from, left);
+        else
+            n = fcgi_write(x->fcgi, from, left);
         if (n < 0) {
             streamer_close(s, x);
             return;
@@ -390,7 +393,9 @@ static int streamer_timeout_ms(struct streamer *s)
         return STREAMER_DETACHED_MS;
     if (!lane_front_sleep(&link->lane))
         return 0;
-    return s->n_open > 0 ? STREAMER_TICK_MS : 2 * STREAMER_TICK_MS;
+    if (s->n_open > 0)
+        return STREAMER_TICK_MS;
+    return 2 * STREAMER_TICK_MS;
 }
 
 /* Free the exchanges that ended in this pass. */

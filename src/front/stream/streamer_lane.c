@@ -102,7 +102,10 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         return;
     }
     (void)detok_finish(&g->detok, &g->text);
-    g->finish = o->finish == WIRE_FIN_STOP ? GEN_STOP : GEN_LENGTH;
+    if (o->finish == WIRE_FIN_STOP)
+        g->finish = GEN_STOP;
+    else
+        g->finish = GEN_LENGTH;
     if (g->detok.status == DETOK_STOPPED)
         g->finish = GEN_STOP;
     if (o->finish == WIRE_FIN_STOP && token_rules_has_stop(&x->token_rules, o->value))

@@ -61,7 +61,10 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
     uint64_t longest = welcome->max_model_len;
     uint64_t more = exchange_least_answer(x);
 
-    *param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
+    if (x->format == EXCHANGE_CHAT)
+        *param = "messages";
+    else
+        *param = "prompt";
     if (g->n_prompt + more > longest) {
         (void)snprintf(why, cap,
                        "This model's maximum context length is %llu tokens. However, you "
@@ -107,7 +110,9 @@ static int streamer_upload(struct streamer *s, const struct exchange *x,
         rc = uploads_claim(&link->uploads, link->control_fd, x->compiled, &idx);
     if (rc == ERR_OK)
         *automaton = idx + 1;
-    return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
+    if (rc == ERR_AGAIN)
+        return ERR_OVERLOADED;
+    return rc;
 }
 
 /* Fill in the members of a generation that are known only now. */
@@ -155,7 +160,9 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     rc = lane_submit(&link->lane, slot, r, g->tokens.ids, extra);
     if (rc != ERR_OK)
         streamer_count_refused(s, g, WIRE_REFUSED_SLOTS);
-    return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
+    if (rc == ERR_OK)
+        return ERR_OK;
+    return ERR_OVERLOADED;
 }
 
 /* Make the words that follow a generation's tokens. Errors have a sentence in why. */
@@ -203,7 +210,10 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
         return rc;
     *param = NULL;
     slot = link_claim(link, request.tenant);
-    rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, request, extra);
+    if (slot < 0)
+        rc = ERR_OVERLOADED;
+    else
+        rc = streamer_fill_slot(s, g, (uint32_t)slot, request, extra);
     mem_free(extra);
     if (rc != ERR_OK) {
         if (slot >= 0)
@@ -236,7 +246,7 @@ static void streamer_submit_one(struct streamer *s, struct gen *g)
     else if (rc == ERR_OVERLOADED && streamer_goes_on_with(g))
         streamer_wait_add(s, g, GEN_WANTS_ROOM);
     else if (rc != ERR_OK)
-        streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
+        streamer_fail(s, x, rc, why, param);
 }
 
 /* Let the engine take the submitted choices of one answer. */

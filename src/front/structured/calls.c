@@ -393,7 +393,9 @@ static const char *const avoided[REPLY_FORMATS][6] = {
 
 const char *calls_avoided(enum reply_format format, size_t i)
 {
-    return i < 6 ? avoided[format][i] : NULL;
+    if (i < 6)
+        return avoided[format][i];
+    return NULL;
 }
 
 /* Write a pattern for texts that contain none of these. */
@@ -424,7 +426,10 @@ int calls_avoid(enum reply_format format, struct arena *arena, struct grammar_pa
         buf_add_text(&buf, calls_other_text(format));
     else
         calls_write_avoided(format, &buf);
-    pattern = buf.failed ? NULL : arena_strndup(arena, buf.bytes, buf.len);
+    if (buf.failed)
+        pattern = NULL;
+    else
+        pattern = arena_strndup(arena, buf.bytes, buf.len);
     buf_fini(&buf);
     if (pattern == NULL)
         return ERR_NO_MEMORY;

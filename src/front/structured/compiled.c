@@ -64,7 +64,10 @@ static int compiled_name(const struct grammar_request *r, struct hash *out)
     for (size_t i = 0; i < r->n_choices; i++)
         name_text(&buf, r->choices[i], strlen(r->choices[i]));
     name_parts(&buf, r->parts, r->n_parts, 0);
-    rc = buf.failed ? ERR_NO_MEMORY : ERR_OK;
+    if (buf.failed)
+        rc = ERR_NO_MEMORY;
+    else
+        rc = ERR_OK;
     if (rc == ERR_OK)
         *out = hash_sha256(buf.bytes, buf.len, NULL, 0);
     buf_fini(&buf);
@@ -168,7 +171,9 @@ static int compiled_cache_know(struct compiled_cache *s, const struct hash *name
         return refusal->rc;
     }
     *out = compiled_cache_find(s, name);
-    return *out == NULL ? ERR_AGAIN : ERR_OK;
+    if (*out == NULL)
+        return ERR_AGAIN;
+    return ERR_OK;
 }
 
 /* An entry can be dropped between its compilation and the second lookup, if many others are added
@@ -195,5 +200,7 @@ int compiled_cache_get(struct compiled_cache *s, const struct grammar_request *r
                        "too many output constraints wait to be compiled, try again later");
     if (rc == ERR_OK)
         *out = found;
-    return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
+    if (rc == ERR_AGAIN)
+        return ERR_OVERLOADED;
+    return rc;
 }

@@ -78,7 +78,10 @@ static struct compiled_making *make_choose(struct compiled_cache *s)
         if (making->begun || make_is_busy(s, making->tenant))
             continue;
         turn_row = make_turn(s, making->tenant, &known);
-        turn = known ? turn_row->turn : 0;
+        if (known)
+            turn = turn_row->turn;
+        else
+            turn = 0;
         if (best == NULL || turn < best_turn) {
             best = making;
             best_turn = turn;
@@ -118,7 +121,10 @@ static int make_structure(const struct compiled_making *m, struct compiled **out
 
     if (rc == ERR_OK) {
         st = mem_zalloc(sizeof *st);
-        rc = st == NULL ? ERR_NO_MEMORY : attach_seal(image.bytes, image.len, &st->sealed);
+        if (st == NULL)
+            rc = ERR_NO_MEMORY;
+        else
+            rc = attach_seal(image.bytes, image.len, &st->sealed);
     }
     if (rc == ERR_OK) {
         atomic_init(&st->n_refs, 1);
@@ -154,7 +160,10 @@ static void make_one(struct compiled_cache *s, struct compiled_making *m)
         compiled_cache_keep(s, st);
     if (make_is_refusal(rc))
         compiled_cache_note_refusal(s, m->name, rc, &error);
-    m->rc = rc == ERR_OK || make_is_refusal(rc) ? ERR_OK : rc;
+    if (rc == ERR_OK || make_is_refusal(rc))
+        m->rc = ERR_OK;
+    else
+        m->rc = rc;
     m->done = true;
     make_remove(s, m);
     compiled_unref(st);

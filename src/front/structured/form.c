@@ -262,7 +262,10 @@ int form_read_tools(struct form *f, const struct json *v, char *why, size_t cap)
         }
         f->strict = f->strict || json_get_bool(function, "strict", false);
     }
-    f->tools = v->n > 0 ? v : NULL;
+    if (v->n > 0)
+        f->tools = v;
+    else
+        f->tools = NULL;
     return ERR_OK;
 }
 
@@ -298,7 +301,10 @@ static int form_read_allowed(struct form *f, const struct json *v, char *why, si
                        i);
         return ERR_INVALID;
     }
-    f->calls = json_is_text(mode, "auto") ? FORM_CALLS_AUTO : FORM_CALLS_REQUIRED;
+    if (json_is_text(mode, "auto"))
+        f->calls = FORM_CALLS_AUTO;
+    else
+        f->calls = FORM_CALLS_REQUIRED;
     f->allowed = tools;
     return ERR_OK;
 }

@@ -27,7 +27,9 @@ enum form_node {
 
 static enum form_node form_node_in_tag(const char *key)
 {
-    return strcmp(key, "json_schema") == 0 || strcmp(key, "schema") == 0 ? NODE_SCHEMA : NODE_TAG;
+    if (strcmp(key, "json_schema") == 0 || strcmp(key, "schema") == 0)
+        return NODE_SCHEMA;
+    return NODE_TAG;
 }
 
 static enum form_node form_node_in_schema(const char *key)
@@ -52,7 +54,9 @@ static enum form_node form_node_of(const struct json *m, enum form_node node, bo
         return node == NODE_TAG ? NODE_TAG : NODE_SCHEMA;
     if (node == NODE_TAG)
         return form_node_in_tag(m->key);
-    return node == NODE_SCHEMA ? form_node_in_schema(m->key) : NODE_SCHEMA;
+    if (node == NODE_SCHEMA)
+        return form_node_in_schema(m->key);
+    return NODE_SCHEMA;
 }
 
 /* disable_additional_properties: write a schema in which objects that declare members allow no
@@ -97,19 +101,32 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
         json_parse(&source, arena, source->text, source->text_len, NULL, 0) != ERR_OK)
         source = f->source; /* the compiler will report the error */
     if (source == NULL || source->kind == JSON_TEXT) {
-        *text = source == NULL ? "" : source->text;
-        *len = source == NULL ? 0 : source->text_len;
-        return *len > GRAMMAR_SOURCE_MAX ? ERR_LIMIT : ERR_OK;
+        if (source == NULL)
+            *text = "";
+        else
+            *text = source->text;
+        if (source == NULL)
+            *len = 0;
+        else
+            *len = source->text_len;
+        if (*len > GRAMMAR_SOURCE_MAX)
+            return ERR_LIMIT;
+        return ERR_OK;
     }
     if (closes)
         form_write_closed(&buf, source, f->kind == GRAMMAR_PARTS ? NODE_TAG : NODE_SCHEMA);
     else
         json_write(&buf, source, JSON_COMPACT);
-    copy = buf.failed ? NULL : arena_strndup(arena, buf.bytes, buf.len);
+    if (buf.failed)
+        copy = NULL;
+    else
+        copy = arena_strndup(arena, buf.bytes, buf.len);
     *text = copy;
     *len = buf.len;
     buf_fini(&buf);
-    return copy == NULL ? ERR_LIMIT : ERR_OK;
+    if (copy == NULL)
+        return ERR_LIMIT;
+    return ERR_OK;
 }
 
 static bool form_has_calls(const struct form *f)
@@ -170,7 +187,9 @@ static int form_content(const struct form *f, enum reply_format format, struct a
             out->text = "{\"type\":\"object\"}";
             out->len = strlen(out->text);
         }
-        return rc != ERR_OK ? rc : form_keep_apart(f, format, arena, out, why, cap);
+        if (rc != ERR_OK)
+            return rc;
+        return form_keep_apart(f, format, arena, out, why, cap);
     }
     /* Choices become texts of equal rank. */
     choices = arena_zalloc(arena, f->source->n * sizeof *choices);
@@ -226,7 +245,8 @@ static int form_compose(const struct form *f, const struct form_model *m, struct
         rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++], why, cap);
     if (rc == ERR_OK && m->chat && (form_has_calls(f) || format == REPLY_HARMONY)) {
         rc = calls_compose(f, format, m->one_call, arena, body, &n_body, why, cap);
-        *param = rc == ERR_OK || why[0] == '\0' ? *param : "tools";
+        if (rc != ERR_OK && why[0] != '\0')
+            *param = "tools";
     }
     if (rc != ERR_OK || n_body == 0) /* a model without calls that need not make any */
         return rc;
@@ -309,7 +329,10 @@ int form_compile(const struct form *f, const struct form_model *m, struct compil
     struct grammar_request request = {.kind = GRAMMAR_PARTS, .space = space, .parts = top};
     int rc;
 
-    *param = f->param != NULL ? f->param : "tools";
+    if (f->param != NULL)
+        *param = f->param;
+    else
+        *param = "tools";
     rc = form_compose(f, m, arena, top, &request.n_parts, param, why, cap);
     if (f->spacing != NULL && space != GRAMMAR_COMPACT) {
         request.space = GRAMMAR_SPACED;

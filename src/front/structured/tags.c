@@ -253,7 +253,10 @@ static void tags_schema_part(struct tags *t, struct part_list *l, const struct j
     if (schema != NULL && schema->kind != JSON_NULL) {
         json_write(&buf, schema, JSON_COMPACT);
         part.len = buf.len;
-        part.text = buf.failed ? NULL : arena_strndup(t->c.arena, buf.bytes, buf.len);
+        if (buf.failed)
+            part.text = NULL;
+        else
+            part.text = arena_strndup(t->c.arena, buf.bytes, buf.len);
         if (part.text == NULL)
             tags_fail(t, ERR_LIMIT, "the schema is too large");
         buf_fini(&buf);
@@ -321,7 +324,9 @@ static const struct json *tags_first_text(const struct json *v)
     if (!json_is_text(json_get(v, "type"), "tag") &&
         !json_is_text(json_get(v, "type"), "const_string"))
         return NULL;
-    return text != NULL && text->text_len > 0 ? text : NULL;
+    if (text != NULL && text->text_len > 0)
+        return text;
+    return NULL;
 }
 
 /* Is v free text itself? Free text inside a nested format does not see the text after it. */
@@ -339,7 +344,9 @@ static const struct json *tags_elements(struct tags *t, const struct json *v)
 
     if (list != NULL && list->n == 0)
         tags_fail(t, ERR_INVALID, "'elements' must not be empty");
-    return tags_ok(t) ? list : NULL;
+    if (tags_ok(t))
+        return list;
+    return NULL;
 }
 
 /* Each element is followed by the next; only free text can make use of the next one's first
@@ -390,7 +397,9 @@ static uint32_t tags_count(struct tags *t, const struct json *v, const char *nam
                   (long long)least);
         return 0;
     }
-    return member->whole < 0 ? UINT32_MAX : (uint32_t)member->whole;
+    if (member->whole < 0)
+        return UINT32_MAX;
+    return (uint32_t)member->whole;
 }
 
 static void tags_repeat(struct tags *t, struct part_list *l, const struct json *v,
@@ -455,7 +464,9 @@ static const struct json *tags_begin(struct tags *t, const struct json *v)
         tags_fail(t, ERR_UNSUPPORTED, "'begin' as a token is not supported");
     else
         begin = tags_member(t, v, "begin", JSON_TEXT);
-    return tags_ok(t) ? begin : NULL;
+    if (tags_ok(t))
+        return begin;
+    return NULL;
 }
 
 static void tags_tag(struct tags *t, struct part_list *l, const struct json *v, struct tags_end end,
@@ -475,7 +486,9 @@ static const struct json *tags_list(struct tags *t, const struct json *v)
 
     if (list != NULL && list->n == 0)
         tags_fail(t, ERR_INVALID, "'tags' must not be empty");
-    return tags_ok(t) ? list : NULL;
+    if (tags_ok(t))
+        return list;
+    return NULL;
 }
 
 /* A choice of all tags in a list. */

@@ -74,7 +74,10 @@ static void vocabulary_make(struct vocabulary *v, uint32_t n_vocab, const int32_
     (void)pthread_mutex_lock(&v->lock);
     if (v->n_vocab == n_vocab && v->n_ends == n_ends &&
         memcmp(v->ends, ends, n_ends * sizeof *ends) == 0) {
-        v->state = rc == ERR_OK ? VOCABULARY_MADE : VOCABULARY_FAILED;
+        if (rc == ERR_OK)
+            v->state = VOCABULARY_MADE;
+        else
+            v->state = VOCABULARY_FAILED;
         v->sealed = sealed;
         v->bytes = image.len;
     } else if (sealed != -1) {
@@ -114,7 +117,9 @@ int vocabulary_init(struct vocabulary *v, const struct tokenizer *t, enum reply_
 {
     *v = (struct vocabulary){
         .tokenizer = t, .format = format, .reasoning = reasoning, .made_fd = made_fd, .sealed = -1};
-    return pthread_mutex_init(&v->lock, NULL) == 0 ? ERR_OK : ERR_NO_MEMORY;
+    if (pthread_mutex_init(&v->lock, NULL) == 0)
+        return ERR_OK;
+    return ERR_NO_MEMORY;
 }
 
 void vocabulary_want(struct vocabulary *v, const struct wire_welcome *engine)
