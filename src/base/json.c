@@ -822,7 +822,7 @@ static void shortest_digits(double value, char *out, size_t cap)
     }
 }
 
-/* As Python's repr(): an exponent below -4 or from 16 on is written as 1.5e+16, all others as plain
+/* As Python's repr: an exponent below -4 or from 16 on is written as 1.5e+16, all others as plain
  * digits with a point: 0.00015, 15.0. */
 void json_write_real(struct buf *out, double value)
 {

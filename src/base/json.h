@@ -107,11 +107,11 @@ enum json_style {
     JSON_PYTHON,  /* {"a": 1, "b": [1, 2]}, as Python's json.dumps(x, ensure_ascii=False) */
 };
 
-/* Append a value. Whole numbers are written exactly, reals as Python's repr() writes a double (the
+/* Append a value. Whole numbers are written exactly, reals as Python's repr writes a double (the
  * shortest text that reads back: 1.0, 1e+16), those beyond a double's range as Infinity. */
 void json_write(struct buf *out, const struct json *node, enum json_style style);
 
-/* Append a double as Python's repr() does: 1.0, 0.1, 1e+16, 1e-05, inf, -inf, nan. */
+/* Append a double as Python's repr does: 1.0, 0.1, 1e+16, 1e-05, inf, -inf, nan. */
 void json_write_real(struct buf *out, double value);
 
 /* A list or object under construction. Members are appended one by one. A key is NULL in a list;

@@ -164,8 +164,8 @@ static int logprobs_fit(const char *field, uint32_t n, uint32_t n_vocab, uint64_
     return ERR_INVALID;
 }
 
-int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t longest, char *why,
-                   size_t cap, const char **param)
+int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t longest,
+                   struct reason *reason)
 {
     const struct exchange *x = g->exchange;
     const struct wire_generate *generate = &g->request.generate;
@@ -174,25 +174,22 @@ int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t lon
     int rc = ERR_OK;
 
     if ((g->request.flags & WIRE_LOGPROBS) != 0 && generate->n_logprobs > WIRE_LOGPROBS_MAX) {
-        if (x->format == EXCHANGE_CHAT)
-            *param = "top_logprobs";
-        else
-            *param = "logprobs";
-        rc = logprobs_within(*param, generate->n_logprobs, n_vocab, most, why, cap);
+        reason->param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
+        rc = logprobs_within(reason->param, generate->n_logprobs, n_vocab, most, reason->text,
+                             sizeof reason->text);
         if (rc == ERR_OK)
-            rc = logprobs_fit(*param, generate->n_logprobs, n_vocab,
-                              (uint64_t)x->n_gens * (x->stream ? 1 : n_answer), why, cap);
+            rc = logprobs_fit(reason->param, generate->n_logprobs, n_vocab,
+                              (uint64_t)x->n_gens * (x->stream ? 1 : n_answer), reason->text,
+                              sizeof reason->text);
     }
     if (rc == ERR_OK && (g->request.flags & WIRE_PROMPT_LOGPROBS) != 0 &&
         generate->n_prompt_logprobs > WIRE_LOGPROBS_MAX) {
-        if (x->prompt_logprobs)
-            *param = "prompt_logprobs";
-        else
-            *param = "logprobs"; /* logprobs for an echo */
-        rc = logprobs_within(*param, generate->n_prompt_logprobs, n_vocab, most, why, cap);
+        reason->param = x->prompt_logprobs ? "prompt_logprobs" : "logprobs"; /* of an echo */
+        rc = logprobs_within(reason->param, generate->n_prompt_logprobs, n_vocab, most,
+                             reason->text, sizeof reason->text);
         if (rc == ERR_OK)
-            rc = logprobs_fit(*param, generate->n_prompt_logprobs, n_vocab,
-                              (uint64_t)n_prompts * g->n_prompt, why, cap);
+            rc = logprobs_fit(reason->param, generate->n_prompt_logprobs, n_vocab,
+                              (uint64_t)n_prompts * g->n_prompt, reason->text, sizeof reason->text);
     }
     return rc;
 }
@@ -399,34 +396,40 @@ static void logprobs_tops(struct buf *b, const struct gen *g, const struct buf *
     buf_add_byte(b, '}');
 }
 
+/* The records of some tokens: bytes at .. end of told. */
+struct logprobs_run {
+    const struct buf *told;
+    size_t at, end;
+};
+
 /* One token of a list; offset: the number of characters before it. */
 static void logprobs_text_token(struct buf *b, const struct gen *g, enum logprobs_list list,
-                                const struct buf *told, size_t at, size_t next, uint32_t offset)
+                                const struct logprobs_run *token, uint32_t offset)
 {
-    struct logprob entry = logprobs_at(told, at);
+    struct logprob entry = logprobs_at(token->told, token->at);
     size_t len;
 
     switch (list) {
     case LIST_OFFSETS: buf_printf(b, "%u", offset); break;
     case LIST_VALUES: logprobs_value(b, entry.logprob); break;
     case LIST_TOKENS: (void)logprobs_token_text(b, g, entry.id, &len); break;
-    case LIST_TOPS: logprobs_tops(b, g, told, at, next); break;
+    case LIST_TOPS: logprobs_tops(b, g, token->told, token->at, token->end); break;
     }
 }
 
-/* The tokens of told from `at` to end. Returns the number of characters up to the last one's
- * end. */
+/* The tokens of a run, with commas between, and one before the first unless it is the list's first.
+ * Returns the number of characters up to the last one's end. */
 static uint32_t logprobs_list_run(struct buf *b, const struct gen *g, enum logprobs_list list,
-                                  const struct buf *told, size_t at, size_t end, uint32_t offset,
-                                  bool first)
+                                  struct logprobs_run run, uint32_t offset, bool first)
 {
-    for (size_t next; at < end; at = next) {
-        next = logprobs_next(told, end, at);
-        if (!first)
-            buf_add_byte(b, ',');
+    while (run.at < run.end) {
+        size_t next = logprobs_next(run.told, run.end, run.at);
+
+        buf_add_comma(b, !first);
         first = false;
-        logprobs_text_token(b, g, list, told, at, next, offset);
-        offset += logprobs_chars(g, logprobs_at(told, at).id);
+        logprobs_text_token(b, g, list, &(struct logprobs_run){run.told, run.at, next}, offset);
+        offset += logprobs_chars(g, logprobs_at(run.told, run.at).id);
+        run.at = next;
     }
     return offset;
 }
@@ -447,11 +450,13 @@ static uint32_t logprobs_list(struct buf *b, const struct gen *g, enum logprobs_
             (void)logprobs_token_text(b, g, g->tokens.ids[0], &len);
         else
             buf_add_text(b, "null");
-        offset = logprobs_list_run(b, g, list, &first->prompt_told, 0, first->prompt_told.len,
-                                   logprobs_chars(g, g->tokens.ids[0]), false);
+        offset = logprobs_list_run(
+            b, g, list, (struct logprobs_run){&first->prompt_told, 0, first->prompt_told.len},
+            logprobs_chars(g, g->tokens.ids[0]), false);
     }
-    offset = logprobs_list_run(b, g, list, &g->told, g->told_written, g->told_whole, offset,
-                               !with_prompt);
+    offset = logprobs_list_run(b, g, list,
+                               (struct logprobs_run){&g->told, g->told_written, g->told_whole},
+                               offset, !with_prompt);
     buf_add_byte(b, ']');
     return offset;
 }

@@ -14,6 +14,7 @@
 #define QUIRE_FRONT_ANSWER_LOGPROBS_H
 
 #include "front/request/exchange.h"
+#include "front/request/reason.h"
 
 #define LOGPROBS_ALL         UINT32_MAX            /* value of n_logprobs: the whole vocabulary */
 #define LOGPROBS_HELD_BYTES  ((uint64_t)512 << 20) /* approximate limit per answer */
@@ -36,9 +37,9 @@ void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab);
 
 /* Check that the answer with the requested alternatives fits into memory; only needed above
  * WIRE_LOGPROBS_MAX. most: the setting max_logprobs, -1: no limit; longest: maximum tokens of
- * prompt and answer. ERR_INVALID with a sentence in why and the field in *param. */
-int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t longest, char *why,
-                   size_t cap, const char **param) ERR_CHECKED;
+ * prompt and answer. ERR_INVALID with *reason. */
+int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t longest,
+                   struct reason *reason) ERR_CHECKED;
 
 /* A WIRE_TOKEN has arrived: the records of its token are complete. */
 void logprobs_token(struct gen *g);

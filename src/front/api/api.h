@@ -65,7 +65,7 @@ int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap) ER
 
 /* Encode a text and append its ids to a prompt. ERR_TOO_LONG, with a sentence in why, when the text
  * cannot fit whatever its tokens are and must not be cut; otherwise as tokenizer_encode(). */
-int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
+int gen_add_text(struct front *f, struct gen *g, const struct json *text, bool add_special,
                  char *why, size_t cap);
 
 /* Encode a chat's prompt and append its ids. With splits_special, special tokens are recognised

@@ -32,7 +32,7 @@ static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, 
     int rc = ERR_INVALID;
 
     if (v->kind == JSON_TEXT)
-        return gen_add_text(f, g, v->text, v->text_len, add_special, why, cap);
+        return gen_add_text(f, g, v, add_special, why, cap);
     if (api_is_ids(v))
         rc = gen_add_ids(g, v, why, cap);
     if (rc == ERR_INVALID)

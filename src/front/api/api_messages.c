@@ -8,16 +8,15 @@
 static bool api_translate(struct front *f, struct exchange *x, const struct json *body,
                           bool is_count)
 {
-    const char *param = NULL;
-    char why[512] = "";
+    struct reason reason = {.text = ""};
     struct json chat;
     int rc;
 
     x->max_tokens_bends = true; /* clients of this API send the longest answer they might want */
-    rc = translate_messages(&chat, &x->arena, body, is_count, why, sizeof why, &param);
+    rc = translate_messages(&chat, &x->arena, body, is_count, &reason);
 
     if (rc != ERR_OK)
-        exchange_reply_error(x, rc, why, param, 0);
+        exchange_reply_error(x, rc, reason.text, reason.param, 0);
     else
         api_chat(f, x, &chat);
     return !x->complete;

@@ -102,41 +102,73 @@ static const struct form *gen_keep_form(struct exchange *x, const struct form *f
     return kept;
 }
 
-bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
-                 enum exchange_format format, int n_prompts)
+/* Read the fields into *fields, and check them against each other and the server's settings. False
+ * after an error answer. */
+static bool gen_read_fields(struct front *f, struct exchange *x, const struct json *body,
+                            struct fields *fields)
 {
-    const char *param = NULL;
-    char why[512] = "";
-    struct fields fields;
-    int n_gens;
-    int rc;
+    struct reason reason = {.text = ""};
+    int rc = fields_read(fields, x, body, &f->defaults, &f->names, &reason);
 
-    x->format = format;
-    x->model = f->model_name;
-    x->role = f->settings.response_role;
-    x->fingerprint = f->fingerprint;
-    rc = fields_read(&fields, x, body, &f->defaults, &f->names, why, sizeof why, &param);
     if (rc != ERR_OK) {
-        exchange_reply_error(x, rc, why, param, 0);
+        exchange_reply_error(x, rc, reason.text, reason.param, 0);
         return false;
     }
-    if (x->max_tokens_given && fields.request.generate.min_tokens > x->max_tokens) {
+    if (x->max_tokens_given && fields->request.generate.min_tokens > x->max_tokens) {
         exchange_reply_error(x, ERR_INVALID, "'min_tokens' must not be above 'max_tokens'",
                              "min_tokens", 0);
         return false;
     }
     if (!x->asks)
-        retention_limit(&fields.request.generate, f->settings.client_retention_max);
-    if (!policy_read(&f->settings, x, &fields.request))
+        retention_limit(&fields->request.generate, f->settings.client_retention_max);
+    if (!policy_read(&f->settings, x, &fields->request))
         return false;
-    if (fields.bad_words != NULL) {
-        rc = token_rules_read_bad_words(&x->token_rules, &x->arena, f->tokenizer, fields.bad_words,
-                                        why, sizeof why);
-        if (rc != ERR_OK) {
-            exchange_reply_error(x, rc, why, "bad_words", 0);
-            return false;
-        }
-    }
+    if (fields->bad_words != NULL)
+        rc = token_rules_read_bad_words(&x->token_rules, &x->arena, f->tokenizer, fields->bad_words,
+                                        reason.text, sizeof reason.text);
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, reason.text, "bad_words", 0);
+    return rc == ERR_OK;
+}
+
+/* Make generation i. Choices of one prompt differ in their seeds only. */
+static int gen_make(struct front *f, struct exchange *x, int i, struct fields *fields)
+{
+    struct gen *g = &x->gens[i];
+    int rc;
+
+    *g = (struct gen){
+        .exchange = x, .index = i, .slot = -1, .stop_id = -1, .request = fields->request};
+    if (!fields->seed_given)
+        g->request.generate.sampling.seed = gen_random();
+    else
+        g->request.generate.sampling.seed += (uint64_t)(i % x->n);
+    if (i % x->n != 0) /* the first choice reports them for all */
+        g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
+    rc = gen_listen(f, x, g, fields);
+    if (gen_needs_special(f, g) && !fields->skip_special_given)
+        fields->skip_special = false;
+    if (rc == ERR_OK)
+        rc = detok_init(&g->detok, f->tokenizer, fields->skip_special, fields->stops,
+                        (size_t)fields->n_stops, fields->include_stop);
+    if (rc == ERR_OK)
+        detok_continue(&g->detok); /* its first token continues the prompt */
+    return rc;
+}
+
+bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
+                 enum exchange_format format, int n_prompts)
+{
+    struct fields fields;
+    char why[128];
+    int n_gens;
+
+    x->format = format;
+    x->model = f->model_name;
+    x->role = f->settings.response_role;
+    x->fingerprint = f->fingerprint;
+    if (!gen_read_fields(f, x, body, &fields))
+        return false;
     n_gens = n_prompts * x->n;
     if (n_gens > f->settings.max_choices) {
         (void)snprintf(why, sizeof why, "%d prompts with %d choices each are more than %d",
@@ -152,29 +184,12 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         return false;
     }
     for (int i = 0; i < n_gens; i++) {
-        struct gen *g = &x->gens[i];
+        int rc = gen_make(f, x, i, &fields);
 
-        *g = (struct gen){
-            .exchange = x, .index = i, .slot = -1, .stop_id = -1, .request = fields.request};
-        if (!fields.seed_given)
-            g->request.generate.sampling.seed = gen_random();
-        else
-            g->request.generate.sampling.seed +=
-                (uint64_t)(i % x->n); /* the choices of one seed must differ */
-        if (i % x->n != 0)
-            /* the first choice reports them for all */
-            g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
-        rc = gen_listen(f, x, g, &fields);
-        if (gen_needs_special(f, g) && !fields.skip_special_given)
-            fields.skip_special = false;
-        if (rc == ERR_OK)
-            rc = detok_init(&g->detok, f->tokenizer, fields.skip_special, fields.stops,
-                            (size_t)fields.n_stops, fields.include_stop);
         if (rc != ERR_OK) {
             exchange_reply_error(x, rc, NULL, "stop", 0);
             return false;
         }
-        detok_continue(&g->detok); /* its first token continues the prompt */
         x->n_gens++;
     }
     if (fields.use_beams && !x->only_echo && beams_init(x, &fields.beams) != ERR_OK) {
@@ -221,14 +236,14 @@ int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap)
     return rc;
 }
 
-int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
+int gen_add_text(struct front *f, struct gen *g, const struct json *text, bool add_special,
                  char *why, size_t cap)
 {
-    int rc = gen_check_length(f, g, len, why, cap);
+    int rc = gen_check_length(f, g, text->text_len, why, cap);
 
     if (rc != ERR_OK)
         return rc;
-    return tokenizer_encode(f->tokenizer, text, len, add_special, &g->tokens);
+    return tokenizer_encode(f->tokenizer, text->text, text->text_len, add_special, &g->tokens);
 }
 
 int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *prompt,
@@ -250,17 +265,16 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
                                .reasoning = f->reply_reasoning,
                                .chat = x->format == EXCHANGE_CHAT,
                                .one_call = x->one_call};
-    const char *param = NULL;
-    char why[640] = "";
+    struct reason reason = {.text = ""};
     int rc;
 
     if (!form_binds(x->form))
         return true;
     policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), model.tenant);
-    rc = form_compile(x->form, &model, &f->compiled, &x->arena, &x->compiled, &param, why,
-                      sizeof why);
+    rc = form_compile(x->form, &model, &f->compiled, &x->arena, &x->compiled, &reason);
     if (rc != ERR_OK)
-        exchange_reply_error(x, rc, why, rc == ERR_OVERLOADED ? NULL : param, rc == ERR_OVERLOADED);
+        exchange_reply_error(x, rc, reason.text, rc == ERR_OVERLOADED ? NULL : reason.param,
+                             rc == ERR_OVERLOADED);
     return rc == ERR_OK;
 }
 

@@ -221,8 +221,8 @@ void exchange_reply(struct exchange *x, int status, const char *type, const char
  * of memory becomes an error answer. */
 void exchange_reply_json(struct exchange *x, struct buf *json);
 
-/* Answer with an error object of the exchange's shape. message NULL: the error's sentence in
- * err.def. param may be NULL. retry_after_s > 0 adds a Retry-After header. */
+/* Answer with an error object of the exchange's shape. message NULL or "": the error's
+ * sentence in err.def. param may be NULL. retry_after_s > 0 adds a Retry-After header. */
 void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
                           int retry_after_s);
 

@@ -835,11 +835,14 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
 /* Fields are read in the order of the request; everything that depends on several of them is
  * checked after the loop. */
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
-                const struct defaults *defaults, const struct names *names, char *why,
-                size_t why_cap, const char **param)
+                const struct defaults *defaults, const struct names *names, struct reason *reason)
 {
-    struct fields_read_context context = {
-        .out = out, .x = x, .names = names, .defaults = defaults, .why = why, .why_cap = why_cap};
+    struct fields_read_context context = {.out = out,
+                                          .x = x,
+                                          .names = names,
+                                          .defaults = defaults,
+                                          .why = reason->text,
+                                          .why_cap = sizeof reason->text};
     int rc;
 
     *out = (struct fields){
@@ -854,7 +857,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         const struct json *value = &body->items[i];
         const struct fields_row *row = fields_find(value->key, x->format);
 
-        *param = value->key;
+        reason->param = value->key;
         if (row == NULL) {
             log_debug("front: a request has an unknown field '%.64s'; it is ignored", value->key);
             continue;
@@ -868,29 +871,31 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     }
     retention_mark(&out->request.generate, out->mark_s);
     if (x->include_usage && !x->stream) {
-        *param = "stream_options";
-        (void)snprintf(why, why_cap, "'stream_options' is only allowed when 'stream' is true");
+        reason->param = "stream_options";
+        (void)snprintf(reason->text, sizeof reason->text,
+                       "'stream_options' is only allowed when 'stream' is true");
         return ERR_INVALID;
     }
     x->include_usage = x->stream && (x->include_usage || defaults->include_usage);
     if (context.best_of != 0 && context.best_of != x->n) {
-        *param = "best_of";
-        (void)snprintf(why, why_cap, "'best_of' other than 'n' is not supported");
+        reason->param = "best_of";
+        (void)snprintf(reason->text, sizeof reason->text,
+                       "'best_of' other than 'n' is not supported");
         return ERR_UNSUPPORTED;
     }
-    if (fields_check_logprobs(&context, param) != ERR_OK)
+    if (fields_check_logprobs(&context, &reason->param) != ERR_OK)
         return ERR_INVALID;
-    rc = fields_check_beams(&context, param);
+    rc = fields_check_beams(&context, &reason->param);
     if (rc != ERR_OK)
         return rc;
-    rc = form_check(&out->form, param, why, why_cap);
+    rc = form_check(&out->form, &reason->param, reason->text, sizeof reason->text);
     if (rc != ERR_OK)
         return rc;
     if (!x->max_tokens_given && defaults->max_tokens > 0) {
         x->max_tokens_given = true;
         x->max_tokens = defaults->max_tokens;
     }
-    *param = NULL;
+    reason->param = NULL;
     return ERR_OK;
 }
 

@@ -16,6 +16,7 @@
 #include "base/names.h"
 #include "front/request/defaults.h"
 #include "front/request/exchange.h"
+#include "front/request/reason.h"
 #include "front/structured/form.h"
 
 /* The values of sampling and answer fields. The callers read `prompt` and `messages`. */
@@ -37,11 +38,11 @@ struct fields {
 /* Read body (an object). defaults has the sampling values of absent fields. Fills *out and the
  * members of the exchange that fields set (n, stream, max_tokens, ...).
  *
- * On an error why is a sentence for the client and *param the field's name. ERR_INVALID,
+ * On an error *reason is the client's. ERR_INVALID,
  * ERR_UNSUPPORTED, ERR_NO_MODEL, ERR_NO_MEMORY. */
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
-                const struct defaults *defaults, const struct names *names, char *why,
-                size_t why_cap, const char **param) ERR_CHECKED;
+                const struct defaults *defaults, const struct names *names,
+                struct reason *reason) ERR_CHECKED;
 
 /* Append the members of a JSON schema's "properties": the fields of a format, with type and
  * range. */

@@ -34,19 +34,29 @@ static int64_t token_rules_id(const char *name)
     return id;
 }
 
+/* A field: its name, the kind of its value, that kind for error texts, and the maximum number of
+ * members. */
+struct token_rules_field {
+    const char *name;
+    enum json_kind kind;
+    const char *wanted;
+    uint32_t most;
+};
+
 /* Check the kind of v and that it has at most `most` members. */
-static int token_rules_count(const char *field, const struct json *v, enum json_kind kind,
-                             const char *wanted, uint32_t most, char *why, size_t why_cap)
+static int token_rules_count(const struct token_rules_field *field, const struct json *v, char *why,
+                             size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
 
-    if (v->kind != kind) {
-        (void)snprintf(why, why_cap, "'%s' must be %s, not %s", field, wanted, lax_show(v, shown));
+    if (v->kind != field->kind) {
+        (void)snprintf(why, why_cap, "'%s' must be %s, not %s", field->name, field->wanted,
+                       lax_show(v, shown));
         return ERR_INVALID;
     }
-    if (v->n > most) {
-        (void)snprintf(why, why_cap, "'%s' has %u members; at most %u are allowed", field, v->n,
-                       most);
+    if (v->n > field->most) {
+        (void)snprintf(why, why_cap, "'%s' has %u members; at most %u are allowed", field->name,
+                       v->n, field->most);
         return ERR_LIMIT;
     }
     return ERR_OK;
@@ -57,8 +67,9 @@ int token_rules_read_biases(struct token_rules *s, struct arena *arena, const st
                             char *why, size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
-    int rc = token_rules_count("logit_bias", v, JSON_OBJECT, "an object of token ids and numbers",
-                               WIRE_BIASES_MAX, why, why_cap);
+    static const struct token_rules_field field = {
+        "logit_bias", JSON_OBJECT, "an object of token ids and numbers", WIRE_BIASES_MAX};
+    int rc = token_rules_count(&field, v, why, why_cap);
 
     if (rc != ERR_OK)
         return rc;
@@ -107,8 +118,9 @@ int token_rules_read_allowed(struct token_rules *s, struct arena *arena, const s
                              char *why, size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
-    int rc = token_rules_count("allowed_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX,
-                               why, why_cap);
+    static const struct token_rules_field field = {"allowed_token_ids", JSON_LIST,
+                                                   "a list of token ids", UINT32_MAX};
+    int rc = token_rules_count(&field, v, why, why_cap);
 
     if (rc == ERR_OK && v->n == 0) {
         (void)snprintf(why, why_cap, "'allowed_token_ids' must not be empty");
@@ -136,8 +148,9 @@ int token_rules_read_allowed(struct token_rules *s, struct arena *arena, const s
 int token_rules_read_asked(struct token_rules *s, struct arena *arena, const struct json *v,
                            char *why, size_t why_cap)
 {
-    int rc = token_rules_count("logprob_token_ids", v, JSON_LIST, "a list of token ids",
-                               WIRE_ASKED_MAX, why, why_cap);
+    static const struct token_rules_field field = {"logprob_token_ids", JSON_LIST,
+                                                   "a list of token ids", WIRE_ASKED_MAX};
+    int rc = token_rules_count(&field, v, why, why_cap);
 
     s->n_asked = 0;
     if (rc != ERR_OK || v->n == 0)
@@ -174,8 +187,9 @@ int token_rules_read_stops(struct token_rules *s, struct arena *arena, const str
                            char *why, size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
-    int rc = token_rules_count("stop_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX,
-                               why, why_cap);
+    static const struct token_rules_field field = {"stop_token_ids", JSON_LIST,
+                                                   "a list of token ids", UINT32_MAX};
+    int rc = token_rules_count(&field, v, why, why_cap);
 
     s->n_stop_ids = 0;
     if (rc != ERR_OK || v->n == 0)
@@ -262,8 +276,9 @@ int token_rules_read_bad_words(struct token_rules *s, struct arena *arena,
                                const struct tokenizer *t, const struct json *v, char *why,
                                size_t why_cap)
 {
-    int rc = token_rules_count("bad_words", v, JSON_LIST, "a list of strings",
-                               TOKEN_RULES_WORDS_MAX, why, why_cap);
+    static const struct token_rules_field field = {"bad_words", JSON_LIST, "a list of strings",
+                                                   TOKEN_RULES_WORDS_MAX};
+    int rc = token_rules_count(&field, v, why, why_cap);
 
     if (rc != ERR_OK)
         return rc;

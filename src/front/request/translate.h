@@ -16,6 +16,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "front/request/reason.h"
 
 /* The state of a translation, and its result. */
 struct translation {
@@ -39,10 +40,10 @@ struct translation {
 };
 
 /* Translate a request of Anthropic's to *chat, an object in the arena that shares nodes with body.
- * is_count: the request is one of count_tokens, so max_tokens is optional. On an error why is a
- * sentence and *param the field. ERR_INVALID, ERR_UNSUPPORTED, ERR_NO_MEMORY. */
+ * is_count: the request is one of count_tokens, so max_tokens is optional. On an error
+ * *reason is the client's. ERR_INVALID, ERR_UNSUPPORTED, ERR_NO_MEMORY. */
 int translate_messages(struct json *chat, struct arena *arena, const struct json *body,
-                       bool is_count, char *why, size_t why_cap, const char **param) ERR_CHECKED;
+                       bool is_count, struct reason *reason) ERR_CHECKED;
 
 /* A request of OpenAI's /v1/responses. */
 struct translate_responses_in {
@@ -53,8 +54,7 @@ struct translate_responses_in {
 
 /* Translate it, as translate_messages(). */
 int translate_responses(struct json *chat, struct arena *arena,
-                        const struct translate_responses_in *in, char *why, size_t why_cap,
-                        const char **param) ERR_CHECKED;
+                        const struct translate_responses_in *in, struct reason *reason) ERR_CHECKED;
 
 /* Begin a translation. chat_template_kwargs of body take precedence over those added later. */
 void translate_begin(struct translation *t, struct arena *arena, const struct json *body, char *why,

@@ -463,13 +463,13 @@ static const struct translate_row messages_rows[] = {
 };
 
 int translate_messages(struct json *chat, struct arena *arena, const struct json *body,
-                       bool is_count, char *why, size_t why_cap, const char **param)
+                       bool is_count, struct reason *reason)
 {
     const struct json *max_tokens = json_get(body, "max_tokens");
     struct translation translation;
     int rc;
 
-    translate_begin(&translation, arena, body, why, why_cap);
+    translate_begin(&translation, arena, body, reason->text, sizeof reason->text);
     rc = translate_fields(&translation, messages_rows,
                           sizeof messages_rows / sizeof messages_rows[0], body);
     if (rc == ERR_OK && !is_count && (max_tokens == NULL || max_tokens->kind == JSON_NULL)) {
@@ -482,9 +482,6 @@ int translate_messages(struct json *chat, struct arena *arena, const struct json
         messages_retain(&translation, body);
     if (rc == ERR_OK)
         rc = translate_end(&translation, chat);
-    if (rc == ERR_OK)
-        *param = NULL;
-    else
-        *param = translation.param;
+    reason->param = rc == ERR_OK ? NULL : translation.param;
     return rc;
 }

@@ -535,14 +535,13 @@ static const struct translate_row responses_rows[] = {
 };
 
 int translate_responses(struct json *chat, struct arena *arena,
-                        const struct translate_responses_in *in, char *why, size_t why_cap,
-                        const char **param)
+                        const struct translate_responses_in *in, struct reason *reason)
 {
     const struct json *body = in->body;
     struct translation translation;
     int rc;
 
-    translate_begin(&translation, arena, body, why, why_cap);
+    translate_begin(&translation, arena, body, reason->text, sizeof reason->text);
     translation.earlier = in->earlier;
     rc = translate_fields(&translation, responses_rows,
                           sizeof responses_rows / sizeof responses_rows[0], body);
@@ -552,9 +551,6 @@ int translate_responses(struct json *chat, struct arena *arena,
         rc = responses_talk(&translation, body);
     if (rc == ERR_OK)
         rc = translate_end(&translation, chat);
-    if (rc == ERR_OK)
-        *param = NULL;
-    else
-        *param = translation.param;
+    reason->param = rc == ERR_OK ? NULL : translation.param;
     return rc;
 }

@@ -53,20 +53,16 @@ static void streamer_count_refused(struct streamer *s, const struct gen *g, enum
 
 /* The checks that need values of the engine's welcome. ERR_OK, or an error with a sentence in
  * why. */
-static int streamer_check(const struct streamer *s, const struct gen *g, char *why, size_t cap,
-                          const char **param)
+static int streamer_check(const struct streamer *s, const struct gen *g, struct reason *reason)
 {
     const struct wire_welcome *welcome = &s->f->link.engine;
     const struct exchange *x = g->exchange;
     uint64_t longest = welcome->max_model_len;
     uint64_t more = exchange_least_answer(x);
 
-    if (x->format == EXCHANGE_CHAT)
-        *param = "messages";
-    else
-        *param = "prompt";
+    reason->param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
     if (g->n_prompt + more > longest) {
-        (void)snprintf(why, cap,
+        (void)snprintf(reason->text, sizeof reason->text,
                        "This model's maximum context length is %llu tokens. However, you "
                        "requested %llu tokens (%u in the prompt, %llu in the completion).",
                        (unsigned long long)longest, (unsigned long long)(g->n_prompt + more),
@@ -75,14 +71,15 @@ static int streamer_check(const struct streamer *s, const struct gen *g, char *w
     }
     for (size_t i = 0; i < g->tokens.len; i++) {
         if (g->tokens.ids[i] < 0 || g->tokens.ids[i] >= (int64_t)welcome->n_vocab) {
-            (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
-                           g->tokens.ids[i], welcome->n_vocab);
+            (void)snprintf(reason->text, sizeof reason->text,
+                           "token id %d is not in the model's vocabulary of %u", g->tokens.ids[i],
+                           welcome->n_vocab);
             return ERR_INVALID;
         }
     }
     if (g->request.task == WIRE_GENERATE)
         return logprobs_check(g, welcome->n_vocab, s->f->defaults.max_logprobs,
-                              welcome->max_model_len, why, cap, param);
+                              welcome->max_model_len, reason);
     return ERR_OK;
 }
 
@@ -165,9 +162,9 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     return ERR_OVERLOADED;
 }
 
-/* Make the words that follow a generation's tokens. Errors have a sentence in why. */
+/* Make the words that follow a generation's tokens. Errors have a reason. */
 static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wire_request *r,
-                          int32_t **extra, char *why, size_t cap, const char **param)
+                          int32_t **extra, struct reason *reason)
 {
     int32_t wrong;
     int rc;
@@ -175,21 +172,21 @@ static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wir
     *extra = NULL;
     if (r->task != WIRE_GENERATE)
         return ERR_OK;
-    rc = token_rules_write(&x->token_rules, n_vocab, &r->generate, extra, param, &wrong);
+    rc = token_rules_write(&x->token_rules, n_vocab, &r->generate, extra, &reason->param, &wrong);
     if (rc == ERR_INVALID)
-        (void)snprintf(why, cap, "'%s' has token id %d; this model's are 0 to %u", *param, wrong,
+        (void)snprintf(reason->text, sizeof reason->text,
+                       "'%s' has token id %d; this model's are 0 to %u", reason->param, wrong,
                        n_vocab - 1);
     return rc;
 }
 
 /* Submit g. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for its
  * automaton; ERR_AGAIN when it must wait for the vocabulary. */
-static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
-                               const char **param)
+static int streamer_submit_gen(struct streamer *s, struct gen *g, struct reason *reason)
 {
     struct link *link = &s->f->link;
     struct wire_request request = g->request;
-    int rc = streamer_check(s, g, why, cap, param);
+    int rc = streamer_check(s, g, reason);
     enum wire_refusal refusal;
     int32_t *extra;
     int64_t slot;
@@ -202,13 +199,13 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
     refusal = link_refuses(link, &request);
     if (refusal != WIRE_NOT_REFUSED) {
         streamer_count_refused(s, g, refusal);
-        *param = NULL;
+        reason->param = NULL;
         return ERR_OVERLOADED;
     }
-    rc = streamer_steer(g->exchange, link->engine.n_vocab, &request, &extra, why, cap, param);
+    rc = streamer_steer(g->exchange, link->engine.n_vocab, &request, &extra, reason);
     if (rc != ERR_OK)
         return rc;
-    *param = NULL;
+    reason->param = NULL;
     slot = link_claim(link, request.tenant);
     if (slot < 0)
         rc = ERR_OVERLOADED;
@@ -230,15 +227,14 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, siz
 static void streamer_submit_one(struct streamer *s, struct gen *g)
 {
     struct exchange *x = g->exchange;
-    const char *param = NULL;
-    char why[256] = "";
+    struct reason reason = {.text = ""};
     int rc;
 
     if (s->f->link.control_fd == -1) {
         streamer_wait_add(s, g, GEN_WANTS_ENGINE);
         return;
     }
-    rc = streamer_submit_gen(s, g, why, sizeof why, &param);
+    rc = streamer_submit_gen(s, g, &reason);
     if (rc == ERR_AGAIN)
         streamer_wait_add(s, g, GEN_WANTS_VOCABULARY);
     else if (rc == ERR_ENGINE_GONE)
@@ -246,7 +242,7 @@ static void streamer_submit_one(struct streamer *s, struct gen *g)
     else if (rc == ERR_OVERLOADED && streamer_goes_on_with(g))
         streamer_wait_add(s, g, GEN_WANTS_ROOM);
     else if (rc != ERR_OK)
-        streamer_fail(s, x, rc, why, param);
+        streamer_fail(s, x, rc, reason.text, reason.param);
 }
 
 /* Let the engine take the submitted choices of one answer. */

@@ -439,12 +439,14 @@ int calls_avoid(enum reply_format format, struct arena *arena, struct grammar_pa
     return calls.rc;
 }
 
-int calls_compose(const struct form *f, enum reply_format format, bool one_call,
-                  struct arena *arena, struct grammar_part *body, size_t *n, char *why, size_t cap)
+int calls_compose(const struct form *f, const struct form_model *m, struct arena *arena,
+                  struct grammar_part *body, size_t *n, struct reason *reason)
 {
-    struct calls calls = {.arena = arena, .format = format, .why = why, .cap = cap};
+    enum reply_format format = form_reply_format(f, m->format);
+    struct calls calls = {
+        .arena = arena, .format = format, .why = reason->text, .cap = sizeof reason->text};
     bool forced = form_forces(f);
-    uint32_t max = one_call || f->calls == FORM_CALLS_NAMED ? 1 : UINT32_MAX;
+    uint32_t max = m->one_call || f->calls == FORM_CALLS_NAMED ? 1 : UINT32_MAX;
     struct part_list parts = {0};
 
     if (format == REPLY_HARMONY) {

@@ -25,10 +25,9 @@ bool calls_may_begin_bare(enum reply_format format);
 /* Add the calls to body[0 .. *n), the alternatives of the grammar; there is room for one more. In
  * REPLY_HARMONY the result also contains the messages around the content, which may be in body[0].
  *
- * ERR_INVALID or ERR_UNSUPPORTED for a name or schema that the format cannot express (the reason is
- * in why), ERR_NO_MEMORY. The parts live in the arena and in the tools. */
-int calls_compose(const struct form *f, enum reply_format format, bool one_call,
-                  struct arena *arena, struct grammar_part *body, size_t *n, char *why,
-                  size_t cap) ERR_CHECKED;
+ * ERR_INVALID or ERR_UNSUPPORTED for a name or schema that the format cannot express (*reason says
+ * which), ERR_NO_MEMORY. The parts live in the arena and in the tools. */
+int calls_compose(const struct form *f, const struct form_model *m, struct arena *arena,
+                  struct grammar_part *body, size_t *n, struct reason *reason) ERR_CHECKED;
 
 #endif

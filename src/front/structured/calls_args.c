@@ -128,14 +128,19 @@ static bool is_annotation(const char *key)
     return false;
 }
 
-/* The part of a schema. type, if not "", replaces its type, and more is inserted as further
- * members; root: the schema whose definitions its references may use, or NULL; inside: pattern of
- * its strings. */
+/* Members that args_schema() changes in a schema; "": none. */
+struct args_change {
+    const char *type; /* in place of its own type */
+    const char *more; /* further members, with a comma first */
+};
+
+/* The part of a schema. root: the schema whose definitions its references may use, or NULL; inside:
+ * pattern of its strings. */
 static struct grammar_part args_schema(struct calls *c, enum grammar_part_kind kind,
-                                       const struct json *schema, const char *type,
-                                       const char *more, const struct json *root,
-                                       const char *inside)
+                                       const struct json *schema, struct args_change change,
+                                       const struct json *root, const char *inside)
 {
+    const char *type = change.type, *more = change.more;
     static const char *const shared[] = {"$defs", "definitions", "$schema"};
     struct grammar_part part = {.kind = kind};
     struct part_list holds = {0};
@@ -193,14 +198,14 @@ static void add_tagged_value(struct calls *c, struct part_list *l, const struct 
     struct part_list ways = {0};
 
     if (!untyped && !has_type(schema, "string")) {
-        calls_add(
-            c, l,
-            args_schema(c, PART_SCHEMA, schema, "", args_bounds(schema), root, style->inside));
+        calls_add(c, l,
+                  args_schema(c, PART_SCHEMA, schema, (struct args_change){"", args_bounds(schema)},
+                              root, style->inside));
         return;
     }
     calls_add(c, &ways,
-              args_schema(c, PART_STRING, schema, untyped ? "string" : "", "", root,
-                          untyped && guess ? GLM_UNTYPED : style->text));
+              args_schema(c, PART_STRING, schema, (struct args_change){untyped ? "string" : "", ""},
+                          root, untyped && guess ? GLM_UNTYPED : style->text));
     if (has_type(schema, "null") && json_get(schema, "enum") == NULL &&
         json_get(schema, "const") == NULL)
         calls_add_text(c, &ways, "null");
@@ -215,7 +220,9 @@ static void add_python_value(struct calls *c, struct part_list *l, const struct 
         json_get(schema, "const") == NULL)
         calls_add_regex(c, l, "True|False|true|false");
     else
-        calls_add(c, l, args_schema(c, PART_SCHEMA, schema, "", "", root, style->inside));
+        calls_add(
+            c, l,
+            args_schema(c, PART_SCHEMA, schema, (struct args_change){"", ""}, root, style->inside));
 }
 
 /* --- members ------------------------------------------------------------------------------ */
@@ -426,7 +433,9 @@ static void add_list(struct calls *c, struct part_list *l, const struct args_mem
 static void add_object(struct calls *c, struct part_list *l, const struct args_style *style,
                        const struct json *schema)
 {
-    calls_add(c, l, args_schema(c, PART_SCHEMA, schema, "object", "", NULL, style->inside));
+    calls_add(c, l,
+              args_schema(c, PART_SCHEMA, schema, (struct args_change){"object", ""}, NULL,
+                          style->inside));
 }
 
 void calls_add_args(struct calls *c, struct part_list *l, const char *function,

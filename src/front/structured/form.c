@@ -146,42 +146,50 @@ static bool form_is_choices(const struct json *v)
     return true;
 }
 
-/* Read one member of structured_outputs, or an older guided_ field. param and name are the field
- * and the path for error texts. */
-static int form_read_kind(struct form *f, const char *param, const char *name, const char *kind,
-                          const struct json *v, char *why, size_t cap)
+/* A member of structured_outputs, or an older guided_ field. */
+struct form_source {
+    const char *param; /* the field */
+    const char *name;  /* the path, for error texts */
+    const char *kind;  /* "json", "regex", ... */
+};
+
+/* Read the value of one source of a constraint. */
+static int form_read_kind(struct form *f, const struct form_source *from, const struct json *v,
+                          char *why, size_t cap)
 {
-    if (strcmp(kind, "whitespace_pattern") == 0) {
+    if (strcmp(from->kind, "whitespace_pattern") == 0) {
         if (v->kind != JSON_TEXT || json_has_nul(v))
-            return form_wrong(why, cap, name, "a string", v);
+            return form_wrong(why, cap, from->name, "a string", v);
         f->spacing = v;
         return ERR_OK;
     }
-    if (strcmp(kind, "json") == 0) {
+    if (strcmp(from->kind, "json") == 0) {
         if (v->kind != JSON_OBJECT && v->kind != JSON_TEXT && v->kind != JSON_BOOL)
-            return form_wrong(why, cap, name, "a JSON schema, or the text of one", v);
-        return form_set(f, param, GRAMMAR_SCHEMA, v, why, cap);
+            return form_wrong(why, cap, from->name, "a JSON schema, or the text of one", v);
+        return form_set(f, from->param, GRAMMAR_SCHEMA, v, why, cap);
     }
-    if (strcmp(kind, "structural_tag") == 0) {
+    if (strcmp(from->kind, "structural_tag") == 0) {
         if (v->kind != JSON_OBJECT && v->kind != JSON_TEXT)
-            return form_wrong(why, cap, name, "a structural tag, or the text of one", v);
-        return form_set(f, param, GRAMMAR_PARTS, v, why, cap);
+            return form_wrong(why, cap, from->name, "a structural tag, or the text of one", v);
+        return form_set(f, from->param, GRAMMAR_PARTS, v, why, cap);
     }
-    if (strcmp(kind, "choice") == 0) {
+    if (strcmp(from->kind, "choice") == 0) {
         if (!form_is_choices(v))
-            return form_wrong(why, cap, name,
+            return form_wrong(why, cap, from->name,
                               "a list of strings that are not empty and hold no \\u0000", v);
-        return form_set(f, param, GRAMMAR_CHOICE, v, why, cap);
+        return form_set(f, from->param, GRAMMAR_CHOICE, v, why, cap);
     }
     if (v->kind != JSON_TEXT)
-        return form_wrong(why, cap, name, "a string", v);
-    return form_set(f, param, strcmp(kind, "regex") == 0 ? GRAMMAR_REGEX : GRAMMAR_EBNF, v, why,
-                    cap);
+        return form_wrong(why, cap, from->name, "a string", v);
+    return form_set(f, from->param, strcmp(from->kind, "regex") == 0 ? GRAMMAR_REGEX : GRAMMAR_EBNF,
+                    v, why, cap);
 }
 
 int form_read_guided(struct form *f, const char *field, const struct json *v, char *why, size_t cap)
 {
-    return form_read_kind(f, field, field, field + strlen("guided_"), v, why, cap);
+    const struct form_source from = {field, field, field + strlen("guided_")};
+
+    return form_read_kind(f, &from, v, why, cap);
 }
 
 /* Read a member of structured_outputs that is a flag. */
@@ -231,7 +239,8 @@ int form_read_structured(struct form *f, const struct json *v, char *why, size_t
             rc = form_read_flag(f, member, why, cap);
         } else {
             (void)snprintf(name, sizeof name, "structured_outputs.%s", kind);
-            rc = form_read_kind(f, "structured_outputs", name, kind, member, why, cap);
+            rc = form_read_kind(f, &(struct form_source){"structured_outputs", name, kind}, member,
+                                why, cap);
         }
         if (rc != ERR_OK)
             return rc;

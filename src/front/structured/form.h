@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "front/request/reason.h"
 #include "front/structured/compiled.h"
 #include "text/output/reply.h"
 
@@ -85,12 +86,11 @@ enum reply_format form_reply_format(const struct form *f, enum reply_format of_m
  * does not apply to this model, which has no tool calls.
  *
  *   arena   for the parts; nothing in *out points into it
- *   param, why   out on error: the field, and a sentence with the keyword and its place
+ *   reason  out on error: the field, and a sentence with the keyword and its place
  *
  * ERR_SYNTAX, ERR_INVALID, ERR_UNSUPPORTED, ERR_LIMIT, ERR_OVERLOADED, ERR_NO_MEMORY. Any thread;
  * takes as long as compiled_cache_get(). */
 int form_compile(const struct form *f, const struct form_model *m, struct compiled_cache *cache,
-                 struct arena *arena, struct compiled **out, const char **param, char *why,
-                 size_t cap) ERR_CHECKED;
+                 struct arena *arena, struct compiled **out, struct reason *reason) ERR_CHECKED;
 
 #endif

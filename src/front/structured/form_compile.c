@@ -230,8 +230,7 @@ static size_t form_reasoning(const struct form_model *m, bool inside, struct gra
 
 /* The whole composition in *top, at most 4 parts. n_top is 0 when there is no constraint. */
 static int form_compose(const struct form *f, const struct form_model *m, struct arena *arena,
-                        struct grammar_part *top, size_t *n_top, const char **param, char *why,
-                        size_t cap)
+                        struct grammar_part *top, size_t *n_top, struct reason *reason)
 {
     enum reply_format format = form_reply_format(f, m->format);
     struct grammar_part *thought = arena_zalloc(arena, 4 * sizeof *thought);
@@ -242,11 +241,12 @@ static int form_compose(const struct form *f, const struct form_model *m, struct
 
     *n_top = 0;
     if (rc == ERR_OK && f->param != NULL && !forced)
-        rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++], why, cap);
+        rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++], reason->text,
+                          sizeof reason->text);
     if (rc == ERR_OK && m->chat && (form_has_calls(f) || format == REPLY_HARMONY)) {
-        rc = calls_compose(f, format, m->one_call, arena, body, &n_body, why, cap);
-        if (rc != ERR_OK && why[0] != '\0')
-            *param = "tools";
+        rc = calls_compose(f, m, arena, body, &n_body, reason);
+        if (rc != ERR_OK && reason->text[0] != '\0')
+            reason->param = "tools";
     }
     if (rc != ERR_OK || n_body == 0) /* a model without calls that need not make any */
         return rc;
@@ -265,17 +265,19 @@ static int form_compose(const struct form *f, const struct form_model *m, struct
 }
 
 /* Turn a compiler's error into a sentence for the client: "'FIELD': TEXT, at PLACE". */
-static void form_explain(const char *what, const struct grammar_error *e, char *why, size_t cap)
+static void form_explain(const char *what, const struct grammar_error *e, struct reason *reason)
 {
+    const char *at = e->where[0] == '\0' ? "" : ", at ";
+
     if (e->text[0] != '\0')
-        (void)snprintf(why, cap, "'%s': %s%s%s", what, e->text, e->where[0] == '\0' ? "" : ", at ",
+        (void)snprintf(reason->text, sizeof reason->text, "'%s': %s%s%s", what, e->text, at,
                        e->where);
 }
 
 /* The compiler sees one grammar and does not know the tools. Compile each tool's parameters alone,
  * to find the one that caused the error. */
 static bool form_blame_tool(const struct form *f, const struct form_model *m,
-                            struct compiled_cache *cache, char *why, size_t cap)
+                            struct compiled_cache *cache, struct reason *reason)
 {
     for (uint32_t i = 0; f->tools != NULL && i < f->tools->n; i++) {
         const struct json *function = json_get(&f->tools->items[i], "function");
@@ -293,10 +295,10 @@ static bool form_blame_tool(const struct form *f, const struct form_model *m,
         request.source_len = buf.len;
         (void)snprintf(what, sizeof what, "tools[%u].function.parameters", i);
         if (!buf.failed && compiled_cache_get(cache, &request, m->tenant, &st, &error) != ERR_OK)
-            form_explain(what, &error, why, cap);
+            form_explain(what, &error, reason);
         compiled_unref(st);
         buf_fini(&buf);
-        if (why[0] != '\0')
+        if (reason->text[0] != '\0')
             return true;
     }
     return false;
@@ -318,8 +320,7 @@ static int form_choices(const struct form *f, struct arena *arena, struct gramma
 }
 
 int form_compile(const struct form *f, const struct form_model *m, struct compiled_cache *cache,
-                 struct arena *arena, struct compiled **out, const char **param, char *why,
-                 size_t cap)
+                 struct arena *arena, struct compiled **out, struct reason *reason)
 {
     struct grammar_error error = {.text = ""};
     struct grammar_part top[5] = {{.kind = PART_FREE}};
@@ -329,11 +330,10 @@ int form_compile(const struct form *f, const struct form_model *m, struct compil
     struct grammar_request request = {.kind = GRAMMAR_PARTS, .space = space, .parts = top};
     int rc;
 
+    reason->param = "tools";
     if (f->param != NULL)
-        *param = f->param;
-    else
-        *param = "tools";
-    rc = form_compose(f, m, arena, top, &request.n_parts, param, why, cap);
+        reason->param = f->param;
+    rc = form_compose(f, m, arena, top, &request.n_parts, reason);
     if (f->spacing != NULL && space != GRAMMAR_COMPACT) {
         request.space = GRAMMAR_SPACED;
         request.spacing = f->spacing->text;
@@ -345,12 +345,12 @@ int form_compile(const struct form *f, const struct form_model *m, struct compil
     if (rc == ERR_OK && (request.kind != GRAMMAR_PARTS || request.n_parts > 0))
         rc = compiled_cache_get(cache, &request, m->tenant, out, &error);
     if (rc == ERR_OK || rc == ERR_NO_MEMORY || rc == ERR_OVERLOADED) {
-        (void)snprintf(why, cap, "%s", error.text);
+        (void)snprintf(reason->text, sizeof reason->text, "%s", error.text);
         return rc;
     }
     if (rc == ERR_LIMIT && error.text[0] == '\0')
         (void)snprintf(error.text, sizeof error.text, "longer than %zu bytes", GRAMMAR_SOURCE_MAX);
-    if (why[0] == '\0' && (f->param != NULL || !form_blame_tool(f, m, cache, why, cap)))
-        form_explain(*param, &error, why, cap);
+    if (reason->text[0] == '\0' && (f->param != NULL || !form_blame_tool(f, m, cache, reason)))
+        form_explain(reason->param, &error, reason);
     return rc;
 }
