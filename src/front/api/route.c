@@ -15,6 +15,7 @@
  * Texts need little; a tree of very small values takes fifty times its text, and is refused. */
 #define ROUTE_MEMORY_FACTOR 8
 
+/* A row: one path with one method. */
 struct route {
     const char *path;
     const char *method;        /* NULL: any method, and the endpoint reads the body */
@@ -184,8 +185,7 @@ static bool route_turns_away(struct front *f, struct exchange *x)
     return true;
 }
 
-/* The OpenAPI description is written from the same table. */
-/* The schema of a route's body. */
+/* The OpenAPI description is written from the same table. Here: the schema of a route's body. */
 static void route_describe_body(struct buf *b, const struct route *r)
 {
     buf_add_text(b, ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":"
@@ -196,6 +196,8 @@ static void route_describe_body(struct buf *b, const struct route *r)
         buf_printf(b, "{\"$ref\":\"#/components/schemas/%s\"}}}}", r->schema);
 }
 
+/* One method of a path. Paths that need no key say so, because the description has a key as the
+ * default. */
 static void route_describe_one(struct buf *b, const struct route *r)
 {
     bool post = strcmp(r->method, "POST") == 0;
@@ -209,6 +211,7 @@ static void route_describe_one(struct buf *b, const struct route *r)
                     "{\"description\":\"an error\"}}}");
 }
 
+/* The paths of the description. Rows of one path are adjacent, so they become one object. */
 void route_describe(struct buf *b)
 {
     const char *last = "";

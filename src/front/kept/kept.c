@@ -125,8 +125,7 @@ struct kept_job *kept_write(struct kept *k, const struct kept_record *record)
     return job;
 }
 
-/* --- the thread
- * -------------------------------------------------------------------------------- */
+/* --- the thread ---------------------------------------------------------------------------- */
 
 /* Take up to KEPT_BATCH jobs, oldest first; wait for one at most KEPT_TICK_S. *ends: the list is
  * empty and the store is closing. */
@@ -233,8 +232,7 @@ static void *kept_run(void *arg)
     return NULL;
 }
 
-/* --- readers
- * ----------------------------------------------------------------------------------- */
+/* --- readers ------------------------------------------------------------------------------- */
 
 int kept_read(struct kept *k, const struct hash *name, struct arena *arena, struct kept_record *out)
 {
@@ -258,8 +256,7 @@ int kept_remove(struct kept *k, const struct hash *name)
     return rc;
 }
 
-/* --- opening
- * ----------------------------------------------------------------------------------- */
+/* --- opening ------------------------------------------------------------------------------- */
 
 static int kept_start(struct kept *k)
 {
