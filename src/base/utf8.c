@@ -50,9 +50,9 @@ static size_t utf8_good(const char *text, size_t len, size_t *want)
     while (i < *want && i < len) {
         unsigned char c = (unsigned char)text[i];
 
-        /* From the third byte on the range is 80 .. BF again. */
         if (c < lo || c > hi)
             break;
+        /* From the third byte on the range is 80 .. BF again. */
         lo = 0x80;
         hi = 0xbf;
         i++;

@@ -107,6 +107,7 @@ static void route_path(const struct exchange *x, char *path, size_t cap)
 
     while (len > 1 && uri[len - 1] == '/')
         len--;
+    /* No route is as long as the buffer, so a path that was cut is not found. */
     if (len >= cap)
         len = cap - 1;
     memcpy(path, uri, len);
@@ -252,6 +253,7 @@ void route_exchange(struct front *f, struct exchange *x)
         if (!route_fits(route, path))
             continue;
         x->shape = route->shape;
+        /* Paths below /v1/messages/ only choose the shape of the error. */
         known = known || route->answer != NULL;
         if (route->answer == NULL)
             continue;

@@ -60,7 +60,7 @@ void kept_leave(struct kept_job *job);
 /* True if jobs were done since the last call. */
 bool kept_has_news(struct kept *k);
 
-/* --- for readers
+/* --- for readers --------------------------------------------------------------------------- */
 
 /* Read or remove a response. ERR_NOT_FOUND, ERR_NO_MEMORY, ERR_IO, ERR_CORRUPT. They block on the
  * disk; removal also blocks on writers. */
